@@ -1,0 +1,55 @@
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+STAMP  := $(VENV)/.setup-done
+TORCH  := $(shell sed -n 's/^\(torch==[^ ]*\).*/\1/p' requirements-dev.txt)
+PIP    := $(BIN)/python -m pip install -qq --disable-pip-version-check
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test check long bench-capture format clean
+
+help:  ## this list
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1 — \2/p' $(MAKEFILE_LIST)
+
+setup: $(STAMP)  ## .venv with everything that tests, benchmarks and examples need
+
+# torch goes first and alone: a resolver that sees it together with the rest may pick another, far larger build.
+$(STAMP): requirements-dev.txt pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+	  || { echo "Ingot needs Python 3.11 or newer; say which one to use with: make PYTHON=python3.11 $(MAKECMDGOALS)"; exit 1; }
+	@echo "setup: $(VENV)"
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@echo "setup: $(TORCH)"
+	@$(PIP) $(TORCH)
+	@echo "setup: requirements-dev.txt"
+	@$(PIP) -r requirements-dev.txt
+	@echo "setup: ingot itself, editable"
+	@$(PIP) --no-deps --no-build-isolation -e .
+	@touch $@
+
+demo: setup  ## capture two models, check, save, load and rebuild them
+	@$(BIN)/python examples/demo.py
+
+test: setup  ## the tests, without the slow suites
+	@$(BIN)/python -m pytest -q -n 2 -m "not slow"
+
+check: setup  ## what CI runs: format, lint, types, import layers, tests
+	@echo "check: ruff format" && $(BIN)/ruff format --quiet --check .
+	@echo "check: ruff lint"   && $(BIN)/ruff check --quiet .
+	@echo "check: mypy"        && $(BIN)/mypy --no-error-summary
+	@echo "check: imports"     && $(BIN)/lint-imports --no-logo
+	@echo "check: tests"       && $(BIN)/python -m pytest -q -n 2 -m "not slow"
+
+long: setup  ## the slow suites
+	@$(BIN)/python -m pytest -q -m slow
+
+bench-capture: setup  ## capture time against torch.export, to benchmarks/results/capture.json
+	@$(BIN)/python benchmarks/capture.py
+
+format: setup  ## format, and fix what ruff can fix
+	@$(BIN)/ruff format .
+	@$(BIN)/ruff check --fix .
+
+clean:  ## remove .venv, caches and build output
+	@rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache src/*.egg-info
+	@find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,1 @@
+"""Benchmarks: each prints its peers in the same table and writes what it measured to `benchmarks/results`."""

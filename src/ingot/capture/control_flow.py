@@ -1,0 +1,408 @@
+"""Higher-order operators: torch.cond, while_loop, scan, map, associative_scan, flex_attention, and regions.
+
+Each function that such an operator takes is recorded into a sub-GraphModule. What the function closes over, tensors and
+symbolic sizes alike, becomes an extra operand; where an operator takes several functions, they all take the same ones.
+A rule, one an operator, says which operands each function gets and where extra operands go.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+
+from ingot import torch_internals as internals
+from ingot.capture.recorder import Frame, Recorder
+from ingot.errors import CaptureError, UntraceableError, explain
+from ingot.program import metadata, tree
+
+hop = torch.ops.higher_order
+Rule = Callable[..., Any]
+_RULES: dict[internals.HigherOrderOperator, Rule] = {}
+
+
+def records(*operators: internals.HigherOrderOperator) -> Callable[[Rule], Rule]:
+    """Registers a rule `(recorder, operator, *args, **kwargs) -> output` for operators. A second one raises."""
+
+    def register(rule: Rule) -> Rule:
+        for op in operators:
+            if op in _RULES:
+                raise ValueError(f"{op.name()} has a rule already")
+            _RULES[op] = rule
+        return rule
+
+    return register
+
+
+def install_rules() -> None:
+    """Makes torch hand every higher-order operator to its rule while a Recorder is active."""
+    for op in internals.higher_order_operators().values():
+        if not internals.has_rule(op, Recorder):
+            op.py_impl(Recorder)(_entry(op))
+
+
+def _entry(op: internals.HigherOrderOperator) -> Rule:
+    def enter(recorder: Recorder, *args: Any, **kwargs: Any) -> Any:
+        rule = _RULES.get(op)
+        if rule is None:
+            raise UntraceableError(
+                explain(
+                    f"The higher-order operator {op.name()} cannot be captured.",
+                    where=recorder.user_place(),
+                    fix="call the function it wraps directly",
+                )
+            )
+        recorder.sync_grad_mode()
+        with recorder:
+            return rule(recorder, op, *args, **kwargs)
+
+    return enter
+
+
+class _Subgraphs:
+    """Records the functions of one operator and makes their extra inputs agree."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        self.recorder = recorder
+        self.frames: list[tuple[str, Frame, int]] = []
+        self.outputs: list[list[Any]] = []
+
+    def record(self, name: str, function: Callable[..., Any], inputs: Sequence[Any], names: str = "arg") -> list[Any]:
+        """Runs `function` on stand-ins for `inputs` in a graph of its own and returns the leaves of its result."""
+        recorder = self.recorder
+        with recorder.subframe() as frame:
+            stand_ins = [_stand_in(recorder, value) for value in inputs]
+            for index, value in enumerate(stand_ins):
+                node = frame.placeholder(f"{names}{index}", value)
+                if internals.is_symbolic(value):
+                    frame.expressions[value.node.expr] = node
+            leaves, _ = tree.flatten(function(*stand_ins))
+            results = [recorder.argument(leaf) for leaf in leaves]
+            frame.graph.output(tuple(results))
+            metadata.set_value(_output_of(frame.graph), tuple(leaves))
+            self.frames.append((name, frame, len(inputs)))
+        self.outputs.append(leaves)
+        return leaves
+
+    def finish(self) -> tuple[list[fx.GraphModule], list[Any]]:
+        """The GraphModules, each with the union of the extra inputs at its end, and those inputs' values."""
+        extra: list[Any] = []
+        for _, frame, _ in self.frames:
+            for value in frame.lifted:
+                if not any(_same(value, other) for other in extra):
+                    extra.append(value)
+        return [self._module(frame, extra) for _, frame, _ in self.frames], extra
+
+    def _module(self, frame: Frame, extra: list[Any]) -> fx.GraphModule:
+        placeholders = [node for node in frame.graph.nodes if node.op == "placeholder"]
+        own = len(placeholders) - len(frame.lifted)
+        by_value = list(zip(frame.lifted, placeholders[own:], strict=True))
+        last = placeholders[own - 1] if own else None
+        for value in extra:
+            node = next((n for known, n in by_value if _same(known, value)), None)
+            if node is None:
+                node = frame.placeholder("unused", value)
+            if last is not None:
+                last.append(node)
+            else:
+                first = next(iter(frame.graph.nodes))
+                if first is not node:
+                    first.prepend(node)
+            last = node
+        prune(frame.graph)
+        return internals.LazyGraphModule(frame.root, frame.graph)
+
+    def attributes(self, modules: Sequence[fx.GraphModule]) -> list[fx.Node]:
+        """get_attr nodes for the GraphModules in the graph around them."""
+        nodes = []
+        for (name, _, _), module in zip(self.frames, modules, strict=True):
+            node = self.recorder.frame.submodule(module, name)
+            self.recorder.annotate(node, None)
+            nodes.append(node)
+        return nodes
+
+
+def _stand_in(recorder: Recorder, value: Any) -> Any:
+    """A fresh fake like `value`, so that the inner graph does not mistake it for the outer one."""
+    if isinstance(value, torch.Tensor):
+        with recorder.paused():
+            return recorder.run(torch.ops.aten.detach.default, (value,), {})
+    return value
+
+
+def _same(a: Any, b: Any) -> bool:
+    if internals.is_symbolic(a) and internals.is_symbolic(b):
+        return bool(a.node.expr == b.node.expr)
+    return a is b
+
+
+def _output_of(graph: fx.Graph) -> fx.Node:
+    return next(iter(reversed(graph.nodes)))
+
+
+def _call(
+    recorder: Recorder, op: Any, node_args: tuple[Any, ...], args: tuple[Any, ...], kwargs: dict[str, Any] | None = None
+) -> Any:
+    """Computes the operator's value on fakes with nothing recorded, and writes its node."""
+    with recorder.paused():
+        out = recorder.run(op, args, kwargs or {})
+    recorder.append(op, node_args, kwargs or {}, out, name=op.name())
+    return out
+
+
+# ---------------------------------------------------------------------- rules
+
+
+@records(hop.cond)
+def _cond(recorder: Recorder, op: Any, pred: Any, true_fn: Any, false_fn: Any, operands: Sequence[Any]) -> Any:
+    graphs = _Subgraphs(recorder)
+    true_out = graphs.record("true_graph", true_fn, operands)
+    false_out = graphs.record("false_graph", false_fn, operands)
+    if len(true_out) != len(false_out):
+        raise CaptureError(
+            explain(
+                f"The branches of torch.cond return {len(true_out)} and {len(false_out)} values.",
+                where=recorder.user_place(),
+                fix="make both branches return the same structure",
+            )
+        )
+    modules, extra = graphs.finish()
+    pred_node = recorder.argument(pred)
+    values = (*operands, *extra)
+    nodes = recorder.argument(values)
+    return _call(recorder, op, (pred_node, *graphs.attributes(modules), nodes), (pred, *modules, values))
+
+
+@records(hop.while_loop)
+def _while_loop(
+    recorder: Recorder, op: Any, cond_fn: Any, body_fn: Any, carried: Sequence[Any], additional: Sequence[Any], **kw: Any
+) -> Any:
+    # A carried int changes from round to round, so inside the loop it is a size that nobody knows yet.
+    inside = [_unknown_int(recorder) if isinstance(c, int | torch.SymInt) else c for c in carried]
+    graphs = _Subgraphs(recorder)
+    graphs.record("cond_graph", cond_fn, (*inside, *additional))
+    body_out = graphs.record("body_graph", body_fn, (*inside, *additional))
+    _check_carry(recorder, "while_loop", carried, body_out)
+    _unwrap_single_output(graphs.frames[0][1].graph)
+    modules, extra = graphs.finish()
+    values = (tuple(carried), (*additional, *extra))
+    nodes = tuple(recorder.argument(group) for group in values)
+    return _call(recorder, op, (*graphs.attributes(modules), *nodes), (*modules, *values), kw or None)
+
+
+@records(hop.scan)
+def _scan(recorder: Recorder, op: Any, combine: Any, init: list[Any], xs: list[Any], additional_inputs: Any = ()) -> Any:
+    graphs = _Subgraphs(recorder)
+    slices = [_first_slice(recorder, x) for x in xs]
+    out = graphs.record("combine_graph", combine, (*init, *slices, *additional_inputs))
+    _check_carry(recorder, "scan", init, out[: len(init)])
+    modules, extra = graphs.finish()
+    values = (list(init), list(xs), (*additional_inputs, *extra))
+    nodes = tuple(recorder.argument(group) for group in values)
+    return _call(recorder, op, (*graphs.attributes(modules), *nodes), (*modules, *values))
+
+
+@records(hop.associative_scan)
+def _associative_scan(recorder: Recorder, op: Any, combine: Any, xs: list[Any], additional_inputs: Any = ()) -> Any:
+    graphs = _Subgraphs(recorder)
+    slices = [_first_slice(recorder, x) for x in (*xs, *xs)]
+    graphs.record("combine_graph", combine, (*slices, *additional_inputs))
+    modules, extra = graphs.finish()
+    values = (list(xs), (*additional_inputs, *extra))
+    nodes = tuple(recorder.argument(group) for group in values)
+    return _call(recorder, op, (*graphs.attributes(modules), *nodes), (*modules, *values))
+
+
+@records(hop.map_impl)
+def _map(recorder: Recorder, op: Any, function: Any, xs: Sequence[Any], pos_args: Sequence[Any]) -> Any:
+    graphs = _Subgraphs(recorder)
+    slices = [_first_slice(recorder, x) for x in xs]
+    graphs.record("body_graph", function, (*slices, *pos_args))
+    modules, extra = graphs.finish()
+    values = (list(xs), [*pos_args, *extra])
+    nodes = tuple(recorder.argument(group) for group in values)
+    return _call(recorder, op, (*graphs.attributes(modules), *nodes), (*modules, *values))
+
+
+@records(hop.wrap_with_autocast)
+def _autocast_region(
+    recorder: Recorder, op: Any, device: str, dtype: Any, enabled: bool, cache: Any, function: Any, *args: Any, **kw: Any
+) -> Any:
+    return _region(recorder, op, (device, dtype, enabled, cache), function, args, kw)
+
+
+@records(hop.wrap_with_set_grad_enabled)
+def _grad_region(recorder: Recorder, op: Any, enabled: bool, function: Any, *args: Any, **kw: Any) -> Any:
+    return _region(recorder, op, (enabled,), function, args, kw)
+
+
+def _region(recorder: Recorder, op: Any, settings: tuple[Any, ...], function: Any, args: Any, kw: Any) -> Any:
+    """A region met in a graph that is captured again keeps its form."""
+    graphs = _Subgraphs(recorder)
+
+    def run(*inner: Any) -> Any:
+        context: Any
+        if len(settings) == 4:
+            device, dtype, enabled, cache = settings
+            context = torch.autocast(device, dtype=dtype, enabled=enabled, cache_enabled=cache)
+        else:
+            context = internals.grad_mode(settings[0])
+        with recorder.applied(context):
+            return function(*inner, **kw)
+
+    graphs.record("region", run, args)
+    modules, extra = graphs.finish()
+    values = (*args, *extra)
+    nodes = tuple(recorder.argument(values))
+    return _call(recorder, op, (*settings, *graphs.attributes(modules), *nodes), (*settings, *modules, *values))
+
+
+@records(hop.flex_attention)
+def _flex_attention(
+    recorder: Recorder,
+    op: Any,
+    query: Any,
+    key: Any,
+    value: Any,
+    score_mod: Any,
+    block_mask: tuple[Any, ...],
+    scale: float,
+    kernel_options: dict[str, Any],
+    score_buffers: tuple[Any, ...] = (),
+    mask_buffers: tuple[Any, ...] = (),
+) -> Any:
+    with recorder.paused():
+        score = query.new_zeros((), dtype=query.dtype)
+        index = query.new_zeros((), dtype=torch.int32)
+    scores, masks = _Subgraphs(recorder), _Subgraphs(recorder)
+    scores.record("score_mod", score_mod, (score, index, index, index, index, *score_buffers), names="score")
+    masks.record("mask_mod", block_mask[-1], (index, index, index, index, *mask_buffers), names="index")
+    for graphs in (scores, masks):
+        _unwrap_single_output(graphs.frames[0][1].graph)
+    (score_gm,), score_extra = scores.finish()
+    (mask_gm,), mask_extra = masks.finish()
+    score_all, mask_all = (*score_buffers, *score_extra), (*mask_buffers, *mask_extra)
+    blocks = block_mask[:-1]
+    (score_node,), (mask_node,) = scores.attributes([score_gm]), masks.attributes([mask_gm])
+    node_args = (
+        *recorder.argument((query, key, value)),
+        score_node,
+        (*recorder.argument(blocks), mask_node),
+        scale,
+        kernel_options,
+        recorder.argument(score_all),
+        recorder.argument(mask_all),
+    )
+    args = (query, key, value, score_gm, (*blocks, mask_gm), scale, kernel_options, score_all, mask_all)
+    return _call(recorder, op, node_args, args)
+
+
+@records(internals.tracepoint)
+def _tracepoint(recorder: Recorder, op: Any, *args: Any, **kwargs: Any) -> Any:
+    """A marker passes its arguments through: the same tensors are now known as its results."""
+    recorder.append(op, recorder.argument(args), kwargs, args, name="tracepoint")
+    return args
+
+
+# ---------------------------------------------------------------------- parts of rules
+
+
+def _unknown_int(recorder: Recorder) -> Any:
+    with internals.ignore_fresh_symbols(recorder.env):
+        return recorder.env.create_unbacked_symint()
+
+
+def _first_slice(recorder: Recorder, x: torch.Tensor) -> torch.Tensor:
+    """What one step sees of a scanned tensor."""
+    with recorder.paused():
+        return recorder.run(torch.ops.aten.select_copy.int, (x, 0, 0), {})  # type: ignore[no-any-return]
+
+
+def _unwrap_single_output(graph: fx.Graph) -> None:
+    """A condition or a score function returns its value, not a tuple of one."""
+    output = _output_of(graph)
+    (results,) = output.args
+    assert isinstance(results, tuple)
+    if len(results) == 1:
+        output.args = (results[0],)
+        metadata.set_value(output, metadata.value_of(output)[0])
+
+
+def _check_carry(recorder: Recorder, name: str, before: Sequence[Any], after: Sequence[Any]) -> None:
+    def describe(values: Sequence[Any]) -> list[str]:
+        return [
+            f"{str(v.dtype).removeprefix('torch.')}{list(map(str, v.shape))}" if isinstance(v, torch.Tensor) else "int"
+            for v in values
+        ]
+
+    if describe(before) != describe(after):
+        raise CaptureError(
+            explain(
+                f"{name} carries {', '.join(describe(before))} in and {', '.join(describe(after))} out.",
+                where=recorder.user_place(),
+                fix="make each round return tensors of the shape and dtype it was given",
+            )
+        )
+
+
+def call_directly(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any] | None = None) -> Any:
+    """What torch.cond and its kin call instead of compiling themselves; nested operands and results are flattened."""
+    if function.__name__ != "_cond_op_wrapper":
+        return function(*args, **(kwargs or {}))
+    pred, true_fn, false_fn, operands = args
+    flat, in_tree = tree.flatten(tuple(operands))
+    results: list[tuple[list[Any], tree.Tree]] = []
+
+    def flattened(branch: Callable[..., Any]) -> Callable[..., Any]:
+        def run(*leaves: Any) -> list[Any]:
+            out, out_tree = tree.flatten(branch(*tree.unflatten(leaves, in_tree)))
+            results.append((out, out_tree))
+            return [leaf for leaf in out if _is_value(leaf)]
+
+        return run
+
+    out = function(pred, flattened(true_fn), flattened(false_fn), tuple(flat))
+    (true_out, true_tree), (false_out, false_tree) = results[0], results[1]
+    literals = [[leaf for leaf in leaves if not _is_value(leaf)] for leaves in (true_out, false_out)]
+    if true_tree != false_tree or literals[0] != literals[1]:
+        raise CaptureError(
+            explain(
+                f"The branches of torch.cond return different structures: {true_tree} and {false_tree}.",
+                fix="make both branches return the same structure and the same constants",
+            )
+        )
+    values = iter(out)
+    return tree.unflatten([next(values) if _is_value(leaf) else leaf for leaf in true_out], true_tree)
+
+
+def _is_value(leaf: Any) -> bool:
+    return isinstance(leaf, torch.Tensor) or internals.is_symbolic(leaf) or type(leaf) in (int, float, bool)
+
+
+_PURE_FUNCTIONS = frozenset({operator.getitem})
+
+
+def prune(graph: fx.Graph) -> None:
+    """Erases nodes whose value nobody uses and that do nothing else: no write, no draw, no assertion."""
+    for node in reversed(graph.nodes):
+        if not node.users and node.op in ("call_function", "get_attr") and not _acts(node):
+            graph.erase_node(node)
+
+
+def _acts(node: fx.Node) -> bool:
+    target = node.target
+    if node.op == "get_attr":
+        return False
+    if isinstance(target, internals.OpOverload):
+        return (
+            target.namespace not in ("aten", "prims")
+            or target._schema.is_mutable
+            or not target._schema.returns
+            or torch.Tag.nondeterministic_seeded in target.tags
+        )
+    if isinstance(target, internals.HigherOrderOperator):
+        return True
+    return target in (internals.enter_autocast, internals.exit_autocast, internals.set_grad_enabled)

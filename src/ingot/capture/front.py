@@ -1,0 +1,327 @@
+"""`trace`: a model and example arguments → a Program in the CAPTURED dialect."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import fx, nn
+
+from ingot import torch_internals as internals
+from ingot.capture import control_flow, dynamic, failures
+from ingot.capture.modules import ModuleTracker
+from ingot.capture.recorder import Recorder, user_frame
+from ingot.capture.state import ModuleState
+from ingot.errors import CaptureError, LiteralError, explain
+from ingot.program import metadata, tree
+from ingot.program.metadata import Source
+from ingot.program.naming import identifier, unique
+from ingot.program.program import Program
+from ingot.program.signature import CallSignature, Input, InputKind, Output, OutputKind, Signature
+
+
+def trace(
+    model: nn.Module | Callable[..., Any],
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    dynamic_shapes: Any = None,
+    preserve_module_call_signature: Sequence[str] = (),
+    concrete_args: Mapping[str, Any] | None = None,
+) -> Program:
+    """Runs the model once on fake tensors and writes down what it did. The model is left as it was."""
+    if not callable(model):
+        raise CaptureError(explain(f"capture takes a module or a function, not {type(model).__name__}."))
+    if isinstance(args, torch.Tensor):
+        raise CaptureError(explain("args is a tensor.", fix="give the positional arguments as a tuple: (x,)"))
+    call = model.forward if isinstance(model, nn.Module) else model
+    args, kwargs, fixed = _with_concrete(call, tuple(args), dict(kwargs or {}), concrete_args)
+    dynamic.bind_check(call, args, kwargs)
+    session = _Session(model, args, kwargs, dynamic_shapes, preserve_module_call_signature, fixed)
+    return session.run()
+
+
+class _Session:
+    """One capture: the fakes, the recorder, and the program that comes of it."""
+
+    def __init__(
+        self,
+        model: nn.Module | Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        dynamic_shapes: Any,
+        preserve: Sequence[str],
+        fixed: frozenset[int],
+    ) -> None:
+        self.model = model
+        self.fixed = fixed
+        self.root = model if isinstance(model, nn.Module) else None
+        self.call = model.forward if isinstance(model, nn.Module) else model
+        self.args, self.kwargs = args, kwargs
+        self.leaves, self.in_tree = tree.flatten((args, kwargs))
+        parameters = dynamic.signature_parameters(self.call)
+        self.parameter_names = tuple(
+            p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
+        )
+        self.declared = dynamic.declare(dynamic_shapes, self.leaves, self.in_tree, parameters)
+        self.watch = dynamic.Watch(lambda: self.recorder.operator_asks(), _user_source)
+        self.mode = internals.FakeTensorMode(allow_non_fake_inputs=True, shape_env=self.watch.env)
+        self.modules = ModuleTracker(self.root, preserve)
+        self.state = ModuleState(self.root, self.mode)
+        self.recorder = Recorder(self.mode, self.modules, self._lift_constant)
+        self.inputs: list[Input] = []
+        self.constants: dict[str, torch.Tensor] = {}
+        self._first_argument: fx.Node | None = None
+        self._names: set[str] = set()
+
+    def run(self) -> Program:
+        control_flow.install_rules()
+        frame = self.recorder.frame
+        for entry in self.state.entries:
+            kind = InputKind.PARAMETER if entry.is_parameter else InputKind.BUFFER
+            node = frame.placeholder(self._name("p" if entry.is_parameter else "b", entry.name), entry.fake)
+            self.inputs.append(Input(kind, node.name, entry.name, persistent=entry.persistent))
+            if not entry.persistent:
+                # A buffer that no state dict can replace is as good as a constant until something writes to it.
+                self.recorder.know(entry.fake, entry.tensor)
+        fake_leaves = self._fake_arguments()
+        fake_args, fake_kwargs = tree.unflatten(fake_leaves, self.in_tree)
+        try:
+            with self.state.swapped(), self._tracing():
+                result = self.model(*fake_args, **fake_kwargs)
+                self.recorder.sync_grad_mode()
+                out_leaves, out_tree = tree.flatten(result)
+                outputs = [self._output(leaf) for leaf in out_leaves]
+                self._write_assigned_buffers()
+                self.state.check_attributes()
+                self.recorder.check_answers()
+        except Exception as failure:
+            error = failures.translate(failure, self._run_eager)
+            if error is failure:
+                raise
+            raise error from (error.__cause__ or failure)
+        dims, constraints = dynamic.conclude(self.declared, self.watch)
+        self._check_preserved()
+        returned = [output for output, _ in outputs if output.kind is not OutputKind.LITERAL]
+        node = frame.graph.output(tuple(n for _, n in outputs if n is not None))
+        metadata.set_value(node, tuple(metadata.value_of(n) for _, n in outputs if n is not None))
+        assert len(returned) == len(node.args[0])  # type: ignore[arg-type]
+        control_flow.prune(frame.graph)
+        signature = Signature(tuple(self.inputs), tuple(o for o, _ in outputs), self.in_tree, out_tree)
+        return self._program(signature, dims, constraints)
+
+    # ------------------------------------------------------------------ inputs
+
+    def _name(self, prefix: str, text: str) -> str:
+        name = identifier(f"{prefix}_{text}" if prefix else text)
+        name = unique(name, self._names)
+        self._names.add(name)
+        return name
+
+    def _fake_arguments(self) -> list[Any]:
+        fakes: list[Any] = []
+        seen: dict[int, Any] = {}
+        for index, (leaf, path) in enumerate(zip(self.leaves, tree.leaf_paths(self.in_tree), strict=True)):
+            if not isinstance(leaf, torch.Tensor):
+                self.inputs.append(Input(InputKind.LITERAL, value=leaf))
+                fakes.append(leaf)
+                continue
+            if id(leaf) in self.fixed:
+                target = unique(f"{spell_path(path)}", {*self.constants, *self.state.names})
+                self.constants[target] = leaf.detach()
+                self.inputs.append(Input(InputKind.LITERAL, target=target))
+                fakes.append(leaf)
+                continue
+            position = path[1]
+            if path[0] == 0 and isinstance(position, int):
+                names = self.parameter_names
+                position = names[position] if position < len(names) else f"arg{position}"
+            name = self._name("", "_".join(str(step) for step in (position, *path[2:])))
+            specs = self.declared.specs.get(index)
+            if specs:
+                fake = dynamic.make_fake(leaf, specs, self.declared, self.mode)
+            elif id(leaf) in seen:
+                fake = self.recorder.run(torch.ops.aten.detach.default, (seen[id(leaf)],), {})
+            else:
+                fake = self.state.fake_of(leaf)
+            seen[id(leaf)] = fake
+            node = self.recorder.frame.placeholder(name, fake)
+            self._first_argument = self._first_argument or node
+            self.inputs.append(Input(InputKind.ARGUMENT, node.name))
+            fakes.append(fake)
+        return fakes
+
+    def _lift_constant(self, tensor: torch.Tensor) -> None:
+        """A real tensor that forward uses, closed over or made on the spot, becomes a constant of the program."""
+        attribute = self.state.name_of_attribute(tensor)
+        target = unique(attribute or "constant", {*self.constants, *self.state.names})
+        self.state.read_constants.add(id(tensor))
+        frame = self.recorder.frame
+        while frame.parent is not None:
+            frame = frame.parent
+        with self.recorder.paused():
+            fake = self.state.fake_of(tensor)
+        with internals.real_tensors():
+            self.constants[target] = tensor.detach()
+        node = frame.placeholder(self._name("c", target), tensor, before=self._first_argument, fake=fake)
+        self.inputs.append(Input(InputKind.CONSTANT, node.name, target))
+
+    # ------------------------------------------------------------------ the trace
+
+    @contextmanager
+    def _tracing(self) -> Iterator[None]:
+        recorder = self.recorder
+        with ExitStack() as stack:
+            stack.enter_context(internals.exporting())
+            stack.enter_context(internals.control_flow_called_directly(control_flow.call_directly))
+            stack.enter_context(internals.flex_attention_called_directly())
+            stack.enter_context(internals.symbols_in_python_calls())
+            stack.enter_context(internals.idle_conversions_skipped())
+            stack.enter_context(internals.autocast_watched(recorder.enter_autocast, recorder.exit_autocast))
+            stack.enter_context(self.modules.following(recorder.sync_grad_mode, self._mark))
+            stack.enter_context(self.mode)
+            stack.enter_context(internals.enable_python_dispatcher())
+            stack.enter_context(recorder)
+            yield
+
+    def _mark(self, kind: str, leaves: list[Any], attributes: dict[str, Any]) -> None:
+        arguments = tuple(self.recorder.argument(leaf) for leaf in leaves)
+        self.recorder.append(internals.tracepoint, arguments, attributes, tuple(leaves), name="tracepoint")
+
+    def _write_assigned_buffers(self) -> None:
+        for entry, value in self.state.assigned_buffers():
+            target, source = self.recorder.frame.nodes[id(entry.fake)], self.recorder.node_of(value)
+            self.recorder.append(torch.ops.aten.copy_.default, (target, source), {}, entry.fake)
+            self.recorder.mutated_storages.add(internals.storage_id(entry.fake))
+
+    def _output(self, leaf: Any) -> tuple[Output, fx.Node | None]:
+        if isinstance(leaf, torch.Tensor) or internals.is_symbolic(leaf):
+            node = self.recorder.argument(leaf)
+            if isinstance(node, fx.Node):
+                return Output(OutputKind.RESULT, node.name), node
+            leaf = node
+        return Output(OutputKind.LITERAL, value=leaf), None
+
+    def _run_eager(self) -> Any:
+        """The model on the real arguments, as a diagnosis; its buffers and the random state are put back."""
+        buffers = {b: b.detach().clone() for b in (self.root.buffers() if self.root is not None else ())}
+        with torch.random.fork_rng(devices=[]):
+            try:
+                args, kwargs = copy.deepcopy((self.args, self.kwargs))
+                return self.model(*args, **kwargs)
+            finally:
+                with torch.no_grad():
+                    for buffer, saved in buffers.items():
+                        buffer.copy_(saved)
+
+    # ------------------------------------------------------------------ the program
+
+    def _program(self, signature: Signature, dims: Any, constraints: Any) -> Program:
+        order = {kind: i for i, kind in enumerate(InputKind)}
+        state_inputs = sorted(
+            (i for i in signature.inputs if i.kind in (InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT)),
+            key=lambda i: order[i.kind],
+        )
+        user_inputs = [i for i in signature.inputs if i.kind in (InputKind.ARGUMENT, InputKind.LITERAL)]
+        signature = replace(signature, inputs=(*state_inputs, *user_inputs))
+        state: dict[str, torch.Tensor] = {}
+        constants = dict(self.constants)
+        fresh: dict[int, torch.Tensor] = {}
+        for name, entry in self.state.names.items():
+            tensor = entry.tensor
+            if not entry.is_parameter and internals.storage_id(entry.fake) in self.recorder.mutated_storages:
+                # The program owns the state that it writes, so that it and the model do not update each other's.
+                tensor = fresh.setdefault(id(tensor), tensor.detach().clone())
+            (state if entry.persistent else constants)[name] = tensor
+        frame = self.recorder.frame
+        calls = tuple(
+            replace(call, signature=CallSignature((), (), *self.modules.trees[call.path]))
+            if call.path in self.modules.trees
+            else call
+            for call in self.modules.calls
+        )
+        return Program(
+            graph_module=internals.LazyGraphModule(frame.root, frame.graph),
+            signature=signature,
+            state_dict=state,
+            constants=constants,
+            module_calls=calls,
+            dims=dims,
+            constraints=constraints,
+            parameter_names=self.parameter_names,
+            example_inputs=(self.args, self.kwargs),
+            training=self.root.training if self.root is not None else False,
+        )
+
+    def _check_preserved(self) -> None:
+        missing = self.modules.uncalled()
+        if missing:
+            raise CaptureError(
+                explain(
+                    f"The preserved module {missing[0]!r} is never called under that name.",
+                    why=self.modules.other_names(missing[0]),
+                    fix="preserve the name that the model calls it by",
+                )
+            )
+
+
+def spell_path(path: tree.Path) -> str:
+    """A leaf's path below the args/kwargs level, as a state key."""
+    return "_".join(str(step) for step in path[1:])
+
+
+def _user_source() -> Source | None:
+    frame = user_frame()
+    if frame is None:
+        return None
+    return Source(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name)
+
+
+def _with_concrete(
+    call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], concrete: Mapping[str, Any] | None
+) -> tuple[tuple[Any, ...], dict[str, Any], frozenset[int]]:
+    """The arguments with the values of `concrete_args` put in, and which tensors among them are fixed.
+
+    torch.fx's PH stands for "as given in the example".
+    """
+    if not concrete:
+        return args, kwargs, frozenset()
+    names = [p.name for p in dynamic.signature_parameters(call)]
+    out = list(args)
+    fixed: set[int] = set()
+    for name, value in concrete.items():
+        if name in names and names.index(name) < len(out):
+            index = names.index(name)
+            out[index] = _fixed(name, value, out[index], fixed)
+        elif name in names or name in kwargs:
+            kwargs[name] = _fixed(name, value, kwargs.get(name, value), fixed)
+        else:
+            raise CaptureError(
+                explain(
+                    f"concrete_args names {name!r}, which is no argument of the model.",
+                    why=f"its arguments are {', '.join(names)}",
+                )
+            )
+    return tuple(out), kwargs, frozenset(fixed)
+
+
+def _fixed(name: str, value: Any, given: Any, fixed: set[int]) -> Any:
+    value_leaves, value_tree = tree.flatten(value)
+    given_leaves, given_tree = tree.flatten(given)
+    if value_tree != given_tree:
+        given_leaves = value_leaves
+    leaves = []
+    for wanted, other in zip(value_leaves, given_leaves, strict=True):
+        if wanted is fx.PH:
+            leaves.append(other)
+            continue
+        if not isinstance(wanted, torch.Tensor) and not isinstance(other, torch.Tensor) and wanted != other:
+            raise LiteralError(explain(f"concrete_args fixes {name} to {wanted!r}, but the example has {other!r}."))
+        if isinstance(wanted, torch.Tensor):
+            fixed.add(id(wanted))
+        leaves.append(wanted)
+    return tree.unflatten(leaves, value_tree)

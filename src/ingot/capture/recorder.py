@@ -1,0 +1,550 @@
+"""Writes every ATen call of a running model into an FX graph.
+
+The model runs on fake tensors. A `Recorder` sits above autocast and autograd, so it sees the calls as the user made
+them: `linear`, not its decomposition; `dropout` with its probability, in eval too. For each call it
+
+    turns tensors into the nodes that made them, and symbolic sizes into nodes that compute them (on demand, shared),
+    runs the call on the fakes,
+    appends a node that knows its value, the user's line and the module it is in.
+
+Control flow opens a `Frame` of its own for each branch or body; what such a frame uses from outside is lifted into an
+extra input of it.
+"""
+
+from __future__ import annotations
+
+import operator
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import sympy
+import torch
+from torch import fx
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from ingot import torch_internals as internals
+from ingot.capture.modules import ModuleTracker
+from ingot.errors import DataDependentError, UntraceableError, explain
+from ingot.program import dims, metadata
+from ingot.program.naming import identifier
+
+aten = torch.ops.aten
+
+# Values of tensors this small are carried along when they are known, so that Python may ask for them.
+_KNOWN_VALUE_LIMIT = 1024
+
+_FACTORIES = frozenset(
+    {
+        aten.arange.default,
+        aten.arange.start,
+        aten.arange.start_step,
+        aten.full.default,
+        aten.zeros.default,
+        aten.ones.default,
+        aten.linspace.default,
+        aten.scalar_tensor.default,
+        aten.eye.default,
+        aten.eye.m,
+        aten.tril_indices.default,
+        aten.triu_indices.default,
+    }
+)
+
+
+# These drop a dim of size 1, so a dim that may be 1 decides about the rank of what follows.
+_SQUEEZES = frozenset(
+    {aten.squeeze.default, aten.squeeze.dim, aten.squeeze.dims, aten.squeeze_.default, aten.squeeze_.dim}
+)
+
+
+class Frame:
+    """One graph being written, with what it knows of the values alive in it."""
+
+    def __init__(self, parent: Frame | None = None) -> None:
+        self.graph = fx.Graph()
+        self.root = torch.nn.Module()
+        self.parent = parent
+        self.nodes: dict[int, fx.Node] = {}
+        self.expressions: dict[sympy.Basic, fx.Node] = {}
+        self.lifted: list[Any] = []
+        self._alive: list[Any] = []
+        self._last_placeholder: fx.Node | None = None
+
+    def placeholder(self, name: str, value: Any, before: fx.Node | None = None, fake: Any = None) -> fx.Node:
+        """A new input of the graph, after those it has or before one of them. `fake` describes a real `value`."""
+        graph = self.graph
+        if before is not None:
+            with graph.inserting_before(before):
+                node = graph.placeholder(name)
+        elif self._last_placeholder is not None:
+            with graph.inserting_after(self._last_placeholder):
+                node = graph.placeholder(name)
+        else:
+            with graph.inserting_before(next(iter(graph.nodes), None)):  # type: ignore[arg-type]
+                node = graph.placeholder(name)
+        node.target = node.name
+        if before is None:
+            self._last_placeholder = node
+        metadata.set_value(node, value if fake is None else fake)
+        self.bind(value, node)
+        return node
+
+    def bind(self, value: Any, node: fx.Node) -> None:
+        """From now on `value` is what `node` computes."""
+        if isinstance(value, torch.Tensor):
+            self.nodes[id(value)] = node
+            self._alive.append(value)
+        elif internals.is_symbolic(value):
+            self.expressions.setdefault(value.node.expr, node)
+
+    def find(self, tensor: torch.Tensor) -> fx.Node | None:
+        node = self.nodes.get(id(tensor))
+        if node is not None or self.parent is None or self.parent.find(tensor) is None:
+            return node
+        return self.lift(tensor, "lifted")
+
+    def lift(self, value: Any, name: str) -> fx.Node:
+        """An extra input for a value that belongs to a graph around this one."""
+        self.lifted.append(value)
+        assert self.parent is not None
+        fake = metadata.value_of(self.parent.nodes[id(value)]) if id(value) in self.parent.nodes else None
+        node = self.placeholder(name, value, fake=fake)
+        if internals.is_symbolic(value):
+            self.expressions[value.node.expr] = node
+        return node
+
+    def submodule(self, module: torch.nn.Module, name: str) -> fx.Node:
+        """A get_attr node for a sub-GraphModule that this graph owns."""
+        unique, count = name, 0
+        while hasattr(self.root, unique):
+            count += 1
+            unique = f"{name}_{count}"
+        self.root.add_module(unique, module)
+        return self.graph.create_node("get_attr", unique)
+
+
+class _Known(NamedTuple):
+    """What a tensor holds, and which pieces of the model's state that was computed from."""
+
+    value: torch.Tensor
+    state: frozenset[int]
+
+
+class _KnownCall(NamedTuple):
+    """A call whose tensors' values are all known."""
+
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    state: frozenset[int]
+
+
+class _PhysicalMode(TorchDispatchMode):
+    """Sees the calls that a functorch transform (vmap, grad) makes on the tensors it wraps."""
+
+    def __init__(self, record: Callable[..., Any]) -> None:
+        super().__init__()
+        self._record = record
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return self._record(func, args, kwargs or {})
+
+
+class Recorder(internals.RecordingMode):
+    """The dispatch mode that records; see the module's docstring."""
+
+    def __init__(
+        self, mode: internals.FakeTensorMode, modules: ModuleTracker, lift_constant: Callable[[torch.Tensor], Any]
+    ) -> None:
+        super().__init__()
+        self.mode = mode
+        self.env: internals.ShapeEnv = mode.shape_env
+        self.modules = modules
+        self.frame = Frame()
+        self.inside_op = 0
+        self.mutated_storages: set[int] = set()
+        self._lift_constant = lift_constant
+        self._known: dict[int, _Known] = {}
+        self._answered: dict[int, str] = {}
+        self._grad = torch.is_grad_enabled()
+        self._autocasts: list[fx.Node] = []
+        self._physical = _PhysicalMode(self.record)
+        self._deferred_checks = 0
+        self._rank_hangs_on_sizes = False
+
+    # ------------------------------------------------------------------ what torch calls
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if internals.inside_transform():
+            with self._physical:
+                return func(*args, **(kwargs or {}))
+        return self.record(func, args, kwargs or {})
+
+    def record(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Runs one call on fakes and writes its node."""
+        self.sync_grad_mode()
+        if func is aten.lift_fresh.default:
+            func = aten.lift_fresh_copy.default
+        data_dependent = torch.Tag.data_dependent_output in func.tags or func is aten.item.default
+        if data_dependent:
+            known = self._known_arguments(args, kwargs)
+            if known is not None:
+                self._answered.update(dict.fromkeys(known.state, self.user_place() if known.state else ""))
+                return self._run_known(func, known)
+        if func is aten.is_nonzero.default:
+            return (args[0] != 0).item() if args[0].dtype is not torch.bool else self.record(aten.item.default, args, {})
+        if torch.Tag.inplace_view in func.tags:
+            self._keep_old_shape(args[0])
+        node_args = tuple([self.argument(a) for a in args])
+        node_kwargs = {key: self.argument(a) for key, a in kwargs.items()}
+        known = self._known_arguments(args, kwargs, func) if not data_dependent else None
+        out = self.run(func, args, kwargs)
+        if not self._is_recorded(func, out):
+            return out
+        self._note_writes(func, args, kwargs)
+        self.append(func, node_args, node_kwargs, out)
+        self._carry_known(func, known, args, kwargs, out)
+        return out
+
+    def operator_asks(self) -> bool:
+        """Whether a question about a size comes from inside an operator, whose shape does not hang on the answer."""
+        return self.inside_op > 0 and not self._rank_hangs_on_sizes
+
+    def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The call on fakes, unrecorded. Gradients of fakes are nobody's business, so autograd is left out."""
+        self.inside_op += 1
+        self._rank_hangs_on_sizes = func in _SQUEEZES
+        try:
+            with internals.below_autograd():
+                return func(*args, **kwargs)
+        finally:
+            self.inside_op -= 1
+            self._rank_hangs_on_sizes = False
+
+    def append(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any, name: str | None = None) -> fx.Node:
+        """A call_function node for `out`, and a getitem node for each tensor of a tuple."""
+        graph = self.frame.graph
+        if name is None:
+            name = func._opname if isinstance(func, internals.OpOverload) else identifier(func.__name__)
+        node = graph.create_node("call_function", func, args, kwargs, name=name)
+        trace = self.user_trace()
+        self.annotate(node, out, trace)
+        if internals.pending_symbols(self.env):
+            with self.mode:
+                metadata.set_bindings(node, internals.compute_unbacked_bindings(self.env, out))
+        if isinstance(out, torch.Tensor) or internals.is_symbolic(out):
+            self.frame.bind(out, node)
+        elif isinstance(out, list | tuple):
+            self._bind_items(node, out, trace)
+        self._write_deferred_checks()
+        return node
+
+    def _bind_items(self, node: fx.Node, items: Sequence[Any], trace: str) -> None:
+        for index, item in enumerate(items):
+            if isinstance(item, torch.Tensor | list | tuple) or internals.is_symbolic(item):
+                part = self.frame.graph.create_node("call_function", operator.getitem, (node, index))
+                self.annotate(part, item, trace)
+                if isinstance(item, list | tuple):
+                    self._bind_items(part, item, trace)
+                else:
+                    self.frame.bind(item, part)
+
+    def annotate(self, node: fx.Node, value: Any, trace: str | None = None) -> None:
+        metadata.set_value(node, value)
+        metadata.set_trace(node, trace if trace is not None else self.user_trace())
+        metadata.share_module_stack(node, self.modules.entry)
+
+    # ------------------------------------------------------------------ arguments
+
+    def argument(self, value: Any) -> Any:
+        """What stands for `value` in a node's arguments."""
+        if isinstance(value, torch.Tensor):
+            return self.node_of(value)
+        if internals.is_symbolic(value):
+            return self.size(value.node.expr)
+        if isinstance(value, list | tuple):
+            items = [self.argument(item) for item in value]
+            return items if isinstance(value, list) else tuple(items)
+        if isinstance(value, dict):
+            return {key: self.argument(item) for key, item in value.items()}
+        return value
+
+    def node_of(self, tensor: torch.Tensor) -> fx.Node:
+        node = self.frame.find(tensor)
+        if node is not None:
+            return node
+        if not isinstance(tensor, internals.FakeTensor):
+            self._lift_constant(tensor)
+            node = self.frame.find(tensor)
+            assert node is not None
+            return node
+        return self._find_alias(tensor)
+
+    def _find_alias(self, tensor: torch.Tensor) -> fx.Node:
+        """`.data` and the like make a tensor without a call; it is a detached alias of one that we know."""
+        frame: Frame | None = self.frame
+        while frame is not None:
+            for known in frame._alive:
+                if isinstance(known, torch.Tensor) and internals.same_memory(known, tensor):
+                    origin = self.node_of(known)
+                    return self.append(aten.detach.default, (origin,), {}, tensor)
+            frame = frame.parent
+        raise UntraceableError(
+            explain(
+                "A tensor was made where the capture could not see it.",
+                where=self.user_place(),
+                why="it comes from a C extension, another thread, or a tensor subclass that hides its operations",
+                fix="wrap that code in a custom operator (torch.library.custom_op with register_fake)",
+            )
+        )
+
+    def size(self, expr: sympy.Basic) -> Any:
+        """A node, or a number, that computes a symbolic size where the graph stands now."""
+
+        def symbol(s: sympy.Symbol) -> Any:
+            raise UntraceableError(
+                explain(
+                    f"The size {dims.name_of(s)} is used where no input or operation defines it.",
+                    where=self.user_place(),
+                    fix="compute it from a tensor's shape inside forward",
+                )
+            )
+
+        def apply(name: str, parts: tuple[Any, ...], whole: sympy.Basic) -> Any:
+            node = self.frame.graph.create_node("call_function", dims.OPERATIONS[name].function, parts)
+            self.annotate(node, internals.symbolic_value(self.env, whole))
+            self.frame.expressions[whole] = node
+            return node
+
+        try:
+            return dims.fold(expr, symbol, lambda c: c, apply, self._known_size)
+        except dims.UnknownOperation as failure:
+            raise UntraceableError(
+                explain(f"A size is computed in a way a Program cannot hold: {failure}.", where=self.user_place())
+            ) from failure
+
+    def _known_size(self, expr: sympy.Basic) -> fx.Node | None:
+        node = self.frame.expressions.get(expr)
+        if node is not None or not expr.free_symbols:
+            return node
+        if self.frame.parent is not None:
+            outer, self.frame = self.frame, self.frame.parent
+            try:
+                known = self._known_size(expr)
+            finally:
+                self.frame = outer
+            return self.frame.lift(metadata.value_of(known), "size") if known is not None else None
+        return self._size_of_tensor(expr) if isinstance(expr, sympy.Symbol) else None
+
+    def _size_of_tensor(self, symbol: sympy.Symbol) -> fx.Node | None:
+        """The sym_size node of the first tensor that has `symbol` as a size."""
+        for tensor in self.frame._alive:
+            for dim, size in enumerate(tensor.shape if isinstance(tensor, torch.Tensor) else ()):
+                if internals.is_symbolic(size) and size.node.expr == symbol:
+                    node = self.frame.graph.create_node(
+                        "call_function", aten.sym_size.int, (self.frame.nodes[id(tensor)], dim), name="sym_size"
+                    )
+                    self.annotate(node, size)
+                    self.frame.expressions[symbol] = node
+                    return node
+        return None
+
+    # ------------------------------------------------------------------ modes and effects
+
+    def sync_grad_mode(self) -> None:
+        """Writes a grad-mode switch if the user's code made one since the last node."""
+        grad = torch.is_grad_enabled()
+        if grad != self._grad:
+            self._grad = grad
+            node = self.frame.graph.create_node("call_function", internals.set_grad_enabled, (grad,))
+            self.annotate(node, None)
+
+    @contextmanager
+    def applied(self, settings: Any) -> Iterator[None]:
+        """Inside, an autocast or grad-mode context is in force without a node that says so."""
+        self.inside_op += 1
+        settings.__enter__()
+        self.inside_op -= 1
+        self._grad = torch.is_grad_enabled()
+        try:
+            yield
+        finally:
+            self.inside_op += 1
+            settings.__exit__(None, None, None)
+            self.inside_op -= 1
+            self._grad = torch.is_grad_enabled()
+
+    def paused(self) -> Any:
+        """Inside, nothing is recorded."""
+        return internals.recording_paused()
+
+    def enter_autocast(self, device: str, dtype: torch.dtype, enabled: bool, cache: bool) -> None:
+        if self.inside_op:
+            return
+        self.sync_grad_mode()
+        node = self.frame.graph.create_node(
+            "call_function", internals.enter_autocast, (device, dtype, enabled, cache), name="enter_autocast"
+        )
+        self.annotate(node, None)
+        self._autocasts.append(node)
+
+    def exit_autocast(self) -> None:
+        if self.inside_op:
+            return
+        self.sync_grad_mode()
+        node = self.frame.graph.create_node(
+            "call_function", internals.exit_autocast, (self._autocasts.pop(),), name="exit_autocast"
+        )
+        self.annotate(node, None)
+
+    def _write_deferred_checks(self) -> None:
+        """torch._check on a value known only at run time becomes an assertion in the graph."""
+        count = self.env.num_deferred_runtime_asserts
+        if count == self._deferred_checks:
+            return
+        known = self._deferred_checks
+        self._deferred_checks = count
+        checks = [check for group in self.env.deferred_runtime_asserts.values() for check in group]
+        for check in checks[known:]:
+            node = self.size(check.expr)
+            if isinstance(node, fx.Node):
+                self.append(aten._assert_scalar.default, (node, f"expected {dims.spell(check.expr)}"), {}, None)
+
+    # ------------------------------------------------------------------ small known values
+
+    def know(self, fake: torch.Tensor, value: torch.Tensor) -> None:
+        """Says what a piece of the model's state holds, if it is small enough to be asked about."""
+        if value.numel() <= _KNOWN_VALUE_LIMIT:
+            self._known[id(fake)] = _Known(value.detach().clone(), frozenset({internals.storage_id(fake)}))
+
+    def _known_arguments(self, args: tuple[Any, ...], kwargs: dict[str, Any], func: Any = None) -> _KnownCall | None:
+        """The arguments with tensors replaced by their values, if every one is known (and there is one)."""
+        tensors = metadata.tensors_in([*args, *kwargs.values()])
+        if func in _FACTORIES:
+            if any(internals.is_symbolic(a) for a in (*args, *kwargs.values())):
+                return None
+        elif not tensors or not all(id(t) in self._known or not isinstance(t, internals.FakeTensor) for t in tensors):
+            return None
+
+        def value(item: Any) -> Any:
+            if isinstance(item, torch.Tensor):
+                return self._known[id(item)].value if id(item) in self._known else item
+            if isinstance(item, list | tuple):
+                return type(item)(value(i) for i in item)
+            return item
+
+        origin = frozenset[int]().union(*(self._known[id(t)].state for t in tensors if id(t) in self._known))
+        return _KnownCall(tuple(value(a) for a in args), {key: value(a) for key, a in kwargs.items()}, origin)
+
+    def _run_known(self, func: Any, call: _KnownCall) -> Any:
+        with internals.real_tensors(), torch.no_grad():
+            out = func(*call.args, **call.kwargs)
+            return out.clone() if func is aten.lift_fresh_copy.default else out
+
+    def _carry_known(self, func: Any, call: _KnownCall | None, args: Any, kwargs: Any, out: Any) -> None:
+        outs = metadata.tensors_in(out)
+        small = all(not internals.is_symbolic(t.numel()) and t.numel() <= _KNOWN_VALUE_LIMIT for t in outs)
+        random = torch.Tag.nondeterministic_seeded in func.tags
+        if call is not None and small and not random and outs:
+            values = metadata.tensors_in(self._run_known(func, call))
+            for fake, value in zip(outs, values, strict=True):
+                self._known[id(fake)] = _Known(value, call.state)
+        elif func._schema.is_mutable and self._known:
+            written = {internals.storage_id(t) for t in _written(func, args, kwargs)}
+            for tensor in self.frame._alive:
+                if id(tensor) in self._known and internals.storage_id(tensor) in written:
+                    del self._known[id(tensor)]
+
+    def check_answers(self) -> None:
+        """State that Python was told the value of must not be state that the model writes."""
+        for state, place in self._answered.items():
+            if state in self.mutated_storages:
+                raise DataDependentError(
+                    explain(
+                        "The model's Python code asks for the value of a buffer that forward also writes.",
+                        where=place,
+                        why="the next call would have to take another path",
+                        fix="keep the value in a tensor, or use torch.cond or torch.where",
+                    )
+                )
+
+    # ------------------------------------------------------------------ what is recorded
+
+    def _is_recorded(self, func: Any, out: Any) -> bool:
+        """Questions about a tensor (its rank, its device) leave no node; their answers are numbers."""
+        if metadata.tensors_in(out) or not func._schema.returns:
+            return True
+        if internals.is_symbolic(out):
+            symbols = out.node.expr.free_symbols
+            return any(internals.is_unbacked(s) for s in symbols) and self._known_size(out.node.expr) is None and not all(
+                self._known_size(s) is not None for s in symbols
+            )
+        return False
+
+    def _note_writes(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if func._schema.is_mutable:
+            self.mutated_storages.update(internals.storage_id(t) for t in _written(func, args, kwargs))
+
+    def _keep_old_shape(self, tensor: torch.Tensor) -> None:
+        """An in-place view (t_, squeeze_) reshapes the fake itself; the node before it keeps a copy of its own."""
+        node = self.frame.nodes.get(id(tensor))
+        if node is not None:
+            metadata.set_value(node, self.run(aten.detach.default, (tensor,), {}))
+
+    # ------------------------------------------------------------------ the user's place
+
+    def user_trace(self) -> str:
+        """The innermost frame of code that is neither torch's nor ours, as node metadata holds it."""
+        frame = user_frame()
+        if frame is None:
+            return ""
+        code = frame.f_code
+        return metadata.trace_text(code.co_filename, frame.f_lineno, code.co_name)
+
+    def user_place(self) -> str:
+        frame = user_frame()
+        if frame is None:
+            return ""
+        source = metadata.Source(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name)
+        return f"{source}" + (f": {source.text}" if source.text else "")
+
+    @contextmanager
+    def subframe(self) -> Iterator[Frame]:
+        """Inside, nodes go to a new graph whose outer scope is the current one."""
+        outer, outer_casts, grad = self.frame, self._autocasts, self._grad
+        self.frame, self._autocasts = Frame(outer), []
+        try:
+            yield self.frame
+            self.sync_grad_mode()
+        finally:
+            self.frame, self._autocasts, self._grad = outer, outer_casts, grad
+
+
+def _written(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor]:
+    """The tensors that a call writes to."""
+    written: list[torch.Tensor] = []
+    for index, argument in enumerate(func._schema.arguments):
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            value = args[index] if index < len(args) else kwargs.get(argument.name)
+            written.extend(metadata.tensors_in(value))
+    return written
+
+
+_HIDDEN: dict[str, bool] = {}
+_OUR_FOLDERS = (internals.TORCH_FOLDER, __file__.rsplit("/", 2)[0])
+
+
+def is_user_code(filename: str) -> bool:
+    """Whether a file is neither torch's nor ours."""
+    hidden = _HIDDEN.get(filename)
+    if hidden is None:
+        hidden = _HIDDEN[filename] = filename.startswith((*_OUR_FOLDERS, "<frozen")) or "contextlib.py" in filename
+    return not hidden
+
+
+def user_frame() -> Any:
+    frame: Any = sys._getframe(1)
+    while frame is not None and not is_user_code(frame.f_code.co_filename):
+        frame = frame.f_back
+    return frame

@@ -1,0 +1,168 @@
+"""Swaps a module's parameters and buffers for fakes while it is captured, and puts everything back.
+
+Whatever forward does to the module, it looks untouched afterwards: parameters, buffers, and every attribute. What
+forward did to buffers is reported, so that the graph can do it too; a tensor stored anywhere else is an error, since
+a Program would forget it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from ingot import torch_internals as internals
+from ingot.errors import StateError, explain
+
+_INTERNAL = frozenset(vars(nn.Module()))
+
+
+@dataclass(slots=True)
+class Entry:
+    """One parameter or buffer: its first name, its tensor, the fake that stands in for it."""
+
+    name: str
+    tensor: torch.Tensor
+    fake: torch.Tensor
+    is_parameter: bool
+    persistent: bool
+
+
+class ModuleState:
+    """The state of a module, and where each piece of it hangs."""
+
+    def __init__(self, root: nn.Module | None, mode: internals.FakeTensorMode) -> None:
+        self.root = root
+        self.mode = mode
+        self.entries: list[Entry] = []
+        self.names: dict[str, Entry] = {}
+        self.read_constants: set[int] = set()
+        self._by_id: dict[int, Entry] = {}
+        self._before: dict[int, dict[str, Any]] = {}
+        self._slots: list[tuple[dict[str, Any], str, torch.Tensor, Entry]] = []
+        if root is not None:
+            self._collect(root, parameters=True)
+            self._collect(root, parameters=False)
+
+    def _collect(self, root: nn.Module, parameters: bool) -> None:
+        for path, module in root.named_modules():
+            table = module._parameters if parameters else module._buffers
+            for key, tensor in table.items():
+                if tensor is None:
+                    continue
+                name = f"{path}.{key}" if path else key
+                persistent = parameters or key not in module._non_persistent_buffers_set
+                entry = self._by_id.get(id(tensor))
+                if entry is None:
+                    entry = Entry(name, tensor, self.fake_of(tensor), parameters, persistent)
+                    self._by_id[id(tensor)] = entry
+                    self.entries.append(entry)
+                self.names[name] = entry
+                self._slots.append((table, key, tensor, entry))
+
+    def fake_of(self, tensor: torch.Tensor) -> torch.Tensor:
+        if internals.is_plain(tensor):
+            return internals.fake_dense(self.mode, tensor, tensor.requires_grad)
+        return self.mode.from_tensor(tensor, static_shapes=True)  # type: ignore[no-any-return]
+
+    def name_of_attribute(self, tensor: torch.Tensor) -> str | None:
+        """The path of a tensor that hangs on a module as a plain attribute."""
+        for path, module in self.root.named_modules() if self.root is not None else ():
+            for key, value in vars(module).items():
+                if value is tensor:
+                    return f"{path}.{key}" if path else key
+        return None
+
+    @contextmanager
+    def swapped(self) -> Iterator[None]:
+        """Inside, the module holds fakes. Afterwards it holds what it held before, whatever happened."""
+        attributes = [(module, _snapshot(module)) for module in (self.root.modules() if self.root is not None else ())]
+        self._before = {id(module): own for module, (own, _) in attributes}
+        tables = {id(table): (table, dict(table)) for table, *_ in self._slots}
+        for table, key, _, entry in self._slots:
+            table[key] = entry.fake
+        try:
+            yield
+        finally:
+            for table, before in tables.values():
+                table.clear()
+                table.update(before)
+            for module, snapshot in attributes:
+                _restore(module, snapshot)
+
+    def assigned_buffers(self) -> list[tuple[Entry, torch.Tensor]]:
+        """The buffers that forward put another tensor into; call while still swapped."""
+        assigned: dict[str, tuple[Entry, torch.Tensor]] = {}
+        for table, key, _, entry in self._slots:
+            now = table.get(key)
+            if now is entry.fake:
+                continue
+            if now is None or entry.is_parameter or now.shape != entry.fake.shape or now.dtype != entry.fake.dtype:
+                what = "removes" if now is None else "replaces" if entry.is_parameter else "reshapes"
+                raise StateError(
+                    explain(
+                        f"forward {what} {'the parameter' if entry.is_parameter else 'the buffer'} {entry.name}.",
+                        why=None if now is None else f"it was {_shape(entry.fake)} and becomes {_shape(now)}",
+                        fix="give the buffer its final shape in __init__ and write into it in place",
+                    )
+                )
+            assigned[entry.name] = (entry, now)
+        return list(assigned.values())
+
+    def check_attributes(self) -> None:
+        """Raises StateError if forward stored a tensor in a plain attribute; call while still swapped."""
+        for path, module in self.root.named_modules() if self.root is not None else ():
+            for key, value in vars(module).items():
+                if key in _INTERNAL or not _holds_fake(value):
+                    continue
+                before = self._before[id(module)].get(key)
+                if isinstance(before, torch.Tensor) and id(before) not in self.read_constants:
+                    continue  # computed anew before each use (weight_norm's hook), so nothing is carried over
+                raise StateError(
+                    explain(
+                        f"forward stores a tensor in {f'{path}.' if path else ''}{key}, which a Program cannot keep.",
+                        why="only buffers carry state from one call to the next",
+                        fix=f'make it a buffer in __init__: self.register_buffer("{key}", …, persistent=False)',
+                    )
+                )
+
+
+def _snapshot(module: nn.Module) -> tuple[dict[str, Any], dict[str, Any]]:
+    """A module's attributes, and the contents of the lists and dicts among them."""
+    own = dict(vars(module))
+    contents = {
+        key: value.copy()
+        for key, value in own.items()
+        if type(value) in (list, dict, set) and key not in _INTERNAL
+    }
+    return own, contents
+
+
+def _restore(module: nn.Module, snapshot: tuple[dict[str, Any], dict[str, Any]]) -> None:
+    before, contents = snapshot
+    now = vars(module)
+    for key in [key for key in now if key not in before]:
+        del now[key]
+    for key, value in before.items():
+        if now.get(key) is not value:
+            now[key] = value
+    for key, value in contents.items():
+        container = before[key]
+        container.clear()
+        container.extend(value) if isinstance(container, list) else container.update(value)
+
+
+def _holds_fake(value: Any) -> bool:
+    if isinstance(value, internals.FakeTensor):
+        return True
+    if type(value) in (list, tuple, set):
+        return any(_holds_fake(item) for item in value)
+    return type(value) is dict and any(_holds_fake(item) for item in value.values())
+
+
+def _shape(tensor: torch.Tensor) -> str:
+    return f"{str(tensor.dtype).removeprefix('torch.')}[{', '.join(map(str, tensor.shape))}]"

@@ -1,0 +1,140 @@
+"""Every exception Ingot raises on purpose.
+
+    IngotError
+    ├── CaptureError                the model could not become a Program
+    │   ├── EagerError              it does not run in eager either
+    │   ├── DataDependentError      Python asked for a value that only exists when the model runs
+    │   ├── UntraceableError        a tensor left torch: numpy, a C extension, an object we cannot see into
+    │   ├── StateError              forward changed state that is neither a parameter nor a buffer
+    │   └── DynamicShapeError       a dynamic dim is frozen, related to another, or narrower than declared
+    ├── CallError                   a Program was called with something it was not captured for
+    │   ├── StructureError          other argument names or nesting
+    │   ├── LiteralError            another value for an argument that was captured as a constant
+    │   └── InputError              another dtype, rank, size or device
+    ├── VerifyError                 a Program breaks one of its invariants
+    ├── StateDictError              a state dict lacks a key or holds a tensor of another shape
+    ├── UnflattenError              the module hierarchy cannot be rebuilt
+    ├── ConversionError             torch.export's form cannot express it, or ours cannot
+    ├── SaveError                   a Program holds something a file cannot
+    ├── PassError                   a pass was given what it cannot take
+    │   └── NumericsError           a pass changed what the program computes
+    └── FileError                   a file cannot be used (ingot_runtime.errors draws that branch)
+
+A message says what happened, where (the user's file and line), why, and what to do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ingot_runtime.errors import (
+    DamagedFile,
+    FileError,
+    IngotError,
+    NotAnIngotFile,
+    UnsafeFile,
+    UnsupportedSchema,
+)
+
+
+class CaptureError(IngotError):
+    """The model could not become a Program."""
+
+
+class EagerError(CaptureError):
+    """The model fails in eager with the same arguments; its own exception is the cause."""
+
+
+class DataDependentError(CaptureError):
+    """Python needed the value of a tensor while the model was being captured."""
+
+
+class UntraceableError(CaptureError):
+    """A tensor was handed to code that torch cannot see into."""
+
+
+class StateError(CaptureError):
+    """forward stored a tensor where a Program cannot follow it."""
+
+
+class DynamicShapeError(CaptureError):
+    """A dim declared dynamic is frozen, related to another, or supported on less than its range."""
+
+
+class CallError(IngotError):
+    """A Program was called with something it was not captured for."""
+
+
+class StructureError(CallError):
+    """The arguments have other names or another nesting than the captured ones."""
+
+
+class LiteralError(CallError):
+    """An argument that was captured as a constant has another value."""
+
+
+class InputError(CallError):
+    """A tensor argument has another dtype, rank, size or device."""
+
+
+class VerifyError(IngotError):
+    """A Program breaks one of its invariants."""
+
+
+class StateDictError(IngotError):
+    """A state dict does not fit the Program."""
+
+
+class UnflattenError(IngotError):
+    """The module hierarchy cannot be rebuilt from this Program."""
+
+
+class ConversionError(IngotError):
+    """A Program and torch.export's ExportedProgram cannot be turned into each other."""
+
+
+class SaveError(IngotError):
+    """A Program holds something that a file cannot."""
+
+
+class PassError(IngotError):
+    """A pass was given a program or an option that it cannot take."""
+
+
+class NumericsError(PassError):
+    """A pass changed what the program computes."""
+
+
+def explain(what: str, *, where: str | None = None, why: str | None = None, fix: str | None = None) -> str:
+    """One message in the house form; the parts that are not known are left out."""
+    parts: Sequence[tuple[str, str | None]] = (("where", where), ("why", why), ("what to do", fix))
+    lines = [what, *(f"  {label}: {text}" for label, text in parts if text)]
+    return "\n".join(lines)
+
+
+__all__ = [
+    "CallError",
+    "CaptureError",
+    "ConversionError",
+    "DamagedFile",
+    "DataDependentError",
+    "DynamicShapeError",
+    "EagerError",
+    "FileError",
+    "IngotError",
+    "InputError",
+    "LiteralError",
+    "NotAnIngotFile",
+    "NumericsError",
+    "PassError",
+    "SaveError",
+    "StateDictError",
+    "StateError",
+    "StructureError",
+    "UnflattenError",
+    "UnsafeFile",
+    "UnsupportedSchema",
+    "UntraceableError",
+    "VerifyError",
+    "explain",
+]

@@ -1,0 +1,269 @@
+"""Calling a Program: the arguments are checked against what was captured, then the graph runs through torch."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import sympy
+import torch
+
+from ingot import torch_internals as internals
+from ingot.errors import InputError, LiteralError, StructureError, explain
+from ingot.program import dims, metadata, tree
+from ingot.program.signature import Input, InputKind, OutputKind
+
+if TYPE_CHECKING:
+    from ingot.program.program import Program
+
+
+def run(program: Program, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Checks the arguments, runs the graph, writes mutations back, and rebuilds the user's result."""
+    leaves = check_call(program, args, kwargs)
+    return run_leaves(program, leaves)
+
+
+def run_leaves(program: Program, leaves: list[Any]) -> Any:
+    """Runs the graph on arguments that are checked already."""
+    tensors = [
+        leaf for leaf, i in zip(leaves, program.signature.user_inputs, strict=True) if i.kind is InputKind.ARGUMENT
+    ]
+    state = [program.state_of(i) for i in program.signature.state_inputs]
+    with internals.modes_restored():
+        values = program.graph_module(*state, *tensors)
+    return finish(program, list(values), dict(zip(_argument_names(program), tensors, strict=True)))
+
+
+def _argument_names(program: Program) -> list[str]:
+    return [i.name for i in program.signature.of_kind(InputKind.ARGUMENT)]
+
+
+def finish(program: Program, values: list[Any], arguments: Mapping[str, torch.Tensor]) -> Any:
+    """Applies the mutations that a functional graph returns, and nests the rest as the user's result."""
+    produced = iter(values)
+    results: list[Any] = []
+    for output in program.signature.outputs:
+        if output.kind is OutputKind.LITERAL:
+            results.append(output.value)
+            continue
+        value = next(produced)
+        if output.kind is OutputKind.RESULT:
+            results.append(value)
+        elif output.kind is OutputKind.ARGUMENT_MUTATION:
+            _write(arguments[str(output.target)], value)
+        elif output.kind in (OutputKind.BUFFER_MUTATION, OutputKind.PARAMETER_MUTATION):
+            target = str(output.target)
+            found = program.state_dict.get(target)
+            _write(program.constants[target] if found is None else found, value)
+    return tree.unflatten(results, program.signature.out_tree)
+
+
+def _write(target: torch.Tensor, value: torch.Tensor) -> None:
+    with torch.no_grad():
+        target.copy_(value)
+
+
+# ---------------------------------------------------------------------- checks
+
+
+def check_call(program: Program, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
+    """The leaves of the arguments, in the program's order. Raises CallError if they do not fit."""
+    signature = program.signature
+    args, kwargs = _arrange(program, args, kwargs)
+    leaves, given = tree.flatten((args, kwargs))
+    if given != signature.in_tree:
+        for expected, got in zip(signature.in_tree.children, given.children, strict=True):
+            _check_top(program, expected, got)
+        tree.check_same(signature.in_tree, given)
+    paths = tree.leaf_paths(signature.in_tree)
+    tensors: list[tuple[str, Input, torch.Tensor]] = []
+    for leaf, spec, path in zip(leaves, signature.user_inputs, paths, strict=True):
+        place = tree.spell(_named(program, path))
+        if spec.kind is InputKind.LITERAL:
+            _check_literal(program, spec, leaf, place)
+        elif not isinstance(leaf, torch.Tensor):
+            raise InputError(explain(f"{place} is {leaf!r}, but the program was captured with a tensor there."))
+        else:
+            tensors.append((place, spec, leaf))
+    _check_tensors(program, tensors)
+    return leaves
+
+
+def _named(program: Program, path: tree.Path) -> tree.Path:
+    """A leaf's path with positional arguments under their names."""
+    side, key, *rest = path
+    if side == 0 and isinstance(key, int) and key < len(program.parameter_names):
+        return (program.parameter_names[key], *rest)
+    return (f"args[{key}]" if side == 0 else key, *rest)
+
+
+def _arrange(
+    program: Program, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Moves arguments between position and keyword to where they were when the program was captured."""
+    expected_args, expected_kwargs = program.signature.in_tree.children
+    names = program.parameter_names
+    kwargs = dict(kwargs)
+    while len(args) < len(expected_args.children) and len(args) < len(names) and names[len(args)] in kwargs:
+        args = (*args, kwargs.pop(names[len(args)]))
+    while len(args) > len(expected_args.children) and len(args) <= len(names):
+        name = names[len(args) - 1]
+        if name in kwargs:
+            break
+        args, kwargs[name] = args[:-1], args[-1]
+    order = [str(key) for key in expected_kwargs.keys]
+    if set(order) == set(kwargs):
+        kwargs = {key: kwargs[key] for key in order}
+    return args, kwargs
+
+
+def _check_top(program: Program, expected: tree.Tree, got: tree.Tree) -> None:
+    """Missing and unexpected arguments, by the names the user knows."""
+    if expected.kind == "tuple" and len(expected.children) != len(got.children):
+        names = program.parameter_names
+        captured = ", ".join(names[: len(expected.children)]) or "none"
+        raise StructureError(
+            explain(
+                f"The program takes {len(expected.children)} positional arguments ({captured}), "
+                f"but got {len(got.children)}.",
+                fix="call the program with the arguments it was captured with",
+            )
+        )
+    if expected.kind == "dict" and expected.keys != got.keys:
+        missing = [str(k) for k in expected.keys if k not in got.keys]
+        extra = [str(k) for k in got.keys if k not in expected.keys]
+        problem = [f"{label} {', '.join(keys)}" for label, keys in (("missing", missing), ("unexpected", extra)) if keys]
+        raise StructureError(
+            explain(
+                f"The program was captured with other keyword arguments: {'; '.join(problem)}.",
+                fix="call the program with the arguments it was captured with, or capture it again with these",
+            )
+        )
+
+
+def _check_literal(program: Program, spec: Input, value: Any, place: str) -> None:
+    if spec.target is not None:
+        expected = program.constants[spec.target]
+        same = isinstance(value, torch.Tensor) and value.shape == expected.shape and bool((value == expected).all())
+        shown = "another tensor"
+    else:
+        expected = spec.value
+        same = type(value) is type(expected) and (value == expected or _both_nan(value, expected))
+        shown = repr(value)
+    if not same:
+        raise LiteralError(
+            explain(
+                f"{place} is {shown}, but the program was captured with {_shown(expected)}.",
+                why="values that are not tensors are constants of a program",
+                fix=f"capture the model again with {place}={shown}",
+            )
+        )
+
+
+def _shown(value: Any) -> str:
+    return "a fixed tensor" if isinstance(value, torch.Tensor) else repr(value)
+
+
+def _both_nan(a: Any, b: Any) -> bool:
+    return isinstance(a, float) and isinstance(b, float) and math.isnan(a) and math.isnan(b)
+
+
+def _check_tensors(program: Program, tensors: list[tuple[str, Input, torch.Tensor]]) -> None:
+    fakes = _argument_values(program)
+    sizes: dict[sympy.Symbol, int] = {}
+    first: dict[sympy.Symbol, str] = {}
+    derived: list[tuple[sympy.Basic, int, str]] = []
+    for place, spec, tensor in tensors:
+        fake = fakes[spec.name]
+        if tensor.dtype != fake.dtype:
+            raise InputError(
+                explain(
+                    f"{place} is {_dtype(tensor)}, but the program was captured with {_dtype(fake)}.",
+                    fix=f"convert it with .to({fake.dtype}), or capture again with this dtype",
+                )
+            )
+        if tensor.dim() != fake.dim():
+            raise InputError(
+                explain(
+                    f"{place} has {tensor.dim()} dims, but the program was captured with {fake.dim()}.",
+                    why=f"it is {tuple(tensor.shape)}, and {show_shape(fake)} was captured",
+                )
+            )
+        for dim, (size, expected) in enumerate(zip(tensor.shape, fake.shape, strict=True)):
+            where = f"dim {dim} of {place}"
+            if isinstance(expected, int):
+                if size != expected:
+                    raise InputError(
+                        explain(
+                            f"{where} is {size}, but the program was captured with {expected}.",
+                            fix=f'declare it dynamic when capturing: dynamic_shapes={{"{place}": {{{dim}: "name"}}}}',
+                        )
+                    )
+                continue
+            expr = expected.node.expr
+            if not isinstance(expr, sympy.Symbol):
+                derived.append((expr, size, where))
+            elif sizes.setdefault(expr, size) != size:
+                raise InputError(
+                    explain(
+                        f"{where} is {size}, but {first[expr]} is {sizes[expr]}; "
+                        f"both are the dim {dims.name_of(expr)}."
+                    )
+                )
+            else:
+                first.setdefault(expr, where)
+    _check_sizes(program, sizes, first, derived)
+
+
+def _check_sizes(
+    program: Program,
+    sizes: dict[sympy.Symbol, int],
+    first: Mapping[sympy.Symbol, str],
+    derived: list[tuple[sympy.Basic, int, str]],
+) -> None:
+    for expr, size, where in derived:
+        for symbol in expr.free_symbols - sizes.keys():
+            solved = sympy.solve(sympy.Eq(expr, size), symbol)
+            if len(solved) != 1 or not solved[0].is_integer:
+                raise InputError(explain(f"{where} is {size}, which is not of the form {dims.spell(expr)}."))
+            sizes[symbol] = int(solved[0])
+        if dims.evaluate(expr, sizes) != size:
+            known = ", ".join(f"{dims.name_of(s)} = {sizes[s]}" for s in expr.free_symbols)
+            raise InputError(explain(f"{where} is {size}, but must be {dims.spell(expr)} with {known}."))
+    ranges = {dim.name: dim for dim in program.dims}
+    for symbol, size in sizes.items():
+        dim = ranges.get(dims.name_of(symbol))
+        if dim is not None and not (dim.low <= size and (dim.high is None or size <= dim.high)):
+            raise InputError(
+                explain(
+                    f"{first.get(symbol, 'an input')} is {size}, outside of the range of {dim}.",
+                    fix="use a size in the range, or capture again with a wider one",
+                )
+            )
+    for constraint in program.constraints:
+        if not dims.evaluate(constraint.condition, sizes):
+            raise InputError(
+                explain(
+                    f"These sizes break what the program needs: {dims.spell(constraint.condition)}.",
+                    where=constraint.source,
+                    why=", ".join(f"{dims.name_of(s)} = {size}" for s, size in sizes.items()),
+                )
+            )
+
+
+def _argument_values(program: Program) -> dict[str, torch.Tensor]:
+    return {
+        node.name: metadata.value_of(node)
+        for node in program.graph.nodes
+        if node.op == "placeholder"
+    }
+
+
+def _dtype(tensor: torch.Tensor) -> str:
+    return str(tensor.dtype).removeprefix("torch.")
+
+
+def show_shape(tensor: torch.Tensor) -> str:
+    """A shape as print(program) shows it: float32[batch, 768]"""
+    return f"{_dtype(tensor)}[{', '.join(dims.spell(s) if not isinstance(s, int) else str(s) for s in tensor.shape)}]"

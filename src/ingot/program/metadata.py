@@ -1,0 +1,163 @@
+"""The only file that touches `node.meta`.
+
+    value_of(node)         the fake tensor, SymInt or tuple that the node computes; None for a node with no value
+    source_of(node)        the user's file, line and function
+    module_stack_of(node)  the module calls the node is inside of, outermost first
+    module_path_of(node)   the path of the innermost of them
+
+The keys are torch.export's own, so torch's tools read our graphs and ours read theirs.
+"""
+
+from __future__ import annotations
+
+import linecache
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+
+_VALUE, _TRACE, _STACK, _BINDINGS = "val", "stack_trace", "nn_module_stack", "unbacked_bindings"
+_FRAME = re.compile(r'File "(?P<file>[^"]*)", line (?P<line>\d+), in (?P<function>\S+)')
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A line of the user's code."""
+
+    file: str
+    line: int
+    function: str
+
+    @property
+    def text(self) -> str:
+        """The line itself, or nothing where the file is not at hand."""
+        return linecache.getline(self.file, self.line).strip()
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line}"
+
+
+@dataclass(frozen=True, slots=True)
+class ModuleFrame:
+    """One module call: `call` tells repeated calls apart ("fc@1"), `path` is the module's name, `type` its class."""
+
+    call: str
+    path: str
+    type: str
+
+
+ModuleStack = tuple[ModuleFrame, ...]
+
+
+def value_of(node: fx.Node) -> Any:
+    return node.meta.get(_VALUE)
+
+
+def has_value(node: fx.Node) -> bool:
+    return _VALUE in node.meta
+
+
+def set_value(node: fx.Node, value: Any) -> None:
+    node.meta[_VALUE] = value
+
+
+def source_of(node: fx.Node) -> Source | None:
+    """The innermost line of the user's code that the node comes from."""
+    trace = node.meta.get(_TRACE)
+    frames = _FRAME.findall(trace) if trace else ()
+    if not frames:
+        return None
+    file, line, function = frames[-1]
+    return Source(file, int(line), function)
+
+
+def set_source(node: fx.Node, source: Source | None) -> None:
+    if source is None:
+        node.meta.pop(_TRACE, None)
+    else:
+        node.meta[_TRACE] = trace_text(source.file, source.line, source.function)
+
+
+def trace_text(file: str, line: int, function: str) -> str:
+    return f'  File "{file}", line {line}, in {function}\n'
+
+
+def set_trace(node: fx.Node, trace: str) -> None:
+    node.meta[_TRACE] = trace
+
+
+def module_stack_of(node: fx.Node) -> ModuleStack:
+    stack = node.meta.get(_STACK) or {}
+    return tuple(ModuleFrame(call, path, _type_name(kind)) for call, (path, kind) in stack.items())
+
+
+def set_module_stack(node: fx.Node, stack: Iterable[ModuleFrame]) -> None:
+    node.meta[_STACK] = stack_entry(stack)
+
+
+def stack_entry(stack: Iterable[ModuleFrame]) -> dict[str, tuple[str, str]]:
+    """A module stack as nodes hold it; nodes of one call may share the dict, which nobody changes in place."""
+    return {frame.call: (frame.path, frame.type) for frame in stack}
+
+
+def share_module_stack(node: fx.Node, entry: Mapping[str, tuple[str, str]]) -> None:
+    node.meta[_STACK] = entry
+
+
+def module_path_of(node: fx.Node) -> str:
+    stack = node.meta.get(_STACK)
+    return str(next(reversed(stack.values()))[0]) if stack else ""
+
+
+def set_bindings(node: fx.Node, bindings: Any) -> None:
+    """Which symbols, unknown until the program runs, the node's value makes known (torch.export's own record)."""
+    if bindings:
+        node.meta[_BINDINGS] = bindings
+
+
+def bindings_of(node: fx.Node) -> Any:
+    return node.meta.get(_BINDINGS)
+
+
+def copy_metadata(source: fx.Node, target: fx.Node) -> None:
+    """Everything that is known of `source`, its value included, becomes known of `target`."""
+    target.meta = dict(source.meta)
+
+
+def inherit_origin(target: fx.Node, source: fx.Node) -> None:
+    """`target` takes the place in the user's code and module of `source`, not its value."""
+    for key in (_TRACE, _STACK):
+        if key in source.meta:
+            target.meta[key] = source.meta[key]
+
+
+def strip(node: fx.Node) -> None:
+    """Leaves the keys above and drops what else torch wrote."""
+    node.meta = {key: node.meta[key] for key in (_VALUE, _TRACE, _STACK, _BINDINGS) if key in node.meta}
+
+
+def where(node: fx.Node) -> str:
+    """The node's origin in one phrase for an error message."""
+    source, path = source_of(node), module_path_of(node)
+    parts = [f"node {node.name}"]
+    if path:
+        parts.append(f"module {path}")
+    if source is not None:
+        parts.append(f"{source}" + (f": {source.text}" if source.text else ""))
+    return ", ".join(parts)
+
+
+def tensors_in(value: Any) -> list[torch.Tensor]:
+    """The tensors of a node's value."""
+    if isinstance(value, torch.Tensor):
+        return [value]
+    if isinstance(value, list | tuple):
+        return [tensor for item in value for tensor in tensors_in(item)]
+    return []
+
+
+def _type_name(kind: Any) -> str:
+    return f"{kind.__module__}.{kind.__qualname__}" if isinstance(kind, type) else str(kind)

@@ -1,0 +1,428 @@
+"""Every non-public torch name that Ingot leans on enters here, so that a new torch release is one file's work.
+
+Public names (torch.fx, torch.ops, torch.export, FX graphs, ATen) are imported where they are used.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import sympy
+import torch
+from torch._dispatch.python import enable_python_dispatcher
+from torch._guards import Source as GuardSource
+from torch._higher_order_ops import utils as _hop_utils
+from torch._ops import HigherOrderOperator, OpOverload, _higher_order_ops
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensor,
+    FakeTensorMode,
+    UnsupportedOperatorException,
+    unset_fake_temporarily,
+)
+from torch.fx._lazy_graph_module import _LazyGraphModule as LazyGraphModule
+from torch.fx.experimental.proxy_tensor import ProxyTorchDispatchMode, disable_proxy_modes_tracing
+from torch.fx.experimental.symbolic_shapes import (
+    DimDynamic,
+    GuardOnDataDependentSymNode,
+    ShapeEnv,
+    StrictMinMaxConstraint,
+    compute_unbacked_bindings,
+    free_unbacked_symbols,
+)
+from torch.nn.attention import flex_attention as _flex
+from torch.utils import _pytree
+from torch.utils._sympy import functions as sympy_functions
+from torch.utils._sympy.numbers import int_oo
+from torch.utils._sympy.value_ranges import ValueRanges, bound_sympy
+
+TORCH_FOLDER: str = torch.__path__[0]
+
+enter_autocast: Callable[..., Any] = torch.amp.autocast_mode._enter_autocast
+exit_autocast: Callable[..., None] = torch.amp.autocast_mode._exit_autocast
+set_grad_enabled: Callable[[bool], None] = torch._C._set_grad_enabled
+below_autograd: Callable[[], contextlib.AbstractContextManager[None]] = torch._C._AutoDispatchBelowAutograd
+without_dispatch: Callable[[], contextlib.AbstractContextManager[None]] = torch._C._DisableTorchDispatch
+
+# The higher-order operator that stands in the graph where a preserved module's call begins and ends.
+tracepoint: HigherOrderOperator = torch.ops.higher_order._export_tracepoint
+
+
+class RecordingMode(ProxyTorchDispatchMode):
+    """A dispatch mode that sees every ATen call before autocast and autograd do.
+
+    torch lets only its own proxy mode sit at that place, so ours is one; none of the proxy's machinery is used.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(None, "fake", pre_dispatch=True)  # type: ignore[arg-type]
+        # torch wraps a mode's __torch_dispatch__ in a guard against being compiled, which costs more than our own work.
+        bare = getattr(type(self).__torch_dispatch__, "__wrapped__", None)
+        if bare is not None:
+            self.__torch_dispatch__ = bare.__get__(self)  # type: ignore[method-assign]
+
+    def __sym_dispatch__(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        return func(*args, **kwargs)  # arithmetic on sizes is written down where a size is used
+
+
+class WatchedShapeEnv(ShapeEnv):  # type: ignore[misc]
+    """A shape environment that reports every symbolic expression that Python code asked a value of."""
+
+    def __init__(self, on_evaluate: Callable[[sympy.Basic, sympy.Basic], None]) -> None:
+        # trace_asserts: an assert statement on a value known only at run time becomes an assertion in the graph.
+        super().__init__(duck_shape=False, specialize_zero_one=False, trace_asserts=True)
+        self._on_evaluate = on_evaluate
+
+    def evaluate_expr(self, orig_expr: sympy.Basic, *args: Any, **kwargs: Any) -> sympy.Basic:
+        value = super().evaluate_expr(orig_expr, *args, **kwargs)
+        if orig_expr.free_symbols:
+            self._on_evaluate(orig_expr, value)
+        return value
+
+    def _generate_unique_id(self, source_name: str) -> Any:
+        # torch numbers its symbols by a hash of where they come from; ours carry the dim's name, so that they can be
+        # read and are the same in every process.
+        return f"_{source_name}"
+
+
+class NamedSource(GuardSource):
+    """Where a symbol comes from, for torch's own messages: the user's argument and dim."""
+
+    def __init__(self, text: str) -> None:
+        object.__setattr__(self, "text", text)
+
+    @property
+    def _name_template(self) -> str:
+        return str(self.text)  # type: ignore[attr-defined]
+
+    @property
+    def name(self) -> str:
+        return str(self.text)  # type: ignore[attr-defined]
+
+    def guard_source(self) -> Any:
+        from torch._guards import GuardSource as Kind
+
+        return Kind.CONSTANT
+
+    def __hash__(self) -> int:
+        return hash(self.name)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, NamedSource) and self.name == other.name
+
+
+def new_symbol(env: ShapeEnv, name: str, hint: int, low: int, high: int | None) -> sympy.Symbol:
+    """A size symbol with its range; `high` None is no bound."""
+    ranged = ValueRanges(low, int_oo if high is None else high)
+    symbol = env.create_symbol(
+        hint,
+        NamedSource(name),
+        dynamic_dim=DimDynamic.DYNAMIC,
+        constraint_dim=StrictMinMaxConstraint(vr=ranged, warn_only=False),
+        positive=True if low > 0 else None,
+        do_not_specialize_zero_one=True,
+    )
+    assert isinstance(symbol, sympy.Symbol)
+    return symbol
+
+
+def symint(env: ShapeEnv, expr: sympy.Expr) -> int | torch.SymInt:
+    """The SymInt of an expression, or the int where it is one."""
+    if expr.is_number:
+        return int(expr)
+    out: int | torch.SymInt = env.create_symintnode(expr, hint=None)
+    return out
+
+
+def symbolic_value(env: ShapeEnv, expr: sympy.Basic) -> Any:
+    """The SymInt, SymFloat or SymBool of an expression."""
+    if expr.is_number or expr in (sympy.true, sympy.false):
+        return bool(expr) if expr in (sympy.true, sympy.false) else (int(expr) if expr.is_integer else float(expr))
+    if isinstance(expr, sympy.logic.boolalg.Boolean):
+        return env.create_symboolnode(expr)
+    if expr.is_integer:
+        return env.create_symintnode(expr, hint=None)
+    return env.create_symfloatnode(expr, hint=None)
+
+
+def expr_of(value: Any) -> sympy.Expr:
+    """The expression behind a SymInt, SymFloat or SymBool, or of a plain number."""
+    if is_symbolic(value):
+        return value.node.expr
+    if isinstance(value, bool):
+        return sympy.true if value else sympy.false
+    return sympy.sympify(value)
+
+
+def is_symbolic(value: Any) -> bool:
+    return isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool)
+
+
+def is_unbacked(symbol: sympy.Symbol) -> bool:
+    return bool(free_unbacked_symbols(symbol))
+
+
+def fake_dense(mode: FakeTensorMode, like: torch.Tensor, requires_grad: bool) -> FakeTensor:
+    """The fake of a plain strided tensor, without the general converter's checks (ten times faster)."""
+    with without_dispatch():
+        meta = torch.empty_strided(like.shape, like.stride(), dtype=like.dtype, device="meta")
+    fake = FakeTensor(mode, meta, like.device)
+    if requires_grad:
+        fake.requires_grad_(True)
+    return fake
+
+
+def fake_sized(mode: FakeTensorMode, like: torch.Tensor, sizes: Sequence[Any], strides: Sequence[Any]) -> FakeTensor:
+    """A fake like `like`, with symbolic sizes and strides."""
+    with mode:
+        fake = torch.empty_strided(list(sizes), list(strides), dtype=like.dtype, device=like.device)
+    assert isinstance(fake, FakeTensor)
+    if like.requires_grad:
+        fake.requires_grad_(True)
+    return fake
+
+
+def is_plain(tensor: torch.Tensor) -> bool:
+    """Whether `fake_dense` may stand for it: strided, no subclass, no conjugate or negative bit."""
+    return (
+        type(tensor) in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
+        and tensor.layout is torch.strided
+        and not tensor.is_quantized
+        and not tensor.is_conj()
+        and not tensor.is_neg()
+        and not tensor.is_nested
+    )
+
+
+def registered_container(cls: type) -> Any:
+    """torch's pytree rule for a class, or None."""
+    return _pytree.SUPPORTED_NODES.get(cls)
+
+
+def container_dumps(cls: type, context: Any) -> Any:
+    """A registered container's context as JSON text, or None where its class registered no way to write it."""
+    rule = _pytree.SUPPORTED_SERIALIZED_TYPES.get(_pytree.SUPPORTED_NODES[cls] and cls)
+    if rule is None or rule.to_dumpable_context is None:
+        return None
+    return rule.to_dumpable_context(context)
+
+
+def container_loads(cls: type, dumped: Any) -> Any:
+    rule = _pytree.SUPPORTED_SERIALIZED_TYPES.get(cls)
+    return dumped if rule is None or rule.from_dumpable_context is None else rule.from_dumpable_context(dumped)
+
+
+def higher_order_operators() -> dict[str, HigherOrderOperator]:
+    return dict(_higher_order_ops)
+
+
+def has_rule(operator: HigherOrderOperator, mode: type) -> bool:
+    return mode in operator.python_key_table
+
+
+def ignore_fresh_symbols(env: ShapeEnv) -> contextlib.AbstractContextManager[None]:
+    return env.ignore_fresh_unbacked_symbols()  # type: ignore[no-any-return]
+
+
+def pending_symbols(env: ShapeEnv) -> list[sympy.Symbol]:
+    return env.pending_fresh_unbacked_symbols  # type: ignore[no-any-return]
+
+
+@contextlib.contextmanager
+def exporting() -> Iterator[None]:
+    """Inside, models that ask whether they are being exported hear yes, as under torch.export."""
+    saved = torch.compiler._is_compiling_flag, torch.compiler._is_exporting_flag
+    torch.compiler._is_compiling_flag = torch.compiler._is_exporting_flag = True
+    try:
+        yield
+    finally:
+        torch.compiler._is_compiling_flag, torch.compiler._is_exporting_flag = saved
+
+
+@contextlib.contextmanager
+def control_flow_called_directly(call: Callable[..., Any]) -> Iterator[None]:
+    """Inside, torch.cond, while_loop, scan and map reach their operator through `call(fn, args, kwargs)`.
+
+    Outside of a trace torch compiles them first, which loses the user's lines and takes seconds.
+    """
+    saved = _hop_utils._hop_compile_and_call
+    _hop_utils._hop_compile_and_call = call
+    try:
+        yield
+    finally:
+        _hop_utils._hop_compile_and_call = saved
+
+
+@contextlib.contextmanager
+def autocast_watched(on_enter: Callable[..., None], on_exit: Callable[[], None]) -> Iterator[None]:
+    """Inside, every autocast context, the user's or a graph's own, reports its settings when it opens and closes."""
+    cls = torch.amp.autocast_mode.autocast
+    enter, leave = cls.__enter__, cls.__exit__
+
+    def watched_enter(self: Any) -> Any:
+        out = enter(self)
+        on_enter(self.device, self.fast_dtype, self._enabled, self._cache_enabled)
+        return out
+
+    def watched_exit(self: Any, *exception: Any) -> Any:
+        out = leave(self, *exception)
+        on_exit()
+        return out
+
+    cls.__enter__, cls.__exit__ = watched_enter, watched_exit  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        cls.__enter__, cls.__exit__ = enter, leave  # type: ignore[method-assign]
+
+
+@contextlib.contextmanager
+def symbols_in_python_calls() -> Iterator[None]:
+    """Inside, torch.tensor takes symbolic numbers; torch's own parser would turn them into constants."""
+    original = torch.tensor
+
+    def tensor(data: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
+        if not _holds_symbol(data):
+            return original(data, *args, **kwargs)
+        dtype = kwargs.get("dtype") or _dtype_of(data)
+        return _stack(data, dtype, kwargs.get("device"))
+
+    torch.tensor = tensor
+    try:
+        yield
+    finally:
+        torch.tensor = original
+
+
+def _holds_symbol(data: Any) -> bool:
+    return any(map(_holds_symbol, data)) if isinstance(data, list | tuple) else is_symbolic(data)
+
+
+def _dtype_of(data: Any) -> torch.dtype:
+    leaves = _pytree.tree_leaves(data)
+    if any(isinstance(leaf, float | torch.SymFloat) for leaf in leaves):
+        return torch.get_default_dtype()
+    return torch.bool if all(isinstance(leaf, bool | torch.SymBool) for leaf in leaves) else torch.int64
+
+
+def _stack(data: Any, dtype: torch.dtype, device: Any) -> torch.Tensor:
+    if isinstance(data, list | tuple):
+        return torch.stack([_stack(item, dtype, device) for item in data])
+    return torch.scalar_tensor(data, dtype=dtype, device=device)
+
+
+@contextlib.contextmanager
+def idle_conversions_skipped() -> Iterator[None]:
+    """Inside, `module.to(dtype)` that changes nothing does nothing; torch would swap fakes, which it cannot."""
+    original = torch.nn.Module._apply
+
+    def apply(self: torch.nn.Module, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Any:
+        tensors = [*self.parameters(recurse), *self.buffers(recurse)]
+        with recording_paused():
+            idle = all(fn(tensor) is tensor for tensor in tensors)
+        return self if idle else original(self, fn, recurse)
+
+    torch.nn.Module._apply = apply  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        torch.nn.Module._apply = original  # type: ignore[method-assign]
+
+
+def recording_paused() -> contextlib.AbstractContextManager[Any]:
+    """Inside, the RecordingMode that is active sees nothing."""
+    return disable_proxy_modes_tracing()
+
+
+class grad_mode:
+    """torch.set_grad_enabled that takes effect on entering, not on being made."""
+
+    def __init__(self, enabled: bool) -> None:
+        self._enabled = enabled
+
+    def __enter__(self) -> None:
+        self._saved = torch.is_grad_enabled()
+        set_grad_enabled(self._enabled)
+
+    def __exit__(self, *exception: object) -> None:
+        set_grad_enabled(self._saved)
+
+
+@contextlib.contextmanager
+def flex_attention_called_directly() -> Iterator[None]:
+    """Inside, flex_attention reaches its operator without compiling itself first."""
+    saved = _flex._FLEX_ATTENTION_DISABLE_COMPILE_DEBUG
+    _flex._FLEX_ATTENTION_DISABLE_COMPILE_DEBUG = True
+    try:
+        yield
+    finally:
+        _flex._FLEX_ATTENTION_DISABLE_COMPILE_DEBUG = saved
+
+
+@contextlib.contextmanager
+def modes_restored() -> Iterator[None]:
+    """Afterwards grad mode and autocast are as they were, even if a graph's switches were left half done."""
+    grad = torch.is_grad_enabled()
+    devices = ("cpu", "cuda")
+    casts = [(d, torch.is_autocast_enabled(d), torch.get_autocast_dtype(d)) for d in devices]
+    cache = torch.is_autocast_cache_enabled()
+    try:
+        yield
+    finally:
+        torch._C._set_grad_enabled(grad)
+        for device, enabled, dtype in casts:
+            torch.set_autocast_enabled(device, enabled)
+            torch.set_autocast_dtype(device, dtype)
+        torch.set_autocast_cache_enabled(cache)
+
+
+def inside_transform() -> bool:
+    """Whether a functorch transform (vmap, grad, jvp) is active."""
+    return torch._C._functorch.maybe_current_level() is not None
+
+
+def real_tensors() -> contextlib.AbstractContextManager[Any]:
+    """Inside, no fake mode: calls compute on real tensors."""
+    return unset_fake_temporarily()
+
+
+def storage_id(tensor: torch.Tensor) -> int:
+    return tensor.untyped_storage()._cdata
+
+
+def same_memory(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Whether two fakes are the same view of the same storage."""
+    return (
+        a.dtype == b.dtype
+        and a.dim() == b.dim()
+        and storage_id(a) == storage_id(b)
+        and [expr_of(s) for s in (*a.shape, *a.stride(), a.storage_offset())]
+        == [expr_of(s) for s in (*b.shape, *b.stride(), b.storage_offset())]
+    )
+
+
+__all__ = [
+    "TORCH_FOLDER",
+    "DataDependentOutputException",
+    "DynamicOutputShapeException",
+    "FakeTensor",
+    "FakeTensorMode",
+    "GuardOnDataDependentSymNode",
+    "HigherOrderOperator",
+    "LazyGraphModule",
+    "NamedSource",
+    "OpOverload",
+    "RecordingMode",
+    "ShapeEnv",
+    "UnsupportedOperatorException",
+    "ValueRanges",
+    "WatchedShapeEnv",
+    "bound_sympy",
+    "compute_unbacked_bindings",
+    "enable_python_dispatcher",
+    "int_oo",
+    "sympy_functions",
+]

@@ -1,0 +1,379 @@
+"""A `.ingot` file as a container of named members: written in one way only, checked whole before anything is used.
+
+The file is a plain ZIP archive (`unzip`, `zipfile` read it) with stored members and fixed dates:
+
+    manifest.json     {"format":"ingot","schema":1,"members":{name:{"sha256":...,"size":...}}, and the caller's fields}
+    other members     sorted by name, their data on multiples of 64 bytes, so that weights can be mapped
+    ZIP directory     its comment holds the SHA-256 of manifest.json
+
+Every byte is thus determined: records by names, sizes and data, data by the manifest, the manifest by the comment.
+This finds damage, not forgery: whoever can write a file can write its hashes.
+
+Three things hold in every schema, so that any release can say which one it would need: the manifest is the first
+member, its data begins at byte 64, and the comment holds its hash.
+"""
+
+import contextlib
+import hashlib
+import mmap
+import os
+import re
+import secrets
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, BinaryIO, Protocol, Self
+
+from . import archive, strict_json
+from .errors import DamagedFile, FileError, MissingMember, NotAnIngotFile, UnsafeFile, UnsupportedSchema
+from .member_names import MANIFEST, check_names
+
+FORMAT = "ingot"
+SCHEMA = 1
+MANIFEST_LIMIT = 16 << 20
+
+_COMMENT = b"ingot manifest sha256 "
+_COMMENT_SIZE = len(_COMMENT) + 64
+_MANIFEST_BEGIN = 64
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+_PIECE = 1 << 20  # large data is hashed and written in pieces that stay in the cache between the two
+_THREADS_FROM = 1 << 20  # below this many bytes, starting threads costs more than hashing
+_RECOPY = "copy or download the file again, or write it again with Ingot"
+
+Bytes = bytes | bytearray | memoryview
+
+
+class StreamedMember(Protocol):
+    """A member that is never whole in memory: `chunks()` is called once and yields `size` bytes in all."""
+
+    @property
+    def size(self) -> int: ...
+
+    def chunks(self) -> Iterator[Bytes]: ...
+
+
+Member = Bytes | StreamedMember
+
+
+@dataclass(frozen=True, slots=True)
+class Contents:
+    """What a checked file holds: its manifest, and where the data of each other member begins and ends."""
+
+    manifest: Mapping[str, Any]
+    members: Mapping[str, tuple[int, int]]
+
+
+class Container:
+    """An open `.ingot` file, whole and checked. Close it, or use it in a `with` statement."""
+
+    __slots__ = ("_contents", "_map", "_view", "path")
+
+    def __init__(self, path: str, mapped: mmap.mmap, contents: Contents) -> None:
+        self.path = path
+        self._map = mapped
+        self._view = memoryview(mapped)
+        self._contents = contents
+
+    @property
+    def manifest(self) -> Mapping[str, Any]:
+        return self._contents.manifest
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The members but for the manifest, sorted."""
+        return tuple(self._contents.members)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._contents.members
+
+    def read(self, name: str) -> memoryview:
+        """A member's bytes, 64-byte aligned, without a copy.
+
+        Writing to the view changes this process's pages only, never the file. A view outlives `close()`.
+        """
+        if name not in self._contents.members:
+            raise MissingMember(
+                f"the file has no member {name!r}",
+                why=f"its members are {', '.join(self.names) or 'none'}",
+                fix="write the file again with what is needed from it",
+                path=self.path,
+            )
+        begin, end = self._contents.members[name]
+        return self._view[begin:end]
+
+    def close(self) -> None:
+        """Gives the file back; the memory of views still in use goes when the last of them does."""
+        self._view.release()
+        _unmap(self._map)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+
+def open_container(path: str | os.PathLike[str]) -> Container:
+    """Maps a `.ingot` file and checks every byte of it before returning.
+
+    Raises a FileError for what is wrong with the file, OSError where it cannot be opened. The file must not be changed
+    in place while it is open; `write_container` never does so, it replaces.
+    """
+    path = os.fspath(path)
+    with open(path, "rb") as file:
+        if os.fstat(file.fileno()).st_size == 0:  # an empty file cannot be mapped
+            raise _not_ours("it is empty", path)
+        mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+    try:
+        with memoryview(mapped) as view:
+            contents = check_container(view, path)
+        return Container(path, mapped, contents)
+    except BaseException:
+        _unmap(mapped)
+        raise
+
+
+def check_container(data: memoryview, path: str = "<memory>") -> Contents:
+    """Checks every byte of a `.ingot` file; returns what it holds, or raises a FileError. `path` is for messages."""
+    manifest_size = _check_ends(data, path)
+    manifest = _check_manifest(bytes(data[_MANIFEST_BEGIN : _MANIFEST_BEGIN + manifest_size]), path)
+    entries = manifest["members"]
+    slots = archive.plan([(MANIFEST, manifest_size), *((name, entry["size"]) for name, entry in entries.items())])
+    last = slots[-1]
+    if last.end > len(data):
+        raise DamagedFile(
+            "the file is shorter than its members",
+            why=f"{last.name!r} would end at byte {last.end}, the file at {len(data)}",
+            fix=_RECOPY,
+            path=path,
+            member=last.name,
+        )
+    sha256s, crcs = _digests([data[slot.begin : slot.end] for slot in slots])
+    for slot, found in zip(slots[1:], sha256s[1:], strict=True):
+        expected = entries[slot.name]["sha256"]
+        if found != expected:
+            raise DamagedFile(
+                "a member is not what was written",
+                why=f"its SHA-256 is {found}, the manifest says {expected}",
+                fix=_RECOPY,
+                path=path,
+                member=slot.name,
+                offset=slot.begin,
+            )
+    for slot, crc in zip(slots, crcs, strict=True):
+        _compare(data[slot.offset : slot.begin], archive.local_header(slot, crc), slot.offset, path, slot.name)
+    comment = _COMMENT + sha256s[0].encode()
+    _compare(data[last.end :], archive.directory(slots, crcs, comment), last.end, path, None)
+    return Contents(manifest, {slot.name: (slot.begin, slot.end) for slot in slots[1:]})
+
+
+def write_container(path: str | os.PathLike[str], members: Mapping[str, Member], manifest: Mapping[str, Any]) -> None:
+    """Writes a `.ingot` file: the same members and manifest fields give the same bytes, always.
+
+    `manifest` adds fields to the manifest; "format", "schema" and "members" are the container's own. The file appears
+    whole or not at all: whatever happens on the way, nothing is left behind and an older file at `path` is untouched.
+    Raises UnsafeFile for a bad member name, ValueError for a bad manifest or a member that is not of its stated size.
+    """
+    path = os.fspath(path)
+    target = os.path.realpath(path)  # through a link: replace the file, not the link
+    temporary = os.path.join(os.path.dirname(target), f".ingot-{secrets.token_hex(16)}.tmp")
+    members = {name: members[name] for name in sorted(members)}
+    check_names(members, path)
+    try:
+        with open(temporary, "xb") as file:
+            _write(file, members, manifest)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, target)
+    except BaseException as error:
+        with contextlib.suppress(OSError):
+            os.unlink(temporary)
+        error.add_note(f"this happened while writing {path}; what was there before is untouched")
+        raise
+
+
+def _write(file: BinaryIO, members: Mapping[str, Member], fields: Mapping[str, Any]) -> None:
+    # A hash is as long as any other, so the layout is known before the data is: one pass over the data is enough, and
+    # the headers and the manifest are filled in behind it.
+    sizes = {name: _size(member) for name, member in members.items()}
+    draft = _manifest_bytes(fields, sizes, dict.fromkeys(sizes, "0" * 64))
+    slots = archive.plan([(MANIFEST, len(draft)), *sizes.items()])
+    sha256s: dict[str, str] = {}
+    crcs: list[int] = []
+    for slot in slots[1:]:
+        file.seek(slot.begin)
+        sha256s[slot.name], crc = _write_data(file, slot, members[slot.name])
+        crcs.append(crc)
+    manifest = _manifest_bytes(fields, sizes, sha256s)
+    crcs.insert(0, zlib.crc32(manifest))
+    for slot, crc in zip(slots, crcs, strict=True):
+        file.seek(slot.offset)
+        file.write(archive.local_header(slot, crc))
+    file.seek(slots[0].begin)
+    file.write(manifest)
+    file.seek(slots[-1].end)
+    file.write(archive.directory(slots, crcs, _COMMENT + hashlib.sha256(manifest).hexdigest().encode()))
+
+
+def _write_data(file: BinaryIO, slot: archive.Slot, member: Member) -> tuple[str, int]:
+    sha256 = hashlib.sha256()
+    crc = 0
+    written = 0
+    for chunk in [member] if isinstance(member, Bytes) else member.chunks():
+        view = memoryview(chunk)
+        if view.nbytes == 0:  # such a view may have a shape that cannot be cast
+            continue
+        view = view.cast("B")
+        written += view.nbytes
+        if written > slot.size:
+            break
+        for begin in range(0, view.nbytes, _PIECE):
+            piece = view[begin : begin + _PIECE]
+            sha256.update(piece)
+            crc = zlib.crc32(piece, crc)
+            file.write(piece)
+    if written != slot.size:
+        amount = "more" if written > slot.size else f"only {written}"
+        raise ValueError(f"member {slot.name!r} said that it has {slot.size} bytes, and gave {amount}")
+    return sha256.hexdigest(), crc
+
+
+def _manifest_bytes(fields: Mapping[str, Any], sizes: Mapping[str, int], sha256s: Mapping[str, str]) -> bytes:
+    own = {
+        "format": FORMAT,
+        "schema": SCHEMA,
+        "members": {name: {"size": size, "sha256": sha256s[name]} for name, size in sizes.items()},
+    }
+    if taken := sorted(own.keys() & fields.keys()):
+        raise ValueError(f"the container writes these manifest fields itself: {', '.join(taken)}")
+    data = strict_json.encode({**fields, **own})
+    if len(data) > MANIFEST_LIMIT:
+        raise ValueError(f"the manifest has {len(data)} bytes of {MANIFEST_LIMIT} at most: put large data in a member")
+    return data
+
+
+def _check_ends(data: memoryview, path: str) -> int:
+    """Checks that this is an ingot file from its first byte to its last; returns the size that the manifest claims."""
+    if not data or not _begins(data, archive.LOCAL_SIGNATURE):
+        raise _not_ours("it does not begin as a ZIP archive does", path)
+    if not _begins(data[archive.NAME_OFFSET :], MANIFEST.encode()):
+        raise _not_ours(f"it is a ZIP archive, but its first member is not {MANIFEST}", path)
+    if len(data) < _MANIFEST_BEGIN + archive.END_SIZE + _COMMENT_SIZE:
+        raise DamagedFile("the file is cut short", f"it has only {len(data)} bytes", _RECOPY, path=path)
+    end = len(data) - archive.END_SIZE - _COMMENT_SIZE
+    comment = end + archive.END_SIZE
+    if data[end : end + 4] != archive.END_SIGNATURE or data[comment : comment + len(_COMMENT)] != _COMMENT:
+        raise DamagedFile(
+            "the file does not end as an ingot file does",
+            why="it was cut short, has bytes behind its end, or was rewritten by another program",
+            fix=_RECOPY,
+            path=path,
+            offset=end,
+        )
+    size = int.from_bytes(data[archive.SIZE_OFFSET : archive.SIZE_OFFSET + 4], "little")
+    if size > min(MANIFEST_LIMIT, end - _MANIFEST_BEGIN):
+        raise _bad_manifest(f"its header claims {size} bytes", path)
+    found = hashlib.sha256(data[_MANIFEST_BEGIN : _MANIFEST_BEGIN + size]).hexdigest()
+    if data[comment + len(_COMMENT) :] != found.encode():
+        raise _bad_manifest(f"its SHA-256 is {found}, the end of the file says otherwise", path)
+    return size
+
+
+def _check_manifest(data: bytes, path: str) -> dict[str, Any]:
+    try:
+        manifest = strict_json.decode(data)
+        canonical = strict_json.encode(manifest)
+    except strict_json.RepeatedKey as error:
+        raise UnsafeFile(
+            f"the manifest names {error.key!r} twice",
+            why="two readers could take two different members for it",
+            fix="do not use this file: Ingot did not write it",
+            path=path,
+            member=MANIFEST,
+        ) from None
+    except (ValueError, RecursionError) as error:
+        raise _bad_manifest(f"it is not JSON: {error}", path) from None
+    if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
+        raise _not_ours(f"its manifest does not say that its format is {FORMAT!r}", path)
+    schema = manifest.get("schema")
+    if type(schema) is not int or schema < 1:
+        raise _bad_manifest(f"its schema is {schema!r}, not a version", path)
+    if schema != SCHEMA:
+        if schema > SCHEMA:
+            writer, fix = "a newer", "update Ingot's runtime"
+        else:
+            writer, fix = "an older", "write the file again with this release, or read it with the older one"
+        raise UnsupportedSchema(
+            f"the file is of schema {schema}, this release reads schema {SCHEMA}",
+            why=f"it was written by {writer} release of Ingot",
+            fix=fix,
+            path=path,
+        )
+    members = manifest.get("members")
+    if not isinstance(members, dict):
+        raise _bad_manifest("it does not list members", path)
+    check_names(members, path)
+    for name, entry in members.items():
+        match entry:
+            case {"size": int(size), "sha256": str(sha256), **rest} if not rest:
+                if type(size) is int and size >= 0 and _SHA256.fullmatch(sha256):
+                    continue
+        raise _bad_manifest(f"its entry for {name!r} is not a size and a SHA-256", path)
+    if canonical != data:
+        raise _bad_manifest("it is not canonical JSON", path)
+    return manifest
+
+
+def _digests(views: Sequence[memoryview]) -> tuple[list[str], list[int]]:
+    """The SHA-256 and the CRC-32 of each view. Both let other threads run, so the CRC costs no time of its own."""
+    if sum(view.nbytes for view in views) < _THREADS_FROM:
+        return [_sha256(view) for view in views], [zlib.crc32(view) for view in views]
+    with ThreadPoolExecutor(max_workers=4) as pool:
+        sha256s = [pool.submit(_sha256, view) for view in views]
+        crcs = [pool.submit(zlib.crc32, view) for view in views]
+        return [job.result() for job in sha256s], [job.result() for job in crcs]
+
+
+def _sha256(view: memoryview) -> str:
+    return hashlib.sha256(view).hexdigest()
+
+
+def _size(member: Member) -> int:
+    return memoryview(member).nbytes if isinstance(member, Bytes) else member.size
+
+
+def _compare(found: memoryview, expected: bytes, offset: int, path: str, member: str | None) -> None:
+    if found == expected:
+        return
+    pairs = zip(found, expected, strict=False)
+    at = next((at for at, (a, b) in enumerate(pairs) if a != b), min(len(found), len(expected)))
+    raise DamagedFile(
+        f"the ZIP {'directory' if member is None else 'header'} is not what was written",
+        why="a byte was changed, added or lost, or another program rewrote the archive",
+        fix=_RECOPY,
+        path=path,
+        member=member,
+        offset=offset + at,
+    )
+
+
+def _begins(data: memoryview, expected: bytes) -> bool:
+    """Whether data begins so, as far as it goes: data that is cut short is to be called that, and not foreign."""
+    return data[: len(expected)] == expected[: len(data)]
+
+
+def _not_ours(why: str, path: str) -> FileError:
+    fix = "give a file that Ingot saved; a model of another kind has to be captured and saved by Ingot first"
+    return NotAnIngotFile("this is not an ingot file", why, fix, path=path)
+
+
+def _bad_manifest(why: str, path: str) -> FileError:
+    what = "the manifest is not what was written"
+    return DamagedFile(what, why, _RECOPY, path=path, member=MANIFEST, offset=_MANIFEST_BEGIN)
+
+
+def _unmap(mapped: mmap.mmap) -> None:
+    with contextlib.suppress(BufferError):  # views are in use: the last of them takes the map with it
+        mapped.close()
