@@ -6,6 +6,7 @@ Public names (torch.fx, torch.ops, torch.export, FX graphs, ATen) are imported w
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -25,6 +26,7 @@ from torch._subclasses.fake_tensor import (
 )
 from torch.fx._lazy_graph_module import _LazyGraphModule as LazyGraphModule
 from torch.fx.experimental.proxy_tensor import ProxyTorchDispatchMode, disable_proxy_modes_tracing
+from torch.fx.experimental import symbolic_shapes as _symbolic_shapes
 from torch.fx.experimental.symbolic_shapes import (
     DimDynamic,
     GuardOnDataDependentSymNode,
@@ -77,10 +79,13 @@ class WatchedShapeEnv(ShapeEnv):  # type: ignore[misc]
         self._on_evaluate = on_evaluate
 
     def evaluate_expr(self, orig_expr: sympy.Basic, *args: Any, **kwargs: Any) -> sympy.Basic:
-        value = super().evaluate_expr(orig_expr, *args, **kwargs)
+        value = ShapeEnv.evaluate_expr(self, orig_expr, *args, **kwargs)
         if orig_expr.free_symbols:
             self._on_evaluate(orig_expr, value)
         return value
+
+    # torch looks for the user's frame by file name, to see whether it stands at an assert: ours must not be taken for it.
+    evaluate_expr.__code__ = evaluate_expr.__code__.replace(co_filename=_symbolic_shapes.__file__)
 
     def _generate_unique_id(self, source_name: str) -> Any:
         # torch numbers its symbols by a hash of where they come from; ours carry the dim's name, so that they can be
@@ -233,13 +238,20 @@ def pending_symbols(env: ShapeEnv) -> list[sympy.Symbol]:
 
 @contextlib.contextmanager
 def exporting() -> Iterator[None]:
-    """Inside, models that ask whether they are being exported hear yes, as under torch.export."""
+    """Inside, models that ask whether they are being exported hear yes, as under torch.export.
+
+    torch logs a traceback for each fake kernel that fails; the exception says as much, so the log is silenced.
+    """
     saved = torch.compiler._is_compiling_flag, torch.compiler._is_exporting_flag
+    log = logging.getLogger("torch._subclasses.fake_tensor")
+    level = log.level
     torch.compiler._is_compiling_flag = torch.compiler._is_exporting_flag = True
+    log.setLevel(logging.CRITICAL)
     try:
         yield
     finally:
         torch.compiler._is_compiling_flag, torch.compiler._is_exporting_flag = saved
+        log.setLevel(level)
 
 
 @contextlib.contextmanager
@@ -280,9 +292,15 @@ def autocast_watched(on_enter: Callable[..., None], on_exit: Callable[[], None])
 
 
 @contextlib.contextmanager
-def symbols_in_python_calls() -> Iterator[None]:
-    """Inside, torch.tensor takes symbolic numbers; torch's own parser would turn them into constants."""
-    original = torch.tensor
+def python_calls_dispatched() -> Iterator[None]:
+    """Inside, calls that torch would answer without its dispatcher reach it all the same.
+
+    torch.tensor takes symbolic numbers, which torch's own parser would turn into constants. x.contiguous() is a call
+    even where the fake x is contiguous already: the real one need not be, since kernels choose strides of their own.
+    """
+    cls = torch.Tensor
+    original, original_contiguous = torch.tensor, cls.contiguous
+    original_getitem, original_setitem = cls.__getitem__, cls.__setitem__
 
     def tensor(data: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
         if not _holds_symbol(data):
@@ -290,11 +308,78 @@ def symbols_in_python_calls() -> Iterator[None]:
         dtype = kwargs.get("dtype") or _dtype_of(data)
         return _stack(data, dtype, kwargs.get("device"))
 
-    torch.tensor = tensor
+    def contiguous(self: torch.Tensor, memory_format: torch.memory_format = torch.contiguous_format) -> torch.Tensor:
+        return torch.ops.aten.contiguous.default(self, memory_format=memory_format)  # type: ignore[no-any-return]
+
+    def getitem(self: torch.Tensor, index: Any) -> Any:
+        if _index_is_symbolic(index):
+            self, index = _index_symbols(self, index)
+        return original_getitem(self, index)
+
+    def setitem(self: torch.Tensor, index: Any, value: Any) -> None:
+        if _index_is_symbolic(index):
+            self, index = _index_symbols(self, index)
+        original_setitem(self, index, value)
+
+    torch.tensor, cls.contiguous = tensor, contiguous  # type: ignore[method-assign,assignment]
+    cls.__getitem__, cls.__setitem__ = getitem, setitem  # type: ignore[method-assign,assignment]
     try:
         yield
     finally:
-        torch.tensor = original
+        torch.tensor, cls.contiguous = original, original_contiguous  # type: ignore[method-assign]
+        cls.__getitem__, cls.__setitem__ = original_getitem, original_setitem  # type: ignore[method-assign]
+
+
+def _index_is_symbolic(index: Any) -> bool:
+    """Whether an index holds a number that torch's own indexing would turn into a constant."""
+    for item in index if isinstance(index, tuple) else (index,):
+        parts = (item.start, item.stop, item.step) if isinstance(item, slice) else (item,)
+        for part in parts:
+            if is_symbolic(part):
+                return True
+            if isinstance(part, FakeTensor) and part.dim() == 0 and _is_integer(part):
+                return True
+    return False
+
+
+def _is_integer(tensor: torch.Tensor) -> bool:
+    return tensor.dtype in (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
+
+
+def _index_symbols(tensor: torch.Tensor, index: Any) -> tuple[torch.Tensor, tuple[Any, ...]]:
+    """A view of `tensor` in which the symbolic parts of `index` are done, and the index that is left to do."""
+    items = list(index) if isinstance(index, tuple) else [index]
+    taken = sum(
+        0 if item is None or item is Ellipsis else item.dim() if _is_mask(item) else 1 for item in items
+    )
+    rest: list[Any] = []
+    dim = 0
+    for item in items:
+        if item is Ellipsis:
+            rest.extend([slice(None)] * (tensor.dim() - taken))
+            dim += tensor.dim() - taken
+            continue
+        if item is None:
+            rest.append(None)
+            continue
+        if isinstance(item, slice) and _index_is_symbolic(item):
+            start, stop, step = (_number(part) for part in (item.start, item.stop, item.step))
+            tensor = torch.ops.aten.slice.Tensor(tensor, dim, start, stop, 1 if step is None else step)
+            item = slice(None)
+        elif not isinstance(item, slice) and _index_is_symbolic(item):
+            tensor = torch.ops.aten.select.int(tensor, dim, _number(item)).unsqueeze(dim)
+            item = 0
+        rest.append(item)
+        dim += item.dim() if _is_mask(item) else 1
+    return tensor, tuple(rest)
+
+
+def _is_mask(item: Any) -> bool:
+    return isinstance(item, torch.Tensor) and item.dtype is torch.bool
+
+
+def _number(part: Any) -> Any:
+    return part.item() if isinstance(part, torch.Tensor) else part
 
 
 def _holds_symbol(data: Any) -> bool:

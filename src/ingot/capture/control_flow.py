@@ -7,7 +7,6 @@ A rule, one an operator, says which operands each function gets and where extra 
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -349,40 +348,46 @@ def _check_carry(recorder: Recorder, name: str, before: Sequence[Any], after: Se
 
 
 def call_directly(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any] | None = None) -> Any:
-    """What torch.cond and its kin call instead of compiling themselves; nested operands and results are flattened."""
-    if function.__name__ != "_cond_op_wrapper":
-        return function(*args, **(kwargs or {}))
-    pred, true_fn, false_fn, operands = args
-    flat, in_tree = tree.flatten(tuple(operands))
+    """What torch.cond and its kin call instead of compiling themselves.
+
+    The operators take and give flat lists, the user's functions nested ones: this is where they are nested and
+    flattened.
+    """
+    in_tree: tree.Tree | None = None
+    if function.__name__ == "_cond_op_wrapper":
+        flat, in_tree = tree.flatten(tuple(args[3]))
+        args = (*args[:3], tuple(flat))
     results: list[tuple[list[Any], tree.Tree]] = []
 
-    def flattened(branch: Callable[..., Any]) -> Callable[..., Any]:
+    def flattened(inner: Callable[..., Any]) -> Callable[..., Any]:
         def run(*leaves: Any) -> list[Any]:
-            out, out_tree = tree.flatten(branch(*tree.unflatten(leaves, in_tree)))
+            out, out_tree = tree.flatten(inner(*(leaves if in_tree is None else tree.unflatten(leaves, in_tree))))
             results.append((out, out_tree))
             return [leaf for leaf in out if _is_value(leaf)]
 
         return run
 
-    out = function(pred, flattened(true_fn), flattened(false_fn), tuple(flat))
-    (true_out, true_tree), (false_out, false_tree) = results[0], results[1]
-    literals = [[leaf for leaf in leaves if not _is_value(leaf)] for leaves in (true_out, false_out)]
-    if true_tree != false_tree or literals[0] != literals[1]:
+    out = function(*(flattened(a) if callable(a) else a for a in args), **(kwargs or {}))
+    leaves, out_tree = results[-1]
+    if in_tree is not None:
+        _check_branches(*results)
+    values = iter(out)
+    return tree.unflatten([next(values) if _is_value(leaf) else leaf for leaf in leaves], out_tree)
+
+
+def _check_branches(true: tuple[list[Any], tree.Tree], false: tuple[list[Any], tree.Tree]) -> None:
+    literals = [[leaf for leaf in leaves if not _is_value(leaf)] for leaves, _ in (true, false)]
+    if true[1] != false[1] or literals[0] != literals[1]:
         raise CaptureError(
             explain(
-                f"The branches of torch.cond return different structures: {true_tree} and {false_tree}.",
+                f"The branches of torch.cond return different structures: {true[1]} and {false[1]}.",
                 fix="make both branches return the same structure and the same constants",
             )
         )
-    values = iter(out)
-    return tree.unflatten([next(values) if _is_value(leaf) else leaf for leaf in true_out], true_tree)
 
 
 def _is_value(leaf: Any) -> bool:
     return isinstance(leaf, torch.Tensor) or internals.is_symbolic(leaf) or type(leaf) in (int, float, bool)
-
-
-_PURE_FUNCTIONS = frozenset({operator.getitem})
 
 
 def prune(graph: fx.Graph) -> None:

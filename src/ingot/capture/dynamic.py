@@ -81,9 +81,10 @@ def declare(
     if dynamic_shapes is None:
         return declared
     by_leaf = _match(dynamic_shapes, tree, parameters)
-    paths = leaf_paths(tree)
+    names = [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    paths = [_named(path, names) for path in leaf_paths(tree)]
     for index, raw in by_leaf.items():
-        leaf, place = leaves[index], spell(paths[index][1:])
+        leaf, place = leaves[index], spell(paths[index])
         if raw is None:
             continue
         if not isinstance(leaf, torch.Tensor):
@@ -98,6 +99,14 @@ def declare(
             declared.specs[index] = specs
     _gather_roots(declared, leaves, paths)
     return declared
+
+
+def _named(path: Path, names: Sequence[str]) -> Path:
+    """A leaf's path with a positional argument under its name."""
+    side, key, *rest = path
+    if side == 0 and isinstance(key, int):
+        key = names[key] if key < len(names) else f"args[{key}]"
+    return (key, *rest)
 
 
 def _match(spec: Any, tree: Tree, parameters: Sequence[inspect.Parameter]) -> dict[int, Any]:
@@ -260,7 +269,7 @@ def _gather_roots(declared: Declared, leaves: Sequence[Any], paths: Sequence[Pat
     for index, specs in declared.specs.items():
         for dim, spec in specs.items():
             size = int(leaves[index].shape[dim])
-            place = f"dim {dim} of {spell(paths[index][1:])}"
+            place = f"dim {dim} of {spell(paths[index])}"
             example, left = divmod(size - spec.offset, spec.scale)
             if left or example < 0:
                 raise DynamicShapeError(

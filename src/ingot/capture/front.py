@@ -179,7 +179,7 @@ class _Session:
             stack.enter_context(internals.exporting())
             stack.enter_context(internals.control_flow_called_directly(control_flow.call_directly))
             stack.enter_context(internals.flex_attention_called_directly())
-            stack.enter_context(internals.symbols_in_python_calls())
+            stack.enter_context(internals.python_calls_dispatched())
             stack.enter_context(internals.idle_conversions_skipped())
             stack.enter_context(internals.autocast_watched(recorder.enter_autocast, recorder.exit_autocast))
             stack.enter_context(self.modules.following(recorder.sync_grad_mode, self._mark))

@@ -407,7 +407,10 @@ class Recorder(internals.RecordingMode):
         self._deferred_checks = count
         checks = [check for group in self.env.deferred_runtime_asserts.values() for check in group]
         for check in checks[known:]:
-            node = self.size(check.expr)
+            try:
+                node = self.size(check.expr)
+            except UntraceableError:
+                continue  # about a number inside an operator (a storage offset), which no node computes
             if isinstance(node, fx.Node):
                 self.append(aten._assert_scalar.default, (node, f"expected {dims.spell(check.expr)}"), {}, None)
 

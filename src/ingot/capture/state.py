@@ -85,6 +85,8 @@ class ModuleState:
         tables = {id(table): (table, dict(table)) for table, *_ in self._slots}
         for table, key, _, entry in self._slots:
             table[key] = entry.fake
+        for module, _ in attributes:
+            self._swap_references(module)
         try:
             yield
         finally:
@@ -93,6 +95,24 @@ class ModuleState:
                 table.update(before)
             for module, snapshot in attributes:
                 _restore(module, snapshot)
+
+    def _swap_references(self, module: nn.Module) -> None:
+        """A module may hold its parameters in a list of its own too, as the LSTM does."""
+        own = vars(module)
+        for key in [key for key in own if key not in _INTERNAL]:
+            own[key] = self._swapped_value(own[key])
+
+    def _swapped_value(self, value: Any) -> Any:
+        if isinstance(value, torch.Tensor):
+            entry = self._by_id.get(id(value))
+            return value if entry is None else entry.fake
+        if type(value) is list:
+            value[:] = [self._swapped_value(item) for item in value]
+        elif type(value) is dict:
+            value.update({key: self._swapped_value(item) for key, item in value.items()})
+        elif type(value) is tuple and any(isinstance(item, torch.Tensor) for item in value):
+            value = tuple(self._swapped_value(item) for item in value)
+        return value
 
     def assigned_buffers(self) -> list[tuple[Entry, torch.Tensor]]:
         """The buffers that forward put another tensor into; call while still swapped."""
@@ -117,7 +137,7 @@ class ModuleState:
         """Raises StateError if forward stored a tensor in a plain attribute; call while still swapped."""
         for path, module in self.root.named_modules() if self.root is not None else ():
             for key, value in vars(module).items():
-                if key in _INTERNAL or not _holds_fake(value):
+                if key in _INTERNAL or not self._holds_foreign_fake(value):
                     continue
                 before = self._before[id(module)].get(key)
                 if isinstance(before, torch.Tensor) and id(before) not in self.read_constants:
@@ -131,15 +151,20 @@ class ModuleState:
                 )
 
 
+    def _holds_foreign_fake(self, value: Any) -> bool:
+        """Whether there is a fake in it that does not stand for a parameter or buffer."""
+        if isinstance(value, internals.FakeTensor):
+            return all(value is not entry.fake for entry in self.entries)
+        if type(value) in (list, tuple, set):
+            return any(self._holds_foreign_fake(item) for item in value)
+        return type(value) is dict and any(self._holds_foreign_fake(item) for item in value.values())
+
+
 def _snapshot(module: nn.Module) -> tuple[dict[str, Any], dict[str, Any]]:
     """A module's attributes, and the contents of the lists and dicts among them."""
     own = dict(vars(module))
-    contents = {
-        key: value.copy()
-        for key, value in own.items()
-        if type(value) in (list, dict, set) and key not in _INTERNAL
-    }
-    return own, contents
+    containers = {k: v for k, v in own.items() if type(v) in (list, dict, set) and k not in _INTERNAL}
+    return own, {key: value.copy() for key, value in containers.items()}
 
 
 def _restore(module: nn.Module, snapshot: tuple[dict[str, Any], dict[str, Any]]) -> None:
@@ -154,14 +179,6 @@ def _restore(module: nn.Module, snapshot: tuple[dict[str, Any], dict[str, Any]])
         container = before[key]
         container.clear()
         container.extend(value) if isinstance(container, list) else container.update(value)
-
-
-def _holds_fake(value: Any) -> bool:
-    if isinstance(value, internals.FakeTensor):
-        return True
-    if type(value) in (list, tuple, set):
-        return any(_holds_fake(item) for item in value)
-    return type(value) is dict and any(_holds_fake(item) for item in value.values())
 
 
 def _shape(tensor: torch.Tensor) -> str:
