@@ -19,6 +19,7 @@
     ├── PassError                   a pass was given what it cannot take
     │   └── NumericsError           a pass changed what the program computes
     └── FileError                   a file cannot be used (ingot_runtime.errors draws that branch)
+        └── MissingOperator         it uses an operator that is not registered in this process
 
 A message says what happened, where (the user's file and line), why, and what to do.
 """
@@ -97,6 +98,10 @@ class SaveError(IngotError):
     """A Program holds something that a file cannot."""
 
 
+class MissingOperator(FileError):
+    """A file uses an operator that nothing in this process has registered."""
+
+
 class PassError(IngotError):
     """A pass was given a program or an option that it cannot take."""
 
@@ -124,6 +129,7 @@ __all__ = [
     "IngotError",
     "InputError",
     "LiteralError",
+    "MissingOperator",
     "NotAnIngotFile",
     "NumericsError",
     "PassError",

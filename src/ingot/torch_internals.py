@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections import namedtuple
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import sympy
@@ -15,7 +17,7 @@ import torch
 from torch._dispatch.python import enable_python_dispatcher
 from torch._guards import Source as GuardSource
 from torch._higher_order_ops import utils as _hop_utils
-from torch._ops import HigherOrderOperator, OpOverload, _higher_order_ops
+from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket, _higher_order_ops, _OpNamespace
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
     DynamicOutputShapeException,
@@ -28,15 +30,21 @@ from torch.fx._lazy_graph_module import _LazyGraphModule as LazyGraphModule
 from torch.fx.experimental.proxy_tensor import ProxyTorchDispatchMode, disable_proxy_modes_tracing
 from torch.fx.experimental import symbolic_shapes as _symbolic_shapes
 from torch.fx.experimental.symbolic_shapes import (
+    CallMethodKey,
+    ConvertIntKey,
     DimDynamic,
+    DivideByKey,
     GuardOnDataDependentSymNode,
     ShapeEnv,
+    ShapeGuard,
+    SLoc,
     StrictMinMaxConstraint,
     compute_unbacked_bindings,
     free_unbacked_symbols,
 )
 from torch.nn.attention import flex_attention as _flex
 from torch.utils import _pytree
+from torch.utils._traceback import CapturedTraceback
 from torch.utils._sympy import functions as sympy_functions
 from torch.utils._sympy.numbers import int_oo
 from torch.utils._sympy.value_ranges import ValueRanges, bound_sympy
@@ -146,7 +154,7 @@ def symbolic_value(env: ShapeEnv, expr: sympy.Basic) -> Any:
     """The SymInt, SymFloat or SymBool of an expression."""
     if expr.is_number or expr in (sympy.true, sympy.false):
         return bool(expr) if expr in (sympy.true, sympy.false) else (int(expr) if expr.is_integer else float(expr))
-    if isinstance(expr, sympy.logic.boolalg.Boolean):
+    if isinstance(expr, sympy.logic.boolalg.Boolean) and not isinstance(expr, sympy.Symbol):  # a Symbol is a Boolean too
         return env.create_symboolnode(expr)
     if expr.is_integer:
         return env.create_symintnode(expr, hint=None)
@@ -204,7 +212,7 @@ def is_plain(tensor: torch.Tensor) -> bool:
 
 def registered_container(cls: type) -> Any:
     """torch's pytree rule for a class, or None."""
-    return _pytree.SUPPORTED_NODES.get(cls)
+    return None if cls in _dataclasses_registered_here else _pytree.SUPPORTED_NODES.get(cls)
 
 
 def container_dumps(cls: type, context: Any) -> Any:
@@ -237,21 +245,61 @@ def pending_symbols(env: ShapeEnv) -> list[sympy.Symbol]:
 
 
 @contextlib.contextmanager
-def exporting() -> Iterator[None]:
-    """Inside, models that ask whether they are being exported hear yes, as under torch.export.
+def nothing_learned(env: ShapeEnv | None) -> Iterator[None]:
+    """Inside, calls on fakes add no guard, no assertion and no pending symbol to the environment."""
+    if env is None:
+        yield
+        return
+    with env.suppress_guards(), env.ignore_fresh_unbacked_symbols():
+        yield
 
-    torch logs a traceback for each fake kernel that fails; the exception says as much, so the log is silenced.
-    """
+
+def surely_equal(env: ShapeEnv | None, a: sympy.Basic, b: sympy.Basic) -> bool:
+    """Whether two sizes are the same number, by all that the environment knows of their symbols."""
+    if env is None or a == b:
+        return bool(a == b)
+    a, b = env.simplify(a), env.simplify(b)
+    return bool(a == b or env._maybe_evaluate_static(sympy.Eq(a, b)) == sympy.true)
+
+
+@contextlib.contextmanager
+def exporting() -> Iterator[None]:
+    """Inside, models that ask whether they are being exported hear yes, as under torch.export."""
     saved = torch.compiler._is_compiling_flag, torch.compiler._is_exporting_flag
-    log = logging.getLogger("torch._subclasses.fake_tensor")
-    level = log.level
     torch.compiler._is_compiling_flag = torch.compiler._is_exporting_flag = True
-    log.setLevel(logging.CRITICAL)
     try:
         yield
     finally:
         torch.compiler._is_compiling_flag, torch.compiler._is_exporting_flag = saved
+
+
+@contextlib.contextmanager
+def failures_unlogged() -> Iterator[None]:
+    """Inside, torch logs no traceback when a fake kernel fails; the exception says as much."""
+    log = logging.getLogger("torch._subclasses.fake_tensor")
+    level = log.level
+    log.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
         log.setLevel(level)
+
+
+@contextlib.contextmanager
+def attributes_watched(on_set: Callable[[torch.nn.Module, str], None]) -> Iterator[None]:
+    """Inside, storing a tensor in a module's attribute is reported."""
+    original = torch.nn.Module.__setattr__
+
+    def setattr_(self: torch.nn.Module, name: str, value: Any) -> None:
+        original(self, name, value)
+        if isinstance(value, torch.Tensor):
+            on_set(self, name)
+
+    torch.nn.Module.__setattr__ = setattr_  # type: ignore[method-assign,assignment]
+    try:
+        yield
+    finally:
+        torch.nn.Module.__setattr__ = original  # type: ignore[method-assign]
 
 
 @contextlib.contextmanager
@@ -266,6 +314,25 @@ def control_flow_called_directly(call: Callable[..., Any]) -> Iterator[None]:
         yield
     finally:
         _hop_utils._hop_compile_and_call = saved
+
+
+@contextlib.contextmanager
+def kernels_chosen_quietly(env: ShapeEnv) -> Iterator[None]:
+    """Inside, a convolution that picks its kernel by batch size does not make that size part of the trace.
+
+    The choice decides about strides, which a program leaves to the kernels, and never about shapes.
+    """
+    choose = torch._C._select_conv_backend
+
+    def choose_quietly(*args: Any, **kwargs: Any) -> Any:
+        with env.suppress_guards():
+            return choose(*args, **kwargs)
+
+    torch._C._select_conv_backend = choose_quietly
+    try:
+        yield
+    finally:
+        torch._C._select_conv_backend = choose
 
 
 @contextlib.contextmanager
@@ -297,9 +364,10 @@ def python_calls_dispatched() -> Iterator[None]:
 
     torch.tensor takes symbolic numbers, which torch's own parser would turn into constants. x.contiguous() is a call
     even where the fake x is contiguous already: the real one need not be, since kernels choose strides of their own.
+    torch._assert of a tensor would ask for its value.
     """
     cls = torch.Tensor
-    original, original_contiguous = torch.tensor, cls.contiguous
+    original, original_contiguous, original_assert = torch.tensor, cls.contiguous, torch._assert
     original_getitem, original_setitem = cls.__getitem__, cls.__setitem__
 
     def tensor(data: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
@@ -311,6 +379,12 @@ def python_calls_dispatched() -> Iterator[None]:
     def contiguous(self: torch.Tensor, memory_format: torch.memory_format = torch.contiguous_format) -> torch.Tensor:
         return torch.ops.aten.contiguous.default(self, memory_format=memory_format)  # type: ignore[no-any-return]
 
+    def assert_(condition: Any, message: str) -> None:
+        if isinstance(condition, torch.Tensor):
+            torch.ops.aten._assert_async.msg(condition, message)
+        else:
+            original_assert(condition, message)
+
     def getitem(self: torch.Tensor, index: Any) -> Any:
         if _index_is_symbolic(index):
             self, index = _index_symbols(self, index)
@@ -321,12 +395,12 @@ def python_calls_dispatched() -> Iterator[None]:
             self, index = _index_symbols(self, index)
         original_setitem(self, index, value)
 
-    torch.tensor, cls.contiguous = tensor, contiguous  # type: ignore[method-assign,assignment]
+    torch.tensor, cls.contiguous, torch._assert = tensor, contiguous, assert_  # type: ignore[method-assign,assignment]
     cls.__getitem__, cls.__setitem__ = getitem, setitem  # type: ignore[method-assign,assignment]
     try:
         yield
     finally:
-        torch.tensor, cls.contiguous = original, original_contiguous  # type: ignore[method-assign]
+        torch.tensor, cls.contiguous, torch._assert = original, original_contiguous, original_assert  # type: ignore[method-assign]
         cls.__getitem__, cls.__setitem__ = original_getitem, original_setitem  # type: ignore[method-assign]
 
 
@@ -422,6 +496,13 @@ def recording_paused() -> contextlib.AbstractContextManager[Any]:
     return disable_proxy_modes_tracing()
 
 
+def autocasts_in_force() -> list[tuple[str, torch.dtype, bool, bool]]:
+    """The settings of the autocast contexts around the caller, as `enter_autocast` takes them."""
+    cache = torch.is_autocast_cache_enabled()
+    devices = [device for device in ("cpu", "cuda") if torch.is_autocast_enabled(device)]
+    return [(device, torch.get_autocast_dtype(device), True, cache) for device in devices]
+
+
 class grad_mode:
     """torch.set_grad_enabled that takes effect on entering, not on being made."""
 
@@ -464,6 +545,23 @@ def modes_restored() -> Iterator[None]:
         torch.set_autocast_cache_enabled(cache)
 
 
+_STATISTICS = frozenset(
+    {
+        torch.ops.aten.batch_norm.default,
+        torch.ops.aten.native_batch_norm.default,
+        torch.ops.aten.cudnn_batch_norm.default,
+        torch.ops.aten.miopen_batch_norm.default,
+        torch.ops.aten._batch_norm_impl_index.default,
+        torch.ops.aten.instance_norm.default,
+    }
+)
+
+
+def hidden_writes(func: Any, args: Sequence[Any]) -> Sequence[Any]:
+    """The arguments that an operator writes though its schema does not say so: running statistics, in training."""
+    return [a for a in args[3:5] if a is not None] if func in _STATISTICS and args[5] else ()
+
+
 def inside_transform() -> bool:
     """Whether a functorch transform (vmap, grad, jvp) is active."""
     return torch._C._functorch.maybe_current_level() is not None
@@ -487,6 +585,228 @@ def same_memory(a: torch.Tensor, b: torch.Tensor) -> bool:
         and [expr_of(s) for s in (*a.shape, *a.stride(), a.storage_offset())]
         == [expr_of(s) for s in (*b.shape, *b.stride(), b.storage_offset())]
     )
+
+
+# ---------------------------------------------------------------------- torch.export
+
+# Dataclasses that only torch.export's form needs to be containers for torch: to our own trees they stay dataclasses.
+_dataclasses_registered_here: set[type] = set()
+
+TreeSpec = _pytree.TreeSpec
+namedtuple_kind: Any = namedtuple  # what torch's pytree calls the type of every named tuple
+
+
+def register_dataclass(cls: type) -> None:
+    """Makes a dataclass a container for torch, in its saved files too, and nothing new for our trees."""
+    if _pytree.SUPPORTED_NODES.get(cls) is None:
+        _pytree.register_dataclass(cls, serialized_type_name=f"{cls.__module__}.{cls.__qualname__}")
+        _dataclasses_registered_here.add(cls)
+
+
+def registered_here(cls: type) -> bool:
+    return cls in _dataclasses_registered_here
+
+
+def leaf_spec() -> TreeSpec:
+    return _pytree.treespec_leaf()
+
+
+def branch_spec(cls: Any, context: Any, children: Sequence[TreeSpec]) -> TreeSpec:
+    return TreeSpec(cls, context, list(children))
+
+
+def branch_parts(spec: TreeSpec) -> tuple[Any, Any, list[TreeSpec]] | None:
+    """The type, context and children of a branch, or None for a leaf."""
+    return None if spec.is_leaf() else (spec.type, spec.context, spec.children())
+
+
+def flatten_rule(cls: type) -> Callable[[Any], tuple[Iterable[Any], Any]]:
+    return _pytree.SUPPORTED_NODES[cls].flatten_fn
+
+
+def leaf_spellings(value: Mapping[str, Any]) -> list[str]:
+    """How torch spells the way to each leaf of the arguments: ['x'], ['cache'][0], ['batch'].ids"""
+    return [_pytree.keystr(path) for path, _ in _pytree.tree_leaves_with_path(value)]
+
+
+def new_fake_mode() -> tuple[FakeTensorMode, ShapeEnv]:
+    """A fake mode with an empty environment of its own."""
+    env = ShapeEnv(duck_shape=False, specialize_zero_one=False)
+    return FakeTensorMode(allow_non_fake_inputs=True, shape_env=env), env
+
+
+def fake_mode_of(tensor: torch.Tensor) -> FakeTensorMode | None:
+    return tensor.fake_mode if isinstance(tensor, FakeTensor) else None
+
+
+def adopt_symbol(env: ShapeEnv, symbol: sympy.Symbol, origin: ShapeEnv) -> None:
+    """Makes a symbol of one environment, with its range and example value, known to another."""
+    hint = origin.backed_var_to_val.get(symbol)
+    if hint is not None:
+        env.backed_var_to_val[symbol] = hint
+    else:
+        # A symbol that only a run makes known: the next one that is made must not get its name.
+        number = int("".join(filter(str.isdigit, symbol.name)) or 0) + 1
+        env.unbacked_symint_counter = max(env.unbacked_symint_counter, number)
+        env.unbacked_symfloat_counter = max(env.unbacked_symfloat_counter, number)
+    env.var_to_range[symbol] = origin.var_to_range.get(symbol, ValueRanges.unknown_int())
+    env.var_to_stack[symbol] = CapturedTraceback.extract()
+
+
+def bounds(found: ValueRanges[Any]) -> tuple[int, int | None]:
+    """The least and greatest number of a range; None is no bound above."""
+    low = int(found.lower) if found.lower.is_Integer else -(2**63)
+    return low, int(found.upper) if found.upper.is_Integer else None
+
+
+def narrow(env: ShapeEnv, symbol: sympy.Symbol, low: int, high: int | None) -> None:
+    env.var_to_range[symbol] = ValueRanges(low, int_oo if high is None else high)
+
+
+def declare_guards(env: ShapeEnv, sources: Mapping[sympy.Symbol, str], guards: Iterable[sympy.Basic]) -> None:
+    """The conditions, and no others, that torch.export checks at each call; `sources` is where it finds a symbol."""
+    for symbol, text in sources.items():
+        env.var_to_sources[symbol] = [NamedSource(text)]
+    env.guards = [ShapeGuard(guard, SLoc("", ""), size_oblivious=False) for guard in guards]
+
+
+def guards_of(exported: torch.export.ExportedProgram) -> list[str]:
+    """What torch.export checks of the inputs at each call, as Python text."""
+    return list(exported._guards_code)
+
+
+def export_verifier(dialect: str) -> type:
+    from torch._export.verifier import load_verifier
+
+    return load_verifier(dialect)
+
+
+def export_violation() -> type[Exception]:
+    from torch._export.verifier import SpecViolationError
+
+    return SpecViolationError
+
+
+def switches_wrapped(module: torch.fx.GraphModule, signature: Any) -> tuple[torch.fx.GraphModule, Any]:
+    """Grad-mode and autocast switches as regions, by torch's own passes; the signature follows the names."""
+    from torch._export.passes.replace_autocast_with_hop_pass import replace_autocast_with_hop_pass
+    from torch._export.passes.replace_set_grad_with_hop_pass import replace_set_grad_with_hop_pass
+
+    # The passes leave out a switch to the mode that is on while they run; a model's own mode is grad enabled.
+    with torch.enable_grad():
+        module, signature = replace_set_grad_with_hop_pass(module, signature)
+        return replace_autocast_with_hop_pass(module, signature)
+
+
+wrap_with_autocast: HigherOrderOperator = torch.ops.higher_order.wrap_with_autocast
+wrap_with_set_grad_enabled: HigherOrderOperator = torch.ops.higher_order.wrap_with_set_grad_enabled
+
+
+# ---------------------------------------------------------------------- what a file keeps of torch's own objects
+
+
+class RestoredShapeEnv(WatchedShapeEnv):
+    """A shape environment for symbols that come from a file, under the names they had."""
+
+    def __init__(self) -> None:
+        super().__init__(lambda expr, value: None)
+
+    def _generate_unique_id(self, source_name: str) -> Any:
+        return source_name
+
+
+@dataclass(frozen=True, slots=True)
+class SymbolFacts:
+    """What a shape environment knows of a symbol; None is no bound, and no hint for a symbol known only at run time."""
+
+    name: str
+    hint: int | None
+    low: int | None
+    high: int | None
+    positive: bool = False
+    size_like: bool = False
+
+
+def symbol_facts(env: ShapeEnv, symbol: sympy.Symbol) -> SymbolFacts:
+    hints = env.backed_var_to_val if hasattr(env, "backed_var_to_val") else env.var_to_val
+    ranged = env.var_to_range.get(symbol)
+    bounds = (None, None) if ranged is None else (ranged.lower, ranged.upper)
+    low, high = (int(b) if isinstance(b, int | sympy.Integer) else None for b in bounds)
+    hint = hints.get(symbol)
+    return SymbolFacts(
+        symbol.name, None if hint is None else int(hint), low, high, bool(symbol.is_positive), symbol in env.size_like
+    )
+
+
+def restore_symbol(env: RestoredShapeEnv, facts: SymbolFacts) -> sympy.Symbol:
+    """The symbol that `symbol_facts` described, anew. Symbols known only at run time come in the order of their names.
+
+    Raises ValueError for a name that torch would not give, or a range that the hint is not in.
+    """
+    kind, number = facts.name.rstrip("0123456789"), facts.name.lstrip("abcdefghijklmnopqrstuvwxyz")
+    ranged = ValueRanges(-int_oo if facts.low is None else facts.low, int_oo if facts.high is None else facts.high)
+    if facts.hint is None:
+        if kind not in ("u", "zuf") or len(number) > 9:
+            raise ValueError(f"{facts.name} is no name of a number that is known only at run time")
+        with ignore_fresh_symbols(env):
+            if kind == "zuf":
+                env.unbacked_symfloat_counter = int(number)
+                return env.create_unbacked_symfloat().node.expr
+            env.unbacked_symint_counter = int(number)
+            symbol = env.create_unbacked_symint().node.expr
+        env.var_to_range[symbol] = ranged
+        if facts.size_like:
+            env.size_like.add(symbol)
+        return symbol
+    if not facts.name.startswith("s") or facts.hint not in ranged or facts.low == facts.high:
+        raise ValueError(f"{facts.name} = {facts.hint} in {ranged} is no dynamic size")
+    return env.create_symbol(
+        facts.hint,
+        NamedSource(facts.name[1:]),
+        dynamic_dim=DimDynamic.DYNAMIC,
+        constraint_dim=StrictMinMaxConstraint(vr=ranged, warn_only=False),
+        positive=True if facts.positive else None,
+        do_not_specialize_zero_one=True,
+    )
+
+
+def binding_steps(path: Sequence[Any]) -> list[tuple[str, str | int]] | None:
+    """Where in a node's value a symbol becomes known, as plain data; None where a step is of a kind we do not know."""
+    steps: list[tuple[str, str | int]] = []
+    for key in path:
+        match key:
+            case CallMethodKey(name=("size" | "stride" | "storage_offset") as name):
+                steps.append(("call", name))
+            case _pytree.SequenceKey(idx=int(index)):
+                steps.append(("item", index))
+            case DivideByKey(divisor=int(divisor)):
+                steps.append(("divide", divisor))
+            case ConvertIntKey():
+                steps.append(("int", 0))
+            case _:
+                return None
+    return steps
+
+
+def binding_path(steps: Sequence[tuple[str, Any]]) -> tuple[Any, ...]:
+    """The reverse of `binding_steps`, for steps that are of its kinds."""
+    makers: dict[str, Callable[[Any], Any]] = {
+        "call": CallMethodKey,
+        "item": _pytree.SequenceKey,
+        "divide": DivideByKey,
+        "int": lambda _: ConvertIntKey(),
+    }
+    return tuple(makers[kind](value) for kind, value in steps)
+
+
+def operator_named(namespace: str, name: str, overload: str) -> OpOverload | None:
+    """The operator of that name if it is registered. Only operators are reached: torch.ops has functions too."""
+    found: Any = getattr(torch.ops, namespace, None)
+    for kind, part in ((_OpNamespace, name), (OpOverloadPacket, overload)):
+        if not isinstance(found, kind):
+            return None
+        found = getattr(found, part, None)
+    return found if isinstance(found, OpOverload) else None
 
 
 __all__ = [

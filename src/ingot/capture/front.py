@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from typing import Any
 
@@ -15,8 +14,8 @@ from ingot import torch_internals as internals
 from ingot.capture import control_flow, dynamic, failures
 from ingot.capture.modules import ModuleTracker
 from ingot.capture.recorder import Recorder, user_frame
-from ingot.capture.state import ModuleState
-from ingot.errors import CaptureError, LiteralError, explain
+from ingot.capture.state import Entry, ModuleState
+from ingot.errors import CaptureError, EagerError, LiteralError, explain
 from ingot.program import metadata, tree
 from ingot.program.metadata import Source
 from ingot.program.naming import identifier, unique
@@ -41,8 +40,20 @@ def trace(
     call = model.forward if isinstance(model, nn.Module) else model
     args, kwargs, fixed = _with_concrete(call, tuple(args), dict(kwargs or {}), concrete_args)
     dynamic.bind_check(call, args, kwargs)
-    session = _Session(model, args, kwargs, dynamic_shapes, preserve_module_call_signature, fixed)
-    return session.run()
+
+    def run(exporting: bool) -> Program:
+        session = _Session(model, args, kwargs, dynamic_shapes, preserve_module_call_signature, fixed, exporting)
+        return session.run()
+
+    try:
+        return run(exporting=True)
+    except EagerError:
+        raise
+    except CaptureError as failure:
+        # Some models take another path when they are told that they are exported, and some of those paths are broken.
+        with suppress(CaptureError):
+            return run(exporting=False)
+        raise failure
 
 
 class _Session:
@@ -56,10 +67,13 @@ class _Session:
         dynamic_shapes: Any,
         preserve: Sequence[str],
         fixed: frozenset[int],
+        exporting: bool,
     ) -> None:
         self.model = model
         self.fixed = fixed
-        self.root = model if isinstance(model, nn.Module) else None
+        self.exporting = exporting
+        owner = getattr(model, "__self__", None)  # of a bound method, whose parameters are parameters too
+        self.root = model if isinstance(model, nn.Module) else owner if isinstance(owner, nn.Module) else None
         self.call = model.forward if isinstance(model, nn.Module) else model
         self.args, self.kwargs = args, kwargs
         self.leaves, self.in_tree = tree.flatten((args, kwargs))
@@ -92,11 +106,17 @@ class _Session:
         fake_args, fake_kwargs = tree.unflatten(fake_leaves, self.in_tree)
         try:
             with self.state.swapped(), self._tracing():
+                ambient = internals.autocasts_in_force()
+                for settings in ambient:
+                    self.recorder.enter_autocast(*settings)
                 result = self.model(*fake_args, **fake_kwargs)
                 self.recorder.sync_grad_mode()
                 out_leaves, out_tree = tree.flatten(result)
-                outputs = [self._output(leaf) for leaf in out_leaves]
-                self._write_assigned_buffers()
+                assigned = self.state.assigned_buffers()
+                outputs = [self._output(leaf) for leaf in self._detached_from(assigned, out_leaves)]
+                self._write_assigned_buffers(assigned)
+                for _ in ambient:
+                    self.recorder.exit_autocast()
                 self.state.check_attributes()
                 self.recorder.check_answers()
         except Exception as failure:
@@ -165,8 +185,7 @@ class _Session:
             frame = frame.parent
         with self.recorder.paused():
             fake = self.state.fake_of(tensor)
-        with internals.real_tensors():
-            self.constants[target] = tensor.detach()
+        self.constants[target] = tensor
         node = frame.placeholder(self._name("c", target), tensor, before=self._first_argument, fake=fake)
         self.inputs.append(Input(InputKind.CONSTANT, node.name, target))
 
@@ -176,7 +195,11 @@ class _Session:
     def _tracing(self) -> Iterator[None]:
         recorder = self.recorder
         with ExitStack() as stack:
-            stack.enter_context(internals.exporting())
+            stack.enter_context(internals.failures_unlogged())
+            if self.exporting:
+                stack.enter_context(internals.exporting())
+            stack.enter_context(internals.kernels_chosen_quietly(self.watch.env))
+            stack.enter_context(internals.attributes_watched(self._attribute_set))
             stack.enter_context(internals.control_flow_called_directly(control_flow.call_directly))
             stack.enter_context(internals.flex_attention_called_directly())
             stack.enter_context(internals.python_calls_dispatched())
@@ -188,12 +211,33 @@ class _Session:
             stack.enter_context(recorder)
             yield
 
+    def _attribute_set(self, module: nn.Module, name: str) -> None:
+        self.state.set_at[id(module), name] = self.recorder.user_place()
+
     def _mark(self, kind: str, leaves: list[Any], attributes: dict[str, Any]) -> None:
-        arguments = tuple(self.recorder.argument(leaf) for leaf in leaves)
+        with self.modules.in_caller(kind == "module_call_inputs"):
+            # A size that is computed for the marker is an argument of the call, so it belongs to the caller.
+            arguments = tuple(self.recorder.argument(leaf) for leaf in leaves)
         self.recorder.append(internals.tracepoint, arguments, attributes, tuple(leaves), name="tracepoint")
 
-    def _write_assigned_buffers(self) -> None:
-        for entry, value in self.state.assigned_buffers():
+    def _detached_from(self, assigned: Sequence[tuple[Entry, torch.Tensor]], values: Sequence[Any]) -> list[Any]:
+        """The values, where one still looks at what an assigned buffer held before replaced by a copy of it."""
+        written = {internals.storage_id(entry.fake) for entry, _ in assigned}
+        copies: dict[int, torch.Tensor] = {}
+
+        def detached(value: Any) -> Any:
+            if not isinstance(value, internals.FakeTensor) or internals.storage_id(value) not in written:
+                return value
+            if id(value) not in copies:
+                copies[id(value)] = self.recorder.record(torch.ops.aten.clone.default, (value,), {})
+            return copies[id(value)]
+
+        return [detached(value) for value in values] if written else list(values)
+
+    def _write_assigned_buffers(self, assigned: Sequence[tuple[Entry, torch.Tensor]]) -> None:
+        """A Program's buffers stay where they are, so what forward assigned is copied into them at the end."""
+        values = self._detached_from(assigned, [value for _, value in assigned])
+        for (entry, _), value in zip(assigned, values, strict=True):
             target, source = self.recorder.frame.nodes[id(entry.fake)], self.recorder.node_of(value)
             self.recorder.append(torch.ops.aten.copy_.default, (target, source), {}, entry.fake)
             self.recorder.mutated_storages.add(internals.storage_id(entry.fake))
@@ -207,16 +251,11 @@ class _Session:
         return Output(OutputKind.LITERAL, value=leaf), None
 
     def _run_eager(self) -> Any:
-        """The model on the real arguments, as a diagnosis; its buffers and the random state are put back."""
-        buffers = {b: b.detach().clone() for b in (self.root.buffers() if self.root is not None else ())}
-        with torch.random.fork_rng(devices=[]):
-            try:
-                args, kwargs = copy.deepcopy((self.args, self.kwargs))
-                return self.model(*args, **kwargs)
-            finally:
-                with torch.no_grad():
-                    for buffer, saved in buffers.items():
-                        buffer.copy_(saved)
+        """The model on copies of the real arguments, as a diagnosis; it and the random state are put back."""
+        copies = [leaf.detach().clone() if isinstance(leaf, torch.Tensor) else leaf for leaf in self.leaves]
+        args, kwargs = tree.unflatten(copies, self.in_tree)
+        with torch.random.fork_rng(devices=[]), torch.no_grad(), self.state.put_back(self.recorder.mutated_storages):
+            return self.model(*args, **kwargs)
 
     # ------------------------------------------------------------------ the program
 
@@ -229,12 +268,14 @@ class _Session:
         user_inputs = [i for i in signature.inputs if i.kind in (InputKind.ARGUMENT, InputKind.LITERAL)]
         signature = replace(signature, inputs=(*state_inputs, *user_inputs))
         state: dict[str, torch.Tensor] = {}
-        constants = dict(self.constants)
+        written = self.recorder.mutated_storages
+        # The program owns the state that it writes, so that it and the model do not update each other's.
+        constants = {k: t.detach().clone() if internals.storage_id(t) in written else t for k, t in self.constants.items()}
         fresh: dict[int, torch.Tensor] = {}
+        self.state.check_overlaps(written, self.constants)
         for name, entry in self.state.names.items():
             tensor = entry.tensor
-            if not entry.is_parameter and internals.storage_id(entry.fake) in self.recorder.mutated_storages:
-                # The program owns the state that it writes, so that it and the model do not update each other's.
+            if not entry.is_parameter and internals.storage_id(entry.fake) in written:
                 tensor = fresh.setdefault(id(tensor), tensor.detach().clone())
             (state if entry.persistent else constants)[name] = tensor
         frame = self.recorder.frame

@@ -1,7 +1,8 @@
 """Which module call the model is in while it runs: the module stack of every node, and the list of calls.
 
 A module that hangs in the tree under several names is known by the name it was reached by: for the time of the
-capture, the tables of children that hold such a module note which of their keys was asked for last.
+capture, the tables of children that hold such a module note which of their keys are asked for. In `self.a(self.b(x))`
+the name asked for last is called first; what a loop hands out is called in the loop's order.
 
 A preserved module gets a marker before and after its body, with the leaves of its arguments and of its result.
 """
@@ -9,6 +10,7 @@ A preserved module gets a marker before and after its body, with the leaves of i
 from __future__ import annotations
 
 import difflib
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -36,7 +38,8 @@ class ModuleTracker:
         self._entries: list[dict[str, tuple[str, str]]] = [self.entry]
         self._counts: dict[str, int] = {}
         self._names: dict[int, list[str]] = {}
-        self._reached_by: dict[int, str] = {}
+        self._reached_by: dict[int, deque[str]] = {}
+        self._called_by: dict[int, str] = {}
         if root is not None:
             for name, module in root.named_modules(remove_duplicate=False):
                 self._names.setdefault(id(module), []).append(name)
@@ -99,6 +102,17 @@ class ModuleTracker:
             for module, children in tables:
                 module.__dict__["_modules"] = children
 
+    @contextmanager
+    def in_caller(self, applies: bool = True) -> Iterator[None]:
+        """Inside, new nodes belong to the module that called the present one."""
+        entry = self.entry
+        if applies and len(self._entries) > 1:
+            self.entry = self._entries[-2]
+        try:
+            yield
+        finally:
+            self.entry = entry
+
     def uncalled(self) -> list[str]:
         """The preserved names that no call went by."""
         called = {call.module for call in self.calls}
@@ -117,6 +131,9 @@ class ModuleTracker:
         if path is None:
             frame = None
         else:
+            self._called_by[id(module)] = path
+            if reached := self._reached_by.get(id(module)):
+                reached.popleft()
             count = self._counts.get(path, 0)
             self._counts[path] = count + 1
             call = f"{path}@{count}" if count else path
@@ -137,9 +154,9 @@ class ModuleTracker:
             return None  # made inside forward: its nodes belong to whoever made it
         if len(names) == 1:
             return names[0]
-        reached = self._reached_by.get(id(module))
-        if reached in names:
-            return reached
+        reached = self._reached_by.get(id(module)) or [self._called_by.get(id(module), "")]
+        if reached[0] in names:
+            return reached[0]
         here = self._stack[-1].path if self._stack else ""
         inside = [name for name in names if not here or name.startswith(f"{here}.")]
         return (inside or names)[0]
@@ -154,14 +171,27 @@ class ModuleTracker:
             if any(id(child) in shared for child in children.values()):
                 tables.append((parent, children))
                 parent.__dict__["_modules"] = _WatchedChildren(
-                    children, lambda child, key, parent=parent: self._reach(parent, child, key)
+                    children,
+                    lambda child, key, looped, parent=parent: self._reach(parent, child, key, looped),
+                    lambda child, key, parent=parent: self._forget(parent, child, key),
                 )
         return tables
 
-    def _reach(self, parent: nn.Module, child: Any, key: str) -> None:
+    def _reach(self, parent: nn.Module, child: Any, key: str, looped: bool) -> None:
         if id(child) in self._names:
-            path = self._path_of(parent)
-            self._reached_by[id(child)] = f"{path}.{key}" if path else key
+            self._forget(parent, child, key)
+            name = self._name_under(parent, key)
+            reached = self._reached_by.setdefault(id(child), deque())
+            reached.append(name) if looped else reached.appendleft(name)
+
+    def _forget(self, parent: nn.Module, child: Any, key: str) -> None:
+        name, reached = self._name_under(parent, key), self._reached_by.get(id(child), deque())
+        if name in reached:
+            reached.remove(name)
+
+    def _name_under(self, parent: nn.Module, key: str) -> str:
+        path = self._path_of(parent)
+        return f"{path}.{key}" if path else key
 
     # ------------------------------------------------------------------ markers
 
@@ -180,37 +210,33 @@ class ModuleTracker:
 
 
 class _WatchedChildren(dict[str, Any]):
-    """A module's table of children that reports each key it is asked for."""
+    """A module's table of children that reports each key it is asked for, and whether a loop asks."""
 
-    def __init__(self, children: dict[str, Any], report: Callable[[Any, str], None]) -> None:
+    def __init__(
+        self,
+        children: dict[str, Any],
+        report: Callable[[Any, str, bool], None],
+        forget: Callable[[Any, str], None],
+    ) -> None:
         super().__init__(children)
         self._report = report
+        self._forget = forget
 
     def __getitem__(self, key: str) -> Any:
         child = super().__getitem__(key)
-        self._report(child, key)
+        self._report(child, key, False)
         return child
 
     def get(self, key: str, default: Any = None) -> Any:
         return self[key] if key in self else default
 
     def items(self) -> Any:
-        return _Reporting(super().items(), lambda item: self._report(item[1], item[0]))
+        children = list(super().items())
+        for key, child in children:
+            self._forget(child, key)  # an earlier loop may have handed out more than was called
+        for key, child in children:
+            self._report(child, key, True)
+            yield key, child
 
     def values(self) -> Any:
-        return (self[key] for key in list(self))
-
-
-class _Reporting:
-    """Iterates like what it wraps, and reports each item as it is handed out."""
-
-    def __init__(self, items: Any, report: Callable[[Any], None]) -> None:
-        self._items, self._report = items, report
-
-    def __len__(self) -> int:
-        return len(self._items)
-
-    def __iter__(self) -> Iterator[Any]:
-        for item in self._items:
-            self._report(item)
-            yield item
+        return (child for _, child in self.items())

@@ -34,6 +34,7 @@ aten = torch.ops.aten
 
 # Values of tensors this small are carried along when they are known, so that Python may ask for them.
 _KNOWN_VALUE_LIMIT = 1024
+_KNOWN_CONSTANT_LIMIT = 2**20
 
 _FACTORIES = frozenset(
     {
@@ -166,6 +167,9 @@ class Recorder(internals.RecordingMode):
         self.mutated_storages: set[int] = set()
         self._lift_constant = lift_constant
         self._known: dict[int, _Known] = {}
+        self._constants: dict[int, torch.Tensor] = {}
+        self._real_storage: dict[int, int] = {}
+        self._asked: list[torch.Tensor] = []
         self._answered: dict[int, str] = {}
         self._grad = torch.is_grad_enabled()
         self._autocasts: list[fx.Node] = []
@@ -199,6 +203,8 @@ class Recorder(internals.RecordingMode):
         node_args = tuple([self.argument(a) for a in args])
         node_kwargs = {key: self.argument(a) for key, a in kwargs.items()}
         known = self._known_arguments(args, kwargs, func) if not data_dependent else None
+        if self._constants:
+            args, kwargs = self._without_constants(args), self._without_constants(kwargs)
         out = self.run(func, args, kwargs)
         if not self._is_recorded(func, out):
             return out
@@ -278,17 +284,28 @@ class Recorder(internals.RecordingMode):
             self._lift_constant(tensor)
             node = self.frame.find(tensor)
             assert node is not None
+            self._constants[id(tensor)] = metadata.value_of(node)
+            self._real_storage[internals.storage_id(metadata.value_of(node))] = internals.storage_id(tensor)
             return node
         return self._find_alias(tensor)
+
+    def _without_constants(self, value: Any) -> Any:
+        """The value with real tensors replaced by fakes, since an operator on real ones alone would run for real."""
+        if isinstance(value, torch.Tensor):
+            return self._constants.get(id(value), value)
+        if isinstance(value, list | tuple):
+            return type(value)(self._without_constants(item) for item in value)
+        if isinstance(value, dict):
+            return {key: self._without_constants(item) for key, item in value.items()}
+        return value
 
     def _find_alias(self, tensor: torch.Tensor) -> fx.Node:
         """`.data` and the like make a tensor without a call; it is a detached alias of one that we know."""
         frame: Frame | None = self.frame
         while frame is not None:
-            for known in frame._alive:
+            for known in reversed(frame._alive):
                 if isinstance(known, torch.Tensor) and internals.same_memory(known, tensor):
-                    origin = self.node_of(known)
-                    return self.append(aten.detach.default, (origin,), {}, tensor)
+                    return self._alias(known, tensor)
             frame = frame.parent
         raise UntraceableError(
             explain(
@@ -298,6 +315,15 @@ class Recorder(internals.RecordingMode):
                 fix="wrap that code in a custom operator (torch.library.custom_op with register_fake)",
             )
         )
+
+    def _alias(self, known: torch.Tensor, tensor: torch.Tensor) -> fx.Node:
+        origin = self.node_of(known)
+        if id(known) in self._known:
+            self._known[id(tensor)] = self._known[id(known)]
+        if origin.op == "call_function" and not origin.all_input_nodes:
+            self.frame.bind(tensor, origin)  # torch.zeros and its kin hand out another wrapper of what they made
+            return origin
+        return self.append(aten.detach.default, (origin,), {}, tensor)
 
     def size(self, expr: sympy.Basic) -> Any:
         """A node, or a number, that computes a symbolic size where the graph stands now."""
@@ -427,18 +453,28 @@ class Recorder(internals.RecordingMode):
         if func in _FACTORIES:
             if any(internals.is_symbolic(a) for a in (*args, *kwargs.values())):
                 return None
-        elif not tensors or not all(id(t) in self._known or not isinstance(t, internals.FakeTensor) for t in tensors):
+        elif not tensors or not all(self._is_known(t) for t in tensors):
             return None
 
         def value(item: Any) -> Any:
             if isinstance(item, torch.Tensor):
-                return self._known[id(item)].value if id(item) in self._known else item
+                return self._known[id(item)].value
             if isinstance(item, list | tuple):
                 return type(item)(value(i) for i in item)
             return item
 
-        origin = frozenset[int]().union(*(self._known[id(t)].state for t in tensors if id(t) in self._known))
+        origin = frozenset[int]().union(*(self._known[id(t)].state for t in tensors))
         return _KnownCall(tuple(value(a) for a in args), {key: value(a) for key, a in kwargs.items()}, origin)
+
+    def _is_known(self, tensor: torch.Tensor) -> bool:
+        if id(tensor) not in self._known and not isinstance(tensor, internals.FakeTensor):
+            if tensor.numel() > _KNOWN_CONSTANT_LIMIT or internals.storage_id(tensor) in self.mutated_storages:
+                return False
+            self._asked.append(tensor)  # kept alive, so that its id stays its own
+            with internals.real_tensors(), self.paused():  # a copy, since what forward does to it happens to the copy
+                value = tensor.detach().clone()
+            self._known[id(tensor)] = _Known(value, frozenset({internals.storage_id(tensor)}))
+        return id(tensor) in self._known
 
     def _run_known(self, func: Any, call: _KnownCall) -> Any:
         with internals.real_tensors(), torch.no_grad():
@@ -453,11 +489,14 @@ class Recorder(internals.RecordingMode):
             values = metadata.tensors_in(self._run_known(func, call))
             for fake, value in zip(outs, values, strict=True):
                 self._known[id(fake)] = _Known(value, call.state)
-        elif func._schema.is_mutable and self._known:
+        elif self._known and (func._schema.is_mutable or internals.hidden_writes(func, args)):
             written = {internals.storage_id(t) for t in _written(func, args, kwargs)}
-            for tensor in self.frame._alive:
-                if id(tensor) in self._known and internals.storage_id(tensor) in written:
-                    del self._known[id(tensor)]
+            frame: Frame | None = self.frame
+            while frame is not None:
+                for tensor in frame._alive:
+                    if id(tensor) in self._known and internals.storage_id(tensor) in written:
+                        del self._known[id(tensor)]
+                frame = frame.parent
 
     def check_answers(self) -> None:
         """State that Python was told the value of must not be state that the model writes."""
@@ -486,8 +525,9 @@ class Recorder(internals.RecordingMode):
         return False
 
     def _note_writes(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if func._schema.is_mutable:
-            self.mutated_storages.update(internals.storage_id(t) for t in _written(func, args, kwargs))
+        if func._schema.is_mutable or internals.hidden_writes(func, args):
+            written = [internals.storage_id(t) for t in _written(func, args, kwargs)]
+            self.mutated_storages.update(written, (self._real_storage[s] for s in written if s in self._real_storage))
 
     def _keep_old_shape(self, tensor: torch.Tensor) -> None:
         """An in-place view (t_, squeeze_) reshapes the fake itself; the node before it keeps a copy of its own."""
@@ -526,7 +566,7 @@ class Recorder(internals.RecordingMode):
 
 def _written(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor]:
     """The tensors that a call writes to."""
-    written: list[torch.Tensor] = []
+    written = metadata.tensors_in(internals.hidden_writes(func, args))
     for index, argument in enumerate(func._schema.arguments):
         if argument.alias_info is not None and argument.alias_info.is_write:
             value = args[index] if index < len(args) else kwargs.get(argument.name)

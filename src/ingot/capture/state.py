@@ -7,7 +7,7 @@ a Program would forget it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -43,13 +43,14 @@ class ModuleState:
         self.read_constants: set[int] = set()
         self._by_id: dict[int, Entry] = {}
         self._before: dict[int, dict[str, Any]] = {}
-        self._slots: list[tuple[dict[str, Any], str, torch.Tensor, Entry]] = []
+        self._slots: dict[tuple[int, str], tuple[dict[str, Any], str, Entry, nn.Module]] = {}
+        self.set_at: dict[tuple[int, str], str] = {}
         if root is not None:
             self._collect(root, parameters=True)
             self._collect(root, parameters=False)
 
     def _collect(self, root: nn.Module, parameters: bool) -> None:
-        for path, module in root.named_modules():
+        for path, module in root.named_modules(remove_duplicate=False):
             table = module._parameters if parameters else module._buffers
             for key, tensor in table.items():
                 if tensor is None:
@@ -62,7 +63,7 @@ class ModuleState:
                     self._by_id[id(tensor)] = entry
                     self.entries.append(entry)
                 self.names[name] = entry
-                self._slots.append((table, key, tensor, entry))
+                self._slots.setdefault((id(table), key), (table, key, entry, module))
 
     def fake_of(self, tensor: torch.Tensor) -> torch.Tensor:
         if internals.is_plain(tensor):
@@ -82,8 +83,8 @@ class ModuleState:
         """Inside, the module holds fakes. Afterwards it holds what it held before, whatever happened."""
         attributes = [(module, _snapshot(module)) for module in (self.root.modules() if self.root is not None else ())]
         self._before = {id(module): own for module, (own, _) in attributes}
-        tables = {id(table): (table, dict(table)) for table, *_ in self._slots}
-        for table, key, _, entry in self._slots:
+        tables = {id(table): (table, dict(table)) for table, *_ in self._slots.values()}
+        for table, key, entry, _ in self._slots.values():
             table[key] = entry.fake
         for module, _ in attributes:
             self._swap_references(module)
@@ -117,17 +118,31 @@ class ModuleState:
     def assigned_buffers(self) -> list[tuple[Entry, torch.Tensor]]:
         """The buffers that forward put another tensor into; call while still swapped."""
         assigned: dict[str, tuple[Entry, torch.Tensor]] = {}
-        for table, key, _, entry in self._slots:
+        kept = {id(entry) for table, key, entry, _ in self._slots.values() if table.get(key) is entry.fake}
+        for table, key, entry, module in self._slots.values():
             now = table.get(key)
             if now is entry.fake:
                 continue
+            place = self.set_at.get((id(module), key))
+            if id(entry) in kept or assigned.get(entry.name, (entry, now))[1] is not now:
+                raise StateError(
+                    explain(
+                        f"forward replaces {entry.name} under one of its names and not under the others.",
+                        where=place,
+                        why="a tensor of the state under several names is one tensor in a Program",
+                        fix="write into the buffer in place, or give each name a buffer of its own",
+                    )
+                )
             if now is None or entry.is_parameter or now.shape != entry.fake.shape or now.dtype != entry.fake.dtype:
                 what = "removes" if now is None else "replaces" if entry.is_parameter else "reshapes"
                 raise StateError(
                     explain(
                         f"forward {what} {'the parameter' if entry.is_parameter else 'the buffer'} {entry.name}.",
-                        why=None if now is None else f"it was {_shape(entry.fake)} and becomes {_shape(now)}",
-                        fix="give the buffer its final shape in __init__ and write into it in place",
+                        where=place,
+                        why=f"it was {_shape(entry.fake)} and {'is gone' if now is None else f'becomes {_shape(now)}'}",
+                        fix="compute the value in a local variable; a parameter belongs to the optimizer"
+                        if entry.is_parameter
+                        else "give the buffer its final shape in __init__ and write into it in place",
                     )
                 )
             assigned[entry.name] = (entry, now)
@@ -145,11 +160,52 @@ class ModuleState:
                 raise StateError(
                     explain(
                         f"forward stores a tensor in {f'{path}.' if path else ''}{key}, which a Program cannot keep.",
+                        where=self.set_at.get((id(module), key)),
                         why="only buffers carry state from one call to the next",
                         fix=f'make it a buffer in __init__: self.register_buffer("{key}", …, persistent=False)',
                     )
                 )
 
+    def check_overlaps(self, written: set[int], constants: Mapping[str, torch.Tensor]) -> None:
+        """Raises StateError if forward writes a tensor of the state that shares memory with another one."""
+        own = {entry.name: entry.tensor for entry in self.entries}
+        writes = {internals.storage_id(e.tensor) for e in self.entries if internals.storage_id(e.fake) in written}
+        writes |= {internals.storage_id(tensor) for tensor in constants.values()} & written
+        owners: dict[int, str] = {}
+        for name, tensor in (own | dict(constants)).items():
+            memory = internals.storage_id(tensor)
+            first = owners.setdefault(memory, name)
+            if first != name and memory in writes and tensor.numel():
+                raise StateError(
+                    explain(
+                        f"forward writes {first} or {name}, which share memory.",
+                        why="a Program keeps each tensor of the state by itself, so one would not follow the other",
+                        fix=f"make {name} a view of {first} inside forward",
+                    )
+                )
+
+    @contextmanager
+    def put_back(self, written: set[int]) -> Iterator[None]:
+        """Afterwards the module's attributes, its buffers, and the parameters that `written` names are as before."""
+        attributes = [(module, _snapshot(module)) for module in (self.root.modules() if self.root is not None else ())]
+        saved = {
+            entry.tensor: entry.tensor.detach().clone()
+            for entry in self.entries
+            if not entry.is_parameter or internals.storage_id(entry.fake) in written
+        }
+        plain = {t: t.detach().clone() for _, (own, _) in attributes for t in own.values() if isinstance(t, torch.Tensor)}
+        tables = [(table, dict(table)) for table, *_ in self._slots.values()]
+        try:
+            yield
+        finally:
+            for table, before in tables:
+                table.clear()
+                table.update(before)
+            for module, snapshot in attributes:
+                _restore(module, snapshot)
+            with torch.no_grad():
+                for tensor, value in (plain | saved).items():
+                    tensor.copy_(value)
 
     def _holds_foreign_fake(self, value: Any) -> bool:
         """Whether there is a fake in it that does not stand for a parameter or buffer."""

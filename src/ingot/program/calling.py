@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import sympy
@@ -39,8 +39,17 @@ def _argument_names(program: Program) -> list[str]:
     return [i.name for i in program.signature.of_kind(InputKind.ARGUMENT)]
 
 
-def finish(program: Program, values: list[Any], arguments: Mapping[str, torch.Tensor]) -> Any:
-    """Applies the mutations that a functional graph returns, and nests the rest as the user's result."""
+def finish(
+    program: Program,
+    values: list[Any],
+    arguments: Mapping[str, torch.Tensor],
+    state: Callable[[str], torch.Tensor] | None = None,
+) -> Any:
+    """Applies the mutations that a functional graph returns, and nests the rest as the user's result.
+
+    `state` finds the tensor of a state key; without it, the program's own is taken.
+    """
+    find = state or (lambda name: program.state_dict[name] if name in program.state_dict else program.constants[name])
     produced = iter(values)
     results: list[Any] = []
     for output in program.signature.outputs:
@@ -53,9 +62,7 @@ def finish(program: Program, values: list[Any], arguments: Mapping[str, torch.Te
         elif output.kind is OutputKind.ARGUMENT_MUTATION:
             _write(arguments[str(output.target)], value)
         elif output.kind in (OutputKind.BUFFER_MUTATION, OutputKind.PARAMETER_MUTATION):
-            target = str(output.target)
-            found = program.state_dict.get(target)
-            _write(program.constants[target] if found is None else found, value)
+            _write(find(str(output.target)), value)
     return tree.unflatten(results, program.signature.out_tree)
 
 
@@ -67,8 +74,11 @@ def _write(target: torch.Tensor, value: torch.Tensor) -> None:
 # ---------------------------------------------------------------------- checks
 
 
-def check_call(program: Program, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
-    """The leaves of the arguments, in the program's order. Raises CallError if they do not fit."""
+def check_call(program: Program, args: tuple[Any, ...], kwargs: dict[str, Any], *, dtypes: bool = True) -> list[Any]:
+    """The leaves of the arguments, in the program's order. Raises CallError if they do not fit.
+
+    Without `dtypes` any dtype will do: a module that was converted takes what it was converted to.
+    """
     signature = program.signature
     args, kwargs = _arrange(program, args, kwargs)
     leaves, given = tree.flatten((args, kwargs))
@@ -86,7 +96,7 @@ def check_call(program: Program, args: tuple[Any, ...], kwargs: dict[str, Any]) 
             raise InputError(explain(f"{place} is {leaf!r}, but the program was captured with a tensor there."))
         else:
             tensors.append((place, spec, leaf))
-    _check_tensors(program, tensors)
+    _check_tensors(program, tensors, dtypes)
     return leaves
 
 
@@ -150,6 +160,8 @@ def _check_literal(program: Program, spec: Input, value: Any, place: str) -> Non
     else:
         expected = spec.value
         same = type(value) is type(expected) and (value == expected or _both_nan(value, expected))
+        if isinstance(value, float | complex):
+            same = same and repr(value) == repr(expected)  # 0.0 and -0.0 are equal, and not the same
         shown = repr(value)
     if not same:
         raise LiteralError(
@@ -169,14 +181,14 @@ def _both_nan(a: Any, b: Any) -> bool:
     return isinstance(a, float) and isinstance(b, float) and math.isnan(a) and math.isnan(b)
 
 
-def _check_tensors(program: Program, tensors: list[tuple[str, Input, torch.Tensor]]) -> None:
+def _check_tensors(program: Program, tensors: list[tuple[str, Input, torch.Tensor]], dtypes: bool) -> None:
     fakes = _argument_values(program)
     sizes: dict[sympy.Symbol, int] = {}
     first: dict[sympy.Symbol, str] = {}
     derived: list[tuple[sympy.Basic, int, str]] = []
     for place, spec, tensor in tensors:
         fake = fakes[spec.name]
-        if tensor.dtype != fake.dtype:
+        if dtypes and tensor.dtype != fake.dtype:
             raise InputError(
                 explain(
                     f"{place} is {_dtype(tensor)}, but the program was captured with {_dtype(fake)}.",

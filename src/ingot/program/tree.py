@@ -95,7 +95,7 @@ def _flatten(value: Any, leaves: list[Any], inside: tuple[int, ...]) -> Tree:
     kind, keys, values, context = parts
     inside = (*inside, id(value))
     children = tuple(_flatten(item, leaves, inside) for item in values)
-    return Tree(kind, _name_of(cls), tuple(keys), children, context, cls)
+    return Tree(kind, name_of_class(cls), tuple(keys), children, context, cls)
 
 
 def _parts(value: Any, cls: type) -> tuple[str, Iterable[str | int], Iterable[Any], Any] | None:
@@ -108,7 +108,7 @@ def _parts(value: Any, cls: type) -> tuple[str, Iterable[str | int], Iterable[An
     if registered is not None:
         values, context = registered.flatten_fn(value)
         values = list(values)
-        keys = context if _is_keys(context, len(values)) else range(len(values))
+        keys = context if names_parts(context, len(values)) else range(len(values))
         return "registered", keys, values, context
     if isinstance(value, tuple) and hasattr(cls, "_fields"):
         return "namedtuple", cls._fields, value, None
@@ -123,7 +123,8 @@ def _parts(value: Any, cls: type) -> tuple[str, Iterable[str | int], Iterable[An
     return None
 
 
-def _is_keys(context: Any, count: int) -> bool:
+def names_parts(context: Any, count: int) -> bool:
+    """Whether the context of a registered container is a name for each of its parts."""
     return isinstance(context, list | tuple) and len(context) == count and all(isinstance(k, str) for k in context)
 
 
@@ -269,7 +270,8 @@ def _describe(tree: Tree) -> str:
     return f"a {tree.name.rsplit('.', 1)[-1]} of {len(tree.children)}"
 
 
-def _name_of(cls: type) -> str:
+def name_of_class(cls: type) -> str:
+    """How a tree names a class: "module:qualname", or the plain name of a builtin."""
     if cls.__module__ == "builtins":
         return cls.__qualname__
     return "torch.Size" if cls is torch.Size else f"{cls.__module__}:{cls.__qualname__}"

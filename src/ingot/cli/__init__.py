@@ -1,0 +1,52 @@
+"""The `ingot` command.
+
+    ingot capture pkg.module:factory -o model.ingot     factory() -> (model, args, kwargs)
+    ingot inspect model.ingot
+    ingot doctor
+
+Each command is one file with a `run`; torch is imported when a command needs it, so that `ingot --help` is fast.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from ingot import __version__
+from ingot.cli import capture, doctor, inspect
+
+app = typer.Typer(
+    name="ingot",
+    help="Capture PyTorch models as graphs; check, inspect and save them.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.command("capture")(capture.run)
+app.command("inspect")(inspect.run)
+app.command("doctor")(doctor.run)
+
+
+def _print_version(asked: bool) -> None:
+    if asked:
+        print(f"ingot {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _global_options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Show the version and exit.")
+    ] = False,
+) -> None:
+    """Options of every command."""
+
+
+def main() -> None:
+    """The entry point of the `ingot` script."""
+    app()
+
+
+__all__ = ["app", "main"]

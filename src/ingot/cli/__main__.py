@@ -1,0 +1,5 @@
+"""`python -m ingot.cli` is `ingot`."""
+
+from ingot.cli import main
+
+main()

@@ -1,0 +1,179 @@
+"""`ingot capture`: a factory's model becomes a program, is verified, shown and saved."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.syntax import Syntax
+from rich.table import Table
+
+from ingot.cli.terminal import AsJson, Debug, Result, Stages, command, human
+
+if TYPE_CHECKING:
+    from ingot.program.program import Program
+
+_DECLARATION = re.compile(
+    r"^(?P<argument>[^:=]+)(?::(?P<dim>-?\d+))?=(?P<size>[^\[\]]+)(?:\[(?P<low>\d+),\s*(?P<high>\d+)?\])?$"
+)
+
+Reference = Annotated[
+    str,
+    typer.Argument(
+        metavar="MODULE:FACTORY",
+        help="pkg.module:factory or file.py:factory, a function without arguments that returns (model, args, kwargs).",
+    ),
+]
+
+
+@command
+def run(
+    reference: Reference,
+    output: Annotated[Path | None, typer.Option("-o", "--output", help="Save the program to this .ingot file.")] = None,
+    dynamic: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--dynamic",
+            metavar="ARG:DIM=NAME",
+            help='A dim that may change, e.g. "x:0=batch", "x:1=2*seq", "x:0=batch[1,64]", "x=auto". Repeatable.',
+        ),
+    ] = None,
+    preserve: Annotated[
+        list[str] | None,
+        typer.Option("--preserve", metavar="MODULE", help="A module that keeps its call signature. Repeatable."),
+    ] = None,
+    show_code: Annotated[bool, typer.Option("--print", help="Print the program's code.")] = False,
+    verify: Annotated[bool, typer.Option(help="Check the program's invariants.")] = True,
+    as_json: AsJson = False,
+    debug: Debug = False,
+) -> Result:
+    """Capture a model as a program; verify, show and save it."""
+    dynamic_shapes = parse_dynamic(dynamic or ())
+    stages = Stages()
+    with stages("import", "importing torch"):
+        import ingot
+        from ingot.cli import census
+        from ingot.cli.factory import build
+    with stages("build", f"building {reference}"):
+        example = build(reference)
+    with stages("capture", "capturing"):
+        program = ingot.capture(
+            example.model,
+            example.args,
+            example.kwargs,
+            dynamic_shapes=_with_ranges(dynamic_shapes),
+            preserve_module_call_signature=tuple(preserve or ()),
+        )
+    if verify:
+        with stages("verify", "verifying"):
+            program.verify()
+    if output is not None:
+        with stages("save", f"saving {output}"):
+            program.save(output)
+    with stages("count", "counting"):
+        counted = census.take(program)
+    code = str(program) if show_code else None
+    data = {
+        "reference": reference,
+        "dialect": program.dialect.name,
+        "nodes": counted.total.nodes,
+        "parameters": counted.total.parameters,
+        "parameter_bytes": counted.total.parameter_bytes,
+        "state_bytes": sum(counted.state_bytes.values()),
+        "flops": counted.total.flops,
+        "inputs": [i.name for i in program.signature.user_inputs if i.name],
+        "dims": [{"name": dim.name, "low": dim.low, "high": dim.high} for dim in program.dims],
+        "constraints": [str(constraint) for constraint in program.constraints],
+        "preserved": list(preserve or ()),
+        "verified": verify,
+        "file": None if output is None else {"path": str(output), "bytes": output.stat().st_size},
+        "seconds": stages.seconds,
+        **({} if code is None else {"code": code}),
+    }
+    if code is not None:
+        return Result(data, (Syntax(code, "python", theme="ansi_dark").highlight(code),))
+    return Result(data, (_summary(data, program),))
+
+
+def _summary(data: dict[str, Any], program: Program) -> Table:
+    table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
+    table.add_row("program", f"{data['reference']} ({data['dialect']})")
+    inner = data["nodes"] - sum(node.op == "call_function" for node in program.graph.nodes)
+    table.add_row("nodes", f"{data['nodes']:,}" + (f", {inner:,} of them in inner graphs" if inner else ""))
+    table.add_row("parameters", f"{data['parameters']:,}")
+    table.add_row("state", human(data["state_bytes"], "B"))
+    table.add_row("FLOPs", human(data["flops"]))
+    table.add_row("dims", "\n".join(map(str, program.dims)) or "all fixed")
+    if program.constraints:
+        table.add_row("needs", "\n".join(data["constraints"]))
+    table.add_row("verified", "yes" if data["verified"] else "no (--no-verify)")
+    if data["file"] is not None:
+        table.add_row("saved", f"{data['file']['path']} ({human(data['file']['bytes'], 'B')})")
+    stages = ("build", "capture", "verify", "save")
+    times = ", ".join(f"{name} {data['seconds'][name]:.2f} s" for name in stages if name in data["seconds"])
+    table.add_row("time", times)
+    return table
+
+
+# ---------------------------------------------------------------------- dynamic dims
+
+
+Declared = dict[str, Any]
+
+
+def parse_dynamic(declarations: list[str] | tuple[str, ...]) -> Declared:
+    """`--dynamic` options as ingot.capture's dynamic_shapes, with (name, low, high) where a range was given.
+
+        ["x:0=batch", "cache.0:2=past[1,64]", "y=auto"]
+        {"x": {0: "batch"}, "cache": {"0": {2: ("past", 1, 64)}}, "y": "auto"}
+
+    A range holds wherever its name is used. Raises typer.BadParameter.
+    """
+    read: list[tuple[str, int | None, str]] = []
+    ranges: dict[str, tuple[str, int, int | None]] = {}
+    for text in declarations:
+        match = _DECLARATION.match(text.strip())
+        if match is None or (match["dim"] is None and match["size"] != "auto"):
+            raise typer.BadParameter(f'{text!r} is not of the form ARG:DIM=NAME, such as "x:0=batch" or "x=auto".')
+        size = match["size"].strip()
+        if match["low"] is not None:
+            if not size.isidentifier() or size == "auto":
+                raise typer.BadParameter(f"{text!r}: a range can be given to a name only, not to {size!r}.")
+            given = (size, int(match["low"]), int(match["high"]) if match["high"] else None)
+            if ranges.setdefault(size, given) != given:
+                raise typer.BadParameter(f"{text!r}: {size} has another range in another --dynamic.")
+        read.append((match["argument"].strip(), None if match["dim"] is None else int(match["dim"]), size))
+    shapes: Declared = {}
+    for argument, dim, size in read:
+        _put(shapes, argument, dim, ranges.get(size, size))
+    return shapes
+
+
+def _put(shapes: Declared, argument: str, dim: int | None, size: Any) -> None:
+    *outer, last = argument.split(".")
+    place: Any = shapes
+    for step in outer:
+        place = place.setdefault(step, {})
+    if dim is None:
+        if last in place:
+            raise typer.BadParameter(f"{argument} is declared twice.")
+        place[last] = size
+        return
+    known = place.setdefault(last, {})
+    if not isinstance(known, dict) or dim in known:
+        raise typer.BadParameter(f"{argument}:{dim} is declared twice.")
+    known[dim] = size
+
+
+def _with_ranges(shapes: Any) -> Any:
+    """The parsed declarations with torch.export.Dim in place of names that have a range; None where there are none."""
+    if isinstance(shapes, dict):
+        return {key: _with_ranges(value) for key, value in shapes.items()} or None
+    if isinstance(shapes, tuple):
+        from torch.export import Dim
+
+        name, low, high = shapes
+        return Dim(name, min=low, max=high)
+    return shapes

@@ -1,0 +1,166 @@
+"""`ingot inspect`: what a program consists of, by module and by operator."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.table import Table
+
+from ingot.cli.terminal import AsJson, Debug, Result, Stages, command, human
+
+if TYPE_CHECKING:
+    from ingot.cli.census import Census, Row
+    from ingot.program.program import Program
+
+# Without --depth the table goes as deep as fits in about a screen.
+_ROWS = 40
+
+COUNTED = (
+    "FLOPs: two for each multiply-add of matrix products, convolutions, attention and recurrent layers; "
+    "elementwise operators are left out. Written: bytes of the tensors that operators make; views make none."
+)
+
+
+@command
+def run(
+    reference: Annotated[
+        str, typer.Argument(metavar="FILE.ingot|MODULE:FACTORY", help="A saved program, or a factory to capture.")
+    ],
+    depth: Annotated[int | None, typer.Option("--depth", min=0, help="Levels of modules to show.")] = None,
+    ops: Annotated[bool, typer.Option("--ops/--no-ops", help="Show the table of operators.")] = True,
+    size: Annotated[
+        list[str] | None,
+        typer.Option("--size", metavar="NAME=SIZE", help='Count with this size of a dynamic dim, e.g. "batch=8".'),
+    ] = None,
+    as_json: AsJson = False,
+    debug: Debug = False,
+) -> Result:
+    """Show a program's parameters, FLOPs, bytes and operators, by module."""
+    chosen = parse_sizes(size or ())
+    stages = Stages()
+    with stages("import", "importing torch"):
+        from ingot.cli import census
+    program = open_program(reference, stages)
+    with stages("count", "counting"):
+        counted = census.take(program, chosen)
+    shown = _depth(counted, depth)
+    rows = [row for row in counted.rows if row.depth <= shown]
+    data = _data(reference, program, counted, rows)
+    text: list[Any] = [_modules(counted, rows), *_notes(counted)]
+    if ops:
+        text.append(_operators(counted))
+    return Result(data, tuple(text))
+
+
+def open_program(reference: str, stages: Stages) -> Program:
+    """The program in a file, or the one that a factory's model is captured as."""
+    import ingot
+    from ingot.cli.factory import ReferenceMissing, build
+    from ingot.errors import explain
+
+    is_file = reference.endswith(".ingot") or (":" not in reference and Path(reference).is_file())
+    if is_file:
+        if not Path(reference).is_file():
+            raise ReferenceMissing(explain(f"There is no file {reference}.", why=f"looked in {Path.cwd()}"))
+        with stages("load", f"loading {reference}"):
+            from ingot.program.file import load
+
+            return load(reference)
+    with stages("build", f"building {reference}"):
+        example = build(reference)
+    with stages("capture", "capturing"):
+        return ingot.capture(example.model, example.args, example.kwargs)
+
+
+def parse_sizes(texts: list[str] | tuple[str, ...]) -> dict[str, int]:
+    """`--size` options by dim name. Raises typer.BadParameter."""
+    sizes: dict[str, int] = {}
+    for text in texts:
+        name, _, number = text.partition("=")
+        if not name.strip().isidentifier() or not number.strip().isdigit():
+            raise typer.BadParameter(f'{text!r} is not of the form NAME=SIZE, such as "batch=8".')
+        sizes[name.strip()] = int(number)
+    return sizes
+
+
+def _depth(counted: Census, asked: int | None) -> int:
+    if asked is not None:
+        return asked
+    deepest = max(row.depth for row in counted.rows)
+    fitting = [d for d in range(1, deepest + 1) if sum(row.depth <= d for row in counted.rows) <= _ROWS]
+    return max(fitting, default=min(1, deepest))
+
+
+def _data(reference: str, program: Program, counted: Census, rows: list[Row]) -> dict[str, Any]:
+    total = counted.total
+    return {
+        "reference": reference,
+        "dialect": program.dialect.name,
+        "sizes": dict(counted.sizes),
+        "total": {
+            "parameters": total.parameters,
+            "parameter_bytes": total.parameter_bytes,
+            "flops": total.flops,
+            "bytes_written": total.bytes,
+            "nodes": total.nodes,
+            "state_bytes": {kind.value: size for kind, size in counted.state_bytes.items()},
+        },
+        "modules": [_row_data(row) for row in rows],
+        "operators": dict(counted.operators),
+        "not_counted": {
+            "operators": dict(counted.opaque),
+            "nodes_of_unknown_size": counted.unknown,
+            "while_loops_counted_once": counted.loops,
+        },
+    }
+
+
+def _row_data(row: Row) -> dict[str, Any]:
+    fields = asdict(row)
+    return {**{key: value for key, value in fields.items() if key != "bytes"}, "bytes_written": fields["bytes"]}
+
+
+def _modules(counted: Census, rows: list[Row]) -> Table:
+    table = Table("module", "type", title_justify="left")
+    for column in ("parameters", "FLOPs", "%", "written", "nodes"):
+        table.add_column(column, justify="right")
+    for row in rows:
+        name = "  " * row.depth + (row.path.rpartition(".")[2] or "(whole model)")
+        share = f"{100 * row.flops / counted.total.flops:.1f}" if counted.total.flops else ""
+        table.add_row(
+            name,
+            row.type,
+            human(row.parameters),
+            human(row.flops),
+            share,
+            human(row.bytes, "B"),
+            f"{row.nodes:,}",
+            style=None if row.depth else "bold",
+        )
+    return table
+
+
+def _notes(counted: Census) -> list[str]:
+    state = ", ".join(f"{kind.value}s {human(size, 'B')}" for kind, size in counted.state_bytes.items())
+    notes = [f"State: {state}.", COUNTED]
+    if counted.sizes:
+        notes.append(f"At {', '.join(f'{name}={size}' for name, size in counted.sizes.items())}; --size changes that.")
+    if counted.opaque:
+        listed = ", ".join(f"{name} (×{count})" for name, count in counted.opaque.items())
+        notes.append(f"No FLOPs are known for {listed}.")
+    if counted.unknown:
+        notes.append(f"{counted.unknown} nodes depend on sizes known only at run time and are left out.")
+    if counted.loops:
+        notes.append("The body of a while_loop is counted once.")
+    return notes
+
+
+def _operators(counted: Census) -> Table:
+    table = Table("operator")
+    table.add_column("nodes", justify="right")
+    for name, count in counted.operators.items():
+        table.add_row(name, f"{count:,}")
+    return table

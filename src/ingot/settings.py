@@ -1,0 +1,37 @@
+"""The one place where environment variables are read.
+
+INGOT_LOGS            what to log, names with commas between them: "capture,passes"
+INGOT_CACHE_DIR       where compiled models are kept; the user's cache folder where it is not given
+INGOT_DISABLE_CACHE   anything but "", "0", "false", "no" and "off" keeps Ingot from reading or writing it
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import platformdirs
+
+_OFF = frozenset({"", "0", "false", "no", "off"})
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What the environment asks for."""
+
+    logs: tuple[str, ...]
+    cache_dir: Path
+    disable_cache: bool
+
+    @classmethod
+    def from_environment(cls, environment: Mapping[str, str] | None = None) -> Settings:
+        """The settings of `environment`, or of this process."""
+        given = os.environ if environment is None else environment
+        folder = given.get("INGOT_CACHE_DIR", "").strip()
+        return cls(
+            logs=tuple(name for part in given.get("INGOT_LOGS", "").split(",") if (name := part.strip())),
+            cache_dir=Path(folder).expanduser() if folder else platformdirs.user_cache_path("ingot", appauthor=False),
+            disable_cache=given.get("INGOT_DISABLE_CACHE", "").strip().lower() not in _OFF,
+        )

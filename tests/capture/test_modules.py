@@ -1,0 +1,532 @@
+"""Hand-written models that each hold one difficulty of arguments, results or state."""
+
+from __future__ import annotations
+
+import copy
+import functools
+from collections import OrderedDict, namedtuple
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import fx, nn
+from transformers.modeling_outputs import BaseModelOutputWithPooling
+
+import ingot
+from ingot.errors import LiteralError
+from ingot.program.signature import InputKind, OutputKind
+from tests.capture.checks import assert_same, check, check_calls
+
+Pair = namedtuple("Pair", ["left", "right"])
+
+
+@dataclass
+class Answer:
+    score: torch.Tensor
+    label: str
+    extra: torch.Tensor | None = None
+
+
+def x(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    return torch.randn(*(shape or (2, 4)), generator=torch.Generator().manual_seed(0), dtype=dtype)
+
+
+# ---------------------------------------------------------------------- arguments
+
+
+class Nested(nn.Module):
+    def forward(self, batch: dict[str, Any], pair: Pair, *rest: torch.Tensor, **named: torch.Tensor) -> torch.Tensor:
+        total = batch["x"] * 2 + batch["more"][0] - batch["more"][1]["deep"]
+        return total + pair.left * pair.right + sum(rest) - sum(named.values())
+
+
+def test_nested_arguments() -> None:
+    batch = {"x": x(), "more": [x(), {"deep": x() + 1}]}
+    program = check(Nested(), (batch, Pair(x(), x() * 3), x(), x() - 2), {"a": x(), "b": x() * 5})
+    assert [i.name for i in program.signature.of_kind(InputKind.ARGUMENT)][:3] == [
+        "batch_x",
+        "batch_more_0",
+        "batch_more_1_deep",
+    ]
+
+
+def test_dataclass_argument() -> None:
+    check(lambda a: a.score * 2 if a.label == "yes" else a.score, (Answer(x(), "yes", x()),))
+
+
+def test_keyword_only_arguments_in_any_order() -> None:
+    class Model(nn.Module):
+        def forward(self, *, left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+            return left - right
+
+    model = Model()
+    check_calls(model, [((), {"left": x(), "right": x() * 2}), ((), {"right": x() * 3, "left": x()})])
+
+
+def test_position_and_keyword_are_interchangeable() -> None:
+    def f(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        return a - b
+
+    check_calls(f, [((x(), x() * 2), {}), ((x(),), {"b": x() * 3}), ((), {"b": x() * 4, "a": x()})])
+    check_calls(f, [((), {"a": x(), "b": x() * 2}), ((x(), x() * 3), {})])
+
+
+def test_defaults_may_be_left_out() -> None:
+    def f(a: torch.Tensor, scale: float = 2.0, bias: torch.Tensor | None = None) -> torch.Tensor:
+        return a * scale if bias is None else a * scale + bias
+
+    check(f, (x(),))
+    check(f, (x(),), {"bias": x()})
+
+
+def test_variadic_forward() -> None:
+    class Model(nn.Module):
+        def forward(self, *args: torch.Tensor, **kwargs: torch.Tensor) -> torch.Tensor:
+            return torch.cat([*args, *kwargs.values()])
+
+    check(Model(), (x(), x() * 2), {"a": x() * 3})
+
+
+@pytest.mark.parametrize(
+    ("value", "other"),
+    [(None, 1), (True, False), (3, 4), (1.5, 2.5), ("gelu", "relu"), (float("nan"), 1.0), (1, True), (0.0, -0.0)],
+)
+def test_a_literal_is_checked(value: Any, other: Any) -> None:
+    def f(a: torch.Tensor, option: Any) -> torch.Tensor:
+        return F.gelu(a) if option == "gelu" else a * (option if isinstance(option, int | float) else 7)
+
+    program = check(f, (x(), value))
+    with pytest.raises(LiteralError, match="option is .*captured with .*\n.*why: .*\n.*what to do: capture"):
+        program(x(), other)
+
+
+def test_concrete_args_fix_a_named_argument() -> None:
+    def f(a: torch.Tensor, flag: bool = False, scale: float = 1.0) -> torch.Tensor:
+        return a * scale + 1 if flag else a
+
+    program = ingot.capture(f, (x(),), concrete_args={"flag": True})
+    assert_same(program(x(), flag=True), x() + 1)
+    with pytest.raises(LiteralError, match="flag is False, but the program was captured with True"):
+        program(x(), flag=False)
+
+
+def test_concrete_args_fix_leaves_inside() -> None:
+    def f(pair: dict[str, Any]) -> torch.Tensor:
+        return pair["x"] * pair["by"] + (1 if pair["flag"] else 0)
+
+    pair = {"x": x(), "by": x() * 2, "flag": True}
+    program = ingot.capture(f, (pair,), concrete_args={"pair": {"x": fx.PH, "by": x() * 2, "flag": True}})
+    assert [i.name for i in program.signature.of_kind(InputKind.ARGUMENT)] == ["pair_x"]
+    assert_same(program({"x": x() + 1, "by": x() * 2, "flag": True}), (x() + 1) * (x() * 2) + 1)
+    with pytest.raises(LiteralError, match=r"pair\.by is another tensor"):
+        program({"x": x(), "by": x() * 3, "flag": True})
+
+
+def test_concrete_tensor_may_be_asked_for_its_values() -> None:
+    def f(a: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
+        return torch.stack([row[: int(n)].sum() for row, n in zip(a, lengths, strict=True)])
+
+    lengths = torch.tensor([1, 3])
+    program = ingot.capture(f, (x(), lengths), concrete_args={"lengths": lengths})
+    assert_same(program(x() + 1, torch.tensor([1, 3])), f(x() + 1, lengths))
+    with pytest.raises(LiteralError):
+        program(x(), torch.tensor([1, 2]))
+
+
+def test_same_tensor_twice_as_argument() -> None:
+    a = x()
+    program = ingot.capture(lambda a, b: a * 2 + b, (a, a))
+    assert_same(program(x(), x() + 1), x() * 2 + x() + 1)
+
+
+def test_functions_bound_methods_and_partials() -> None:
+    linear = nn.Linear(4, 4)
+
+    class Holder:
+        def twice(self, a: torch.Tensor, by: float = 2.0) -> torch.Tensor:
+            return a * by
+
+    check(Holder().twice, (x(),))
+    check(functools.partial(Holder().twice, by=3.0), (x(),))
+    check(torch.relu, (x(),))
+    check(linear.forward, (x(),))
+
+
+# ---------------------------------------------------------------------- results
+
+
+class Returns(nn.Module):
+    def __init__(self, make: Any) -> None:
+        super().__init__()
+        self.fc = nn.Linear(4, 4)
+        self.make = make
+
+    def forward(self, a: torch.Tensor) -> Any:
+        return self.make(self.fc(a))
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda y: Answer(y, "done"),
+        lambda y: Answer(y, "done", y * 2),
+        lambda y: Pair(y, (y, [y + 1])),
+        lambda y: {"b": y, "a": {"c": [y, None, 3, "text", 2.5, True]}},
+        lambda y: OrderedDict([("z", y), ("y", y * 2)]),
+        lambda y: BaseModelOutputWithPooling(last_hidden_state=y, pooler_output=y[:, 0]),
+        lambda y: (y, y),
+        lambda y: [y],
+        lambda y: None,
+        lambda y: (y.shape[0], y.shape, y),
+        lambda y: y.max(dim=1),
+        lambda y: y.unbind(0),
+        lambda y: (),
+    ],
+)
+def test_results_come_back_as_themselves(make: Any) -> None:
+    check(Returns(make), (x(),))
+
+
+def test_model_output_is_itself() -> None:
+    program = ingot.capture(Returns(lambda y: BaseModelOutputWithPooling(last_hidden_state=y)), (x(),))
+    out = program(x())
+    assert type(out) is BaseModelOutputWithPooling
+    assert out.last_hidden_state is out[0] and list(out.keys()) == ["last_hidden_state"]
+
+
+def test_the_same_tensor_twice_in_the_result_is_one_tensor() -> None:
+    first, second = ingot.capture(Returns(lambda y: (y, y)), (x(),))(x())
+    assert first is second
+
+
+def test_results_that_are_or_alias_arguments() -> None:
+    program = check(lambda a, b: (a, a.view(-1), b.t(), a + b), (x(), x()))
+    a, b = x(), x()
+    same, view, transposed, _ = program(a, b)
+    assert same is a
+    assert view.data_ptr() == a.data_ptr() and transposed.data_ptr() == b.data_ptr()
+
+
+def test_results_that_are_parameters_and_buffers() -> None:
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.w = nn.Parameter(x())
+            self.register_buffer("b", x())
+
+        def forward(self, a: torch.Tensor) -> Any:
+            return self.w, self.b, self.w.t(), a
+
+    check(Model(), (x(),))
+
+
+# ---------------------------------------------------------------------- state
+
+
+class Tied(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(7, 4)
+        self.head = nn.Linear(4, 7, bias=False)
+        self.head.weight = self.embed.weight
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        return self.head(self.embed(ids))
+
+
+def test_tied_parameters_stay_one() -> None:
+    program = check(Tied(), (torch.tensor([[1, 2, 3]]),))
+    assert len(program.signature.of_kind(InputKind.PARAMETER)) == 1
+    assert program.state_dict["embed.weight"] is program.state_dict["head.weight"]
+    with torch.no_grad():
+        program.state_dict["head.weight"].zero_()
+    assert program(torch.tensor([[1, 2, 3]])).abs().sum() == 0
+
+
+def test_shared_submodules_under_several_names() -> None:
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first = nn.Linear(4, 4)
+            self.second = self.first
+            self.all = nn.ModuleList([self.first, nn.ReLU(), self.first])
+
+        def forward(self, a: torch.Tensor) -> torch.Tensor:
+            a = self.second(self.first(a))
+            for layer in self.all:
+                a = layer(a)
+            return self.second(a)
+
+    program = check(Model(), (x(),))
+    paths = [call.path for call in program.module_calls]
+    assert paths == ["", "first", "second", "all.0", "all.1", "all.2", "second@1"]
+    assert len(program.signature.of_kind(InputKind.PARAMETER)) == 2
+
+
+def test_non_persistent_buffers_are_constants_of_the_program() -> None:
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("kept", x())
+            self.register_buffer("table", x() * 2, persistent=False)
+            self.register_buffer("unused", x() * 2, persistent=False)
+            self.register_buffer("nothing", None)
+
+        def forward(self, a: torch.Tensor) -> torch.Tensor:
+            return a + self.kept * self.table
+
+    program = check(Model(), (x(),))
+    assert list(program.state_dict) == ["kept"]
+
+
+@pytest.mark.parametrize("train", [True, False])
+def test_batch_norm(train: bool) -> None:
+    model = nn.Sequential(nn.Conv2d(3, 5, 3), nn.BatchNorm2d(5, eps=1e-3, momentum=0.03), nn.ReLU()).train(train)
+    program = check(model, (x(2, 3, 6, 6),))
+    assert program.training is train
+
+
+def test_batch_norm_program_does_not_update_the_model() -> None:
+    model = nn.BatchNorm1d(4)
+    program = ingot.capture(model, (x(),))
+    program(x())
+    assert model.num_batches_tracked == 0 and program.state_dict["num_batches_tracked"] == 1
+    model(x())
+    assert model.num_batches_tracked == 1 and program.state_dict["num_batches_tracked"] == 1
+
+
+class Cache(nn.Module):
+    def __init__(self, write: str) -> None:
+        super().__init__()
+        self.write = write
+        self.register_buffer("keys", torch.zeros(2, 8, 4))
+        self.register_buffer("length", torch.zeros((), dtype=torch.int64), persistent=False)
+
+    def forward(self, a: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
+        if self.write == "index_copy_":
+            self.keys.index_copy_(1, at, a)
+        elif self.write == "slice":
+            self.keys[:, 2:4] = a
+        elif self.write == "index":
+            self.keys[:, at] = a
+        elif self.write == "roll":
+            self.keys.copy_(torch.cat([self.keys[:, 2:], a], 1))
+        else:
+            self.keys = torch.cat([self.keys[:, 2:], a], 1)
+        self.length += a.shape[1]
+        return self.keys.sum(1) + self.length
+
+
+@pytest.mark.parametrize("write", ["index_copy_", "slice", "index", "roll", "assign"])
+def test_a_cache_in_a_buffer(write: str) -> None:
+    a = x(2, 2, 4)
+    calls = [((a * (i + 1), torch.tensor([2 * i, 2 * i + 1])), {}) for i in range(3)]
+    check_calls(Cache(write), calls)
+
+
+def test_reassigned_buffers() -> None:
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("n", torch.zeros(()))
+            self.register_buffer("last", torch.zeros(2, 4))
+            self.register_buffer("swap_a", x())
+            self.register_buffer("swap_b", x() * 2)
+
+        def forward(self, a: torch.Tensor) -> torch.Tensor:
+            self.n = self.n + 1
+            previous, self.last = self.last, a * self.n
+            self.swap_a, self.swap_b = self.swap_b, self.swap_a
+            return previous + self.swap_a
+
+    check_calls(Model(), [((x() * i,), {}) for i in range(1, 5)])
+
+
+def test_buffer_assigned_the_argument_does_not_alias_it() -> None:
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("last", torch.zeros(2, 4))
+
+        def forward(self, a: torch.Tensor) -> torch.Tensor:
+            out = self.last + 1
+            self.last = a
+            return out
+
+    check_calls(Model(), [((x() * i,), {}) for i in range(1, 4)])
+
+
+def test_written_buffer_whose_old_value_is_the_result() -> None:
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("n", torch.zeros(2))
+
+        def forward(self, a: torch.Tensor) -> Any:
+            old = self.n
+            self.n = self.n + a
+            return old, self.n
+
+    check_calls(Model(), [((torch.full((2,), float(i)),), {}) for i in range(1, 4)])
+
+
+def test_one_buffer_under_two_names() -> None:
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("one", torch.zeros(4, 3))
+            self.register_buffer("same", self.one)
+
+        def forward(self, a: torch.Tensor) -> torch.Tensor:
+            self.one.add_(1)
+            self.same[1] += a
+            return self.one * 1
+
+    program = check(Model(), (x(3),))
+    assert program.state_dict["one"] is program.state_dict["same"]
+
+
+def test_buffers_that_share_memory_may_be_read() -> None:
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("whole", x())
+            self.register_buffer("row", self.whole[1])
+
+        def forward(self, a: torch.Tensor) -> torch.Tensor:
+            return a + self.whole + self.row
+
+    check(Model(), (x(),))
+
+
+def test_plain_attribute_written_in_place() -> None:
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.count = torch.zeros(4)
+
+        def forward(self, a: torch.Tensor) -> torch.Tensor:
+            self.count.add_(a.sum(0))
+            return self.count * 2
+
+    check(Model(), (x(),))
+
+
+def test_closed_over_tensor_written_in_place() -> None:
+    counter = torch.zeros(2)
+
+    def f(a: torch.Tensor) -> torch.Tensor:
+        counter.add_(1)
+        counter[0].mul_(2)
+        return a + counter
+
+    program = ingot.capture(f, (x(2),))
+    assert counter.tolist() == [0.0, 0.0]
+    got = [program(x(2)) for _ in range(3)]
+    assert counter.tolist() == [0.0, 0.0]
+    assert_same(got, [f(x(2)) for _ in range(3)])
+
+
+def test_arguments_written_in_place() -> None:
+    def f(a: torch.Tensor, b: list[torch.Tensor]) -> torch.Tensor:
+        a.add_(1)
+        a[0].mul_(2)
+        b[0][:, 1:3] = a[:, :2]
+        b[1].t_().zero_()
+        return a.view(-1) * 2
+
+    check(f, (x(), [x(), x()]))
+
+
+def test_max_norm_embedding_writes_its_weight() -> None:
+    model = nn.Embedding(5, 4, max_norm=0.5)
+    program = ingot.capture(copy.deepcopy(model), (torch.tensor([1, 2]),))
+    twin = copy.deepcopy(model)
+    with torch.no_grad():
+        assert_same(program(torch.tensor([1, 2])), twin(torch.tensor([1, 2])))
+    assert torch.equal(program.state_dict["weight"], twin.weight)
+
+
+# ---------------------------------------------------------------------- constants
+
+
+OUTER = torch.arange(4.0)
+
+
+class Constants(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.plain = x() * 3
+        self.table = [x() * 4, {"deep": x() * 5}]
+        self.trained = nn.Parameter(x())
+        self.alias = [self.trained]
+
+    def forward(self, a: torch.Tensor) -> torch.Tensor:
+        made = torch.tensor([[1.0, 2.0, 3.0, 4.0]]) + torch.ones(4) + torch.arange(4)
+        return a + OUTER + self.plain + self.table[0] * self.table[1]["deep"] + made + self.alias[0]
+
+
+def test_tensors_made_or_closed_over_are_constants() -> None:
+    program = check(Constants(), (x(),))
+    names = [i.target for i in program.signature.of_kind(InputKind.CONSTANT)]
+    assert "plain" in names and len(names) == 5
+    assert [i.target for i in program.signature.of_kind(InputKind.PARAMETER)] == ["trained"]
+
+
+def test_a_literal_tensor_is_fresh_at_every_call() -> None:
+    def f(a: torch.Tensor) -> torch.Tensor:
+        count = torch.tensor([0.0, 0.0, 0.0, 0.0])
+        count += a.sum(0)
+        return count
+
+    check(f, (x(),))
+
+
+def test_values_of_constants_are_known() -> None:
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("sizes", torch.tensor([1, 3]), persistent=False)
+
+        def forward(self, a: torch.Tensor) -> Any:
+            n = torch.tensor([3]).item()
+            parts = a.split(self.sizes.tolist(), dim=1)
+            if torch.arange(4).sum() > 5:
+                a = a * 2
+            return parts, a[:, : int(n)], [a * i for i in torch.arange(3).tolist()]
+
+    check(Model(), (x(),))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64, torch.complex64, torch.complex128])
+def test_dtypes(dtype: torch.dtype) -> None:
+    weight = nn.Parameter(x(3, 4, dtype=dtype))
+    check(lambda a: F.linear(a @ a.mT.conj() @ a, weight) * 2 + 1, (x(dtype=dtype),))
+
+
+def test_complex_views() -> None:
+    def rotate(a: torch.Tensor, angle: torch.Tensor) -> torch.Tensor:
+        turned = torch.view_as_complex(a.reshape(2, 2, 2)) * torch.polar(torch.ones_like(angle), angle)
+        return torch.view_as_real(turned.conj().resolve_conj()).flatten(1) + turned.imag.sum() + turned.conj().imag.sum()
+
+    check(rotate, (x(), x(2, 2)))
+
+
+def test_gradients_flow_through_the_program() -> None:
+    model = nn.Sequential(nn.Linear(4, 8), nn.GELU(), nn.LayerNorm(8), nn.Linear(8, 2))
+    twin = copy.deepcopy(model)
+    program = ingot.capture(model, (x(),))
+    a, b = x().requires_grad_(), x().requires_grad_()
+    program(a).square().sum().backward()
+    twin(b).square().sum().backward()
+    assert torch.equal(a.grad, b.grad)
+    for mine, theirs in zip(model.parameters(), twin.parameters(), strict=True):
+        assert torch.equal(mine.grad, theirs.grad)
+
+
+def test_outputs_of_the_signature_follow_the_graph() -> None:
+    program = check(Returns(lambda y: (y, None, y + 1)), (x(),))
+    kinds = [o.kind for o in program.signature.outputs]
+    assert kinds == [OutputKind.RESULT, OutputKind.LITERAL, OutputKind.RESULT]
