@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import sys
 from collections import namedtuple
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -259,7 +260,14 @@ def surely_equal(env: ShapeEnv | None, a: sympy.Basic, b: sympy.Basic) -> bool:
     if env is None or a == b:
         return bool(a == b)
     a, b = env.simplify(a), env.simplify(b)
+    if isinstance(a, sympy.logic.boolalg.Boolean) or isinstance(b, sympy.logic.boolalg.Boolean):
+        # 2 <= n and n >= 2 are two expressions to sympy.
+        return bool(_with_canonical_relations(a) == _with_canonical_relations(b))
     return bool(a == b or env._maybe_evaluate_static(sympy.Eq(a, b)) == sympy.true)
+
+
+def _with_canonical_relations(expr: sympy.Basic) -> sympy.Basic:
+    return expr.replace(lambda e: isinstance(e, sympy.core.relational.Relational), lambda e: e.canonical)
 
 
 @contextlib.contextmanager
@@ -283,6 +291,25 @@ def failures_unlogged() -> Iterator[None]:
         yield
     finally:
         log.setLevel(level)
+
+
+@contextlib.contextmanager
+def compilation_off() -> Iterator[None]:
+    """Inside, functions under torch.compile run as they were written; compiled code would touch the memory of fakes."""
+    original = torch.compile
+
+    def leave(model: Any = None, **options: Any) -> Any:
+        return model if model is not None else lambda function: function
+
+    torch.compile = leave
+    try:
+        if "torch._dynamo" in sys.modules:  # if not, nothing is compiled yet, and importing it takes a while
+            with torch.compiler.set_stance("force_eager"):
+                yield
+        else:
+            yield
+    finally:
+        torch.compile = original
 
 
 @contextlib.contextmanager

@@ -196,6 +196,7 @@ class _Session:
         recorder = self.recorder
         with ExitStack() as stack:
             stack.enter_context(internals.failures_unlogged())
+            stack.enter_context(internals.compilation_off())
             if self.exporting:
                 stack.enter_context(internals.exporting())
             stack.enter_context(internals.kernels_chosen_quietly(self.watch.env))

@@ -53,13 +53,13 @@ def run(
     dynamic_shapes = parse_dynamic(dynamic or ())
     stages = Stages()
     with stages("import", "importing torch"):
-        import ingot
+        from ingot import pipeline
         from ingot.cli import census
         from ingot.cli.factory import build
     with stages("build", f"building {reference}"):
         example = build(reference)
     with stages("capture", "capturing"):
-        program = ingot.capture(
+        program = pipeline.capture(
             example.model,
             example.args,
             example.kwargs,

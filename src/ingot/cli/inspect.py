@@ -57,7 +57,7 @@ def run(
 
 def open_program(reference: str, stages: Stages) -> Program:
     """The program in a file, or the one that a factory's model is captured as."""
-    import ingot
+    from ingot import pipeline
     from ingot.cli.factory import ReferenceMissing, build
     from ingot.errors import explain
 
@@ -72,7 +72,7 @@ def open_program(reference: str, stages: Stages) -> Program:
     with stages("build", f"building {reference}"):
         example = build(reference)
     with stages("capture", "capturing"):
-        return ingot.capture(example.model, example.args, example.kwargs)
+        return pipeline.capture(example.model, example.args, example.kwargs)
 
 
 def parse_sizes(texts: list[str] | tuple[str, ...]) -> dict[str, int]:

@@ -31,8 +31,13 @@ def run_leaves(program: Program, leaves: list[Any]) -> Any:
     ]
     state = [program.state_of(i) for i in program.signature.state_inputs]
     with internals.modes_restored():
-        values = program.graph_module(*state, *tensors)
+        values = program.graph_module(*tokens_of(program), *state, *tensors)
     return finish(program, list(values), dict(zip(_argument_names(program), tensors, strict=True)))
+
+
+def tokens_of(program: Program) -> list[torch.Tensor]:
+    """The first token of each chain of effects. It stands for an order and holds nothing."""
+    return [torch.empty(0) for _ in program.signature.of_kind(InputKind.TOKEN)]
 
 
 def _argument_names(program: Program) -> list[str]:
@@ -87,16 +92,14 @@ def check_call(program: Program, args: tuple[Any, ...], kwargs: dict[str, Any], 
             _check_top(program, expected, got)
         tree.check_same(signature.in_tree, given)
     paths = tree.leaf_paths(signature.in_tree)
-    tensors: list[tuple[str, Input, torch.Tensor]] = []
+    arguments: list[tuple[str, Input, Any]] = []
     for leaf, spec, path in zip(leaves, signature.user_inputs, paths, strict=True):
         place = tree.spell(_named(program, path))
         if spec.kind is InputKind.LITERAL:
             _check_literal(program, spec, leaf, place)
-        elif not isinstance(leaf, torch.Tensor):
-            raise InputError(explain(f"{place} is {leaf!r}, but the program was captured with a tensor there."))
         else:
-            tensors.append((place, spec, leaf))
-    _check_tensors(program, tensors, dtypes)
+            arguments.append((place, spec, leaf))
+    _check_arguments(program, arguments, dtypes)
     return leaves
 
 
@@ -181,37 +184,22 @@ def _both_nan(a: Any, b: Any) -> bool:
     return isinstance(a, float) and isinstance(b, float) and math.isnan(a) and math.isnan(b)
 
 
-def _check_tensors(program: Program, tensors: list[tuple[str, Input, torch.Tensor]], dtypes: bool) -> None:
+def _check_arguments(program: Program, arguments: list[tuple[str, Input, Any]], dtypes: bool) -> None:
     fakes = _argument_values(program)
     sizes: dict[sympy.Symbol, int] = {}
     first: dict[sympy.Symbol, str] = {}
     derived: list[tuple[sympy.Basic, int, str]] = []
-    for place, spec, tensor in tensors:
+    for place, spec, given in arguments:
         fake = fakes[spec.name]
-        if dtypes and tensor.dtype != fake.dtype:
-            raise InputError(
-                explain(
-                    f"{place} is {_dtype(tensor)}, but the program was captured with {_dtype(fake)}.",
-                    fix=f"convert it with .to({fake.dtype}), or capture again with this dtype",
-                )
-            )
-        if tensor.dim() != fake.dim():
-            raise InputError(
-                explain(
-                    f"{place} has {tensor.dim()} dims, but the program was captured with {fake.dim()}.",
-                    why=f"it is {tuple(tensor.shape)}, and {show_shape(fake)} was captured",
-                )
-            )
-        for dim, (size, expected) in enumerate(zip(tensor.shape, fake.shape, strict=True)):
-            where = f"dim {dim} of {place}"
+        if isinstance(fake, torch.Tensor):
+            _check_tensor(place, given, fake, dtypes)
+            asked = [(f"dim {d} of {place}", size, fake.shape[d]) for d, size in enumerate(given.shape)]
+        elif type(given) is not int:
+            raise InputError(explain(f"{place} is {given!r}, but the program was captured with any int there."))
+        else:
+            asked = [(place, given, fake)]
+        for where, size, expected in asked:
             if isinstance(expected, int):
-                if size != expected:
-                    raise InputError(
-                        explain(
-                            f"{where} is {size}, but the program was captured with {expected}.",
-                            fix=f'declare it dynamic when capturing: dynamic_shapes={{"{place}": {{{dim}: "name"}}}}',
-                        )
-                    )
                 continue
             expr = expected.node.expr
             if not isinstance(expr, sympy.Symbol):
@@ -226,6 +214,34 @@ def _check_tensors(program: Program, tensors: list[tuple[str, Input, torch.Tenso
             else:
                 first.setdefault(expr, where)
     _check_sizes(program, sizes, first, derived)
+
+
+def _check_tensor(place: str, tensor: Any, fake: torch.Tensor, dtypes: bool) -> None:
+    """Everything of a tensor but its dynamic sizes."""
+    if not isinstance(tensor, torch.Tensor):
+        raise InputError(explain(f"{place} is {tensor!r}, but the program was captured with a tensor there."))
+    if dtypes and tensor.dtype != fake.dtype:
+        raise InputError(
+            explain(
+                f"{place} is {_dtype(tensor)}, but the program was captured with {_dtype(fake)}.",
+                fix=f"convert it with .to({fake.dtype}), or capture again with this dtype",
+            )
+        )
+    if tensor.dim() != fake.dim():
+        raise InputError(
+            explain(
+                f"{place} has {tensor.dim()} dims, but the program was captured with {fake.dim()}.",
+                why=f"it is {tuple(tensor.shape)}, and {show_shape(fake)} was captured",
+            )
+        )
+    for dim, (size, expected) in enumerate(zip(tensor.shape, fake.shape, strict=True)):
+        if isinstance(expected, int) and size != expected:
+            raise InputError(
+                explain(
+                    f"dim {dim} of {place} is {size}, but the program was captured with {expected}.",
+                    fix=f'declare it dynamic when capturing: dynamic_shapes={{"{place}": {{{dim}: "name"}}}}',
+                )
+            )
 
 
 def _check_sizes(

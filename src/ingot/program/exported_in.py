@@ -94,6 +94,8 @@ def from_exported(exported: ExportedProgram) -> Program:
 def _clean(node: fx.Node) -> None:
     """Leaves what ours knows of a node, and names module calls as ours does."""
     metadata.strip(node)
+    if node.op not in ("call_function", "get_attr"):
+        return
     stack = [
         # torch's key of a call is "L__self__fc@1", or in strict mode an object's id and "@1"; its value is "fc".
         dataclasses.replace(frame, call=f"{frame.path}@{frame.call.rpartition('@')[2]}" if "@" in frame.call else frame.path)
@@ -240,9 +242,11 @@ def _module_calls(module: fx.GraphModule, entries: Mapping[str, Any]) -> tuple[M
         for node in inner.graph.nodes
         for frame in metadata.module_stack_of(node)
     }
+    # torch lists the calls of the outermost graph alone; those inside of regions are known by their nodes.
+    signatures = {**entries, **{call: None for call in types if call not in entries}}
     return tuple(
         ModuleCall(fqn, fqn.partition("@")[0], types.get(fqn, ""), _call_signature(signature) if fqn else None)
-        for fqn, signature in entries.items()
+        for fqn, signature in signatures.items()
     )
 
 

@@ -118,10 +118,8 @@ def _signature(
         inputs.insert(len(ours.inputs) - len(ours.user_inputs), _user_input(i, node))
     outputs = [*(o for o in ours.outputs if o.kind not in (OutputKind.RESULT, OutputKind.LITERAL)), *results]
     returned = tuple(o.value if o.kind is OutputKind.LITERAL else nodes[o.name] for o in outputs)
-    old = module.graph.output_node()
-    with module.graph.inserting_after(old):
-        module.graph.output(returned)
-    module.graph.erase_node(old)
+    module.graph.erase_node(module.graph.output_node())
+    module.graph.output(returned).name = "output"
     specs = [_output(o, nodes) for o in outputs]
     return torch_signature.ExportGraphSignature(inputs, specs), in_spec, out_spec
 

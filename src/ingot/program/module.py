@@ -38,7 +38,7 @@ class ProgramModule(nn.Module):
         }
         state = [tensor_at(self, name) for name in self._targets]  # type: ignore[union-attr]
         with internals.modes_restored():
-            values = self.graph_module(*state, *arguments.values())
+            values = self.graph_module(*calling.tokens_of(program), *state, *arguments.values())
         return calling.finish(program, list(values), arguments, lambda name: tensor_at(self, name))
 
     @property

@@ -28,7 +28,7 @@ T = TypeVar("T")
 
 _SHOWN = 60
 _INDEX_LIMIT = 2**63
-_RANK_LIMIT = 64
+RANK_LIMIT = 64
 _DEVICE = re.compile(r"[a-z]+(:[0-9]{1,3})?")
 SYMBOL = re.compile(r"(s\w+|u\d+|zuf\d+)", re.ASCII)
 
@@ -323,7 +323,7 @@ class ValueReader:
             name.wrong("a name that is used once")
         if facts.low is not None and facts.high is not None and facts.low > facts.high:
             low.wrong("below the upper bound")
-        self.symbols[facts.name] = _guarded(cursor, lambda: internals.restore_symbol(self.env, facts))
+        self.symbols[facts.name] = guarded(cursor, lambda: internals.restore_symbol(self.env, facts))
 
     def read(self, cursor: Cursor) -> Any:
         return read_plain(cursor, self._read_other)
@@ -331,12 +331,21 @@ class ValueReader:
     def _read_other(self, tag: str, cursor: Cursor) -> Any:
         if tag == "tensor":
             return self._tensor(cursor)
-        expected = {"symint": torch.SymInt, "symfloat": torch.SymFloat, "symbool": torch.SymBool}.get(tag)
-        if expected is None:
+        if tag not in ("symint", "symfloat", "symbool"):
             cursor.wrong("a value of a known kind")
-        value = self._number(cursor)
-        # A plain number may stand where the size it came from is known by now.
-        return value if isinstance(value, expected | int | float) else cursor.wrong(f"an expression for a {tag}")
+        expr = self.expression(cursor)
+        return guarded(cursor, lambda: self._symbolic(tag, expr))
+
+    def _symbolic(self, tag: str, expr: sympy.Basic) -> Any:
+        """A number, once everything it hangs on is one, is no longer symbolic."""
+        if tag == "symbool":
+            return bool(expr) if expr in (sympy.true, sympy.false) else self.env.create_symboolnode(expr)
+        if expr.is_number:
+            return int(expr) if tag == "symint" else float(expr)
+        if not isinstance(expr, sympy.Expr):
+            raise TypeError("a condition is no number")
+        create = self.env.create_symintnode if tag == "symint" else self.env.create_symfloatnode
+        return create(expr, hint=None)
 
     def expression(self, cursor: Cursor) -> sympy.Basic:
         value = cursor.value
@@ -351,20 +360,14 @@ class ValueReader:
         built = [self.expression(part) for part in parts]
         if operation.value in _EXPLOSIVE and all(part.is_number for part in built):
             cursor.wrong("an expression in its simplest form")
-        return _guarded(cursor, lambda: build(*built))
-
-    def _number(self, cursor: Cursor) -> Any:
-        if type(cursor.value) in (int, bool, float):
-            return cursor.value
-        expr = self.expression(cursor)
-        return _guarded(cursor, lambda: internals.symbolic_value(self.env, expr))
+        return guarded(cursor, lambda: build(*built))
 
     def _size(self, cursor: Cursor) -> Any:
         """A size, a stride or an offset."""
-        value = self._number(cursor)
+        value = cursor.value if type(cursor.value) is int else self._read_other("symint", cursor)
         if isinstance(value, torch.SymInt):
             return value
-        return value if type(value) is int and 0 <= value < _INDEX_LIMIT else cursor.wrong("a size")
+        return value if 0 <= value < _INDEX_LIMIT else cursor.wrong("a size")
 
     def _tensor(self, cursor: Cursor) -> torch.Tensor:
         dtype_at, shape_at, stride_at, device_at, offset_at, *flags_at = cursor.fields(
@@ -376,8 +379,8 @@ class ValueReader:
         device = device_at.optional(read_device) or torch.device("cpu")
         offset = offset_at.optional(self._size) or 0
         requires_grad, conjugate, negative = (bool(flag.optional(Cursor.boolean)) for flag in flags_at)
-        if len(shape) > _RANK_LIMIT:
-            shape_at.wrong(f"a shape of at most {_RANK_LIMIT} dims")
+        if len(shape) > RANK_LIMIT:
+            shape_at.wrong(f"a shape of at most {RANK_LIMIT} dims")
         if (requires_grad or conjugate) and not (dtype.is_floating_point or dtype.is_complex):
             dtype_at.wrong("a dtype that this tensor can be of")
 
@@ -388,7 +391,7 @@ class ValueReader:
                 fake = torch._neg_view(fake) if negative else fake
             return fake.requires_grad_(True) if requires_grad else fake
 
-        return _guarded(cursor, build)
+        return guarded(cursor, build)
 
     def _fake(
         self, shape: list[Any], stride: list[Any], offset: Any, dtype: torch.dtype, device: torch.device
@@ -407,7 +410,7 @@ class ValueReader:
             return strided(device)
 
 
-def _guarded(cursor: Cursor, build: Callable[[], T]) -> T:
+def guarded(cursor: Cursor, build: Callable[[], T]) -> T:
     """Builds from data that has the right form; torch and sympy still refuse some of it, with exceptions of any kind."""
     try:
         return build()
