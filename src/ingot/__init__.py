@@ -8,17 +8,61 @@
     program.module()                # an nn.Module that trains
     program.unflatten()             # an nn.Module with the original hierarchy
     program.verify()                # raises VerifyError
+    program.to_exported()           # torch.export's form, and ingot.from_exported(ep) back
 
-`ingot.errors` draws the tree of everything that can go wrong.
+`ingot.errors` draws the tree of everything that can go wrong. torch is imported when the first of these is used.
 """
 
 from __future__ import annotations
 
-from ingot import errors, passes
-from ingot.errors import IngotError
-from ingot.pipeline import capture
-from ingot.program.program import Program
+import importlib
+import sys
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ingot import errors, passes
+    from ingot.errors import IngotError
+    from ingot.pipeline import capture
+    from ingot.program.exported import from_exported
+    from ingot.program.file import load
+    from ingot.program.program import Program
 
 __version__ = "0.1.0"
 
-__all__ = ["IngotError", "Program", "capture", "errors", "passes"]
+_HOMES = {
+    "IngotError": "ingot.errors",
+    "Program": "ingot.program.program",
+    "capture": "ingot.pipeline",
+    "from_exported": "ingot.program.exported",
+    "load": "ingot.program.file",
+}
+
+
+class _Package(ModuleType):
+    """This module. `ingot.capture` is the function although a subpackage has that name."""
+
+    @property
+    def capture(self) -> Any:
+        return importlib.import_module("ingot.pipeline").capture
+
+    @capture.setter
+    def capture(self, subpackage: ModuleType) -> None:
+        """Importing the subpackage stores it here; it stays reachable by import, and the function by attribute."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name in ("errors", "passes"):
+            return importlib.import_module(f"ingot.{name}")
+        if name not in _HOMES:
+            raise AttributeError(f"module 'ingot' has no attribute {name!r}")
+        value = getattr(importlib.import_module(_HOMES[name]), name)
+        vars(self)[name] = value
+        return value
+
+    def __dir__(self) -> list[str]:
+        return sorted([*__all__, *vars(self)])
+
+
+sys.modules[__name__].__class__ = _Package
+
+__all__ = ["IngotError", "Program", "capture", "errors", "from_exported", "load", "passes"]

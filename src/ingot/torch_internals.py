@@ -80,17 +80,31 @@ class RecordingMode(ProxyTorchDispatchMode):
 
 
 class WatchedShapeEnv(ShapeEnv):  # type: ignore[misc]
-    """A shape environment that reports every symbolic expression that Python code asked a value of."""
+    """A shape environment that reports every symbolic expression whose value is asked for.
 
-    def __init__(self, on_evaluate: Callable[[sympy.Basic, sympy.Basic], None]) -> None:
+    `is_idle(expr, value)` says of a question that the trace does not hang on the answer: it is answered, and nothing
+    is made of it.
+    """
+
+    def __init__(
+        self,
+        on_evaluate: Callable[[sympy.Basic, sympy.Basic], None],
+        is_idle: Callable[[sympy.Basic, sympy.Basic], bool],
+    ) -> None:
         # trace_asserts: an assert statement on a value known only at run time becomes an assertion in the graph.
         super().__init__(duck_shape=False, specialize_zero_one=False, trace_asserts=True)
         self._on_evaluate = on_evaluate
+        self._is_idle = is_idle
 
     def evaluate_expr(self, orig_expr: sympy.Basic, *args: Any, **kwargs: Any) -> sympy.Basic:
+        if not orig_expr.free_symbols:
+            return ShapeEnv.evaluate_expr(self, orig_expr, *args, **kwargs)
+        with self.suppress_guards():
+            value = ShapeEnv.evaluate_expr(self, orig_expr, *args, **kwargs)
+        if self._is_idle(orig_expr, value):
+            return value
         value = ShapeEnv.evaluate_expr(self, orig_expr, *args, **kwargs)
-        if orig_expr.free_symbols:
-            self._on_evaluate(orig_expr, value)
+        self._on_evaluate(orig_expr, value)
         return value
 
     # torch looks for the user's frame by file name, to see whether it stands at an assert: ours must not be taken for it.
@@ -658,7 +672,7 @@ def leaf_spellings(value: Mapping[str, Any]) -> list[str]:
 
 def new_fake_mode() -> tuple[FakeTensorMode, ShapeEnv]:
     """A fake mode with an empty environment of its own."""
-    env = ShapeEnv(duck_shape=False, specialize_zero_one=False)
+    env = ShapeEnv()
     return FakeTensorMode(allow_non_fake_inputs=True, shape_env=env), env
 
 
@@ -719,10 +733,11 @@ def switches_wrapped(module: torch.fx.GraphModule, signature: Any) -> tuple[torc
     from torch._export.passes.replace_autocast_with_hop_pass import replace_autocast_with_hop_pass
     from torch._export.passes.replace_set_grad_with_hop_pass import replace_set_grad_with_hop_pass
 
-    # The passes leave out a switch to the mode that is on while they run; a model's own mode is grad enabled.
+    # Autocast first: torch.export has it the other way round, and so loses a no_grad inside of an autocast. The passes
+    # leave out a switch to the mode that is on while they run; a model's own mode is grad enabled.
     with torch.enable_grad():
-        module, signature = replace_set_grad_with_hop_pass(module, signature)
-        return replace_autocast_with_hop_pass(module, signature)
+        module, signature = replace_autocast_with_hop_pass(module, signature)
+        return replace_set_grad_with_hop_pass(module, signature)
 
 
 wrap_with_autocast: HigherOrderOperator = torch.ops.higher_order.wrap_with_autocast

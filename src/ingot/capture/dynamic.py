@@ -5,8 +5,8 @@
     conclude(...)   those questions → errors (a dim was frozen or tied), narrower ranges, constraints for later calls
 
 A question that an operator asks itself (is this dim 1, so that it broadcasts?) does not change the graph: at run time
-the operator asks again. It only counts where it excludes sizes of two and more. A question that Python code asks
-decides which graph we record, so it counts in full.
+the operator asks again. It only counts where it excludes sizes of two and more, since the shapes that we wrote down may
+hang on those. A question that Python code asks decides which graph we record, so it counts in full.
 """
 
 from __future__ import annotations
@@ -128,7 +128,14 @@ def _match(spec: Any, tree: Tree, parameters: Sequence[inspect.Parameter]) -> di
         named[str(key)] = (child, start)
         start += child.leaf_count
     if isinstance(spec, list | tuple):
-        places = [named[name] for name in named] if not extra else [*list(named.values()), *extra]
+        places = [*named.values(), *extra]
+        if len(spec) > len(places):
+            raise DynamicShapeError(
+                explain(
+                    f"dynamic_shapes has {len(spec)} parts, and the call has {len(places)} arguments.",
+                    fix='give a dict from argument name to its dims, e.g. {"x": {0: "batch"}}',
+                )
+            )
         for part, (child, begin) in zip(spec, places, strict=False):
             _match_part(part, child, begin, (), out)
         return out
@@ -206,7 +213,7 @@ def _leaf_specs(raw: Any, tensor: torch.Tensor, place: str) -> dict[int, DimSpec
         )
     specs: dict[int, DimSpec] = {}
     for dim, value in raw.items():
-        if not isinstance(dim, int) or not -tensor.dim() <= dim < tensor.dim():
+        if not isinstance(dim, int) or isinstance(dim, bool) or not -tensor.dim() <= dim < tensor.dim():
             raise DynamicShapeError(explain(f"{place} has {tensor.dim()} dims, so it has no dim {dim!r}."))
         dim %= tensor.dim()
         spec = _read(value, f"{place}_{dim}")
@@ -248,7 +255,7 @@ def _read_text(text: str, default_name: str) -> DimSpec:
     if text == _AUTO:
         return DimSpec(_slug(default_name), auto=True)
     match = _EXPRESSION.match(text)
-    if match is None:
+    if match is None or match.group(1) == "0":
         raise DynamicShapeError(explain(f"The dim {text!r} cannot be read.", fix='write "name", "2*name" or "name + 1"'))
     scale, name, sign, offset = match.groups()
     return DimSpec(name, int(scale or 1), int(offset or 0) * (-1 if sign == "-" else 1))
@@ -305,7 +312,11 @@ def _spell_spec(spec: DimSpec) -> str:
 
 
 def make_fake(
-    tensor: torch.Tensor, specs: Mapping[int, DimSpec], declared: Declared, mode: internals.FakeTensorMode
+    tensor: torch.Tensor,
+    specs: Mapping[int, DimSpec],
+    declared: Declared,
+    mode: internals.FakeTensorMode,
+    watch: Watch,
 ) -> torch.Tensor:
     """A fake like the example, with symbols where its dims are dynamic, and strides that follow."""
     env = mode.shape_env
@@ -321,9 +332,13 @@ def make_fake(
             root.symbol = internals.new_symbol(env, root.name, root.hint, low, high)
         sizes.append(spec.scale * root.symbol + spec.offset)
     strides = _follow_strides(tensor, sizes)
-    return internals.fake_sized(
-        mode, tensor, [internals.symint(env, s) for s in sizes], [internals.symint(env, s) for s in strides]
-    )
+    watch.paused = True  # what torch asks while it makes the fake says nothing about the model
+    try:
+        return internals.fake_sized(
+            mode, tensor, [internals.symint(env, s) for s in sizes], [internals.symint(env, s) for s in strides]
+        )
+    finally:
+        watch.paused = False
 
 
 def _follow_strides(tensor: torch.Tensor, sizes: Sequence[sympy.Expr]) -> list[sympy.Expr]:
@@ -359,10 +374,23 @@ class Watch:
 
     def __init__(self, asked_by_operator: Callable[[], bool], place: Callable[[], Source | None]) -> None:
         self.questions: dict[tuple[sympy.Basic, bool], Question] = {}
-        self.env = internals.WatchedShapeEnv(self._evaluated)
+        self.env = internals.WatchedShapeEnv(self._evaluated, self._is_idle)
+        self.paused = False
+        self._idle: dict[tuple[sympy.Basic, sympy.Basic], bool] = {}
         self._asked_by_operator = asked_by_operator
         self._place = place
         self._guards_seen = 0
+
+    def _is_idle(self, expr: sympy.Basic, value: sympy.Basic) -> bool:
+        """Whether the trace does not hang on the answer: an operator asks, and all it excludes is sizes 0 and 1."""
+        if self.paused:
+            return True
+        if not self._asked_by_operator():
+            return False
+        known = self._idle.get((expr, value))
+        if known is None:
+            known = self._idle[expr, value] = _spares_sizes_from_two(_condition(expr, value))
+        return known
 
     def _evaluated(self, expr: sympy.Basic, value: sympy.Basic) -> None:
         by_operator = self._asked_by_operator()
@@ -374,13 +402,7 @@ class Watch:
             self._note(guard.expr, by_operator, source)
         self._guards_seen = len(self.env.guards)
         if not by_operator:
-            if value == sympy.true:
-                condition: sympy.Basic = expr
-            elif value == sympy.false:
-                condition = sympy.Not(expr)
-            else:
-                condition = sympy.Eq(expr, value)
-            self._note(condition, False, source)
+            self._note(_condition(expr, value), False, source)
 
     def finish(self) -> Iterable[Question]:
         for guard in self.env.guards[self._guards_seen :]:
@@ -391,6 +413,47 @@ class Watch:
     def _note(self, condition: sympy.Basic, by_operator: bool, source: Source | None) -> None:
         if condition not in (sympy.true, sympy.false):
             self.questions.setdefault((condition, by_operator), Question(condition, by_operator, source))
+
+
+def _condition(expr: sympy.Basic, value: sympy.Basic) -> sympy.Basic:
+    """What the answer `value` to the question `expr` says about the sizes."""
+    if value == sympy.true:
+        return expr
+    return sympy.Not(expr) if value == sympy.false else sympy.Eq(expr, value)
+
+
+def _spares_sizes_from_two(condition: sympy.Basic) -> bool:
+    """Whether a condition holds wherever the sizes that it speaks of, the factors of each side, are two or more.
+
+    A condition that two things differ counts as such too: it excludes single sizes, at which an operator may do
+    something special but gives the same shape.
+    """
+    if isinstance(condition, sympy.Ne):
+        return True
+    if isinstance(condition, sympy.And | sympy.Or):
+        return all(_spares_sizes_from_two(part) for part in condition.args)
+    if not isinstance(condition, sympy.core.relational.Relational) or isinstance(condition, sympy.Eq):
+        return False
+    stand_ins: dict[sympy.Basic, sympy.Symbol] = {}
+
+    def stand_in(side: sympy.Basic) -> sympy.Basic:
+        if not side.free_symbols:
+            return side
+        if isinstance(side, sympy.Mul):
+            return sympy.Mul(*(stand_in(factor) for factor in side.args))
+        if len(side.free_symbols) > 1:
+            return side
+        return stand_ins.setdefault(side, sympy.Symbol(f"t{len(stand_ins)}", integer=True, positive=True))
+
+    left, right = condition.args
+    if left.free_symbols and right.free_symbols:
+        return False
+    abstract = condition.func(stand_in(left), stand_in(right))
+    ranges = {symbol: internals.ValueRanges(2, internals.int_oo) for symbol in stand_ins.values()}
+    if abstract.free_symbols - ranges.keys():
+        return False
+    bound = internals.bound_sympy(abstract, ranges)
+    return bool(bound.is_singleton() and bound.lower == sympy.true)
 
 
 # ---------------------------------------------------------------------- what follows from it
@@ -482,13 +545,18 @@ class _Conclusion:
         root = self.roots[symbol]
         low, high = self._supported(condition, symbol, root.hint)
         old_low, old_high = self.ranges[symbol]
-        if low == high and (old_low, old_high) != (low, high):
+        scattered = self._holds_beyond(condition, symbol, low, high)
+        if low == high and (old_low, old_high) != (low, high) and not scattered:
             self._frozen(symbol, low, _place(question.source))
             return
         low, high = max(low, old_low), old_high if high is None else (high if old_high is None else min(high, old_high))
-        excluded_low, excluded_high = low > old_low and root.low is not None, high != old_high and root.high is not None
+        # A lower bound of 0 is torch.export.Dim's default: it lets empty tensors in, and promises nothing.
+        excluded_low, excluded_high = low > old_low and bool(root.low), high != old_high and root.high is not None
+        if scattered and not (root.low or root.high):
+            self._constrain(condition, question)
+            return
         if excluded_low or excluded_high:
-            wanted = f"min={low}" if excluded_low else f"max={high}"
+            wanted = "another range" if scattered else f"min={low}" if excluded_low else f"max={high}"
             self.problems.setdefault(
                 f"{root.name} {wanted}",
                 explain(
@@ -501,8 +569,8 @@ class _Conclusion:
             )
             return
         self.ranges[symbol] = (low, high)
-        if not self._proved(condition, 2 if question.by_operator else 0):
-            self._constrain(condition, question)
+        if (low, high) != (old_low, old_high) or not self._proved(condition, 2 if question.by_operator else 0):
+            self._constrain(condition, question)  # the range says it already; the constraint says whose line it was
 
     def _constrain(self, condition: sympy.Basic, question: Question) -> None:
         self.constraints.setdefault(condition, Constraint(condition, str(question.source or "")))
@@ -540,6 +608,15 @@ class _Conclusion:
             middle = (good + bad) // 2
             good, bad = (middle, bad) if holds(middle) else (good, middle)
         return low, good
+
+    def _holds_beyond(self, condition: sympy.Basic, symbol: sympy.Symbol, low: int, high: int | None) -> bool:
+        """Whether the condition holds at sizes outside of an interval too, so that no interval describes it."""
+        if high is None:
+            return False
+        floor, ceiling = self.ranges[symbol]
+        top = high + 64 if ceiling is None else min(ceiling, high + 64)
+        sizes = [*range(floor, low), *range(high + 1, top + 1)]
+        return any(bool(dims_.evaluate(condition, {symbol: size})) for size in sizes)
 
     def _holds_everywhere(self, condition: sympy.Basic) -> bool:
         """Whether a condition that could not be proved holds at every size that was tried."""

@@ -163,7 +163,7 @@ class _Session:
             name = self._name("", "_".join(str(step) for step in (position, *path[2:])))
             specs = self.declared.specs.get(index)
             if specs:
-                fake = dynamic.make_fake(leaf, specs, self.declared, self.mode)
+                fake = dynamic.make_fake(leaf, specs, self.declared, self.mode, self.watch)
             elif id(leaf) in seen:
                 fake = self.recorder.run(torch.ops.aten.detach.default, (seen[id(leaf)],), {})
             else:

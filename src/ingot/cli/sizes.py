@@ -43,7 +43,7 @@ class Sizes:
         expr = internals.expr_of(value)
         if expr not in self._known:
             names = {symbol: dims.name_of(symbol) for symbol in expr.free_symbols}
-            if not names.keys() >= expr.free_symbols or any(name not in self.by_name for name in names.values()):
+            if not set(names.values()) <= self.by_name.keys():
                 raise UnknownSize(str(expr))
             self._known[expr] = int(dims.evaluate(expr, {s: self.by_name[name] for s, name in names.items()}))
         return self._known[expr]

@@ -247,7 +247,7 @@ def _check_tensor(place: str, tensor: Any, fake: torch.Tensor, dtypes: bool) -> 
 def _check_sizes(
     program: Program,
     sizes: dict[sympy.Symbol, int],
-    first: Mapping[sympy.Symbol, str],
+    first: dict[sympy.Symbol, str],
     derived: list[tuple[sympy.Basic, int, str]],
 ) -> None:
     for expr, size, where in derived:
@@ -256,6 +256,7 @@ def _check_sizes(
             if len(solved) != 1 or not solved[0].is_integer:
                 raise InputError(explain(f"{where} is {size}, which is not of the form {dims.spell(expr)}."))
             sizes[symbol] = int(solved[0])
+            first[symbol] = f"{dims.name_of(symbol)}, by {where},"
         if dims.evaluate(expr, sizes) != size:
             known = ", ".join(f"{dims.name_of(s)} = {sizes[s]}" for s in expr.free_symbols)
             raise InputError(explain(f"{where} is {size}, but must be {dims.spell(expr)} with {known}."))
@@ -263,14 +264,16 @@ def _check_sizes(
     for symbol, size in sizes.items():
         dim = ranges.get(dims.name_of(symbol))
         if dim is not None and not (dim.low <= size and (dim.high is None or size <= dim.high)):
+            broken = (c.source for c in program.constraints if _speaks_of(c, symbol) and not _holds(c, sizes))
             raise InputError(
                 explain(
-                    f"{first.get(symbol, 'an input')} is {size}, outside of the range of {dim}.",
+                    f"{first[symbol]} is {size}, outside of the range of {dim}.",
+                    where=next(broken, None),
                     fix="use a size in the range, or capture again with a wider one",
                 )
             )
     for constraint in program.constraints:
-        if not dims.evaluate(constraint.condition, sizes):
+        if not _holds(constraint, sizes):
             raise InputError(
                 explain(
                     f"These sizes break what the program needs: {dims.spell(constraint.condition)}.",
@@ -278,6 +281,14 @@ def _check_sizes(
                     why=", ".join(f"{dims.name_of(s)} = {size}" for s, size in sizes.items()),
                 )
             )
+
+
+def _speaks_of(constraint: dims.Constraint, symbol: sympy.Symbol) -> bool:
+    return bool(constraint.condition.free_symbols == {symbol})
+
+
+def _holds(constraint: dims.Constraint, sizes: Mapping[sympy.Symbol, int]) -> bool:
+    return bool(dims.evaluate(constraint.condition, sizes))
 
 
 def _argument_values(program: Program) -> dict[str, torch.Tensor]:

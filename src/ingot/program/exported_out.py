@@ -86,17 +86,40 @@ def _with_regions(module: fx.GraphModule, signature: Any) -> tuple[fx.GraphModul
     """torch.export runs a graph with bare mode switches, but neither saves nor decomposes it: they become regions."""
     if not any(node.target in _SWITCHES for inner in graph_modules(module) for node in inner.graph.nodes):
         return module, signature
+    _check_nesting(module, ambient=True)
     try:
         return internals.switches_wrapped(module, signature)
     except Exception as failure:
-        raise ConversionError(
-            explain(
-                "torch.export cannot make regions of this program's autocast and grad-mode switches.",
-                why=f"{type(failure).__name__}: {failure}",
-                fix="make regions of them first: ingot.transform(program, [ingot.passes.grad_mode, "
-                "ingot.passes.autocast])",
-            )
-        ) from failure
+        raise _no_regions(f"{type(failure).__name__}: {failure}") from failure
+
+
+def _check_nesting(module: fx.GraphModule, ambient: bool) -> None:
+    """Raises ConversionError at a grad mode that torch's pass would lose: it takes every region to begin with grad on."""
+    entered: list[bool] = []
+    grad = ambient
+    for node in module.graph.nodes:
+        if node.target is internals.set_grad_enabled:
+            grad = bool(node.args[0])
+            if grad and not (entered[-1] if entered else ambient):
+                raise _no_regions(f"grad is enabled inside of a region that is inside of a no_grad ({metadata.where(node)})")
+        elif node.target is internals.enter_autocast:
+            entered.append(grad)
+        elif node.target is internals.exit_autocast:
+            entered.pop()
+        inside = bool(node.args[0]) if node.target is internals.wrap_with_set_grad_enabled else grad
+        for region in (getattr(module, str(n.target)) for n in node.all_input_nodes if n.op == "get_attr"):
+            if isinstance(region, fx.GraphModule):
+                _check_nesting(region, inside)
+
+
+def _no_regions(why: str) -> ConversionError:
+    return ConversionError(
+        explain(
+            "torch.export cannot make regions of this program's autocast and grad-mode switches.",
+            why=why,
+            fix="make regions of them first: ingot.transform(program, [ingot.passes.grad_mode, ingot.passes.autocast])",
+        )
+    )
 
 
 # ---------------------------------------------------------------------- signature

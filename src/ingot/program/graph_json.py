@@ -33,6 +33,7 @@ from ingot.program.values_json import (
     Unwritable,
     ValueReader,
     ValueWriter,
+    guarded,
     identifiers,
     read_plain,
     write_plain,
@@ -208,12 +209,15 @@ class GraphReader:
         graph = fx.Graph()
         nodes: dict[str, fx.Node] = {}
         for node_at in nodes_at.items():
+            if nodes and next(reversed(nodes.values())).op == "output":
+                node_at.wrong("in a graph that has returned")
             self._node(node_at, graph, nodes, root)
-            if nodes_at.value[-1] is not node_at.value and node_at.value["op"] == "output":
-                node_at.wrong("an output in last place")
-        if not nodes or next(iter(reversed(graph.nodes))).op != "output":
-            nodes_at.wrong("nodes with an output at their end")
-        return internals.LazyGraphModule(root, graph)
+        if not nodes or next(reversed(nodes.values())).op != "output":
+            nodes_at.wrong("a graph that returns")
+        arguments = [node.target for node in graph.nodes if node.op == "placeholder"]
+        if len(set(arguments)) != len(arguments):
+            nodes_at.wrong("a graph whose arguments have names of their own")
+        return guarded(cursor, lambda: internals.LazyGraphModule(root, graph))
 
     def _node(self, cursor: Cursor, graph: fx.Graph, nodes: dict[str, fx.Node], root: nn.Module) -> None:
         op_at, name_at, target_at, args_at, kwargs_at, value_at, source_at, stack_at, bindings_at = cursor.fields(

@@ -328,9 +328,9 @@ def _line(node: fx.Node) -> str:
     if node.op == "get_attr":
         return f"{node.name} = self.{node.target}"
     call = _call(node)
-    if value is None:
+    if value is None and metadata.has_value(node):
         return f"{node.name} = {call}" if node.users else call
-    return f"{node.name}: {describe_value(value)} = {call}"
+    return f"{node.name}: {describe_value(value) if metadata.has_value(node) else '?'} = {call}"
 
 
 def _call(node: fx.Node) -> str:

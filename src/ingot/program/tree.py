@@ -17,6 +17,7 @@ import sys
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -285,7 +286,7 @@ def class_named(kind: str, name: str) -> type | None:
     module_name, _, qualname = name.rpartition(":")
     found: Any = sys.modules.get(module_name or "builtins")
     for part in qualname.split("."):
-        found = getattr(found, part, None)
+        found = vars(found).get(part) if isinstance(found, type | ModuleType) else None  # getattr may import
     if not isinstance(found, type):
         return None
     allowed = {

@@ -23,8 +23,8 @@ from __future__ import annotations
 import math
 import operator
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Generator, Iterator
+from contextlib import ExitStack, closing, contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import sympy
@@ -391,11 +391,13 @@ class _FakeRun:
             stack.enter_context(self.mode)
             for device in ("cpu", "cuda"):
                 torch.set_autocast_enabled(device, False)  # what is on around verify() is no part of the program
-            # All at once: a caller that stops at the first problem must not leave these contexts open.
-            found = list(self._graph(self.program.graph_module))
-        yield from found
+            # Closed in here: a caller that stops at the first problem must not leave these contexts open.
+            with closing(self._graph(self.program.graph_module)) as problems:
+                first = next(problems, None)
+        if first is not None:
+            yield first
 
-    def _graph(self, module: fx.GraphModule) -> Iterator[Problem]:
+    def _graph(self, module: fx.GraphModule) -> Generator[Problem]:
         casts: dict[fx.Node, Any] = {}
         grad = torch.is_grad_enabled()
         try:

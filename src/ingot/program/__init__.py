@@ -1,0 +1,1 @@
+"""What everything else speaks: the program, its signature, metadata, dims, dialects, verifier, printer, file format."""
