@@ -30,6 +30,7 @@ from torch._subclasses.fake_tensor import (
 from torch.fx._lazy_graph_module import _LazyGraphModule as LazyGraphModule
 from torch.fx.experimental.proxy_tensor import ProxyTorchDispatchMode, disable_proxy_modes_tracing
 from torch.fx.experimental import symbolic_shapes as _symbolic_shapes
+from torch.fx.experimental.sym_node import SymNode
 from torch.fx.experimental.symbolic_shapes import (
     CallMethodKey,
     ConvertIntKey,
@@ -324,6 +325,32 @@ def compilation_off() -> Iterator[None]:
             yield
     finally:
         torch.compile = original
+
+
+class MemoryHidden(Exception):
+    """A fake tensor was asked where its memory is."""
+
+
+@contextlib.contextmanager
+def memory_hidden() -> Iterator[None]:
+    """Inside, asking a fake where its memory is raises MemoryHidden; torch would answer 0, which C code may follow."""
+    tensor, storage = torch.Tensor.data_ptr, torch.UntypedStorage.data_ptr
+
+    def tensor_pointer(self: torch.Tensor) -> int:
+        if isinstance(self, FakeTensor):
+            raise MemoryHidden("data_ptr() of a tensor that has no memory while the model is captured")
+        return tensor(self)
+
+    def storage_pointer(self: torch.UntypedStorage) -> int:
+        if self.device.type == "meta":
+            raise MemoryHidden("data_ptr() of a storage that has no memory while the model is captured")
+        return storage(self)
+
+    torch.Tensor.data_ptr, torch.UntypedStorage.data_ptr = tensor_pointer, storage_pointer  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        torch.Tensor.data_ptr, torch.UntypedStorage.data_ptr = tensor, storage  # type: ignore[method-assign]
 
 
 @contextlib.contextmanager
@@ -728,18 +755,6 @@ def export_violation() -> type[Exception]:
     return SpecViolationError
 
 
-def switches_wrapped(module: torch.fx.GraphModule, signature: Any) -> tuple[torch.fx.GraphModule, Any]:
-    """Grad-mode and autocast switches as regions, by torch's own passes; the signature follows the names."""
-    from torch._export.passes.replace_autocast_with_hop_pass import replace_autocast_with_hop_pass
-    from torch._export.passes.replace_set_grad_with_hop_pass import replace_set_grad_with_hop_pass
-
-    # Autocast first: torch.export has it the other way round, and so loses a no_grad inside of an autocast. The passes
-    # leave out a switch to the mode that is on while they run; a model's own mode is grad enabled.
-    with torch.enable_grad():
-        module, signature = replace_autocast_with_hop_pass(module, signature)
-        return replace_set_grad_with_hop_pass(module, signature)
-
-
 wrap_with_autocast: HigherOrderOperator = torch.ops.higher_order.wrap_with_autocast
 wrap_with_set_grad_enabled: HigherOrderOperator = torch.ops.higher_order.wrap_with_set_grad_enabled
 
@@ -747,11 +762,11 @@ wrap_with_set_grad_enabled: HigherOrderOperator = torch.ops.higher_order.wrap_wi
 # ---------------------------------------------------------------------- what a file keeps of torch's own objects
 
 
-class RestoredShapeEnv(WatchedShapeEnv):
+class RestoredShapeEnv(ShapeEnv):
     """A shape environment for symbols that come from a file, under the names they had."""
 
     def __init__(self) -> None:
-        super().__init__(lambda expr, value: None)
+        super().__init__(duck_shape=False, specialize_zero_one=False)
 
     def _generate_unique_id(self, source_name: str) -> Any:
         return source_name
@@ -810,6 +825,12 @@ def restore_symbol(env: RestoredShapeEnv, facts: SymbolFacts) -> sympy.Symbol:
         positive=True if facts.positive else None,
         do_not_specialize_zero_one=True,
     )
+
+
+def symbolic_of_kind(env: ShapeEnv, expr: sympy.Basic, kind: type) -> Any:
+    """The SymInt, SymFloat or SymBool of an expression, also where it is a number by now."""
+    wrap = {int: torch.SymInt, float: torch.SymFloat, bool: torch.SymBool}[kind]
+    return wrap(SymNode(expr, env, kind, None))
 
 
 def binding_steps(path: Sequence[Any]) -> list[tuple[str, str | int]] | None:

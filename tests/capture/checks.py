@@ -105,6 +105,7 @@ def torch_state() -> dict[str, Any]:
         "compiling": (torch.compiler.is_compiling(), torch.compiler.is_exporting()),
         "functions": (torch.compile, torch.tensor, torch._assert, cls.__getitem__, cls.__setitem__, cls.contiguous),
         "module": (nn.Module._apply, nn.Module.__setattr__, nn.Module.__call__),
+        "memory": (cls.data_ptr, torch.UntypedStorage.data_ptr),
         "convolution": torch._C._select_conv_backend,
         "autocast class": (torch.autocast.__enter__, torch.autocast.__exit__),
         "control flow": (torch.cond, internals._hop_utils._hop_compile_and_call),

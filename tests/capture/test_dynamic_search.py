@@ -128,15 +128,15 @@ def check_names(names: list[str], example: tuple[int, int, int], spec: Any) -> N
     assert accepted, f"{names}: no size is accepted, not even the example's"
 
 
-@settings(
-    max_examples=150,
+SEARCH = settings(
+    max_examples=50,
     deadline=None,
     derandomize=True,
     database=None,
     suppress_health_check=list(HealthCheck),
     phases=[Phase.generate, Phase.shrink],
 )
-@given(
+PROGRAMS = given(
     names=st.lists(st.sampled_from(sorted(STEPS)), min_size=1, max_size=4),
     example=st.tuples(st.sampled_from((1, 2, 3, 4, 6)), st.sampled_from((1, 2, 4, 5)), st.just(3)),
     spec=st.sampled_from(
@@ -148,12 +148,22 @@ def check_names(names: list[str], example: tuple[int, int, int], spec: Any) -> N
         ]
     ),
 )
+
+
+@SEARCH
+@PROGRAMS
 def test_never_a_silently_frozen_size(names: list[str], example: tuple[int, int, int], spec: Any) -> None:
+    check_names(names, example, spec)
+
+
+@pytest.mark.slow
+@settings(SEARCH, max_examples=2000)
+@PROGRAMS
+def test_never_a_silently_frozen_size_at_length(names: list[str], example: tuple[int, int, int], spec: Any) -> None:
     check_names(names, example, spec)
 
 
 @pytest.mark.parametrize("name", sorted(STEPS))
 def test_each_step_alone(name: str) -> None:
-    for example in ((3, 4, 3), (6, 2, 3), (4, 4, 3)):
-        check_names([name], example, {"a": {0: "n", 1: "m"}, "b": {0: "k"}})
-        check_names([name], example, {"a": {0: "n"}, "b": {0: "k"}})
+    check_names([name], (3, 4, 3), {"a": {0: "n", 1: "m"}, "b": {0: "k"}})
+    check_names([name], (6, 2, 3), {"a": {0: "n"}, "b": {0: "k"}})

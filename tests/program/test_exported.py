@@ -508,16 +508,46 @@ def test_grad_modes_inside_of_autocast() -> None:
         same(run(X), model(X))
 
 
-def test_grad_enabled_in_a_region_without() -> None:
-    def model(x: torch.Tensor) -> torch.Tensor:
-        with torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16):
-            y = x @ x.t()
-            with torch.enable_grad():
-                z = y @ y
-            return z @ y
+def test_switches_in_all_nestings() -> None:
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.fc = nn.Linear(4, 4)
+            self.register_buffer("calls", torch.zeros(()))
 
-    with pytest.raises(ConversionError, match="grad is enabled inside of a region"):
-        ingot.capture(model, (X,)).to_exported()
+        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+            with torch.autocast("cpu", dtype=torch.bfloat16), torch.no_grad():
+                a = self.fc(x)
+                with torch.autocast("cpu", enabled=False):
+                    b = self.fc(x)
+                    with torch.enable_grad():
+                        c = torch.cond(x.sum() > 0, self.branch, lambda x: x * 1, (x,))
+            with torch.no_grad():
+                self.calls.add_(1)
+            with torch.no_grad():
+                with torch.enable_grad(), torch.autocast("cpu", dtype=torch.bfloat16):
+                    d = self.fc(x)
+                e = self.fc(d.float())
+            return a, b, c, d, e
+
+        def branch(self, x: torch.Tensor) -> torch.Tensor:
+            with torch.no_grad():
+                y = self.fc(x)
+            return self.fc(x) + y
+
+    model = Model()
+    case = Case(Model, (X,), others=((X - 10,),))
+    program = ingot.capture(copy.deepcopy(model), (X,))
+    ep = program.to_exported()
+    loaded = reloaded(ep).module()
+    back = from_exported(ep)
+    back.verify()
+    assert [o.name for o in back.signature.outputs] == [o.name for o in program.signature.outputs]
+    wanted = [t.requires_grad for t in copy.deepcopy(model)(X)]
+    assert wanted == [False, False, True, True, False]
+    for run in (program, ep.module(), loaded, back):
+        check(run, copy.deepcopy(model), case)
+        assert [t.requires_grad for t in run(X)] == wanted
 
 
 def test_what_is_no_exported_program() -> None:

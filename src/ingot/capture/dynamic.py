@@ -515,13 +515,15 @@ class _Conclusion:
         if tie is not None:
             other = dims_.spell(self._env.replace(tie))
             fix = f'declare that dim as "{other}" instead of "{dims_.name_of(tie)}"'
-        elif len(symbols) == 1 and (step := _divisor(condition, symbols[0])):
-            name = dims_.name_of(symbols[0])
-            fix = f'declare that dim as a multiple: "{step}*{name}_{step}"'
+        elif multiple := next(((s, step) for s in symbols if (step := _divisor(condition, s))), None):
+            name, step = dims_.name_of(multiple[0]), multiple[1]
+            fix = f'declare {name} as a multiple: "{step}*{name}_{step}"'
+        elif len(symbols) == 1:
+            fix = f"make the line independent of the size, or leave {names} out of dynamic_shapes"
         else:
             fix = "declare one of them through the other, or leave it out of dynamic_shapes"
         self.problems.setdefault(
-            str(condition),
+            names,
             explain(
                 f"The dynamic dims are not free: {names} must satisfy {dims_.spell(condition)}.",
                 where=place,
@@ -590,7 +592,7 @@ class _Conclusion:
         """The interval of sizes around the example for which the condition holds."""
 
         def holds(size: int) -> bool:
-            return bool(dims_.evaluate(condition, {symbol: size}))
+            return _holds(condition, {symbol: size})
 
         floor, ceiling = self.ranges[symbol]
         low = hint
@@ -616,7 +618,7 @@ class _Conclusion:
         floor, ceiling = self.ranges[symbol]
         top = high + 64 if ceiling is None else min(ceiling, high + 64)
         sizes = [*range(floor, low), *range(high + 1, top + 1)]
-        return any(bool(dims_.evaluate(condition, {symbol: size})) for size in sizes)
+        return any(_holds(condition, {symbol: size}) for size in sizes)
 
     def _holds_everywhere(self, condition: sympy.Basic) -> bool:
         """Whether a condition that could not be proved holds at every size that was tried."""
@@ -626,17 +628,24 @@ class _Conclusion:
             for s in symbols:
                 low, high = self.ranges[s]
                 sizes[s] = self._random.randint(low, max(low, 4 * self.roots[s].hint + 64) if high is None else high)
-            if not dims_.evaluate(condition, sizes):
+            if not _holds(condition, sizes):
                 return False
         return True
 
 
+def _holds(condition: sympy.Basic, sizes: Mapping[sympy.Symbol, int]) -> bool:
+    try:
+        return bool(dims_.evaluate(condition, sizes))
+    except ZeroDivisionError:
+        return False
+
+
 def _divisor(condition: sympy.Basic, symbol: sympy.Symbol) -> int | None:
-    """The step of a condition such as seq % 8 == 0."""
+    """The step of a condition such as seq % 8 == 0, whatever the other sizes in it."""
+    others = [dict.fromkeys(condition.free_symbols - {symbol}, size) for size in (7, 11, 24)]
     for step in range(2, 257):
-        if all(
-            bool(dims_.evaluate(condition, {symbol: size})) == (size % step == 0) for size in range(step, 6 * step)
-        ):
+        sizes = [{**other, symbol: size} for size in range(step, 6 * step) for other in others]
+        if all(_holds(condition, at) == (at[symbol] % step == 0) for at in sizes):
             return step
     return None
 

@@ -64,7 +64,7 @@ def translate(failure: Exception, run_eager: Callable[[], Any]) -> IngotError:
                 fix="use the torch operation, or wrap the numpy code in torch.library.custom_op with register_fake",
             )
         )
-    if any(word in text for word in _POINTER):
+    if isinstance(failure, internals.MemoryHidden) or any(word in text for word in _POINTER):
         return UntraceableError(
             explain(
                 "A tensor's memory is handed to code outside torch while the model is captured.",

@@ -197,6 +197,7 @@ class _Session:
         with ExitStack() as stack:
             stack.enter_context(internals.failures_unlogged())
             stack.enter_context(internals.compilation_off())
+            stack.enter_context(internals.memory_hidden())
             if self.exporting:
                 stack.enter_context(internals.exporting())
             stack.enter_context(internals.kernels_chosen_quietly(self.watch.env))

@@ -252,10 +252,10 @@ def _check_sizes(
 ) -> None:
     for expr, size, where in derived:
         for symbol in expr.free_symbols - sizes.keys():
-            solved = sympy.solve(sympy.Eq(expr, size), symbol)
-            if len(solved) != 1 or not solved[0].is_integer:
+            solved = _solve(expr, symbol, size, sizes)
+            if solved is None:
                 raise InputError(explain(f"{where} is {size}, which is not of the form {dims.spell(expr)}."))
-            sizes[symbol] = int(solved[0])
+            sizes[symbol] = solved
             first[symbol] = f"{dims.name_of(symbol)}, by {where},"
         if dims.evaluate(expr, sizes) != size:
             known = ", ".join(f"{dims.name_of(s)} = {sizes[s]}" for s in expr.free_symbols)
@@ -283,12 +283,23 @@ def _check_sizes(
             )
 
 
+def _solve(expr: sympy.Basic, symbol: sympy.Symbol, size: int, sizes: Mapping[sympy.Symbol, int]) -> int | None:
+    """The value of a symbol at which an expression linear in it has this size, if there is one."""
+    others = dict.fromkeys(expr.free_symbols, 0) | dict(sizes)
+    at_zero, at_one = (int(dims.evaluate(expr, {**others, symbol: value})) for value in (0, 1))
+    value, left = divmod(size - at_zero, at_one - at_zero) if at_one != at_zero else (0, 1)
+    return None if left else value
+
+
 def _speaks_of(constraint: dims.Constraint, symbol: sympy.Symbol) -> bool:
     return bool(constraint.condition.free_symbols == {symbol})
 
 
 def _holds(constraint: dims.Constraint, sizes: Mapping[sympy.Symbol, int]) -> bool:
-    return bool(dims.evaluate(constraint.condition, sizes))
+    try:
+        return bool(dims.evaluate(constraint.condition, sizes))
+    except ZeroDivisionError:
+        return False
 
 
 def _argument_values(program: Program) -> dict[str, torch.Tensor]:

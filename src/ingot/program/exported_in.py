@@ -98,7 +98,9 @@ def _clean(node: fx.Node) -> None:
         return
     stack = [
         # torch's key of a call is "L__self__fc@1", or in strict mode an object's id and "@1"; its value is "fc".
-        dataclasses.replace(frame, call=f"{frame.path}@{frame.call.rpartition('@')[2]}" if "@" in frame.call else frame.path)
+        dataclasses.replace(
+            frame, call=f"{frame.path}@{frame.call.rpartition('@')[2]}" if "@" in frame.call else frame.path
+        )
         for frame in metadata.module_stack_of(node)
         if not frame.call.startswith("_empty_nn_module_stack")  # stands where torch lost the stack
     ]
@@ -297,9 +299,11 @@ def _sizes(module: fx.GraphModule, signature: Signature) -> Sizes:
     found: Sizes = {}
     for i in signature.of_kind(InputKind.ARGUMENT):
         value = values[i.name]
-        asked = [("", value)] if not isinstance(value, torch.Tensor) else [
-            (f".size()[{dim}]", size) for dim, size in enumerate(value.shape)
-        ]
+        asked = (
+            [("", value)]
+            if not isinstance(value, torch.Tensor)
+            else [(f".size()[{dim}]", size) for dim, size in enumerate(value.shape)]
+        )
         found[i.name] = [(text, internals.expr_of(size)) for text, size in asked]
     return found
 

@@ -21,6 +21,7 @@ from ingot.program.dialects import CAPTURED
 from ingot.program.exported_values import Environment, graph_modules
 from ingot.program.naming import identifier, unique
 from ingot.program.program import Program
+from ingot.program.regions import wrap_switches
 from ingot.program.signature import CallSignature, Input, InputKind, ModuleCall, Output, OutputKind, Value
 from ingot.program.tree import Tree, class_named, leaf_paths
 
@@ -38,7 +39,6 @@ _OUTPUT_KINDS = {
     OutputKind.ARGUMENT_MUTATION: torch_signature.OutputKind.USER_INPUT_MUTATION,
     OutputKind.TOKEN: torch_signature.OutputKind.TOKEN,
 }
-_SWITCHES = (internals.enter_autocast, internals.set_grad_enabled)
 
 
 def to_exported(program: Program) -> ExportedProgram:
@@ -56,7 +56,7 @@ def to_exported(program: Program) -> ExportedProgram:
     state, constants = _state(program)
     ranges = _ranges(program, module, environment)
     _declare_guards(program, module, signature, environment)
-    module, signature = _with_regions(module, signature)
+    wrap_switches(module)  # torch.export runs bare switches, but neither saves nor decomposes them
     for node in (n for inner in graph_modules(module) for n in inner.graph.nodes):
         if not metadata.module_stack_of(node) and node.op in ("call_function", "get_attr"):
             metadata.set_module_stack(node, ())  # torch wants one of every node, if only an empty one
@@ -80,46 +80,6 @@ def to_exported(program: Program) -> ExportedProgram:
         raise ConversionError(
             explain("torch.export does not take this program.", why=str(violation).strip())
         ) from violation
-
-
-def _with_regions(module: fx.GraphModule, signature: Any) -> tuple[fx.GraphModule, Any]:
-    """torch.export runs a graph with bare mode switches, but neither saves nor decomposes it: they become regions."""
-    if not any(node.target in _SWITCHES for inner in graph_modules(module) for node in inner.graph.nodes):
-        return module, signature
-    _check_nesting(module, ambient=True)
-    try:
-        return internals.switches_wrapped(module, signature)
-    except Exception as failure:
-        raise _no_regions(f"{type(failure).__name__}: {failure}") from failure
-
-
-def _check_nesting(module: fx.GraphModule, ambient: bool) -> None:
-    """Raises ConversionError at a grad mode that torch's pass would lose: it takes every region to begin with grad on."""
-    entered: list[bool] = []
-    grad = ambient
-    for node in module.graph.nodes:
-        if node.target is internals.set_grad_enabled:
-            grad = bool(node.args[0])
-            if grad and not (entered[-1] if entered else ambient):
-                raise _no_regions(f"grad is enabled inside of a region that is inside of a no_grad ({metadata.where(node)})")
-        elif node.target is internals.enter_autocast:
-            entered.append(grad)
-        elif node.target is internals.exit_autocast:
-            entered.pop()
-        inside = bool(node.args[0]) if node.target is internals.wrap_with_set_grad_enabled else grad
-        for region in (getattr(module, str(n.target)) for n in node.all_input_nodes if n.op == "get_attr"):
-            if isinstance(region, fx.GraphModule):
-                _check_nesting(region, inside)
-
-
-def _no_regions(why: str) -> ConversionError:
-    return ConversionError(
-        explain(
-            "torch.export cannot make regions of this program's autocast and grad-mode switches.",
-            why=why,
-            fix="make regions of them first: ingot.transform(program, [ingot.passes.grad_mode, ingot.passes.autocast])",
-        )
-    )
 
 
 # ---------------------------------------------------------------------- signature

@@ -117,7 +117,7 @@ def _or_save_error(write: Any, where: str) -> Any:
             explain(
                 f"A file cannot hold {failure}.",
                 where=where,
-                fix="use plain values: None, numbers, text, bytes, dtypes, devices, and lists, tuples and dicts of them",
+                fix="use plain values: None, numbers, text, dtypes, devices, and lists, tuples and dicts of them",
             )
         ) from None
 

@@ -1,7 +1,7 @@
 """FX graphs as JSON.
 
     graph    := {"nodes": [node, …], "modules": [[name, graph], …]}
-    node     := {"op", "name", "target", "args", "kwargs"} and, where it has them, "value", "source", "stack", "bindings"
+    node     := {"op", "name", "target", "args", "kwargs"}, and "value", "source", "stack", "bindings" where it has them
     target   := {"operator": "aten::add.Tensor"} | {"higher_order": "cond"} | {"function": "operator.getitem"} | name
     argument := plain | {"node": name}
 
@@ -17,8 +17,8 @@ import keyword
 import math
 import operator
 import re
-from collections.abc import Callable, Hashable, Iterable
-from typing import Any
+from collections.abc import Callable, Hashable, Iterator
+from typing import Any, NoReturn
 
 import torch
 from torch import fx, nn
@@ -81,7 +81,7 @@ class Table:
     def index(self, value: Hashable) -> int:
         return self._index.setdefault(value, len(self._index))
 
-    def __iter__(self) -> Iterable[Any]:
+    def __iter__(self) -> Iterator[Any]:
         return iter(self._index)
 
 
@@ -125,6 +125,7 @@ class GraphWriter:
             if metadata.has_value(node):
                 written["value"] = self.values.write(metadata.value_of(node))
             if bindings := metadata.bindings_of(node):
+                self.values.meet(*bindings)
                 written["bindings"] = _write_bindings(bindings)
         except Unwritable as failure:
             raise _unwritable(node, str(failure)) from None
@@ -164,7 +165,7 @@ def _write_target(node: fx.Node) -> Json:
         return {"operator": operator_text(target)}
     if isinstance(target, internals.HigherOrderOperator):
         return {"higher_order": target.name()}
-    name = _FUNCTION_NAMES.get(target) if node.op == "call_function" else None
+    name = None if isinstance(target, str) else _FUNCTION_NAMES.get(target)
     if name is None:
         raise Unwritable(f"a {node.op} of {getattr(target, '__qualname__', target)}")
     return {"function": name}
@@ -277,7 +278,7 @@ class GraphReader:
         self._operators[cursor.value] = found
         return found
 
-    def _missing(self, name: str) -> Any:
+    def _missing(self, name: str) -> NoReturn:
         raise MissingOperator(
             f"the operator {name!r} is not registered in this process",
             why="the program calls it, and a file does not hold the code of operators",

@@ -246,7 +246,7 @@ class _Body:
             small = [frame for frame in stack if self._is_small(frame)]
             block = next((frame for frame in reversed(stack) if frame not in small), None)
             if block is not None and block != self.block:
-                if self.block is None or not _is_inside(block, self.block) and not _is_inside(self.block, block):
+                if self.block is None or not (_is_inside(block, self.block) or _is_inside(self.block, block)):
                     source = None
                 self.block = block
                 kind = _last(block.type)
@@ -348,12 +348,12 @@ def operator_name(target: Any) -> str:
     if isinstance(target, internals.OpOverload):
         return str(target).removesuffix(".default")
     if isinstance(target, internals.HigherOrderOperator):
-        return target.name().lstrip("_")
+        return str(target.name()).lstrip("_")
     if isinstance(target, str):
         return target
     name = getattr(target, "__name__", type(target).__name__)
     module = getattr(target, "__module__", None) or ""
-    return f"{module}.{name}" if module in ("math", "torch") else name.lstrip("_")
+    return f"{module}.{name}" if module in ("math", "torch") else str(name).lstrip("_")
 
 
 def _argument(value: Any) -> str:
@@ -412,7 +412,7 @@ def _returned(program: Program) -> list[str]:
     if shape.kind == "leaf":
         return [f"return {name}" for name in names]
     plain = shape.kind in ("tuple", "list", "dict")
-    opening, closing = {"list": "[]", "dict": "{}"}.get(shape.kind, "()")
+    opening, closing = {"list": ("[", "]"), "dict": ("{", "}")}.get(shape.kind, ("(", ")"))
     if not plain:
         opening = _last(shape.name) + opening
     paths = [tree.spell(path) for path in tree.leaf_paths(shape)]

@@ -6,8 +6,8 @@
     value      := plain | {"tensor": …} | {"symint": expression} | {"symfloat": …} | {"symbool": …}
     expression := int | float | bool | symbol | [operation, expression, …]
 
-A list is a list and a tuple is a tuple again, 1.0 is not 1, and -0.0 keeps its sign. `Cursor` walks what a file says and
-knows where it is, so that whatever is wrong is reported by its place.
+A list is a list and a tuple is a tuple again, 1.0 is not 1, and -0.0 keeps its sign. `Cursor` walks what a file says
+and knows where it is, so that whatever is wrong is reported by its place.
 """
 
 from __future__ import annotations
@@ -69,7 +69,8 @@ class Cursor:
         return self.value if isinstance(self.value, str) else self.wrong("a text")
 
     def matching(self, pattern: re.Pattern[str], expected: str) -> str:
-        return self.value if pattern.fullmatch(self.text()) else self.wrong(expected)
+        text = self.text()
+        return text if pattern.fullmatch(text) else self.wrong(expected)
 
     def boolean(self) -> bool:
         return self.value if isinstance(self.value, bool) else self.wrong("true or false")
@@ -247,11 +248,15 @@ class ValueWriter:
         return write_plain(value, self._write_other)
 
     def expression(self, expr: sympy.Basic) -> Json:
-        self._symbols |= expr.free_symbols
+        self.meet(*expr.free_symbols)
         try:
-            return dims.to_json(expr)
+            return dims.fold(expr, lambda s: s.name, lambda c: c, lambda name, parts, e: [_exact(name, e), *parts])
         except dims.UnknownOperation as failure:
             raise Unwritable(f"a size computed in a way that has no name: {failure}") from None
+
+    def meet(self, *symbols: sympy.Symbol) -> None:
+        """The file will say what is known of these symbols."""
+        self._symbols.update(symbols)
 
     def symbols(self) -> Json:
         """What must be known of each symbol met so far, in an order that does not hang on hashes."""
@@ -294,6 +299,22 @@ class ValueWriter:
         return described | {name: True for name, on in flags.items() if on}
 
 
+# torch has two classes for these operations, of which one says that the result is exact or not negative.
+_EXACT: dict[str, type[sympy.Basic]] = {
+    "exactdiv": internals.sympy_functions.CleanDiv,
+    "positivemod": internals.sympy_functions.Mod,
+}
+
+
+def _exact(name: str, expr: sympy.Basic) -> str:
+    return next((exact for exact, kind in _EXACT.items() if type(expr) is kind), name)
+
+
+_BUILDERS: dict[str, Callable[..., sympy.Basic]] = {
+    **{name: operation.build for name, operation in dims.OPERATIONS.items()},
+    **_EXACT,
+}
+
 _FACTS = ("name", "hint", "low", "high", "positive", "size_like")
 # Two numbers in, a number with as many digits as a file likes out: sympy computes these on the spot.
 _EXPLOSIVE = frozenset({"pow", "floatpow", "lshift", "rounddecimal"})
@@ -331,21 +352,11 @@ class ValueReader:
     def _read_other(self, tag: str, cursor: Cursor) -> Any:
         if tag == "tensor":
             return self._tensor(cursor)
-        if tag not in ("symint", "symfloat", "symbool"):
-            cursor.wrong("a value of a known kind")
+        kind = {"symint": int, "symfloat": float, "symbool": bool}.get(tag) or cursor.wrong("a value of a known kind")
         expr = self.expression(cursor)
-        return guarded(cursor, lambda: self._symbolic(tag, expr))
-
-    def _symbolic(self, tag: str, expr: sympy.Basic) -> Any:
-        """A number, once everything it hangs on is one, is no longer symbolic."""
-        if tag == "symbool":
-            return bool(expr) if expr in (sympy.true, sympy.false) else self.env.create_symboolnode(expr)
-        if expr.is_number:
-            return int(expr) if tag == "symint" else float(expr)
-        if not isinstance(expr, sympy.Expr):
-            raise TypeError("a condition is no number")
-        create = self.env.create_symintnode if tag == "symint" else self.env.create_symfloatnode
-        return create(expr, hint=None)
+        if isinstance(expr, sympy.Expr) == (kind is bool):
+            cursor.wrong("a condition" if kind is bool else "a number")
+        return guarded(cursor, lambda: internals.symbolic_of_kind(self.env, expr, kind))
 
     def expression(self, cursor: Cursor) -> sympy.Basic:
         value = cursor.value
@@ -356,7 +367,7 @@ class ValueReader:
         if isinstance(value, str):
             return cursor.one_of(self.symbols, "a size of this program")
         operation, *parts = cursor.items() or cursor.wrong("an expression")
-        build = operation.one_of(dims.OPERATIONS, "an operation on sizes").build
+        build = operation.one_of(_BUILDERS, "an operation on sizes")
         built = [self.expression(part) for part in parts]
         if operation.value in _EXPLOSIVE and all(part.is_number for part in built):
             cursor.wrong("an expression in its simplest form")
@@ -364,10 +375,9 @@ class ValueReader:
 
     def _size(self, cursor: Cursor) -> Any:
         """A size, a stride or an offset."""
-        value = cursor.value if type(cursor.value) is int else self._read_other("symint", cursor)
-        if isinstance(value, torch.SymInt):
-            return value
-        return value if 0 <= value < _INDEX_LIMIT else cursor.wrong("a size")
+        if isinstance(cursor.value, int):
+            return cursor.integer(0)
+        return self._read_other("symint", cursor)
 
     def _tensor(self, cursor: Cursor) -> torch.Tensor:
         dtype_at, shape_at, stride_at, device_at, offset_at, *flags_at = cursor.fields(
@@ -377,7 +387,7 @@ class ValueReader:
         shape = [self._size(size) for size in shape_at.items()]
         stride = [self._size(step) for step in stride_at.items(len(shape))]
         device = device_at.optional(read_device) or torch.device("cpu")
-        offset = offset_at.optional(self._size) or 0
+        offset = 0 if offset_at.value is None else self._size(offset_at)
         requires_grad, conjugate, negative = (bool(flag.optional(Cursor.boolean)) for flag in flags_at)
         if len(shape) > RANK_LIMIT:
             shape_at.wrong(f"a shape of at most {RANK_LIMIT} dims")
@@ -411,7 +421,7 @@ class ValueReader:
 
 
 def guarded(cursor: Cursor, build: Callable[[], T]) -> T:
-    """Builds from data that has the right form; torch and sympy still refuse some of it, with exceptions of any kind."""
+    """Builds from data of the right form; torch and sympy still refuse some of it, with exceptions of any kind."""
     try:
         return build()
     except RecursionError:

@@ -145,7 +145,7 @@ def _check_subgraphs(program: Program) -> Iterator[Problem]:
                 yield Problem(
                     f"{node.name} takes the attribute {node.target}, which is {what} and not a graph.",
                     node,
-                    "a program's tensors are inputs of its graph; attributes hold branches, loop bodies and regions only",
+                    "a program's tensors are inputs of its graph; attributes hold branches, loops and regions",
                 )
 
 
@@ -164,7 +164,7 @@ def _check_targets(program: Program) -> Iterator[Problem]:
             yield Problem(f"{node.name} is a {node.op} node.", node, "a program calls operators only")
         elif not _is_callable_target(node.target):
             yield Problem(
-                f"{node.name} calls {operator_name(node.target)}, which is neither an operator nor a function on sizes.",
+                f"{node.name} calls {operator_name(node.target)}, neither an operator nor a function on sizes.",
                 node,
                 "an operator is named with its overload: torch.ops.aten.add.Tensor",
             )
@@ -264,7 +264,9 @@ def _check_state(program: Program) -> Iterator[Problem]:
         what = "fixed argument" if spec.kind is InputKind.LITERAL else spec.kind.value
         tensor = program.state_dict.get(str(spec.target), program.constants.get(str(spec.target)))
         if spec.target is None or tensor is None:
-            yield Problem(f"The {what} {spec.name or spec.target} is {spec.target} in the state, and that is missing.", node)
+            yield Problem(
+                f"The {what} {spec.name or spec.target} is {spec.target} in the state, and that is missing.", node
+            )
             continue
         fake = metadata.value_of(node) if node is not None else None
         if isinstance(fake, torch.Tensor) and (fake.dtype != tensor.dtype or list(fake.shape) != list(tensor.shape)):
@@ -317,7 +319,7 @@ def _check_calls(program: Program) -> Iterator[Problem]:
         for what, values, tree in sides:
             if len(values) != tree.leaf_count:
                 yield Problem(
-                    f"The module call {call.path!r} has {len(values)} values for {tree.leaf_count} leaves of its {what}."
+                    f"The module call {call.path!r} has {len(values)} values for the {tree.leaf_count} of its {what}."
                 )
             for value in values:
                 if value.kind != "literal" and value.name not in names:
@@ -346,11 +348,8 @@ def _check_dims(program: Program) -> Iterator[Problem]:
 
 def _symbols(value: Any) -> set[sympy.Symbol]:
     """The symbols in a value's sizes."""
-    sizes = [size for tensor in metadata.tensors_in(value) for size in tensor.shape]
-    if internals.is_symbolic(value):
-        sizes.append(value)
-    if isinstance(value, list | tuple):
-        sizes.extend(item for item in value if internals.is_symbolic(item))
+    sizes: list[Any] = [size for tensor in metadata.tensors_in(value) for size in tensor.shape]
+    sizes.extend(value if isinstance(value, list | tuple) else [value])
     return {symbol for size in sizes if internals.is_symbolic(size) for symbol in size.node.expr.free_symbols}
 
 

@@ -194,7 +194,8 @@ def _memory_order(tensor: torch.Tensor) -> list[int] | None:
     dims = [d for d in range(tensor.dim()) if tensor.stride(d) or tensor.shape[d] == 1]
     if tensor.numel() == 0 or tensor.is_contiguous():
         return list(range(tensor.dim()))
-    dims.sort(key=lambda d: (-tensor.stride(d), -tensor.shape[d], d))
+    strides = tensor.stride()
+    dims.sort(key=lambda d: (-strides[d], -tensor.shape[d], d))
     expected = 1
     for dim in reversed(dims):
         if tensor.shape[dim] != 1:
@@ -232,7 +233,7 @@ def _bytes(tensor: torch.Tensor) -> memoryview:
     begin = tensor.storage_offset() * tensor.element_size()
     size = tensor.numel() * tensor.element_size()
     flat = torch.empty(0, dtype=torch.uint8).set_(tensor.untyped_storage(), begin, (size,), (1,))
-    return memoryview(flat.numpy())
+    return memoryview(flat.numpy().data)
 
 
 def _strided(memory: torch.Tensor, dtype: torch.dtype, shape: Any, stride: Any, offset: int) -> torch.Tensor:

@@ -1,0 +1,299 @@
+"""`check="numerics"`: whether a pass kept what a program computes, and if not, which node is to blame.
+
+A program is run before and after a pass on its example inputs and on inputs of other sizes within its dims' ranges, in
+its own dtypes and in float64. Results, and state and arguments that it writes, must agree: bit for bit after a pass
+that only moves things around, within rounding otherwise. On a difference both are run again node by node; the first
+node whose value differs although its inputs agree is named.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import sympy
+import torch
+from torch import fx
+
+from ingot import torch_internals as internals
+from ingot.errors import InputError, NumericsError, explain
+from ingot.passes.cutting import graph_modules
+from ingot.passes.manager import PassInfo
+from ingot.program import calling, dims, metadata, tree
+from ingot.program.program import Program
+from ingot.program.signature import InputKind
+
+_SEED = 20
+_NARROW = (torch.float16, torch.bfloat16, torch.float32)
+# Relative to the largest value: a handful of roundings in each dtype.
+_TOLERANCE = {torch.float64: 1e-9, torch.float32: 2e-4, torch.bfloat16: 4e-2, torch.float16: 4e-3}
+
+
+class Reference:
+    """Inputs to compare programs on: the example's, and generated ones at other sizes."""
+
+    def __init__(self, program: Program) -> None:
+        self.inputs = list(_inputs_of(program))
+
+    def compare(self, before: Program, after: Program, info: PassInfo) -> None:
+        """Raises NumericsError if the two programs differ on any of the inputs."""
+        for wide in (False, True):
+            old, new = (in_float64(before), in_float64(after)) if wide else (before, after)
+            for leaves in self.inputs:
+                given = [_widened(leaf) for leaf in leaves] if wide else leaves
+                expected, got = _observe(old, given), _observe(new, given)
+                problem = _difference(expected, got, exact=info.exact)
+                if problem is not None:
+                    raise NumericsError(_blame(old, new, given, info, problem))
+
+
+# ---------------------------------------------------------------------- inputs
+
+
+def _inputs_of(program: Program) -> Iterator[list[Any]]:
+    if program.example_inputs is None:
+        return
+    args, kwargs = program.example_inputs
+    leaves, _ = tree.flatten((args, kwargs))
+    yield leaves
+    yield from _other_sizes(program, leaves)
+
+
+def _other_sizes(program: Program, example: list[Any]) -> Iterator[list[Any]]:
+    """The example's arguments at the least sizes, and at larger, unrelated ones."""
+    if not program.dims:
+        return
+    fakes = {n.name: metadata.value_of(n) for n in program.graph.nodes if n.op == "placeholder"}
+    specs = program.signature.user_inputs
+    for pick in (lambda dim, i: dim.low, lambda dim, i: dim.low + (7, 12, 4, 10)[i % 4]):
+        sizes = {}
+        for index, dim in enumerate(program.dims):
+            size = pick(dim, index)
+            sizes[f"s_{dim.name}"] = size if dim.high is None else min(size, dim.high)
+        generator = torch.Generator().manual_seed(_SEED)
+        leaves = [
+            _generated(leaf, fakes[spec.name], sizes, generator) if spec.kind is InputKind.ARGUMENT else leaf
+            for leaf, spec in zip(example, specs, strict=True)
+        ]
+        args, kwargs = tree.unflatten(leaves, program.signature.in_tree)
+        try:
+            calling.check_call(program, args, kwargs)
+        except InputError:
+            continue  # a constraint rules these sizes out
+        yield leaves
+
+
+def _generated(
+    example: torch.Tensor, fake: Any, sizes: Mapping[str, int], generator: torch.Generator
+) -> torch.Tensor:
+    """A tensor of the example's dtype and range at other sizes."""
+    shape = [int(dims.evaluate(internals.expr_of(s), _by_symbol(s, sizes))) for s in fake.shape]
+    if example.dtype.is_floating_point or example.dtype.is_complex:
+        scale = float(example.abs().float().mean()) if example.numel() else 1.0
+        made = torch.randn(shape, generator=generator, dtype=torch.float64) * (scale if math.isfinite(scale) else 1.0)
+        return made.to(example.dtype)
+    low, high = (int(example.min()), int(example.max())) if example.numel() else (0, 1)
+    return torch.randint(low, high + 1, shape, generator=generator).to(example.dtype)
+
+
+def _by_symbol(size: Any, sizes: Mapping[str, int]) -> dict[sympy.Symbol, int]:
+    return {s: sizes[s.name] for s in internals.expr_of(size).free_symbols if s.name in sizes}
+
+
+def _widened(leaf: Any) -> Any:
+    return leaf.double() if isinstance(leaf, torch.Tensor) and leaf.dtype in _NARROW else leaf
+
+
+def in_float64(program: Program) -> Program:
+    """The program with every float as float64: state, dtype literals, and autocast switched off."""
+    wide = program.copy()
+    for module in graph_modules(wide.graph_module):
+        for node in module.graph.nodes:
+            node.args = _wide_literals(node.args)
+            node.kwargs = _wide_literals(node.kwargs)
+            if node.target in (internals.enter_autocast, torch.ops.higher_order.wrap_with_autocast):
+                node.args = (*node.args[:2], False, *node.args[3:])
+        module.recompile()
+    made = {id(t): _widened(t.detach()) for t in (*wide.state_dict.values(), *wide.constants.values())}
+    wide.state_dict = {name: made[id(t)] for name, t in wide.state_dict.items()}
+    wide.constants = {name: made[id(t)] for name, t in wide.constants.items()}
+    return wide
+
+
+def _wide_literals(argument: Any) -> Any:
+    if isinstance(argument, torch.dtype):
+        return torch.float64 if argument in _NARROW else argument
+    if isinstance(argument, list | tuple):
+        return type(argument)(_wide_literals(item) for item in argument)
+    if isinstance(argument, dict):
+        return {key: _wide_literals(item) for key, item in argument.items()}
+    return argument
+
+
+# ---------------------------------------------------------------------- running
+
+
+@dataclass(frozen=True, slots=True)
+class _Observed:
+    """Everything a call makes known: its result's leaves, the state and the arguments after it."""
+
+    values: dict[str, Any]
+
+
+def _observe(program: Program, leaves: list[Any]) -> _Observed:
+    """Runs a program on copies of its state and arguments, with a fixed seed."""
+    running, given = _with_own_state(program), _cloned(leaves)
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        torch.manual_seed(_SEED)
+        result = calling.run_leaves(running, given)
+    out_leaves, out_tree = tree.flatten(result)
+    values = {f"result {tree.spell(p)}": v for p, v in zip(tree.leaf_paths(out_tree), out_leaves, strict=True)}
+    values.update({f"argument {i}": v for i, v in enumerate(given)})
+    values.update({f"state {name}": t for name, t in running.state_dict.items()})
+    values.update({f"state {name}": t for name, t in running.constants.items() if name in program.constants})
+    return _Observed(values)
+
+
+def _with_own_state(program: Program) -> Program:
+    """The same program on copies of its tensors, tied ones still tied."""
+    made = {id(t): t.detach().clone() for t in (*program.state_dict.values(), *program.constants.values())}
+    running = Program(
+        graph_module=program.graph_module,
+        signature=program.signature,
+        state_dict={name: made[id(t)] for name, t in program.state_dict.items()},
+        constants={name: made[id(t)] for name, t in program.constants.items()},
+        dims=program.dims,
+        constraints=program.constraints,
+        parameter_names=program.parameter_names,
+    )
+    return running
+
+
+def _cloned(leaves: list[Any]) -> list[Any]:
+    made = {id(x): x.detach().clone() for x in leaves if isinstance(x, torch.Tensor)}
+    return [made.get(id(x), x) for x in leaves]
+
+
+# ---------------------------------------------------------------------- comparing
+
+
+def _difference(expected: _Observed, got: _Observed, exact: bool) -> str | None:
+    for name, value in expected.values.items():
+        if name not in got.values:
+            if name.startswith("state"):
+                continue  # a pass may fold state away
+            return f"{name} is missing"
+        problem = compare_values(value, got.values[name], exact)
+        if problem is not None:
+            return f"{name} {problem}"
+    return None
+
+
+def compare_values(a: Any, b: Any, exact: bool) -> str | None:
+    """How two values differ, or None. `exact` asks for the same bits."""
+    if isinstance(a, list | tuple) and isinstance(b, list | tuple):
+        problems = (compare_values(x, y, exact) for x, y in zip(a, b, strict=False))
+        return next((p for p in problems if p), None) or (None if len(a) == len(b) else "has another length")
+    if not isinstance(a, torch.Tensor) or not isinstance(b, torch.Tensor):
+        same = type(a) is type(b) and (a == b or (isinstance(a, float) and math.isnan(a) and math.isnan(b)))
+        return None if same or callable(a) else f"is {b!r} instead of {a!r}"
+    if a.shape != b.shape or a.dtype != b.dtype:
+        return f"is {calling.show_shape(b)} instead of {calling.show_shape(a)}"
+    if torch.equal(a.isnan(), b.isnan()) and torch.equal(a[~a.isnan()], b[~b.isnan()]):
+        return None
+    if not a.dtype.is_floating_point and not a.dtype.is_complex:
+        return f"differs in {int((a != b).sum())} of {a.numel()} places"
+    if not torch.equal(a.isnan(), b.isnan()) or not torch.equal(a.isinf(), b.isinf()):
+        return "has nan or inf in other places"
+    finite = a.isfinite() & b.isfinite()
+    wide = torch.complex128 if a.dtype.is_complex else torch.float64
+    x, y = a[finite].to(wide), b[finite].to(wide)
+    error = float((x - y).abs().max()) if x.numel() else 0.0
+    scale = float(x.abs().max()) if x.numel() else 0.0
+    allowed = 0.0 if exact else _TOLERANCE.get(a.dtype, 1e-9) * max(scale, 1e-30)
+    return None if error <= allowed else f"differs by {error:.3g} where the largest value is {scale:.3g}"
+
+
+# ---------------------------------------------------------------------- blaming
+
+
+class _Recording(fx.Interpreter):
+    """Runs a graph and keeps a copy of each node's value as it was when the node ran."""
+
+    def __init__(self, module: fx.GraphModule) -> None:
+        super().__init__(module, garbage_collect_values=False)
+        self.seen: dict[str, Any] = {}
+
+    def run_node(self, n: fx.Node) -> Any:
+        value = super().run_node(n)
+        self.seen[n.name] = _copied(value)
+        return value
+
+
+def _copied(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return value.detach().clone()
+    return type(value)(_copied(v) for v in value) if type(value) in (list, tuple) else value
+
+
+def _values_by_node(program: Program, leaves: list[Any]) -> dict[str, Any]:
+    running, given = _with_own_state(program), _cloned(leaves)
+    tensors = [x for x, i in zip(given, program.signature.user_inputs, strict=True) if i.kind is InputKind.ARGUMENT]
+    state = [running.state_of(i) for i in running.signature.state_inputs]
+    recording = _Recording(program.graph_module)
+    with torch.random.fork_rng(devices=[]), torch.no_grad(), internals.modes_restored():
+        torch.manual_seed(_SEED)
+        recording.run(*state, *tensors)
+    return recording.seen
+
+
+def _blame(before: Program, after: Program, leaves: list[Any], info: PassInfo, problem: str) -> str:
+    old, new = _values_by_node(before, leaves), _values_by_node(after, leaves)
+    node = _culprit(before, after, old, new, info.exact)
+    where = metadata.where(node) if node is not None else "no single node could be found"
+    detail = compare_values(old.get(node.name), new.get(node.name), info.exact) if node is not None else None
+    return explain(
+        f"The pass {info.name} changed what the program computes: {problem}.",
+        where=where,
+        why=f"{node.format_node()}" + (f"; its value {detail}" if detail and node.name in old else "")
+        if node is not None
+        else None,
+        fix="the program is as it was before the pass; look at what the pass did to that node",
+    )
+
+
+def _culprit(
+    before: Program, after: Program, old: Mapping[str, Any], new: Mapping[str, Any], exact: bool
+) -> fx.Node | None:
+    """The first node that differs although its inputs agree; a node that the pass made or changed comes first."""
+    known = {n.name: n for n in before.graph.nodes}
+    for node in after.graph.nodes:
+        if node.op in ("placeholder", "output") or node.name not in old:
+            continue
+        if compare_values(old[node.name], new[node.name], exact) is None:
+            continue
+        made = [n for n in _ancestors(node) if n.name not in known and n.op == "call_function"]
+        return made[0] if made else node
+    changed = [n for n in after.graph.nodes if n.name not in known or not _same_call(known[n.name], n)]
+    return changed[0] if changed else None
+
+
+def _ancestors(node: fx.Node) -> list[fx.Node]:
+    """What a node is computed from, in program order."""
+    seen: set[fx.Node] = set()
+    waiting = list(node.all_input_nodes)
+    while waiting:
+        current = waiting.pop()
+        if current not in seen:
+            seen.add(current)
+            waiting.extend(current.all_input_nodes)
+    return [n for n in node.graph.nodes if n in seen]
+
+
+def _same_call(a: fx.Node, b: fx.Node) -> bool:
+    return a.target == b.target and str(a.args) == str(b.args) and str(a.kwargs) == str(b.kwargs)
+
+
+__all__ = ["Reference", "compare_values", "in_float64"]
