@@ -9,6 +9,7 @@
     program.unflatten()             # an nn.Module with the original hierarchy
     program.verify()                # raises VerifyError
     program.to_exported()           # torch.export's form, and ingot.from_exported(ep) back
+    program = ingot.transform(program, [ingot.passes.autocast], check="numerics")
 
 `ingot.errors` draws the tree of everything that can go wrong. torch is imported when the first of these is used.
 """
@@ -23,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from ingot import errors, passes
     from ingot.errors import IngotError
+    from ingot.passes.manager import transform
     from ingot.pipeline import capture
     from ingot.program.exported import from_exported
     from ingot.program.file import load
@@ -36,6 +38,7 @@ _HOMES = {
     "capture": "ingot.pipeline",
     "from_exported": "ingot.program.exported",
     "load": "ingot.program.file",
+    "transform": "ingot.passes.manager",
 }
 
 
@@ -65,4 +68,4 @@ class _Package(ModuleType):
 
 sys.modules[__name__].__class__ = _Package
 
-__all__ = ["IngotError", "Program", "capture", "errors", "from_exported", "load", "passes"]
+__all__ = ["IngotError", "Program", "capture", "errors", "from_exported", "load", "passes", "transform"]

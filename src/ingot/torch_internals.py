@@ -355,13 +355,12 @@ def memory_hidden() -> Iterator[None]:
 
 @contextlib.contextmanager
 def attributes_watched(on_set: Callable[[torch.nn.Module, str], None]) -> Iterator[None]:
-    """Inside, storing a tensor in a module's attribute is reported."""
+    """Inside, every assignment to a module's attribute is reported."""
     original = torch.nn.Module.__setattr__
 
     def setattr_(self: torch.nn.Module, name: str, value: Any) -> None:
         original(self, name, value)
-        if isinstance(value, torch.Tensor):
-            on_set(self, name)
+        on_set(self, name)
 
     torch.nn.Module.__setattr__ = setattr_  # type: ignore[method-assign,assignment]
     try:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 from torch._higher_order_ops.while_loop import while_loop
 
@@ -151,6 +152,11 @@ class CondStructures(Model):
         return torch.cond(a.sum() > 0, lambda b: (b * 1, b * 2), lambda b: [b * 3], (a,))  # here
 
 
+class CondLiterals(Model):
+    def forward(self, a: torch.Tensor) -> Any:
+        return torch.cond(a.sum() > 0, lambda b: (b * 1, "yes"), lambda b: (b * 3, "no"), (a,))  # here
+
+
 class CondShapes(Model):
     def forward(self, a: torch.Tensor) -> Any:
         return torch.cond(a.sum() > 0, lambda b: b.sum(0), lambda b: b * 3, (a,))  # here
@@ -169,9 +175,6 @@ class NoFakeKernel(Model):
 def line_of(cls: type) -> str:
     lines, start = inspect.getsourcelines(cls)
     return f"{__file__}:{start + next(i for i, line in enumerate(lines) if '# here' in line)}"
-
-
-RUNS = {ToNumpy, ToList}  # what runs in eager on x()
 
 
 @pytest.mark.parametrize(
@@ -193,6 +196,7 @@ RUNS = {ToNumpy, ToList}  # what runs in eager on x()
         (RemovesBuffer, StateError),
         (AsksWrittenState, DataDependentError),
         (CondStructures, CaptureError),
+        (CondLiterals, CaptureError),
         (CondShapes, CaptureError),
         (LoopShapes, CaptureError),
         (NoFakeKernel, UntraceableError),
@@ -368,7 +372,7 @@ def test_state_dicts_that_do_not_fit() -> None:
             captured.load_state_dict(state)
         assert all(torch.equal(value, before[key]) for key, value in captured.state_dict.items())
     captured.load_state_dict({"weight": torch.ones(4, 4), "bias": torch.ones(4)})
-    assert_same(captured(x()).detach(), x() @ torch.ones(4, 4) + 1)
+    assert_same(captured(x()).detach(), F.linear(x(), torch.ones(4, 4), torch.ones(4)))
 
 
 def test_messages_follow_the_house_form() -> None:

@@ -186,6 +186,15 @@ def test_convolutions_take_any_batch(build: Any) -> None:
     check_sizes(build(3, 4, 3), (3, 3, 7, 9), {"input": {0: "n", 2: "h", 3: "w"}}, (16, 3, 20, 3), (1, 3, 3, 5))
 
 
+def test_what_an_operator_asks_of_strides_does_not_narrow() -> None:
+    def f(a: torch.Tensor) -> torch.Tensor:
+        scores = a @ a.mT
+        return (scores + torch.arange(a.shape[1])).masked_fill(scores > 1, 0.0).transpose(0, 1).contiguous()
+
+    program = check_sizes(f, (3, 4, 5), {"a": {0: "b", 1: "s"}}, (1, 1, 5), (1, 9, 5), (9, 1, 5))
+    assert ranges(program) == {"b": (1, None), "s": (1, None)} and not program.constraints
+
+
 def test_a_kernel_bounds_the_size_below() -> None:
     program = check_sizes(nn.Conv1d(2, 2, 5), (1, 2, 9), {"input": {2: "n"}}, (1, 2, 5), (1, 2, 40))
     assert ranges(program) == {"n": (5, None)}

@@ -13,7 +13,8 @@ from torch import nn
 import ingot
 from ingot import torch_internals as internals
 from ingot.errors import CaptureError, UnflattenError, VerifyError
-from ingot.passes.tracepoints import graph_modules, tracepoints
+from ingot.passes import tracepoints
+from ingot.passes.cutting import graph_modules
 from ingot.program.signature import CallSignature, ModuleCall
 
 

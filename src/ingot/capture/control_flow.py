@@ -14,7 +14,7 @@ import torch
 from torch import fx
 
 from ingot import torch_internals as internals
-from ingot.capture.recorder import Frame, Recorder
+from ingot.capture.recorder import Frame, Recorder, user_place
 from ingot.errors import CaptureError, UntraceableError, explain
 from ingot.program import metadata, tree
 
@@ -160,12 +160,13 @@ def _cond(recorder: Recorder, op: Any, pred: Any, true_fn: Any, false_fn: Any, o
     graphs = _Subgraphs(recorder)
     true_out = graphs.record("true_graph", true_fn, operands)
     false_out = graphs.record("false_graph", false_fn, operands)
-    if len(true_out) != len(false_out):
+    if [_kind(value) for value in true_out] != [_kind(value) for value in false_out]:
         raise CaptureError(
             explain(
-                f"The branches of torch.cond return {len(true_out)} and {len(false_out)} values.",
+                f"The branches of torch.cond return {_describe(true_out)} and {_describe(false_out)}.",
                 where=recorder.user_place(),
-                fix="make both branches return the same structure",
+                why="what follows the branches is one graph, whichever of them ran",
+                fix="make both branches return the same structure, with the same dtypes and ranks",
             )
         )
     modules, extra = graphs.finish()
@@ -330,18 +331,26 @@ def _unwrap_single_output(graph: fx.Graph) -> None:
         metadata.set_value(output, metadata.value_of(output)[0])
 
 
-def _check_carry(recorder: Recorder, name: str, before: Sequence[Any], after: Sequence[Any]) -> None:
-    def describe(values: Sequence[Any]) -> list[str]:
-        return [
-            f"{str(v.dtype).removeprefix('torch.')}{list(map(str, v.shape))}" if isinstance(v, torch.Tensor) else "int"
-            for v in values
-        ]
+def _kind(value: Any) -> Any:
+    """What must agree between two branches."""
+    return (value.dtype, value.dim()) if isinstance(value, torch.Tensor) else "number"
 
-    if describe(before) != describe(after):
+
+def _describe(values: Sequence[Any]) -> str:
+    shapes = [
+        f"{str(v.dtype).removeprefix('torch.')}[{', '.join(map(str, v.shape))}]" if isinstance(v, torch.Tensor) else "int"
+        for v in values
+    ]
+    return ", ".join(shapes) or "nothing"
+
+
+def _check_carry(recorder: Recorder, name: str, before: Sequence[Any], after: Sequence[Any]) -> None:
+    if _describe(before) != _describe(after):
         raise CaptureError(
             explain(
-                f"{name} carries {', '.join(describe(before))} in and {', '.join(describe(after))} out.",
+                f"A {name} carries {_describe(before)} in and {_describe(after)} out.",
                 where=recorder.user_place(),
+                why="each round takes what the last one gave",
                 fix="make each round return tensors of the shape and dtype it was given",
             )
         )
@@ -370,17 +379,19 @@ def call_directly(function: Callable[..., Any], args: tuple[Any, ...], kwargs: d
     out = function(*(flattened(a) if callable(a) else a for a in args), **(kwargs or {}))
     leaves, out_tree = results[-1]
     if in_tree is not None:
-        _check_branches(*results)
+        _check_branches(*results, user_place())
     values = iter(out)
     return tree.unflatten([next(values) if _is_value(leaf) else leaf for leaf in leaves], out_tree)
 
 
-def _check_branches(true: tuple[list[Any], tree.Tree], false: tuple[list[Any], tree.Tree]) -> None:
+def _check_branches(true: tuple[list[Any], tree.Tree], false: tuple[list[Any], tree.Tree], place: str) -> None:
     literals = [[leaf for leaf in leaves if not _is_value(leaf)] for leaves, _ in (true, false)]
     if true[1] != false[1] or literals[0] != literals[1]:
         raise CaptureError(
             explain(
                 f"The branches of torch.cond return different structures: {true[1]} and {false[1]}.",
+                where=place,
+                why="what follows the branches is one graph, whichever of them ran",
                 fix="make both branches return the same structure and the same constants",
             )
         )

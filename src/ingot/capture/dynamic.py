@@ -441,19 +441,34 @@ def _spares_sizes_from_two(condition: sympy.Basic) -> bool:
             return side
         if isinstance(side, sympy.Mul):
             return sympy.Mul(*(stand_in(factor) for factor in side.args))
-        if len(side.free_symbols) > 1:
-            return side
+        if isinstance(side, sympy.Pow) and side.exp.is_Integer:
+            return sympy.Pow(stand_in(side.base), side.exp)
+        if len(side.free_symbols) > 1 and isinstance(side, sympy.Add):
+            return side  # a difference of two dims is no size
         return stand_ins.setdefault(side, sympy.Symbol(f"t{len(stand_ins)}", integer=True, positive=True))
 
-    left, right = condition.args
-    if left.free_symbols and right.free_symbols:
+    left, right = (stand_in(side) for side in condition.args)
+    if (left.free_symbols | right.free_symbols) - set(stand_ins.values()):
         return False
-    abstract = condition.func(stand_in(left), stand_in(right))
-    ranges = {symbol: internals.ValueRanges(2, internals.int_oo) for symbol in stand_ins.values()}
-    if abstract.free_symbols - ranges.keys():
+    if not right.free_symbols or not left.free_symbols:
+        bound = internals.bound_sympy(
+            condition.func(left, right),
+            {symbol: internals.ValueRanges(2, internals.int_oo) for symbol in stand_ins.values()},
+        )
+        return bool(bound.is_singleton() and bound.lower == sympy.true)
+    return _compares_products(condition.func, left, right)
+
+
+def _compares_products(relation: Callable[..., Any], left: sympy.Basic, right: sympy.Basic) -> bool:
+    """Whether a relation between two products of sizes (strides, as a rule) holds for all sizes from two on."""
+    ratio = (left / right).as_powers_dict()  # type: ignore[operator]
+    sizes = {base: power for base, power in ratio.items() if base.free_symbols}
+    if not all(base.is_Symbol and power.is_Integer for base, power in sizes.items()):
         return False
-    bound = internals.bound_sympy(abstract, ranges)
-    return bool(bound.is_singleton() and bound.lower == sympy.true)
+    edge = (left / right).xreplace(dict.fromkeys(sizes, sympy.Integer(2)))  # type: ignore[operator]
+    growing = all(power > 0 for power in sizes.values()) and relation in (sympy.Gt, sympy.Ge)
+    shrinking = all(power < 0 for power in sizes.values()) and relation in (sympy.Lt, sympy.Le)
+    return (growing or shrinking) and bool(relation(edge, 1))
 
 
 # ---------------------------------------------------------------------- what follows from it

@@ -44,14 +44,16 @@ def translate(failure: Exception, run_eager: Callable[[], Any]) -> IngotError:
             explain(
                 f"The output shape of {_first_line(text)} depends on the contents of its input.",
                 where=place,
+                why="a capture runs the model on tensors without values",
                 fix="register a fake kernel for the operator with torch.library.register_fake",
             )
         )
     if isinstance(failure, internals.UnsupportedOperatorException) or "register_fake" in text or "fake impl" in text:
         return UntraceableError(
             explain(
-                f"An operator does not say what shape it returns: {_first_line(text)}.",
+                f"An operator does not say what shape it returns: {_first_line(text)}",
                 where=place,
+                why="a capture runs the model on tensors without values, so each operator must tell its output's shape",
                 fix="register a fake kernel for it with torch.library.register_fake",
             )
         )
@@ -84,6 +86,7 @@ def _compare_with_eager(failure: Exception, place: str, run_eager: Callable[[], 
             explain(
                 f"The model fails in eager with these arguments: {type(eager).__name__}: {_first_line(str(eager))}",
                 where=user_place(eager.__traceback__),
+                why="what fails without Ingot fails with it too; the model's own exception is the cause of this one",
                 fix="make model(*args, **kwargs) run first",
             )
         )

@@ -117,7 +117,7 @@ class _Session:
                 self._write_assigned_buffers(assigned)
                 for _ in ambient:
                     self.recorder.exit_autocast()
-                self.state.check_attributes()
+                self.state.check_attributes(self.recorder.origin)
                 self.recorder.check_answers()
         except Exception as failure:
             error = failures.translate(failure, self._run_eager)

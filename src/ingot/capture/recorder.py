@@ -546,11 +546,13 @@ class Recorder(internals.RecordingMode):
         return metadata.trace_text(code.co_filename, frame.f_lineno, code.co_name)
 
     def user_place(self) -> str:
-        frame = user_frame()
-        if frame is None:
-            return ""
-        source = metadata.Source(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name)
-        return f"{source}" + (f": {source.text}" if source.text else "")
+        return user_place()
+
+    def origin(self, tensor: torch.Tensor) -> str:
+        """The user's line that computed a tensor of the root graph."""
+        node = self.frame.nodes.get(id(tensor))
+        source = metadata.source_of(node) if node is not None else None
+        return "" if source is None else f"{source}" + (f": {source.text}" if source.text else "")
 
     @contextmanager
     def subframe(self) -> Iterator[Frame]:
@@ -591,3 +593,12 @@ def user_frame() -> Any:
     while frame is not None and not is_user_code(frame.f_code.co_filename):
         frame = frame.f_back
     return frame
+
+
+def user_place() -> str:
+    """The innermost frame of the user's code as messages show it: file, line and text."""
+    frame = user_frame()
+    if frame is None:
+        return ""
+    source = metadata.Source(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name)
+    return f"{source}" + (f": {source.text}" if source.text else "")

@@ -7,7 +7,7 @@ a Program would forget it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -148,11 +148,15 @@ class ModuleState:
             assigned[entry.name] = (entry, now)
         return list(assigned.values())
 
-    def check_attributes(self) -> None:
-        """Raises StateError if forward stored a tensor in a plain attribute; call while still swapped."""
+    def check_attributes(self, origin: Callable[[torch.Tensor], str]) -> None:
+        """Raises StateError if forward stored a tensor in a plain attribute; call while still swapped.
+
+        `origin` says at which line a tensor was computed.
+        """
         for path, module in self.root.named_modules() if self.root is not None else ():
             for key, value in vars(module).items():
-                if key in _INTERNAL or not self._holds_foreign_fake(value):
+                stored = None if key in _INTERNAL else self._foreign_fake(value)
+                if stored is None:
                     continue
                 before = self._before[id(module)].get(key)
                 if isinstance(before, torch.Tensor) and id(before) not in self.read_constants:
@@ -160,7 +164,7 @@ class ModuleState:
                 raise StateError(
                     explain(
                         f"forward stores a tensor in {f'{path}.' if path else ''}{key}, which a Program cannot keep.",
-                        where=self.set_at.get((id(module), key)),
+                        where=self.set_at.get((id(module), key)) or origin(stored),
                         why="only buffers carry state from one call to the next",
                         fix=f'make it a buffer in __init__: self.register_buffer("{key}", …, persistent=False)',
                     )
@@ -207,13 +211,12 @@ class ModuleState:
                 for tensor, value in (plain | saved).items():
                     tensor.copy_(value)
 
-    def _holds_foreign_fake(self, value: Any) -> bool:
-        """Whether there is a fake in it that does not stand for a parameter or buffer."""
+    def _foreign_fake(self, value: Any) -> torch.Tensor | None:
+        """A fake in it that does not stand for a parameter or buffer."""
         if isinstance(value, internals.FakeTensor):
-            return all(value is not entry.fake for entry in self.entries)
-        if type(value) in (list, tuple, set):
-            return any(self._holds_foreign_fake(item) for item in value)
-        return type(value) is dict and any(self._holds_foreign_fake(item) for item in value.values())
+            return value if all(value is not entry.fake for entry in self.entries) else None
+        items = value.values() if type(value) is dict else value if type(value) in (list, tuple, set) else ()
+        return next((found for item in items if (found := self._foreign_fake(item)) is not None), None)
 
 
 def _snapshot(module: nn.Module) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -1,5 +1,13 @@
-"""Passes: functions `(program, **options) -> int` that change a program and return how many changes they made."""
+"""Passes: functions `(program, **options) -> int` that change a program and return how many changes they made.
 
+`ROAD` lists the ones that every program takes, in order. `transform` runs passes on a copy and checks what they did.
+"""
+
+from ingot.passes.autocast import autocast
+from ingot.passes.grad_mode import grad_mode
+from ingot.passes.manager import REGISTRY, register, transform
 from ingot.passes.tracepoints import tracepoints
 
-__all__ = ["tracepoints"]
+ROAD = (tracepoints, autocast, grad_mode)
+
+__all__ = ["REGISTRY", "ROAD", "autocast", "grad_mode", "register", "tracepoints", "transform"]

@@ -135,7 +135,7 @@ def inline(module: fx.GraphModule, call: fx.Node, function: fx.GraphModule, inpu
     placeholders = [n for n in function.graph.nodes if n.op == "placeholder"]
     values: dict[fx.Node, Any] = dict(zip(placeholders, inputs, strict=True))
     output = next(iter(reversed(function.graph.nodes)))
-    copied: list[fx.Node] = []
+    copied: dict[fx.Node, str] = {}
     with module.graph.inserting_before(call):
         for node in function.graph.nodes:
             if node.op in ("placeholder", "output"):
@@ -145,14 +145,13 @@ def inline(module: fx.GraphModule, call: fx.Node, function: fx.GraphModule, inpu
                 target = unique(str(node.target), module._modules)
                 module.add_module(target, getattr(function, str(node.target)))
             values[node] = _copy(module.graph, node, values, target)
-            copied.append(values[node])
+            copied[values[node]] = node.name
     results = fx.map_arg(output.args[0], lambda n: values[n])
-    renames: list[tuple[fx.Node, str]] = []
     for user in list(call.users):
         assert user.target is operator.getitem and isinstance(results, list | tuple)
         result = results[user.args[1]]  # type: ignore[call-overload,index]
         if isinstance(result, fx.Node) and result in copied:
-            renames.append((result, user.name))
+            copied[result] = user.name
         user.replace_all_uses_with(result)  # type: ignore[arg-type]
         module.graph.erase_node(user)
     attributes = [n for n in call.all_input_nodes if n.op == "get_attr"]
@@ -161,8 +160,10 @@ def inline(module: fx.GraphModule, call: fx.Node, function: fx.GraphModule, inpu
         if not attribute.users:
             module.graph.erase_node(attribute)
             drop_unused(module, str(attribute.target))
-    for node, name in renames:
-        node.name = name
+    taken = {node.name for node in module.graph.nodes if node not in copied}
+    for node, name in copied.items():
+        if name not in taken:
+            node.name = name
 
 
 def _copy(graph: fx.Graph, node: fx.Node, values: dict[fx.Node, Any], target: str | None = None) -> fx.Node:

@@ -8,6 +8,7 @@ node whose value differs although its inputs agree is named.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -22,6 +23,7 @@ from ingot.errors import InputError, NumericsError, explain
 from ingot.passes.cutting import graph_modules
 from ingot.passes.manager import PassInfo
 from ingot.program import calling, dims, metadata, tree
+from ingot.program.effects import acts
 from ingot.program.program import Program
 from ingot.program.signature import InputKind
 
@@ -275,9 +277,21 @@ def _culprit(
         if compare_values(old[node.name], new[node.name], exact) is None:
             continue
         made = [n for n in _ancestors(node) if n.name not in known and n.op == "call_function"]
-        return made[0] if made else node
+        if made:
+            return made[0]
+        if _same_call(known[node.name], node) and (lost := _lost_write(before, after, node)) is not None:
+            return lost
+        return node
     changed = [n for n in after.graph.nodes if n.name not in known or not _same_call(known[n.name], n)]
     return changed[0] if changed else None
+
+
+def _lost_write(before: Program, after: Program, node: fx.Node) -> fx.Node | None:
+    """The last node before `node` that wrote to a tensor and that the pass removed."""
+    left = {n.name for n in after.graph.nodes}
+    earlier = itertools.takewhile(lambda n: n.name != node.name, before.graph.nodes)
+    lost = [n for n in earlier if n.name not in left and n.op == "call_function" and acts(n)]
+    return lost[-1] if lost else None
 
 
 def _ancestors(node: fx.Node) -> list[fx.Node]:

@@ -11,7 +11,6 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -19,13 +18,17 @@ from torch import fx
 
 from ingot import torch_internals as internals
 from ingot.errors import VerifyError, explain
+from ingot.passes.cutting import graph_modules
+from ingot.passes.manager import register
 from ingot.program import metadata
+from ingot.program.dialects import CAPTURED
 from ingot.program.program import Program
 from ingot.program.signature import CallSignature, ModuleCall, Value
 
 INPUTS, OUTPUTS = "module_call_inputs", "module_call_outputs"
 
 
+@register(takes=CAPTURED)
 def tracepoints(program: Program) -> int:
     """Removes every marker, in every region, and writes what it marked into `program.module_calls`."""
     found: dict[tuple[str, str], tuple[Value, ...]] = {}
@@ -46,14 +49,6 @@ def tracepoints(program: Program) -> int:
         module.recompile()
     program.module_calls = tuple(_with_signature(call, found) for call in program.module_calls)
     return count
-
-
-def graph_modules(module: fx.GraphModule) -> Iterator[fx.GraphModule]:
-    """A GraphModule and every GraphModule inside of it, the outer ones first."""
-    yield module
-    for child in module.children():
-        if isinstance(child, fx.GraphModule):
-            yield from graph_modules(child)
 
 
 def _call_of(node: fx.Node) -> str:

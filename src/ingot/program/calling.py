@@ -227,6 +227,13 @@ def _check_tensor(place: str, tensor: Any, fake: torch.Tensor, dtypes: bool) -> 
                 fix=f"convert it with .to({fake.dtype}), or capture again with this dtype",
             )
         )
+    if dtypes and tensor.device != fake.device:
+        raise InputError(
+            explain(
+                f"{place} is on {tensor.device}, but the program was captured with a tensor on {fake.device}.",
+                fix=f'move it with .to("{fake.device}"), or capture again with the model and its inputs there',
+            )
+        )
     if tensor.dim() != fake.dim():
         raise InputError(
             explain(

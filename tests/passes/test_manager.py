@@ -1,0 +1,198 @@
+"""transform(): copies, checks, records; and check="numerics" names the node that a wrong pass changed."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import fx, nn
+
+import ingot
+from ingot import passes
+from ingot.errors import NumericsError, PassError, VerifyError
+from ingot.passes.manager import REGISTRY, register
+from ingot.program.dialects import CAPTURED, CORE
+
+aten = torch.ops.aten
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(4, 6)
+        self.norm = nn.LayerNorm(6, eps=1e-3)
+        self.register_buffer("scale", torch.linspace(1, 2, 6))
+        self.register_buffer("count", torch.zeros(()))
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        y = self.norm(self.fc(x))
+        z = torch.sub(y * self.scale, y.relu())
+        self.count.add_(1)
+        w = z.transpose(0, 1)
+        z.mul_(2)
+        parts = torch.cat([w, w.exp()])
+        return parts.softmax(0), z.clamp(-1.0, 1.0) + self.count
+
+
+@pytest.fixture
+def program() -> ingot.Program:
+    torch.manual_seed(0)
+    return ingot.capture(Net().eval(), (torch.randn(3, 4),), dynamic_shapes={"x": {0: "n"}})
+
+
+def find(program: ingot.Program, target: Any) -> fx.Node:
+    return next(n for n in program.graph.nodes if n.target is target)
+
+
+def set_argument(target: Any, index: int, value: Any) -> Callable[[ingot.Program], int]:
+    def wrong(program: ingot.Program) -> int:
+        node = find(program, target)
+        node.args = (*node.args[:index], value, *node.args[index + 1 :])
+        return 1
+
+    return wrong
+
+
+def swap_arguments(program: ingot.Program) -> int:
+    node = find(program, aten.sub.Tensor)
+    node.args = (node.args[1], node.args[0])
+    return 1
+
+
+def drop_an_alias(program: ingot.Program) -> int:
+    """The transposed view must see the later write; a copy does not."""
+    node = find(program, aten.transpose.int)
+    with program.graph.inserting_after(node):
+        copied = program.graph.create_node("call_function", aten.clone.default, (node,), name="copied")
+    copied.meta = dict(node.meta)
+    node.replace_all_uses_with(copied, delete_user_cb=lambda user: user is not copied)
+    return 1
+
+
+def drop_a_write(program: ingot.Program) -> int:
+    node = find(program, aten.mul_.Tensor)
+    node.replace_all_uses_with(node.args[0])
+    program.graph.erase_node(node)
+    return 1
+
+
+def another_operator(program: ingot.Program) -> int:
+    find(program, aten.exp.default).target = aten.expm1.default
+    return 1
+
+
+def skip_a_node(program: ingot.Program) -> int:
+    node = find(program, aten.relu.default)
+    node.replace_all_uses_with(node.args[0])
+    program.graph.erase_node(node)
+    return 1
+
+
+def reorder_a_list(program: ingot.Program) -> int:
+    node = find(program, aten.cat.default)
+    node.args = (list(reversed(node.args[0])),)  # type: ignore[call-overload]
+    return 1
+
+
+MUTANTS: list[tuple[Callable[[ingot.Program], int], str]] = [
+    (set_argument(aten.layer_norm.default, 4, 1e-5), "layer_norm"),
+    (set_argument(aten.softmax.int, 1, 1), "softmax"),
+    (set_argument(aten.clamp.default, 1, -0.5), "clamp"),
+    (set_argument(aten.mul_.Tensor, 1, 2.0001), "mul_"),
+    (set_argument(aten.add_.Tensor, 1, 2), "add_"),
+    (swap_arguments, "sub"),
+    (drop_an_alias, "copied"),
+    (drop_a_write, "mul_"),
+    (another_operator, "exp"),
+    (skip_a_node, "sub"),
+    (reorder_a_list, "cat"),
+]
+
+
+@pytest.mark.parametrize(("wrong", "blamed"), MUTANTS, ids=[f"{i} {m[1]}" for i, m in enumerate(MUTANTS)])
+def test_a_wrong_pass_is_caught_and_the_node_is_named(
+    program: ingot.Program, wrong: Callable[[ingot.Program], int], blamed: str
+) -> None:
+    with pytest.raises(NumericsError) as caught:
+        ingot.transform(program, [wrong], check="numerics")
+    message = str(caught.value)
+    assert f"node {blamed}" in message, message
+    assert "test_manager.py:" in message, "the user's line"
+    assert wrong.__name__ in message, "the pass"
+
+
+def test_a_right_pass_is_not_blamed(program: ingot.Program) -> None:
+    def reassociate(program: ingot.Program) -> int:
+        node = find(program, aten.relu.default)
+        node.target, node.args = aten.clamp_min.default, (node.args[0], 0)
+        return 1
+
+    ingot.transform(program, [reassociate], check="numerics")
+
+
+def test_a_pass_that_raises_leaves_the_caller_s_program(program: ingot.Program) -> None:
+    text = str(program)
+
+    def breaks(program: ingot.Program) -> int:
+        skip_a_node(program)
+        raise RuntimeError("half done")
+
+    with pytest.raises(RuntimeError, match="half done"):
+        ingot.transform(program, [breaks])
+    assert str(program) == text
+    program.verify()
+
+
+def test_structure_is_checked(program: ingot.Program) -> None:
+    def dangling(program: ingot.Program) -> int:
+        program.signature = program.signature.renamed({"softmax": "gone"})
+        return 1
+
+    with pytest.raises(VerifyError):
+        ingot.transform(program, [dangling])
+    ingot.transform(program, [dangling], check=None)
+
+
+def test_history_records_each_pass(program: ingot.Program) -> None:
+    def named(program: ingot.Program, *, limit: int = 1) -> int:
+        return 0
+
+    seen: list[str] = []
+    out = ingot.transform(program, [named, (named, {"limit": 3})], snapshots=lambda name, p: seen.append(name))
+    assert [step.name for step in out.history] == seen == ["named", "named"]
+    assert out.history[1].options == (("limit", 3),)
+    assert out.history[0].nodes_before == out.history[0].nodes_after == len(program.graph.nodes)
+    assert program.history == ()
+
+
+def test_options_and_results_are_checked(program: ingot.Program) -> None:
+    with pytest.raises(PassError, match="no option 'depth'"):
+        ingot.transform(program, [(passes.autocast, {"depth": 1})])
+    with pytest.raises(PassError, match="number of its changes"):
+        ingot.transform(program, [lambda program: None])
+
+
+def test_a_pass_is_given_only_its_dialect(program: ingot.Program) -> None:
+    program.dialect = CAPTURED
+
+    @register(takes=CORE)
+    def needs_core(program: ingot.Program) -> int:
+        return 0
+
+    try:
+        with pytest.raises(PassError, match="takes a CORE program, but this one is CAPTURED"):
+            ingot.transform(program, [needs_core])
+        with pytest.raises(ValueError, match="registered already"):
+            register(takes=CORE)(needs_core)
+    finally:
+        del REGISTRY["needs_core"]
+
+
+def test_plain_fx_passes_work(program: ingot.Program) -> None:
+    def drop_getitems(program: ingot.Program) -> int:
+        return sum(n.target is operator.getitem for n in program.graph.nodes)
+
+    assert ingot.transform(program, [drop_getitems]).history[0].changes == 0
