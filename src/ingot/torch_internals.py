@@ -27,6 +27,7 @@ from torch._subclasses.fake_tensor import (
     UnsupportedOperatorException,
     unset_fake_temporarily,
 )
+from torch._subclasses.functional_tensor import FunctionalTensor, FunctionalTensorMode
 from torch.fx._lazy_graph_module import _LazyGraphModule as LazyGraphModule
 from torch.fx.experimental.proxy_tensor import ProxyTorchDispatchMode, disable_proxy_modes_tracing
 from torch.fx.experimental import symbolic_shapes as _symbolic_shapes
@@ -627,6 +628,32 @@ _STATISTICS = frozenset(
 def hidden_writes(func: Any, args: Sequence[Any]) -> Sequence[Any]:
     """The arguments that an operator writes though its schema does not say so: running statistics, in training."""
     return [a for a in args[3:5] if a is not None] if func in _STATISTICS and args[5] else ()
+
+
+class Functionalization:
+    """torch's functionalization above a RecordingMode: inside, calls on wrapped tensors write nothing."""
+
+    def __init__(self) -> None:
+        self._mode = FunctionalTensorMode(pre_dispatch=True, export=True)
+
+    def wrap(self, value: Any) -> Any:
+        if not isinstance(value, torch.Tensor):
+            return value
+        with self._mode:
+            return FunctionalTensor.to_functional(value)
+
+    def unwrap(self, value: Any) -> Any:
+        """The plain tensor behind a wrapped one, with every pending write applied."""
+        if not isinstance(value, FunctionalTensor):
+            return value
+        torch._sync(value)
+        return torch._from_functional_tensor(value.elem)
+
+    def __enter__(self) -> None:
+        self._mode.__enter__()
+
+    def __exit__(self, *exception: Any) -> None:
+        self._mode.__exit__(*exception)
 
 
 def inside_transform() -> bool:

@@ -116,7 +116,8 @@ class Sizes(nn.Module):
         folded = y.reshape(batch, seq, 2)
         pad = -seq % 4
         found = x.flatten().nonzero()
-        return folded.sum(-1) + x, nn.functional.pad(x, (0, pad)), z[: z.shape[0] // 2], found, x.new_ones(seq + 1)
+        product = x.new_ones(batch, 1 + seq // 4, 4, 2 + seq // 4)  # a product that sympy could write in two ways
+        return folded.sum(-1) + x, nn.functional.pad(x, (0, pad)), z[: z.shape[0] // 2], found, product.sum(0)
 
 
 class Flow(nn.Module):
@@ -155,7 +156,7 @@ class Nested(nn.Module):
 class Dtypes(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.half = nn.Parameter(torch.randn(3, 4, dtype=torch.bfloat16))
+        self.brain = nn.Parameter(torch.randn(3, 4, dtype=torch.bfloat16))
         self.wave = nn.Parameter(torch.randn(4, dtype=torch.complex64))
         self.wide = nn.Parameter(torch.randn(4, dtype=torch.complex128))
         self.conv = nn.Conv2d(3, 5, 2).to(memory_format=torch.channels_last)
@@ -170,7 +171,7 @@ class Dtypes(nn.Module):
         image = self.conv(x.expand(1, 3, 4, 4).contiguous())
         waves = torch.view_as_real(self.wave * self.conjugate * x), torch.view_as_real(self.wide.conj() * x)
         rest = self.small.float() + self.holes + self.row.sum(0) + torch.where(self.mask, x, -x)
-        return self.half.float() @ x.t(), *waves, image, rest + self.bits.to(torch.int32).sum()
+        return self.brain.float() @ x.t(), *waves, image, rest + self.bits.to(torch.int32).sum()
 
 
 def _x(*shape: int) -> torch.Tensor:

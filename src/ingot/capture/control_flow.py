@@ -36,11 +36,11 @@ def records(*operators: internals.HigherOrderOperator) -> Callable[[Rule], Rule]
     return register
 
 
-def install_rules() -> None:
-    """Makes torch hand every higher-order operator to its rule while a Recorder is active."""
+def install_rules(recorder: type[Recorder] = Recorder) -> None:
+    """Makes torch hand every higher-order operator to its rule while a recorder of that class is active."""
     for op in internals.higher_order_operators().values():
-        if not internals.has_rule(op, Recorder):
-            op.py_impl(Recorder)(_entry(op))
+        if not internals.has_rule(op, recorder):
+            op.py_impl(recorder)(_entry(op))
 
 
 def _entry(op: internals.HigherOrderOperator) -> Rule:

@@ -248,11 +248,21 @@ class ValueWriter:
         return write_plain(value, self._write_other)
 
     def expression(self, expr: sympy.Basic) -> Json:
-        self.meet(*expr.free_symbols)
-        try:
-            return dims.fold(expr, lambda s: s.name, lambda c: c, lambda name, parts, e: [_exact(name, e), *parts])
-        except dims.UnknownOperation as failure:
-            raise Unwritable(f"a size computed in a way that has no name: {failure}") from None
+        """An expression as it is, argument for argument: sympy would write an equal one otherwise."""
+        if isinstance(expr, sympy.Symbol):
+            self.meet(expr)
+            return expr.name
+        if expr in (sympy.true, sympy.false):
+            return bool(expr)
+        if isinstance(expr, sympy.Integer):
+            return int(expr)
+        if isinstance(expr, sympy.Float) and math.isfinite(expr):
+            return float(expr)
+        parts = expr.as_numer_denom() if isinstance(expr, sympy.Rational) else expr.args
+        name = _OPERATION_NAMES.get(sympy.Rational if isinstance(expr, sympy.Rational) else type(expr))
+        if name is None:
+            raise Unwritable(f"a size computed in a way that has no name, {type(expr).__name__} in {expr}")
+        return [name, *(self.expression(part) for part in parts)]
 
     def meet(self, *symbols: sympy.Symbol) -> None:
         """The file will say what is known of these symbols."""
@@ -299,25 +309,21 @@ class ValueWriter:
         return described | {name: True for name, on in flags.items() if on}
 
 
-# torch has two classes for these operations, of which one says that the result is exact or not negative.
-_EXACT: dict[str, type[sympy.Basic]] = {
+# What dims.OPERATIONS has one name for may be one of two classes in torch or sympy.
+_OPERATIONS: dict[str, Callable[..., sympy.Basic]] = {
+    **{name: operation.build for name, operation in dims.OPERATIONS.items()},
+    "power": sympy.Pow,
+    "rational": sympy.Rational,
     "exactdiv": internals.sympy_functions.CleanDiv,
     "positivemod": internals.sympy_functions.Mod,
+    "piecewise": sympy.Piecewise,
+    "case": sympy.functions.elementary.piecewise.ExprCondPair,
 }
-
-
-def _exact(name: str, expr: sympy.Basic) -> str:
-    return next((exact for exact, kind in _EXACT.items() if type(expr) is kind), name)
-
-
-_BUILDERS: dict[str, Callable[..., sympy.Basic]] = {
-    **{name: operation.build for name, operation in dims.OPERATIONS.items()},
-    **_EXACT,
-}
+_OPERATION_NAMES = {build: name for name, build in _OPERATIONS.items()}
 
 _FACTS = ("name", "hint", "low", "high", "positive", "size_like")
 # Two numbers in, a number with as many digits as a file likes out: sympy computes these on the spot.
-_EXPLOSIVE = frozenset({"pow", "floatpow", "lshift", "rounddecimal"})
+_EXPLOSIVE = frozenset({"pow", "power", "floatpow", "lshift", "rounddecimal"})
 
 
 class ValueReader:
@@ -367,7 +373,7 @@ class ValueReader:
         if isinstance(value, str):
             return cursor.one_of(self.symbols, "a size of this program")
         operation, *parts = cursor.items() or cursor.wrong("an expression")
-        build = operation.one_of(_BUILDERS, "an operation on sizes")
+        build = operation.one_of(_OPERATIONS, "an operation on sizes")
         built = [self.expression(part) for part in parts]
         if operation.value in _EXPLOSIVE and all(part.is_number for part in built):
             cursor.wrong("an expression in its simplest form")

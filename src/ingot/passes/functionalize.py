@@ -1,0 +1,75 @@
+"""Takes writes and aliases out of the graph: what the model wrote to becomes an output.
+
+    before                                      after
+    add_ = aten.add_(b_count, 1)                add = aten.add(b_count, 1)
+    slice = aten.slice(x, 0, 0, 2)              mul = aten.mul(aten.slice(x, 0, 0, 2), 2)
+    mul_ = aten.mul_(slice, 2)                  slice_scatter = aten.slice_scatter(x, mul, 0, 0, 2)
+    return (x + b_count,)                       return (add, slice_scatter, slice_scatter + add)
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import fx
+
+from ingot import torch_internals as internals
+from ingot.passes.autocast import autocast
+from ingot.passes.cutting import graph_modules
+from ingot.passes.grad_mode import grad_mode
+from ingot.passes.manager import register
+from ingot.passes.replay import Replay
+from ingot.program.dialects import CAPTURED, FUNCTIONAL
+from ingot.program.program import Program
+from ingot.program.signature import InputKind, Output, OutputKind
+
+_MUTATION = {
+    InputKind.PARAMETER: OutputKind.PARAMETER_MUTATION,
+    InputKind.BUFFER: OutputKind.BUFFER_MUTATION,
+    InputKind.CONSTANT: OutputKind.BUFFER_MUTATION,
+    InputKind.ARGUMENT: OutputKind.ARGUMENT_MUTATION,
+}
+
+
+@register(takes=CAPTURED, gives=FUNCTIONAL)
+def functionalize(program: Program) -> int:
+    """Replays the graph under torch's functionalization; mutated state and arguments become outputs."""
+    autocast(program)
+    grad_mode(program)
+    if not any(_writes(node) for module in graph_modules(program.graph_module) for node in module.graph.nodes):
+        return 0
+    before = len(program.graph.nodes)
+    replay = Replay(program)
+    old = program.signature
+    with replay.recording():
+        inputs = replay.placeholders()
+        with replay.recorder.paused():
+            functional = internals.Functionalization()
+            wrapped = [functional.wrap(value) for value in inputs]
+        with functional:
+            results = replay.run(program.graph_module, wrapped)
+        mutated = []
+        for spec, value, wrap in zip(old.placeholders, inputs, wrapped, strict=True):
+            now = functional.unwrap(wrap)
+            if now is not value:
+                target = spec.name if spec.kind is InputKind.ARGUMENT else spec.target
+                mutated.append((Output(_MUTATION[spec.kind], target=target), now))
+        values = [functional.unwrap(value) for value in results]
+        replay.finish(
+            [*(now for _, now in mutated), *values],
+            [*(output for output, _ in mutated), *(o for o in old.graph_outputs)],
+        )
+    autocast(program)
+    grad_mode(program)
+    return max(1, abs(len(program.graph.nodes) - before))
+
+
+def _writes(node: fx.Node) -> bool:
+    target: Any = node.target
+    return isinstance(target, internals.OpOverload) and (target._schema.is_mutable or _hides_a_write(node))
+
+
+def _hides_a_write(node: fx.Node) -> bool:
+    """batch_norm in train mode updates its statistics, though its schema does not say so."""
+    return node.target is torch.ops.aten.batch_norm.default and bool(node.args[5]) and node.args[3] is not None

@@ -1,0 +1,198 @@
+"""Runs a program's graph again on fakes and records what comes of it, so that a pass may change operators on the way.
+
+    functionalize   replays under torch's functionalization: writes and aliases are gone
+    decompose       replays below autocast, with operators replaced by their decompositions
+
+Every node that is recorded carries the user's line and the module of the node that was being replayed, and keeps its
+name where the operator is the same. Regions are opened into switches and left to the caller to cut again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch import fx
+
+from ingot import torch_internals as internals
+from ingot.capture import control_flow
+from ingot.capture.modules import ModuleTracker
+from ingot.capture.recorder import Recorder
+from ingot.errors import IngotError, PassError, explain
+from ingot.program import metadata
+from ingot.program.program import Program
+from ingot.program.signature import InputKind, Output, OutputKind, Signature
+
+Decomposition = Callable[..., Any]
+
+
+class ReplayRecorder(Recorder):
+    """A Recorder whose nodes come from the nodes of another graph instead of the user's frames."""
+
+    def __init__(self, mode: internals.FakeTensorMode, decompositions: Mapping[Any, Decomposition] | None) -> None:
+        super().__init__(mode, ModuleTracker(None), _no_constants)
+        self.origin: fx.Node | None = None
+        self.decompositions = decompositions
+
+    def annotate(self, node: fx.Node, value: Any, trace: str | None = None) -> None:
+        metadata.set_value(node, value)
+        if self.origin is not None:
+            metadata.inherit_origin(node, self.origin)
+
+    def append(self, func: Any, args: Any, kwargs: Any, out: Any, name: str | None = None) -> fx.Node:
+        if self.origin is not None and self.origin.target is func:
+            name = self.origin.name
+        return super().append(func, args, kwargs, out, name)
+
+    def user_trace(self) -> str:
+        return ""
+
+    def user_place(self) -> str:
+        return metadata.where(self.origin) if self.origin is not None else ""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if self.decompositions is None:
+            return super().__torch_dispatch__(func, types, args, kwargs)
+        # Below autograd the operator arrives whole, after autocast has cast its arguments.
+        with internals.below_autograd(), self._physical:
+            return func(*args, **(kwargs or {}))
+
+    def record(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        rule = self.decompositions.get(func) if self.decompositions is not None else None
+        if rule is None:
+            return super().record(func, args, kwargs)
+        with self._physical:
+            out = rule(*args, **kwargs)
+        return super().record(func, args, kwargs) if out is NotImplemented else out
+
+    def enter_autocast(self, device: str, dtype: torch.dtype, enabled: bool, cache: bool) -> None:
+        if self.decompositions is None:
+            super().enter_autocast(device, dtype, enabled, cache)
+
+    def exit_autocast(self) -> None:
+        if self.decompositions is None:
+            super().exit_autocast()
+
+
+def _no_constants(tensor: torch.Tensor) -> None:
+    raise PassError(explain("A pass made a tensor of its own while replaying a graph.", why=f"of shape {tensor.shape}"))
+
+
+class Replay:
+    """One replay of one program."""
+
+    def __init__(self, program: Program, decompositions: Mapping[Any, Decomposition] | None = None) -> None:
+        self.program = program
+        self.mode = _mode_of(program)
+        self.recorder = ReplayRecorder(self.mode, decompositions)
+        self.wrap: Callable[[Any], Any] = lambda value: value
+
+    @contextmanager
+    def recording(self) -> Iterator[None]:
+        """Inside, calls are recorded."""
+        control_flow.install_rules(type(self.recorder))
+        recorder = self.recorder
+        with ExitStack() as stack:
+            stack.enter_context(internals.modes_restored())
+            stack.enter_context(internals.autocast_watched(recorder.enter_autocast, recorder.exit_autocast))
+            stack.enter_context(internals.nothing_learned(self.mode.shape_env))
+            stack.enter_context(self.mode)
+            stack.enter_context(internals.enable_python_dispatcher())
+            stack.enter_context(recorder)
+            yield
+
+    def placeholders(self) -> list[Any]:
+        """Fresh fakes for the program's inputs, as inputs of the new graph."""
+        values = []
+        for node in self.program.graph.nodes:
+            if node.op == "placeholder":
+                value = metadata.value_of(node)
+                if isinstance(value, torch.Tensor):
+                    with self.recorder.paused():
+                        value = self.recorder.run(torch.ops.aten.detach.default, (value,), {})
+                made = self.recorder.frame.placeholder(node.name, value)
+                metadata.inherit_origin(made, node)
+                values.append(value)
+        return values
+
+    def run(self, module: fx.GraphModule, inputs: Sequence[Any]) -> Any:
+        """Replays a graph, and what it calls, on values; returns its output."""
+        values: dict[fx.Node, Any] = {}
+        given = iter(inputs)
+        outer = self.recorder.origin
+        for node in module.graph.nodes:
+            if node.op == "placeholder":
+                values[node] = next(given)
+            elif node.op == "output":
+                self.recorder.origin = outer
+                return fx.map_arg(node.args[0], lambda n: values[n])
+            elif node.op == "get_attr":
+                values[node] = self._function(getattr(module, str(node.target)))
+            else:
+                self.recorder.origin = node
+                values[node] = self._call(node, values)
+        raise AssertionError("a graph without an output")
+
+    def _call(self, node: fx.Node, values: Mapping[fx.Node, Any]) -> Any:
+        if node.target is internals.exit_autocast:
+            handle = values[node.args[0]]  # type: ignore[index]
+            return handle.__exit__(None, None, None)
+        args = fx.map_arg(node.args, lambda n: values[n])
+        kwargs = fx.map_arg(node.kwargs, lambda n: values[n])
+        try:
+            return node.target(*args, **kwargs)  # type: ignore[operator]
+        except IngotError:
+            raise
+        except Exception as failure:
+            raise PassError(
+                explain(
+                    f"The graph cannot be replayed: {type(failure).__name__}: {str(failure).splitlines()[0]}",
+                    where=metadata.where(node),
+                )
+            ) from failure
+
+    def _function(self, function: fx.GraphModule) -> Callable[..., Any]:
+        def call(*inputs: Any) -> Any:
+            return self.run(function, inputs)
+
+        return call
+
+    def finish(self, results: Sequence[Any], outputs: Sequence[Output]) -> None:
+        """Puts the recorded graph in the program's place, returning these values as these outputs."""
+        recorder, frame = self.recorder, self.recorder.frame
+        nodes = [recorder.argument(value) for value in results]
+        renamed = [
+            Output(o.kind, n.name, o.target) if isinstance(n, fx.Node) else Output(OutputKind.LITERAL, value=n)
+            for o, n in zip(outputs, nodes, strict=True)
+        ]
+        made = iter(renamed)
+        literals = [o for o in self.program.signature.outputs if o.kind is OutputKind.LITERAL]
+        kept = [n for n in nodes if isinstance(n, fx.Node)]
+        output = frame.graph.output(tuple(kept))
+        metadata.set_value(output, tuple(metadata.value_of(n) for n in kept))
+        control_flow.prune(frame.graph)
+        old = self.program.signature
+        mutations = [next(made) for o in outputs if o.kind not in (OutputKind.RESULT, OutputKind.LITERAL)]
+        ordered = [next(made) if o.kind is OutputKind.RESULT else o for o in old.user_outputs]
+        assert len(literals) + len(renamed) >= len(ordered)
+        self.program.signature = Signature(old.inputs, (*mutations, *ordered), old.in_tree, old.out_tree)
+        self.program.graph_module = internals.LazyGraphModule(frame.root, frame.graph)
+
+
+def _mode_of(program: Program) -> internals.FakeTensorMode:
+    for node in program.graph.nodes:
+        for tensor in metadata.tensors_in(metadata.value_of(node)):
+            found = internals.fake_mode_of(tensor)
+            if found is not None:
+                return found
+    return internals.new_fake_mode()[0]
+
+
+def argument_targets(program: Program) -> list[tuple[InputKind, str, str | None]]:
+    """For each placeholder its kind, its name, and the key of the state behind it."""
+    return [(i.kind, i.name, i.target) for i in program.signature.placeholders]
+
+
+__all__ = ["Replay", "ReplayRecorder", "argument_targets"]
