@@ -47,10 +47,10 @@ from torch.fx.experimental.symbolic_shapes import (
 )
 from torch.nn.attention import flex_attention as _flex
 from torch.utils import _pytree
-from torch.utils._traceback import CapturedTraceback
 from torch.utils._sympy import functions as sympy_functions
 from torch.utils._sympy.numbers import int_oo
 from torch.utils._sympy.value_ranges import ValueRanges, bound_sympy
+from torch.utils._traceback import CapturedTraceback
 
 TORCH_FOLDER: str = torch.__path__[0]
 
@@ -171,7 +171,7 @@ def symbolic_value(env: ShapeEnv, expr: sympy.Basic) -> Any:
     """The SymInt, SymFloat or SymBool of an expression."""
     if expr.is_number or expr in (sympy.true, sympy.false):
         return bool(expr) if expr in (sympy.true, sympy.false) else (int(expr) if expr.is_integer else float(expr))
-    if isinstance(expr, sympy.logic.boolalg.Boolean) and not isinstance(expr, sympy.Symbol):  # a Symbol is a Boolean too
+    if isinstance(expr, sympy.logic.boolalg.Boolean) and not isinstance(expr, sympy.Symbol):  # which is one too
         return env.create_symboolnode(expr)
     if expr.is_integer:
         return env.create_symintnode(expr, hint=None)
@@ -733,18 +733,47 @@ def fake_mode_of(tensor: torch.Tensor) -> FakeTensorMode | None:
     return tensor.fake_mode if isinstance(tensor, FakeTensor) else None
 
 
-def adopt_symbol(env: ShapeEnv, symbol: sympy.Symbol, origin: ShapeEnv) -> None:
-    """Makes a symbol of one environment, with its range and example value, known to another."""
+def portable_expr_of(value: Any) -> sympy.Expr:
+    """The expression of a symbolic value, in symbols that another environment may adopt.
+
+    A size that was found to be equal to something is that. A number known only at run time stays its own symbol, since
+    a node makes it known by that name.
+    """
+    expr, env = value.node._expr, value.node.shape_env
+    return expr.xreplace({s: env._find(s) for s in expr.free_symbols if not is_unbacked(s)})
+
+
+def adopt_symbol(env: ShapeEnv, symbol: sympy.Symbol, origin: ShapeEnv) -> sympy.Basic | None:
+    """Makes a symbol of one environment, with its range and example value, known to another.
+
+    Returns what the symbol was found to be equal to, if it was.
+    """
     hint = origin.backed_var_to_val.get(symbol)
     if hint is not None:
         env.backed_var_to_val[symbol] = hint
-    else:
+    elif symbol.name[-1:].isdigit():
         # A symbol that only a run makes known: the next one that is made must not get its name.
-        number = int("".join(filter(str.isdigit, symbol.name)) or 0) + 1
+        number = int("".join(filter(str.isdigit, symbol.name))) + 1
         env.unbacked_symint_counter = max(env.unbacked_symint_counter, number)
         env.unbacked_symfloat_counter = max(env.unbacked_symfloat_counter, number)
-    env.var_to_range[symbol] = origin.var_to_range.get(symbol, ValueRanges.unknown_int())
+    found = origin.var_to_range.get(symbol, ValueRanges.unknown_int())
     env.var_to_stack[symbol] = CapturedTraceback.extract()
+    env.constrain_symbol_range(symbol, found.lower, found.upper)
+    equal = origin._find(symbol)
+    if equal == symbol:
+        return None
+    env.replacements[symbol] = equal
+    env._update_version_counter()
+    return equal
+
+
+def is_replaced(env: ShapeEnv, symbol: sympy.Symbol) -> bool:
+    return symbol in env.replacements
+
+
+def guards_suppressed(env: ShapeEnv) -> contextlib.AbstractContextManager[None]:
+    """Inside, questions about sizes are answered by the example and leave no trace."""
+    return env.suppress_guards()
 
 
 def bounds(found: ValueRanges[Any]) -> tuple[int, int | None]:

@@ -61,11 +61,27 @@ class ReplayRecorder(Recorder):
 
     def record(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         rule = self.decompositions.get(func) if self.decompositions is not None else None
+        if func is torch.ops.aten.view.default and self.decompositions is not None:
+            return self._view(args, kwargs)
+        if self.decompositions is not None and torch.Tag.inplace_view in func.tags and _restrides(args):
+            self.run(func, args, kwargs)  # strides are no part of a functional graph's meaning
+            return args[0]
         if rule is None:
             return super().record(func, args, kwargs)
         with self._physical:
             out = rule(*args, **kwargs)
         return super().record(func, args, kwargs) if out is NotImplemented else out
+
+    def _view(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """A decomposition may give other strides than the operator did, and then a view of them needs a copy."""
+        view = torch.ops.aten.view.default
+        try:
+            return super().record(view, args, kwargs)
+        except (ValueError, RuntimeError):
+            copied = super().record(
+                torch.ops.aten.clone.default, args[:1], {"memory_format": torch.contiguous_format}
+            )
+            return super().record(view, (copied, *args[1:]), kwargs)
 
     def enter_autocast(self, device: str, dtype: torch.dtype, enabled: bool, cache: bool) -> None:
         if self.decompositions is None:
@@ -74,6 +90,11 @@ class ReplayRecorder(Recorder):
     def exit_autocast(self) -> None:
         if self.decompositions is None:
             super().exit_autocast()
+
+
+def _restrides(args: tuple[Any, ...]) -> bool:
+    """Whether an in-place view leaves the sizes as they are."""
+    return len(args) > 2 and list(args[1]) == list(args[0].shape)
 
 
 def _no_constants(tensor: torch.Tensor) -> None:

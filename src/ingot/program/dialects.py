@@ -9,8 +9,10 @@ A pass is registered with the dialect that it takes and the one that it gives; t
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import cache
+from typing import Any
 
 import torch
 from torch import fx
@@ -20,11 +22,15 @@ from ingot import torch_internals as internals
 
 @dataclass(frozen=True, slots=True)
 class Dialect:
-    """`complaint(node)` is why a node may not stand in this dialect, or None. `after` is what it refines."""
+    """`complaint(node)` is why a node may not stand in this dialect, or None. `after` is what it refines.
+
+    `kept` names the operators that a caller of decompose asked to keep whole.
+    """
 
     name: str
     complaint: Callable[[fx.Node], str | None]
     after: Dialect | None = None
+    kept: tuple[str, ...] = ()
 
     def accepts(self, other: Dialect) -> bool:
         """Whether a program in `other` may be handed to something that takes this dialect."""
@@ -55,14 +61,27 @@ def _functional(node: fx.Node) -> str | None:
     return _captured(node)
 
 
-def _core(node: fx.Node) -> str | None:
-    target = node.target
-    if isinstance(target, internals.OpOverload) and target.namespace == "aten" and torch.Tag.core not in target.tags:
-        return f"{target} is not in the core ATen set"
-    return _functional(node)
+def core(kept: Iterable[str] = ()) -> Dialect:
+    """The CORE dialect with these operators, by their full names ("aten.linear.default"), allowed besides."""
+    allowed = tuple(sorted(kept))
+
+    def complaint(node: fx.Node) -> str | None:
+        target = node.target
+        if isinstance(target, internals.OpOverload) and target in _decomposable() and str(target) not in allowed:
+            return f"{target} is not in the core ATen set"
+        return _functional(node)
+
+    return Dialect("CORE", complaint, FUNCTIONAL, allowed)
+
+
+@cache
+def _decomposable() -> frozenset[Any]:
+    """What torch's own core form never holds: everything that it has a decomposition for, but questions of size."""
+    sizes = ("sym_size", "sym_stride", "sym_numel", "sym_storage_offset")
+    return frozenset(op for op in torch.export.default_decompositions() if op._opname not in sizes)
 
 
 CAPTURED = Dialect("CAPTURED", _captured)
 FUNCTIONAL = Dialect("FUNCTIONAL", _functional, CAPTURED)
-CORE = Dialect("CORE", _core, FUNCTIONAL)
+CORE = core()
 BY_NAME = {dialect.name: dialect for dialect in (CAPTURED, FUNCTIONAL, CORE)}

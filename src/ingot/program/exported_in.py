@@ -43,6 +43,7 @@ _STATE_KINDS = {
     torch_signature.InputKind.CONSTANT_TENSOR: InputKind.CONSTANT,
     torch_signature.InputKind.TOKEN: InputKind.TOKEN,
 }
+_ORDER = (InputKind.TOKEN, InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT)
 _OUTPUT_KINDS = {
     torch_signature.OutputKind.USER_OUTPUT: OutputKind.RESULT,
     torch_signature.OutputKind.BUFFER_MUTATION: OutputKind.BUFFER_MUTATION,
@@ -112,6 +113,7 @@ def _clean(node: fx.Node) -> None:
 
 def _signature(exported: ExportedProgram, module: fx.GraphModule, root: Any) -> Signature:
     specs = exported.graph_signature
+    first = next(n for n in module.graph.nodes if n.op != "placeholder")
     placeholders = [n for n in module.graph.nodes if n.op == "placeholder"]
     state: list[Input] = []
     users: list[Input] = []
@@ -123,6 +125,12 @@ def _signature(exported: ExportedProgram, module: fx.GraphModule, root: Any) -> 
             state.append(Input(_STATE_KINDS[spec.kind], node.name, spec.target, persistent=persistent))
         else:
             raise _custom_object(spec.arg)
+    # run_decompositions puts buffers that it found to be constants where it found them: among the others.
+    state.sort(key=lambda i: _ORDER.index(i.kind))
+    nodes = {node.name: node for node in placeholders}
+    for i in (*state, *users):
+        if i.name:
+            first.prepend(nodes[i.name])
     outputs = [_output(spec) for spec in specs.output_specs]
     _set_outputs(module.graph, outputs)
     results = [o for o in outputs if o.kind in (OutputKind.RESULT, OutputKind.LITERAL)]
@@ -327,13 +335,11 @@ def _constraints(
 ) -> tuple[Constraint, ...]:
     """What torch checks at each call beyond ranges. It keeps that as Python text over L['x'].size()[0]."""
     known: dict[str, sympy.Basic] = {}
-    paths = leaf_paths(signature.in_tree)
-    position = 0
-    for i, path in zip(signature.user_inputs, paths, strict=True):
+    leaves = zip(signature.user_inputs, leaf_paths(signature.in_tree), strict=True)
+    for position, (i, path) in enumerate(leaves):
         if i.kind is InputKind.ARGUMENT:
-            for place in _places(path, position, names, len(signature.in_tree.children[0].children)):
+            for place in _places(path, position, names):
                 known.update({f"{place}{text}": expr for text, expr in sizes[i.name]})
-        position += 1
     constraints: list[Constraint] = []
     for text in internals.guards_of(exported):
         condition = _condition(text, known)
@@ -342,8 +348,8 @@ def _constraints(
     return tuple(constraints)
 
 
-def _places(path: tuple[str | int, ...], position: int, names: Sequence[str], positional: int) -> list[str]:
-    """The ways in which torch may spell an argument: by name, by name and index for *args, or in strict mode by number."""
+def _places(path: tuple[str | int, ...], position: int, names: Sequence[str]) -> list[str]:
+    """The ways in which torch may spell an argument: by name, with an index for *args, or in strict mode by number."""
     side, key, *rest = path
     name = names[key] if side == 0 and isinstance(key, int) and key < len(names) else str(key)
     # A field of a dataclass is an attribute, a key of a dict is an item; only one of the two spellings occurs.

@@ -184,7 +184,7 @@ def _argument_names(program: Program) -> list[str]:
 
 
 def _spec(tree: Tree, leaves: Sequence[Any], input_of: Any) -> tuple[internals.TreeSpec, list[Any]]:
-    """The TreeSpec of a tree, and those of the leaves that torch has a place for: a dataclass's None fields have none."""
+    """The TreeSpec of a tree, and the leaves that torch has a place for: a dataclass's None fields have none."""
     kept: list[Any] = []
     spec = _branch(tree, iter(leaves), kept, input_of)
     return spec, kept
@@ -226,7 +226,7 @@ def _dataclass(
         specs[str(key)] = None if absent else spec
         kept.extend([] if absent else inside)
     # What torch remembers of an instance is its own affair: ask its rule, with specs in the place of the fields.
-    blank = cls.__new__(cls)
+    blank: Any = object.__new__(cls)
     for name, found in specs.items():
         object.__setattr__(blank, name, found)
     present, context = internals.flatten_rule(cls)(blank)
@@ -312,11 +312,11 @@ def _ranges(program: Program, module: fx.GraphModule, environment: Environment) 
     """The range of every symbol, and of every expression that is the size of an input: torch looks those up too."""
     env = environment.env
     declared = {dim.name: dim for dim in program.dims}
-    for symbol in environment.symbols:
+    for symbol in environment.free_symbols:
         dim = declared.get(dims.name_of(symbol))
         if dim is not None:
             internals.narrow(env, symbol, dim.low, dim.high)
-    ranges: dict[Any, Any] = {symbol: env.var_to_range[symbol] for symbol in environment.symbols}
+    ranges: dict[Any, Any] = {symbol: env.var_to_range[symbol] for symbol in environment.free_symbols}
     for node in module.graph.nodes:
         for _, expr in _sizes(node) if node.op == "placeholder" else ():
             if expr.free_symbols and expr not in ranges:

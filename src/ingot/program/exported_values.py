@@ -35,6 +35,11 @@ class Environment:
                 if metadata.has_value(node):
                     metadata.set_value(node, self.moved(metadata.value_of(node)))
 
+    @property
+    def free_symbols(self) -> list[sympy.Symbol]:
+        """The symbols that are not known to be equal to something else."""
+        return [symbol for symbol in self.symbols if not internals.is_replaced(self.env, symbol)]
+
     def moved(self, value: Any) -> Any:
         """The same value in this environment."""
         if isinstance(value, torch.Tensor):
@@ -53,15 +58,21 @@ class Environment:
         sizes, strides = [self.moved(s) for s in value.shape], [self.moved(s) for s in value.stride()]
         if all(isinstance(number, int) for number in (*sizes, *strides)):
             return internals.fake_dense(self.mode, value, value.requires_grad)
-        return internals.fake_sized(self.mode, value, sizes, strides)
+        with internals.guards_suppressed(self.env):
+            return internals.fake_sized(self.mode, value, sizes, strides)
 
     def _symbolic(self, value: Any) -> Any:
-        expr = internals.expr_of(value)
+        expr = internals.portable_expr_of(value)
+        self._adopt(expr, value.node.shape_env)
+        return internals.symbolic_value(self.env, expr)
+
+    def _adopt(self, expr: sympy.Basic, origin: internals.ShapeEnv) -> None:
         for symbol in sorted(expr.free_symbols, key=lambda s: str(s.name)):
             if symbol not in self.symbols:
-                internals.adopt_symbol(self.env, symbol, value.node.shape_env)
                 self.symbols[symbol] = None
-        return internals.symbolic_value(self.env, expr)
+                equal = internals.adopt_symbol(self.env, symbol, origin)
+                if equal is not None:
+                    self._adopt(equal, origin)
 
 
 def correct_autocast(module: fx.GraphModule, mode: internals.FakeTensorMode) -> None:

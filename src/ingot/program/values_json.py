@@ -333,6 +333,7 @@ class ValueReader:
         self.env = internals.RestoredShapeEnv()
         self.mode = internals.FakeTensorMode(allow_non_fake_inputs=True, shape_env=self.env)
         self.symbols: dict[str, sympy.Symbol] = {}
+        self._sizes: dict[str, Any] = {}
         for cursor in symbols.items():
             self._restore(cursor)
 
@@ -383,7 +384,10 @@ class ValueReader:
         """A size, a stride or an offset."""
         if isinstance(cursor.value, int):
             return cursor.integer(0)
-        return self._read_other("symint", cursor)
+        key = repr(cursor.value)  # a few sizes make up most shapes, and sympy is slow
+        if key not in self._sizes:
+            self._sizes[key] = self._read_other("symint", cursor)
+        return self._sizes[key]
 
     def _tensor(self, cursor: Cursor) -> torch.Tensor:
         dtype_at, shape_at, stride_at, device_at, offset_at, *flags_at = cursor.fields(
@@ -412,18 +416,14 @@ class ValueReader:
     def _fake(
         self, shape: list[Any], stride: list[Any], offset: Any, dtype: torch.dtype, device: torch.device
     ) -> torch.Tensor:
-        def strided(place: torch.device | str) -> torch.Tensor:
-            if type(offset) is int and offset == 0:
-                return torch.empty_strided(shape, stride, dtype=dtype, device=place)
-            extent = offset + 1 + sum((size - 1) * step for size, step in zip(shape, stride, strict=True))
-            return torch.empty([extent], dtype=dtype, device=place).as_strided(shape, stride, offset)
-
-        if all(type(number) is int for number in (*shape, *stride, offset)):
-            with internals.without_dispatch():
-                return internals.FakeTensor(self.mode, strided("meta"), device)
         # What torch asks of sizes while it builds a tensor must not narrow them.
-        with self.env.suppress_guards(), self.mode:
-            return strided(device)
+        with self.env.suppress_guards(), internals.without_dispatch():
+            if type(offset) is int and offset == 0:
+                meta = torch.empty_strided(shape, stride, dtype=dtype, device="meta")
+            else:
+                extent = offset + 1 + sum((size - 1) * step for size, step in zip(shape, stride, strict=True))
+                meta = torch.empty([extent], dtype=dtype, device="meta").as_strided(shape, stride, offset)
+        return internals.FakeTensor(self.mode, meta, device)
 
 
 def guarded(cursor: Cursor, build: Callable[[], T]) -> T:

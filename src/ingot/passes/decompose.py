@@ -1,0 +1,67 @@
+"""Replaces operators by the ones they are made of, down to torch's core ATen set.
+
+    before                                  after decompose, or decompose(keep=["linear"])
+    linear = aten.linear(x, w, b)           permute = aten.permute(w, [1, 0]); addmm = aten.addmm(b, x, permute)
+    gelu = aten.gelu(linear)                gelu = aten.gelu(addmm)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
+from typing import Any
+
+import torch
+from torch import fx
+
+from ingot import torch_internals as internals
+from ingot.errors import PassError, explain
+from ingot.passes.cutting import graph_modules
+from ingot.passes.grad_mode import grad_mode
+from ingot.passes.manager import register
+from ingot.passes.replay import Replay
+from ingot.program.dialects import CORE, FUNCTIONAL, core
+from ingot.program.program import Program
+
+
+@register(takes=FUNCTIONAL, gives=CORE, exact=False)
+def decompose(program: Program, *, keep: Sequence[Any] = ()) -> int:
+    """Replays the graph with decompositions. `keep` lists operators to leave whole: overloads, or names ("linear").
+
+    What autocast does becomes explicit: its casts are nodes, and its regions are gone.
+    """
+    kept = _overloads(keep)
+    rules = {op: rule for op, rule in _table().items() if op not in kept}
+    program.dialect = core(str(op) for op in kept)
+    if not any(_changes(node, rules) for module in graph_modules(program.graph_module) for node in module.graph.nodes):
+        return 0
+    before = len(program.graph.nodes)
+    replay = Replay(program, rules)
+    outputs = program.signature.graph_outputs
+    with replay.recording():
+        results = replay.run(program.graph_module, replay.placeholders())
+        replay.finish(list(results), outputs)
+    grad_mode(program)
+    return max(1, abs(len(program.graph.nodes) - before))
+
+
+def _changes(node: fx.Node, rules: Mapping[Any, Callable[..., Any]]) -> bool:
+    return node.target in rules or node.target is torch.ops.higher_order.wrap_with_autocast
+
+
+@cache
+def _table() -> dict[Any, Callable[..., Any]]:
+    return dict(torch.export.default_decompositions().items())
+
+
+def _overloads(keep: Sequence[Any]) -> set[Any]:
+    found: set[Any] = set()
+    for item in keep:
+        if isinstance(item, internals.OpOverload):
+            found.add(item)
+            continue
+        packet = getattr(torch.ops.aten, str(item), None) if isinstance(item, str) else item
+        if not hasattr(packet, "overloads"):
+            raise PassError(explain(f"decompose is to keep {item!r}, which is no operator.", fix='give names: "linear"'))
+        found.update(getattr(packet, overload) for overload in packet.overloads())
+    return found
