@@ -60,6 +60,9 @@ set_grad_enabled: Callable[[bool], None] = torch._C._set_grad_enabled
 below_autograd: Callable[[], contextlib.AbstractContextManager[None]] = torch._C._AutoDispatchBelowAutograd
 without_dispatch: Callable[[], contextlib.AbstractContextManager[None]] = torch._C._DisableTorchDispatch
 
+sym_sqrt: Callable[..., Any] = torch._sym_sqrt  # type: ignore[attr-defined]
+sym_log2: Callable[..., Any] = torch._sym_log2  # type: ignore[attr-defined]
+
 # The higher-order operator that stands in the graph where a preserved module's call begins and ends.
 tracepoint: HigherOrderOperator = torch.ops.higher_order._export_tracepoint
 
@@ -81,7 +84,7 @@ class RecordingMode(ProxyTorchDispatchMode):
         return func(*args, **kwargs)  # arithmetic on sizes is written down where a size is used
 
 
-class WatchedShapeEnv(ShapeEnv):  # type: ignore[misc]
+class WatchedShapeEnv(ShapeEnv):
     """A shape environment that reports every symbolic expression whose value is asked for.
 
     `is_idle(expr, value)` says of a question that the trace does not hang on the answer: it is answered, and nothing
@@ -132,6 +135,7 @@ class NamedSource(GuardSource):
     def name(self) -> str:
         return str(self.text)  # type: ignore[attr-defined]
 
+    @property
     def guard_source(self) -> Any:
         from torch._guards import GuardSource as Kind
 

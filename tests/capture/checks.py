@@ -145,6 +145,9 @@ def _state(value: Any) -> list[tuple[str, int, Any, torch.Tensor | None]]:
             rows.append((f"{path} length", 0, len(item), None))
             for index, inner in enumerate(item):
                 visit(inner, f"{path}[{index}]")
+        elif type(item).__module__.startswith("tests") and hasattr(item, "__dict__"):
+            seen.add(id(item))
+            visit(vars(item), path)
 
     visit(value, "model")
     return rows

@@ -17,7 +17,7 @@ from transformers.modeling_outputs import BaseModelOutputWithPooling
 import ingot
 from ingot.errors import LiteralError
 from ingot.program.signature import InputKind, OutputKind
-from tests.capture.checks import assert_same, check, check_calls
+from tests.capture.checks import assert_same, check, check_calls, unchanged
 
 Pair = namedtuple("Pair", ["left", "right"])
 
@@ -447,6 +447,66 @@ def test_max_norm_embedding_writes_its_weight() -> None:
     with torch.no_grad():
         assert_same(program(torch.tensor([1, 2])), twin(torch.tensor([1, 2])))
     assert torch.equal(program.state_dict["weight"], twin.weight)
+
+
+class Lazy(nn.Module):
+    """Does at its first call what could be done in __init__, in every way that a module can."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(x(4))
+        self.groups = [[self.weight], {"deep": (self.weight, [self.weight])}]
+        self.cache: dict[str, Any] = {}
+        self.box = Box()
+        self.hidden = [nn.BatchNorm1d(4)]
+        self.child = nn.Identity()
+
+    def forward(self, a: torch.Tensor) -> torch.Tensor:
+        if "ready" not in self.cache:
+            self.cache["ready"] = [self.weight * 2]
+            self.box.kept.append(self.weight.exp())
+            self.child.register_forward_hook(lambda module, args, out: out + 1)
+            self.register_buffer("table", torch.arange(4.0), persistent=False)
+            self.made = nn.Identity()
+        deep = self.groups[1]["deep"][1][0]
+        return self.hidden[0](self.made(self.child(a))) + self.cache["ready"][0] + self.box.kept[0] + self.table + deep
+
+
+class Box:
+    def __init__(self) -> None:
+        self.kept: list[torch.Tensor] = []
+
+
+def test_what_is_made_at_the_first_call() -> None:
+    with unchanged(model := Lazy()):
+        program = ingot.capture(model, (x(),))
+    want = copy.deepcopy(model)(x())
+    assert_same(program(x()), want)
+    assert_same(model(x()), want)
+
+
+@functools.lru_cache(maxsize=4)
+def table_of(size: int) -> torch.Tensor:
+    return torch.arange(size) * 2.0
+
+
+class Memoized(nn.Module):
+    @functools.cache
+    def mask(self, size: int) -> torch.Tensor:
+        return torch.ones(size, size).tril()
+
+    def forward(self, a: torch.Tensor) -> torch.Tensor:
+        return a @ self.mask(4) + table_of(4)
+
+
+@pytest.mark.parametrize("warm", [False, True])
+def test_memoized_functions_keep_no_fakes(warm: bool) -> None:
+    model = Memoized()
+    table_of.cache_clear()
+    if warm:
+        model(x())
+    program = ingot.capture(model, (x(),))
+    assert_same(program(x()), model(x()))
 
 
 # ---------------------------------------------------------------------- constants

@@ -13,6 +13,7 @@ from torch import fx, nn
 from ingot import torch_internals as internals
 from ingot.capture import control_flow, dynamic, failures
 from ingot.capture.modules import ModuleTracker
+from ingot.capture.reachable import memories_kept_clean
 from ingot.capture.recorder import Recorder, user_frame
 from ingot.capture.state import Entry, ModuleState
 from ingot.errors import CaptureError, EagerError, LiteralError, explain
@@ -105,7 +106,7 @@ class _Session:
         fake_leaves = self._fake_arguments()
         fake_args, fake_kwargs = tree.unflatten(fake_leaves, self.in_tree)
         try:
-            with self.state.swapped(), self._tracing():
+            with self.state.swapped(), memories_kept_clean(self.root or self.model), self._tracing():
                 ambient = internals.autocasts_in_force()
                 for settings in ambient:
                     self.recorder.enter_autocast(*settings)
@@ -117,7 +118,7 @@ class _Session:
                 self._write_assigned_buffers(assigned)
                 for _ in ambient:
                     self.recorder.exit_autocast()
-                self.state.check_attributes(self.recorder.origin)
+                self.state.check_stored(self.recorder.origin, self.recorder.varies)
                 self.recorder.check_answers()
         except Exception as failure:
             error = failures.translate(failure, self._run_eager)
@@ -171,6 +172,7 @@ class _Session:
             seen[id(leaf)] = fake
             node = self.recorder.frame.placeholder(name, fake)
             self._first_argument = self._first_argument or node
+            self.recorder.arguments.add(node)
             self.inputs.append(Input(InputKind.ARGUMENT, node.name))
             fakes.append(fake)
         return fakes
@@ -214,7 +216,8 @@ class _Session:
             yield
 
     def _attribute_set(self, module: nn.Module, name: str) -> None:
-        self.state.set_at[id(module), name] = self.recorder.user_place()
+        for table in (vars(module), module._parameters, module._buffers):
+            self.state.set_at[id(table), name] = self.recorder.user_place()
 
     def _mark(self, kind: str, leaves: list[Any], attributes: dict[str, Any]) -> None:
         with self.modules.in_caller(kind == "module_call_inputs"):

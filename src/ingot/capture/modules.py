@@ -62,7 +62,8 @@ class ModuleTracker:
     def following(self, boundary: Callable[[], None], mark: Marker) -> Iterator[None]:
         """Inside, calls are followed. `boundary` is called at each border, `mark` writes a preserved call's markers."""
         hooks: list[Any] = []
-        tables = self._watch_shared_children()
+        modules = list(self.root.modules()) if self.root is not None else []
+        tables = self._watch_shared_children()  # from here on a look at the children counts as the model's
 
         def before(module: nn.Module, args: Any) -> None:
             boundary()
@@ -86,7 +87,7 @@ class ModuleTracker:
                 registry = nn.modules.module
                 hooks.append(registry.register_module_forward_pre_hook(before))
                 hooks.append(registry.register_module_forward_hook(mark_outputs, always_call=True))
-                for module in self.root.modules():
+                for module in modules:
                     if self._preserve.intersection(self._names[id(module)]):
                         hooks.append(
                             module.register_forward_pre_hook(
@@ -166,7 +167,7 @@ class ModuleTracker:
     def _watch_shared_children(self) -> list[tuple[nn.Module, dict[str, Any]]]:
         shared = {key for key, names in self._names.items() if len(names) > 1}
         tables: list[tuple[nn.Module, dict[str, Any]]] = []
-        for parent in self.root.modules() if shared and self.root is not None else ():
+        for parent in list(self.root.modules()) if shared and self.root is not None else ():
             children = parent.__dict__["_modules"]
             if any(id(child) in shared for child in children.values()):
                 tables.append((parent, children))

@@ -165,6 +165,7 @@ class Recorder(internals.RecordingMode):
         self.frame = Frame()
         self.inside_op = 0
         self.mutated_storages: set[int] = set()
+        self.arguments: set[fx.Node] = set()
         self._lift_constant = lift_constant
         self._known: dict[int, _Known] = {}
         self._constants: dict[int, torch.Tensor] = {}
@@ -553,6 +554,25 @@ class Recorder(internals.RecordingMode):
         node = self.frame.nodes.get(id(tensor))
         source = metadata.source_of(node) if node is not None else None
         return "" if source is None else f"{source}" + (f": {source.text}" if source.text else "")
+
+    def varies(self, tensor: torch.Tensor) -> bool:
+        """Whether a tensor may be another one at the next call: it hangs on arguments, draws, or state that changes."""
+        start = self.frame.nodes.get(id(tensor))
+        if start is None:
+            return True
+        seen, waiting = {start}, [start]
+        while waiting:
+            node = waiting.pop()
+            value = metadata.value_of(node)
+            if isinstance(value, torch.Tensor) and internals.storage_id(value) in self.mutated_storages:
+                return True
+            if node in self.arguments:
+                return True
+            if isinstance(node.target, internals.OpOverload) and torch.Tag.nondeterministic_seeded in node.target.tags:
+                return True
+            waiting.extend(n for n in node.all_input_nodes if n not in seen)
+            seen.update(node.all_input_nodes)
+        return False
 
     @contextmanager
     def subframe(self) -> Iterator[Frame]:

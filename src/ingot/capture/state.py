@@ -16,9 +16,8 @@ import torch
 from torch import nn
 
 from ingot import torch_internals as internals
+from ingot.capture.reachable import Snapshot, holders
 from ingot.errors import StateError, explain
-
-_INTERNAL = frozenset(vars(nn.Module()))
 
 
 @dataclass(slots=True)
@@ -42,8 +41,8 @@ class ModuleState:
         self.names: dict[str, Entry] = {}
         self.read_constants: set[int] = set()
         self._by_id: dict[int, Entry] = {}
-        self._before: dict[int, dict[str, Any]] = {}
-        self._slots: dict[tuple[int, str], tuple[dict[str, Any], str, Entry, nn.Module]] = {}
+        self._before = Snapshot(None)
+        self._slots: dict[tuple[int, str], tuple[dict[str, Any], str, Entry]] = {}
         self.set_at: dict[tuple[int, str], str] = {}
         if root is not None:
             self._collect(root, parameters=True)
@@ -63,7 +62,7 @@ class ModuleState:
                     self._by_id[id(tensor)] = entry
                     self.entries.append(entry)
                 self.names[name] = entry
-                self._slots.setdefault((id(table), key), (table, key, entry, module))
+                self._slots.setdefault((id(table), key), (table, key, entry))
 
     def fake_of(self, tensor: torch.Tensor) -> torch.Tensor:
         if internals.is_plain(tensor):
@@ -81,49 +80,23 @@ class ModuleState:
     @contextmanager
     def swapped(self) -> Iterator[None]:
         """Inside, the module holds fakes. Afterwards it holds what it held before, whatever happened."""
-        attributes = [(module, _snapshot(module)) for module in (self.root.modules() if self.root is not None else ())]
-        self._before = {id(module): own for module, (own, _) in attributes}
-        tables = {id(table): (table, dict(table)) for table, *_ in self._slots.values()}
-        for table, key, entry, _ in self._slots.values():
-            table[key] = entry.fake
-        for module, _ in attributes:
-            self._swap_references(module)
+        self._before = Snapshot(self.root)
+        # A module may hold its parameters in a list of its own too, as the LSTM does.
+        self._before.swap({id(entry.tensor): entry.fake for entry in self.entries})
         try:
             yield
         finally:
-            for table, before in tables.values():
-                table.clear()
-                table.update(before)
-            for module, snapshot in attributes:
-                _restore(module, snapshot)
-
-    def _swap_references(self, module: nn.Module) -> None:
-        """A module may hold its parameters in a list of its own too, as the LSTM does."""
-        own = vars(module)
-        for key in [key for key in own if key not in _INTERNAL]:
-            own[key] = self._swapped_value(own[key])
-
-    def _swapped_value(self, value: Any) -> Any:
-        if isinstance(value, torch.Tensor):
-            entry = self._by_id.get(id(value))
-            return value if entry is None else entry.fake
-        if type(value) is list:
-            value[:] = [self._swapped_value(item) for item in value]
-        elif type(value) is dict:
-            value.update({key: self._swapped_value(item) for key, item in value.items()})
-        elif type(value) is tuple and any(isinstance(item, torch.Tensor) for item in value):
-            value = tuple(self._swapped_value(item) for item in value)
-        return value
+            self._before.restore()
 
     def assigned_buffers(self) -> list[tuple[Entry, torch.Tensor]]:
         """The buffers that forward put another tensor into; call while still swapped."""
         assigned: dict[str, tuple[Entry, torch.Tensor]] = {}
-        kept = {id(entry) for table, key, entry, _ in self._slots.values() if table.get(key) is entry.fake}
-        for table, key, entry, module in self._slots.values():
+        kept = {id(entry) for table, key, entry in self._slots.values() if table.get(key) is entry.fake}
+        for table, key, entry in self._slots.values():
             now = table.get(key)
             if now is entry.fake:
                 continue
-            place = self.set_at.get((id(module), key))
+            place = self.set_at.get((id(table), key))
             if id(entry) in kept or assigned.get(entry.name, (entry, now))[1] is not now:
                 raise StateError(
                     explain(
@@ -148,25 +121,30 @@ class ModuleState:
             assigned[entry.name] = (entry, now)
         return list(assigned.values())
 
-    def check_attributes(self, origin: Callable[[torch.Tensor], str]) -> None:
-        """Raises StateError if forward stored a tensor in a plain attribute; call while still swapped.
+    def check_stored(self, origin: Callable[[torch.Tensor], str], varies: Callable[[torch.Tensor], bool]) -> None:
+        """Raises StateError if forward stored a tensor outside of the buffers; call while still swapped.
 
-        `origin` says at which line a tensor was computed.
+        `origin` says at which line a tensor was computed, and `varies` whether it may differ from call to call: what
+        does not is a cache, which a Program does without.
         """
-        for path, module in self.root.named_modules() if self.root is not None else ():
-            for key, value in vars(module).items():
-                stored = None if key in _INTERNAL else self._foreign_fake(value)
-                if stored is None:
+        own = {id(entry.fake) for entry in self.entries}
+        slots = self._slots.keys()
+        for name, holder in holders(self.root):
+            before = self._before.before(holder)
+            for key, stored in _items(holder):
+                if not isinstance(stored, internals.FakeTensor) or id(stored) in own or (id(holder), key) in slots:
                     continue
-                before = self._before[id(module)].get(key)
-                if isinstance(before, torch.Tensor) and id(before) not in self.read_constants:
+                old = _tensors(before)
+                if isinstance(_get(before, key), torch.Tensor) and id(_get(before, key)) not in self.read_constants:
                     continue  # computed anew before each use (weight_norm's hook), so nothing is carried over
+                if not varies(stored) and not any(id(tensor) in self.read_constants for tensor in old):
+                    continue
                 raise StateError(
                     explain(
-                        f"forward stores a tensor in {f'{path}.' if path else ''}{key}, which a Program cannot keep.",
-                        where=self.set_at.get((id(module), key)) or origin(stored),
+                        f"forward stores a tensor in {_spell(name, holder, key)}, which a Program cannot keep.",
+                        where=self.set_at.get((id(holder), key)) or origin(stored),
                         why="only buffers carry state from one call to the next",
-                        fix=f'make it a buffer in __init__: self.register_buffer("{key}", …, persistent=False)',
+                        fix="make it a buffer in __init__: self.register_buffer(name, …, persistent=False)",
                     )
                 )
 
@@ -190,54 +168,45 @@ class ModuleState:
 
     @contextmanager
     def put_back(self, written: set[int]) -> Iterator[None]:
-        """Afterwards the module's attributes, its buffers, and the parameters that `written` names are as before."""
-        attributes = [(module, _snapshot(module)) for module in (self.root.modules() if self.root is not None else ())]
+        """Afterwards the module is as before, and so are its buffers and the parameters that `written` names."""
+        before = Snapshot(self.root)
         saved = {
             entry.tensor: entry.tensor.detach().clone()
             for entry in self.entries
             if not entry.is_parameter or internals.storage_id(entry.fake) in written
         }
-        plain = {t: t.detach().clone() for _, (own, _) in attributes for t in own.values() if isinstance(t, torch.Tensor)}
-        tables = [(table, dict(table)) for table, *_ in self._slots.values()]
+        plain = {t: t.detach().clone() for _, holder in holders(self.root) for t in _tensors(holder) if t not in saved}
+        plain = {t: value for t, value in plain.items() if id(t) not in self._by_id}
         try:
             yield
         finally:
-            for table, before in tables:
-                table.clear()
-                table.update(before)
-            for module, snapshot in attributes:
-                _restore(module, snapshot)
+            before.restore()
             with torch.no_grad():
                 for tensor, value in (plain | saved).items():
                     tensor.copy_(value)
 
-    def _foreign_fake(self, value: Any) -> torch.Tensor | None:
-        """A fake in it that does not stand for a parameter or buffer."""
-        if isinstance(value, internals.FakeTensor):
-            return value if all(value is not entry.fake for entry in self.entries) else None
-        items = value.values() if type(value) is dict else value if type(value) in (list, tuple, set) else ()
-        return next((found for item in items if (found := self._foreign_fake(item)) is not None), None)
+
+def _items(holder: Any) -> list[tuple[Any, Any]]:
+    if isinstance(holder, dict):
+        return list(holder.items())
+    return list(enumerate(holder))
 
 
-def _snapshot(module: nn.Module) -> tuple[dict[str, Any], dict[str, Any]]:
-    """A module's attributes, and the contents of the lists and dicts among them."""
-    own = dict(vars(module))
-    containers = {k: v for k, v in own.items() if type(v) in (list, dict, set) and k not in _INTERNAL}
-    return own, {key: value.copy() for key, value in containers.items()}
+def _tensors(holder: Any) -> list[torch.Tensor]:
+    return [] if holder is None else [item for _, item in _items(holder) if isinstance(item, torch.Tensor)]
 
 
-def _restore(module: nn.Module, snapshot: tuple[dict[str, Any], dict[str, Any]]) -> None:
-    before, contents = snapshot
-    now = vars(module)
-    for key in [key for key in now if key not in before]:
-        del now[key]
-    for key, value in before.items():
-        if now.get(key) is not value:
-            now[key] = value
-    for key, value in contents.items():
-        container = before[key]
-        container.clear()
-        container.extend(value) if isinstance(container, list) else container.update(value)
+def _get(holder: Any, key: Any) -> Any:
+    if isinstance(holder, dict):
+        return holder.get(key)
+    return holder[key] if isinstance(holder, list) and key < len(holder) else None
+
+
+def _spell(name: str, holder: Any, key: Any) -> str:
+    """How the user would write the place: layer.cache["k"], layer.last"""
+    if isinstance(holder, dict) and isinstance(key, str) and key.isidentifier() and not name.endswith("]"):
+        return f"{name}.{key}" if name else key
+    return f"{name}[{key!r}]"
 
 
 def _shape(tensor: torch.Tensor) -> str:

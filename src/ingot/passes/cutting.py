@@ -149,10 +149,10 @@ def inline(module: fx.GraphModule, call: fx.Node, function: fx.GraphModule, inpu
     results = fx.map_arg(output.args[0], lambda n: values[n])
     for user in list(call.users):
         assert user.target is operator.getitem and isinstance(results, list | tuple)
-        result = results[user.args[1]]  # type: ignore[call-overload,index]
+        result = results[user.args[1]]  # type: ignore[index]
         if isinstance(result, fx.Node) and result in copied:
             copied[result] = user.name
-        user.replace_all_uses_with(result)  # type: ignore[arg-type]
+        user.replace_all_uses_with(result)
         module.graph.erase_node(user)
     attributes = [n for n in call.all_input_nodes if n.op == "get_attr"]
     module.graph.erase_node(call)

@@ -60,7 +60,7 @@ def _overloads(keep: Sequence[Any]) -> set[Any]:
         if isinstance(item, internals.OpOverload):
             found.add(item)
             continue
-        packet = getattr(torch.ops.aten, str(item), None) if isinstance(item, str) else item
+        packet: Any = getattr(torch.ops.aten, item, None) if isinstance(item, str) else item
         if not hasattr(packet, "overloads"):
             raise PassError(explain(f"decompose is to keep {item!r}, which is no operator.", fix='give names: "linear"'))
         found.update(getattr(packet, overload) for overload in packet.overloads())

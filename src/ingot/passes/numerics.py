@@ -69,10 +69,10 @@ def _other_sizes(program: Program, example: list[Any]) -> Iterator[list[Any]]:
         return
     fakes = {n.name: metadata.value_of(n) for n in program.graph.nodes if n.op == "placeholder"}
     specs = program.signature.user_inputs
-    for pick in (lambda dim, i: dim.low, lambda dim, i: dim.low + (7, 12, 4, 10)[i % 4]):
+    for steps in ((0,), (7, 12, 4, 10)):
         sizes = {}
         for index, dim in enumerate(program.dims):
-            size = pick(dim, index)
+            size = dim.low + steps[index % len(steps)]
             sizes[f"s_{dim.name}"] = size if dim.high is None else min(size, dim.high)
         generator = torch.Generator().manual_seed(_SEED)
         leaves = [
@@ -270,7 +270,7 @@ def _culprit(
     before: Program, after: Program, old: Mapping[str, Any], new: Mapping[str, Any], exact: bool
 ) -> fx.Node | None:
     """The first node that differs although its inputs agree; a node that the pass made or changed comes first."""
-    known = {n.name: n for n in before.graph.nodes}
+    known: dict[str, fx.Node] = {n.name: n for n in before.graph.nodes}
     for node in after.graph.nodes:
         if node.op in ("placeholder", "output") or node.name not in old:
             continue
@@ -282,7 +282,7 @@ def _culprit(
         if _same_call(known[node.name], node) and (lost := _lost_write(before, after, node)) is not None:
             return lost
         return node
-    changed = [n for n in after.graph.nodes if n.name not in known or not _same_call(known[n.name], n)]
+    changed: list[fx.Node] = [n for n in after.graph.nodes if n.name not in known or not _same_call(known[n.name], n)]
     return changed[0] if changed else None
 
 

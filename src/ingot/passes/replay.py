@@ -33,24 +33,24 @@ class ReplayRecorder(Recorder):
 
     def __init__(self, mode: internals.FakeTensorMode, decompositions: Mapping[Any, Decomposition] | None) -> None:
         super().__init__(mode, ModuleTracker(None), _no_constants)
-        self.origin: fx.Node | None = None
+        self.source: fx.Node | None = None
         self.decompositions = decompositions
 
     def annotate(self, node: fx.Node, value: Any, trace: str | None = None) -> None:
         metadata.set_value(node, value)
-        if self.origin is not None:
-            metadata.inherit_origin(node, self.origin)
+        if self.source is not None:
+            metadata.inherit_origin(node, self.source)
 
     def append(self, func: Any, args: Any, kwargs: Any, out: Any, name: str | None = None) -> fx.Node:
-        if self.origin is not None and self.origin.target is func:
-            name = self.origin.name
+        if self.source is not None and self.source.target is func:
+            name = self.source.name
         return super().append(func, args, kwargs, out, name)
 
     def user_trace(self) -> str:
         return ""
 
     def user_place(self) -> str:
-        return metadata.where(self.origin) if self.origin is not None else ""
+        return metadata.where(self.source) if self.source is not None else ""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if self.decompositions is None:
@@ -142,17 +142,17 @@ class Replay:
         """Replays a graph, and what it calls, on values; returns its output."""
         values: dict[fx.Node, Any] = {}
         given = iter(inputs)
-        outer = self.recorder.origin
+        outer = self.recorder.source
         for node in module.graph.nodes:
             if node.op == "placeholder":
                 values[node] = next(given)
             elif node.op == "output":
-                self.recorder.origin = outer
+                self.recorder.source = outer
                 return fx.map_arg(node.args[0], lambda n: values[n])
             elif node.op == "get_attr":
                 values[node] = self._function(getattr(module, str(node.target)))
             else:
-                self.recorder.origin = node
+                self.recorder.source = node
                 values[node] = self._call(node, values)
         raise AssertionError("a graph without an output")
 

@@ -93,8 +93,8 @@ OPERATIONS: dict[str, Operation] = {
     "and": Operation(operator.and_, sympy.And),
     "or": Operation(operator.or_, sympy.Or),
     "not": Operation(torch.sym_not, sympy.Not),
-    "sqrt": Operation(torch._sym_sqrt, _f.OpaqueUnaryFn_sqrt),
-    "log2": Operation(torch._sym_log2, _f.OpaqueUnaryFn_log2),
+    "sqrt": Operation(internals.sym_sqrt, _f.OpaqueUnaryFn_sqrt),
+    "log2": Operation(internals.sym_log2, _f.OpaqueUnaryFn_log2),
 }
 
 # sympy has several classes for what is one operation at run time.
@@ -153,7 +153,7 @@ def fold(
 
 def _without_fractions(expr: sympy.Basic) -> sympy.Basic:
     """sympy writes exact division as a fraction: s/2 becomes a floor division that is known to be exact."""
-    top, bottom = expr.as_numer_denom()  # type: ignore[attr-defined]
+    top, bottom = expr.as_numer_denom()
     return expr if bottom == 1 else _f.FloorDiv(top, bottom)
 
 
@@ -176,7 +176,8 @@ def from_json(data: Json, symbols: Mapping[str, sympy.Symbol]) -> sympy.Basic:
 
 def evaluate(expr: sympy.Basic, sizes: Mapping[sympy.Symbol, int]) -> int | float | bool:
     """The number an expression stands for when its dims have these sizes."""
-    return _compiled(expr)(sizes)
+    value: int | float | bool = _compiled(expr)(sizes)
+    return value
 
 
 @functools.lru_cache(maxsize=4096)

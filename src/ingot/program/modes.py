@@ -82,7 +82,7 @@ def _switch(module: fx.GraphModule, targets: Mapping[str, str], training: bool) 
         elif node.target is aten.scaled_dot_product_attention.default and not training:
             _without_dropout(node)
         elif node.target is aten.add_.Tensor and not training and _is_counter(node.args[0], targets):
-            node.replace_all_uses_with(node.args[0])  # type: ignore[arg-type]
+            node.replace_all_uses_with(node.args[0])
             module.graph.erase_node(node)
     module.recompile()
 

@@ -20,6 +20,10 @@ if TYPE_CHECKING:
 class ProgramModule(nn.Module):
     """Runs a program with its state held as parameters and buffers. The state is shared with the program."""
 
+    program: Program
+    _graphs: dict[bool, fx.GraphModule]
+    _targets: list[str]
+
     def __init__(self, program: Program) -> None:
         super().__init__()
         self.training = program.training
@@ -30,13 +34,13 @@ class ProgramModule(nn.Module):
         attach_state(self, program)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        program: Program = self.program  # type: ignore[assignment]
+        program = self.program
         leaves = calling.check_call(program, args, kwargs, dtypes=False)
         specs = program.signature.user_inputs
         arguments = {
             i.name: leaf for i, leaf in zip(specs, leaves, strict=True) if i.kind is InputKind.ARGUMENT
         }
-        state = [tensor_at(self, name) for name in self._targets]  # type: ignore[union-attr]
+        state = [tensor_at(self, name) for name in self._targets]
         with internals.modes_restored():
             values = self.graph_module(*calling.tokens_of(program), *state, *arguments.values())
         return calling.finish(program, list(values), arguments, lambda name: tensor_at(self, name))
@@ -44,12 +48,10 @@ class ProgramModule(nn.Module):
     @property
     def graph_module(self) -> fx.GraphModule:
         """The graph in the module's present mode."""
-        graphs: dict[bool, fx.GraphModule] = self._graphs  # type: ignore[assignment]
-        if self.training not in graphs:
-            program: Program = self.program  # type: ignore[assignment]
-            targets = {i.name: str(i.target) for i in program.signature.state_inputs}
-            graphs[self.training] = switched(program.graph_module, targets, self.training)
-        return graphs[self.training]
+        if self.training not in self._graphs:
+            targets = {i.name: str(i.target) for i in self.program.signature.state_inputs}
+            self._graphs[self.training] = switched(self.program.graph_module, targets, self.training)
+        return self._graphs[self.training]
 
 
 def attach_state(root: nn.Module, program: Program) -> None:

@@ -128,7 +128,7 @@ class Signature:
 def _rename_output(output: Output, names: Mapping[str, str]) -> Output:
     if output.name in names:
         output = replace(output, name=names[output.name])
-    if output.kind is OutputKind.ARGUMENT_MUTATION and output.target in names:
+    if output.kind is OutputKind.ARGUMENT_MUTATION and output.target is not None and output.target in names:
         output = replace(output, target=names[output.target])
     return output
 

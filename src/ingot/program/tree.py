@@ -53,7 +53,7 @@ class Tree:
             f"{key}: {child}" if isinstance(key, str) else str(child)
             for key, child in zip(self.keys, self.children, strict=True)
         )
-        opening, closing = {"tuple": "()", "list": "[]", "dict": "{}"}.get(self.kind, "()")
+        opening, closing = {"tuple": ("(", ")"), "list": ("[", "]"), "dict": ("{", "}")}.get(self.kind, ("(", ")"))
         prefix = "" if self.kind in ("tuple", "list", "dict") else self.name.rsplit(".", 1)[-1]
         return f"{prefix}{opening}{inside}{closing}"
 
@@ -174,14 +174,18 @@ def _unflatten(leaves: Iterator[Any], tree: Tree) -> Any:
     if tree.kind == "dict" and cls in (None, dict, defaultdict):
         return named
     if cls is None:
-        return Record({str(key): value for key, value in named.items()})
+        return _record(named)
     return _REBUILD[tree.kind](cls, tree, values, named)
+
+
+def _record(named: dict[str | int, Any]) -> Record:
+    return Record({str(key): value for key, value in named.items()})
 
 
 def _rebuild_registered(cls: type, tree: Tree, values: list[Any], named: dict[str | int, Any]) -> Any:
     registered = internals.registered_container(cls)
     if registered is None:
-        return _rebuild_dataclass(cls, tree, values, named) if dataclasses.is_dataclass(cls) else Record(named)
+        return _rebuild_dataclass(cls, tree, values, named) if dataclasses.is_dataclass(cls) else _record(named)
     return registered.unflatten_fn(values, tree.context)
 
 
@@ -195,7 +199,7 @@ def _rebuild_dataclass(cls: type, tree: Tree, values: list[Any], named: dict[str
 
 
 def _rebuild_object(cls: type, tree: Tree, values: list[Any], named: dict[str | int, Any]) -> Any:
-    built = cls.__new__(cls)
+    built: Any = object.__new__(cls)
     vars(built).update(named)
     return built
 
@@ -294,6 +298,6 @@ def class_named(kind: str, name: str) -> type | None:
         "namedtuple": issubclass(found, tuple) and hasattr(found, "_fields"),
         "dataclass": dataclasses.is_dataclass(found),
         "registered": internals.registered_container(found) is not None or dataclasses.is_dataclass(found),
-        "object": found.__new__ is object.__new__ and not hasattr(found, "__del__"),
+        "object": getattr(found, "__new__", None) is object.__new__ and not hasattr(found, "__del__"),
     }
     return found if allowed[kind] else None

@@ -65,11 +65,16 @@ class _Pending:
 
 
 _PENDING: ContextVar[_Pending | None] = ContextVar("pending", default=None)
-_ROOT: ContextVar[nn.Module | None] = ContextVar("root", default=None)
+_ROOT: ContextVar[UnflattenedRoot | None] = ContextVar("root", default=None)
 
 
 class Unflattened(nn.Module):
     """A module of the rebuilt hierarchy: its own state and children, and a body for each time it was called."""
+
+    path: str
+    type_name: str
+    captured_training: bool
+    bodies: dict[str, Body]
 
     def __init__(self, path: str, type_name: str, training: bool) -> None:
         super().__init__()
@@ -81,10 +86,9 @@ class Unflattened(nn.Module):
         plain["bodies"] = {}
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        bodies: dict[str, Body] = self.bodies  # type: ignore[assignment]
         pending = _PENDING.get()
         if pending is None or pending.module is not self:
-            body = next(iter(bodies.values()))
+            body = next(iter(self.bodies.values()))
             pending = _Pending(self, body, (), [])
             if body.hidden:
                 raise UnflattenError(
@@ -125,25 +129,28 @@ class Unflattened(nn.Module):
         return body.switched[self.training]
 
     def extra_repr(self) -> str:
-        return str(self.type_name).rsplit(".", 1)[-1]
+        return self.type_name.rsplit(".", 1)[-1]
 
 
 class UnflattenedRoot(Unflattened):
     """The whole model: takes the captured model's arguments and gives its result."""
 
+    program: Program
+    plans: dict[str, Body]
+
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        program: Program = self.program  # type: ignore[assignment]
+        program = self.program
         leaves = calling.check_call(program, args, kwargs, dtypes=False)
         specs = program.signature.user_inputs
         arguments = {i.name: x for i, x in zip(specs, leaves, strict=True) if i.kind is InputKind.ARGUMENT}
-        body: Body = next(iter(self.bodies.values()))  # type: ignore[operator,union-attr]
+        body = next(iter(self.bodies.values()))
         with internals.modes_restored(), _as_root(self):
             values = self._run(body, [arguments[name] for name in body.arguments])
         return calling.finish(program, values, arguments, lambda name: tensor_at(self, name))
 
 
 @contextmanager
-def _as_root(module: nn.Module) -> Iterator[None]:
+def _as_root(module: UnflattenedRoot) -> Iterator[None]:
     root, pending = _ROOT.set(module), _PENDING.set(None)
     try:
         yield
@@ -157,8 +164,7 @@ def call_submodule(path: str, call: str, *values: Any) -> tuple[Any, ...]:
     root = _ROOT.get()
     assert root is not None
     module = root.get_submodule(path)
-    plans: dict[str, Body] = root.plans  # type: ignore[assignment]
-    body = plans[call]
+    body = root.plans[call]
     arguments, hidden = values[: len(body.arguments)], values[len(body.arguments) :]
     args, kwargs = _as_called(body, arguments)
     if isinstance(module, Unflattened):
@@ -223,12 +229,12 @@ def unflatten(program: Program) -> UnflattenedRoot:
     attach_state(root, program)
     builder = _Builder(program, calls)
     body = builder.root_body()
-    root.bodies[""] = body  # type: ignore[index,operator]
+    root.bodies[""] = body
     vars(root)["plans"] = builder.bodies
     for made in builder.bodies.values():
         owner = root.get_submodule(made.path)
         if isinstance(owner, Unflattened):
-            owner.bodies[made.call] = made  # type: ignore[index,operator]
+            owner.bodies[made.call] = made
     return root
 
 
@@ -312,7 +318,7 @@ class _Builder:
             self.program.graph_module,
             nodes,
             arguments=[placeholders[name] for name in body.arguments],
-            returned=[n for n in output.args[0] if isinstance(n, fx.Node)],  # type: ignore[union-attr]
+            returned=[n for n in output.args[0] if isinstance(n, fx.Node)],
             depth=1 if stack and stack[0].path == "" else 0,
         )
         assert not body.hidden, f"nothing defines {body.hidden}"
