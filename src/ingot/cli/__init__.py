@@ -2,6 +2,7 @@
 
     ingot capture pkg.module:factory -o model.ingot     factory() -> (model, args, kwargs)
     ingot inspect model.ingot
+    ingot verify pkg.module:factory                     every pass, with numbers compared after each
     ingot doctor
 
 Each command is one file with a `run`; torch is imported when a command needs it, so that `ingot --help` is fast.
@@ -14,7 +15,7 @@ from typing import Annotated
 import typer
 
 from ingot import __version__
-from ingot.cli import capture, doctor, inspect
+from ingot.cli import capture, doctor, inspect, verify
 
 app = typer.Typer(
     name="ingot",
@@ -26,6 +27,7 @@ app = typer.Typer(
 )
 app.command("capture")(capture.run)
 app.command("inspect")(inspect.run)
+app.command("verify")(verify.run)
 app.command("doctor")(doctor.run)
 
 

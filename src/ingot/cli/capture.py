@@ -44,6 +44,9 @@ def run(
         list[str] | None,
         typer.Option("--preserve", metavar="MODULE", help="A module that keeps its call signature. Repeatable."),
     ] = None,
+    passes: Annotated[
+        str | None, typer.Option("--passes", help="Passes to run on it: a,b{option=1}. See ingot.passes.REGISTRY.")
+    ] = None,
     show_code: Annotated[bool, typer.Option("--print", help="Print the program's code.")] = False,
     verify: Annotated[bool, typer.Option(help="Check the program's invariants.")] = True,
     as_json: AsJson = False,
@@ -63,9 +66,15 @@ def run(
             example.model,
             example.args,
             example.kwargs,
-            dynamic_shapes=_with_ranges(dynamic_shapes),
+            dynamic_shapes=with_ranges(dynamic_shapes),
             preserve_module_call_signature=tuple(preserve or ()),
         )
+    if passes is not None:
+        from ingot.passes import transform
+        from ingot.passes.selection import parse
+
+        with stages("passes", "running passes"):
+            program = transform(program, parse(passes), check=None)
     if verify:
         with stages("verify", "verifying"):
             program.verify()
@@ -87,6 +96,7 @@ def run(
         "dims": [{"name": dim.name, "low": dim.low, "high": dim.high} for dim in program.dims],
         "constraints": [str(constraint) for constraint in program.constraints],
         "preserved": list(preserve or ()),
+        "passes": [{"pass": step.name, "changes": step.changes} for step in program.history],
         "verified": verify,
         "file": None if output is None else {"path": str(output), "bytes": output.stat().st_size},
         "seconds": stages.seconds,
@@ -167,10 +177,10 @@ def _put(shapes: Declared, argument: str, dim: int | None, size: Any) -> None:
     known[dim] = size
 
 
-def _with_ranges(shapes: Any) -> Any:
+def with_ranges(shapes: Any) -> Any:
     """The parsed declarations with torch.export.Dim in place of names that have a range; None where there are none."""
     if isinstance(shapes, dict):
-        return {key: _with_ranges(value) for key, value in shapes.items()} or None
+        return {key: with_ranges(value) for key, value in shapes.items()} or None
     if isinstance(shapes, tuple):
         from torch.export import Dim
 
