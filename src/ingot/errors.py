@@ -11,6 +11,7 @@
     │   ├── StructureError          other argument names or nesting
     │   ├── LiteralError            another value for an argument that was captured as a constant
     │   └── InputError              another dtype, rank, size or device
+    ├── AssertionFailed             an assertion of the model does not hold for what the Program was called with
     ├── VerifyError                 a Program breaks one of its invariants
     ├── StateDictError              a state dict lacks a key or holds a tensor of another shape
     ├── UnflattenError              the module hierarchy cannot be rebuilt
@@ -78,6 +79,10 @@ class InputError(CallError):
     """A tensor argument has another dtype, rank, size or device."""
 
 
+class AssertionFailed(IngotError, RuntimeError):
+    """An assertion of the model does not hold; torch's own exception is the cause."""
+
+
 class VerifyError(IngotError):
     """A Program breaks one of its invariants."""
 
@@ -118,6 +123,7 @@ def explain(what: str, *, where: str | None = None, why: str | None = None, fix:
 
 
 __all__ = [
+    "AssertionFailed",
     "CallError",
     "CaptureError",
     "ConversionError",

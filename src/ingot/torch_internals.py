@@ -6,6 +6,7 @@ Public names (torch.fx, torch.ops, torch.export, FX graphs, ATen) are imported w
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import sys
 from collections import namedtuple
@@ -18,6 +19,7 @@ import torch
 from torch._dispatch.python import enable_python_dispatcher
 from torch._guards import Source as GuardSource
 from torch._higher_order_ops import utils as _hop_utils
+from torch._library import simple_registry as _simple_registry
 from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket, _higher_order_ops, _OpNamespace
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
@@ -29,8 +31,8 @@ from torch._subclasses.fake_tensor import (
 )
 from torch._subclasses.functional_tensor import FunctionalTensor, FunctionalTensorMode
 from torch.fx._lazy_graph_module import _LazyGraphModule as LazyGraphModule
-from torch.fx.experimental.proxy_tensor import ProxyTorchDispatchMode, disable_proxy_modes_tracing
 from torch.fx.experimental import symbolic_shapes as _symbolic_shapes
+from torch.fx.experimental.proxy_tensor import ProxyTorchDispatchMode, disable_proxy_modes_tracing
 from torch.fx.experimental.sym_node import SymNode
 from torch.fx.experimental.symbolic_shapes import (
     CallMethodKey,
@@ -47,6 +49,7 @@ from torch.fx.experimental.symbolic_shapes import (
 )
 from torch.nn.attention import flex_attention as _flex
 from torch.utils import _pytree
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._sympy import functions as sympy_functions
 from torch.utils._sympy.numbers import int_oo
 from torch.utils._sympy.value_ranges import ValueRanges, bound_sympy
@@ -65,6 +68,13 @@ sym_log2: Callable[..., Any] = torch._sym_log2  # type: ignore[attr-defined]
 
 # The higher-order operator that stands in the graph where a preserved module's call begins and ends.
 tracepoint: HigherOrderOperator = torch.ops.higher_order._export_tracepoint
+
+
+class DispatchMode(TorchDispatchMode):
+    """torch's own, with annotations."""
+
+    def __init__(self) -> None:
+        super().__init__()
 
 
 class RecordingMode(ProxyTorchDispatchMode):
@@ -87,32 +97,40 @@ class RecordingMode(ProxyTorchDispatchMode):
 class WatchedShapeEnv(ShapeEnv):
     """A shape environment that reports every symbolic expression whose value is asked for.
 
-    `is_idle(expr, value)` says of a question that the trace does not hang on the answer: it is answered, and nothing
-    is made of it.
+    Where `may_be_idle()`, `is_idle(expr, value)` says of a question whether the trace does not hang on the answer: then
+    it is answered, and nothing is made of it. Callbacks return before torch evaluates, so that none of their frames
+    stands between torch and the user's.
     """
 
     def __init__(
         self,
         on_evaluate: Callable[[sympy.Basic, sympy.Basic], None],
+        may_be_idle: Callable[[], bool],
         is_idle: Callable[[sympy.Basic, sympy.Basic], bool],
     ) -> None:
         # trace_asserts: an assert statement on a value known only at run time becomes an assertion in the graph.
         super().__init__(duck_shape=False, specialize_zero_one=False, trace_asserts=True)
         self._on_evaluate = on_evaluate
+        self._may_be_idle = may_be_idle
         self._is_idle = is_idle
+        self.idle_answers: dict[sympy.Basic, sympy.Basic] = {}
 
     def evaluate_expr(self, orig_expr: sympy.Basic, *args: Any, **kwargs: Any) -> sympy.Basic:
-        if not orig_expr.free_symbols:
+        symbols = orig_expr.free_symbols
+        if not symbols:
             return ShapeEnv.evaluate_expr(self, orig_expr, *args, **kwargs)
-        with self.suppress_guards():
-            value = ShapeEnv.evaluate_expr(self, orig_expr, *args, **kwargs)
-        if self._is_idle(orig_expr, value):
-            return value
+        if self._may_be_idle() and not any(is_unbacked(symbol) for symbol in symbols):
+            if orig_expr in self.idle_answers:
+                return self.idle_answers[orig_expr]
+            with self.suppress_guards():
+                value = ShapeEnv.evaluate_expr(self, orig_expr, *args, **kwargs)
+            if self._is_idle(orig_expr, value):
+                return value
         value = ShapeEnv.evaluate_expr(self, orig_expr, *args, **kwargs)
         self._on_evaluate(orig_expr, value)
         return value
 
-    # torch looks for the user's frame by file name, to see whether it stands at an assert: ours must not be taken for it.
+    # torch looks for the user's frame by file name, to see whether it stands at an assert: this is not that frame.
     evaluate_expr.__code__ = evaluate_expr.__code__.replace(co_filename=_symbolic_shapes.__file__)
 
     def _generate_unique_id(self, source_name: str) -> Any:
@@ -258,11 +276,11 @@ def has_rule(operator: HigherOrderOperator, mode: type) -> bool:
 
 
 def ignore_fresh_symbols(env: ShapeEnv) -> contextlib.AbstractContextManager[None]:
-    return env.ignore_fresh_unbacked_symbols()  # type: ignore[no-any-return]
+    return env.ignore_fresh_unbacked_symbols()
 
 
 def pending_symbols(env: ShapeEnv) -> list[sympy.Symbol]:
-    return env.pending_fresh_unbacked_symbols  # type: ignore[no-any-return]
+    return env.pending_fresh_unbacked_symbols
 
 
 @contextlib.contextmanager
@@ -291,14 +309,23 @@ def _with_canonical_relations(expr: sympy.Basic) -> sympy.Basic:
 
 
 @contextlib.contextmanager
-def exporting() -> Iterator[None]:
-    """Inside, models that ask whether they are being exported hear yes, as under torch.export."""
-    saved = torch.compiler._is_compiling_flag, torch.compiler._is_exporting_flag
-    torch.compiler._is_compiling_flag = torch.compiler._is_exporting_flag = True
+def _patched(owner: Any, **replacements: Any) -> Iterator[None]:
+    """Inside, attributes of a class or module are others. Afterwards what was inherited is inherited again."""
+    own = {name: vars(owner)[name] for name in replacements if name in vars(owner)}
+    for name, value in replacements.items():
+        setattr(owner, name, value)
     try:
         yield
     finally:
-        torch.compiler._is_compiling_flag, torch.compiler._is_exporting_flag = saved
+        for name in replacements:
+            setattr(owner, name, own[name]) if name in own else delattr(owner, name)
+
+
+@contextlib.contextmanager
+def exporting() -> Iterator[None]:
+    """Inside, models that ask whether they are being exported hear yes, as under torch.export."""
+    with _patched(torch.compiler, _is_compiling_flag=True, _is_exporting_flag=True):
+        yield
 
 
 @contextlib.contextmanager
@@ -316,20 +343,17 @@ def failures_unlogged() -> Iterator[None]:
 @contextlib.contextmanager
 def compilation_off() -> Iterator[None]:
     """Inside, functions under torch.compile run as they were written; compiled code would touch the memory of fakes."""
-    original = torch.compile
 
     def leave(model: Any = None, **options: Any) -> Any:
         return model if model is not None else lambda function: function
 
-    torch.compile = leave
-    try:
-        if "torch._dynamo" in sys.modules:  # if not, nothing is compiled yet, and importing it takes a while
-            with torch.compiler.set_stance("force_eager"):
-                yield
-        else:
-            yield
-    finally:
-        torch.compile = original
+    # Where torch._dynamo is not imported, nothing is compiled yet, and importing it takes a while.
+    eager = "torch._dynamo" in sys.modules
+    with (
+        _patched(torch, compile=leave),
+        torch.compiler.set_stance("force_eager") if eager else contextlib.nullcontext(),
+    ):
+        yield
 
 
 class MemoryHidden(Exception):
@@ -351,11 +375,8 @@ def memory_hidden() -> Iterator[None]:
             raise MemoryHidden("data_ptr() of a storage that has no memory while the model is captured")
         return storage(self)
 
-    torch.Tensor.data_ptr, torch.UntypedStorage.data_ptr = tensor_pointer, storage_pointer  # type: ignore[method-assign]
-    try:
+    with _patched(torch.Tensor, data_ptr=tensor_pointer), _patched(torch.UntypedStorage, data_ptr=storage_pointer):
         yield
-    finally:
-        torch.Tensor.data_ptr, torch.UntypedStorage.data_ptr = tensor, storage  # type: ignore[method-assign]
 
 
 @contextlib.contextmanager
@@ -367,11 +388,8 @@ def attributes_watched(on_set: Callable[[torch.nn.Module, str], None]) -> Iterat
         original(self, name, value)
         on_set(self, name)
 
-    torch.nn.Module.__setattr__ = setattr_  # type: ignore[method-assign,assignment]
-    try:
+    with _patched(torch.nn.Module, __setattr__=setattr_):
         yield
-    finally:
-        torch.nn.Module.__setattr__ = original  # type: ignore[method-assign]
 
 
 @contextlib.contextmanager
@@ -380,12 +398,8 @@ def control_flow_called_directly(call: Callable[..., Any]) -> Iterator[None]:
 
     Outside of a trace torch compiles them first, which loses the user's lines and takes seconds.
     """
-    saved = _hop_utils._hop_compile_and_call
-    _hop_utils._hop_compile_and_call = call
-    try:
+    with _patched(_hop_utils, _hop_compile_and_call=call):
         yield
-    finally:
-        _hop_utils._hop_compile_and_call = saved
 
 
 @contextlib.contextmanager
@@ -400,11 +414,8 @@ def kernels_chosen_quietly(env: ShapeEnv) -> Iterator[None]:
         with env.suppress_guards():
             return choose(*args, **kwargs)
 
-    torch._C._select_conv_backend = choose_quietly
-    try:
+    with _patched(torch._C, _select_conv_backend=choose_quietly):
         yield
-    finally:
-        torch._C._select_conv_backend = choose
 
 
 @contextlib.contextmanager
@@ -423,33 +434,29 @@ def autocast_watched(on_enter: Callable[..., None], on_exit: Callable[[], None])
         on_exit()
         return out
 
-    cls.__enter__, cls.__exit__ = watched_enter, watched_exit  # type: ignore[method-assign]
-    try:
+    with _patched(cls, __enter__=watched_enter, __exit__=watched_exit):
         yield
-    finally:
-        cls.__enter__, cls.__exit__ = enter, leave  # type: ignore[method-assign]
 
 
 @contextlib.contextmanager
 def python_calls_dispatched() -> Iterator[None]:
     """Inside, calls that torch would answer without its dispatcher reach it all the same.
 
-    torch.tensor takes symbolic numbers, which torch's own parser would turn into constants. x.contiguous() is a call
-    even where the fake x is contiguous already: the real one need not be, since kernels choose strides of their own.
-    torch._assert of a tensor would ask for its value.
+    torch.tensor takes symbolic numbers and tensors, which torch's own parser would ask for their values; so would
+    torch._assert of a tensor. x.contiguous() is a call even where the fake x is contiguous already: the real one need
+    not be, since kernels choose strides of their own.
     """
-    cls = torch.Tensor
-    original, original_contiguous, original_assert = torch.tensor, cls.contiguous, torch._assert
-    original_getitem, original_setitem = cls.__getitem__, cls.__setitem__
+    original, original_assert = torch.tensor, torch._assert
 
     def tensor(data: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
         if not _holds_symbol(data):
             return original(data, *args, **kwargs)
         dtype = kwargs.get("dtype") or _dtype_of(data)
-        return _stack(data, dtype, kwargs.get("device"))
+        made = _stack(data, dtype, kwargs.get("device"))
+        return made.detach().requires_grad_() if kwargs.get("requires_grad") else made
 
     def contiguous(self: torch.Tensor, memory_format: torch.memory_format = torch.contiguous_format) -> torch.Tensor:
-        return torch.ops.aten.contiguous.default(self, memory_format=memory_format)  # type: ignore[no-any-return]
+        return torch.ops.aten.contiguous.default(self, memory_format=memory_format)
 
     def assert_(condition: Any, message: str) -> None:
         if isinstance(condition, torch.Tensor):
@@ -457,28 +464,47 @@ def python_calls_dispatched() -> Iterator[None]:
         else:
             original_assert(condition, message)
 
-    def getitem(self: torch.Tensor, index: Any) -> Any:
-        if _index_is_symbolic(index):
-            self, index = _index_symbols(self, index)
-        return original_getitem(self, index)
-
-    def setitem(self: torch.Tensor, index: Any, value: Any) -> None:
-        if _index_is_symbolic(index):
-            self, index = _index_symbols(self, index)
-        original_setitem(self, index, value)
-
-    torch.tensor, cls.contiguous, torch._assert = tensor, contiguous, assert_  # type: ignore[method-assign,assignment]
-    cls.__getitem__, cls.__setitem__ = getitem, setitem  # type: ignore[method-assign,assignment]
-    try:
+    with _patched(torch, tensor=tensor, _assert=assert_), _patched(torch.Tensor, contiguous=contiguous):
         yield
-    finally:
-        torch.tensor, cls.contiguous, torch._assert = original, original_contiguous, original_assert  # type: ignore[method-assign]
-        cls.__getitem__, cls.__setitem__ = original_getitem, original_setitem  # type: ignore[method-assign]
+
+
+class TracedTensor(FakeTensor):
+    """A fake whose indices may be symbolic numbers and 0-d tensors, which torch's own indexing asks for their values.
+
+    Only a class of its own can have an indexing of its own: put into torch.Tensor for a while, a __getitem__ leaves a
+    slot behind that makes every 0-d tensor pass for a sequence from then on.
+    """
+
+    def __getitem__(self, index: Any) -> Any:
+        tensor: torch.Tensor = self
+        if _index_is_symbolic(index):
+            tensor, index = _index_symbols(self, index)
+        return torch.Tensor.__getitem__(tensor, index)
+
+    def __setitem__(self, index: Any, value: Any) -> None:
+        tensor: torch.Tensor = self
+        if _index_is_symbolic(index):
+            tensor, index = _index_symbols(self, index)
+        torch.Tensor.__setitem__(tensor, index, value)
+
+
+def traced(tensor: torch.Tensor) -> None:
+    """From now on a fake takes symbolic indices."""
+    if type(tensor) is FakeTensor:
+        tensor.__class__ = TracedTensor
+
+
+def untraced(tensor: torch.Tensor) -> None:
+    """From now on a fake is like any other again."""
+    if type(tensor) is TracedTensor:
+        object.__setattr__(tensor, "__class__", FakeTensor)
 
 
 def _index_is_symbolic(index: Any) -> bool:
     """Whether an index holds a number that torch's own indexing would turn into a constant."""
     for item in index if isinstance(index, tuple) else (index,):
+        if isinstance(item, list | tuple) and _holds_symbol(item):
+            return True
         parts = (item.start, item.stop, item.step) if isinstance(item, slice) else (item,)
         for part in parts:
             if is_symbolic(part):
@@ -495,9 +521,7 @@ def _is_integer(tensor: torch.Tensor) -> bool:
 def _index_symbols(tensor: torch.Tensor, index: Any) -> tuple[torch.Tensor, tuple[Any, ...]]:
     """A view of `tensor` in which the symbolic parts of `index` are done, and the index that is left to do."""
     items = list(index) if isinstance(index, tuple) else [index]
-    taken = sum(
-        0 if item is None or item is Ellipsis else item.dim() if _is_mask(item) else 1 for item in items
-    )
+    taken = sum(0 if item is None or item is Ellipsis else item.dim() if _is_mask(item) else 1 for item in items)
     rest: list[Any] = []
     dim = 0
     for item in items:
@@ -512,6 +536,8 @@ def _index_symbols(tensor: torch.Tensor, index: Any) -> tuple[torch.Tensor, tupl
             start, stop, step = (_number(part) for part in (item.start, item.stop, item.step))
             tensor = torch.ops.aten.slice.Tensor(tensor, dim, start, stop, 1 if step is None else step)
             item = slice(None)
+        elif isinstance(item, list | tuple):
+            item = torch.tensor(item)
         elif not isinstance(item, slice) and _index_is_symbolic(item):
             tensor = torch.ops.aten.select.int(tensor, dim, _number(item)).unsqueeze(dim)
             item = 0
@@ -529,19 +555,27 @@ def _number(part: Any) -> Any:
 
 
 def _holds_symbol(data: Any) -> bool:
-    return any(map(_holds_symbol, data)) if isinstance(data, list | tuple) else is_symbolic(data)
+    if isinstance(data, list | tuple):
+        return any(map(_holds_symbol, data)) or any(isinstance(item, FakeTensor) for item in data)
+    return is_symbolic(data)
 
 
 def _dtype_of(data: Any) -> torch.dtype:
-    leaves = _pytree.tree_leaves(data)
-    if any(isinstance(leaf, float | torch.SymFloat) for leaf in leaves):
-        return torch.get_default_dtype()
-    return torch.bool if all(isinstance(leaf, bool | torch.SymBool) for leaf in leaves) else torch.int64
+    def kind(leaf: Any) -> torch.dtype:
+        if isinstance(leaf, torch.Tensor):
+            return leaf.dtype
+        if isinstance(leaf, bool | torch.SymBool):
+            return torch.bool
+        return torch.get_default_dtype() if isinstance(leaf, float | torch.SymFloat) else torch.int64
+
+    return functools.reduce(torch.promote_types, map(kind, _pytree.tree_leaves(data)))
 
 
 def _stack(data: Any, dtype: torch.dtype, device: Any) -> torch.Tensor:
     if isinstance(data, list | tuple):
         return torch.stack([_stack(item, dtype, device) for item in data])
+    if isinstance(data, torch.Tensor):
+        return data.detach().to(device, dtype)
     return torch.scalar_tensor(data, dtype=dtype, device=device)
 
 
@@ -556,11 +590,8 @@ def idle_conversions_skipped() -> Iterator[None]:
             idle = all(fn(tensor) is tensor for tensor in tensors)
         return self if idle else original(self, fn, recurse)
 
-    torch.nn.Module._apply = apply  # type: ignore[method-assign]
-    try:
+    with _patched(torch.nn.Module, _apply=apply):
         yield
-    finally:
-        torch.nn.Module._apply = original  # type: ignore[method-assign]
 
 
 def recording_paused() -> contextlib.AbstractContextManager[Any]:
@@ -733,10 +764,6 @@ def new_fake_mode() -> tuple[FakeTensorMode, ShapeEnv]:
     return FakeTensorMode(allow_non_fake_inputs=True, shape_env=env), env
 
 
-def fake_mode_of(tensor: torch.Tensor) -> FakeTensorMode | None:
-    return tensor.fake_mode if isinstance(tensor, FakeTensor) else None
-
-
 def portable_expr_of(value: Any) -> sympy.Expr:
     """The expression of a symbolic value, in symbols that another environment may adopt.
 
@@ -767,6 +794,7 @@ def adopt_symbol(env: ShapeEnv, symbol: sympy.Symbol, origin: ShapeEnv) -> sympy
     if equal == symbol:
         return None
     env.replacements[symbol] = equal
+    env._replacements_version_counter += 1
     env._update_version_counter()
     return equal
 
@@ -919,6 +947,11 @@ def binding_path(steps: Sequence[tuple[str, Any]]) -> tuple[Any, ...]:
         "int": lambda _: ConvertIntKey(),
     }
     return tuple(makers[kind](value) for kind, value in steps)
+
+
+def is_declared_effectful(op: OpOverload) -> bool:
+    """Whether somebody told torch that an operator has an effect."""
+    return _simple_registry.singleton.find(op._name).effect.effect is not None
 
 
 def operator_named(namespace: str, name: str, overload: str) -> OpOverload | None:

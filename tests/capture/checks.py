@@ -17,6 +17,7 @@ from ingot.program import tree
 from ingot.program.program import Program
 
 HAS_VERIFIER = importlib.util.find_spec("ingot.program.verifier") is not None
+PATCHED = {"contiguous", "data_ptr", "__getitem__", "__setitem__", "__setattr__", "_apply"}
 Call = tuple[tuple[Any, ...], dict[str, Any]]
 
 
@@ -41,7 +42,10 @@ def assert_same(got: Any, want: Any, label: str = "result") -> None:
 
 
 def check(
-    model: nn.Module | Callable[..., Any], args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None, **options: Any
+    model: nn.Module | Callable[..., Any],
+    args: Sequence[Any] = (),
+    kwargs: dict[str, Any] | None = None,
+    **options: Any,
 ) -> Program:
     """Captures, and compares three calls in a row with a copy of the eager model, what they write included."""
     return check_calls(model, [(tuple(args), kwargs or {})] * 3, **options)
@@ -82,7 +86,8 @@ def unchanged(model: Any, *more: Any) -> Iterator[None]:
     try:
         yield
     finally:
-        assert torch_state() == torch_before, "global state of torch leaks"
+        torch_now = torch_state()
+        assert torch_now == torch_before, f"leaks: {[key for key in torch_now if torch_now[key] != torch_before[key]]}"
         for old, value in zip(before, (model, *more), strict=True):
             now = _state(value)
             assert [key for key, *_ in now] == [key for key, *_ in old]
@@ -103,7 +108,8 @@ def torch_state() -> dict[str, Any]:
         "autocast": (torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu")),
         "cache": torch.is_autocast_cache_enabled(),
         "compiling": (torch.compiler.is_compiling(), torch.compiler.is_exporting()),
-        "functions": (torch.compile, torch.tensor, torch._assert, cls.__getitem__, cls.__setitem__, cls.contiguous),
+        "functions": (torch.compile, torch.tensor, torch._assert, cls.contiguous),
+        "0-d tensors are no sequences": float(torch.tensor([torch.tensor(1.0)])),
         "module": (nn.Module._apply, nn.Module.__setattr__, nn.Module.__call__),
         "memory": (cls.data_ptr, torch.UntypedStorage.data_ptr),
         "convolution": torch._C._select_conv_backend,
@@ -113,6 +119,9 @@ def torch_state() -> dict[str, Any]:
         "hooks": (len(registry._global_forward_hooks), len(registry._global_forward_pre_hooks)),
         "modes": torch._C._len_torch_dispatch_stack(),
         "python dispatcher": torch._C._dispatch_tls_is_dispatch_key_excluded(torch._C.DispatchKey.Python),
+        "own attributes": [
+            (c, name) for c in (cls, nn.Module, torch.UntypedStorage) for name in PATCHED & vars(c).keys()
+        ],
         "default dtype": torch.get_default_dtype(),
     }
 

@@ -1,4 +1,4 @@
-"""What cannot be captured or called: each a named error that says what, where, why and what to do, and no trace left."""
+"""What cannot be captured or called: a named error that says what, where, why and what to do, and no trace left."""
 
 from __future__ import annotations
 

@@ -253,7 +253,7 @@ def test_a_branch_on_a_remainder_is_a_constraint() -> None:
 
     program = ingot.capture(f, (x(3),), dynamic_shapes={"a": {0: "n"}})
     assert_same(program(x(7)), f(x(7)))
-    with pytest.raises(InputError, match="n % 2|n % 2 == 1"):
+    with pytest.raises(InputError, match="n % 2"):
         program(x(4))
 
 

@@ -112,7 +112,9 @@ def check_names(names: list[str], example: tuple[int, int, int], spec: Any) -> N
     except (DynamicShapeError, EagerError, DataDependentError):
         return
     accepted = 0
-    for n, m, k in [(i, example[1], 3) for i in SIZES] + [(example[0], j, 2) for j in SIZES] + [(i, i, 1) for i in SIZES]:
+    for n, m, k in (
+        [(i, example[1], 3) for i in SIZES] + [(example[0], j, 2) for j in SIZES] + [(i, i, 1) for i in SIZES]
+    ):
         a, b = tensors(n, m, k)
         try:
             want = f(a, b)
@@ -124,7 +126,9 @@ def check_names(names: list[str], example: tuple[int, int, int], spec: Any) -> N
             continue
         accepted += 1
         assert got.shape == want.shape, f"{names} captured at {example}, run at {(n, m, k)}: {got.shape} {want.shape}"
-        torch.testing.assert_close(got, want, rtol=1e-6, atol=1e-6, equal_nan=True, msg=f"{names} {example} {(n, m, k)}")
+        torch.testing.assert_close(
+            got, want, rtol=1e-6, atol=1e-6, equal_nan=True, msg=f"{names} {example} {(n, m, k)}"
+        )
     assert accepted, f"{names}: no size is accepted, not even the example's"
 
 

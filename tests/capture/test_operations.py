@@ -115,7 +115,7 @@ def test_scan_with_closures() -> None:
 
 def test_map_and_associative_scan() -> None:
     check(lambda a, b: torch_map(lambda row, other: row.sin() + other, a, b), (x(3, 4), x(4)))
-    check(lambda a: associative_scan(lambda l, r: l * r + 1, a, 0, combine_mode="generic"), (x(5, 2),))
+    check(lambda a: associative_scan(lambda b, c: b * c + 1, a, 0, combine_mode="generic"), (x(5, 2),))
 
 
 def test_vmap_and_grad_inside_forward() -> None:
@@ -320,6 +320,16 @@ def test_indexing() -> None:
     check(f, (x(), torch.tensor([1, 0])))
 
 
+def test_indices_that_are_tensors_of_one_number() -> None:
+    def f(a: torch.Tensor, i: torch.Tensor) -> Any:
+        b = a.clone()
+        b[(i, i + 1), (i + 1, i)] = 7.0
+        b[i] = b[i] + 1
+        return b, a[i], a[:, i], a[i : i + 1], a[..., i + 1 :]
+
+    check_calls(f, [((x(3, 4), torch.tensor(i)), {}) for i in (0, 1)])
+
+
 def test_boolean_masks_give_sizes_known_only_at_run_time() -> None:
     check_calls(lambda a: a[a > 0].sum() + a[a > 0].shape[0], [((x(),), {}), ((x().abs(),), {}), ((-x().abs(),), {})])
 
@@ -336,7 +346,10 @@ def test_boolean_masks_give_sizes_known_only_at_run_time() -> None:
         (lambda: nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), [(2, 5, 8)]),
         (lambda: nn.TransformerDecoderLayer(8, 2, 16), [(5, 2, 8), (3, 2, 8)]),
         (lambda: nn.Transformer(8, 2, 1, 1, 16, batch_first=True), [(2, 5, 8), (2, 3, 8)]),
-        (lambda: nn.Sequential(nn.Conv1d(4, 6, 3, padding=1), nn.InstanceNorm1d(6, track_running_stats=True)), [(2, 4, 9)]),
+        (
+            lambda: nn.Sequential(nn.Conv1d(4, 6, 3, padding=1), nn.InstanceNorm1d(6, track_running_stats=True)),
+            [(2, 4, 9)],
+        ),
         (lambda: nn.Sequential(nn.ConvTranspose2d(3, 4, 3, 2), nn.GroupNorm(2, 4), nn.PReLU()), [(1, 3, 5, 5)]),
         (lambda: nn.Bilinear(4, 4, 3), [(2, 4), (2, 4)]),
         (lambda: nn.Sequential(nn.MaxPool2d(2), nn.AdaptiveAvgPool2d(2), nn.Flatten()), [(1, 3, 9, 9)]),

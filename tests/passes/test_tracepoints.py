@@ -203,7 +203,9 @@ def test_a_marker_outside_of_every_module_is_named() -> None:
     program = ingot.capture(lambda x: x + 1, (torch.ones(2),))
     node = next(n for n in program.graph.nodes if n.op == "call_function")
     with program.graph.inserting_after(node):
-        program.graph.create_node("call_function", internals.tracepoint, (node,), {"kind": "module_call_inputs"}, "lost")
+        program.graph.create_node(
+            "call_function", internals.tracepoint, (node,), {"kind": "module_call_inputs"}, "lost"
+        )
     with pytest.raises(VerifyError, match="marker lost is in no module"):
         tracepoints(program)
 

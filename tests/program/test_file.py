@@ -324,6 +324,17 @@ def test_a_loaded_program_trains(tmp_path: Path) -> None:
     torch.optim.SGD([weight], lr=0.1).step()
 
 
+@torch.no_grad()
+def test_a_loaded_program_takes_every_other_form(tmp_path: Path) -> None:
+    program = ingot.capture(Flow(), (_x(3, 4),), dynamic_shapes={"x": {0: "rows"}})
+    loaded = round_trip(program, tmp_path)
+    want = program(_x(5, 4))
+    assert_same(loaded.copy()(_x(5, 4)), want)
+    assert_same(loaded.module()(_x(5, 4)), want)
+    assert_same(loaded.unflatten()(_x(5, 4)), want)
+    assert_same(loaded.to_exported().module()(_x(5, 4)), want)
+
+
 def test_large_examples_are_dropped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     program = ingot.capture(nn.Linear(4, 1), (_x(3, 4),))
     monkeypatch.setattr(file, "EXAMPLE_LIMIT", 47)

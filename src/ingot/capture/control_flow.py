@@ -139,7 +139,7 @@ def _same(a: Any, b: Any) -> bool:
 
 
 def _output_of(graph: fx.Graph) -> fx.Node:
-    return next(iter(reversed(graph.nodes)))
+    return graph.output_node()
 
 
 def _call(
@@ -178,7 +178,13 @@ def _cond(recorder: Recorder, op: Any, pred: Any, true_fn: Any, false_fn: Any, o
 
 @records(hop.while_loop)
 def _while_loop(
-    recorder: Recorder, op: Any, cond_fn: Any, body_fn: Any, carried: Sequence[Any], additional: Sequence[Any], **kw: Any
+    recorder: Recorder,
+    op: Any,
+    cond_fn: Any,
+    body_fn: Any,
+    carried: Sequence[Any],
+    additional: Sequence[Any],
+    **kw: Any,
 ) -> Any:
     # A carried int changes from round to round, so inside the loop it is a size that nobody knows yet.
     inside = [_unknown_int(recorder) if isinstance(c, int | torch.SymInt) else c for c in carried]
@@ -194,7 +200,9 @@ def _while_loop(
 
 
 @records(hop.scan)
-def _scan(recorder: Recorder, op: Any, combine: Any, init: list[Any], xs: list[Any], additional_inputs: Any = ()) -> Any:
+def _scan(
+    recorder: Recorder, op: Any, combine: Any, init: list[Any], xs: list[Any], additional_inputs: Any = ()
+) -> Any:
     graphs = _Subgraphs(recorder)
     slices = [_first_slice(recorder, x) for x in xs]
     out = graphs.record("combine_graph", combine, (*init, *slices, *additional_inputs))
@@ -229,7 +237,15 @@ def _map(recorder: Recorder, op: Any, function: Any, xs: Sequence[Any], pos_args
 
 @records(hop.wrap_with_autocast)
 def _autocast_region(
-    recorder: Recorder, op: Any, device: str, dtype: Any, enabled: bool, cache: Any, function: Any, *args: Any, **kw: Any
+    recorder: Recorder,
+    op: Any,
+    device: str,
+    dtype: Any,
+    enabled: bool,
+    cache: Any,
+    function: Any,
+    *args: Any,
+    **kw: Any,
 ) -> Any:
     return _region(recorder, op, (device, dtype, enabled, cache), function, args, kw)
 
@@ -338,7 +354,9 @@ def _kind(value: Any) -> Any:
 
 def _describe(values: Sequence[Any]) -> str:
     shapes = [
-        f"{str(v.dtype).removeprefix('torch.')}[{', '.join(map(str, v.shape))}]" if isinstance(v, torch.Tensor) else "int"
+        f"{str(v.dtype).removeprefix('torch.')}[{', '.join(map(str, v.shape))}]"
+        if isinstance(v, torch.Tensor)
+        else "int"
         for v in values
     ]
     return ", ".join(shapes) or "nothing"
@@ -379,7 +397,8 @@ def call_directly(function: Callable[..., Any], args: tuple[Any, ...], kwargs: d
     out = function(*(flattened(a) if callable(a) else a for a in args), **(kwargs or {}))
     leaves, out_tree = results[-1]
     if in_tree is not None:
-        _check_branches(*results, user_place())
+        true, false = results[-2:]
+        _check_branches(true, false, user_place())
     values = iter(out)
     return tree.unflatten([next(values) if _is_value(leaf) else leaf for leaf in leaves], out_tree)
 

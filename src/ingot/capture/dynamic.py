@@ -1,32 +1,28 @@
-"""Dynamic shapes: what the user declared, the symbols that stand for it, and what the trace made of them.
+"""Dynamic shapes: what the user declared, and the symbols that stand for it.
 
     declare(...)    dynamic_shapes, in any of its spellings → for each tensor a size for each dim: a number or a symbol
-    Watch           notes every question about a symbol's value that the model's code, or an operator, asked
-    conclude(...)   those questions → errors (a dim was frozen or tied), narrower ranges, constraints for later calls
+    make_fake(...)  an example tensor → a fake with those symbols in its shape
 
-A question that an operator asks itself (is this dim 1, so that it broadcasts?) does not change the graph: at run time
-the operator asks again. It only counts where it excludes sizes of two and more, since the shapes that we wrote down may
-hang on those. A question that Python code asks decides which graph we record, so it counts in full.
+What the trace then asks of the symbols is the work of `questions`.
 """
 
 from __future__ import annotations
 
 import inspect
-import random
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import sympy
 import torch
 
 from ingot import torch_internals as internals
 from ingot.errors import CaptureError, DynamicShapeError, explain
-from ingot.program import dims as dims_
-from ingot.program.dims import Constraint, Dim
-from ingot.program.metadata import Source
 from ingot.program.tree import LEAF, Path, Tree, leaf_paths, spell
+
+if TYPE_CHECKING:
+    from ingot.capture.questions import Watch
 
 _EXPRESSION = re.compile(r"^\s*(?:(\d+)\s*\*\s*)?([A-Za-z_]\w*)\s*(?:([+-])\s*(\d+))?\s*$")
 _AUTO = "auto"
@@ -256,7 +252,9 @@ def _read_text(text: str, default_name: str) -> DimSpec:
         return DimSpec(_slug(default_name), auto=True)
     match = _EXPRESSION.match(text)
     if match is None or match.group(1) == "0":
-        raise DynamicShapeError(explain(f"The dim {text!r} cannot be read.", fix='write "name", "2*name" or "name + 1"'))
+        raise DynamicShapeError(
+            explain(f"The dim {text!r} cannot be read.", fix='write "name", "2*name" or "name + 1"')
+        )
     scale, name, sign, offset = match.groups()
     return DimSpec(name, int(scale or 1), int(offset or 0) * (-1 if sign == "-" else 1))
 
@@ -284,9 +282,7 @@ def _gather_roots(declared: Declared, leaves: Sequence[Any], paths: Sequence[Pat
                 )
             root = declared.roots.get(spec.name)
             if root is None:
-                declared.roots[spec.name] = Root(
-                    spec.name, example, example, place, spec.low, spec.high, spec.auto
-                )
+                declared.roots[spec.name] = Root(spec.name, example, example, place, spec.low, spec.high, spec.auto)
             elif root.example != example:
                 raise DynamicShapeError(
                     explain(
@@ -319,7 +315,7 @@ def make_fake(
     watch: Watch,
 ) -> torch.Tensor:
     """A fake like the example, with symbols where its dims are dynamic, and strides that follow."""
-    env = mode.shape_env
+    env = watch.env
     sizes: list[sympy.Expr] = []
     for dim, size in enumerate(tensor.shape):
         spec = specs.get(dim)
@@ -357,318 +353,7 @@ def _follow_strides(tensor: torch.Tensor, sizes: Sequence[sympy.Expr]) -> list[s
     return strides
 
 
-# ---------------------------------------------------------------------- watching the trace
-
-
-@dataclass(frozen=True, slots=True)
-class Question:
-    """A condition that held in the trace. `by_operator`: an operator asked it of itself."""
-
-    condition: sympy.Basic
-    by_operator: bool
-    source: Source | None
-
-
-class Watch:
-    """Collects the questions that the trace asked of symbols."""
-
-    def __init__(self, asked_by_operator: Callable[[], bool], place: Callable[[], Source | None]) -> None:
-        self.questions: dict[tuple[sympy.Basic, bool], Question] = {}
-        self.env = internals.WatchedShapeEnv(self._evaluated, self._is_idle)
-        self.paused = False
-        self._idle: dict[tuple[sympy.Basic, sympy.Basic], bool] = {}
-        self._asked_by_operator = asked_by_operator
-        self._place = place
-        self._guards_seen = 0
-
-    def _is_idle(self, expr: sympy.Basic, value: sympy.Basic) -> bool:
-        """Whether the trace does not hang on the answer: an operator asks, and all it excludes is sizes 0 and 1."""
-        if self.paused:
-            return True
-        if not self._asked_by_operator():
-            return False
-        known = self._idle.get((expr, value))
-        if known is None:
-            known = self._idle[expr, value] = _spares_sizes_from_two(_condition(expr, value))
-        return known
-
-    def _evaluated(self, expr: sympy.Basic, value: sympy.Basic) -> None:
-        by_operator = self._asked_by_operator()
-        fresh = len(self.env.guards) > self._guards_seen
-        if by_operator and not fresh:
-            return
-        source = self._place()
-        for guard in self.env.guards[self._guards_seen :]:
-            self._note(guard.expr, by_operator, source)
-        self._guards_seen = len(self.env.guards)
-        if not by_operator:
-            self._note(_condition(expr, value), False, source)
-
-    def finish(self) -> Iterable[Question]:
-        for guard in self.env.guards[self._guards_seen :]:
-            self._note(guard.expr, False, None)
-        self._guards_seen = len(self.env.guards)
-        return self.questions.values()
-
-    def _note(self, condition: sympy.Basic, by_operator: bool, source: Source | None) -> None:
-        if condition not in (sympy.true, sympy.false):
-            self.questions.setdefault((condition, by_operator), Question(condition, by_operator, source))
-
-
-def _condition(expr: sympy.Basic, value: sympy.Basic) -> sympy.Basic:
-    """What the answer `value` to the question `expr` says about the sizes."""
-    if value == sympy.true:
-        return expr
-    return sympy.Not(expr) if value == sympy.false else sympy.Eq(expr, value)
-
-
-def _spares_sizes_from_two(condition: sympy.Basic) -> bool:
-    """Whether a condition holds wherever the sizes that it speaks of, the factors of each side, are two or more.
-
-    A condition that two things differ counts as such too: it excludes single sizes, at which an operator may do
-    something special but gives the same shape.
-    """
-    if isinstance(condition, sympy.Ne):
-        return True
-    if isinstance(condition, sympy.And | sympy.Or):
-        return all(_spares_sizes_from_two(part) for part in condition.args)
-    if not isinstance(condition, sympy.core.relational.Relational) or isinstance(condition, sympy.Eq):
-        return False
-    stand_ins: dict[sympy.Basic, sympy.Symbol] = {}
-
-    def stand_in(side: sympy.Basic) -> sympy.Basic:
-        if not side.free_symbols:
-            return side
-        if isinstance(side, sympy.Mul):
-            return sympy.Mul(*(stand_in(factor) for factor in side.args))
-        if isinstance(side, sympy.Pow) and side.exp.is_Integer:
-            return sympy.Pow(stand_in(side.base), side.exp)
-        if len(side.free_symbols) > 1 and isinstance(side, sympy.Add):
-            return side  # a difference of two dims is no size
-        return stand_ins.setdefault(side, sympy.Symbol(f"t{len(stand_ins)}", integer=True, positive=True))
-
-    left, right = (stand_in(side) for side in condition.args)
-    if (left.free_symbols | right.free_symbols) - set(stand_ins.values()):
-        return False
-    if not right.free_symbols or not left.free_symbols:
-        bound = internals.bound_sympy(
-            condition.func(left, right),
-            {symbol: internals.ValueRanges(2, internals.int_oo) for symbol in stand_ins.values()},
-        )
-        return bool(bound.is_singleton() and bound.lower == sympy.true)
-    return _compares_products(condition.func, left, right)
-
-
-def _compares_products(relation: Callable[..., Any], left: sympy.Basic, right: sympy.Basic) -> bool:
-    """Whether a relation between two products of sizes (strides, as a rule) holds for all sizes from two on."""
-    ratio = (left / right).as_powers_dict()  # type: ignore[operator]
-    sizes = {base: power for base, power in ratio.items() if base.free_symbols}
-    if not all(base.is_Symbol and power.is_Integer for base, power in sizes.items()):
-        return False
-    edge = (left / right).xreplace(dict.fromkeys(sizes, sympy.Integer(2)))  # type: ignore[operator]
-    growing = all(power > 0 for power in sizes.values()) and relation in (sympy.Gt, sympy.Ge)
-    shrinking = all(power < 0 for power in sizes.values()) and relation in (sympy.Lt, sympy.Le)
-    return (growing or shrinking) and bool(relation(edge, 1))
-
-
-# ---------------------------------------------------------------------- what follows from it
-
-
-def conclude(declared: Declared, watch: Watch) -> tuple[tuple[Dim, ...], tuple[Constraint, ...]]:
-    """The dims with the ranges that the trace supports, and the constraints that calls must satisfy."""
-    roots = {root.symbol: root for root in declared.roots.values() if root.symbol is not None}
-    if not roots:
-        return (), ()
-    found = _Conclusion(roots, watch.env)
-    for question in watch.finish():
-        if question.condition.free_symbols <= roots.keys():
-            found.consider(question)
-    if found.problems:
-        raise DynamicShapeError("\n".join(found.problems.values()))
-    dims = tuple(Dim(r.name, *found.ranges[s], r.auto) for s, r in roots.items() if not found.tied(s))
-    return dims, tuple(found.constraints.values())
-
-
-class _Conclusion:
-    def __init__(self, roots: Mapping[sympy.Symbol, Root], env: internals.ShapeEnv) -> None:
-        self.roots = roots
-        self.ranges: dict[sympy.Symbol, tuple[int, int | None]] = {s: root.range for s, root in roots.items()}
-        self.problems: dict[str, str] = {}
-        self.constraints: dict[sympy.Basic, Constraint] = {}
-        self._env = env
-        self._random = random.Random(0)
-
-    def tied(self, symbol: sympy.Symbol) -> bool:
-        return self._env.replace(symbol) != symbol
-
-    def consider(self, question: Question) -> None:
-        condition = question.condition
-        if self._proved(condition, 2 if question.by_operator else 0):
-            return
-        symbols = sorted(condition.free_symbols, key=lambda s: s.name)
-        if isinstance(condition, sympy.Eq) and not self._holds_everywhere(condition):
-            self._equality(condition, symbols, question)
-        elif len(symbols) == 1:
-            self._narrow(condition, symbols[0], question)
-        else:
-            self._constrain(condition, question)
-
-    def _equality(self, condition: sympy.Basic, symbols: list[sympy.Symbol], question: Question) -> None:
-        place = _place(question.source)
-        for symbol in symbols:
-            fixed = self._env.replace(symbol)
-            if fixed.is_number:
-                self._frozen(symbol, int(fixed), place)
-                return
-        if all(self.roots[s].auto for s in symbols):
-            # Automatic dims may be tied to each other; a tie that torch resolved is in the sizes already.
-            if self._env.replace(condition) != sympy.true and not self._env.simplify(condition) == sympy.true:
-                self._constrain(condition, question)
-            return
-        names = " and ".join(dims_.name_of(s) for s in symbols)
-        tie = next((s for s in symbols if self.tied(s)), None)
-        if tie is not None:
-            other = dims_.spell(self._env.replace(tie))
-            fix = f'declare that dim as "{other}" instead of "{dims_.name_of(tie)}"'
-        elif multiple := next(((s, step) for s in symbols if (step := _divisor(condition, s))), None):
-            name, step = dims_.name_of(multiple[0]), multiple[1]
-            fix = f'declare {name} as a multiple: "{step}*{name}_{step}"'
-        elif len(symbols) == 1:
-            fix = f"make the line independent of the size, or leave {names} out of dynamic_shapes"
-        else:
-            fix = "declare one of them through the other, or leave it out of dynamic_shapes"
-        self.problems.setdefault(
-            names,
-            explain(
-                f"The dynamic dims are not free: {names} must satisfy {dims_.spell(condition)}.",
-                where=place,
-                fix=fix,
-            ),
-        )
-
-    def _frozen(self, symbol: sympy.Symbol, value: int, place: str) -> None:
-        root = self.roots[symbol]
-        self.problems.setdefault(
-            root.name,
-            explain(
-                f"The dim {root.name} ({root.where}) is declared dynamic, but this model works for size {value} only.",
-                where=place,
-                why="that line needs the size as a plain number, or compares it with one",
-                fix=f"make the line independent of the size, or leave {root.name} out of dynamic_shapes",
-            ),
-        )
-
-    def _narrow(self, condition: sympy.Basic, symbol: sympy.Symbol, question: Question) -> None:
-        root = self.roots[symbol]
-        low, high = self._supported(condition, symbol, root.hint)
-        old_low, old_high = self.ranges[symbol]
-        scattered = self._holds_beyond(condition, symbol, low, high)
-        if low == high and (old_low, old_high) != (low, high) and not scattered:
-            self._frozen(symbol, low, _place(question.source))
-            return
-        low, high = max(low, old_low), old_high if high is None else (high if old_high is None else min(high, old_high))
-        # A lower bound of 0 is torch.export.Dim's default: it lets empty tensors in, and promises nothing.
-        excluded_low, excluded_high = low > old_low and bool(root.low), high != old_high and root.high is not None
-        if scattered and not (root.low or root.high):
-            self._constrain(condition, question)
-            return
-        if excluded_low or excluded_high:
-            wanted = "another range" if scattered else f"min={low}" if excluded_low else f"max={high}"
-            self.problems.setdefault(
-                f"{root.name} {wanted}",
-                explain(
-                    f"The dim {root.name} ({root.where}) is declared in [{root.range[0]}, {root.range[1]}], but this "
-                    f"trace holds for {dims_.spell(condition)} only.",
-                    where=_place(question.source),
-                    why="the model's code takes another path for the other sizes",
-                    fix=f"declare {wanted}, or make the line independent of the size",
-                ),
-            )
-            return
-        self.ranges[symbol] = (low, high)
-        if (low, high) != (old_low, old_high) or not self._proved(condition, 2 if question.by_operator else 0):
-            self._constrain(condition, question)  # the range says it already; the constraint says whose line it was
-
-    def _constrain(self, condition: sympy.Basic, question: Question) -> None:
-        self.constraints.setdefault(condition, Constraint(condition, str(question.source or "")))
-
-    def _proved(self, condition: sympy.Basic, at_least: int) -> bool:
-        ranges = {
-            s: internals.ValueRanges(
-                max(low, at_least if high is None or high >= at_least else low),
-                internals.int_oo if high is None else high,
-            )
-            for s, (low, high) in self.ranges.items()
-        }
-        bound = internals.bound_sympy(condition, ranges)
-        return bool(bound.is_singleton() and bound.lower == sympy.true)
-
-    def _supported(self, condition: sympy.Basic, symbol: sympy.Symbol, hint: int) -> tuple[int, int | None]:
-        """The interval of sizes around the example for which the condition holds."""
-
-        def holds(size: int) -> bool:
-            return _holds(condition, {symbol: size})
-
-        floor, ceiling = self.ranges[symbol]
-        low = hint
-        while low > floor and holds(low - 1):
-            low -= 1
-        step, high = 1, hint
-        top = 2**40 if ceiling is None else ceiling
-        while high < top and holds(min(high + step, top)):
-            high = min(high + step, top)
-            step *= 2
-        if high >= top:
-            return low, ceiling
-        good, bad = high, min(high + step, top)
-        while bad - good > 1:
-            middle = (good + bad) // 2
-            good, bad = (middle, bad) if holds(middle) else (good, middle)
-        return low, good
-
-    def _holds_beyond(self, condition: sympy.Basic, symbol: sympy.Symbol, low: int, high: int | None) -> bool:
-        """Whether the condition holds at sizes outside of an interval too, so that no interval describes it."""
-        if high is None:
-            return False
-        floor, ceiling = self.ranges[symbol]
-        top = high + 64 if ceiling is None else min(ceiling, high + 64)
-        sizes = [*range(floor, low), *range(high + 1, top + 1)]
-        return any(_holds(condition, {symbol: size}) for size in sizes)
-
-    def _holds_everywhere(self, condition: sympy.Basic) -> bool:
-        """Whether a condition that could not be proved holds at every size that was tried."""
-        symbols = list(condition.free_symbols)
-        for _ in range(32):
-            sizes = {}
-            for s in symbols:
-                low, high = self.ranges[s]
-                sizes[s] = self._random.randint(low, max(low, 4 * self.roots[s].hint + 64) if high is None else high)
-            if not _holds(condition, sizes):
-                return False
-        return True
-
-
-def _holds(condition: sympy.Basic, sizes: Mapping[sympy.Symbol, int]) -> bool:
-    try:
-        return bool(dims_.evaluate(condition, sizes))
-    except ZeroDivisionError:
-        return False
-
-
-def _divisor(condition: sympy.Basic, symbol: sympy.Symbol) -> int | None:
-    """The step of a condition such as seq % 8 == 0, whatever the other sizes in it."""
-    others = [dict.fromkeys(condition.free_symbols - {symbol}, size) for size in (7, 11, 24)]
-    for step in range(2, 257):
-        sizes = [{**other, symbol: size} for size in range(step, 6 * step) for other in others]
-        if all(_holds(condition, at) == (at[symbol] % step == 0) for at in sizes):
-            return step
-    return None
-
-
-def _place(source: Source | None) -> str:
-    if source is None:
-        return ""
-    return f"{source}" + (f": {source.text}" if source.text else "")
+# ---------------------------------------------------------------------- the model's own signature
 
 
 def signature_parameters(call: Callable[..., Any]) -> list[inspect.Parameter]:

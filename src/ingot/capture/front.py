@@ -11,7 +11,7 @@ import torch
 from torch import fx, nn
 
 from ingot import torch_internals as internals
-from ingot.capture import control_flow, dynamic, failures
+from ingot.capture import control_flow, dynamic, failures, questions
 from ingot.capture.modules import ModuleTracker
 from ingot.capture.reachable import memories_kept_clean
 from ingot.capture.recorder import Recorder, user_frame
@@ -83,7 +83,7 @@ class _Session:
             p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
         )
         self.declared = dynamic.declare(dynamic_shapes, self.leaves, self.in_tree, parameters)
-        self.watch = dynamic.Watch(lambda: self.recorder.operator_asks(), _user_source)
+        self.watch = questions.Watch(lambda: self.recorder.operator_asks(), _user_source)
         self.mode = internals.FakeTensorMode(allow_non_fake_inputs=True, shape_env=self.watch.env)
         self.modules = ModuleTracker(self.root, preserve)
         self.state = ModuleState(self.root, self.mode)
@@ -125,12 +125,12 @@ class _Session:
             if error is failure:
                 raise
             raise error from (error.__cause__ or failure)
-        dims, constraints = dynamic.conclude(self.declared, self.watch)
+        dims, constraints = questions.conclude(self.declared, self.watch)
         self._check_preserved()
         returned = [output for output, _ in outputs if output.kind is not OutputKind.LITERAL]
         node = frame.graph.output(tuple(n for _, n in outputs if n is not None))
         metadata.set_value(node, tuple(metadata.value_of(n) for _, n in outputs if n is not None))
-        assert len(returned) == len(node.args[0])  # type: ignore[arg-type]
+        assert isinstance(node.args[0], tuple) and len(returned) == len(node.args[0])
         control_flow.prune(frame.graph)
         signature = Signature(tuple(self.inputs), tuple(o for o, _ in outputs), self.in_tree, out_tree)
         return self._program(signature, dims, constraints)
@@ -275,7 +275,9 @@ class _Session:
         state: dict[str, torch.Tensor] = {}
         written = self.recorder.mutated_storages
         # The program owns the state that it writes, so that it and the model do not update each other's.
-        constants = {k: t.detach().clone() if internals.storage_id(t) in written else t for k, t in self.constants.items()}
+        constants = {
+            k: t.detach().clone() if internals.storage_id(t) in written else t for k, t in self.constants.items()
+        }
         fresh: dict[int, torch.Tensor] = {}
         self.state.check_overlaps(written, self.constants)
         for name, entry in self.state.names.items():
@@ -290,8 +292,13 @@ class _Session:
             else call
             for call in self.modules.calls
         )
+        graph_module = internals.LazyGraphModule(frame.root, frame.graph)
+        for module in graph_module.modules():
+            for node in module.graph.nodes if isinstance(module, fx.GraphModule) else ():
+                for tensor in metadata.tensors_in(metadata.value_of(node)):
+                    internals.untraced(tensor)
         return Program(
-            graph_module=internals.LazyGraphModule(frame.root, frame.graph),
+            graph_module=graph_module,
             signature=signature,
             state_dict=state,
             constants=constants,

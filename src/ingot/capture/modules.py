@@ -10,6 +10,7 @@ A preserved module gets a marker before and after its body, with the leaves of i
 from __future__ import annotations
 
 import difflib
+import functools
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -173,8 +174,8 @@ class ModuleTracker:
                 tables.append((parent, children))
                 parent.__dict__["_modules"] = _WatchedChildren(
                     children,
-                    lambda child, key, looped, parent=parent: self._reach(parent, child, key, looped),
-                    lambda child, key, parent=parent: self._forget(parent, child, key),
+                    functools.partial(self._reach, parent),
+                    functools.partial(self._forget, parent),
                 )
         return tables
 
@@ -197,8 +198,10 @@ class ModuleTracker:
     # ------------------------------------------------------------------ markers
 
     def _marks(self, module: nn.Module) -> bool:
-        return bool(self._stack) and self._stack[-1].path in self._preserve and self._stack[-1].path in self._names.get(
-            id(module), ()
+        return (
+            bool(self._stack)
+            and self._stack[-1].path in self._preserve
+            and self._stack[-1].path in self._names.get(id(module), ())
         )
 
     def _mark(self, kind: str, value: Any, mark: Marker) -> None:
@@ -229,7 +232,7 @@ class _WatchedChildren(dict[str, Any]):
         return child
 
     def get(self, key: str, default: Any = None) -> Any:
-        return self[key] if key in self else default
+        return self[key] if key in self else default  # noqa: SIM401
 
     def items(self) -> Any:
         children = list(super().items())

@@ -145,7 +145,8 @@ def _memoized(model: Callable[..., Any]) -> list[Any]:
     files = {cls.__module__ for cls in classes} | {getattr(model, "__module__", "")}
     spaces = [vars(cls) for cls in classes] + [vars(sys.modules[file]) for file in files if file in sys.modules]
     found: dict[int, Any] = {}
-    for value in [value for space in spaces for value in list(space.values())]:
+    for entry in [value for space in spaces for value in list(space.values())]:
+        value = getattr(entry, "__func__", None) or getattr(entry, "fget", None) or entry  # static, class, property
         cells = value.__closure__ or () if isinstance(value, types.FunctionType) else ()
         for candidate in (value, *(cell.cell_contents for cell in cells if _is_filled(cell))):
             if isinstance(candidate, _Memoized):

@@ -22,7 +22,6 @@ from typing import Any, NamedTuple
 import sympy
 import torch
 from torch import fx
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from ingot import torch_internals as internals
 from ingot.capture.modules import ModuleTracker
@@ -70,7 +69,7 @@ class Frame:
         self.nodes: dict[int, fx.Node] = {}
         self.expressions: dict[sympy.Basic, fx.Node] = {}
         self.lifted: list[Any] = []
-        self._alive: list[Any] = []
+        self.alive: list[Any] = []
         self._last_placeholder: fx.Node | None = None
 
     def placeholder(self, name: str, value: Any, before: fx.Node | None = None, fake: Any = None) -> fx.Node:
@@ -83,7 +82,7 @@ class Frame:
             with graph.inserting_after(self._last_placeholder):
                 node = graph.placeholder(name)
         else:
-            with graph.inserting_before(next(iter(graph.nodes), None)):  # type: ignore[arg-type]
+            with graph.inserting_before(next(iter(graph.nodes), None)):
                 node = graph.placeholder(name)
         node.target = node.name
         if before is None:
@@ -95,8 +94,9 @@ class Frame:
     def bind(self, value: Any, node: fx.Node) -> None:
         """From now on `value` is what `node` computes."""
         if isinstance(value, torch.Tensor):
+            internals.traced(value)
             self.nodes[id(value)] = node
-            self._alive.append(value)
+            self.alive.append(value)
         elif internals.is_symbolic(value):
             self.expressions.setdefault(value.node.expr, node)
 
@@ -141,7 +141,7 @@ class _KnownCall(NamedTuple):
     state: frozenset[int]
 
 
-class _PhysicalMode(TorchDispatchMode):
+class _PhysicalMode(internals.DispatchMode):
     """Sees the calls that a functorch transform (vmap, grad) makes on the tensors it wraps."""
 
     def __init__(self, record: Callable[..., Any]) -> None:
@@ -160,6 +160,7 @@ class Recorder(internals.RecordingMode):
     ) -> None:
         super().__init__()
         self.mode = mode
+        assert mode.shape_env is not None
         self.env: internals.ShapeEnv = mode.shape_env
         self.modules = modules
         self.frame = Frame()
@@ -198,7 +199,9 @@ class Recorder(internals.RecordingMode):
                 self._answered.update(dict.fromkeys(known.state, self.user_place() if known.state else ""))
                 return self._run_known(func, known)
         if func is aten.is_nonzero.default:
-            return (args[0] != 0).item() if args[0].dtype is not torch.bool else self.record(aten.item.default, args, {})
+            return (
+                (args[0] != 0).item() if args[0].dtype is not torch.bool else self.record(aten.item.default, args, {})
+            )
         if torch.Tag.inplace_view in func.tags:
             self._keep_old_shape(args[0])
         node_args = tuple([self.argument(a) for a in args])
@@ -229,7 +232,9 @@ class Recorder(internals.RecordingMode):
             self.inside_op -= 1
             self._rank_hangs_on_sizes = False
 
-    def append(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any, name: str | None = None) -> fx.Node:
+    def append(
+        self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any, name: str | None = None
+    ) -> fx.Node:
         """A call_function node for `out`, and a getitem node for each tensor of a tuple."""
         graph = self.frame.graph
         if name is None:
@@ -304,7 +309,7 @@ class Recorder(internals.RecordingMode):
         """`.data` and the like make a tensor without a call; it is a detached alias of one that we know."""
         frame: Frame | None = self.frame
         while frame is not None:
-            for known in reversed(frame._alive):
+            for known in reversed(frame.alive):
                 if isinstance(known, torch.Tensor) and internals.same_memory(known, tensor):
                     return self._alias(known, tensor)
             frame = frame.parent
@@ -366,9 +371,9 @@ class Recorder(internals.RecordingMode):
 
     def _size_of_tensor(self, symbol: sympy.Symbol) -> fx.Node | None:
         """The sym_size node of the first tensor that has `symbol` as a size."""
-        for tensor in self.frame._alive:
+        for tensor in self.frame.alive:
             for dim, size in enumerate(tensor.shape if isinstance(tensor, torch.Tensor) else ()):
-                if internals.is_symbolic(size) and size.node.expr == symbol:
+                if internals.is_symbolic(size) and internals.expr_of(size) == symbol:
                     node = self.frame.graph.create_node(
                         "call_function", aten.sym_size.int, (self.frame.nodes[id(tensor)], dim), name="sym_size"
                     )
@@ -451,10 +456,9 @@ class Recorder(internals.RecordingMode):
     def _known_arguments(self, args: tuple[Any, ...], kwargs: dict[str, Any], func: Any = None) -> _KnownCall | None:
         """The arguments with tensors replaced by their values, if every one is known (and there is one)."""
         tensors = metadata.tensors_in([*args, *kwargs.values()])
-        if func in _FACTORIES:
-            if any(internals.is_symbolic(a) for a in (*args, *kwargs.values())):
-                return None
-        elif not tensors or not all(self._is_known(t) for t in tensors):
+        if any(map(_is_symbolic, (*args, *kwargs.values()))):
+            return None
+        if func not in _FACTORIES and (not tensors or not all(self._is_known(t) for t in tensors)):
             return None
 
         def value(item: Any) -> Any:
@@ -494,7 +498,7 @@ class Recorder(internals.RecordingMode):
             written = {internals.storage_id(t) for t in _written(func, args, kwargs)}
             frame: Frame | None = self.frame
             while frame is not None:
-                for tensor in frame._alive:
+                for tensor in frame.alive:
                     if id(tensor) in self._known and internals.storage_id(tensor) in written:
                         del self._known[id(tensor)]
                 frame = frame.parent
@@ -520,8 +524,10 @@ class Recorder(internals.RecordingMode):
             return True
         if internals.is_symbolic(out):
             symbols = out.node.expr.free_symbols
-            return any(internals.is_unbacked(s) for s in symbols) and self._known_size(out.node.expr) is None and not all(
-                self._known_size(s) is not None for s in symbols
+            return (
+                any(internals.is_unbacked(s) for s in symbols)
+                and self._known_size(out.node.expr) is None
+                and not all(self._known_size(s) is not None for s in symbols)
             )
         return False
 
@@ -584,6 +590,10 @@ class Recorder(internals.RecordingMode):
             self.sync_grad_mode()
         finally:
             self.frame, self._autocasts, self._grad = outer, outer_casts, grad
+
+
+def _is_symbolic(value: Any) -> bool:
+    return any(map(_is_symbolic, value)) if isinstance(value, list | tuple) else internals.is_symbolic(value)
 
 
 def _written(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor]:

@@ -67,7 +67,7 @@ class ModuleState:
     def fake_of(self, tensor: torch.Tensor) -> torch.Tensor:
         if internals.is_plain(tensor):
             return internals.fake_dense(self.mode, tensor, tensor.requires_grad)
-        return self.mode.from_tensor(tensor, static_shapes=True)  # type: ignore[no-any-return]
+        return self.mode.from_tensor(tensor, static_shapes=True)
 
     def name_of_attribute(self, tensor: torch.Tensor) -> str | None:
         """The path of a tensor that hangs on a module as a plain attribute."""

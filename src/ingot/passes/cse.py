@@ -1,14 +1,14 @@
 """Computes once what a graph computes twice.
 
-    before                              after
-    exp = aten.exp(x)                   exp = aten.exp(x)
-    exp_1 = aten.exp(x)                 add = aten.add(exp, exp)
-    add = aten.add(exp, exp_1)
+before                              after
+exp = aten.exp(x)                   exp = aten.exp(x)
+exp_1 = aten.exp(x)                 add = aten.add(exp, exp)
+add = aten.add(exp, exp_1)
 """
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Mapping
 from typing import Any
 
 import torch
@@ -17,11 +17,11 @@ from torch import fx
 from ingot import torch_internals as internals
 from ingot.passes.cutting import graph_modules
 from ingot.passes.manager import register
-from ingot.passes.remove_noops import escaping, follow, may_alias, named_values, returned_nodes
 from ingot.program import metadata
 from ingot.program.dialects import FUNCTIONAL
 from ingot.program.effects import acts
 from ingot.program.program import Program
+from ingot.program.signature import rename_calls
 
 
 @register(takes=FUNCTIONAL)
@@ -87,3 +87,47 @@ def key_of(argument: Any) -> Hashable:
     if isinstance(argument, float | complex):
         return (type(argument).__name__, repr(argument))
     return (type(argument).__name__, argument)
+
+
+# ---------------------------------------------------------------------- what results share memory with
+
+
+def returned_nodes(graph: fx.Graph) -> set[fx.Node]:
+    return set(next(iter(reversed(graph.nodes))).all_input_nodes)
+
+
+def escaping(graph: fx.Graph) -> set[fx.Node]:
+    """The nodes that a value which the graph returns may share memory with."""
+    found: set[fx.Node] = set()
+    for node in reversed(graph.nodes):
+        if node.op == "output" or (node in found and may_alias(node)):
+            found.update(node.all_input_nodes)
+    return found
+
+
+def may_alias(node: fx.Node) -> bool:
+    """Whether the node's value may be a view of, or the same as, one of its arguments."""
+    target = node.target
+    if node.op != "call_function" or not isinstance(target, internals.OpOverload):
+        return True
+    return any(r.alias_info is not None for r in target._schema.returns) or _is_composite(target)
+
+
+def _is_composite(target: Any) -> bool:
+    return bool(target._can_decompose())
+
+
+# ---------------------------------------------------------------------- names
+
+
+def named_values(program: Program) -> frozenset[str]:
+    """The nodes that module calls name as their arguments and results."""
+    signatures = [call.signature for call in program.module_calls if call.signature is not None]
+    return frozenset(value.name for s in signatures for value in (*s.inputs, *s.outputs) if value.name)
+
+
+def follow(program: Program, names: Mapping[str, str]) -> None:
+    """Lets the program's signature and module calls name the nodes that took the place of others."""
+    if names:
+        program.signature = program.signature.renamed(names)
+        program.module_calls = rename_calls(program.module_calls, names)

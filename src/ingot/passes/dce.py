@@ -1,10 +1,10 @@
 """Removes what nobody uses: nodes, sub-GraphModules, operands and outputs of regions and branches.
 
-    before                                                  after
-    exp = aten.exp(x)                                       call = wrap_with_autocast(…, region, x)
-    call = wrap_with_autocast(…, region, x, exp)            item = call[0]
-    item, item_1 = call[0], call[1]                         return (item,)
-    return (item,)
+before                                                  after
+exp = aten.exp(x)                                       call = wrap_with_autocast(…, region, x)
+call = wrap_with_autocast(…, region, x, exp)            item = call[0]
+item, item_1 = call[0], call[1]                         return (item,)
+return (item,)
 """
 
 from __future__ import annotations

@@ -1,29 +1,29 @@
 """Removes operators that hand on what they were given, and shortens views of views.
 
-    before                                          after
-    view = aten.view(x, [b, 4, 4])                  view_1 = aten.view(x, [b, 16])
-    view_1 = aten.view(view, [b, 16])               return (aten.relu(view_1),)
-    dropout = aten.dropout(view_1, 0.5, False)
-    to = aten.to(dropout, float32)
-    return (aten.relu(to),)
+before                                          after
+view = aten.view(x, [b, 4, 4])                  view_1 = aten.view(x, [b, 16])
+view_1 = aten.view(view, [b, 16])               return (aten.relu(view_1),)
+dropout = aten.dropout(view_1, 0.5, False)
+to = aten.to(dropout, float32)
+return (aten.relu(to),)
 """
 
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import fx
 
 from ingot import torch_internals as internals
+from ingot.passes.cse import escaping, follow, may_alias, named_values, returned_nodes
 from ingot.passes.cutting import graph_modules
 from ingot.passes.manager import register
 from ingot.program import metadata
 from ingot.program.dialects import CORE, FUNCTIONAL
 from ingot.program.program import Program
-from ingot.program.signature import rename_calls
 
 aten = torch.ops.aten
 
@@ -66,31 +66,33 @@ def remove_noops(program: Program) -> int:
     count = 0
     for module in graph_modules(program.graph_module):
         root = module is program.graph_module
-        count += _clean(module, core, names if root else {}, frozenset() if root else named)
+        count += _clean(module, core, names if root else None, named)
     follow(program, names)
     return count
 
 
-def _clean(module: fx.GraphModule, core: bool, names: dict[str, str], fixed: frozenset[str]) -> int:
+def _clean(module: fx.GraphModule, core: bool, names: dict[str, str] | None, named: frozenset[str]) -> int:
+    """Cleans one graph. `names` takes down what became what; without it, nodes that are named elsewhere stay."""
     graph = module.graph
+    fixed = named if names is None else frozenset()
     returned, escapes = returned_nodes(graph), escaping(graph)
     count = 0
     for node in list(graph.nodes):
         rule, shorten = _REMOVES.get(node.target), _SHORTENS.get(node.target)
         source = rule(node) if rule is not None else None
-        if isinstance(source, fx.Node) and (core or node.target not in _DETACHES) and node.name not in fixed:
-            if _nobody_can_tell(node, source, returned, escapes):
-                node.replace_all_uses_with(source)
-                _update(returned, node, source)
-                _update(escapes, node, source)
+        kept = node.name in fixed or (node.target in _DETACHES and not core)
+        if isinstance(source, fx.Node) and not kept and _nobody_can_tell(node, source, returned, escapes):
+            node.replace_all_uses_with(source)
+            _update(returned, node, source)
+            _update(escapes, node, source)
+            if names is not None:
                 names[node.name] = source.name
-                graph.erase_node(node)
-                count += 1
-                continue
-        if shorten is not None:
+            graph.erase_node(node)
+            count += 1
+        elif shorten is not None:
             before = node.args[0]
             count += shorten(node)
-            _erase_chain(before, fixed | names.keys() | set(names.values()))
+            _erase_chain(before, named if names is None else named | set(names.values()))
     if count:
         module.recompile()
     return count
@@ -101,7 +103,7 @@ def _update(group: set[fx.Node], node: fx.Node, source: fx.Node) -> None:
         group.add(source)
 
 
-def _erase_chain(node: Any, fixed: Any) -> None:
+def _erase_chain(node: Any, fixed: frozenset[str]) -> None:
     """Erases the views that a shortened one no longer needs."""
     while isinstance(node, fx.Node) and not node.users and node.target in _SHORTENS and node.name not in fixed:
         source = node.args[0]
@@ -111,37 +113,12 @@ def _erase_chain(node: Any, fixed: Any) -> None:
 
 def _nobody_can_tell(node: fx.Node, source: fx.Node, returned: set[fx.Node], escapes: set[fx.Node]) -> bool:
     """Whether results stay tensors of their own, and as separate from each other and the inputs as they were."""
-    if node not in escapes or (node not in returned and may_alias(node) and not _copies(node)):
+    made = source.op == "call_function"
+    if node not in escapes:
         return True
-    return source.op == "call_function" and not may_alias(source) and len(source.users) == 1
-
-
-# ---------------------------------------------------------------------- what results share memory with
-
-
-def returned_nodes(graph: fx.Graph) -> set[fx.Node]:
-    return set(next(iter(reversed(graph.nodes))).all_input_nodes)
-
-
-def escaping(graph: fx.Graph) -> set[fx.Node]:
-    """The nodes that a value which the graph returns may share memory with."""
-    found: set[fx.Node] = set()
-    for node in reversed(graph.nodes):
-        if node.op == "output" or (node in found and may_alias(node)):
-            found.update(node.all_input_nodes)
-    return found
-
-
-def may_alias(node: fx.Node) -> bool:
-    """Whether the node's value may be a view of, or the same as, one of its arguments."""
-    target = node.target
-    if node.op != "call_function" or not isinstance(target, internals.OpOverload):
-        return True
-    return any(r.alias_info is not None for r in target._schema.returns) or _is_composite(target)
-
-
-def _is_composite(target: Any) -> bool:
-    return bool(target.has_kernel_for_dispatch_key(torch._C.DispatchKey.CompositeImplicitAutograd))
+    if may_alias(node) and not _copies(node):
+        return node not in returned or (made and source not in returned)
+    return made and not may_alias(source) and len(source.users) == 1
 
 
 def _copies(node: fx.Node) -> bool:
@@ -149,22 +126,6 @@ def _copies(node: fx.Node) -> bool:
     schema = node.target._schema.arguments  # type: ignore[union-attr]
     given = {argument.name: value for argument, value in zip(schema, node.args, strict=False)} | node.kwargs
     return bool(given.get("copy"))
-
-
-# ---------------------------------------------------------------------- names
-
-
-def named_values(program: Program) -> frozenset[str]:
-    """The nodes that module calls name as their arguments and results."""
-    signatures = [call.signature for call in program.module_calls if call.signature is not None]
-    return frozenset(value.name for s in signatures for value in (*s.inputs, *s.outputs) if value.name)
-
-
-def follow(program: Program, names: Mapping[str, str]) -> None:
-    """Lets the program's signature and module calls name the nodes that took the place of others."""
-    if names:
-        program.signature = program.signature.renamed(names)
-        program.module_calls = rename_calls(program.module_calls, names)
 
 
 # ---------------------------------------------------------------------- values
@@ -211,19 +172,52 @@ def _literal(value: Any, *expected: Any) -> bool:
     return isinstance(value, int | float) and any(repr(value) == repr(e) for e in expected)
 
 
+# ---------------------------------------------------------------------- rules: what changes the shape alone
+
+_RESHAPES = (aten.view.default, aten.reshape.default, aten._unsafe_view.default)
+_KEEP_ORDER = (
+    *(*_RESHAPES, aten.view_as.default, aten.flatten.using_ints, aten.unflatten.int, aten.unsqueeze.default),
+    *(aten.squeeze.dim, aten.squeeze.dims, aten.squeeze.default),
+)
+
+
+def _before_reshapes(node: fx.Node) -> list[fx.Node]:
+    """The tensors further up whose elements are the node's, in its order; the nearest first."""
+    chain: list[fx.Node] = []
+    while node.target in _KEEP_ORDER and isinstance(node.args[0], fx.Node):
+        node = node.args[0]
+        chain.append(node)
+    return chain
+
+
+@removes(*_KEEP_ORDER)
+def _same_shape(node: fx.Node) -> Any:
+    return next((n for n in reversed(_before_reshapes(node)) if same_value(node, n)), None)
+
+
+@shortens(*_RESHAPES)
+def _reshape(node: fx.Node) -> bool:
+    """Only the last shape counts. A view can skip what it surely is a view of as well."""
+    free = node.target is not aten.view.default
+    found = next((n for n in reversed(_before_reshapes(node)[1:]) if free or _is_dense(n)), None)
+    if found is None:
+        return False
+    node.args = (found, *node.args[1:])
+    return True
+
+
 # ---------------------------------------------------------------------- rules: what may be removed
 
 _DETACHES = (aten.detach.default,)
 
 
 @removes(
-    *(aten.view.default, aten.reshape.default, aten._unsafe_view.default, aten.view_as.default, aten.flatten.using_ints),
     *(aten.expand.default, aten.expand_as.default, aten.slice.Tensor, aten.narrow.default),
-    *(aten.contiguous.default, aten.clone.default, aten.alias.default, aten.detach.default, aten.lift_fresh.default),
-    *(aten.lift_fresh_copy.default, aten.squeeze.dim, aten.squeeze.dims, aten.squeeze.default),
+    *(aten.contiguous.default, aten.clone.default, aten.alias.default, aten.detach.default),
+    *(aten.lift_fresh.default, aten.lift_fresh_copy.default),
 )
 def _same_as_its_input(node: fx.Node) -> Any:
-    """An operator that changes shape or place, and did not. A slice as long as its tensor is all of it."""
+    """An operator that changes size or place, and did not. A slice as long as its tensor is all of it."""
     source = node.args[0]
     return source if isinstance(source, fx.Node) and same_value(node, source) else None
 
@@ -239,12 +233,17 @@ def _same_dtype(node: fx.Node) -> Any:
     if _REMOVES.get(source.target) is not _same_dtype:
         return None
     wide, narrow = metadata.value_of(source), metadata.value_of(source.args[0])  # type: ignore[arg-type]
-    kept = wide.dtype.is_floating_point == narrow.dtype.is_floating_point and wide.dtype.is_complex == narrow.dtype.is_complex
+    kept = (
+        wide.dtype.is_floating_point == narrow.dtype.is_floating_point
+        and wide.dtype.is_complex == narrow.dtype.is_complex
+    )
     widened = kept and torch.promote_types(wide.dtype, narrow.dtype) == wide.dtype
     return source.args[0] if widened and same_value(node, source.args[0]) else None
 
 
-@removes(aten.dropout.default, aten.feature_dropout.default, aten.alpha_dropout.default, aten.feature_alpha_dropout.default)
+@removes(
+    aten.dropout.default, aten.feature_dropout.default, aten.alpha_dropout.default, aten.feature_alpha_dropout.default
+)
 def _dropout(node: fx.Node) -> Any:
     source, p, train = node.args
     return source if not train or p == 0 else None
@@ -278,27 +277,7 @@ def _known_item(node: fx.Node) -> Any:
     return group.args[0] if idle and index == 0 else None  # type: ignore[union-attr]
 
 
-# ---------------------------------------------------------------------- rules: what may be shortened
-
-_RESHAPES = (aten.view.default, aten.reshape.default, aten._unsafe_view.default)
-_KEEP_ORDER = (*_RESHAPES, aten.unsqueeze.default, aten.squeeze.dim, aten.squeeze.dims, aten.squeeze.default)
-
-
-@shortens(*_RESHAPES, aten.unsqueeze.default, aten.squeeze.dim, aten.squeeze.dims, aten.squeeze.default)
-def _reshape(node: fx.Node) -> bool:
-    """Only the last shape counts; and where it is that of a tensor further up, that tensor is what is wanted."""
-    chain = [node.args[0]]
-    while isinstance(chain[-1], fx.Node) and chain[-1].target in _KEEP_ORDER:
-        chain.append(chain[-1].args[0])
-    if node.target in _RESHAPES:
-        free = node.target is not aten.view.default
-        found = next((n for n in reversed(chain[1:]) if free or _is_dense(n)), None)
-        if found is None:
-            return False
-        node.args = (found, *node.args[1:])
-        return True
-    return False
-
+# ---------------------------------------------------------------------- rules: what changes the order, or repeats
 
 _PERMUTES = (aten.permute.default, aten.transpose.int, aten.t.default)
 

@@ -12,6 +12,7 @@ import torch
 from ingot import torch_internals as internals
 from ingot.errors import InputError, LiteralError, StructureError, explain
 from ingot.program import dims, metadata, tree
+from ingot.program.effects import assertions_explained
 from ingot.program.signature import Input, InputKind, OutputKind
 
 if TYPE_CHECKING:
@@ -30,7 +31,7 @@ def run_leaves(program: Program, leaves: list[Any]) -> Any:
         leaf for leaf, i in zip(leaves, program.signature.user_inputs, strict=True) if i.kind is InputKind.ARGUMENT
     ]
     state = [program.state_of(i) for i in program.signature.state_inputs]
-    with internals.modes_restored():
+    with assertions_explained(), internals.modes_restored():
         values = program.graph_module(*tokens_of(program), *state, *tensors)
     return finish(program, list(values), dict(zip(_argument_names(program), tensors, strict=True)))
 
@@ -111,9 +112,7 @@ def _named(program: Program, path: tree.Path) -> tree.Path:
     return (f"args[{key}]" if side == 0 else key, *rest)
 
 
-def _arrange(
-    program: Program, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def _arrange(program: Program, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Moves arguments between position and keyword to where they were when the program was captured."""
     expected_args, expected_kwargs = program.signature.in_tree.children
     names = program.parameter_names
@@ -146,7 +145,9 @@ def _check_top(program: Program, expected: tree.Tree, got: tree.Tree) -> None:
     if expected.kind == "dict" and expected.keys != got.keys:
         missing = [str(k) for k in expected.keys if k not in got.keys]
         extra = [str(k) for k in got.keys if k not in expected.keys]
-        problem = [f"{label} {', '.join(keys)}" for label, keys in (("missing", missing), ("unexpected", extra)) if keys]
+        problem = [
+            f"{label} {', '.join(keys)}" for label, keys in (("missing", missing), ("unexpected", extra)) if keys
+        ]
         raise StructureError(
             explain(
                 f"The program was captured with other keyword arguments: {'; '.join(problem)}.",
@@ -207,8 +208,7 @@ def _check_arguments(program: Program, arguments: list[tuple[str, Input, Any]], 
             elif sizes.setdefault(expr, size) != size:
                 raise InputError(
                     explain(
-                        f"{where} is {size}, but {first[expr]} is {sizes[expr]}; "
-                        f"both are the dim {dims.name_of(expr)}."
+                        f"{where} is {size}, but {first[expr]} is {sizes[expr]}; both are the dim {dims.name_of(expr)}."
                     )
                 )
             else:
@@ -310,11 +310,7 @@ def _holds(constraint: dims.Constraint, sizes: Mapping[sympy.Symbol, int]) -> bo
 
 
 def _argument_values(program: Program) -> dict[str, torch.Tensor]:
-    return {
-        node.name: metadata.value_of(node)
-        for node in program.graph.nodes
-        if node.op == "placeholder"
-    }
+    return {node.name: metadata.value_of(node) for node in program.graph.nodes if node.op == "placeholder"}
 
 
 def _dtype(tensor: torch.Tensor) -> str:

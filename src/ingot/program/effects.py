@@ -1,12 +1,19 @@
-"""Which nodes do something besides computing their value."""
+"""Which nodes do something besides computing their value, and what a failing assertion says."""
 
 from __future__ import annotations
+
+import linecache
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import TracebackType
 
 import torch
 from torch import fx
 
 from ingot import torch_internals as internals
-from ingot.program import subgraphs
+from ingot.errors import AssertionFailed, explain
+from ingot.program import metadata, subgraphs, tokens
 
 _SWITCHES = (internals.enter_autocast, internals.exit_autocast, internals.set_grad_enabled)
 
@@ -40,3 +47,41 @@ def _functions(node: fx.Node) -> list[fx.GraphModule]:
 
 def _inner_nodes(module: fx.GraphModule) -> list[fx.Node]:
     return [n for n in module.graph.nodes if n.op not in ("placeholder", "output")]
+
+
+# ---------------------------------------------------------------------- assertions
+
+_ASSERTION = re.compile(r"aten::(_functional)?(_assert_(async|scalar|tensor_metadata)|_?sym_constrain_range)")
+_STATEMENT = re.compile(r"\s*(\w+)(?:\s*:[^=]*)? = ")
+
+
+def asserts(node: fx.Node) -> bool:
+    """Whether a node does nothing but fail if something is not so."""
+    target = tokens.plain_target(node)
+    return isinstance(target, internals.OpOverload) and _ASSERTION.match(target._schema.name) is not None
+
+
+@contextmanager
+def assertions_explained() -> Iterator[None]:
+    """Inside, an assertion of a graph that fails raises AssertionFailed, with the user's line and the module's path."""
+    try:
+        yield
+    except RuntimeError as failure:
+        node = _running(failure.__traceback__)
+        if node is None or not asserts(node):
+            raise
+        text = str(failure).strip() or "an assertion does not hold"
+        raise AssertionFailed(explain(text, where=metadata.where(node), why="the model asserts it there")) from failure
+
+
+def _running(trace: TracebackType | None) -> fx.Node | None:
+    """The node of a GraphModule that an exception comes from: the innermost one, told by the line of generated code."""
+    found: fx.Node | None = None
+    while trace is not None:
+        module = trace.tb_frame.f_locals.get("self")
+        if isinstance(module, fx.GraphModule) and trace.tb_frame.f_code.co_name == "forward":
+            line = _STATEMENT.match(linecache.getline(trace.tb_frame.f_code.co_filename, trace.tb_lineno))
+            named = line.group(1) if line is not None else None
+            found = next((node for node in module.graph.nodes if node.name == named), None)
+        trace = trace.tb_next
+    return found

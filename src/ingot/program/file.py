@@ -46,6 +46,13 @@ GRAPH, WEIGHTS, EXAMPLE = "graph.json", "weights.safetensors", "example.safetens
 EXAMPLE_LIMIT = 64 << 20  # bytes; larger example arguments are dropped
 
 _TREE_KINDS = {kind: kind for kind in ("tuple", "list", "dict", "namedtuple", "dataclass", "registered", "object")}
+# Every other class is looked up when it is needed: it may be imported between now and then.
+_BUILT_IN = {
+    ("tuple", "tuple"): tuple,
+    ("tuple", "torch.Size"): torch.Size,
+    ("list", "list"): list,
+    ("dict", "dict"): dict,
+}
 _INPUT_KINDS = {kind.value: kind for kind in InputKind}
 _OUTPUT_KINDS = {kind.value: kind for kind in OutputKind}
 _RECOPY = "copy or download the file again, or write it again with Ingot"
@@ -76,7 +83,7 @@ def save(program: Program, path: str | PathLike[str]) -> None:
     document["tensors"], members[WEIGHTS] = _or_save_error(weights.finish, "the parameters, buffers and constants")
     if example is not None:
         arguments, tensors = example
-        records, members[EXAMPLE] = tensors.finish()
+        records, members[EXAMPLE] = _or_save_error(tensors.finish, "the example arguments")
         document["example"] = {"arguments": arguments, "tensors": records}
     try:
         members[GRAPH] = strict_json.encode(document)
@@ -96,13 +103,11 @@ def load(path: str | PathLike[str]) -> Program:
     path = fspath(path)
     with open_container(path) as container:
         try:
-            return _read_program(Cursor(strict_json.decode(bytes(container.read(GRAPH)))), container)
+            return _read_program(_decode(container), container)
         except Malformed as failure:
             problem = str(failure)
         except RecursionError:
             problem = "it is nested too deeply"
-        except ValueError as failure:
-            problem = f"it is not JSON: {failure}"
     raise DamagedFile("the program is not what Ingot writes", problem, _RECOPY, path=path, member=GRAPH)
 
 
@@ -261,6 +266,13 @@ def _read_program(cursor: Cursor, container: Container) -> Program:
     )
 
 
+def _decode(container: Container) -> Cursor:
+    try:
+        return Cursor(strict_json.decode(bytes(container.read(GRAPH))))
+    except ValueError as failure:
+        raise Malformed(f"it is not JSON: {failure}") from None
+
+
 def _check_schema(cursor: Cursor, path: str) -> None:
     schema = cursor.value.get("program_schema") if isinstance(cursor.value, dict) else None
     if type(schema) is not int or schema < 1:
@@ -311,9 +323,8 @@ def _read_tree(cursor: Cursor) -> Tree:
     children = tuple(_read_tree(child) for child in children_at.items(len(keys)))
     if len(set(keys)) != len(keys):
         keys_at.wrong("keys that are there once")
-    return Tree(
-        kind.one_of(_TREE_KINDS, "a kind of container"), name.text(), tuple(keys), children, read_plain(context)
-    )
+    read, named = kind.one_of(_TREE_KINDS, "a kind of container"), name.text()
+    return Tree(read, named, tuple(keys), children, read_plain(context), _BUILT_IN.get((read, named)))
 
 
 def _read_call(cursor: Cursor) -> ModuleCall:

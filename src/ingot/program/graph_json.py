@@ -25,7 +25,7 @@ from torch import fx, nn
 
 from ingot import torch_internals as internals
 from ingot.errors import MissingOperator, SaveError, explain
-from ingot.program import dims, metadata
+from ingot.program import dims, metadata, tokens
 from ingot.program.metadata import ModuleFrame, Source
 from ingot.program.values_json import (
     Cursor,
@@ -272,7 +272,7 @@ class GraphReader:
         match = _OPERATOR.fullmatch(cursor.value)
         if match is None:
             cursor.wrong("the name of an operator")
-        found = internals.operator_named(*match.groups())
+        found = tokens.operator_named(*match.groups())
         if found is None or operator_text(found) != cursor.value:
             self._missing(cursor.value)
         self._operators[cursor.value] = found

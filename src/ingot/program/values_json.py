@@ -322,6 +322,7 @@ _OPERATIONS: dict[str, Callable[..., sympy.Basic]] = {
 _OPERATION_NAMES = {build: name for name, build in _OPERATIONS.items()}
 
 _FACTS = ("name", "hint", "low", "high", "positive", "size_like")
+_LOGICAL = frozenset({"and", "or", "not", "where", "piecewise", "case"})
 # Two numbers in, a number with as many digits as a file likes out: sympy computes these on the spot.
 _EXPLOSIVE = frozenset({"pow", "power", "floatpow", "lshift", "rounddecimal"})
 
@@ -376,6 +377,8 @@ class ValueReader:
         operation, *parts = cursor.items() or cursor.wrong("an expression")
         build = operation.one_of(_OPERATIONS, "an operation on sizes")
         built = [self.expression(part) for part in parts]
+        if operation.value not in _LOGICAL and not all(isinstance(part, sympy.Expr) for part in built):
+            cursor.wrong("an operation on numbers")
         if operation.value in _EXPLOSIVE and all(part.is_number for part in built):
             cursor.wrong("an expression in its simplest form")
         return guarded(cursor, lambda: build(*built))

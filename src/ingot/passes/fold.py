@@ -1,0 +1,406 @@
+"""Computes ahead of time what does not hang on the arguments, and folds batch norm into what comes before it.
+
+before                                                          after
+exp = aten.exp(c_table)                                         mul = aten.mul(x, c_folded)
+mul = aten.mul(x, exp)                                          conv = aten.conv2d(mul, p_conv_folded_weight,
+conv = aten.conv2d(mul, p_conv_weight, None)                                       p_conv_folded_bias)
+norm = aten.batch_norm(conv, w, b, mean, var, False, 0.1, 1e-5, True)
+"""
+
+from __future__ import annotations
+
+import operator
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import fx
+
+from ingot import torch_internals as internals
+from ingot.passes.cse import escaping, follow, named_values
+from ingot.passes.dce import dce
+from ingot.passes.manager import register
+from ingot.passes.remove_noops import order_of
+from ingot.program import metadata, subgraphs
+from ingot.program.dialects import FUNCTIONAL
+from ingot.program.effects import acts
+from ingot.program.naming import identifier, unique
+from ingot.program.program import Program
+from ingot.program.signature import MUTATION_KINDS, STATE_KINDS, Input, InputKind
+
+aten = torch.ops.aten
+
+_PREFIX = {InputKind.PARAMETER: "p", InputKind.BUFFER: "b", InputKind.CONSTANT: "c"}
+# A graph of these is smaller than what they make.
+_SMALLER_AS_A_CALL = frozenset(
+    (
+        *("arange", "ones", "zeros", "full", "empty", "eye", "linspace", "scalar_tensor"),
+        *("ones_like", "zeros_like", "full_like", "expand", "repeat"),
+    )
+)
+_COPIES = (aten.clone.default, aten.alias.default, aten.detach.default, aten.lift_fresh_copy.default)
+
+
+@register(takes=FUNCTIONAL, exact=False)
+def fold(program: Program, *, parameters: bool = False, batch_norm: bool = True, limit_bytes: int = 1 << 20) -> int:
+    """Folds constants, in every graph; with `parameters`, parameters and buffers that are never written as well.
+
+    A result that is larger than what it is made of by more than `limit_bytes` stays a computation. `batch_norm` in
+    evaluation goes into the convolution or linear layer before it, if that one serves nothing else.
+    """
+    folding = _Folding(program, parameters, limit_bytes)
+    root = _Level(program.graph_module)
+    count = sum(_fold_batch_norms(folding, level) for level in _levels(root)) if batch_norm else 0
+    follow(program, folding.names)
+    count += folding.fold_constants(root, folding.known_inputs())
+    count += dce(program) if count else 0  # operands that regions do not need any more
+    return count + folding.drop_unused()
+
+
+@dataclass(frozen=True, slots=True)
+class _Level:
+    """A graph, and for one inside of another the node that calls it and the functions that this node takes."""
+
+    module: fx.GraphModule
+    parent: _Level | None = None
+    call: fx.Node | None = None
+    functions: tuple[fx.GraphModule, ...] = ()
+
+    def inputs(self) -> dict[fx.Node, Any]:
+        """For each placeholder that receives an operand as it is, the operand."""
+        assert self.call is not None
+        placeholders = subgraphs.shared_placeholders(self.call, self.module)
+        return dict(zip(placeholders, subgraphs.shared_operands(self.call), strict=True))
+
+
+def _inner_levels(level: _Level) -> Iterator[_Level]:
+    """The graphs that a graph's nodes call; one that several nodes share is left alone."""
+    references = Counter(str(n.target) for n in level.module.graph.nodes if n.op == "get_attr")
+    for node in list(level.module.graph.nodes):
+        if node.target in subgraphs.LAYOUTS:
+            attributes = subgraphs.function_attributes(node)
+            if all(references[str(a.target)] == 1 and len(a.users) == 1 for a in attributes):
+                functions = tuple(getattr(level.module, str(a.target)) for a in attributes)
+                for function in functions:
+                    yield _Level(function, level, node, functions)
+
+
+def _levels(level: _Level) -> Iterator[_Level]:
+    yield level
+    for inner in _inner_levels(level):
+        yield from _levels(inner)
+
+
+class _Folding:
+    """One run of the pass over one program."""
+
+    def __init__(self, program: Program, parameters: bool, limit_bytes: int) -> None:
+        self.program, self.parameters, self.limit = program, parameters, limit_bytes
+        self.names: dict[str, str] = {}
+        self.named = named_values(program)
+        self.written = {o.target for o in program.signature.outputs if o.kind in MUTATION_KINDS}
+        self.specs = {i.name: i for i in program.signature.inputs if i.kind in STATE_KINDS}
+        inputs = [n for n in program.graph.nodes if n.op == "placeholder"]
+        self.used = {n.name for n in inputs if n.users}
+        modes = (internals.fake_mode_of(t) for n in inputs for t in metadata.tensors_in(metadata.value_of(n)))
+        self.mode = next((m for m in modes if m is not None), None) or internals.new_fake_mode()[0]
+
+    # ------------------------------------------------------------------ state
+
+    def state(self, level: _Level, node: Any) -> Input | None:
+        """The state that a placeholder of a graph stands for, if it is never written."""
+        while isinstance(node, fx.Node) and node.op == "placeholder" and level.parent is not None:
+            node, level = level.inputs().get(node), level.parent
+        spec = self.specs.get(node.name) if isinstance(node, fx.Node) and node.op == "placeholder" else None
+        return spec if spec is not None and spec.target not in self.written else None
+
+    def tensor(self, level: _Level, node: Any) -> torch.Tensor | None:
+        spec = self.state(level, node)
+        return self.program.state_of(spec).detach() if spec is not None else None
+
+    def used_once(self, level: _Level, node: fx.Node) -> bool:
+        """Whether a placeholder has one user, and the operand behind it no other either."""
+        while level.parent is not None:
+            index = list(level.inputs()).index(node)
+            others = [subgraphs.shared_placeholders(level.call, f)[index] for f in level.functions]  # type: ignore[arg-type]
+            if sum(len(other.users) for other in others) != 1:
+                return False
+            operand = level.inputs()[node]
+            if subgraphs.shared_operands(level.call).count(operand) != 1:  # type: ignore[arg-type]
+                return False
+            node, level = operand, level.parent
+        return len(node.users) == 1
+
+    def place(self, level: _Level, tensor: torch.Tensor, key: str, kind: InputKind, after: Input | None) -> fx.Node:
+        """A tensor as new state: its placeholder in a graph, handed down through the graphs around."""
+        if level.parent is None:
+            return self._add_state(tensor, key, kind, after)
+        outer = self.place(level.parent, tensor, key, kind, after)
+        call = level.call
+        assert call is not None
+        found: fx.Node | None = None
+        for function in level.functions:
+            inputs = [n for n in function.graph.nodes if n.op == "placeholder"]
+            taken = {n.name for n in function.graph.nodes}
+            first = next(iter(function.graph.nodes))
+            with function.graph.inserting_after(inputs[-1]) if inputs else function.graph.inserting_before(first):
+                made = function.graph.placeholder(unique(outer.name, taken))
+            made.target = made.name
+            metadata.copy_metadata(outer, made)
+            found = made if function is level.module else found
+            function.recompile()
+        call.args = subgraphs.with_shared(call, [*subgraphs.shared_operands(call), outer])
+        assert found is not None
+        return found
+
+    def _add_state(self, tensor: torch.Tensor, key: str, kind: InputKind, after: Input | None) -> fx.Node:
+        """Behind the state `after`, or else the last of its kind."""
+        program, graph = self.program, self.program.graph
+        key = unique(key, {*program.state_dict, *program.constants})
+        name = unique(f"{_PREFIX[kind]}_{identifier(key)}", {n.name for n in graph.nodes})
+        spec = Input(kind, name, key)
+        inputs = list(program.signature.inputs)
+        order = [InputKind.TOKEN, InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT]
+        before = order[: order.index(kind) + 1]
+        index = inputs.index(after) + 1 if after is not None else sum(i.kind in before for i in inputs)
+        placeholders = [n for n in graph.nodes if n.op == "placeholder"]
+        position = sum(i.kind is not InputKind.LITERAL for i in inputs[:index])
+        following = placeholders[position] if position < len(placeholders) else _first_call(graph)
+        with graph.inserting_before(following):
+            node = graph.placeholder(name)
+        node.name = node.target = name
+        metadata.set_value(node, internals.fake_dense(self.mode, tensor, tensor.requires_grad))
+        inputs.insert(index, spec)
+        program.signature = replace(program.signature, inputs=tuple(inputs))
+        self.specs[name] = spec
+        (program.constants if kind is InputKind.CONSTANT else program.state_dict)[key] = tensor
+        return node
+
+    def drop_unused(self) -> int:
+        """Drops constants that no node uses, and the state that none uses any more; returns how many."""
+        program = self.program
+        nodes = {n.name: n for n in program.graph.nodes if n.op == "placeholder"}
+        gone = [
+            spec
+            for name, spec in self.specs.items()
+            if (spec.kind is InputKind.CONSTANT or name in self.used) and not nodes[name].users
+            if name not in self.named and spec.target not in self.written
+        ]
+        kept = tuple(i for i in program.signature.inputs if i not in gone)
+        program.signature = replace(program.signature, inputs=kept)
+        tensors = [program.state_of(spec) for spec in gone]
+        for spec in gone:
+            program.graph.erase_node(nodes[spec.name])
+        for held in (program.state_dict, program.constants):
+            for key in [k for k, t in held.items() if any(t is tensor for tensor in tensors)]:
+                if not any(i.target == key for i in kept):
+                    del held[key]
+        return len(gone)
+
+    # ------------------------------------------------------------------ constants
+
+    def known_inputs(self) -> dict[fx.Node, Any]:
+        kinds = STATE_KINDS if self.parameters else {InputKind.CONSTANT}
+        found = {}
+        for node in self.program.graph.nodes:
+            spec = self.specs.get(node.name) if node.op == "placeholder" else None
+            if spec is not None and spec.kind in kinds and spec.target not in self.written:
+                found[node] = self.program.state_of(spec).detach()
+        return found
+
+    def fold_constants(self, level: _Level, given: dict[fx.Node, Any], modes: tuple[Any, ...] = ()) -> int:
+        """Folds in a graph, where the values of the nodes in `given` are known, and in the graphs that it calls."""
+        graph = level.module.graph
+        known: dict[fx.Node, Any] = dict(given)
+        with ExitStack() as stack:
+            stack.enter_context(internals.modes_restored())
+            stack.enter_context(torch.no_grad())
+            for device, dtype, enabled, cache in modes:
+                stack.enter_context(torch.autocast(device, dtype, enabled, cache))
+            for node in graph.nodes:
+                if self._foldable(node, known):
+                    args, kwargs = (fx.map_arg(a, lambda n: known[n]) for a in (node.args, node.kwargs))
+                    known[node] = node.target(*args, **kwargs)
+        escapes = escaping(graph)
+        needed: list[fx.Node] = []
+        for node in reversed(list(known)):
+            if node in given or all(user in known for user in node.users):
+                continue
+            if node in escapes or not self._worth_keeping(node, known[node]):
+                del known[node]
+            else:
+                needed.append(node)
+        for node in reversed(needed):
+            made = self._constant(level, node, known)
+            node.replace_all_uses_with(made, delete_user_cb=lambda user: user not in known)
+        count = 0
+        for node in reversed(graph.nodes):
+            if node.op == "call_function" and node in known:
+                graph.erase_node(node)
+                count += 1
+        level.module.recompile()
+        for inner in _inner_levels(level):
+            values = {p: known[o] for p, o in inner.inputs().items() if isinstance(o, fx.Node) and o in known}
+            call = inner.call
+            assert call is not None
+            region = call.target is torch.ops.higher_order.wrap_with_autocast
+            count += self.fold_constants(inner, values, (*modes, call.args[:4]) if region else modes)
+        return count
+
+    def _constant(self, level: _Level, node: fx.Node, known: dict[fx.Node, Any]) -> fx.Node:
+        """The placeholder of a node's value: a new one, unless the node only copies a constant."""
+        source = node.args[0] if node.args else None
+        if node.target in _COPIES and isinstance(source, fx.Node) and source.op == "placeholder":
+            return source
+        tensor = known[node].detach().clone()
+        made = self.place(level, tensor, "folded", InputKind.CONSTANT, None)
+        metadata.inherit_origin(made, node)
+        known[made] = tensor
+        return made
+
+    def _foldable(self, node: fx.Node, known: dict[fx.Node, Any]) -> bool:
+        """Whether a node's value can be computed now, and is no larger than it may be."""
+        target: Any = node.target
+        if node.op != "call_function" or any(n not in known for n in node.all_input_nodes):
+            return False
+        if target is operator.getitem or node.name in self.named:
+            return node.name not in self.named
+        if not isinstance(target, internals.OpOverload) or acts(node) or metadata.bindings_of(node):
+            return False
+        value = metadata.value_of(node)
+        tensors = metadata.tensors_in(value)
+        parts = list(value) if isinstance(value, list | tuple) else [value]
+        if len(tensors) != len(parts) or not all(isinstance(s, int) for t in tensors for s in t.shape):
+            return False
+        size = sum(t.numel() * t.element_size() for t in tensors)
+        return size <= self.limit + sum(_bytes(known[n]) for n in node.all_input_nodes)
+
+    def _worth_keeping(self, node: fx.Node, value: Any) -> bool:
+        if not isinstance(value, torch.Tensor) or not internals.is_plain(value):
+            return False
+        return not isinstance(node.target, internals.OpOverload) or _name(node.target) not in _SMALLER_AS_A_CALL
+
+
+def _bytes(value: Any) -> int:
+    return sum(t.numel() * t.element_size() for t in metadata.tensors_in(value))
+
+
+def _name(target: Any) -> str:
+    return str(target._schema.name).removeprefix("aten::")
+
+
+def _first_call(graph: fx.Graph) -> fx.Node:
+    found: fx.Node = next(n for n in graph.nodes if n.op != "placeholder")
+    return found
+
+
+# ---------------------------------------------------------------------- batch norm
+
+_CONVOLUTIONS = ("conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d")
+
+
+@dataclass(frozen=True, slots=True)
+class _Layer:
+    """A convolution or linear layer: the placeholders of its weight and bias, and if it is transposed, its groups."""
+
+    node: fx.Node
+    weight: Any
+    bias: Any
+    groups: int | None = None
+
+    def set(self, weight: fx.Node, bias: fx.Node) -> None:
+        node = self.node
+        if node.target in (aten.addmm.default, aten.mm.default):
+            x, turned = node.args[-2:]
+            turned.args = (weight, *turned.args[1:])  # type: ignore[union-attr]
+            node.target, node.args = aten.addmm.default, (bias, x, turned)
+        else:
+            node.args = (node.args[0], weight, bias, *node.args[3:])
+
+
+def _layer(node: Any) -> _Layer | None:
+    if not isinstance(node, fx.Node) or not isinstance(node.target, internals.OpOverload) or node.kwargs:
+        return None
+    name, args = _name(node.target), node.args
+    if name in ("addmm", "mm"):
+        turned: Any = args[-1]
+        names = ("permute", "t", "transpose")
+        if turned.op != "call_function" or _name(turned.target) not in names or len(turned.users) != 1:
+            return None
+        return (
+            _Layer(node, turned.args[0], args[0] if name == "addmm" else None) if order_of(turned) == [1, 0] else None
+        )
+    if name not in (*_CONVOLUTIONS, "convolution", "linear"):
+        return None
+    bias = args[2] if len(args) > 2 else None
+    if name == "convolution":
+        return _Layer(node, args[1], bias, int(args[8]) if args[6] else None)  # type: ignore[arg-type]
+    transposed = name.startswith("conv_transpose")
+    return _Layer(node, args[1], bias, int(args[6] if len(args) > 6 else 1) if transposed else None)  # type: ignore[arg-type]
+
+
+def _fold_batch_norms(folding: _Folding, level: _Level) -> int:
+    count = 0
+    for node in list(level.module.graph.nodes):
+        if node.target is aten.batch_norm.default and not node.kwargs and not node.args[5]:
+            count += _fold_batch_norm(folding, level, node, node, float(node.args[7]))
+        elif node.target is aten._native_batch_norm_legit_no_training.default and len(node.users) == 1:
+            (user,) = node.users
+            if user.target is operator.getitem and user.args[1] == 0:
+                count += _fold_batch_norm(folding, level, node, user, float(node.args[6]))
+    return count
+
+
+def _fold_batch_norm(folding: _Folding, level: _Level, norm: fx.Node, result: fx.Node, eps: float) -> bool:
+    """Folds one batch norm, computed by `norm` and handed on by `result`, if it may be."""
+    layer = _layer(norm.args[0])
+    if layer is None or len(layer.node.users) != 1 or {layer.node.name, result.name} & folding.named:
+        return False
+    weight, bias = folding.state(level, layer.weight), folding.state(level, layer.bias)
+    own = [n for n in (layer.weight, layer.bias) if n is not None]
+    statistics = [folding.tensor(level, n) for n in norm.args[1:5]]
+    if weight is None or (bias is None) != (layer.bias is None) or not all(folding.used_once(level, n) for n in own):
+        return False
+    if (
+        any((n is None) != (t is None) for n, t in zip(norm.args[1:5], statistics, strict=True))
+        or statistics[2] is None
+    ):
+        return False
+    old = folding.program.state_of(weight)
+    before, after = metadata.value_of(layer.node), metadata.value_of(result)
+    if before.dtype != after.dtype or before.dim() != old.dim():
+        return False
+    offset = folding.tensor(level, layer.bias)
+    made = _folded(old.detach(), offset, [s if s is None else s.double() for s in statistics], eps, layer.groups)
+    prefix, dot, last = str(weight.target).rpartition(".")
+    placed = []
+    for tensor, name in zip(reversed(made), ("bias", last), strict=True):  # each goes right behind the old weight
+        held = torch.nn.Parameter(tensor, old.requires_grad) if weight.kind is InputKind.PARAMETER else tensor
+        placed.append(folding.place(level, held, f"{prefix}{dot}folded_{name}", weight.kind, weight))
+    layer.set(placed[1], placed[0])
+    result.replace_all_uses_with(layer.node)
+    for node in dict.fromkeys((result, norm)):
+        level.module.graph.erase_node(node)
+    if level.parent is None:
+        folding.names[result.name] = layer.node.name
+    level.module.recompile()
+    return True
+
+
+def _folded(
+    weight: torch.Tensor, bias: torch.Tensor | None, statistics: Any, eps: float, groups: int | None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Weight and bias after folding, computed in float64."""
+    gamma, beta, mean, var = statistics
+    scale = (var + eps).rsqrt() * (1.0 if gamma is None else gamma)
+    shift = ((0.0 if bias is None else bias.double()) - mean) * scale + (0.0 if beta is None else beta)
+    tail = (1,) * (weight.dim() - 2)
+    if groups is None:
+        scaled = weight.double() * scale.view(-1, 1, *tail)
+    else:
+        parts = weight.double().view(groups, -1, *weight.shape[1:])
+        scaled = (parts * scale.view(groups, 1, -1, *tail)).view(weight.shape)
+    return scaled.to(weight.dtype), shift.to(weight.dtype)

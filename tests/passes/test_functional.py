@@ -1,0 +1,172 @@
+"""functionalize and decompose: no writes, no composite operators, the same numbers, the user's lines kept."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import ingot
+from ingot import passes
+from ingot.errors import PassError
+from ingot.passes.cutting import graph_modules
+from ingot.program.signature import OutputKind
+from tests.zoo import entry
+
+aten = torch.ops.aten
+KEEP = ["linear", "layer_norm", "scaled_dot_product_attention", "gelu", "softmax"]
+
+
+class Writes(nn.Module):
+    """In-place writes to buffers, arguments and views, with everything that sees them afterwards."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(4, 4)
+        self.norm = nn.BatchNorm1d(4, eps=1e-3, momentum=0.03)
+        self.register_buffer("seen", torch.zeros(3))
+
+    def forward(self, x: torch.Tensor) -> Any:
+        y = self.norm(self.fc(x))
+        part = y[:, 1:3]
+        part.mul_(2)
+        self.seen[0] += 1
+        x.add_(self.seen.sum())
+        flat = y.view(-1).relu_()
+        return {"flat": flat, "part": part, "none": None}
+
+
+class UnderAutocast(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc, self.norm = nn.Linear(4, 4), nn.LayerNorm(4)
+
+    def forward(self, x: torch.Tensor) -> Any:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            y = self.fc(x)
+            y.relu_()
+            z = self.norm(y)
+        return y, z + x
+
+
+class Branches(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> Any:
+        def grow(x: torch.Tensor) -> torch.Tensor:
+            y = self.fc(x)
+            y.add_(1)
+            return y
+
+        y = torch.cond(x.sum() > 0, grow, lambda x: x.cos(), (x,))
+        return torch._higher_order_ops.scan(lambda c, v: (c + v, c * v), torch.zeros(4), y)[1]
+
+
+MODELS: list[Callable[[], nn.Module]] = [Writes, UnderAutocast, Branches]
+
+
+def captured(build: Callable[[], nn.Module]) -> tuple[nn.Module, ingot.Program]:
+    torch.manual_seed(0)
+    model = build()
+    program = ingot.capture(copy.deepcopy(model), (torch.randn(3, 4),), dynamic_shapes={"x": {0: "n"}})
+    return model, program
+
+
+def agree(model: nn.Module, program: ingot.Program, exact: bool) -> None:
+    """Three calls in a row, at three sizes: results, arguments and state."""
+    for size in (3, 2, 7):
+        x = torch.randn(size, 4)
+        given = [x.clone(), x.clone()]
+        expected = torch.utils._pytree.tree_leaves(model(given[0]))
+        got = torch.utils._pytree.tree_leaves(program(given[1]))
+        tolerance = {"rtol": 0, "atol": 0} if exact else {}
+        torch.testing.assert_close(got, expected, **tolerance)
+        torch.testing.assert_close(given[1], given[0], **tolerance)
+    for name, tensor in model.state_dict().items():
+        torch.testing.assert_close(program.state_dict[name].detach(), tensor.detach())
+
+
+@pytest.mark.parametrize("build", MODELS)
+def test_functionalize(build: Callable[[], nn.Module]) -> None:
+    model, program = captured(build)
+    functional = ingot.transform(program, [*passes.ROAD[:-1]], check="numerics")
+    assert functional.dialect.name == "FUNCTIONAL"
+    nodes = [n for m in graph_modules(functional.graph_module) for n in m.graph.nodes]
+    assert not any(
+        n.op == "call_function" and getattr(n.target, "_schema", None) and n.target._schema.is_mutable for n in nodes
+    )
+    agree(model, functional, exact=True)
+    assert ingot.transform(functional, [passes.functionalize]).history[-1].changes == 0
+
+
+def test_what_was_written_is_an_output() -> None:
+    _, program = captured(Writes)
+    functional = ingot.transform(program, [passes.functionalize])
+    written = {(o.kind, o.target) for o in functional.signature.outputs if o.kind is not OutputKind.RESULT}
+    buffers = ("seen", "norm.running_mean", "norm.running_var", "norm.num_batches_tracked")
+    assert written == {
+        *((OutputKind.BUFFER_MUTATION, name) for name in buffers),
+        (OutputKind.ARGUMENT_MUTATION, "x"),
+        (OutputKind.LITERAL, None),
+    }
+
+
+@pytest.mark.parametrize("build", MODELS)
+@pytest.mark.parametrize("keep", [[], KEEP], ids=["all", "some kept whole"])
+def test_decompose(build: Callable[[], nn.Module], keep: list[str]) -> None:
+    model, program = captured(build)
+    options = (passes.decompose, {"keep": keep})
+    core = ingot.transform(program, [*passes.ROAD[:-1], options], check="numerics")
+    core.verify()
+    nodes = [n for m in graph_modules(core.graph_module) for n in m.graph.nodes]
+    assert not any(n.target is torch.ops.higher_order.wrap_with_autocast for n in nodes)
+    assert any(n.target is aten.linear.default for n in nodes) == bool(keep)
+    agree(model, core, exact=False)
+    assert ingot.transform(core, [options]).history[-1].changes == 0
+
+
+def test_origins_are_kept() -> None:
+    _, program = captured(Writes)
+    core = ingot.transform(program, [*passes.ROAD])
+    text = str(core)
+    assert "part.mul_(2)" in text
+    assert "norm  (BatchNorm1d)" in text
+
+
+def test_a_pass_that_needs_a_functional_program_says_so() -> None:
+    _, program = captured(Writes)
+    with pytest.raises(PassError, match="takes a FUNCTIONAL program"):
+        ingot.transform(program, [passes.decompose])
+    with pytest.raises(PassError, match="no operator"):
+        ingot.transform(program, [passes.functionalize, (passes.decompose, {"keep": ["linnear"]})])
+
+
+@pytest.mark.parametrize(
+    "name", ["bert", "gpt2", "t5", "resnet", "swin", "llama", "mixtral", "mamba2", "whisper", "clip"]
+)
+@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
+def test_the_road(name: str, dynamic: bool) -> None:
+    item = entry(name)
+    kwargs = item.inputs(item.sizes)
+    shapes = {k: dict(v) for k, v in (item.dynamic or {}).items() if k in kwargs} if dynamic else None
+    program = ingot.capture(item.build(), (), kwargs, dynamic_shapes=shapes)
+    core = ingot.transform(program, passes.ROAD, check="numerics")
+    assert core.dialect.name == "CORE"
+    again = ingot.transform(core, [p for p in passes.ROAD if p not in (passes.tracepoints,)])
+    assert all(step.changes == 0 for step in again.history[len(core.history) :])
+
+
+def test_the_road_in_a_file(tmp_path: Any) -> None:
+    model, program = captured(Writes)
+    core = ingot.transform(program, [*passes.ROAD[:-1], (passes.decompose, {"keep": ["linear"]})])
+    core.save(tmp_path / "core.ingot")
+    loaded = ingot.load(tmp_path / "core.ingot")
+    loaded.verify()
+    assert loaded.history == core.history
+    agree(model, loaded, exact=False)
