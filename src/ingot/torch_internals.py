@@ -764,6 +764,11 @@ def new_fake_mode() -> tuple[FakeTensorMode, ShapeEnv]:
     return FakeTensorMode(allow_non_fake_inputs=True, shape_env=env), env
 
 
+def fake_mode_of(tensor: torch.Tensor) -> FakeTensorMode | None:
+    """The fake mode that a tensor belongs to, or None for a real one."""
+    return tensor.fake_mode if isinstance(tensor, FakeTensor) else None
+
+
 def portable_expr_of(value: Any) -> sympy.Expr:
     """The expression of a symbolic value, in symbols that another environment may adopt.
 

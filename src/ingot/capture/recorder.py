@@ -326,7 +326,8 @@ class Recorder(internals.RecordingMode):
         origin = self.node_of(known)
         if id(known) in self._known:
             self._known[id(tensor)] = self._known[id(known)]
-        if origin.op == "call_function" and not origin.all_input_nodes:
+        made_of = [metadata.value_of(n) for n in origin.all_input_nodes]
+        if origin.op == "call_function" and not any(isinstance(value, torch.Tensor) for value in made_of):
             self.frame.bind(tensor, origin)  # torch.zeros and its kin hand out another wrapper of what they made
             return origin
         return self.append(aten.detach.default, (origin,), {}, tensor)
@@ -370,17 +371,36 @@ class Recorder(internals.RecordingMode):
         return self._size_of_tensor(expr) if isinstance(expr, sympy.Symbol) else None
 
     def _size_of_tensor(self, symbol: sympy.Symbol) -> fx.Node | None:
-        """The sym_size node of the first tensor that has `symbol` as a size."""
+        """A node for a dim's size: the size of the first tensor that has it, or solved from one that has 2*dim + 1."""
+        found: tuple[torch.Tensor, int, int, int] | None = None
         for tensor in self.frame.alive:
             for dim, size in enumerate(tensor.shape if isinstance(tensor, torch.Tensor) else ()):
-                if internals.is_symbolic(size) and internals.expr_of(size) == symbol:
-                    node = self.frame.graph.create_node(
-                        "call_function", aten.sym_size.int, (self.frame.nodes[id(tensor)], dim), name="sym_size"
-                    )
-                    self.annotate(node, size)
-                    self.frame.expressions[symbol] = node
-                    return node
-        return None
+                expr = internals.expr_of(size)
+                if expr == symbol:
+                    return self._write_size(tensor, dim, symbol)
+                scale = expr.coeff(symbol) if symbol in expr.free_symbols else sympy.S.Zero
+                offset = sympy.expand(expr - scale * symbol)
+                if found is None and scale.is_Integer and scale > 0 and offset.is_Integer:
+                    found = tensor, dim, int(scale), int(offset)
+        if found is None:
+            return None
+        tensor, dim, scale, offset = found
+        node = self._write_size(tensor, dim, scale * symbol + offset)
+        for function, operand, expr in (
+            (operator.sub, offset, scale * symbol),
+            (operator.floordiv, scale, symbol),
+        ):
+            node = self.frame.graph.create_node("call_function", function, (node, operand))
+            self.annotate(node, internals.symint(self.env, expr))
+            self.frame.expressions[expr] = node
+        return node
+
+    def _write_size(self, tensor: torch.Tensor, dim: int, expr: sympy.Basic) -> fx.Node:
+        args = (self.frame.nodes[id(tensor)], dim)
+        node = self.frame.graph.create_node("call_function", aten.sym_size.int, args, name="sym_size")
+        self.annotate(node, tensor.shape[dim])
+        self.frame.expressions[expr] = node
+        return node
 
     # ------------------------------------------------------------------ modes and effects
 

@@ -113,8 +113,18 @@ def may_alias(node: fx.Node) -> bool:
     return any(r.alias_info is not None for r in target._schema.returns) or _is_composite(target)
 
 
+# Composite operators, whose schemas say nothing of aliases, that always compute a tensor of their own.
+_FRESH = frozenset(
+    (
+        *("aten::matmul", "aten::linear", "aten::conv1d", "aten::conv2d", "aten::conv3d", "aten::layer_norm"),
+        *("aten::conv_transpose1d", "aten::conv_transpose2d", "aten::conv_transpose3d", "aten::batch_norm"),
+        *("aten::softmax", "aten::log_softmax", "aten::scaled_dot_product_attention", "aten::group_norm"),
+    )
+)
+
+
 def _is_composite(target: Any) -> bool:
-    return bool(target._can_decompose())
+    return target._schema.name not in _FRESH and bool(target._can_decompose())
 
 
 # ---------------------------------------------------------------------- names

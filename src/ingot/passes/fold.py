@@ -252,9 +252,11 @@ class _Folding:
 
     def _constant(self, level: _Level, node: fx.Node, known: dict[fx.Node, Any]) -> fx.Node:
         """The placeholder of a node's value: a new one, unless the node only copies a constant."""
-        source = node.args[0] if node.args else None
-        if node.target in _COPIES and isinstance(source, fx.Node) and source.op == "placeholder":
-            return source
+        source: Any = node
+        while source.target in _COPIES:
+            source = source.args[0]
+        if source.op == "placeholder":
+            return source  # type: ignore[no-any-return]
         tensor = known[node].detach().clone()
         made = self.place(level, tensor, "folded", InputKind.CONSTANT, None)
         metadata.inherit_origin(made, node)

@@ -300,4 +300,4 @@ def class_named(kind: str, name: str) -> type | None:
         "registered": internals.registered_container(found) is not None or dataclasses.is_dataclass(found),
         "object": getattr(found, "__new__", None) is object.__new__ and not hasattr(found, "__del__"),
     }
-    return found if allowed[kind] else None
+    return found if allowed.get(kind, False) else None
