@@ -279,6 +279,22 @@ def test_what_is_made_at_the_first_call() -> None:
     assert_same(model(x()), want)
 
 
+def test_a_cache_by_size_is_computed_anew() -> None:
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.positions: torch.Tensor | None = None
+
+        def forward(self, a: torch.Tensor) -> torch.Tensor:
+            if self.positions is None or self.positions.shape[0] != a.shape[0]:
+                self.positions = torch.arange(a.shape[0]) * 2.0
+            return a + self.positions
+
+    program = ingot.capture(Model(), (x(4),), dynamic_shapes={"a": {0: "n"}})
+    for size in (1, 2, 4, 9):
+        assert_same(program(x(size)), Model()(x(size)))
+
+
 @functools.lru_cache(maxsize=4)
 def table_of(size: int) -> torch.Tensor:
     return torch.arange(size) * 2.0

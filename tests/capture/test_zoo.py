@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import ingot
-from ingot.errors import CaptureError, DataDependentError, DynamicShapeError, IngotError, InputError
+from ingot.errors import CaptureError, DataDependentError, DynamicShapeError, IngotError, InputError, StateError
 from ingot.program import tree
 from tests.zoo import ZOO, Entry, entry
 
@@ -68,7 +68,6 @@ DYNAMIC_REFUSED: dict[str, tuple[type[CaptureError], str]] = {
     "rt-detr-v2": (DynamicShapeError, "len() of the batch"),
     "d-fine": (DynamicShapeError, "len() of the batch"),
     "clipseg": (DynamicShapeError, "len() of the batch"),
-    "wav2vec2-conformer-rotary": (DynamicShapeError, "compares the size with the one of the last call"),
     "encodec": (DynamicShapeError, "loops over chunks of the samples"),
     "mimi": (DataDependentError, "computes its padding from sizes that it holds in tensors"),
     "minimax": (DynamicShapeError, "loops over blocks of the sequence"),
@@ -77,7 +76,7 @@ DYNAMIC_REFUSED: dict[str, tuple[type[CaptureError], str]] = {
     "jamba": (DynamicShapeError, "loops over the sequence"),
     "mamba": (DynamicShapeError, "loops over the sequence"),
     "mamba-no-cache": (DynamicShapeError, "loops over the sequence"),
-    "recurrent-gemma": (DynamicShapeError, "loops over the sequence"),
+    "recurrent-gemma": (StateError, "keeps its recurrent state in plain attributes"),
     "rwkv": (DynamicShapeError, "loops over the sequence"),
     "zamba": (DynamicShapeError, "loops over the sequence"),
     "kimi-linear": (DynamicShapeError, "the example fills one chunk of 64, which is a size of 1"),

@@ -13,7 +13,7 @@ from torch import fx, nn
 import ingot
 from ingot import passes
 from ingot import torch_internals as internals
-from ingot.passes.cutting import graph_modules
+from ingot.program.cutting import graph_modules
 from ingot.passes.effects import declare_effect
 
 SAID: list[str] = []

@@ -12,16 +12,16 @@ from torch import fx, nn
 
 import ingot
 from ingot import passes
-from ingot.passes import remove_noops as noops
 from ingot.passes.canonicalize import canonicalize
 from ingot.passes.cse import cse
-from ingot.passes.cutting import graph_modules
+from ingot.program.cutting import graph_modules
 from ingot.passes.dce import dce
 from ingot.passes.decompose import decompose
 from ingot.passes.fold import fold
 from ingot.passes.functionalize import functionalize
-from ingot.passes.remove_noops import remove_noops
-from ingot.program import metadata
+from ingot.passes.numerics import compare_values
+from ingot.passes.remove_noops import remove_noops, removes, shortens
+from ingot.program import metadata, tree
 from tests.zoo import entry
 
 aten, hop = torch.ops.aten, torch.ops.higher_order
@@ -333,9 +333,9 @@ def test_a_result_that_is_written_over_later_stays_a_copy() -> None:
 
 def test_a_second_rule_for_an_operator_is_refused() -> None:
     with pytest.raises(ValueError, match="already"):
-        noops.removes(aten.clone.default)(lambda node: None)
+        removes(aten.clone.default)(lambda node: None)
     with pytest.raises(ValueError, match="already"):
-        noops.shortens(aten.view.default)(lambda node: False)
+        shortens(aten.view.default)(lambda node: False)
 
 
 # ---------------------------------------------------------------------- canonicalize
@@ -384,7 +384,7 @@ def test_canonicalize_asks_for_sizes_once() -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["bert", "gpt2", "t5", "vit", "resnet", "mobilenet-v2", "llama", "mamba", "clip", "swin"]
+    "name", ["bert", "gpt2", "t5", "vit", "resnet", "mobilenet-v2", "llama", "distilbert", "clip", "swin"]
 )
 def test_zoo(name: str) -> None:
     item = entry(name)
@@ -393,8 +393,9 @@ def test_zoo(name: str) -> None:
     before = ingot.transform(program, [*REGIONS, functionalize, decompose], check=None)
     after = ingot.transform(before, [*ALL, fold, *ALL])
     assert len(after.graph.nodes) < len(before.graph.nodes)
-    expected, got = (torch.utils._pytree.tree_leaves(p(**inputs)) for p in (program, after))
-    for a, b in zip(expected, got, strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
+    with torch.no_grad():
+        expected, got = (tree.flatten(p(**inputs))[0] for p in (program, after))
+    problems = [compare_values(a, b, exact=False) for a, b in zip(expected, got, strict=True)]
+    assert not any(problems), problems
     again = ingot.transform(after, [*ALL, fold], check=None)
     assert [step.changes for step in again.history[-5:]] == [0] * 5

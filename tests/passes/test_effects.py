@@ -18,7 +18,7 @@ from torch.nn.attention.flex_attention import flex_attention
 import ingot
 from ingot import passes
 from ingot.errors import PassError
-from ingot.passes.cutting import graph_modules
+from ingot.program.cutting import graph_modules
 from ingot.passes.decompose import decompose
 from ingot.passes.effects import declare_effect, effects, without_tokens
 from ingot.passes.functionalize import functionalize

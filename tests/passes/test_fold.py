@@ -12,7 +12,7 @@ from torch import nn
 
 import ingot
 from ingot import passes
-from ingot.passes.cutting import graph_modules
+from ingot.program.cutting import graph_modules
 from ingot.passes.decompose import decompose
 from ingot.passes.fold import fold
 from ingot.passes.functionalize import functionalize

@@ -13,7 +13,7 @@ from torch import nn
 import ingot
 from ingot import passes
 from ingot.errors import PassError
-from ingot.passes.cutting import graph_modules
+from ingot.program.cutting import graph_modules
 
 hop = torch.ops.higher_order
 BF16, F16 = torch.bfloat16, torch.float16

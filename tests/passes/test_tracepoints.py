@@ -14,7 +14,7 @@ import ingot
 from ingot import torch_internals as internals
 from ingot.errors import CaptureError, UnflattenError, VerifyError
 from ingot.passes import tracepoints
-from ingot.passes.cutting import graph_modules
+from ingot.program.cutting import graph_modules
 from ingot.program.signature import CallSignature, ModuleCall
 
 

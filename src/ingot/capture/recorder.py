@@ -59,6 +59,19 @@ _SQUEEZES = frozenset(
 )
 
 
+# Of how many of its tensors an operator uses the values, where it asks the others for their shape or dtype only.
+_VALUES_USED: dict[Any, int] = {
+    aten.sym_size.int: 0,
+    aten.zeros_like.default: 0,
+    aten.ones_like.default: 0,
+    aten.full_like.default: 0,
+    aten.new_zeros.default: 0,
+    aten.new_ones.default: 0,
+    aten.new_full.default: 0,
+    aten.type_as.default: 1,
+}
+
+
 class Frame:
     """One graph being written, with what it knows of the values alive in it."""
 
@@ -386,10 +399,12 @@ class Recorder(internals.RecordingMode):
             return None
         tensor, dim, scale, offset = found
         node = self._write_size(tensor, dim, scale * symbol + offset)
-        for function, operand, expr in (
-            (operator.sub, offset, scale * symbol),
-            (operator.floordiv, scale, symbol),
+        for function, operand, idle, expr in (
+            (operator.sub, offset, 0, scale * symbol),
+            (operator.floordiv, scale, 1, symbol),
         ):
+            if operand == idle:
+                continue
             node = self.frame.graph.create_node("call_function", function, (node, operand))
             self.annotate(node, internals.symint(self.env, expr))
             self.frame.expressions[expr] = node
@@ -596,8 +611,10 @@ class Recorder(internals.RecordingMode):
                 return True
             if isinstance(node.target, internals.OpOverload) and torch.Tag.nondeterministic_seeded in node.target.tags:
                 return True
-            waiting.extend(n for n in node.all_input_nodes if n not in seen)
-            seen.update(node.all_input_nodes)
+            # What hangs on sizes and dtypes alone is computed anew for each of them.
+            inputs = node.all_input_nodes[: _VALUES_USED.get(node.target)]
+            waiting.extend(n for n in inputs if n not in seen)
+            seen.update(inputs)
         return False
 
     @contextmanager

@@ -4,22 +4,37 @@
 """
 
 from ingot.passes.autocast import autocast
+from ingot.passes.canonicalize import canonicalize
+from ingot.passes.cse import cse
+from ingot.passes.dce import dce
 from ingot.passes.decompose import decompose
+from ingot.passes.effects import declare_effect, effects
+from ingot.passes.fold import fold
 from ingot.passes.functionalize import functionalize
 from ingot.passes.grad_mode import grad_mode
 from ingot.passes.manager import REGISTRY, register, transform
+from ingot.passes.order_effects import order_effects
+from ingot.passes.remove_noops import remove_noops
 from ingot.passes.tracepoints import tracepoints
 
-ROAD = (tracepoints, autocast, grad_mode, functionalize, decompose)
+ROAD = (tracepoints, autocast, grad_mode, effects, functionalize, decompose, fold, cse, dce)
 
 __all__ = [
     "REGISTRY",
     "ROAD",
     "autocast",
+    "canonicalize",
+    "cse",
+    "dce",
+    "declare_effect",
     "decompose",
+    "effects",
+    "fold",
     "functionalize",
     "grad_mode",
+    "order_effects",
     "register",
+    "remove_noops",
     "tracepoints",
     "transform",
 ]

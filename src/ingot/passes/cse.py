@@ -15,7 +15,7 @@ import torch
 from torch import fx
 
 from ingot import torch_internals as internals
-from ingot.passes.cutting import graph_modules
+from ingot.program.cutting import graph_modules
 from ingot.passes.manager import register
 from ingot.program import metadata
 from ingot.program.dialects import FUNCTIONAL

@@ -16,11 +16,12 @@ from torch import fx
 
 from ingot import torch_internals as internals
 from ingot.errors import PassError, explain
-from ingot.passes.cutting import graph_modules
+from ingot.program.cutting import graph_modules
+from ingot.passes.effects import without_tokens
 from ingot.passes.grad_mode import grad_mode
 from ingot.passes.manager import register
 from ingot.passes.replay import Replay
-from ingot.program.dialects import CORE, FUNCTIONAL, core
+from ingot.program.dialects import CORE, FUNCTIONAL, SIZE_QUESTIONS, core
 from ingot.program.program import Program
 
 
@@ -36,11 +37,12 @@ def decompose(program: Program, *, keep: Sequence[Any] = ()) -> int:
     if not any(_changes(node, rules) for module in graph_modules(program.graph_module) for node in module.graph.nodes):
         return 0
     before = len(program.graph.nodes)
-    replay = Replay(program, rules)
-    outputs = program.signature.graph_outputs
-    with replay.recording():
-        results = replay.run(program.graph_module, replay.placeholders())
-        replay.finish(list(results), outputs)
+    with without_tokens(program):
+        replay = Replay(program, rules)
+        outputs = program.signature.graph_outputs
+        with replay.recording():
+            results = replay.run(program.graph_module, replay.placeholders())
+            replay.finish(list(results), outputs)
     grad_mode(program)
     return max(1, abs(len(program.graph.nodes) - before))
 
@@ -51,7 +53,7 @@ def _changes(node: fx.Node, rules: Mapping[Any, Callable[..., Any]]) -> bool:
 
 @cache
 def _table() -> dict[Any, Callable[..., Any]]:
-    return dict(torch.export.default_decompositions().items())
+    return {op: rule for op, rule in torch.export.default_decompositions().items() if op not in SIZE_QUESTIONS}
 
 
 def _overloads(keep: Sequence[Any]) -> set[Any]:

@@ -22,7 +22,7 @@ from torch import fx
 
 from ingot import torch_internals as internals
 from ingot.errors import PassError, explain
-from ingot.passes.cutting import drop_unused, graph_modules
+from ingot.program.cutting import drop_unused, graph_modules
 from ingot.passes.manager import register
 from ingot.passes.order_effects import (
     name_node,

@@ -44,7 +44,7 @@ _SMALLER_AS_A_CALL = frozenset(
 _COPIES = (aten.clone.default, aten.alias.default, aten.detach.default, aten.lift_fresh_copy.default)
 
 
-@register(takes=FUNCTIONAL, exact=False)
+@register(takes=FUNCTIONAL, exact=False, computes=True)
 def fold(program: Program, *, parameters: bool = False, batch_norm: bool = True, limit_bytes: int = 1 << 20) -> int:
     """Folds constants, in every graph; with `parameters`, parameters and buffers that are never written as well.
 

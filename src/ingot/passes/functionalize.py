@@ -16,7 +16,7 @@ from torch import fx
 
 from ingot import torch_internals as internals
 from ingot.passes.autocast import autocast
-from ingot.passes.cutting import graph_modules
+from ingot.program.cutting import graph_modules
 from ingot.passes.grad_mode import grad_mode
 from ingot.passes.manager import register
 from ingot.passes.replay import Replay

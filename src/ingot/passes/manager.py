@@ -12,6 +12,7 @@ pass too: it may take any dialect and must leave the program in the one that it 
 
 from __future__ import annotations
 
+import functools
 import inspect
 import time
 from collections.abc import Callable, Sequence
@@ -29,12 +30,17 @@ PassLike = Callable[..., int] | tuple[Callable[..., int], dict[str, Any]]
 
 @dataclass(frozen=True, slots=True)
 class PassInfo:
-    """What a pass takes and gives. `gives` None: the dialect that it was given."""
+    """What a pass takes and gives. `gives` None: the dialect that it was given.
+
+    `computes`: the pass stores numbers that it computed, rounded to the program's dtypes, so in float64 it is compared
+    by running it on the float64 program.
+    """
 
     name: str
     takes: Dialect | None = None
     gives: Dialect | None = None
     exact: bool = True
+    computes: bool = False
 
 
 REGISTRY: dict[str, Callable[..., int]] = {}
@@ -45,7 +51,9 @@ class _Register(Protocol):
     def __call__(self, function: Callable[..., int]) -> Callable[..., int]: ...
 
 
-def register(takes: Dialect, gives: Dialect | None = None, *, exact: bool = True) -> _Register:
+def register(
+    takes: Dialect, gives: Dialect | None = None, *, exact: bool = True, computes: bool = False
+) -> _Register:
     """Makes a function a pass under its own name. `exact`: results stay the same bit for bit. A second one raises."""
 
     def enter(function: Callable[..., int]) -> Callable[..., int]:
@@ -53,7 +61,7 @@ def register(takes: Dialect, gives: Dialect | None = None, *, exact: bool = True
         if name in REGISTRY:
             raise ValueError(f"the pass {name} is registered already")
         REGISTRY[name] = function
-        _INFO[function] = PassInfo(name, takes, gives, exact)
+        _INFO[function] = PassInfo(name, takes, gives, exact, computes)
         return function
 
     return enter
@@ -104,7 +112,7 @@ def transform(
         if check is not None:
             verify(current, fake_run=check == "numerics")
         if reference is not None and previous is not None:
-            reference.compare(previous, current, info)
+            reference.compare(previous, current, info, functools.partial(function, **options))
         if snapshots is not None:
             snapshots(info.name, current)
     return current

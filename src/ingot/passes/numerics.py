@@ -8,9 +8,10 @@ node whose value differs although its inputs agree is named.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,7 +21,7 @@ from torch import fx
 
 from ingot import torch_internals as internals
 from ingot.errors import InputError, NumericsError, explain
-from ingot.passes.cutting import graph_modules
+from ingot.program.cutting import graph_modules
 from ingot.passes.manager import PassInfo
 from ingot.program import calling, dims, metadata, tree
 from ingot.program.effects import acts
@@ -39,10 +40,16 @@ class Reference:
     def __init__(self, program: Program) -> None:
         self.inputs = list(_inputs_of(program))
 
-    def compare(self, before: Program, after: Program, info: PassInfo) -> None:
-        """Raises NumericsError if the two programs differ on any of the inputs."""
+    def compare(
+        self, before: Program, after: Program, info: PassInfo, apply: Callable[[Program], int] | None = None
+    ) -> None:
+        """Raises NumericsError if the two programs differ on any of the inputs. `apply` runs the pass again."""
         for wide in (False, True):
             old, new = (in_float64(before), in_float64(after)) if wide else (before, after)
+            if wide and info.computes and apply is not None:
+                new = in_float64(before)
+                apply(new)
+                new.graph_module.recompile()
             for leaves in self.inputs:
                 given = [_widened(leaf) for leaf in leaves] if wide else leaves
                 expected, got = _observe(old, given), _observe(new, given)
@@ -115,6 +122,7 @@ def in_float64(program: Program) -> Program:
         for node in module.graph.nodes:
             node.args = _wide_literals(node.args)
             node.kwargs = _wide_literals(node.kwargs)
+            metadata.set_value(node, _wide_value(metadata.value_of(node)))
             if node.target in (internals.enter_autocast, torch.ops.higher_order.wrap_with_autocast):
                 node.args = (*node.args[:2], False, *node.args[3:])
         module.recompile()
@@ -122,6 +130,16 @@ def in_float64(program: Program) -> Program:
     wide.state_dict = {name: made[id(t)] for name, t in wide.state_dict.items()}
     wide.constants = {name: made[id(t)] for name, t in wide.constants.items()}
     return wide
+
+
+def _wide_value(value: Any) -> Any:
+    """A node's recorded value as it is in float64."""
+    if isinstance(value, torch.Tensor) and value.dtype in _NARROW:
+        with internals.fake_mode_of(value) or contextlib.nullcontext(), torch.no_grad():
+            return value.to(torch.float64)
+    if type(value) in (list, tuple):
+        return type(value)(_wide_value(item) for item in value)
+    return value
 
 
 def _wide_literals(argument: Any) -> Any:
@@ -282,8 +300,9 @@ def _culprit(
         if _same_call(known[node.name], node) and (lost := _lost_write(before, after, node)) is not None:
             return lost
         return node
-    changed: list[fx.Node] = [n for n in after.graph.nodes if n.name not in known or not _same_call(known[n.name], n)]
-    return changed[0] if changed else None
+    changed = (n for n in after.graph.nodes if n.name not in known or not _same_call(known[n.name], n))
+    first: fx.Node | None = next(changed, None)
+    return first
 
 
 def _lost_write(before: Program, after: Program, node: fx.Node) -> fx.Node | None:

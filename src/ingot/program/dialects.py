@@ -20,6 +20,14 @@ from torch import fx
 from ingot import torch_internals as internals
 
 
+_PACKETS = ("sym_size", "sym_stride", "sym_numel", "sym_storage_offset")
+SIZE_QUESTIONS = frozenset(
+    getattr(packet, overload)
+    for packet in (getattr(torch.ops.aten, name) for name in _PACKETS)
+    for overload in packet.overloads()
+)
+
+
 @dataclass(frozen=True, slots=True)
 class Dialect:
     """`complaint(node)` is why a node may not stand in this dialect, or None. `after` is what it refines.
@@ -77,8 +85,7 @@ def core(kept: Iterable[str] = ()) -> Dialect:
 @cache
 def _decomposable() -> frozenset[Any]:
     """What torch's own core form never holds: everything that it has a decomposition for, but questions of size."""
-    sizes = ("sym_size", "sym_stride", "sym_numel", "sym_storage_offset")
-    return frozenset(op for op in torch.export.default_decompositions() if op._opname not in sizes)
+    return frozenset(torch.export.default_decompositions()) - SIZE_QUESTIONS
 
 
 CAPTURED = Dialect("CAPTURED", _captured)

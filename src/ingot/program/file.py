@@ -72,7 +72,7 @@ def save(program: Program, path: str | PathLike[str]) -> None:
         "constraints": [_write_constraint(constraint, graphs) for constraint in program.constraints],
         "parameter_names": list(program.parameter_names),
         "training": program.training,
-        "dialect": program.dialect.name,
+        "dialect": [program.dialect.name, *program.dialect.kept],
         "history": [_write_step(step) for step in program.history],
         "state_dict": [[name, _add(weights, name, tensor)] for name, tensor in program.state_dict.items()],
         "constants": [[name, _add(weights, name, tensor)] for name, tensor in program.constants.items()],
@@ -261,9 +261,18 @@ def _read_program(cursor: Cursor, container: Container) -> Program:
         parameter_names=tuple(name.text() for name in names.items()),
         example_inputs=_read_example(example, signature, constants, container),
         training=training.boolean(),
-        dialect=dialect.one_of(dialects.BY_NAME, "a dialect"),
+        dialect=_read_dialect(dialect),
         history=tuple(_read_step(step) for step in history.items()),
     )
+
+
+def _read_dialect(cursor: Cursor) -> dialects.Dialect:
+    items = cursor.items()
+    if not items:
+        cursor.wrong("a dialect")
+    named = items[0].one_of(dialects.BY_NAME, "a dialect")
+    kept = [item.text() for item in items[1:]]
+    return dialects.core(kept) if named is dialects.CORE and kept else named
 
 
 def _decode(container: Container) -> Cursor:

@@ -10,6 +10,7 @@ from torch import fx, nn
 
 from ingot import torch_internals as internals
 from ingot.program import calling
+from ingot.program.effects import assertions_explained
 from ingot.program.modes import switched
 from ingot.program.signature import InputKind
 
@@ -41,7 +42,7 @@ class ProgramModule(nn.Module):
             i.name: leaf for i, leaf in zip(specs, leaves, strict=True) if i.kind is InputKind.ARGUMENT
         }
         state = [tensor_at(self, name) for name in self._targets]
-        with internals.modes_restored():
+        with assertions_explained(), internals.modes_restored():
             values = self.graph_module(*calling.tokens_of(program), *state, *arguments.values())
         return calling.finish(program, list(values), arguments, lambda name: tensor_at(self, name))
 

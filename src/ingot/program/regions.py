@@ -10,137 +10,153 @@ A value that leaves a region keeps its name, so a signature that knows it by tha
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
-from torch import fx, nn
+import torch
+from torch import fx
 
 from ingot import torch_internals as internals
-from ingot.program import metadata
-from ingot.program.naming import unique
+from ingot.errors import PassError, explain
+from ingot.program import metadata, subgraphs
+from ingot.program.cutting import erase, idle, outline
 
-SWITCHES = frozenset({internals.enter_autocast, internals.exit_autocast, internals.set_grad_enabled})
-
-
-@dataclass(slots=True)
-class _Region:
-    """Nodes between switches: the operator that runs them and its settings. `depth` counts autocasts inside."""
-
-    operator: Any
-    settings: tuple[Any, ...]
-    name: str
-    switch: fx.Node
-    grad: bool
-    body: list[fx.Node] = field(default_factory=list)
-    depth: int = 0
+Settings = tuple[Any, ...]
+_AUTOCAST = torch.ops.higher_order.wrap_with_autocast
+_GRAD = torch.ops.higher_order.wrap_with_set_grad_enabled
 
 
-def wrap_switches(module: fx.GraphModule, grad: bool = True) -> int:
-    """Makes regions of every switch, in nested graphs too, and says how many. `grad` is the mode the graph runs in.
-
-    A region of either kind may be inside of one of the other, so only the outermost are made here; the switches inside
-    of them are found when the new graph is visited in its turn.
-    """
-    regions: list[_Region] = []
-    spent: list[fx.Node] = []
-    nested: list[tuple[fx.GraphModule, bool]] = []
-    current: _Region | None = None
-    for node in module.graph.nodes:
-        if current is not None and _ends(current, node, grad):
-            spent.append(node)
-            current = None
-        elif node.op == "output":
-            break  # a grad mode may last until the end
-        elif current is not None:
-            current.body.append(node)
-            current.depth += (node.target is internals.enter_autocast) - (node.target is internals.exit_autocast)
-        elif node.target in SWITCHES:
-            spent.append(node)
-            current = _begin(node, grad)
-            regions.extend([] if current is None else [current])
-        else:
-            nested.extend((region, grad) for region in _graphs(module, node))
-    for region in regions:
-        if region.body:
-            nested.append((_outline(module, region), region.grad))
-    for node in reversed(spent):
-        module.graph.erase_node(node)
-    count = sum(bool(region.body) for region in regions)
-    module.recompile()
-    return count + sum(wrap_switches(inner, mode) for inner, mode in nested)
+def wrap_switches(module: fx.GraphModule) -> int:
+    """Makes regions of every switch, in nested graphs too, and says how many switches it replaced."""
+    return cut_autocast(module) + cut_grad_mode(module)
 
 
-def _begin(switch: fx.Node, grad: bool) -> _Region | None:
-    if switch.target is internals.enter_autocast:
-        return _Region(internals.wrap_with_autocast, switch.args, "autocast_region", switch, grad)
-    enabled = bool(switch.args[0])
-    if enabled == grad:
-        return None
-    return _Region(internals.wrap_with_set_grad_enabled, (enabled,), "grad_region", switch, enabled)
+# ---------------------------------------------------------------------- autocast
 
 
-def _ends(region: _Region, node: fx.Node, grad: bool) -> bool:
-    if region.operator is internals.wrap_with_autocast:
-        return node.target is internals.exit_autocast and node.args[0] is region.switch
-    return node.target is internals.set_grad_enabled and not region.depth and bool(node.args[0]) == grad
+def cut_autocast(module: fx.GraphModule, in_force: tuple[Settings, ...] = ()) -> int:
+    """Cuts the regions of a graph that runs under these settings, the inner ones first; returns how many pairs."""
+    count = 0
+    open_: list[fx.Node] = []
+    for node in list(module.graph.nodes):
+        around = (*in_force, *(_settings(enter) for enter in open_))
+        if node.target is internals.enter_autocast:
+            open_.append(node)
+        elif node.target is internals.exit_autocast:
+            _check_closes(node, open_)
+            enter = open_.pop()
+            _replace_autocast(module, enter, node, around[:-1])
+            count += 1
+        elif node.target in subgraphs.LAYOUTS:
+            inside = (*around, tuple(node.args[:4])) if node.target is _AUTOCAST else around
+            for attribute in subgraphs.function_attributes(node):
+                count += cut_autocast(getattr(module, str(attribute.target)), inside)
+    if open_:
+        raise PassError(explain(f"{open_[-1].name} is never closed.", where=metadata.where(open_[-1])))
+    return count
 
 
-def _graphs(module: fx.GraphModule, node: fx.Node) -> list[fx.GraphModule]:
-    """The graphs that a node calls."""
-    found = [getattr(module, str(n.target)) for n in node.all_input_nodes if n.op == "get_attr"]
-    return [graph for graph in found if isinstance(graph, fx.GraphModule)]
+def _check_closes(node: fx.Node, open_: Sequence[fx.Node]) -> None:
+    if not open_ or node.args[0] is not open_[-1]:
+        raise PassError(
+            explain(
+                f"{node.name} closes {node.args[0]}, but {open_[-1] if open_ else 'no autocast'} is open there.",
+                where=metadata.where(node),
+                why="autocast switches must be nested like with statements",
+                fix="look at what moved the switch: the trace writes them nested",
+            )
+        )
 
 
-def _outline(module: fx.GraphModule, region: _Region) -> fx.GraphModule:
-    """Moves a region's nodes into a graph of their own, called where the region was."""
-    inside = set(region.body)
-    leaving = [node for node in region.body if any(user not in inside for user in node.users)]
-    if not leaving:
-        # A region that only writes. torch saves a call that returns nothing, and then cannot load it.
-        leaving = [node for node in region.body if metadata.tensors_in(metadata.value_of(node))][-1:]
-    inner, entering = _graph_of(module, region.body, leaving)
-    name = unique(region.name, {key for key, _ in module.named_children()})
-    module.add_module(name, inner)
-    graph = module.graph
-    with graph.inserting_before(region.body[0]):
-        function = graph.get_attr(name)
-        call = graph.call_function(region.operator, (*region.settings, function, *entering))
-        items = [graph.call_function(operator.getitem, (call, index)) for index in range(len(leaving))]
-    metadata.set_value(call, tuple(metadata.value_of(node) for node in leaving))
-    for made in (function, call):
-        metadata.inherit_origin(made, region.switch)
-    for node, item in zip(leaving, items, strict=True):
-        metadata.copy_metadata(node, item)
-        node.replace_all_uses_with(item, delete_user_cb=lambda user: user not in inside)
-    for node in reversed(region.body):
-        graph.erase_node(node)
-    for node, item in zip(leaving, items, strict=True):
-        item.name = node.name
-    return inner
+def _settings(enter: fx.Node) -> Settings:
+    return tuple(enter.args)
 
 
-def _graph_of(
-    module: fx.GraphModule, body: Sequence[fx.Node], leaving: Sequence[fx.Node]
-) -> tuple[fx.GraphModule, list[fx.Node]]:
-    """The graph of some nodes, and the nodes that must be handed to it."""
-    root, graph = nn.Module(), fx.Graph()
-    inside = set(body)
-    used = dict.fromkeys(n for node in body for n in node.all_input_nodes if n not in inside)
-    copies: dict[fx.Node, fx.Node] = {}
-    entering = [node for node in used if node.op != "get_attr"]
-    for node in (*entering, *(node for node in used if node.op == "get_attr"), *body):
-        if node.op == "get_attr":
-            root.add_module(str(node.target), getattr(module, str(node.target)))
-        if node in inside or node.op == "get_attr":
-            args, kwargs = fx.map_arg((node.args, node.kwargs), copies.__getitem__)
-            copies[node] = graph.create_node(node.op, node.target, args, kwargs)
-            metadata.copy_metadata(node, copies[node])
-        else:
-            copies[node] = graph.placeholder(node.name)
-            metadata.set_value(copies[node], metadata.value_of(node))
-        copies[node].name = node.name
-    output = graph.output(tuple(copies[node] for node in leaving))
-    metadata.set_value(output, tuple(metadata.value_of(node) for node in leaving))
-    return internals.LazyGraphModule(root, graph), entering
+def _replace_autocast(module: fx.GraphModule, enter: fx.Node, exit_: fx.Node, around: Sequence[Settings]) -> None:
+    nodes = _between(enter, exit_)
+    settings = _settings(enter)
+    module.graph.erase_node(exit_)
+    module.graph.erase_node(enter)
+    if idle(nodes):
+        erase(module, nodes)
+    elif not _in_force(settings, around):
+
+        def call(graph: fx.Graph, attribute: fx.Node, inputs: Sequence[fx.Node]) -> fx.Node:
+            return graph.create_node("call_function", _AUTOCAST, (*settings, attribute, *inputs), name="autocast")
+
+        outline(module, nodes, "autocast_region", call)
+
+
+def _between(first: fx.Node, last: fx.Node) -> list[fx.Node]:
+    nodes = []
+    node = first.next
+    while node is not last:
+        nodes.append(node)
+        node = node.next
+    return nodes
+
+
+def _in_force(settings: Settings, around: Sequence[Settings]) -> bool:
+    """Whether autocast for that device is so set already; outside of every region it is off."""
+    device, dtype, enabled = settings[:3]
+    for outer in reversed(around):
+        if outer[0] == device:
+            return outer[2] == enabled and (not enabled or outer[1] == dtype)
+    return not enabled
+
+
+# ---------------------------------------------------------------------- grad mode
+
+
+def cut_grad_mode(module: fx.GraphModule) -> int:
+    """Cuts the regions of a whole program's graph; returns how many switches it replaced."""
+    switches = [n for n in module.graph.nodes if n.target is internals.set_grad_enabled]
+    # The trace writes a switch only where the mode changes, so the first one tells what it was before.
+    ambient = not switches[0].args[0] if switches else True
+    count, _ = _cut_grad(module, ambient, ambient)
+    return count
+
+
+def _cut_grad(module: fx.GraphModule, ambient: bool, mode: bool) -> tuple[int, bool]:
+    """Cuts the regions of one graph whose own mode is `ambient` and that begins in `mode`; returns the mode it ends in."""
+    count = 0
+    runs: list[tuple[bool, list[fx.Node]]] = []
+    for node in list(module.graph.nodes):
+        if node.op in ("placeholder", "output"):
+            continue
+        if node.target is internals.set_grad_enabled:
+            mode = bool(node.args[0])
+            module.graph.erase_node(node)
+            count += 1
+            continue
+        if node.target in subgraphs.LAYOUTS:
+            inner, mode = _cut_grad_functions(module, node, mode)
+            count += inner
+        if not runs or runs[-1][0] != mode:
+            runs.append((mode, []))
+        runs[-1][1].append(node)
+    for enabled, nodes in runs:
+        if enabled != ambient:
+            _replace_grad(module, enabled, nodes)
+    return count, mode
+
+
+def _cut_grad_functions(module: fx.GraphModule, node: fx.Node, mode: bool) -> tuple[int, bool]:
+    count, after = 0, mode
+    inside = bool(node.args[0]) if node.target is _GRAD else mode
+    for attribute in subgraphs.function_attributes(node):
+        cut, ended = _cut_grad(getattr(module, str(attribute.target)), inside, inside)
+        count += cut
+        after = ended if node.target is not _GRAD else mode
+    return count, after
+
+
+def _replace_grad(module: fx.GraphModule, enabled: bool, nodes: Sequence[fx.Node]) -> None:
+    if idle(nodes):
+        erase(module, nodes)
+        return
+
+    def call(graph: fx.Graph, attribute: fx.Node, inputs: Sequence[fx.Node]) -> fx.Node:
+        return graph.create_node("call_function", _GRAD, (enabled, attribute, *inputs), name="grad_mode")
+
+    outline(module, nodes, "grad_region", call)

@@ -24,6 +24,7 @@ from torch import fx, nn
 from ingot import torch_internals as internals
 from ingot.errors import UnflattenError, explain
 from ingot.program import calling, metadata, subgraphs, tree
+from ingot.program.effects import assertions_explained
 from ingot.program.modes import switched
 from ingot.program.module import attach_state, module_at, tensor_at
 from ingot.program.naming import unique
@@ -144,7 +145,7 @@ class UnflattenedRoot(Unflattened):
         specs = program.signature.user_inputs
         arguments = {i.name: x for i, x in zip(specs, leaves, strict=True) if i.kind is InputKind.ARGUMENT}
         body = next(iter(self.bodies.values()))
-        with internals.modes_restored(), _as_root(self):
+        with assertions_explained(), internals.modes_restored(), _as_root(self):
             values = self._run(body, [arguments[name] for name in body.arguments])
         return calling.finish(program, values, arguments, lambda name: tensor_at(self, name))
 

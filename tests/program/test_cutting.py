@@ -9,7 +9,7 @@ import torch
 from torch import fx
 
 import ingot
-from ingot.passes.cutting import graph_modules, inline, outline, split
+from ingot.program.cutting import graph_modules, inline, outline, split
 from ingot.program import metadata
 
 

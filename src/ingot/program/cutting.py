@@ -46,6 +46,8 @@ def outline(module: fx.GraphModule, nodes: Sequence[fx.Node], name: str, caller:
     inside = set(nodes)
     inputs = list(dict.fromkeys(n for node in nodes for n in node.all_input_nodes if n not in inside))
     outputs = [node for node in nodes if any(user not in inside for user in node.users)]
+    if not outputs:  # torch saves a call that returns nothing, and then cannot load it
+        outputs = [node for node in nodes if metadata.tensors_in(metadata.value_of(node))][-1:]
     root, graph = nn.Module(), fx.Graph()
     values: dict[fx.Node, fx.Node] = {}
     for node in inputs:
