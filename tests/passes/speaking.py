@@ -13,8 +13,8 @@ from torch import fx, nn
 import ingot
 from ingot import passes
 from ingot import torch_internals as internals
-from ingot.program.cutting import graph_modules
 from ingot.passes.effects import declare_effect
+from ingot.program.cutting import graph_modules
 
 SAID: list[str] = []
 

@@ -14,7 +14,6 @@ import ingot
 from ingot import passes
 from ingot.passes.canonicalize import canonicalize
 from ingot.passes.cse import cse
-from ingot.program.cutting import graph_modules
 from ingot.passes.dce import dce
 from ingot.passes.decompose import decompose
 from ingot.passes.fold import fold
@@ -22,6 +21,7 @@ from ingot.passes.functionalize import functionalize
 from ingot.passes.numerics import compare_values
 from ingot.passes.remove_noops import remove_noops, removes, shortens
 from ingot.program import metadata, tree
+from ingot.program.cutting import graph_modules
 from tests.zoo import entry
 
 aten, hop = torch.ops.aten, torch.ops.higher_order

@@ -18,12 +18,12 @@ from torch.nn.attention.flex_attention import flex_attention
 import ingot
 from ingot import passes
 from ingot.errors import PassError
-from ingot.program.cutting import graph_modules
 from ingot.passes.decompose import decompose
 from ingot.passes.effects import declare_effect, effects, without_tokens
 from ingot.passes.functionalize import functionalize
 from ingot.passes.order_effects import order_effects
 from ingot.program import tokens
+from ingot.program.cutting import graph_modules
 from ingot.program.signature import OutputKind
 from tests.passes.speaking import (
     MODELS,

@@ -12,10 +12,10 @@ from torch import nn
 
 import ingot
 from ingot import passes
-from ingot.program.cutting import graph_modules
 from ingot.passes.decompose import decompose
 from ingot.passes.fold import fold
 from ingot.passes.functionalize import functionalize
+from ingot.program.cutting import graph_modules
 
 aten = torch.ops.aten
 REGIONS = (passes.tracepoints, passes.autocast, passes.grad_mode, functionalize)

@@ -149,9 +149,7 @@ def test_a_pass_that_needs_a_functional_program_says_so() -> None:
         ingot.transform(program, [passes.functionalize, (passes.decompose, {"keep": ["linnear"]})])
 
 
-@pytest.mark.parametrize(
-    "name", ["bert", "gpt2", "resnet", "mixtral"]
-)
+@pytest.mark.parametrize("name", ["bert", "gpt2", "resnet", "mixtral"])
 @pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
 def test_the_road(name: str, dynamic: bool) -> None:
     item = entry(name)

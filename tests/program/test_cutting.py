@@ -9,8 +9,8 @@ import torch
 from torch import fx
 
 import ingot
-from ingot.program.cutting import graph_modules, inline, outline, split
 from ingot.program import metadata
+from ingot.program.cutting import graph_modules, inline, outline, split
 
 
 def example() -> ingot.Program:

@@ -18,9 +18,7 @@ def run(
         list[str] | None,
         typer.Option("--dynamic", metavar="ARG:DIM=NAME", help='A dim that may change: "x:0=batch". Repeatable.'),
     ] = None,
-    passes: Annotated[
-        str | None, typer.Option("--passes", help="Other passes than the road's: a,b{option=1}.")
-    ] = None,
+    passes: Annotated[str | None, typer.Option("--passes", help="Other passes than the road's: a,b{option=1}.")] = None,
     as_json: AsJson = False,
     debug: Debug = False,
 ) -> Result:
@@ -53,7 +51,9 @@ def run(
                 "nodes_before": step.nodes_before,
                 "nodes_after": step.nodes_after,
                 "seconds": round(step.seconds, 4),
-                "agrees": "bit for bit" if info_of(item[0] if isinstance(item, tuple) else item).exact else "to rounding",
+                "agrees": "bit for bit"
+                if info_of(item[0] if isinstance(item, tuple) else item).exact
+                else "to rounding",
             }
         )
     table = Table("pass", "changes", "nodes", "seconds", "numbers agree")

@@ -1,10 +1,10 @@
 """Puts what runs under autocast into regions.
 
-    before                                                      after
-    enter_autocast = enter_autocast("cpu", bfloat16, True, True)   autocast_region = self.autocast_region
-    linear = aten.linear(x, w)                                  call = wrap_with_autocast("cpu", bfloat16, True, True,
-    exit_autocast = exit_autocast(enter_autocast)                                         autocast_region, x, w)
-    return (linear,)                                            return (call[0],)
+before                                                      after
+enter_autocast = enter_autocast("cpu", bfloat16, True, True)   autocast_region = self.autocast_region
+linear = aten.linear(x, w)                                  call = wrap_with_autocast("cpu", bfloat16, True, True,
+exit_autocast = exit_autocast(enter_autocast)                                         autocast_region, x, w)
+return (linear,)                                            return (call[0],)
 """
 
 from __future__ import annotations

@@ -17,9 +17,9 @@ from torch import fx
 
 from ingot import torch_internals as internals
 from ingot.passes.cse import follow, key_of, named_values
-from ingot.program.cutting import graph_modules
 from ingot.passes.manager import register
 from ingot.program import metadata
+from ingot.program.cutting import graph_modules
 from ingot.program.dialects import CAPTURED, FUNCTIONAL
 from ingot.program.program import Program
 

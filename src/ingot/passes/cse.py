@@ -15,9 +15,9 @@ import torch
 from torch import fx
 
 from ingot import torch_internals as internals
-from ingot.program.cutting import graph_modules
 from ingot.passes.manager import register
 from ingot.program import metadata
+from ingot.program.cutting import graph_modules
 from ingot.program.dialects import FUNCTIONAL
 from ingot.program.effects import acts
 from ingot.program.program import Program

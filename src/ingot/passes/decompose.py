@@ -1,8 +1,8 @@
 """Replaces operators by the ones they are made of, down to torch's core ATen set.
 
-    before                                  after decompose, or decompose(keep=["linear"])
-    linear = aten.linear(x, w, b)           permute = aten.permute(w, [1, 0]); addmm = aten.addmm(b, x, permute)
-    gelu = aten.gelu(linear)                gelu = aten.gelu(addmm)
+before                                  after decompose, or decompose(keep=["linear"])
+linear = aten.linear(x, w, b)           permute = aten.permute(w, [1, 0]); addmm = aten.addmm(b, x, permute)
+gelu = aten.gelu(linear)                gelu = aten.gelu(addmm)
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from torch import fx
 
 from ingot import torch_internals as internals
 from ingot.errors import PassError, explain
-from ingot.program.cutting import graph_modules
 from ingot.passes.effects import without_tokens
 from ingot.passes.grad_mode import grad_mode
 from ingot.passes.manager import register
 from ingot.passes.replay import Replay
+from ingot.program.cutting import graph_modules
 from ingot.program.dialects import CORE, FUNCTIONAL, SIZE_QUESTIONS, core
 from ingot.program.program import Program
 
@@ -64,6 +64,8 @@ def _overloads(keep: Sequence[Any]) -> set[Any]:
             continue
         packet: Any = getattr(torch.ops.aten, item, None) if isinstance(item, str) else item
         if not hasattr(packet, "overloads"):
-            raise PassError(explain(f"decompose is to keep {item!r}, which is no operator.", fix='give names: "linear"'))
+            raise PassError(
+                explain(f"decompose is to keep {item!r}, which is no operator.", fix='give names: "linear"')
+            )
         found.update(getattr(packet, overload) for overload in packet.overloads())
     return found

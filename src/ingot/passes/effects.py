@@ -22,7 +22,6 @@ from torch import fx
 
 from ingot import torch_internals as internals
 from ingot.errors import PassError, explain
-from ingot.program.cutting import drop_unused, graph_modules
 from ingot.passes.manager import register
 from ingot.passes.order_effects import (
     name_node,
@@ -35,6 +34,7 @@ from ingot.passes.order_effects import (
 )
 from ingot.program import metadata, subgraphs, tokens
 from ingot.program.copying import copy_graph_module
+from ingot.program.cutting import drop_unused, graph_modules
 from ingot.program.dialects import CAPTURED
 from ingot.program.naming import unique
 from ingot.program.program import Program

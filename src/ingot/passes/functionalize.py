@@ -1,10 +1,10 @@
 """Takes writes and aliases out of the graph: what the model wrote to becomes an output.
 
-    before                                      after
-    add_ = aten.add_(b_count, 1)                add = aten.add(b_count, 1)
-    slice = aten.slice(x, 0, 0, 2)              mul = aten.mul(aten.slice(x, 0, 0, 2), 2)
-    mul_ = aten.mul_(slice, 2)                  slice_scatter = aten.slice_scatter(x, mul, 0, 0, 2)
-    return (x + b_count,)                       return (add, slice_scatter, slice_scatter + add)
+before                                      after
+add_ = aten.add_(b_count, 1)                add = aten.add(b_count, 1)
+slice = aten.slice(x, 0, 0, 2)              mul = aten.mul(aten.slice(x, 0, 0, 2), 2)
+mul_ = aten.mul_(slice, 2)                  slice_scatter = aten.slice_scatter(x, mul, 0, 0, 2)
+return (x + b_count,)                       return (add, slice_scatter, slice_scatter + add)
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from torch import fx
 
 from ingot import torch_internals as internals
 from ingot.passes.autocast import autocast
-from ingot.program.cutting import graph_modules
 from ingot.passes.grad_mode import grad_mode
 from ingot.passes.manager import register
 from ingot.passes.replay import Replay
+from ingot.program.cutting import graph_modules
 from ingot.program.dialects import CAPTURED, FUNCTIONAL
 from ingot.program.program import Program
 from ingot.program.signature import InputKind, Output, OutputKind

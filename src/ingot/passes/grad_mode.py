@@ -1,10 +1,10 @@
 """Puts what runs in another grad mode than the program's own into regions.
 
-    before                                        after
-    set_grad_enabled = set_grad_enabled(False)    grad_region = self.grad_region
-    linear = aten.linear(x, w)                    call = wrap_with_set_grad_enabled(False, grad_region, x, w)
-    set_grad_enabled_1 = set_grad_enabled(True)   relu = aten.relu(call[0])
-    relu = aten.relu(linear)
+before                                        after
+set_grad_enabled = set_grad_enabled(False)    grad_region = self.grad_region
+linear = aten.linear(x, w)                    call = wrap_with_set_grad_enabled(False, grad_region, x, w)
+set_grad_enabled_1 = set_grad_enabled(True)   relu = aten.relu(call[0])
+relu = aten.relu(linear)
 """
 
 from __future__ import annotations

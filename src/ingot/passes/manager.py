@@ -51,9 +51,7 @@ class _Register(Protocol):
     def __call__(self, function: Callable[..., int]) -> Callable[..., int]: ...
 
 
-def register(
-    takes: Dialect, gives: Dialect | None = None, *, exact: bool = True, computes: bool = False
-) -> _Register:
+def register(takes: Dialect, gives: Dialect | None = None, *, exact: bool = True, computes: bool = False) -> _Register:
     """Makes a function a pass under its own name. `exact`: results stay the same bit for bit. A second one raises."""
 
     def enter(function: Callable[..., int]) -> Callable[..., int]:

@@ -21,9 +21,9 @@ from torch import fx
 
 from ingot import torch_internals as internals
 from ingot.errors import InputError, NumericsError, explain
-from ingot.program.cutting import graph_modules
 from ingot.passes.manager import PassInfo
 from ingot.program import calling, dims, metadata, tree
+from ingot.program.cutting import graph_modules
 from ingot.program.effects import acts
 from ingot.program.program import Program
 from ingot.program.signature import InputKind
@@ -94,9 +94,7 @@ def _other_sizes(program: Program, example: list[Any]) -> Iterator[list[Any]]:
         yield leaves
 
 
-def _generated(
-    example: torch.Tensor, fake: Any, sizes: Mapping[str, int], generator: torch.Generator
-) -> torch.Tensor:
+def _generated(example: torch.Tensor, fake: Any, sizes: Mapping[str, int], generator: torch.Generator) -> torch.Tensor:
     """A tensor of the example's dtype and range at other sizes."""
     shape = [int(dims.evaluate(internals.expr_of(s), _by_symbol(s, sizes))) for s in fake.shape]
     if example.dtype.is_floating_point or example.dtype.is_complex:
@@ -289,6 +287,7 @@ def _culprit(
 ) -> fx.Node | None:
     """The first node that differs although its inputs agree; a node that the pass made or changed comes first."""
     known: dict[str, fx.Node] = {n.name: n for n in before.graph.nodes}
+    node: fx.Node
     for node in after.graph.nodes:
         if node.op in ("placeholder", "output") or node.name not in old:
             continue

@@ -20,9 +20,9 @@ import torch
 from torch import fx
 
 from ingot import torch_internals as internals
-from ingot.program.cutting import graph_modules
 from ingot.passes.manager import register
 from ingot.program import metadata, subgraphs, tokens
+from ingot.program.cutting import graph_modules
 from ingot.program.dialects import CAPTURED
 from ingot.program.naming import unique
 from ingot.program.program import Program

@@ -19,9 +19,9 @@ from torch import fx
 
 from ingot import torch_internals as internals
 from ingot.passes.cse import escaping, follow, may_alias, named_values, returned_nodes
-from ingot.program.cutting import graph_modules
 from ingot.passes.manager import register
 from ingot.program import metadata
+from ingot.program.cutting import graph_modules
 from ingot.program.dialects import CORE, FUNCTIONAL
 from ingot.program.program import Program
 

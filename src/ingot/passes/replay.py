@@ -78,9 +78,7 @@ class ReplayRecorder(Recorder):
         try:
             return super().record(view, args, kwargs)
         except (ValueError, RuntimeError):
-            copied = super().record(
-                torch.ops.aten.clone.default, args[:1], {"memory_format": torch.contiguous_format}
-            )
+            copied = super().record(torch.ops.aten.clone.default, args[:1], {"memory_format": torch.contiguous_format})
             return super().record(view, (copied, *args[1:]), kwargs)
 
     def enter_autocast(self, device: str, dtype: torch.dtype, enabled: bool, cache: bool) -> None:

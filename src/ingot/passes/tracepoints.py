@@ -1,11 +1,11 @@
 """Turns the markers around preserved module calls into those calls' signatures.
 
-    before                                                       after
-    tracepoint = tracepoint(x, 2, kind="module_call_inputs", …)  linear = aten.linear(x, p_fc_weight)
-    getitem = tracepoint[0]                                      return (linear,)
-    linear = aten.linear(getitem, p_fc_weight)
-    tracepoint_1 = tracepoint(linear, kind="module_call_outputs", …)    module_calls: fc(x, 2) -> linear
-    return (tracepoint_1[0],)
+before                                                       after
+tracepoint = tracepoint(x, 2, kind="module_call_inputs", …)  linear = aten.linear(x, p_fc_weight)
+getitem = tracepoint[0]                                      return (linear,)
+linear = aten.linear(getitem, p_fc_weight)
+tracepoint_1 = tracepoint(linear, kind="module_call_outputs", …)    module_calls: fc(x, 2) -> linear
+return (tracepoint_1[0],)
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from torch import fx
 
 from ingot import torch_internals as internals
 from ingot.errors import VerifyError, explain
-from ingot.program.cutting import graph_modules
 from ingot.passes.manager import register
 from ingot.program import metadata
+from ingot.program.cutting import graph_modules
 from ingot.program.dialects import CAPTURED
 from ingot.program.program import Program
 from ingot.program.signature import CallSignature, ModuleCall, Value
@@ -107,6 +107,4 @@ def _with_signature(call: ModuleCall, found: dict[tuple[str, str], tuple[Value, 
     inputs, outputs = found.get((call.path, INPUTS)), found.get((call.path, OUTPUTS))
     if inputs is None or outputs is None or call.signature is None:
         return call
-    return replace(
-        call, signature=CallSignature(inputs, outputs, call.signature.in_tree, call.signature.out_tree)
-    )
+    return replace(call, signature=CallSignature(inputs, outputs, call.signature.in_tree, call.signature.out_tree))

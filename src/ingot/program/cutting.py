@@ -117,7 +117,10 @@ def drop_unused(module: fx.GraphModule, name: str) -> None:
 
 
 def split(
-    module: fx.GraphModule, label: Callable[[fx.Node], Hashable | None], name: str = "part", caller: Caller = call_module
+    module: fx.GraphModule,
+    label: Callable[[fx.Node], Hashable | None],
+    name: str = "part",
+    caller: Caller = call_module,
 ) -> list[fx.Node]:
     """Outlines each run of consecutive nodes with one label; nodes labelled None stay. Returns the call nodes."""
     runs: list[tuple[Hashable | None, list[fx.Node]]] = []
@@ -178,5 +181,3 @@ def _copy(graph: fx.Graph, node: fx.Node, values: dict[fx.Node, Any], target: st
     )
     metadata.copy_metadata(node, made)
     return made
-
-

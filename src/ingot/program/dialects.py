@@ -19,7 +19,6 @@ from torch import fx
 
 from ingot import torch_internals as internals
 
-
 _PACKETS = ("sym_size", "sym_stride", "sym_numel", "sym_storage_offset")
 SIZE_QUESTIONS = frozenset(
     getattr(packet, overload)

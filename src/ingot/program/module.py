@@ -38,9 +38,7 @@ class ProgramModule(nn.Module):
         program = self.program
         leaves = calling.check_call(program, args, kwargs, dtypes=False)
         specs = program.signature.user_inputs
-        arguments = {
-            i.name: leaf for i, leaf in zip(specs, leaves, strict=True) if i.kind is InputKind.ARGUMENT
-        }
+        arguments = {i.name: leaf for i, leaf in zip(specs, leaves, strict=True) if i.kind is InputKind.ARGUMENT}
         state = [tensor_at(self, name) for name in self._targets]
         with assertions_explained(), internals.modes_restored():
             values = self.graph_module(*calling.tokens_of(program), *state, *arguments.values())

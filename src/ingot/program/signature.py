@@ -43,9 +43,7 @@ class OutputKind(enum.Enum):
 
 STATE_KINDS = frozenset({InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT})
 USER_KINDS = frozenset({InputKind.ARGUMENT, InputKind.LITERAL})
-MUTATION_KINDS = frozenset(
-    {OutputKind.BUFFER_MUTATION, OutputKind.PARAMETER_MUTATION, OutputKind.ARGUMENT_MUTATION}
-)
+MUTATION_KINDS = frozenset({OutputKind.BUFFER_MUTATION, OutputKind.PARAMETER_MUTATION, OutputKind.ARGUMENT_MUTATION})
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,9 +118,7 @@ class Signature:
     def argument_paths(self) -> dict[str, Path]:
         """Where each argument placeholder is in the user's arguments, spelled without the args/kwargs level."""
         paths = [path[1:] for path in leaf_paths(self.in_tree)]
-        return {
-            i.name: path for i, path in zip(self.user_inputs, paths, strict=True) if i.kind is InputKind.ARGUMENT
-        }
+        return {i.name: path for i, path in zip(self.user_inputs, paths, strict=True) if i.kind is InputKind.ARGUMENT}
 
 
 def _rename_output(output: Output, names: Mapping[str, str]) -> Output:
@@ -178,8 +174,7 @@ class ModuleCall:
 def rename_calls(calls: Iterable[ModuleCall], names: Mapping[str, str]) -> tuple[ModuleCall, ...]:
     """The calls after every node of `names` has become the one that it maps to."""
     return tuple(
-        replace(call, signature=call.signature.renamed(names)) if call.signature is not None else call
-        for call in calls
+        replace(call, signature=call.signature.renamed(names)) if call.signature is not None else call for call in calls
     )
 
 

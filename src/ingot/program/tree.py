@@ -217,11 +217,7 @@ def leaf_paths(tree: Tree, at: Path = ()) -> list[Path]:
     """Where each leaf is, e.g. ("past", 0, "keys")."""
     if tree.kind == "leaf":
         return [at]
-    return [
-        path
-        for key, child in zip(tree.keys, tree.children, strict=True)
-        for path in leaf_paths(child, (*at, key))
-    ]
+    return [path for key, child in zip(tree.keys, tree.children, strict=True) for path in leaf_paths(child, (*at, key))]
 
 
 def spell(path: Path) -> str:

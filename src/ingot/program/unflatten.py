@@ -358,9 +358,7 @@ class _Builder:
         body.graph = internals.LazyGraphModule(root, graph)
         return hidden
 
-    def _cut(
-        self, owner: fx.GraphModule, nodes: list[fx.Node], returned: Iterable[fx.Node], depth: int
-    ) -> list[_Item]:
+    def _cut(self, owner: fx.GraphModule, nodes: list[fx.Node], returned: Iterable[fx.Node], depth: int) -> list[_Item]:
         """The nodes with each run of a child's nodes replaced by a call of it."""
         items: list[_Item] = []
         controlled: set[fx.Node] = set()
