@@ -171,8 +171,12 @@ class _Conclusion:
         if self._proved(condition, 2 if question.by_operator else 0):
             return
         symbols = sorted(condition.free_symbols, key=lambda s: s.name)
-        if isinstance(condition, sympy.Eq) and not self._holds_everywhere(condition):
-            self._equality(condition, symbols, question)
+        at_least = 2 if question.by_operator else 0
+        if isinstance(condition, sympy.Eq) and not self._holds_everywhere(condition, at_least):
+            if len(symbols) == 1 and not self.roots[symbols[0]].low and self._holds_everywhere(condition, 1):
+                self._narrow(condition, symbols[0], question)  # only an empty tensor would break it
+            else:
+                self._equality(condition, symbols, question)
         elif len(symbols) == 1:
             self._narrow(condition, symbols[0], question)
         else:
@@ -300,13 +304,14 @@ class _Conclusion:
         sizes = [*range(floor, low), *range(high + 1, top + 1)]
         return any(_holds(condition, {symbol: size}) for size in sizes)
 
-    def _holds_everywhere(self, condition: sympy.Basic) -> bool:
-        """Whether a condition that could not be proved holds at every size that was tried."""
+    def _holds_everywhere(self, condition: sympy.Basic, at_least: int) -> bool:
+        """Whether a condition that could not be proved holds at every size, from `at_least` on, that was tried."""
         symbols = list(condition.free_symbols)
         for _ in range(32):
             sizes = {}
             for s in symbols:
                 low, high = self.ranges[s]
+                low = max(low, at_least if high is None else min(at_least, high))
                 sizes[s] = self._random.randint(low, max(low, 4 * self.roots[s].hint + 64) if high is None else high)
             if not _holds(condition, sizes):
                 return False

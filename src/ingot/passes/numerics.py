@@ -217,6 +217,7 @@ def compare_values(a: Any, b: Any, exact: bool) -> str | None:
     if not isinstance(a, torch.Tensor) or not isinstance(b, torch.Tensor):
         same = type(a) is type(b) and (a == b or (isinstance(a, float) and math.isnan(a) and math.isnan(b)))
         return None if same or callable(a) else f"is {b!r} instead of {a!r}"
+    a, b = a.detach(), b.detach()
     if a.shape != b.shape or a.dtype != b.dtype:
         return f"is {calling.show_shape(b)} instead of {calling.show_shape(a)}"
     if torch.equal(a.isnan(), b.isnan()) and torch.equal(a[~a.isnan()], b[~b.isnan()]):
