@@ -338,6 +338,16 @@ def test_int_of_a_size_is_either_kept_or_refused() -> None:
         assert_same(program(x(5, 4)), int_of_size(x(5, 4)))
 
 
+def test_an_example_of_one_that_broadcasts() -> None:
+    def f(a: torch.Tensor) -> torch.Tensor:
+        return a + torch.ones(4)
+
+    text = refused(
+        f, {"a": {0: "n"}}, x(1), line="ones", says=r"n \(dim 0 of a, 1\), and fails with 3", fix="leave n out"
+    )
+    assert "a size of 1 or 0 broadcasts" in text
+
+
 def test_squeeze_of_a_dynamic_dim() -> None:
     def f(a: torch.Tensor) -> torch.Tensor:
         return a.squeeze(0).sum(0)

@@ -81,6 +81,10 @@ STEPS: dict[str, Step] = {
 }
 
 
+# Two of these in a row take gigabytes.
+SQUARING = frozenset({"outer", "triangle", "expand", "gram", "one hot"})
+
+
 def _with_row(t: torch.Tensor) -> torch.Tensor:
     out = t.new_zeros(t.shape)
     out[t.shape[0] - 1 :] = 1
@@ -141,7 +145,9 @@ SEARCH = settings(
     phases=[Phase.generate, Phase.shrink],
 )
 PROGRAMS = given(
-    names=st.lists(st.sampled_from(sorted(STEPS)), min_size=1, max_size=4),
+    names=st.lists(st.sampled_from(sorted(STEPS)), min_size=1, max_size=4).filter(
+        lambda names: sum(name in SQUARING for name in names) < 2
+    ),
     example=st.tuples(st.sampled_from((1, 2, 3, 4, 6)), st.sampled_from((1, 2, 4, 5)), st.just(3)),
     spec=st.sampled_from(
         [
@@ -161,7 +167,7 @@ def test_never_a_silently_frozen_size(names: list[str], example: tuple[int, int,
 
 
 @pytest.mark.slow
-@settings(SEARCH, max_examples=2000)
+@settings(SEARCH, max_examples=500)
 @PROGRAMS
 def test_never_a_silently_frozen_size_at_length(names: list[str], example: tuple[int, int, int], spec: Any) -> None:
     check_names(names, example, spec)

@@ -353,6 +353,25 @@ def _follow_strides(tensor: torch.Tensor, sizes: Sequence[sympy.Expr]) -> list[s
     return strides
 
 
+def blame_traced_sizes(declared: Declared, error: CaptureError) -> DynamicShapeError | None:
+    """What to say where a model runs on its example and fails on the larger sizes that it is traced with."""
+    raised = [root for root in declared.roots.values() if root.hint != root.example]
+    if not raised:
+        return None
+    names = ", ".join(f"{root.name} ({root.where}, {root.example})" for root in raised)
+    what, *rest = str(error).splitlines()
+    return DynamicShapeError(
+        "\n".join(
+            [
+                f"The model runs with the example's sizes of {names}, and fails with {raised[0].hint}: {what}",
+                *(line for line in rest if line.startswith("  where: ")),
+                "  why: a size of 1 or 0 broadcasts, so a dynamic dim is traced with a larger one",
+                f"  what to do: give an example of two or more, or leave {raised[0].name} out of dynamic_shapes",
+            ]
+        )
+    )
+
+
 # ---------------------------------------------------------------------- the model's own signature
 
 

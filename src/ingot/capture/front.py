@@ -122,6 +122,8 @@ class _Session:
                 self.recorder.check_answers()
         except Exception as failure:
             error = failures.translate(failure, self._run_eager)
+            if type(error) is CaptureError and error is not failure:
+                error = dynamic.blame_traced_sizes(self.declared, error) or error
             if error is failure:
                 raise
             raise error from (error.__cause__ or failure)
