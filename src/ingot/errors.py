@@ -19,6 +19,15 @@
     ├── SaveError                   a Program holds something a file cannot
     ├── PassError                   a pass was given what it cannot take
     │   └── NumericsError           a pass changed what the program computes
+    ├── CompileError                a Program could not become native code
+    │   ├── UnsupportedOperator     an operator has no rule
+    │   ├── UnsupportedMachine      an instruction set that is not known, or that the compiler makes no code for
+    │   ├── NoCompiler              there is no C compiler that works
+    │   ├── CompilerFailed          the C compiler refused the source, or made no library of it
+    │   │   ├── CompilerTimeout     it did not end in time
+    │   │   └── CompilerKilled      a signal ended it: out of memory, most often
+    │   └── StorageError            a disk is full, a folder is read-only or not there
+    │       └── CacheError          neither the cache nor a folder of temporary files can hold the library
     └── FileError                   a file cannot be used (ingot_runtime.errors draws that branch)
         └── MissingOperator         it uses an operator that is not registered in this process
 
@@ -28,6 +37,7 @@ A message says what happened, where (the user's file and line), why, and what to
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
 from ingot_runtime.errors import (
     DamagedFile,
@@ -115,6 +125,51 @@ class NumericsError(PassError):
     """A pass changed what the program computes."""
 
 
+class CompileError(IngotError):
+    """A Program could not become native code."""
+
+
+class UnsupportedOperator(CompileError):
+    """Operators of a Program have no rule that lowers them."""
+
+
+class UnsupportedMachine(CompileError):
+    """An instruction set is not known, or the compiler makes no code for it."""
+
+
+class NoCompiler(CompileError):
+    """No C compiler was found, or the one asked for does not work."""
+
+
+class CompilerFailed(CompileError):
+    """A C compiler made no library of a source: the command, all that it said, and where the source is kept."""
+
+    def __init__(
+        self, message: str, *, command: Sequence[str] = (), output: str = "", kept: Path | None = None
+    ) -> None:
+        # The message alone is positional: this is what lets the exception be pickled between processes.
+        super().__init__(message)
+        self.command = tuple(command)
+        self.output = output
+        self.kept = kept
+
+
+class CompilerTimeout(CompilerFailed):
+    """A C compiler did not end in time."""
+
+
+class CompilerKilled(CompilerFailed):
+    """A C compiler, or a program that it runs, was ended by a signal."""
+
+
+class StorageError(CompileError):
+    """A file could not be written: the disk is full, the folder is read-only or not there."""
+
+
+class CacheError(StorageError):
+    """Neither the cache nor a folder of temporary files can hold a library."""
+
+
 def explain(what: str, *, where: str | None = None, why: str | None = None, fix: str | None = None) -> str:
     """One message in the house form; the parts that are not known are left out."""
     parts: Sequence[tuple[str, str | None]] = (("where", where), ("why", why), ("what to do", fix))
@@ -124,8 +179,13 @@ def explain(what: str, *, where: str | None = None, why: str | None = None, fix:
 
 __all__ = [
     "AssertionFailed",
+    "CacheError",
     "CallError",
     "CaptureError",
+    "CompileError",
+    "CompilerFailed",
+    "CompilerKilled",
+    "CompilerTimeout",
     "ConversionError",
     "DamagedFile",
     "DataDependentError",
@@ -136,15 +196,19 @@ __all__ = [
     "InputError",
     "LiteralError",
     "MissingOperator",
+    "NoCompiler",
     "NotAnIngotFile",
     "NumericsError",
     "PassError",
     "SaveError",
     "StateDictError",
     "StateError",
+    "StorageError",
     "StructureError",
     "UnflattenError",
     "UnsafeFile",
+    "UnsupportedMachine",
+    "UnsupportedOperator",
     "UnsupportedSchema",
     "UntraceableError",
     "VerifyError",

@@ -8,6 +8,7 @@ import importlib.metadata
 import importlib.util
 import os
 import platform
+import re
 import shutil
 import subprocess
 import sys
@@ -54,14 +55,14 @@ def version_of(package: str) -> str | None:
 
 
 def processor(cpuinfo: Path = Path("/proc/cpuinfo")) -> Processor:
-    fields = _fields(cpuinfo)
-    flags = {*fields.get("flags", "").split(), *fields.get("Features", "").split()}
-    # The kernel's name for NEON on 64-bit ARM, where every processor has it.
-    if "asimd" in flags or platform.machine() in ("arm64", "aarch64"):
-        flags.add("neon")
+    text = ""
+    with contextlib.suppress(OSError):
+        text = cpuinfo.read_text(encoding="utf-8", errors="replace")
+    # "asimd" is the kernel's name for NEON on 64-bit ARM.
+    flags = {"neon" if flag == "asimd" else flag for flag in _features(text)}
     cores = os.cpu_count() or 1
     return Processor(
-        model=fields.get("model name") or _named_elsewhere(),
+        model=_model(text) or _named_elsewhere(),
         architecture=platform.machine(),
         cores=cores,
         usable=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else cores,
@@ -69,14 +70,17 @@ def processor(cpuinfo: Path = Path("/proc/cpuinfo")) -> Processor:
     )
 
 
-def _fields(cpuinfo: Path) -> dict[str, str]:
-    """The first processor's entry."""
-    try:
-        text = cpuinfo.read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return {}
-    pairs = (line.split(":", 1) for line in text.partition("\n\n")[0].splitlines() if ":" in line)
-    return {key.strip(): value.strip() for key, value in pairs}
+def _features(cpuinfo: str) -> frozenset[str]:
+    """What the processors of a machine have, by the text of its /proc/cpuinfo; where that is empty, by asking it."""
+    from ingot_runtime.machine import architecture, features, from_cpuinfo  # brings numpy, which --help does without
+
+    return from_cpuinfo(cpuinfo, architecture()) if cpuinfo else features()
+
+
+def _model(cpuinfo: str) -> str | None:
+    """The first processor's name."""
+    found = re.search(r"^model name[ \t]*:[ \t]*(.*\S)", cpuinfo, re.MULTILINE)
+    return found[1] if found else None
 
 
 def _named_elsewhere() -> str:
