@@ -1,4 +1,1 @@
-"""C for a lowered program, and the shared library made from it.
-
-library = Cache.from_settings(settings).library(source, isa.host(), toolchain.find())
-"""
+"""C for CPUs: a lowered Module becomes one readable C file, and a compiler makes a library of it."""

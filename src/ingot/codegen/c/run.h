@@ -1,0 +1,133 @@
+/* A run: one call of the model, with memory of its own, so that several callers never meet. */
+
+enum { INGOT_OK, INGOT_INVALID, INGOT_ASSERTION, INGOT_INDEX, INGOT_MEMORY, INGOT_ZERO_DIVISION };
+
+typedef struct {
+    void *data;
+    int32_t dtype;
+    int32_t rank;
+    const int64_t *shape;
+    const int64_t *strides;
+} ingot_tensor;
+
+typedef struct {
+    int32_t abi, inputs, outputs, symbols;
+    const char *isa;
+    const char *weights;
+    uint64_t weights_size;
+} ingot_info;
+
+typedef struct ig_block {
+    struct ig_block *next;
+} ig_block;
+
+typedef struct ig_run {
+    struct ig_run *next;
+    ig_pool *pool;
+    char *arena, *scratch;
+    int64_t arena_size, scratch_size, scratch_each;
+    ig_block *blocks; /* what was allocated on the way */
+    uint64_t seed, draw;
+    _Atomic int status;
+    int site;
+} ig_run;
+
+typedef struct ingot_model {
+    const char *weights;
+    char *state;
+    ig_pool *pool;
+    ig_run *idle;
+    pthread_mutex_t lock, turn;
+    uint64_t seed, draws;
+} ingot_model;
+
+typedef struct {
+    void *const *p;
+    const int64_t *n;
+    ig_run *run;
+    int site;
+} ig_call;
+
+static void ig_fail_run(ig_run *run, int status, int site)
+{
+    int none = 0;
+    if (atomic_compare_exchange_strong(&run->status, &none, status)) run->site = site;
+}
+
+static inline void ig_fail(const ig_call *c, int status) { ig_fail_run(c->run, status, c->site); }
+
+static inline char *ig_scratch(const ig_call *c, int worker) { return c->run->scratch + worker * c->run->scratch_each; }
+
+static void ig_launch(ig_run *run, ig_task task, void *const *p, const int64_t *n, int site, int64_t total, int64_t grain)
+{
+    ig_call call = {p, n, run, site};
+    if (total > 0 && !run->status) ig_parallel(run->pool, task, &call, total, grain < 1 ? 1 : grain);
+}
+
+#define LAUNCH(kernel, site, total, grain, ...) \
+    ig_launch(run, kernel, (void *[]){__VA_ARGS__}, n, site, total, grain)
+
+static char *ig_reserve(ig_run *run, char **memory, int64_t *held, int64_t size)
+{
+    if (!*memory || *held < size) {
+        free(*memory);
+        *held = size;
+        *memory = aligned_alloc(64, (size_t)ig_round_up(size));
+        if (!*memory) *held = 0, ig_fail_run(run, INGOT_MEMORY, 0);
+    }
+    return *memory;
+}
+
+static inline char *ig_reserve_arena(ig_run *run, int64_t size)
+{
+    return ig_reserve(run, &run->arena, &run->arena_size, size);
+}
+
+static inline int ig_reserve_scratch(ig_run *run, int64_t each)
+{
+    run->scratch_each = ig_round_up(each);
+    return !each || ig_reserve(run, &run->scratch, &run->scratch_size, run->scratch_each * ig_pool_threads(run->pool));
+}
+
+/* Memory whose size the run found out on its way; freed with the run. */
+static inline void *ig_allocate(ig_run *run, int64_t size)
+{
+    char *const memory = aligned_alloc(64, 64 + (size_t)ig_round_up(size));
+    if (!memory) {
+        ig_fail_run(run, INGOT_MEMORY, 0);
+        return 0;
+    }
+    ig_block *const block = (ig_block *)memory;
+    block->next = run->blocks;
+    run->blocks = block;
+    return memory + 64;
+}
+
+static int ig_say(char *message, size_t size, const char *name, const char *what, int64_t found, int64_t expected)
+{
+    if (message && size)
+        snprintf(message, size, "%s: %s is %lld, but was compiled for %lld", name, what, (long long)found, (long long)expected);
+    return 0;
+}
+
+static int ig_input(const ingot_tensor *t, const char *name, int dtype, int rank, char *message, size_t size)
+{
+    if (t->dtype != dtype) return ig_say(message, size, name, "the dtype code", t->dtype, dtype);
+    if (t->rank != rank) return ig_say(message, size, name, "the rank", t->rank, rank);
+    if (t->strides) {
+        int64_t step = 1;
+        for (int d = rank - 1; d >= 0; --d) {
+            if (t->shape[d] != 1 && t->strides[d] != step) return ig_say(message, size, name, "a stride", t->strides[d], step);
+            step *= t->shape[d];
+        }
+    }
+    return 1;
+}
+
+static int ig_dim(const ingot_tensor *t, const char *name, int dim, int64_t expected, char *message, size_t size)
+{
+    if (t->shape[dim] == expected) return 1;
+    char what[32];
+    snprintf(what, sizeof what, "the size of dim %d", dim);
+    return ig_say(message, size, name, what, t->shape[dim], expected);
+}

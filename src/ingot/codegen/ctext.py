@@ -1,0 +1,273 @@
+"""Sizes, types and bodies as C text. `Statements` is the handler that a body is replayed on."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+
+from ingot.lowering.body import replay
+from ingot.lowering.expr import Div, Expr, Mod, Pick, Size, Symbol, bounds, substitute, symbol
+from ingot.lowering.ir import FLOATS, INTEGERS, Access, Body, Buffer, Op
+
+STORED = {
+    "bool": "uint8_t",
+    "float16": "uint16_t",
+    "bfloat16": "uint16_t",
+    "float32": "float",
+    "float64": "double",
+    **{name: f"{name}_t" for name in INTEGERS},
+}
+# A bool is an int while it is computed with: masks as wide as floats vectorize best.
+COMPUTED = {**STORED, "bool": "int", "float16": "float", "bfloat16": "float"}
+SUFFIX = {
+    "float32": "f32",
+    "float64": "f64",
+    "bool": "i32",
+    **{n: n.replace("uint", "u").replace("int", "i") for n in INTEGERS},
+}
+
+
+def size_text(size: Size, names: Mapping[str, str] | None = None) -> str:
+    """An index as C. Symbols keep their names, or take those in `names`; what is never negative is divided by C's /."""
+    if names:
+        size = _renamed(size, names)
+    if isinstance(size, int):
+        return str(size)
+    parts: list[str] = []
+    for term, coefficient in sorted(size.terms.items(), key=lambda item: (-len(item[0]), [str(a) for a in item[0]])):
+        factors = [_atom_text(atom) for atom in term]
+        number = abs(coefficient)
+        if number != 1 or not factors:
+            factors.append(str(number))
+        text = "*".join(factors)
+        sign = "-" if coefficient < 0 else "+"
+        parts.append(f" {sign} {text}" if parts else (f"-{text}" if coefficient < 0 else text))
+    return "".join(parts) or "0"
+
+
+def _atom_text(atom: Symbol | Div | Mod | Pick) -> str:
+    if isinstance(atom, Symbol):
+        return atom.name
+    left, right = size_text(atom.left), size_text(atom.right)
+    if isinstance(atom, Pick):
+        return f"ig_{atom.which}({left}, {right})"
+    low, _ = bounds(atom.left)
+    name = "div" if isinstance(atom, Div) else "mod"
+    if low is None or low < 0:
+        return f"ig_floor_{name}({left}, {right})"
+    return f"({_enclosed(left)} {'/' if name == 'div' else '%'} {_enclosed(right)})"
+
+
+def _enclosed(text: str) -> str:
+    return text if text.isalnum() else f"({text})"
+
+
+def symbols_of(sizes: Iterable[Size]) -> set[str]:
+    return {s.name for size in sizes if isinstance(size, Expr) for s in size.symbols}
+
+
+def constant_text(value: int | float | bool, dtype: str) -> str:
+    if dtype in FLOATS:
+        value = float(value)
+        if math.isnan(value):
+            return "NAN_F32" if dtype == "float32" else "NAN_F64"
+        if math.isinf(value):
+            name = "INF_F32" if dtype == "float32" else "INF_F64"
+            return name if value > 0 else f"(-{name})"
+        if dtype == "float32":
+            return f"{_single(value)}f"
+        return value.hex() if value != int(value) or abs(value) > 1e15 else repr(value)
+    if dtype == "int64":
+        return "INT64_MIN" if value == -(2**63) else f"{int(value)}" if abs(value) < 2**31 else f"INT64_C({int(value)})"
+    return f"(({COMPUTED[dtype]}){int(value)})" if dtype not in ("bool", "int32") else str(int(value))
+
+
+def _single(value: float) -> str:
+    """The shortest decimal that reads back as the same float32."""
+    import numpy as np
+
+    text = str(np.float32(value))
+    return text if any(c in text for c in ".en") else f"{text}.0"
+
+
+# Operations that C spells itself, for every dtype.
+_INFIX = {"add": "+", "sub": "-", "mul": "*", "bitand": "&", "bitor": "|", "bitxor": "^",
+          "eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">=", "and": "&", "or": "|"}  # fmt: skip
+
+
+class Statements:
+    """Replays a body as C declarations, those that do not depend on `inner` variables apart, to go before the loop.
+
+    `place(buffer, index)` spells the element of a buffer; `math` collects the library functions that were used.
+    """
+
+    def __init__(
+        self,
+        body: Body,
+        place: Callable[[str, Size], str],
+        buffers: Mapping[str, Buffer],
+        used: set[str],
+        *,
+        inner: Iterable[str] = (),
+        prefix: str = "v",
+        accumulator: str = "acc",
+    ) -> None:
+        self.body = body
+        self.place = place
+        self.buffers = buffers
+        self.used = used
+        self.prefix = prefix
+        self.accumulator = accumulator
+        self.before: list[str] = []
+        self.inside: list[str] = []
+        self.checks = False
+        self.zero_checks = False
+        self._varying: set[int] = set()
+        self._renamed = {f"v{i}": f"{prefix}{i}" for i in range(len(body.ops))} if prefix != "v" else {}
+        self._inner = frozenset(inner)
+        self.results = replay(body, self)
+
+    def op(self, place: int, op: Op, operands: tuple[str, ...]) -> str:
+        varies = self._varies(op)
+        if varies:
+            self._varying.add(place)
+        lines = self.inside if varies else self.before
+        text = self._expression(op, operands, lines)
+        if op.name in ("const", "accumulator"):
+            return text
+        lines.append(f"const {COMPUTED[op.dtype]} {self.prefix}{place} = {text};")
+        return f"{self.prefix}{place}"
+
+    def _varies(self, op: Op) -> bool:
+        if op.name in ("accumulator", "draw") or any(o in self._varying for o in op.operands):
+            return True
+        index = op.attribute.index if isinstance(op.attribute, Access) else op.attribute
+        if isinstance(op.attribute, Access) and op.attribute.mask in self._varying:
+            return True
+        if isinstance(index, Expr):
+            return any(
+                s.name in self._inner or (s.name[0] == "v" and int(s.name[1:]) in self._varying) for s in index.symbols
+            )
+        return False
+
+    # ------------------------------------------------------------------ one op
+
+    def _expression(self, op: Op, operands: tuple[str, ...], lines: list[str]) -> str:
+        attribute = op.attribute
+        match op.name:
+            case "load":
+                return self._load(attribute)
+            case "const":
+                return constant_text(attribute.value, op.dtype)
+            case "index":
+                return self._size(attribute)
+            case "accumulator":
+                return self.accumulator
+            case "cast":
+                return self._cast(self.body.ops[op.operands[0]].dtype, attribute, operands[0])
+            case "check":
+                return self._check(attribute, operands, lines)
+            case "where":
+                return f"{operands[0]} ? {operands[1]} : {operands[2]}"
+            case "draw":
+                kind, number = attribute
+                return f"{self._library(kind)}(c->run->seed, c->run->draw + {number}, {', '.join(operands)})"
+        return self._operation(op, operands)
+
+    def _size(self, size: Size) -> str:
+        return size_text(size, self._renamed)
+
+    def _load(self, access: Access) -> str:
+        at = self.place(access.buffer, _renamed(access.index, self._renamed))
+        dtype = self.buffers[access.buffer].dtype
+        if dtype in ("bfloat16", "float16"):
+            at = f"{self._library('bf16_to_f32' if dtype == 'bfloat16' else 'f16_to_f32')}({at})"
+        return f"{self.prefix}{access.mask} ? {at} : 0" if access.mask is not None else at
+
+    def _cast(self, before: str, after: str, value: str) -> str:
+        if after in ("bfloat16", "float16"):
+            short = "bf16" if after == "bfloat16" else "f16"
+            there, back = self._library(f"f32_to_{short}"), self._library(f"{short}_to_f32")
+            return f"{back}({there}((float){value}))"
+        if after == "bool":
+            return f"{value} != 0"
+        if before in ("float32", "float64") and after in INTEGERS:
+            return f"({COMPUTED[after]}){self._library(f'{SUFFIX[before]}_to_i64')}({value})"
+        return f"({COMPUTED[after]}){value}"
+
+    def _check(self, size: Size, operands: tuple[str, ...], lines: list[str]) -> str:
+        self.checks = True
+        limit = self._size(size)
+        value = operands[0]
+        wrapped = f"({value} < 0 ? {value} + ({limit}) : {value})"
+        outside = f"(uint64_t){wrapped} >= (uint64_t)({limit})"
+        bad = f"(({outside}) & {operands[1]})" if len(operands) > 1 else f"({outside})"
+        lines.append(f"bad |= {bad};")
+        return f"{outside} ? 0 : {wrapped}"
+
+    def _library(self, name: str) -> str:
+        full = f"ig_{name}"
+        self.used.add(full)
+        return full
+
+    def _operation(self, op: Op, operands: tuple[str, ...]) -> str:
+        dtype = self.body.ops[op.operands[0]].dtype
+        a = operands[0]
+        b = operands[1] if len(operands) > 1 else ""
+        if dtype == "bool" and op.name in _BOOLEAN:
+            return _BOOLEAN[op.name].format(a=a, b=b)
+        if op.name in _INFIX:
+            return f"{a} {_INFIX[op.name]} {b}"
+        floating = dtype in ("float32", "float64")
+        if floating and op.name in _FLOAT_BUILTINS:
+            end = "f" if dtype == "float32" else ""
+            return f"__builtin_{_FLOAT_BUILTINS[op.name]}{end}({', '.join(operands)})"
+        simple = (_FLOAT_TEXT if floating else _INTEGER_TEXT).get(op.name) or _ANY_TEXT.get(op.name)
+        if simple is not None:
+            return simple.format(a=a, b=b, one=constant_text(1, dtype), zero=constant_text(0, dtype))
+        if not floating and op.name in ("floordiv", "truncdiv", "floormod", "fmod"):
+            self.zero_checks = True
+            name = {"fmod": "truncmod"}.get(op.name, op.name)
+            return f"{self._library(f'{name}_{SUFFIX[dtype]}')}({a}, {b}, &zero)"
+        return f"{self._library(f'{op.name}_{SUFFIX[dtype]}')}({', '.join(operands)})"
+
+
+_FLOAT_BUILTINS = {"sqrt": "sqrt", "floor": "floor", "ceil": "ceil", "trunc": "trunc", "abs": "fabs", "round": "rint", "copysign": "copysign"}
+_FLOAT_TEXT = {
+    "div": "{a} / {b}",
+    "reciprocal": "{one} / {a}",
+    # A nan on either side is the result: torch's rule, not C's.
+    "max": "({a} > {b} || {a} != {a}) ? {a} : {b}",
+    "min": "({a} < {b} || {a} != {a}) ? {a} : {b}",
+    "fmax": "({a} > {b} || {b} != {b}) ? {a} : {b}",
+    "fmin": "({a} < {b} || {b} != {b}) ? {a} : {b}",
+    "relu": "{a} < {zero} ? {zero} : {a}",
+    "isnan": "{a} != {a}",
+    "isinf": "({a} - {a} != {a} - {a}) & ({a} == {a})",
+    "sign": "({a} > {zero}) - ({a} < {zero})",
+    "sgn": "({a} > {zero}) - ({a} < {zero})",
+}
+_INTEGER_TEXT = {
+    "max": "{a} > {b} ? {a} : {b}",
+    "min": "{a} < {b} ? {a} : {b}",
+    "fmax": "{a} > {b} ? {a} : {b}",
+    "fmin": "{a} < {b} ? {a} : {b}",
+    "relu": "{a} < {zero} ? {zero} : {a}",
+    "abs": "{a} < {zero} ? -{a} : {a}",
+    "isnan": "0",
+    "isinf": "0",
+    "bitwise_not": "~{a}",
+    "shl": "(uint64_t){b} > 63 ? 0 : {a} << {b}",
+    "shr": "{a} >> ((uint64_t){b} > 63 ? 63 : {b})",
+    "sign": "({a} > {zero}) - ({a} < {zero})",
+    "sgn": "({a} > {zero}) - ({a} < {zero})",
+    **{name: "{a}" for name in ("floor", "ceil", "trunc", "round")},
+}
+_BOOLEAN = {"add": "{a} | {b}", "mul": "{a} & {b}", "bitwise_not": "!{a}", "max": "{a} | {b}", "min": "{a} & {b}"}
+_ANY_TEXT = {"neg": "-{a}", "not": "!{a}", "square": "{a} * {a}", "positive": "{a}"}
+
+
+def _renamed(size: Size, names: Mapping[str, str]) -> Size:
+    if not names or isinstance(size, int):
+        return size
+    return substitute(size, {s.name: symbol(names[s.name], s.below, s.signed) for s in size.symbols if s.name in names})

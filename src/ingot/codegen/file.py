@@ -1,0 +1,396 @@
+"""One C file a model: prelude, the library functions it uses, its kernels, the run, and the functions it exports.
+
+    emit(module, plan) -> Source(text, weights)
+
+Identical kernels are written once; the run calls them in order, each with the module path and the user's line.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib import resources
+
+from ingot.codegen import products
+from ingot.codegen.ctext import STORED, Statements, size_text
+from ingot.codegen.kernels import Kernel, kernel_of
+from ingot.lowering.expr import Expr, Size, largest, product
+from ingot.lowering.ir import (
+    BYTES,
+    Bind,
+    Body,
+    Check,
+    If,
+    Map,
+    Module,
+    Nest,
+    Origin,
+    Product,
+    Reduce,
+    Repeat,
+    Step,
+    Weight,
+    While,
+)
+from ingot.lowering.memory import ALIGN, Plan, byte_size, touched
+
+DTYPES = ("bool uint8 int8 int16 int32 int64 float16 bfloat16 float32 float64 uint16 uint32 uint64").split()
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """A weight and where it lies in the blob."""
+
+    weight: Weight
+    offset: int
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """The C text, and the blob of weights that it expects."""
+
+    text: str
+    weights: tuple[Placed, ...]
+    weights_size: int
+
+
+def emit(module: Module, plan: Plan, *, title: str = "model", isa: str = "", weights_hash: str = "") -> Source:
+    return _File(module, plan, title, isa, weights_hash).emit()
+
+
+def place_weights(module: Module) -> tuple[tuple[Placed, ...], int]:
+    """Every weight that a step reads, one after another at multiples of 64 bytes."""
+    read: set[str] = set()
+    for step in module.steps:
+        r, w = touched(step)
+        read |= r | w
+    placed, at = [], 0
+    for weight in module.weights:
+        if weight.buffer in read:
+            size = byte_size(module.buffers[weight.buffer])
+            assert isinstance(size, int)
+            placed.append(Placed(weight, at, size))
+            at += -(-size // ALIGN) * ALIGN
+    return tuple(placed), at
+
+
+@dataclass
+class _File:
+    module: Module
+    plan: Plan
+    title: str
+    isa: str
+    weights_hash: str
+    used: set[str] = field(default_factory=set)
+    kernels: dict[str, str] = field(default_factory=dict)
+    comments: dict[str, Origin] = field(default_factory=dict)
+    lines: list[str] = field(default_factory=list)
+    sites: list[str] = field(default_factory=list)
+    scratch: list[Size] = field(default_factory=list)
+    depth: int = 1
+
+    def emit(self) -> Source:
+        weights, size = place_weights(self.module)
+        local = {name for step in self.module.steps if isinstance(step, Nest) for name in step.local}
+        bound = self._run(weights, local)
+        parts = [
+            self._banner(),
+            _resource("prelude.h"),
+            _resource("pool.h"),
+            self._library(),
+            _resource("run.h"),
+            *(self._kernel(text, name) for text, name in self.kernels.items()),
+            "\n".join(bound),
+            self._exports(size),
+        ]
+        return Source("\n".join(part for part in parts if part), weights, size)
+
+    def _banner(self) -> str:
+        return (
+            f"/* {self.title}, compiled by Ingot. One file, nothing but libc and threads.\n\n"
+            f"   {len(self.module.inputs)} inputs, {len(self.module.outputs)} outputs, {len(self.kernels)} kernels. */\n"
+        )
+
+    def _library(self) -> str:
+        from ingot.codegen.mathlib import source_of
+
+        parts = []
+        tiles = [kind for kind in ("f32", "f64") if f"tile_{kind}" in self.used]
+        packs = sorted(name for name in self.used if name.startswith("ig_pack_"))
+        functions = {name for name in self.used if name.startswith("ig_") and name not in packs}
+        for name in packs:
+            if name.endswith("bfloat16"):
+                functions.add("ig_bf16_to_f32")
+            elif name.endswith("float16"):
+                functions.add("ig_f16_to_f32")
+        parts.append(source_of(sorted(functions)))
+        if tiles or packs:
+            parts.append(_resource("products.h"))
+        parts += [f"IG_TILE({kind}, {'float' if kind == 'f32' else 'double'})" for kind in tiles]
+        for name in packs:
+            kind, _, dtype = name.removeprefix("ig_pack_").partition("_from_")
+            read = {"bfloat16": "ig_bf16_to_f32", "float16": "ig_f16_to_f32"}.get(dtype, "IG_AS_IT_IS")
+            parts.append(f"IG_PACK({kind}, {'float' if kind == 'f32' else 'double'}, {dtype}, {STORED[dtype]}, {read})")
+        return "\n".join(parts)
+
+    def _kernel(self, text: str, name: str) -> str:
+        origin = self.comments[name]
+        return (
+            f"/* {origin} */\n"
+            f"static void {name}(void *context, int64_t begin, int64_t end, int worker)\n{{\n"
+            f"    const ig_call *const c = context;\n    (void)c, (void)worker;\n{text}\n}}\n"
+        )
+
+    # ------------------------------------------------------------------ the run
+
+    def line(self, text: str) -> None:
+        self.lines.append("    " * self.depth + text)
+
+    def size(self, size: Size) -> str:
+        names = {s.name: f"n[{s.name[1:]}]" for s in size.symbols if s.name[0] == "n"} if isinstance(size, Expr) else {}
+        return size_text(size, names)
+
+    def _run(self, weights: Sequence[Placed], local: set[str]) -> list[str]:
+        module = self.module
+        head = [*_signature()]
+        steps = list(module.steps)
+        early = 0
+        for number, argument in enumerate(module.inputs):
+            self.line(f"void *const {argument.buffer} = inputs[{number}].data;")
+        while early < len(steps) and isinstance(steps[early], (Bind, Check)):
+            self._step(steps[early])
+            early += 1
+        known = set(module.symbols) | {step.symbol for step in steps[:early] if isinstance(step, Bind)}
+        for number, argument in enumerate(module.outputs):
+            self.line(f"void *const {argument.buffer} = outputs[{number}].data;")
+        for placed in weights:
+            kind = module.buffers[placed.weight.buffer].kind
+            base = "weights" if kind == "weight" else "state"
+            self.line(f"void *const {placed.weight.buffer} = (char *)model->{base} + {placed.offset};")
+        late = self._arena(known)
+        place = len(self.lines)
+        for step in steps[early:]:
+            for name in sorted(late & set().union(*touched(step))):
+                self.line(f"void *const {name} = ig_allocate(run, {self.size(byte_size(module.buffers[name]))});")
+                self.line("if (run->status) return;")
+                late.discard(name)
+            self._step(step)
+        total: Size = 0
+        for size in self.scratch:
+            total = largest(total, size)
+        self.lines.insert(place, f"    if (!ig_reserve_scratch(run, {self.size(total)})) return;")
+        return [*head, "{", "    (void)n, (void)outputs, (void)inputs, (void)model;", *self.lines, "}", ""]
+
+    def _arena(self, known: set[str]) -> set[str]:
+        """Declares the temporaries; returns those whose size is not known when the run begins."""
+        buffers = self.module.buffers
+        if not self.plan.dynamic:
+            self.line(f"char *const arena = ig_reserve_arena(run, {self.plan.size});")
+            self.line("if (!arena) return;")
+            for name, offset in self.plan.offsets.items():
+                self.line(f"void *const {name} = arena + {offset};")
+            return set()
+        late: set[str] = set()
+        at: list[str] = []
+        sizes: list[str] = []
+        for number, slot in enumerate(self.plan.slots):
+            size: Size = 0
+            for name in slot:
+                bytes_ = byte_size(buffers[name])
+                if isinstance(bytes_, Expr) and not {s.name for s in bytes_.symbols} <= known:
+                    late.add(name)
+                else:
+                    size = largest(size, bytes_)
+                    at.append(f"void *const {name} = arena + slot{number};")
+            sizes.append(f"const int64_t slot{number + 1} = slot{number} + ig_round_up({self.size(size)});")
+        self.line("const int64_t slot0 = 0;")
+        for text in sizes:
+            self.line(text)
+        self.line(f"char *const arena = ig_reserve_arena(run, slot{len(sizes)});")
+        self.line("if (!arena) return;")
+        for text in at:
+            self.line(text)
+        return late
+
+    def _step(self, step: Step) -> None:
+        match step:
+            case Map() | Reduce() | Nest():
+                self._launch(kernel_of(step, self.module.buffers, self.used, self.module.hints), step.origin)
+            case Product():
+                self._launch(products.product_kernel(step, self.module.buffers, self.used, self.module.hints), step.origin)
+            case Bind():
+                value = self._value(step.body, step.origin)
+                self.line(f"n[{step.symbol[1:]}] = {value};")
+                self._end_value()
+            case Check():
+                value = self._value(step.body, step.origin)
+                self.line(f"if (!({value})) ig_fail_run(run, INGOT_ASSERTION, {self._site(step.message)});")
+                self._end_value()
+                self.line("if (run->status) return;")
+            case If():
+                value = self._value(step.condition, step.origin)
+                self.line(f"const int taken = {value};")
+                self.line("if (taken) {")
+                self._nested(step.then)
+                self.line("} else {")
+                self._nested(step.otherwise)
+                self.line("}")
+                self._end_value()
+            case While():
+                self.line("while (!run->status) {")
+                self._nested(step.test)
+                self.depth += 1
+                value = self._value(step.condition, step.origin)
+                self.line(f"if (!({value})) break;")
+                self._end_value()
+                self.depth -= 1
+                self._nested(step.steps)
+                self.line("}")
+            case Repeat():
+                number = step.loop.variable[1:]
+                self.line(f"for (n[{number}] = 0; n[{number}] < {self.size(step.loop.extent)} && !run->status; ++n[{number}]) {{")
+                self._nested(step.steps)
+                self.line("}")
+            case _:
+                raise NotImplementedError(type(step).__name__)
+
+    def _nested(self, steps: Sequence[Step]) -> None:
+        self.depth += 1
+        for step in steps:
+            self._step(step)
+        self.depth -= 1
+
+    def _value(self, body: Body, origin: Origin) -> str:
+        """The body's result in a block that `_end_value` closes."""
+        code = Statements(body, self._element, self.module.buffers, self.used)
+        self.line("{")
+        self.depth += 1
+        if code.checks:
+            self.line("int bad = 0;")
+        if code.zero_checks:
+            self.line("int zero = 0;")
+        for text in (*code.before, *code.inside):
+            self.line(text)
+        if code.checks:
+            self.line(f"if (bad) ig_fail_run(run, INGOT_INDEX, {self._site(str(origin))});")
+        if code.zero_checks:
+            self.line(f"if (zero) ig_fail_run(run, INGOT_ZERO_DIVISION, {self._site(str(origin))});")
+        return code.results[0]
+
+    def _end_value(self) -> None:
+        self.depth -= 1
+        self.line("}")
+
+    def _element(self, buffer: str, index: Size) -> str:
+        return f"((const {STORED[self.module.buffers[buffer].dtype]} *){buffer})[{self.size(index)}]"
+
+    def _launch(self, kernel: Kernel, origin: Origin) -> None:
+        name = self.kernels.get(kernel.text)
+        if name is None:
+            name = self.kernels[kernel.text] = f"k{len(self.kernels)}"
+            self.comments[name] = origin
+        self.scratch.append(kernel.scratch)
+        self.line(
+            f"LAUNCH({name}, {self._site(str(origin))}, {self.size(kernel.total)}, {self.size(kernel.grain)}, "
+            f"{', '.join(kernel.buffers) or '0'});  /* {_comment(origin)} */"
+        )
+
+    def _site(self, text: str) -> int:
+        if text not in self.sites:
+            self.sites.append(text)
+        return self.sites.index(text)
+
+    # ------------------------------------------------------------------ what the library exports
+
+    def _exports(self, weights_size: int) -> str:
+        module = self.module
+        numbers = [int(name[1:]) for name in self._symbols()]
+        values: Mapping[str, object] = {
+            "INPUTS": len(module.inputs),
+            "OUTPUTS": len(module.outputs),
+            "SYMBOLS": max(numbers, default=-1) + 1,
+            "ISA": f'"{self.isa}"',
+            "WEIGHTS_HASH": f'"{self.weights_hash}"',
+            "WEIGHTS_SIZE": weights_size,
+            "DRAWS": 0,
+            "STATEFUL": int(any(b.kind == "state" for b in module.buffers.values())),
+        }
+        text = "".join(f"#define IG_{name} {value}\n" for name, value in values.items())
+        text += "static const char *const ig_sites[] = {" + ", ".join(_quoted(site) for site in [*self.sites, ""]) + "};\n"
+        text += self._bind() + self._shapes()
+        return text + _resource("exports.h")
+
+    def _symbols(self) -> set[str]:
+        found = set(self.module.symbols)
+        sizes: list[Size] = [size for a in (*self.module.inputs, *self.module.outputs) for size in a.shape]
+        sizes += [size for buffer in self.module.buffers.values() for size in buffer.shape]
+        for size in sizes:
+            if isinstance(size, Expr):
+                found |= {s.name for s in size.symbols if s.name[0] == "n"}
+        for step in self.module.steps:
+            if isinstance(step, Bind):
+                found.add(step.symbol)
+            if isinstance(step, Repeat):
+                found.add(step.loop.variable)
+        return found
+
+    def _bind(self) -> str:
+        lines = ["static int ig_bind(const ingot_tensor *inputs, int64_t *n, char *message, size_t size)", "{", "    (void)n, (void)inputs;"]
+        for number, argument in enumerate(self.module.inputs):
+            lines.append(
+                f"    if (!ig_input(&inputs[{number}], {_quoted(argument.name)}, {DTYPES.index(argument.dtype)}, "
+                f"{len(argument.shape)}, message, size)) return INGOT_INVALID;"
+            )
+        for name, (place, dim) in self.module.symbols.items():
+            lines.append(f"    n[{name[1:]}] = inputs[{place}].shape[{dim}];")
+        for number, argument in enumerate(self.module.inputs):
+            for dim, size in enumerate(argument.shape):
+                if isinstance(size, Expr) and not {s.name for s in size.symbols} <= set(self.module.symbols):
+                    continue
+                lines.append(
+                    f"    if (!ig_dim(&inputs[{number}], {_quoted(argument.name)}, {dim}, {self.size(size)}, message, size)) "
+                    "return INGOT_INVALID;"
+                )
+        lines += ["    return INGOT_OK;", "}", ""]
+        return "\n".join(lines)
+
+    def _shapes(self) -> str:
+        lines = ["static void ig_shapes(const int64_t *n, int64_t *sizes)", "{", "    (void)n, (void)sizes;"]
+        at = 0
+        ranks = []
+        for argument in self.module.outputs:
+            for size in argument.shape:
+                lines.append(f"    sizes[{at}] = {self.size(size)};")
+                at += 1
+            ranks.append(len(argument.shape))
+        lines += ["}", ""]
+        dtypes = [DTYPES.index(a.dtype) for a in self.module.outputs]
+        lines.append(f"static const int ig_ranks[] = {{{', '.join(map(str, [*ranks, 0]))}}};")
+        lines.append(f"static const int ig_dtypes[] = {{{', '.join(map(str, [*dtypes, 0]))}}};")
+        lines.append(f"enum {{ IG_SIZES = {max(at, 1)} }};")
+        states = [(p, w) for p in place_weights(self.module)[0] if (w := self.module.buffers[p.weight.buffer]).kind == "state"]
+        lines.append("static const int64_t ig_states[][2] = {" + ", ".join(f"{{{p.offset}, {p.size}}}" for p, _ in states) + ("" if states else "{0, 0}") + "};\n")
+        return "\n".join(lines)
+
+
+def _signature() -> list[str]:
+    return [
+        "static void ig_model_run(ingot_model *model, ig_run *run, const ingot_tensor *inputs, const ingot_tensor *outputs,",
+        "                         int64_t *n)",
+    ]
+
+
+def _resource(name: str) -> str:
+    return (resources.files("ingot.codegen") / "c" / name).read_text()
+
+
+def _quoted(text: str) -> str:
+    return '"' + text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n") + '"'
+
+
+def _comment(origin: Origin) -> str:
+    return str(origin).replace("*/", "* /")
+
+
+assert product and BYTES

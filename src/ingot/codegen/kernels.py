@@ -1,0 +1,452 @@
+"""Loop kernels as C: a Nest is one function; its steps follow one another inside the shared outer loops.
+
+    static void k3(void *context, int64_t begin, int64_t end, int worker)
+    {
+        const ig_call *const c = context;
+        const float *const p0 = c->p[0];  float *const p1 = c->p[1];
+        for (int64_t o = begin; o < end; ++o) {                 a chunk of the outer points, in row-major order
+            const int64_t i0 = o / 12, i1 = o % 12;
+            { … one step … }
+        }
+    }
+
+The innermost loop of a step runs under `#pragma omp simd`. A reduction runs along its own innermost loop, or, where
+memory runs along an output's loop instead, over a block of outputs at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from ingot.codegen.ctext import COMPUTED, STORED, Statements, constant_text, size_text
+from ingot.lowering.body import reads
+from ingot.lowering.expr import Expr, Size, coefficient_of, product, symbol
+from ingot.lowering.ir import Body, Buffer, Loop, Map, Nest, Reduce, Store
+
+# Outputs that a reduction across memory keeps at a time.
+BLOCK = 64
+# Terms of a float32 sum that are added before the sum moves on to float64.
+RUN = 1024
+# Bytes of a local array that may lie on the stack.
+STACK = 16384
+# Elements of work that are worth another thread.
+GRAIN = 16384
+
+
+@dataclass
+class Kernel:
+    """The text of a function without its name, the buffers it takes in order, and how its work is counted."""
+
+    text: str
+    buffers: list[str]
+    total: Size
+    grain: Size
+    scratch: Size = 0
+
+
+@dataclass
+class Writer:
+    """One kernel being written: lines, indentation, the buffers, sizes and library functions that it uses."""
+
+    buffers: dict[str, Buffer]
+    used: set[str]
+    hints: dict[str, int]
+    lines: list[str] = field(default_factory=list)
+    depth: int = 1
+    pointers: dict[str, str] = field(default_factory=dict)
+    written: set[str] = field(default_factory=set)
+    sizes: set[str] = field(default_factory=set)
+    locals: dict[str, bool] = field(default_factory=dict)  # whether it is an array
+    scratch: Size = 0
+
+    def line(self, text: str) -> None:
+        self.lines.append("    " * self.depth + text if text else "")
+
+    def open(self, text: str) -> None:
+        self.line(text + " {" if text else "{")
+        self.depth += 1
+
+    def close(self) -> None:
+        self.depth -= 1
+        self.line("}")
+
+    def size(self, size: Size) -> str:
+        """A size as text; the symbols in it become known to the kernel."""
+        if isinstance(size, Expr):
+            self.sizes.update(s.name for s in size.symbols if s.name[0] == "n")
+        return size_text(size)
+
+    def place(self, buffer: str, index: Size) -> str:
+        if buffer in self.locals:
+            return f"l_{buffer}[{self.size(index)}]" if self.locals[buffer] else f"l_{buffer}"
+        return f"{self.pointer(buffer)}[{self.size(index)}]"
+
+    def pointer(self, buffer: str) -> str:
+        if buffer not in self.pointers:
+            self.pointers[buffer] = f"p{len(self.pointers)}"
+        return self.pointers[buffer]
+
+    def statements(self, body: Body, inner: Sequence[str], accumulator: str = "acc") -> Statements:
+        made = Statements(body, self.place, self.buffers, self.used, inner=inner, accumulator=accumulator)
+        for op in body.ops:
+            if isinstance(op.attribute, Expr):
+                self.size(op.attribute)
+        return made
+
+    def store(self, store: Store, value: str) -> str:
+        self.written.add(store.buffer)
+        dtype = self.buffers[store.buffer].dtype
+        if dtype in ("bfloat16", "float16"):
+            name = "ig_f32_to_bf16" if dtype == "bfloat16" else "ig_f32_to_f16"
+            self.used.add(name)
+            value = f"{name}({value})"
+        elif dtype == "bool":
+            value = f"({value}) != 0"
+        return f"{self.place(store.buffer, store.index)} {'=' if store.mode == 'set' else '+='} {value};"
+
+    def hint(self, size: Size) -> int:
+        from ingot.lowering.expr import evaluate
+
+        return size if isinstance(size, int) else evaluate(size, {s.name: self.hints.get(s.name, 8) for s in size.symbols})
+
+    def finish(self, total: Size, grain: Size) -> Kernel:
+        head: list[str] = []
+        for buffer, name in self.pointers.items():
+            stored = STORED[self.buffers[buffer].dtype]
+            const = "" if buffer in self.written else "const "
+            head.append(f"    {const}{stored} *const {name} = c->p[{len(head)}];")
+        head += [f"    const int64_t {name} = c->n[{name[1:]}];" for name in sorted(self.sizes, key=lambda n: int(n[1:]))]
+        text = "\n".join([*head, *self.lines])
+        return Kernel(text, list(self.pointers), total, grain, self.scratch)
+
+
+# ---------------------------------------------------------------------- nests
+
+
+def as_nest(step: Map | Reduce | Nest) -> Nest:
+    """A lone step as a nest: all loops but the one that is best run along."""
+    if isinstance(step, Nest):
+        return step
+    if isinstance(step, Reduce) and not across(step):
+        return Nest(step.loops, (step,), (), step.origin)
+    return Nest(step.loops[:-1], (step,), (), step.origin)
+
+
+def across(step: Reduce) -> bool:
+    """Whether memory runs along the last output loop rather than along the reduction."""
+    if not step.loops or any(kind.startswith("arg") for kind in step.kinds):
+        return False
+    if not step.over:
+        return True
+    along_output = along_reduction = 0
+    for access in reads(step.body):
+        along_output += coefficient_of(access.index, step.loops[-1].variable) == 1
+        along_reduction += coefficient_of(access.index, step.over[-1].variable) == 1
+    return along_output > 0 and along_output >= along_reduction
+
+
+def kernel_of(step: Map | Reduce | Nest, buffers: dict[str, Buffer], used: set[str], hints: dict[str, int]) -> Kernel:
+    nest = as_nest(step)
+    out = Writer(buffers, used, hints)
+    serial = isinstance(step, Map) and step.serial
+    if isinstance(step, Map) and len(step.loops) == 1 and not serial:
+        (loop,) = step.loops
+        _map(out, step, (loop,), "begin", "end")
+        return out.finish(loop.extent, GRAIN)
+    total = product([loop.extent for loop in nest.outer])
+    work = max(1, max((out.hint(_inner_work(s, len(nest.outer))) for s in nest.steps), default=1))
+    if not nest.outer:
+        out.line("(void)begin; (void)end;")
+        for inner in nest.steps:
+            _step(out, inner, 0)
+        return out.finish(1, 1)
+    out.open("for (int64_t o = begin; o < end; ++o)")
+    unflatten(out, "o", nest.outer)
+    _locals(out, nest)
+    for inner in nest.steps:
+        _step(out, inner, len(nest.outer))
+    out.close()
+    grain: Size = total if serial else max(1, GRAIN // work)
+    return out.finish(total, grain)
+
+
+def _inner_work(step: Map | Reduce, outer: int) -> Size:
+    loops = step.loops[outer:] + (step.over if isinstance(step, Reduce) else ())
+    return product([loop.extent for loop in loops]) * (1 + len(step.body.ops) // 8)
+
+
+def unflatten(out: Writer, name: str, loops: Sequence[Loop]) -> None:
+    """Declares the loops' variables for a place in their row-major order."""
+    rest = name
+    for number in range(len(loops) - 1, 0, -1):
+        loop = loops[number]
+        extent = out.size(loop.extent)
+        out.line(f"const int64_t {loop.variable} = {rest} % ({extent});")
+        if number == 1:
+            out.line(f"const int64_t {loops[0].variable} = {rest} / ({extent});")
+        else:
+            out.line(f"const int64_t {name}{number} = {rest} / ({extent});")
+            rest = f"{name}{number}"
+    if len(loops) == 1:
+        out.line(f"const int64_t {loops[0].variable} = {rest};")
+
+
+def _locals(out: Writer, nest: Nest) -> None:
+    """Declares the buffers that live for one outer point: a variable, an array, or a piece of the worker's scratch."""
+    on_stack = 0
+    for name in nest.local:
+        buffer = out.buffers[name]
+        stored = STORED[buffer.dtype]
+        if buffer.size == 1:
+            out.line(f"{stored} l_{name};")
+            out.locals[name] = False
+            continue
+        size = buffer.size
+        if isinstance(size, int) and on_stack + size * 4 <= STACK:
+            on_stack += size * 4
+            out.line(f"_Alignas(64) {stored} l_{name}[{size}];")
+        else:
+            out.line(f"{stored} *const l_{name} = ({stored} *)(ig_scratch(c, worker) + {out.size(out.scratch)});")
+            from ingot.lowering.ir import BYTES
+
+            out.scratch = out.scratch + (size * BYTES[buffer.dtype] + 63) // 64 * 64
+        out.locals[name] = True
+
+
+def _step(out: Writer, step: Map | Reduce, outer: int) -> None:
+    out.open("")
+    if isinstance(step, Map):
+        _map(out, step, step.loops[outer:], "0", None)
+    elif len(step.loops) > outer:
+        _reduce_across(out, step, step.loops[outer:])
+    else:
+        _reduce_along(out, step)
+    out.close()
+
+
+# ---------------------------------------------------------------------- maps
+
+
+def _map(out: Writer, step: Map, loops: Sequence[Loop], begin: str, end: str | None) -> None:
+    if not loops:
+        code = out.statements(step.body, ())
+        _flags(out, code)
+        for line in (*code.before, *code.inside):
+            out.line(line)
+        for store in step.stores:
+            out.line(out.store(store, code.results[store.result]))
+        _report(out, code)
+        return
+    *around, inner = loops
+    code = out.statements(step.body, [inner.variable])
+    _flags(out, code)
+    for loop in around:
+        out.open(f"for (int64_t {loop.variable} = 0; {loop.variable} < {out.size(loop.extent)}; ++{loop.variable})")
+    for line in code.before:
+        out.line(line)
+    _simd(out, step.serial, "reduction(|:bad)" if code.checks else "")
+    limit = end if end is not None else out.size(inner.extent)
+    out.open(f"for (int64_t {inner.variable} = {begin}; {inner.variable} < {limit}; ++{inner.variable})")
+    for line in code.inside:
+        out.line(line)
+    for store in step.stores:
+        out.line(out.store(store, code.results[store.result]))
+    out.close()
+    for _ in around:
+        out.close()
+    _report(out, code)
+
+
+def _simd(out: Writer, serial: bool, clause: str = "") -> None:
+    if not serial:
+        out.lines.append("    " * out.depth + f"#pragma omp simd {clause}".rstrip())
+
+
+def _flags(out: Writer, code: Statements) -> None:
+    if code.checks:
+        out.line("int bad = 0;")
+    if code.zero_checks:
+        out.line("int zero = 0;")
+
+
+def _report(out: Writer, code: Statements) -> None:
+    if code.checks:
+        out.line("if (bad) ig_fail(c, INGOT_INDEX);")
+    if code.zero_checks:
+        out.line("if (zero) ig_fail(c, INGOT_ZERO_DIVISION);")
+
+
+# ---------------------------------------------------------------------- reductions
+
+_OPERATORS = {"sum": "+", "prod": "*", "any": "|", "all": "&", "max": "max", "min": "min"}
+
+
+def _start(kind: str, dtype: str) -> str:
+    if kind in ("max", "min"):
+        sign = "-" if kind == "max" else ""
+        if dtype in ("float32", "float64"):
+            return f"{sign}INF_{'F32' if dtype == 'float32' else 'F64'}"
+        if dtype == "bool":
+            return "0" if kind == "max" else "1"
+        low, high = (0, 2 ** (8 * _bytes(dtype)) - 1) if dtype[0] == "u" else (-(2 ** (8 * _bytes(dtype) - 1)), 2 ** (8 * _bytes(dtype) - 1) - 1)
+        return constant_text(low if kind == "max" else high, dtype) if dtype != "uint64" else ("0" if kind == "max" else "UINT64_MAX")
+    return "1" if kind in ("prod", "all") else "0"
+
+
+def _bytes(dtype: str) -> int:
+    from ingot.lowering.ir import BYTES
+
+    return BYTES[dtype]
+
+
+def _combine(kind: str, accumulator: str, value: str) -> str:
+    if kind in ("max", "min"):
+        return f"{accumulator} = {value} {'>' if kind == 'max' else '<'} {accumulator} ? {value} : {accumulator};"
+    if kind in ("any", "all"):
+        return f"{accumulator} {_OPERATORS[kind]}= {value} != 0;"
+    return f"{accumulator} {_OPERATORS[kind]}= {value};"
+
+
+def _is_float(dtype: str) -> bool:
+    return dtype in ("float32", "float64")
+
+
+def _reduce_along(out: Writer, step: Reduce) -> None:
+    """One output at a time, along the innermost reduced loop."""
+    if any(kind.startswith("arg") for kind in step.kinds):
+        _find_place(out, step)
+        return
+    dtypes = [step.body.ops[result].dtype for result in step.body.results]
+    inner = step.over[-1] if step.over else None
+    code = out.statements(step.body, [inner.variable] if inner else ())
+    _flags(out, code)
+    small = isinstance(product([loop.extent for loop in step.over]), int) and product([l.extent for l in step.over]) <= RUN  # type: ignore[operator]
+    split = [kind == "sum" and dtype == "float32" and not small for kind, dtype in zip(step.kinds, dtypes, strict=True)]
+    clauses = []
+    for number, (kind, dtype) in enumerate(zip(step.kinds, dtypes, strict=True)):
+        wide = COMPUTED["int32" if kind in ("any", "all") else dtype]
+        if split[number]:
+            out.line(f"double total{number} = 0;")
+        else:
+            out.line(f"{wide} acc{number} = {_start(kind, dtype)};")
+        if kind in ("max", "min") and _is_float(dtype):
+            out.line(f"int nan{number} = 0;")
+            clauses.append(f"reduction(|:nan{number})")
+        clauses.append(f"reduction({_OPERATORS[kind]}:acc{number})")
+    if code.checks:
+        clauses.append("reduction(|:bad)")
+    for loop in step.over[:-1]:
+        out.open(f"for (int64_t {loop.variable} = 0; {loop.variable} < {out.size(loop.extent)}; ++{loop.variable})")
+    for line in code.before:
+        out.line(line)
+    if inner is not None:
+        first, limit = "0", out.size(inner.extent)
+        blocked = any(split) and not (isinstance(inner.extent, int) and inner.extent <= RUN)
+        if blocked:
+            out.open(f"for (int64_t block = 0; block < {limit}; block += {RUN})")
+            out.line(f"const int64_t stop = ig_min(block + {RUN}, {limit});")
+            first, limit = "block", "stop"
+        for number, is_split in enumerate(split):
+            if is_split:
+                out.line(f"float acc{number} = 0;")
+        _simd(out, False, " ".join(clauses))
+        out.open(f"for (int64_t {inner.variable} = {first}; {inner.variable} < {limit}; ++{inner.variable})")
+    for line in code.inside:
+        out.line(line)
+    for number, (kind, dtype) in enumerate(zip(step.kinds, dtypes, strict=True)):
+        value = code.results[number]
+        out.line(_combine(kind, f"acc{number}", value))
+        if kind in ("max", "min") and _is_float(dtype):
+            out.line(f"nan{number} |= {value} != {value};")
+    if inner is not None:
+        out.close()
+        for number, is_split in enumerate(split):
+            if is_split:
+                out.line(f"total{number} += acc{number};")
+        if blocked:
+            out.close()
+    for _ in step.over[:-1]:
+        out.close()
+    for store in step.stores:
+        number = store.result
+        value = f"(float)total{number}" if split[number] else f"acc{number}"
+        if step.kinds[number] in ("max", "min") and _is_float(dtypes[number]):
+            value = f"nan{number} ? NAN_{'F32' if dtypes[number] == 'float32' else 'F64'} : {value}"
+        out.line(out.store(store, value))
+    _report(out, code)
+
+
+def _find_place(out: Writer, step: Reduce) -> None:
+    """argmax and argmin: the first place of the extreme; a nan is more extreme than anything."""
+    kind, dtype = step.kinds[0], step.body.ops[step.body.results[0]].dtype
+    code = out.statements(step.body, [loop.variable for loop in step.over])
+    _flags(out, code)
+    for line in code.before:
+        out.line(line)
+    out.line(f"{COMPUTED[dtype]} best = 0; int64_t where = -1, at = 0;")
+    for loop in step.over:
+        out.open(f"for (int64_t {loop.variable} = 0; {loop.variable} < {out.size(loop.extent)}; ++{loop.variable})")
+    for line in code.inside:
+        out.line(line)
+    value, sign = code.results[0], ">" if kind == "argmax" else "<"
+    beats = f"where < 0 || {value} {sign} best"
+    if _is_float(dtype):
+        beats = f"where < 0 || (best == best && ({value} {sign} best || {value} != {value}))"
+    out.line(f"if ({beats}) {{ best = {value}; where = at; }}")
+    out.line("++at;")
+    for _ in step.over:
+        out.close()
+    out.line(out.store(step.stores[0], "where < 0 ? 0 : where"))
+    _report(out, code)
+
+
+def _reduce_across(out: Writer, step: Reduce, loops: Sequence[Loop]) -> None:
+    """A block of neighbouring outputs at a time: memory runs along them."""
+    *around, inner = loops
+    dtypes = [step.body.ops[result].dtype for result in step.body.results]
+    count = product([loop.extent for loop in step.over])
+    long = not isinstance(count, int) or count > 4 * RUN
+    code = out.statements(step.body, [inner.variable, *(loop.variable for loop in step.over)])
+    _flags(out, code)
+    for loop in around:
+        out.open(f"for (int64_t {loop.variable} = 0; {loop.variable} < {out.size(loop.extent)}; ++{loop.variable})")
+    for line in code.before:
+        out.line(line)
+    extent = out.size(inner.extent)
+    narrow = inner.extent if isinstance(inner.extent, int) and inner.extent < BLOCK else BLOCK
+    out.open(f"for (int64_t block = 0; block < {extent}; block += {narrow})")
+    out.line(f"const int64_t stop = ig_min(block + {narrow}, {extent});")
+    for number, (kind, dtype) in enumerate(zip(step.kinds, dtypes, strict=True)):
+        type_ = "double" if kind == "sum" and dtype == "float32" and long else COMPUTED["int32" if kind in ("any", "all") else dtype]
+        out.line(f"_Alignas(64) {type_} acc{number}[{narrow}];")
+        out.line(f"for (int64_t x = 0; x < {narrow}; ++x) acc{number}[x] = {_start(kind, dtype)};")
+    for loop in step.over:
+        out.open(f"for (int64_t {loop.variable} = 0; {loop.variable} < {out.size(loop.extent)}; ++{loop.variable})")
+    _simd(out, False, "reduction(|:bad)" if code.checks else "")
+    out.open(f"for (int64_t {inner.variable} = block; {inner.variable} < stop; ++{inner.variable})")
+    for line in code.inside:
+        out.line(line)
+    for number, (kind, dtype) in enumerate(zip(step.kinds, dtypes, strict=True)):
+        value, accumulator = code.results[number], f"acc{number}[{inner.variable} - block]"
+        if kind in ("max", "min") and _is_float(dtype):
+            sign = ">" if kind == "max" else "<"
+            out.line(f"{accumulator} = ({value} {sign} {accumulator} || {value} != {value}) ? {value} : {accumulator};")
+        else:
+            out.line(_combine(kind, accumulator, value))
+    out.close()
+    for _ in step.over:
+        out.close()
+    _simd(out, False)
+    out.open(f"for (int64_t {inner.variable} = block; {inner.variable} < stop; ++{inner.variable})")
+    for store in step.stores:
+        cast = "(float)" if step.kinds[store.result] == "sum" and dtypes[store.result] == "float32" and long else ""
+        out.line(out.store(store, f"{cast}acc{store.result}[{inner.variable} - block]"))
+    out.close()
+    out.close()
+    for _ in around:
+        out.close()
+    _report(out, code)
+
+
+assert symbol

@@ -1,0 +1,109 @@
+"""Matrix products as C: panels of columns against rows, a tile at a time, each tile through the epilogue's body.
+
+One task is a panel of columns by a block of rows. The tile's sums stay in registers over the whole depth; they go
+through a small array into the epilogue, which runs along the columns like any loop kernel. What is not packed ahead of
+time (an activation on the right, rows that are not contiguous) is packed by the task that needs it.
+"""
+
+from __future__ import annotations
+
+from ingot.codegen.kernels import Kernel, Writer, unflatten
+from ingot.lowering.expr import Size, product
+from ingot.lowering.ir import BYTES, Buffer, Loop, Product
+
+PANEL = 48
+# Rows of a task: enough to reuse a panel from the nearest cache, few enough to share out.
+ROWS = 64
+
+
+def product_kernel(step: Product, buffers: dict[str, Buffer], used: set[str], hints: dict[str, int]) -> Kernel:
+    out = Writer(buffers, used, hints)
+    kind = "f32" if step.dtype == "float32" else "f64"
+    real = "float" if kind == "f32" else "double"
+    used.add(f"tile_{kind}")
+    m, n, k = out.size(step.m), out.size(step.n), out.size(step.k)
+    rows = min(ROWS, max(8, out.hint(step.m))) if isinstance(step.m, int) else ROWS
+    blocks = (step.m + rows - 1) // rows
+    panels = (step.n + PANEL - 1) // PANEL
+    total = product([loop.extent for loop in step.batch]) * panels * blocks
+    out.open("for (int64_t task = begin; task < end; ++task)")
+    out.line(f"const int64_t rest = task / ({out.size(blocks)});")
+    out.line(f"const int64_t first = task % ({out.size(blocks)}) * {rows}, last = ig_min(first + {rows}, {m});")
+    out.line(f"const int64_t left = rest % ({out.size(panels)}) * {PANEL}, right = ig_min(left + {PANEL}, {n});")
+    if step.batch:
+        out.line(f"const int64_t o = rest / ({out.size(panels)});")
+        unflatten(out, "o", step.batch)
+    panel = _panel(out, step, kind, real)
+    a_rows, a_step = _rows(out, step, kind, real)
+    out.open(f"for (int64_t row = first; row < last; row += IG_ROWS_{kind.upper()})")
+    out.line(f"_Alignas(64) {real} tile[8 * {PANEL}];")
+    out.line(f"const int64_t high = ig_min(last - row, IG_ROWS_{kind.upper()});")
+    out.line(f"ig_tile_{kind}({a_rows}, {a_step}, {panel}, {k}, tile, high);")
+    _epilogue(out, step)
+    out.close()
+    out.close()
+    return out.finish(total, 1)
+
+
+def _panel(out: Writer, step: Product, kind: str, real: str) -> str:
+    b = step.b
+    if b.packed:
+        return f"{out.pointer(b.buffer)} + left * ({out.size(step.k)})"
+    used = f"ig_pack_{kind}_from_{out.buffers[b.buffer].dtype}"
+    out.used.add(used)
+    out.line(f"{real} *const panel = ({real} *)(ig_scratch(c, worker) + {out.size(out.scratch)});")
+    out.scratch = out.scratch + _padded(step.k * PANEL * BYTES[step.dtype])
+    out.line(
+        f"{used}(panel, {PANEL}, {out.pointer(b.buffer)} + ({out.size(b.offset)}) + left * ({out.size(b.columns)}), "
+        f"{out.size(b.rows)}, {out.size(b.columns)}, {out.size(step.k)}, right - left);"
+    )
+    return "panel"
+
+
+def _rows(out: Writer, step: Product, kind: str, real: str) -> tuple[str, str]:
+    """Where the tile's rows begin, and the distance between rows; columns of a row are neighbours."""
+    a = step.a
+    base = f"{out.pointer(a.buffer)} + ({out.size(a.offset)})"
+    if a.columns == 1 and out.buffers[a.buffer].dtype == step.dtype:
+        return f"{base} + row * ({out.size(a.rows)})", out.size(a.rows)
+    used = f"ig_pack_{kind}_from_{out.buffers[a.buffer].dtype}"
+    out.used.add(used)
+    out.line(f"{real} *const lines = ({real} *)(ig_scratch(c, worker) + {out.size(out.scratch)});")
+    out.scratch = out.scratch + _padded(step.k * ROWS * BYTES[step.dtype])
+    out.line(
+        f"{used}(lines, {out.size(step.k)}, {base} + first * ({out.size(a.rows)}), {out.size(a.rows)}, "
+        f"{out.size(a.columns)}, last - first, {out.size(step.k)});"
+    )
+    return f"lines + (row - first) * ({out.size(step.k)})", out.size(step.k)
+
+
+def _padded(size: Size) -> Size:
+    return (size + 63) // 64 * 64
+
+
+def _epilogue(out: Writer, step: Product) -> None:
+    epilogue = step.epilogue
+    lead = len(step.batch)
+    *rows, column = epilogue.loops[lead:]
+    out.open("for (int64_t line = 0; line < high; ++line)")
+    out.line("const int64_t at = row + line;")
+    unflatten(out, "at", [Loop(loop.variable, loop.extent) for loop in rows])
+    code = out.statements(epilogue.body, [column.variable], f"tile[line * {PANEL} + {column.variable} - left]")
+    if code.checks:
+        out.line("int bad = 0;")
+    if code.zero_checks:
+        out.line("int zero = 0;")
+    for line in code.before:
+        out.line(line)
+    out.lines.append("    " * out.depth + "#pragma omp simd" + (" reduction(|:bad)" if code.checks else ""))
+    out.open(f"for (int64_t {column.variable} = left; {column.variable} < right; ++{column.variable})")
+    for line in code.inside:
+        out.line(line)
+    for store in epilogue.stores:
+        out.line(out.store(store, code.results[store.result]))
+    out.close()
+    if code.checks:
+        out.line("if (bad) ig_fail(c, INGOT_INDEX);")
+    if code.zero_checks:
+        out.line("if (zero) ig_fail(c, INGOT_ZERO_DIVISION);")
+    out.close()

@@ -1,0 +1,244 @@
+"""Bodies: scalar functions traced once and replayed on any handler.
+
+    ops = Recorder()
+    x = ops.load("x", i)
+    body = ops.finish([ops.call("exp", ops.call("neg", x))])
+
+A handler is whatever has the methods of `Handler`; `replay(body, handler)` calls them in order with the handler's own
+values: C text (codegen), the reads of a body (`reads`), Python numbers for tests, or another Recorder, which is how
+bodies are inlined, renamed and joined.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, Generic, Protocol, TypeVar
+
+from ingot.lowering.expr import Expr, Size, substitute, symbol
+from ingot.lowering.ir import FLOATS, Access, Body, Op, wide
+
+T = TypeVar("T")
+C = TypeVar("C", bound=Hashable)
+
+COMPARISONS = frozenset({"eq", "ne", "lt", "le", "gt", "ge", "and", "or", "not", "isnan", "isinf"})
+
+
+class Handler(Protocol, Generic[T]):
+    """What a body is replayed on: one call an op, its operands already values of the handler."""
+
+    def op(self, place: int, op: Op, operands: tuple[T, ...]) -> T: ...
+
+
+def replay(body: Body, handler: Handler[T]) -> list[T]:
+    """The handler's values of the body's results."""
+    values: list[T] = []
+    for place, op in enumerate(body.ops):
+        values.append(handler.op(place, op, tuple(values[operand] for operand in op.operands)))
+    return [values[result] for result in body.results]
+
+
+class Recorder:
+    """Writes a body. Equal operations are one; a value is its place."""
+
+    def __init__(self) -> None:
+        self.ops: list[Op] = []
+        self._known: dict[Op, int] = {}
+        self._mask: int | None = None
+        self._cached: dict[tuple[Hashable, int | None], Any] = {}
+
+    # ------------------------------------------------------------------ writing
+
+    def emit(self, name: str, operands: Sequence[int], dtype: str, attribute: Any = None) -> int:
+        op = Op(name, tuple(operands), dtype, attribute)
+        place = self._known.get(op)
+        if place is None:
+            place = self._known[op] = len(self.ops)
+            self.ops.append(op)
+        return place
+
+    def load(self, buffer: str, index: Size, dtype: str) -> int:
+        return self.emit("load", (), dtype, Access(buffer, index, self._mask))
+
+    def const(self, value: int | float | bool, dtype: str) -> int:
+        value = bool(value) if dtype == "bool" else float(value) if dtype in FLOATS else int(value)
+        # -0.0 equals 0.0 and nan equals nothing: the text keeps them apart.
+        return self.emit("const", (), wide(dtype), _Constant(value))
+
+    def index(self, index: Size, dtype: str = "int64") -> int:
+        """An index as a value."""
+        if isinstance(index, int):
+            return self.const(index, dtype)
+        place = self.emit("index", (), "int64", index)
+        return place if dtype == "int64" else self.cast(place, dtype)
+
+    def cast(self, value: int, dtype: str) -> int:
+        """The value as this dtype; a half rounds, though it is computed in float32."""
+        before = self.ops[value]
+        if before.dtype == dtype:
+            return value
+        if before.name == "const" and dtype not in ("float16", "bfloat16") and _fits(before.attribute.value, dtype):
+            return self.const(before.attribute.value, dtype)
+        return self.emit("cast", (value,), wide(dtype), dtype)
+
+    def call(self, name: str, *operands: int) -> int:
+        """An operation whose operands have one dtype already; a comparison gives bool."""
+        dtype = "bool" if name in COMPARISONS else self.dtype(operands[0])
+        return self.emit(name, operands, dtype)
+
+    def where(self, condition: int, yes: int, no: int) -> int:
+        return yes if yes == no else self.emit("where", (condition, yes, no), self.dtype(yes))
+
+    def checked(self, value: int, size: Size) -> Size:
+        """A value as an index into `size` places: negative ones count from the end, others fail the run."""
+        value = self.cast(value, "int64")
+        operands = (value,) if self._mask is None else (value, self._mask)
+        place = self.emit("check", operands, "int64", size)
+        return symbol(f"v{place}", below=size)
+
+    def as_index(self, value: int, below: Size | None = None) -> Size:
+        """A value as part of an index, unchecked."""
+        op = self.ops[value]
+        if op.name == "index":
+            return op.attribute  # type: ignore[no-any-return]
+        if op.name == "const":
+            return int(op.attribute.value)
+        return symbol(f"v{value}", below=below, signed=below is None)
+
+    # ------------------------------------------------------------------ asking
+
+    def dtype(self, value: int) -> str:
+        return self.ops[value].dtype
+
+    @contextmanager
+    def masked(self, condition: int) -> Iterator[None]:
+        """Loads inside happen only where the condition holds; elsewhere they give 0."""
+        outer = self._mask
+        self._mask = condition if outer is None else self.call("and", outer, condition)
+        try:
+            yield
+        finally:
+            self._mask = outer
+
+    def once(self, key: C, compute: Callable[[], T]) -> T:
+        """What `compute` gives for this key, computed once for each mask."""
+        full = (key, self._mask)
+        if full not in self._cached:
+            self._cached[full] = compute()
+        return self._cached[full]  # type: ignore[no-any-return]
+
+    def finish(self, results: Sequence[int]) -> Body:
+        """The body without what no result needs."""
+        return pruned(Body(tuple(self.ops), tuple(results)))
+
+    # ------------------------------------------------------------------ as a handler
+
+    def op(self, place: int, op: Op, operands: tuple[int, ...]) -> int:
+        return self.emit(op.name, operands, op.dtype, op.attribute)
+
+
+class _Constant:
+    """A number that compares by its bits' text."""
+
+    __slots__ = ("text", "value")
+
+    def __init__(self, value: int | float | bool) -> None:
+        self.value = value
+        self.text = f"{type(value).__name__} {value!r}"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Constant) and self.text == other.text
+
+    def __hash__(self) -> int:
+        return hash(self.text)
+
+    def __str__(self) -> str:
+        return repr(self.value)
+
+
+def _fits(value: int | float | bool, dtype: str) -> bool:
+    if dtype in FLOATS or dtype == "bool":
+        return dtype != "float32" or not isinstance(value, float)
+    return isinstance(value, int) and dtype == "int64"
+
+
+def rewrite(
+    body: Body,
+    *,
+    symbols: Mapping[str, Size] | None = None,
+    into: Recorder | None = None,
+    replace: Callable[[Op, tuple[int, ...], Recorder], int | None] = lambda op, operands, ops: None,
+) -> tuple[Recorder, list[int]]:
+    """The body written again into `into`: symbols renamed in every index, `replace` answering for ops of its choice."""
+    ops = into if into is not None else Recorder()
+    values: list[int] = []
+    mapping: dict[str, Size] = dict(symbols or {})
+    for place, op in enumerate(body.ops):
+        operands = tuple(values[operand] for operand in op.operands)
+        attribute = op.attribute
+        if isinstance(attribute, Access):
+            mask = values[attribute.mask] if attribute.mask is not None else None
+            attribute = Access(attribute.buffer, substitute(attribute.index, mapping), mask)
+        elif isinstance(attribute, Expr):
+            attribute = substitute(attribute, mapping)
+        renamed = Op(op.name, operands, op.dtype, attribute)
+        found = replace(renamed, operands, ops)
+        if found is None:
+            if op.name == "index" and isinstance(attribute, int):
+                found = ops.const(attribute, "int64")
+            else:
+                found = ops.emit(op.name, operands, op.dtype, attribute)
+        values.append(found)
+        if op.dtype == "int64":
+            below = attribute if op.name == "check" else None
+            mapping[f"v{place}"] = ops.as_index(found) if below is None else symbol(f"v{found}", below=below)
+    return ops, [values[result] for result in body.results]
+
+
+def pruned(body: Body) -> Body:
+    """Without operations that no result needs, in the same order."""
+    needed: set[int] = set(body.results)
+    for place in range(len(body.ops) - 1, -1, -1):
+        op = body.ops[place]
+        if place not in needed and op.name != "check":
+            continue
+        needed.add(place)
+        needed.update(op.operands)
+        needed.update(_places(op.attribute))
+    if len(needed) == len(body.ops):
+        return body
+    kept = [place for place in range(len(body.ops)) if place in needed]
+    moved = {old: new for new, old in enumerate(kept)}
+    names: dict[str, Size] = {}
+    ops = []
+    for old in kept:
+        op = body.ops[old]
+        attribute = op.attribute
+        if isinstance(attribute, Access):
+            mask = moved[attribute.mask] if attribute.mask is not None else None
+            attribute = Access(attribute.buffer, substitute(attribute.index, names), mask)
+        elif isinstance(attribute, Expr):
+            attribute = substitute(attribute, names)
+        ops.append(Op(op.name, tuple(moved[o] for o in op.operands), op.dtype, attribute))
+        if op.dtype == "int64" and moved[old] != old:
+            below = op.attribute if op.name == "check" else None
+            names[f"v{old}"] = symbol(f"v{moved[old]}", below=below, signed=below is None)
+    return Body(tuple(ops), tuple(moved[r] for r in body.results))
+
+
+def reads(body: Body) -> list[Access]:
+    """Every load, in order."""
+    return [op.attribute for op in body.ops if isinstance(op.attribute, Access)]
+
+
+def _places(attribute: Any) -> set[int]:
+    """The values that an index or a mask depends on."""
+    found: set[int] = set()
+    index: Any = attribute
+    if isinstance(attribute, Access):
+        index = attribute.index
+        if attribute.mask is not None:
+            found.add(attribute.mask)
+    if isinstance(index, Expr):
+        found.update(int(s.name[1:]) for s in index.symbols if s.name[0] == "v")
+    return found

@@ -1,0 +1,355 @@
+"""The loop-level IR: what a program is between its FX graph and its C text.
+
+    module  ::= Module(buffers, steps, inputs, outputs, symbols)
+    step    ::= Map(loops, body, stores)                 body at every point of the loops
+              | Reduce(loops, over, kinds, body, stores) one accumulator a result of the body, at every point of loops
+              | Nest(outer, steps)                       Maps and Reduces that share their outer loops, one after another
+              | Product(batch, m, n, k, a, b, epilogue)  matrix products, with a Map as their epilogue
+              | Convolution(…, epilogue)                 the same over windows
+              | Attention(…)                             softmax(q · k + mask) · v
+              | Routine(name, operands, attributes)      a hand-written kernel: sort, scan, …
+              | Bind(symbol, body)                       a size that only the run itself tells
+              | Check(body, message)                     the run fails with the message unless the value is true
+              | If(condition, then, otherwise) | While(condition steps, condition, steps) | Repeat(loop, steps)
+    loop    ::= Loop(variable, extent)
+    store   ::= Store(buffer, index, result)             result: which of the body's results; or accumulates into it
+    body    ::= Body(ops, results)                       scalar operations in order; an operand is an earlier one's place
+    op      ::= load buffer[index] (if mask)             index is an Expr over loop variables, sizes and earlier values
+              | const value | index expr | cast x | check index | draw | <name of a scalar operation> operands …
+
+A buffer is dense memory with a shape in *physical* order; how a tensor's dims lie in it is a matter of strides, which
+only indices know. Everything here is immutable; fusion and planning make new steps.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+from ingot.lowering.expr import Size, product
+
+FLOATS = ("float16", "bfloat16", "float32", "float64")
+INTEGERS = ("uint8", "int8", "int16", "int32", "int64", "uint16", "uint32", "uint64")
+BYTES = {
+    "bool": 1,
+    "uint8": 1,
+    "int8": 1,
+    "int16": 2,
+    "uint16": 2,
+    "int32": 4,
+    "uint32": 4,
+    "int64": 8,
+    "uint64": 8,
+    "float16": 2,
+    "bfloat16": 2,
+    "float32": 4,
+    "float64": 8,
+}
+
+
+def wide(dtype: str) -> str:
+    """What a value of this dtype is computed in: the halves are stored narrow and computed in float32."""
+    return "float32" if dtype in ("float16", "bfloat16") else dtype
+
+
+@dataclass(frozen=True, slots=True)
+class Buffer:
+    """Dense memory. `kind`: "input" and "output" belong to the caller, "weight" to the file, "state" to the model,
+    "temporary" to the arena. `shape` is physical, outermost first."""
+
+    name: str
+    dtype: str
+    shape: tuple[Size, ...]
+    kind: str = "temporary"
+
+    @property
+    def size(self) -> Size:
+        return product(self.shape)
+
+    def __str__(self) -> str:
+        return f"{self.name}: {self.dtype}[{', '.join(map(str, self.shape))}]"
+
+
+@dataclass(frozen=True, slots=True)
+class Loop:
+    variable: str
+    extent: Size
+
+    def __str__(self) -> str:
+        return f"{self.variable} < {self.extent}"
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """Where a load reads. `mask` is the place of a bool; where it is false nothing is read and the value is 0."""
+
+    buffer: str
+    index: Size
+    mask: int | None = None
+
+    def __str__(self) -> str:
+        return f"{self.buffer}[{self.index}]" + (f" if %{self.mask}" if self.mask is not None else "")
+
+
+@dataclass(frozen=True, slots=True)
+class Op:
+    """One scalar operation. `attribute` is what is no operand: an Access, a constant, an index, a size."""
+
+    name: str
+    operands: tuple[int, ...]
+    dtype: str
+    attribute: Any = None
+
+    def __str__(self) -> str:
+        parts = [f"%{operand}" for operand in self.operands]
+        if self.attribute is not None:
+            parts.append(str(self.attribute))
+        return f"{self.name}({', '.join(parts)}): {self.dtype}"
+
+
+@dataclass(frozen=True, slots=True)
+class Body:
+    """A scalar function: operations in order, and the places of its results."""
+
+    ops: tuple[Op, ...]
+    results: tuple[int, ...]
+
+    def __str__(self) -> str:
+        lines = [f"%{place} = {op}" for place, op in enumerate(self.ops)]
+        return "\n".join([*lines, "return " + ", ".join(f"%{r}" for r in self.results)])
+
+
+@dataclass(frozen=True, slots=True)
+class Store:
+    """Writes result number `result` of the body. `mode` "set", or "add" for a scatter that accumulates."""
+
+    buffer: str
+    index: Size
+    result: int
+    mode: str = "set"
+
+    def __str__(self) -> str:
+        return f"{self.buffer}[{self.index}] {'=' if self.mode == 'set' else '+='} result {self.result}"
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Where a step comes from: module path and the user's line, for comments, errors and the profiler."""
+
+    module: str = ""
+    source: str = ""
+    op: str = ""
+
+    def __str__(self) -> str:
+        return "  ".join(part for part in (self.op, self.module, self.source) if part)
+
+
+@dataclass(frozen=True, slots=True)
+class Map:
+    """`body` at every point of `loops`, outermost first. `serial` where the order of points matters (a scatter)."""
+
+    loops: tuple[Loop, ...]
+    body: Body
+    stores: tuple[Store, ...]
+    origin: Origin = Origin()
+    serial: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Reduce:
+    """For every point of `loops`, each result of `body` over every point of `over`, combined as `kinds` says.
+
+    A kind is sum, prod, max, min, any, all, argmax or argmin (the place in row-major order of `over`).
+    """
+
+    loops: tuple[Loop, ...]
+    over: tuple[Loop, ...]
+    kinds: tuple[str, ...]
+    body: Body
+    stores: tuple[Store, ...]
+    origin: Origin = Origin()
+
+
+@dataclass(frozen=True, slots=True)
+class Nest:
+    """Steps that run one after another inside shared outer loops. `local` buffers live for one point of `outer`."""
+
+    outer: tuple[Loop, ...]
+    steps: tuple[Map | Reduce, ...]
+    local: tuple[str, ...]
+    origin: Origin = Origin()
+
+
+@dataclass(frozen=True, slots=True)
+class Matrix:
+    """A matrix inside a buffer: element (batch, row, column) is at offset + row·rows + column·columns.
+
+    `offset` is over the batch loops' variables. `packed` is the width of the column panels of a packed weight.
+    """
+
+    buffer: str
+    offset: Size
+    rows: Size
+    columns: Size
+    packed: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Product:
+    """out[batch, i, j] = Σ_k a[batch, i, k] · b[batch, k, j], then `epilogue`.
+
+    The epilogue is a Map over (batch…, rows…, j) that reads the product as the op "accumulator"; rows may be several
+    loops whose extents multiply to m. Without one the product is stored in `out`.
+    """
+
+    batch: tuple[Loop, ...]
+    m: Size
+    n: Size
+    k: Size
+    a: Matrix
+    b: Matrix
+    dtype: str
+    epilogue: Map
+    origin: Origin = Origin()
+
+
+@dataclass(frozen=True, slots=True)
+class Convolution:
+    """out[image, y, x, channel] = Σ in[image, y·s + a·d - p, x·s + b·d - p, c] · w[a, b, c, channel], NHWC.
+
+    `epilogue` is a Map over (image, y, x, channel). Weights are packed in panels of `panel` output channels.
+    """
+
+    image: Size
+    size: tuple[Size, Size]
+    channels: int
+    out_size: tuple[Size, Size]
+    out_channels: int
+    kernel: tuple[int, int]
+    stride: tuple[int, int]
+    padding: tuple[int, int]
+    dilation: tuple[int, int]
+    groups: int
+    x: str
+    weight: str
+    panel: int
+    epilogue: Map
+    origin: Origin = Origin()
+
+
+@dataclass(frozen=True, slots=True)
+class Attention:
+    """out = softmax(scale · q · kᵀ + mask) · v over `batch` loops; q, k, v are matrices, mask a body over (i, j).
+
+    `epilogue` is a Map over (batch…, i, j) as for Product; `mask` reads loop variables of batch, "i" and "j".
+    """
+
+    batch: tuple[Loop, ...]
+    queries: Size
+    keys: Size
+    depth: Size
+    values: Size
+    scale: float
+    causal: bool
+    q: Matrix
+    k: Matrix
+    v: Matrix
+    mask: Body | None
+    dtype: str
+    epilogue: Map
+    origin: Origin = Origin()
+
+
+@dataclass(frozen=True, slots=True)
+class Routine:
+    """A hand-written kernel by name; `reads` and `writes` name buffers, `sizes` are passed as numbers."""
+
+    name: str
+    reads: tuple[str, ...]
+    writes: tuple[str, ...]
+    sizes: tuple[Size, ...] = ()
+    attributes: tuple[tuple[str, Any], ...] = ()
+    origin: Origin = Origin()
+
+
+@dataclass(frozen=True, slots=True)
+class Bind:
+    """A size that only the run tells: the symbol takes the body's value."""
+
+    symbol: str
+    body: Body
+    origin: Origin = Origin()
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """The run ends with the message unless the body's value is true."""
+
+    body: Body
+    message: str
+    origin: Origin = Origin()
+
+
+@dataclass(frozen=True, slots=True)
+class If:
+    condition: Body
+    then: tuple[Step, ...]
+    otherwise: tuple[Step, ...]
+    origin: Origin = Origin()
+
+
+@dataclass(frozen=True, slots=True)
+class While:
+    """Runs `test`, then `steps` as long as `condition` is true."""
+
+    test: tuple[Step, ...]
+    condition: Body
+    steps: tuple[Step, ...]
+    origin: Origin = Origin()
+
+
+@dataclass(frozen=True, slots=True)
+class Repeat:
+    """`steps` once for each value of the loop's variable, in order."""
+
+    loop: Loop
+    steps: tuple[Step, ...]
+    origin: Origin = Origin()
+
+
+Step: TypeAlias = (
+    Map | Reduce | Nest | Product | Convolution | Attention | Routine | Bind | Check | If | While | Repeat
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Weight:
+    """One tensor of the weights blob. `packing` says how the file's order is made from the state's: () is as it is."""
+
+    buffer: str
+    source: str
+    packing: tuple[Any, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Argument:
+    """An input or output of the module, in the order of the program's signature."""
+
+    buffer: str
+    name: str
+    dtype: str
+    shape: tuple[Size, ...]
+    mutated: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Module:
+    """A whole program. `symbols` are the sizes that inputs tell, with the input and dim that tells each."""
+
+    buffers: dict[str, Buffer]
+    steps: tuple[Step, ...]
+    inputs: tuple[Argument, ...]
+    outputs: tuple[Argument, ...]
+    weights: tuple[Weight, ...]
+    symbols: dict[str, tuple[int, int]]
+    hints: dict[str, int] = field(default_factory=dict)

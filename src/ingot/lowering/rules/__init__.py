@@ -1,0 +1,11 @@
+"""Rules, one file a family; importing this package fills `ingot.lowering.lower.RULES`."""
+
+from ingot.lowering.rules import (  # noqa: F401
+    factories,
+    indexing,
+    norms,
+    pointwise,
+    products,
+    reductions,
+    views,
+)

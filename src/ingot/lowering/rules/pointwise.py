@@ -1,0 +1,431 @@
+"""Elementwise operators: a table of scalar operations, and the few that need more than one."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from ingot.lowering.body import COMPARISONS, Recorder
+from ingot.lowering.expr import Expr, Size
+from ingot.lowering.ir import FLOATS, INTEGERS, wide
+from ingot.lowering.lower import RULES, Lowering, Unsupported, dtype_name, lowers
+from ingot.lowering.values import Index, Lazy, Strided, Tensor, broadcast
+
+aten = torch.ops.aten
+
+HEAVY = frozenset(
+    "exp exp2 expm1 log log2 log10 log1p sin cos tan sinh cosh tanh asin acos atan atan2 asinh acosh atanh erf erfc erfinv "
+    "sigmoid pow sqrt rsqrt div lgamma digamma floordiv floormod fmod i0 i1 i0e i1e hypot".split()
+)
+
+Scalar = int | float | bool
+
+
+# ---------------------------------------------------------------------- the way every elementwise rule goes
+
+
+def category(dtype: str) -> int:
+    return 0 if dtype == "bool" else 1 if dtype in INTEGERS else 2
+
+
+def promoted(operands: Sequence[Any]) -> str:
+    """The dtype that torch computes these operands in: tensors before rank 0 before numbers."""
+    ranked: list[list[torch.dtype]] = [[], [], []]
+    for operand in operands:
+        if isinstance(operand, Tensor):
+            ranked[0 if operand.rank else 1].append(getattr(torch, operand.dtype))
+        elif isinstance(operand, bool):
+            ranked[2].append(torch.bool)
+        elif isinstance(operand, (int, Expr)):
+            ranked[2].append(torch.int64)
+        elif isinstance(operand, float):
+            ranked[2].append(torch.get_default_dtype())
+    best: torch.dtype | None = None
+    for dtypes in ranked:
+        for dtype in dtypes:
+            if best is None:
+                best = dtype
+            elif dtypes is ranked[0] or category(dtype_name(dtype)) > category(dtype_name(best)):
+                best = torch.promote_types(best, dtype)
+            elif any(best is d for d in dtypes) or category(dtype_name(best)) < category(dtype_name(dtype)):
+                best = torch.promote_types(best, dtype)
+    return dtype_name(best) if best is not None else "float32"
+
+
+def value_at(ops: Recorder, operand: Any, index: Index, dtype: str) -> int:
+    """An operand's element as a value of this dtype's computing type."""
+    if isinstance(operand, Tensor):
+        return ops.cast(operand.load(ops, broadcast(index, operand.shape)), wide(dtype))
+    if isinstance(operand, Expr):
+        return ops.cast(ops.index(operand), wide(dtype))
+    return ops.const(_number(operand, dtype), dtype)
+
+
+def _number(value: Scalar, dtype: str) -> Scalar:
+    if dtype in INTEGERS and isinstance(value, float) and not math.isfinite(value):
+        raise Unsupported(f"{value} as {dtype} has no meaning")
+    return value
+
+
+def elementwise(
+    low: Lowering,
+    operands: Sequence[Any],
+    compute: Callable[..., int],
+    *,
+    dtype: str | None = None,
+    result: str | None = None,
+    cost: int = 1,
+) -> Tensor:
+    """`compute(ops, *elements)` at every place of the broadcast operands.
+
+    `dtype` is what operands are cast to first (default: the result's), `result` the dtype of the value.
+    """
+    result = result or low.out_dtype
+    dtype = dtype or result
+    shape = low.shape_of(low.out)
+    for operand in operands:
+        _keep_expensive(low, operand, shape)
+
+    def load(ops: Recorder, index: Index) -> int:
+        return compute(ops, *(value_at(ops, operand, index, dtype) for operand in operands))
+
+    total = cost + sum(operand.cost for operand in operands if isinstance(operand, Tensor))
+    return Tensor(shape, result, Lazy(load, total, order_for(low, operands, len(shape))))
+
+
+def _keep_expensive(low: Lowering, operand: Any, shape: tuple[Size, ...]) -> None:
+    """What is costly and about to be repeated by a broadcast is computed once, before."""
+    if isinstance(operand, Tensor) and isinstance(operand.data, Lazy) and operand.cost > 8:
+        repeats = low.hint(_count(shape)) > 2 * low.hint(operand.numel)
+        if repeats:
+            low.realize(operand)
+
+
+def _count(shape: tuple[Size, ...]) -> Size:
+    total: Size = 1
+    for size in shape:
+        total = total * size
+    return total
+
+
+def order_for(low: Lowering, operands: Sequence[Any], rank: int) -> tuple[int, ...] | None:
+    """The physical order that most of the data is read in already."""
+    best: tuple[int, tuple[int, ...] | None] = (0, None)
+    for operand in operands:
+        if not isinstance(operand, Tensor) or operand.rank != rank or rank < 2:
+            continue
+        data = operand.data
+        if isinstance(data, Strided):
+            if any(low.hint(s) == 0 and size != 1 for s, size in zip(data.strides, operand.shape, strict=True)):
+                continue
+            order: tuple[int, ...] | None = low.order_of(operand)
+        else:
+            order = data.order
+        size = low.hint(operand.numel)
+        if size > best[0]:
+            best = (size, order)
+    return best[1]
+
+
+# ---------------------------------------------------------------------- one scalar operation
+
+
+def _register(table: dict[str, str], how: Callable[[str], Callable[..., Tensor]]) -> None:
+    for target, name in table.items():
+        packet, _, overload = target.partition(".")
+        lowers(getattr(getattr(aten, packet), overload or "default"))(how(name))
+
+
+def _same(name: str) -> Callable[..., Tensor]:
+    """Operands are cast to the result's dtype."""
+
+    def rule(low: Lowering, *operands: Any) -> Tensor:
+        return elementwise(low, operands, lambda ops, *v: ops.call(name, *v), cost=10 if name in HEAVY else 1)
+
+    return rule
+
+
+def _compare(name: str) -> Callable[..., Tensor]:
+    """Operands are cast to what torch promotes them to; the result is bool."""
+
+    def rule(low: Lowering, *operands: Any) -> Tensor:
+        return elementwise(low, operands, lambda ops, *v: ops.call(name, *v), dtype=promoted(operands), result="bool")
+
+    return rule
+
+
+def _logical(name: str) -> Callable[..., Tensor]:
+    def rule(low: Lowering, *operands: Any) -> Tensor:
+        return elementwise(low, operands, lambda ops, *v: ops.call(name, *v), dtype="bool", result="bool")
+
+    return rule
+
+
+_register(
+    {
+        **{
+            name: name
+            for name in (
+                "exp exp2 expm1 log log2 log10 log1p sin cos tan sinh cosh tanh asin acos atan asinh acosh atanh erf erfc "
+                "erfinv sigmoid sqrt rsqrt neg abs lgamma digamma ceil floor trunc round reciprocal sign sgn "
+                "square bitwise_not relu positive"
+            ).split()
+        },
+        "atan2": "atan2",
+        "hypot": "hypot",
+        "nextafter": "nextafter",
+        "copysign.Tensor": "copysign",
+        "mul.Tensor": "mul",
+        "mul.Scalar": "mul",
+        "maximum": "max",
+        "minimum": "min",
+        "fmax": "fmax",
+        "fmin": "fmin",
+        "fmod.Tensor": "fmod",
+        "fmod.Scalar": "fmod",
+        "remainder.Tensor": "floormod",
+        "remainder.Scalar": "floormod",
+        "remainder.Scalar_Tensor": "floormod",
+        "floor_divide": "floordiv",
+        "pow.Tensor_Tensor": "pow",
+        "pow.Scalar": "pow",
+        "bitwise_and.Tensor": "bitand",
+        "bitwise_or.Tensor": "bitor",
+        "bitwise_xor.Tensor": "bitxor",
+        "bitwise_and.Scalar": "bitand",
+        "bitwise_or.Scalar": "bitor",
+        "bitwise_xor.Scalar": "bitxor",
+        "bitwise_left_shift.Tensor": "shl",
+        "bitwise_right_shift.Tensor": "shr",
+        "__lshift__.Tensor": "shl",
+        "__rshift__.Tensor": "shr",
+        "__lshift__.Scalar": "shl",
+        "__rshift__.Scalar": "shr",
+    },
+    _same,
+)
+_register(
+    {
+        **{f"{name}.{kind}": name for name in "eq ne lt le gt ge".split() for kind in ("Tensor", "Scalar")},
+        "isnan": "isnan",
+        "isinf": "isinf",
+    },
+    _compare,
+)
+_register({"logical_and": "and", "logical_or": "or", "logical_xor": "ne", "logical_not": "not"}, _logical)
+assert COMPARISONS >= {"eq", "isnan"}
+
+
+@lowers(aten.add.Tensor, aten.add.Scalar)
+def add(low: Lowering, x: Any, y: Any, alpha: Scalar = 1) -> Tensor:
+    return _scaled(low, "add", x, y, alpha)
+
+
+@lowers(aten.sub.Tensor, aten.sub.Scalar)
+def sub(low: Lowering, x: Any, y: Any, alpha: Scalar = 1) -> Tensor:
+    return _scaled(low, "sub", x, y, alpha)
+
+
+@lowers(aten.rsub.Tensor, aten.rsub.Scalar)
+def rsub(low: Lowering, x: Any, y: Any, alpha: Scalar = 1) -> Tensor:
+    return _scaled(low, "sub", y, x, alpha)
+
+
+def _scaled(low: Lowering, name: str, x: Any, y: Any, alpha: Any) -> Tensor:
+    if not isinstance(alpha, (int, float)) or alpha != 1:
+        return elementwise(low, (x, y, alpha), lambda ops, a, b, c: ops.call(name, a, ops.call("mul", b, c)))
+    return elementwise(low, (x, y), lambda ops, a, b: ops.call(name, a, b))
+
+
+@lowers(aten.div.Tensor, aten.div.Scalar)
+def div(low: Lowering, x: Any, y: Any) -> Tensor:
+    return elementwise(low, (x, y), lambda ops, a, b: ops.call("div", a, b), cost=2)
+
+
+@lowers(aten.div.Tensor_mode, aten.div.Scalar_mode)
+def div_mode(low: Lowering, x: Any, y: Any, rounding_mode: str | None = None) -> Tensor:
+    if rounding_mode is None:
+        return div(low, x, y)
+    integral = low.out_dtype in INTEGERS
+
+    def compute(ops: Recorder, a: int, b: int) -> int:
+        if rounding_mode == "floor":
+            return ops.call("floordiv", a, b)
+        return ops.call("truncdiv", a, b) if integral else ops.call("trunc", ops.call("div", a, b))
+
+    return elementwise(low, (x, y), compute, cost=8)
+
+
+@lowers(aten.pow.Tensor_Scalar)
+def pow_scalar(low: Lowering, x: Tensor, exponent: Any) -> Tensor:
+    """Small whole exponents are products; a half is a root."""
+
+    def compute(ops: Recorder, a: int) -> int:
+        if exponent == 2:
+            return ops.call("mul", a, a)
+        if exponent == 3:
+            return ops.call("mul", ops.call("mul", a, a), a)
+        if exponent == 1:
+            return a
+        if exponent == 0.5:
+            return ops.call("sqrt", a)
+        if exponent == -1:
+            return ops.call("reciprocal", a)
+        if exponent == -0.5:
+            return ops.call("rsqrt", a)
+        dtype = low_dtype
+        return ops.call("pow", a, ops.cast(ops.index(exponent), dtype) if isinstance(exponent, Expr) else ops.const(exponent, dtype))
+
+    low_dtype = wide(low.out_dtype)
+    if isinstance(exponent, int) and exponent < 0 and low.out_dtype in INTEGERS:
+        raise Unsupported("an integer to a negative power")
+    cost = 1 if exponent in (1, 2, 3) else 10
+    return elementwise(low, (x,), compute, cost=cost)
+
+
+@lowers(aten.where.self, aten.where.ScalarOther, aten.where.ScalarSelf, aten.where.Scalar)
+def where(low: Lowering, condition: Tensor, yes: Any, no: Any) -> Tensor:
+    dtype = low.out_dtype
+    shape = low.shape_of(low.out)
+
+    def load(ops: Recorder, index: Index) -> int:
+        c = value_at(ops, condition, index, "bool")
+        return ops.where(c, value_at(ops, yes, index, dtype), value_at(ops, no, index, dtype))
+
+    operands = [operand for operand in (condition, yes, no) if isinstance(operand, Tensor)]
+    return Tensor(shape, dtype, Lazy(load, 1 + sum(o.cost for o in operands), order_for(low, operands, len(shape))))
+
+
+@lowers(aten.clamp.default, aten.clamp.Tensor, aten.clamp_min.default, aten.clamp_min.Tensor, aten.hardtanh.default)
+def clamp(low: Lowering, x: Tensor, minimum: Any = None, maximum: Any = None) -> Tensor:
+    if low.node.target is aten.hardtanh.default:
+        minimum, maximum = -1 if minimum is None else minimum, 1 if maximum is None else maximum
+    limits = [(name, limit) for name, limit in (("max", minimum), ("min", maximum)) if limit is not None]
+
+    def compute(ops: Recorder, value: int, *bounds: int) -> int:
+        for (name, _), bound in zip(limits, bounds, strict=True):
+            value = ops.call(name, value, bound)
+        return value
+
+    return elementwise(low, (x, *(limit for _, limit in limits)), compute)
+
+
+@lowers(aten.clamp_max.default, aten.clamp_max.Tensor)
+def clamp_max(low: Lowering, x: Tensor, maximum: Any) -> Tensor:
+    return clamp(low, x, None, maximum)
+
+
+@lowers(aten.gelu.default)
+def gelu(low: Lowering, x: Tensor, approximate: str = "none") -> Tensor:
+    dtype = wide(low.out_dtype)
+
+    def compute(ops: Recorder, v: int) -> int:
+        half = ops.call("mul", v, ops.const(0.5, dtype))
+        if approximate == "tanh":
+            cube = ops.call("mul", ops.call("mul", v, v), v)
+            inner = ops.call("add", v, ops.call("mul", cube, ops.const(0.044715, dtype)))
+            gate = ops.call("tanh", ops.call("mul", inner, ops.const(math.sqrt(2 / math.pi), dtype)))
+        else:
+            gate = ops.call("erf", ops.call("mul", v, ops.const(math.sqrt(0.5), dtype)))
+        return ops.call("mul", half, ops.call("add", gate, ops.const(1, dtype)))
+
+    return elementwise(low, (x,), compute, cost=14)
+
+
+@lowers(aten.silu.default)
+def silu(low: Lowering, x: Tensor) -> Tensor:
+    return elementwise(low, (x,), lambda ops, v: ops.call("mul", v, ops.call("sigmoid", v)), cost=11)
+
+
+@lowers(aten.leaky_relu.default)
+def leaky_relu(low: Lowering, x: Tensor, slope: float = 0.01) -> Tensor:
+    dtype = wide(low.out_dtype)
+
+    def compute(ops: Recorder, v: int) -> int:
+        return ops.where(ops.call("gt", v, ops.const(0, dtype)), v, ops.call("mul", v, ops.const(slope, dtype)))
+
+    return elementwise(low, (x,), compute)
+
+
+@lowers(aten.elu.default)
+def elu(low: Lowering, x: Tensor, alpha: float = 1.0, scale: float = 1.0, input_scale: float = 1.0) -> Tensor:
+    dtype = wide(low.out_dtype)
+
+    def compute(ops: Recorder, v: int) -> int:
+        inner = ops.call("mul", v, ops.const(input_scale, dtype))
+        negative = ops.call("mul", ops.call("expm1", inner), ops.const(alpha * scale, dtype))
+        positive = ops.call("mul", v, ops.const(scale, dtype))
+        return ops.where(ops.call("gt", v, ops.const(0, dtype)), positive, negative)
+
+    return elementwise(low, (x,), compute, cost=11)
+
+
+# ---------------------------------------------------------------------- casts and copies
+
+
+@lowers(
+    aten._to_copy.default,
+    aten.to.dtype,
+    aten.to.device,
+    aten.to.dtype_layout,
+    aten.to.other,
+    aten.type_as.default,
+    aten.convert_element_type.default if hasattr(aten, "convert_element_type") else "convert_element_type",
+)
+def cast(low: Lowering, x: Tensor, *_: Any, **__: Any) -> Tensor:
+    dtype = low.out_dtype
+    if dtype == x.dtype:
+        return x
+
+    def load(ops: Recorder, index: Index) -> int:
+        return ops.cast(x.load(ops, index), dtype)
+
+    return Tensor(x.shape, dtype, Lazy(load, x.cost + 1, low.order_of(x)))
+
+
+@lowers(
+    aten.clone.default,
+    aten.contiguous.default,
+    aten.lift_fresh_copy.default,
+    aten.alias.default,
+    aten.detach.default,
+    aten.detach_.default,
+    aten.alias_copy.default,
+    aten.lift_fresh.default,
+    aten.resolve_conj.default,
+    aten.resolve_neg.default,
+    aten.view_copy.default if False else "never",
+)
+def same(low: Lowering, x: Tensor, *_: Any, **__: Any) -> Tensor:
+    return x
+
+
+RULES.pop("never", None)
+RULES.pop("convert_element_type", None)
+
+
+@lowers(aten.dropout.default, aten.feature_dropout.default, aten.alpha_dropout.default, aten.native_dropout.default)
+def dropout(low: Lowering, x: Tensor, p: float, train: bool) -> Any:
+    if train and p:
+        raise Unsupported("dropout in training draws random numbers")
+    if low.node.target is aten.native_dropout.default:
+        return x, low.full(x.shape, True, "bool")
+    return x
+
+
+@lowers(aten.copy.default)
+def copy(low: Lowering, target: Tensor, source: Tensor, non_blocking: bool = False) -> Tensor:
+    return elementwise(low, (source,), lambda ops, v: v)
+
+
+@lowers(aten.view.dtype)
+def view_dtype(low: Lowering, x: Tensor, dtype: torch.dtype) -> Tensor:
+    if dtype_name(dtype) == x.dtype:
+        return x
+    raise Unsupported("a view as another dtype")
+
+
+assert FLOATS

@@ -1,0 +1,312 @@
+"""Matrix products, convolutions and attention."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from ingot.lowering import values
+from ingot.lowering.body import Recorder
+from ingot.lowering.expr import Size, product, symbol
+from ingot.lowering.ir import Loop, Map, Matrix, Product, Store, Weight, wide
+from ingot.lowering.lower import Lowering, Unsupported, lowers
+from ingot.lowering.rules.norms import _softmax
+from ingot.lowering.values import Index, Lazy, Strided, Tensor, contiguous_strides
+
+aten = torch.ops.aten
+
+# Columns of a packed weight's panel: a whole number of vectors for every instruction set (48 = 3·16 = 6·8 = 12·4).
+PANEL = 48
+
+
+def matmul(low: Lowering, a: Tensor, b: Tensor, bias: Tensor | None = None, alpha: Any = 1, beta: Any = 1) -> Tensor:
+    """alpha · a[…, m, k] · b[…, k, n] + beta · bias; leading dims are equal; bias broadcasts to the result."""
+    dtype = low.out_dtype
+    *lead, m, k = a.shape
+    n = b.shape[-1]
+    shape = (*lead, m, n)
+    if dtype not in ("float16", "bfloat16", "float32", "float64") or k == 0 or any(size == 0 for size in shape):
+        return _scaled(low, _plain(low, a, b, dtype), bias, alpha, beta, dtype)
+    a, b = low.realize(a), low.realize(b)
+    assert isinstance(a.data, Strided) and isinstance(b.data, Strided)
+    loops = [Loop(f"i{d}", size) for d, size in enumerate(lead)]
+    batch = tuple(symbol(loop.variable, below=loop.extent) for loop in loops)
+    i, j = symbol(f"i{len(lead)}", below=m), symbol(f"i{len(lead) + 1}", below=n)
+    left = Matrix(a.data.buffer, a.data.at((*batch, 0, 0)), a.data.strides[-2], a.data.strides[-1])
+    right = _packed(low, b, k, n) if not lead else None
+    if right is None:
+        right = Matrix(b.data.buffer, b.data.at((*batch, 0, 0)), b.data.strides[-2], b.data.strides[-1])
+    buffer = low.buffer("temporary", dtype, shape)
+    home = Strided(buffer.name, 0, contiguous_strides(shape))
+    index = (*batch, i, j)
+    ops = Recorder()
+    value = ops.emit("accumulator", (), wide(dtype))
+    value = _with_bias(ops, value, bias, index, alpha, beta, dtype)
+    epilogue = Map(
+        (*loops, Loop(f"i{len(lead)}", m), Loop(f"i{len(lead) + 1}", n)),
+        ops.finish([value]),
+        (Store(buffer.name, home.at(index), 0),),
+        low.origin,
+    )
+    low.steps.append(Product(tuple(loops), m, n, k, left, right, wide(dtype), epilogue, low.origin))
+    return Tensor(shape, dtype, home)
+
+
+def _with_bias(ops: Recorder, value: int, bias: Tensor | None, index: Index, alpha: Any, beta: Any, dtype: str) -> int:
+    kind = wide(dtype)
+    if alpha != 1:
+        value = ops.call("mul", value, ops.const(alpha, kind))
+    if bias is not None and beta != 0:
+        more = ops.cast(bias.load(ops, values.broadcast(index, bias.shape)), kind)
+        if beta != 1:
+            more = ops.call("mul", more, ops.const(beta, kind))
+        value = ops.call("add", value, more)
+    return value
+
+
+def _packed(low: Lowering, b: Tensor, k: Size, n: Size) -> Matrix | None:
+    """A weight as panels of columns, in the order in which a product reads it."""
+    assert isinstance(b.data, Strided)
+    source = low.buffers[b.data.buffer]
+    if source.kind != "weight" or not isinstance(k, int) or not isinstance(n, int):
+        return None
+    key = (source.name, b.data.offset, b.data.strides)
+    if key not in low.packed:
+        panels = -(-n // PANEL)
+        made = low.buffer("weight", wide(b.dtype), (panels, k, PANEL))
+        origin = next(w.source for w in low.weights if w.buffer == source.name)
+        packing = ("panels", b.data.offset, b.data.strides[-2], b.data.strides[-1], k, n, PANEL)
+        low.weights.append(Weight(made.name, origin, packing))
+        low.packed[key] = made.name
+    return Matrix(low.packed[key], 0, PANEL, 1, packed=PANEL)
+
+
+def _plain(low: Lowering, a: Tensor, b: Tensor, dtype: str) -> Tensor:
+    """The sum of products as loops: integers, and anything empty."""
+    kind = wide(dtype)
+    *lead, m, k = a.shape
+    shape = (*lead, m, b.shape[-1], k)
+    a, b = low.keep(a), low.keep(b)
+
+    def load(ops: Recorder, index: Index) -> int:
+        *batch, i, j, r = index
+        left, right = a.load(ops, (*batch, i, r)), b.load(ops, (*batch, r, j))
+        return ops.call("mul", ops.cast(left, kind), ops.cast(right, kind))
+
+    terms = Tensor(shape, kind, Lazy(load, 3))
+    (made,) = low.reduce(terms, (len(shape) - 1,), ("sum",), lambda ops, v, index: (v,), (dtype,))
+    return made
+
+
+def _scaled(low: Lowering, made: Tensor, bias: Tensor | None, alpha: Any, beta: Any, dtype: str) -> Tensor:
+    if alpha == 1 and (bias is None or beta == 0):
+        return made
+    return Tensor(
+        made.shape,
+        dtype,
+        Lazy(lambda ops, index: _with_bias(ops, made.load(ops, index), bias, index, alpha, beta, dtype), 3),
+    )
+
+
+@lowers(aten.mm.default)
+def mm(low: Lowering, a: Tensor, b: Tensor) -> Tensor:
+    return matmul(low, a, b)
+
+
+@lowers(aten.bmm.default)
+def bmm(low: Lowering, a: Tensor, b: Tensor) -> Tensor:
+    return matmul(low, a, b)
+
+
+@lowers(aten.addmm.default)
+def addmm(low: Lowering, bias: Tensor, a: Tensor, b: Tensor, *, beta: Any = 1, alpha: Any = 1) -> Tensor:
+    return matmul(low, a, b, bias, alpha, beta)
+
+
+@lowers(aten.baddbmm.default)
+def baddbmm(low: Lowering, bias: Tensor, a: Tensor, b: Tensor, *, beta: Any = 1, alpha: Any = 1) -> Tensor:
+    return matmul(low, a, b, bias, alpha, beta)
+
+
+@lowers(aten.mv.default)
+def mv(low: Lowering, a: Tensor, b: Tensor) -> Tensor:
+    return values.drop(matmul(low, a, values.insert(b, 1)), (1,))
+
+
+@lowers(aten.dot.default)
+def dot(low: Lowering, a: Tensor, b: Tensor) -> Tensor:
+    return values.drop(matmul(low, values.insert(a, 0), values.insert(b, 1)), (0, 1))
+
+
+@lowers(aten.linear.default)
+def linear(low: Lowering, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    if weight.rank == 1:
+        made = values.drop(linear(low, x, values.insert(weight, 0)), (x.rank - 1,))
+        return made if bias is None else _scaled(low, made, bias, 1, 1, low.out_dtype)
+    flat = values.reshape(low.dense(x), (product(x.shape[:-1]), x.shape[-1]), low.hint)
+    made = matmul(low, flat, values.permute(weight, (1, 0)), bias)
+    return values.reshape(made, (*x.shape[:-1], weight.shape[0]), low.hint)
+
+
+@lowers(aten.matmul.default)
+def general_matmul(low: Lowering, a: Tensor, b: Tensor) -> Tensor:
+    if a.rank == 1:
+        return values.drop(_matmul(low, values.insert(a, 0), b if b.rank > 1 else values.insert(b, 1)), (-2 % max(b.rank, 2),) if b.rank > 1 else (0, 1))
+    if b.rank == 1:
+        return values.drop(_matmul(low, a, values.insert(b, 1)), (a.rank - 1,))
+    return _matmul(low, a, b)
+
+
+def _matmul(low: Lowering, a: Tensor, b: Tensor) -> Tensor:
+    if b.rank == 2:
+        flat = values.reshape(low.dense(a), (product(a.shape[:-1]), a.shape[-1]), low.hint)
+        return values.reshape(matmul(low, flat, b), (*a.shape[:-1], b.shape[-1]), low.hint)
+    lead = _broadcast_shapes(a.shape[:-2], b.shape[:-2])
+    return matmul(low, values.expand(a, (*lead, *a.shape[-2:])), values.expand(b, (*lead, *b.shape[-2:])))
+
+
+def _broadcast_shapes(first: Sequence[Size], second: Sequence[Size]) -> tuple[Size, ...]:
+    width = max(len(first), len(second))
+    a, b = ((1,) * (width - len(s)) + tuple(s) for s in (first, second))
+    return tuple(y if x == 1 else x for x, y in zip(a, b, strict=True))
+
+
+# ---------------------------------------------------------------------- convolution
+
+
+@lowers(aten.convolution.default)
+def convolution(
+    low: Lowering, x: Tensor, weight: Tensor, bias: Tensor | None, stride: Sequence[int], padding: Sequence[Size],
+    dilation: Sequence[int], transposed: bool, output_padding: Sequence[Size], groups: int
+) -> Tensor:  # fmt: skip
+    spatial = weight.rank - 2
+    stride, padding, dilation = ([*s] * spatial if len(s) == 1 else list(s) for s in (stride, padding, dilation))
+    unbatched = x.rank == spatial + 1
+    if unbatched:
+        x = values.insert(x, 0)
+    shape = low.shape_of(low.out)
+    shape = (1, *shape) if unbatched else shape
+    made = _convolved(low, low.keep(x), weight, bias, shape, stride, padding, dilation, transposed, groups)
+    return values.drop(made, (0,)) if unbatched else made
+
+
+def _convolved(
+    low: Lowering, x: Tensor, weight: Tensor, bias: Tensor | None, shape: tuple[Size, ...], stride: Sequence[int],
+    padding: Sequence[Size], dilation: Sequence[int], transposed: bool, groups: int
+) -> Tensor:  # fmt: skip
+    """Every convolution as a sum over channels and taps, with what lies outside masked away."""
+    dtype, kind = low.out_dtype, wide(low.out_dtype)
+    channels = x.shape[1]
+    inner = channels // groups
+    outer = shape[1] // groups
+    taps = weight.shape[2:]
+    weight = low.keep(weight)
+
+    def load(ops: Recorder, index: Index) -> int:
+        image, out_channel = index[0], index[1]
+        place, channel, tap = index[2 : 2 + len(taps)], index[2 + len(taps)], index[3 + len(taps) :]
+        group = out_channel // outer if groups != 1 else 0
+        within: int | None = None
+        source: list[Size] = []
+        for d, size in enumerate(x.shape[2:]):
+            if transposed:
+                at = place[d] + padding[d] - tap[d] * dilation[d]
+                if stride[d] != 1:
+                    whole = ops.call("eq", ops.index(at % stride[d]), ops.index(0))
+                    within = whole if within is None else ops.call("and", within, whole)
+                    at = at // stride[d]
+            else:
+                at = place[d] * stride[d] + tap[d] * dilation[d] - padding[d]
+            if transposed or not (padding[d] == 0):
+                for name, limit in (("ge", 0), ("lt", size)):
+                    test = ops.call(name, ops.index(at), ops.index(limit))
+                    within = test if within is None else ops.call("and", within, test)
+            source.append(at)
+        real = group * inner + channel
+        if transposed:
+            factor = weight.load(ops, (real, out_channel - group * outer, *tap))
+        else:
+            factor = weight.load(ops, (out_channel, channel, *tap))
+        if within is None:
+            value = x.load(ops, (image, real, *source))
+        else:
+            with ops.masked(within):
+                value = x.load(ops, (image, real, *source))
+        return ops.call("mul", ops.cast(value, kind), ops.cast(factor, kind))
+
+    terms = Tensor((*shape, inner, *taps), kind, Lazy(load, 6))
+    over = tuple(range(len(shape), len(shape) + 1 + len(taps)))
+    (made,) = low.reduce(terms, over, ("sum",), lambda ops, v, index: (v,), (kind,))
+    if bias is None:
+        return made if kind == dtype else Tensor(shape, dtype, Lazy(lambda ops, index: made.load(ops, index), 1))
+
+    def with_bias(ops: Recorder, index: Index) -> int:
+        return ops.call("add", made.load(ops, index), ops.cast(bias.load(ops, (index[1],)), kind))
+
+    return Tensor(shape, dtype, Lazy(with_bias, 2))
+
+
+# ---------------------------------------------------------------------- attention
+
+
+@lowers(aten.scaled_dot_product_attention.default)
+def attention(
+    low: Lowering, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, dropout: float = 0.0, causal: bool = False,
+    *, scale: float | None = None, enable_gqa: bool = False
+) -> Tensor:  # fmt: skip
+    if dropout:
+        raise Unsupported("attention with dropout draws random numbers")
+    dtype, kind = low.out_dtype, wide(low.out_dtype)
+    if enable_gqa:
+        k, v = (_repeat_heads(t, q.shape[-3]) for t in (k, v))
+    lead = _broadcast_shapes(_broadcast_shapes(q.shape[:-2], k.shape[:-2]), v.shape[:-2])
+    q, k, v = (values.expand(t, (*lead, *t.shape[-2:])) for t in (q, k, v))
+    if scale is None:
+        if not isinstance(q.shape[-1], int):
+            raise Unsupported("attention whose depth is dynamic")
+        scale = 1 / math.sqrt(q.shape[-1])
+    swapped = values.permute(k, (*range(k.rank - 2), k.rank - 1, k.rank - 2))
+    scores = matmul(low, q, swapped)
+    last = scores.rank - 1
+    factor = scale
+
+    def load(ops: Recorder, index: Index) -> int:
+        value = ops.call("mul", scores.load(ops, index), ops.const(factor, kind))
+        minus = ops.const(-math.inf, kind)
+        if mask is not None:
+            more = mask.load(ops, values.broadcast(index, mask.shape))
+            value = ops.where(more, value, minus) if mask.dtype == "bool" else ops.call("add", value, ops.cast(more, kind))
+        if causal:
+            value = ops.where(ops.call("le", ops.index(index[-1]), ops.index(index[-2])), value, minus)
+        return value
+
+    weighed = low.realize(Tensor(scores.shape, kind, Lazy(load, 6)))
+    soft = _softmax(low, weighed, last, False, kind, kind)
+    if mask is not None:
+        soft = _without_empty_rows(low, weighed, soft, kind)
+    return matmul(low, soft, v)
+
+
+def _without_empty_rows(low: Lowering, weighed: Tensor, soft: Tensor, kind: str) -> Tensor:
+    """A row that is masked away whole gives zeros, as torch has it, not nan."""
+    last = weighed.rank - 1
+    (top,) = low.reduce(weighed, (last,), ("max",), lambda ops, v, index: (v,), (kind,))
+
+    def load(ops: Recorder, index: Index) -> int:
+        empty = ops.call("eq", top.load(ops, index[:-1]), ops.const(-math.inf, kind))
+        return ops.where(empty, ops.const(0, kind), soft.load(ops, index))
+
+    return Tensor(soft.shape, kind, Lazy(load, soft.cost + 2))
+
+
+def _repeat_heads(x: Tensor, heads: Size) -> Tensor:
+    groups = heads // x.shape[-3]
+    shape = (*x.shape[:-3], heads, *x.shape[-2:])
+
+    def load(ops: Recorder, index: Index) -> int:
+        return x.load(ops, (*index[:-3], index[-3] // groups, *index[-2:]))
+
+    return Tensor(shape, x.dtype, Lazy(load, 1)) if groups != 1 else x

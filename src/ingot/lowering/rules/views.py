@@ -1,0 +1,310 @@
+"""Views: other indices into the same elements. Nothing is copied here."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from ingot.lowering import values
+from ingot.lowering.body import Recorder
+from ingot.lowering.expr import Expr, Size, as_expr, largest, smallest
+from ingot.lowering.lower import Lowering, Unsupported, lowers
+from ingot.lowering.values import Index, Lazy, Tensor
+
+aten = torch.ops.aten
+
+
+def dim_of(tensor: Tensor, dim: int) -> int:
+    return dim % tensor.rank if tensor.rank else 0
+
+
+def dims_of(tensor: Tensor, dims: Sequence[int] | int | None) -> tuple[int, ...]:
+    if dims is None or (isinstance(dims, (list, tuple)) and not dims):
+        return tuple(range(tensor.rank))
+    return tuple(dim_of(tensor, d) for d in ([dims] if isinstance(dims, int) else dims)) if tensor.rank else ()
+
+
+@lowers(operator.getitem)
+def getitem(low: Lowering, values_: Any, place: int) -> Any:
+    return values_[place]
+
+
+@lowers(aten.view.default, aten.reshape.default, aten._unsafe_view.default, aten.flatten.using_ints,
+        aten.unflatten.int, aten.view_copy.default, aten.reshape_copy.default if hasattr(aten, "reshape_copy") else aten.ravel.default,
+        aten._reshape_alias.default, aten.view_as.default, aten.reshape_as.default)  # fmt: skip
+def reshape(low: Lowering, x: Tensor, *_: Any, **__: Any) -> Tensor:
+    return values.reshape(x, low.shape_of(low.out), low.hint)
+
+
+@lowers(aten.permute.default, aten.permute_copy.default)
+def permute(low: Lowering, x: Tensor, dims: Sequence[int]) -> Tensor:
+    return values.permute(x, dims_of(x, dims)) if x.rank else x
+
+
+@lowers(aten.transpose.int, aten.transpose_copy.int, aten.swapaxes.default)
+def transpose(low: Lowering, x: Tensor, first: int, second: int) -> Tensor:
+    if not x.rank:
+        return x
+    order = list(range(x.rank))
+    a, b = dim_of(x, first), dim_of(x, second)
+    order[a], order[b] = b, a
+    return values.permute(x, order)
+
+
+@lowers(aten.t.default, aten.t_copy.default, aten.numpy_T.default, aten.mT.default)
+def t(low: Lowering, x: Tensor) -> Tensor:
+    if x.rank < 2:
+        return x
+    order = list(range(x.rank))
+    if low.node.target is aten.numpy_T.default:
+        order.reverse()
+    else:
+        order[-2:] = [x.rank - 1, x.rank - 2]
+    return values.permute(x, order)
+
+
+@lowers(aten.movedim.int, aten.movedim.intlist)
+def movedim(low: Lowering, x: Tensor, source: Any, destination: Any) -> Tensor:
+    froms, tos = dims_of(x, source), dims_of(x, destination)
+    order: list[int | None] = [None] * x.rank
+    for a, b in zip(froms, tos, strict=True):
+        order[b] = a
+    rest = iter(d for d in range(x.rank) if d not in froms)
+    return values.permute(x, [next(rest) if d is None else d for d in order])
+
+
+@lowers(aten.expand.default, aten.expand_copy.default, aten.broadcast_to.default, aten.expand_as.default)
+def expand(low: Lowering, x: Tensor, *_: Any, **__: Any) -> Tensor:
+    return values.expand(x, low.shape_of(low.out))
+
+
+@lowers(aten.unsqueeze.default, aten.unsqueeze_copy.default)
+def unsqueeze(low: Lowering, x: Tensor, dim: int) -> Tensor:
+    return values.insert(x, dim % (x.rank + 1))
+
+
+@lowers(aten.squeeze.default, aten.squeeze.dim, aten.squeeze.dims, aten.squeeze_copy.dim, aten.squeeze_copy.dims)
+def squeeze(low: Lowering, x: Tensor, dims: Any = None) -> Tensor:
+    asked = tuple(range(x.rank)) if dims is None else dims_of(x, dims) if dims != [] else ()
+    gone = [d for d in asked if x.shape[d] == 1]
+    return values.drop(x, gone) if gone else x
+
+
+@lowers(aten.slice.Tensor, aten.slice_copy.Tensor, aten.narrow.default)
+def slice_(low: Lowering, x: Tensor, dim: int = 0, start: Any = None, end: Any = None, step: Size = 1) -> Tensor:
+    dim = dim_of(x, dim)
+    begin = first_place(start, x.shape[dim])
+    return values.slice_dim(x, dim, begin, step, low.shape_of(low.out)[dim])
+
+
+def first_place(start: Size | None, size: Size) -> Size:
+    """Where a slice begins: counted from the end if negative, and never outside."""
+    if start is None or (isinstance(start, int) and start == 0):
+        return 0
+    if isinstance(start, int):
+        return largest(size + start, 0) if start < 0 else smallest(start, size)
+    low, _ = _sign(start)
+    if low is None:
+        raise Unsupported(f"a slice that begins at {start}, whose sign is not known")
+    return smallest(start, size)
+
+
+def _sign(size: Size) -> tuple[int | None, int | None]:
+    from ingot.lowering.expr import bounds
+
+    low, high = bounds(size)
+    return (low if low is not None and low >= 0 else None), high
+
+
+@lowers(aten.select.int, aten.select_copy.int)
+def select(low: Lowering, x: Tensor, dim: int, place: Size) -> Tensor:
+    dim = dim_of(x, dim)
+    if isinstance(place, int) and place < 0:
+        place = x.shape[dim] + place
+    return values.select(x, dim, place)
+
+
+@lowers(aten.split.Tensor, aten.split_with_sizes.default, aten.split_with_sizes_copy.default, aten.split_copy.Tensor,
+        aten.chunk.default, aten.unbind.int, aten.unbind_copy.int, aten.tensor_split.sections, aten.tensor_split.indices)  # fmt: skip
+def split(low: Lowering, x: Tensor, *args: Any, **kwargs: Any) -> list[Tensor]:
+    """The pieces have the sizes that their types say, one after another along the dim."""
+    from ingot.program.metadata import value_of
+
+    unbind = low.node.target in (aten.unbind.int, aten.unbind_copy.int)
+    dim = kwargs.get("dim", args[-1] if len(args) == (1 if unbind else 2) else 0)
+    dim = dim_of(x, dim)
+    pieces, place = [], as_size(0)
+    for part in value_of(low.node):
+        if unbind:
+            pieces.append(values.select(x, dim, place))
+            place = place + 1
+            continue
+        length = low.shape_of(part)[dim]
+        pieces.append(values.slice_dim(x, dim, place, 1, length))
+        place = place + length
+    return pieces
+
+
+def as_size(value: int) -> Size:
+    return value
+
+
+@lowers(aten.diagonal.default, aten.diagonal_copy.default)
+def diagonal(low: Lowering, x: Tensor, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Tensor:
+    a, b = dim_of(x, dim1), dim_of(x, dim2)
+    kept = [d for d in range(x.rank) if d not in (a, b)]
+    shape = low.shape_of(low.out)
+
+    def load(ops: Recorder, index: Index) -> int:
+        full: list[Size] = [0] * x.rank
+        for d, i in zip(kept, index, strict=False):
+            full[d] = i
+        full[a], full[b] = index[-1] + max(-offset, 0), index[-1] + max(offset, 0)
+        return x.load(ops, tuple(full))
+
+    return Tensor(shape, x.dtype, Lazy(load, x.cost))
+
+
+@lowers(aten.flip.default)
+def flip(low: Lowering, x: Tensor, dims: Sequence[int]) -> Tensor:
+    for d in dims_of(x, dims) if dims else ():
+        x = values.slice_dim(x, d, x.shape[d] - 1, -1, x.shape[d])
+    return x
+
+
+@lowers(aten.cat.default)
+def cat(low: Lowering, tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
+    """Each place reads the one tensor that covers it."""
+    shape, dtype = low.shape_of(low.out), low.out_dtype
+    tensors = [t for t in tensors if not (t.rank == 1 and t.shape[0] == 0 and len(shape) != 1)]
+    dim = dim % len(shape)
+    starts: list[Size] = [0]
+    for tensor in tensors[:-1]:
+        starts.append(starts[-1] + tensor.shape[dim])
+    if len(tensors) > 6 or any(t.cost > 8 for t in tensors):
+        return _joined(low, tensors, starts, dim, shape, dtype)
+
+    def load(ops: Recorder, index: Index) -> int:
+        result: int | None = None
+        place = ops.index(index[dim])
+        for tensor, start in reversed(list(zip(tensors, starts, strict=True))):
+            inside = (*index[:dim], index[dim] - start, *index[dim + 1 :])
+            if isinstance(tensor.shape[dim], int) and tensor.shape[dim] == 0:
+                continue
+            within = ops.call("ge", place, ops.index(start))
+            if tensor is not tensors[-1]:
+                within = ops.call("and", within, ops.call("lt", place, ops.index(start + tensor.shape[dim])))
+            with ops.masked(within):
+                value = ops.cast(tensor.load(ops, inside), _wide(dtype))
+            result = value if result is None else ops.where(within, value, result)
+        return result if result is not None else ops.const(0, dtype)
+
+    return Tensor(shape, dtype, Lazy(load, 2 + sum(t.cost + 2 for t in tensors)))
+
+
+def _joined(
+    low: Lowering, tensors: Sequence[Tensor], starts: Sequence[Size], dim: int, shape: tuple[Size, ...], dtype: str
+) -> Tensor:
+    """Written piece by piece: many pieces, or pieces that cost something, would each be tested at every place."""
+    buffer = low.buffer("temporary", dtype, shape)
+    whole = Tensor(shape, dtype, values.Strided(buffer.name, 0, values.contiguous_strides(shape)))
+    for tensor, start in zip(tensors, starts, strict=True):
+        target = values.slice_dim(whole, dim, start, 1, tensor.shape[dim])
+        low.write(target, tensor)
+    return whole
+
+
+def _wide(dtype: str) -> str:
+    return "float32" if dtype in ("float16", "bfloat16") else dtype
+
+
+@lowers(aten.stack.default)
+def stack(low: Lowering, tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
+    dim = dim % (tensors[0].rank + 1)
+    return cat(low, [values.insert(t, dim) for t in tensors], dim)
+
+
+@lowers(aten.repeat.default)
+def repeat(low: Lowering, x: Tensor, repeats: Sequence[Size]) -> Tensor:
+    shape = low.shape_of(low.out)
+    lead = len(shape) - x.rank
+
+    def load(ops: Recorder, index: Index) -> int:
+        inner = [
+            i % size if repeats[lead + d] != 1 else i
+            for d, (i, size) in enumerate(zip(index[lead:], x.shape, strict=True))
+        ]
+        return x.load(ops, tuple(0 if size == 1 else i for i, size in zip(inner, x.shape, strict=True)))
+
+    return Tensor(shape, x.dtype, Lazy(load, x.cost + 1))
+
+
+@lowers(aten.as_strided.default, aten.as_strided_copy.default)
+def as_strided(low: Lowering, x: Tensor, size: Sequence[Size], stride: Sequence[Size], offset: Size | None = None) -> Tensor:
+    """Strides count elements of the tensor as torch lays it out; only a dense row-major one says which those are."""
+    from ingot.program.metadata import value_of
+
+    source = value_of(low.node.args[0])  # type: ignore[arg-type]
+    if not source.is_contiguous():
+        raise Unsupported("as_strided of a tensor that is not contiguous")
+    flat = values.reshape(x, (x.numel,), low.hint)
+
+    def load(ops: Recorder, index: Index) -> int:
+        place: Size = offset or 0
+        for i, step in zip(index, stride, strict=True):
+            place = place + i * step
+        return flat.load(ops, (place,))
+
+    return Tensor(tuple(size), x.dtype, Lazy(load, x.cost))
+
+
+@lowers(aten.unfold.default, aten.unfold_copy.default)
+def unfold(low: Lowering, x: Tensor, dim: int, size: Size, step: Size) -> Tensor:
+    if not x.rank:
+        return values.insert(x, 0)
+    dim = dim_of(x, dim)
+
+    def load(ops: Recorder, index: Index) -> int:
+        return x.load(ops, (*index[:dim], index[dim] * step + index[-1], *index[dim + 1 : -1]))
+
+    return Tensor(low.shape_of(low.out), x.dtype, Lazy(load, x.cost))
+
+
+@lowers(aten.constant_pad_nd.default, aten.pad.default)
+def pad(low: Lowering, x: Tensor, padding: Sequence[Size], *more: Any, **kwargs: Any) -> Tensor:
+    mode, value = "constant", kwargs.get("value")
+    if low.node.target is aten.pad.default:
+        mode = more[0] if more else kwargs.get("mode", "constant")
+        value = more[1] if len(more) > 1 else value
+    elif more:
+        value = more[0]
+    if mode != "constant":
+        raise Unsupported(f"padding by {mode}")
+    shape, dtype = low.shape_of(low.out), low.out_dtype
+    before: list[Size] = [0] * x.rank
+    for k in range(len(padding) // 2):
+        before[x.rank - 1 - k] = padding[2 * k]
+
+    def load(ops: Recorder, index: Index) -> int:
+        within: int | None = None
+        for d in range(x.rank):
+            if before[d] == 0 and shape[d] == x.shape[d]:
+                continue
+            place = ops.index(index[d] - before[d])
+            for name, limit in (("ge", 0), ("lt", x.shape[d])):
+                test = ops.call(name, place, ops.index(limit))
+                within = test if within is None else ops.call("and", within, test)
+        inner = tuple(i - b for i, b in zip(index, before, strict=True))
+        if within is None:
+            return x.load(ops, inner)
+        with ops.masked(within):
+            inside = x.load(ops, inner)
+        return ops.where(within, inside, ops.const(value or 0, dtype))
+
+    return Tensor(shape, dtype, Lazy(load, x.cost + 3))
+
+
+assert Expr and as_expr

@@ -1,0 +1,270 @@
+"""Tensors while a graph is being lowered: memory seen through strides, or a function of an index that is not run yet.
+
+    Strided   offset + Σ index·stride of a buffer: inputs, weights, realized results, and every view of them
+    Lazy      index → value of a body: pointwise results and whatever else no one has needed in memory so far
+
+A consumer loads either alike. A Lazy that is loaded is inlined into its consumer: that is producer fusion.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from ingot.lowering.body import Recorder
+from ingot.lowering.expr import Size, divide, product, remainder, symbol
+
+Index: TypeAlias = tuple[Size, ...]
+Shape: TypeAlias = tuple[Size, ...]
+Loader: TypeAlias = Callable[[Recorder, Index], int]
+
+
+@dataclass(frozen=True, slots=True)
+class Strided:
+    buffer: str
+    offset: Size
+    strides: tuple[Size, ...]
+
+    def at(self, index: Index) -> Size:
+        place = self.offset
+        for i, stride in zip(index, self.strides, strict=True):
+            place = place + i * stride
+        return place
+
+
+@dataclass(frozen=True, slots=True)
+class Lazy:
+    """`cost` guesses the work of one element; `order` is the physical order of dims that suits it, or None."""
+
+    load: Loader
+    cost: int = 1
+    order: tuple[int, ...] | None = None
+
+
+class Tensor:
+    """A value of the graph. `data` becomes a Strided when the tensor is realized; nobody keeps the Lazy."""
+
+    __slots__ = ("data", "dtype", "shape")
+
+    def __init__(self, shape: Sequence[Size], dtype: str, data: Strided | Lazy) -> None:
+        self.shape = tuple(shape)
+        self.dtype = dtype
+        self.data = data
+
+    @property
+    def rank(self) -> int:
+        return len(self.shape)
+
+    @property
+    def numel(self) -> Size:
+        return product(self.shape)
+
+    @property
+    def cost(self) -> int:
+        return self.data.cost if isinstance(self.data, Lazy) else 1
+
+    def load(self, ops: Recorder, index: Index) -> int:
+        """The element at `index`, as a value of the body."""
+        data = self.data
+        if isinstance(data, Strided):
+            return ops.load(data.buffer, data.at(index), _wide(self.dtype))
+        return ops.once((id(data), index), lambda: data.load(ops, index))
+
+    def __repr__(self) -> str:
+        return f"{self.dtype}[{', '.join(map(str, self.shape))}] {type(self.data).__name__}"
+
+
+def _wide(dtype: str) -> str:
+    return "float32" if dtype in ("float16", "bfloat16") else dtype
+
+
+def contiguous_strides(shape: Sequence[Size]) -> tuple[Size, ...]:
+    strides: list[Size] = []
+    step: Size = 1
+    for size in reversed(shape):
+        strides.append(step)
+        step = step * size
+    return tuple(reversed(strides))
+
+
+def broadcast(index: Index, shape: Shape) -> Index:
+    """The index into a tensor of `shape` for an index of the shape that it is broadcast to."""
+    tail = index[len(index) - len(shape) :]
+    return tuple(0 if size == 1 else i for i, size in zip(tail, shape, strict=True))
+
+
+# ---------------------------------------------------------------------- views
+
+
+def restrided(tensor: Tensor, shape: Shape, offset: Size, strides: tuple[Size, ...]) -> Tensor:
+    assert isinstance(tensor.data, Strided)
+    return Tensor(shape, tensor.dtype, Strided(tensor.data.buffer, offset, strides))
+
+
+def permute(tensor: Tensor, dims: Sequence[int]) -> Tensor:
+    shape = tuple(tensor.shape[d] for d in dims)
+    data = tensor.data
+    if isinstance(data, Strided):
+        return restrided(tensor, shape, data.offset, tuple(data.strides[d] for d in dims))
+    inverse = {d: k for k, d in enumerate(dims)}
+
+    def load(ops: Recorder, index: Index) -> int:
+        return tensor.load(ops, tuple(index[inverse[d]] for d in range(len(dims))))
+
+    order = tuple(inverse[d] for d in (data.order or range(len(dims))))
+    return Tensor(shape, tensor.dtype, Lazy(load, data.cost, order))
+
+
+def expand(tensor: Tensor, shape: Shape) -> Tensor:
+    """Broadcast; sizes of 1 and missing leading dims repeat."""
+    if tuple(shape) == tensor.shape:
+        return tensor
+    lead = len(shape) - tensor.rank
+    data = tensor.data
+    if isinstance(data, Strided):
+        strides = tuple(
+            0 if d < lead or tensor.shape[d - lead] == 1 else data.strides[d - lead] for d in range(len(shape))
+        )
+        return restrided(tensor, shape, data.offset, strides)
+    return Tensor(shape, tensor.dtype, Lazy(lambda ops, index: tensor.load(ops, broadcast(index, tensor.shape)), data.cost))
+
+
+def slice_dim(tensor: Tensor, dim: int, start: Size, step: Size, length: Size) -> Tensor:
+    """Places start, start + step, … of a dim; a negative step walks back."""
+    shape = (*tensor.shape[:dim], length, *tensor.shape[dim + 1 :])
+    data = tensor.data
+    if isinstance(data, Strided):
+        strides = (*data.strides[:dim], data.strides[dim] * step, *data.strides[dim + 1 :])
+        return restrided(tensor, shape, data.offset + data.strides[dim] * start, strides)
+
+    def load(ops: Recorder, index: Index) -> int:
+        return tensor.load(ops, (*index[:dim], start + step * index[dim], *index[dim + 1 :]))
+
+    return Tensor(shape, tensor.dtype, Lazy(load, data.cost, data.order))
+
+
+def select(tensor: Tensor, dim: int, place: Size) -> Tensor:
+    return drop(slice_dim(tensor, dim, place, 1, 1), (dim,))
+
+
+def drop(tensor: Tensor, dims: Sequence[int]) -> Tensor:
+    """Without these dims, which have one place each."""
+    kept = [d for d in range(tensor.rank) if d not in dims]
+    shape = tuple(tensor.shape[d] for d in kept)
+    data = tensor.data
+    if isinstance(data, Strided):
+        return restrided(tensor, shape, data.offset, tuple(data.strides[d] for d in kept))
+
+    def load(ops: Recorder, index: Index) -> int:
+        full: list[Size] = [0] * tensor.rank
+        for d, i in zip(kept, index, strict=True):
+            full[d] = i
+        return tensor.load(ops, tuple(full))
+
+    order = None
+    if data.order is not None:
+        order = tuple(kept.index(d) for d in data.order if d in kept)
+    return Tensor(shape, tensor.dtype, Lazy(load, data.cost, order))
+
+
+def insert(tensor: Tensor, dim: int) -> Tensor:
+    """With one more dim of size 1."""
+    shape = (*tensor.shape[:dim], 1, *tensor.shape[dim:])
+    data = tensor.data
+    if isinstance(data, Strided):
+        return restrided(tensor, shape, data.offset, (*data.strides[:dim], 0, *data.strides[dim:]))
+    return Tensor(
+        shape,
+        tensor.dtype,
+        Lazy(lambda ops, index: tensor.load(ops, (*index[:dim], *index[dim + 1 :])), data.cost),
+    )
+
+
+def reshape(tensor: Tensor, shape: Shape, hint: Callable[[Size], int]) -> Tensor:
+    """The same elements in row-major order under another shape."""
+    if tuple(shape) == tensor.shape:
+        return tensor
+    if any(size == 0 for size in (*tensor.shape, *shape)):
+        return Tensor(shape, tensor.dtype, Lazy(lambda ops, index: ops.const(0, tensor.dtype), 0))
+    groups = _groups(tensor.shape, tuple(shape), hint)
+    if isinstance(tensor.data, Strided):
+        strides = _strides(tensor.shape, tensor.data.strides, tuple(shape), groups)
+        if strides is not None:
+            return restrided(tensor, tuple(shape), tensor.data.offset, strides)
+
+    def load(ops: Recorder, index: Index) -> int:
+        old: list[Size] = [0] * tensor.rank
+        for before, after in groups:
+            if len(before) == 1 and len(after) == 1:
+                old[before[0]] = index[after[0]]
+                continue
+            flat: Size = 0
+            for d in after:
+                flat = flat * shape[d] + index[d]
+            for d in reversed(before):
+                if d == before[0]:
+                    old[d] = flat
+                else:
+                    old[d], flat = remainder(flat, tensor.shape[d]), divide(flat, tensor.shape[d])
+        return tensor.load(ops, tuple(old))
+
+    return Tensor(shape, tensor.dtype, Lazy(load, tensor.cost))
+
+
+Groups: TypeAlias = list[tuple[list[int], list[int]]]
+
+
+def _groups(old: Shape, new: Shape, hint: Callable[[Size], int]) -> Groups:
+    """Runs of dims of equal product, as small as can be, in order. Sizes of 1 belong to no run."""
+    left = [d for d, size in enumerate(old) if size != 1]
+    right = [d for d, size in enumerate(new) if size != 1]
+    groups: Groups = []
+    while left or right:
+        before: list[int] = []
+        after: list[int] = []
+        a: Size = 1
+        b: Size = 1
+        while True:
+            if before and after and a == b:
+                break
+            take_left = bool(left) and (not right or not before or (bool(after) and hint(a) <= hint(b)))
+            if take_left:
+                before.append(left.pop(0))
+                a = a * old[before[-1]]
+            elif right:
+                after.append(right.pop(0))
+                b = b * new[after[-1]]
+            else:
+                break  # equal in number for every size that the program accepts, though not by form
+        groups.append((before, after))
+    return groups
+
+
+def _strides(old: Shape, strides: Sequence[Size], new: Shape, groups: Groups) -> tuple[Size, ...] | None:
+    """Strides of the new shape over the same memory, or None where there are none."""
+    found: list[Size] = [0] * len(new)
+    for before, after in groups:
+        if not before:
+            return None
+        for d, inner in zip(before, before[1:], strict=False):
+            if strides[d] != strides[inner] * old[inner]:
+                return None
+        step = strides[before[-1]]
+        for d in reversed(after):
+            found[d] = step
+            step = step * new[d]
+    return tuple(found)
+
+
+def loop_variables(shape: Shape, order: Sequence[int], prefix: str = "i") -> tuple[Index, list[tuple[str, Size]]]:
+    """An index over the shape, and its loops in `order`, outermost first. A dim of size 1 has no loop."""
+    index: list[Size] = [0] * len(shape)
+    loops: list[tuple[str, Size]] = []
+    for d in order:
+        if shape[d] == 1:
+            continue
+        name = f"{prefix}{len(loops)}"
+        index[d] = symbol(name, below=shape[d])
+        loops.append((name, shape[d]))
+    return tuple(index), loops
