@@ -20,9 +20,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from ingot.codegen.ctext import COMPUTED, STORED, Statements, constant_text, size_text
-from ingot.lowering.body import reads
-from ingot.lowering.expr import Expr, Size, coefficient_of, product, symbol
-from ingot.lowering.ir import Body, Buffer, Loop, Map, Nest, Reduce, Store
+from ingot.lowering.access import across
+from ingot.lowering.expr import Expr, Size, evaluate, product
+from ingot.lowering.ir import BYTES, Body, Buffer, Loop, Map, Nest, Reduce, Store
 
 # Outputs that a reduction across memory keeps at a time.
 BLOCK = 64
@@ -57,7 +57,7 @@ class Writer:
     pointers: dict[str, str] = field(default_factory=dict)
     written: set[str] = field(default_factory=set)
     sizes: set[str] = field(default_factory=set)
-    locals: dict[str, bool] = field(default_factory=dict)  # whether it is an array
+    locals: dict[str, tuple[str, bool]] = field(default_factory=dict)  # name, and whether it is an array
     scratch: Size = 0
 
     def line(self, text: str) -> None:
@@ -79,7 +79,8 @@ class Writer:
 
     def place(self, buffer: str, index: Size) -> str:
         if buffer in self.locals:
-            return f"l_{buffer}[{self.size(index)}]" if self.locals[buffer] else f"l_{buffer}"
+            name, array = self.locals[buffer]
+            return f"{name}[{self.size(index)}]" if array else name
         return f"{self.pointer(buffer)}[{self.size(index)}]"
 
     def pointer(self, buffer: str) -> str:
@@ -106,8 +107,6 @@ class Writer:
         return f"{self.place(store.buffer, store.index)} {'=' if store.mode == 'set' else '+='} {value};"
 
     def hint(self, size: Size) -> int:
-        from ingot.lowering.expr import evaluate
-
         return size if isinstance(size, int) else evaluate(size, {s.name: self.hints.get(s.name, 8) for s in size.symbols})
 
     def finish(self, total: Size, grain: Size) -> Kernel:
@@ -131,19 +130,6 @@ def as_nest(step: Map | Reduce | Nest) -> Nest:
     if isinstance(step, Reduce) and not across(step):
         return Nest(step.loops, (step,), (), step.origin)
     return Nest(step.loops[:-1], (step,), (), step.origin)
-
-
-def across(step: Reduce) -> bool:
-    """Whether memory runs along the last output loop rather than along the reduction."""
-    if not step.loops or any(kind.startswith("arg") for kind in step.kinds):
-        return False
-    if not step.over:
-        return True
-    along_output = along_reduction = 0
-    for access in reads(step.body):
-        along_output += coefficient_of(access.index, step.loops[-1].variable) == 1
-        along_reduction += coefficient_of(access.index, step.over[-1].variable) == 1
-    return along_output > 0 and along_output >= along_reduction
 
 
 def kernel_of(step: Map | Reduce | Nest, buffers: dict[str, Buffer], used: set[str], hints: dict[str, int]) -> Kernel:
@@ -195,23 +181,18 @@ def unflatten(out: Writer, name: str, loops: Sequence[Loop]) -> None:
 def _locals(out: Writer, nest: Nest) -> None:
     """Declares the buffers that live for one outer point: a variable, an array, or a piece of the worker's scratch."""
     on_stack = 0
-    for name in nest.local:
-        buffer = out.buffers[name]
-        stored = STORED[buffer.dtype]
-        if buffer.size == 1:
-            out.line(f"{stored} l_{name};")
-            out.locals[name] = False
-            continue
-        size = buffer.size
-        if isinstance(size, int) and on_stack + size * 4 <= STACK:
-            on_stack += size * 4
-            out.line(f"_Alignas(64) {stored} l_{name}[{size}];")
+    for number, buffer_name in enumerate(nest.local):
+        buffer, name = out.buffers[buffer_name], f"row{number}"
+        stored, size = STORED[buffer.dtype], buffer.size
+        out.locals[buffer_name] = (name, size != 1)
+        if size == 1:
+            out.line(f"{stored} {name};")
+        elif isinstance(size, int) and on_stack + size * BYTES[buffer.dtype] <= STACK:
+            on_stack += size * BYTES[buffer.dtype]
+            out.line(f"_Alignas(64) {stored} {name}[{size}];")
         else:
-            out.line(f"{stored} *const l_{name} = ({stored} *)(ig_scratch(c, worker) + {out.size(out.scratch)});")
-            from ingot.lowering.ir import BYTES
-
+            out.line(f"{stored} *const {name} = ({stored} *)(ig_scratch(c, worker) + {out.size(out.scratch)});")
             out.scratch = out.scratch + (size * BYTES[buffer.dtype] + 63) // 64 * 64
-        out.locals[name] = True
 
 
 def _step(out: Writer, step: Map | Reduce, outer: int) -> None:
@@ -289,15 +270,9 @@ def _start(kind: str, dtype: str) -> str:
             return f"{sign}INF_{'F32' if dtype == 'float32' else 'F64'}"
         if dtype == "bool":
             return "0" if kind == "max" else "1"
-        low, high = (0, 2 ** (8 * _bytes(dtype)) - 1) if dtype[0] == "u" else (-(2 ** (8 * _bytes(dtype) - 1)), 2 ** (8 * _bytes(dtype) - 1) - 1)
+        low, high = (0, 2 ** (8 * BYTES[dtype]) - 1) if dtype[0] == "u" else (-(2 ** (8 * BYTES[dtype] - 1)), 2 ** (8 * BYTES[dtype] - 1) - 1)
         return constant_text(low if kind == "max" else high, dtype) if dtype != "uint64" else ("0" if kind == "max" else "UINT64_MAX")
     return "1" if kind in ("prod", "all") else "0"
-
-
-def _bytes(dtype: str) -> int:
-    from ingot.lowering.ir import BYTES
-
-    return BYTES[dtype]
 
 
 def _combine(kind: str, accumulator: str, value: str) -> str:
@@ -448,5 +423,3 @@ def _reduce_across(out: Writer, step: Reduce, loops: Sequence[Loop]) -> None:
         out.close()
     _report(out, code)
 
-
-assert symbol

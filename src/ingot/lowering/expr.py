@@ -170,7 +170,7 @@ def divide(left: Size, right: Size) -> Size:
             return whole + rest // right
         if rest == 0:
             return whole
-    if _within(rest, right):
+    if within(rest, right):
         return whole
     if isinstance(right, int) and isinstance(rest, Expr) and len(rest.terms) == 1:
         ((term, coefficient),) = rest.terms.items()
@@ -190,7 +190,7 @@ def remainder(left: Size, right: Size) -> Size:
             return rest % right
         if rest == 0:
             return 0
-    if _within(rest, right):
+    if within(rest, right):
         return rest
     return Expr({(Mod(as_expr(rest), right),): 1})
 
@@ -342,7 +342,7 @@ def _divide_term(term: Term, coefficient: int, right: Expr) -> Size | None:
     return _simplest({tuple(left): coefficient // by})
 
 
-def _within(size: Size, right: Size) -> bool:
+def within(size: Size, right: Size) -> bool:
     """Whether 0 <= size < right for certain."""
     low, high = bounds(size)
     if low is None or low < 0:

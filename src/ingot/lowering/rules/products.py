@@ -22,8 +22,14 @@ aten = torch.ops.aten
 PANEL = 48
 
 
-def matmul(low: Lowering, a: Tensor, b: Tensor, bias: Tensor | None = None, alpha: Any = 1, beta: Any = 1) -> Tensor:
-    """alpha · a[…, m, k] · b[…, k, n] + beta · bias; leading dims are equal; bias broadcasts to the result."""
+def matmul(
+    low: Lowering, a: Tensor, b: Tensor, bias: Tensor | None = None, alpha: Any = 1, beta: Any = 1,
+    order: Sequence[int] | None = None
+) -> Tensor:  # fmt: skip
+    """alpha · a[…, m, k] · b[…, k, n] + beta · bias; leading dims are equal; bias broadcasts to the result.
+
+    `order` is the physical order of the result's dims, columns last.
+    """
     dtype = low.out_dtype
     *lead, m, k = a.shape
     n = b.shape[-1]
@@ -39,8 +45,11 @@ def matmul(low: Lowering, a: Tensor, b: Tensor, bias: Tensor | None = None, alph
     right = _packed(low, b, k, n) if not lead else None
     if right is None:
         right = Matrix(b.data.buffer, b.data.at((*batch, 0, 0)), b.data.strides[-2], b.data.strides[-1])
-    buffer = low.buffer("temporary", dtype, shape)
-    home = Strided(buffer.name, 0, contiguous_strides(shape))
+    places = tuple(order or range(len(shape)))
+    physical = [shape[d] for d in places]
+    steps = contiguous_strides(physical)
+    buffer = low.buffer("temporary", dtype, physical)
+    home = Strided(buffer.name, 0, tuple(steps[places.index(d)] for d in range(len(shape))))
     index = (*batch, i, j)
     ops = Recorder()
     value = ops.emit("accumulator", (), wide(dtype))
@@ -146,8 +155,7 @@ def linear(low: Lowering, x: Tensor, weight: Tensor, bias: Tensor | None = None)
     if weight.rank == 1:
         made = values.drop(linear(low, x, values.insert(weight, 0)), (x.rank - 1,))
         return made if bias is None else _scaled(low, made, bias, 1, 1, low.out_dtype)
-    flat = values.reshape(low.dense(x), (product(x.shape[:-1]), x.shape[-1]), low.hint)
-    made = matmul(low, flat, values.permute(weight, (1, 0)), bias)
+    made = matmul(low, _as_rows(low, x), values.permute(weight, (1, 0)), bias)
     return values.reshape(made, (*x.shape[:-1], weight.shape[0]), low.hint)
 
 
@@ -162,10 +170,16 @@ def general_matmul(low: Lowering, a: Tensor, b: Tensor) -> Tensor:
 
 def _matmul(low: Lowering, a: Tensor, b: Tensor) -> Tensor:
     if b.rank == 2:
-        flat = values.reshape(low.dense(a), (product(a.shape[:-1]), a.shape[-1]), low.hint)
-        return values.reshape(matmul(low, flat, b), (*a.shape[:-1], b.shape[-1]), low.hint)
+        return values.reshape(matmul(low, _as_rows(low, a), b), (*a.shape[:-1], b.shape[-1]), low.hint)
     lead = _broadcast_shapes(a.shape[:-2], b.shape[:-2])
     return matmul(low, values.expand(a, (*lead, *a.shape[-2:])), values.expand(b, (*lead, *b.shape[-2:])))
+
+
+def _as_rows(low: Lowering, x: Tensor) -> Tensor:
+    """All leading dims as one, without a copy where strides allow it."""
+    shape = (product(x.shape[:-1]), x.shape[-1])
+    flat = values.reshape(low.realize(x), shape, low.hint)
+    return flat if isinstance(flat.data, Strided) else values.reshape(low.dense(x), shape, low.hint)
 
 
 def _broadcast_shapes(first: Sequence[Size], second: Sequence[Size]) -> tuple[Size, ...]:
@@ -287,7 +301,9 @@ def attention(
     soft = _softmax(low, weighed, last, False, kind, kind)
     if mask is not None:
         soft = _without_empty_rows(low, weighed, soft, kind)
-    return matmul(low, soft, v)
+    # Heads beside each other, as the layer that follows reads them.
+    order = (*range(soft.rank - 3), soft.rank - 2, soft.rank - 3, soft.rank - 1) if soft.rank > 2 else None
+    return matmul(low, soft, v, order=order)
 
 
 def _without_empty_rows(low: Lowering, weighed: Tensor, soft: Tensor, kind: str) -> Tensor:
