@@ -20,6 +20,7 @@ from ingot.lowering.ir import (
     Bind,
     Body,
     Check,
+    Convolution,
     If,
     Map,
     Module,
@@ -128,6 +129,11 @@ class _File:
         if tiles or packs:
             parts.append(_resource("products.h"))
         parts += [f"IG_TILE({kind}, {'float' if kind == 'f32' else 'double'})" for kind in tiles]
+        zeros = max((int(name.split()[1]) for name in self.used if name.startswith("zeros ")), default=0)
+        for kind in tiles:
+            if f"window_{kind}" in self.used:
+                real = "float" if kind == "f32" else "double"
+                parts.append(f"IG_WINDOW({kind}, {real})\nstatic const {real} ig_zeros_{kind}[{zeros}];")
         for name in packs:
             kind, _, dtype = name.removeprefix("ig_pack_").partition("_from_")
             read = {"bfloat16": "ig_bf16_to_f32", "float16": "ig_f16_to_f32"}.get(dtype, "IG_AS_IT_IS")
@@ -219,6 +225,9 @@ class _File:
                 self._launch(kernel_of(step, self.module.buffers, self.used, self.module.hints), step.origin)
             case Product():
                 self._launch(products.product_kernel(step, self.module.buffers, self.used, self.module.hints), step.origin)
+            case Convolution():
+                kernel = products.convolution_kernel(step, self.module.buffers, self.used, self.module.hints)
+                self._launch(kernel, step.origin)
             case Bind():
                 value = self._value(step.body, step.origin)
                 self.line(f"n[{step.symbol[1:]}] = {value};")

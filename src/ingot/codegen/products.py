@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from ingot.codegen.kernels import Kernel, Writer, unflatten
 from ingot.lowering.expr import Size, product
-from ingot.lowering.ir import BYTES, Buffer, Loop, Product
+from ingot.lowering.ir import BYTES, Buffer, Convolution, Loop, Map, Product
 
 PANEL = 48
 # Rows of a task: enough to reuse a panel from the nearest cache, few enough to share out.
@@ -39,7 +39,7 @@ def product_kernel(step: Product, buffers: dict[str, Buffer], used: set[str], hi
     out.line(f"_Alignas(64) {real} tile[8 * {PANEL}];")
     out.line(f"const int64_t high = ig_min(last - row, IG_ROWS_{kind.upper()});")
     out.line(f"ig_tile_{kind}({a_rows}, {a_step}, {panel}, {k}, tile, high);")
-    _epilogue(out, step)
+    _epilogue(out, step.epilogue, len(step.batch))
     out.close()
     out.close()
     return out.finish(total, 1)
@@ -81,13 +81,12 @@ def _padded(size: Size) -> Size:
     return (size + 63) // 64 * 64
 
 
-def _epilogue(out: Writer, step: Product) -> None:
-    epilogue = step.epilogue
-    lead = len(step.batch)
+def _epilogue(out: Writer, epilogue: Map, lead: int) -> None:
+    """The tile's rows, `row` and on, through the epilogue's body. `lead` loops are open already."""
     *rows, column = epilogue.loops[lead:]
     out.open("for (int64_t line = 0; line < high; ++line)")
     out.line("const int64_t at = row + line;")
-    unflatten(out, "at", [Loop(loop.variable, loop.extent) for loop in rows])
+    unflatten(out, "at", rows)
     code = out.statements(epilogue.body, [column.variable], f"tile[line * {PANEL} + {column.variable} - left]")
     if code.checks:
         out.line("int bad = 0;")
@@ -107,3 +106,41 @@ def _epilogue(out: Writer, step: Product) -> None:
     if code.zero_checks:
         out.line("if (zero) ig_fail(c, INGOT_ZERO_DIVISION);")
     out.close()
+
+
+def convolution_kernel(step: Convolution, buffers: dict[str, Buffer], used: set[str], hints: dict[str, int]) -> Kernel:
+    out = Writer(buffers, used, hints)
+    kind = "f32" if step.dtype == "float32" else "f64"
+    real = "float" if kind == "f32" else "double"
+    used.update({f"tile_{kind}", f"window_{kind}", f"zeros {step.channels}"})
+    pixels = step.images * step.out_size[0] * step.out_size[1]
+    blocks = (pixels + ROWS - 1) // ROWS
+    per_group = step.out_channels // step.groups
+    panels = -(-per_group // PANEL)
+    taps = step.kernel[0] * step.kernel[1]
+    fields = (*step.size, step.pixel, *step.out_size, *step.kernel, *step.stride, *step.padding, *step.dilation)
+    out.line(f"const ig_window window = {{{', '.join(out.size(f) for f in fields)}}};")
+    out.line(f"const {real} *rows[{taps} * 8];")
+    out.open("for (int64_t task = begin; task < end; ++task)")
+    out.line(f"const int64_t panel = task / ({out.size(blocks)});")
+    out.line(f"const int64_t first = task % ({out.size(blocks)}) * {ROWS}, last = ig_min(first + {ROWS}, {out.size(pixels)});")
+    image = out.pointer(step.x)
+    if step.groups == 1:
+        out.line(f"const int64_t left = panel * {PANEL}, right = ig_min(left + {PANEL}, {per_group});")
+    else:
+        out.line(f"const int64_t group = panel / {panels};")
+        out.line(f"const int64_t left = group * {per_group} + panel % {panels} * {PANEL};")
+        out.line(f"const int64_t right = ig_min(left + {PANEL}, (group + 1) * {per_group});")
+        image = f"{image} + group * {step.channels}"
+    out.open(f"for (int64_t row = first; row < last; row += IG_ROWS_{kind.upper()})")
+    out.line(f"_Alignas(64) {real} tile[8 * {PANEL}];")
+    out.line(f"const int64_t high = ig_min(last - row, IG_ROWS_{kind.upper()});")
+    out.line(f"ig_windows_{kind}(rows, &window, {image}, ig_zeros_{kind}, row, high);")
+    out.line(
+        f"ig_window_{kind}(rows, {taps}, {step.channels}, {out.pointer(step.weight)} + panel * {taps * step.channels * PANEL}, "
+        "tile, high);"
+    )
+    _epilogue(out, step.epilogue, 0)
+    out.close()
+    out.close()
+    return out.finish(blocks * panels * step.groups, 1)

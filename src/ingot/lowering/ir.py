@@ -215,13 +215,16 @@ class Product:
 
 @dataclass(frozen=True, slots=True)
 class Convolution:
-    """out[image, y, x, channel] = Σ in[image, y·s + a·d - p, x·s + b·d - p, c] · w[a, b, c, channel], NHWC.
+    """out[n, y, x, o] = Σ in[n, y·s + a·d - p, x·s + b·d - p, c] · w[o, a, b, c] over taps (a, b) and channels c.
 
-    `epilogue` is a Map over (image, y, x, channel). Weights are packed in panels of `panel` output channels.
+    `x` is dense with channels last: [images, size…, width of a pixel]. A tap reads `channels` neighbours from there on,
+    which may reach into the next pixels. `weight` is packed in panels of output channels, those of a group together.
+    `epilogue` is a Map over (n, y, x, o) that reads the sum as the op "accumulator".
     """
 
-    image: Size
+    images: Size
     size: tuple[Size, Size]
+    pixel: int
     channels: int
     out_size: tuple[Size, Size]
     out_channels: int
@@ -232,7 +235,7 @@ class Convolution:
     groups: int
     x: str
     weight: str
-    panel: int
+    dtype: str
     epilogue: Map
     origin: Origin = Origin()
 
@@ -324,7 +327,9 @@ Step: TypeAlias = (
 
 @dataclass(frozen=True, slots=True)
 class Weight:
-    """One tensor of the weights blob. `packing` says how the file's order is made from the state's: () is as it is."""
+    """One tensor of the weights blob, and how it is made from the state's row-major elements: (offset, shape, strides,
+    columns): a strided view. With `columns`, shape is [groups, panels, …, width] and a panel's places behind the last
+    column are zeros. () is as it is."""
 
     buffer: str
     source: str

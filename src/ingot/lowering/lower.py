@@ -42,6 +42,8 @@ from ingot.program.signature import STATE_KINDS, InputKind, OutputKind
 Rule = Callable[..., Any]
 RULES: dict[Any, Rule] = {}
 
+# Columns of a packed weight's panel: a whole number of vectors for every instruction set (48 = 3·16 = 6·8 = 12·4).
+PANEL = 48
 # A result used more than once is kept in memory if computing it again costs more than this.
 CHEAP = 3
 # An expression longer than this is cut: C compilers and caches both prefer it.
@@ -483,6 +485,35 @@ class Lowering:
         if into is None:
             tensor.data = home
         return tensor
+
+    def pack(
+        self, buffer: str, dtype: str, offset: Size, depth: Sequence[Size], steps: Sequence[Size], columns: Size,
+        column_step: Size, groups: int = 1
+    ) -> str:  # fmt: skip
+        """A weight as [groups · panels][depth…][PANEL]: the order in which a product reads it."""
+        assert isinstance(columns, int) and isinstance(column_step, int)
+        panels = -(-columns // PANEL)
+        shape = (groups, panels, *depth, PANEL)
+        strides = (columns * column_step, PANEL * column_step, *steps, column_step)
+        return self._weight(buffer, dtype, (offset, shape, strides, columns))
+
+    def repacked(
+        self, buffer: str, dtype: str, offset: Size, shape: Sequence[Size], strides: Sequence[Size]
+    ) -> Tensor:
+        """A weight in another order of its dims."""
+        name = self._weight(buffer, dtype, (offset, tuple(shape), tuple(strides), None))
+        return Tensor(shape, dtype, Strided(name, 0, contiguous_strides(shape)))
+
+    def _weight(self, buffer: str, dtype: str, packing: tuple[Any, ...]) -> str:
+        """A weight made of another: (offset, shape, strides, columns). `columns` limits panels: the rest is zeros."""
+        key = (buffer, dtype, packing)
+        if key not in self.packed:
+            origin = next(w for w in self.weights if w.buffer == buffer)
+            assert not origin.packing
+            made = self.buffer("weight", dtype, packing[1])
+            self.weights.append(Weight(made.name, origin.source, packing))
+            self.packed[key] = made.name
+        return self.packed[key]
 
     def keep(self, tensor: Tensor) -> Tensor:
         """The tensor, in memory if it costs something: for rules that read each element more than once."""

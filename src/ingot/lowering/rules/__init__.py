@@ -5,6 +5,7 @@ from ingot.lowering.rules import (  # noqa: F401
     indexing,
     norms,
     pointwise,
+    pooling,
     products,
     reductions,
     views,

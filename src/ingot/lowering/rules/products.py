@@ -11,16 +11,12 @@ import torch
 from ingot.lowering import values
 from ingot.lowering.body import Recorder
 from ingot.lowering.expr import Size, product, symbol
-from ingot.lowering.ir import Loop, Map, Matrix, Product, Store, Weight, wide
-from ingot.lowering.lower import Lowering, Unsupported, lowers
+from ingot.lowering.ir import Convolution, Loop, Map, Matrix, Product, Store, wide
+from ingot.lowering.lower import PANEL, Lowering, Unsupported, lowers
 from ingot.lowering.rules.norms import _softmax
 from ingot.lowering.values import Index, Lazy, Strided, Tensor, contiguous_strides
 
 aten = torch.ops.aten
-
-# Columns of a packed weight's panel: a whole number of vectors for every instruction set (48 = 3·16 = 6·8 = 12·4).
-PANEL = 48
-
 
 def matmul(
     low: Lowering, a: Tensor, b: Tensor, bias: Tensor | None = None, alpha: Any = 1, beta: Any = 1,
@@ -82,15 +78,9 @@ def _packed(low: Lowering, b: Tensor, k: Size, n: Size) -> Matrix | None:
     source = low.buffers[b.data.buffer]
     if source.kind != "weight" or not isinstance(k, int) or not isinstance(n, int):
         return None
-    key = (source.name, b.data.offset, b.data.strides)
-    if key not in low.packed:
-        panels = -(-n // PANEL)
-        made = low.buffer("weight", wide(b.dtype), (panels, k, PANEL))
-        origin = next(w.source for w in low.weights if w.buffer == source.name)
-        packing = ("panels", b.data.offset, b.data.strides[-2], b.data.strides[-1], k, n, PANEL)
-        low.weights.append(Weight(made.name, origin, packing))
-        low.packed[key] = made.name
-    return Matrix(low.packed[key], 0, PANEL, 1, packed=PANEL)
+    rows, columns = b.data.strides
+    packed = low.pack(source.name, wide(b.dtype), b.data.offset, (k,), (rows,), n, columns)
+    return Matrix(packed, 0, PANEL, 1, packed=PANEL)
 
 
 def _plain(low: Lowering, a: Tensor, b: Tensor, dtype: str) -> Tensor:
@@ -203,8 +193,180 @@ def convolution(
         x = values.insert(x, 0)
     shape = low.shape_of(low.out)
     shape = (1, *shape) if unbatched else shape
-    made = _convolved(low, low.keep(x), weight, bias, shape, stride, padding, dilation, transposed, groups)
+    if _windowed(low, x, weight, shape, transposed):
+        made = _channels_last(low, x, weight, bias, shape, stride, padding, dilation, groups)
+    else:
+        made = _convolved(low, low.keep(x), weight, bias, shape, stride, padding, dilation, transposed, groups)
     return values.drop(made, (0,)) if unbatched else made
+
+
+def _windowed(low: Lowering, x: Tensor, weight: Tensor, shape: tuple[Size, ...], transposed: bool) -> bool:
+    """Whether this is a convolution in one or two dims with a weight that can be packed ahead of time."""
+    constant = isinstance(weight.data, Strided) and low.buffers[weight.data.buffer].kind == "weight"
+    floating = low.out_dtype in ("float16", "bfloat16", "float32", "float64") and x.dtype == weight.dtype
+    known = all(isinstance(size, int) for size in (*weight.shape, x.shape[1]))
+    empty = any(size == 0 for size in (*shape, *weight.shape, *x.shape))
+    return weight.rank in (3, 4) and constant and floating and known and not transposed and not empty
+
+
+NHWC = (0, 2, 3, 1)
+
+
+def _channels_last(
+    low: Lowering, x: Tensor, weight: Tensor, bias: Tensor | None, shape: tuple[Size, ...], stride: Sequence[int],
+    padding: Sequence[Size], dilation: Sequence[int], groups: int
+) -> Tensor:  # fmt: skip
+    if weight.rank == 3:
+        x, weight = values.insert(x, 2), values.insert(weight, 2)
+        flat = _channels_last(
+            low, x, weight, bias, (*shape[:2], 1, shape[2]), [1, *stride], [0, *padding], [1, *dilation], groups
+        )
+        return values.drop(flat, (2,))
+    channels, outs = x.shape[1], weight.shape[0]
+    assert isinstance(channels, int) and isinstance(outs, int)
+    kernel = weight.shape[2:]
+    if groups == channels and groups > 1:
+        return _depthwise(low, x, weight, bias, shape, stride, padding, dilation)
+    if kernel == (1, 1) and groups == 1 and list(stride) == [1, 1] and list(padding) == [0, 0]:
+        rows = _as_rows(low, values.permute(_nhwc(low, x), NHWC))
+        made = matmul(low, rows, values.permute(values.drop(weight, (2, 3)), (1, 0)), bias)
+        return values.permute(values.reshape(made, (shape[0], *shape[2:], outs), low.hint), (0, 3, 1, 2))
+    return _by_windows(low, x, weight, bias, shape, stride, padding, dilation, groups)
+
+
+def _nhwc(low: Lowering, x: Tensor) -> Tensor:
+    """The tensor in memory with channels last, dense."""
+    swapped = values.permute(x, NHWC)
+    if isinstance(x.data, Lazy):
+        low.realize(x, order=NHWC)
+        return x
+    return values.permute(low.dense(swapped), (0, 3, 1, 2))
+
+
+def _by_windows(
+    low: Lowering, x: Tensor, weight: Tensor, bias: Tensor | None, shape: tuple[Size, ...], stride: Sequence[int],
+    padding: Sequence[Size], dilation: Sequence[int], groups: int
+) -> Tensor:  # fmt: skip
+    dtype, kind = low.out_dtype, wide(low.out_dtype)
+    channels, outs, (high, wide_) = x.shape[1], weight.shape[0], weight.shape[2:]
+    assert isinstance(weight.data, Strided)
+    inner = weight.shape[1]
+    outer_step, inner_step, tap_y, tap_x = weight.data.strides
+    depth, steps = (high, wide_, inner), (tap_y, tap_x, inner_step)
+    kernel, taps, margin = (high, wide_), inner, list(padding)
+    if groups == 1 and channels < 16 and dilation[1] == 1 and wide_ > 1:
+        # Few channels: a whole line of taps lies side by side in memory once the image has its margin.
+        x = padded(low, x, padding)
+        kernel, taps, margin = (high, 1), wide_ * inner, [0, 0]
+    x = _nhwc(low, widened(low, x, kind))
+    assert isinstance(x.data, Strided)
+    packed = low.pack(
+        weight.data.buffer, kind, weight.data.offset, depth, steps, outs // groups, outer_step, groups=groups
+    )
+    physical = (shape[0], *shape[2:], outs)
+    buffer = low.buffer("temporary", dtype, physical)
+    home = Strided(buffer.name, 0, contiguous_strides(physical))
+    loops = tuple(Loop(f"i{d}", size) for d, size in enumerate(physical))
+    index = tuple(symbol(loop.variable, below=loop.extent) for loop in loops)
+    ops = Recorder()
+    value = ops.emit("accumulator", (), kind)
+    if bias is not None:
+        value = ops.call("add", value, ops.cast(bias.load(ops, (index[3],)), kind))
+    epilogue = Map(loops, ops.finish([value]), (Store(buffer.name, home.at(index), 0),), low.origin)
+    low.steps.append(
+        Convolution(
+            images=shape[0],
+            size=(x.shape[2], x.shape[3]),
+            pixel=channels,
+            channels=taps,
+            out_size=(shape[2], shape[3]),
+            out_channels=outs,
+            kernel=kernel,
+            stride=(stride[0], stride[1]),
+            padding=(margin[0], margin[1]),
+            dilation=(dilation[0], dilation[1]),
+            groups=groups,
+            x=x.data.buffer,
+            weight=packed,
+            dtype=kind,
+            epilogue=epilogue,
+            origin=low.origin,
+        )
+    )
+    return values.permute(Tensor(physical, dtype, home), (0, 3, 1, 2))
+
+
+def widened(low: Lowering, x: Tensor, kind: str) -> Tensor:
+    if x.dtype == kind:
+        return x
+    return Tensor(x.shape, kind, Lazy(lambda ops, index: x.load(ops, index), x.cost, low.order_of(x)))
+
+
+def padded(low: Lowering, x: Tensor, padding: Sequence[Size]) -> Tensor:
+    """An image with zeros around it."""
+    if all(p == 0 for p in padding):
+        return x
+    shape = (*x.shape[:2], *(size + 2 * p for size, p in zip(x.shape[2:], padding, strict=True)))
+
+    def load(ops: Recorder, index: Index) -> int:
+        inside: int | None = None
+        places = [i - p for i, p in zip(index[2:], padding, strict=True)]
+        for place, size in zip(places, x.shape[2:], strict=True):
+            for name, limit in (("ge", 0), ("lt", size)):
+                test = ops.call(name, ops.index(place), ops.index(limit))
+                inside = test if inside is None else ops.call("and", inside, test)
+        assert inside is not None
+        with ops.masked(inside):
+            value = x.load(ops, (*index[:2], *places))
+        return ops.where(inside, value, ops.const(0, x.dtype))
+
+    return Tensor(shape, x.dtype, Lazy(load, x.cost + 3))
+
+
+def _depthwise(
+    low: Lowering, x: Tensor, weight: Tensor, bias: Tensor | None, shape: tuple[Size, ...], stride: Sequence[int],
+    padding: Sequence[Size], dilation: Sequence[int]
+) -> Tensor:  # fmt: skip
+    """One or a few outputs a channel: a sum over taps, along the channels."""
+    dtype, kind = low.out_dtype, wide(low.out_dtype)
+    assert isinstance(weight.data, Strided)
+    outs, taps = shape[1], weight.shape[2:]
+    times = outs // x.shape[1]
+    outer_step, _, tap_y, tap_x = weight.data.strides
+    packed = low.repacked(
+        weight.data.buffer, kind, weight.data.offset, (*taps, outs), (tap_y, tap_x, outer_step)
+    )
+    x = _nhwc(low, x)
+
+    def load(ops: Recorder, index: Index) -> int:
+        image, channel, y, x_, a, b = index
+        places: list[Size] = []
+        inside: int | None = None
+        for d, (place, tap, size) in enumerate(((y, a, x.shape[2]), (x_, b, x.shape[3]))):
+            at = place * stride[d] + tap * dilation[d] - padding[d]
+            places.append(at)
+            if padding[d] == 0:
+                continue
+            for name, limit in (("ge", 0), ("lt", size)):
+                test = ops.call(name, ops.index(at), ops.index(limit))
+                inside = test if inside is None else ops.call("and", inside, test)
+        factor = packed.load(ops, (a, b, channel))
+        source = (image, channel // times if times != 1 else channel, *places)
+        if inside is None:
+            value = x.load(ops, source)
+        else:
+            with ops.masked(inside):
+                value = x.load(ops, source)
+        return ops.call("mul", ops.cast(value, kind), factor)
+
+    terms = Tensor((*shape, *taps), kind, Lazy(load, 6, (0, 2, 3, 1, 4, 5)))
+    (made,) = low.reduce(terms, (4, 5), ("sum",), lambda ops, v, index: (v,), (kind,))
+
+    def finish(ops: Recorder, index: Index) -> int:
+        value = made.load(ops, index)
+        return value if bias is None else ops.call("add", value, ops.cast(bias.load(ops, (index[1],)), kind))
+
+    return Tensor(shape, dtype, Lazy(finish, 2, NHWC))
 
 
 def _convolved(
