@@ -12,11 +12,13 @@ from dataclasses import dataclass, field
 from importlib import resources
 
 from ingot.codegen import products
+from ingot.codegen.attention import attention_kernel
 from ingot.codegen.ctext import STORED, Statements, size_text
 from ingot.codegen.kernels import Kernel, kernel_of
 from ingot.lowering.expr import Expr, Size, largest, product
 from ingot.lowering.ir import (
     BYTES,
+    Attention,
     Bind,
     Body,
     Check,
@@ -134,6 +136,11 @@ class _File:
             if f"window_{kind}" in self.used:
                 real = "float" if kind == "f32" else "double"
                 parts.append(f"IG_WINDOW({kind}, {real})\nstatic const {real} ig_zeros_{kind}[{zeros}];")
+        if any(f"attention_{kind}" in self.used for kind in tiles):
+            parts.append(_resource("attention.h"))
+        for kind in tiles:
+            if f"attention_{kind}" in self.used:
+                parts.append(f"IG_ATTENTION({kind}, {'float' if kind == 'f32' else 'double'}, INF_{kind.upper()})")
         for name in packs:
             kind, _, dtype = name.removeprefix("ig_pack_").partition("_from_")
             read = {"bfloat16": "ig_bf16_to_f32", "float16": "ig_f16_to_f32"}.get(dtype, "IG_AS_IT_IS")
@@ -228,6 +235,8 @@ class _File:
             case Convolution():
                 kernel = products.convolution_kernel(step, self.module.buffers, self.used, self.module.hints)
                 self._launch(kernel, step.origin)
+            case Attention():
+                self._launch(attention_kernel(step, self.module.buffers, self.used, self.module.hints), step.origin)
             case Bind():
                 value = self._value(step.body, step.origin)
                 self.line(f"n[{step.symbol[1:]}] = {value};")

@@ -242,16 +242,18 @@ class Convolution:
 
 @dataclass(frozen=True, slots=True)
 class Attention:
-    """out = softmax(scale · q · kᵀ + mask) · v over `batch` loops; q, k, v are matrices, mask a body over (i, j).
+    """out[batch, i] = Σ_j softmax_j(scale · q[i] · k[j], then `mask`) · v[j] over `batch` loops.
 
-    `epilogue` is a Map over (batch…, i, j) as for Product; `mask` reads loop variables of batch, "i" and "j".
+    q, k and v are matrices of rows; offsets are over the batch loops' variables. `mask` is a body over those, "i" and
+    "j" that reads the score as the op "accumulator" and gives another. `causal` hides keys behind the query.
+    `epilogue` is a Map over (batch…, i, column) as for Product.
     """
 
     batch: tuple[Loop, ...]
     queries: Size
     keys: Size
-    depth: Size
-    values: Size
+    depth: int
+    values: int
     scale: float
     causal: bool
     q: Matrix

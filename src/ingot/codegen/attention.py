@@ -1,0 +1,155 @@
+"""Attention as C: 48 queries against blocks of keys, the scores of one block at a time and never more.
+
+A task packs its queries as [depth][48]. A block of keys then gives scores [key][query]: keys are the rows of the same
+tile that products use, read where they lie. The mask's body runs over the block, softmax keeps a running maximum and
+total for each query, and the block's weights mix the values into sums that stay in the nearest cache.
+"""
+
+from __future__ import annotations
+
+from ingot.codegen.kernels import Kernel, Writer, unflatten
+from ingot.lowering.expr import product
+from ingot.lowering.ir import BYTES, Attention, Buffer, Matrix
+
+QUERIES = 48
+KEYS = 64
+
+
+def attention_kernel(step: Attention, buffers: dict[str, Buffer], used: set[str], hints: dict[str, int]) -> Kernel:
+    out = Writer(buffers, used, hints)
+    kind = "f32" if step.dtype == "float32" else "f64"
+    real = "float" if kind == "f32" else "double"
+    infinity = f"INF_{kind.upper()}"
+    used.update({f"tile_{kind}", f"attention_{kind}", f"ig_exp_{kind}"})
+    queries, keys = out.size(step.queries), out.size(step.keys)
+    depth, wide = step.depth, step.values
+    blocks = (step.queries + QUERIES - 1) // QUERIES
+    out.open("for (int64_t task = begin; task < end; ++task)")
+    out.line(f"const int64_t first = task % ({out.size(blocks)}) * {QUERIES};")
+    out.line(f"const int64_t last = ig_min(first + {QUERIES}, {queries}), high = last - first;")
+    out.line(f"const int64_t o = task / ({out.size(blocks)});")
+    if step.batch:
+        unflatten(out, "o", step.batch)
+    out.line(f"_Alignas(64) {real} scores[{KEYS} * {QUERIES}], top[{QUERIES}], total[{QUERIES}];")
+    packed = _scratch(out, f"{real} *const packed", real, depth * QUERIES, step.dtype)
+    sums = _scratch(out, f"{real} *const sums", real, wide * QUERIES, step.dtype)
+    q = step.q
+    read = _read(out, q)
+    out.open(f"for (int64_t d = 0; d < {depth}; ++d)")
+    out.line(
+        f"for (int64_t i = 0; i < high; ++i) {packed}[d * {QUERIES} + i] = "
+        f"{_scale(step, kind)}{read(f'{out.pointer(q.buffer)}[{out.size(q.offset)} + (first + i) * ({out.size(q.rows)}) + d * ({out.size(q.columns)})]')};"
+    )
+    out.line(f"for (int64_t i = high; i < {QUERIES}; ++i) {packed}[d * {QUERIES} + i] = 0;")
+    out.close()
+    out.line(f"for (int i = 0; i < {QUERIES}; ++i) top[i] = -{infinity}, total[i] = 0;")
+    out.line(f"memset({sums}, 0, sizeof({real}) * {wide} * {QUERIES});")
+    limit = f"ig_min({keys}, last)" if step.causal else keys
+    out.line(f"const int64_t limit = {limit};")
+    out.open(f"for (int64_t block = 0; block < limit; block += {KEYS})")
+    out.line(f"const int64_t stop = ig_min(block + {KEYS}, limit), count = stop - block;")
+    k_lines, k_step = _lines(out, step.k, "keys_", real, depth, step.dtype, kind)
+    out.open("for (int64_t key = 0; key < count; key += IG_ROWS_" + kind.upper() + ")")
+    out.line(
+        f"ig_tile_{kind}({k_lines} + key * ({k_step}), {k_step}, {packed}, {depth}, scores + key * {QUERIES}, "
+        f"ig_min(count - key, IG_ROWS_{kind.upper()}));"
+    )
+    out.close()
+    _mask(out, step, infinity)
+    out.line(f"ig_soften_{kind}(scores, count, top, total, {sums}, {wide}, high);")
+    v_lines, v_step = _lines(out, step.v, "values_", real, wide, step.dtype, kind)
+    out.line(f"ig_mix_{kind}(scores, {v_lines}, {v_step}, count, {sums}, {wide}, high);")
+    out.close()
+    _epilogue(out, step, sums, wide)
+    out.close()
+    return out.finish(product([loop.extent for loop in step.batch]) * blocks, 1)
+
+
+def _scratch(out: Writer, declaration: str, real: str, size: int, dtype: str) -> str:
+    out.line(f"{declaration} = ({real} *)(ig_scratch(c, worker) + {out.size(out.scratch)});")
+    out.scratch = out.scratch + (size * BYTES[dtype] + 63) // 64 * 64
+    return declaration.rsplit(" ", 1)[1]
+
+
+def _scale(step: Attention, kind: str) -> str:
+    from ingot.codegen.ctext import constant_text
+
+    return f"{constant_text(step.scale, step.dtype)} * " if step.scale != 1 else ""
+
+
+def _read(out: Writer, matrix: Matrix):  # type: ignore[no-untyped-def]
+    dtype = out.buffers[matrix.buffer].dtype
+    name = {"bfloat16": "ig_bf16_to_f32", "float16": "ig_f16_to_f32"}.get(dtype)
+    if name:
+        out.used.add(name)
+    return (lambda text: f"{name}({text})") if name else (lambda text: text)
+
+
+def _lines(
+    out: Writer, matrix: Matrix, name: str, real: str, wide: int, dtype: str, kind: str
+) -> tuple[str, str]:
+    """The block's rows, one value after another: where they lie, or copied."""
+    base = f"{out.pointer(matrix.buffer)} + ({out.size(matrix.offset)}) + block * ({out.size(matrix.rows)})"
+    stored = out.buffers[matrix.buffer].dtype
+    if matrix.columns == 1 and stored == dtype:
+        return f"({base})", out.size(matrix.rows)
+    pack = f"ig_pack_{kind}_from_{stored}"
+    out.used.add(pack)
+    _scratch(out, f"{real} *const {name}", real, wide * KEYS, dtype)
+    out.line(f"{pack}({name}, {wide}, {base}, {out.size(matrix.rows)}, {out.size(matrix.columns)}, count, {wide});")
+    return name, str(wide)
+
+
+def _mask(out: Writer, step: Attention, infinity: str) -> None:
+    """The mask's body over the block: i and j are the query and the key, the accumulator is the score."""
+    if step.mask is None and not step.causal:
+        return
+    if step.causal:
+        out.open("if (stop > first)")
+        out.open("for (int64_t j = ig_max(block, first); j < stop; ++j)")
+        out.line(f"for (int64_t i = first; i < ig_min(j, last); ++i) scores[(j - block) * {QUERIES} + i - first] = -{infinity};")
+        out.close()
+        out.close()
+    if step.mask is None:
+        return
+    place = f"scores[(j - block) * {QUERIES} + i - first]"
+    code = out.statements(step.mask, ["i"], place)
+    out.open("for (int64_t j = block; j < stop; ++j)")
+    if code.checks:
+        out.line("int bad = 0;")
+    for line in code.before:
+        out.line(line)
+    out.lines.append("    " * out.depth + "#pragma omp simd" + (" reduction(|:bad)" if code.checks else ""))
+    out.open("for (int64_t i = first; i < last; ++i)")
+    for line in code.inside:
+        out.line(line)
+    out.line(f"{place} = {code.results[0]};")
+    out.close()
+    if code.checks:
+        out.line("if (bad) ig_fail(c, INGOT_INDEX);")
+    out.close()
+
+
+def _epilogue(out: Writer, step: Attention, sums: str, wide: int) -> None:
+    epilogue = step.epilogue
+    *rows, column = epilogue.loops[len(step.batch) :]
+    out.open("for (int64_t line = 0; line < high; ++line)")
+    out.line("const int64_t at = first + line;")
+    unflatten(out, "at", rows)
+    # A query whose keys are all masked away has a total of 0: its result is 0, as torch has it.
+    out.line("const " + ("float" if step.dtype == "float32" else "double") + " share = total[line] == 0 ? 0 : 1 / total[line];")
+    code = out.statements(epilogue.body, [column.variable], f"({sums}[line * {wide} + {column.variable}] * share)")
+    if code.checks:
+        out.line("int bad = 0;")
+    for line in code.before:
+        out.line(line)
+    out.lines.append("    " * out.depth + "#pragma omp simd" + (" reduction(|:bad)" if code.checks else ""))
+    out.open(f"for (int64_t {column.variable} = 0; {column.variable} < {wide}; ++{column.variable})")
+    for line in code.inside:
+        out.line(line)
+    for store in epilogue.stores:
+        out.line(out.store(store, code.results[store.result]))
+    out.close()
+    if code.checks:
+        out.line("if (bad) ig_fail(c, INGOT_INDEX);")
+    out.close()
