@@ -7,8 +7,16 @@ from typing import Any
 
 from torch import nn
 
-from ingot import passes
+from ingot import passes, settings
 from ingot.capture import trace
+from ingot.codegen.cache import Cache
+from ingot.codegen.compiled import Compiled
+from ingot.codegen.file import emit
+from ingot.codegen.isa import by_name, host
+from ingot.codegen.toolchain import find
+from ingot.lowering.fusion import fuse
+from ingot.lowering.lower import lower
+from ingot.lowering.memory import plan
 from ingot.program.program import Program
 
 
@@ -38,3 +46,54 @@ def capture(
     )
     passes.tracepoints(program)  # markers are an implementation detail of the trace: no Program shows them
     return program
+
+
+# Operators that lowering has better code for than for their parts.
+WHOLE = ("linear", "matmul", "scaled_dot_product_attention", "layer_norm", "_softmax", "_log_softmax", "gelu", "silu")
+
+
+def compile(
+    model: nn.Module | Callable[..., Any] | Program,
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    dynamic_shapes: Any = None,
+    threads: int | None = None,
+    cache: bool = True,
+    isa: str | Sequence[str] | None = None,
+) -> Compiled:
+    """The model, or a Program of it, as native code that is called like the model.
+
+    `threads` None is one for each core. `cache` False compiles the C text even if it was compiled before. `isa` names
+    the instruction sets to build for; the default is this machine's own, and it is built in any case.
+    """
+    program = model if isinstance(model, Program) else capture(model, args, kwargs, dynamic_shapes=dynamic_shapes)
+    program = for_native(program)
+    module = fuse(lower(program))
+    source = emit(module, plan(module), title=type(model).__name__)
+    libraries = build(source.text, isa, cache=cache)
+    return Compiled(program, module, source, libraries, host(), threads)
+
+
+def for_native(program: Program) -> Program:
+    """The program as lowering takes it: functional, core operators and those in WHOLE, effects in order."""
+    program = passes.transform(program, [p for p in passes.ROAD if p not in _AFTER_DECOMPOSE], check=None)
+    passes.decompose(program, keep=[name for name in WHOLE])
+    for clean in (passes.fold, passes.remove_noops, passes.cse, passes.dce, passes.order_effects):
+        clean(program)
+    return program
+
+
+_AFTER_DECOMPOSE = (passes.decompose, passes.fold, passes.cse, passes.dce)
+
+
+def build(text: str, isa: str | Sequence[str] | None, *, cache: bool) -> dict[str, bytes]:
+    """A library of the C text for this machine, and for each instruction set named."""
+    names = [isa] if isinstance(isa, str) else list(isa or ())
+    wanted = {host().name: host(), **{name: by_name(name) for name in names}}
+    tools = find()
+    store = Cache.from_settings(settings.current()) if cache else Cache(None)
+    return {
+        name: store.library(text, one, tools, extra_flags=(f'-DIG_ISA="{name}"',)).read_bytes()
+        for name, one in wanted.items()
+    }

@@ -58,8 +58,8 @@ class Source:
     weights_size: int
 
 
-def emit(module: Module, plan: Plan, *, title: str = "model", isa: str = "", weights_hash: str = "") -> Source:
-    return _File(module, plan, title, isa, weights_hash).emit()
+def emit(module: Module, plan: Plan, *, title: str = "model") -> Source:
+    return _File(module, plan, title).emit()
 
 
 def place_weights(module: Module) -> tuple[tuple[Placed, ...], int]:
@@ -83,8 +83,6 @@ class _File:
     module: Module
     plan: Plan
     title: str
-    isa: str
-    weights_hash: str
     used: set[str] = field(default_factory=set)
     kernels: dict[str, str] = field(default_factory=dict)
     comments: dict[str, Origin] = field(default_factory=dict)
@@ -243,7 +241,8 @@ class _File:
                 self._end_value()
             case Check():
                 value = self._value(step.body, step.origin)
-                self.line(f"if (!({value})) ig_fail_run(run, INGOT_ASSERTION, {self._site(step.message)});")
+                status = "INGOT_INVALID" if step.on_sizes else "INGOT_ASSERTION"
+                self.line(f"if (!({value})) ig_fail_run(run, {status}, {self._site(step.message)});")
                 self._end_value()
                 self.line("if (run->status) return;")
             case If():
@@ -328,8 +327,6 @@ class _File:
             "INPUTS": len(module.inputs),
             "OUTPUTS": len(module.outputs),
             "SYMBOLS": max(numbers, default=-1) + 1,
-            "ISA": f'"{self.isa}"',
-            "WEIGHTS_HASH": f'"{self.weights_hash}"',
             "WEIGHTS_SIZE": weights_size,
             "DRAWS": 0,
             "STATEFUL": int(any(b.kind == "state" for b in module.buffers.values())),
@@ -360,8 +357,13 @@ class _File:
                 f"    if (!ig_input(&inputs[{number}], {_quoted(argument.name)}, {DTYPES.index(argument.dtype)}, "
                 f"{len(argument.shape)}, message, size)) return INGOT_INVALID;"
             )
-        for name, (place, dim) in self.module.symbols.items():
-            lines.append(f"    n[{name[1:]}] = inputs[{place}].shape[{dim}];")
+        for name, known in self.module.symbols.items():
+            told = f"inputs[{known.place}].shape[{known.dim}]" if known.dim >= 0 else f"*(const int64_t *)inputs[{known.place}].data"
+            lines.append(f"    n[{name[1:]}] = {told};")
+            high = "INT64_MAX" if known.high is None else known.high
+            lines.append(
+                f"    if (!ig_range({_quoted(known.name)}, n[{name[1:]}], {known.low}, {high}, message, size)) return INGOT_INVALID;"
+            )
         for number, argument in enumerate(self.module.inputs):
             for dim, size in enumerate(argument.shape):
                 if isinstance(size, Expr) and not {s.name for s in size.symbols} <= set(self.module.symbols):

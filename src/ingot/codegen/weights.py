@@ -2,21 +2,77 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
+
+from ingot.codegen.file import Placed, Source
+from ingot.lowering.ir import Module
+from ingot.lowering.memory import ALIGN
+from ingot.program.program import Program
+from ingot_runtime import native
+from ingot_runtime.dtypes import BY_NAME
 
 
-def packed(tensor: torch.Tensor, packing: tuple[Any, ...], dtype: torch.dtype) -> torch.Tensor:
-    """A state tensor in the layout that `ir.Weight.packing` asks for."""
+@dataclass(frozen=True)
+class Blob:
+    """The bytes in memory, and where each weight lies in them."""
+
+    array: NDArray[np.uint8]
+    memory: native.Blob
+    placed: tuple[Placed, ...]
+    module: Module
+
+    def tensors(self) -> dict[str, Any]:
+        """Each weight as safetensors has it: dtype, shape, bytes."""
+        found: dict[str, Any] = {}
+        for place in self.placed:
+            buffer = self.module.buffers[place.weight.buffer]
+            shape = tuple(int(size) for size in buffer.shape)  # type: ignore[arg-type]
+            found[place.weight.buffer] = (BY_NAME[buffer.dtype].stored, shape, self.array[place.offset :][: place.size])
+        return found
+
+
+def fill(program: Program, module: Module, source: Source) -> Blob:
+    """Packs the program's state as the module's kernels read it."""
+    raw = np.empty(source.weights_size + ALIGN, np.uint8)
+    begin = -raw.ctypes.data % ALIGN
+    array = raw[begin : begin + source.weights_size]
+    for place in source.weights:
+        weight = place.weight
+        state = program.state_dict.get(weight.source)
+        if state is None:
+            state = program.constants[weight.source]
+        dtype = getattr(torch, module.buffers[weight.buffer].dtype)
+        target = torch.from_numpy(array[place.offset : place.offset + place.size])
+        if place.size:
+            _copy(target.view(dtype), state.detach(), weight.packing)
+    return Blob(array, native.Blob(memoryview(raw), begin), source.weights, module)
+
+
+def _copy(target: torch.Tensor, state: torch.Tensor, packing: tuple[Any, ...]) -> None:
+    if not packing:
+        target.view(state.shape).copy_(state)
+        return
     offset, shape, strides, columns = packing
-    flat = tensor.detach().contiguous().reshape(-1)
+    flat = state.contiguous().reshape(-1)
     if columns is None:
-        return torch.as_strided(flat, shape, strides, offset).to(dtype).contiguous()
+        target.view(shape).copy_(torch.as_strided(flat, shape, strides, offset))
+        return
     groups, panels, *depth, width = shape
-    group_step, _, *steps, column_step = strides
-    whole = torch.as_strided(flat, (groups, *depth, columns), (group_step, *steps, column_step), offset)
-    made = torch.zeros((groups, *depth, panels * width), dtype=dtype)
-    made[..., :columns] = whole
-    places = list(range(made.dim()))
-    return made.view(groups, *depth, panels, width).permute(0, places[-1], *places[1:-1], places[-1] + 1).contiguous()
+    group_step, panel_step, *steps, column_step = strides
+    whole = columns // width
+    made = target.view(shape)
+    if whole:
+        view = (groups, whole, *depth, width)
+        made[:, :whole].copy_(torch.as_strided(flat, view, (group_step, panel_step, *steps, column_step), offset))
+    if whole < panels:
+        rest = columns - whole * width
+        view = (groups, *depth, rest)
+        made[:, whole].zero_()
+        made[:, whole, ..., :rest].copy_(
+            torch.as_strided(flat, view, (group_step, *steps, column_step), offset + whole * panel_step)
+        )

@@ -288,10 +288,11 @@ class Bind:
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """The run ends with the message unless the body's value is true."""
+    """The run ends with the message unless the body's value is true: the model's assertion, or a limit on its sizes."""
 
     body: Body
     message: str
+    on_sizes: bool = False
     origin: Origin = Origin()
 
 
@@ -340,23 +341,35 @@ class Weight:
 
 @dataclass(frozen=True, slots=True)
 class Argument:
-    """An input or output of the module, in the order of the program's signature."""
+    """An input or output of the module, in the order of the program's signature. `scalar`: a number, no tensor."""
 
     buffer: str
     name: str
     dtype: str
     shape: tuple[Size, ...]
     mutated: bool = False
+    scalar: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class SizeSymbol:
+    """A size that inputs tell: the size of a dim, or the value of a number (dim -1), with its range and its name."""
+
+    place: int
+    dim: int
+    name: str
+    low: int = 0
+    high: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Module:
-    """A whole program. `symbols` are the sizes that inputs tell, with the input and dim that tells each."""
+    """A whole program. `symbols` are the sizes that inputs tell; `hints` are their values for the example."""
 
     buffers: dict[str, Buffer]
     steps: tuple[Step, ...]
     inputs: tuple[Argument, ...]
     outputs: tuple[Argument, ...]
     weights: tuple[Weight, ...]
-    symbols: dict[str, tuple[int, int]]
+    symbols: dict[str, SizeSymbol]
     hints: dict[str, int] = field(default_factory=dict)

@@ -23,11 +23,13 @@ from ingot.lowering.ir import (
     Argument,
     Bind,
     Buffer,
+    Check,
     Loop,
     Map,
     Module,
     Origin,
     Reduce,
+    SizeSymbol,
     Step,
     Store,
     Weight,
@@ -115,13 +117,14 @@ class Lowering:
         self.steps: list[Step] = []
         self.weights: list[Weight] = []
         self.values: dict[fx.Node, Any] = {}
-        self.symbols: dict[str, tuple[int, int]] = {}
+        self.symbols: dict[str, SizeSymbol] = {}
         self.hints: dict[str, int] = {}
         self.node: fx.Node = next(iter(program.graph.nodes))
         self._names: dict[sympy.Symbol, str] = {}
         self._sizes: dict[sympy.Basic, Size] = {}
         self._count = 0
         self.packed: dict[Any, str] = {}
+        self.numbers: dict[sympy.Symbol, Tensor] = {}  # floats and bools that the run itself tells
 
     # ------------------------------------------------------------------ the whole
 
@@ -154,6 +157,7 @@ class Lowering:
 
     def module(self) -> Module:
         inputs = self._placeholders()
+        self._constraints()
         output = self.run(self.program.graph)
         outputs = self._outputs(output)
         return Module(
@@ -268,7 +272,7 @@ class Lowering:
         for dim, size in enumerate(value.shape):
             if isinstance(size, torch.SymInt) and isinstance(size.node.expr, sympy.Symbol):
                 name = self._name(size.node.expr)
-                self.symbols.setdefault(name, (place, dim))
+                self.symbols.setdefault(name, self._ranged(size.node.expr, place, dim))
                 self.hints.setdefault(name, int(size.node.hint) if size.node.has_hint() else 8)
         return self.shape_of(value)
 
@@ -279,11 +283,25 @@ class Lowering:
         if isinstance(value, torch.SymInt) and isinstance(value.node.expr, sympy.Symbol):
             symbol_name = self._name(value.node.expr)
             self.hints.setdefault(symbol_name, 8)
-            self.bind(symbol_name, tensor)
+            self.symbols.setdefault(symbol_name, self._ranged(value.node.expr, place, -1))
             self.values[node] = self.symbolic(value)
         else:
             self.values[node] = tensor
-        return Argument(buffer, name, dtype, ())
+        return Argument(buffer, name, dtype, (), scalar=True)
+
+    def _ranged(self, s: sympy.Symbol, place: int, dim: int) -> SizeSymbol:
+        name = dims.name_of(s)
+        found = next((d for d in self.program.dims if d.name == name), None)
+        if found is None:
+            return SizeSymbol(place, dim, name)
+        return SizeSymbol(place, dim, name, max(found.low, 0), found.high)
+
+    def _constraints(self) -> None:
+        """What the program asks of its sizes beyond their ranges, checked before anything runs."""
+        for constraint in self.program.constraints:
+            ops = Recorder()
+            value = self._compute(ops, constraint.condition, "bool")
+            self.steps.append(Check(ops.finish([value]), f"The sizes do not satisfy {constraint}", True))
 
     def _outputs(self, values: Sequence[Any]) -> list[Argument]:
         specs = self.program.signature.graph_outputs
@@ -298,7 +316,9 @@ class Lowering:
             if spec.kind is OutputKind.RESULT:
                 buffer = self._output_buffer(tensor, taken)
                 taken.add(buffer)
-                outputs.append(Argument(buffer, spec.name, tensor.dtype, tensor.shape))
+                outputs.append(
+                    Argument(buffer, spec.name, tensor.dtype, tensor.shape, scalar=not isinstance(value, Tensor))
+                )
             else:
                 target = (
                     by_target[str(spec.target)]
@@ -336,6 +356,19 @@ class Lowering:
         if s not in self._names:
             self._names[s] = f"n{len(self._names)}"
         return self._names[s]
+
+    def symbol_of(self, s: sympy.Symbol) -> str:
+        """The name of a size that the run itself tells."""
+        name = self._name(s)
+        self.hints.setdefault(name, 8)
+        return name
+
+    def new_symbol(self) -> str:
+        """A size of our own: a loop's count."""
+        name = f"n{len(self._names)}"
+        self._names[sympy.Dummy()] = name
+        self.hints[name] = 8
+        return name
 
     def symbolic(self, value: Any) -> Any:
         """A symbolic number as a Size; a float or a bool as a Tensor of rank 0."""
@@ -406,7 +439,12 @@ class Lowering:
         def constant(c: int | float | bool) -> int:
             return ops.const(c, "bool" if isinstance(c, bool) else "float64" if isinstance(c, float) else "int64")
 
-        value = dims.fold(expr, lambda s: ops.index(symbol(self._name(s))), constant, apply)
+        def known(s: sympy.Symbol) -> int:
+            if s in self.numbers:
+                return self.numbers[s].load(ops, ())
+            return ops.index(symbol(self._name(s)))
+
+        value = dims.fold(expr, known, constant, apply)
         return ops.cast(value, dtype)
 
     def shape_of(self, value: torch.Tensor) -> Shape:

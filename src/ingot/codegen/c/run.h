@@ -131,3 +131,11 @@ static int ig_dim(const ingot_tensor *t, const char *name, int dim, int64_t expe
     snprintf(what, sizeof what, "the size of dim %d", dim);
     return ig_say(message, size, name, what, t->shape[dim], expected);
 }
+
+static int ig_range(const char *name, int64_t found, int64_t low, int64_t high, char *message, size_t size)
+{
+    if (found >= low && found <= high) return 1;
+    if (message && size)
+        snprintf(message, size, "%s is %lld, but was compiled for %lld to %lld", name, (long long)found, (long long)low, (long long)high);
+    return 0;
+}

@@ -1,6 +1,7 @@
 """Rules, one file a family; importing this package fills `ingot.lowering.lower.RULES`."""
 
 from ingot.lowering.rules import (  # noqa: F401
+    control,
     factories,
     indexing,
     norms,

@@ -1,0 +1,199 @@
+"""A compiled model in this process: torch tensors in and out, numpy in and out.
+
+    compiled = ingot.compile(model, args)
+    compiled(*args)              the model's own call
+    compiled.source              the C text
+    compiled.save("m.ingot")     a file that `ingot_runtime` runs without torch
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+import ingot_runtime
+from ingot.codegen.file import Source
+from ingot.codegen.isa import Isa
+from ingot.codegen.package import Sample, call_of, write_native
+from ingot.codegen.weights import Blob, fill
+from ingot.lowering.expr import Expr, Size
+from ingot.lowering.ir import Module
+from ingot.program.calling import check_call
+from ingot.program.program import Program
+from ingot.program.signature import InputKind
+from ingot_runtime.model import Model
+from ingot_runtime.native import Library
+from ingot_runtime.spec import read_spec
+
+_WEIGHTS, _LIBRARY = "weights", "library"
+
+
+class Compiled:
+    """A model as native code. It may be called by any number of threads at once."""
+
+    def __init__(
+        self,
+        program: Program,
+        module: Module,
+        source: Source,
+        libraries: Mapping[str, bytes],
+        isa: Isa,
+        threads: int | None = None,
+    ) -> None:
+        """Use `ingot.compile`."""
+        self.program = program
+        self.libraries = dict(libraries)
+        self.isa = isa.name
+        self._source = source
+        self._manifest = _manifest(program, module)
+        self._blob: Blob = fill(program, module, source)
+        self.model = self._open(isa, threads)
+
+    @property
+    def source(self) -> str:
+        """The C text that was compiled."""
+        return self._source.text
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """The model's own call. Results are torch tensors, or numpy arrays if no argument is a torch tensor."""
+        result = self.model.call(args, kwargs)
+        return _as_torch(result) if _has_torch((args, kwargs)) or not _has_numpy((args, kwargs)) else result
+
+    def seed(self, value: int) -> None:
+        """Random draws of later calls follow from this number alone."""
+        self.model.seed(value)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Writes a `.ingot` file, whole or not at all: libraries, weights, source, and a sample as a self-test."""
+        write_native(
+            path,
+            manifest_native=self._manifest,
+            libraries=self.libraries,
+            source=self.source,
+            weights=self._blob.tensors(),
+            sample=self._sample(),
+        )
+
+    def close(self) -> None:
+        """Gives back the model's threads and memory."""
+        self.model.close()
+
+    def _open(self, isa: Isa, threads: int | None) -> Model:
+        manifest = {
+            "native": {
+                **self._manifest,
+                "abi": 1,
+                "libraries": [{"isa": isa.name, "member": _LIBRARY}],
+                "weights": _WEIGHTS,
+                "weights_sha256": "",
+            }
+        }
+        spec = read_spec(manifest, {_LIBRARY, _WEIGHTS}, "<memory>")
+        library = Library(memoryview(self.libraries[isa.name]), path="<memory>", member=_LIBRARY)
+        return Model("<memory>", spec, library, self._blob.memory, threads or 0, None)
+
+    def _sample(self) -> Sample | None:
+        """The example call, with what torch gives for it."""
+        example = self.program.example_inputs
+        if example is None or self._draws():
+            return None
+        args, kwargs = _cloned(example)
+        inputs = _flat_inputs(self.program, args, kwargs)
+        given = {name: value.clone() if isinstance(value, torch.Tensor) else np.asarray(value) for name, value in inputs.items()}
+        with torch.no_grad():
+            result = self.program.copy()(*args, **kwargs)
+        leaves = [leaf for leaf in _leaves(result) if isinstance(leaf, (torch.Tensor, int, float, bool))]
+        names = [output["name"] for output in self._manifest["outputs"]]
+        if len(leaves) != len(names):
+            return None
+        outputs = {name: _value(leaf, output["dtype"]) for name, leaf, output in zip(names, leaves, self._manifest["outputs"], strict=True)}
+        mutated = {i["name"]: inputs[i["name"]] for i in self._manifest["inputs"] if i["mutated"]}
+        return Sample(given, outputs, mutated, tolerance=_tolerance(self._manifest))
+
+    def _draws(self) -> bool:
+        return "ig_uniform" in self.source or "ig_normal" in self.source or "ig_randint" in self.source
+
+
+def _tolerance(manifest: Mapping[str, Any]) -> float:
+    dtypes = {item["dtype"] for item in (*manifest["inputs"], *manifest["outputs"])}
+    return 5e-2 if dtypes & {"float16", "bfloat16"} else 1e-3
+
+
+def _value(leaf: Any, dtype: str) -> Any:
+    return leaf.detach() if isinstance(leaf, torch.Tensor) else np.asarray(leaf, dtype)
+
+
+def _manifest(program: Program, module: Module) -> dict[str, Any]:
+    symbols = {
+        name: {"name": known.name, "min": known.low, "max": known.high} for name, known in module.symbols.items()
+    }
+    told = {known.place: name for name, known in module.symbols.items() if known.dim < 0}
+    inputs: list[dict[str, Any]] = []
+    for number, argument in enumerate(module.inputs):
+        item = {
+            "name": argument.name,
+            "dtype": argument.dtype,
+            "shape": [_size(size) for size in argument.shape],
+            "mutated": argument.mutated,
+        }
+        if number in told:
+            item["symbol"] = told[number]
+        inputs.append(item)
+    outputs: list[dict[str, Any]] = []
+    taken: set[str] = set()
+    for argument in module.outputs:
+        name, count = argument.name, 1
+        while name in taken:
+            count += 1
+            name = f"{argument.name}_{count}"
+        taken.add(name)
+        item = {"name": name, "dtype": argument.dtype, "shape": [_size(size) for size in argument.shape]}
+        if argument.scalar:
+            item["scalar"] = True
+        outputs.append(item)
+    return {"inputs": inputs, "outputs": outputs, "symbols": symbols, "call": call_of(program)}
+
+
+def _size(size: Size) -> int | str:
+    return str(size) if isinstance(size, Expr) else size
+
+
+# ---------------------------------------------------------------------- torch and numpy
+
+
+def _leaves(value: Any) -> list[Any]:
+    leaves, _ = torch.utils._pytree.tree_flatten(value)
+    return list(leaves)
+
+
+def _has_torch(value: Any) -> bool:
+    return any(isinstance(leaf, torch.Tensor) for leaf in _leaves(value))
+
+
+def _has_numpy(value: Any) -> bool:
+    return any(isinstance(leaf, (np.ndarray, ingot_runtime.BFloat16Array)) for leaf in _leaves(value))
+
+
+def _as_torch(result: Any) -> Any:
+    def convert(leaf: Any) -> Any:
+        if isinstance(leaf, ingot_runtime.BFloat16Array):
+            return torch.from_numpy(leaf.bits).view(torch.bfloat16)
+        return torch.from_numpy(leaf) if isinstance(leaf, np.ndarray) else leaf
+
+    return torch.utils._pytree.tree_map(convert, result)
+
+
+def _cloned(value: Any) -> Any:
+    return torch.utils._pytree.tree_map(lambda leaf: leaf.detach().clone() if isinstance(leaf, torch.Tensor) else leaf, value)
+
+
+def _flat_inputs(program: Program, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    leaves = check_call(program, tuple(args), dict(kwargs))
+    specs = program.signature.user_inputs
+    return {
+        spec.name: leaf for spec, leaf in zip(specs, leaves, strict=True) if spec.kind is InputKind.ARGUMENT
+    }

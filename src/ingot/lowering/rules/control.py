@@ -1,0 +1,274 @@
+"""Branches, loops, regions and effects: steps that hold steps.
+
+What goes into a branch or loop is in memory before; what comes out is written to buffers that both branches, or every
+turn, share.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import fx
+
+from ingot.lowering import values
+from ingot.lowering.body import Recorder
+from ingot.lowering.expr import Expr, Size, symbol
+from ingot.lowering.ir import Bind, Body, Check, If, Loop, Repeat, Step, While
+from ingot.lowering.lower import Lowering, Unsupported, dtype_name, lowers
+from ingot.lowering.values import Strided, Tensor, contiguous_strides
+from ingot.program.metadata import module_path_of, source_of, value_of
+
+aten = torch.ops.aten
+hop = torch.ops.higher_order
+
+
+# ---------------------------------------------------------------------- subgraphs
+
+
+def settled(low: Lowering, operands: Sequence[Any]) -> list[Any]:
+    """Operands in memory: a branch may not be the first to compute what others need too."""
+    return [low.realize(o) if isinstance(o, Tensor) else o for o in operands]
+
+
+def inside(low: Lowering, graph_module: fx.GraphModule, operands: Sequence[Any]) -> tuple[list[Step], list[Any]]:
+    """The steps of a subgraph, and its results."""
+    placeholders = [n for n in graph_module.graph.nodes if n.op == "placeholder"]
+    for node, value in zip(placeholders, operands, strict=True):
+        low.values[node] = value
+    outer, low.steps = low.steps, []
+    try:
+        result = low.run(graph_module.graph)
+        return low.steps, list(result) if isinstance(result, (tuple, list)) else [result]
+    finally:
+        low.steps = outer
+
+
+def written(low: Lowering, steps: list[Step], results: Sequence[Any], targets: Sequence[Any]) -> list[Step]:
+    """The steps, and then each result written to its target."""
+    outer, low.steps = low.steps, steps
+    try:
+        ready = [low.realize(low.scalar(r)) if t is not None else None for r, t in zip(results, targets, strict=True)]
+        for value, target in zip(ready, targets, strict=True):
+            if target is not None and value is not None:
+                low.write(target, value)
+        return low.steps
+    finally:
+        low.steps = outer
+
+
+def memory(low: Lowering, shape: Sequence[Size], dtype: str) -> Tensor:
+    buffer = low.buffer("temporary", dtype, shape)
+    return Tensor(shape, dtype, Strided(buffer.name, 0, contiguous_strides(shape)))
+
+
+def like(low: Lowering, value: Any) -> Tensor | None:
+    """Memory for a value of this type; None for what is no value at all."""
+    if isinstance(value, torch.Tensor):
+        return memory(low, low.shape_of(value), dtype_name(value.dtype))
+    if isinstance(value, (int, torch.SymInt)) and not isinstance(value, bool):
+        return memory(low, (), "int64")
+    if value is None:
+        return None
+    raise Unsupported(f"a {type(value).__name__} as a result of a branch or loop")
+
+
+def truth(low: Lowering, value: Any) -> Body:
+    ops = Recorder()
+    tensor = low.scalar(value)
+    return ops.finish([ops.cast(tensor.load(ops, (0,) * tensor.rank), "bool")])
+
+
+def bound(low: Lowering, node: fx.Node, home: Tensor) -> tuple[Any, list[Step]]:
+    """A carried number as a size, and the step that reads it at the beginning of each turn."""
+    value = value_of(node)
+    if not isinstance(value, torch.SymInt):
+        return home, []
+    expr = value.node.expr
+    if not expr.is_Symbol:
+        raise Unsupported(f"a loop that carries the number {expr}")
+    name = low.symbol_of(expr)
+    ops = Recorder()
+    return low.symbolic(value), [Bind(name, ops.finish([home.load(ops, ())]), low.origin)]
+
+
+# ---------------------------------------------------------------------- branches
+
+
+@lowers(hop.cond)
+def cond(low: Lowering, predicate: Any, yes: fx.GraphModule, no: fx.GraphModule, operands: Sequence[Any] = ()) -> Any:
+    outs = value_of(low.node)
+    operands = settled(low, operands)
+    if isinstance(predicate, Tensor):
+        low.realize(predicate)
+    targets = [like(low, out) for out in outs]
+    branches = []
+    for branch in (yes, no):
+        steps, results = inside(low, branch, operands)
+        branches.append(tuple(written(low, steps, results, targets)))
+    low.steps.append(If(truth(low, predicate), branches[0], branches[1], low.origin))
+    return after(low, outs, targets)
+
+
+def after(low: Lowering, outs: Sequence[Any], targets: Sequence[Tensor | None]) -> list[Any]:
+    """Targets as values of the surrounding graph: a number becomes a size."""
+    made: list[Any] = []
+    for out, target in zip(outs, targets, strict=True):
+        if isinstance(out, torch.SymInt) and target is not None:
+            if out.node.expr.is_Symbol:
+                low.bind(low.symbol_of(out.node.expr), target)
+            made.append(low.symbolic(out))
+        else:
+            made.append(out if target is None or isinstance(out, int) else target)
+    return made
+
+
+# ---------------------------------------------------------------------- loops
+
+
+@lowers(hop.while_loop)
+def while_loop(
+    low: Lowering, test: fx.GraphModule, body: fx.GraphModule, carried: Sequence[Any], additional: Sequence[Any] = ()
+) -> Any:
+    operands, more = settled(low, carried), settled(low, additional)
+    homes: list[Tensor] = []
+    for operand in operands:
+        tensor = low.scalar(operand)
+        home = memory(low, tensor.shape, tensor.dtype)
+        low.write(home, tensor)
+        homes.append(home)
+    parts: list[tuple[list[Step], list[Any]]] = []
+    for graph in (test, body):
+        nodes = [n for n in graph.graph.nodes if n.op == "placeholder"]
+        given, first = [], []
+        for node, home in zip(nodes, homes, strict=False):
+            value, steps = bound(low, node, home)
+            given.append(value)
+            first += steps
+        steps, results = inside(low, graph, [*given, *more])
+        parts.append(([*first, *steps], results))
+    (test_steps, (again,)), (steps, results) = parts
+    outer, low.steps = low.steps, test_steps
+    if isinstance(again, Tensor):
+        low.realize(again)
+    low.steps = outer
+    # Every result is in memory before the first home is overwritten: each may read all of them.
+    kept = written(low, steps, results, [memory(low, h.shape, h.dtype) for h in homes])
+    copies = [s.stores[0].buffer for s in kept[len(kept) - len(homes) :]]  # type: ignore[union-attr]
+    outer, low.steps = low.steps, kept
+    for home, name in zip(homes, copies, strict=True):
+        low.write(home, Tensor(home.shape, home.dtype, Strided(name, 0, contiguous_strides(home.shape))))
+    low.steps = outer
+    low.steps.append(While(tuple(test_steps), truth(low, again), tuple(kept), low.origin))
+    return after(low, value_of(low.node), homes)
+
+
+@lowers(hop.scan)
+def scan(
+    low: Lowering, combine: fx.GraphModule, init: Sequence[Any], xs: Sequence[Tensor], additional: Sequence[Any] = ()
+) -> Any:
+    start, inputs, more = settled(low, init), settled(low, xs), settled(low, additional)
+    outs = value_of(low.node)
+    homes = []
+    for tensor in start:
+        home = memory(low, tensor.shape, tensor.dtype)
+        low.write(home, tensor)
+        homes.append(home)
+    stacked = [like(low, out) for out in outs[len(homes) :]]
+    length = inputs[0].shape[0]
+    name = low.new_symbol()
+    at = symbol(name, below=length)
+    slices = [values.select(x, 0, at) for x in inputs]
+    steps, results = inside(low, combine, [*homes, *slices, *more])
+    targets = [*(memory(low, h.shape, h.dtype) for h in homes), *(values.select(s, 0, at) for s in stacked if s)]
+    steps = written(low, steps, results, targets)
+    outer, low.steps = low.steps, steps
+    for home, fresh in zip(homes, targets, strict=False):
+        low.write(home, fresh)
+    low.steps = outer
+    low.steps.append(Repeat(Loop(name, length), tuple(steps), low.origin))
+    return [*homes, *stacked]
+
+
+@lowers(hop.map_impl)
+def map_(low: Lowering, function: fx.GraphModule, xs: Sequence[Tensor], extra: Sequence[Any] = ()) -> Any:
+    inputs, more = settled(low, xs), settled(low, extra)
+    stacked = [like(low, out) for out in value_of(low.node)]
+    name = low.new_symbol()
+    at = symbol(name, below=inputs[0].shape[0])
+    steps, results = inside(low, function, [*(values.select(x, 0, at) for x in inputs), *more])
+    steps = written(low, steps, results, [values.select(s, 0, at) if s else None for s in stacked])
+    low.steps.append(Repeat(Loop(name, inputs[0].shape[0]), tuple(steps), low.origin))
+    return stacked
+
+
+@lowers(hop.associative_scan)
+def associative_scan(
+    low: Lowering, combine: fx.GraphModule, xs: Sequence[Tensor], additional: Sequence[Any] = ()
+) -> Any:
+    """One place after another: each is the last one combined with the next input."""
+    inputs, more = settled(low, xs), settled(low, additional)
+    results_ = [memory(low, x.shape, x.dtype) for x in inputs]
+    for x, made in zip(inputs, results_, strict=True):
+        low.write(values.select(made, 0, 0), values.select(x, 0, 0))
+    length = inputs[0].shape[0]
+    name = low.new_symbol()
+    at = symbol(name, below=length)
+    before = [values.select(made, 0, at) for made in results_]
+    now = [values.select(x, 0, at + 1) for x in inputs]
+    steps, results = inside(low, combine, [*before, *now, *more])
+    steps = written(low, steps, results, [values.select(made, 0, at + 1) for made in results_])
+    low.steps.append(Repeat(Loop(name, length - 1), tuple(steps), low.origin))
+    return results_
+
+
+# ---------------------------------------------------------------------- regions
+
+
+@lowers(hop.wrap_with_set_grad_enabled)
+def grad_region(low: Lowering, enabled: bool, function: fx.GraphModule, *operands: Any) -> Any:
+    """Native code has no gradients: the region is its steps."""
+    steps, results = inside(low, function, operands)
+    low.steps += steps
+    return results
+
+
+# ---------------------------------------------------------------------- effects
+
+
+def _message(low: Lowering, message: str) -> str:
+    source, path = source_of(low.node), module_path_of(low.node)
+    where = ", ".join(part for part in (str(source) if source else "", f"in {path}" if path else "") if part)
+    return f"{message}\n  where: {where}" if where else message
+
+
+@lowers(aten._assert_async.msg, aten._assert_async.default, aten._assert_scalar.default)
+def assert_(low: Lowering, value: Any, message: str = "An assertion of the model does not hold.") -> None:
+    if isinstance(value, Tensor):
+        low.realize(value)
+    low.steps.append(Check(truth(low, value), _message(low, message), origin=low.origin))
+
+
+@lowers(aten.sym_constrain_range.default, aten.sym_constrain_range_for_size.default)
+def constrain(low: Lowering, value: Any, *, min: int | None = None, max: int | None = None) -> None:
+    for name, limit in (("ge", min), ("le", max)):
+        if limit is not None and isinstance(value, Expr):
+            ops = Recorder()
+            holds = ops.call(name, ops.index(value), ops.const(limit, "int64"))
+            words = "at least" if name == "ge" else "at most"
+            message = _message(low, f"A value must be {words} {limit}.")
+            low.steps.append(Check(ops.finish([holds]), message, origin=low.origin))
+
+
+@lowers(aten._local_scalar_dense.default, aten.item.default)
+def item(low: Lowering, x: Tensor) -> None:
+    """A tensor's one value as a number; the symbol that stands for it takes the value here."""
+    value = value_of(low.node)
+    expr = value.node.expr
+    if not expr.is_Symbol:
+        return
+    if isinstance(value, torch.SymInt):
+        low.bind(low.symbol_of(expr), x)
+    else:
+        low.numbers[expr] = low.realize(values.reshape(x, (), low.hint))
