@@ -26,7 +26,7 @@ from ingot.errors import (
     UnsupportedMachine,
 )
 
-from .compilers import fake, named, script
+from .compilers import WRITES, fake, named, script
 
 HOST = isa.host()
 ANSWER = "int answer(void) { return 42; }\n"
@@ -273,6 +273,7 @@ def test_headers_that_are_not_installed(tmp_path: Path) -> None:
         ("kill -11 $$", CompilerKilled, "SIGSEGV"),
         ("echo 'gcc: fatal error: Killed signal terminated program cc1' >&2; exit 1", CompilerKilled, "memory"),
         ("echo 'clang: error: unable to execute command: Killed' >&2; exit 1", CompilerKilled, "memory"),
+        ("sh -c 'kill -9 $$'; exit $?", CompilerKilled, "SIGKILL"),
         ("exit 0", CompilerFailed, "wrote no library"),
         ('echo nonsense > "$output"', CompilerFailed, "not a shared library"),
         (': > "$output"', CompilerFailed, "not a shared library"),
@@ -305,6 +306,19 @@ def test_a_compiler_that_hangs_is_ended_with_all_it_runs(tmp_path: Path) -> None
     assert time.monotonic() - began < 30
     _wait_for(lambda: not any(_is_alive(int(pid)) for pid in pids.read_text().split()))
     assert (tmp_path / "failed" / "model.c").read_text() == ANSWER
+
+
+def test_garbage_without_end(tmp_path: Path) -> None:
+    with pytest.raises(CompilerTimeout):
+        fake(tmp_path, "exec yes").compile_library(ANSWER, HOST, tmp_path / "model.so", timeout=0.5, failed=tmp_path)
+
+
+def test_a_program_left_behind_holds_nobody_up(tmp_path: Path) -> None:
+    began = time.monotonic()
+    compiler = fake(tmp_path, f"sleep 20 & echo $! > {tmp_path}/pid; {WRITES}")
+    compiler.compile_library(ANSWER, HOST, tmp_path / "model.so")
+    assert time.monotonic() - began < 10 and (tmp_path / "model.so").exists()
+    os.kill(int((tmp_path / "pid").read_text()), 9)
 
 
 def test_when_one_part_fails_the_others_are_ended(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import contextlib
 import errno
 import os
 import re
+import selectors
 import shlex
 import shutil
 import signal
@@ -23,11 +24,12 @@ from ingot.errors import CompilerFailed, CompilerKilled, CompilerTimeout, Storag
 
 _SHOWN_LINES = 30
 _SHOWN_WIDTH = 300
-_READ_BYTES = 1 << 18
+_HEARD_BYTES = 1 << 18
 # What compilers, assemblers and linkers say when a file could not be written; the second is a signal's name.
 _NO_SPACE = re.compile(
     r"No space left on device|File size limit exceeded|Disk quota exceeded|File too large|Read-only file system"
 )
+_SIGNALS = (signal.SIGKILL, signal.SIGTERM, signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, signal.SIGXFSZ)
 # gcc and clang report in these words that a program which they ran was killed.
 _KILLED = re.compile(
     r"(?:Killed|Terminated|Segmentation fault|Aborted)\b.*signal terminated program|unable to execute command: \w+"
@@ -45,24 +47,22 @@ def build(commands: Sequence[Sequence[str]], folder: Path, timeout: float) -> st
     write, StorageError is raised.
     """
     deadline = time.monotonic() + timeout
-    running: list[tuple[Sequence[str], subprocess.Popen[bytes], Path]] = []
+    running: list[tuple[Sequence[str], subprocess.Popen[bytes]]] = []
     said = []
     try:
-        for number, command in enumerate(commands):
-            # A file, not a pipe: a program that was left behind would hold a pipe open, and garbage has no end.
-            log = folder / f"said{number}.txt"
-            running.append((command, _start(command, folder, log), log))
-        for command, process, log in running:
+        for command in commands:
+            running.append((command, _start(command, folder)))
+        for command, process in running:
             try:
+                text = _listen(process, deadline)
                 code = process.wait(max(0.0, deadline - time.monotonic()))
             except subprocess.TimeoutExpired:
                 raise _timeout(command, timeout) from None
-            text = _read(log)
             if code != 0:
                 raise _failure(command, code, text, folder)
             said.append(text)
     finally:
-        for _, process, _ in running:
+        for _, process in running:
             _end(process)
     return "".join(said)
 
@@ -145,47 +145,60 @@ def _storage(place: str, why: str) -> StorageError:
     )
 
 
-def _start(command: Sequence[str], folder: Path, log: Path) -> subprocess.Popen[bytes]:
+def _start(command: Sequence[str], folder: Path) -> subprocess.Popen[bytes]:
     # The compiler's own temporary files go where they are removed even after it was killed, and its messages are to be
     # in the language that is looked for here. A session of its own, so that all it runs can be ended at once.
     environment = {**os.environ, "TMPDIR": str(folder), "LC_ALL": "C", "LANG": "C"}
-    with log.open("wb") as output:
-        try:
-            return subprocess.Popen(
-                command,
-                cwd=folder,
-                env=environment,
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
-        except OSError as error:
-            what = explain(
-                "the C compiler cannot be run",
-                where=shlex.join(command),
-                why=error.strerror or str(error),
-                fix="see with `ingot doctor` which compilers work",
-            )
-            raise CompilerFailed(what, command=command) from error
+    try:
+        return subprocess.Popen(
+            command,
+            cwd=folder,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+    except OSError as error:
+        what = explain(
+            "the C compiler cannot be run",
+            where=shlex.join(command),
+            why=error.strerror or str(error),
+            fix="see with `ingot doctor` which compilers work",
+        )
+        raise CompilerFailed(what, command=command) from error
+
+
+def _listen(process: subprocess.Popen[bytes], deadline: float) -> str:
+    """What a process says until it ends: of garbage without end, the beginning."""
+    assert process.stdout is not None
+    kept = bytearray()
+    with selectors.DefaultSelector() as selector:
+        selector.register(process.stdout, selectors.EVENT_READ)
+        while time.monotonic() < deadline:
+            if selector.select(min(0.1, max(0.0, deadline - time.monotonic()))):
+                heard = os.read(process.stdout.fileno(), 1 << 16)
+                if not heard:
+                    break
+                kept += heard[: _HEARD_BYTES - len(kept)]
+            elif process.poll() is not None:  # a program that it left behind holds the pipe open
+                break
+    return kept.decode(errors="replace")
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
     """Ends a command and everything that it runs. Of one that ended by itself nothing is left to end."""
-    if process.returncode is not None:
-        return
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
-
-
-def _read(log: Path) -> str:
-    """What a command said, as text: the beginning, if it is long."""
-    with log.open("rb") as file:
-        return file.read(_READ_BYTES).decode(errors="replace")
+    if process.returncode is None:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+    if process.stdout is not None:
+        process.stdout.close()
 
 
 def _failure(command: Sequence[str], code: int, text: str, folder: Path) -> CompilerFailed | StorageError:
+    if code - 128 in _SIGNALS:  # a shell's way to say it, where the compiler is a script
+        code = 128 - code
     unwritten = _NO_SPACE.search(text)
     if unwritten or code == -signal.SIGXFSZ:
         return _storage(str(folder), unwritten[0] if unwritten else "File size limit exceeded")

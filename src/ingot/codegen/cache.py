@@ -113,6 +113,8 @@ class Cache:
         if self.folder is None:
             return
         folder = self.folder.expanduser().absolute()
+        if not (folder / "locks").is_dir():
+            return
         with contextlib.suppress(OSError, filelock.Timeout):
             with filelock.FileLock(folder / "locks" / "clean.lock", timeout=0, fallback_to_soft=False):
                 _remove_old(folder / "work", _WORK_SECONDS)
