@@ -11,6 +11,9 @@ from ingot.settings import Settings
 
 ELF = b"\x7fELF"
 
+SOURCE = "int answer(void) { return 42; }\n"
+LIBRARY = ELF + SOURCE.encode()
+
 # $output is the file to make. A library of this compiler is ELF's first bytes and the source, written in two goes.
 WRITES = """printf '\\177ELF' > "$output"; cat model.c >> "$output\""""
 

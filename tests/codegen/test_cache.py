@@ -1,37 +1,32 @@
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import errno
+import itertools
 import json
-import logging
 import os
-import resource
 import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import time
-import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from ingot.codegen import building, isa
 from ingot.codegen import cache as cache_module
+from ingot.codegen import isa
 from ingot.codegen.cache import Cache, key
 from ingot.codegen.toolchain import Toolchain, find
-from ingot.errors import CacheError, CompilerFailed, CompilerKilled, StorageError
+from ingot.errors import CompilerFailed, CompilerKilled
 from ingot.settings import Settings
 
-from .compilers import ELF, WRITES, fake, named
+from .compilers import ELF, LIBRARY, SOURCE, WRITES, fake, named
+from .processes import files, fork, in_child, wait_for
 
 HOST = isa.host()
 ROOT = Path(__file__).parents[2]
-SOURCE = "int answer(void) { return 42; }\n"
-LIBRARY = ELF + SOURCE.encode()
 
 
 def counting(folder: Path, body: str = WRITES) -> Toolchain:
@@ -42,26 +37,6 @@ def counting(folder: Path, body: str = WRITES) -> Toolchain:
 def calls(folder: Path) -> int:
     file = folder / "calls"
     return len(file.read_text().splitlines()) if file.exists() else 0
-
-
-def files(folder: Path) -> list[str]:
-    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
-
-
-def in_child(work: Callable[[], object]) -> int:
-    """Runs `work` in a forked process; its exit code, or the signal that ended it, negative."""
-    pid = os.fork()
-    if pid == 0:
-        code = 1
-        try:
-            work()
-            code = 0
-        except BaseException:
-            with contextlib.suppress(OSError):
-                traceback.print_exc()
-        finally:
-            os._exit(code)
-    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
 @pytest.fixture
@@ -217,7 +192,7 @@ def test_eight_processes_compile_once(real: bool, cache: Cache, tmp_path: Path) 
 
     children = []
     for _ in range(8):
-        pid = os.fork()
+        pid = fork()
         if pid == 0:
             os._exit(in_child(ask))
         children.append(pid)
@@ -227,11 +202,11 @@ def test_eight_processes_compile_once(real: bool, cache: Cache, tmp_path: Path) 
 
 def test_a_lock_of_a_dead_process_holds_nobody_up(cache: Cache, tmp_path: Path) -> None:
     started = tmp_path / "started"
-    pid = os.fork()
+    pid = fork()
     if pid == 0:
         cache.library(SOURCE, HOST, fake(tmp_path / "slow", f"touch {started}; exec sleep 30"))
         os._exit(0)
-    _wait_for(started.exists)
+    wait_for(started.exists)
     os.kill(pid, signal.SIGKILL)
     os.waitpid(pid, 0)
     began = time.monotonic()
@@ -247,49 +222,44 @@ def test_without_locks(cache: Cache, tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert cache.library(SOURCE, HOST, fake(tmp_path)).read_bytes() == LIBRARY
 
 
-def _wait_for(happened: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 20
-    while not happened():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-
-
 # ---------------------------------------------------------------------- killed
 
 
 def test_killed_before_every_single_step(tmp_path: Path) -> None:
     """A process is killed right before the n-th thing that it asks of the system, for every n there is."""
-    compiler = fake(tmp_path)
-    steps = ("open", "os.", "subprocess.", "tempfile.", "shutil.", "fcntl.")
-    survived = False
-    for number in range(1, 1000):
-        cache = Cache(tmp_path / "cache")
-
-        def ask(cache: Cache = cache, number: int = number) -> None:
-            left = number
-
-            def count(event: str, _: object) -> None:
-                nonlocal left
-                if event.startswith(steps):
-                    left -= 1
-                    if left == 0:
-                        os.kill(os.getpid(), signal.SIGKILL)
-
-            sys.addaudithook(count)
-            cache.library(SOURCE, HOST, compiler)
-
-        code = in_child(ask)
+    compiler, cache = fake(tmp_path), Cache(tmp_path / "cache")
+    assert cache.folder is not None
+    for number in itertools.count(1):
+        code = in_child(lambda number=number: _ask_and_die(number, cache, compiler))
         assert code in (0, -signal.SIGKILL)
-        # Whatever there is now is right, or is not found; and whoever comes next gets what is right.
-        assert cache.folder is not None
-        for entry in cache.folder.glob("libraries/*/*"):
-            assert entry.read_bytes() == LIBRARY
+        # Whatever is there now is whole, and whoever comes next gets what is right.
+        assert all(entry.read_bytes() == LIBRARY for entry in cache.folder.glob("libraries/*/*"))
         assert cache.library(SOURCE, HOST, compiler).read_bytes() == LIBRARY
         shutil.rmtree(cache.folder)
         if code == 0:
-            survived = True
             break
-    assert survived and number > 20
+    assert number > 40
+
+
+# Calls that change something outside of the process, or that take a file or a lock.
+_STEPS = frozenset(
+    "open mkdir replace rename unlink rmdir utime fsync fchmod chmod write flush close flock fork_exec sendfile".split()
+)
+
+
+def _ask_and_die(steps: int, cache: Cache, compiler: Toolchain) -> None:
+    left = steps
+
+    def count(_: object, event: str, called: object) -> None:
+        nonlocal left
+        if event == "c_call" and getattr(called, "__name__", None) in _STEPS:
+            left -= 1
+            if left == 0:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    sys.setprofile(count)
+    cache.library(SOURCE, HOST, compiler)
+    sys.setprofile(None)
 
 
 def _storm(folder: Path, kills: int, compiler: str) -> dict[str, float]:
@@ -308,174 +278,6 @@ def test_killed_at_random_moments_beside_eight_others(compiler: str, kills: int,
     assert figures["libraries checked by the others"] > kills
     assert figures["wrong"] == figures["failed"] == figures["of them wrong"] == 0
     assert figures["libraries left"] > 0 and figures["of them after a clean-up"] == 0
-
-
-# ---------------------------------------------------------------------- folders that cannot be written
-
-
-@pytest.fixture
-def open_folder() -> Iterator[Path]:
-    """A folder that every user can reach, unlike pytest's own."""
-    folder = Path(tempfile.mkdtemp())
-    folder.chmod(0o755)
-    yield folder
-    shutil.rmtree(folder)
-
-
-def as_nobody(work: Callable[[], object]) -> int:
-    """Runs `work` as a user who may not write everywhere, as root may."""
-
-    def run() -> None:
-        if os.getuid() == 0:
-            os.setgid(65534)
-            os.setuid(65534)
-        work()
-
-    return in_child(run)
-
-
-def test_a_read_only_cache_still_gives_what_it_has(open_folder: Path) -> None:
-    cache, compiler = Cache(open_folder / "cache"), fake(open_folder)
-    library = cache.library(SOURCE, HOST, compiler)
-    _make_read_only(open_folder)
-
-    def ask() -> None:
-        assert cache.library(SOURCE, HOST, fake_that_fails) == library
-
-    fake_that_fails = Toolchain(compiler.name, ("/bin/false",), compiler.identity, compiler.target)
-    try:
-        assert as_nobody(ask) == 0
-    finally:
-        _make_writable(open_folder)
-
-
-@pytest.mark.parametrize("there", [True, False], ids=["an empty folder", "no folder"])
-def test_a_read_only_cache_is_done_without(there: bool, open_folder: Path) -> None:
-    cache, compiler = Cache(open_folder / "cache"), fake(open_folder)
-    if there:
-        (open_folder / "cache").mkdir()
-    _make_read_only(open_folder)
-
-    def ask() -> None:
-        first = cache.library(SOURCE, HOST, compiler)
-        assert first.read_bytes() == LIBRARY and not first.is_relative_to(open_folder)
-        assert first.parents[2].stat().st_mode & 0o077 == 0
-        assert cache.library(SOURCE, HOST, Toolchain("x", ("/bin/false",), compiler.identity, compiler.target)) == first
-
-    try:
-        assert as_nobody(ask) == 0
-    finally:
-        _make_writable(open_folder)
-    assert files(open_folder) == ["fakecc"]
-
-
-def test_a_damaged_entry_in_a_read_only_cache(open_folder: Path) -> None:
-    cache, compiler = Cache(open_folder / "cache"), fake(open_folder)
-    library = cache.library(SOURCE, HOST, compiler)
-    library.write_bytes(b"\x7fELF, but not what it says")
-    _make_read_only(open_folder)
-
-    def ask() -> None:
-        other = cache.library(SOURCE, HOST, compiler)
-        assert other.read_bytes() == LIBRARY and not other.is_relative_to(open_folder)
-
-    try:
-        assert as_nobody(ask) == 0
-    finally:
-        _make_writable(open_folder)
-
-
-def _make_read_only(folder: Path) -> None:
-    for path in (folder, *folder.rglob("*")):
-        path.chmod(0o555 if path.is_dir() or os.access(path, os.X_OK) else 0o444)
-
-
-def _make_writable(folder: Path) -> None:
-    folder.chmod(0o755)
-    for path in folder.rglob("*"):
-        path.chmod(0o755)
-
-
-def test_a_cache_folder_that_is_a_file(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    (tmp_path / "file").touch()
-    with caplog.at_level(logging.INFO, "ingot.cache"):
-        library = Cache(tmp_path / "file").library(SOURCE, HOST, fake(tmp_path))
-    assert library.read_bytes() == LIBRARY and not library.is_relative_to(tmp_path)
-    assert "the cache is not used" in caplog.text
-
-
-def test_the_private_folder_goes_with_the_process(tmp_path: Path) -> None:
-    code = (
-        "import os, sys; from ingot.codegen import isa; from ingot.codegen.cache import Cache\n"
-        "from ingot.codegen.toolchain import find\n"
-        "library = Cache(None).library('int answer(void) { return 42; }', isa.host(), find())\n"
-        "if os.fork() == 0: sys.exit()  # which runs what is registered for the end, in the child\n"
-        "os.wait(); assert library.exists(); print(library)"
-    )
-    environment = {**os.environ, "TMPDIR": str(tmp_path)}
-    done = subprocess.run((sys.executable, "-c", code), env=environment, capture_output=True, text=True, check=True)
-    assert str(tmp_path) in done.stdout and os.listdir(tmp_path) == []
-
-
-# ---------------------------------------------------------------------- disks that are full
-
-
-@pytest.mark.parametrize("limit", [0, 10, 34])  # of the source: nothing, a part, all but not the library
-def test_no_room_anywhere(limit: int, cache: Cache, tmp_path: Path) -> None:
-    compiler = fake(tmp_path)
-
-    def ask() -> None:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
-        with pytest.raises(CacheError) as caught:
-            cache.library(SOURCE, HOST, compiler)
-        message = str(caught.value)
-        assert str(cache.folder) in message and "INGOT_CACHE_DIR" in message and "TMPDIR" in message
-
-    assert in_child(ask) == 0
-    assert cache.folder is not None and list(cache.folder.glob("libraries/*/*")) == []
-    assert cache.library(SOURCE, HOST, compiler).read_bytes() == LIBRARY
-
-
-@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT, errno.EIO])
-@pytest.mark.parametrize("step", ["fsync", "replace", "mkdir"])
-def test_no_room_in_the_cache_alone(
-    code: int, step: str, cache: Cache, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    compiler, real = fake(tmp_path), getattr(os, step)
-
-    def full(what: object, *rest: object, **options: object) -> object:
-        path = os.readlink(f"/proc/self/fd/{what}") if isinstance(what, int) else os.fspath(what)  # type: ignore[call-overload]
-        if path.startswith(str(cache.folder)):
-            raise OSError(code, os.strerror(code), path)
-        return real(what, *rest, **options)
-
-    monkeypatch.setattr(os, step, full)
-    library = cache.library(SOURCE, HOST, compiler)
-    assert library.read_bytes() == LIBRARY and cache.folder is not None and not library.is_relative_to(cache.folder)
-    monkeypatch.undo()
-    assert list(cache.folder.glob("libraries/*/*")) == []
-    assert not (cache.folder / "work").exists() or os.listdir(cache.folder / "work") == []
-
-
-def test_a_file_system_that_is_full(tmp_path: Path) -> None:
-    small = tmp_path / "small"
-    small.mkdir()
-    mounted = subprocess.run(
-        ("mount", "-t", "tmpfs", "-o", "size=8k,nr_inodes=64", "tmpfs", str(small)), capture_output=True, check=False
-    )
-    if mounted.returncode != 0:
-        pytest.skip("may not mount a file system here")
-    try:
-        library = Cache(small / "cache").library(SOURCE, HOST, find())
-        assert not library.is_relative_to(small) and ctypes.CDLL(str(library)).answer() == 42
-        assert files(small / "cache" / "libraries") == []
-    finally:
-        subprocess.run(("umount", str(small)), check=True)
-
-
-def test_storage_errors_are_compile_errors() -> None:
-    error = building.storage_error(OSError(errno.ENOSPC, "No space left on device", "/some/where"), None)
-    assert isinstance(error, StorageError) and error.place == "/some/where" and "the disk is full" in str(error)
 
 
 # ---------------------------------------------------------------------- clean-up

@@ -10,7 +10,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -26,10 +25,10 @@ from ingot.errors import (
     UnsupportedMachine,
 )
 
-from .compilers import WRITES, fake, named, script
+from .compilers import SOURCE, WRITES, fake, named, script
+from .processes import wait_for
 
 HOST = isa.host()
-ANSWER = "int answer(void) { return 42; }\n"
 PARTS = """
 int second(int);
 #if !defined(IG_PART) || IG_PART == 0
@@ -66,7 +65,7 @@ def _leftovers(folder: Path) -> list[str]:
 
 def test_a_library_is_made_and_answers(real: Toolchain, tmp_path: Path) -> None:
     library = tmp_path / "deep" / "er" / "model.so"
-    said = real.compile_library(ANSWER, HOST, library, extra_flags=WARNINGS, work=tmp_path)
+    said = real.compile_library(SOURCE, HOST, library, extra_flags=WARNINGS, work=tmp_path)
     assert _answer(library) == 42 and said == ""
     assert sorted(os.listdir(tmp_path)) == ["deep"] and os.listdir(library.parent) == ["model.so"]
 
@@ -92,7 +91,7 @@ def test_parts(real: Toolchain, parts: int, tmp_path: Path) -> None:
 
 
 def test_parts_are_told_which_they_are_and_one_is_not(tmp_path: Path) -> None:
-    source = "#ifdef IG_PART\n#error in parts\n#endif\n" + ANSWER
+    source = "#ifdef IG_PART\n#error in parts\n#endif\n" + SOURCE
     find().compile_library(source, HOST, tmp_path / "model.so")
     with pytest.raises(CompilerFailed, match="in parts"):
         find().compile_library(source, HOST, tmp_path / "model.so", parts=2)
@@ -119,14 +118,14 @@ def test_a_function_that_nothing_has_is_found_at_once(real: Toolchain, tmp_path:
 
 
 def test_warnings_are_handed_back(tmp_path: Path) -> None:
-    source = "static int unused_one(void) { return 1; }\n" + ANSWER
+    source = "static int unused_one(void) { return 1; }\n" + SOURCE
     said = find().compile_library(source, HOST, tmp_path / "model.so", extra_flags=WARNINGS)
     assert "unused_one" in said and _answer(tmp_path / "model.so") == 42
 
 
 def test_a_library_that_is_in_use_is_replaced_not_changed(tmp_path: Path) -> None:
     library = tmp_path / "model.so"
-    find().compile_library(ANSWER, HOST, library)
+    find().compile_library(SOURCE, HOST, library)
     before, loaded = library.stat().st_ino, ctypes.CDLL(str(library))
     find().compile_library("int answer(void) { return 7; }\n", HOST, library)
     assert loaded.answer() == 42 and library.stat().st_ino != before
@@ -192,7 +191,7 @@ def test_a_compiler_that_prints_garbage_when_it_is_asked(tmp_path: Path) -> None
     found = find(named(str(cc)))  # who it is does not matter as long as it can be told again
     assert len(found.identity) < 1000
     with pytest.raises(CompilerFailed):
-        found.compile_library(ANSWER, isa.by_name("plain"), tmp_path / "model.so")
+        found.compile_library(SOURCE, isa.by_name("plain"), tmp_path / "model.so")
 
 
 def test_a_compiler_that_never_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -209,10 +208,10 @@ def test_ziglang_where_there_is_nothing_else(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setenv("PATH", str(tmp_path))
     zig = find(named(""))
     assert zig.is_zig and zig.command[-2:] == ("ziglang", "cc") and zig.identity.startswith("zig ")
-    zig.compile_library(ANSWER, HOST, tmp_path / "model.so")
+    zig.compile_library(SOURCE, HOST, tmp_path / "model.so")
     assert _answer(tmp_path / "model.so") == 42
     foreign = isa.by_name("x86-64-v3" if HOST.architecture == "aarch64" else "aarch64")
-    zig.compile_library(ANSWER, foreign, tmp_path / "foreign.so")
+    zig.compile_library(SOURCE, foreign, tmp_path / "foreign.so")
     machine_of_elf = (tmp_path / "foreign.so").read_bytes()[18:20]
     assert machine_of_elf == {"aarch64": b"\xb7\x00", "x86_64": b"\x3e\x00"}[str(foreign.architecture)]
 
@@ -220,7 +219,7 @@ def test_ziglang_where_there_is_nothing_else(tmp_path: Path, monkeypatch: pytest
 def test_an_instruction_set_of_another_architecture(tmp_path: Path) -> None:
     foreign = isa.by_name("x86-64" if HOST.architecture == "aarch64" else "aarch64")
     with pytest.raises(UnsupportedMachine) as caught:
-        find(named("cc")).compile_library(ANSWER, foreign, tmp_path / "model.so")
+        find(named("cc")).compile_library(SOURCE, foreign, tmp_path / "model.so")
     assert foreign.name in str(caught.value) and "ziglang" in str(caught.value)
 
 
@@ -261,7 +260,7 @@ def test_headers_that_are_not_installed(tmp_path: Path) -> None:
     with pytest.raises(CompilerFailed) as caught:
         fake(
             tmp_path, "echo 'model.c:1:10: fatal error: stdint.h: No such file or directory' >&2; exit 1"
-        ).compile_library(ANSWER, HOST, tmp_path / "model.so", failed=tmp_path)
+        ).compile_library(SOURCE, HOST, tmp_path / "model.so", failed=tmp_path)
     assert "libc6-dev" in str(caught.value)
 
 
@@ -290,7 +289,7 @@ def test_ways_to_fail(body: str, kind: type[Exception], says: str, parts: int, t
     compiler = fake(tmp_path, body)
     with pytest.raises(kind) as caught:
         compiler.compile_library(
-            ANSWER, HOST, tmp_path / "model.so", work=work, failed=tmp_path / "failed", parts=parts
+            SOURCE, HOST, tmp_path / "model.so", work=work, failed=tmp_path / "failed", parts=parts
         )
     assert type(caught.value) is kind and says in str(caught.value)
     assert len(str(caught.value)) < 15_000 and all(c.isprintable() or c == "\n" for c in str(caught.value))
@@ -302,21 +301,21 @@ def test_a_compiler_that_hangs_is_ended_with_all_it_runs(tmp_path: Path) -> None
     compiler = fake(tmp_path, f"sleep 1000 & echo $! >> {pids}; sleep 1000 & echo $! >> {pids}; wait")
     began = time.monotonic()
     with pytest.raises(CompilerTimeout, match=r"did not end in 0\.5 s"):
-        compiler.compile_library(ANSWER, HOST, tmp_path / "model.so", timeout=0.5, failed=tmp_path / "failed")
+        compiler.compile_library(SOURCE, HOST, tmp_path / "model.so", timeout=0.5, failed=tmp_path / "failed")
     assert time.monotonic() - began < 30
-    _wait_for(lambda: not any(_is_alive(int(pid)) for pid in pids.read_text().split()))
-    assert (tmp_path / "failed" / "model.c").read_text() == ANSWER
+    wait_for(lambda: not any(_is_alive(int(pid)) for pid in pids.read_text().split()))
+    assert (tmp_path / "failed" / "model.c").read_text() == SOURCE
 
 
 def test_garbage_without_end(tmp_path: Path) -> None:
     with pytest.raises(CompilerTimeout):
-        fake(tmp_path, "exec yes").compile_library(ANSWER, HOST, tmp_path / "model.so", timeout=0.5, failed=tmp_path)
+        fake(tmp_path, "exec yes").compile_library(SOURCE, HOST, tmp_path / "model.so", timeout=0.5, failed=tmp_path)
 
 
 def test_a_program_left_behind_holds_nobody_up(tmp_path: Path) -> None:
     began = time.monotonic()
     compiler = fake(tmp_path, f"sleep 20 & echo $! > {tmp_path}/pid; {WRITES}")
-    compiler.compile_library(ANSWER, HOST, tmp_path / "model.so")
+    compiler.compile_library(SOURCE, HOST, tmp_path / "model.so")
     assert time.monotonic() - began < 10 and (tmp_path / "model.so").exists()
     os.kill(int((tmp_path / "pid").read_text()), 9)
 
@@ -326,15 +325,15 @@ def test_when_one_part_fails_the_others_are_ended(tmp_path: Path) -> None:
     body = f'if [ "$output" = part0.o ]; then while [ ! -s {pid} ]; do sleep 0.01; done; exit 5; fi\n'
     body += f"echo $$ > {pid}.new; mv {pid}.new {pid}; exec sleep 1000"
     with pytest.raises(CompilerFailed, match="exits with 5"):
-        fake(tmp_path, body).compile_library(ANSWER, HOST, tmp_path / "model.so", parts=2, failed=tmp_path / "failed")
-    _wait_for(lambda: not _is_alive(int(pid.read_text())))
+        fake(tmp_path, body).compile_library(SOURCE, HOST, tmp_path / "model.so", parts=2, failed=tmp_path / "failed")
+    wait_for(lambda: not _is_alive(int(pid.read_text())))
 
 
 def test_a_compiler_that_went_away(tmp_path: Path) -> None:
     compiler = fake(tmp_path)
     Path(compiler.command[0]).unlink()
     with pytest.raises(CompilerFailed, match="cannot be run"):
-        compiler.compile_library(ANSWER, HOST, tmp_path / "model.so", failed=tmp_path)
+        compiler.compile_library(SOURCE, HOST, tmp_path / "model.so", failed=tmp_path)
 
 
 def _is_alive(pid: int) -> bool:
@@ -345,13 +344,6 @@ def _is_alive(pid: int) -> bool:
         return False
 
 
-def _wait_for(happened: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 20
-    while not happened():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-
-
 # ---------------------------------------------------------------------- disks
 
 
@@ -359,10 +351,10 @@ def test_folders_that_cannot_be_written(tmp_path: Path) -> None:
     file = tmp_path / "a file"
     file.touch()
     with pytest.raises(StorageError, match="a file") as caught:
-        find().compile_library(ANSWER, HOST, file / "model.so")
+        find().compile_library(SOURCE, HOST, file / "model.so")
     assert "TMPDIR" in str(caught.value)
     with pytest.raises(StorageError, match="no such") as caught:
-        find().compile_library(ANSWER, HOST, tmp_path / "model.so", work=tmp_path / "no such")
+        find().compile_library(SOURCE, HOST, tmp_path / "model.so", work=tmp_path / "no such")
     assert "does not exist" in str(caught.value)
 
 
@@ -370,7 +362,7 @@ def test_no_folder_for_temporary_files(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr(tempfile, "tempdir", None)
     monkeypatch.setattr(tempfile, "_candidate_tempdir_list", lambda: [str(tmp_path / "no such")])
     with pytest.raises(StorageError, match="No usable temporary directory"):
-        find().compile_library(ANSWER, HOST, tmp_path / "model.so")
+        find().compile_library(SOURCE, HOST, tmp_path / "model.so")
 
 
 @pytest.mark.parametrize("limit", [0, 10, 2_000, 9_000])
@@ -381,7 +373,7 @@ def test_a_disk_that_is_full(limit: int, tmp_path: Path) -> None:
     resource.setrlimit(resource.RLIMIT_FSIZE, (limit, before[1]))
     try:
         with pytest.raises(StorageError) as caught:
-            find().compile_library(ANSWER, HOST, tmp_path / "model.so", work=tmp_path, failed=tmp_path / "failed")
+            find().compile_library(SOURCE, HOST, tmp_path / "model.so", work=tmp_path, failed=tmp_path / "failed")
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert "make room" in str(caught.value)
