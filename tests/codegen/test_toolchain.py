@@ -86,8 +86,8 @@ def test_every_instruction_set_of_this_machine(real: Toolchain, name: str, tmp_p
 
 @pytest.mark.parametrize("parts", [1, 2, 3])
 def test_parts(real: Toolchain, parts: int, tmp_path: Path) -> None:
-    real.compile_library(PARTS, HOST, tmp_path / "model.so", parts=parts)
-    assert _answer(tmp_path / "model.so") == 42
+    said = real.compile_library(PARTS, HOST, tmp_path / "model.so", parts=parts, extra_flags=WARNINGS)
+    assert _answer(tmp_path / "model.so") == 42 and said == ""
 
 
 def test_parts_are_told_which_they_are_and_one_is_not(tmp_path: Path) -> None:
@@ -121,6 +121,14 @@ def test_warnings_are_handed_back(tmp_path: Path) -> None:
     source = "static int unused_one(void) { return 1; }\n" + SOURCE
     said = find().compile_library(source, HOST, tmp_path / "model.so", extra_flags=WARNINGS)
     assert "unused_one" in said and _answer(tmp_path / "model.so") == 42
+
+
+@pytest.mark.parametrize("sanitizer", ["address,undefined", "thread"])
+@pytest.mark.parametrize("name", [name for name in ("gcc", "clang") if shutil.which(name)])
+def test_sanitizers_may_be_asked_for(name: str, sanitizer: str, tmp_path: Path) -> None:
+    flags = (f"-fsanitize={sanitizer}", "-g")
+    find(named(name)).compile_library(SOURCE, HOST, tmp_path / "model.so", extra_flags=flags)
+    assert (tmp_path / "model.so").stat().st_size > 0
 
 
 def test_a_library_that_is_in_use_is_replaced_not_changed(tmp_path: Path) -> None:

@@ -131,7 +131,8 @@ class Toolchain:
             said = build([(*command, "-shared", "-o", "model.so", "model.c")], folder, timeout)
         else:
             objects = [f"part{i}.o" for i in range(parts)]
-            commands = [(*command, f"-DIG_PART={i}", "-c", "-o", part, "model.c") for i, part in enumerate(objects)]
+            alone = [word for word in command if not word.startswith("-Wl,")]  # clang warns of what is for the linker
+            commands = [(*alone, f"-DIG_PART={i}", "-c", "-o", part, "model.c") for i, part in enumerate(objects)]
             said = build(commands, folder, timeout)
             said += build([(*command, "-shared", "-o", "model.so", *objects)], folder, timeout)
         self._check_library(folder / "model.so", said)
