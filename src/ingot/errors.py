@@ -165,6 +165,11 @@ class CompilerKilled(CompilerFailed):
 class StorageError(CompileError):
     """A file could not be written: the disk is full, the folder is read-only or not there."""
 
+    def __init__(self, message: str, *, place: str = "", why: str = "") -> None:
+        super().__init__(message)
+        self.place = place
+        self.why = why
+
 
 class CacheError(StorageError):
     """Neither the cache nor a folder of temporary files can hold a library."""

@@ -3,6 +3,7 @@
 INGOT_LOGS            what to log, names with commas between them: "capture,passes"
 INGOT_CACHE_DIR       where compiled models are kept; the user's cache folder where it is not given
 INGOT_DISABLE_CACHE   anything but "", "0", "false", "no" and "off" keeps Ingot from reading or writing it
+CC                    the C compiler, with arguments if need be ("ccache gcc"); one that is found where it is not given
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ class Settings:
     logs: tuple[str, ...]
     cache_dir: Path
     disable_cache: bool
+    compiler: str = ""
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] | None = None) -> Settings:
@@ -34,4 +36,5 @@ class Settings:
             logs=tuple(name for part in given.get("INGOT_LOGS", "").split(",") if (name := part.strip())),
             cache_dir=Path(folder).expanduser() if folder else platformdirs.user_cache_path("ingot", appauthor=False),
             disable_cache=given.get("INGOT_DISABLE_CACHE", "").strip().lower() not in _OFF,
+            compiler=given.get("CC", "").strip(),
         )

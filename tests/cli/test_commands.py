@@ -287,7 +287,7 @@ def test_doctor_says_what_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyP
     file = tmp_path / "a file"
     file.touch()
     monkeypatch.setenv("INGOT_CACHE_DIR", str(file / "cache"))
-    monkeypatch.setattr(machine, "compilers", lambda: ())
+    monkeypatch.setattr(machine, "compilers", lambda named: ())
     monkeypatch.setattr(
         doctor,
         "PACKAGES",
@@ -316,6 +316,13 @@ def test_a_compiler_that_does_not_work(tmp_path: Path) -> None:
     assert problem is not None and "OSError" in problem
     missing = machine.try_compiler((str(tmp_path / "nothing"),))
     assert missing is not None and "FileNotFoundError" in missing
+
+
+def test_doctor_looks_at_the_compiler_that_will_be_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CC", str(tmp_path / "my-cc"))
+    data = json.loads(run("doctor", "--json").stdout)
+    assert [compiler["name"] for compiler in data["compilers"]] == ["my-cc"]
+    assert "C compiler" in {problem["what"] for problem in data["problems"]}
 
 
 def test_processors(tmp_path: Path) -> None:

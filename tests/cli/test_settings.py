@@ -14,8 +14,14 @@ def test_an_empty_environment() -> None:
 
 
 def test_everything_given() -> None:
-    given = {"INGOT_LOGS": "capture, passes,", "INGOT_CACHE_DIR": "/some/folder", "INGOT_DISABLE_CACHE": "1"}
-    assert Settings.from_environment(given) == Settings(("capture", "passes"), Path("/some/folder"), True)
+    given = {
+        "INGOT_LOGS": "capture, passes,",
+        "INGOT_CACHE_DIR": "/some/folder",
+        "INGOT_DISABLE_CACHE": "1",
+        "CC": " ccache gcc",
+    }
+    expected = Settings(("capture", "passes"), Path("/some/folder"), True, "ccache gcc")
+    assert Settings.from_environment(given) == expected
 
 
 @pytest.mark.parametrize(("text", "disabled"), [("", False), ("0", False), ("False", False), ("yes", True)])

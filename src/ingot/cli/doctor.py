@@ -68,7 +68,7 @@ def run(as_json: AsJson = False, debug: Debug = False) -> Result:
     with stages("torch", "importing torch"):
         packages = [_imported(finding) if finding.what == "torch" else finding for finding in packages]
     with stages("compilers", "trying C compilers"):
-        found = machine.compilers()
+        found = machine.compilers(settings.compiler)
     processor = machine.processor()
     others = [_compiler(found), _cache(settings)]
     problems = [finding for finding in (*packages, *others) if finding.needed and not finding.ok]

@@ -5,11 +5,9 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import importlib.metadata
-import importlib.util
 import os
 import platform
 import re
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -91,16 +89,13 @@ def _named_elsewhere() -> str:
     return platform.processor() or "unknown"
 
 
-def compilers() -> tuple[Compiler, ...]:
-    """The C compilers that can be found, each tried on a function of one line."""
-    found: list[tuple[str, tuple[str, ...]]] = []
-    for name in ("gcc", "clang", "cc"):
-        path = shutil.which(name)
-        if path is not None:
-            found.append((name, (path,)))
-    if importlib.util.find_spec("ziglang") is not None:
-        found.append(("ziglang", (sys.executable, "-m", "ziglang", "cc")))
-    return tuple(Compiler(name, command, _version(command), try_compiler(command)) for name, command in found)
+def compilers(named: str = "") -> tuple[Compiler, ...]:
+    """The C compilers that can be found, or the one that CC names, each tried on a function of one line."""
+    from ingot.codegen.toolchain import candidates  # brings numpy too
+
+    return tuple(
+        Compiler(name, command, _version(command), try_compiler(command)) for name, command in candidates(named)
+    )
 
 
 def _version(command: tuple[str, ...]) -> str:

@@ -19,7 +19,7 @@ from ingot_runtime import machine
 
 @dataclass(frozen=True, slots=True)
 class Isa:
-    """An instruction set: the compiler's flags for it, and what generated code may count on.
+    """An instruction set: the flags of gcc and clang for it, zig's name for it, and what generated code may count on.
 
     `vector_bits` is the width of a vector register and `registers` how many there are: 0 where nothing may be assumed.
     """
@@ -27,6 +27,7 @@ class Isa:
     name: str
     architecture: str | None  # None: whatever the compiler makes code for
     flags: tuple[str, ...]
+    zig_cpu: str
     vector_bits: int
     registers: int
     has_fma: bool = False
@@ -58,6 +59,7 @@ ISAS: dict[str, Isa] = {
             "x86-64-v4-bf16",
             "x86_64",
             (*_V4, "-mavx512vnni", "-mavx512bf16"),
+            "x86_64_v4+avx512vnni+avx512bf16",
             vector_bits=512,
             registers=32,
             has_fma=True,
@@ -66,11 +68,11 @@ ISAS: dict[str, Isa] = {
             has_vnni=True,
             has_bf16=True,
         ),
-        Isa("x86-64-v4", "x86_64", _V4, 512, 32, has_fma=True, has_half=True, has_masks=True),
-        Isa("x86-64-v3", "x86_64", ("-march=x86-64-v3",), 256, 16, has_fma=True, has_half=True),
-        Isa("x86-64", "x86_64", ("-march=x86-64",), 128, 16),
-        Isa("aarch64", "aarch64", ("-march=armv8-a",), 128, 32, has_fma=True, has_half=True),
-        Isa("plain", None, (), vector_bits=0, registers=0),
+        Isa("x86-64-v4", "x86_64", _V4, "x86_64_v4", 512, 32, has_fma=True, has_half=True, has_masks=True),
+        Isa("x86-64-v3", "x86_64", ("-march=x86-64-v3",), "x86_64_v3", 256, 16, has_fma=True, has_half=True),
+        Isa("x86-64", "x86_64", ("-march=x86-64",), "x86_64", 128, 16),
+        Isa("aarch64", "aarch64", ("-march=armv8-a",), "generic", 128, 32, has_fma=True, has_half=True),
+        Isa("plain", None, (), "baseline", vector_bits=0, registers=0),
     )
 }
 
