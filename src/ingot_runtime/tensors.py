@@ -5,7 +5,8 @@
     data              the tensors, one right behind the other, row-major, little-endian
 
 We write the header so long that the data begins on a multiple of 64 bytes, and the widest element types first, so
-that every tensor lies on a multiple of its element's size.
+that every tensor lies on a multiple of its element's size. Aligned members keep the order they are given in, put every
+tensor on a multiple of 64 bytes, and fill the gaps with tensors of zero bytes, `pad.0`, `pad.1` …
 """
 
 import math
@@ -76,6 +77,11 @@ def parse_header(view: memoryview, *, path: str | None = None, member: str | Non
         raise DamagedFile("the tensors cannot be read", str(error), fix, path=path, member=member) from None
 
 
+def data_begin(view: memoryview) -> int:
+    """Where the data begins in a member whose header is sound."""
+    return _LENGTH_SIZE + int.from_bytes(view[:_LENGTH_SIZE], "little")
+
+
 def as_numpy(view: memoryview, entry: TensorEntry) -> NDArray[Any]:
     """The tensor as an array over the member's bytes, without a copy; bfloat16 and float8 as unsigned integers."""
     dtype = DTYPES[entry.dtype]
@@ -87,17 +93,23 @@ class TensorsMember:
     """Tensors as a member to write: a mapping from name to (dtype, shape, data), data row-major and little-endian.
 
     Data is a buffer, or a function that gives one when its turn comes, so that no two need be in memory at once.
-    The order of the mapping does not matter. Raises ValueError for a tensor that cannot be written.
+    The order of the mapping matters only where `aligned`: then it is the order in the file, and `offsets` says where
+    each tensor lies, a multiple of 64, counted from the first byte of data. Raises ValueError for a tensor that cannot
+    be written.
     """
 
-    __slots__ = ("_data", "_head", "size")
+    __slots__ = ("_data", "_head", "data_size", "offsets", "size")
 
-    def __init__(self, tensors: Mapping[str, Tensor]) -> None:
+    def __init__(self, tensors: Mapping[str, Tensor], *, aligned: bool = False) -> None:
         sizes = {name: _byte_size(name, dtype, shape) for name, (dtype, shape, _) in tensors.items()}
-        names = sorted(tensors, key=lambda name: (-DTYPES[tensors[name][0]].itemsize, name))
         if _METADATA in tensors:
             raise ValueError(f"a tensor cannot be named {_METADATA!r}: safetensors keeps that name for itself")
-        header = {}
+        if aligned:
+            tensors = _padded(tensors, sizes)
+            names = list(tensors)
+        else:
+            names = sorted(tensors, key=lambda name: (-DTYPES[tensors[name][0]].itemsize, name))
+        header: dict[str, dict[str, Any]] = {}
         position = 0
         for name in names:
             dtype, shape, _ = tensors[name]
@@ -108,16 +120,39 @@ class TensorsMember:
         text += b" " * (-(_LENGTH_SIZE + len(text)) % _DATA_ALIGNMENT)
         self._head = len(text).to_bytes(_LENGTH_SIZE, "little") + text
         self._data = [(name, sizes[name], tensors[name][2]) for name in names]
+        self.offsets = {name: entry["data_offsets"][0] for name, entry in header.items()}
+        self.data_size = position
         self.size = len(self._head) + position
 
     def chunks(self) -> Iterator[bytes | bytearray | memoryview]:
         yield self._head
+        yield from self.data_chunks()
+
+    def data_chunks(self) -> Iterator[memoryview]:
+        """What lies behind the header."""
         for name, size, data in self._data:
             buffer = data() if callable(data) else data
             view = _raw_bytes(name, buffer)
             if view.nbytes != size:
                 raise ValueError(f"tensor {name!r} has {view.nbytes} bytes of data, its dtype and shape need {size}")
             yield view
+
+
+def _padded(tensors: Mapping[str, Tensor], sizes: dict[str, int]) -> dict[str, Tensor]:
+    """The tensors with what fills the gaps between them; `sizes` gets the sizes of it too."""
+    padded: dict[str, Tensor] = {}
+    position = 0
+    for name, tensor in tensors.items():
+        gap = -position % _DATA_ALIGNMENT
+        if gap:
+            pad = f"pad.{len(padded)}"
+            if pad in tensors:
+                raise ValueError(f"a tensor cannot be named {pad!r}: that is the name of the gap in front of {name!r}")
+            padded[pad] = ("U8", (gap,), bytes(gap))
+            sizes[pad] = gap
+        padded[name] = tensor
+        position += gap + sizes[name]
+    return padded
 
 
 def _raw_bytes(name: str, buffer: Buffer) -> memoryview:
@@ -151,11 +186,11 @@ def _parse(view: memoryview) -> dict[str, TensorEntry]:
     if len(view) < _LENGTH_SIZE:
         raise ValueError(f"{len(view)} bytes are too few to hold the length of a header")
     length = int.from_bytes(view[:_LENGTH_SIZE], "little")
-    data_begin = _LENGTH_SIZE + length
-    if data_begin > len(view):
+    begin = _LENGTH_SIZE + length
+    if begin > len(view):
         raise ValueError(f"the header claims {length} bytes, {len(view) - _LENGTH_SIZE} are there")
     try:
-        header = strict_json.decode(bytes(view[_LENGTH_SIZE:data_begin]))
+        header = strict_json.decode(bytes(view[_LENGTH_SIZE:begin]))
     except ValueError as error:
         raise ValueError(f"the header is not JSON: {error}") from None
     if not isinstance(header, dict):
@@ -163,9 +198,9 @@ def _parse(view: memoryview) -> dict[str, TensorEntry]:
     metadata = header.pop(_METADATA, {})
     if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
         raise ValueError(f"{_METADATA} is not a mapping from text to text")
-    entries = [_parse_entry(name, entry, data_begin) for name, entry in header.items()]
+    entries = [_parse_entry(name, entry, begin) for name, entry in header.items()]
     entries.sort(key=lambda entry: (entry.begin, entry.end))
-    position = data_begin
+    position = begin
     for entry in entries:
         if entry.begin != position:
             kind = "a hole" if entry.begin > position else "an overlap"
