@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from ingot import errors, passes
     from ingot.errors import IngotError
     from ingot.passes.manager import transform
-    from ingot.pipeline import capture
+    from ingot.pipeline import capture, compile
     from ingot.program.exported import from_exported
     from ingot.program.file import load
     from ingot.program.program import Program
@@ -36,6 +36,7 @@ _HOMES = {
     "IngotError": "ingot.errors",
     "Program": "ingot.program.program",
     "capture": "ingot.pipeline",
+    "compile": "ingot.pipeline",
     "from_exported": "ingot.program.exported",
     "load": "ingot.program.file",
     "transform": "ingot.passes.manager",
@@ -68,4 +69,4 @@ class _Package(ModuleType):
 
 sys.modules[__name__].__class__ = _Package
 
-__all__ = ["IngotError", "Program", "capture", "errors", "from_exported", "load", "passes", "transform"]
+__all__ = ["IngotError", "Program", "capture", "compile", "errors", "from_exported", "load", "passes", "transform"]

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import nn
 
-from ingot import passes, settings
+from ingot import passes
 from ingot.capture import trace
 from ingot.codegen.cache import Cache
 from ingot.codegen.compiled import Compiled
@@ -18,6 +18,7 @@ from ingot.lowering.fusion import fuse
 from ingot.lowering.lower import lower
 from ingot.lowering.memory import plan
 from ingot.program.program import Program
+from ingot.settings import Settings
 
 
 def capture(
@@ -92,7 +93,7 @@ def build(text: str, isa: str | Sequence[str] | None, *, cache: bool) -> dict[st
     names = [isa] if isinstance(isa, str) else list(isa or ())
     wanted = {host().name: host(), **{name: by_name(name) for name in names}}
     tools = find()
-    store = Cache.from_settings(settings.current()) if cache else Cache(None)
+    store = Cache.from_settings(Settings.from_environment()) if cache else Cache(None)
     return {
         name: store.library(text, one, tools, extra_flags=(f'-DIG_ISA="{name}"',)).read_bytes()
         for name, one in wanted.items()
