@@ -107,6 +107,15 @@ class Model:
 
     def call(self, args: Sequence[Any], kwargs: Mapping[str, Any], out: Any = None) -> Any:
         """As `__call__`."""
+        leaves = self.leaves(args, kwargs)
+        buffers: list[Any] = [None] * len(self.spec.outputs)
+        if out is not None:
+            _place_buffers(self.spec.result, out, "out", buffers)
+        results = self.run(leaves, buffers)
+        return trees.unflatten(self.spec.result, {"input": leaves, "output": results})
+
+    def leaves(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
+        """The inputs in a call's arguments, in the order of `spec.inputs`. Raises CallError for another structure."""
         spec = self.spec
         positional, keyed = trees.arrange(spec.arguments, spec.parameters, tuple(args), kwargs)
         leaves: list[Any] = [None] * len(spec.inputs)
@@ -115,11 +124,7 @@ class Model:
         for number, (child, value) in enumerate(zip(first.children, positional, strict=True)):
             trees.flatten(child, value, _parameter(spec, number), leaves)
         trees.flatten(second, keyed, "", leaves)
-        buffers: list[Any] = [None] * len(spec.outputs)
-        if out is not None:
-            _place_buffers(spec.result, out, "out", buffers)
-        results = self.run(leaves, buffers)
-        return trees.unflatten(spec.result, {"input": leaves, "output": results})
+        return leaves
 
     def run(self, leaves: Sequence[Any], buffers: Sequence[Any] = ()) -> list[Any]:
         """Runs the model with one value an input, in the order of `spec.inputs`; gives one an output.

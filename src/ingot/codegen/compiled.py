@@ -24,7 +24,8 @@ from ingot.lowering.expr import Expr, Size
 from ingot.lowering.ir import Module
 from ingot.program.calling import check_call
 from ingot.program.program import Program
-from ingot.program.signature import InputKind
+from ingot.program.signature import InputKind, OutputKind
+from ingot.program.tree import flatten, unflatten
 from ingot_runtime.model import Model
 from ingot_runtime.native import Library
 from ingot_runtime.spec import read_spec
@@ -59,9 +60,18 @@ class Compiled:
         return self._source.text
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """The model's own call. Results are torch tensors, or numpy arrays if no argument is a torch tensor."""
-        result = self.model.call(args, kwargs)
-        return _as_torch(result) if _has_torch((args, kwargs)) or not _has_numpy((args, kwargs)) else result
+        """The model's own call. Results are torch tensors; numpy arrays if the arguments hold arrays and no tensor."""
+        if _has_numpy((args, kwargs)) and not _has_torch((args, kwargs)):
+            return self.model.call(args, kwargs)
+        results = iter([_as_torch(value) for value in self.model.run(self._leaves(args, kwargs))])
+        outputs = self.program.signature.user_outputs
+        leaves = [o.value if o.kind is OutputKind.LITERAL else next(results) for o in outputs]
+        return unflatten(leaves, self.program.signature.out_tree)
+
+    def _leaves(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
+        leaves = check_call(self.program, tuple(args), dict(kwargs))
+        specs = self.program.signature.user_inputs
+        return [leaf for leaf, spec in zip(leaves, specs, strict=True) if spec.kind is InputKind.ARGUMENT]
 
     def seed(self, value: int) -> None:
         """Random draws of later calls follow from this number alone."""
@@ -102,11 +112,12 @@ class Compiled:
         if example is None or self._draws():
             return None
         args, kwargs = _cloned(example)
-        inputs = _flat_inputs(self.program, args, kwargs)
+        names = [item["name"] for item in self._manifest["inputs"]]
+        inputs = dict(zip(names, self._leaves(args, kwargs), strict=True))
         given = {name: value.clone() if isinstance(value, torch.Tensor) else np.asarray(value) for name, value in inputs.items()}
         with torch.no_grad():
             result = self.program.copy()(*args, **kwargs)
-        leaves = [leaf for leaf in _leaves(result) if isinstance(leaf, (torch.Tensor, int, float, bool))]
+        leaves = [leaf for leaf in flatten(result)[0] if isinstance(leaf, (torch.Tensor, int, float, bool))]
         names = [output["name"] for output in self._manifest["outputs"]]
         if len(leaves) != len(names):
             return None
@@ -178,22 +189,11 @@ def _has_numpy(value: Any) -> bool:
     return any(isinstance(leaf, (np.ndarray, ingot_runtime.BFloat16Array)) for leaf in _leaves(value))
 
 
-def _as_torch(result: Any) -> Any:
-    def convert(leaf: Any) -> Any:
-        if isinstance(leaf, ingot_runtime.BFloat16Array):
-            return torch.from_numpy(leaf.bits).view(torch.bfloat16)
-        return torch.from_numpy(leaf) if isinstance(leaf, np.ndarray) else leaf
-
-    return torch.utils._pytree.tree_map(convert, result)
+def _as_torch(value: Any) -> Any:
+    if isinstance(value, ingot_runtime.BFloat16Array):
+        return torch.from_numpy(value.bits).view(torch.bfloat16)
+    return torch.from_numpy(value) if isinstance(value, np.ndarray) else value
 
 
 def _cloned(value: Any) -> Any:
     return torch.utils._pytree.tree_map(lambda leaf: leaf.detach().clone() if isinstance(leaf, torch.Tensor) else leaf, value)
-
-
-def _flat_inputs(program: Program, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    leaves = check_call(program, tuple(args), dict(kwargs))
-    specs = program.signature.user_inputs
-    return {
-        spec.name: leaf for spec, leaf in zip(specs, leaves, strict=True) if spec.kind is InputKind.ARGUMENT
-    }

@@ -98,7 +98,8 @@ _INFIX = {"add": "+", "sub": "-", "mul": "*", "bitand": "&", "bitor": "|", "bitx
 class Statements:
     """Replays a body as C declarations, those that do not depend on `inner` variables apart, to go before the loop.
 
-    `place(buffer, index)` spells the element of a buffer; `math` collects the library functions that were used.
+    `place(buffer, index)` spells the element of a buffer, `names` the symbols that have other names in this text; `used`
+    collects the library functions.
     """
 
     def __init__(
@@ -111,6 +112,7 @@ class Statements:
         inner: Iterable[str] = (),
         prefix: str = "v",
         accumulator: str = "acc",
+        names: Mapping[str, str] | None = None,
     ) -> None:
         self.body = body
         self.place = place
@@ -123,7 +125,9 @@ class Statements:
         self.checks = False
         self.zero_checks = False
         self._varying: set[int] = set()
-        self._renamed = {f"v{i}": f"{prefix}{i}" for i in range(len(body.ops))} if prefix != "v" else {}
+        self._renamed = dict(names or {})
+        if prefix != "v":
+            self._renamed |= {f"v{i}": f"{prefix}{i}" for i in range(len(body.ops))}
         self._inner = frozenset(inner)
         self.results = replay(body, self)
 

@@ -280,7 +280,8 @@ class _File:
 
     def _value(self, body: Body, origin: Origin) -> str:
         """The body's result in a block that `_end_value` closes."""
-        code = Statements(body, self._element, self.module.buffers, self.used)
+        names = {name: f"n[{name[1:]}]" for name in self._symbols()}
+        code = Statements(body, self._element, self.module.buffers, self.used, names=names)
         self.line("{")
         self.depth += 1
         if code.checks:
