@@ -1,0 +1,144 @@
+"""The math functions as numpy sees them: each in a loop of its own, in one shared library compiled once a process."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import platform
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from importlib.util import find_spec
+from pathlib import Path
+
+import numpy
+
+from ingot.codegen import mathlib
+
+FLAGS = (
+    "-std=gnu11 -O3 -fPIC -shared -fopenmp-simd -fno-math-errno -fno-trapping-math -ffp-contract=fast"
+    " -fwrapv -fno-strict-aliasing -Wall -Wextra -Werror"
+).split()
+SANITIZED = ["-fsanitize=undefined", "-fno-sanitize-recover=all", "-O1"]
+
+TYPES = {
+    "f32": ("float", numpy.float32),
+    "f64": ("double", numpy.float64),
+    "i8": ("int8_t", numpy.int8),
+    "i16": ("int16_t", numpy.int16),
+    "i32": ("int32_t", numpy.int32),
+    "i64": ("int64_t", numpy.int64),
+    "u8": ("uint8_t", numpy.uint8),
+    "u16": ("uint16_t", numpy.uint16),
+    "u32": ("uint32_t", numpy.uint32),
+    "u64": ("uint64_t", numpy.uint64),
+    "f16": ("uint16_t", numpy.uint16),
+    "bf16": ("uint16_t", numpy.uint16),
+}
+
+UNARY = (
+    "exp exp2 expm1 log log2 log10 log1p sin cos tan asin acos atan sinh cosh tanh asinh acosh atanh erf erfc erfinv"
+    " sigmoid rsqrt sqrt lgamma digamma i0 i1 i0e i1e floor ceil trunc round fabs"
+).split()
+BINARY = "pow atan2 fmod remainder floor_divide nextafter hypot copysign".split()
+CONVERSIONS = [
+    *(f"{a}_to_{b}" for a in ("f32", "f64") for b in ("i8", "i16", "i32", "i64", "u8", "u16", "u32", "u64")),
+    *(f"{a}_to_{b}" for a in ("f32", "f64") for b in ("f16", "bf16")),
+    "f16_to_f32",
+    "bf16_to_f32",
+]
+INTEGERS = ("i8", "i16", "i32", "i64", "u8", "u16", "u32", "u64")
+INTEGER_OPS = ("truncdiv", "floordiv", "truncmod", "remainder")
+
+
+def loops() -> dict[str, str]:
+    """For every function the C of a loop over arrays, named v_<function>."""
+    out: dict[str, str] = {}
+
+    def loop(name: str, arguments: str, statement: str) -> None:
+        out[name] = (
+            f"void v_{name}({arguments}, int64_t n)\n{{\n#pragma omp simd\n"
+            f"    for (int64_t i = 0; i < n; i++) {statement}\n}}\n"
+        )
+
+    for kind in ("f32", "f64"):
+        c = TYPES[kind][0]
+        for name in UNARY:
+            fn = f"ig_{name}_{kind}"
+            loop(fn, f"const {c} *restrict x, {c} *restrict y", f"y[i] = {fn}(x[i]);")
+        for name in BINARY:
+            fn = f"ig_{name}_{kind}"
+            loop(fn, f"const {c} *restrict a, const {c} *restrict b, {c} *restrict y", f"y[i] = {fn}(a[i], b[i]);")
+        fn = f"ig_ldexp_{kind}"
+        loop(fn, f"const {c} *restrict a, const int32_t *restrict b, {c} *restrict y", f"y[i] = {fn}(a[i], b[i]);")
+        fn = f"ig_frexp_{kind}"
+        loop(fn, f"const {c} *restrict x, {c} *restrict y, int32_t *restrict e", f"y[i] = {fn}(x[i], &e[i]);")
+    for name in CONVERSIONS:
+        source, target = (TYPES[side][0] for side in name.split("_to_"))
+        fn = f"ig_{name}"
+        loop(fn, f"const {source} *restrict x, {target} *restrict y", f"y[i] = {fn}(x[i]);")
+    for kind in INTEGERS:
+        c = TYPES[kind][0]
+        both = f"const {c} *restrict a, const {c} *restrict b, {c} *restrict y"
+        for name in INTEGER_OPS:
+            fn = f"ig_{name}_{kind}"
+            out[fn] = (
+                f"void v_{fn}({both}, int32_t *restrict status, int64_t n)\n{{\n"
+                f"    for (int64_t i = 0; i < n; i++) y[i] = {fn}(a[i], b[i], &status[i]);\n}}\n"
+            )
+        loop(f"ig_pow_{kind}", both, f"y[i] = ig_pow_{kind}(a[i], b[i]);")
+    return out
+
+
+def compilers() -> list[str]:
+    """Names of the C compilers of this machine: gcc, clang, zig."""
+    found = [name for name in ("gcc", "clang") if shutil.which(name)]
+    return [*found, "zig"] if find_spec("ziglang") else found
+
+
+def command(compiler: str) -> list[str]:
+    return [sys.executable, "-m", "ziglang", "cc"] if compiler == "zig" else [compiler]
+
+
+def host_isas() -> list[str]:
+    """The instruction sets to try: the plain one and the widest that this machine runs."""
+    if platform.machine() != "x86_64":
+        return ["native"]
+    flags = Path("/proc/cpuinfo").read_text().split()
+    levels = {"x86-64-v3": {"avx2", "fma"}, "x86-64-v4": {"avx512f", "avx512bw", "avx512dq", "avx512vl"}}
+    return ["x86-64", *(isa for isa, needed in levels.items() if needed <= set(flags))]
+
+
+def isa_flags(compiler: str, isa: str) -> list[str]:
+    width = ["-mprefer-vector-width=512"] if isa == "x86-64-v4" else []
+    return [f"-march={isa.replace('-', '_') if compiler == 'zig' else isa}", *width]
+
+
+def compile_c(source: str, compiler: str, flags: Sequence[str], suffix: str = ".so") -> Path:
+    """The compiled text, in a folder that outlives the call; a compiler's complaint fails the test."""
+    folder = Path(tempfile.mkdtemp(prefix="ingot-math-"))
+    (folder / "math.c").write_text(source)
+    target = folder / f"math{suffix}"
+    done = subprocess.run(
+        [*command(compiler), *FLAGS, *flags, "-o", str(target), str(folder / "math.c")], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    return target
+
+
+@functools.cache
+def library(compiler: str, isa: str, *extra: str) -> ctypes.CDLL:
+    text = mathlib.source_of(mathlib.functions()) + "\n" + "\n".join(loops().values())
+    quiet = ["-Wno-pass-failed"] if compiler != "gcc" else []  # clang says which loops it could not vectorize
+    return ctypes.CDLL(str(compile_c(text, compiler, [*isa_flags(compiler, isa), *quiet, *extra])))
+
+
+def call(lib: ctypes.CDLL, name: str, *inputs: numpy.ndarray, outputs: Sequence[str]) -> list[numpy.ndarray]:
+    """Runs v_<name>; `outputs` are names of TYPES."""
+    arrays = [numpy.ascontiguousarray(x) for x in inputs]
+    results = [numpy.zeros(arrays[0].shape, TYPES[kind][1]) for kind in outputs]
+    pointers = [ctypes.c_void_p(x.ctypes.data) for x in [*arrays, *results]]
+    getattr(lib, f"v_{name}")(*pointers, ctypes.c_int64(arrays[0].size))
+    return results
