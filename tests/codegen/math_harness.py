@@ -1,19 +1,20 @@
-"""The math functions as numpy sees them: each in a loop of its own, in one shared library compiled once a process."""
+"""The math functions as numpy sees them: each in a loop of its own, in one shared library compiled once a test run."""
 
 from __future__ import annotations
 
 import ctypes
-import functools
+import hashlib
 import platform
 import shutil
 import subprocess
 import sys
-import tempfile
 from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy
+from filelock import FileLock
 
 from ingot.codegen import mathlib
 
@@ -21,7 +22,7 @@ FLAGS = (
     "-std=gnu11 -O3 -fPIC -shared -fopenmp-simd -fno-math-errno -fno-trapping-math -ffp-contract=fast"
     " -fwrapv -fno-strict-aliasing -Wall -Wextra -Werror"
 ).split()
-SANITIZED = ["-fsanitize=undefined", "-fno-sanitize-recover=all", "-O1"]
+SANITIZED = ("-fsanitize=undefined,float-cast-overflow", "-fno-sanitize-recover=all", "-O1", "-fno-wrapv")
 
 TYPES = {
     "f32": ("float", numpy.float32),
@@ -102,8 +103,16 @@ def command(compiler: str) -> list[str]:
     return [sys.executable, "-m", "ziglang", "cc"] if compiler == "zig" else [compiler]
 
 
+class Build(NamedTuple):
+    compiler: str
+    isa: str
+
+    def __str__(self) -> str:
+        return f"{self.compiler}-{self.isa}"
+
+
 def host_isas() -> list[str]:
-    """The instruction sets to try: the plain one and the widest that this machine runs."""
+    """The instruction sets to try: the plain one first, the widest that this machine runs last."""
     if platform.machine() != "x86_64":
         return ["native"]
     flags = Path("/proc/cpuinfo").read_text().split()
@@ -111,28 +120,44 @@ def host_isas() -> list[str]:
     return ["x86-64", *(isa for isa, needed in levels.items() if needed <= set(flags))]
 
 
-def isa_flags(compiler: str, isa: str) -> list[str]:
-    width = ["-mprefer-vector-width=512"] if isa == "x86-64-v4" else []
-    return [f"-march={isa.replace('-', '_') if compiler == 'zig' else isa}", *width]
+def builds() -> list[Build]:
+    """Every instruction set with the first compiler, the widest with the others; the main one first."""
+    first, *others = compilers()
+    *narrow, widest = host_isas()
+    return [Build(first, widest), *(Build(first, isa) for isa in narrow), *(Build(other, widest) for other in others)]
 
 
-def compile_c(source: str, compiler: str, flags: Sequence[str], suffix: str = ".so") -> Path:
-    """The compiled text, in a folder that outlives the call; a compiler's complaint fails the test."""
-    folder = Path(tempfile.mkdtemp(prefix="ingot-math-"))
-    (folder / "math.c").write_text(source)
-    target = folder / f"math{suffix}"
-    done = subprocess.run(
-        [*command(compiler), *FLAGS, *flags, "-o", str(target), str(folder / "math.c")], capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stderr[-4000:]
+def isa_flags(build: Build) -> list[str]:
+    width = ["-mprefer-vector-width=512"] if build.isa == "x86-64-v4" else []
+    return [f"-march={build.isa.replace('-', '_') if build.compiler == 'zig' else build.isa}", *width]
+
+
+def compile_c(folder: Path, source: str, compiler: str, flags: Sequence[str]) -> Path:
+    """The compiled text in `folder`, where it is found again: workers of one run share it. A compiler's complaint
+    fails the test."""
+    line = [*command(compiler), *FLAGS, *flags]
+    digest = hashlib.sha256("\0".join([source, *line]).encode()).hexdigest()[:16]
+    target = folder / f"{compiler}-{digest}.so"
+    with FileLock(folder / f"{target.name}.lock"):
+        if not target.exists():
+            text, partial = target.with_suffix(".c"), target.with_suffix(".partial")
+            text.write_text(source)
+            done = subprocess.run([*line, "-o", str(partial), str(text)], capture_output=True, text=True)
+            assert done.returncode == 0, done.stderr[-4000:]
+            partial.rename(target)
     return target
 
 
-@functools.cache
-def library(compiler: str, isa: str, *extra: str) -> ctypes.CDLL:
-    text = mathlib.source_of(mathlib.functions()) + "\n" + "\n".join(loops().values())
-    quiet = ["-Wno-pass-failed"] if compiler != "gcc" else []  # clang says which loops it could not vectorize
-    return ctypes.CDLL(str(compile_c(text, compiler, [*isa_flags(compiler, isa), *quiet, *extra])))
+def library_text() -> str:
+    return mathlib.source_of(mathlib.functions()) + "\n" + "\n".join(loops().values())
+
+
+def library(folder: Path, build: Build, *extra: str) -> ctypes.CDLL:
+    """Every loop, compiled."""
+    # clang says which loops it could not vectorize
+    quiet = ["-Wno-pass-failed"] if build.compiler != "gcc" else []
+    flags = [*isa_flags(build), *quiet, *extra]
+    return ctypes.CDLL(str(compile_c(folder, library_text(), build.compiler, flags)))
 
 
 def call(lib: ctypes.CDLL, name: str, *inputs: numpy.ndarray, outputs: Sequence[str]) -> list[numpy.ndarray]:

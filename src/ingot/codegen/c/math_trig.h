@@ -272,8 +272,8 @@ IG_FN double ig_acos_f64(double x)
 IG_FN float ig_acos_f32(float x) { return (float)ig_acos_f64(x); }
 
 /* ig_atan_ratio_f64: needs nothing
-   atan(y / x) for x and y not negative and not both 0 or both inf, whose sum is finite. */
-IG_FN double ig_atan_ratio_f64(double y, double x)
+   The angle of (x, y), or of (-x, y) if left, for x and y not negative and not both 0, whose sum is finite. */
+IG_FN double ig_atan_ratio_f64(double y, double x, int left)
 {
     /* atan(t) = π/4 + atan((t - 1) / (t + 1)) = π/2 + atan(-1 / t) */
     int low = y <= 0.41421356 * x, high = y > 2.41421356 * x;
@@ -293,9 +293,12 @@ IG_FN double ig_atan_ratio_f64(double y, double x)
     q = q * z + 0.19999999999999804;
     q = q * z - 0.3333333333333333;
     /* end */
-    double base = low ? 0.0 : (high ? 1.5707963267948966 : 0.7853981633974483);
-    double base_rest = low ? 0.0 : (high ? 6.123233995736766e-17 : 3.061616997868383e-17);
-    return base + (t + (t * z * q + base_rest));
+    double base = low ? (left ? 3.141592653589793 : 0.0) : (left ? 2.356194490192345 : 0.7853981633974483);
+    double base_rest = low ? (left ? 1.2246467991473532e-16 : 0.0) : (left ? 9.184850993605148e-17 : 3.061616997868383e-17);
+    base = high ? 1.5707963267948966 : base;
+    base_rest = high ? 6.123233995736766e-17 : base_rest;
+    double sign = left ? -1.0 : 1.0;
+    return base + (sign * t + (sign * t * z * q + base_rest));
 }
 
 /* ig_atan_f64: needs ig_atan_ratio_f64 */
@@ -303,7 +306,7 @@ IG_FN double ig_atan_f64(double x)
 {
     double size = __builtin_fabs(x);
     double bounded = size > 1e300 ? 1e300 : size;
-    return __builtin_copysign(ig_atan_ratio_f64(bounded, 1.0), x);
+    return __builtin_copysign(ig_atan_ratio_f64(bounded, 1.0, 0), x);
 }
 
 /* ig_atan_f32: needs ig_atan_f64 */
@@ -319,10 +322,7 @@ IG_FN double ig_atan2_f64(double y, double x)
     double scale = big > 1e300 ? 0x1p-100 : (big < 1e-250 ? 0x1p100 : 1.0);
     double up = diagonal ? 1.0 : (a == IG_INF_F64 ? 0x1p1000 : (b == IG_INF_F64 ? 0.0 : a * scale));
     double side = diagonal ? 1.0 : (b == IG_INF_F64 ? 1.0 : (a == IG_INF_F64 ? 0.0 : (big == 0.0 ? 1.0 : b * scale)));
-    double angle = ig_atan_ratio_f64(up, side);
-    int left = __builtin_copysign(1.0, x) < 0.0;
-    double result = left ? 3.141592653589793 - (angle - 1.2246467991473532e-16) : angle;
-    result = __builtin_copysign(result, y);
+    double result = __builtin_copysign(ig_atan_ratio_f64(up, side, __builtin_copysign(1.0, x) < 0.0), y);
     return ((x != x) | (y != y)) ? IG_NAN_F64 : result;
 }
 
