@@ -18,10 +18,21 @@ from filelock import FileLock
 
 from ingot.codegen import mathlib
 
-FLAGS = (
-    "-std=gnu11 -O3 -fPIC -shared -fopenmp-simd -fno-math-errno -fno-trapping-math -ffp-contract=fast"
-    " -fwrapv -fno-strict-aliasing -Wall -Wextra -Werror"
-).split()
+FLAGS = [
+    "-std=gnu11",
+    "-O3",
+    "-fPIC",
+    "-shared",
+    "-fopenmp-simd",
+    "-fno-math-errno",
+    "-fno-trapping-math",
+    "-ffp-contract=fast",
+    "-fwrapv",
+    "-fno-strict-aliasing",
+    "-Wall",
+    "-Wextra",
+    "-Werror",
+]
 SANITIZED = ("-fsanitize=undefined,float-cast-overflow", "-fno-sanitize-recover=all", "-O1", "-fno-wrapv")
 
 TYPES = {
@@ -39,11 +50,45 @@ TYPES = {
     "bf16": ("uint16_t", numpy.uint16),
 }
 
-UNARY = (
-    "exp exp2 expm1 log log2 log10 log1p sin cos tan asin acos atan sinh cosh tanh asinh acosh atanh erf erfc erfinv"
-    " sigmoid rsqrt sqrt lgamma digamma i0 i1 i0e i1e floor ceil trunc round fabs"
-).split()
-BINARY = "pow atan2 fmod remainder floor_divide nextafter hypot copysign".split()
+UNARY = [
+    "exp",
+    "exp2",
+    "expm1",
+    "log",
+    "log2",
+    "log10",
+    "log1p",
+    "sin",
+    "cos",
+    "tan",
+    "asin",
+    "acos",
+    "atan",
+    "sinh",
+    "cosh",
+    "tanh",
+    "asinh",
+    "acosh",
+    "atanh",
+    "erf",
+    "erfc",
+    "erfinv",
+    "sigmoid",
+    "rsqrt",
+    "sqrt",
+    "lgamma",
+    "digamma",
+    "i0",
+    "i1",
+    "i0e",
+    "i1e",
+    "floor",
+    "ceil",
+    "trunc",
+    "round",
+    "fabs",
+]
+BINARY = ["pow", "atan2", "fmod", "remainder", "floor_divide", "nextafter", "hypot", "copysign"]
 CONVERSIONS = [
     *(f"{a}_to_{b}" for a in ("f32", "f64") for b in ("i8", "i16", "i32", "i64", "u8", "u16", "u32", "u64")),
     *(f"{a}_to_{b}" for a in ("f32", "f64") for b in ("f16", "bf16")),
@@ -94,9 +139,9 @@ def loops() -> dict[str, str]:
 
 
 def compilers() -> list[str]:
-    """Names of the C compilers of this machine: gcc, clang, zig."""
+    """Names of the C compilers of this machine: gcc, and clang by that name or as zig."""
     found = [name for name in ("gcc", "clang") if shutil.which(name)]
-    return [*found, "zig"] if find_spec("ziglang") else found
+    return [*found, "zig"] if find_spec("ziglang") and "clang" not in found else found
 
 
 def command(compiler: str) -> list[str]:
@@ -152,11 +197,12 @@ def library_text() -> str:
     return mathlib.source_of(mathlib.functions()) + "\n" + "\n".join(loops().values())
 
 
-def library(folder: Path, build: Build, *extra: str) -> ctypes.CDLL:
-    """Every loop, compiled."""
+def library(folder: Path, build: Build) -> ctypes.CDLL:
+    """Every loop, compiled and linked with no library at all: a call into libm or libc would be an error."""
+    alone = ["-nostdlib", "-Wl,-z,defs"] if build.compiler != "zig" else []
     # clang says which loops it could not vectorize
     quiet = ["-Wno-pass-failed"] if build.compiler != "gcc" else []
-    flags = [*isa_flags(build), *quiet, *extra]
+    flags = [*isa_flags(build), *quiet, *alone]
     return ctypes.CDLL(str(compile_c(folder, library_text(), build.compiler, flags)))
 
 
