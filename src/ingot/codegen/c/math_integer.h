@@ -1,5 +1,7 @@
-/* Math of generated code, 7 of 7: whole numbers. A divisor of 0 sets *status to 5 (ZERO_DIVISION), which nothing here clears,
- * and gives 0; the smallest number divided by -1 wraps around, as addition does. No branch, no trap.
+/* Math of generated code, 7 of 7: whole numbers.
+ *
+ * A divisor of 0 sets *status to 5 (ZERO_DIVISION), which nothing here clears, and gives 0. The smallest number divided
+ * by -1 wraps around, as sums do. No branch, no trap.
  */
 
 /* ig_truncdiv_i8: needs nothing */

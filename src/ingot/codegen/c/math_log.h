@@ -289,7 +289,8 @@ IG_FN double ig_pow_f64(double x, double y)
     /* end */
     /* w = z·(2/3 + z·q), its first term in two doubles. */
     double third = z * 0.6666666666666666;
-    double third_rest = ig_product_rest_f64(z, 0.6666666666666666, third) + (z_rest * 0.6666666666666666 + z * 3.700743415417188e-17);
+    double third_rest = ig_product_rest_f64(z, 0.6666666666666666, third)
+        + (z_rest * 0.6666666666666666 + z * 3.700743415417188e-17);
     double tail = z * z * q;
     double w = third + tail;
     double w_rest = ((third - w) + tail) + third_rest;

@@ -19,7 +19,7 @@ IG_FN uint16_t ig_f32_to_f16(float x)
     uint32_t bits = ig_bits_f32(x), size = bits & 0x7fffffffu;
     /* A sum with 1/2 has the spacing of float16's denormals: the addition rounds. */
     uint32_t denormal = ig_bits_f32(ig_from_bits_f32(size) + 0.5f) - 0x3f000000u;
-    /* Below that the exponent is moved by 112 and the lowest 13 bits are rounded away; a carry is the next exponent. */
+    /* Above that the exponent is moved by 112 and the lowest 13 bits are rounded away; a carry is the next exponent. */
     uint32_t normal = (size - 0x38000000u + 0xfffu + (size >> 13 & 1u)) >> 13;
     uint32_t nan = (size >> 13 & 0x3ffu) | 0x7e00u;
     uint32_t small = size < 0x38800000u ? denormal : normal;
@@ -146,11 +146,17 @@ IG_FN uint32_t ig_f64_to_u32(double x) { return (uint32_t)ig_f64_to_i64(x); }
 
 /* ig_scale_whole_f32: needs ig_ldexp_f32
    whole·2^(exponent - 150) for a whole number below 2^24: a significand and the exponent of its spacing. */
-IG_FN float ig_scale_whole_f32(uint64_t whole, int32_t exponent) { return ig_ldexp_f32((float)whole, exponent - 150); }
+IG_FN float ig_scale_whole_f32(uint64_t whole, int32_t exponent)
+{
+    return ig_ldexp_f32((float)whole, exponent - 150);
+}
 
 /* ig_scale_whole_f64: needs ig_ldexp_f64
    whole·2^(exponent - 1075) for a whole number below 2^53: a significand and the exponent of its spacing. */
-IG_FN double ig_scale_whole_f64(uint64_t whole, int32_t exponent) { return ig_ldexp_f64((double)whole, exponent - 1075); }
+IG_FN double ig_scale_whole_f64(uint64_t whole, int32_t exponent)
+{
+    return ig_ldexp_f64((double)whole, exponent - 1075);
+}
 
 /* ig_fmod_f32: needs ig_bits_f32, ig_scale_whole_f32
    x - n·y exactly, n the quotient towards zero. Long division in whole numbers, 40 bits a step: a loop over it does
@@ -163,7 +169,8 @@ IG_SCALAR float ig_fmod_f32(float x, float y)
     if (a < b)
         return x;
     int32_t high = (int32_t)(a >> 23), low = (int32_t)(b >> 23);
-    uint64_t rest = (a & 0x7fffffu) | (high ? 0x800000u : 0u), unit = (b & 0x7fffffu) | (low ? 0x800000u : 0u);
+    uint64_t rest = (a & 0x7fffffu) | (high ? 0x800000u : 0u);
+    uint64_t unit = (b & 0x7fffffu) | (low ? 0x800000u : 0u);
     /* A denormal has the spacing of exponent 1. */
     int32_t shift = (high ? high : 1) - (low ? low : 1);
     rest %= unit;
@@ -210,7 +217,8 @@ IG_SCALAR double ig_fmod_f64(double x, double y)
     if (a < b)
         return x;
     int32_t high = (int32_t)(a >> 52), low = (int32_t)(b >> 52);
-    uint64_t rest = (a & 0xfffffffffffffu) | (high ? 0x10000000000000u : 0u), unit = (b & 0xfffffffffffffu) | (low ? 0x10000000000000u : 0u);
+    uint64_t rest = (a & 0xfffffffffffffu) | (high ? 0x10000000000000u : 0u);
+    uint64_t unit = (b & 0xfffffffffffffu) | (low ? 0x10000000000000u : 0u);
     /* A denormal has the spacing of exponent 1. */
     int32_t shift = (high ? high : 1) - (low ? low : 1);
     rest %= unit;

@@ -14,20 +14,24 @@ IG_FN ig_turn_f32_t ig_turn_f32(float x)
     uint32_t skip = ((bits >> 23) - 127u) & 127u, significand = (bits & 0x7fffffu) | 0x800000u;
     /* Words of 2/π·2^-25, chosen by two bits of `skip` with blends where a table would need gathers. */
     int far = (skip & 64u) != 0, odd = (skip & 32u) != 0;
-    uint32_t a0 = far ? 0x220a94feu : 0x00000051u, a1 = far ? 0x13abe8fau : 0x7cc1b727u, a2 = far ? 0x9a6ee06du : 0x220a94feu;
-    uint32_t a3 = far ? 0xb14acc9eu : 0x13abe8fau, a4 = far ? 0x21c820ffu : 0x9a6ee06du;
+    uint32_t a0 = far ? 0x220a94feu : 0x00000051u, a1 = far ? 0x13abe8fau : 0x7cc1b727u;
+    uint32_t a2 = far ? 0x9a6ee06du : 0x220a94feu, a3 = far ? 0xb14acc9eu : 0x13abe8fau;
+    uint32_t a4 = far ? 0x21c820ffu : 0x9a6ee06du;
     uint32_t b0 = odd ? a1 : a0, b1 = odd ? a2 : a1, b2 = odd ? a3 : a2, b3 = odd ? a4 : a3;
     uint32_t left = skip & 31u, right = 31u - left;
     uint32_t c0 = b0 << left | b1 >> 1 >> right, c1 = b1 << left | b2 >> 1 >> right, c2 = b2 << left | b3 >> 1 >> right;
     /* The fraction of a turn, in units of 2^-64. */
-    uint64_t turn = ((uint64_t)(significand * c0) << 32) + (uint64_t)significand * c1 + ((uint64_t)significand * c2 >> 32);
+    uint64_t turn = ((uint64_t)(significand * c0) << 32) + (uint64_t)significand * c1;
+    turn += (uint64_t)significand * c2 >> 32;
     uint32_t quadrant = ((uint32_t)(turn >> 32) + 0x20000000u) >> 30;
     uint64_t rest = turn - ((uint64_t)quadrant << 62);
     int negative = (int32_t)(rest >> 32) < 0;
     uint64_t size = negative ? 0u - rest : rest;
     int32_t high = (int32_t)(size >> 32), low = (int32_t)((uint32_t)size >> 1);
     float top = (float)high, top_rest = (float)(high - (int32_t)top);
-    float r = top * 0x1.921fb6p-30f + (top_rest * 0x1.921fb6p-30f + (float)low * 0x1.921fb6p-61f + top * -0x1.777a5cp-55f);
+    /* 2π/2^32 in two parts; `low` counts 2^-63. */
+    float r_rest = top_rest * 0x1.921fb6p-30f + (float)low * 0x1.921fb6p-61f + top * -0x1.777a5cp-55f;
+    float r = top * 0x1.921fb6p-30f + r_rest;
     ig_turn_f32_t result;
     int near = x < 1.0f;
     result.r = near ? x : (negative ? -r : r);
@@ -294,7 +298,8 @@ IG_FN double ig_atan_ratio_f64(double y, double x, int left)
     q = q * z - 0.3333333333333333;
     /* end */
     double base = low ? (left ? 3.141592653589793 : 0.0) : (left ? 2.356194490192345 : 0.7853981633974483);
-    double base_rest = low ? (left ? 1.2246467991473532e-16 : 0.0) : (left ? 9.184850993605148e-17 : 3.061616997868383e-17);
+    double base_rest = low ? (left ? 1.2246467991473532e-16 : 0.0)
+                           : (left ? 9.184850993605148e-17 : 3.061616997868383e-17);
     base = high ? 1.5707963267948966 : base;
     base_rest = high ? 6.123233995736766e-17 : base_rest;
     double sign = left ? -1.0 : 1.0;
