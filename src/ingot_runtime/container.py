@@ -2,12 +2,15 @@
 
 The file is a plain ZIP archive (`unzip`, `zipfile` read it) with stored members and fixed dates:
 
-    manifest.json     {"format":"ingot","schema":1,"members":{name:{"sha256":...,"size":...}}, and the caller's fields}
+    manifest.json     {"format":"ingot","schema":2,"members":{name:{"crc32":...,"sha256":[...],"size":...}}, and the
+                      caller's fields}; there is a SHA-256 for every 4 MiB of a member
     other members     sorted by name, their data on multiples of 64 bytes, so that weights can be mapped
     ZIP directory     its comment holds the SHA-256 of manifest.json
 
-Every byte is thus determined: records by names, sizes and data, data by the manifest, the manifest by the comment.
-This finds damage, not forgery: whoever can write a file can write its hashes.
+Every byte is thus determined: records and data by the manifest, the manifest by the comment. This finds damage, not
+forgery: whoever can write a file can write its hashes.
+
+Schema 1 has one SHA-256 for a whole member and no CRC in the manifest. Such files are read, and no longer written.
 
 Three things hold in every schema, so that any release can say which one it would need: the manifest is the first
 member, its data begins at byte 64, and the comment holds its hash.
@@ -18,28 +21,28 @@ import hashlib
 import mmap
 import os
 import re
-import secrets
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, BinaryIO, Protocol, Self
 
-from . import archive, strict_json
+from . import archive, pieces, strict_json
 from .errors import DamagedFile, FileError, MissingMember, NotAnIngotFile, UnsafeFile, UnsupportedSchema
 from .member_names import MANIFEST, check_names
+from .pieces import Piece
 
 FORMAT = "ingot"
-SCHEMA = 1
+SCHEMA = 2  # the one that is written
+READABLE = (1, 2)
 MANIFEST_LIMIT = 16 << 20
 
 _COMMENT = b"ingot manifest sha256 "
 _COMMENT_SIZE = len(_COMMENT) + 64
 _MANIFEST_BEGIN = 64
 _SHA256 = re.compile(r"[0-9a-f]{64}")
-_PIECE = 1 << 20  # large data is hashed and written in pieces that stay in the cache between the two
-_THREADS_FROM = 1 << 20  # below this many bytes, starting threads costs more than hashing
+_CRC32 = re.compile(r"[0-9a-f]{8}")
+_CACHED = 1 << 20  # large data is hashed and written in parts that stay in the cache between the two
 _RECOPY = "copy or download the file again, or write it again with Ingot"
 
 Bytes = bytes | bytearray | memoryview
@@ -115,8 +118,8 @@ class Container:
         self.close()
 
 
-def open_container(path: str | os.PathLike[str]) -> Container:
-    """Maps a `.ingot` file and checks every byte of it before returning.
+def open_container(path: str | os.PathLike[str], *, writable: bool = True) -> Container:
+    """Maps a `.ingot` file and checks every byte of it before returning; without `writable`, views are read-only.
 
     Raises a FileError for what is wrong with the file, OSError where it cannot be opened. The file must not be changed
     in place while it is open; `write_container` never does so, it replaces.
@@ -125,18 +128,23 @@ def open_container(path: str | os.PathLike[str]) -> Container:
     with open(path, "rb") as file:
         if os.fstat(file.fileno()).st_size == 0:  # an empty file cannot be mapped
             raise _not_ours("it is empty", path)
-        mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+        mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY if writable else mmap.ACCESS_READ)
     try:
         with memoryview(mapped) as view:
-            contents = check_container(view, path)
+            contents = check_container(view, path, _forgetting(mapped))
         return Container(path, mapped, contents)
     except BaseException:
         _unmap(mapped)
         raise
 
 
-def check_container(data: memoryview, path: str = "<memory>") -> Contents:
-    """Checks every byte of a `.ingot` file; returns what it holds, or raises a FileError. `path` is for messages."""
+def check_container(
+    data: memoryview, path: str = "<memory>", forget: Callable[[int, int], None] | None = None
+) -> Contents:
+    """Checks every byte of a `.ingot` file; returns what it holds, or raises a FileError. `path` is for messages.
+
+    `forget(begin, end)` is called for bytes that are done with, from several threads.
+    """
     manifest_size = _check_ends(data, path)
     manifest = _check_manifest(bytes(data[_MANIFEST_BEGIN : _MANIFEST_BEGIN + manifest_size]), path)
     entries = manifest["members"]
@@ -150,21 +158,23 @@ def check_container(data: memoryview, path: str = "<memory>") -> Contents:
             path=path,
             member=last.name,
         )
-    sha256s, crcs = _digests([data[slot.begin : slot.end] for slot in slots])
-    for slot, found in zip(slots[1:], sha256s[1:], strict=True):
-        expected = entries[slot.name]["sha256"]
-        if found != expected:
-            raise DamagedFile(
-                "a member is not what was written",
-                why=f"its SHA-256 is {found}, the manifest says {expected}",
-                fix=_RECOPY,
-                path=path,
-                member=slot.name,
-                offset=slot.begin,
-            )
+    damage = pieces.find_damage(
+        data, [piece for slot in slots[1:] for piece in _pieces(slot, entries[slot.name])], forget
+    )
+    if damage is not None:
+        piece, found = damage
+        raise DamagedFile(
+            "a member is not what was written",
+            why=f"the SHA-256 of bytes {piece.begin} to {piece.end} is {found}, the manifest says {piece.sha256}",
+            fix=_RECOPY,
+            path=path,
+            member=piece.member,
+            offset=piece.begin,
+        )
+    crcs = [_crc(data, slot, entries.get(slot.name, {})) for slot in slots]
     for slot, crc in zip(slots, crcs, strict=True):
         _compare(data[slot.offset : slot.begin], archive.local_header(slot, crc), slot.offset, path, slot.name)
-    comment = _COMMENT + sha256s[0].encode()
+    comment = _COMMENT + hashlib.sha256(data[slots[0].begin : slots[0].end]).hexdigest().encode()
     _compare(data[last.end :], archive.directory(slots, crcs, comment), last.end, path, None)
     return Contents(manifest, {slot.name: (slot.begin, slot.end) for slot in slots[1:]})
 
@@ -178,7 +188,7 @@ def write_container(path: str | os.PathLike[str], members: Mapping[str, Member],
     """
     path = os.fspath(path)
     target = os.path.realpath(path)  # through a link: replace the file, not the link
-    temporary = os.path.join(os.path.dirname(target), f".ingot-{secrets.token_hex(16)}.tmp")
+    temporary = os.path.join(os.path.dirname(target), f".ingot-{os.urandom(16).hex()}.tmp")
     members = {name: members[name] for name in sorted(members)}
     check_names(members, path)
     try:
@@ -198,16 +208,15 @@ def _write(file: BinaryIO, members: Mapping[str, Member], fields: Mapping[str, A
     # A hash is as long as any other, so the layout is known before the data is: one pass over the data is enough, and
     # the headers and the manifest are filled in behind it.
     sizes = {name: _size(member) for name, member in members.items()}
-    draft = _manifest_bytes(fields, sizes, dict.fromkeys(sizes, "0" * 64))
+    draft = _manifest_bytes(fields, sizes, {name: ["0" * 64] * pieces.count(n) for name, n in sizes.items()}, {})
     slots = archive.plan([(MANIFEST, len(draft)), *sizes.items()])
-    sha256s: dict[str, str] = {}
-    crcs: list[int] = []
+    sha256s: dict[str, list[str]] = {}
+    crc_of: dict[str, int] = {}
     for slot in slots[1:]:
         file.seek(slot.begin)
-        sha256s[slot.name], crc = _write_data(file, slot, members[slot.name])
-        crcs.append(crc)
-    manifest = _manifest_bytes(fields, sizes, sha256s)
-    crcs.insert(0, zlib.crc32(manifest))
+        sha256s[slot.name], crc_of[slot.name] = _write_data(file, slot, members[slot.name])
+    manifest = _manifest_bytes(fields, sizes, sha256s, crc_of)
+    crcs = [zlib.crc32(manifest), *crc_of.values()]
     for slot, crc in zip(slots, crcs, strict=True):
         file.seek(slot.offset)
         file.write(archive.local_header(slot, crc))
@@ -217,8 +226,8 @@ def _write(file: BinaryIO, members: Mapping[str, Member], fields: Mapping[str, A
     file.write(archive.directory(slots, crcs, _COMMENT + hashlib.sha256(manifest).hexdigest().encode()))
 
 
-def _write_data(file: BinaryIO, slot: archive.Slot, member: Member) -> tuple[str, int]:
-    sha256 = hashlib.sha256()
+def _write_data(file: BinaryIO, slot: archive.Slot, member: Member) -> tuple[list[str], int]:
+    hasher = pieces.Hasher()
     crc = 0
     written = 0
     for chunk in [member] if isinstance(member, Bytes) else member.chunks():
@@ -229,22 +238,28 @@ def _write_data(file: BinaryIO, slot: archive.Slot, member: Member) -> tuple[str
         written += view.nbytes
         if written > slot.size:
             break
-        for begin in range(0, view.nbytes, _PIECE):
-            piece = view[begin : begin + _PIECE]
-            sha256.update(piece)
-            crc = zlib.crc32(piece, crc)
-            file.write(piece)
+        for begin in range(0, view.nbytes, _CACHED):
+            part = view[begin : begin + _CACHED]
+            hasher.update(part)
+            crc = zlib.crc32(part, crc)
+            file.write(part)
     if written != slot.size:
         amount = "more" if written > slot.size else f"only {written}"
         raise ValueError(f"member {slot.name!r} said that it has {slot.size} bytes, and gave {amount}")
-    return sha256.hexdigest(), crc
+    return hasher.finish(), crc
 
 
-def _manifest_bytes(fields: Mapping[str, Any], sizes: Mapping[str, int], sha256s: Mapping[str, str]) -> bytes:
+def _manifest_bytes(
+    fields: Mapping[str, Any], sizes: Mapping[str, int], sha256s: Mapping[str, list[str]], crcs: Mapping[str, int]
+) -> bytes:
     own = {
         "format": FORMAT,
         "schema": SCHEMA,
-        "members": {name: {"size": size, "sha256": sha256s[name]} for name, size in sizes.items()},
+        "members": {
+            # As text of eight digits: the manifest must be as long before the data is known as after.
+            name: {"size": size, "sha256": sha256s[name], "crc32": f"{crcs.get(name, 0):08x}"}
+            for name, size in sizes.items()
+        },
     }
     if taken := sorted(own.keys() & fields.keys()):
         raise ValueError(f"the container writes these manifest fields itself: {', '.join(taken)}")
@@ -300,13 +315,13 @@ def _check_manifest(data: bytes, path: str) -> dict[str, Any]:
     schema = manifest.get("schema")
     if type(schema) is not int or schema < 1:
         raise _bad_manifest(f"its schema is {schema!r}, not a version", path)
-    if schema != SCHEMA:
+    if schema not in READABLE:
         if schema > SCHEMA:
             writer, fix = "a newer", "update Ingot's runtime"
         else:
             writer, fix = "an older", "write the file again with this release, or read it with the older one"
         raise UnsupportedSchema(
-            f"the file is of schema {schema}, this release reads schema {SCHEMA}",
+            f"the file is of schema {schema}, this release reads schema {' and '.join(map(str, READABLE))}",
             why=f"it was written by {writer} release of Ingot",
             fix=fix,
             path=path,
@@ -315,29 +330,57 @@ def _check_manifest(data: bytes, path: str) -> dict[str, Any]:
     if not isinstance(members, dict):
         raise _bad_manifest("it does not list members", path)
     check_names(members, path)
+    is_sound = _is_entry_of_schema_1 if schema == 1 else _is_entry
     for name, entry in members.items():
-        match entry:
-            case {"size": int(size), "sha256": str(sha256), **rest} if not rest:
-                if type(size) is int and size >= 0 and _SHA256.fullmatch(sha256):
-                    continue
-        raise _bad_manifest(f"its entry for {name!r} is not a size and a SHA-256", path)
+        if not is_sound(entry):
+            raise _bad_manifest(f"its entry for {name!r} is not a size and hashes", path)
     if canonical != data:
         raise _bad_manifest("it is not canonical JSON", path)
     return manifest
 
 
-def _digests(views: Sequence[memoryview]) -> tuple[list[str], list[int]]:
-    """The SHA-256 and the CRC-32 of each view. Both let other threads run, so the CRC costs no time of its own."""
-    if sum(view.nbytes for view in views) < _THREADS_FROM:
-        return [_sha256(view) for view in views], [zlib.crc32(view) for view in views]
-    with ThreadPoolExecutor(max_workers=4) as pool:
-        sha256s = [pool.submit(_sha256, view) for view in views]
-        crcs = [pool.submit(zlib.crc32, view) for view in views]
-        return [job.result() for job in sha256s], [job.result() for job in crcs]
+def _is_entry(entry: object) -> bool:
+    match entry:
+        case {"size": int(size), "sha256": list(sha256s), "crc32": str(crc32), **rest} if not rest:
+            return (
+                type(size) is int
+                and size >= 0
+                and len(sha256s) == pieces.count(size)
+                and all(isinstance(sha256, str) and _SHA256.fullmatch(sha256) for sha256 in sha256s)
+                and _CRC32.fullmatch(crc32) is not None
+            )
+    return False
 
 
-def _sha256(view: memoryview) -> str:
-    return hashlib.sha256(view).hexdigest()
+def _is_entry_of_schema_1(entry: object) -> bool:
+    match entry:
+        case {"size": int(size), "sha256": str(sha256), **rest} if not rest:
+            return type(size) is int and size >= 0 and _SHA256.fullmatch(sha256) is not None
+    return False
+
+
+def _pieces(slot: archive.Slot, entry: Mapping[str, Any]) -> Iterator[Piece]:
+    if isinstance(entry["sha256"], str):  # schema 1
+        return iter([Piece(slot.name, slot.begin, slot.end, entry["sha256"])])
+    return pieces.cut(slot.name, slot.begin, slot.end, entry["sha256"])
+
+
+def _crc(data: memoryview, slot: archive.Slot, entry: Mapping[str, Any]) -> int:
+    # The data is known to be what the manifest says by now, so the CRC that was written with it need not be computed.
+    return int(entry["crc32"], 16) if "crc32" in entry else zlib.crc32(data[slot.begin : slot.end])
+
+
+def _forgetting(mapped: mmap.mmap) -> Callable[[int, int], None] | None:
+    """Takes pages that were only checked out of this process again: members that nobody reads cost no memory."""
+    if not hasattr(mmap, "MADV_DONTNEED"):
+        return None
+
+    def forget(begin: int, end: int) -> None:
+        begin, end = begin + -begin % mmap.PAGESIZE, end - end % mmap.PAGESIZE
+        if begin < end:
+            mapped.madvise(mmap.MADV_DONTNEED, begin, end - begin)
+
+    return forget
 
 
 def _size(member: Member) -> int:

@@ -32,11 +32,13 @@ from ingot_runtime import (
     check_container,
     container,
     open_container,
+    pieces,
     strict_json,
     write_container,
 )
 
 MEMBERS = {"weights/a.bin": bytes(range(70)), "graph.json": b"{}", "empty": b""}
+SHA, CRC = hashlib.sha256(b"ab").hexdigest(), f"{zlib.crc32(b'ab'):08x}"
 FIELDS = {"isa": "x86-64-v4", "tool": {"name": "ingot", "ünïcode": [1, 2.5, None]}}
 
 
@@ -68,8 +70,24 @@ def forged(manifest: bytes, members: Mapping[str, bytes] | None = None) -> memor
 
 
 def manifest_of(members: Mapping[str, bytes], /, **fields: Any) -> dict[str, Any]:
-    entries = {name: {"size": len(data), "sha256": hashlib.sha256(data).hexdigest()} for name, data in members.items()}
+    entries = {
+        name: {
+            "size": len(data),
+            "sha256": [
+                hashlib.sha256(data[at : at + pieces.PIECE]).hexdigest() for at in range(0, len(data), pieces.PIECE)
+            ],
+            "crc32": f"{zlib.crc32(data):08x}",
+        }
+        for name, data in members.items()
+    }
     return {"format": "ingot", "schema": SCHEMA, "members": entries, **fields}
+
+
+def schema_1(members: Mapping[str, bytes], **fields: Any) -> memoryview:
+    """A file as releases before schema 2 wrote it."""
+    members = dict(sorted(members.items()))
+    entries = {name: {"size": len(data), "sha256": hashlib.sha256(data).hexdigest()} for name, data in members.items()}
+    return forged(strict_json.encode({"format": "ingot", "schema": 1, "members": entries, **fields}), members)
 
 
 def refusal(data: bytes | bytearray | memoryview) -> FileError | None:
@@ -119,15 +137,42 @@ class TestRoundTrip:
         assert calls == [1]
 
     def test_data_larger_than_a_piece_and_hashed_by_threads(self, tmp_path: Path) -> None:
-        large = bytes(range(256)) * 20_000
+        large = bytes(range(256)) * 40_000
         path = tmp_path / "m.ingot"
         write_container(path, {"large": large, "small": b"1"}, {})
-        assert len(large) > container._THREADS_FROM > 0
+        assert pieces.count(len(large)) == 3
+        assert len(large) > pieces._THREADS_FROM > 0
         with open_container(path) as opened:
             assert opened.read("large") == large
         data = bytearray(path.read_bytes())
-        data[len(data) // 2] ^= 1
-        assert isinstance(refusal(data), DamagedFile)
+        begin = data.index(large[:1000])
+        for at in (0, pieces.PIECE - 1, pieces.PIECE, 2 * pieces.PIECE, len(large) - 1):
+            data[begin + at] ^= 1
+            error = refusal(data)
+            assert isinstance(error, DamagedFile)
+            assert (error.member, error.offset) == ("large", begin + at - at % pieces.PIECE)
+            data[begin + at] ^= 1
+        data[begin] ^= 1
+        data[begin + pieces.PIECE] ^= 1
+        error = refusal(data)
+        assert isinstance(error, DamagedFile) and error.offset == begin
+
+    @pytest.mark.parametrize("size", [0, 1, pieces.PIECE - 1, pieces.PIECE, pieces.PIECE + 1, 2 * pieces.PIECE])
+    def test_sizes_around_a_piece(self, tmp_path: Path, size: int) -> None:
+        block = bytes(range(256)) * (pieces.PIECE // 128)
+        data = written(tmp_path, {"a": block[:size]}, {})
+        assert data == forged(strict_json.encode(manifest_of({"a": block[:size]})), {"a": block[:size]})
+
+    def test_a_failure_while_hashing_is_not_lost(self) -> None:
+        block = bytes(2 * pieces.PIECE)
+        cut = list(pieces.cut("a", 0, len(block), [hashlib.sha256(bytes(pieces.PIECE)).hexdigest()] * 2))
+        assert pieces.find_damage(memoryview(block), cut) is None
+
+        def forget(begin: int, end: int) -> None:
+            raise MemoryError(begin)
+
+        with pytest.raises(MemoryError):
+            pieces.find_damage(memoryview(block), cut, forget)
 
     def test_a_missing_member_is_named(self, tmp_path: Path) -> None:
         path = tmp_path / "m.ingot"
@@ -150,8 +195,24 @@ class TestBytes:
 
     def test_the_layout_is_pinned(self, tmp_path: Path) -> None:
         # A change here is a change of the format: files written before would be refused. Raise SCHEMA with it.
-        expected = "b1c1c3e21fe042ad3b6d2c4e8eb20b5cbcfe55433d64f496db3ef77391d3c8e3"
+        expected = "7df37405dc4cbbda2ffc24de4c754d020bd6c6ae86a23c5bb936cba3779fdbfc"
         assert hashlib.sha256(written(tmp_path)).hexdigest() == expected
+
+    def test_a_file_of_schema_1_is_read(self) -> None:
+        data = schema_1(MEMBERS, **FIELDS)
+        # The hash of the file that the last release with schema 1 wrote for these members.
+        expected = "b1c1c3e21fe042ad3b6d2c4e8eb20b5cbcfe55433d64f496db3ef77391d3c8e3"
+        assert hashlib.sha256(data).hexdigest() == expected
+        contents = check_container(data)
+        assert {name: bytes(data[begin:end]) for name, (begin, end) in contents.members.items()} == MEMBERS
+        assert contents.manifest["tool"] == FIELDS["tool"]
+
+    def test_every_damaged_byte_of_schema_1_is_refused(self) -> None:
+        data = bytearray(schema_1(MEMBERS, **FIELDS))
+        for at in range(len(data)):
+            data[at] ^= 1 << at % 8
+            assert refusal(data) is not None, at
+            data[at] ^= 1 << at % 8
 
     def test_data_is_aligned_in_file_and_memory(self, tmp_path: Path) -> None:
         np = pytest.importorskip("numpy")
@@ -314,16 +375,17 @@ class TestForgery:
 
     @pytest.mark.parametrize(
         ("schema", "word"),
-        [(SCHEMA + 1, "newer"), (SCHEMA + 1000, "update")] + ([(SCHEMA - 1, "older")] * (SCHEMA > 1)),
+        [(SCHEMA + 1, "newer"), (SCHEMA + 1000, "update")],
     )
     def test_other_schemas(self, schema: int, word: str) -> None:
         error = refusal(forged(strict_json.encode({"format": "ingot", "schema": schema, "unheard": "of"})))
         assert isinstance(error, UnsupportedSchema)
-        assert f"schema {schema}" in str(error) and f"schema {SCHEMA}" in str(error) and word in str(error)
+        assert f"schema {schema}" in str(error) and f"reads schema 1 and {SCHEMA}" in str(error) and word in str(error)
 
     def test_an_older_schema(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         data = written(tmp_path)
         monkeypatch.setattr(container, "SCHEMA", SCHEMA + 1)
+        monkeypatch.setattr(container, "READABLE", (SCHEMA + 1,))
         error = refusal(data)
         assert isinstance(error, UnsupportedSchema) and "older" in str(error)
 
@@ -334,15 +396,31 @@ class TestForgery:
     @pytest.mark.parametrize(
         "entry",
         [
-            {"size": 2}, {"sha256": "0" * 64}, {"size": "2", "sha256": "0" * 64}, {"size": True, "sha256": "0" * 64},
-            {"size": -1, "sha256": "0" * 64}, {"size": 2, "sha256": "0" * 63}, {"size": 2, "sha256": "A" * 64},
-            {"size": 2, "sha256": None}, {"size": 2, "sha256": "0" * 64, "more": 1}, {"size": 2.0, "sha256": "0" * 64},
+            {"size": 2}, {"sha256": [SHA], "crc32": CRC}, {"size": "2", "sha256": [SHA], "crc32": CRC},
+            {"size": True, "sha256": [SHA], "crc32": CRC}, {"size": -1, "sha256": [SHA], "crc32": CRC},
+            {"size": -1, "sha256": [], "crc32": CRC}, {"size": 2.0, "sha256": [SHA], "crc32": CRC},
+            {"size": 2, "sha256": [SHA[1:]], "crc32": CRC}, {"size": 2, "sha256": [SHA.upper()], "crc32": CRC},
+            {"size": 2, "sha256": [None], "crc32": CRC}, {"size": 2, "sha256": [], "crc32": CRC},
+            {"size": 2, "sha256": [SHA, SHA], "crc32": CRC}, {"size": 2, "sha256": SHA, "crc32": CRC},
+            {"size": 2, "sha256": [SHA], "crc32": CRC[1:]}, {"size": 2, "sha256": [SHA], "crc32": int(CRC, 16)},
+            {"size": 2, "sha256": [SHA], "crc32": CRC.upper()}, {"size": 2, "sha256": [SHA]},
+            {"size": 2, "sha256": [SHA], "crc32": CRC, "more": 1}, {"size": 2, "sha256": SHA},
             [], None, 2,
         ],
     )  # fmt: skip
     def test_entries_of_other_types(self, entry: object) -> None:
         manifest = manifest_of({}, members={"a": entry})
         assert isinstance(refusal(forged(strict_json.encode(manifest), {"a": b"ab"})), DamagedFile)
+
+    @pytest.mark.parametrize("entry", [{"size": 2}, {"size": 2, "sha256": [SHA]}, {"size": True, "sha256": SHA}, None])
+    def test_entries_of_other_types_in_schema_1(self, entry: object) -> None:
+        manifest = manifest_of({}, schema=1, members={"a": entry})
+        assert isinstance(refusal(forged(strict_json.encode(manifest), {"a": b"ab"})), DamagedFile)
+
+    def test_the_sound_entries_next_to_them(self) -> None:
+        assert manifest_of({"a": b"ab"})["members"]["a"] == {"size": 2, "sha256": [SHA], "crc32": CRC}
+        assert refusal(forged(strict_json.encode(manifest_of({"a": b"ab"})), {"a": b"ab"})) is None
+        assert refusal(schema_1({"a": b"ab"})) is None
 
     @pytest.mark.parametrize("size", [0, 1, 3, 64, 2**31, 2**32, 2**63, 2**64, 10**100])
     def test_sizes_that_lie(self, size: int) -> None:
@@ -375,8 +453,14 @@ class TestForgery:
         members = {"b": b"1", "a": b"2"}
         assert isinstance(refusal(forged(strict_json.encode(manifest_of(members)), members)), DamagedFile)
 
-    def test_a_wrong_crc_on_both_sides(self) -> None:
+    def test_a_crc_that_is_not_the_manifests(self) -> None:
         data = bytearray(forged(strict_json.encode(manifest_of({"a": b"ab"})), {"a": b"ab"}))
+        crc = zlib.crc32(b"ab").to_bytes(4, "little")
+        assert data.count(crc) == 2
+        assert isinstance(refusal(data.replace(crc, bytes(4))), DamagedFile)
+
+    def test_a_wrong_crc_on_both_sides_of_schema_1(self) -> None:
+        data = bytearray(schema_1({"a": b"ab"}))
         crc = zlib.crc32(b"ab").to_bytes(4, "little")
         assert data.count(crc) == 2
         assert isinstance(refusal(data.replace(crc, bytes(4))), DamagedFile)
@@ -403,6 +487,13 @@ class TestOtherFiles:
 
 
 class TestMapping:
+    def test_a_read_only_view(self, tmp_path: Path) -> None:
+        path = tmp_path / "m.ingot"
+        write_container(path, MEMBERS, {})
+        with open_container(path, writable=False) as opened:
+            assert opened.read("weights/a.bin").readonly
+            assert opened.read("weights/a.bin") == MEMBERS["weights/a.bin"]
+
     def test_writing_to_a_view_leaves_the_file_alone(self, tmp_path: Path) -> None:
         path = tmp_path / "m.ingot"
         write_container(path, MEMBERS, {})
