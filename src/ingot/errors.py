@@ -28,7 +28,8 @@
     │   │   └── CompilerKilled      a signal ended it: out of memory, most often
     │   └── StorageError            a disk is full, a folder is read-only or not there
     │       └── CacheError          neither the cache nor a folder of temporary files can hold the library
-    └── FileError                   a file cannot be used (ingot_runtime.errors draws that branch)
+    └── FileError                   a file cannot be used (ingot_runtime.errors draws that branch, and what a call of
+        │                           a compiled model may raise)
         └── MissingOperator         it uses an operator that is not registered in this process
 
 A message says what happened, where (the user's file and line), why, and what to do.
@@ -40,12 +41,18 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ingot_runtime.errors import (
+    AssertionFailed,
+    CallError,
     DamagedFile,
     FileError,
     IngotError,
+    InputError,
+    LiteralError,
     NotAnIngotFile,
+    StructureError,
     UnsafeFile,
     UnsupportedSchema,
+    explain,
 )
 
 
@@ -71,26 +78,6 @@ class StateError(CaptureError):
 
 class DynamicShapeError(CaptureError):
     """A dim declared dynamic is frozen, related to another, or supported on less than its range."""
-
-
-class CallError(IngotError):
-    """A Program was called with something it was not captured for."""
-
-
-class StructureError(CallError):
-    """The arguments have other names or another nesting than the captured ones."""
-
-
-class LiteralError(CallError):
-    """An argument that was captured as a constant has another value."""
-
-
-class InputError(CallError):
-    """A tensor argument has another dtype, rank, size or device."""
-
-
-class AssertionFailed(IngotError, RuntimeError):
-    """An assertion of the model does not hold; torch's own exception is the cause."""
 
 
 class VerifyError(IngotError):
@@ -173,13 +160,6 @@ class StorageError(CompileError):
 
 class CacheError(StorageError):
     """Neither the cache nor a folder of temporary files can hold a library."""
-
-
-def explain(what: str, *, where: str | None = None, why: str | None = None, fix: str | None = None) -> str:
-    """One message in the house form; the parts that are not known are left out."""
-    parts: Sequence[tuple[str, str | None]] = (("where", where), ("why", why), ("what to do", fix))
-    lines = [what, *(f"  {label}: {text}" for label, text in parts if text)]
-    return "\n".join(lines)
 
 
 __all__ = [

@@ -1,15 +1,30 @@
-"""What can be wrong with a `.ingot` file. `IngotError` is the root of the compiler's exceptions too (ingot.errors).
+"""What can go wrong with a `.ingot` file and with a call of its model; ingot.errors draws the compiler's own branches.
 
     IngotError
-    FileError                 anything below
-    ├── NotAnIngotFile        another kind of file
-    ├── UnsupportedSchema     a good file, of a version that this release does not read
-    ├── DamagedFile           cut short, a flipped bit, a size that lies, a record that is not canonical
-    ├── UnsafeFile            a member name that could leave its folder, or that two members share
-    └── MissingMember         a good file without the member that was asked for (also a KeyError)
+    ├── FileError                   something is wrong with a file
+    │   ├── NotAnIngotFile          another kind of file
+    │   ├── UnsupportedSchema       a good file, of a version that this release does not read
+    │   ├── DamagedFile             cut short, a flipped bit, a size that lies, a record that is not canonical
+    │   ├── UnsafeFile              a member name that could leave its folder, or that two members share
+    │   ├── MissingMember           a good file without the member that was asked for (also a KeyError)
+    │   ├── NotCompiled             a good file without native code
+    │   └── MissingInstructionSet   native code, and none of it for this machine
+    ├── CallError                   a model was called with something it was not made for
+    │   ├── StructureError          other argument names or nesting
+    │   ├── LiteralError            another value for an argument that was captured as a constant
+    │   ├── InputError              another dtype, rank, size or device
+    │   └── OutputError             a buffer for an output that the output cannot be written to
+    ├── AssertionFailed             an assertion of the model does not hold (also a RuntimeError)
+    ├── IndexOutOfRange             an index that the model computed or was given (also an IndexError)
+    ├── DivisionByZero              an integer was divided by zero (also a ZeroDivisionError)
+    ├── OutOfMemory                 (also a MemoryError)
+    ├── ClosedModel                 a model was called after close() (also a ValueError)
+    └── SelfTestFailed              the stored sample gave another result
 
 A file that cannot be opened at all (absent, no permission) raises Python's own OSError.
 """
+
+from collections.abc import Sequence
 
 
 class IngotError(Exception):
@@ -67,3 +82,62 @@ class UnsafeFile(FileError):
 
 class MissingMember(FileError, KeyError):
     """The file has no member of that name."""
+
+
+class NotCompiled(FileError):
+    """The file has no native code."""
+
+
+class MissingInstructionSet(FileError):
+    """The file has native code, and none of it runs on this machine."""
+
+
+class CallError(IngotError):
+    """A Program or a compiled model was called with something it was not made for."""
+
+
+class StructureError(CallError):
+    """The arguments have other names or another nesting than the captured ones."""
+
+
+class LiteralError(CallError):
+    """An argument that was captured as a constant has another value."""
+
+
+class InputError(CallError):
+    """A tensor argument has another dtype, rank, size or device."""
+
+
+class OutputError(CallError):
+    """A buffer that was given for an output is too small, of another dtype, or cannot be written to."""
+
+
+class AssertionFailed(IngotError, RuntimeError):
+    """An assertion of the model does not hold for what it was called with."""
+
+
+class IndexOutOfRange(IngotError, IndexError):
+    """The model indexed a tensor beyond its size."""
+
+
+class DivisionByZero(IngotError, ZeroDivisionError):
+    """The model divided an integer by zero."""
+
+
+class OutOfMemory(IngotError, MemoryError):
+    """There is no memory for what the model needs."""
+
+
+class ClosedModel(IngotError, ValueError):
+    """A model was used after it was closed."""
+
+
+class SelfTestFailed(IngotError):
+    """The model's stored sample did not give the stored result on this machine."""
+
+
+def explain(what: str, *, where: str | None = None, why: str | None = None, fix: str | None = None) -> str:
+    """One message in the house form; the parts that are not known are left out."""
+    parts: Sequence[tuple[str, str | None]] = (("where", where), ("why", why), ("what to do", fix))
+    lines = [what, *(f"  {label}: {text}" for label, text in parts if text)]
+    return "\n".join(lines)

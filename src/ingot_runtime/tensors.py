@@ -5,7 +5,8 @@
     data              the tensors, one right behind the other, row-major, little-endian
 
 We write the header so long that the data begins on a multiple of 64 bytes, and the widest element types first, so
-that every tensor lies on a multiple of its element's size.
+that every tensor lies on a multiple of its element's size. Aligned members keep the order they are given in, put every
+tensor on a multiple of 64 bytes, and fill the gaps with tensors of zero bytes, `pad.0`, `pad.1` …
 """
 
 import math
@@ -87,17 +88,23 @@ class TensorsMember:
     """Tensors as a member to write: a mapping from name to (dtype, shape, data), data row-major and little-endian.
 
     Data is a buffer, or a function that gives one when its turn comes, so that no two need be in memory at once.
-    The order of the mapping does not matter. Raises ValueError for a tensor that cannot be written.
+    The order of the mapping matters only where `aligned`: then it is the order in the file, and `offsets` says where
+    each tensor lies, a multiple of 64, counted from the first byte of data. Raises ValueError for a tensor that cannot
+    be written.
     """
 
-    __slots__ = ("_data", "_head", "size")
+    __slots__ = ("_data", "_head", "data_size", "offsets", "size")
 
-    def __init__(self, tensors: Mapping[str, Tensor]) -> None:
+    def __init__(self, tensors: Mapping[str, Tensor], *, aligned: bool = False) -> None:
         sizes = {name: _byte_size(name, dtype, shape) for name, (dtype, shape, _) in tensors.items()}
-        names = sorted(tensors, key=lambda name: (-DTYPES[tensors[name][0]].itemsize, name))
         if _METADATA in tensors:
             raise ValueError(f"a tensor cannot be named {_METADATA!r}: safetensors keeps that name for itself")
-        header = {}
+        if aligned:
+            tensors = _padded(tensors, sizes)
+            names = list(tensors)
+        else:
+            names = sorted(tensors, key=lambda name: (-DTYPES[tensors[name][0]].itemsize, name))
+        header: dict[str, dict[str, Any]] = {}
         position = 0
         for name in names:
             dtype, shape, _ = tensors[name]
@@ -108,16 +115,39 @@ class TensorsMember:
         text += b" " * (-(_LENGTH_SIZE + len(text)) % _DATA_ALIGNMENT)
         self._head = len(text).to_bytes(_LENGTH_SIZE, "little") + text
         self._data = [(name, sizes[name], tensors[name][2]) for name in names]
+        self.offsets = {name: entry["data_offsets"][0] for name, entry in header.items()}
+        self.data_size = position
         self.size = len(self._head) + position
 
     def chunks(self) -> Iterator[bytes | bytearray | memoryview]:
         yield self._head
+        yield from self.data_chunks()
+
+    def data_chunks(self) -> Iterator[memoryview]:
+        """What lies behind the header."""
         for name, size, data in self._data:
             buffer = data() if callable(data) else data
             view = _raw_bytes(name, buffer)
             if view.nbytes != size:
                 raise ValueError(f"tensor {name!r} has {view.nbytes} bytes of data, its dtype and shape need {size}")
             yield view
+
+
+def _padded(tensors: Mapping[str, Tensor], sizes: dict[str, int]) -> dict[str, Tensor]:
+    """The tensors with what fills the gaps between them; `sizes` gets the sizes of it too."""
+    padded: dict[str, Tensor] = {}
+    position = 0
+    for name, tensor in tensors.items():
+        gap = -position % _DATA_ALIGNMENT
+        if gap:
+            pad = f"pad.{len(padded)}"
+            if pad in tensors:
+                raise ValueError(f"a tensor cannot be named {pad!r}: that is the name of the gap in front of {name!r}")
+            padded[pad] = ("U8", (gap,), bytes(gap))
+            sizes[pad] = gap
+        padded[name] = tensor
+        position += gap + sizes[name]
+    return padded
 
 
 def _raw_bytes(name: str, buffer: Buffer) -> memoryview:

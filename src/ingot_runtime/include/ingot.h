@@ -1,0 +1,83 @@
+/* A model that Ingot compiled: one shared library and one blob of weights.
+ *
+ * From a .ingot file, `python -m ingot_runtime extract m.ingot DIR` writes model.so, weights.bin and this header.
+ * The library needs libc and pthreads, nothing else. Every function may be called from any thread.
+ */
+#ifndef INGOT_H
+#define INGOT_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define INGOT_ABI 1
+
+enum ingot_dtype {
+    INGOT_BOOL = 0,
+    INGOT_UINT8 = 1,
+    INGOT_INT8 = 2,
+    INGOT_INT16 = 3,
+    INGOT_INT32 = 4,
+    INGOT_INT64 = 5,
+    INGOT_FLOAT16 = 6,
+    INGOT_BFLOAT16 = 7, /* its 16 bits */
+    INGOT_FLOAT32 = 8,
+    INGOT_FLOAT64 = 9,
+    INGOT_UINT16 = 10,
+    INGOT_UINT32 = 11,
+    INGOT_UINT64 = 12
+};
+
+enum ingot_status {
+    INGOT_OK = 0,
+    INGOT_INVALID = 1,      /* an argument is not what the model was compiled for */
+    INGOT_ASSERTION = 2,    /* an assertion of the model failed */
+    INGOT_INDEX = 3,        /* an index is out of range */
+    INGOT_MEMORY = 4,       /* no memory */
+    INGOT_ZERO_DIVISION = 5 /* an integer was divided by zero */
+};
+
+typedef struct { /* one input or output; strides count elements */
+    void *data;
+    int32_t dtype; /* enum ingot_dtype */
+    int32_t rank;
+    const int64_t *shape;
+    const int64_t *strides; /* NULL: contiguous */
+} ingot_tensor;
+
+typedef struct { /* what the library is; constant */
+    int32_t abi, inputs, outputs, symbols;
+    const char *isa;       /* "x86-64-v4" ... */
+    const char *weights;   /* sha256 of the weights it was compiled with, as hex */
+    uint64_t weights_size; /* bytes of the weights blob */
+} ingot_info;
+
+typedef struct ingot_model ingot_model;
+
+const ingot_info *ingot_describe(void);
+
+/* weights: the blob, aligned to 64 bytes, alive and unchanged until close. threads: 0 for one per core. */
+int ingot_open(const void *weights, int threads, ingot_model **model);
+
+/* Sizes of every output, one after another in `sizes`, for inputs of these shapes. Data is not read, but for the
+ * value of a scalar that is a size (an int argument that the model was compiled with as a symbol). */
+int ingot_sizes(ingot_model *model, const ingot_tensor *inputs, int64_t *sizes, char *message, size_t message_size);
+
+/* Writes the outputs; inputs that the program mutates are written in place. Any number of callers at once. */
+int ingot_run(ingot_model *model, const ingot_tensor *inputs, const ingot_tensor *outputs, char *message,
+              size_t message_size);
+
+/* Of random draws. */
+void ingot_seed(ingot_model *model, uint64_t seed);
+
+/* No call may be under way. */
+void ingot_close(ingot_model *model);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif
