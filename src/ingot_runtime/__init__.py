@@ -1,34 +1,82 @@
 """Loads and runs a compiled `.ingot` file with the standard library and numpy: never torch, never ingot.
 
-For now it holds the file itself:
+    model = ingot_runtime.load("m.ingot")               # every byte is checked here; weights are mapped
+    logits = model(ids, mask=mask)                      # the original's arguments; numpy arrays, torch tensors, buffers
+    model.self_test()                                   # the sample stored in the file, on this machine
 
-    with ingot_runtime.open_container("m.ingot") as container:      # every byte is checked here
+    $ python -m ingot_runtime describe|run|self-test|extract m.ingot
+
+The file itself, for those who want what is in it:
+
+    with ingot_runtime.open_container("m.ingot") as container:
         weights = container.read("weights.safetensors")             # a view, no copy
         for name, entry in ingot_runtime.parse_header(weights).items():
             array = ingot_runtime.as_numpy(weights, entry)
 """
 
+from .bfloat16 import BFloat16Array
 from .container import SCHEMA, Container, Member, StreamedMember, check_container, open_container, write_container
-from .errors import DamagedFile, FileError, IngotError, MissingMember, NotAnIngotFile, UnsafeFile, UnsupportedSchema
+from .errors import (
+    AssertionFailed,
+    CallError,
+    ClosedModel,
+    DamagedFile,
+    DivisionByZero,
+    FileError,
+    IndexOutOfRange,
+    IngotError,
+    InputError,
+    LiteralError,
+    MissingInstructionSet,
+    MissingMember,
+    NotAnIngotFile,
+    NotCompiled,
+    OutOfMemory,
+    OutputError,
+    SelfTestFailed,
+    StructureError,
+    UnsafeFile,
+    UnsupportedSchema,
+)
+from .model import Model, load
 from .tensors import DTYPES, TensorEntry, TensorsMember, as_numpy, parse_header
+from .trees import FieldTuple, Record
 
 __all__ = [
     "DTYPES",
     "SCHEMA",
+    "AssertionFailed",
+    "BFloat16Array",
+    "CallError",
+    "ClosedModel",
     "Container",
     "DamagedFile",
+    "DivisionByZero",
+    "FieldTuple",
     "FileError",
+    "IndexOutOfRange",
     "IngotError",
+    "InputError",
+    "LiteralError",
     "Member",
+    "MissingInstructionSet",
     "MissingMember",
+    "Model",
     "NotAnIngotFile",
+    "NotCompiled",
+    "OutOfMemory",
+    "OutputError",
+    "Record",
+    "SelfTestFailed",
     "StreamedMember",
+    "StructureError",
     "TensorEntry",
     "TensorsMember",
     "UnsafeFile",
     "UnsupportedSchema",
     "as_numpy",
     "check_container",
+    "load",
     "open_container",
     "parse_header",
     "write_container",

@@ -77,6 +77,11 @@ def parse_header(view: memoryview, *, path: str | None = None, member: str | Non
         raise DamagedFile("the tensors cannot be read", str(error), fix, path=path, member=member) from None
 
 
+def data_begin(view: memoryview) -> int:
+    """Where the data begins in a member whose header is sound."""
+    return _LENGTH_SIZE + int.from_bytes(view[:_LENGTH_SIZE], "little")
+
+
 def as_numpy(view: memoryview, entry: TensorEntry) -> NDArray[Any]:
     """The tensor as an array over the member's bytes, without a copy; bfloat16 and float8 as unsigned integers."""
     dtype = DTYPES[entry.dtype]
@@ -181,11 +186,11 @@ def _parse(view: memoryview) -> dict[str, TensorEntry]:
     if len(view) < _LENGTH_SIZE:
         raise ValueError(f"{len(view)} bytes are too few to hold the length of a header")
     length = int.from_bytes(view[:_LENGTH_SIZE], "little")
-    data_begin = _LENGTH_SIZE + length
-    if data_begin > len(view):
+    begin = _LENGTH_SIZE + length
+    if begin > len(view):
         raise ValueError(f"the header claims {length} bytes, {len(view) - _LENGTH_SIZE} are there")
     try:
-        header = strict_json.decode(bytes(view[_LENGTH_SIZE:data_begin]))
+        header = strict_json.decode(bytes(view[_LENGTH_SIZE:begin]))
     except ValueError as error:
         raise ValueError(f"the header is not JSON: {error}") from None
     if not isinstance(header, dict):
@@ -193,9 +198,9 @@ def _parse(view: memoryview) -> dict[str, TensorEntry]:
     metadata = header.pop(_METADATA, {})
     if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
         raise ValueError(f"{_METADATA} is not a mapping from text to text")
-    entries = [_parse_entry(name, entry, data_begin) for name, entry in header.items()]
+    entries = [_parse_entry(name, entry, begin) for name, entry in header.items()]
     entries.sort(key=lambda entry: (entry.begin, entry.end))
-    position = data_begin
+    position = begin
     for entry in entries:
         if entry.begin != position:
             kind = "a hole" if entry.begin > position else "an overlap"

@@ -1,0 +1,144 @@
+"""python -m ingot_runtime describe|run|self-test|extract m.ingot"""
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from .bfloat16 import BFloat16Array
+from .container import open_container
+from .dtypes import BFLOAT16
+from .errors import IngotError, InputError, explain
+from .model import Model, best_library, load, weights_of
+from .sampling import MUTATED
+from .spec import Input, read_spec
+
+HEADER = Path(__file__).parent / "include" / "ingot.h"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the command; returns the exit code: 0, or 1 with a message on standard error."""
+    options = _parser().parse_args(arguments)
+    try:
+        options.act(options)
+    except (IngotError, OSError, ValueError) as failure:
+        print(f"error: {failure}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        "python -m ingot_runtime", description="Runs a compiled .ingot file. Needs no torch."
+    )
+    commands = parser.add_subparsers(required=True, metavar="command")
+
+    def command(name: str, act: Any, text: str) -> argparse.ArgumentParser:
+        made = commands.add_parser(name, help=text, description=text)
+        made.set_defaults(act=act)
+        made.add_argument("file", help="a compiled .ingot file")
+        return made
+
+    run = command("run", _run, "Call the model with arrays from .npy files; results to an .npz file.")
+    run.add_argument(
+        "--input", action="append", default=[], metavar="NAME=FILE.npy", help="or NAME=NUMBER for a scalar"
+    )
+    run.add_argument("--output", required=True, metavar="FILE.npz", help="bfloat16 results are stored as float32")
+    run.add_argument("--seed", type=int, help="of random draws")
+    run.add_argument("--threads", type=int)
+    test = command("self-test", _self_test, "Run the sample stored in the file, and compare.")
+    test.add_argument("--threads", type=int)
+    command("describe", _describe, "What the model takes and gives.")
+    extract = command("extract", _extract, "Write model.so, weights.bin and ingot.h, for use from C.")
+    extract.add_argument("folder", help="made if it is not there")
+    extract.add_argument("--isa", help="which library, if not the best for this machine")
+    return parser
+
+
+def _run(options: argparse.Namespace) -> None:
+    given = dict(_pair(text) for text in options.input)
+    with load(options.file, options.threads) as model:
+        values = _values(model, given)
+        if options.seed is not None:
+            model.seed(options.seed)
+        results = model.run(values)
+        named = {asked.name: np.asarray(result) for asked, result in zip(model.spec.outputs, results, strict=True)}
+        for asked, value in zip(model.spec.inputs, values, strict=True):
+            if asked.mutated:
+                named[MUTATED + asked.name] = np.asarray(value)
+    # Whole or not at all, as every file of ours.
+    temporary = f"{options.output}.{os.urandom(8).hex()}.tmp"
+    try:
+        with open(temporary, "xb") as file:
+            np.savez(file, allow_pickle=False, **named)
+        os.replace(temporary, options.output)
+    finally:
+        Path(temporary).unlink(missing_ok=True)
+    for name, array in named.items():
+        print(f"{name}: {array.dtype}{list(array.shape)}")
+
+
+def _pair(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not equals:
+        raise ValueError(f"--input {text}: write NAME=FILE.npy, or NAME=NUMBER for a scalar")
+    return name, value
+
+
+def _values(model: Model, given: dict[str, str]) -> list[Any]:
+    names = [asked.name for asked in model.spec.inputs]
+    missing, extra = [name for name in names if name not in given], [name for name in given if name not in names]
+    if missing or extra:
+        labels = (("missing", missing), ("unexpected", extra))
+        problem = "; ".join(f"{label} {', '.join(found)}" for label, found in labels if found)
+        raise InputError(explain(f"The inputs are not the model's: {problem}.", fix=f"it takes {', '.join(names)}"))
+    return [_value(asked, given[asked.name]) for asked in model.spec.inputs]
+
+
+def _value(asked: Input, text: str) -> Any:
+    if not text.endswith(".npy") and not asked.shape:
+        return _number(asked, text)
+    array = np.load(text, allow_pickle=False)
+    if asked.dtype.name == BFLOAT16 and array.dtype == np.float32:
+        return BFloat16Array.of(array)
+    return array
+
+
+def _number(asked: Input, text: str) -> Any:
+    if asked.dtype.name == "bool":
+        if text.lower() not in ("true", "false"):
+            raise ValueError(f"--input {asked.name}={text}: write true or false")
+        return np.array(text.lower() == "true")
+    number = float(text) if not asked.dtype.is_exact else int(text)
+    return BFloat16Array.of(number) if asked.dtype.name == BFLOAT16 else np.array(number, asked.dtype.numpy)
+
+
+def _self_test(options: argparse.Namespace) -> None:
+    with load(options.file, options.threads) as model:
+        print(f"{options.file}: good on this machine, {model.isa}; largest difference {model.self_test():.3g}")
+
+
+def _describe(options: argparse.Namespace) -> None:
+    with load(options.file, 1) as model:
+        print(model.describe())
+
+
+def _extract(options: argparse.Namespace) -> None:
+    folder = Path(options.folder)
+    with open_container(options.file, writable=False) as container:
+        spec = read_spec(container.manifest, container.names, container.path)
+        isa = best_library(spec, container.path, options.isa)
+        blob = weights_of(container, spec)
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "model.so").write_bytes(container.read(spec.libraries[isa]))
+        (folder / "weights.bin").write_bytes(blob.view)
+        (folder / "ingot.h").write_bytes(HEADER.read_bytes())
+    print(f"{folder}: model.so ({isa}), weights.bin ({blob.size:,} bytes), ingot.h")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

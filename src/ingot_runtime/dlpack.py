@@ -1,0 +1,111 @@
+"""Tensors of other libraries through DLPack, over their own memory, without importing the libraries.
+
+numpy reads DLPack too, but neither bfloat16 nor, in older releases, bool.
+"""
+
+import ctypes
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+CPU = 1  # kDLCPU
+_HOST_DEVICES = frozenset({CPU, 3, 11, 13})  # also memory that CUDA or ROCm has pinned, and CUDA's managed memory
+BFLOAT = 4  # kDLBfloat
+
+_INT, _UINT, _FLOAT, _BOOL = 0, 1, 2, 6
+_NAMES = {
+    (_BOOL, 8): "bool",
+    (_UINT, 8): "uint8",
+    (_UINT, 16): "uint16",
+    (_UINT, 32): "uint32",
+    (_UINT, 64): "uint64",
+    (_INT, 8): "int8",
+    (_INT, 16): "int16",
+    (_INT, 32): "int32",
+    (_INT, 64): "int64",
+    (_FLOAT, 16): "float16",
+    (_FLOAT, 32): "float32",
+    (_FLOAT, 64): "float64",
+    (BFLOAT, 16): "bfloat16",
+}
+_CAPSULE = b"dltensor"
+
+
+class Exporter(Protocol):
+    def __dlpack__(self, *, stream: Any = None) -> Any: ...
+
+    def __dlpack_device__(self) -> tuple[int, int]: ...
+
+
+class _Device(ctypes.Structure):
+    _fields_ = (("kind", ctypes.c_int32), ("number", ctypes.c_int32))
+
+
+class _DataType(ctypes.Structure):
+    _fields_ = (("code", ctypes.c_uint8), ("bits", ctypes.c_uint8), ("lanes", ctypes.c_uint16))
+
+
+class _Tensor(ctypes.Structure):
+    # A DLManagedTensor begins with this, and nothing behind it is needed here.
+    _fields_ = (
+        ("data", ctypes.c_void_p),
+        ("device", _Device),
+        ("rank", ctypes.c_int32),
+        ("dtype", _DataType),
+        ("shape", ctypes.POINTER(ctypes.c_int64)),
+        ("strides", ctypes.POINTER(ctypes.c_int64)),
+        ("byte_offset", ctypes.c_uint64),
+    )
+
+
+_get_pointer = ctypes.pythonapi.PyCapsule_GetPointer
+_get_pointer.restype = ctypes.c_void_p
+_get_pointer.argtypes = (ctypes.py_object, ctypes.c_char_p)
+
+
+class NotImportable(Exception):
+    """The tensor cannot be used where it lies; the message says why."""
+
+
+def import_(value: Exporter) -> tuple[str, NDArray[Any], Any]:
+    """The dtype's name, an array over the tensor's memory (bfloat16 as uint16), and what keeps the memory alive.
+
+    Raises NotImportable.
+    """
+    device, _ = value.__dlpack_device__()
+    if device not in _HOST_DEVICES:
+        raise NotImportable("it is not in the memory of the CPU: move it there")
+    try:
+        # The capsule is not consumed: as long as it lives, so does the tensor, and its own destructor lets go of it.
+        capsule = value.__dlpack__()
+        tensor = _tensor(capsule)
+    except (BufferError, RuntimeError, ValueError, TypeError) as failure:
+        raise NotImportable(str(failure)) from failure
+    kind = tensor.dtype
+    name = _NAMES.get((kind.code, kind.bits)) if kind.lanes == 1 else None
+    if name is None:
+        raise NotImportable(f"its elements are of DLPack's type {kind.code} with {kind.lanes} times {kind.bits} bits")
+    dtype = np.dtype("uint16" if name == "bfloat16" else name)
+    shape = tuple(tensor.shape[: tensor.rank]) if tensor.rank else ()
+    if 0 in shape:
+        return name, np.empty(shape, dtype), capsule
+    strides = tuple(step * dtype.itemsize for step in tensor.strides[: tensor.rank]) if tensor.strides else None
+    if strides is None:
+        extent = dtype.itemsize * int(np.prod(shape, dtype=np.int64))
+    else:
+        if any(step < 0 for step in strides):
+            raise NotImportable("it runs backwards through memory: make it contiguous")
+        extent = dtype.itemsize + sum((n - 1) * step for n, step in zip(shape, strides, strict=True))
+    memory: Any = (ctypes.c_char * extent).from_address((tensor.data or 0) + tensor.byte_offset)
+    return name, np.ndarray(shape, dtype, memory, 0, strides), capsule
+
+
+def relabelled(capsule: Any, code: int) -> Any:
+    """The capsule, its elements now said to be of another type of the same size."""
+    _tensor(capsule).dtype.code = code
+    return capsule
+
+
+def _tensor(capsule: Any) -> _Tensor:
+    return _Tensor.from_address(_get_pointer(capsule, _CAPSULE))

@@ -1,0 +1,394 @@
+"""A compiled model, loaded from a `.ingot` file and called like the original.
+
+    model = ingot_runtime.load("m.ingot")
+    logits = model(ids, mask=mask)              arrays in, arrays out; nested as in the original
+    model(ids, mask=mask, out=buffer)           into the caller's memory
+
+Inputs are read where they lie; one that is not contiguous is copied once. Nothing here needs torch, and torch's
+tensors are taken all the same, through DLPack.
+"""
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from . import arrays, machine, native, sampling, shapes, trees
+from .bfloat16 import BFloat16Array
+from .container import Container, open_container
+from .dtypes import BFLOAT16
+from .errors import (
+    DamagedFile,
+    InputError,
+    MissingInstructionSet,
+    OutOfMemory,
+    OutputError,
+    SelfTestFailed,
+    UnsupportedSchema,
+    explain,
+)
+from .spec import ABI, Spec, read_spec
+from .tensors import data_begin, parse_header
+
+_PLANS_LIMIT = 256
+
+Arrays = list[NDArray[Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """What depends on the sizes of a call only, worked out once for them."""
+
+    inputs: Any
+    outputs: Any
+    output_shapes: tuple[tuple[int, ...], ...]
+
+
+def load(path: str | os.PathLike[str], threads: int | None = None) -> "Model":
+    """The model of a compiled file. Every byte of the file is checked first; its weights are mapped, not read.
+
+    `threads`: how many to compute with; None for one per core. Raises a FileError for what is wrong with the file or
+    with this machine, OSError where the file cannot be opened.
+    """
+    if threads is not None and not (type(threads) is int and 1 <= threads <= native.THREADS_LIMIT):
+        raise ValueError(f"threads is {threads!r}: give a number from 1 to {native.THREADS_LIMIT}, or None")
+    with open_container(path, writable=False) as container:
+        spec = read_spec(container.manifest, container.names, container.path)
+        isa = best_library(spec, container.path)
+        weights = weights_of(container, spec)
+        library = native.Library(container.read(spec.libraries[isa]), path=container.path, member=spec.libraries[isa])
+        _check_library(library, spec, isa, weights, container.path)
+        sample = None if spec.sample is None else sampling.read_sample(container, spec, spec.sample)
+        return Model(container.path, spec, library, weights, threads or 0, sample)
+
+
+class Model:
+    """A loaded model. Any number of threads may call it at once; close it, or let it go."""
+
+    def __init__(
+        self,
+        path: str,
+        spec: Spec,
+        library: native.Library,
+        weights: native.Blob,
+        threads: int,
+        sample: sampling.StoredSample | None,
+    ) -> None:
+        """Use `load`."""
+        self.path = path
+        self.spec = spec
+        self.isa = library.isa
+        self._library = library
+        self._weights = weights
+        self._threads = threads
+        self._sample = sample
+        self._native = native.NativeModel(library, weights, threads)
+        self._plans: dict[Any, _Plan] = {}
+        found = dict(_argument_places(spec))
+        self._places = [found[number] for number in range(len(spec.inputs))]
+        self._symbols = [number for number, asked in enumerate(spec.inputs) if asked.symbol is not None]
+        self._mutated = [number for number, asked in enumerate(spec.inputs) if asked.mutated]
+        named = spec.arguments.children[1]
+        self._has_own_out = "out" in spec.parameters or (isinstance(named, trees.Branch) and "out" in named.keys)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Runs the model with the original's arguments; returns numpy arrays, nested as the original's result is.
+
+        bfloat16, which numpy lacks, comes as BFloat16Array. `out=` takes buffers for the outputs, nested as the result
+        is, None where one is to be allocated; where the model itself has an argument of that name, use `call`.
+        Raises CallError for what the model was not compiled for, and what the model itself raises.
+        """
+        out = None if self._has_own_out else kwargs.pop("out", None)
+        return self.call(args, kwargs, out)
+
+    def call(self, args: Sequence[Any], kwargs: Mapping[str, Any], out: Any = None) -> Any:
+        """As `__call__`."""
+        spec = self.spec
+        positional, keyed = trees.arrange(spec.arguments, spec.parameters, tuple(args), kwargs)
+        leaves: list[Any] = [None] * len(spec.inputs)
+        first, second = spec.arguments.children
+        assert isinstance(first, trees.Branch)
+        for number, (child, value) in enumerate(zip(first.children, positional, strict=True)):
+            trees.flatten(child, value, _parameter(spec, number), leaves)
+        trees.flatten(second, keyed, "", leaves)
+        buffers: list[Any] = [None] * len(spec.outputs)
+        if out is not None:
+            _place_buffers(spec.result, out, "out", buffers)
+        results = self.run(leaves, buffers)
+        return trees.unflatten(spec.result, {"input": leaves, "output": results})
+
+    def run(self, leaves: Sequence[Any], buffers: Sequence[Any] = ()) -> list[Any]:
+        """Runs the model with one value an input, in the order of `spec.inputs`; gives one an output.
+
+        `buffers` has one for each output, or None where it is to be allocated.
+        """
+        return self._run(self._native, leaves, buffers)
+
+    def seed(self, value: int) -> None:
+        """Where the model draws random numbers, the draws of later calls follow from this number alone."""
+        if type(value) is not int or not 0 <= value < 2**64:
+            raise ValueError(f"the seed is {value!r}: give a number from 0 to 2**64 - 1")
+        self._native.seed(value)
+
+    def self_test(self) -> float:
+        """Runs the sample stored in the file on this machine; returns the largest difference from the stored result.
+
+        The model's own state is left as it is. Raises SelfTestFailed where the difference is larger than the file
+        allows, or where the file has no sample.
+        """
+        if self._sample is None:
+            raise SelfTestFailed(
+                explain("The file has no sample to test with.", where=self.path, fix="compile the model again")
+            )
+        fresh = native.NativeModel(self._library, self._weights, self._threads)
+        try:
+            given = [array.copy() for array in self._sample.inputs]
+            wrapped = [
+                BFloat16Array(array) if asked.dtype.name == BFLOAT16 else array
+                for asked, array in zip(self.spec.inputs, given, strict=True)
+            ]
+            results = self._run(fresh, wrapped, ())
+        finally:
+            fresh.close()
+        return sampling.compare(self.spec, self._sample, results, given, self.path)
+
+    def describe(self) -> str:
+        """What the model takes and gives, for people to read."""
+        spec = self.spec
+        return "\n".join(
+            [
+                f"{self.path}: {', '.join(spec.libraries)}; runs {self.isa} here",
+                *(
+                    f"  takes  {place}: {asked.spelled}{' (written to)' if asked.mutated else ''}"
+                    for place, asked in zip(self._places, spec.inputs, strict=True)
+                ),
+                *(f"  gives  {made.name}: {made.spelled}" for made in spec.outputs),
+                *(f"  where  {symbol}" for symbol in spec.symbols.values()),
+                f"  weights: {self._weights.size:,} bytes, mapped",
+            ]
+        )
+
+    def close(self) -> None:
+        """Gives back the model's threads and memory. Calls that are under way end first; later ones raise."""
+        self._native.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+    def _run(self, model: native.NativeModel, leaves: Sequence[Any], buffers: Sequence[Any]) -> list[Any]:
+        held: list[Any] = []
+        given = self._take(leaves, held)
+        plan = self._plan(model, given)
+        made = self._make(plan, buffers, held)
+        if self._mutated or buffers:
+            self._check_overlaps(given, made, buffers)
+        ready = [array if arrays.is_ready(array) else array.copy(order="C") for array in given]
+        inputs = type(plan.inputs).from_buffer_copy(plan.inputs)
+        outputs = type(plan.outputs).from_buffer_copy(plan.outputs)
+        for tensor, array in zip(inputs, ready, strict=False):
+            tensor.data = arrays.address(array)
+        for tensor, array in zip(outputs, made, strict=False):
+            tensor.data = arrays.address(array)
+        model.run(inputs, outputs)
+        for number in self._mutated:
+            if ready[number] is not given[number]:
+                given[number][...] = ready[number]
+        return [self._finish(number, array, buffers[number] if buffers else None) for number, array in enumerate(made)]
+
+    def _take(self, leaves: Sequence[Any], held: list[Any]) -> Arrays:
+        if len(leaves) != len(self.spec.inputs):
+            raise InputError(f"The model takes {len(self.spec.inputs)} inputs, and got {len(leaves)}.")
+        given = []
+        for asked, place, leaf in zip(self.spec.inputs, self._places, leaves, strict=True):
+            if type(leaf) in (bool, int, float) and not asked.shape and not asked.mutated:
+                given.append(arrays.number(leaf, asked.dtype, place))
+                continue
+            array = arrays.view(leaf, asked.dtype, len(asked.shape), place, held, InputError)
+            if asked.mutated and not array.flags.writeable:
+                raise InputError(
+                    explain(f"{place} is read-only, but the model writes to it.", fix="pass a copy that can be written")
+                )
+            given.append(array)
+        return given
+
+    def _plan(self, model: native.NativeModel, given: Arrays) -> _Plan:
+        sizes = tuple(array.shape for array in given)
+        values = {number: int(given[number][()]) for number in self._symbols}
+        key = (sizes, tuple(values.values()))
+        found = self._plans.get(key)
+        if found is not None:
+            return found
+        spec = self.spec
+        shapes.bind(spec, sizes, values, self._places)
+        inputs = native.tensors(sizes, [asked.dtype.code for asked in spec.inputs])
+        for number in self._symbols:
+            inputs[number].data = arrays.address(given[number])
+        flat = iter(model.sizes(inputs, sum(made.rank for made in spec.outputs)))
+        output_shapes = tuple(tuple(next(flat) for _ in range(made.rank)) for made in spec.outputs)
+        plan = _Plan(inputs, native.tensors(output_shapes, [made.dtype.code for made in spec.outputs]), output_shapes)
+        if len(self._plans) >= _PLANS_LIMIT:
+            self._plans.clear()
+        self._plans[key] = plan
+        return plan
+
+    def _make(self, plan: _Plan, buffers: Sequence[Any], held: list[Any]) -> Arrays:
+        made = []
+        for number, (asked, shape) in enumerate(zip(self.spec.outputs, plan.output_shapes, strict=True)):
+            buffer = buffers[number] if buffers else None
+            if buffer is None:
+                try:
+                    made.append(np.empty(shape, asked.dtype.numpy))
+                except MemoryError as failure:
+                    raise OutOfMemory(f"There is no memory for the output {asked.name}: {failure}") from None
+                continue
+            place = f"the buffer for {asked.name}"
+            array = arrays.view(buffer, asked.dtype, asked.rank, place, held, OutputError)
+            if array.shape != shape:
+                small = " too small" if array.size < np.prod(shape, dtype=np.int64) else ""
+                raise OutputError(
+                    explain(
+                        f"{place} is{small}: {array.shape}, but the output is {shape}.",
+                        fix="pass one of exactly that shape; of a larger one, a part: buffer[:n]",
+                    )
+                )
+            if not array.flags.writeable or not arrays.is_ready(array):
+                raise OutputError(
+                    explain(
+                        f"{place} cannot be written to as it is.",
+                        why="it is read-only" if not array.flags.writeable else "it is not contiguous, or not aligned",
+                        fix=f"pass np.empty({shape}, np.{asked.dtype.numpy.name})",
+                    )
+                )
+            made.append(array)
+        return made
+
+    def _check_overlaps(self, given: Arrays, made: Arrays, buffers: Sequence[Any]) -> None:
+        """What is written must be nobody else's: the model reads and writes in an order of its own."""
+        written = [(self._places[number], given[number], number) for number in self._mutated]
+        if buffers:
+            written += [
+                (f"the buffer for {self.spec.outputs[number].name}", array, len(given) + number)
+                for number, array in enumerate(made)
+                if buffers[number] is not None
+            ]
+        names = [*self._places, *(f"the buffer for {output.name}" for output in self.spec.outputs)]
+        everything = [*given, *made]
+        for place, array, number in written:
+            for other, (name, another) in enumerate(zip(names, everything, strict=True)):
+                if other != number and arrays.overlap(array, another):
+                    raise (OutputError if number >= len(given) else InputError)(
+                        explain(
+                            f"{place} and {name} share memory, and the model writes to it.",
+                            fix="pass a copy of one of them",
+                        )
+                    )
+
+    def _finish(self, number: int, array: NDArray[Any], buffer: Any) -> Any:
+        asked = self.spec.outputs[number]
+        if buffer is not None:
+            return buffer
+        if asked.is_scalar:
+            return array.item()
+        return BFloat16Array(array) if asked.dtype.name == BFLOAT16 else array
+
+
+def best_library(spec: Spec, path: str, isa: str | None = None) -> str:
+    """The instruction set of the library that this machine runs best, or the one asked for.
+
+    Raises MissingInstructionSet.
+    """
+    if isa is not None and isa in spec.libraries:
+        return isa
+    found = machine.best(spec.libraries) if isa is None else None
+    if found is not None:
+        return found
+    if isa is not None:
+        why = f"it has {', '.join(spec.libraries)}"
+    else:
+        why = "; ".join(_lacking(name) for name in spec.libraries) or "it has no library at all"
+    raise MissingInstructionSet(
+        f"the file has no native code for {isa or 'this machine'}",
+        why=why,
+        fix="compile the model for this kind of machine: ingot compile --isa",
+        path=path,
+    )
+
+
+def _lacking(isa: str) -> str:
+    if isa not in machine.FEATURES:
+        return f"this release does not know {isa}"
+    return f"{isa} needs {', '.join(machine.missing(isa))}, which this machine lacks"
+
+
+def weights_of(container: Container, spec: Spec) -> native.Blob:
+    """The weights as the library reads them. Raises DamagedFile where they do not lie as it needs them."""
+    member = container.read(spec.weights)
+    parse_header(member, path=container.path, member=spec.weights)
+    blob = native.Blob(member, data_begin(member))
+    if blob.address % native.ALIGNMENT:
+        raise DamagedFile(
+            f"the weights do not lie on a multiple of {native.ALIGNMENT} bytes",
+            fix="compile the model again",
+            path=container.path,
+            member=spec.weights,
+        )
+    return blob
+
+
+def _check_library(library: native.Library, spec: Spec, isa: str, weights: native.Blob, path: str) -> None:
+    if library.abi != ABI:
+        raise UnsupportedSchema(
+            f"the library is of ABI {library.abi}, this release runs ABI {ABI}",
+            fix="compile the model again with this release of Ingot",
+            path=path,
+            member=spec.libraries[isa],
+        )
+    facts = (
+        ("is for", library.isa, isa),
+        ("has inputs:", library.inputs, len(spec.inputs)),
+        ("has outputs:", library.outputs, len(spec.outputs)),
+        ("reads weights of bytes:", library.weights_size, weights.size),
+        ("reads weights of SHA-256", library.weights_sha256, spec.weights_sha256),
+    )
+    for what, found, expected in facts:
+        if found != expected:
+            raise DamagedFile(
+                "the library is not the one of this file",
+                why=f"it {what} {found}, the file says {expected}",
+                fix="compile the model again",
+                path=path,
+                member=spec.libraries[isa],
+            )
+
+
+def _argument_places(spec: Spec) -> list[tuple[int, str]]:
+    positional, named = spec.arguments.children
+    assert isinstance(positional, trees.Branch)
+    found = [
+        (leaf.number, place)
+        for number, child in enumerate(positional.children)
+        for leaf, place in trees.places(child, _parameter(spec, number))
+    ]
+    return found + [(leaf.number, place) for leaf, place in trees.places(named)]
+
+
+def _parameter(spec: Spec, number: int) -> str:
+    return spec.parameters[number] if number < len(spec.parameters) else f"args[{number}]"
+
+
+def _place_buffers(tree: trees.Tree, value: Any, at: str, found: list[Any]) -> None:
+    """The buffers of a nested `out=`, by number of output. None stands for a whole part as well as for one buffer."""
+    if value is None or isinstance(tree, trees.Literal):
+        return
+    if isinstance(tree, trees.Branch):
+        for key, child, part in zip(tree.keys, tree.children, trees.parts(tree, value, at), strict=True):
+            _place_buffers(child, part, trees.step(at, key), found)
+    elif tree.side == "output":
+        found[tree.number] = value
