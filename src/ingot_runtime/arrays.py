@@ -22,13 +22,15 @@ def view(value: Any, dtype: Dtype, rank: int, place: str, held: list[Any], error
     Raises `error` for what is not a tensor of that dtype and rank on the CPU, naming `place`.
     """
     if isinstance(value, np.ndarray):
-        name, array = value.dtype.name, value
+        array = value
         if value.dtype == dtype.numpy and dtype.name != BFLOAT16:
             name = dtype.name
-        elif name == BFLOAT16 and value.itemsize == 2:  # of a package that gives numpy this type
-            array = value.view(np.uint16)
         elif not value.dtype.isnative:
             name = f"{value.dtype.newbyteorder('=').name} in another byte order"
+        else:
+            name = value.dtype.name
+            if name == BFLOAT16 and value.itemsize == 2:  # of a package that gives numpy this type
+                array = value.view(np.uint16)
     elif isinstance(value, BFloat16Array):
         name, array = BFLOAT16, value.bits
     elif isinstance(value, np.generic):

@@ -73,10 +73,10 @@ def import_(value: Exporter) -> tuple[str, NDArray[Any], Any]:
 
     Raises NotImportable.
     """
-    device, _ = value.__dlpack_device__()
-    if device not in _HOST_DEVICES:
-        raise NotImportable("it is not in the memory of the CPU: move it there")
     try:
+        device, _ = value.__dlpack_device__()
+        if device not in _HOST_DEVICES:
+            raise NotImportable("it is not in the memory of the CPU")
         # The capsule is not consumed: as long as it lives, so does the tensor, and its own destructor lets go of it.
         capsule = value.__dlpack__()
         tensor = _tensor(capsule)

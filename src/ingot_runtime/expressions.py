@@ -16,6 +16,7 @@ from functools import reduce
 
 _TOKEN = re.compile(r"\s*(?:(\d+)|([A-Za-z_]\w*)|(\*\*|//|[-+*%(),]))", re.ASCII)
 _LENGTH_LIMIT = 2000
+_TOKENS_LIMIT = 400  # a tree is at most half as deep, which Python's stack can take
 _DEPTH_LIMIT = 100
 _EXPONENT_LIMIT = 8
 
@@ -124,6 +125,7 @@ class _Parser:
     def __init__(self, text: str) -> None:
         self._text = text
         self._at = 0
+        self._count = 0
         self.token = ""
         self._advance()
 
@@ -136,6 +138,9 @@ class _Parser:
         if found is None:
             raise NotAnExpression(f"{self._text[self._at :].strip()[:20]!r} is not known")
         self._at = found.end()
+        self._count += 1
+        if self._count > _TOKENS_LIMIT:
+            raise NotAnExpression("it is too long")
         self.token = found[1] or found[2] or found[3]
         return taken
 

@@ -232,7 +232,9 @@ def arrange(
     while len(args) < count and len(args) < len(parameters) and parameters[len(args)] in keyed:
         args = (*args, keyed.pop(parameters[len(args)]))
     while len(args) > count and len(args) <= len(parameters) and parameters[len(args) - 1] not in keyed:
-        args, keyed[parameters[len(args) - 1]] = args[:-1], args[-1]
+        *rest, last = args
+        keyed[parameters[len(rest)]] = last
+        args = tuple(rest)
     missing = [*parameters[len(args) : count], *(str(key) for key in named.keys if key not in keyed)]
     extra = [key for key in keyed if key not in named.keys]
     if len(args) < count and not missing:

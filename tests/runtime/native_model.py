@@ -121,7 +121,7 @@ def arguments(n: int = 3, picks: int = 2, count: int = 5, scale: float = 2.0) ->
 def expected(x: np.ndarray[Any, Any], rows: Any, scale: float = 2.0) -> dict[str, Any]:
     y = x * W * np.float32(scale) + B
     low = (np.ascontiguousarray(y[:, 0]).view(np.uint32) >> 16).astype(np.uint16)
-    return {"y": y, "picked": y[np.asarray(rows)], "low": low}
+    return {"y": y, "picked": y[np.asarray(rows, np.int64)], "low": low}
 
 
 def sample() -> Sample:
