@@ -86,8 +86,8 @@ def weights(more: int = 0) -> PackedWeights:
 
 
 @functools.cache
-def library(isa: str = ISA, more: int = 0, defines: tuple[str, ...] = ()) -> bytes:
-    """The model's library, for the weights above with `more` bytes of filler among them."""
+def library(isa: str = ISA, more: int = 0, source: str = "model.c", options: tuple[str, ...] = ()) -> bytes:
+    """A library, for the weights above with `more` bytes of filler among them."""
     assert COMPILER is not None
     packed = weights(more)
     facts = {
@@ -101,7 +101,7 @@ def library(isa: str = ISA, more: int = 0, defines: tuple[str, ...] = ()) -> byt
         made = Path(folder) / "model.so"
         command = [COMPILER, "-std=c11", "-Wall", "-Werror", "-O1", "-s", "-fPIC", "-shared", "-pthread"]
         command += [f"-D{name}={value}" for name, value in facts.items()]
-        command += [*defines, f"-I{HEADER.parent}", str(HERE / "native" / "model.c"), "-o", str(made)]
+        command += [*options, f"-I{HEADER.parent}", str(HERE / "native" / source), "-o", str(made)]
         subprocess.run(command, check=True)
         return made.read_bytes()
 
@@ -146,6 +146,30 @@ def sample() -> Sample:
         mutated={"total": x.sum(0)},
         tolerance=1e-6,
     )
+
+
+AFFINE: dict[str, Any] = {
+    "inputs": [{"name": "x", "dtype": "float32", "shape": ["s0", 4]}],
+    "outputs": [{"name": "y", "dtype": "float32", "shape": ["s0", 4]}],
+    "symbols": {"s0": {"name": "batch", "min": 1, "max": None}},
+    "call": {
+        "in": sequence("tuple", sequence("tuple", {"input": 0}), branch("dict")),
+        "out": {"output": 0},
+        "parameters": ["x"],
+    },
+}
+
+
+def write_affine(path: Path, more: int = 0, **changes: Any) -> Path:
+    """A compiled file of the smallest model."""
+    options: dict[str, Any] = {
+        "manifest_native": AFFINE,
+        "libraries": {ISA: library(more=more, source="affine.c")},
+        "source": (HERE / "native" / "affine.c").read_text(),
+        "weights": weights(more),
+    }
+    write_native(path, **{**options, **changes})
+    return path
 
 
 def write(
