@@ -10,7 +10,6 @@ The bytes of a library are run: whoever opens one has checked its file first.
 import ctypes
 import os
 import sys
-import tempfile
 import threading
 import weakref
 from collections.abc import Callable, Sequence
@@ -227,6 +226,8 @@ def _load(data: memoryview) -> tuple[ctypes.CDLL, Callable[[], None]]:
             return _load_from_memory(data)
         except OSError:
             pass  # no memfd or no /proc here, or none that may hold code: a file then, whose error is the one to see
+    import tempfile  # here, because what it imports costs more time than loading a library
+
     with tempfile.TemporaryDirectory(prefix="ingot-") as folder:  # nobody else may enter it
         path = os.path.join(folder, "model.so")
         with open(path, "wb") as file:
