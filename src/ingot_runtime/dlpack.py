@@ -29,11 +29,13 @@ _NAMES = {
     (_FLOAT, 64): "float64",
     (BFLOAT, 16): "bfloat16",
 }
-_CAPSULE = b"dltensor"
+_CAPSULE, _VERSIONED_CAPSULE = b"dltensor", b"dltensor_versioned"
+_VERSION = (1, 0)
+_READ_ONLY = 1
 
 
 class Exporter(Protocol):
-    def __dlpack__(self, *, stream: Any = None) -> Any: ...
+    def __dlpack__(self, **options: Any) -> Any: ...
 
     def __dlpack_device__(self) -> tuple[int, int]: ...
 
@@ -47,7 +49,7 @@ class _DataType(ctypes.Structure):
 
 
 class _Tensor(ctypes.Structure):
-    # A DLManagedTensor begins with this, and nothing behind it is needed here.
+    # A DLManagedTensor of DLPack 0 begins with this, and nothing behind it is needed here.
     _fields_ = (
         ("data", ctypes.c_void_p),
         ("device", _Device),
@@ -59,6 +61,21 @@ class _Tensor(ctypes.Structure):
     )
 
 
+class _Versioned(ctypes.Structure):
+    # A DLManagedTensorVersioned, of DLPack 1.
+    _fields_ = (
+        ("major", ctypes.c_uint32),
+        ("minor", ctypes.c_uint32),
+        ("context", ctypes.c_void_p),
+        ("deleter", ctypes.c_void_p),
+        ("flags", ctypes.c_uint64),
+        ("tensor", _Tensor),
+    )
+
+
+_is_valid = ctypes.pythonapi.PyCapsule_IsValid
+_is_valid.restype = ctypes.c_int
+_is_valid.argtypes = (ctypes.py_object, ctypes.c_char_p)
 _get_pointer = ctypes.pythonapi.PyCapsule_GetPointer
 _get_pointer.restype = ctypes.c_void_p
 _get_pointer.argtypes = (ctypes.py_object, ctypes.c_char_p)
@@ -71,15 +88,15 @@ class NotImportable(Exception):
 def import_(value: Exporter) -> tuple[str, NDArray[Any], Any]:
     """The dtype's name, an array over the tensor's memory (bfloat16 as uint16), and what keeps the memory alive.
 
-    Raises NotImportable.
+    The array is read-only where the other library says that the tensor is. Raises NotImportable.
     """
     try:
         device, _ = value.__dlpack_device__()
         if device not in _HOST_DEVICES:
             raise NotImportable("it is not in the memory of the CPU")
         # The capsule is not consumed: as long as it lives, so does the tensor, and its own destructor lets go of it.
-        capsule = value.__dlpack__()
-        tensor = _tensor(capsule)
+        capsule = _export(value)
+        tensor, is_read_only = _open(capsule)
     except (BufferError, RuntimeError, ValueError, TypeError) as failure:
         raise NotImportable(str(failure)) from failure
     kind = tensor.dtype
@@ -98,14 +115,29 @@ def import_(value: Exporter) -> tuple[str, NDArray[Any], Any]:
             raise NotImportable("it runs backwards through memory: make it contiguous")
         extent = dtype.itemsize + sum((n - 1) * step for n, step in zip(shape, strides, strict=True))
     memory: Any = (ctypes.c_char * extent).from_address((tensor.data or 0) + tensor.byte_offset)
-    return name, np.ndarray(shape, dtype, memory, 0, strides), capsule
+    array: NDArray[Any] = np.ndarray(shape, dtype, memory, 0, strides)
+    array.flags.writeable = not is_read_only
+    return name, array, capsule
 
 
 def relabelled(capsule: Any, code: int) -> Any:
     """The capsule, its elements now said to be of another type of the same size."""
-    _tensor(capsule).dtype.code = code
+    _open(capsule)[0].dtype.code = code
     return capsule
 
 
-def _tensor(capsule: Any) -> _Tensor:
-    return _Tensor.from_address(_get_pointer(capsule, _CAPSULE))
+def _export(value: Exporter) -> Any:
+    try:
+        return value.__dlpack__(max_version=_VERSION)
+    except TypeError:  # it knows DLPack 0 only, which cannot say that a tensor is read-only
+        return value.__dlpack__()
+
+
+def _open(capsule: Any) -> tuple[_Tensor, bool]:
+    """The tensor of a capsule, and whether it is read-only."""
+    if _is_valid(capsule, _CAPSULE):
+        return _Tensor.from_address(_get_pointer(capsule, _CAPSULE)), False
+    found = _Versioned.from_address(_get_pointer(capsule, _VERSIONED_CAPSULE))
+    if found.major != _VERSION[0]:
+        raise NotImportable(f"it is of DLPack {found.major}, which this release does not read")
+    return found.tensor, bool(found.flags & _READ_ONLY)

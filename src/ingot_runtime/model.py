@@ -245,7 +245,7 @@ class Model:
             if buffer is None:
                 try:
                     made.append(np.empty(shape, asked.dtype.numpy))
-                except MemoryError as failure:
+                except (MemoryError, ValueError) as failure:  # ValueError: more than numpy can count
                     raise OutOfMemory(f"There is no memory for the output {asked.name}: {failure}") from None
                 continue
             place = f"the buffer for {asked.name}"

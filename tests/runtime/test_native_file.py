@@ -263,6 +263,19 @@ class TestLibraries:
             assert model(np.ones((1, 4), np.float32)).tolist() == (W + B)[None].tolist()
         assert list(tmp_path.iterdir()) == []
 
+    def test_a_model_without_a_file(self, path: Path) -> None:
+        with open_container(path) as container:
+            spec = read_spec(container.manifest, container.names, "compiled here")
+        room = np.zeros(weights().size + 64, np.uint8)
+        begin = -room.ctypes.data % 64
+        room[begin:][: weights().size] = np.frombuffer(b"".join(weights().member.data_chunks()), np.uint8)
+        blob = native.Blob(room[begin:][: weights().size].data, 0)
+        with Model(
+            "compiled here", spec, native.Library(memoryview(library(source="affine.c"))), blob, 0, None
+        ) as model:
+            assert model(np.ones((1, 4), np.float32)).tolist() == (W + B)[None].tolist()
+            assert "compiled here" in model.describe()
+
 
 class TestWeights:
     def test_they_are_aligned(self, tmp_path: Path) -> None:
