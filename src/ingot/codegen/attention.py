@@ -7,6 +7,9 @@ total for each query, and the block's weights mix the values into sums that stay
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
+from ingot.codegen.ctext import constant_text
 from ingot.codegen.kernels import Kernel, Writer, unflatten
 from ingot.lowering.expr import product
 from ingot.lowering.ir import BYTES, Attention, Buffer, Matrix
@@ -36,10 +39,9 @@ def attention_kernel(step: Attention, buffers: dict[str, Buffer], used: set[str]
     q = step.q
     read = _read(out, q)
     out.open(f"for (int64_t d = 0; d < {depth}; ++d)")
-    out.line(
-        f"for (int64_t i = 0; i < high; ++i) {packed}[d * {QUERIES} + i] = "
-        f"{_scale(step, kind)}{read(f'{out.pointer(q.buffer)}[{out.size(q.offset)} + (first + i) * ({out.size(q.rows)}) + d * ({out.size(q.columns)})]')};"
-    )
+    place = f"{out.size(q.offset)} + (first + i) * ({out.size(q.rows)}) + d * ({out.size(q.columns)})"
+    value = _scale(step) + read(f"{out.pointer(q.buffer)}[{place}]")
+    out.line(f"for (int64_t i = 0; i < high; ++i) {packed}[d * {QUERIES} + i] = {value};")
     out.line(f"for (int64_t i = high; i < {QUERIES}; ++i) {packed}[d * {QUERIES} + i] = 0;")
     out.close()
     out.line(f"for (int i = 0; i < {QUERIES}; ++i) top[i] = -{infinity}, total[i] = 0;")
@@ -71,13 +73,11 @@ def _scratch(out: Writer, declaration: str, real: str, size: int, dtype: str) ->
     return declaration.rsplit(" ", 1)[1]
 
 
-def _scale(step: Attention, kind: str) -> str:
-    from ingot.codegen.ctext import constant_text
-
+def _scale(step: Attention) -> str:
     return f"{constant_text(step.scale, step.dtype)} * " if step.scale != 1 else ""
 
 
-def _read(out: Writer, matrix: Matrix):  # type: ignore[no-untyped-def]
+def _read(out: Writer, matrix: Matrix) -> Callable[[str], str]:
     dtype = out.buffers[matrix.buffer].dtype
     name = {"bfloat16": "ig_bf16_to_f32", "float16": "ig_f16_to_f32"}.get(dtype)
     if name:
@@ -85,9 +85,7 @@ def _read(out: Writer, matrix: Matrix):  # type: ignore[no-untyped-def]
     return (lambda text: f"{name}({text})") if name else (lambda text: text)
 
 
-def _lines(
-    out: Writer, matrix: Matrix, name: str, real: str, wide: int, dtype: str, kind: str
-) -> tuple[str, str]:
+def _lines(out: Writer, matrix: Matrix, name: str, real: str, wide: int, dtype: str, kind: str) -> tuple[str, str]:
     """The block's rows, one value after another: where they lie, or copied."""
     base = f"{out.pointer(matrix.buffer)} + ({out.size(matrix.offset)}) + block * ({out.size(matrix.rows)})"
     stored = out.buffers[matrix.buffer].dtype
@@ -107,7 +105,10 @@ def _mask(out: Writer, step: Attention, infinity: str) -> None:
     if step.causal:
         out.open("if (stop > first)")
         out.open("for (int64_t j = ig_max(block, first); j < stop; ++j)")
-        out.line(f"for (int64_t i = first; i < ig_min(j, last); ++i) scores[(j - block) * {QUERIES} + i - first] = -{infinity};")
+        out.line(
+            "for (int64_t i = first; i < ig_min(j, last); ++i) "
+            f"scores[(j - block) * {QUERIES} + i - first] = -{infinity};"
+        )
         out.close()
         out.close()
     if step.mask is None:
@@ -137,7 +138,11 @@ def _epilogue(out: Writer, step: Attention, sums: str, wide: int) -> None:
     out.line("const int64_t at = first + line;")
     unflatten(out, "at", rows)
     # A query whose keys are all masked away has a total of 0: its result is 0, as torch has it.
-    out.line("const " + ("float" if step.dtype == "float32" else "double") + " share = total[line] == 0 ? 0 : 1 / total[line];")
+    out.line(
+        "const "
+        + ("float" if step.dtype == "float32" else "double")
+        + " share = total[line] == 0 ? 0 : 1 / total[line];"
+    )
     code = out.statements(epilogue.body, [column.variable], f"({sums}[line * {wide} + {column.variable}] * share)")
     if code.checks:
         out.line("int bad = 0;")

@@ -1,9 +1,9 @@
 """A compiled model in this process: torch tensors in and out, numpy in and out.
 
-    compiled = ingot.compile(model, args)
-    compiled(*args)              the model's own call
-    compiled.source              the C text
-    compiled.save("m.ingot")     a file that `ingot_runtime` runs without torch
+compiled = ingot.compile(model, args)
+compiled(*args)              the model's own call
+compiled.source              the C text
+compiled.save("m.ingot")     a file that `ingot_runtime` runs without torch
 """
 
 from __future__ import annotations
@@ -114,14 +114,20 @@ class Compiled:
         args, kwargs = _cloned(example)
         names = [item["name"] for item in self._manifest["inputs"]]
         inputs = dict(zip(names, self._leaves(args, kwargs), strict=True))
-        given = {name: value.clone() if isinstance(value, torch.Tensor) else np.asarray(value) for name, value in inputs.items()}
+        given = {
+            name: value.clone() if isinstance(value, torch.Tensor) else np.asarray(value)
+            for name, value in inputs.items()
+        }
         with torch.no_grad():
             result = self.program.copy()(*args, **kwargs)
         leaves = [leaf for leaf in flatten(result)[0] if isinstance(leaf, (torch.Tensor, int, float, bool))]
         names = [output["name"] for output in self._manifest["outputs"]]
         if len(leaves) != len(names):
             return None
-        outputs = {name: _value(leaf, output["dtype"]) for name, leaf, output in zip(names, leaves, self._manifest["outputs"], strict=True)}
+        outputs = {
+            name: _value(leaf, output["dtype"])
+            for name, leaf, output in zip(names, leaves, self._manifest["outputs"], strict=True)
+        }
         mutated = {i["name"]: inputs[i["name"]] for i in self._manifest["inputs"] if i["mutated"]}
         return Sample(given, outputs, mutated, tolerance=_tolerance(self._manifest))
 
@@ -196,4 +202,6 @@ def _as_torch(value: Any) -> Any:
 
 
 def _cloned(value: Any) -> Any:
-    return torch.utils._pytree.tree_map(lambda leaf: leaf.detach().clone() if isinstance(leaf, torch.Tensor) else leaf, value)
+    return torch.utils._pytree.tree_map(
+        lambda leaf: leaf.detach().clone() if isinstance(leaf, torch.Tensor) else leaf, value
+    )

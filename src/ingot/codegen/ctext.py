@@ -98,7 +98,7 @@ _INFIX = {"add": "+", "sub": "-", "mul": "*", "bitand": "&", "bitor": "|", "bitx
 class Statements:
     """Replays a body as C declarations, those that do not depend on `inner` variables apart, to go before the loop.
 
-    `place(buffer, index)` spells the element of a buffer, `names` the symbols that have other names in this text; `used`
+    `place(buffer, index)` spells the element of a buffer; `names` has symbols that this text calls otherwise; `used`
     collects the library functions.
     """
 
@@ -236,7 +236,15 @@ class Statements:
         return f"{self._library(f'{op.name}_{SUFFIX[dtype]}')}({', '.join(operands)})"
 
 
-_FLOAT_BUILTINS = {"sqrt": "sqrt", "floor": "floor", "ceil": "ceil", "trunc": "trunc", "abs": "fabs", "round": "rint", "copysign": "copysign"}
+_FLOAT_BUILTINS = {
+    "sqrt": "sqrt",
+    "floor": "floor",
+    "ceil": "ceil",
+    "trunc": "trunc",
+    "abs": "fabs",
+    "round": "rint",
+    "copysign": "copysign",
+}
 _FLOAT_TEXT = {
     "div": "{a} / {b}",
     "reciprocal": "{one} / {a}",

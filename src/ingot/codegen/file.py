@@ -15,9 +15,8 @@ from ingot.codegen import products
 from ingot.codegen.attention import attention_kernel
 from ingot.codegen.ctext import STORED, Statements, size_text
 from ingot.codegen.kernels import Kernel, kernel_of
-from ingot.lowering.expr import Expr, Size, largest, product
+from ingot.lowering.expr import Expr, Size, largest
 from ingot.lowering.ir import (
-    BYTES,
     Attention,
     Bind,
     Body,
@@ -37,7 +36,21 @@ from ingot.lowering.ir import (
 )
 from ingot.lowering.memory import ALIGN, Plan, byte_size, touched
 
-DTYPES = ("bool uint8 int8 int16 int32 int64 float16 bfloat16 float32 float64 uint16 uint32 uint64").split()
+DTYPES = [
+    "bool",
+    "uint8",
+    "int8",
+    "int16",
+    "int32",
+    "int64",
+    "float16",
+    "bfloat16",
+    "float32",
+    "float64",
+    "uint16",
+    "uint32",
+    "uint64",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +123,8 @@ class _File:
     def _banner(self) -> str:
         return (
             f"/* {self.title}, compiled by Ingot. One file, nothing but libc and threads.\n\n"
-            f"   {len(self.module.inputs)} inputs, {len(self.module.outputs)} outputs, {len(self.kernels)} kernels. */\n"
+            f"   {len(self.module.inputs)} inputs, {len(self.module.outputs)} outputs, "
+            f"{len(self.kernels)} kernels. */\n"
         )
 
     def _library(self) -> str:
@@ -229,7 +243,9 @@ class _File:
             case Map() | Reduce() | Nest():
                 self._launch(kernel_of(step, self.module.buffers, self.used, self.module.hints), step.origin)
             case Product():
-                self._launch(products.product_kernel(step, self.module.buffers, self.used, self.module.hints), step.origin)
+                self._launch(
+                    products.product_kernel(step, self.module.buffers, self.used, self.module.hints), step.origin
+                )
             case Convolution():
                 kernel = products.convolution_kernel(step, self.module.buffers, self.used, self.module.hints)
                 self._launch(kernel, step.origin)
@@ -266,7 +282,8 @@ class _File:
                 self.line("}")
             case Repeat():
                 number = step.loop.variable[1:]
-                self.line(f"for (n[{number}] = 0; n[{number}] < {self.size(step.loop.extent)} && !run->status; ++n[{number}]) {{")
+                at, count = f"n[{number}]", self.size(step.loop.extent)
+                self.line(f"for ({at} = 0; {at} < {count} && !run->status; ++{at}) {{")
                 self._nested(step.steps)
                 self.line("}")
             case _:
@@ -333,7 +350,9 @@ class _File:
             "STATEFUL": int(any(b.kind == "state" for b in module.buffers.values())),
         }
         text = "".join(f"#define IG_{name} {value}\n" for name, value in values.items())
-        text += "static const char *const ig_sites[] = {" + ", ".join(_quoted(site) for site in [*self.sites, ""]) + "};\n"
+        text += (
+            "static const char *const ig_sites[] = {" + ", ".join(_quoted(site) for site in [*self.sites, ""]) + "};\n"
+        )
         text += self._bind() + self._shapes()
         return text + _resource("exports.h")
 
@@ -352,26 +371,35 @@ class _File:
         return found
 
     def _bind(self) -> str:
-        lines = ["static int ig_bind(const ingot_tensor *inputs, int64_t *n, char *message, size_t size)", "{", "    (void)n, (void)inputs;"]
+        lines = [
+            "static int ig_bind(const ingot_tensor *inputs, int64_t *n, char *message, size_t size)",
+            "{",
+            "    (void)n, (void)inputs;",
+        ]
         for number, argument in enumerate(self.module.inputs):
             lines.append(
                 f"    if (!ig_input(&inputs[{number}], {_quoted(argument.name)}, {DTYPES.index(argument.dtype)}, "
                 f"{len(argument.shape)}, message, size)) return INGOT_INVALID;"
             )
         for name, known in self.module.symbols.items():
-            told = f"inputs[{known.place}].shape[{known.dim}]" if known.dim >= 0 else f"*(const int64_t *)inputs[{known.place}].data"
+            told = (
+                f"inputs[{known.place}].shape[{known.dim}]"
+                if known.dim >= 0
+                else f"*(const int64_t *)inputs[{known.place}].data"
+            )
             lines.append(f"    n[{name[1:]}] = {told};")
             high = "INT64_MAX" if known.high is None else known.high
             lines.append(
-                f"    if (!ig_range({_quoted(known.name)}, n[{name[1:]}], {known.low}, {high}, message, size)) return INGOT_INVALID;"
+                f"    if (!ig_range({_quoted(known.name)}, n[{name[1:]}], {known.low}, {high}, message, size)) "
+                "return INGOT_INVALID;"
             )
         for number, argument in enumerate(self.module.inputs):
             for dim, size in enumerate(argument.shape):
                 if isinstance(size, Expr) and not {s.name for s in size.symbols} <= set(self.module.symbols):
                     continue
                 lines.append(
-                    f"    if (!ig_dim(&inputs[{number}], {_quoted(argument.name)}, {dim}, {self.size(size)}, message, size)) "
-                    "return INGOT_INVALID;"
+                    f"    if (!ig_dim(&inputs[{number}], {_quoted(argument.name)}, {dim}, {self.size(size)}, "
+                    "message, size)) return INGOT_INVALID;"
                 )
         lines += ["    return INGOT_OK;", "}", ""]
         return "\n".join(lines)
@@ -390,15 +418,22 @@ class _File:
         lines.append(f"static const int ig_ranks[] = {{{', '.join(map(str, [*ranks, 0]))}}};")
         lines.append(f"static const int ig_dtypes[] = {{{', '.join(map(str, [*dtypes, 0]))}}};")
         lines.append(f"enum {{ IG_SIZES = {max(at, 1)} }};")
-        states = [(p, w) for p in place_weights(self.module)[0] if (w := self.module.buffers[p.weight.buffer]).kind == "state"]
-        lines.append("static const int64_t ig_states[][2] = {" + ", ".join(f"{{{p.offset}, {p.size}}}" for p, _ in states) + ("" if states else "{0, 0}") + "};\n")
+        states = [
+            (p, w) for p in place_weights(self.module)[0] if (w := self.module.buffers[p.weight.buffer]).kind == "state"
+        ]
+        lines.append(
+            "static const int64_t ig_states[][2] = {"
+            + ", ".join(f"{{{p.offset}, {p.size}}}" for p, _ in states)
+            + ("" if states else "{0, 0}")
+            + "};\n"
+        )
         return "\n".join(lines)
 
 
 def _signature() -> list[str]:
     return [
-        "static void ig_model_run(ingot_model *model, ig_run *run, const ingot_tensor *inputs, const ingot_tensor *outputs,",
-        "                         int64_t *n)",
+        "static void ig_model_run(",
+        "    ingot_model *model, ig_run *run, const ingot_tensor *inputs, const ingot_tensor *outputs, int64_t *n)",
     ]
 
 
@@ -412,6 +447,3 @@ def _quoted(text: str) -> str:
 
 def _comment(origin: Origin) -> str:
     return str(origin).replace("*/", "* /")
-
-
-assert product and BYTES

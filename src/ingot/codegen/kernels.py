@@ -107,7 +107,9 @@ class Writer:
         return f"{self.place(store.buffer, store.index)} {'=' if store.mode == 'set' else '+='} {value};"
 
     def hint(self, size: Size) -> int:
-        return size if isinstance(size, int) else evaluate(size, {s.name: self.hints.get(s.name, 8) for s in size.symbols})
+        return (
+            size if isinstance(size, int) else evaluate(size, {s.name: self.hints.get(s.name, 8) for s in size.symbols})
+        )
 
     def finish(self, total: Size, grain: Size) -> Kernel:
         head: list[str] = []
@@ -115,7 +117,9 @@ class Writer:
             stored = STORED[self.buffers[buffer].dtype]
             const = "" if buffer in self.written else "const "
             head.append(f"    {const}{stored} *const {name} = c->p[{len(head)}];")
-        head += [f"    const int64_t {name} = c->n[{name[1:]}];" for name in sorted(self.sizes, key=lambda n: int(n[1:]))]
+        head += [
+            f"    const int64_t {name} = c->n[{name[1:]}];" for name in sorted(self.sizes, key=lambda n: int(n[1:]))
+        ]
         text = "\n".join([*head, *self.lines])
         return Kernel(text, list(self.pointers), total, grain, self.scratch)
 
@@ -270,8 +274,16 @@ def _start(kind: str, dtype: str) -> str:
             return f"{sign}INF_{'F32' if dtype == 'float32' else 'F64'}"
         if dtype == "bool":
             return "0" if kind == "max" else "1"
-        low, high = (0, 2 ** (8 * BYTES[dtype]) - 1) if dtype[0] == "u" else (-(2 ** (8 * BYTES[dtype] - 1)), 2 ** (8 * BYTES[dtype] - 1) - 1)
-        return constant_text(low if kind == "max" else high, dtype) if dtype != "uint64" else ("0" if kind == "max" else "UINT64_MAX")
+        low, high = (
+            (0, 2 ** (8 * BYTES[dtype]) - 1)
+            if dtype[0] == "u"
+            else (-(2 ** (8 * BYTES[dtype] - 1)), 2 ** (8 * BYTES[dtype] - 1) - 1)
+        )
+        return (
+            constant_text(low if kind == "max" else high, dtype)
+            if dtype != "uint64"
+            else ("0" if kind == "max" else "UINT64_MAX")
+        )
     return "1" if kind in ("prod", "all") else "0"
 
 
@@ -296,7 +308,8 @@ def _reduce_along(out: Writer, step: Reduce) -> None:
     inner = step.over[-1] if step.over else None
     code = out.statements(step.body, [inner.variable] if inner else ())
     _flags(out, code)
-    small = isinstance(product([loop.extent for loop in step.over]), int) and product([l.extent for l in step.over]) <= RUN  # type: ignore[operator]
+    count = product([loop.extent for loop in step.over])
+    small = isinstance(count, int) and count <= RUN
     split = [kind == "sum" and dtype == "float32" and not small for kind, dtype in zip(step.kinds, dtypes, strict=True)]
     clauses = []
     for number, (kind, dtype) in enumerate(zip(step.kinds, dtypes, strict=True)):
@@ -393,7 +406,11 @@ def _reduce_across(out: Writer, step: Reduce, loops: Sequence[Loop]) -> None:
     out.open(f"for (int64_t block = 0; block < {extent}; block += {narrow})")
     out.line(f"const int64_t stop = ig_min(block + {narrow}, {extent});")
     for number, (kind, dtype) in enumerate(zip(step.kinds, dtypes, strict=True)):
-        type_ = "double" if kind == "sum" and dtype == "float32" and long else COMPUTED["int32" if kind in ("any", "all") else dtype]
+        type_ = (
+            "double"
+            if kind == "sum" and dtype == "float32" and long
+            else COMPUTED["int32" if kind in ("any", "all") else dtype]
+        )
         out.line(f"_Alignas(64) {type_} acc{number}[{narrow}];")
         out.line(f"for (int64_t x = 0; x < {narrow}; ++x) acc{number}[x] = {_start(kind, dtype)};")
     for loop in step.over:
@@ -422,4 +439,3 @@ def _reduce_across(out: Writer, step: Reduce, loops: Sequence[Loop]) -> None:
     for _ in around:
         out.close()
     _report(out, code)
-

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from ingot.codegen.kernels import Kernel, Writer, unflatten
 from ingot.lowering.expr import Size, product
-from ingot.lowering.ir import BYTES, Buffer, Convolution, Loop, Map, Product
+from ingot.lowering.ir import BYTES, Buffer, Convolution, Map, Product
 
 PANEL = 48
 # Rows of a task: enough to reuse a panel from the nearest cache, few enough to share out.
@@ -123,7 +123,10 @@ def convolution_kernel(step: Convolution, buffers: dict[str, Buffer], used: set[
     out.line(f"const {real} *rows[{taps} * 8];")
     out.open("for (int64_t task = begin; task < end; ++task)")
     out.line(f"const int64_t panel = task / ({out.size(blocks)});")
-    out.line(f"const int64_t first = task % ({out.size(blocks)}) * {ROWS}, last = ig_min(first + {ROWS}, {out.size(pixels)});")
+    out.line(
+        f"const int64_t first = task % ({out.size(blocks)}) * {ROWS}, "
+        f"last = ig_min(first + {ROWS}, {out.size(pixels)});"
+    )
     image = out.pointer(step.x)
     if step.groups == 1:
         out.line(f"const int64_t left = panel * {PANEL}, right = ig_min(left + {PANEL}, {per_group});")
@@ -137,8 +140,8 @@ def convolution_kernel(step: Convolution, buffers: dict[str, Buffer], used: set[
     out.line(f"const int64_t high = ig_min(last - row, IG_ROWS_{kind.upper()});")
     out.line(f"ig_windows_{kind}(rows, &window, {image}, ig_zeros_{kind}, row, high);")
     out.line(
-        f"ig_window_{kind}(rows, {taps}, {step.channels}, {out.pointer(step.weight)} + panel * {taps * step.channels * PANEL}, "
-        "tile, high);"
+        f"ig_window_{kind}(rows, {taps}, {step.channels}, "
+        f"{out.pointer(step.weight)} + panel * {taps * step.channels * PANEL}, tile, high);"
     )
     _epilogue(out, step.epilogue, 0)
     out.close()

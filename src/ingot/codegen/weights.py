@@ -50,7 +50,7 @@ def fill(program: Program, module: Module, source: Source) -> Blob:
         target = torch.from_numpy(array[place.offset : place.offset + place.size])
         if place.size:
             _copy(target.view(dtype), state.detach(), weight.packing)
-    return Blob(array, native.Blob(memoryview(raw), begin), source.weights, module)
+    return Blob(array, native.Blob(raw.data, begin), source.weights, module)
 
 
 def _copy(target: torch.Tensor, state: torch.Tensor, packing: tuple[Any, ...]) -> None:

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TypeVar
+from typing import TypeAlias
 
 from ingot.lowering.body import Recorder, pruned, reads, rewrite
 from ingot.lowering.expr import Expr, Size, coefficient_of, evaluate, product, substitute, symbol, within
@@ -39,7 +39,7 @@ from ingot.lowering.ir import (
 )
 from ingot.lowering.memory import nested, touched
 
-WithEpilogue = TypeVar("WithEpilogue", Product, Convolution, Attention)
+WithEpilogue: TypeAlias = Product | Convolution | Attention
 
 # Fewer rows than this are not worth giving up the parallel work inside of them.
 FEW_ROWS = 8
@@ -168,7 +168,7 @@ def _epilogues(steps: Sequence[Step], buffers: dict[str, Buffer], outside: dict[
             place = _writer(step, done)
             if place is not None:
                 target = done[place]
-                assert isinstance(target, (Product, Convolution, Attention))
+                assert isinstance(target, WithEpilogue)
                 joined = _absorb(target, step, counts, buffers)
                 if joined is not None and _may_move(step, done[place + 1 :]):
                     done[place] = joined
@@ -344,7 +344,11 @@ def _shared(steps: Sequence[Map | Reduce]) -> int:
 
 def _worth(outer: int, steps: Sequence[Map | Reduce], module: Module) -> bool:
     def hint(size: Size) -> int:
-        return size if isinstance(size, int) else evaluate(size, {s.name: module.hints.get(s.name, 8) for s in size.symbols})
+        return (
+            size
+            if isinstance(size, int)
+            else evaluate(size, {s.name: module.hints.get(s.name, 8) for s in size.symbols})
+        )
 
     count = hint(product([loop.extent for loop in steps[0].loops[:outer]]))
     row = max(
@@ -421,9 +425,7 @@ def _localized(step: Map | Reduce, local: set[str], zero: dict[str, Size]) -> Ma
         return None
 
     ops, results = rewrite(step.body, replace=known)
-    stores = tuple(
-        replace(s, index=substitute(s.index, zero)) if s.buffer in local else s for s in step.stores
-    )
+    stores = tuple(replace(s, index=substitute(s.index, zero)) if s.buffer in local else s for s in step.stores)
     return replace(step, body=ops.finish(results), stores=stores)
 
 

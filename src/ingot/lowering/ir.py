@@ -3,7 +3,7 @@
     module  ::= Module(buffers, steps, inputs, outputs, symbols)
     step    ::= Map(loops, body, stores)                 body at every point of the loops
               | Reduce(loops, over, kinds, body, stores) one accumulator a result of the body, at every point of loops
-              | Nest(outer, steps)                       Maps and Reduces that share their outer loops, one after another
+              | Nest(outer, steps)                       Maps and Reduces that share their outer loops, in order
               | Product(batch, m, n, k, a, b, epilogue)  matrix products, with a Map as their epilogue
               | Convolution(…, epilogue)                 the same over windows
               | Attention(…)                             softmax(q · k + mask) · v
@@ -13,7 +13,7 @@
               | If(condition, then, otherwise) | While(condition steps, condition, steps) | Repeat(loop, steps)
     loop    ::= Loop(variable, extent)
     store   ::= Store(buffer, index, result)             result: which of the body's results; or accumulates into it
-    body    ::= Body(ops, results)                       scalar operations in order; an operand is an earlier one's place
+    body    ::= Body(ops, results)                       scalar operations in order; operands are places of earlier
     op      ::= load buffer[index] (if mask)             index is an Expr over loop variables, sizes and earlier values
               | const value | index expr | cast x | check index | draw | <name of a scalar operation> operands …
 
@@ -323,9 +323,7 @@ class Repeat:
     origin: Origin = Origin()
 
 
-Step: TypeAlias = (
-    Map | Reduce | Nest | Product | Convolution | Attention | Routine | Bind | Check | If | While | Repeat
-)
+Step: TypeAlias = Map | Reduce | Nest | Product | Convolution | Attention | Routine | Bind | Check | If | While | Repeat
 
 
 @dataclass(frozen=True, slots=True)

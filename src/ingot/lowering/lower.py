@@ -10,7 +10,7 @@ node being lowered is `low.node`, its type `low.out`.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import sympy
 import torch
@@ -42,6 +42,7 @@ from ingot.program.program import Program
 from ingot.program.signature import STATE_KINDS, InputKind, OutputKind
 
 Rule = Callable[..., Any]
+R = TypeVar("R", bound=Rule)
 RULES: dict[Any, Rule] = {}
 
 # Columns of a packed weight's panel: a whole number of vectors for every instruction set (48 = 3·16 = 6·8 = 12·4).
@@ -52,10 +53,10 @@ CHEAP = 3
 LONG = 48
 
 
-def lowers(*targets: Any) -> Callable[[Rule], Rule]:
+def lowers(*targets: Any) -> Callable[[R], R]:
     """Registers the rule for these operators; a second registration is a bug."""
 
-    def register(rule: Rule) -> Rule:
+    def register(rule: R) -> R:
         for target in targets:
             assert target not in RULES, f"{target} has two rules"
             RULES[target] = rule
@@ -69,7 +70,21 @@ def dtype_name(dtype: torch.dtype) -> str:
 
 
 SUPPORTED = frozenset(
-    "bool uint8 int8 int16 int32 int64 uint16 uint32 uint64 float16 bfloat16 float32 float64".split()
+    [
+        "bool",
+        "uint8",
+        "int8",
+        "int16",
+        "int32",
+        "int64",
+        "uint16",
+        "uint32",
+        "uint64",
+        "float16",
+        "bfloat16",
+        "float32",
+        "float64",
+    ]
 )
 
 
@@ -217,7 +232,9 @@ class Lowering:
         """Something of the right type, so that lowering goes on and finds every other complaint."""
         value = value_of(node)
         parts = value if isinstance(value, (tuple, list)) else (value,)
-        made = [self.full(self.shape_of(v), 0, dtype_name(v.dtype)) if isinstance(v, torch.Tensor) else v for v in parts]
+        made = [
+            self.full(self.shape_of(v), 0, dtype_name(v.dtype)) if isinstance(v, torch.Tensor) else v for v in parts
+        ]
         return made if isinstance(value, (tuple, list)) else made[0]
 
     def argument(self, value: Any) -> Any:
@@ -229,7 +246,11 @@ class Lowering:
         if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
             return self.symbolic(value)
         if isinstance(value, (list, tuple)):
-            return type(value)(self.argument(v) for v in value) if type(value) in (list, tuple) else [*map(self.argument, value)]
+            return (
+                type(value)(self.argument(v) for v in value)
+                if type(value) in (list, tuple)
+                else [*map(self.argument, value)]
+            )
         if isinstance(value, dict):
             return {k: self.argument(v) for k, v in value.items()}
         return value
@@ -277,7 +298,13 @@ class Lowering:
         return self.shape_of(value)
 
     def _scalar_input(self, node: fx.Node, name: str, value: Any, place: int) -> Argument:
-        dtype = "float64" if isinstance(value, (float, torch.SymFloat)) else "bool" if isinstance(value, (bool, torch.SymBool)) else "int64"
+        dtype = (
+            "float64"
+            if isinstance(value, (float, torch.SymFloat))
+            else "bool"
+            if isinstance(value, (bool, torch.SymBool))
+            else "int64"
+        )
         buffer = self.buffer("input", dtype, ()).name
         tensor = Tensor((), dtype, Strided(buffer, 0, ()))
         if isinstance(value, torch.SymInt) and isinstance(value.node.expr, sympy.Symbol):
@@ -341,7 +368,9 @@ class Lowering:
         data = tensor.data
         if isinstance(data, Strided):
             buffer = self.buffers[data.buffer]
-            whole = data.offset == 0 and data.strides == contiguous_strides(tensor.shape) and buffer.size == tensor.numel
+            whole = (
+                data.offset == 0 and data.strides == contiguous_strides(tensor.shape) and buffer.size == tensor.numel
+            )
             if whole and buffer.kind == "temporary" and data.buffer not in taken:
                 self.buffers[data.buffer] = Buffer(buffer.name, buffer.dtype, tensor.shape, "output")
                 return data.buffer
@@ -418,7 +447,12 @@ class Lowering:
         def apply(name: str, parts: tuple[int, ...], whole: sympy.Basic) -> int:
             if name in ("and", "or", "not"):
                 return ops.call(name, *parts)
-            wide = "float64" if any(ops.dtype(p) == "float64" for p in parts) or name in ("truediv", "float", "sqrt", "log2", "floattruediv", "floatpow") else "int64"
+            wide = (
+                "float64"
+                if any(ops.dtype(p) == "float64" for p in parts)
+                or name in ("truediv", "float", "sqrt", "log2", "floattruediv", "floatpow")
+                else "int64"
+            )
             cast = [ops.cast(p, wide) for p in parts]
             if name in names or name in ("add", "mul", "max", "min"):
                 return ops.call(name, *cast)
@@ -460,7 +494,8 @@ class Lowering:
     def out(self) -> torch.Tensor:
         """The type of the node being lowered."""
         value = value_of(self.node)
-        return value[0] if isinstance(value, (tuple, list)) else value
+        made: torch.Tensor = value[0] if isinstance(value, (tuple, list)) else value
+        return made
 
     @property
     def out_dtype(self) -> str:
@@ -489,7 +524,9 @@ class Lowering:
             return value
         if isinstance(value, Expr):
             return Tensor((), "int64", Lazy(lambda ops, index: ops.index(value), 1))
-        return self.full((), value, "bool" if isinstance(value, bool) else "int64" if isinstance(value, int) else "float64")
+        return self.full(
+            (), value, "bool" if isinstance(value, bool) else "int64" if isinstance(value, int) else "float64"
+        )
 
     def lazy_copy(self, tensor: Tensor) -> Tensor:
         """The same elements as something yet to be computed."""
@@ -535,9 +572,7 @@ class Lowering:
         strides = (columns * column_step, PANEL * column_step, *steps, column_step)
         return self._weight(buffer, dtype, (offset, shape, strides, columns))
 
-    def repacked(
-        self, buffer: str, dtype: str, offset: Size, shape: Sequence[Size], strides: Sequence[Size]
-    ) -> Tensor:
+    def repacked(self, buffer: str, dtype: str, offset: Size, shape: Sequence[Size], strides: Sequence[Size]) -> Tensor:
         """A weight in another order of its dims."""
         name = self._weight(buffer, dtype, (offset, tuple(shape), tuple(strides), None))
         return Tensor(shape, dtype, Strided(name, 0, contiguous_strides(shape)))
@@ -594,7 +629,9 @@ class Lowering:
         order = self.order_of(x)
         outer = [d for d in order if d in kept]
         index_outer, loops = loop_variables(x.shape, outer)
-        index_inner, over = loop_variables(x.shape, [d for d in order if d in dims_] if kinds[0][:3] != "arg" else sorted(dims_), "r")
+        index_inner, over = loop_variables(
+            x.shape, [d for d in order if d in dims_] if kinds[0][:3] != "arg" else sorted(dims_), "r"
+        )
         index = tuple(index_inner[d] if d in dims_ else index_outer[d] for d in range(x.rank))
         ops = Recorder()
         values = list(transform(ops, x.load(ops, index), index))

@@ -162,7 +162,11 @@ def _static(module: Module, spans: dict[str, tuple[int, int]], names: Sequence[s
 def _dynamic(module: Module, spans: dict[str, tuple[int, int]], names: Sequence[str]) -> Plan:
     def guess(name: str) -> int:
         size = byte_size(module.buffers[name])
-        return size if isinstance(size, int) else evaluate(size, {s.name: module.hints.get(s.name, 8) for s in size.symbols})
+        return (
+            size
+            if isinstance(size, int)
+            else evaluate(size, {s.name: module.hints.get(s.name, 8) for s in size.symbols})
+        )
 
     slots: list[list[str]] = []
     free_after: list[int] = []

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import TypeAlias
 
 from ingot.lowering.body import Recorder
@@ -127,7 +128,9 @@ def expand(tensor: Tensor, shape: Shape) -> Tensor:
             0 if d < lead or tensor.shape[d - lead] == 1 else data.strides[d - lead] for d in range(len(shape))
         )
         return restrided(tensor, shape, data.offset, strides)
-    return Tensor(shape, tensor.dtype, Lazy(lambda ops, index: tensor.load(ops, broadcast(index, tensor.shape)), data.cost))
+    return Tensor(
+        shape, tensor.dtype, Lazy(lambda ops, index: tensor.load(ops, broadcast(index, tensor.shape)), data.cost)
+    )
 
 
 def slice_dim(tensor: Tensor, dim: int, start: Size, step: Size, length: Size) -> Tensor:
@@ -247,7 +250,7 @@ def _strides(old: Shape, strides: Sequence[Size], new: Shape, groups: Groups) ->
     for before, after in groups:
         if not before:
             return None
-        for d, inner in zip(before, before[1:], strict=False):
+        for d, inner in pairwise(before):
             if strides[d] != strides[inner] * old[inner]:
                 return None
         step = strides[before[-1]]

@@ -12,7 +12,7 @@ from ingot.lowering.body import Recorder
 from ingot.lowering.expr import product
 from ingot.lowering.ir import wide
 from ingot.lowering.lower import Lowering, lowers
-from ingot.lowering.rules.reductions import moments, reduced, restore
+from ingot.lowering.rules.reductions import moments, reduced
 from ingot.lowering.rules.views import dim_of
 from ingot.lowering.values import Index, Lazy, Tensor
 
@@ -29,11 +29,11 @@ def softmax(low: Lowering, x: Tensor, dim: int, *_: Any, **__: Any) -> Tensor:
     kind = wide(low.out_dtype)
     if not x.rank:
         x = values.insert(x, 0)
-        return values.drop(_softmax(low, x, 0, logarithm, kind, low.out_dtype), (0,))
-    return _softmax(low, x, dim_of(x, dim), logarithm, kind, low.out_dtype)
+        return values.drop(softmax_of(low, x, 0, logarithm, kind, low.out_dtype), (0,))
+    return softmax_of(low, x, dim_of(x, dim), logarithm, kind, low.out_dtype)
 
 
-def _softmax(low: Lowering, x: Tensor, dim: int, logarithm: bool, kind: str, dtype: str) -> Tensor:
+def softmax_of(low: Lowering, x: Tensor, dim: int, logarithm: bool, kind: str, dtype: str) -> Tensor:
     x = low.keep(x)
     top = reduced(low, x, [dim], True, "max", wide(x.dtype))
 
@@ -103,7 +103,15 @@ def normalized(low: Lowering, x: Tensor, over: Sequence[int], eps: float) -> tup
 
 @lowers(aten.native_group_norm.default)
 def group_norm(
-    low: Lowering, x: Tensor, weight: Tensor | None, bias: Tensor | None, n: Any, c: Any, hw: Any, groups: int, eps: float
+    low: Lowering,
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    n: Any,
+    c: Any,
+    hw: Any,
+    groups: int,
+    eps: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
     channels = x.shape[1]
     grouped = values.reshape(low.keep(x), (x.shape[0], groups, channels // groups, *x.shape[2:]), low.hint)
@@ -124,7 +132,14 @@ def group_norm(
 
 @lowers(aten._native_batch_norm_legit_no_training.default)
 def batch_norm(
-    low: Lowering, x: Tensor, weight: Tensor | None, bias: Tensor | None, mean: Tensor, var: Tensor, momentum: float, eps: float
+    low: Lowering,
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    mean: Tensor,
+    var: Tensor,
+    momentum: float,
+    eps: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
     dtype, kind = low.out_dtype, wide(low.out_dtype)
 
@@ -140,6 +155,3 @@ def batch_norm(
 
     empty = low.full((0,), 0, dtype)
     return Tensor(x.shape, dtype, Lazy(load, x.cost + 8, low.order_of(x))), empty, empty
-
-
-assert restore

@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 
-from ingot.lowering import values
 from ingot.lowering.body import Recorder
 from ingot.lowering.expr import Size
 from ingot.lowering.ir import FLOATS, INTEGERS, wide
@@ -25,9 +24,15 @@ def _each(value: Any, rank: int) -> list[Any]:
 
 
 def _windows(
-    low: Lowering, x: Tensor, out: Sequence[Size], kernel: Sequence[int], stride: Sequence[Size], padding: Sequence[Size],
-    dilation: Sequence[int], outside: float
-) -> Tensor:  # fmt: skip
+    low: Lowering,
+    x: Tensor,
+    out: Sequence[Size],
+    kernel: Sequence[int],
+    stride: Sequence[Size],
+    padding: Sequence[Size],
+    dilation: Sequence[int],
+    outside: float,
+) -> Tensor:
     """x[…, out · stride + tap · dilation - padding] as a tensor of shape […, *out, *kernel]."""
     rank = len(kernel)
     lead = x.rank - rank
@@ -73,7 +78,13 @@ def _lowest(dtype: str) -> float:
     aten.max_pool3d.default,
 )
 def max_pool(
-    low: Lowering, x: Tensor, kernel: Any, stride: Any = (), padding: Any = 0, dilation: Any = 1, ceil_mode: bool = False
+    low: Lowering,
+    x: Tensor,
+    kernel: Any,
+    stride: Any = (),
+    padding: Any = 0,
+    dilation: Any = 1,
+    ceil_mode: bool = False,
 ) -> Any:
     both = "with_indices" in str(low.node.target)
     rank = int(str(low.node.target).split("pool")[1][0])
@@ -135,7 +146,9 @@ def avg_pool(
         for d in range(rank):
             margin = padding[d] if count_include_pad else 0
             first = ops.index(index[lead + d] * stride[d] - padding[d])
-            last = ops.call("min", ops.call("add", first, ops.const(kernel[d], "int64")), ops.index(x.shape[lead + d] + margin))
+            last = ops.call(
+                "min", ops.call("add", first, ops.const(kernel[d], "int64")), ops.index(x.shape[lead + d] + margin)
+            )
             if not count_include_pad:
                 first = ops.call("max", first, ops.const(0, "int64"))
             size = ops.call("sub", last, first)
@@ -177,6 +190,3 @@ def adaptive_avg_pool(low: Lowering, x: Tensor, size: Any) -> Tensor:
     from ingot.lowering.rules.reductions import divided
 
     return divided(low, total, math.prod(kernel), dtype)
-
-
-assert values

@@ -117,9 +117,7 @@ def _truth(low: Lowering, x: Tensor, dims: Any, keep: bool, kind: str) -> Tensor
     result = reduced(low, x, dims, keep, kind, "bool")
     if low.out_dtype == "bool":
         return result
-    return Tensor(
-        result.shape, low.out_dtype, Lazy(lambda ops, index: ops.cast(result.load(ops, index), "uint8"), 1)
-    )
+    return Tensor(result.shape, low.out_dtype, Lazy(lambda ops, index: ops.cast(result.load(ops, index), "uint8"), 1))
 
 
 @lowers(aten.any.default, aten.any.dim, aten.any.dims)
@@ -168,7 +166,9 @@ def variance(low: Lowering, x: Tensor, dims: Any, correction: Any) -> tuple[Tens
 
 
 @lowers(aten.var.correction, aten.var.dim, aten.var.default)
-def var(low: Lowering, x: Tensor, dims: Any = None, *args: Any, correction: Any = None, keepdim: bool = False) -> Tensor:
+def var(
+    low: Lowering, x: Tensor, dims: Any = None, *args: Any, correction: Any = None, keepdim: bool = False
+) -> Tensor:
     if low.node.target is not aten.var.correction:
         dims, correction, keepdim = _old_form(low, dims, args, keepdim)
     spread, _, over = variance(low, x, dims, correction)

@@ -10,7 +10,7 @@ import torch
 
 from ingot.lowering import values
 from ingot.lowering.body import Recorder
-from ingot.lowering.expr import Expr, Size, as_expr, largest, smallest
+from ingot.lowering.expr import Size, bounds, largest, smallest
 from ingot.lowering.lower import Lowering, Unsupported, lowers
 from ingot.lowering.values import Index, Lazy, Tensor
 
@@ -32,9 +32,18 @@ def getitem(low: Lowering, values_: Any, place: int) -> Any:
     return values_[place]
 
 
-@lowers(aten.view.default, aten.reshape.default, aten._unsafe_view.default, aten.flatten.using_ints,
-        aten.unflatten.int, aten.view_copy.default, aten.reshape_copy.default if hasattr(aten, "reshape_copy") else aten.ravel.default,
-        aten._reshape_alias.default, aten.view_as.default, aten.reshape_as.default)  # fmt: skip
+@lowers(
+    aten.view.default,
+    aten.reshape.default,
+    aten._unsafe_view.default,
+    aten.flatten.using_ints,
+    aten.unflatten.int,
+    aten.view_copy.default,
+    aten.ravel.default,
+    aten._reshape_alias.default,
+    aten.view_as.default,
+    aten.reshape_as.default,
+)
 def reshape(low: Lowering, x: Tensor, *_: Any, **__: Any) -> Tensor:
     return values.reshape(x, low.shape_of(low.out), low.hint)
 
@@ -113,8 +122,6 @@ def first_place(start: Size | None, size: Size) -> Size:
 
 
 def _sign(size: Size) -> tuple[int | None, int | None]:
-    from ingot.lowering.expr import bounds
-
     low, high = bounds(size)
     return (low if low is not None and low >= 0 else None), high
 
@@ -127,8 +134,17 @@ def select(low: Lowering, x: Tensor, dim: int, place: Size) -> Tensor:
     return values.select(x, dim, place)
 
 
-@lowers(aten.split.Tensor, aten.split_with_sizes.default, aten.split_with_sizes_copy.default, aten.split_copy.Tensor,
-        aten.chunk.default, aten.unbind.int, aten.unbind_copy.int, aten.tensor_split.sections, aten.tensor_split.indices)  # fmt: skip
+@lowers(
+    aten.split.Tensor,
+    aten.split_with_sizes.default,
+    aten.split_with_sizes_copy.default,
+    aten.split_copy.Tensor,
+    aten.chunk.default,
+    aten.unbind.int,
+    aten.unbind_copy.int,
+    aten.tensor_split.sections,
+    aten.tensor_split.indices,
+)
 def split(low: Lowering, x: Tensor, *args: Any, **kwargs: Any) -> list[Tensor]:
     """The pieces have the sizes that their types say, one after another along the dim."""
     from ingot.program.metadata import value_of
@@ -243,7 +259,9 @@ def repeat(low: Lowering, x: Tensor, repeats: Sequence[Size]) -> Tensor:
 
 
 @lowers(aten.as_strided.default, aten.as_strided_copy.default)
-def as_strided(low: Lowering, x: Tensor, size: Sequence[Size], stride: Sequence[Size], offset: Size | None = None) -> Tensor:
+def as_strided(
+    low: Lowering, x: Tensor, size: Sequence[Size], stride: Sequence[Size], offset: Size | None = None
+) -> Tensor:
     """Strides count elements of the tensor as torch lays it out; only a dense row-major one says which those are."""
     from ingot.program.metadata import value_of
 
@@ -305,6 +323,3 @@ def pad(low: Lowering, x: Tensor, padding: Sequence[Size], *more: Any, **kwargs:
         return ops.where(within, inside, ops.const(value or 0, dtype))
 
     return Tensor(shape, dtype, Lazy(load, x.cost + 3))
-
-
-assert Expr and as_expr

@@ -1,0 +1,192 @@
+"""Attention: one kernel by blocks of keys, or two products and a softmax."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from ingot.lowering import values
+from ingot.lowering.body import Recorder
+from ingot.lowering.expr import Size, symbol
+from ingot.lowering.ir import Attention, Loop, Map, Matrix, Store, wide
+from ingot.lowering.lower import Lowering, Unsupported, lowers
+from ingot.lowering.rules.norms import softmax_of
+from ingot.lowering.rules.products import broadcast_shapes, matmul
+from ingot.lowering.values import Index, Lazy, Strided, Tensor, contiguous_strides
+
+aten = torch.ops.aten
+
+
+@lowers(aten.scaled_dot_product_attention.default)
+def attention(
+    low: Lowering,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor | None = None,
+    dropout: float = 0.0,
+    causal: bool = False,
+    *,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Tensor:
+    if dropout:
+        raise Unsupported("attention with dropout draws random numbers")
+    lead = (
+        broadcast_shapes(broadcast_shapes(q.shape[:-2], k.shape[:-2]), v.shape[:-2]) if not enable_gqa else q.shape[:-2]
+    )
+    if scale is None:
+        if not isinstance(q.shape[-1], int):
+            raise Unsupported("attention whose depth is dynamic")
+        scale = 1 / math.sqrt(q.shape[-1]) if q.shape[-1] else 1.0
+    if mask is not None and mask.cost > 3:
+        low.realize(mask)
+    if all(isinstance(size, int) for size in (q.shape[-1], v.shape[-1])) and not any(
+        size == 0 for t in (q, k, v) for size in t.shape
+    ):
+        return _by_blocks(low, q, k, v, mask, lead, scale, causal)
+    return _by_products(low, q, k, v, mask, lead, scale, causal)
+
+
+def _by_blocks(
+    low: Lowering,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor | None,
+    lead: tuple[Size, ...],
+    scale: float,
+    causal: bool,
+) -> Tensor:
+    """One kernel that never holds more than a block of scores."""
+    dtype, kind = low.out_dtype, wide(low.out_dtype)
+    loops = tuple(Loop(f"i{d}", size) for d, size in enumerate(lead))
+    batch = tuple(symbol(loop.variable, below=loop.extent) for loop in loops)
+    matrices = []
+    for tensor in (q, k, v):
+        strided = low.realize(tensor)
+        assert isinstance(strided.data, Strided)
+        offset = strided.data.at((*_heads(batch, strided.shape[:-2], lead), 0, 0))
+        matrices.append(Matrix(strided.data.buffer, offset, strided.data.strides[-2], strided.data.strides[-1]))
+    queries, keys, depth, columns = q.shape[-2], k.shape[-2], q.shape[-1], v.shape[-1]
+    body = None
+    if mask is not None:
+        ops = Recorder()
+        at = (*batch, symbol("i", below=queries), symbol("j", below=keys))
+        more = mask.load(ops, values.broadcast(at, mask.shape))
+        score = ops.emit("accumulator", (), kind)
+        if mask.dtype == "bool":
+            masked = ops.where(more, score, ops.const(-math.inf, kind))
+        else:
+            masked = ops.call("add", score, ops.cast(more, kind))
+        body = ops.finish([masked])
+    shape = (*lead, queries, columns)
+    # Heads beside each other, as the layer that follows reads them.
+    rank = len(shape)
+    order = (*range(rank - 3), rank - 2, rank - 3, rank - 1) if rank > 2 else (0, 1)
+    physical = [shape[d] for d in order]
+    steps = contiguous_strides(physical)
+    buffer = low.buffer("temporary", dtype, physical)
+    home = Strided(buffer.name, 0, tuple(steps[order.index(d)] for d in range(rank)))
+    names = (*loops, Loop(f"i{len(lead)}", queries), Loop(f"i{len(lead) + 1}", columns))
+    index = tuple(symbol(loop.variable, below=loop.extent) for loop in names)
+    ops = Recorder()
+    value = ops.emit("accumulator", (), kind)
+    epilogue = Map(names, ops.finish([value]), (Store(buffer.name, home.at(index), 0),), low.origin)
+    assert isinstance(depth, int) and isinstance(columns, int)
+    low.steps.append(
+        Attention(
+            batch=loops,
+            queries=queries,
+            keys=keys,
+            depth=depth,
+            values=columns,
+            scale=scale,
+            causal=causal,
+            q=matrices[0],
+            k=matrices[1],
+            v=matrices[2],
+            mask=body,
+            dtype=kind,
+            epilogue=epilogue,
+            origin=low.origin,
+        )
+    )
+    return Tensor(shape, dtype, home)
+
+
+def _heads(batch: Index, shape: tuple[Size, ...], lead: tuple[Size, ...]) -> Index:
+    """The batch index into a tensor whose leading dims broadcast, or whose heads are shared by groups of heads."""
+    index: list[Size] = []
+    tail = batch[len(batch) - len(shape) :]
+    for place, size, full in zip(tail, shape, lead[len(lead) - len(shape) :], strict=True):
+        if size == full:
+            index.append(place)
+        elif size == 1:
+            index.append(0)
+        else:
+            index.append(place // (full // size))
+    return tuple(index)
+
+
+def _by_products(
+    low: Lowering,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor | None,
+    lead: tuple[Size, ...],
+    scale: float,
+    causal: bool,
+) -> Tensor:
+    """Two products and a softmax: for what the kernel cannot take."""
+    dtype, kind = low.out_dtype, wide(low.out_dtype)
+    if q.shape[-3:-2] != k.shape[-3:-2] and q.rank > 2:
+        k, v = (_repeat_heads(t, q.shape[-3]) for t in (k, v))
+    q, k, v = (values.expand(t, (*lead, *t.shape[-2:])) for t in (q, k, v))
+    swapped = values.permute(k, (*range(k.rank - 2), k.rank - 1, k.rank - 2))
+    scores = matmul(low, q, swapped)
+    last = scores.rank - 1
+    factor = scale
+
+    def load(ops: Recorder, index: Index) -> int:
+        value = ops.call("mul", scores.load(ops, index), ops.const(factor, kind))
+        minus = ops.const(-math.inf, kind)
+        if mask is not None:
+            more = mask.load(ops, values.broadcast(index, mask.shape))
+            value = (
+                ops.where(more, value, minus) if mask.dtype == "bool" else ops.call("add", value, ops.cast(more, kind))
+            )
+        if causal:
+            value = ops.where(ops.call("le", ops.index(index[-1]), ops.index(index[-2])), value, minus)
+        return value
+
+    weighed = low.realize(Tensor(scores.shape, kind, Lazy(load, 6)))
+    soft = softmax_of(low, weighed, last, False, kind, kind)
+    if mask is not None:
+        soft = _without_empty_rows(low, weighed, soft, kind)
+    made = matmul(low, soft, v)
+    return Tensor(made.shape, dtype, made.data)
+
+
+def _without_empty_rows(low: Lowering, weighed: Tensor, soft: Tensor, kind: str) -> Tensor:
+    """A row that is masked away whole gives zeros, as torch has it, not nan."""
+    last = weighed.rank - 1
+    (top,) = low.reduce(weighed, (last,), ("max",), lambda ops, v, index: (v,), (kind,))
+
+    def load(ops: Recorder, index: Index) -> int:
+        empty = ops.call("eq", top.load(ops, index[:-1]), ops.const(-math.inf, kind))
+        return ops.where(empty, ops.const(0, kind), soft.load(ops, index))
+
+    return Tensor(soft.shape, kind, Lazy(load, soft.cost + 2))
+
+
+def _repeat_heads(x: Tensor, heads: Size) -> Tensor:
+    groups = heads // x.shape[-3]
+    shape = (*x.shape[:-3], heads, *x.shape[-2:])
+
+    def load(ops: Recorder, index: Index) -> int:
+        return x.load(ops, (*index[:-3], index[-3] // groups, *index[-2:]))
+
+    return Tensor(shape, x.dtype, Lazy(load, 1)) if groups != 1 else x

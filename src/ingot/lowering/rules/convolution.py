@@ -1,0 +1,279 @@
+"""Convolutions: channels last, by windows that the product's tiles walk over; loops for whatever is left."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from ingot.lowering import values
+from ingot.lowering.body import Recorder
+from ingot.lowering.expr import Size, symbol
+from ingot.lowering.ir import Convolution, Loop, Map, Store, wide
+from ingot.lowering.lower import Lowering, lowers
+from ingot.lowering.rules.products import as_rows, matmul
+from ingot.lowering.values import Index, Lazy, Strided, Tensor, contiguous_strides
+
+aten = torch.ops.aten
+
+
+@dataclass(frozen=True, slots=True)
+class Windows:
+    """How a convolution walks over its input, one number a spatial dim."""
+
+    stride: tuple[int, ...]
+    padding: tuple[Any, ...]
+    dilation: tuple[int, ...]
+    groups: int
+
+    def behind(self) -> Windows:
+        """With one more dim in front, of one place."""
+        return Windows((1, *self.stride), (0, *self.padding), (1, *self.dilation), self.groups)
+
+
+@lowers(aten.convolution.default)
+def convolution(
+    low: Lowering, x: Tensor, weight: Tensor, bias: Tensor | None, stride: Sequence[int], padding: Sequence[Size],
+    dilation: Sequence[int], transposed: bool, output_padding: Sequence[Size], groups: int
+) -> Tensor:  # fmt: skip
+    spatial = weight.rank - 2
+
+    def each(numbers: Sequence[Any]) -> tuple[Any, ...]:
+        return tuple(numbers) * spatial if len(numbers) == 1 else tuple(numbers)
+
+    windows = Windows(each(stride), each(padding), each(dilation), groups)
+    unbatched = x.rank == spatial + 1
+    if unbatched:
+        x = values.insert(x, 0)
+    shape = low.shape_of(low.out)
+    shape = (1, *shape) if unbatched else shape
+    if _windowed(low, x, weight, shape, transposed):
+        made = _channels_last(low, x, weight, bias, shape, windows)
+    else:
+        made = _convolved(low, low.keep(x), weight, bias, shape, windows, transposed)
+    return values.drop(made, (0,)) if unbatched else made
+
+
+def _windowed(low: Lowering, x: Tensor, weight: Tensor, shape: tuple[Size, ...], transposed: bool) -> bool:
+    """Whether this is a convolution in one or two dims with a weight that can be packed ahead of time."""
+    constant = isinstance(weight.data, Strided) and low.buffers[weight.data.buffer].kind == "weight"
+    floating = low.out_dtype in ("float16", "bfloat16", "float32", "float64") and x.dtype == weight.dtype
+    known = all(isinstance(size, int) for size in (*weight.shape, x.shape[1]))
+    empty = any(size == 0 for size in (*shape, *weight.shape, *x.shape))
+    return weight.rank in (3, 4) and constant and floating and known and not transposed and not empty
+
+
+NHWC = (0, 2, 3, 1)
+
+
+def _channels_last(
+    low: Lowering, x: Tensor, weight: Tensor, bias: Tensor | None, shape: tuple[Size, ...], windows: Windows
+) -> Tensor:
+    if weight.rank == 3:
+        x, weight = values.insert(x, 2), values.insert(weight, 2)
+        flat = _channels_last(low, x, weight, bias, (*shape[:2], 1, shape[2]), windows.behind())
+        return values.drop(flat, (2,))
+    channels, outs = x.shape[1], weight.shape[0]
+    assert isinstance(channels, int) and isinstance(outs, int)
+    kernel = weight.shape[2:]
+    if windows.groups == channels and channels > 1:
+        return _depthwise(low, x, weight, bias, shape, windows)
+    if kernel == (1, 1) and windows.groups == 1 and windows.stride == (1, 1) and windows.padding == (0, 0):
+        rows = as_rows(low, values.permute(_nhwc(low, x), NHWC))
+        made = matmul(low, rows, values.permute(values.drop(weight, (2, 3)), (1, 0)), bias)
+        return values.permute(values.reshape(made, (shape[0], *shape[2:], outs), low.hint), (0, 3, 1, 2))
+    return _by_windows(low, x, weight, bias, shape, windows)
+
+
+def _nhwc(low: Lowering, x: Tensor) -> Tensor:
+    """The tensor in memory with channels last, dense."""
+    swapped = values.permute(x, NHWC)
+    if isinstance(x.data, Lazy):
+        low.realize(x, order=NHWC)
+        return x
+    return values.permute(low.dense(swapped), (0, 3, 1, 2))
+
+
+def _by_windows(
+    low: Lowering, x: Tensor, weight: Tensor, bias: Tensor | None, shape: tuple[Size, ...], windows: Windows
+) -> Tensor:
+    dtype, kind = low.out_dtype, wide(low.out_dtype)
+    assert isinstance(weight.data, Strided)
+    outs, inner, high, across = (int(size) for size in weight.shape)  # type: ignore[arg-type]
+    groups = windows.groups
+    channels = inner * groups
+    outer_step, inner_step, tap_y, tap_x = weight.data.strides
+    depth, steps = (high, across, inner), (tap_y, tap_x, inner_step)
+    kernel, taps, margin = (high, across), inner, windows.padding
+    if groups == 1 and channels < 16 and windows.dilation[1] == 1 and across > 1:
+        # Few channels: a whole line of taps lies side by side in memory once the image has its margin.
+        x = padded(low, x, windows.padding)
+        kernel, taps, margin = (high, 1), across * inner, (0, 0)
+    x = _nhwc(low, widened(low, x, kind))
+    assert isinstance(x.data, Strided)
+    packed = low.pack(
+        weight.data.buffer, kind, weight.data.offset, depth, steps, outs // groups, outer_step, groups=groups
+    )
+    physical = (shape[0], *shape[2:], outs)
+    buffer = low.buffer("temporary", dtype, physical)
+    home = Strided(buffer.name, 0, contiguous_strides(physical))
+    loops = tuple(Loop(f"i{d}", size) for d, size in enumerate(physical))
+    index = tuple(symbol(loop.variable, below=loop.extent) for loop in loops)
+    ops = Recorder()
+    value = ops.emit("accumulator", (), kind)
+    if bias is not None:
+        value = ops.call("add", value, ops.cast(bias.load(ops, (index[3],)), kind))
+    epilogue = Map(loops, ops.finish([value]), (Store(buffer.name, home.at(index), 0),), low.origin)
+    low.steps.append(
+        Convolution(
+            images=shape[0],
+            size=(x.shape[2], x.shape[3]),
+            pixel=channels,
+            channels=taps,
+            out_size=(shape[2], shape[3]),
+            out_channels=outs,
+            kernel=kernel,
+            stride=(windows.stride[0], windows.stride[1]),
+            padding=(margin[0], margin[1]),
+            dilation=(windows.dilation[0], windows.dilation[1]),
+            groups=groups,
+            x=x.data.buffer,
+            weight=packed,
+            dtype=kind,
+            epilogue=epilogue,
+            origin=low.origin,
+        )
+    )
+    return values.permute(Tensor(physical, dtype, home), (0, 3, 1, 2))
+
+
+def widened(low: Lowering, x: Tensor, kind: str) -> Tensor:
+    if x.dtype == kind:
+        return x
+    return Tensor(x.shape, kind, Lazy(lambda ops, index: x.load(ops, index), x.cost, low.order_of(x)))
+
+
+def padded(low: Lowering, x: Tensor, padding: Sequence[Size]) -> Tensor:
+    """An image with zeros around it."""
+    if all(p == 0 for p in padding):
+        return x
+    shape = (*x.shape[:2], *(size + 2 * p for size, p in zip(x.shape[2:], padding, strict=True)))
+
+    def load(ops: Recorder, index: Index) -> int:
+        inside: int | None = None
+        places = [i - p for i, p in zip(index[2:], padding, strict=True)]
+        for place, size in zip(places, x.shape[2:], strict=True):
+            for name, limit in (("ge", 0), ("lt", size)):
+                test = ops.call(name, ops.index(place), ops.index(limit))
+                inside = test if inside is None else ops.call("and", inside, test)
+        assert inside is not None
+        with ops.masked(inside):
+            value = x.load(ops, (*index[:2], *places))
+        return ops.where(inside, value, ops.const(0, x.dtype))
+
+    return Tensor(shape, x.dtype, Lazy(load, x.cost + 3))
+
+
+def _depthwise(
+    low: Lowering, x: Tensor, weight: Tensor, bias: Tensor | None, shape: tuple[Size, ...], windows: Windows
+) -> Tensor:
+    """One or a few outputs a channel: a sum over taps, along the channels."""
+    dtype, kind = low.out_dtype, wide(low.out_dtype)
+    assert isinstance(weight.data, Strided)
+    outs, taps = shape[1], weight.shape[2:]
+    times = outs // x.shape[1]
+    outer_step, _, tap_y, tap_x = weight.data.strides
+    packed = low.repacked(weight.data.buffer, kind, weight.data.offset, (*taps, outs), (tap_y, tap_x, outer_step))
+    x = _nhwc(low, x)
+
+    def load(ops: Recorder, index: Index) -> int:
+        image, channel, y, x_, a, b = index
+        places: list[Size] = []
+        inside: int | None = None
+        for d, (place, tap, size) in enumerate(((y, a, x.shape[2]), (x_, b, x.shape[3]))):
+            at = place * windows.stride[d] + tap * windows.dilation[d] - windows.padding[d]
+            places.append(at)
+            if windows.padding[d] == 0:
+                continue
+            for name, limit in (("ge", 0), ("lt", size)):
+                test = ops.call(name, ops.index(at), ops.index(limit))
+                inside = test if inside is None else ops.call("and", inside, test)
+        factor = packed.load(ops, (a, b, channel))
+        source = (image, channel // times if times != 1 else channel, *places)
+        if inside is None:
+            value = x.load(ops, source)
+        else:
+            with ops.masked(inside):
+                value = x.load(ops, source)
+        return ops.call("mul", ops.cast(value, kind), factor)
+
+    terms = Tensor((*shape, *taps), kind, Lazy(load, 6, (0, 2, 3, 1, 4, 5)))
+    (made,) = low.reduce(terms, (4, 5), ("sum",), lambda ops, v, index: (v,), (kind,))
+
+    def finish(ops: Recorder, index: Index) -> int:
+        value = made.load(ops, index)
+        return value if bias is None else ops.call("add", value, ops.cast(bias.load(ops, (index[1],)), kind))
+
+    return Tensor(shape, dtype, Lazy(finish, 2, NHWC))
+
+
+def _convolved(
+    low: Lowering,
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    shape: tuple[Size, ...],
+    windows: Windows,
+    transposed: bool,
+) -> Tensor:
+    """Every convolution as a sum over channels and taps, with what lies outside masked away."""
+    dtype, kind = low.out_dtype, wide(low.out_dtype)
+    stride, padding, dilation, groups = windows.stride, windows.padding, windows.dilation, windows.groups
+    inner, outer = x.shape[1] // groups, shape[1] // groups
+    taps = weight.shape[2:]
+    weight = low.keep(weight)
+
+    def load(ops: Recorder, index: Index) -> int:
+        image, out_channel = index[0], index[1]
+        place, channel, tap = index[2 : 2 + len(taps)], index[2 + len(taps)], index[3 + len(taps) :]
+        group = out_channel // outer if groups != 1 else 0
+        within: int | None = None
+        source: list[Size] = []
+        for d, size in enumerate(x.shape[2:]):
+            if transposed:
+                at = place[d] + padding[d] - tap[d] * dilation[d]
+                if stride[d] != 1:
+                    whole = ops.call("eq", ops.index(at % stride[d]), ops.index(0))
+                    within = whole if within is None else ops.call("and", within, whole)
+                    at = at // stride[d]
+            else:
+                at = place[d] * stride[d] + tap[d] * dilation[d] - padding[d]
+            if transposed or padding[d] != 0:
+                for name, limit in (("ge", 0), ("lt", size)):
+                    test = ops.call(name, ops.index(at), ops.index(limit))
+                    within = test if within is None else ops.call("and", within, test)
+            source.append(at)
+        real = group * inner + channel
+        if transposed:
+            factor = weight.load(ops, (real, out_channel - group * outer, *tap))
+        else:
+            factor = weight.load(ops, (out_channel, channel, *tap))
+        if within is None:
+            value = x.load(ops, (image, real, *source))
+        else:
+            with ops.masked(within):
+                value = x.load(ops, (image, real, *source))
+        return ops.call("mul", ops.cast(value, kind), ops.cast(factor, kind))
+
+    terms = Tensor((*shape, inner, *taps), kind, Lazy(load, 6))
+    over = tuple(range(len(shape), len(shape) + 1 + len(taps)))
+    (made,) = low.reduce(terms, over, ("sum",), lambda ops, v, index: (v,), (kind,))
+    if bias is None:
+        return made if kind == dtype else Tensor(shape, dtype, Lazy(lambda ops, index: made.load(ops, index), 1))
+
+    def with_bias(ops: Recorder, index: Index) -> int:
+        return ops.call("add", made.load(ops, index), ops.cast(bias.load(ops, (index[1],)), kind))
+
+    return Tensor(shape, dtype, Lazy(with_bias, 2))
