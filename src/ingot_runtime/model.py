@@ -9,7 +9,7 @@ tensors are taken all the same, through DLPack.
 """
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
@@ -133,6 +133,16 @@ class Model:
         """
         return self._run(self._native, leaves, buffers)
 
+    def profile(self, leaves: Sequence[Any], launches: int) -> list[float]:
+        """Runs the model as `run` does; gives the seconds of each of its kernel launches."""
+        seconds: list[float] = []
+
+        def timed(model: native.NativeModel, inputs: Any, outputs: Any) -> None:
+            seconds.extend(model.profile(inputs, outputs, launches))
+
+        self._run(self._native, leaves, (), timed)
+        return seconds
+
     def seed(self, value: int) -> None:
         """Where the model draws random numbers, the draws of later calls follow from this number alone."""
         if type(value) is not int or not 0 <= value < 2**64:
@@ -187,7 +197,13 @@ class Model:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self.close()
 
-    def _run(self, model: native.NativeModel, leaves: Sequence[Any], buffers: Sequence[Any]) -> list[Any]:
+    def _run(
+        self,
+        model: native.NativeModel,
+        leaves: Sequence[Any],
+        buffers: Sequence[Any],
+        execute: Callable[[native.NativeModel, Any, Any], None] = native.NativeModel.run,
+    ) -> list[Any]:
         held: list[Any] = []
         given = self._take(leaves, held)
         plan = self._plan(model, given)
@@ -201,7 +217,7 @@ class Model:
             tensor.data = arrays.address(array)
         for tensor, array in zip(outputs, made, strict=False):
             tensor.data = arrays.address(array)
-        model.run(inputs, outputs)
+        execute(model, inputs, outputs)
         for number in self._mutated:
             if ready[number] is not given[number]:
                 given[number][...] = ready[number]

@@ -79,6 +79,10 @@ _FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "ingot_run": (ctypes.c_int, (ctypes.c_void_p, _Tensors, _Tensors, ctypes.c_char_p, ctypes.c_size_t)),
     "ingot_seed": (None, (ctypes.c_void_p, ctypes.c_uint64)),
     "ingot_close": (None, (ctypes.c_void_p,)),
+    "ingot_profile": (
+        ctypes.c_int,
+        (ctypes.c_void_p, _Tensors, _Tensors, ctypes.POINTER(ctypes.c_double), ctypes.c_char_p, ctypes.c_size_t),
+    ),
 }
 
 
@@ -93,6 +97,7 @@ class Library:
     ingot_run: Any
     ingot_seed: Any
     ingot_close: Any
+    ingot_profile: Any
     ingot_describe: Any
 
     def __init__(self, data: memoryview, *, path: str | None = None, member: str | None = None) -> None:
@@ -151,6 +156,12 @@ class NativeModel:
     def run(self, inputs: Any, outputs: Any) -> None:
         self._call(self._library.ingot_run, inputs, outputs)
 
+    def profile(self, inputs: Any, outputs: Any, launches: int) -> list[float]:
+        """As `run`; gives the seconds of each launch."""
+        seconds = (ctypes.c_double * max(launches, 1))()
+        self._call(self._library.ingot_profile, inputs, outputs, seconds)
+        return seconds[:launches]
+
     def seed(self, value: int) -> None:
         self._enter()
         try:
@@ -166,11 +177,11 @@ class NativeModel:
                 return
         self._release()
 
-    def _call(self, function: Callable[..., int], inputs: Any, results: Any) -> None:
+    def _call(self, function: Callable[..., int], *arguments: Any) -> None:
         message = ctypes.create_string_buffer(_MESSAGE_SIZE)
         self._enter()
         try:
-            status = function(self._handle, inputs, results, message, _MESSAGE_SIZE)
+            status = function(self._handle, *arguments, message, _MESSAGE_SIZE)
         finally:
             self._leave()
         if status:

@@ -18,9 +18,10 @@ import torch
 import ingot_runtime
 from ingot.codegen.file import Source
 from ingot.codegen.isa import Isa
+from ingot.codegen.profile import Profile, Row, medians
 from ingot.codegen.package import Sample, call_of, write_native
 from ingot.codegen.weights import Blob, fill
-from ingot.lowering.expr import Expr, Size
+from ingot.lowering.expr import Expr, Size, substitute
 from ingot.lowering.ir import Module
 from ingot.program.calling import check_call
 from ingot.program.program import Program
@@ -50,6 +51,7 @@ class Compiled:
         self.libraries = dict(libraries)
         self.isa = isa.name
         self._source = source
+        self._module = module
         self._manifest = _manifest(program, module)
         self._blob: Blob = fill(program, module, source)
         self.model = self._open(isa, threads)
@@ -72,6 +74,31 @@ class Compiled:
         leaves = check_call(self.program, tuple(args), dict(kwargs))
         specs = self.program.signature.user_inputs
         return [leaf for leaf, spec in zip(leaves, specs, strict=True) if spec.kind is InputKind.ARGUMENT]
+
+    def profile(self, *args: Any, repeat: int = 10, **kwargs: Any) -> Profile:
+        """Where the time of this call goes, kernel by kernel: medians over `repeat` runs after one to warm up."""
+        leaves = self._leaves(args, kwargs)
+        runs = [self.model.profile(leaves, len(self._source.launches)) for _ in range(repeat + 1)][1:]
+        sizes = self._symbols(leaves)
+        rows = [
+            Row(
+                launch.kernel,
+                launch.origin.op,
+                launch.origin.module,
+                launch.origin.source,
+                seconds,
+                _known(launch.flops, sizes),
+                _known(launch.bytes, sizes),
+            )
+            for launch, seconds in zip(self._source.launches, medians(runs), strict=True)
+        ]
+        return Profile(tuple(rows))
+
+    def _symbols(self, leaves: Sequence[Any]) -> dict[str, int]:
+        return {
+            name: int(leaves[known.place]) if known.dim < 0 else int(leaves[known.place].shape[known.dim])
+            for name, known in self._module.symbols.items()
+        }
 
     def seed(self, value: int) -> None:
         """Random draws of later calls follow from this number alone."""
@@ -173,6 +200,12 @@ def _manifest(program: Program, module: Module) -> dict[str, Any]:
             item["scalar"] = True
         outputs.append(item)
     return {"inputs": inputs, "outputs": outputs, "symbols": symbols, "call": call_of(program)}
+
+
+def _known(size: Size, sizes: Mapping[str, int]) -> int:
+    """A size by numbers; 0 where only the run itself could tell."""
+    found = substitute(size, sizes)
+    return found if isinstance(found, int) else 0
 
 
 def _size(size: Size) -> int | str:

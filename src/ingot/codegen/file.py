@@ -15,6 +15,7 @@ from ingot.codegen import products
 from ingot.codegen.attention import attention_kernel
 from ingot.codegen.ctext import STORED, Statements, size_text
 from ingot.codegen.kernels import Kernel, kernel_of
+from ingot.lowering.cost import flops, traffic
 from ingot.lowering.expr import Expr, Size, largest
 from ingot.lowering.ir import (
     Attention,
@@ -63,12 +64,23 @@ class Placed:
 
 
 @dataclass(frozen=True, slots=True)
+class Launch:
+    """One call of a kernel, for the profiler: what it stands for, and the work that it must do at least."""
+
+    kernel: str
+    origin: Origin
+    flops: Size
+    bytes: Size
+
+
+@dataclass(frozen=True, slots=True)
 class Source:
     """The C text, and the blob of weights that it expects."""
 
     text: str
     weights: tuple[Placed, ...]
     weights_size: int
+    launches: tuple[Launch, ...] = ()
 
 
 def emit(module: Module, plan: Plan, *, title: str = "model") -> Source:
@@ -103,6 +115,7 @@ class _File:
     sites: list[str] = field(default_factory=list)
     scratch: list[Size] = field(default_factory=list)
     depth: int = 1
+    launches: list[Launch] = field(default_factory=list)
 
     def emit(self) -> Source:
         weights, size = place_weights(self.module)
@@ -118,7 +131,7 @@ class _File:
             "\n".join(bound),
             self._exports(size),
         ]
-        return Source("\n".join(part for part in parts if part), weights, size)
+        return Source("\n".join(part for part in parts if part), weights, size, tuple(self.launches))
 
     def _banner(self) -> str:
         return (
@@ -241,16 +254,14 @@ class _File:
     def _step(self, step: Step) -> None:
         match step:
             case Map() | Reduce() | Nest():
-                self._launch(kernel_of(step, self.module.buffers, self.used, self.module.hints), step.origin)
+                self._launch(kernel_of(step, self.module.buffers, self.used, self.module.hints), step)
             case Product():
-                self._launch(
-                    products.product_kernel(step, self.module.buffers, self.used, self.module.hints), step.origin
-                )
+                self._launch(products.product_kernel(step, self.module.buffers, self.used, self.module.hints), step)
             case Convolution():
                 kernel = products.convolution_kernel(step, self.module.buffers, self.used, self.module.hints)
-                self._launch(kernel, step.origin)
+                self._launch(kernel, step)
             case Attention():
-                self._launch(attention_kernel(step, self.module.buffers, self.used, self.module.hints), step.origin)
+                self._launch(attention_kernel(step, self.module.buffers, self.used, self.module.hints), step)
             case Bind():
                 value = self._value(step.body, step.origin)
                 self.line(f"n[{step.symbol[1:]}] = {value};")
@@ -320,14 +331,16 @@ class _File:
     def _element(self, buffer: str, index: Size) -> str:
         return f"((const {STORED[self.module.buffers[buffer].dtype]} *){buffer})[{self.size(index)}]"
 
-    def _launch(self, kernel: Kernel, origin: Origin) -> None:
+    def _launch(self, kernel: Kernel, step: Step) -> None:
+        origin = step.origin
         name = self.kernels.get(kernel.text)
         if name is None:
             name = self.kernels[kernel.text] = f"k{len(self.kernels)}"
             self.comments[name] = origin
         self.scratch.append(kernel.scratch)
+        self.launches.append(Launch(name, origin, flops(step), traffic(step, self.module.buffers)))
         self.line(
-            f"LAUNCH({name}, {self._site(str(origin))}, {self.size(kernel.total)}, {self.size(kernel.grain)}, "
+            f"LAUNCH({len(self.launches) - 1}, {name}, {self._site(str(origin))}, {self.size(kernel.total)}, {self.size(kernel.grain)}, "
             f"{', '.join(kernel.buffers) or '0'});  /* {_comment(origin)} */"
         )
 

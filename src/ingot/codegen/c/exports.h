@@ -69,8 +69,8 @@ INGOT_EXPORT int ingot_sizes(ingot_model *model, const ingot_tensor *inputs, int
     return status;
 }
 
-INGOT_EXPORT int ingot_run(
-    ingot_model *model, const ingot_tensor *inputs, const ingot_tensor *outputs, char *message, size_t size)
+static int ig_execute(
+    ingot_model *model, const ingot_tensor *inputs, const ingot_tensor *outputs, double *seconds, char *message, size_t size)
 {
     int64_t n[IG_SYMBOLS + 1] = {0}, sizes[IG_SIZES];
     int status = ig_bind(inputs, n, message, size);
@@ -99,6 +99,7 @@ INGOT_EXPORT int ingot_run(
     run->seed = seed;
     run->draw = draw;
     run->status = 0;
+    run->seconds = seconds;
     ig_model_run(model, run, inputs, outputs, n);
     status = run->status;
     for (ig_block *block = run->blocks, *next; block; block = next) {
@@ -116,4 +117,16 @@ INGOT_EXPORT int ingot_run(
     pthread_mutex_unlock(&model->lock);
     if (IG_STATEFUL) pthread_mutex_unlock(&model->turn);
     return status;
+}
+
+INGOT_EXPORT int ingot_run(
+    ingot_model *model, const ingot_tensor *inputs, const ingot_tensor *outputs, char *message, size_t size)
+{
+    return ig_execute(model, inputs, outputs, 0, message, size);
+}
+
+INGOT_EXPORT int ingot_profile(
+    ingot_model *model, const ingot_tensor *inputs, const ingot_tensor *outputs, double *seconds, char *message, size_t size)
+{
+    return ig_execute(model, inputs, outputs, seconds, message, size);
 }

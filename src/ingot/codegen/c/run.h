@@ -30,6 +30,7 @@ typedef struct ig_run {
     uint64_t seed, draw;
     _Atomic int status;
     int site;
+    double *seconds; /* of each launch, where somebody wants to know */
 } ig_run;
 
 typedef struct ingot_model {
@@ -58,14 +59,25 @@ static inline void ig_fail(const ig_call *c, int status) { ig_fail_run(c->run, s
 
 static inline char *ig_scratch(const ig_call *c, int worker) { return c->run->scratch + worker * c->run->scratch_each; }
 
-static void ig_launch(ig_run *run, ig_task task, void *const *p, const int64_t *n, int site, int64_t total, int64_t grain)
+static double ig_now(void)
 {
-    ig_call call = {p, n, run, site};
-    if (total > 0 && !run->status) ig_parallel(run->pool, task, &call, total, grain < 1 ? 1 : grain);
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
 }
 
-#define LAUNCH(kernel, site, total, grain, ...) \
-    ig_launch(run, kernel, (void *[]){__VA_ARGS__}, n, site, total, grain)
+static void ig_launch(
+    ig_run *run, int launch, ig_task task, void *const *p, const int64_t *n, int site, int64_t total, int64_t grain)
+{
+    ig_call call = {p, n, run, site};
+    if (total <= 0 || run->status) return;
+    const double begin = run->seconds ? ig_now() : 0;
+    ig_parallel(run->pool, task, &call, total, grain < 1 ? 1 : grain);
+    if (run->seconds) run->seconds[launch] += ig_now() - begin;
+}
+
+#define LAUNCH(launch, kernel, site, total, grain, ...) \
+    ig_launch(run, launch, kernel, (void *[]){__VA_ARGS__}, n, site, total, grain)
 
 static char *ig_reserve(ig_run *run, char **memory, int64_t *held, int64_t size)
 {
