@@ -23,7 +23,7 @@ def attention_kernel(step: Attention, buffers: dict[str, Buffer], used: set[str]
     kind = "f32" if step.dtype == "float32" else "f64"
     real = "float" if kind == "f32" else "double"
     infinity = f"INF_{kind.upper()}"
-    used.update({f"tile_{kind}", f"attention_{kind}", f"ig_exp_{kind}"})
+    used.update({f"tile {kind} {QUERIES}", f"attention {kind}", f"ig_exp_{kind}"})
     queries, keys = out.size(step.queries), out.size(step.keys)
     depth, wide = step.depth, step.values
     blocks = (step.queries + QUERIES - 1) // QUERIES
@@ -51,12 +51,7 @@ def attention_kernel(step: Attention, buffers: dict[str, Buffer], used: set[str]
     out.open(f"for (int64_t block = 0; block < limit; block += {KEYS})")
     out.line(f"const int64_t stop = ig_min(block + {KEYS}, limit), count = stop - block;")
     k_lines, k_step = _lines(out, step.k, "keys_", real, depth, step.dtype, kind)
-    out.open("for (int64_t key = 0; key < count; key += IG_ROWS_" + kind.upper() + ")")
-    out.line(
-        f"ig_tile_{kind}({k_lines} + key * ({k_step}), {k_step}, {packed}, {depth}, scores + key * {QUERIES}, "
-        f"ig_min(count - key, IG_ROWS_{kind.upper()}));"
-    )
-    out.close()
+    out.line(f"ig_tile_{kind}_{QUERIES}({k_lines}, {k_step}, {packed}, {depth}, scores, count);")
     _mask(out, step, infinity)
     out.line(f"ig_soften_{kind}(scores, count, top, total, {sums}, {wide}, high);")
     v_lines, v_step = _lines(out, step.v, "values_", real, wide, step.dtype, kind)

@@ -96,7 +96,8 @@ _INFIX = {"add": "+", "sub": "-", "mul": "*", "bitand": "&", "bitor": "|", "bitx
 
 
 class Statements:
-    """Replays a body as C declarations, those that do not depend on `inner` variables apart, to go before the loop.
+    """Replays a body as C declarations: those that depend on `inner` variables, those that depend on `middle` ones only,
+    and those that depend on neither, which go before the loops.
 
     `place(buffer, index)` spells the element of a buffer; `names` has symbols that this text calls otherwise; `used`
     collects the library functions.
@@ -110,6 +111,7 @@ class Statements:
         used: set[str],
         *,
         inner: Iterable[str] = (),
+        middle: Iterable[str] = (),
         prefix: str = "v",
         accumulator: str = "acc",
         names: Mapping[str, str] | None = None,
@@ -121,38 +123,41 @@ class Statements:
         self.prefix = prefix
         self.accumulator = accumulator
         self.before: list[str] = []
+        self.between: list[str] = []
         self.inside: list[str] = []
         self.checks = False
         self.zero_checks = False
-        self._varying: set[int] = set()
+        self._levels: list[int] = []
         self._renamed = dict(names or {})
         if prefix != "v":
             self._renamed |= {f"v{i}": f"{prefix}{i}" for i in range(len(body.ops))}
-        self._inner = frozenset(inner)
+        self._depth = {**{name: 1 for name in middle}, **{name: 2 for name in inner}}
         self.results = replay(body, self)
 
     def op(self, place: int, op: Op, operands: tuple[str, ...]) -> str:
-        varies = self._varies(op)
-        if varies:
-            self._varying.add(place)
-        lines = self.inside if varies else self.before
+        self._levels.append(self._level(op))
+        lines = (self.before, self.between, self.inside)[self._levels[-1]]
         text = self._expression(op, operands, lines)
         if op.name in ("const", "accumulator"):
             return text
         lines.append(f"const {COMPUTED[op.dtype]} {self.prefix}{place} = {text};")
         return f"{self.prefix}{place}"
 
-    def _varies(self, op: Op) -> bool:
-        if op.name in ("accumulator", "draw") or any(o in self._varying for o in op.operands):
-            return True
-        index = op.attribute.index if isinstance(op.attribute, Access) else op.attribute
-        if isinstance(op.attribute, Access) and op.attribute.mask in self._varying:
-            return True
+    def _level(self, op: Op) -> int:
+        """How far inside an operation must stand: 0 before all loops, 1 in the middle ones, 2 in the innermost."""
+        if op.name in ("accumulator", "draw"):
+            return 2
+        level = max((self._levels[operand] for operand in op.operands), default=0)
+        index = op.attribute
+        if isinstance(index, Access):
+            if index.mask is not None:
+                level = max(level, self._levels[index.mask])
+            index = index.index
         if isinstance(index, Expr):
-            return any(
-                s.name in self._inner or (s.name[0] == "v" and int(s.name[1:]) in self._varying) for s in index.symbols
-            )
-        return False
+            for s in index.symbols:
+                inside = self._levels[int(s.name[1:])] if s.name[0] == "v" else self._depth.get(s.name, 0)
+                level = max(level, inside)
+        return level
 
     # ------------------------------------------------------------------ one op
 
@@ -249,10 +254,10 @@ _FLOAT_TEXT = {
     "div": "{a} / {b}",
     "reciprocal": "{one} / {a}",
     # A nan on either side is the result: torch's rule, not C's.
-    "max": "({a} > {b} || {a} != {a}) ? {a} : {b}",
-    "min": "({a} < {b} || {a} != {a}) ? {a} : {b}",
-    "fmax": "({a} > {b} || {b} != {b}) ? {a} : {b}",
-    "fmin": "({a} < {b} || {b} != {b}) ? {a} : {b}",
+    "max": "(({a} > {b}) | ({a} != {a})) ? {a} : {b}",
+    "min": "(({a} < {b}) | ({a} != {a})) ? {a} : {b}",
+    "fmax": "(({a} > {b}) | ({b} != {b})) ? {a} : {b}",
+    "fmin": "(({a} < {b}) | ({b} != {b})) ? {a} : {b}",
     "relu": "{a} < {zero} ? {zero} : {a}",
     "isnan": "{a} != {a}",
     "isinf": "({a} - {a} != {a} - {a}) & ({a} == {a})",

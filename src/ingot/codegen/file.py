@@ -54,6 +54,9 @@ DTYPES = [
 ]
 
 
+_READS = {"bfloat16": "ig_bf16_to_f32", "float16": "ig_f16_to_f32"}
+
+
 @dataclass(frozen=True, slots=True)
 class Placed:
     """A weight and where it lies in the blob."""
@@ -143,33 +146,31 @@ class _File:
     def _library(self) -> str:
         from ingot.codegen.mathlib import source_of
 
-        parts = []
-        tiles = [kind for kind in ("f32", "f64") if f"tile_{kind}" in self.used]
+        reals = {"f32": "float", "f64": "double"}
         packs = sorted(name for name in self.used if name.startswith("ig_pack_"))
-        functions = {name for name in self.used if name.startswith("ig_") and name not in packs}
-        for name in packs:
-            if name.endswith("bfloat16"):
-                functions.add("ig_bf16_to_f32")
-            elif name.endswith("float16"):
-                functions.add("ig_f16_to_f32")
-        parts.append(source_of(sorted(functions)))
-        if tiles or packs:
+        functions = {name for name in self.used if name.startswith("ig_")} - set(packs)
+        functions |= {_READS[dtype] for name in packs if (dtype := name.partition("_from_")[2]) in _READS}
+        parts = [source_of(sorted(functions))]
+        asked = [tuple(name.split()) for name in sorted(self.used) if " " in name]
+        if asked or packs:
             parts.append(_resource("products.h"))
-        parts += [f"IG_TILE({kind}, {'float' if kind == 'f32' else 'double'})" for kind in tiles]
-        zeros = max((int(name.split()[1]) for name in self.used if name.startswith("zeros ")), default=0)
-        for kind in tiles:
-            if f"window_{kind}" in self.used:
-                real = "float" if kind == "f32" else "double"
-                parts.append(f"IG_WINDOW({kind}, {real})\nstatic const {real} ig_zeros_{kind}[{zeros}];")
-        if any(f"attention_{kind}" in self.used for kind in tiles):
+        kinds = sorted({name[1] for name in asked if name[0] != "zeros"})
+        parts += [f"IG_VECTOR({kind}, {reals[kind]})" for kind in kinds]
+        for name in asked:
+            if name[0] in ("tile", "window"):
+                parts.append(f"IG_{name[0].upper()}({name[1]}, {reals[name[1]]}, {name[2]})")
+        zeros = max((int(name[1]) for name in asked if name[0] == "zeros"), default=0)
+        for kind in sorted({name[1] for name in asked if name[0] == "window"}):
+            parts.append(f"IG_WINDOWS({kind}, {reals[kind]})\nstatic const {reals[kind]} ig_zeros_{kind}[{zeros}];")
+        attentive = [name[1] for name in asked if name[0] == "attention"]
+        if attentive:
             parts.append(_resource("attention.h"))
-        for kind in tiles:
-            if f"attention_{kind}" in self.used:
-                parts.append(f"IG_ATTENTION({kind}, {'float' if kind == 'f32' else 'double'}, INF_{kind.upper()})")
+        parts += [f"IG_ATTENTION({kind}, {reals[kind]}, INF_{kind.upper()})" for kind in attentive]
         for name in packs:
             kind, _, dtype = name.removeprefix("ig_pack_").partition("_from_")
-            read = {"bfloat16": "ig_bf16_to_f32", "float16": "ig_f16_to_f32"}.get(dtype, "IG_AS_IT_IS")
-            parts.append(f"IG_PACK({kind}, {'float' if kind == 'f32' else 'double'}, {dtype}, {STORED[dtype]}, {read})")
+            parts.append(
+                f"IG_PACK({kind}, {reals[kind]}, {dtype}, {STORED[dtype]}, {_READS.get(dtype, 'IG_AS_IT_IS')})"
+            )
         return "\n".join(parts)
 
     def _kernel(self, text: str, name: str) -> str:

@@ -88,8 +88,12 @@ class Writer:
             self.pointers[buffer] = f"p{len(self.pointers)}"
         return self.pointers[buffer]
 
-    def statements(self, body: Body, inner: Sequence[str], accumulator: str = "acc") -> Statements:
-        made = Statements(body, self.place, self.buffers, self.used, inner=inner, accumulator=accumulator)
+    def statements(
+        self, body: Body, inner: Sequence[str], accumulator: str = "acc", middle: Sequence[str] = ()
+    ) -> Statements:
+        made = Statements(
+            body, self.place, self.buffers, self.used, inner=inner, middle=middle, accumulator=accumulator
+        )
         for op in body.ops:
             if isinstance(op.attribute, Expr):
                 self.size(op.attribute)
@@ -395,7 +399,7 @@ def _reduce_across(out: Writer, step: Reduce, loops: Sequence[Loop]) -> None:
     dtypes = [step.body.ops[result].dtype for result in step.body.results]
     count = product([loop.extent for loop in step.over])
     long = not isinstance(count, int) or count > 4 * RUN
-    code = out.statements(step.body, [inner.variable, *(loop.variable for loop in step.over)])
+    code = out.statements(step.body, [inner.variable], middle=[loop.variable for loop in step.over])
     _flags(out, code)
     for loop in around:
         out.open(f"for (int64_t {loop.variable} = 0; {loop.variable} < {out.size(loop.extent)}; ++{loop.variable})")
@@ -415,6 +419,8 @@ def _reduce_across(out: Writer, step: Reduce, loops: Sequence[Loop]) -> None:
         out.line(f"for (int64_t x = 0; x < {narrow}; ++x) acc{number}[x] = {_start(kind, dtype)};")
     for loop in step.over:
         out.open(f"for (int64_t {loop.variable} = 0; {loop.variable} < {out.size(loop.extent)}; ++{loop.variable})")
+    for line in code.between:
+        out.line(line)
     _simd(out, False, "reduction(|:bad)" if code.checks else "")
     out.open(f"for (int64_t {inner.variable} = block; {inner.variable} < stop; ++{inner.variable})")
     for line in code.inside:
@@ -423,7 +429,9 @@ def _reduce_across(out: Writer, step: Reduce, loops: Sequence[Loop]) -> None:
         value, accumulator = code.results[number], f"acc{number}[{inner.variable} - block]"
         if kind in ("max", "min") and _is_float(dtype):
             sign = ">" if kind == "max" else "<"
-            out.line(f"{accumulator} = ({value} {sign} {accumulator} || {value} != {value}) ? {value} : {accumulator};")
+            # | and not ||: both sides are cheap, and a branch would keep the loop from vectorizing.
+            beats = f"({value} {sign} {accumulator}) | ({value} != {value})"
+            out.line(f"{accumulator} = ({beats}) ? {value} : {accumulator};")
         else:
             out.line(_combine(kind, accumulator, value))
     out.close()

@@ -11,6 +11,7 @@ from ingot.codegen.kernels import Kernel, Writer, unflatten
 from ingot.lowering.expr import Size, product
 from ingot.lowering.ir import BYTES, Buffer, Convolution, Map, Product
 
+# Columns of a panel that is packed while running.
 PANEL = 48
 # Rows of a task: enough to reuse a panel from the nearest cache, few enough to share out.
 ROWS = 64
@@ -20,26 +21,27 @@ def product_kernel(step: Product, buffers: dict[str, Buffer], used: set[str], hi
     out = Writer(buffers, used, hints)
     kind = "f32" if step.dtype == "float32" else "f64"
     real = "float" if kind == "f32" else "double"
-    used.add(f"tile_{kind}")
+    width = step.b.packed or PANEL
+    used.add(f"tile {kind} {width}")
     m, n, k = out.size(step.m), out.size(step.n), out.size(step.k)
     rows = min(ROWS, max(8, out.hint(step.m))) if isinstance(step.m, int) else ROWS
     blocks = (step.m + rows - 1) // rows
-    panels = (step.n + PANEL - 1) // PANEL
+    panels = (step.n + width - 1) // width
     total = product([loop.extent for loop in step.batch]) * panels * blocks
     out.open("for (int64_t task = begin; task < end; ++task)")
     out.line(f"const int64_t rest = task / ({out.size(blocks)});")
     out.line(f"const int64_t first = task % ({out.size(blocks)}) * {rows}, last = ig_min(first + {rows}, {m});")
-    out.line(f"const int64_t left = rest % ({out.size(panels)}) * {PANEL}, right = ig_min(left + {PANEL}, {n});")
+    out.line(f"const int64_t left = rest % ({out.size(panels)}) * {width}, right = ig_min(left + {width}, {n});")
     if step.batch:
         out.line(f"const int64_t o = rest / ({out.size(panels)});")
         unflatten(out, "o", step.batch)
     panel = _panel(out, step, kind, real)
     a_rows, a_step = _rows(out, step, kind, real)
-    out.open(f"for (int64_t row = first; row < last; row += IG_ROWS_{kind.upper()})")
-    out.line(f"_Alignas(64) {real} tile[8 * {PANEL}];")
-    out.line(f"const int64_t high = ig_min(last - row, IG_ROWS_{kind.upper()});")
-    out.line(f"ig_tile_{kind}({a_rows}, {a_step}, {panel}, {k}, tile, high);")
-    _epilogue(out, step.epilogue, len(step.batch))
+    out.open(f"for (int64_t row = first; row < last; row += IG_HIGH({real}, {width}))")
+    out.line(f"_Alignas(64) {real} tile[IG_HIGHEST * {width}];")
+    out.line(f"const int64_t high = ig_min(last - row, IG_HIGH({real}, {width}));")
+    out.line(f"ig_tile_{kind}_{width}({a_rows}, {a_step}, {panel}, {k}, tile, high);")
+    _epilogue(out, step.epilogue, len(step.batch), width)
     out.close()
     out.close()
     return out.finish(total, 1)
@@ -81,13 +83,13 @@ def _padded(size: Size) -> Size:
     return (size + 63) // 64 * 64
 
 
-def _epilogue(out: Writer, epilogue: Map, lead: int) -> None:
+def _epilogue(out: Writer, epilogue: Map, lead: int, width: int) -> None:
     """The tile's rows, `row` and on, through the epilogue's body. `lead` loops are open already."""
     *rows, column = epilogue.loops[lead:]
     out.open("for (int64_t line = 0; line < high; ++line)")
     out.line("const int64_t at = row + line;")
     unflatten(out, "at", rows)
-    code = out.statements(epilogue.body, [column.variable], f"tile[line * {PANEL} + {column.variable} - left]")
+    code = out.statements(epilogue.body, [column.variable], f"tile[line * {width} + {column.variable} - left]")
     if code.checks:
         out.line("int bad = 0;")
     if code.zero_checks:
@@ -112,15 +114,16 @@ def convolution_kernel(step: Convolution, buffers: dict[str, Buffer], used: set[
     out = Writer(buffers, used, hints)
     kind = "f32" if step.dtype == "float32" else "f64"
     real = "float" if kind == "f32" else "double"
-    used.update({f"tile_{kind}", f"window_{kind}", f"zeros {step.channels}"})
+    width = step.panel
+    used.update({f"window {kind} {width}", f"zeros {step.channels}"})
     pixels = step.images * step.out_size[0] * step.out_size[1]
     blocks = (pixels + ROWS - 1) // ROWS
     per_group = step.out_channels // step.groups
-    panels = -(-per_group // PANEL)
+    panels = -(-per_group // width)
     taps = step.kernel[0] * step.kernel[1]
     fields = (*step.size, step.pixel, *step.out_size, *step.kernel, *step.stride, *step.padding, *step.dilation)
     out.line(f"const ig_window window = {{{', '.join(out.size(f) for f in fields)}}};")
-    out.line(f"const {real} *rows[{taps} * 8];")
+    out.line(f"const {real} *rows[{taps} * IG_HIGHEST];")
     out.open("for (int64_t task = begin; task < end; ++task)")
     out.line(f"const int64_t panel = task / ({out.size(blocks)});")
     out.line(
@@ -129,21 +132,21 @@ def convolution_kernel(step: Convolution, buffers: dict[str, Buffer], used: set[
     )
     image = out.pointer(step.x)
     if step.groups == 1:
-        out.line(f"const int64_t left = panel * {PANEL}, right = ig_min(left + {PANEL}, {per_group});")
+        out.line(f"const int64_t left = panel * {width}, right = ig_min(left + {width}, {per_group});")
     else:
         out.line(f"const int64_t group = panel / {panels};")
-        out.line(f"const int64_t left = group * {per_group} + panel % {panels} * {PANEL};")
-        out.line(f"const int64_t right = ig_min(left + {PANEL}, (group + 1) * {per_group});")
+        out.line(f"const int64_t left = group * {per_group} + panel % {panels} * {width};")
+        out.line(f"const int64_t right = ig_min(left + {width}, (group + 1) * {per_group});")
         image = f"{image} + group * {step.channels}"
-    out.open(f"for (int64_t row = first; row < last; row += IG_ROWS_{kind.upper()})")
-    out.line(f"_Alignas(64) {real} tile[8 * {PANEL}];")
-    out.line(f"const int64_t high = ig_min(last - row, IG_ROWS_{kind.upper()});")
+    out.open(f"for (int64_t row = first; row < last; row += IG_HIGH({real}, {width}))")
+    out.line(f"_Alignas(64) {real} tile[IG_HIGHEST * {width}];")
+    out.line(f"const int64_t high = ig_min(last - row, IG_HIGH({real}, {width}));")
     out.line(f"ig_windows_{kind}(rows, &window, {image}, ig_zeros_{kind}, row, high);")
     out.line(
-        f"ig_window_{kind}(rows, {taps}, {step.channels}, "
-        f"{out.pointer(step.weight)} + panel * {taps * step.channels * PANEL}, tile, high);"
+        f"ig_window_{kind}_{width}(rows, {taps}, {step.channels}, "
+        f"{out.pointer(step.weight)} + panel * {taps * step.channels * width}, tile, high);"
     )
-    _epilogue(out, step.epilogue, 0)
+    _epilogue(out, step.epilogue, 0, width)
     out.close()
     out.close()
     return out.finish(blocks * panels * step.groups, 1)

@@ -54,8 +54,15 @@ class Profile:
         for row in self.rows:
             arguments = {"module": row.module, "source": row.source, "GFLOP/s": row.gflops, "GB/s": row.gbytes}
             events.append(
-                {"name": f"{row.op} {row.kernel}", "ph": "X", "pid": 0, "tid": 0, "ts": at * 1e6,
-                 "dur": row.seconds * 1e6, "args": arguments}  # fmt: skip
+                {
+                    "name": f"{row.op} {row.kernel}",
+                    "ph": "X",
+                    "pid": 0,
+                    "tid": 0,
+                    "ts": at * 1e6,
+                    "dur": row.seconds * 1e6,
+                    "args": arguments,
+                }  # fmt: skip
             )
             at += row.seconds
         with open(path, "w", encoding="utf-8") as file:

@@ -217,9 +217,12 @@ def _absorb(target: WithEpilogue, step: Map, counts: Counter[str], buffers: dict
 def _matched(old: Map, loops: Sequence[Loop], lead: int) -> dict[str, Size] | None:
     """The epilogue's variables in terms of other loops that visit the same points in the same order."""
     batch, rows, column = old.loops[:lead], old.loops[lead:-1], old.loops[-1]
+    names: dict[str, Size] = {loop.variable: 0 for loop in (*batch, *rows) if loop.extent == 1}
+    batch, rows = (tuple(loop for loop in group if loop.extent != 1) for group in (batch, rows))
+    lead = len(batch)
     if len(loops) < lead + 1 or loops[-1].extent != column.extent:
         return None
-    names: dict[str, Size] = {column.variable: symbol(loops[-1].variable, below=column.extent)}
+    names[column.variable] = symbol(loops[-1].variable, below=column.extent)
     for mine, theirs in zip(batch, loops, strict=False):
         if mine.extent != theirs.extent:
             return None

@@ -45,8 +45,8 @@ Rule = Callable[..., Any]
 R = TypeVar("R", bound=Rule)
 RULES: dict[Any, Rule] = {}
 
-# Columns of a packed weight's panel: a whole number of vectors for every instruction set (48 = 3·16 = 6·8 = 12·4).
-PANEL = 48
+# Columns that a packed weight's panel may have, the best first where none wastes less.
+PANELS = (48, 64, 32, 16)
 # A result used more than once is kept in memory if computing it again costs more than this.
 CHEAP = 3
 # An expression longer than this is cut: C compilers and caches both prefer it.
@@ -63,6 +63,11 @@ def lowers(*targets: Any) -> Callable[[R], R]:
         return rule
 
     return register
+
+
+def panel_width(columns: int) -> int:
+    """The panel that leaves the least of its columns empty."""
+    return min(PANELS, key=lambda width: -(-columns // width) * width)
 
 
 def dtype_name(dtype: torch.dtype) -> str:
@@ -565,11 +570,11 @@ class Lowering:
         self, buffer: str, dtype: str, offset: Size, depth: Sequence[Size], steps: Sequence[Size], columns: Size,
         column_step: Size, groups: int = 1
     ) -> str:  # fmt: skip
-        """A weight as [groups · panels][depth…][PANEL]: the order in which a product reads it."""
+        """A weight as [groups · panels][depth…][columns of a panel]: the order in which a product reads it."""
         assert isinstance(columns, int) and isinstance(column_step, int)
-        panels = -(-columns // PANEL)
-        shape = (groups, panels, *depth, PANEL)
-        strides = (columns * column_step, PANEL * column_step, *steps, column_step)
+        width = panel_width(columns)
+        shape = (groups, -(-columns // width), *depth, width)
+        strides = (columns * column_step, width * column_step, *steps, column_step)
         return self._weight(buffer, dtype, (offset, shape, strides, columns))
 
     def repacked(self, buffer: str, dtype: str, offset: Size, shape: Sequence[Size], strides: Sequence[Size]) -> Tensor:

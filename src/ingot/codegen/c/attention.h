@@ -3,83 +3,83 @@
    ig_mix adds Σ_key weight[key][query] · v[key] to the sums of some queries; `wide` values each, `step` from one key to
    the next. */
 
-#define IG_MIX_ROWS(kind, real, vector, rows, vectors)                                                                \
-    static inline __attribute__((always_inline)) void ig_mix_##kind##_##rows##_##vectors(                             \
-        const real *weight, const real *v, int64_t step, int64_t keys, real *sums, int64_t wide)                      \
-    {                                                                                                                 \
-        enum { lanes = IG_BYTES / sizeof(real) };                                                                     \
-        vector sum[rows][vectors];                                                                                    \
-        for (int i = 0; i < rows; ++i)                                                                                \
-            for (int j = 0; j < vectors; ++j) memcpy(&sum[i][j], sums + i * wide + j * lanes, sizeof(vector));        \
-        for (int64_t k = 0; k < keys; ++k) {                                                                          \
-            vector line[vectors];                                                                                     \
-            for (int j = 0; j < vectors; ++j) memcpy(&line[j], v + k * step + j * lanes, sizeof(vector));             \
-            for (int i = 0; i < rows; ++i)                                                                            \
-                for (int j = 0; j < vectors; ++j) sum[i][j] += weight[k * 48 + i] * line[j];                          \
-        }                                                                                                             \
-        for (int i = 0; i < rows; ++i)                                                                                \
-            for (int j = 0; j < vectors; ++j) memcpy(sums + i * wide + j * lanes, &sum[i][j], sizeof(vector));        \
+#define IG_MIX_ROWS(kind, real, vector, rows, vectors) \
+    static inline __attribute__((always_inline)) void ig_mix_##kind##_##rows##_##vectors( \
+        const real *weight, const real *v, int64_t step, int64_t keys, real *sums, int64_t wide) \
+    { \
+        enum { lanes = IG_LANES(real) }; \
+        vector sum[rows][vectors]; \
+        for (int i = 0; i < rows; ++i) \
+            for (int j = 0; j < vectors; ++j) memcpy(&sum[i][j], sums + i * wide + j * lanes, sizeof(vector)); \
+        for (int64_t k = 0; k < keys; ++k) { \
+            vector line[vectors]; \
+            for (int j = 0; j < vectors; ++j) memcpy(&line[j], v + k * step + j * lanes, sizeof(vector)); \
+            for (int i = 0; i < rows; ++i) \
+                for (int j = 0; j < vectors; ++j) sum[i][j] += weight[k * 48 + i] * line[j]; \
+        } \
+        for (int i = 0; i < rows; ++i) \
+            for (int j = 0; j < vectors; ++j) memcpy(sums + i * wide + j * lanes, &sum[i][j], sizeof(vector)); \
     }
 
-#define IG_MIX_WIDE(kind, real, rows)                                                                                 \
-    IG_MIX_ROWS(kind, real, ig_vector_##kind, rows, 1)                                                                \
-    IG_MIX_ROWS(kind, real, ig_vector_##kind, rows, 2)                                                                \
-    static __attribute__((noinline)) void ig_mix_##kind##_##rows(                                                     \
-        const real *weight, const real *v, int64_t step, int64_t keys, real *sums, int64_t wide)                      \
-    {                                                                                                                 \
-        enum { lanes = IG_BYTES / sizeof(real) };                                                                     \
-        int64_t at = 0;                                                                                               \
-        for (; at + 2 * lanes <= wide; at += 2 * lanes)                                                               \
-            ig_mix_##kind##_##rows##_2(weight, v + at, step, keys, sums + at, wide);                                  \
-        for (; at + lanes <= wide; at += lanes)                                                                       \
-            ig_mix_##kind##_##rows##_1(weight, v + at, step, keys, sums + at, wide);                                  \
-        for (; at < wide; ++at)                                                                                       \
-            for (int i = 0; i < rows; ++i) {                                                                          \
-                real sum = 0;                                                                                         \
-                for (int64_t k = 0; k < keys; ++k) sum += weight[k * 48 + i] * v[k * step + at];                      \
-                sums[i * wide + at] += sum;                                                                           \
-            }                                                                                                         \
+#define IG_MIX_WIDE(kind, real, rows) \
+    IG_MIX_ROWS(kind, real, ig_vector_##kind, rows, 1) \
+    IG_MIX_ROWS(kind, real, ig_vector_##kind, rows, 2) \
+    static __attribute__((noinline)) void ig_mix_##kind##_##rows( \
+        const real *weight, const real *v, int64_t step, int64_t keys, real *sums, int64_t wide) \
+    { \
+        enum { lanes = IG_LANES(real) }; \
+        int64_t at = 0; \
+        for (; at + 2 * lanes <= wide; at += 2 * lanes) \
+            ig_mix_##kind##_##rows##_2(weight, v + at, step, keys, sums + at, wide); \
+        for (; at + lanes <= wide; at += lanes) \
+            ig_mix_##kind##_##rows##_1(weight, v + at, step, keys, sums + at, wide); \
+        for (; at < wide; ++at) \
+            for (int i = 0; i < rows; ++i) { \
+                real sum = 0; \
+                for (int64_t k = 0; k < keys; ++k) sum += weight[k * 48 + i] * v[k * step + at]; \
+                sums[i * wide + at] += sum; \
+            } \
     }
 
-#define IG_ATTENTION(kind, real, INF)                                                                                 \
-    IG_MIX_WIDE(kind, real, 1)                                                                                        \
-    IG_MIX_WIDE(kind, real, 4)                                                                                        \
-    IG_MIX_WIDE(kind, real, 8)                                                                                        \
-    static void ig_mix_##kind(                                                                                        \
-        const real *weight, const real *v, int64_t step, int64_t keys, real *sums, int64_t wide, int64_t queries)     \
-    {                                                                                                                 \
-        int64_t i = 0;                                                                                                \
-        for (; i + 8 <= queries; i += 8) ig_mix_##kind##_8(weight + i, v, step, keys, sums + i * wide, wide);         \
-        for (; i + 4 <= queries; i += 4) ig_mix_##kind##_4(weight + i, v, step, keys, sums + i * wide, wide);         \
-        for (; i < queries; ++i) ig_mix_##kind##_1(weight + i, v, step, keys, sums + i * wide, wide);                 \
-    }                                                                                                                 \
-    /* Scores of one block of keys become weights; what was summed before is scaled to the new maximum. */            \
-    static void ig_soften_##kind(                                                                                     \
-        real *scores, int64_t keys, real *top, real *total, real *sums, int64_t wide, int64_t queries)                \
-    {                                                                                                                 \
-        _Alignas(64) real best[48], scale[48], added[48];                                                             \
-        for (int i = 0; i < 48; ++i) best[i] = top[i], added[i] = 0;                                                  \
-        for (int64_t k = 0; k < keys; ++k) {                                                                          \
-            const real *const line = scores + k * 48;                                                                 \
-            _Pragma("omp simd") for (int i = 0; i < 48; ++i)                                                          \
-                best[i] = (line[i] > best[i] || line[i] != line[i]) ? line[i] : best[i];                              \
-        }                                                                                                             \
-        _Pragma("omp simd") for (int i = 0; i < 48; ++i) {                                                            \
-            /* While every score is -inf there is nothing to scale, and exp(-inf - -inf) would be nan. */             \
-            const real from = best[i] == -INF ? 0 : best[i];                                                          \
-            scale[i] = ig_exp_##kind(top[i] - from);                                                                  \
-            top[i] = best[i];                                                                                         \
-            best[i] = from;                                                                                           \
-        }                                                                                                             \
-        for (int64_t k = 0; k < keys; ++k) {                                                                          \
-            real *const line = scores + k * 48;                                                                       \
-            _Pragma("omp simd") for (int i = 0; i < 48; ++i) {                                                        \
-                line[i] = ig_exp_##kind(line[i] - best[i]);                                                           \
-                added[i] += line[i];                                                                                  \
-            }                                                                                                         \
-        }                                                                                                             \
-        for (int i = 0; i < 48; ++i) total[i] = total[i] * scale[i] + added[i];                                       \
-        for (int64_t i = 0; i < queries; ++i)                                                                         \
-            if (scale[i] != 1)                                                                                        \
-                for (int64_t d = 0; d < wide; ++d) sums[i * wide + d] *= scale[i];                                    \
+#define IG_ATTENTION(kind, real, INF) \
+    IG_MIX_WIDE(kind, real, 1) \
+    IG_MIX_WIDE(kind, real, 4) \
+    IG_MIX_WIDE(kind, real, 8) \
+    static void ig_mix_##kind( \
+        const real *weight, const real *v, int64_t step, int64_t keys, real *sums, int64_t wide, int64_t queries) \
+    { \
+        int64_t i = 0; \
+        for (; i + 8 <= queries; i += 8) ig_mix_##kind##_8(weight + i, v, step, keys, sums + i * wide, wide); \
+        for (; i + 4 <= queries; i += 4) ig_mix_##kind##_4(weight + i, v, step, keys, sums + i * wide, wide); \
+        for (; i < queries; ++i) ig_mix_##kind##_1(weight + i, v, step, keys, sums + i * wide, wide); \
+    } \
+    /* Scores of one block of keys become weights; what was summed before is scaled to the new maximum. */ \
+    static void ig_soften_##kind( \
+        real *scores, int64_t keys, real *top, real *total, real *sums, int64_t wide, int64_t queries) \
+    { \
+        _Alignas(64) real best[48], scale[48], added[48]; \
+        for (int i = 0; i < 48; ++i) best[i] = top[i], added[i] = 0; \
+        for (int64_t k = 0; k < keys; ++k) { \
+            const real *const line = scores + k * 48; \
+            _Pragma("omp simd") for (int i = 0; i < 48; ++i) \
+                best[i] = ((line[i] > best[i]) | (line[i] != line[i]))   ? line[i] : best[i]; \
+        } \
+        _Pragma("omp simd") for (int i = 0; i < 48; ++i) { \
+            /* While every score is -inf there is nothing to scale, and exp(-inf - -inf) would be nan. */ \
+            const real from = best[i] == -INF ? 0 : best[i]; \
+            scale[i] = ig_exp_##kind(top[i] - from); \
+            top[i] = best[i]; \
+            best[i] = from; \
+        } \
+        for (int64_t k = 0; k < keys; ++k) { \
+            real *const line = scores + k * 48; \
+            _Pragma("omp simd") for (int i = 0; i < 48; ++i) { \
+                line[i] = ig_exp_##kind(line[i] - best[i]); \
+                added[i] += line[i]; \
+            } \
+        } \
+        for (int i = 0; i < 48; ++i) total[i] = total[i] * scale[i] + added[i]; \
+        for (int64_t i = 0; i < queries; ++i) \
+            if (scale[i] != 1) \
+                for (int64_t d = 0; d < wide; ++d) sums[i * wide + d] *= scale[i]; \
     }

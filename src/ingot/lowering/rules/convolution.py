@@ -12,7 +12,7 @@ from ingot.lowering import values
 from ingot.lowering.body import Recorder
 from ingot.lowering.expr import Size, symbol
 from ingot.lowering.ir import Convolution, Loop, Map, Store, wide
-from ingot.lowering.lower import Lowering, lowers
+from ingot.lowering.lower import Lowering, lowers, panel_width
 from ingot.lowering.rules.products import as_rows, matmul
 from ingot.lowering.values import Index, Lazy, Strided, Tensor, contiguous_strides
 
@@ -141,6 +141,7 @@ def _by_windows(
             groups=groups,
             x=x.data.buffer,
             weight=packed,
+            panel=panel_width(outs // groups),
             dtype=kind,
             epilogue=epilogue,
             origin=low.origin,
@@ -186,7 +187,8 @@ def _depthwise(
     times = outs // x.shape[1]
     outer_step, _, tap_y, tap_x = weight.data.strides
     packed = low.repacked(weight.data.buffer, kind, weight.data.offset, (*taps, outs), (tap_y, tap_x, outer_step))
-    x = _nhwc(low, x)
+    if isinstance(x.data, Strided) or x.cost > 4 or low.order_of(x) != NHWC:
+        x = _nhwc(low, x)
 
     def load(ops: Recorder, index: Index) -> int:
         image, channel, y, x_, a, b = index

@@ -36,7 +36,7 @@ def _windows(
     """x[…, out · stride + tap · dilation - padding] as a tensor of shape […, *out, *kernel]."""
     rank = len(kernel)
     lead = x.rank - rank
-    x = low.keep(x)
+    x = low.realize(x)  # a window reads each element more than once
     kind = wide(x.dtype)
 
     def load(ops: Recorder, index: Index) -> int:

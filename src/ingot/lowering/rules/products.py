@@ -11,7 +11,7 @@ from ingot.lowering import values
 from ingot.lowering.body import Recorder
 from ingot.lowering.expr import Size, product, symbol
 from ingot.lowering.ir import Loop, Map, Matrix, Product, Store, wide
-from ingot.lowering.lower import PANEL, Lowering, lowers
+from ingot.lowering.lower import Lowering, lowers, panel_width
 from ingot.lowering.values import Index, Lazy, Strided, Tensor, contiguous_strides
 
 aten = torch.ops.aten
@@ -79,7 +79,8 @@ def _packed(low: Lowering, b: Tensor, k: Size, n: Size) -> Matrix | None:
         return None
     rows, columns = b.data.strides
     packed = low.pack(source.name, wide(b.dtype), b.data.offset, (k,), (rows,), n, columns)
-    return Matrix(packed, 0, PANEL, 1, packed=PANEL)
+    width = panel_width(n)
+    return Matrix(packed, 0, width, 1, packed=width)
 
 
 def _plain(low: Lowering, a: Tensor, b: Tensor, dtype: str) -> Tensor:

@@ -302,6 +302,8 @@ def pad(low: Lowering, x: Tensor, padding: Sequence[Size], *more: Any, **kwargs:
     if mode != "constant":
         raise Unsupported(f"padding by {mode}")
     shape, dtype = low.shape_of(low.out), low.out_dtype
+    if x.cost > 1:
+        low.realize(x)  # where it is computed it may still join what computes it; behind a margin it may not
     before: list[Size] = [0] * x.rank
     for k in range(len(padding) // 2):
         before[x.rank - 1 - k] = padding[2 * k]
@@ -322,4 +324,4 @@ def pad(low: Lowering, x: Tensor, padding: Sequence[Size], *more: Any, **kwargs:
             inside = x.load(ops, inner)
         return ops.where(within, inside, ops.const(value or 0, dtype))
 
-    return Tensor(shape, dtype, Lazy(load, x.cost + 3))
+    return Tensor(shape, dtype, Lazy(load, x.cost + 3, low.order_of(x)))
