@@ -18,8 +18,8 @@ import torch
 import ingot_runtime
 from ingot.codegen.file import Source
 from ingot.codegen.isa import Isa
-from ingot.codegen.profile import Profile, Row, medians
 from ingot.codegen.package import Sample, call_of, write_native
+from ingot.codegen.profile import Profile, Row, medians
 from ingot.codegen.weights import Blob, fill
 from ingot.lowering.expr import Expr, Size, substitute
 from ingot.lowering.ir import Module

@@ -96,8 +96,8 @@ _INFIX = {"add": "+", "sub": "-", "mul": "*", "bitand": "&", "bitor": "|", "bitx
 
 
 class Statements:
-    """Replays a body as C declarations: those that depend on `inner` variables, those that depend on `middle` ones only,
-    and those that depend on neither, which go before the loops.
+    """Replays a body as C declarations: those that depend on `inner` variables, those that depend on `middle` ones
+    only, and those that depend on neither, which go before the loops.
 
     `place(buffer, index)` spells the element of a buffer; `names` has symbols that this text calls otherwise; `used`
     collects the library functions.

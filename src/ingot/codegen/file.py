@@ -166,8 +166,8 @@ class _File:
         if attentive:
             parts.append(_resource("attention.h"))
         parts += [f"IG_ATTENTION({kind}, {reals[kind]}, INF_{kind.upper()})" for kind in attentive]
-        for name in packs:
-            kind, _, dtype = name.removeprefix("ig_pack_").partition("_from_")
+        for pack in packs:
+            kind, _, dtype = pack.removeprefix("ig_pack_").partition("_from_")
             parts.append(
                 f"IG_PACK({kind}, {reals[kind]}, {dtype}, {STORED[dtype]}, {_READS.get(dtype, 'IG_AS_IT_IS')})"
             )
@@ -340,10 +340,9 @@ class _File:
             self.comments[name] = origin
         self.scratch.append(kernel.scratch)
         self.launches.append(Launch(name, origin, flops(step), traffic(step, self.module.buffers)))
-        self.line(
-            f"LAUNCH({len(self.launches) - 1}, {name}, {self._site(str(origin))}, {self.size(kernel.total)}, {self.size(kernel.grain)}, "
-            f"{', '.join(kernel.buffers) or '0'});  /* {_comment(origin)} */"
-        )
+        numbers = (self._site(str(origin)), self.size(kernel.total), self.size(kernel.grain))
+        arguments = ", ".join([str(len(self.launches) - 1), name, *map(str, numbers), *(kernel.buffers or ["0"])])
+        self.line(f"LAUNCH({arguments});  /* {_comment(origin)} */")
 
     def _site(self, text: str) -> int:
         if text not in self.sites:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 
@@ -62,7 +62,7 @@ class Profile:
                     "ts": at * 1e6,
                     "dur": row.seconds * 1e6,
                     "args": arguments,
-                }  # fmt: skip
+                }
             )
             at += row.seconds
         with open(path, "w", encoding="utf-8") as file:
@@ -82,7 +82,7 @@ class Profile:
         return "\n".join([*lines, f"{'all':<8}{self.seconds * 1e3:>9.3f}"])
 
 
-def _grouped(rows: Iterable[Row], key) -> list[Row]:  # type: ignore[no-untyped-def]
+def _grouped(rows: Iterable[Row], key: Callable[[Row], str]) -> list[Row]:
     groups: dict[str, list[Row]] = {}
     for row in rows:
         groups.setdefault(key(row), []).append(row)
