@@ -25,9 +25,8 @@ if TYPE_CHECKING:
     from ingot import errors, passes
     from ingot.errors import IngotError
     from ingot.passes.manager import transform
-    from ingot.pipeline import capture, compile
+    from ingot.pipeline import capture, compile, load
     from ingot.program.exported import from_exported
-    from ingot.program.file import load
     from ingot.program.program import Program
 
 __version__ = "0.1.0"
@@ -38,7 +37,7 @@ _HOMES = {
     "capture": "ingot.pipeline",
     "compile": "ingot.pipeline",
     "from_exported": "ingot.program.exported",
-    "load": "ingot.program.file",
+    "load": "ingot.pipeline",
     "transform": "ingot.passes.manager",
 }
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, TypeAlias
 
 from torch import nn
 
@@ -13,12 +15,23 @@ from ingot.codegen.cache import Cache
 from ingot.codegen.compiled import Compiled
 from ingot.codegen.file import emit
 from ingot.codegen.isa import by_name, host
+from ingot.codegen.loaded import Loaded
 from ingot.codegen.toolchain import find
 from ingot.lowering.fusion import fuse
 from ingot.lowering.lower import lower
 from ingot.lowering.memory import plan
+from ingot.program import file
 from ingot.program.program import Program
 from ingot.settings import Settings
+from ingot_runtime import open_container
+from ingot_runtime.model import model_of
+
+# Told the name of each stage; what it gives is entered while the stage runs.
+Watch: TypeAlias = Callable[[str], AbstractContextManager[object]]
+
+
+def _unwatched(stage: str) -> AbstractContextManager[object]:
+    return nullcontext()
 
 
 def capture(
@@ -62,18 +75,37 @@ def compile(
     threads: int | None = None,
     cache: bool = True,
     isa: str | Sequence[str] | None = None,
+    watch: Watch = _unwatched,
 ) -> Compiled:
     """The model, or a Program of it, as native code that is called like the model.
 
     `threads` None is one for each core. `cache` False compiles the C text even if it was compiled before. `isa` names
-    the instruction sets to build for; the default is this machine's own, and it is built in any case.
+    the instruction sets to build for; the default is this machine's own, and it is built in any case. `watch` is told
+    of each stage: it is called with the stage's name and gives a context manager that the stage runs in.
     """
-    program = model if isinstance(model, Program) else capture(model, args, kwargs, dynamic_shapes=dynamic_shapes)
-    program = for_native(program)
-    module = fuse(lower(program))
-    source = emit(module, plan(module), title=type(model).__name__)
-    libraries = build(source.text, isa, cache=cache)
-    return Compiled(program, module, source, libraries, host(), threads)
+    with watch("capture"):
+        program = model if isinstance(model, Program) else capture(model, args, kwargs, dynamic_shapes=dynamic_shapes)
+    with watch("passes"):
+        program = for_native(program)
+    with watch("lower"):
+        module = fuse(lower(program))
+    with watch("emit"):
+        source = emit(module, plan(module), title=type(model).__name__)
+    with watch("cc"):
+        libraries = build(source.text, isa, cache=cache)
+    with watch("weights"):
+        return Compiled(program, module, source, libraries, host(), threads)
+
+
+def load(path: str | os.PathLike[str]) -> Program | Loaded:
+    """What a `.ingot` file holds: a Program, or, of a compiled model, something to call on torch tensors.
+
+    Raises a FileError for what is wrong with the file, OSError where it cannot be opened.
+    """
+    with open_container(path) as container:
+        if "native" in container.manifest and file.GRAPH not in container.names:
+            return Loaded(model_of(container))
+        return file.read(container)
 
 
 def for_native(program: Program) -> Program:

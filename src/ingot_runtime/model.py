@@ -54,16 +54,27 @@ def load(path: str | os.PathLike[str], threads: int | None = None) -> "Model":
     `threads`: how many to compute with; None for one per core. Raises a FileError for what is wrong with the file or
     with this machine, OSError where the file cannot be opened.
     """
+    check_threads(threads)
+    with open_container(path, writable=False) as container:
+        return model_of(container, threads)
+
+
+def check_threads(threads: int | None) -> None:
+    """Raises ValueError for a number of threads that no model can compute with."""
     if threads is not None and not (type(threads) is int and 1 <= threads <= native.THREADS_LIMIT):
         raise ValueError(f"threads is {threads!r}: give a number from 1 to {native.THREADS_LIMIT}, or None")
-    with open_container(path, writable=False) as container:
-        spec = read_spec(container.manifest, container.names, container.path)
-        isa = best_library(spec, container.path)
-        weights = weights_of(container, spec)
-        library = native.Library(container.read(spec.libraries[isa]), path=container.path, member=spec.libraries[isa])
-        _check_library(library, spec, isa, weights, container.path)
-        sample = None if spec.sample is None else sampling.read_sample(container, spec, spec.sample)
-        return Model(container.path, spec, library, weights, threads or 0, sample)
+
+
+def model_of(container: Container, threads: int | None = None) -> "Model":
+    """The model of an open file, which may be closed afterwards; as `load`."""
+    check_threads(threads)
+    spec = read_spec(container.manifest, container.names, container.path)
+    isa = best_library(spec, container.path)
+    weights = weights_of(container, spec)
+    library = native.Library(container.read(spec.libraries[isa]), path=container.path, member=spec.libraries[isa])
+    _check_library(library, spec, isa, weights, container.path)
+    sample = None if spec.sample is None else sampling.read_sample(container, spec, spec.sample)
+    return Model(container.path, spec, library, weights, threads or 0, sample)
 
 
 class Model:

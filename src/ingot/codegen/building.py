@@ -111,25 +111,40 @@ def keep(error: CompilerFailed, source: str, folder: Path | None) -> CompilerFai
     return type(error)(f"{error}\n  source: {place}", command=error.command, output=error.output, kept=kept)
 
 
+_REASONS = {
+    errno.ENOSPC: "the disk is full",
+    errno.EDQUOT: "the disk quota is used up",
+    errno.EFBIG: "the file would be larger than this process may write",
+    errno.EROFS: "the file system is read-only",
+    errno.EACCES: "this user may not write there",
+    errno.EPERM: "this user may not write there",
+    errno.ENOENT: "the folder does not exist",
+    errno.ENOTDIR: "a part of the path is a file",
+    errno.EISDIR: "it is a folder",
+}
+
+
 def storage_error(error: OSError, folder: Path | None) -> StorageError:
     """What an OSError means for someone who wants a library. `folder` is the place, where the error names none."""
-    reasons = {
-        errno.ENOSPC: "the disk is full",
-        errno.EDQUOT: "the disk quota is used up",
-        errno.EFBIG: "the file would be larger than this process may write",
-        errno.EROFS: "the file system is read-only",
-        errno.EACCES: "this user may not write there",
-        errno.EPERM: "this user may not write there",
-        errno.ENOENT: "the folder does not exist",
-        errno.ENOTDIR: "a part of the path is a file",
-    }
     if isinstance(error.filename, str):
         place = error.filename
     else:
         place = "the folder for temporary files" if folder is None else str(folder)
+    return _storage(place, _why(error))
+
+
+def save_failed(error: OSError, path: str | os.PathLike[str]) -> StorageError:
+    """What an OSError means for someone who saves a compiled model to `path`."""
+    why = _why(error)
+    fix = "make room, or choose another folder; nothing was written, and a file that was there before is as it was"
+    message = explain("the compiled model could not be saved", where=os.fspath(path), why=why, fix=fix)
+    return StorageError(message, place=os.fspath(path), why=why)
+
+
+def _why(error: OSError) -> str:
     said = error.strerror or str(error)
-    known = reasons.get(error.errno or 0)
-    return _storage(place, f"{known} ({said})" if known else said)
+    known = _REASONS.get(error.errno or 0)
+    return f"{known} ({said})" if known else said
 
 
 def _storage(place: str, why: str) -> StorageError:

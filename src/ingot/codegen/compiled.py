@@ -9,16 +9,18 @@ compiled.save("m.ingot")     a file that `ingot_runtime` runs without torch
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 
-import ingot_runtime
+from ingot.codegen.building import save_failed
+from ingot.codegen.exchange import native_of, torch_of, wants_arrays
 from ingot.codegen.file import Source
 from ingot.codegen.isa import Isa
-from ingot.codegen.package import Sample, call_of, write_native
+from ingot.codegen.package import Sample, call_of, result_names, write_native
 from ingot.codegen.profile import Profile, Row, medians
 from ingot.codegen.weights import Blob, fill
 from ingot.lowering.expr import Expr, Size, substitute
@@ -32,6 +34,7 @@ from ingot_runtime.native import Library
 from ingot_runtime.spec import read_spec
 
 _WEIGHTS, _LIBRARY = "weights", "library"
+_KERNEL = re.compile(r"^static void k\d+\(", re.MULTILINE)
 
 
 class Compiled:
@@ -61,11 +64,16 @@ class Compiled:
         """The C text that was compiled."""
         return self._source.text
 
+    @property
+    def kernels(self) -> int:
+        """How many different kernels the C text has."""
+        return len(_KERNEL.findall(self.source))
+
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """The model's own call. Results are torch tensors; numpy arrays if the arguments hold arrays and no tensor."""
-        if _has_numpy((args, kwargs)) and not _has_torch((args, kwargs)):
+        if wants_arrays(args, kwargs):
             return self.model.call(args, kwargs)
-        results = iter([_as_torch(value) for value in self.model.run(self._leaves(args, kwargs))])
+        results = iter([torch_of(value) for value in self.model.run(self._leaves(args, kwargs))])
         outputs = self.program.signature.user_outputs
         leaves = [o.value if o.kind is OutputKind.LITERAL else next(results) for o in outputs]
         return unflatten(leaves, self.program.signature.out_tree)
@@ -73,7 +81,7 @@ class Compiled:
     def _leaves(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
         leaves = check_call(self.program, tuple(args), dict(kwargs))
         specs = self.program.signature.user_inputs
-        return [leaf for leaf, spec in zip(leaves, specs, strict=True) if spec.kind is InputKind.ARGUMENT]
+        return [native_of(leaf) for leaf, spec in zip(leaves, specs, strict=True) if spec.kind is InputKind.ARGUMENT]
 
     def profile(self, *args: Any, repeat: int = 10, **kwargs: Any) -> Profile:
         """Where the time of this call goes, kernel by kernel: medians over `repeat` runs after one to warm up."""
@@ -105,15 +113,21 @@ class Compiled:
         self.model.seed(value)
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Writes a `.ingot` file, whole or not at all: libraries, weights, source, and a sample as a self-test."""
-        write_native(
-            path,
-            manifest_native=self._manifest,
-            libraries=self.libraries,
-            source=self.source,
-            weights=self._blob.tensors(),
-            sample=self._sample(),
-        )
+        """Writes a `.ingot` file, whole or not at all: libraries, weights, source, and a sample as a self-test.
+
+        Raises SaveError for a call that a file cannot describe, StorageError where the file cannot be written.
+        """
+        try:
+            write_native(
+                path,
+                manifest_native=self._manifest,
+                libraries=self.libraries,
+                source=self.source,
+                weights=self._blob.tensors(),
+                sample=self._sample(),
+            )
+        except OSError as error:
+            raise save_failed(error, path) from error
 
     def close(self) -> None:
         """Gives back the model's threads and memory."""
@@ -147,14 +161,10 @@ class Compiled:
         }
         with torch.no_grad():
             result = self.program.copy()(*args, **kwargs)
-        leaves = [leaf for leaf in flatten(result)[0] if isinstance(leaf, (torch.Tensor, int, float, bool))]
-        names = [output["name"] for output in self._manifest["outputs"]]
-        if len(leaves) != len(names):
-            return None
-        outputs = {
-            name: _value(leaf, output["dtype"])
-            for name, leaf, output in zip(names, leaves, self._manifest["outputs"], strict=True)
-        }
+        kinds = [output.kind for output in self.program.signature.user_outputs]
+        leaves = [leaf for leaf, kind in zip(flatten(result)[0], kinds, strict=True) if kind is OutputKind.RESULT]
+        made = zip(leaves, self._manifest["outputs"], strict=True)
+        outputs = {output["name"]: _value(leaf, output["dtype"]) for leaf, output in made}
         mutated = {i["name"]: inputs[i["name"]] for i in self._manifest["inputs"] if i["mutated"]}
         return Sample(given, outputs, mutated, tolerance=_tolerance(self._manifest))
 
@@ -188,13 +198,7 @@ def _manifest(program: Program, module: Module) -> dict[str, Any]:
             item["symbol"] = told[number]
         inputs.append(item)
     outputs: list[dict[str, Any]] = []
-    taken: set[str] = set()
-    for argument in module.outputs:
-        name, count = argument.name, 1
-        while name in taken:
-            count += 1
-            name = f"{argument.name}_{count}"
-        taken.add(name)
+    for name, argument in zip(result_names(program), module.outputs, strict=True):
         item = {"name": name, "dtype": argument.dtype, "shape": [_size(size) for size in argument.shape]}
         if argument.scalar:
             item["scalar"] = True
@@ -212,29 +216,6 @@ def _size(size: Size) -> int | str:
     return str(size) if isinstance(size, Expr) else size
 
 
-# ---------------------------------------------------------------------- torch and numpy
-
-
-def _leaves(value: Any) -> list[Any]:
-    leaves, _ = torch.utils._pytree.tree_flatten(value)
-    return list(leaves)
-
-
-def _has_torch(value: Any) -> bool:
-    return any(isinstance(leaf, torch.Tensor) for leaf in _leaves(value))
-
-
-def _has_numpy(value: Any) -> bool:
-    return any(isinstance(leaf, (np.ndarray, ingot_runtime.BFloat16Array)) for leaf in _leaves(value))
-
-
-def _as_torch(value: Any) -> Any:
-    if isinstance(value, ingot_runtime.BFloat16Array):
-        return torch.from_numpy(value.bits).view(torch.bfloat16)
-    return torch.from_numpy(value) if isinstance(value, np.ndarray) else value
-
-
 def _cloned(value: Any) -> Any:
-    return torch.utils._pytree.tree_map(
-        lambda leaf: leaf.detach().clone() if isinstance(leaf, torch.Tensor) else leaf, value
-    )
+    leaves, tree = flatten(value)
+    return unflatten([leaf.detach().clone() if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves], tree)

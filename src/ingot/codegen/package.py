@@ -22,7 +22,7 @@ import torch
 from ingot.errors import SaveError, explain
 from ingot.program.program import Program
 from ingot.program.signature import Input, InputKind, Output, OutputKind
-from ingot.program.tree import Tree
+from ingot.program.tree import Tree, leaf_paths
 from ingot.program.values_json import Json, Unwritable, write_plain
 from ingot_runtime import BFloat16Array, Member, TensorsMember, dtypes, machine, write_container
 from ingot_runtime.sampling import MUTATED
@@ -137,6 +137,22 @@ def call_of(program: Program) -> Json:
         "out": _tree(signature.out_tree, iter(results)),
         "parameters": list(program.parameter_names),
     }
+
+
+def result_names(program: Program) -> list[str]:
+    """A name for each result of the graph, by its place in the user's result: "logits", "cache.0.keys", "output"."""
+    signature = program.signature
+    names: list[str] = []
+    for output, path in zip(signature.user_outputs, leaf_paths(signature.out_tree), strict=True):
+        if output.kind is not OutputKind.RESULT:
+            continue
+        name = place = ".".join(map(str, path)) or "output"
+        count = 1
+        while name in names:  # {"a.b": x, "a": {"b": y}}
+            count += 1
+            name = f"{place}_{count}"
+        names.append(name)
+    return names
 
 
 def _leaves(values: tuple[Input, ...] | tuple[Output, ...], kind: InputKind | OutputKind, side: str) -> list[Json]:

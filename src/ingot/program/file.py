@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import dataclasses
 import sys
-from os import PathLike, fspath
+from os import PathLike
 from typing import Any
 
 import torch
@@ -100,15 +100,19 @@ def load(path: str | PathLike[str]) -> Program:
     Raises a FileError for what is wrong with the file, OSError where it cannot be opened. Weights are not copied: they
     are pages of the file, and writing to one makes it private to this process.
     """
-    path = fspath(path)
     with open_container(path) as container:
-        try:
-            return _read_program(_decode(container), container)
-        except Malformed as failure:
-            problem = str(failure)
-        except RecursionError:
-            problem = "it is nested too deeply"
-    raise DamagedFile("the program is not what Ingot writes", problem, _RECOPY, path=path, member=GRAPH)
+        return read(container)
+
+
+def read(container: Container) -> Program:
+    """The program of an open file, which must be writable. Raises a FileError."""
+    try:
+        return _read_program(_decode(container), container)
+    except Malformed as failure:
+        problem = str(failure)
+    except RecursionError:
+        problem = "it is nested too deeply"
+    raise DamagedFile("the program is not what Ingot writes", problem, _RECOPY, path=container.path, member=GRAPH)
 
 
 # ---------------------------------------------------------------------- writing
