@@ -1,21 +1,16 @@
 """python -m ingot_runtime describe|run|self-test|extract m.ingot"""
 
 import argparse
-import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from .bfloat16 import BFloat16Array
+from .calling import run_file, write_results
 from .container import open_container
-from .dtypes import BFLOAT16
-from .errors import IngotError, InputError, explain
-from .model import Model, best_library, load, weights_of
-from .sampling import MUTATED
-from .spec import Input, read_spec
+from .errors import IngotError
+from .model import best_library, load, weights_of
+from .spec import read_spec
 
 HEADER = Path(__file__).parent / "include" / "ingot.h"
 
@@ -60,61 +55,10 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _run(options: argparse.Namespace) -> None:
-    given = dict(_pair(text) for text in options.input)
-    with load(options.file, options.threads) as model:
-        values = _values(model, given)
-        if options.seed is not None:
-            model.seed(options.seed)
-        results = model.run(values)
-        named = {asked.name: np.asarray(result) for asked, result in zip(model.spec.outputs, results, strict=True)}
-        for asked, value in zip(model.spec.inputs, values, strict=True):
-            if asked.mutated:
-                named[MUTATED + asked.name] = np.asarray(value)
-    # Whole or not at all, as every file of ours.
-    temporary = f"{options.output}.{os.urandom(8).hex()}.tmp"
-    try:
-        with open(temporary, "xb") as file:
-            np.savez(file, allow_pickle=False, **named)
-        os.replace(temporary, options.output)
-    finally:
-        Path(temporary).unlink(missing_ok=True)
-    for name, array in named.items():
+    results = run_file(options.file, options.input, seed=options.seed, threads=options.threads)
+    write_results(options.output, results)
+    for name, array in results.items():
         print(f"{name}: {array.dtype}{list(array.shape)}")
-
-
-def _pair(text: str) -> tuple[str, str]:
-    name, equals, value = text.partition("=")
-    if not equals:
-        raise ValueError(f"--input {text}: write NAME=FILE.npy, or NAME=NUMBER for a scalar")
-    return name, value
-
-
-def _values(model: Model, given: dict[str, str]) -> list[Any]:
-    names = [asked.name for asked in model.spec.inputs]
-    missing, extra = [name for name in names if name not in given], [name for name in given if name not in names]
-    if missing or extra:
-        labels = (("missing", missing), ("unexpected", extra))
-        problem = "; ".join(f"{label} {', '.join(found)}" for label, found in labels if found)
-        raise InputError(explain(f"The inputs are not the model's: {problem}.", fix=f"it takes {', '.join(names)}"))
-    return [_value(asked, given[asked.name]) for asked in model.spec.inputs]
-
-
-def _value(asked: Input, text: str) -> Any:
-    if not text.endswith(".npy") and not asked.shape:
-        return _number(asked, text)
-    array = np.load(text, allow_pickle=False)
-    if asked.dtype.name == BFLOAT16 and array.dtype == np.float32:
-        return BFloat16Array.of(array)
-    return array
-
-
-def _number(asked: Input, text: str) -> Any:
-    if asked.dtype.name == "bool":
-        if text.lower() not in ("true", "false"):
-            raise ValueError(f"--input {asked.name}={text}: write true or false")
-        return np.array(text.lower() == "true")
-    number = float(text) if not asked.dtype.is_exact else int(text)
-    return BFloat16Array.of(number) if asked.dtype.name == BFLOAT16 else np.array(number, asked.dtype.numpy)
 
 
 def _self_test(options: argparse.Namespace) -> None:

@@ -160,6 +160,22 @@ class Model:
             raise ValueError(f"the seed is {value!r}: give a number from 0 to 2**64 - 1")
         self._native.seed(value)
 
+    @property
+    def has_sample(self) -> bool:
+        """Whether the file holds a sample call, which `self_test` needs."""
+        return self._sample is not None
+
+    def example(self) -> list[Any]:
+        """The sample's inputs, as copies to give to `run`. Raises SelfTestFailed where the file has none."""
+        if self._sample is None:
+            raise SelfTestFailed(
+                explain("The file has no sample to test with.", where=self.path, fix="compile the model again")
+            )
+        return [
+            BFloat16Array(array.copy()) if asked.dtype.name == BFLOAT16 else array.copy()
+            for asked, array in zip(self.spec.inputs, self._sample.inputs, strict=True)
+        ]
+
     def self_test(self) -> float:
         """Runs the sample stored in the file on this machine; returns the largest difference from the stored result.
 

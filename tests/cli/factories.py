@@ -87,3 +87,27 @@ def returns_list_kwargs() -> Any:
 
 
 not_a_function = 3
+
+
+class Adds(nn.Module):
+    """One operator that is compiled, and two that no rule is written for."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.linalg.eigvals(x @ x.T).real + torch.linalg.det(x @ x.T)
+
+
+def not_compilable() -> Any:
+    return Adds(), (torch.randn(3, 3),)
+
+
+class Mixed(nn.Module):
+    def forward(self, x: torch.Tensor, scale: int) -> dict[str, torch.Tensor]:
+        return {"sum": x.sum(-1) * scale, "rounded": x.bfloat16()}
+
+
+def mixed() -> Any:
+    return Mixed(), (torch.arange(6.0).reshape(2, 3),), {"scale": 3}
+
+
+def noisy() -> Any:
+    return nn.Dropout(0.5).train(), (torch.ones(4, 4),)

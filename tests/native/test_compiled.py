@@ -65,6 +65,19 @@ def test_results_are_named_by_their_place(shape: Any, names: list[str], tmp_path
             assert torch.equal(mine, theirs) if isinstance(mine, torch.Tensor) else mine == theirs
 
 
+def test_arguments_are_named_by_their_place(tmp_path: Path) -> None:
+    def model(input: Any, cache: Any, *more: Any, mask: Any) -> Any:
+        return input + cache["keys"][0] + more[0] + mask
+
+    x = torch.ones(3)
+    compiled = ingot.compile(model, (x, {"keys": [x]}, x), {"mask": x})
+    compiled.save(tmp_path / "m.ingot")
+    loaded = ingot_runtime.load(tmp_path / "m.ingot")
+    assert [given.name for given in loaded.spec.inputs] == ["input", "cache.keys.0", "args.2", "mask"]
+    assert compiled(x, {"keys": [x]}, x, mask=x).tolist() == [4, 4, 4]
+    assert loaded.self_test() == 0
+
+
 def test_load_of_a_compiled_file_is_called_with_tensors_and_with_arrays(tmp_path: Path) -> None:
     model, x = nn.Linear(4, 3).eval(), torch.randn(2, 4)
     ingot.compile(model, (x,), dynamic_shapes={"input": {0: "batch"}}).save(tmp_path / "m.ingot")

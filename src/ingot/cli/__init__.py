@@ -1,6 +1,9 @@
 """The `ingot` command.
 
     ingot capture pkg.module:factory -o model.ingot     factory() -> (model, args, kwargs)
+    ingot compile pkg.module:factory -o model.ingot     native code, in one file
+    ingot run model.ingot --input x=x.npy               of a compiled file; torch is not needed
+    ingot bench pkg.module:factory                      beside eager
     ingot inspect model.ingot
     ingot verify pkg.module:factory                     every pass, with numbers compared after each
     ingot doctor
@@ -15,17 +18,20 @@ from typing import Annotated
 import typer
 
 from ingot import __version__
-from ingot.cli import capture, doctor, inspect, verify
+from ingot.cli import bench, capture, compile, doctor, inspect, run, verify
 
 app = typer.Typer(
     name="ingot",
-    help="Capture PyTorch models as graphs; check, inspect and save them.",
+    help="Capture PyTorch models as graphs; check, inspect and save them; compile them to native code.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command("capture")(capture.run)
+app.command("compile")(compile.run)
+app.command("run")(run.run)
+app.command("bench")(bench.run)
 app.command("inspect")(inspect.run)
 app.command("verify")(verify.run)
 app.command("doctor")(doctor.run)

@@ -8,7 +8,8 @@ A factory takes no arguments and returns `(model, args, kwargs)` or `(model, arg
     ├── ModuleFailed              importing it raised
     ├── FactoryMissing            the module has no such attribute
     ├── FactoryFailed             the factory raised
-    └── FactoryResultError        it returned something else
+    ├── FactoryResultError        it returned something else
+    └── AlreadyCompiled           a file that holds native code, where a program is needed
 """
 
 from __future__ import annotations
@@ -60,6 +61,10 @@ class FactoryResultError(FactoryError):
     """The factory returned something else than a model and its arguments."""
 
 
+class AlreadyCompiled(FactoryError):
+    """A file holds native code and no program."""
+
+
 @dataclass(frozen=True, slots=True)
 class Example:
     """A model and the arguments to call it with."""
@@ -67,6 +72,16 @@ class Example:
     model: Callable[..., Any]
     args: tuple[Any, ...] = ()
     kwargs: dict[str, Any] = field(default_factory=dict)
+
+
+def named_file(reference: str) -> Path | None:
+    """The file that a reference names, None where it names a factory. Raises ReferenceMissing."""
+    path = Path(reference)
+    if not reference.endswith(".ingot") and (":" in reference or not path.is_file()):
+        return None
+    if not path.is_file():
+        raise ReferenceMissing(explain(f"There is no file {reference}.", why=f"looked in {Path.cwd()}"))
+    return path
 
 
 def build(reference: str) -> Example:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -58,21 +57,14 @@ def run(
 def open_program(reference: str, stages: Stages) -> Program:
     """The program in a file, or the one that a factory's model is captured as."""
     from ingot import pipeline
-    from ingot.cli.factory import ReferenceMissing, build
-    from ingot.errors import explain
+    from ingot.cli.compile import opened
+    from ingot.program.program import Program
 
-    is_file = reference.endswith(".ingot") or (":" not in reference and Path(reference).is_file())
-    if is_file:
-        if not Path(reference).is_file():
-            raise ReferenceMissing(explain(f"There is no file {reference}.", why=f"looked in {Path.cwd()}"))
-        with stages("load", f"loading {reference}"):
-            from ingot.program.file import load
-
-            return load(reference)
-    with stages("build", f"building {reference}"):
-        example = build(reference)
+    model, args, kwargs = opened(reference, stages)
+    if isinstance(model, Program):
+        return model
     with stages("capture", "capturing"):
-        return pipeline.capture(example.model, example.args, example.kwargs)
+        return pipeline.capture(model, args, kwargs)
 
 
 def parse_sizes(texts: list[str] | tuple[str, ...]) -> dict[str, int]:

@@ -20,7 +20,7 @@ from ingot.codegen.building import save_failed
 from ingot.codegen.exchange import native_of, torch_of, wants_arrays
 from ingot.codegen.file import Source
 from ingot.codegen.isa import Isa
-from ingot.codegen.package import Sample, call_of, result_names, write_native
+from ingot.codegen.package import Sample, argument_names, call_of, result_names, write_native
 from ingot.codegen.profile import Profile, Row, medians
 from ingot.codegen.weights import Blob, fill
 from ingot.lowering.expr import Expr, Size, substitute
@@ -69,6 +69,11 @@ class Compiled:
         """How many different kernels the C text has."""
         return len(_KERNEL.findall(self.source))
 
+    @property
+    def weight_bytes(self) -> int:
+        """The size of the weights, packed as the kernels read them."""
+        return self._source.weights_size
+
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """The model's own call. Results are torch tensors; numpy arrays if the arguments hold arrays and no tensor."""
         if wants_arrays(args, kwargs):
@@ -79,6 +84,8 @@ class Compiled:
         return unflatten(leaves, self.program.signature.out_tree)
 
     def _leaves(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
+        if all(isinstance(value, torch.Tensor) for value in (*args, *kwargs.values())):
+            return [native_of(leaf) for leaf in self.model.leaves(args, kwargs)]  # the runtime checks the rest
         leaves = check_call(self.program, tuple(args), dict(kwargs))
         specs = self.program.signature.user_inputs
         return [native_of(leaf) for leaf, spec in zip(leaves, specs, strict=True) if spec.kind is InputKind.ARGUMENT]
@@ -187,9 +194,9 @@ def _manifest(program: Program, module: Module) -> dict[str, Any]:
     }
     told = {known.place: name for name, known in module.symbols.items() if known.dim < 0}
     inputs: list[dict[str, Any]] = []
-    for number, argument in enumerate(module.inputs):
+    for number, (name, argument) in enumerate(zip(argument_names(program), module.inputs, strict=True)):
         item = {
-            "name": argument.name,
+            "name": name,
             "dtype": argument.dtype,
             "shape": [_size(size) for size in argument.shape],
             "mutated": argument.mutated,

@@ -14,6 +14,8 @@ from ingot_runtime import BFloat16Array
 
 def wants_arrays(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
     """Whether a call is one of numpy's: its arguments hold arrays and no tensor."""
+    if any(isinstance(value, torch.Tensor) for value in (*args, *kwargs.values())):
+        return False
     leaves, _ = flatten((tuple(args), dict(kwargs)))
     if any(isinstance(leaf, torch.Tensor) for leaf in leaves):
         return False

@@ -10,7 +10,7 @@ The same arguments give the same bytes.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from os import PathLike
 from pathlib import Path
@@ -139,18 +139,37 @@ def call_of(program: Program) -> Json:
     }
 
 
+def argument_names(program: Program) -> list[str]:
+    """A name for each argument of the graph, by its place in the user's call: "mask", "cache.0.keys", "args.2"."""
+    signature = program.signature
+    places: list[tuple[str | int, ...]] = []
+    for given, (side, key, *rest) in zip(signature.user_inputs, leaf_paths(signature.in_tree), strict=True):
+        if given.kind is not InputKind.ARGUMENT:
+            continue
+        if side == 0:
+            assert isinstance(key, int)
+            named = key < len(program.parameter_names)
+            places.append((program.parameter_names[key], *rest) if named else ("args", key, *rest))
+        else:
+            places.append((key, *rest))
+    return _names(places, "input")
+
+
 def result_names(program: Program) -> list[str]:
     """A name for each result of the graph, by its place in the user's result: "logits", "cache.0.keys", "output"."""
     signature = program.signature
+    results = zip(signature.user_outputs, leaf_paths(signature.out_tree), strict=True)
+    return _names([path for output, path in results if output.kind is OutputKind.RESULT], "output")
+
+
+def _names(places: Sequence[Sequence[str | int]], bare: str) -> list[str]:
     names: list[str] = []
-    for output, path in zip(signature.user_outputs, leaf_paths(signature.out_tree), strict=True):
-        if output.kind is not OutputKind.RESULT:
-            continue
-        name = place = ".".join(map(str, path)) or "output"
+    for place in places:
+        name = spelled = ".".join(map(str, place)) or bare
         count = 1
         while name in names:  # {"a.b": x, "a": {"b": y}}
             count += 1
-            name = f"{place}_{count}"
+            name = f"{spelled}_{count}"
         names.append(name)
     return names
 

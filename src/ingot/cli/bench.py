@@ -1,0 +1,178 @@
+"""`ingot bench`: a model's native code beside eager, in turn, in one process."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.table import Table
+
+from ingot.cli.capture import parse_dynamic, with_ranges
+from ingot.cli.compile import DOING, Cached, Threads, opened
+from ingot.cli.terminal import AsJson, Debug, Result, Stages, command
+
+Calls = dict[str, Callable[[], Any]]
+
+_NOTE = (
+    "Each timed call follows an untimed one of its own kind, and the kinds take turns. Numbers of this machine at this "
+    "moment: for others to rely on, take them where nothing else runs."
+)
+
+
+@command
+def run(
+    reference: Annotated[
+        str,
+        typer.Argument(metavar="MODULE:FACTORY|FILE.ingot", help="A factory, a saved program, or a compiled model."),
+    ],
+    repeat: Annotated[int, typer.Option("--repeat", min=1, help="Timed calls of each kind.")] = 20,
+    dynamic: Annotated[
+        list[str] | None,
+        typer.Option("--dynamic", metavar="ARG:DIM=NAME", help='A dim that may change: "x:0=batch". Repeatable.'),
+    ] = None,
+    threads: Threads = None,
+    cache: Cached = True,
+    as_json: AsJson = False,
+    debug: Debug = False,
+) -> Result:
+    """Time a model's native code beside the same model in eager PyTorch."""
+    dynamic_shapes = parse_dynamic(dynamic or ())
+    stages = Stages()
+    with stages("import", "importing torch"):
+        import torch
+
+        from ingot.cli.factory import named_file
+        from ingot_runtime.container import open_container
+
+    used = threads or torch.get_num_threads()
+    with torch.no_grad(), _torch_threads(used):
+        file = named_file(reference)
+        native = file is not None and "native" in _manifest(open_container, file)
+        calls = (
+            _of_file(file, used, stages)
+            if native and file is not None
+            else _of_model(reference, dynamic_shapes, used, cache, stages)
+        )
+        with stages("time", "timing"):
+            times = measure(calls, repeat)
+            difference = _difference(*(call() for call in calls.values())) if len(calls) > 1 else None
+    rows = [
+        {
+            "name": name,
+            "median_ms": 1e3 * statistics.median(taken),
+            "min_ms": 1e3 * min(taken),
+            "max_ms": 1e3 * max(taken),
+        }
+        for name, taken in times.items()
+    ]
+    data = {
+        "reference": reference,
+        "threads": used,
+        "repeat": repeat,
+        "rows": rows,
+        "largest_difference": difference,
+        "seconds": stages.seconds,
+    }
+    return Result(data, _report(data))
+
+
+def measure(calls: Calls, repeat: int) -> dict[str, list[float]]:
+    """Seconds of `repeat` calls of each kind, in turn. What ran before leaves caches and threads in its own state, so
+    each timed call has an untimed one of the same kind before it."""
+    times: dict[str, list[float]] = {name: [] for name in calls}
+    for _ in range(repeat):
+        for name, call in calls.items():
+            call()
+            begin = time.perf_counter()
+            call()
+            times[name].append(time.perf_counter() - begin)
+    return times
+
+
+def _of_model(reference: str, dynamic_shapes: Any, threads: int, cache: bool, stages: Stages) -> Calls:
+    """Native code of a factory's model or of a saved program, and the same through torch."""
+    from ingot import pipeline
+    from ingot.errors import CallError, explain
+    from ingot.program.program import Program
+
+    model, args, kwargs = opened(reference, stages, dynamic_shapes)
+    compiled = pipeline.compile(
+        model,
+        args,
+        kwargs,
+        dynamic_shapes=with_ranges(dynamic_shapes),
+        threads=threads,
+        cache=cache,
+        watch=lambda stage: stages(stage, DOING[stage]),
+    )
+    if isinstance(model, Program):
+        if model.example_inputs is None:
+            raise CallError(
+                explain(f"{reference} holds no example to call it with.", fix="give the factory: MODULE:FACTORY")
+            )
+        args, kwargs = model.example_inputs
+    return {"ingot": lambda: compiled(*args, **kwargs), "eager": lambda: model(*args, **kwargs)}
+
+
+def _of_file(file: Path, threads: int, stages: Stages) -> Calls:
+    """Native code of a compiled file on its own sample. There is no model beside which to time it."""
+    import ingot_runtime
+
+    with stages("load", f"loading {file}"):
+        model = ingot_runtime.load(file, threads)
+        inputs = model.example()
+    return {"ingot": lambda: model.run(inputs)}
+
+
+def _manifest(open_container: Any, file: Path) -> Any:
+    with open_container(file) as container:
+        return container.manifest if "graph.json" not in container.names else {}
+
+
+@contextmanager
+def _torch_threads(count: int) -> Iterator[None]:
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def _difference(mine: Any, theirs: Any) -> float:
+    """The largest difference between two results, in units of max(1, |expected|)."""
+    import torch
+
+    from ingot.program.tree import flatten
+
+    worst = 0.0
+    for a, b in zip(flatten(mine)[0], flatten(theirs)[0], strict=True):
+        if isinstance(b, torch.Tensor) and b.numel():
+            a, b = a.double(), b.double()
+            worst = max(worst, ((a - b).abs() / b.abs().clamp(min=1)).nan_to_num(0.0).max().item())
+    return worst
+
+
+def _report(data: dict[str, Any]) -> tuple[Any, ...]:
+    table = Table("", title=f"{data['reference']}, {data['threads']} threads, {data['repeat']} calls each")
+    for column in ("median ms", "least ms", "greatest ms"):
+        table.add_column(column, justify="right")
+    for row in data["rows"]:
+        numbers = (row["median_ms"], row["min_ms"], row["max_ms"])
+        table.add_row(row["name"], *(f"{number:.3f}" for number in numbers))
+    text: list[Any] = [table]
+    if data["largest_difference"] is not None:
+        ours, theirs = (row["median_ms"] for row in data["rows"])
+        text.append(
+            f"Eager takes {theirs / ours:.2f} times as long. Largest difference {data['largest_difference']:.2g}."
+        )
+    else:
+        text.append("A compiled file holds no model to time beside it; `ingot bench MODULE:FACTORY` does that.")
+    return (*text, _NOTE)

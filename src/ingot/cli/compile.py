@@ -1,0 +1,172 @@
+"""`ingot compile`: a factory's model, or a saved program, becomes one file that runs without torch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.table import Table
+from rich.text import Text
+
+from ingot.cli.capture import parse_dynamic, with_ranges
+from ingot.cli.terminal import AsJson, Debug, Result, Stages, command, human
+
+Threads = Annotated[int | None, typer.Option("--threads", min=1, help="Threads to run with; one for each core.")]
+Cached = Annotated[bool, typer.Option("--cache/--no-cache", help="Use libraries that were compiled before.")]
+
+# What a person reads while each stage of the pipeline runs.
+DOING = {
+    "capture": "capturing",
+    "passes": "running passes",
+    "lower": "lowering to loops",
+    "emit": "writing C",
+    "cc": "compiling C",
+    "weights": "packing weights",
+}
+
+
+@command
+def run(
+    reference: Annotated[
+        str, typer.Argument(metavar="MODULE:FACTORY|PROGRAM.ingot", help="A factory, or a program saved by capture.")
+    ],
+    output: Annotated[Path | None, typer.Option("-o", "--output", help="Save the compiled model to this file.")] = None,
+    dynamic: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--dynamic",
+            metavar="ARG:DIM=NAME",
+            help='A dim that may change, e.g. "x:0=batch", "x:0=batch[1,64]", "x=auto". Repeatable.',
+        ),
+    ] = None,
+    isa: Annotated[
+        list[str] | None,
+        typer.Option("--isa", metavar="NAME", help="Build for this instruction set as well as for ours. Repeatable."),
+    ] = None,
+    threads: Threads = None,
+    cache: Cached = True,
+    source: Annotated[Path | None, typer.Option("--source", help="Write the C text to this file.")] = None,
+    check: Annotated[bool, typer.Option(help="Run the example through the saved file, and compare with torch.")] = True,
+    as_json: AsJson = False,
+    debug: Debug = False,
+) -> Result:
+    """Compile a model to native code, in one file that runs without torch."""
+    dynamic_shapes = parse_dynamic(dynamic or ())
+    stages = Stages()
+    with stages("import", "importing torch"):
+        from ingot import pipeline
+    model, args, kwargs = opened(reference, stages, dynamic_shapes)
+    compiled = pipeline.compile(
+        model,
+        args,
+        kwargs,
+        dynamic_shapes=with_ranges(dynamic_shapes),
+        threads=threads,
+        cache=cache,
+        isa=isa,
+        watch=lambda stage: stages(stage, DOING[stage]),
+    )
+    if source is not None:
+        source.write_text(compiled.source, encoding="utf-8")
+    difference = None
+    if output is not None:
+        with stages("save", f"saving {output}"):
+            compiled.save(output)
+        if check:
+            with stages("check", "running the example through the file"):
+                difference = _difference(output, threads)
+    compiled.close()
+    data = {
+        "reference": reference,
+        "kernels": compiled.kernels,
+        "source_lines": compiled.source.count("\n"),
+        "instruction_sets": list(compiled.libraries),
+        "weight_bytes": compiled.weight_bytes,
+        "takes": [_spelled(item) for item in compiled.model.spec.inputs],
+        "gives": [_spelled(item) for item in compiled.model.spec.outputs],
+        "dims": [str(symbol) for symbol in compiled.model.spec.symbols.values()],
+        "largest_difference": difference,
+        "source": None if source is None else str(source),
+        "file": None if output is None else {"path": str(output), "bytes": output.stat().st_size},
+        "seconds": stages.seconds,
+    }
+    return Result(data, (_summary(data, check),))
+
+
+def opened(reference: str, stages: Stages, dynamic_shapes: Any = None) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
+    """What `pipeline.compile` takes: a factory's model with its arguments, or a saved program without any.
+
+    Raises FactoryError, a FileError, or AlreadyCompiled for a file that holds native code and no program.
+    """
+    from ingot.cli.factory import build, named_file
+
+    file = named_file(reference)
+    if file is None:
+        with stages("build", f"building {reference}"):
+            example = build(reference)
+        return example.model, example.args, example.kwargs
+    if dynamic_shapes:
+        raise typer.BadParameter("a saved program has its dynamic dims already: --dynamic is for a factory's model.")
+    with stages("load", f"loading {reference}"):
+        return _program(reference), (), {}
+
+
+def _program(reference: str) -> Any:
+    from ingot import pipeline
+    from ingot.cli.factory import AlreadyCompiled
+    from ingot.errors import explain
+    from ingot.program.program import Program
+
+    loaded = pipeline.load(reference)
+    if isinstance(loaded, Program):
+        return loaded
+    raise AlreadyCompiled(
+        explain(
+            f"{reference} is compiled already.",
+            why="it holds native code, and no program to compile again",
+            fix="compile from MODULE:FACTORY, or from a file that `ingot capture -o` wrote; `ingot run` runs this one",
+        )
+    )
+
+
+def _difference(file: Path, threads: int | None) -> float | None:
+    """How far the file's own sample is off on this machine; None where it has none. Raises SelfTestFailed."""
+    import ingot_runtime
+
+    with ingot_runtime.load(file, threads) as model:
+        return model.self_test() if model.has_sample else None
+
+
+def _spelled(item: Any) -> str:
+    return f"{item.name}: {item.spelled}"
+
+
+def _summary(data: dict[str, Any], check: bool) -> Table:
+    rows = [("compiled", f"{data['reference']} for {', '.join(data['instruction_sets'])}")]
+    rows += [("takes", "\n".join(data["takes"]) or "nothing"), ("gives", "\n".join(data["gives"]) or "nothing")]
+    if data["dims"]:
+        rows.append(("where", "\n".join(data["dims"])))
+    rows.append(("kernels", f"{data['kernels']:,}, in {data['source_lines']:,} lines of C"))
+    rows.append(("weights", human(data["weight_bytes"], "B")))
+    if data["source"] is not None:
+        rows.append(("source", data["source"]))
+    if data["file"] is not None:
+        rows.append(("saved", f"{data['file']['path']} ({human(data['file']['bytes'], 'B')})"))
+        rows.append(("checked", _checked(data["largest_difference"], check)))
+    else:
+        rows.append(("saved", "no (-o FILE.ingot)"))
+    seconds = {name: taken for name, taken in data["seconds"].items() if name != "import"}
+    rows.append(("time", ", ".join(f"{name} {taken:.2f} s" for name, taken in seconds.items())))
+    table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
+    for label, text in rows:
+        table.add_row(label, Text(text))  # as it is: rich would read float32[batch, 64] as markup
+    return table
+
+
+def _checked(difference: float | None, check: bool) -> str:
+    if not check:
+        return "no (--no-check)"
+    if difference is None:
+        return "no: the model draws random numbers, or its example is not known"
+    return f"the file gives what torch gives; largest difference {difference:.2g}"

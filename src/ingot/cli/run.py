@@ -1,0 +1,50 @@
+"""`ingot run`: a compiled file called with arrays from .npy files. torch is not imported."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.table import Table
+
+from ingot.cli.compile import Threads
+from ingot.cli.terminal import AsJson, Debug, Result, Stages, command
+
+
+@command
+def run(
+    file: Annotated[Path, typer.Argument(metavar="FILE.ingot", help="A compiled model.")],
+    inputs: Annotated[
+        list[str] | None,
+        typer.Option("--input", metavar="NAME=FILE.npy", help="An input; NAME=NUMBER for a scalar. Repeatable."),
+    ] = None,
+    output: Annotated[Path | None, typer.Option("-o", "--output", help="Write the results to this .npz file.")] = None,
+    seed: Annotated[int | None, typer.Option("--seed", min=0, help="Of random draws.")] = None,
+    threads: Threads = None,
+    as_json: AsJson = False,
+    debug: Debug = False,
+) -> Result:
+    """Run a compiled model on arrays from files, without torch."""
+    stages = Stages()
+    with stages("import", "importing numpy"):
+        from ingot_runtime.calling import run_file, write_results
+    with stages("run", f"running {file}"):
+        results = run_file(file, inputs or (), seed=seed, threads=threads)
+    if output is not None:
+        with stages("save", f"saving {output}"):
+            write_results(output, results)
+    table = Table("result", "dtype", "shape", "least", "greatest")
+    rows = []
+    for name, array in results.items():
+        least, greatest = (array.min().item(), array.max().item()) if array.size else (None, None)
+        rows.append({"name": name, "dtype": str(array.dtype), "shape": list(array.shape)})
+        shown = ("" if value is None else f"{value:.6g}" for value in (least, greatest))
+        table.add_row(name, str(array.dtype), "×".join(map(str, array.shape)) or "a number", *shown)
+    data = {
+        "file": str(file),
+        "results": rows,
+        "output": None if output is None else str(output),
+        "seconds": stages.seconds,
+    }
+    return Result(data, (table,))

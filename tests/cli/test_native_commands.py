@@ -1,0 +1,259 @@
+"""`ingot compile`, `ingot run` and `ingot bench`."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from click.testing import Result
+from typer.testing import CliRunner
+
+import ingot_runtime
+from ingot.cli import app
+from ingot.cli.bench import measure
+
+FACTORIES = Path(__file__).with_name("factories.py")
+
+
+def run(*arguments: str) -> Result:
+    return CliRunner().invoke(app, list(arguments))
+
+
+def run_json(*arguments: str) -> Any:
+    result = run(*arguments, "--json")
+    assert result.exit_code == 0, result.stderr
+    return json.loads(result.stdout)
+
+
+def factory(name: str) -> str:
+    return f"{FACTORIES}:{name}"
+
+
+@pytest.fixture(scope="module")
+def compiled(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The linear layer of `pair`, with a batch of any size."""
+    file = tmp_path_factory.mktemp("compiled") / "pair.ingot"
+    run_json("compile", factory("pair"), "-o", str(file), "--dynamic", "input:0=batch[1,64]")
+    return file
+
+
+# ---------------------------------------------------------------------- compile
+
+
+def test_compile_prints_a_summary(tmp_path: Path) -> None:
+    file, source = tmp_path / "m.ingot", tmp_path / "m.c"
+    result = run(
+        "compile", factory("net"), "-o", str(file), "--source", str(source), "--dynamic", "x:0=batch", "--threads", "1"
+    )
+    assert result.exit_code == 0, result.stderr
+    for text in ("x: float32[batch, 4]", "kernels", "lines of C", str(file), "largest difference", "capture", "cc "):
+        assert text in result.stdout
+    assert "prints this" not in result.stdout
+    assert "ingot_run" in source.read_text()
+    with ingot_runtime.load(file) as model:
+        assert model.self_test() < 1e-4
+        assert [output.name for output in model.spec.outputs] == ["0", "1"]
+
+
+def test_compile_json(tmp_path: Path) -> None:
+    file = tmp_path / "m.ingot"
+    data = run_json("compile", factory("net"), "-o", str(file), "--isa", "x86-64", "--isa", "plain", "--no-cache")
+    assert data["file"] == {"path": str(file), "bytes": file.stat().st_size}
+    assert {"x86-64", "plain"} <= set(data["instruction_sets"])
+    assert data["kernels"] >= 3 and data["source_lines"] > 100
+    assert data["takes"] == ["x: float32[5, 4]", "image: float32[2, 4, 9, 9]"]
+    assert data["gives"] == ["0: float32[5, 8]", "1: float32[2, 8, 4, 4]"]
+    assert 0 <= data["largest_difference"] < 1e-4
+    assert list(data["seconds"])[2:] == ["capture", "passes", "lower", "emit", "cc", "weights", "save", "check"]
+    with ingot_runtime.open_container(file) as container:
+        assert {"native/x86-64.so", "native/plain.so"} <= set(container.names)
+
+
+def test_compile_a_saved_program(tmp_path: Path) -> None:
+    program, file = tmp_path / "program.ingot", tmp_path / "m.ingot"
+    run_json("capture", factory("pair"), "-o", str(program), "--dynamic", "input:0=batch")
+    data = run_json("compile", str(program), "-o", str(file))
+    assert data["takes"] == ["input: float32[batch, 4]"] and data["dims"] == ["batch from 1 on"]
+    refused = run("compile", str(program), "--dynamic", "input:0=batch")
+    assert refused.exit_code == 2 and "has its dynamic dims already" in refused.stderr
+
+
+def test_compile_without_a_file_only_tries() -> None:
+    result = run("compile", factory("pair"))
+    assert result.exit_code == 0 and "-o FILE.ingot" in result.stdout
+
+
+def test_a_model_that_draws_is_not_checked(tmp_path: Path) -> None:
+    result = run("compile", factory("noisy"), "-o", str(tmp_path / "m.ingot"))
+    if result.exit_code == 1 and "UnsupportedOperator" in result.stderr:
+        pytest.skip("native code does not draw random numbers yet")
+    assert result.exit_code == 0, result.stderr
+    assert "draws random numbers" in result.stdout
+
+
+def test_a_check_that_fails_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def wrong(self: Any) -> float:
+        raise ingot_runtime.SelfTestFailed("it is off by 3")
+
+    monkeypatch.setattr(ingot_runtime.Model, "self_test", wrong)
+    result = run("compile", factory("pair"), "-o", str(tmp_path / "m.ingot"))
+    assert result.exit_code == 1 and result.stderr.startswith("SelfTestFailed: it is off by 3")
+    assert run("compile", factory("pair"), "-o", str(tmp_path / "m.ingot"), "--no-check").exit_code == 0
+
+
+def test_compile_errors(tmp_path: Path, compiled: Path) -> None:
+    def refused(*arguments: str, code: int = 1) -> str:
+        result = run("compile", *arguments)
+        assert result.exit_code == code and not result.stdout and "Traceback" not in result.stderr, result.stderr
+        return result.stderr
+
+    operators = refused(factory("not_compilable"), "-o", str(tmp_path / "m.ingot"))
+    assert operators.startswith("UnsupportedOperator: ")
+    assert "linalg_eig" in operators and "linalg_det" in operators and "factories.py" in operators
+    assert not list(tmp_path.iterdir())
+    assert refused(str(compiled), code=2).startswith("AlreadyCompiled: ")
+    assert refused("nowhere.ingot", code=2).startswith("ReferenceMissing: ")
+    assert refused(factory("nett"), code=2).startswith("FactoryMissing: ")
+    assert refused(factory("reads_data")).startswith("DataDependentError: ")
+    assert "x86-64-v4" in refused(factory("pair"), "--isa", "z80")
+    missing = refused(factory("pair"), "-o", str(tmp_path / "missing" / "m.ingot"))
+    assert missing.startswith("StorageError: ") and "the folder does not exist" in missing
+    assert "DIM=NAME" in refused(factory("pair"), "--dynamic", "input", code=2)
+    refused(factory("pair"), "--threads", "0", code=2)
+
+
+def test_no_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CC", "no-such-compiler")
+    result = run("compile", factory("pair"), "--json")
+    assert result.exit_code == 1
+    error = json.loads(result.stdout)["error"]
+    assert error["type"] == "NoCompiler" and "no-such-compiler" in error["message"]
+
+
+# ---------------------------------------------------------------------- run
+
+
+def test_run(compiled: Path, tmp_path: Path) -> None:
+    x, output = np.random.default_rng(0).normal(size=(7, 4)).astype(np.float32), tmp_path / "out.npz"
+    np.save(tmp_path / "x.npy", x)
+    result = run("run", str(compiled), "--input", f"input={tmp_path / 'x.npy'}", "-o", str(output))
+    assert result.exit_code == 0, result.stderr
+    assert "output" in result.stdout and "7×2" in result.stdout
+    with ingot_runtime.load(compiled) as model:
+        np.testing.assert_array_equal(np.load(output)["output"], model(x))
+    data = run_json("run", str(compiled), "--input", f"input={tmp_path / 'x.npy'}")
+    assert data["results"] == [{"name": "output", "dtype": "float32", "shape": [7, 2]}] and data["output"] is None
+
+
+def test_run_several_results_and_bfloat16(tmp_path: Path) -> None:
+    file, output = tmp_path / "m.ingot", tmp_path / "out.npz"
+    run_json("compile", factory("mixed"), "-o", str(file))
+    np.save(tmp_path / "x.npy", np.arange(6, dtype=np.float32).reshape(2, 3))
+    data = run_json("run", str(file), "--input", f"x={tmp_path / 'x.npy'}", "--output", str(output))
+    assert [row["name"] for row in data["results"]] == ["sum", "rounded"]
+    assert np.load(output)["sum"].tolist() == [9, 36] and np.load(output)["rounded"].dtype == np.float32
+
+
+def test_run_does_without_torch(compiled: Path, tmp_path: Path) -> None:
+    np.save(tmp_path / "x.npy", np.ones((2, 4), np.float32))
+    script = (
+        "import sys\n"
+        "sys.modules['torch'] = None\n"
+        "from ingot.cli import app\n"
+        f"app(['run', {str(compiled)!r}, '--input', 'input={tmp_path / 'x.npy'}'])\n"
+    )
+    done = subprocess.run((sys.executable, "-c", script), capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "2×2" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("inputs", "texts"),
+    [
+        ([], ["missing input", "float32[batch, 4]"]),
+        (["input={x}", "other={x}"], ["unexpected other"]),
+        (["input"], ["names no value"]),
+        (["input={doubles}"], ["float64", "float32"]),
+        (["input={many}"], ["65", "batch"]),
+        (["input={text}"], ["cannot be read", "numpy.save"]),
+        (["input={nowhere}"], ["nowhere.npy"]),
+    ],
+)
+def test_run_errors(compiled: Path, tmp_path: Path, inputs: list[str], texts: list[str]) -> None:
+    files = {name: tmp_path / f"{name}.npy" for name in ("x", "doubles", "many", "text", "nowhere")}
+    np.save(files["x"], np.ones((2, 4), np.float32))
+    np.save(files["doubles"], np.ones((2, 4)))
+    np.save(files["many"], np.ones((65, 4), np.float32))
+    files["text"].write_text("not an array")
+    given = [part for text in inputs for part in ("--input", text.format(**files))]
+    result = run("run", str(compiled), *given, "-o", str(tmp_path / "out.npz"))
+    assert result.exit_code == 1 and not result.stdout and "Traceback" not in result.stderr
+    for text in texts:
+        assert text in result.stderr
+    assert not (tmp_path / "out.npz").exists()
+
+
+def test_run_of_a_program_says_that_it_is_not_compiled(tmp_path: Path) -> None:
+    run_json("capture", factory("pair"), "-o", str(tmp_path / "p.ingot"))
+    result = run("run", str(tmp_path / "p.ingot"))
+    assert result.exit_code == 1 and result.stderr.startswith("NotCompiled: ")
+    assert run("run", str(tmp_path / "nothing.ingot")).exit_code == 1
+
+
+# ---------------------------------------------------------------------- bench
+
+
+def test_bench() -> None:
+    threads = torch.get_num_threads()
+    data = run_json("bench", factory("pair"), "--repeat", "3", "--threads", "1")
+    assert [row["name"] for row in data["rows"]] == ["ingot", "eager"]
+    for row in data["rows"]:
+        assert 0 < row["min_ms"] <= row["median_ms"] <= row["max_ms"]
+    assert data["largest_difference"] < 1e-5 and data["threads"] == 1 and data["repeat"] == 3
+    assert torch.get_num_threads() == threads
+    text = run("bench", factory("pair"), "--repeat", "1")
+    assert text.exit_code == 0 and "median ms" in text.stdout and "times as long" in text.stdout
+
+
+def test_bench_of_files(compiled: Path, tmp_path: Path) -> None:
+    data = run_json("bench", str(compiled), "--repeat", "2")
+    assert [row["name"] for row in data["rows"]] == ["ingot"] and data["largest_difference"] is None
+    program = tmp_path / "p.ingot"
+    run_json("capture", factory("pair"), "-o", str(program))
+    assert len(run_json("bench", str(program), "--repeat", "2")["rows"]) == 2
+
+
+def test_kinds_take_turns() -> None:
+    called: list[str] = []
+    times = measure({"a": lambda: called.append("a"), "b": lambda: called.append("b")}, 2)
+    assert called == list("aabb" * 2) and {name: len(taken) for name, taken in times.items()} == {"a": 2, "b": 2}
+
+
+def test_bench_errors() -> None:
+    result = run("bench", factory("not_compilable"))
+    assert result.exit_code == 1 and result.stderr.startswith("UnsupportedOperator: ")
+    assert run("bench", factory("pair"), "--repeat", "0").exit_code == 2
+
+
+# ---------------------------------------------------------------------- the command itself
+
+
+@pytest.mark.parametrize("name", ["compile", "run", "bench"])
+def test_help_does_not_import_torch(name: str) -> None:
+    script = (
+        "import sys\n"
+        "from ingot.cli import app\n"
+        f"try: app([{name!r}, '--help'])\n"
+        "except SystemExit as end: code = end.code\n"
+        "print(sorted({'torch', 'numpy', 'sympy'} & set(sys.modules)), code, file=sys.stderr)\n"
+    )
+    environment = {**os.environ, "COLUMNS": "120"}
+    done = subprocess.run((sys.executable, "-c", script), capture_output=True, text=True, check=True, env=environment)
+    assert done.stderr.strip() == "[] 0" and "--threads" in done.stdout
