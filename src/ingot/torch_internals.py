@@ -819,6 +819,23 @@ def bounds(found: ValueRanges[Any]) -> tuple[int, int | None]:
     return low, int(found.upper) if found.upper.is_Integer else None
 
 
+def range_of(size: torch.SymInt) -> tuple[int, int | None]:
+    """The least and greatest number that a symbol may be; None is no bound above."""
+    return bounds(size.node.shape_env.var_to_range[size.node.expr])
+
+
+def is_static_input(tensor: torch.Tensor) -> bool:
+    """Whether torch.compile takes a graph's argument for a parameter or buffer: the same tensor in every call."""
+    return isinstance(tensor, torch.nn.Parameter) or hasattr(tensor, "_dynamo_static_input_type")
+
+
+@contextlib.contextmanager
+def outside_of_compilation() -> Iterator[None]:
+    """Inside, nothing sees that torch.compile is at work: its fake tensors and its symbols are not ours."""
+    with torch._guards.tracing(None), unset_fake_temporarily():
+        yield
+
+
 def narrow(env: ShapeEnv, symbol: sympy.Symbol, low: int, high: int | None) -> None:
     env.var_to_range[symbol] = ValueRanges(low, int_oo if high is None else high)
 

@@ -157,7 +157,7 @@ class Compiled:
     def _sample(self) -> Sample | None:
         """The example call, with what torch gives for it."""
         example = self.program.example_inputs
-        if example is None or self._draws():
+        if example is None or self.draws:
             return None
         args, kwargs = _cloned(example)
         names = [item["name"] for item in self._manifest["inputs"]]
@@ -175,7 +175,9 @@ class Compiled:
         mutated = {i["name"]: inputs[i["name"]] for i in self._manifest["inputs"] if i["mutated"]}
         return Sample(given, outputs, mutated, tolerance=_tolerance(self._manifest))
 
-    def _draws(self) -> bool:
+    @property
+    def draws(self) -> bool:
+        """Whether the model draws random numbers."""
         return "ig_uniform" in self.source or "ig_normal" in self.source or "ig_randint" in self.source
 
 
