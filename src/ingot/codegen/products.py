@@ -50,7 +50,7 @@ def product_kernel(step: Product, buffers: dict[str, Buffer], used: set[str], hi
 def _panel(out: Writer, step: Product, kind: str, real: str) -> str:
     b = step.b
     if b.packed:
-        return f"{out.pointer(b.buffer)} + left * ({out.size(step.k)})"
+        return f"{out.pointer(b.buffer)} + ({out.size(b.offset)}) + left * ({out.size(step.k)})"
     used = f"ig_pack_{kind}_from_{out.buffers[b.buffer].dtype}"
     out.used.add(used)
     out.line(f"{real} *const panel = ({real} *)(ig_scratch(c, worker) + {out.size(out.scratch)});")

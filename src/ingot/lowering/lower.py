@@ -70,6 +70,11 @@ def panel_width(columns: int) -> int:
     return min(PANELS, key=lambda width: -(-columns // width) * width)
 
 
+def rule_of(target: Any) -> Rule | None:
+    """The rule of an operator; that of a library which may not be installed is registered by the operator's name."""
+    return RULES.get(target) or RULES.get(str(target))
+
+
 def dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
@@ -165,7 +170,7 @@ class Lowering:
         value = value_of(node)
         if isinstance(value, (int, float, bool, torch.SymInt, torch.SymFloat, torch.SymBool)):
             return None
-        if node.target not in RULES:
+        if rule_of(node.target) is None:
             return "there is no rule for it"
         for part in value if isinstance(value, (tuple, list)) else (value,):
             if isinstance(part, torch.Tensor):
@@ -215,10 +220,13 @@ class Lowering:
         if isinstance(value, (int, float, bool)):
             return value
         if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
-            if node.target in RULES:
-                RULES[node.target](self, *map(self.argument, node.args))
+            rule = rule_of(node.target)
+            if rule is not None:
+                rule(self, *map(self.argument, node.args))
             return self.symbolic(value)
-        result = RULES[node.target](
+        rule = rule_of(node.target)
+        assert rule is not None
+        result = rule(
             self, *map(self.argument, node.args), **{k: self.argument(v) for k, v in node.kwargs.items()}
         )
         parts = result if isinstance(result, (tuple, list)) else (result,)
@@ -568,13 +576,16 @@ class Lowering:
 
     def pack(
         self, buffer: str, dtype: str, offset: Size, depth: Sequence[Size], steps: Sequence[Size], columns: Size,
-        column_step: Size, groups: int = 1
+        column_step: Size, groups: int = 1, group_step: Size | None = None
     ) -> str:  # fmt: skip
-        """A weight as [groups · panels][depth…][columns of a panel]: the order in which a product reads it."""
+        """A weight as [groups · panels][depth…][columns of a panel]: the order in which a product reads it.
+
+        Groups lie `group_step` apart, or one after another as columns do."""
         assert isinstance(columns, int) and isinstance(column_step, int)
         width = panel_width(columns)
         shape = (groups, -(-columns // width), *depth, width)
-        strides = (columns * column_step, width * column_step, *steps, column_step)
+        between = columns * column_step if group_step is None else group_step
+        strides = (between, width * column_step, *steps, column_step)
         return self._weight(buffer, dtype, (offset, shape, strides, columns))
 
     def repacked(self, buffer: str, dtype: str, offset: Size, shape: Sequence[Size], strides: Sequence[Size]) -> Tensor:

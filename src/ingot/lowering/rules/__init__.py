@@ -5,6 +5,7 @@ from ingot.lowering.rules import (  # noqa: F401
     control,
     convolution,
     factories,
+    grouped,
     indexing,
     norms,
     pointwise,
