@@ -35,7 +35,7 @@ from ingot.lowering.ir import (
     Weight,
     While,
 )
-from ingot.lowering.memory import ALIGN, Plan, byte_size, touched
+from ingot.lowering.memory import ALIGN, Plan, all_steps, byte_size, touched
 
 DTYPES = [
     "bool",
@@ -122,7 +122,7 @@ class _File:
 
     def emit(self) -> Source:
         weights, size = place_weights(self.module)
-        local = {name for step in self.module.steps if isinstance(step, Nest) for name in step.local}
+        local = {name for step in all_steps(self.module.steps) if isinstance(step, Nest) for name in step.local}
         bound = self._run(weights, local)
         parts = [
             self._banner(),
@@ -330,7 +330,8 @@ class _File:
         self.line("}")
 
     def _element(self, buffer: str, index: Size) -> str:
-        return f"((const {STORED[self.module.buffers[buffer].dtype]} *){buffer})[{self.size(index)}]"
+        # Statements has given the symbols their names here already.
+        return f"((const {STORED[self.module.buffers[buffer].dtype]} *){buffer})[{size_text(index)}]"
 
     def _launch(self, kernel: Kernel, step: Step) -> None:
         origin = step.origin
@@ -376,7 +377,7 @@ class _File:
         for size in sizes:
             if isinstance(size, Expr):
                 found |= {s.name for s in size.symbols if s.name[0] == "n"}
-        for step in self.module.steps:
+        for step in all_steps(self.module.steps):
             if isinstance(step, Bind):
                 found.add(step.symbol)
             if isinstance(step, Repeat):

@@ -109,18 +109,19 @@ def lives(module: Module) -> dict[str, tuple[int, int]]:
 
 def plan(module: Module) -> Plan:
     spans = lives(module)
-    local = {name for step in _all_steps(module.steps) if isinstance(step, Nest) for name in step.local}
+    local = {name for step in all_steps(module.steps) if isinstance(step, Nest) for name in step.local}
     names = [name for name in spans if name not in local]
     if all(isinstance(module.buffers[name].size, int) for name in names):
         return _static(module, spans, names)
     return _dynamic(module, spans, names)
 
 
-def _all_steps(steps: Sequence[Step]) -> Iterator[Step]:
+def all_steps(steps: Sequence[Step]) -> Iterator[Step]:
+    """Each step, and after it those inside of it."""
     for step in steps:
         yield step
         for inner in nested(step):
-            yield from _all_steps(inner)
+            yield from all_steps(inner)
 
 
 def nested(step: Step) -> tuple[tuple[Step, ...], ...]:
