@@ -65,10 +65,17 @@ class _Wide(TorchFunctionMode):
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if function is torch.Tensor.float:
             return args[0].double()
+        if getattr(function, "__name__", "").lstrip("_") == "grouped_mm":  # which torch has in no more than float32
+            return _grouped(*args, **(kwargs or {}))
         args, kwargs = torch.utils._pytree.tree_map(
             lambda leaf: torch.float64 if leaf is torch.float32 else leaf, (args, kwargs or {})
         )
         return function(*args, **kwargs)
+
+
+def _grouped(x: torch.Tensor, weight: torch.Tensor, *, offs: torch.Tensor) -> torch.Tensor:
+    ends = [0, *offs.tolist()]
+    return torch.cat([x[a:b] @ w for a, b, w in zip(ends, ends[1:], weight, strict=False)])
 
 
 def in_double(model: nn.Module) -> Callable[[dict[str, Any]], Any]:

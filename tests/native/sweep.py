@@ -84,9 +84,9 @@ def report(rows: Sequence[Row]) -> str:
     """The verdicts as a page."""
     lines = ["# The zoo, compiled", ""]
     lines += [
-        "Every model of the capture tests as native code, against the same model run by torch in float64: static, and with",
-        "dynamic batch and sequence at the example's sizes and three others; then saved, and run from the file in a process",
-        "without torch, which must give the same bits. Written by `python -m tests.native.sweep`.",
+        "Every model of the capture tests as native code, against the same model run by torch in float64: static, and",
+        "with dynamic batch and sequence at the example's sizes and three others; then saved, and run from the file in",
+        "a process without torch, which must give the same bits. Written by `python -m tests.native.sweep`.",
         "",
     ]
     kinds = ("static", "dynamic")
@@ -101,7 +101,8 @@ def report(rows: Sequence[Row]) -> str:
         lines += [
             "",
             f"Largest error, in units of eager float32's own (4 is allowed): {worst['ratio']:.2f}, "
-            f"{worst['name']} ({worst['kind']}). Slowest to capture and compile: {slowest['name']} ({slowest['kind']}).",
+            f"{worst['name']} ({worst['kind']}). "
+            f"Slowest to capture and compile: {slowest['name']} ({slowest['kind']}).",
             "",
             f"Refused by capture, which no compiler can help: {', '.join(sorted(REFUSED))}.",
         ]

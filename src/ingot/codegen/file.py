@@ -117,6 +117,7 @@ class _File:
     lines: list[str] = field(default_factory=list)
     sites: list[str] = field(default_factory=list)
     scratch: list[Size] = field(default_factory=list)
+    known: set[str] = field(default_factory=set)  # sizes that the run has when it begins
     depth: int = 1
     launches: list[Launch] = field(default_factory=list)
 
@@ -200,14 +201,14 @@ class _File:
         while early < len(steps) and isinstance(steps[early], (Bind, Check)):
             self._step(steps[early])
             early += 1
-        known = set(module.symbols) | {step.symbol for step in steps[:early] if isinstance(step, Bind)}
+        self.known = set(module.symbols) | {step.symbol for step in steps[:early] if isinstance(step, Bind)}
         for number, argument in enumerate(module.outputs):
             self.line(f"void *const {argument.buffer} = outputs[{number}].data;")
         for placed in weights:
             kind = module.buffers[placed.weight.buffer].kind
             base = "weights" if kind == "weight" else "state"
             self.line(f"void *const {placed.weight.buffer} = (char *)model->{base} + {placed.offset};")
-        late = self._arena(known)
+        late = self._arena(self.known)
         place = len(self.lines)
         for step in steps[early:]:
             for name in sorted(late & set().union(*touched(step))):
@@ -339,7 +340,10 @@ class _File:
         if name is None:
             name = self.kernels[kernel.text] = f"k{len(self.kernels)}"
             self.comments[name] = origin
-        self.scratch.append(kernel.scratch)
+        if isinstance(kernel.scratch, Expr) and not {s.name for s in kernel.scratch.symbols} <= self.known:
+            self.line(f"if (!ig_reserve_scratch(run, ig_max(run->scratch_each, {self.size(kernel.scratch)}))) return;")
+        else:
+            self.scratch.append(kernel.scratch)
         self.launches.append(Launch(name, origin, flops(step), traffic(step, self.module.buffers)))
         numbers = (self._site(str(origin)), self.size(kernel.total), self.size(kernel.grain))
         arguments = ", ".join([str(len(self.launches) - 1), name, *map(str, numbers), *(kernel.buffers or ["0"])])
