@@ -73,7 +73,7 @@ class _Wide(TorchFunctionMode):
         return function(*args, **kwargs)
 
 
-def _grouped(x: torch.Tensor, weight: torch.Tensor, *, offs: torch.Tensor) -> torch.Tensor:
+def _grouped(x: torch.Tensor, weight: torch.Tensor, *, offs: torch.Tensor, **_: Any) -> torch.Tensor:
     ends = [0, *offs.tolist()]
     return torch.cat([x[a:b] @ w for a, b, w in zip(ends, ends[1:], weight, strict=False)])
 

@@ -206,12 +206,12 @@ def cat(low: Lowering, tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
     def load(ops: Recorder, index: Index) -> int:
         result: int | None = None
         place = ops.index(index[dim])
-        for tensor, start in reversed(list(zip(tensors, starts, strict=True))):
+        for number, (tensor, start) in reversed(list(enumerate(zip(tensors, starts, strict=True)))):
             inside = (*index[:dim], index[dim] - start, *index[dim + 1 :])
             if isinstance(tensor.shape[dim], int) and tensor.shape[dim] == 0:
                 continue
             within = ops.call("ge", place, ops.index(start))
-            if tensor is not tensors[-1]:
+            if number < len(tensors) - 1:  # by number: the last tensor may be among the others too
                 within = ops.call("and", within, ops.call("lt", place, ops.index(start + tensor.shape[dim])))
             with ops.masked(within):
                 value = ops.cast(tensor.load(ops, inside), _wide(dtype))
