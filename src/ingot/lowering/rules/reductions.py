@@ -193,36 +193,3 @@ def var_mean(
 ) -> tuple[Tensor, Tensor]:
     spread, middle, over = variance(low, x, dims, correction)
     return _narrow(low, spread, over, keepdim), _narrow(low, middle, over, keepdim)
-
-
-@lowers(aten.histc.default)
-def histc(low: Lowering, x: Tensor, bins: int = 100, min: Any = 0, max: Any = 0) -> Tensor:
-    """How many elements lie in each of `bins` equal parts of [min, max]; others are not counted."""
-    kind = wide(low.out_dtype)
-    x = low.keep(x)
-    places = tuple(range(x.rank))
-    bounds: list[Any] = [min, max]
-    if min == max:
-        bounds = [low.realize(reduced(low, x, None, False, name, x.dtype)) for name in ("min", "max")]
-    spread = Tensor((bins, *x.shape), kind, Lazy(lambda ops, index: x.load(ops, index[1:]), x.cost))
-
-    def hit(ops: Recorder, value: int, index: Index) -> Sequence[int]:
-        first, last = (_bound(ops, bound, kind) for bound in bounds)
-        if min == max:  # of elements that are all equal the range is one to each side
-            flat = ops.call("eq", first, last)
-            one = ops.const(1, kind)
-            first, last = (
-                ops.where(flat, ops.call(name, limit, one), limit) for name, limit in (("sub", first), ("add", last))
-            )
-        inside = ops.call("and", ops.call("ge", value, first), ops.call("le", value, last))
-        scaled = ops.call("mul", ops.call("sub", value, first), ops.const(bins, kind))
-        place = ops.cast(ops.where(inside, ops.call("div", scaled, ops.call("sub", last, first)), scaled), "int64")
-        place = ops.call("min", place, ops.const(bins - 1, "int64"))
-        return (ops.cast(ops.call("and", inside, ops.call("eq", place, ops.index(index[0]))), kind),)
-
-    (made,) = low.reduce(spread, [d + 1 for d in places], ("sum",), hit, (low.out_dtype,))
-    return made
-
-
-def _bound(ops: Recorder, bound: Any, kind: str) -> int:
-    return bound.load(ops, ()) if isinstance(bound, Tensor) else ops.const(bound, kind)
