@@ -52,6 +52,7 @@ from torch.utils import _pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._sympy import functions as sympy_functions
 from torch.utils._sympy.numbers import int_oo
+from torch.utils._sympy.symbol import SymT, symbol_is_type
 from torch.utils._sympy.value_ranges import ValueRanges, bound_sympy
 from torch.utils._traceback import CapturedTraceback
 
@@ -187,6 +188,14 @@ def symint(env: ShapeEnv, expr: sympy.Expr) -> int | torch.SymInt:
         return int(expr)
     out: int | torch.SymInt = env.create_symintnode(expr, hint=None)
     return out
+
+
+def may_be_negative(value: torch.SymInt, symbol: sympy.Symbol) -> bool:
+    """Whether a symbol of this number is one that only the run tells, and nothing says that it is 0 or more."""
+    if not symbol_is_type(symbol, SymT.UNBACKED_INT):
+        return False
+    known = value.node.shape_env.var_to_range.get(symbol)
+    return known is None or bool(known.lower < 0)
 
 
 def symbolic_value(env: ShapeEnv, expr: sympy.Basic) -> Any:

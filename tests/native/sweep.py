@@ -19,20 +19,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from tests.capture.test_zoo import DYNAMIC_REFUSED, REFUSED
+from tests.capture.test_zoo import REFUSED
 from tests.native.judge import without_torch
-from tests.zoo import ZOO
+from tests.native.test_zoo import every
 
 CHUNK = 12
 SECONDS = 300.0
 Row = dict[str, Any]
-
-
-def everything() -> list[str]:
-    """Every model that can be captured, static, and dynamic where it is one graph for several sizes."""
-    captured = [e for e in ZOO if e.name not in REFUSED]
-    dynamic = [f"dynamic:{e.name}" for e in captured if e.dynamic and e.name not in DYNAMIC_REFUSED]
-    return [*dynamic, *(f"static:{e.name}" for e in captured)]
 
 
 def sweep(names: Sequence[str], results: Path) -> None:
@@ -142,7 +135,7 @@ def main() -> None:
         Path(rest[1]).write_text(report(read(Path(results))), encoding="utf-8")
         return
     known = {f"{row['kind']}:{row['name']}" for row in read(Path(results))}
-    sweep([name for name in rest or everything() if rest or name not in known], Path(results))
+    sweep([name for name in rest or every() if rest or name not in known], Path(results))
 
 
 if __name__ == "__main__":

@@ -125,6 +125,11 @@ class Expr:
         return remainder(other, self)
 
     def __str__(self) -> str:
+        return self.text
+
+    @cached_property
+    def text(self) -> str:
+        """Kept, since expressions sort by it, and a size behind many layers is deep."""
         parts = []
         for term, coefficient in sorted(self.terms.items(), key=lambda item: (len(item[0]), [str(a) for a in item[0]])):
             factors = [str(atom) for atom in term]

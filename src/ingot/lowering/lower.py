@@ -16,6 +16,7 @@ import sympy
 import torch
 from torch import fx
 
+from ingot import torch_internals as internals
 from ingot.errors import UnsupportedOperator, explain
 from ingot.lowering.body import Recorder
 from ingot.lowering.expr import Expr, Size, divide, evaluate, largest, remainder, smallest, symbol
@@ -146,6 +147,8 @@ class Lowering:
         self.hints: dict[str, int] = {}
         self.node: fx.Node = next(iter(program.graph.nodes))
         self._names: dict[sympy.Symbol, str] = {}
+        self._told: set[str] = set()  # symbols that an input or a step gives a value
+        self._signed: dict[sympy.Symbol, bool] = {}
         self._sizes: dict[sympy.Basic, Size] = {}
         self._count = 0
         self.packed: dict[Any, str] = {}
@@ -210,6 +213,7 @@ class Lowering:
                 self.values[node] = self._lowered(node)
             except Unsupported as error:
                 failed.append((node, str(error)))
+                self._told |= self._graphs  # one complaint about a size is enough
                 self.values[node] = self._stand_in(node)
             finally:
                 self.node = outer
@@ -223,17 +227,26 @@ class Lowering:
             rule = rule_of(node.target)
             if rule is not None:
                 rule(self, *map(self.argument, node.args))
+            self._check_told(node)
             return self.symbolic(value)
         rule = rule_of(node.target)
         assert rule is not None
-        result = rule(
-            self, *map(self.argument, node.args), **{k: self.argument(v) for k, v in node.kwargs.items()}
-        )
+        result = rule(self, *map(self.argument, node.args), **{k: self.argument(v) for k, v in node.kwargs.items()})
+        self._check_told(node)
         parts = result if isinstance(result, (tuple, list)) else (result,)
         for part in parts:
             if isinstance(part, Tensor):
                 self._settle(part, len(node.users))
         return result
+
+    def _check_told(self, node: fx.Node) -> None:
+        """A size that the rule left without a value would be whatever lies in memory."""
+        value = value_of(node)
+        for part in value if isinstance(value, (tuple, list)) else (value,):
+            sizes = part.shape if isinstance(part, torch.Tensor) else (part,) if isinstance(part, torch.SymInt) else ()
+            for size in sizes:
+                if not self.is_told(self.size(size)):
+                    raise Unsupported(f"its size {size} is known only when it runs, and its rule does not tell it")
 
     def _settle(self, tensor: Tensor, users: int) -> None:
         """Keeps in memory what is used often or has become long."""
@@ -306,6 +319,7 @@ class Lowering:
         for dim, size in enumerate(value.shape):
             if isinstance(size, torch.SymInt) and isinstance(size.node.expr, sympy.Symbol):
                 name = self._name(size.node.expr)
+                self._told.add(name)
                 self.symbols.setdefault(name, self._ranged(size.node.expr, place, dim))
                 self.hints.setdefault(name, int(size.node.hint) if size.node.has_hint() else 8)
         return self.shape_of(value)
@@ -322,6 +336,7 @@ class Lowering:
         tensor = Tensor((), dtype, Strided(buffer, 0, ()))
         if isinstance(value, torch.SymInt) and isinstance(value.node.expr, sympy.Symbol):
             symbol_name = self._name(value.node.expr)
+            self._told.add(symbol_name)
             self.hints.setdefault(symbol_name, 8)
             self.symbols.setdefault(symbol_name, self._ranged(value.node.expr, place, -1))
             self.values[node] = self.symbolic(value)
@@ -402,8 +417,30 @@ class Lowering:
     def symbol_of(self, s: sympy.Symbol) -> str:
         """The name of a size that the run itself tells."""
         name = self._name(s)
+        self._told.add(name)
         self.hints.setdefault(name, 8)
         return name
+
+    def is_told(self, size: Size) -> bool:
+        """Whether every symbol of a size of the graph has a value when the run comes here."""
+        return isinstance(size, int) or all(s.name in self._told or s.name not in self._graphs for s in size.symbols)
+
+    def tell(self, size: Size, value: Size) -> None:
+        """A size of the graph that is a symbol of its own takes this value."""
+        assert isinstance(size, Expr)
+        (known,) = size.symbols
+        ops = Recorder()
+        self.steps.append(Bind(known.name, ops.finish([ops.index(value)]), self.origin))
+        self._told.add(known.name)
+        self.hints.setdefault(known.name, self.hint(value))
+
+    @property
+    def _graphs(self) -> set[str]:
+        """Names of symbols of the graph; others are loops of our own."""
+        return {name for s, name in self._names.items() if not isinstance(s, sympy.Dummy)}
+
+    def _symbol(self, s: sympy.Symbol) -> Expr:
+        return symbol(self._name(s), signed=self._signed.get(s, False))
 
     def new_symbol(self) -> str:
         """A size of our own: a loop's count."""
@@ -426,6 +463,8 @@ class Lowering:
         if isinstance(value, int):
             return value
         expr = value.node.expr
+        for s in expr.free_symbols:
+            self._signed.setdefault(s, internals.may_be_negative(value, s))
         if expr not in self._sizes:
             self._sizes[expr] = self._converted(expr)
         return self._sizes[expr]
@@ -451,7 +490,7 @@ class Lowering:
                 return result
             raise Unsupported(f"the size {dims.spell(expr)} uses {name}, which has no integer form")
 
-        return dims.fold(expr, lambda s: symbol(self._name(s)), lambda c: int(c), apply)
+        return dims.fold(expr, self._symbol, lambda c: int(c), apply)
 
     def _compute(self, ops: Recorder, expr: sympy.Basic, dtype: str) -> int:
         """A symbolic float or bool as operations."""
@@ -489,7 +528,7 @@ class Lowering:
         def known(s: sympy.Symbol) -> int:
             if s in self.numbers:
                 return self.numbers[s].load(ops, ())
-            return ops.index(symbol(self._name(s)))
+            return ops.index(self._symbol(s))
 
         value = dims.fold(expr, known, constant, apply)
         return ops.cast(value, dtype)

@@ -10,7 +10,8 @@ import torch
 
 from ingot.lowering import values
 from ingot.lowering.body import Recorder
-from ingot.lowering.expr import Size, bounds, largest, smallest
+from ingot.lowering.expr import Size, bounds, divide, largest, smallest, symbol, within
+from ingot.lowering.ir import Bind
 from ingot.lowering.lower import Lowering, Unsupported, lowers
 from ingot.lowering.values import Index, Lazy, Tensor
 
@@ -105,32 +106,45 @@ def squeeze(low: Lowering, x: Tensor, dims: Any = None) -> Tensor:
 @lowers(aten.slice.Tensor, aten.slice_copy.Tensor, aten.narrow.default)
 def slice_(low: Lowering, x: Tensor, dim: int = 0, start: Any = None, end: Any = None, step: Size = 1) -> Tensor:
     dim = dim_of(x, dim)
-    begin = first_place(start, x.shape[dim])
-    return values.slice_dim(x, dim, begin, step, low.shape_of(low.out)[dim])
+    begin, length = first_place(low, start, x.shape[dim]), low.shape_of(low.out)[dim]
+    if not low.is_told(length):
+        if low.node.target is aten.narrow.default:
+            low.tell(length, end)
+        else:
+            stop = x.shape[dim] if end is None else first_place(low, end, x.shape[dim])
+            low.tell(length, largest(divide(stop - begin + step - 1, step), 0))
+    return values.slice_dim(x, dim, begin, step, length)
 
 
-def first_place(start: Size | None, size: Size) -> Size:
-    """Where a slice begins: counted from the end if negative, and never outside."""
+def first_place(low: Lowering, start: Size | None, size: Size) -> Size:
+    """Where a slice begins, or ends: counted from the end if negative, and never outside."""
     if start is None or (isinstance(start, int) and start == 0):
         return 0
     if isinstance(start, int):
         return largest(size + start, 0) if start < 0 else smallest(start, size)
-    low, _ = _sign(start)
-    if low is None:
-        raise Unsupported(f"a slice that begins at {start}, whose sign is not known")
-    return smallest(start, size)
-
-
-def _sign(size: Size) -> tuple[int | None, int | None]:
-    low, high = bounds(size)
-    return (low if low is not None and low >= 0 else None), high
+    least, _ = bounds(start)
+    if least is not None and least >= 0:
+        return smallest(start, size)
+    ops = Recorder()
+    zero, given, limit = ops.const(0, "int64"), ops.index(start), ops.index(size)
+    from_end = ops.call("max", ops.call("add", given, limit), zero)
+    value = ops.where(ops.call("lt", given, zero), from_end, ops.call("min", given, limit))
+    name = low.new_symbol()
+    low.steps.append(Bind(name, ops.finish([value]), low.origin))
+    return symbol(name)
 
 
 @lowers(aten.select.int, aten.select_copy.int)
 def select(low: Lowering, x: Tensor, dim: int, place: Size) -> Tensor:
     dim = dim_of(x, dim)
-    if isinstance(place, int) and place < 0:
-        place = x.shape[dim] + place
+    if isinstance(place, int):
+        place = x.shape[dim] + place if place < 0 else place
+    elif not within(place, x.shape[dim]):
+        ops = Recorder()
+        checked = ops.emit("check", (ops.index(place),), "int64", x.shape[dim])
+        name = low.new_symbol()
+        low.steps.append(Bind(name, ops.finish([checked]), low.origin))
+        place = symbol(name, below=x.shape[dim])
     return values.select(x, dim, place)
 
 

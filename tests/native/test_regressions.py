@@ -1,0 +1,100 @@
+"""What went wrong once: each case is small and named after the mistake."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+import ingot_runtime
+from tests.native.judge import assert_right
+
+
+def x(*shape: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+def test_a_tensor_joined_with_itself() -> None:
+    class Twice(nn.Module):
+        def forward(self, a: torch.Tensor) -> torch.Tensor:
+            b = a * 2
+            return torch.cat((b, b), -1) + 1
+
+    assert_right(Twice(), (x(3, 5),))
+
+
+class Groups(nn.Module):
+    """Rows in groups, each with a weight of its own, as experts are."""
+
+    def __init__(self, transposed: bool) -> None:
+        import transformers.integrations.moe  # noqa: F401  declares the operator
+
+        super().__init__()
+        self.transposed = transposed
+        self.weight = nn.Parameter(x(4, 52, 8) if transposed else x(4, 8, 52))
+
+    def forward(self, a: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
+        weight = self.weight.transpose(1, 2) if self.transposed else self.weight
+        made: torch.Tensor = torch.ops.transformers.grouped_mm_fallback(a, weight, ends)
+        return made
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+def test_products_of_groups(transposed: bool) -> None:
+    calls = [(x(9, 8), torch.tensor(ends, dtype=torch.int32)) for ends in ([2, 2, 7, 9], [0, 0, 9, 9], [9, 9, 9, 9])]
+    more = (x(70, 8), torch.tensor([1, 66, 69, 70], dtype=torch.int32))
+    assert_right(Groups(transposed), *calls, more, dynamic_shapes={"a": {0: "rows"}, "ends": None})
+
+
+def test_offsets_of_groups_out_of_range_touch_no_memory() -> None:
+    compiled = assert_right(Groups(False), (x(9, 8), torch.tensor([2, 2, 7, 9], dtype=torch.int32)))
+    made = compiled(x(9, 8), torch.tensor([-5, 1 << 30, 3, 1 << 30], dtype=torch.int32))
+    assert made.shape == (9, 52)
+
+
+def test_a_number_that_a_loop_carries_is_a_size_of_the_run() -> None:
+    class Counts(nn.Module):
+        def forward(self, a: torch.Tensor) -> tuple[torch.Tensor, ...]:
+            made: tuple[torch.Tensor, ...] = torch.while_loop(
+                lambda i, b: i < 4, lambda i, b: (i + 1, torch.softmax(b * 2, -1) + i), (torch.tensor(0), a)
+            )
+            return made
+
+    assert_right(Counts(), (x(3, 5),), (x(3, 5, seed=1),))
+
+
+def test_scratch_memory_by_a_size_that_only_the_run_tells() -> None:
+    class Cut(nn.Module):
+        def forward(self, a: torch.Tensor, count: torch.Tensor) -> torch.Tensor:
+            size = count.item()
+            torch._check(size >= 2)
+            torch._check(size <= a.shape[0])
+            rows = a[:size]
+            return rows.T @ (rows + 1)
+
+    assert_right(Cut(), *((x(400, 30), torch.tensor(count)) for count in (17, 400, 2)))
+
+
+def test_a_slice_by_numbers_that_the_run_tells() -> None:
+    class Cut(nn.Module):
+        def forward(self, a: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
+            return a[at[0].item() :].sum() + a[: at[1].item()].sum() * 3 + a[at[2].item()].sum() * 7
+
+    ends = ([0, 5, 2], [3, -2, -1], [-4, 100, -9], [100, 0, 8])
+    compiled = assert_right(Cut(), *((x(9, 4), torch.tensor(at)) for at in ends))
+    with pytest.raises(ingot_runtime.IndexOutOfRange):
+        compiled(x(9, 4), torch.tensor([0, 0, 9]))
+
+
+def test_sizes_behind_many_layers_are_spelled_in_reasonable_time() -> None:
+    layers = [nn.Sequential(nn.Conv1d(3, 3, 3, stride=2, padding=1), nn.ReLU()) for _ in range(8)]
+    calls = [(x(2, 3, 700 + more),) for more in (0, 1, 60)]
+    assert_right(nn.Sequential(*layers), *calls, dynamic_shapes=[{2: "length"}])
+
+
+def test_a_number_that_the_run_tells_may_be_negative() -> None:
+    class Halves(nn.Module):
+        def forward(self, a: torch.Tensor, count: torch.Tensor) -> torch.Tensor:
+            return a + count.item() // 2
+
+    assert_right(Halves(), *((x(3), torch.tensor(count)) for count in (5, -5, -1, 0)))
