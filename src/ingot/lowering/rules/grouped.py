@@ -7,7 +7,7 @@ import torch
 from ingot.lowering.body import Recorder
 from ingot.lowering.expr import Size, symbol
 from ingot.lowering.ir import Bind, Loop, Map, Matrix, Product, Repeat, Store, wide
-from ingot.lowering.lower import PANEL, Lowering, Unsupported, lowers
+from ingot.lowering.lower import Lowering, Unsupported, lowers, panel_width
 from ingot.lowering.values import Strided, Tensor, contiguous_strides
 
 aten = torch.ops.aten
@@ -80,5 +80,6 @@ def _right(low: Lowering, weight: Tensor, at: Size) -> Matrix:
             data.buffer, wide(weight.dtype), data.offset, (depth,), data.strides[1:2], columns, data.strides[2],
             groups=groups, group_step=data.strides[0],
         )  # fmt: skip
-        return Matrix(packed, at * (-(-columns // PANEL) * depth * PANEL), PANEL, 1, packed=PANEL)
+        width = panel_width(columns)
+        return Matrix(packed, at * (-(-columns // width) * depth * width), width, 1, packed=width)
     return Matrix(data.buffer, data.at((at, 0, 0)), data.strides[1], data.strides[2])
