@@ -169,7 +169,9 @@ def _epilogues(steps: Sequence[Step], buffers: dict[str, Buffer], outside: dict[
             if place is not None:
                 target = done[place]
                 assert isinstance(target, WithEpilogue)
-                joined = _absorb(target, step, counts, buffers)
+                # An epilogue runs while other tiles still read their operands: it may overwrite none of them.
+                apart = not touched(step)[1] & set().union(*touched(target))
+                joined = _absorb(target, step, counts, buffers) if apart else None
                 if joined is not None and _may_move(step, done[place + 1 :]):
                     done[place] = joined
                     continue
@@ -268,11 +270,18 @@ def _partner(step: Map, done: Sequence[Step]) -> int | None:
                 return None
             at = {s.buffer: s.index for s in other.stores}
             same = all(a.index == at[a.buffer] and a.mask is None for a in reads(step.body) if a.buffer in at)
+            same = same and _overwrites_in_place(step, other)
             short = len(other.body.ops) + len(step.body.ops) <= LONG_BODY
             return place if same and short and _may_move(step, done[place + 1 :]) else None
         if touched(other)[1] & r:
             return None
     return None
+
+
+def _overwrites_in_place(step: Map, other: Map) -> bool:
+    """Whether the step writes to memory that `other` uses only at the point where `other` uses it."""
+    used = [(a.buffer, a.index) for a in reads(other.body)] + [(s.buffer, s.index) for s in other.stores]
+    return all(index == s.index for s in step.stores for buffer, index in used if buffer == s.buffer)
 
 
 def _joined(first: Map, second: Map) -> Map:
@@ -380,20 +389,22 @@ def _row_size(store: Store, outer: Sequence[Loop]) -> Size | None:
 def _rows_agree(steps: Sequence[Map | Reduce], outer: int) -> bool:
     """Whether every step reads what another one writes only from its own row."""
     loops = steps[0].loops[:outer]
-    written = {s.buffer: s for step in steps for s in step.stores}
-    zero: dict[str, Size] = {loop.variable: 0 for loop in loops}
+    written: dict[str, list[Store]] = {}
     for step in steps:
-        for access in reads(step.body):
-            store = written.get(access.buffer)
-            if store is None:
-                continue
+        for s in step.stores:
+            written.setdefault(s.buffer, []).append(s)
+    zero: dict[str, Size] = {loop.variable: 0 for loop in loops}
+    uses: list[Access | Store] = [access for step in steps for access in reads(step.body)]
+    uses += [s for stores in written.values() if len(stores) > 1 for s in stores]
+    for use in uses:
+        for store in written.get(use.buffer, ()):
             size = _row_size(store, loops)
             if size is None or not within(substitute(store.index, zero), size):
                 return False
             for loop in loops:
-                if coefficient_of(access.index, loop.variable) != coefficient_of(store.index, loop.variable):
+                if coefficient_of(use.index, loop.variable) != coefficient_of(store.index, loop.variable):
                     return False
-            if not within(substitute(access.index, zero), size):
+            if not within(substitute(use.index, zero), size):
                 return False
     return True
 
