@@ -236,9 +236,10 @@ class Statements:
             return simple.format(a=a, b=b, one=constant_text(1, dtype), zero=constant_text(0, dtype))
         if not floating and op.name in ("floordiv", "truncdiv", "floormod", "fmod"):
             self.zero_checks = True
-            name = {"fmod": "truncmod"}.get(op.name, op.name)
+            name = {"fmod": "truncmod", "floormod": "remainder"}.get(op.name, op.name)
             return f"{self._library(f'{name}_{SUFFIX[dtype]}')}({a}, {b}, &zero)"
-        return f"{self._library(f'{op.name}_{SUFFIX[dtype]}')}({', '.join(operands)})"
+        name = {"floordiv": "floor_divide", "floormod": "remainder"}.get(op.name, op.name)
+        return f"{self._library(f'{name}_{SUFFIX[dtype]}')}({', '.join(operands)})"
 
 
 _FLOAT_BUILTINS = {
@@ -271,8 +272,6 @@ _INTEGER_TEXT = {
     "fmin": "{a} < {b} ? {a} : {b}",
     "relu": "{a} < {zero} ? {zero} : {a}",
     "abs": "{a} < {zero} ? -{a} : {a}",
-    "isnan": "0",
-    "isinf": "0",
     "bitwise_not": "~{a}",
     "shl": "(uint64_t){b} > 63 ? 0 : {a} << {b}",
     "shr": "{a} >> ((uint64_t){b} > 63 ? 63 : {b})",

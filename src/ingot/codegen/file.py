@@ -196,8 +196,10 @@ class _File:
         head = [*_signature()]
         steps = list(module.steps)
         early = 0
+        used = set().union(*(name for step in steps for name in touched(step)))
         for number, argument in enumerate(module.inputs):
-            self.line(f"void *const {argument.buffer} = inputs[{number}].data;")
+            if argument.buffer in used:
+                self.line(f"void *const {argument.buffer} = inputs[{number}].data;")
         while early < len(steps) and isinstance(steps[early], (Bind, Check)):
             self._step(steps[early])
             early += 1

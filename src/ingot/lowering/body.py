@@ -84,6 +84,8 @@ class Recorder:
     def call(self, name: str, *operands: int) -> int:
         """An operation whose operands have one dtype already; a comparison gives bool."""
         dtype = "bool" if name in COMPARISONS else self.dtype(operands[0])
+        if name in ("isnan", "isinf") and self.dtype(operands[0]) not in FLOATS:
+            return self.const(False, "bool")
         return self.emit(name, operands, dtype)
 
     def where(self, condition: int, yes: int, no: int) -> int:

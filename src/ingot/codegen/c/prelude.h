@@ -10,8 +10,11 @@
 #define NAN_F32 (__builtin_nanf(""))
 #define NAN_F64 (__builtin_nan(""))
 
-static inline int64_t ig_min(int64_t a, int64_t b) { return a < b ? a : b; }
-static inline int64_t ig_max(int64_t a, int64_t b) { return a > b ? a : b; }
-static inline int64_t ig_floor_div(int64_t a, int64_t b) { return a / b - (a % b != 0 && (a < 0) != (b < 0)); }
-static inline int64_t ig_floor_mod(int64_t a, int64_t b) { return a - ig_floor_div(a, b) * b; }
-static inline int64_t ig_round_up(int64_t bytes) { return bytes < 64 ? 64 : (bytes + 63) / 64 * 64; }
+/* What a model may do without: no compiler is to warn of it. */
+#define IG_OPTIONAL __attribute__((unused)) static inline
+
+IG_OPTIONAL int64_t ig_min(int64_t a, int64_t b) { return a < b ? a : b; }
+IG_OPTIONAL int64_t ig_max(int64_t a, int64_t b) { return a > b ? a : b; }
+IG_OPTIONAL int64_t ig_floor_div(int64_t a, int64_t b) { return a / b - (a % b != 0 && (a < 0) != (b < 0)); }
+IG_OPTIONAL int64_t ig_floor_mod(int64_t a, int64_t b) { return a - ig_floor_div(a, b) * b; }
+IG_OPTIONAL int64_t ig_round_up(int64_t bytes) { return bytes < 64 ? 64 : (bytes + 63) / 64 * 64; }

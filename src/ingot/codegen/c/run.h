@@ -49,15 +49,15 @@ typedef struct {
     int site;
 } ig_call;
 
-static void ig_fail_run(ig_run *run, int status, int site)
+IG_OPTIONAL void ig_fail_run(ig_run *run, int status, int site)
 {
     int none = 0;
     if (atomic_compare_exchange_strong(&run->status, &none, status)) run->site = site;
 }
 
-static inline void ig_fail(const ig_call *c, int status) { ig_fail_run(c->run, status, c->site); }
+IG_OPTIONAL void ig_fail(const ig_call *c, int status) { ig_fail_run(c->run, status, c->site); }
 
-static inline char *ig_scratch(const ig_call *c, int worker) { return c->run->scratch + worker * c->run->scratch_each; }
+IG_OPTIONAL char *ig_scratch(const ig_call *c, int worker) { return c->run->scratch + worker * c->run->scratch_each; }
 
 static double ig_now(void)
 {
@@ -66,7 +66,7 @@ static double ig_now(void)
     return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
 }
 
-static void ig_launch(
+IG_OPTIONAL void ig_launch(
     ig_run *run, int launch, ig_task task, void *const *p, const int64_t *n, int site, int64_t total, int64_t grain)
 {
     ig_call call = {p, n, run, site};
@@ -79,7 +79,7 @@ static void ig_launch(
 #define LAUNCH(launch, kernel, site, total, grain, ...) \
     ig_launch(run, launch, kernel, (void *[]){__VA_ARGS__}, n, site, total, grain)
 
-static char *ig_reserve(ig_run *run, char **memory, int64_t *held, int64_t size)
+IG_OPTIONAL char *ig_reserve(ig_run *run, char **memory, int64_t *held, int64_t size)
 {
     if (!*memory || *held < size) {
         free(*memory);
@@ -90,19 +90,19 @@ static char *ig_reserve(ig_run *run, char **memory, int64_t *held, int64_t size)
     return *memory;
 }
 
-static inline char *ig_reserve_arena(ig_run *run, int64_t size)
+IG_OPTIONAL char *ig_reserve_arena(ig_run *run, int64_t size)
 {
     return ig_reserve(run, &run->arena, &run->arena_size, size);
 }
 
-static inline int ig_reserve_scratch(ig_run *run, int64_t each)
+IG_OPTIONAL int ig_reserve_scratch(ig_run *run, int64_t each)
 {
     run->scratch_each = ig_round_up(each);
     return !each || ig_reserve(run, &run->scratch, &run->scratch_size, run->scratch_each * ig_pool_threads(run->pool));
 }
 
 /* Memory whose size the run found out on its way; freed with the run. */
-static inline void *ig_allocate(ig_run *run, int64_t size)
+IG_OPTIONAL void *ig_allocate(ig_run *run, int64_t size)
 {
     char *const memory = aligned_alloc(64, 64 + (size_t)ig_round_up(size));
     if (!memory) {
@@ -115,14 +115,14 @@ static inline void *ig_allocate(ig_run *run, int64_t size)
     return memory + 64;
 }
 
-static int ig_say(char *message, size_t size, const char *name, const char *what, int64_t found, int64_t expected)
+IG_OPTIONAL int ig_say(char *message, size_t size, const char *name, const char *what, int64_t found, int64_t expected)
 {
     if (message && size)
         snprintf(message, size, "%s: %s is %lld, but was compiled for %lld", name, what, (long long)found, (long long)expected);
     return 0;
 }
 
-static int ig_input(const ingot_tensor *t, const char *name, int dtype, int rank, char *message, size_t size)
+IG_OPTIONAL int ig_input(const ingot_tensor *t, const char *name, int dtype, int rank, char *message, size_t size)
 {
     if (t->dtype != dtype) return ig_say(message, size, name, "the dtype code", t->dtype, dtype);
     if (t->rank != rank) return ig_say(message, size, name, "the rank", t->rank, rank);
@@ -136,7 +136,7 @@ static int ig_input(const ingot_tensor *t, const char *name, int dtype, int rank
     return 1;
 }
 
-static int ig_dim(const ingot_tensor *t, const char *name, int dim, int64_t expected, char *message, size_t size)
+IG_OPTIONAL int ig_dim(const ingot_tensor *t, const char *name, int dim, int64_t expected, char *message, size_t size)
 {
     if (t->shape[dim] == expected) return 1;
     char what[32];
@@ -144,7 +144,7 @@ static int ig_dim(const ingot_tensor *t, const char *name, int dim, int64_t expe
     return ig_say(message, size, name, what, t->shape[dim], expected);
 }
 
-static int ig_range(const char *name, int64_t found, int64_t low, int64_t high, char *message, size_t size)
+IG_OPTIONAL int ig_range(const char *name, int64_t found, int64_t low, int64_t high, char *message, size_t size)
 {
     if (found >= low && found <= high) return 1;
     if (message && size)
