@@ -30,8 +30,8 @@ def attention_kernel(step: Attention, buffers: dict[str, Buffer], used: set[str]
     out.open("for (int64_t task = begin; task < end; ++task)")
     out.line(f"const int64_t first = task % ({out.size(blocks)}) * {QUERIES};")
     out.line(f"const int64_t last = ig_min(first + {QUERIES}, {queries}), high = last - first;")
-    out.line(f"const int64_t o = task / ({out.size(blocks)});")
     if step.batch:
+        out.line(f"const int64_t o = task / ({out.size(blocks)});")
         unflatten(out, "o", step.batch)
     out.line(f"_Alignas(64) {real} scores[{KEYS} * {QUERIES}], top[{QUERIES}], total[{QUERIES}];")
     packed = _scratch(out, f"{real} *const packed", real, depth * QUERIES, step.dtype)
@@ -130,7 +130,8 @@ def _epilogue(out: Writer, step: Attention, sums: str, wide: int) -> None:
     epilogue = step.epilogue
     *rows, column = epilogue.loops[len(step.batch) :]
     out.open("for (int64_t line = 0; line < high; ++line)")
-    out.line("const int64_t at = first + line;")
+    if rows:
+        out.line("const int64_t at = first + line;")
     unflatten(out, "at", rows)
     # A query whose keys are all masked away has a total of 0: its result is 0, as torch has it.
     out.line(

@@ -87,7 +87,8 @@ def _epilogue(out: Writer, epilogue: Map, lead: int, width: int) -> None:
     """The tile's rows, `row` and on, through the epilogue's body. `lead` loops are open already."""
     *rows, column = epilogue.loops[lead:]
     out.open("for (int64_t line = 0; line < high; ++line)")
-    out.line("const int64_t at = row + line;")
+    if rows:
+        out.line("const int64_t at = row + line;")
     unflatten(out, "at", rows)
     code = out.statements(epilogue.body, [column.variable], f"tile[line * {width} + {column.variable} - left]")
     if code.checks:

@@ -84,9 +84,26 @@ class Recorder:
     def call(self, name: str, *operands: int) -> int:
         """An operation whose operands have one dtype already; a comparison gives bool."""
         dtype = "bool" if name in COMPARISONS else self.dtype(operands[0])
-        if name in ("isnan", "isinf") and self.dtype(operands[0]) not in FLOATS:
+        known = self._known_result(name, operands)
+        return self.emit(name, operands, dtype) if known is None else known
+
+    def _known_result(self, name: str, operands: tuple[int, ...]) -> int | None:
+        """What needs no operation: whole numbers are no nan, unsigned ones never negative. C compilers warn of these."""
+        of = self.dtype(operands[0])
+        if name in ("isnan", "isinf") and of not in FLOATS:
             return self.const(False, "bool")
-        return self.emit(name, operands, dtype)
+        if of[0] != "u":
+            return None
+        if name in ("abs", "relu"):
+            return operands[0]
+        zero = [self.ops[o].name == "const" and self.ops[o].attribute.value == 0 for o in operands]
+        if (name == "lt" and zero[1]) or (name == "gt" and zero[0]):
+            return self.const(False, "bool")
+        if (name == "ge" and zero[1]) or (name == "le" and zero[0]):
+            return self.const(True, "bool")
+        if name in ("sign", "sgn"):
+            return self.cast(self.emit("ne", (operands[0], self.const(0, of)), "bool"), of)
+        return None
 
     def where(self, condition: int, yes: int, no: int) -> int:
         return yes if yes == no else self.emit("where", (condition, yes, no), self.dtype(yes))

@@ -1,0 +1,66 @@
+"""The pipeline with its knobs in reach: other compiler flags, another compiler, without fusion."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from ingot.codegen.compiled import Compiled
+from ingot.codegen.file import emit
+from ingot.codegen.isa import host
+from ingot.codegen.toolchain import WARNINGS, Toolchain, find
+from ingot.lowering.fusion import fuse
+from ingot.lowering.ir import Module
+from ingot.lowering.lower import lower
+from ingot.lowering.memory import plan
+from ingot.pipeline import capture, for_native
+from ingot.program.program import Program
+
+QUICK = ("-O1", "-Werror", *WARNINGS)
+
+
+def lowered(
+    model: nn.Module | Callable[..., Any],
+    args: Sequence[Any],
+    *,
+    dynamic_shapes: Any = None,
+    fused: bool = True,
+) -> tuple[Program, Module]:
+    program = for_native(capture(model, args, dynamic_shapes=dynamic_shapes))
+    module = lower(program)
+    return program, fuse(module) if fused else module
+
+
+def assemble(
+    program: Program,
+    module: Module,
+    *,
+    flags: Sequence[str] = QUICK,
+    tools: Toolchain | None = None,
+    threads: int = 1,
+) -> Compiled:
+    """Native code of a lowered program. A warning of the compiler is an error."""
+    isa = host()
+    source = emit(module, plan(module), title="test")
+    with tempfile.TemporaryDirectory() as folder:
+        library = Path(folder) / "model.so"
+        (tools or find()).compile_library(source.text, isa, library, extra_flags=(f'-DIG_ISA="{isa.name}"', *flags))
+        return Compiled(program, module, source, {isa.name: library.read_bytes()}, isa, threads)
+
+
+def build(
+    model: nn.Module | Callable[..., Any],
+    args: Sequence[Any],
+    *,
+    dynamic_shapes: Any = None,
+    fused: bool = True,
+    flags: Sequence[str] = QUICK,
+    tools: Toolchain | None = None,
+    threads: int = 1,
+) -> Compiled:
+    program, module = lowered(model, args, dynamic_shapes=dynamic_shapes, fused=fused)
+    return assemble(program, module, flags=flags, tools=tools, threads=threads)

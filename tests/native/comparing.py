@@ -1,0 +1,178 @@
+"""Programs against torch: many in one C file, each compared with eager at float64, the culprit shown alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from ingot.codegen.compiled import Compiled
+from ingot.errors import CaptureError, UnsupportedOperator
+from tests.native.building import build, lowered
+from tests.native.programs import EXAMPLES, Program, widened
+
+# Units in the last place, of the least precise dtype on the way, that no eager run may be asked to beat.
+ULPS = 16
+# Dynamic dims of programs, as declared; both bounds are tried.
+BOUNDS = (2, 29)
+# What a compiler may answer to a program that it cannot take. Torch's own tracing refuses some, too.
+REFUSALS = (UnsupportedOperator, CaptureError)
+
+
+class Batch(nn.Module):
+    """Several programs as one model: a list of inputs each, a list of outputs each."""
+
+    def __init__(self, programs: Sequence[Program]) -> None:
+        super().__init__()
+        self.programs = programs
+        self.counts = [len(p.constants) for p in programs]
+        for number, program in enumerate(programs):
+            for place, constant in enumerate(program.constants):
+                self.register_buffer(f"c{number}_{place}", constant)
+
+    def forward(self, inputs: list[list[torch.Tensor]]) -> list[list[torch.Tensor]]:
+        results = []
+        for number, (program, given) in enumerate(zip(self.programs, inputs, strict=True)):
+            constants = [getattr(self, f"c{number}_{place}") for place in range(self.counts[number])]
+            results.append(program.run(given, constants=constants))
+        return results
+
+
+@dataclass
+class Verdict:
+    """How many programs were right, and the texts of those that were refused or wrong."""
+
+    right: int
+    refused: list[str]
+    wrong: list[str]
+
+
+def dynamic_shapes(programs: Sequence[Program]) -> dict[str, object] | None:
+    if not any(p.dynamic for p in programs):
+        return None
+    low, high = BOUNDS
+    dims = [torch.export.Dim(f"d{number}", min=low, max=high) for number in range(len(programs))]
+    return {
+        "inputs": [
+            [{d: dim for d, size in enumerate(source.shape) if size is None} for source in program.sources]
+            for program, dim in zip(programs, dims, strict=True)
+        ]
+    }
+
+
+def try_all(programs: Sequence[Program]) -> Verdict:
+    """Compiles the programs together and compares each; ones that cannot be compiled are set aside first."""
+    verdict = Verdict(0, [], [])
+    kept = list(programs)
+    try:
+        compiled: Compiled | None = _compiled(kept)
+    except REFUSALS:
+        kept = [p for p in programs if _compilable(p, verdict)]
+        compiled = _compiled(kept) if kept else None
+    if compiled is None:
+        return verdict
+    try:
+        for size in sizes_of(kept):
+            for number, complaint in complaints(compiled, kept, size):
+                verdict.wrong.append(f"{complaint} at size {size}\n{_shortest(kept[number], size)}")
+    finally:
+        compiled.close()
+    verdict.right = len(kept) - len(verdict.wrong)
+    return verdict
+
+
+def sizes_of(programs: Sequence[Program]) -> tuple[int, ...]:
+    return (EXAMPLES[0], 3, *BOUNDS) if any(p.dynamic for p in programs) else EXAMPLES[:1]
+
+
+def _compiled(programs: Sequence[Program]) -> Compiled:
+    example = [p.inputs() for p in programs]
+    return build(Batch(programs), (example,), dynamic_shapes=dynamic_shapes(programs))
+
+
+def _compilable(program: Program, verdict: Verdict) -> bool:
+    try:
+        lowered(Batch([program]), ([program.inputs()],), dynamic_shapes=dynamic_shapes([program]))
+    except REFUSALS as error:
+        verdict.refused.append(f"{error}\n{program}")
+        return False
+    return True
+
+
+def complaints(compiled: Compiled, programs: Sequence[Program], size: int) -> Iterator[tuple[int, str]]:
+    """The numbers of programs whose results are not what they should be, each with why."""
+    given = [p.inputs(size) for p in programs]
+    ours = compiled(given)
+    for number, program in enumerate(programs):
+        mutated = program.inputs(size)
+        eager = program.run(mutated, eager=True)
+        with default_dtype(torch.float64):
+            wide_inputs = [widened(x) for x in program.inputs(size)]
+            wide = program.run(wide_inputs, eager=True, wide=True, everything=True)
+        exact = [wide[o] for o in program.outputs]
+        if any(step.op.startswith("mutate") for step in program.steps):
+            ours[number] = [*ours[number], *given[number]]
+            eager = [*eager, *mutated]
+            exact = [*exact, *wide[: len(mutated)]]
+        reach = _reach(program, wide, size)
+        for place, (a, b, c) in enumerate(zip(ours[number], eager, exact, strict=True)):
+            complaint = compare(a, b, c, reach)
+            if complaint:
+                yield number, f"result {place}: {complaint}"
+                break
+
+
+def _reach(program: Program, wide: Sequence[torch.Tensor], size: int) -> float:
+    """The rounding error that a chain of correct operations may have: that of the coarsest dtype, at the largest value."""
+    narrow = program.run(program.inputs(size), eager=True, everything=True)
+    coarsest = max((torch.finfo(v.dtype).eps for v in narrow if v.is_floating_point()), default=0.0)
+    largest = 1.0
+    for value in wide:
+        finite = value[value.isfinite()] if value.is_floating_point() else value
+        if finite.numel():
+            largest = max(largest, float(finite.double().abs().max()))
+    return ULPS * coarsest * largest
+
+
+def compare(ours: torch.Tensor, eager: torch.Tensor, exact: torch.Tensor, reach: float) -> str:
+    """Why a result is wrong, or nothing: whole numbers equal, floats as near to float64 as eager is, four times."""
+    if ours.dtype != eager.dtype or ours.shape != eager.shape:
+        return f"{ours.dtype}{list(ours.shape)}, and eager {eager.dtype}{list(eager.shape)}"
+    if not ours.is_floating_point():
+        different = int((ours != eager).sum())
+        return f"{different} of {ours.numel()} differ: {ours.flatten()[:8]}, eager {eager.flatten()[:8]}" if different else ""
+    for kind in (torch.isnan, torch.isposinf, torch.isneginf):
+        if not torch.equal(kind(ours), kind(eager)):
+            return f"{kind.__name__} at other places: {ours.flatten()[:8]}, eager {eager.flatten()[:8]}"
+    finite = eager.isfinite() & exact.isfinite()
+    mine = (ours.double() - exact)[finite].abs()
+    theirs = (eager.double() - exact)[finite].abs()
+    if not mine.numel() or float(mine.max()) <= 4 * float(theirs.max()) + reach:
+        return ""
+    return f"off by {float(mine.max()):.3g}, eager by {float(theirs.max()):.3g}, allowed beside that {reach:.3g}"
+
+
+def _shortest(program: Program, size: int) -> str:
+    """The shortest beginning of the program that is wrong when it is compiled alone."""
+    for length in range(1, len(program.steps) + 1):
+        last = len(program.sources) + length - 1
+        part = Program(program.sources, program.steps[:length], program.constants, [last])
+        compiled = _compiled([part])
+        found = list(complaints(compiled, [part], size))
+        compiled.close()
+        if found:
+            return f"already {found[0][1]} in\n{part}"
+    return f"only as a whole:\n{program}"
+
+
+@contextmanager
+def default_dtype(dtype: torch.dtype) -> Iterator[None]:
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
