@@ -144,15 +144,22 @@ def compare(ours: torch.Tensor, eager: torch.Tensor, exact: torch.Tensor, reach:
     if not ours.is_floating_point():
         different = int((ours != eager).sum())
         return f"{different} of {ours.numel()} differ: {ours.flatten()[:8]}, eager {eager.flatten()[:8]}" if different else ""
-    for kind in (torch.isnan, torch.isposinf, torch.isneginf):
-        if not torch.equal(kind(ours), kind(eager)):
-            return f"{kind.__name__} at other places: {ours.flatten()[:8]}, eager {eager.flatten()[:8]}"
-    finite = eager.isfinite() & exact.isfinite()
+    # Eager's own vectorized functions are not always right there: gelu(inf) is nan in float32, and inf in float64.
+    kinds = [_kind(ours), _kind(eager), _kind(exact)]
+    strange = (kinds[0] != kinds[1]) & (kinds[0] != kinds[2])
+    if strange.any():
+        return f"nan or inf at other places: {ours[strange][:8]}, eager {eager[strange][:8]}, exact {exact[strange][:8]}"
+    finite = ours.isfinite() & eager.isfinite() & exact.isfinite()
     mine = (ours.double() - exact)[finite].abs()
     theirs = (eager.double() - exact)[finite].abs()
     if not mine.numel() or float(mine.max()) <= 4 * float(theirs.max()) + reach:
         return ""
     return f"off by {float(mine.max()):.3g}, eager by {float(theirs.max()):.3g}, allowed beside that {reach:.3g}"
+
+
+def _kind(x: torch.Tensor) -> torch.Tensor:
+    """0 finite, 1 nan, 2 inf, 3 -inf."""
+    return x.isnan() * 1 + x.isposinf() * 2 + x.isneginf() * 3
 
 
 def _shortest(program: Program, size: int) -> str:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 
 from ingot.lowering.body import replay
-from ingot.lowering.expr import Div, Expr, Mod, Pick, Size, Symbol, bounds, substitute, symbol
+from ingot.lowering.expr import Div, Expr, Mod, Pick, Size, Symbol, never_negative, substitute, symbol
 from ingot.lowering.ir import FLOATS, INTEGERS, Access, Body, Buffer, Op
 
 STORED = {
@@ -51,9 +51,8 @@ def _atom_text(atom: Symbol | Div | Mod | Pick) -> str:
     left, right = size_text(atom.left), size_text(atom.right)
     if isinstance(atom, Pick):
         return f"ig_{atom.which}({left}, {right})"
-    low, _ = bounds(atom.left)
     name = "div" if isinstance(atom, Div) else "mod"
-    if low is None or low < 0:
+    if not (never_negative(atom.left) and never_negative(atom.right)):
         return f"ig_floor_{name}({left}, {right})"
     return f"({_enclosed(left)} {'/' if name == 'div' else '%'} {_enclosed(right)})"
 

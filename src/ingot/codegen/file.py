@@ -205,7 +205,8 @@ class _File:
             early += 1
         self.known = set(module.symbols) | {step.symbol for step in steps[:early] if isinstance(step, Bind)}
         for number, argument in enumerate(module.outputs):
-            self.line(f"void *const {argument.buffer} = outputs[{number}].data;")
+            if argument.buffer in used:
+                self.line(f"void *const {argument.buffer} = outputs[{number}].data;")
         for placed in weights:
             kind = module.buffers[placed.weight.buffer].kind
             base = "weights" if kind == "weight" else "state"

@@ -43,7 +43,7 @@ class Div:
     right: Size
 
     def __str__(self) -> str:
-        return f"({self.left})//({self.right})"
+        return f"(({self.left})//({self.right}))"
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,7 @@ class Mod:
     right: Size
 
     def __str__(self) -> str:
-        return f"({self.left})%({self.right})"
+        return f"(({self.left})%({self.right}))"
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,7 +177,7 @@ def divide(left: Size, right: Size) -> Size:
             return whole
     if within(rest, right):
         return whole
-    if isinstance(right, int) and isinstance(rest, Expr) and len(rest.terms) == 1:
+    if isinstance(right, int) and right > 0 and isinstance(rest, Expr) and len(rest.terms) == 1:
         ((term, coefficient),) = rest.terms.items()
         if len(term) == 1 and coefficient == 1 and isinstance(term[0], Div) and isinstance(term[0].right, int):
             return whole + divide(term[0].left, term[0].right * right)
@@ -277,12 +277,19 @@ def bounds(size: Size) -> tuple[int | None, int | None]:
     return low, high
 
 
+def never_negative(size: Size) -> bool:
+    low, _ = bounds(size)
+    return low is not None and low >= 0
+
+
 def _atom_bounds(atom: Atom) -> tuple[int | None, int | None]:
     if isinstance(atom, Symbol):
         if atom.signed:
             return None, None
         above = bounds(atom.below)[1] if atom.below is not None else None
         return 0, (max(above - 1, 0) if above is not None else None)
+    if isinstance(atom, (Div, Mod)) and not never_negative(atom.right):
+        return None, None
     if isinstance(atom, Mod):
         above = bounds(atom.right)[1]
         return 0, (above - 1 if above is not None else None)

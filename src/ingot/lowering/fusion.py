@@ -116,13 +116,13 @@ def _private(name: str, buffers: dict[str, Buffer]) -> bool:
 
 
 def _without_dead(steps: Sequence[Step], buffers: dict[str, Buffer], outside: dict[str, int]) -> list[Step]:
-    """Without stores to temporaries that nobody reads, and without steps that store nothing."""
+    """Without stores to temporaries that nobody reads, and without steps that store nothing or visit no point."""
     needed = set(outside)
     kept: list[Step] = []
     for step in reversed(steps):
         if isinstance(step, (Map, Reduce)):
             stores = tuple(s for s in step.stores if s.buffer in needed or not _private(s.buffer, buffers))
-            if not stores:
+            if not stores or any(loop.extent == 0 for loop in step.loops):
                 continue
             if len(stores) < len(step.stores):
                 step = _with_stores(step, stores)

@@ -44,6 +44,8 @@ def index_select(low: Lowering, x: Tensor, dim: int, places: Tensor) -> Tensor:
 def gather(low: Lowering, x: Tensor, dim: int, places: Tensor, **_: Any) -> Tensor:
     if not x.rank:
         return Tensor(places.shape, x.dtype, Lazy(lambda ops, index: x.load(ops, ()), 1))
+    if any(size == 0 for size in places.shape):  # the one case in which torch takes places of another rank
+        return low.full(places.shape, 0, x.dtype)
     dim = dim_of(x, dim)
     low.keep(x)
 
