@@ -83,7 +83,9 @@ def assignments(draw: st.DrawFn) -> dict[str, int]:
 
 @settings(max_examples=600, deadline=None, derandomize=True, database=None)
 @given(trees, assignments())
-def test_simplified_expressions_have_the_value_of_plain_integers(tree: Tree | int | str, values: dict[str, int]) -> None:
+def test_simplified_expressions_have_the_value_of_plain_integers(
+    tree: Tree | int | str, values: dict[str, int]
+) -> None:
     made, expected = build(tree), value(tree, values)
     assert expr.evaluate(made, values) == expected
     low, high = expr.bounds(made)

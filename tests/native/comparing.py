@@ -126,7 +126,7 @@ def complaints(compiled: Compiled, programs: Sequence[Program], size: int) -> It
 
 
 def _reach(program: Program, wide: Sequence[torch.Tensor], size: int) -> float:
-    """The rounding error that a chain of correct operations may have: that of the coarsest dtype, at the largest value."""
+    """The rounding error that correct operations may have: that of the coarsest dtype, at the largest value."""
     narrow = program.run(program.inputs(size), eager=True, everything=True)
     coarsest = max((torch.finfo(v.dtype).eps for v in narrow if v.is_floating_point()), default=0.0)
     largest = 1.0
@@ -143,12 +143,18 @@ def compare(ours: torch.Tensor, eager: torch.Tensor, exact: torch.Tensor, reach:
         return f"{ours.dtype}{list(ours.shape)}, and eager {eager.dtype}{list(eager.shape)}"
     if not ours.is_floating_point():
         different = int((ours != eager).sum())
-        return f"{different} of {ours.numel()} differ: {ours.flatten()[:8]}, eager {eager.flatten()[:8]}" if different else ""
+        return (
+            f"{different} of {ours.numel()} differ: {ours.flatten()[:8]}, eager {eager.flatten()[:8]}"
+            if different
+            else ""
+        )
     # Eager's own vectorized functions are not always right there: gelu(inf) is nan in float32, and inf in float64.
     kinds = [_kind(ours), _kind(eager), _kind(exact)]
     strange = (kinds[0] != kinds[1]) & (kinds[0] != kinds[2])
     if strange.any():
-        return f"nan or inf at other places: {ours[strange][:8]}, eager {eager[strange][:8]}, exact {exact[strange][:8]}"
+        return (
+            f"nan or inf at other places: {ours[strange][:8]}, eager {eager[strange][:8]}, exact {exact[strange][:8]}"
+        )
     finite = ours.isfinite() & eager.isfinite() & exact.isfinite()
     mine = (ours.double() - exact)[finite].abs()
     theirs = (eager.double() - exact)[finite].abs()

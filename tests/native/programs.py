@@ -4,9 +4,9 @@
     program.run(program.inputs(0), eager=True)     what torch gives
     str(program)                                   readable, one line a step
 
-Every step is tried in torch first, at two sizes where sizes are dynamic; one that torch refuses is left out. A value is
-*exact* where every correct implementation gives the same bits; whatever would turn a rounding error into another integer
-is asked of exact values only. Integers and bools are therefore exact always.
+Every step is tried in torch first, at two sizes where sizes are dynamic; one that torch refuses is left out. A value
+is *exact* where every correct implementation gives the same bits; whatever would turn a rounding error into another
+integer is asked of exact values only. Integers and bools are therefore exact always.
 """
 
 from __future__ import annotations
@@ -203,7 +203,9 @@ def _product(dims: Sequence[int | None]) -> int:
     return total
 
 
-def _extend(program: Program, choices: Choices, samples: list[list[torch.Tensor]], exact: list[bool], first: bool) -> bool:
+def _extend(
+    program: Program, choices: Choices, samples: list[list[torch.Tensor]], exact: list[bool], first: bool
+) -> bool:
     """Tries one step; whether torch took it and its result is tame."""
     name = choices.pick(sorted(OPS))
     op = OPS[name]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping
 
-from ingot.lowering.body import replay
+from ingot.lowering.body import replay, used
 from ingot.lowering.expr import Div, Expr, Mod, Pick, Size, Symbol, never_negative, substitute, symbol
 from ingot.lowering.ir import FLOATS, INTEGERS, Access, Body, Buffer, Op
 
@@ -98,8 +98,8 @@ class Statements:
     """Replays a body as C declarations: those that depend on `inner` variables, those that depend on `middle` ones
     only, and those that depend on neither, which go before the loops.
 
-    `place(buffer, index)` spells the element of a buffer; `names` has symbols that this text calls otherwise; `used`
-    collects the library functions.
+    `place(buffer, index)` spells the element of a buffer; `names` has symbols that this text calls otherwise; `library`
+    collects the functions that it calls.
     """
 
     def __init__(
@@ -107,7 +107,7 @@ class Statements:
         body: Body,
         place: Callable[[str, Size], str],
         buffers: Mapping[str, Buffer],
-        used: set[str],
+        library: set[str],
         *,
         inner: Iterable[str] = (),
         middle: Iterable[str] = (),
@@ -118,7 +118,7 @@ class Statements:
         self.body = body
         self.place = place
         self.buffers = buffers
-        self.used = used
+        self.library = library
         self.prefix = prefix
         self.accumulator = accumulator
         self.before: list[str] = []
@@ -131,13 +131,14 @@ class Statements:
         if prefix != "v":
             self._renamed |= {f"v{i}": f"{prefix}{i}" for i in range(len(body.ops))}
         self._depth = {**{name: 1 for name in middle}, **{name: 2 for name in inner}}
+        self._used = used(body)
         self.results = replay(body, self)
 
     def op(self, place: int, op: Op, operands: tuple[str, ...]) -> str:
         self._levels.append(self._level(op))
         lines = (self.before, self.between, self.inside)[self._levels[-1]]
         text = self._expression(op, operands, lines)
-        if op.name in ("const", "accumulator"):
+        if op.name in ("const", "accumulator") or place not in self._used:
             return text
         lines.append(f"const {COMPUTED[op.dtype]} {self.prefix}{place} = {text};")
         return f"{self.prefix}{place}"
@@ -215,7 +216,7 @@ class Statements:
 
     def _library(self, name: str) -> str:
         full = f"ig_{name}"
-        self.used.add(full)
+        self.library.add(full)
         return full
 
     def _operation(self, op: Op, operands: tuple[str, ...]) -> str:

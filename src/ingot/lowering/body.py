@@ -88,7 +88,7 @@ class Recorder:
         return self.emit(name, operands, dtype) if known is None else known
 
     def _known_result(self, name: str, operands: tuple[int, ...]) -> int | None:
-        """What needs no operation: whole numbers are no nan, unsigned ones never negative. C compilers warn of these."""
+        """What needs no operation: whole numbers are no nan, unsigned ones not negative. Compilers warn of these."""
         of = self.dtype(operands[0])
         if name in ("isnan", "isinf") and of not in FLOATS:
             return self.const(False, "bool")
@@ -243,6 +243,15 @@ def pruned(body: Body) -> Body:
             below = op.attribute if op.name == "check" else None
             names[f"v{old}"] = symbol(f"v{moved[old]}", below=below, signed=below is None)
     return Body(tuple(ops), tuple(moved[r] for r in body.results))
+
+
+def used(body: Body) -> set[int]:
+    """The places that a result, an operand, an index or a mask names. A check may be there for its own sake."""
+    found = set(body.results)
+    for op in body.ops:
+        found.update(op.operands)
+        found.update(_places(op.attribute))
+    return found
 
 
 def reads(body: Body) -> list[Access]:
