@@ -37,7 +37,7 @@ _PREFIX = {InputKind.PARAMETER: "p", InputKind.BUFFER: "b", InputKind.CONSTANT: 
 # A graph of these is smaller than what they make.
 _SMALLER_AS_A_CALL = frozenset(
     (
-        *("arange", "ones", "zeros", "full", "empty", "eye", "linspace", "scalar_tensor"),
+        *("arange", "ones", "zeros", "full", "eye", "linspace", "scalar_tensor"),
         *("ones_like", "zeros_like", "full_like", "expand", "repeat"),
     )
 )
@@ -272,6 +272,8 @@ class _Folding:
             return node.name not in self.named
         if not isinstance(target, internals.OpOverload) or acts(node) or metadata.bindings_of(node):
             return False
+        if _name(target).startswith(("empty", "new_empty")):
+            return False  # what it holds is nobody's business, and must not get into a file
         value = metadata.value_of(node)
         tensors = metadata.tensors_in(value)
         parts = list(value) if isinstance(value, list | tuple) else [value]

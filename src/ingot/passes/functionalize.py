@@ -19,6 +19,7 @@ from ingot.passes.autocast import autocast
 from ingot.passes.grad_mode import grad_mode
 from ingot.passes.manager import register
 from ingot.passes.replay import Replay
+from ingot.passes.shared_memory import written_dropouts
 from ingot.program.cutting import graph_modules
 from ingot.program.dialects import CAPTURED, FUNCTIONAL
 from ingot.program.program import Program
@@ -41,6 +42,7 @@ def functionalize(program: Program) -> int:
         return 0
     before = len(program.graph.nodes)
     replay = Replay(program)
+    replay.left_out = written_dropouts(program)
     old = program.signature
     with replay.recording():
         inputs = replay.placeholders()

@@ -29,7 +29,10 @@ from ingot.program.program import Program
 from ingot.program.signature import InputKind
 
 _SEED = 20
-_NARROW = (torch.float16, torch.bfloat16, torch.float32)
+_WIDE = {
+    **dict.fromkeys((torch.float16, torch.bfloat16, torch.float32), torch.float64),
+    **dict.fromkeys((torch.complex32, torch.complex64), torch.complex128),
+}
 # Relative to the largest value: a handful of roundings in each dtype.
 _TOLERANCE = {torch.float64: 1e-9, torch.float32: 2e-4, torch.bfloat16: 4e-2, torch.float16: 4e-3}
 
@@ -110,11 +113,11 @@ def _by_symbol(size: Any, sizes: Mapping[str, int]) -> dict[sympy.Symbol, int]:
 
 
 def _widened(leaf: Any) -> Any:
-    return leaf.double() if isinstance(leaf, torch.Tensor) and leaf.dtype in _NARROW else leaf
+    return leaf.to(_WIDE[leaf.dtype]) if isinstance(leaf, torch.Tensor) and leaf.dtype in _WIDE else leaf
 
 
 def in_float64(program: Program) -> Program:
-    """The program with every float as float64: state, dtype literals, and autocast switched off."""
+    """The program with every number as float64 or complex128: state, dtype literals, and autocast switched off."""
     wide = program.copy()
     for module in graph_modules(wide.graph_module):
         for node in module.graph.nodes:
@@ -132,9 +135,9 @@ def in_float64(program: Program) -> Program:
 
 def _wide_value(value: Any) -> Any:
     """A node's recorded value as it is in float64."""
-    if isinstance(value, torch.Tensor) and value.dtype in _NARROW:
+    if isinstance(value, torch.Tensor) and value.dtype in _WIDE:
         with internals.fake_mode_of(value) or contextlib.nullcontext(), torch.no_grad():
-            return value.to(torch.float64)
+            return value.to(_WIDE[value.dtype])
     if type(value) in (list, tuple):
         return type(value)(_wide_value(item) for item in value)
     return value
@@ -142,7 +145,7 @@ def _wide_value(value: Any) -> Any:
 
 def _wide_literals(argument: Any) -> Any:
     if isinstance(argument, torch.dtype):
-        return torch.float64 if argument in _NARROW else argument
+        return _WIDE.get(argument, argument)
     if isinstance(argument, list | tuple):
         return type(argument)(_wide_literals(item) for item in argument)
     if isinstance(argument, dict):

@@ -9,9 +9,9 @@ name where the operator is the same. Regions are opened into switches and left t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import fx
@@ -25,13 +25,17 @@ from ingot.program import metadata
 from ingot.program.program import Program
 from ingot.program.signature import InputKind, Output, OutputKind, Signature
 
-Decomposition = Callable[..., Any]
+
+class Decompositions(Protocol):
+    """What a replay calls in an operator's place; None leaves the operator as it is."""
+
+    def get(self, op: Any, /) -> Callable[..., Any] | None: ...
 
 
 class ReplayRecorder(Recorder):
     """A Recorder whose nodes come from the nodes of another graph instead of the user's frames."""
 
-    def __init__(self, mode: internals.FakeTensorMode, decompositions: Mapping[Any, Decomposition] | None) -> None:
+    def __init__(self, mode: internals.FakeTensorMode, decompositions: Decompositions | None) -> None:
         super().__init__(mode, ModuleTracker(None), _no_constants)
         self.source: fx.Node | None = None
         self.decompositions = decompositions
@@ -42,9 +46,12 @@ class ReplayRecorder(Recorder):
             metadata.inherit_origin(node, self.source)
 
     def append(self, func: Any, args: Any, kwargs: Any, out: Any, name: str | None = None) -> fx.Node:
-        if self.source is not None and self.source.target is func:
+        if self.source is not None and self._replays(func):
             name = self.source.name
         return super().append(func, args, kwargs, out, name)
+
+    def _replays(self, func: Any) -> bool:
+        return self.source is not None and self.source.target is func
 
     def user_trace(self) -> str:
         return ""
@@ -63,6 +70,8 @@ class ReplayRecorder(Recorder):
         rule = self.decompositions.get(func) if self.decompositions is not None else None
         if func is torch.ops.aten.view.default and self.decompositions is not None:
             return self._view(args, kwargs)
+        if func is torch.ops.aten.alias.default and self.decompositions is not None and not self._replays(func):
+            return args[0]  # something that decompositions do for autograd's sake
         if self.decompositions is not None and torch.Tag.inplace_view in func.tags and _restrides(args):
             self.run(func, args, kwargs)  # strides are no part of a functional graph's meaning
             return args[0]
@@ -102,11 +111,11 @@ def _no_constants(tensor: torch.Tensor) -> None:
 class Replay:
     """One replay of one program."""
 
-    def __init__(self, program: Program, decompositions: Mapping[Any, Decomposition] | None = None) -> None:
+    def __init__(self, program: Program, decompositions: Decompositions | None = None) -> None:
         self.program = program
         self.mode = _mode_of(program)
         self.recorder = ReplayRecorder(self.mode, decompositions)
-        self.wrap: Callable[[Any], Any] = lambda value: value
+        self.left_out: Collection[fx.Node] = ()  # nodes that are their first argument, and are not recorded
 
     @contextmanager
     def recording(self) -> Iterator[None]:
@@ -158,6 +167,8 @@ class Replay:
         if node.target is internals.exit_autocast:
             handle = values[node.args[0]]  # type: ignore[index]
             return handle.__exit__(None, None, None)
+        if node in self.left_out:
+            return values[node.args[0]]  # type: ignore[index]
         args = fx.map_arg(node.args, lambda n: values[n])
         kwargs = fx.map_arg(node.kwargs, lambda n: values[n])
         try:
