@@ -31,7 +31,7 @@ from transformers.initialization import no_init_weights
 
 import ingot
 from benchmarks import report
-from benchmarks.capture import FULL, IMAGE, LLAMA, TEXT, Subject, image, of_class, text
+from benchmarks.capture import FULL, IMAGE, LLAMA, Subject, image, of_class, text
 from ingot import passes
 
 GOAL = 0.5  # of torch's time, as a geometric mean

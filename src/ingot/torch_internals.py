@@ -283,6 +283,11 @@ def pending_symbols(env: ShapeEnv) -> list[sympy.Symbol]:
     return env.pending_fresh_unbacked_symbols
 
 
+def rename_symbol(env: ShapeEnv, fresh: sympy.Symbol, known: sympy.Symbol) -> None:
+    """From now on a symbol that a run just made is another name of a known one, with all that is known of that."""
+    env._rename_unbacked_to(fresh, known)
+
+
 @contextlib.contextmanager
 def nothing_learned(env: ShapeEnv | None) -> Iterator[None]:
     """Inside, calls on fakes add no guard, no assertion and no pending symbol to the environment."""

@@ -21,6 +21,7 @@ from torch import fx
 
 from ingot import torch_internals as internals
 from ingot.errors import InputError, NumericsError, explain
+from ingot.passes.cse import key_of
 from ingot.passes.manager import PassInfo
 from ingot.program import calling, dims, metadata, tree
 from ingot.program.cutting import graph_modules
@@ -42,23 +43,59 @@ class Reference:
 
     def __init__(self, program: Program) -> None:
         self.inputs = list(_inputs_of(program))
+        # What the program of the last comparison gave, by whether in float64 and by input: the next one starts there.
+        self._last: dict[tuple[bool, int], _Observed] = {}
 
     def compare(
         self, before: Program, after: Program, info: PassInfo, apply: Callable[[Program], int] | None = None
     ) -> None:
-        """Raises NumericsError if the two programs differ on any of the inputs. `apply` runs the pass again."""
+        """Raises NumericsError if the two programs differ on any of the inputs. `apply` runs the pass again.
+
+        `before` is the program that the last comparison ended with, if there was one.
+        """
         for wide in (False, True):
             old, new = (in_float64(before), in_float64(after)) if wide else (before, after)
-            if wide and info.computes and apply is not None:
-                new = in_float64(before)
+            again = wide and info.computes and apply is not None
+            if again and apply is not None:
+                new = in_float64(before, values=True)
                 apply(new)
                 new.graph_module.recompile()
-            for leaves in self.inputs:
+            for index, leaves in enumerate(self.inputs):
                 given = [_widened(leaf) for leaf in leaves] if wide else leaves
-                expected, got = _observe(old, given), _observe(new, given)
+                expected = self._last.pop((wide, index), None) or _observe(old, given)
+                got = _observe(new, given)
                 problem = _difference(expected, got, exact=info.exact)
                 if problem is not None:
                     raise NumericsError(_blame(old, new, given, info, problem))
+                if not again:  # else `new` is not what the next pass begins with
+                    self._last[wide, index] = got
+
+
+def unchanged(before: Program, after: Program) -> bool:
+    """Whether two programs are the same node for node, with the same state."""
+    same_state = all(
+        a.keys() == b.keys() and all(a[key] is b[key] for key in a)
+        for a, b in ((before.state_dict, after.state_dict), (before.constants, after.constants))
+    )
+    if not same_state or before.signature != after.signature or before.dialect != after.dialect:
+        return False
+    pairs = list(itertools.zip_longest(graph_modules(before.graph_module), graph_modules(after.graph_module)))
+    return all(a is not None and b is not None and _same_graph(a.graph, b.graph) for a, b in pairs)
+
+
+def _same_graph(a: fx.Graph, b: fx.Graph) -> bool:
+    return len(a.nodes) == len(b.nodes) and all(
+        x.op == y.op
+        and x.name == y.name
+        and x.target == y.target
+        and key_of(fx.map_arg(x.args, _name_of)) == key_of(fx.map_arg(y.args, _name_of))
+        and key_of(fx.map_arg(x.kwargs, _name_of)) == key_of(fx.map_arg(y.kwargs, _name_of))
+        for x, y in zip(a.nodes, b.nodes, strict=True)
+    )
+
+
+def _name_of(node: fx.Node) -> Any:
+    return ("node", node.name)
 
 
 # ---------------------------------------------------------------------- inputs
@@ -116,14 +153,18 @@ def _widened(leaf: Any) -> Any:
     return leaf.to(_WIDE[leaf.dtype]) if isinstance(leaf, torch.Tensor) and leaf.dtype in _WIDE else leaf
 
 
-def in_float64(program: Program) -> Program:
-    """The program with every number as float64 or complex128: state, dtype literals, and autocast switched off."""
+def in_float64(program: Program, *, values: bool = False) -> Program:
+    """The program with every number as float64 or complex128: state, dtype literals, and autocast switched off.
+
+    `values`: the values that its nodes know as well, for a pass that reads them.
+    """
     wide = program.copy()
     for module in graph_modules(wide.graph_module):
         for node in module.graph.nodes:
             node.args = _wide_literals(node.args)
             node.kwargs = _wide_literals(node.kwargs)
-            metadata.set_value(node, _wide_value(metadata.value_of(node)))
+            if values:
+                metadata.set_value(node, _wide_value(metadata.value_of(node)))
             if node.target in (internals.enter_autocast, torch.ops.higher_order.wrap_with_autocast):
                 node.args = (*node.args[:2], False, *node.args[3:])
         module.recompile()
@@ -332,4 +373,4 @@ def _same_call(a: fx.Node, b: fx.Node) -> bool:
     return a.target == b.target and str(a.args) == str(b.args) and str(a.kwargs) == str(b.kwargs)
 
 
-__all__ = ["Reference", "compare_values", "in_float64"]
+__all__ = ["Reference", "compare_values", "in_float64", "unchanged"]

@@ -48,7 +48,24 @@ class ReplayRecorder(Recorder):
     def append(self, func: Any, args: Any, kwargs: Any, out: Any, name: str | None = None) -> fx.Node:
         if self.source is not None and self._replays(func):
             name = self.source.name
-        return super().append(func, args, kwargs, out, name)
+        node = super().append(func, args, kwargs, out, name)
+        if metadata.bindings_of(node):
+            self._use_known_symbols(node)
+        return node
+
+    def _use_known_symbols(self, node: fx.Node) -> None:
+        """Sizes known only at run time get new symbols at each run; here they are those that the source binds."""
+        made = metadata.bindings_of(node)
+        old = metadata.bindings_of(self.source) if self.source is not None else None
+        if not old or len(old) != len(made):
+            return
+        renamed = {}
+        for (fresh, path), known in zip(made.items(), _in_order(old, made), strict=True):
+            internals.rename_symbol(self.env, fresh, known)
+            renamed[known] = path
+            if fresh in self.frame.expressions:
+                self.frame.expressions[known] = self.frame.expressions.pop(fresh)
+        metadata.set_bindings(node, renamed)
 
     def _replays(self, func: Any) -> bool:
         return self.source is not None and self.source.target is func
@@ -99,6 +116,13 @@ class ReplayRecorder(Recorder):
             super().exit_autocast()
 
 
+def _in_order(old: Mapping[Any, Any], made: Mapping[Any, Any]) -> list[Any]:
+    """The symbols of one node's bindings in the order of another's: by where they are in the value, if that agrees."""
+    by_path = {str(path): symbol for symbol, path in old.items()}
+    paths = [str(path) for path in made.values()]
+    return [by_path[path] for path in paths] if by_path.keys() == set(paths) else list(old)
+
+
 def _restrides(args: tuple[Any, ...]) -> bool:
     """Whether an in-place view leaves the sizes as they are."""
     return len(args) > 2 and list(args[1]) == list(args[0].shape)
@@ -125,7 +149,7 @@ class Replay:
         with ExitStack() as stack:
             stack.enter_context(internals.modes_restored())
             stack.enter_context(internals.autocast_watched(recorder.enter_autocast, recorder.exit_autocast))
-            stack.enter_context(internals.nothing_learned(self.mode.shape_env))
+            stack.enter_context(internals.guards_suppressed(recorder.env))
             stack.enter_context(self.mode)
             stack.enter_context(internals.enable_python_dispatcher())
             stack.enter_context(recorder)
