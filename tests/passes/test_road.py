@@ -199,7 +199,7 @@ _MORE = ("albert", "llama", "t5", "bart", "convnext", "swin", "vit", "whisper", 
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=["bfloat16", "float16"])
-@pytest.mark.parametrize("name", [pytest.param(n, marks=[] if n in _CAST else [pytest.mark.slow]) for n in _TO_CAST])
+@pytest.mark.parametrize("name", [*_CAST, *(pytest.param(name, marks=pytest.mark.slow) for name in _MORE)])
 def test_regions_and_effects_are_exact_under_autocast(name: str, dtype: torch.dtype) -> None:
     item = entry(name)
     model, inputs = Cast(item.build(), dtype), item.inputs(item.sizes)
