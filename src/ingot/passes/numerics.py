@@ -36,6 +36,7 @@ _WIDE = {
 }
 # Relative to the largest value: a handful of roundings in each dtype.
 _TOLERANCE = {torch.float64: 1e-9, torch.float32: 2e-4, torch.bfloat16: 4e-2, torch.float16: 4e-3}
+_TOLERANCE |= {torch.complex128: _TOLERANCE[torch.float64], torch.complex64: _TOLERANCE[torch.float32]}
 
 
 class Reference:
@@ -64,7 +65,7 @@ class Reference:
                 given = [_widened(leaf) for leaf in leaves] if wide else leaves
                 expected = self._last.pop((wide, index), None) or _observe(old, given)
                 got = _observe(new, given)
-                problem = _difference(expected, got, exact=info.exact)
+                problem = _difference(expected, got, info.exact, None if wide else _coarsest(before))
                 if problem is not None:
                     raise NumericsError(_blame(old, new, given, info, problem))
                 if not again:  # else `new` is not what the next pass begins with
@@ -241,22 +242,33 @@ def _cloned(leaves: list[Any]) -> list[Any]:
 # ---------------------------------------------------------------------- comparing
 
 
-def _difference(expected: _Observed, got: _Observed, exact: bool) -> str | None:
+def _coarsest(program: Program) -> torch.dtype | None:
+    """The dtype with the largest roundings that a program computes in: under autocast, not that of its results.
+
+    An operator and what it is made of round at other places there (attention keeps its scores in float32); that they
+    mean the same is for the comparison in float64 to say.
+    """
+    nodes = (n for m in graph_modules(program.graph_module) for n in m.graph.nodes if n.op == "call_function")
+    dtypes = {t.dtype for n in nodes for t in metadata.tensors_in(metadata.value_of(n))}
+    return max(dtypes & _TOLERANCE.keys(), key=_TOLERANCE.__getitem__, default=None)
+
+
+def _difference(expected: _Observed, got: _Observed, exact: bool, computed_in: torch.dtype | None = None) -> str | None:
     for name, value in expected.values.items():
         if name not in got.values:
             if name.startswith("state"):
                 continue  # a pass may fold state away
             return f"{name} is missing"
-        problem = compare_values(value, got.values[name], exact)
+        problem = compare_values(value, got.values[name], exact, computed_in)
         if problem is not None:
             return f"{name} {problem}"
     return None
 
 
-def compare_values(a: Any, b: Any, exact: bool) -> str | None:
-    """How two values differ, or None. `exact` asks for the same bits."""
+def compare_values(a: Any, b: Any, exact: bool, computed_in: torch.dtype | None = None) -> str | None:
+    """How two values differ, or None. `exact` asks for the same bits; else for those of the dtype computed in."""
     if isinstance(a, list | tuple) and isinstance(b, list | tuple):
-        problems = (compare_values(x, y, exact) for x, y in zip(a, b, strict=False))
+        problems = (compare_values(x, y, exact, computed_in) for x, y in zip(a, b, strict=False))
         return next((p for p in problems if p), None) or (None if len(a) == len(b) else "has another length")
     if not isinstance(a, torch.Tensor) or not isinstance(b, torch.Tensor):
         same = type(a) is type(b) and (a == b or (isinstance(a, float) and math.isnan(a) and math.isnan(b)))
@@ -275,7 +287,8 @@ def compare_values(a: Any, b: Any, exact: bool) -> str | None:
     x, y = a[finite].to(wide), b[finite].to(wide)
     error = float((x - y).abs().max()) if x.numel() else 0.0
     scale = float(x.abs().max()) if x.numel() else 0.0
-    allowed = 0.0 if exact else _TOLERANCE.get(a.dtype, 1e-9) * max(scale, 1e-30)
+    rounding = max(_TOLERANCE.get(a.dtype, 1e-9), _TOLERANCE.get(computed_in, 0.0) if computed_in else 0.0)
+    allowed = 0.0 if exact else rounding * max(scale, 1e-30)
     return None if error <= allowed else f"differs by {error:.3g} where the largest value is {scale:.3g}"
 
 
