@@ -131,14 +131,18 @@ def main() -> int:
     parser.add_argument("--mode", choices=["static", "dynamic"], help="only one mode")
     parser.add_argument("--limit", type=int, default=LIMIT, help="seconds a model may take")
     parser.add_argument("--journal", type=Path, help="a file that keeps outcomes; models in it are not run again")
+    parser.add_argument("--report", type=Path, help="the page to write (docs/reports/road.md if all models run)")
+    parser.add_argument("--no-run", action="store_true", help="only write the page, from the journal")
     options = parser.parse_args()
+    if options.report is None and not options.only and options.mode is None:
+        options.report = Path(__file__).resolve().parents[2] / "docs" / "reports" / "road.md"
     warnings.simplefilter("ignore")
     outcomes = _read(options.journal)
     done = {(o.name, o.mode) for o in outcomes}
     for item in ZOO:
         for mode in modes_of(item):
             wanted = options.only in item.name and options.mode in (None, mode)
-            if not wanted or (item.name, mode) in done:
+            if options.no_run or not wanted or (item.name, mode) in done:
                 continue
             outcome = try_entry(item, mode, options.limit)
             outcomes.append(outcome)
@@ -147,7 +151,43 @@ def main() -> int:
             if options.journal:
                 with options.journal.open("a", encoding="utf-8") as file:
                     file.write(json.dumps(asdict(outcome)) + "\n")
+    if options.report:
+        options.report.write_text(report(outcomes), encoding="utf-8")
+        print(f"written: {options.report}")
     return int(any(o.failure for o in outcomes))
+
+
+def report(outcomes: list[Outcome]) -> str:
+    """The outcomes as a page."""
+    rows = ["| | run | failed | slowest | largest relative difference |", "|---|---|---|---|---|"]
+    failures = []
+    for mode in ("static", "dynamic"):
+        chosen = [o for o in outcomes if o.mode == mode]
+        passed = [o for o in chosen if o.failure is None]
+        if not chosen:
+            continue
+        slowest = max(chosen, key=lambda o: o.seconds)
+        apart = max(passed, key=lambda o: o.difference, default=slowest)
+        rows.append(
+            f"| {mode} | {len(chosen)} | {len(chosen) - len(passed)} | {slowest.name}, {slowest.seconds:.0f} s "
+            f"| {apart.name}, {apart.difference:.1e} |"
+        )
+        failures += [f"- {o.name}, {o.mode}: {(o.failure or '').splitlines()[0]}" for o in chosen if o.failure]
+    possible = {mode: sum(mode in modes_of(item) for item in ZOO) for mode in ("static", "dynamic")}
+    return "\n".join(
+        [
+            "# The road over the zoo",
+            "",
+            "Written by `python -m tests.passes.road`. Each model is captured and goes down `ingot.passes.ROAD` with",
+            '`check="numerics"`; a second run must change nothing. Seconds are of capture, passes and checks together.',
+            f"The zoo has {possible['static']} models to take statically and {possible['dynamic']} dynamically.",
+            "",
+            *rows,
+            "",
+            *(["What failed:", "", *failures] if failures else ["Nothing failed."]),
+            "",
+        ]
+    )
 
 
 def _read(path: Path | None) -> list[Outcome]:

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from ingot import torch_internals as internals
 from ingot.errors import PassError, explain
 from ingot.program.dialects import decompositions, is_composite
 
@@ -110,7 +111,7 @@ def _recurrent(op: Any) -> Rule:
         batch_first: bool,
     ) -> Any:
         if not train or dropout == 0 or layers == 1:
-            with torch.backends.mkldnn.flags(enabled=False):  # else an operator of one library, for float32 alone
+            with internals.mkldnn_off():  # else an operator of one library, for float32 alone
                 return decompositions()[op](x, state, weights, biases, layers, 0.0, train, both_ways, batch_first)
         several = isinstance(state, list | tuple)
         states = list(state) if several else [state]

@@ -43,9 +43,18 @@ class Reference:
     """Inputs to compare programs on: the example's, and generated ones at other sizes."""
 
     def __init__(self, program: Program) -> None:
-        self.inputs = list(_inputs_of(program))
+        self.inputs: list[list[Any]] = []
         # What the program of the last comparison gave, by whether in float64 and by input: the next one starts there.
         self._last: dict[tuple[bool, int], _Observed] = {}
+        for leaves in _inputs_of(program):
+            try:
+                observed = _observe(program, leaves)
+            except RuntimeError:
+                if not self.inputs:
+                    raise
+                continue  # the model itself refuses sizes that we made up: a kernel larger than the image
+            self._last[False, len(self.inputs)] = observed
+            self.inputs.append(leaves)
 
     def compare(
         self, before: Program, after: Program, info: PassInfo, apply: Callable[[Program], int] | None = None
@@ -63,8 +72,8 @@ class Reference:
                 new.graph_module.recompile()
             for index, leaves in enumerate(self.inputs):
                 given = [_widened(leaf) for leaf in leaves] if wide else leaves
-                expected = self._last.pop((wide, index), None) or _observe(old, given)
-                got = _observe(new, given)
+                expected = self._last.pop((wide, index), None) or _observe(old, given, wide)
+                got = _observe(new, given, wide)
                 problem = _difference(expected, got, info.exact, None if wide else _coarsest(before))
                 if problem is not None:
                     raise NumericsError(_blame(old, new, given, info, problem))
@@ -205,10 +214,10 @@ class _Observed:
     values: dict[str, Any]
 
 
-def _observe(program: Program, leaves: list[Any]) -> _Observed:
-    """Runs a program on copies of its state and arguments, with a fixed seed."""
+def _observe(program: Program, leaves: list[Any], wide: bool = False) -> _Observed:
+    """Runs a program on copies of its state and arguments, with a fixed seed. `wide`: it is one in float64."""
     running, given = _with_own_state(program), _cloned(leaves)
-    with torch.random.fork_rng(devices=[]), torch.no_grad():
+    with torch.random.fork_rng(devices=[]), torch.no_grad(), _default_dtype(wide):
         torch.manual_seed(_SEED)
         result = calling.run_leaves(running, given)
     out_leaves, out_tree = tree.flatten(result)
@@ -217,6 +226,17 @@ def _observe(program: Program, leaves: list[Any]) -> _Observed:
     values.update({f"state {name}": t for name, t in running.state_dict.items()})
     values.update({f"state {name}": t for name, t in running.constants.items() if name in program.constants})
     return _Observed(values)
+
+
+@contextlib.contextmanager
+def _default_dtype(wide: bool) -> Iterator[None]:
+    """Inside, tensors that are made without a dtype are in float64 too, if `wide`."""
+    old = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64 if wide and old in _WIDE else old)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(old)
 
 
 def _with_own_state(program: Program) -> Program:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import cache
 from typing import Any, Protocol
 
 import torch
@@ -92,11 +93,22 @@ class ReplayRecorder(Recorder):
         if self.decompositions is not None and torch.Tag.inplace_view in func.tags and _restrides(args):
             self.run(func, args, kwargs)  # strides are no part of a functional graph's meaning
             return args[0]
+        if rule is None and self.decompositions is not None and not self._replays(func):
+            functional = _functional_form(func)
+            if functional is not None:
+                return self._write(functional, args, kwargs)
         if rule is None:
             return super().record(func, args, kwargs)
         with self._physical:
             out = rule(*args, **kwargs)
         return super().record(func, args, kwargs) if out is NotImplemented else out
+
+    def _write(self, functional: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """A decomposition writes to a tensor that it made: from now on that tensor is what would have been written."""
+        with self._physical:
+            out = functional(*args, **kwargs)
+        self.frame.nodes[id(args[0])] = self.node_of(out)
+        return args[0]
 
     def _view(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A decomposition may give other strides than the operator did, and then a view of them needs a copy."""
@@ -121,6 +133,15 @@ def _in_order(old: Mapping[Any, Any], made: Mapping[Any, Any]) -> list[Any]:
     by_path = {str(path): symbol for symbol, path in old.items()}
     paths = [str(path) for path in made.values()]
     return [by_path[path] for path in paths] if by_path.keys() == set(paths) else list(old)
+
+
+@cache
+def _functional_form(func: Any) -> Any:
+    """For an operator of ATen that writes to its first argument, the one that returns the result instead."""
+    if not func._schema.is_mutable or func.namespace != "aten" or not func._opname.endswith("_"):
+        return None
+    packet = getattr(torch.ops.aten, func._opname.removesuffix("_"), None)
+    return getattr(packet, func._overloadname, None)
 
 
 def _restrides(args: tuple[Any, ...]) -> bool:
