@@ -217,6 +217,8 @@ class Replay:
         args = fx.map_arg(node.args, lambda n: values[n])
         kwargs = fx.map_arg(node.kwargs, lambda n: values[n])
         try:
+            if node.target is torch.ops.aten.instance_norm.default and internals.hidden_writes(node.target, node.args):
+                return node.target.decompose(*args, **kwargs)  # whole, it would write statistics and not say so
             return node.target(*args, **kwargs)  # type: ignore[operator]
         except IngotError:
             raise
