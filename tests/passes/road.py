@@ -161,6 +161,8 @@ def report(outcomes: list[Outcome]) -> str:
     """The outcomes as a page."""
     rows = ["| | run | failed | slowest | largest relative difference |", "|---|---|---|---|---|"]
     failures = []
+    possible = {mode: sum(mode in modes_of(item) for item in ZOO) for mode in ("static", "dynamic")}
+    missing = sum(possible.values()) - len(outcomes)
     for mode in ("static", "dynamic"):
         chosen = [o for o in outcomes if o.mode == mode]
         passed = [o for o in chosen if o.failure is None]
@@ -169,22 +171,22 @@ def report(outcomes: list[Outcome]) -> str:
         slowest = max(chosen, key=lambda o: o.seconds)
         apart = max(passed, key=lambda o: o.difference, default=slowest)
         rows.append(
-            f"| {mode} | {len(chosen)} | {len(chosen) - len(passed)} | {slowest.name}, {slowest.seconds:.0f} s "
+            f"| {mode} | {len(chosen)} of {possible[mode]} | {len(chosen) - len(passed)} | {slowest.name}, {slowest.seconds:.0f} s "
             f"| {apart.name}, {apart.difference:.1e} |"
         )
         failures += [f"- {o.name}, {o.mode}: {(o.failure or '').splitlines()[0]}" for o in chosen if o.failure]
-    possible = {mode: sum(mode in modes_of(item) for item in ZOO) for mode in ("static", "dynamic")}
     return "\n".join(
         [
             "# The road over the zoo",
             "",
             "Written by `python -m tests.passes.road`. Each model is captured and goes down `ingot.passes.ROAD` with",
             '`check="numerics"`; a second run must change nothing. Seconds are of capture, passes and checks together.',
-            f"The zoo has {possible['static']} models to take statically and {possible['dynamic']} dynamically.",
+            "Outcomes taken from a journal may be of earlier commits.",
+            *([f"**Incomplete: {missing} runs are missing.**"] if missing else []),
             "",
             *rows,
             "",
-            *(["What failed:", "", *failures] if failures else ["Nothing failed."]),
+            *(["What failed:", "", *failures] if failures else ["Nothing that was run failed."]),
             "",
         ]
     )
