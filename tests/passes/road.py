@@ -171,8 +171,8 @@ def report(outcomes: list[Outcome]) -> str:
         slowest = max(chosen, key=lambda o: o.seconds)
         apart = max(passed, key=lambda o: o.difference, default=slowest)
         rows.append(
-            f"| {mode} | {len(chosen)} of {possible[mode]} | {len(chosen) - len(passed)} | {slowest.name}, {slowest.seconds:.0f} s "
-            f"| {apart.name}, {apart.difference:.1e} |"
+            f"| {mode} | {len(chosen)} of {possible[mode]} | {len(chosen) - len(passed)} "
+            f"| {slowest.name}, {slowest.seconds:.0f} s | {apart.name}, {apart.difference:.1e} |"
         )
         failures += [f"- {o.name}, {o.mode}: {(o.failure or '').splitlines()[0]}" for o in chosen if o.failure]
     return "\n".join(
