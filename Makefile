@@ -6,7 +6,7 @@ TORCH  := $(shell sed -n 's/^\(torch==[^ ]*\).*/\1/p' requirements-dev.txt)
 PIP    := $(BIN)/python -m pip install -qq --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check long bench-capture format clean
+.PHONY: help setup demo test check long bench-capture bench-passes report-road format clean
 
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1 — \2/p' $(MAKEFILE_LIST)
@@ -45,6 +45,12 @@ long: setup  ## the slow suites
 
 bench-capture: setup  ## capture time against torch.export, to benchmarks/results/capture.json
 	@$(BIN)/python benchmarks/capture.py
+
+bench-passes: setup  ## the road of passes against run_decompositions(), to benchmarks/results/passes.json
+	@$(BIN)/python benchmarks/passes.py
+
+report-road: setup  ## every model of the capture tests down the road of passes, to docs/reports/road.md
+	@$(BIN)/python -m tests.passes.road
 
 format: setup  ## format, and fix what ruff can fix
 	@$(BIN)/ruff format .

@@ -293,6 +293,22 @@ def pending_symbols(env: ShapeEnv) -> list[sympy.Symbol]:
 
 
 @contextlib.contextmanager
+def mkldnn_off() -> Iterator[None]:
+    """Inside, torch does not choose operators that only oneDNN has."""
+    old = torch._C._get_mkldnn_enabled()
+    torch._C._set_mkldnn_enabled(False)
+    try:
+        yield
+    finally:
+        torch._C._set_mkldnn_enabled(old)
+
+
+def rename_symbol(env: ShapeEnv, fresh: sympy.Symbol, known: sympy.Symbol) -> None:
+    """From now on a symbol that a run just made is another name of a known one, with all that is known of that."""
+    env._rename_unbacked_to(fresh, known)
+
+
+@contextlib.contextmanager
 def nothing_learned(env: ShapeEnv | None) -> Iterator[None]:
     """Inside, calls on fakes add no guard, no assertion and no pending symbol to the environment."""
     if env is None:

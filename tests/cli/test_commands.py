@@ -97,6 +97,17 @@ def test_capture_prints_code() -> None:
     assert data["verified"] is False
 
 
+def test_capture_keeps_snapshots_of_passes(tmp_path: Path) -> None:
+    data = run_json("capture", factory("net"), "--passes", "functionalize,decompose", "--snapshots", str(tmp_path))
+    assert [step["pass"] for step in data["passes"]] == ["functionalize", "decompose"]
+    assert sorted(f.name for f in tmp_path.iterdir()) == [
+        "00_before.json",
+        "01_functionalize.json",
+        "02_decompose.json",
+    ]
+    assert run("capture", factory("net"), "--snapshots", str(tmp_path)).exit_code == 2
+
+
 def test_capture_takes_a_pair() -> None:
     assert run_json("capture", factory("pair"))["parameters"] == 10
 

@@ -47,6 +47,9 @@ def run(
     passes: Annotated[
         str | None, typer.Option("--passes", help="Passes to run on it: a,b{option=1}. See ingot.passes.REGISTRY.")
     ] = None,
+    snapshots: Annotated[
+        Path | None, typer.Option("--snapshots", help="A folder for a JSON file of the program after each pass.")
+    ] = None,
     show_code: Annotated[bool, typer.Option("--print", help="Print the program's code.")] = False,
     verify: Annotated[bool, typer.Option(help="Check the program's invariants.")] = True,
     as_json: AsJson = False,
@@ -54,6 +57,8 @@ def run(
 ) -> Result:
     """Capture a model as a program; verify, show and save it."""
     dynamic_shapes = parse_dynamic(dynamic or ())
+    if snapshots is not None and passes is None:
+        raise typer.BadParameter("--snapshots shows what --passes does; name some passes.")
     stages = Stages()
     with stages("import", "importing torch"):
         from ingot import pipeline
@@ -74,7 +79,7 @@ def run(
         from ingot.passes.selection import parse
 
         with stages("passes", "running passes"):
-            program = transform(program, parse(passes), check=None)
+            program = transform(program, parse(passes), check=None, snapshots=snapshots)
     if verify:
         with stages("verify", "verifying"):
             program.verify()

@@ -7,8 +7,7 @@ gelu = aten.gelu(linear)                gelu = aten.gelu(addmm)
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from functools import cache
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import torch
@@ -16,12 +15,13 @@ from torch import fx
 
 from ingot import torch_internals as internals
 from ingot.errors import PassError, explain
+from ingot.passes.decompositions import Rules
 from ingot.passes.effects import without_tokens
 from ingot.passes.grad_mode import grad_mode
 from ingot.passes.manager import register
 from ingot.passes.replay import Replay
 from ingot.program.cutting import graph_modules
-from ingot.program.dialects import CORE, FUNCTIONAL, SIZE_QUESTIONS, core
+from ingot.program.dialects import CORE, FUNCTIONAL, core, is_composite
 from ingot.program.program import Program
 
 
@@ -32,13 +32,13 @@ def decompose(program: Program, *, keep: Sequence[Any] = ()) -> int:
     What autocast does becomes explicit: its casts are nodes, and its regions are gone.
     """
     kept = _overloads(keep)
-    rules = {op: rule for op, rule in _table().items() if op not in kept}
     program.dialect = core(str(op) for op in kept)
-    if not any(_changes(node, rules) for module in graph_modules(program.graph_module) for node in module.graph.nodes):
+    nodes = (node for module in graph_modules(program.graph_module) for node in module.graph.nodes)
+    if not any(_changes(node, kept) for node in nodes):
         return 0
     before = len(program.graph.nodes)
     with without_tokens(program):
-        replay = Replay(program, rules)
+        replay = Replay(program, Rules(kept))
         outputs = program.signature.graph_outputs
         with replay.recording():
             results = replay.run(program.graph_module, replay.placeholders())
@@ -47,13 +47,9 @@ def decompose(program: Program, *, keep: Sequence[Any] = ()) -> int:
     return max(1, abs(len(program.graph.nodes) - before))
 
 
-def _changes(node: fx.Node, rules: Mapping[Any, Callable[..., Any]]) -> bool:
-    return node.target in rules or node.target is torch.ops.higher_order.wrap_with_autocast
-
-
-@cache
-def _table() -> dict[Any, Callable[..., Any]]:
-    return {op: rule for op, rule in torch.export.default_decompositions().items() if op not in SIZE_QUESTIONS}
+def _changes(node: fx.Node, kept: Collection[Any]) -> bool:
+    target: Any = node.target
+    return target is torch.ops.higher_order.wrap_with_autocast or (is_composite(target) and target not in kept)
 
 
 def _overloads(keep: Sequence[Any]) -> set[Any]:

@@ -89,11 +89,15 @@ def effects(program: Program, *, random: bool = False) -> int:
 
 @contextmanager
 def without_tokens(program: Program) -> Iterator[None]:
-    """Inside, effects are ordinary calls, for a pass that replaces operators; afterwards those there have tokens."""
+    """Inside, effects are ordinary calls, for a pass that replaces operators; afterwards those there have tokens.
+
+    So do effects that an operator turns out to be made of. A program whose effects have none yet keeps them so.
+    """
     random = _draws_have_tokens(program)
-    threaded = order_effects(program) > 0
+    plain = _Kind(random).within(program.graph_module)
+    order_effects(program)
     yield
-    if threaded:
+    if not plain:
         effects(program, random=random)
 
 

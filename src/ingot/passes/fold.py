@@ -22,8 +22,8 @@ from torch import fx
 from ingot import torch_internals as internals
 from ingot.passes.cse import escaping, follow, named_values
 from ingot.passes.dce import dce
+from ingot.passes.fold_batch_norm import fold_batch_norms, operator_of
 from ingot.passes.manager import register
-from ingot.passes.remove_noops import order_of
 from ingot.program import metadata, subgraphs
 from ingot.program.dialects import FUNCTIONAL
 from ingot.program.effects import acts
@@ -37,7 +37,7 @@ _PREFIX = {InputKind.PARAMETER: "p", InputKind.BUFFER: "b", InputKind.CONSTANT: 
 # A graph of these is smaller than what they make.
 _SMALLER_AS_A_CALL = frozenset(
     (
-        *("arange", "ones", "zeros", "full", "empty", "eye", "linspace", "scalar_tensor"),
+        *("arange", "ones", "zeros", "full", "eye", "linspace", "scalar_tensor"),
         *("ones_like", "zeros_like", "full_like", "expand", "repeat"),
     )
 )
@@ -51,9 +51,9 @@ def fold(program: Program, *, parameters: bool = False, batch_norm: bool = True,
     A result that is larger than what it is made of by more than `limit_bytes` stays a computation. `batch_norm` in
     evaluation goes into the convolution or linear layer before it, if that one serves nothing else.
     """
-    folding = _Folding(program, parameters, limit_bytes)
-    root = _Level(program.graph_module)
-    count = sum(_fold_batch_norms(folding, level) for level in _levels(root)) if batch_norm else 0
+    folding = Folding(program, parameters, limit_bytes)
+    root = Level(program.graph_module)
+    count = sum(fold_batch_norms(folding, level) for level in _levels(root)) if batch_norm else 0
     follow(program, folding.names)
     count += folding.fold_constants(root, folding.known_inputs())
     count += dce(program) if count else 0  # operands that regions do not need any more
@@ -61,11 +61,11 @@ def fold(program: Program, *, parameters: bool = False, batch_norm: bool = True,
 
 
 @dataclass(frozen=True, slots=True)
-class _Level:
+class Level:
     """A graph, and for one inside of another the node that calls it and the functions that this node takes."""
 
     module: fx.GraphModule
-    parent: _Level | None = None
+    parent: Level | None = None
     call: fx.Node | None = None
     functions: tuple[fx.GraphModule, ...] = ()
 
@@ -76,7 +76,7 @@ class _Level:
         return dict(zip(placeholders, subgraphs.shared_operands(self.call), strict=True))
 
 
-def _inner_levels(level: _Level) -> Iterator[_Level]:
+def _inner_levels(level: Level) -> Iterator[Level]:
     """The graphs that a graph's nodes call; one that several nodes share is left alone."""
     references = Counter(str(n.target) for n in level.module.graph.nodes if n.op == "get_attr")
     for node in list(level.module.graph.nodes):
@@ -85,16 +85,16 @@ def _inner_levels(level: _Level) -> Iterator[_Level]:
             if all(references[str(a.target)] == 1 and len(a.users) == 1 for a in attributes):
                 functions = tuple(getattr(level.module, str(a.target)) for a in attributes)
                 for function in functions:
-                    yield _Level(function, level, node, functions)
+                    yield Level(function, level, node, functions)
 
 
-def _levels(level: _Level) -> Iterator[_Level]:
+def _levels(level: Level) -> Iterator[Level]:
     yield level
     for inner in _inner_levels(level):
         yield from _levels(inner)
 
 
-class _Folding:
+class Folding:
     """One run of the pass over one program."""
 
     def __init__(self, program: Program, parameters: bool, limit_bytes: int) -> None:
@@ -110,18 +110,18 @@ class _Folding:
 
     # ------------------------------------------------------------------ state
 
-    def state(self, level: _Level, node: Any) -> Input | None:
+    def state(self, level: Level, node: Any) -> Input | None:
         """The state that a placeholder of a graph stands for, if it is never written."""
         while isinstance(node, fx.Node) and node.op == "placeholder" and level.parent is not None:
             node, level = level.inputs().get(node), level.parent
         spec = self.specs.get(node.name) if isinstance(node, fx.Node) and node.op == "placeholder" else None
         return spec if spec is not None and spec.target not in self.written else None
 
-    def tensor(self, level: _Level, node: Any) -> torch.Tensor | None:
+    def tensor(self, level: Level, node: Any) -> torch.Tensor | None:
         spec = self.state(level, node)
         return self.program.state_of(spec).detach() if spec is not None else None
 
-    def used_once(self, level: _Level, node: fx.Node) -> bool:
+    def used_once(self, level: Level, node: fx.Node) -> bool:
         """Whether a placeholder has one user, and the operand behind it no other either."""
         while level.parent is not None:
             index = list(level.inputs()).index(node)
@@ -134,7 +134,7 @@ class _Folding:
             node, level = operand, level.parent
         return len(node.users) == 1
 
-    def place(self, level: _Level, tensor: torch.Tensor, key: str, kind: InputKind, after: Input | None) -> fx.Node:
+    def place(self, level: Level, tensor: torch.Tensor, key: str, kind: InputKind, after: Input | None) -> fx.Node:
         """A tensor as new state: its placeholder in a graph, handed down through the graphs around."""
         if level.parent is None:
             return self._add_state(tensor, key, kind, after)
@@ -211,7 +211,7 @@ class _Folding:
                 found[node] = self.program.state_of(spec).detach()
         return found
 
-    def fold_constants(self, level: _Level, given: dict[fx.Node, Any], modes: tuple[Any, ...] = ()) -> int:
+    def fold_constants(self, level: Level, given: dict[fx.Node, Any], modes: tuple[Any, ...] = ()) -> int:
         """Folds in a graph, where the values of the nodes in `given` are known, and in the graphs that it calls."""
         graph = level.module.graph
         known: dict[fx.Node, Any] = dict(given)
@@ -250,7 +250,7 @@ class _Folding:
             count += self.fold_constants(inner, values, (*modes, call.args[:4]) if region else modes)
         return count
 
-    def _constant(self, level: _Level, node: fx.Node, known: dict[fx.Node, Any]) -> fx.Node:
+    def _constant(self, level: Level, node: fx.Node, known: dict[fx.Node, Any]) -> fx.Node:
         """The placeholder of a node's value: a new one, unless the node only copies a constant."""
         source: Any = node
         while source.target in _COPIES:
@@ -272,6 +272,8 @@ class _Folding:
             return node.name not in self.named
         if not isinstance(target, internals.OpOverload) or acts(node) or metadata.bindings_of(node):
             return False
+        if operator_of(target).startswith(("empty", "new_empty")):
+            return False  # what it holds is nobody's business, and must not get into a file
         value = metadata.value_of(node)
         tensors = metadata.tensors_in(value)
         parts = list(value) if isinstance(value, list | tuple) else [value]
@@ -283,126 +285,13 @@ class _Folding:
     def _worth_keeping(self, node: fx.Node, value: Any) -> bool:
         if not isinstance(value, torch.Tensor) or not internals.is_plain(value):
             return False
-        return not isinstance(node.target, internals.OpOverload) or _name(node.target) not in _SMALLER_AS_A_CALL
+        return not isinstance(node.target, internals.OpOverload) or operator_of(node.target) not in _SMALLER_AS_A_CALL
 
 
 def _bytes(value: Any) -> int:
     return sum(t.numel() * t.element_size() for t in metadata.tensors_in(value))
 
 
-def _name(target: Any) -> str:
-    return str(target._schema.name).removeprefix("aten::")
-
-
 def _first_call(graph: fx.Graph) -> fx.Node:
     found: fx.Node = next(n for n in graph.nodes if n.op != "placeholder")
     return found
-
-
-# ---------------------------------------------------------------------- batch norm
-
-_CONVOLUTIONS = ("conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d")
-
-
-@dataclass(frozen=True, slots=True)
-class _Layer:
-    """A convolution or linear layer: the placeholders of its weight and bias, and if it is transposed, its groups."""
-
-    node: fx.Node
-    weight: Any
-    bias: Any
-    groups: int | None = None
-
-    def set(self, weight: fx.Node, bias: fx.Node) -> None:
-        node = self.node
-        if node.target in (aten.addmm.default, aten.mm.default):
-            x, turned = node.args[-2:]
-            turned.args = (weight, *turned.args[1:])  # type: ignore[union-attr]
-            node.target, node.args = aten.addmm.default, (bias, x, turned)
-        else:
-            node.args = (node.args[0], weight, bias, *node.args[3:])
-
-
-def _layer(node: Any) -> _Layer | None:
-    if not isinstance(node, fx.Node) or not isinstance(node.target, internals.OpOverload) or node.kwargs:
-        return None
-    name, args = _name(node.target), node.args
-    if name in ("addmm", "mm"):
-        turned: Any = args[-1]
-        names = ("permute", "t", "transpose")
-        if turned.op != "call_function" or _name(turned.target) not in names or len(turned.users) != 1:
-            return None
-        return (
-            _Layer(node, turned.args[0], args[0] if name == "addmm" else None) if order_of(turned) == [1, 0] else None
-        )
-    if name not in (*_CONVOLUTIONS, "convolution", "linear"):
-        return None
-    bias = args[2] if len(args) > 2 else None
-    if name == "convolution":
-        return _Layer(node, args[1], bias, int(args[8]) if args[6] else None)  # type: ignore[arg-type]
-    transposed = name.startswith("conv_transpose")
-    return _Layer(node, args[1], bias, int(args[6] if len(args) > 6 else 1) if transposed else None)  # type: ignore[arg-type]
-
-
-def _fold_batch_norms(folding: _Folding, level: _Level) -> int:
-    count = 0
-    for node in list(level.module.graph.nodes):
-        if node.target is aten.batch_norm.default and not node.kwargs and not node.args[5]:
-            count += _fold_batch_norm(folding, level, node, node, float(node.args[7]))
-        elif node.target is aten._native_batch_norm_legit_no_training.default and len(node.users) == 1:
-            (user,) = node.users
-            if user.target is operator.getitem and user.args[1] == 0:
-                count += _fold_batch_norm(folding, level, node, user, float(node.args[6]))
-    return count
-
-
-def _fold_batch_norm(folding: _Folding, level: _Level, norm: fx.Node, result: fx.Node, eps: float) -> bool:
-    """Folds one batch norm, computed by `norm` and handed on by `result`, if it may be."""
-    layer = _layer(norm.args[0])
-    if layer is None or len(layer.node.users) != 1 or {layer.node.name, result.name} & folding.named:
-        return False
-    weight, bias = folding.state(level, layer.weight), folding.state(level, layer.bias)
-    own = [n for n in (layer.weight, layer.bias) if n is not None]
-    statistics = [folding.tensor(level, n) for n in norm.args[1:5]]
-    if weight is None or (bias is None) != (layer.bias is None) or not all(folding.used_once(level, n) for n in own):
-        return False
-    if (
-        any((n is None) != (t is None) for n, t in zip(norm.args[1:5], statistics, strict=True))
-        or statistics[2] is None
-    ):
-        return False
-    old = folding.program.state_of(weight)
-    before, after = metadata.value_of(layer.node), metadata.value_of(result)
-    if before.dtype != after.dtype or before.dim() != old.dim():
-        return False
-    offset = folding.tensor(level, layer.bias)
-    made = _folded(old.detach(), offset, [s if s is None else s.double() for s in statistics], eps, layer.groups)
-    prefix, dot, last = str(weight.target).rpartition(".")
-    placed = []
-    for tensor, name in zip(reversed(made), ("bias", last), strict=True):  # each goes right behind the old weight
-        held = torch.nn.Parameter(tensor, old.requires_grad) if weight.kind is InputKind.PARAMETER else tensor
-        placed.append(folding.place(level, held, f"{prefix}{dot}folded_{name}", weight.kind, weight))
-    layer.set(placed[1], placed[0])
-    result.replace_all_uses_with(layer.node)
-    for node in dict.fromkeys((result, norm)):
-        level.module.graph.erase_node(node)
-    if level.parent is None:
-        folding.names[result.name] = layer.node.name
-    level.module.recompile()
-    return True
-
-
-def _folded(
-    weight: torch.Tensor, bias: torch.Tensor | None, statistics: Any, eps: float, groups: int | None
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Weight and bias after folding, computed in float64."""
-    gamma, beta, mean, var = statistics
-    scale = (var + eps).rsqrt() * (1.0 if gamma is None else gamma)
-    shift = ((0.0 if bias is None else bias.double()) - mean) * scale + (0.0 if beta is None else beta)
-    tail = (1,) * (weight.dim() - 2)
-    if groups is None:
-        scaled = weight.double() * scale.view(-1, 1, *tail)
-    else:
-        parts = weight.double().view(groups, -1, *weight.shape[1:])
-        scaled = (parts * scale.view(groups, 1, -1, *tail)).view(weight.shape)
-    return scaled.to(weight.dtype), shift.to(weight.dtype)

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from torch import fx
 
 from ingot import torch_internals as internals
@@ -19,6 +18,7 @@ from ingot.passes.autocast import autocast
 from ingot.passes.grad_mode import grad_mode
 from ingot.passes.manager import register
 from ingot.passes.replay import Replay
+from ingot.passes.shared_memory import written_dropouts
 from ingot.program.cutting import graph_modules
 from ingot.program.dialects import CAPTURED, FUNCTIONAL
 from ingot.program.program import Program
@@ -41,6 +41,7 @@ def functionalize(program: Program) -> int:
         return 0
     before = len(program.graph.nodes)
     replay = Replay(program)
+    replay.left_out = written_dropouts(program)
     old = program.signature
     with replay.recording():
         inputs = replay.placeholders()
@@ -67,9 +68,5 @@ def functionalize(program: Program) -> int:
 
 def _writes(node: fx.Node) -> bool:
     target: Any = node.target
-    return isinstance(target, internals.OpOverload) and (target._schema.is_mutable or _hides_a_write(node))
-
-
-def _hides_a_write(node: fx.Node) -> bool:
-    """batch_norm in train mode updates its statistics, though its schema does not say so."""
-    return node.target is torch.ops.aten.batch_norm.default and bool(node.args[5]) and node.args[3] is not None
+    hidden = internals.hidden_writes(target, node.args)
+    return isinstance(target, internals.OpOverload) and (target._schema.is_mutable or bool(hidden))

@@ -17,6 +17,7 @@ import inspect
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from os import PathLike
 from typing import Any, Literal, Protocol
 
 from ingot.errors import PassError, explain
@@ -74,25 +75,31 @@ def transform(
     passes: Sequence[PassLike],
     check: Check = "structure",
     *,
-    snapshots: Callable[[str, Program], None] | None = None,
+    snapshots: Callable[[str, Program], None] | str | PathLike[str] | None = None,
 ) -> Program:
     """A new program: this one after the passes. Raises PassError or VerifyError, and changes nothing, if one fails.
 
     `check` is None, "structure" (the verifier after each pass) or "numerics" (results before and after as well).
-    `snapshots` is called with each pass's name and the program that came of it.
+    `snapshots` is a folder that gets a JSON file of each stage, to look at; or a function that is called with each
+    pass's name and the program that came of it.
     """
     from ingot.passes import numerics
+    from ingot.passes.snapshots import Snapshots
 
+    show = Snapshots(snapshots) if isinstance(snapshots, str | PathLike) else snapshots
     current = program.copy()
     reference = numerics.Reference(program) if check == "numerics" else None
+    verified = False
+    if isinstance(show, Snapshots):
+        show("before", current)
     for item in passes:
         function, options = item if isinstance(item, tuple) else (item, {})
         info = info_of(function)
         _check_dialect(current, info)
         _check_options(function, info, options)
         before = len(current.graph.nodes)
-        began = time.perf_counter()
         previous = current.copy() if reference is not None else None
+        began = time.perf_counter()
         changes = function(current, **options)
         seconds = time.perf_counter() - began
         if not isinstance(changes, int):
@@ -107,12 +114,14 @@ def transform(
         current.graph_module.recompile()
         step = Step(info.name, changes, seconds, before, len(current.graph.nodes), tuple(sorted(options.items())))
         current.history = (*current.history, step)
+        same = previous is not None and numerics.unchanged(previous, current)
         if check is not None:
-            verify(current, fake_run=check == "numerics")
-        if reference is not None and previous is not None:
+            verify(current, fake_run=check == "numerics" and not (same and changes == 0 and verified))
+            verified = verified or check == "numerics"
+        if reference is not None and previous is not None and not same:
             reference.compare(previous, current, info, functools.partial(function, **options))
-        if snapshots is not None:
-            snapshots(info.name, current)
+        if show is not None:
+            show(info.name, current)
     return current
 
 

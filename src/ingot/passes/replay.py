@@ -9,9 +9,10 @@ name where the operator is the same. Regions are opened into switches and left t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import Any
+from functools import cache
+from typing import Any, Protocol
 
 import torch
 from torch import fx
@@ -25,13 +26,17 @@ from ingot.program import metadata
 from ingot.program.program import Program
 from ingot.program.signature import InputKind, Output, OutputKind, Signature
 
-Decomposition = Callable[..., Any]
+
+class Decompositions(Protocol):
+    """What a replay calls in an operator's place; None leaves the operator as it is."""
+
+    def get(self, op: Any, /) -> Callable[..., Any] | None: ...
 
 
 class ReplayRecorder(Recorder):
     """A Recorder whose nodes come from the nodes of another graph instead of the user's frames."""
 
-    def __init__(self, mode: internals.FakeTensorMode, decompositions: Mapping[Any, Decomposition] | None) -> None:
+    def __init__(self, mode: internals.FakeTensorMode, decompositions: Decompositions | None) -> None:
         super().__init__(mode, ModuleTracker(None), _no_constants)
         self.source: fx.Node | None = None
         self.decompositions = decompositions
@@ -42,9 +47,29 @@ class ReplayRecorder(Recorder):
             metadata.inherit_origin(node, self.source)
 
     def append(self, func: Any, args: Any, kwargs: Any, out: Any, name: str | None = None) -> fx.Node:
-        if self.source is not None and self.source.target is func:
+        if self.source is not None and self._replays(func):
             name = self.source.name
-        return super().append(func, args, kwargs, out, name)
+        node = super().append(func, args, kwargs, out, name)
+        if metadata.bindings_of(node):
+            self._use_known_symbols(node)
+        return node
+
+    def _use_known_symbols(self, node: fx.Node) -> None:
+        """Sizes known only at run time get new symbols at each run; here they are those that the source binds."""
+        made = metadata.bindings_of(node)
+        old = metadata.bindings_of(self.source) if self.source is not None else None
+        if not old or len(old) != len(made):
+            return
+        renamed = {}
+        for (fresh, path), known in zip(made.items(), _in_order(old, made), strict=True):
+            internals.rename_symbol(self.env, fresh, known)
+            renamed[known] = path
+            if fresh in self.frame.expressions:
+                self.frame.expressions[known] = self.frame.expressions.pop(fresh)
+        metadata.set_bindings(node, renamed)
+
+    def _replays(self, func: Any) -> bool:
+        return self.source is not None and self.source.target is func
 
     def user_trace(self) -> str:
         return ""
@@ -63,14 +88,27 @@ class ReplayRecorder(Recorder):
         rule = self.decompositions.get(func) if self.decompositions is not None else None
         if func is torch.ops.aten.view.default and self.decompositions is not None:
             return self._view(args, kwargs)
+        if func is torch.ops.aten.alias.default and self.decompositions is not None and not self._replays(func):
+            return args[0]  # something that decompositions do for autograd's sake
         if self.decompositions is not None and torch.Tag.inplace_view in func.tags and _restrides(args):
             self.run(func, args, kwargs)  # strides are no part of a functional graph's meaning
             return args[0]
+        if rule is None and self.decompositions is not None and not self._replays(func):
+            functional = _functional_form(func)
+            if functional is not None:
+                return self._write(functional, args, kwargs)
         if rule is None:
             return super().record(func, args, kwargs)
         with self._physical:
             out = rule(*args, **kwargs)
         return super().record(func, args, kwargs) if out is NotImplemented else out
+
+    def _write(self, functional: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """A decomposition writes to a tensor that it made: from now on that tensor is what would have been written."""
+        with self._physical:
+            out = functional(*args, **kwargs)
+        self.frame.nodes[id(args[0])] = self.node_of(out)
+        return args[0]
 
     def _view(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A decomposition may give other strides than the operator did, and then a view of them needs a copy."""
@@ -90,6 +128,22 @@ class ReplayRecorder(Recorder):
             super().exit_autocast()
 
 
+def _in_order(old: Mapping[Any, Any], made: Mapping[Any, Any]) -> list[Any]:
+    """The symbols of one node's bindings in the order of another's: by where they are in the value, if that agrees."""
+    by_path = {str(path): symbol for symbol, path in old.items()}
+    paths = [str(path) for path in made.values()]
+    return [by_path[path] for path in paths] if by_path.keys() == set(paths) else list(old)
+
+
+@cache
+def _functional_form(func: Any) -> Any:
+    """For an operator of ATen that writes to its first argument, the one that returns the result instead."""
+    if not func._schema.is_mutable or func.namespace != "aten" or not func._opname.endswith("_"):
+        return None
+    packet = getattr(torch.ops.aten, func._opname.removesuffix("_"), None)
+    return getattr(packet, func._overloadname, None)
+
+
 def _restrides(args: tuple[Any, ...]) -> bool:
     """Whether an in-place view leaves the sizes as they are."""
     return len(args) > 2 and list(args[1]) == list(args[0].shape)
@@ -102,11 +156,11 @@ def _no_constants(tensor: torch.Tensor) -> None:
 class Replay:
     """One replay of one program."""
 
-    def __init__(self, program: Program, decompositions: Mapping[Any, Decomposition] | None = None) -> None:
+    def __init__(self, program: Program, decompositions: Decompositions | None = None) -> None:
         self.program = program
         self.mode = _mode_of(program)
         self.recorder = ReplayRecorder(self.mode, decompositions)
-        self.wrap: Callable[[Any], Any] = lambda value: value
+        self.left_out: Collection[fx.Node] = ()  # nodes that are their first argument, and are not recorded
 
     @contextmanager
     def recording(self) -> Iterator[None]:
@@ -116,7 +170,7 @@ class Replay:
         with ExitStack() as stack:
             stack.enter_context(internals.modes_restored())
             stack.enter_context(internals.autocast_watched(recorder.enter_autocast, recorder.exit_autocast))
-            stack.enter_context(internals.nothing_learned(self.mode.shape_env))
+            stack.enter_context(internals.guards_suppressed(recorder.env))
             stack.enter_context(self.mode)
             stack.enter_context(internals.enable_python_dispatcher())
             stack.enter_context(recorder)
@@ -158,9 +212,13 @@ class Replay:
         if node.target is internals.exit_autocast:
             handle = values[node.args[0]]  # type: ignore[index]
             return handle.__exit__(None, None, None)
+        if node in self.left_out:
+            return values[node.args[0]]  # type: ignore[index]
         args = fx.map_arg(node.args, lambda n: values[n])
         kwargs = fx.map_arg(node.kwargs, lambda n: values[n])
         try:
+            if node.target is torch.ops.aten.instance_norm.default and internals.hidden_writes(node.target, node.args):
+                return node.target.decompose(*args, **kwargs)  # whole, it would write statistics and not say so
             return node.target(*args, **kwargs)  # type: ignore[operator]
         except IngotError:
             raise

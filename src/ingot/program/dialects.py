@@ -74,7 +74,7 @@ def core(kept: Iterable[str] = ()) -> Dialect:
 
     def complaint(node: fx.Node) -> str | None:
         target = node.target
-        if isinstance(target, internals.OpOverload) and target in _decomposable() and str(target) not in allowed:
+        if isinstance(target, internals.OpOverload) and is_composite(target) and str(target) not in allowed:
             return f"{target} is not in the core ATen set"
         return _functional(node)
 
@@ -82,9 +82,18 @@ def core(kept: Iterable[str] = ()) -> Dialect:
 
 
 @cache
-def _decomposable() -> frozenset[Any]:
-    """What torch's own core form never holds: everything that it has a decomposition for, but questions of size."""
-    return frozenset(torch.export.default_decompositions()) - SIZE_QUESTIONS
+def is_composite(op: Any) -> bool:
+    """Whether an operator is made of others and is none of the core set: torch's own core form never holds it."""
+    if op in SIZE_QUESTIONS or not isinstance(op, internals.OpOverload):
+        return False
+    hidden = op.namespace == "aten" and bool(op._can_decompose())  # may alias, so torch's table does not list it
+    return op in decompositions() or (hidden and torch.Tag.core not in op.tags)
+
+
+@cache
+def decompositions() -> dict[Any, Callable[..., Any]]:
+    """torch's table from operators to functions that compute the same with smaller ones."""
+    return dict(torch.export.default_decompositions())
 
 
 CAPTURED = Dialect("CAPTURED", _captured)

@@ -505,6 +505,8 @@ class _Sizes:
         if isinstance(b, sympy.Symbol) and self._is_fresh(b) and self._is_unknown(a):
             self.renamed[b] = a
             return True
+        if isinstance(b, sympy.Symbol) and internals.is_unbacked(b) and a in self.bindings:
+            return True  # torch remembers that another node has asked the same tensor the same
         return internals.surely_equal(self.env, a, b)
 
     def _is_fresh(self, symbol: sympy.Symbol) -> bool:

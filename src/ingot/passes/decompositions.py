@@ -1,0 +1,134 @@
+"""What decompose puts in an operator's place: torch's own table, and our rules where that one does not serve.
+
+Ours stand where torch's would write to a tensor, or where it leaves something out. They draw the same random numbers
+as the operator does on the CPU, in the same order.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Sequence
+from typing import Any
+
+import torch
+
+from ingot import torch_internals as internals
+from ingot.errors import PassError, explain
+from ingot.program.dialects import decompositions, is_composite
+
+aten = torch.ops.aten
+Rule = Callable[..., Any]
+_OWN: dict[Any, Rule] = {}
+
+
+class Rules:
+    """What to call in an operator's place, or None to leave it as it is. `kept` are operators to leave whole."""
+
+    def __init__(self, kept: Collection[Any]) -> None:
+        self._kept = kept
+        self._table = decompositions()
+
+    def get(self, op: Any, /) -> Rule | None:
+        if op in self._kept or not is_composite(op):
+            return None
+        return _OWN.get(op) or self._table.get(op) or op.decompose
+
+
+def decomposes(op: Any) -> Callable[[Rule], Rule]:
+    """Registers our rule for an operator; a second one raises."""
+
+    def enter(rule: Rule) -> Rule:
+        if op in _OWN:
+            raise PassError(explain(f"There is a rule for {op} already."))
+        _OWN[op] = rule
+        return rule
+
+    return enter
+
+
+# ---------------------------------------------------------------------- draws
+
+# What a unit that was dropped becomes in a self-normalizing network, but for the sign: selu's scale times its alpha.
+_SATURATED = 1.7580993408473766
+
+
+@decomposes(aten.feature_dropout.default)
+def _feature_dropout(x: torch.Tensor, p: float, train: bool) -> torch.Tensor:
+    return _drop(x, p, train, feature=True, alpha=False)
+
+
+@decomposes(aten.alpha_dropout.default)
+def _alpha_dropout(x: torch.Tensor, p: float, train: bool) -> torch.Tensor:
+    return _drop(x, p, train, feature=False, alpha=True)
+
+
+@decomposes(aten.feature_alpha_dropout.default)
+def _feature_alpha_dropout(x: torch.Tensor, p: float, train: bool) -> torch.Tensor:
+    return _drop(x, p, train, feature=True, alpha=True)
+
+
+def _drop(x: torch.Tensor, p: float, train: bool, *, feature: bool, alpha: bool) -> torch.Tensor:
+    """Drops units, or whole features; with `alpha`, so that mean and variance stay what they were."""
+    if not train or p == 0:
+        return x
+    if p == 1:
+        return x * 0
+    shape = [*x.shape[:2], *([1] * (x.dim() - 2))]
+    blank = aten.empty.memory_format(shape, dtype=x.dtype, device=x.device) if feature else torch.empty_like(x)
+    kept: torch.Tensor = aten.bernoulli.p(blank, 1 - p)
+    if not alpha:
+        return x * (kept / (1 - p))
+    scale = 1 / math.sqrt((_SATURATED * _SATURATED * p + 1) * (1 - p))
+    return x * (kept * scale) + ((kept - 1) * (_SATURATED * scale) + _SATURATED * scale * p)
+
+
+@decomposes(aten.rrelu.default)
+def _rrelu(
+    x: torch.Tensor, lower: float = 1 / 8, upper: float = 1 / 3, training: bool = False, generator: Any = None
+) -> torch.Tensor:
+    if not training:
+        return torch.nn.functional.leaky_relu(x, (lower + upper) / 2)
+    slopes = torch.empty_like(x)
+    drawn: tuple[torch.Tensor, ...] = aten.rrelu_with_noise_functional(x, slopes, lower, upper, True, generator)
+    return drawn[0]
+
+
+# ---------------------------------------------------------------------- recurrent layers
+
+
+def _recurrent(op: Any) -> Rule:
+    """torch's rule forgets the dropout between layers, so with one the layers are taken one by one."""
+
+    def rule(
+        x: torch.Tensor,
+        state: Any,
+        weights: Sequence[torch.Tensor],
+        biases: bool,
+        layers: int,
+        dropout: float,
+        train: bool,
+        both_ways: bool,
+        batch_first: bool,
+    ) -> Any:
+        if not train or dropout == 0 or layers == 1:
+            with internals.mkldnn_off():  # else an operator of one library, for float32 alone
+                return decompositions()[op](x, state, weights, biases, layers, 0.0, train, both_ways, batch_first)
+        several = isinstance(state, list | tuple)
+        states = list(state) if several else [state]
+        ways, each = 1 + both_ways, len(weights) // layers
+        x = x.transpose(0, 1) if batch_first else x
+        last: list[Sequence[torch.Tensor]] = []
+        for layer in range(layers):
+            own = [s[layer * ways : (layer + 1) * ways] for s in states]
+            part = weights[layer * each : (layer + 1) * each]
+            x, *ends = op(x, own if several else own[0], part, biases, 1, 0.0, train, both_ways, False)
+            last.append(ends)
+            x = torch.dropout(x, dropout, True) if layer < layers - 1 else x
+        x = x.transpose(0, 1) if batch_first else x
+        return (x, *(torch.cat(ends, 0) for ends in zip(*last, strict=True)))
+
+    return rule
+
+
+for _op in (aten.lstm.input, aten.gru.input, aten.rnn_tanh.input, aten.rnn_relu.input):
+    decomposes(_op)(_recurrent(_op))
