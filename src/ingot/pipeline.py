@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, TypeAlias
 
@@ -17,6 +18,7 @@ from ingot.codegen.file import emit
 from ingot.codegen.isa import by_name, host
 from ingot.codegen.loaded import Loaded
 from ingot.codegen.toolchain import find
+from ingot.codegen.weights import fill
 from ingot.lowering.fusion import fuse
 from ingot.lowering.lower import lower
 from ingot.lowering.memory import plan
@@ -91,10 +93,10 @@ def compile(
         module = fuse(lower(program))
     with watch("emit"):
         source = emit(module, plan(module), title=type(model).__name__)
-    with watch("cc"):
-        libraries = build(source.text, isa, cache=cache)
-    with watch("weights"):
-        return Compiled(program, module, source, libraries, host(), threads)
+    with watch("cc"), ThreadPoolExecutor(1) as aside:  # the C compiler works while the weights are packed
+        libraries = aside.submit(build, source.text, isa, cache=cache)
+        blob = fill(program, module, source)
+    return Compiled(program, module, source, blob, libraries.result(), host(), threads)
 
 
 def load(path: str | os.PathLike[str]) -> Program | Loaded:

@@ -22,7 +22,6 @@ DOING = {
     "lower": "lowering to loops",
     "emit": "writing C",
     "cc": "compiling C",
-    "weights": "packing weights",
 }
 
 

@@ -22,7 +22,7 @@ from ingot.codegen.file import Source
 from ingot.codegen.isa import Isa
 from ingot.codegen.package import Sample, argument_names, call_of, result_names, write_native
 from ingot.codegen.profile import Profile, Row, medians
-from ingot.codegen.weights import Blob, fill
+from ingot.codegen.weights import Blob
 from ingot.lowering.expr import Expr, Size, substitute
 from ingot.lowering.ir import Module
 from ingot.program.calling import check_call
@@ -45,6 +45,7 @@ class Compiled:
         program: Program,
         module: Module,
         source: Source,
+        blob: Blob,
         libraries: Mapping[str, bytes],
         isa: Isa,
         threads: int | None = None,
@@ -56,7 +57,7 @@ class Compiled:
         self._source = source
         self._module = module
         self._manifest = _manifest(program, module)
-        self._blob: Blob = fill(program, module, source)
+        self._blob = blob
         self.model = self._open(isa, threads)
 
     @property

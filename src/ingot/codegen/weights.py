@@ -66,7 +66,13 @@ def _copy(target: torch.Tensor, state: torch.Tensor, packing: tuple[Any, ...]) -
     group_step, panel_step, *steps, column_step = strides
     whole = columns // width
     made = target.view(shape)
-    if whole:
+    if whole and steps == [1] and groups == 1 and column_step == depth[0]:
+        # Rows of a matrix become columns: by way of a block that the cache holds, memory is read in its own order.
+        block = torch.empty((width, depth[0]), dtype=target.dtype)
+        for panel in range(whole):
+            block.copy_(flat[offset + panel * panel_step :][: width * depth[0]].view(width, depth[0]))
+            made[0, panel].copy_(block.T)
+    elif whole:
         view = (groups, whole, *depth, width)
         made[:, :whole].copy_(torch.as_strided(flat, view, (group_step, panel_step, *steps, column_step), offset))
     if whole < panels:
