@@ -363,7 +363,7 @@ def _summary(rows: list[Row]) -> dict[str, float | None]:
         "speed against OpenVINO, geomean": report.geomean(ratio(lambda row: row.times.get("OpenVINO"))),
         "cold compile against torch.compile, geomean": report.geomean(colds),
         "cold compile against torch.compile, least": min(colds, default=None),
-        "share of the limit, geomean": report.geomean([row.limit / row.times["Ingot"] for row in rows if "Ingot" in row.times]),
+        "share of the limit, geomean": report.geomean([r.limit / r.times["Ingot"] for r in rows if "Ingot" in r.times]),
     }  # fmt: skip
 
 

@@ -207,12 +207,12 @@ def _absorb(target: WithEpilogue, step: Map, counts: Counter[str], buffers: dict
         return None
 
     ops, added = rewrite(step.body, into=ops, replace=known)
-    kept = [s for s in old.stores if counts[s.buffer] > 1 or not _private(s.buffer, buffers)]
+    used = touched(step)[0]
+    kept = [s for s in old.stores if counts[s.buffer] > (s.buffer in used) or not _private(s.buffer, buffers)]
     stores = [Store(s.buffer, substitute(s.index, names), number) for number, s in enumerate(kept)]
     stores += [replace(s, result=len(kept) + s.result) for s in step.stores]
     body = ops.finish([*(results[s.result] for s in kept), *added])
-    for s in old.stores:
-        counts[s.buffer] -= 1
+    counts.subtract(used & set(at))
     return replace(target, epilogue=Map(step.loops, body, tuple(stores), step.origin))
 
 
