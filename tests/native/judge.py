@@ -33,6 +33,8 @@ from ingot.program import tree
 from tests.zoo import Entry, entry
 
 ALLOWED = 4.0
+# Sizes at which what is right is not defined: equal scores, of which torch takes any.
+TIES = {"doge": (5,)}
 ROUNDINGS = 8
 MORE = (1, 2, 5)
 EPSILON = {torch.float32: 2.0**-24, torch.float64: 2.0**-53, torch.float16: 2.0**-11, torch.bfloat16: 2.0**-8}
@@ -184,6 +186,7 @@ def quick_compiler(level: str = "-O1") -> Iterator[None]:
 def judge(item: Entry, kind: str, folder: Path) -> Verdict:
     """Compiles an entry of the zoo, "static" or "dynamic", and judges it; leaves a file and its calls in `folder`."""
     model, inputs = item.build(), item.inputs(item.sizes)
+    run(model, inputs)  # some keep what they make at the first call
     begin = time.perf_counter()
     try:
         compiled = ingot.compile(
@@ -198,13 +201,14 @@ def judge(item: Entry, kind: str, folder: Path) -> Verdict:
         return Verdict(item.name, kind, "wrong", str(error), seconds)
     finally:
         compiled.close()
-    return Verdict(item.name, kind, "right", "", seconds, ratio, count, compiled._draws())
+    return Verdict(item.name, kind, "right", "", seconds, ratio, count, compiled.draws)
 
 
 def _compare(item: Entry, model: nn.Module, compiled: Compiled, kind: str, folder: Path) -> tuple[float, int]:
     wide = in_double(model)
     worst, calls = 0.0, []
-    sizes = [item.sizes, *({n: s + more for n, s in item.sizes.items()} for more in MORE if kind == "dynamic")]
+    others = [more for more in MORE if kind == "dynamic" and more not in TIES.get(item.name, ())]
+    sizes = [item.sizes, *({n: s + more for n, s in item.sizes.items()} for more in others)]
     for size in sizes:
         inputs = item.inputs(size)
         try:
@@ -214,7 +218,7 @@ def _compare(item: Entry, model: nn.Module, compiled: Compiled, kind: str, folde
                 raise
             continue  # the model's Python code takes another path at this size, and the program says so
         single = run(model, inputs)
-        if not compiled._draws():
+        if not compiled.draws:
             worst = max(worst, worst_ratio(got, single, wide(**inputs), f"at {size}"))
             again = run(compiled, inputs)
             if not same_bits(got, again):

@@ -23,6 +23,16 @@ def test_a_tensor_joined_with_itself() -> None:
     assert_right(Twice(), (x(3, 5),))
 
 
+def test_a_buffer_written_piece_by_piece_is_local_to_no_row() -> None:
+    class Pieces(nn.Module):
+        def forward(self, a: torch.Tensor) -> torch.Tensor:
+            parts = [torch.softmax(a[:, k] * (k + 1), -1).exp() for k in range(8)]
+            whole = torch.cat(parts, 0)
+            return whole / whole.sum(-1, keepdim=True) + whole.amax(-1, keepdim=True)
+
+    assert_right(Pieces(), (x(9, 8, 20),))
+
+
 class Groups(nn.Module):
     """Rows in groups, each with a weight of its own, as experts are."""
 

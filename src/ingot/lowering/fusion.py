@@ -311,7 +311,8 @@ def _rows(steps: Sequence[Step], buffers: dict[str, Buffer], module: Module, out
                 continue
         groups.append([step])
     counts = _readers(steps, outside)
-    return [_nest(group, buffers, counts) if len(group) > 1 else group[0] for group in groups]
+    writers = Counter(name for step in steps for name in touched(step)[1])
+    return [_nest(group, buffers, counts, writers) if len(group) > 1 else group[0] for group in groups]
 
 
 def _row_partner(step: Map | Reduce, groups: Sequence[list[Step]], module: Module) -> int | None:
@@ -409,20 +410,24 @@ def _rows_agree(steps: Sequence[Map | Reduce], outer: int) -> bool:
     return True
 
 
-def _nest(group: Sequence[Step], buffers: dict[str, Buffer], counts: Counter[str]) -> Nest:
+def _nest(group: Sequence[Step], buffers: dict[str, Buffer], counts: Counter[str], writers: Counter[str]) -> Nest:
+    """The group as one nest. Local to a row becomes what only the group reads and, piece by piece, writes."""
     steps = [s for s in group if isinstance(s, (Map, Reduce))]
     shared = _shared(steps)
     outer = steps[0].loops[:shared]
     zero: dict[str, Size] = {loop.variable: 0 for loop in outer}
     inside: Counter[str] = Counter()
+    written: Counter[str] = Counter()
     for step in steps:
         inside.update(touched(step)[0])
+        written.update(touched(step)[1])
     local: list[str] = []
     for step in steps:
         for store in step.stores:
             name = store.buffer
             size = _row_size(store, outer)
-            mine = _private(name, buffers) and counts[name] == inside[name] and name not in local
+            alone = counts[name] == inside[name] and writers[name] == written[name]
+            mine = _private(name, buffers) and alone and name not in local
             if mine and size is not None and within(substitute(store.index, zero), size):
                 local.append(name)
                 buffers[name] = Buffer(name, wide(buffers[name].dtype), () if size == 1 else (size,))
