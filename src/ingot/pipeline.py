@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, TypeAlias
 
+import torch
 from torch import nn
 
 from ingot import passes
@@ -65,7 +66,10 @@ def capture(
 
 
 # Operators that lowering has better code for than for their parts.
-WHOLE = ("linear", "matmul", "scaled_dot_product_attention", "layer_norm", "_softmax", "_log_softmax", "gelu", "silu")
+WHOLE = (
+    *("linear", "matmul", "scaled_dot_product_attention", "layer_norm", "_softmax", "_log_softmax", "gelu", "silu"),
+    *(getattr(torch.ops.aten, name).input for name in ("lstm", "gru", "rnn_tanh", "rnn_relu")),
+)
 
 
 def compile(

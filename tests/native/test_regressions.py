@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from torch import nn
@@ -91,7 +93,7 @@ def test_a_slice_by_numbers_that_the_run_tells() -> None:
             return a[at[0].item() :].sum() + a[: at[1].item()].sum() * 3 + a[at[2].item()].sum() * 7
 
     ends = ([0, 5, 2], [3, -2, -1], [-4, 100, -9], [100, 0, 8])
-    compiled = assert_right(Cut(), *((x(9, 4), torch.tensor(at)) for at in ends))
+    compiled = assert_right(Cut(), *((x(9, 4).mul(8).round(), torch.tensor(at)) for at in ends))
     with pytest.raises(ingot_runtime.IndexOutOfRange):
         compiled(x(9, 4), torch.tensor([0, 0, 9]))
 
@@ -108,3 +110,34 @@ def test_a_number_that_the_run_tells_may_be_negative() -> None:
             return a + count.item() // 2
 
     assert_right(Halves(), *((x(3), torch.tensor(count)) for count in (5, -5, -1, 0)))
+
+
+def test_a_recurrent_layer_loops_over_time() -> None:
+    """torch's own way to take it apart repeats it as often as the example is long."""
+    torch.manual_seed(0)
+    model = nn.LSTM(5, 7, 2, batch_first=True, bidirectional=True)
+    calls = [(x(batch, length, 5),) for batch, length in ((3, 6), (2, 13), (5, 1))]
+    assert_right(model, *calls, dynamic_shapes=[{0: "batch", 1: "time"}])
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: nn.LSTM(5, 7, proj_size=3, bias=False, batch_first=True),
+        lambda: nn.GRU(5, 7, 2, batch_first=True, bidirectional=True),
+        lambda: nn.RNN(5, 7, nonlinearity="relu"),
+        lambda: nn.RNN(5, 7, bidirectional=True),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:LSTM with projections")
+def test_recurrent_layers(make: Callable[[], nn.Module]) -> None:
+    torch.manual_seed(0)
+    assert_right(make(), (x(4, 6, 5),), (x(4, 6, 5, seed=1),))
+
+
+def test_whether_all_is_true() -> None:
+    class Truth(nn.Module):
+        def forward(self, a: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            return torch._is_all_true(a > 0), torch._is_any_true(a > 0)
+
+    assert_right(Truth(), *((torch.tensor(a),) for a in ([1.0, 2.0], [1.0, -1.0], [-1.0, -2.0])))

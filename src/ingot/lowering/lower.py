@@ -244,9 +244,12 @@ class Lowering:
         value = value_of(node)
         for part in value if isinstance(value, (tuple, list)) else (value,):
             sizes = part.shape if isinstance(part, torch.Tensor) else (part,) if isinstance(part, torch.SymInt) else ()
-            for size in sizes:
-                if not self.is_told(self.size(size)):
-                    raise Unsupported(f"its size {size} is known only when it runs, and its rule does not tell it")
+            told = all(self.is_told(self.size(size)) for size in sizes)
+            if isinstance(part, (torch.SymFloat, torch.SymBool)):
+                told = all(s in self.numbers or self._name(s) in self._told for s in part.node.expr.free_symbols)
+            if not told:
+                what = f"of shape {[*part.shape]}" if isinstance(part, torch.Tensor) else str(part)
+                raise Unsupported(f"it gives something {what}, known only when it runs, and its rule does not tell it")
 
     def _settle(self, tensor: Tensor, users: int) -> None:
         """Keeps in memory what is used often or has become long."""
@@ -342,6 +345,8 @@ class Lowering:
             self.values[node] = self.symbolic(value)
         else:
             self.values[node] = tensor
+            if isinstance(value, torch.SymFloat) and isinstance(value.node.expr, sympy.Symbol):
+                self.numbers[value.node.expr] = tensor
         return Argument(buffer, name, dtype, (), scalar=True)
 
     def _ranged(self, s: sympy.Symbol, place: int, dim: int) -> SizeSymbol:

@@ -11,6 +11,7 @@ from ingot.lowering.rules import (  # noqa: F401
     pointwise,
     pooling,
     products,
+    recurrent,
     reductions,
     views,
 )

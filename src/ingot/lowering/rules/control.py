@@ -266,6 +266,10 @@ def item(low: Lowering, x: Tensor) -> None:
     """A tensor's one value as a number; the symbol that stands for it takes the value here."""
     value = value_of(low.node)
     expr = value.node.expr
+    if isinstance(value, torch.SymBool) and len(expr.free_symbols) == 1 and not expr.is_Symbol:
+        (number,) = expr.free_symbols  # torch writes the truth of a tensor as a number that is 1
+        low.bind(low.symbol_of(number), x)
+        return
     if not expr.is_Symbol:
         return
     if isinstance(value, torch.SymInt):

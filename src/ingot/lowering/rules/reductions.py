@@ -120,12 +120,12 @@ def _truth(low: Lowering, x: Tensor, dims: Any, keep: bool, kind: str) -> Tensor
     return Tensor(result.shape, low.out_dtype, Lazy(lambda ops, index: ops.cast(result.load(ops, index), "uint8"), 1))
 
 
-@lowers(aten.any.default, aten.any.dim, aten.any.dims)
+@lowers(aten.any.default, aten.any.dim, aten.any.dims, aten._is_any_true.default)
 def any_(low: Lowering, x: Tensor, dims: Any = None, keepdim: bool = False) -> Tensor:
     return _truth(low, x, dims, keepdim, "any")
 
 
-@lowers(aten.all.default, aten.all.dim, aten.all.dims)
+@lowers(aten.all.default, aten.all.dim, aten.all.dims, aten._is_all_true.default)
 def all_(low: Lowering, x: Tensor, dims: Any = None, keepdim: bool = False) -> Tensor:
     return _truth(low, x, dims, keepdim, "all")
 
