@@ -13,7 +13,7 @@ from ingot.lowering.ir import Attention, Loop, Map, Matrix, Store, wide
 from ingot.lowering.lower import Lowering, Unsupported, lowers
 from ingot.lowering.rules.norms import softmax_of
 from ingot.lowering.rules.products import broadcast_shapes, matmul
-from ingot.lowering.values import Index, Lazy, Strided, Tensor, contiguous_strides
+from ingot.lowering.values import Index, Lazy, Strided, Tensor, contiguous_strides, loop_variables
 
 aten = torch.ops.aten
 
@@ -61,8 +61,8 @@ def _by_blocks(
 ) -> Tensor:
     """One kernel that never holds more than a block of scores."""
     dtype, kind = low.out_dtype, wide(low.out_dtype)
-    loops = tuple(Loop(f"i{d}", size) for d, size in enumerate(lead))
-    batch = tuple(symbol(loop.variable, below=loop.extent) for loop in loops)
+    batch, named = loop_variables(lead, range(len(lead)))
+    loops = tuple(Loop(*pair) for pair in named)
     matrices = []
     for tensor in (q, k, v):
         strided = low.realize(tensor)
@@ -89,11 +89,11 @@ def _by_blocks(
     steps = contiguous_strides(physical)
     buffer = low.buffer("temporary", dtype, physical)
     home = Strided(buffer.name, 0, tuple(steps[order.index(d)] for d in range(rank)))
-    names = (*loops, Loop(f"i{len(lead)}", queries), Loop(f"i{len(lead) + 1}", columns))
-    index = tuple(symbol(loop.variable, below=loop.extent) for loop in names)
+    row, column = Loop(f"i{len(loops)}", queries), Loop(f"i{len(loops) + 1}", columns)
+    index = (*batch, *(symbol(loop.variable, below=loop.extent) for loop in (row, column)))
     ops = Recorder()
     value = ops.emit("accumulator", (), kind)
-    epilogue = Map(names, ops.finish([value]), (Store(buffer.name, home.at(index), 0),), low.origin)
+    epilogue = Map((*loops, row, column), ops.finish([value]), (Store(buffer.name, home.at(index), 0),), low.origin)
     assert isinstance(depth, int) and isinstance(columns, int)
     low.steps.append(
         Attention(

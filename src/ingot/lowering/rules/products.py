@@ -12,7 +12,7 @@ from ingot.lowering.body import Recorder
 from ingot.lowering.expr import Size, product, symbol
 from ingot.lowering.ir import Loop, Map, Matrix, Product, Store, wide
 from ingot.lowering.lower import Lowering, lowers, panel_width
-from ingot.lowering.values import Index, Lazy, Strided, Tensor, contiguous_strides
+from ingot.lowering.values import Index, Lazy, Strided, Tensor, contiguous_strides, loop_variables
 
 aten = torch.ops.aten
 
@@ -33,9 +33,10 @@ def matmul(
         return _scaled(low, _plain(low, a, b, dtype), bias, alpha, beta, dtype)
     a, b = low.realize(a), low.realize(b)
     assert isinstance(a.data, Strided) and isinstance(b.data, Strided)
-    loops = [Loop(f"i{d}", size) for d, size in enumerate(lead)]
-    batch = tuple(symbol(loop.variable, below=loop.extent) for loop in loops)
-    i, j = symbol(f"i{len(lead)}", below=m), symbol(f"i{len(lead) + 1}", below=n)
+    batch, named = loop_variables(tuple(lead), range(len(lead)))
+    loops = [Loop(*pair) for pair in named]
+    row, column = Loop(f"i{len(loops)}", m), Loop(f"i{len(loops) + 1}", n)
+    i, j = symbol(row.variable, below=m), symbol(column.variable, below=n)
     left = Matrix(a.data.buffer, a.data.at((*batch, 0, 0)), a.data.strides[-2], a.data.strides[-1])
     right = _packed(low, b, k, n) if not lead else None
     if right is None:
@@ -50,7 +51,7 @@ def matmul(
     value = ops.emit("accumulator", (), wide(dtype))
     value = _with_bias(ops, value, bias, index, alpha, beta, dtype)
     epilogue = Map(
-        (*loops, Loop(f"i{len(lead)}", m), Loop(f"i{len(lead) + 1}", n)),
+        (*loops, row, column),
         ops.finish([value]),
         (Store(buffer.name, home.at(index), 0),),
         low.origin,
