@@ -1,0 +1,127 @@
+"""A subgraph of scalars becomes a body: a user's score function, a combine function, anything that goes into a kernel.
+
+    body = lower_body(graph_module, [Given("float32"), Given("int32"), table], around=lowering)
+
+Inputs by position: `Given(dtype)` is a value that the kernel hands in (the op "input"), an int or a Size is a number,
+and a Tensor is something that the function closes over and may read at computed places. The rules are the ones that
+kernels are made with; there is one table. What a body cannot do is memory of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+
+import ingot.lowering.rules  # noqa: F401  fills the table of rules
+from ingot.errors import UnsupportedOperator, explain
+from ingot.lowering.body import Recorder
+from ingot.lowering.expr import Size
+from ingot.lowering.ir import Body, Buffer, wide
+from ingot.lowering.lower import Lowering, Rule, Unsupported, rule_of
+from ingot.lowering.values import Lazy, Tensor
+from ingot.program.metadata import module_path_of, source_of, value_of
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """A rank-0 value of this dtype that the kernel hands in."""
+
+    dtype: str
+
+
+def lower_body(
+    graph_module: fx.GraphModule,
+    inputs: Sequence[Given | Size | Tensor],
+    *,
+    around: Lowering,
+    extra: Mapping[Any, Rule] | None = None,
+    writers: Collection[Any] = (),
+) -> Body:
+    """The subgraph's results as one body; equal subexpressions of all of them are shared.
+
+    `extra` has rules that win over the general ones. `writers` are operators that may make or write memory, which
+    the surrounding lowering, `around`, then owns. Raises UnsupportedOperator, naming the operator itself and the
+    user's line, for one that has no rule, that needs memory, or whose result is no scalar.
+    """
+    inside = _Inside(around, dict(extra or {}), frozenset(writers))
+    placeholders = [node for node in graph_module.graph.nodes if node.op == "placeholder"]
+    for number, (node, given) in enumerate(zip(placeholders, inputs, strict=True)):
+        inside.values[node] = _input(number, given) if isinstance(given, Given) else given
+    results = inside.run(graph_module.graph)
+    ops = Recorder()
+    values = []
+    for result in results if isinstance(results, (tuple, list)) else (results,):
+        tensor = inside.scalar(result)
+        if tensor.rank:
+            output = next(node for node in graph_module.graph.nodes if node.op == "output")
+            raise _refused(
+                output, f"a result has the shape [{', '.join(map(str, tensor.shape))}]: a body gives scalars"
+            )
+        values.append(tensor.load(ops, ()))
+    return ops.finish(values)
+
+
+def _input(number: int, given: Given) -> Tensor:
+    def load(ops: Recorder, index: tuple[Size, ...]) -> int:
+        return ops.emit("input", (), wide(given.dtype), number)
+
+    return Tensor((), given.dtype, Lazy(load, 1))
+
+
+class _Inside(Lowering):
+    """A lowering that has no memory: sizes, symbols and buffers are those of the lowering around it."""
+
+    def __init__(self, around: Lowering, extra: dict[Any, Rule], writers: frozenset[Any]) -> None:
+        self.__dict__.update(around.__dict__)
+        self.around = around
+        self.extra = extra
+        self.writers = writers
+        self.values = dict(around.values)
+
+    def _lowered(self, node: fx.Node) -> Any:
+        rule = self.extra.get(node.target)
+        numbers = (int, float, bool, torch.SymInt, torch.SymFloat, torch.SymBool)  # arithmetic on sizes needs no rule
+        if rule is None and rule_of(node.target) is None and not isinstance(value_of(node), numbers):
+            raise _refused(node, "it is not supported in a body: there is no rule for it")
+        try:
+            if rule is None:
+                return super()._lowered(node)
+            arguments = {name: self.argument(value) for name, value in node.kwargs.items()}
+            return rule(self, *map(self.argument, node.args), **arguments)
+        except Unsupported as failure:
+            raise _refused(node, f"it is not supported in a body: {failure}") from None
+
+    def _settle(self, tensor: Tensor, users: int) -> None:
+        """Nothing is kept in memory: a body is computed once for every element, and shares what is equal."""
+
+    def realize(self, tensor: Tensor, **options: Any) -> Tensor:
+        return self._memory(lambda: self.around.realize(tensor, **options)) if isinstance(tensor.data, Lazy) else tensor
+
+    def buffer(self, kind: str, dtype: str, shape: Sequence[Size]) -> Buffer:
+        made: Buffer = self._memory(lambda: self.around.buffer(kind, dtype, shape))
+        return made
+
+    def write(self, target: Tensor, source: Tensor) -> None:
+        self._memory(lambda: self.around.write(target, source))
+
+    def _memory(self, make: Callable[[], Any]) -> Any:
+        if self.node.target not in self.writers:
+            raise _refused(self.node, "it is not supported in a body: it needs memory of its own")
+        return make()
+
+
+def _refused(node: fx.Node, why: str) -> UnsupportedOperator:
+    source, path = source_of(node), module_path_of(node)
+    where = ", ".join(part for part in (str(source) if source else "", f"in {path}" if path else "") if part)
+    return UnsupportedOperator(
+        explain(
+            f"{node.target} cannot be part of a function that runs inside a kernel.",
+            where=where or None,
+            why=why,
+            fix="use operators on scalars only, and read what the function closes over by index",
+        )
+    )
