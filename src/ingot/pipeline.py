@@ -69,6 +69,7 @@ def capture(
 WHOLE = (
     *("linear", "matmul", "scaled_dot_product_attention", "layer_norm", "_softmax", "_log_softmax", "gelu", "silu"),
     *(getattr(torch.ops.aten, name).input for name in ("lstm", "gru", "rnn_tanh", "rnn_relu")),
+    *("pad", "histogram"),
 )
 
 
@@ -117,7 +118,8 @@ def load(path: str | os.PathLike[str]) -> Program | Loaded:
 def for_native(program: Program) -> Program:
     """The program as lowering takes it: functional, core operators and those in WHOLE, effects in order."""
     program = passes.transform(program, [p for p in passes.ROAD if p not in _AFTER_DECOMPOSE], check=None)
-    passes.decompose(program, keep=[name for name in WHOLE])
+    passes.decompose(program, keep=WHOLE)
+    passes.expand(program, keep=WHOLE)
     for clean in (passes.fold, passes.remove_noops, passes.cse, passes.dce, passes.order_effects):
         clean(program)
     return program

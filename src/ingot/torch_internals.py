@@ -16,6 +16,7 @@ from typing import Any
 
 import sympy
 import torch
+from torch import _decomp
 from torch._dispatch.python import enable_python_dispatcher
 from torch._guards import Source as GuardSource
 from torch._higher_order_ops import utils as _hop_utils
@@ -1033,3 +1034,8 @@ __all__ = [
     "int_oo",
     "sympy_functions",
 ]
+
+
+def all_decompositions() -> Mapping[Any, Any]:
+    """Every decomposition that torch knows, of core operators too."""
+    return _decomp.decomposition_table

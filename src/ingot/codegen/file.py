@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import resources
 
-from ingot.codegen import products
+from ingot.codegen import products, routines
 from ingot.codegen.attention import attention_kernel
 from ingot.codegen.ctext import STORED, Statements, size_text
 from ingot.codegen.kernels import Kernel, kernel_of
@@ -31,6 +31,7 @@ from ingot.lowering.ir import (
     Product,
     Reduce,
     Repeat,
+    Routine,
     Step,
     Weight,
     While,
@@ -90,6 +91,16 @@ def emit(module: Module, plan: Plan, *, title: str = "model") -> Source:
     return _File(module, plan, title).emit()
 
 
+def emit_apart(module: Module, plan: Plan, used: set[str]) -> Source:
+    """The model's own part of its file: kernels, run and exports. What it needs of `head` is added to `used`."""
+    return _File(module, plan, "", used=used).own()
+
+
+def head(used: set[str]) -> str:
+    """What stands before a model's own part, and may stand before those of several: the parts of the library in `used`."""
+    return "\n".join([_resource("prelude.h"), _resource("pool.h"), _library(used), _resource("run.h")])
+
+
 def place_weights(module: Module) -> tuple[tuple[Placed, ...], int]:
     """Every weight that a step reads, one after another at multiples of 64 bytes."""
     read: set[str] = set()
@@ -122,20 +133,16 @@ class _File:
     launches: list[Launch] = field(default_factory=list)
 
     def emit(self) -> Source:
+        own = self.own()
+        return Source("\n".join([self._banner(), head(self.used), own.text]), own.weights, own.weights_size, own.launches)
+
+    def own(self) -> Source:
+        """Kernels, run and exports."""
         weights, size = place_weights(self.module)
         local = {name for step in all_steps(self.module.steps) if isinstance(step, Nest) for name in step.local}
         bound = self._run(weights, local)
-        parts = [
-            self._banner(),
-            _resource("prelude.h"),
-            _resource("pool.h"),
-            self._library(),
-            _resource("run.h"),
-            *(self._kernel(text, name) for text, name in self.kernels.items()),
-            "\n".join(bound),
-            self._exports(size),
-        ]
-        return Source("\n".join(part for part in parts if part), weights, size, tuple(self.launches))
+        kernels = [self._kernel(text, name) for text, name in self.kernels.items()]
+        return Source("\n".join([*kernels, *bound, self._exports(size)]), weights, size, tuple(self.launches))
 
     def _banner(self) -> str:
         return (
@@ -143,36 +150,6 @@ class _File:
             f"   {len(self.module.inputs)} inputs, {len(self.module.outputs)} outputs, "
             f"{len(self.kernels)} kernels. */\n"
         )
-
-    def _library(self) -> str:
-        from ingot.codegen.mathlib import source_of
-
-        reals = {"f32": "float", "f64": "double"}
-        packs = sorted(name for name in self.used if name.startswith("ig_pack_"))
-        functions = {name for name in self.used if name.startswith("ig_")} - set(packs)
-        functions |= {_READS[dtype] for name in packs if (dtype := name.partition("_from_")[2]) in _READS}
-        parts = [source_of(sorted(functions))]
-        asked = [tuple(name.split()) for name in sorted(self.used) if " " in name]
-        if asked or packs:
-            parts.append(_resource("products.h"))
-        kinds = sorted({name[1] for name in asked if name[0] != "zeros"})
-        parts += [f"IG_VECTOR({kind}, {reals[kind]})" for kind in kinds]
-        for name in asked:
-            if name[0] in ("tile", "window"):
-                parts.append(f"IG_{name[0].upper()}({name[1]}, {reals[name[1]]}, {name[2]})")
-        zeros = max((int(name[1]) for name in asked if name[0] == "zeros"), default=0)
-        for kind in sorted({name[1] for name in asked if name[0] == "window"}):
-            parts.append(f"IG_WINDOWS({kind}, {reals[kind]})\nstatic const {reals[kind]} ig_zeros_{kind}[{zeros}];")
-        attentive = [name[1] for name in asked if name[0] == "attention"]
-        if attentive:
-            parts.append(_resource("attention.h"))
-        parts += [f"IG_ATTENTION({kind}, {reals[kind]}, INF_{kind.upper()})" for kind in attentive]
-        for pack in packs:
-            kind, _, dtype = pack.removeprefix("ig_pack_").partition("_from_")
-            parts.append(
-                f"IG_PACK({kind}, {reals[kind]}, {dtype}, {STORED[dtype]}, {_READS.get(dtype, 'IG_AS_IT_IS')})"
-            )
-        return "\n".join(parts)
 
     def _kernel(self, text: str, name: str) -> str:
         origin = self.comments[name]
@@ -267,6 +244,8 @@ class _File:
                 self._launch(kernel, step)
             case Attention():
                 self._launch(attention_kernel(step, self.module.buffers, self.used, self.module.hints), step)
+            case Routine():
+                self._launch(routines.routine_kernel(step, self.module.buffers, self.used, self.module.hints), step)
             case Bind():
                 value = self._value(step.body, step.origin)
                 self.line(f"n[{step.symbol[1:]}] = {value};")
@@ -367,7 +346,7 @@ class _File:
             "OUTPUTS": len(module.outputs),
             "SYMBOLS": max(numbers, default=-1) + 1,
             "WEIGHTS_SIZE": weights_size,
-            "DRAWS": 0,
+            "DRAWS": module.draws,
             "STATEFUL": int(any(b.kind == "state" for b in module.buffers.values())),
         }
         text = "".join(f"#define IG_{name} {value}\n" for name, value in values.items())
@@ -449,6 +428,37 @@ class _File:
             + "};\n"
         )
         return "\n".join(lines)
+
+
+def _library(used: set[str]) -> str:
+    from ingot.codegen.mathlib import source_of
+
+    reals = {"f32": "float", "f64": "double"}
+    packs = sorted(name for name in used if name.startswith("ig_pack_"))
+    functions = {name for name in used if name.startswith("ig_")} - set(packs)
+    functions |= {_READS[dtype] for name in packs if (dtype := name.partition("_from_")[2]) in _READS}
+    parts = [source_of(sorted(functions)), routines.library(used)]
+    asked = [tuple(name.split()) for name in sorted(used) if " " in name and ".h " not in name]
+    if asked or packs:
+        parts.append(_resource("products.h"))
+    kinds = sorted({name[1] for name in asked if name[0] != "zeros"})
+    parts += [f"IG_VECTOR({kind}, {reals[kind]})" for kind in kinds]
+    for name in asked:
+        if name[0] in ("tile", "window"):
+            parts.append(f"IG_{name[0].upper()}({name[1]}, {reals[name[1]]}, {name[2]})")
+    zeros = max((int(name[1]) for name in asked if name[0] == "zeros"), default=0)
+    for kind in sorted({name[1] for name in asked if name[0] == "window"}):
+        parts.append(f"IG_WINDOWS({kind}, {reals[kind]})\nstatic const {reals[kind]} ig_zeros_{kind}[{zeros}];")
+    attentive = [name[1] for name in asked if name[0] == "attention"]
+    if attentive:
+        parts.append(_resource("attention.h"))
+    parts += [f"IG_ATTENTION({kind}, {reals[kind]}, INF_{kind.upper()})" for kind in attentive]
+    for pack in packs:
+        kind, _, dtype = pack.removeprefix("ig_pack_").partition("_from_")
+        parts.append(
+            f"IG_PACK({kind}, {reals[kind]}, {dtype}, {STORED[dtype]}, {_READS.get(dtype, 'IG_AS_IT_IS')})"
+        )
+    return "\n".join(parts)
 
 
 def _signature() -> list[str]:

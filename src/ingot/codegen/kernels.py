@@ -108,7 +108,17 @@ class Writer:
             value = f"{name}({value})"
         elif dtype == "bool":
             value = f"({value}) != 0"
-        return f"{self.place(store.buffer, store.index)} {'=' if store.mode == 'set' else '+='} {value};"
+        place = self.place(store.buffer, store.index)
+        match store.mode:
+            case "set":
+                return f"{place} = {value};"
+            case "add" | "prod":
+                sign = "+" if store.mode == "add" else "*"
+                return f"{place} {sign}= {value};" if dtype != "bool" else f"{place} {'|' if sign == '+' else '&'}= {value};"
+            case mode:
+                sign = ">" if mode == "max" else "<"
+                nan = f" || {value} != {value}" if dtype in ("float32", "float64") else ""
+                return f"if ({value} {sign} {place}{nan}) {place} = {value};"
 
     def hint(self, size: Size) -> int:
         return (

@@ -26,6 +26,7 @@ RESOURCES = (
     "math_special.h",
     "math_number.h",
     "math_integer.h",
+    "random.h",
 )
 PRELUDE = "ig_prelude"
 

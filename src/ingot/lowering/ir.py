@@ -121,7 +121,10 @@ class Body:
 
 @dataclass(frozen=True, slots=True)
 class Store:
-    """Writes result number `result` of the body. `mode` "set", or "add" for a scatter that accumulates."""
+    """Writes result number `result` of the body; `mode` "set", or add, prod, max or min for a scatter that accumulates.
+
+    In a scatter the index may name values of the body ("v7"), whose operations are then never renumbered.
+    """
 
     buffer: str
     index: Size
@@ -129,7 +132,8 @@ class Store:
     mode: str = "set"
 
     def __str__(self) -> str:
-        return f"{self.buffer}[{self.index}] {'=' if self.mode == 'set' else '+='} result {self.result}"
+        sign = "=" if self.mode == "set" else f"{self.mode}="
+        return f"{self.buffer}[{self.index}] {sign} result {self.result}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -363,7 +367,10 @@ class SizeSymbol:
 
 @dataclass(frozen=True, slots=True)
 class Module:
-    """A whole program. `symbols` are the sizes that inputs tell; `hints` are their values for the example."""
+    """A whole program. `symbols` are the sizes that inputs tell, with the input and dim that tells each.
+
+    `draws` is how many draws of random numbers a run makes.
+    """
 
     buffers: dict[str, Buffer]
     steps: tuple[Step, ...]
@@ -372,3 +379,4 @@ class Module:
     weights: tuple[Weight, ...]
     symbols: dict[str, SizeSymbol]
     hints: dict[str, int] = field(default_factory=dict)
+    draws: int = 0

@@ -23,6 +23,7 @@ from ingot.lowering.expr import Expr, Size, divide, evaluate, largest, remainder
 from ingot.lowering.ir import (
     Argument,
     Bind,
+    Body,
     Buffer,
     Check,
     Loop,
@@ -31,6 +32,7 @@ from ingot.lowering.ir import (
     Origin,
     Reduce,
     SizeSymbol,
+    Routine,
     Step,
     Store,
     Weight,
@@ -153,6 +155,7 @@ class Lowering:
         self._count = 0
         self.packed: dict[Any, str] = {}
         self.numbers: dict[sympy.Symbol, Tensor] = {}  # floats and bools that the run itself tells
+        self.draws = 0
 
     # ------------------------------------------------------------------ the whole
 
@@ -196,6 +199,7 @@ class Lowering:
             weights=tuple(self.weights),
             symbols=self.symbols,
             hints=self.hints,
+            draws=self.draws,
         )
 
     def run(self, graph: fx.Graph) -> Any:
@@ -669,6 +673,59 @@ class Lowering:
         value = ops.cast(source.load(ops, index), wide(target.dtype))
         store = Store(target.data.buffer, target.data.at(index), 0)
         self.steps.append(Map(tuple(Loop(v, e) for v, e in loops), ops.finish([value]), (store,), self.origin))
+
+    def scatter(
+        self, target: Tensor, shape: Shape, body: Callable[[Recorder, Index], tuple[Index, int]], mode: str = "set"
+    ) -> None:
+        """At every point of `shape`, in row-major order, writes the value that `body` gives to the place it gives."""
+        assert isinstance(target.data, Strided)
+        index, loops = loop_variables(shape, range(len(shape)))
+        ops = Recorder()
+        place, value = body(ops, index)
+        store = Store(target.data.buffer, target.data.at(place), 0, mode)
+        # The store names values of the body: it is kept as it was written.
+        written = Body(tuple(ops.ops), (value,))
+        self.steps.append(Map(tuple(Loop(v, e) for v, e in loops), written, (store,), self.origin, serial=True))
+
+    def routine(
+        self,
+        name: str,
+        reads: Sequence[Tensor],
+        results: Sequence[tuple[Shape, str]],
+        sizes: Sequence[Size],
+        **attributes: Any,
+    ) -> list[Tensor]:
+        """Calls a hand-written kernel on dense tensors; its results are dense as well."""
+        dense = [self.dense(tensor) for tensor in reads]
+        made = []
+        for shape, dtype in results:
+            home = Strided(self.buffer("temporary", dtype, shape).name, 0, contiguous_strides(shape))
+            made.append(Tensor(shape, dtype, home))
+        names = [self._whole(tensor) for tensor in dense]
+        self.steps.append(
+            Routine(
+                name,
+                tuple(names),
+                tuple(tensor.data.buffer for tensor in made if isinstance(tensor.data, Strided)),
+                tuple(sizes),
+                tuple(sorted(attributes.items())),
+                self.origin,
+            )
+        )
+        return made
+
+    def _whole(self, tensor: Tensor) -> str:
+        """The buffer of a dense tensor that begins where its buffer does."""
+        assert isinstance(tensor.data, Strided)
+        if tensor.data.offset != 0:
+            tensor = self.copy(tensor)
+        assert isinstance(tensor.data, Strided)
+        return tensor.data.buffer
+
+    def draw(self) -> int:
+        """The number of a new draw of random numbers."""
+        self.draws += 1
+        return self.draws - 1
 
     def bind(self, name: str, tensor: Tensor) -> None:
         """The symbol becomes the tensor's one element, when the run comes here."""

@@ -9,6 +9,7 @@ from ingot.passes.cse import cse
 from ingot.passes.dce import dce
 from ingot.passes.decompose import decompose
 from ingot.passes.effects import declare_effect, effects
+from ingot.passes.expand import expand
 from ingot.passes.fold import fold
 from ingot.passes.functionalize import functionalize
 from ingot.passes.grad_mode import grad_mode
@@ -18,7 +19,6 @@ from ingot.passes.remove_noops import remove_noops
 from ingot.passes.tracepoints import tracepoints
 
 ROAD = (tracepoints, autocast, grad_mode, effects, functionalize, decompose, fold, cse, dce)
-
 __all__ = [
     "REGISTRY",
     "ROAD",
@@ -29,6 +29,7 @@ __all__ = [
     "declare_effect",
     "decompose",
     "effects",
+    "expand",
     "fold",
     "functionalize",
     "grad_mode",

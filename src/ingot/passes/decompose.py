@@ -31,7 +31,7 @@ def decompose(program: Program, *, keep: Sequence[Any] = ()) -> int:
 
     What autocast does becomes explicit: its casts are nodes, and its regions are gone.
     """
-    kept = _overloads(keep)
+    kept = overloads(keep)
     program.dialect = core(str(op) for op in kept)
     nodes = (node for module in graph_modules(program.graph_module) for node in module.graph.nodes)
     if not any(_changes(node, kept) for node in nodes):
@@ -52,7 +52,7 @@ def _changes(node: fx.Node, kept: Collection[Any]) -> bool:
     return target is torch.ops.higher_order.wrap_with_autocast or (is_composite(target) and target not in kept)
 
 
-def _overloads(keep: Sequence[Any]) -> set[Any]:
+def overloads(keep: Sequence[Any]) -> set[Any]:
     found: set[Any] = set()
     for item in keep:
         if isinstance(item, internals.OpOverload):

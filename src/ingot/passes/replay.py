@@ -146,7 +146,7 @@ def _functional_form(func: Any) -> Any:
 
 def _restrides(args: tuple[Any, ...]) -> bool:
     """Whether an in-place view leaves the sizes as they are."""
-    return len(args) > 2 and list(args[1]) == list(args[0].shape)
+    return len(args) > 2 and isinstance(args[1], (list, tuple)) and list(args[1]) == list(args[0].shape)
 
 
 def _no_constants(tensor: torch.Tensor) -> None:

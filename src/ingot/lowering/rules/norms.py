@@ -27,6 +27,10 @@ def at_row(index: Index, over: Sequence[int]) -> Index:
 def softmax(low: Lowering, x: Tensor, dim: int, *_: Any, **__: Any) -> Tensor:
     logarithm = low.node.target in (aten._log_softmax.default, aten.log_softmax.int)
     kind = wide(low.out_dtype)
+    if kind != wide(x.dtype):
+        # The dtype that was asked for is that of the whole computation, not of its result only.
+        given = x
+        x = Tensor(x.shape, kind, Lazy(lambda ops, index: ops.cast(given.load(ops, index), kind), x.cost + 1))
     if not x.rank:
         x = values.insert(x, 0)
         return values.drop(softmax_of(low, x, 0, logarithm, kind, low.out_dtype), (0,))

@@ -486,15 +486,6 @@ RULES.pop("never", None)
 RULES.pop("convert_element_type", None)
 
 
-@lowers(aten.dropout.default, aten.feature_dropout.default, aten.alpha_dropout.default, aten.native_dropout.default)
-def dropout(low: Lowering, x: Tensor, p: float, train: bool) -> Any:
-    if train and p:
-        raise Unsupported("dropout in training draws random numbers")
-    if low.node.target is aten.native_dropout.default:
-        return x, low.full(x.shape, True, "bool")
-    return x
-
-
 @lowers(aten.copy.default)
 def copy(low: Lowering, target: Tensor, source: Tensor, non_blocking: bool = False) -> Tensor:
     return elementwise(low, (source,), lambda ops, v: v)

@@ -1,192 +1,233 @@
-"""Pooling: reductions over windows."""
+"""Windows over the last one to three dims: the largest, and where it was; the average; with sizes given or adapted.
+
+A window that hangs over the border is not masked for a maximum: taps outside stand for the nearest tap inside, which
+changes no maximum and no first place of one.
+"""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
+from ingot.lowering import values
 from ingot.lowering.body import Recorder
-from ingot.lowering.expr import Size
-from ingot.lowering.ir import FLOATS, INTEGERS, wide
+from ingot.lowering.expr import Size, divide, largest, product, remainder, smallest
+from ingot.lowering.ir import INTEGERS, wide
 from ingot.lowering.lower import Lowering, Unsupported, lowers
+from ingot.lowering.rules.scatter import narrowed
 from ingot.lowering.values import Index, Lazy, Tensor
 
 aten = torch.ops.aten
 
-
-def _each(value: Any, rank: int) -> list[Any]:
-    """One number a spatial dim: pooling's arguments may leave out repetitions."""
-    numbers = list(value) if isinstance(value, (list, tuple)) else [value]
-    return numbers * rank if len(numbers) == 1 else numbers
+# For each pooled dim, from a place of the result and a tap: the place in the input.
+Reach = Callable[[int, Size, Size], Size]
 
 
-def _windows(
-    low: Lowering,
-    x: Tensor,
-    out: Sequence[Size],
-    kernel: Sequence[int],
-    stride: Sequence[Size],
-    padding: Sequence[Size],
-    dilation: Sequence[int],
-    outside: float,
-) -> Tensor:
-    """x[…, out · stride + tap · dilation - padding] as a tensor of shape […, *out, *kernel]."""
-    rank = len(kernel)
-    lead = x.rank - rank
-    x = low.realize(x)  # a window reads each element more than once
+def each(given: Any, count: int) -> list[Any]:
+    """One number for each dim; one alone stands for all."""
+    found = [given] if isinstance(given, int) else list(given)
+    return found * count if len(found) == 1 else found
+
+
+def _index_for(x: Tensor, count: int, index: Index, reach: Reach) -> Index:
+    """An index over (result…, taps…) as one into x."""
+    lead = x.rank - count
+    places, taps = index[lead : x.rank], index[x.rank :]
+    return (*index[:lead], *(reach(d, places[d], taps[d]) for d in range(count)))
+
+
+def _order(low: Lowering, x: Tensor, count: int) -> tuple[int, ...]:
+    """Results lie in memory as x does; taps come last."""
+    return (*low.order_of(x), *range(x.rank, x.rank + count))
+
+
+def _largest(low: Lowering, x: Tensor, shape: Sequence[Size], taps: Sequence[Size], reach: Reach, indexed: bool = True) -> tuple[Tensor, Tensor]:
+    """The largest element of each window, and its place in the pooled dims, flattened."""
+    count = len(taps)
+    lead = x.rank - count
     kind = wide(x.dtype)
-
-    def load(ops: Recorder, index: Index) -> int:
-        at: list[Size] = []
-        inside: int | None = None
-        for d in range(rank):
-            place = index[lead + d] * stride[d] + index[lead + rank + d] * dilation[d] - padding[d]
-            at.append(place)
-            last = (out[d] - 1) * stride[d] + (kernel[d] - 1) * dilation[d] - padding[d]
-            tests = [] if padding[d] == 0 else [("ge", 0)]
-            if not (isinstance(last, int) and isinstance(x.shape[lead + d], int) and last < x.shape[lead + d]):  # type: ignore[operator]
-                tests.append(("lt", x.shape[lead + d]))  # type: ignore[arg-type]
-            for name, limit in tests:
-                test = ops.call(name, ops.index(place), ops.index(limit))
-                inside = test if inside is None else ops.call("and", inside, test)
-        if inside is None:
-            return x.load(ops, (*index[:lead], *at))
-        with ops.masked(inside):
-            value = x.load(ops, (*index[:lead], *at))
-        return ops.where(inside, value, ops.const(outside, kind))
-
-    order = low.order_of(x)
-    shape = (*x.shape[:lead], *out, *kernel)
-    return Tensor(shape, kind, Lazy(load, 4, (*order, *range(x.rank, x.rank + rank))))
-
-
-def _lowest(dtype: str) -> float:
-    if dtype in FLOATS:
-        return -math.inf
-    return 0 if dtype[0] in "ub" else -(2 ** (int(dtype.removeprefix("int")) - 1))
-
-
-@lowers(
-    aten.max_pool2d_with_indices.default,
-    aten.max_pool3d_with_indices.default,
-    aten.max_pool1d_with_indices.default,
-    aten.max_pool2d.default,
-    aten.max_pool1d.default,
-    aten.max_pool3d.default,
-)
-def max_pool(
-    low: Lowering,
-    x: Tensor,
-    kernel: Any,
-    stride: Any = (),
-    padding: Any = 0,
-    dilation: Any = 1,
-    ceil_mode: bool = False,
-) -> Any:
-    both = "with_indices" in str(low.node.target)
-    rank = int(str(low.node.target).split("pool")[1][0])
-    kernel, padding, dilation = (_each(v, rank) for v in (kernel, padding, dilation))
-    stride = _each(stride, rank) if stride not in ((), []) else kernel
-    out = low.shape_of(low.out)[-rank:]
-    dtype = x.dtype
-    windows = _windows(low, x, out, kernel, stride, padding, dilation, _lowest(dtype))
-    over = tuple(range(x.rank, x.rank + rank))
-    (best,) = low.reduce(windows, over, ("max",), lambda ops, v, index: (v,), (dtype,))
-    if not both:
-        return best
-    (taps,) = low.reduce(windows, over, ("argmax",), lambda ops, v, index: (v,), ("int64",))
+    x = low.keep(x)
+    windows = Tensor(
+        (*shape, *taps),
+        kind,
+        Lazy(lambda ops, i: x.load(ops, _index_for(x, count, i, reach)), x.cost + 2, _order(low, x, count)),
+    )
+    over = tuple(range(x.rank, x.rank + count))
+    (best,) = low.reduce(windows, over, ("max",), lambda ops, v, index: (v,), (kind,))
+    if not indexed:
+        return narrowed(best, x.dtype), best
+    (at,) = low.reduce(windows, over, ("argmax",), lambda ops, v, index: (v,), ("int64",))
 
     def place(ops: Recorder, index: Index) -> int:
-        """The place in the flattened image that the best tap stands for."""
-        tap = ops.as_index(taps.load(ops, index), below=math.prod(kernel))
+        tap = ops.as_index(at.load(ops, index), product(taps))
+        parts: list[Size] = []
+        for size in reversed(taps):
+            parts.append(remainder(tap, size))
+            tap = divide(tap, size)
         flat: Size = 0
-        steps: list[Size] = []
-        for size in reversed(kernel):
-            steps.insert(0, tap % size)
-            tap = tap // size
-        for d in range(rank):
-            at = index[x.rank - rank + d] * stride[d] + steps[d] * dilation[d] - padding[d]
-            flat = flat * x.shape[x.rank - rank + d] + at
+        for d, part in enumerate(reversed(parts)):
+            flat = flat * x.shape[lead + d] + reach(d, index[lead + d], part)
         return ops.index(flat)
 
-    return best, Tensor(taps.shape, "int64", Lazy(place, 6))
+    return narrowed(best, x.dtype), Tensor(tuple(shape), "int64", Lazy(place, 4))
 
 
-@lowers(aten.avg_pool2d.default, aten.avg_pool3d.default, aten.avg_pool1d.default)
-def avg_pool(
-    low: Lowering, x: Tensor, kernel: Any, stride: Any = (), padding: Any = 0, ceil_mode: bool = False,
-    count_include_pad: bool = True, divisor: int | None = None
+def _dims(low: Lowering) -> int:
+    """How many dims the operator pools: its name says so."""
+    return int(str(low.node.target).partition("pool")[2][0])
+
+
+@lowers(aten.max_pool2d_with_indices.default, aten.max_pool3d_with_indices.default, aten.max_pool1d_with_indices.default,
+        aten.max_pool1d.default, aten.max_pool2d.default, aten.max_pool3d.default)  # fmt: skip
+def max_pool(
+    low: Lowering, x: Tensor, kernel: Any, stride: Any = (), padding: Any = 0, dilation: Any = 1, ceil_mode: bool = False
+) -> Any:
+    count = _dims(low)
+    taps = each(kernel, count)
+    steps = each(stride, count) if stride not in ((), []) else taps
+    before, apart = each(padding, count), each(dilation, count)
+    lead = x.rank - count
+
+    def reach(d: int, place: Size, tap: Size) -> Size:
+        start = place * steps[d] - before[d]
+        if before[d] == 0 and not ceil_mode:
+            return start + tap * apart[d]
+        first = largest(divide(apart[d] - 1 - start, apart[d]), 0)
+        last = divide(x.shape[lead + d] - 1 - start, apart[d])
+        return start + smallest(largest(tap, first), last) * apart[d]
+
+    indexed = "with_indices" in str(low.node.target)
+    best, places = _largest(low, x, low.shape_of(low.out), taps, reach, indexed)
+    return (best, places) if indexed else best
+
+
+@lowers(aten.adaptive_max_pool2d.default, aten.adaptive_max_pool3d.default, aten.adaptive_max_pool1d.default)
+def adaptive_max_pool(low: Lowering, x: Tensor, size: Any) -> tuple[Tensor, Tensor]:
+    count = _dims(low)
+    shape = low.shape_of(low.out)
+    lead = x.rank - count
+    taps = [_widest(x.shape[lead + d], shape[lead + d]) for d in range(count)]
+
+    def reach(d: int, place: Size, tap: Size) -> Size:
+        start, end = _window(place, x.shape[lead + d], shape[lead + d])
+        return smallest(start + tap, end - 1)
+
+    if any(isinstance(s, int) and s == 0 for s in shape):
+        return low.full(shape, 0, x.dtype), low.full(shape, 0, "int64")
+    return _largest(low, x, shape, taps, reach)
+
+
+def _window(place: Size, size: Size, out: Size) -> tuple[Size, Size]:
+    """Where the window of an adaptive pool begins, and where it ends."""
+    return divide(place * size, out), divide((place + 1) * size + out - 1, out)
+
+
+def _widest(size: Size, out: Size) -> Size:
+    if isinstance(size, int) and isinstance(out, int):
+        windows = [_window(place, size, out) for place in range(out)]
+        return max((int(end) - int(start) for start, end in windows), default=1)
+    return divide(size + out - 1, out) + 1
+
+
+def _averages(
+    low: Lowering, x: Tensor, shape: Sequence[Size], taps: Sequence[Size],
+    inside: Callable[[Recorder, int, Size, Size], tuple[Size, int | None]], divisor: Callable[[Recorder, Index], int]
 ) -> Tensor:  # fmt: skip
-    rank = int(str(low.node.target).split("pool")[1][0])
-    kernel, padding = _each(kernel, rank), _each(padding, rank)
-    stride = _each(stride, rank) if stride not in ((), []) else kernel
-    out = low.shape_of(low.out)[-rank:]
-    dtype, kind = low.out_dtype, wide(low.out_dtype)
-    if dtype in INTEGERS:
-        raise Unsupported("average pooling of integers")
-    windows = _windows(low, x, out, kernel, stride, padding, [1] * rank, 0)
-    (total,) = low.reduce(
-        windows, tuple(range(x.rank, x.rank + rank)), ("sum",), lambda ops, v, index: (ops.cast(v, kind),), (kind,)
-    )
-    lead = x.rank - rank
+    """Σ of each window's taps that lie inside, over `divisor`."""
+    count = len(taps)
+    lead = x.rank - count
+    kind = wide(x.dtype)
+    x = low.keep(x)
 
     def load(ops: Recorder, index: Index) -> int:
-        return ops.call("div", total.load(ops, index), _count(ops, index))
+        within: int | None = None
+        place: list[Size] = []
+        for d in range(count):
+            at, test = inside(ops, d, index[lead + d], index[x.rank + d])
+            place.append(at)
+            if test is not None:
+                within = test if within is None else ops.call("and", within, test)
+        full = (*index[:lead], *place)
+        if within is None:
+            return x.load(ops, full)
+        with ops.masked(within):
+            return x.load(ops, full)
 
-    def _count(ops: Recorder, index: Index) -> int:
-        """How many places of the window count."""
-        if divisor:
-            return ops.const(divisor, kind)
-        if all(p == 0 for p in padding) and not ceil_mode:
-            return ops.const(math.prod(kernel), kind)
-        count: int | None = None
-        for d in range(rank):
-            margin = padding[d] if count_include_pad else 0
-            first = ops.index(index[lead + d] * stride[d] - padding[d])
-            last = ops.call(
-                "min", ops.call("add", first, ops.const(kernel[d], "int64")), ops.index(x.shape[lead + d] + margin)
-            )
+    windows = Tensor((*shape, *taps), kind, Lazy(load, x.cost + 3, _order(low, x, count)))
+    over = tuple(range(x.rank, x.rank + count))
+    (total,) = low.reduce(windows, over, ("sum",), lambda ops, v, index: (v,), (kind,))
+    division = "truncdiv" if x.dtype in INTEGERS else "div"
+
+    def average(ops: Recorder, index: Index) -> int:
+        return ops.call(division, total.load(ops, index), divisor(ops, index))
+
+    return Tensor(tuple(shape), x.dtype, Lazy(average, 4))
+
+
+def _within(ops: Recorder, place: Size, size: Size) -> int:
+    low = ops.call("ge", ops.index(place), ops.index(0))
+    return ops.call("and", low, ops.call("lt", ops.index(place), ops.index(size)))
+
+
+@lowers(aten.avg_pool1d.default, aten.avg_pool2d.default, aten.avg_pool3d.default)
+def avg_pool(
+    low: Lowering, x: Tensor, kernel: Any, stride: Any = (), padding: Any = 0, ceil_mode: bool = False,
+    count_include_pad: bool = True, divisor_override: Any = None
+) -> Tensor:  # fmt: skip
+    count = _dims(low)
+    taps = each(kernel, count)
+    steps = each(stride, count) if stride not in ((), []) else taps
+    before = each(padding, count)
+    lead = x.rank - count
+    kind = wide(x.dtype)
+
+    def inside(ops: Recorder, d: int, place: Size, tap: Size) -> tuple[Size, int | None]:
+        at = place * steps[d] - before[d] + tap
+        return at, None if before[d] == 0 and not ceil_mode else _within(ops, at, x.shape[lead + d])
+
+    def divisor(ops: Recorder, index: Index) -> int:
+        if divisor_override is not None:
+            return ops.const(divisor_override, kind)
+        total: Size = 1
+        for d in range(count):
+            size = x.shape[lead + d]
+            start = index[lead + d] * steps[d] - before[d]
+            end = smallest(start + taps[d], size + before[d])
             if not count_include_pad:
-                first = ops.call("max", first, ops.const(0, "int64"))
-            size = ops.call("sub", last, first)
-            count = size if count is None else ops.call("mul", count, size)
-        assert count is not None
-        return ops.cast(count, kind)
+                start, end = largest(start, 0), smallest(end, size)
+            total = total * (end - start)
+        return ops.index(total, kind)
 
-    return Tensor(total.shape, dtype, Lazy(load, 3, low.order_of(total)))
+    return _averages(low, x, low.shape_of(low.out), taps, inside, divisor)
 
 
 @lowers(aten._adaptive_avg_pool2d.default, aten._adaptive_avg_pool3d.default, aten.adaptive_avg_pool1d.default)
 def adaptive_avg_pool(low: Lowering, x: Tensor, size: Any) -> Tensor:
-    """Windows of one size where the sizes divide; to 1 is a mean."""
-    out = low.shape_of(low.out)
-    rank = len(size) if isinstance(size, (list, tuple)) else 1
-    lead = x.rank - rank
-    dtype, kind = low.out_dtype, wide(low.out_dtype)
-    kernel: list[int] = []
-    for d in range(rank):
-        whole, target = x.shape[lead + d], out[lead + d]
-        if target == 1:
-            continue
-        if not (isinstance(whole, int) and isinstance(target, int)) or whole % target:
-            raise Unsupported(f"adaptive pooling from {whole} to {target}, which does not divide it")
-    if all(out[lead + d] == 1 for d in range(rank)):
-        over = tuple(range(lead, x.rank))
-        (total,) = low.reduce(x, over, ("sum",), lambda ops, v, index: (ops.cast(v, kind),), (kind,))
-        from ingot.lowering.rules.reductions import divided, restore
+    count = _dims(low)
+    shape = low.shape_of(low.out)
+    lead = x.rank - count
+    if any(isinstance(s, int) and s == 0 for s in shape):
+        return low.full(shape, 0, x.dtype)
+    taps = [_widest(x.shape[lead + d], shape[lead + d]) for d in range(count)]
+    kind = wide(x.dtype)
 
-        count: Size = 1
-        for d in over:
-            count = count * x.shape[d]
-        return divided(low, restore(total, over, True), count, dtype)
-    kernel = [x.shape[lead + d] // out[lead + d] for d in range(rank)]  # type: ignore[misc]
-    windows = _windows(low, x, out[lead:], kernel, kernel, [0] * rank, [1] * rank, 0)
-    (total,) = low.reduce(
-        windows, tuple(range(x.rank, x.rank + rank)), ("sum",), lambda ops, v, index: (ops.cast(v, kind),), (kind,)
-    )
-    from ingot.lowering.rules.reductions import divided
+    def inside(ops: Recorder, d: int, place: Size, tap: Size) -> tuple[Size, int | None]:
+        size, out = x.shape[lead + d], shape[lead + d]
+        start, end = _window(place, size, out)
+        if isinstance(size, int) and isinstance(out, int) and size % out == 0:
+            return start + tap, None
+        return start + tap, ops.call("lt", ops.index(start + tap), ops.index(end))
 
-    return divided(low, total, math.prod(kernel), dtype)
+    def divisor(ops: Recorder, index: Index) -> int:
+        total: Size = 1
+        for d in range(count):
+            start, end = _window(index[lead + d], x.shape[lead + d], shape[lead + d])
+            total = total * (end - start)
+        return ops.index(total, kind)
+
+    return _averages(low, x, shape, taps, inside, divisor)
+
+
+assert values and Unsupported

@@ -180,3 +180,66 @@ def broadcast_shapes(first: Sequence[Size], second: Sequence[Size]) -> tuple[Siz
     width = max(len(first), len(second))
     a, b = ((1,) * (width - len(s)) + tuple(s) for s in (first, second))
     return tuple(y if x == 1 else x for x, y in zip(a, b, strict=True))
+@lowers(aten.addbmm.default)
+def addbmm(low: Lowering, bias: Tensor, a: Tensor, b: Tensor, *, beta: Any = 1, alpha: Any = 1) -> Tensor:
+    """Σ_batch a · b is one product whose depth is batch and depth together."""
+    count, m, k = a.shape
+    left = values.reshape(low.keep(values.permute(a, (1, 0, 2))), (m, count * k), low.hint)
+    return matmul(low, left, values.reshape(low.keep(b), (count * k, b.shape[2]), low.hint), bias, alpha, beta)
+
+
+@lowers(aten._trilinear.default)
+def trilinear(
+    low: Lowering, x: Tensor, y: Tensor, z: Tensor, expand_x: Sequence[int], expand_y: Sequence[int], expand_z: Sequence[int],
+    over: Sequence[int], unroll: int = 1
+) -> Tensor:  # fmt: skip
+    """Σ x · y · z, each with the dims that it lacks put in."""
+    factors = []
+    for tensor, dims in ((x, expand_x), (y, expand_y), (z, expand_z)):
+        for d in sorted(dims):
+            tensor = values.insert(low.keep(tensor), d)
+        factors.append(tensor)
+    shape = broadcast_shapes(broadcast_shapes(factors[0].shape, factors[1].shape), factors[2].shape)
+    kind = wide(low.out_dtype)
+
+    def load(ops: Recorder, index: Index) -> int:
+        a, b, c = (ops.cast(f.load(ops, values.broadcast(index, f.shape)), kind) for f in factors)
+        return ops.call("mul", ops.call("mul", a, b), c)
+
+    (made,) = low.reduce(Tensor(shape, kind, Lazy(load, 6)), tuple(over), ("sum",), lambda ops, v, i: (v,), (low.out_dtype,))
+    return made
+
+
+@lowers(aten._cdist_forward.default)
+def cdist(low: Lowering, x: Tensor, y: Tensor, p: float, mode: int | None = None) -> Tensor:
+    """The p-norm of every difference of a row of x and a row of y."""
+    kind = wide(low.out_dtype)
+    shape = low.shape_of(low.out)
+    x, y = low.keep(x), low.keep(y)
+    depth = x.shape[-1]
+
+    def load(ops: Recorder, index: Index) -> int:
+        *lead, i, j, r = index
+        left = x.load(ops, values.broadcast((*lead, i, r), x.shape))
+        right = y.load(ops, values.broadcast((*lead, j, r), y.shape))
+        distance = ops.call("abs", ops.call("sub", left, right))
+        if p == 0:
+            return ops.cast(ops.call("ne", distance, ops.const(0, kind)), kind)
+        if p in (1, math.inf):
+            return distance
+        return ops.call("mul", distance, distance) if p == 2 else ops.call("pow", distance, ops.const(p, kind))
+
+    kind_of = "max" if p == math.inf else "sum"
+    if depth == 0:
+        return low.full(shape, 0, low.out_dtype)
+    (total,) = low.reduce(
+        Tensor((*shape, depth), kind, Lazy(load, 6)), (len(shape),), (kind_of,), lambda ops, v, i: (v,), (kind,)
+    )
+
+    def root(ops: Recorder, index: Index) -> int:
+        value = total.load(ops, index)
+        if p in (0, 1, math.inf):
+            return value
+        return ops.call("sqrt", value) if p == 2 else ops.call("pow", value, ops.const(1 / p, kind))
+
+    return Tensor(shape, low.out_dtype, Lazy(root, 10))

@@ -10,7 +10,7 @@ import torch
 
 from ingot.lowering import values
 from ingot.lowering.body import Recorder
-from ingot.lowering.expr import Size, bounds, divide, largest, smallest, symbol, within
+from ingot.lowering.expr import Expr, Size, as_expr, bounds, divide, largest, remainder, smallest, symbol, within
 from ingot.lowering.ir import Bind
 from ingot.lowering.lower import Lowering, Unsupported, lowers
 from ingot.lowering.values import Index, Lazy, Tensor
@@ -261,6 +261,8 @@ def stack(low: Lowering, tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
 def repeat(low: Lowering, x: Tensor, repeats: Sequence[Size]) -> Tensor:
     shape = low.shape_of(low.out)
     lead = len(shape) - x.rank
+    if any(size == 0 for size in shape):
+        return low.full(shape, 0, x.dtype)
 
     def load(ops: Recorder, index: Index) -> int:
         inner = [
@@ -314,7 +316,7 @@ def pad(low: Lowering, x: Tensor, padding: Sequence[Size], *more: Any, **kwargs:
     elif more:
         value = more[0]
     if mode != "constant":
-        raise Unsupported(f"padding by {mode}")
+        return _padded_from_inside(low, x, padding, mode)
     shape, dtype = low.shape_of(low.out), low.out_dtype
     if x.cost > 1:
         low.realize(x)  # where it is computed it may still join what computes it; behind a margin it may not
@@ -339,3 +341,69 @@ def pad(low: Lowering, x: Tensor, padding: Sequence[Size], *more: Any, **kwargs:
         return ops.where(within, inside, ops.const(value or 0, dtype))
 
     return Tensor(shape, dtype, Lazy(load, x.cost + 3, low.order_of(x)))
+
+
+def _padded_from_inside(low: Lowering, x: Tensor, padding: Sequence[Size], mode: str) -> Tensor:
+    """Places outside take an element from inside: mirrored at the border, the border itself, or from the other side."""
+    x = low.keep(x)
+    before: list[Size] = [0] * x.rank
+    padded = set()
+    for k in range(len(padding) // 2):
+        before[x.rank - 1 - k] = padding[2 * k]
+        padded.add(x.rank - 1 - k)
+
+    def place(d: int, i: Size) -> Size:
+        at, last = i - before[d], x.shape[d] - 1
+        if d not in padded:
+            return i
+        if mode == "circular":
+            return remainder(at, x.shape[d])
+        if mode == "reflect":
+            at = last - largest(last - largest(at, -1 * at), largest(at, -1 * at) - last)
+        return smallest(largest(at, 0), last)
+
+    def load(ops: Recorder, index: Index) -> int:
+        return x.load(ops, tuple(place(d, i) for d, i in enumerate(index)))
+
+    return Tensor(low.shape_of(low.out), x.dtype, Lazy(load, x.cost + 2))
+
+
+@lowers(aten.reflection_pad1d.default, aten.reflection_pad2d.default, aten.reflection_pad3d.default)
+def reflection_pad(low: Lowering, x: Tensor, padding: Sequence[Size]) -> Tensor:
+    return _padded_from_inside(low, x, padding, "reflect")
+
+
+@lowers(aten.replication_pad1d.default, aten.replication_pad2d.default, aten.replication_pad3d.default)
+def replication_pad(low: Lowering, x: Tensor, padding: Sequence[Size]) -> Tensor:
+    return _padded_from_inside(low, x, padding, "replicate")
+
+
+@lowers(aten._pad_circular.default)
+def circular_pad(low: Lowering, x: Tensor, padding: Sequence[Size]) -> Tensor:
+    return _padded_from_inside(low, x, padding, "circular")
+
+
+@lowers(aten.roll.default)
+def roll(low: Lowering, x: Tensor, shifts: Any, dims: Any = ()) -> Tensor:
+    by = [shifts] if isinstance(shifts, (int, Expr)) else list(shifts)
+    over = [dims] if isinstance(dims, int) else list(dims)
+    if not over:
+        flat = _rolled(values.reshape(x, (x.numel,), low.hint), [(0, by[0])])
+        return values.reshape(flat, x.shape, low.hint)
+    return _rolled(x, [(dim_of(x, d), shift) for d, shift in zip(over, by, strict=True)]) if x.rank else x
+
+
+def _rolled(x: Tensor, shifts: Sequence[tuple[int, Size]]) -> Tensor:
+    if any(size == 0 for size in x.shape):
+        return x
+
+    def load(ops: Recorder, index: Index) -> int:
+        place = list(index)
+        for d, shift in shifts:
+            place[d] = remainder(place[d] - shift, x.shape[d])
+        return x.load(ops, tuple(place))
+
+    return Tensor(x.shape, x.dtype, Lazy(load, x.cost + 2))
+
+
+assert as_expr

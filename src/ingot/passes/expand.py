@@ -1,0 +1,90 @@
+"""Replaces what native code has no rule for by what it has one for.
+
+before                                          after expand
+up = aten.upsample_bilinear2d(x, [4, 4], False) index = aten._unsafe_index(x, [None, None, rows, columns]); …
+
+Where speed matters an operator has a rule of its own; those in `EXPANDED` are worth no more than torch's own way of
+saying them with others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import cache
+from typing import Any
+
+import torch
+
+from ingot import torch_internals as internals
+from ingot.passes.decompose import overloads
+from ingot.passes.decompositions import Rules
+from ingot.passes.effects import without_tokens
+from ingot.passes.functionalize import functionalize
+from ingot.passes.grad_mode import grad_mode
+from ingot.passes.manager import register
+from ingot.passes.replay import Replay
+from ingot.program.cutting import graph_modules
+from ingot.program.dialects import CORE, SIZE_QUESTIONS
+from ingot.program.program import Program
+
+# Core operators, and some outside the core set, that torch has a decomposition for.
+EXPANDED = (
+    *("_addmm_activation", "_batch_norm_no_update", "_native_batch_norm_legit", "_native_batch_norm_legit_functional"),
+    *("addmv", "bitwise_and", "bitwise_left_shift", "bitwise_or", "bitwise_right_shift", "bitwise_xor", "cauchy"),
+    *("conj_physical", "copysign", "dist", "exponential", "geometric", "grid_sampler_2d", "ldexp", "lift"),
+    *("linalg_vector_norm", "log_normal", "max_pool2d_with_indices_backward", "narrow_copy", "native_batch_norm"),
+    *("special_spherical_bessel_j0", "tril_indices", "triu_indices", "upsample_bicubic2d", "upsample_bilinear2d"),
+    *("upsample_nearest2d", "upsample_trilinear3d"),
+)
+# Overloads of these that native code has rules for.
+RULED = ("bitwise_and", "bitwise_or", "bitwise_xor", "bitwise_left_shift", "bitwise_right_shift", "copysign")
+
+
+@register(takes=CORE, gives=CORE, exact=False)
+def expand(program: Program, *, keep: Sequence[Any] = ()) -> int:
+    """Replays the graph with these decompositions. `keep` lists operators to leave whole, as in `decompose`."""
+    rules = _Rules(overloads(keep))
+    before = len(program.graph.nodes)
+    changed = 0
+    if any(rules.get(node.target) for node in _calls(program)):
+        with without_tokens(program):
+            replay = Replay(program, rules)
+            outputs = program.signature.graph_outputs
+            with replay.recording():
+                results = replay.run(program.graph_module, replay.placeholders())
+                replay.finish(list(results), outputs)
+        grad_mode(program)
+        changed = 1
+    if any(node.target._schema.is_mutable for node in _calls(program)):
+        functionalize(program)  # some of torch's decompositions are written with updates in place
+        changed = 1
+    return max(changed, abs(len(program.graph.nodes) - before))
+
+
+def _calls(program: Program) -> Iterator[Any]:
+    """Calls of operators, in regions too."""
+    for module in graph_modules(program.graph_module):
+        for node in module.graph.nodes:
+            if isinstance(node.target, internals.OpOverload):
+                yield node
+
+
+class _Rules:
+    """What to call for an operator: an entry of the table, or what `decompose` would, which its parts may need."""
+
+    def __init__(self, kept: set[Any]) -> None:
+        self._kept = kept
+        self._core = Rules(kept)
+
+    def get(self, op: Any, /) -> Callable[..., Any] | None:
+        if op in self._kept or op in SIZE_QUESTIONS:
+            return None
+        return _table().get(op) or self._core.get(op)
+
+
+@cache
+def _table() -> dict[Any, Callable[..., Any]]:
+    every = internals.all_decompositions()
+    left = {getattr(packet, "Tensor", None) for packet in (getattr(torch.ops.aten, name) for name in RULED)}
+    left |= {getattr(packet, "Scalar", None) for packet in (getattr(torch.ops.aten, name) for name in RULED[:3])}
+    return {op: every[op] for op in overloads(EXPANDED) if op in every and op not in left}

@@ -1,0 +1,305 @@
+"""torch's own operator samples as programs: what they are called with, what is right, and how a result is judged.
+
+    for case in cases(["add"], [torch.float32]):
+        expected = expectation(case)                 # eager in its own dtype, and in float64
+        complaint = judge(expected, results)         # None, or what is wrong
+
+A case is one sample of one operator in one of four kinds: plain, strided (inputs that are not contiguous), empty (dim 0
+of every input cut to nothing) and scalar (one element of every input, as rank 0). Kinds that eager itself refuses are
+no cases.
+"""
+
+from __future__ import annotations
+
+import functools
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+DTYPES = (torch.float32, torch.bfloat16, torch.int64, torch.bool)
+KINDS = ("plain", "strided", "empty", "scalar")
+# Samples of an operator that are also tried in the kinds other than plain.
+OTHERS = 4
+# How far a result may be from float64 where eager happens to be nearer: units in the last place of the largest value.
+FLOOR = 6.0
+# Operators whose result is compared after torch's own output_process_fn_grad.
+PROCESSED = ("svd", "linalg.svd")
+
+
+class Call(torch.nn.Module):
+    """An operator on tensors given by position; everything else it takes is fixed."""
+
+    def __init__(
+        self, function: Callable[..., Any], spec: pytree.TreeSpec, leaves: Sequence[Any], process: Callable[..., Any]
+    ) -> None:
+        super().__init__()
+        self.function = function
+        self.process = process
+        self.spec = spec
+        self.leaves = [None if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
+        self.places = [place for place, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
+
+    def forward(self, *tensors: torch.Tensor) -> Any:
+        leaves = list(self.leaves)
+        for place, tensor in zip(self.places, tensors, strict=True):
+            leaves[place] = tensor
+        args, kwargs = pytree.tree_unflatten(leaves, self.spec)
+        return _tensors(self.process(self.function(*args, **kwargs)))
+
+
+def _tensors(result: Any) -> tuple[Any, ...]:
+    """A program's outputs: the tensors of a result, whatever holds them."""
+    return tuple(leaf for leaf in pytree.tree_leaves(_plain(result)) if isinstance(leaf, torch.Tensor))
+
+
+def _plain(result: Any) -> Any:
+    return tuple(_plain(part) for part in result) if isinstance(result, (tuple, list)) else result
+
+
+@dataclass(frozen=True)
+class Case:
+    """One program to compile. `name` is stable: it says operator, sample number, dtype and kind."""
+
+    op: str
+    number: int
+    dtype: torch.dtype
+    kind: str
+    module: Call
+    args: tuple[torch.Tensor, ...]
+
+    @property
+    def name(self) -> str:
+        return f"{self.op}#{self.number} {str(self.dtype).removeprefix('torch.')} {self.kind}"
+
+    def __str__(self) -> str:
+        shapes = ", ".join(f"{str(a.dtype).removeprefix('torch.')}{list(a.shape)}" for a in self.args)
+        leaves = [leaf for leaf in self.module.leaves if leaf is not None]
+        return f"{self.name} ({shapes}; {leaves})"
+
+
+def fresh(case: Case) -> tuple[torch.Tensor, ...]:
+    """The inputs, to be written to at will; strides are kept."""
+    return tuple(_copy(arg) for arg in case.args)
+
+
+def _copy(tensor: torch.Tensor) -> torch.Tensor:
+    if tensor.layout is not torch.strided:
+        return tensor.clone()
+    made = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype)
+    return made.copy_(tensor) if not _overlaps(tensor) else tensor.clone()
+
+
+def _overlaps(tensor: torch.Tensor) -> bool:
+    return any(step == 0 and size > 1 for step, size in zip(tensor.stride(), tensor.shape, strict=True))
+
+
+@functools.cache
+def operators() -> dict[str, Any]:
+    """torch's table of operators, by name; the variant, where there is one, after a dot."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        from torch.testing._internal.common_methods_invocations import op_db
+    return {op.name + (f".{op.variant_test_name}" if op.variant_test_name else ""): op for op in op_db}
+
+
+def cases(
+    ops: Iterable[str] | None = None,
+    dtypes: Sequence[torch.dtype] = DTYPES,
+    kinds: Sequence[str] = KINDS,
+    most: int | None = None,
+) -> Iterator[Case]:
+    """Every case of these operators (default: all), in a fixed order and with the same numbers in every run.
+
+    `most`: at most about so many samples of an operator, spread over all of them.
+    """
+    for name in ops if ops is not None else operators():
+        for dtype in dtypes:
+            if dtype in operators()[name].supported_dtypes("cpu"):
+                yield from _cases_of(name, dtype, kinds, most)
+
+
+def _cases_of(name: str, dtype: torch.dtype, kinds: Sequence[str], most: int | None) -> Iterator[Case]:
+    op = operators()[name]
+    torch.manual_seed(0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        # All at once: what a sample is must not depend on what was run between it and the one before.
+        samples = list(op.sample_inputs("cpu", dtype, requires_grad=False))
+    step = max(1, len(samples) // OTHERS)
+    chosen = range(len(samples)) if most is None else _spread(len(samples), most)
+    for number in chosen:
+        sample = samples[number]
+        for kind in kinds:
+            if kind != "plain" and number % step and most is None:
+                continue
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                case = _case(name, op.op, number, dtype, kind, sample)
+            if case is not None:
+                yield case
+
+
+def _unchanged(result: Any) -> Any:
+    return result
+
+
+def _spread(count: int, most: int) -> list[int]:
+    return sorted({(2 * k + 1) * count // (2 * most) for k in range(most)} if count else ())
+
+
+def _case(name: str, function: Any, number: int, dtype: torch.dtype, kind: str, sample: Any) -> Case | None:
+    leaves, spec = pytree.tree_flatten(((sample.input, *sample.args), sample.kwargs))
+    changed = [_as_kind(leaf, kind) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
+    given = [leaf for leaf in changed if isinstance(leaf, torch.Tensor)]
+    if kind != "plain" and all(new is old for new, old in zip(changed, leaves, strict=True)):
+        return None
+    # Singular vectors have no sign of their own: torch's tests say which part of a result is determined.
+    process = sample.output_process_fn_grad if name in PROCESSED else _unchanged
+    case = Case(name, number, dtype, kind, Call(function, spec, changed, process), tuple(given))
+    if kind == "plain":
+        return case
+    try:
+        case.module(*fresh(case))
+    except Exception:
+        return None
+    return case
+
+
+def _as_kind(tensor: torch.Tensor, kind: str) -> torch.Tensor:
+    tensor = tensor.detach()
+    if kind == "plain" or tensor.layout is not torch.strided:
+        return tensor
+    if kind == "empty":
+        return tensor[:0] if tensor.dim() else tensor
+    if kind == "scalar":
+        return tensor.reshape(-1)[0].clone() if tensor.numel() and tensor.dim() else tensor
+    # Every second element of a tensor twice as wide, in reversed order of dims where there are several.
+    if tensor.dim() == 0:
+        return tensor
+    wide = torch.empty((*reversed(tensor.shape[:-1]), tensor.shape[-1] * 2), dtype=tensor.dtype)
+    order = (*reversed(range(tensor.dim() - 1)), tensor.dim() - 1)
+    made = wide.permute(order)[..., ::2]
+    return made.copy_(tensor)
+
+
+# ---------------------------------------------------------------------- what is right
+
+
+@dataclass(frozen=True)
+class Expectation:
+    """What eager gives (`own`), the same in float64 (`exact`), and whether it draws random numbers or leaves holes."""
+
+    own: tuple[torch.Tensor, ...]
+    exact: tuple[torch.Tensor, ...]
+    free: bool
+
+
+def expectation(case: Case) -> Expectation | None:
+    """None where eager itself refuses the sample, or gives no tensor."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            torch.manual_seed(1)
+            own = _results(case.module(*fresh(case)))
+            torch.manual_seed(2)
+            again = _results(case.module(*fresh(case)))
+        except Exception:
+            return None
+        if not own:
+            return None
+        free = "empty" in case.op or not all(_equal(a, b) for a, b in zip(own, again, strict=True))
+        return Expectation(own, _exactly(case, own), free)
+
+
+def _equal(a: torch.Tensor, b: torch.Tensor) -> bool:
+    if a.layout is not torch.strided or a.is_quantized or a.is_complex():
+        return True
+    return torch.equal(torch.nan_to_num(a), torch.nan_to_num(b)) if a.is_floating_point() else torch.equal(a, b)
+
+
+def _results(result: Any) -> tuple[torch.Tensor, ...]:
+    return tuple(part.detach().clone() for part in result)
+
+
+def _exactly(case: Case, own: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+    """Eager with every float as float64; where that cannot be run or gives something else, eager itself."""
+    args = tuple(a.double() if a.is_floating_point() else a for a in fresh(case))
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    try:
+        torch.manual_seed(1)
+        exact = _results(case.module(*args))
+    except Exception:
+        return own
+    finally:
+        torch.set_default_dtype(before)
+    if [e.shape for e in exact] != [o.shape for o in own]:
+        return own
+    return exact
+
+
+# Among equal elements torch promises no particular one to these.
+TIES = ("topk", "kthvalue", "median", "nanmedian", "mode", "sort", "argsort", "max_pool", "masked.median")
+
+
+def judge(case: Case, expected: Expectation, found: Sequence[torch.Tensor]) -> str | None:
+    """What is wrong with these results, or None."""
+    if len(found) != len(expected.own):
+        return f"{len(found)} results, not {len(expected.own)}"
+    for place, (own, exact, ours) in enumerate(zip(expected.own, expected.exact, found, strict=True)):
+        complaint = _compare(own, exact, ours, expected.free, _scale(case, own))
+        if complaint is not None and place and case.op in TIES and _same_elements(case.args[0], found[0], ours):
+            complaint = None
+        if complaint is not None:
+            return f"result {place}: {complaint}"
+    return None
+
+
+def _same_elements(x: torch.Tensor, found: torch.Tensor, places: torch.Tensor) -> bool:
+    """Whether the places hold the elements that were found, along one dim or another."""
+    for dim in range(x.dim()):
+        index, value = (places, found) if places.dim() == x.dim() else (places.unsqueeze(dim), found.unsqueeze(dim))
+        fits = all(a <= b for d, (a, b) in enumerate(zip(index.shape, x.shape, strict=True)) if d != dim)
+        if fits and int(index.max()) < x.shape[dim] and torch.equal(x.gather(dim, index), value):
+            return True
+    return False
+
+
+def _scale(case: Case, result: torch.Tensor) -> float:
+    """The largest number that goes into a result that is smaller than what it is made of: terms may cancel."""
+    floats = [a for a in case.args if a.is_floating_point() and a.layout is torch.strided and a.numel() > result.numel()]
+    finite = [a.double()[a.isfinite()].abs() for a in floats]
+    return max((float(f.max()) for f in finite if f.numel()), default=0.0)
+
+
+def _compare(own: torch.Tensor, exact: torch.Tensor, ours: torch.Tensor, free: bool, scale: float) -> str | None:
+    if ours.dtype is not own.dtype or ours.shape != own.shape:
+        return f"{ours.dtype}{list(ours.shape)}, not {own.dtype}{list(own.shape)}"
+    if free or not own.numel():
+        return None
+    if not own.is_floating_point():
+        different = ours != own
+        if not different.any():
+            return None
+        at = tuple(different.nonzero()[0].tolist())
+        return f"at {list(at)}: {ours[at].item()}, not {own[at].item()} ({int(different.sum())} differ)"
+    unit = torch.finfo(own.dtype).eps
+    own, exact, ours = own.double(), exact.double(), ours.double()
+    special = ~own.isfinite()
+    same = (ours == own) | (ours.isnan() & own.isnan())
+    wrong = torch.where(special, ~same, ~ours.isfinite())
+    target = torch.where(exact.isfinite(), exact, own)
+    limit = torch.where(special, 0.0, (own - target).abs()).max() * 4
+    largest = torch.where(special, 0.0, torch.maximum(own.abs(), target.abs())).max()
+    wrong |= ~special & ~((ours - target).abs() <= max(float(limit), FLOOR * unit * max(float(largest), scale / 4)))
+    if not wrong.any():
+        return None
+    at = tuple(wrong.nonzero()[0].tolist())
+    return (
+        f"at {list(at)}: {ours[at].item()!r}, eager {own[at].item()!r}, float64 {target[at].item()!r} "
+        f"({int(wrong.sum())} of {wrong.numel()} differ)"
+    )
