@@ -6,7 +6,7 @@ TORCH  := $(shell sed -n 's/^\(torch==[^ ]*\).*/\1/p' requirements-dev.txt)
 PIP    := $(BIN)/python -m pip install -qq --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check long bench-capture bench-passes report-road format clean
+.PHONY: help setup demo test check long long-samples bench-capture bench-passes report-road format clean
 
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1 — \2/p' $(MAKEFILE_LIST)
@@ -42,6 +42,9 @@ check: setup  ## what CI runs: format, lint, types, import layers, tests
 
 long: setup  ## the slow suites
 	@$(BIN)/python -m pytest -q -m slow
+
+long-samples: setup  ## every sample of torch's operators, compiled and run, to docs/reports/operator_samples.md
+	@$(BIN)/python -m tests.native.report --write docs/reports/operator_samples.md
 
 bench-capture: setup  ## capture time against torch.export, to benchmarks/results/capture.json
 	@$(BIN)/python benchmarks/capture.py

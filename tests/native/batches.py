@@ -75,7 +75,9 @@ def prepare(case: Case) -> Program:
 def run(cases: Iterable[Case], *, size: int = BATCH, flags: Sequence[str] = FLAGS) -> Iterator[tuple[Case, Outcome]]:
     """Each case with its outcome, in order. Cases that eager refuses are left out."""
     with tempfile.TemporaryDirectory() as folder:
-        for number, group in enumerate(itertools.batched(cases, size) if hasattr(itertools, "batched") else _batched(cases, size)):
+        for number, group in enumerate(
+            itertools.batched(cases, size) if hasattr(itertools, "batched") else _batched(cases, size)
+        ):
             yield from _run_batch(group, Path(folder) / f"batch{number}", flags)
 
 

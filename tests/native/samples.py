@@ -271,7 +271,9 @@ def _same_elements(x: torch.Tensor, found: torch.Tensor, places: torch.Tensor) -
 
 def _scale(case: Case, result: torch.Tensor) -> float:
     """The largest number that goes into a result that is smaller than what it is made of: terms may cancel."""
-    floats = [a for a in case.args if a.is_floating_point() and a.layout is torch.strided and a.numel() > result.numel()]
+    floats = [
+        a for a in case.args if a.is_floating_point() and a.layout is torch.strided and a.numel() > result.numel()
+    ]
     finite = [a.double()[a.isfinite()].abs() for a in floats]
     return max((float(f.max()) for f in finite if f.numel()), default=0.0)
 

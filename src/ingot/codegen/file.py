@@ -97,7 +97,7 @@ def emit_apart(module: Module, plan: Plan, used: set[str]) -> Source:
 
 
 def head(used: set[str]) -> str:
-    """What stands before a model's own part, and may stand before those of several: the parts of the library in `used`."""
+    """What stands before a model's own part, or before those of several: the parts of the library in `used`."""
     return "\n".join([_resource("prelude.h"), _resource("pool.h"), _library(used), _resource("run.h")])
 
 
@@ -134,7 +134,9 @@ class _File:
 
     def emit(self) -> Source:
         own = self.own()
-        return Source("\n".join([self._banner(), head(self.used), own.text]), own.weights, own.weights_size, own.launches)
+        return Source(
+            "\n".join([self._banner(), head(self.used), own.text]), own.weights, own.weights_size, own.launches
+        )
 
     def own(self) -> Source:
         """Kernels, run and exports."""

@@ -114,7 +114,11 @@ class Writer:
                 return f"{place} = {value};"
             case "add" | "prod":
                 sign = "+" if store.mode == "add" else "*"
-                return f"{place} {sign}= {value};" if dtype != "bool" else f"{place} {'|' if sign == '+' else '&'}= {value};"
+                return (
+                    f"{place} {sign}= {value};"
+                    if dtype != "bool"
+                    else f"{place} {'|' if sign == '+' else '&'}= {value};"
+                )
             case mode:
                 sign = ">" if mode == "max" else "<"
                 nan = f" || {value} != {value}" if dtype in ("float32", "float64") else ""

@@ -56,7 +56,8 @@ def _sort(out: Writer, step: Routine) -> Size:
     down = int(dict(step.attributes)["descending"])
     _scratch(out, "spare", "int64_t", n)
     out.line(
-        f"ig_sort_{dtype}({x} + o * ({length}), {values} + o * ({length}), {places} + o * ({length}), spare, {length}, {down});"
+        f"ig_sort_{dtype}({x} + o * ({length}), {values} + o * ({length}), {places} + o * ({length}), "
+        f"spare, {length}, {down});"
     )
     return rows
 
@@ -83,7 +84,10 @@ def _search(out: Writer, step: Routine) -> Size:
     length = out.size(n)
     row = f"o / ({out.size(every)}) * ({length})"
     sorter = f"{order[2]} + {row}" if len(step.reads) == 3 else "0"
-    out.line(f"{result}[o] = ig_search_{dtype}({sequence} + {row}, {sorter}, {length}, {value}[o], {int(attributes['right'])});")
+    out.line(
+        f"{result}[o] = ig_search_{dtype}({sequence} + {row}, {sorter}, {length}, {value}[o], "
+        f"{int(attributes['right'])});"
+    )
     return values
 
 
@@ -95,10 +99,8 @@ def _scan(out: Writer, step: Routine) -> Size:
     dtype = out.buffers[step.reads[0]].dtype
     carried = _CARRIED.get(dtype, STORED[dtype])
     if kind == "logsumexp":
-        name = "f32" if dtype == "float32" else "f64"
         out.used.update({"ig_exp_f64", "ig_log1p_f64"})
         _use(out, "scan.h", f"IG_SCAN_LOGSUMEXP({dtype}, {STORED[dtype]})")
-        assert name
     else:
         sign = "+" if kind == "sum" else "*"
         _use(out, "scan.h", f"IG_SCAN({kind}, {sign}, {int(kind == 'prod')}, {dtype}, {STORED[dtype]}, {carried})")
@@ -133,7 +135,9 @@ def _cholesky(out: Writer, step: Routine) -> Size:
     _use(out, "linalg.h", "IG_CHOLESKY(float64, double)")
     size = f"({out.size(n)})"
     upper = int(dict(step.attributes)["upper"])
-    out.line(f"ig_cholesky_float64({a} + o * {size} * {size}, {found} + o * {size} * {size}, {info} + o, {size}, {upper});")
+    out.line(
+        f"ig_cholesky_float64({a} + o * {size} * {size}, {found} + o * {size} * {size}, {info} + o, {size}, {upper});"
+    )
     return count
 
 
@@ -146,7 +150,8 @@ def _lu(out: Writer, step: Routine) -> Size:
     at = f"o * ({out.size(m * n)})"
     pivot = int(dict(step.attributes)["pivot"])
     out.line(
-        f"ig_lu_float64({a} + {at}, {lu} + {at}, {pivots} + o * ig_min({high}, {wide}), {info} + o, work, {high}, {wide}, {pivot});"
+        f"ig_lu_float64({a} + {at}, {lu} + {at}, {pivots} + o * ig_min({high}, {wide}), {info} + o, work, "
+        f"{high}, {wide}, {pivot});"
     )
     return count
 
@@ -159,8 +164,8 @@ def _triangular(out: Writer, step: Routine) -> Size:
     at = f"o * ({out.size(n * columns)})"
     attributes = dict(step.attributes)
     out.line(
-        f"ig_triangular_float64({a} + o * ({out.size(n * n)}), {b} + {at}, {x} + {at}, work, {out.size(n)}, {out.size(columns)}, "
-        f"{int(attributes['upper'])}, {int(attributes['unit'])});"
+        f"ig_triangular_float64({a} + o * ({out.size(n * n)}), {b} + {at}, {x} + {at}, work, "
+        f"{out.size(n)}, {out.size(columns)}, {int(attributes['upper'])}, {int(attributes['unit'])});"
     )
     return count
 
@@ -191,8 +196,8 @@ def _reflect(out: Writer, step: Routine) -> Size:
     _use(out, "orthogonal.h", "")
     at, several = f"o * ({out.size(m * columns)})", out.size(reflections)
     out.line(
-        f"ig_reflect({v} + o * ({out.size(m * n)}), {tau} + o * ({several}), {matrix} + {at}, {x} + {at}, {out.size(m)}, "
-        f"{out.size(n)}, {several}, {out.size(columns)}, {int(dict(step.attributes)['transposed'])});"
+        f"ig_reflect({v} + o * ({out.size(m * n)}), {tau} + o * ({several}), {matrix} + {at}, {x} + {at}, "
+        f"{out.size(m)}, {out.size(n)}, {several}, {out.size(columns)}, {int(dict(step.attributes)['transposed'])});"
     )
     return count
 

@@ -31,8 +31,8 @@ from ingot.lowering.ir import (
     Module,
     Origin,
     Reduce,
-    SizeSymbol,
     Routine,
+    SizeSymbol,
     Step,
     Store,
     Weight,
@@ -237,11 +237,20 @@ class Lowering:
         assert rule is not None
         result = rule(self, *map(self.argument, node.args), **{k: self.argument(v) for k, v in node.kwargs.items()})
         self._check_told(node)
-        parts = result if isinstance(result, (tuple, list)) else (result,)
+        several = isinstance(value, (tuple, list)) and isinstance(result, (tuple, list)) and len(value) == len(result)
+        types = value if several else (value,)
+        parts = [self._typed(part, kind) for part, kind in zip(result if several else (result,), types, strict=True)]
         for part in parts:
             if isinstance(part, Tensor):
                 self._settle(part, len(node.users))
-        return result
+        return parts if several else parts[0]
+
+    def _typed(self, part: Any, value: Any) -> Any:
+        """A result in the dtype that torch gives it: a rule may have computed it in a wider one."""
+        if not isinstance(part, Tensor) or not isinstance(value, torch.Tensor) or part.dtype == dtype_name(value.dtype):
+            return part
+        dtype = dtype_name(value.dtype)
+        return Tensor(part.shape, dtype, Lazy(lambda ops, index: ops.cast(part.load(ops, index), wide(dtype)), part.cost))
 
     def _check_told(self, node: fx.Node) -> None:
         """A size that the rule left without a value would be whatever lies in memory."""

@@ -22,7 +22,9 @@ def _range(low: Lowering, x: Tensor, start: Any, end: Any, kind: str, margin: fl
     """The two ends of the bins, as a tensor of two: those given, or the data's; `margin` away where they are equal."""
     if start == end:
         if x.numel == 0:
-            ends = [low.full((), v, kind) for v in (0, 1)] if start == 0 else [low.full((), v, kind) for v in (start, end)]
+            ends = (
+                [low.full((), v, kind) for v in (0, 1)] if start == 0 else [low.full((), v, kind) for v in (start, end)]
+            )
         elif start == 0:
             ends = [reduced(low, x, None, False, name, kind) for name in ("min", "max")]
         else:
@@ -112,13 +114,15 @@ def histogram(
 
 @lowers(aten.nonzero_static.default)
 def nonzero_static(low: Lowering, x: Tensor, *, size: Size, fill_value: int = -1) -> Tensor:
-    """The first `size` places that are not zero. What comes after them, and what is zero, goes to a row that is cut off."""
+    """The first `size` places that are not zero. What comes after them, or is zero, goes to a row that is cut off."""
     result = writable(low, low.full((size + 1, x.rank), fill_value, "int64"))
     kept = values.slice_dim(result, 0, 0, 1, size)
     if x.numel == 0 or not x.rank:
         return kept
     x = low.keep(x)
-    hits = Tensor(x.shape, "int64", Lazy(lambda ops, i: ops.cast(ops.cast(x.load(ops, i), "bool"), "int64"), x.cost + 1))
+    hits = Tensor(
+        x.shape, "int64", Lazy(lambda ops, i: ops.cast(ops.cast(x.load(ops, i), "bool"), "int64"), x.cost + 1)
+    )
     (order,) = low.routine("scan", [hits], [(x.shape, "int64")], (1, x.numel, 1), kind="sum")
     flat = product(x.shape)
 

@@ -19,8 +19,8 @@ aten, prims = torch.ops.aten, torch.ops.prims
 def _register() -> None:
     """torch's primitives take operands of one dtype and give the same one, comparisons bool."""
     same = (
-        "add sub mul div sqrt exp log neg abs pow sin cos tan tanh sinh cosh asin acos atan asinh acosh atanh erf erfc exp2 "
-        "expm1 log2 log10 log1p lgamma digamma floor ceil trunc round sign reciprocal rsqrt atan2 fmod nextafter hypot"
+        "add sub mul div sqrt exp log neg abs pow sin cos tan tanh sinh cosh asin acos atan asinh acosh atanh erf erfc "
+        "exp2 expm1 log2 log10 log1p lgamma digamma floor ceil trunc round sign reciprocal rsqrt atan2 fmod nextafter hypot"
     )
     names = {name: name for name in same.split()} | {
         "maximum": "max", "minimum": "min", "remainder": "floormod", "erf_inv": "erfinv", "bessel_i0": "i0",
@@ -91,7 +91,9 @@ def angle(low: Lowering, x: Tensor) -> Tensor:
 @lowers(prims.convert_element_type.default)
 def convert(low: Lowering, x: Tensor, dtype: torch.dtype) -> Tensor:
     made = low.out_dtype
-    return x if made == x.dtype else Tensor(x.shape, made, Lazy(lambda ops, i: ops.cast(x.load(ops, i), made), x.cost + 1))
+    return (
+        x if made == x.dtype else Tensor(x.shape, made, Lazy(lambda ops, i: ops.cast(x.load(ops, i), made), x.cost + 1))
+    )
 
 
 @lowers(prims.broadcast_in_dim.default)
@@ -118,7 +120,9 @@ def frexp(low: Lowering, x: Tensor) -> tuple[Tensor, Tensor]:
         v = x.load(ops, index)
         size = ops.call("abs", v)
         zero, one, half, two = (ops.const(n, kind) for n in (0, 1, 0.5, 2))
-        strange = ops.call("or", ops.call("eq", size, zero), ops.call("not", ops.call("lt", size, ops.const(math.inf, kind))))
+        strange = ops.call(
+            "or", ops.call("eq", size, zero), ops.call("not", ops.call("lt", size, ops.const(math.inf, kind)))
+        )
         # A denormal is made normal first; log2 may then be one off, which the last step mends.
         tiny = ops.call("lt", size, ops.const(2.0**-100, kind))
         scaled = ops.where(tiny, ops.call("mul", size, ops.const(2.0**100, kind)), size)

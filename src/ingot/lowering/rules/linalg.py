@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 
@@ -14,8 +13,7 @@ from ingot.lowering.ir import Check
 from ingot.lowering.lower import Lowering, lowers
 from ingot.lowering.rules.products import broadcast_shapes
 from ingot.lowering.rules.reductions import reduced
-from ingot.lowering.rules.scatter import narrowed
-from ingot.lowering.values import Index, Lazy, Strided, Tensor
+from ingot.lowering.values import Index, Lazy, Tensor
 
 aten = torch.ops.aten
 
@@ -116,7 +114,8 @@ def _checked(low: Lowering, info: Tensor, what: str) -> None:
     worst = low.realize(reduced(low, info, None, False, "max", "int32"))
     ops = Recorder()
     fine = ops.call("eq", worst.load(ops, ()), ops.const(0, "int32"))
-    low.steps.append(Check(ops.finish([fine]), f"{what}: a matrix is singular or not positive definite", low.origin))
+    message = f"{what}: a matrix is singular or not positive definite"
+    low.steps.append(Check(ops.finish([fine]), message, origin=low.origin))
 
 
 @lowers(aten._linalg_check_errors.default)
@@ -173,7 +172,9 @@ def triangular_solve(
 
 
 @lowers(aten.linalg_lu_factor_ex.default)
-def lu_factor(low: Lowering, a: Tensor, *, pivot: bool = True, check_errors: bool = False) -> tuple[Tensor, Tensor, Tensor]:
+def lu_factor(
+    low: Lowering, a: Tensor, *, pivot: bool = True, check_errors: bool = False
+) -> tuple[Tensor, Tensor, Tensor]:
     lu, pivots, info = factor_lu(low, a, pivot)
     if check_errors:
         _checked(low, info, "lu_factor")
@@ -298,6 +299,3 @@ def slogdet(low: Lowering, a: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
 
     (total,) = low.reduce(diagonal, (diagonal.rank - 1,), ("sum",), logarithm, ("float64",))
     return _rounded(sign, a.dtype), _rounded(total, a.dtype), _rounded(made, a.dtype), pivots
-
-
-assert narrowed and Strided and Any

@@ -11,11 +11,10 @@ from typing import Any
 
 import torch
 
-from ingot.lowering import values
 from ingot.lowering.body import Recorder
 from ingot.lowering.expr import Size, divide, largest, product, remainder, smallest
 from ingot.lowering.ir import INTEGERS, wide
-from ingot.lowering.lower import Lowering, Unsupported, lowers
+from ingot.lowering.lower import Lowering, lowers
 from ingot.lowering.rules.scatter import narrowed
 from ingot.lowering.values import Index, Lazy, Tensor
 
@@ -43,7 +42,9 @@ def _order(low: Lowering, x: Tensor, count: int) -> tuple[int, ...]:
     return (*low.order_of(x), *range(x.rank, x.rank + count))
 
 
-def _largest(low: Lowering, x: Tensor, shape: Sequence[Size], taps: Sequence[Size], reach: Reach, indexed: bool = True) -> tuple[Tensor, Tensor]:
+def _largest(
+    low: Lowering, x: Tensor, shape: Sequence[Size], taps: Sequence[Size], reach: Reach, indexed: bool = True
+) -> tuple[Tensor, Tensor]:
     """The largest element of each window, and its place in the pooled dims, flattened."""
     count = len(taps)
     lead = x.rank - count
@@ -61,7 +62,7 @@ def _largest(low: Lowering, x: Tensor, shape: Sequence[Size], taps: Sequence[Siz
     (at,) = low.reduce(windows, over, ("argmax",), lambda ops, v, index: (v,), ("int64",))
 
     def place(ops: Recorder, index: Index) -> int:
-        tap = ops.as_index(at.load(ops, index), product(taps))
+        tap = ops.as_index(at.load(ops, index), product(list(taps)))
         parts: list[Size] = []
         for size in reversed(taps):
             parts.append(remainder(tap, size))
@@ -82,7 +83,13 @@ def _dims(low: Lowering) -> int:
 @lowers(aten.max_pool2d_with_indices.default, aten.max_pool3d_with_indices.default, aten.max_pool1d_with_indices.default,
         aten.max_pool1d.default, aten.max_pool2d.default, aten.max_pool3d.default)  # fmt: skip
 def max_pool(
-    low: Lowering, x: Tensor, kernel: Any, stride: Any = (), padding: Any = 0, dilation: Any = 1, ceil_mode: bool = False
+    low: Lowering,
+    x: Tensor,
+    kernel: Any,
+    stride: Any = (),
+    padding: Any = 0,
+    dilation: Any = 1,
+    ceil_mode: bool = False,
 ) -> Any:
     count = _dims(low)
     taps = each(kernel, count)
@@ -91,12 +98,12 @@ def max_pool(
     lead = x.rank - count
 
     def reach(d: int, place: Size, tap: Size) -> Size:
-        start = place * steps[d] - before[d]
+        start: Size = place * steps[d] - before[d]
         if before[d] == 0 and not ceil_mode:
-            return start + tap * apart[d]
+            return start + tap * int(apart[d])
         first = largest(divide(apart[d] - 1 - start, apart[d]), 0)
         last = divide(x.shape[lead + d] - 1 - start, apart[d])
-        return start + smallest(largest(tap, first), last) * apart[d]
+        return start + smallest(largest(tap, first), last) * int(apart[d])
 
     indexed = "with_indices" in str(low.node.target)
     best, places = _largest(low, x, low.shape_of(low.out), taps, reach, indexed)
@@ -127,7 +134,7 @@ def _window(place: Size, size: Size, out: Size) -> tuple[Size, Size]:
 def _widest(size: Size, out: Size) -> Size:
     if isinstance(size, int) and isinstance(out, int):
         windows = [_window(place, size, out) for place in range(out)]
-        return max((int(end) - int(start) for start, end in windows), default=1)
+        return max((end - start for start, end in windows if isinstance(end, int) and isinstance(start, int)), default=1)
     return divide(size + out - 1, out) + 1
 
 
@@ -228,6 +235,3 @@ def adaptive_avg_pool(low: Lowering, x: Tensor, size: Any) -> Tensor:
         return ops.index(total, kind)
 
     return _averages(low, x, shape, taps, inside, divisor)
-
-
-assert values and Unsupported

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -180,6 +181,8 @@ def broadcast_shapes(first: Sequence[Size], second: Sequence[Size]) -> tuple[Siz
     width = max(len(first), len(second))
     a, b = ((1,) * (width - len(s)) + tuple(s) for s in (first, second))
     return tuple(y if x == 1 else x for x, y in zip(a, b, strict=True))
+
+
 @lowers(aten.addbmm.default)
 def addbmm(low: Lowering, bias: Tensor, a: Tensor, b: Tensor, *, beta: Any = 1, alpha: Any = 1) -> Tensor:
     """Σ_batch a · b is one product whose depth is batch and depth together."""
@@ -206,7 +209,9 @@ def trilinear(
         a, b, c = (ops.cast(f.load(ops, values.broadcast(index, f.shape)), kind) for f in factors)
         return ops.call("mul", ops.call("mul", a, b), c)
 
-    (made,) = low.reduce(Tensor(shape, kind, Lazy(load, 6)), tuple(over), ("sum",), lambda ops, v, i: (v,), (low.out_dtype,))
+    (made,) = low.reduce(
+        Tensor(shape, kind, Lazy(load, 6)), tuple(over), ("sum",), lambda ops, v, i: (v,), (low.out_dtype,)
+    )
     return made
 
 

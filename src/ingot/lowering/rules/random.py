@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 
-from ingot.lowering import values
 from ingot.lowering.body import Recorder
 from ingot.lowering.expr import Size
 from ingot.lowering.ir import wide
@@ -135,11 +134,8 @@ def dropout(low: Lowering, x: Tensor, p: float, train: bool | None = True) -> An
 def randperm(low: Lowering, n: Size, **_: Any) -> Tensor:
     """The places of n random numbers in order."""
     keys = drawn(low, (n,), "float64", lambda ops, index, draw: draw("uniform_f64"))
-    _, places = low.routine("sort", [keys], [((n,), "float64"), ((n,), "int64")], (1, n), descending=False)
+    _keys, places = low.routine("sort", [keys], [((n,), "float64"), ((n,), "int64")], (1, n), descending=False)
     dtype = low.out_dtype
     if dtype == "int64":
         return places
     return Tensor((n,), dtype, Lazy(lambda ops, index: ops.cast(places.load(ops, index), wide(dtype)), 1))
-
-
-assert values

@@ -6,7 +6,6 @@ from typing import Any
 
 import torch
 
-from ingot.lowering import values
 from ingot.lowering.expr import Size, product
 from ingot.lowering.ir import wide
 from ingot.lowering.lower import Lowering, lowers
@@ -65,6 +64,3 @@ def cummax(low: Lowering, x: Tensor, dim: int) -> tuple[Tensor, Tensor]:
 @lowers(aten.cummin.default)
 def cummin(low: Lowering, x: Tensor, dim: int) -> tuple[Tensor, Tensor]:
     return _extremes(low, x, dim, "min")
-
-
-assert values

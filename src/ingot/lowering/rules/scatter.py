@@ -24,7 +24,9 @@ _MODES = {"sum": "add", "add": "add", "prod": "prod", "multiply": "prod", "amax"
 
 def as_computed(x: Tensor) -> Tensor:
     """The tensor in the dtype it is computed in: a half would round at every step of an accumulation."""
-    return x if wide(x.dtype) == x.dtype else Tensor(x.shape, wide(x.dtype), Lazy(lambda ops, i: x.load(ops, i), x.cost))
+    return (
+        x if wide(x.dtype) == x.dtype else Tensor(x.shape, wide(x.dtype), Lazy(lambda ops, i: x.load(ops, i), x.cost))
+    )
 
 
 def narrowed(x: Tensor, dtype: str) -> Tensor:
@@ -131,7 +133,9 @@ def index_reduce(
     low: Lowering, x: Tensor, dim: int, places: Tensor, source: Tensor, reduce: str, *, include_self: bool = True
 ) -> Tensor:
     dim = dim_of(x, dim)
-    return scattered(low, x, dim, _spread(x, dim, places, source), source, _MODES[reduce], include_self, reduce == "mean")
+    return scattered(
+        low, x, dim, _spread(x, dim, places, source), source, _MODES[reduce], include_self, reduce == "mean"
+    )
 
 
 @lowers(aten.index_add.default)
@@ -207,9 +211,7 @@ def _broadcast(shapes: Sequence[Sequence[Size]], width: int) -> tuple[Size, ...]
     return tuple(sizes)
 
 
-def _masked_put(
-    low: Lowering, x: Tensor, indices: Sequence[Tensor | None], source: Tensor, accumulate: bool
-) -> Tensor:
+def _masked_put(low: Lowering, x: Tensor, indices: Sequence[Tensor | None], source: Tensor, accumulate: bool) -> Tensor:
     """x[mask] = one value: every place asks the mask."""
     given = [(d, i) for d, i in enumerate(indices) if i is not None]
     if len(given) != 1 or any(size != 1 for size in source.shape):
@@ -231,7 +233,11 @@ def put(low: Lowering, x: Tensor, places: Tensor, source: Tensor, accumulate: bo
     flat = values.reshape(x, (x.numel,), low.hint)
     where = values.reshape(places, (places.numel,), low.hint)
     what = values.reshape(low.keep(source), (source.numel,), low.hint)
-    made = scattered(low, flat, 0, where, what, "add" if accumulate else "set") if x.rank else _put_one(low, x, where, what, accumulate)
+    made = (
+        scattered(low, flat, 0, where, what, "add" if accumulate else "set")
+        if x.rank
+        else _put_one(low, x, where, what, accumulate)
+    )
     return values.reshape(made, x.shape, low.hint)
 
 
@@ -296,7 +302,11 @@ def slice_scatter(
 
     def load(ops: Recorder, index: Index) -> int:
         away = index[dim] - begin
-        hit = ops.call("and", ops.call("ge", ops.index(away), ops.index(0)), ops.call("lt", ops.index(away), ops.index(length * step)))
+        hit = ops.call(
+            "and",
+            ops.call("ge", ops.index(away), ops.index(0)),
+            ops.call("lt", ops.index(away), ops.index(length * step)),
+        )
         if step != 1:
             hit = ops.call("and", hit, ops.call("eq", ops.index(remainder(away, step)), ops.index(0)))
         with ops.masked(hit):

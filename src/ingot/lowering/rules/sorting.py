@@ -10,7 +10,7 @@ from ingot.lowering import values
 from ingot.lowering.body import Recorder
 from ingot.lowering.expr import Size, product
 from ingot.lowering.ir import wide
-from ingot.lowering.lower import Lowering, Unsupported, dtype_name, lowers
+from ingot.lowering.lower import Lowering, lowers
 from ingot.lowering.rules.pointwise import promoted, value_at
 from ingot.lowering.rules.scatter import as_computed, narrowed
 from ingot.lowering.rules.views import dim_of
@@ -41,7 +41,9 @@ def ordered(low: Lowering, x: Tensor, dim: int, descending: bool) -> tuple[Tenso
 
 
 @lowers(aten.sort.default, aten.sort.stable)
-def sort(low: Lowering, x: Tensor, dim: int = -1, descending: bool = False, *, stable: bool | None = None) -> tuple[Tensor, Tensor]:
+def sort(
+    low: Lowering, x: Tensor, dim: int = -1, descending: bool = False, *, stable: bool | None = None
+) -> tuple[Tensor, Tensor]:
     if not x.rank:
         return x, low.full((), 0, "int64")
     dim = dim_of(x, dim)
@@ -50,14 +52,18 @@ def sort(low: Lowering, x: Tensor, dim: int = -1, descending: bool = False, *, s
 
 
 @lowers(aten.argsort.default, aten.argsort.stable)
-def argsort(low: Lowering, x: Tensor, *args: Any, stable: bool = False, dim: int = -1, descending: bool = False) -> Tensor:
+def argsort(
+    low: Lowering, x: Tensor, *args: Any, stable: bool = False, dim: int = -1, descending: bool = False
+) -> Tensor:
     given = [a for a in args if type(a) is int]
     down = descending or any(a is True for a in args)
     return sort(low, x, given[0] if given else dim, down)[1]
 
 
 @lowers(aten.topk.default)
-def topk(low: Lowering, x: Tensor, k: Size, dim: int = -1, largest: bool = True, is_sorted: bool = True) -> tuple[Tensor, Tensor]:
+def topk(
+    low: Lowering, x: Tensor, k: Size, dim: int = -1, largest: bool = True, is_sorted: bool = True
+) -> tuple[Tensor, Tensor]:
     if not x.rank:
         return x, low.full((), 0, "int64")
     dim = dim_of(x, dim)
@@ -143,7 +149,9 @@ def mode(low: Lowering, x: Tensor, dim: int = -1, keepdim: bool = False) -> tupl
     dim = dim_of(x, dim)
     found, places = ordered(low, x, dim, False)
     rows = found.shape[:-1]
-    value, place = low.routine("mode", [found, places], [(rows, found.dtype), (rows, "int64")], (product(rows), found.shape[-1]))
+    value, place = low.routine(
+        "mode", [found, places], [(rows, found.dtype), (rows, "int64")], (product(rows), found.shape[-1])
+    )
     if keepdim:
         value, place = values.insert(value, dim), values.insert(place, dim)
     return narrowed(value, x.dtype), place
@@ -180,6 +188,3 @@ def searchsorted(
 @lowers(aten.bucketize.Tensor, aten.bucketize.Scalar)
 def bucketize(low: Lowering, x: Any, borders: Tensor, *, out_int32: bool = False, right: bool = False) -> Tensor:
     return _search(low, borders, x, right, None)
-
-
-assert Unsupported and dtype_name

@@ -10,7 +10,7 @@ import torch
 
 from ingot.lowering import values
 from ingot.lowering.body import Recorder
-from ingot.lowering.expr import Expr, Size, as_expr, bounds, divide, largest, remainder, smallest, symbol, within
+from ingot.lowering.expr import Expr, Size, bounds, divide, largest, remainder, smallest, symbol, within
 from ingot.lowering.ir import Bind
 from ingot.lowering.lower import Lowering, Unsupported, lowers
 from ingot.lowering.values import Index, Lazy, Tensor
@@ -404,6 +404,3 @@ def _rolled(x: Tensor, shifts: Sequence[tuple[int, Size]]) -> Tensor:
         return x.load(ops, tuple(place))
 
     return Tensor(x.shape, x.dtype, Lazy(load, x.cost + 2))
-
-
-assert as_expr

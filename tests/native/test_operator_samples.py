@@ -1,0 +1,77 @@
+"""A slice of torch's operator samples as native code; all of them: `make long-samples`."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from tests.native.batches import Outcome, run
+from tests.native.samples import Case, Expectation, cases, expectation, judge, operators
+
+# A few of every family that has rules of its own.
+SLICE = [
+    *("add", "div.floor_rounding", "where", "clamp", "bitwise_and", "remainder", "pow", "frexp", "signbit"),
+    *("sum", "var_mean", "argmax", "softmax.with_dtype", "native_layer_norm", "logsumexp"),
+    *("cat", "repeat", "roll", "nn.functional.pad.circular", "nn.functional.pad.reflect", "as_strided_scatter"),
+    *("gather", "index_put", "index_add", "scatter", "scatter_reduce.mean", "masked_scatter", "select_scatter"),
+    *("sort", "topk", "median", "searchsorted", "cumsum", "cummax", "logcumsumexp", "nonzero_static", "histc"),
+    *("nn.functional.max_pool2d", "nn.functional.avg_pool2d", "nn.functional.adaptive_max_pool2d"),
+    *("nn.functional.interpolate.bilinear", "nn.functional.conv2d", "bmm", "addbmm", "cdist", "linalg.solve"),
+    *("linalg.qr", "linalg.svd", "linalg.cholesky", "randn", "nn.functional.dropout", "isclose", "quantile"),
+]
+
+
+@pytest.fixture(scope="module")
+def outcomes() -> dict[str, Outcome]:
+    chosen = [case for name in SLICE for case in cases([name], most=1, kinds=("plain", "scalar"))]
+    return {str(case): outcome for case, outcome in run(chosen)}
+
+
+def test_a_slice_gives_torchs_numbers(outcomes: dict[str, Outcome]) -> None:
+    bad = {name: outcome.reason for name, outcome in outcomes.items() if outcome.kind in ("wrong", "crashed")}
+    assert not bad
+
+
+def test_most_of_the_slice_is_compiled(outcomes: dict[str, Outcome]) -> None:
+    refused = {name: outcome.reason for name, outcome in outcomes.items() if outcome.kind == "refused"}
+    assert len(outcomes) > 150
+    assert len(refused) <= len(outcomes) // 20, refused
+
+
+def _one(name: str, number: int, dtype: torch.dtype = torch.float32) -> Case:
+    return next(case for case in cases([name], [dtype], ("plain",)) if case.number == number)
+
+
+def test_a_wrong_number_is_seen() -> None:
+    case = _one("exp", 0)
+    expected = expectation(case)
+    assert expected is not None
+    right = [expected.own[0].clone()]
+    assert judge(case, expected, right) is None
+    right[0].view(-1)[0] *= 1 + 1e-5
+    assert "differ" in str(judge(case, expected, right))
+
+
+def test_a_misplaced_nan_is_seen() -> None:
+    case = _one("exp", 0)
+    own = torch.tensor([1.0, torch.nan, torch.inf])
+    expected = Expectation((own,), (own.double(),), False)
+    assert judge(case, expected, [own.clone()]) is None
+    assert judge(case, expected, [torch.tensor([torch.nan, torch.nan, torch.inf])]) is not None
+    assert judge(case, expected, [torch.tensor([1.0, torch.nan, -torch.inf])]) is not None
+
+
+def test_a_wrong_dtype_or_shape_is_seen_even_of_a_random_result() -> None:
+    case = _one("exp", 0)
+    own = torch.zeros(3)
+    expected = Expectation((own,), (own.double(),), True)
+    assert judge(case, expected, [torch.ones(3)]) is None
+    assert judge(case, expected, [torch.ones(4)]) is not None
+    assert judge(case, expected, [torch.ones(3, dtype=torch.float64)]) is not None
+
+
+def test_samples_are_the_same_in_every_run() -> None:
+    first, second = (_one("index_put", 0), _one("index_put", 0))
+    assert first.name == second.name
+    assert all(torch.equal(a, b) for a, b in zip(first.args, second.args, strict=True))
+    assert len(operators()) > 500
