@@ -457,9 +457,7 @@ def _library(used: set[str]) -> str:
     parts += [f"IG_ATTENTION({kind}, {reals[kind]}, INF_{kind.upper()})" for kind in attentive]
     for pack in packs:
         kind, _, dtype = pack.removeprefix("ig_pack_").partition("_from_")
-        parts.append(
-            f"IG_PACK({kind}, {reals[kind]}, {dtype}, {STORED[dtype]}, {_READS.get(dtype, 'IG_AS_IT_IS')})"
-        )
+        parts.append(f"IG_PACK({kind}, {reals[kind]}, {dtype}, {STORED[dtype]}, {_READS.get(dtype, 'IG_AS_IT_IS')})")
     return "\n".join(parts)
 
 

@@ -56,6 +56,10 @@ CHEAP = 3
 LONG = 48
 
 
+def symbols_of(size: Size) -> set[str]:
+    return {s.name for s in size.symbols} if isinstance(size, Expr) else set()
+
+
 def lowers(*targets: Any) -> Callable[[R], R]:
     """Registers the rule for these operators; a second registration is a bug."""
 
@@ -250,7 +254,9 @@ class Lowering:
         if not isinstance(part, Tensor) or not isinstance(value, torch.Tensor) or part.dtype == dtype_name(value.dtype):
             return part
         dtype = dtype_name(value.dtype)
-        return Tensor(part.shape, dtype, Lazy(lambda ops, index: ops.cast(part.load(ops, index), wide(dtype)), part.cost))
+        return Tensor(
+            part.shape, dtype, Lazy(lambda ops, index: ops.cast(part.load(ops, index), wide(dtype)), part.cost)
+        )
 
     def _check_told(self, node: fx.Node) -> None:
         """A size that the rule left without a value would be whatever lies in memory."""
@@ -692,8 +698,9 @@ class Lowering:
         ops = Recorder()
         place, value = body(ops, index)
         store = Store(target.data.buffer, target.data.at(place), 0, mode)
-        # The store names values of the body: it is kept as it was written.
-        written = Body(tuple(ops.ops), (value,))
+        # The store names values of the body: they are results too, and the body is kept as it was written.
+        named = symbols_of(store.index)
+        written = Body(tuple(ops.ops), (value, *sorted(int(name[1:]) for name in named if name[0] == "v")))
         self.steps.append(Map(tuple(Loop(v, e) for v, e in loops), written, (store,), self.origin, serial=True))
 
     def routine(

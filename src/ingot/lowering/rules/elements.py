@@ -20,7 +20,8 @@ def _register() -> None:
     """torch's primitives take operands of one dtype and give the same one, comparisons bool."""
     same = (
         "add sub mul div sqrt exp log neg abs pow sin cos tan tanh sinh cosh asin acos atan asinh acosh atanh erf erfc "
-        "exp2 expm1 log2 log10 log1p lgamma digamma floor ceil trunc round sign reciprocal rsqrt atan2 fmod nextafter hypot"
+        "exp2 expm1 log2 log10 log1p lgamma digamma floor ceil trunc round sign reciprocal rsqrt atan2 fmod "
+        "nextafter hypot"
     )
     names = {name: name for name in same.split()} | {
         "maximum": "max", "minimum": "min", "remainder": "floormod", "erf_inv": "erfinv", "bessel_i0": "i0",

@@ -80,8 +80,8 @@ def _dims(low: Lowering) -> int:
     return int(str(low.node.target).partition("pool")[2][0])
 
 
-@lowers(aten.max_pool2d_with_indices.default, aten.max_pool3d_with_indices.default, aten.max_pool1d_with_indices.default,
-        aten.max_pool1d.default, aten.max_pool2d.default, aten.max_pool3d.default)  # fmt: skip
+@lowers(aten.max_pool1d_with_indices.default, aten.max_pool2d_with_indices.default,
+        aten.max_pool3d_with_indices.default, aten.max_pool1d.default, aten.max_pool2d.default, aten.max_pool3d.default)  # fmt: skip
 def max_pool(
     low: Lowering,
     x: Tensor,
@@ -134,7 +134,9 @@ def _window(place: Size, size: Size, out: Size) -> tuple[Size, Size]:
 def _widest(size: Size, out: Size) -> Size:
     if isinstance(size, int) and isinstance(out, int):
         windows = [_window(place, size, out) for place in range(out)]
-        return max((end - start for start, end in windows if isinstance(end, int) and isinstance(start, int)), default=1)
+        return max(
+            (end - start for start, end in windows if isinstance(end, int) and isinstance(start, int)), default=1
+        )
     return divide(size + out - 1, out) + 1
 
 

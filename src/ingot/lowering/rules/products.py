@@ -193,8 +193,8 @@ def addbmm(low: Lowering, bias: Tensor, a: Tensor, b: Tensor, *, beta: Any = 1, 
 
 @lowers(aten._trilinear.default)
 def trilinear(
-    low: Lowering, x: Tensor, y: Tensor, z: Tensor, expand_x: Sequence[int], expand_y: Sequence[int], expand_z: Sequence[int],
-    over: Sequence[int], unroll: int = 1
+    low: Lowering, x: Tensor, y: Tensor, z: Tensor, expand_x: Sequence[int], expand_y: Sequence[int],
+    expand_z: Sequence[int], over: Sequence[int], unroll: int = 1
 ) -> Tensor:  # fmt: skip
     """Σ x · y · z, each with the dims that it lacks put in."""
     factors = []
