@@ -297,7 +297,7 @@ def slice_scatter(
     from ingot.lowering.rules.views import first_place
 
     dim = dim_of(x, dim)
-    begin = first_place(start, x.shape[dim])
+    begin = first_place(low, start, x.shape[dim])
     length = source.shape[dim]
 
     def load(ops: Recorder, index: Index) -> int:
