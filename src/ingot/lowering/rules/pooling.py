@@ -81,7 +81,8 @@ def _dims(low: Lowering) -> int:
 
 
 @lowers(aten.max_pool1d_with_indices.default, aten.max_pool2d_with_indices.default,
-        aten.max_pool3d_with_indices.default, aten.max_pool1d.default, aten.max_pool2d.default, aten.max_pool3d.default)  # fmt: skip
+        aten.max_pool3d_with_indices.default, aten.max_pool1d.default, aten.max_pool2d.default,
+        aten.max_pool3d.default)  # fmt: skip
 def max_pool(
     low: Lowering,
     x: Tensor,

@@ -48,7 +48,8 @@ def _empty(x: Tensor) -> bool:
 
 
 def scattered(
-    low: Lowering, x: Tensor, dim: int, places: Tensor, source: Any, mode: str = "set", include: bool = True, mean: bool = False
+    low: Lowering, x: Tensor, dim: int, places: Tensor, source: Any, mode: str = "set", include: bool = True,
+    mean: bool = False
 ) -> Tensor:  # fmt: skip
     """x with source[…] written to places[…] of `dim`. Without `include` what is hit starts anew."""
     dtype = x.dtype
