@@ -180,6 +180,7 @@ class Recorder(internals.RecordingMode):
         self.inside_op = 0
         self.mutated_storages: set[int] = set()
         self.arguments: set[fx.Node] = set()
+        self.kept: set[fx.Node] = set()  # they stay even if nobody uses them
         self._lift_constant = lift_constant
         self._known: dict[int, _Known] = {}
         self._constants: dict[int, torch.Tensor] = {}

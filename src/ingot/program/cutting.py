@@ -14,6 +14,7 @@ import operator
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import Any
 
+import torch
 from torch import fx, nn
 
 from ingot import torch_internals as internals
@@ -47,7 +48,7 @@ def outline(module: fx.GraphModule, nodes: Sequence[fx.Node], name: str, caller:
     inputs = list(dict.fromkeys(n for node in nodes for n in node.all_input_nodes if n not in inside))
     outputs = [node for node in nodes if any(user not in inside for user in node.users)]
     if not outputs:  # torch saves a call that returns nothing, and then cannot load it
-        outputs = [node for node in nodes if metadata.tensors_in(metadata.value_of(node))][-1:]
+        nodes, outputs = _with_a_result(nodes)
     root, graph = nn.Module(), fx.Graph()
     values: dict[fx.Node, fx.Node] = {}
     for node in inputs:
@@ -75,6 +76,22 @@ def outline(module: fx.GraphModule, nodes: Sequence[fx.Node], name: str, caller:
         module.graph.erase_node(attribute)
     _replace(module, nodes, outputs, call)
     return call
+
+
+def _with_a_result(nodes: Sequence[fx.Node]) -> tuple[list[fx.Node], list[fx.Node]]:
+    """The nodes and, if there is any, a tensor that one of them computes; an item of a tuple becomes a node for it."""
+    for node in reversed(nodes):
+        value = metadata.value_of(node)
+        if isinstance(value, torch.Tensor):
+            return list(nodes), [node]
+        tensors = [i for i, v in enumerate(value) if isinstance(v, torch.Tensor)] if isinstance(value, tuple) else []
+        if tensors:
+            with node.graph.inserting_after(node):
+                item = node.graph.create_node("call_function", operator.getitem, (node, tensors[0]))
+            metadata.inherit_origin(item, node)
+            metadata.set_value(item, value[tensors[0]])
+            return [n for other in nodes for n in ((other, item) if other is node else (other,))], [item]
+    return list(nodes), []
 
 
 def _replace(module: fx.GraphModule, nodes: Sequence[fx.Node], outputs: Sequence[fx.Node], call: fx.Node) -> None:
