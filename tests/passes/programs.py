@@ -2,7 +2,7 @@
 
     Program(statements, training, dynamic, preserve)      what is drawn; a statement names variables by number
     source(program)                                       the Python text of its forward
-    build(program)                                        the model, compiled from that text, whose lines are real
+    build(text)                                           the model, compiled from that text, whose lines are real
 
 A number stands for whichever variable it comes to, modulo those in scope, so every list of statements is a program and
 hypothesis may cut it down as it likes. All full values are [n, 4]; inside a branch or a loop only what was made there
@@ -243,8 +243,8 @@ def statements(depth: int = 3, size: int = 5, inside: bool = False) -> st.Search
     ]
     if depth == 0:
         return st.lists(st.one_of(*simple), min_size=1, max_size=size).map(tuple)
-    within = statements(depth - 1, 3, True)
-    region = st.builds(Region, st.sampled_from(sorted(MODES)), statements(depth - 1, 4, inside))
+    within = statements(depth - 1, 2, True)
+    region = st.builds(Region, st.sampled_from(sorted(MODES)), statements(depth - 1, 3, inside))
     nested: list[Any] = [
         region,
         region,
@@ -255,10 +255,11 @@ def statements(depth: int = 3, size: int = 5, inside: bool = False) -> st.Search
     return st.lists(st.one_of(*simple, *nested), min_size=1, max_size=size).map(tuple)
 
 
-def programs() -> st.SearchStrategy[Program]:
+def programs(small: bool = False) -> st.SearchStrategy[Program]:
     results = st.lists(st.integers(0, 9), min_size=1, max_size=3).map(tuple)
     mostly_not = st.sampled_from([False, False, False, True])
-    return st.builds(Program, statements(size=6), results, st.booleans(), mostly_not, mostly_not)
+    body = statements(2, 4) if small else statements(3, 6)
+    return st.builds(Program, body, results, st.booleans(), mostly_not, mostly_not)
 
 
 # ---------------------------------------------------------------------- the text
@@ -460,16 +461,15 @@ def compiled(text: str) -> type[Base]:
     return made
 
 
-def build(program: Program) -> Base:
+def build(text: str, training: bool = False) -> Base:
     torch.manual_seed(0)
-    return compiled(source(program))().train(program.training)
+    return compiled(text)().train(training)
 
 
-def capture(program: Program, model: Base) -> ingot.Program:
-    """The model captured on `inputs(1)` the way that the program asks for."""
-    text = source(program)
-    preserved = tuple(name for name in ("block", "layer", "fc") if program.preserve and f"self.{name}(" in text)
-    shapes = {"x": {0: "n"}, "y": {0: "n"}} if program.dynamic else None
+def capture(text: str, model: Base, dynamic: bool = False, preserve: bool = False) -> ingot.Program:
+    """The model captured on `inputs(1)`. `preserve`: the modules that the text calls keep their signatures."""
+    preserved = tuple(name for name in ("block", "layer", "fc") if preserve and f"self.{name}(" in text)
+    shapes = {"x": {0: "n"}, "y": {0: "n"}} if dynamic else None
     return ingot.capture(model, inputs(1), dynamic_shapes=shapes, preserve_module_call_signature=preserved)
 
 

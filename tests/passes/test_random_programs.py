@@ -1,6 +1,7 @@
 """Random programs down the road: the same results, writes and effects as eager, in any order of passes, to a fixpoint.
 
-A failure shows the program as hypothesis cut it down. Its text, with `repeat` below, is a test of its own.
+A failure shows the program as hypothesis cut it down. Its text is a test of its own, in
+test_found.py.
 """
 
 from __future__ import annotations
@@ -23,8 +24,6 @@ from tests.passes import programs
 from tests.passes.speaking import heard
 
 QUICK, LONG = 200, 2000
-# The passes that leave every bit as it is, from capture on.
-EXACT = passes.ROAD[: passes.ROAD.index(passes.functionalize)]
 OPTIONS: dict[str, list[dict[str, Any]]] = {
     "effects": [{}, {"random": True}],
     "decompose": [{}, {"keep": ["linear", "layer_norm", "softmax", "dropout"]}],
@@ -34,6 +33,8 @@ OPTIONS: dict[str, list[dict[str, Any]]] = {
 STATE = ("seen", "steps")
 
 Outcome = tuple[list[torch.Tensor], list[str], dict[str, torch.Tensor]]
+Call = tuple[tuple[torch.Tensor, ...], Outcome]
+Order = list[tuple[str, dict[str, Any]]]
 
 
 def outcome(function: Any, state: dict[str, torch.Tensor], args: tuple[torch.Tensor, ...]) -> Outcome:
@@ -67,77 +68,71 @@ def assert_alike(expected: Outcome, got: Outcome, exact: bool, what: str) -> Non
     assert all(name in got[2] for name in STATE), f"{what}: state is gone that programs write to"
 
 
-def given_inputs(program: programs.Program) -> list[tuple[torch.Tensor, ...]]:
-    return [programs.inputs(1), programs.inputs(2, 5 if program.dynamic else 3)]
-
-
 # ---------------------------------------------------------------------- the checks
 
 
-def check_road(drawn: programs.Program, captured: ingot.Program, expected: list[Outcome]) -> None:
+def check_road(captured: ingot.Program, calls: list[Call]) -> None:
     """The default road, with numbers compared after each pass, and against eager where bits must be the same."""
-    stages: list[tuple[str, ingot.Program]] = []
-    road = ingot.transform(captured, passes.ROAD, check="numerics", snapshots=lambda n, p: stages.append((n, p.copy())))
-    back = ingot.transform(road, [passes.order_effects], check="structure")
-    for args, outcome_ in zip(given_inputs(drawn), expected, strict=True):
-        exact = [(name, stage) for name, stage in stages if name in {p.__name__ for p in EXACT}]
-        for name, stage in exact:
-            assert_alike(outcome_, running(stage, args), True, f"after {name}")
-        assert_alike(outcome_, running(road, args), False, "after the road")
-        assert_alike(outcome_, running(back, args), False, "after order_effects")
+    stages: dict[str, ingot.Program] = {}
+    road = ingot.transform(captured, passes.ROAD, check="numerics", snapshots=lambda n, p: stages.update({n: p.copy()}))
+    back = ingot.transform(road, [passes.order_effects])
+    for args, expected in calls:
+        assert_alike(expected, running(stages["effects"], args), True, "after effects")
+        assert_alike(expected, running(road, args), False, "after the road")
+        assert_alike(expected, running(back, args), False, "after order_effects")
 
 
-def check_order(
-    drawn: programs.Program, captured: ingot.Program, expected: list[Outcome], order: list[tuple[Any, dict[str, Any]]]
-) -> None:
+def check_order(captured: ingot.Program, calls: list[Call], order: Order) -> None:
     """Passes in an order that their dialects allow; each, run again, finds nothing to do."""
     program, exact, done = captured, True, []
-    for function, options in order:
+    for name, options in order:
+        function = passes.REGISTRY[name]
         info = info_of(function)
         if info.takes is not None and not info.takes.accepts(program.dialect):
             continue
-        done.append(info.name)
-        program = ingot.transform(program, [(function, options)])
-        again = ingot.transform(program, [(function, options)])
-        assert again.history[-1].changes == 0, f"{', '.join(done)}: the last one changes something again"
+        done.append(name)
+        program = ingot.transform(program, [(function, options), (function, options)])
+        assert program.history[-1].changes == 0, f"{', '.join(done)}: the last one changes something again"
         exact = exact and info.exact
-    for args, outcome_ in zip(given_inputs(drawn), expected, strict=True):
-        assert_alike(outcome_, running(program, args), exact, ", ".join(done))
+    for args, expected in calls:
+        assert_alike(expected, running(program, args), exact, ", ".join(done))
+
+
+def check(text: str, order: Order, training: bool = False, dynamic: bool = False, preserve: bool = False) -> None:
+    """Eager, the road and an order of passes agree on a program's text, on two inputs."""
+    model = programs.build(text, training)
+    given_ = (programs.inputs(1), programs.inputs(2, 5 if dynamic else 3))
+    calls = [(args, eager(model, args)) for args in given_]
+    captured = programs.capture(text, copy.deepcopy(model), dynamic, preserve)
+    check_road(captured, calls)
+    check_order(captured, calls, order)
 
 
 @st.composite
-def orders(draw: st.DrawFn) -> list[tuple[Any, dict[str, Any]]]:
+def orders(draw: st.DrawFn) -> Order:
     names = draw(st.permutations(sorted(passes.REGISTRY)))
-    return [(passes.REGISTRY[name], draw(st.sampled_from(OPTIONS.get(name, [{}])))) for name in names]
+    return [(name, draw(st.sampled_from(OPTIONS.get(name, [{}])))) for name in names]
 
 
-def check(drawn: programs.Program, order: list[tuple[Any, dict[str, Any]]]) -> None:
-    note(programs.source(drawn))
-    note(f"training={drawn.training}, dynamic={drawn.dynamic}, preserve={drawn.preserve}")
-    note(f"passes: {[(f.__name__, options) for f, options in order]}")
-    model = programs.build(drawn)
-    expected = [eager(model, args) for args in given_inputs(drawn)]
-    captured = programs.capture(drawn, copy.deepcopy(model))
-    check_road(drawn, captured, expected)
-    check_order(drawn, captured, expected, order)
+def check_drawn(drawn: programs.Program, order: Order) -> None:
+    text = programs.source(drawn)
+    note(f"{text}\ntraining={drawn.training}, dynamic={drawn.dynamic}, preserve={drawn.preserve}\n{order}")
+    check(text, order, drawn.training, drawn.dynamic, drawn.preserve)
 
 
-_COMMON: dict[str, Any] = {
-    "deadline": None,
-    "database": None,
-    "suppress_health_check": list(HealthCheck),
-}
+_COMMON: dict[str, Any] = {"deadline": None, "database": None, "suppress_health_check": list(HealthCheck)}
+_PHASES = [Phase.generate, Phase.shrink]
 
 
-@settings(max_examples=QUICK, derandomize=True, phases=[Phase.generate, Phase.shrink], **_COMMON)
-@given(programs.programs(), orders())
-def test_random_programs(drawn: programs.Program, order: list[tuple[Any, dict[str, Any]]]) -> None:
-    check(drawn, order)
+@settings(max_examples=QUICK, derandomize=True, phases=_PHASES, **_COMMON)
+@given(programs.programs(small=True), orders())
+def test_random_programs(drawn: programs.Program, order: Order) -> None:
+    check_drawn(drawn, order)
 
 
 @pytest.mark.slow
 @seed(int(os.environ.get("INGOT_TEST_SEED", "20")))
-@settings(max_examples=LONG, phases=[Phase.generate, Phase.shrink], **_COMMON)
+@settings(max_examples=LONG, phases=_PHASES, **_COMMON)
 @given(programs.programs(), orders())
-def test_many_random_programs(drawn: programs.Program, order: list[tuple[Any, dict[str, Any]]]) -> None:
-    check(drawn, order)
+def test_many_random_programs(drawn: programs.Program, order: Order) -> None:
+    check_drawn(drawn, order)

@@ -381,7 +381,10 @@ class Recorder(internals.RecordingMode):
                 known = self._known_size(expr)
             finally:
                 self.frame = outer
-            return self.frame.lift(metadata.value_of(known), "size") if known is not None else None
+            # A condition on sizes is asked again inside: operators take numbers and tensors from outside, no conditions.
+            if known is None or isinstance(metadata.value_of(known), torch.SymBool):
+                return None
+            return self.frame.lift(metadata.value_of(known), "size")
         return self._size_of_tensor(expr) if isinstance(expr, sympy.Symbol) else None
 
     def _size_of_tensor(self, symbol: sympy.Symbol) -> fx.Node | None:

@@ -23,6 +23,7 @@ from ingot.capture.modules import ModuleTracker
 from ingot.capture.recorder import Recorder
 from ingot.errors import IngotError, PassError, explain
 from ingot.program import metadata, subgraphs, writeless
+from ingot.program.cutting import name_apart
 from ingot.program.program import Program
 from ingot.program.signature import InputKind, Output, OutputKind, Signature, rename_calls, values_of
 
@@ -334,9 +335,10 @@ class Replay:
         ordered = [next(made) if o.kind is OutputKind.RESULT else o for o in old.user_outputs]
         assert len(literals) + len(renamed) >= len(ordered)
         self.program.signature = Signature(old.inputs, (*mutations, *ordered), old.in_tree, old.out_tree)
+        self.program.graph_module = internals.LazyGraphModule(frame.root, frame.graph)
+        name_apart(self.program.graph_module, self._followed.values())
         names = {name: node.name for name, node in self._followed.items()}
         self.program.module_calls = rename_calls(self.program.module_calls, names)
-        self.program.graph_module = internals.LazyGraphModule(frame.root, frame.graph)
 
 
 def _kept_from_torch(target: Any) -> bool:

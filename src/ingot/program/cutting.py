@@ -11,7 +11,7 @@ program's signature need not change.
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -31,6 +31,26 @@ def graph_modules(module: fx.GraphModule) -> Iterator[fx.GraphModule]:
     for child in module.children():
         if isinstance(child, fx.GraphModule):
             yield from graph_modules(child)
+
+
+def name_apart(root: fx.GraphModule, nodes: Iterable[fx.Node]) -> None:
+    """Gives nodes of inner graphs names that no node of another graph has, so that a name alone tells which is meant.
+
+    Nodes of the outermost graph stay: signatures know them.
+    """
+    owners: dict[str, set[fx.Graph]] = {}
+    modules = {module.graph: module for module in graph_modules(root)}
+    for graph in modules:
+        for node in graph.nodes:
+            owners.setdefault(node.name, set()).add(graph)
+    for node in nodes:
+        if node.graph is root.graph or len(owners[node.name]) == 1:
+            continue
+        node.name = unique(node.name, owners)
+        owners[node.name] = {node.graph}
+        modules[node.graph].recompile()
+        if node.op == "placeholder":
+            node.target = node.name
 
 
 def call_module(graph: fx.Graph, attribute: fx.Node, inputs: Sequence[fx.Node]) -> fx.Node:
