@@ -6,7 +6,7 @@ TORCH  := $(shell sed -n 's/^\(torch==[^ ]*\).*/\1/p' requirements-dev.txt)
 PIP    := $(BIN)/python -m pip install -qq --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check long bench-capture bench-passes report-road format clean
+.PHONY: help setup demo test check long long-passes bench-capture bench-passes report-road format clean
 
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1 — \2/p' $(MAKEFILE_LIST)
@@ -42,6 +42,9 @@ check: setup  ## what CI runs: format, lint, types, import layers, tests
 
 long: setup  ## the slow suites
 	@$(BIN)/python -m pytest -q -m slow
+
+long-passes: setup  ## the slow suites of the passes: 2,000 random programs
+	@$(BIN)/python -m pytest -q -m slow tests/passes
 
 bench-capture: setup  ## capture time against torch.export, to benchmarks/results/capture.json
 	@$(BIN)/python benchmarks/capture.py

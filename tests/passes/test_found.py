@@ -78,6 +78,13 @@ FOUND: dict[str, tuple[str, dict[str, bool]]] = {
         """,
         {"preserve": True},
     ),
+    "a preserved call whose argument has a namesake in a branch": (
+        """
+        z = self.layer(x.float())
+        return torch.cond(x.sum() > 0, lambda w: w.float() * 2, lambda w: (z + w).float() * 1, (x,)), z
+        """,
+        {"preserve": True},
+    ),
     "a dropout in eval hands on what is written later": (
         """
         p = x.view(-1)

@@ -121,10 +121,9 @@ def check_drawn(drawn: programs.Program, order: Order) -> None:
 
 
 _COMMON: dict[str, Any] = {"deadline": None, "database": None, "suppress_health_check": list(HealthCheck)}
-_PHASES = [Phase.generate, Phase.shrink]
 
 
-@settings(max_examples=QUICK, derandomize=True, phases=_PHASES, **_COMMON)
+@settings(max_examples=QUICK, derandomize=True, phases=[Phase.generate], **_COMMON)
 @given(programs.programs(small=True), orders())
 def test_random_programs(drawn: programs.Program, order: Order) -> None:
     check_drawn(drawn, order)
@@ -132,7 +131,7 @@ def test_random_programs(drawn: programs.Program, order: Order) -> None:
 
 @pytest.mark.slow
 @seed(int(os.environ.get("INGOT_TEST_SEED", "20")))
-@settings(max_examples=LONG, phases=_PHASES, **_COMMON)
+@settings(max_examples=LONG, phases=[Phase.generate, Phase.shrink], **_COMMON)
 @given(programs.programs(), orders())
 def test_many_random_programs(drawn: programs.Program, order: Order) -> None:
     check_drawn(drawn, order)

@@ -381,7 +381,7 @@ class Recorder(internals.RecordingMode):
                 known = self._known_size(expr)
             finally:
                 self.frame = outer
-            # A condition on sizes is asked again inside: operators take numbers and tensors from outside, no conditions.
+            # A condition on sizes is asked again inside: operators take numbers and tensors from outside only.
             if known is None or isinstance(metadata.value_of(known), torch.SymBool):
                 return None
             return self.frame.lift(metadata.value_of(known), "size")

@@ -295,7 +295,7 @@ class Replay:
 
         return call
 
-    def _call_writing(self, op: internals.OpOverload, args: Any, kwargs: Any) -> Any:
+    def _call_writing(self, op: Any, args: Any, kwargs: Any) -> Any:
         """A custom operator works on copies of what it writes to, which are then written."""
         origins = writeless.returned(op)
         given = writeless.arguments_of(op, args, kwargs)

@@ -34,23 +34,23 @@ def graph_modules(module: fx.GraphModule) -> Iterator[fx.GraphModule]:
 
 
 def name_apart(root: fx.GraphModule, nodes: Iterable[fx.Node]) -> None:
-    """Gives nodes of inner graphs names that no node of another graph has, so that a name alone tells which is meant.
+    """Makes the names of these nodes theirs alone in all graphs, so that a name tells which node is meant.
 
-    Nodes of the outermost graph stay: signatures know them.
+    It is nodes of inner graphs that get other names: signatures know those of the outermost one.
     """
-    owners: dict[str, set[fx.Graph]] = {}
+    owners: dict[str, list[fx.Node]] = {}
     modules = {module.graph: module for module in graph_modules(root)}
     for graph in modules:
         for node in graph.nodes:
-            owners.setdefault(node.name, set()).add(graph)
+            owners.setdefault(node.name, []).append(node)
     for node in nodes:
-        if node.graph is root.graph or len(owners[node.name]) == 1:
-            continue
-        node.name = unique(node.name, owners)
-        owners[node.name] = {node.graph}
-        modules[node.graph].recompile()
-        if node.op == "placeholder":
-            node.target = node.name
+        others = [other for other in owners[node.name] if other is not node]
+        for other in others if node.graph is root.graph else [node] if others else []:
+            other.name = unique(other.name, owners)
+            owners[other.name] = [other]
+            modules[other.graph].recompile()
+            if other.op == "placeholder":
+                other.target = other.name
 
 
 def call_module(graph: fx.Graph, attribute: fx.Node, inputs: Sequence[fx.Node]) -> fx.Node:
