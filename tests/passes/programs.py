@@ -253,13 +253,13 @@ def statements(depth: int = 3, size: int = 5, inside: bool = False) -> st.Search
         st.builds(While, st.integers(0, 3), number, within),
         st.builds(Over, st.sampled_from(["scan", "map"]), number, statements(0, 2, True)),
     ]
-    return st.lists(st.one_of(*simple, *nested), min_size=1, max_size=size).map(tuple)
+    return st.lists(st.one_of(*simple, *simple, *nested), min_size=1, max_size=size).map(tuple)
 
 
 def programs(small: bool = False) -> st.SearchStrategy[Program]:
     results = st.lists(st.integers(0, 9), min_size=1, max_size=3).map(tuple)
     mostly_not = st.sampled_from([False, False, False, True])
-    body = statements(2, 4) if small else statements(3, 6)
+    body = statements(2, 3) if small else statements(3, 6)
     return st.builds(Program, body, results, st.booleans(), mostly_not, mostly_not)
 
 

@@ -165,6 +165,10 @@ def test_a_custom_operator_that_writes_to_memory_which_it_also_reads_is_refused(
         ingot.transform(program, [first])
 
 
+def test_a_dropout_in_place_is_a_draw_with_a_token() -> None:
+    check(text_of("F.dropout(x, 0.3, True, True)\n        return x * 2"), [("effects", {"random": True})])
+
+
 def test_names_of_preserved_calls_follow_a_replay() -> None:
     text = text_of(FOUND["a preserved call in a branch that names a node of another graph too"][0])
     program = programs.capture(text, programs.build(text), preserve=True)

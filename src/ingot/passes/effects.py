@@ -366,15 +366,19 @@ def _positional(node: fx.Node) -> tuple[Any, ...]:
 
 def _functional_form(op: internals.OpOverload) -> internals.OpOverload | None:
     """The operator that takes the same arguments and writes none of them."""
-    wanted = [(a.name, str(a.type)) for a in op._schema.arguments]
+    wanted = _parameters(op)
     base = op._opname.removesuffix("_")
     for name in (base, f"{base}_functional"):
         packet = getattr(getattr(torch.ops, op.namespace), name, None)
         for found in _overloads_of(packet) if packet is not None else ():
-            same = [(a.name, str(a.type)) for a in found._schema.arguments] == wanted
-            if same and not found._schema.is_mutable and len(found._schema.returns) == 1:
+            if _parameters(found) == wanted and not found._schema.is_mutable and len(found._schema.returns) == 1:
                 return found
     return None
+
+
+def _parameters(op: internals.OpOverload) -> list[tuple[str, str]]:
+    """What an operator takes. The tensor is called self where it is written, and may be called input elsewhere."""
+    return [(a.name if i else "", str(a.type)) for i, a in enumerate(op._schema.arguments)]
 
 
 def _item(call: fx.Node, index: int, before: fx.Node) -> fx.Node:
