@@ -6,7 +6,7 @@ TORCH  := $(shell sed -n 's/^\(torch==[^ ]*\).*/\1/p' requirements-dev.txt)
 PIP    := $(BIN)/python -m pip install -qq --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check long long-samples bench-capture bench-passes report-road format clean
+.PHONY: help setup demo test check long long-passes long-samples bench-capture bench-cpu bench-passes report-road format clean
 
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1 — \2/p' $(MAKEFILE_LIST)
@@ -43,6 +43,9 @@ check: setup  ## what CI runs: format, lint, types, import layers, tests
 long: setup  ## the slow suites
 	@$(BIN)/python -m pytest -q -m slow
 
+long-passes: setup  ## the slow suites of the passes: 2,000 random programs
+	@$(BIN)/python -m pytest -q -m slow tests/passes
+
 long-samples: setup  ## every sample of torch's operators, compiled and run, to docs/reports/operator_samples.md
 	@$(BIN)/python -m tests.native.report --write docs/reports/operator_samples.md
 
@@ -51,6 +54,9 @@ bench-capture: setup  ## capture time against torch.export, to benchmarks/result
 
 bench-passes: setup  ## the road of passes against run_decompositions(), to benchmarks/results/passes.json
 	@$(BIN)/python benchmarks/passes.py
+
+bench-cpu: setup  ## Ingot beside eager, torch.compile, ONNX Runtime and OpenVINO, to benchmarks/results/cpu.json
+	@$(BIN)/python benchmarks/cpu.py
 
 report-road: setup  ## every model of the capture tests down the road of passes, to docs/reports/road.md
 	@$(BIN)/python -m tests.passes.road

@@ -710,6 +710,15 @@ class Functionalization:
         torch._sync(value)
         return torch._from_functional_tensor(value.elem)
 
+    @contextlib.contextmanager
+    def off(self) -> Iterator[None]:
+        """Inside, calls are on plain tensors again."""
+        self._mode.__exit__(None, None, None)
+        try:
+            yield
+        finally:
+            self._mode.__enter__()
+
     def __enter__(self) -> None:
         self._mode.__enter__()
 

@@ -7,7 +7,7 @@ A rule, one an operator, says which operands each function gets and where extra 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import torch
@@ -111,7 +111,7 @@ class _Subgraphs:
                 if first is not node:
                     first.prepend(node)
             last = node
-        prune(frame.graph)
+        prune(frame.graph, self.recorder.kept)
         return internals.LazyGraphModule(frame.root, frame.graph)
 
     def attributes(self, modules: Sequence[fx.GraphModule]) -> list[fx.Node]:
@@ -420,10 +420,10 @@ def _is_value(leaf: Any) -> bool:
     return isinstance(leaf, torch.Tensor) or internals.is_symbolic(leaf) or type(leaf) in (int, float, bool)
 
 
-def prune(graph: fx.Graph) -> None:
-    """Erases nodes whose value nobody uses and that do nothing else: no write, no draw, no assertion."""
+def prune(graph: fx.Graph, kept: Collection[fx.Node] = ()) -> None:
+    """Erases nodes whose value nobody uses and that do nothing else: no write, no draw, no assertion. `kept` stay."""
     for node in reversed(graph.nodes):
-        if not node.users and node.op in ("call_function", "get_attr") and not _acts(node):
+        if not node.users and node not in kept and node.op in ("call_function", "get_attr") and not _acts(node):
             graph.erase_node(node)
 
 

@@ -180,6 +180,7 @@ class Recorder(internals.RecordingMode):
         self.inside_op = 0
         self.mutated_storages: set[int] = set()
         self.arguments: set[fx.Node] = set()
+        self.kept: set[fx.Node] = set()  # they stay even if nobody uses them
         self._lift_constant = lift_constant
         self._known: dict[int, _Known] = {}
         self._constants: dict[int, torch.Tensor] = {}
@@ -380,7 +381,10 @@ class Recorder(internals.RecordingMode):
                 known = self._known_size(expr)
             finally:
                 self.frame = outer
-            return self.frame.lift(metadata.value_of(known), "size") if known is not None else None
+            # A condition on sizes is asked again inside: operators take numbers and tensors from outside only.
+            if known is None or isinstance(metadata.value_of(known), torch.SymBool):
+                return None
+            return self.frame.lift(metadata.value_of(known), "size")
         return self._size_of_tensor(expr) if isinstance(expr, sympy.Symbol) else None
 
     def _size_of_tensor(self, symbol: sympy.Symbol) -> fx.Node | None:

@@ -21,7 +21,7 @@ from ingot.program.cutting import graph_modules
 from ingot.program.dialects import FUNCTIONAL
 from ingot.program.effects import acts
 from ingot.program.program import Program
-from ingot.program.signature import rename_calls
+from ingot.program.signature import rename_calls, values_of
 
 
 @register(takes=FUNCTIONAL)
@@ -132,8 +132,7 @@ def _is_composite(target: Any) -> bool:
 
 def named_values(program: Program) -> frozenset[str]:
     """The nodes that module calls name as their arguments and results."""
-    signatures = [call.signature for call in program.module_calls if call.signature is not None]
-    return frozenset(value.name for s in signatures for value in (*s.inputs, *s.outputs) if value.name)
+    return values_of(program.module_calls)
 
 
 def follow(program: Program, names: Mapping[str, str]) -> None:

@@ -17,12 +17,12 @@ from typing import Any
 import torch
 from torch import fx
 
-from ingot import torch_internals as internals
 from ingot.passes.manager import register
 from ingot.program import metadata, subgraphs
 from ingot.program.dialects import CAPTURED
 from ingot.program.effects import acts
 from ingot.program.program import Program
+from ingot.program.signature import values_of
 
 hop = torch.ops.higher_order
 
@@ -37,8 +37,7 @@ def dce(program: Program) -> int:
 
     A value that is an argument or a result of a preserved module call counts as used.
     """
-    named = {v.name for c in program.module_calls if c.signature for v in (*c.signature.inputs, *c.signature.outputs)}
-    return _clean(program.graph_module, named)
+    return _clean(program.graph_module, set(values_of(program.module_calls)))
 
 
 def _clean(module: fx.GraphModule, named: set[str]) -> int:
@@ -48,7 +47,7 @@ def _clean(module: fx.GraphModule, named: set[str]) -> int:
     for node in reversed(module.graph.nodes):
         if node.op in ("placeholder", "output"):
             continue
-        if not node.users and node.name not in named and not _must_stay(node):
+        if not node.users and node.name not in named and not acts(node):
             module.graph.erase_node(node)
             count += node.op != "get_attr"  # a function goes with the node that calls it
         elif node.target in subgraphs.LAYOUTS:
@@ -61,10 +60,6 @@ def _clean(module: fx.GraphModule, named: set[str]) -> int:
     if count:
         module.recompile()
     return count
-
-
-def _must_stay(node: fx.Node) -> bool:
-    return acts(node) or bool(internals.hidden_writes(node.target, node.args))
 
 
 def _clean_call(module: fx.GraphModule, node: fx.Node, references: Counter[str], named: set[str]) -> int:

@@ -32,7 +32,7 @@ from ingot.passes.order_effects import (
     shift_items,
     shifted,
 )
-from ingot.program import metadata, subgraphs, tokens
+from ingot.program import metadata, subgraphs, tokens, writeless
 from ingot.program.copying import copy_graph_module
 from ingot.program.cutting import drop_unused, graph_modules
 from ingot.program.dialects import CAPTURED
@@ -114,7 +114,8 @@ class _Kind:
         op = node.target
         if not isinstance(op, internals.OpOverload) or tokens.without_token(op) is not None:
             return False
-        if op in _DECLARED or internals.is_declared_effectful(op):
+        known = writeless.origin_of(op) or op
+        if known in _DECLARED or internals.is_declared_effectful(known):
             return True
         if _is_draw(op, node):
             return self.random
@@ -288,8 +289,10 @@ class _Threading:
 
 
 def _without_write(node: fx.Node) -> fx.Node:
-    """A draw into a tensor becomes a draw, which is returned, and a write."""
+    """A draw into a tensor becomes a draw, which is returned, and a write; so does a custom operator that writes."""
     op: Any = node.target
+    if writeless.has_form(op):
+        return _on_copies(node)
     if not op._schema.is_mutable or not _is_draw(op, node):
         return node
     found = _functional_form(op)
@@ -312,6 +315,48 @@ def _without_write(node: fx.Node) -> fx.Node:
     return draw
 
 
+def _on_copies(node: fx.Node) -> fx.Node:
+    """A custom operator works on copies of what it writes to, which are then written."""
+    writeless.check_apart(node)
+    op: Any = node.target
+    graph, origins = node.graph, writeless.returned(op)
+    arguments = writeless.arguments_of(op, node.args, node.kwargs)
+    places = writeless.written(op)
+    given, value = [arguments[place] for place in places], metadata.value_of(node)
+    values = [value] if len(origins) == 1 else list(value or ())
+    own = [v for v, origin in zip(values, origins, strict=True) if origin is None]
+    made = (*own, *(fx.map_arg(g, metadata.value_of) for g in given))
+    with graph.inserting_before(node):
+        call = graph.create_node("call_function", writeless.without_write(op), node.args, dict(node.kwargs))
+    metadata.inherit_origin(call, node)
+    metadata.set_bindings(call, metadata.bindings_of(node))
+    metadata.set_value(call, made[0] if len(made) == 1 else made)
+    items = [call] if len(made) == 1 else [_item(call, index, node) for index in range(len(made))]
+    for target, copy in zip(given, items[len(own) :], strict=True):
+        _write_back(target, copy, node)
+    results = [items.pop(0) if origin is None else arguments[origin] for origin in origins]
+    if len(origins) == 1:
+        node.replace_all_uses_with(results[0])
+    for user in list(node.users):
+        user.replace_all_uses_with(results[user.args[1]])  # type: ignore[index]
+        graph.erase_node(user)
+    name = node.name
+    graph.erase_node(node)
+    name_node(results[0] if len(origins) == 1 and origins[0] is None else call, name)
+    return call
+
+
+def _write_back(target: Any, copy: fx.Node, before: fx.Node) -> None:
+    pairs = [(target, copy)]
+    if isinstance(target, list | tuple):
+        pairs = [(item, _item(copy, index, before)) for index, item in enumerate(target)]
+    for to, item in pairs:
+        with before.graph.inserting_before(before):
+            write = before.graph.create_node("call_function", torch.ops.aten.copy_.default, (to, item))
+        metadata.copy_metadata(to, write)
+        metadata.inherit_origin(write, before)
+
+
 def _positional(node: fx.Node) -> tuple[Any, ...]:
     """A node's arguments with the defaults that it leaves out; another operator may have none."""
     schema = node.target._schema  # type: ignore[union-attr]
@@ -321,15 +366,19 @@ def _positional(node: fx.Node) -> tuple[Any, ...]:
 
 def _functional_form(op: internals.OpOverload) -> internals.OpOverload | None:
     """The operator that takes the same arguments and writes none of them."""
-    wanted = [(a.name, str(a.type)) for a in op._schema.arguments]
+    wanted = _parameters(op)
     base = op._opname.removesuffix("_")
     for name in (base, f"{base}_functional"):
         packet = getattr(getattr(torch.ops, op.namespace), name, None)
         for found in _overloads_of(packet) if packet is not None else ():
-            same = [(a.name, str(a.type)) for a in found._schema.arguments] == wanted
-            if same and not found._schema.is_mutable and len(found._schema.returns) == 1:
+            if _parameters(found) == wanted and not found._schema.is_mutable and len(found._schema.returns) == 1:
                 return found
     return None
+
+
+def _parameters(op: internals.OpOverload) -> list[tuple[str, str]]:
+    """What an operator takes. The tensor is called self where it is written, and may be called input elsewhere."""
+    return [(a.name if i else "", str(a.type)) for i, a in enumerate(op._schema.arguments)]
 
 
 def _item(call: fx.Node, index: int, before: fx.Node) -> fx.Node:

@@ -46,7 +46,7 @@ def functionalize(program: Program) -> int:
     with replay.recording():
         inputs = replay.placeholders()
         with replay.recorder.paused():
-            functional = internals.Functionalization()
+            functional = replay.functional = internals.Functionalization()
             wrapped = [functional.wrap(value) for value in inputs]
         with functional:
             results = replay.run(program.graph_module, wrapped)

@@ -22,9 +22,13 @@ from ingot.capture import control_flow
 from ingot.capture.modules import ModuleTracker
 from ingot.capture.recorder import Recorder
 from ingot.errors import IngotError, PassError, explain
-from ingot.program import metadata
+from ingot.program import metadata, subgraphs, writeless
+from ingot.program.cutting import name_apart
 from ingot.program.program import Program
-from ingot.program.signature import InputKind, Output, OutputKind, Signature
+from ingot.program.signature import InputKind, Output, OutputKind, Signature, rename_calls, values_of
+
+_REGIONS = (torch.ops.higher_order.wrap_with_autocast, torch.ops.higher_order.wrap_with_set_grad_enabled)
+_BRANCHING = frozenset(op for op in subgraphs.LAYOUTS if op not in _REGIONS)
 
 
 class Decompositions(Protocol):
@@ -161,6 +165,9 @@ class Replay:
         self.mode = _mode_of(program)
         self.recorder = ReplayRecorder(self.mode, decompositions)
         self.left_out: Collection[fx.Node] = ()  # nodes that are their first argument, and are not recorded
+        self.functional: internals.Functionalization | None = None
+        self._named = values_of(program.module_calls)
+        self._followed: dict[str, fx.Node] = {}
 
     @contextmanager
     def recording(self) -> Iterator[None]:
@@ -206,7 +213,21 @@ class Replay:
             else:
                 self.recorder.source = node
                 values[node] = self._call(node, values)
+            if node.name in self._named:
+                self._follow(node, values[node])
         raise AssertionError("a graph without an output")
+
+    def _follow(self, node: fx.Node, value: Any) -> None:
+        """Writes down which node is now what a preserved module call knows by an old one's name."""
+        if not isinstance(value, torch.Tensor) and not internals.is_symbolic(value):
+            return
+        if self.functional is not None:
+            with self.functional.off():
+                value = self.functional.unwrap(value)
+        made = self.recorder.argument(value)
+        if isinstance(made, fx.Node):
+            self.recorder.kept.add(made)
+            self._followed.setdefault(node.name, made)
 
     def _call(self, node: fx.Node, values: Mapping[fx.Node, Any]) -> Any:
         if node.target is internals.exit_autocast:
@@ -219,6 +240,13 @@ class Replay:
         try:
             if node.target is torch.ops.aten.instance_norm.default and internals.hidden_writes(node.target, node.args):
                 return node.target.decompose(*args, **kwargs)  # whole, it would write statistics and not say so
+            if self.functional is not None and node.target in _BRANCHING:
+                return self._call_branching(node, args, kwargs, self.functional)
+            if self.functional is not None and _kept_from_torch(node.target):
+                return self._call_plain(node.target, args, kwargs, self.functional)
+            if self.functional is not None and writeless.has_form(node.target):
+                writeless.check_apart(node)
+                return self._call_writing(node.target, args, kwargs)
             return node.target(*args, **kwargs)  # type: ignore[operator]
         except IngotError:
             raise
@@ -229,6 +257,58 @@ class Replay:
                     where=metadata.where(node),
                 )
             ) from failure
+
+    def _call_plain(self, op: Any, args: Any, kwargs: Any, functional: internals.Functionalization) -> Any:
+        """A call whose results are tensors of their own is recorded as it is."""
+        with functional.off():
+            out = op(*_mapped(functional.unwrap, args), **_mapped(functional.unwrap, kwargs))
+            with self.recorder.paused():
+                return _mapped(functional.wrap, out)
+
+    def _call_branching(self, node: fx.Node, args: Any, kwargs: Any, functional: internals.Functionalization) -> Any:
+        """Control flow is recorded on plain tensors; each of its functions is made functional by itself."""
+
+        def plain(value: Any) -> Any:
+            return self._functional(value, node) if callable(value) else value
+
+        return self._call_plain(node.target, _mapped(plain, args), _mapped(plain, kwargs), functional)
+
+    def _functional(self, function: Callable[..., Any], node: fx.Node) -> Callable[..., Any]:
+        def call(*inputs: Any) -> Any:
+            outer = self.functional
+            with self.recorder.paused():
+                functional = self.functional = internals.Functionalization()
+                wrapped = [functional.wrap(value) for value in inputs]
+            with functional:
+                results = function(*wrapped)
+            for value, wrap in zip(inputs, wrapped, strict=True):
+                if functional.unwrap(wrap) is not value:
+                    raise PassError(
+                        explain(
+                            f"A function of {node.name} writes to a tensor from outside of it.",
+                            where=metadata.where(node),
+                            fix="let the function return the new value, and write it afterwards",
+                        )
+                    )
+            self.functional = outer
+            return _mapped(functional.unwrap, results)
+
+        return call
+
+    def _call_writing(self, op: Any, args: Any, kwargs: Any) -> Any:
+        """A custom operator works on copies of what it writes to, which are then written."""
+        origins = writeless.returned(op)
+        given = writeless.arguments_of(op, args, kwargs)
+        made = writeless.without_write(op)(*args, **kwargs)
+        values = list(made) if isinstance(made, tuple) else [made]
+        results = [values.pop(0) if origin is None else given[origin] for origin in origins]
+        for place, value in zip(writeless.written(op), values, strict=True):
+            pairs = (
+                [(given[place], value)] if isinstance(value, torch.Tensor) else zip(given[place], value, strict=True)
+            )
+            for target, copy in pairs:
+                target.copy_(copy)
+        return results[0] if len(results) == 1 else tuple(results)
 
     def _function(self, function: fx.GraphModule) -> Callable[..., Any]:
         def call(*inputs: Any) -> Any:
@@ -249,13 +329,31 @@ class Replay:
         kept = [n for n in nodes if isinstance(n, fx.Node)]
         output = frame.graph.output(tuple(kept))
         metadata.set_value(output, tuple(metadata.value_of(n) for n in kept))
-        control_flow.prune(frame.graph)
+        control_flow.prune(frame.graph, recorder.kept)
         old = self.program.signature
         mutations = [next(made) for o in outputs if o.kind not in (OutputKind.RESULT, OutputKind.LITERAL)]
         ordered = [next(made) if o.kind is OutputKind.RESULT else o for o in old.user_outputs]
         assert len(literals) + len(renamed) >= len(ordered)
         self.program.signature = Signature(old.inputs, (*mutations, *ordered), old.in_tree, old.out_tree)
         self.program.graph_module = internals.LazyGraphModule(frame.root, frame.graph)
+        name_apart(self.program.graph_module, self._followed.values())
+        names = {name: node.name for name, node in self._followed.items()}
+        self.program.module_calls = rename_calls(self.program.module_calls, names)
+
+
+def _kept_from_torch(target: Any) -> bool:
+    """Whether torch's functionalization would do more than it should: a dropout's result could not be written to, and
+    an effect would have to carry torch's own token."""
+    effect = isinstance(target, internals.OpOverload) and internals.is_declared_effectful(target)
+    return target is torch.ops.aten.dropout.default or (effect and not target._schema.is_mutable)
+
+
+def _mapped(function: Callable[[Any], Any], value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _mapped(function, item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)(_mapped(function, item) for item in value)
+    return function(value)
 
 
 def _mode_of(program: Program) -> internals.FakeTensorMode:

@@ -20,7 +20,7 @@ from ingot import torch_internals as internals
 from ingot.errors import VerifyError, explain
 from ingot.passes.manager import register
 from ingot.program import metadata
-from ingot.program.cutting import graph_modules
+from ingot.program.cutting import graph_modules, name_apart
 from ingot.program.dialects import CAPTURED
 from ingot.program.program import Program
 from ingot.program.signature import CallSignature, ModuleCall, Value
@@ -33,7 +33,10 @@ def tracepoints(program: Program) -> int:
     """Removes every marker, in every region, and writes what it marked into `program.module_calls`."""
     found: dict[tuple[str, str], tuple[Value, ...]] = {}
     count = 0
-    for module in graph_modules(program.graph_module):
+    modules = list(graph_modules(program.graph_module))
+    markers = [n for module in modules for n in module.graph.nodes if n.target is internals.tracepoint]
+    name_apart(program.graph_module, [n for marker in markers for n in marker.all_input_nodes])
+    for module in modules:
         renamed: dict[str, str] = {}
         marked: dict[tuple[str, str], tuple[Value, ...]] = {}
         for node in list(module.graph.nodes):

@@ -11,9 +11,10 @@ program's signature need not change.
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from typing import Any
 
+import torch
 from torch import fx, nn
 
 from ingot import torch_internals as internals
@@ -32,6 +33,26 @@ def graph_modules(module: fx.GraphModule) -> Iterator[fx.GraphModule]:
             yield from graph_modules(child)
 
 
+def name_apart(root: fx.GraphModule, nodes: Iterable[fx.Node]) -> None:
+    """Makes the names of these nodes theirs alone in all graphs, so that a name tells which node is meant.
+
+    It is nodes of inner graphs that get other names: signatures know those of the outermost one.
+    """
+    owners: dict[str, list[fx.Node]] = {}
+    modules = {module.graph: module for module in graph_modules(root)}
+    for graph in modules:
+        for node in graph.nodes:
+            owners.setdefault(node.name, []).append(node)
+    for node in nodes:
+        others = [other for other in owners[node.name] if other is not node]
+        for other in others if node.graph is root.graph else [node] if others else []:
+            other.name = unique(other.name, owners)
+            owners[other.name] = [other]
+            modules[other.graph].recompile()
+            if other.op == "placeholder":
+                other.target = other.name
+
+
 def call_module(graph: fx.Graph, attribute: fx.Node, inputs: Sequence[fx.Node]) -> fx.Node:
     """Calls an outlined sub-GraphModule as torch.fx does; the get_attr node is not needed then."""
     return graph.create_node("call_module", str(attribute.target), tuple(inputs))
@@ -47,7 +68,7 @@ def outline(module: fx.GraphModule, nodes: Sequence[fx.Node], name: str, caller:
     inputs = list(dict.fromkeys(n for node in nodes for n in node.all_input_nodes if n not in inside))
     outputs = [node for node in nodes if any(user not in inside for user in node.users)]
     if not outputs:  # torch saves a call that returns nothing, and then cannot load it
-        outputs = [node for node in nodes if metadata.tensors_in(metadata.value_of(node))][-1:]
+        nodes, outputs = _with_a_result(nodes)
     root, graph = nn.Module(), fx.Graph()
     values: dict[fx.Node, fx.Node] = {}
     for node in inputs:
@@ -75,6 +96,22 @@ def outline(module: fx.GraphModule, nodes: Sequence[fx.Node], name: str, caller:
         module.graph.erase_node(attribute)
     _replace(module, nodes, outputs, call)
     return call
+
+
+def _with_a_result(nodes: Sequence[fx.Node]) -> tuple[list[fx.Node], list[fx.Node]]:
+    """The nodes and, if there is any, a tensor that one of them computes; an item of a tuple becomes a node for it."""
+    for node in reversed(nodes):
+        value = metadata.value_of(node)
+        if isinstance(value, torch.Tensor):
+            return list(nodes), [node]
+        tensors = [i for i, v in enumerate(value) if isinstance(v, torch.Tensor)] if isinstance(value, tuple) else []
+        if tensors:
+            with node.graph.inserting_after(node):
+                item = node.graph.create_node("call_function", operator.getitem, (node, tensors[0]))
+            metadata.inherit_origin(item, node)
+            metadata.set_value(item, value[tensors[0]])
+            return [n for other in nodes for n in ((other, item) if other is node else (other,))], [item]
+    return list(nodes), []
 
 
 def _replace(module: fx.GraphModule, nodes: Sequence[fx.Node], outputs: Sequence[fx.Node], call: fx.Node) -> None:

@@ -29,6 +29,7 @@ def acts(node: fx.Node) -> bool:
         return (
             target.namespace not in ("aten", "prims")
             or target._schema.is_mutable
+            or bool(internals.hidden_writes(target, node.args))
             or not target._schema.returns
             or torch.Tag.nondeterministic_seeded in target.tags
         )

@@ -53,6 +53,8 @@ def cut_autocast(module: fx.GraphModule, in_force: tuple[Settings, ...] = ()) ->
                 count += cut_autocast(getattr(module, str(attribute.target)), inside)
     if open_:
         raise PassError(explain(f"{open_[-1].name} is never closed.", where=metadata.where(open_[-1])))
+    if count:
+        module.recompile()
     return count
 
 
@@ -138,6 +140,8 @@ def _cut_grad(module: fx.GraphModule, ambient: bool, mode: bool) -> tuple[int, b
     for enabled, nodes in runs:
         if enabled != ambient:
             _replace_grad(module, enabled, nodes)
+    if count:
+        module.recompile()
     return count, mode
 
 

@@ -178,6 +178,12 @@ def rename_calls(calls: Iterable[ModuleCall], names: Mapping[str, str]) -> tuple
     )
 
 
+def values_of(calls: Iterable[ModuleCall]) -> frozenset[str]:
+    """The nodes that calls name as their arguments and results."""
+    signatures = [call.signature for call in calls if call.signature is not None]
+    return frozenset(value.name for s in signatures for value in (*s.inputs, *s.outputs) if value.name)
+
+
 EMPTY_TREE = Tree("tuple", "tuple", (0, 1), (Tree("tuple", "tuple"), Tree("dict", "dict")))
 
 __all__ = [
@@ -192,4 +198,5 @@ __all__ = [
     "Signature",
     "Value",
     "rename_calls",
+    "values_of",
 ]

@@ -19,9 +19,10 @@ import torch
 from torch import fx
 
 from ingot import torch_internals as internals
+from ingot.program import writeless
+from ingot.program.operators import define, differentiate
 
 _PREFIX = "ingot_"
-_LIBRARIES: dict[str, torch.library.Library] = {}
 _WITH: dict[internals.OpOverload, internals.OpOverload] = {}
 _WITHOUT: dict[internals.OpOverload, internals.OpOverload] = {}
 
@@ -30,32 +31,21 @@ def new_token(*_: Any) -> torch.Tensor:
     return torch.empty(0, dtype=torch.bool)
 
 
-def _define(namespace: str, schema: str, run: Callable[..., Any], fake: Callable[..., Any]) -> internals.OpOverload:
-    library = _LIBRARIES.setdefault(namespace, torch.library.Library(namespace, "FRAGMENT"))
-    library.define(schema)
-    name, _, overload = schema.partition("(")[0].partition(".")
-    full = f"{name}.{overload}" if overload else name
-    library.impl(full, run, "CompositeExplicitAutograd")
-    torch.library.register_fake(f"{namespace}::{full}", fake, lib=library)
-    made = internals.operator_named(namespace, name, overload or "default")
-    assert made is not None
-    return made
-
-
 def _after(token: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
     return value.clone()
 
 
-make_token = _define("ingot", "make_token() -> Tensor", new_token, new_token)
-pass_token = _define("ingot", "pass_token(Tensor token) -> Tensor", new_token, new_token)
-after = _define("ingot", "after(Tensor token, Tensor value) -> Tensor", _after, _after)
+make_token = define("ingot", "make_token() -> Tensor", new_token, new_token)
+pass_token = define("ingot", "pass_token(Tensor token) -> Tensor", new_token, new_token)
+after = define("ingot", "after(Tensor token, Tensor value) -> Tensor", _after, _after)
 
 
 def with_token(op: internals.OpOverload) -> internals.OpOverload:
     """The operator that takes a token, does what `op` does, and returns a token and then what `op` returns."""
     if op not in _WITH:
-        made = _define(_PREFIX + op.namespace, _schema_of(op), *_kernels_of(op))
-        _differentiable(op, made)
+        run = _kernel_of(op)
+        made = define(_PREFIX + op.namespace, _schema_of(op), run, run)
+        differentiate(made, run)
         _WITH[op], _WITHOUT[made] = made, op
     return _WITH[op]
 
@@ -66,12 +56,13 @@ def without_token(target: Any) -> internals.OpOverload | None:
 
 
 def operator_named(namespace: str, name: str, overload: str) -> internals.OpOverload | None:
-    """The operator of that name, if it is registered or is the token form of one that is."""
-    if namespace.startswith(_PREFIX):
-        op = internals.operator_named(namespace.removeprefix(_PREFIX), name, overload)
-        if op is not None and internals.operator_named(namespace, name, overload) is None:
-            return with_token(op)
-    return internals.operator_named(namespace, name, overload)
+    """The operator of that name, if it is registered or is a form of one that is."""
+    found = internals.operator_named(namespace, name, overload)
+    for prefix, form in ((_PREFIX, with_token), (writeless.PREFIX, writeless.without_write)):
+        if found is None and namespace.startswith(prefix):
+            op = operator_named(namespace.removeprefix(prefix), name, overload)
+            found = form(op) if op is not None else None
+    return found
 
 
 def plain_target(node: fx.Node) -> Any:
@@ -88,31 +79,11 @@ def _schema_of(op: internals.OpOverload) -> str:
     return f"{name}({taken} -> " + (f"(Tensor, {results[0]})" if results else "Tensor")
 
 
-def _kernels_of(op: internals.OpOverload) -> tuple[Callable[..., Any], Callable[..., Any]]:
+def _kernel_of(op: internals.OpOverload) -> Callable[..., Any]:
     count = len(op._schema.returns)
 
     def run(token: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         results = op(*args, **kwargs)
         return (new_token(), *((results,) if count == 1 else results)) if count else new_token()
 
-    return run, run
-
-
-def _differentiable(op: internals.OpOverload, made: internals.OpOverload) -> None:
-    """Where a gradient is asked for, the operator's own derivative is the token form's."""
-    run, _ = _kernels_of(op)
-
-    def call(token: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-        tensors = [t for t in (*args, *kwargs.values()) if isinstance(t, torch.Tensor | list | tuple)]
-        if torch.is_grad_enabled() and any(t.requires_grad for group in tensors for t in _tensors(group)):
-            return run(token, *args, **kwargs)
-        with internals.below_autograd():
-            return made(token, *args, **kwargs)
-
-    name = made._schema.name.partition("::")[2]
-    full = f"{name}.{made._schema.overload_name}" if made._schema.overload_name else name
-    _LIBRARIES[made.namespace].impl(full, call, "Autograd")
-
-
-def _tensors(value: Any) -> list[torch.Tensor]:
-    return [value] if isinstance(value, torch.Tensor) else [t for t in value if isinstance(t, torch.Tensor)]
+    return run

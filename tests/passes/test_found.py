@@ -1,0 +1,181 @@
+"""What random programs found: each text is the smallest program that went wrong, and it must go right for good."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import ingot
+from ingot import passes
+from ingot.errors import PassError
+from ingot.program.cutting import graph_modules
+from tests.passes import programs
+from tests.passes.test_random_programs import check, eager, running
+
+FIRST = [(name, {}) for name in ("functionalize", "effects", "cse", "dce", "remove_noops", "canonicalize")]
+
+# name → body of forward, and how it is captured.
+FOUND: dict[str, tuple[str, dict[str, bool]]] = {
+    "control flow in control flow, and a write": (
+        """
+        def body(i, w):
+            v = torch.cond(i > 1, lambda w: w + 1, lambda w: w * 2, (w,))
+            v.relu_()
+            return i + 1, v
+        return torch.while_loop(lambda i, w: i < 3, body, (torch.zeros((), dtype=torch.int64), x * 1))[1]
+        """,
+        {},
+    ),
+    "a custom operator that writes to a view and to a buffer": (
+        """
+        bump(x[1:, :2], 0.25)
+        bump(self.seen, 0.5)
+        return x + self.seen
+        """,
+        {},
+    ),
+    "an effect that writes": ("return stamp(x, y, 'a') + stamp(y[0], x, 'b')", {}),
+    "an effect that writes to what it reads": ("return stamp(x, x, 'a')", {}),
+    "a region that is cut in a graph which has run": (
+        """
+        def branch(w):
+            with torch.no_grad():
+                v = torch.cond(w.sum() < 0, lambda w: w + 1, lambda w: w + 2, (y,))
+                v.relu_()
+            return v * 1
+        return torch.cond(x.sum() < 0, branch, lambda w: w * 2, (x,))
+        """,
+        {},
+    ),
+    "a region with an effect whose results nobody uses": (
+        """
+        with torch.autocast('cpu', dtype=torch.bfloat16):
+            pair(x, 'a')
+        return x + y
+        """,
+        {},
+    ),
+    "a preserved call in a branch whose result nobody uses": (
+        """
+        def branch(w):
+            self.fc(w.float())
+            return w * 2
+        y.mul_(2)
+        return torch.cond(x.sum() > 0, branch, lambda w: w * 1.5, (x,)) + y
+        """,
+        {"preserve": True},
+    ),
+    "a preserved call in a branch that names a node of another graph too": (
+        """
+        z = y.float() * 2
+        def branch(w):
+            return self.fc(w.float())
+        return torch.cond(x.sum() > 0, branch, lambda w: w * 1.5, (z,)) + z
+        """,
+        {"preserve": True},
+    ),
+    "a preserved call whose argument has a namesake in a branch": (
+        """
+        z = self.layer(x.float())
+        return torch.cond(x.sum() > 0, lambda w: w.float() * 2, lambda w: (z + w).float() * 1, (x,)), z
+        """,
+        {"preserve": True},
+    ),
+    "a dropout in eval hands on what is written later": (
+        """
+        p = x.view(-1)
+        v = self.drop(x)
+        p.mul_(0.5)
+        return v + p.sum()
+        """,
+        {},
+    ),
+    "a dropout in training is written to": (
+        """
+        v = F.dropout(x, 0.3)
+        v.t().mul_(0.5)
+        bump(v.t(), 0.25)
+        return v
+        """,
+        {"training": True},
+    ),
+    "an effect by torch's declaration without a token": ("x.mul_(2)\n        return pair(x, 'a')[0]", {}),
+    "a condition on a size, asked in a branch again": (
+        """
+        def branch(w):
+            v = torch.cond(x.shape[0] > 2, lambda w: w + 1, lambda w: w + 2, (w,))
+            return torch.cond(
+                w.sum() < 0,
+                lambda w: torch.cond(x.shape[0] > 2, lambda w: w - 1, lambda w: w - 2, (w,)),
+                lambda w: w * 3,
+                (v,),
+            )
+        return torch.cond(x.sum() > 0, branch, lambda w: w * 2, (x,))
+        """,
+        {"dynamic": True},
+    ),
+    "statistics that are written and a result that nobody uses": (
+        """
+        with torch.autocast('cpu', dtype=torch.bfloat16):
+            self.norm(x)
+        with torch.no_grad():
+            self.norm(y)
+        return x + y
+        """,
+        {"training": True},
+    ),
+}
+
+
+def text_of(body: str) -> str:
+    return f"class Model(Base):\n    def forward(self, x, y):\n        {body.strip()}\n"
+
+
+@pytest.mark.parametrize("name", FOUND)
+def test_found(name: str) -> None:
+    body, how = FOUND[name]
+    check(text_of(body), FIRST, **how)  # type: ignore[arg-type]
+
+
+def test_a_custom_operator_that_writes_is_functional_and_survives_a_file(tmp_path: Path) -> None:
+    text = text_of("bump(x[0], 0.25)\n        return stamp(y, x, 'a')")
+    model = programs.build(text)
+    program = ingot.transform(programs.capture(text, copy.deepcopy(model)), passes.ROAD)
+    nodes: list[Any] = [n for m in graph_modules(program.graph_module) for n in m.graph.nodes]
+    assert not any(getattr(n.target, "_schema", None) and n.target._schema.is_mutable for n in nodes)
+    assert {"unwritten_ingot_tests.bump.default", "ingot_unwritten_ingot_tests.stamp.default"} <= {
+        str(n.target) for n in nodes
+    }
+    program.save(tmp_path / "m.ingot")
+    args = programs.inputs(2)
+    expected, got = eager(model, args), running(ingot.load(tmp_path / "m.ingot"), args)
+    assert got[1] == expected[1] == ["a"]
+    torch.testing.assert_close(got[0], expected[0])
+
+
+@pytest.mark.parametrize("first", [passes.functionalize, passes.effects])
+def test_a_custom_operator_that_writes_to_memory_which_it_also_reads_is_refused(first: Any) -> None:
+    text = text_of("return stamp(x, x[0], 'a')")
+    program = programs.capture(text, programs.build(text))
+    with pytest.raises(PassError, match="shares its memory"):
+        ingot.transform(program, [first])
+
+
+def test_a_dropout_in_place_is_a_draw_with_a_token() -> None:
+    check(text_of("F.dropout(x, 0.3, True, True)\n        return x * 2"), [("effects", {"random": True})])
+
+
+def test_names_of_preserved_calls_follow_a_replay() -> None:
+    text = text_of(FOUND["a preserved call in a branch that names a node of another graph too"][0])
+    program = programs.capture(text, programs.build(text), preserve=True)
+    for stage in (passes.functionalize, passes.decompose):
+        program = ingot.transform(program, [stage])
+        (call,) = [call for call in program.module_calls if call.path == "fc"]
+        assert call.signature is not None
+        named = {value.name for value in (*call.signature.inputs, *call.signature.outputs)}
+        graphs = [{n.name for n in m.graph.nodes} & named for m in graph_modules(program.graph_module)]
+        assert [len(found) for found in graphs if found] == [2], "both are in one graph, and in no other"

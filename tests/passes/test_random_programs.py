@@ -1,0 +1,137 @@
+"""Random programs down the road: the same results, writes and effects as eager, in any order of passes, to a fixpoint.
+
+A failure shows the program as hypothesis cut it down. Its text is a test of its own, in
+test_found.py.
+"""
+
+from __future__ import annotations
+
+import copy
+import os
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import HealthCheck, Phase, given, note, seed, settings
+from hypothesis import strategies as st
+from torch.utils import _pytree
+
+import ingot
+from ingot import passes
+from ingot.passes.manager import info_of
+from ingot.passes.numerics import compare_values
+from tests.passes import programs
+from tests.passes.speaking import heard
+
+QUICK, LONG = 200, 2000
+OPTIONS: dict[str, list[dict[str, Any]]] = {
+    "effects": [{}, {"random": True}],
+    "decompose": [{}, {"keep": ["linear", "layer_norm", "softmax", "dropout"]}],
+}
+
+# What programs write to.
+STATE = ("seen", "steps")
+
+Outcome = tuple[list[torch.Tensor], list[str], dict[str, torch.Tensor]]
+Call = tuple[tuple[torch.Tensor, ...], Outcome]
+Order = list[tuple[str, dict[str, Any]]]
+
+
+def outcome(function: Any, state: dict[str, torch.Tensor], args: tuple[torch.Tensor, ...]) -> Outcome:
+    """All that a call shows: results, arguments after it and what effects saw; what was said; state after it."""
+    programs.NOTED.clear()
+    result, said = heard(function, *args)
+    leaves = [*_pytree.tree_leaves(result), *args, *programs.NOTED]
+    return [leaf.detach().clone() for leaf in leaves], said, {name: t.detach().clone() for name, t in state.items()}
+
+
+def eager(model: programs.Base, args: tuple[torch.Tensor, ...]) -> Outcome:
+    own = copy.deepcopy(model)
+    return outcome(own, own.state_dict(), tuple(a.clone() for a in args))
+
+
+def running(program: ingot.Program, args: tuple[torch.Tensor, ...]) -> Outcome:
+    own = program.copy()
+    copies = {id(t): t.detach().clone() for t in own.state_dict.values()}
+    own.state_dict = {name: copies[id(t)] for name, t in own.state_dict.items()}
+    return outcome(own, own.state_dict, tuple(a.clone() for a in args))
+
+
+def assert_alike(expected: Outcome, got: Outcome, exact: bool, what: str) -> None:
+    assert got[1] == expected[1], f"{what}: other effects"
+    assert len(got[0]) == len(expected[0]), what
+    assert got[2].keys() <= expected[2].keys(), what  # a pass may fold weights away
+    pairs = [*zip(expected[0], got[0], strict=True), *((expected[2][name], tensor) for name, tensor in got[2].items())]
+    for a, b in pairs:
+        problem = compare_values(a, b, exact)
+        assert problem is None, f"{what}: a value {problem}"
+    assert all(name in got[2] for name in STATE), f"{what}: state is gone that programs write to"
+
+
+# ---------------------------------------------------------------------- the checks
+
+
+def check_road(captured: ingot.Program, calls: list[Call]) -> None:
+    """The default road, with numbers compared after each pass, and against eager where bits must be the same."""
+    stages: dict[str, ingot.Program] = {}
+    road = ingot.transform(captured, passes.ROAD, check="numerics", snapshots=lambda n, p: stages.update({n: p.copy()}))
+    back = ingot.transform(road, [passes.order_effects])
+    for args, expected in calls:
+        assert_alike(expected, running(stages["effects"], args), True, "after effects")
+        assert_alike(expected, running(road, args), False, "after the road")
+        assert_alike(expected, running(back, args), False, "after order_effects")
+
+
+def check_order(captured: ingot.Program, calls: list[Call], order: Order) -> None:
+    """Passes in an order that their dialects allow; each, run again, finds nothing to do."""
+    program, exact, done = captured, True, []
+    for name, options in order:
+        function = passes.REGISTRY[name]
+        info = info_of(function)
+        if info.takes is not None and not info.takes.accepts(program.dialect):
+            continue
+        done.append(name)
+        program = ingot.transform(program, [(function, options), (function, options)])
+        assert program.history[-1].changes == 0, f"{', '.join(done)}: the last one changes something again"
+        exact = exact and info.exact
+    for args, expected in calls:
+        assert_alike(expected, running(program, args), exact, ", ".join(done))
+
+
+def check(text: str, order: Order, training: bool = False, dynamic: bool = False, preserve: bool = False) -> None:
+    """Eager, the road and an order of passes agree on a program's text, on two inputs."""
+    model = programs.build(text, training)
+    given_ = (programs.inputs(1), programs.inputs(2, 5 if dynamic else 3))
+    calls = [(args, eager(model, args)) for args in given_]
+    captured = programs.capture(text, copy.deepcopy(model), dynamic, preserve)
+    check_road(captured, calls)
+    check_order(captured, calls, order)
+
+
+@st.composite
+def orders(draw: st.DrawFn) -> Order:
+    names = draw(st.permutations(sorted(passes.REGISTRY)))
+    return [(name, draw(st.sampled_from(OPTIONS.get(name, [{}])))) for name in names]
+
+
+def check_drawn(drawn: programs.Program, order: Order) -> None:
+    text = programs.source(drawn)
+    note(f"{text}\ntraining={drawn.training}, dynamic={drawn.dynamic}, preserve={drawn.preserve}\n{order}")
+    check(text, order, drawn.training, drawn.dynamic, drawn.preserve)
+
+
+_COMMON: dict[str, Any] = {"deadline": None, "database": None, "suppress_health_check": list(HealthCheck)}
+
+
+@settings(max_examples=QUICK, derandomize=True, phases=[Phase.generate], **_COMMON)
+@given(programs.programs(small=True), orders())
+def test_random_programs(drawn: programs.Program, order: Order) -> None:
+    check_drawn(drawn, order)
+
+
+@pytest.mark.slow
+@seed(int(os.environ.get("INGOT_TEST_SEED", "20")))
+@settings(max_examples=LONG, phases=[Phase.generate, Phase.shrink], **_COMMON)
+@given(programs.programs(), orders())
+def test_many_random_programs(drawn: programs.Program, order: Order) -> None:
+    check_drawn(drawn, order)
