@@ -8,7 +8,9 @@ import pytest
 import torch
 from torch import nn
 
+import ingot
 import ingot_runtime
+from ingot.errors import UnsupportedOperator
 from tests.native.judge import assert_right
 
 
@@ -141,3 +143,12 @@ def test_whether_all_is_true() -> None:
             return torch._is_all_true(a > 0), torch._is_any_true(a > 0)
 
     assert_right(Truth(), *((torch.tensor(a),) for a in ([1.0, 2.0], [1.0, -1.0], [-1.0, -2.0])))
+
+
+def test_a_result_whose_size_only_the_run_tells_is_refused() -> None:
+    class Cut(nn.Module):
+        def forward(self, a: torch.Tensor, count: torch.Tensor) -> torch.Tensor:
+            return a[: count.item()]
+
+    with pytest.raises(UnsupportedOperator, match=r"slice.*known only when it runs"):
+        ingot.compile(Cut(), (x(9), torch.tensor(3)))

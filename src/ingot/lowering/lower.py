@@ -388,11 +388,13 @@ class Lowering:
         taken: set[str] = set()
         writes: list[tuple[str, Tensor]] = []
         by_target = {w.source: w.buffer for w in self.weights}
-        for spec, value in zip(specs, values, strict=True):
+        nodes = next(n for n in reversed(self.program.graph.nodes) if n.op == "output").args[0]
+        for spec, value, node in zip(specs, values, nodes, strict=True):  # type: ignore[arg-type]
             if spec.kind is OutputKind.TOKEN:
                 continue
             tensor = value if isinstance(value, Tensor) else self.scalar(value)
             if spec.kind is OutputKind.RESULT:
+                self._check_known(tensor, node)
                 buffer = self._output_buffer(tensor, taken)
                 taken.add(buffer)
                 outputs.append(
@@ -410,6 +412,12 @@ class Lowering:
         for target, tensor in copied:
             self.realize(self.lazy_copy(tensor), into=target)
         return outputs
+
+    def _check_known(self, tensor: Tensor, node: fx.Node) -> None:
+        """The caller makes the memory of results, from the sizes of the arguments alone."""
+        for size in tensor.shape:
+            if isinstance(size, Expr) and not {s.name for s in size.symbols} <= self.symbols.keys():
+                raise refusal([(node, "it is a result of the model, but its size is known only when it runs")])
 
     def _input_buffer(self, placeholder: str) -> str:
         node = next(n for n in self.program.graph.nodes if n.op == "placeholder" and n.name == placeholder)
