@@ -15,6 +15,7 @@ from ingot.codegen import products, routines
 from ingot.codegen.attention import attention_kernel
 from ingot.codegen.ctext import STORED, Statements, size_text
 from ingot.codegen.kernels import Kernel, kernel_of
+from ingot.errors import UnsupportedOperator, explain
 from ingot.lowering.cost import flops, traffic
 from ingot.lowering.expr import Expr, Size, largest
 from ingot.lowering.ir import (
@@ -192,17 +193,32 @@ class _File:
             self.line(f"void *const {placed.weight.buffer} = (char *)model->{base} + {placed.offset};")
         late = self._arena(self.known)
         place = len(self.lines)
+        told = set(self.known)
         for step in steps[early:]:
             for name in sorted(late & set().union(*touched(step))):
+                self._check_size(name, told)
                 self.line(f"void *const {name} = ig_allocate(run, {self.size(byte_size(module.buffers[name]))});")
                 self.line("if (run->status) return;")
                 late.discard(name)
             self._step(step)
+            told |= {step.symbol} if isinstance(step, Bind) else set()
         total: Size = 0
         for size in self.scratch:
             total = largest(total, size)
         self.lines.insert(place, f"    if (!ig_reserve_scratch(run, {self.size(total)})) return;")
         return [*head, "{", "    (void)n, (void)outputs, (void)inputs, (void)model;", *self.lines, "}", ""]
+
+    def _check_size(self, name: str, told: set[str]) -> None:
+        """Memory is taken between steps of the whole run: inside of a branch or loop it is too late."""
+        size = byte_size(self.module.buffers[name])
+        unknown = {s.name for s in size.symbols} - told if isinstance(size, Expr) else set()
+        if unknown:
+            raise UnsupportedOperator(
+                explain(
+                    "A tensor inside of a branch or loop has a size that only the branch or loop itself tells.",
+                    fix="compute that size before it, or run the program through torch: program(*args)",
+                )
+            )
 
     def _arena(self, known: set[str]) -> set[str]:
         """Declares the temporaries; returns those whose size is not known when the run begins."""

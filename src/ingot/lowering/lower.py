@@ -389,7 +389,7 @@ class Lowering:
         writes: list[tuple[str, Tensor]] = []
         by_target = {w.source: w.buffer for w in self.weights}
         nodes = next(n for n in reversed(self.program.graph.nodes) if n.op == "output").args[0]
-        for spec, value, node in zip(specs, values, nodes, strict=True):  # type: ignore[arg-type]
+        for spec, value, node in zip(specs, values, nodes, strict=True):
             if spec.kind is OutputKind.TOKEN:
                 continue
             tensor = value if isinstance(value, Tensor) else self.scalar(value)
@@ -459,12 +459,18 @@ class Lowering:
 
     def tell(self, size: Size, value: Size) -> None:
         """A size of the graph that is a symbol of its own takes this value."""
-        assert isinstance(size, Expr)
-        (known,) = size.symbols
         ops = Recorder()
-        self.steps.append(Bind(known.name, ops.finish([ops.index(value)]), self.origin))
-        self._told.add(known.name)
-        self.hints.setdefault(known.name, self.hint(value))
+        self.steps.append(Bind(self.told_here(size), ops.finish([ops.index(value)]), self.origin))
+
+    def told_here(self, size: Size) -> str:
+        """The name of the symbol that a size of the graph is; the caller gives it a value, here."""
+        names = {s.name for s in size.symbols} if isinstance(size, Expr) else set()
+        for s, name in self._names.items():
+            if {name} == names and size == self._symbol(s):
+                self._told.add(name)
+                self.hints.setdefault(name, 8)
+                return name
+        raise Unsupported(f"its size {size} is known only when it runs, and is no size of its own")
 
     @property
     def _graphs(self) -> set[str]:

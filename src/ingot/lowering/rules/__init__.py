@@ -10,6 +10,7 @@ from ingot.lowering.rules import (  # noqa: F401
     grouped,
     indexing,
     linalg,
+    masks,
     norms,
     orthogonal,
     pointwise,

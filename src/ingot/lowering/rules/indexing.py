@@ -84,10 +84,19 @@ def element(
 
 @lowers(aten.index.Tensor, aten._unsafe_index.Tensor)
 def index_(low: Lowering, x: Tensor, indices: Sequence[Tensor | None]) -> Tensor:
-    if any(i is not None and i.dtype in ("bool", "uint8") for i in indices):
-        raise Unsupported("indexing by a mask: the size of the result depends on the data")
     low.keep(x)
     shape = low.shape_of(low.out)
+    masks = [i for i in indices if i is not None and i.dtype in ("bool", "uint8")]
+    if masks:
+        from ingot.lowering.rules.masks import without_masks  # which is built on this file
+
+        if len(masks) > 1:
+            raise Unsupported("indexing by more than one mask")
+        given = [d for d, i in enumerate(indices) if i is not None]
+        together = given == list(range(given[0], given[-1] + 1))
+        others = [i.rank for i in indices if i is not None and i is not masks[0]]
+        place = (given[0] if together else 0) + max([1, *others]) - 1
+        indices = without_masks(low, indices, shape[place])
     first, width = advanced(indices, x.rank, len(shape))
 
     def load(ops: Recorder, index: Index) -> int:

@@ -181,7 +181,18 @@ def index_put(
     dtype = x.dtype
     masks = [i for i in indices if i is not None and i.dtype in ("bool", "uint8")]
     if masks:
-        return _masked_put(low, x, indices, source, accumulate)
+        alone = sum(i is not None for i in indices) == 1
+        if alone and all(size == 1 for size in source.shape):
+            return _masked_put(low, x, indices, source, accumulate)
+        from ingot.lowering.rules.masks import without_masks  # which is built on this file
+
+        if len(masks) > 1:
+            raise Unsupported("a write through more than one mask")
+        own = next(d for d, i in enumerate(indices) if i is not None)
+        # The source has the places as one dim, before those that come after the mask's own.
+        behind = x.rank - own - masks[0].rank
+        expected = source.shape[source.rank - behind - 1] if alone and source.rank > behind else None
+        indices = without_masks(low, indices, None if expected == 1 else expected)
     given = [i for i in indices if i is not None]
     if not given:
         return narrowed(source, dtype)
@@ -214,10 +225,7 @@ def _broadcast(shapes: Sequence[Sequence[Size]], width: int) -> tuple[Size, ...]
 
 def _masked_put(low: Lowering, x: Tensor, indices: Sequence[Tensor | None], source: Tensor, accumulate: bool) -> Tensor:
     """x[mask] = one value: every place asks the mask."""
-    given = [(d, i) for d, i in enumerate(indices) if i is not None]
-    if len(given) != 1 or any(size != 1 for size in source.shape):
-        raise Unsupported("a write through a mask of more than one value: how many there are depends on the data")
-    ((dim, mask),) = given
+    ((dim, mask),) = [(d, i) for d, i in enumerate(indices) if i is not None]
     kind = wide(x.dtype)
 
     def load(ops: Recorder, index: Index) -> int:

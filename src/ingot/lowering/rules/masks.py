@@ -1,0 +1,128 @@
+"""Masks as indices: how many places they name is found out by the run.
+
+A running sum of the mask numbers the places that it names, and its last element counts them. Each place is then
+written where its number says; those that the mask leaves out go to one slot behind the last.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from ingot.lowering import values
+from ingot.lowering.body import Recorder
+from ingot.lowering.expr import Size, divide, remainder, symbol
+from ingot.lowering.ir import Bind, Check
+from ingot.lowering.lower import Lowering, lowers
+from ingot.lowering.rules.scans import scanned
+from ingot.lowering.values import Index, Lazy, Strided, Tensor, broadcast
+
+aten = torch.ops.aten
+
+
+def count_of(low: Lowering, running: Tensor, expected: Size | None) -> Size:
+    """The last of the running sums as a size: that of the graph where it has none yet, or else equal to it."""
+    if running.shape[0] == 0:
+        return 0
+    ops = Recorder()
+    value = running.load(ops, (running.shape[0] - 1,))
+    if expected is not None and low.is_told(expected):
+        same = ops.call("eq", value, ops.index(expected))
+        message = f"A mask names another number of places than {expected}, the size that it was captured with."
+        low.steps.append(Check(ops.finish([same]), message, origin=low.origin))
+        return expected
+    if expected is None:
+        name = low.new_symbol()
+        expected = symbol(name)
+    else:
+        name = low.told_here(expected)
+    low.steps.append(Bind(name, ops.finish([value]), low.origin))
+    return expected
+
+
+def places_of(low: Lowering, mask: Tensor, expected: Size | None) -> tuple[Size, list[Tensor]]:
+    """How many places are not 0, and for each dim of the mask where they are, in row-major order."""
+    total = mask.numel
+    truth = Tensor(
+        mask.shape, "int64", Lazy(lambda ops, index: ops.cast(ops.cast(mask.load(ops, index), "bool"), "int64"), 2)
+    )
+    flat = low.realize(values.reshape(low.dense(truth), (total,), low.hint))
+    running = low.realize(scanned(low, flat, 0, "sum", "int64"))
+    count = count_of(low, running, expected)
+    made = low.buffer("temporary", "int64", (total + 1,))
+
+    def write(ops: Recorder, index: Index) -> tuple[Index, int]:
+        named = ops.call("ne", flat.load(ops, index), ops.const(0, "int64"))
+        number = ops.call("sub", running.load(ops, index), ops.const(1, "int64"))
+        place = ops.where(named, number, ops.index(total))
+        return (ops.as_index(place, below=total + 1),), ops.index(index[0])
+
+    low.scatter(Tensor((total + 1,), "int64", Strided(made.name, 0, (1,))), (total,), write, "set")
+    found = Tensor((count,), "int64", Strided(made.name, 0, (1,)))
+    return count, [_coordinate(found, mask.shape, d) for d in range(mask.rank)]
+
+
+def _coordinate(found: Tensor, shape: Sequence[Size], dim: int) -> Tensor:
+    inner: Size = 1
+    for size in shape[dim + 1 :]:
+        inner = inner * size
+    total: Size = inner * shape[dim]
+    for size in shape[:dim]:
+        total = total * size
+
+    def load(ops: Recorder, index: Index) -> int:
+        flat = ops.as_index(found.load(ops, index), below=total)
+        place = divide(flat, inner)
+        return ops.index(place if dim == 0 else remainder(place, shape[dim]))
+
+    return Tensor(found.shape, "int64", Lazy(load, 3))
+
+
+def without_masks(low: Lowering, indices: Sequence[Tensor | None], expected: Size | None) -> list[Tensor | None]:
+    """Indices with each mask replaced by the places that it names."""
+    made: list[Tensor | None] = []
+    for index in indices:
+        if index is not None and index.dtype in ("bool", "uint8"):
+            _, places = places_of(low, index, expected)
+            made += places
+        else:
+            made.append(index)
+    return made
+
+
+@lowers(aten.nonzero.default)
+def nonzero(low: Lowering, x: Tensor) -> Tensor:
+    shape = low.shape_of(low.out)
+    count, places = places_of(low, x if x.rank else values.insert(x, 0), shape[0])
+
+    def load(ops: Recorder, index: Index) -> int:
+        value = places[-1].load(ops, index[:1])
+        for d in reversed(range(len(places) - 1)):
+            mine = ops.call("eq", ops.index(index[1]), ops.index(d))
+            value = ops.where(mine, places[d].load(ops, index[:1]), value)
+        return value
+
+    return Tensor((count, x.rank), "int64", Lazy(load, 4 * max(x.rank, 1)))
+
+
+@lowers(aten.masked_select.default)
+def masked_select(low: Lowering, x: Tensor, mask: Tensor) -> Tensor:
+    rank = max(x.rank, mask.rank)
+    shape: list[Size] = []
+    for d in range(rank):
+        sizes = [t.shape[d - rank + t.rank] for t in (x, mask) if d - rank + t.rank >= 0]
+        shape.append(next((size for size in sizes if size != 1), 1))
+    whole = Tensor(
+        shape,
+        "bool",
+        Lazy(lambda ops, index: ops.cast(mask.load(ops, broadcast(index, mask.shape)), "bool"), mask.cost),
+    )
+    count, places = places_of(low, whole if rank else values.insert(whole, 0), low.shape_of(low.out)[0])
+    low.keep(x)
+
+    def load(ops: Recorder, index: Index) -> int:
+        at = tuple(ops.as_index(p.load(ops, index), below=s) for p, s in zip(places, shape or [1], strict=True))
+        return x.load(ops, broadcast(at, x.shape) if x.rank else ())
+
+    return Tensor((count,), x.dtype, Lazy(load, 3 * max(rank, 1)))
