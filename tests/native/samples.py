@@ -28,6 +28,8 @@ OTHERS = 4
 FLOOR = 6.0
 # Operators whose result is compared after torch's own output_process_fn_grad.
 PROCESSED = ("svd", "linalg.svd")
+# Operators that crash torch itself when an input is empty.
+NEVER_EMPTY = ("_chunk_cat",)
 
 
 class Call(torch.nn.Module):
@@ -135,6 +137,8 @@ def _cases_of(name: str, dtype: torch.dtype, kinds: Sequence[str], most: int | N
         sample = samples[number]
         for kind in kinds:
             if kind != "plain" and number % step and most is None:
+                continue
+            if kind == "empty" and name in NEVER_EMPTY:
                 continue
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
