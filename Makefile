@@ -27,7 +27,7 @@ $(STAMP): requirements-dev.txt pyproject.toml
 	@$(PIP) --no-deps --no-build-isolation -e .
 	@touch $@
 
-demo: setup  ## capture two models, check, save, load and rebuild them
+demo: setup  ## ResNet-50 and BERT-base compiled, beside eager, saved, and run without torch
 	@$(BIN)/python examples/demo.py
 
 test: setup  ## the tests, without the slow suites
