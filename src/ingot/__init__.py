@@ -1,4 +1,4 @@
-"""Ingot: PyTorch models captured as graphs, transformed by passes that are checked.
+"""Ingot: PyTorch models captured as graphs, transformed by passes that are checked, compiled to one C file.
 
     program = ingot.capture(model, args, kwargs, dynamic_shapes={"x": {0: "batch"}})
     program(*args, **kwargs)        # runs through torch: the reference meaning
@@ -10,6 +10,12 @@
     program.verify()                # raises VerifyError
     program.to_exported()           # torch.export's form, and ingot.from_exported(ep) back
     program = ingot.transform(program, [ingot.passes.autocast], check="numerics")
+
+    compiled = ingot.compile(model, args, kwargs)   # or of a program
+    compiled(*args, **kwargs)       # native code: torch tensors in and out
+    compiled.source                 # the C text
+    compiled.save("m.ingot")        # runs without torch: ingot_runtime.load("m.ingot")
+    torch.compile(model, backend="ingot")
 
 `ingot.errors` draws the tree of everything that can go wrong. torch is imported when the first of these is used.
 """

@@ -27,7 +27,7 @@ from ingot.program import file
 from ingot.program.program import Program
 from ingot.settings import Settings
 from ingot_runtime import open_container
-from ingot_runtime.model import model_of
+from ingot_runtime.model import check_threads, model_of
 
 # Told the name of each stage; what it gives is entered while the stage runs.
 Watch: TypeAlias = Callable[[str], AbstractContextManager[object]]
@@ -90,6 +90,7 @@ def compile(
     the instruction sets to build for; the default is this machine's own, and it is built in any case. `watch` is told
     of each stage: it is called with the stage's name and gives a context manager that the stage runs in.
     """
+    check_threads(threads)
     with watch("capture"):
         program = model if isinstance(model, Program) else capture(model, args, kwargs, dynamic_shapes=dynamic_shapes)
     with watch("passes"):

@@ -89,15 +89,15 @@ def returns_list_kwargs() -> Any:
 not_a_function = 3
 
 
-class Adds(nn.Module):
-    """One operator that is compiled, and two that no rule is written for."""
+class Complex(nn.Module):
+    """One operator that is compiled, and two that cannot be."""
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return torch.linalg.eigvals(x @ x.T).real + torch.linalg.det(x @ x.T)
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return torch.linalg.eigvals(x @ x.T).abs(), torch.fft.rfft(x).abs()
 
 
 def not_compilable() -> Any:
-    return Adds(), (torch.randn(3, 3),)
+    return Complex(), (torch.randn(3, 3),)
 
 
 class Mixed(nn.Module):

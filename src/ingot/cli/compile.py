@@ -12,7 +12,9 @@ from rich.text import Text
 from ingot.cli.capture import parse_dynamic, with_ranges
 from ingot.cli.terminal import AsJson, Debug, Result, Stages, command, human
 
-Threads = Annotated[int | None, typer.Option("--threads", min=1, help="Threads to run with; one for each core.")]
+Threads = Annotated[
+    int | None, typer.Option("--threads", min=1, max=1024, help="Threads to run with; one for each core.")
+]
 Cached = Annotated[bool, typer.Option("--cache/--no-cache", help="Use libraries that were compiled before.")]
 
 # What a person reads while each stage of the pipeline runs.

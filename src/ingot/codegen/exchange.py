@@ -8,8 +8,11 @@ from typing import Any
 import numpy as np
 import torch
 
+from ingot.errors import InputError, explain
 from ingot.program.tree import flatten
 from ingot_runtime import BFloat16Array
+
+_PLAIN = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
 
 
 def wants_arrays(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
@@ -23,8 +26,19 @@ def wants_arrays(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
 
 
 def native_of(leaf: Any) -> Any:
-    """An argument as the runtime takes it. Native code has no gradients, so a tensor goes in without its history."""
-    return leaf.detach() if isinstance(leaf, torch.Tensor) and leaf.requires_grad else leaf
+    """An argument as the runtime takes it. Native code has no gradients, so a tensor goes in without its history.
+
+    Raises InputError for a tensor of a class whose memory is not its values: a fake, a distributed one.
+    """
+    if not isinstance(leaf, torch.Tensor):
+        return leaf
+    if type(leaf) not in _PLAIN:
+        raise InputError(
+            explain(
+                f"An argument is a {type(leaf).__name__}, which native code cannot read.", fix="pass a plain tensor"
+            )
+        )
+    return leaf.detach() if leaf.requires_grad else leaf
 
 
 def torch_of(value: Any) -> Any:

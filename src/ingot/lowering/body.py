@@ -108,9 +108,12 @@ class Recorder:
     def where(self, condition: int, yes: int, no: int) -> int:
         return yes if yes == no else self.emit("where", (condition, yes, no), self.dtype(yes))
 
-    def checked(self, value: int, size: Size) -> Size:
-        """A value as an index into `size` places: negative ones count from the end, others fail the run."""
+    def checked(self, value: int, size: Size, *, wraps: bool = True) -> Size:
+        """A value as an index into `size` places: if it `wraps`, negatives count from the end. Others fail the run."""
         value = self.cast(value, "int64")
+        if not wraps:
+            outside = self.const(2**63 - 1, "int64")
+            value = self.where(self.call("lt", value, self.const(0, "int64")), outside, value)
         operands = (value,) if self._mask is None else (value, self._mask)
         place = self.emit("check", operands, "int64", size)
         return symbol(f"v{place}", below=size)

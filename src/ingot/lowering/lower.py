@@ -121,9 +121,10 @@ def refusal(found: Sequence[tuple[fx.Node, str]]) -> UnsupportedOperator:
         more = f" and {len(wheres) - 1} more" if len(wheres) > 1 else ""
         lines.append(f"    {target}: {reason} ({wheres[0]}{more})")
     count = len({target for target, _ in places})
+    kind = "input" if all(node.op == "placeholder" for node, _ in found) else "operator"
     return UnsupportedOperator(
         explain(
-            f"{count} operator{'s' if count > 1 else ''} cannot be compiled to native code:\n" + "\n".join(lines),
+            f"{count} {kind}{'s' if count > 1 else ''} cannot be compiled to native code:\n" + "\n".join(lines),
             fix="rewrite these lines with other operators, or run the program through torch: program(*args)",
         )
     )
@@ -170,7 +171,8 @@ class Lowering:
         found = []
         for graph_module in graph_modules(self.program.graph_module):
             for node in graph_module.graph.nodes:
-                if node.op == "call_function":
+                given = node.op == "placeholder" and node.users and node.graph is self.program.graph
+                if node.op == "call_function" or given:
                     reason = self._complaint(node)
                     if reason is not None:
                         found.append((node, reason))
@@ -180,13 +182,13 @@ class Lowering:
         value = value_of(node)
         if isinstance(value, (int, float, bool, torch.SymInt, torch.SymFloat, torch.SymBool)):
             return None
-        if rule_of(node.target) is None:
+        if node.op == "call_function" and rule_of(node.target) is None:
             return "there is no rule for it"
         for part in value if isinstance(value, (tuple, list)) else (value,):
             if isinstance(part, torch.Tensor):
                 if dtype_name(part.dtype) not in SUPPORTED:
                     return f"dtype {dtype_name(part.dtype)} is not supported"
-                if part.layout is not torch.strided or part.device.type not in ("cpu", "meta"):
+                if part.layout is not torch.strided or part.device.type != "cpu":
                     return f"a {part.layout} tensor on {part.device} is not supported"
         return None
 

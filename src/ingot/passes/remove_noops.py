@@ -237,7 +237,10 @@ def _same_dtype(node: fx.Node) -> Any:
         wide.dtype.is_floating_point == narrow.dtype.is_floating_point
         and wide.dtype.is_complex == narrow.dtype.is_complex
     )
-    widened = kept and torch.promote_types(wide.dtype, narrow.dtype) == wide.dtype
+    try:
+        widened = kept and torch.promote_types(wide.dtype, narrow.dtype) == wide.dtype
+    except RuntimeError:  # torch promotes no float8
+        return None
     return source.args[0] if widened and same_value(node, source.args[0]) else None
 
 

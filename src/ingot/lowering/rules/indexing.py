@@ -19,7 +19,7 @@ aten = torch.ops.aten
 @lowers(aten.embedding.default)
 def embedding(low: Lowering, weight: Tensor, places: Tensor, *_: Any) -> Tensor:
     def load(ops: Recorder, index: Index) -> int:
-        row = ops.checked(places.load(ops, index[: places.rank]), weight.shape[0])
+        row = ops.checked(places.load(ops, index[: places.rank]), weight.shape[0], wraps=False)
         return weight.load(ops, (row, *index[places.rank :]))
 
     return Tensor(low.shape_of(low.out), low.out_dtype, Lazy(load, 3 + places.cost))
@@ -34,7 +34,7 @@ def index_select(low: Lowering, x: Tensor, dim: int, places: Tensor) -> Tensor:
 
     def load(ops: Recorder, index: Index) -> int:
         at = (index[dim],) if places.rank else ()
-        place = ops.checked(places.load(ops, at), x.shape[dim])
+        place = ops.checked(places.load(ops, at), x.shape[dim], wraps=False)
         return x.load(ops, (*index[:dim], place, *index[dim + 1 :]))
 
     return Tensor(low.shape_of(low.out), x.dtype, Lazy(load, 3 + places.cost))
@@ -51,8 +51,8 @@ def gather(low: Lowering, x: Tensor, dim: int, places: Tensor, **_: Any) -> Tens
 
     def load(ops: Recorder, index: Index) -> int:
         if not places.rank:
-            return x.load(ops, (ops.checked(places.load(ops, ()), x.shape[0]),))
-        place = ops.checked(places.load(ops, index), x.shape[dim])
+            return x.load(ops, (ops.checked(places.load(ops, ()), x.shape[0], wraps=False),))
+        place = ops.checked(places.load(ops, index), x.shape[dim], wraps=False)
         return x.load(ops, (*index[:dim], place, *index[dim + 1 :]))
 
     return Tensor(places.shape, x.dtype, Lazy(load, 3 + places.cost))
