@@ -23,7 +23,7 @@ DOING = {
     "passes": "running passes",
     "lower": "lowering to loops",
     "emit": "writing C",
-    "cc": "compiling C",
+    "cc": "compiling C and packing weights",
 }
 
 
