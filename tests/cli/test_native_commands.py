@@ -222,6 +222,17 @@ def test_bench() -> None:
     assert text.exit_code == 0 and "median ms" in text.stdout and "times as long" in text.stdout
 
 
+def test_bench_profile(tmp_path: Path) -> None:
+    trace = tmp_path / "trace.json"
+    data = run_json("bench", factory("pair"), "--repeat", "2", "--profile", "--trace", str(trace))
+    assert data["profile"] and all(row["seconds"] >= 0 and row["kernel"].startswith("k") for row in data["profile"])
+    assert sum(row["flops"] for row in data["profile"]) > 0
+    events = json.loads(trace.read_text())["traceEvents"]
+    assert len(events) == len(data["profile"]) and all(event["dur"] >= 0 for event in events)
+    text = run("bench", factory("pair"), "--repeat", "1", "--profile")
+    assert text.exit_code == 0 and "GFLOP/s" in text.stdout and "by module" in text.stdout
+
+
 def test_bench_of_files(compiled: Path, tmp_path: Path) -> None:
     data = run_json("bench", str(compiled), "--repeat", "2")
     assert [row["name"] for row in data["rows"]] == ["ingot"] and data["largest_difference"] is None

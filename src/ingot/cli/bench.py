@@ -6,8 +6,9 @@ import statistics
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.table import Table
@@ -15,6 +16,9 @@ from rich.table import Table
 from ingot.cli.capture import parse_dynamic, with_ranges
 from ingot.cli.compile import DOING, Cached, Threads, opened
 from ingot.cli.terminal import AsJson, Debug, Result, Stages, command
+
+if TYPE_CHECKING:
+    from ingot.codegen.profile import Profile
 
 Calls = dict[str, Callable[[], Any]]
 
@@ -37,6 +41,10 @@ def run(
     ] = None,
     threads: Threads = None,
     cache: Cached = True,
+    profile: Annotated[bool, typer.Option("--profile", help="Show where the time goes, by kernel and module.")] = False,
+    trace: Annotated[
+        Path | None, typer.Option("--trace", metavar="FILE", help="Write the profile for chrome://tracing, too.")
+    ] = None,
     as_json: AsJson = False,
     debug: Debug = False,
 ) -> Result:
@@ -53,14 +61,20 @@ def run(
     with torch.no_grad(), _torch_threads(used):
         file = named_file(reference)
         native = file is not None and "native" in _manifest(open_container, file)
-        calls = (
-            _of_file(file, used, stages)
-            if native and file is not None
-            else _of_model(reference, dynamic_shapes, used, cache, stages)
-        )
+        profiled: Callable[[int], Profile] | None = None
+        if native and file is not None:
+            calls = _of_file(file, used, stages)
+        else:
+            calls, profiled = _of_model(reference, dynamic_shapes, used, cache, stages)
         with stages("time", "timing"):
             times = measure(calls, repeat)
             difference = _difference(*(call() for call in calls.values())) if len(calls) > 1 else None
+        found = None
+        if (profile or trace) and profiled is not None:
+            with stages("profile", "profiling"):
+                found = profiled(repeat)
+            if trace is not None:
+                found.chrome_trace(trace)
     rows = [
         {
             "name": name,
@@ -77,8 +91,9 @@ def run(
         "rows": rows,
         "largest_difference": difference,
         "seconds": stages.seconds,
+        "profile": [] if found is None else [asdict(row) for row in found.rows],
     }
-    return Result(data, _report(data))
+    return Result(data, (*_report(data), *(() if found is None else (str(found), _by_module(found)))))
 
 
 def measure(calls: Calls, repeat: int) -> dict[str, list[float]]:
@@ -94,7 +109,9 @@ def measure(calls: Calls, repeat: int) -> dict[str, list[float]]:
     return times
 
 
-def _of_model(reference: str, dynamic_shapes: Any, threads: int, cache: bool, stages: Stages) -> Calls:
+def _of_model(
+    reference: str, dynamic_shapes: Any, threads: int, cache: bool, stages: Stages
+) -> tuple[Calls, Callable[[int], Profile]]:
     """Native code of a factory's model or of a saved program, and the same through torch."""
     from ingot import pipeline
     from ingot.errors import CallError, explain
@@ -116,7 +133,8 @@ def _of_model(reference: str, dynamic_shapes: Any, threads: int, cache: bool, st
                 explain(f"{reference} holds no example to call it with.", fix="give the factory: MODULE:FACTORY")
             )
         args, kwargs = model.example_inputs
-    return {"ingot": lambda: compiled(*args, **kwargs), "eager": lambda: model(*args, **kwargs)}
+    calls: Calls = {"ingot": lambda: compiled(*args, **kwargs), "eager": lambda: model(*args, **kwargs)}
+    return calls, lambda repeat: compiled.profile(*args, repeat=repeat, **kwargs)
 
 
 def _of_file(file: Path, threads: int, stages: Stages) -> Calls:
@@ -127,6 +145,17 @@ def _of_file(file: Path, threads: int, stages: Stages) -> Calls:
         model = ingot_runtime.load(file, threads)
         inputs = model.example()
     return {"ingot": lambda: model.run(inputs)}
+
+
+def _by_module(profile: Profile) -> Table:
+    """The modules that take most of the time."""
+    table = Table("module", title="by module")
+    for column in ("ms", "share", "GFLOP/s", "GB/s"):
+        table.add_column(column, justify="right")
+    for row in profile.by_module()[:20]:
+        share = row.seconds / profile.seconds if profile.seconds else 0.0
+        table.add_row(row.module, f"{1e3 * row.seconds:.3f}", f"{share:.1%}", f"{row.gflops:.1f}", f"{row.gbytes:.1f}")
+    return table
 
 
 def _manifest(open_container: Any, file: Path) -> Any:
