@@ -111,18 +111,21 @@ def run(model: Any, inputs: Mapping[str, Any]) -> Any:
 # ---------------------------------------------------------------------- comparing
 
 
-def worst_ratio(got: Any, single: Any, double: Any | None, label: str) -> float:
-    """The largest error of `got` in units of what eager's own allows to be 1. Wrong where the result is another."""
+def worst_ratio(got: Any, single: Any, double: Any | None, label: str, epsilon: float = 0.0) -> float:
+    """The largest error of `got` in units of what eager's own allows to be 1. Wrong where the result is another.
+
+    `epsilon` is that of the narrowest dtype that the model computes in, where it is narrower than the results' own.
+    """
     mine, mine_tree = tree.flatten(got)
     theirs, theirs_tree = tree.flatten(single)
     if mine_tree != theirs_tree:
         raise Wrong(f"{label}: {mine_tree} instead of {theirs_tree}")
     truth = theirs if double is None else tree.flatten(double)[0]
     leaves = enumerate(zip(mine, theirs, truth, strict=True))
-    return max((_leaf_ratio(*three, f"{label}, output {number}") for number, three in leaves), default=0.0)
+    return max((_leaf_ratio(*three, f"{label}, output {number}", epsilon) for number, three in leaves), default=0.0)
 
 
-def _leaf_ratio(mine: Any, theirs: Any, truth: Any, label: str) -> float:
+def _leaf_ratio(mine: Any, theirs: Any, truth: Any, label: str, epsilon: float) -> float:
     if not isinstance(theirs, torch.Tensor):
         if mine != theirs and not (mine != mine and theirs != theirs):
             raise Wrong(f"{label}: {mine!r} instead of {theirs!r}")
@@ -133,7 +136,7 @@ def _leaf_ratio(mine: Any, theirs: Any, truth: Any, label: str) -> float:
         if not torch.equal(mine, theirs):
             raise Wrong(f"{label}: {int((mine != theirs).sum())} of {theirs.numel()} {theirs.dtype} differ")
         return 0.0
-    mine, theirs, epsilon = mine.double(), theirs.double(), EPSILON[theirs.dtype]
+    mine, theirs, epsilon = mine.double(), theirs.double(), max(epsilon, EPSILON[theirs.dtype])
     for mask, what in ((torch.isnan, "nan"), (lambda t: t == torch.inf, "inf"), (lambda t: t == -torch.inf, "-inf")):
         if not torch.equal(mask(mine), mask(theirs)):
             raise Wrong(f"{label}: {int(mask(mine).sum())} {what} instead of {int(mask(theirs).sum())}")

@@ -408,6 +408,9 @@ class Lowering:
                     if spec.kind is not OutputKind.ARGUMENT_MUTATION
                     else self._input_buffer(str(spec.target))
                 )
+                if self.buffers[target].shape != tensor.shape:
+                    why = f"it gives {spec.target} another shape, which native code cannot do to what others hold"
+                    raise refusal([(node, why)])
                 writes.append((target, self.realize(tensor)))
         # All results are in memory before any state is overwritten: they may read the state as it was.
         copied = [(target, self.copy(tensor)) for target, tensor in writes]
