@@ -70,6 +70,8 @@ WHOLE = (
     *("linear", "matmul", "scaled_dot_product_attention", "layer_norm", "_softmax", "_log_softmax", "gelu", "silu"),
     *(getattr(torch.ops.aten, name).input for name in ("lstm", "gru", "rnn_tanh", "rnn_relu")),
     *("pad", "histogram"),
+    # What torch makes of these takes negative indices that they refuse, or refuses those that they take.
+    *("index_add", "index_copy", "index_fill"),
 )
 
 

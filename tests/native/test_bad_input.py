@@ -239,6 +239,46 @@ def test_what_a_run_finds_out(scaled: Compiled) -> None:
     assert divided(torch.tensor([7]), torch.tensor([2])).tolist() == [3]
 
 
+@pytest.mark.parametrize(
+    ("function", "wraps"),
+    [
+        (lambda x, i: x.gather(0, i), False),
+        (lambda x, i: x.index_select(0, i), False),
+        (lambda x, i: x.scatter(0, i, 1.0), False),
+        (lambda x, i: x.scatter_add(0, i, x[:1]), False),
+        (lambda x, i: x.index_add(0, i, x[:1]), False),
+        (lambda x, i: x.index_copy(0, i, x[:1]), False),
+        (lambda x, i: x[i], True),
+        (lambda x, i: x.index_fill(0, i, 1.0), True),
+        (lambda x, i: x.index_put((i,), x[:1]), True),
+        (lambda x, i: torch.take(x, i), True),
+        (lambda x, i: x.put(i, x[:1]), True),
+    ],
+    ids=[
+        "gather",
+        "index_select",
+        "scatter",
+        "scatter_add",
+        "index_add",
+        "index_copy",
+        "[]",
+        "index_fill",
+        "index_put",
+        "take",
+        "put",
+    ],
+)
+def test_negative_indices_are_what_they_are_in_torch(function: Any, wraps: bool) -> None:
+    x = torch.randn(4)
+    compiled = ingot.compile(function, (x, torch.tensor([1])))
+    assert torch.equal(compiled(x, torch.tensor([3])), function(x, torch.tensor([3])))
+    if wraps:
+        assert torch.equal(compiled(x, torch.tensor([-1])), function(x, torch.tensor([-1])))
+    for index in (4, -5, *(() if wraps else (-1,))):
+        with pytest.raises(ingot_runtime.IndexOutOfRange):
+            compiled(x, torch.tensor([index]))
+
+
 # ---------------------------------------------------------------------- disks and compilers
 
 

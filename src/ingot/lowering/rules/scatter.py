@@ -49,9 +49,12 @@ def _empty(x: Tensor) -> bool:
 
 def scattered(
     low: Lowering, x: Tensor, dim: int, places: Tensor, source: Any, mode: str = "set", include: bool = True,
-    mean: bool = False
+    mean: bool = False, wraps: bool = False
 ) -> Tensor:  # fmt: skip
-    """x with source[…] written to places[…] of `dim`. Without `include` what is hit starts anew."""
+    """x with source[…] written to places[…] of `dim`. Without `include` what is hit starts anew.
+
+    If it `wraps`, negative places count from the end.
+    """
     dtype = x.dtype
     rank = max(x.rank, 1)
     dim = dim % rank
@@ -67,7 +70,7 @@ def scattered(
         places = low.keep(places)
 
         def place(ops: Recorder, index: Index) -> Index:
-            at = ops.checked(places.load(ops, index), x.shape[dim])
+            at = ops.checked(places.load(ops, index), x.shape[dim], wraps=wraps)
             return (*index[:dim], at, *index[dim + 1 :])
 
         def write(ops: Recorder, index: Index) -> tuple[Index, int]:
@@ -168,7 +171,7 @@ def index_fill(low: Lowering, x: Tensor, dim: int, places: Tensor, value: Any) -
     source = value
     if isinstance(value, Tensor):
         source = Tensor(shape, x.dtype, Lazy(lambda ops, index: value_at(ops, value, (), x.dtype), 1))
-    return scattered(low, x, dim, _spread(x, dim, places, stand_in), source)
+    return scattered(low, x, dim, _spread(x, dim, places, stand_in), source, wraps=True)
 
 
 # ---------------------------------------------------------------------- by several index tensors
@@ -243,7 +246,7 @@ def put(low: Lowering, x: Tensor, places: Tensor, source: Tensor, accumulate: bo
     where = values.reshape(places, (places.numel,), low.hint)
     what = values.reshape(low.keep(source), (source.numel,), low.hint)
     made = (
-        scattered(low, flat, 0, where, what, "add" if accumulate else "set")
+        scattered(low, flat, 0, where, what, "add" if accumulate else "set", wraps=True)
         if x.rank
         else _put_one(low, x, where, what, accumulate)
     )
@@ -251,7 +254,7 @@ def put(low: Lowering, x: Tensor, places: Tensor, source: Tensor, accumulate: bo
 
 
 def _put_one(low: Lowering, x: Tensor, places: Tensor, source: Tensor, accumulate: bool) -> Tensor:
-    return scattered(low, x, 0, places, source, "add" if accumulate else "set")
+    return scattered(low, x, 0, places, source, "add" if accumulate else "set", wraps=True)
 
 
 @lowers(aten.masked_scatter.default)
