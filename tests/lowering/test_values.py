@@ -138,9 +138,7 @@ def test_a_reshape_that_strides_cannot_say_is_computed() -> None:
     (x, _) = both_kinds((4, 6))
     flat = values.reshape(values.permute(x, (1, 0)), (24,), hint)
     assert isinstance(flat.data, Lazy)
-    assert torch.equal(
-        elements(flat, {"x": list(range(24))}), torch.arange(24).reshape(4, 6).permute(1, 0).reshape(-1)
-    )
+    assert torch.equal(elements(flat, {"x": list(range(24))}), torch.arange(24).reshape(4, 6).permute(1, 0).reshape(-1))
 
 
 def test_index_arithmetic_of_a_reshape_cancels() -> None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
 
+import ingot_runtime
 from tests.native.building import build
 
 X = torch.Tensor
@@ -110,3 +112,18 @@ def test_attention_without_a_batch() -> None:
 
 def test_inputs_and_outputs_that_nothing_reads_or_writes() -> None:
     check(lambda a, b: (a * 2, b[:0] + 1), x(3), x(4))
+
+
+def test_weights_that_end_anywhere_can_be_saved_and_loaded(tmp_path: Path) -> None:
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("last", x(5))
+
+        def forward(self, a: X) -> X:
+            return a * self.last
+
+    compiled = build(Model(), (x(3, 5),))
+    compiled.save(tmp_path / "m.ingot")
+    made = ingot_runtime.load(tmp_path / "m.ingot")(x(3, 5).numpy())
+    torch.testing.assert_close(torch.from_numpy(made), Model()(x(3, 5)))
