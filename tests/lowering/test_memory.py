@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -76,7 +78,7 @@ def test_dynamic_buffers_share_slots_only_one_after_another(made: Module) -> Non
     assert sorted(name for slot in found.slots for name in slot) == sorted(made.buffers)
     for slot in found.slots:
         ordered = sorted(slot, key=lambda name: spans[name])
-        for first, second in zip(ordered, ordered[1:], strict=False):
+        for first, second in pairwise(ordered):
             assert spans[first][1] < spans[second][0], slot
 
 

@@ -39,8 +39,8 @@ def elements(tensor: Tensor, memory: dict[str, list[int]]) -> torch.Tensor:
     made = torch.zeros(shape, dtype=torch.int64)
     for place in torch.cartesian_prod(*(torch.arange(n) for n in shape)).reshape(-1, len(shape)) if shape else [()]:
         at = tuple(int(p) for p in place)
-        numbers = {name: at[d] for name, d in zip((n for n, _ in loops), (d for d in range(len(shape)) if shape[d] != 1),
-                                                  strict=True)}  # fmt: skip
+        moving = [at[d] for d in range(len(shape)) if shape[d] != 1]
+        numbers = {name: number for (name, _), number in zip(loops, moving, strict=True)}
         made[at] = run(body, memory, numbers)[0]
     return made
 
