@@ -13,6 +13,7 @@ from ingot.codegen.compiled import Compiled
 from ingot.codegen.file import emit
 from ingot.codegen.isa import host
 from ingot.codegen.toolchain import WARNINGS, Toolchain, find
+from ingot.codegen.weights import fill
 from ingot.lowering.fusion import fuse
 from ingot.lowering.ir import Module
 from ingot.lowering.lower import lower
@@ -20,7 +21,8 @@ from ingot.lowering.memory import plan
 from ingot.pipeline import capture, for_native
 from ingot.program.program import Program
 
-QUICK = ("-O1", "-Werror", *WARNINGS)
+# clang says of a loop that it did not vectorize it, which is no fault of the loop.
+QUICK = ("-O1", "-Werror", *WARNINGS, "-Wno-pass-failed")
 
 
 def lowered(
@@ -49,7 +51,8 @@ def assemble(
     with tempfile.TemporaryDirectory() as folder:
         library = Path(folder) / "model.so"
         (tools or find()).compile_library(source.text, isa, library, extra_flags=(f'-DIG_ISA="{isa.name}"', *flags))
-        return Compiled(program, module, source, {isa.name: library.read_bytes()}, isa, threads)
+        blob = fill(program, module, source)
+        return Compiled(program, module, source, blob, {isa.name: library.read_bytes()}, isa, threads)
 
 
 def build(

@@ -311,7 +311,7 @@ for _name, _want, _exact, _function in [
     ("argmin", "number", "needs", torch.argmin),
     ("max_values", "any", "keep", lambda x, dim, keep: x.max(dim, keep).values),
     ("max_indices", "number", "needs", lambda x, dim, keep: x.max(dim, keep).indices),
-    ("var", "float", "never", lambda x, dim, keep: x.var(dim, correction=0, keepdim=keep) if x.shape[dim] else x),
+    ("var", "float", "never", lambda x, dim, keep: x.var(dim, correction=0, keepdim=keep) if x.numel() else x),
     ("norm", "float", "never", lambda x, dim, keep: torch.sqrt((x * x).sum(dim, keep) + 0.5)),
     ("softmax", "float", "never", lambda x, dim, keep: torch.softmax(x, dim)),
     ("log_softmax", "float", "never", lambda x, dim, keep: torch.log_softmax(x, dim)),

@@ -103,7 +103,7 @@ def head(used: set[str]) -> str:
 
 
 def place_weights(module: Module) -> tuple[tuple[Placed, ...], int]:
-    """Every weight that a step reads, one after another at multiples of 64 bytes."""
+    """Every weight that a step reads, one after another at multiples of 64 bytes; the last one's end is the size."""
     read: set[str] = set()
     for step in module.steps:
         r, w = touched(step)
@@ -115,7 +115,7 @@ def place_weights(module: Module) -> tuple[tuple[Placed, ...], int]:
             assert isinstance(size, int)
             placed.append(Placed(weight, at, size))
             at += -(-size // ALIGN) * ALIGN
-    return tuple(placed), at
+    return tuple(placed), placed[-1].offset + placed[-1].size if placed else 0
 
 
 @dataclass

@@ -431,20 +431,25 @@ def _nest(group: Sequence[Step], buffers: dict[str, Buffer], counts: Counter[str
             if mine and size is not None and within(substitute(store.index, zero), size):
                 local.append(name)
                 buffers[name] = Buffer(name, wide(buffers[name].dtype), () if size == 1 else (size,))
-    moved = [_localized(step, set(local), zero) for step in steps]
+    # One place needs no index, whatever it was computed from.
+    single = {name for name in local if not buffers[name].shape}
+    moved = [_localized(step, set(local), single, zero) for step in steps]
     last = max(steps, key=lambda s: len(s.loops))
     return Nest(outer, tuple(moved), tuple(local), last.origin)
 
 
-def _localized(step: Map | Reduce, local: set[str], zero: dict[str, Size]) -> Map | Reduce:
+def _localized(step: Map | Reduce, local: set[str], single: set[str], zero: dict[str, Size]) -> Map | Reduce:
+    def within_row(use: Access | Store) -> Size:
+        return 0 if use.buffer in single else substitute(use.index, zero)
+
     def known(op: Op, operands: tuple[int, ...], ops: Recorder) -> int | None:
         if isinstance(op.attribute, Access) and op.attribute.buffer in local:
             access = op.attribute
-            return ops.emit("load", (), op.dtype, Access(access.buffer, substitute(access.index, zero), access.mask))
+            return ops.emit("load", (), op.dtype, Access(access.buffer, within_row(access), access.mask))
         return None
 
     ops, results = rewrite(step.body, replace=known)
-    stores = tuple(replace(s, index=substitute(s.index, zero)) if s.buffer in local else s for s in step.stores)
+    stores = tuple(replace(s, index=within_row(s)) if s.buffer in local else s for s in step.stores)
     return replace(step, body=ops.finish(results), stores=stores)
 
 

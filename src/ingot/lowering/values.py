@@ -70,7 +70,7 @@ class Tensor:
         data = self.data
         if isinstance(data, Strided):
             return ops.load(data.buffer, data.at(index), _wide(self.dtype))
-        return ops.once((id(data), index), lambda: data.load(ops, index))
+        return ops.once((data, index), lambda: data.load(ops, index))
 
     def __repr__(self) -> str:
         return f"{self.dtype}[{', '.join(map(str, self.shape))}] {type(self.data).__name__}"

@@ -72,7 +72,7 @@ INGOT_EXPORT int ingot_sizes(ingot_model *model, const ingot_tensor *inputs, int
 static int ig_execute(
     ingot_model *model, const ingot_tensor *inputs, const ingot_tensor *outputs, double *seconds, char *message, size_t size)
 {
-    int64_t n[IG_SYMBOLS + 1] = {0}, sizes[IG_SIZES];
+    int64_t n[IG_SYMBOLS + 1] = {0}, sizes[IG_SIZES] = {0};
     int status = ig_bind(inputs, n, message, size);
     if (status) return status;
     ig_shapes(n, sizes);
