@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 
 import pytest
@@ -152,3 +153,32 @@ def test_a_result_whose_size_only_the_run_tells_is_refused() -> None:
 
     with pytest.raises(UnsupportedOperator, match=r"slice.*known only when it runs"):
         ingot.compile(Cut(), (x(9), torch.tensor(3)))
+
+
+def test_a_window_far_larger_than_the_image() -> None:
+    """It was right but took minutes: every tap of the window was asked whether it lies inside."""
+    calls = [(x(batch, 3, 4, 5),) for batch in (2, 3)]
+    assert_right(nn.AvgPool2d(20000, ceil_mode=True), *calls, dynamic_shapes=[{0: "batch"}])
+    assert_right(nn.AvgPool2d(3, 2, padding=1, ceil_mode=True, count_include_pad=False), (x(2, 3, 6, 7),))
+
+
+@pytest.mark.parametrize(
+    "model, shape",
+    [
+        (nn.Linear(20000, 60), (9, 20000)),
+        (nn.Conv2d(700, 20, 3), (2, 700, 9, 9)),
+        (nn.Conv1d(3, 20, 999), (2, 3, 1200)),
+    ],
+)
+def test_long_sums_round_no_worse_than_eager(model: nn.Module, shape: tuple[int, ...]) -> None:
+    """One sum over the whole depth was right, but its error grew with the depth: three times eager's at 3072."""
+    model = copy.deepcopy(model)
+    with torch.no_grad():
+        for number, parameter in enumerate(model.parameters()):
+            parameter.copy_(x(*parameter.shape, seed=number).abs())
+    a = x(*shape).abs()
+    with torch.no_grad():
+        truth = copy.deepcopy(model).double()(a.double())
+        error = (ingot.compile(model, (a,))(a).double() - truth).abs().mean()
+        own = (model(a).double() - truth).abs().mean()
+    assert error <= 4 * own + 2.0**-24 * truth.abs().mean()

@@ -1,8 +1,9 @@
 /* Products of a few rows with a panel of columns, packed as [depth][width]; width is 16, 32, 48 or 64.
 
    ig_tile_f32_48(rows, distance, panel, depth, tile, high) puts `high` rows of sums, 48 wide, into `tile`. The sums of
-   IG_HIGH rows by IG_WIDE vectors stay in registers over the whole depth; one vector more for each column of the panel's
-   line, and one for the row's value, fill the register file. */
+   IG_HIGH rows by IG_WIDE vectors stay in registers; one vector more for each column of the panel's line, and one for
+   the row's value, fill the register file. After IG_RUN terms they go to `tile` and begin anew: the rounding error of a
+   sum grows with the number of its terms, that of a sum of sums with far fewer. */
 
 #if defined(__AVX512F__)
 #define IG_BYTES 64
@@ -25,7 +26,20 @@
 #define IG_WIDE(real, width) IG_WIDE_OF((width) / IG_LANES(real))
 #define IG_HIGH_OF(wide) (IG_REGISTERS == 16 ? 6 : (wide) == 4 ? 6 : (wide) == 3 ? 8 : 12)
 #define IG_HIGH(real, width) IG_HIGH_OF(IG_WIDE(real, width))
-enum { IG_HIGHEST = 12 };
+enum { IG_HIGHEST = 12, IG_RUN = 512 };
+
+/* The sums of a run of terms into the tile: the first run's are what there is, the others' are added. */
+#define IG_FLUSH(kind, real, width, begun) \
+    for (int i = 0; i < high; ++i) \
+        for (int j = 0; j < wide; ++j) { \
+            real *const place = tile + i * width + column + j * lanes; \
+            if (begun) { \
+                ig_vector_##kind before; \
+                memcpy(&before, place, IG_BYTES); \
+                sum[i][j] += before; \
+            } \
+            memcpy(place, &sum[i][j], IG_BYTES); \
+        }
 
 #define IG_TILE_ROWS(name, kind, real, width, rows) \
     static inline __attribute__((always_inline)) void name( \
@@ -33,19 +47,23 @@ enum { IG_HIGHEST = 12 };
     { \
         enum { lanes = IG_LANES(real), wide = IG_WIDE(real, width), high = rows }; \
         for (int column = 0; column < width; column += lanes * wide) { \
-            ig_vector_##kind sum[high][wide]; \
-            for (int i = 0; i < high; ++i) \
-                for (int j = 0; j < wide; ++j) sum[i][j] = (ig_vector_##kind){0}; \
-            for (int64_t k = 0; k < depth; ++k) { \
-                ig_vector_##kind line[wide]; \
-                for (int j = 0; j < wide; ++j) memcpy(&line[j], b + k * width + column + j * lanes, IG_BYTES); \
-                for (int i = 0; i < high; ++i) { \
-                    const real x = a[i * distance + k]; \
-                    for (int j = 0; j < wide; ++j) sum[i][j] += x * line[j]; \
+            int64_t begin = 0; \
+            do { \
+                const int64_t end = ig_min(begin + IG_RUN, depth); \
+                ig_vector_##kind sum[high][wide]; \
+                for (int i = 0; i < high; ++i) \
+                    for (int j = 0; j < wide; ++j) sum[i][j] = (ig_vector_##kind){0}; \
+                for (int64_t k = begin; k < end; ++k) { \
+                    ig_vector_##kind line[wide]; \
+                    for (int j = 0; j < wide; ++j) memcpy(&line[j], b + k * width + column + j * lanes, IG_BYTES); \
+                    for (int i = 0; i < high; ++i) { \
+                        const real x = a[i * distance + k]; \
+                        for (int j = 0; j < wide; ++j) sum[i][j] += x * line[j]; \
+                    } \
                 } \
-            } \
-            for (int i = 0; i < high; ++i) \
-                for (int j = 0; j < wide; ++j) memcpy(tile + i * width + column + j * lanes, &sum[i][j], IG_BYTES); \
+                IG_FLUSH(kind, real, width, begin) \
+                begin = end; \
+            } while (begin < depth); \
         } \
     }
 
@@ -94,24 +112,29 @@ enum { IG_HIGHEST = 12 };
     { \
         enum { lanes = IG_LANES(real), wide = IG_WIDE(real, width), high = count }; \
         for (int column = 0; column < width; column += lanes * wide) { \
-            ig_vector_##kind sum[high][wide]; \
-            for (int i = 0; i < high; ++i) \
-                for (int j = 0; j < wide; ++j) sum[i][j] = (ig_vector_##kind){0}; \
-            for (int64_t tap = 0; tap < taps; ++tap) { \
-                const real *a[high]; \
-                const real *const panel = b + tap * channels * width + column; \
-                for (int i = 0; i < high; ++i) a[i] = rows[tap * IG_HIGHEST + i]; \
-                for (int64_t k = 0; k < channels; ++k) { \
-                    ig_vector_##kind line[wide]; \
-                    for (int j = 0; j < wide; ++j) memcpy(&line[j], panel + k * width + j * lanes, IG_BYTES); \
-                    for (int i = 0; i < high; ++i) { \
-                        const real x = a[i][k]; \
-                        for (int j = 0; j < wide; ++j) sum[i][j] += x * line[j]; \
+            const int64_t run = ig_max(IG_RUN / ig_max(channels, 1), 1); \
+            int64_t begin = 0; \
+            do { \
+                const int64_t end = ig_min(begin + run, taps); \
+                ig_vector_##kind sum[high][wide]; \
+                for (int i = 0; i < high; ++i) \
+                    for (int j = 0; j < wide; ++j) sum[i][j] = (ig_vector_##kind){0}; \
+                for (int64_t tap = begin; tap < end; ++tap) { \
+                    const real *a[high]; \
+                    const real *const panel = b + tap * channels * width + column; \
+                    for (int i = 0; i < high; ++i) a[i] = rows[tap * IG_HIGHEST + i]; \
+                    for (int64_t k = 0; k < channels; ++k) { \
+                        ig_vector_##kind line[wide]; \
+                        for (int j = 0; j < wide; ++j) memcpy(&line[j], panel + k * width + j * lanes, IG_BYTES); \
+                        for (int i = 0; i < high; ++i) { \
+                            const real x = a[i][k]; \
+                            for (int j = 0; j < wide; ++j) sum[i][j] += x * line[j]; \
+                        } \
                     } \
                 } \
-            } \
-            for (int i = 0; i < high; ++i) \
-                for (int j = 0; j < wide; ++j) memcpy(tile + i * width + column + j * lanes, &sum[i][j], IG_BYTES); \
+                IG_FLUSH(kind, real, width, begin) \
+                begin = end; \
+            } while (begin < taps); \
         } \
     }
 

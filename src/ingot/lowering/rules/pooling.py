@@ -210,7 +210,9 @@ def avg_pool(
             total = total * (end - start)
         return ops.index(total, kind)
 
-    return _averages(low, x, low.shape_of(low.out), taps, inside, divisor)
+    # A window may be far larger than the image: taps behind its end are not even counted.
+    reached = [smallest(tap, x.shape[lead + d] + 2 * before[d]) for d, tap in enumerate(taps)]
+    return _averages(low, x, low.shape_of(low.out), reached, inside, divisor)
 
 
 @lowers(aten._adaptive_avg_pool2d.default, aten._adaptive_avg_pool3d.default, aten.adaptive_avg_pool1d.default)
