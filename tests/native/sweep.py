@@ -1,7 +1,7 @@
 """Every model of the zoo compiled and judged, and the table of what became of it.
 
     python -m tests.native.sweep RESULTS.jsonl [kind:name …]       judge; what RESULTS has already is left out
-    python -m tests.native.sweep RESULTS.jsonl --report FILE.md    write the table
+    python -m tests.native.sweep RESULTS.jsonl --report FILE.md [NOTE]    write the table, with a note on how it came
 
 One process judges a dozen models; one that hangs or crashes is ended, its model noted, and the rest go on.
 """
@@ -38,6 +38,7 @@ def sweep(names: Sequence[str], results: Path) -> None:
             wrong = without_torch(Path(folder))
         for row in rows:
             mine = [line for line in wrong if line.startswith(f"{row['kind']}-{row['name']}")]
+            row["from_file"] = row["outcome"] == "right" and not wrong
             if row["outcome"] == "right" and (mine or (wrong and not wrong[0].startswith(("static-", "dynamic-")))):
                 row |= {"outcome": "wrong", "detail": f"without torch: {(mine or wrong)[0]}"}
         with results.open("a", encoding="utf-8") as file:
@@ -73,15 +74,17 @@ def _chunk(names: Sequence[str], folder: Path) -> list[Row]:
 # ---------------------------------------------------------------------- the table
 
 
-def report(rows: Sequence[Row]) -> str:
-    """The verdicts as a page."""
+def report(rows: Sequence[Row], note: str = "") -> str:
+    """The verdicts as a page; what there is no verdict on is named too."""
     lines = ["# The zoo, compiled", ""]
     lines += [
         "Every model of the capture tests as native code, against the same model run by torch in float64: static, and",
         "with dynamic batch and sequence at the example's sizes and three others; then saved, and run from the file in",
-        "a process without torch, which must give the same bits. Written by `python -m tests.native.sweep`.",
+        "a process without torch, which must give the same bits (last column). Written by",
+        "`python -m tests.native.sweep`.",
         "",
     ]
+    lines += [note, ""] if note else []
     kinds = ("static", "dynamic")
     outcomes = ("right", "refused", "wrong", "failed")
     count = Counter((row["kind"], row["outcome"]) for row in rows)
@@ -107,9 +110,14 @@ def report(rows: Sequence[Row]) -> str:
         lines += ["", "## Not compiled", "", "| model | kind | outcome | why |", "|---|---|---|---|"]
         for row in sorted(others, key=lambda row: (row["outcome"], row["name"], row["kind"])):
             lines.append(f"| {row['name']} | {row['kind']} | {row['outcome']} | {_short(row['detail'])} |")
-    lines += ["", "## Compiled", "", "| model | kind | sizes | error |", "|---|---|---|---|"]
+    judged = {f"{row['kind']}:{row['name']}" for row in rows}
+    missing = sorted(name for name in every() if name not in judged)
+    if missing:
+        lines += ["", "## Not judged", "", f"{len(missing)} of {len(missing) + len(judged)}: {', '.join(missing)}."]
+    lines += ["", "## Compiled", "", "| model | kind | sizes | error | from its file |", "|---|---|---|---|---|"]
     for row in sorted(right, key=lambda row: (row["name"], row["kind"])):
-        lines.append(f"| {row['name']} | {row['kind']} | {row.get('sizes', 1)} | {row['ratio']:.2f} |")
+        file = "the same bits" if row.get("from_file") else "not run"
+        lines.append(f"| {row['name']} | {row['kind']} | {row.get('sizes', 1)} | {row['ratio']:.2f} | {file} |")
     return "\n".join(lines) + "\n"
 
 
@@ -132,7 +140,7 @@ def read(results: Path) -> list[Row]:
 def main() -> None:
     results, *rest = sys.argv[1:]
     if rest[:1] == ["--report"]:
-        Path(rest[1]).write_text(report(read(Path(results))), encoding="utf-8")
+        Path(rest[1]).write_text(report(read(Path(results)), " ".join(rest[2:])), encoding="utf-8")
         return
     known = {f"{row['kind']}:{row['name']}" for row in read(Path(results))}
     sweep([name for name in rest or every() if rest or name not in known], Path(results))

@@ -23,8 +23,16 @@ FAST = (
     *("dynamic:resnet", "static:mobilenet-v2", "static:convnext", "dynamic:vit", "static:mamba", "static:wav2vec2"),
 )
 
-# What capture takes and native code does not: an operator without a rule, by the error that says so.
-NOT_COMPILED: dict[str, str] = {}
+# What capture takes and native code does not, by the error that says so.
+NOT_COMPILED: dict[str, str] = {
+    "fnet": "UnsupportedOperator",  # a Fourier transform
+    "llama4": "UnsupportedOperator",  # complex numbers
+    "deepseek-v2": "UnsupportedOperator",  # complex numbers
+    "siglip2-vision": "UnsupportedOperator",  # resampling with antialias
+    "idefics3": "UnsupportedOperator",  # a result whose size only the run tells
+    "smolvlm": "UnsupportedOperator",  # a result whose size only the run tells
+    "jetmoe": "PassError",  # splits by sizes that only the run tells
+}
 
 
 def every() -> list[str]:
@@ -41,8 +49,8 @@ def parameters() -> list[Any]:
 def assert_right(name: str, folder: Path) -> None:
     kind, _, model = name.partition(":")
     verdict = judge(entry(model), kind, folder)
-    if name in NOT_COMPILED or model in NOT_COMPILED:
-        assert verdict.outcome == "refused" and verdict.detail.startswith("UnsupportedOperator")
+    if model in NOT_COMPILED:
+        assert verdict.outcome == "refused" and verdict.detail.startswith(NOT_COMPILED[model])
         return
     assert verdict.outcome == "right", verdict.detail
     assert verdict.sizes or verdict.random
