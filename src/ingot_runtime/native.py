@@ -79,11 +79,9 @@ _FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "ingot_run": (ctypes.c_int, (ctypes.c_void_p, _Tensors, _Tensors, ctypes.c_char_p, ctypes.c_size_t)),
     "ingot_seed": (None, (ctypes.c_void_p, ctypes.c_uint64)),
     "ingot_close": (None, (ctypes.c_void_p,)),
-    "ingot_profile": (
-        ctypes.c_int,
-        (ctypes.c_void_p, _Tensors, _Tensors, ctypes.POINTER(ctypes.c_double), ctypes.c_char_p, ctypes.c_size_t),
-    ),
 }
+
+_PROFILE = (_Tensors, _Tensors, ctypes.POINTER(ctypes.c_double), ctypes.c_char_p, ctypes.c_size_t)
 
 
 class Library:
@@ -117,6 +115,10 @@ class Library:
                 raise damaged(f"it has no function {name}") from None
             function.restype, function.argtypes = result, arguments
             setattr(self, name, function)
+        # Not part of the header: only Ingot's own profiler asks for it, of libraries that it has just made.
+        self.ingot_profile = getattr(library, "ingot_profile", None)
+        if self.ingot_profile is not None:
+            self.ingot_profile.restype, self.ingot_profile.argtypes = ctypes.c_int, (ctypes.c_void_p, *_PROFILE)
         info = self.ingot_describe().contents
         self.abi: int = info.abi
         self.inputs: int = info.inputs

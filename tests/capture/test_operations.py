@@ -140,7 +140,7 @@ def _(a: torch.Tensor, by: float) -> torch.Tensor:
     return torch.empty_like(a)
 
 
-@torch.library.custom_op("ingot_tests::bump", mutates_args={"a"})
+@torch.library.custom_op("ingot_tests::bump_by_one", mutates_args={"a"})
 def bump(a: torch.Tensor) -> None:
     a.detach().numpy()[...] += 1
 
@@ -162,7 +162,7 @@ def test_a_custom_operator_that_writes() -> None:
             return a.sum() + self.n
 
     program = check(Model(), (x(),))
-    assert targets(program).count(torch.ops.ingot_tests.bump.default) == 2
+    assert targets(program).count(torch.ops.ingot_tests.bump_by_one.default) == 2
 
 
 # ---------------------------------------------------------------------- modes

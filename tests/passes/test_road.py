@@ -20,7 +20,7 @@ from ingot import passes
 from ingot.passes import numerics
 from ingot.passes.manager import info_of
 from ingot.program import tree
-from ingot.program.dialects import CAPTURED
+from ingot.program.dialects import CAPTURED, FUNCTIONAL
 from ingot.program.program import Program
 from tests.passes.road import capture_entry, modes_of, take_road
 from tests.passes.test_functional import Branches, UnderAutocast, Writes
@@ -157,6 +157,8 @@ def test_each_pass_alone_and_twice(build: Callable[[], nn.Module], name: str) ->
     chosen = passes.REGISTRY[name]
     takes = info_of(chosen).takes
     first = [] if takes is not None and takes.accepts(CAPTURED) else [passes.functionalize]
+    if takes is not None and not takes.accepts(FUNCTIONAL) and not takes.accepts(CAPTURED):
+        first.append(passes.decompose)
     program = ingot.transform(captured(build), [*first, chosen], check="numerics")
     assert ingot.transform(program, [chosen]).history[-1].changes == 0
 
