@@ -229,7 +229,7 @@ class Model:
         model: native.NativeModel,
         leaves: Sequence[Any],
         buffers: Sequence[Any],
-        execute: Callable[[native.NativeModel, Any, Any], None] = native.NativeModel.run,
+        execute: Callable[[native.NativeModel, Any, Any], None] | None = None,
     ) -> list[Any]:
         held: list[Any] = []
         given = self._take(leaves, held)
@@ -244,7 +244,10 @@ class Model:
             tensor.data = arrays.address(array)
         for tensor, array in zip(outputs, made, strict=False):
             tensor.data = arrays.address(array)
-        execute(model, inputs, outputs)
+        if execute is None:
+            model.run(inputs, outputs)
+        else:
+            execute(model, inputs, outputs)
         for number in self._mutated:
             if ready[number] is not given[number]:
                 given[number][...] = ready[number]

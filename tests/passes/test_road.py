@@ -155,6 +155,8 @@ def test_the_road_of_a_difficult_model(build: Callable[[], nn.Module]) -> None:
 @pytest.mark.parametrize("name", sorted(passes.REGISTRY))
 def test_each_pass_alone_and_twice(build: Callable[[], nn.Module], name: str) -> None:
     chosen = passes.REGISTRY[name]
+    if chosen is passes.expand and build is Drops:
+        pytest.skip("it serves native code, whose random numbers are its own")
     takes = info_of(chosen).takes
     first = [] if takes is not None and takes.accepts(CAPTURED) else [passes.functionalize]
     if takes is not None and not takes.accepts(FUNCTIONAL) and not takes.accepts(CAPTURED):
