@@ -29,6 +29,17 @@ from ingot.program.signature import InputKind, Output, OutputKind, Signature, re
 
 _REGIONS = (torch.ops.higher_order.wrap_with_autocast, torch.ops.higher_order.wrap_with_set_grad_enabled)
 _BRANCHING = frozenset(op for op in subgraphs.LAYOUTS if op not in _REGIONS)
+# On fakes, torch says that these keep the layout of their input; on the CPU they only keep channels-last.
+_BATCH_NORMS = frozenset(
+    (
+        torch.ops.aten.batch_norm.default,
+        torch.ops.aten.native_batch_norm.default,
+        torch.ops.aten._native_batch_norm_legit_no_training.default,
+        torch.ops.aten._native_batch_norm_legit_functional.default,
+        torch.ops.aten._native_batch_norm_legit.no_stats,
+    )
+)
+_CHANNELS_LAST = {4: (torch.channels_last,), 5: (torch.channels_last_3d,)}
 
 
 class Decompositions(Protocol):
@@ -102,6 +113,8 @@ class ReplayRecorder(Recorder):
             if functional is not None:
                 return self._write(functional, args, kwargs)
         if rule is None:
+            if self.decompositions is not None and func in _BATCH_NORMS:
+                args = (self._laid_out(args[0]), *args[1:])
             return super().record(func, args, kwargs)
         with self._physical:
             out = rule(*args, **kwargs)
@@ -122,6 +135,20 @@ class ReplayRecorder(Recorder):
         except (ValueError, RuntimeError):
             copied = super().record(torch.ops.aten.clone.default, args[:1], {"memory_format": torch.contiguous_format})
             return super().record(view, (copied, *args[1:]), kwargs)
+
+    def _laid_out(self, x: torch.Tensor) -> torch.Tensor:
+        """What a batch norm is to take, so that its result has the strides it is said to have: a copy if need be.
+
+        The views that follow are chosen by these strides, and fail when the program runs if it has others.
+        """
+        with self.paused():
+            alike = self.run(torch.ops.aten.empty_like.default, (x,), {})
+        formats = (torch.contiguous_format, *_CHANNELS_LAST.get(x.dim(), ()))
+        if any(alike.is_contiguous(memory_format=each) for each in formats):
+            return x
+        dense = {"memory_format": torch.contiguous_format}
+        copied: torch.Tensor = super().record(torch.ops.aten.clone.default, (x,), dense)
+        return copied
 
     def enter_autocast(self, device: str, dtype: torch.dtype, enabled: bool, cache: bool) -> None:
         if self.decompositions is None:
