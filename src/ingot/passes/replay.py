@@ -113,9 +113,8 @@ class ReplayRecorder(Recorder):
             if functional is not None:
                 return self._write(functional, args, kwargs)
         if rule is None:
-            if self.decompositions is not None and func in _BATCH_NORMS:
-                args = (self._laid_out(args[0]), *args[1:])
-            return super().record(func, args, kwargs)
+            out = super().record(func, args, kwargs)
+            return self._laid_out(func, out) if func in _BATCH_NORMS else out
         with self._physical:
             out = rule(*args, **kwargs)
         return super().record(func, args, kwargs) if out is NotImplemented else out
@@ -136,19 +135,19 @@ class ReplayRecorder(Recorder):
             copied = super().record(torch.ops.aten.clone.default, args[:1], {"memory_format": torch.contiguous_format})
             return super().record(view, (copied, *args[1:]), kwargs)
 
-    def _laid_out(self, x: torch.Tensor) -> torch.Tensor:
-        """What a batch norm is to take, so that its result has the strides it is said to have: a copy if need be.
+    def _laid_out(self, func: Any, out: Any) -> Any:
+        """What a batch norm gave, with the strides it is said to have: a copy, where the CPU's kernel gives others.
 
         The views that follow are chosen by these strides, and fail when the program runs if it has others.
         """
-        with self.paused():
-            alike = self.run(torch.ops.aten.empty_like.default, (x,), {})
-        formats = (torch.contiguous_format, *_CHANNELS_LAST.get(x.dim(), ()))
-        if any(alike.is_contiguous(memory_format=each) for each in formats):
-            return x
-        dense = {"memory_format": torch.contiguous_format}
-        copied: torch.Tensor = super().record(torch.ops.aten.clone.default, (x,), dense)
-        return copied
+        if self._replays(func) and (self.decompositions is None or func is not torch.ops.aten.batch_norm.default):
+            return out  # no view was chosen yet, or the copy is in the graph that is replayed
+        result = out if isinstance(out, torch.Tensor) else out[0]
+        formats = (torch.contiguous_format, *_CHANNELS_LAST.get(result.dim(), ()))
+        if any(result.is_contiguous(memory_format=each) for each in formats):
+            return out
+        copied = super().record(torch.ops.aten.clone.default, (result,), {"memory_format": torch.contiguous_format})
+        return copied if isinstance(out, torch.Tensor) else (copied, *out[1:])
 
     def enter_autocast(self, device: str, dtype: torch.dtype, enabled: bool, cache: bool) -> None:
         if self.decompositions is None:
