@@ -130,6 +130,15 @@ def test_a_constant_result_stays_a_tensor_of_its_own() -> None:
     torch.testing.assert_close(after(x), model(x), rtol=0, atol=0)
 
 
+def test_in_float64_integers_divide_into_float64() -> None:
+    """The numbers that fold computes are compared in float64, those without a dtype of their own too."""
+    model = Constants(lambda self, x: x * (torch.arange(1, 5) / 3).exp())
+    program = ingot.transform(ingot.capture(model, (torch.randn(3, 4),)), REGIONS)
+    after = ingot.transform(program, [fold], check="numerics")
+    assert count(after, aten.exp.default) == 0
+    assert next(iter(after.constants.values())).dtype is torch.float32
+
+
 # ---------------------------------------------------------------------- batch norm
 
 

@@ -133,6 +133,37 @@ def test_decompose(build: Callable[[], nn.Module], keep: list[str]) -> None:
     assert ingot.transform(core, [options]).history[-1].changes == 0
 
 
+class NormsAcross(nn.Module):
+    """A batch norm of something permuted, and a view of what it gives in the other order."""
+
+    def __init__(self, features: int, order: tuple[int, ...]) -> None:
+        super().__init__()
+        self.norm = (nn.BatchNorm1d if len(order) < 4 else nn.BatchNorm2d)(features)
+        self.order = order
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.norm(x.permute(self.order)).permute(self.order).flatten(1)
+
+
+@pytest.mark.parametrize("keep", [[], ["batch_norm"]], ids=["all", "kept whole"])
+@pytest.mark.parametrize("training", [False, True], ids=["evaluation", "training"])
+@pytest.mark.parametrize("order", [(0, 2, 1), (0, 1, 3, 2), (0, 3, 2, 1)])
+def test_a_batch_norm_of_something_permuted(order: tuple[int, ...], training: bool, keep: list[str]) -> None:
+    x = torch.randn(3, 4, 5, 6)[(...,) + (0,) * (4 - len(order))]
+    model = NormsAcross(x.shape[order[1]], order).train(training)
+    program = ingot.capture(copy.deepcopy(model), (x,), dynamic_shapes={"x": {0: "n"}})
+    core = ingot.transform(program, [*TO_FUNCTIONAL, (passes.decompose, {"keep": keep})], check="numerics")
+    torch.testing.assert_close(core(x), model(x))
+    torch.testing.assert_close(core.state_dict["norm.running_mean"], model.state_dict()["norm.running_mean"])
+
+
+@pytest.mark.parametrize("x", [torch.randn(2, 4, 5), torch.randn(2, 4, 5, 6).to(memory_format=torch.channels_last)])
+def test_a_batch_norm_copies_nothing_without_need(x: torch.Tensor) -> None:
+    model = (nn.BatchNorm1d if x.dim() < 4 else nn.BatchNorm2d)(4).eval()
+    core = ingot.transform(ingot.capture(model, (x,)), [*TO_FUNCTIONAL, passes.decompose], check="numerics")
+    assert not any(n.target is aten.clone.default for n in core.graph.nodes)
+
+
 def test_origins_are_kept() -> None:
     _, program = captured(Writes)
     core = ingot.transform(program, [*TO_FUNCTIONAL, passes.decompose])

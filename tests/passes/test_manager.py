@@ -13,6 +13,7 @@ from torch import fx, nn
 import ingot
 from ingot import passes
 from ingot.errors import NumericsError, PassError, VerifyError
+from ingot.passes import numerics
 from ingot.passes.manager import REGISTRY, register
 from ingot.program.dialects import CAPTURED, CORE
 
@@ -131,6 +132,34 @@ def test_a_right_pass_is_not_blamed(program: ingot.Program) -> None:
         return 1
 
     ingot.transform(program, [reassociate], check="numerics")
+
+
+class Rows(nn.Module):
+    """Takes the number of a row from the first column of what else are plain numbers; `most` rows at a time."""
+
+    def __init__(self, most: int) -> None:
+        super().__init__()
+        self.table, self.most = nn.Embedding(5, 3), most
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        table = self.table(x[:, 0].long()) * x[:, 1:]
+        return table + torch.nn.functional.embedding(x.new_zeros(1).long() + x.shape[0] - 1, torch.ones(self.most, 1))
+
+
+@pytest.mark.parametrize(("most", "sizes"), [(100, [4, 1, 8]), (4, [4, 1])])
+def test_made_up_inputs_are_such_as_the_program_takes(most: int, sizes: list[int]) -> None:
+    """A number that is an index is no good if drawn: the example's own serves. A size that is refused is left out."""
+    x = torch.cat([torch.tensor([[2.0], [4.0], [1.0], [3.0]]), torch.randn(4, 3)], 1)
+    program = ingot.capture(Rows(most), (x,), dynamic_shapes={"x": {0: "n"}})
+    inputs = [leaves[0] for leaves in numerics.Reference(program).inputs]
+    assert [len(given) for given in inputs] == sizes
+    assert all(torch.equal(given, x[torch.arange(len(given)) % 4]) for given in inputs)
+
+
+def test_an_example_that_the_program_refuses_is_an_error() -> None:
+    program = ingot.capture(Rows(3), (torch.full((4, 4), 1.0),))
+    with pytest.raises(IndexError):
+        ingot.transform(program, [skip_a_node], check="numerics")
 
 
 def test_a_pass_that_raises_leaves_the_caller_s_program(program: ingot.Program) -> None:

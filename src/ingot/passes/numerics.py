@@ -46,15 +46,18 @@ class Reference:
         self.inputs: list[list[Any]] = []
         # What the program of the last comparison gave, by whether in float64 and by input: the next one starts there.
         self._last: dict[tuple[bool, int], _Observed] = {}
-        for leaves in _inputs_of(program):
-            try:
-                observed = _observe(program, leaves)
-            except RuntimeError:
-                if not self.inputs:
-                    raise
-                continue  # the model itself refuses sizes that we made up: a kernel larger than the image
-            self._last[False, len(self.inputs)] = observed
-            self.inputs.append(leaves)
+        for attempts in _inputs_of(program):
+            for leaves in attempts:
+                try:
+                    observed = _observe(program, leaves)
+                except (RuntimeError, IndexError):
+                    if not self.inputs:
+                        raise
+                    # The model itself refuses what we made up: a kernel larger than the image, a row no table has.
+                    continue
+                self._last[False, len(self.inputs)] = observed
+                self.inputs.append(leaves)
+                break
 
     def compare(
         self, before: Program, after: Program, info: PassInfo, apply: Callable[[Program], int] | None = None
@@ -68,7 +71,8 @@ class Reference:
             again = wide and info.computes and apply is not None
             if again and apply is not None:
                 new = in_float64(before, values=True)
-                apply(new)
+                with _default_dtype(wide):  # as when it runs: what fold divides, integer by integer, is float64 too
+                    apply(new)
                 new.graph_module.recompile()
             for index, leaves in enumerate(self.inputs):
                 given = [_widened(leaf) for leaf in leaves] if wide else leaves
@@ -76,7 +80,8 @@ class Reference:
                 got = _observe(new, given, wide)
                 problem = _difference(expected, got, info.exact, None if wide else _coarsest(before))
                 if problem is not None:
-                    raise NumericsError(_blame(old, new, given, info, problem))
+                    with _default_dtype(wide):
+                        raise NumericsError(_blame(old, new, given, info, problem))
                 if not again:  # else `new` is not what the next pass begins with
                     self._last[wide, index] = got
 
@@ -111,17 +116,18 @@ def _name_of(node: fx.Node) -> Any:
 # ---------------------------------------------------------------------- inputs
 
 
-def _inputs_of(program: Program) -> Iterator[list[Any]]:
+def _inputs_of(program: Program) -> Iterator[list[list[Any]]]:
+    """Arguments to run a program on; at each size several, of which the first that the program takes is to serve."""
     if program.example_inputs is None:
         return
     args, kwargs = program.example_inputs
     leaves, _ = tree.flatten((args, kwargs))
-    yield leaves
+    yield [leaves]
     yield from _other_sizes(program, leaves)
 
 
-def _other_sizes(program: Program, example: list[Any]) -> Iterator[list[Any]]:
-    """The example's arguments at the least sizes, and at larger, unrelated ones."""
+def _other_sizes(program: Program, example: list[Any]) -> Iterator[list[list[Any]]]:
+    """The example's arguments at the least sizes, and at larger, unrelated ones: drawn anew, or else its own values."""
     if not program.dims:
         return
     fakes = {n.name: metadata.value_of(n) for n in program.graph.nodes if n.op == "placeholder"}
@@ -132,27 +138,42 @@ def _other_sizes(program: Program, example: list[Any]) -> Iterator[list[Any]]:
             size = dim.low + steps[index % len(steps)]
             sizes[f"s_{dim.name}"] = size if dim.high is None else min(size, dim.high)
         generator = torch.Generator().manual_seed(_SEED)
-        leaves = [
-            _generated(leaf, fakes[spec.name], sizes, generator) if spec.kind is InputKind.ARGUMENT else leaf
-            for leaf, spec in zip(example, specs, strict=True)
+        shapes = [_sizes_at(fakes[i.name], sizes) if i.kind is InputKind.ARGUMENT else None for i in specs]
+        pairs = list(zip(example, shapes, strict=True))
+        attempts = [
+            [leaf if shape is None else _drawn(leaf, shape, generator) for leaf, shape in pairs],
+            [leaf if shape is None else _repeated(leaf, shape) for leaf, shape in pairs],
         ]
-        args, kwargs = tree.unflatten(leaves, program.signature.in_tree)
+        args, kwargs = tree.unflatten(attempts[0], program.signature.in_tree)
         try:
             calling.check_call(program, args, kwargs)
         except InputError:
             continue  # a constraint rules these sizes out
-        yield leaves
+        yield attempts
 
 
-def _generated(example: torch.Tensor, fake: Any, sizes: Mapping[str, int], generator: torch.Generator) -> torch.Tensor:
-    """A tensor of the example's dtype and range at other sizes."""
-    shape = [int(dims.evaluate(internals.expr_of(s), _by_symbol(s, sizes))) for s in fake.shape]
+def _sizes_at(fake: Any, sizes: Mapping[str, int]) -> list[int]:
+    return [int(dims.evaluate(internals.expr_of(s), _by_symbol(s, sizes))) for s in fake.shape]
+
+
+def _drawn(example: torch.Tensor, shape: list[int], generator: torch.Generator) -> torch.Tensor:
+    """A tensor of the example's dtype and range in another shape."""
     if example.dtype.is_floating_point or example.dtype.is_complex:
         scale = float(example.abs().float().mean()) if example.numel() else 1.0
         made = torch.randn(shape, generator=generator, dtype=torch.float64) * (scale if math.isfinite(scale) else 1.0)
         return made.to(example.dtype)
     low, high = (int(example.min()), int(example.max())) if example.numel() else (0, 1)
     return torch.randint(low, high + 1, shape, generator=generator).to(example.dtype)
+
+
+def _repeated(example: torch.Tensor, shape: list[int]) -> torch.Tensor:
+    """The example repeated and cut to another shape, so that a number stays where it means something: a row, say."""
+    if not example.numel():
+        return example.new_zeros(shape)
+    made = example.detach()
+    for axis, size in enumerate(shape):
+        made = made.index_select(axis, torch.arange(size) % made.shape[axis])
+    return made
 
 
 def _by_symbol(size: Any, sizes: Mapping[str, int]) -> dict[sympy.Symbol, int]:

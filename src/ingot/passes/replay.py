@@ -29,6 +29,17 @@ from ingot.program.signature import InputKind, Output, OutputKind, Signature, re
 
 _REGIONS = (torch.ops.higher_order.wrap_with_autocast, torch.ops.higher_order.wrap_with_set_grad_enabled)
 _BRANCHING = frozenset(op for op in subgraphs.LAYOUTS if op not in _REGIONS)
+# On fakes, torch says that these keep the layout of their input; on the CPU they only keep channels-last.
+_BATCH_NORMS = frozenset(
+    (
+        torch.ops.aten.batch_norm.default,
+        torch.ops.aten.native_batch_norm.default,
+        torch.ops.aten._native_batch_norm_legit_no_training.default,
+        torch.ops.aten._native_batch_norm_legit_functional.default,
+        torch.ops.aten._native_batch_norm_legit.no_stats,
+    )
+)
+_CHANNELS_LAST = {4: (torch.channels_last,), 5: (torch.channels_last_3d,)}
 
 
 class Decompositions(Protocol):
@@ -102,7 +113,8 @@ class ReplayRecorder(Recorder):
             if functional is not None:
                 return self._write(functional, args, kwargs)
         if rule is None:
-            return super().record(func, args, kwargs)
+            out = super().record(func, args, kwargs)
+            return self._laid_out(func, out) if func in _BATCH_NORMS else out
         with self._physical:
             out = rule(*args, **kwargs)
         return super().record(func, args, kwargs) if out is NotImplemented else out
@@ -122,6 +134,20 @@ class ReplayRecorder(Recorder):
         except (ValueError, RuntimeError):
             copied = super().record(torch.ops.aten.clone.default, args[:1], {"memory_format": torch.contiguous_format})
             return super().record(view, (copied, *args[1:]), kwargs)
+
+    def _laid_out(self, func: Any, out: Any) -> Any:
+        """What a batch norm gave, with the strides it is said to have: a copy, where the CPU's kernel gives others.
+
+        The views that follow are chosen by these strides, and fail when the program runs if it has others.
+        """
+        if self._replays(func) and (self.decompositions is None or func is not torch.ops.aten.batch_norm.default):
+            return out  # no view was chosen yet, or the copy is in the graph that is replayed
+        result = out if isinstance(out, torch.Tensor) else out[0]
+        formats = (torch.contiguous_format, *_CHANNELS_LAST.get(result.dim(), ()))
+        if any(result.is_contiguous(memory_format=each) for each in formats):
+            return out
+        copied = super().record(torch.ops.aten.clone.default, (result,), {"memory_format": torch.contiguous_format})
+        return copied if isinstance(out, torch.Tensor) else (copied, *out[1:])
 
     def enter_autocast(self, device: str, dtype: torch.dtype, enabled: bool, cache: bool) -> None:
         if self.decompositions is None:
