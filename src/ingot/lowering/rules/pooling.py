@@ -49,7 +49,7 @@ def _largest(
     count = len(taps)
     lead = x.rank - count
     kind = wide(x.dtype)
-    x = low.keep(x)
+    x = low.realize(x)  # a window reads each element more than once
     windows = Tensor(
         (*shape, *taps),
         kind,
@@ -149,7 +149,7 @@ def _averages(
     count = len(taps)
     lead = x.rank - count
     kind = wide(x.dtype)
-    x = low.keep(x)
+    x = low.realize(x)  # a window reads each element more than once
 
     def load(ops: Recorder, index: Index) -> int:
         within: int | None = None
