@@ -260,7 +260,13 @@ def program_of(model: nn.Module, *args: Any, **kwargs: Any) -> ingot.Program:
 
 
 def call_as_it_is(function: Callable[..., Any], args: Any, kwargs: Any = None) -> Any:
-    return function(*args, **(kwargs or {}))
+    """Runs control flow on real tensors.
+
+    For operands that require a gradient torch traces the functions first, and that trace refuses every real tensor that
+    a function closes over. Values do not depend on gradients, so nothing of the kind is asked for.
+    """
+    with torch.no_grad():
+        return function(*args, **(kwargs or {}))
 
 
 def heard(function: Callable[..., Any], *args: Any) -> tuple[Any, list[str]]:

@@ -38,6 +38,23 @@ FOUND: dict[str, tuple[str, dict[str, bool]]] = {
         """,
         {},
     ),
+    "a branch that closes over an argument, where gradients are on": (
+        """
+        with torch.enable_grad():
+            v = x.float() @ self.weight
+            return torch.cond(x.sum() > 0, lambda w: w * 2, lambda w: w + x, (v,))
+        """,
+        {},
+    ),
+    "a loop that closes over a weight, where gradients are on": (
+        """
+        with torch.enable_grad():
+            v = x.float() @ self.weight
+            start = (torch.zeros((), dtype=torch.int64), v)
+            return torch.while_loop(lambda i, w: i < 2, lambda i, w: (i + 1, w @ self.weight + x), start)[1]
+        """,
+        {},
+    ),
     "an effect that writes": ("return stamp(x, y, 'a') + stamp(y[0], x, 'b')", {}),
     "an effect that writes to what it reads": ("return stamp(x, x, 'a')", {}),
     "a region that is cut in a graph which has run": (

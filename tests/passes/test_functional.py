@@ -8,11 +8,13 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 import ingot
 from ingot import passes
 from ingot.errors import PassError
+from ingot.passes import decompositions
 from ingot.program.cutting import graph_modules
 from ingot.program.signature import OutputKind
 from tests.zoo import entry
@@ -201,3 +203,36 @@ def test_the_road_in_a_file(tmp_path: Any) -> None:
     loaded.verify()
     assert [step.name for step in loaded.history] == [step.name for step in core.history]
     agree(model, loaded, exact=False)
+
+
+# ---------------------------------------------------------------------- decompositions that write through views
+
+
+class Circular(nn.Module):
+    def __init__(self, pad: list[int]) -> None:
+        super().__init__()
+        self.pad = pad
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return F.pad(x, self.pad, mode="circular")
+
+
+@pytest.mark.parametrize("pad", [[2, 1], [0, 3], [1, 0, 2, 2], [-1, 2], [-2, -1, 0, 1]])
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_circular_padding_is_decomposed_without_writes(pad: list[int], dynamic: bool) -> None:
+    model, x = Circular(pad), torch.rand(2, 3, 6, 7)
+    x = x if len(pad) > 2 else x[..., 0]
+    program = ingot.capture(model, (x,), dynamic_shapes=({0: "n", 2: "m"},) if dynamic else None)
+    program = ingot.transform(program, passes.ROAD, check="numerics")
+    assert torch.equal(program(x), model(x))
+    if dynamic:
+        longer = torch.cat([x, x + 1], 2)
+        assert torch.equal(program(longer), model(longer))
+
+
+def test_a_decomposition_that_loses_a_write_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch's own rule fills an empty tensor slice by slice; replayed as it is, it would give the empty tensor."""
+    monkeypatch.delitem(decompositions._OWN, torch.ops.aten._pad_circular.default)
+    program = ingot.transform(ingot.capture(Circular([1, 1]), (torch.rand(2, 3, 4),)), [passes.functionalize])
+    with pytest.raises(PassError, match=r"a write would be lost"):
+        ingot.transform(program, [passes.decompose])

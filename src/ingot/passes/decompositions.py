@@ -93,6 +93,25 @@ def _rrelu(
     return drawn[0]
 
 
+# ---------------------------------------------------------------------- padding
+
+
+@decomposes(aten._pad_circular.default)
+def _pad_circular(x: torch.Tensor, pad: Sequence[int]) -> torch.Tensor:
+    """torch's writes to parts of an empty tensor; this one puts the parts side by side. A negative pad crops."""
+    for index in range(len(pad) // 2):
+        dim, (before, after) = x.dim() - 1 - index, pad[2 * index : 2 * index + 2]
+        if before < 0 or after < 0:
+            x = aten.slice.Tensor(x, dim, max(-before, 0), x.shape[dim] - max(-after, 0))
+        size, parts = x.shape[dim], [x]
+        if before > 0:
+            parts.insert(0, aten.slice.Tensor(x, dim, size - before, size))
+        if after > 0:
+            parts.append(aten.slice.Tensor(x, dim, 0, after))
+        x = torch.cat(parts, dim) if len(parts) > 1 else x
+    return x
+
+
 # ---------------------------------------------------------------------- recurrent layers
 
 

@@ -55,6 +55,7 @@ class ReplayRecorder(Recorder):
         super().__init__(mode, ModuleTracker(None), _no_constants)
         self.source: fx.Node | None = None
         self.decompositions = decompositions
+        self._outdated: set[int] = set()  # tensors that a decomposition wrote to through another one
 
     def annotate(self, node: fx.Node, value: Any, trace: str | None = None) -> None:
         metadata.set_value(node, value)
@@ -120,11 +121,33 @@ class ReplayRecorder(Recorder):
         return super().record(func, args, kwargs) if out is NotImplemented else out
 
     def _write(self, functional: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """A decomposition writes to a tensor that it made: from now on that tensor is what would have been written."""
+        """A decomposition writes to a tensor that it made: from now on that tensor is what would have been written.
+
+        What it is a view of, or its views, would have seen the write as well: they must not be read any more.
+        """
         with self._physical:
             out = functional(*args, **kwargs)
-        self.frame.nodes[id(args[0])] = self.node_of(out)
+        old, made = self.frame.find(args[0]), self.node_of(out)
+        sharing = [v for v in self.frame.alive if isinstance(v, torch.Tensor) and _share(v, args[0])]
+        for other in sharing:
+            if self.frame.nodes[id(other)] is old:  # another wrapper of the same tensor
+                self.frame.nodes[id(other)] = made
+            elif other is sharing[0] or args[0] is sharing[0]:  # two parts of one tensor may well lie apart
+                self._outdated.add(id(other))
+        self.frame.nodes[id(args[0])] = made
+        self._outdated.discard(id(args[0]))
         return args[0]
+
+    def node_of(self, tensor: torch.Tensor) -> fx.Node:
+        if id(tensor) in self._outdated:
+            raise PassError(
+                explain(
+                    "A decomposition writes to a tensor through a view of it, and a write would be lost.",
+                    where=self.user_place(),
+                    fix="keep the operator whole, with decompose(keep=[...]), and report it: it needs a rule of ours",
+                )
+            )
+        return super().node_of(tensor)
 
     def _view(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A decomposition may give other strides than the operator did, and then a view of them needs a copy."""
@@ -163,6 +186,10 @@ def _in_order(old: Mapping[Any, Any], made: Mapping[Any, Any]) -> list[Any]:
     by_path = {str(path): symbol for symbol, path in old.items()}
     paths = [str(path) for path in made.values()]
     return [by_path[path] for path in paths] if by_path.keys() == set(paths) else list(old)
+
+
+def _share(a: torch.Tensor, b: torch.Tensor) -> bool:
+    return internals.storage_id(a) == internals.storage_id(b)
 
 
 @cache
