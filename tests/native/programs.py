@@ -4,7 +4,7 @@
     program.run(program.inputs(0), eager=True)     what torch gives
     str(program)                                   readable, one line a step
 
-Every step is tried in torch first, at two sizes where sizes are dynamic; one that torch refuses is left out. A value
+Every step is tried in torch first, at four sizes where sizes are dynamic; one that torch refuses is left out. A value
 is *exact* where every correct implementation gives the same bits; whatever would turn a rounding error into another
 integer is asked of exact values only. Integers and bools are therefore exact always.
 """
@@ -27,8 +27,9 @@ DTYPES = (torch.float32, torch.float32, torch.float32, torch.bfloat16, torch.flo
 # Beyond these a half overflows, and how far a sum of rounding errors reaches is no longer known.
 LARGEST = {torch.float16: 500.0, torch.bfloat16: 1e5, torch.float32: 1e6, torch.float64: 1e6}
 SIZES = (0, 1, 1, 2, 3, 3, 5, 7, 17, 49, 67)
-# The dynamic size at which a program is captured, and another that every step must accept too.
-EXAMPLES = (11, 13)
+# The bounds of a dynamic size, and the sizes that every step must accept: the first is the one it is captured at.
+BOUNDS = (2, 29)
+EXAMPLES = (11, 3, *BOUNDS)
 MOST = 3000
 
 

@@ -93,7 +93,8 @@ def test_gather_of_nothing_by_places_of_another_rank() -> None:
 
 
 def test_what_is_empty_runs_no_loop() -> None:
-    check(lambda a: (a.permute(1, 2, 0) * 2 + 1, a.sum(0), a.amax((1, 2))), x(3, 0, 5).reshape(0, 3, 5))
+    check(lambda a: (a.permute(1, 2, 0) * 2 + 1, a.sum(0), a.amax((1, 2)), a.cumsum(1)), x(0, 3, 5))
+    check(lambda a: (a.cumsum(0), a.sort(-1).values, a @ a.mT), x(3, 0))
 
 
 def test_an_index_into_one_place_is_checked_all_the_same() -> None:
@@ -138,3 +139,7 @@ def test_a_dim_transposed_with_itself_is_still_a_view() -> None:
 
     compiled = build(f, (x(11),), dynamic_shapes={"a": {0: "n"}})
     torch.testing.assert_close(compiled(x(5)), f(x(5)))
+
+
+def test_a_convolution_of_no_channels_in_groups_gives_none() -> None:
+    check(lambda a, w: F.conv1d(a, w, groups=2), x(1, 0, 3), x(4, 0, 1))

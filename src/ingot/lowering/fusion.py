@@ -120,6 +120,9 @@ def _without_dead(steps: Sequence[Step], buffers: dict[str, Buffer], outside: di
     needed = set(outside)
     kept: list[Step] = []
     for step in reversed(steps):
+        written = touched(step)[1]
+        if written and not nested(step) and all(buffers[name].size == 0 for name in written):
+            continue
         if isinstance(step, (Map, Reduce)):
             stores = tuple(s for s in step.stores if s.buffer in needed or not _private(s.buffer, buffers))
             if not stores or any(loop.extent == 0 for loop in step.loops):

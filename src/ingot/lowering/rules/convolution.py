@@ -240,7 +240,7 @@ def _convolved(
     def load(ops: Recorder, index: Index) -> int:
         image, out_channel = index[0], index[1]
         place, channel, tap = index[2 : 2 + len(taps)], index[2 + len(taps)], index[3 + len(taps) :]
-        group = out_channel // outer if groups != 1 else 0
+        group = out_channel // outer if groups != 1 and outer != 0 else 0
         within: int | None = None
         source: list[Size] = []
         for d, size in enumerate(x.shape[2:]):
