@@ -3,8 +3,9 @@
     python benchmarks/cpu.py                       # every model at batch 1 and 8; writes results/cpu.json
     python benchmarks/cpu.py bert resnet --batch 1 # some of them; writes nothing unless --json names a file
 
-One process, one model at a time. Peers are prepared first, then called in turn, the order changing from round to round;
-medians are compared. The limit is the model's multiplications over the peak measured here by a plain loop of
+One process, one model at a time. Peers are prepared first, then take turns, the order changing from round to round;
+medians are compared. A turn begins with a pause, for the threads of some peers spin on a core for a while after their
+work is done, and with a call that is not counted, which finds the caches full of another peer's weights. The limit is the model's multiplications over the peak measured here by a plain loop of
 multiply-adds, or its weights over the bandwidth measured here, whichever is longer. Peers get their models through
 torch.onnx.export, whose time does not count for them; torch.compile's and Ingot's compile times are cold.
 """
@@ -34,6 +35,8 @@ import ingot
 from benchmarks import report
 
 THREADS = 2
+PAUSE = 0.3  # seconds before each turn
+TURN = 0.06  # seconds of counted calls that a turn has at least
 PEERS = ("eager", "torch.compile", "ONNX Runtime", "OpenVINO", "Ingot")
 
 
@@ -146,7 +149,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("models", nargs="*", help="parts of names; all of them where none is given")
     parser.add_argument("--batch", type=int, nargs="+", default=[1, 8])
-    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--without", nargs="*", default=[], help="peers to leave out")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
@@ -192,15 +195,23 @@ def measure(subject: Subject, batch: int, rounds: int, without: set[str], peak: 
         row.error = float((result - reference).abs().max() / reference.abs().max())
         times: dict[str, list[float]] = {name: [] for name in calls}
         names = list(calls)
-        for name in names:
-            calls[name]()
         for turn in range(rounds):
             for name in names[turn % len(names) :] + names[: turn % len(names)]:
-                begin = time.perf_counter()
-                calls[name]()
-                times[name].append(time.perf_counter() - begin)
+                times[name] += _turn(calls[name])
     row.times = {name: statistics.median(found) * 1e3 for name, found in times.items()}
     return row
+
+
+def _turn(call: Callable[[], object]) -> list[float]:
+    """The seconds of each call of one turn."""
+    time.sleep(PAUSE)
+    call()
+    found: list[float] = []
+    while sum(found) < TURN:
+        begin = time.perf_counter()
+        call()
+        found.append(time.perf_counter() - begin)
+    return found
 
 
 def prepared(
