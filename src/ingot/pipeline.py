@@ -15,7 +15,7 @@ from ingot import passes
 from ingot.capture import trace
 from ingot.codegen.cache import Cache
 from ingot.codegen.compiled import Compiled
-from ingot.codegen.file import emit
+from ingot.codegen.file import Source, emit
 from ingot.codegen.isa import by_name, host
 from ingot.codegen.loaded import Loaded
 from ingot.codegen.toolchain import find
@@ -28,6 +28,9 @@ from ingot.program.program import Program
 from ingot.settings import Settings
 from ingot_runtime import open_container
 from ingot_runtime.model import check_threads, model_of
+
+# C compilers that work on one model at the same time.
+PARTS = 2
 
 # Told the name of each stage; what it gives is entered while the stage runs.
 Watch: TypeAlias = Callable[[str], AbstractContextManager[object]]
@@ -102,7 +105,7 @@ def compile(
     with watch("emit"):
         source = emit(module, plan(module), title=type(model).__name__)
     with watch("cc"), ThreadPoolExecutor(1) as aside:  # the C compiler works while the weights are packed
-        libraries = aside.submit(build, source.text, isa, cache=cache)
+        libraries = aside.submit(build, source, isa, cache=cache)
         blob = fill(program, module, source)
     return Compiled(program, module, source, blob, libraries.result(), host(), threads)
 
@@ -131,13 +134,15 @@ def for_native(program: Program) -> Program:
 _AFTER_DECOMPOSE = (passes.decompose, passes.fold, passes.cse, passes.dce)
 
 
-def build(text: str, isa: str | Sequence[str] | None, *, cache: bool) -> dict[str, bytes]:
-    """A library of the C text for this machine, and for each instruction set named."""
+def build(source: Source, isa: str | Sequence[str] | None, *, cache: bool) -> dict[str, bytes]:
+    """A library of the source for this machine, and for each instruction set named."""
     names = [isa] if isinstance(isa, str) else list(isa or ())
     wanted = {host().name: host(), **{name: by_name(name) for name in names}}
     tools = find()
     store = Cache.from_settings(Settings.from_environment()) if cache else Cache(None)
     return {
-        name: store.library(text, one, tools, extra_flags=(f'-DIG_ISA="{name}"',)).read_bytes()
+        name: store.library(
+            source.text, one, tools, extra_flags=(f'-DIG_ISA="{name}"',), parts=min(source.groups, PARTS)
+        ).read_bytes()
         for name, one in wanted.items()
     }

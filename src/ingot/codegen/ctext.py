@@ -214,6 +214,10 @@ class Statements:
         lines.append(f"bad |= {bad};")
         return f"{outside} ? 0 : {wrapped}"
 
+    def _is_number(self, place: int) -> bool:
+        op = self.body.ops[place]
+        return op.name == "const" and op.attribute.value == op.attribute.value
+
     def _library(self, name: str) -> str:
         full = f"ig_{name}"
         self.library.add(full)
@@ -228,6 +232,8 @@ class Statements:
         if op.name in _INFIX:
             return f"{a} {_INFIX[op.name]} {b}"
         floating = dtype in ("float32", "float64")
+        if floating and op.name in ("max", "min") and self._is_number(op.operands[1]):
+            return f"{b} {'>' if op.name == 'max' else '<'} {a} ? {b} : {a}"  # where a is nan, a
         if floating and op.name in _FLOAT_BUILTINS:
             end = "f" if dtype == "float32" else ""
             return f"__builtin_{_FLOAT_BUILTINS[op.name]}{end}({', '.join(operands)})"

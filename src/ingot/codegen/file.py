@@ -7,8 +7,8 @@ Identical kernels are written once; the run calls them in order, each with the m
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from importlib import resources
 
 from ingot.codegen import products, routines
@@ -56,6 +56,11 @@ DTYPES = [
 ]
 
 
+# The C compiler's work, counted in characters of kernels: how much is worth a group, and how many groups there may be;
+# what the pool, the run and the exports take, each launch in the run, and a function that kernels share.
+GROUP = 12000
+GROUPS = 4
+RUN_WORK, LAUNCH_WORK, SHARED_WORK = 6000, 60, 6000
 _READS = {"bfloat16": "ig_bf16_to_f32", "float16": "ig_f16_to_f32"}
 
 
@@ -80,12 +85,13 @@ class Launch:
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """The C text, and the blob of weights that it expects."""
+    """The C text, and the blob of weights that it expects. `groups`: into how many parts it can be compiled."""
 
     text: str
     weights: tuple[Placed, ...]
     weights_size: int
     launches: tuple[Launch, ...] = ()
+    groups: int = 1
 
 
 def emit(module: Module, plan: Plan, *, title: str = "model") -> Source:
@@ -97,9 +103,9 @@ def emit_apart(module: Module, plan: Plan, used: set[str]) -> Source:
     return _File(module, plan, "", used=used).own()
 
 
-def head(used: set[str]) -> str:
+def head(used: set[str], group: Callable[[], int] = lambda: 0) -> str:
     """What stands before a model's own part, or before those of several: the parts of the library in `used`."""
-    return "\n".join([_resource("prelude.h"), _resource("pool.h"), _library(used), _resource("run.h")])
+    return "\n".join([_resource("prelude.h"), _resource("pool.h"), _library(used, group), _resource("run.h")])
 
 
 def place_weights(module: Module) -> tuple[tuple[Placed, ...], int]:
@@ -132,12 +138,12 @@ class _File:
     known: set[str] = field(default_factory=set)  # sizes that the run has when it begins
     depth: int = 1
     launches: list[Launch] = field(default_factory=list)
+    groups: Iterator[int] = iter(())
+    groups_of_kernels: list[int] = field(default_factory=list)
 
     def emit(self) -> Source:
         own = self.own()
-        return Source(
-            "\n".join([self._banner(), head(self.used), own.text]), own.weights, own.weights_size, own.launches
-        )
+        return replace(own, text="\n".join([self._banner(), head(self.used, self.groups.__next__), own.text]))
 
     def own(self) -> Source:
         """Kernels, run and exports."""
@@ -145,7 +151,27 @@ class _File:
         local = {name for step in all_steps(self.module.steps) if isinstance(step, Nest) for name in step.local}
         bound = self._run(weights, local)
         kernels = [self._kernel(text, name) for text, name in self.kernels.items()]
-        return Source("\n".join([*kernels, *bound, self._exports(size)]), weights, size, tuple(self.launches))
+        count = self._share_out(kernels)
+        groups: list[list[str]] = [[] for _ in range(count)]
+        for kernel, group in zip(kernels, self.groups_of_kernels, strict=True):
+            groups[group].append(kernel)
+        parts = ["\n".join([f"#if IG_IN({n})", *group, "#endif"]) for n, group in enumerate(groups) if group]
+        names = f"IG_KERNEL ig_kernel {', '.join(self.kernels.values())};\n" if kernels else ""
+        rest = "\n".join(["#if IG_IN(0)", *bound, self._exports(size), "#endif\n"])
+        return Source("\n".join([names, *parts, rest]), weights, size, tuple(self.launches), count)
+
+    def _share_out(self, kernels: Sequence[str]) -> int:
+        """Groups of about the same work for the C compiler: the run and the exports, shared functions, kernels."""
+        shared = sum(name.split()[0] in _SHARED for name in self.used)
+        work = [RUN_WORK + len(self.launches) * LAUNCH_WORK, *[SHARED_WORK] * shared, *map(len, kernels)]
+        count = max(1, min(GROUPS, sum(work) // GROUP))
+        groups, before = [], 0
+        for one in work:
+            groups.append(before * count // sum(work))
+            before += one
+        self.groups = iter(groups[1 : 1 + shared])
+        self.groups_of_kernels = groups[1 + shared :]
+        return count
 
     def _banner(self) -> str:
         return (
@@ -158,7 +184,7 @@ class _File:
         origin = self.comments[name]
         return (
             f"/* {origin} */\n"
-            f"static void {name}(void *context, int64_t begin, int64_t end, int worker)\n{{\n"
+            f"IG_KERNEL void {name}(void *context, int64_t begin, int64_t end, int worker)\n{{\n"
             f"    const ig_call *const c = context;\n    (void)c, (void)worker;\n{text}\n}}\n"
         )
 
@@ -448,10 +474,10 @@ class _File:
         return "\n".join(lines)
 
 
-def _library(used: set[str]) -> str:
+def _library(used: set[str], group: Callable[[], int]) -> str:
+    """What kernels call. `group` gives the group of each shared function, in the order in which they stand."""
     from ingot.codegen.mathlib import source_of
 
-    reals = {"f32": "float", "f64": "double"}
     packs = sorted(name for name in used if name.startswith("ig_pack_"))
     functions = {name for name in used if name.startswith("ig_")} - set(packs)
     functions |= {_READS[dtype] for name in packs if (dtype := name.partition("_from_")[2]) in _READS}
@@ -459,22 +485,34 @@ def _library(used: set[str]) -> str:
     asked = [tuple(name.split()) for name in sorted(used) if " " in name and ".h " not in name]
     if asked or packs:
         parts.append(_resource("products.h"))
-    kinds = sorted({name[1] for name in asked if name[0] != "zeros"})
-    parts += [f"IG_VECTOR({kind}, {reals[kind]})" for kind in kinds]
-    for name in asked:
-        if name[0] in ("tile", "window"):
-            parts.append(f"IG_{name[0].upper()}({name[1]}, {reals[name[1]]}, {name[2]})")
+    parts += [f"IG_VECTOR({kind}, {_REALS[kind]})" for kind in sorted({name[1] for name in asked if name[0] != "zeros"})]
     zeros = max((int(name[1]) for name in asked if name[0] == "zeros"), default=0)
     for kind in sorted({name[1] for name in asked if name[0] == "window"}):
-        parts.append(f"IG_WINDOWS({kind}, {reals[kind]})\nstatic const {reals[kind]} ig_zeros_{kind}[{zeros}];")
-    attentive = [name[1] for name in asked if name[0] == "attention"]
-    if attentive:
-        parts.append(_resource("attention.h"))
-    parts += [f"IG_ATTENTION({kind}, {reals[kind]}, INF_{kind.upper()})" for kind in attentive]
+        parts.append(f"IG_WINDOWS({kind}, {_REALS[kind]})\nstatic const {_REALS[kind]} ig_zeros_{kind}[{zeros}];")
+    for name, header in (("depth", "depthwise.h"), ("attention", "attention.h")):
+        if any(words[0] == name for words in asked):
+            parts.append(_resource(header))
+    for words in asked:
+        if words[0] in _SHARED:
+            parts += _shared(words, group())
     for pack in packs:
         kind, _, dtype = pack.removeprefix("ig_pack_").partition("_from_")
-        parts.append(f"IG_PACK({kind}, {reals[kind]}, {dtype}, {STORED[dtype]}, {_READS.get(dtype, 'IG_AS_IT_IS')})")
+        parts.append(f"IG_PACK({kind}, {_REALS[kind]}, {dtype}, {STORED[dtype]}, {_READS.get(dtype, 'IG_AS_IT_IS')})")
     return "\n".join(parts)
+
+
+_REALS = {"f32": "float", "f64": "double"}
+_SHARED = ("tile", "window", "depth", "attention")
+
+
+def _shared(words: tuple[str, ...], group: int) -> list[str]:
+    """A function that kernels of every group call: declared in all, defined in one."""
+    name, kind, *more = words
+    macro, arguments = f"IG_{name.upper()}", ", ".join([kind, _REALS[kind], *more])
+    head = f"{macro}_HEAD({arguments})"
+    if name == "attention":
+        arguments += f", INF_{kind.upper()}"
+    return [head, f"#if IG_IN({group})", f"{macro}({arguments})", "#endif"]
 
 
 def _signature() -> list[str]:

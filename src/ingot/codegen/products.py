@@ -15,6 +15,9 @@ from ingot.lowering.ir import BYTES, Buffer, Convolution, Map, Product
 PANEL = 48
 # Rows of a task: enough to reuse a panel from the nearest cache, few enough to share out.
 ROWS = 64
+# Channels of a task of a depthwise convolution, and the multiplications that are worth another thread.
+CHANNELS = 64
+DEPTHWISE_GRAIN = 1 << 17
 
 
 def product_kernel(step: Product, buffers: dict[str, Buffer], used: set[str], hints: dict[str, int]) -> Kernel:
@@ -112,6 +115,8 @@ def _epilogue(out: Writer, epilogue: Map, lead: int, width: int) -> None:
 
 
 def convolution_kernel(step: Convolution, buffers: dict[str, Buffer], used: set[str], hints: dict[str, int]) -> Kernel:
+    if step.depthwise:
+        return _depthwise_kernel(step, buffers, used, hints)
     out = Writer(buffers, used, hints)
     kind = "f32" if step.dtype == "float32" else "f64"
     real = "float" if kind == "f32" else "double"
@@ -122,8 +127,7 @@ def convolution_kernel(step: Convolution, buffers: dict[str, Buffer], used: set[
     per_group = step.out_channels // step.groups
     panels = -(-per_group // width)
     taps = step.kernel[0] * step.kernel[1]
-    fields = (*step.size, step.pixel, *step.out_size, *step.kernel, *step.stride, *step.padding, *step.dilation)
-    out.line(f"const ig_window window = {{{', '.join(out.size(f) for f in fields)}}};")
+    _window(out, step)
     out.line(f"const {real} *rows[{taps} * IG_HIGHEST];")
     out.open("for (int64_t task = begin; task < end; ++task)")
     out.line(f"const int64_t panel = task / ({out.size(blocks)});")
@@ -151,3 +155,41 @@ def convolution_kernel(step: Convolution, buffers: dict[str, Buffer], used: set[
     out.close()
     out.close()
     return out.finish(blocks * panels * step.groups, 1)
+
+
+def _window(out: Writer, step: Convolution) -> None:
+    fields = (*step.size, step.pixel, *step.out_size, *step.kernel, *step.stride, *step.padding, *step.dilation)
+    out.line(f"const ig_window window = {{{', '.join(out.size(f) for f in fields)}}};")
+
+
+def _depthwise_kernel(step: Convolution, buffers: dict[str, Buffer], used: set[str], hints: dict[str, int]) -> Kernel:
+    """One task is a line of outputs in a block of channels."""
+    out = Writer(buffers, used, hints)
+    kind = "f32" if step.dtype == "float32" else "f64"
+    real = "float" if kind == "f32" else "double"
+    used.add(f"depth {kind}")
+    width = min(CHANNELS, step.pixel)
+    blocks = -(-step.pixel // width)
+    high, wide = (out.size(size) for size in step.size)
+    out_high, out_wide = (out.size(size) for size in step.out_size)
+    _window(out, step)
+    out.open("for (int64_t task = begin; task < end; ++task)")
+    out.line("ig_span span;")
+    out.line(f"const int64_t left = task % {blocks} * {width}, right = ig_min(left + {width}, {step.pixel});")
+    out.line(f"const int64_t line_ = task / {blocks}, y = line_ % ({out_high}), n = line_ / ({out_high});")
+    out.line(f"const int64_t top = y * {step.stride[0]} - {step.padding[0]};")
+    out.line(f"ig_taps(top, {high}, {step.dilation[0]}, {step.kernel[0]}, &span.top, &span.bottom);")
+    out.line(f"const {real} *const image = {out.pointer(step.x)} + (n * ({high}) + top) * ({wide}) * {step.pixel} + left;")
+    out.open(f"for (int64_t x = 0, high; x < {out_wide}; x += high)")
+    out.line(f"_Alignas(64) {real} tile[IG_SIDE * {width}];")
+    out.line("high = ig_side_by_side(&window, x, &span);")
+    out.line(f"const int64_t row = line_ * ({out_wide}) + x;")
+    out.line(
+        f"ig_depth_{kind}(image + (x * {step.stride[1]} - {step.padding[1]}) * {step.pixel}, "
+        f"{out.pointer(step.weight)} + left, &window, &span, tile, {width}, high, right - left);"
+    )
+    _epilogue(out, step.epilogue, 0, width)
+    out.close()
+    out.close()
+    work = out.hint(step.out_size[1]) * step.kernel[0] * step.kernel[1] * width
+    return out.finish(step.images * step.out_size[0] * blocks, max(1, DEPTHWISE_GRAIN // max(work, 1)))

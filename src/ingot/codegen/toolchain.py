@@ -105,8 +105,8 @@ class Toolchain:
     ) -> str:
         """Makes the shared library of `source` at `destination`; gives what the compiler said: warnings, or nothing.
 
-        With `parts` above 1 the source is compiled that often at the same time, with IG_PART defined as 0, 1, …, and
-        the objects are linked; with 1, IG_PART is not defined. Temporary files lie in a new folder in `work`, or in the
+        With `parts` above 1 the source is compiled that often at the same time, with IG_PARTS defined as that number
+        and IG_PART as 0, 1, …, and the objects are linked; with 1, neither is defined. Temporary files lie in a new folder in `work`, or in the
         system's folder for them, and are gone afterwards. Of a source that the compiler fails on, a copy is kept in
         `failed`, or in a new temporary folder; the exception names it. `timeout` holds for compiling and linking alike.
         """
@@ -132,7 +132,8 @@ class Toolchain:
         else:
             objects = [f"part{i}.o" for i in range(parts)]
             alone = [word for word in command if not word.startswith("-Wl,")]  # clang warns of what is for the linker
-            commands = [(*alone, f"-DIG_PART={i}", "-c", "-o", part, "model.c") for i, part in enumerate(objects)]
+            alone += [f"-DIG_PARTS={parts}", "-c"]
+            commands = [(*alone, f"-DIG_PART={i}", "-o", part, "model.c") for i, part in enumerate(objects)]
             said = build(commands, folder, timeout)
             said += build([(*command, "-shared", "-o", "model.so", *objects)], folder, timeout)
         self._check_library(folder / "model.so", said)

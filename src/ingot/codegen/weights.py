@@ -55,30 +55,34 @@ def fill(program: Program, module: Module, source: Source) -> Blob:
 
 def _copy(target: torch.Tensor, state: torch.Tensor, packing: tuple[Any, ...]) -> None:
     if not packing:
-        target.view(state.shape).copy_(state)
+        _assign(target.view(state.shape), state)
         return
     offset, shape, strides, columns = packing
     flat = state.contiguous().reshape(-1)
     if columns is None:
-        target.view(shape).copy_(torch.as_strided(flat, shape, strides, offset))
+        _assign(target.view(shape), torch.as_strided(flat, shape, strides, offset))
         return
     groups, panels, *depth, width = shape
     group_step, panel_step, *steps, column_step = strides
     whole = columns // width
     made = target.view(shape)
     if whole and steps == [1] and groups == 1 and column_step == depth[0]:
-        # Rows of a matrix become columns: by way of a block that the cache holds, memory is read in its own order.
-        block = torch.empty((width, depth[0]), dtype=target.dtype)
-        for panel in range(whole):
-            block.copy_(flat[offset + panel * panel_step :][: width * depth[0]].view(width, depth[0]))
-            made[0, panel].copy_(block.T)
+        for panel in range(whole):  # rows of a matrix become columns; torch has good code for just this, on one thread
+            made[0, panel].copy_(flat[offset + panel * panel_step :][: width * depth[0]].view(width, depth[0]).T)
     elif whole:
         view = (groups, whole, *depth, width)
-        made[:, :whole].copy_(torch.as_strided(flat, view, (group_step, panel_step, *steps, column_step), offset))
+        _assign(made[:, :whole], torch.as_strided(flat, view, (group_step, panel_step, *steps, column_step), offset))
     if whole < panels:
         rest = columns - whole * width
         view = (groups, *depth, rest)
         made[:, whole].zero_()
-        made[:, whole, ..., :rest].copy_(
-            torch.as_strided(flat, view, (group_step, *steps, column_step), offset + whole * panel_step)
-        )
+        source = torch.as_strided(flat, view, (group_step, *steps, column_step), offset + whole * panel_step)
+        _assign(made[:, whole, ..., :rest], source)
+
+
+def _assign(target: torch.Tensor, source: torch.Tensor) -> None:
+    """A copy on this thread alone: torch's own would share it out over cores on which the C compiler is at work."""
+    if target.dtype is source.dtype and target.dtype is not torch.bfloat16:
+        np.copyto(target.numpy(), source.numpy())
+    else:
+        target.copy_(source)

@@ -222,8 +222,8 @@ class Convolution:
     """out[n, y, x, o] = Σ in[n, y·s + a·d - p, x·s + b·d - p, c] · w[o, a, b, c] over taps (a, b) and channels c.
 
     `x` is dense with channels last: [images, size…, width of a pixel]. A tap reads `channels` neighbours from there on,
-    which may reach into the next pixels. `weight` is packed in panels of `panel` output channels, each within a group.
-    `epilogue` is a Map over (n, y, x, o) that reads the sum as the op "accumulator".
+    which may reach into the next pixels. `weight` is packed in panels of `panel` output channels, each within a group;
+    where every channel is a group of its own (`depthwise`), as [tap][channel]. `epilogue` is a Map over (n, y, x, o) that reads the sum as the op "accumulator".
     """
 
     images: Size
@@ -243,6 +243,10 @@ class Convolution:
     dtype: str
     epilogue: Map
     origin: Origin = Origin()
+
+    @property
+    def depthwise(self) -> bool:
+        return self.groups == self.out_channels == self.pixel
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,11 +36,15 @@ class Strided:
 
 @dataclass(frozen=True, slots=True)
 class Lazy:
-    """`cost` guesses the work of one element; `order` is the physical order of dims that suits it, or None."""
+    """`cost` guesses the work of one element; `order` is the physical order of dims that suits it, or None.
+
+    `margin` is for those who can do without the zeros around another tensor: that tensor, and how many lie before it.
+    """
 
     load: Loader
     cost: int = 1
     order: tuple[int, ...] | None = None
+    margin: tuple[Tensor, tuple[int, ...]] | None = None
 
 
 class Tensor:

@@ -41,11 +41,16 @@
             } \
     }
 
+#define IG_ATTENTION_HEAD(kind, real) \
+    IG_SHARED void ig_mix_##kind( \
+        const real *weight, const real *v, int64_t step, int64_t keys, real *sums, int64_t wide, int64_t queries); \
+    IG_SHARED void ig_soften_##kind( \
+        real *scores, int64_t keys, real *top, real *total, real *sums, int64_t wide, int64_t queries);
 #define IG_ATTENTION(kind, real, INF) \
     IG_MIX_WIDE(kind, real, 1) \
     IG_MIX_WIDE(kind, real, 4) \
     IG_MIX_WIDE(kind, real, 8) \
-    static void ig_mix_##kind( \
+    void ig_mix_##kind( \
         const real *weight, const real *v, int64_t step, int64_t keys, real *sums, int64_t wide, int64_t queries) \
     { \
         int64_t i = 0; \
@@ -54,7 +59,7 @@
         for (; i < queries; ++i) ig_mix_##kind##_1(weight + i, v, step, keys, sums + i * wide, wide); \
     } \
     /* Scores of one block of keys become weights; what was summed before is scaled to the new maximum. */ \
-    static void ig_soften_##kind( \
+    void ig_soften_##kind( \
         real *scores, int64_t keys, real *top, real *total, real *sums, int64_t wide, int64_t queries) \
     { \
         _Alignas(64) real best[48], scale[48], added[48]; \

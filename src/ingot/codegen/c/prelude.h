@@ -18,3 +18,20 @@ IG_OPTIONAL int64_t ig_max(int64_t a, int64_t b) { return a > b ? a : b; }
 IG_OPTIONAL int64_t ig_floor_div(int64_t a, int64_t b) { return a / b - (a % b != 0 && (a < 0) != (b < 0)); }
 IG_OPTIONAL int64_t ig_floor_mod(int64_t a, int64_t b) { return a - ig_floor_div(a, b) * b; }
 IG_OPTIONAL int64_t ig_round_up(int64_t bytes) { return bytes < 64 ? 64 : (bytes + 63) / 64 * 64; }
+
+/* The file as a whole, or, with IG_PART and IG_PARTS defined, one part of it, so that several compilers can work side by
+   side: kernels and the functions that they share lie in groups. A shared function (IG_SHARED) is worth its call;
+   copies of it, one for each caller, would only take time to compile. */
+#ifdef IG_PART
+#define IG_IN(group) ((group) % IG_PARTS == IG_PART)
+#define IG_KERNEL __attribute__((visibility("hidden")))
+#else
+#define IG_IN(group) 1
+#define IG_KERNEL static
+#endif
+#if defined(__GNUC__) && !defined(__clang__)
+#define IG_SHARED __attribute__((noipa, unused)) IG_KERNEL
+#else
+#define IG_SHARED __attribute__((noinline, unused)) IG_KERNEL
+#endif
+typedef void ig_kernel(void *context, int64_t begin, int64_t end, int worker);

@@ -69,12 +69,15 @@ enum { IG_HIGHEST = 12, IG_RUN = 512 };
 
 #define IG_VECTOR(kind, real) typedef real ig_vector_##kind __attribute__((vector_size(IG_BYTES)));
 
+#define IG_TILE_HEAD(kind, real, width) \
+    IG_SHARED void ig_tile_##kind##_##width( \
+        const real *a, int64_t distance, const real *b, int64_t depth, real *tile, int64_t high);
 #define IG_TILE(kind, real, width) \
     IG_TILE_ROWS(ig_tile_##kind##_##width##_1, kind, real, width, 1) \
     IG_TILE_ROWS(ig_tile_##kind##_##width##_2, kind, real, width, 2) \
     IG_TILE_ROWS(ig_tile_##kind##_##width##_4, kind, real, width, 4) \
     IG_TILE_ROWS(ig_tile_##kind##_##width##_all, kind, real, width, IG_HIGH(real, width)) \
-    static __attribute__((noinline)) void ig_tile_##kind##_##width( \
+    void ig_tile_##kind##_##width( \
         const real *a, int64_t distance, const real *b, int64_t depth, real *tile, int64_t high) \
     { \
         enum { all = IG_HIGH(real, width) }; \
@@ -145,12 +148,15 @@ typedef struct {
     int64_t stride_y, stride_x, padding_y, padding_x, dilation_y, dilation_x;
 } ig_window;
 
+#define IG_WINDOW_HEAD(kind, real, width) \
+    IG_SHARED void ig_window_##kind##_##width( \
+        const real *const *rows, int64_t taps, int64_t channels, const real *b, real *tile, int64_t high);
 #define IG_WINDOW(kind, real, width) \
     IG_WINDOW_ROWS(ig_window_##kind##_##width##_1, kind, real, width, 1) \
     IG_WINDOW_ROWS(ig_window_##kind##_##width##_2, kind, real, width, 2) \
     IG_WINDOW_ROWS(ig_window_##kind##_##width##_4, kind, real, width, 4) \
     IG_WINDOW_ROWS(ig_window_##kind##_##width##_all, kind, real, width, IG_HIGH(real, width)) \
-    static __attribute__((noinline)) void ig_window_##kind##_##width( \
+    void ig_window_##kind##_##width( \
         const real *const *rows, int64_t taps, int64_t channels, const real *b, real *tile, int64_t high) \
     { \
         enum { all = IG_HIGH(real, width) }; \

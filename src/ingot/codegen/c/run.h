@@ -66,7 +66,7 @@ static double ig_now(void)
     return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
 }
 
-IG_OPTIONAL void ig_launch(
+__attribute__((noinline, unused)) static void ig_launch(
     ig_run *run, int launch, ig_task task, void *const *p, const int64_t *n, int site, int64_t total, int64_t grain)
 {
     ig_call call = {p, n, run, site};

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -66,6 +66,8 @@ def _windowed(low: Lowering, x: Tensor, weight: Tensor, shape: tuple[Size, ...],
 
 
 NHWC = (0, 2, 3, 1)
+# Channels that the longest vector holds: a multiple of them needs no care at a pixel's end.
+LANES = 16
 
 
 def _channels_last(
@@ -78,8 +80,10 @@ def _channels_last(
     channels, outs = x.shape[1], weight.shape[0]
     assert isinstance(channels, int) and isinstance(outs, int)
     kernel = weight.shape[2:]
+    if windows.groups == outs == channels and channels % LANES == 0:
+        return _by_windows(low, x, weight, bias, shape, windows)
     if windows.groups == channels and channels > 1:
-        return _depthwise(low, x, weight, bias, shape, windows)
+        return _few_a_channel(low, x, weight, bias, shape, windows)
     if kernel == (1, 1) and windows.groups == 1 and windows.stride == (1, 1) and windows.padding == (0, 0):
         rows = as_rows(low, values.permute(_nhwc(low, x), NHWC))
         made = matmul(low, rows, values.permute(values.drop(weight, (2, 3)), (1, 0)), bias)
@@ -100,6 +104,7 @@ def _by_windows(
     low: Lowering, x: Tensor, weight: Tensor, bias: Tensor | None, shape: tuple[Size, ...], windows: Windows
 ) -> Tensor:
     dtype, kind = low.out_dtype, wide(low.out_dtype)
+    x, windows = _without_margin(x, windows)
     assert isinstance(weight.data, Strided)
     outs, inner, high, across = (int(size) for size in weight.shape)  # type: ignore[arg-type]
     groups = windows.groups
@@ -107,15 +112,24 @@ def _by_windows(
     outer_step, inner_step, tap_y, tap_x = weight.data.strides
     depth, steps = (high, across, inner), (tap_y, tap_x, inner_step)
     kernel, taps, margin = (high, across), inner, windows.padding
-    if groups == 1 and channels < 16 and windows.dilation[1] == 1 and across > 1:
+    depthwise = groups == outs == channels
+    if groups == 1 and channels < LANES and windows.dilation[1] == 1 and across > 1:
         # Few channels: a whole line of taps lies side by side in memory once the image has its margin.
-        x = padded(low, x, windows.padding)
+        ends = [
+            (size - 1) * step + (taps - 1) * gap + 1
+            for size, step, taps, gap in zip(shape[2:], windows.stride, kernel, windows.dilation, strict=True)
+        ]
+        x = padded(x, windows.padding, ends)
         kernel, taps, margin = (high, 1), across * inner, (0, 0)
     x = _nhwc(low, widened(low, x, kind))
     assert isinstance(x.data, Strided)
-    packed = low.pack(
-        weight.data.buffer, kind, weight.data.offset, depth, steps, outs // groups, outer_step, groups=groups
-    )
+    source, begin = weight.data.buffer, weight.data.offset
+    if depthwise:
+        order = low.repacked(source, kind, begin, (high, across, outs), (tap_y, tap_x, outer_step)).data
+        assert isinstance(order, Strided)
+        packed = order.buffer
+    else:
+        packed = low.pack(source, kind, begin, depth, steps, outs // groups, outer_step, groups=groups)
     physical = (shape[0], *shape[2:], outs)
     buffer = low.buffer("temporary", dtype, physical)
     home = Strided(buffer.name, 0, contiguous_strides(physical))
@@ -141,7 +155,7 @@ def _by_windows(
             groups=groups,
             x=x.data.buffer,
             weight=packed,
-            panel=panel_width(outs // groups),
+            panel=LANES if depthwise else panel_width(outs // groups),
             dtype=kind,
             epilogue=epilogue,
             origin=low.origin,
@@ -156,15 +170,25 @@ def widened(low: Lowering, x: Tensor, kind: str) -> Tensor:
     return Tensor(x.shape, kind, Lazy(lambda ops, index: x.load(ops, index), x.cost, low.order_of(x)))
 
 
-def padded(low: Lowering, x: Tensor, padding: Sequence[Size]) -> Tensor:
-    """An image with zeros around it."""
-    if all(p == 0 for p in padding):
+def _without_margin(x: Tensor, windows: Windows) -> tuple[Tensor, Windows]:
+    """The image without the zeros around it, which are the convolution's own padding then."""
+    margin = x.data.margin if isinstance(x.data, Lazy) else None
+    if margin is None or margin[0].shape[:2] != x.shape[:2]:
+        return x, windows
+    inner, before = margin
+    padding = tuple(p + b for p, b in zip(windows.padding, before[2:], strict=True))
+    return inner, replace(windows, padding=padding)
+
+
+def padded(x: Tensor, before: Sequence[Size], sizes: Sequence[Size]) -> Tensor:
+    """An image of these sizes with zeros where the given one, `before` places from the first, has none."""
+    if all(p == 0 for p in before) and tuple(sizes) == x.shape[2:]:
         return x
-    shape = (*x.shape[:2], *(size + 2 * p for size, p in zip(x.shape[2:], padding, strict=True)))
+    shape = (*x.shape[:2], *sizes)
 
     def load(ops: Recorder, index: Index) -> int:
         inside: int | None = None
-        places = [i - p for i, p in zip(index[2:], padding, strict=True)]
+        places = [i - p for i, p in zip(index[2:], before, strict=True)]
         for place, size in zip(places, x.shape[2:], strict=True):
             for name, limit in (("ge", 0), ("lt", size)):
                 test = ops.call(name, ops.index(place), ops.index(limit))
@@ -177,10 +201,10 @@ def padded(low: Lowering, x: Tensor, padding: Sequence[Size]) -> Tensor:
     return Tensor(shape, x.dtype, Lazy(load, x.cost + 3))
 
 
-def _depthwise(
+def _few_a_channel(
     low: Lowering, x: Tensor, weight: Tensor, bias: Tensor | None, shape: tuple[Size, ...], windows: Windows
 ) -> Tensor:
-    """One or a few outputs a channel: a sum over taps, along the channels."""
+    """One or a few outputs a channel, any number of channels: a sum over taps, along the channels."""
     dtype, kind = low.out_dtype, wide(low.out_dtype)
     assert isinstance(weight.data, Strided)
     outs, taps = shape[1], weight.shape[2:]

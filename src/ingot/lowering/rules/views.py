@@ -340,7 +340,9 @@ def pad(low: Lowering, x: Tensor, padding: Sequence[Size], *more: Any, **kwargs:
             inside = x.load(ops, inner)
         return ops.where(within, inside, ops.const(value or 0, dtype))
 
-    return Tensor(shape, dtype, Lazy(load, x.cost + 3, low.order_of(x)))
+    zeros = not value and all(isinstance(p, int) and p >= 0 for p in padding)
+    margin = (x, tuple(int(b) for b in before)) if zeros else None  # type: ignore[arg-type]
+    return Tensor(shape, dtype, Lazy(load, x.cost + 3, low.order_of(x), margin))
 
 
 def _padded_from_inside(low: Lowering, x: Tensor, padding: Sequence[Size], mode: str) -> Tensor:

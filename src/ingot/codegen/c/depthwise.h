@@ -1,0 +1,92 @@
+/* Convolutions in which every channel is a group of its own: a vector of channels at a time, along the taps.
+
+   ig_depth_f32(x, b, w, span, tile, width, high, wide) puts the sums of `high` neighbouring outputs, `wide` channels
+   each, into `tile`, one output every `width` values. Their taps are those of `span`, which lie inside the image for
+   all of them; `x` is the first channel of the first one. Sums stay in registers; a line of taps is read once for all
+   outputs. */
+
+enum { IG_SIDE = 4 }; /* outputs at a time */
+
+typedef struct {
+    int64_t top, bottom, left, right; /* taps [top, bottom) × [left, right) */
+} ig_span;
+
+/* The taps that lie inside the image for one output line or column: `at` is where its window begins. */
+static inline void ig_taps(int64_t at, int64_t size, int64_t dilation, int64_t taps, int64_t *first, int64_t *last)
+{
+    *first = at < 0 ? ig_min((dilation - 1 - at) / dilation, taps) : 0;
+    *last = at < size ? ig_min((size - 1 - at) / dilation + 1, taps) : 0;
+    if (*last < *first) *last = *first;
+}
+
+#define IG_DEPTH_ROWS(kind, real, rows, vectors) \
+    static inline __attribute__((always_inline)) void ig_depth_##kind##_##rows##_##vectors( \
+        const real *x, const real *b, const ig_window *w, const ig_span *span, real *tile, int64_t width) \
+    { \
+        enum { lanes = IG_LANES(real) }; \
+        const int64_t next = w->stride_x * w->pixel; \
+        ig_vector_##kind sum[rows][vectors]; \
+        for (int i = 0; i < rows; ++i) \
+            for (int j = 0; j < vectors; ++j) sum[i][j] = (ig_vector_##kind){0}; \
+        for (int64_t a = span->top; a < span->bottom; ++a) \
+            for (int64_t t = span->left; t < span->right; ++t) { \
+                const real *const from = x + (a * w->dilation_y * w->wide + t * w->dilation_x) * w->pixel; \
+                const real *const factors = b + (a * w->taps_wide + t) * w->pixel; \
+                ig_vector_##kind line[vectors]; \
+                for (int j = 0; j < vectors; ++j) memcpy(&line[j], factors + j * lanes, IG_BYTES); \
+                for (int i = 0; i < rows; ++i) \
+                    for (int j = 0; j < vectors; ++j) { \
+                        ig_vector_##kind value; \
+                        memcpy(&value, from + i * next + j * lanes, IG_BYTES); \
+                        sum[i][j] += value * line[j]; \
+                    } \
+            } \
+        for (int i = 0; i < rows; ++i) \
+            for (int j = 0; j < vectors; ++j) memcpy(tile + i * width + j * lanes, &sum[i][j], IG_BYTES); \
+    }
+
+#define IG_DEPTH_HIGH(kind, real, rows) \
+    IG_DEPTH_ROWS(kind, real, rows, 1) \
+    IG_DEPTH_ROWS(kind, real, rows, 2) \
+    static __attribute__((noinline)) void ig_depth_##kind##_##rows( \
+        const real *x, const real *b, const ig_window *w, const ig_span *span, real *tile, int64_t width, int64_t wide) \
+    { \
+        enum { lanes = IG_LANES(real) }; \
+        int64_t at = 0; \
+        for (; at + 2 * lanes <= wide; at += 2 * lanes) \
+            ig_depth_##kind##_##rows##_2(x + at, b + at, w, span, tile + at, width); \
+        for (; at < wide; at += lanes) ig_depth_##kind##_##rows##_1(x + at, b + at, w, span, tile + at, width); \
+    }
+
+#define IG_DEPTH_HEAD(kind, real) \
+    IG_SHARED void ig_depth_##kind( \
+        const real *x, const real *b, const ig_window *w, const ig_span *span, real *tile, int64_t width, \
+        int64_t high, int64_t wide);
+#define IG_DEPTH(kind, real) \
+    IG_DEPTH_HIGH(kind, real, 1) \
+    IG_DEPTH_HIGH(kind, real, 2) \
+    IG_DEPTH_HIGH(kind, real, 3) \
+    IG_DEPTH_HIGH(kind, real, 4) \
+    void ig_depth_##kind( \
+        const real *x, const real *b, const ig_window *w, const ig_span *span, real *tile, int64_t width, \
+        int64_t high, int64_t wide) \
+    { \
+        switch (high) { \
+        case 1: ig_depth_##kind##_1(x, b, w, span, tile, width, wide); break; \
+        case 2: ig_depth_##kind##_2(x, b, w, span, tile, width, wide); break; \
+        case 3: ig_depth_##kind##_3(x, b, w, span, tile, width, wide); break; \
+        default: ig_depth_##kind##_4(x, b, w, span, tile, width, wide); break; \
+        } \
+    }
+
+/* The columns of taps inside the image for the output at `at`, and how many outputs from there on share them. */
+static inline int64_t ig_side_by_side(const ig_window *w, int64_t at, ig_span *span)
+{
+    const int64_t begin = at * w->stride_x - w->padding_x;
+    ig_taps(begin, w->wide, w->dilation_x, w->taps_wide, &span->left, &span->right);
+    if (begin < 0) return 1;
+    int64_t count = 1;
+    const int64_t reach = (w->taps_wide - 1) * w->dilation_x;
+    while (count < IG_SIDE && at + count < w->out_wide && begin + count * w->stride_x + reach < w->wide) ++count;
+    return begin + reach < w->wide ? count : 1;
+}
