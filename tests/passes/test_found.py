@@ -55,6 +55,14 @@ FOUND: dict[str, tuple[str, dict[str, bool]]] = {
         """,
         {},
     ),
+    "a preserved call in a loop whose results nobody uses": (
+        """
+        start = (torch.zeros((), dtype=torch.int64), x.float())
+        torch.while_loop(lambda i, w: i < 0, lambda i, w: (i + 1, self.layer(w)), start)
+        return x + x
+        """,
+        {"preserve": True},
+    ),
     "an effect that writes": ("return stamp(x, y, 'a') + stamp(y[0], x, 'b')", {}),
     "an effect that writes to what it reads": ("return stamp(x, x, 'a')", {}),
     "a region that is cut in a graph which has run": (

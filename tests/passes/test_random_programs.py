@@ -23,7 +23,7 @@ from ingot.passes.numerics import compare_values
 from tests.passes import programs
 from tests.passes.speaking import heard
 
-QUICK, LONG = 200, 2000
+QUICK, LONG, PART = 200, 2000, 250
 OPTIONS: dict[str, list[dict[str, Any]]] = {
     "effects": [{}, {"random": True}],
     "decompose": [{}, {"keep": ["linear", "layer_norm", "softmax", "dropout"]}],
@@ -133,8 +133,12 @@ def test_random_programs(drawn: programs.Program, order: Order) -> None:
 
 
 @pytest.mark.slow
-@seed(int(os.environ.get("INGOT_TEST_SEED", "20")))
-@settings(max_examples=LONG, phases=[Phase.generate, Phase.shrink], **_COMMON)
-@given(programs.programs(), orders())
-def test_many_random_programs(drawn: programs.Program, order: Order) -> None:
-    check_drawn(drawn, order)
+@pytest.mark.parametrize("part", range(LONG // PART))
+def test_many_random_programs(part: int) -> None:
+    @seed(int(os.environ.get("INGOT_TEST_SEED", "20")) + part)
+    @settings(max_examples=PART, phases=[Phase.generate, Phase.shrink], **_COMMON)
+    @given(programs.programs(), orders())
+    def run(drawn: programs.Program, order: Order) -> None:
+        check_drawn(drawn, order)
+
+    run()

@@ -47,7 +47,7 @@ def _clean(module: fx.GraphModule, named: set[str]) -> int:
     for node in reversed(module.graph.nodes):
         if node.op in ("placeholder", "output"):
             continue
-        if not node.users and node.name not in named and not acts(node):
+        if not node.users and node.name not in named and not acts(node) and not _holds(module, node, named):
             module.graph.erase_node(node)
             count += node.op != "get_attr"  # a function goes with the node that calls it
         elif node.target in subgraphs.LAYOUTS:
@@ -60,6 +60,14 @@ def _clean(module: fx.GraphModule, named: set[str]) -> int:
     if count:
         module.recompile()
     return count
+
+
+def _holds(module: fx.GraphModule, node: fx.Node, named: set[str]) -> bool:
+    """Whether a value that counts as used lies inside of the node's functions."""
+    if not named or node.target not in subgraphs.LAYOUTS:
+        return False
+    functions = [getattr(module, str(attribute.target)) for attribute in subgraphs.function_attributes(node)]
+    return any(inner.name in named or _holds(f, inner, named) for f in functions for inner in f.graph.nodes)
 
 
 def _clean_call(module: fx.GraphModule, node: fx.Node, references: Counter[str], named: set[str]) -> int:
