@@ -18,7 +18,7 @@ import tempfile
 import traceback
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ import torch
 
 import ingot
 from ingot.codegen import file as c_file
+from ingot.codegen.isa import host
 from ingot.codegen.weights import fill
 from ingot.lowering.fusion import fuse
 from ingot.lowering.ir import Module
@@ -33,10 +34,12 @@ from ingot.lowering.lower import lower
 from ingot.lowering.memory import plan
 from ingot.pipeline import for_native
 from ingot.program.program import Program
+from tests.native.core_set import outside
 from tests.native.samples import Case, Expectation, expectation, fresh, judge
 
-BATCH = 64
-FLAGS = ("-O1", "-fPIC", "-shared", "-fopenmp-simd", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast",
+BATCH = 256
+# As models are compiled, but for -O3: what the optimizer does is its own affair, and takes most of the time.
+FLAGS = ("-Og", "-fPIC", "-shared", "-fopenmp-simd", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast",
          "-fwrapv", "-fno-strict-aliasing", "-w")  # fmt: skip
 # Seconds that one program may run.
 PATIENCE = 20
@@ -50,8 +53,11 @@ _NAMES = re.compile(
 
 @dataclass(frozen=True)
 class Outcome:
+    """`outside` is what keeps the sample from core ATen, where it was asked (`run`'s `classify`): nothing if empty."""
+
     kind: str  # passed | refused | wrong | crashed
     reason: str = ""
+    outside: tuple[str, ...] = ()
 
 
 @dataclass
@@ -64,21 +70,18 @@ class Part:
     module: Module
     source: c_file.Source
     used: set[str] = field(default_factory=set)
+    prefix: str = ""
 
 
-def prepare(case: Case) -> Program:
-    """Captured, and taken down to what lowering has rules for."""
-    program = ingot.capture(case.module, fresh(case))
-    return for_native(program)
-
-
-def run(cases: Iterable[Case], *, size: int = BATCH, flags: Sequence[str] = FLAGS) -> Iterator[tuple[Case, Outcome]]:
+def run(
+    cases: Iterable[Case], *, size: int = BATCH, flags: Sequence[str] = FLAGS, classify: bool = False
+) -> Iterator[tuple[Case, Outcome]]:
     """Each case with its outcome, in order. Cases that eager refuses are left out."""
     with tempfile.TemporaryDirectory() as folder:
         for number, group in enumerate(
             itertools.batched(cases, size) if hasattr(itertools, "batched") else _batched(cases, size)
         ):
-            yield from _run_batch(group, Path(folder) / f"batch{number}", flags)
+            yield from _run_batch(group, Path(folder) / f"batch{number}", flags, classify)
 
 
 def _batched(items: Iterable[Case], size: int) -> Iterator[tuple[Case, ...]]:
@@ -87,14 +90,20 @@ def _batched(items: Iterable[Case], size: int) -> Iterator[tuple[Case, ...]]:
         yield group
 
 
-def _run_batch(group: Sequence[Case], path: Path, flags: Sequence[str]) -> Iterator[tuple[Case, Outcome]]:
+def _run_batch(
+    group: Sequence[Case], path: Path, flags: Sequence[str], classify: bool
+) -> Iterator[tuple[Case, Outcome]]:
     outcomes: dict[int, Outcome] = {}
     parts: dict[int, Part] = {}
+    foreign: dict[int, tuple[str, ...]] = {}
     for number, case in enumerate(group):
         expected = expectation(case)
         if expected is None:
             continue
-        made = _part(case, expected)
+        captured = _captured(case)
+        made = _part(case, expected, captured) if isinstance(captured, Program) else captured
+        if classify:
+            foreign[number] = outside(case, captured if isinstance(captured, Program) else None)
         if isinstance(made, Outcome):
             outcomes[number] = made
         else:
@@ -102,24 +111,37 @@ def _run_batch(group: Sequence[Case], path: Path, flags: Sequence[str]) -> Itera
     outcomes |= _compiled(parts, path, flags)
     for number, case in enumerate(group):
         if number in outcomes:
-            yield case, outcomes[number]
+            yield case, replace(outcomes[number], outside=foreign.get(number, ()))
 
 
-def _part(case: Case, expected: Expectation) -> Part | Outcome:
+def _captured(case: Case) -> Program | Outcome:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
-            program = prepare(case)
+            return ingot.capture(case.module, fresh(case))
+        except Exception as error:
+            return _failure(error)
+
+
+def _part(case: Case, expected: Expectation, captured: Program) -> Part | Outcome:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            program = for_native(captured)
             module = fuse(lower(program))
             used: set[str] = set()
             source = c_file.emit_apart(module, plan(module), used)
-        except ingot.IngotError as error:
-            return Outcome("refused", f"{type(error).__name__}: {error}")
         except Exception as error:
-            return Outcome("crashed", f"compiling: {type(error).__name__}: {error}\n{traceback.format_exc(limit=-6)}")
+            return _failure(error)
     if module.draws:  # its own random numbers, not torch's: only their type can be compared
         expected = Expectation(expected.own, expected.exact, True)
     return Part(case, expected, program, module, source, used)
+
+
+def _failure(error: Exception) -> Outcome:
+    if isinstance(error, ingot.IngotError):
+        return Outcome("refused", f"{type(error).__name__}: {error}")
+    return Outcome("crashed", f"compiling: {type(error).__name__}: {error}\n{traceback.format_exc(limit=-6)}")
 
 
 def _compiled(parts: dict[int, Part], path: Path, flags: Sequence[str]) -> dict[int, Outcome]:
@@ -127,13 +149,17 @@ def _compiled(parts: dict[int, Part], path: Path, flags: Sequence[str]) -> dict[
         return {}
     used: set[str] = set().union(*(part.used for part in parts.values()))
     texts = [c_file.head(used)]
+    prefixes: dict[str, str] = {}  # of each text: samples that differ in their numbers alone share their code
     for number, part in parts.items():
-        texts.append(_NAMES.sub(lambda match, n=number: f"m{n}_{match[0]}", part.source.text))
+        part.prefix = prefixes.setdefault(part.source.text, f"m{number}_")
+        if part.prefix != f"m{number}_":
+            continue
+        texts.append(_NAMES.sub(lambda match, prefix=part.prefix: f"{prefix}{match[0]}", part.source.text))
         texts += [f"#undef {name}" for name in sorted(set(re.findall(r"^#define (IG_\w+)", part.source.text, re.M)))]
     text = "\n".join(texts)
     source, library = path.with_suffix(".c"), path.with_suffix(".so")
     source.write_text(text)
-    done = subprocess.run(["gcc", *flags, str(source), "-o", str(library), "-lpthread"], capture_output=True, text=True)
+    done = subprocess.run(["gcc", *host().flags, *flags, str(source), "-o", str(library), "-lpthread"], capture_output=True, text=True)
     if done.returncode == 0:
         return _run_forked(parts, library)
     if len(parts) == 1:
@@ -165,7 +191,7 @@ def _run_forked(parts: dict[int, Part], library: Path) -> dict[int, Outcome]:
                     loaded = ctypes.CDLL(str(library))
                     for number in left:
                         signal.alarm(PATIENCE)
-                        pickle.dump((number, _run_part(loaded, number, parts[number])), out)
+                        pickle.dump((number, _run_part(loaded, parts[number])), out)
                         out.flush()
                 status = 0
             finally:
@@ -208,16 +234,17 @@ def _arguments(tensors: Sequence[torch.Tensor]) -> Any:
     return made
 
 
-def _run_part(library: Any, number: int, part: Part) -> Outcome:
+def _run_part(library: Any, part: Part) -> Outcome:
     try:
-        complaint = judge(part.case, part.expected, call(library, f"m{number}_", part))
+        complaint = judge(part.case, part.expected, call(library, part))
     except Exception as error:
         return Outcome("wrong", f"running: {error}")
     return Outcome("wrong", complaint) if complaint else Outcome("passed")
 
 
-def call(library: Any, prefix: str, part: Part) -> list[torch.Tensor]:
+def call(library: Any, part: Part) -> list[torch.Tensor]:
     """Opens the model, runs it on the case's inputs, closes it. Raises RuntimeError with the library's message."""
+    prefix = part.prefix
     blob = fill(part.program, part.module, part.source)
     model = ctypes.c_void_p()
     status = library[f"{prefix}ingot_open"](ctypes.c_void_p(blob.array.ctypes.data), 1, ctypes.byref(model))

@@ -46,9 +46,9 @@ def _run(given: argparse.Namespace) -> list[dict[str, Any]]:
     found = []
     out = given.json.open("w") if given.json else None
     chosen = cases(given.ops or None, [getattr(torch, d) for d in given.dtype], given.kind, given.most)
-    for case, outcome in run(chosen):
+    for case, outcome in run(chosen, classify=True):
         row = {"op": case.op, "number": case.number, "dtype": _name(case.dtype), "kind": case.kind,
-               "outcome": outcome.kind, "reason": outcome.reason}  # fmt: skip
+               "outcome": outcome.kind, "reason": outcome.reason, "outside": outcome.outside}  # fmt: skip
         found.append(row)
         if out:
             out.write(json.dumps(row) + "\n")

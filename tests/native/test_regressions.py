@@ -182,3 +182,12 @@ def test_long_sums_round_no_worse_than_eager(model: nn.Module, shape: tuple[int,
         error = (ingot.compile(model, (a,))(a).double() - truth).abs().mean()
         own = (model(a).double() - truth).abs().mean()
     assert error <= 4 * own + 2.0**-24 * truth.abs().mean()
+
+
+@pytest.mark.parametrize("pad", [(-1, 1, -2, 1), (2, -1, 1, -3), (-1, -1, 3, 3), (-2, 0, 0, 2)])
+def test_a_circular_pad_that_crops_goes_around_what_it_leaves(pad: tuple[int, ...]) -> None:
+    class Pad(nn.Module):
+        def forward(self, a: torch.Tensor) -> torch.Tensor:
+            return nn.functional.pad(a, pad, mode="circular")
+
+    assert_right(Pad(), (x(1, 3, 4, 5),))

@@ -349,17 +349,20 @@ def _padded_from_inside(low: Lowering, x: Tensor, padding: Sequence[Size], mode:
     """Places outside take an element from inside: mirrored at the border, the border itself, or from the other side."""
     x = low.keep(x)
     before: list[Size] = [0] * x.rank
+    after: list[Size] = [0] * x.rank
     padded = set()
     for k in range(len(padding) // 2):
-        before[x.rank - 1 - k] = padding[2 * k]
+        before[x.rank - 1 - k], after[x.rank - 1 - k] = padding[2 * k], padding[2 * k + 1]
         padded.add(x.rank - 1 - k)
 
     def place(d: int, i: Size) -> Size:
         at, last = i - before[d], x.shape[d] - 1
         if d not in padded:
             return i
-        if mode == "circular":
-            return remainder(at, x.shape[d])
+        if mode == "circular":  # a negative pad crops first: what goes around is what it leaves
+            crop = largest(-1 * before[d], 0)
+            left = x.shape[d] - crop - largest(-1 * after[d], 0)
+            return crop + remainder(i - largest(before[d], 0), left)
         if mode == "reflect":
             at = last - largest(last - largest(at, -1 * at), largest(at, -1 * at) - last)
         return smallest(largest(at, 0), last)
