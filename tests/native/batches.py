@@ -159,7 +159,9 @@ def _compiled(parts: dict[int, Part], path: Path, flags: Sequence[str]) -> dict[
     text = "\n".join(texts)
     source, library = path.with_suffix(".c"), path.with_suffix(".so")
     source.write_text(text)
-    done = subprocess.run(["gcc", *host().flags, *flags, str(source), "-o", str(library), "-lpthread"], capture_output=True, text=True)
+    done = subprocess.run(
+        ["gcc", *host().flags, *flags, str(source), "-o", str(library), "-lpthread"], capture_output=True, text=True
+    )
     if done.returncode == 0:
         return _run_forked(parts, library)
     if len(parts) == 1:

@@ -53,7 +53,9 @@ def _outside_by_torch(case: Case) -> tuple[str, ...]:
 
 
 def _foreign(nodes: Iterable[fx.Node]) -> tuple[str, ...]:
-    return tuple(sorted({str(node.target) for node in nodes if node.op == "call_function" and not _is_core(node.target)}))
+    return tuple(
+        sorted({str(node.target) for node in nodes if node.op == "call_function" and not _is_core(node.target)})
+    )
 
 
 @cache

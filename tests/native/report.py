@@ -1,6 +1,6 @@
 """Runs torch's operator samples as native code and says what became of them.
 
-python -m tests.native.report --write docs/reports/operator_samples.md      all of them: hours on one core
+python -m tests.native.report --write docs/reports/operator_samples.md      all of them: about half an hour on one core
 python -m tests.native.report --ops sort topk --dtype float32 --most 3      a look at a few
 """
 
@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from tests.native.batches import run
-from tests.native.samples import DTYPES, KINDS, cases
+from tests.native.samples import DTYPES, KINDS, OTHERS, cases
 
 OUTCOMES = ("passed", "refused", "wrong", "crashed")
 _REASON = re.compile(r"^ {4}(\S+): (.*?)(?: \(|$)", re.MULTILINE)
@@ -72,38 +72,58 @@ def reasons(row: dict[str, Any]) -> list[tuple[str, str]]:
 
 
 def markdown(rows: Sequence[dict[str, Any]], most: int | None) -> str:
-    counts = Counter((row["dtype"], row["kind"], row["outcome"]) for row in rows)
     every = "Every sample" if most is None else f"At most {most} samples"
     lines = [
         "# torch's operator samples as native code",
         "",
         f"{every} of every operator of torch's own table (`op_db`), compiled and compared with eager in float64:",
-        "an error of at most 4 times eager's own. Written by `make long-samples`.",
+        "an error of at most 4 times eager's own; of operators that work element by element, at every element by",
+        "itself. A sample is of core ATen if torch's decompositions take it to operators with `torch.Tag.core` alone",
+        "(`tests/native/core_set.py` asks). Inputs that are strided, empty or scalar are made of up to"
+        f" {OTHERS + 1} samples of each",
+        "operator and dtype, where eager takes them. Written by `make long-samples`.",
         "",
-        "| dtype | inputs | passed | refused | wrong | crashed | passed of all |",
-        "|---|---|---|---|---|---|---|",
+        "| dtype | inputs | samples | passed | refused | wrong | crashed | passed of all |"
+        " of core ATen | passed | refused | passed of core ATen |",
+        "|---|---|---|---|---|---|---|---|---|---|---|---|",
     ]
-    for dtype in dict.fromkeys(row["dtype"] for row in rows):
+    dtypes = list(dict.fromkeys(row["dtype"] for row in rows))
+    for dtype in dtypes:
         for kind in KINDS:
-            numbers = [counts[dtype, kind, outcome] for outcome in OUTCOMES]
-            if sum(numbers):
-                share = f"{numbers[0] / sum(numbers):.1%}"
-                lines.append(f"| {dtype} | {kind} | {' | '.join(map(str, numbers))} | {share} |")
-    users: dict[tuple[str, str], set[str]] = defaultdict(set)
+            lines += _line(dtype, kind, [row for row in rows if row["dtype"] == dtype and row["kind"] == kind])
+        lines += _line(f"**{dtype}**", "all", [row for row in rows if row["dtype"] == dtype])
+    lines += _line("**all**", "all", rows)
+    lines += ["", "## Refused", ""]
+    lines += ["A refusal names all the operators in the way; a sample is counted with each of them.", ""]
+    lines += ["| operator or error | why | samples | of core ATen | met in |", "|---|---|---|---|---|"]
+    refused: dict[tuple[str, str], list[dict[str, Any]]] = defaultdict(list)
     for row in rows:
         if row["outcome"] == "refused":
-            for reason in reasons(row):
-                users[reason].add(row["op"])
-    lines += ["", "## Refused", "", "| operator or error | why | met in |", "|---|---|---|"]
-    for (target, why), names in sorted(users.items()):
-        shown = sorted(names)
+            for reason in dict.fromkeys(reasons(row)):
+                refused[reason].append(row)
+    for (target, why), met in sorted(refused.items()):
+        shown = sorted({row["op"] for row in met})
         more = f" and {len(shown) - 6} more" if len(shown) > 6 else ""
-        lines.append(f"| `{target}` | {why.replace('|', '/')[:160]} | {', '.join(shown[:6])}{more} |")
+        core = sum(not row["outside"] for row in met)
+        said = why.replace("|", "/")[:160]
+        lines.append(f"| `{target}` | {said} | {len(met)} | {core or 'no'} | {', '.join(shown[:6])}{more} |")
     bad = [row for row in rows if row["outcome"] in ("wrong", "crashed")]
     if bad:
         lines += ["", "## Wrong or crashed", ""]
         lines += [f"- {row['op']}#{row['number']} {row['dtype']} {row['kind']}: {row['reason'][:200]}" for row in bad]
     return "\n".join(lines) + "\n"
+
+
+def _line(dtype: str, kind: str, rows: Sequence[dict[str, Any]]) -> list[str]:
+    """A row of the table, or none if there is nothing to say."""
+    if not rows:
+        return []
+    numbers = [sum(row["outcome"] == outcome for row in rows) for outcome in OUTCOMES]
+    core = [row["outcome"] for row in rows if not row["outside"]]
+    passed = core.count("passed")
+    cells = [dtype, kind, len(rows), *numbers, f"{numbers[0] / len(rows):.1%}"]
+    cells += [len(core), passed, core.count("refused"), f"{passed / len(core):.1%}" if core else "–"]
+    return [f"| {' | '.join(map(str, cells))} |"]
 
 
 if __name__ == "__main__":

@@ -149,7 +149,7 @@ def _cases_of(name: str, dtype: torch.dtype, kinds: Sequence[str], most: int | N
 
 
 def _run_by_eager(cases: Sequence[Case]) -> list[bool]:
-    """Which of them eager takes. They run in a child: with inputs that its authors did not think of, torch may crash."""
+    """Which of them eager takes. They run in a child: torch may crash on inputs its authors did not think of."""
     taken: list[bool] = []
     while len(taken) < len(cases):
         reader, writer = os.pipe()

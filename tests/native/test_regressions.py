@@ -191,3 +191,31 @@ def test_a_circular_pad_that_crops_goes_around_what_it_leaves(pad: tuple[int, ..
             return nn.functional.pad(a, pad, mode="circular")
 
     assert_right(Pad(), (x(1, 3, 4, 5),))
+
+
+@pytest.mark.parametrize("shape", [(), (4,)])
+def test_a_transpose_that_turns_nothing(shape: tuple[int, ...]) -> None:
+    class Turn(nn.Module):
+        def forward(self, a: torch.Tensor) -> tuple[torch.Tensor, ...]:
+            return a.t(), a.transpose(0, -1), (a * 2).t(), (a * 2).transpose(0, 0) + 1
+
+    assert_right(Turn(), (x(*shape),))
+
+
+@pytest.mark.parametrize("weighed", [False, True])
+def test_a_histogram_as_density(weighed: bool) -> None:
+    class Histogram(nn.Module):
+        def forward(self, a: torch.Tensor, weight: torch.Tensor) -> tuple[torch.Tensor, ...]:
+            made = torch.histogram(a, 5, range=(-1.0, 2.0), weight=weight if weighed else None, density=True)
+            return tuple(made)
+
+    assert_right(Histogram(), (x(40), x(40, seed=1).abs()))
+
+
+@pytest.mark.parametrize("shape", [(0,), (3, 0), (0, 3)])
+def test_a_mask_without_elements(shape: tuple[int, ...]) -> None:
+    class Places(nn.Module):
+        def forward(self, a: torch.Tensor) -> tuple[torch.Tensor, ...]:
+            return torch.nonzero(a), a[a > 0] * 2, torch.masked_select(a, a > 0)
+
+    assert_right(Places(), (x(*shape),))

@@ -300,9 +300,12 @@ class Replay:
             if self.functional is not None and writeless.has_form(node.target):
                 writeless.check_apart(node)
                 return self._call_writing(node.target, args, kwargs)
-            if self.functional is not None and _turns_nothing(node.target, args):
+            if _turns_nothing(node.target, args):
                 # Torch's own form of it returns its argument, which it then does not accept from a view.
-                return torch.ops.aten.alias.default(args[0])
+                if self.functional is not None:
+                    return torch.ops.aten.alias.default(args[0])
+                if self.recorder.decompositions is not None:
+                    return args[0]
             return node.target(*args, **kwargs)  # type: ignore[operator]
         except IngotError:
             raise
@@ -430,7 +433,9 @@ __all__ = ["Replay", "ReplayRecorder", "argument_targets"]
 
 
 def _turns_nothing(target: Any, args: Any) -> bool:
-    """Whether it is a transpose of a dim with itself."""
+    """Whether it is a transpose of a dim with itself, or of a tensor with fewer than two."""
+    if target is torch.ops.aten.t.default:
+        return bool(args[0].dim() < 2)
     if target is not torch.ops.aten.transpose.int:
         return False
     rank = max(args[0].dim(), 1)

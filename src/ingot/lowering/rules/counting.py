@@ -101,15 +101,19 @@ def histogram(
         start, end = range if range is not None else (0, 0)
         edges = _edges(low, _range(low, x, start, end, kind, 0.5), bins, kind)
     counts = _counts(low, x, edges, weight, kind)
-    if density:
-        whole = reduced(low, counts, None, False, "sum", kind)
+    made = _density(low, counts, edges, kind) if density else counts
+    return narrowed(made, x.dtype), narrowed(edges, x.dtype)
 
-        def load(ops: Recorder, index: Index) -> int:
-            width = ops.call("sub", edges.load(ops, (index[0] + 1,)), edges.load(ops, index))
-            return ops.call("div", counts.load(ops, index), ops.call("mul", whole.load(ops, ()), width))
 
-        counts = Tensor(counts.shape, kind, Lazy(load, 6))
-    return narrowed(counts, x.dtype), narrowed(edges, x.dtype)
+def _density(low: Lowering, counts: Tensor, edges: Tensor, kind: str) -> Tensor:
+    """Each bin's share of the whole, by its width."""
+    whole = reduced(low, counts, None, False, "sum", kind)
+
+    def load(ops: Recorder, index: Index) -> int:
+        width = ops.call("sub", edges.load(ops, (index[0] + 1,)), edges.load(ops, index))
+        return ops.call("div", counts.load(ops, index), ops.call("mul", whole.load(ops, ()), width))
+
+    return Tensor(counts.shape, kind, Lazy(load, 6))
 
 
 @lowers(aten.nonzero_static.default)

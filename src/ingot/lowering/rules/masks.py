@@ -24,6 +24,8 @@ aten = torch.ops.aten
 def count_of(low: Lowering, running: Tensor, expected: Size | None) -> Size:
     """The last of the running sums as a size: that of the graph where it has none yet, or else equal to it."""
     if running.shape[0] == 0:
+        if expected is not None and not low.is_told(expected):
+            low.tell(expected, 0)
         return 0
     ops = Recorder()
     value = running.load(ops, (running.shape[0] - 1,))
@@ -44,6 +46,9 @@ def count_of(low: Lowering, running: Tensor, expected: Size | None) -> Size:
 def places_of(low: Lowering, mask: Tensor, expected: Size | None) -> tuple[Size, list[Tensor]]:
     """How many places are not 0, and for each dim of the mask where they are, in row-major order."""
     total = mask.numel
+    if total == 0:  # no coordinate could be told from the others
+        count = count_of(low, Tensor((0,), "int64", Lazy(lambda ops, index: ops.const(0, "int64"))), expected)
+        return count, [low.full((count,), 0, "int64")] * mask.rank
     truth = Tensor(
         mask.shape, "int64", Lazy(lambda ops, index: ops.cast(ops.cast(mask.load(ops, index), "bool"), "int64"), 2)
     )
