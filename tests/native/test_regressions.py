@@ -219,3 +219,32 @@ def test_a_mask_without_elements(shape: tuple[int, ...]) -> None:
             return torch.nonzero(a), a[a > 0] * 2, torch.masked_select(a, a > 0)
 
     assert_right(Places(), (x(*shape),))
+
+
+@pytest.mark.parametrize("mode", ["sum", "mean", "max"])
+@pytest.mark.parametrize("last", [False, True])
+def test_bags_of_rows(mode: str, last: bool) -> None:
+    bag = nn.EmbeddingBag(10, 4, mode=mode, include_last_offset=last, padding_idx=3)
+    rows = torch.tensor([1, 3, 5, 5, 0, 3, 9])
+    for offsets in ([0, 2, 2, 5, 7], [0, 0, 1, 7, 7]):
+        assert_right(bag, (rows, torch.tensor(offsets)))
+
+
+def test_bags_of_weighed_rows_and_a_row_that_is_not_there() -> None:
+    class Weighed(nn.EmbeddingBag):
+        def forward(self, rows: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+            return super().forward(rows, per_sample_weights=weights)
+
+    rows = torch.tensor([[1, 3], [5, 5], [0, 9]])
+    compiled = assert_right(Weighed(10, 4, mode="sum"), (rows, x(3, 2)))
+    with pytest.raises(ingot.IngotError, match="out of range"):
+        compiled(rows + 1, x(3, 2))
+
+
+@pytest.mark.parametrize("p", [0.0, 1.0, 2.0, 2.5, float("inf")])
+def test_distances_of_pairs(p: float) -> None:
+    class Pairs(nn.Module):
+        def forward(self, a: torch.Tensor) -> torch.Tensor:
+            return nn.functional.pdist(a, p)
+
+    assert_right(Pairs(), (x(5, 3),))

@@ -29,7 +29,13 @@ from ingot.program.program import Program
 
 # Core operators, and some outside the core set, that torch has a decomposition for.
 EXPANDED = (
-    *("_addmm_activation", "_batch_norm_no_update", "_native_batch_norm_legit", "_native_batch_norm_legit_functional"),
+    *(
+        "_addmm_activation",
+        "_batch_norm_no_update",
+        "_batch_norm_with_update_functional",
+        "_native_batch_norm_legit",
+        "_native_batch_norm_legit_functional",
+    ),
     *("addmv", "bitwise_and", "bitwise_left_shift", "bitwise_or", "bitwise_right_shift", "bitwise_xor", "cauchy"),
     *("conj_physical", "copysign", "dist", "exponential", "geometric", "grid_sampler_2d", "ldexp", "lift"),
     *("linalg_vector_norm", "log_normal", "max_pool2d_with_indices_backward", "narrow_copy", "native_batch_norm"),
@@ -87,4 +93,28 @@ def _table() -> dict[Any, Callable[..., Any]]:
     every = internals.all_decompositions()
     left = {getattr(packet, "Tensor", None) for packet in (getattr(torch.ops.aten, name) for name in RULED)}
     left |= {getattr(packet, "Scalar", None) for packet in (getattr(torch.ops.aten, name) for name in RULED[:3])}
-    return {op: every[op] for op in overloads(EXPANDED) if op in every and op not in left}
+    return {op: every[op] for op in overloads(EXPANDED) if op in every and op not in left} | {
+        torch.ops.aten._pdist_forward.default: _pdist,
+        torch.ops.aten.rrelu_with_noise_functional.default: _rrelu,
+    }
+
+
+def _pdist(x: torch.Tensor, p: float = 2.0) -> torch.Tensor:
+    """Of the distances of all rows from all rows, those above the diagonal."""
+    aten = torch.ops.aten
+    count = x.shape[0]
+    places = aten.triu_indices.default(count, count, 1)
+    every: torch.Tensor = aten._cdist_forward.default(x, x, p, None)
+    return aten.index.Tensor(every, [places[0], places[1]])  # type: ignore[no-any-return]
+
+
+def _rrelu(
+    x: torch.Tensor, noise: torch.Tensor, lower: float = 1 / 8, upper: float = 1 / 3, training: bool = False,
+    generator: torch.Generator | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
+    """Each element that is not positive is multiplied by a number drawn for it; `noise` says which."""
+    if not training:
+        return torch.nn.functional.leaky_relu(x, (lower + upper) / 2), noise
+    drawn = torch.ops.aten.rand_like.default(x) * (upper - lower) + lower
+    noise = torch.where(x <= 0, drawn, 1.0)
+    return x * noise, noise

@@ -2,6 +2,7 @@
 
 from ingot.lowering.rules import (  # noqa: F401
     attention,
+    bags,
     control,
     convolution,
     counting,
