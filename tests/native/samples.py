@@ -11,6 +11,7 @@ no cases.
 
 from __future__ import annotations
 
+import faulthandler
 import functools
 import os
 import warnings
@@ -144,11 +145,11 @@ def _cases_of(name: str, dtype: torch.dtype, kinds: Sequence[str], most: int | N
                 if case is not None:
                     made.append(case)
     changed = [case for case in made if case.kind != "plain"]
-    refused = {case.name for case, runs in zip(changed, _run_by_eager(changed), strict=True) if not runs}
+    refused = {case.name for case, runs in zip(changed, run_by_eager(changed), strict=True) if not runs}
     yield from (case for case in made if case.name not in refused)
 
 
-def _run_by_eager(cases: Sequence[Case]) -> list[bool]:
+def run_by_eager(cases: Sequence[Case]) -> list[bool]:
     """Which of them eager takes. They run in a child: torch may crash on inputs its authors did not think of."""
     taken: list[bool] = []
     while len(taken) < len(cases):
@@ -156,6 +157,7 @@ def _run_by_eager(cases: Sequence[Case]) -> list[bool]:
         child = os.fork()
         if child == 0:
             torch.set_num_threads(1)  # torch's own threads did not come along into the child
+            faulthandler.disable()
             warnings.simplefilter("ignore")
             try:
                 for case in cases[len(taken) :]:

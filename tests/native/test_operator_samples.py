@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import os
+import signal
+from dataclasses import replace
+
 import pytest
 import torch
 
+import ingot
 from tests.native.batches import Outcome, run
-from tests.native.samples import Case, Expectation, cases, expectation, judge, operators
+from tests.native.core_set import outside
+from tests.native.samples import Case, Expectation, cases, expectation, fresh, judge, operators, run_by_eager
 
 # A few of every family that has rules of its own.
 SLICE = [
@@ -75,3 +81,49 @@ def test_samples_are_the_same_in_every_run() -> None:
     assert first.name == second.name
     assert all(torch.equal(a, b) for a, b in zip(first.args, second.args, strict=True))
     assert len(operators()) > 500
+
+
+def test_elements_are_judged_one_by_one() -> None:
+    """Next to a large element, the error of a small one is lost in a bound that scales with the largest."""
+    own = torch.tensor([1e-6, 1e6])
+    expected = Expectation((own,), (own.double(),), False)
+    off = torch.tensor([1.00001e-6, 1e6])
+    assert judge(_one("exp", 0), expected, [off]) is not None
+    assert judge(_one("exp", 0), expected, [torch.nextafter(own, off)]) is None
+    assert judge(_one("matmul", 0), expected, [off]) is None  # sums of many products: as large as the largest
+
+
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("exp", ()),
+        ("nn.functional.layer_norm", ()),
+        ("t", ()),
+        ("linalg.eig", ("aten.linalg_eig.default",)),
+        ("special.airy_ai", ("aten.special_airy_ai.default",)),
+    ],
+)
+def test_which_samples_reach_core_aten(name: str, why: tuple[str, ...]) -> None:
+    case = _one(name, 0)
+    program = ingot.capture(case.module, fresh(case))
+    assert outside(case, program) == outside(case, None) == why
+
+
+def test_a_sample_that_no_capture_takes_does_not_reach_core_aten() -> None:
+    (why,) = outside(_one("nn.functional.gaussian_nll_loss", 0), None)
+    assert why.startswith("torch.export: ")
+    assert outside(_one("exp", 0), None) == ()
+
+
+def test_inputs_that_crash_torch_are_no_cases() -> None:
+    class Dies(torch.nn.Module):
+        def forward(self, a: torch.Tensor) -> torch.Tensor:
+            if a.numel() == 1:
+                os.kill(os.getpid(), signal.SIGSEGV)
+            if a.numel() == 2:
+                raise ValueError("no")
+            return a
+
+    case = _one("exp", 0)
+    made = [replace(case, module=Dies(), args=(torch.zeros(n),)) for n in (3, 1, 2, 1, 4)]
+    assert run_by_eager(made) == [True, False, False, False, True]
