@@ -248,3 +248,30 @@ def test_distances_of_pairs(p: float) -> None:
             return nn.functional.pdist(a, p)
 
     assert_right(Pairs(), (x(5, 3),))
+
+
+@pytest.mark.parametrize("places", [[], [0], [-1], [0, 0]])
+@pytest.mark.parametrize("value", [2.0, torch.tensor(3.0)])
+def test_filling_a_number(places: list[int], value: float | torch.Tensor) -> None:
+    class Fill(nn.Module):
+        def forward(self, a: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
+            return a.index_fill(0, at, value)  # type: ignore[arg-type]
+
+    assert_right(Fill(), (x(), torch.tensor(places, dtype=torch.int64)))
+
+
+def test_ranges_of_whole_numbers_begin_and_step_whole() -> None:
+    class Ranges(nn.Module):
+        def forward(self, a: torch.Tensor) -> tuple[torch.Tensor, ...]:
+            whole = torch.int64
+            return (
+                torch.arange(2.1, -2.9, -1.0, dtype=whole),
+                torch.arange(0.1, -7.9, -4.0, dtype=whole),
+                torch.linspace(4.3, -3, 50, dtype=whole),
+                torch.linspace(0, 7, 50, dtype=whole),
+                torch.linspace(a, 50, 50, dtype=whole),
+                torch.linspace(-3, a, 1, dtype=whole),
+                torch.linspace(a, a * 3, 7, dtype=torch.int32),
+            )
+
+    assert_right(Ranges(), (torch.tensor(4.3),), (torch.tensor(-9.7),))

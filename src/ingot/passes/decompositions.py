@@ -112,6 +112,31 @@ def _pad_circular(x: torch.Tensor, pad: Sequence[int]) -> torch.Tensor:
     return x
 
 
+# ---------------------------------------------------------------------- ranges
+
+
+def _linspace(op: Any) -> Rule:
+    """torch's rule computes whole numbers in float32, from ends that were not cut to whole numbers before."""
+    usual = decompositions()[op]
+
+    def rule(start: Any, end: Any, steps: int, *, dtype: torch.dtype | None = None, **kwargs: Any) -> torch.Tensor:
+        if dtype is None or dtype.is_floating_point or dtype.is_complex or dtype is torch.bool:
+            return usual(start, end, steps, dtype=dtype, **kwargs)  # type: ignore[no-any-return]
+        first, last = (
+            v.to(dtype).to(torch.float64) if isinstance(v, torch.Tensor) else float(int(v)) for v in (start, end)
+        )
+        places = torch.arange(steps, dtype=torch.float64)
+        step = (last - first) / max(steps - 1, 1)
+        halves = (first + places * step, last - (steps - 1 - places) * step)
+        return torch.where(places < steps // 2, *halves).to(dtype) if steps > 1 else halves[0].to(dtype)
+
+    return rule
+
+
+for _overload in ("default", "Tensor_Tensor", "Tensor_Scalar", "Scalar_Tensor"):
+    decomposes(getattr(aten.linspace, _overload))(_linspace(getattr(aten.linspace, _overload)))
+
+
 # ---------------------------------------------------------------------- recurrent layers
 
 

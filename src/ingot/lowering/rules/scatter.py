@@ -164,7 +164,7 @@ def index_copy(low: Lowering, x: Tensor, dim: int, places: Tensor, source: Tenso
 def index_fill(low: Lowering, x: Tensor, dim: int, places: Tensor, value: Any) -> Tensor:
     dim = dim_of(x, dim)
     if not x.rank:
-        return Tensor((), x.dtype, Lazy(lambda ops, index: value_at(ops, value, (), x.dtype), 1))
+        x = values.insert(x, 0)  # as if of one element: there may be no place to fill
     count = places.numel
     shape = (*x.shape[:dim], count, *x.shape[dim + 1 :])
     stand_in = low.full(shape, 0, x.dtype)
