@@ -2,131 +2,45 @@
 
     python benchmarks/cpu.py                       # every model at batch 1 and 8; writes results/cpu.json
     python benchmarks/cpu.py bert resnet --batch 1 # some of them; writes nothing unless --json names a file
+    python benchmarks/cpu.py --cold                # cold compile times alone
 
 One process, one model at a time. Peers are prepared first, then take turns, the order changing from round to round;
 medians are compared. A turn begins with a pause, for the threads of some peers spin on a core for a while after their
-work is done, and with a call that is not counted, which finds the caches full of another peer's weights. The limit is the model's multiplications over the peak measured here by a plain loop of
-multiply-adds, or its weights over the bandwidth measured here, whichever is longer. Peers get their models through
-torch.onnx.export, whose time does not count for them; torch.compile's and Ingot's compile times are cold.
+work is done, and with a call that is not counted, which finds the caches full of another peer's weights. The limit is
+the model's multiplications over the peak measured here by a plain loop of multiply-adds, or its weights over the
+bandwidth measured here, whichever is longer. Peers get their models through torch.onnx.export, whose time does not
+count for them. Compile times are cold, from the model in memory to its first result: each in a process of its own with
+empty caches, torch.compile and Ingot in turn.
 """
 
 from __future__ import annotations
 
 import argparse
 import gc
+import json
+import os
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import torch
-import transformers
 from torch import nn
 
 import ingot
 from benchmarks import report
+from benchmarks.models import SUBJECTS, THREADS, Subject, gflop, measured_bandwidth, measured_peak
 
-THREADS = 2
 PAUSE = 0.3  # seconds before each turn
 TURN = 0.06  # seconds of counted calls that a turn has at least
 PEERS = ("eager", "torch.compile", "ONNX Runtime", "OpenVINO", "Ingot")
-
-
-class Plain(nn.Module):
-    """A model whose result is a tuple of tensors, which every exporter understands."""
-
-    def __init__(self, model: nn.Module, **fixed: Any) -> None:
-        super().__init__()
-        self.model, self.fixed = model, fixed
-
-    def forward(self, *args: torch.Tensor) -> Any:
-        result = self.model(*args, **self.fixed)
-        return result[0]
-
-
-class Decoder(nn.Module):
-    """One token of a Llama against `past` cached ones."""
-
-    def __init__(self, model: nn.Module, layers: int) -> None:
-        super().__init__()
-        self.model, self.layers = model, layers
-
-    def forward(self, token: torch.Tensor, *cache: torch.Tensor) -> Any:
-        pairs = [(cache[2 * n], cache[2 * n + 1]) for n in range(self.layers)]
-        past = transformers.DynamicCache(pairs)
-        result = self.model(input_ids=token, past_key_values=past, use_cache=True)
-        return result.logits
-
-
-@dataclass(frozen=True, slots=True)
-class Subject:
-    """A model by name: how to build it, and its inputs for a batch."""
-
-    name: str
-    build: Callable[[], nn.Module]
-    inputs: Callable[[int], tuple[torch.Tensor, ...]]
-
-
-def _ids(size: int, length: int) -> torch.Tensor:
-    return torch.randint(0, 1000, (size, length))
-
-
-def _image(size: int) -> tuple[torch.Tensor, ...]:
-    return (torch.randn(size, 3, 224, 224),)
-
-
-LLAMA = {"hidden_size": 1024, "intermediate_size": 2816, "num_hidden_layers": 12, "num_attention_heads": 16,
-         "num_key_value_heads": 16, "vocab_size": 32000}  # fmt: skip
-
-
-def _llama() -> nn.Module:
-    return transformers.LlamaForCausalLM(transformers.LlamaConfig(**LLAMA))
-
-
-def _t5() -> nn.Module:
-    class T5(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.model = transformers.T5Model(transformers.T5Config(vocab_size=32128))
-
-        def forward(self, ids: torch.Tensor, decoder_ids: torch.Tensor) -> Any:
-            return self.model(input_ids=ids, decoder_input_ids=decoder_ids, use_cache=False)[0]
-
-    return T5()
-
-
-def _whisper() -> nn.Module:
-    return Plain(transformers.WhisperModel(transformers.WhisperConfig()).encoder)
-
-
-SUBJECTS = (
-    Subject("resnet-50", lambda: Plain(transformers.ResNetModel(transformers.ResNetConfig())), _image),
-    Subject("mobilenet-v2", lambda: Plain(transformers.MobileNetV2Model(transformers.MobileNetV2Config())), _image),
-    Subject("convnext-t", lambda: Plain(transformers.ConvNextModel(transformers.ConvNextConfig())), _image),
-    Subject("vit-b16", lambda: Plain(transformers.ViTModel(transformers.ViTConfig())), _image),
-    Subject("bert-base", lambda: Plain(transformers.BertModel(transformers.BertConfig())), lambda n: (_ids(n, 128),)),
-    Subject(
-        "gpt2",
-        lambda: Plain(transformers.GPT2LMHeadModel(transformers.GPT2Config()), use_cache=False),
-        lambda n: (_ids(n, 128),),
-    ),
-    Subject("t5-small", _t5, lambda n: (_ids(n, 64), _ids(n, 64))),
-    Subject("llama-200m", lambda: Plain(_llama(), use_cache=False), lambda n: (_ids(n, 128),)),
-    Subject(
-        "llama-200m-decode",
-        lambda: Decoder(_llama(), 12),
-        lambda n: (_ids(n, 1), *(torch.randn(n, 16, 128, 64) for _ in range(24))),
-    ),
-    Subject("whisper-tiny-encoder", _whisper, lambda n: (torch.randn(n, 80, 3000),)),
-)
 
 
 @dataclass(slots=True)
@@ -137,6 +51,7 @@ class Row:
     batch: int
     times: dict[str, float] = field(default_factory=dict)
     compile_seconds: dict[str, float] = field(default_factory=dict)
+    compile_peak: dict[str, int] = field(default_factory=dict)  # bytes of the process that compiled and ran it once
     failures: dict[str, str] = field(default_factory=dict)
     error: float = 0.0
     gflop: float = 0.0
@@ -152,17 +67,28 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--without", nargs="*", default=[], help="peers to leave out")
     parser.add_argument("--json", type=Path)
+    parser.add_argument("--cold", action="store_true", help="compile times alone")
+    parser.add_argument("--child", nargs=2, metavar=("MODEL", "PEER"), help=argparse.SUPPRESS)
     options = parser.parse_args()
     warnings.simplefilter("ignore")
     torch.set_num_threads(THREADS)
+    if options.child:
+        print(json.dumps(_compile_once(*options.child)))
+        return
     peak, bandwidth = measured_peak(), measured_bandwidth()
     print(f"peak {peak:.0f} GFLOP/s, bandwidth {bandwidth:.1f} GB/s, {THREADS} threads", flush=True)
     rows = []
     for subject in SUBJECTS:
         if options.models and not any(part in subject.name for part in options.models):
             continue
+        found = cold(subject, options.without)
         for batch in options.batch:
-            row = measure(subject, batch, options.rounds, set(options.without), peak, bandwidth)
+            if options.cold:
+                row = Row(subject.name, batch)
+            else:
+                row = measure(subject, batch, options.rounds, set(options.without), peak, bandwidth)
+            row.compile_seconds = {peer: one["seconds"] for peer, one in found.items()}
+            row.compile_peak = {peer: one["peak"] for peer, one in found.items()}
             rows.append(row)
             print(_line(row), flush=True)
             gc.collect()
@@ -186,7 +112,7 @@ def measure(subject: Subject, batch: int, rounds: int, without: set[str], peak: 
     model, inputs = subject.build().eval(), subject.inputs(batch)
     row = Row(subject.name, batch)
     with torch.no_grad():
-        row.gflop = _gflop(model, inputs)
+        row.gflop = gflop(model, inputs)
         row.weight_bytes = sum(p.numel() * p.element_size() for p in model.parameters())
         row.limit = max(row.gflop / peak, row.weight_bytes / bandwidth / 1e9) * 1e3
         calls = prepared(model, inputs, row, without)
@@ -220,7 +146,7 @@ def prepared(
     """A call for every peer that can run the model; what cannot says why in the row."""
     makers = {
         "eager": lambda: lambda: model(*inputs),
-        "torch.compile": lambda: _torch_compiled(model, inputs, row),
+        "torch.compile": lambda: _torch_compiled(model, inputs),
         "Ingot": lambda: _ingot(model, inputs, row),
     }
     calls: dict[str, Callable[[], torch.Tensor]] = {}
@@ -245,22 +171,48 @@ def prepared(
     return calls
 
 
-def _torch_compiled(model: nn.Module, inputs: tuple[torch.Tensor, ...], row: Row) -> Callable[[], torch.Tensor]:
-    torch._dynamo.reset()
-    with tempfile.TemporaryDirectory() as cache, torch._inductor.utils.fresh_cache():
-        del cache
+def cold(subject: Subject, without: Sequence[str]) -> dict[str, dict[str, float]]:
+    """Seconds from the model in memory to its first result, and the peak of memory: the least of two processes each."""
+    found: dict[str, dict[str, float]] = {}
+    for _ in range(2):
+        for peer in ("torch.compile", "Ingot"):
+            if peer in without:
+                continue
+            with tempfile.TemporaryDirectory() as folder:
+                environment = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": folder}
+                command = [sys.executable, __file__, "--child", subject.name, peer]
+                done = subprocess.run(command, env=environment, capture_output=True, text=True)
+            if done.returncode:
+                print(f"    {subject.name}, {peer}: {done.stderr.strip().splitlines()[-1][:200]}", flush=True)
+                continue
+            told = json.loads(done.stdout.splitlines()[-1])
+            if peer not in found or told["seconds"] < found[peer]["seconds"]:
+                found[peer] = told
+    return found
+
+
+def _compile_once(name: str, peer: str) -> dict[str, float]:
+    subject = next(subject for subject in SUBJECTS if subject.name == name)
+    torch.manual_seed(0)
+    model, inputs = subject.build().eval(), subject.inputs(1)
+    with torch.no_grad():
         begin = time.perf_counter()
-        compiled = torch.compile(model)
-        compiled(*inputs)
-        row.compile_seconds["torch.compile"] = time.perf_counter() - begin
+        if peer == "Ingot":
+            ingot.compile(model, inputs, threads=THREADS, cache=False)(*inputs)
+        else:
+            torch.compile(model)(*inputs)
+        seconds = time.perf_counter() - begin
+    return {"seconds": seconds, "peak": report.peak_memory()}
+
+
+def _torch_compiled(model: nn.Module, inputs: tuple[torch.Tensor, ...]) -> Callable[[], torch.Tensor]:
+    torch._dynamo.reset()
+    compiled = torch.compile(model)
     return lambda: compiled(*inputs)
 
 
 def _ingot(model: nn.Module, inputs: tuple[torch.Tensor, ...], row: Row) -> Callable[[], torch.Tensor]:
-    begin = time.perf_counter()
     compiled = ingot.compile(model, inputs, threads=THREADS, cache=False)
-    compiled(*inputs)
-    row.compile_seconds["Ingot"] = time.perf_counter() - begin
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "m.ingot"
         compiled.save(path)
@@ -287,65 +239,6 @@ def _openvino(path: Path, inputs: tuple[torch.Tensor, ...]) -> Callable[[], torc
     request = core.compile_model(core.read_model(str(path)), "CPU", settings).create_infer_request()
     feed = [x.numpy() for x in inputs]
     return lambda: torch.from_numpy(request.infer(feed, share_inputs=True, share_outputs=True)[0])
-
-
-# ---------------------------------------------------------------------- the machine's limits
-
-
-def _gflop(model: nn.Module, inputs: tuple[torch.Tensor, ...]) -> float:
-    from torch.utils.flop_counter import FlopCounterMode
-
-    with FlopCounterMode(display=False) as counter:
-        model(*inputs)
-    return counter.get_total_flops() / 1e9
-
-
-_PEAK = """
-#include <pthread.h>
-#include <stdio.h>
-#include <time.h>
-typedef float v __attribute__((vector_size(64)));
-static void *work(void *out) {
-    v a[12]; v x = {0.999f}, y = {1e-9f};
-    for (int i = 0; i < 12; ++i) a[i] = (v){(float)i};
-    for (long n = 0; n < 40000000; ++n)
-        for (int i = 0; i < 12; ++i) a[i] = a[i] * x + y;
-    v s = a[0]; for (int i = 1; i < 12; ++i) s += a[i];
-    *(v *)out = s; return 0;
-}
-int main(void) {
-    pthread_t t[%d]; static v sink[%d]; struct timespec b, e;
-    clock_gettime(CLOCK_MONOTONIC, &b);
-    for (int i = 0; i < %d; ++i) pthread_create(&t[i], 0, work, &sink[i]);
-    for (int i = 0; i < %d; ++i) pthread_join(t[i], 0);
-    clock_gettime(CLOCK_MONOTONIC, &e);
-    printf("%%f\\n", %d * 40000000.0 * 12 * 16 * 2 / ((e.tv_sec - b.tv_sec) * 1e9 + (e.tv_nsec - b.tv_nsec)));
-    return 0;
-}
-"""
-
-
-def measured_peak() -> float:
-    """GFLOP/s of multiply-adds on registers, on all threads: the best of three."""
-    with tempfile.TemporaryDirectory() as folder:
-        source = Path(folder) / "peak.c"
-        source.write_text(_PEAK % ((THREADS,) * 5))
-        binary = Path(folder) / "peak"
-        flags = ["-O3", "-march=native", "-ffp-contract=fast", "-pthread", "-lm"]
-        subprocess.run(["cc", str(source), "-o", str(binary), *flags], check=True)
-        found = [subprocess.run([str(binary)], capture_output=True, text=True, check=True).stdout for _ in range(3)]
-    return max(map(float, found))
-
-
-def measured_bandwidth() -> float:
-    """GB/s of reading more memory than any cache holds: the best of five sums over 1 GiB."""
-    data = torch.ones(1 << 28)
-    best = float("inf")
-    for _ in range(5):
-        begin = time.perf_counter()
-        data.sum()
-        best = min(best, time.perf_counter() - begin)
-    return data.numel() * 4 / best / 1e9
 
 
 # ---------------------------------------------------------------------- the report

@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import os
 import platform
+import resource
 import subprocess
+import sys
 from collections.abc import Mapping, Sequence
 from math import exp, log
 from pathlib import Path
@@ -34,6 +36,15 @@ def commit() -> dict[str, Any]:
     head = _git("rev-parse", "HEAD")
     changes = _git("status", "--porcelain", "--", ".", ":(exclude)benchmarks/results")
     return {"commit": head, "dirty": None if changes is None else bool(changes)}
+
+
+def peak_memory() -> int:
+    """The most bytes of memory that this process had at a time, without those of the process that started it."""
+    status = Path("/proc/self/status")
+    if status.exists():
+        (line,) = (line for line in status.read_text().splitlines() if line.startswith("VmHWM"))
+        return int(line.split()[1]) * 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 
 def geomean(values: Sequence[float]) -> float | None:
