@@ -9,6 +9,7 @@ own capture or passes fail, torch.export is asked, so that a fault of ours does 
 
 from __future__ import annotations
 
+import logging
 import warnings
 from collections.abc import Iterable
 from functools import cache
@@ -40,10 +41,13 @@ def outside(case: Case, captured: Program | None) -> tuple[str, ...]:
 
 
 def _outside_by_torch(case: Case) -> tuple[str, ...]:
+    logging.disable(logging.CRITICAL)  # torch logs at length what it refuses
     try:
         exported = torch.export.export(case.module, fresh(case), strict=False).run_decompositions()
     except Exception as error:
         return (f"torch.export: {type(error).__name__}",)
+    finally:
+        logging.disable(logging.NOTSET)
     return _foreign(
         node
         for module in exported.graph_module.modules()
