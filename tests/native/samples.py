@@ -322,7 +322,7 @@ def _scale(case: Case, result: torch.Tensor) -> float:
 
 
 def _roundings(case: Case, result: torch.Tensor) -> float:
-    """How much a sum of many terms, one after the other, may be off by more than a single number: as random steps go."""
+    """How much more than a single number a sum of many terms may be off: it grows as random steps do."""
     terms = max((a.numel() for a in case.args), default=1) / max(result.numel(), 1)
     return float(max(1.0, terms**0.5 / 4))
 
