@@ -124,6 +124,7 @@ def load(path: str | os.PathLike[str]) -> Program | Loaded:
 def for_native(program: Program) -> Program:
     """The program as lowering takes it: functional, core operators and those in WHOLE, effects in order."""
     program = passes.transform(program, [p for p in passes.ROAD if p not in _AFTER_DECOMPOSE], check=None)
+    passes.fold(program)  # a batch norm that is gone need not be decomposed
     passes.decompose(program, keep=WHOLE)
     passes.expand(program, keep=WHOLE)
     for clean in (passes.fold, passes.remove_noops, passes.cse, passes.dce, passes.order_effects):

@@ -485,7 +485,9 @@ def _library(used: set[str], group: Callable[[], int]) -> str:
     asked = [tuple(name.split()) for name in sorted(used) if " " in name and ".h " not in name]
     if asked or packs:
         parts.append(_resource("products.h"))
-    parts += [f"IG_VECTOR({kind}, {_REALS[kind]})" for kind in sorted({name[1] for name in asked if name[0] != "zeros"})]
+    parts += [
+        f"IG_VECTOR({kind}, {_REALS[kind]})" for kind in sorted({name[1] for name in asked if name[0] != "zeros"})
+    ]
     zeros = max((int(name[1]) for name in asked if name[0] == "zeros"), default=0)
     for kind in sorted({name[1] for name in asked if name[0] == "window"}):
         parts.append(f"IG_WINDOWS({kind}, {_REALS[kind]})\nstatic const {_REALS[kind]} ig_zeros_{kind}[{zeros}];")

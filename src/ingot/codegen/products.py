@@ -179,7 +179,9 @@ def _depthwise_kernel(step: Convolution, buffers: dict[str, Buffer], used: set[s
     out.line(f"const int64_t line_ = task / {blocks}, y = line_ % ({out_high}), n = line_ / ({out_high});")
     out.line(f"const int64_t top = y * {step.stride[0]} - {step.padding[0]};")
     out.line(f"ig_taps(top, {high}, {step.dilation[0]}, {step.kernel[0]}, &span.top, &span.bottom);")
-    out.line(f"const {real} *const image = {out.pointer(step.x)} + (n * ({high}) + top) * ({wide}) * {step.pixel} + left;")
+    out.line(
+        f"const {real} *const image = {out.pointer(step.x)} + (n * ({high}) + top) * ({wide}) * {step.pixel} + left;"
+    )
     out.open(f"for (int64_t x = 0, high; x < {out_wide}; x += high)")
     out.line(f"_Alignas(64) {real} tile[IG_SIDE * {width}];")
     out.line("high = ig_side_by_side(&window, x, &span);")

@@ -76,6 +76,8 @@ def fold_batch_norms(folding: Folding, level: Level) -> int:
             (user,) = node.users
             if user.target is operator.getitem and user.args[1] == 0:
                 count += _fold_batch_norm(folding, level, node, user, float(node.args[6]))
+    if count:
+        level.module.recompile()
     return count
 
 
@@ -111,21 +113,21 @@ def _fold_batch_norm(folding: Folding, level: Level, norm: fx.Node, result: fx.N
         level.module.graph.erase_node(node)
     if level.parent is None:
         folding.names[result.name] = layer.node.name
-    level.module.recompile()
     return True
 
 
 def _folded(
     weight: torch.Tensor, bias: torch.Tensor | None, statistics: Any, eps: float, groups: int | None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Weight and bias after folding, computed in float64."""
+    """Weight and bias after folding, computed in float64 and rounded once."""
     gamma, beta, mean, var = statistics
     scale = (var + eps).rsqrt() * (1.0 if gamma is None else gamma)
     shift = ((0.0 if bias is None else bias.double()) - mean) * scale + (0.0 if beta is None else beta)
     tail = (1,) * (weight.dim() - 2)
+    scaled = torch.empty_like(weight, memory_format=torch.contiguous_format)
     if groups is None:
-        scaled = weight.double() * scale.view(-1, 1, *tail)
+        torch.mul(weight, scale.view(-1, 1, *tail), out=scaled)
     else:
-        parts = weight.double().view(groups, -1, *weight.shape[1:])
-        scaled = (parts * scale.view(groups, 1, -1, *tail)).view(weight.shape)
-    return scaled.to(weight.dtype), shift.to(weight.dtype)
+        parts = (groups, -1, *weight.shape[1:])
+        torch.mul(weight.reshape(parts), scale.view(groups, 1, -1, *tail), out=scaled.view(parts))
+    return scaled, shift.to(weight.dtype)
