@@ -138,12 +138,12 @@ class _File:
     known: set[str] = field(default_factory=set)  # sizes that the run has when it begins
     depth: int = 1
     launches: list[Launch] = field(default_factory=list)
-    groups: Iterator[int] = iter(())
-    groups_of_kernels: list[int] = field(default_factory=list)
+    shared_groups: Iterator[int] = field(default_factory=lambda: iter(()))
+    kernel_groups: list[int] = field(default_factory=list)
 
     def emit(self) -> Source:
         own = self.own()
-        return replace(own, text="\n".join([self._banner(), head(self.used, self.groups.__next__), own.text]))
+        return replace(own, text="\n".join([self._banner(), head(self.used, self.shared_groups.__next__), own.text]))
 
     def own(self) -> Source:
         """Kernels, run and exports."""
@@ -153,7 +153,7 @@ class _File:
         kernels = [self._kernel(text, name) for text, name in self.kernels.items()]
         count = self._share_out(kernels)
         groups: list[list[str]] = [[] for _ in range(count)]
-        for kernel, group in zip(kernels, self.groups_of_kernels, strict=True):
+        for kernel, group in zip(kernels, self.kernel_groups, strict=True):
             groups[group].append(kernel)
         parts = ["\n".join([f"#if IG_IN({n})", *group, "#endif"]) for n, group in enumerate(groups) if group]
         names = f"IG_KERNEL ig_kernel {', '.join(self.kernels.values())};\n" if kernels else ""
@@ -169,8 +169,8 @@ class _File:
         for one in work:
             groups.append(before * count // sum(work))
             before += one
-        self.groups = iter(groups[1 : 1 + shared])
-        self.groups_of_kernels = groups[1 + shared :]
+        self.shared_groups = iter(groups[1 : 1 + shared])
+        self.kernel_groups = groups[1 + shared :]
         return count
 
     def _banner(self) -> str:

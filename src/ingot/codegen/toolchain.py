@@ -106,9 +106,10 @@ class Toolchain:
         """Makes the shared library of `source` at `destination`; gives what the compiler said: warnings, or nothing.
 
         With `parts` above 1 the source is compiled that often at the same time, with IG_PARTS defined as that number
-        and IG_PART as 0, 1, …, and the objects are linked; with 1, neither is defined. Temporary files lie in a new folder in `work`, or in the
-        system's folder for them, and are gone afterwards. Of a source that the compiler fails on, a copy is kept in
-        `failed`, or in a new temporary folder; the exception names it. `timeout` holds for compiling and linking alike.
+        and IG_PART as 0, 1, …, and the objects are linked; with 1, neither is defined. Temporary files lie in a new
+        folder in `work`, or in the system's folder for them, and are gone afterwards. Of a source that the compiler
+        fails on, a copy is kept in `failed`, or in a new temporary folder; the exception names it. `timeout` holds for
+        compiling and linking alike.
         """
         self._check_target(isa)
         flags = self.flags(isa, extra_flags)

@@ -223,7 +223,8 @@ class Convolution:
 
     `x` is dense with channels last: [images, size…, width of a pixel]. A tap reads `channels` neighbours from there on,
     which may reach into the next pixels. `weight` is packed in panels of `panel` output channels, each within a group;
-    where every channel is a group of its own (`depthwise`), as [tap][channel]. `epilogue` is a Map over (n, y, x, o) that reads the sum as the op "accumulator".
+    where every channel is a group of its own (`depthwise`), as [tap][channel]. `epilogue` is a Map over (n, y, x, o)
+    that reads the sum as the op "accumulator".
     """
 
     images: Size
