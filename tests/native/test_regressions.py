@@ -275,3 +275,14 @@ def test_ranges_of_whole_numbers_begin_and_step_whole() -> None:
             )
 
     assert_right(Ranges(), (torch.tensor(4.3),), (torch.tensor(-9.7),))
+
+
+@pytest.mark.parametrize("how", ["amin", "amax", "prod", "sum"])
+@pytest.mark.parametrize("include", [False, True])
+def test_bools_scattered_onto_bools(how: str, include: bool) -> None:
+    class Scatter(nn.Module):
+        def forward(self, a: torch.Tensor, at: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+            return a.scatter_reduce(0, at, b, how, include_self=include)
+
+    at = torch.tensor([[0, 1, 2], [0, 0, 2], [1, 1, 2]])
+    assert_right(Scatter(), *((x(4, 3, seed=seed) > 0, at, x(3, 3, seed=seed + 9) > 0) for seed in range(4)))

@@ -107,7 +107,7 @@ class Writer:
             self.used.add(name)
             value = f"{name}({value})"
         elif dtype == "bool":
-            value = f"({value}) != 0"
+            value = f"(({value}) != 0)"
         place = self.place(store.buffer, store.index)
         match store.mode:
             case "set":
