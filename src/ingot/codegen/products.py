@@ -15,6 +15,8 @@ from ingot.lowering.ir import BYTES, Buffer, Convolution, Map, Product
 PANEL = 48
 # Rows of a task: enough to reuse a panel from the nearest cache, few enough to share out.
 ROWS = 64
+# Bytes of weights that stay in a core's own cache beside the rows.
+CACHED = 1 << 18
 # Channels of a task of a depthwise convolution, and the multiplications that are worth another thread.
 CHANNELS = 64
 DEPTHWISE_GRAIN = 1 << 17
@@ -32,11 +34,11 @@ def product_kernel(step: Product, buffers: dict[str, Buffer], used: set[str], hi
     panels = (step.n + width - 1) // width
     total = product([loop.extent for loop in step.batch]) * panels * blocks
     out.open("for (int64_t task = begin; task < end; ++task)")
-    out.line(f"const int64_t rest = task / ({out.size(blocks)});")
-    out.line(f"const int64_t first = task % ({out.size(blocks)}) * {rows}, last = ig_min(first + {rows}, {m});")
-    out.line(f"const int64_t left = rest % ({out.size(panels)}) * {width}, right = ig_min(left + {width}, {n});")
+    row_block, column_panel = _task(out, blocks, panels, step.n * step.k * BYTES[step.dtype])
+    out.line(f"const int64_t first = {row_block} * {rows}, last = ig_min(first + {rows}, {m});")
+    out.line(f"const int64_t left = {column_panel} * {width}, right = {_right(width, step.n, n)};")
     if step.batch:
-        out.line(f"const int64_t o = rest / ({out.size(panels)});")
+        out.line(f"const int64_t o = task / ({out.size(blocks * panels)});")
         unflatten(out, "o", step.batch)
     panel = _panel(out, step, kind, real)
     a_rows, a_step = _rows(out, step, kind, real)
@@ -48,6 +50,23 @@ def product_kernel(step: Product, buffers: dict[str, Buffer], used: set[str], hi
     out.close()
     out.close()
     return out.finish(total, 1)
+
+
+def _task(out: Writer, blocks: Size, panels: Size, weights: Size) -> tuple[str, str]:
+    """The block of rows and the panel of a task. Tasks go along the rows, so that a panel is read from memory once;
+    where all panels stay in the cache they go along the panels, so that results are written one after another."""
+    along_panels = isinstance(weights, int) and weights <= CACHED
+    inner, outer = (panels, blocks) if along_panels else (blocks, panels)
+    out.line(
+        f"const int64_t inner = task % ({out.size(inner)}), outer = task / ({out.size(inner)}) % ({out.size(outer)});"
+    )
+    return ("outer", "inner") if along_panels else ("inner", "outer")
+
+
+def _right(width: int, columns: Size, end: str) -> str:
+    """The end of a panel's columns: where all panels are full, the C compiler is to know how many there are."""
+    full = isinstance(columns, int) and columns % width == 0
+    return f"left + {width}" if full else f"ig_min(left + {width}, {end})"
 
 
 def _panel(out: Writer, step: Product, kind: str, real: str) -> str:
@@ -137,11 +156,11 @@ def convolution_kernel(step: Convolution, buffers: dict[str, Buffer], used: set[
     )
     image = out.pointer(step.x)
     if step.groups == 1:
-        out.line(f"const int64_t left = panel * {width}, right = ig_min(left + {width}, {per_group});")
+        out.line(f"const int64_t left = panel * {width}, right = {_right(width, per_group, str(per_group))};")
     else:
         out.line(f"const int64_t group = panel / {panels};")
         out.line(f"const int64_t left = group * {per_group} + panel % {panels} * {width};")
-        out.line(f"const int64_t right = ig_min(left + {width}, (group + 1) * {per_group});")
+        out.line(f"const int64_t right = {_right(width, per_group, f'(group + 1) * {per_group}')};")
         image = f"{image} + group * {step.channels}"
     out.open(f"for (int64_t row = first; row < last; row += IG_HIGH({real}, {width}))")
     out.line(f"_Alignas(64) {real} tile[IG_HIGHEST * {width}];")
@@ -175,7 +194,8 @@ def _depthwise_kernel(step: Convolution, buffers: dict[str, Buffer], used: set[s
     _window(out, step)
     out.open("for (int64_t task = begin; task < end; ++task)")
     out.line("ig_span span;")
-    out.line(f"const int64_t left = task % {blocks} * {width}, right = ig_min(left + {width}, {step.pixel});")
+    right = _right(width, step.pixel, str(step.pixel))
+    out.line(f"const int64_t left = task % {blocks} * {width}, right = {right};")
     out.line(f"const int64_t line_ = task / {blocks}, y = line_ % ({out_high}), n = line_ / ({out_high});")
     out.line(f"const int64_t top = y * {step.stride[0]} - {step.padding[0]};")
     out.line(f"ig_taps(top, {high}, {step.dilation[0]}, {step.kernel[0]}, &span.top, &span.bottom);")
