@@ -36,7 +36,8 @@ from torch import nn
 
 import ingot
 from benchmarks import report
-from benchmarks.models import SUBJECTS, THREADS, Subject, gflop, measured_bandwidth, measured_peak
+from benchmarks.models import SUBJECTS, THREADS, Subject, gflop
+from ingot.codegen.limits import Limits, measured
 
 PAUSE = 0.3  # seconds before each turn
 TURN = 0.06  # seconds of counted calls that a turn has at least
@@ -75,8 +76,8 @@ def main() -> None:
     if options.child:
         print(json.dumps(_compile_once(*options.child)))
         return
-    peak, bandwidth = measured_peak(), measured_bandwidth()
-    print(f"peak {peak:.0f} GFLOP/s, bandwidth {bandwidth:.1f} GB/s, {THREADS} threads", flush=True)
+    limits = measured(THREADS)
+    print(f"peak {limits.flops / 1e9:.0f} GFLOP/s, {limits.bytes / 1e9:.1f} GB/s, {THREADS} threads", flush=True)
     rows = []
     for subject in SUBJECTS:
         if options.models and not any(part in subject.name for part in options.models):
@@ -86,7 +87,7 @@ def main() -> None:
             if options.cold:
                 row = Row(subject.name, batch)
             else:
-                row = measure(subject, batch, options.rounds, set(options.without), peak, bandwidth)
+                row = measure(subject, batch, options.rounds, set(options.without), limits)
             row.compile_seconds = {peer: one["seconds"] for peer, one in found.items()}
             row.compile_peak = {peer: one["peak"] for peer, one in found.items()}
             rows.append(row)
@@ -99,22 +100,22 @@ def main() -> None:
         print(f"{name}: {value:.2f}" if value is not None else f"{name}: nothing to compare")
     if options.json or not options.models:
         found = {
-            "peak_gflops": peak,
-            "bandwidth_gbytes": bandwidth,
+            "peak_gflops": limits.flops / 1e9,
+            "bandwidth_gbytes": limits.bytes / 1e9,
             "summary": summary,
             "rows": [{name: getattr(row, name) for name in Row.__slots__} for row in rows],
         }
         print(report.write("cpu", found, options.json))
 
 
-def measure(subject: Subject, batch: int, rounds: int, without: set[str], peak: float, bandwidth: float) -> Row:
+def measure(subject: Subject, batch: int, rounds: int, without: set[str], limits: Limits) -> Row:
     torch.manual_seed(0)
     model, inputs = subject.build().eval(), subject.inputs(batch)
     row = Row(subject.name, batch)
     with torch.no_grad():
         row.gflop = gflop(model, inputs)
         row.weight_bytes = sum(p.numel() * p.element_size() for p in model.parameters())
-        row.limit = max(row.gflop / peak, row.weight_bytes / bandwidth / 1e9) * 1e3
+        row.limit = limits.seconds(row.gflop * 1e9, row.weight_bytes) * 1e3
         calls = prepared(model, inputs, row, without)
         reference = model(*inputs)
         result = calls["Ingot"]() if "Ingot" in calls else reference

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import subprocess
-import tempfile
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -117,51 +113,3 @@ def gflop(model: nn.Module, inputs: tuple[torch.Tensor, ...]) -> float:
     with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
         model(*inputs)
     return counter.get_total_flops() / 1e9
-
-
-_PEAK = """
-#include <pthread.h>
-#include <stdio.h>
-#include <time.h>
-typedef float v __attribute__((vector_size(64)));
-static void *work(void *out) {
-    v a[12]; v x = {0.999f}, y = {1e-9f};
-    for (int i = 0; i < 12; ++i) a[i] = (v){(float)i};
-    for (long n = 0; n < 40000000; ++n)
-        for (int i = 0; i < 12; ++i) a[i] = a[i] * x + y;
-    v s = a[0]; for (int i = 1; i < 12; ++i) s += a[i];
-    *(v *)out = s; return 0;
-}
-int main(void) {
-    pthread_t t[%d]; static v sink[%d]; struct timespec b, e;
-    clock_gettime(CLOCK_MONOTONIC, &b);
-    for (int i = 0; i < %d; ++i) pthread_create(&t[i], 0, work, &sink[i]);
-    for (int i = 0; i < %d; ++i) pthread_join(t[i], 0);
-    clock_gettime(CLOCK_MONOTONIC, &e);
-    printf("%%f\\n", %d * 40000000.0 * 12 * 16 * 2 / ((e.tv_sec - b.tv_sec) * 1e9 + (e.tv_nsec - b.tv_nsec)));
-    return 0;
-}
-"""
-
-
-def measured_peak() -> float:
-    """GFLOP/s of multiply-adds on registers, on all threads: the best of three."""
-    with tempfile.TemporaryDirectory() as folder:
-        source = Path(folder) / "peak.c"
-        source.write_text(_PEAK % ((THREADS,) * 5))
-        binary = Path(folder) / "peak"
-        flags = ["-O3", "-march=native", "-ffp-contract=fast", "-pthread", "-lm"]
-        subprocess.run(["cc", str(source), "-o", str(binary), *flags], check=True)
-        found = [subprocess.run([str(binary)], capture_output=True, text=True, check=True).stdout for _ in range(3)]
-    return max(map(float, found))
-
-
-def measured_bandwidth() -> float:
-    """GB/s of reading more memory than any cache holds: the best of five sums over 1 GiB."""
-    data = torch.ones(1 << 28)
-    best = float("inf")
-    for _ in range(5):
-        begin = time.perf_counter()
-        data.sum()
-        best = min(best, time.perf_counter() - begin)
-    return data.numel() * 4 / best / 1e9

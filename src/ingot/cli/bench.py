@@ -150,11 +150,12 @@ def _of_file(file: Path, threads: int, stages: Stages) -> Calls:
 def _by_module(profile: Profile) -> Table:
     """The modules that take most of the time."""
     table = Table("module", title="by module")
-    for column in ("ms", "share", "GFLOP/s", "GB/s"):
+    for column in ("ms", "share", "GFLOP/s", "GB/s", "of peak"):
         table.add_column(column, justify="right")
     for row in profile.by_module()[:20]:
         share = row.seconds / profile.seconds if profile.seconds else 0.0
-        table.add_row(row.module, f"{1e3 * row.seconds:.3f}", f"{share:.1%}", f"{row.gflops:.1f}", f"{row.gbytes:.1f}")
+        numbers = (f"{row.gflops:.1f}", f"{row.gbytes:.1f}", f"{profile.of_peak(row):.0%}")
+        table.add_row(row.module, f"{1e3 * row.seconds:.3f}", f"{share:.1%}", *numbers)
     return table
 
 

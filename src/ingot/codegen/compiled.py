@@ -20,6 +20,7 @@ from ingot.codegen.building import save_failed
 from ingot.codegen.exchange import native_of, torch_of, wants_arrays
 from ingot.codegen.file import Source
 from ingot.codegen.isa import Isa
+from ingot.codegen.limits import measured
 from ingot.codegen.package import Sample, argument_names, call_of, result_names, write_native
 from ingot.codegen.profile import Profile, Row, medians
 from ingot.codegen.weights import Blob
@@ -58,6 +59,7 @@ class Compiled:
         self._module = module
         self._manifest = _manifest(program, module)
         self._blob = blob
+        self.threads = threads or _cores()
         self.model = self._open(isa, threads)
 
     @property
@@ -108,7 +110,7 @@ class Compiled:
             )
             for launch, seconds in zip(self._source.launches, medians(runs), strict=True)
         ]
-        return Profile(tuple(rows))
+        return Profile(tuple(rows), measured(self.threads))
 
     def _symbols(self, leaves: Sequence[Any]) -> dict[str, int]:
         return {
@@ -229,3 +231,7 @@ def _size(size: Size) -> int | str:
 def _cloned(value: Any) -> Any:
     leaves, tree = flatten(value)
     return unflatten([leaf.detach().clone() if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves], tree)
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -8,6 +8,8 @@ import statistics
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
+from ingot.codegen.limits import Limits
+
 
 @dataclass(frozen=True, slots=True)
 class Row:
@@ -32,13 +34,19 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """Launches in the order they ran. `seconds` is the whole of them."""
+    """Launches in the order they ran. `seconds` is the whole of them, `limits` what the machine can do at most."""
 
     rows: tuple[Row, ...]
+    limits: Limits
 
     @property
     def seconds(self) -> float:
         return sum(row.seconds for row in self.rows)
+
+    def of_peak(self, row: Row) -> float:
+        """The least time that the row's work takes on this machine, over the time it took. Bytes that a cache holds
+        may come faster than from memory: above 1 a row was not held up by memory at all."""
+        return self.limits.seconds(row.flops, row.bytes) / row.seconds if row.seconds else 0.0
 
     def by_kernel(self) -> list[Row]:
         """One row a kernel, the longest first."""
@@ -52,7 +60,8 @@ class Profile:
         """Writes a file that chrome://tracing and Perfetto show."""
         events, at = [], 0.0
         for row in self.rows:
-            arguments = {"module": row.module, "source": row.source, "GFLOP/s": row.gflops, "GB/s": row.gbytes}
+            arguments = {"module": row.module, "source": row.source, "GFLOP/s": row.gflops, "GB/s": row.gbytes,
+                         "of peak": self.of_peak(row)}  # fmt: skip
             events.append(
                 {
                     "name": f"{row.op} {row.kernel}",
@@ -69,7 +78,7 @@ class Profile:
             json.dump({"traceEvents": events}, file)
 
     def __str__(self) -> str:
-        lines = [f"{'kernel':<8}{'ms':>9}{'share':>8}{'calls':>7}{'GFLOP/s':>10}{'GB/s':>8}  op"]
+        lines = [f"{'kernel':<8}{'ms':>9}{'share':>8}{'calls':>7}{'GFLOP/s':>10}{'GB/s':>8}{'of peak':>9}  op"]
         calls = {kernel: 0 for kernel in {row.kernel for row in self.rows}}
         for row in self.rows:
             calls[row.kernel] += 1
@@ -77,9 +86,10 @@ class Profile:
             share = row.seconds / self.seconds if self.seconds else 0.0
             lines.append(
                 f"{row.kernel:<8}{row.seconds * 1e3:>9.3f}{share:>8.1%}{calls[row.kernel]:>7}{row.gflops:>10.1f}"
-                f"{row.gbytes:>8.1f}  {row.op}  {row.module}"
+                f"{row.gbytes:>8.1f}{self.of_peak(row):>9.0%}  {row.op}  {row.module}"
             )
-        return "\n".join([*lines, f"{'all':<8}{self.seconds * 1e3:>9.3f}"])
+        peak = f"peak: {self.limits.flops / 1e9:.0f} GFLOP/s, {self.limits.bytes / 1e9:.0f} GB/s, measured here"
+        return "\n".join([*lines, f"{'all':<8}{self.seconds * 1e3:>9.3f}  {peak}"])
 
 
 def _grouped(rows: Iterable[Row], key: Callable[[Row], str]) -> list[Row]:
