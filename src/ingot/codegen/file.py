@@ -491,7 +491,7 @@ def _library(used: set[str], group: Callable[[], int]) -> str:
     zeros = max((int(name[1]) for name in asked if name[0] == "zeros"), default=0)
     for kind in sorted({name[1] for name in asked if name[0] == "window"}):
         parts.append(f"IG_WINDOWS({kind}, {_REALS[kind]})\nstatic const {_REALS[kind]} ig_zeros_{kind}[{zeros}];")
-    for name, header in (("depth", "depthwise.h"), ("attention", "attention.h")):
+    for name, header in (("depth", "depthwise.h"), ("attention", "attention.h"), ("winograd", "winograd.h")):
         if any(words[0] == name for words in asked):
             parts.append(_resource(header))
     for words in asked:
@@ -504,7 +504,7 @@ def _library(used: set[str], group: Callable[[], int]) -> str:
 
 
 _REALS = {"f32": "float", "f64": "double"}
-_SHARED = ("tile", "window", "depth", "attention")
+_SHARED = ("tile", "window", "depth", "attention", "winograd")
 
 
 def _shared(words: tuple[str, ...], group: int) -> list[str]:

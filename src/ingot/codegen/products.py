@@ -20,6 +20,8 @@ CACHED = 1 << 18
 # Channels of a task of a depthwise convolution, and the multiplications that are worth another thread.
 CHANNELS = 64
 DEPTHWISE_GRAIN = 1 << 17
+# Tiles of a task of a convolution by Winograd: enough to use a panel often, few enough that their sums stay in cache.
+TILES = 24
 
 
 def product_kernel(step: Product, buffers: dict[str, Buffer], used: set[str], hints: dict[str, int]) -> Kernel:
@@ -136,6 +138,8 @@ def _epilogue(out: Writer, epilogue: Map, lead: int, width: int) -> None:
 def convolution_kernel(step: Convolution, buffers: dict[str, Buffer], used: set[str], hints: dict[str, int]) -> Kernel:
     if step.depthwise:
         return _depthwise_kernel(step, buffers, used, hints)
+    if step.winograd:
+        return _winograd_kernel(step, buffers, used, hints)
     out = Writer(buffers, used, hints)
     kind = "f32" if step.dtype == "float32" else "f64"
     real = "float" if kind == "f32" else "double"
@@ -215,3 +219,57 @@ def _depthwise_kernel(step: Convolution, buffers: dict[str, Buffer], used: set[s
     out.close()
     work = out.hint(step.out_size[1]) * step.kernel[0] * step.kernel[1] * width
     return out.finish(step.images * step.out_size[0] * blocks, max(1, DEPTHWISE_GRAIN // max(work, 1)))
+
+
+def _winograd_kernel(step: Convolution, buffers: dict[str, Buffer], used: set[str], hints: dict[str, int]) -> Kernel:
+    """One task is a panel of output channels by a block of tiles: 16 products, then four outputs of each tile."""
+    out = Writer(buffers, used, hints)
+    kind = "f32" if step.dtype == "float32" else "f64"
+    real = "float" if kind == "f32" else "double"
+    width = step.panel
+    used.update({f"tile {kind} {width}", f"winograd {kind}"})
+    down, across = step.tiles
+    tiles = step.images * down * across
+    most = _tiles_of_a_task(tiles)
+    blocks = (tiles + most - 1) // most
+    panels = -(-step.out_channels // width)
+    high, wide = (out.size(size) for size in step.out_size)
+    depth = step.channels
+    out.open("for (int64_t task = begin; task < end; ++task)")
+    out.line(f"const int64_t panel = task / ({out.size(blocks)}), first = task % ({out.size(blocks)}) * {most};")
+    out.line(f"const int64_t count = ig_min({most}, {out.size(tiles)} - first);")
+    right = _right(width, step.out_channels, str(step.out_channels))
+    out.line(f"const int64_t left = panel * {width}, right = {right};")
+    out.line(f"{real} *const sums = ({real} *)(ig_scratch(c, worker) + {out.size(out.scratch)});")
+    out.scratch = out.scratch + _padded(16 * most * width * BYTES[step.dtype])
+    out.open("for (int64_t p = 0; p < 16; ++p)")
+    out.line(
+        f"ig_tile_{kind}_{width}({out.pointer(step.x)} + (p * ({out.size(tiles)}) + first) * {depth}, {depth}, "
+        f"{out.pointer(step.weight)} + (p * {panels} + panel) * {depth * width}, {depth}, "
+        f"sums + p * {most * width}, count);"
+    )
+    out.close()
+    out.open("for (int64_t i = 0; i < count; ++i)")
+    out.line(f"_Alignas(64) {real} outputs[4 * {width}];")
+    out.line(f"ig_gather_{kind}(sums + i * {width}, {most * width}, outputs, {width});")
+    out.line(f"const int64_t tx = (first + i) % ({out.size(across)}), rest = (first + i) / ({out.size(across)});")
+    out.line(f"const int64_t ty = rest % ({out.size(down)}), n = rest / ({out.size(down)});")
+    out.open("for (int64_t q = 0; q < 4; ++q)")
+    out.line("const int64_t y = ty * 2 + q / 2, x = tx * 2 + q % 2, high = 1;")
+    out.line(f"if (y >= {high} || x >= {wide}) continue;")
+    out.line(f"const int64_t row = (n * ({high}) + y) * ({wide}) + x;")
+    out.line(f"const {real} *const tile = outputs + q * {width};")
+    _epilogue(out, step.epilogue, 0, width)
+    out.close()
+    out.close()
+    out.close()
+    return out.finish(blocks * panels, 1)
+
+
+def _tiles_of_a_task(tiles: Size) -> int:
+    """Blocks of about the same number of tiles, whole rows of the product's tile."""
+    if not isinstance(tiles, int):
+        return TILES
+    blocks = (tiles + TILES - 1) // TILES
+    each = (tiles + blocks - 1) // blocks
+    return min(TILES, (each + 5) // 6 * 6)

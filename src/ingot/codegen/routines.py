@@ -214,6 +214,24 @@ def _svd(out: Writer, step: Routine) -> Size:
     return count
 
 
+def _winograd(out: Writer, step: Routine) -> Size:
+    """The tiles of an image, one line of them at a time, each as 16 rows of channels."""
+    images, _, high, wide, channels, down, across, padding_y, padding_x = step.sizes
+    x, to = (out.pointer(name) for name in (*step.reads, *step.writes))
+    kind = "f32" if out.buffers[step.reads[0]].dtype == "float32" else "f64"
+    out.used.add(f"winograd {kind}")
+    out.line(f"const int64_t y = o % ({out.size(down)}), n = o / ({out.size(down)});")
+    out.open(f"for (int64_t x = 0; x < {out.size(across)}; ++x)")
+    out.line(
+        f"ig_spread_{kind}({x} + n * ({out.size(high * wide * channels)}), "
+        f"{to} + (o * ({out.size(across)}) + x) * ({out.size(channels)}), "
+        f"{out.size(images * down * across * channels)}, {out.size(high)}, {out.size(wide)}, {out.size(channels)}, "
+        f"y * 2 - ({out.size(padding_y)}), x * 2 - ({out.size(padding_x)}));"
+    )
+    out.close()
+    return images * down
+
+
 _EMITTERS: dict[str, Emitter] = {
     "sort": _sort,
     "mode": _mode,
@@ -227,4 +245,5 @@ _EMITTERS: dict[str, Emitter] = {
     "qr": _qr,
     "reflect": _reflect,
     "svd": _svd,
+    "winograd": _winograd,
 }

@@ -49,8 +49,16 @@ def fill(program: Program, module: Module, source: Source) -> Blob:
         dtype = getattr(torch, module.buffers[weight.buffer].dtype)
         target = torch.from_numpy(array[place.offset : place.offset + place.size])
         if place.size:
-            _copy(target.view(dtype), state.detach(), weight.packing)
+            elements = winograd(state.detach()) if weight.winograd else state.detach()
+            _copy(target.view(dtype), elements, weight.packing)
     return Blob(array, native.Blob(raw.data, begin), source.weights, module)
+
+
+def winograd(taps: torch.Tensor) -> torch.Tensor:
+    """[out, in, 3, 3] as [16, in, out]: G · taps · G', computed in float64 and rounded once."""
+    g = torch.tensor([[1, 0, 0], [0.5, 0.5, 0.5], [0.5, -0.5, 0.5], [0, 0, 1]], dtype=torch.float64)
+    spread = torch.einsum("ya,oiab,xb->yxio", g, taps.double(), g)
+    return spread.reshape(16, taps.shape[1], taps.shape[0]).to(taps.dtype)
 
 
 def _copy(target: torch.Tensor, state: torch.Tensor, packing: tuple[Any, ...]) -> None:

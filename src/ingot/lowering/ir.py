@@ -224,7 +224,8 @@ class Convolution:
     `x` is dense with channels last: [images, size…, width of a pixel]. A tap reads `channels` neighbours from there on,
     which may reach into the next pixels. `weight` is packed in panels of `panel` output channels, each within a group;
     where every channel is a group of its own (`depthwise`), as [tap][channel]. `epilogue` is a Map over (n, y, x, o)
-    that reads the sum as the op "accumulator".
+    that reads the sum as the op "accumulator". With `winograd`, `x` is what the routine of that name makes of the
+    image: [16, tiles of 2×2 outputs, channels], and `weight` is 16 matrices of panels.
     """
 
     images: Size
@@ -244,6 +245,12 @@ class Convolution:
     dtype: str
     epilogue: Map
     origin: Origin = Origin()
+    winograd: bool = False
+
+    @property
+    def tiles(self) -> tuple[Size, Size]:
+        """Lines and columns of tiles of an image, with `winograd`."""
+        return (self.out_size[0] + 1) // 2, (self.out_size[1] + 1) // 2
 
     @property
     def depthwise(self) -> bool:
@@ -340,11 +347,13 @@ Step: TypeAlias = Map | Reduce | Nest | Product | Convolution | Attention | Rout
 class Weight:
     """One tensor of the weights blob, and how it is made from the state's row-major elements: (offset, shape, strides,
     columns): a strided view. With `columns`, shape is [groups, panels, …, width] and a panel's places behind the last
-    column are zeros. () is as it is."""
+    column are zeros. () is as it is. With `winograd` the elements are those of [16, in, out], which the 3×3 taps of
+    [out, in, 3, 3] become."""
 
     buffer: str
     source: str
     packing: tuple[Any, ...] = ()
+    winograd: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -658,7 +658,7 @@ class Lowering:
 
     def pack(
         self, buffer: str, dtype: str, offset: Size, depth: Sequence[Size], steps: Sequence[Size], columns: Size,
-        column_step: Size, groups: int = 1, group_step: Size | None = None
+        column_step: Size, groups: int = 1, group_step: Size | None = None, winograd: bool = False
     ) -> str:  # fmt: skip
         """A weight as [groups · panels][depth…][columns of a panel]: the order in which a product reads it.
 
@@ -668,21 +668,21 @@ class Lowering:
         shape = (groups, -(-columns // width), *depth, width)
         between = columns * column_step if group_step is None else group_step
         strides = (between, width * column_step, *steps, column_step)
-        return self._weight(buffer, dtype, (offset, shape, strides, columns))
+        return self._weight(buffer, dtype, (offset, shape, strides, columns), winograd)
 
     def repacked(self, buffer: str, dtype: str, offset: Size, shape: Sequence[Size], strides: Sequence[Size]) -> Tensor:
         """A weight in another order of its dims."""
         name = self._weight(buffer, dtype, (offset, tuple(shape), tuple(strides), None))
         return Tensor(shape, dtype, Strided(name, 0, contiguous_strides(shape)))
 
-    def _weight(self, buffer: str, dtype: str, packing: tuple[Any, ...]) -> str:
+    def _weight(self, buffer: str, dtype: str, packing: tuple[Any, ...], winograd: bool = False) -> str:
         """A weight made of another: (offset, shape, strides, columns). `columns` limits panels: the rest is zeros."""
-        key = (buffer, dtype, packing)
+        key = (buffer, dtype, (*packing, winograd))
         if key not in self.packed:
             origin = next(w for w in self.weights if w.buffer == buffer)
             assert not origin.packing
             made = self.buffer("weight", dtype, packing[1])
-            self.weights.append(Weight(made.name, origin.source, packing))
+            self.weights.append(Weight(made.name, origin.source, packing, winograd))
             self.packed[key] = made.name
         return self.packed[key]
 

@@ -10,8 +10,8 @@ import torch
 
 from ingot.lowering import values
 from ingot.lowering.body import Recorder
-from ingot.lowering.expr import Size, symbol
-from ingot.lowering.ir import Convolution, Loop, Map, Store, wide
+from ingot.lowering.expr import Size, product, symbol
+from ingot.lowering.ir import Convolution, Loop, Map, Routine, Store, wide
 from ingot.lowering.lower import Lowering, lowers, panel_width
 from ingot.lowering.rules.products import as_rows, matmul
 from ingot.lowering.values import Index, Lazy, Strided, Tensor, contiguous_strides
@@ -68,6 +68,9 @@ def _windowed(low: Lowering, x: Tensor, weight: Tensor, shape: tuple[Size, ...],
 NHWC = (0, 2, 3, 1)
 # Channels that the longest vector holds: a multiple of them needs no care at a pixel's end.
 LANES = 16
+# Where Winograd's way pays: channels, least and most, and tiles of 2×2 outputs.
+TILED_CHANNELS = (32, 256)
+TILES = 40
 
 
 def _channels_last(
@@ -105,6 +108,7 @@ def _by_windows(
 ) -> Tensor:
     dtype, kind = low.out_dtype, wide(low.out_dtype)
     x, windows = _without_margin(x, windows)
+    by_tiles = kind == "float32" and _pays_as_tiles(low, shape, weight, windows)
     assert isinstance(weight.data, Strided)
     outs, inner, high, across = (int(size) for size in weight.shape)  # type: ignore[arg-type]
     groups = windows.groups
@@ -123,8 +127,11 @@ def _by_windows(
         kernel, taps, margin = (high, 1), across * inner, (0, 0)
     x = _nhwc(low, widened(low, x, kind))
     assert isinstance(x.data, Strided)
-    source, begin = weight.data.buffer, weight.data.offset
-    if depthwise:
+    image, source, begin = x.data.buffer, weight.data.buffer, weight.data.offset
+    if by_tiles:
+        image = _spread(low, x, shape, windows)
+        packed = low.pack(source, kind, 0, (inner,), (outs,), outs, 1, 16, inner * outs, winograd=True)
+    elif depthwise:
         order = low.repacked(source, kind, begin, (high, across, outs), (tap_y, tap_x, outer_step)).data
         assert isinstance(order, Strided)
         packed = order.buffer
@@ -153,15 +160,39 @@ def _by_windows(
             padding=(margin[0], margin[1]),
             dilation=(windows.dilation[0], windows.dilation[1]),
             groups=groups,
-            x=x.data.buffer,
+            x=image,
             weight=packed,
             panel=LANES if depthwise else panel_width(outs // groups),
             dtype=kind,
             epilogue=epilogue,
             origin=low.origin,
+            winograd=by_tiles,
         )
     )
     return values.permute(Tensor(physical, dtype, home), (0, 3, 1, 2))
+
+
+def _pays_as_tiles(low: Lowering, shape: tuple[Size, ...], weight: Tensor, windows: Windows) -> bool:
+    """Whether Winograd's way is the faster one: enough tiles to use each of the 16/9 as many weights often enough, and
+    enough channels to make up for the sums before and after."""
+    assert isinstance(weight.data, Strided)
+    plain = weight.shape[2:] == (3, 3) and windows.stride == windows.dilation == (1, 1) and windows.groups == 1
+    dense = weight.data.offset == 0 and weight.data.strides == contiguous_strides(weight.shape)
+    outs, channels = int(weight.shape[0]), int(weight.shape[1])  # type: ignore[arg-type]
+    tiles = low.hint(product([shape[0], (shape[2] + 1) // 2, (shape[3] + 1) // 2]))
+    most = max(channels, outs) <= TILED_CHANNELS[1] and channels % LANES == outs % LANES == 0
+    return plain and dense and most and min(channels, outs) >= TILED_CHANNELS[0] and tiles >= TILES
+
+
+def _spread(low: Lowering, x: Tensor, shape: tuple[Size, ...], windows: Windows) -> str:
+    """The image as 16 matrices of tiles by channels; see codegen/c/winograd.h."""
+    assert isinstance(x.data, Strided)
+    images, channels, high, wide_ = x.shape
+    down, across = (shape[2] + 1) // 2, (shape[3] + 1) // 2
+    made = low.buffer("temporary", x.dtype, (16, images * down * across, channels))
+    sizes = (images, across * channels, high, wide_, channels, down, across, *windows.padding)
+    low.steps.append(Routine("winograd", (x.data.buffer,), (made.name,), sizes, origin=low.origin))
+    return made.name
 
 
 def widened(low: Lowering, x: Tensor, kind: str) -> Tensor:
