@@ -286,3 +286,15 @@ def test_bools_scattered_onto_bools(how: str, include: bool) -> None:
 
     at = torch.tensor([[0, 1, 2], [0, 0, 2], [1, 1, 2]])
     assert_right(Scatter(), *((x(4, 3, seed=seed) > 0, at, x(3, 3, seed=seed + 9) > 0) for seed in range(4)))
+
+
+@pytest.mark.parametrize("shape", [(), (6,), (2, 3)])
+def test_a_decomposition_that_writes_keeps_the_dtype_of_what_it_writes_to(shape: tuple[int, ...]) -> None:
+    class Similar(nn.Module):
+        def forward(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+            return nn.functional.cosine_similarity(a, b, 0)
+
+    args = (x(*shape).bfloat16(), x(*shape, seed=1).bfloat16())
+    compiled = ingot.compile(Similar(), args)
+    assert compiled(*args).dtype is torch.bfloat16
+    torch.testing.assert_close(compiled(*args), Similar()(*args))

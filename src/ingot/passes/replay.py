@@ -127,6 +127,8 @@ class ReplayRecorder(Recorder):
         """
         with self._physical:
             out = functional(*args, **kwargs)
+            if out.dtype is not args[0].dtype:  # a write rounds to what it is written to
+                out = torch.ops.aten._to_copy.default(out, dtype=args[0].dtype)
         old, made = self.frame.find(args[0]), self.node_of(out)
         sharing = [v for v in self.frame.alive if isinstance(v, torch.Tensor) and _share(v, args[0])]
         for other in sharing:
