@@ -27,6 +27,8 @@ import sys
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+from ingot import collector
+
 if TYPE_CHECKING:
     from ingot import errors, passes
     from ingot.errors import IngotError
@@ -64,7 +66,9 @@ class _Package(ModuleType):
             return importlib.import_module(f"ingot.{name}")
         if name not in _HOMES:
             raise AttributeError(f"module 'ingot' has no attribute {name!r}")
-        value = getattr(importlib.import_module(_HOMES[name]), name)
+        with collector.paused():
+            module = importlib.import_module(_HOMES[name])
+        value = getattr(module, name)
         vars(self)[name] = value
         return value
 

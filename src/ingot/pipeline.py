@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import nn
 
-from ingot import passes
+from ingot import collector, passes
 from ingot.capture import trace
 from ingot.codegen.cache import Cache
 from ingot.codegen.compiled import Compiled
@@ -96,6 +96,20 @@ def compile(
     of each stage: it is called with the stage's name and gives a context manager that the stage runs in.
     """
     check_threads(threads)
+    with collector.paused():
+        return _compiled(model, args, kwargs, dynamic_shapes, threads, cache, isa, watch)
+
+
+def _compiled(
+    model: nn.Module | Callable[..., Any] | Program,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any] | None,
+    dynamic_shapes: Any,
+    threads: int | None,
+    cache: bool,
+    isa: str | Sequence[str] | None,
+    watch: Watch,
+) -> Compiled:
     with watch("capture"):
         program = model if isinstance(model, Program) else capture(model, args, kwargs, dynamic_shapes=dynamic_shapes)
     with watch("passes"):

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import mmap
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +18,8 @@ from ingot.lowering.memory import ALIGN
 from ingot.program.program import Program
 from ingot_runtime import native
 from ingot_runtime.dtypes import BY_NAME
+
+THREADS = 2
 
 
 @dataclass(frozen=True)
@@ -38,20 +43,33 @@ class Blob:
 
 def fill(program: Program, module: Module, source: Source) -> Blob:
     """Packs the program's state as the module's kernels read it."""
-    raw = np.empty(source.weights_size + ALIGN, np.uint8)
+    raw = _memory(source.weights_size + ALIGN)
     begin = -raw.ctypes.data % ALIGN
     array = raw[begin : begin + source.weights_size]
-    for place in source.weights:
+
+    def write(place: Placed) -> None:
         weight = place.weight
         state = program.state_dict.get(weight.source)
         if state is None:
             state = program.constants[weight.source]
         dtype = getattr(torch, module.buffers[weight.buffer].dtype)
         target = torch.from_numpy(array[place.offset : place.offset + place.size])
-        if place.size:
-            elements = winograd(state.detach()) if weight.winograd else state.detach()
-            _copy(target.view(dtype), elements, weight.packing)
+        elements = winograd(state.detach()) if weight.winograd else state.detach()
+        _copy(target.view(dtype), elements, weight.packing)
+
+    with ThreadPoolExecutor(THREADS) as threads:  # most of the time goes to the system, for pages that nobody had yet
+        for _ in threads.map(write, (place for place in source.weights if place.size)):
+            pass
     return Blob(array, native.Blob(raw.data, begin), source.weights, module)
+
+
+def _memory(size: int) -> NDArray[np.uint8]:
+    """Fresh memory, in large pages where the system has them: hundreds of thousands of small ones take seconds."""
+    pages = mmap.mmap(-1, size)
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        with contextlib.suppress(OSError):
+            pages.madvise(mmap.MADV_HUGEPAGE)
+    return np.frombuffer(pages, np.uint8)
 
 
 def winograd(taps: torch.Tensor) -> torch.Tensor:

@@ -1,5 +1,9 @@
 /* A run: one call of the model, with memory of its own, so that several callers never meet. */
 
+#ifdef __linux__
+#include <sys/mman.h>
+#endif
+
 enum { INGOT_OK, INGOT_INVALID, INGOT_ASSERTION, INGOT_INDEX, INGOT_MEMORY, INGOT_ZERO_DIVISION };
 
 typedef struct {
@@ -79,12 +83,27 @@ __attribute__((noinline, unused)) static void ig_launch(
 #define LAUNCH(launch, kernel, site, total, grain, ...) \
     ig_launch(run, launch, kernel, (void *[]){__VA_ARGS__}, n, site, total, grain)
 
+/* Memory of that size; much of it in large pages, where the system has them. */
+IG_OPTIONAL char *ig_pages(int64_t size)
+{
+    const size_t large = (size_t)2 << 20, bytes = (size_t)ig_round_up(size);
+#ifdef __linux__
+    if (bytes >= 4 * large) {
+        const size_t whole = (bytes + large - 1) / large * large;
+        char *const memory = aligned_alloc(large, whole);
+        if (memory) madvise(memory, whole, MADV_HUGEPAGE); /* a wish: where it is not granted nothing is lost */
+        return memory;
+    }
+#endif
+    return aligned_alloc(64, bytes);
+}
+
 IG_OPTIONAL char *ig_reserve(ig_run *run, char **memory, int64_t *held, int64_t size)
 {
     if (!*memory || *held < size) {
         free(*memory);
         *held = size;
-        *memory = aligned_alloc(64, (size_t)ig_round_up(size));
+        *memory = ig_pages(size);
         if (!*memory) *held = 0, ig_fail_run(run, INGOT_MEMORY, 0);
     }
     return *memory;
