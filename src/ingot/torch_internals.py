@@ -691,6 +691,36 @@ def hidden_writes(func: Any, args: Sequence[Any]) -> Sequence[Any]:
     return [a for a in args[3:5] if a is not None] if func in _STATISTICS and args[5] else ()
 
 
+# Composite operators that always compute a new tensor.
+_NEW = frozenset(
+    getattr(torch.ops.aten, name).default
+    for name in ("batch_norm", "conv1d", "conv2d", "conv3d", "linear", "layer_norm")
+)
+
+
+def gives_new_memory(func: Any) -> bool:
+    """Whether an operator's one result shares its memory with nothing. Composite operators may return what they got
+    without their schemas saying so; of those only some are known not to."""
+    if not isinstance(func, OpOverload) or len(func._schema.returns) != 1:
+        return False
+    if func._schema.is_mutable or func._schema.returns[0].alias_info is not None:
+        return False
+    composite = torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd")
+    return func in _NEW or (func.namespace == "aten" and not composite)
+
+
+def functional_variant(func: Any) -> Any:
+    """The operator that computes what this pointwise one writes, or None."""
+    if not isinstance(func, OpOverload) or func.namespace != "aten":
+        return None
+    name, _, overload = func.__name__.partition(".")
+    packet = getattr(torch.ops.aten, name[:-1], None) if name.endswith("_") else None
+    found = getattr(packet, overload, None) if packet is not None else None
+    if found is None or torch.Tag.nondeterministic_seeded in found.tags:
+        return None
+    return found if torch.Tag.pointwise in found.tags or found is torch.ops.aten.detach.default else None
+
+
 class Functionalization:
     """torch's functionalization above a RecordingMode: inside, calls on wrapped tensors write nothing."""
 

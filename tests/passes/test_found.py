@@ -63,6 +63,37 @@ FOUND: dict[str, tuple[str, dict[str, bool]]] = {
         """,
         {"preserve": True},
     ),
+    "writes to values that nobody else sees": (
+        """
+        v = x.float() * 2
+        v += 1
+        v.mul_(v).clamp_(-3, 3)
+        w = (x > 0).long()
+        w.mul_(3).add_(w)
+        return v.relu_() + w, v
+        """,
+        {},
+    ),
+    "writes to values that are what an operator was given": (
+        """
+        F.dropout(x, 0.5, False).add_(1)
+        torch.einsum('ij->ji', y.reshape(y.shape[0], -1)).mul_(2)
+        x.to(x.dtype).sub_(0.5)
+        x.contiguous().neg_()
+        return x * 1, y * 1
+        """,
+        {},
+    ),
+    "a write keeps the type, which its variant would not": (
+        """
+        v = x.bfloat16() * 2
+        v.add_(x.float())
+        w = (x * 2).int()
+        w.add_(v.int()).mul_(w.short())
+        return v, w
+        """,
+        {},
+    ),
     "an effect that writes": ("return stamp(x, y, 'a') + stamp(y[0], x, 'b')", {}),
     "an effect that writes to what it reads": ("return stamp(x, x, 'a')", {}),
     "a region that is cut in a graph which has run": (

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import fx
 
 from ingot import torch_internals as internals
@@ -19,6 +20,7 @@ from ingot.passes.grad_mode import grad_mode
 from ingot.passes.manager import register
 from ingot.passes.replay import Replay
 from ingot.passes.shared_memory import written_dropouts
+from ingot.program import metadata
 from ingot.program.cutting import graph_modules
 from ingot.program.dialects import CAPTURED, FUNCTIONAL
 from ingot.program.program import Program
@@ -37,8 +39,10 @@ def functionalize(program: Program) -> int:
     """Replays the graph under torch's functionalization; mutated state and arguments become outputs."""
     autocast(program)
     grad_mode(program)
-    if not any(_writes(node) for module in graph_modules(program.graph_module) for node in module.graph.nodes):
-        return 0
+    modules = list(graph_modules(program.graph_module))
+    private = sum(_without_private_writes(module) for module in modules)
+    if not any(_writes(node) for module in modules for node in module.graph.nodes):
+        return private
     before = len(program.graph.nodes)
     replay = Replay(program)
     replay.left_out = written_dropouts(program)
@@ -64,6 +68,31 @@ def functionalize(program: Program) -> int:
     autocast(program)
     grad_mode(program)
     return max(1, abs(len(program.graph.nodes) - before))
+
+
+def _without_private_writes(module: fx.GraphModule) -> int:
+    """Writes to a value that is new and that only the write itself uses need no replay: y = x.add_(1) is x.add(1)."""
+    count = 0
+    for node in module.graph.nodes:
+        written = node.args[0] if node.args else None
+        if not _writes(node) or not isinstance(written, fx.Node) or len(written.users) != 1:
+            continue
+        functional = internals.functional_variant(node.target)
+        if functional is None or not internals.gives_new_memory(written.target) or not _one_type(node):
+            continue
+        node.target = functional
+        count += 1
+    if count:
+        module.recompile()
+    return count
+
+
+def _one_type(node: fx.Node) -> bool:
+    """Whether what is written has the type that the operands have: a write never changes the type, its variant may."""
+    values = [metadata.value_of(operand) for operand in node.all_input_nodes]
+    return len({value.dtype for value in values if isinstance(value, torch.Tensor)}) == 1 and not any(
+        isinstance(arg, float | complex) and not metadata.value_of(node).is_floating_point() for arg in node.args
+    )
 
 
 def _writes(node: fx.Node) -> bool:

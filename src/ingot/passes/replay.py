@@ -295,6 +295,8 @@ class Replay:
         try:
             if node.target is torch.ops.aten.instance_norm.default and internals.hidden_writes(node.target, node.args):
                 return node.target.decompose(*args, **kwargs)  # whole, it would write statistics and not say so
+            if self.functional is not None and node.target is torch.ops.aten.einsum.default:
+                return node.target.decompose(*args, **kwargs)  # whole, it may be a view and not say so
             if self.functional is not None and node.target in _BRANCHING:
                 return self._call_branching(node, args, kwargs, self.functional)
             if self.functional is not None and _kept_from_torch(node.target):
