@@ -6,6 +6,9 @@ from ingot.lowering.body import reads
 from ingot.lowering.expr import coefficient_of
 from ingot.lowering.ir import Reduce
 
+# Outputs side by side that are worth walking along instead of along the reduction.
+WIDE = 16
+
 
 def across(step: Reduce) -> bool:
     """Whether memory runs along the last output loop rather than along the reduction."""
@@ -13,8 +16,12 @@ def across(step: Reduce) -> bool:
         return False
     if not step.over:
         return True
-    along_output = along_reduction = 0
-    for access in reads(step.body):
-        along_output += coefficient_of(access.index, step.loops[-1].variable) == 1
-        along_reduction += coefficient_of(access.index, step.over[-1].variable) == 1
-    return along_output > along_reduction
+    output, reduction = step.loops[-1], step.over[-1]
+    steps = [
+        [coefficient_of(access.index, loop.variable) for access in reads(step.body)] for loop in (output, reduction)
+    ]
+    # What lies neither beside its neighbour nor still must be gathered.
+    gathered_across, gathered_along = (sum(by not in (0, 1) for by in found) for found in steps)
+    if gathered_across < gathered_along and isinstance(output.extent, int) and output.extent >= WIDE:
+        return True
+    return steps[0].count(1) > steps[1].count(1)

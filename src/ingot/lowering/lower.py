@@ -50,6 +50,8 @@ RULES: dict[Any, Rule] = {}
 
 # Columns that a packed weight's panel may have, the best first where none wastes less.
 PANELS = (48, 64, 32, 16)
+# Rows of the tile that goes with each of them, on a machine with 32 vector registers.
+HEIGHTS = (8, 6, 12, 12)
 # A result used more than once is kept in memory if computing it again costs more than this.
 CHEAP = 3
 # An expression longer than this is cut: C compilers and caches both prefer it.
@@ -72,8 +74,12 @@ def lowers(*targets: Any) -> Callable[[R], R]:
     return register
 
 
-def panel_width(columns: int) -> int:
-    """The panel that leaves the least of its columns empty."""
+def panel_width(columns: int, rows: Size | None = None) -> int:
+    """The panel that leaves the least of its columns empty. For few rows it is one of which all rows fit in the tile
+    at once: such a product is as fast as its weights are read, and they are then read once."""
+    fitting = [w for w, high in zip(PANELS, HEIGHTS, strict=True) if isinstance(rows, int) and rows <= high]
+    if fitting and rows != 1:
+        return fitting[0]
     return min(PANELS, key=lambda width: -(-columns // width) * width)
 
 
@@ -658,13 +664,14 @@ class Lowering:
 
     def pack(
         self, buffer: str, dtype: str, offset: Size, depth: Sequence[Size], steps: Sequence[Size], columns: Size,
-        column_step: Size, groups: int = 1, group_step: Size | None = None, winograd: bool = False
+        column_step: Size, groups: int = 1, group_step: Size | None = None, winograd: bool = False,
+        width: int | None = None
     ) -> str:  # fmt: skip
         """A weight as [groups · panels][depth…][columns of a panel]: the order in which a product reads it.
 
         Groups lie `group_step` apart, or one after another as columns do."""
         assert isinstance(columns, int) and isinstance(column_step, int)
-        width = panel_width(columns)
+        width = width or panel_width(columns)
         shape = (groups, -(-columns // width), *depth, width)
         between = columns * column_step if group_step is None else group_step
         strides = (between, width * column_step, *steps, column_step)

@@ -12,10 +12,13 @@ from ingot.lowering.expr import Size, symbol
 from ingot.lowering.ir import Attention, Loop, Map, Matrix, Store, wide
 from ingot.lowering.lower import Lowering, Unsupported, lowers
 from ingot.lowering.rules.norms import softmax_of
-from ingot.lowering.rules.products import broadcast_shapes, matmul
+from ingot.lowering.rules.products import broadcast_shapes, matmul, sum_of_products
 from ingot.lowering.values import Index, Lazy, Strided, Tensor, contiguous_strides, loop_variables
 
 aten = torch.ops.aten
+
+# Decoding has one query, or a few: keys and values are read once, by loops along their rows.
+FEW_QUERIES = 2
 
 
 @lowers(aten.scaled_dot_product_attention.default)
@@ -42,8 +45,11 @@ def attention(
         scale = 1 / math.sqrt(q.shape[-1]) if q.shape[-1] else 1.0
     if mask is not None and mask.cost > 3:
         low.realize(mask)
-    if all(isinstance(size, int) for size in (q.shape[-1], v.shape[-1])) and not any(
-        size == 0 for t in (q, k, v) for size in t.shape
+    few = isinstance(q.shape[-2], int) and q.shape[-2] <= FEW_QUERIES
+    if (
+        all(isinstance(size, int) for size in (q.shape[-1], v.shape[-1]))
+        and not few
+        and not any(size == 0 for t in (q, k, v) for size in t.shape)
     ):
         return _by_blocks(low, q, k, v, mask, lead, scale, causal)
     return _by_products(low, q, k, v, mask, lead, scale, causal)
@@ -140,13 +146,14 @@ def _by_products(
     scale: float,
     causal: bool,
 ) -> Tensor:
-    """Two products and a softmax: for what the kernel cannot take."""
+    """Two products and a softmax: for what the kernel cannot take, and for queries that are too few for its blocks."""
+    product = sum_of_products if isinstance(q.shape[-2], int) and q.shape[-2] <= FEW_QUERIES else _as_matrices
     dtype, kind = low.out_dtype, wide(low.out_dtype)
     if q.shape[-3:-2] != k.shape[-3:-2] and q.rank > 2:
         k, v = (_repeat_heads(t, q.shape[-3]) for t in (k, v))
     q, k, v = (values.expand(t, (*lead, *t.shape[-2:])) for t in (q, k, v))
     swapped = values.permute(k, (*range(k.rank - 2), k.rank - 1, k.rank - 2))
-    scores = matmul(low, q, swapped)
+    scores = product(low, q, swapped, kind)
     last = scores.rank - 1
     factor = scale
 
@@ -166,8 +173,12 @@ def _by_products(
     soft = softmax_of(low, weighed, last, False, kind, kind)
     if mask is not None:
         soft = _without_empty_rows(low, weighed, soft, kind)
-    made = matmul(low, soft, v)
+    made = product(low, soft, v, dtype)
     return Tensor(made.shape, dtype, made.data)
+
+
+def _as_matrices(low: Lowering, a: Tensor, b: Tensor, dtype: str) -> Tensor:
+    return matmul(low, a, b)
 
 
 def _without_empty_rows(low: Lowering, weighed: Tensor, soft: Tensor, kind: str) -> Tensor:

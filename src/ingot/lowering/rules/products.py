@@ -31,7 +31,7 @@ def matmul(
     n = b.shape[-1]
     shape = (*lead, m, n)
     if dtype not in ("float16", "bfloat16", "float32", "float64") or k == 0 or any(size == 0 for size in shape):
-        return _scaled(low, _plain(low, a, b, dtype), bias, alpha, beta, dtype)
+        return _scaled(low, sum_of_products(low, a, b, dtype), bias, alpha, beta, dtype)
     a, b = low.realize(a), low.realize(b)
     assert isinstance(a.data, Strided) and isinstance(b.data, Strided)
     batch, named = loop_variables(tuple(lead), range(len(lead)))
@@ -39,7 +39,7 @@ def matmul(
     row, column = Loop(f"i{len(loops)}", m), Loop(f"i{len(loops) + 1}", n)
     i, j = symbol(row.variable, below=m), symbol(column.variable, below=n)
     left = Matrix(a.data.buffer, a.data.at((*batch, 0, 0)), a.data.strides[-2], a.data.strides[-1])
-    right = _packed(low, b, k, n) if not lead else None
+    right = _packed(low, b, k, n, m) if not lead else None
     if right is None:
         right = Matrix(b.data.buffer, b.data.at((*batch, 0, 0)), b.data.strides[-2], b.data.strides[-1])
     places = tuple(order or range(len(shape)))
@@ -73,20 +73,20 @@ def _with_bias(ops: Recorder, value: int, bias: Tensor | None, index: Index, alp
     return value
 
 
-def _packed(low: Lowering, b: Tensor, k: Size, n: Size) -> Matrix | None:
+def _packed(low: Lowering, b: Tensor, k: Size, n: Size, m: Size) -> Matrix | None:
     """A weight as panels of columns, in the order in which a product reads it."""
     assert isinstance(b.data, Strided)
     source = low.buffers[b.data.buffer]
     if source.kind != "weight" or not isinstance(k, int) or not isinstance(n, int):
         return None
     rows, columns = b.data.strides
-    packed = low.pack(source.name, wide(b.dtype), b.data.offset, (k,), (rows,), n, columns)
-    width = panel_width(n)
+    width = panel_width(n, m)
+    packed = low.pack(source.name, wide(b.dtype), b.data.offset, (k,), (rows,), n, columns, width=width)
     return Matrix(packed, 0, width, 1, packed=width)
 
 
-def _plain(low: Lowering, a: Tensor, b: Tensor, dtype: str) -> Tensor:
-    """The sum of products as loops: integers, and anything empty."""
+def sum_of_products(low: Lowering, a: Tensor, b: Tensor, dtype: str) -> Tensor:
+    """The product as loops: of integers, of anything empty, and where a tile would be nearly empty."""
     kind = wide(dtype)
     *lead, m, k = a.shape
     shape = (*lead, m, b.shape[-1], k)
