@@ -11,10 +11,8 @@ import contextlib
 import functools
 import platform
 import re
-import subprocess
 import sys
 from collections.abc import Iterable
-from pathlib import Path
 
 _X86_64 = ("x86_64", "sse2")
 _X86_64_V2 = ("pni", "ssse3", "sse4_1", "sse4_2", "popcnt", "cx16", "lahf_lm")
@@ -32,7 +30,7 @@ FEATURES: dict[str, tuple[str, ...]] = {
     "plain": (),
 }
 
-_CPUINFO = Path("/proc/cpuinfo")
+_CPUINFO = "/proc/cpuinfo"
 _ARCHITECTURES = {"amd64": "x86_64", "x64": "x86_64", "arm64": "aarch64"}
 # What a 64-bit processor of the architecture always has, whether or not anything can be asked about it.
 _ALWAYS = {"x86_64": ("fpu", "fxsr", "sse", "sse2"), "aarch64": ("fp", "asimd")}
@@ -62,8 +60,8 @@ def features() -> frozenset[str]:
     if sys.platform == "darwin":
         return from_sysctl(_sysctl(), architecture())
     text = ""
-    with contextlib.suppress(OSError):
-        text = _CPUINFO.read_text(encoding="utf-8", errors="replace")
+    with contextlib.suppress(OSError), open(_CPUINFO, encoding="utf-8", errors="replace") as file:
+        text = file.read()
     return from_cpuinfo(text, architecture())
 
 
@@ -98,6 +96,8 @@ def _complete(found: Iterable[str], architecture: str) -> frozenset[str]:
 
 def _sysctl() -> str:
     """What Darwin says of an Intel processor; a Mac with another one does not know the names and says nothing."""
+    import subprocess  # here, because what it imports costs more time than asking Linux
+
     keys = ("machdep.cpu.features", "machdep.cpu.extfeatures", "machdep.cpu.leaf7_features")
     with contextlib.suppress(OSError, subprocess.SubprocessError):
         asked = subprocess.run(
