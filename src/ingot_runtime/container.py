@@ -2,22 +2,23 @@
 
 The file is a plain ZIP archive (`unzip`, `zipfile` read it) with stored members and fixed dates:
 
-    manifest.json     {"format":"ingot","schema":2,"members":{name:{"crc32":...,"sha256":[...],"size":...}}, and the
-                      caller's fields}; there is a SHA-256 for every 4 MiB of a member
+    manifest.json     {"format":"ingot","schema":3,"members":{name:{"crc32":...,"sha256":[...],"size":...}}, and the
+                      caller's fields}; there is a hash for every 4 MiB of a member: SHA-256, or, of tensors
+                      (*.safetensors), "sums" in its place, which digests.py describes
     other members     sorted by name, their data on multiples of 64 bytes, so that weights can be mapped
     ZIP directory     its comment holds the SHA-256 of manifest.json
 
 Every byte is thus determined: records and data by the manifest, the manifest by the comment. This finds damage, not
 forgery: whoever can write a file can write its hashes.
 
-Schema 1 has one SHA-256 for a whole member and no CRC in the manifest. Such files are read, and no longer written.
+Schema 2 has SHA-256 for tensors too; schema 1 has one SHA-256 for a whole member and no CRC in the manifest. Such
+files are read, and no longer written.
 
 Three things hold in every schema, so that any release can say which one it would need: the manifest is the first
 member, its data begins at byte 64, and the comment holds its hash.
 """
 
 import contextlib
-import hashlib
 import mmap
 import os
 import re
@@ -27,20 +28,20 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, BinaryIO, Protocol, Self
 
-from . import archive, pieces, strict_json
+from . import archive, digests, pieces, strict_json
 from .errors import DamagedFile, FileError, MissingMember, NotAnIngotFile, UnsafeFile, UnsupportedSchema
 from .member_names import MANIFEST, check_names
 from .pieces import Piece
 
 FORMAT = "ingot"
-SCHEMA = 2  # the one that is written
-READABLE = (1, 2)
+SCHEMA = 3  # the one that is written
+READABLE = (1, 2, 3)
 MANIFEST_LIMIT = 16 << 20
 
 _COMMENT = b"ingot manifest sha256 "
 _COMMENT_SIZE = len(_COMMENT) + 64
 _MANIFEST_BEGIN = 64
-_SHA256 = re.compile(r"[0-9a-f]{64}")
+_HASH = re.compile(r"[0-9a-f]{64}")
 _CRC32 = re.compile(r"[0-9a-f]{8}")
 _CACHED = 1 << 20  # large data is hashed and written in parts that stay in the cache between the two
 _RECOPY = "copy or download the file again, or write it again with Ingot"
@@ -165,7 +166,7 @@ def check_container(
         piece, found = damage
         raise DamagedFile(
             "a member is not what was written",
-            why=f"the SHA-256 of bytes {piece.begin} to {piece.end} is {found}, the manifest says {piece.sha256}",
+            why=f"the hash of bytes {piece.begin} to {piece.end} is {found}, the manifest says {piece.digest}",
             fix=_RECOPY,
             path=path,
             member=piece.member,
@@ -174,7 +175,7 @@ def check_container(
     crcs = [_crc(data, slot, entries.get(slot.name, {})) for slot in slots]
     for slot, crc in zip(slots, crcs, strict=True):
         _compare(data[slot.offset : slot.begin], archive.local_header(slot, crc), slot.offset, path, slot.name)
-    comment = _COMMENT + hashlib.sha256(data[slots[0].begin : slots[0].end]).hexdigest().encode()
+    comment = _COMMENT + digests.sha256(data[slots[0].begin : slots[0].end]).encode()
     _compare(data[last.end :], archive.directory(slots, crcs, comment), last.end, path, None)
     return Contents(manifest, {slot.name: (slot.begin, slot.end) for slot in slots[1:]})
 
@@ -210,12 +211,12 @@ def _write(file: BinaryIO, members: Mapping[str, Member], fields: Mapping[str, A
     sizes = {name: _size(member) for name, member in members.items()}
     draft = _manifest_bytes(fields, sizes, {name: ["0" * 64] * pieces.count(n) for name, n in sizes.items()}, {})
     slots = archive.plan([(MANIFEST, len(draft)), *sizes.items()])
-    sha256s: dict[str, list[str]] = {}
+    hashes: dict[str, list[str]] = {}
     crc_of: dict[str, int] = {}
     for slot in slots[1:]:
         file.seek(slot.begin)
-        sha256s[slot.name], crc_of[slot.name] = _write_data(file, slot, members[slot.name])
-    manifest = _manifest_bytes(fields, sizes, sha256s, crc_of)
+        hashes[slot.name], crc_of[slot.name] = _write_data(file, slot, members[slot.name])
+    manifest = _manifest_bytes(fields, sizes, hashes, crc_of)
     crcs = [zlib.crc32(manifest), *crc_of.values()]
     for slot, crc in zip(slots, crcs, strict=True):
         file.seek(slot.offset)
@@ -223,11 +224,11 @@ def _write(file: BinaryIO, members: Mapping[str, Member], fields: Mapping[str, A
     file.seek(slots[0].begin)
     file.write(manifest)
     file.seek(slots[-1].end)
-    file.write(archive.directory(slots, crcs, _COMMENT + hashlib.sha256(manifest).hexdigest().encode()))
+    file.write(archive.directory(slots, crcs, _COMMENT + digests.sha256(manifest).encode()))
 
 
 def _write_data(file: BinaryIO, slot: archive.Slot, member: Member) -> tuple[list[str], int]:
-    hasher = pieces.Hasher()
+    hasher = pieces.Hasher(pieces.kind_of(slot.name))
     crc = 0
     written = 0
     for chunk in [member] if isinstance(member, Bytes) else member.chunks():
@@ -250,14 +251,14 @@ def _write_data(file: BinaryIO, slot: archive.Slot, member: Member) -> tuple[lis
 
 
 def _manifest_bytes(
-    fields: Mapping[str, Any], sizes: Mapping[str, int], sha256s: Mapping[str, list[str]], crcs: Mapping[str, int]
+    fields: Mapping[str, Any], sizes: Mapping[str, int], hashes: Mapping[str, list[str]], crcs: Mapping[str, int]
 ) -> bytes:
     own = {
         "format": FORMAT,
         "schema": SCHEMA,
         "members": {
             # As text of eight digits: the manifest must be as long before the data is known as after.
-            name: {"size": size, "sha256": sha256s[name], "crc32": f"{crcs.get(name, 0):08x}"}
+            name: {"size": size, pieces.kind_of(name): hashes[name], "crc32": f"{crcs.get(name, 0):08x}"}
             for name, size in sizes.items()
         },
     }
@@ -290,7 +291,7 @@ def _check_ends(data: memoryview, path: str) -> int:
     size = int.from_bytes(data[archive.SIZE_OFFSET : archive.SIZE_OFFSET + 4], "little")
     if size > min(MANIFEST_LIMIT, end - _MANIFEST_BEGIN):
         raise _bad_manifest(f"its header claims {size} bytes", path)
-    found = hashlib.sha256(data[_MANIFEST_BEGIN : _MANIFEST_BEGIN + size]).hexdigest()
+    found = digests.sha256(data[_MANIFEST_BEGIN : _MANIFEST_BEGIN + size])
     if data[comment + len(_COMMENT) :] != found.encode():
         raise _bad_manifest(f"its SHA-256 is {found}, the end of the file says otherwise", path)
     return size
@@ -321,7 +322,7 @@ def _check_manifest(data: bytes, path: str) -> dict[str, Any]:
         else:
             writer, fix = "an older", "write the file again with this release, or read it with the older one"
         raise UnsupportedSchema(
-            f"the file is of schema {schema}, this release reads schema {' and '.join(map(str, READABLE))}",
+            f"the file is of schema {schema}, this release reads schema {', '.join(map(str, READABLE))}",
             why=f"it was written by {writer} release of Ingot",
             fix=fix,
             path=path,
@@ -330,23 +331,25 @@ def _check_manifest(data: bytes, path: str) -> dict[str, Any]:
     if not isinstance(members, dict):
         raise _bad_manifest("it does not list members", path)
     check_names(members, path)
-    is_sound = _is_entry_of_schema_1 if schema == 1 else _is_entry
     for name, entry in members.items():
-        if not is_sound(entry):
+        kind = pieces.SHA256 if schema < 3 else pieces.kind_of(name)
+        if not (_is_entry_of_schema_1(entry) if schema == 1 else _is_entry(entry, kind)):
             raise _bad_manifest(f"its entry for {name!r} is not a size and hashes", path)
     if canonical != data:
         raise _bad_manifest("it is not canonical JSON", path)
     return manifest
 
 
-def _is_entry(entry: object) -> bool:
+def _is_entry(entry: object, kind: str) -> bool:
     match entry:
-        case {"size": int(size), "sha256": list(sha256s), "crc32": str(crc32), **rest} if not rest:
+        case {"size": int(size), "crc32": str(crc32), **rest} if rest.keys() == {kind}:
+            hashes = rest[kind]
             return (
                 type(size) is int
                 and size >= 0
-                and len(sha256s) == pieces.count(size)
-                and all(isinstance(sha256, str) and _SHA256.fullmatch(sha256) for sha256 in sha256s)
+                and isinstance(hashes, list)
+                and len(hashes) == pieces.count(size)
+                and all(isinstance(digest, str) and _HASH.fullmatch(digest) for digest in hashes)
                 and _CRC32.fullmatch(crc32) is not None
             )
     return False
@@ -355,14 +358,16 @@ def _is_entry(entry: object) -> bool:
 def _is_entry_of_schema_1(entry: object) -> bool:
     match entry:
         case {"size": int(size), "sha256": str(sha256), **rest} if not rest:
-            return type(size) is int and size >= 0 and _SHA256.fullmatch(sha256) is not None
+            return type(size) is int and size >= 0 and _HASH.fullmatch(sha256) is not None
     return False
 
 
 def _pieces(slot: archive.Slot, entry: Mapping[str, Any]) -> Iterator[Piece]:
-    if isinstance(entry["sha256"], str):  # schema 1
-        return iter([Piece(slot.name, slot.begin, slot.end, entry["sha256"])])
-    return pieces.cut(slot.name, slot.begin, slot.end, entry["sha256"])
+    kind = pieces.SUMS if pieces.SUMS in entry else pieces.SHA256
+    hashes = entry[kind]
+    if isinstance(hashes, str):  # schema 1
+        return iter([Piece(slot.name, slot.begin, slot.end, kind, hashes)])
+    return pieces.cut(slot.name, slot.begin, slot.end, kind, hashes)
 
 
 def _crc(data: memoryview, slot: archive.Slot, entry: Mapping[str, Any]) -> int:

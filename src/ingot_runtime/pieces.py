@@ -1,13 +1,17 @@
-"""Members in pieces, each with its own SHA-256: all cores check one large member, and damage has a place."""
+"""Members in pieces, each with its own hash: all cores check one large member, and damage has a place."""
 
-import hashlib
 import os
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from . import digests
+
 PIECE = 4 << 20
+SHA256, SUMS = "sha256", "sums"  # the kinds of hash
+
+_DIGESTS: Mapping[str, Callable[[memoryview], str]] = {SHA256: digests.sha256, SUMS: digests.sums}
 
 _THREADS_FROM = 1 << 20  # below this many bytes, starting threads costs more than hashing
 _THREADS_MOST = 8  # beyond it, memory is the limit and not the hash
@@ -15,12 +19,18 @@ _THREADS_MOST = 8  # beyond it, memory is the limit and not the hash
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Bytes `begin` to `end` of a file, a part of `member`, and the SHA-256 that they must have."""
+    """Bytes `begin` to `end` of a file, a part of `member`, and the hash of one `kind` that they must have."""
 
     member: str
     begin: int
     end: int
-    sha256: str
+    kind: str
+    digest: str
+
+
+def kind_of(member: str) -> str:
+    """The kind of hash that a member of this name has: what runs, or says what runs, has SHA-256."""
+    return SUMS if member.endswith(".safetensors") else SHA256
 
 
 def count(size: int) -> int:
@@ -28,10 +38,10 @@ def count(size: int) -> int:
     return -(-size // PIECE)
 
 
-def cut(member: str, begin: int, end: int, sha256s: Sequence[str]) -> Iterator[Piece]:
-    """The pieces of a member; `sha256s` has one for each."""
-    for at, sha256 in zip(range(begin, end, PIECE), sha256s, strict=True):
-        yield Piece(member, at, min(at + PIECE, end), sha256)
+def cut(member: str, begin: int, end: int, kind: str, hashes: Sequence[str]) -> Iterator[Piece]:
+    """The pieces of a member; `hashes` has one of that kind for each."""
+    for at, digest in zip(range(begin, end, PIECE), hashes, strict=True):
+        yield Piece(member, at, min(at + PIECE, end), kind, digest)
 
 
 def find_damage(
@@ -52,9 +62,9 @@ def find_damage(
                     number, piece = left.popleft()
                 except IndexError:  # another thread took the last one
                     return
-                sha256 = hashlib.sha256(data[piece.begin : piece.end]).hexdigest()
-                if sha256 != piece.sha256:
-                    found.append((number, sha256))
+                digest = _DIGESTS[piece.kind](data[piece.begin : piece.end])
+                if digest != piece.digest:
+                    found.append((number, digest))
                 if forget is not None:
                     forget(piece.begin, piece.end)
         except BaseException as failure:
@@ -73,38 +83,39 @@ def find_damage(
         raise failures[0]
     if not found:
         return None
-    number, sha256 = min(found)
-    return pieces[number], sha256
+    number, digest = min(found)
+    return pieces[number], digest
 
 
 class Hasher:
-    """Hashes of the pieces of data that comes in parts of any size."""
+    """Hashes of one kind of the pieces of data that comes in parts of any size."""
 
-    __slots__ = ("_current", "_room", "sha256s")
+    __slots__ = ("_digest", "_filled", "_hashes", "_piece")
 
-    def __init__(self) -> None:
-        self.sha256s: list[str] = []
-        self._current = hashlib.sha256()
-        self._room = PIECE
+    def __init__(self, kind: str) -> None:
+        self._digest = _DIGESTS[kind]
+        self._hashes: list[str] = []
+        self._piece = memoryview(bytearray(PIECE))
+        self._filled = 0
 
     def update(self, data: memoryview) -> None:
-        while len(data) >= self._room:
-            self._current.update(data[: self._room])
-            data = data[self._room :]
-            self._end_piece()
-        self._current.update(data)
-        self._room -= len(data)
+        while data:
+            part = data[: PIECE - self._filled]
+            self._piece[self._filled : self._filled + len(part)] = part
+            self._filled += len(part)
+            data = data[len(part) :]
+            if self._filled == PIECE:
+                self._end_piece()
 
     def finish(self) -> list[str]:
         """The hash of every piece."""
-        if self._room < PIECE:
+        if self._filled:
             self._end_piece()
-        return self.sha256s
+        return self._hashes
 
     def _end_piece(self) -> None:
-        self.sha256s.append(self._current.hexdigest())
-        self._current = hashlib.sha256()
-        self._room = PIECE
+        self._hashes.append(self._digest(self._piece[: self._filled]))
+        self._filled = 0
 
 
 def _cores() -> int:

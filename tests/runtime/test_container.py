@@ -31,6 +31,7 @@ from ingot_runtime import (
     archive,
     check_container,
     container,
+    digests,
     open_container,
     pieces,
     strict_json,
@@ -38,6 +39,8 @@ from ingot_runtime import (
 )
 
 MEMBERS = {"weights/a.bin": bytes(range(70)), "graph.json": b"{}", "empty": b""}
+TENSORS = {**MEMBERS, "w.safetensors": bytes(range(201))}
+ROWS = {**TENSORS, "w.safetensors": bytes(range(251)) * 34}  # one whole row of digests.sums, and bytes behind it
 SHA, CRC = hashlib.sha256(b"ab").hexdigest(), f"{zlib.crc32(b'ab'):08x}"
 FIELDS = {"isa": "x86-64-v4", "tool": {"name": "ingot", "ünïcode": [1, 2.5, None]}}
 
@@ -69,18 +72,32 @@ def forged(manifest: bytes, members: Mapping[str, bytes] | None = None) -> memor
     return memoryview(out.getvalue())
 
 
+def sums_of(data: bytes) -> str:
+    """`digests.sums`, in its own words and without numpy."""
+    row = 8 * digests.ROW
+    end = len(data) - len(data) % row
+    words = [int.from_bytes(data[at : at + 8], "little") for at in range(0, end, 8)]
+    columns = [sum(words[column :: digests.ROW]) % 2**64 for column in range(digests.ROW)]
+    return hashlib.sha256(b"".join(column.to_bytes(8, "little") for column in columns) + data[end:]).hexdigest()
+
+
+def entry_of(name: str, data: bytes, schema: int = SCHEMA) -> dict[str, Any]:
+    parts = [data[at : at + pieces.PIECE] for at in range(0, len(data), pieces.PIECE)]
+    entry: dict[str, Any] = {"size": len(data), "crc32": f"{zlib.crc32(data):08x}"}
+    if schema == 3 and name.endswith(".safetensors"):
+        return {**entry, "sums": [sums_of(part) for part in parts]}
+    return {**entry, "sha256": [hashlib.sha256(part).hexdigest() for part in parts]}
+
+
 def manifest_of(members: Mapping[str, bytes], /, **fields: Any) -> dict[str, Any]:
-    entries = {
-        name: {
-            "size": len(data),
-            "sha256": [
-                hashlib.sha256(data[at : at + pieces.PIECE]).hexdigest() for at in range(0, len(data), pieces.PIECE)
-            ],
-            "crc32": f"{zlib.crc32(data):08x}",
-        }
-        for name, data in members.items()
-    }
+    entries = {name: entry_of(name, data, fields.get("schema", SCHEMA)) for name, data in members.items()}
     return {"format": "ingot", "schema": SCHEMA, "members": entries, **fields}
+
+
+def schema_2(members: Mapping[str, bytes], **fields: Any) -> memoryview:
+    """A file as releases before schema 3 wrote it."""
+    members = dict(sorted(members.items()))
+    return forged(strict_json.encode(manifest_of(members, schema=2, **fields)), members)
 
 
 def schema_1(members: Mapping[str, bytes], **fields: Any) -> memoryview:
@@ -136,36 +153,38 @@ class TestRoundTrip:
         assert written(tmp_path, {"s": Streamed(8, chunks)}) == written(tmp_path, {"s": b"ab" + bytes(6)})
         assert calls == [1]
 
-    def test_data_larger_than_a_piece_and_hashed_by_threads(self, tmp_path: Path) -> None:
+    @pytest.mark.parametrize("name", ["large", "large.safetensors"])
+    def test_data_larger_than_a_piece_and_hashed_by_threads(self, tmp_path: Path, name: str) -> None:
         large = bytes(range(256)) * 40_000
         path = tmp_path / "m.ingot"
-        write_container(path, {"large": large, "small": b"1"}, {})
+        write_container(path, {name: large, "small": b"1"}, {})
         assert pieces.count(len(large)) == 3
         assert len(large) > pieces._THREADS_FROM > 0
         with open_container(path) as opened:
-            assert opened.read("large") == large
+            assert opened.read(name) == large
         data = bytearray(path.read_bytes())
         begin = data.index(large[:1000])
         for at in (0, pieces.PIECE - 1, pieces.PIECE, 2 * pieces.PIECE, len(large) - 1):
             data[begin + at] ^= 1
             error = refusal(data)
             assert isinstance(error, DamagedFile)
-            assert (error.member, error.offset) == ("large", begin + at - at % pieces.PIECE)
+            assert (error.member, error.offset) == (name, begin + at - at % pieces.PIECE)
             data[begin + at] ^= 1
         data[begin] ^= 1
         data[begin + pieces.PIECE] ^= 1
         error = refusal(data)
         assert isinstance(error, DamagedFile) and error.offset == begin
 
+    @pytest.mark.parametrize("name", ["a", "a.safetensors"])
     @pytest.mark.parametrize("size", [0, 1, pieces.PIECE - 1, pieces.PIECE, pieces.PIECE + 1, 2 * pieces.PIECE])
-    def test_sizes_around_a_piece(self, tmp_path: Path, size: int) -> None:
+    def test_sizes_around_a_piece(self, tmp_path: Path, size: int, name: str) -> None:
         block = bytes(range(256)) * (pieces.PIECE // 128)
-        data = written(tmp_path, {"a": block[:size]}, {})
-        assert data == forged(strict_json.encode(manifest_of({"a": block[:size]})), {"a": block[:size]})
+        data = written(tmp_path, {name: block[:size]}, {})
+        assert data == forged(strict_json.encode(manifest_of({name: block[:size]})), {name: block[:size]})
 
     def test_a_failure_while_hashing_is_not_lost(self) -> None:
         block = bytes(2 * pieces.PIECE)
-        cut = list(pieces.cut("a", 0, len(block), [hashlib.sha256(bytes(pieces.PIECE)).hexdigest()] * 2))
+        cut = list(pieces.cut("a", 0, len(block), pieces.SHA256, [hashlib.sha256(bytes(pieces.PIECE)).hexdigest()] * 2))
         assert pieces.find_damage(memoryview(block), cut) is None
 
         def forget(begin: int, end: int) -> None:
@@ -195,8 +214,24 @@ class TestBytes:
 
     def test_the_layout_is_pinned(self, tmp_path: Path) -> None:
         # A change here is a change of the format: files written before would be refused. Raise SCHEMA with it.
+        expected = "830f40aa8293b608761fb2c01b026ddb1c1ca4b32ecc1a07c52880097bc6612d"
+        assert hashlib.sha256(written(tmp_path, ROWS)).hexdigest() == expected
+
+    def test_a_file_of_schema_2_is_read(self) -> None:
+        data = schema_2(MEMBERS, **FIELDS)
+        # The hash of the file that the last release with schema 2 wrote for these members.
         expected = "7df37405dc4cbbda2ffc24de4c754d020bd6c6ae86a23c5bb936cba3779fdbfc"
-        assert hashlib.sha256(written(tmp_path)).hexdigest() == expected
+        assert hashlib.sha256(data).hexdigest() == expected
+        data = schema_2(TENSORS, **FIELDS)
+        contents = check_container(data)
+        assert {name: bytes(data[begin:end]) for name, (begin, end) in contents.members.items()} == TENSORS
+
+    def test_every_damaged_byte_of_schema_2_is_refused(self) -> None:
+        data = bytearray(schema_2(TENSORS, **FIELDS))
+        for at in range(len(data)):
+            data[at] ^= 1 << at % 8
+            assert refusal(data) is not None, at
+            data[at] ^= 1 << at % 8
 
     def test_a_file_of_schema_1_is_read(self) -> None:
         data = schema_1(MEMBERS, **FIELDS)
@@ -285,9 +320,22 @@ class TestZip64:
             assert archived.read("later") == b"later"
 
 
+@pytest.fixture
+def short_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows of seven words: the tensors of TENSORS then have several rows and some bytes behind them."""
+    monkeypatch.setattr(digests, "ROW", 7)
+
+
+@pytest.mark.usefixtures("short_rows")
 class TestDamage:
+    def test_the_tensors_have_rows_and_bytes_behind_them(self, tmp_path: Path) -> None:
+        rows, behind = divmod(len(TENSORS["w.safetensors"]), 8 * digests.ROW)
+        assert rows > 2 and behind % 8
+        entries = check_container(memoryview(written(tmp_path, TENSORS))).manifest["members"]
+        assert [name for name, entry in entries.items() if "sums" in entry] == ["w.safetensors"]
+
     def test_every_flipped_bit_is_refused(self, tmp_path: Path) -> None:
-        data = bytearray(written(tmp_path))
+        data = bytearray(written(tmp_path, TENSORS))
         assert refusal(data) is None
         for at in range(len(data)):
             for bit in range(8):
@@ -295,14 +343,23 @@ class TestDamage:
                 assert refusal(data) is not None, (at, bit)
                 data[at] ^= 1 << bit
 
+    def test_every_damaged_byte_of_whole_rows_is_refused(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.undo()  # rows as long as they are
+        assert 0 < len(ROWS["w.safetensors"]) - 8 * digests.ROW < 1000
+        data = bytearray(written(tmp_path, ROWS))
+        for at in range(len(data)):
+            data[at] ^= 1 << at % 8
+            assert refusal(data) is not None, at
+            data[at] ^= 1 << at % 8
+
     def test_every_truncation_is_refused(self, tmp_path: Path) -> None:
-        data = memoryview(written(tmp_path))
+        data = memoryview(written(tmp_path, TENSORS))
         for length in range(1, len(data)):
             assert isinstance(refusal(data[:length]), DamagedFile), length
         assert isinstance(refusal(b""), NotAnIngotFile)
 
     def test_every_inserted_or_lost_byte_is_refused(self, tmp_path: Path) -> None:
-        data = written(tmp_path)
+        data = written(tmp_path, TENSORS)
         for at in range(len(data)):
             assert refusal(data[:at] + b"\0" + data[at:]) is not None, at
             assert refusal(data[:at] + data[at + 1 :]) is not None, at
@@ -347,8 +404,8 @@ class TestForgery:
     """Files whose hashes are in order, and that are refused all the same."""
 
     def test_the_forger_can_make_a_good_file(self, tmp_path: Path) -> None:
-        members = dict(sorted(MEMBERS.items()))
-        assert forged(strict_json.encode(manifest_of(members, **FIELDS)), members) == written(tmp_path)
+        members = dict(sorted(TENSORS.items()))
+        assert forged(strict_json.encode(manifest_of(members, **FIELDS)), members) == written(tmp_path, TENSORS)
 
     @pytest.mark.parametrize(
         "name",
@@ -380,7 +437,7 @@ class TestForgery:
     def test_other_schemas(self, schema: int, word: str) -> None:
         error = refusal(forged(strict_json.encode({"format": "ingot", "schema": schema, "unheard": "of"})))
         assert isinstance(error, UnsupportedSchema)
-        assert f"schema {schema}" in str(error) and f"reads schema 1 and {SCHEMA}" in str(error) and word in str(error)
+        assert f"schema {schema}" in str(error) and f"reads schema 1, 2, {SCHEMA}" in str(error) and word in str(error)
 
     def test_an_older_schema(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         data = written(tmp_path)
@@ -405,6 +462,7 @@ class TestForgery:
             {"size": 2, "sha256": [SHA], "crc32": CRC[1:]}, {"size": 2, "sha256": [SHA], "crc32": int(CRC, 16)},
             {"size": 2, "sha256": [SHA], "crc32": CRC.upper()}, {"size": 2, "sha256": [SHA]},
             {"size": 2, "sha256": [SHA], "crc32": CRC, "more": 1}, {"size": 2, "sha256": SHA},
+            {"size": 2, "sums": [sums_of(b"ab")], "crc32": CRC},
             [], None, 2,
         ],
     )  # fmt: skip
@@ -416,6 +474,15 @@ class TestForgery:
     def test_entries_of_other_types_in_schema_1(self, entry: object) -> None:
         manifest = manifest_of({}, schema=1, members={"a": entry})
         assert isinstance(refusal(forged(strict_json.encode(manifest), {"a": b"ab"})), DamagedFile)
+
+    @pytest.mark.parametrize(("schema", "kind"), [(2, "sums"), (3, "sha256")])
+    def test_each_schema_has_one_kind_of_hash_for_tensors(self, schema: int, kind: str) -> None:
+        sound = entry_of("a.safetensors", b"ab", schema)
+        other = {"size": 2, "crc32": CRC, kind: [SHA if kind == "sha256" else sums_of(b"ab")]}
+        for entry, error in ((sound, None), (other, DamagedFile), ({**sound, **other}, DamagedFile)):
+            manifest = manifest_of({}, schema=schema, members={"a.safetensors": entry})
+            found = refusal(forged(strict_json.encode(manifest), {"a.safetensors": b"ab"}))
+            assert found is None if error is None else isinstance(found, error)
 
     def test_the_sound_entries_next_to_them(self) -> None:
         assert manifest_of({"a": b"ab"})["members"]["a"] == {"size": 2, "sha256": [SHA], "crc32": CRC}
@@ -561,8 +628,8 @@ class TestFailedWrites:
     @pytest.mark.parametrize(
         ("fields", "message"),
         [
-            ({"schema": 2}, "schema"), ({"members": {}, "format": 1}, "format, members"), ({"x": float("nan")}, "JSON"),
-            
+            ({"schema": SCHEMA}, "schema"), ({"members": {}, "format": 1}, "format, members"),
+            ({"x": float("nan")}, "JSON"),
             pytest.param({"x": "x" * container.MANIFEST_LIMIT}, "put large data in a member", id="too large"),
         ],
     )  # fmt: skip
