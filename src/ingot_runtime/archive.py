@@ -13,7 +13,7 @@ so a file that differs anywhere is refused without a parser that could be misled
 
 import struct
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 ALIGNMENT = 64
 LOCAL_SIGNATURE = b"PK\x03\x04"
@@ -45,8 +45,7 @@ _ZIP64_END = struct.Struct("<4sQ2H2L4Q")
 _ZIP64_LOCATOR = struct.Struct("<4sLQL")
 
 
-@dataclass(frozen=True, slots=True)
-class Slot:
+class Slot(NamedTuple):
     """Where a member lies: its header at `offset`, its data at `begin` up to `end`."""
 
     name: str

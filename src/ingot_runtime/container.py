@@ -24,9 +24,8 @@ import os
 import re
 import zlib
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, BinaryIO, Protocol, Self
+from typing import Any, BinaryIO, NamedTuple, Protocol, Self
 
 from . import archive, digests, pieces, strict_json
 from .errors import DamagedFile, FileError, MissingMember, NotAnIngotFile, UnsafeFile, UnsupportedSchema
@@ -61,8 +60,7 @@ class StreamedMember(Protocol):
 Member = Bytes | StreamedMember
 
 
-@dataclass(frozen=True, slots=True)
-class Contents:
+class Contents(NamedTuple):
     """What a checked file holds: its manifest, and where the data of each other member begins and ends."""
 
     manifest: Mapping[str, Any]

@@ -1,16 +1,14 @@
 """The element types of inputs and outputs: Ingot's name, the C code, numpy's type, the name in a file."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 BFLOAT16 = "bfloat16"
 
 
-@dataclass(frozen=True, slots=True)
-class Dtype:
+class Dtype(NamedTuple):
     """One element type. `numpy` is what lies in memory: for bfloat16, which numpy lacks, its 16 bits."""
 
     name: str

@@ -11,8 +11,8 @@ Division and remainder round down, as Python's do.
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from functools import reduce
+from typing import NamedTuple
 
 _TOKEN = re.compile(r"\s*(?:(\d+)|([A-Za-z_]\w*)|(\*\*|//|[-+*%(),]))", re.ASCII)
 _LENGTH_LIMIT = 2000
@@ -46,8 +46,7 @@ _FUNCTIONS: Mapping[str, str] = {
 _BINARY = frozenset({"%", "//"})
 
 
-@dataclass(frozen=True, slots=True)
-class Expression:
+class Expression(NamedTuple):
     """A size: an int, a symbol by name, or an operation (a key of the table above) on other expressions."""
 
     head: int | str

@@ -10,9 +10,8 @@ tensors are taken all the same, through DLPack.
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -39,8 +38,7 @@ _PLANS_LIMIT = 256
 Arrays = list[NDArray[Any]]
 
 
-@dataclass(frozen=True, slots=True)
-class _Plan:
+class _Plan(NamedTuple):
     """What depends on the sizes of a call only, worked out once for them."""
 
     inputs: Any

@@ -4,7 +4,7 @@ import os
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from . import digests
 
@@ -17,8 +17,7 @@ _THREADS_FROM = 1 << 20  # below this many bytes, starting threads costs more th
 _THREADS_MOST = 8  # beyond it, memory is the limit and not the hash
 
 
-@dataclass(frozen=True, slots=True)
-class Piece:
+class Piece(NamedTuple):
     """Bytes `begin` to `end` of a file, a part of `member`, and the hash of one `kind` that they must have."""
 
     member: str

@@ -1,8 +1,7 @@
 """The sample call stored in a file: what went in, what came out where it was compiled, and the comparison."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,8 +18,7 @@ MUTATED = "mutated."  # in front of an input's name: what it was after the call
 Arrays = tuple[NDArray[Any], ...]
 
 
-@dataclass(frozen=True, slots=True)
-class StoredSample:
+class StoredSample(NamedTuple):
     """A call: one array an input, one an output, and one an input that the model writes to; bfloat16 as its bits."""
 
     inputs: Arrays

@@ -2,8 +2,7 @@
 
 import re
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, NoReturn, TypeVar
+from typing import Any, NamedTuple, NoReturn, TypeVar
 
 from . import dtypes, trees
 from .dtypes import Dtype
@@ -20,8 +19,7 @@ _NAME = re.compile(r"[A-Za-z_]\w*")
 _SIZE_LIMIT = 2**62
 
 
-@dataclass(frozen=True, slots=True)
-class Input:
+class Input(NamedTuple):
     """One input. `symbol` is set for an int that is itself a size: its value, not its shape, binds the symbol."""
 
     name: str
@@ -32,8 +30,7 @@ class Input:
     symbol: str | None
 
 
-@dataclass(frozen=True, slots=True)
-class Output:
+class Output(NamedTuple):
     """One output. `is_scalar` for a number of the model's result that is no tensor."""
 
     name: str
@@ -43,8 +40,7 @@ class Output:
     is_scalar: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Symbol:
+class Symbol(NamedTuple):
     """A size that differs from call to call, under the name the user gave it. `high` is None: no bound."""
 
     name: str
@@ -55,8 +51,7 @@ class Symbol:
         return f"{self.name} from {self.low}" + (" on" if self.high is None else f" to {self.high}")
 
 
-@dataclass(frozen=True, slots=True)
-class Sample:
+class Sample(NamedTuple):
     """The members with a stored call, and how far a result may be from the stored one."""
 
     inputs: str
@@ -64,8 +59,7 @@ class Sample:
     tolerance: float
 
 
-@dataclass(frozen=True, slots=True)
-class Spec:
+class Spec(NamedTuple):
     """Everything that the manifest says. `libraries` maps instruction sets to members."""
 
     inputs: tuple[Input, ...]

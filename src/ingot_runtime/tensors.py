@@ -11,8 +11,7 @@ tensor on a multiple of 64 bytes, and fill the gaps with tensors of zero bytes, 
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -54,8 +53,7 @@ Buffer = bytes | bytearray | memoryview | NDArray[Any]
 Tensor = tuple[str, Sequence[int], Buffer | Callable[[], Buffer]]
 
 
-@dataclass(frozen=True, slots=True)
-class TensorEntry:
+class TensorEntry(NamedTuple):
     """One tensor of a member: its bytes are `view[begin:end]` of the member's whole view."""
 
     name: str

@@ -12,8 +12,7 @@ depend on what else the process has imported, and nothing is ever imported becau
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from .errors import LiteralError, StructureError, explain
 
@@ -26,23 +25,20 @@ _DEPTH_LIMIT = 200
 _AS_COMPILED = "call the model as it was called when it was captured, or capture and compile it again with this call"
 
 
-@dataclass(frozen=True, slots=True)
-class Leaf:
+class Leaf(NamedTuple):
     """The place of an input or of an output, by number."""
 
     side: str
     number: int
 
 
-@dataclass(frozen=True, slots=True)
-class Literal:
+class Literal(NamedTuple):
     """A constant of the model: an argument that has to be repeated, or a part of the result."""
 
     value: Any
 
 
-@dataclass(frozen=True, slots=True)
-class Branch:
+class Branch(NamedTuple):
     kind: str
     name: str
     keys: tuple[str | int, ...]
@@ -52,12 +48,20 @@ class Branch:
 Tree: TypeAlias = Leaf | Literal | Branch
 
 
-@dataclass(frozen=True, slots=True)
 class TorchValue:
     """A dtype, device, layout or memory format of torch's, which this process need not have: by its name."""
 
-    kind: str
-    text: str
+    __slots__ = ("kind", "text")
+
+    def __init__(self, kind: str, text: str) -> None:
+        self.kind = kind
+        self.text = text
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, TorchValue) and (self.kind, self.text) == (other.kind, other.text)
+
+    def __hash__(self) -> int:
+        return hash((self.kind, self.text))
 
     def __str__(self) -> str:
         return self.text if self.kind == "device" else f"torch.{self.text}"
