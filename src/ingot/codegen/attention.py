@@ -16,6 +16,8 @@ from ingot.lowering.ir import BYTES, Attention, Buffer, Matrix
 
 QUERIES = 48
 KEYS = 64
+# What computes the weight of a score: an exp of a number from -80 to 0, or nan.
+NARROW_EXP = {"f32": "ig_exp_narrow_f32", "f64": "ig_exp_f64"}
 
 
 def attention_kernel(step: Attention, buffers: dict[str, Buffer], used: set[str], hints: dict[str, int]) -> Kernel:
@@ -23,7 +25,7 @@ def attention_kernel(step: Attention, buffers: dict[str, Buffer], used: set[str]
     kind = "f32" if step.dtype == "float32" else "f64"
     real = "float" if kind == "f32" else "double"
     infinity = f"INF_{kind.upper()}"
-    used.update({f"tile {kind} {QUERIES}", f"attention {kind}", f"ig_exp_{kind}"})
+    used.update({f"tile {kind} {QUERIES}", f"attention {kind}", f"ig_exp_{kind}", NARROW_EXP[kind]})
     queries, keys = out.size(step.queries), out.size(step.keys)
     depth, wide = step.depth, step.values
     blocks = (step.queries + QUERIES - 1) // QUERIES

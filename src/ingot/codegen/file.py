@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from importlib import resources
 
 from ingot.codegen import products, routines
-from ingot.codegen.attention import attention_kernel
+from ingot.codegen.attention import NARROW_EXP, attention_kernel
 from ingot.codegen.ctext import STORED, Statements, size_text
 from ingot.codegen.kernels import Kernel, kernel_of
 from ingot.errors import UnsupportedOperator, explain
@@ -513,7 +513,7 @@ def _shared(words: tuple[str, ...], group: int) -> list[str]:
     macro, arguments = f"IG_{name.upper()}", ", ".join([kind, _REALS[kind], *more])
     head = f"{macro}_HEAD({arguments})"
     if name == "attention":
-        arguments += f", INF_{kind.upper()}"
+        arguments += f", INF_{kind.upper()}, {NARROW_EXP[kind]}"
     return [head, f"#if IG_IN({group})", f"{macro}({arguments})", "#endif"]
 
 

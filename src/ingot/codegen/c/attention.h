@@ -46,7 +46,7 @@
         const real *weight, const real *v, int64_t step, int64_t keys, real *sums, int64_t wide, int64_t queries); \
     IG_SHARED void ig_soften_##kind( \
         real *scores, int64_t keys, real *top, real *total, real *sums, int64_t wide, int64_t queries);
-#define IG_ATTENTION(kind, real, INF) \
+#define IG_ATTENTION(kind, real, INF, EXP) \
     IG_MIX_WIDE(kind, real, 1) \
     IG_MIX_WIDE(kind, real, 4) \
     IG_MIX_WIDE(kind, real, 8) \
@@ -79,7 +79,9 @@
         for (int64_t k = 0; k < keys; ++k) { \
             real *const line = scores + k * 48; \
             _Pragma("omp simd") for (int i = 0; i < 48; ++i) { \
-                line[i] = ig_exp_##kind(line[i] - best[i]); \
+                /* Beside the largest weight, which is 1, e^-80 is nothing. */ \
+                const real power = line[i] - best[i], weight = EXP(power); \
+                line[i] = power < -80 ? 0 : weight; \
                 added[i] += line[i]; \
             } \
         } \
