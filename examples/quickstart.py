@@ -18,4 +18,4 @@ print(f"equal to eager: {tuple(result.shape)}, largest difference {(result - mod
 
 # The whole model is one C file, with the module and the line of your code that each kernel comes from.
 print(f"{compiled.kernels} kernels in {compiled.source.count(chr(10))} lines of C for {compiled.isa}; one of them:")
-print("\n".join(line for line in compiled.source.splitlines() if line.startswith(("/* ", "static void k"))))
+print("\n".join(line for line in compiled.source.splitlines() if line.startswith(("/* ", "IG_KERNEL void k"))))

@@ -23,7 +23,7 @@ def run(folder: Path, *command: str) -> str:
 @pytest.mark.parametrize(
     ("name", "texts"),
     [
-        ("quickstart.py", ["equal to eager: (8, 10)", "static void k0("]),
+        ("quickstart.py", ["equal to eager: (8, 10)", "IG_KERNEL void k0("]),
         ("dynamic_sizes.py", ["batch 64, length 33", "600 tokens: ", "length"]),
         (
             "custom_pass.py",

@@ -35,7 +35,7 @@ from ingot_runtime.native import Library
 from ingot_runtime.spec import read_spec
 
 _WEIGHTS, _LIBRARY = "weights", "library"
-_KERNEL = re.compile(r"^static void k\d+\(", re.MULTILINE)
+_KERNEL = re.compile(r"^IG_KERNEL void k\d+\(", re.MULTILINE)
 
 
 class Compiled:

@@ -1,6 +1,6 @@
 """Loop kernels as C: a Nest is one function; its steps follow one another inside the shared outer loops.
 
-    static void k3(void *context, int64_t begin, int64_t end, int worker)
+    IG_KERNEL void k3(void *context, int64_t begin, int64_t end, int worker)
     {
         const ig_call *const c = context;
         const float *const p0 = c->p[0];  float *const p1 = c->p[1];
