@@ -33,13 +33,14 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="one line a sample")
     parser.add_argument("--read", nargs="*", type=Path, help="take outcomes from such files instead of running")
     parser.add_argument("--write", type=Path, help="the report as Markdown")
+    parser.add_argument("--note", default="", help="a paragraph of the report on how it came")
     given = parser.parse_args()
     start = time.monotonic()
     rows = [json.loads(line) for path in given.read for line in path.open()] if given.read else _run(given)
     print(dict(Counter((row["dtype"], row["outcome"]) for row in rows)), f"{time.monotonic() - start:.0f} s")
     if given.write:
         given.write.parent.mkdir(parents=True, exist_ok=True)
-        given.write.write_text(markdown(rows, given.most))
+        given.write.write_text(markdown(rows, given.most, given.note))
 
 
 def _run(given: argparse.Namespace) -> list[dict[str, Any]]:
@@ -71,7 +72,7 @@ def reasons(row: dict[str, Any]) -> list[tuple[str, str]]:
     return [(error, text.splitlines()[0].split(" {")[0] if text else "")]
 
 
-def markdown(rows: Sequence[dict[str, Any]], most: int | None) -> str:
+def markdown(rows: Sequence[dict[str, Any]], most: int | None, note: str = "") -> str:
     every = "Every sample" if most is None else f"At most {most} samples"
     lines = [
         "# torch's operator samples as native code",
@@ -83,6 +84,7 @@ def markdown(rows: Sequence[dict[str, Any]], most: int | None) -> str:
         f" {OTHERS + 1} samples of each",
         "operator and dtype, where eager takes them. Written by `make long-samples`.",
         "",
+        *([note, ""] if note else []),
         "| dtype | inputs | samples | passed | refused | wrong | crashed | passed of all |"
         " of core ATen | passed | refused | passed of core ATen |",
         "|---|---|---|---|---|---|---|---|---|---|---|---|",
