@@ -80,9 +80,9 @@ def markdown(rows: Sequence[dict[str, Any]], most: int | None, note: str = "") -
         f"{every} of every operator of torch's own table (`op_db`), compiled and compared with eager in float64:",
         "an error of at most 4 times eager's own; of operators that work element by element, at every element by",
         "itself. A sample is of core ATen if torch's decompositions take it to operators with `torch.Tag.core` alone",
-        "(`tests/native/core_set.py` asks). Inputs that are strided, empty or scalar are made of up to"
-        f" {OTHERS + 1} samples of each",
-        "operator and dtype, where eager takes them. Written by `make long-samples`.",
+        "(`tests/native/core_set.py` asks). Inputs that are strided, empty or scalar are made of "
+        f"{OTHERS} to {2 * OTHERS - 1} samples of",
+        "each operator and dtype, or all if there are fewer, where eager takes them. Written by `make long-samples`.",
         "",
         *([note, ""] if note else []),
         "| dtype | inputs | samples | passed | refused | wrong | crashed | passed of all |"
