@@ -17,9 +17,11 @@ PANEL = 48
 ROWS = 64
 # Bytes of weights that stay in a core's own cache beside the rows.
 CACHED = 1 << 18
-# Channels of a task of a depthwise convolution, and the multiplications that are worth another thread.
+# A depthwise convolution: channels at a time, multiplications that are worth another thread, and lines that are enough
+# to keep all threads at work.
 CHANNELS = 64
 DEPTHWISE_GRAIN = 1 << 17
+LINES = 28
 # Tiles of a task of a convolution by Winograd: enough to use a panel often, few enough that their sums stay in cache.
 TILES = 24
 
@@ -186,39 +188,42 @@ def _window(out: Writer, step: Convolution) -> None:
 
 
 def _depthwise_kernel(step: Convolution, buffers: dict[str, Buffer], used: set[str], hints: dict[str, int]) -> Kernel:
-    """One task is a line of outputs in a block of channels."""
+    """One task is a line of outputs, or a block of channels of one."""
     out = Writer(buffers, used, hints)
     kind = "f32" if step.dtype == "float32" else "f64"
     real = "float" if kind == "f32" else "double"
     used.add(f"depth {kind}")
     width = min(CHANNELS, step.pixel)
-    blocks = -(-step.pixel // width)
+    lines = step.images * step.out_size[0]
+    # Memory is read as it lies where there are lines enough for all threads; else channels are shared out as well.
+    each = step.pixel if out.hint(lines) >= LINES else width
+    groups = -(-step.pixel // each)
     high, wide = (out.size(size) for size in step.size)
     out_high, out_wide = (out.size(size) for size in step.out_size)
     _window(out, step)
     out.open("for (int64_t task = begin; task < end; ++task)")
     out.line("ig_span span;")
-    right = _right(width, step.pixel, str(step.pixel))
-    out.line(f"const int64_t left = task % {blocks} * {width}, right = {right};")
-    out.line(f"const int64_t line_ = task / {blocks}, y = line_ % ({out_high}), n = line_ / ({out_high});")
+    out.line(f"const int64_t line_ = task / {groups}, y = line_ % ({out_high}), n = line_ / ({out_high});")
+    out.line(f"const int64_t from = task % {groups} * {each}, to = ig_min(from + {each}, {step.pixel});")
     out.line(f"const int64_t top = y * {step.stride[0]} - {step.padding[0]};")
     out.line(f"ig_taps(top, {high}, {step.dilation[0]}, {step.kernel[0]}, &span.top, &span.bottom);")
-    out.line(
-        f"const {real} *const image = {out.pointer(step.x)} + (n * ({high}) + top) * ({wide}) * {step.pixel} + left;"
-    )
+    out.line(f"const {real} *const image = {out.pointer(step.x)} + (n * ({high}) + top) * ({wide}) * {step.pixel};")
     out.open(f"for (int64_t x = 0, high; x < {out_wide}; x += high)")
-    out.line(f"_Alignas(64) {real} tile[IG_SIDE * {width}];")
     out.line("high = ig_side_by_side(&window, x, &span);")
     out.line(f"const int64_t row = line_ * ({out_wide}) + x;")
+    out.open(f"for (int64_t left = from; left < to; left += {width})")
+    out.line(f"const int64_t right = {_right(width, step.pixel, 'to')};")
+    out.line(f"_Alignas(64) {real} tile[IG_SIDE * {width}];")
     out.line(
-        f"ig_depth_{kind}(image + (x * {step.stride[1]} - {step.padding[1]}) * {step.pixel}, "
+        f"ig_depth_{kind}(image + (x * {step.stride[1]} - {step.padding[1]}) * {step.pixel} + left, "
         f"{out.pointer(step.weight)} + left, &window, &span, tile, {width}, high, right - left);"
     )
     _epilogue(out, step.epilogue, 0, width)
     out.close()
     out.close()
-    work = out.hint(step.out_size[1]) * step.kernel[0] * step.kernel[1] * width
-    return out.finish(step.images * step.out_size[0] * blocks, max(1, DEPTHWISE_GRAIN // max(work, 1)))
+    out.close()
+    work = out.hint(step.out_size[1]) * step.kernel[0] * step.kernel[1] * each
+    return out.finish(lines * groups, max(1, DEPTHWISE_GRAIN // max(work, 1)))
 
 
 def _winograd_kernel(step: Convolution, buffers: dict[str, Buffer], used: set[str], hints: dict[str, int]) -> Kernel:
