@@ -6,7 +6,8 @@ TORCH  := $(shell sed -n 's/^\(torch==[^ ]*\).*/\1/p' requirements-dev.txt)
 PIP    := $(BIN)/python -m pip install -qq --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check long long-passes long-samples bench-capture bench-cpu bench-passes report-road format clean
+.PHONY: help setup demo test check long long-passes long-samples bench-capture bench-cpu bench-growth bench-passes bench-start \
+        report-road format clean
 
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1 — \2/p' $(MAKEFILE_LIST)
@@ -57,6 +58,12 @@ bench-passes: setup  ## the road of passes against run_decompositions(), to benc
 
 bench-cpu: setup  ## Ingot beside eager, torch.compile, ONNX Runtime and OpenVINO, to benchmarks/results/cpu.json
 	@$(BIN)/python benchmarks/cpu.py
+
+bench-growth: setup  ## how compile and run time grow with depth and batch, to benchmarks/results/growth.json
+	@$(BIN)/python benchmarks/growth.py
+
+bench-start: setup  ## a compiled file's start without torch, to benchmarks/results/start.json
+	@$(BIN)/python benchmarks/start.py
 
 report-road: setup  ## every model of the capture tests down the road of passes, to docs/reports/road.md
 	@$(BIN)/python -m tests.passes.road
