@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TypeAlias
 
+from ingot.lowering.access import across, along_memory
 from ingot.lowering.body import Recorder, pruned, reads, rewrite
 from ingot.lowering.expr import Expr, Size, coefficient_of, evaluate, product, substitute, symbol, within
 from ingot.lowering.ir import (
@@ -51,6 +52,7 @@ LONG_BODY = 160
 def fuse(module: Module) -> Module:
     buffers = dict(module.buffers)
     steps = _fused(list(module.steps), buffers, module, {})
+    steps = [along_memory(step) if isinstance(step, Map) else step for step in steps]
     return replace(module, steps=tuple(steps), buffers=buffers)
 
 
@@ -343,8 +345,6 @@ def _row_partner(step: Map | Reduce, groups: Sequence[list[Step]], module: Modul
 
 def _shared(steps: Sequence[Map | Reduce]) -> int:
     """How many outer loops the steps have in common; 0 where there is no reduction among them."""
-    from ingot.lowering.access import across
-
     if not any(isinstance(s, Reduce) for s in steps):
         return 0
     limit = min(len(s.loops) - (isinstance(s, Reduce) and across(s)) for s in steps)
