@@ -202,6 +202,15 @@ def test_a_transpose_that_turns_nothing(shape: tuple[int, ...]) -> None:
     assert_right(Turn(), (x(*shape),))
 
 
+@pytest.mark.parametrize("rows", [0, 3, 7])
+def test_parts_of_a_tensor_that_may_be_empty(rows: int) -> None:
+    class Parts(nn.Module):
+        def forward(self, a: torch.Tensor) -> tuple[torch.Tensor, ...]:
+            return (*torch.split(a, 3), *(part * 2 for part in torch.split(a * 2, 3)))
+
+    assert_right(Parts(), (x(rows, 2),))
+
+
 @pytest.mark.parametrize("weighed", [False, True])
 def test_a_histogram_as_density(weighed: bool) -> None:
     class Histogram(nn.Module):

@@ -112,6 +112,17 @@ def _pad_circular(x: torch.Tensor, pad: Sequence[int]) -> torch.Tensor:
     return x
 
 
+# ---------------------------------------------------------------------- parts
+
+
+@decomposes(aten.split.Tensor)
+def _split(x: torch.Tensor, size: Any, dim: int = 0) -> Any:
+    """torch's returns an empty tensor as it came, which it then does not accept from a view."""
+    if isinstance(x.shape[dim], int) and x.shape[dim] == 0:
+        return aten.split_with_sizes.default(x, [0], dim)
+    return decompositions()[aten.split.Tensor](x, size, dim)
+
+
 # ---------------------------------------------------------------------- ranges
 
 
