@@ -307,3 +307,19 @@ def test_a_decomposition_that_writes_keeps_the_dtype_of_what_it_writes_to(shape:
     compiled = ingot.compile(Similar(), args)
     assert compiled(*args).dtype is torch.bfloat16
     torch.testing.assert_close(compiled(*args), Similar()(*args))
+
+
+def test_what_reads_a_size_that_the_run_finds_out_comes_after_it() -> None:
+    """Added to a product it would become part of it, and run before the place where the bias begins is known."""
+
+    class Biased(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("bias", x(2, 1, 64))
+
+        def forward(self, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+            scores = q @ k.transpose(-1, -2)
+            return torch.softmax(scores + self.bias[:, :, max(0, 64 - q.shape[-2]) :], -1)  # type: ignore[index]
+
+    calls = [(x(2, 2, n, 8), x(2, 2, n, 8, seed=1)) for n in (11, 12, 40)]
+    assert_right(Biased(), *calls, dynamic_shapes={"q": {2: "n"}, "k": {2: "n"}})

@@ -21,6 +21,7 @@ from ingot.lowering.expr import Expr, Size, coefficient_of, evaluate, product, s
 from ingot.lowering.ir import (
     Access,
     Attention,
+    Bind,
     Body,
     Buffer,
     Convolution,
@@ -155,11 +156,23 @@ def _with_stores(step: Map | Reduce, stores: Sequence[Store]) -> Map | Reduce:
 def _may_move(step: Step, over: Sequence[Step]) -> bool:
     """Whether a step may run before others instead of after them."""
     r, w = touched(step)
+    bound = {other.symbol for other in over if isinstance(other, Bind)}
+    if bound and bound & _symbols(step):
+        return False
     for other in over:
         other_r, other_w = touched(other)
         if r & other_w or w & (other_r | other_w):
             return False
     return True
+
+
+def _symbols(step: Step) -> set[str]:
+    """The sizes that a step is told by steps before it, loops' variables among them."""
+    assert isinstance(step, (Map, Reduce))
+    loops = (*step.loops, *step.over) if isinstance(step, Reduce) else step.loops
+    sizes: list[object] = [*(loop.extent for loop in loops), *(store.index for store in step.stores)]
+    sizes += [op.attribute.index if isinstance(op.attribute, Access) else op.attribute for op in step.body.ops]
+    return {s.name for size in sizes if isinstance(size, Expr) for s in size.symbols}
 
 
 # ---------------------------------------------------------------------- epilogues
@@ -176,8 +189,9 @@ def _epilogues(steps: Sequence[Step], buffers: dict[str, Buffer], outside: dict[
                 assert isinstance(target, WithEpilogue)
                 # An epilogue runs while other tiles still read their operands: it may overwrite none of them.
                 apart = not touched(step)[1] & set().union(*touched(target))
+                apart = apart and _may_move(step, done[place + 1 :])
                 joined = _absorb(target, step, counts, buffers) if apart else None
-                if joined is not None and _may_move(step, done[place + 1 :]):
+                if joined is not None:
                     done[place] = joined
                     continue
         done.append(step)
