@@ -83,6 +83,10 @@ def _grouped(x: torch.Tensor, weight: torch.Tensor, *, offs: torch.Tensor, **_: 
 def in_double(model: nn.Module) -> Callable[..., Any]:
     """The model's call with everything in float64."""
     double = copy.deepcopy(model).double()
+    for module in double.modules():  # tensors that a module keeps without registering them
+        for name, value in list(vars(module).items()):
+            if isinstance(value, torch.Tensor) and value.is_floating_point():
+                setattr(module, name, value.double())
 
     def call(*args: Any, **kwargs: Any) -> Any:
         args, kwargs = torch.utils._pytree.tree_map(
