@@ -94,6 +94,18 @@ FOUND: dict[str, tuple[str, dict[str, bool]]] = {
         """,
         {},
     ),
+    "a comparison that is written keeps the type of what it is written to": (
+        """
+        v = x * 2
+        v.eq_(0)
+        w = y * 2
+        w.logical_not_()
+        u = x.float() * 2
+        u.lt_(1)
+        return v, w.add_(u.sum().to(w.dtype)), u
+        """,
+        {},
+    ),
     "an effect that writes": ("return stamp(x, y, 'a') + stamp(y[0], x, 'b')", {}),
     "an effect that writes to what it reads": ("return stamp(x, x, 'a')", {}),
     "a region that is cut in a graph which has run": (

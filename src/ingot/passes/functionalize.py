@@ -78,7 +78,7 @@ def _without_private_writes(module: fx.GraphModule) -> int:
         if not _writes(node) or not isinstance(written, fx.Node) or len(written.users) != 1:
             continue
         functional = internals.functional_variant(node.target)
-        if functional is None or not internals.gives_new_memory(written.target) or not _one_type(node):
+        if functional is None or not internals.gives_new_memory(written.target) or not _keeps_type(node, functional):
             continue
         node.target = functional
         count += 1
@@ -87,12 +87,12 @@ def _without_private_writes(module: fx.GraphModule) -> int:
     return count
 
 
-def _one_type(node: fx.Node) -> bool:
-    """Whether what is written has the type that the operands have: a write never changes the type, its variant may."""
-    values = [metadata.value_of(operand) for operand in node.all_input_nodes]
-    return len({value.dtype for value in values if isinstance(value, torch.Tensor)}) == 1 and not any(
-        isinstance(arg, float | complex) and not metadata.value_of(node).is_floating_point() for arg in node.args
-    )
+def _keeps_type(node: fx.Node, functional: Any) -> bool:
+    """Whether the variant computes the type that the write keeps: x.eq_(0) has x's type, x.eq(0) is bool."""
+    args, kwargs = fx.map_arg((node.args, node.kwargs), metadata.value_of)
+    with internals.below_autograd():
+        computed = functional(*args, **kwargs)
+    return bool(computed.dtype == metadata.value_of(node).dtype)
 
 
 def _writes(node: fx.Node) -> bool:
