@@ -1,6 +1,7 @@
 """From the start of a process to the first result, and its peak of memory: a compiled file without torch, beside
-importing torch and loading the same weights, which is where torch has not computed anything yet. Python with numpy and
-nothing else stands next to them: nothing that starts with these can be faster or smaller.
+importing torch and loading the same weights, which is where torch has not computed anything yet. The file is run from
+Python and from C (start.c); Python with numpy and nothing else stands next to them: nothing that starts with these can
+be faster or smaller.
 
 The runtime is imported as pip would have installed it, with its bytecode, as torch and numpy are.
 
@@ -70,23 +71,16 @@ def main() -> None:
             for file, x in zip(given, inputs, strict=True):
                 np.save(file, x.numpy())
             _install_runtime(site)
-            scripts = {
-                "Ingot": (WITHOUT_TORCH, compiled, *given),
-                "torch": (WITH_TORCH, state),
-                "numpy": (WITH_NUMPY,),
+            commands = {
+                "Ingot": [sys.executable, "-c", WITHOUT_TORCH, compiled, *given],
+                "Ingot from C": _from_c(compiled, [x.numpy() for x in inputs], Path(folder)),
+                "torch": [sys.executable, "-c", WITH_TORCH, state],
+                "numpy": [sys.executable, "-c", WITH_NUMPY],
             }
-            rows.append({"model": name, "weights": weights, **_measured(scripts, site)})
-    headers = [
-        "model",
-        "torch s",
-        "Ingot s",
-        "numpy s",
-        "times",
-        "weights MB",
-        "peak MB",
-        "numpy's",
-        "over the weights",
-    ]
+            rows.append({"model": name, "weights": weights, **_measured(commands, site)})
+            _check_c(compiled, given, Path(folder))
+    headers = ["model", "torch s", "Ingot s", "C s", "numpy s", "times", "weights MB", "peak MB", "C MB", "numpy's"]
+    headers += ["over the weights", "from C"]
     print(report.table(headers, [_cells(row) for row in rows]))
     print(report.write("start", {"rows": rows}))
 
@@ -97,20 +91,39 @@ def _install_runtime(site: Path) -> None:
     compileall.compile_dir(site, quiet=1)
 
 
-def _measured(scripts: dict[str, tuple[str | Path, ...]], site: Path) -> dict[str, Any]:
-    seconds: dict[str, list[float]] = {who: [] for who in scripts}
-    peaks = dict.fromkeys(scripts, 0)
+def _from_c(compiled: Path, inputs: list[Any], folder: Path) -> list[Any]:
+    """The command that runs the file from C, as examples/from_c does."""
+    subprocess.run([sys.executable, "-m", "ingot_runtime", "extract", compiled, folder / "c"], check=True)
+    host = folder / "start"
+    source = Path(__file__).with_name("start.c")
+    subprocess.run(["cc", "-O1", f"-I{folder / 'c'}", source, "-o", host, "-ldl"], check=True)
+    with ingot_runtime.load(compiled, threads=1) as model:
+        spec = model.spec
+    command: list[Any] = [host, folder / "c" / "model.so", folder / "c" / "weights.bin", THREADS]
+    for number, (asked, x) in enumerate(zip(spec.inputs, inputs, strict=True)):
+        (folder / f"{number}.bin").write_bytes(x.tobytes())
+        command.append(f"in:{asked.dtype.code}:{folder / f'{number}.bin'}:{'x'.join(map(str, x.shape))}")
+    for number, output in enumerate(spec.outputs):
+        command.append(f"out:{output.dtype.code}:{folder / f'out{number}.bin'}:{output.rank}")
+    return command
+
+
+def _check_c(compiled: Path, given: list[Path], folder: Path) -> None:
+    """What C computed is what Python computes, to the last bit."""
+    with ingot_runtime.load(compiled, threads=THREADS) as model:
+        results = model.run([np.load(file) for file in given])
+    for number, result in enumerate(results):
+        assert (folder / f"out{number}.bin").read_bytes() == np.ascontiguousarray(result).tobytes()
+
+
+def _measured(commands: dict[str, list[Any]], site: Path) -> dict[str, Any]:
+    seconds: dict[str, list[float]] = {who: [] for who in commands}
+    peaks = dict.fromkeys(commands, 0)
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(site), os.environ.get("PYTHONPATH", "")])}
     for turn in range(ROUNDS + 1):
-        for who, arguments in scripts.items():
+        for who, command in commands.items():
             begin = time.perf_counter()
-            done = subprocess.run(
-                [sys.executable, "-c", *map(str, arguments)],
-                env=environment,
-                capture_output=True,
-                text=True,
-                check=True,
-            )
+            done = subprocess.run(list(map(str, command)), env=environment, capture_output=True, text=True, check=True)
             if turn:  # the first round brings the files into the system's cache
                 seconds[who].append(time.perf_counter() - begin)
             peaks[who] = max(peaks[who], int(done.stdout))
@@ -118,10 +131,15 @@ def _measured(scripts: dict[str, tuple[str | Path, ...]], site: Path) -> dict[st
 
 
 def _cells(row: dict[str, Any]) -> list[str]:
-    ours, theirs, numpys = (statistics.median(row["seconds"][who]) for who in ("Ingot", "torch", "numpy"))
-    weights, peak, least = row["weights"] / 1e6, row["peak"]["Ingot"] / 1e6, row["peak"]["numpy"] / 1e6
-    return [row["model"], f"{theirs:.2f}", f"{ours:.2f}", f"{numpys:.2f}", f"{theirs / ours:.1f}",
-            f"{weights:.0f}", f"{peak:.0f}", f"{least:.0f}", f"{peak / weights - 1:+.0%}"]  # fmt: skip
+    ours, from_c, theirs, numpys = (
+        statistics.median(row["seconds"][who]) for who in ("Ingot", "Ingot from C", "torch", "numpy")
+    )
+    weights, peak, host, least = (
+        size / 1e6 for size in (row["weights"], *(row["peak"][who] for who in ("Ingot", "Ingot from C", "numpy")))
+    )
+    return [row["model"], f"{theirs:.2f}", f"{ours:.2f}", f"{from_c:.2f}", f"{numpys:.2f}", f"{theirs / ours:.1f}",
+            f"{weights:.0f}", f"{peak:.0f}", f"{host:.0f}", f"{least:.0f}", f"{peak / weights - 1:+.0%}",
+            f"{host / weights - 1:+.0%}"]  # fmt: skip
 
 
 if __name__ == "__main__":
