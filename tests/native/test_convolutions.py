@@ -33,7 +33,7 @@ def judge(model: nn.Module, x: torch.Tensor, times: float, *, sizes: tuple[int, 
             limit = max(float((eager - right).abs().max()) * times, 4 * 2**-24 * float(right.abs().max()))
             assert float((ours - right).abs().max()) <= limit, size
     steps = [step for step in module.steps if isinstance(step, Convolution)]
-    return {"winograd" if s.winograd else "depthwise" if s.depthwise else "windows" for s in steps}
+    return {step.way for step in steps}
 
 
 class Padded(nn.Module):
@@ -96,6 +96,12 @@ def test_depthwise_in_one_dim_and_in_a_window_larger_than_the_image() -> None:
 def test_depthwise_with_channels_that_fill_no_vector_is_a_sum_over_taps() -> None:
     assert judge(nn.Conv2d(20, 20, 3, padding=1, groups=20), torch.randn(1, 20, 9, 9), TIMES) == set()
     assert judge(nn.Conv2d(16, 32, 3, padding=1, groups=16), torch.randn(1, 16, 9, 9), TIMES) == set()
+
+
+@pytest.mark.parametrize(("kernel", "dilation"), [(1, 1), (3, 1), (3, 2), (5, 1), ((1, 3), 1), ((3, 1), 1)])
+def test_one_channel_that_gives_one_is_no_vector_of_channels(kernel: int, dilation: int) -> None:
+    model = nn.Conv2d(1, 1, kernel, padding=1, dilation=dilation)
+    assert judge(model, torch.randn(2, 1, 11, 13), TIMES) == {"windows"}
 
 
 @pytest.mark.parametrize("margin", [(0, 1, 0, 1), (1, 0, 2, 0), (2, 1, 0, 3), (-1, 1, 0, 1), (0, 0, 0, 0, 0, 16)])

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from ingot.codegen.ctext import constant_text
+from ingot.codegen.ctext import STORED, SUFFIX, constant_text
 from ingot.codegen.kernels import Kernel, Writer, unflatten
 from ingot.lowering.expr import product
 from ingot.lowering.ir import BYTES, Attention, Buffer, Matrix
@@ -22,8 +22,7 @@ NARROW_EXP = {"f32": "ig_exp_narrow_f32", "f64": "ig_exp_f64"}
 
 def attention_kernel(step: Attention, buffers: dict[str, Buffer], used: set[str], hints: dict[str, int]) -> Kernel:
     out = Writer(buffers, used, hints)
-    kind = "f32" if step.dtype == "float32" else "f64"
-    real = "float" if kind == "f32" else "double"
+    kind, real = SUFFIX[step.dtype], STORED[step.dtype]
     infinity = f"INF_{kind.upper()}"
     used.update({f"tile {kind} {QUERIES}", f"attention {kind}", f"ig_exp_{kind}", NARROW_EXP[kind]})
     queries, keys = out.size(step.queries), out.size(step.keys)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from importlib import resources
 
-from ingot.codegen import products, routines
+from ingot.codegen import convolutions, products, routines
 from ingot.codegen.attention import NARROW_EXP, attention_kernel
 from ingot.codegen.ctext import STORED, Statements, size_text
 from ingot.codegen.kernels import Kernel, kernel_of
@@ -284,7 +284,7 @@ class _File:
             case Product():
                 self._launch(products.product_kernel(step, self.module.buffers, self.used, self.module.hints), step)
             case Convolution():
-                kernel = products.convolution_kernel(step, self.module.buffers, self.used, self.module.hints)
+                kernel = convolutions.convolution_kernel(step, self.module.buffers, self.used, self.module.hints)
                 self._launch(kernel, step)
             case Attention():
                 self._launch(attention_kernel(step, self.module.buffers, self.used, self.module.hints), step)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from importlib import resources
 
-from ingot.codegen.ctext import STORED
+from ingot.codegen.ctext import STORED, SUFFIX
 from ingot.codegen.kernels import Kernel, Writer
 from ingot.lowering.expr import Size
 from ingot.lowering.ir import Buffer, Routine
@@ -218,7 +218,7 @@ def _winograd(out: Writer, step: Routine) -> Size:
     """The tiles of an image, one line of them at a time, each as 16 rows of channels."""
     images, _, high, wide, channels, down, across, padding_y, padding_x = step.sizes
     x, to = (out.pointer(name) for name in (*step.reads, *step.writes))
-    kind = "f32" if out.buffers[step.reads[0]].dtype == "float32" else "f64"
+    kind = SUFFIX[out.buffers[step.reads[0]].dtype]
     out.used.add(f"winograd {kind}")
     out.line(f"const int64_t y = o % ({out.size(down)}), n = o / ({out.size(down)});")
     out.open(f"for (int64_t x = 0; x < {out.size(across)}; ++x)")

@@ -13,6 +13,7 @@ import torch
 from numpy.typing import NDArray
 
 from ingot.codegen.file import Placed, Source
+from ingot.lowering.expr import known
 from ingot.lowering.ir import Module
 from ingot.lowering.memory import ALIGN
 from ingot.program.program import Program
@@ -36,7 +37,7 @@ class Blob:
         found: dict[str, Any] = {}
         for place in self.placed:
             buffer = self.module.buffers[place.weight.buffer]
-            shape = tuple(int(size) for size in buffer.shape)  # type: ignore[arg-type]
+            shape = tuple(map(known, buffer.shape))
             found[place.weight.buffer] = (BY_NAME[buffer.dtype].stored, shape, self.array[place.offset :][: place.size])
         return found
 

@@ -23,7 +23,7 @@ def flops(step: Step) -> Size:
         case Product():
             return product([loop.extent for loop in step.batch]) * step.m * step.n * step.k * 2
         case Convolution():
-            taps = (4 if step.winograd else step.kernel[0] * step.kernel[1]) * step.channels
+            taps = (4 if step.way == "winograd" else step.kernel[0] * step.kernel[1]) * step.channels
             return product([step.images, *step.out_size]) * (2 * step.out_channels * taps)
         case Attention():
             pairs = product([loop.extent for loop in step.batch]) * step.queries * step.keys

@@ -208,6 +208,12 @@ def smallest(left: Size, right: Size) -> Size:
     return _pick("min", min, left, right)
 
 
+def known(size: Size) -> int:
+    """A size that is a number whatever the inputs are."""
+    assert isinstance(size, int), f"{size} is not known ahead of the run"
+    return size
+
+
 def product(sizes: tuple[Size, ...] | list[Size]) -> Size:
     total: Size = 1
     for size in sizes:

@@ -24,7 +24,7 @@ only indices know. Everything here is immutable; fusion and planning make new st
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 from ingot.lowering.expr import Size, product
 
@@ -217,15 +217,21 @@ class Product:
     origin: Origin = Origin()
 
 
+Way: TypeAlias = Literal["windows", "depthwise", "winograd"]
+
+
 @dataclass(frozen=True, slots=True)
 class Convolution:
     """out[n, y, x, o] = Σ in[n, y·s + a·d - p, x·s + b·d - p, c] · w[o, a, b, c] over taps (a, b) and channels c.
 
-    `x` is dense with channels last: [images, size…, width of a pixel]. A tap reads `channels` neighbours from there on,
-    which may reach into the next pixels. `weight` is packed in panels of `panel` output channels, each within a group;
-    where every channel is a group of its own (`depthwise`), as [tap][channel]. `epilogue` is a Map over (n, y, x, o)
-    that reads the sum as the op "accumulator". With `winograd`, `x` is what the routine of that name makes of the
-    image: [16, tiles of 2×2 outputs, channels], and `weight` is 16 matrices of panels.
+    `epilogue` is a Map over (n, y, x, o) that reads the sum as the op "accumulator". `way` says what x and weight are:
+
+        windows    x is dense with channels last: [images, size…, width of a pixel]. A tap reads `channels` neighbours
+                   from there on, which may reach into the next pixels. weight: panels of `panel` output channels, each
+                   within a group.
+        depthwise  every channel is a group of its own. x as above, weight [tap][channel].
+        winograd   x is what the routine of that name makes of the image: [16, tiles of 2×2 outputs, channels]. weight:
+                   16 matrices of panels.
     """
 
     images: Size
@@ -245,16 +251,7 @@ class Convolution:
     dtype: str
     epilogue: Map
     origin: Origin = Origin()
-    winograd: bool = False
-
-    @property
-    def tiles(self) -> tuple[Size, Size]:
-        """Lines and columns of tiles of an image, with `winograd`."""
-        return (self.out_size[0] + 1) // 2, (self.out_size[1] + 1) // 2
-
-    @property
-    def depthwise(self) -> bool:
-        return self.groups == self.out_channels == self.pixel
+    way: Way = "windows"
 
 
 @dataclass(frozen=True, slots=True)

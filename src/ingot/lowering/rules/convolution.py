@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -10,8 +10,8 @@ import torch
 
 from ingot.lowering import values
 from ingot.lowering.body import Recorder
-from ingot.lowering.expr import Size, product, symbol
-from ingot.lowering.ir import Convolution, Loop, Map, Routine, Store, wide
+from ingot.lowering.expr import Size, known, product, symbol
+from ingot.lowering.ir import Convolution, Loop, Map, Routine, Store, Way, wide
 from ingot.lowering.lower import Lowering, lowers, panel_width
 from ingot.lowering.rules.products import as_rows, matmul
 from ingot.lowering.values import Index, Lazy, Strided, Tensor, contiguous_strides
@@ -60,9 +60,9 @@ def _windowed(low: Lowering, x: Tensor, weight: Tensor, shape: tuple[Size, ...],
     """Whether this is a convolution in one or two dims with a weight that can be packed ahead of time."""
     constant = isinstance(weight.data, Strided) and low.buffers[weight.data.buffer].kind == "weight"
     floating = low.out_dtype in ("float16", "bfloat16", "float32", "float64") and x.dtype == weight.dtype
-    known = all(isinstance(size, int) for size in (*weight.shape, x.shape[1]))
+    numbers = all(isinstance(size, int) for size in (*weight.shape, x.shape[1]))
     empty = any(size == 0 for size in (*shape, *weight.shape, *x.shape))
-    return weight.rank in (3, 4) and constant and floating and known and not transposed and not empty
+    return weight.rank in (3, 4) and constant and floating and numbers and not transposed and not empty
 
 
 NHWC = (0, 2, 3, 1)
@@ -80,10 +80,9 @@ def _channels_last(
         x, weight = values.insert(x, 2), values.insert(weight, 2)
         flat = _channels_last(low, x, weight, bias, (*shape[:2], 1, shape[2]), windows.behind())
         return values.drop(flat, (2,))
-    channels, outs = x.shape[1], weight.shape[0]
-    assert isinstance(channels, int) and isinstance(outs, int)
+    channels, outs = known(x.shape[1]), known(weight.shape[0])
     kernel = weight.shape[2:]
-    if windows.groups == outs == channels and channels % LANES == 0:
+    if _fills_vectors(weight, windows):
         return _by_windows(low, x, weight, bias, shape, windows)
     if windows.groups == channels and channels > 1:
         return _few_a_channel(low, x, weight, bias, shape, windows)
@@ -103,40 +102,27 @@ def _nhwc(low: Lowering, x: Tensor) -> Tensor:
     return values.permute(low.dense(swapped), (0, 3, 1, 2))
 
 
+@dataclass(frozen=True, slots=True)
+class Operands:
+    """The image and the weight as one way of convolving reads them, and the window that it walks over the image."""
+
+    x: str
+    weight: str
+    size: tuple[Size, ...]
+    kernel: tuple[int, int]
+    channels: int
+    padding: tuple[Any, ...]
+    panel: int
+
+
 def _by_windows(
     low: Lowering, x: Tensor, weight: Tensor, bias: Tensor | None, shape: tuple[Size, ...], windows: Windows
 ) -> Tensor:
     dtype, kind = low.out_dtype, wide(low.out_dtype)
     x, windows = _without_margin(x, windows)
-    by_tiles = kind == "float32" and _pays_as_tiles(low, shape, weight, windows)
-    assert isinstance(weight.data, Strided)
-    outs, inner, high, across = (int(size) for size in weight.shape)  # type: ignore[arg-type]
-    groups = windows.groups
-    channels = inner * groups
-    outer_step, inner_step, tap_y, tap_x = weight.data.strides
-    depth, steps = (high, across, inner), (tap_y, tap_x, inner_step)
-    kernel, taps, margin = (high, across), inner, windows.padding
-    depthwise = groups == outs == channels
-    if groups == 1 and channels < LANES and windows.dilation[1] == 1 and across > 1:
-        # Few channels: a whole line of taps lies side by side in memory once the image has its margin.
-        ends = [
-            (size - 1) * step + (taps - 1) * gap + 1
-            for size, step, taps, gap in zip(shape[2:], windows.stride, kernel, windows.dilation, strict=True)
-        ]
-        x = padded(x, windows.padding, ends)
-        kernel, taps, margin = (high, 1), across * inner, (0, 0)
-    x = _nhwc(low, widened(low, x, kind))
-    assert isinstance(x.data, Strided)
-    image, source, begin = x.data.buffer, weight.data.buffer, weight.data.offset
-    if by_tiles:
-        image = _spread(low, x, shape, windows)
-        packed = low.pack(source, kind, 0, (inner,), (outs,), outs, 1, 16, inner * outs, winograd=True)
-    elif depthwise:
-        order = low.repacked(source, kind, begin, (high, across, outs), (tap_y, tap_x, outer_step)).data
-        assert isinstance(order, Strided)
-        packed = order.buffer
-    else:
-        packed = low.pack(source, kind, begin, depth, steps, outs // groups, outer_step, groups=groups)
+    way = _way(low, weight, shape, windows)
+    operands = _OPERANDS[way](low, widened(low, x, kind), weight, shape, windows)
+    outs = known(weight.shape[0])
     physical = (shape[0], *shape[2:], outs)
     buffer = low.buffer("temporary", dtype, physical)
     home = Strided(buffer.name, 0, contiguous_strides(physical))
@@ -150,26 +136,38 @@ def _by_windows(
     low.steps.append(
         Convolution(
             images=shape[0],
-            size=(x.shape[2], x.shape[3]),
-            pixel=channels,
-            channels=taps,
+            size=(operands.size[0], operands.size[1]),
+            pixel=known(x.shape[1]),
+            channels=operands.channels,
             out_size=(shape[2], shape[3]),
             out_channels=outs,
-            kernel=kernel,
+            kernel=operands.kernel,
             stride=(windows.stride[0], windows.stride[1]),
-            padding=(margin[0], margin[1]),
+            padding=(operands.padding[0], operands.padding[1]),
             dilation=(windows.dilation[0], windows.dilation[1]),
-            groups=groups,
-            x=image,
-            weight=packed,
-            panel=LANES if depthwise else panel_width(outs // groups),
+            groups=windows.groups,
+            x=operands.x,
+            weight=operands.weight,
+            panel=operands.panel,
             dtype=kind,
             epilogue=epilogue,
             origin=low.origin,
-            winograd=by_tiles,
+            way=way,
         )
     )
     return values.permute(Tensor(physical, dtype, home), (0, 3, 1, 2))
+
+
+def _way(low: Lowering, weight: Tensor, shape: tuple[Size, ...], windows: Windows) -> Way:
+    if _fills_vectors(weight, windows):
+        return "depthwise"
+    return "winograd" if _pays_as_tiles(low, shape, weight, windows) else "windows"
+
+
+def _fills_vectors(weight: Tensor, windows: Windows) -> bool:
+    """Whether every channel is a group of its own and they fill known vectors, which none reads beyond."""
+    outs, channels = known(weight.shape[0]), known(weight.shape[1]) * windows.groups
+    return windows.groups == outs == channels and channels % LANES == 0
 
 
 def _pays_as_tiles(low: Lowering, shape: tuple[Size, ...], weight: Tensor, windows: Windows) -> bool:
@@ -178,21 +176,80 @@ def _pays_as_tiles(low: Lowering, shape: tuple[Size, ...], weight: Tensor, windo
     assert isinstance(weight.data, Strided)
     plain = weight.shape[2:] == (3, 3) and windows.stride == windows.dilation == (1, 1) and windows.groups == 1
     dense = weight.data.offset == 0 and weight.data.strides == contiguous_strides(weight.shape)
-    outs, channels = int(weight.shape[0]), int(weight.shape[1])  # type: ignore[arg-type]
-    tiles = low.hint(product([shape[0], (shape[2] + 1) // 2, (shape[3] + 1) // 2]))
+    outs, channels = known(weight.shape[0]), known(weight.shape[1])
+    tiles = low.hint(product([shape[0], *_tiles(shape)]))
     most = max(channels, outs) <= TILED_CHANNELS[1] and channels % LANES == outs % LANES == 0
-    return plain and dense and most and min(channels, outs) >= TILED_CHANNELS[0] and tiles >= TILES
+    single = wide(low.out_dtype) == "float32"
+    return single and plain and dense and most and min(channels, outs) >= TILED_CHANNELS[0] and tiles >= TILES
 
 
-def _spread(low: Lowering, x: Tensor, shape: tuple[Size, ...], windows: Windows) -> str:
+def _tiles(shape: tuple[Size, ...]) -> tuple[Size, Size]:
+    """Lines and columns of tiles of 2×2 outputs."""
+    return (shape[2] + 1) // 2, (shape[3] + 1) // 2
+
+
+def _under_windows(low: Lowering, x: Tensor, weight: Tensor, shape: tuple[Size, ...], windows: Windows) -> Operands:
+    assert isinstance(weight.data, Strided)
+    outs, inner, high, across = map(known, weight.shape)
+    kernel, channels, padding = (high, across), inner, windows.padding
+    if windows.groups == 1 and inner < LANES and windows.dilation[1] == 1 and across > 1:
+        # Few channels: a known line of taps lies side by side in memory once the image has its margin.
+        ends = [
+            (size - 1) * step + (taps - 1) * gap + 1
+            for size, step, taps, gap in zip(shape[2:], windows.stride, kernel, windows.dilation, strict=True)
+        ]
+        x = padded(x, padding, ends)
+        kernel, channels, padding = (high, 1), across * inner, (0, 0)
+    image = _image(low, x)
+    outer_step, inner_step, tap_y, tap_x = weight.data.strides
+    each = outs // windows.groups
+    packed = low.pack(
+        weight.data.buffer, wide(low.out_dtype), weight.data.offset, (high, across, inner), (tap_y, tap_x, inner_step),
+        each, outer_step, groups=windows.groups
+    )  # fmt: skip
+    return Operands(image, packed, x.shape[2:], kernel, channels, padding, panel_width(each))
+
+
+def _by_channels(low: Lowering, x: Tensor, weight: Tensor, shape: tuple[Size, ...], windows: Windows) -> Operands:
+    assert isinstance(weight.data, Strided)
+    image = _image(low, x)
+    outs, inner, high, across = map(known, weight.shape)
+    outer_step, _, tap_y, tap_x = weight.data.strides
+    order = low.repacked(
+        weight.data.buffer, wide(low.out_dtype), weight.data.offset, (high, across, outs), (tap_y, tap_x, outer_step)
+    ).data
+    assert isinstance(order, Strided)
+    return Operands(image, order.buffer, x.shape[2:], (high, across), inner, windows.padding, LANES)
+
+
+def _by_tiles(low: Lowering, x: Tensor, weight: Tensor, shape: tuple[Size, ...], windows: Windows) -> Operands:
     """The image as 16 matrices of tiles by channels; see codegen/c/winograd.h."""
-    assert isinstance(x.data, Strided)
-    images, channels, high, wide_ = x.shape
-    down, across = (shape[2] + 1) // 2, (shape[3] + 1) // 2
-    made = low.buffer("temporary", x.dtype, (16, images * down * across, channels))
-    sizes = (images, across * channels, high, wide_, channels, down, across, *windows.padding)
-    low.steps.append(Routine("winograd", (x.data.buffer,), (made.name,), sizes, origin=low.origin))
-    return made.name
+    assert isinstance(weight.data, Strided)
+    image = _image(low, x)
+    outs, inner, high, across = map(known, weight.shape)
+    images, channels, *size = x.shape
+    down, wide_ = _tiles(shape)
+    made = low.buffer("temporary", x.dtype, (16, images * down * wide_, channels))
+    sizes = (images, wide_ * channels, *size, channels, down, wide_, *windows.padding)
+    low.steps.append(Routine("winograd", (image,), (made.name,), sizes, origin=low.origin))
+    packed = low.pack(
+        weight.data.buffer, wide(low.out_dtype), 0, (inner,), (outs,), outs, 1, 16, inner * outs, winograd=True
+    )
+    return Operands(made.name, packed, x.shape[2:], (high, across), inner, windows.padding, panel_width(outs))
+
+
+def _image(low: Lowering, x: Tensor) -> str:
+    """The buffer of an image that is put into memory with channels last."""
+    data = _nhwc(low, x).data
+    assert isinstance(data, Strided)
+    return data.buffer
+
+
+_OPERANDS: dict[Way, Callable[[Lowering, Tensor, Tensor, tuple[Size, ...], Windows], Operands]] = {
+    "windows": _under_windows,
+    "depthwise": _by_channels,
+    "winograd": _by_tiles,
+}
 
 
 def widened(low: Lowering, x: Tensor, kind: str) -> Tensor:
@@ -302,8 +359,8 @@ def _convolved(
             if transposed:
                 at = place[d] + padding[d] - tap[d] * dilation[d]
                 if stride[d] != 1:
-                    whole = ops.call("eq", ops.index(at % stride[d]), ops.index(0))
-                    within = whole if within is None else ops.call("and", within, whole)
+                    known = ops.call("eq", ops.index(at % stride[d]), ops.index(0))
+                    within = known if within is None else ops.call("and", within, known)
                     at = at // stride[d]
             else:
                 at = place[d] * stride[d] + tap[d] * dilation[d] - padding[d]

@@ -10,7 +10,7 @@ import torch
 
 from ingot.lowering import values
 from ingot.lowering.body import Recorder
-from ingot.lowering.expr import Expr, Size, bounds, divide, largest, remainder, smallest, symbol, within
+from ingot.lowering.expr import Expr, Size, bounds, divide, known, largest, remainder, smallest, symbol, within
 from ingot.lowering.ir import Bind
 from ingot.lowering.lower import Lowering, Unsupported, lowers
 from ingot.lowering.values import Index, Lazy, Tensor
@@ -341,7 +341,7 @@ def pad(low: Lowering, x: Tensor, padding: Sequence[Size], *more: Any, **kwargs:
         return ops.where(within, inside, ops.const(value or 0, dtype))
 
     zeros = not value and all(isinstance(p, int) and p >= 0 for p in padding)
-    margin = (x, tuple(int(b) for b in before)) if zeros else None  # type: ignore[arg-type]
+    margin = (x, tuple(map(known, before))) if zeros else None
     return Tensor(shape, dtype, Lazy(load, x.cost + 3, low.order_of(x), margin))
 
 
