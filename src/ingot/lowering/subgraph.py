@@ -21,7 +21,8 @@ from ingot.errors import UnsupportedOperator, explain
 from ingot.lowering.body import Recorder
 from ingot.lowering.expr import Size
 from ingot.lowering.ir import Body, Buffer, wide
-from ingot.lowering.lower import Lowering, Rule, Unsupported, rule_of
+from ingot.lowering.lower import Lowering, Rule, rule_of
+from ingot.lowering.refusing import Unsupported
 from ingot.lowering.values import Lazy, Tensor
 from ingot.program.metadata import module_path_of, source_of, value_of
 

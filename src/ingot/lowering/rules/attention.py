@@ -10,7 +10,8 @@ from ingot.lowering import values
 from ingot.lowering.body import Recorder
 from ingot.lowering.expr import Size, symbol
 from ingot.lowering.ir import Attention, Loop, Map, Matrix, Store, wide
-from ingot.lowering.lower import Lowering, Unsupported, lowers
+from ingot.lowering.lower import Lowering, lowers
+from ingot.lowering.refusing import Unsupported
 from ingot.lowering.rules.norms import softmax_of
 from ingot.lowering.rules.products import broadcast_shapes, matmul, sum_of_products
 from ingot.lowering.values import Index, Lazy, Strided, Tensor, contiguous_strides, loop_variables

@@ -7,7 +7,8 @@ import torch
 from ingot.lowering import values
 from ingot.lowering.body import Recorder
 from ingot.lowering.ir import wide
-from ingot.lowering.lower import Lowering, Unsupported, lowers
+from ingot.lowering.lower import Lowering, lowers
+from ingot.lowering.refusing import Unsupported
 from ingot.lowering.rules.scatter import narrowed, writable
 from ingot.lowering.values import Index, Lazy, Tensor
 

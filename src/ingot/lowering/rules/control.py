@@ -16,7 +16,8 @@ from ingot.lowering import values
 from ingot.lowering.body import Recorder
 from ingot.lowering.expr import Expr, Size, symbol
 from ingot.lowering.ir import Bind, Body, Check, If, Loop, Repeat, Step, While
-from ingot.lowering.lower import Lowering, Unsupported, dtype_name, lowers
+from ingot.lowering.lower import Lowering, lowers
+from ingot.lowering.refusing import Unsupported, dtype_name
 from ingot.lowering.values import Strided, Tensor, contiguous_strides
 from ingot.program.metadata import module_path_of, source_of, value_of
 

@@ -12,7 +12,8 @@ from ingot.lowering import values
 from ingot.lowering.body import Recorder
 from ingot.lowering.expr import Size, known, product, symbol
 from ingot.lowering.ir import Convolution, Loop, Map, Routine, Store, Way, wide
-from ingot.lowering.lower import Lowering, lowers, panel_width
+from ingot.lowering.lower import Lowering, lowers
+from ingot.lowering.making import panel_width
 from ingot.lowering.rules.products import as_rows, matmul
 from ingot.lowering.values import Index, Lazy, Strided, Tensor, contiguous_strides
 

@@ -9,7 +9,8 @@ import torch
 
 from ingot.lowering.body import Recorder
 from ingot.lowering.ir import FLOATS, wide
-from ingot.lowering.lower import Lowering, Unsupported, lowers
+from ingot.lowering.lower import Lowering, lowers
+from ingot.lowering.refusing import Unsupported
 from ingot.lowering.rules.pointwise import elementwise
 from ingot.lowering.values import Index, Lazy, Tensor
 

@@ -7,7 +7,9 @@ import torch
 from ingot.lowering.body import Recorder
 from ingot.lowering.expr import Size, symbol
 from ingot.lowering.ir import Bind, Loop, Map, Matrix, Product, Repeat, Store, wide
-from ingot.lowering.lower import Lowering, Unsupported, lowers, panel_width
+from ingot.lowering.lower import Lowering, lowers
+from ingot.lowering.making import panel_width
+from ingot.lowering.refusing import Unsupported
 from ingot.lowering.values import Strided, Tensor, contiguous_strides
 
 aten = torch.ops.aten

@@ -9,7 +9,8 @@ import torch
 
 from ingot.lowering.body import Recorder
 from ingot.lowering.expr import Size
-from ingot.lowering.lower import Lowering, Unsupported, lowers
+from ingot.lowering.lower import Lowering, lowers
+from ingot.lowering.refusing import Unsupported
 from ingot.lowering.rules.views import dim_of
 from ingot.lowering.values import Index, Lazy, Tensor, broadcast
 

@@ -9,7 +9,8 @@ import torch
 from ingot.lowering import values
 from ingot.lowering.body import Recorder
 from ingot.lowering.expr import Size, smallest
-from ingot.lowering.lower import Lowering, Unsupported, lowers
+from ingot.lowering.lower import Lowering, lowers
+from ingot.lowering.refusing import Unsupported
 from ingot.lowering.rules.linalg import _count, _exact, _rounded, _transposed
 from ingot.lowering.rules.products import broadcast_shapes
 from ingot.lowering.values import Index, Lazy, Tensor

@@ -11,7 +11,8 @@ import torch
 from ingot.lowering.body import Recorder
 from ingot.lowering.expr import Expr, Size
 from ingot.lowering.ir import INTEGERS, wide
-from ingot.lowering.lower import RULES, Lowering, Unsupported, dtype_name, lowers
+from ingot.lowering.lower import RULES, Lowering, lowers
+from ingot.lowering.refusing import Unsupported, dtype_name
 from ingot.lowering.values import Index, Lazy, Strided, Tensor, broadcast
 
 aten = torch.ops.aten

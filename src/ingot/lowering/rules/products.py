@@ -12,7 +12,8 @@ from ingot.lowering import values
 from ingot.lowering.body import Recorder
 from ingot.lowering.expr import Size, product, symbol
 from ingot.lowering.ir import Loop, Map, Matrix, Product, Store, wide
-from ingot.lowering.lower import Lowering, lowers, panel_width
+from ingot.lowering.lower import Lowering, lowers
+from ingot.lowering.making import panel_width
 from ingot.lowering.values import Index, Lazy, Strided, Tensor, contiguous_strides, loop_variables
 
 aten = torch.ops.aten

@@ -11,7 +11,8 @@ from ingot.lowering import values
 from ingot.lowering.body import Recorder
 from ingot.lowering.expr import symbol
 from ingot.lowering.ir import Loop, Repeat
-from ingot.lowering.lower import Lowering, Unsupported, lowers
+from ingot.lowering.lower import Lowering, lowers
+from ingot.lowering.refusing import Unsupported
 from ingot.lowering.rules.control import memory
 from ingot.lowering.rules.products import as_rows, matmul
 from ingot.lowering.values import Index, Lazy, Tensor

@@ -11,7 +11,8 @@ from ingot.lowering import values
 from ingot.lowering.body import Recorder
 from ingot.lowering.expr import Size, divide, product, remainder
 from ingot.lowering.ir import wide
-from ingot.lowering.lower import Lowering, Unsupported, lowers
+from ingot.lowering.lower import Lowering, lowers
+from ingot.lowering.refusing import Unsupported
 from ingot.lowering.rules.indexing import advanced, element
 from ingot.lowering.rules.pointwise import value_at
 from ingot.lowering.rules.views import dim_of

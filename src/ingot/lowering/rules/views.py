@@ -12,7 +12,8 @@ from ingot.lowering import values
 from ingot.lowering.body import Recorder
 from ingot.lowering.expr import Expr, Size, bounds, divide, known, largest, remainder, smallest, symbol, within
 from ingot.lowering.ir import Bind
-from ingot.lowering.lower import Lowering, Unsupported, lowers
+from ingot.lowering.lower import Lowering, lowers
+from ingot.lowering.refusing import Unsupported
 from ingot.lowering.values import Index, Lazy, Tensor
 
 aten = torch.ops.aten

@@ -1,0 +1,157 @@
+"""A program's inputs and outputs as arguments of its module: buffers, the sizes that they tell, mutations."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import sympy
+import torch
+from torch import fx
+
+from ingot.lowering.expr import Expr
+from ingot.lowering.ir import Argument, Buffer, SizeSymbol, Weight
+from ingot.lowering.making import Making
+from ingot.lowering.refusing import SUPPORTED, dtype_name, refusal
+from ingot.lowering.values import Shape, Strided, Tensor, contiguous_strides
+from ingot.program import dims
+from ingot.program.metadata import value_of
+from ingot.program.program import Program
+from ingot.program.signature import STATE_KINDS, InputKind, OutputKind
+
+
+@dataclass
+class Interface:
+    """`inputs` comes first and gives placeholders their `values`; `symbols` are then the sizes that inputs tell."""
+
+    low: Making
+    program: Program
+    values: dict[fx.Node, Any]
+    symbols: dict[str, SizeSymbol] = field(default_factory=dict)
+
+    def inputs(self) -> list[Argument]:
+        inputs: list[Argument] = []
+        nodes = [n for n in self.program.graph.nodes if n.op == "placeholder"]
+        mutated = {
+            o.target
+            for o in self.program.signature.outputs
+            if o.kind in (OutputKind.BUFFER_MUTATION, OutputKind.PARAMETER_MUTATION, OutputKind.ARGUMENT_MUTATION)
+        }
+        for spec, node in zip(self.program.signature.placeholders, nodes, strict=True):
+            value = value_of(node)
+            if spec.kind in STATE_KINDS:
+                kind = "state" if spec.target in mutated and spec.kind is not InputKind.CONSTANT else "weight"
+                self.values[node] = self._state(spec, node, kind)
+            elif isinstance(value, torch.Tensor):
+                shape, dtype = self._bound_shape(value, len(inputs)), dtype_name(value.dtype)
+                if dtype not in SUPPORTED:
+                    raise refusal([(node, f"dtype {dtype} is not supported")])
+                name = self.low.buffer("input", dtype, shape).name
+                inputs.append(Argument(name, spec.name, dtype, shape, spec.name in mutated))
+                self.values[node] = Tensor(shape, dtype, Strided(name, 0, contiguous_strides(shape)))
+            else:
+                inputs.append(self._scalar_input(node, spec.name, value, len(inputs)))
+        return inputs
+
+    def _state(self, spec: Any, node: fx.Node, kind: str) -> Tensor:
+        value = value_of(node)
+        shape = tuple(int(size) for size in value.shape)
+        name = self.low.buffer(kind, dtype_name(value.dtype), shape).name
+        self.low.weights.append(Weight(name, spec.target))
+        return Tensor(shape, dtype_name(value.dtype), Strided(name, 0, contiguous_strides(shape)))
+
+    def _bound_shape(self, value: torch.Tensor, place: int) -> Shape:
+        """The shape of an input; a dim that is a symbol of its own tells that symbol."""
+        for dim, size in enumerate(value.shape):
+            if isinstance(size, torch.SymInt) and isinstance(size.node.expr, sympy.Symbol):
+                name = self.low.symbol_of(size.node.expr, int(size.node.hint) if size.node.has_hint() else None)
+                self.symbols.setdefault(name, self._ranged(size.node.expr, place, dim))
+        return self.low.shape_of(value)
+
+    def _scalar_input(self, node: fx.Node, name: str, value: Any, place: int) -> Argument:
+        dtype = (
+            "float64"
+            if isinstance(value, (float, torch.SymFloat))
+            else "bool"
+            if isinstance(value, (bool, torch.SymBool))
+            else "int64"
+        )
+        buffer = self.low.buffer("input", dtype, ()).name
+        tensor = Tensor((), dtype, Strided(buffer, 0, ()))
+        if isinstance(value, torch.SymInt) and isinstance(value.node.expr, sympy.Symbol):
+            symbol_name = self.low.symbol_of(value.node.expr)
+            self.symbols.setdefault(symbol_name, self._ranged(value.node.expr, place, -1))
+            self.values[node] = self.low.symbolic(value)
+        else:
+            self.values[node] = tensor
+            if isinstance(value, torch.SymFloat) and isinstance(value.node.expr, sympy.Symbol):
+                self.low.numbers[value.node.expr] = tensor
+        return Argument(buffer, name, dtype, (), scalar=True)
+
+    def _ranged(self, s: sympy.Symbol, place: int, dim: int) -> SizeSymbol:
+        name = dims.name_of(s)
+        found = next((d for d in self.program.dims if d.name == name), None)
+        if found is None:
+            return SizeSymbol(place, dim, name)
+        return SizeSymbol(place, dim, name, max(found.low, 0), found.high)
+
+    def outputs(self, values: Sequence[Any]) -> list[Argument]:
+        specs = self.program.signature.graph_outputs
+        outputs: list[Argument] = []
+        taken: set[str] = set()
+        writes: list[tuple[str, Tensor]] = []
+        by_target = {w.source: w.buffer for w in self.low.weights}
+        nodes = next(n for n in reversed(self.program.graph.nodes) if n.op == "output").args[0]
+        for spec, value, node in zip(specs, values, nodes, strict=True):
+            if spec.kind is OutputKind.TOKEN:
+                continue
+            tensor = value if isinstance(value, Tensor) else self.low.scalar(value)
+            if spec.kind is OutputKind.RESULT:
+                self._check_known(tensor, node)
+                buffer = self._output_buffer(tensor, taken)
+                taken.add(buffer)
+                outputs.append(
+                    Argument(buffer, spec.name, tensor.dtype, tensor.shape, scalar=not isinstance(value, Tensor))
+                )
+            else:
+                target = (
+                    by_target[str(spec.target)]
+                    if spec.kind is not OutputKind.ARGUMENT_MUTATION
+                    else self._input_buffer(str(spec.target))
+                )
+                if self.low.buffers[target].shape != tensor.shape:
+                    why = f"it gives {spec.target} another shape, which native code cannot do to what others hold"
+                    raise refusal([(node, why)])
+                writes.append((target, self.low.realize(tensor)))
+        # All results are in memory before any state is overwritten: they may read the state as it was.
+        copied = [(target, self.low.copy(tensor)) for target, tensor in writes]
+        for target, tensor in copied:
+            self.low.realize(self.low.lazy_copy(tensor), into=target)
+        return outputs
+
+    def _check_known(self, tensor: Tensor, node: fx.Node) -> None:
+        """The caller makes the memory of results, from the sizes of the arguments alone."""
+        for size in tensor.shape:
+            if isinstance(size, Expr) and not {s.name for s in size.symbols} <= self.symbols.keys():
+                raise refusal([(node, "it is a result of the model, but its size is known only when it runs")])
+
+    def _input_buffer(self, placeholder: str) -> str:
+        node = next(n for n in self.program.graph.nodes if n.op == "placeholder" and n.name == placeholder)
+        return str(self.values[node].data.buffer)
+
+    def _output_buffer(self, tensor: Tensor, taken: set[str]) -> str:
+        """The buffer of a result: the one it was realized in, if it is alone there, or a copy."""
+        data = tensor.data
+        if isinstance(data, Strided):
+            buffer = self.low.buffers[data.buffer]
+            whole = (
+                data.offset == 0 and data.strides == contiguous_strides(tensor.shape) and buffer.size == tensor.numel
+            )
+            if whole and buffer.kind == "temporary" and data.buffer not in taken:
+                self.low.buffers[data.buffer] = Buffer(buffer.name, buffer.dtype, tensor.shape, "output")
+                return data.buffer
+            tensor = self.low.lazy_copy(tensor)
+        name = self.low.buffer("output", tensor.dtype, tensor.shape).name
+        self.low.realize(tensor, into=name)
+        return name

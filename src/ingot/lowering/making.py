@@ -1,0 +1,287 @@
+"""Making memory and steps: what rules build a program's loops with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+
+from ingot.lowering.body import Recorder
+from ingot.lowering.expr import Expr, Size
+from ingot.lowering.ir import (
+    Bind,
+    Body,
+    Buffer,
+    Loop,
+    Map,
+    Origin,
+    Reduce,
+    Routine,
+    Step,
+    Store,
+    Weight,
+    wide,
+)
+from ingot.lowering.refusing import dtype_name
+from ingot.lowering.sizes import Sizes
+from ingot.lowering.values import Index, Lazy, Shape, Strided, Tensor, contiguous_strides, loop_variables
+from ingot.program.metadata import module_path_of, source_of, value_of
+
+# Columns that a packed weight's panel may have, the best first where none wastes less.
+PANELS = (48, 64, 32, 16)
+# Rows of the tile that goes with each of them, on a machine with 32 vector registers.
+HEIGHTS = (8, 6, 12, 12)
+# A result is kept in memory if computing it again costs more than this.
+CHEAP = 3
+
+
+def panel_width(columns: int, rows: Size | None = None) -> int:
+    """The panel that leaves the least of its columns empty. For few rows it is one of which all rows fit in the tile
+    at once: such a product is as fast as its weights are read, and they are then read once."""
+    fitting = [w for w, high in zip(PANELS, HEIGHTS, strict=True) if isinstance(rows, int) and rows <= high]
+    if fitting and rows != 1:
+        return fitting[0]
+    return min(PANELS, key=lambda width: -(-columns // width) * width)
+
+
+class Making(Sizes):
+    """Buffers, weights and steps so far, in the name of the node that is being lowered."""
+
+    def __init__(self, node: fx.Node) -> None:
+        super().__init__()
+        self.node = node
+        self.buffers: dict[str, Buffer] = {}
+        self.steps: list[Step] = []
+        self.weights: list[Weight] = []
+        self.draws = 0
+        self._packed: dict[Any, str] = {}
+        self._count = 0
+
+    @property
+    def out(self) -> torch.Tensor:
+        """The type of the node being lowered."""
+        value = value_of(self.node)
+        made: torch.Tensor = value[0] if isinstance(value, (tuple, list)) else value
+        return made
+
+    @property
+    def out_dtype(self) -> str:
+        return dtype_name(self.out.dtype)
+
+    @property
+    def origin(self) -> Origin:
+        source = source_of(self.node)
+        place = f"{'/'.join(source.file.replace(chr(92), '/').split('/')[-2:])}:{source.line}" if source else ""
+        return Origin(module_path_of(self.node), place, str(self.node.target).removeprefix("aten."))
+
+    def buffer(self, kind: str, dtype: str, shape: Sequence[Size]) -> Buffer:
+        name = f"{kind[0]}{self._count}"
+        self._count += 1
+        self.buffers[name] = made = Buffer(name, dtype, tuple(shape), kind)
+        return made
+
+    def full(self, shape: Sequence[Size], value: int | float | bool, dtype: str) -> Tensor:
+        return Tensor(shape, dtype, Lazy(lambda ops, index: ops.const(value, dtype), 0))
+
+    def scalar(self, value: Any) -> Tensor:
+        """A number, symbolic or not, as a tensor of rank 0."""
+        if isinstance(value, Tensor):
+            return value
+        if isinstance(value, Expr):
+            return Tensor((), "int64", Lazy(lambda ops, index: ops.index(value), 1))
+        return self.full(
+            (), value, "bool" if isinstance(value, bool) else "int64" if isinstance(value, int) else "float64"
+        )
+
+    def lazy_copy(self, tensor: Tensor) -> Tensor:
+        """The same elements as something yet to be computed."""
+        return Tensor(tensor.shape, tensor.dtype, Lazy(lambda ops, index: tensor.load(ops, index), 1))
+
+    def copy(self, tensor: Tensor) -> Tensor:
+        return self.realize(self.lazy_copy(tensor))
+
+    def realize(self, tensor: Tensor, *, order: Sequence[int] | None = None, into: str | None = None) -> Tensor:
+        """Puts a tensor into memory, dims in `order` physically, or into a buffer in its own order. Returns it."""
+        data = tensor.data
+        if isinstance(data, Strided):
+            return tensor
+        order = tuple(range(tensor.rank)) if into else tuple(order or data.order or range(tensor.rank))
+        ops = Recorder()
+        index, loops = loop_variables(tensor.shape, order)
+        value = tensor.load(ops, index)
+        physical = [tensor.shape[d] for d in order]
+        steps = contiguous_strides(physical)
+        strides = tuple(steps[order.index(d)] for d in range(tensor.rank))
+        name = into or self.buffer("temporary", tensor.dtype, physical).name
+        home = Strided(name, 0, strides)
+        self.steps.append(
+            Map(
+                tuple(Loop(variable, extent) for variable, extent in loops),
+                ops.finish([value]),
+                (Store(name, home.at(index), 0),),
+                self.origin,
+            )
+        )
+        if into is None:
+            tensor.data = home
+        return tensor
+
+    def pack(
+        self, buffer: str, dtype: str, offset: Size, depth: Sequence[Size], steps: Sequence[Size], columns: Size,
+        column_step: Size, groups: int = 1, group_step: Size | None = None, winograd: bool = False,
+        width: int | None = None
+    ) -> str:  # fmt: skip
+        """A weight as [groups · panels][depth…][columns of a panel]: the order in which a product reads it.
+
+        Groups lie `group_step` apart, or one after another as columns do."""
+        assert isinstance(columns, int) and isinstance(column_step, int)
+        width = width or panel_width(columns)
+        shape = (groups, -(-columns // width), *depth, width)
+        between = columns * column_step if group_step is None else group_step
+        strides = (between, width * column_step, *steps, column_step)
+        return self._weight(buffer, dtype, (offset, shape, strides, columns), winograd)
+
+    def repacked(self, buffer: str, dtype: str, offset: Size, shape: Sequence[Size], strides: Sequence[Size]) -> Tensor:
+        """A weight in another order of its dims."""
+        name = self._weight(buffer, dtype, (offset, tuple(shape), tuple(strides), None))
+        return Tensor(shape, dtype, Strided(name, 0, contiguous_strides(shape)))
+
+    def _weight(self, buffer: str, dtype: str, packing: tuple[Any, ...], winograd: bool = False) -> str:
+        """A weight made of another: (offset, shape, strides, columns). `columns` limits panels: the rest is zeros."""
+        key = (buffer, dtype, (*packing, winograd))
+        if key not in self._packed:
+            origin = next(w for w in self.weights if w.buffer == buffer)
+            assert not origin.packing
+            made = self.buffer("weight", dtype, packing[1])
+            self.weights.append(Weight(made.name, origin.source, packing, winograd))
+            self._packed[key] = made.name
+        return self._packed[key]
+
+    def keep(self, tensor: Tensor) -> Tensor:
+        """The tensor, in memory if it costs something: for rules that read each element more than once."""
+        return self.realize(tensor) if tensor.cost > CHEAP else tensor
+
+    def dense(self, tensor: Tensor) -> Tensor:
+        """The tensor in memory, in row-major order of its own dims."""
+        data = tensor.data
+        if isinstance(data, Lazy):
+            return self.realize(tensor, order=range(tensor.rank))
+        strides = contiguous_strides(tensor.shape)
+        whole = all(a == b or size == 1 for a, b, size in zip(data.strides, strides, tensor.shape, strict=True))
+        return tensor if whole else self.realize(self.lazy_copy(tensor), order=range(tensor.rank))
+
+    def write(self, target: Tensor, source: Tensor) -> None:
+        """Writes a tensor into a part of another's memory."""
+        assert isinstance(target.data, Strided)
+        index, loops = loop_variables(target.shape, range(target.rank))
+        ops = Recorder()
+        value = ops.cast(source.load(ops, index), wide(target.dtype))
+        store = Store(target.data.buffer, target.data.at(index), 0)
+        self.steps.append(Map(tuple(Loop(v, e) for v, e in loops), ops.finish([value]), (store,), self.origin))
+
+    def scatter(
+        self, target: Tensor, shape: Shape, body: Callable[[Recorder, Index], tuple[Index, int]], mode: str = "set"
+    ) -> None:
+        """At every point of `shape`, in row-major order, writes the value that `body` gives to the place it gives."""
+        assert isinstance(target.data, Strided)
+        index, loops = loop_variables(shape, range(len(shape)))
+        ops = Recorder()
+        place, value = body(ops, index)
+        store = Store(target.data.buffer, target.data.at(place), 0, mode)
+        # The store names values of the body: they are results too, and the body is kept as it was written.
+        named = {s.name for s in store.index.symbols} if isinstance(store.index, Expr) else set()
+        written = Body(tuple(ops.ops), (value, *sorted(int(name[1:]) for name in named if name[0] == "v")))
+        self.steps.append(Map(tuple(Loop(v, e) for v, e in loops), written, (store,), self.origin, serial=True))
+
+    def routine(
+        self,
+        name: str,
+        reads: Sequence[Tensor],
+        results: Sequence[tuple[Shape, str]],
+        sizes: Sequence[Size],
+        **attributes: Any,
+    ) -> list[Tensor]:
+        """Calls a hand-written kernel on dense tensors; its results are dense as well."""
+        dense = [self.dense(tensor) for tensor in reads]
+        made = []
+        for shape, dtype in results:
+            home = Strided(self.buffer("temporary", dtype, shape).name, 0, contiguous_strides(shape))
+            made.append(Tensor(shape, dtype, home))
+        names = [self._whole(tensor) for tensor in dense]
+        self.steps.append(
+            Routine(
+                name,
+                tuple(names),
+                tuple(tensor.data.buffer for tensor in made if isinstance(tensor.data, Strided)),
+                tuple(sizes),
+                tuple(sorted(attributes.items())),
+                self.origin,
+            )
+        )
+        return made
+
+    def _whole(self, tensor: Tensor) -> str:
+        """The buffer of a dense tensor that begins where its buffer does."""
+        assert isinstance(tensor.data, Strided)
+        if tensor.data.offset != 0:
+            tensor = self.copy(tensor)
+        assert isinstance(tensor.data, Strided)
+        return tensor.data.buffer
+
+    def draw(self) -> int:
+        """The number of a new draw of random numbers."""
+        self.draws += 1
+        return self.draws - 1
+
+    def bind(self, name: str, tensor: Tensor) -> None:
+        """The symbol becomes the tensor's one element, when the run comes here."""
+        ops = Recorder()
+        value = ops.cast(self.realize(tensor).load(ops, (0,) * tensor.rank), "int64")
+        self.steps.append(Bind(name, ops.finish([value]), self.origin))
+
+    def reduce(
+        self,
+        x: Tensor,
+        dims_: Sequence[int],
+        kinds: Sequence[str],
+        transform: Callable[[Recorder, int, Index], Sequence[int]],
+        dtypes: Sequence[str],
+    ) -> list[Tensor]:
+        """Reductions of `transform(x[index])` over dims, each result without those dims."""
+        kept = [d for d in range(x.rank) if d not in dims_]
+        order = self.order_of(x)
+        outer = [d for d in order if d in kept]
+        index_outer, loops = loop_variables(x.shape, outer)
+        index_inner, over = loop_variables(
+            x.shape, [d for d in order if d in dims_] if kinds[0][:3] != "arg" else sorted(dims_), "r"
+        )
+        index = tuple(index_inner[d] if d in dims_ else index_outer[d] for d in range(x.rank))
+        ops = Recorder()
+        values = list(transform(ops, x.load(ops, index), index))
+        physical = [x.shape[d] for d in outer]
+        steps = contiguous_strides(physical)
+        results, stores = [], []
+        for number, dtype in enumerate(dtypes):
+            home = Strided(
+                self.buffer("temporary", dtype, physical).name, 0, tuple(steps[outer.index(d)] for d in kept)
+            )
+            stores.append(Store(home.buffer, home.at(tuple(index[d] for d in kept)), number))
+            results.append(Tensor(tuple(x.shape[d] for d in kept), dtype, home))
+        self.steps.append(
+            Reduce(
+                tuple(Loop(v, e) for v, e in loops),
+                tuple(Loop(v, e) for v, e in over),
+                tuple(kinds),
+                ops.finish(values),
+                tuple(stores),
+                self.origin,
+            )
+        )
+        return results
+
+    def tell(self, size: Size, value: Size) -> None:
+        """A size of the graph that is a symbol of its own takes this value."""
+        ops = Recorder()
+        self.steps.append(Bind(self.told_here(size), ops.finish([ops.index(value)]), self.origin))
