@@ -514,6 +514,13 @@ class TracedTensor(FakeTensor):
         torch.Tensor.__setitem__(tensor, index, value)
 
 
+@contextlib.contextmanager
+def read_by(read: Callable[[torch.Tensor, Any], Any]) -> Iterator[None]:
+    """Inside, `read` answers for the indexing of traced tensors."""
+    with _patched(TracedTensor, __getitem__=read):
+        yield
+
+
 def traced(tensor: torch.Tensor) -> None:
     """From now on a fake takes symbolic indices."""
     if type(tensor) is FakeTensor:

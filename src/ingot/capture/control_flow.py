@@ -1,4 +1,4 @@
-"""Higher-order operators: torch.cond, while_loop, scan, map, associative_scan, flex_attention, and regions.
+"""Higher-order operators: torch.cond, while_loop, scan, map, associative_scan, and regions.
 
 Each function that such an operator takes is recorded into a sub-GraphModule. What the function closes over, tensors and
 symbolic sizes alike, becomes an extra operand; where an operator takes several functions, they all take the same ones.
@@ -38,6 +38,8 @@ def records(*operators: internals.HigherOrderOperator) -> Callable[[Rule], Rule]
 
 def install_rules(recorder: type[Recorder] = Recorder) -> None:
     """Makes torch hand every higher-order operator to its rule while a recorder of that class is active."""
+    from ingot.capture import flex_attention  # noqa: F401  registers its rules here
+
     for op in internals.higher_order_operators().values():
         if not internals.has_rule(op, recorder):
             op.py_impl(recorder)(_entry(op))
@@ -61,7 +63,7 @@ def _entry(op: internals.HigherOrderOperator) -> Rule:
     return enter
 
 
-class _Subgraphs:
+class Subgraphs:
     """Records the functions of one operator and makes their extra inputs agree."""
 
     def __init__(self, recorder: Recorder) -> None:
@@ -142,7 +144,7 @@ def _output_of(graph: fx.Graph) -> fx.Node:
     return graph.output_node()
 
 
-def _call(
+def call_recorded(
     recorder: Recorder, op: Any, node_args: tuple[Any, ...], args: tuple[Any, ...], kwargs: dict[str, Any] | None = None
 ) -> Any:
     """Computes the operator's value on fakes with nothing recorded, and writes its node."""
@@ -157,7 +159,7 @@ def _call(
 
 @records(hop.cond)
 def _cond(recorder: Recorder, op: Any, pred: Any, true_fn: Any, false_fn: Any, operands: Sequence[Any]) -> Any:
-    graphs = _Subgraphs(recorder)
+    graphs = Subgraphs(recorder)
     true_out = graphs.record("true_graph", true_fn, operands)
     false_out = graphs.record("false_graph", false_fn, operands)
     if [_kind(value) for value in true_out] != [_kind(value) for value in false_out]:
@@ -173,7 +175,7 @@ def _cond(recorder: Recorder, op: Any, pred: Any, true_fn: Any, false_fn: Any, o
     pred_node = recorder.argument(pred)
     values = (*operands, *extra)
     nodes = recorder.argument(values)
-    return _call(recorder, op, (pred_node, *graphs.attributes(modules), nodes), (pred, *modules, values))
+    return call_recorded(recorder, op, (pred_node, *graphs.attributes(modules), nodes), (pred, *modules, values))
 
 
 @records(hop.while_loop)
@@ -188,51 +190,51 @@ def _while_loop(
 ) -> Any:
     # A carried int changes from round to round, so inside the loop it is a size that nobody knows yet.
     inside = [_unknown_int(recorder) if isinstance(c, int | torch.SymInt) else c for c in carried]
-    graphs = _Subgraphs(recorder)
+    graphs = Subgraphs(recorder)
     graphs.record("cond_graph", cond_fn, (*inside, *additional))
     body_out = graphs.record("body_graph", body_fn, (*inside, *additional))
     _check_carry(recorder, "while_loop", carried, body_out)
-    _unwrap_single_output(graphs.frames[0][1].graph)
+    unwrap_single_output(graphs.frames[0][1].graph)
     modules, extra = graphs.finish()
     values = (tuple(carried), (*additional, *extra))
     nodes = tuple(recorder.argument(group) for group in values)
-    return _call(recorder, op, (*graphs.attributes(modules), *nodes), (*modules, *values), kw or None)
+    return call_recorded(recorder, op, (*graphs.attributes(modules), *nodes), (*modules, *values), kw or None)
 
 
 @records(hop.scan)
 def _scan(
     recorder: Recorder, op: Any, combine: Any, init: list[Any], xs: list[Any], additional_inputs: Any = ()
 ) -> Any:
-    graphs = _Subgraphs(recorder)
+    graphs = Subgraphs(recorder)
     slices = [_first_slice(recorder, x) for x in xs]
     out = graphs.record("combine_graph", combine, (*init, *slices, *additional_inputs))
     _check_carry(recorder, "scan", init, out[: len(init)])
     modules, extra = graphs.finish()
     values = (list(init), list(xs), (*additional_inputs, *extra))
     nodes = tuple(recorder.argument(group) for group in values)
-    return _call(recorder, op, (*graphs.attributes(modules), *nodes), (*modules, *values))
+    return call_recorded(recorder, op, (*graphs.attributes(modules), *nodes), (*modules, *values))
 
 
 @records(hop.associative_scan)
 def _associative_scan(recorder: Recorder, op: Any, combine: Any, xs: list[Any], additional_inputs: Any = ()) -> Any:
-    graphs = _Subgraphs(recorder)
+    graphs = Subgraphs(recorder)
     slices = [_first_slice(recorder, x) for x in (*xs, *xs)]
     graphs.record("combine_graph", combine, (*slices, *additional_inputs))
     modules, extra = graphs.finish()
     values = (list(xs), (*additional_inputs, *extra))
     nodes = tuple(recorder.argument(group) for group in values)
-    return _call(recorder, op, (*graphs.attributes(modules), *nodes), (*modules, *values))
+    return call_recorded(recorder, op, (*graphs.attributes(modules), *nodes), (*modules, *values))
 
 
 @records(hop.map_impl)
 def _map(recorder: Recorder, op: Any, function: Any, xs: Sequence[Any], pos_args: Sequence[Any]) -> Any:
-    graphs = _Subgraphs(recorder)
+    graphs = Subgraphs(recorder)
     slices = [_first_slice(recorder, x) for x in xs]
     graphs.record("body_graph", function, (*slices, *pos_args))
     modules, extra = graphs.finish()
     values = (list(xs), [*pos_args, *extra])
     nodes = tuple(recorder.argument(group) for group in values)
-    return _call(recorder, op, (*graphs.attributes(modules), *nodes), (*modules, *values))
+    return call_recorded(recorder, op, (*graphs.attributes(modules), *nodes), (*modules, *values))
 
 
 @records(hop.wrap_with_autocast)
@@ -257,7 +259,7 @@ def _grad_region(recorder: Recorder, op: Any, enabled: bool, function: Any, *arg
 
 def _region(recorder: Recorder, op: Any, settings: tuple[Any, ...], function: Any, args: Any, kw: Any) -> Any:
     """A region met in a graph that is captured again keeps its form."""
-    graphs = _Subgraphs(recorder)
+    graphs = Subgraphs(recorder)
 
     def run(*inner: Any) -> Any:
         context: Any
@@ -273,47 +275,7 @@ def _region(recorder: Recorder, op: Any, settings: tuple[Any, ...], function: An
     modules, extra = graphs.finish()
     values = (*args, *extra)
     nodes = tuple(recorder.argument(values))
-    return _call(recorder, op, (*settings, *graphs.attributes(modules), *nodes), (*settings, *modules, *values))
-
-
-@records(hop.flex_attention)
-def _flex_attention(
-    recorder: Recorder,
-    op: Any,
-    query: Any,
-    key: Any,
-    value: Any,
-    score_mod: Any,
-    block_mask: tuple[Any, ...],
-    scale: float,
-    kernel_options: dict[str, Any],
-    score_buffers: tuple[Any, ...] = (),
-    mask_buffers: tuple[Any, ...] = (),
-) -> Any:
-    with recorder.paused():
-        score = query.new_zeros((), dtype=query.dtype)
-        index = query.new_zeros((), dtype=torch.int32)
-    scores, masks = _Subgraphs(recorder), _Subgraphs(recorder)
-    scores.record("score_mod", score_mod, (score, index, index, index, index, *score_buffers), names="score")
-    masks.record("mask_mod", block_mask[-1], (index, index, index, index, *mask_buffers), names="index")
-    for graphs in (scores, masks):
-        _unwrap_single_output(graphs.frames[0][1].graph)
-    (score_gm,), score_extra = scores.finish()
-    (mask_gm,), mask_extra = masks.finish()
-    score_all, mask_all = (*score_buffers, *score_extra), (*mask_buffers, *mask_extra)
-    blocks = block_mask[:-1]
-    (score_node,), (mask_node,) = scores.attributes([score_gm]), masks.attributes([mask_gm])
-    node_args = (
-        *recorder.argument((query, key, value)),
-        score_node,
-        (*recorder.argument(blocks), mask_node),
-        scale,
-        kernel_options,
-        recorder.argument(score_all),
-        recorder.argument(mask_all),
-    )
-    args = (query, key, value, score_gm, (*blocks, mask_gm), scale, kernel_options, score_all, mask_all)
-    return _call(recorder, op, node_args, args)
+    return call_recorded(recorder, op, (*settings, *graphs.attributes(modules), *nodes), (*settings, *modules, *values))
 
 
 @records(internals.tracepoint)
@@ -337,7 +299,7 @@ def _first_slice(recorder: Recorder, x: torch.Tensor) -> torch.Tensor:
         return recorder.run(torch.ops.aten.select_copy.int, (x, 0, 0), {})  # type: ignore[no-any-return]
 
 
-def _unwrap_single_output(graph: fx.Graph) -> None:
+def unwrap_single_output(graph: fx.Graph) -> None:
     """A condition or a score function returns its value, not a tuple of one."""
     output = _output_of(graph)
     (results,) = output.args
