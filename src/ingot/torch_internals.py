@@ -503,6 +503,8 @@ class TracedTensor(FakeTensor):
 
     def __getitem__(self, index: Any) -> Any:
         tensor: torch.Tensor = self
+        if _index_is_mapped(index):
+            return torch.ops.aten.index.Tensor(self, list(index) if isinstance(index, tuple) else [index])
         if _index_is_symbolic(index):
             tensor, index = _index_symbols(self, index)
         return torch.Tensor.__getitem__(tensor, index)
@@ -545,6 +547,14 @@ def _index_is_symbolic(index: Any) -> bool:
             if isinstance(part, FakeTensor) and part.dim() == 0 and _is_integer(part):
                 return True
     return False
+
+
+def _index_is_mapped(index: Any) -> bool:
+    """Whether an index is made of tensors, one of which vmap runs over: nobody can be asked for its value."""
+    items = index if isinstance(index, tuple) else (index,)
+    return all(isinstance(item, torch.Tensor) for item in items) and any(
+        map(torch._C._functorch.is_batchedtensor, items)
+    )
 
 
 def _is_integer(tensor: torch.Tensor) -> bool:
@@ -656,12 +666,12 @@ class grad_mode:
 @contextlib.contextmanager
 def flex_attention_called_directly() -> Iterator[None]:
     """Inside, flex_attention reaches its operator without compiling itself first."""
-    saved = _flex._FLEX_ATTENTION_DISABLE_COMPILE_DEBUG
-    _flex._FLEX_ATTENTION_DISABLE_COMPILE_DEBUG = True
-    try:
+    reads = sys.modules.get("torch._dynamo._trace_wrapped_higher_order_op")
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(_patched(_flex, _FLEX_ATTENTION_DISABLE_COMPILE_DEBUG=True))
+        if reads is not None:  # a mask's function that reads a table; torch would write its own node for that
+            stack.enter_context(_patched(reads, mod_index=torch.ops.aten.index.Tensor))
         yield
-    finally:
-        _flex._FLEX_ATTENTION_DISABLE_COMPILE_DEBUG = saved
 
 
 @contextlib.contextmanager

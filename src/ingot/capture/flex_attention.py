@@ -117,9 +117,7 @@ class _Functions:
         return self._record("score_mod", "score", function, inputs, buffers, self._check_score)
 
     def mask(self, function: Callable[..., Any], buffers: Sequence[Any]) -> tuple[_Recorded, tuple[Any, ...]]:
-        return self._record(
-            "mask_mod", "index", function, (*[self.place] * 4, *buffers), buffers, self._check_mask
-        )
+        return self._record("mask_mod", "index", function, (*[self.place] * 4, *buffers), buffers, self._check_mask)
 
     def joint(self, function: Callable[..., Any], buffers: Sequence[Any], agreed: Sequence[Any]) -> _Recorded:
         """The gradient of a score function, as torch's autograd writes it: it takes no operand that the score does not.
@@ -159,7 +157,9 @@ class _Functions:
         if not isinstance(target, internals.OpOverload):
             return
         if torch.Tag.nondeterministic_seeded in target.tags:
-            raise self._refused(name, node, f"{target} draws random numbers", "draw them before, and read them by index")
+            raise self._refused(
+                name, node, f"{target} draws random numbers", "draw them before, and read them by index"
+            )
         if target._schema.is_mutable or internals.hidden_writes(target, node.args):
             raise self._refused(name, node, f"{target} writes to a tensor", "return what is to be kept")
 

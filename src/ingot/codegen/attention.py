@@ -1,18 +1,21 @@
 """Attention as C: 48 queries against blocks of keys, the scores of one block at a time and never more.
 
 A task packs its queries as [depth][48]. A block of keys then gives scores [key][query]: keys are the rows of the same
-tile that products use, read where they lie. The mask's body runs over the block, softmax keeps a running maximum and
-total for each query, and the block's weights mix the values into sums that stay in the nearest cache.
+tile that products use, read where they lie. The bodies of score and mask run over the block, softmax keeps a running
+maximum and total for each query, and the block's weights mix the values into sums that stay in the nearest cache. A
+block that the mask hides whole costs one look at a byte; one that it shows whole is not asked about it again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 
 from ingot.codegen.ctext import STORED, SUFFIX, constant_text
 from ingot.codegen.kernels import Kernel, Writer, unflatten
+from ingot.lowering.body import Recorder, rewrite
 from ingot.lowering.expr import product
-from ingot.lowering.ir import BYTES, Attention, Buffer, Matrix
+from ingot.lowering.ir import BYTES, Attention, Body, Buffer, MaskTiles, Matrix, Tiles
 
 QUERIES = 48
 KEYS = 64
@@ -49,7 +52,11 @@ def attention_kernel(step: Attention, buffers: dict[str, Buffer], used: set[str]
     out.line(f"memset({sums}, 0, sizeof({real}) * {wide} * {QUERIES});")
     limit = f"ig_min({keys}, last)" if step.causal else keys
     out.line(f"const int64_t limit = {limit};")
+    row = _tiles(out, step.tiles, f"first / {QUERIES}") if step.tiles else ""
     out.open(f"for (int64_t block = 0; block < limit; block += {KEYS})")
+    if row:
+        out.line(f"const int kind = {row}[block / {KEYS}];")
+        out.line("if (!kind) continue;")
     out.line(f"const int64_t stop = ig_min(block + {KEYS}, limit), count = stop - block;")
     k_lines, k_step = _lines(out, step.k, "keys_", real, depth, step.dtype, kind)
     out.line(f"ig_tile_{kind}_{QUERIES}({k_lines}, {k_step}, {packed}, {depth}, scores, count);")
@@ -61,6 +68,13 @@ def attention_kernel(step: Attention, buffers: dict[str, Buffer], used: set[str]
     _epilogue(out, step, sums, wide)
     out.close()
     return out.finish(product([loop.extent for loop in step.batch]) * blocks, 1)
+
+
+def _log(out: Writer, step: Attention) -> str:
+    name = "ig_log_f32" if step.dtype == "float32" else "ig_log_f64"
+    if step.lse is not None:
+        out.used.add(name)
+    return name
 
 
 def _scratch(out: Writer, declaration: str, real: str, size: int, dtype: str) -> str:
@@ -94,10 +108,19 @@ def _lines(out: Writer, matrix: Matrix, name: str, real: str, wide: int, dtype: 
     return name, str(wide)
 
 
+def _tiles(out: Writer, tiles: Tiles, row: str) -> str:
+    """Declares where a row of tiles begins."""
+    out.line(
+        f"const uint8_t *const tiles = {out.pointer(tiles.buffer)} + ({out.size(tiles.offset)}) + "
+        f"({row}) * ({out.size(tiles.columns)});"
+    )
+    return "tiles"
+
+
 def _mask(out: Writer, step: Attention, infinity: str) -> None:
-    """The mask's body over the block: i and j are the query and the key, the accumulator is the score."""
-    if step.mask is None and not step.causal:
-        return
+    """The score's and the mask's body over the block: i and j are the query and the key, the accumulator is the score.
+
+    What the mask hides gets the weight of -inf."""
     if step.causal:
         out.open("if (stop > first)")
         out.open("for (int64_t j = ig_max(block, first); j < stop; ++j)")
@@ -107,23 +130,62 @@ def _mask(out: Writer, step: Attention, infinity: str) -> None:
         )
         out.close()
         out.close()
-    if step.mask is None:
-        return
     place = f"scores[(j - block) * {QUERIES} + i - first]"
-    code = out.statements(step.mask, ["i"], place)
-    out.open("for (int64_t j = block; j < stop; ++j)")
+    whole = masked(step.score, step.mask, step.dtype)
+    if step.mask is not None and step.tiles is not None:
+        out.open("if (kind == 1)")
+        over_block(out, whole, "j", ("block", "stop"), "i", ("first", "last"), [place])
+        out.close()
+        if step.score is not None:
+            out.open("else")
+            over_block(out, step.score, "j", ("block", "stop"), "i", ("first", "last"), [place])
+            out.close()
+    elif whole is not None:
+        over_block(out, whole, "j", ("block", "stop"), "i", ("first", "last"), [place])
+
+
+def masked(score: Body | None, mask: Body | None, dtype: str) -> Body | None:
+    """The score where the mask holds, -inf elsewhere, as one body."""
+    if mask is None:
+        return score
+    ops = Recorder()
+    value = rewrite(score, into=ops)[1][0] if score is not None else ops.emit("accumulator", (), dtype)
+    (holds,) = rewrite(mask, into=ops)[1]
+    return ops.finish([ops.where(holds, value, ops.const(-math.inf, dtype))])
+
+
+def over_block(
+    out: Writer,
+    body: Body | None,
+    row: str,
+    rows: tuple[str, str],
+    lane: str,
+    lanes: tuple[str, str],
+    places: Sequence[str],
+    gradient: str = "gradient",
+) -> None:
+    """The body at every pair of a block, in vectors along `lane`; its results go to `places`, the first of which is
+    also what it reads as the accumulator."""
+    assert body is not None
+    code = out.statements(body, [lane], places[0], gradient=gradient)
+    out.open(f"for (int64_t {row} = {rows[0]}; {row} < {rows[1]}; ++{row})")
     if code.checks:
         out.line("int bad = 0;")
+    if code.zero_checks:
+        out.line("int zero = 0;")
     for line in code.before:
         out.line(line)
     out.lines.append("    " * out.depth + "#pragma omp simd" + (" reduction(|:bad)" if code.checks else ""))
-    out.open("for (int64_t i = first; i < last; ++i)")
+    out.open(f"for (int64_t {lane} = {lanes[0]}; {lane} < {lanes[1]}; ++{lane})")
     for line in code.inside:
         out.line(line)
-    out.line(f"{place} = {code.results[0]};")
+    for place, result in zip(places, code.results, strict=True):
+        out.line(f"{place} = {result};")
     out.close()
     if code.checks:
         out.line("if (bad) ig_fail(c, INGOT_INDEX);")
+    if code.zero_checks:
+        out.line("if (zero) ig_fail(c, INGOT_ZERO_DIVISION);")
     out.close()
 
 
@@ -140,6 +202,10 @@ def _epilogue(out: Writer, step: Attention, sums: str, wide: int) -> None:
         + ("float" if step.dtype == "float32" else "double")
         + " share = total[line] == 0 ? 0 : 1 / total[line];"
     )
+    for store, text in ((step.lse, "top[line] + " + _log(out, step) + "(total[line])"), (step.top, "top[line]")):
+        if store is not None:
+            # Of no key at all: log 0.
+            out.line(out.store(store, f"(total[line] == 0 ? top[line] : {text})"))
     code = out.statements(epilogue.body, [column.variable], f"({sums}[line * {wide} + {column.variable}] * share)")
     if code.checks:
         out.line("int bad = 0;")
@@ -155,3 +221,46 @@ def _epilogue(out: Writer, step: Attention, sums: str, wide: int) -> None:
     if code.checks:
         out.line("if (bad) ig_fail(c, INGOT_INDEX);")
     out.close()
+
+
+def tiles_kernel(step: MaskTiles, buffers: dict[str, Buffer], used: set[str], hints: dict[str, int]) -> Kernel:
+    """One row of tiles a task: the mask at every pair, until a tile is known to have both kinds."""
+    out = Writer(buffers, used, hints)
+    rows, columns = (step.queries + step.high - 1) // step.high, (step.keys + step.wide - 1) // step.wide
+    table = out.pointer(step.buffer)
+    out.written.add(step.buffer)
+    out.open("for (int64_t task = begin; task < end; ++task)")
+    out.line(f"const int64_t first = task % ({out.size(rows)}) * {step.high};")
+    out.line(f"const int64_t last = ig_min(first + {step.high}, {out.size(step.queries)});")
+    if step.batch:
+        out.line(f"const int64_t o = task / ({out.size(rows)});")
+        unflatten(out, "o", step.batch)
+    out.open(f"for (int64_t tile = 0; tile < {out.size(columns)}; ++tile)")
+    out.line(f"const int64_t from = tile * {step.wide}, to = ig_min(from + {step.wide}, {out.size(step.keys)});")
+    out.line("int some = 0, all = 1;")
+    code = out.statements(step.mask, ["i"])
+    out.open("for (int64_t j = from; j < to && (all || !some); ++j)")
+    if code.checks:
+        out.line("int bad = 0;")
+    if code.zero_checks:
+        out.line("int zero = 0;")
+    out.line("int any = 0, none = 0;")
+    for line in code.before:
+        out.line(line)
+    clauses = "reduction(|:any, none" + (", bad)" if code.checks else ")")
+    out.lines.append("    " * out.depth + f"#pragma omp simd {clauses}")
+    out.open("for (int64_t i = first; i < last; ++i)")
+    for line in code.inside:
+        out.line(line)
+    out.line(f"any |= {code.results[0]}, none |= !({code.results[0]});")
+    out.close()
+    if code.checks:
+        out.line("if (bad) ig_fail(c, INGOT_INDEX);")
+    if code.zero_checks:
+        out.line("if (zero) ig_fail(c, INGOT_ZERO_DIVISION);")
+    out.line("some |= any, all &= !none;")
+    out.close()
+    out.line(f"{table}[task * ({out.size(columns)}) + tile] = (uint8_t)(some ? 1 + all : 0);")
+    out.close()
+    out.close()
+    return out.finish(product([loop.extent for loop in step.batch]) * rows, 1)

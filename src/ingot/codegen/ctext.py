@@ -98,8 +98,8 @@ class Statements:
     """Replays a body as C declarations: those that depend on `inner` variables, those that depend on `middle` ones
     only, and those that depend on neither, which go before the loops.
 
-    `place(buffer, index)` spells the element of a buffer; `names` has symbols that this text calls otherwise; `library`
-    collects the functions that it calls.
+    `place(buffer, index)` spells the element of a buffer; `accumulator` and `gradient` what the kernel hands in;
+    `names` has symbols that this text calls otherwise; `library` collects the functions that it calls.
     """
 
     def __init__(
@@ -113,6 +113,7 @@ class Statements:
         middle: Iterable[str] = (),
         prefix: str = "v",
         accumulator: str = "acc",
+        gradient: str = "gradient",
         names: Mapping[str, str] | None = None,
     ) -> None:
         self.body = body
@@ -120,7 +121,7 @@ class Statements:
         self.buffers = buffers
         self.library = library
         self.prefix = prefix
-        self.accumulator = accumulator
+        self.given = {"accumulator": accumulator, "gradient": gradient}
         self.before: list[str] = []
         self.between: list[str] = []
         self.inside: list[str] = []
@@ -138,14 +139,14 @@ class Statements:
         self._levels.append(self._level(op))
         lines = (self.before, self.between, self.inside)[self._levels[-1]]
         text = self._expression(op, operands, lines)
-        if op.name in ("const", "accumulator") or place not in self._used:
+        if op.name in ("const", "input", *self.given) or place not in self._used:
             return text
         lines.append(f"const {COMPUTED[op.dtype]} {self.prefix}{place} = {text};")
         return f"{self.prefix}{place}"
 
     def _level(self, op: Op) -> int:
         """How far inside an operation must stand: 0 before all loops, 1 in the middle ones, 2 in the innermost."""
-        if op.name in ("accumulator", "draw"):
+        if op.name in ("input", "draw", *self.given):
             return 2
         level = max((self._levels[operand] for operand in op.operands), default=0)
         index = op.attribute
@@ -170,8 +171,10 @@ class Statements:
                 return constant_text(attribute.value, op.dtype)
             case "index":
                 return self._size(attribute)
-            case "accumulator":
-                return self.accumulator
+            case "accumulator" | "gradient":
+                return self.given[op.name]
+            case "input":
+                return f"state{attribute}"
             case "cast":
                 return self._cast(self.body.ops[op.operands[0]].dtype, attribute, operands[0])
             case "check":

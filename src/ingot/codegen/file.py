@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from importlib import resources
 
 from ingot.codegen import convolutions, products, routines
-from ingot.codegen.attention import NARROW_EXP, attention_kernel
+from ingot.codegen.attention import NARROW_EXP, attention_kernel, tiles_kernel
 from ingot.codegen.ctext import STORED, Statements, size_text
 from ingot.codegen.kernels import Kernel, kernel_of
 from ingot.errors import UnsupportedOperator, explain
@@ -26,6 +26,7 @@ from ingot.lowering.ir import (
     Convolution,
     If,
     Map,
+    MaskTiles,
     Module,
     Nest,
     Origin,
@@ -288,6 +289,8 @@ class _File:
                 self._launch(kernel, step)
             case Attention():
                 self._launch(attention_kernel(step, self.module.buffers, self.used, self.module.hints), step)
+            case MaskTiles():
+                self._launch(tiles_kernel(step, self.module.buffers, self.used, self.module.hints), step)
             case Routine():
                 self._launch(routines.routine_kernel(step, self.module.buffers, self.used, self.module.hints), step)
             case Bind():

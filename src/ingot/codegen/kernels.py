@@ -89,10 +89,22 @@ class Writer:
         return self.pointers[buffer]
 
     def statements(
-        self, body: Body, inner: Sequence[str], accumulator: str = "acc", middle: Sequence[str] = ()
+        self,
+        body: Body,
+        inner: Sequence[str],
+        accumulator: str = "acc",
+        middle: Sequence[str] = (),
+        gradient: str = "gradient",
     ) -> Statements:
         made = Statements(
-            body, self.place, self.buffers, self.used, inner=inner, middle=middle, accumulator=accumulator
+            body,
+            self.place,
+            self.buffers,
+            self.used,
+            inner=inner,
+            middle=middle,
+            accumulator=accumulator,
+            gradient=gradient,
         )
         for op in body.ops:
             if isinstance(op.attribute, Expr):

@@ -21,6 +21,7 @@ from ingot.lowering.expr import Expr, Size, coefficient_of, evaluate, product, s
 from ingot.lowering.ir import (
     Access,
     Attention,
+    AttentionGradient,
     Bind,
     Body,
     Buffer,
@@ -28,12 +29,14 @@ from ingot.lowering.ir import (
     If,
     Loop,
     Map,
+    MaskTiles,
     Module,
     Nest,
     Op,
     Product,
     Reduce,
     Repeat,
+    Scan,
     Step,
     Store,
     While,
@@ -42,6 +45,8 @@ from ingot.lowering.ir import (
 from ingot.lowering.memory import nested, touched
 
 WithEpilogue: TypeAlias = Product | Convolution | Attention
+# Steps that need not run if nobody reads what they write.
+_WITHOUT_EFFECTS = (Product, Convolution, Attention, MaskTiles, AttentionGradient, Scan)
 
 # Fewer rows than this are not worth giving up the parallel work inside of them.
 FEW_ROWS = 8
@@ -132,10 +137,16 @@ def _without_dead(steps: Sequence[Step], buffers: dict[str, Buffer], outside: di
                 continue
             if len(stores) < len(step.stores):
                 step = _with_stores(step, stores)
-        elif isinstance(step, (Product, Convolution, Attention)):
+        elif isinstance(step, _WITHOUT_EFFECTS):
             _, writes = touched(step)
             if not any(name in needed or not _private(name, buffers) for name in writes):
                 continue
+            if isinstance(step, Attention):
+                unread = {
+                    s for s in (step.lse, step.top) if s and s.buffer not in needed and _private(s.buffer, buffers)
+                }
+                lse, top = (None if s in unread else s for s in (step.lse, step.top))
+                step = replace(step, lse=lse, top=top)
         needed |= touched(step)[0]
         if nested(step):
             needed |= touched(step)[1]
@@ -189,7 +200,8 @@ def _epilogues(steps: Sequence[Step], buffers: dict[str, Buffer], outside: dict[
                 assert isinstance(target, WithEpilogue)
                 # An epilogue runs while other tiles still read their operands: it may overwrite none of them.
                 apart = not touched(step)[1] & set().union(*touched(target))
-                apart = apart and _may_move(step, done[place + 1 :])
+                aside = touched(target)[1] - touched(target.epilogue)[1]
+                apart = apart and not touched(step)[0] & aside and _may_move(step, done[place + 1 :])
                 joined = _absorb(target, step, counts, buffers) if apart else None
                 if joined is not None:
                     done[place] = joined

@@ -6,7 +6,10 @@
               | Nest(outer, steps)                       Maps and Reduces that share their outer loops, in order
               | Product(batch, m, n, k, a, b, epilogue)  matrix products, with a Map as their epilogue
               | Convolution(…, epilogue)                 the same over windows
-              | Attention(…)                             softmax(q · k + mask) · v
+              | Attention(…, score, mask, epilogue)      softmax(score(q · k) where mask) · v, never the whole of it
+              | MaskTiles(…, mask)                       which tiles of a mask hold anything
+              | AttentionGradient(…, joint)              the same tiles again, for dq, or for dk and dv
+              | Scan(loops, over, start, body, stores)   a state carried along one loop
               | Routine(name, operands, attributes)      a hand-written kernel: sort, scan, …
               | Bind(symbol, body)                       a size that only the run itself tells
               | Check(body, message)                     the run fails with the message unless the value is true
@@ -255,12 +258,24 @@ class Convolution:
 
 
 @dataclass(frozen=True, slots=True)
-class Attention:
-    """out[batch, i] = Σ_j softmax_j(scale · q[i] · k[j], then `mask`) · v[j] over `batch` loops.
+class Tiles:
+    """Which tiles of a mask hold anything: at offset + (row tile) · columns + (column tile) of a buffer of bytes, 0
+    says none of its pairs, 1 some, 2 all. `offset` is over the batch loops' variables."""
 
-    q, k and v are matrices of rows; offsets are over the batch loops' variables. `mask` is a body over those, "i" and
-    "j" that reads the score as the op "accumulator" and gives another. `causal` hides keys behind the query.
-    `epilogue` is a Map over (batch…, i, column) as for Product.
+    buffer: str
+    offset: Size
+    columns: Size
+
+
+@dataclass(frozen=True, slots=True)
+class Attention:
+    """out[batch, i] = Σ_j softmax_j(score(scale · q[i] · k[j]) where mask) · v[j] over `batch` loops.
+
+    q, k and v are matrices of rows; offsets are over the batch loops' variables. `score` and `mask` are bodies over
+    those, "i" and "j": `score` reads the product as the op "accumulator" and gives another number, `mask` gives whether
+    the pair counts, and needs evaluating where `tiles` says 1 only. `causal` hides keys behind the query.
+    `epilogue` is a Map over (batch…, i, column) as for Product. `lse` takes log Σ_j exp(score) over (batch…, i), `top`
+    the largest score.
     """
 
     batch: tuple[Loop, ...]
@@ -273,9 +288,83 @@ class Attention:
     q: Matrix
     k: Matrix
     v: Matrix
-    mask: Body | None
+    score: Body | None
     dtype: str
     epilogue: Map
+    origin: Origin = Origin()
+    mask: Body | None = None
+    tiles: Tiles | None = None
+    lse: Store | None = None
+    top: Store | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class MaskTiles:
+    """For each tile of `high` queries by `wide` keys, and each point of `batch`: how much of `mask` holds, as `Tiles`
+    has it. Tiles of a point lie in row-major order, points one after another."""
+
+    batch: tuple[Loop, ...]
+    queries: Size
+    keys: Size
+    high: int
+    wide: int
+    mask: Body
+    buffer: str
+    origin: Origin = Origin()
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionGradient:
+    """What attention's gradient is in its queries (`side` "queries": dq), or its keys and values ("keys": dk, dv).
+
+    With p = exp(score - lse) and g = p · (∂out · v - delta), `joint` is a body like `score` that reads the product as
+    "accumulator" and g as the op "gradient", and gives the product's gradient and then what `scatter` adds to tables:
+    in float64, into one of `parts` copies of each, which the caller adds up. The batch is (image, head) of the queries;
+    a key head serves `heads` of them, a key image `images`. `first` and `second` are dense [batch, head, row, column]:
+    dq, or dk and dv.
+    """
+
+    side: str
+    batch: tuple[Loop, Loop]
+    queries: Size
+    keys: Size
+    depth: int
+    values: int
+    scale: float
+    heads: Size
+    images: Size
+    q: Matrix
+    k: Matrix
+    v: Matrix
+    gradient: Matrix
+    lse: Matrix
+    delta: Matrix
+    score: Body | None
+    joint: Body
+    scatter: tuple[Store, ...]
+    parts: int
+    dtype: str
+    first: str
+    second: str = ""
+    mask: Body | None = None
+    tiles: Tiles | None = None
+    origin: Origin = Origin()
+
+
+@dataclass(frozen=True, slots=True)
+class Scan:
+    """A state carried along `over`, for every point of `loops`: a user's combine function, or its gradient.
+
+    `start` gives the state before the first turn. `body` reads the state as ops "input" 0, 1, … and gives the next
+    state, then whatever `stores` write: at (loops…, over). With `back` the turns run from the last to the first.
+    """
+
+    loops: tuple[Loop, ...]
+    over: Loop
+    start: Body
+    body: Body
+    stores: tuple[Store, ...]
+    back: bool = False
     origin: Origin = Origin()
 
 
@@ -337,7 +426,23 @@ class Repeat:
     origin: Origin = Origin()
 
 
-Step: TypeAlias = Map | Reduce | Nest | Product | Convolution | Attention | Routine | Bind | Check | If | While | Repeat
+Step: TypeAlias = (
+    Map
+    | Reduce
+    | Nest
+    | Product
+    | Convolution
+    | Attention
+    | MaskTiles
+    | AttentionGradient
+    | Scan
+    | Routine
+    | Bind
+    | Check
+    | If
+    | While
+    | Repeat
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,7 @@ from ingot.lowering.expr import Size, evaluate
 from ingot.lowering.ir import (
     BYTES,
     Attention,
+    AttentionGradient,
     Bind,
     Body,
     Buffer,
@@ -22,12 +23,14 @@ from ingot.lowering.ir import (
     Convolution,
     If,
     Map,
+    MaskTiles,
     Module,
     Nest,
     Product,
     Reduce,
     Repeat,
     Routine,
+    Scan,
     Step,
     While,
 )
@@ -69,8 +72,17 @@ def touched(step: Step) -> tuple[set[str], set[str]]:
             return r | {step.x, step.weight}, w
         case Attention():
             r, w = touched(step.epilogue)
-            more = body_reads(step.mask) if step.mask else set()
-            return r | more | {step.q.buffer, step.k.buffer, step.v.buffer}, w
+            r = r | _functions_read(step) | {step.q.buffer, step.k.buffer, step.v.buffer}
+            return r, w | {store.buffer for store in (step.lse, step.top) if store}
+        case MaskTiles():
+            return body_reads(step.mask), {step.buffer}
+        case AttentionGradient():
+            matrices = (step.q, step.k, step.v, step.gradient, step.lse, step.delta)
+            r = _functions_read(step) | body_reads(step.joint) | {matrix.buffer for matrix in matrices}
+            tables = {store.buffer for store in step.scatter}
+            return r | tables, tables | {name for name in (step.first, step.second) if name}
+        case Scan():
+            return body_reads(step.start) | body_reads(step.body), {s.buffer for s in step.stores}
         case Routine():
             return set(step.reads), set(step.writes)
         case Bind() | Check():
@@ -83,6 +95,11 @@ def touched(step: Step) -> tuple[set[str], set[str]]:
             return r | body_reads(step.condition), w
         case Repeat():
             return _both(step.steps)
+
+
+def _functions_read(step: Attention | AttentionGradient) -> set[str]:
+    read = set().union(*(body_reads(body) for body in (step.score, step.mask) if body))
+    return read | ({step.tiles.buffer} if step.tiles else set())
 
 
 def _both(steps: Sequence[Step]) -> tuple[set[str], set[str]]:

@@ -16,7 +16,6 @@ from typing import Any
 import torch
 from torch import fx
 
-import ingot.lowering.rules  # noqa: F401  fills the table of rules
 from ingot.errors import UnsupportedOperator, explain
 from ingot.lowering.body import Recorder
 from ingot.lowering.expr import Size
@@ -48,6 +47,8 @@ def lower_body(
     the surrounding lowering, `around`, then owns. Raises UnsupportedOperator, naming the operator itself and the
     user's line, for one that has no rule, that needs memory, or whose result is no scalar.
     """
+    import ingot.lowering.rules  # noqa: F401  fills the table of rules; some of them lower bodies themselves
+
     inside = _Inside(around, dict(extra or {}), frozenset(writers))
     placeholders = [node for node in graph_module.graph.nodes if node.op == "placeholder"]
     for number, (node, given) in enumerate(zip(placeholders, inputs, strict=True)):

@@ -8,6 +8,7 @@ from ingot.lowering.rules import (  # noqa: F401
     counting,
     elements,
     factories,
+    flex_attention,
     grouped,
     indexing,
     linalg,

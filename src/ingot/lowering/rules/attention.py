@@ -114,7 +114,7 @@ def _by_blocks(
             q=matrices[0],
             k=matrices[1],
             v=matrices[2],
-            mask=body,
+            score=body,
             dtype=kind,
             epilogue=epilogue,
             origin=low.origin,

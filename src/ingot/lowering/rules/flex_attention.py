@@ -1,0 +1,238 @@
+"""Attention with a user's score and mask functions: their subgraphs become the bodies of attention's kernel."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+
+from ingot.lowering.body import Recorder, rewrite
+from ingot.lowering.expr import Expr, Size, symbol
+from ingot.lowering.ir import Access, Attention, Body, Loop, Map, MaskTiles, Matrix, Store, Tiles, wide
+from ingot.lowering.lower import Lowering, lowers
+from ingot.lowering.refusing import Unsupported
+from ingot.lowering.subgraph import lower_body
+from ingot.lowering.values import Index, Lazy, Strided, Tensor, contiguous_strides
+
+hop = torch.ops.higher_order
+
+# Queries and keys of a tile of the kernel.
+HIGH, WIDE = 48, 64
+
+
+@lowers(hop.flex_attention)
+def flex_attention(
+    low: Lowering,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    score_mod: fx.GraphModule,
+    block_mask: Sequence[Any],
+    scale: float,
+    options: dict[str, Any],
+    score_operands: Sequence[Any] = (),
+    mask_operands: Sequence[Any] = (),
+) -> list[Tensor]:
+    """The result, and in units of log 2, as torch has it, the log of the weights' sum and the largest score."""
+    call = Call(low, q, k, v, block_mask, score_operands, mask_operands)
+    depth, columns = q.shape[-1], v.shape[-1]
+    if not isinstance(depth, int) or not isinstance(columns, int):
+        raise Unsupported("attention whose depth is dynamic")
+    dtype, rows = low.out_dtype, symbol("i2", below=call.queries)
+    out, home = _out(low, q, columns, dtype)
+    ops = Recorder()
+    value = ops.emit("accumulator", (), call.kind)
+    loops = (*call.batch, Loop("i2", call.queries), Loop("i3", columns))
+    index = (*call.at, rows, symbol("i3", below=columns))
+    epilogue = Map(loops, ops.finish([value]), (Store(home.buffer, home.at(index), 0),), low.origin)
+    numbers = [low.buffer("temporary", call.kind, q.shape[:-1]).name for _ in range(2)]
+    place = Strided(numbers[0], 0, contiguous_strides(q.shape[:-1])).at((*call.at, rows))
+    mask = call.mask()
+    low.steps.append(
+        Attention(
+            batch=call.batch,
+            queries=call.queries,
+            keys=call.keys,
+            depth=depth,
+            values=columns,
+            scale=scale,
+            causal=False,
+            q=call.matrix(q),
+            k=call.matrix(k),
+            v=call.matrix(v),
+            score=call.score(score_mod),
+            dtype=call.kind,
+            epilogue=epilogue,
+            origin=low.origin,
+            mask=mask,
+            tiles=call.tiles(mask, HIGH, WIDE) if mask is not None else None,
+            lse=Store(numbers[0], place, 0),
+            top=Store(numbers[1], place, 0),
+        )
+    )
+    return [out, *(_in_units_of_log_2(q.shape[:-1], name, call.kind) for name in numbers)]
+
+
+def _out(low: Lowering, q: Tensor, columns: int, dtype: str) -> tuple[Tensor, Strided]:
+    """Memory for the result, heads beside each other, as the layer that follows reads them."""
+    images, heads, queries, _ = q.shape
+    shape = (images, heads, queries, columns)
+    buffer = low.buffer("temporary", dtype, (images, queries, heads, columns))
+    home = Strided(buffer.name, 0, (queries * heads * columns, columns, heads * columns, 1))
+    return Tensor(shape, dtype, home), home
+
+
+def _in_units_of_log_2(shape: tuple[Size, ...], name: str, kind: str) -> Tensor:
+    numbers = Tensor(shape, kind, Strided(name, 0, contiguous_strides(shape)))
+    return Tensor(
+        shape,
+        kind,
+        Lazy(lambda ops, i: ops.call("mul", numbers.load(ops, i), ops.const(1 / math.log(2), kind)), 2),
+    )
+
+
+@dataclass
+class Call:
+    """The operands of one call of attention, and what the bodies of its functions see of the kernel's loops."""
+
+    low: Lowering
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    block_mask: Sequence[Any]
+    score_operands: Sequence[Any]
+    mask_operands: Sequence[Any]
+
+    @property
+    def kind(self) -> str:
+        return wide(self.q.dtype)
+
+    @property
+    def queries(self) -> Size:
+        return self.q.shape[-2]
+
+    @property
+    def keys(self) -> Size:
+        return self.k.shape[-2]
+
+    @property
+    def batch(self) -> tuple[Loop, Loop]:
+        return Loop("i0", self.q.shape[0]), Loop("i1", self.q.shape[1])
+
+    @property
+    def at(self) -> Index:
+        return tuple(symbol(loop.variable, below=loop.extent) if loop.extent != 1 else 0 for loop in self.batch)
+
+    def matrix(self, tensor: Tensor) -> Matrix:
+        """A tensor's rows at the batch's place: key heads serve groups of heads, one image may serve all."""
+        strided = self.low.realize(tensor)
+        assert isinstance(strided.data, Strided)
+        image, head = self.at
+        lead = (
+            image if strided.shape[0] == self.q.shape[0] else 0,
+            head if strided.shape[1] == self.q.shape[1] else head // (self.q.shape[1] // strided.shape[1]),
+        )
+        strides = strided.data.strides
+        return Matrix(strided.data.buffer, strided.data.at((*lead, 0, 0)), strides[-2], strides[-1])
+
+    # ------------------------------------------------------------------ functions
+
+    def score(self, function: fx.GraphModule) -> Body | None:
+        """The score's body, or None where it gives the score as it is."""
+        body = lower_body(
+            function, [self.value("accumulator"), *self.places(), *self.kept(self.score_operands)], around=self.low
+        )
+        return None if body.ops[body.results[0]].name == "accumulator" else self._cast(body)
+
+    def mask(self) -> Body | None:
+        """The mask's body, what the lists of blocks say included; None where every pair counts."""
+        inputs = [*self.places(), *self.kept(self.mask_operands)]
+        body = lower_body(self.block_mask[-1], inputs, around=self.low)
+        result = body.ops[body.results[0]]
+        always = result.name == "const" and bool(result.attribute.value)
+        blocks = self._blocks()
+        if blocks is None:
+            return None if always else body
+        ops = Recorder()
+        (holds,) = rewrite(body, into=ops)[1]
+        kind = blocks.load(ops, self._block(blocks))
+        listed = ops.call("and", ops.call("ne", kind, ops.const(0, "uint8")), holds)
+        return ops.finish([ops.call("or", ops.call("eq", kind, ops.const(2, "uint8")), listed)])
+
+    def value(self, name: str) -> Tensor:
+        return Tensor((), self.kind, Lazy(lambda ops, index: ops.emit(name, (), self.kind), 1))
+
+    def places(self) -> list[Tensor]:
+        """Batch, head, query and key as the function's scalars."""
+        at: list[Size] = [*self.at, symbol("i", below=self.queries), symbol("j", below=self.keys)]
+        return [Tensor((), "int32", Lazy(_as_value(place), 1)) for place in at]
+
+    def kept(self, operands: Sequence[Any]) -> list[Any]:
+        """Operands, in memory where each element would be computed for every pair."""
+        return [self.low.keep(operand) if isinstance(operand, Tensor) else operand for operand in operands]
+
+    def _cast(self, body: Body) -> Body:
+        """A score in the type that softmax is computed in."""
+        ops = Recorder()
+        _, results = rewrite(body, into=ops)
+        return ops.finish([ops.cast(results[0], self.kind), *results[1:]])
+
+    # ------------------------------------------------------------------ blocks
+
+    def _blocks(self) -> Tensor | None:
+        """What the lists of a block mask say of each block: 0 hidden, 1 as the mask says, 2 seen whole."""
+        places = self.block_mask[3]
+        if all(size == 1 for size in places.shape[-2:]):
+            return None
+        shape = (*places.shape[:-1], places.shape[-1] + 1)  # the last place takes what is listed nowhere
+        table = self.low.realize(self.low.full(shape, 0, "uint8"))
+        for kind, (count, place) in enumerate((self.block_mask[2:4], self.block_mask[4:6]), start=1):
+            if count is not None:
+                self._list(table, count, place, kind)
+        return table
+
+    def _list(self, table: Tensor, counts: Tensor, places: Tensor, kind: int) -> None:
+        def write(ops: Recorder, index: Index) -> tuple[Index, int]:
+            count = ops.cast(counts.load(ops, index[:-1]), "int64")
+            listed = ops.call("lt", ops.index(index[-1]), count)
+            nowhere = ops.const(0, "int64") if table.shape[-1] == 1 else ops.index(table.shape[-1] - 1)
+            place = ops.where(listed, ops.cast(places.load(ops, index), "int64"), nowhere)
+            return (*index[:-1], ops.checked(place, table.shape[-1])), ops.const(kind, "uint8")
+
+        self.low.scatter(table, places.shape, write)
+
+    def _block(self, blocks: Tensor) -> Index:
+        high, wide_ = self.block_mask[-3:-1]
+        lead = tuple(0 if size == 1 else place for place, size in zip(self.at, blocks.shape[:2], strict=True))
+        return (*lead, symbol("i", below=self.queries) // high, symbol("j", below=self.keys) // wide_)
+
+    def tiles(self, mask: Body, high: int, wide_: int) -> Tiles:
+        """The step that asks the mask once about every tile, for as much of the batch as it depends on."""
+        used = _variables(mask)
+        batch = tuple(loop for loop in self.batch if loop.variable in used)
+        rows, columns = (self.queries + high - 1) // high, (self.keys + wide_ - 1) // wide_
+        shape = (*(loop.extent for loop in batch), rows, columns)
+        buffer = self.low.buffer("temporary", "uint8", shape).name
+        self.low.steps.append(MaskTiles(batch, self.queries, self.keys, high, wide_, mask, buffer, self.low.origin))
+        offset: Size = 0
+        for loop in batch:
+            offset = offset * loop.extent + symbol(loop.variable, below=loop.extent)
+        return Tiles(buffer, offset * rows * columns, columns)
+
+
+def _as_value(place: Size) -> Any:
+    return lambda ops, index: ops.index(place, "int32")
+
+
+def _variables(body: Body) -> set[str]:
+    """The loops' variables that a body reads."""
+    found: set[str] = set()
+    for op in body.ops:
+        index = op.attribute.index if isinstance(op.attribute, Access) else op.attribute
+        if isinstance(index, Expr):
+            found |= {s.name for s in index.symbols}
+    return found
