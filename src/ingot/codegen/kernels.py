@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 
 from ingot.codegen.ctext import COMPUTED, STORED, Statements, constant_text, size_text
 from ingot.lowering.access import across
-from ingot.lowering.expr import Expr, Size, evaluate, product
+from ingot.lowering.expr import Expr, Size, guess, product
 from ingot.lowering.ir import BYTES, Body, Buffer, Loop, Map, Nest, Reduce, Store
 
 # Outputs that a reduction across memory keeps at a time.
@@ -137,9 +137,7 @@ class Writer:
                 return f"if ({value} {sign} {place}{nan}) {place} = {value};"
 
     def hint(self, size: Size) -> int:
-        return (
-            size if isinstance(size, int) else evaluate(size, {s.name: self.hints.get(s.name, 8) for s in size.symbols})
-        )
+        return guess(size, self.hints)
 
     def finish(self, total: Size, grain: Size) -> Kernel:
         head: list[str] = []

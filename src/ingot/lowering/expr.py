@@ -25,6 +25,10 @@ Size: TypeAlias = Union[int, "Expr"]
 Term: TypeAlias = tuple["Atom", ...]
 
 
+# What a size is taken for, where choices ask, that the example inputs do not tell.
+UNKNOWN = 8
+
+
 @dataclass(frozen=True, slots=True)
 class Symbol:
     """`below` bounds a loop variable: it runs over [0, below). A symbol is never negative unless `signed`."""
@@ -206,6 +210,11 @@ def largest(left: Size, right: Size) -> Size:
 
 def smallest(left: Size, right: Size) -> Size:
     return _pick("min", min, left, right)
+
+
+def guess(size: Size, hints: Mapping[str, int]) -> int:
+    """A size for the example inputs, whose symbols are `hints`: for choices, never for meaning."""
+    return size if isinstance(size, int) else evaluate(size, {s.name: hints.get(s.name, UNKNOWN) for s in size.symbols})
 
 
 def known(size: Size) -> int:

@@ -12,13 +12,10 @@ import torch
 
 from ingot import torch_internals as internals
 from ingot.lowering.body import Recorder
-from ingot.lowering.expr import Expr, Size, divide, evaluate, largest, remainder, smallest, symbol
+from ingot.lowering.expr import UNKNOWN, Expr, Size, divide, guess, largest, remainder, smallest, symbol
 from ingot.lowering.refusing import Unsupported
 from ingot.lowering.values import Lazy, Shape, Tensor
 from ingot.program import dims
-
-# What a size is taken for, where choices ask, that the example inputs do not tell.
-UNKNOWN = 8
 
 
 class Sizes:
@@ -162,9 +159,7 @@ class Sizes:
 
     def hint(self, size: Size) -> int:
         """The size for the example inputs: for choices, never for meaning."""
-        if isinstance(size, int):
-            return size
-        return evaluate(size, {s.name: self.hints.get(s.name, UNKNOWN) for s in size.symbols})
+        return guess(size, self.hints)
 
     def order_of(self, tensor: Tensor) -> tuple[int, ...]:
         """The physical order of a tensor's dims, outermost first."""

@@ -1,0 +1,69 @@
+"""Collapsing: loops that memory does not tell apart become one."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ingot.lowering.body import rewrite
+from ingot.lowering.expr import Expr, Size, coefficient_of, substitute, symbol
+from ingot.lowering.ir import Access, Body, Loop, Map, Nest, Reduce, Step, Store
+
+
+def collapsed(step: Step) -> Step:
+    if isinstance(step, Map):
+        loops, (body,), stores = _collapse(step.loops, [step.body], [step.stores], 0)
+        return replace(step, loops=loops, body=body, stores=stores[0])
+    if isinstance(step, Reduce):
+        loops, (body,), stores = _collapse(step.loops, [step.body], [step.stores], 0)
+        over = step.over
+        if not any(kind.startswith("arg") for kind in step.kinds):
+            over, (body,), _ = _collapse(over, [body], [()], 0)
+        return replace(step, loops=loops, over=over, body=body, stores=stores[0])
+    if isinstance(step, Nest):
+        bodies, stores = [s.body for s in step.steps], [s.stores for s in step.steps]
+        outer, bodies, stores = _collapse(step.outer, bodies, stores, 0)
+        inner = tuple(
+            replace(s, loops=(*outer, *s.loops[len(step.outer) :]), body=b, stores=w)
+            for s, b, w in zip(step.steps, bodies, stores, strict=True)
+        )
+        return replace(step, outer=outer, steps=inner)
+    return step
+
+
+Stores = tuple[Store, ...]
+
+
+def _collapse(
+    loops: tuple[Loop, ...], bodies: list[Body], stores: list[Stores], start: int
+) -> tuple[tuple[Loop, ...], list[Body], list[Stores]]:
+    """Neighbouring loops i < a, j < b become one t < a·b where every index has i and j only as i·b + j."""
+    number = len(loops) - 2
+    while number >= start:
+        first, second = loops[number], loops[number + 1]
+        indices = [s.index for group in stores for s in group]
+        for body in bodies:
+            for op in body.ops:
+                index = op.attribute.index if isinstance(op.attribute, Access) else op.attribute
+                if isinstance(index, Expr):
+                    indices.append(index)
+        if all(_one(index, first, second) for index in indices):
+            joint = Loop(first.variable, first.extent * second.extent)
+            names: dict[str, Size] = {
+                first.variable: 0,
+                second.variable: symbol(first.variable, below=joint.extent),
+            }
+            loops = (*loops[:number], joint, *loops[number + 2 :])
+            bodies = [_renamed(body, names) for body in bodies]
+            stores = [tuple(replace(s, index=substitute(s.index, names)) for s in group) for group in stores]
+        number -= 1
+    return loops, bodies, stores
+
+
+def _one(index: Size, first: Loop, second: Loop) -> bool:
+    a, b = coefficient_of(index, first.variable), coefficient_of(index, second.variable)
+    return a is not None and b is not None and a == b * second.extent
+
+
+def _renamed(body: Body, names: dict[str, Size]) -> Body:
+    ops, results = rewrite(body, symbols=names)
+    return ops.finish(results)

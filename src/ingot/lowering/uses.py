@@ -1,0 +1,105 @@
+"""Who reads and writes what: steps that nobody needs, and steps that may change places."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+
+from ingot.lowering.body import pruned
+from ingot.lowering.expr import Expr
+from ingot.lowering.ir import (
+    Access,
+    Attention,
+    AttentionGradient,
+    Bind,
+    Body,
+    Buffer,
+    Convolution,
+    Map,
+    MaskTiles,
+    Product,
+    Reduce,
+    Scan,
+    Step,
+    Store,
+)
+from ingot.lowering.memory import nested, touched
+
+# Steps that need not run if nobody reads what they write.
+_WITHOUT_EFFECTS = (Product, Convolution, Attention, MaskTiles, AttentionGradient, Scan)
+
+
+def readers(steps: Sequence[Step], outside: dict[str, int]) -> Counter[str]:
+    """How many steps read each buffer."""
+    count: Counter[str] = Counter(outside)
+    for step in steps:
+        count.update(touched(step)[0])
+    return count
+
+
+def private(name: str, buffers: dict[str, Buffer]) -> bool:
+    return buffers[name].kind == "temporary"
+
+
+def without_dead(steps: Sequence[Step], buffers: dict[str, Buffer], outside: dict[str, int]) -> list[Step]:
+    """Without stores to temporaries that nobody reads, and without steps that store nothing or visit no point."""
+    needed = set(outside)
+    kept: list[Step] = []
+    for step in reversed(steps):
+        written = touched(step)[1]
+        if written and not nested(step) and all(buffers[name].size == 0 for name in written):
+            continue
+        if isinstance(step, (Map, Reduce)):
+            stores = tuple(s for s in step.stores if s.buffer in needed or not private(s.buffer, buffers))
+            if not stores or any(loop.extent == 0 for loop in step.loops):
+                continue
+            if len(stores) < len(step.stores):
+                step = _with_stores(step, stores)
+        elif isinstance(step, _WITHOUT_EFFECTS):
+            _, writes = touched(step)
+            if not any(name in needed or not private(name, buffers) for name in writes):
+                continue
+            if isinstance(step, Attention):
+                unread = {
+                    s for s in (step.lse, step.top) if s and s.buffer not in needed and private(s.buffer, buffers)
+                }
+                lse, top = (None if s in unread else s for s in (step.lse, step.top))
+                step = replace(step, lse=lse, top=top)
+        needed |= touched(step)[0]
+        if nested(step):
+            needed |= touched(step)[1]
+        kept.append(step)
+    return kept[::-1]
+
+
+def _with_stores(step: Map | Reduce, stores: Sequence[Store]) -> Map | Reduce:
+    """The step with some of its stores, and only the results that they need."""
+    used = sorted({s.result for s in stores})
+    body = pruned(Body(step.body.ops, tuple(step.body.results[r] for r in used)))
+    moved = tuple(replace(s, result=used.index(s.result)) for s in stores)
+    if isinstance(step, Map):
+        return replace(step, body=body, stores=moved)
+    return replace(step, body=body, stores=moved, kinds=tuple(step.kinds[r] for r in used))
+
+
+def may_move(step: Step, over: Sequence[Step]) -> bool:
+    """Whether a step may run before others instead of after them."""
+    r, w = touched(step)
+    bound = {other.symbol for other in over if isinstance(other, Bind)}
+    if bound and bound & _symbols(step):
+        return False
+    for other in over:
+        other_r, other_w = touched(other)
+        if r & other_w or w & (other_r | other_w):
+            return False
+    return True
+
+
+def _symbols(step: Step) -> set[str]:
+    """The sizes that a step is told by steps before it, loops' variables among them."""
+    assert isinstance(step, (Map, Reduce))
+    loops = (*step.loops, *step.over) if isinstance(step, Reduce) else step.loops
+    sizes: list[object] = [*(loop.extent for loop in loops), *(store.index for store in step.stores)]
+    sizes += [op.attribute.index if isinstance(op.attribute, Access) else op.attribute for op in step.body.ops]
+    return {s.name for size in sizes if isinstance(size, Expr) for s in size.symbols}
