@@ -26,7 +26,9 @@ import torch
 
 import ingot
 from ingot.codegen import file as c_file
+from ingot.codegen.exports import DTYPES
 from ingot.codegen.isa import host
+from ingot.codegen.library import Library
 from ingot.codegen.weights import fill
 from ingot.lowering.fusion import fuse
 from ingot.lowering.ir import Module
@@ -69,7 +71,7 @@ class Part:
     program: Program
     module: Module
     source: c_file.Source
-    used: set[str] = field(default_factory=set)
+    library: Library = field(default_factory=Library)
     prefix: str = ""
 
 
@@ -129,13 +131,13 @@ def _part(case: Case, expected: Expectation, captured: Program) -> Part | Outcom
         try:
             program = for_native(captured)
             module = fuse(lower(program))
-            used: set[str] = set()
-            source = c_file.emit_apart(module, plan(module), used)
+            library = Library()
+            source = c_file.emit_apart(module, plan(module), library)
         except Exception as error:
             return _failure(error)
     if module.draws:  # its own random numbers, not torch's: only their type can be compared
         expected = Expectation(expected.own, expected.exact, True)
-    return Part(case, expected, program, module, source, used)
+    return Part(case, expected, program, module, source, library)
 
 
 def _failure(error: Exception) -> Outcome:
@@ -147,8 +149,10 @@ def _failure(error: Exception) -> Outcome:
 def _compiled(parts: dict[int, Part], path: Path, flags: Sequence[str]) -> dict[int, Outcome]:
     if not parts:
         return {}
-    used: set[str] = set().union(*(part.used for part in parts.values()))
-    texts = [c_file.head(used)]
+    shared = Library()
+    for part in parts.values():
+        shared.add(part.library)
+    texts = [shared.text()]
     prefixes: dict[str, str] = {}  # of each text: samples that differ in their numbers alone share their code
     for number, part in parts.items():
         part.prefix = prefixes.setdefault(part.source.text, f"m{number}_")
@@ -231,7 +235,7 @@ def _arguments(tensors: Sequence[torch.Tensor]) -> Any:
     made = (_Tensor * max(len(tensors), 1))()
     for place, tensor in enumerate(tensors):
         shape = (ctypes.c_int64 * max(tensor.dim(), 1))(*tensor.shape)
-        code = c_file.DTYPES.index(str(tensor.dtype).removeprefix("torch."))
+        code = DTYPES.index(str(tensor.dtype).removeprefix("torch."))
         made[place] = _Tensor(tensor.data_ptr(), code, tensor.dim(), shape, None)
     return made
 

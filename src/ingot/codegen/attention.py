@@ -12,22 +12,21 @@ import math
 from collections.abc import Callable, Sequence
 
 from ingot.codegen.ctext import STORED, SUFFIX, constant_text
-from ingot.codegen.kernels import Kernel, Writer, unflatten
+from ingot.codegen.kernels import Kernel, Writer, declare_flags, report_flags, simd, unflatten
+from ingot.codegen.products import write_columns
 from ingot.lowering.body import Recorder, rewrite
 from ingot.lowering.expr import product
-from ingot.lowering.ir import BYTES, Attention, Body, Buffer, MaskTiles, Matrix, Tiles
+from ingot.lowering.ir import BYTES, Attention, Body, MaskTiles, Matrix, Tiles
 
 QUERIES = 48
 KEYS = 64
-# What computes the weight of a score: an exp of a number from -80 to 0, or nan.
-NARROW_EXP = {"f32": "ig_exp_narrow_f32", "f64": "ig_exp_f64"}
 
 
-def attention_kernel(step: Attention, buffers: dict[str, Buffer], used: set[str], hints: dict[str, int]) -> Kernel:
-    out = Writer(buffers, used, hints)
+def attention_kernel(out: Writer, step: Attention) -> Kernel:
     kind, real = SUFFIX[step.dtype], STORED[step.dtype]
     infinity = f"INF_{kind.upper()}"
-    used.update({f"tile {kind} {QUERIES}", f"attention {kind}", f"ig_exp_{kind}", NARROW_EXP[kind]})
+    out.library.share("tile", kind, QUERIES)
+    out.library.share("attention", kind)
     queries, keys = out.size(step.queries), out.size(step.keys)
     depth, wide = step.depth, step.values
     blocks = (step.queries + QUERIES - 1) // QUERIES
@@ -38,18 +37,18 @@ def attention_kernel(step: Attention, buffers: dict[str, Buffer], used: set[str]
         out.line(f"const int64_t o = task / ({out.size(blocks)});")
         unflatten(out, "o", step.batch)
     out.line(f"_Alignas(64) {real} scores[{KEYS} * {QUERIES}], top[{QUERIES}], total[{QUERIES}];")
-    packed = _scratch(out, f"{real} *const packed", real, depth * QUERIES, step.dtype)
-    sums = _scratch(out, f"{real} *const sums", real, wide * QUERIES, step.dtype)
+    out.own("packed", real, depth * QUERIES * BYTES[step.dtype])
+    out.own("sums", real, wide * QUERIES * BYTES[step.dtype])
     q = step.q
     read = _read(out, q)
     out.open(f"for (int64_t d = 0; d < {depth}; ++d)")
     place = f"{out.size(q.offset)} + (first + i) * ({out.size(q.rows)}) + d * ({out.size(q.columns)})"
     value = _scale(step) + read(f"{out.pointer(q.buffer)}[{place}]")
-    out.line(f"for (int64_t i = 0; i < high; ++i) {packed}[d * {QUERIES} + i] = {value};")
-    out.line(f"for (int64_t i = high; i < {QUERIES}; ++i) {packed}[d * {QUERIES} + i] = 0;")
+    out.line(f"for (int64_t i = 0; i < high; ++i) packed[d * {QUERIES} + i] = {value};")
+    out.line(f"for (int64_t i = high; i < {QUERIES}; ++i) packed[d * {QUERIES} + i] = 0;")
     out.close()
     out.line(f"for (int i = 0; i < {QUERIES}; ++i) top[i] = -{infinity}, total[i] = 0;")
-    out.line(f"memset({sums}, 0, sizeof({real}) * {wide} * {QUERIES});")
+    out.line(f"memset(sums, 0, sizeof({real}) * {wide} * {QUERIES});")
     limit = f"ig_min({keys}, last)" if step.causal else keys
     out.line(f"const int64_t limit = {limit};")
     row = _tiles(out, step.tiles, f"first / {QUERIES}") if step.tiles else ""
@@ -59,28 +58,22 @@ def attention_kernel(step: Attention, buffers: dict[str, Buffer], used: set[str]
         out.line("if (!kind) continue;")
     out.line(f"const int64_t stop = ig_min(block + {KEYS}, limit), count = stop - block;")
     k_lines, k_step = _lines(out, step.k, "keys_", real, depth, step.dtype, kind)
-    out.line(f"ig_tile_{kind}_{QUERIES}({k_lines}, {k_step}, {packed}, {depth}, scores, count);")
+    out.line(f"ig_tile_{kind}_{QUERIES}({k_lines}, {k_step}, packed, {depth}, scores, count);")
     _mask(out, step, infinity)
-    out.line(f"ig_soften_{kind}(scores, count, top, total, {sums}, {wide}, high);")
+    out.line(f"ig_soften_{kind}(scores, count, top, total, sums, {wide}, high);")
     v_lines, v_step = _lines(out, step.v, "values_", real, wide, step.dtype, kind)
-    out.line(f"ig_mix_{kind}(scores, {v_lines}, {v_step}, count, {sums}, {wide}, high);")
+    out.line(f"ig_mix_{kind}(scores, {v_lines}, {v_step}, count, sums, {wide}, high);")
     out.close()
-    _epilogue(out, step, sums, wide)
+    _epilogue(out, step, wide)
     out.close()
     return out.finish(product([loop.extent for loop in step.batch]) * blocks, 1)
 
 
 def _log(out: Writer, step: Attention) -> str:
-    name = "ig_log_f32" if step.dtype == "float32" else "ig_log_f64"
+    name = f"ig_log_{SUFFIX[step.dtype]}"
     if step.lse is not None:
-        out.used.add(name)
+        out.library.functions.add(name)
     return name
-
-
-def _scratch(out: Writer, declaration: str, real: str, size: int, dtype: str) -> str:
-    out.line(f"{declaration} = ({real} *)(ig_scratch(c, worker) + {out.size(out.scratch)});")
-    out.scratch = out.scratch + (size * BYTES[dtype] + 63) // 64 * 64
-    return declaration.rsplit(" ", 1)[1]
 
 
 def _scale(step: Attention) -> str:
@@ -91,7 +84,7 @@ def _read(out: Writer, matrix: Matrix) -> Callable[[str], str]:
     dtype = out.buffers[matrix.buffer].dtype
     name = {"bfloat16": "ig_bf16_to_f32", "float16": "ig_f16_to_f32"}.get(dtype)
     if name:
-        out.used.add(name)
+        out.library.functions.add(name)
     return (lambda text: f"{name}({text})") if name else (lambda text: text)
 
 
@@ -101,9 +94,8 @@ def _lines(out: Writer, matrix: Matrix, name: str, real: str, wide: int, dtype: 
     stored = out.buffers[matrix.buffer].dtype
     if matrix.columns == 1 and stored == dtype:
         return f"({base})", out.size(matrix.rows)
-    pack = f"ig_pack_{kind}_from_{stored}"
-    out.used.add(pack)
-    _scratch(out, f"{real} *const {name}", real, wide * KEYS, dtype)
+    pack = out.library.pack(kind, stored)
+    out.own(name, real, wide * KEYS * BYTES[dtype])
     out.line(f"{pack}({name}, {wide}, {base}, {out.size(matrix.rows)}, {out.size(matrix.columns)}, count, {wide});")
     return name, str(wide)
 
@@ -169,27 +161,21 @@ def over_block(
     assert body is not None
     code = out.statements(body, [lane], places[0], gradient=gradient)
     out.open(f"for (int64_t {row} = {rows[0]}; {row} < {rows[1]}; ++{row})")
-    if code.checks:
-        out.line("int bad = 0;")
-    if code.zero_checks:
-        out.line("int zero = 0;")
+    declare_flags(out, code)
     for line in code.before:
         out.line(line)
-    out.lines.append("    " * out.depth + "#pragma omp simd" + (" reduction(|:bad)" if code.checks else ""))
+    simd(out, False, "reduction(|:bad)" if code.checks else "")
     out.open(f"for (int64_t {lane} = {lanes[0]}; {lane} < {lanes[1]}; ++{lane})")
     for line in code.inside:
         out.line(line)
     for place, result in zip(places, code.results, strict=True):
         out.line(f"{place} = {result};")
     out.close()
-    if code.checks:
-        out.line("if (bad) ig_fail(c, INGOT_INDEX);")
-    if code.zero_checks:
-        out.line("if (zero) ig_fail(c, INGOT_ZERO_DIVISION);")
+    report_flags(out, code)
     out.close()
 
 
-def _epilogue(out: Writer, step: Attention, sums: str, wide: int) -> None:
+def _epilogue(out: Writer, step: Attention, wide: int) -> None:
     epilogue = step.epilogue
     *rows, column = epilogue.loops[len(step.batch) :]
     out.open("for (int64_t line = 0; line < high; ++line)")
@@ -197,35 +183,18 @@ def _epilogue(out: Writer, step: Attention, sums: str, wide: int) -> None:
         out.line("const int64_t at = first + line;")
     unflatten(out, "at", rows)
     # A query whose keys are all masked away has a total of 0: its result is 0, as torch has it.
-    out.line(
-        "const "
-        + ("float" if step.dtype == "float32" else "double")
-        + " share = total[line] == 0 ? 0 : 1 / total[line];"
-    )
+    out.line(f"const {STORED[step.dtype]} share = total[line] == 0 ? 0 : 1 / total[line];")
     for store, text in ((step.lse, "top[line] + " + _log(out, step) + "(total[line])"), (step.top, "top[line]")):
         if store is not None:
             # Of no key at all: log 0.
             out.line(out.store(store, f"(total[line] == 0 ? top[line] : {text})"))
-    code = out.statements(epilogue.body, [column.variable], f"({sums}[line * {wide} + {column.variable}] * share)")
-    if code.checks:
-        out.line("int bad = 0;")
-    for line in code.before:
-        out.line(line)
-    out.lines.append("    " * out.depth + "#pragma omp simd" + (" reduction(|:bad)" if code.checks else ""))
-    out.open(f"for (int64_t {column.variable} = 0; {column.variable} < {wide}; ++{column.variable})")
-    for line in code.inside:
-        out.line(line)
-    for store in epilogue.stores:
-        out.line(out.store(store, code.results[store.result]))
-    out.close()
-    if code.checks:
-        out.line("if (bad) ig_fail(c, INGOT_INDEX);")
+    code = out.statements(epilogue.body, [column.variable], f"(sums[line * {wide} + {column.variable}] * share)")
+    write_columns(out, epilogue, code, "0", str(wide))
     out.close()
 
 
-def tiles_kernel(step: MaskTiles, buffers: dict[str, Buffer], used: set[str], hints: dict[str, int]) -> Kernel:
+def tiles_kernel(out: Writer, step: MaskTiles) -> Kernel:
     """One row of tiles a task: the mask at every pair, until a tile is known to have both kinds."""
-    out = Writer(buffers, used, hints)
     rows, columns = (step.queries + step.high - 1) // step.high, (step.keys + step.wide - 1) // step.wide
     table = out.pointer(step.buffer)
     out.written.add(step.buffer)
@@ -240,24 +209,18 @@ def tiles_kernel(step: MaskTiles, buffers: dict[str, Buffer], used: set[str], hi
     out.line("int some = 0, all = 1;")
     code = out.statements(step.mask, ["i"])
     out.open("for (int64_t j = from; j < to && (all || !some); ++j)")
-    if code.checks:
-        out.line("int bad = 0;")
-    if code.zero_checks:
-        out.line("int zero = 0;")
+    declare_flags(out, code)
     out.line("int any = 0, none = 0;")
     for line in code.before:
         out.line(line)
     clauses = "reduction(|:any, none" + (", bad)" if code.checks else ")")
-    out.lines.append("    " * out.depth + f"#pragma omp simd {clauses}")
+    simd(out, False, clauses)
     out.open("for (int64_t i = first; i < last; ++i)")
     for line in code.inside:
         out.line(line)
     out.line(f"any |= {code.results[0]}, none |= !({code.results[0]});")
     out.close()
-    if code.checks:
-        out.line("if (bad) ig_fail(c, INGOT_INDEX);")
-    if code.zero_checks:
-        out.line("if (zero) ig_fail(c, INGOT_ZERO_DIVISION);")
+    report_flags(out, code)
     out.line("some |= any, all &= !none;")
     out.close()
     out.line(f"{table}[task * ({out.size(columns)}) + tile] = (uint8_t)(some ? 1 + all : 0);")

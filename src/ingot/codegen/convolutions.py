@@ -9,9 +9,9 @@ from collections.abc import Callable
 
 from ingot.codegen.ctext import STORED, SUFFIX
 from ingot.codegen.kernels import Kernel, Writer
-from ingot.codegen.products import ROWS, padded, right_end, write_epilogue
+from ingot.codegen.products import ROWS, right_end, write_epilogue
 from ingot.lowering.expr import Size
-from ingot.lowering.ir import BYTES, Buffer, Convolution, Way
+from ingot.lowering.ir import BYTES, Convolution, Way
 
 # A depthwise convolution: channels at a time, multiplications that are worth another thread, and lines that are enough
 # to keep all threads at work.
@@ -22,16 +22,17 @@ LINES = 28
 TILES = 24
 
 
-def convolution_kernel(step: Convolution, buffers: dict[str, Buffer], used: set[str], hints: dict[str, int]) -> Kernel:
+def convolution_kernel(out: Writer, step: Convolution) -> Kernel:
     """The kernel of a convolution in the way that lowering chose."""
-    return _KERNELS[step.way](Writer(buffers, used, hints), step)
+    return _KERNELS[step.way](out, step)
 
 
 def _windows_kernel(out: Writer, step: Convolution) -> Kernel:
     """One task is a panel of output channels by a block of pixels, as in a product."""
     kind, real = SUFFIX[step.dtype], STORED[step.dtype]
     width = step.panel
-    out.used.update({f"window {kind} {width}", f"zeros {step.channels}"})
+    out.library.share("window", kind, width)
+    out.library.read_zeros(step.channels)
     pixels = step.images * step.out_size[0] * step.out_size[1]
     blocks = (pixels + ROWS - 1) // ROWS
     per_group = step.out_channels // step.groups
@@ -75,7 +76,7 @@ def _window(out: Writer, step: Convolution) -> None:
 def _depthwise_kernel(out: Writer, step: Convolution) -> Kernel:
     """One task is a line of outputs, or a block of channels of one."""
     kind, real = SUFFIX[step.dtype], STORED[step.dtype]
-    out.used.add(f"depth {kind}")
+    out.library.share("depth", kind)
     width = min(CHANNELS, step.pixel)
     lines = step.images * step.out_size[0]
     # Memory is read as it lies where there are lines enough for all threads; else channels are shared out as well.
@@ -113,7 +114,8 @@ def _winograd_kernel(out: Writer, step: Convolution) -> Kernel:
     """One task is a panel of output channels by a block of tiles: 16 products, then four outputs of each tile."""
     kind, real = SUFFIX[step.dtype], STORED[step.dtype]
     width = step.panel
-    out.used.update({f"tile {kind} {width}", f"winograd {kind}"})
+    out.library.share("tile", kind, width)
+    out.library.share("winograd", kind)
     down, across = ((size + 1) // 2 for size in step.out_size)
     tiles = step.images * down * across
     most = _tiles_of_a_task(tiles)
@@ -126,8 +128,7 @@ def _winograd_kernel(out: Writer, step: Convolution) -> Kernel:
     out.line(f"const int64_t count = ig_min({most}, {out.size(tiles)} - first);")
     right = right_end(width, step.out_channels, str(step.out_channels))
     out.line(f"const int64_t left = panel * {width}, right = {right};")
-    out.line(f"{real} *const sums = ({real} *)(ig_scratch(c, worker) + {out.size(out.scratch)});")
-    out.scratch = out.scratch + padded(16 * most * width * BYTES[step.dtype])
+    out.own("sums", real, 16 * most * width * BYTES[step.dtype])
     out.open("for (int64_t p = 0; p < 16; ++p)")
     out.line(
         f"ig_tile_{kind}_{width}({out.pointer(step.x)} + (p * ({out.size(tiles)}) + first) * {depth}, {depth}, "

@@ -20,6 +20,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from ingot.codegen.ctext import COMPUTED, STORED, Statements, constant_text, size_text
+from ingot.codegen.library import Library
 from ingot.lowering.access import across
 from ingot.lowering.expr import Expr, Size, guess, product
 from ingot.lowering.ir import BYTES, Body, Buffer, Loop, Map, Nest, Reduce, Store
@@ -50,7 +51,7 @@ class Writer:
     """One kernel being written: lines, indentation, the buffers, sizes and library functions that it uses."""
 
     buffers: dict[str, Buffer]
-    used: set[str]
+    library: Library
     hints: dict[str, int]
     lines: list[str] = field(default_factory=list)
     depth: int = 1
@@ -100,7 +101,7 @@ class Writer:
             body,
             self.place,
             self.buffers,
-            self.used,
+            self.library.functions,
             inner=inner,
             middle=middle,
             accumulator=accumulator,
@@ -116,7 +117,7 @@ class Writer:
         dtype = self.buffers[store.buffer].dtype
         if dtype in ("bfloat16", "float16"):
             name = "ig_f32_to_bf16" if dtype == "bfloat16" else "ig_f32_to_f16"
-            self.used.add(name)
+            self.library.functions.add(name)
             value = f"{name}({value})"
         elif dtype == "bool":
             value = f"(({value}) != 0)"
@@ -135,6 +136,11 @@ class Writer:
                 sign = ">" if mode == "max" else "<"
                 nan = f" || {value} != {value}" if dtype in ("float32", "float64") else ""
                 return f"if ({value} {sign} {place}{nan}) {place} = {value};"
+
+    def own(self, name: str, type_: str, bytes_: Size) -> None:
+        """Declares memory that belongs to the worker while a task runs."""
+        self.line(f"{type_} *const {name} = ({type_} *)(ig_scratch(c, worker) + {self.size(self.scratch)});")
+        self.scratch = self.scratch + (bytes_ + 63) // 64 * 64
 
     def hint(self, size: Size) -> int:
         return guess(size, self.hints)
@@ -164,9 +170,8 @@ def as_nest(step: Map | Reduce | Nest) -> Nest:
     return Nest(step.loops[:-1], (step,), (), step.origin)
 
 
-def kernel_of(step: Map | Reduce | Nest, buffers: dict[str, Buffer], used: set[str], hints: dict[str, int]) -> Kernel:
+def loop_kernel(out: Writer, step: Map | Reduce | Nest) -> Kernel:
     nest = as_nest(step)
-    out = Writer(buffers, used, hints)
     serial = isinstance(step, Map) and step.serial
     if isinstance(step, Map) and len(step.loops) == 1 and not serial:
         (loop,) = step.loops
@@ -223,8 +228,7 @@ def _locals(out: Writer, nest: Nest) -> None:
             on_stack += size * BYTES[buffer.dtype]
             out.line(f"_Alignas(64) {stored} {name}[{size}];")
         else:
-            out.line(f"{stored} *const {name} = ({stored} *)(ig_scratch(c, worker) + {out.size(out.scratch)});")
-            out.scratch = out.scratch + (size * BYTES[buffer.dtype] + 63) // 64 * 64
+            out.own(name, stored, size * BYTES[buffer.dtype])
 
 
 def _step(out: Writer, step: Map | Reduce, outer: int) -> None:
@@ -244,21 +248,21 @@ def _step(out: Writer, step: Map | Reduce, outer: int) -> None:
 def _map(out: Writer, step: Map, loops: Sequence[Loop], begin: str, end: str | None) -> None:
     if not loops:
         code = out.statements(step.body, ())
-        _flags(out, code)
+        declare_flags(out, code)
         for line in (*code.before, *code.inside):
             out.line(line)
         for store in step.stores:
             out.line(out.store(store, code.results[store.result]))
-        _report(out, code)
+        report_flags(out, code)
         return
     *around, inner = loops
     code = out.statements(step.body, [inner.variable])
-    _flags(out, code)
+    declare_flags(out, code)
     for loop in around:
         out.open(f"for (int64_t {loop.variable} = 0; {loop.variable} < {out.size(loop.extent)}; ++{loop.variable})")
     for line in code.before:
         out.line(line)
-    _simd(out, step.serial, "reduction(|:bad)" if code.checks else "")
+    simd(out, step.serial, "reduction(|:bad)" if code.checks else "")
     limit = end if end is not None else out.size(inner.extent)
     out.open(f"for (int64_t {inner.variable} = {begin}; {inner.variable} < {limit}; ++{inner.variable})")
     for line in code.inside:
@@ -268,22 +272,24 @@ def _map(out: Writer, step: Map, loops: Sequence[Loop], begin: str, end: str | N
     out.close()
     for _ in around:
         out.close()
-    _report(out, code)
+    report_flags(out, code)
 
 
-def _simd(out: Writer, serial: bool, clause: str = "") -> None:
+def simd(out: Writer, serial: bool, clause: str = "") -> None:
+    """The next loop runs along vectors, unless its order matters."""
     if not serial:
         out.lines.append("    " * out.depth + f"#pragma omp simd {clause}".rstrip())
 
 
-def _flags(out: Writer, code: Statements) -> None:
+def declare_flags(out: Writer, code: Statements) -> None:
+    """What the statements set where an index or a divisor is bad; `report_flags` goes behind them."""
     if code.checks:
         out.line("int bad = 0;")
     if code.zero_checks:
         out.line("int zero = 0;")
 
 
-def _report(out: Writer, code: Statements) -> None:
+def report_flags(out: Writer, code: Statements) -> None:
     if code.checks:
         out.line("if (bad) ig_fail(c, INGOT_INDEX);")
     if code.zero_checks:
@@ -335,7 +341,7 @@ def _reduce_along(out: Writer, step: Reduce) -> None:
     dtypes = [step.body.ops[result].dtype for result in step.body.results]
     inner = step.over[-1] if step.over else None
     code = out.statements(step.body, [inner.variable] if inner else ())
-    _flags(out, code)
+    declare_flags(out, code)
     count = product([loop.extent for loop in step.over])
     small = isinstance(count, int) and count <= RUN
     split = [kind == "sum" and dtype == "float32" and not small for kind, dtype in zip(step.kinds, dtypes, strict=True)]
@@ -366,7 +372,7 @@ def _reduce_along(out: Writer, step: Reduce) -> None:
         for number, is_split in enumerate(split):
             if is_split:
                 out.line(f"float acc{number} = 0;")
-        _simd(out, False, " ".join(clauses))
+        simd(out, False, " ".join(clauses))
         out.open(f"for (int64_t {inner.variable} = {first}; {inner.variable} < {limit}; ++{inner.variable})")
     for line in code.inside:
         out.line(line)
@@ -390,14 +396,14 @@ def _reduce_along(out: Writer, step: Reduce) -> None:
         if step.kinds[number] in ("max", "min") and _is_float(dtypes[number]):
             value = f"nan{number} ? NAN_{'F32' if dtypes[number] == 'float32' else 'F64'} : {value}"
         out.line(out.store(store, value))
-    _report(out, code)
+    report_flags(out, code)
 
 
 def _find_place(out: Writer, step: Reduce) -> None:
     """argmax and argmin: the first place of the extreme; a nan is more extreme than anything."""
     kind, dtype = step.kinds[0], step.body.ops[step.body.results[0]].dtype
     code = out.statements(step.body, [loop.variable for loop in step.over])
-    _flags(out, code)
+    declare_flags(out, code)
     for line in code.before:
         out.line(line)
     out.line(f"{COMPUTED[dtype]} best = 0; int64_t where = -1, at = 0;")
@@ -414,7 +420,7 @@ def _find_place(out: Writer, step: Reduce) -> None:
     for _ in step.over:
         out.close()
     out.line(out.store(step.stores[0], "where < 0 ? 0 : where"))
-    _report(out, code)
+    report_flags(out, code)
 
 
 def _reduce_across(out: Writer, step: Reduce, loops: Sequence[Loop]) -> None:
@@ -424,7 +430,7 @@ def _reduce_across(out: Writer, step: Reduce, loops: Sequence[Loop]) -> None:
     count = product([loop.extent for loop in step.over])
     long = not isinstance(count, int) or count > 4 * RUN
     code = out.statements(step.body, [inner.variable], middle=[loop.variable for loop in step.over])
-    _flags(out, code)
+    declare_flags(out, code)
     for loop in around:
         out.open(f"for (int64_t {loop.variable} = 0; {loop.variable} < {out.size(loop.extent)}; ++{loop.variable})")
     for line in code.before:
@@ -445,7 +451,7 @@ def _reduce_across(out: Writer, step: Reduce, loops: Sequence[Loop]) -> None:
         out.open(f"for (int64_t {loop.variable} = 0; {loop.variable} < {out.size(loop.extent)}; ++{loop.variable})")
     for line in code.between:
         out.line(line)
-    _simd(out, False, "reduction(|:bad)" if code.checks else "")
+    simd(out, False, "reduction(|:bad)" if code.checks else "")
     out.open(f"for (int64_t {inner.variable} = block; {inner.variable} < stop; ++{inner.variable})")
     for line in code.inside:
         out.line(line)
@@ -461,7 +467,7 @@ def _reduce_across(out: Writer, step: Reduce, loops: Sequence[Loop]) -> None:
     out.close()
     for _ in step.over:
         out.close()
-    _simd(out, False)
+    simd(out, False)
     out.open(f"for (int64_t {inner.variable} = block; {inner.variable} < stop; ++{inner.variable})")
     for store in step.stores:
         cast = "(float)" if step.kinds[store.result] == "sum" and dtypes[store.result] == "float32" and long else ""
@@ -470,4 +476,4 @@ def _reduce_across(out: Writer, step: Reduce, loops: Sequence[Loop]) -> None:
     out.close()
     for _ in around:
         out.close()
-    _report(out, code)
+    report_flags(out, code)

@@ -7,10 +7,10 @@ time (an activation on the right, rows that are not contiguous) is packed by the
 
 from __future__ import annotations
 
-from ingot.codegen.ctext import STORED, SUFFIX
-from ingot.codegen.kernels import Kernel, Writer, unflatten
+from ingot.codegen.ctext import STORED, SUFFIX, Statements
+from ingot.codegen.kernels import Kernel, Writer, declare_flags, report_flags, simd, unflatten
 from ingot.lowering.expr import Size, product
-from ingot.lowering.ir import BYTES, Buffer, Map, Product
+from ingot.lowering.ir import BYTES, Map, Product
 
 # Columns of a panel that is packed while running.
 PANEL = 48
@@ -20,11 +20,10 @@ ROWS = 64
 CACHED = 1 << 18
 
 
-def product_kernel(step: Product, buffers: dict[str, Buffer], used: set[str], hints: dict[str, int]) -> Kernel:
-    out = Writer(buffers, used, hints)
+def product_kernel(out: Writer, step: Product) -> Kernel:
     kind, real = SUFFIX[step.dtype], STORED[step.dtype]
     width = step.b.packed or PANEL
-    used.add(f"tile {kind} {width}")
+    out.library.share("tile", kind, width)
     m, n, k = out.size(step.m), out.size(step.n), out.size(step.k)
     rows = min(ROWS, max(8, out.hint(step.m))) if isinstance(step.m, int) else ROWS
     blocks = (step.m + rows - 1) // rows
@@ -70,12 +69,10 @@ def _panel(out: Writer, step: Product, kind: str, real: str) -> str:
     b = step.b
     if b.packed:
         return f"{out.pointer(b.buffer)} + ({out.size(b.offset)}) + left * ({out.size(step.k)})"
-    used = f"ig_pack_{kind}_from_{out.buffers[b.buffer].dtype}"
-    out.used.add(used)
-    out.line(f"{real} *const panel = ({real} *)(ig_scratch(c, worker) + {out.size(out.scratch)});")
-    out.scratch = out.scratch + padded(step.k * PANEL * BYTES[step.dtype])
+    pack = out.library.pack(kind, out.buffers[b.buffer].dtype)
+    out.own("panel", real, step.k * PANEL * BYTES[step.dtype])
     out.line(
-        f"{used}(panel, {PANEL}, {out.pointer(b.buffer)} + ({out.size(b.offset)}) + left * ({out.size(b.columns)}), "
+        f"{pack}(panel, {PANEL}, {out.pointer(b.buffer)} + ({out.size(b.offset)}) + left * ({out.size(b.columns)}), "
         f"{out.size(b.rows)}, {out.size(b.columns)}, {out.size(step.k)}, right - left);"
     )
     return "panel"
@@ -87,19 +84,13 @@ def _rows(out: Writer, step: Product, kind: str, real: str) -> tuple[str, str]:
     base = f"{out.pointer(a.buffer)} + ({out.size(a.offset)})"
     if a.columns == 1 and out.buffers[a.buffer].dtype == step.dtype:
         return f"{base} + row * ({out.size(a.rows)})", out.size(a.rows)
-    used = f"ig_pack_{kind}_from_{out.buffers[a.buffer].dtype}"
-    out.used.add(used)
-    out.line(f"{real} *const lines = ({real} *)(ig_scratch(c, worker) + {out.size(out.scratch)});")
-    out.scratch = out.scratch + padded(step.k * ROWS * BYTES[step.dtype])
+    pack = out.library.pack(kind, out.buffers[a.buffer].dtype)
+    out.own("lines", real, step.k * ROWS * BYTES[step.dtype])
     out.line(
-        f"{used}(lines, {out.size(step.k)}, {base} + first * ({out.size(a.rows)}), {out.size(a.rows)}, "
+        f"{pack}(lines, {out.size(step.k)}, {base} + first * ({out.size(a.rows)}), {out.size(a.rows)}, "
         f"{out.size(a.columns)}, last - first, {out.size(step.k)});"
     )
     return f"lines + (row - first) * ({out.size(step.k)})", out.size(step.k)
-
-
-def padded(size: Size) -> Size:
-    return (size + 63) // 64 * 64
 
 
 def write_epilogue(out: Writer, epilogue: Map, lead: int, width: int) -> None:
@@ -110,21 +101,21 @@ def write_epilogue(out: Writer, epilogue: Map, lead: int, width: int) -> None:
         out.line("const int64_t at = row + line;")
     unflatten(out, "at", rows)
     code = out.statements(epilogue.body, [column.variable], f"tile[line * {width} + {column.variable} - left]")
-    if code.checks:
-        out.line("int bad = 0;")
-    if code.zero_checks:
-        out.line("int zero = 0;")
+    write_columns(out, epilogue, code, "left", "right")
+    out.close()
+
+
+def write_columns(out: Writer, epilogue: Map, code: Statements, first: str, last: str) -> None:
+    """An epilogue's statements along its columns."""
+    variable = epilogue.loops[-1].variable
+    declare_flags(out, code)
     for line in code.before:
         out.line(line)
-    out.lines.append("    " * out.depth + "#pragma omp simd" + (" reduction(|:bad)" if code.checks else ""))
-    out.open(f"for (int64_t {column.variable} = left; {column.variable} < right; ++{column.variable})")
+    simd(out, False, "reduction(|:bad)" if code.checks else "")
+    out.open(f"for (int64_t {variable} = {first}; {variable} < {last}; ++{variable})")
     for line in code.inside:
         out.line(line)
     for store in epilogue.stores:
         out.line(out.store(store, code.results[store.result]))
     out.close()
-    if code.checks:
-        out.line("if (bad) ig_fail(c, INGOT_INDEX);")
-    if code.zero_checks:
-        out.line("if (zero) ig_fail(c, INGOT_ZERO_DIVISION);")
-    out.close()
+    report_flags(out, code)

@@ -7,12 +7,11 @@ kernel takes one row, or one line of a scan, as its unit of work.
 from __future__ import annotations
 
 from collections.abc import Callable
-from importlib import resources
 
 from ingot.codegen.ctext import STORED, SUFFIX
 from ingot.codegen.kernels import Kernel, Writer
 from ingot.lowering.expr import Size
-from ingot.lowering.ir import Buffer, Routine
+from ingot.lowering.ir import Routine
 
 Emitter = Callable[[Writer, Routine], Size]
 
@@ -20,8 +19,7 @@ Emitter = Callable[[Writer, Routine], Size]
 _CARRIED = {"float32": "double", "float64": "double"}
 
 
-def routine_kernel(step: Routine, buffers: dict[str, Buffer], used: set[str], hints: dict[str, int]) -> Kernel:
-    out = Writer(buffers, used, hints)
+def routine_kernel(out: Writer, step: Routine) -> Kernel:
     for name in (*step.reads, *step.writes):
         out.pointer(name)
     out.written.update(step.writes)
@@ -32,18 +30,8 @@ def routine_kernel(step: Routine, buffers: dict[str, Buffer], used: set[str], hi
     return out.finish(total, max(1, 4096 // work))
 
 
-def library(used: set[str]) -> str:
-    """The text of the routines among `used`: entries "header macro(…)", each header once."""
-    found = sorted(name.partition(" ")[::2] for name in used if ".h " in name)
-    parts: list[str] = []
-    for header in dict.fromkeys(header for header, _ in found):
-        parts.append((resources.files("ingot.codegen") / "c" / header).read_text())
-        parts += [macro for h, macro in found if h == header]
-    return "\n".join(parts)
-
-
 def _use(out: Writer, header: str, macro: str) -> None:
-    out.used.add(f"{header} {macro}")
+    out.library.routines.add((header, macro))
 
 
 def _sort(out: Writer, step: Routine) -> Size:
@@ -99,7 +87,7 @@ def _scan(out: Writer, step: Routine) -> Size:
     dtype = out.buffers[step.reads[0]].dtype
     carried = _CARRIED.get(dtype, STORED[dtype])
     if kind == "logsumexp":
-        out.used.update({"ig_exp_f64", "ig_log1p_f64"})
+        out.library.functions.update({"ig_exp_f64", "ig_log1p_f64"})
         _use(out, "scan.h", f"IG_SCAN_LOGSUMEXP({dtype}, {STORED[dtype]})")
     else:
         sign = "+" if kind == "sum" else "*"
@@ -125,8 +113,7 @@ def _scan_places(out: Writer, step: Routine) -> Size:
 
 def _scratch(out: Writer, name: str, type_: str, count: Size) -> None:
     """Declares `count` numbers of 8 bytes of the worker's own memory."""
-    out.line(f"{type_} *const {name} = ({type_} *)(ig_scratch(c, worker) + {out.size(out.scratch)});")
-    out.scratch = out.scratch + (count * 8 + 63) // 64 * 64
+    out.own(name, type_, count * 8)
 
 
 def _cholesky(out: Writer, step: Routine) -> Size:
@@ -219,7 +206,7 @@ def _winograd(out: Writer, step: Routine) -> Size:
     images, _, high, wide, channels, down, across, padding_y, padding_x = step.sizes
     x, to = (out.pointer(name) for name in (*step.reads, *step.writes))
     kind = SUFFIX[out.buffers[step.reads[0]].dtype]
-    out.used.add(f"winograd {kind}")
+    out.library.share("winograd", kind)
     out.line(f"const int64_t y = o % ({out.size(down)}), n = o / ({out.size(down)});")
     out.open(f"for (int64_t x = 0; x < {out.size(across)}; ++x)")
     out.line(

@@ -12,7 +12,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ingot.codegen.file import Placed, Source
+from ingot.codegen.exports import Placed
+from ingot.codegen.file import Source
 from ingot.lowering.expr import known
 from ingot.lowering.ir import Module
 from ingot.lowering.memory import ALIGN

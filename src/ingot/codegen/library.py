@@ -1,0 +1,107 @@
+"""What kernels call: collected while they are written, then written out before them.
+
+library.functions    the math library's, by name: see mathlib.py
+library.pack(…)      copies that widen and turn what a product reads
+library.share(…)     the inner loops of products and the like: one function, called by kernels of all parts
+library.routines     hand-written kernels: a header of `codegen/c` and a macro in it
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from importlib import resources
+from typing import Literal, TypeAlias
+
+from ingot.codegen.ctext import STORED
+from ingot.codegen.mathlib import source_of
+
+Shared: TypeAlias = Literal["tile", "window", "depth", "attention", "winograd"]
+
+_REALS = {"f32": "float", "f64": "double"}
+_READS = {"bfloat16": "ig_bf16_to_f32", "float16": "ig_f16_to_f32"}
+_HEADERS: dict[Shared, str] = {"depth": "depthwise.h", "attention": "attention.h", "winograd": "winograd.h"}
+# What computes the weight of a score: an exp of a number from -80 to 0, or nan.
+_NARROW_EXP = {"f32": "ig_exp_narrow_f32", "f64": "ig_exp_f64"}
+
+
+@dataclass
+class Library:
+    """The parts of the library that a file needs. A kind is "f32" or "f64"."""
+
+    functions: set[str] = field(default_factory=set)
+    routines: set[tuple[str, str]] = field(default_factory=set)
+    _packs: set[tuple[str, str]] = field(default_factory=set)
+    _shared: set[tuple[Shared, str, str]] = field(default_factory=set)
+    _zeros: int = 0
+
+    def pack(self, kind: str, dtype: str) -> str:
+        """The name of the function that copies a matrix of `dtype`."""
+        self._packs.add((kind, dtype))
+        if dtype in _READS:
+            self.functions.add(_READS[dtype])
+        return f"ig_pack_{kind}_from_{dtype}"
+
+    def share(self, name: Shared, kind: str, width: int | None = None) -> None:
+        """A function that is declared in all parts of the file and defined in one."""
+        self._shared.add((name, kind, "" if width is None else str(width)))
+        if name == "attention":
+            self.functions |= {f"ig_exp_{kind}", _NARROW_EXP[kind]}
+
+    def read_zeros(self, channels: int) -> None:
+        """As many zeros stand ready where a window leaves its image."""
+        self._zeros = max(self._zeros, channels)
+
+    @property
+    def shared(self) -> int:
+        """How many functions are shared."""
+        return len(self._shared)
+
+    def add(self, other: Library) -> None:
+        """What either needs."""
+        self.functions |= other.functions
+        self.routines |= other.routines
+        self._packs |= other._packs
+        self._shared |= other._shared
+        self.read_zeros(other._zeros)
+
+    def text(self, group: Callable[[], int] = lambda: 0) -> str:
+        """What stands before a model's own part, or before those of several. `group` gives the group of each shared
+        function, in the order in which they stand."""
+        shared = sorted(self._shared)
+        parts = [resource("prelude.h"), resource("pool.h"), source_of(sorted(self.functions)), self._routines()]
+        if shared or self._packs:
+            parts.append(resource("products.h"))
+        parts += [f"IG_VECTOR({kind}, {_REALS[kind]})" for kind in sorted({kind for _, kind, _ in shared})]
+        for kind in sorted({kind for name, kind, _ in shared if name == "window"}):
+            real = _REALS[kind]
+            parts.append(f"IG_WINDOWS({kind}, {real})\nstatic const {real} ig_zeros_{kind}[{self._zeros}];")
+        parts += [resource(_HEADERS[name]) for name in _HEADERS if any(name == one for one, *_ in shared)]
+        for one in shared:
+            parts += _declared_and_defined(*one, group())
+        for kind, dtype in sorted(self._packs):
+            read = _READS.get(dtype, "IG_AS_IT_IS")
+            parts.append(f"IG_PACK({kind}, {_REALS[kind]}, {dtype}, {STORED[dtype]}, {read})")
+        return "\n".join([*parts, resource("run.h")])
+
+    def _routines(self) -> str:
+        """Each header once, and behind it what is written out of it."""
+        found = sorted(self.routines)
+        parts: list[str] = []
+        for header in dict.fromkeys(header for header, _ in found):
+            parts.append(resource(header))
+            parts += [macro for h, macro in found if h == header]
+        return "\n".join(parts)
+
+
+def _declared_and_defined(name: Shared, kind: str, width: str, group: int) -> list[str]:
+    macro, arguments = f"IG_{name.upper()}", ", ".join([kind, _REALS[kind], *([width] if width else [])])
+    head = f"{macro}_HEAD({arguments})"
+    if name == "attention":
+        arguments += f", INF_{kind.upper()}, {_NARROW_EXP[kind]}"
+    return [head, f"#if IG_IN({group})", f"{macro}({arguments})", "#endif"]
+
+
+def resource(name: str) -> str:
+    """The text of a header of `codegen/c`."""
+    return (resources.files("ingot.codegen") / "c" / name).read_text()
