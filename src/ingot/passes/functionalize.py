@@ -76,7 +76,7 @@ def _without_private_writes(module: fx.GraphModule) -> int:
         written = node.args[0] if node.args else None
         if not _writes(node) or not isinstance(written, fx.Node) or len(written.users) != 1:
             continue
-        functional = internals.functional_variant(node.target)
+        functional = internals.pointwise_form(node.target)
         if functional is None or not internals.gives_new_memory(written.target) or not _keeps_type(node, functional):
             continue
         node.target = functional

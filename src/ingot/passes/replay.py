@@ -29,16 +29,6 @@ from ingot.program.signature import InputKind, Output, OutputKind, Signature, re
 
 _REGIONS = (torch.ops.higher_order.wrap_with_autocast, torch.ops.higher_order.wrap_with_set_grad_enabled)
 _BRANCHING = frozenset(op for op in subgraphs.LAYOUTS if op not in _REGIONS)
-# On fakes, torch says that these keep the layout of their input; on the CPU they only keep channels-last.
-_BATCH_NORMS = frozenset(
-    (
-        torch.ops.aten.batch_norm.default,
-        torch.ops.aten.native_batch_norm.default,
-        torch.ops.aten._native_batch_norm_legit_no_training.default,
-        torch.ops.aten._native_batch_norm_legit_functional.default,
-        torch.ops.aten._native_batch_norm_legit.no_stats,
-    )
-)
 _CHANNELS_LAST = {4: (torch.channels_last,), 5: (torch.channels_last_3d,)}
 
 
@@ -110,12 +100,12 @@ class ReplayRecorder(Recorder):
             self.run(func, args, kwargs)  # strides are no part of a functional graph's meaning
             return args[0]
         if rule is None and self.decompositions is not None and not self._replays(func):
-            functional = _functional_form(func)
+            functional = internals.functional_form(func)
             if functional is not None:
                 return self._write(functional, args, kwargs)
         if rule is None:
             out = super().record(func, args, kwargs)
-            return self._laid_out(func, out) if func in _BATCH_NORMS else out
+            return self._laid_out(func, out) if internals.lays_out_anew(func) else out
         with self._physical:
             out = rule(*args, **kwargs)
         return super().record(func, args, kwargs) if out is NotImplemented else out
@@ -195,14 +185,6 @@ def _share(a: torch.Tensor, b: torch.Tensor) -> bool:
 
 
 @cache
-def _functional_form(func: Any) -> Any:
-    """For an operator of ATen that writes to its first argument, the one that returns the result instead."""
-    if not func._schema.is_mutable or func.namespace != "aten" or not func._opname.endswith("_"):
-        return None
-    packet = getattr(torch.ops.aten, func._opname.removesuffix("_"), None)
-    return getattr(packet, func._overloadname, None)
-
-
 def _restrides(args: tuple[Any, ...]) -> bool:
     """Whether an in-place view leaves the sizes as they are."""
     return len(args) > 2 and isinstance(args[1], (list, tuple)) and list(args[1]) == list(args[0].shape)

@@ -1,0 +1,126 @@
+"""Every non-public torch name that Ingot leans on enters here, so that a new torch release is this package's work.
+
+Public names (torch.fx, torch.ops, torch.export, FX graphs, ATen) are imported where they are used.
+"""
+
+from torch._dispatch.python import enable_python_dispatcher
+from torch._ops import HigherOrderOperator, OpOverload
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensor,
+    FakeTensorMode,
+    UnsupportedOperatorException,
+)
+from torch.fx._lazy_graph_module import _LazyGraphModule as LazyGraphModule
+from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode, ShapeEnv, compute_unbacked_bindings
+from torch.utils._sympy import functions as sympy_functions
+from torch.utils._sympy.numbers import int_oo
+from torch.utils._sympy.value_ranges import ValueRanges, bound_sympy
+
+from ingot.torch_internals.export import export_verifier, export_violation, guards_of
+from ingot.torch_internals.fakes import (
+    fake_dense,
+    fake_mode_of,
+    fake_sized,
+    is_plain,
+    is_static_input,
+    new_fake_mode,
+    same_memory,
+    storage_id,
+)
+from ingot.torch_internals.indexing import TracedTensor, python_calls_dispatched, read_by, traced, untraced
+from ingot.torch_internals.modes import (
+    DispatchMode,
+    Functionalization,
+    RecordingMode,
+    autocasts_in_force,
+    grad_mode,
+    inside_transform,
+    modes_restored,
+    real_tensors,
+    recording_paused,
+)
+from ingot.torch_internals.operators import (
+    all_decompositions,
+    below_autograd,
+    enter_autocast,
+    exit_autocast,
+    functional_form,
+    gives_new_memory,
+    has_rule,
+    hidden_writes,
+    higher_order_operators,
+    is_declared_effectful,
+    lays_out_anew,
+    operator_named,
+    pointwise_form,
+    set_grad_enabled,
+    tracepoint,
+    without_dispatch,
+    wrap_with_autocast,
+    wrap_with_set_grad_enabled,
+)
+from ingot.torch_internals.patches import (
+    TORCH_FOLDER,
+    MemoryHidden,
+    attributes_watched,
+    autocast_watched,
+    compilation_off,
+    control_flow_called_directly,
+    exporting,
+    failures_unlogged,
+    flex_attention_called_directly,
+    idle_conversions_skipped,
+    kernels_chosen_quietly,
+    memory_hidden,
+    mkldnn_off,
+    outside_of_compilation,
+)
+from ingot.torch_internals.restoring import (
+    RestoredShapeEnv,
+    SymbolFacts,
+    binding_path,
+    binding_steps,
+    restore_symbol,
+    symbol_facts,
+    symbolic_of_kind,
+)
+from ingot.torch_internals.symbols import (
+    NamedSource,
+    WatchedShapeEnv,
+    adopt_symbol,
+    bounds,
+    declare_guards,
+    expr_of,
+    guards_suppressed,
+    ignore_fresh_symbols,
+    is_replaced,
+    is_symbolic,
+    is_unbacked,
+    may_be_negative,
+    narrow,
+    new_symbol,
+    nothing_learned,
+    pending_symbols,
+    portable_expr_of,
+    range_of,
+    rename_symbol,
+    surely_equal,
+    sym_log2,
+    sym_sqrt,
+    symbolic_value,
+    symint,
+)
+from ingot.torch_internals.trees import (
+    TreeSpec,
+    branch_parts,
+    branch_spec,
+    flatten_rule,
+    leaf_spec,
+    leaf_spellings,
+    namedtuple_kind,
+    register_dataclass,
+    registered_container,
+    registered_here,
+)

@@ -1,0 +1,130 @@
+"""Operators: what their schemas do not say, and those that torch keeps to itself."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import _decomp
+from torch._library import simple_registry as _simple_registry
+from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket, _higher_order_ops, _OpNamespace
+
+enter_autocast: Callable[..., Any] = torch.amp.autocast_mode._enter_autocast
+
+
+exit_autocast: Callable[..., None] = torch.amp.autocast_mode._exit_autocast
+
+
+set_grad_enabled: Callable[[bool], None] = torch._C._set_grad_enabled
+
+
+below_autograd: Callable[[], contextlib.AbstractContextManager[None]] = torch._C._AutoDispatchBelowAutograd
+
+
+without_dispatch: Callable[[], contextlib.AbstractContextManager[None]] = torch._C._DisableTorchDispatch
+
+
+# The higher-order operator that stands in the graph where a preserved module's call begins and ends.
+tracepoint: HigherOrderOperator = torch.ops.higher_order._export_tracepoint
+
+
+def higher_order_operators() -> dict[str, HigherOrderOperator]:
+    return dict(_higher_order_ops)
+
+
+def has_rule(operator: HigherOrderOperator, mode: type) -> bool:
+    return mode in operator.python_key_table
+
+
+# Norms that write running statistics though their schemas do not say so, and those that keep no layout but
+# channels-last on the CPU, where their fakes keep any.
+_STATISTICS = frozenset(
+    getattr(torch.ops.aten, name).default
+    for name in (
+        *("batch_norm", "native_batch_norm", "cudnn_batch_norm", "miopen_batch_norm", "_batch_norm_impl_index"),
+        "instance_norm",
+    )
+)
+_LAID_OUT_ANEW = frozenset(
+    (
+        torch.ops.aten.batch_norm.default,
+        torch.ops.aten.native_batch_norm.default,
+        torch.ops.aten._native_batch_norm_legit_no_training.default,
+        torch.ops.aten._native_batch_norm_legit_functional.default,
+        torch.ops.aten._native_batch_norm_legit.no_stats,
+    )
+)
+
+
+def hidden_writes(func: Any, args: Sequence[Any]) -> Sequence[Any]:
+    """The arguments that an operator writes though its schema does not say so: running statistics, in training."""
+    return [a for a in args[3:5] if a is not None] if func in _STATISTICS and args[5] else ()
+
+
+def lays_out_anew(func: Any) -> bool:
+    """Whether an operator's results are contiguous or channels-last, whatever its fake says."""
+    return func in _LAID_OUT_ANEW
+
+
+# Composite operators that always compute a new tensor.
+_NEW = frozenset(
+    getattr(torch.ops.aten, name).default
+    for name in ("batch_norm", "conv1d", "conv2d", "conv3d", "linear", "layer_norm")
+)
+
+
+def gives_new_memory(func: Any) -> bool:
+    """Whether an operator's one result shares its memory with nothing. Composite operators may return what they got
+    without their schemas saying so; of those only some are known not to."""
+    if not isinstance(func, OpOverload) or len(func._schema.returns) != 1:
+        return False
+    if func._schema.is_mutable or func._schema.returns[0].alias_info is not None:
+        return False
+    composite = torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd")
+    return func in _NEW or (func.namespace == "aten" and not composite)
+
+
+def functional_form(func: Any) -> Any:
+    """For an operator of ATen that writes to its first argument, the one that returns the result instead, or None."""
+    if not isinstance(func, OpOverload) or func.namespace != "aten" or not func._schema.is_mutable:
+        return None
+    if not func._opname.endswith("_"):
+        return None
+    packet = getattr(torch.ops.aten, func._opname.removesuffix("_"), None)
+    return getattr(packet, func._overloadname, None)
+
+
+def pointwise_form(func: Any) -> Any:
+    """The functional form of an operator that computes each element by itself and draws nothing, or None."""
+    found = functional_form(func)
+    if found is None or torch.Tag.nondeterministic_seeded in found.tags:
+        return None
+    return found if torch.Tag.pointwise in found.tags or found is torch.ops.aten.detach.default else None
+
+
+wrap_with_autocast: HigherOrderOperator = torch.ops.higher_order.wrap_with_autocast
+
+
+wrap_with_set_grad_enabled: HigherOrderOperator = torch.ops.higher_order.wrap_with_set_grad_enabled
+
+
+def is_declared_effectful(op: OpOverload) -> bool:
+    """Whether somebody told torch that an operator has an effect."""
+    return _simple_registry.singleton.find(op._name).effect.effect is not None
+
+
+def operator_named(namespace: str, name: str, overload: str) -> OpOverload | None:
+    """The operator of that name if it is registered. Only operators are reached: torch.ops has functions too."""
+    found: Any = getattr(torch.ops, namespace, None)
+    for kind, part in ((_OpNamespace, name), (OpOverloadPacket, overload)):
+        if not isinstance(found, kind):
+            return None
+        found = getattr(found, part, None)
+    return found if isinstance(found, OpOverload) else None
+
+
+def all_decompositions() -> Mapping[Any, Any]:
+    """Every decomposition that torch knows, of core operators too."""
+    return _decomp.decomposition_table

@@ -1,0 +1,198 @@
+"""Attributes of torch that are others while something runs."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch._higher_order_ops import utils as _hop_utils
+from torch._subclasses.fake_tensor import (
+    FakeTensor,
+    unset_fake_temporarily,
+)
+from torch.fx.experimental.symbolic_shapes import (
+    ShapeEnv,
+)
+from torch.nn.attention import flex_attention as _flex
+
+from ingot.torch_internals.modes import recording_paused
+
+TORCH_FOLDER: str = torch.__path__[0]
+
+
+@contextlib.contextmanager
+def mkldnn_off() -> Iterator[None]:
+    """Inside, torch does not choose operators that only oneDNN has."""
+    old = torch._C._get_mkldnn_enabled()
+    torch._C._set_mkldnn_enabled(False)
+    try:
+        yield
+    finally:
+        torch._C._set_mkldnn_enabled(old)
+
+
+@contextlib.contextmanager
+def patched(owner: Any, **replacements: Any) -> Iterator[None]:
+    """Inside, attributes of a class or module are others. Afterwards what was inherited is inherited again."""
+    own = {name: vars(owner)[name] for name in replacements if name in vars(owner)}
+    for name, value in replacements.items():
+        setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        for name in replacements:
+            setattr(owner, name, own[name]) if name in own else delattr(owner, name)
+
+
+@contextlib.contextmanager
+def exporting() -> Iterator[None]:
+    """Inside, models that ask whether they are being exported hear yes, as under torch.export."""
+    with patched(torch.compiler, _is_compiling_flag=True, _is_exporting_flag=True):
+        yield
+
+
+@contextlib.contextmanager
+def failures_unlogged() -> Iterator[None]:
+    """Inside, torch logs no traceback when a fake kernel fails; the exception says as much."""
+    log = logging.getLogger("torch._subclasses.fake_tensor")
+    level = log.level
+    log.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        log.setLevel(level)
+
+
+@contextlib.contextmanager
+def compilation_off() -> Iterator[None]:
+    """Inside, functions under torch.compile run as they were written; compiled code would touch the memory of fakes."""
+
+    def leave(model: Any = None, **options: Any) -> Any:
+        return model if model is not None else lambda function: function
+
+    # Where torch._dynamo is not imported, nothing is compiled yet, and importing it takes a while.
+    eager = "torch._dynamo" in sys.modules
+    with (
+        patched(torch, compile=leave),
+        torch.compiler.set_stance("force_eager") if eager else contextlib.nullcontext(),
+    ):
+        yield
+
+
+class MemoryHidden(Exception):
+    """A fake tensor was asked where its memory is."""
+
+
+@contextlib.contextmanager
+def memory_hidden() -> Iterator[None]:
+    """Inside, asking a fake where its memory is raises MemoryHidden; torch would answer 0, which C code may follow."""
+    tensor, storage = torch.Tensor.data_ptr, torch.UntypedStorage.data_ptr
+
+    def tensor_pointer(self: torch.Tensor) -> int:
+        if isinstance(self, FakeTensor):
+            raise MemoryHidden("data_ptr() of a tensor that has no memory while the model is captured")
+        return tensor(self)
+
+    def storage_pointer(self: torch.UntypedStorage) -> int:
+        if self.device.type == "meta":
+            raise MemoryHidden("data_ptr() of a storage that has no memory while the model is captured")
+        return storage(self)
+
+    with patched(torch.Tensor, data_ptr=tensor_pointer), patched(torch.UntypedStorage, data_ptr=storage_pointer):
+        yield
+
+
+@contextlib.contextmanager
+def attributes_watched(on_set: Callable[[torch.nn.Module, str], None]) -> Iterator[None]:
+    """Inside, every assignment to a module's attribute is reported."""
+    original = torch.nn.Module.__setattr__
+
+    def setattr_(self: torch.nn.Module, name: str, value: Any) -> None:
+        original(self, name, value)
+        on_set(self, name)
+
+    with patched(torch.nn.Module, __setattr__=setattr_):
+        yield
+
+
+@contextlib.contextmanager
+def control_flow_called_directly(call: Callable[..., Any]) -> Iterator[None]:
+    """Inside, torch.cond, while_loop, scan and map reach their operator through `call(fn, args, kwargs)`.
+
+    Outside of a trace torch compiles them first, which loses the user's lines and takes seconds.
+    """
+    with patched(_hop_utils, _hop_compile_and_call=call):
+        yield
+
+
+@contextlib.contextmanager
+def kernels_chosen_quietly(env: ShapeEnv) -> Iterator[None]:
+    """Inside, a convolution that picks its kernel by batch size does not make that size part of the trace.
+
+    The choice decides about strides, which a program leaves to the kernels, and never about shapes.
+    """
+    choose = torch._C._select_conv_backend
+
+    def choose_quietly(*args: Any, **kwargs: Any) -> Any:
+        with env.suppress_guards():
+            return choose(*args, **kwargs)
+
+    with patched(torch._C, _select_conv_backend=choose_quietly):
+        yield
+
+
+@contextlib.contextmanager
+def autocast_watched(on_enter: Callable[..., None], on_exit: Callable[[], None]) -> Iterator[None]:
+    """Inside, every autocast context, the user's or a graph's own, reports its settings when it opens and closes."""
+    cls = torch.amp.autocast_mode.autocast
+    enter, leave = cls.__enter__, cls.__exit__
+
+    def watched_enter(self: Any) -> Any:
+        out = enter(self)
+        on_enter(self.device, self.fast_dtype, self._enabled, self._cache_enabled)
+        return out
+
+    def watched_exit(self: Any, *exception: Any) -> Any:
+        out = leave(self, *exception)
+        on_exit()
+        return out
+
+    with patched(cls, __enter__=watched_enter, __exit__=watched_exit):
+        yield
+
+
+@contextlib.contextmanager
+def idle_conversions_skipped() -> Iterator[None]:
+    """Inside, `module.to(dtype)` that changes nothing does nothing; torch would swap fakes, which it cannot."""
+    original = torch.nn.Module._apply
+
+    def apply(self: torch.nn.Module, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Any:
+        tensors = [*self.parameters(recurse), *self.buffers(recurse)]
+        with recording_paused():
+            idle = all(fn(tensor) is tensor for tensor in tensors)
+        return self if idle else original(self, fn, recurse)
+
+    with patched(torch.nn.Module, _apply=apply):
+        yield
+
+
+@contextlib.contextmanager
+def flex_attention_called_directly() -> Iterator[None]:
+    """Inside, flex_attention reaches its operator without compiling itself first."""
+    reads = sys.modules.get("torch._dynamo._trace_wrapped_higher_order_op")
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(patched(_flex, _FLEX_ATTENTION_DISABLE_COMPILE_DEBUG=True))
+        if reads is not None:  # a mask's function that reads a table; torch would write its own node for that
+            stack.enter_context(patched(reads, mod_index=torch.ops.aten.index.Tensor))
+        yield
+
+
+@contextlib.contextmanager
+def outside_of_compilation() -> Iterator[None]:
+    """Inside, nothing sees that torch.compile is at work: its fake tensors and its symbols are not ours."""
+    with torch._guards.tracing(None), unset_fake_temporarily():
+        yield

@@ -1,0 +1,264 @@
+"""Symbols of sizes and the environment that knows about them."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+import sympy
+import torch
+from torch._guards import Source as GuardSource
+from torch.fx.experimental import symbolic_shapes as _symbolic_shapes
+from torch.fx.experimental.symbolic_shapes import (
+    DimDynamic,
+    ShapeEnv,
+    ShapeGuard,
+    SLoc,
+    StrictMinMaxConstraint,
+    free_unbacked_symbols,
+)
+from torch.utils._sympy.numbers import int_oo
+from torch.utils._sympy.symbol import SymT, symbol_is_type
+from torch.utils._sympy.value_ranges import ValueRanges
+from torch.utils._traceback import CapturedTraceback
+
+sym_sqrt: Callable[..., Any] = torch._sym_sqrt  # type: ignore[attr-defined]
+
+
+sym_log2: Callable[..., Any] = torch._sym_log2  # type: ignore[attr-defined]
+
+
+class WatchedShapeEnv(ShapeEnv):
+    """A shape environment that reports every symbolic expression whose value is asked for.
+
+    Where `may_be_idle()`, `is_idle(expr, value)` says of a question whether the trace does not hang on the answer: then
+    it is answered, and nothing is made of it. Callbacks return before torch evaluates, so that none of their frames
+    stands between torch and the user's.
+    """
+
+    def __init__(
+        self,
+        on_evaluate: Callable[[sympy.Basic, sympy.Basic], None],
+        may_be_idle: Callable[[], bool],
+        is_idle: Callable[[sympy.Basic, sympy.Basic], bool],
+    ) -> None:
+        # trace_asserts: an assert statement on a value known only at run time becomes an assertion in the graph.
+        super().__init__(duck_shape=False, specialize_zero_one=False, trace_asserts=True)
+        self._on_evaluate = on_evaluate
+        self._may_be_idle = may_be_idle
+        self._is_idle = is_idle
+        self.idle_answers: dict[sympy.Basic, sympy.Basic] = {}
+
+    def evaluate_expr(self, orig_expr: sympy.Basic, *args: Any, **kwargs: Any) -> sympy.Basic:
+        symbols = orig_expr.free_symbols
+        if not symbols:
+            return ShapeEnv.evaluate_expr(self, orig_expr, *args, **kwargs)
+        if self._may_be_idle() and not any(is_unbacked(symbol) for symbol in symbols):
+            if orig_expr in self.idle_answers:
+                return self.idle_answers[orig_expr]
+            with self.suppress_guards():
+                value = ShapeEnv.evaluate_expr(self, orig_expr, *args, **kwargs)
+            if self._is_idle(orig_expr, value):
+                return value
+        value = ShapeEnv.evaluate_expr(self, orig_expr, *args, **kwargs)
+        self._on_evaluate(orig_expr, value)
+        return value
+
+    # torch looks for the user's frame by file name, to see whether it stands at an assert: this is not that frame.
+    evaluate_expr.__code__ = evaluate_expr.__code__.replace(co_filename=_symbolic_shapes.__file__)
+
+    def _generate_unique_id(self, source_name: str) -> Any:
+        # torch numbers its symbols by a hash of where they come from; ours carry the dim's name, so that they can be
+        # read and are the same in every process.
+        return f"_{source_name}"
+
+
+class NamedSource(GuardSource):
+    """Where a symbol comes from, for torch's own messages: the user's argument and dim."""
+
+    def __init__(self, text: str) -> None:
+        object.__setattr__(self, "text", text)
+
+    @property
+    def _name_template(self) -> str:
+        return str(self.text)  # type: ignore[attr-defined]
+
+    @property
+    def name(self) -> str:
+        return str(self.text)  # type: ignore[attr-defined]
+
+    @property
+    def guard_source(self) -> Any:
+        from torch._guards import GuardSource as Kind
+
+        return Kind.CONSTANT
+
+    def __hash__(self) -> int:
+        return hash(self.name)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, NamedSource) and self.name == other.name
+
+
+def new_symbol(env: ShapeEnv, name: str, hint: int, low: int, high: int | None) -> sympy.Symbol:
+    """A size symbol with its range; `high` None is no bound."""
+    ranged = ValueRanges(low, int_oo if high is None else high)
+    symbol = env.create_symbol(
+        hint,
+        NamedSource(name),
+        dynamic_dim=DimDynamic.DYNAMIC,
+        constraint_dim=StrictMinMaxConstraint(vr=ranged, warn_only=False),
+        positive=True if low > 0 else None,
+        do_not_specialize_zero_one=True,
+    )
+    assert isinstance(symbol, sympy.Symbol)
+    return symbol
+
+
+def symint(env: ShapeEnv, expr: sympy.Expr) -> int | torch.SymInt:
+    """The SymInt of an expression, or the int where it is one."""
+    if expr.is_number:
+        return int(expr)
+    out: int | torch.SymInt = env.create_symintnode(expr, hint=None)
+    return out
+
+
+def may_be_negative(value: torch.SymInt, symbol: sympy.Symbol) -> bool:
+    """Whether a symbol of this number is one that only the run tells, and nothing says that it is 0 or more."""
+    if not symbol_is_type(symbol, SymT.UNBACKED_INT):
+        return False
+    known = value.node.shape_env.var_to_range.get(symbol)
+    return known is None or bool(known.lower < 0)
+
+
+def symbolic_value(env: ShapeEnv, expr: sympy.Basic) -> Any:
+    """The SymInt, SymFloat or SymBool of an expression."""
+    if expr.is_number or expr in (sympy.true, sympy.false):
+        return bool(expr) if expr in (sympy.true, sympy.false) else (int(expr) if expr.is_integer else float(expr))
+    if isinstance(expr, sympy.logic.boolalg.Boolean) and not isinstance(expr, sympy.Symbol):  # which is one too
+        return env.create_symboolnode(expr)
+    if expr.is_integer:
+        return env.create_symintnode(expr, hint=None)
+    return env.create_symfloatnode(expr, hint=None)
+
+
+def expr_of(value: Any) -> sympy.Expr:
+    """The expression behind a SymInt, SymFloat or SymBool, or of a plain number."""
+    if is_symbolic(value):
+        return value.node.expr
+    if isinstance(value, bool):
+        return sympy.true if value else sympy.false
+    return sympy.sympify(value)
+
+
+def is_symbolic(value: Any) -> bool:
+    return isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool)
+
+
+def is_unbacked(symbol: sympy.Symbol) -> bool:
+    return bool(free_unbacked_symbols(symbol))
+
+
+def ignore_fresh_symbols(env: ShapeEnv) -> contextlib.AbstractContextManager[None]:
+    return env.ignore_fresh_unbacked_symbols()
+
+
+def pending_symbols(env: ShapeEnv) -> list[sympy.Symbol]:
+    return env.pending_fresh_unbacked_symbols
+
+
+def rename_symbol(env: ShapeEnv, fresh: sympy.Symbol, known: sympy.Symbol) -> None:
+    """From now on a symbol that a run just made is another name of a known one, with all that is known of that."""
+    env._rename_unbacked_to(fresh, known)
+
+
+@contextlib.contextmanager
+def nothing_learned(env: ShapeEnv | None) -> Iterator[None]:
+    """Inside, calls on fakes add no guard, no assertion and no pending symbol to the environment."""
+    if env is None:
+        yield
+        return
+    with env.suppress_guards(), env.ignore_fresh_unbacked_symbols():
+        yield
+
+
+def surely_equal(env: ShapeEnv | None, a: sympy.Basic, b: sympy.Basic) -> bool:
+    """Whether two sizes are the same number, by all that the environment knows of their symbols."""
+    if env is None or a == b:
+        return bool(a == b)
+    a, b = env.simplify(a), env.simplify(b)
+    if isinstance(a, sympy.logic.boolalg.Boolean) or isinstance(b, sympy.logic.boolalg.Boolean):
+        # 2 <= n and n >= 2 are two expressions to sympy.
+        return bool(_with_canonical_relations(a) == _with_canonical_relations(b))
+    return bool(a == b or env._maybe_evaluate_static(sympy.Eq(a, b)) == sympy.true)
+
+
+def _with_canonical_relations(expr: sympy.Basic) -> sympy.Basic:
+    return expr.replace(lambda e: isinstance(e, sympy.core.relational.Relational), lambda e: e.canonical)
+
+
+def portable_expr_of(value: Any) -> sympy.Expr:
+    """The expression of a symbolic value, in symbols that another environment may adopt.
+
+    A size that was found to be equal to something is that. A number known only at run time stays its own symbol, since
+    a node makes it known by that name.
+    """
+    expr, env = value.node._expr, value.node.shape_env
+    return expr.xreplace({s: env._find(s) for s in expr.free_symbols if not is_unbacked(s)})
+
+
+def adopt_symbol(env: ShapeEnv, symbol: sympy.Symbol, origin: ShapeEnv) -> sympy.Basic | None:
+    """Makes a symbol of one environment, with its range and example value, known to another.
+
+    Returns what the symbol was found to be equal to, if it was.
+    """
+    hint = origin.backed_var_to_val.get(symbol)
+    if hint is not None:
+        env.backed_var_to_val[symbol] = hint
+    elif symbol.name[-1:].isdigit():
+        # A symbol that only a run makes known: the next one that is made must not get its name.
+        number = int("".join(filter(str.isdigit, symbol.name))) + 1
+        env.unbacked_symint_counter = max(env.unbacked_symint_counter, number)
+        env.unbacked_symfloat_counter = max(env.unbacked_symfloat_counter, number)
+    found = origin.var_to_range.get(symbol, ValueRanges.unknown_int())
+    env.var_to_stack[symbol] = CapturedTraceback.extract()
+    env.constrain_symbol_range(symbol, found.lower, found.upper)
+    equal = origin._find(symbol)
+    if equal == symbol:
+        return None
+    env.replacements[symbol] = equal
+    env._replacements_version_counter += 1
+    env._update_version_counter()
+    return equal
+
+
+def is_replaced(env: ShapeEnv, symbol: sympy.Symbol) -> bool:
+    return symbol in env.replacements
+
+
+def guards_suppressed(env: ShapeEnv) -> contextlib.AbstractContextManager[None]:
+    """Inside, questions about sizes are answered by the example and leave no trace."""
+    return env.suppress_guards()
+
+
+def bounds(found: ValueRanges[Any]) -> tuple[int, int | None]:
+    """The least and greatest number of a range; None is no bound above."""
+    low = int(found.lower) if found.lower.is_Integer else -(2**63)
+    return low, int(found.upper) if found.upper.is_Integer else None
+
+
+def range_of(size: torch.SymInt) -> tuple[int, int | None]:
+    """The least and greatest number that a symbol may be; None is no bound above."""
+    return bounds(size.node.shape_env.var_to_range[size.node.expr])
+
+
+def narrow(env: ShapeEnv, symbol: sympy.Symbol, low: int, high: int | None) -> None:
+    env.var_to_range[symbol] = ValueRanges(low, int_oo if high is None else high)
+
+
+def declare_guards(env: ShapeEnv, sources: Mapping[sympy.Symbol, str], guards: Iterable[sympy.Basic]) -> None:
+    """The conditions, and no others, that torch.export checks at each call; `sources` is where it finds a symbol."""
+    for symbol, text in sources.items():
+        env.var_to_sources[symbol] = [NamedSource(text)]
+    env.guards = [ShapeGuard(guard, SLoc("", ""), size_oblivious=False) for guard in guards]
