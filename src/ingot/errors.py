@@ -28,6 +28,9 @@
     │   │   └── CompilerKilled      a signal ended it: out of memory, most often
     │   └── StorageError            a disk is full, a folder is read-only or not there
     │       └── CacheError          neither the cache nor a folder of temporary files can hold the library
+    ├── OnnxError                   a Program could not become an ONNX file
+    │   ├── UnsupportedByOnnx       an operator has no rule, or ONNX cannot say it
+    │   └── OnnxMismatch            the file does not check, does not run, or gives something else than torch
     └── FileError                   a file cannot be used (ingot_runtime.errors draws that branch, and what a call of
         │                           a compiled model may raise)
         └── MissingOperator         it uses an operator that is not registered in this process
@@ -162,6 +165,18 @@ class CacheError(StorageError):
     """Neither the cache nor a folder of temporary files can hold a library."""
 
 
+class OnnxError(IngotError):
+    """A Program could not become an ONNX file."""
+
+
+class UnsupportedByOnnx(OnnxError):
+    """Operators of a Program have no rule, or ONNX has no way to say what they do."""
+
+
+class OnnxMismatch(OnnxError):
+    """An ONNX model does not check, does not run, or gives something else than torch."""
+
+
 __all__ = [
     "AssertionFailed",
     "CacheError",
@@ -184,6 +199,8 @@ __all__ = [
     "NoCompiler",
     "NotAnIngotFile",
     "NumericsError",
+    "OnnxError",
+    "OnnxMismatch",
     "PassError",
     "SaveError",
     "StateDictError",
@@ -192,6 +209,7 @@ __all__ = [
     "StructureError",
     "UnflattenError",
     "UnsafeFile",
+    "UnsupportedByOnnx",
     "UnsupportedMachine",
     "UnsupportedOperator",
     "UnsupportedSchema",

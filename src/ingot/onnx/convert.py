@@ -1,0 +1,248 @@
+"""The whole of an export: a program's inputs and state, its graph, its outputs, as one onnx-ir model."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import onnx
+import onnx_ir as ir
+import torch
+from torch import fx
+
+from ingot.errors import OnnxError, explain
+from ingot.onnx.dtypes import TO_ONNX, name_of
+from ingot.onnx.export import OLDEST_OPSET, TAKES, Exporter, refusal, rule_of
+from ingot.onnx.values import Tensor, sizes_of
+from ingot.program import tree
+from ingot.program.cutting import graph_modules
+from ingot.program.metadata import value_of
+from ingot.program.program import Program
+from ingot.program.signature import MUTATION_KINDS, STATE_KINDS, InputKind, OutputKind
+
+DEFAULT_OPSET = 20
+NEWEST_OPSET = 26
+# The first version of the format in which nodes may say where they come from.
+IR_VERSION = 10
+
+
+@dataclass(frozen=True, slots=True)
+class Exported:
+    """A model, and what those who run it need to know of it.
+
+    `inputs` names, for each ONNX input that the caller gives, the program's placeholder; `state` names the inputs that
+    have a default, a buffer that the model writes to, with the state's key. `outputs` are the results in order and
+    then what was written: ("result", place) or ("state", key) or ("argument", placeholder).
+    """
+
+    model: ir.Model
+    opset: int
+    inputs: tuple[tuple[str, str], ...]
+    state: tuple[tuple[str, str], ...]
+    outputs: tuple[tuple[str, str, Any], ...]
+    draws: bool
+
+
+def whole(program: Program) -> list[Any]:
+    """The operators of a program that have a rule here for every node of theirs: they need not be decomposed."""
+    import ingot.onnx.rules  # noqa: F401  fills RULES
+
+    kept: dict[Any, bool] = {}
+    for module in graph_modules(program.graph_module):
+        for node in module.graph.nodes:
+            if node.op == "call_function":
+                takes = TAKES.get(node.target)
+                kept[node.target] = kept.get(node.target, True) and (takes is None or takes(node))
+    return [target for target, fits in kept.items() if fits and rule_of(target) is not None]
+
+
+def check_opset(opset: int | None) -> int:
+    """The opset to write. Raises OnnxError for one that we do not."""
+    chosen = DEFAULT_OPSET if opset is None else opset
+    newest = min(NEWEST_OPSET, onnx.defs.onnx_opset_version())
+    if not isinstance(chosen, int) or not OLDEST_OPSET <= chosen <= newest:
+        raise OnnxError(
+            explain(
+                f"opset={opset!r} cannot be written.",
+                why=f"the exporter writes opsets {OLDEST_OPSET} to {newest}",
+                fix=f"give one of them, or none for {DEFAULT_OPSET}",
+            )
+        )
+    return chosen
+
+
+def convert(program: Program, opset: int | None = None) -> Exported:
+    """The program as an ONNX model. Every operator that cannot be said is named in one UnsupportedByOnnx."""
+    import ingot.onnx.rules  # noqa: F401  fills RULES
+
+    ex = Exporter(program, check_opset(opset))
+    missing = _missing(program)
+    if missing:
+        raise refusal(missing)
+    inputs, state = _placeholders(ex)
+    names = _output_names(ex)  # before nodes take names: these are what the user sees
+    outputs = _outputs(ex, ex.run(program.graph), names)
+    graph = ir.Graph(
+        [value.value for value, _ in (*inputs, *state)],
+        [value.value for value, _ in outputs],
+        nodes=ex.scope.nodes,
+        initializers=[value for value in ex.initializers if value.uses() or value.is_graph_input()],
+        opset_imports={"": ex.opset},
+        name="main",
+    )
+    from ingot import __version__
+
+    model = ir.Model(
+        graph,
+        ir_version=max(IR_VERSION, _ir_version(ex.opset)),
+        producer_name="ingot",
+        producer_version=__version__,
+    )
+    return Exported(
+        model,
+        ex.opset,
+        tuple((str(value.value.name), name) for value, name in inputs),
+        tuple((str(value.value.name), name) for value, name in state),
+        tuple((str(value.value.name), *what) for value, what in outputs),
+        ex.draws,
+    )
+
+
+def _ir_version(opset: int) -> int:
+    found: int = onnx.helper.find_min_ir_version_for([onnx.helper.make_opsetid("", opset)], ignore_unknown=True)
+    return found
+
+
+def _missing(program: Program) -> list[tuple[fx.Node, str]]:
+    """Nodes that no rule can take, with why."""
+    found = []
+    for module in graph_modules(program.graph_module):
+        for node in module.graph.nodes:
+            given = node.op == "placeholder" and node.users
+            if node.op == "call_function" or given:
+                reason = _complaint(node)
+                if reason is not None:
+                    found.append((node, reason))
+    return found
+
+
+def _complaint(node: fx.Node) -> str | None:
+    value = value_of(node)
+    if isinstance(value, int | float | bool | torch.SymInt | torch.SymFloat | torch.SymBool):
+        return None
+    if node.op == "call_function" and rule_of(node.target) is None:
+        return "there is no rule for it"
+    for part in value if isinstance(value, tuple | list) else (value,):
+        if isinstance(part, torch.Tensor):
+            if part.dtype not in TO_ONNX:
+                return f"ONNX has no {name_of(part.dtype)}"
+            if part.layout is not torch.strided:
+                return f"ONNX has no {part.layout} tensors"
+    return None
+
+
+# ---------------------------------------------------------------------- inputs
+
+
+def _placeholders(ex: Exporter) -> tuple[list[tuple[Tensor, str]], list[tuple[Tensor, str]]]:
+    """Inputs by their own names, and the state that the model writes to, as inputs that have a default."""
+    program = ex.program
+    nodes = [n for n in program.graph.nodes if n.op == "placeholder"]
+    written = {o.target for o in program.signature.outputs if o.kind in MUTATION_KINDS}
+    inputs: list[tuple[Tensor, str]] = []
+    state: list[tuple[Tensor, str]] = []
+    tied: dict[Any, Tensor] = {}
+    pairs = list(zip(program.signature.placeholders, nodes, strict=True))
+    for spec, node in sorted(pairs, key=lambda pair: pair[0].kind in STATE_KINDS):  # the user's own names come first
+        value = value_of(node)
+        if spec.kind in STATE_KINDS:
+            if not node.users and spec.target not in written:
+                continue
+            tensor = program.state_of(spec)
+            key = (tensor.data_ptr(), tuple(tensor.shape), tensor.stride(), tensor.dtype)
+            made = tied.get(key) if tensor.numel() and spec.target not in written else None
+            if made is None:
+                made = ex.initializer(str(spec.target), tensor)
+                tied[key] = made
+            if spec.target in written:
+                state.append((made, str(spec.target)))
+            ex.values[node] = made
+        elif spec.kind is InputKind.TOKEN:
+            continue
+        elif isinstance(value, torch.Tensor):
+            made = ex.named_input(spec.name, value.dtype, sizes_of(value.shape))
+            inputs.append((made, spec.name))
+            ex.values[node] = made
+            for dim, size in enumerate(made.sizes):
+                ex.sizes.learn(size, made, dim)
+        else:
+            inputs.append((_number(ex, node, spec.name, value), spec.name))
+    return inputs, state
+
+
+def _number(ex: Exporter, node: fx.Node, name: str, value: Any) -> Tensor:
+    """An argument that is an int, a float or a bool: a tensor of rank 0."""
+    dtype = torch.int64
+    if isinstance(value, float | torch.SymFloat):
+        dtype = torch.float64
+    elif isinstance(value, bool | torch.SymBool):
+        dtype = torch.bool
+    made = ex.named_input(name, dtype, ())
+    if isinstance(value, torch.SymInt | torch.SymFloat):
+        ex.sizes.learn(value.node.expr, made, None)
+        ex.values[node] = ex.symbolic(value)
+    else:
+        ex.values[node] = made
+    return made
+
+
+# ---------------------------------------------------------------------- outputs
+
+
+def _outputs(ex: Exporter, values: Sequence[Any], names: Sequence[str]) -> list[tuple[Tensor, tuple[str, Any]]]:
+    """Results, then what the model wrote, each under its name."""
+    program = ex.program
+    results: list[tuple[Tensor, tuple[str, Any]]] = []
+    writes: list[tuple[Tensor, tuple[str, Any]]] = []
+    places = iter(_result_places(program))
+    claimed: set[ir.Value] = set()
+    ex.node = next(n for n in reversed(program.graph.nodes) if n.op == "output")
+    for spec, value, name in zip(program.signature.graph_outputs, values, names, strict=True):
+        if spec.kind is OutputKind.TOKEN:
+            continue
+        tensor = value if isinstance(value, Tensor) else ex.operand(value, _plain_type(value))
+        if tensor.value.producer() is None or tensor.value in claimed:
+            tensor = ex.renamed(tensor, name)  # an input, or an output already
+        claimed.add(tensor.value)
+        tensor.value.name = name
+        if spec.kind is OutputKind.RESULT:
+            results.append((tensor, ("result", next(places)[0])))
+        else:
+            writes.append((tensor, ("argument" if spec.kind is OutputKind.ARGUMENT_MUTATION else "state", spec.target)))
+    return [*results, *writes]
+
+
+def _plain_type(value: Any) -> torch.dtype:
+    return torch.bool if isinstance(value, bool) else torch.float64 if isinstance(value, float) else torch.int64
+
+
+def _output_names(ex: Exporter) -> list[str]:
+    """A name for each value that the graph returns: its path in the user's result, or what it is written to."""
+    places = iter(_result_places(ex.program))
+    names = []
+    for spec in ex.program.signature.graph_outputs:
+        name = next(places)[1] if spec.kind is OutputKind.RESULT else f"{spec.target}.out"
+        names.append(ex.unique(name))
+    return names
+
+
+def _result_places(program: Program) -> list[tuple[int, str]]:
+    """The place of each result that the graph gives among the leaves of the user's, and its path there."""
+    paths = tree.leaf_paths(program.signature.out_tree)
+    found = []
+    for place, (spec, path) in enumerate(zip(program.signature.user_outputs, paths, strict=True)):
+        if spec.kind is OutputKind.RESULT:
+            words = ".".join(str(step) for step in path)
+            found.append((place, words if words and not words[0].isdigit() else f"output.{words}" if words else "output"))
+    return found

@@ -1,0 +1,569 @@
+"""A Program becomes an ONNX model: one rule an operator, from ATen's to ONNX's.
+
+    @exports(aten.relu.default)
+    def relu(ex, x): return ex.op("Relu", x)
+
+A rule is given the Exporter and the node's arguments as Tensors, Sizes and plain Python values; it returns Tensors.
+The node being exported is `ex.node`, its type `ex.out`. What a rule returns is cast to the type that torch gives it.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import onnx
+import onnx_ir as ir
+import sympy
+import torch
+from onnx_ir.tensor_adapters import TorchTensor
+from torch import fx
+
+from ingot.errors import UnsupportedByOnnx, explain
+from ingot.onnx.dtypes import BY_CODE, CODE_OF, CODES, TO_ONNX, WIDER, name_of
+from ingot.onnx.kernels import KERNELS
+from ingot.onnx.sizes import Sizes, UnknownSize
+from ingot.onnx.values import Number, Size, Tensor, size_of, sizes_of
+from ingot.program import dims
+from ingot.program.metadata import module_path_of, source_of, value_of
+from ingot.program.program import Program
+
+Rule = Callable[..., Any]
+R = TypeVar("R", bound=Rule)
+RULES: dict[Any, Rule] = {}
+# Whether the rule of an operator that is made of others can take a node; without an entry it takes all.
+TAKES: dict[Any, Callable[[fx.Node], bool]] = {}
+
+OLDEST_OPSET = 18
+
+
+def exports(*targets: Any, takes: Callable[[fx.Node], bool] | None = None) -> Callable[[R], R]:
+    """Registers the rule for these operators; a second registration is a bug.
+
+    `takes` is for an operator that is made of others: nodes that it says no to are decomposed.
+    """
+
+    def register(rule: R) -> R:
+        for target in targets:
+            if target in RULES:
+                raise ValueError(f"there is a rule for {target} already: {RULES[target].__name__}")
+            RULES[target] = rule
+            if takes is not None:
+                TAKES[target] = takes
+        return rule
+
+    return register
+
+
+def rule_of(target: Any) -> Rule | None:
+    """The rule of an operator; that of a library which may not be installed is registered by the operator's name."""
+    return RULES.get(target) or RULES.get(str(target))
+
+
+class Unsupported(Exception):
+    """Raised by a rule that cannot take its arguments; all of them are told at once."""
+
+
+def refusal(found: Sequence[tuple[fx.Node, str]]) -> UnsupportedByOnnx:
+    """One error for everything that ONNX cannot say: each operator once with a reason, and where it is used."""
+    places: dict[tuple[str, str], list[str]] = {}
+    for node, reason in found:
+        source, path = source_of(node), module_path_of(node)
+        where = ", ".join(part for part in (f"in {path}" if path else "", str(source) if source else "") if part)
+        places.setdefault((str(node.target), reason), []).append(where or f"node {node.name}")
+    lines = []
+    for (target, reason), wheres in places.items():
+        more = f" and {len(wheres) - 1} more" if len(wheres) > 1 else ""
+        lines.append(f"    {target}: {reason} ({wheres[0]}{more})")
+    count = len({target for target, _ in places})
+    return UnsupportedByOnnx(
+        explain(
+            f"{count} operator{'s' if count > 1 else ''} cannot be exported to ONNX:\n" + "\n".join(lines),
+            fix="rewrite these lines with other operators, or register a rule with ingot.onnx.export.exports",
+        )
+    )
+
+
+@functools.cache
+def schema_of(kind: str, opset: int) -> onnx.defs.OpSchema:
+    return onnx.defs.get_schema(kind, opset, "")
+
+
+@functools.cache
+def _allowed(kind: str, opset: int, variable: str) -> tuple[frozenset[torch.dtype], frozenset[torch.dtype]]:
+    """The types that a variable of an operator may be by its schema, and those that kernels have."""
+    schema = schema_of(kind, opset)
+    constraint = next((c for c in schema.type_constraints if c.type_param_str == variable), None)
+    names = constraint.allowed_type_strs if constraint is not None else []
+    legal = frozenset(BY_CODE[code] for code, name in CODES.items() if f"tensor({name})" in names)
+    limited = KERNELS.get(kind, {}).get(variable)
+    kernels = legal if limited is None else legal & frozenset(BY_CODE[code] for code in limited.split())
+    return legal, kernels
+
+
+@dataclass(slots=True)
+class Scope:
+    """A graph that is being written: its nodes, and what they have computed of sizes and constants."""
+
+    nodes: list[ir.Node] = field(default_factory=list)
+    memo: dict[Any, Tensor] = field(default_factory=dict)
+
+
+class Exporter:
+    """The state of one export: nodes and initializers so far, and the value of every FX node."""
+
+    def __init__(self, program: Program, opset: int) -> None:
+        self.program = program
+        self.opset = opset
+        self.values: dict[fx.Node, Any] = {}
+        self.initializers: list[ir.Value] = []
+        self.sizes = Sizes(self)
+        self.node: fx.Node = next(iter(program.graph.nodes))
+        self.draws = False  # whether the model draws random numbers
+        self._scopes = [Scope()]
+        self._constants: dict[Any, Tensor] = {}
+        self._taken: dict[str, int] = {}
+        self._origin: tuple[fx.Node, dict[str, str]] | None = None
+        self._count = 0
+
+    # ------------------------------------------------------------------ graphs
+
+    @property
+    def scope(self) -> Scope:
+        return self._scopes[-1]
+
+    @property
+    def memo(self) -> dict[Any, Tensor]:
+        return self.scope.memo
+
+    @contextmanager
+    def inner_scope(self) -> Iterator[Scope]:
+        """Nodes written inside go to a graph of their own, which sees all that is known outside."""
+        self._scopes.append(Scope(memo=dict(self.memo)))
+        try:
+            yield self.scope
+        finally:
+            self._scopes.pop()
+
+    def run(self, graph: fx.Graph) -> Any:
+        """Exports every node of a graph whose placeholders have values; returns the value of its output."""
+        failed: list[tuple[fx.Node, str]] = []
+        for node in graph.nodes:
+            if node.op in ("placeholder", "get_attr"):
+                continue
+            if node.op == "output":
+                if failed:
+                    raise refusal(failed)
+                return self.argument(node.args[0])
+            outer, self.node = self.node, node
+            try:
+                self.values[node] = self._exported(node)
+            except (Unsupported, UnknownSize) as error:
+                failed.append((node, str(error)))
+                self.values[node] = self._stand_in(value_of(node))
+            finally:
+                self.node = outer
+        raise AssertionError("a graph has an output")
+
+    def _exported(self, node: fx.Node) -> Any:
+        value = value_of(node)
+        if isinstance(value, int | float | bool):
+            return value
+        rule = rule_of(node.target)
+        if isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool):
+            made = rule(self, *map(self.argument, node.args)) if rule is not None else None
+            if isinstance(made, Tensor):
+                self._learn_number(value, made)
+            return self.symbolic(value)
+        assert rule is not None, node.target
+        self._count = 0
+        result = rule(self, *map(self.argument, node.args), **{k: self.argument(v) for k, v in node.kwargs.items()})
+        if isinstance(value, tuple | list):
+            assert isinstance(result, tuple | list) and len(result) == len(value), f"{node.target}: {len(value)} results"
+            several = len(value) > 1
+            return [
+                self._settled(part, fake, f"{node.name}.{place}" if several else node.name)
+                for place, (part, fake) in enumerate(zip(result, value, strict=True))
+            ]
+        return self._settled(result, value, node.name)
+
+    def _settled(self, part: Any, fake: Any, name: str) -> Any:
+        """A result with torch's type and shape, under the node's name if it was made for it."""
+        if isinstance(fake, torch.SymInt | torch.SymFloat | torch.SymBool):
+            if isinstance(part, Tensor):
+                self._learn_number(fake, part)
+            return self.symbolic(fake)
+        if not isinstance(part, Tensor) or not isinstance(fake, torch.Tensor):
+            return fake if isinstance(fake, int | float | bool) else part
+        part = self.cast(part, fake.dtype)
+        made = Tensor(part.value, fake.dtype, sizes_of(fake.shape))
+        producer = part.value.producer()
+        if producer is not None and part.value.shape is None:
+            part.value.shape = onnx_shape(made.sizes)
+            part.value.name = self.unique(name)
+        for dim, size in enumerate(made.sizes):
+            self.sizes.learn(size, made, dim)
+        return made
+
+    def _learn_number(self, value: Any, made: Tensor) -> None:
+        expr = value.node.expr
+        if isinstance(value, torch.SymBool) and len(expr.free_symbols) == 1 and not expr.is_Symbol:
+            made = self.cast(made, torch.int64)  # torch writes the truth of a tensor as a number that is 1
+            (expr,) = expr.free_symbols
+        self.sizes.learn(expr, made, None)
+
+    def _stand_in(self, value: Any) -> Any:
+        """Something of the right type, so that the export goes on and finds every other complaint."""
+        if isinstance(value, tuple | list):
+            return [self._stand_in(part) for part in value]
+        if isinstance(value, torch.Tensor):
+            made = Tensor(ir.Value(name=self.unique("refused")), value.dtype, sizes_of(value.shape))
+            for dim, size in enumerate(made.sizes):
+                self.sizes.learn(size, made, dim)
+            return made
+        if isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool):
+            self.sizes.learn(value.node.expr, Tensor(ir.Value(name=self.unique("refused")), torch.int64, ()), None)
+            return self.symbolic(value)
+        return value
+
+    def argument(self, value: Any) -> Any:
+        """An argument of a node, with nodes replaced by their values and symbolic numbers by Sizes."""
+        if isinstance(value, fx.Node):
+            if value.op == "get_attr":
+                return getattr(value.graph.owning_module, str(value.target))
+            return self.values[value]
+        if isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool):
+            return self.symbolic(value)
+        if isinstance(value, list | tuple):
+            return [self.argument(v) for v in value]
+        if isinstance(value, dict):
+            return {k: self.argument(v) for k, v in value.items()}
+        return value
+
+    def symbolic(self, value: Any) -> Any:
+        """A symbolic number as a Size; a float or a bool as a Tensor of rank 0."""
+        if isinstance(value, torch.SymInt):
+            return size_of(value)
+        expr = value.node.expr
+        if expr.is_number or expr in (sympy.true, sympy.false):
+            return float(expr) if isinstance(value, torch.SymFloat) else bool(expr)
+        dtype = torch.float64 if isinstance(value, torch.SymFloat) else torch.bool
+        made = self.sizes.computed(expr, dtype)
+        return Tensor(made.value, dtype, ())
+
+    # ------------------------------------------------------------------ the node being exported
+
+    @property
+    def out(self) -> torch.Tensor:
+        """The type of the node being exported, or of its first result."""
+        value = value_of(self.node)
+        made: torch.Tensor = value[0] if isinstance(value, tuple | list) else value
+        return made
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.out.dtype
+
+    @property
+    def shape(self) -> tuple[Size, ...]:
+        return sizes_of(self.out.shape)
+
+    # ------------------------------------------------------------------ making
+
+    def unique(self, name: str) -> str:
+        """`name`, or `name_1` … where it is taken; names are unique in the whole file."""
+        count = self._taken.get(name)
+        if count is None:
+            self._taken[name] = 0
+            return name
+        while True:
+            count += 1
+            candidate = f"{name}_{count}"
+            if candidate not in self._taken:
+                self._taken[name] = count
+                self._taken[candidate] = 0
+                return candidate
+
+    def op(self, kind: str, *inputs: Tensor | None, dtype: torch.dtype | None = None, **attributes: Any) -> Tensor:
+        """One node with one result. `dtype` is the result's where the schema leaves it open.
+
+        A type that the operator or its kernels lack is computed in a wider one.
+        """
+        return self.several(kind, 1, *inputs, dtype=dtype, **attributes)[0]
+
+    def several(
+        self, kind: str, count: int, *inputs: Tensor | None, dtype: torch.dtype | None = None, **attributes: Any
+    ) -> list[Tensor]:
+        """One node with several results."""
+        schema = schema_of(kind, self.opset)
+        inputs, bound, narrow = self._typed(kind, schema, inputs)
+        results = []
+        for place in range(count):
+            spec = schema.outputs[min(place, len(schema.outputs) - 1)]
+            results.append(bound.get(spec.type_str) or dtype or _fixed(spec.type_str))
+        values = self._node(kind, inputs, results, attributes)
+        made = [Tensor(value, kind_) for value, kind_ in zip(values, results, strict=True)]
+        return [
+            self.cast(part, narrow[spec.type_str]) if spec.type_str in narrow else part
+            for part, spec in zip(
+                made, (schema.outputs[min(p, len(schema.outputs) - 1)] for p in range(count)), strict=True
+            )
+        ]
+
+    def _typed(
+        self, kind: str, schema: onnx.defs.OpSchema, inputs: Sequence[Tensor | None]
+    ) -> tuple[list[Tensor | None], dict[str, torch.dtype], dict[str, torch.dtype]]:
+        """Inputs in types that can be computed; what each type variable is, and what it was before it was widened."""
+        bound: dict[str, torch.dtype] = {}
+        narrow: dict[str, torch.dtype] = {}
+        typed: list[Tensor | None] = []
+        for place, given in enumerate(inputs):
+            if given is None:
+                typed.append(None)
+                continue
+            variable = schema.inputs[min(place, len(schema.inputs) - 1)].type_str
+            if variable not in bound:
+                bound[variable] = given.dtype
+                legal, kernels = _allowed(kind, self.opset, variable)
+                if legal and given.dtype not in kernels:
+                    wider = next((d for d in WIDER.get(given.dtype, ()) if d in kernels), None)
+                    if wider is not None:
+                        bound[variable], narrow[variable] = wider, given.dtype
+                    elif given.dtype not in legal:
+                        raise Unsupported(f"ONNX's {kind} takes no {name_of(given.dtype)}")
+            homogeneous = not variable.startswith("tensor(") and kind not in _MIXED
+            typed.append(self.cast(given, bound[variable]) if homogeneous and variable in narrow else given)
+            assert not homogeneous or typed[-1].dtype is bound[variable], (  # type: ignore[union-attr]
+                f"{kind}: {given.dtype} beside {bound[variable]} for {self.node}"
+            )
+        return typed, bound, narrow
+
+    def _node(
+        self, kind: str, inputs: Sequence[Tensor | None], results: Sequence[torch.dtype], attributes: Mapping[str, Any]
+    ) -> list[ir.Value]:
+        name = f"{self.node.name}.{kind}" if self._count else self.node.name
+        self._count += 1
+        values = [
+            ir.Value(name=self.unique(f"{self.node.name}:{kind}"), type=ir.TensorType(TO_ONNX[dtype]))
+            for dtype in results
+        ]
+        node = ir.Node(
+            "",
+            kind,
+            [None if given is None else given.value for given in inputs],
+            [attribute(key, value) for key, value in attributes.items() if value is not None],
+            outputs=values,
+            name=name,
+            metadata_props=self._metadata(),
+        )
+        self.scope.nodes.append(node)
+        return values
+
+    def _metadata(self) -> dict[str, str]:
+        """Where a node comes from, for Netron and for people: the operator, the module and the user's line."""
+        if self._origin is None or self._origin[0] is not self.node:
+            source, path = source_of(self.node), module_path_of(self.node)
+            made = {"aten": str(self.node.target)}
+            if path:
+                made["module"] = path
+            if source is not None:  # the end of the path: the same bytes in another folder
+                made["source"] = f"{'/'.join(source.file.replace(chr(92), '/').split('/')[-2:])}:{source.line}"
+            self._origin = (self.node, made)
+        return dict(self._origin[1])
+
+    def cast(self, x: Tensor, dtype: torch.dtype) -> Tensor:
+        """The tensor in another type, as torch casts."""
+        if x.dtype is dtype:
+            return x
+        if dtype not in TO_ONNX:
+            raise Unsupported(f"ONNX has no {name_of(dtype)}")
+        key = ("cast", x.value, dtype)
+        if key not in self.memo:
+            (value,) = self._node("Cast", [x], [dtype], {"to": TO_ONNX[dtype].value})
+            self.memo[key] = Tensor(value, dtype, x.shape)
+        return self.memo[key]
+
+    def constant(self, tensor: torch.Tensor) -> Tensor:
+        """A small tensor that is part of the model, once for each value."""
+        assert tensor.dtype in TO_ONNX
+        key = (tensor.dtype, tuple(tensor.shape), tensor.contiguous().view(-1).view(torch.uint8).numpy().tobytes())
+        if key not in self._constants:
+            self._constants[key] = self.initializer("constant", tensor)
+        return self._constants[key]
+
+    def initializer(self, name: str, tensor: torch.Tensor) -> Tensor:
+        name = self.unique(name)
+        if tensor.dtype not in TO_ONNX:
+            raise Unsupported(f"ONNX has no {name_of(tensor.dtype)}")
+        value = ir.Value(
+            name=name,
+            type=ir.TensorType(TO_ONNX[tensor.dtype]),
+            shape=ir.Shape(tensor.shape),
+            const_value=TorchTensor(tensor.detach(), name=name),
+        )
+        self.initializers.append(value)
+        return Tensor(value, tensor.dtype, tuple(tensor.shape))
+
+    def number(self, value: Number, dtype: torch.dtype) -> Tensor:
+        """A constant of rank 0."""
+        if not dtype.is_floating_point and isinstance(value, float) and not math.isfinite(value):
+            raise Unsupported(f"{value} as {name_of(dtype)} has no meaning")
+        return self.constant(torch.tensor(value, dtype=dtype))
+
+    def ints(self, values: Sequence[int]) -> Tensor:
+        """A constant vector of int64."""
+        return self.constant(torch.tensor(list(values), dtype=torch.int64))
+
+    def operand(self, x: Any, dtype: torch.dtype) -> Tensor:
+        """A tensor, a size or a number as a tensor of this type."""
+        if isinstance(x, Tensor):
+            return self.cast(x, dtype)
+        if isinstance(x, sympy.Basic):
+            return self.cast(self.sizes.scalar(x), dtype)
+        return self.number(x, dtype)
+
+    def once(self, key: Any, make: Callable[[], Tensor]) -> Tensor:
+        """What `make` gives, computed once in each scope."""
+        if key not in self.memo:
+            self.memo[key] = make()
+        return self.memo[key]
+
+    def named_input(self, name: str, dtype: torch.dtype, shape: Sequence[Size]) -> Tensor:
+        """A value that a graph is given."""
+        if dtype not in TO_ONNX:
+            raise Unsupported(f"ONNX has no {name_of(dtype)}")
+        value = ir.Value(name=self.unique(name), type=ir.TensorType(TO_ONNX[dtype]), shape=onnx_shape(shape))
+        return Tensor(value, dtype, tuple(shape))
+
+    def renamed(self, x: Tensor, name: str) -> Tensor:
+        """The same value under a name of its own, by a node that does nothing."""
+        (value,) = self._node("Identity", [x], [x.dtype], {})
+        value.name = self.unique(name)
+        if x.shape is not None:
+            value.shape = onnx_shape(x.shape)
+        return Tensor(value, x.dtype, x.shape)
+
+    # ------------------------------------------------------------------ what nearly every rule needs
+
+    def reshape(self, x: Tensor, sizes: Sequence[Size]) -> Tensor:
+        """The elements in another shape. One size that is not a number is left to ONNX to tell."""
+        if x.shape is not None and tuple(sizes) == x.shape:
+            return x
+        unknown = [size for size in sizes if not isinstance(size, int)]
+        if not unknown:
+            zero = 1 if 0 in sizes else None
+            made = self.op("Reshape", x, self.ints([int(s) for s in sizes]), allowzero=zero)
+        elif 0 in sizes:
+            made = self.op("Reshape", x, self.sizes.vector(sizes), allowzero=1)
+        else:
+            made = self.op("Reshape", x, self._target(x, sizes))
+        return Tensor(made.value, made.dtype, tuple(sizes))
+
+    def _target(self, x: Tensor, sizes: Sequence[Size]) -> Tensor:
+        """The shape as a constant where ONNX's own marks say it: 0 is the input's size there, -1 what is left."""
+        before = x.shape or ()
+        marks: list[int | None] = []
+        for place, size in enumerate(sizes):
+            if isinstance(size, int):
+                marks.append(size)
+            else:
+                marks.append(0 if place < len(before) and before[place] == size else None)
+        if marks.count(None) == 1:
+            # With no elements at all, what is left is nothing only if nothing else can be zero.
+            certain = all(m for m in marks if m is not None) or not _may_be_empty(self.program, sizes, marks)
+            if certain:
+                return self.ints([-1 if m is None else m for m in marks])
+        if None not in marks:
+            return self.ints([m for m in marks if m is not None])
+        return self.sizes.vector(sizes)
+
+    def expand(self, x: Tensor, sizes: Sequence[Size]) -> Tensor:
+        """The tensor repeated along dims of size 1 and along new leading ones."""
+        if x.shape is not None and tuple(sizes) == x.shape:
+            return x
+        made = self.op("Expand", x, self.sizes.vector(sizes))
+        return Tensor(made.value, made.dtype, tuple(sizes))
+
+    def transpose(self, x: Tensor, order: Sequence[int]) -> Tensor:
+        if list(order) == list(range(len(order))):
+            return x
+        made = self.op("Transpose", x, perm=list(order))
+        return Tensor(made.value, made.dtype, tuple(x.shape[d] for d in order) if x.shape is not None else None)
+
+    def slice(self, x: Tensor, dim: int, start: Size, end: Size | None, step: int = 1) -> Tensor:
+        """x[start:end:step] along a dim."""
+        last = self.ints([2**63 - 1]) if end is None else self.sizes.one(end)
+        return self.op("Slice", x, self.sizes.one(start), last, self.ints([dim]), self.ints([step]))
+
+    def unsqueeze(self, x: Tensor, *dims_: int) -> Tensor:
+        return self.op("Unsqueeze", x, self.ints(dims_))
+
+    def squeeze(self, x: Tensor, *dims_: int) -> Tensor:
+        return self.op("Squeeze", x, self.ints(dims_))
+
+    def full(self, sizes: Sequence[Size], value: Any, dtype: torch.dtype) -> Tensor:
+        """A tensor of one number."""
+        filling = self.operand(value, dtype)
+        if not sizes:
+            return Tensor(filling.value, dtype, ())
+        return self.expand(Tensor(filling.value, dtype, ()), sizes)
+
+    def range(self, count: Size) -> Tensor:
+        """0, 1, … below a size."""
+        if isinstance(count, int) and count <= 64:
+            return self.ints(list(range(count)))
+        zero, one = self.number(0, torch.int64), self.number(1, torch.int64)
+        made = self.once(("range", count), lambda: self.op("Range", zero, self.sizes.scalar(count), one))
+        return Tensor(made.value, torch.int64, (count,))
+
+
+# Operators of which several inputs share a variable without sharing a type.
+_MIXED = frozenset({"Loop", "Scan", "If"})
+
+
+def _fixed(type_str: str) -> torch.dtype:
+    for code, name in CODES.items():
+        if type_str == f"tensor({name})":
+            return BY_CODE[code]
+    raise AssertionError(f"{type_str}: say the result's type")
+
+
+def _may_be_empty(program: Program, sizes: Sequence[Size], marks: Sequence[int | None]) -> bool:
+    """Whether one of the sizes that the input tells may be zero."""
+    low = {dim.name: dim.low for dim in program.dims}
+    copied = [size for size, mark in zip(sizes, marks, strict=True) if mark == 0]
+    symbols = [s for size in copied if isinstance(size, sympy.Basic) for s in size.free_symbols]
+    plain = all(isinstance(size, sympy.Symbol) for size in copied)
+    return not plain or any(low.get(dims.name_of(s), 0) < 1 for s in symbols)
+
+
+def onnx_shape(sizes: Sequence[Size]) -> ir.Shape:
+    """A shape as ONNX spells it: numbers, and expressions of the dims by their names."""
+    return ir.Shape([size if isinstance(size, int) else dims.spell(size) for size in sizes])
+
+
+def attribute(name: str, value: Any) -> ir.Attr:
+    """A Python value as an attribute of a node."""
+    if isinstance(value, ir.Graph):
+        return ir.AttrGraph(name, value)
+    if isinstance(value, torch.Tensor):
+        return ir.AttrTensor(name, TorchTensor(value))
+    if isinstance(value, bool | int):
+        return ir.AttrInt64(name, int(value))
+    if isinstance(value, float):
+        return ir.AttrFloat32(name, value)
+    if isinstance(value, str):
+        return ir.AttrString(name, value)
+    assert isinstance(value, list | tuple), value
+    if value and all(isinstance(v, str) for v in value):
+        return ir.AttrStrings(name, list(value))
+    if any(isinstance(v, float) for v in value):
+        return ir.AttrFloat32s(name, [float(v) for v in value])
+    return ir.AttrInt64s(name, [int(v) for v in value])
+
+
+__all__ = ["CODE_OF", "RULES", "TAKES", "Exporter", "Unsupported", "attribute", "exports", "refusal", "rule_of"]

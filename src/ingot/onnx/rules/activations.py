@@ -1,0 +1,161 @@
+"""Activations: ONNX's own where the opset has them, else what they are made of."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+
+from ingot.onnx.export import Exporter, exports
+from ingot.onnx.rules.pointwise import clamp, expm1
+from ingot.onnx.values import Tensor, axis
+
+aten = torch.ops.aten
+
+
+@exports(aten.relu.default)
+def relu(ex: Exporter, x: Tensor) -> Tensor:
+    return ex.op("Relu", x) if x.is_float else ex.op("Max", x, ex.number(0, x.dtype))
+
+
+@exports(aten.relu6.default)
+def relu6(ex: Exporter, x: Tensor) -> Tensor:
+    return clamp(ex, x, 0, 6)
+
+
+@exports(aten.hardtanh.default)
+def hardtanh(ex: Exporter, x: Tensor, low: Any = -1, high: Any = 1) -> Tensor:
+    return clamp(ex, x, low, high)
+
+
+@exports(aten.gelu.default)
+def gelu(ex: Exporter, x: Tensor, approximate: str = "none") -> Tensor:
+    if ex.opset >= 20:
+        return ex.op("Gelu", x, approximate=approximate)
+    half, one = ex.number(0.5, x.dtype), ex.number(1.0, x.dtype)
+    if approximate == "tanh":
+        cube = ex.op("Mul", ex.op("Mul", x, x), x)
+        inner = ex.op("Add", x, ex.op("Mul", cube, ex.number(0.044715, x.dtype)))
+        gate = ex.op("Tanh", ex.op("Mul", inner, ex.number(math.sqrt(2 / math.pi), x.dtype)))
+        return ex.op("Mul", ex.op("Mul", x, half), ex.op("Add", gate, one))
+    # Spelled as ONNX Runtime knows it: x / sqrt(2), erf, + 1, times x, times a half become one kernel.
+    gate = ex.op("Erf", ex.op("Div", x, ex.number(math.sqrt(2), x.dtype)))
+    return ex.op("Mul", ex.op("Mul", x, ex.op("Add", gate, one)), half)
+
+
+@exports(aten.silu.default)
+def silu(ex: Exporter, x: Tensor) -> Tensor:
+    return ex.op("Mul", x, ex.op("Sigmoid", x))
+
+
+@exports(aten.mish.default)
+def mish(ex: Exporter, x: Tensor) -> Tensor:
+    return ex.op("Mul", x, ex.op("Tanh", ex.op("Softplus", x)))
+
+
+@exports(aten.softplus.default)
+def softplus(ex: Exporter, x: Tensor, beta: Any = 1, threshold: Any = 20) -> Tensor:
+    scaled = ex.op("Mul", x, ex.number(float(beta), x.dtype)) if beta != 1 else x
+    soft = ex.op("Softplus", scaled)
+    soft = ex.op("Div", soft, ex.number(float(beta), x.dtype)) if beta != 1 else soft
+    return ex.op("Where", ex.op("Greater", scaled, ex.number(float(threshold), x.dtype)), x, soft)
+
+
+@exports(aten.log_sigmoid.default)
+def log_sigmoid(ex: Exporter, x: Tensor) -> Tensor:
+    return ex.op("Neg", ex.op("Softplus", ex.op("Neg", x)))
+
+
+@exports(aten.hardsigmoid.default)
+def hardsigmoid(ex: Exporter, x: Tensor) -> Tensor:
+    return ex.op("HardSigmoid", x, alpha=1 / 6, beta=0.5)
+
+
+@exports(aten.hardswish.default)
+def hardswish(ex: Exporter, x: Tensor) -> Tensor:
+    return ex.op("HardSwish", x)
+
+
+@exports(aten.leaky_relu.default)
+def leaky_relu(ex: Exporter, x: Tensor, slope: float = 0.01) -> Tensor:
+    return ex.op("LeakyRelu", x, alpha=float(slope))
+
+
+@exports(aten.prelu.default, aten._prelu_kernel.default)
+def prelu(ex: Exporter, x: Tensor, weight: Tensor) -> Tensor:
+    if weight.rank == 1 and x.rank > 1:  # one slope a channel
+        weight = ex.reshape(weight, [*weight.sizes, *([1] * (x.rank - 2))])
+    elif weight.rank == 1 and not x.rank:
+        weight = ex.reshape(weight, [])
+    scaled = ex.op("Mul", x, weight)
+    return ex.op("Where", ex.op("Greater", x, ex.number(0.0, x.dtype)), x, scaled)
+
+
+@exports(aten.elu.default)
+def elu(ex: Exporter, x: Tensor, alpha: float = 1.0, scale: float = 1.0, input_scale: float = 1.0) -> Tensor:
+    if scale == 1 and input_scale == 1 and alpha == 1:
+        return ex.op("Where", ex.op("Greater", x, ex.number(0.0, x.dtype)), x, ex.cast(expm1(ex, x), x.dtype))
+    inner = ex.op("Mul", x, ex.number(float(input_scale), x.dtype)) if input_scale != 1 else x
+    down = ex.op("Mul", ex.cast(expm1(ex, inner), x.dtype), ex.number(float(alpha) * float(scale), x.dtype))
+    up = ex.op("Mul", x, ex.number(float(scale), x.dtype)) if scale != 1 else x
+    return ex.op("Where", ex.op("Greater", x, ex.number(0.0, x.dtype)), up, down)
+
+
+@exports(aten.celu.default)
+def celu(ex: Exporter, x: Tensor, alpha: Any = 1.0) -> Tensor:
+    return elu(ex, x, float(alpha), 1.0, 1.0 / float(alpha))
+
+
+@exports(aten.selu.default)
+def selu(ex: Exporter, x: Tensor) -> Tensor:
+    return elu(ex, x, 1.6732632423543772848170429916717, 1.0507009873554804934193349852946)
+
+
+@exports(aten.threshold.default)
+def threshold(ex: Exporter, x: Tensor, limit: Any, value: Any) -> Tensor:
+    below = ex.op("LessOrEqual", x, ex.operand(limit, x.dtype))
+    return ex.op("Where", below, ex.operand(value, x.dtype), x)
+
+
+@exports(aten.glu.default)
+def glu(ex: Exporter, x: Tensor, dim: int = -1) -> Tensor:
+    left, right = ex.several("Split", 2, x, axis=axis(dim, x.rank), num_outputs=2)
+    return ex.op("Mul", left, ex.op("Sigmoid", right))
+
+
+def _normalized(kind: str) -> Any:
+    def rule(ex: Exporter, x: Tensor, dim: int, *rest: Any, **options: Any) -> Tensor:
+        x = ex.cast(x, ex.dtype)
+        if not x.rank:
+            x = ex.reshape(x, [1])
+            return ex.reshape(ex.op(kind, x, axis=0), [])
+        return ex.op(kind, x, axis=axis(dim, x.rank))
+
+    return rule
+
+
+exports(aten.softmax.int, aten._softmax.default)(_normalized("Softmax"))
+exports(aten.log_softmax.int, aten._log_softmax.default)(_normalized("LogSoftmax"))
+
+
+@exports(aten._safe_softmax.default)
+def safe_softmax(ex: Exporter, x: Tensor, dim: int, dtype: Any = None) -> Tensor:
+    """A row that is hidden altogether is zeros."""
+    x = ex.cast(x, ex.dtype)
+    at = axis(dim, x.rank)
+    largest = ex.op("ReduceMax", x, ex.ints([at]), keepdims=1)
+    hidden = ex.op("Equal", largest, ex.number(-math.inf, x.dtype))
+    return ex.op("Where", hidden, ex.number(0.0, x.dtype), ex.op("Softmax", x, axis=at))
+
+
+@exports(aten.logit.default)
+def logit(ex: Exporter, x: Tensor, eps: float | None = None) -> Tensor:
+    x = ex.cast(x, ex.dtype)
+    if eps is not None:
+        x = clamp(ex, x, eps, 1 - eps)
+    one = ex.number(1.0, torch.float64)
+    x = ex.cast(x, torch.float64)
+    return ex.op("Log", ex.op("Div", x, ex.op("Sub", one, x)))
+
+

@@ -1,0 +1,102 @@
+"""Attention: one node where the opset has it and it says the same, else the products and the softmax that it is."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import fx
+
+from ingot.onnx.export import Exporter, exports
+from ingot.onnx.values import Size, Tensor
+from ingot.program.metadata import value_of
+
+aten = torch.ops.aten
+
+
+def _without_dropout(node: fx.Node) -> bool:
+    given = dict(zip(("query", "key", "value", "attn_mask", "dropout_p"), node.args, strict=False)) | node.kwargs
+    return given.get("dropout_p", 0.0) == 0 and value_of(node.args[0]).is_floating_point()  # type: ignore[arg-type]
+
+
+@exports(aten.scaled_dot_product_attention.default, takes=_without_dropout)
+def attention(
+    ex: Exporter, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None, dropout: float = 0.0,
+    is_causal: bool = False, *, scale: float | None = None, enable_gqa: bool = False,
+) -> Tensor:  # fmt: skip
+    width = query.sizes[-1]
+    if scale is None and isinstance(width, int):
+        scale = 1 / math.sqrt(width) if width else 1.0
+    if ex.opset >= 23 and _one_node(query, key, value, mask, scale):
+        made = ex.op("Attention", query, key, value, mask, is_causal=int(is_causal), scale=scale)
+    else:
+        if enable_gqa:
+            key, value = (_repeated(ex, x, query.sizes[-3]) for x in (key, value))
+        order = [*range(key.rank - 2), key.rank - 1, key.rank - 2]
+        scores = ex.op("MatMul", query, ex.transpose(key, order))
+        scores = ex.op("Mul", scores, _factor(ex, width, scale, query.dtype))
+        if is_causal:
+            scores = ex.op("Add", scores, _causal(ex, query.sizes[-2], key.sizes[-2], query.dtype))
+        if mask is not None:
+            scores = ex.op("Add", scores, _added(ex, mask, query.dtype))
+        made = ex.op("MatMul", ex.op("Softmax", scores, axis=-1), value)
+    return made if mask is None else _without_hidden_rows(ex, made, mask)
+
+
+def _one_node(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale: float | None) -> bool:
+    """Whether ONNX's Attention takes it: a batch, heads, and a mask of two dims or four."""
+    rank = all(x.rank == 4 for x in (query, key, value))
+    return rank and scale is not None and (mask is None or mask.rank in (2, 4)) and query.dtype is not torch.float64
+
+
+def _factor(ex: Exporter, width: Size, scale: float | None, dtype: torch.dtype) -> Tensor:
+    if scale is not None:
+        return ex.number(scale, dtype)
+    root = ex.op("Sqrt", ex.cast(ex.sizes.scalar(width), dtype))
+    return ex.op("Reciprocal", root)
+
+
+def _repeated(ex: Exporter, x: Tensor, heads: Size) -> Tensor:
+    """Each head of keys or values as often as there are heads of queries to it."""
+    own = x.sizes[-3]
+    if own == heads:
+        return x
+    *batch, _, length, width = x.sizes
+    assert isinstance(own, int) and isinstance(heads, int)
+    x = ex.reshape(x, [*batch, own, 1, length, width])
+    return ex.reshape(ex.expand(x, [*batch, own, heads // own, length, width]), [*batch, heads, length, width])
+
+
+def _causal(ex: Exporter, rows: Size, columns: Size, dtype: torch.dtype) -> Tensor:
+    """What is added to scores so that a row sees the columns up to its own number."""
+
+    def make() -> Tensor:
+        seen = ex.op("GreaterOrEqual", ex.unsqueeze(ex.range(rows), 1), ex.unsqueeze(ex.range(columns), 0))
+        return ex.op("Where", seen, ex.number(0.0, dtype), ex.number(-math.inf, dtype))
+
+    return ex.once(("causal", rows, columns, dtype), make)
+
+
+def _added(ex: Exporter, mask: Tensor, dtype: torch.dtype) -> Tensor:
+    """A mask as what is added to scores."""
+    if mask.dtype is not torch.bool:
+        return ex.cast(mask, dtype)
+    hidden, seen = ex.number(-math.inf, dtype), ex.number(0.0, dtype)
+    return ex.once(("mask", mask.value, dtype), lambda: ex.op("Where", mask, seen, hidden))
+
+
+def _without_hidden_rows(ex: Exporter, made: Tensor, mask: Tensor) -> Tensor:
+    """A query that may see nothing gets zeros from torch, where a softmax alone gives nan."""
+
+    def make() -> Tensor:
+        last = ex.ints([-1])
+        if mask.dtype is torch.bool:
+            largest = ex.op("ReduceMax", ex.cast(mask, torch.int32), last, keepdims=1)
+            return ex.cast(largest, torch.bool)
+        largest = ex.op("ReduceMax", mask, last, keepdims=1)
+        return ex.op("Greater", largest, ex.number(-math.inf, mask.dtype))
+
+    sees = ex.once(("sees", mask.value), make)
+    return ex.op("Where", sees, made, ex.number(0.0, made.dtype))
+
+

@@ -1,0 +1,162 @@
+"""Tensors out of nothing: numbers, ranges, random draws."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from ingot.onnx.dtypes import TO_ONNX
+from ingot.onnx.export import Exporter, exports
+from ingot.onnx.values import Size, Tensor
+
+aten = torch.ops.aten
+
+
+@exports(aten.full.default)
+def full(ex: Exporter, sizes: Sequence[Size], value: Any, **_: Any) -> Tensor:
+    return ex.full(ex.shape, value, ex.dtype)
+
+
+@exports(aten.full_like.default, aten.new_full.default, aten.fill.Scalar, aten.fill.Tensor)
+def full_like(ex: Exporter, x: Tensor, *rest: Any, **_: Any) -> Tensor:
+    return ex.full(ex.shape, rest[-1], ex.dtype)
+
+
+@exports(aten.scalar_tensor.default)
+def scalar_tensor(ex: Exporter, value: Any, **_: Any) -> Tensor:
+    return ex.operand(value, ex.dtype)
+
+
+@exports(
+    *(aten.zeros.default, aten.zeros_like.default, aten.new_zeros.default, aten.empty.memory_format),
+    *(aten.empty_like.default, aten.new_empty.default, aten.empty_strided.default, aten.new_empty_strided.default),
+    *(aten.empty_permuted.default, aten._efficientzerotensor.default),
+)
+def zeros(ex: Exporter, *_: Any, **__: Any) -> Tensor:
+    """What torch leaves unwritten is zeros here."""
+    return ex.full(ex.shape, 0, ex.dtype)
+
+
+@exports(aten.ones.default, aten.ones_like.default, aten.new_ones.default)
+def ones(ex: Exporter, *_: Any, **__: Any) -> Tensor:
+    return ex.full(ex.shape, 1, ex.dtype)
+
+
+@exports(aten.arange.default, aten.arange.start, aten.arange.start_step)
+def arange(ex: Exporter, *bounds: Any, **_: Any) -> Tensor:
+    start, end, step = (0, *bounds, 1) if len(bounds) == 1 else (*bounds, 1) if len(bounds) == 2 else bounds
+    (count,) = ex.shape
+    if ex.dtype.is_floating_point or any(isinstance(b, float) for b in (start, end, step)):
+        # Of the place, not by adding up: that is how torch rounds.
+        dtype = torch.float64
+        places = ex.cast(ex.range(count), dtype)
+        return ex.op("Add", ex.op("Mul", places, ex.operand(step, dtype)), ex.operand(start, dtype))
+    places = ex.range(count)
+    if step != 1:
+        places = ex.op("Mul", places, ex.operand(step, torch.int64))
+    return places if start == 0 else ex.op("Add", places, ex.operand(start, torch.int64))
+
+
+@exports(aten.eye.default, aten.eye.m)
+def eye(ex: Exporter, *_: Any, **__: Any) -> Tensor:
+    rows, columns = ex.shape
+    same = ex.op("Equal", ex.unsqueeze(ex.range(rows), 1), ex.unsqueeze(ex.range(columns), 0))
+    return ex.cast(same, ex.dtype)
+
+
+# ---------------------------------------------------------------------- draws
+
+
+def _drawn(ex: Exporter, kind: str) -> Tensor:
+    """Random numbers of ONNX's own, not torch's: only their distribution is the same."""
+    ex.draws = True
+    dtype = ex.dtype if ex.dtype in (torch.float32, torch.float64) else torch.float32
+    like = ex.full(ex.shape, 0.0, torch.float32)
+    return ex.op(kind, like, dtype=dtype, **{"dtype_": TO_ONNX[dtype].value})
+
+
+@exports(aten.rand.default, aten.rand_like.default, aten.rand.generator)
+def rand(ex: Exporter, *_: Any, **__: Any) -> Tensor:
+    return _drawn(ex, "RandomUniformLike")
+
+
+@exports(aten.randn.default, aten.randn_like.default, aten.randn.generator)
+def randn(ex: Exporter, *_: Any, **__: Any) -> Tensor:
+    return _drawn(ex, "RandomNormalLike")
+
+
+def _integers(ex: Exporter, low: Any, high: Any) -> Tensor:
+    ex.draws = True
+    uniform = ex.cast(ex.op("RandomUniformLike", ex.full(ex.shape, 0.0, torch.float32), dtype=torch.float32), torch.float64)
+    low, high = ex.operand(low, torch.float64), ex.operand(high, torch.float64)
+    scaled = ex.op("Add", ex.op("Floor", ex.op("Mul", uniform, ex.op("Sub", high, low))), low)
+    return ex.cast(scaled, torch.int64)
+
+
+@exports(aten.randint.default, aten.randint.generator)
+def randint(ex: Exporter, high: Any, sizes: Any, **_: Any) -> Tensor:
+    return _integers(ex, 0, high)
+
+
+@exports(aten.randint.low, aten.randint.low_generator)
+def randint_low(ex: Exporter, low: Any, high: Any, sizes: Any, **_: Any) -> Tensor:
+    return _integers(ex, low, high)
+
+
+@exports(aten.randint_like.default)
+def randint_like(ex: Exporter, x: Tensor, high: Any, **_: Any) -> Tensor:
+    return _integers(ex, 0, high)
+
+
+@exports(aten.randint_like.low_dtype)
+def randint_like_low(ex: Exporter, x: Tensor, low: Any, high: Any, **_: Any) -> Tensor:
+    return _integers(ex, low, high)
+
+
+@exports(aten.randperm.default)
+def randperm(ex: Exporter, count: Size, **_: Any) -> Tensor:
+    """The order of random keys."""
+    ex.draws = True
+    keys = ex.op("RandomUniformLike", ex.full([count], 0.0, torch.float32), dtype=torch.float32)
+    _values, places = ex.several("TopK", 2, keys, ex.sizes.one(count), axis=0)
+    return places
+
+
+@exports(aten.bernoulli.p)
+def bernoulli_p(ex: Exporter, x: Tensor, p: float = 0.5, **_: Any) -> Tensor:
+    return ex.cast(_kept(ex, p), ex.dtype)
+
+
+@exports(aten.bernoulli.default)
+def bernoulli(ex: Exporter, x: Tensor, **_: Any) -> Tensor:
+    ex.draws = True
+    uniform = ex.op("RandomUniformLike", ex.full(ex.shape, 0.0, torch.float32), dtype=torch.float32)
+    return ex.cast(ex.op("Less", uniform, ex.cast(x, torch.float32)), ex.dtype)
+
+
+def _kept(ex: Exporter, p: float) -> Tensor:
+    ex.draws = True
+    uniform = ex.op("RandomUniformLike", ex.full(ex.shape, 0.0, torch.float32), dtype=torch.float32)
+    return ex.op("Less", uniform, ex.number(float(p), torch.float32))
+
+
+@exports(aten.dropout.default, aten.feature_dropout.default, aten.alpha_dropout.default,
+         aten.feature_alpha_dropout.default, takes=lambda node: not node.args[2])  # fmt: skip
+def dropout(ex: Exporter, x: Tensor, p: float, train: bool) -> Tensor:
+    """Of a model that does not train it is nothing at all; others are taken apart into their draws."""
+    return x
+
+
+@exports(aten.native_dropout.default)
+def native_dropout(ex: Exporter, x: Tensor, p: float, train: bool | None) -> list[Tensor]:
+    if not train:
+        return [x, ex.full(ex.shape, True, torch.bool)]
+    if p == 1:
+        return [ex.full(ex.shape, 0, ex.dtype), ex.full(ex.shape, False, torch.bool)]
+    kept = _kept(ex, 1 - p)
+    scaled = ex.op("Mul", x, ex.number(1 / (1 - p), x.dtype))
+    return [ex.op("Where", kept, scaled, ex.number(0.0, x.dtype)), kept]
+
+

@@ -1,0 +1,568 @@
+"""Elementwise operators: tables of those that ONNX has, and the few that take more than one node."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import fx
+
+from ingot.onnx.dtypes import name_of
+from ingot.onnx.export import Exporter, Unsupported, exports
+from ingot.onnx.values import Tensor, promoted
+
+aten = torch.ops.aten
+
+
+def _register(table: dict[str, str], how: Callable[[str], Callable[..., Tensor]]) -> None:
+    for target, kind in table.items():
+        packet, _, overload = target.partition(".")
+        exports(getattr(getattr(aten, packet), overload or "default"))(how(kind))
+
+
+def binary(ex: Exporter, kind: str, x: Any, y: Any, dtype: torch.dtype | None = None, **attributes: Any) -> Tensor:
+    """A node on two operands, both in `dtype` (default: the result's)."""
+    dtype = dtype or ex.dtype
+    return ex.op(kind, ex.operand(x, dtype), ex.operand(y, dtype), **attributes)
+
+
+# ---------------------------------------------------------------------- one node
+
+
+def _unary(kind: str) -> Callable[..., Tensor]:
+    return lambda ex, x: ex.op(kind, ex.cast(x, ex.dtype))
+
+
+def _binary(kind: str) -> Callable[..., Tensor]:
+    """Operands are cast to the result's type."""
+    return lambda ex, x, y: binary(ex, kind, x, y)
+
+
+def _compare(kind: str) -> Callable[..., Tensor]:
+    """Operands are cast to what torch promotes them to; the result is bool."""
+    return lambda ex, x, y: binary(ex, kind, x, y, promoted((x, y)))
+
+
+def _logical(kind: str) -> Callable[..., Tensor]:
+    return lambda ex, *operands: ex.op(kind, *(truth(ex, x) for x in operands))
+
+
+def truth(ex: Exporter, x: Any) -> Tensor:
+    """Whether an operand is not zero."""
+    return ex.operand(x, torch.bool)
+
+
+_register(
+    {
+        **{"exp": "Exp", "log": "Log", "sqrt": "Sqrt", "sin": "Sin", "cos": "Cos", "tan": "Tan", "tanh": "Tanh"},
+        **{"sigmoid": "Sigmoid", "erf": "Erf", "ceil": "Ceil", "floor": "Floor", "reciprocal": "Reciprocal"},
+        **{"asin": "Asin", "acos": "Acos", "atan": "Atan", "neg": "Neg", "abs": "Abs", "positive": "Identity"},
+    },
+    _unary,
+)
+_register({"mul.Tensor": "Mul", "mul.Scalar": "Mul"}, lambda kind: lambda ex, x, y: _product(ex, x, y))
+_register(
+    {
+        **{"eq.Tensor": "Equal", "eq.Scalar": "Equal", "lt.Tensor": "Less", "lt.Scalar": "Less"},
+        **{"le.Tensor": "LessOrEqual", "le.Scalar": "LessOrEqual", "gt.Tensor": "Greater", "gt.Scalar": "Greater"},
+        **{"ge.Tensor": "GreaterOrEqual", "ge.Scalar": "GreaterOrEqual"},
+    },
+    _compare,
+)
+_register({"logical_and": "And", "logical_or": "Or", "logical_xor": "Xor", "logical_not": "Not"}, _logical)
+
+
+@exports(aten.ne.Tensor, aten.ne.Scalar)
+def not_equal(ex: Exporter, x: Tensor, y: Any) -> Tensor:
+    return ex.op("Not", binary(ex, "Equal", x, y, promoted((x, y))))
+
+
+def _product(ex: Exporter, x: Any, y: Any) -> Tensor:
+    return binary(ex, "And" if ex.dtype is torch.bool else "Mul", x, y)
+
+
+# ---------------------------------------------------------------------- arithmetic
+
+
+@exports(aten.add.Tensor, aten.add.Scalar)
+def add(ex: Exporter, x: Any, y: Any, alpha: Any = 1) -> Tensor:
+    if ex.dtype is torch.bool:
+        return binary(ex, "Or", x, _scaled(ex, y, alpha))
+    return binary(ex, "Add", x, _scaled(ex, y, alpha))
+
+
+@exports(aten.sub.Tensor, aten.sub.Scalar)
+def sub(ex: Exporter, x: Any, y: Any, alpha: Any = 1) -> Tensor:
+    return binary(ex, "Sub", x, _scaled(ex, y, alpha))
+
+
+@exports(aten.rsub.Tensor, aten.rsub.Scalar)
+def rsub(ex: Exporter, x: Any, y: Any, alpha: Any = 1) -> Tensor:
+    return binary(ex, "Sub", y, _scaled(ex, x, alpha))
+
+
+def _scaled(ex: Exporter, y: Any, alpha: Any) -> Any:
+    return y if isinstance(alpha, int | float) and alpha == 1 else _product(ex, y, alpha)
+
+
+@exports(aten.div.Tensor, aten.div.Scalar, aten.true_divide.Tensor)
+def div(ex: Exporter, x: Any, y: Any) -> Tensor:
+    return binary(ex, "Div", x, y)
+
+
+@exports(aten.div.Tensor_mode, aten.div.Scalar_mode)
+def div_mode(ex: Exporter, x: Any, y: Any, rounding_mode: str | None = None) -> Tensor:
+    if rounding_mode is None:
+        return div(ex, x, y)
+    return floor_divide(ex, x, y) if rounding_mode == "floor" else _truncated(ex, x, y)
+
+
+def _truncated(ex: Exporter, x: Any, y: Any) -> Tensor:
+    quotient = binary(ex, "Div", x, y)
+    return trunc(ex, quotient) if ex.dtype.is_floating_point else quotient
+
+
+@exports(aten.floor_divide.default, aten.floor_divide.Scalar)
+def floor_divide(ex: Exporter, x: Any, y: Any) -> Tensor:
+    over, under = ex.operand(x, ex.dtype), ex.operand(y, ex.dtype)
+    if not ex.dtype.is_floating_point:
+        quotient = ex.op("Div", over, under)  # towards zero: one too much where signs differ and something is left
+        left = ex.op("Sub", over, ex.op("Mul", quotient, under))
+        zero = ex.number(0, ex.dtype)
+        signs = ex.op("Xor", ex.op("Less", over, zero), ex.op("Less", under, zero))
+        above = ex.op("And", signs, ex.op("Not", ex.op("Equal", left, zero)))
+        return ex.op("Sub", quotient, ex.cast(above, ex.dtype))
+    # As torch does: from the remainder, so that no rounding of the quotient jumps over a whole number.
+    quotient = ex.op("Div", over, under)
+    left = ex.op("Mod", over, under, fmod=1)
+    exact = ex.op("Div", ex.op("Sub", over, left), under)
+    zero, one = ex.number(0.0, ex.dtype), ex.number(1.0, ex.dtype)
+    below = ex.op("And", ex.op("Not", ex.op("Equal", left, zero)), _signs_differ(ex, left, under))
+    exact = ex.op("Sub", exact, ex.op("Where", below, one, zero))
+    floored = ex.op("Floor", exact)
+    floored = ex.op("Add", floored, ex.op("Where", _above_half(ex, exact, floored), one, zero))
+    none = ex.op("Mul", quotient, zero)
+    made = ex.op("Where", ex.op("Equal", exact, zero), none, floored)
+    return ex.op("Where", ex.op("Equal", under, zero), quotient, made)
+
+
+def _above_half(ex: Exporter, x: Tensor, floored: Tensor) -> Tensor:
+    return ex.op("Greater", ex.op("Sub", x, floored), ex.number(0.5, x.dtype))
+
+
+def _signs_differ(ex: Exporter, x: Tensor, y: Tensor) -> Tensor:
+    zero = ex.number(0, x.dtype)
+    return ex.op("Xor", ex.op("Less", x, zero), ex.op("Less", y, zero))
+
+
+@exports(aten.remainder.Tensor, aten.remainder.Scalar, aten.remainder.Scalar_Tensor)
+def remainder(ex: Exporter, x: Any, y: Any) -> Tensor:
+    over, under = ex.operand(x, ex.dtype), ex.operand(y, ex.dtype)
+    if not ex.dtype.is_floating_point:
+        return ex.op("Mod", over, under)
+    left = ex.op("Mod", over, under, fmod=1)
+    zero = ex.number(0.0, ex.dtype)
+    other = ex.op("And", ex.op("Not", ex.op("Equal", left, zero)), _signs_differ(ex, left, under))
+    return ex.op("Where", other, ex.op("Add", left, under), left)
+
+
+@exports(aten.fmod.Tensor, aten.fmod.Scalar)
+def fmod(ex: Exporter, x: Any, y: Any) -> Tensor:
+    return binary(ex, "Mod", x, y, fmod=1)
+
+
+@exports(aten.pow.Tensor_Scalar)
+def pow_number(ex: Exporter, x: Tensor, exponent: Any) -> Tensor:
+    """Small whole exponents are products; a half is a root."""
+    base = ex.cast(x, ex.dtype)
+    if not isinstance(exponent, int | float):
+        return binary(ex, "Pow", base, exponent)
+    if exponent == 1:
+        return base
+    if exponent == 2 and ex.dtype is not torch.bool:
+        return ex.op("Mul", base, base)
+    if exponent == 3 and ex.dtype.is_floating_point:
+        return ex.op("Mul", ex.op("Mul", base, base), base)
+    if exponent == 0.5:
+        return ex.op("Sqrt", base)
+    if exponent == -0.5:
+        return ex.op("Reciprocal", ex.op("Sqrt", base))
+    if exponent == -1:
+        return ex.op("Reciprocal", base)
+    return _power(ex, base, exponent)
+
+
+@exports(aten.pow.Tensor_Tensor, aten.pow.Scalar)
+def _power(ex: Exporter, x: Any, exponent: Any) -> Tensor:
+    if not ex.dtype.is_floating_point:
+        if isinstance(exponent, int) and exponent < 0:
+            raise Unsupported("an integer to a negative power")
+        if ex.dtype in (torch.int64, torch.int32, torch.bool):
+            return _integer_power(ex, x, exponent)
+    return binary(ex, "Pow", x, exponent)
+
+
+def _integer_power(ex: Exporter, x: Any, exponent: Any) -> Tensor:
+    """By squaring, since kernels go through doubles, which hold 53 bits: exact, and it wraps as torch's does."""
+    dtype = torch.int64
+    base, rest = ex.operand(x, dtype), ex.operand(exponent, dtype)
+    one, two = ex.number(1, dtype), ex.number(2, dtype)
+    steps = 6 if not isinstance(exponent, int) else max(exponent.bit_length(), 1)
+    made = one
+    for step in range(steps):
+        odd = ex.op("Equal", ex.op("Mod", rest, two), one)
+        made = ex.op("Mul", made, ex.op("Where", odd, base, one))
+        if step + 1 < steps:
+            base = ex.op("Mul", base, base)
+            rest = ex.op("Div", rest, two)
+    return made
+
+
+@exports(aten.square.default)
+def square(ex: Exporter, x: Tensor) -> Tensor:
+    return _product(ex, x, x)
+
+
+@exports(aten.rsqrt.default)
+def rsqrt(ex: Exporter, x: Tensor) -> Tensor:
+    return ex.op("Reciprocal", ex.op("Sqrt", ex.cast(x, ex.dtype)))
+
+
+@exports(aten.exp2.default)
+def exp2(ex: Exporter, x: Tensor) -> Tensor:
+    return ex.op("Pow", ex.number(2.0, ex.dtype), ex.cast(x, ex.dtype))
+
+
+def wide(ex: Exporter, x: Tensor) -> Tensor:
+    """In float64, for formulas that lose digits; the result is cast back."""
+    return ex.cast(x, torch.float64)
+
+
+@exports(aten.expm1.default)
+def expm1(ex: Exporter, x: Tensor) -> Tensor:
+    return ex.op("Sub", ex.op("Exp", wide(ex, x)), ex.number(1.0, torch.float64))
+
+
+@exports(aten.log1p.default)
+def log1p(ex: Exporter, x: Tensor) -> Tensor:
+    return ex.op("Log", ex.op("Add", wide(ex, x), ex.number(1.0, torch.float64)))
+
+
+def _logarithm(base: float) -> Callable[..., Tensor]:
+    def rule(ex: Exporter, x: Tensor) -> Tensor:
+        return ex.op("Div", ex.op("Log", wide(ex, x)), ex.number(math.log(base), torch.float64))
+
+    return rule
+
+
+exports(aten.log2.default)(_logarithm(2))
+exports(aten.log10.default)(_logarithm(10))
+
+
+def _exponentials(ex: Exporter, x: Tensor) -> tuple[Tensor, Tensor]:
+    """exp(x) and exp(-x), in float64."""
+    x = wide(ex, x)
+    return ex.op("Exp", x), ex.op("Exp", ex.op("Neg", x))
+
+
+@exports(aten.sinh.default)
+def sinh(ex: Exporter, x: Tensor) -> Tensor:
+    up, down = _exponentials(ex, x)
+    return ex.op("Mul", ex.op("Sub", up, down), ex.number(0.5, torch.float64))
+
+
+@exports(aten.cosh.default)
+def cosh(ex: Exporter, x: Tensor) -> Tensor:
+    up, down = _exponentials(ex, x)
+    return ex.op("Mul", ex.op("Add", up, down), ex.number(0.5, torch.float64))
+
+
+@exports(aten.asinh.default)
+def asinh(ex: Exporter, x: Tensor) -> Tensor:
+    """By the absolute value, so that nothing cancels: sign(x) · log(|x| + sqrt(x² + 1))"""
+    size = ex.op("Abs", wide(ex, x))
+    root = ex.op("Sqrt", ex.op("Add", ex.op("Mul", size, size), ex.number(1.0, torch.float64)))
+    return ex.op("Mul", ex.op("Sign", wide(ex, x)), ex.op("Log", ex.op("Add", size, root)))
+
+
+@exports(aten.acosh.default)
+def acosh(ex: Exporter, x: Tensor) -> Tensor:
+    x = wide(ex, x)
+    one = ex.number(1.0, torch.float64)
+    root = ex.op("Mul", ex.op("Sqrt", ex.op("Sub", x, one)), ex.op("Sqrt", ex.op("Add", x, one)))
+    return ex.op("Log", ex.op("Add", x, root))
+
+
+@exports(aten.atanh.default)
+def atanh(ex: Exporter, x: Tensor) -> Tensor:
+    x = wide(ex, x)
+    one = ex.number(1.0, torch.float64)
+    ratio = ex.op("Div", ex.op("Add", one, x), ex.op("Sub", one, x))
+    return ex.op("Mul", ex.op("Log", ratio), ex.number(0.5, torch.float64))
+
+
+@exports(aten.atan2.default)
+def atan2(ex: Exporter, y: Tensor, x: Tensor) -> Tensor:
+    """The angle of the ratio, and half a turn more on the left; zeros and infinities as the standard has them."""
+    dtype = ex.dtype if ex.dtype.is_floating_point else torch.float32
+    y, x = ex.cast(y, dtype), ex.cast(x, dtype)
+    zero, pi = ex.number(0.0, dtype), ex.number(math.pi, dtype)
+    below = _is_negative(ex, y)
+    left = _is_negative(ex, x)
+    both = ex.op("And", _infinite(ex, x), _infinite(ex, y))
+    one = ex.number(1.0, dtype)
+    level = ex.op("And", ex.op("Equal", x, zero), ex.op("Equal", y, zero))
+    over = ex.op("Where", both, ex.op("Sign", y), y)
+    under = ex.op("Where", both, ex.op("Sign", x), ex.op("Where", level, one, x))
+    angle = ex.op("Atan", ex.op("Abs", ex.op("Div", over, under)))
+    angle = ex.op("Where", left, ex.op("Sub", pi, angle), angle)
+    return ex.op("Where", below, ex.op("Neg", angle), angle)
+
+
+def _is_negative(ex: Exporter, x: Tensor) -> Tensor:
+    """Whether a float's sign is minus, that of -0.0 as well."""
+    zero = ex.number(0.0, x.dtype)
+    inverse = ex.op("Reciprocal", x)
+    return ex.op("Or", ex.op("Less", x, zero), ex.op("And", ex.op("Equal", x, zero), ex.op("Less", inverse, zero)))
+
+
+def _infinite(ex: Exporter, x: Tensor) -> Tensor:
+    return ex.op("IsInf", x if x.dtype in (torch.float32, torch.float64) else ex.cast(x, torch.float32))
+
+
+@exports(aten.hypot.default)
+def hypot(ex: Exporter, x: Tensor, y: Tensor) -> Tensor:
+    x, y = wide(ex, x), wide(ex, y)
+    root = ex.op("Sqrt", ex.op("Add", ex.op("Mul", x, x), ex.op("Mul", y, y)))
+    infinite = ex.op("Or", _infinite(ex, x), _infinite(ex, y))
+    return ex.op("Where", infinite, ex.number(math.inf, torch.float64), root)
+
+
+@exports(aten.sign.default, aten.sgn.default)
+def sign(ex: Exporter, x: Tensor) -> Tensor:
+    if x.dtype is torch.bool:
+        return x
+    if not x.is_float:
+        return ex.op("Sign", x)
+    zero = ex.number(0.0, x.dtype)  # of nan, torch says 0
+    return ex.op("Where", ex.op("IsNaN", x), zero, ex.op("Sign", x))
+
+
+@exports(aten.trunc.default, aten.fix.default)
+def trunc(ex: Exporter, x: Tensor) -> Tensor:
+    if not x.is_float:
+        return x
+    return ex.op("Mul", ex.op("Sign", x), ex.op("Floor", ex.op("Abs", x)))
+
+
+@exports(aten.round.default)
+def round_(ex: Exporter, x: Tensor) -> Tensor:
+    return ex.op("Round", x) if x.is_float else x
+
+
+@exports(aten.round.decimals)
+def round_decimals(ex: Exporter, x: Tensor, *, decimals: int) -> Tensor:
+    if decimals == 0 or not x.is_float:
+        return round_(ex, x)
+    factor = ex.number(10.0 ** abs(decimals), x.dtype)
+    first, second = ("Mul", "Div") if decimals > 0 else ("Div", "Mul")
+    return ex.op(second, ex.op("Round", ex.op(first, x, factor)), factor)
+
+
+@exports(aten.frac.default)
+def frac(ex: Exporter, x: Tensor) -> Tensor:
+    return ex.op("Sub", x, trunc(ex, x))
+
+
+# ---------------------------------------------------------------------- choosing
+
+
+def _extreme(kind: str) -> Callable[..., Tensor]:
+    def rule(ex: Exporter, x: Any, y: Any) -> Tensor:
+        if ex.dtype is torch.bool:
+            return binary(ex, "Or" if kind == "Max" else "And", x, y)
+        return extreme(ex, kind, ex.operand(x, ex.dtype), ex.operand(y, ex.dtype))
+
+    return rule
+
+
+def extreme(ex: Exporter, kind: str, x: Tensor, y: Tensor) -> Tensor:
+    """The larger or smaller of two; nan if one is nan."""
+    return ex.op(kind, x, y)
+
+
+exports(aten.maximum.default)(_extreme("Max"))
+exports(aten.minimum.default)(_extreme("Min"))
+
+
+def _extreme_of_numbers(kind: str) -> Callable[..., Tensor]:
+    """The larger or smaller of two, of which one may be nan and then does not count."""
+
+    def rule(ex: Exporter, x: Any, y: Any) -> Tensor:
+        if not ex.dtype.is_floating_point:
+            return _extreme(kind)(ex, x, y)
+        x, y = ex.operand(x, ex.dtype), ex.operand(y, ex.dtype)
+        best = ex.op("Where", ex.op("IsNaN", x), y, ex.op(kind, x, y))
+        return ex.op("Where", ex.op("IsNaN", y), x, best)
+
+    return rule
+
+
+exports(aten.fmax.default)(_extreme_of_numbers("Max"))
+exports(aten.fmin.default)(_extreme_of_numbers("Min"))
+
+
+@exports(aten.where.self, aten.where.ScalarOther, aten.where.ScalarSelf, aten.where.Scalar)
+def where(ex: Exporter, condition: Tensor, yes: Any, no: Any) -> Tensor:
+    return ex.op("Where", truth(ex, condition), ex.operand(yes, ex.dtype), ex.operand(no, ex.dtype))
+
+
+@exports(aten.masked_fill.Scalar, aten.masked_fill.Tensor)
+def masked_fill(ex: Exporter, x: Tensor, mask: Tensor, value: Any) -> Tensor:
+    return ex.op("Where", truth(ex, mask), ex.operand(value, ex.dtype), ex.cast(x, ex.dtype))
+
+
+@exports(aten.clamp.default, aten.clamp.Tensor, aten.clip.default, aten.clip.Tensor)
+def clamp(ex: Exporter, x: Tensor, minimum: Any = None, maximum: Any = None) -> Tensor:
+    x = ex.cast(x, ex.dtype)
+    numbers = all(limit is None or isinstance(limit, int | float) for limit in (minimum, maximum))
+    if numbers and x.is_float and all(limit != limit for limit in (minimum, maximum) if limit is not None):
+        return ex.op("Add", x, ex.number(math.nan, x.dtype))
+    if numbers and x.is_float and (minimum is None or maximum is None or minimum <= maximum):
+        # The order of ONNX's Clip matters only where the limits cross.
+        bounds = [None if limit is None else ex.number(float(limit), x.dtype) for limit in (minimum, maximum)]
+        return ex.op("Clip", x, *(bounds if bounds[1] is not None else bounds[:1]))
+    for kind, limit in (("Max", minimum), ("Min", maximum)):
+        if limit is not None:
+            x = ex.op(kind, x, ex.operand(limit, x.dtype))
+    return x
+
+
+@exports(aten.clamp_min.default, aten.clamp_min.Tensor)
+def clamp_min(ex: Exporter, x: Tensor, minimum: Any) -> Tensor:
+    return clamp(ex, x, minimum, None)
+
+
+@exports(aten.clamp_max.default, aten.clamp_max.Tensor)
+def clamp_max(ex: Exporter, x: Tensor, maximum: Any) -> Tensor:
+    return clamp(ex, x, None, maximum)
+
+
+# ---------------------------------------------------------------------- questions
+
+
+@exports(aten.isnan.default)
+def isnan(ex: Exporter, x: Tensor) -> Tensor:
+    if not x.is_float:
+        return ex.full(ex.shape, False, torch.bool)
+    return ex.op("IsNaN", ex.cast(x, torch.float32) if x.dtype is torch.bfloat16 else x)
+
+
+@exports(aten.isinf.default)
+def isinf(ex: Exporter, x: Tensor) -> Tensor:
+    return _infinite(ex, x) if x.is_float else ex.full(ex.shape, False, torch.bool)
+
+
+@exports(aten.isfinite.default)
+def isfinite(ex: Exporter, x: Tensor) -> Tensor:
+    if not x.is_float:
+        return ex.full(ex.shape, True, torch.bool)
+    return ex.op("Not", ex.op("Or", isnan(ex, x), _infinite(ex, x)))
+
+
+@exports(aten.signbit.default)
+def signbit(ex: Exporter, x: Tensor) -> Tensor:
+    if x.is_float:
+        return _is_negative(ex, x)
+    return ex.op("Less", x, ex.number(0, x.dtype)) if x.dtype is not torch.bool else ex.full(ex.shape, False, x.dtype)
+
+
+@exports(aten.nan_to_num.default)
+def nan_to_num(
+    ex: Exporter, x: Tensor, nan: float | None = None, posinf: float | None = None, neginf: float | None = None
+) -> Tensor:
+    if not x.is_float:
+        return x
+    limits = torch.finfo(x.dtype)
+    high = ex.number(limits.max if posinf is None else posinf, x.dtype)
+    low = ex.number(limits.min if neginf is None else neginf, x.dtype)
+    made = ex.op("Where", ex.op("IsNaN", x), ex.number(nan or 0.0, x.dtype), x)
+    made = ex.op("Where", ex.op("Equal", x, ex.number(math.inf, x.dtype)), high, made)
+    return ex.op("Where", ex.op("Equal", x, ex.number(-math.inf, x.dtype)), low, made)
+
+
+# ---------------------------------------------------------------------- bits
+
+
+def _bitwise(kind: str, logical: str) -> Callable[..., Tensor]:
+    def rule(ex: Exporter, x: Any, y: Any) -> Tensor:
+        return binary(ex, logical if ex.dtype is torch.bool else kind, x, y)
+
+    return rule
+
+
+for _name, _kind, _logical_kind in (("and", "BitwiseAnd", "And"), ("or", "BitwiseOr", "Or"), ("xor", "BitwiseXor", "Xor")):
+    for _overload in ("Tensor", "Scalar", "Scalar_Tensor"):
+        exports(getattr(getattr(aten, f"bitwise_{_name}"), _overload))(_bitwise(_kind, _logical_kind))
+    for _overload in ("Tensor", "Scalar"):
+        exports(getattr(getattr(aten, f"__{_name}__"), _overload))(_bitwise(_kind, _logical_kind))
+
+
+@exports(aten.bitwise_not.default)
+def bitwise_not(ex: Exporter, x: Tensor) -> Tensor:
+    return ex.op("Not" if x.dtype is torch.bool else "BitwiseNot", x)
+
+
+@exports(aten.bitwise_left_shift.Tensor, aten.bitwise_left_shift.Tensor_Scalar, aten.__lshift__.Scalar)
+def shift_left(ex: Exporter, x: Tensor, count: Any) -> Tensor:
+    return _shift(ex, x, count, left=True)
+
+
+@exports(aten.bitwise_right_shift.Tensor, aten.bitwise_right_shift.Tensor_Scalar, aten.__rshift__.Scalar)
+def shift_right(ex: Exporter, x: Tensor, count: Any) -> Tensor:
+    return _shift(ex, x, count, left=False)
+
+
+def _shift(ex: Exporter, x: Any, count: Any, *, left: bool) -> Tensor:
+    """As a product or a rounded-down quotient with a power of two: ONNX shifts unsigned numbers alone."""
+    if ex.dtype.is_floating_point:
+        raise Unsupported(f"a shift of {name_of(ex.dtype)}")
+    bits = torch.iinfo(ex.dtype).bits if ex.dtype is not torch.bool else 8
+    dtype = torch.int64
+    value, by = ex.operand(x, dtype), ex.operand(count, dtype)
+    none, most = ex.number(0, dtype), ex.number(bits - 1, dtype)
+    outside = ex.op("Or", ex.op("Less", by, none), ex.op("Greater", by, most))
+    powers = ex.constant(torch.tensor([1 << k if k < 63 else -(1 << 63) for k in range(64)], dtype=dtype))
+    power = ex.op("Gather", powers, ex.op("Where", outside, none, by))
+    if left:
+        return ex.op("Where", outside, none, ex.op("Mul", value, power))
+    # 2**63 is negative as an int64; by it only the sign is left, as for counts outside.
+    sign = ex.op("Where", ex.op("Less", value, none), ex.number(-1, dtype), none)
+    outside = ex.op("Or", outside, ex.op("Less", power, none))
+    power = ex.op("Where", outside, ex.number(1, dtype), power)
+    down = ex.op("Div", ex.op("Sub", value, ex.op("Mod", value, power)), power)
+    return ex.op("Where", outside, sign, down)
+
+
+# ---------------------------------------------------------------------- casts and copies
+
+
+def _keeps(node: fx.Node) -> bool:
+    return True
+
+
+@exports(
+    *(aten.clone.default, aten.contiguous.default, aten.alias.default, aten.detach.default, aten.lift_fresh.default),
+    *(aten.lift_fresh_copy.default, aten._to_copy.default, aten.to.dtype, aten.to.device, aten.to.dtype_layout),
+    *(aten.to.other, aten.type_as.default, aten.copy.default, aten._conj.default, aten.conj.default, aten.lift.default),
+    *(aten.resolve_conj.default, aten.resolve_neg.default, aten.conj_physical.default, aten.float.default)
+    if hasattr(aten, "float")
+    else (),
+)
+def copy(ex: Exporter, x: Tensor, other: Any = None, *_: Any, **__: Any) -> Tensor:
+    """The same elements in the result's type; of `copy`, those of the second, in the shape of the first."""
+    if ex.node.target is aten.copy.default:
+        return ex.expand(ex.cast(other, ex.dtype), ex.shape)
+    return ex.cast(x, ex.dtype)

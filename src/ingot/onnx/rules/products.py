@@ -1,0 +1,184 @@
+"""Matrix products and convolutions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from ingot.onnx.export import Exporter, Unsupported, exports
+from ingot.onnx.values import Size, Tensor, is_known
+
+aten = torch.ops.aten
+
+
+def matmul_of(ex: Exporter, x: Tensor, y: Tensor) -> Tensor:
+    if x.dtype is torch.bool:
+        raise Unsupported("a matrix product of bools")
+    return ex.op("MatMul", x, y)
+
+
+@exports(aten.mm.default, aten.bmm.default, aten.mv.default, aten.dot.default, aten.vdot.default)
+def product(ex: Exporter, x: Tensor, y: Tensor) -> Tensor:
+    return matmul_of(ex, x, y)
+
+
+@exports(aten.matmul.default)
+def matmul(ex: Exporter, x: Tensor, y: Tensor) -> Tensor:
+    return matmul_of(ex, x, y)
+
+
+@exports(aten.linear.default)
+def linear(ex: Exporter, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    if weight.rank == 1:
+        made = matmul_of(ex, x, weight)
+        return made if bias is None else ex.op("Add", made, bias)
+    if x.rank == 2 and x.is_float and (bias is None or bias.rank <= 2):
+        return ex.op("Gemm", x, weight, *(() if bias is None else (bias,)), transB=1)
+    turned = ex.once(("turned", weight.value), lambda: ex.transpose(weight, [1, 0]))
+    made = matmul_of(ex, x, turned)
+    return made if bias is None else ex.op("Add", made, bias)
+
+
+def _scaled(ex: Exporter, x: Tensor, factor: Any) -> Tensor:
+    if isinstance(factor, int | float) and factor == 1:
+        return x
+    return ex.op("Mul", x, ex.operand(factor, x.dtype))
+
+
+def _sum(ex: Exporter, bias: Tensor, made: Tensor, beta: Any, alpha: Any) -> Tensor:
+    """beta · bias + alpha · product; a bias that is taken zero times does not count, nan or not."""
+    made = _scaled(ex, made, alpha)
+    if isinstance(beta, int | float) and beta == 0:
+        return ex.expand(Tensor(made.value, made.dtype), ex.shape) if not is_known(ex.shape) else made
+    return ex.op("Add", _scaled(ex, ex.cast(bias, made.dtype), beta), made)
+
+
+@exports(aten.addmm.default)
+def addmm(ex: Exporter, bias: Tensor, x: Tensor, y: Tensor, *, beta: Any = 1, alpha: Any = 1) -> Tensor:
+    plain = isinstance(beta, int | float) and isinstance(alpha, int | float) and beta != 0
+    if x.is_float and plain and _fits(bias, ex.shape):
+        return ex.op("Gemm", x, y, bias, alpha=float(alpha), beta=float(beta))
+    return _sum(ex, bias, matmul_of(ex, x, y), beta, alpha)
+
+
+def _fits(bias: Tensor, shape: Sequence[Size]) -> bool:
+    """Whether Gemm spreads a bias over the result as torch does."""
+    pairs = zip(reversed(bias.sizes), reversed(shape), strict=False)
+    return all(mine == 1 or mine == theirs for mine, theirs in pairs)
+
+
+@exports(aten.addmv.default, aten.baddbmm.default)
+def add_product(ex: Exporter, bias: Tensor, x: Tensor, y: Tensor, *, beta: Any = 1, alpha: Any = 1) -> Tensor:
+    return _sum(ex, bias, matmul_of(ex, x, y), beta, alpha)
+
+
+@exports(aten.addbmm.default)
+def addbmm(ex: Exporter, bias: Tensor, x: Tensor, y: Tensor, *, beta: Any = 1, alpha: Any = 1) -> Tensor:
+    made = ex.op("ReduceSum", matmul_of(ex, x, y), ex.ints([0]), keepdims=0)
+    return _sum(ex, bias, made, beta, alpha)
+
+
+@exports(aten.addr.default)
+def addr(ex: Exporter, bias: Tensor, x: Tensor, y: Tensor, *, beta: Any = 1, alpha: Any = 1) -> Tensor:
+    if ex.dtype is torch.bool:
+        raise Unsupported("an outer product of bools")
+    x, y = ex.cast(x, ex.dtype), ex.cast(y, ex.dtype)
+    made = ex.op("Mul", ex.unsqueeze(x, 1), ex.unsqueeze(y, 0))
+    return _sum(ex, bias, made, beta, alpha)
+
+
+# ---------------------------------------------------------------------- convolutions
+
+
+def spread(value: Any, count: int) -> list[Any]:
+    """A setting for each dim, of one for all or one for each."""
+    given = list(value) if isinstance(value, list | tuple) else [value]
+    return given * count if len(given) == 1 else given
+
+
+def convolved(
+    ex: Exporter, x: Tensor, weight: Tensor, bias: Tensor | None, stride: Any, padding: Any, dilation: Any, groups: int
+) -> Tensor:
+    count = weight.rank - 2
+    single = x.rank == count + 1  # without a batch
+    if not x.is_float:
+        raise Unsupported("a convolution of integers")
+    if any(size == 0 for size in (*x.sizes, *ex.shape)):
+        raise Unsupported("a convolution without elements")
+    x = ex.unsqueeze(x, 0) if single else x
+    if isinstance(padding, str):
+        pads = None if padding == "same" else [0] * 2 * count
+        if padding == "same":
+            spans = [d * (int(k) - 1) for d, k in zip(spread(dilation, count), weight.sizes[2:], strict=True)]
+            pads = [*(span // 2 for span in spans), *(span - span // 2 for span in spans)]
+    else:
+        pads = spread(padding, count) * 2
+    made = ex.op(
+        "Conv",
+        x,
+        weight,
+        *(() if bias is None else (bias,)),
+        strides=spread(stride, count),
+        pads=pads,
+        dilations=spread(dilation, count),
+        group=groups,
+        kernel_shape=[int(size) for size in weight.sizes[2:]],
+    )
+    return ex.squeeze(made, 0) if single else made
+
+
+def transposed(
+    ex: Exporter, x: Tensor, weight: Tensor, bias: Tensor | None, stride: Any, padding: Any, extra: Any, dilation: Any,
+    groups: int,
+) -> Tensor:  # fmt: skip
+    count = weight.rank - 2
+    single = x.rank == count + 1
+    if not x.is_float:
+        raise Unsupported("a convolution of integers")
+    if any(size == 0 for size in (*x.sizes, *ex.shape)):
+        raise Unsupported("a convolution without elements")
+    x = ex.unsqueeze(x, 0) if single else x
+    made = ex.op(
+        "ConvTranspose",
+        x,
+        weight,
+        *(() if bias is None else (bias,)),
+        strides=spread(stride, count),
+        pads=spread(padding, count) * 2,
+        output_padding=spread(extra, count),
+        dilations=spread(dilation, count),
+        group=groups,
+        kernel_shape=[int(size) for size in weight.sizes[2:]],
+    )
+    return ex.squeeze(made, 0) if single else made
+
+
+@exports(aten.convolution.default)
+def convolution(
+    ex: Exporter, x: Tensor, weight: Tensor, bias: Tensor | None, stride: Any, padding: Any, dilation: Any,
+    is_transposed: bool, output_padding: Any, groups: int,
+) -> Tensor:  # fmt: skip
+    if is_transposed:
+        return transposed(ex, x, weight, bias, stride, padding, output_padding, dilation, groups)
+    return convolved(ex, x, weight, bias, stride, padding, dilation, groups)
+
+
+@exports(
+    *(aten.conv1d.default, aten.conv2d.default, aten.conv3d.default),
+    *(aten.conv1d.padding, aten.conv2d.padding, aten.conv3d.padding),
+)
+def conv(
+    ex: Exporter, x: Tensor, weight: Tensor, bias: Tensor | None = None, stride: Any = 1, padding: Any = 0,
+    dilation: Any = 1, groups: int = 1,
+) -> Tensor:  # fmt: skip
+    return convolved(ex, x, weight, bias, stride, padding, dilation, groups)
+
+
+@exports(aten.conv_transpose1d.default, aten.conv_transpose2d.input, aten.conv_transpose3d.input)
+def conv_transpose(
+    ex: Exporter, x: Tensor, weight: Tensor, bias: Tensor | None = None, stride: Any = 1, padding: Any = 0,
+    output_padding: Any = 0, groups: int = 1, dilation: Any = 1,
+) -> Tensor:  # fmt: skip
+    return transposed(ex, x, weight, bias, stride, padding, output_padding, dilation, groups)

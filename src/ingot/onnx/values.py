@@ -1,0 +1,100 @@
+"""What rules speak: tensors of the ONNX graph, and sizes.
+
+A Size is an int, or a sympy expression of the program's dims and of sizes that only the run tells. Rules compute with
+sizes in Python; `Sizes` in sizes.py makes nodes of them where a node needs one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import onnx_ir as ir
+import sympy
+import torch
+
+from ingot import torch_internals as internals
+
+Size: TypeAlias = "int | sympy.Expr"
+Number: TypeAlias = "int | float | bool"
+
+
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    """A value of the ONNX graph with its type in torch's words. `shape` is None where nobody needs to know it."""
+
+    value: ir.Value
+    dtype: torch.dtype
+    shape: tuple[Size, ...] | None = None
+
+    @property
+    def sizes(self) -> tuple[Size, ...]:
+        assert self.shape is not None, f"the shape of {self.value.name} is not known"
+        return self.shape
+
+    @property
+    def rank(self) -> int:
+        return len(self.sizes)
+
+    @property
+    def is_float(self) -> bool:
+        return self.dtype.is_floating_point
+
+
+def size_of(value: int | torch.SymInt) -> Size:
+    """A size of the FX graph."""
+    if isinstance(value, int):
+        return value
+    expr = internals.expr_of(value)
+    return int(expr) if expr.is_number else expr
+
+
+def sizes_of(values: Iterable[Any]) -> tuple[Size, ...]:
+    return tuple(size_of(value) for value in values)
+
+
+def is_known(sizes: Sequence[Size]) -> bool:
+    """Whether all of these are numbers."""
+    return all(isinstance(size, int) for size in sizes)
+
+
+def axis(dim: int, rank: int) -> int:
+    """A dim counted from the front; a scalar has one dim here, as torch says."""
+    return dim + max(rank, 1) if dim < 0 else dim
+
+
+def axes(dims: Any, rank: int) -> list[int]:
+    """Dims counted from the front; None or nothing is all of them."""
+    if dims is None or (isinstance(dims, list | tuple) and not dims):
+        return list(range(rank))
+    given = dims if isinstance(dims, list | tuple) else [dims]
+    return sorted(axis(int(d), rank) for d in given)
+
+
+def promoted(operands: Iterable[Any]) -> torch.dtype:
+    """The type that torch computes these operands in: tensors before those of rank 0 before numbers."""
+    ranked: list[list[torch.dtype]] = [[], [], []]
+    for operand in operands:
+        if isinstance(operand, Tensor):
+            ranked[0 if operand.rank else 1].append(operand.dtype)
+        elif isinstance(operand, bool):
+            ranked[2].append(torch.bool)
+        elif isinstance(operand, int | sympy.Basic):
+            ranked[2].append(torch.int64)
+        elif isinstance(operand, float):
+            ranked[2].append(torch.get_default_dtype())
+    best: torch.dtype | None = None
+    for dtypes in ranked:
+        joined: torch.dtype | None = None
+        for dtype in dtypes:
+            joined = dtype if joined is None else torch.promote_types(joined, dtype)
+        if joined is not None and (best is None or _category(joined) > _category(best)):
+            best = joined
+    return best or torch.float32
+
+
+def _category(dtype: torch.dtype) -> int:
+    if dtype is torch.bool:
+        return 0
+    return 2 if dtype.is_floating_point else 1
