@@ -17,6 +17,8 @@
     compiled.save("m.ingot")        # runs without torch: ingot_runtime.load("m.ingot")
     torch.compile(model, backend="ingot")
 
+    ingot.export_onnx(program, "m.onnx")    # verified in ONNX Runtime before the file appears
+
 `ingot.errors` draws the tree of everything that can go wrong. torch is imported when the first of these is used.
 """
 
@@ -32,6 +34,7 @@ from ingot import collector
 if TYPE_CHECKING:
     from ingot import errors, passes
     from ingot.errors import IngotError
+    from ingot.onnx_file import export_onnx
     from ingot.passes.manager import transform
     from ingot.pipeline import capture, compile, load
     from ingot.program.exported import from_exported
@@ -44,6 +47,7 @@ _HOMES = {
     "Program": "ingot.program.program",
     "capture": "ingot.pipeline",
     "compile": "ingot.pipeline",
+    "export_onnx": "ingot.onnx_file",
     "from_exported": "ingot.program.exported",
     "load": "ingot.pipeline",
     "transform": "ingot.passes.manager",
@@ -78,4 +82,15 @@ class _Package(ModuleType):
 
 sys.modules[__name__].__class__ = _Package
 
-__all__ = ["IngotError", "Program", "capture", "compile", "errors", "from_exported", "load", "passes", "transform"]
+__all__ = [
+    "IngotError",
+    "Program",
+    "capture",
+    "compile",
+    "errors",
+    "export_onnx",
+    "from_exported",
+    "load",
+    "passes",
+    "transform",
+]

@@ -25,7 +25,9 @@ def kernels() -> dict[str, dict[str, frozenset[str]]]:
                 codes = {names[t] for t in types if t in names}
                 found.setdefault(kernel.op_name, {}).setdefault(variable, {}).setdefault(opset, set()).update(codes)
     return {
-        name: {variable: frozenset.intersection(*map(frozenset, by_opset.values())) for variable, by_opset in of.items()}
+        name: {
+            variable: frozenset.intersection(*map(frozenset, by_opset.values())) for variable, by_opset in of.items()
+        }
         for name, of in sorted(found.items())
     }
 
@@ -34,7 +36,9 @@ def limits() -> dict[str, dict[str, str]]:
     """The variables that some type is not allowed for, as the file writes them."""
     made = {}
     for name, of in kernels().items():
-        limited = {v: " ".join(c for c in CODES if c in codes) for v, codes in of.items() if 0 < len(codes) < len(CODES)}
+        limited = {
+            v: " ".join(c for c in CODES if c in codes) for v, codes in of.items() if 0 < len(codes) < len(CODES)
+        }
         if limited and "Quantize" not in name and "Dequantize" not in name:  # their types are the point
             made[name] = limited
     return made

@@ -11,9 +11,10 @@ import onnx_ir as ir
 import torch
 from torch import fx
 
+from ingot import torch_internals as internals
 from ingot.errors import OnnxError, explain
 from ingot.onnx.dtypes import TO_ONNX, name_of
-from ingot.onnx.export import OLDEST_OPSET, TAKES, Exporter, refusal, rule_of
+from ingot.onnx.export import OLDEST_OPSET, RULES, TAKES, Exporter, refusal, rule_of
 from ingot.onnx.values import Tensor, sizes_of
 from ingot.program import tree
 from ingot.program.cutting import graph_modules
@@ -45,16 +46,16 @@ class Exported:
 
 
 def whole(program: Program) -> list[Any]:
-    """The operators of a program that have a rule here for every node of theirs: they need not be decomposed."""
+    """The operators that need not be decomposed: there are rules for them that take every node of this program."""
     import ingot.onnx.rules  # noqa: F401  fills RULES
 
-    kept: dict[Any, bool] = {}
-    for module in graph_modules(program.graph_module):
-        for node in module.graph.nodes:
-            if node.op == "call_function":
-                takes = TAKES.get(node.target)
-                kept[node.target] = kept.get(node.target, True) and (takes is None or takes(node))
-    return [target for target, fits in kept.items() if fits and rule_of(target) is not None]
+    refused = {
+        node.target
+        for module in graph_modules(program.graph_module)
+        for node in module.graph.nodes
+        if node.target in TAKES and not TAKES[node.target](node)
+    }
+    return [op for op in RULES if isinstance(op, internals.OpOverload) and op not in refused]
 
 
 def check_opset(opset: int | None) -> int:
@@ -153,6 +154,7 @@ def _placeholders(ex: Exporter) -> tuple[list[tuple[Tensor, str]], list[tuple[Te
     inputs: list[tuple[Tensor, str]] = []
     state: list[tuple[Tensor, str]] = []
     tied: dict[Any, Tensor] = {}
+    names = _argument_names(program)
     pairs = list(zip(program.signature.placeholders, nodes, strict=True))
     for spec, node in sorted(pairs, key=lambda pair: pair[0].kind in STATE_KINDS):  # the user's own names come first
         value = value_of(node)
@@ -171,14 +173,25 @@ def _placeholders(ex: Exporter) -> tuple[list[tuple[Tensor, str]], list[tuple[Te
         elif spec.kind is InputKind.TOKEN:
             continue
         elif isinstance(value, torch.Tensor):
-            made = ex.named_input(spec.name, value.dtype, sizes_of(value.shape))
+            made = ex.named_input(names[spec.name], value.dtype, sizes_of(value.shape))
             inputs.append((made, spec.name))
             ex.values[node] = made
             for dim, size in enumerate(made.sizes):
                 ex.sizes.learn(size, made, dim)
         else:
-            inputs.append((_number(ex, node, spec.name, value), spec.name))
+            inputs.append((_number(ex, node, names[spec.name], value), spec.name))
     return inputs, state
+
+
+def _argument_names(program: Program) -> dict[str, str]:
+    """What the user calls each argument: "mask", "cache.0.1"; its placeholder may have another name."""
+    names = {}
+    for placeholder, path in program.signature.argument_paths().items():
+        first, *rest = path
+        known = isinstance(first, int) and first < len(program.parameter_names)
+        start = program.parameter_names[int(first)] if known else f"args.{first}" if isinstance(first, int) else first
+        names[placeholder] = ".".join(map(str, (start, *rest)))
+    return names
 
 
 def _number(ex: Exporter, node: fx.Node, name: str, value: Any) -> Tensor:
@@ -244,5 +257,7 @@ def _result_places(program: Program) -> list[tuple[int, str]]:
     for place, (spec, path) in enumerate(zip(program.signature.user_outputs, paths, strict=True)):
         if spec.kind is OutputKind.RESULT:
             words = ".".join(str(step) for step in path)
-            found.append((place, words if words and not words[0].isdigit() else f"output.{words}" if words else "output"))
+            found.append(
+                (place, words if words and not words[0].isdigit() else f"output.{words}" if words else "output")
+            )
     return found

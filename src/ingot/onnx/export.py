@@ -36,12 +36,12 @@ Rule = Callable[..., Any]
 R = TypeVar("R", bound=Rule)
 RULES: dict[Any, Rule] = {}
 # Whether the rule of an operator that is made of others can take a node; without an entry it takes all.
-TAKES: dict[Any, Callable[[fx.Node], bool]] = {}
+TAKES: dict[Any, Callable[[Any], bool]] = {}
 
 OLDEST_OPSET = 18
 
 
-def exports(*targets: Any, takes: Callable[[fx.Node], bool] | None = None) -> Callable[[R], R]:
+def exports(*targets: Any, takes: Callable[[Any], bool] | None = None) -> Callable[[R], R]:
     """Registers the rule for these operators; a second registration is a bug.
 
     `takes` is for an operator that is made of others: nodes that it says no to are decomposed.
@@ -128,7 +128,6 @@ class Exporter:
         self._constants: dict[Any, Tensor] = {}
         self._taken: dict[str, int] = {}
         self._origin: tuple[fx.Node, dict[str, str]] | None = None
-        self._count = 0
 
     # ------------------------------------------------------------------ graphs
 
@@ -180,10 +179,11 @@ class Exporter:
                 self._learn_number(value, made)
             return self.symbolic(value)
         assert rule is not None, node.target
-        self._count = 0
         result = rule(self, *map(self.argument, node.args), **{k: self.argument(v) for k, v in node.kwargs.items()})
         if isinstance(value, tuple | list):
-            assert isinstance(result, tuple | list) and len(result) == len(value), f"{node.target}: {len(value)} results"
+            assert isinstance(result, tuple | list) and len(result) == len(value), (
+                f"{node.target}: {len(value)} results"
+            )
             several = len(value) > 1
             return [
                 self._settled(part, fake, f"{node.name}.{place}" if several else node.name)
@@ -300,12 +300,12 @@ class Exporter:
     ) -> list[Tensor]:
         """One node with several results."""
         schema = schema_of(kind, self.opset)
-        inputs, bound, narrow = self._typed(kind, schema, inputs)
+        typed, bound, narrow = self._typed(kind, schema, inputs)
         results = []
         for place in range(count):
             spec = schema.outputs[min(place, len(schema.outputs) - 1)]
-            results.append(bound.get(spec.type_str) or dtype or _fixed(spec.type_str))
-        values = self._node(kind, inputs, results, attributes)
+            results.append(bound.get(spec.type_str) or dtype or _fixed(kind, self.opset, spec.type_str))
+        values = self._node(kind, typed, results, attributes)
         made = [Tensor(value, kind_) for value, kind_ in zip(values, results, strict=True)]
         return [
             self.cast(part, narrow[spec.type_str]) if spec.type_str in narrow else part
@@ -345,8 +345,8 @@ class Exporter:
     def _node(
         self, kind: str, inputs: Sequence[Tensor | None], results: Sequence[torch.dtype], attributes: Mapping[str, Any]
     ) -> list[ir.Value]:
-        name = f"{self.node.name}.{kind}" if self._count else self.node.name
-        self._count += 1
+        path = module_path_of(self.node)
+        name = self.unique(f"{path}/{kind}" if path else kind)
         values = [
             ir.Value(name=self.unique(f"{self.node.name}:{kind}"), type=ir.TensorType(TO_ONNX[dtype]))
             for dtype in results
@@ -355,13 +355,25 @@ class Exporter:
             "",
             kind,
             [None if given is None else given.value for given in inputs],
-            [attribute(key, value) for key, value in attributes.items() if value is not None],
+            [attribute(key.rstrip("_"), value) for key, value in attributes.items() if value is not None],
             outputs=values,
             name=name,
             metadata_props=self._metadata(),
         )
         self.scope.nodes.append(node)
         return values
+
+    def branches(self, test: Tensor, graphs: Sequence[ir.Graph], results: Sequence[torch.dtype]) -> list[Tensor]:
+        """A node that runs one of two graphs."""
+        values = self._node("If", [test], results, {"then_branch": graphs[0], "else_branch": graphs[1]})
+        return [Tensor(value, dtype) for value, dtype in zip(values, results, strict=True)]
+
+    def loop(
+        self, kind: str, inputs: Sequence[Tensor | None], results: Sequence[torch.dtype], **attributes: Any
+    ) -> list[Tensor]:
+        """A node that runs a graph again and again."""
+        values = self._node(kind, inputs, results, attributes)
+        return [Tensor(value, dtype) for value, dtype in zip(values, results, strict=True)]
 
     def _metadata(self) -> dict[str, str]:
         """Where a node comes from, for Netron and for people: the operator, the module and the user's line."""
@@ -525,11 +537,15 @@ class Exporter:
 _MIXED = frozenset({"Loop", "Scan", "If"})
 
 
-def _fixed(type_str: str) -> torch.dtype:
+@functools.cache
+def _fixed(kind: str, opset: int, type_str: str) -> torch.dtype:
+    """The type of a result that no input has: the only one that the schema allows."""
     for code, name in CODES.items():
         if type_str == f"tensor({name})":
             return BY_CODE[code]
-    raise AssertionError(f"{type_str}: say the result's type")
+    legal, _ = _allowed(kind, opset, type_str)
+    assert len(legal) == 1, f"{kind}: say the result's type"
+    return next(iter(legal))
 
 
 def _may_be_empty(program: Program, sizes: Sequence[Size], marks: Sequence[int | None]) -> bool:

@@ -95,6 +95,14 @@ OPERATIONS: dict[str, Operation] = {
 }
 
 
+def _speaks_of(key: Any, symbol: sympy.Symbol) -> bool:
+    parts = key if isinstance(key, tuple) else (key,)
+    return any(
+        _speaks_of(part, symbol) if isinstance(part, tuple) else symbol in getattr(part, "free_symbols", ())
+        for part in parts
+    )
+
+
 class Sizes:
     """The sizes of one export. `exporter.memo` keeps what a scope has computed already."""
 
@@ -116,6 +124,15 @@ class Sizes:
         offset = sympy.expand(expr - slope * symbol)
         if known is None or (slope == 1 and offset == 0):
             self._origins[symbol] = Origin(tensor, dim, int(slope), int(offset))
+
+    def tell(self, expr: sympy.Basic, tensor: Tensor) -> None:
+        """A symbol of a graph inside takes the value of this scalar, whatever it was in another scope."""
+        if not expr.is_Symbol:
+            raise UnknownSize(f"a graph inside is given the number {dims.spell(expr)}")
+        self._origins[expr] = Origin(tensor, None)
+        memo = self._exporter.memo
+        for key in [key for key in memo if _speaks_of(key, expr)]:
+            del memo[key]
 
     def vector(self, sizes: Sequence[Size]) -> Tensor:
         """Sizes as a tensor of int64, a constant where they are numbers."""

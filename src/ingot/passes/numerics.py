@@ -86,6 +86,31 @@ class Reference:
                     self._last[wide, index] = got
 
 
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """One call of a program: its arguments as leaves, and what it makes known in its own dtypes and in float64.
+
+    `own` and `exact` map "result …", "argument …" and "state …" to values, in the order of the program's results.
+    """
+
+    leaves: list[Any]
+    own: dict[str, Any]
+    exact: dict[str, Any]
+
+
+def trials(program: Program) -> Iterator[Trial]:
+    """Calls at the example's sizes and at two others within the range of each dim, where the program takes them."""
+    reference = Reference(program)
+    wide = in_float64(program)
+    for index, leaves in enumerate(reference.inputs):
+        own = reference._last[False, index].values
+        try:
+            exact = _observe(wide, [_widened(leaf) for leaf in leaves], wide=True).values
+        except (RuntimeError, IndexError):
+            exact = own  # an operator that has no float64
+        yield Trial(leaves, own, exact)
+
+
 def unchanged(before: Program, after: Program) -> bool:
     """Whether two programs are the same node for node, with the same state."""
     same_state = all(
@@ -427,4 +452,4 @@ def _same_call(a: fx.Node, b: fx.Node) -> bool:
     return a.target == b.target and str(a.args) == str(b.args) and str(a.kwargs) == str(b.kwargs)
 
 
-__all__ = ["Reference", "compare_values", "in_float64", "unchanged"]
+__all__ = ["Reference", "Trial", "compare_values", "in_float64", "trials", "unchanged"]

@@ -3,11 +3,16 @@
 from ingot.onnx.rules import (  # noqa: F401
     activations,
     attention,
+    control,
     factories,
     indexing,
     norms,
     pointwise,
+    pooling,
     products,
+    quantized,
+    recurrent,
     reductions,
+    sorting,
     views,
 )

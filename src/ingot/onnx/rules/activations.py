@@ -157,5 +157,3 @@ def logit(ex: Exporter, x: Tensor, eps: float | None = None) -> Tensor:
     one = ex.number(1.0, torch.float64)
     x = ex.cast(x, torch.float64)
     return ex.op("Log", ex.op("Div", x, ex.op("Sub", one, x)))
-
-

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
-from torch import fx
 
 from ingot.onnx.export import Exporter, exports
 from ingot.onnx.values import Size, Tensor
@@ -14,9 +14,9 @@ from ingot.program.metadata import value_of
 aten = torch.ops.aten
 
 
-def _without_dropout(node: fx.Node) -> bool:
+def _without_dropout(node: Any) -> bool:
     given = dict(zip(("query", "key", "value", "attn_mask", "dropout_p"), node.args, strict=False)) | node.kwargs
-    return given.get("dropout_p", 0.0) == 0 and value_of(node.args[0]).is_floating_point()  # type: ignore[arg-type]
+    return bool(given.get("dropout_p", 0.0) == 0 and value_of(node.args[0]).is_floating_point())
 
 
 @exports(aten.scaled_dot_product_attention.default, takes=_without_dropout)
@@ -98,5 +98,3 @@ def _without_hidden_rows(ex: Exporter, made: Tensor, mask: Tensor) -> Tensor:
 
     sees = ex.once(("sees", mask.value), make)
     return ex.op("Where", sees, made, ex.number(0.0, made.dtype))
-
-

@@ -89,7 +89,9 @@ def randn(ex: Exporter, *_: Any, **__: Any) -> Tensor:
 
 def _integers(ex: Exporter, low: Any, high: Any) -> Tensor:
     ex.draws = True
-    uniform = ex.cast(ex.op("RandomUniformLike", ex.full(ex.shape, 0.0, torch.float32), dtype=torch.float32), torch.float64)
+    uniform = ex.cast(
+        ex.op("RandomUniformLike", ex.full(ex.shape, 0.0, torch.float32), dtype=torch.float32), torch.float64
+    )
     low, high = ex.operand(low, torch.float64), ex.operand(high, torch.float64)
     scaled = ex.op("Add", ex.op("Floor", ex.op("Mul", uniform, ex.op("Sub", high, low))), low)
     return ex.cast(scaled, torch.int64)
@@ -158,5 +160,3 @@ def native_dropout(ex: Exporter, x: Tensor, p: float, train: bool | None) -> lis
     kept = _kept(ex, 1 - p)
     scaled = ex.op("Mul", x, ex.number(1 / (1 - p), x.dtype))
     return [ex.op("Where", kept, scaled, ex.number(0.0, x.dtype)), kept]
-
-

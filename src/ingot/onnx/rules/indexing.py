@@ -6,11 +6,12 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+import sympy
 import torch
 
 from ingot.onnx.export import Exporter, Unsupported, exports
 from ingot.onnx.rules.pointwise import truth
-from ingot.onnx.values import Size, Tensor, axis
+from ingot.onnx.values import Size, Tensor, axis, sizes_of
 from ingot.program.metadata import value_of
 
 aten = torch.ops.aten
@@ -103,8 +104,6 @@ def _indexed(ex: Exporter, x: Tensor, indices: Sequence[Tensor | None]) -> tuple
 
 def _count(ex: Exporter, mask: Tensor) -> Any:
     """The size of what a mask chooses, which only the run tells: something of its own that equals itself."""
-    import sympy
-
     return sympy.Symbol(f"chosen_{mask.value.name}")
 
 
@@ -125,9 +124,7 @@ def index(ex: Exporter, x: Tensor, indices: Sequence[Tensor | None]) -> Tensor:
     return made
 
 
-def _gathered(
-    ex: Exporter, x: Tensor, at: Sequence[int], found: Sequence[Tensor]
-) -> tuple[Tensor, Tensor, list[Size]]:
+def _gathered(ex: Exporter, x: Tensor, at: Sequence[int], found: Sequence[Tensor]) -> tuple[Tensor, Tensor, list[Size]]:
     """The tensor with indexed dims first, one vector of indices for each place, and the shape of the places."""
     moved = ex.transpose(x, [*at, *(d for d in range(x.rank) if d not in at)])
     shape = _broadcast(*(part.sizes for part in found))
@@ -287,10 +284,8 @@ def slice_scatter(
     """At places start, start + step …, as many as torch says the source has."""
     at = axis(dim, x.rank)
     source = ex.cast(source, x.dtype)
-    length = value_of(ex.node.args[1]).shape[at]  # type: ignore[arg-type, union-attr]
-    from ingot.onnx.values import size_of
-
-    count = size_of(length)
+    shape = sizes_of(value_of(ex.node.args[1]).shape)  # type: ignore[arg-type]
+    count = shape[at]
     whole = x.sizes[at]
     begin: Size = 0 if start is None else start
     if count == whole and step == 1:
@@ -310,8 +305,7 @@ def slice_scatter(
         return ex.op("Concat", *parts, axis=at)
     places = ex.op("Add", ex.op("Mul", ex.range(count), ex.number(step, torch.int64)), ex.sizes.scalar(begin))
     places = ex.reshape(Tensor(places.value, torch.int64), [-1, *([1] * (x.rank - at - 1))])
-    shape = value_of(ex.node.args[1]).shape  # type: ignore[arg-type, union-attr]
-    index = ex.op("Expand", places, ex.sizes.vector([size_of(size) for size in shape]))
+    index = ex.op("Expand", places, ex.sizes.vector(shape))
     return ex.op("ScatterElements", x, index, source, axis=at)
 
 

@@ -425,8 +425,11 @@ def masked_fill(ex: Exporter, x: Tensor, mask: Tensor, value: Any) -> Tensor:
 
 
 @exports(aten.clamp.default, aten.clamp.Tensor, aten.clip.default, aten.clip.Tensor)
-def clamp(ex: Exporter, x: Tensor, minimum: Any = None, maximum: Any = None) -> Tensor:
-    x = ex.cast(x, ex.dtype)
+def clamp(
+    ex: Exporter, x: Tensor, minimum: Any = None, maximum: Any = None, dtype: torch.dtype | None = None
+) -> Tensor:
+    """`dtype` is the result's if it is not the node's."""
+    x = ex.cast(x, dtype or ex.dtype)
     numbers = all(limit is None or isinstance(limit, int | float) for limit in (minimum, maximum))
     if numbers and x.is_float and all(limit != limit for limit in (minimum, maximum) if limit is not None):
         return ex.op("Add", x, ex.number(math.nan, x.dtype))
@@ -503,7 +506,11 @@ def _bitwise(kind: str, logical: str) -> Callable[..., Tensor]:
     return rule
 
 
-for _name, _kind, _logical_kind in (("and", "BitwiseAnd", "And"), ("or", "BitwiseOr", "Or"), ("xor", "BitwiseXor", "Xor")):
+for _name, _kind, _logical_kind in (
+    ("and", "BitwiseAnd", "And"),
+    ("or", "BitwiseOr", "Or"),
+    ("xor", "BitwiseXor", "Xor"),
+):
     for _overload in ("Tensor", "Scalar", "Scalar_Tensor"):
         exports(getattr(getattr(aten, f"bitwise_{_name}"), _overload))(_bitwise(_kind, _logical_kind))
     for _overload in ("Tensor", "Scalar"):

@@ -111,9 +111,7 @@ def std(ex: Exporter, x: Tensor, dims: Any = None, *, correction: Any = 1, keepd
 
 
 @exports(aten.var_mean.correction)
-def var_mean(
-    ex: Exporter, x: Tensor, dims: Any = None, *, correction: Any = 1, keepdim: bool = False
-) -> list[Tensor]:
+def var_mean(ex: Exporter, x: Tensor, dims: Any = None, *, correction: Any = 1, keepdim: bool = False) -> list[Tensor]:
     return list(_variance(ex, x, dims, correction, keepdim))
 
 
@@ -312,7 +310,9 @@ def doubling(ex: Exporter, x: Tensor, at: int, kind: str, neutral: Tensor) -> Te
     step = 1
     while step < length:
         front = [*x.sizes[:at], step, *x.sizes[at + 1 :]]
-        shifted = ex.op("Concat", ex.expand(Tensor(neutral.value, x.dtype, ()), front), ex.slice(x, at, 0, -step), axis=at)
+        shifted = ex.op(
+            "Concat", ex.expand(Tensor(neutral.value, x.dtype, ()), front), ex.slice(x, at, 0, -step), axis=at
+        )
         x = Tensor(ex.op(kind, x, shifted).value, x.dtype, x.shape)
         step *= 2
     return x

@@ -10,7 +10,8 @@ import sympy
 import torch
 
 from ingot.onnx.export import Exporter, Unsupported, exports
-from ingot.onnx.values import Size, Tensor, axis, is_known
+from ingot.onnx.values import Size, Tensor, axis, is_known, sizes_of
+from ingot.program.metadata import value_of
 
 aten = torch.ops.aten
 
@@ -117,9 +118,6 @@ def split_with_sizes(ex: Exporter, x: Tensor, sizes: Sequence[Size], dim: int = 
 def split(ex: Exporter, x: Tensor, _: Any, dim: int = 0) -> list[Tensor]:
     """As many parts as torch made of it, each as long as that one."""
     at = axis(dim, x.rank)
-    from ingot.onnx.values import sizes_of
-    from ingot.program.metadata import value_of
-
     return split_with_sizes(ex, x, [sizes_of(part.shape)[at] for part in value_of(ex.node)], at)
 
 
@@ -164,9 +162,7 @@ def unfold(ex: Exporter, x: Tensor, dim: int, size: int, step: int) -> Tensor:
 def as_strided(
     ex: Exporter, x: Tensor, sizes: Sequence[Size], strides: Sequence[Size], offset: Size | None = None
 ) -> Tensor:
-    """By place in the elements in row-major order: that is where they lie, as long as nobody gave them other strides."""
-    from ingot.program.metadata import value_of
-
+    """By place among the elements in row-major order: there they lie, as long as nobody gave them other strides."""
     source: Any = value_of(ex.node.args[0])  # type: ignore[arg-type]
     if not source.is_contiguous():
         raise Unsupported("strides of a tensor that does not lie in memory in its own order")
@@ -174,7 +170,9 @@ def as_strided(
     places: Tensor = ex.sizes.scalar(offset or 0)
     for place, (size, stride) in enumerate(zip(sizes, strides, strict=True)):
         steps = ex.op("Mul", ex.range(size), ex.sizes.scalar(stride))
-        places = ex.op("Add", places, ex.reshape(Tensor(steps.value, torch.int64), [-1, *([1] * (len(sizes) - place - 1))]))
+        places = ex.op(
+            "Add", places, ex.reshape(Tensor(steps.value, torch.int64), [-1, *([1] * (len(sizes) - place - 1))])
+        )
     return ex.op("Gather", flat, places, axis=0)
 
 
@@ -319,7 +317,7 @@ def _by_places(ex: Exporter, x: Tensor, pad: Sequence[Size], mode: str) -> Tenso
 
 
 def _pad_modes(node: Any) -> bool:
-    return (node.args[2] if len(node.args) > 2 else node.kwargs.get("mode", "constant")) == "constant"
+    return str(node.args[2] if len(node.args) > 2 else node.kwargs.get("mode", "constant")) == "constant"
 
 
 @exports(aten.pad.default, takes=_pad_modes)

@@ -1,0 +1,214 @@
+"""Whether an ONNX file is what the program is: the checker, and ONNX Runtime against torch at several sizes.
+
+The error against float64 may be four times that of torch in the program's own dtypes against it, and no less than a
+few roundings of a number as large as the output's largest. Where ONNX Runtime has no kernel for something that the
+standard has, onnx's own reference implementation runs the file.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import ml_dtypes
+import numpy as np
+import onnx
+import torch
+
+from ingot.errors import OnnxError, OnnxMismatch, explain
+from ingot.onnx.convert import Exported
+
+ALLOWED = 4.0
+ROUNDINGS = 8
+EPSILON = {torch.float32: 2.0**-24, torch.float64: 2.0**-53, torch.float16: 2.0**-11, torch.bfloat16: 2.0**-8}
+
+Array: TypeAlias = "np.ndarray[Any, Any]"
+Run: TypeAlias = "Callable[[Mapping[str, Array]], list[Any]]"
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """What one call of the program is: values by placeholder, and what each output should be, in both precisions.
+
+    `label` says which call it is: "batch = 2, seq = 8".
+    """
+
+    label: str
+    arguments: Mapping[str, Any]
+    own: Sequence[Any]
+    exact: Sequence[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """How one call compared: the largest error of any output, absolute and in units of torch's own (4 is allowed)."""
+
+    label: str
+    error: float
+    ratio: float
+
+    def __str__(self) -> str:
+        return f"{self.label or 'the example'}: largest difference {self.error:.2g}, {self.ratio:.2f} of torch's own"
+
+
+def check_file(path: Path) -> None:
+    """Raises OnnxMismatch if onnx's checker, with shape inference, finds something wrong."""
+    try:
+        onnx.checker.check_model(str(path), full_check=True)
+    except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError) as error:
+        raise OnnxMismatch(explain(f"The model that was written does not check: {error}.", fix=_REPORT)) from error
+
+
+_REPORT = "this is a fault of Ingot: please report it with the model; verify=False writes the file all the same"
+
+
+def compare(path: Path, exported: Exported, calls: Sequence[Call]) -> tuple[str, list[Difference]]:
+    """Runs the file on every call. Returns what ran it and the differences; raises OnnxMismatch for one too large."""
+    runner, run = _runner(path)
+    found = []
+    for call in calls:
+        feeds = {name: _array(call.arguments[placeholder]) for name, placeholder in exported.inputs}
+        try:
+            results = [_tensor(value) for value in run(feeds)]
+        except Exception as error:  # either runner raises what it likes
+            if runner == _REFERENCE or not _lacks_kernel(error):
+                raise OnnxMismatch(
+                    explain(
+                        f"{runner} does not run the model ({call.label or 'the example'}).", why=str(error), fix=_REPORT
+                    )
+                ) from error
+            runner, run = _REFERENCE, _reference(path)
+            results = [_tensor(value) for value in run(feeds)]
+        found.append(_difference(exported, call, results))
+    return runner, found
+
+
+# ---------------------------------------------------------------------- running
+
+_RUNTIME, _REFERENCE = "ONNX Runtime", "onnx.reference"
+
+
+def _runner(path: Path) -> tuple[str, Run]:
+    try:
+        import onnxruntime
+    except ImportError:
+        raise OnnxError(
+            explain(
+                "ONNX Runtime is not installed, so the exported model cannot be verified.",
+                fix="pip install ingot[onnx], or export with verify=False",
+            )
+        ) from None
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 3  # errors: they are raised as well
+    try:
+        session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+    except Exception as error:
+        if _lacks_kernel(error):
+            return _REFERENCE, _reference(path)
+        raise OnnxMismatch(explain("ONNX Runtime does not load the model.", why=str(error), fix=_REPORT)) from error
+    names = [output.name for output in session.get_outputs()]
+
+    def run(feeds: Mapping[str, Array]) -> list[Any]:
+        values = {name: onnxruntime.OrtValue.ortvalue_from_numpy(array) for name, array in _plain(feeds).items()}
+        for name, array in feeds.items():
+            if name not in values:
+                values[name] = _ort_bfloat16(onnxruntime, array)
+        return [_from_ort(value) for value in session.run_with_ort_values(names, values)]
+
+    return _RUNTIME, run
+
+
+def _plain(feeds: Mapping[str, Array]) -> dict[str, Array]:
+    return {name: array for name, array in feeds.items() if array.dtype.name != "bfloat16"}
+
+
+def _ort_bfloat16(runtime: Any, array: Array) -> Any:
+    return runtime.OrtValue.ortvalue_from_numpy_with_onnx_type(array.view(np.uint16), onnx.TensorProto.BFLOAT16)
+
+
+def _from_ort(value: Any) -> Any:
+    """numpy has no bfloat16 of its own: it comes through DLPack."""
+    if value.data_type() == "tensor(bfloat16)":
+        return torch.utils.dlpack.from_dlpack(value._ortvalue.to_dlpack()).clone()
+    return value.numpy()
+
+
+def _reference(path: Path) -> Run:
+    from onnx.reference import ReferenceEvaluator
+
+    evaluator = ReferenceEvaluator(str(path))
+    return lambda feeds: list(evaluator.run(None, dict(feeds)))
+
+
+def _lacks_kernel(error: Exception) -> bool:
+    return "NOT_IMPLEMENTED" in str(error) or "NotImplemented" in type(error).__name__
+
+
+def _array(value: Any) -> Array:
+    if isinstance(value, torch.Tensor):
+        value = value.detach().cpu().contiguous()
+        if value.dtype is torch.bfloat16:
+            bits: Array = value.view(torch.uint16).numpy()
+            return bits.view(ml_dtypes.bfloat16)
+        plain: Array = value.numpy()
+        return plain
+    dtype = np.bool_ if isinstance(value, bool) else np.float64 if isinstance(value, float) else np.int64
+    return np.array(value, dtype)
+
+
+def _tensor(value: Any) -> torch.Tensor:
+    if isinstance(value, torch.Tensor):
+        return value
+    array = np.asarray(value)
+    if array.dtype.name == "bfloat16":
+        return torch.from_numpy(np.ascontiguousarray(array).view(np.uint16).copy()).view(torch.bfloat16)
+    return torch.from_numpy(np.array(array, order="C"))
+
+
+# ---------------------------------------------------------------------- comparing
+
+
+def _difference(exported: Exported, call: Call, results: Sequence[torch.Tensor]) -> Difference:
+    worst = Difference(call.label, 0.0, 0.0)
+    for (name, *_), mine, own, exact in zip(exported.outputs, results, call.own, call.exact, strict=True):
+        problem, error, ratio = difference(mine, own, exact, random=exported.draws)
+        if problem is not None:
+            raise OnnxMismatch(
+                explain(
+                    f"The exported model gives something else than torch: output {name} {problem}.",
+                    where=call.label or "at the example's sizes",
+                    fix=_REPORT,
+                )
+            )
+        worst = Difference(call.label, max(worst.error, error), max(worst.ratio, ratio))
+    return worst
+
+
+def difference(mine: torch.Tensor, own: Any, exact: Any, *, random: bool = False) -> tuple[str | None, float, float]:
+    """What is wrong with an output, or None; its error, and that in units of torch's own."""
+    own, exact = (x if isinstance(x, torch.Tensor) else torch.tensor(x, dtype=mine.dtype) for x in (own, exact))
+    if mine.dtype != own.dtype or mine.shape != own.shape:
+        return f"is {mine.dtype}{[*mine.shape]} instead of {own.dtype}{[*own.shape]}", 0.0, 0.0
+    if random or not own.numel():
+        return None, 0.0, 0.0
+    if not own.is_floating_point():
+        wrong = int((mine != own).sum())
+        return (f"differs in {wrong} of {own.numel()} places" if wrong else None), float(wrong), 0.0
+    mine, single, double = mine.double(), own.double(), exact.double()
+    for mask, what in ((torch.isnan, "nan"), (torch.isposinf, "inf"), (torch.isneginf, "-inf")):
+        if not torch.equal(mask(mine), mask(single)):
+            return f"has {int(mask(mine).sum())} {what} instead of {int(mask(single).sum())}", math.nan, math.nan
+    known = single.isfinite() & double.isfinite()
+    if not known.any():
+        return None, 0.0, 0.0
+    mine, single, double = mine[known], single[known], double[known]
+    largest = max(float(double.abs().max()), 1e-30)
+    floor = ROUNDINGS * EPSILON[own.dtype] * largest
+    error, allowed = float((mine - double).abs().max()), float((single - double).abs().max())
+    ratio = error / max(allowed, floor / ALLOWED)
+    if ratio > ALLOWED:
+        return f"is off by {error:.3g}, torch itself by {allowed:.3g}, its largest value is {largest:.3g}", error, ratio
+    return None, error, ratio

@@ -1,0 +1,200 @@
+"""Branches, loops, regions and effects: nodes that hold graphs.
+
+A graph inside a node sees the values around it by their names, so what a branch or a loop's body is given as it is
+needs no input of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import onnx_ir as ir
+import torch
+from torch import fx
+
+from ingot.onnx.export import Exporter, Unsupported, exports
+from ingot.onnx.values import Tensor
+from ingot.program.metadata import value_of
+
+aten = torch.ops.aten
+hop = torch.ops.higher_order
+
+
+# ---------------------------------------------------------------------- graphs
+
+
+def inside(ex: Exporter, module: fx.GraphModule, operands: Sequence[Any]) -> list[Any]:
+    """The results of a graph with these operands, written where we are."""
+    placeholders = [n for n in module.graph.nodes if n.op == "placeholder"]
+    for node, value in zip(placeholders, operands, strict=True):
+        ex.values[node] = _as_number(ex, node, value)
+    result = ex.run(module.graph)
+    return list(result) if isinstance(result, tuple | list) else [result]
+
+
+def _as_number(ex: Exporter, node: fx.Node, value: Any) -> Any:
+    """A tensor where the graph has a number: the number's symbol is told by it."""
+    fake = value_of(node)
+    if isinstance(value, Tensor) and isinstance(fake, torch.SymInt | torch.SymFloat | torch.SymBool):
+        ex.sizes.tell(fake.node.expr, value)
+        return ex.symbolic(fake)
+    return value
+
+
+def as_tensor(ex: Exporter, value: Any) -> Tensor:
+    """A result of a graph: numbers are tensors of rank 0."""
+    if isinstance(value, Tensor):
+        return value
+    if isinstance(value, bool):
+        return ex.number(value, torch.bool)
+    if isinstance(value, float):
+        return ex.number(value, torch.float64)
+    if value is None:
+        raise Unsupported("None as a result of a branch or loop")
+    return Tensor(ex.operand(value, torch.int64).value, torch.int64, ())
+
+
+def closed(ex: Exporter, results: Sequence[Tensor], inputs: Sequence[Tensor], name: str) -> ir.Graph:
+    """The graph of what was written in this scope. Its outputs are values of its own, each once."""
+    named = [ex.renamed(part, f"{ex.node.name}.{name}.{place}") for place, part in enumerate(results)]
+    return ir.Graph(
+        [part.value for part in inputs],
+        [part.value for part in named],
+        nodes=ex.scope.nodes,
+        name=ex.unique(f"{ex.node.name}.{name}"),
+    )
+
+
+# ---------------------------------------------------------------------- branches
+
+
+@exports(hop.cond)
+def cond(
+    ex: Exporter, predicate: Any, yes: fx.GraphModule, no: fx.GraphModule, operands: Sequence[Any] = ()
+) -> list[Tensor]:
+    outs = value_of(ex.node)
+    test = ex.operand(predicate, torch.bool)
+    test = ex.reshape(test, []) if isinstance(predicate, Tensor) and predicate.rank else test
+    graphs = []
+    for name, branch in (("then", yes), ("else", no)):
+        with ex.inner_scope():
+            results = [as_tensor(ex, part) for part in inside(ex, branch, operands)]
+            graphs.append(closed(ex, [_as_told(ex, p, o) for p, o in zip(results, outs, strict=True)], [], name))
+    return ex.branches(test, graphs, [_dtype(out) for out in outs])
+
+
+def _as_told(ex: Exporter, part: Tensor, out: Any) -> Tensor:
+    return ex.cast(part, _dtype(out))
+
+
+def _dtype(value: Any) -> torch.dtype:
+    if isinstance(value, torch.Tensor):
+        return value.dtype
+    if isinstance(value, bool | torch.SymBool):
+        return torch.bool
+    return torch.float64 if isinstance(value, float | torch.SymFloat) else torch.int64
+
+
+# ---------------------------------------------------------------------- loops
+
+
+def _carried(ex: Exporter, operand: Tensor, name: str) -> Tensor:
+    return ex.named_input(f"{ex.node.name}.{name}", operand.dtype, operand.shape or ())
+
+
+@exports(hop.while_loop)
+def while_loop(
+    ex: Exporter, test: fx.GraphModule, body: fx.GraphModule, carried: Sequence[Any], additional: Sequence[Any] = ()
+) -> list[Tensor]:
+    """ONNX's Loop asks for the truth of the condition before and at the end of each turn."""
+    start = [as_tensor(ex, operand) for operand in carried]
+    (first,) = inside(ex, test, [*start, *additional])
+    with ex.inner_scope():
+        turn = ex.named_input(f"{ex.node.name}.turn", torch.int64, ())
+        going = ex.named_input(f"{ex.node.name}.going", torch.bool, ())
+        state = [_carried(ex, part, "carried") for part in start]
+        results = [as_tensor(ex, part) for part in inside(ex, body, [*state, *additional])]
+        results = [ex.cast(part, old.dtype) for part, old in zip(results, start, strict=True)]
+        (again,) = inside(ex, test, [*results, *additional])
+        graph = closed(ex, [_truth(ex, again), *results], [turn, going, *state], "body")
+    return ex.loop("Loop", [None, _truth(ex, first), *start], [part.dtype for part in start], body=graph)
+
+
+def _truth(ex: Exporter, value: Any) -> Tensor:
+    test = ex.operand(value, torch.bool)
+    return ex.reshape(test, []) if isinstance(value, Tensor) and value.rank else test
+
+
+def _scanned(
+    ex: Exporter, function: fx.GraphModule, init: Sequence[Tensor], xs: Sequence[Tensor], additional: Sequence[Any],
+    twice: bool = False,
+) -> list[Tensor]:  # fmt: skip
+    """ONNX's Scan: state, and a slice of each x, to new state and a slice of each result.
+
+    `twice`: the new state is a slice of the results as well."""
+    with ex.inner_scope():
+        state = [_carried(ex, part, "carried") for part in init]
+        slices = [ex.named_input(f"{ex.node.name}.slice", x.dtype, x.sizes[1:]) for x in xs]
+        results = [as_tensor(ex, part) for part in inside(ex, function, [*state, *slices, *additional])]
+        kept = [ex.cast(part, old.dtype) for part, old in zip(results, init, strict=False)]
+        results = [*kept, *results[len(kept) :], *(kept if twice else ())]
+        graph = closed(ex, results, [*state, *slices], "body")
+    dtypes = [part.dtype for part in results]
+    return ex.loop("Scan", [*init, *xs], dtypes, body=graph, num_scan_inputs=len(xs))
+
+
+@exports(hop.scan)
+def scan(
+    ex: Exporter, combine: fx.GraphModule, init: Sequence[Any], xs: Sequence[Tensor], additional: Sequence[Any] = ()
+) -> list[Tensor]:
+    return _scanned(ex, combine, [as_tensor(ex, part) for part in init], xs, additional)
+
+
+@exports(hop.map_impl)
+def map_(ex: Exporter, function: fx.GraphModule, xs: Sequence[Tensor], extra: Sequence[Any] = ()) -> list[Tensor]:
+    return _scanned(ex, function, [], xs, extra)
+
+
+@exports(hop.associative_scan)
+def associative_scan(
+    ex: Exporter, combine: fx.GraphModule, xs: Sequence[Tensor], additional: Sequence[Any] = ()
+) -> list[Tensor]:
+    """One place after another: each is the last one combined with the next input."""
+    zero = ex.number(0, torch.int64)
+    first = [Tensor(ex.op("Gather", x, zero, axis=0).value, x.dtype, x.sizes[1:]) for x in xs]
+    rest = [Tensor(ex.slice(x, 0, 1, None).value, x.dtype, (x.sizes[0] - 1, *x.sizes[1:])) for x in xs]
+    results = _scanned(ex, combine, first, rest, additional, twice=True)[len(first) :]
+    return [ex.op("Concat", ex.unsqueeze(one, 0), part, axis=0) for one, part in zip(first, results, strict=True)]
+
+
+# ---------------------------------------------------------------------- regions and effects
+
+
+@exports(hop.wrap_with_set_grad_enabled)
+def grad_region(ex: Exporter, enabled: bool, function: fx.GraphModule, *operands: Any) -> list[Any]:
+    """A file has no gradients: the region is its nodes."""
+    return inside(ex, function, operands)
+
+
+@exports(
+    *(
+        aten._assert_async.msg,
+        aten._assert_async.default,
+        aten._assert_scalar.default,
+        aten._assert_tensor_metadata.default,
+    ),
+    *(aten.sym_constrain_range.default, aten.sym_constrain_range_for_size.default),
+)
+def left_out(ex: Exporter, *_: Any, **__: Any) -> None:
+    """ONNX has no assertions."""
+
+
+@exports(aten._local_scalar_dense.default, aten.item.default)
+def item(ex: Exporter, x: Tensor) -> Tensor:
+    """A tensor's one value as a number."""
+    value = value_of(ex.node)
+    dtype = torch.int64 if isinstance(value, torch.SymInt) else torch.float64
+    dtype = torch.bool if isinstance(value, torch.SymBool) else dtype
+    made = ex.cast(ex.reshape(x, []), dtype)
+    return Tensor(made.value, dtype, ())

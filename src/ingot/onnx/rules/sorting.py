@@ -1,0 +1,127 @@
+"""Order: sorting, the largest few, distinct values, places in sorted ones."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from ingot.onnx.export import Exporter, Unsupported, exports
+from ingot.onnx.values import Size, Tensor, axis
+from ingot.program.metadata import value_of
+
+aten = torch.ops.aten
+
+
+def _top(ex: Exporter, x: Tensor, count: Size, dim: int, largest: bool) -> list[Tensor]:
+    """The first `count` in order; of equal ones the first comes first."""
+    at = axis(dim, x.rank)
+    key = ex.cast(x, torch.uint8) if x.dtype is torch.bool else x
+    values, places = ex.several("TopK", 2, key, ex.sizes.one(count), axis=at, largest=int(largest), sorted=1)
+    return [ex.cast(values, x.dtype), places]
+
+
+def _sorted(ex: Exporter, x: Tensor, dim: int, descending: bool) -> list[Tensor]:
+    if not x.rank:
+        return [x, ex.number(0, torch.int64)]
+    return _top(ex, x, x.sizes[axis(dim, x.rank)], dim, descending)
+
+
+@exports(aten.sort.default)
+def sort(ex: Exporter, x: Tensor, dim: int = -1, descending: bool = False) -> list[Tensor]:
+    return _sorted(ex, x, dim, descending)
+
+
+@exports(aten.sort.stable)
+def sort_stable(
+    ex: Exporter, x: Tensor, *, stable: bool | None = None, dim: int = -1, descending: bool = False
+) -> list[Tensor]:
+    return _sorted(ex, x, dim, descending)
+
+
+@exports(aten.argsort.default)
+def argsort(ex: Exporter, x: Tensor, dim: int = -1, descending: bool = False) -> Tensor:
+    return _sorted(ex, x, dim, descending)[1]
+
+
+@exports(aten.argsort.stable)
+def argsort_stable(ex: Exporter, x: Tensor, *, stable: bool, dim: int = -1, descending: bool = False) -> Tensor:
+    return _sorted(ex, x, dim, descending)[1]
+
+
+@exports(aten.topk.default)
+def topk(
+    ex: Exporter, x: Tensor, count: Size, dim: int = -1, largest: bool = True, sorted: bool = True
+) -> list[Tensor]:
+    if not x.rank:
+        return [x, ex.number(0, torch.int64)]
+    return _top(ex, x, count, dim, largest)
+
+
+@exports(aten.kthvalue.default)
+def kthvalue(ex: Exporter, x: Tensor, k: int, dim: int = -1, keepdim: bool = False) -> list[Tensor]:
+    return _nth(ex, x, k - 1, dim, keepdim)
+
+
+def _nth(ex: Exporter, x: Tensor, place: Size, dim: int, keepdim: bool) -> list[Tensor]:
+    if not x.rank:
+        return [x, ex.number(0, torch.int64)]
+    at = axis(dim, x.rank)
+    parts = _top(ex, x, place + 1, dim, False)
+    index = ex.sizes.one(place) if keepdim else ex.sizes.scalar(place)
+    return [ex.op("Gather", part, index, axis=at) for part in parts]
+
+
+@exports(aten._unique2.default)
+def unique(
+    ex: Exporter, x: Tensor, sorted: bool = True, return_inverse: bool = False, return_counts: bool = False
+) -> list[Tensor]:
+    values, _, inverse, counts = _distinct(ex, ex.reshape(x, [-1]), x.dtype, None)
+    return [values, ex.reshape(Tensor(inverse.value, torch.int64), x.sizes), counts]
+
+
+@exports(aten.unique_dim.default)
+def unique_dim(
+    ex: Exporter, x: Tensor, dim: int, sorted: bool = True, return_inverse: bool = False, return_counts: bool = False
+) -> list[Tensor]:
+    values, _, inverse, counts = _distinct(ex, x, x.dtype, axis(dim, x.rank))
+    return [values, inverse, counts]
+
+
+def _distinct(ex: Exporter, x: Tensor, dtype: torch.dtype, at: int | None) -> list[Tensor]:
+    key = x if dtype in (torch.float32, torch.float64, torch.int64, torch.int8) else ex.cast(x, torch.int64)
+    if dtype in (torch.bfloat16, torch.float16):
+        key = ex.cast(x, torch.float32)
+    values, *rest = ex.several("Unique", 4, key, axis=at, sorted=1)
+    return [ex.cast(values, dtype), *rest]
+
+
+@exports(aten.searchsorted.Tensor, aten.searchsorted.Scalar)
+def searchsorted(
+    ex: Exporter, row: Tensor, x: Any, *, out_int32: bool = False, right: bool = False, side: str | None = None,
+    sorter: Tensor | None = None,
+) -> Tensor:  # fmt: skip
+    if sorter is not None:
+        row_ = ex.op("GatherElements", row, sorter, axis=-1)
+        row = Tensor(row_.value, row.dtype, row.shape)
+    return _places(ex, row, x, right or side == "right")
+
+
+@exports(aten.bucketize.Tensor, aten.bucketize.Scalar)
+def bucketize(ex: Exporter, x: Any, row: Tensor, *, out_int32: bool = False, right: bool = False) -> Tensor:
+    return _places(ex, row, x, right)
+
+
+def _places(ex: Exporter, row: Tensor, x: Any, right: bool) -> Tensor:
+    """How many of a sorted row come before each value."""
+    if row.is_float and value_of(ex.node) is None:
+        raise Unsupported("a search without a type")
+    dtype = torch.promote_types(row.dtype, x.dtype) if isinstance(x, Tensor) else row.dtype
+    rows = ex.cast(row, dtype)
+    rank = x.rank if isinstance(x, Tensor) else 0
+    values = ex.operand(x, dtype)
+    wide = ex.unsqueeze(Tensor(values.value, dtype), rank)
+    # [.., 1] beside [.., n]; where the row has one dim it goes with all values.
+    rows_wide = rows if row.rank == 1 else Tensor(ex.unsqueeze(rows, row.rank - 1).value, dtype)
+    before = ex.op("GreaterOrEqual" if right else "Greater", wide, rows_wide)
+    return ex.op("ReduceSum", ex.cast(before, torch.int64), ex.ints([rank]), keepdims=0)

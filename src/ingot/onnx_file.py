@@ -1,0 +1,152 @@
+"""The road to an ONNX file, one line a stage: passes, the model, the file, and what ONNX Runtime makes of it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ingot import collector, passes
+from ingot.onnx import check, convert, writing
+from ingot.passes import numerics
+from ingot.program import dims
+from ingot.program.metadata import value_of
+from ingot.program.program import Program
+
+# Told the name of each stage; what it gives is entered while the stage runs.
+Watch = Callable[[str], AbstractContextManager[object]]
+
+
+def _unwatched(stage: str) -> AbstractContextManager[object]:
+    return nullcontext()
+
+
+@dataclass(frozen=True, slots=True)
+class OnnxReport:
+    """What came of an export: the files, the opset, and how the model compared where it was verified.
+
+    `runner` is what ran the file, None where nothing did; `differences` has one entry for each call that was tried.
+    """
+
+    files: tuple[Path, ...]
+    opset: int
+    nodes: int
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    runner: str | None
+    differences: tuple[check.Difference, ...]
+    random: bool
+
+    @property
+    def largest_difference(self) -> float | None:
+        return max((one.error for one in self.differences), default=None)
+
+    def __str__(self) -> str:
+        lines = [f"{self.files[0]}: opset {self.opset}, {self.nodes} nodes"]
+        lines += [f"    {one}" for one in self.differences]
+        if self.runner is None:
+            lines.append("    not verified")
+        elif not self.differences:
+            lines.append("    checked, but not run: the program has no example inputs")
+        elif self.random:
+            lines.append("    draws random numbers: types and shapes were compared, values were not")
+        return "\n".join(lines)
+
+
+def export_onnx(
+    program: Program,
+    path: str | os.PathLike[str],
+    opset: int | None = None,
+    verify: bool = True,
+    *,
+    external_data: bool = False,
+    watch: Watch = _unwatched,
+) -> OnnxReport:
+    """Writes the program as an ONNX file; nothing is written if anything fails.
+
+    `verify` checks the file and runs it in ONNX Runtime against torch, at the example's sizes and two others, before
+    it appears. `external_data` puts the weights into `path`.data, as is done in any case past 2 GB. A buffer that the
+    model writes to is an input with a default and an output: feed the one back to the other. Assertions are left out.
+
+    Raises UnsupportedByOnnx, which names every operator that ONNX cannot express, OnnxMismatch, or OnnxError.
+    """
+    convert.check_opset(opset)
+    target = Path(path)
+    with collector.paused():
+        with watch("passes"):
+            ready = for_onnx(program)
+        with watch("convert"):
+            exported = convert.convert(ready, opset)
+        with writing.staged(target) as place:
+            with watch("write"):
+                names = writing.write(exported.model, place, external_data=external_data)
+            runner: str | None = None
+            differences: list[check.Difference] = []
+            if verify:
+                with watch("check"):
+                    check.check_file(place)
+                with watch("run"):
+                    runner, differences = check.compare(place, exported, _calls(program, exported))
+    return OnnxReport(
+        tuple(target.parent / name for name in names),
+        exported.opset,
+        len(exported.model.graph),
+        tuple(name for name, _ in exported.inputs),
+        tuple(name for name, *_ in exported.outputs),
+        runner,
+        tuple(differences),
+        exported.draws,
+    )
+
+
+def for_onnx(program: Program) -> Program:
+    """The program as the exporter takes it: functional, and decomposed only where ONNX has no operator."""
+    program = passes.transform(
+        program, [passes.tracepoints, passes.autocast, passes.grad_mode, passes.functionalize], check=None
+    )
+    passes.fold(program)
+    kept = convert.whole(program)
+    passes.decompose(program, keep=kept)
+    passes.expand(program, keep=kept)
+    for clean in (passes.fold, passes.remove_noops, passes.cse, passes.dce):
+        clean(program)
+    return program
+
+
+def _calls(program: Program, exported: convert.Exported) -> list[check.Call]:
+    """The program's trials in the words of the exported model."""
+    calls = []
+    inputs = program.signature.user_inputs
+    for trial in numerics.trials(program):
+        arguments = {i.name: leaf for i, leaf in zip(inputs, trial.leaves, strict=True) if i.name}
+        expected = [_expected(program, exported, found) for found in (trial.own, trial.exact)]
+        calls.append(check.Call(_sizes_told(program, arguments), arguments, *expected))
+    return calls
+
+
+def _expected(program: Program, exported: convert.Exported, found: Mapping[str, Any]) -> list[Any]:
+    """What each output of the model should be, of all that a call made known."""
+    results = [value for name, value in found.items() if name.startswith("result")]
+    places = {i.name: place for place, i in enumerate(program.signature.user_inputs)}
+    by_kind: dict[str, Callable[[Any], Any]] = {
+        "result": lambda place: results[place],
+        "state": lambda key: found[f"state {key}"],
+        "argument": lambda name: found[f"argument {places[name]}"],
+    }
+    return [by_kind[kind](what) for _, kind, what in exported.outputs]
+
+
+def _sizes_told(program: Program, arguments: Mapping[str, Any]) -> str:
+    """The dims of a call, for people: batch = 2, seq = 8"""
+    told: dict[str, int] = {}
+    for node in program.graph.nodes:
+        value = value_of(node) if node.op == "placeholder" and node.name in arguments else None
+        for dim, size in enumerate(value.shape if isinstance(value, torch.Tensor) else ()):
+            if isinstance(size, torch.SymInt):
+                told.setdefault(dims.spell(size), int(arguments[node.name].shape[dim]))
+    return ", ".join(f"{name} = {size}" for name, size in told.items())
