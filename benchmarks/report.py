@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import platform
 import resource
 import subprocess
@@ -15,6 +14,8 @@ from typing import Any
 
 import torch
 
+from ingot_runtime.machine import cores
+
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
 
@@ -23,7 +24,7 @@ def machine() -> dict[str, Any]:
     """The processor and the software that the numbers depend on; nothing that identifies the machine's owner."""
     return {
         "cpu": _cpu_model(),
-        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "cores": cores(),
         "threads": torch.get_num_threads(),
         "system": f"{platform.system()} {platform.machine()}",
         "python": platform.python_version(),

@@ -27,10 +27,11 @@ from ingot.program import file
 from ingot.program.program import Program
 from ingot.settings import Settings
 from ingot_runtime import open_container
+from ingot_runtime.machine import cores
 from ingot_runtime.model import check_threads, model_of
 
-# C compilers that work on one model at the same time.
-PARTS = 2
+# C compilers that may work on one model at the same time. The C text does not depend on it; the library's bytes do.
+PARTS = 8
 
 # Told the name of each stage; what it gives is entered while the stage runs.
 Watch: TypeAlias = Callable[[str], AbstractContextManager[object]]
@@ -154,10 +155,9 @@ def build(source: Source, isa: str | Sequence[str] | None, *, cache: bool) -> di
     names = [isa] if isinstance(isa, str) else list(isa or ())
     wanted = {host().name: host(), **{name: by_name(name) for name in names}}
     tools = find()
+    parts = min(source.groups, cores(), PARTS)
     store = Cache.from_settings(Settings.from_environment()) if cache else Cache(None)
     return {
-        name: store.library(
-            source.text, one, tools, extra_flags=(f'-DIG_ISA="{name}"',), parts=min(source.groups, PARTS)
-        ).read_bytes()
+        name: store.library(source.text, one, tools, extra_flags=(f'-DIG_ISA="{name}"',), parts=parts).read_bytes()
         for name, one in wanted.items()
     }

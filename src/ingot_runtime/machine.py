@@ -9,6 +9,7 @@ Python's standard library only, and no state but a cache: the compiler asks the 
 
 import contextlib
 import functools
+import os
 import platform
 import re
 import sys
@@ -46,6 +47,14 @@ _DARWIN = {
     "avx512bf16": "avx512_bf16",
 }
 _SECONDS = 20
+
+
+def cores() -> int:
+    """How many cores this process may run on."""
+    try:
+        return len(os.sched_getaffinity(0))
+    except AttributeError:  # not on macOS
+        return os.cpu_count() or 1
 
 
 def architecture(machine: str | None = None) -> str:

@@ -1,12 +1,12 @@
 """Members in pieces, each with its own hash: all cores check one large member, and damage has a place."""
 
-import os
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from . import digests
+from .machine import cores
 
 PIECE = 4 << 20
 SHA256, SUMS = "sha256", "sums"  # the kinds of hash
@@ -71,7 +71,7 @@ def find_damage(
 
     large = sum(piece.end - piece.begin for piece in pieces) >= _THREADS_FROM
     helpers = [
-        threading.Thread(target=work) for _ in range(min(_cores(), _THREADS_MOST, len(pieces)) - 1 if large else 0)
+        threading.Thread(target=work) for _ in range(min(cores(), _THREADS_MOST, len(pieces)) - 1 if large else 0)
     ]
     for helper in helpers:
         helper.start()
@@ -115,10 +115,3 @@ class Hasher:
     def _end_piece(self) -> None:
         self._hashes.append(self._digest(self._piece[: self._filled]))
         self._filled = 0
-
-
-def _cores() -> int:
-    try:
-        return len(os.sched_getaffinity(0))
-    except AttributeError:  # not on macOS
-        return os.cpu_count() or 1

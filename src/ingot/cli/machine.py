@@ -58,12 +58,13 @@ def processor(cpuinfo: Path = Path("/proc/cpuinfo")) -> Processor:
         text = cpuinfo.read_text(encoding="utf-8", errors="replace")
     # "asimd" is the kernel's name for NEON on 64-bit ARM.
     flags = {"neon" if flag == "asimd" else flag for flag in _features(text)}
-    cores = os.cpu_count() or 1
+    from ingot_runtime.machine import cores  # brings numpy, which --help does without
+
     return Processor(
         model=_model(text) or _named_elsewhere(),
         architecture=platform.machine(),
-        cores=cores,
-        usable=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else cores,
+        cores=os.cpu_count() or 1,
+        usable=cores(),
         instruction_sets=tuple(name for name in INSTRUCTION_SETS if name in flags),
     )
 

@@ -36,8 +36,8 @@ from ingot.codegen.isa import Isa
 from ingot.codegen.toolchain import SECONDS, Toolchain
 from ingot.errors import CacheError, StorageError, explain
 from ingot.settings import Settings
+from ingot_runtime.spec import ABI
 
-ABI = 1  # INGOT_ABI of the C header
 LIMIT = 2 << 30
 
 # Of what the key covers and how the folder is laid out: entries of another format are not found.

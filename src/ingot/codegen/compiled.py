@@ -30,9 +30,10 @@ from ingot.program.calling import check_call
 from ingot.program.program import Program
 from ingot.program.signature import InputKind, OutputKind
 from ingot.program.tree import flatten, unflatten
+from ingot_runtime.machine import cores
 from ingot_runtime.model import Model
 from ingot_runtime.native import Library
-from ingot_runtime.spec import read_spec
+from ingot_runtime.spec import ABI, read_spec
 
 _WEIGHTS, _LIBRARY = "weights", "library"
 _KERNEL = re.compile(r"^IG_KERNEL void k\d+\(", re.MULTILINE)
@@ -59,7 +60,7 @@ class Compiled:
         self._module = module
         self._manifest = _manifest(program, module)
         self._blob = blob
-        self.threads = threads or _cores()
+        self.threads = threads or cores()
         self.model = self._open(isa, threads)
 
     @property
@@ -147,7 +148,7 @@ class Compiled:
         manifest = {
             "native": {
                 **self._manifest,
-                "abi": 1,
+                "abi": ABI,
                 "libraries": [{"isa": isa.name, "member": _LIBRARY}],
                 "weights": _WEIGHTS,
                 "weights_sha256": "",
@@ -231,7 +232,3 @@ def _size(size: Size) -> int | str:
 def _cloned(value: Any) -> Any:
     leaves, tree = flatten(value)
     return unflatten([leaf.detach().clone() if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves], tree)
-
-
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -20,8 +20,10 @@ from ingot.lowering.memory import ALIGN
 from ingot.program.program import Program
 from ingot_runtime import native
 from ingot_runtime.dtypes import BY_NAME
+from ingot_runtime.machine import cores
 
-THREADS = 2
+# Threads that pack weights, at most.
+THREADS = 8
 
 
 @dataclass(frozen=True)
@@ -59,7 +61,9 @@ def fill(program: Program, module: Module, source: Source) -> Blob:
         elements = winograd(state.detach()) if weight.winograd else state.detach()
         _copy(target.view(dtype), elements, weight.packing)
 
-    with ThreadPoolExecutor(THREADS) as threads:  # most of the time goes to the system, for pages that nobody had yet
+    with ThreadPoolExecutor(
+        min(cores(), THREADS)
+    ) as threads:  # most of the time goes to the system, for pages that nobody had yet
         for _ in threads.map(write, (place for place in source.weights if place.size)):
             pass
     return Blob(array, native.Blob(raw.data, begin), source.weights, module)
