@@ -237,47 +237,6 @@ def _map(recorder: Recorder, op: Any, function: Any, xs: Sequence[Any], pos_args
     return call_recorded(recorder, op, (*graphs.attributes(modules), *nodes), (*modules, *values))
 
 
-@records(hop.wrap_with_autocast)
-def _autocast_region(
-    recorder: Recorder,
-    op: Any,
-    device: str,
-    dtype: Any,
-    enabled: bool,
-    cache: Any,
-    function: Any,
-    *args: Any,
-    **kw: Any,
-) -> Any:
-    return _region(recorder, op, (device, dtype, enabled, cache), function, args, kw)
-
-
-@records(hop.wrap_with_set_grad_enabled)
-def _grad_region(recorder: Recorder, op: Any, enabled: bool, function: Any, *args: Any, **kw: Any) -> Any:
-    return _region(recorder, op, (enabled,), function, args, kw)
-
-
-def _region(recorder: Recorder, op: Any, settings: tuple[Any, ...], function: Any, args: Any, kw: Any) -> Any:
-    """A region met in a graph that is captured again keeps its form."""
-    graphs = Subgraphs(recorder)
-
-    def run(*inner: Any) -> Any:
-        context: Any
-        if len(settings) == 4:
-            device, dtype, enabled, cache = settings
-            context = torch.autocast(device, dtype=dtype, enabled=enabled, cache_enabled=cache)
-        else:
-            context = internals.grad_mode(settings[0])
-        with recorder.applied(context):
-            return function(*inner, **kw)
-
-    graphs.record("region", run, args)
-    modules, extra = graphs.finish()
-    values = (*args, *extra)
-    nodes = tuple(recorder.argument(values))
-    return call_recorded(recorder, op, (*settings, *graphs.attributes(modules), *nodes), (*settings, *modules, *values))
-
-
 @records(internals.tracepoint)
 def _tracepoint(recorder: Recorder, op: Any, *args: Any, **kwargs: Any) -> Any:
     """A marker passes its arguments through: the same tensors are now known as its results."""

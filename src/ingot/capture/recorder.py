@@ -431,21 +431,6 @@ class Recorder(internals.RecordingMode):
             node = self.frame.graph.create_node("call_function", internals.set_grad_enabled, (grad,))
             self.annotate(node, None)
 
-    @contextmanager
-    def applied(self, settings: Any) -> Iterator[None]:
-        """Inside, an autocast or grad-mode context is in force without a node that says so."""
-        self.inside_op += 1
-        settings.__enter__()
-        self.inside_op -= 1
-        self._grad = torch.is_grad_enabled()
-        try:
-            yield
-        finally:
-            self.inside_op += 1
-            settings.__exit__(None, None, None)
-            self.inside_op -= 1
-            self._grad = torch.is_grad_enabled()
-
     def paused(self) -> Any:
         """Inside, nothing is recorded."""
         return internals.recording_paused()

@@ -157,13 +157,8 @@ def _without_fractions(expr: sympy.Basic) -> sympy.Basic:
     return expr if bottom == 1 else _f.FloorDiv(top, bottom)
 
 
-def to_json(expr: sympy.Basic) -> Json:
-    """An expression as JSON."""
-    return fold(expr, lambda s: s.name, lambda c: c, lambda name, parts, _: [name, *parts])
-
-
 def from_json(data: Json, symbols: Mapping[str, sympy.Symbol]) -> sympy.Basic:
-    """The expression that `to_json` wrote. Raises KeyError or TypeError on anything else."""
+    """The expression of nested lists [operation, parts…], symbols by name. KeyError or TypeError on anything else."""
     if isinstance(data, bool):
         return sympy.true if data else sympy.false
     if isinstance(data, int | float):
