@@ -14,7 +14,9 @@ import torch
 from torch import fx
 
 from ingot import torch_internals as internals
-from ingot.capture.recorder import Frame, Recorder, user_place
+from ingot.capture.frame import Frame
+from ingot.capture.recorder import Recorder
+from ingot.capture.user_code import user_place
 from ingot.errors import CaptureError, UntraceableError, explain
 from ingot.program import metadata, tree
 

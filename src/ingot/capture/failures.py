@@ -8,7 +8,7 @@ from types import TracebackType
 from typing import Any
 
 from ingot import torch_internals as internals
-from ingot.capture.recorder import is_user_code
+from ingot.capture.user_code import is_user_code
 from ingot.errors import (
     CaptureError,
     DataDependentError,

@@ -14,8 +14,9 @@ from ingot import torch_internals as internals
 from ingot.capture import control_flow, dynamic, failures, questions
 from ingot.capture.modules import ModuleTracker
 from ingot.capture.reachable import memories_kept_clean
-from ingot.capture.recorder import Recorder, user_frame
+from ingot.capture.recorder import Recorder
 from ingot.capture.state import Entry, ModuleState
+from ingot.capture.user_code import user_frame
 from ingot.errors import CaptureError, EagerError, LiteralError, explain
 from ingot.program import metadata, tree
 from ingot.program.metadata import Source
@@ -102,7 +103,7 @@ class _Session:
             self.inputs.append(Input(kind, node.name, entry.name, persistent=entry.persistent))
             if not entry.persistent:
                 # A buffer that no state dict can replace is as good as a constant until something writes to it.
-                self.recorder.know(entry.fake, entry.tensor)
+                self.recorder.known.know(entry.fake, entry.tensor)
         fake_leaves = self._fake_arguments()
         fake_args, fake_kwargs = tree.unflatten(fake_leaves, self.in_tree)
         try:
@@ -119,7 +120,7 @@ class _Session:
                 for _ in ambient:
                     self.recorder.exit_autocast()
                 self.state.check_stored(self.recorder.origin, self.recorder.varies)
-                self.recorder.check_answers()
+                self.recorder.known.check_answers()
         except Exception as failure:
             error = failures.translate(failure, self._run_eager)
             if type(error) is CaptureError and error is not failure:

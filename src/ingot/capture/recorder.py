@@ -14,44 +14,24 @@ extra input of it.
 from __future__ import annotations
 
 import operator
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any
 
 import sympy
 import torch
 from torch import fx
 
 from ingot import torch_internals as internals
+from ingot.capture.frame import Frame
+from ingot.capture.known_values import KnownValues, written_by
 from ingot.capture.modules import ModuleTracker
-from ingot.errors import DataDependentError, UntraceableError, explain
+from ingot.capture.user_code import user_frame, user_place
+from ingot.errors import UntraceableError, explain
 from ingot.program import dims, metadata
 from ingot.program.naming import identifier
 
 aten = torch.ops.aten
-
-# Values of tensors this small are carried along when they are known, so that Python may ask for them.
-_KNOWN_VALUE_LIMIT = 1024
-_KNOWN_CONSTANT_LIMIT = 2**20
-
-_FACTORIES = frozenset(
-    {
-        aten.arange.default,
-        aten.arange.start,
-        aten.arange.start_step,
-        aten.full.default,
-        aten.zeros.default,
-        aten.ones.default,
-        aten.linspace.default,
-        aten.scalar_tensor.default,
-        aten.eye.default,
-        aten.eye.m,
-        aten.tril_indices.default,
-        aten.triu_indices.default,
-    }
-)
-
 
 # These drop a dim of size 1, so a dim that may be 1 decides about the rank of what follows.
 _SQUEEZES = frozenset(
@@ -70,88 +50,6 @@ _VALUES_USED: dict[Any, int] = {
     aten.new_full.default: 0,
     aten.type_as.default: 1,
 }
-
-
-class Frame:
-    """One graph being written, with what it knows of the values alive in it."""
-
-    def __init__(self, parent: Frame | None = None) -> None:
-        self.graph = fx.Graph()
-        self.root = torch.nn.Module()
-        self.parent = parent
-        self.nodes: dict[int, fx.Node] = {}
-        self.expressions: dict[sympy.Basic, fx.Node] = {}
-        self.lifted: list[Any] = []
-        self.alive: list[Any] = []
-        self._last_placeholder: fx.Node | None = None
-
-    def placeholder(self, name: str, value: Any, before: fx.Node | None = None, fake: Any = None) -> fx.Node:
-        """A new input of the graph, after those it has or before one of them. `fake` describes a real `value`."""
-        graph = self.graph
-        if before is not None:
-            with graph.inserting_before(before):
-                node = graph.placeholder(name)
-        elif self._last_placeholder is not None:
-            with graph.inserting_after(self._last_placeholder):
-                node = graph.placeholder(name)
-        else:
-            with graph.inserting_before(next(iter(graph.nodes), None)):
-                node = graph.placeholder(name)
-        node.target = node.name
-        if before is None:
-            self._last_placeholder = node
-        metadata.set_value(node, value if fake is None else fake)
-        self.bind(value, node)
-        return node
-
-    def bind(self, value: Any, node: fx.Node) -> None:
-        """From now on `value` is what `node` computes."""
-        if isinstance(value, torch.Tensor):
-            internals.traced(value)
-            self.nodes[id(value)] = node
-            self.alive.append(value)
-        elif internals.is_symbolic(value):
-            self.expressions.setdefault(value.node.expr, node)
-
-    def find(self, tensor: torch.Tensor) -> fx.Node | None:
-        node = self.nodes.get(id(tensor))
-        if node is not None or self.parent is None or self.parent.find(tensor) is None:
-            return node
-        return self.lift(tensor, "lifted")
-
-    def lift(self, value: Any, name: str) -> fx.Node:
-        """An extra input for a value that belongs to a graph around this one."""
-        self.lifted.append(value)
-        assert self.parent is not None
-        fake = metadata.value_of(self.parent.nodes[id(value)]) if id(value) in self.parent.nodes else None
-        node = self.placeholder(name, value, fake=fake)
-        if internals.is_symbolic(value):
-            self.expressions[value.node.expr] = node
-        return node
-
-    def submodule(self, module: torch.nn.Module, name: str) -> fx.Node:
-        """A get_attr node for a sub-GraphModule that this graph owns."""
-        unique, count = name, 0
-        while hasattr(self.root, unique):
-            count += 1
-            unique = f"{name}_{count}"
-        self.root.add_module(unique, module)
-        return self.graph.create_node("get_attr", unique)
-
-
-class _Known(NamedTuple):
-    """What a tensor holds, and which pieces of the model's state that was computed from."""
-
-    value: torch.Tensor
-    state: frozenset[int]
-
-
-class _KnownCall(NamedTuple):
-    """A call whose tensors' values are all known."""
-
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-    state: frozenset[int]
 
 
 class _PhysicalMode(internals.DispatchMode):
@@ -179,14 +77,12 @@ class Recorder(internals.RecordingMode):
         self.frame = Frame()
         self.inside_op = 0
         self.mutated_storages: set[int] = set()
+        self.known = KnownValues(self.mutated_storages)
         self.arguments: set[fx.Node] = set()
         self.kept: set[fx.Node] = set()  # they stay even if nobody uses them
         self._lift_constant = lift_constant
-        self._known: dict[int, _Known] = {}
         self._constants: dict[int, torch.Tensor] = {}
         self._real_storage: dict[int, int] = {}
-        self._asked: list[torch.Tensor] = []
-        self._answered: dict[int, str] = {}
         self._grad = torch.is_grad_enabled()
         self._autocasts: list[fx.Node] = []
         self._physical = _PhysicalMode(self.record)
@@ -208,10 +104,9 @@ class Recorder(internals.RecordingMode):
             func = aten.lift_fresh_copy.default
         data_dependent = torch.Tag.data_dependent_output in func.tags or func is aten.item.default
         if data_dependent:
-            known = self._known_arguments(args, kwargs)
-            if known is not None:
-                self._answered.update(dict.fromkeys(known.state, self.user_place() if known.state else ""))
-                return self._run_known(func, known)
+            answer = self.known.answer(func, args, kwargs, self.user_place)
+            if answer is not None:
+                return answer
         if func is aten.is_nonzero.default:
             return (
                 (args[0] != 0).item() if args[0].dtype is not torch.bool else self.record(aten.item.default, args, {})
@@ -220,7 +115,7 @@ class Recorder(internals.RecordingMode):
             self._keep_old_shape(args[0])
         node_args = tuple([self.argument(a) for a in args])
         node_kwargs = {key: self.argument(a) for key, a in kwargs.items()}
-        known = self._known_arguments(args, kwargs, func) if not data_dependent else None
+        known = self.known.arguments(args, kwargs, func) if not data_dependent else None
         if self._constants:
             args, kwargs = self._without_constants(args), self._without_constants(kwargs)
         out = self.run(func, args, kwargs)
@@ -228,7 +123,7 @@ class Recorder(internals.RecordingMode):
             return out
         self._note_writes(func, args, kwargs)
         self.append(func, node_args, node_kwargs, out)
-        self._carry_known(func, known, args, kwargs, out)
+        self.known.carry(func, known, args, kwargs, out, self.frame)
         return out
 
     def operator_asks(self) -> bool:
@@ -338,8 +233,7 @@ class Recorder(internals.RecordingMode):
 
     def _alias(self, known: torch.Tensor, tensor: torch.Tensor) -> fx.Node:
         origin = self.node_of(known)
-        if id(known) in self._known:
-            self._known[id(tensor)] = self._known[id(known)]
+        self.known.alias(known, tensor)
         made_of = [metadata.value_of(n) for n in origin.all_input_nodes]
         if origin.op == "call_function" and not any(isinstance(value, torch.Tensor) for value in made_of):
             self.frame.bind(tensor, origin)  # torch.zeros and its kin hand out another wrapper of what they made
@@ -470,76 +364,6 @@ class Recorder(internals.RecordingMode):
             if isinstance(node, fx.Node):
                 self.append(aten._assert_scalar.default, (node, f"expected {dims.spell(check.expr)}"), {}, None)
 
-    # ------------------------------------------------------------------ small known values
-
-    def know(self, fake: torch.Tensor, value: torch.Tensor) -> None:
-        """Says what a piece of the model's state holds, if it is small enough to be asked about."""
-        if value.numel() <= _KNOWN_VALUE_LIMIT:
-            self._known[id(fake)] = _Known(value.detach().clone(), frozenset({internals.storage_id(fake)}))
-
-    def _known_arguments(self, args: tuple[Any, ...], kwargs: dict[str, Any], func: Any = None) -> _KnownCall | None:
-        """The arguments with tensors replaced by their values, if every one is known (and there is one)."""
-        tensors = metadata.tensors_in([*args, *kwargs.values()])
-        if any(map(_is_symbolic, (*args, *kwargs.values()))):
-            return None
-        if func not in _FACTORIES and (not tensors or not all(self._is_known(t) for t in tensors)):
-            return None
-
-        def value(item: Any) -> Any:
-            if isinstance(item, torch.Tensor):
-                return self._known[id(item)].value
-            if isinstance(item, list | tuple):
-                return type(item)(value(i) for i in item)
-            return item
-
-        origin = frozenset[int]().union(*(self._known[id(t)].state for t in tensors))
-        return _KnownCall(tuple(value(a) for a in args), {key: value(a) for key, a in kwargs.items()}, origin)
-
-    def _is_known(self, tensor: torch.Tensor) -> bool:
-        if id(tensor) not in self._known and not isinstance(tensor, internals.FakeTensor):
-            if tensor.numel() > _KNOWN_CONSTANT_LIMIT or internals.storage_id(tensor) in self.mutated_storages:
-                return False
-            self._asked.append(tensor)  # kept alive, so that its id stays its own
-            with internals.real_tensors(), self.paused():  # a copy, since what forward does to it happens to the copy
-                value = tensor.detach().clone()
-            self._known[id(tensor)] = _Known(value, frozenset({internals.storage_id(tensor)}))
-        return id(tensor) in self._known
-
-    def _run_known(self, func: Any, call: _KnownCall) -> Any:
-        with internals.real_tensors(), torch.no_grad():
-            out = func(*call.args, **call.kwargs)
-            return out.clone() if func is aten.lift_fresh_copy.default else out
-
-    def _carry_known(self, func: Any, call: _KnownCall | None, args: Any, kwargs: Any, out: Any) -> None:
-        outs = metadata.tensors_in(out)
-        small = all(not internals.is_symbolic(t.numel()) and t.numel() <= _KNOWN_VALUE_LIMIT for t in outs)
-        random = torch.Tag.nondeterministic_seeded in func.tags
-        if call is not None and small and not random and outs:
-            values = metadata.tensors_in(self._run_known(func, call))
-            for fake, value in zip(outs, values, strict=True):
-                self._known[id(fake)] = _Known(value, call.state)
-        elif self._known and (func._schema.is_mutable or internals.hidden_writes(func, args)):
-            written = {internals.storage_id(t) for t in _written(func, args, kwargs)}
-            frame: Frame | None = self.frame
-            while frame is not None:
-                for tensor in frame.alive:
-                    if id(tensor) in self._known and internals.storage_id(tensor) in written:
-                        del self._known[id(tensor)]
-                frame = frame.parent
-
-    def check_answers(self) -> None:
-        """State that Python was told the value of must not be state that the model writes."""
-        for state, place in self._answered.items():
-            if state in self.mutated_storages:
-                raise DataDependentError(
-                    explain(
-                        "The model's Python code asks for the value of a buffer that forward also writes.",
-                        where=place,
-                        why="the next call would have to take another path",
-                        fix="keep the value in a tensor, or use torch.cond or torch.where",
-                    )
-                )
-
     # ------------------------------------------------------------------ what is recorded
 
     def _is_recorded(self, func: Any, out: Any) -> bool:
@@ -557,7 +381,7 @@ class Recorder(internals.RecordingMode):
 
     def _note_writes(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if func._schema.is_mutable or internals.hidden_writes(func, args):
-            written = [internals.storage_id(t) for t in _written(func, args, kwargs)]
+            written = [internals.storage_id(t) for t in written_by(func, args, kwargs)]
             self.mutated_storages.update(written, (self._real_storage[s] for s in written if s in self._real_storage))
 
     def _keep_old_shape(self, tensor: torch.Tensor) -> None:
@@ -616,45 +440,3 @@ class Recorder(internals.RecordingMode):
             self.sync_grad_mode()
         finally:
             self.frame, self._autocasts, self._grad = outer, outer_casts, grad
-
-
-def _is_symbolic(value: Any) -> bool:
-    return any(map(_is_symbolic, value)) if isinstance(value, list | tuple) else internals.is_symbolic(value)
-
-
-def _written(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor]:
-    """The tensors that a call writes to."""
-    written = metadata.tensors_in(internals.hidden_writes(func, args))
-    for index, argument in enumerate(func._schema.arguments):
-        if argument.alias_info is not None and argument.alias_info.is_write:
-            value = args[index] if index < len(args) else kwargs.get(argument.name)
-            written.extend(metadata.tensors_in(value))
-    return written
-
-
-_HIDDEN: dict[str, bool] = {}
-_OUR_FOLDERS = (internals.TORCH_FOLDER, __file__.rsplit("/", 2)[0])
-
-
-def is_user_code(filename: str) -> bool:
-    """Whether a file is neither torch's nor ours."""
-    hidden = _HIDDEN.get(filename)
-    if hidden is None:
-        hidden = _HIDDEN[filename] = filename.startswith((*_OUR_FOLDERS, "<frozen")) or "contextlib.py" in filename
-    return not hidden
-
-
-def user_frame() -> Any:
-    frame: Any = sys._getframe(1)
-    while frame is not None and not is_user_code(frame.f_code.co_filename):
-        frame = frame.f_back
-    return frame
-
-
-def user_place() -> str:
-    """The innermost frame of the user's code as messages show it: file, line and text."""
-    frame = user_frame()
-    if frame is None:
-        return ""
-    source = metadata.Source(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name)
-    return f"{source}" + (f": {source.text}" if source.text else "")
