@@ -9,6 +9,7 @@
     program.unflatten()             # an nn.Module with the original hierarchy
     program.verify()                # raises VerifyError
     program.to_exported()           # torch.export's form, and ingot.from_exported(ep) back
+    program = ingot.from_torchscript("m.pt", args)  # TorchScript, its loops and branches intact
     program = ingot.transform(program, [ingot.passes.autocast], check="numerics")
 
     compiled = ingot.compile(model, args, kwargs)   # or of a program
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
     from ingot.errors import IngotError
     from ingot.onnx_file import export_onnx
     from ingot.passes.manager import transform
-    from ingot.pipeline import capture, compile, load
+    from ingot.pipeline import capture, compile, from_torchscript, load
     from ingot.program.exported import from_exported
     from ingot.program.program import Program
 
@@ -49,6 +50,7 @@ _HOMES = {
     "compile": "ingot.pipeline",
     "export_onnx": "ingot.onnx_file",
     "from_exported": "ingot.program.exported",
+    "from_torchscript": "ingot.pipeline",
     "load": "ingot.pipeline",
     "transform": "ingot.passes.manager",
 }
@@ -90,6 +92,7 @@ __all__ = [
     "errors",
     "export_onnx",
     "from_exported",
+    "from_torchscript",
     "load",
     "passes",
     "transform",

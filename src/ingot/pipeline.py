@@ -13,6 +13,7 @@ from torch import nn
 
 from ingot import collector, passes
 from ingot.capture import trace
+from ingot.capture.script.importing import Script, import_script
 from ingot.codegen.cache import Cache
 from ingot.codegen.compiled import Compiled
 from ingot.codegen.file import Source, emit
@@ -66,6 +67,35 @@ def capture(
         concrete_args=concrete_args,
     )
     passes.tracepoints(program)  # markers are an implementation detail of the trace: no Program shows them
+    return program
+
+
+def from_torchscript(
+    script: Script,
+    args: Sequence[Any] | None = None,
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    method: str = "forward",
+    dynamic_shapes: Any = None,
+    preserve_module_call_signature: Sequence[str] = (),
+    unroll: bool = False,
+) -> Program:
+    """A ScriptModule, a ScriptFunction, or a file of one as a Program, its loops and branches intact.
+
+    `args` are example arguments; a traced script remembers its own. `method` names another method than forward. A
+    branch that hangs on values becomes a cond and a loop a while_loop; `unroll` writes loops with a constant number of
+    rounds out instead. The other options are those of `capture`. A quantized nn.Module is traced first.
+    """
+    program = import_script(
+        script,
+        args,
+        kwargs,
+        method=method,
+        dynamic_shapes=dynamic_shapes,
+        preserve_module_call_signature=preserve_module_call_signature,
+        unroll=unroll,
+    )
+    passes.tracepoints(program)
     return program
 
 

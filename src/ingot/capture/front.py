@@ -44,7 +44,7 @@ def trace(
     dynamic.bind_check(call, args, kwargs)
 
     def run(exporting: bool) -> Program:
-        session = _Session(model, args, kwargs, dynamic_shapes, preserve_module_call_signature, fixed, exporting)
+        session = Session(model, args, kwargs, dynamic_shapes, preserve_module_call_signature, fixed, exporting)
         return session.run()
 
     try:
@@ -58,7 +58,7 @@ def trace(
         raise failure
 
 
-class _Session:
+class Session:
     """One capture: the fakes, the recorder, and the program that comes of it."""
 
     def __init__(

@@ -115,6 +115,17 @@ class ModuleTracker:
         finally:
             self.entry = entry
 
+    @contextmanager
+    def tentative(self) -> Iterator[None]:
+        """What is noted of calls inside is forgotten if it ends with an exception."""
+        calls, trees, counts, called = len(self.calls), dict(self.trees), dict(self._counts), dict(self._called_by)
+        try:
+            yield
+        except BaseException:
+            del self.calls[calls:]
+            self.trees, self._counts, self._called_by = trees, counts, called
+            raise
+
     def uncalled(self) -> list[str]:
         """The preserved names that no call went by."""
         called = {call.module for call in self.calls}

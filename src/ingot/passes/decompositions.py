@@ -123,6 +123,19 @@ def _split(x: torch.Tensor, size: Any, dim: int = 0) -> Any:
     return decompositions()[aten.split.Tensor](x, size, dim)
 
 
+@decomposes(aten.select_scatter.default)
+def _select_scatter(x: torch.Tensor, part: torch.Tensor, dim: int, index: Any) -> torch.Tensor:
+    """torch's asks whether the index is negative, which nobody knows of a number that only the run finds out."""
+    if not internals.is_symbolic(index):
+        return decompositions()[aten.select_scatter.default](x, part, dim, index)  # type: ignore[no-any-return]
+    size = x.shape[dim]
+    places = torch.arange(size, device=x.device)
+    shape = [1] * x.dim()
+    shape[dim] = size
+    here = torch.logical_or(places == index, places == index + size).reshape(shape)
+    return torch.where(here, part.unsqueeze(dim), x)
+
+
 # ---------------------------------------------------------------------- ranges
 
 

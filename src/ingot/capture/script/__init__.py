@@ -1,0 +1,13 @@
+"""TorchScript → Program.
+
+    parts.py        a ScriptModule becomes a tree of nn.Modules of the same names, with the same tensors
+    machine.py      runs a TorchScript graph, node by node, on whatever values it is given
+    operators.py    what each node does: operators of torch as they are, the interpreter's own ones in Python
+    control.py      branches and loops that hang on values become cond and while_loop
+    values.py       what flows: tensors, plain values, numbers that only a run finds out
+    sources.py      where in the user's code a node comes from
+    importing.py    the front door, and example arguments where none are given
+
+The machine runs under the recorder of `capture`, so fake values, metadata, module calls and the signature come from
+there. Nothing of a script is compiled or frozen first: what it says is what is recorded.
+"""

@@ -1,0 +1,138 @@
+"""The front door: a script, from memory or from a file → a Program."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import torch
+from torch import nn
+
+from ingot import torch_script as ts
+from ingot.capture import dynamic
+from ingot.capture.front import Session
+from ingot.capture.script import parts
+from ingot.capture.script.examples import examples_of
+from ingot.capture.script.machine import Machine
+from ingot.capture.script.values import numbers
+from ingot.errors import CaptureError, explain
+from ingot.program import tree
+from ingot.program.program import Program
+
+# A ScriptModule, a ScriptFunction, a file of one, or a quantized nn.Module.
+Script: TypeAlias = nn.Module | Callable[..., Any] | str | os.PathLike[str]
+
+
+def import_script(
+    script: Script,
+    args: Sequence[Any] | None = None,
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    method: str = "forward",
+    dynamic_shapes: Any = None,
+    preserve_module_call_signature: Sequence[str] = (),
+    unroll: bool = False,
+) -> Program:
+    """Runs the script's graph once on fake tensors and writes down what it did. The script is left as it was."""
+    found = _opened(script, args, kwargs)
+    schema, graph = _entry(found, method)
+    if isinstance(args, torch.Tensor):
+        raise CaptureError(explain("args is a tensor.", fix="give the positional arguments as a tuple: (x,)"))
+    if args is None and not kwargs:
+        args, dynamic_shapes = examples_of(schema, graph, dynamic_shapes, skip_self=isinstance(found, nn.Module))
+    machine = Machine(unroll=unroll)
+    model = _model(found, schema, graph, machine, method)
+    args, kwargs = tuple(args or ()), dict(kwargs or {})
+    dynamic.bind_check(model.forward if isinstance(model, nn.Module) else model, args, kwargs)
+    original = found if method == "forward" or not isinstance(found, nn.Module) else getattr(found, method)
+    session = _ScriptSession(model, original, args, kwargs, dynamic_shapes, preserve_module_call_signature)
+    machine.recorder = session.recorder
+    return session.run()
+
+
+class _ScriptSession(Session):
+    """A capture whose model is a machine's; what fails is tried on the script itself."""
+
+    def __init__(
+        self,
+        model: nn.Module | Callable[..., Any],
+        original: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        dynamic_shapes: Any,
+        preserve: Sequence[str],
+    ) -> None:
+        super().__init__(model, args, kwargs, dynamic_shapes, preserve, frozenset(), True)
+        self._original = original
+
+    def _run_eager(self) -> Any:
+        copies = [leaf.detach().clone() if isinstance(leaf, torch.Tensor) else leaf for leaf in self.leaves]
+        args, kwargs = tree.unflatten(copies, self.in_tree)
+        with torch.random.fork_rng(devices=[]), torch.no_grad(), self.state.put_back(self.recorder.mutated_storages):
+            return self._original(*args, **kwargs)
+
+
+def _opened(script: Script, args: Sequence[Any] | None, kwargs: Mapping[str, Any] | None) -> Any:
+    """The ScriptModule or ScriptFunction that is meant."""
+    if isinstance(script, str | os.PathLike):
+        return _loaded(Path(script))
+    if isinstance(script, (ts.ScriptModule, ts.ScriptFunction)):
+        return script
+    if isinstance(script, nn.Module) and ts.is_quantized(script):
+        if args is None:
+            raise CaptureError(
+                explain("A quantized module is traced first, which takes example arguments.", fix="give args=(x, …)")
+            )
+        return ts.traced(script, tuple(args), dict(kwargs or {}))
+    raise CaptureError(
+        explain(
+            f"from_torchscript takes a ScriptModule, a ScriptFunction or a file of one, not {type(script).__name__}.",
+            fix="use ingot.capture for a module or a function, or torch.jit.script it first",
+        )
+    )
+
+
+def _loaded(path: Path) -> Any:
+    try:
+        return ts.load(path)
+    except FileNotFoundError:
+        raise
+    except Exception as failure:
+        raise CaptureError(
+            explain(
+                f"{path} is no TorchScript file that this torch can read.",
+                why=str(failure).strip().splitlines()[0],
+                fix="give a file that torch.jit.save wrote",
+            )
+        ) from failure
+
+
+def _entry(script: Any, method: str) -> tuple[Any, ts.Graph]:
+    """The schema and the graph of what is to be imported."""
+    if isinstance(script, ts.ScriptFunction):
+        return script.schema, script.graph
+    if not ts.has_method(script, method):
+        raise CaptureError(
+            explain(
+                f"The script has no method {method!r}.",
+                why=f"its methods are {', '.join(sorted(ts.method_names(script))) or 'none'}",
+                fix="say method=… ; a method that forward does not call needs @torch.jit.export",
+            )
+        )
+    found = ts.method_of(script, method)
+    return found.schema, found.graph
+
+
+def _model(script: Any, schema: Any, graph: ts.Graph, machine: Machine, method: str) -> nn.Module | Callable[..., Any]:
+    """What the session calls."""
+    if not isinstance(script, ts.ScriptFunction):
+        return parts.build(script, machine, method)
+
+    def function(*args: Any, **kwargs: Any) -> Any:
+        return numbers(machine.call(graph, parts.bound(schema, args, kwargs, skip_self=False), script.name))
+
+    function.__signature__ = parts.signature(schema)  # type: ignore[attr-defined]
+    function.__name__ = script.name
+    return function

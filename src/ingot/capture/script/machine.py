@@ -1,0 +1,236 @@
+"""Runs TorchScript graphs, node by node, on fakes and plain values."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from ingot import torch_internals as internals
+from ingot import torch_script as ts
+from ingot.capture.recorder import Recorder
+from ingot.capture.script import sources, values
+from ingot.errors import UntraceableError, explain
+from ingot.program import metadata
+
+Environment = dict[str, Any]
+
+
+class Inexpressible(Exception):
+    """A branch or a loop cannot be an operator of its own; `str()` says why, `place` where."""
+
+    def __init__(self, why: str, place: str = "") -> None:
+        super().__init__(why)
+        self.place = place
+
+
+class Written(Exception):
+    """Something inside a scope writes to memory of outside, which the scope must then take in and give out."""
+
+    def __init__(self, base: torch.Tensor, depth: int) -> None:
+        super().__init__()
+        self.base = base
+        self.depth = depth  # how many scopes there are around the write
+
+
+@dataclass(slots=True)
+class Scope:
+    """One branch or loop body while it is recorded.
+
+    `own` are the storages made inside; `stand_ins` maps a storage of outside to the tensor there and to the copy that
+    is written to in here.
+    """
+
+    own: set[int] = field(default_factory=set)
+    stand_ins: dict[int, tuple[torch.Tensor, torch.Tensor]] = field(default_factory=dict)
+
+
+class Machine:
+    """Walks graphs. The recorder is given before the first call; options say how control flow is treated."""
+
+    def __init__(self, *, unroll: bool = False) -> None:
+        self.unroll = unroll
+        self.recorder: Recorder | None = None
+        self.scopes: list[Scope] = []
+        self.tied: dict[int, str] = {}
+        self._kept: dict[int, torch.Tensor] = {}
+        self._place: list[metadata.Source | None] = [None]
+        self._nodes: list[ts.Node] = []
+
+    # ------------------------------------------------------------------ walking
+
+    def call(self, graph: ts.Graph, inputs: Sequence[Any], name: str) -> Any:
+        """Runs a whole graph and returns its one output, or a tuple of them."""
+        env: Environment = {}
+        for value, given in zip(graph.inputs(), inputs, strict=True):
+            env[value.debugName()] = given
+        self.run_nodes(graph, env, name)
+        results = [env[value.debugName()] for value in graph.outputs()]
+        return results[0] if len(results) == 1 else tuple(results)
+
+    def run_block(self, block: ts.Block, env: Environment, name: str) -> list[Any]:
+        """Runs the nodes of a block and returns what it gives out. `env` is added to."""
+        self.run_nodes(block, env, name)
+        return [env[value.debugName()] for value in block.outputs()]
+
+    def run_nodes(self, holder: Any, env: Environment, name: str) -> None:
+        for node in holder.nodes():
+            self.step(node, env, name)
+
+    def step(self, node: ts.Node, env: Environment, name: str) -> None:
+        from ingot.capture.script import operators
+
+        source = sources.source_of(node, name)
+        self._place.append(source or self._place[-1])
+        self._nodes.append(node)
+
+        def run() -> Any:
+            return operators.run(self, node, env, name)
+
+        try:
+            results = sources.run_at(source, run)
+        finally:
+            self._place.pop()
+            self._nodes.pop()
+        outputs = list(node.outputs())
+        if len(outputs) == 1:
+            env[outputs[0].debugName()] = results
+        else:
+            for value, result in zip(outputs, results if outputs else (), strict=True):
+                env[value.debugName()] = result
+
+    @property
+    def place(self) -> str:
+        """The line that is being run, as messages show it."""
+        return sources.spell(self._place[-1])
+
+    def refuse(self, what: str, why: str = "", fix: str = "") -> UntraceableError:
+        return UntraceableError(explain(what, where=self.place, why=why, fix=fix))
+
+    def constant(self, node: ts.Node) -> Any:
+        """What a constant holds: the same tensor each time, so that it is lifted once."""
+        value = ts.constant_of(node)
+        self._kept.update((id(tensor), tensor) for tensor in metadata.tensors_in(value))
+        return value
+
+    # ------------------------------------------------------------------ operators
+
+    def operate(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        """Calls an operator of torch. Inside a scope, memory of outside is replaced by the scope's own."""
+        args = tuple(self.localized(arg) for arg in args)
+        kwargs = {key: self.localized(value) for key, value in kwargs.items()}
+        if isinstance(func, internals.OpOverload):
+            self._check_writes(func, args, kwargs)
+        out = func(*args, **kwargs)
+        self.made(out, (args, kwargs))
+        return out
+
+    def made(self, out: Any, inputs: Any) -> None:
+        """Notes memory that was made in the innermost scope."""
+        if self.scopes:
+            taken = {internals.storage_id(t) for t in _tensors(inputs)}
+            self.scopes[-1].own |= {internals.storage_id(t) for t in _tensors(out)} - taken
+
+    def _check_writes(self, func: internals.OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        for tensor in _written(func, args, kwargs):
+            memory = internals.storage_id(tensor)
+            if memory in self.tied:
+                raise self.refuse(
+                    "A tensor is written in place that may or may not be the same as another one.",
+                    why=f"which of two tensors it is, is decided when the model runs: {self.tied[memory]}",
+                    fix="clone() the tensor before the branch or the loop, or compute a new one instead of writing",
+                )
+            if self.scopes and memory not in self.scopes[-1].own:
+                raise Written(self._base_of(memory, tensor), len(self.scopes))
+
+    def _base_of(self, memory: int, tensor: torch.Tensor) -> torch.Tensor:
+        """The tensor that a piece of memory was made for: the first one outside of the scope that has it."""
+        assert self.recorder is not None
+        frame = self.recorder.frame.parent
+        frames = []
+        while frame is not None:
+            frames.append(frame)
+            frame = frame.parent
+        for outer in reversed(frames):
+            for known in outer.alive:
+                if isinstance(known, torch.Tensor) and internals.storage_id(known) == memory:
+                    return known
+        return tensor
+
+    def reads_last(self, tensor: torch.Tensor) -> bool:
+        """Whether the node being run is all that ever looks at a tensor, so that nobody can write to it."""
+        assert self.recorder is not None
+        made_by = self.recorder.frame.nodes.get(id(tensor))
+        value = next(iter(self._nodes[-1].inputs()))
+        return made_by is not None and internals.gives_new_memory(made_by.target) and len(value.uses()) == 1
+
+    # ------------------------------------------------------------------ scopes
+
+    @contextmanager
+    def scope(self, bases: Sequence[torch.Tensor], copies: Sequence[torch.Tensor]) -> Iterator[Scope]:
+        """Inside, `copies` stand for `bases` and may be written to."""
+        scope = Scope()
+        for base, copy in zip(bases, copies, strict=True):
+            scope.stand_ins[internals.storage_id(base)] = (base, copy)
+            scope.own.add(internals.storage_id(copy))
+        self.scopes.append(scope)
+        try:
+            yield scope
+        finally:
+            self.scopes.pop()
+
+    def localized(self, value: Any) -> Any:
+        """The value with memory of outside, where a scope has a copy of it, replaced by that copy."""
+        if not any(scope.stand_ins for scope in self.scopes):
+            return value
+        if isinstance(value, torch.Tensor):
+            for scope in self.scopes:
+                found = scope.stand_ins.get(internals.storage_id(value))
+                if found is not None:
+                    value = self._view_like(value, *found)
+            return value
+        if isinstance(value, values.Live):
+            return value  # its tensor is never written to
+        if isinstance(value, list | tuple | dict):
+            return values.mapped(self.localized, value)
+        return value
+
+    def _view_like(self, tensor: torch.Tensor, base: torch.Tensor, copy: torch.Tensor) -> torch.Tensor:
+        """What `tensor` is of `base`, of `copy`."""
+        if internals.same_memory(tensor, base):
+            return copy
+        if tensor.dtype is not base.dtype or not _strides_kept(base, copy):
+            raise self.refuse(
+                "A branch or a loop writes to memory that several tensors look at in different ways.",
+                fix="write to the tensor itself and make the views inside",
+            )
+        offset = tensor.storage_offset() - base.storage_offset()
+        return copy.as_strided(tensor.shape, tensor.stride(), offset)
+
+    def is_own(self, tensor: torch.Tensor) -> bool:
+        """Whether the innermost scope made a tensor's memory."""
+        return not self.scopes or internals.storage_id(tensor) in self.scopes[-1].own
+
+    def tie(self, *tensors: torch.Tensor) -> None:
+        """Notes that these may be one tensor or may not, so that a write to one of them has no one meaning."""
+        for tensor in tensors:
+            self.tied.setdefault(internals.storage_id(tensor), self.place)
+
+
+def _tensors(value: Any) -> list[torch.Tensor]:
+    return [leaf for leaf in values.flatten(value)[0] if isinstance(leaf, torch.Tensor)]
+
+
+def _written(func: internals.OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[torch.Tensor]:
+    written = _tensors(list(internals.hidden_writes(func, args)))
+    for index, argument in enumerate(func._schema.arguments):
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            written += _tensors(args[index] if index < len(args) else kwargs.get(argument.name))
+    return written
+
+
+def _strides_kept(base: torch.Tensor, copy: torch.Tensor) -> bool:
+    return [internals.expr_of(s) for s in base.stride()] == [internals.expr_of(s) for s in copy.stride()]

@@ -1,0 +1,333 @@
+"""What each node of a TorchScript graph does.
+
+prim::…                         a rule of its own, here
+aten::… that the dispatcher has torch's operator, called on the values as they are
+aten::… of the interpreter      Python's own meaning of it (`plain.py`), on numbers, lists, dicts and text
+"""
+
+from __future__ import annotations
+
+from collections import namedtuple
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from ingot import torch_internals as internals
+from ingot import torch_script as ts
+from ingot.capture.script import control, plain, quantized
+from ingot.capture.script.machine import Environment, Machine
+from ingot.capture.script.parts import Part, is_state
+from ingot.capture.script.values import UNSET, Instance, Live, as_tensor, is_number, number, numbers
+from ingot.errors import EagerError, StateError, explain
+
+Rule = Callable[[Machine, ts.Node, list[Any]], Any]
+_RULES: dict[str, Rule] = {}
+
+
+def rule(*kinds: str) -> Callable[[Rule], Rule]:
+    """Registers what nodes of these kinds do. A second rule for a kind raises."""
+
+    def register(function: Rule) -> Rule:
+        for kind in kinds:
+            if kind in _RULES:
+                raise ValueError(f"{kind} has a rule already")
+            _RULES[kind] = function
+        return function
+
+    return register
+
+
+def run(machine: Machine, node: ts.Node, env: Environment, name: str) -> Any:
+    """The value of a node with one output, or a sequence of the values of its outputs."""
+    kind = node.kind()
+    if kind == "prim::If":
+        return control.branch(machine, node, env, name)
+    if kind == "prim::Loop":
+        return control.loop(machine, node, env, name)
+    inputs = [env[value.debugName()] for value in node.inputs()]
+    found = _RULES.get(kind)
+    if found is not None:
+        return found(machine, node, inputs)
+    return _operator(machine, node, inputs)
+
+
+# ---------------------------------------------------------------------- torch's operators
+
+
+def _operator(machine: Machine, node: ts.Node, inputs: list[Any]) -> Any:
+    schema = node.schema()
+    qualified = schema.partition("(")[0] if "(" in schema else node.kind()
+    base, _, overload = qualified.partition(".")
+    namespace, _, name = base.partition("::")
+    if quantized.handles(base, inputs):
+        return quantized.run(machine, base, overload, inputs)
+    if name in plain.RULES and (not ts.has_kernel(qualified) or plain.wins(name, inputs)):
+        out = plain.RULES[name](machine, *inputs)
+        machine.made(out, inputs)
+        return out
+    found = internals.operator_named(namespace, name, overload or "default")
+    if found is None:
+        raise machine.refuse(f"Nothing is known of the TorchScript operator {qualified}.")
+    if ts.has_kernel(qualified):
+        return call(machine, found, inputs)
+    if any(isinstance(leaf, torch.Tensor | Live) or internals.is_symbolic(leaf) for leaf in plain.leaves(inputs)):
+        raise machine.refuse(
+            f"The TorchScript operator {qualified} has no meaning for values that only a run finds out.",
+            why="it is the TorchScript interpreter's own and works on plain values",
+            fix="compute this with tensors",
+        )
+    return found(*inputs)
+
+
+def call(machine: Machine, func: internals.OpOverload, inputs: list[Any]) -> Any:
+    """An operator on values as a TorchScript graph hands them over: by position, dtypes as numbers."""
+    args: list[Any] = []
+    kwargs: dict[str, Any] = {}
+    for argument, value in zip(func._schema.arguments, inputs, strict=True):
+        value = _as_taken(argument, value)
+        if argument.kwarg_only:
+            kwargs[argument.name] = value
+        else:
+            args.append(value)
+    return machine.operate(func, tuple(args), kwargs)
+
+
+def _as_taken(argument: Any, value: Any) -> Any:
+    kind = str(argument.real_type)
+    if kind in ("Tensor", "Optional[Tensor]") and is_number(value):
+        return as_tensor(value)
+    if type(value) is int:
+        for mark, convert in _COUNTED.items():
+            if mark in kind:
+                return convert(value)
+    if kind == "List[Tensor]" or kind == "List[Optional[Tensor]]":
+        return [as_tensor(item) if is_number(item) else item for item in value]
+    return numbers(value)
+
+
+_COUNTED: dict[str, Callable[[int], Any]] = {
+    "ScalarType": ts.dtype_of_number,
+    "Layout": ts.layout_of_number,
+    "MemoryFormat": ts.memory_format_of_number,
+}
+
+
+# ---------------------------------------------------------------------- values
+
+
+@rule("prim::Constant")
+def _constant(machine: Machine, node: ts.Node, inputs: list[Any]) -> Any:
+    return node if ts.is_function(node.output()) else machine.constant(node)
+
+
+@rule("prim::Uninitialized")
+def _uninitialized(machine: Machine, node: ts.Node, inputs: list[Any]) -> Any:
+    return UNSET
+
+
+@rule("prim::ListConstruct")
+def _list(machine: Machine, node: ts.Node, inputs: list[Any]) -> Any:
+    return list(inputs)
+
+
+@rule("prim::TupleConstruct")
+def _tuple(machine: Machine, node: ts.Node, inputs: list[Any]) -> Any:
+    kind = node.output().type()
+    names = ts.field_names(kind)
+    if not names:
+        return tuple(inputs)
+    title = kind.annotation_str.rpartition(".")[2]
+    return namedtuple(title if title.isidentifier() else "NamedTuple", names)(*inputs)
+
+
+@rule("prim::DictConstruct")
+def _dict(machine: Machine, node: ts.Node, inputs: list[Any]) -> Any:
+    return dict(zip(inputs[::2], inputs[1::2], strict=True))
+
+
+@rule("prim::ListUnpack", "prim::TupleUnpack")
+def _unpack(machine: Machine, node: ts.Node, inputs: list[Any]) -> Any:
+    (whole,) = inputs
+    if len(whole) != node.outputsSize():
+        raise EagerError(
+            explain(f"Provided list of {len(whole)} items, expected {node.outputsSize()}.", where=machine.place)
+        )
+    return whole[0] if node.outputsSize() == 1 else list(whole)
+
+
+@rule("prim::TupleIndex")
+def _tuple_index(machine: Machine, node: ts.Node, inputs: list[Any]) -> Any:
+    return inputs[0][inputs[1]]
+
+
+@rule("prim::TupleSlice")
+def _tuple_slice(machine: Machine, node: ts.Node, inputs: list[Any]) -> Any:
+    return inputs[0][node.i("beg") : node.i("end")]
+
+
+@rule("prim::unchecked_cast", "prim::unchecked_unwrap_optional", "aten::_unwrap_optional", "aten::wait", "prim::data")
+def _same(machine: Machine, node: ts.Node, inputs: list[Any]) -> Any:
+    return inputs[0]
+
+
+@rule("prim::NumToTensor")
+def _number_to_tensor(machine: Machine, node: ts.Node, inputs: list[Any]) -> Any:
+    """A traced size stays the size that it is until somebody needs it as a tensor."""
+    return inputs[0] if internals.is_symbolic(inputs[0]) else as_tensor(inputs[0])
+
+
+@rule("prim::Print", "aten::warn")
+def _said(machine: Machine, node: ts.Node, inputs: list[Any]) -> Any:
+    return ()
+
+
+@rule("prim::RaiseException")
+def _raise(machine: Machine, node: ts.Node, inputs: list[Any]) -> Any:
+    raise EagerError(
+        explain(
+            f"The script raises an exception on this path: {inputs[0]}",
+            where=machine.place,
+            fix="give arguments that the script runs with",
+        )
+    )
+
+
+# ---------------------------------------------------------------------- modules, objects, functions
+
+
+@rule("prim::GetAttr")
+def _get(machine: Machine, node: ts.Node, inputs: list[Any]) -> Any:
+    (owner,), name = inputs, node.s("name")
+    if isinstance(owner, Part):
+        return owner.attribute(name)
+    if isinstance(owner, Instance):
+        return owner.attributes[name]
+    return ts.object_attribute(owner, name) if isinstance(owner, ts.ScriptObject) else getattr(owner, name)
+
+
+@rule("prim::SetAttr")
+def _set(machine: Machine, node: ts.Node, inputs: list[Any]) -> Any:
+    (owner, value), name = inputs, node.s("name")
+    if isinstance(owner, Instance):
+        owner.attributes[name] = value
+    elif isinstance(owner, Part) and is_state(owner, name) and isinstance(value, torch.Tensor):
+        if machine.scopes:
+            # In a branch or a loop, what is put into a buffer is written to it: nothing else can go out of there.
+            machine.operate(torch.ops.aten.copy_.default, (owner.attribute(name), value), {})
+        else:
+            setattr(owner, name, value)
+    elif not (isinstance(owner, Part) and _unchanged(owner.attribute(name), value)):
+        raise StateError(
+            explain(
+                f"The script changes its attribute {name}, which a Program cannot keep.",
+                where=machine.place,
+                why="only buffers carry state from one call to the next",
+                fix="make it a buffer that holds a tensor",
+            )
+        )
+    return ()
+
+
+def _unchanged(before: Any, now: Any) -> bool:
+    return before is now or (
+        type(before) is type(now) and not plain.leaves([before, now], torch.Tensor) and before == now
+    )
+
+
+@rule("prim::CreateObject")
+def _create(machine: Machine, node: ts.Node, inputs: list[Any]) -> Any:
+    return Instance(node.output().type(), {})
+
+
+@rule("prim::CallMethod")
+def _call_method(machine: Machine, node: ts.Node, inputs: list[Any]) -> Any:
+    owner, *args = inputs
+    name = node.s("name")
+    if not isinstance(owner, Part):
+        return machine.call(ts.body_of_call(node), inputs, name)
+    return owner(*args) if name == "forward" else owner.run(name, tuple(args))
+
+
+@rule("prim::CallFunction")
+def _call_function(machine: Machine, node: ts.Node, inputs: list[Any]) -> Any:
+    return machine.call(ts.body_of_call(node), inputs[1:], ts.called_name(node))
+
+
+@rule("prim::Enter", "prim::Exit")
+def _context(machine: Machine, node: ts.Node, inputs: list[Any]) -> Any:
+    (owner,) = inputs
+    entering = node.kind() == "prim::Enter"
+    extra = () if entering else (None, None, None)
+    graph = ts.body_of_method(owner.kind, "__enter__" if entering else "__exit__", 1 + len(extra))
+    return machine.call(graph, (owner, *extra), "with")
+
+
+@rule("prim::fork")
+def _fork(machine: Machine, node: ts.Node, inputs: list[Any]) -> Any:
+    return machine.call(ts.forked(node), inputs, "fork")
+
+
+@rule("prim::isinstance")
+def _isinstance(machine: Machine, node: ts.Node, inputs: list[Any]) -> Any:
+    (value,) = inputs
+    return any(plain.is_of_type(value, str(kind)) for kind in node.tys("types"))
+
+
+# ---------------------------------------------------------------------- questions about a tensor
+
+
+def _asks(attribute: str) -> Rule:
+    def answer(machine: Machine, node: ts.Node, inputs: list[Any]) -> Any:
+        (value,) = inputs
+        found = getattr(as_tensor(value) if is_number(value) else value, attribute)
+        return ts.number_of_dtype(found) if isinstance(found, torch.dtype) else found
+
+    return answer
+
+
+for _name in (
+    *("dtype", "device", "requires_grad", "is_cuda", "is_quantized", "is_sparse", "is_mkldnn", "is_meta", "is_cpu"),
+    *("is_nested", "is_sparse_csr", "is_xla", "is_mps", "is_vulkan", "is_ipu", "is_maia", "is_xpu", "is_leaf"),
+):
+    rule(f"prim::{_name}")(_asks(_name))
+
+
+@rule("prim::layout")
+def _layout(machine: Machine, node: ts.Node, inputs: list[Any]) -> Any:
+    return 0
+
+
+@rule("prim::shape")
+def _shape(machine: Machine, node: ts.Node, inputs: list[Any]) -> Any:
+    return list(inputs[0].shape)
+
+
+@rule("prim::min", "prim::max")
+def _extreme(machine: Machine, node: ts.Node, inputs: list[Any]) -> Any:
+    items = list(inputs[0]) if isinstance(inputs[0], list) else inputs
+    found = items[0]
+    for item in items[1:]:
+        found = plain.extreme(node.kind() == "prim::max", found, item)
+    return found
+
+
+@rule("prim::rangelist")
+def _range_list(machine: Machine, node: ts.Node, inputs: list[Any]) -> Any:
+    return list(range(plain.index(machine, inputs[0])))
+
+
+@rule("prim::tolist")
+def _to_list(machine: Machine, node: ts.Node, inputs: list[Any]) -> Any:
+    tensor = inputs[0]
+    kind = {torch.bool: bool}.get(tensor.dtype, float if tensor.dtype.is_floating_point else int)
+
+    def nested(part: torch.Tensor) -> Any:
+        if part.dim() == 0:
+            return Live.read(kind, part)
+        return [nested(part.select(0, position)) for position in range(plain.index(machine, part.shape[0]))]
+
+    return nested(tensor)
+
+
+__all__ = ["call", "number", "rule", "run"]

@@ -1,0 +1,126 @@
+"""A ScriptModule as a tree of nn.Modules: the same names, the same tensors, and methods that the machine runs.
+
+What is a parameter, what a buffer and what a plain attribute, the script itself says; which of them are one tensor is
+told by identity, never by value.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import torch
+from torch import nn
+
+from ingot import torch_script as ts
+from ingot.capture.script.values import numbers
+
+if TYPE_CHECKING:
+    from ingot.capture.script.machine import Machine
+
+_MANGLED = re.compile(r"___torch_mangle_\d+\.")
+
+
+class Part(nn.Module):
+    """One module of a script. Its `forward` is the script's.
+
+    The script and the machine hang on the class, one for each part: what hangs on the module is its state.
+    """
+
+    _script: ClassVar[Any]
+    _machine: ClassVar[Machine]
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.training = bool(self._script.training) if ts.has_attribute(self._script, "training") else False
+
+    def run(self, method: str, args: tuple[Any, ...], kwargs: Mapping[str, Any] | None = None) -> Any:
+        """Calls a method of the script on this part."""
+        found = ts.method_of(self._script, method)
+        given = bound(found.schema, args, kwargs or {}, skip_self=True)
+        return self._machine.call(found.graph, (self, *given), method)
+
+    def attribute(self, name: str) -> Any:
+        """What the script calls `self.name`."""
+        for table in (self._parameters, self._buffers, self._modules, vars(self)):
+            if name in table:
+                return table[name]
+        value = vars(self)[name] = ts.attribute(self._script, name)
+        return value
+
+
+def build(script: Any, machine: Machine, method: str = "forward") -> Part:
+    """The tree of a script's modules. Calling it runs `method`, whatever that is called."""
+    seen: dict[tuple[Any, ...], torch.Tensor] = {}
+
+    def one(tensor: torch.Tensor) -> torch.Tensor:
+        """The first tensor met that is the same one: a file may bring it back as two that share their memory."""
+        place = (tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride(), tensor.device)
+        return seen.setdefault(place if tensor.numel() else (id(tensor),), tensor)
+
+    def make(piece: Any, method: str, outermost: bool = False) -> Part:
+        part = _class_of(piece, machine, method, outermost)()
+        for name, tensor in ts.parameters(piece):
+            part.register_parameter(name, _as_parameter(one(tensor)))
+        for name, tensor in ts.buffers(piece):
+            part.register_buffer(name, one(tensor))
+        for name, child in ts.children(piece):
+            if child is not None:
+                part.add_module(name, make(child, "forward"))
+        return part
+
+    return make(script, method, outermost=True)
+
+
+def _as_parameter(tensor: torch.Tensor) -> nn.Parameter:
+    assert isinstance(tensor, nn.Parameter), "torch makes the parameters of a script Parameters"
+    return tensor
+
+
+def _class_of(script: Any, machine: Machine, method: str, outermost: bool) -> type[Part]:
+    """A class named as the script's own, whose forward has the signature of `method`."""
+    home, _, name = _MANGLED.sub("", ts.qualified_name(script)).removeprefix("__torch__.").rpartition(".")
+
+    def forward(self: Part, *args: Any, **kwargs: Any) -> Any:
+        out = self.run(method, args, kwargs)
+        return numbers(out) if outermost else out
+
+    members: dict[str, Any] = {"__module__": home or "__torch__", "__qualname__": name}
+    members |= {"_script": script, "_machine": machine}
+    if ts.has_method(script, method):
+        schema = ts.method_of(script, method).schema
+        forward.__signature__ = signature(schema)  # type: ignore[attr-defined]
+        members["forward"] = forward
+    return type(name, (Part,), members)
+
+
+def signature(schema: Any) -> inspect.Signature:
+    """A schema as Python sees it."""
+    parameters: list[inspect.Parameter] = []
+    for argument in schema.arguments:
+        kind = inspect.Parameter.KEYWORD_ONLY if argument.kwarg_only else inspect.Parameter.POSITIONAL_OR_KEYWORD
+        has_default = argument.has_default_value() if hasattr(argument, "has_default_value") else False
+        default = argument.default_value if has_default else inspect.Parameter.empty
+        name = argument.name if argument.name.isidentifier() else f"arg{len(parameters)}"
+        parameters.append(inspect.Parameter(name, kind, default=default))
+    return inspect.Signature(parameters)
+
+
+def bound(schema: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, skip_self: bool) -> tuple[Any, ...]:
+    """The values of every argument of a schema, in order."""
+    arguments = signature(schema)
+    if skip_self:
+        arguments = arguments.replace(parameters=list(arguments.parameters.values())[1:])
+    given = arguments.bind(*args, **kwargs)
+    given.apply_defaults()
+    return tuple(given.arguments.values())
+
+
+def is_state(part: Part, name: str) -> bool:
+    """Whether an attribute is a tensor that a Program keeps from call to call."""
+    return name in part._buffers or name in part._parameters
+
+
+__all__ = ["Part", "bound", "build", "is_state", "signature"]
