@@ -24,7 +24,6 @@ from typing import Any
 import torch
 
 from ingot import torch_internals as internals
-from ingot import torch_script as ts
 from ingot.capture.script import plain
 from ingot.capture.script.machine import Environment, Inexpressible, Machine, Written
 from ingot.capture.script.values import (
@@ -40,6 +39,7 @@ from ingot.capture.script.values import (
     unflatten,
 )
 from ingot.errors import CaptureError, DataDependentError, explain
+from ingot.torch_internals import script as ts
 
 hop = torch.ops.higher_order
 

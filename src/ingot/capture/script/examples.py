@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 
-from ingot import torch_script as ts
 from ingot.errors import CaptureError, explain
+from ingot.torch_internals import script as ts
 
 
 def examples_of(schema: Any, graph: ts.Graph, dynamic_shapes: Any, *, skip_self: bool) -> tuple[tuple[Any, ...], Any]:

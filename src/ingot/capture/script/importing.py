@@ -10,7 +10,6 @@ from typing import Any, TypeAlias
 import torch
 from torch import nn
 
-from ingot import torch_script as ts
 from ingot.capture import dynamic
 from ingot.capture.front import Session
 from ingot.capture.script import parts
@@ -20,6 +19,7 @@ from ingot.capture.script.values import numbers
 from ingot.errors import CaptureError, explain
 from ingot.program import tree
 from ingot.program.program import Program
+from ingot.torch_internals import script as ts
 
 # A ScriptModule, a ScriptFunction, a file of one, or a quantized nn.Module.
 Script: TypeAlias = nn.Module | Callable[..., Any] | str | os.PathLike[str]

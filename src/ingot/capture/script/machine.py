@@ -10,11 +10,11 @@ from typing import Any
 import torch
 
 from ingot import torch_internals as internals
-from ingot import torch_script as ts
 from ingot.capture.recorder import Recorder
 from ingot.capture.script import sources, values
 from ingot.errors import UntraceableError, explain
 from ingot.program import metadata
+from ingot.torch_internals import script as ts
 
 Environment = dict[str, Any]
 

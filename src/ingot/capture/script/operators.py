@@ -14,12 +14,12 @@ from typing import Any
 import torch
 
 from ingot import torch_internals as internals
-from ingot import torch_script as ts
 from ingot.capture.script import control, plain, quantized
 from ingot.capture.script.machine import Environment, Machine
 from ingot.capture.script.parts import Part, is_state
 from ingot.capture.script.values import UNSET, Instance, Live, as_tensor, is_number, number, numbers
 from ingot.errors import EagerError, StateError, explain
+from ingot.torch_internals import script as ts
 
 Rule = Callable[[Machine, ts.Node, list[Any]], Any]
 _RULES: dict[str, Rule] = {}

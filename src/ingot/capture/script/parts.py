@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 from torch import nn
 
-from ingot import torch_script as ts
 from ingot.capture.script.values import numbers
+from ingot.torch_internals import script as ts
 
 if TYPE_CHECKING:
     from ingot.capture.script.machine import Machine

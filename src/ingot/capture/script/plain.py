@@ -14,9 +14,9 @@ from typing import Any
 import torch
 
 from ingot import torch_internals as internals
-from ingot import torch_script as ts
 from ingot.capture.script.machine import Inexpressible, Machine
 from ingot.capture.script.values import DTYPES, Live, as_tensor, flatten, is_number, kind_of, number
+from ingot.torch_internals import script as ts
 
 Rule = Callable[..., Any]
 RULES: dict[str, Rule] = {}
@@ -297,7 +297,7 @@ def _as_tensor(machine: Machine, data: Any, dtype: Any, device: Any) -> Any:
 @rule("to")
 def _to(machine: Machine, tensor: torch.Tensor, *rest: Any) -> Any:
     """aten::to as the interpreter has it: to a device, a dtype, both, or to what another tensor is."""
-    *targets, non_blocking, copy = rest
+    *targets, _, copy = rest
     kwargs: dict[str, Any] = {}
     for target in targets:
         if isinstance(target, torch.Tensor):

@@ -10,7 +10,7 @@ from typing import Any
 
 from ingot.capture.recorder import is_user_code
 from ingot.program.metadata import Source
-from ingot.torch_script import Node
+from ingot.torch_internals.script import Node
 
 _SCRIPTED = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+)')
 _TRACED = re.compile(r"^(?P<file>[^\s(]+)\((?P<line>\d+)\): (?P<function>\S+)", re.MULTILINE)
