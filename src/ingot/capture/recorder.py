@@ -88,6 +88,8 @@ class Recorder(internals.RecordingMode):
         self._physical = _PhysicalMode(self.record)
         self._deferred_checks = 0
         self._rank_hangs_on_sizes = False
+        # What is known of a tensor is known by its id, so none of those met may die, not even of a graph given up.
+        self._frames = [self.frame]
 
     # ------------------------------------------------------------------ what torch calls
 
@@ -435,6 +437,7 @@ class Recorder(internals.RecordingMode):
         """Inside, nodes go to a new graph whose outer scope is the current one."""
         outer, outer_casts, grad = self.frame, self._autocasts, self._grad
         self.frame, self._autocasts = Frame(outer), []
+        self._frames.append(self.frame)
         try:
             yield self.frame
             self.sync_grad_mode()

@@ -81,19 +81,22 @@ def _attempts(machine: Machine, env: Environment, record: Callable[[_Plan], Any]
     assert machine.recorder is not None
     for _ in range(_ATTEMPTS):
         contents = Contents(env.values())
-        depth = len(machine.scopes)
+        depth, grad = len(machine.scopes), torch.is_grad_enabled()
         try:
             with machine.recorder.modules.tentative():
                 return record(plan)
         except Written as write:
             contents.restore()
+            torch.set_grad_enabled(grad)
             if write.depth != depth + 1:
                 raise  # what a scope around this one must take in
             plan.write(write.base)
         except _Again:
             contents.restore()
-        except BaseException:
+            torch.set_grad_enabled(grad)
+        except Inexpressible:
             contents.restore()
+            torch.set_grad_enabled(grad)
             raise
     raise Inexpressible("what a branch or a loop changes grows with every look at it", machine.place)
 
