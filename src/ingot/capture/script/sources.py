@@ -8,7 +8,7 @@ from collections.abc import Callable
 from types import CodeType, FunctionType
 from typing import Any
 
-from ingot.capture.recorder import is_user_code
+from ingot.capture.user_code import is_user_code
 from ingot.program.metadata import Source
 from ingot.torch_internals.script import Node
 
