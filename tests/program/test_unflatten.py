@@ -7,6 +7,8 @@ import copy
 import pytest
 import torch
 from torch import nn
+from torch._higher_order_ops.scan import scan
+from torch._higher_order_ops.while_loop import while_loop
 
 import ingot
 from ingot.program.unflatten import Unflattened
@@ -124,3 +126,54 @@ def test_train_and_eval_switch_every_module() -> None:
         assert torch.equal(unflattened(x), expected)
     for name, buffer in model.named_buffers():
         assert torch.equal(unflattened.get_buffer(name), buffer), name
+
+
+class Branches(nn.Module):
+    """Control flow of every kind whose functions call modules, one inside another."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.kind, self.fc, self.other = kind, nn.Linear(4, 4), nn.Sequential(nn.Linear(4, 4), nn.Tanh())
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.kind == "cond":
+            return torch.cond(x.sum() > -1e6, self._inner, lambda x: self.other(x), (x,))
+        if self.kind == "while_loop":
+            start = (torch.zeros((), dtype=torch.int64), x)
+            return while_loop(lambda i, x: i < 2, lambda i, x: (i + 1, self.fc(x).sin()), start)[1]
+        if self.kind == "scan":
+            return scan(lambda carry, row: (self.fc(carry) + row, carry * 1.0), x[0] * 0, x)[1]
+        return torch.ops.higher_order.map_impl(lambda row: (self.fc(row),), [x], [])[0]
+
+    def _inner(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.cond(x.mean() > 1e6, lambda x: self.fc(x), lambda x: self.fc(x) * self.other(x), (x,))
+
+
+@pytest.mark.parametrize("kind", ["cond", "while_loop", "scan", "map"])
+def test_gradients_reach_modules_that_control_flow_calls(kind: str) -> None:
+    torch.manual_seed(0)
+    model, x = Branches(kind), torch.randn(3, 4)
+    program = ingot.capture(model, (x,))
+    whole, parts = program.module(), program.unflatten()
+    for rebuilt in (whole, parts):
+        rebuilt(x).square().sum().backward()
+    expected = {name: p.grad for name, p in whole.named_parameters()}
+    assert any(grad is not None and grad.abs().sum() > 0 for grad in expected.values())
+    for name, parameter in parts.named_parameters():
+        torch.testing.assert_close(parameter.grad, expected[name], msg=name)
+    with torch.no_grad():
+        torch.testing.assert_close(parts(x), ingot.capture(model, (x,))(x))
+    again = ingot.capture(parts, (x,))
+    torch.testing.assert_close(again(x), program(x))
+
+
+def test_gradients_reach_a_module_put_in_the_place_of_one_that_a_branch_calls() -> None:
+    torch.manual_seed(0)
+    model, x = Branches("cond"), torch.randn(3, 4)
+    parts = ingot.capture(model, (x,), preserve_module_call_signature=("fc",)).unflatten()
+    parts.fc = nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 4))
+    parts(x).square().sum().backward()
+    model.fc = parts.fc
+    torch.testing.assert_close(parts(x), ingot.capture(model, (x,))(x))
+    assert all(p.grad is not None and p.grad.abs().sum() > 0 for p in parts.fc.parameters())
+    assert all(p.requires_grad and isinstance(p, nn.Parameter) for p in parts.parameters())

@@ -13,12 +13,13 @@ A preserved module is called as the model called it, so any module with that sig
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import fx, nn
 
 from ingot import torch_internals as internals
@@ -174,6 +175,53 @@ def call_submodule(path: str, call: str, *values: Any) -> tuple[Any, ...]:
         module(*args, **kwargs)
         return tuple(returned)
     return _call_replacement(module, path, body, args, kwargs)
+
+
+def call_control(op: Any, paths: Sequence[str], *args: Any) -> Any:
+    """What a body's graph calls where the model called a higher-order operator whose functions call modules.
+
+    Gradients reach what such an operator is given and nothing that its functions close over. So the parameters of the
+    modules at `paths`, as they are now, are operands too, and while a function runs its modules hold what it got.
+    """
+    root = _ROOT.get()
+    assert root is not None
+    places: dict[torch.Tensor, list[tuple[dict[str, Any], str]]] = {}
+    for module in {m for path in paths for m in root.get_submodule(path).modules()}:
+        for name, tensor in module._parameters.items():
+            if tensor is not None and tensor.requires_grad:
+                places.setdefault(tensor, []).append((vars(module)["_parameters"], name))
+    if not places:
+        return op(*args)
+
+    def holding(function: Callable[..., Any]) -> Callable[..., Any]:
+        def run(*values: Any) -> Any:
+            split = len(values) - len(places)
+            # It runs again when gradients are computed, and that is outside of the model's call.
+            with _as_root(root), _held(zip(places.values(), values[split:], strict=True)):
+                return function(*values[:split])
+
+        return run
+
+    layout = subgraphs.LAYOUTS[op]
+    made: list[Any] = [holding(arg) if index in layout.functions else arg for index, arg in enumerate(args)]
+    assert layout.shared is not None
+    made[layout.shared] = type(args[layout.shared])([*args[layout.shared], *places])
+    return op(*made)
+
+
+@contextmanager
+def _held(tensors: Iterable[tuple[list[tuple[dict[str, Any], str]], torch.Tensor]]) -> Iterator[None]:
+    """Inside, each tensor is at its places."""
+    before = []
+    try:
+        for places, tensor in tensors:
+            for table, name in places:
+                before.append((table, name, table[name]))
+                table[name] = tensor
+        yield
+    finally:
+        for table, name, old in before:
+            table[name] = old
 
 
 def _as_called(body: Body, values: Sequence[Any]) -> tuple[Sequence[Any], dict[str, Any]]:
@@ -408,11 +456,26 @@ class _Builder:
                 for attribute, function in item.functions.items():
                     values[attribute] = _attach(graph, root, attribute, function)
                 args = subgraphs.with_shared(item.node, item.operands)
-                values[item.node] = _copy(graph, item.node, args, values)
+                paths = sorted({path for function in item.functions.values() for path in self._called(function)})
+                made = values[item.node] = _copy(graph, item.node, args, values)
+                if paths and subgraphs.LAYOUTS[item.node.target].shared is not None:  # a region runs its function here
+                    made.args, made.target = (item.node.target, paths, *made.args), call_control  # type: ignore[arg-type]
             elif item.op == "get_attr":
                 values[item] = _attach(graph, root, item, getattr(owner, str(item.target)))
             else:
                 values[item] = _copy(graph, item, item.args, values)
+
+    def _called(self, module: fx.GraphModule) -> set[str]:
+        """The paths of the modules that a function calls, and of those that they call."""
+        found: set[str] = set()
+        waiting = [module]
+        while waiting:
+            for part in waiting.pop().modules():
+                for node in part.graph.nodes if isinstance(part, fx.GraphModule) else ():
+                    if node.target is call_submodule and node.args[0] not in found:
+                        found.add(str(node.args[0]))
+                        waiting += [b.graph for b in self.bodies.values() if b.path == node.args[0] and b.graph]
+        return found
 
     def _subgraph(self, module: fx.GraphModule, depth: int) -> fx.GraphModule:
         """A branch or body of control flow, with the module calls inside of it cut out too."""
@@ -564,4 +627,4 @@ def _grouped(nodes: Sequence[fx.Node], depth: int) -> list[_Group]:
     return groups
 
 
-__all__ = ["Unflattened", "UnflattenedRoot", "call_submodule", "unflatten"]
+__all__ = ["Unflattened", "UnflattenedRoot", "call_control", "call_submodule", "unflatten"]
