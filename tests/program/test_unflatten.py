@@ -11,7 +11,7 @@ from torch._higher_order_ops.scan import scan
 from torch._higher_order_ops.while_loop import while_loop
 
 import ingot
-from ingot.program.unflatten import Unflattened
+from ingot.program.unflattened import Unflattened
 
 
 class Block(nn.Module):
