@@ -23,7 +23,8 @@ Reference = Annotated[
     str,
     typer.Argument(
         metavar="MODULE:FACTORY",
-        help="pkg.module:factory or file.py:factory, a function without arguments that returns (model, args, kwargs).",
+        help="pkg.module:factory or file.py:factory, a function without arguments that returns (model, args, kwargs); "
+        "or a TorchScript file (.pt).",
     ),
 ]
 
@@ -50,6 +51,18 @@ def run(
     snapshots: Annotated[
         Path | None, typer.Option("--snapshots", help="A folder for a JSON file of the program after each pass.")
     ] = None,
+    inputs: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--input",
+            metavar="NAME=DTYPE[SIZES]",
+            help='What an argument of a TorchScript file is like: "x=f32[batch,3]", "n=4". Repeatable.',
+        ),
+    ] = None,
+    method: Annotated[str, typer.Option("--method", help="The method of a TorchScript file.")] = "forward",
+    unroll: Annotated[
+        bool, typer.Option("--unroll", help="Write out a TorchScript file's loops with a constant number of rounds.")
+    ] = False,
     show_code: Annotated[bool, typer.Option("--print", help="Print the program's code.")] = False,
     verify: Annotated[bool, typer.Option(help="Check the program's invariants.")] = True,
     as_json: AsJson = False,
@@ -62,18 +75,23 @@ def run(
     stages = Stages()
     with stages("import", "importing torch"):
         from ingot import pipeline
-        from ingot.cli import census
+        from ingot.cli import census, script
         from ingot.cli.factory import build
-    with stages("build", f"building {reference}"):
-        example = build(reference)
-    with stages("capture", "capturing"):
-        program = pipeline.capture(
-            example.model,
-            example.args,
-            example.kwargs,
-            dynamic_shapes=with_ranges(dynamic_shapes),
-            preserve_module_call_signature=tuple(preserve or ()),
-        )
+    if script.is_script(reference):
+        with stages("capture", "importing TorchScript"):
+            shapes = with_ranges(dynamic_shapes)
+            program = script.read(reference, inputs or (), shapes, method, unroll, tuple(preserve or ()))
+    else:
+        with stages("build", f"building {reference}"):
+            example = build(reference)
+        with stages("capture", "capturing"):
+            program = pipeline.capture(
+                example.model,
+                example.args,
+                example.kwargs,
+                dynamic_shapes=with_ranges(dynamic_shapes),
+                preserve_module_call_signature=tuple(preserve or ()),
+            )
     if passes is not None:
         from ingot.passes import transform
         from ingot.passes.selection import parse

@@ -5,6 +5,8 @@ A part of the door that `torch_internals` is: when a torch release moves somethi
 
 from __future__ import annotations
 
+import contextlib
+import warnings
 from collections.abc import Iterator
 from typing import Any, TypeAlias
 
@@ -198,7 +200,8 @@ def called_name(node: Node) -> str:
 
 def load(path: Any) -> Any:
     """A script from a file, on the CPU."""
-    return torch.jit.load(str(path), map_location="cpu")
+    with _quietly():
+        return torch.jit.load(str(path), map_location="cpu")
 
 
 def is_quantized(module: torch.nn.Module) -> bool:
@@ -208,4 +211,13 @@ def is_quantized(module: torch.nn.Module) -> bool:
 
 def traced(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """torch's trace of a module."""
-    return torch.jit.trace(module, args, example_kwarg_inputs=kwargs or None, check_trace=False)
+    with _quietly():
+        return torch.jit.trace(module, args, example_kwarg_inputs=kwargs or None, check_trace=False)
+
+
+@contextlib.contextmanager
+def _quietly() -> Iterator[None]:
+    """Inside, torch does not say that TorchScript is deprecated: whoever imports a script knows."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*deprecated", category=DeprecationWarning)
+        yield

@@ -192,6 +192,14 @@ def branch_one_sided(x):
     return y
 
 
+def written_after_a_branch(x):
+    y = x * 3
+    if bool(x.sum() > 3):
+        y = y - x
+    y += 1
+    return y
+
+
 def branch_numbers(x):
     k = 1
     f = 0.5
@@ -271,6 +279,7 @@ def branch_fills_list(x):
 
 case("branch", scripted(branch), GROWING, "cond")
 case("branch with one side", scripted(branch_one_sided), GROWING, "cond")
+case("written in place after a branch", scripted(written_after_a_branch), GROWING, "cond")
 case("branch that gives numbers", scripted(branch_numbers), GROWING, "cond")
 case("branch that writes in place", scripted(branch_writes), GROWING, "cond")
 case("branch in a branch", scripted(branch_in_branch), GROWING, "cond")

@@ -119,7 +119,7 @@ def branch(machine: Machine, node: ts.Node, env: Environment, name: str) -> Any:
     if any(raising):
         return _asserted(machine, pred, blocks, raising, env, name)
     try:
-        return _attempts(machine, env, lambda plan: _cond(machine, pred, blocks, env, name, plan))
+        return _attempts(machine, env, lambda plan: _cond(machine, node, pred, env, name, plan))
     except Inexpressible as failure:
         if isinstance(pred, Live) or any(map(internals.is_unbacked, internals.expr_of(pred).free_symbols)):
             raise _inexpressible(machine, "branch", failure) from None
@@ -201,9 +201,11 @@ def _message(machine: Machine, block: ts.Block, env: Environment, name: str) -> 
     return "the script raises an exception"
 
 
-def _cond(machine: Machine, pred: Any, blocks: list[ts.Block], env: Environment, name: str, plan: _Plan) -> Any:
+def _cond(machine: Machine, node: ts.Node, pred: Any, env: Environment, name: str, plan: _Plan) -> Any:
+    blocks = list(node.blocks())
     slots = _open_slots(blocks, env)
     first: list[tuple[list[Any], Shape]] = []
+    shared: set[int] = set()
 
     def function(block: ts.Block) -> Callable[[], list[torch.Tensor]]:
         def run() -> list[torch.Tensor]:
@@ -222,6 +224,7 @@ def _cond(machine: Machine, pred: Any, blocks: list[ts.Block], env: Environment,
                 else:
                     leaves = plan.filled(leaves)
                     first.append((leaves, shape))
+                shared.update(_seen_elsewhere(machine, node, leaves))
                 return [*_given_out(machine, leaves), *copies]
 
         return run
@@ -229,7 +232,9 @@ def _cond(machine: Machine, pred: Any, blocks: list[ts.Block], env: Environment,
     condition = pred.tensor if isinstance(pred, Live) else pred
     out = iter(hop.cond(condition, function(blocks[0]), function(blocks[1]), ()))
     leaves, shape = first[0]
-    results, held = unflatten(iter(_taken_back(leaves, out)), shape)
+    back = _taken_back(leaves, out)
+    machine.tie(*(back[i] for i in shared))
+    results, held = unflatten(iter(back), shape)
     _put_back(machine, plan, held, out)
     both = [dict(enumerate(block.outputs())) for block in blocks]
     return _only(
@@ -431,7 +436,7 @@ def _while(
             after, after_shape = flatten([[results[slot] for slot in moving], now])
             _check_round(machine, plan, (leaves, shape), (after, after_shape))
             flag = [] if always else [as_tensor(proceeds)]
-            return [*(values[0] + 1 for _ in counts), *flag, *_given_out(machine, after, quietly=True), *copies]
+            return [*(values[0] + 1 for _ in counts), *flag, *_given_out(machine, after), *copies]
 
     out = iter(list(hop.while_loop(proceed, step, initial, ()))[first:])
     finished, held = unflatten(iter(_taken_back(leaves, out)), shape)
@@ -500,15 +505,24 @@ def _content(container: Any) -> Any:
     return container.copy()
 
 
-def _given_out(machine: Machine, leaves: Sequence[Any], quietly: bool = False) -> list[torch.Tensor]:
+def _seen_elsewhere(machine: Machine, node: ts.Node, leaves: Sequence[Any]) -> list[int]:
+    """Which leaves are memory of outside that somebody may still look at after the branch, so that copies differ."""
+    found = []
+    for i, leaf in enumerate(leaves):
+        outside = isinstance(leaf, torch.Tensor) and not machine.is_own(machine.localized(leaf))
+        if outside and not machine.forgotten_after(node, leaf):
+            machine.tie(leaf)
+            found.append(i)
+    return found
+
+
+def _given_out(machine: Machine, leaves: Sequence[Any]) -> list[torch.Tensor]:
     """The leaves that are values, as tensors that share no memory with outside."""
     given: list[torch.Tensor] = []
     for leaf in leaves:
         if isinstance(leaf, torch.Tensor):
             tensor = machine.localized(leaf)
             fresh = machine.is_own(tensor) and machine.scopes and not any(tensor is known for known in given)
-            if not fresh and not quietly:
-                machine.tie(leaf)
             given.append(tensor if fresh else tensor.clone())
         elif is_number(leaf):
             given.append(as_tensor(leaf))

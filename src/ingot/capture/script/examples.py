@@ -23,8 +23,7 @@ def examples_of(schema: Any, graph: ts.Graph, dynamic_shapes: Any, *, skip_self:
     unknown: list[str] = []
     for argument, value in zip(arguments, values, strict=True):
         if argument.has_default_value():
-            examples.append(argument.default_value)
-            continue
+            break  # and so have all that follow
         found = _tensor_type(value.type())
         if found is None:
             unknown.append(f"{argument.name}: {argument.type}")

@@ -15,7 +15,6 @@ from ingot.capture.front import Session
 from ingot.capture.script import parts
 from ingot.capture.script.examples import examples_of
 from ingot.capture.script.machine import Machine
-from ingot.capture.script.values import numbers
 from ingot.errors import CaptureError, explain
 from ingot.program import tree
 from ingot.program.program import Program
@@ -131,7 +130,8 @@ def _model(script: Any, schema: Any, graph: ts.Graph, machine: Machine, method: 
         return parts.build(script, machine, method)
 
     def function(*args: Any, **kwargs: Any) -> Any:
-        return numbers(machine.call(graph, parts.bound(schema, args, kwargs, skip_self=False), script.name))
+        given = parts.bound(schema, args, kwargs, skip_self=False)
+        return machine.outermost(lambda: machine.call(graph, given, script.name))
 
     function.__signature__ = parts.signature(schema)  # type: ignore[attr-defined]
     function.__name__ = script.name

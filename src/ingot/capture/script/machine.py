@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,7 +12,7 @@ import torch
 from ingot import torch_internals as internals
 from ingot.capture.recorder import Recorder
 from ingot.capture.script import sources, values
-from ingot.errors import UntraceableError, explain
+from ingot.errors import DataDependentError, UntraceableError, explain
 from ingot.program import metadata
 from ingot.torch_internals import script as ts
 
@@ -59,15 +59,35 @@ class Machine:
         self._kept: dict[int, torch.Tensor] = {}
         self._place: list[metadata.Source | None] = [None]
         self._nodes: list[ts.Node] = []
+        self._environments: list[Environment] = []
+        self._last: metadata.Source | None = None
 
     # ------------------------------------------------------------------ walking
+
+    def outermost(self, run: Callable[[], Any]) -> Any:
+        """The result of a script as its caller gets it: numbers are numbers."""
+        try:
+            return values.numbers(run())
+        except Inexpressible as failure:
+            raise DataDependentError(
+                explain(
+                    "The script does something with a value of the run that a graph cannot express.",
+                    where=failure.place,
+                    why=str(failure),
+                    fix="compute with tensors: stack the list and index it, use torch.where",
+                )
+            ) from None
 
     def call(self, graph: ts.Graph, inputs: Sequence[Any], name: str) -> Any:
         """Runs a whole graph and returns its one output, or a tuple of them."""
         env: Environment = {}
         for value, given in zip(graph.inputs(), inputs, strict=True):
             env[value.debugName()] = given
-        self.run_nodes(graph, env, name)
+        last, self._last = self._last, None
+        try:
+            self.run_nodes(graph, env, name)
+        finally:
+            self._last = last
         results = [env[value.debugName()] for value in graph.outputs()]
         return results[0] if len(results) == 1 else tuple(results)
 
@@ -77,13 +97,19 @@ class Machine:
         return [env[value.debugName()] for value in block.outputs()]
 
     def run_nodes(self, holder: Any, env: Environment, name: str) -> None:
-        for node in holder.nodes():
-            self.step(node, env, name)
+        self._environments.append(env)
+        try:
+            for node in holder.nodes():
+                self.step(node, env, name)
+        finally:
+            self._environments.pop()
 
     def step(self, node: ts.Node, env: Environment, name: str) -> None:
         from ingot.capture.script import operators
 
-        source = sources.source_of(node, name)
+        # What torch added of its own has no line; it belongs to the one before it.
+        source = sources.source_of(node, name) or self._last
+        self._last = source
         self._place.append(source or self._place[-1])
         self._nodes.append(node)
 
@@ -166,6 +192,24 @@ class Machine:
         made_by = self.recorder.frame.nodes.get(id(tensor))
         value = next(iter(self._nodes[-1].inputs()))
         return made_by is not None and internals.gives_new_memory(made_by.target) and len(value.uses()) == 1
+
+    def forgotten_after(self, node: ts.Node, tensor: torch.Tensor) -> bool:
+        """Whether nobody can look at a tensor of outside once `node` has run: it was made for this block alone."""
+        assert self.recorder is not None
+        frame = self.recorder.frame.parent
+        made_by = frame.nodes.get(id(tensor)) if frame is not None else None
+        if made_by is None or not internals.gives_new_memory(made_by.target) or frame is None:
+            return False
+        memory = internals.storage_id(tensor)
+        alike = [t for t in frame.alive if isinstance(t, torch.Tensor) and internals.storage_id(t) == memory]
+        names = [name for name, value in self._environments[-1].items() if value is tensor]
+        here = {out.debugName(): out for other in node.owningBlock().nodes() for out in other.outputs()}
+        return (
+            len(alike) == 1
+            and len(names) == 1
+            and names[0] in here
+            and not any(use.user.isAfter(node) for use in here[names[0]].uses())
+        )
 
     # ------------------------------------------------------------------ scopes
 

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 from torch import nn
 
-from ingot.capture.script.values import numbers
 from ingot.torch_internals import script as ts
 
 if TYPE_CHECKING:
@@ -55,15 +54,17 @@ def build(script: Any, machine: Machine, method: str = "forward") -> Part:
     """The tree of a script's modules. Calling it runs `method`, whatever that is called."""
     seen: dict[tuple[Any, ...], torch.Tensor] = {}
 
-    def one(tensor: torch.Tensor) -> torch.Tensor:
+    def one(tensor: torch.Tensor, kind: type = torch.Tensor) -> Any:
         """The first tensor met that is the same one: a file may bring it back as two that share their memory."""
         place = (tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride(), tensor.device)
-        return seen.setdefault(place if tensor.numel() else (id(tensor),), tensor)
+        if not isinstance(tensor, kind):  # what comes from a file is a parameter by its place alone
+            tensor = kind(tensor.detach(), tensor.requires_grad)
+        return seen.setdefault((kind, *(place if tensor.numel() else (id(tensor),))), tensor)
 
     def make(piece: Any, method: str, outermost: bool = False) -> Part:
         part = _class_of(piece, machine, method, outermost)()
         for name, tensor in ts.parameters(piece):
-            part.register_parameter(name, _as_parameter(one(tensor)))
+            part.register_parameter(name, one(tensor, nn.Parameter))
         for name, tensor in ts.buffers(piece):
             part.register_buffer(name, one(tensor))
         for name, child in ts.children(piece):
@@ -74,18 +75,14 @@ def build(script: Any, machine: Machine, method: str = "forward") -> Part:
     return make(script, method, outermost=True)
 
 
-def _as_parameter(tensor: torch.Tensor) -> nn.Parameter:
-    assert isinstance(tensor, nn.Parameter), "torch makes the parameters of a script Parameters"
-    return tensor
-
-
 def _class_of(script: Any, machine: Machine, method: str, outermost: bool) -> type[Part]:
     """A class named as the script's own, whose forward has the signature of `method`."""
     home, _, name = _MANGLED.sub("", ts.qualified_name(script)).removeprefix("__torch__.").rpartition(".")
 
     def forward(self: Part, *args: Any, **kwargs: Any) -> Any:
-        out = self.run(method, args, kwargs)
-        return numbers(out) if outermost else out
+        if outermost:
+            return machine.outermost(lambda: self.run(method, args, kwargs))
+        return self.run(method, args, kwargs)
 
     members: dict[str, Any] = {"__module__": home or "__torch__", "__qualname__": name}
     members |= {"_script": script, "_machine": machine}

@@ -1,0 +1,62 @@
+"""Scripts that cannot be programs, and why."""
+
+from typing import List, Optional
+
+import torch
+from torch import nn
+
+
+def grows(x):
+    parts: List[torch.Tensor] = []
+    while bool(x.sum() < 10):
+        x = x + 1
+        parts.append(x)
+    return torch.stack(parts)
+
+
+def grows_a_tensor(x):
+    while bool(x.sum() < 10):
+        x = torch.cat([x, x])
+    return x
+
+
+def picks_from_a_list(x):
+    parts = [x, x + 1, x + 2, x + 3]
+    return parts[int(x.sum())]
+
+
+def one_side_is_none(x):
+    y: Optional[torch.Tensor] = None
+    if bool(x.sum() > 0):
+        y = x + 1
+    if y is not None:
+        return y
+    return x
+
+
+def always_raises(x):
+    if x.dim() == 1:
+        raise ValueError("the model is out of order")
+    return x
+
+
+def writes_one_of_two(x):
+    y = x
+    if bool(x.sum() > 0):
+        y = x + 1
+    y.add_(1)
+    return x, y
+
+
+def only_defaults(by: float = 2.0):
+    return torch.ones(3) * by
+
+
+class Counting(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def forward(self, x):
+        self.count = self.count + 1
+        return x * self.count
