@@ -32,6 +32,19 @@ class ConvNet(nn.Module):
         return torch.log_softmax(self.head(a.mean((2, 3))), -1)
 
 
+class Inverted(nn.Module):
+    """Wider, each channel by itself, narrower: large enough in between to be computed by strips of lines."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.wide = nn.Conv2d(16, 48, 1)
+        self.deep = nn.Conv2d(48, 48, 3, padding=1, groups=48)
+        self.narrow = nn.Conv2d(48, 16, 1)
+
+    def forward(self, a: X) -> X:
+        return a + self.narrow(F.relu6(self.deep(F.relu6(self.wide(a)))))
+
+
 class Block(nn.Module):
     """A transformer block, with a mask by length and one that is causal."""
 
@@ -95,6 +108,7 @@ def half(module: nn.Module) -> nn.Module:
 
 CASES: dict[str, Case] = {
     "conv net": Case(ConvNet, lambda: (x(2, 3, 19, 17),)),
+    "inverted residual": Case(Inverted, lambda: (x(3, 16, 34, 33),)),
     "transformer block": Case(Block, lambda: (x(2, 13, 24), torch.arange(13)[None] < torch.tensor([[13], [5]]))),
     "bfloat16": Case(
         lambda: half(Block()), lambda: (x(2, 13, 24).bfloat16(), torch.arange(13)[None] < torch.tensor([[9], [13]]))

@@ -13,11 +13,15 @@ from ingot.codegen.products import ROWS, right_end, write_epilogue
 from ingot.lowering.expr import Size
 from ingot.lowering.ir import BYTES, Convolution, Way
 
+# Values of the widest vector: what channels of a depthwise convolution are a multiple of.
+LANES = 16
 # A depthwise convolution: channels at a time, multiplications that are worth another thread, and lines that are enough
 # to keep all threads at work.
-CHANNELS = 64
+CHANNELS = 96
 DEPTHWISE_GRAIN = 1 << 17
 LINES = 28
+# Columns of taps and steps of depthwise convolutions that are unrolled.
+KNOWN_TAPS, KNOWN_STEPS = (3, 5, 7), (1, 2)
 # Tiles of a task of a convolution by Winograd: enough to use a panel often, few enough that their sums stay in cache.
 TILES = 24
 
@@ -27,33 +31,59 @@ def convolution_kernel(out: Writer, step: Convolution) -> Kernel:
     return _KERNELS[step.way](out, step)
 
 
+def write_lines(out: Writer, step: Convolution, first: str, last: str) -> None:
+    """Lines [first, last) of all that a convolution computes, counted through all images."""
+    _LINES[step.way](out, step, first, last)
+
+
 def _windows_kernel(out: Writer, step: Convolution) -> Kernel:
     """One task is a panel of output channels by a block of pixels, as in a product."""
-    kind, real = SUFFIX[step.dtype], STORED[step.dtype]
-    width = step.panel
-    out.library.share("window", kind, width)
-    out.library.read_zeros(step.channels)
     pixels = step.images * step.out_size[0] * step.out_size[1]
     blocks = (pixels + ROWS - 1) // ROWS
-    per_group = step.out_channels // step.groups
-    panels = -(-per_group // width)
-    taps = step.kernel[0] * step.kernel[1]
     _window(out, step)
-    out.line(f"const {real} *rows[{taps} * IG_HIGHEST];")
     out.open("for (int64_t task = begin; task < end; ++task)")
     out.line(f"const int64_t panel = task / ({out.size(blocks)});")
     out.line(
         f"const int64_t first = task % ({out.size(blocks)}) * {ROWS}, "
         f"last = ig_min(first + {ROWS}, {out.size(pixels)});"
     )
+    _tiles(out, step)
+    out.close()
+    return out.finish(blocks * _panels(step), 1)
+
+
+def _windows_lines(out: Writer, step: Convolution, first: str, last: str) -> None:
+    pixels = out.size(step.out_size[1])
+    _window(out, step)
+    out.open(f"for (int64_t first = ({first}) * ({pixels}), last; first < ({last}) * ({pixels}); first = last)")
+    out.line(f"last = ig_min(first + {ROWS}, ({last}) * ({pixels}));")
+    out.open(f"for (int64_t panel = 0; panel < {_panels(step)}; ++panel)")
+    _tiles(out, step)
+    out.close()
+    out.close()
+
+
+def _panels(step: Convolution) -> int:
+    return -(-(step.out_channels // step.groups) // step.panel) * step.groups
+
+
+def _tiles(out: Writer, step: Convolution) -> None:
+    """Pixels [first, last) of panel number `panel`."""
+    kind, real, width = SUFFIX[step.dtype], STORED[step.dtype], step.panel
+    taps = step.kernel[0] * step.kernel[1]
+    each = step.out_channels // step.groups
+    panels = -(-each // width)
     image = out.pointer(step.x)
+    out.library.share("window", kind, width)
+    out.library.read_zeros(step.channels)
     if step.groups == 1:
-        out.line(f"const int64_t left = panel * {width}, right = {right_end(width, per_group, str(per_group))};")
+        out.line(f"const int64_t left = panel * {width}, right = {right_end(width, each, str(each))};")
     else:
         out.line(f"const int64_t group = panel / {panels};")
-        out.line(f"const int64_t left = group * {per_group} + panel % {panels} * {width};")
-        out.line(f"const int64_t right = {right_end(width, per_group, f'(group + 1) * {per_group}')};")
+        out.line(f"const int64_t left = group * {each} + panel % {panels} * {width};")
+        out.line(f"const int64_t right = {right_end(width, each, f'(group + 1) * {each}')};")
         image = f"{image} + group * {step.channels}"
+    out.line(f"const {real} *rows[{taps} * IG_HIGHEST];")
     out.open(f"for (int64_t row = first; row < last; row += IG_HIGH({real}, {width}))")
     out.line(f"_Alignas(64) {real} tile[IG_HIGHEST * {width}];")
     out.line(f"const int64_t high = ig_min(last - row, IG_HIGH({real}, {width}));")
@@ -64,8 +94,6 @@ def _windows_kernel(out: Writer, step: Convolution) -> Kernel:
     )
     write_epilogue(out, step.epilogue, 0, width)
     out.close()
-    out.close()
-    return out.finish(blocks * panels * step.groups, 1)
 
 
 def _window(out: Writer, step: Convolution) -> None:
@@ -74,40 +102,65 @@ def _window(out: Writer, step: Convolution) -> None:
 
 
 def _depthwise_kernel(out: Writer, step: Convolution) -> Kernel:
-    """One task is a line of outputs, or a block of channels of one."""
-    kind, real = SUFFIX[step.dtype], STORED[step.dtype]
-    out.library.share("depth", kind)
-    width = min(CHANNELS, step.pixel)
+    """One task is a line of outputs, or a block of channels of one where there are too few lines for all threads."""
+    width = _width(step.pixel)
     lines = step.images * step.out_size[0]
-    # Memory is read as it lies where there are lines enough for all threads; else channels are shared out as well.
     each = step.pixel if out.hint(lines) >= LINES else width
-    groups = -(-step.pixel // each)
-    high, wide = (out.size(size) for size in step.size)
-    out_high, out_wide = (out.size(size) for size in step.out_size)
+    groups = step.pixel // each
     _window(out, step)
-    out.open("for (int64_t task = begin; task < end; ++task)")
-    out.line("ig_span span;")
-    out.line(f"const int64_t line_ = task / {groups}, y = line_ % ({out_high}), n = line_ / ({out_high});")
-    out.line(f"const int64_t from = task % {groups} * {each}, to = ig_min(from + {each}, {step.pixel});")
-    out.line(f"const int64_t top = y * {step.stride[0]} - {step.padding[0]};")
-    out.line(f"ig_taps(top, {high}, {step.dilation[0]}, {step.kernel[0]}, &span.top, &span.bottom);")
-    out.line(f"const {real} *const image = {out.pointer(step.x)} + (n * ({high}) + top) * ({wide}) * {step.pixel};")
-    out.open(f"for (int64_t x = 0, high; x < {out_wide}; x += high)")
-    out.line("high = ig_side_by_side(&window, x, &span);")
-    out.line(f"const int64_t row = line_ * ({out_wide}) + x;")
-    out.open(f"for (int64_t left = from; left < to; left += {width})")
-    out.line(f"const int64_t right = {right_end(width, step.pixel, 'to')};")
-    out.line(f"_Alignas(64) {real} tile[IG_SIDE * {width}];")
-    out.line(
-        f"ig_depth_{kind}(image + (x * {step.stride[1]} - {step.padding[1]}) * {step.pixel} + left, "
-        f"{out.pointer(step.weight)} + left, &window, &span, tile, {width}, high, right - left);"
-    )
-    write_epilogue(out, step.epilogue, 0, width)
-    out.close()
-    out.close()
-    out.close()
+    if groups == 1:
+        _depthwise_channels(out, step, "begin", "end", "0", str(step.pixel))
+    else:
+        out.open("for (int64_t task = begin; task < end; ++task)")
+        out.line(f"const int64_t at = task / {groups}, from = task % {groups} * {each};")
+        _depthwise_channels(out, step, "at", "at + 1", "from", f"from + {each}")
+        out.close()
     work = out.hint(step.out_size[1]) * step.kernel[0] * step.kernel[1] * each
     return out.finish(lines * groups, max(1, DEPTHWISE_GRAIN // max(work, 1)))
+
+
+def _width(channels: int) -> int:
+    """Channels at a time: vectors of which all blocks are full, so that the C compiler knows how many there are."""
+    return max(width for width in range(LANES, CHANNELS + 1, LANES) if channels % width == 0)
+
+
+def _depthwise_lines(out: Writer, step: Convolution, first: str, last: str) -> None:
+    _window(out, step)
+    _depthwise_channels(out, step, first, last, "0", str(step.pixel))
+
+
+def _depthwise_channels(out: Writer, step: Convolution, first: str, last: str, begin: str, end: str) -> None:
+    """Channels [begin, end) of lines [first, last)."""
+    kind, real = SUFFIX[step.dtype], STORED[step.dtype]
+    out.library.share("depth", kind)
+    function = f"ig_depth_{kind}"
+    if step.kernel[1] in KNOWN_TAPS and step.stride[1] in KNOWN_STEPS and step.dilation[1] == 1:
+        out.library.share("depths", kind, step.kernel[1], step.stride[1])
+        function = f"ig_depths_{kind}_{step.kernel[1]}_{step.stride[1]}"
+    width = _width(step.pixel)
+    high, wide = (out.size(size) for size in step.size)
+    out_high, out_wide = (out.size(size) for size in step.out_size)
+    out.open(f"for (int64_t at_line = {first}; at_line < {last}; ++at_line)")
+    out.line("ig_span span;")
+    out.line(f"const int64_t top = at_line % ({out_high}) * {step.stride[0]} - {step.padding[0]};")
+    out.line(f"ig_taps(top, {high}, {step.dilation[0]}, {step.kernel[0]}, &span.top, &span.bottom);")
+    out.line(
+        f"const {real} *const image = {out.pointer(step.x)} + "
+        f"(at_line / ({out_high}) * ({high}) + top) * ({wide}) * {step.pixel};"
+    )
+    out.open(f"for (int64_t x = 0, high; x < {out_wide}; x += high)")
+    out.line("high = ig_side_by_side(&window, x, &span);")
+    out.line(f"const int64_t row = at_line * ({out_wide}) + x;")
+    out.open(f"for (int64_t left = {begin}; left < {end}; left += {width})")
+    out.line(f"const int64_t right = left + {width};")
+    out.line(f"_Alignas(64) {real} tile[IG_SIDE * {width}];")
+    out.line(
+        f"{function}(image + (x * {step.stride[1]} - {step.padding[1]}) * {step.pixel} + left, "
+        f"{out.pointer(step.weight)} + left, &window, &span, tile, {width}, high, {width});"
+    )
+    write_epilogue(out, step.epilogue, 0, width)
+    for _ in range(3):
+        out.close()
 
 
 def _winograd_kernel(out: Writer, step: Convolution) -> Kernel:
@@ -166,4 +219,8 @@ _KERNELS: dict[Way, Callable[[Writer, Convolution], Kernel]] = {
     "windows": _windows_kernel,
     "depthwise": _depthwise_kernel,
     "winograd": _winograd_kernel,
+}
+_LINES: dict[Way, Callable[[Writer, Convolution, str, str], None]] = {
+    "windows": _windows_lines,
+    "depthwise": _depthwise_lines,
 }

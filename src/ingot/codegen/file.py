@@ -19,6 +19,7 @@ from ingot.codegen.kernels import Kernel, Writer, loop_kernel
 from ingot.codegen.library import Library
 from ingot.codegen.products import product_kernel
 from ingot.codegen.routines import routine_kernel
+from ingot.codegen.strips import strips_kernel
 from ingot.errors import UnsupportedOperator, explain
 from ingot.lowering.cost import flops, traffic
 from ingot.lowering.expr import Expr, Size, largest
@@ -39,9 +40,10 @@ from ingot.lowering.ir import (
     Repeat,
     Routine,
     Step,
+    Strips,
     While,
 )
-from ingot.lowering.memory import Plan, all_steps, byte_size, touched
+from ingot.lowering.memory import Plan, byte_size, touched
 
 # The C compiler's work, counted in characters of kernels: how much is worth a group, and how many groups there may be;
 # what the pool, the run and the exports take, each launch in the run, and a function that kernels share.
@@ -104,8 +106,7 @@ class _File:
     def own(self) -> Source:
         """Kernels, run and exports."""
         weights, size = place_weights(self.module)
-        local = {name for step in all_steps(self.module.steps) if isinstance(step, Nest) for name in step.local}
-        bound = self._run(weights, local)
+        bound = self._run(weights)
         kernels = [self._kernel(text, name) for text, name in self.kernels.items()]
         count = self._share_out(kernels)
         groups: list[list[str]] = [[] for _ in range(count)]
@@ -149,7 +150,7 @@ class _File:
     def line(self, text: str) -> None:
         self.lines.append("    " * self.depth + text)
 
-    def _run(self, weights: Sequence[Placed], local: set[str]) -> list[str]:
+    def _run(self, weights: Sequence[Placed]) -> list[str]:
         module = self.module
         head = [*_signature()]
         steps = list(module.steps)
@@ -231,7 +232,9 @@ class _File:
 
     def _step(self, step: Step) -> None:
         match step:
-            case Map() | Reduce() | Nest() | Product() | Convolution() | Attention() | MaskTiles() | Routine():
+            case (
+                Map() | Reduce() | Nest() | Product() | Convolution() | Strips() | Attention() | MaskTiles() | Routine()
+            ):
                 writer = Writer(self.module.buffers, self.library, self.module.hints)
                 self._launch(_KERNELS[type(step)](writer, step), step)
             case Bind():
@@ -309,7 +312,9 @@ class _File:
             name = self.kernels[kernel.text] = f"k{len(self.kernels)}"
             self.comments[name] = origin
         if isinstance(kernel.scratch, Expr) and not {s.name for s in kernel.scratch.symbols} <= self.known:
-            self.line(f"if (!ig_reserve_scratch(run, ig_max(run->scratch_each, {run_size(kernel.scratch)}))) return;")
+            self.line(
+                f"if (!ig_reserve_scratch(run, ig_max(run->scratch_each - 64, {run_size(kernel.scratch)}))) return;"
+            )
         else:
             self.scratch.append(kernel.scratch)
         self.launches.append(Launch(name, origin, flops(step), traffic(step, self.module.buffers)))
@@ -340,6 +345,7 @@ _KERNELS: Mapping[type[Step], Callable[[Writer, Any], Kernel]] = {
     Nest: loop_kernel,
     Product: product_kernel,
     Convolution: convolution_kernel,
+    Strips: strips_kernel,
     Attention: attention_kernel,
     MaskTiles: tiles_kernel,
     Routine: routine_kernel,

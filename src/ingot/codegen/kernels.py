@@ -85,6 +85,8 @@ class Writer:
         return f"{self.pointer(buffer)}[{self.size(index)}]"
 
     def pointer(self, buffer: str) -> str:
+        if buffer in self.locals:
+            return self.locals[buffer][0]
         if buffer not in self.pointers:
             self.pointers[buffer] = f"p{len(self.pointers)}"
         return self.pointers[buffer]

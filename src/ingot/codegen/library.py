@@ -16,7 +16,7 @@ from typing import Literal, TypeAlias
 from ingot.codegen.ctext import STORED
 from ingot.codegen.mathlib import source_of
 
-Shared: TypeAlias = Literal["tile", "window", "depth", "attention", "winograd"]
+Shared: TypeAlias = Literal["tile", "window", "depth", "depths", "attention", "winograd"]
 
 _REALS = {"f32": "float", "f64": "double"}
 _READS = {"bfloat16": "ig_bf16_to_f32", "float16": "ig_f16_to_f32"}
@@ -32,7 +32,7 @@ class Library:
     functions: set[str] = field(default_factory=set)
     routines: set[tuple[str, str]] = field(default_factory=set)
     _packs: set[tuple[str, str]] = field(default_factory=set)
-    _shared: set[tuple[Shared, str, str]] = field(default_factory=set)
+    _shared: set[tuple[Shared, str, tuple[int, ...]]] = field(default_factory=set)
     _zeros: int = 0
 
     def pack(self, kind: str, dtype: str) -> str:
@@ -42,9 +42,9 @@ class Library:
             self.functions.add(_READS[dtype])
         return f"ig_pack_{kind}_from_{dtype}"
 
-    def share(self, name: Shared, kind: str, width: int | None = None) -> None:
-        """A function that is declared in all parts of the file and defined in one."""
-        self._shared.add((name, kind, "" if width is None else str(width)))
+    def share(self, name: Shared, kind: str, *sizes: int) -> None:
+        """A function that is declared in all parts of the file and defined in one; `sizes` are known in it."""
+        self._shared.add((name, kind, sizes))
         if name == "attention":
             self.functions |= {f"ig_exp_{kind}", _NARROW_EXP[kind]}
 
@@ -94,8 +94,8 @@ class Library:
         return "\n".join(parts)
 
 
-def _declared_and_defined(name: Shared, kind: str, width: str, group: int) -> list[str]:
-    macro, arguments = f"IG_{name.upper()}", ", ".join([kind, _REALS[kind], *([width] if width else [])])
+def _declared_and_defined(name: Shared, kind: str, sizes: tuple[int, ...], group: int) -> list[str]:
+    macro, arguments = f"IG_{name.upper()}", ", ".join([kind, _REALS[kind], *map(str, sizes)])
     head = f"{macro}_HEAD({arguments})"
     if name == "attention":
         arguments += f", INF_{kind.upper()}, {_NARROW_EXP[kind]}"

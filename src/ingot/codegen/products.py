@@ -21,10 +21,8 @@ CACHED = 1 << 18
 
 
 def product_kernel(out: Writer, step: Product) -> Kernel:
-    kind, real = SUFFIX[step.dtype], STORED[step.dtype]
     width = step.b.packed or PANEL
-    out.library.share("tile", kind, width)
-    m, n, k = out.size(step.m), out.size(step.n), out.size(step.k)
+    m, n = out.size(step.m), out.size(step.n)
     rows = min(ROWS, max(8, out.hint(step.m))) if isinstance(step.m, int) else ROWS
     blocks = (step.m + rows - 1) // rows
     panels = (step.n + width - 1) // width
@@ -36,16 +34,36 @@ def product_kernel(out: Writer, step: Product) -> Kernel:
     if step.batch:
         out.line(f"const int64_t o = task / ({out.size(blocks * panels)});")
         unflatten(out, "o", step.batch)
+    _tiles(out, step, width)
+    out.close()
+    return out.finish(total, 1)
+
+
+def write_product_rows(out: Writer, step: Product, first: str, last: str) -> None:
+    """Rows [first, last) of a product without a batch, all panels of a few of them before the next."""
+    width = step.b.packed or PANEL
+    n = out.size(step.n)
+    out.open(f"for (int64_t first = {first}, last; first < {last}; first = last)")
+    out.line(f"last = ig_min(first + {ROWS}, {last});")
+    out.open(f"for (int64_t left = 0; left < {n}; left += {width})")
+    out.line(f"const int64_t right = {right_end(width, step.n, n)};")
+    _tiles(out, step, width)
+    out.close()
+    out.close()
+
+
+def _tiles(out: Writer, step: Product, width: int) -> None:
+    """Rows [first, last) of the panel of columns [left, right)."""
+    kind, real = SUFFIX[step.dtype], STORED[step.dtype]
+    out.library.share("tile", kind, width)
     panel = _panel(out, step, kind, real)
     a_rows, a_step = _rows(out, step, kind, real)
     out.open(f"for (int64_t row = first; row < last; row += IG_HIGH({real}, {width}))")
     out.line(f"_Alignas(64) {real} tile[IG_HIGHEST * {width}];")
     out.line(f"const int64_t high = ig_min(last - row, IG_HIGH({real}, {width}));")
-    out.line(f"ig_tile_{kind}_{width}({a_rows}, {a_step}, {panel}, {k}, tile, high);")
+    out.line(f"ig_tile_{kind}_{width}({a_rows}, {a_step}, {panel}, {out.size(step.k)}, tile, high);")
     write_epilogue(out, step.epilogue, len(step.batch), width)
     out.close()
-    out.close()
-    return out.finish(total, 1)
 
 
 def _task(out: Writer, blocks: Size, panels: Size, weights: Size) -> tuple[str, str]:

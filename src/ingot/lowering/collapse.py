@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from ingot.lowering.body import rewrite
 from ingot.lowering.expr import Expr, Size, coefficient_of, substitute, symbol
-from ingot.lowering.ir import Access, Body, Loop, Map, Nest, Reduce, Step, Store
+from ingot.lowering.ir import Access, Body, Convolution, Loop, Map, Nest, Product, Reduce, Step, Store
 
 
 def collapsed(step: Step) -> Step:
@@ -27,6 +27,11 @@ def collapsed(step: Step) -> Step:
             for s, b, w in zip(step.steps, bodies, stores, strict=True)
         )
         return replace(step, outer=outer, steps=inner)
+    if isinstance(step, Product | Convolution):
+        old, lead = step.epilogue, 0 if isinstance(step, Convolution) else len(step.batch)
+        rows, (body,), stores = _collapse(old.loops[lead:-1], [old.body], [old.stores], 0)
+        loops = (*old.loops[:lead], *rows, old.loops[-1])
+        return replace(step, epilogue=replace(old, loops=loops, body=body, stores=stores[0]))
     return step
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ingot.lowering.expr import Size, product
-from ingot.lowering.ir import BYTES, Attention, Buffer, Convolution, Map, Nest, Product, Reduce, Step
+from ingot.lowering.ir import BYTES, Attention, Buffer, Convolution, Map, Nest, Product, Reduce, Step, Strips
 from ingot.lowering.memory import touched
 
 _FREE = frozenset({"load", "const", "index", "cast", "check", "accumulator"})
@@ -15,7 +15,7 @@ def flops(step: Step) -> Size:
             return product([loop.extent for loop in step.loops]) * _operations(step)
         case Reduce():
             return product([loop.extent for loop in (*step.loops, *step.over)]) * (_operations(step) + len(step.kinds))
-        case Nest():
+        case Nest() | Strips():
             total: Size = 0
             for inner in step.steps:
                 total = total + flops(inner)
@@ -38,7 +38,7 @@ def _operations(step: Map | Reduce) -> int:
 def traffic(step: Step, buffers: dict[str, Buffer]) -> Size:
     """Bytes of every buffer that is touched, once each. A row's own memory costs nothing."""
     reads, writes = touched(step)
-    local = set(step.local) if isinstance(step, Nest) else set()
+    local = set(step.local) if isinstance(step, Nest | Strips) else set()
     total: Size = 0
     for name in sorted((reads | writes) - local):
         total = total + buffers[name].size * BYTES[buffers[name].dtype]

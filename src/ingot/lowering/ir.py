@@ -6,6 +6,7 @@
               | Nest(outer, steps)                       Maps and Reduces that share their outer loops, in order
               | Product(batch, m, n, k, a, b, epilogue)  matrix products, with a Map as their epilogue
               | Convolution(…, epilogue)                 the same over windows
+              | Strips(images, steps, …)                 products and convolutions, a strip of lines at a time
               | Attention(…, score, mask, epilogue)      softmax(score(q · k) where mask) · v, never the whole of it
               | MaskTiles(…, mask)                       which tiles of a mask hold anything
               | AttentionGradient(…, joint)              the same tiles again, for dq, or for dk and dv
@@ -258,6 +259,24 @@ class Convolution:
 
 
 @dataclass(frozen=True, slots=True)
+class Strips:
+    """Products whose rows are pixels, and convolutions, a strip of lines of an image at a time: each step reads what
+    the one before it has just written, while that is in cache.
+
+    Step i writes the buffer `local[i]`, which step i + 1 alone reads; the last one writes what it likes. `grids` are
+    the lines and columns of what each step writes of an image. A strip is `lines` lines of the last one, and whatever
+    the others must compute for it.
+    """
+
+    images: Size
+    steps: tuple[Product | Convolution, ...]
+    local: tuple[str, ...]
+    grids: tuple[tuple[Size, Size], ...]
+    lines: int
+    origin: Origin = Origin()
+
+
+@dataclass(frozen=True, slots=True)
 class Tiles:
     """Which tiles of a mask hold anything: at offset + (row tile) · columns + (column tile) of a buffer of bytes, 0
     says none of its pairs, 1 some, 2 all. `offset` is over the batch loops' variables."""
@@ -432,6 +451,7 @@ Step: TypeAlias = (
     | Nest
     | Product
     | Convolution
+    | Strips
     | Attention
     | MaskTiles
     | AttentionGradient

@@ -32,6 +32,7 @@ from ingot.lowering.ir import (
     Routine,
     Scan,
     Step,
+    Strips,
     While,
 )
 
@@ -70,6 +71,8 @@ def touched(step: Step) -> tuple[set[str], set[str]]:
         case Convolution():
             r, w = touched(step.epilogue)
             return r | {step.x, step.weight}, w
+        case Strips():
+            return _both(step.steps)
         case Attention():
             r, w = touched(step.epilogue)
             r = r | _functions_read(step) | {step.q.buffer, step.k.buffer, step.v.buffer}
@@ -126,7 +129,7 @@ def lives(module: Module) -> dict[str, tuple[int, int]]:
 
 def plan(module: Module) -> Plan:
     spans = lives(module)
-    local = {name for step in all_steps(module.steps) if isinstance(step, Nest) for name in step.local}
+    local = {name for step in all_steps(module.steps) if isinstance(step, Nest | Strips) for name in step.local}
     names = [name for name in spans if name not in local]
     if all(isinstance(module.buffers[name].size, int) for name in names):
         return _static(module, spans, names)

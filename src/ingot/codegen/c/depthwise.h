@@ -79,6 +79,72 @@ static inline void ig_taps(int64_t at, int64_t size, int64_t dilation, int64_t t
         } \
     }
 
+/* A pointer whose value the compiler takes as it comes: else it keeps a register for every column that it could add. */
+#define IG_OPAQUE(pointer) __asm__("" : "+r"(pointer))
+/* A vector that is read once and stays where it is: else it is read again for each output. */
+#if defined(__AVX512F__)
+#define IG_HOLD(vector) __asm__("" : "+v"(vector))
+#elif defined(__x86_64__)
+#define IG_HOLD(vector) __asm__("" : "+x"(vector))
+#else
+#define IG_HOLD(vector) ((void)0)
+#endif
+
+/* The same where the columns of taps, and the step between outputs, are known: ig_depths_f32_3_1 for three columns and
+   step 1. What neighbouring outputs share is then read once, and taps stay in registers for all of them. */
+#define IG_DEPTHS_BLOCK(kind, real, taps, step) \
+    static inline __attribute__((always_inline)) void ig_depths_block_##kind##_##taps##_##step( \
+        const real *x, const real *b, const ig_window *w, const ig_span *span, real *tile, int64_t width, \
+        const int vectors) \
+    { \
+        enum { lanes = IG_LANES(real), columns = (IG_SIDE - 1) * step + taps }; \
+        const int64_t pixel = w->pixel, next = w->dilation_y * w->wide * pixel; \
+        ig_vector_##kind sum[IG_SIDE][3], line[taps][3], value; \
+        for (int i = 0; i < IG_SIDE; ++i) \
+            for (int j = 0; j < vectors; ++j) sum[i][j] = (ig_vector_##kind){0}; \
+        x += span->top * next, b += span->top * taps * pixel; \
+        for (int64_t a = span->top; a < span->bottom; ++a, x += next) { \
+            const real *from = x; \
+            _Pragma("GCC unroll 8") for (int t = 0; t < taps; ++t, b += pixel) { \
+                IG_OPAQUE(b); \
+                for (int j = 0; j < vectors; ++j) memcpy(&line[t][j], b + j * lanes, IG_BYTES); \
+            } \
+            _Pragma("GCC unroll 16") for (int column = 0; column < columns; ++column, from += pixel) { \
+                IG_OPAQUE(from); \
+                _Pragma("GCC unroll 4") for (int j = 0; j < vectors; ++j) { \
+                    memcpy(&value, from + j * lanes, IG_BYTES); \
+                    IG_HOLD(value); \
+                    _Pragma("GCC unroll 4") for (int i = 0; i < IG_SIDE; ++i) \
+                        if (column >= i * step && column < i * step + taps) sum[i][j] += value * line[column - i * step][j]; \
+                } \
+            } \
+        } \
+        for (int i = 0; i < IG_SIDE; ++i) \
+            for (int j = 0; j < vectors; ++j) memcpy(tile + i * width + j * lanes, &sum[i][j], IG_BYTES); \
+    }
+
+#define IG_DEPTHS_HEAD(kind, real, taps, step) \
+    IG_SHARED void ig_depths_##kind##_##taps##_##step( \
+        const real *x, const real *b, const ig_window *w, const ig_span *span, real *tile, int64_t width, \
+        int64_t high, int64_t wide);
+#define IG_DEPTHS(kind, real, taps, step) \
+    IG_DEPTHS_BLOCK(kind, real, taps, step) \
+    void ig_depths_##kind##_##taps##_##step( \
+        const real *x, const real *b, const ig_window *w, const ig_span *span, real *tile, int64_t width, \
+        int64_t high, int64_t wide) \
+    { \
+        enum { lanes = IG_LANES(real), most = IG_BYTES == 64 && taps == 3 ? 3 : 2 }; /* what registers hold */ \
+        int64_t at = 0; \
+        if (high < IG_SIDE || span->left || span->right < taps) { \
+            ig_depth_##kind(x, b, w, span, tile, width, high, wide); \
+            return; \
+        } \
+        for (; at + most * lanes <= wide; at += most * lanes) \
+            ig_depths_block_##kind##_##taps##_##step(x + at, b + at, w, span, tile + at, width, most); \
+        for (; at < wide; at += lanes) \
+            ig_depths_block_##kind##_##taps##_##step(x + at, b + at, w, span, tile + at, width, 1); \
+    }
+
 /* The columns of taps inside the image for the output at `at`, and how many outputs from there on share them. */
 static inline int64_t ig_side_by_side(const ig_window *w, int64_t at, ig_span *span)
 {

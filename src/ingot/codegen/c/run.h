@@ -32,6 +32,7 @@ typedef struct ig_run {
     int64_t arena_size, scratch_size, scratch_each;
     ig_block *blocks; /* what was allocated on the way */
     uint64_t seed, draw;
+    int64_t launches; /* so far */
     _Atomic int status;
     int site;
     double *seconds; /* of each launch, where somebody wants to know */
@@ -50,6 +51,7 @@ typedef struct {
     void *const *p;
     const int64_t *n;
     ig_run *run;
+    int64_t launch; /* which of the run's */
     int site;
 } ig_call;
 
@@ -63,6 +65,20 @@ IG_OPTIONAL void ig_fail(const ig_call *c, int status) { ig_fail_run(c->run, sta
 
 IG_OPTIONAL char *ig_scratch(const ig_call *c, int worker) { return c->run->scratch + worker * c->run->scratch_each; }
 
+/* The last thing that a worker did, behind its scratch. */
+typedef struct {
+    int64_t launch, task;
+} ig_last;
+
+/* Whether what this worker did last is the task before this one, so that its scratch holds what that one left. */
+IG_OPTIONAL int ig_goes_on(const ig_call *c, int worker, int64_t task)
+{
+    ig_last *const last = (ig_last *)(ig_scratch(c, worker + 1) - 64);
+    const int goes_on = last->launch == c->launch && last->task + 1 == task;
+    *last = (ig_last){c->launch, task};
+    return goes_on;
+}
+
 static double ig_now(void)
 {
     struct timespec now;
@@ -73,7 +89,7 @@ static double ig_now(void)
 __attribute__((noinline, unused)) static void ig_launch(
     ig_run *run, int launch, ig_task task, void *const *p, const int64_t *n, int site, int64_t total, int64_t grain)
 {
-    ig_call call = {p, n, run, site};
+    ig_call call = {p, n, run, ++run->launches, site};
     if (total <= 0 || run->status) return;
     const double begin = run->seconds ? ig_now() : 0;
     ig_parallel(run->pool, task, &call, total, grain < 1 ? 1 : grain);
@@ -116,8 +132,13 @@ IG_OPTIONAL char *ig_reserve_arena(ig_run *run, int64_t size)
 
 IG_OPTIONAL int ig_reserve_scratch(ig_run *run, int64_t each)
 {
-    run->scratch_each = ig_round_up(each);
-    return !each || ig_reserve(run, &run->scratch, &run->scratch_size, run->scratch_each * ig_pool_threads(run->pool));
+    const int threads = ig_pool_threads(run->pool);
+    run->scratch_each = ig_round_up(each) + 64;
+    if (!each) return 1;
+    if (!ig_reserve(run, &run->scratch, &run->scratch_size, run->scratch_each * threads)) return 0;
+    for (int worker = 1; worker <= threads; ++worker)
+        ((ig_last *)(run->scratch + worker * run->scratch_each - 64))->launch = 0;
+    return 1;
 }
 
 /* Memory whose size the run found out on its way; freed with the run. */
