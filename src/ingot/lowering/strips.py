@@ -18,7 +18,7 @@ from dataclasses import replace
 
 from ingot.lowering.body import reads
 from ingot.lowering.cost import flops
-from ingot.lowering.expr import Size, evaluate, product, symbol
+from ingot.lowering.expr import Size, evaluate, guess, product, symbol
 from ingot.lowering.ir import BYTES, Buffer, Convolution, Map, Module, Product, Step, Strips
 from ingot.lowering.memory import touched
 
@@ -84,7 +84,7 @@ def _follows(step: Step, before: Sequence[Product | Convolution], counts: Counte
         return False
     # Strips are written while others still read what the steps before are given.
     given = set().union(*(touched(stage)[0] for stage in before))
-    return not touched(step)[1] & given and _guess(buffer.size, module) * BYTES[buffer.dtype] >= LARGE
+    return not touched(step)[1] & given and guess(buffer.size, module.hints) * BYTES[buffer.dtype] >= LARGE
 
 
 def _row_major(epilogue: Map) -> bool:
@@ -92,12 +92,6 @@ def _row_major(epilogue: Map) -> bool:
     for loop in epilogue.loops:
         flat = flat * loop.extent + symbol(loop.variable, below=loop.extent)
     return epilogue.stores[0].index == flat
-
-
-def _guess(size: Size, module: Module) -> int:
-    if isinstance(size, int):
-        return size
-    return evaluate(size, {s.name: module.hints.get(s.name, 8) for s in size.symbols})
 
 
 def _joined(steps: Sequence[Product | Convolution], module: Module) -> list[Step]:
@@ -117,8 +111,8 @@ def _strips(steps: Sequence[Product | Convolution], module: Module) -> Strips | 
     images, sizes = grids
     local = tuple(stage.epilogue.stores[0].buffer for stage in steps[:-1])
     weights = sum(_weights(stage, module.buffers) for stage in steps)
-    most = -(-_guess(images * sizes[-1][0], module) // STRIPS)
-    made = Strips(images, tuple(steps), local, sizes, 1, max(steps, key=lambda s: _guess(flops(s), module)).origin)
+    most = -(-guess(images * sizes[-1][0], module.hints) // STRIPS)
+    made = Strips(images, tuple(steps), local, sizes, 1, max(steps, key=lambda s: guess(flops(s), module.hints)).origin)
     fitting = [lines for lines in range(1, most + 1) if held(replace(made, lines=lines), module.buffers) <= HELD]
     if not fitting or weights > WEIGHTS:
         return None
