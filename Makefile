@@ -6,8 +6,8 @@ TORCH  := $(shell sed -n 's/^\(torch==[^ ]*\).*/\1/p' requirements-dev.txt)
 PIP    := $(BIN)/python -m pip install -qq --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check long long-passes long-samples bench-capture bench-cpu bench-growth bench-passes bench-start \
-        report-road format clean
+.PHONY: help setup demo test check long long-passes long-samples bench-capture bench-cpu bench-growth bench-onnx bench-passes bench-start \
+        long-onnx-samples report-onnx-zoo report-road format clean
 
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1 — \2/p' $(MAKEFILE_LIST)
@@ -49,6 +49,17 @@ long-passes: setup  ## the slow suites of the passes: 2,000 random programs
 
 long-samples: setup  ## every sample of torch's operators, compiled and run, to docs/reports/operator_samples.md
 	@$(BIN)/python -m tests.native.report --write docs/reports/operator_samples.md
+
+long-onnx-samples: setup  ## every sample of torch's operators as an ONNX model, to docs/reports/onnx_samples.md
+	@$(BIN)/python -m tests.onnx.report --write docs/reports/onnx_samples.md
+
+report-onnx-zoo: setup  ## every model of the capture tests as an ONNX file, to docs/reports/onnx_zoo.md
+	@rm -f build/onnx_zoo.jsonl && mkdir -p build
+	@$(BIN)/python -m tests.onnx.zoo build/onnx_zoo.jsonl
+	@$(BIN)/python -m tests.onnx.zoo build/onnx_zoo.jsonl --report docs/reports/onnx_zoo.md
+
+bench-onnx: setup  ## ONNX export and its result against torch.onnx.export, to benchmarks/results/onnx.json
+	@$(BIN)/python benchmarks/onnx.py
 
 bench-capture: setup  ## capture time against torch.export, to benchmarks/results/capture.json
 	@$(BIN)/python benchmarks/capture.py

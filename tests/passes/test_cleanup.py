@@ -253,6 +253,11 @@ def permutes(self: Model, x: torch.Tensor) -> Any:
     return y.transpose(1, 2).transpose(1, 2).sin(), y.permute(2, 0, 1).permute(1, 0, 2).cos()
 
 
+def permuted_scalars(self: Model, x: torch.Tensor) -> Any:
+    total = x.sum()
+    return total.transpose(0, -1).sin(), total.t().cos(), total.permute(()).exp()
+
+
 def expands(self: Model, x: torch.Tensor) -> Any:
     y = x.exp()[:, None].expand(x.shape[0], 3, 4).expand(x.shape[0], 3, 4)
     z = x.exp()[:, None].expand(-1, 2, 4)[None].expand(5, x.shape[0], 2, 4)
@@ -291,6 +296,7 @@ def noops_in_graphs(self: Model, x: torch.Tensor) -> Any:
 NOOPS: dict[Callable[..., Any], dict[Any, int]] = {
     reshapes: {aten.reshape.default: 0, aten.view.default: 1, aten.unsqueeze.default: 0, aten.squeeze.dim: 0},
     permutes: {aten.transpose.int: 0, aten.permute.default: 1},
+    permuted_scalars: {aten.transpose.int: 0, aten.permute.default: 0, aten.t.default: 0},
     expands: {aten.expand.default: 3},
     casts: {aten.to.dtype: 3, aten.type_as.default: 0, aten.slice.Tensor: 0},
     neutral: {aten.mul.Tensor: 1, aten.dropout.default: 0, aten.sub.Tensor: 0, aten.add.Tensor: 1, aten.div.Tensor: 0},

@@ -5,6 +5,7 @@
     ingot run model.ingot --input x=x.npy               of a compiled file; torch is not needed
     ingot bench pkg.module:factory                      beside eager
     ingot inspect model.ingot
+    ingot onnx pkg.module:factory -o model.onnx         an ONNX file, run in ONNX Runtime against torch
     ingot verify pkg.module:factory                     every pass, with numbers compared after each
     ingot doctor
 
@@ -18,7 +19,7 @@ from typing import Annotated
 import typer
 
 from ingot import __version__
-from ingot.cli import bench, capture, compile, doctor, inspect, run, verify
+from ingot.cli import bench, capture, compile, doctor, inspect, onnx, run, verify
 
 app = typer.Typer(
     name="ingot",
@@ -33,6 +34,7 @@ app.command("compile")(compile.run)
 app.command("run")(run.run)
 app.command("bench")(bench.run)
 app.command("inspect")(inspect.run)
+app.command("onnx")(onnx.run)
 app.command("verify")(verify.run)
 app.command("doctor")(doctor.run)
 

@@ -70,7 +70,7 @@ def compare(path: Path, exported: Exported, calls: Sequence[Call]) -> tuple[str,
     runner, run = _runner(path)
     found = []
     for call in calls:
-        feeds = {name: _array(call.arguments[placeholder]) for name, placeholder in exported.inputs}
+        feeds = feeds_of(exported, call.arguments)
         try:
             results = [_tensor(value) for value in run(feeds)]
         except Exception as error:  # either runner raises what it likes
@@ -93,6 +93,23 @@ _RUNTIME, _REFERENCE = "ONNX Runtime", "onnx.reference"
 
 def _runner(path: Path) -> tuple[str, Run]:
     try:
+        session = _session(str(path))
+    except Exception as error:  # of several classes, all of them ONNX Runtime's
+        if isinstance(error, OnnxError):
+            raise
+        if _lacks_kernel(error):
+            return _REFERENCE, _reference(path)
+        raise OnnxMismatch(explain("ONNX Runtime does not load the model.", why=str(error), fix=_REPORT)) from error
+    return _RUNTIME, lambda feeds: _run(session, feeds)
+
+
+def run_session(model: bytes, feeds: Mapping[str, Array]) -> list[Any]:
+    """A model in memory, run once in ONNX Runtime."""
+    return _run(_session(model), feeds)
+
+
+def _session(model: str | bytes) -> Any:
+    try:
         import onnxruntime
     except ImportError:
         raise OnnxError(
@@ -102,23 +119,24 @@ def _runner(path: Path) -> tuple[str, Run]:
             )
         ) from None
     options = onnxruntime.SessionOptions()
-    options.log_severity_level = 3  # errors: they are raised as well
-    try:
-        session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
-    except Exception as error:
-        if _lacks_kernel(error):
-            return _REFERENCE, _reference(path)
-        raise OnnxMismatch(explain("ONNX Runtime does not load the model.", why=str(error), fix=_REPORT)) from error
+    options.log_severity_level = 4  # what matters is raised as well
+    return onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+
+
+def _run(session: Any, feeds: Mapping[str, Array]) -> list[Any]:
+    import onnxruntime
+
+    values = {name: onnxruntime.OrtValue.ortvalue_from_numpy(array) for name, array in _plain(feeds).items()}
+    for name, array in feeds.items():
+        if name not in values:
+            values[name] = _ort_bfloat16(onnxruntime, array)
     names = [output.name for output in session.get_outputs()]
+    return [_from_ort(value) for value in session.run_with_ort_values(names, values)]
 
-    def run(feeds: Mapping[str, Array]) -> list[Any]:
-        values = {name: onnxruntime.OrtValue.ortvalue_from_numpy(array) for name, array in _plain(feeds).items()}
-        for name, array in feeds.items():
-            if name not in values:
-                values[name] = _ort_bfloat16(onnxruntime, array)
-        return [_from_ort(value) for value in session.run_with_ort_values(names, values)]
 
-    return _RUNTIME, run
+def feeds_of(exported: Exported, arguments: Mapping[str, Any]) -> dict[str, Array]:
+    """The arguments of a call, by placeholder, as the model's inputs."""
+    return {name: _array(arguments[placeholder]) for name, placeholder in exported.inputs}
 
 
 def _plain(feeds: Mapping[str, Array]) -> dict[str, Array]:

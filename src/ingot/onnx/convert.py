@@ -49,13 +49,13 @@ def whole(program: Program) -> list[Any]:
     """The operators that need not be decomposed: there are rules for them that take every node of this program."""
     import ingot.onnx.rules  # noqa: F401  fills RULES
 
-    refused = {
-        node.target
-        for module in graph_modules(program.graph_module)
-        for node in module.graph.nodes
-        if node.target in TAKES and not TAKES[node.target](node)
-    }
-    return [op for op in RULES if isinstance(op, internals.OpOverload) and op not in refused]
+    taken: dict[Any, bool] = {}
+    for module in graph_modules(program.graph_module):
+        for node in module.graph.nodes:
+            if node.target in TAKES:
+                taken[node.target] = taken.get(node.target, True) and TAKES[node.target](node)
+    fits = (op for op in RULES if op not in TAKES or taken.get(op, False))
+    return [op for op in fits if isinstance(op, internals.OpOverload)]
 
 
 def check_opset(opset: int | None) -> int:

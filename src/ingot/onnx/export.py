@@ -179,6 +179,8 @@ class Exporter:
                 self._learn_number(value, made)
             return self.symbolic(value)
         assert rule is not None, node.target
+        if node.target in TAKES and not TAKES[node.target](node):
+            raise Unsupported("there is no rule for it with these arguments")
         result = rule(self, *map(self.argument, node.args), **{k: self.argument(v) for k, v in node.kwargs.items()})
         if isinstance(value, tuple | list):
             assert isinstance(result, tuple | list) and len(result) == len(value), (
@@ -306,7 +308,8 @@ class Exporter:
             spec = schema.outputs[min(place, len(schema.outputs) - 1)]
             results.append(bound.get(spec.type_str) or dtype or _fixed(kind, self.opset, spec.type_str))
         values = self._node(kind, typed, results, attributes)
-        made = [Tensor(value, kind_) for value, kind_ in zip(values, results, strict=True)]
+        shape = inputs[0].shape if kind in _SAME_SHAPE and inputs[0] is not None else None
+        made = [Tensor(value, kind_, shape) for value, kind_ in zip(values, results, strict=True)]
         return [
             self.cast(part, narrow[spec.type_str]) if spec.type_str in narrow else part
             for part, spec in zip(
@@ -533,6 +536,10 @@ class Exporter:
         return Tensor(made.value, torch.int64, (count,))
 
 
+# Operators of one input whose result is as large.
+_SAME_SHAPE = frozenset(
+    ("Abs", "Exp", "Floor", "IsInf", "IsNaN", "Log", "Neg", "Not", "Reciprocal", "Sigmoid", "Sign", "Sqrt", "Tanh")
+)
 # Operators of which several inputs share a variable without sharing a type.
 _MIXED = frozenset({"Loop", "Scan", "If"})
 

@@ -311,6 +311,8 @@ def _same_order(node: fx.Node) -> Any:
 def order_of(node: fx.Node) -> list[int]:
     """Which dim of its input each dim of a permuted tensor is."""
     rank = metadata.value_of(node).dim()
+    if not rank:  # a scalar may be transposed, and is what it was
+        return []
     if node.target is aten.permute.default:
         return [int(d) % rank for d in node.args[1]]  # type: ignore[union-attr, arg-type]
     order = list(range(rank))

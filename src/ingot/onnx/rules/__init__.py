@@ -3,6 +3,7 @@
 from ingot.onnx.rules import (  # noqa: F401
     activations,
     attention,
+    bags,
     control,
     factories,
     indexing,

@@ -144,10 +144,18 @@ def _kept(ex: Exporter, p: float) -> Tensor:
     return ex.op("Less", uniform, ex.number(float(p), torch.float32))
 
 
-@exports(aten.dropout.default, aten.feature_dropout.default, aten.alpha_dropout.default,
-         aten.feature_alpha_dropout.default, takes=lambda node: not node.args[2])  # fmt: skip
+@exports(aten.dropout.default)
 def dropout(ex: Exporter, x: Tensor, p: float, train: bool) -> Tensor:
-    """Of a model that does not train it is nothing at all; others are taken apart into their draws."""
+    """Of a model that does not train it is nothing at all."""
+    return native_dropout(ex, x, p, train)[0] if train and p else x
+
+
+@exports(
+    *(aten.feature_dropout.default, aten.alpha_dropout.default, aten.feature_alpha_dropout.default),
+    takes=lambda node: not node.args[2],
+)
+def other_dropout(ex: Exporter, x: Tensor, p: float, train: bool) -> Tensor:
+    """Of a model that does not train; others are taken apart into their draws."""
     return x
 
 
@@ -160,3 +168,26 @@ def native_dropout(ex: Exporter, x: Tensor, p: float, train: bool | None) -> lis
     kept = _kept(ex, 1 - p)
     scaled = ex.op("Mul", x, ex.number(1 / (1 - p), x.dtype))
     return [ex.op("Where", kept, scaled, ex.number(0.0, x.dtype)), kept]
+
+
+@exports(aten.uniform.default)
+def uniform(ex: Exporter, x: Tensor, low: float = 0.0, high: float = 1.0, **_: Any) -> Tensor:
+    drawn = _drawn(ex, "RandomUniformLike")
+    return ex.op("Add", ex.op("Mul", drawn, ex.number(high - low, drawn.dtype)), ex.number(low, drawn.dtype))
+
+
+@exports(aten.normal_functional.default, aten.normal.float_float)
+def normal(ex: Exporter, first: Any, second: Any = 0.0, third: Any = 1.0, **_: Any) -> Tensor:
+    mean, deviation = (second, third) if isinstance(first, Tensor) else (first, second)
+    return _normal(ex, mean, deviation)
+
+
+@exports(aten.normal.Tensor_float, aten.normal.Tensor_Tensor, aten.normal.float_Tensor)
+def normal_of(ex: Exporter, mean: Any, deviation: Any = 1.0, **_: Any) -> Tensor:
+    return _normal(ex, mean, deviation)
+
+
+def _normal(ex: Exporter, mean: Any, deviation: Any) -> Tensor:
+    drawn = _drawn(ex, "RandomNormalLike")
+    scaled = ex.op("Mul", drawn, ex.operand(deviation, drawn.dtype))
+    return ex.op("Add", scaled, ex.operand(mean, drawn.dtype))

@@ -53,8 +53,11 @@ def take(ex: Exporter, x: Tensor, index: Tensor) -> Tensor:
 
 @exports(aten.nonzero.default)
 def nonzero(ex: Exporter, x: Tensor) -> Tensor:
-    if not x.rank:
-        raise Unsupported("nonzero of a scalar")
+    if not x.rank:  # one place without coordinates, or none
+        flag = ex.cast(ex.reshape(truth(ex, x), [1]), torch.int64)
+        return ex.op(
+            "Expand", ex.constant(torch.zeros(1, 0, dtype=torch.int64)), ex.op("Concat", flag, ex.ints([0]), axis=0)
+        )
     found = ex.op("NonZero", truth(ex, x))
     return ex.op("Transpose", found, perm=[1, 0])
 

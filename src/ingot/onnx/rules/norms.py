@@ -180,7 +180,10 @@ def _grouped(
     ex: Exporter, x: Tensor, groups: int, weight: Tensor | None, bias: Tensor | None, eps: float
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Each group of channels as one row."""
-    rows = ex.reshape(x, [x.sizes[0], groups, -1])
+    each: Size = x.sizes[1] // groups
+    for size in x.sizes[2:]:
+        each = each * size
+    rows = ex.reshape(x, [x.sizes[0], groups, each])
     at = ex.ints([2])
     mean = ex.op("ReduceMean", rows, at)
     away = ex.op("Sub", rows, mean)

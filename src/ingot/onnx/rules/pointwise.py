@@ -328,6 +328,13 @@ def _is_negative(ex: Exporter, x: Tensor) -> Tensor:
     return ex.op("Or", ex.op("Less", x, zero), ex.op("And", ex.op("Equal", x, zero), ex.op("Less", inverse, zero)))
 
 
+@exports(aten.copysign.Tensor, aten.copysign.Scalar)
+def copysign(ex: Exporter, x: Tensor, sign: Any) -> Tensor:
+    size = ex.op("Abs", ex.cast(x, ex.dtype))
+    given = ex.operand(sign, ex.dtype)
+    return ex.op("Where", _is_negative(ex, given), ex.op("Neg", size), size)
+
+
 def _infinite(ex: Exporter, x: Tensor) -> Tensor:
     return ex.op("IsInf", x if x.dtype in (torch.float32, torch.float64) else ex.cast(x, torch.float32))
 

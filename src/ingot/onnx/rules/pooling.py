@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -195,13 +195,7 @@ def _pooled_along(ex: Exporter, x: Tensor, dim: int, size: Size, out: Size) -> T
     at, stop, column = ex.unsqueeze(starts, 1), ex.unsqueeze(stops, 1), ex.unsqueeze(columns, 0)
     among = ex.op("And", ex.op("GreaterOrEqual", column, at), ex.op("Less", column, stop))
     share = ex.op("Div", ex.cast(among, x.dtype), ex.cast(ex.op("Sub", stop, at), x.dtype))
-    last_dim = x.rank - 1
-    order = [*(d for d in range(x.rank) if d != dim), dim]
-    turned = ex.transpose(x, order)
-    made = ex.op("MatMul", turned, ex.op("Transpose", share, perm=[1, 0]))
-    back = [order.index(d) for d in range(x.rank)]
-    result = ex.op("Transpose", made, perm=back) if dim != last_dim else made
-    return Tensor(result.value, x.dtype, (*x.sizes[:dim], out, *x.sizes[dim + 1 :]))
+    return _along(ex, x, dim, out, ex.op("Transpose", share, perm=[1, 0]))
 
 
 exports(aten.adaptive_avg_pool1d.default)(_adaptive(1))
@@ -212,16 +206,48 @@ exports(aten._adaptive_avg_pool3d.default, aten.adaptive_avg_pool3d.default)(_ad
 # ---------------------------------------------------------------------- resampling
 
 
-def _resized(ex: Exporter, x: Tensor, scales: Sequence[float | None] | None, **attributes: Any) -> Tensor:
-    """To the result's size; by factors where the user gave them, since coordinates follow these then."""
-    count = x.rank - 2
+Interpolation = Callable[[torch.Tensor, list[int], "float | None"], torch.Tensor]
+
+
+def _resized(
+    ex: Exporter, x: Tensor, scales: Sequence[float | None] | None, by_torch: Interpolation | None = None, **how: Any
+) -> Tensor:
+    """To the result's size; by factors where the user gave them, since coordinates follow these then.
+
+    `by_torch` interpolates the rows of an image of one column. Where kernels cannot do what it does, it is asked for
+    the share that each row has in each row of the result, and a product does the rest.
+    """
     if any(size == 0 for size in x.sizes):
         raise Unsupported("resampling without elements")
-    if scales is not None and all(scale is not None for scale in scales) and len(scales) == count:
+    given = scales is not None and any(scale is not None for scale in scales)
+    runs = x.dtype in (torch.float32, torch.bfloat16, torch.float16)
+    if given and scales is not None and all(scale is not None for scale in scales) and runs and "antialias" not in how:
         factors = ex.constant(torch.tensor([1.0, 1.0, *(float(s) for s in scales if s is not None)]))
         if _same_sizes(x, ex.shape, scales):
-            return ex.op("Resize", x, None, factors, None, **attributes)
-    return ex.op("Resize", x, None, None, ex.sizes.vector(ex.shape), **attributes)
+            return ex.op("Resize", x, None, factors, None, **how)
+    if not given and runs and "antialias" not in how:
+        return ex.op("Resize", x, None, None, ex.sizes.vector(ex.shape), **how)
+    if by_torch is None or not is_known(x.sizes[2:]) or not is_known(ex.shape[2:]):
+        raise Unsupported("resampling by factors that do not give the size, or of sizes that are not numbers")
+    for place, (size, out) in enumerate(zip(x.sizes[2:], ex.shape[2:], strict=True)):
+        shares = _shares(by_torch, int(size), int(out), scales[place] if scales is not None else None)
+        x = _along(ex, x, 2 + place, out, ex.constant(shares.to(x.dtype)))
+    return x
+
+
+def _shares(by_torch: Interpolation, size: int, out: int, scale: float | None) -> torch.Tensor:
+    """[size, out]: what of each row goes into each row of the result."""
+    rows = torch.eye(size, dtype=torch.float64).view(1, size, size, 1)
+    return by_torch(rows, [out, 1], scale).view(size, out)
+
+
+def _along(ex: Exporter, x: Tensor, dim: int, out: Size, shares: Tensor) -> Tensor:
+    """The product of a dim with [size, out]."""
+    order = [*(d for d in range(x.rank) if d != dim), dim]
+    made = ex.op("MatMul", ex.transpose(x, order), shares)
+    back = [order.index(d) for d in range(x.rank)]
+    result = made if dim == x.rank - 1 else ex.op("Transpose", made, perm=back)
+    return Tensor(result.value, x.dtype, (*x.sizes[:dim], out, *x.sizes[dim + 1 :]))
 
 
 def _same_sizes(x: Tensor, shape: Sequence[Size], scales: Sequence[float | None]) -> bool:
@@ -230,7 +256,7 @@ def _same_sizes(x: Tensor, shape: Sequence[Size], scales: Sequence[float | None]
     return all(not isinstance(i, int) or math.floor(float(torch.tensor(float(s or 1)) * i)) == o for i, o, s in pairs)
 
 
-_NEAREST = {"mode": "nearest", "coordinate_transformation_mode": "asymmetric", "nearest_mode": "floor"}
+_NEAREST: dict[str, Any] = {"mode": "nearest", "coordinate_transformation_mode": "asymmetric", "nearest_mode": "floor"}
 
 
 def _scales(rest: Sequence[Any]) -> list[float | None] | None:
@@ -290,7 +316,14 @@ def _by_places(ex: Exporter, x: Tensor, scales: Sequence[float | None] | None, *
     *(aten.upsample_linear1d.vec, aten.upsample_bilinear2d.vec, aten.upsample_trilinear3d.vec),
 )
 def upsample_linear(ex: Exporter, x: Tensor, sizes: Any, align_corners: bool, *scales: Any) -> Tensor:
-    return _resized(ex, x, _scales(scales), mode="linear", coordinate_transformation_mode=_corners(align_corners))
+    return _resized(
+        ex,
+        x,
+        _scales(scales),
+        lambda rows, out, scale: aten.upsample_bilinear2d.default(rows, out, align_corners, scale, None),
+        mode="linear",
+        coordinate_transformation_mode=_corners(align_corners),
+    )
 
 
 def _corners(align: bool) -> str:
@@ -303,30 +336,26 @@ def upsample_bicubic(ex: Exporter, x: Tensor, sizes: Any, align_corners: bool, *
         ex,
         x,
         _scales(scales),
+        lambda rows, out, scale: aten.upsample_bicubic2d.default(rows, out, align_corners, scale, None),
         mode="cubic",
         cubic_coeff_a=-0.75,
         coordinate_transformation_mode=_corners(align_corners),
     )
 
 
-@exports(aten._upsample_bilinear2d_aa.default, aten._upsample_bilinear2d_aa.vec)
-def upsample_linear_antialias(ex: Exporter, x: Tensor, sizes: Any, align_corners: bool, *scales: Any) -> Tensor:
-    return _resized(
-        ex, x, None, mode="linear", antialias=1, coordinate_transformation_mode=_corners(align_corners)
-    )  # fmt: skip
+def _antialiased(op: Any) -> Any:
+    """By shares: kernels have another idea of how wide a filter is."""
+
+    def rule(ex: Exporter, x: Tensor, sizes: Any, align_corners: bool, *scales: Any) -> Tensor:
+        return _resized(
+            ex, x, _scales(scales), lambda rows, out, scale: op(rows, out, align_corners, scale, None), antialias=1
+        )
+
+    return rule
 
 
-@exports(aten._upsample_bicubic2d_aa.default, aten._upsample_bicubic2d_aa.vec)
-def upsample_bicubic_antialias(ex: Exporter, x: Tensor, sizes: Any, align_corners: bool, *scales: Any) -> Tensor:
-    return _resized(
-        ex,
-        x,
-        None,
-        mode="cubic",
-        cubic_coeff_a=-0.5,
-        antialias=1,
-        coordinate_transformation_mode=_corners(align_corners),
-    )
+for _packet in (aten._upsample_bilinear2d_aa, aten._upsample_bicubic2d_aa):
+    exports(_packet.default, _packet.vec)(_antialiased(_packet.default))
 
 
 _MODES = (("bilinear", "linear"), ("nearest", "nearest"), ("bicubic", "cubic"))
@@ -353,3 +382,21 @@ def col2im(ex: Exporter, x: Tensor, sizes: Any, kernel: Any, dilation: Any, padd
 @exports(aten.pixel_shuffle.default, takes=lambda node: value_of(node.args[0]).dim() == 4)
 def pixel_shuffle(ex: Exporter, x: Tensor, factor: int) -> Tensor:
     return ex.op("DepthToSpace", x, blocksize=factor, mode="CRD")
+
+
+def _adaptive_max(count: int) -> Any:
+    def rule(ex: Exporter, x: Tensor, sizes: Any) -> list[Tensor]:
+        """Windows that are all as long."""
+        ins, outs = x.sizes[-count:], ex.shape[-count:]
+        pairs = list(zip(ins, outs, strict=True))
+        if not is_known(ins) or not is_known(outs) or any(int(o) == 0 or int(i) % int(o) for i, o in pairs):
+            raise Unsupported("the largest of windows that are not all as long")
+        steps = [int(i) // int(o) for i, o in pairs]
+        made: list[Tensor] = _max_pool(count, True)(ex, x, steps, steps)
+        return made
+
+    return rule
+
+
+exports(aten.adaptive_max_pool2d.default)(_adaptive_max(2))
+exports(aten.adaptive_max_pool3d.default)(_adaptive_max(3))

@@ -140,18 +140,27 @@ def transposed(
     if any(size == 0 for size in (*x.sizes, *ex.shape)):
         raise Unsupported("a convolution without elements")
     x = ex.unsqueeze(x, 0) if single else x
+    strides, pads, more = spread(stride, count), spread(padding, count), spread(extra, count)
+    # ONNX lets a result grow by less than a stride; what goes over it is less padding, or rows of zeros.
+    over = any(grow >= step for grow, step in zip(more, strides, strict=True))
+    ends = [max(pad - grow, 0) for pad, grow in zip(pads, more, strict=True)] if over else pads
     made = ex.op(
         "ConvTranspose",
         x,
         weight,
-        *(() if bias is None else (bias,)),
-        strides=spread(stride, count),
-        pads=spread(padding, count) * 2,
-        output_padding=spread(extra, count),
+        *(() if bias is None or over else (bias,)),
+        strides=strides,
+        pads=[*pads, *ends],
+        output_padding=None if over else more,
         dilations=spread(dilation, count),
         group=groups,
         kernel_shape=[int(size) for size in weight.sizes[2:]],
     )
+    if over:
+        rows = [max(grow - pad, 0) for pad, grow in zip(pads, more, strict=True)]
+        made = ex.op("Pad", made, ex.ints([0] * (count + 4) + rows)) if any(rows) else made
+        if bias is not None:
+            made = ex.op("Add", made, ex.reshape(bias, [*bias.sizes, *([1] * count)]))
     return ex.squeeze(made, 0) if single else made
 
 

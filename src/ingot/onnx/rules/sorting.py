@@ -72,12 +72,31 @@ def _nth(ex: Exporter, x: Tensor, place: Size, dim: int, keepdim: bool) -> list[
     return [ex.op("Gather", part, index, axis=at) for part in parts]
 
 
+@exports(aten.median.dim)
+def median(ex: Exporter, x: Tensor, dim: int, keepdim: bool = False) -> list[Tensor]:
+    if not x.rank:
+        return [x, ex.number(0, torch.int64)]
+    return _nth(ex, x, (x.sizes[axis(dim, x.rank)] - 1) // 2, dim, keepdim)
+
+
+@exports(aten.median.default)
+def median_all(ex: Exporter, x: Tensor) -> Tensor:
+    if not x.rank:
+        return x
+    count: Size = 1
+    for size in x.sizes:
+        count = count * size
+    flat = ex.reshape(x, [count])
+    return _nth(ex, flat, (count - 1) // 2, 0, False)[0]
+
+
 @exports(aten._unique2.default)
 def unique(
     ex: Exporter, x: Tensor, sorted: bool = True, return_inverse: bool = False, return_counts: bool = False
 ) -> list[Tensor]:
     values, _, inverse, counts = _distinct(ex, ex.reshape(x, [-1]), x.dtype, None)
-    return [values, ex.reshape(Tensor(inverse.value, torch.int64), x.sizes), counts]
+    placed = ex.reshape(Tensor(inverse.value, torch.int64), x.sizes)
+    return [values, *_asked(ex, (placed, return_inverse), (counts, return_counts))]
 
 
 @exports(aten.unique_dim.default)
@@ -85,7 +104,12 @@ def unique_dim(
     ex: Exporter, x: Tensor, dim: int, sorted: bool = True, return_inverse: bool = False, return_counts: bool = False
 ) -> list[Tensor]:
     values, _, inverse, counts = _distinct(ex, x, x.dtype, axis(dim, x.rank))
-    return [values, inverse, counts]
+    return [values, *_asked(ex, (inverse, return_inverse), (counts, return_counts))]
+
+
+def _asked(ex: Exporter, *parts: tuple[Tensor, bool]) -> list[Tensor]:
+    """Results that were not asked for have no elements."""
+    return [part if asked else ex.constant(torch.zeros(0, dtype=torch.int64)) for part, asked in parts]
 
 
 def _distinct(ex: Exporter, x: Tensor, dtype: torch.dtype, at: int | None) -> list[Tensor]:

@@ -311,9 +311,16 @@ def replication_pad(ex: Exporter, x: Tensor, pad: Sequence[Size]) -> Tensor:
 
 
 def _by_places(ex: Exporter, x: Tensor, pad: Sequence[Size], mode: str) -> Tensor:
-    if any(not isinstance(side, int) or side < 0 for side in pad):
-        raise Unsupported("such a padding with sizes that are negative or not numbers")
-    return _padded(ex, x, pad, mode)
+    """Sides that are negative cut, after the others were added: what they cut may have been added."""
+    if any(not isinstance(side, int) for side in pad):
+        raise Unsupported("such a padding with sizes that are not numbers")
+    numbers = [int(side) for side in pad]
+    made = _padded(ex, x, [max(side, 0) for side in numbers], mode)
+    for place in range(len(numbers) // 2):
+        before, after = numbers[2 * place : 2 * place + 2]
+        if before < 0 or after < 0:
+            made = ex.slice(made, x.rank - 1 - place, max(-before, 0), min(after, 0) or None)
+    return made
 
 
 def _pad_modes(node: Any) -> bool:

@@ -1,0 +1,225 @@
+"""ONNX files of Ingot and of torch.onnx.export: how long the export takes, and how fast ONNX Runtime runs the result.
+
+    python benchmarks/onnx.py                  # every model at full size; writes results/onnx.json
+    python benchmarks/onnx.py bert --rounds 5  # some of them; writes nothing unless --json names a file
+
+Export: from the model in memory to the file on disk, neither side verifying it (`torch.onnx.export` does not by
+default), each in a process of its own, in turn. Run: both files in one process with two threads each, taking turns, the
+order changing from round to round; medians are compared. A turn begins with a pause, for threads of a session spin on
+a core for a while after their work is done, and with a call that is not counted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+sys.path[0] = str(Path(__file__).resolve().parent.parent)  # this file would hide the package of its name
+
+import torch
+
+import ingot
+from benchmarks import report
+from benchmarks.models import SUBJECTS, THREADS, Subject
+
+GOAL = 4.0  # times faster than torch.onnx.export, as a geometric mean
+PAUSE = 0.3  # seconds before each turn
+TURN = 0.06  # seconds of counted calls that a turn has at least
+SIDES = ("torch", "ingot")
+
+
+@dataclass(slots=True)
+class Row:
+    """One model: export seconds of each side, run milliseconds of each file, nodes, and how far the two results are."""
+
+    name: str
+    export_seconds: dict[str, list[float]] = field(default_factory=dict)
+    run_ms: dict[str, float] = field(default_factory=dict)
+    nodes: dict[str, int] = field(default_factory=dict)
+    difference: float | None = None
+    failures: dict[str, str] = field(default_factory=dict)
+
+    def export(self, side: str) -> float | None:
+        found = self.export_seconds.get(side)
+        return statistics.median(found) if found else None
+
+    @property
+    def faster(self) -> float | None:
+        theirs, ours = self.export("torch"), self.export("ingot")
+        return theirs / ours if theirs and ours else None
+
+    @property
+    def quicker(self) -> float | None:
+        return self.run_ms["torch"] / self.run_ms["ingot"] if len(self.run_ms) == 2 else None
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("models", nargs="*", help="parts of names; all of them where none is given")
+    parser.add_argument("--rounds", type=int, default=10, help="turns of each file")
+    parser.add_argument("--exports", type=int, default=3, help="exports of each side")
+    parser.add_argument("--opset", type=int, help="of Ingot's file; its default if not given")
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--child", nargs=3, metavar=("MODEL", "SIDE", "FILE"), help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    warnings.simplefilter("ignore")
+    torch.set_num_threads(THREADS)
+    if options.child:
+        print(json.dumps(_export_once(*options.child, options.opset)))
+        return
+    rows = []
+    for subject in SUBJECTS:
+        if options.models and not any(part in subject.name for part in options.models):
+            continue
+        rows.append(measure(subject, options.rounds, options.exports, options.opset))
+        print(_line(rows[-1]), flush=True)
+        gc.collect()
+    print()
+    print(report.table(*_table(rows)))
+    summary = {
+        "export, times faster than torch.onnx.export, geomean": report.geomean([r.faster for r in rows if r.faster]),
+        "run, times faster than torch's file, geomean": report.geomean([r.quicker for r in rows if r.quicker]),
+        "run, times faster than torch's file, least": min((r.quicker for r in rows if r.quicker), default=None),
+    }
+    for name, value in summary.items():
+        print(f"{name}: {value:.2f}" if value is not None else f"{name}: nothing to compare")
+    if options.json or not options.models:
+        found = {"summary": summary, "rows": [{name: getattr(row, name) for name in Row.__slots__} for row in rows]}
+        print(report.write("onnx", found, options.json))
+
+
+def measure(subject: Subject, rounds: int, exports: int, opset: int | None) -> Row:
+    row = Row(subject.name)
+    with tempfile.TemporaryDirectory() as folder:
+        files = {side: Path(folder) / side / "model.onnx" for side in SIDES}
+        for file in files.values():
+            file.parent.mkdir()
+        for turn in range(exports):
+            for side in SIDES if turn % 2 else reversed(SIDES):
+                _export(row, subject.name, side, files[side], opset)
+        _run(row, subject, files, rounds)
+    return row
+
+
+def _export(row: Row, name: str, side: str, file: Path, opset: int | None) -> None:
+    command = [sys.executable, __file__, "--child", name, side, str(file)]
+    command += [] if opset is None else ["--opset", str(opset)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode:
+        row.failures[side] = done.stderr.strip().splitlines()[-1][:200]
+        return
+    found = json.loads(done.stdout.splitlines()[-1])
+    row.export_seconds.setdefault(side, []).append(found["seconds"])
+    row.nodes[side] = found["nodes"]
+
+
+def _export_once(name: str, side: str, file: str, opset: int | None) -> dict[str, float]:
+    import onnx
+
+    subject = next(subject for subject in SUBJECTS if subject.name == name)
+    torch.manual_seed(0)
+    model, inputs = subject.build().eval(), subject.inputs(1)
+    with torch.no_grad():
+        begin = time.perf_counter()
+        if side == "ingot":
+            ingot.export_onnx(ingot.capture(model, inputs), file, opset=opset, verify=False)
+        else:
+            torch.onnx.export(model, inputs, file, dynamo=True, verbose=False)
+        seconds = time.perf_counter() - begin
+    return {"seconds": seconds, "nodes": len(onnx.load(file, load_external_data=False).graph.node)}
+
+
+def _run(row: Row, subject: Subject, files: dict[str, Path], rounds: int) -> None:
+    torch.manual_seed(0)
+    subject.build()  # draws what the exports drew, so that the inputs are the same too
+    inputs = subject.inputs(1)
+    calls = {}
+    for side, file in files.items():
+        try:
+            calls[side] = _session(file, inputs)
+        except Exception as failure:
+            row.failures.setdefault(side, f"{type(failure).__name__}: {failure}"[:200])
+    results = {side: call() for side, call in calls.items()}
+    if len(results) == 2:
+        scale = abs(results["torch"]).max()
+        row.difference = float(abs(results["ingot"] - results["torch"]).max() / scale)
+    times: dict[str, list[float]] = {side: [] for side in calls}
+    names = list(calls)
+    for turn in range(rounds):
+        for side in names if turn % 2 else reversed(names):
+            times[side] += _turn(calls[side])
+    row.run_ms = {side: statistics.median(found) * 1e3 for side, found in times.items()}
+
+
+def _session(file: Path, inputs: tuple[torch.Tensor, ...]) -> Callable[[], object]:
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = THREADS
+    options.inter_op_num_threads = 1
+    session = onnxruntime.InferenceSession(str(file), options, providers=["CPUExecutionProvider"])
+    feed = {given.name: x.numpy() for given, x in zip(session.get_inputs(), inputs, strict=True)}
+    return lambda: session.run(None, feed)[0]
+
+
+def _turn(call: Callable[[], object]) -> list[float]:
+    """The seconds of each call of one turn."""
+    time.sleep(PAUSE)
+    call()
+    found: list[float] = []
+    while sum(found) < TURN:
+        begin = time.perf_counter()
+        call()
+        found.append(time.perf_counter() - begin)
+    return found
+
+
+def _line(row: Row) -> str:
+    export = "  ".join(f"{side} {row.export(side):.2f} s" for side in SIDES if row.export(side) is not None)
+    run = "  ".join(f"{side} {row.run_ms[side]:.2f} ms" for side in SIDES if side in row.run_ms)
+    failed = "".join(f"\n    {side} failed: {why}" for side, why in row.failures.items())
+    return f"{row.name}: export {export}; run {run}; difference {row.difference}{failed}"
+
+
+def _table(rows: list[Row]) -> tuple[list[str], list[list[str]]]:
+    headers = [
+        "model",
+        "torch export s",
+        "Ingot export s",
+        "faster",
+        "torch run ms",
+        "Ingot run ms",
+        "quicker",
+        "nodes",
+    ]
+
+    def shown(value: float | None, digits: int = 2) -> str:
+        return "–" if value is None else f"{value:.{digits}f}"
+
+    lines = []
+    for row in rows:
+        lines.append(
+            [
+                row.name,
+                *(shown(row.export(side)) for side in SIDES),
+                shown(row.faster, 1),
+                *(shown(row.run_ms.get(side)) for side in SIDES),
+                shown(row.quicker),
+                f"{row.nodes.get('torch', 0)} / {row.nodes.get('ingot', 0)}",
+            ]
+        )
+    return headers, lines
+
+
+if __name__ == "__main__":
+    main()

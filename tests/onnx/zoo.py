@@ -1,0 +1,238 @@
+"""Every model of the zoo as an ONNX file: exported, checked, run in ONNX Runtime, and the table of what became of it.
+
+    python -m tests.onnx.zoo RESULTS.jsonl [kind:name …]            judge; what RESULTS has already is left out
+    python -m tests.onnx.zoo RESULTS.jsonl --report FILE.md         write the table
+
+A dynamic model runs at the example's sizes and at three others. One process judges a dozen models; one that hangs or
+crashes is ended, its model noted, and the rest go on.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import selectors
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime
+import torch
+
+import ingot
+from ingot.errors import IngotError, InputError
+from ingot.onnx_file import export_onnx
+from ingot.program import tree
+from ingot.program.calling import check_call
+from ingot.program.program import Program
+from ingot.program.signature import InputKind
+from tests.capture.test_zoo import REFUSED
+from tests.native.judge import MORE, TIES, Verdict, Wrong, in_double, run, worst_ratio
+from tests.native.test_zoo import every
+from tests.zoo import Entry, entry
+
+CHUNK = 12
+SECONDS = 300.0
+Row = dict[str, Any]
+
+
+def judge(item: Entry, kind: str, folder: Path, opset: int | None = None) -> Verdict:
+    """Exports an entry of the zoo, "static" or "dynamic", and compares the file with eager in float64."""
+    model, inputs = item.build(), item.inputs(item.sizes)
+    run(model, inputs)  # some keep what they make at the first call
+    begin = time.perf_counter()
+    path = folder / f"{kind}-{item.name}.onnx"
+    try:
+        program = ingot.capture(
+            model, (), copy.deepcopy(inputs), dynamic_shapes=item.dynamic if kind == "dynamic" else None
+        )
+        report = export_onnx(program, path, opset=opset)
+    except IngotError as error:
+        return Verdict(item.name, kind, "refused", f"{type(error).__name__}: {error}", time.perf_counter() - begin)
+    seconds = time.perf_counter() - begin
+    try:
+        ratio, count = _compare(item, model, program, path, kind, report.random)
+    except Wrong as error:
+        return Verdict(item.name, kind, "wrong", str(error), seconds)
+    finally:
+        path.unlink()
+    return Verdict(item.name, kind, "right", "", seconds, ratio, count, report.random)
+
+
+def _compare(
+    item: Entry, model: torch.nn.Module, program: Program, path: Path, kind: str, random: bool
+) -> tuple[float, int]:
+    session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    wide = in_double(model)
+    others = [more for more in MORE if kind == "dynamic" and more not in TIES.get(item.name, ())]
+    worst, count = 0.0, 0
+    for size in [item.sizes, *({n: s + more for n, s in item.sizes.items()} for more in others)]:
+        inputs = item.inputs(size)
+        try:
+            leaves = check_call(program, (), copy.deepcopy(inputs))
+        except InputError:
+            if size is item.sizes:
+                raise
+            continue  # the model's Python code takes another path at this size, and the program says so
+        got = _called(session, program, leaves)
+        if not random:
+            single = run(model, inputs)
+            worst = max(worst, worst_ratio(got, single, wide(**inputs), f"at {size}"))
+        count += 1
+    return worst, count
+
+
+def _called(session: onnxruntime.InferenceSession, program: Program, leaves: Sequence[Any]) -> Any:
+    """The user's result, of the arguments' leaves."""
+    given = [
+        leaf for leaf, i in zip(leaves, program.signature.user_inputs, strict=True) if i.kind is InputKind.ARGUMENT
+    ]
+    arrays = [leaf.numpy() if isinstance(leaf, torch.Tensor) else np.array(leaf) for leaf in given]
+    names = [i.name for i in session.get_inputs()]
+    found = iter(session.run(None, dict(zip(names, arrays, strict=True))))
+    results = []
+    for output in program.signature.user_outputs:
+        if output.name:
+            value = torch.from_numpy(np.asarray(next(found)))
+            results.append(value)
+        else:
+            results.append(output.value)
+    return tree.unflatten(results, program.signature.out_tree)
+
+
+# ---------------------------------------------------------------------- the sweep
+
+
+def sweep(names: Sequence[str], results: Path) -> None:
+    """Judges these models and appends a line for each to `results`."""
+    left = list(names)
+    while left:
+        rows = _chunk(left[:CHUNK])
+        left = left[len(rows) :]
+        with results.open("a", encoding="utf-8") as file:
+            file.writelines(json.dumps(row) + "\n" for row in rows)
+
+
+def _chunk(names: Sequence[str]) -> list[Row]:
+    """The verdicts on the first of these models, as many as one process came to."""
+    command = [sys.executable, "-W", "ignore", "-m", "tests.onnx.zoo", "--child", *names]
+    rows: list[Row] = []
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
+        assert process.stdout is not None
+        selector = selectors.DefaultSelector()
+        selector.register(process.stdout, selectors.EVENT_READ)
+        ended = "took too long"
+        while selector.select(SECONDS):
+            line = process.stdout.readline()
+            if not line:
+                ended = f"ended the process with {process.wait()}"
+                break
+            rows.append(json.loads(line))
+        process.kill()
+    if len(rows) < len(names):
+        kind, _, name = names[len(rows)].partition(":")
+        rows.append(asdict(Verdict(name, kind, "failed", ended)))
+    return rows
+
+
+def child(names: Sequence[str]) -> None:
+    torch.set_num_threads(1)
+    for name in names:
+        kind, _, model = name.partition(":")
+        try:
+            with tempfile.TemporaryDirectory() as folder:
+                verdict = judge(entry(model), kind, Path(folder))
+        except Exception as error:
+            place = ""
+            at = error.__traceback__
+            while at is not None:
+                if "/ingot/" in at.tb_frame.f_code.co_filename:
+                    place = f"{Path(at.tb_frame.f_code.co_filename).name}:{at.tb_lineno}"
+                at = at.tb_next
+            verdict = Verdict(model, kind, "failed", f"{type(error).__name__} at {place}: {error}")
+        print(json.dumps(asdict(verdict)), flush=True)
+
+
+# ---------------------------------------------------------------------- the table
+
+
+def report(rows: Sequence[Row]) -> str:
+    """The verdicts as a page; what there is no verdict on is named too."""
+    lines = ["# The zoo as ONNX files", ""]
+    lines += [
+        "Every model of the capture tests exported, checked and run in ONNX Runtime, against the same model run by",
+        "torch in float64: static, and with dynamic batch and sequence at the example's sizes and three others. Before",
+        "that, the exporter itself compared each with its program, at the example's sizes and two others.",
+        "Written by `make report-onnx-zoo`.",
+        "",
+    ]
+    outcomes = ("right", "refused", "wrong", "failed")
+    count = Counter((row["kind"], row["outcome"]) for row in rows)
+    lines += [f"| | {' | '.join(outcomes)} |", "|---|" + "---|" * len(outcomes)]
+    for kind in ("static", "dynamic"):
+        lines.append(f"| {kind} | {' | '.join(str(count[kind, outcome]) for outcome in outcomes)} |")
+    right = [row for row in rows if row["outcome"] == "right"]
+    if right:
+        worst = max(right, key=lambda row: row["ratio"])
+        lines += [
+            "",
+            f"Largest error, in units of eager float32's own (4 is allowed): {worst['ratio']:.2f}, "
+            f"{worst['name']} ({worst['kind']}).",
+            "",
+            f"Refused by capture, which no exporter can help: {', '.join(sorted(REFUSED))}.",
+        ]
+    draws = sorted({row["name"] for row in right if row.get("random")})
+    if draws:
+        lines += ["", f"Draw random numbers, so that only the run is judged, not its values: {', '.join(draws)}."]
+    others = [row for row in rows if row["outcome"] != "right"]
+    if others:
+        lines += ["", "## Not exported", "", "| model | kind | outcome | why |", "|---|---|---|---|"]
+        for row in sorted(others, key=lambda row: (row["outcome"], row["name"], row["kind"])):
+            lines.append(f"| {row['name']} | {row['kind']} | {row['outcome']} | {_short(row['detail'])} |")
+    judged = {f"{row['kind']}:{row['name']}" for row in rows}
+    missing = sorted(name for name in every() if name not in judged)
+    if missing:
+        lines += ["", "## Not judged", "", f"{len(missing)} of {len(missing) + len(judged)}: {', '.join(missing)}."]
+    lines += ["", "## Exported", "", "| model | kind | sizes | error |", "|---|---|---|---|"]
+    for row in sorted(right, key=lambda row: (row["name"], row["kind"])):
+        lines.append(f"| {row['name']} | {row['kind']} | {row.get('sizes', 1)} | {row['ratio']:.2f} |")
+    return "\n".join(lines) + "\n"
+
+
+def _short(detail: str) -> str:
+    """The reason in one line, without the paths of this machine."""
+    found = [line.strip().partition(" (")[0] for line in detail.splitlines() if line.startswith("    ")]
+    head = detail.splitlines()[0] if detail else ""
+    text = f"{head.partition(':')[0]}: {'; '.join(found)}" if found else head
+    return text.replace("|", "\\|")[:300]
+
+
+def read(results: Path) -> list[Row]:
+    """The last verdict on each model."""
+    if not results.exists():
+        return []
+    rows = [json.loads(line) for line in results.read_text(encoding="utf-8").splitlines()]
+    return list({(row["kind"], row["name"]): row for row in rows}.values())
+
+
+def main() -> None:
+    first, *rest = sys.argv[1:]
+    if first == "--child":
+        child(rest)
+    elif rest[:1] == ["--report"]:
+        Path(rest[1]).write_text(report(read(Path(first))), encoding="utf-8")
+    else:
+        results = Path(first)
+        known = {f"{row['kind']}:{row['name']}" for row in read(results)}
+        sweep([name for name in rest or every() if rest or name not in known], results)
+
+
+if __name__ == "__main__":
+    main()
