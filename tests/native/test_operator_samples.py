@@ -93,6 +93,28 @@ def test_elements_are_judged_one_by_one() -> None:
     assert judge(_one("matmul", 0), expected, [off]) is None  # sums of many products: as large as the largest
 
 
+def test_a_sum_of_many_terms_is_judged_by_how_it_rounds() -> None:
+    """Terms that cancel leave their roundings behind; terms that do not are no excuse."""
+
+    class Sum(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+            return ((x * x * x).sum(),)
+
+    torch.manual_seed(0)
+    case = replace(_one("sum", 0), module=Sum(), args=(torch.randn(1 << 14) * 8,))
+    expected = expectation(case)
+    assert expected is not None
+    exact, noise = expected.exact[0], 2**-24 * 3 * 8**3 * (15 * case.args[0].numel()) ** 0.5
+    lucky = replace(expected, own=(exact.float(),))
+    assert judge(case, lucky, [(exact + noise).float()]) is None
+    assert judge(case, lucky, [(exact + 40 * noise).float()]) is not None
+    same_sign = replace(case, args=(case.args[0].abs(),))
+    expected = expectation(same_sign)
+    assert expected is not None
+    off = expected.exact[0] * (1 + 16 * 2**-23)  # sqrt(n)/4 · FLOOR would have let 190 of them pass
+    assert judge(same_sign, replace(expected, own=(expected.exact[0].float(),)), [off.float()]) is not None
+
+
 @pytest.mark.parametrize(
     ("name", "why"),
     [
