@@ -39,7 +39,8 @@ enum {
     IG_WAITS = 0x1000, /* whether the caller sleeps until the last one leaves */
     IG_JOB = 0x2000,   /* the next job number */
     IG_THREADS_MAX = IG_INSIDE + 1, /* the workers and the caller */
-    IG_SPIN_NS = 30000              /* longer than what lies between two kernels of a model, mostly */
+    IG_SPIN_NS = 30000,             /* longer than what lies between two kernels of a model, mostly */
+    IG_LINGER_NS = 1000000          /* longer than what lies between two calls of a model in a loop */
 };
 
 typedef struct {
@@ -105,16 +106,17 @@ static void ig_wake(_Atomic uint32_t *word, int count) {
 }
 #endif
 
-/* One turn of a spin, whose `until` starts as 0; false when it has lasted long enough. The limit is time, not turns: a
-   pause takes anything from 10 to 140 cycles. */
-static int ig_spin(const ig_pool *pool, int64_t *until) {
+/* One turn of a spin, whose `since` starts as 0; false when it has lasted long enough. The limit is time, not turns: a
+   pause takes anything from 10 to 140 cycles. To wake a thread, and a core that sleeps, takes as long as a small model:
+   a worker lingers after a call, but from then on lets whoever needs its core go first. */
+static int ig_spin(const ig_pool *pool, int64_t *since) {
     struct timespec time;
-    if (pool->crowded) sched_yield(); /* the one we wait for may need this core */
-    else IG_PAUSE();
     clock_gettime(CLOCK_MONOTONIC, &time);
     int64_t now = (int64_t)time.tv_sec * 1000000000 + time.tv_nsec;
-    if (!*until) *until = now + IG_SPIN_NS;
-    return now < *until;
+    if (!*since) *since = now;
+    if (pool->crowded || now - *since > IG_SPIN_NS) sched_yield();
+    else IG_PAUSE();
+    return now - *since < IG_LINGER_NS;
 }
 
 static inline void ig_run_chunk(const ig_job *job, int64_t chunk, int worker) {
@@ -136,12 +138,12 @@ static void ig_work(ig_pool *pool, int worker) {
 
 /* Waits for a gate that is open for another job than `seen`, or says to stop. */
 static uint32_t ig_await(ig_pool *pool, uint32_t seen) {
-    int64_t until = 0;
+    int64_t since = 0;
     uint32_t gate, asleep = 0;
     while (gate = atomic_load(&pool->gate), !(gate & IG_STOP) && (!(gate & IG_OPEN) || gate / IG_JOB == seen)) {
         if (asleep) {
             ig_sleep(&pool->gate, gate);
-        } else if (!ig_spin(pool, &until)) {
+        } else if (!ig_spin(pool, &since)) {
             /* Said before the gate is looked at again, as the caller opens it before looking who is asleep: all four
                are seq_cst, so one of the two sees the other. */
             asleep = 1;
@@ -173,9 +175,9 @@ static void *ig_worker(void *argument) {
 
 /* Closes the gate and waits until nobody is inside. */
 static void ig_join(ig_pool *pool) {
-    int64_t until = 0;
+    int64_t since = 0;
     uint32_t gate = atomic_fetch_and(&pool->gate, ~(uint32_t)IG_OPEN);
-    while (gate & IG_INSIDE && ig_spin(pool, &until)) gate = atomic_load(&pool->gate);
+    while (gate & IG_INSIDE && ig_spin(pool, &since)) gate = atomic_load(&pool->gate);
     if (!(gate & IG_INSIDE)) return;
     atomic_fetch_or(&pool->gate, IG_WAITS);
     for (;;) {
