@@ -19,6 +19,7 @@ from ingot.codegen.compiled import Compiled
 from ingot.codegen.file import Source, emit
 from ingot.codegen.isa import by_name, host
 from ingot.codegen.loaded import Loaded
+from ingot.codegen.pages import Pages
 from ingot.codegen.toolchain import find
 from ingot.codegen.weights import fill
 from ingot.lowering.fusion import fuse
@@ -128,8 +129,8 @@ def compile(
     of each stage: it is called with the stage's name and gives a context manager that the stage runs in.
     """
     check_threads(threads)
-    with collector.paused():
-        return _compiled(model, args, kwargs, dynamic_shapes, threads, cache, isa, watch)
+    with collector.paused(), Pages(_state_bytes(model)) as pages:
+        return _compiled(model, args, kwargs, dynamic_shapes, threads, cache, isa, watch, pages)
 
 
 def _compiled(
@@ -141,6 +142,7 @@ def _compiled(
     cache: bool,
     isa: str | Sequence[str] | None,
     watch: Watch,
+    pages: Pages,
 ) -> Compiled:
     with watch("capture"):
         program = model if isinstance(model, Program) else capture(model, args, kwargs, dynamic_shapes=dynamic_shapes)
@@ -152,8 +154,17 @@ def _compiled(
         source = emit(module, plan(module), title=type(model).__name__)
     with watch("cc"), ThreadPoolExecutor(1) as aside:  # the C compiler works while the weights are packed
         libraries = aside.submit(build, source, isa, cache=cache)
-        blob = fill(program, module, source)
+        blob = fill(program, module, source, pages)
     return Compiled(program, module, source, blob, libraries.result(), host(), threads)
+
+
+def _state_bytes(model: nn.Module | Callable[..., Any] | Program) -> int:
+    """About what the weights will take. Shared ones may be counted twice; nothing hangs on it but time."""
+    if isinstance(model, Program):
+        tensors = [*model.state_dict.values(), *model.constants.values()]
+    else:
+        tensors = [*model.parameters(), *model.buffers()] if isinstance(model, nn.Module) else []
+    return sum(x.numel() * x.element_size() for x in tensors if isinstance(x, torch.Tensor))
 
 
 def load(path: str | os.PathLike[str]) -> Program | Loaded:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import mmap
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -14,6 +12,7 @@ from numpy.typing import NDArray
 
 from ingot.codegen.exports import Placed
 from ingot.codegen.file import Source
+from ingot.codegen.pages import Pages
 from ingot.lowering.expr import known
 from ingot.lowering.ir import Module
 from ingot.lowering.memory import ALIGN
@@ -45,9 +44,9 @@ class Blob:
         return found
 
 
-def fill(program: Program, module: Module, source: Source) -> Blob:
+def fill(program: Program, module: Module, source: Source, pages: Pages | None = None) -> Blob:
     """Packs the program's state as the module's kernels read it."""
-    raw = _memory(source.weights_size + ALIGN)
+    raw = (pages or Pages(0)).take(source.weights_size + ALIGN)
     begin = -raw.ctypes.data % ALIGN
     array = raw[begin : begin + source.weights_size]
 
@@ -61,21 +60,10 @@ def fill(program: Program, module: Module, source: Source) -> Blob:
         elements = winograd(state.detach()) if weight.winograd else state.detach()
         _copy(target.view(dtype), elements, weight.packing)
 
-    with ThreadPoolExecutor(
-        min(cores(), THREADS)
-    ) as threads:  # most of the time goes to the system, for pages that nobody had yet
+    with ThreadPoolExecutor(min(cores(), THREADS)) as threads:
         for _ in threads.map(write, (place for place in source.weights if place.size)):
             pass
     return Blob(array, native.Blob(raw.data, begin), source.weights, module)
-
-
-def _memory(size: int) -> NDArray[np.uint8]:
-    """Fresh memory, in large pages where the system has them: hundreds of thousands of small ones take seconds."""
-    pages = mmap.mmap(-1, size)
-    if hasattr(mmap, "MADV_HUGEPAGE"):
-        with contextlib.suppress(OSError):
-            pages.madvise(mmap.MADV_HUGEPAGE)
-    return np.frombuffer(pages, np.uint8)
 
 
 def winograd(taps: torch.Tensor) -> torch.Tensor:
