@@ -210,8 +210,9 @@ def is_quantized(module: torch.nn.Module) -> bool:
 
 
 def traced(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """torch's trace of a module."""
-    with _quietly():
+    """torch's trace of a module. What it warns of is what any trace does: it follows one path."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
         return torch.jit.trace(module, args, example_kwarg_inputs=kwargs or None, check_trace=False)
 
 
@@ -221,3 +222,54 @@ def _quietly() -> Iterator[None]:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*deprecated", category=DeprecationWarning)
         yield
+
+
+# ---------------------------------------------------------------------- quantized modules
+
+
+def _decomposed() -> Any:
+    """torch's operators that quantize and dequantize plain tensors; importing their library registers them."""
+    with _quietly():
+        from torch.ao.quantization.fx import _decomposed as library  # noqa: F401
+    return torch.ops.quantized_decomposed
+
+
+def quantize(x: torch.Tensor, scale: Any, zero: Any, low: int, high: int, dtype: torch.dtype) -> torch.Tensor:
+    """Whole numbers of a dtype for floats."""
+    operator = _decomposed().quantize_per_tensor
+    return (operator.tensor if isinstance(scale, torch.Tensor) else operator.default)(x, scale, zero, low, high, dtype)
+
+
+def dequantize(x: torch.Tensor, scale: Any, zero: Any, low: int, high: int, dtype: torch.dtype) -> torch.Tensor:
+    """Floats for whole numbers."""
+    operator = _decomposed().dequantize_per_tensor
+    return (operator.tensor if isinstance(scale, torch.Tensor) else operator.default)(x, scale, zero, low, high, dtype)
+
+
+def dequantize_channels(
+    x: torch.Tensor, scales: torch.Tensor, zeros: torch.Tensor, axis: int, low: int, high: int, dtype: torch.dtype
+) -> torch.Tensor:
+    return _decomposed().dequantize_per_channel.default(x, scales, zeros, axis, low, high, dtype)
+
+
+def quantize_by_range(x: torch.Tensor, low: int, high: int, dtype: torch.dtype) -> torch.Tensor:
+    """Floats as they come out of whole numbers whose scale is chosen by what the tensor holds."""
+    smallest = float(torch.finfo(torch.float32).eps)
+    scale, zero = _decomposed().choose_qparams.tensor(x, low, high, smallest, dtype)
+    return dequantize(quantize(x, scale, zero, low, high, dtype), scale, zero, low, high, dtype)
+
+
+def unpacked(operator: str, packed: Any) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """The quantized weight and the bias in an object that a kernel's weights are packed in."""
+    weight, bias = getattr(torch.ops.quantized, operator)(packed)
+    return weight, bias
+
+
+def convolution_settings(packed: Any, dims: int) -> tuple[list[int], list[int], list[int], int]:
+    """Stride, padding, dilation and groups of a packed convolution."""
+    prefix = f"conv{dims}d" if dims > 1 else "conv2d"
+    asked = [
+        list(getattr(torch.ops.quantized, f"{prefix}_{name}")(packed)) for name in ("stride", "padding", "dilation")
+    ]
+    stride, padding, dilation = (values[-1:] if dims == 1 else values for values in asked)
+    return stride, padding, dilation, int(getattr(torch.ops.quantized, f"{prefix}_groups")(packed))

@@ -9,6 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from tests.capture.script import models_quantized
+
 # TorchScript compiles these functions from their source, and knows fewer words than Python.
 
 
@@ -23,6 +25,7 @@ class Case:
     method: str = "forward"
     dynamic: Any = None
     options: dict[str, Any] = field(default_factory=dict)
+    within: float = 0.0  # how far a result may be off: a step of quantization, where sums are rounded elsewhere
 
     def script(self) -> Any:
         """The script, made quietly: torch says of each that TorchScript is deprecated."""
@@ -690,3 +693,12 @@ case("buffer assigned in a branch", module(Switching), GROWING, "cond")
 case("module list and module dict", module(ByModules), ((2, 3),))
 case("batch norm that trains", lambda: torch.jit.script(Training()), ((4, 3),))
 case("batch norm in eval", module(Training), ((4, 3),))
+
+
+# ---------------------------------------------------------------------- quantized
+
+IMAGES = ((2, 3, 8, 8),)
+
+case("quantized net, scripted", lambda: torch.jit.script(models_quantized.static()), IMAGES, within=0.0016)
+case("quantized net, traced", traced(models_quantized.static, (2, 3, 8, 8)), IMAGES, within=0.0016)
+case("dynamically quantized net", lambda: torch.jit.script(models_quantized.dynamic()), ((2, 16),), within=1e-5)

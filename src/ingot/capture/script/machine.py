@@ -57,6 +57,7 @@ class Machine:
         self.scopes: list[Scope] = []
         self.tied: dict[int, str] = {}
         self._kept: dict[int, torch.Tensor] = {}
+        self._made: dict[int, tuple[Any, Any]] = {}
         self._place: list[metadata.Source | None] = [None]
         self._nodes: list[ts.Node] = []
         self._environments: list[Environment] = []
@@ -141,6 +142,12 @@ class Machine:
         value = ts.constant_of(node)
         self._kept.update((id(tensor), tensor) for tensor in metadata.tensors_in(value))
         return value
+
+    def once(self, owner: Any, make: Callable[[], Any]) -> Any:
+        """What is made of an object that the script holds, made once: its tensors are the same each time."""
+        if id(owner) not in self._made:
+            self._made[id(owner)] = (owner, make())
+        return self._made[id(owner)][1]
 
     # ------------------------------------------------------------------ operators
 

@@ -61,7 +61,7 @@ def _operator(machine: Machine, node: ts.Node, inputs: list[Any]) -> Any:
     base, _, overload = qualified.partition(".")
     namespace, _, name = base.partition("::")
     if quantized.handles(base, inputs):
-        return quantized.run(machine, base, overload, inputs)
+        return quantized.run(machine, base, overload, inputs, lambda plain: _operator(machine, node, plain))
     if name in plain.RULES and (not ts.has_kernel(qualified) or plain.wins(name, inputs)):
         out = plain.RULES[name](machine, *inputs)
         machine.made(out, inputs)
@@ -280,6 +280,10 @@ def _isinstance(machine: Machine, node: ts.Node, inputs: list[Any]) -> Any:
 def _asks(attribute: str) -> Rule:
     def answer(machine: Machine, node: ts.Node, inputs: list[Any]) -> Any:
         (value,) = inputs
+        if isinstance(value, quantized.Quantized):
+            if attribute in ("dtype", "is_quantized"):
+                return ts.number_of_dtype(value.dtype) if attribute == "dtype" else True
+            value = value.values
         found = getattr(as_tensor(value) if is_number(value) else value, attribute)
         return ts.number_of_dtype(found) if isinstance(found, torch.dtype) else found
 

@@ -1,16 +1,238 @@
-"""Quantized tensors and operators, as quantize and dequantize around operators on floats."""
+"""Quantized tensors and operators: quantize and dequantize around the same operator on floats.
+
+A quantized tensor is its whole numbers with the scale and the zero point that they are read with; fakes have no such
+dtype. Weights come out of the packed objects that quantized modules hold, as whole numbers and as they are, so that
+the graph shows what is stored. The sums are float32's, where torch's kernels add whole numbers: results may differ by
+one step where a sum falls between two.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import Any
 
+import torch
+
+from ingot import torch_internals as internals
 from ingot.capture.script.machine import Machine
+from ingot.capture.script.values import Live, as_tensor
+from ingot.torch_internals import script as ts
+
+aten = torch.ops.aten
+STORED: dict[torch.dtype, torch.dtype] = {
+    torch.quint8: torch.uint8,
+    torch.qint8: torch.int8,
+    torch.qint32: torch.int32,
+}
+Rule = Callable[..., Any]
+_RULES: dict[str, Rule] = {}
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Quantized:
+    """A tensor of whole numbers, and what they mean: (number - zero point) * scale."""
+
+    values: torch.Tensor
+    scale: float | torch.Tensor
+    zero_point: int | torch.Tensor
+    dtype: torch.dtype
+
+    @property
+    def shape(self) -> torch.Size:
+        return self.values.shape
+
+    def floats(self) -> torch.Tensor:
+        low, high = _range(self.dtype)
+        stored = STORED[self.dtype]
+        return ts.dequantize(self.values, self.scale, self.zero_point, low, high, stored)
+
+    def again(self, floats: torch.Tensor) -> Quantized:
+        """Other numbers, read in the same way."""
+        return quantized(floats, self.scale, self.zero_point, self.dtype)
+
+
+def quantized(floats: torch.Tensor, scale: Any, zero_point: Any, dtype: torch.dtype) -> Quantized:
+    """Floats as whole numbers; scale and zero point are numbers, or tensors where a module keeps them in buffers."""
+    if isinstance(scale, Live | torch.Tensor) or isinstance(zero_point, Live | torch.Tensor):
+        scale, zero_point = (v if isinstance(v, torch.Tensor) else as_tensor(v) for v in (scale, zero_point))
+    low, high = _range(dtype)
+    return Quantized(ts.quantize(floats, scale, zero_point, low, high, STORED[dtype]), scale, zero_point, dtype)
+
+
+def _range(dtype: torch.dtype) -> tuple[int, int]:
+    limits = torch.iinfo(STORED[dtype])
+    return limits.min, limits.max
 
 
 def handles(name: str, inputs: list[Any]) -> bool:
     """Whether an operator is one of this file's."""
-    return False
+    return name in _RULES or name.startswith("quantized::") or any(isinstance(v, Quantized) for v in _flat(inputs))
 
 
-def run(machine: Machine, name: str, overload: str, inputs: list[Any]) -> Any:
-    raise machine.refuse(f"The quantized operator {name} has no rule.")
+def run(machine: Machine, name: str, overload: str, inputs: list[Any], general: Callable[[list[Any]], Any]) -> Any:
+    """An operator by its rule, or on the floats; `general` runs one on plain values."""
+    found = _RULES.get(name)
+    if found is not None:
+        return found(machine, *inputs)
+    if name.startswith("quantized::"):
+        raise machine.refuse(f"The quantized operator {name} has no rule.")
+    first = next(value for value in _flat(inputs) if isinstance(value, Quantized))
+    if name in _MOVING or name in _ASKING:
+        out = general([value.values if isinstance(value, Quantized) else value for value in inputs])
+        if name in _ASKING:
+            return out
+        return [replace(first, values=o) for o in out] if isinstance(out, list | tuple) else replace(first, values=out)
+    out = general([_floats(value) for value in inputs])
+    return first.again(out) if isinstance(out, torch.Tensor) and out.dtype.is_floating_point else out
+
+
+def _flat(inputs: list[Any]) -> list[Any]:
+    return [item for value in inputs for item in (value if isinstance(value, list) else [value])]
+
+
+def _floats(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_floats(item) for item in value]
+    return value.floats() if isinstance(value, Quantized) else value
+
+
+# They move numbers about and compute none.
+_MOVING = frozenset(
+    f"aten::{name}"
+    for name in (
+        *("view", "reshape", "flatten", "permute", "transpose", "t", "contiguous", "slice", "select", "squeeze"),
+        *("unsqueeze", "expand", "clone", "detach", "chunk", "split", "unbind", "narrow", "flip"),
+    )
+)
+# They ask about a tensor, and what they answer is no tensor.
+_ASKING = frozenset(f"aten::{name}" for name in ("size", "dim", "numel", "stride", "is_contiguous", "len"))
+
+
+def rule(*names: str) -> Callable[[Rule], Rule]:
+    """Registers `(machine, *inputs) -> value` for operators. A second rule for one raises."""
+
+    def register(function: Rule) -> Rule:
+        for name in names:
+            if name in _RULES:
+                raise ValueError(f"{name} has a rule already")
+            _RULES[name] = function
+        return function
+
+    return register
+
+
+# ---------------------------------------------------------------------- in and out
+
+
+@rule("aten::quantize_per_tensor")
+def _quantize(machine: Machine, x: torch.Tensor, scale: Any, zero_point: Any, dtype: int) -> Any:
+    return quantized(machine.localized(x), scale, zero_point, ts.dtype_of_number(dtype))
+
+
+@rule("aten::dequantize")
+def _dequantize(machine: Machine, x: Any) -> Any:
+    return _floats(x)
+
+
+@rule("aten::q_scale")
+def _scale(machine: Machine, x: Quantized) -> Any:
+    return x.scale
+
+
+@rule("aten::q_zero_point")
+def _zero_point(machine: Machine, x: Quantized) -> Any:
+    return x.zero_point
+
+
+@rule("aten::int_repr")
+def _numbers(machine: Machine, x: Quantized) -> Any:
+    return x.values
+
+
+# ---------------------------------------------------------------------- layers
+
+
+def _weights(machine: Machine, packed: Any, unpack: str) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """The weight, dequantized in the graph, and the bias of a packed object."""
+    weight, bias, scales, zeros, axis = machine.once(packed, lambda: _unpacked(machine, packed, unpack))
+    if axis is None:
+        low, high = _range(torch.qint8)
+        return ts.dequantize(weight, scales, zeros, low, high, torch.int8), bias
+    return ts.dequantize_channels(weight, scales, zeros, axis, -128, 127, torch.int8), bias
+
+
+def _unpacked(machine: Machine, packed: Any, unpack: str) -> tuple[Any, ...]:
+    assert machine.recorder is not None
+    with machine.recorder.paused(), internals.real_tensors(), torch.no_grad():
+        weight, bias = ts.unpacked(unpack, packed)
+        bias = None if bias is None else bias.detach().clone()
+        if weight.qscheme() == torch.per_tensor_affine:
+            return weight.int_repr(), bias, weight.q_scale(), weight.q_zero_point(), None
+        scales, zeros = weight.q_per_channel_scales().float(), weight.q_per_channel_zero_points()
+        return weight.int_repr(), bias, scales, zeros, weight.q_per_channel_axis()
+
+
+def _linear(relu: bool) -> Rule:
+    def compute(machine: Machine, x: Quantized, packed: Any, scale: Any, zero_point: Any) -> Any:
+        weight, bias = _weights(machine, packed, "linear_unpack")
+        out = aten.linear.default(x.floats(), weight, bias)
+        out = aten.relu.default(out) if relu else out
+        return quantized(out, scale, zero_point, x.dtype)
+
+    return compute
+
+
+rule("quantized::linear")(_linear(False))
+rule("quantized::linear_relu")(_linear(True))
+
+
+def _convolution(dims: int, relu: bool) -> Rule:
+    def compute(machine: Machine, x: Quantized, packed: Any, scale: Any, zero_point: Any) -> Any:
+        weight, bias = _weights(machine, packed, f"conv{dims}d_unpack")
+        stride, padding, dilation, groups = ts.convolution_settings(packed, dims)
+        operator = getattr(aten, f"conv{dims}d").default
+        out = operator(x.floats(), weight, bias, stride, padding, dilation, groups)
+        out = aten.relu.default(out) if relu else out
+        return quantized(out, scale, zero_point, x.dtype)
+
+    return compute
+
+
+for _dims in (1, 2, 3):
+    rule(f"quantized::conv{_dims}d")(_convolution(_dims, False))
+    rule(f"quantized::conv{_dims}d_relu")(_convolution(_dims, True))
+
+
+@rule("quantized::linear_dynamic", "quantized::linear_relu_dynamic")
+def _linear_dynamic(machine: Machine, x: torch.Tensor, packed: Any, reduce_range: bool = False) -> Any:
+    """The activations are quantized by what they hold: with one bit less where a kernel's sums could overflow."""
+    weight, bias = _weights(machine, packed, "linear_unpack")
+    return aten.linear.default(ts.quantize_by_range(x, 0, 127 if reduce_range else 255, torch.uint8), weight, bias)
+
+
+# ---------------------------------------------------------------------- arithmetic
+
+
+def _binary(operator: Callable[..., torch.Tensor], relu: bool) -> Rule:
+    def compute(machine: Machine, a: Quantized, b: Any, *rest: Any) -> Any:
+        out = operator(a.floats(), _floats(b))
+        out = aten.relu.default(out) if relu else out
+        if not rest:
+            return a.again(out)
+        return quantized(out, rest[0], rest[1], a.dtype)
+
+    return compute
+
+
+for _name, _operator in (("add", torch.add), ("mul", torch.mul)):
+    rule(f"quantized::{_name}")(_binary(_operator, False))
+    rule(f"quantized::{_name}_relu")(_binary(_operator, True))
+
+
+@rule("quantized::cat")
+def _cat(machine: Machine, parts: list[Quantized], dim: int, scale: Any = None, zero_point: Any = None) -> Any:
+    out = torch.cat([part.floats() for part in parts], dim)
+    if scale is None:
+        return parts[0].again(out)
+    return quantized(out, scale, zero_point, parts[0].dtype)

@@ -1,0 +1,48 @@
+"""Quantized modules, as torch.ao makes them."""
+
+import warnings
+from typing import Any
+
+import torch
+import torch.ao.quantization as ao
+from torch import nn
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.quant, self.dequant = ao.QuantStub(), ao.DeQuantStub()
+        self.conv = nn.Conv2d(3, 4, 3, padding=1)
+        self.norm = nn.BatchNorm2d(4)
+        self.relu = nn.ReLU()
+        self.pool = nn.MaxPool2d(2)
+        self.fc = nn.Linear(4, 2)
+        self.sums = torch.ao.nn.quantized.FloatFunctional()
+
+    def forward(self, x):
+        y = self.relu(self.norm(self.conv(self.quant(x))))
+        y = self.sums.add(y, y)
+        y = self.pool(y).mean([2, 3])
+        return self.dequant(self.fc(y))
+
+
+def static() -> nn.Module:
+    """Quantized with fixed scales, as calibration found them."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.manual_seed(0)
+        model: Any = Net().eval()
+        model.qconfig = ao.get_default_qconfig("fbgemm")
+        model = ao.prepare(ao.fuse_modules(model, [["conv", "norm", "relu"]]))
+        for _ in range(8):
+            model(torch.randn(2, 3, 8, 8))
+        return ao.convert(model)
+
+
+def dynamic() -> nn.Module:
+    """Weights quantized; activations by what they hold."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 4))
+        return ao.quantize_dynamic(model, {nn.Linear}, torch.qint8)

@@ -1,0 +1,61 @@
+"""Quantized modules: scripted, traced, and traced by the importer itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+import ingot
+from ingot.errors import CaptureError
+from tests.capture.script.models_quantized import dynamic, static
+from tests.capture.script.test_models import operators
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:.*deprecated"),
+    pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning"),
+]
+
+
+def as_it_is(model: Any) -> Any:
+    return model
+
+
+def traced(model: Any) -> Any:
+    return torch.jit.trace(model, torch.randn(2, 3, 8, 8))
+
+
+@pytest.mark.parametrize("form", [as_it_is, torch.jit.script, traced], ids=["module", "script", "trace"])
+def test_static(form: Callable[[Any], Any]) -> None:
+    model = static()
+    torch.manual_seed(3)
+    inputs = [torch.randn(2, 3, 8, 8) for _ in range(5)]
+    program = ingot.from_torchscript(form(model), (inputs[0],))
+    program.verify()
+    assert any("quantize_per_tensor" in str(node.target) for node in program.graph.nodes)
+    assert any("dequantize_per_channel" in str(node.target) for node in program.graph.nodes)
+    step = model.fc.scale
+    for x in inputs:
+        got, wanted = program(x), model(x)
+        # A sum of floats may fall on the other side of a half than one of whole numbers: one step, no more.
+        assert (got - wanted).abs().max() <= step * 1.001
+        assert ((got - wanted).abs() > step / 2).sum() <= 1
+
+
+@pytest.mark.parametrize("form", [as_it_is, torch.jit.script], ids=["module", "script"])
+def test_dynamic(form: Callable[[Any], Any]) -> None:
+    model = dynamic()
+    torch.manual_seed(3)
+    inputs = [torch.randn(2, 16) for _ in range(5)]
+    program = ingot.from_torchscript(form(model), (inputs[0],))
+    program.verify()
+    assert "tensor" in operators(program)
+    for x in inputs:
+        torch.testing.assert_close(program(x), model(x), rtol=1e-5, atol=1e-6)
+
+
+def test_a_module_needs_arguments_to_be_traced() -> None:
+    with pytest.raises(CaptureError, match="traced first"):
+        ingot.from_torchscript(static())
