@@ -35,7 +35,7 @@ def static() -> nn.Module:
         model.qconfig = ao.get_default_qconfig("fbgemm")
         model = ao.prepare(ao.fuse_modules(model, [["conv", "norm", "relu"]]))
         for _ in range(8):
-            model(torch.randn(2, 3, 8, 8))
+            model(torch.randn(2, 3, 14, 14))
         return ao.convert(model)
 
 

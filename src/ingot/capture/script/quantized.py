@@ -47,6 +47,16 @@ class Quantized:
         stored = STORED[self.dtype]
         return ts.dequantize(self.values, self.scale, self.zero_point, low, high, stored)
 
+    def counts(self) -> torch.Tensor:
+        """How many steps each number is from zero, which float32 holds exactly."""
+        return self.values.to(torch.float32) - self.zero_point
+
+    def averaged(self, counts: torch.Tensor) -> Quantized:
+        """Numbers of steps, rounded to whole ones: a half is a half, whatever the scale."""
+        low, high = _range(self.dtype)
+        whole = torch.clamp(torch.round(counts) + self.zero_point, low, high)
+        return replace(self, values=whole.to(STORED[self.dtype]))
+
     def again(self, floats: torch.Tensor) -> Quantized:
         """Other numbers, read in the same way."""
         return quantized(floats, self.scale, self.zero_point, self.dtype)
@@ -83,6 +93,8 @@ def run(machine: Machine, name: str, overload: str, inputs: list[Any], general: 
         if name in _ASKING:
             return out
         return [replace(first, values=o) for o in out] if isinstance(out, list | tuple) else replace(first, values=out)
+    if name in _AVERAGING:
+        return first.averaged(general([first.counts(), *inputs[1:]]))
     out = general([_floats(value) for value in inputs])
     return first.again(out) if isinstance(out, torch.Tensor) and out.dtype.is_floating_point else out
 
@@ -104,6 +116,10 @@ _MOVING = frozenset(
         *("view", "reshape", "flatten", "permute", "transpose", "t", "contiguous", "slice", "select", "squeeze"),
         *("unsqueeze", "expand", "clone", "detach", "chunk", "split", "unbind", "narrow", "flip"),
     )
+)
+# What they give is a number of steps too, but for the fraction.
+_AVERAGING = frozenset(
+    f"aten::{name}" for name in ("mean", "avg_pool1d", "avg_pool2d", "avg_pool3d", "adaptive_avg_pool2d")
 )
 # They ask about a tensor, and what they answer is no tensor.
 _ASKING = frozenset(f"aten::{name}" for name in ("size", "dim", "numel", "stride", "is_contiguous", "len"))
