@@ -25,6 +25,7 @@ from ingot.codegen.weights import fill
 from ingot.lowering.fusion import fuse
 from ingot.lowering.lower import lower
 from ingot.lowering.memory import plan
+from ingot.lowering.siblings import join_siblings
 from ingot.lowering.strips import strip
 from ingot.program import file
 from ingot.program.program import Program
@@ -149,7 +150,7 @@ def _compiled(
     with watch("passes"):
         program = for_native(program)
     with watch("lower"):
-        module = strip(fuse(lower(program)))
+        module = join_siblings(strip(fuse(lower(program))))
     with watch("emit"):
         source = emit(module, plan(module), title=type(model).__name__)
     with watch("cc"), ThreadPoolExecutor(1) as aside:  # the C compiler works while the weights are packed

@@ -18,6 +18,7 @@ from ingot.lowering.fusion import fuse
 from ingot.lowering.ir import Module
 from ingot.lowering.lower import lower
 from ingot.lowering.memory import plan
+from ingot.lowering.siblings import join_siblings
 from ingot.lowering.strips import strip
 from ingot.pipeline import capture, for_native
 from ingot.program.program import Program
@@ -35,7 +36,7 @@ def lowered(
 ) -> tuple[Program, Module]:
     program = for_native(capture(model, args, dynamic_shapes=dynamic_shapes))
     module = lower(program)
-    return program, strip(fuse(module)) if fused else module
+    return program, join_siblings(strip(fuse(module))) if fused else module
 
 
 def assemble(

@@ -17,7 +17,7 @@ from ingot.codegen.ctext import STORED, Statements, size_text
 from ingot.codegen.exports import Placed, exports, place_weights, run_size, size_names
 from ingot.codegen.kernels import Kernel, Writer, loop_kernel
 from ingot.codegen.library import Library
-from ingot.codegen.products import product_kernel
+from ingot.codegen.products import product_kernel, siblings_kernel
 from ingot.codegen.routines import routine_kernel
 from ingot.codegen.strips import strips_kernel
 from ingot.errors import UnsupportedOperator, explain
@@ -39,6 +39,7 @@ from ingot.lowering.ir import (
     Reduce,
     Repeat,
     Routine,
+    Siblings,
     Step,
     Strips,
     While,
@@ -233,7 +234,16 @@ class _File:
     def _step(self, step: Step) -> None:
         match step:
             case (
-                Map() | Reduce() | Nest() | Product() | Convolution() | Strips() | Attention() | MaskTiles() | Routine()
+                Map()
+                | Reduce()
+                | Nest()
+                | Product()
+                | Siblings()
+                | Convolution()
+                | Strips()
+                | Attention()
+                | MaskTiles()
+                | Routine()
             ):
                 writer = Writer(self.module.buffers, self.library, self.module.hints)
                 self._launch(_KERNELS[type(step)](writer, step), step)
@@ -344,6 +354,7 @@ _KERNELS: Mapping[type[Step], Callable[[Writer, Any], Kernel]] = {
     Reduce: loop_kernel,
     Nest: loop_kernel,
     Product: product_kernel,
+    Siblings: siblings_kernel,
     Convolution: convolution_kernel,
     Strips: strips_kernel,
     Attention: attention_kernel,

@@ -10,7 +10,7 @@ from __future__ import annotations
 from ingot.codegen.ctext import STORED, SUFFIX, Statements
 from ingot.codegen.kernels import Kernel, Writer, declare_flags, report_flags, simd, unflatten
 from ingot.lowering.expr import Size, product
-from ingot.lowering.ir import BYTES, Map, Product
+from ingot.lowering.ir import BYTES, Map, Product, Siblings
 
 # Columns of a panel that is packed while running.
 PANEL = 48
@@ -21,6 +21,12 @@ CACHED = 1 << 18
 
 
 def product_kernel(out: Writer, step: Product) -> Kernel:
+    return siblings_kernel(out, Siblings((step,), step.origin))
+
+
+def siblings_kernel(out: Writer, siblings: Siblings) -> Kernel:
+    """One task is a panel of columns by a block of rows, of each product."""
+    step = siblings.steps[0]
     width = step.b.packed or PANEL
     m, n = out.size(step.m), out.size(step.n)
     rows = min(ROWS, max(8, out.hint(step.m))) if isinstance(step.m, int) else ROWS
@@ -34,7 +40,10 @@ def product_kernel(out: Writer, step: Product) -> Kernel:
     if step.batch:
         out.line(f"const int64_t o = task / ({out.size(blocks * panels)});")
         unflatten(out, "o", step.batch)
-    _tiles(out, step, width)
+    for one in siblings.steps:
+        out.open("")
+        _tiles(out, one, width)
+        out.close()
     out.close()
     return out.finish(total, 1)
 

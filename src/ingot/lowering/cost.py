@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ingot.lowering.expr import Size, product
-from ingot.lowering.ir import BYTES, Attention, Buffer, Convolution, Map, Nest, Product, Reduce, Step, Strips
+from ingot.lowering.ir import BYTES, Attention, Buffer, Convolution, Map, Nest, Product, Reduce, Siblings, Step, Strips
 from ingot.lowering.memory import touched
 
 _FREE = frozenset({"load", "const", "index", "cast", "check", "accumulator"})
@@ -15,7 +15,7 @@ def flops(step: Step) -> Size:
             return product([loop.extent for loop in step.loops]) * _operations(step)
         case Reduce():
             return product([loop.extent for loop in (*step.loops, *step.over)]) * (_operations(step) + len(step.kinds))
-        case Nest() | Strips():
+        case Nest() | Siblings() | Strips():
             total: Size = 0
             for inner in step.steps:
                 total = total + flops(inner)

@@ -5,6 +5,7 @@
               | Reduce(loops, over, kinds, body, stores) one accumulator a result of the body, at every point of loops
               | Nest(outer, steps)                       Maps and Reduces that share their outer loops, in order
               | Product(batch, m, n, k, a, b, epilogue)  matrix products, with a Map as their epilogue
+              | Siblings(steps)                          products of the same rows and sizes, task by task
               | Convolution(…, epilogue)                 the same over windows
               | Strips(images, steps, …)                 products and convolutions, a strip of lines at a time
               | Attention(…, score, mask, epilogue)      softmax(score(q · k) where mask) · v, never the whole of it
@@ -222,6 +223,15 @@ class Product:
 
 
 Way: TypeAlias = Literal["windows", "depthwise", "winograd"]
+
+
+@dataclass(frozen=True, slots=True)
+class Siblings:
+    """Products of the same rows, of the same size, done as one: at each place one after another, so that a later one's
+    epilogue may read there what an earlier one wrote there."""
+
+    steps: tuple[Product, ...]
+    origin: Origin = Origin()
 
 
 @dataclass(frozen=True, slots=True)
@@ -450,6 +460,7 @@ Step: TypeAlias = (
     | Reduce
     | Nest
     | Product
+    | Siblings
     | Convolution
     | Strips
     | Attention

@@ -31,6 +31,7 @@ from ingot.lowering.ir import (
     Repeat,
     Routine,
     Scan,
+    Siblings,
     Step,
     Strips,
     While,
@@ -71,7 +72,7 @@ def touched(step: Step) -> tuple[set[str], set[str]]:
         case Convolution():
             r, w = touched(step.epilogue)
             return r | {step.x, step.weight}, w
-        case Strips():
+        case Siblings() | Strips():
             return _both(step.steps)
         case Attention():
             r, w = touched(step.epilogue)

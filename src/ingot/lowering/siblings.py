@@ -1,0 +1,69 @@
+"""Siblings: products that read the same rows become one.
+
+    before                                after
+    Product  x · wq → q                   Siblings  x · wq → q, x · wk → k, x · wv → v
+    Product  x · wk → k
+    Product  x · wv → v
+
+Queries, keys and values, or the gate of a layer and what it lets through: threads meet once for all of them, and rows
+are in the nearest cache for all but the first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from ingot.lowering.body import reads
+from ingot.lowering.expr import Size, substitute, symbol
+from ingot.lowering.ir import Loop, Module, Product, Siblings, Step
+from ingot.lowering.memory import touched
+
+
+def join_siblings(module: Module) -> Module:
+    """Joins products that follow one another; computes the same."""
+    done: list[Step] = []
+    family: list[Product] = []
+
+    def finish() -> None:
+        if len(family) > 1:
+            done.append(Siblings(tuple(family), family[0].origin))
+        else:
+            done.extend(family)
+        family.clear()
+
+    for step in module.steps:
+        if not isinstance(step, Product) or not (family and _belongs(step, family)):
+            finish()
+        if isinstance(step, Product):
+            family.append(step)
+        else:
+            done.append(step)
+    finish()
+    return replace(module, steps=tuple(done))
+
+
+def _belongs(step: Product, family: Sequence[Product]) -> bool:
+    """Whether a product reads the rows that the others read, and nothing that they write but at its own place."""
+    first = family[0]
+    same = (step.a, step.batch, step.m, step.n, step.k, step.dtype, step.b.packed) == (
+        first.a, first.batch, first.m, first.n, first.k, first.dtype, first.b.packed
+    )  # fmt: skip
+    if not same or not step.b.packed:
+        return False
+    used, written = (set().union(*(touched(one)[side] for one in family)) for side in (0, 1))
+    if touched(step)[1] & (used | written) or {step.a.buffer, step.b.buffer} & written:
+        return False
+    at = {store.buffer: _placed(store.index, one.epilogue.loops) for one in family for store in one.epilogue.stores}
+    loops = [loop.extent for loop in step.epilogue.loops]
+    alike = all([loop.extent for loop in one.epilogue.loops] == loops for one in family)
+    read = [access for access in reads(step.epilogue.body) if access.buffer in written]
+    return all(alike and _placed(access.index, step.epilogue.loops) == at[access.buffer] for access in read)
+
+
+def _placed(index: Size, loops: Sequence[Loop]) -> Size:
+    """An index with loops called by their numbers, so that those of two epilogues can be compared."""
+    names: dict[str, Size] = {
+        loop.variable: symbol(f"loop{number}", below=loop.extent) for number, loop in enumerate(loops)
+    }
+    return substitute(index, names)
