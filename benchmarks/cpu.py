@@ -8,9 +8,9 @@ One process, one model at a time. Peers are prepared first, then take turns, the
 medians are compared. A turn begins with a pause, for the threads of some peers spin on a core for a while after their
 work is done, and with a call that is not counted, which finds the caches full of another peer's weights. The limit is
 the model's multiplications over the peak measured here by a plain loop of multiply-adds, or its weights over the
-bandwidth measured here, whichever is longer; the best of all measurements, one before each model. Peers get their models through torch.onnx.export, whose time does not
-count for them. Compile times are cold, from the model in memory to its first result: each in a process of its own with
-empty caches, torch.compile and Ingot in turn.
+bandwidth measured here, whichever is longer; the best of all measurements, one before each model. Peers get their
+models through torch.onnx.export, whose time does not count for them. Compile times are cold, from the model in memory
+to its first result: each in a process of its own with empty caches, torch.compile and Ingot in turn.
 """
 
 from __future__ import annotations

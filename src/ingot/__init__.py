@@ -11,6 +11,7 @@
     program.to_exported()           # torch.export's form, and ingot.from_exported(ep) back
     program = ingot.from_torchscript("m.pt", args)  # TorchScript, its loops and branches intact
     program = ingot.transform(program, [ingot.passes.autocast], check="numerics")
+    program, count = ingot.rewrite(program, before, after, example_inputs)  # what looks like this becomes that
 
     compiled = ingot.compile(model, args, kwargs)   # or of a program
     compiled(*args, **kwargs)       # native code: torch tensors in and out
@@ -33,10 +34,11 @@ from typing import TYPE_CHECKING, Any
 from ingot import collector
 
 if TYPE_CHECKING:
-    from ingot import errors, passes
+    from ingot import errors, passes, patterns
     from ingot.errors import IngotError
     from ingot.onnx_file import export_onnx
     from ingot.passes.manager import transform
+    from ingot.passes.rewrite import rewrite
     from ingot.pipeline import capture, compile, from_torchscript, load
     from ingot.program.exported import from_exported
     from ingot.program.program import Program
@@ -52,6 +54,7 @@ _HOMES = {
     "from_exported": "ingot.program.exported",
     "from_torchscript": "ingot.pipeline",
     "load": "ingot.pipeline",
+    "rewrite": "ingot.passes.rewrite",
     "transform": "ingot.passes.manager",
 }
 
@@ -68,7 +71,7 @@ class _Package(ModuleType):
         """Importing the subpackage stores it here; it stays reachable by import, and the function by attribute."""
 
     def __getattr__(self, name: str) -> Any:
-        if name in ("errors", "passes"):
+        if name in ("errors", "passes", "patterns"):
             return importlib.import_module(f"ingot.{name}")
         if name not in _HOMES:
             raise AttributeError(f"module 'ingot' has no attribute {name!r}")
@@ -95,5 +98,7 @@ __all__ = [
     "from_torchscript",
     "load",
     "passes",
+    "patterns",
+    "rewrite",
     "transform",
 ]

@@ -18,7 +18,8 @@
     ├── ConversionError             torch.export's form cannot express it, or ours cannot
     ├── SaveError                   a Program holds something a file cannot
     ├── PassError                   a pass was given what it cannot take
-    │   └── NumericsError           a pass changed what the program computes
+    │   ├── NumericsError           a pass changed what the program computes
+    │   └── PatternError            a function is no pattern, or no replacement for one
     ├── CompileError                a Program could not become native code
     │   ├── UnsupportedOperator     an operator has no rule
     │   ├── UnsupportedMachine      an instruction set that is not known, or that the compiler makes no code for
@@ -113,6 +114,10 @@ class PassError(IngotError):
 
 class NumericsError(PassError):
     """A pass changed what the program computes."""
+
+
+class PatternError(PassError):
+    """A function is no pattern, or no replacement for one."""
 
 
 class CompileError(IngotError):

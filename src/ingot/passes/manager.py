@@ -67,7 +67,8 @@ def register(takes: Dialect, gives: Dialect | None = None, *, exact: bool = True
 
 
 def info_of(function: Callable[..., int]) -> PassInfo:
-    return _INFO.get(function) or PassInfo(getattr(function, "__name__", type(function).__name__))
+    known = _INFO.get(function) or getattr(function, "pass_info", None)
+    return known or PassInfo(getattr(function, "__name__", type(function).__name__))
 
 
 def transform(

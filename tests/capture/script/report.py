@@ -27,8 +27,8 @@ _TITLE = """# TorchScript: ours beside torch's own converter
 
 Made by `make report-torchscript` with torch {version}. Each script is imported, verified, and run on five sets of
 arguments, the first of which is the example that it was imported with; its results must equal the script's, bit for
-bit, those of quantized modules within 1e-6 and 1e-5 (a step of theirs is 3e-3). "Wrong" says on how many of the five the
-results differ.
+bit, those of quantized modules within 1e-6 and 1e-5 (a step of theirs is 3e-3). "Wrong" says on how many of the five
+the results differ.
 
 {ours} of {total} scripts equal. torch's converter (`torch._export.converter.TS2EPConverter`): {right} equal, {refused}
 refused, {wrong} wrong. A script whose loop or branch hangs on values keeps it as an operator: the third column counts
