@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, get_args
 
 import torch
 from torch import nn
@@ -23,6 +23,7 @@ from ingot.codegen.pages import Pages
 from ingot.codegen.toolchain import find
 from ingot.codegen.weights import fill
 from ingot.lowering.fusion import fuse
+from ingot.lowering.ir import Precision
 from ingot.lowering.lower import lower
 from ingot.lowering.memory import plan
 from ingot.lowering.siblings import join_siblings
@@ -121,17 +122,27 @@ def compile(
     threads: int | None = None,
     cache: bool = True,
     isa: str | Sequence[str] | None = None,
+    precision: Precision = "float32",
     watch: Watch = _unwatched,
 ) -> Compiled:
     """The model, or a Program of it, as native code that is called like the model.
 
     `threads` None is one for each core. `cache` False compiles the C text even if it was compiled before. `isa` names
-    the instruction sets to build for; the default is this machine's own, and it is built in any case. `watch` is told
-    of each stage: it is called with the stage's name and gives a context manager that the stage runs in.
+    the instruction sets to build for; the default is this machine's own, and it is built in any case. `precision`
+    "bfloat16" keeps the weights of matrix products and convolutions in it and multiplies in it, where the machine has
+    an instruction for that with it; sums and everything else stay as they are. `watch` is told of each stage: it is
+    called with the stage's name and gives a context manager that the stage runs in.
     """
     check_threads(threads)
+    _check_precision(precision)
     with collector.paused(), Pages(_state_bytes(model)) as pages:
-        return _compiled(model, args, kwargs, dynamic_shapes, threads, cache, isa, watch, pages)
+        return _compiled(model, args, kwargs, dynamic_shapes, threads, cache, isa, precision, watch, pages)
+
+
+def _check_precision(precision: str) -> None:
+    known = get_args(Precision)
+    if precision not in known:
+        raise ValueError(f"precision is {precision!r}: give {' or '.join(map(repr, known))}")
 
 
 def _compiled(
@@ -142,6 +153,7 @@ def _compiled(
     threads: int | None,
     cache: bool,
     isa: str | Sequence[str] | None,
+    precision: Precision,
     watch: Watch,
     pages: Pages,
 ) -> Compiled:
@@ -150,7 +162,7 @@ def _compiled(
     with watch("passes"):
         program = for_native(program)
     with watch("lower"):
-        module = join_siblings(strip(fuse(lower(program))))
+        module = join_siblings(strip(fuse(lower(program, precision))))
     with watch("emit"):
         source = emit(module, plan(module), title=type(model).__name__)
     with watch("cc"), ThreadPoolExecutor(1) as aside:  # the C compiler works while the weights are packed

@@ -69,8 +69,9 @@ def _panels(step: Convolution) -> int:
 
 def _tiles(out: Writer, step: Convolution) -> None:
     """Pixels [first, last) of panel number `panel`."""
-    kind, real, width = SUFFIX[step.dtype], STORED[step.dtype], step.panel
+    kind, real, width = "bf16" if step.narrow else SUFFIX[step.dtype], STORED[step.dtype], step.panel
     taps = step.kernel[0] * step.kernel[1]
+    terms = taps * (-(-step.channels // 2) * 2 if step.narrow else step.channels)
     each = step.out_channels // step.groups
     panels = -(-each // width)
     image = out.pointer(step.x)
@@ -83,14 +84,14 @@ def _tiles(out: Writer, step: Convolution) -> None:
         out.line(f"const int64_t left = group * {each} + panel % {panels} * {width};")
         out.line(f"const int64_t right = {right_end(width, each, f'(group + 1) * {each}')};")
         image = f"{image} + group * {step.channels}"
-    out.line(f"const {real} *rows[{taps} * IG_HIGHEST];")
+    out.line(f"const {STORED[out.buffers[step.x].dtype]} *rows[{taps} * IG_HIGHEST];")
     out.open(f"for (int64_t row = first; row < last; row += IG_HIGH({real}, {width}))")
     out.line(f"_Alignas(64) {real} tile[IG_HIGHEST * {width}];")
     out.line(f"const int64_t high = ig_min(last - row, IG_HIGH({real}, {width}));")
     out.line(f"ig_windows_{kind}(rows, &window, {image}, ig_zeros_{kind}, row, high);")
     out.line(
         f"ig_window_{kind}_{width}(rows, {taps}, {step.channels}, "
-        f"{out.pointer(step.weight)} + panel * {taps * step.channels * width}, tile, high);"
+        f"{out.pointer(step.weight)} + panel * {terms * width}, tile, high);"
     )
     write_epilogue(out, step.epilogue, 0, width)
     out.close()

@@ -18,7 +18,7 @@ from ingot.codegen.mathlib import source_of
 
 Shared: TypeAlias = Literal["tile", "window", "depth", "depths", "attention", "winograd"]
 
-_REALS = {"f32": "float", "f64": "double"}
+_REALS = {"f32": "float", "f64": "double", "bf16": "uint16_t"}
 _READS = {"bfloat16": "ig_bf16_to_f32", "float16": "ig_f16_to_f32"}
 _HEADERS: dict[Shared, str] = {"depth": "depthwise.h", "attention": "attention.h", "winograd": "winograd.h"}
 # What computes the weight of a score: an exp of a number from -80 to 0, or nan.
@@ -27,7 +27,7 @@ _NARROW_EXP = {"f32": "ig_exp_narrow_f32", "f64": "ig_exp_f64"}
 
 @dataclass
 class Library:
-    """The parts of the library that a file needs. A kind is "f32" or "f64"."""
+    """The parts of the library that a file needs. A kind is "f32" or "f64", or "bf16" for products of such numbers."""
 
     functions: set[str] = field(default_factory=set)
     routines: set[tuple[str, str]] = field(default_factory=set)
@@ -72,7 +72,10 @@ class Library:
         parts = [resource("prelude.h"), resource("pool.h"), source_of(sorted(self.functions)), self._routines()]
         if shared or self._packs:
             parts.append(resource("products.h"))
-        parts += [f"IG_VECTOR({kind}, {_REALS[kind]})" for kind in sorted({kind for _, kind, _ in shared})]
+        kinds = {kind for _, kind, _ in shared}
+        summed = sorted({"f32" if kind == "bf16" else kind for kind in kinds})
+        parts += [f"IG_VECTOR({kind}, {_REALS[kind]})" for kind in summed]
+        parts += [resource("bf16.h")] if "bf16" in kinds else []
         for kind in sorted({kind for name, kind, _ in shared if name == "window"}):
             real = _REALS[kind]
             parts.append(f"IG_WINDOWS({kind}, {real})\nstatic const {real} ig_zeros_{kind}[{self._zeros}];")
@@ -96,6 +99,8 @@ class Library:
 
 def _declared_and_defined(name: Shared, kind: str, sizes: tuple[int, ...], group: int) -> list[str]:
     macro, arguments = f"IG_{name.upper()}", ", ".join([kind, _REALS[kind], *map(str, sizes)])
+    if kind == "bf16":
+        macro, arguments = f"{macro}_BF16", ", ".join(map(str, sizes))
     head = f"{macro}_HEAD({arguments})"
     if name == "attention":
         arguments += f", INF_{kind.upper()}, {_NARROW_EXP[kind]}"

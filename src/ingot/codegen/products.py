@@ -34,7 +34,7 @@ def siblings_kernel(out: Writer, siblings: Siblings) -> Kernel:
     panels = (step.n + width - 1) // width
     total = product([loop.extent for loop in step.batch]) * panels * blocks
     out.open("for (int64_t task = begin; task < end; ++task)")
-    row_block, column_panel = _task(out, blocks, panels, step.n * step.k * BYTES[step.dtype])
+    row_block, column_panel = _task(out, blocks, panels, step.n * step.k * BYTES[out.buffers[step.b.buffer].dtype])
     out.line(f"const int64_t first = {row_block} * {rows}, last = ig_min(first + {rows}, {m});")
     out.line(f"const int64_t left = {column_panel} * {width}, right = {right_end(width, step.n, n)};")
     if step.batch:
@@ -63,7 +63,7 @@ def write_product_rows(out: Writer, step: Product, first: str, last: str) -> Non
 
 def _tiles(out: Writer, step: Product, width: int) -> None:
     """Rows [first, last) of the panel of columns [left, right)."""
-    kind, real = SUFFIX[step.dtype], STORED[step.dtype]
+    kind, real = "bf16" if step.narrow else SUFFIX[step.dtype], STORED[step.dtype]
     out.library.share("tile", kind, width)
     panel = _panel(out, step, kind, real)
     a_rows, a_step = _rows(out, step, kind, real)
@@ -95,7 +95,8 @@ def right_end(width: int, columns: Size, end: str) -> str:
 def _panel(out: Writer, step: Product, kind: str, real: str) -> str:
     b = step.b
     if b.packed:
-        return f"{out.pointer(b.buffer)} + ({out.size(b.offset)}) + left * ({out.size(step.k)})"
+        terms = (step.k + 1) // 2 * 2 if step.narrow else step.k
+        return f"{out.pointer(b.buffer)} + ({out.size(b.offset)}) + left * ({out.size(terms)})"
     pack = out.library.pack(kind, out.buffers[b.buffer].dtype)
     out.own("panel", real, step.k * PANEL * BYTES[step.dtype])
     out.line(
@@ -109,7 +110,7 @@ def _rows(out: Writer, step: Product, kind: str, real: str) -> tuple[str, str]:
     """Where the tile's rows begin, and the distance between rows; columns of a row are neighbours."""
     a = step.a
     base = f"{out.pointer(a.buffer)} + ({out.size(a.offset)})"
-    if a.columns == 1 and out.buffers[a.buffer].dtype == step.dtype:
+    if a.columns == 1 and out.buffers[a.buffer].dtype == ("bfloat16" if step.narrow else step.dtype):
         return f"{base} + row * ({out.size(a.rows)})", out.size(a.rows)
     pack = out.library.pack(kind, out.buffers[a.buffer].dtype)
     out.own("lines", real, step.k * ROWS * BYTES[step.dtype])

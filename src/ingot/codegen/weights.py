@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -58,7 +59,10 @@ def fill(program: Program, module: Module, source: Source, pages: Pages | None =
         dtype = getattr(torch, module.buffers[weight.buffer].dtype)
         target = torch.from_numpy(array[place.offset : place.offset + place.size])
         elements = winograd(state.detach()) if weight.winograd else state.detach()
-        _copy(target.view(dtype), elements, weight.packing)
+        if weight.pairs:
+            _pair(target.view(dtype), elements, weight.packing, weight.pairs)
+        else:
+            _copy(target.view(dtype), elements, weight.packing)
 
     with ThreadPoolExecutor(min(cores(), THREADS)) as threads:
         for _ in threads.map(write, (place for place in source.weights if place.size)):
@@ -98,6 +102,17 @@ def _copy(target: torch.Tensor, state: torch.Tensor, packing: tuple[Any, ...]) -
         made[:, whole].zero_()
         source = torch.as_strided(flat, view, (group_step, *steps, column_step), offset + whole * panel_step)
         _assign(made[:, whole, ..., :rest], source)
+
+
+def _pair(target: torch.Tensor, state: torch.Tensor, packing: tuple[Any, ...], pairs: int) -> None:
+    """The same with two terms side by side, an odd one beside a zero; the last `pairs` dims of the depth are terms."""
+    *depth, width = packing[1]
+    outer, terms = depth[:-pairs], math.prod(depth[-pairs:])
+    whole = torch.empty(*outer, terms, width, dtype=state.dtype)
+    _copy(whole.view(-1), state, packing)
+    if terms % 2:
+        whole = torch.cat([whole, torch.zeros(*outer, 1, width, dtype=state.dtype)], -2)
+    target.view(*outer, -1, width, 2).copy_(whole.view(*outer, -1, 2, width).transpose(-1, -2))
 
 
 def _assign(target: torch.Tensor, source: torch.Tensor) -> None:

@@ -208,7 +208,8 @@ class Product:
     """out[batch, i, j] = Σ_k a[batch, i, k] · b[batch, k, j], then `epilogue`.
 
     The epilogue is a Map over (batch…, rows…, j) that reads the product as the op "accumulator"; rows may be several
-    loops whose extents multiply to m. Without one the product is stored in `out`.
+    loops whose extents multiply to m. Without one the product is stored in `out`. With `narrow`, a and b are bfloat16
+    and their products are summed in `dtype`; b is packed with pairs of terms side by side: [k in pairs][columns][2].
     """
 
     batch: tuple[Loop, ...]
@@ -220,9 +221,12 @@ class Product:
     dtype: str
     epilogue: Map
     origin: Origin = Origin()
+    narrow: bool = False
 
 
 Way: TypeAlias = Literal["windows", "depthwise", "winograd"]
+# What products with weights multiply in: the tensors' own type, or bfloat16.
+Precision: TypeAlias = Literal["float32", "bfloat16"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,7 +246,7 @@ class Convolution:
 
         windows    x is dense with channels last: [images, size…, width of a pixel]. A tap reads `channels` neighbours
                    from there on, which may reach into the next pixels. weight: panels of `panel` output channels, each
-                   within a group.
+                   within a group. With `narrow` as in Product, a tap's channels in pairs.
         depthwise  every channel is a group of its own. x as above, weight [tap][channel].
         winograd   x is what the routine of that name makes of the image: [16, tiles of 2×2 outputs, channels]. weight:
                    16 matrices of panels.
@@ -266,6 +270,7 @@ class Convolution:
     epilogue: Map
     origin: Origin = Origin()
     way: Way = "windows"
+    narrow: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -481,12 +486,14 @@ class Weight:
     """One tensor of the weights blob, and how it is made from the state's row-major elements: (offset, shape, strides,
     columns): a strided view. With `columns`, shape is [groups, panels, …, width] and a panel's places behind the last
     column are zeros. () is as it is. With `winograd` the elements are those of [16, in, out], which the 3×3 taps of
-    [out, in, 3, 3] become."""
+    [out, in, 3, 3] become. With `pairs` that many dims before the last are one run of terms, of which two lie side by
+    side: […, pairs, width, 2], an odd one beside a zero."""
 
     buffer: str
     source: str
     packing: tuple[Any, ...] = ()
     winograd: bool = False
+    pairs: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -516,7 +523,7 @@ class SizeSymbol:
 class Module:
     """A whole program. `symbols` are the sizes that inputs tell, with the input and dim that tells each.
 
-    `draws` is how many draws of random numbers a run makes.
+    `draws` is how many draws of random numbers a run makes. `precision` is what products with weights multiply in.
     """
 
     buffers: dict[str, Buffer]
@@ -527,3 +534,4 @@ class Module:
     symbols: dict[str, SizeSymbol]
     hints: dict[str, int] = field(default_factory=dict)
     draws: int = 0
+    precision: Precision = "float32"

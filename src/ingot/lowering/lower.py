@@ -17,7 +17,7 @@ from torch import fx
 
 from ingot.lowering.body import Recorder
 from ingot.lowering.interface import Interface
-from ingot.lowering.ir import Check, Module, wide
+from ingot.lowering.ir import Check, Module, Precision, wide
 from ingot.lowering.making import CHEAP, Making
 from ingot.lowering.refusing import SUPPORTED, Unsupported, dtype_name, refusal
 from ingot.lowering.values import Lazy, Tensor
@@ -49,11 +49,14 @@ def rule_of(target: Any) -> Rule | None:
     return RULES.get(target) or RULES.get(str(target))
 
 
-def lower(program: Program) -> Module:
-    """The program's loops. Every operator that cannot be lowered is named in one UnsupportedOperator."""
+def lower(program: Program, precision: Precision = "float32") -> Module:
+    """The program's loops. Every operator that cannot be lowered is named in one UnsupportedOperator.
+
+    With `precision` "bfloat16", products and convolutions with weights multiply in it.
+    """
     import ingot.lowering.rules  # noqa: F401  fills RULES
 
-    lowering = Lowering(program)
+    lowering = Lowering(program, precision)
     missing = lowering.missing()
     if missing:
         raise refusal(missing)
@@ -63,8 +66,8 @@ def lower(program: Program) -> Module:
 class Lowering(Making):
     """One lowering: what rules are given. `values` has the value of every node so far."""
 
-    def __init__(self, program: Program) -> None:
-        super().__init__(next(iter(program.graph.nodes)))
+    def __init__(self, program: Program, precision: Precision = "float32") -> None:
+        super().__init__(next(iter(program.graph.nodes)), precision)
         self.program = program
         self.values: dict[fx.Node, Any] = {}
 
@@ -110,6 +113,7 @@ class Lowering(Making):
             symbols=interface.symbols,
             hints=self.hints,
             draws=self.draws,
+            precision=self.precision,
         )
 
     def run(self, graph: fx.Graph) -> Any:

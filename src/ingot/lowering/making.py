@@ -9,7 +9,7 @@ import torch
 from torch import fx
 
 from ingot.lowering.body import Recorder
-from ingot.lowering.expr import Expr, Size
+from ingot.lowering.expr import Expr, Size, product
 from ingot.lowering.ir import (
     Bind,
     Body,
@@ -17,6 +17,7 @@ from ingot.lowering.ir import (
     Loop,
     Map,
     Origin,
+    Precision,
     Reduce,
     Routine,
     Step,
@@ -49,14 +50,16 @@ def panel_width(columns: int, rows: Size | None = None) -> int:
 class Making(Sizes):
     """Buffers, weights and steps so far, in the name of the node that is being lowered."""
 
-    def __init__(self, node: fx.Node) -> None:
+    def __init__(self, node: fx.Node, precision: Precision = "float32") -> None:
         super().__init__()
         self.node = node
+        self.precision = precision
         self.buffers: dict[str, Buffer] = {}
         self.steps: list[Step] = []
         self.weights: list[Weight] = []
         self.draws = 0
         self._packed: dict[Any, str] = {}
+        self.narrow_copies: dict[int, tuple[list[Step], dict[Any, Strided]]] = {}  # see narrowing.py
         self._count = 0
 
     @property
@@ -131,31 +134,37 @@ class Making(Sizes):
     def pack(
         self, buffer: str, dtype: str, offset: Size, depth: Sequence[Size], steps: Sequence[Size], columns: Size,
         column_step: Size, groups: int = 1, group_step: Size | None = None, winograd: bool = False,
-        width: int | None = None
+        width: int | None = None, pairs: int = 0
     ) -> str:  # fmt: skip
         """A weight as [groups · panels][depth…][columns of a panel]: the order in which a product reads it.
 
-        Groups lie `group_step` apart, or one after another as columns do."""
+        Groups lie `group_step` apart, or one after another as columns do. With `pairs` it is bfloat16, and
+        the terms of that many dims of `depth`, the last ones, are paired."""
         assert isinstance(columns, int) and isinstance(column_step, int)
         width = width or panel_width(columns)
         shape = (groups, -(-columns // width), *depth, width)
         between = columns * column_step if group_step is None else group_step
         strides = (between, width * column_step, *steps, column_step)
-        return self._weight(buffer, dtype, (offset, shape, strides, columns), winograd)
+        return self._weight(buffer, "bfloat16" if pairs else dtype, (offset, shape, strides, columns), winograd, pairs)
 
     def repacked(self, buffer: str, dtype: str, offset: Size, shape: Sequence[Size], strides: Sequence[Size]) -> Tensor:
         """A weight in another order of its dims."""
         name = self._weight(buffer, dtype, (offset, tuple(shape), tuple(strides), None))
         return Tensor(shape, dtype, Strided(name, 0, contiguous_strides(shape)))
 
-    def _weight(self, buffer: str, dtype: str, packing: tuple[Any, ...], winograd: bool = False) -> str:
+    def _weight(self, buffer: str, dtype: str, packing: tuple[Any, ...], winograd: bool = False, pairs: int = 0) -> str:
         """A weight made of another: (offset, shape, strides, columns). `columns` limits panels: the rest is zeros."""
-        key = (buffer, dtype, (*packing, winograd))
+        key = (buffer, dtype, (*packing, winograd, pairs))
         if key not in self._packed:
             origin = next(w for w in self.weights if w.buffer == buffer)
             assert not origin.packing
-            made = self.buffer("weight", dtype, packing[1])
-            self.weights.append(Weight(made.name, origin.source, packing, winograd))
+            shape = packing[1]
+            if pairs:
+                *depth, width = shape
+                terms = product(depth[-pairs:])
+                shape = (*depth[:-pairs], (terms + 1) // 2, width, 2)
+            made = self.buffer("weight", dtype, shape)
+            self.weights.append(Weight(made.name, origin.source, packing, winograd, pairs))
             self._packed[key] = made.name
         return self._packed[key]
 

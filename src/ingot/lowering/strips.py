@@ -76,7 +76,9 @@ def _follows(step: Step, before: Sequence[Product | Convolution], counts: Counte
     (store, *more) = last.epilogue.stores
     if store.buffer != name or more or store.mode != "set" or buffer.kind != "temporary" or counts[name] != 1:
         return False
-    if buffer.dtype != step.dtype or any(access.buffer == name for access in reads(step.epilogue.body)):
+    if buffer.dtype != ("bfloat16" if step.narrow else step.dtype) or any(
+        access.buffer == name for access in reads(step.epilogue.body)
+    ):
         return False
     if not _row_major(last.epilogue) or product([loop.extent for loop in last.epilogue.loops]) != buffer.size:
         return False

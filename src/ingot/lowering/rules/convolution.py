@@ -14,6 +14,7 @@ from ingot.lowering.expr import Size, known, product, symbol
 from ingot.lowering.ir import Convolution, Loop, Map, Routine, Store, Way, wide
 from ingot.lowering.lower import Lowering, lowers
 from ingot.lowering.making import panel_width
+from ingot.lowering.narrowing import is_narrow, narrowed
 from ingot.lowering.rules.products import as_rows, matmul
 from ingot.lowering.values import Index, Lazy, Strided, Tensor, contiguous_strides
 
@@ -88,7 +89,8 @@ def _channels_last(
     if windows.groups == channels and channels > 1:
         return _few_a_channel(low, x, weight, bias, shape, windows)
     if kernel == (1, 1) and windows.groups == 1 and windows.stride == (1, 1) and windows.padding == (0, 0):
-        rows = as_rows(low, values.permute(_nhwc(low, x), NHWC))
+        image = _nhwc(low, x)
+        rows = as_rows(low, values.permute(narrowed(low, image) if is_narrow(low, weight) else image, NHWC))
         made = matmul(low, rows, values.permute(values.drop(weight, (2, 3)), (1, 0)), bias)
         return values.permute(values.reshape(made, (shape[0], *shape[2:], outs), low.hint), (0, 3, 1, 2))
     return _by_windows(low, x, weight, bias, shape, windows)
@@ -122,7 +124,8 @@ def _by_windows(
     dtype, kind = low.out_dtype, wide(low.out_dtype)
     x, windows = _without_margin(x, windows)
     way = _way(low, weight, shape, windows)
-    operands = _OPERANDS[way](low, widened(low, x, kind), weight, shape, windows)
+    narrow = way == "windows" and is_narrow(low, weight)
+    operands = _OPERANDS[way](low, x if narrow else widened(low, x, kind), weight, shape, windows)
     outs = known(weight.shape[0])
     physical = (shape[0], *shape[2:], outs)
     buffer = low.buffer("temporary", dtype, physical)
@@ -154,6 +157,7 @@ def _by_windows(
             epilogue=epilogue,
             origin=low.origin,
             way=way,
+            narrow=narrow,
         )
     )
     return values.permute(Tensor(physical, dtype, home), (0, 3, 1, 2))
@@ -180,7 +184,8 @@ def _pays_as_tiles(low: Lowering, shape: tuple[Size, ...], weight: Tensor, windo
     outs, channels = known(weight.shape[0]), known(weight.shape[1])
     tiles = low.hint(product([shape[0], *_tiles(shape)]))
     most = max(channels, outs) <= TILED_CHANNELS[1] and channels % LANES == outs % LANES == 0
-    single = wide(low.out_dtype) == "float32"
+    # In bfloat16 its sums would round before they are multiplied, by 2⁻⁸ and not by 2⁻²⁴.
+    single = wide(low.out_dtype) == "float32" and not is_narrow(low, weight)
     return single and plain and dense and most and min(channels, outs) >= TILED_CHANNELS[0] and tiles >= TILES
 
 
@@ -192,7 +197,7 @@ def _tiles(shape: tuple[Size, ...]) -> tuple[Size, Size]:
 def _under_windows(low: Lowering, x: Tensor, weight: Tensor, shape: tuple[Size, ...], windows: Windows) -> Operands:
     assert isinstance(weight.data, Strided)
     outs, inner, high, across = map(known, weight.shape)
-    kernel, channels, padding = (high, across), inner, windows.padding
+    kernel, channels, padding, pairs = (high, across), inner, windows.padding, 1
     if windows.groups == 1 and inner < LANES and windows.dilation[1] == 1 and across > 1:
         # Few channels: a known line of taps lies side by side in memory once the image has its margin.
         ends = [
@@ -200,13 +205,14 @@ def _under_windows(low: Lowering, x: Tensor, weight: Tensor, shape: tuple[Size, 
             for size, step, taps, gap in zip(shape[2:], windows.stride, kernel, windows.dilation, strict=True)
         ]
         x = padded(x, padding, ends)
-        kernel, channels, padding = (high, 1), across * inner, (0, 0)
-    image = _image(low, x)
+        kernel, channels, padding, pairs = (high, 1), across * inner, (0, 0), 2
+    narrow = is_narrow(low, weight)
+    image = _image(low, x, narrow)
     outer_step, inner_step, tap_y, tap_x = weight.data.strides
     each = outs // windows.groups
     packed = low.pack(
         weight.data.buffer, wide(low.out_dtype), weight.data.offset, (high, across, inner), (tap_y, tap_x, inner_step),
-        each, outer_step, groups=windows.groups
+        each, outer_step, groups=windows.groups, pairs=pairs if narrow else 0
     )  # fmt: skip
     return Operands(image, packed, x.shape[2:], kernel, channels, padding, panel_width(each))
 
@@ -239,9 +245,10 @@ def _by_tiles(low: Lowering, x: Tensor, weight: Tensor, shape: tuple[Size, ...],
     return Operands(made.name, packed, x.shape[2:], (high, across), inner, windows.padding, panel_width(outs))
 
 
-def _image(low: Lowering, x: Tensor) -> str:
+def _image(low: Lowering, x: Tensor, narrow: bool = False) -> str:
     """The buffer of an image that is put into memory with channels last."""
-    data = _nhwc(low, x).data
+    image = _nhwc(low, x)
+    data = (narrowed(low, image) if narrow else image).data
     assert isinstance(data, Strided)
     return data.buffer
 

@@ -14,6 +14,7 @@ from ingot.lowering.expr import Size, product, symbol
 from ingot.lowering.ir import Loop, Map, Matrix, Product, Store, wide
 from ingot.lowering.lower import Lowering, lowers
 from ingot.lowering.making import panel_width
+from ingot.lowering.narrowing import is_narrow, narrowed
 from ingot.lowering.values import Index, Lazy, Strided, Tensor, contiguous_strides, loop_variables
 
 aten = torch.ops.aten
@@ -34,13 +35,20 @@ def matmul(
     if dtype not in ("float16", "bfloat16", "float32", "float64") or k == 0 or any(size == 0 for size in shape):
         return _scaled(low, sum_of_products(low, a, b, dtype), bias, alpha, beta, dtype)
     a, b = low.realize(a), low.realize(b)
-    assert isinstance(a.data, Strided) and isinstance(b.data, Strided)
+    assert isinstance(b.data, Strided)
+    right = _packed(low, b, k, n, m) if not lead else None
+    narrow = right is not None and is_narrow(low, b)
+    if narrow:
+        a = narrowed(low, a)
+    assert isinstance(a.data, Strided)
+    if narrow and a.data.strides[-1] != 1:
+        a = low.dense(a)
+    assert isinstance(a.data, Strided)
     batch, named = loop_variables(tuple(lead), range(len(lead)))
     loops = [Loop(*pair) for pair in named]
     row, column = Loop(f"i{len(loops)}", m), Loop(f"i{len(loops) + 1}", n)
     i, j = symbol(row.variable, below=m), symbol(column.variable, below=n)
     left = Matrix(a.data.buffer, a.data.at((*batch, 0, 0)), a.data.strides[-2], a.data.strides[-1])
-    right = _packed(low, b, k, n, m) if not lead else None
     if right is None:
         right = Matrix(b.data.buffer, b.data.at((*batch, 0, 0)), b.data.strides[-2], b.data.strides[-1])
     places = tuple(order or range(len(shape)))
@@ -58,7 +66,7 @@ def matmul(
         (Store(buffer.name, home.at(index), 0),),
         low.origin,
     )
-    low.steps.append(Product(tuple(loops), m, n, k, left, right, wide(dtype), epilogue, low.origin))
+    low.steps.append(Product(tuple(loops), m, n, k, left, right, wide(dtype), epilogue, low.origin, narrow))
     return Tensor(shape, dtype, home)
 
 
@@ -82,7 +90,8 @@ def _packed(low: Lowering, b: Tensor, k: Size, n: Size, m: Size) -> Matrix | Non
         return None
     rows, columns = b.data.strides
     width = panel_width(n, m)
-    packed = low.pack(source.name, wide(b.dtype), b.data.offset, (k,), (rows,), n, columns, width=width)
+    kind, pairs = wide(b.dtype), int(is_narrow(low, b))
+    packed = low.pack(source.name, kind, b.data.offset, (k,), (rows,), n, columns, width=width, pairs=pairs)
     return Matrix(packed, 0, width, 1, packed=width)
 
 
@@ -148,7 +157,7 @@ def linear(low: Lowering, x: Tensor, weight: Tensor, bias: Tensor | None = None)
     if weight.rank == 1:
         made = values.drop(linear(low, x, values.insert(weight, 0)), (x.rank - 1,))
         return made if bias is None else _scaled(low, made, bias, 1, 1, low.out_dtype)
-    made = matmul(low, as_rows(low, x), values.permute(weight, (1, 0)), bias)
+    made = matmul(low, _multiplied(low, x, weight), values.permute(weight, (1, 0)), bias)
     return values.reshape(made, (*x.shape[:-1], weight.shape[0]), low.hint)
 
 
@@ -166,9 +175,14 @@ def general_matmul(low: Lowering, a: Tensor, b: Tensor) -> Tensor:
 
 def _matmul(low: Lowering, a: Tensor, b: Tensor) -> Tensor:
     if b.rank == 2:
-        return values.reshape(matmul(low, as_rows(low, a), b), (*a.shape[:-1], b.shape[-1]), low.hint)
+        return values.reshape(matmul(low, _multiplied(low, a, b), b), (*a.shape[:-1], b.shape[-1]), low.hint)
     lead = broadcast_shapes(a.shape[:-2], b.shape[:-2])
     return matmul(low, values.expand(a, (*lead, *a.shape[-2:])), values.expand(b, (*lead, *b.shape[-2:])))
+
+
+def _multiplied(low: Lowering, x: Tensor, weight: Tensor) -> Tensor:
+    """The rows that are multiplied with a weight. They become narrow while they still have the loops that made them."""
+    return as_rows(low, narrowed(low, x) if is_narrow(low, weight) else x)
 
 
 def as_rows(low: Lowering, x: Tensor) -> Tensor:

@@ -1,0 +1,66 @@
+"""Products in bfloat16: which ones, and what they multiply.
+
+What is multiplied with a weight is stored as bfloat16 by a step of its own, in the loops of the step that computed it,
+so that fusion makes one of the two. Whatever else reads it still reads it as it was.
+"""
+
+from __future__ import annotations
+
+from ingot.lowering.body import Recorder
+from ingot.lowering.expr import product
+from ingot.lowering.ir import Attention, Convolution, Map, Product, Store
+from ingot.lowering.making import Making
+from ingot.lowering.memory import touched
+from ingot.lowering.values import Lazy, Strided, Tensor
+
+# What may be multiplied in bfloat16.
+_TYPES = ("float32", "bfloat16")
+
+
+def is_narrow(low: Making, weight: Tensor) -> bool:
+    """Whether the product of the node being lowered with this weight multiplies in bfloat16."""
+    ahead = isinstance(weight.data, Strided) and low.buffers[weight.data.buffer].kind == "weight"
+    return low.precision == "bfloat16" and ahead and low.out_dtype == weight.dtype and weight.dtype in _TYPES
+
+
+def narrowed(low: Making, x: Tensor) -> Tensor:
+    """The tensor in memory as bfloat16, its dims in the order they have."""
+    x = low.realize(x)
+    if x.dtype == "bfloat16":
+        return x
+    assert isinstance(x.data, Strided)
+    name, offset, strides = x.data.buffer, x.data.offset, x.data.strides
+    # What was made inside of a branch or loop is known there alone: its steps are a list of their own.
+    steps, copies = low.narrow_copies.setdefault(id(low.steps), (low.steps, {}))
+    writer = _writer(low, name) if low.buffers[name].size == x.numel else None
+    key = (name,) if writer is not None else (name, offset, strides, x.shape)
+    if key not in copies:
+        if writer is not None:
+            made = low.buffer("temporary", "bfloat16", low.buffers[name].shape)
+            copies[key] = Strided(made.name, 0, ())
+            steps.append(_copy(low, writer, name, made.name))
+        else:
+            copy = Tensor(x.shape, "bfloat16", Lazy(lambda ops, index: x.load(ops, index), 1, low.order_of(x)))
+            home = low.realize(copy).data
+            assert isinstance(home, Strided)
+            copies[key] = home
+    found = copies[key]
+    return Tensor(x.shape, "bfloat16", Strided(found.buffer, offset, strides) if writer is not None else found)
+
+
+def _writer(low: Making, name: str) -> Map | None:
+    """The Map that alone writes a buffer, all of it: one by itself, or an epilogue."""
+    writers = [step for step in low.steps if name in touched(step)[1]]
+    if len(writers) != 1:
+        return None
+    found = writers[0].epilogue if isinstance(writers[0], (Product, Convolution, Attention)) else writers[0]
+    if not isinstance(found, Map) or found.serial or [s.mode for s in found.stores if s.buffer == name] != ["set"]:
+        return None
+    return found if product([loop.extent for loop in found.loops]) == low.buffers[name].size else None
+
+
+def _copy(low: Making, writer: Map, name: str, to: str) -> Map:
+    (index,) = (store.index for store in writer.stores if store.buffer == name)
+    ops = Recorder()
+    value = ops.load(name, index, low.buffers[name].dtype)
+    return Map(writer.loops, ops.finish([value]), (Store(to, index, 0),), low.origin)
