@@ -3,6 +3,7 @@
     python benchmarks/cpu.py                       # every model at batch 1 and 8; writes results/cpu.json
     python benchmarks/cpu.py bert resnet --batch 1 # some of them; writes nothing unless --json names a file
     python benchmarks/cpu.py --cold                # cold compile times alone
+    python benchmarks/cpu.py --precision bfloat16 --batch 1 --without eager torch.compile "ONNX Runtime" OpenVINO
 
 One process, one model at a time. Peers are prepared first, then take turns, the order changing from round to round;
 medians are compared. A turn begins with a pause, for the threads of some peers spin on a core for a while after their
@@ -38,10 +39,12 @@ import ingot
 from benchmarks import report
 from benchmarks.models import SUBJECTS, THREADS, Subject, gflop
 from ingot.codegen.limits import Limits, measured
+from ingot.timing import in_turn
 
 PAUSE = 0.3  # seconds before each turn
 TURN = 0.06  # seconds of counted calls that a turn has at least
-PEERS = ("eager", "torch.compile", "ONNX Runtime", "OpenVINO", "Ingot")
+NARROW = "Ingot, bfloat16"  # no peer of the others: it computes something coarser
+PEERS = ("eager", "torch.compile", "ONNX Runtime", "OpenVINO", "Ingot", NARROW)
 
 
 @dataclass(slots=True)
@@ -55,6 +58,7 @@ class Row:
     compile_peak: dict[str, int] = field(default_factory=dict)  # bytes of the process that compiled and ran it once
     failures: dict[str, str] = field(default_factory=dict)
     error: float = 0.0
+    narrow_error: float = 0.0  # of bfloat16, relative, by norms
     gflop: float = 0.0
     weight_bytes: int = 0
     limit: float = 0.0
@@ -67,6 +71,7 @@ def main() -> None:
     parser.add_argument("--batch", type=int, nargs="+", default=[1, 8])
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--without", nargs="*", default=[], help="peers to leave out")
+    parser.add_argument("--precision", choices=["bfloat16"], help="Ingot once more, multiplying weights in it")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--cold", action="store_true", help="compile times alone")
     parser.add_argument("--child", nargs=2, metavar=("MODEL", "PEER"), help=argparse.SUPPRESS)
@@ -87,7 +92,7 @@ def main() -> None:
                 row = Row(subject.name, batch)
             else:
                 limits = _better(limits)
-                row = measure(subject, batch, options.rounds, set(options.without))
+                row = measure(subject, batch, options.rounds, set(options.without), options.precision)
             row.compile_seconds = {peer: one["seconds"] for peer, one in found.items()}
             row.compile_peak = {peer: one["peak"] for peer, one in found.items()}
             rows.append(row)
@@ -117,36 +122,22 @@ def _better(limits: Limits) -> Limits:
     return Limits(max(limits.flops, now.flops), max(limits.bytes, now.bytes))
 
 
-def measure(subject: Subject, batch: int, rounds: int, without: set[str]) -> Row:
+def measure(subject: Subject, batch: int, rounds: int, without: set[str], precision: str | None = None) -> Row:
     torch.manual_seed(0)
     model, inputs = subject.build().eval(), subject.inputs(batch)
     row = Row(subject.name, batch)
     with torch.no_grad():
         row.gflop = gflop(model, inputs)
         row.weight_bytes = sum(p.numel() * p.element_size() for p in model.parameters())
-        calls = prepared(model, inputs, row, without)
+        calls = prepared(model, inputs, row, without if precision else without | {NARROW})
         reference = model(*inputs)
         result = calls["Ingot"]() if "Ingot" in calls else reference
         row.error = float((result - reference).abs().max() / reference.abs().max())
-        times: dict[str, list[float]] = {name: [] for name in calls}
-        names = list(calls)
-        for turn in range(rounds):
-            for name in names[turn % len(names) :] + names[: turn % len(names)]:
-                times[name] += _turn(calls[name])
+        if NARROW in calls:
+            row.narrow_error = float((calls[NARROW]() - reference).norm() / reference.norm())
+        times = in_turn(calls, rounds, pause=PAUSE, least=TURN)
     row.times = {name: statistics.median(found) * 1e3 for name, found in times.items()}
     return row
-
-
-def _turn(call: Callable[[], object]) -> list[float]:
-    """The seconds of each call of one turn."""
-    time.sleep(PAUSE)
-    call()
-    found: list[float] = []
-    while sum(found) < TURN:
-        begin = time.perf_counter()
-        call()
-        found.append(time.perf_counter() - begin)
-    return found
 
 
 def prepared(
@@ -157,6 +148,7 @@ def prepared(
         "eager": lambda: lambda: model(*inputs),
         "torch.compile": lambda: _torch_compiled(model, inputs),
         "Ingot": lambda: _ingot(model, inputs, row),
+        NARROW: lambda: _ingot_narrow(model, inputs),
     }
     calls: dict[str, Callable[[], torch.Tensor]] = {}
     with tempfile.TemporaryDirectory() as folder:
@@ -226,6 +218,11 @@ def _ingot(model: nn.Module, inputs: tuple[torch.Tensor, ...], row: Row) -> Call
     return lambda: compiled(*inputs)
 
 
+def _ingot_narrow(model: nn.Module, inputs: tuple[torch.Tensor, ...]) -> Callable[[], torch.Tensor]:
+    compiled = ingot.compile(model, inputs, threads=THREADS, cache=False, precision="bfloat16")
+    return lambda: compiled(*inputs)
+
+
 def _onnx_runtime(path: Path, inputs: tuple[torch.Tensor, ...]) -> Callable[[], torch.Tensor]:
     import onnxruntime
 
@@ -273,6 +270,9 @@ def _summary(rows: list[Row]) -> dict[str, float | None]:
         "speed against OpenVINO, geomean": report.geomean(ratio(lambda row: row.times.get("OpenVINO"))),
         "cold compile against torch.compile, geomean": report.geomean(colds),
         "cold compile against torch.compile, least": min(colds, default=None),
+        "speed of bfloat16 against float32, geomean": report.geomean(
+            [row.times["Ingot"] / row.times[NARROW] for row in rows if {"Ingot", NARROW} <= row.times.keys()]
+        ),
         "share of the limit, geomean": report.geomean([r.limit / r.times["Ingot"] for r in rows if "Ingot" in r.times]),
     }  # fmt: skip
 
@@ -280,11 +280,13 @@ def _summary(rows: list[Row]) -> dict[str, float | None]:
 def _line(row: Row) -> str:
     times = "  ".join(f"{name} {row.times[name]:.2f}" for name in PEERS if name in row.times)
     failed = "".join(f"\n    {name} failed: {why}" for name, why in row.failures.items())
-    return f"{row.name} batch {row.batch}: {times} ms, error {row.error:.1e}{failed}"
+    narrow = f", of bfloat16 {row.narrow_error:.1e}" if row.narrow_error else ""
+    return f"{row.name} batch {row.batch}: {times} ms, error {row.error:.1e}{narrow}{failed}"
 
 
 def _table(rows: list[Row]) -> tuple[list[str], list[list[str]]]:
-    headers = ["model", "batch", *PEERS, "limit", "best peer / Ingot", "compile s", "torch.compile s", "file MB"]
+    shown = [name for name in PEERS if name != NARROW or any(NARROW in row.times for row in rows)]
+    headers = ["model", "batch", *shown, "limit", "best peer / Ingot", "compile s", "torch.compile s", "file MB"]
     lines = []
     for row in rows:
         best = _best_peer(row)
@@ -293,7 +295,7 @@ def _table(rows: list[Row]) -> tuple[list[str], list[list[str]]]:
             [
                 row.name,
                 str(row.batch),
-                *(f"{row.times[name]:.1f}" if name in row.times else "–" for name in PEERS),
+                *(f"{row.times[name]:.1f}" if name in row.times else "–" for name in shown),
                 f"{row.limit:.1f}",
                 f"{best / ours:.2f}" if best and ours else "–",
                 f"{row.compile_seconds.get('Ingot', float('nan')):.1f}",

@@ -31,6 +31,7 @@ import torch
 import ingot
 from benchmarks import report
 from benchmarks.models import SUBJECTS, THREADS, Subject
+from ingot.timing import in_turn
 
 GOAL = 4.0  # times faster than torch.onnx.export, as a geometric mean
 PAUSE = 0.3  # seconds before each turn
@@ -153,11 +154,7 @@ def _run(row: Row, subject: Subject, files: dict[str, Path], rounds: int) -> Non
     if len(results) == 2:
         scale = abs(results["torch"]).max()
         row.difference = float(abs(results["ingot"] - results["torch"]).max() / scale)
-    times: dict[str, list[float]] = {side: [] for side in calls}
-    names = list(calls)
-    for turn in range(rounds):
-        for side in names if turn % 2 else reversed(names):
-            times[side] += _turn(calls[side])
+    times = in_turn(calls, rounds, pause=PAUSE, least=TURN)
     row.run_ms = {side: statistics.median(found) * 1e3 for side, found in times.items()}
 
 
@@ -170,18 +167,6 @@ def _session(file: Path, inputs: tuple[torch.Tensor, ...]) -> Callable[[], objec
     session = onnxruntime.InferenceSession(str(file), options, providers=["CPUExecutionProvider"])
     feed = {given.name: x.numpy() for given, x in zip(session.get_inputs(), inputs, strict=True)}
     return lambda: session.run(None, feed)[0]
-
-
-def _turn(call: Callable[[], object]) -> list[float]:
-    """The seconds of each call of one turn."""
-    time.sleep(PAUSE)
-    call()
-    found: list[float] = []
-    while sum(found) < TURN:
-        begin = time.perf_counter()
-        call()
-        found.append(time.perf_counter() - begin)
-    return found
 
 
 def _line(row: Row) -> str:

@@ -26,6 +26,7 @@ from torch import nn
 from transformers import BertConfig, BertModel, ResNetConfig, ResNetForImageClassification
 
 import ingot
+from ingot.timing import in_turn
 
 Inputs = dict[str, torch.Tensor]
 console = Console(highlight=False, soft_wrap=True)
@@ -63,14 +64,7 @@ def bert(small: bool) -> tuple[nn.Module, Inputs]:
 
 def milliseconds(calls: dict[str, Callable[[], object]], repeat: int) -> dict[str, float]:
     """The median of each kind of call. They take turns, each timed call after an untimed one of its own kind."""
-    times: dict[str, list[float]] = {name: [] for name in calls}
-    for _ in range(repeat):
-        for name, call in calls.items():
-            call()
-            begin = time.perf_counter()
-            call()
-            times[name].append(time.perf_counter() - begin)
-    return {name: 1e3 * statistics.median(taken) for name, taken in times.items()}
+    return {name: 1e3 * statistics.median(taken) for name, taken in in_turn(calls, repeat).items()}
 
 
 @contextmanager

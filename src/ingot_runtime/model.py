@@ -208,7 +208,8 @@ class Model:
                 ),
                 *(f"  gives  {made.name}: {made.spelled}" for made in spec.outputs),
                 *(f"  where  {symbol}" for symbol in spec.symbols.values()),
-                f"  weights: {self._weights.size:,} bytes, mapped",
+                f"  weights: {self._weights.size:,} bytes, mapped"
+                + (f"; multiplied in {spec.precision}" if spec.precision != "float32" else ""),
             ]
         )
 

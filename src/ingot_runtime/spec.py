@@ -11,6 +11,8 @@ from .expressions import Expression, NotAnExpression, parse
 from .member_names import MANIFEST
 
 ABI = 1
+# What products with weights are multiplied in.
+PRECISIONS = ("float32", "bfloat16")
 
 T = TypeVar("T")
 
@@ -73,6 +75,7 @@ class Spec(NamedTuple):
     weights: str
     weights_sha256: str
     sample: Sample | None
+    precision: str = "float32"
 
 
 def read_spec(manifest: Mapping[str, Any], members: Collection[str], path: str) -> Spec:
@@ -128,6 +131,9 @@ def _read(native: Any, members: Collection[str]) -> Spec:
             pass
         case _:
             raise ValueError("call.in is not a tuple of positional arguments and a dict of the others")
+    precision = _get(native, "precision", str) if "precision" in native else "float32"
+    if precision not in PRECISIONS:
+        _wrong("precision", precision)
     libraries = {_get(item, "isa", str): _get(item, "member", str) for item in _get(native, "libraries", list)}
     sample = native.get("sample")
     spec = Spec(
@@ -142,6 +148,7 @@ def _read(native: Any, members: Collection[str]) -> Spec:
         weights=_get(native, "weights", str),
         weights_sha256=_get(native, "weights_sha256", str),
         sample=None if sample is None else _sample(sample),
+        precision=precision,
     )
     named = [*libraries.values(), spec.weights, spec.source]
     named += [] if spec.sample is None else [spec.sample.inputs, spec.sample.outputs]

@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 
 import ingot_runtime
 from ingot.cli import app
-from ingot.cli.bench import measure
+from ingot.timing import in_turn
 
 FACTORIES = Path(__file__).with_name("factories.py")
 
@@ -243,8 +243,21 @@ def test_bench_of_files(compiled: Path, tmp_path: Path) -> None:
 
 def test_kinds_take_turns() -> None:
     called: list[str] = []
-    times = measure({"a": lambda: called.append("a"), "b": lambda: called.append("b")}, 2)
-    assert called == list("aabb" * 2) and {name: len(taken) for name, taken in times.items()} == {"a": 2, "b": 2}
+    times = in_turn({"a": lambda: called.append("a"), "b": lambda: called.append("b")}, 2)
+    assert called == list("aabbbbaa") and {name: len(taken) for name, taken in times.items()} == {"a": 2, "b": 2}
+    assert len(in_turn({"a": lambda: None}, 1, least=1e-4)["a"]) > 1
+
+
+def test_a_file_says_what_it_is_multiplied_in(tmp_path: Path, compiled: Path) -> None:
+    narrow = tmp_path / "narrow.ingot"
+    result = run("compile", factory("pair"), "-o", str(narrow), "--precision", "bfloat16")
+    assert result.exit_code == 0 and "multiplied in bfloat16" in result.stdout, result.stderr
+    for file, said in ((narrow, "bfloat16"), (compiled, "float32")):
+        shown, data = run("inspect", str(file)), json.loads(run("inspect", str(file), "--json").stdout)
+        assert shown.exit_code == 0 and "takes" in shown.stdout
+        assert ("multiplied in bfloat16" in shown.stdout) == (said == "bfloat16") and data["precision"] == said
+    assert run("compile", factory("pair"), "--precision", "int3").exit_code == 2
+    assert run("bench", factory("pair"), "--repeat", "1", "--precision", "bfloat16").exit_code == 0
 
 
 def test_bench_errors() -> None:

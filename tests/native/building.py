@@ -11,11 +11,11 @@ from torch import nn
 
 from ingot.codegen.compiled import Compiled
 from ingot.codegen.file import emit
-from ingot.codegen.isa import host
+from ingot.codegen.isa import Isa, host
 from ingot.codegen.toolchain import WARNINGS, Toolchain, find
 from ingot.codegen.weights import fill
 from ingot.lowering.fusion import fuse
-from ingot.lowering.ir import Module
+from ingot.lowering.ir import Module, Precision
 from ingot.lowering.lower import lower
 from ingot.lowering.memory import plan
 from ingot.lowering.siblings import join_siblings
@@ -33,9 +33,10 @@ def lowered(
     *,
     dynamic_shapes: Any = None,
     fused: bool = True,
+    precision: Precision = "float32",
 ) -> tuple[Program, Module]:
     program = for_native(capture(model, args, dynamic_shapes=dynamic_shapes))
-    module = lower(program)
+    module = lower(program, precision)
     return program, join_siblings(strip(fuse(module))) if fused else module
 
 
@@ -46,9 +47,10 @@ def assemble(
     flags: Sequence[str] = QUICK,
     tools: Toolchain | None = None,
     threads: int = 1,
+    isa: Isa | None = None,
 ) -> Compiled:
     """Native code of a lowered program. A warning of the compiler is an error."""
-    isa = host()
+    isa = isa or host()
     source = emit(module, plan(module), title="test")
     with tempfile.TemporaryDirectory() as folder:
         library = Path(folder) / "model.so"

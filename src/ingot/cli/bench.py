@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import statistics
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -14,11 +13,13 @@ import typer
 from rich.table import Table
 
 from ingot.cli.capture import parse_dynamic, with_ranges
-from ingot.cli.compile import DOING, Cached, Threads, opened
+from ingot.cli.compile import DOING, Cached, Precise, Threads, opened
 from ingot.cli.terminal import AsJson, Debug, Result, Stages, command
+from ingot.timing import in_turn
 
 if TYPE_CHECKING:
     from ingot.codegen.profile import Profile
+    from ingot.lowering.ir import Precision
 
 Calls = dict[str, Callable[[], Any]]
 
@@ -40,6 +41,7 @@ def run(
         typer.Option("--dynamic", metavar="ARG:DIM=NAME", help='A dim that may change: "x:0=batch". Repeatable.'),
     ] = None,
     threads: Threads = None,
+    precision: Precise = "float32",
     cache: Cached = True,
     profile: Annotated[bool, typer.Option("--profile", help="Show where the time goes, by kernel and module.")] = False,
     trace: Annotated[
@@ -65,9 +67,9 @@ def run(
         if native and file is not None:
             calls = _of_file(file, used, stages)
         else:
-            calls, profiled = _of_model(reference, dynamic_shapes, used, cache, stages)
+            calls, profiled = _of_model(reference, dynamic_shapes, used, precision, cache, stages)
         with stages("time", "timing"):
-            times = measure(calls, repeat)
+            times = in_turn(calls, repeat)
             difference = _difference(*(call() for call in calls.values())) if len(calls) > 1 else None
         found = None
         if (profile or trace) and profiled is not None:
@@ -96,21 +98,8 @@ def run(
     return Result(data, (*_report(data), *(() if found is None else (str(found), _by_module(found)))))
 
 
-def measure(calls: Calls, repeat: int) -> dict[str, list[float]]:
-    """Seconds of `repeat` calls of each kind, in turn. What ran before leaves caches and threads in its own state, so
-    each timed call has an untimed one of the same kind before it."""
-    times: dict[str, list[float]] = {name: [] for name in calls}
-    for _ in range(repeat):
-        for name, call in calls.items():
-            call()
-            begin = time.perf_counter()
-            call()
-            times[name].append(time.perf_counter() - begin)
-    return times
-
-
 def _of_model(
-    reference: str, dynamic_shapes: Any, threads: int, cache: bool, stages: Stages
+    reference: str, dynamic_shapes: Any, threads: int, precision: Precision, cache: bool, stages: Stages
 ) -> tuple[Calls, Callable[[int], Profile]]:
     """Native code of a factory's model or of a saved program, and the same through torch."""
     from ingot import pipeline
@@ -124,6 +113,7 @@ def _of_model(
         kwargs,
         dynamic_shapes=with_ranges(dynamic_shapes),
         threads=threads,
+        precision=precision,
         cache=cache,
         watch=lambda stage: stages(stage, DOING[stage]),
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 from rich.table import Table
@@ -14,6 +14,10 @@ from ingot.cli.terminal import AsJson, Debug, Result, Stages, command, human
 
 Threads = Annotated[
     int | None, typer.Option("--threads", min=1, max=1024, help="Threads to run with; one for each core.")
+]
+Precise = Annotated[
+    Literal["float32", "bfloat16"],
+    typer.Option("--precision", help="What matrix products and convolutions with weights multiply in."),
 ]
 Cached = Annotated[bool, typer.Option("--cache/--no-cache", help="Use libraries that were compiled before.")]
 
@@ -46,6 +50,7 @@ def run(
         typer.Option("--isa", metavar="NAME", help="Build for this instruction set as well as for ours. Repeatable."),
     ] = None,
     threads: Threads = None,
+    precision: Precise = "float32",
     cache: Cached = True,
     source: Annotated[Path | None, typer.Option("--source", help="Write the C text to this file.")] = None,
     check: Annotated[bool, typer.Option(help="Run the example through the saved file, and compare with torch.")] = True,
@@ -66,6 +71,7 @@ def run(
         threads=threads,
         cache=cache,
         isa=isa,
+        precision=precision,
         watch=lambda stage: stages(stage, DOING[stage]),
     )
     if source is not None:
@@ -84,6 +90,7 @@ def run(
         "source_lines": compiled.source.count("\n"),
         "instruction_sets": list(compiled.libraries),
         "weight_bytes": compiled.weight_bytes,
+        "precision": compiled.precision,
         "takes": [_spelled(item) for item in compiled.model.spec.inputs],
         "gives": [_spelled(item) for item in compiled.model.spec.outputs],
         "dims": [str(symbol) for symbol in compiled.model.spec.symbols.values()],
@@ -149,7 +156,8 @@ def _summary(data: dict[str, Any], check: bool) -> Table:
     if data["dims"]:
         rows.append(("where", "\n".join(data["dims"])))
     rows.append(("kernels", f"{data['kernels']:,}, in {data['source_lines']:,} lines of C"))
-    rows.append(("weights", human(data["weight_bytes"], "B")))
+    multiplied = f", multiplied in {data['precision']}" if data["precision"] != "float32" else ""
+    rows.append(("weights", human(data["weight_bytes"], "B") + multiplied))
     if data["source"] is not None:
         rows.append(("source", data["source"]))
     if data["file"] is not None:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.table import Table
+from rich.text import Text
 
 from ingot.cli.terminal import AsJson, Debug, Result, Stages, command, human
 
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
 
 # Without --depth the table goes as deep as fits in about a screen.
 _ROWS = 40
+# The member of a file that holds a program; one without it is native code alone.
+GRAPH = "graph.json"
 
 COUNTED = (
     "FLOPs: two for each multiply-add of matrix products, convolutions, attention and recurrent layers; "
@@ -26,7 +29,10 @@ COUNTED = (
 @command
 def run(
     reference: Annotated[
-        str, typer.Argument(metavar="FILE.ingot|MODULE:FACTORY", help="A saved program, or a factory to capture.")
+        str,
+        typer.Argument(
+            metavar="FILE.ingot|MODULE:FACTORY", help="A saved program, a compiled model, or a factory to capture."
+        ),
     ],
     depth: Annotated[int | None, typer.Option("--depth", min=0, help="Levels of modules to show.")] = None,
     ops: Annotated[bool, typer.Option("--ops/--no-ops", help="Show the table of operators.")] = True,
@@ -40,6 +46,9 @@ def run(
     """Show a program's parameters, FLOPs, bytes and operators, by module."""
     chosen = parse_sizes(size or ())
     stages = Stages()
+    compiled = _compiled(reference)
+    if compiled is not None:
+        return compiled
     with stages("import", "importing torch"):
         from ingot.cli import census
     program = open_program(reference, stages)
@@ -52,6 +61,31 @@ def run(
     if ops:
         text.append(_operators(counted))
     return Result(data, tuple(text))
+
+
+def _compiled(reference: str) -> Result | None:
+    """What a compiled file takes and gives, and for which machines it is; None for anything else."""
+    from ingot.cli.factory import named_file
+    from ingot_runtime import load
+    from ingot_runtime.container import open_container
+
+    file = named_file(reference)
+    if file is None:
+        return None
+    with open_container(file) as container:
+        if "native" not in container.manifest or GRAPH in container.names:
+            return None
+    with load(file) as model:
+        spec = model.spec
+        data = {
+            "reference": reference,
+            "instruction_sets": list(spec.libraries),
+            "precision": spec.precision,
+            "takes": [f"{item.name}: {item.spelled}" for item in spec.inputs],
+            "gives": [f"{item.name}: {item.spelled}" for item in spec.outputs],
+            "dims": [str(symbol) for symbol in spec.symbols.values()],
+        }
+        return Result(data, (Text(model.describe()),))
 
 
 def open_program(reference: str, stages: Stages) -> Program:

@@ -25,7 +25,7 @@ from ingot.codegen.package import Sample, argument_names, call_of, result_names,
 from ingot.codegen.profile import Profile, Row, medians
 from ingot.codegen.weights import Blob
 from ingot.lowering.expr import Expr, Size, substitute
-from ingot.lowering.ir import Module
+from ingot.lowering.ir import Module, Precision
 from ingot.program.calling import check_call
 from ingot.program.program import Program
 from ingot.program.signature import InputKind, OutputKind
@@ -67,6 +67,11 @@ class Compiled:
     def source(self) -> str:
         """The C text that was compiled."""
         return self._source.text
+
+    @property
+    def precision(self) -> Precision:
+        """What products with weights are multiplied in."""
+        return self._module.precision
 
     @property
     def kernels(self) -> int:
@@ -177,7 +182,7 @@ class Compiled:
         made = zip(leaves, self._manifest["outputs"], strict=True)
         outputs = {output["name"]: _value(leaf, output["dtype"]) for leaf, output in made}
         mutated = {i["name"]: inputs[i["name"]] for i in self._manifest["inputs"] if i["mutated"]}
-        return Sample(given, outputs, mutated, tolerance=_tolerance(self._manifest))
+        return Sample(given, outputs, mutated, tolerance=_tolerance(self._manifest, self.precision))
 
     @property
     def draws(self) -> bool:
@@ -185,8 +190,8 @@ class Compiled:
         return "ig_uniform" in self.source or "ig_normal" in self.source or "ig_randint" in self.source
 
 
-def _tolerance(manifest: Mapping[str, Any]) -> float:
-    dtypes = {item["dtype"] for item in (*manifest["inputs"], *manifest["outputs"])}
+def _tolerance(manifest: Mapping[str, Any], precision: str) -> float:
+    dtypes = {precision, *(item["dtype"] for item in (*manifest["inputs"], *manifest["outputs"]))}
     return 5e-2 if dtypes & {"float16", "bfloat16"} else 1e-3
 
 
@@ -216,7 +221,8 @@ def _manifest(program: Program, module: Module) -> dict[str, Any]:
         if argument.scalar:
             item["scalar"] = True
         outputs.append(item)
-    return {"inputs": inputs, "outputs": outputs, "symbols": symbols, "call": call_of(program)}
+    made = {"inputs": inputs, "outputs": outputs, "symbols": symbols, "call": call_of(program)}
+    return made if module.precision == "float32" else {**made, "precision": module.precision}
 
 
 def _known(size: Size, sizes: Mapping[str, int]) -> int:
