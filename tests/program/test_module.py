@@ -23,12 +23,14 @@ class Net(nn.Module):
         return self.head(self.drop(self.norm(self.conv(x)).relu().mean((2, 3))))
 
 
-@pytest.fixture(params=[True, False], ids=["captured in train", "captured in eval"])
+@pytest.fixture(params=["captured in train", "captured in eval", "exported in train", "exported in eval"])
 def pair(request: pytest.FixtureRequest) -> tuple[Net, nn.Module]:
     torch.manual_seed(0)
-    model = Net().train(request.param)
-    module = ingot.capture(copy.deepcopy(model), (torch.randn(2, 3, 8, 8),)).module()
-    return model, module
+    how, mode = request.param.split(" in ")
+    model, x = Net().train(mode == "train"), torch.randn(2, 3, 8, 8)
+    if how == "captured":
+        return model, ingot.capture(copy.deepcopy(model), (x,)).module()
+    return model, ingot.from_exported(torch.export.export(copy.deepcopy(model), (x,))).module()
 
 
 def agree(model: nn.Module, module: nn.Module, x: torch.Tensor) -> None:
