@@ -6,7 +6,7 @@ TORCH  := $(shell sed -n 's/^\(torch==[^ ]*\).*/\1/p' requirements-dev.txt)
 PIP    := $(BIN)/python -m pip install -qq --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check long long-passes long-samples bench-capture bench-cpu bench-growth bench-onnx bench-passes bench-start \
+.PHONY: help setup demo test check long long-passes long-samples bench-bfloat16 bench-capture bench-cpu bench-growth bench-onnx bench-passes bench-start \
         long-onnx-samples report-onnx-zoo report-road report-torchscript format clean
 
 help:  ## this list
@@ -69,6 +69,10 @@ bench-passes: setup  ## the road of passes against run_decompositions(), to benc
 
 bench-cpu: setup  ## Ingot beside eager, torch.compile, ONNX Runtime and OpenVINO, to benchmarks/results/cpu.json
 	@$(BIN)/python benchmarks/cpu.py
+
+bench-bfloat16: setup  ## precision="bfloat16" beside float32, to benchmarks/results/bfloat16.json
+	@$(BIN)/python benchmarks/cpu.py --batch 1 --precision bfloat16 --without eager torch.compile "ONNX Runtime" OpenVINO \
+		--json benchmarks/results/bfloat16.json
 
 bench-growth: setup  ## how compile and run time grow with depth and batch, to benchmarks/results/growth.json
 	@$(BIN)/python benchmarks/growth.py
