@@ -32,7 +32,7 @@ from tests.native.core_set import outside
 from tests.native.samples import Case, Expectation, expectation, fresh, judge
 
 BATCH = 200
-PATIENCE = 60
+PATIENCE = 60  # seconds of its own work that one model may take
 
 
 def run(cases: Iterable[Case], *, opset: int | None = None, classify: bool = False) -> Iterator[tuple[Case, Outcome]]:
@@ -53,7 +53,7 @@ def _run_forked(group: Sequence[Case], opset: int | None, classify: bool) -> Ite
             try:
                 with os.fdopen(writer, "wb") as out:
                     for number in left:
-                        signal.alarm(PATIENCE)
+                        signal.setitimer(signal.ITIMER_PROF, PATIENCE)
                         pickle.dump((number, outcome_of(group[number], opset, classify)), out)
                         out.flush()
             finally:

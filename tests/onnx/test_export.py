@@ -170,3 +170,16 @@ def test_the_measure_can_say_no() -> None:
     assert check.difference(own.double(), own, own.double())[0] is not None
     assert check.difference(torch.tensor([1, 3]), torch.tensor([1, 2]), torch.tensor([1, 2]))[0] is not None
     assert check.difference(torch.tensor([1.0, torch.nan]), own, own.double())[0] is not None
+
+
+class Numbers(nn.Module):
+    def forward(self, x: torch.Tensor) -> Any:
+        return x * 2, x.shape[0], x.shape[0] * 3, 7
+
+
+def test_results_that_are_numbers(tmp_path: Path) -> None:
+    program = captured(Numbers(), torch.randn(3, 2), dynamic_shapes={"x": {0: "n"}})
+    report = ingot.export_onnx(program, tmp_path / "m.onnx")
+    assert len(report.differences) == 3
+    found = session(tmp_path / "m.onnx").run(None, {"x": np.zeros((5, 2), np.float32)})
+    assert [int(value) for value in found[1:]] == [5, 15]

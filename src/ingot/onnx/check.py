@@ -120,6 +120,7 @@ def _session(model: str | bytes) -> Any:
         ) from None
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4  # what matters is raised as well
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")  # others may want the core
     return onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
 
 

@@ -14,7 +14,7 @@ from torch import fx
 from ingot import torch_internals as internals
 from ingot.errors import OnnxError, explain
 from ingot.onnx.dtypes import TO_ONNX, name_of
-from ingot.onnx.export import OLDEST_OPSET, RULES, TAKES, Exporter, refusal, rule_of
+from ingot.onnx.export import OLDEST_OPSET, RULES, TAKES, Exporter, refusal, rule_for, rule_of, used
 from ingot.onnx.values import Tensor, sizes_of
 from ingot.program import tree
 from ingot.program.cutting import graph_modules
@@ -87,7 +87,7 @@ def convert(program: Program, opset: int | None = None) -> Exported:
     graph = ir.Graph(
         [value.value for value, _ in (*inputs, *state)],
         [value.value for value, _ in outputs],
-        nodes=ex.scope.nodes,
+        nodes=used(ex.scope.nodes, [value.value for value, _ in outputs]),
         initializers=[value for value in ex.initializers if value.uses() or value.is_graph_input()],
         opset_imports={"": ex.opset},
         name="main",
@@ -132,11 +132,11 @@ def _complaint(node: fx.Node) -> str | None:
     value = value_of(node)
     if isinstance(value, int | float | bool | torch.SymInt | torch.SymFloat | torch.SymBool):
         return None
-    if node.op == "call_function" and rule_of(node.target) is None:
-        return "there is no rule for it"
+    if node.op == "call_function" and rule_for(node) is None:
+        return "there is no rule for it" if rule_of(node.target) is None else "there is no rule for complex numbers"
     for part in value if isinstance(value, tuple | list) else (value,):
         if isinstance(part, torch.Tensor):
-            if part.dtype not in TO_ONNX:
+            if part.dtype not in TO_ONNX and part.dtype not in (torch.complex64, torch.complex128):
                 return f"ONNX has no {name_of(part.dtype)}"
             if part.layout is not torch.strided:
                 return f"ONNX has no {part.layout} tensors"
@@ -165,7 +165,7 @@ def _placeholders(ex: Exporter) -> tuple[list[tuple[Tensor, str]], list[tuple[Te
             key = (tensor.data_ptr(), tuple(tensor.shape), tensor.stride(), tensor.dtype)
             made = tied.get(key) if tensor.numel() and spec.target not in written else None
             if made is None:
-                made = ex.initializer(str(spec.target), tensor)
+                made = _stored(ex, str(spec.target), tensor)
                 tied[key] = made
             if spec.target in written:
                 state.append((made, str(spec.target)))
@@ -173,6 +173,8 @@ def _placeholders(ex: Exporter) -> tuple[list[tuple[Tensor, str]], list[tuple[Te
         elif spec.kind is InputKind.TOKEN:
             continue
         elif isinstance(value, torch.Tensor):
+            if value.dtype.is_complex:
+                raise refusal([(node, "ONNX has no complex numbers, and an argument is one")])
             made = ex.named_input(names[spec.name], value.dtype, sizes_of(value.shape))
             inputs.append((made, spec.name))
             ex.values[node] = made
@@ -181,6 +183,14 @@ def _placeholders(ex: Exporter) -> tuple[list[tuple[Tensor, str]], list[tuple[Te
         else:
             inputs.append((_number(ex, node, names[spec.name], value), spec.name))
     return inputs, state
+
+
+def _stored(ex: Exporter, name: str, tensor: torch.Tensor) -> Tensor:
+    """A tensor of the state; a complex one as pairs."""
+    if not tensor.is_complex():
+        return ex.initializer(name, tensor)
+    made = ex.initializer(name, torch.view_as_real(tensor.detach().resolve_conj()))
+    return Tensor(made.value, tensor.dtype, tuple(tensor.shape))
 
 
 def _argument_names(program: Program) -> dict[str, str]:
@@ -224,7 +234,12 @@ def _outputs(ex: Exporter, values: Sequence[Any], names: Sequence[str]) -> list[
     for spec, value, name in zip(program.signature.graph_outputs, values, names, strict=True):
         if spec.kind is OutputKind.TOKEN:
             continue
-        tensor = value if isinstance(value, Tensor) else ex.operand(value, _plain_type(value))
+        tensor = value
+        if isinstance(value, Tensor) and value.dtype.is_complex:
+            raise refusal([(ex.node, "ONNX has no complex numbers, and a result is one")])
+        if not isinstance(value, Tensor):  # a number
+            dtype = _plain_type(value)
+            tensor = ex.renamed(Tensor(ex.operand(value, dtype).value, dtype, ()), name)
         if tensor.value.producer() is None or tensor.value in claimed:
             tensor = ex.renamed(tensor, name)  # an input, or an output already
         claimed.add(tensor.value)

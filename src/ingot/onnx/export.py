@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import functools
 import math
+import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -29,12 +30,14 @@ from ingot.onnx.kernels import KERNELS
 from ingot.onnx.sizes import Sizes, UnknownSize
 from ingot.onnx.values import Number, Size, Tensor, size_of, sizes_of
 from ingot.program import dims
-from ingot.program.metadata import module_path_of, source_of, value_of
+from ingot.program.metadata import module_path_of, source_of, tensors_in, value_of
 from ingot.program.program import Program
 
 Rule = Callable[..., Any]
 R = TypeVar("R", bound=Rule)
 RULES: dict[Any, Rule] = {}
+# Rules for nodes that take or give complex numbers: ONNX has none, so these are all that they are given to.
+PAIR_RULES: dict[Any, Rule] = {}
 # Whether the rule of an operator that is made of others can take a node; without an entry it takes all.
 TAKES: dict[Any, Callable[[Any], bool]] = {}
 
@@ -57,6 +60,26 @@ def exports(*targets: Any, takes: Callable[[Any], bool] | None = None) -> Callab
         return rule
 
     return register
+
+
+def exports_pairs(*targets: Any) -> Callable[[R], R]:
+    """Registers the rule for these operators on complex numbers, which are pairs along a last dim."""
+
+    def register(rule: R) -> R:
+        for target in targets:
+            if target in PAIR_RULES:
+                raise ValueError(f"there is a rule for {target} on complex numbers already")
+            PAIR_RULES[target] = rule
+        return rule
+
+    return register
+
+
+def rule_for(node: fx.Node) -> Rule | None:
+    """The rule that a node needs."""
+    values = [value_of(node), *(value_of(given) for given in node.all_input_nodes)]
+    complex_ = any(tensor.dtype.is_complex for value in values for tensor in tensors_in(value))
+    return PAIR_RULES.get(node.target) if complex_ and node.target is not operator.getitem else rule_of(node.target)
 
 
 def rule_of(target: Any) -> Rule | None:
@@ -172,7 +195,7 @@ class Exporter:
         value = value_of(node)
         if isinstance(value, int | float | bool):
             return value
-        rule = rule_of(node.target)
+        rule = rule_for(node)
         if isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool):
             made = rule(self, *map(self.argument, node.args)) if rule is not None else None
             if isinstance(made, Tensor):
@@ -201,11 +224,11 @@ class Exporter:
             return self.symbolic(fake)
         if not isinstance(part, Tensor) or not isinstance(fake, torch.Tensor):
             return fake if isinstance(fake, int | float | bool) else part
-        part = self.cast(part, fake.dtype)
+        part = part if fake.dtype.is_complex else self.cast(part, fake.dtype)
         made = Tensor(part.value, fake.dtype, sizes_of(fake.shape))
         producer = part.value.producer()
         if producer is not None and part.value.shape is None:
-            part.value.shape = onnx_shape(made.sizes)
+            part.value.shape = onnx_shape((*made.sizes, 2) if fake.dtype.is_complex else made.sizes)
             part.value.name = self.unique(name)
         for dim, size in enumerate(made.sizes):
             self.sizes.learn(size, made, dim)
@@ -564,9 +587,27 @@ def _may_be_empty(program: Program, sizes: Sequence[Size], marks: Sequence[int |
     return not plain or any(low.get(dims.name_of(s), 0) < 1 for s in symbols)
 
 
+def used(nodes: Sequence[ir.Node], outputs: Sequence[ir.Value]) -> list[ir.Node]:
+    """The nodes that something reads, in order; the others let go of what they read."""
+    wanted = set(outputs)
+    kept = []
+    for node in reversed(nodes):
+        if any(value.uses() or value in wanted for value in node.outputs):
+            kept.append(node)
+        else:
+            for place in range(len(node.inputs)):
+                node.replace_input_with(place, None)
+    return kept[::-1]
+
+
 def onnx_shape(sizes: Sequence[Size]) -> ir.Shape:
     """A shape as ONNX spells it: numbers, and expressions of the dims by their names."""
-    return ir.Shape([size if isinstance(size, int) else dims.spell(size) for size in sizes])
+    return ir.Shape([size if isinstance(size, int) else _spelled(size) for size in sizes])
+
+
+@functools.lru_cache(maxsize=4096)
+def _spelled(size: sympy.Expr) -> str:
+    return dims.spell(size)
 
 
 def attribute(name: str, value: Any) -> ir.Attr:

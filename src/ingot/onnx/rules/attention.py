@@ -25,6 +25,8 @@ def attention(
     is_causal: bool = False, *, scale: float | None = None, enable_gqa: bool = False,
 ) -> Tensor:  # fmt: skip
     width = query.sizes[-1]
+    if any(size == 0 for size in ex.shape):
+        return ex.full(ex.shape, 0.0, query.dtype)
     if scale is None and isinstance(width, int):
         scale = 1 / math.sqrt(width) if width else 1.0
     if ex.opset >= 23 and _one_node(query, key, value, mask, scale):

@@ -13,7 +13,7 @@ import onnx_ir as ir
 import torch
 from torch import fx
 
-from ingot.onnx.export import Exporter, Unsupported, exports
+from ingot.onnx.export import Exporter, Unsupported, exports, used
 from ingot.onnx.values import Tensor
 from ingot.program.metadata import value_of
 
@@ -61,7 +61,7 @@ def closed(ex: Exporter, results: Sequence[Tensor], inputs: Sequence[Tensor], na
     return ir.Graph(
         [part.value for part in inputs],
         [part.value for part in named],
-        nodes=ex.scope.nodes,
+        nodes=used(ex.scope.nodes, [part.value for part in named]),
         name=ex.unique(f"{ex.node.name}.{name}"),
     )
 

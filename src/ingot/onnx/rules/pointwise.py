@@ -62,7 +62,7 @@ _register(
     },
     _unary,
 )
-_register({"mul.Tensor": "Mul", "mul.Scalar": "Mul"}, lambda kind: lambda ex, x, y: _product(ex, x, y))
+
 _register(
     {
         **{"eq.Tensor": "Equal", "eq.Scalar": "Equal", "lt.Tensor": "Less", "lt.Scalar": "Less"},
@@ -77,6 +77,24 @@ _register({"logical_and": "And", "logical_or": "Or", "logical_xor": "Xor", "logi
 @exports(aten.ne.Tensor, aten.ne.Scalar)
 def not_equal(ex: Exporter, x: Tensor, y: Any) -> Tensor:
     return ex.op("Not", binary(ex, "Equal", x, y, promoted((x, y))))
+
+
+@exports(aten.mul.Tensor, aten.mul.Scalar)
+def mul(ex: Exporter, x: Any, y: Any) -> Tensor:
+    """By an inverse root it is a quotient by the root, the way in which ONNX Runtime knows RMS norms."""
+    for place, other in ((0, y), (1, x)):
+        root = _root_of(ex, ex.node.args[place])
+        if root is not None and isinstance(other, Tensor) and other.dtype is root.dtype is ex.dtype:
+            return ex.op("Div", other, root)
+    return _product(ex, x, y)
+
+
+def _root_of(ex: Exporter, node: Any) -> Tensor | None:
+    """sqrt(x) where the node is rsqrt(x)."""
+    if not isinstance(node, fx.Node) or node.target is not aten.rsqrt.default:
+        return None
+    x = ex.argument(node.args[0])
+    return ex.once(("sqrt", x.value), lambda: ex.op("Sqrt", x)) if x.is_float else None
 
 
 def _product(ex: Exporter, x: Any, y: Any) -> Tensor:
@@ -182,7 +200,8 @@ def pow_number(ex: Exporter, x: Tensor, exponent: Any) -> Tensor:
     if exponent == 1:
         return base
     if exponent == 2 and ex.dtype is not torch.bool:
-        return ex.op("Mul", base, base)
+        # A node of its own name: kernels square, and ONNX Runtime finds norms by it.
+        return ex.op("Pow", base, ex.number(2.0, ex.dtype)) if ex.dtype.is_floating_point else ex.op("Mul", base, base)
     if exponent == 3 and ex.dtype.is_floating_point:
         return ex.op("Mul", ex.op("Mul", base, base), base)
     if exponent == 0.5:
@@ -227,7 +246,9 @@ def square(ex: Exporter, x: Tensor) -> Tensor:
 
 @exports(aten.rsqrt.default)
 def rsqrt(ex: Exporter, x: Tensor) -> Tensor:
-    return ex.op("Reciprocal", ex.op("Sqrt", ex.cast(x, ex.dtype)))
+    """Of use to others than products, too; where it is not, nobody reads the inverse and it goes."""
+    x = ex.cast(x, ex.dtype)
+    return ex.op("Reciprocal", ex.once(("sqrt", x.value), lambda: ex.op("Sqrt", x)))
 
 
 @exports(aten.exp2.default)

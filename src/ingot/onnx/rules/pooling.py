@@ -51,6 +51,15 @@ def _batched(ex: Exporter, x: Tensor, count: int) -> tuple[Tensor, bool]:
     return x, False
 
 
+def _apart_from_pad(ex: Exporter, x: Tensor) -> Tensor:
+    """ONNX Runtime takes zeros around the input of a MaxPool for the pool's own padding, which counts for nothing: it
+    must not see the two side by side."""
+    producer = x.value.producer()
+    if producer is None or producer.op_type != "Pad":
+        return x
+    return Tensor(ex.op("Max", x, ex.number(-math.inf, x.dtype)).value, x.dtype, x.shape)
+
+
 def _max_pool(count: int, indices: bool) -> Any:
     def rule(
         ex: Exporter, x: Tensor, kernel: Any, stride: Any = (), padding: Any = 0, dilation: Any = 1,
@@ -59,7 +68,7 @@ def _max_pool(count: int, indices: bool) -> Any:
         if not x.is_float:
             raise Unsupported("pooling of integers")
         windows = Windows(ex, x, count, kernel, stride or None, padding, dilation)
-        x, single = _batched(ex, x, count)
+        x, single = _batched(ex, _apart_from_pad(ex, x), count)
         afters = windows.afters()
         simple = not ceil_mode or afters is None
         ends = windows.before if simple else [max(a, 0) for a in afters or ()]
@@ -214,8 +223,8 @@ def _resized(
 ) -> Tensor:
     """To the result's size; by factors where the user gave them, since coordinates follow these then.
 
-    `by_torch` interpolates the rows of an image of one column. Where kernels cannot do what it does, it is asked for
-    the share that each row has in each row of the result, and a product does the rest.
+    `by_torch` interpolates images of one row. Where kernels cannot do what it does, it is asked for the share that each
+    place has in each place of the result, and a product does the rest.
     """
     if any(size == 0 for size in x.sizes):
         raise Unsupported("resampling without elements")
@@ -236,9 +245,9 @@ def _resized(
 
 
 def _shares(by_torch: Interpolation, size: int, out: int, scale: float | None) -> torch.Tensor:
-    """[size, out]: what of each row goes into each row of the result."""
-    rows = torch.eye(size, dtype=torch.float64).view(1, size, size, 1)
-    return by_torch(rows, [out, 1], scale).view(size, out)
+    """[size, out]: what of each place goes into each place of the result."""
+    rows = torch.eye(size, dtype=torch.float64).view(size, 1, 1, size)  # columns of one row: torch fails for the turned
+    return by_torch(rows, [1, out], scale).reshape(size, out)
 
 
 def _along(ex: Exporter, x: Tensor, dim: int, out: Size, shares: Tensor) -> Tensor:
@@ -320,7 +329,7 @@ def upsample_linear(ex: Exporter, x: Tensor, sizes: Any, align_corners: bool, *s
         ex,
         x,
         _scales(scales),
-        lambda rows, out, scale: aten.upsample_bilinear2d.default(rows, out, align_corners, scale, None),
+        lambda rows, out, scale: aten.upsample_bilinear2d.default(rows, out, align_corners, None, scale),
         mode="linear",
         coordinate_transformation_mode=_corners(align_corners),
     )
@@ -336,7 +345,7 @@ def upsample_bicubic(ex: Exporter, x: Tensor, sizes: Any, align_corners: bool, *
         ex,
         x,
         _scales(scales),
-        lambda rows, out, scale: aten.upsample_bicubic2d.default(rows, out, align_corners, scale, None),
+        lambda rows, out, scale: aten.upsample_bicubic2d.default(rows, out, align_corners, None, scale),
         mode="cubic",
         cubic_coeff_a=-0.75,
         coordinate_transformation_mode=_corners(align_corners),
@@ -348,7 +357,7 @@ def _antialiased(op: Any) -> Any:
 
     def rule(ex: Exporter, x: Tensor, sizes: Any, align_corners: bool, *scales: Any) -> Tensor:
         return _resized(
-            ex, x, _scales(scales), lambda rows, out, scale: op(rows, out, align_corners, scale, None), antialias=1
+            ex, x, _scales(scales), lambda rows, out, scale: op(rows, out, align_corners, None, scale), antialias=1
         )
 
     return rule

@@ -1,0 +1,150 @@
+"""What rules say of operators: which nodes they become, opset by opset, and cases that numbers alone would not find."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import onnx
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import ingot
+from ingot.onnx_file import OnnxReport
+from tests.onnx.core_share import share
+
+X = torch.Tensor
+
+
+class Function(nn.Module):
+    def __init__(self, function: Callable[..., Any]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, *args: X) -> Any:
+        return self.function(*args)
+
+
+def exported(
+    path: Path, model: nn.Module | Callable[..., Any], *args: X, opset: int | None = None, dynamic: Any = None
+) -> tuple[OnnxReport, list[str]]:
+    """The report, and the kinds of nodes in order."""
+    module = model if isinstance(model, nn.Module) else Function(model)
+    program = ingot.capture(module.eval(), args, dynamic_shapes=dynamic)
+    report = ingot.export_onnx(program, path / "m.onnx", opset=opset)
+    return report, [node.op_type for node in onnx.load(path / "m.onnx").graph.node]
+
+
+def test_nine_tenths_of_core_aten_have_a_rule() -> None:
+    yes, no = share()
+    assert len(yes) / (len(yes) + len(no)) >= 0.9, no
+
+
+def attend(q: X, k: X, v: X) -> X:
+    return F.scaled_dot_product_attention(q, k, v, is_causal=True)
+
+
+@pytest.mark.parametrize(
+    ("opset", "kinds"),
+    [(20, {"MatMul", "Softmax"}), (23, {"Attention"}), (24, {"Attention"})],
+)
+def test_attention(opset: int, kinds: set[str], tmp_path: Path) -> None:
+    q, k, v = (torch.randn(2, 3, 5, 8) for _ in range(3))
+    _, found = exported(tmp_path, attend, q, k, v, opset=opset)
+    assert kinds <= set(found) and ("Attention" in found) == (opset >= 23)
+
+
+@pytest.mark.parametrize("opset", [20, 23])
+@pytest.mark.parametrize("floats", [False, True])
+def test_a_query_that_sees_nothing_gets_zeros(opset: int, floats: bool, tmp_path: Path) -> None:
+    q, k, v = (torch.randn(2, 3, 5, 8) for _ in range(3))
+    mask = torch.rand(2, 1, 5, 5) > 0.4
+    mask[0, :, 2] = False
+    given = torch.zeros(mask.shape).masked_fill(~mask, -torch.inf) if floats else mask
+    exported(tmp_path, F.scaled_dot_product_attention, q, k, v, given, opset=opset)
+
+
+def test_norms_and_gelu_are_single_nodes(tmp_path: Path) -> None:
+    model = nn.Sequential(nn.GELU(), nn.LayerNorm(8), nn.RMSNorm(8), nn.GroupNorm(2, 4))
+    x = torch.randn(3, 4, 8)
+    _, found = exported(tmp_path, model, x, opset=23)
+    assert found == ["Gelu", "LayerNormalization", "RMSNormalization", "GroupNormalization"]
+    _, found = exported(tmp_path, model, x, opset=18)
+    assert "LayerNormalization" in found and "Gelu" not in found
+
+
+def test_convolution_and_batch_norm_are_one(tmp_path: Path) -> None:
+    model = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.MaxPool2d(2))
+    _, found = exported(tmp_path, model, torch.randn(2, 3, 8, 8))
+    assert found == ["Conv", "Relu", "MaxPool"]
+
+
+@pytest.mark.parametrize("layer", [nn.LSTM, nn.GRU, nn.RNN])
+@pytest.mark.parametrize("options", [{}, {"bidirectional": True, "num_layers": 2, "batch_first": True}, {"bias": False}])
+def test_recurrent_layers_are_one_node_each(layer: Any, options: dict[str, Any], tmp_path: Path) -> None:
+    model = layer(5, 6, **options)
+    report, found = exported(tmp_path, model, torch.randn(3, 4, 5), dynamic={"input": {0: "a", 1: "b"}})
+    assert found.count(layer.__name__) == options.get("num_layers", 1) and len(report.differences) == 3
+
+
+def test_bfloat16_computes_in_float32(tmp_path: Path) -> None:
+    _, found = exported(tmp_path, lambda x: torch.exp(x) + x, torch.randn(8).bfloat16())
+    assert found == ["Cast", "Exp", "Cast", "Cast", "Add", "Cast"]
+
+
+def test_quantize_and_dequantize_stay(tmp_path: Path) -> None:
+    def model(x: X, scales: X, zeros: X) -> X:
+        x = torch.fake_quantize_per_tensor_affine(x, 0.05, 3, -128, 127)
+        return torch.fake_quantize_per_channel_affine(x, scales, zeros, 1, 0, 255)
+
+    scales, zeros = torch.rand(4) * 0.1 + 0.01, torch.tensor([3, 0, 7, 100], dtype=torch.int32)
+    _, found = exported(tmp_path, model, torch.randn(3, 4), scales, zeros)
+    assert [kind for kind in found if "Quantize" in kind or "Dequantize" in kind] == [
+        *("QuantizeLinear", "DequantizeLinear", "QuantizeLinear", "DequantizeLinear")
+    ]
+
+
+def test_complex_numbers_inside(tmp_path: Path) -> None:
+    def rotate(x: X, angles: X) -> X:
+        turns = torch.polar(torch.ones_like(angles), angles)
+        pairs = torch.view_as_complex(x.reshape(*x.shape[:-1], -1, 2))
+        return torch.view_as_real(pairs * turns[None]).flatten(-2)
+
+    exported(tmp_path, rotate, torch.randn(3, 5, 8), torch.randn(5, 4), dynamic=({0: "batch"}, None))
+
+
+@pytest.mark.parametrize("opset", [18, 20])
+def test_fourier_transforms(opset: int, tmp_path: Path) -> None:
+    def model(x: X) -> Any:
+        return torch.fft.fft2(x).real, torch.fft.irfft(torch.fft.rfft(x, norm="ortho"), n=7)
+
+    exported(tmp_path, model, torch.randn(3, 6, 8), opset=opset)
+
+
+def test_sizes_that_only_the_run_tells(tmp_path: Path) -> None:
+    def model(x: X) -> Any:
+        places = x.nonzero()
+        return places * 2, x[x > 0].sin(), torch.ones(places.shape[0])
+
+    exported(tmp_path, model, torch.randn(4, 3), dynamic=({0: "n"},))
+
+
+def test_expressions_of_sizes(tmp_path: Path) -> None:
+    def model(x: X) -> Any:
+        half = x.shape[1] // 2
+        return x[:, :half].reshape(-1), x.new_zeros(x.shape[0] * 2 + 1, half), x.mean() * (x.shape[0] / 3)
+
+    report, _ = exported(tmp_path, model, torch.randn(4, 6), dynamic=({0: "n", 1: "m"},))
+    assert len(report.differences) == 3
+
+
+def test_a_loop_of_random_draws_is_told(tmp_path: Path) -> None:
+    report, _ = exported(tmp_path, lambda x: x + torch.rand_like(x), torch.randn(4))
+    assert report.random and "random" in str(report)
+
+
+def test_zeros_before_a_max_pool_count(tmp_path: Path) -> None:
+    exported(tmp_path, lambda x: F.max_pool2d(F.pad(x, (1, 1, 1, 1)), 3, 2), -torch.rand(1, 2, 6, 6) - 1)
