@@ -13,7 +13,15 @@ from tests.zoo import entry
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning", "ignore::DeprecationWarning")
 
 # Small, and of different kinds: encoders and decoders, convolutions, experts, recurrences, audio.
-FAST = ("dynamic:bert", "dynamic:llama", "static:t5", "dynamic:resnet", "dynamic:mixtral", "static:mamba", "static:wav2vec2")
+FAST = (
+    "dynamic:bert",
+    "dynamic:llama",
+    "static:t5",
+    "dynamic:resnet",
+    "dynamic:mixtral",
+    "static:mamba",
+    "static:wav2vec2",
+)
 
 # What capture takes and ONNX does not, by the error that says so.
 NOT_EXPORTED: dict[str, str] = {}

@@ -150,6 +150,7 @@ class Exporter:
         self._scopes = [Scope()]
         self._constants: dict[Any, Tensor] = {}
         self._taken: dict[str, int] = {}
+        self._computes = False  # whether the rule at work computes, or moves elements alone
         self._origin: tuple[fx.Node, dict[str, str]] | None = None
 
     # ------------------------------------------------------------------ graphs
@@ -204,7 +205,9 @@ class Exporter:
         assert rule is not None, node.target
         if node.target in TAKES and not TAKES[node.target](node):
             raise Unsupported("there is no rule for it with these arguments")
-        result = rule(self, *map(self.argument, node.args), **{k: self.argument(v) for k, v in node.kwargs.items()})
+        self._computes = rule.__module__.rpartition(".")[2] not in _MOVING
+        args = [self._widened(self.argument(given)) for given in node.args]
+        result = rule(self, *args, **{k: self._widened(self.argument(v)) for k, v in node.kwargs.items()})
         if isinstance(value, tuple | list):
             assert isinstance(result, tuple | list) and len(result) == len(value), (
                 f"{node.target}: {len(value)} results"
@@ -233,6 +236,14 @@ class Exporter:
         for dim, size in enumerate(made.sizes):
             self.sizes.learn(size, made, dim)
         return made
+
+    def _widened(self, value: Any) -> Any:
+        """An argument of a rule that computes: bfloat16 as float32, so that only the result is rounded, as by torch."""
+        if isinstance(value, list):
+            return [self._widened(item) for item in value]
+        if self._computes and isinstance(value, Tensor) and value.dtype is torch.bfloat16:
+            return self.cast(value, torch.float32)
+        return value
 
     def _learn_number(self, value: Any, made: Tensor) -> None:
         expr = value.node.expr
@@ -291,7 +302,8 @@ class Exporter:
 
     @property
     def dtype(self) -> torch.dtype:
-        return self.out.dtype
+        """The result's type, or the one that it is computed in and rounded from."""
+        return torch.float32 if self._computes and self.out.dtype is torch.bfloat16 else self.out.dtype
 
     @property
     def shape(self) -> tuple[Size, ...]:
@@ -559,6 +571,8 @@ class Exporter:
         return Tensor(made.value, torch.int64, (count,))
 
 
+# Files of rules that move elements, hold graphs, or mind the type themselves.
+_MOVING = frozenset(("control", "factories", "indexing", "pairs", "quantized", "views"))
 # Operators of one input whose result is as large.
 _SAME_SHAPE = frozenset(
     ("Abs", "Exp", "Floor", "IsInf", "IsNaN", "Log", "Neg", "Not", "Reciprocal", "Sigmoid", "Sign", "Sqrt", "Tanh")

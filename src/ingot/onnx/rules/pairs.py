@@ -217,6 +217,16 @@ def _transformed(ex: Exporter, x: Tensor, dim: int, *, inverse: bool = False, on
     return Tensor(made.value, made.dtype, tuple(sizes))
 
 
+def _wide(ex: Exporter, x: Tensor) -> Tensor:
+    """In float64: kernels for lengths that are no power of two lose digits in float32."""
+    return Tensor(ex.cast(x, torch.float64).value, torch.float64, x.shape)
+
+
+def _result(ex: Exporter, x: Tensor) -> Tensor:
+    """A transform as the complex numbers that the node gives."""
+    return number(Tensor(ex.cast(x, _REAL[ex.dtype]).value, _REAL[ex.dtype], x.shape))
+
+
 def _scaled(ex: Exporter, x: Tensor, lengths: Sequence[Size], normalization: int) -> Tensor:
     """Over the root of the number of elements, or over that number, as torch counts: 0 none, 1 root, 2 number."""
     if normalization == 0:
@@ -231,27 +241,27 @@ def _scaled(ex: Exporter, x: Tensor, lengths: Sequence[Size], normalization: int
 
 @exports_pairs(aten._fft_c2c.default)
 def fft_c2c(ex: Exporter, x: Tensor, dims: Sequence[int], normalization: int, forward: bool) -> Tensor:
-    made = pairs(x)
+    made = _wide(ex, pairs(x))
     for dim in dims:
         made = _transformed(ex, made, axis(dim, x.rank), inverse=not forward)
-    return number(_scaled(ex, made, [x.sizes[d] for d in dims], normalization))
+    return _result(ex, _scaled(ex, made, [x.sizes[d] for d in dims], normalization))
 
 
 @exports_pairs(aten._fft_r2c.default)
 def fft_r2c(ex: Exporter, x: Tensor, dims: Sequence[int], normalization: int, onesided: bool) -> Tensor:
     made = ex.unsqueeze(x, x.rank)
-    made = Tensor(made.value, x.dtype, (*x.sizes, 1))
+    made = _wide(ex, Tensor(made.value, x.dtype, (*x.sizes, 1)))
     *others, last = dims
     made = _transformed(ex, made, axis(last, x.rank), onesided=onesided)
     for dim in others:
         made = _transformed(ex, made, axis(dim, x.rank))
-    return number(_scaled(ex, made, [x.sizes[d] for d in dims], normalization))
+    return _result(ex, _scaled(ex, made, [x.sizes[d] for d in dims], normalization))
 
 
 @exports_pairs(aten._fft_c2r.default)
 def fft_c2r(ex: Exporter, x: Tensor, dims: Sequence[int], normalization: int, length: Size) -> Tensor:
     """The half that is not there is the mirror of the half that is."""
-    made = pairs(x)
+    made = _wide(ex, pairs(x))
     *others, last = dims
     for dim in others:
         made = _transformed(ex, made, axis(dim, x.rank), inverse=True)

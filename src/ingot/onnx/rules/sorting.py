@@ -6,9 +6,8 @@ from typing import Any
 
 import torch
 
-from ingot.onnx.export import Exporter, Unsupported, exports
+from ingot.onnx.export import Exporter, exports
 from ingot.onnx.values import Size, Tensor, axis
-from ingot.program.metadata import value_of
 
 aten = torch.ops.aten
 
@@ -138,8 +137,6 @@ def bucketize(ex: Exporter, x: Any, row: Tensor, *, out_int32: bool = False, rig
 
 def _places(ex: Exporter, row: Tensor, x: Any, right: bool) -> Tensor:
     """How many of a sorted row come before each value."""
-    if row.is_float and value_of(ex.node) is None:
-        raise Unsupported("a search without a type")
     dtype = torch.promote_types(row.dtype, x.dtype) if isinstance(x, Tensor) else row.dtype
     rows = ex.cast(row, dtype)
     rank = x.rank if isinstance(x, Tensor) else 0
