@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import functools
 import math
-import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -24,6 +23,7 @@ import torch
 from onnx_ir.tensor_adapters import TorchTensor
 from torch import fx
 
+from ingot import torch_internals as internals
 from ingot.errors import UnsupportedByOnnx, explain
 from ingot.onnx.dtypes import BY_CODE, CODE_OF, CODES, TO_ONNX, WIDER, name_of
 from ingot.onnx.kernels import KERNELS
@@ -77,9 +77,11 @@ def exports_pairs(*targets: Any) -> Callable[[R], R]:
 
 def rule_for(node: fx.Node) -> Rule | None:
     """The rule that a node needs."""
+    if not isinstance(node.target, internals.OpOverload):  # a graph inside, or a part of several results
+        return rule_of(node.target)
     values = [value_of(node), *(value_of(given) for given in node.all_input_nodes)]
     complex_ = any(tensor.dtype.is_complex for value in values for tensor in tensors_in(value))
-    return PAIR_RULES.get(node.target) if complex_ and node.target is not operator.getitem else rule_of(node.target)
+    return PAIR_RULES.get(node.target) if complex_ else rule_of(node.target)
 
 
 def rule_of(target: Any) -> Rule | None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from ingot.onnx.export import Exporter, exports
+from ingot.onnx.export import Exporter, Unsupported, exports
 from ingot.onnx.values import Size, Tensor, axis
 
 aten = torch.ops.aten
@@ -146,3 +146,19 @@ def _places(ex: Exporter, row: Tensor, x: Any, right: bool) -> Tensor:
     rows_wide = rows if row.rank == 1 else Tensor(ex.unsqueeze(rows, row.rank - 1).value, dtype)
     before = ex.op("GreaterOrEqual" if right else "Greater", wide, rows_wide)
     return ex.op("ReduceSum", ex.cast(before, torch.int64), ex.ints([rank]), keepdims=0)
+
+
+@exports(aten.histc.default)
+def histc(ex: Exporter, x: Tensor, bins: int = 100, low: Any = 0, high: Any = 0) -> Tensor:
+    """How many elements are in each of equal ranges; the last one has its upper end too."""
+    if low == high:
+        raise Unsupported("ranges that follow from the smallest and the largest element")
+    dtype = torch.float64
+    value = ex.reshape(ex.cast(x, dtype), [-1])
+    first, last = ex.operand(low, dtype), ex.operand(high, dtype)
+    place = ex.op("Mul", ex.op("Sub", value, first), ex.number(bins / (high - low), dtype))
+    place = ex.op("Min", ex.op("Floor", place), ex.number(float(bins - 1), dtype))
+    inside = ex.op("And", ex.op("GreaterOrEqual", value, first), ex.op("LessOrEqual", value, last))
+    number = ex.cast(ex.op("Where", inside, place, ex.number(-1.0, dtype)), torch.int64)
+    same = ex.op("Equal", ex.unsqueeze(number, 1), ex.unsqueeze(ex.range(bins), 0))
+    return ex.op("ReduceSum", ex.cast(same, torch.int64), ex.ints([0]), keepdims=0)
