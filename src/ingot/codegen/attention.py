@@ -40,10 +40,10 @@ def attention_kernel(out: Writer, step: Attention) -> Kernel:
     out.own("packed", real, depth * QUERIES * BYTES[step.dtype])
     out.own("sums", real, wide * QUERIES * BYTES[step.dtype])
     q = step.q
-    read = _read(out, q)
+    value_of = read(out, q)
     out.open(f"for (int64_t d = 0; d < {depth}; ++d)")
     place = f"{out.size(q.offset)} + (first + i) * ({out.size(q.rows)}) + d * ({out.size(q.columns)})"
-    value = _scale(step) + read(f"{out.pointer(q.buffer)}[{place}]")
+    value = _scale(step) + value_of(f"{out.pointer(q.buffer)}[{place}]")
     out.line(f"for (int64_t i = 0; i < high; ++i) packed[d * {QUERIES} + i] = {value};")
     out.line(f"for (int64_t i = high; i < {QUERIES}; ++i) packed[d * {QUERIES} + i] = 0;")
     out.close()
@@ -51,17 +51,17 @@ def attention_kernel(out: Writer, step: Attention) -> Kernel:
     out.line(f"memset(sums, 0, sizeof({real}) * {wide} * {QUERIES});")
     limit = f"ig_min({keys}, last)" if step.causal else keys
     out.line(f"const int64_t limit = {limit};")
-    row = _tiles(out, step.tiles, f"first / {QUERIES}") if step.tiles else ""
+    row = tiles(out, step.tiles, f"first / {QUERIES}") if step.tiles else ""
     out.open(f"for (int64_t block = 0; block < limit; block += {KEYS})")
     if row:
         out.line(f"const int kind = {row}[block / {KEYS}];")
         out.line("if (!kind) continue;")
     out.line(f"const int64_t stop = ig_min(block + {KEYS}, limit), count = stop - block;")
-    k_lines, k_step = _lines(out, step.k, "keys_", real, depth, step.dtype, kind)
+    k_lines, k_step = lines(out, step.k, "keys_", real, depth, step.dtype, kind)
     out.line(f"ig_tile_{kind}_{QUERIES}({k_lines}, {k_step}, packed, {depth}, scores, count);")
     _mask(out, step, infinity)
     out.line(f"ig_soften_{kind}(scores, count, top, total, sums, {wide}, high);")
-    v_lines, v_step = _lines(out, step.v, "values_", real, wide, step.dtype, kind)
+    v_lines, v_step = lines(out, step.v, "values_", real, wide, step.dtype, kind)
     out.line(f"ig_mix_{kind}(scores, {v_lines}, {v_step}, count, sums, {wide}, high);")
     out.close()
     _epilogue(out, step, wide)
@@ -80,7 +80,7 @@ def _scale(step: Attention) -> str:
     return f"{constant_text(step.scale, step.dtype)} * " if step.scale != 1 else ""
 
 
-def _read(out: Writer, matrix: Matrix) -> Callable[[str], str]:
+def read(out: Writer, matrix: Matrix) -> Callable[[str], str]:
     dtype = out.buffers[matrix.buffer].dtype
     name = {"bfloat16": "ig_bf16_to_f32", "float16": "ig_f16_to_f32"}.get(dtype)
     if name:
@@ -88,7 +88,7 @@ def _read(out: Writer, matrix: Matrix) -> Callable[[str], str]:
     return (lambda text: f"{name}({text})") if name else (lambda text: text)
 
 
-def _lines(out: Writer, matrix: Matrix, name: str, real: str, wide: int, dtype: str, kind: str) -> tuple[str, str]:
+def lines(out: Writer, matrix: Matrix, name: str, real: str, wide: int, dtype: str, kind: str) -> tuple[str, str]:
     """The block's rows, one value after another: where they lie, or copied."""
     base = f"{out.pointer(matrix.buffer)} + ({out.size(matrix.offset)}) + block * ({out.size(matrix.rows)})"
     stored = out.buffers[matrix.buffer].dtype
@@ -100,7 +100,7 @@ def _lines(out: Writer, matrix: Matrix, name: str, real: str, wide: int, dtype: 
     return name, str(wide)
 
 
-def _tiles(out: Writer, tiles: Tiles, row: str) -> str:
+def tiles(out: Writer, tiles: Tiles, row: str) -> str:
     """Declares where a row of tiles begins."""
     out.line(
         f"const uint8_t *const tiles = {out.pointer(tiles.buffer)} + ({out.size(tiles.offset)}) + "
@@ -154,12 +154,13 @@ def over_block(
     lane: str,
     lanes: tuple[str, str],
     places: Sequence[str],
-    gradient: str = "gradient",
+    accumulator: str = "",
+    gradient: str = "",
 ) -> None:
-    """The body at every pair of a block, in vectors along `lane`; its results go to `places`, the first of which is
-    also what it reads as the accumulator."""
+    """The body at every pair of a block, in vectors along `lane`; its results go to `places`. What it reads as the
+    accumulator is the first of these, if nothing else is named."""
     assert body is not None
-    code = out.statements(body, [lane], places[0], gradient=gradient)
+    code = out.statements(body, [lane], accumulator or places[0], gradient=gradient)
     out.open(f"for (int64_t {row} = {rows[0]}; {row} < {rows[1]}; ++{row})")
     declare_flags(out, code)
     for line in code.before:

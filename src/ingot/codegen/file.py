@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ingot.codegen.attention import attention_kernel, tiles_kernel
+from ingot.codegen.attention_gradient import gradient_kernel
 from ingot.codegen.convolutions import convolution_kernel
 from ingot.codegen.ctext import STORED, Statements, size_text
 from ingot.codegen.exports import Placed, exports, place_weights, run_size, size_names
@@ -25,6 +26,7 @@ from ingot.lowering.cost import flops, traffic
 from ingot.lowering.expr import Expr, Size, largest
 from ingot.lowering.ir import (
     Attention,
+    AttentionGradient,
     Bind,
     Body,
     Check,
@@ -359,5 +361,6 @@ _KERNELS: Mapping[type[Step], Callable[[Writer, Any], Kernel]] = {
     Strips: strips_kernel,
     Attention: attention_kernel,
     MaskTiles: tiles_kernel,
+    AttentionGradient: gradient_kernel,
     Routine: routine_kernel,
 }

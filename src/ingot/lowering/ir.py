@@ -348,14 +348,23 @@ class MaskTiles:
 
 
 @dataclass(frozen=True, slots=True)
+class Scatter:
+    """A result of a body that is added to a table: `body` computes where, and the store's index names its values."""
+
+    body: Body
+    store: Store
+
+
+@dataclass(frozen=True, slots=True)
 class AttentionGradient:
     """What attention's gradient is in its queries (`side` "queries": dq), or its keys and values ("keys": dk, dv).
 
-    With p = exp(score - lse) and g = p · (∂out · v - delta), `joint` is a body like `score` that reads the product as
-    "accumulator" and g as the op "gradient", and gives the product's gradient and then what `scatter` adds to tables:
-    in float64, into one of `parts` copies of each, which the caller adds up. The batch is (image, head) of the queries;
-    a key head serves `heads` of them, a key image `images`. `first` and `second` are dense [batch, head, row, column]:
-    dq, or dk and dv.
+    `body` is over the batch loops, "i" and "j"; it reads scale · q[i] · k[j] as the op "accumulator" and
+    gradient[i] · v[j] as the op "gradient", and gives the gradient of the first, then the weight of the pair (side
+    "keys"), then what `scatter` adds to tables, in float64, each part of the work (symbol "part" < `parts`) into its
+    own copy. `masked` is the same for tiles of which the mask hides some pairs. The batch is (image, head) of the
+    queries; a key head serves `heads` of them, a key image `images`. `first` and `second` are dense [image, head, row,
+    column]: dq, or dk and dv.
     """
 
     side: str
@@ -371,17 +380,14 @@ class AttentionGradient:
     k: Matrix
     v: Matrix
     gradient: Matrix
-    lse: Matrix
-    delta: Matrix
-    score: Body | None
-    joint: Body
-    scatter: tuple[Store, ...]
-    parts: int
+    body: Body
     dtype: str
     first: str
     second: str = ""
-    mask: Body | None = None
+    masked: Body | None = None
     tiles: Tiles | None = None
+    scatter: tuple[Scatter, ...] = ()
+    parts: int = 1
     origin: Origin = Origin()
 
 

@@ -76,15 +76,18 @@ def touched(step: Step) -> tuple[set[str], set[str]]:
             return _both(step.steps)
         case Attention():
             r, w = touched(step.epilogue)
-            r = r | _functions_read(step) | {step.q.buffer, step.k.buffer, step.v.buffer}
+            r = r.union(*(body_reads(body) for body in (step.score, step.mask) if body))
+            r |= {step.q.buffer, step.k.buffer, step.v.buffer} | ({step.tiles.buffer} if step.tiles else set())
             return r, w | {store.buffer for store in (step.lse, step.top) if store}
         case MaskTiles():
             return body_reads(step.mask), {step.buffer}
         case AttentionGradient():
-            matrices = (step.q, step.k, step.v, step.gradient, step.lse, step.delta)
-            r = _functions_read(step) | body_reads(step.joint) | {matrix.buffer for matrix in matrices}
-            tables = {store.buffer for store in step.scatter}
-            return r | tables, tables | {name for name in (step.first, step.second) if name}
+            r = {matrix.buffer for matrix in (step.q, step.k, step.v, step.gradient)}
+            r |= body_reads(step.body) | (body_reads(step.masked) if step.masked else set())
+            r |= set().union(*(body_reads(scatter.body) for scatter in step.scatter))
+            tables = {scatter.store.buffer for scatter in step.scatter}
+            r |= tables | ({step.tiles.buffer} if step.tiles else set())
+            return r, tables | {name for name in (step.first, step.second) if name}
         case Scan():
             return body_reads(step.start) | body_reads(step.body), {s.buffer for s in step.stores}
         case Routine():
@@ -99,11 +102,6 @@ def touched(step: Step) -> tuple[set[str], set[str]]:
             return r | body_reads(step.condition), w
         case Repeat():
             return _both(step.steps)
-
-
-def _functions_read(step: Attention | AttentionGradient) -> set[str]:
-    read = set().union(*(body_reads(body) for body in (step.score, step.mask) if body))
-    return read | ({step.tiles.buffer} if step.tiles else set())
 
 
 def _both(steps: Sequence[Step]) -> tuple[set[str], set[str]]:

@@ -41,12 +41,33 @@ def lower_body(
     extra: Mapping[Any, Rule] | None = None,
     writers: Collection[Any] = (),
 ) -> Body:
-    """The subgraph's results as one body; equal subexpressions of all of them are shared.
+    """The subgraph's results, scalars all of them, as one body; equal subexpressions of all of them are shared.
 
     `extra` has rules that win over the general ones. `writers` are operators that may make or write memory, which
     the surrounding lowering, `around`, then owns. Raises UnsupportedOperator, naming the operator itself and the
     user's line, for one that has no rule, that needs memory, or whose result is no scalar.
     """
+    results = lower_results(graph_module, inputs, around=around, extra=extra, writers=writers)
+    ops = Recorder()
+    values = []
+    for result in results:
+        tensor = around.scalar(result)
+        if tensor.rank:
+            output = next(node for node in graph_module.graph.nodes if node.op == "output")
+            raise refused(output, f"a result has the shape [{', '.join(map(str, tensor.shape))}]: a body gives scalars")
+        values.append(tensor.load(ops, ()))
+    return ops.finish(values)
+
+
+def lower_results(
+    graph_module: fx.GraphModule,
+    inputs: Sequence[Given | Size | Tensor],
+    *,
+    around: Lowering,
+    extra: Mapping[Any, Rule] | None = None,
+    writers: Collection[Any] = (),
+) -> list[Any]:
+    """What the subgraph gives, each result as rules give it: nothing of it is computed yet."""
     import ingot.lowering.rules  # noqa: F401  fills the table of rules; some of them lower bodies themselves
 
     inside = _Inside(around, dict(extra or {}), frozenset(writers))
@@ -54,17 +75,7 @@ def lower_body(
     for number, (node, given) in enumerate(zip(placeholders, inputs, strict=True)):
         inside.values[node] = _input(number, given) if isinstance(given, Given) else given
     results = inside.run(graph_module.graph)
-    ops = Recorder()
-    values = []
-    for result in results if isinstance(results, (tuple, list)) else (results,):
-        tensor = inside.scalar(result)
-        if tensor.rank:
-            output = next(node for node in graph_module.graph.nodes if node.op == "output")
-            raise _refused(
-                output, f"a result has the shape [{', '.join(map(str, tensor.shape))}]: a body gives scalars"
-            )
-        values.append(tensor.load(ops, ()))
-    return ops.finish(values)
+    return list(results) if isinstance(results, (tuple, list)) else [results]
 
 
 def _input(number: int, given: Given) -> Tensor:
@@ -88,14 +99,14 @@ class _Inside(Lowering):
         rule = self.extra.get(node.target)
         numbers = (int, float, bool, torch.SymInt, torch.SymFloat, torch.SymBool)  # arithmetic on sizes needs no rule
         if rule is None and rule_of(node.target) is None and not isinstance(value_of(node), numbers):
-            raise _refused(node, "it is not supported in a body: there is no rule for it")
+            raise refused(node, "it is not supported in a body: there is no rule for it")
         try:
             if rule is None:
                 return super()._lowered(node)
             arguments = {name: self.argument(value) for name, value in node.kwargs.items()}
             return rule(self, *map(self.argument, node.args), **arguments)
         except Unsupported as failure:
-            raise _refused(node, f"it is not supported in a body: {failure}") from None
+            raise refused(node, f"it is not supported in a body: {failure}") from None
 
     def _settle(self, tensor: Tensor, users: int) -> None:
         """Nothing is kept in memory: a body is computed once for every element, and shares what is equal."""
@@ -112,11 +123,12 @@ class _Inside(Lowering):
 
     def _memory(self, make: Callable[[], Any]) -> Any:
         if self.node.target not in self.writers:
-            raise _refused(self.node, "it is not supported in a body: it needs memory of its own")
+            raise refused(self.node, "it is not supported in a body: it needs memory of its own")
         return make()
 
 
-def _refused(node: fx.Node, why: str) -> UnsupportedOperator:
+def refused(node: fx.Node, why: str) -> UnsupportedOperator:
+    """The error for a node that cannot stand in a body, at the user's line."""
     source, path = source_of(node), module_path_of(node)
     where = ", ".join(part for part in (str(source) if source else "", f"in {path}" if path else "") if part)
     return UnsupportedOperator(

@@ -9,6 +9,7 @@ from ingot.lowering.rules import (  # noqa: F401
     elements,
     factories,
     flex_attention,
+    flex_attention_backward,
     grouped,
     indexing,
     linalg,
