@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, TypeAlias, get_args
+from typing import Any, Literal, TypeAlias, get_args, overload
 
 import torch
 from torch import nn
@@ -22,6 +22,7 @@ from ingot.codegen.loaded import Loaded
 from ingot.codegen.pages import Pages
 from ingot.codegen.toolchain import find
 from ingot.codegen.weights import fill
+from ingot.errors import PassError, explain
 from ingot.lowering.fusion import fuse
 from ingot.lowering.ir import Precision
 from ingot.lowering.lower import lower
@@ -31,6 +32,7 @@ from ingot.lowering.strips import strip
 from ingot.program import file
 from ingot.program.program import Program
 from ingot.settings import Settings
+from ingot.training import Trained
 from ingot_runtime import open_container
 from ingot_runtime.machine import cores
 from ingot_runtime.model import check_threads, model_of
@@ -113,6 +115,35 @@ WHOLE = (
 )
 
 
+@overload
+def compile(
+    model: nn.Module | Callable[..., Any] | Program,
+    args: Sequence[Any] = ...,
+    kwargs: Mapping[str, Any] | None = ...,
+    *,
+    dynamic_shapes: Any = ...,
+    threads: int | None = ...,
+    cache: bool = ...,
+    isa: str | Sequence[str] | None = ...,
+    precision: Precision = ...,
+    training: Literal[False] = ...,
+    watch: Watch = ...,
+) -> Compiled: ...
+
+
+@overload
+def compile(
+    model: nn.Module | Callable[..., Any] | Program,
+    args: Sequence[Any] = ...,
+    kwargs: Mapping[str, Any] | None = ...,
+    *,
+    threads: int | None = ...,
+    cache: bool = ...,
+    training: Literal[True],
+    watch: Watch = ...,
+) -> Trained: ...
+
+
 def compile(
     model: nn.Module | Callable[..., Any] | Program,
     args: Sequence[Any] = (),
@@ -123,8 +154,9 @@ def compile(
     cache: bool = True,
     isa: str | Sequence[str] | None = None,
     precision: Precision = "float32",
+    training: bool = False,
     watch: Watch = _unwatched,
-) -> Compiled:
+) -> Compiled | Trained:
     """The model, or a Program of it, as native code that is called like the model.
 
     `threads` None is one for each core. `cache` False compiles the C text even if it was compiled before. `isa` names
@@ -132,9 +164,14 @@ def compile(
     "bfloat16" keeps the weights of matrix products and convolutions in it and multiplies in it, where the machine has
     an instruction for that with it; sums and everything else stay as they are. `watch` is told of each stage: it is
     called with the stage's name and gives a context manager that the stage runs in.
+
+    With `training`, forward and backward both become native code, and autograd goes through the call: gradients reach
+    the model's own parameters and the arguments. The sizes are then those of the example.
     """
     check_threads(threads)
     _check_precision(precision)
+    if training:
+        return _trained(model, args, kwargs, dynamic_shapes, threads, cache, watch)
     with collector.paused(), Pages(_state_bytes(model)) as pages:
         return _compiled(model, args, kwargs, dynamic_shapes, threads, cache, isa, precision, watch, pages)
 
@@ -178,6 +215,36 @@ def _state_bytes(model: nn.Module | Callable[..., Any] | Program) -> int:
     else:
         tensors = [*model.parameters(), *model.buffers()] if isinstance(model, nn.Module) else []
     return sum(x.numel() * x.element_size() for x in tensors if isinstance(x, torch.Tensor))
+
+
+def _trained(
+    model: nn.Module | Callable[..., Any] | Program,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any] | None,
+    dynamic_shapes: Any,
+    threads: int | None,
+    cache: bool,
+    watch: Watch,
+) -> Trained:
+    if dynamic_shapes is not None or (isinstance(model, Program) and model.dims):
+        raise PassError(
+            explain(
+                "A model that trains is compiled for the sizes of its example only.",
+                fix="leave dynamic_shapes out, and compile once for each size",
+            )
+        )
+
+    def build(half: nn.Module, inputs: Sequence[torch.Tensor]) -> Compiled:
+        with Pages(0) as pages:
+            compiled = _compiled(half, inputs, None, None, threads, cache, None, "float32", watch, pages)
+        compiled.program.example_inputs = None  # tensors as large as the model's own, that nobody reads
+        return compiled
+
+    with watch("capture"):
+        program = model if isinstance(model, Program) else capture(model, args, kwargs)
+    with watch("passes"):
+        program = passes.transform(program, [p for p in passes.ROAD if p not in _AFTER_DECOMPOSE], check=None)
+    return Trained(program, build)
 
 
 def load(path: str | os.PathLike[str]) -> Program | Loaded:

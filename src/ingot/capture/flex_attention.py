@@ -209,20 +209,16 @@ class _PlacesStayTensors(TorchFunctionMode):
 
 
 def _places(index: Any) -> tuple[Any, ...]:
-    """The index as places along the first dims, if that is all it is and one of them is a tensor."""
+    """The index as places along the first dims, if that is all it is."""
     places = index if isinstance(index, tuple) else (index,)
-    plain = all(isinstance(p, (int, torch.Tensor)) or (isinstance(p, slice) and p == slice(None)) for p in places)
-    return places if plain and any(isinstance(p, torch.Tensor) for p in places) else ()
+    plain = (type(p) is int or isinstance(p, torch.Tensor) or (isinstance(p, slice) and p == slice(None)) for p in places)
+    return places if all(plain) else ()
 
 
 def _read(table: torch.Tensor, index: Any) -> torch.Tensor:
+    """A read at places, numbers among them: the gradient of each is then a value that is added at a place."""
     places = _places(index)
     if not places:
         return torch.Tensor.__getitem__(table, index)
-    kept: list[Any] = []
-    for place in places:
-        if isinstance(place, int):
-            table = table.select(len(kept), place)
-        else:
-            kept.append(place if isinstance(place, torch.Tensor) else None)
-    return torch.ops.aten.index.Tensor(table, kept)  # type: ignore[no-any-return]
+    numbers = [torch.full((), p, dtype=torch.int64) if type(p) is int else p for p in places]
+    return torch.ops.aten.index.Tensor(table, [p if isinstance(p, torch.Tensor) else None for p in numbers])  # type: ignore[no-any-return]

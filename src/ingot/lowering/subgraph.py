@@ -96,7 +96,7 @@ class _Inside(Lowering):
         self.values = dict(around.values)
 
     def _lowered(self, node: fx.Node) -> Any:
-        rule = self.extra.get(node.target)
+        rule = self.extra.get(node.target) or self.extra.get(str(node.target))
         numbers = (int, float, bool, torch.SymInt, torch.SymFloat, torch.SymBool)  # arithmetic on sizes needs no rule
         if rule is None and rule_of(node.target) is None and not isinstance(value_of(node), numbers):
             raise refused(node, "it is not supported in a body: there is no rule for it")

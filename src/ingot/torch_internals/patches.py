@@ -185,7 +185,9 @@ def flex_attention_called_directly() -> Iterator[None]:
     """Inside, flex_attention reaches its operator without compiling itself first."""
     reads = sys.modules.get("torch._dynamo._trace_wrapped_higher_order_op")
     with contextlib.ExitStack() as stack:
-        stack.enter_context(patched(_flex, _FLEX_ATTENTION_DISABLE_COMPILE_DEBUG=True))
+        # torch's own kernel has no backward on the CPU and refuses what asks for gradients; ours has one.
+        named = {"_FLEX_ATTENTION_DISABLE_COMPILE_DEBUG": True, "_validate_device": lambda *_: None}
+        stack.enter_context(patched(_flex, **named))
         if reads is not None:  # a mask's function that reads a table; torch would write its own node for that
             stack.enter_context(patched(reads, mod_index=torch.ops.aten.index.Tensor))
         yield

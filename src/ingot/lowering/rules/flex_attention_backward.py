@@ -302,8 +302,7 @@ _RULES: dict[Any, Callable[..., Any]] = {
     aten.index_put.default: _index_put,
     aten.select_scatter.default: _select_scatter,
     aten.add.Tensor: _add,
+    "flex_lib.zeros_and_scatter.default": _zeros_and_scatter,  # torch registers it late
     **{target: _each(target) for target in (aten.neg.default, aten.mul.Tensor, aten.mul.Scalar, aten.div.Tensor)},
     **{target: _each(target) for target in (aten._to_copy.default, aten.alias.default, aten.clone.default)},
 }
-if hasattr(torch.ops, "flex_lib") and hasattr(torch.ops.flex_lib, "zeros_and_scatter"):
-    _RULES[torch.ops.flex_lib.zeros_and_scatter.default] = _zeros_and_scatter

@@ -1,0 +1,146 @@
+"""Models that train: forward and backward as native code, joined by torch's autograd.
+
+    trained = ingot.compile(model, args, training=True)
+    loss = trained(*args).sum()
+    loss.backward()                 # gradients of the model's own parameters, and of arguments that ask for them
+
+torch's autograd writes the backward of the captured graph, operator by operator, and cuts both apart; each half is then
+a graph like any other and is compiled like any other. Parameters are arguments of both: a step of an optimizer changes
+what the next call computes with.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx, nn
+
+from ingot import torch_internals as internals
+from ingot.codegen.compiled import Compiled
+from ingot.program import calling
+from ingot.program.program import Program
+from ingot.program.scan_gradient import Differentiable
+from ingot.program.signature import InputKind
+
+aten = torch.ops.aten
+
+# A graph on example arguments, as native code.
+Build = Callable[[nn.Module, Sequence[torch.Tensor]], Compiled]
+
+
+class Trained:
+    """A model as native code that autograd goes through. Called like the model; the parameters are the model's own."""
+
+    def __init__(self, program: Program, build: Build) -> None:
+        """Use `ingot.compile` with `training=True`. `program` is functional."""
+        self.program = program
+        self._halves: list[Half] = []
+        self._build = build
+        self._run = internals.with_backward(Differentiable(program.graph_module).run, self._half, self._half)
+        example = program.example_inputs
+        if example is not None:  # so that what cannot be compiled is said here, not at the first step
+            args, kwargs = example
+            self._differentiated(calling.check_call(program, args, kwargs))
+
+    @property
+    def forward(self) -> Compiled | None:
+        """The native code of the forward half."""
+        return self._halves[0].compiled if self._halves else None
+
+    @property
+    def backward(self) -> Compiled | None:
+        """The native code of the backward half; None where nothing asks for a gradient."""
+        return self._halves[1].compiled if len(self._halves) > 1 else None
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._differentiated(calling.check_call(self.program, args, kwargs))
+
+    def _differentiated(self, leaves: Sequence[Any]) -> Any:
+        program = self.program
+        specs = program.signature.user_inputs
+        given = {i.name: leaf for i, leaf in zip(specs, leaves, strict=True) if i.kind is InputKind.ARGUMENT}
+        state = {str(i.target): program.state_of(i) for i in program.signature.state_inputs}
+        values = self._run(*state.values(), *given.values())
+        return calling.finish(program, list(values), given, state.__getitem__)
+
+    def _half(self, graph: fx.GraphModule, inputs: Sequence[Any]) -> Callable[[list[Any]], list[Any]]:
+        half = Half.of(graph, inputs, self._build)
+        self._halves.append(half)
+        return half
+
+    def close(self) -> None:
+        """Gives back the threads and memory of both halves."""
+        for half in self._halves:
+            if half.compiled is not None:
+                half.compiled.close()
+
+
+@dataclass(frozen=True)
+class Half:
+    """One half as native code. What it would only hand through, a saved argument most often, never enters it."""
+
+    compiled: Compiled | None
+    sources: tuple[tuple[str, Any], ...]  # of each result: ("argument", place), ("result", place) or ("value", itself)
+
+    @staticmethod
+    def of(graph: fx.GraphModule, inputs: Sequence[Any], build: Build) -> Half:
+        places = {n: i for i, n in enumerate(n for n in graph.graph.nodes if n.op == "placeholder")}
+        output = graph.graph.output_node()
+        computed: dict[fx.Node, int] = {}
+        sources: list[tuple[str, Any]] = []
+        results: Any = output.args[0]
+        for result in results:
+            node = _origin(result)
+            if node in places:
+                sources.append(("argument", places[node]))
+            elif isinstance(node, fx.Node):
+                sources.append(("result", computed.setdefault(node, len(computed))))
+            else:
+                sources.append(("value", node))
+        output.args = (tuple(computed),)
+        graph.recompile()
+        if not computed:
+            return Half(None, tuple(sources))
+        with internals.outside_of_compilation():
+            examples = [_example(value) for value in inputs]
+            return Half(build(_Flat(graph), examples), tuple(sources))
+
+    # autograd frees what it hands over in a list as soon as the list is emptied
+    _boxed_call = True
+
+    def __call__(self, arguments: list[Any]) -> list[Any]:
+        given = list(arguments)
+        arguments.clear()
+        made = self.compiled(*(t.contiguous() for t in given)) if self.compiled is not None else ()
+        answers: Mapping[str, Callable[[Any], Any]] = {
+            "argument": lambda place: given[place],
+            "result": lambda place: made[place],
+            "value": lambda value: value,
+        }
+        return [answers[kind](place) for kind, place in self.sources]
+
+
+class _Flat(nn.Module):
+    """A graph that closes over nothing, as a model of its arguments."""
+
+    def __init__(self, graph: fx.GraphModule) -> None:
+        super().__init__()
+        self.graph = graph
+
+    def forward(self, *arguments: torch.Tensor) -> Any:
+        return fx.Interpreter(self.graph).run(*arguments)
+
+
+def _origin(node: Any) -> Any:
+    """What a result is another name of."""
+    while isinstance(node, fx.Node) and node.target in (aten.alias.default, aten.detach.default):
+        node = node.args[0]
+    return node
+
+
+def _example(value: torch.Tensor) -> torch.Tensor:
+    """A tensor like the one that the graph was made with; nobody reads it."""
+    return torch.zeros(tuple(map(int, value.shape)), dtype=value.dtype)
