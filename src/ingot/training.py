@@ -43,7 +43,7 @@ class Trained:
         example = program.example_inputs
         if example is not None:  # so that what cannot be compiled is said here, not at the first step
             args, kwargs = example
-            self._differentiated(calling.check_call(program, args, kwargs))
+            self._try(calling.check_call(program, args, kwargs))
 
     @property
     def forward(self) -> Compiled | None:
@@ -59,12 +59,25 @@ class Trained:
         return self._differentiated(calling.check_call(self.program, args, kwargs))
 
     def _differentiated(self, leaves: Sequence[Any]) -> Any:
+        given, state = self._inputs(leaves)
+        values = self._run(*state.values(), *given.values())
+        return calling.finish(self.program, list(values), given, state.__getitem__)
+
+    def _inputs(self, leaves: Sequence[Any]) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
         program = self.program
         specs = program.signature.user_inputs
         given = {i.name: leaf for i, leaf in zip(specs, leaves, strict=True) if i.kind is InputKind.ARGUMENT}
-        state = {str(i.target): program.state_of(i) for i in program.signature.state_inputs}
-        values = self._run(*state.values(), *given.values())
-        return calling.finish(program, list(values), given, state.__getitem__)
+        return given, {str(i.target): program.state_of(i) for i in program.signature.state_inputs}
+
+    def _try(self, leaves: Sequence[Any]) -> None:
+        """Runs both halves on the example, and leaves no trace in the model: no gradient, no changed buffer."""
+        given, state = self._inputs(leaves)
+        inputs = [*state.values(), *given.values()]
+        results = [r for r in self._run(*inputs) if isinstance(r, torch.Tensor) and r.requires_grad]
+        asked = [t for t in inputs if isinstance(t, torch.Tensor) and t.requires_grad]
+        if results:
+            zeros = [torch.zeros_like(r) for r in results]
+            torch.autograd.grad(results, asked, zeros, allow_unused=True)
 
     def _half(self, graph: fx.GraphModule, inputs: Sequence[Any]) -> Callable[[list[Any]], list[Any]]:
         half = Half.of(graph, inputs, self._build)

@@ -85,6 +85,63 @@ def attend(
     return weights @ v, torch.logsumexp(scores.masked_fill(empty, 0), -1).masked_fill(empty[..., 0], -torch.inf)
 
 
+Leaves = tuple[torch.Tensor, ...]
+
+
+@dataclass(frozen=True)
+class Combining:
+    """A combine function of `count` leaves over learned numbers, one for each of the last dim's places."""
+
+    combine: Callable[..., Leaves]
+    count: int = 1
+    learned: int = 0
+    positive: bool = False  # whether it wants inputs in (0.5, 1)
+
+
+def _affine(a: Leaves, b: Leaves) -> Leaves:
+    return a[0] * b[0], b[0] * a[1] + b[1]
+
+
+def _soft_largest(a: Leaves, b: Leaves, g: torch.Tensor) -> Leaves:
+    top = torch.maximum(a[0], b[0])
+    return (top + torch.log(torch.exp(g * (a[0] - top)) + torch.exp(g * (b[0] - top))) / g,)
+
+
+def _mean(a: Leaves, b: Leaves) -> Leaves:
+    """Weights, means and sums of squares of two parts of a sample, joined."""
+    weight, apart = a[0] + b[0], b[1] - a[1]
+    return weight, a[1] + apart * b[0] / weight, a[2] + b[2] + apart * apart * a[0] * b[0] / weight
+
+
+def _turn(a: Leaves, b: Leaves) -> Leaves:
+    return a[0] * b[0] - a[1] * b[1], a[0] * b[1] + a[1] * b[0]
+
+
+COMBINING: dict[str, Combining] = {
+    "sum": Combining(lambda a, b: (a[0] + b[0],)),
+    "product": Combining(lambda a, b: (a[0] * b[0],), positive=True),
+    "largest": Combining(lambda a, b: (torch.maximum(a[0], b[0]),)),
+    "affine": Combining(_affine, 2, positive=True),
+    "complex": Combining(_turn, 2, positive=True),
+    "soft largest": Combining(_soft_largest, 1, 1),
+    "moments": Combining(_mean, 3, positive=True),
+    "decayed": Combining(lambda a, b, g: (a[0] * b[0], b[0] * a[1] + b[1] * g / g), 2, 1, positive=True),
+}
+
+
+def combine_along(case: Combining, xs: Leaves, tables: list[torch.Tensor], dim: int, reverse: bool) -> Leaves:
+    """What the scan means, one place after another."""
+    slices = [x.unbind(dim) for x in xs]
+    order = range(len(slices[0]))[:: -1 if reverse else 1]
+    states: dict[int, Leaves] = {}
+    state: Leaves | None = None
+    for t in order:
+        now = tuple(s[t] for s in slices)
+        state = now if state is None else case.combine(state, now, *tables)
+        states[t] = state
+    return tuple(torch.stack([states[t][leaf] for t in range(len(states))], dim) for leaf in range(case.count))
+
+
 def scoring(case: Attending, tables: list[torch.Tensor]) -> Any:
     """The score function as users write it, closed over its tables."""
     return None if case.score is None else lambda s, b, h, i, j: case.score(s, b, h, i, j, *tables)  # type: ignore[misc]

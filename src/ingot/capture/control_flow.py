@@ -326,6 +326,35 @@ def call_directly(function: Callable[..., Any], args: tuple[Any, ...], kwargs: d
     return tree.unflatten([next(values) if _is_value(leaf) else leaf for leaf in leaves], out_tree)
 
 
+def scan_directly(
+    recorder: Recorder, original: Callable[[], Any], function: Callable[..., Any], xs: Sequence[torch.Tensor]
+) -> Any:
+    """An associative scan of elements as its operator; one that mixes elements as torch writes it out."""
+    seen = _Elementwise()
+    with recorder.paused(), seen:
+        slices = [recorder.run(torch.ops.aten.select_copy.int, (x, 0, 0), {}) for x in xs]
+        function(*slices, *slices)
+    if not seen.holds:
+        return original()
+    return list(hop.associative_scan(function, list(xs), ()))
+
+
+class _Elementwise(internals.DispatchMode):
+    """Whether every operator inside works on each element by itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.holds = True
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.holds &= torch.Tag.pointwise in func.tags or func in _NEUTRAL or func.namespace == "prim"
+        return func(*args, **(kwargs or {}))
+
+
+_aten = torch.ops.aten
+_NEUTRAL = frozenset({_aten.select_copy.int, _aten.detach.default, _aten.alias.default, _aten.lift_fresh.default})
+
+
 def _check_branches(true: tuple[list[Any], tree.Tree], false: tuple[list[Any], tree.Tree], place: str) -> None:
     literals = [[leaf for leaf in leaves if not _is_value(leaf)] for leaves, _ in (true, false)]
     if true[1] != false[1] or literals[0] != literals[1]:

@@ -211,7 +211,9 @@ class _PlacesStayTensors(TorchFunctionMode):
 def _places(index: Any) -> tuple[Any, ...]:
     """The index as places along the first dims, if that is all it is."""
     places = index if isinstance(index, tuple) else (index,)
-    plain = (type(p) is int or isinstance(p, torch.Tensor) or (isinstance(p, slice) and p == slice(None)) for p in places)
+    plain = (
+        type(p) is int or isinstance(p, torch.Tensor) or (isinstance(p, slice) and p == slice(None)) for p in places
+    )
     return places if all(plain) else ()
 
 

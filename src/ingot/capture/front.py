@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -208,6 +209,7 @@ class Session:
             stack.enter_context(internals.kernels_chosen_quietly(self.watch.env))
             stack.enter_context(internals.attributes_watched(self._attribute_set))
             stack.enter_context(internals.control_flow_called_directly(control_flow.call_directly))
+            stack.enter_context(internals.associative_scans_called(partial(control_flow.scan_directly, recorder)))
             stack.enter_context(internals.flex_attention_called_directly())
             stack.enter_context(internals.python_calls_dispatched())
             stack.enter_context(internals.idle_conversions_skipped())

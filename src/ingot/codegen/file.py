@@ -20,6 +20,7 @@ from ingot.codegen.kernels import Kernel, Writer, loop_kernel
 from ingot.codegen.library import Library
 from ingot.codegen.products import product_kernel, siblings_kernel
 from ingot.codegen.routines import routine_kernel
+from ingot.codegen.scans import scan_kernel
 from ingot.codegen.strips import strips_kernel
 from ingot.errors import UnsupportedOperator, explain
 from ingot.lowering.cost import flops, traffic
@@ -41,6 +42,7 @@ from ingot.lowering.ir import (
     Reduce,
     Repeat,
     Routine,
+    Scan,
     Siblings,
     Step,
     Strips,
@@ -234,21 +236,11 @@ class _File:
         return late
 
     def _step(self, step: Step) -> None:
+        if type(step) in _KERNELS:
+            writer = Writer(self.module.buffers, self.library, self.module.hints)
+            self._launch(_KERNELS[type(step)](writer, step), step)
+            return
         match step:
-            case (
-                Map()
-                | Reduce()
-                | Nest()
-                | Product()
-                | Siblings()
-                | Convolution()
-                | Strips()
-                | Attention()
-                | MaskTiles()
-                | Routine()
-            ):
-                writer = Writer(self.module.buffers, self.library, self.module.hints)
-                self._launch(_KERNELS[type(step)](writer, step), step)
             case Bind():
                 value = self._value(step.body, step.origin)
                 self.line(f"n[{step.symbol[1:]}] = {value};")
@@ -362,5 +354,6 @@ _KERNELS: Mapping[type[Step], Callable[[Writer, Any], Kernel]] = {
     Attention: attention_kernel,
     MaskTiles: tiles_kernel,
     AttentionGradient: gradient_kernel,
+    Scan: scan_kernel,
     Routine: routine_kernel,
 }

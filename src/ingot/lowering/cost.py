@@ -3,10 +3,24 @@
 from __future__ import annotations
 
 from ingot.lowering.expr import Size, product
-from ingot.lowering.ir import BYTES, Attention, Buffer, Convolution, Map, Nest, Product, Reduce, Siblings, Step, Strips
+from ingot.lowering.ir import (
+    BYTES,
+    Attention,
+    AttentionGradient,
+    Buffer,
+    Convolution,
+    Map,
+    Nest,
+    Product,
+    Reduce,
+    Scan,
+    Siblings,
+    Step,
+    Strips,
+)
 from ingot.lowering.memory import touched
 
-_FREE = frozenset({"load", "const", "index", "cast", "check", "accumulator"})
+_FREE = frozenset({"load", "const", "index", "cast", "check", "accumulator", "gradient", "input"})
 
 
 def flops(step: Step) -> Size:
@@ -28,10 +42,16 @@ def flops(step: Step) -> Size:
         case Attention():
             pairs = product([loop.extent for loop in step.batch]) * step.queries * step.keys
             return pairs * (step.depth + step.values) * (1 if step.causal else 2)
+        case AttentionGradient():
+            pairs = product([loop.extent for loop in step.batch]) * step.queries * step.keys
+            more = step.depth if step.side == "queries" else step.depth + step.values
+            return pairs * (step.depth + step.values + more) * 2
+        case Scan():
+            return product([loop.extent for loop in (*step.loops, step.over)]) * _operations(step)
     return 0
 
 
-def _operations(step: Map | Reduce) -> int:
+def _operations(step: Map | Reduce | Scan) -> int:
     return sum(op.name not in _FREE for op in step.body.ops)
 
 

@@ -1,4 +1,4 @@
-"""Runs a graph so that autograd goes through its associative scans along the scan, in memory that grows with its length.
+"""Runs a graph so that autograd goes back along its associative scans, in memory that grows with their length.
 
 With y[0] = x[0] and y[t] = f(y[t-1], x[t]), the gradient runs back along the same chain:
 
@@ -46,7 +46,7 @@ def _is_ours(xs: Sequence[torch.Tensor], additional: Sequence[Any]) -> bool:
 
 def _fits(more: torch.Tensor, shape: torch.Size) -> bool:
     try:
-        return torch.broadcast_shapes(more.shape, shape) == shape
+        return bool(torch.broadcast_shapes(more.shape, shape) == shape)
     except RuntimeError:
         return False
 
@@ -84,7 +84,7 @@ class _Scanned(torch.autograd.Function):
         def back(x: torch.Tensor, low: int, high: int | None) -> torch.Tensor:
             return x[low:high].flip(0)
 
-        start = [torch.zeros_like(y[0]) for y in ys]
+        start = [torch.zeros(y.shape[1:], dtype=y.dtype) for y in ys]
         along = [back(y, 0, -1) for y in ys] + [back(t, 1, None) for t in (*xs, *spread, *given)]
         step = _vjp(ctx.combine, count, ctx.kept, [*start, *(x[0] for x in along), *others])
         out = hop.scan(step, start, along, tuple(others))
@@ -114,7 +114,8 @@ def _vjp(combine: fx.GraphModule, count: int, kept: tuple[int, ...], example: Se
             return tuple(combine(*inputs[: 2 * count], *additional))
 
         total = tuple(c + a for c, a in zip(carried, asked, strict=True))
-        _, pull = torch.func.vjp(forward, *before, *x, *spread)
-        return list(pull(total))
+        _, pull, *_ = torch.func.vjp(forward, *before, *x, *spread)
+        # torch's scan wants results that share no memory, and a state that always lies in the same order.
+        return [g.clone(memory_format=torch.contiguous_format) for g in pull(total)]
 
     return internals.graph_of(step, example)

@@ -65,6 +65,7 @@ from ingot.torch_internals.operators import (
 from ingot.torch_internals.patches import (
     TORCH_FOLDER,
     MemoryHidden,
+    associative_scans_called,
     attributes_watched,
     autocast_watched,
     compilation_off,

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import functools
+import importlib
+import inspect
 import logging
 import sys
 from collections.abc import Callable, Iterator
@@ -21,6 +24,8 @@ from torch.nn.attention import flex_attention as _flex
 
 from ingot.torch_internals.modes import recording_paused
 
+# The package has a function of the module's name.
+_associative_scan = importlib.import_module("torch._higher_order_ops.associative_scan")
 TORCH_FOLDER: str = torch.__path__[0]
 
 
@@ -126,6 +131,27 @@ def control_flow_called_directly(call: Callable[..., Any]) -> Iterator[None]:
     Outside of a trace torch compiles them first, which loses the user's lines and takes seconds.
     """
     with patched(_hop_utils, _hop_compile_and_call=call):
+        yield
+
+
+@contextlib.contextmanager
+def associative_scans_called(call: Callable[..., Any]) -> Iterator[None]:
+    """Inside, an associative scan that torch would write out as a tree of slices is `call(original, function, xs)`.
+
+    `function` takes the leaves of two places and gives those of one; `original()` is what torch would do.
+    """
+    original = _associative_scan.generic_associative_scan
+
+    def run(operator: Any, leaves: Any, dim: int = 0, additional_inputs: Any = ()) -> Any:
+        mapped = operator.keywords.get("combine_fn") if isinstance(operator, functools.partial) else None
+        # While torch exports, vmap leaves no other trace of what it maps.
+        function = inspect.getclosurevars(mapped).nonlocals.get("func") if mapped is not None else None
+        if function is None or dim or additional_inputs:
+            return original(operator, leaves, dim, additional_inputs)
+        single = functools.partial(operator.func, **{**operator.keywords, "combine_fn": function})
+        return call(lambda: original(operator, leaves, dim, additional_inputs), single, leaves)
+
+    with patched(_associative_scan, generic_associative_scan=run):
         yield
 
 

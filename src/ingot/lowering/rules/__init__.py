@@ -20,6 +20,7 @@ from ingot.lowering.rules import (  # noqa: F401
     pooling,
     products,
     random,
+    recurrences,
     recurrent,
     reductions,
     scans,

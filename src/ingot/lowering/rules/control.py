@@ -165,33 +165,6 @@ def while_loop(
     return after(low, value_of(low.node), homes)
 
 
-@lowers(hop.scan)
-def scan(
-    low: Lowering, combine: fx.GraphModule, init: Sequence[Any], xs: Sequence[Tensor], additional: Sequence[Any] = ()
-) -> Any:
-    start, inputs, more = settled(low, init), settled(low, xs), settled(low, additional)
-    outs = value_of(low.node)
-    homes = []
-    for tensor in start:
-        home = memory(low, tensor.shape, tensor.dtype)
-        low.write(home, tensor)
-        homes.append(home)
-    stacked = [like(low, out) for out in outs[len(homes) :]]
-    length = inputs[0].shape[0]
-    name = low.new_symbol()
-    at = symbol(name, below=length)
-    slices = [values.select(x, 0, at) for x in inputs]
-    steps, results = inside(low, combine, [*homes, *slices, *more])
-    targets = [*(memory(low, h.shape, h.dtype) for h in homes), *(values.select(s, 0, at) for s in stacked if s)]
-    steps = written(low, steps, results, targets)
-    outer, low.steps = low.steps, steps
-    for home, fresh in zip(homes, targets, strict=False):
-        low.write(home, fresh)
-    low.steps = outer
-    low.steps.append(Repeat(Loop(name, length), tuple(steps), low.origin))
-    return [*homes, *stacked]
-
-
 @lowers(hop.map_impl)
 def map_(low: Lowering, function: fx.GraphModule, xs: Sequence[Tensor], extra: Sequence[Any] = ()) -> Any:
     inputs, more = settled(low, xs), settled(low, extra)
@@ -202,26 +175,6 @@ def map_(low: Lowering, function: fx.GraphModule, xs: Sequence[Tensor], extra: S
     steps = written(low, steps, results, [values.select(s, 0, at) if s else None for s in stacked])
     low.steps.append(Repeat(Loop(name, inputs[0].shape[0]), tuple(steps), low.origin))
     return stacked
-
-
-@lowers(hop.associative_scan)
-def associative_scan(
-    low: Lowering, combine: fx.GraphModule, xs: Sequence[Tensor], additional: Sequence[Any] = ()
-) -> Any:
-    """One place after another: each is the last one combined with the next input."""
-    inputs, more = settled(low, xs), settled(low, additional)
-    results_ = [memory(low, x.shape, x.dtype) for x in inputs]
-    for x, made in zip(inputs, results_, strict=True):
-        low.write(values.select(made, 0, 0), values.select(x, 0, 0))
-    length = inputs[0].shape[0]
-    name = low.new_symbol()
-    at = symbol(name, below=length)
-    before = [values.select(made, 0, at) for made in results_]
-    now = [values.select(x, 0, at + 1) for x in inputs]
-    steps, results = inside(low, combine, [*before, *now, *more])
-    steps = written(low, steps, results, [values.select(made, 0, at + 1) for made in results_])
-    low.steps.append(Repeat(Loop(name, length - 1), tuple(steps), low.origin))
-    return results_
 
 
 # ---------------------------------------------------------------------- regions
