@@ -18,6 +18,8 @@
     compiled.source                 # the C text
     compiled.save("m.ingot")        # runs without torch: ingot_runtime.load("m.ingot")
     torch.compile(model, backend="ingot")
+    ingot.compile(model, args, training=True)       # forward and backward as native code, under torch's autograd
+    ingot.attention(q, k, v, score_mod=…, mask_mod=…)   # your functions inside of the kernel
 
     ingot.export_onnx(program, "m.onnx")    # verified in ONNX Runtime before the file appears
 
@@ -35,6 +37,7 @@ from ingot import collector
 
 if TYPE_CHECKING:
     from ingot import errors, passes, patterns
+    from ingot.direct import attention
     from ingot.errors import IngotError
     from ingot.onnx_file import export_onnx
     from ingot.passes.manager import transform
@@ -48,6 +51,7 @@ __version__ = "0.1.0"
 _HOMES = {
     "IngotError": "ingot.errors",
     "Program": "ingot.program.program",
+    "attention": "ingot.direct",
     "capture": "ingot.pipeline",
     "compile": "ingot.pipeline",
     "export_onnx": "ingot.onnx_file",
@@ -90,6 +94,7 @@ sys.modules[__name__].__class__ = _Package
 __all__ = [
     "IngotError",
     "Program",
+    "attention",
     "capture",
     "compile",
     "errors",

@@ -26,6 +26,10 @@ def run(folder: Path, *command: str) -> str:
         ("quickstart.py", ["equal to eager: (8, 10)", "IG_KERNEL void k0("]),
         ("dynamic_sizes.py", ["batch 64, length 33", "600 tokens: ", "length"]),
         (
+            "functions.py",
+            ["ALiBi: equal to eager", "learned relative bias: loss from", "the trained layer: equal to eager"],
+        ),
+        (
             "custom_pass.py",
             ["changed what the program computes", "approximate_gelu: 2 changes", "with the approximation"],
         ),

@@ -183,6 +183,8 @@ def _epilogue(out: Writer, step: Attention, wide: int) -> None:
     if rows:
         out.line("const int64_t at = first + line;")
     unflatten(out, "at", rows)
+    if step.lse or step.top:
+        out.line("const int64_t i = first + line;")
     # A query whose keys are all masked away has a total of 0: its result is 0, as torch has it.
     out.line(f"const {STORED[step.dtype]} share = total[line] == 0 ? 0 : 1 / total[line];")
     for store, text in ((step.lse, "top[line] + " + _log(out, step) + "(total[line])"), (step.top, "top[line]")):

@@ -308,8 +308,8 @@ class Attention:
     q, k and v are matrices of rows; offsets are over the batch loops' variables. `score` and `mask` are bodies over
     those, "i" and "j": `score` reads the product as the op "accumulator" and gives another number, `mask` gives whether
     the pair counts, and needs evaluating where `tiles` says 1 only. `causal` hides keys behind the query.
-    `epilogue` is a Map over (batch…, i, column) as for Product. `lse` takes log Σ_j exp(score) over (batch…, i), `top`
-    the largest score.
+    `epilogue` is a Map over (batch…, row, column) as for Product. `lse` takes log Σ_j exp(score) over (batch…, "i"),
+    `top` the largest score.
     """
 
     batch: tuple[Loop, ...]

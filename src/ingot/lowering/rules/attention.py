@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import torch
 
@@ -148,18 +149,9 @@ def _by_products(
     causal: bool,
 ) -> Tensor:
     """Two products and a softmax: for what the kernel cannot take, and for queries that are too few for its blocks."""
-    product = sum_of_products if isinstance(q.shape[-2], int) and q.shape[-2] <= FEW_QUERIES else _as_matrices
-    dtype, kind = low.out_dtype, wide(low.out_dtype)
-    if q.shape[-3:-2] != k.shape[-3:-2] and q.rank > 2:
-        k, v = (_repeat_heads(t, q.shape[-3]) for t in (k, v))
-    q, k, v = (values.expand(t, (*lead, *t.shape[-2:])) for t in (q, k, v))
-    swapped = values.permute(k, (*range(k.rank - 2), k.rank - 1, k.rank - 2))
-    scores = product(low, q, swapped, kind)
-    last = scores.rank - 1
-    factor = scale
+    kind = wide(low.out_dtype)
 
-    def load(ops: Recorder, index: Index) -> int:
-        value = ops.call("mul", scores.load(ops, index), ops.const(factor, kind))
+    def weigh(ops: Recorder, value: int, index: Index) -> int:
         minus = ops.const(-math.inf, kind)
         if mask is not None:
             more = mask.load(ops, values.broadcast(index, mask.shape))
@@ -170,12 +162,38 @@ def _by_products(
             value = ops.where(ops.call("le", ops.index(index[-1]), ops.index(index[-2])), value, minus)
         return value
 
+    return by_products(low, q, k, v, lead, scale, weigh, may_hide=mask is not None)[0]
+
+
+def by_products(
+    low: Lowering,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    lead: tuple[Size, ...],
+    scale: float,
+    weigh: Callable[[Recorder, int, Index], int],
+    *,
+    may_hide: bool,
+) -> tuple[Tensor, Tensor]:
+    """The result and the scores, as `weigh(ops, score, index)` changes them. `may_hide`: a query may see no key."""
+    product = sum_of_products if isinstance(q.shape[-2], int) and q.shape[-2] <= FEW_QUERIES else _as_matrices
+    dtype, kind = low.out_dtype, wide(low.out_dtype)
+    if q.shape[-3:-2] != k.shape[-3:-2] and q.rank > 2:
+        k, v = (_repeat_heads(t, q.shape[-3]) for t in (k, v))
+    q, k, v = (values.expand(t, (*lead, *t.shape[-2:])) for t in (q, k, v))
+    swapped = values.permute(k, (*range(k.rank - 2), k.rank - 1, k.rank - 2))
+    scores = product(low, q, swapped, kind)
+
+    def load(ops: Recorder, index: Index) -> int:
+        return weigh(ops, ops.call("mul", scores.load(ops, index), ops.const(scale, kind)), index)
+
     weighed = low.realize(Tensor(scores.shape, kind, Lazy(load, 6)))
-    soft = softmax_of(low, weighed, last, False, kind, kind)
-    if mask is not None:
+    soft = softmax_of(low, weighed, scores.rank - 1, False, kind, kind)
+    if may_hide:
         soft = _without_empty_rows(low, weighed, soft, kind)
     made = product(low, soft, v, dtype)
-    return Tensor(made.shape, dtype, made.data)
+    return Tensor(made.shape, dtype, made.data), weighed
 
 
 def _as_matrices(low: Lowering, a: Tensor, b: Tensor, dtype: str) -> Tensor:

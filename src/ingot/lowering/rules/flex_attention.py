@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,11 +12,12 @@ from torch import fx
 
 from ingot.lowering.body import Recorder, rewrite
 from ingot.lowering.expr import Expr, Size, symbol
-from ingot.lowering.ir import Access, Attention, Body, Loop, Map, MaskTiles, Matrix, Store, Tiles, wide
+from ingot.lowering.ir import Access, Attention, Body, Loop, Map, MaskTiles, Matrix, Op, Store, Tiles, wide
 from ingot.lowering.lower import Lowering, lowers
 from ingot.lowering.refusing import Unsupported
+from ingot.lowering.rules.attention import FEW_QUERIES, by_products
 from ingot.lowering.subgraph import lower_body
-from ingot.lowering.values import Index, Lazy, Strided, Tensor, contiguous_strides
+from ingot.lowering.values import Index, Lazy, Strided, Tensor, contiguous_strides, loop_variables
 
 hop = torch.ops.higher_order
 
@@ -42,15 +43,19 @@ def flex_attention(
     depth, columns = q.shape[-1], v.shape[-1]
     if not isinstance(depth, int) or not isinstance(columns, int):
         raise Unsupported("attention whose depth is dynamic")
-    dtype, rows = low.out_dtype, symbol("i2", below=call.queries)
+    if isinstance(call.queries, int) and call.queries <= FEW_QUERIES and call.keys != 0:
+        return _few_queries(low, call, score_mod, scale)
+    dtype = low.out_dtype
     out, home = _out(low, q, columns, dtype)
     ops = Recorder()
     value = ops.emit("accumulator", (), call.kind)
-    loops = (*call.batch, Loop("i2", call.queries), Loop("i3", columns))
-    index = (*call.at, rows, symbol("i3", below=columns))
-    epilogue = Map(loops, ops.finish([value]), (Store(home.buffer, home.at(index), 0),), low.origin)
+    row, column = (Loop(f"i{len(call.batch) + n}", size) for n, size in enumerate((call.queries, columns)))
+    index = (*call.at, *(symbol(loop.variable, below=loop.extent) for loop in (row, column)))
+    epilogue = Map(
+        (*call.batch, row, column), ops.finish([value]), (Store(home.buffer, home.at(index), 0),), low.origin
+    )
     numbers = [low.buffer("temporary", call.kind, q.shape[:-1]).name for _ in range(2)]
-    place = Strided(numbers[0], 0, contiguous_strides(q.shape[:-1])).at((*call.at, rows))
+    place = Strided(numbers[0], 0, contiguous_strides(q.shape[:-1])).at((*call.at, symbol("i", below=call.queries)))
     mask = call.mask()
     low.steps.append(
         Attention(
@@ -74,7 +79,49 @@ def flex_attention(
             top=Store(numbers[1], place, 0),
         )
     )
-    return [out, *(_in_units_of_log_2(q.shape[:-1], name, call.kind) for name in numbers)]
+    homes = [Strided(name, 0, contiguous_strides(q.shape[:-1])) for name in numbers]
+    return [out, *(_in_units_of_log_2(Tensor(q.shape[:-1], call.kind, home), call.kind) for home in homes)]
+
+
+def _few_queries(low: Lowering, call: Call, score_mod: fx.GraphModule, scale: float) -> list[Tensor]:
+    """Decoding: products along the rows of keys and values, the functions between them."""
+    score, mask, kind = call.score(score_mod), call.mask(), call.kind
+
+    def weigh(ops: Recorder, value: int, index: Index) -> int:
+        lead = {str(mine): theirs for mine, theirs in zip(call.at, index[:2], strict=True) if mine != 0}
+        names: dict[str, Size] = {**lead, "i": index[2], "j": index[3]}
+        if score is not None:
+            value = rewrite(score, symbols=names, into=ops, replace=_given(value))[1][0]
+        if mask is not None:
+            holds = rewrite(mask, symbols=names, into=ops)[1][0]
+            value = ops.where(holds, value, ops.const(-math.inf, kind))
+        return value
+
+    shape = call.q.shape[:-1]
+    out, weighed = by_products(low, call.q, call.k, call.v, shape[:2], scale, weigh, may_hide=True)
+    (top,) = low.reduce(weighed, (3,), ("max",), lambda ops, x, index: (x,), (kind,))
+
+    def weight(ops: Recorder, x: int, index: Index) -> tuple[int]:
+        largest = top.load(ops, index[:-1])
+        hidden = ops.call("eq", largest, ops.const(-math.inf, kind))
+        return (ops.call("exp", ops.call("sub", x, ops.where(hidden, ops.const(0, kind), largest))),)
+
+    (total,) = low.reduce(weighed, (3,), ("sum",), weight, (kind,))
+
+    def lse(ops: Recorder, index: Index) -> int:
+        return ops.call("add", top.load(ops, index), _of_weights(ops, total.load(ops, index), kind))
+
+    return [out, *(_in_units_of_log_2(low.realize(t), kind) for t in (Tensor(shape, kind, Lazy(lse, 4)), top))]
+
+
+def _of_weights(ops: Recorder, total: int, kind: str) -> int:
+    """log of a sum of weights, the largest of which is 1; 0 where there is none."""
+    none = ops.call("eq", total, ops.const(0, kind))
+    return ops.call("log", ops.where(none, ops.const(1, kind), total))
+
+
+def _given(value: int) -> Callable[[Op, tuple[int, ...], Recorder], int | None]:
+    return lambda op, operands, ops: value if op.name == "accumulator" else None
 
 
 def _out(low: Lowering, q: Tensor, columns: int, dtype: str) -> tuple[Tensor, Strided]:
@@ -86,10 +133,9 @@ def _out(low: Lowering, q: Tensor, columns: int, dtype: str) -> tuple[Tensor, St
     return Tensor(shape, dtype, home), home
 
 
-def _in_units_of_log_2(shape: tuple[Size, ...], name: str, kind: str) -> Tensor:
-    numbers = Tensor(shape, kind, Strided(name, 0, contiguous_strides(shape)))
+def _in_units_of_log_2(numbers: Tensor, kind: str) -> Tensor:
     return Tensor(
-        shape,
+        numbers.shape,
         kind,
         Lazy(lambda ops, i: ops.call("mul", numbers.load(ops, i), ops.const(1 / math.log(2), kind)), 2),
     )
@@ -120,12 +166,13 @@ class Call:
         return self.k.shape[-2]
 
     @property
-    def batch(self) -> tuple[Loop, Loop]:
-        return Loop("i0", self.q.shape[0]), Loop("i1", self.q.shape[1])
+    def batch(self) -> tuple[Loop, ...]:
+        """Loops over images and heads; what there is one of has no loop."""
+        return tuple(Loop(*pair) for pair in loop_variables(self.q.shape[:2], range(2))[1])
 
     @property
     def at(self) -> Index:
-        return tuple(symbol(loop.variable, below=loop.extent) if loop.extent != 1 else 0 for loop in self.batch)
+        return loop_variables(self.q.shape[:2], range(2))[0]
 
     def matrix(self, tensor: Tensor) -> Matrix:
         """A tensor's rows at the batch's place: key heads serve groups of heads, one image may serve all."""

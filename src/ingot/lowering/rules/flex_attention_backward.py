@@ -16,7 +16,7 @@ from torch import fx
 
 from ingot.lowering.body import Recorder, rewrite
 from ingot.lowering.expr import Size, symbol
-from ingot.lowering.ir import AttentionGradient, Body, Op, Scatter, Store
+from ingot.lowering.ir import AttentionGradient, Body, Loop, Op, Scatter, Store
 from ingot.lowering.lower import Lowering, lowers, rule_of
 from ingot.lowering.refusing import Unsupported
 from ingot.lowering.rules.flex_attention import HIGH, WIDE, Call
@@ -67,7 +67,7 @@ def flex_attention_backward(
     homes = [_dense(low, tensor) for tensor in (q, k, v)]
     tables, scatters = bodies.scattered(low)
     common: dict[str, Any] = {
-        "batch": call.batch,
+        "batch": _both_loops(call),
         "queries": call.queries,
         "keys": call.keys,
         "depth": depth,
@@ -106,6 +106,15 @@ def flex_attention_backward(
         )
     )
     return [*homes, [_summed(low, table) if table is not None else None for table in tables]]
+
+
+def _both_loops(call: Call) -> tuple[Loop, Loop]:
+    """A loop over images and one over heads, also where there is one of them."""
+    image, head = (
+        Loop(str(place) if place != 0 else name, size)
+        for place, name, size in zip(call.at, ("image", "head"), call.q.shape[:2], strict=True)
+    )
+    return image, head
 
 
 def _dense(low: Lowering, tensor: Tensor) -> Tensor:
