@@ -69,6 +69,7 @@ def check(ours: torch.Tensor, exact: torch.Tensor, dtype: torch.dtype, name: str
 def test_models_that_hold_flex_attention(dtype: torch.dtype) -> None:
     torch.manual_seed(3)
     models = [Attends(case, case.tables()) for case in ATTENDING.values()]
+    models = [model.double() if dtype == torch.float64 else model for model in models]
     q, k, v = operands(dtype, 101, 133)
     compiled = ingot.compile(Several(models).eval(), (q, k, v))
     with torch.no_grad():

@@ -19,6 +19,9 @@ def with_backward(function: Callable[..., Any], forward: Compiler, backward: Com
     """The function on tensors, with autograd: at the first call each half becomes a graph, which its compiler takes."""
     from functorch.compile import aot_function, default_partition  # type: ignore[import-untyped]
 
+    # Else a backward could not run twice: torch would let it overwrite what the forward has saved. torch asks at each
+    # backward, so this holds for the process; it costs others memory at most.
+    functorch_config.donated_buffer = False
     made: Callable[..., Any] = aot_function(
         function,
         fw_compiler=forward,
@@ -26,13 +29,7 @@ def with_backward(function: Callable[..., Any], forward: Compiler, backward: Com
         partition_fn=default_partition,
         decompositions=torch.export.default_decompositions(),
     )
-
-    def run(*tensors: Any) -> Any:
-        # Else a backward could not run twice: torch would let it overwrite what the forward has saved.
-        with functorch_config.patch(donated_buffer=False):
-            return made(*tensors)
-
-    return run
+    return made
 
 
 def graph_of(function: Callable[..., Any], example: Sequence[torch.Tensor]) -> fx.GraphModule:
