@@ -73,6 +73,7 @@ bench-cpu: setup  ## Ingot beside eager, torch.compile, ONNX Runtime and OpenVIN
 bench-bfloat16: setup  ## precision="bfloat16" beside float32, to benchmarks/results/bfloat16.json
 	@$(BIN)/python benchmarks/cpu.py --batch 1 --precision bfloat16 --without eager torch.compile "ONNX Runtime" OpenVINO \
 		--json benchmarks/results/bfloat16.json
+
 bench-functions: setup  ## attention and scans with functions inside, against torch, to benchmarks/results/functions.json
 	@$(BIN)/python benchmarks/functions.py
 
