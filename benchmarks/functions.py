@@ -75,14 +75,14 @@ def _cases(heads: int, length: int) -> dict[str, Case]:
 
     def alibi(h: int, n: int) -> dict[str, Any]:
         places = torch.arange(n)
-        return {"attn_mask": (slopes[:, None, None] * (places[None, :] - places[:, None]))[None]}
+        return {"attn_mask": (-slopes[:, None, None] * (places[None, :] - places[:, None]).abs())[None]}
 
     return {
         "trivial": Case(plain=lambda h, n: {}),
         "causal": Case(mask=causal, plain=lambda h, n: {"is_causal": True}),
         "window": Case(mask=window, plain=dense(window)),
         "documents": Case(mask=inside, plain=dense(inside)),
-        "alibi": Case(score=lambda s, b, h, i, j: s + slopes[h] * (j - i), plain=alibi),
+        "alibi": Case(score=lambda s, b, h, i, j: s - slopes[h] * torch.abs(i - j), plain=alibi),
         "soft cap": Case(score=lambda s, b, h, i, j: 20 * torch.tanh(s / 20), mask=causal),
         "relative bias": Case(score=lambda s, b, h, i, j: s + table[h, i - j + length]),
     }
