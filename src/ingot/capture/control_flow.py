@@ -19,6 +19,7 @@ from ingot.capture.recorder import Recorder
 from ingot.capture.user_code import user_place
 from ingot.errors import CaptureError, UntraceableError, explain
 from ingot.program import metadata, tree
+from ingot.program.effects import SWITCHES, operator_acts
 
 hop = torch.ops.higher_order
 Rule = Callable[..., Any]
@@ -384,13 +385,7 @@ def _acts(node: fx.Node) -> bool:
     if node.op == "get_attr":
         return False
     if isinstance(target, internals.OpOverload):
-        return (
-            target.namespace not in ("aten", "prims")
-            or target._schema.is_mutable
-            or bool(internals.hidden_writes(target, node.args))
-            or not target._schema.returns
-            or torch.Tag.nondeterministic_seeded in target.tags
-        )
+        return operator_acts(target, node)
     if isinstance(target, internals.HigherOrderOperator):
         return True
-    return target in (internals.enter_autocast, internals.exit_autocast, internals.set_grad_enabled)
+    return target in SWITCHES

@@ -32,6 +32,7 @@ from ingot.onnx.values import Number, Size, Tensor, size_of, sizes_of
 from ingot.program import dims
 from ingot.program.metadata import module_path_of, source_of, tensors_in, value_of
 from ingot.program.program import Program
+from ingot.program.refusals import listed
 
 Rule = Callable[..., Any]
 R = TypeVar("R", bound=Rule)
@@ -95,19 +96,10 @@ class Unsupported(Exception):
 
 def refusal(found: Sequence[tuple[fx.Node, str]]) -> UnsupportedByOnnx:
     """One error for everything that ONNX cannot say: each operator once with a reason, and where it is used."""
-    places: dict[tuple[str, str], list[str]] = {}
-    for node, reason in found:
-        source, path = source_of(node), module_path_of(node)
-        where = ", ".join(part for part in (f"in {path}" if path else "", str(source) if source else "") if part)
-        places.setdefault((str(node.target), reason), []).append(where or f"node {node.name}")
-    lines = []
-    for (target, reason), wheres in places.items():
-        more = f" and {len(wheres) - 1} more" if len(wheres) > 1 else ""
-        lines.append(f"    {target}: {reason} ({wheres[0]}{more})")
-    count = len({target for target, _ in places})
+    count, lines = listed(found)
     return UnsupportedByOnnx(
         explain(
-            f"{count} operator{'s' if count > 1 else ''} cannot be exported to ONNX:\n" + "\n".join(lines),
+            f"{count} operator{'s' if count > 1 else ''} cannot be exported to ONNX:\n{lines}",
             fix="rewrite these lines with other operators, or register a rule with ingot.onnx.export.exports",
         )
     )

@@ -15,7 +15,7 @@ from ingot import torch_internals as internals
 from ingot.errors import AssertionFailed, explain
 from ingot.program import metadata, subgraphs, tokens
 
-_SWITCHES = (internals.enter_autocast, internals.exit_autocast, internals.set_grad_enabled)
+SWITCHES = (internals.enter_autocast, internals.exit_autocast, internals.set_grad_enabled)
 
 
 def acts(node: fx.Node) -> bool:
@@ -26,18 +26,23 @@ def acts(node: fx.Node) -> bool:
     if node.op == "get_attr":
         return False
     if isinstance(target, internals.OpOverload):
-        return (
-            target.namespace not in ("aten", "prims")
-            or target._schema.is_mutable
-            or bool(internals.hidden_writes(target, node.args))
-            or not target._schema.returns
-            or torch.Tag.nondeterministic_seeded in target.tags
-        )
+        return operator_acts(target, node)
     if target in subgraphs.LAYOUTS:
         return any(acts(inner) for function in _functions(node) for inner in _inner_nodes(function))
     if isinstance(target, internals.HigherOrderOperator):
         return True
-    return target in _SWITCHES
+    return target in SWITCHES
+
+
+def operator_acts(op: internals.OpOverload, node: fx.Node) -> bool:
+    """Whether a call of an operator does anything but give its value, or may do so."""
+    return (
+        op.namespace not in ("aten", "prims")
+        or op._schema.is_mutable
+        or bool(internals.hidden_writes(op, node.args))
+        or not op._schema.returns
+        or torch.Tag.nondeterministic_seeded in op.tags
+    )
 
 
 def _functions(node: fx.Node) -> list[fx.GraphModule]:

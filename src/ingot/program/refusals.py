@@ -1,0 +1,23 @@
+"""Everything of a program that a back end cannot take, told at once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import fx
+
+from ingot.program.metadata import module_path_of, source_of
+
+
+def listed(found: Sequence[tuple[fx.Node, str]]) -> tuple[int, str]:
+    """How many different operators there are, and a line for each with each reason and where it is used."""
+    places: dict[tuple[str, str], list[str]] = {}
+    for node, reason in found:
+        source, path = source_of(node), module_path_of(node)
+        where = ", ".join(part for part in (f"in {path}" if path else "", str(source) if source else "") if part)
+        places.setdefault((str(node.target), reason), []).append(where or f"node {node.name}")
+    lines = []
+    for (target, reason), wheres in places.items():
+        more = f" and {len(wheres) - 1} more" if len(wheres) > 1 else ""
+        lines.append(f"    {target}: {reason} ({wheres[0]}{more})")
+    return len({target for target, _ in places}), "\n".join(lines)
