@@ -63,7 +63,7 @@ def _name(dtype: torch.dtype) -> str:
 
 
 def markdown(rows: Sequence[dict[str, Any]], most: int | None) -> str:
-    every = "Every sample" if most is None else f"At most {most} samples"
+    every = "Every sample" if most is None else f"At most {most} samples, spread over all,"
     lines = [
         "# torch's operator samples as ONNX models",
         "",
@@ -72,12 +72,13 @@ def markdown(rows: Sequence[dict[str, Any]], most: int | None) -> str:
         "own; of operators that work element by element, at every element by itself. Written by",
         "`make long-onnx-samples`.",
         "",
-        "| dtype | samples | passed | refused | wrong | crashed | of core ATen | passed of core ATen |",
+        "| dtype | inputs | samples | passed | refused | wrong | crashed | refused of core ATen |",
         "|---|---|---|---|---|---|---|---|",
     ]
     for dtype in dict.fromkeys(row["dtype"] for row in rows):
-        lines.append(_line(dtype, [row for row in rows if row["dtype"] == dtype]))
-    lines.append(_line("**all**", rows))
+        for kind in KINDS:
+            lines += _line(dtype, kind, [row for row in rows if row["dtype"] == dtype and row["kind"] == kind])
+    lines += _line("**all**", "all", rows)
     lines += ["", "## Refused", ""]
     lines += ["A refusal names all the operators in the way; a sample is counted with each of them.", ""]
     lines += ["| operator or error | why | samples | of core ATen | met in |", "|---|---|---|---|---|"]
@@ -99,12 +100,13 @@ def markdown(rows: Sequence[dict[str, Any]], most: int | None) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _line(dtype: str, rows: Sequence[dict[str, Any]]) -> str:
+def _line(dtype: str, kind: str, rows: Sequence[dict[str, Any]]) -> list[str]:
+    """A row of the table, or none if there is nothing to say."""
+    if not rows:
+        return []
     numbers = [sum(row["outcome"] == outcome for row in rows) for outcome in OUTCOMES]
-    core = [row["outcome"] for row in rows if not row["outside"]]
-    passed = core.count("passed")
-    share = f"{passed / len(core):.1%}" if core else "–"
-    return f"| {dtype} | {len(rows)} | {' | '.join(map(str, numbers))} | {len(core)} | {share} |"
+    core = sum(row["outcome"] == "refused" and not row["outside"] for row in rows)
+    return [f"| {dtype} | {kind} | {len(rows)} | {' | '.join(map(str, numbers))} | {core} |"]
 
 
 if __name__ == "__main__":

@@ -36,7 +36,10 @@ PATIENCE = 60  # seconds of its own work that one model may take
 
 
 def run(cases: Iterable[Case], *, opset: int | None = None, classify: bool = False) -> Iterator[tuple[Case, Outcome]]:
-    """Each case with its outcome, in order. Cases that eager refuses are left out."""
+    """Each case with its outcome, in order. Cases that eager refuses are left out.
+
+    `classify` asks of what is refused whether it reaches core ATen.
+    """
     iterator = iter(cases)
     while group := list(islice(iterator, BATCH)):
         yield from _run_forked(group, opset, classify)
@@ -90,12 +93,11 @@ def outcome_of(case: Case, opset: int | None = None, classify: bool = False) -> 
             return Outcome("refused", f"{type(error).__name__}: {error}", foreign)
         except Exception as error:
             return Outcome("crashed", f"exporting: {type(error).__name__}: {error}\n{traceback.format_exc(limit=-4)}")
-        foreign = outside(case, captured) if classify else ()
         try:
             complaint = _judged(case, expected, captured, exported)
         except Exception as error:
-            return Outcome("wrong", f"running: {type(error).__name__}: {str(error)[:600]}", foreign)
-    return Outcome("wrong", complaint, foreign) if complaint else Outcome("passed", "", foreign)
+            return Outcome("wrong", f"running: {type(error).__name__}: {str(error)[:600]}")
+    return Outcome("wrong", complaint) if complaint else Outcome("passed")
 
 
 def _judged(case: Case, expected: Expectation, program: Any, exported: Exported) -> str | None:

@@ -106,8 +106,8 @@ def trials(program: Program) -> Iterator[Trial]:
         own = reference._last[False, index].values
         try:
             exact = _observe(wide, [_widened(leaf) for leaf in leaves], wide=True).values
-        except (RuntimeError, IndexError):
-            exact = own  # an operator that has no float64
+        except (RuntimeError, IndexError, AssertionError):
+            exact = own  # an operator that has no float64, and says so in a way of its own
         yield Trial(leaves, own, exact)
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from ingot.onnx.export import Exporter, exports
+from ingot.onnx.export import Exporter, Unsupported, exports
 from ingot.onnx.values import Size, Tensor
 
 aten = torch.ops.aten
@@ -75,6 +75,8 @@ def _batch_norm(
     ex: Exporter, x: Tensor, weight: Tensor | None, bias: Tensor | None, mean: Tensor, variance: Tensor, eps: float
 ) -> Tensor:
     """With the statistics that were learned."""
+    if x.rank < 2:
+        raise Unsupported("a batch norm of other than rows of channels")
     channels = [x.sizes[1]]
     return ex.op(
         "BatchNormalization",

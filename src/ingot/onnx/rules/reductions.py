@@ -229,7 +229,7 @@ def _any(ex: Exporter, x: Tensor, dims: Any, keepdim: bool) -> Tensor:
     return ex.op("Greater", total, ex.number(0, torch.int32))
 
 
-@exports(aten.any.default)
+@exports(aten.any.default, aten._is_any_true.default)
 def any_all(ex: Exporter, x: Tensor) -> Tensor:
     return _any(ex, x, None, False)
 
@@ -239,7 +239,7 @@ def any_dims(ex: Exporter, x: Tensor, dims: Any = None, keepdim: bool = False) -
     return _any(ex, x, dims, keepdim)
 
 
-@exports(aten.all.default)
+@exports(aten.all.default, aten._is_all_true.default)
 def all_all(ex: Exporter, x: Tensor) -> Tensor:
     return ex.op("Not", _none(ex, x, None, False))
 
@@ -316,6 +316,40 @@ def doubling(ex: Exporter, x: Tensor, at: int, kind: str, neutral: Tensor) -> Te
         x = Tensor(ex.op(kind, x, shifted).value, x.dtype, x.shape)
         step *= 2
     return x
+
+
+def _running(compare: str) -> Callable[..., list[Tensor]]:
+    """A running extreme and its place: of equal ones the last, and a nan stays."""
+
+    def rule(ex: Exporter, x: Tensor, dim: int) -> list[Tensor]:
+        if not x.rank:
+            return [x, ex.number(0, torch.int64)]
+        at = axis(dim, x.rank)
+        length = x.sizes[at]
+        if not isinstance(length, int):
+            raise Unsupported("a running extreme along a dim whose size is not a number")
+        column = [length if d == at else 1 for d in range(x.rank)]
+        numbers = ex.cast(x, torch.int32) if x.dtype is torch.bool else x
+        value = Tensor(numbers.value, numbers.dtype, x.shape)
+        place = ex.expand(ex.reshape(ex.range(length), column), x.sizes)
+        step = 1
+        while step < length:  # every element with the one 1, 2, 4 … places before it
+            before = [ex.op("Concat", ex.slice(part, at, 0, step), ex.slice(part, at, 0, -step), axis=at)
+                      for part in (value, place)]  # fmt: skip
+            ahead = ex.op(compare, before[0], value)
+            if value.is_float:
+                ahead = ex.op("And", ex.op("Or", ahead, ex.op("IsNaN", before[0])), ex.op("Not", ex.op("IsNaN", value)))
+            chosen = [ex.op("Where", ahead, old, new) for old, new in zip(before, (value, place), strict=True)]
+            value = Tensor(chosen[0].value, value.dtype, x.shape)
+            place = Tensor(chosen[1].value, torch.int64, x.shape)
+            step *= 2
+        return [value, place]
+
+    return rule
+
+
+exports(aten.cummax.default)(_running("Greater"))
+exports(aten.cummin.default)(_running("Less"))
 
 
 __all__ = ["count_of", "doubling", "extreme_over", "place_of_extreme", "reduced"]
