@@ -113,7 +113,7 @@ def for_onnx(program: Program) -> Program:
     kept = convert.whole(program)
     passes.decompose(program, keep=kept)
     passes.expand(program, keep=kept)
-    for clean in (passes.fold, passes.remove_noops, passes.cse, passes.dce):
+    for clean in (passes.fold, passes.remove_noops, passes.cse, passes.dce, passes.order_effects):
         clean(program)
     return program
 

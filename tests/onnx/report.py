@@ -33,13 +33,20 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="one line a sample")
     parser.add_argument("--read", nargs="*", type=Path, help="take outcomes from such files instead of running")
     parser.add_argument("--write", type=Path, help="the report as Markdown")
+    parser.add_argument("--note", default="", help="a paragraph of the report on how it came")
     given = parser.parse_args()
     start = time.monotonic()
-    rows = [json.loads(line) for path in given.read for line in path.open()] if given.read else _run(given)
+    rows = _read(given.read) if given.read else _run(given)
     print(dict(Counter((row["dtype"], row["outcome"]) for row in rows)), f"{time.monotonic() - start:.0f} s")
     if given.write:
         given.write.parent.mkdir(parents=True, exist_ok=True)
-        given.write.write_text(markdown(rows, given.most), encoding="utf-8")
+        given.write.write_text(markdown(rows, given.most, given.note), encoding="utf-8")
+
+
+def _read(paths: Sequence[Path]) -> list[dict[str, Any]]:
+    """The last outcome of each sample."""
+    rows = [json.loads(line) for path in paths for line in path.open()]
+    return list({(row["op"], row["number"], row["dtype"], row["kind"]): row for row in rows}.values())
 
 
 def _run(given: argparse.Namespace) -> list[dict[str, Any]]:
@@ -62,16 +69,17 @@ def _name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def markdown(rows: Sequence[dict[str, Any]], most: int | None) -> str:
+def markdown(rows: Sequence[dict[str, Any]], most: int | None, note: str = "") -> str:
     every = "Every sample" if most is None else f"At most {most} samples, spread over all,"
     lines = [
         "# torch's operator samples as ONNX models",
         "",
-        f"{every} of every operator of torch's own table (`op_db`), exported, checked, run in ONNX Runtime (where it",
-        "has no kernel: in onnx.reference) and compared with eager in float64: an error of at most 4 times eager's",
-        "own; of operators that work element by element, at every element by itself. Written by",
-        "`make long-onnx-samples`.",
+        f"{every} of every operator of torch's own table (`op_db`), exported,",
+        "checked, run in ONNX Runtime (where it has no kernel: in onnx.reference) and compared with eager in float64:",
+        "an error of at most 4 times eager's own; of operators that work element by element, at every element by",
+        "itself. Written by `make long-onnx-samples`.",
         "",
+        *([note, ""] if note else []),
         "| dtype | inputs | samples | passed | refused | wrong | crashed | refused of core ATen |",
         "|---|---|---|---|---|---|---|---|",
     ]

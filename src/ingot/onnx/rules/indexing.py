@@ -209,8 +209,15 @@ def scattered(ex: Exporter, x: Tensor, dim: int, index: Tensor, source: Tensor, 
         source = ex.expand(source, index.sizes)
     if reduction != "none" and x.dtype is torch.bool:
         raise Unsupported("a scatter that adds up bools")
-    made = ex.op("ScatterElements", x, index, source, axis=axis(dim, x.rank), reduction=reduction)
+    made = _written(ex, x, index, source, axis(dim, x.rank), reduction)
     return ex.reshape(Tensor(made.value, made.dtype, x.shape), shape)
+
+
+def _written(ex: Exporter, x: Tensor, index: Tensor, source: Tensor, at: int, reduction: str) -> Tensor:
+    """Kernels move bfloat16, and do not add it up."""
+    if reduction != "none" and x.dtype is torch.bfloat16:
+        x, source = (Tensor(ex.cast(part, torch.float32).value, torch.float32, part.shape) for part in (x, source))
+    return ex.op("ScatterElements", x, index, source, axis=at, reduction=reduction)
 
 
 @exports(aten.scatter.src)
@@ -247,6 +254,10 @@ def scatter_value_reduce(ex: Exporter, x: Tensor, dim: int, index: Tensor, value
 def scatter_reduce(
     ex: Exporter, x: Tensor, dim: int, index: Tensor, source: Tensor, reduce: str, *, include_self: bool = True
 ) -> Tensor:
+    if x.dtype is torch.bool:
+        raise Unsupported("a scatter that reduces bools")
+    if x.dtype is torch.bfloat16:
+        x, source = (Tensor(ex.cast(part, torch.float32).value, torch.float32, part.shape) for part in (x, source))
     if not include_self:
         x = _without_self(ex, x, dim, index, reduce)
     if reduce != "mean":
@@ -353,7 +364,7 @@ def _by_rows(ex: Exporter, x: Tensor, dim: int, index: Tensor, source: Tensor, r
         source = ex.expand(source, sizes) if not source.rank else ex.reshape(source, sizes)
     if reduction != "none" and x.dtype is torch.bool:
         raise Unsupported("a sum of bools at places")
-    made = ex.op("ScatterElements", x, places, ex.cast(source, x.dtype), axis=at, reduction=reduction)
+    made = _written(ex, x, places, ex.cast(source, x.dtype), at, reduction)
     return ex.reshape(Tensor(made.value, made.dtype, x.shape), shape)
 
 

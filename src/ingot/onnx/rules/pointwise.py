@@ -227,6 +227,8 @@ def _integer_power(ex: Exporter, x: Any, exponent: Any) -> Tensor:
     """By squaring, since kernels go through doubles, which hold 53 bits: exact, and it wraps as torch's does."""
     dtype = torch.int64
     base, rest = ex.operand(x, dtype), ex.operand(exponent, dtype)
+    given, inverse = base, ex.op("Less", rest, ex.number(0, dtype))
+    rest = ex.op("Abs", rest)
     one, two = ex.number(1, dtype), ex.number(2, dtype)
     steps = 6 if not isinstance(exponent, int) else max(exponent.bit_length(), 1)
     made = one
@@ -236,7 +238,9 @@ def _integer_power(ex: Exporter, x: Any, exponent: Any) -> Tensor:
         if step + 1 < steps:
             base = ex.op("Mul", base, base)
             rest = ex.op("Div", rest, two)
-    return made
+    # To a negative power, only 1 and -1 are more than nothing.
+    unit = ex.op("Equal", ex.op("Abs", given), one)
+    return ex.op("Where", ex.op("And", inverse, ex.op("Not", unit)), ex.number(0, dtype), made)
 
 
 @exports(aten.square.default)

@@ -46,6 +46,8 @@ def sum_all(ex: Exporter, x: Tensor, *, dtype: Any = None) -> Tensor:
 
 @exports(aten.mean.dim)
 def mean_dims(ex: Exporter, x: Tensor, dims: Any = None, keepdim: bool = False, *, dtype: Any = None) -> Tensor:
+    if x.rank and any(x.sizes[d] == 0 for d in axes(dims, x.rank)):  # kernels say 0
+        return ex.full(ex.shape, math.nan, ex.dtype)
     return reduced(ex, "ReduceMean", ex.cast(x, ex.dtype), dims, keepdim)
 
 
@@ -82,7 +84,8 @@ def count_of(ex: Exporter, sizes: Any, dtype: torch.dtype) -> Tensor:
 
 def _variance(ex: Exporter, x: Tensor, dims: Any, correction: Any, keepdim: bool) -> tuple[Tensor, Tensor]:
     at = axes(dims, x.rank)
-    # In float64 where it costs nothing to speak of: what is left of large numbers is small.
+    if x.rank and any(x.sizes[d] == 0 for d in at):
+        return ex.full(ex.shape, math.nan, x.dtype), ex.full(ex.shape, math.nan, x.dtype)
     if not x.rank:
         x = ex.reshape(x, [1])
         at, keepdim = [0], False
