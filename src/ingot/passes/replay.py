@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from functools import cache
 from typing import Any, Protocol
 
 import torch
@@ -184,7 +183,6 @@ def _share(a: torch.Tensor, b: torch.Tensor) -> bool:
     return internals.storage_id(a) == internals.storage_id(b)
 
 
-@cache
 def _restrides(args: tuple[Any, ...]) -> bool:
     """Whether an in-place view leaves the sizes as they are."""
     return len(args) > 2 and isinstance(args[1], (list, tuple)) and list(args[1]) == list(args[0].shape)
