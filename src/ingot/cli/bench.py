@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.table import Table
 
-from ingot.cli.capture import parse_dynamic, with_ranges
+from ingot.cli.capture import Dynamic, parse_dynamic, with_ranges
 from ingot.cli.compile import DOING, Cached, Precise, Threads, opened
 from ingot.cli.terminal import AsJson, Debug, Result, Stages, command
 from ingot.timing import in_turn
@@ -36,10 +36,7 @@ def run(
         typer.Argument(metavar="MODULE:FACTORY|FILE.ingot", help="A factory, a saved program, or a compiled model."),
     ],
     repeat: Annotated[int, typer.Option("--repeat", min=1, help="Timed calls of each kind.")] = 20,
-    dynamic: Annotated[
-        list[str] | None,
-        typer.Option("--dynamic", metavar="ARG:DIM=NAME", help='A dim that may change: "x:0=batch". Repeatable.'),
-    ] = None,
+    dynamic: Dynamic = None,
     threads: Threads = None,
     precision: Precise = "float32",
     cache: Cached = True,

@@ -19,6 +19,14 @@ _DECLARATION = re.compile(
     r"^(?P<argument>[^:=]+)(?::(?P<dim>-?\d+))?=(?P<size>[^\[\]]+)(?:\[(?P<low>\d+),\s*(?P<high>\d+)?\])?$"
 )
 
+Dynamic = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--dynamic",
+        metavar="ARG:DIM=NAME",
+        help='A dim that may change, e.g. "x:0=batch", "x:1=2*seq", "x:0=batch[1,64]", "x=auto". Repeatable.',
+    ),
+]
 Reference = Annotated[
     str,
     typer.Argument(
@@ -33,14 +41,7 @@ Reference = Annotated[
 def run(
     reference: Reference,
     output: Annotated[Path | None, typer.Option("-o", "--output", help="Save the program to this .ingot file.")] = None,
-    dynamic: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--dynamic",
-            metavar="ARG:DIM=NAME",
-            help='A dim that may change, e.g. "x:0=batch", "x:1=2*seq", "x:0=batch[1,64]", "x=auto". Repeatable.',
-        ),
-    ] = None,
+    dynamic: Dynamic = None,
     preserve: Annotated[
         list[str] | None,
         typer.Option("--preserve", metavar="MODULE", help="A module that keeps its call signature. Repeatable."),

@@ -9,7 +9,7 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from ingot.cli.capture import parse_dynamic, with_ranges
+from ingot.cli.capture import Dynamic, parse_dynamic, with_ranges
 from ingot.cli.terminal import AsJson, Debug, Result, Stages, command, human
 
 Threads = Annotated[
@@ -37,14 +37,7 @@ def run(
         str, typer.Argument(metavar="MODULE:FACTORY|PROGRAM.ingot", help="A factory, or a program saved by capture.")
     ],
     output: Annotated[Path | None, typer.Option("-o", "--output", help="Save the compiled model to this file.")] = None,
-    dynamic: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--dynamic",
-            metavar="ARG:DIM=NAME",
-            help='A dim that may change, e.g. "x:0=batch", "x:0=batch[1,64]", "x=auto". Repeatable.',
-        ),
-    ] = None,
+    dynamic: Dynamic = None,
     isa: Annotated[
         list[str] | None,
         typer.Option("--isa", metavar="NAME", help="Build for this instruction set as well as for ours. Repeatable."),

@@ -9,7 +9,7 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from ingot.cli.capture import parse_dynamic, with_ranges
+from ingot.cli.capture import Dynamic, parse_dynamic, with_ranges
 from ingot.cli.compile import opened
 from ingot.cli.terminal import AsJson, Debug, Result, Stages, command, human
 
@@ -29,14 +29,7 @@ def run(
         str, typer.Argument(metavar="MODULE:FACTORY|PROGRAM.ingot", help="A factory, or a program saved by capture.")
     ],
     output: Annotated[Path, typer.Option("-o", "--output", help="The ONNX file to write.")],
-    dynamic: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--dynamic",
-            metavar="ARG:DIM=NAME",
-            help='A dim that may change, e.g. "x:0=batch", "x:0=batch[1,64]", "x=auto". Repeatable.',
-        ),
-    ] = None,
+    dynamic: Dynamic = None,
     opset: Annotated[int | None, typer.Option("--opset", help="The opset to write; 20 if not given.")] = None,
     verify: Annotated[bool, typer.Option(help="Check the file and run it against torch before it appears.")] = True,
     external_data: Annotated[

@@ -7,17 +7,14 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
-from ingot.cli.capture import Reference, parse_dynamic, with_ranges
+from ingot.cli.capture import Dynamic, Reference, parse_dynamic, with_ranges
 from ingot.cli.terminal import AsJson, Debug, Result, Stages, command
 
 
 @command
 def run(
     reference: Reference,
-    dynamic: Annotated[
-        list[str] | None,
-        typer.Option("--dynamic", metavar="ARG:DIM=NAME", help='A dim that may change: "x:0=batch". Repeatable.'),
-    ] = None,
+    dynamic: Dynamic = None,
     passes: Annotated[str | None, typer.Option("--passes", help="Other passes than the road's: a,b{option=1}.")] = None,
     as_json: AsJson = False,
     debug: Debug = False,
