@@ -316,9 +316,7 @@ class _File:
             name = self.kernels[kernel.text] = f"k{len(self.kernels)}"
             self.comments[name] = origin
         if isinstance(kernel.scratch, Expr) and not {s.name for s in kernel.scratch.symbols} <= self.known:
-            self.line(
-                f"if (!ig_reserve_scratch(run, ig_max(run->scratch_each - 64, {run_size(kernel.scratch)}))) return;"
-            )
+            self.line(f"if (!ig_reserve_more_scratch(run, {run_size(kernel.scratch)})) return;")
         else:
             self.scratch.append(kernel.scratch)
         self.launches.append(Launch(name, origin, flops(step), traffic(step, self.module.buffers)))

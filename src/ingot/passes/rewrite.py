@@ -33,6 +33,7 @@ from ingot.patterns.pattern import Pattern, arguments_of, check_examples, patter
 from ingot.program import metadata
 from ingot.program.cutting import graph_modules
 from ingot.program.dialects import CORE, FUNCTIONAL, Dialect
+from ingot.program.effects import acts
 from ingot.program.printer import describe_value
 from ingot.program.program import Program
 
@@ -275,12 +276,8 @@ def _traced_here(
         nodes = [recorder.node_of(result) for result in results]
     graph = recorder.frame.graph
     graph.output(tuple(nodes))
-    graph.eliminate_dead_code(lambda n: n.op in ("placeholder", "output") or _writes(n))
+    graph.eliminate_dead_code(lambda n: n.op in ("placeholder", "output") or acts(n))
     return graph, nodes, values
-
-
-def _writes(node: fx.Node) -> bool:
-    return isinstance(node.target, internals.OpOverload) and bool(node.target._schema.is_mutable)
 
 
 def _given(recorder: ReplayRecorder, name: str, value: Any, values: dict[fx.Node, fx.Node]) -> Any:

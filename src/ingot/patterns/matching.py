@@ -7,7 +7,6 @@ tried. Nodes of a match that are no results of the pattern must have no users ou
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,6 +17,7 @@ from torch import fx
 from ingot import torch_internals as internals
 from ingot.patterns.pattern import Pattern, arguments_of
 from ingot.program import metadata
+from ingot.program.effects import acts
 
 aten = torch.ops.aten
 
@@ -101,16 +101,7 @@ def _undisturbed(match: Match, own: Collection[fx.Node], order: Mapping[fx.Node,
     """Whether nothing between the match's nodes writes, has an effect, or switches a mode."""
     places = sorted(order[node] for node in own)
     between = [node for node, place in order.items() if places[0] < place < places[-1] and node not in own]
-    return not any(_disturbs(node) for node in between)
-
-
-def _disturbs(node: fx.Node) -> bool:
-    target: Any = node.target
-    if node.op != "call_function" or target is operator.getitem or internals.is_symbolic(metadata.value_of(node)):
-        return False
-    if not isinstance(target, internals.OpOverload):
-        return True
-    return bool(target._schema.is_mutable) or internals.is_declared_effectful(target)
+    return not any(map(acts, between))
 
 
 @dataclass

@@ -67,13 +67,19 @@ IG_OPTIONAL char *ig_scratch(const ig_call *c, int worker) { return c->run->scra
 
 /* The last thing that a worker did, behind its scratch. */
 typedef struct {
-    int64_t launch, task;
+    _Alignas(64) int64_t launch;
+    int64_t task;
 } ig_last;
+
+static ig_last *ig_last_of(ig_run *run, int worker)
+{
+    return (ig_last *)(run->scratch + (worker + 1) * run->scratch_each) - 1;
+}
 
 /* Whether what this worker did last is the task before this one, so that its scratch holds what that one left. */
 IG_OPTIONAL int ig_goes_on(const ig_call *c, int worker, int64_t task)
 {
-    ig_last *const last = (ig_last *)(ig_scratch(c, worker + 1) - 64);
+    ig_last *const last = ig_last_of(c->run, worker);
     const int goes_on = last->launch == c->launch && last->task + 1 == task;
     *last = (ig_last){c->launch, task};
     return goes_on;
@@ -133,12 +139,17 @@ IG_OPTIONAL char *ig_reserve_arena(ig_run *run, int64_t size)
 IG_OPTIONAL int ig_reserve_scratch(ig_run *run, int64_t each)
 {
     const int threads = ig_pool_threads(run->pool);
-    run->scratch_each = ig_round_up(each) + 64;
+    run->scratch_each = ig_round_up(each) + (int64_t)sizeof(ig_last);
     if (!each) return 1;
     if (!ig_reserve(run, &run->scratch, &run->scratch_size, run->scratch_each * threads)) return 0;
-    for (int worker = 1; worker <= threads; ++worker)
-        ((ig_last *)(run->scratch + worker * run->scratch_each - 64))->launch = 0;
+    for (int worker = 0; worker < threads; ++worker) ig_last_of(run, worker)->launch = 0;
     return 1;
+}
+
+/* For a kernel whose need is known only on the way. */
+IG_OPTIONAL int ig_reserve_more_scratch(ig_run *run, int64_t each)
+{
+    return ig_reserve_scratch(run, ig_max(run->scratch_each - (int64_t)sizeof(ig_last), each));
 }
 
 /* Memory whose size the run found out on its way; freed with the run. */
