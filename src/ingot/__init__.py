@@ -36,7 +36,7 @@ from typing import TYPE_CHECKING, Any
 from ingot import collector
 
 if TYPE_CHECKING:
-    from ingot import errors, passes, patterns
+    from ingot import errors, passes, patterns, quantize
     from ingot.direct import attention
     from ingot.errors import IngotError
     from ingot.onnx_file import export_onnx
@@ -75,7 +75,7 @@ class _Package(ModuleType):
         """Importing the subpackage stores it here; it stays reachable by import, and the function by attribute."""
 
     def __getattr__(self, name: str) -> Any:
-        if name in ("errors", "passes", "patterns"):
+        if name in ("errors", "passes", "patterns", "quantize"):
             return importlib.import_module(f"ingot.{name}")
         if name not in _HOMES:
             raise AttributeError(f"module 'ingot' has no attribute {name!r}")
@@ -104,6 +104,7 @@ __all__ = [
     "load",
     "passes",
     "patterns",
+    "quantize",
     "rewrite",
     "transform",
 ]

@@ -19,7 +19,8 @@
     ├── SaveError                   a Program holds something a file cannot
     ├── PassError                   a pass was given what it cannot take
     │   ├── NumericsError           a pass changed what the program computes
-    │   └── PatternError            a function is no pattern, or no replacement for one
+    │   ├── PatternError            a function is no pattern, or no replacement for one
+    │   └── QuantizeError           a program cannot be quantized as asked, or is not calibrated
     ├── CompileError                a Program could not become native code
     │   ├── UnsupportedOperator     an operator has no rule
     │   ├── UnsupportedMachine      an instruction set that is not known, or that the compiler makes no code for
@@ -118,6 +119,10 @@ class NumericsError(PassError):
 
 class PatternError(PassError):
     """A function is no pattern, or no replacement for one."""
+
+
+class QuantizeError(PassError):
+    """A program cannot be quantized as asked, or its ranges are not known yet."""
 
 
 class CompileError(IngotError):

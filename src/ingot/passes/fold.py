@@ -53,7 +53,7 @@ def fold(program: Program, *, parameters: bool = False, batch_norm: bool = True,
     """
     folding = Folding(program, parameters, limit_bytes)
     root = Level(program.graph_module)
-    count = sum(fold_batch_norms(folding, level) for level in _levels(root)) if batch_norm else 0
+    count = sum(fold_batch_norms(folding, level) for level in levels(root)) if batch_norm else 0
     follow(program, folding.names)
     count += folding.fold_constants(root, folding.known_inputs())
     count += dce(program) if count else 0  # operands that regions do not need any more
@@ -88,10 +88,11 @@ def _inner_levels(level: Level) -> Iterator[Level]:
                     yield Level(function, level, node, functions)
 
 
-def _levels(level: Level) -> Iterator[Level]:
+def levels(level: Level) -> Iterator[Level]:
+    """A graph and every graph inside of it that one node alone calls."""
     yield level
     for inner in _inner_levels(level):
-        yield from _levels(inner)
+        yield from levels(inner)
 
 
 class Folding:

@@ -39,7 +39,7 @@ def functionalize(program: Program) -> int:
     autocast(program)
     grad_mode(program)
     modules = list(graph_modules(program.graph_module))
-    private = sum(_without_private_writes(module) for module in modules)
+    private = sum(without_private_writes(module) for module in modules)
     if not any(_writes(node) for module in modules for node in module.graph.nodes):
         return private
     before = len(program.graph.nodes)
@@ -69,7 +69,7 @@ def functionalize(program: Program) -> int:
     return max(1, abs(len(program.graph.nodes) - before))
 
 
-def _without_private_writes(module: fx.GraphModule) -> int:
+def without_private_writes(module: fx.GraphModule) -> int:
     """Writes to a value that is new and that only the write itself uses need no replay: y = x.add_(1) is x.add(1)."""
     count = 0
     for node in module.graph.nodes:

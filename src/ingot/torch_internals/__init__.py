@@ -79,6 +79,7 @@ from ingot.torch_internals.patches import (
     mkldnn_off,
     outside_of_compilation,
 )
+from ingot.torch_internals.quantized import quantized_operator, quantized_operators
 from ingot.torch_internals.restoring import (
     RestoredShapeEnv,
     SymbolFacts,

@@ -11,6 +11,8 @@ from torch import _decomp
 from torch._library import simple_registry as _simple_registry
 from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket, _higher_order_ops, _OpNamespace
 
+from ingot.torch_internals.quantized import NAMESPACE, quantized_operators
+
 enter_autocast: Callable[..., Any] = torch.amp.autocast_mode._enter_autocast
 
 
@@ -117,6 +119,8 @@ def is_declared_effectful(op: OpOverload) -> bool:
 
 def operator_named(namespace: str, name: str, overload: str) -> OpOverload | None:
     """The operator of that name if it is registered. Only operators are reached: torch.ops has functions too."""
+    if namespace == NAMESPACE:
+        quantized_operators()
     found: Any = getattr(torch.ops, namespace, None)
     for kind, part in ((_OpNamespace, name), (OpOverloadPacket, overload)):
         if not isinstance(found, kind):

@@ -12,6 +12,8 @@ from typing import Any, TypeAlias
 
 import torch
 
+from ingot.torch_internals.quantized import quantized_operators
+
 # torch describes these to type checkers in part, and in part wrongly.
 Graph: TypeAlias = Any
 Node: TypeAlias = Any
@@ -227,35 +229,28 @@ def _quietly() -> Iterator[None]:
 # ---------------------------------------------------------------------- quantized modules
 
 
-def _decomposed() -> Any:
-    """torch's operators that quantize and dequantize plain tensors; importing their library registers them."""
-    with _quietly():
-        from torch.ao.quantization.fx import _decomposed as library  # noqa: F401
-    return torch.ops.quantized_decomposed
-
-
 def quantize(x: torch.Tensor, scale: Any, zero: Any, low: int, high: int, dtype: torch.dtype) -> torch.Tensor:
     """Whole numbers of a dtype for floats."""
-    operator = _decomposed().quantize_per_tensor
+    operator = quantized_operators().quantize_per_tensor
     return (operator.tensor if isinstance(scale, torch.Tensor) else operator.default)(x, scale, zero, low, high, dtype)
 
 
 def dequantize(x: torch.Tensor, scale: Any, zero: Any, low: int, high: int, dtype: torch.dtype) -> torch.Tensor:
     """Floats for whole numbers."""
-    operator = _decomposed().dequantize_per_tensor
+    operator = quantized_operators().dequantize_per_tensor
     return (operator.tensor if isinstance(scale, torch.Tensor) else operator.default)(x, scale, zero, low, high, dtype)
 
 
 def dequantize_channels(
     x: torch.Tensor, scales: torch.Tensor, zeros: torch.Tensor, axis: int, low: int, high: int, dtype: torch.dtype
 ) -> torch.Tensor:
-    return _decomposed().dequantize_per_channel.default(x, scales, zeros, axis, low, high, dtype)
+    return quantized_operators().dequantize_per_channel.default(x, scales, zeros, axis, low, high, dtype)
 
 
 def quantize_by_range(x: torch.Tensor, low: int, high: int, dtype: torch.dtype) -> torch.Tensor:
     """Floats as they come out of whole numbers whose scale is chosen by what the tensor holds."""
     smallest = float(torch.finfo(torch.float32).eps)
-    scale, zero = _decomposed().choose_qparams.tensor(x, low, high, smallest, dtype)
+    scale, zero = quantized_operators().choose_qparams.tensor(x, low, high, smallest, dtype)
     return dequantize(quantize(x, scale, zero, low, high, dtype), scale, zero, low, high, dtype)
 
 

@@ -1,0 +1,225 @@
+"""From a prepared module to a program of whole numbers: quantize and dequantize around operators on floats.
+
+before   conv2d = aten.conv2d(x, p_conv_weight, p_conv_bias)
+after    x_quantized = quantize_per_tensor(x, 0.02, 128, 0, 255, uint8)
+         x_dequantized = dequantize_per_tensor(x_quantized, 0.02, 128, 0, 255, uint8)
+         conv2d_weight = dequantize_per_channel(b_conv_weight_int8, b_conv_weight_scale, …, 0, -127, 127, int8)
+         conv2d = aten.conv2d(x_dequantized, conv2d_weight, p_conv_bias)
+
+Weights are stored as whole numbers. Compilers join dequantize, operator and quantize into one integer kernel.
+"""
+
+from __future__ import annotations
+
+import operator
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import fx
+
+from ingot import torch_internals as internals
+from ingot.errors import QuantizeError, explain
+from ingot.passes.dce import dce
+from ingot.passes.fold import Folding, Level, levels
+from ingot.program import metadata
+from ingot.program.program import Program, Step
+from ingot.program.signature import InputKind
+from ingot.program.verifier import verify
+from ingot.quantize.preparation import Prepared, following
+from ingot.quantize.quantizers import Quantizer
+from ingot.quantize.scheme import SMALLEST, Parameters, Scheme, parameters_of, quantized, range_of
+from ingot.quantize.table import Group, Place, Weight, modules_by_path, nodes_by_place
+
+
+def convert(prepared: Prepared) -> Program:
+    """The quantized program: verified, with every literal of the model as it was.
+
+    Raises QuantizeError where a value was never seen: calibrate first.
+    """
+    began = time.perf_counter()
+    program = prepared.base.copy()
+    made = _Conversion(program, prepared)
+    count = made.run()
+    seconds = time.perf_counter() - began
+    before = len(prepared.base.graph.nodes)
+    program.history = (*program.history, Step("convert", count, seconds, before, len(program.graph.nodes)))
+    verify(program, fake_run=False)
+    return program
+
+
+class _Conversion:
+    """One conversion. The program is changed in place."""
+
+    def __init__(self, program: Program, prepared: Prepared) -> None:
+        self.program, self.prepared = program, prepared
+        self.nodes = nodes_by_place(program)
+        self.folding = Folding(program, parameters=True, limit_bytes=0)
+        paths = {id(module): path for path, module in modules_by_path(program.graph_module).items()}
+        self.levels = {paths[id(level.module)]: level for level in levels(Level(program.graph_module))}
+        self.weights: dict[tuple[str, fx.Node, Scheme], fx.Node] = {}
+
+    def run(self) -> int:
+        table = self.prepared.table
+        for group in table.groups:
+            parameters = self._parameters(group)
+            for point in group.points:
+                self._point(group.scheme, parameters, point.source, point.users)
+        for weight in table.weights:
+            self._weight(weight)
+        dce(self.program)
+        self.folding.drop_unused()
+        for level in self.levels.values():
+            level.module.recompile()
+        return len(table.groups) + len(table.weights)
+
+    # ------------------------------------------------------------------ activations
+
+    def _parameters(self, group: Group) -> Parameters | None:
+        """The parameters of a group; None where they are computed in each call."""
+        if group.scheme.dynamic:
+            return None
+        quantizer = self.prepared.quantizers[group.name]
+        assert isinstance(quantizer, Quantizer)
+        if quantizer.fixed is not None:
+            return quantizer.fixed
+        assert quantizer.observer is not None
+        if not quantizer.observer.seen:
+            node = self.nodes[group.points[0].source]
+            raise QuantizeError(
+                explain(
+                    f"Nothing is known of the range of {node.name}: no data has gone through it.",
+                    where=metadata.where(node),
+                    fix="run the prepared program on some data first: ingot.quantize.calibrate(prepared, data)",
+                )
+            )
+        return quantizer.observer.parameters_now()
+
+    def _point(
+        self, scheme: Scheme, parameters: Parameters | None, source: Place, users: Sequence[Place] | None
+    ) -> None:
+        node = self.nodes[source]
+        readers = list(node.users) if users is None else [self.nodes[user] for user in users]
+        if parameters is None:
+            made = _dynamic(node, scheme)
+        else:
+            made = _static(node, scheme, float(parameters.scale), int(parameters.zero_point))
+        for reader in readers:
+            reader.replace_input_with(node, made)
+
+    # ------------------------------------------------------------------ weights
+
+    def _weight(self, weight: Weight) -> None:
+        user, level = self.nodes[weight.user], self.levels[weight.user.graph]
+        source: Any = user.args[weight.index]
+        key = (weight.user.graph, source, weight.scheme)
+        if key not in self.weights:
+            self.weights[key] = self._stored(level, user, source, weight.scheme)
+        user.args = (*user.args[: weight.index], self.weights[key], *user.args[weight.index + 1 :])
+
+    def _stored(self, level: Level, user: fx.Node, source: fx.Node, scheme: Scheme) -> fx.Node:
+        """A weight as whole numbers in the program's state, and the node that makes floats of them."""
+        spec = self.folding.state(level, source)
+        assert spec is not None
+        tensor = self.program.state_of(spec).detach().float()
+        parameters = parameters_of(*range_of(tensor, scheme), scheme)
+        bits = "int4" if scheme.steps < 16 else str(scheme.dtype).removeprefix("torch.")
+        parts = {
+            f"{spec.target}_{bits}": quantized(tensor, parameters, scheme),
+            f"{spec.target}_scale": parameters.scale,
+            f"{spec.target}_zero_point": parameters.zero_point,
+        }
+        if scheme.granularity == "tensor":
+            parts = dict(list(parts.items())[:1])
+        placed = [self.folding.place(level, t, key, InputKind.BUFFER, None) for key, t in parts.items()]
+        called = f"{user.name}_weight"
+        limits = (scheme.qmin, scheme.qmax, scheme.dtype)
+        if scheme.granularity == "channel":
+            args = (*placed, scheme.axis, *limits)
+            made = _call(user, "dequantize_per_channel", args, called=called, kwargs=_as(source))
+        elif scheme.granularity == "group":
+            args = (*placed, *limits, scheme.group_size, metadata.value_of(source).dtype)
+            made = _call(user, "dequantize_per_channel_group", args, called=called)
+        else:
+            args = (*placed, float(parameters.scale), int(parameters.zero_point), *limits)
+            made = _call(user, "dequantize_per_tensor", args, called=called, kwargs=_as(source))
+        metadata.set_value(made, metadata.value_of(source))
+        metadata.inherit_origin(made, user)
+        return made
+
+
+def _call(before: fx.Node, name: str, args: tuple[Any, ...], *, called: str, kwargs: Any = None) -> fx.Node:
+    """A node for one of torch's quantization operators ("choose_qparams.tensor"), with `called` for its name."""
+    operator_name, _, overload = name.partition(".")
+    target = internals.quantized_operator(operator_name, overload or "default")
+    with before.graph.inserting_before(before):
+        return before.graph.create_node("call_function", target, args, kwargs or {}, name=called)
+
+
+def _computed(node: fx.Node, of: fx.Node) -> fx.Node:
+    """Gives a node the value that it computes, and the origin of another."""
+    metadata.inherit_origin(node, of)
+    args, kwargs = fx.map_arg((node.args, node.kwargs), metadata.value_of)
+    with internals.fake_mode_of(metadata.value_of(of)) or internals.new_fake_mode()[0], torch.no_grad():
+        metadata.set_value(node, node.target(*args, **kwargs))  # type: ignore[operator]
+    return node
+
+
+def _numbers(node: fx.Node, of: fx.Node, scheme: Scheme) -> fx.Node:
+    """Gives a node the value of another as whole numbers; quicker than to compute it."""
+    value = metadata.value_of(of)
+    with internals.fake_mode_of(value) or internals.new_fake_mode()[0]:
+        metadata.set_value(node, torch.empty_like(value, dtype=scheme.dtype, requires_grad=False))
+    metadata.inherit_origin(node, of)
+    return node
+
+
+def _as(node: fx.Node) -> dict[str, Any]:
+    """What dequantize is told, so that it gives the dtype of a node."""
+    dtype = metadata.value_of(node).dtype
+    return {} if dtype is torch.float32 else {"out_dtype": dtype}
+
+
+def _static(node: fx.Node, scheme: Scheme, scale: float, zero: int) -> fx.Node:
+    """The node's value after it was quantized and dequantized with fixed parameters."""
+    place = following(node)
+    tail = (scale, zero, scheme.qmin, scheme.qmax, scheme.dtype)
+    if node.target is internals.quantized_operator("dequantize_per_tensor") and node.args[1:] == tail:
+        return node  # once is as good as twice
+    numbers = _call(place, "quantize_per_tensor", (node, *tail), called=f"{node.name}_quantized")
+    _numbers(numbers, node, scheme)
+    made = _call(place, "dequantize_per_tensor", (numbers, *tail), called=f"{node.name}_dequantized", kwargs=_as(node))
+    metadata.copy_metadata(node, made)
+    return made
+
+
+def _dynamic(node: fx.Node, scheme: Scheme) -> fx.Node:
+    """The node's value after it was quantized and dequantized with parameters that each call computes."""
+    place = following(node)
+    limits = (scheme.qmin, scheme.qmax, scheme.dtype)
+    per_token = scheme.granularity == "token"
+    if per_token:
+        choice = _call(place, "choose_qparams_per_token_asymmetric", (node, scheme.dtype), called=f"{node.name}_range")
+    else:
+        name = "choose_qparams_symmetric.tensor" if scheme.symmetric else "choose_qparams.tensor"
+        asked = (node, scheme.qmin, scheme.qmax, SMALLEST, scheme.dtype)
+        choice = _call(place, name, asked, called=f"{node.name}_range")
+    _computed(choice, node)
+    parts = []
+    for index, part in enumerate(("scale", "zero_point")):
+        with place.graph.inserting_before(place):
+            item = place.graph.create_node(
+                "call_function", operator.getitem, (choice, index), name=f"{node.name}_{part}"
+            )
+        metadata.inherit_origin(item, node)
+        metadata.set_value(item, metadata.value_of(choice)[index])
+        parts.append(item)
+    verb = "per_token" if per_token else "per_tensor.tensor"
+    numbers = _call(place, f"quantize_{verb}", (node, *parts, *limits), called=f"{node.name}_quantized")
+    _numbers(numbers, node, scheme)
+    kind = metadata.value_of(node).dtype
+    tail, words = ((*limits, kind), {}) if per_token else (limits, _as(node))
+    made = _call(place, f"dequantize_{verb}", (numbers, *parts, *tail), called=f"{node.name}_dequantized", kwargs=words)
+    metadata.copy_metadata(node, made)
+    return made

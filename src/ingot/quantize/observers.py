@@ -1,0 +1,174 @@
+"""Observers: what is learned of a value's range from the data that goes through.
+
+    minmax           the smallest and the largest value seen
+    moving_average   the same of each batch, averaged; what training uses
+    percentile       the range that all but one value in ten thousand lie in
+    histogram        the range with the smallest squared error
+
+An observer is an nn.Module whose buffers hold what it learned, so that it is saved, moved and shared as a module is.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from ingot.quantize.scheme import Parameters, Range, Scheme, parameters_of, range_of
+
+BINS = 2048
+KEPT = 0.9999  # what a percentile keeps on each side
+CANDIDATES = 80  # ranges that a histogram tries
+
+
+class Observer(nn.Module):
+    """Remembers the range of what it is shown. `low` above `high` means that nothing was seen."""
+
+    low: torch.Tensor
+    high: torch.Tensor
+
+    def __init__(self, scheme: Scheme) -> None:
+        super().__init__()
+        self.scheme = scheme
+        self.register_buffer("low", torch.tensor(float("inf")))
+        self.register_buffer("high", torch.tensor(float("-inf")))
+
+    @property
+    def seen(self) -> bool:
+        return bool((self.low <= self.high).all())
+
+    @torch.no_grad()
+    def observe(self, tensor: torch.Tensor) -> None:
+        """Takes a tensor into account; an empty one says nothing."""
+        if tensor.numel():
+            low, high = range_of(tensor.detach().float(), self.scheme)
+            self.learn(tensor.detach(), low, high)
+
+    def learn(self, tensor: torch.Tensor, low: torch.Tensor, high: torch.Tensor) -> None:
+        self._set(torch.minimum(self.low, low), torch.maximum(self.high, high))
+
+    def range(self) -> Range:
+        return self.low, self.high
+
+    def parameters_now(self) -> Parameters:
+        return parameters_of(*self.range(), self.scheme)
+
+    def _set(self, low: torch.Tensor, high: torch.Tensor) -> None:
+        """In place where the shape allows it: data-parallel training holds on to buffers."""
+        if self.low.shape == low.shape:
+            self.low.copy_(low)
+            self.high.copy_(high)
+        else:
+            self.low, self.high = low, high
+
+    def _load_from_state_dict(self, state_dict: Any, prefix: str, *args: Any, **kwargs: Any) -> None:
+        for name in ("low", "high"):  # one for each channel, once something was seen
+            saved = state_dict.get(prefix + name)
+            if saved is not None and saved.shape != getattr(self, name).shape:
+                setattr(self, name, torch.empty_like(saved))
+        super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
+
+
+class MovingAverage(Observer):
+    """The range of each batch moves the range by a hundredth of the way."""
+
+    share = 0.01
+
+    def learn(self, tensor: torch.Tensor, low: torch.Tensor, high: torch.Tensor) -> None:
+        if not self.seen:
+            self._set(low, high)
+        else:
+            self._set(self.low + self.share * (low - self.low), self.high + self.share * (high - self.high))
+
+
+class Histogram(Observer):
+    """Counts values in bins over the range seen; the range used is the one with the smallest squared error."""
+
+    counts: torch.Tensor
+
+    def __init__(self, scheme: Scheme) -> None:
+        super().__init__(scheme)
+        self.register_buffer("counts", torch.zeros(BINS))
+
+    def learn(self, tensor: torch.Tensor, low: torch.Tensor, high: torch.Tensor) -> None:
+        before = (float(self.low), float(self.high))
+        super().learn(tensor, low, high)
+        start, end = float(self.low), float(self.high)
+        if end <= start:
+            return
+        if before[0] < before[1] and before != (start, end):
+            self.counts.copy_(_rebinned(self.counts, *before, start, end))
+        self.counts.add_(torch.histc(tensor.float(), BINS, start, end))
+
+    def range(self) -> Range:
+        if not float(self.counts.sum()) > 0:
+            return self.low, self.high
+        return self.clipped()
+
+    def clipped(self) -> Range:
+        """Both ends are drawn in together, then each by itself, as long as the error falls."""
+        low, high = float(self.low), float(self.high)
+        width = (high - low) / BINS
+        middles = low + width * (torch.arange(BINS, device=self.counts.device) + 0.5)
+        filled = self.counts > 0
+        values, counts = middles[filled], self.counts[filled]
+        factors = torch.linspace(1.0, 0.2, CANDIDATES, device=self.counts.device)
+        lows, highs = factors * min(low, 0.0), factors * max(high, 0.0)
+        best = self._best(lows, highs, values, counts)
+        if low < 0 < high and not self.scheme.symmetric:
+            best = self._best(lows, highs[best[1]].expand_as(lows), values, counts)[0], best[1]
+            best = best[0], self._best(lows[best[0]].expand_as(highs), highs, values, counts)[1]
+        return lows[best[0]], highs[best[1]]
+
+    def _best(
+        self, lows: torch.Tensor, highs: torch.Tensor, values: torch.Tensor, counts: torch.Tensor
+    ) -> tuple[int, int]:
+        made = parameters_of(lows, highs, self.scheme)
+        scale, zero = made.scale[:, None], made.zero_point[:, None]
+        numbers = (torch.round(values / scale) + zero).clamp_(self.scheme.qmin, self.scheme.qmax)
+        errors = (((numbers - zero) * scale - values).square_() * counts).sum(1)
+        found = int(errors.argmin())
+        return found, found
+
+
+class Percentile(Histogram):
+    """All but one value in ten thousand on either side."""
+
+    def clipped(self) -> Range:
+        low, high = float(self.low), float(self.high)
+        total = self.counts.cumsum(0)
+        outside = float(total[-1]) * (1 - KEPT)
+        first = int((total <= outside).sum())
+        last = int((total < float(total[-1]) - outside).sum())
+        width = (high - low) / BINS
+        return self.low.new_tensor(low + width * first), self.low.new_tensor(low + width * (last + 1))
+
+
+def _rebinned(counts: torch.Tensor, low: float, high: float, start: float, end: float) -> torch.Tensor:
+    """The counts of bins from `low` to `high`, in as many bins from `start` to `end`."""
+    middles = low + (high - low) / BINS * (torch.arange(BINS, device=counts.device) + 0.5)
+    places = ((middles - start) * (BINS / (end - start))).long().clamp_(0, BINS - 1)
+    return torch.zeros_like(counts).index_add_(0, places, counts)
+
+
+OBSERVERS: dict[str, type[Observer]] = {
+    "minmax": Observer,
+    "moving_average": MovingAverage,
+    "percentile": Percentile,
+    "histogram": Histogram,
+}
+
+
+def observer_for(scheme: Scheme) -> Observer:
+    """A new observer for a scheme."""
+    if callable(scheme.observer):
+        made = scheme.observer(scheme)
+        assert isinstance(made, Observer)
+        return made
+    found = OBSERVERS.get(scheme.observer)
+    if found is None:
+        raise ValueError(f"there is no observer {scheme.observer!r}: give one of {', '.join(OBSERVERS)}")
+    if scheme.granularity == "channel" and issubclass(found, Histogram):
+        found = Observer  # a histogram for each channel would hold more than the channels do
+    return found(scheme)

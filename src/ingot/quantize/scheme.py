@@ -1,0 +1,152 @@
+"""How a tensor becomes whole numbers: a Scheme says it, Parameters are what comes of it for one tensor.
+
+    number = clamp(round(value / scale) + zero_point, qmin, qmax)        rounded half to even
+    value  = (number - zero_point) * scale
+
+The arithmetic is float32, operation for operation that of torch's quantize and dequantize operators, so that what is
+simulated in training is what a converted program computes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias
+
+import torch
+
+Granularity = Literal["tensor", "channel", "group", "token"]
+SMALLEST = torch.finfo(torch.float32).eps
+
+
+@dataclass(frozen=True, slots=True)
+class Scheme:
+    """How one tensor is quantized.
+
+    `granularity` says what has a scale of its own: the tensor, each index along `axis`, each `group_size` neighbours
+    in a row, or each row ("token"). `dynamic`: the scale is computed from what the tensor holds when the program runs.
+    `observer` names how a static scale is found from data (see ingot.quantize.observers), or makes an observer.
+    """
+
+    dtype: torch.dtype
+    qmin: int
+    qmax: int
+    symmetric: bool = False
+    granularity: Granularity = "tensor"
+    axis: int = 0
+    group_size: int = 0
+    dynamic: bool = False
+    observer: str | Callable[[Scheme], Any] = "minmax"
+
+    def __post_init__(self) -> None:
+        limits = torch.iinfo(self.dtype)
+        if not limits.min <= self.qmin < self.qmax <= limits.max:
+            raise ValueError(f"{self.dtype} does not hold the numbers from {self.qmin} to {self.qmax}")
+        if self.granularity == "group" and self.group_size < 1:
+            raise ValueError(f"groups of {self.group_size} neighbours: give a group_size of 1 or more")
+
+    @property
+    def steps(self) -> int:
+        return self.qmax - self.qmin
+
+
+def unsigned(**changes: Any) -> Scheme:
+    """uint8 with a zero point: what activations are quantized to."""
+    return Scheme(torch.uint8, 0, 255, **changes)
+
+
+def signed(**changes: Any) -> Scheme:
+    """int8, symmetric and without -128, so that a number and its negative are both there: weights."""
+    return Scheme(torch.int8, -127, 127, symmetric=True, **changes)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Parameters:
+    """Scales as float32 and zero points as int64: rank 0 for a tensor, rank 1 for channels, rank 2 for groups."""
+
+    scale: torch.Tensor
+    zero_point: torch.Tensor
+
+    def same_as(self, other: Parameters) -> bool:
+        return torch.equal(self.scale, other.scale) and torch.equal(self.zero_point, other.zero_point)
+
+
+Range: TypeAlias = tuple[torch.Tensor, torch.Tensor]
+
+
+def parameters_of(low: torch.Tensor, high: torch.Tensor, scheme: Scheme) -> Parameters:
+    """Scale and zero point for values between `low` and `high`. Zero is always one of the numbers."""
+    low, high = low.float().clamp(max=0.0), high.float().clamp(min=0.0)
+    if scheme.symmetric:
+        scale = torch.maximum(-low, high) / (scheme.steps / 2)
+        zero = (scheme.qmin + scheme.qmax + 1) // 2
+        return Parameters(scale.clamp(min=SMALLEST), torch.full_like(scale, zero, dtype=torch.int64))
+    scale = ((high - low) / scheme.steps).clamp(min=SMALLEST)
+    zero_point = (scheme.qmin - torch.round(low / scale)).clamp(scheme.qmin, scheme.qmax)
+    return Parameters(scale, zero_point.to(torch.int64))
+
+
+def range_of(tensor: torch.Tensor, scheme: Scheme) -> Range:
+    """The smallest and largest value of each part that has a scale of its own."""
+    if scheme.granularity == "tensor" or tensor.dim() == 0:
+        low, high = torch.aminmax(tensor)
+    elif scheme.granularity == "channel":
+        low, high = torch.aminmax(tensor.transpose(0, scheme.axis).flatten(1), dim=1)
+    elif scheme.granularity == "token":
+        low, high = torch.aminmax(tensor, dim=-1, keepdim=True)
+    else:
+        low, high = torch.aminmax(tensor.unflatten(-1, (-1, scheme.group_size)), dim=-1)
+    return low, high
+
+
+def spread(parameters: Parameters, tensor: torch.Tensor, scheme: Scheme) -> Parameters:
+    """Parameters in a shape that broadcasts against a tensor; against its groups, where groups have their own."""
+    if scheme.granularity == "channel" and parameters.scale.dim():
+        shape = [1] * tensor.dim()
+        shape[scheme.axis] = -1
+        return Parameters(parameters.scale.view(shape), parameters.zero_point.view(shape))
+    if scheme.granularity == "group":
+        return Parameters(parameters.scale.unsqueeze(-1), parameters.zero_point.unsqueeze(-1))
+    return parameters
+
+
+def quantized(tensor: torch.Tensor, parameters: Parameters, scheme: Scheme) -> torch.Tensor:
+    """The whole numbers of a tensor."""
+    parts = tensor.unflatten(-1, (-1, scheme.group_size)) if scheme.granularity == "group" else tensor
+    by = spread(parameters, tensor, scheme)
+    numbers = torch.mul(parts, 1.0 / by.scale).round_()  # a multiplication, as torch's operators have it
+    if bool(by.zero_point.any()):
+        numbers.add_(by.zero_point)
+    return numbers.clamp_(scheme.qmin, scheme.qmax).to(scheme.dtype).view(tensor.shape)
+
+
+def dequantized(numbers: torch.Tensor, parameters: Parameters, scheme: Scheme) -> torch.Tensor:
+    """What whole numbers stand for, as float32."""
+    parts = numbers.unflatten(-1, (-1, scheme.group_size)) if scheme.granularity == "group" else numbers
+    by = spread(parameters, numbers, scheme)
+    return ((parts.float() - by.zero_point) * by.scale).view(numbers.shape)
+
+
+class _Rounding(torch.autograd.Function):
+    """Quantized and dequantized in one; the gradient passes where the value was in range."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, scale: torch.Tensor, zero: torch.Tensor, low: int, high: int) -> Any:
+        numbers = torch.round(x * (1.0 / scale)) + zero
+        if ctx.needs_input_grad[0]:
+            ctx.save_for_backward((numbers >= low) & (numbers <= high))
+        return (numbers.clamp_(low, high) - zero) * scale
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
+        (inside,) = ctx.saved_tensors
+        return gradients[0] * inside, None, None, None, None
+
+
+def simulated(tensor: torch.Tensor, parameters: Parameters, scheme: Scheme) -> torch.Tensor:
+    """What is left of a tensor after it was quantized and dequantized; differentiable straight through."""
+    parts = tensor.unflatten(-1, (-1, scheme.group_size)) if scheme.granularity == "group" else tensor
+    by = spread(parameters, tensor, scheme)
+    made = _Rounding.apply(parts.float(), by.scale, by.zero_point, scheme.qmin, scheme.qmax)  # type: ignore[no-untyped-call]
+    assert isinstance(made, torch.Tensor)
+    return made.view(tensor.shape).to(tensor.dtype)
