@@ -38,11 +38,12 @@ from ingot import collector
 if TYPE_CHECKING:
     from ingot import errors, passes, patterns, quantize
     from ingot.direct import attention
+    from ingot.entry import capture, from_torchscript
     from ingot.errors import IngotError
     from ingot.onnx_file import export_onnx
     from ingot.passes.manager import transform
     from ingot.passes.rewrite import rewrite
-    from ingot.pipeline import capture, compile, from_torchscript, load
+    from ingot.pipeline import compile, load
     from ingot.program.exported import from_exported
     from ingot.program.program import Program
 
@@ -52,11 +53,11 @@ _HOMES = {
     "IngotError": "ingot.errors",
     "Program": "ingot.program.program",
     "attention": "ingot.direct",
-    "capture": "ingot.pipeline",
+    "capture": "ingot.entry",
     "compile": "ingot.pipeline",
     "export_onnx": "ingot.onnx_file",
     "from_exported": "ingot.program.exported",
-    "from_torchscript": "ingot.pipeline",
+    "from_torchscript": "ingot.entry",
     "load": "ingot.pipeline",
     "rewrite": "ingot.passes.rewrite",
     "transform": "ingot.passes.manager",
@@ -68,7 +69,7 @@ class _Package(ModuleType):
 
     @property
     def capture(self) -> Any:
-        return importlib.import_module("ingot.pipeline").capture
+        return importlib.import_module("ingot.entry").capture
 
     @capture.setter
     def capture(self, subpackage: ModuleType) -> None:

@@ -23,7 +23,7 @@ import sympy
 import torch
 from torch import fx, nn
 
-from ingot import pipeline
+from ingot import entry, pipeline
 from ingot import torch_internals as internals
 from ingot.codegen.compiled import Compiled
 from ingot.codegen.exchange import native_of, torch_of
@@ -269,7 +269,7 @@ def _captured(
     arguments = tuple(inputs[place].detach() for place in wrapper.given)
     with internals.outside_of_compilation():
         try:
-            program = pipeline.capture(wrapper, arguments, dynamic_shapes=shapes if any(shapes) else None)
+            program = entry.capture(wrapper, arguments, dynamic_shapes=shapes if any(shapes) else None)
         except IngotError:
             raise
         except Exception as error:  # torch's own tracing may fail on what only its compiler writes

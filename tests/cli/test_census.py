@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from ingot import pipeline
+from ingot import entry
 from ingot.cli import census
 from ingot.cli.sizes import SizeError
 from ingot.program.program import Program
@@ -18,7 +18,7 @@ from tests.cli import factories
 
 def capture(model: Any, *args: Any, **options: Any) -> Program:
     with torch.no_grad():
-        return pipeline.capture(model, args, **options)
+        return entry.capture(model, args, **options)
 
 
 def written(model: Any, *args: Any) -> int:

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from ingot import pipeline
+from ingot import entry
 from ingot.cli import census, counting
 from ingot.program.program import Program
 
@@ -20,7 +20,7 @@ F = nn.functional
 
 def capture(model: Any, *args: Any, **options: Any) -> Program:
     with torch.no_grad():
-        return pipeline.capture(model, args, **options)
+        return entry.capture(model, args, **options)
 
 
 def flops(model: Any, *args: Any) -> int:

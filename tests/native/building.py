@@ -14,13 +14,14 @@ from ingot.codegen.file import emit
 from ingot.codegen.isa import Isa, host
 from ingot.codegen.toolchain import WARNINGS, Toolchain, find
 from ingot.codegen.weights import fill
+from ingot.entry import capture
 from ingot.lowering.fusion import fuse
 from ingot.lowering.ir import Module, Precision
 from ingot.lowering.lower import lower
 from ingot.lowering.memory import plan
 from ingot.lowering.siblings import join_siblings
 from ingot.lowering.strips import strip
-from ingot.pipeline import capture, for_native
+from ingot.pipeline import for_native
 from ingot.program.program import Program
 
 # clang says of a loop that it did not vectorize it, which is no fault of the loop.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +17,7 @@ from torch import nn
 
 import ingot
 from ingot.errors import OnnxError, OnnxMismatch, UnsupportedByOnnx
-from ingot.onnx import check
+from ingot.onnx import check, writing
 from ingot.onnx.export import RULES, exports
 from ingot.onnx.kernels import KERNELS
 from tests.onnx.kernel_table import limits
@@ -137,6 +139,34 @@ def test_weights_beside_the_file(tmp_path: Path) -> None:
     assert [file.name for file in report.files] == ["m.onnx", "m.onnx.data"]
     assert (tmp_path / "m.onnx").stat().st_size < 4000 < (tmp_path / "m.onnx.data").stat().st_size
     assert session(tmp_path / "m.onnx").run(None, {"input": np.zeros((2, 64), np.float32)})[0].shape == (2, 64)
+    (stored,) = [
+        t for t in onnx.load(tmp_path / "m.onnx", load_external_data=False).graph.initializer if t.dims == [64, 64]
+    ]
+    assert int({e.key: e.value for e in stored.external_data}["offset"]) % writing.ALIGNMENT == 0
+
+
+@pytest.mark.parametrize("external", [False, True])
+def test_stretches_that_threads_write_make_one_file(
+    external: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = captured(nn.Linear(64, 64), torch.randn(2, 64))
+    ingot.export_onnx(model, tmp_path / "m.onnx", external_data=external)
+    whole = [file.read_bytes() for file in sorted(tmp_path.iterdir())]
+    monkeypatch.setattr(writing, "STRETCH", 1000)
+    ingot.export_onnx(model, tmp_path / "m.onnx", external_data=external)
+    assert [file.read_bytes() for file in sorted(tmp_path.iterdir())] == whole
+
+
+def test_who_exports_does_not_wait_for_the_compiler(tmp_path: Path) -> None:
+    code = (
+        "import sys, torch, ingot\n"
+        "program = ingot.capture(torch.nn.Linear(2, 2), (torch.ones(1, 2),))\n"
+        "ingot.export_onnx(program, sys.argv[1], verify=False)\n"
+        "print(*sorted(name for name in sys.modules if name.startswith(('ingot.codegen', 'ingot.lowering'))))"
+    )
+    command = [sys.executable, "-W", "ignore", "-c", code, str(tmp_path / "m.onnx")]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stdout.split() == []
 
 
 class Counter(nn.Module):

@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from ingot import pipeline
+from ingot import entry
 from ingot.program.program import Program
 from tests.passes.road import Outcome, relative_difference, take_road
 
@@ -27,7 +27,7 @@ from tests.passes.road import Outcome, relative_difference, take_road
 def road(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Wraps `ingot.capture`. What goes wrong on the road is raised when the test is over, for it may expect errors."""
     problems: list[Exception] = []
-    capture: Callable[..., Program] = pipeline.capture
+    capture: Callable[..., Program] = entry.capture
 
     def captured(*args: Any, **kwargs: Any) -> Program:
         program = capture(*args, **kwargs)
@@ -47,7 +47,7 @@ def road(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Ite
                 file.write(json.dumps(asdict(outcome)) + "\n")
         return program
 
-    monkeypatch.setattr(pipeline, "capture", captured)
+    monkeypatch.setattr(entry, "capture", captured)
     yield
     if problems:
         raise problems[0]

@@ -75,7 +75,7 @@ def run(
         raise typer.BadParameter("--snapshots shows what --passes does; name some passes.")
     stages = Stages()
     with stages("import", "importing torch"):
-        from ingot import pipeline
+        from ingot import entry
         from ingot.cli import census, script
         from ingot.cli.factory import build
     if script.is_script(reference):
@@ -86,7 +86,7 @@ def run(
         with stages("build", f"building {reference}"):
             example = build(reference)
         with stages("capture", "capturing"):
-            program = pipeline.capture(
+            program = entry.capture(
                 example.model,
                 example.args,
                 example.kwargs,

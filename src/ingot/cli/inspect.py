@@ -90,7 +90,7 @@ def _compiled(reference: str) -> Result | None:
 
 def open_program(reference: str, stages: Stages) -> Program:
     """The program in a file, or the one that a factory's model is captured as."""
-    from ingot import pipeline
+    from ingot import entry
     from ingot.cli.compile import opened
     from ingot.program.program import Program
 
@@ -98,7 +98,7 @@ def open_program(reference: str, stages: Stages) -> Program:
     if isinstance(model, Program):
         return model
     with stages("capture", "capturing"):
-        return pipeline.capture(model, args, kwargs)
+        return entry.capture(model, args, kwargs)
 
 
 def parse_sizes(texts: list[str] | tuple[str, ...]) -> dict[str, int]:

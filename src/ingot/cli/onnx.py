@@ -42,14 +42,14 @@ def run(
     dynamic_shapes = parse_dynamic(dynamic or ())
     stages = Stages()
     with stages("import", "importing torch"):
-        from ingot import pipeline
+        from ingot import entry
         from ingot.onnx_file import export_onnx
         from ingot.program.program import Program
     model, args, kwargs = opened(reference, stages, dynamic_shapes)
     program = model
     if not isinstance(model, Program):
         with stages("capture", "capturing"):
-            program = pipeline.capture(model, args, kwargs, dynamic_shapes=with_ranges(dynamic_shapes))
+            program = entry.capture(model, args, kwargs, dynamic_shapes=with_ranges(dynamic_shapes))
     report = export_onnx(
         program,
         output,

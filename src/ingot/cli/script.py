@@ -24,14 +24,14 @@ def is_script(reference: str) -> bool:
 
 def read(path: str, inputs: Sequence[str], dynamic_shapes: Any, method: str, unroll: bool, preserve: Any) -> Program:
     """The script in a file as a Program. Raises FileNotFoundError, typer.BadParameter and CaptureError."""
-    from ingot import pipeline
+    from ingot import entry
 
     if not Path(path).is_file():
         raise typer.BadParameter(f"there is no file {path}.")
     kwargs, shapes = parse_inputs(inputs)
     for name, dims in (dynamic_shapes or {}).items():
         shapes[name] = dims
-    return pipeline.from_torchscript(
+    return entry.from_torchscript(
         path,
         () if kwargs else None,
         kwargs,

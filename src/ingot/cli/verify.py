@@ -23,7 +23,7 @@ def run(
     dynamic_shapes = parse_dynamic(dynamic or ())
     stages = Stages()
     with stages("import", "importing torch"):
-        from ingot import pipeline
+        from ingot import entry
         from ingot.cli.factory import build
         from ingot.passes import ROAD, transform
         from ingot.passes.manager import info_of
@@ -32,9 +32,7 @@ def run(
     with stages("build", f"building {reference}"):
         example = build(reference)
     with stages("capture", "capturing"):
-        program = pipeline.capture(
-            example.model, example.args, example.kwargs, dynamic_shapes=with_ranges(dynamic_shapes)
-        )
+        program = entry.capture(example.model, example.args, example.kwargs, dynamic_shapes=with_ranges(dynamic_shapes))
     rows: list[dict[str, Any]] = []
     for item in chosen:
         name = info_of(item[0] if isinstance(item, tuple) else item).name

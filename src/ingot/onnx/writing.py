@@ -1,7 +1,8 @@
 """An ONNX model as a file: in one piece, with its tensors beside it past 2 GB, and whole or not at all.
 
 Weights go from torch's memory to the disk without a copy: all of the file but their bytes is made by protobuf, and
-their bytes are written between, where protobuf's own layout puts them.
+their bytes are written between, where protobuf's own layout puts them, by several threads: what takes the time is
+the memory that the system finds for them.
 """
 
 from __future__ import annotations
@@ -9,7 +10,8 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from os import PathLike
 from pathlib import Path
@@ -24,6 +26,10 @@ from ingot.errors import OnnxError, explain
 LIMIT = 2**31 - 1
 # Tensors of fewer bytes than this are part of the graph's own message.
 SMALL = 1024
+# Tensors of a file of their own begin at multiples of this, so that it can be mapped.
+ALIGNMENT = 4096
+# Threads that write, and how many bytes each takes at a time.
+WRITERS, STRETCH = 4, 1 << 23
 # Fields of ONNX's messages, as protobuf writes them: the number, and 2 for "so many bytes".
 _GRAPH_OF_MODEL, _INITIALIZER_OF_GRAPH, _RAW_DATA_OF_TENSOR = 7, 5, 9
 
@@ -50,20 +56,49 @@ def staged(path: str | PathLike[str]) -> Iterator[Path]:
 
 def write(model: ir.Model, path: Path, *, external_data: bool = False) -> list[str]:
     """Writes the model, and `path`.data beside it where it is asked for or needed. Returns the names of the files."""
-    if not external_data:
-        pieces = _pieces(model)
-        if sum(len(piece) for piece in pieces) < LIMIT:
-            with path.open("wb") as file:
-                for piece in pieces:
-                    file.write(piece)
-            return [path.name]
     beside = f"{path.name}.data"
-    ir.save(model, path, external_data=beside, size_threshold_bytes=SMALL)
+    if not external_data:
+        pieces = _pieces(model, _Inside())
+        if sum(map(len, pieces)) < LIMIT:
+            _write_pieces(path, pieces)
+            return [path.name]
+    data = _Beside(beside)
+    _write_pieces(path, _pieces(model, data))
+    _write_pieces(path.with_name(beside), data.pieces)
     return [path.name, beside]
 
 
-def _pieces(model: ir.Model) -> Sequence[bytes | memoryview]:
-    """The file, in order; the bytes of large tensors are where torch has them."""
+class _Inside:
+    """Large tensors as fields of the model's own message."""
+
+    def __call__(self, head: onnx.TensorProto, data: memoryview) -> list[bytes | memoryview]:
+        start = head.SerializeToString(deterministic=True) + _field(_RAW_DATA_OF_TENSOR, len(data))
+        return [_field(_INITIALIZER_OF_GRAPH, len(start) + len(data)) + start, data]
+
+
+class _Beside:
+    """Large tensors in a file of their own; the model says where in it."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.pieces: list[bytes | memoryview] = []
+        self._end = 0
+
+    def __call__(self, head: onnx.TensorProto, data: memoryview) -> list[bytes | memoryview]:
+        gap = -self._end % ALIGNMENT
+        self.pieces += [bytes(gap), data]
+        place, self._end = self._end + gap, self._end + gap + len(data)
+        head.data_location = onnx.TensorProto.EXTERNAL
+        for key, value in (("location", self.name), ("offset", place), ("length", len(data))):
+            head.external_data.add(key=key, value=str(value))
+        message = head.SerializeToString(deterministic=True)
+        return [_field(_INITIALIZER_OF_GRAPH, len(message)) + message]
+
+
+def _pieces(
+    model: ir.Model, stored: Callable[[onnx.TensorProto, memoryview], list[bytes | memoryview]]
+) -> Sequence[bytes | memoryview]:
+    """The file, in order; `stored` says what stands in it for a large tensor, whose bytes are where torch has them."""
     initializers = model.graph.initializers
     large = [value for value in initializers.values() if value.const_value is not None and _size(value) >= SMALL]
     for value in large:
@@ -80,11 +115,28 @@ def _pieces(model: ir.Model) -> Sequence[bytes | memoryview]:
         tensor = value.const_value
         assert tensor is not None
         head = onnx.TensorProto(name=value.name, data_type=tensor.dtype.value, dims=tensor.shape.numpy())
-        data = memoryview(tensor.raw.detach().contiguous().view(-1).view(torch.uint8).numpy())
-        start = head.SerializeToString() + _field(_RAW_DATA_OF_TENSOR, len(data))
-        tensors += [_field(_INITIALIZER_OF_GRAPH, len(start) + len(data)) + start, data]
-    length = len(graph) + sum(len(piece) for piece in tensors)
+        tensors += stored(head, memoryview(tensor.raw.detach().contiguous().view(-1).view(torch.uint8).numpy()))
+    length = len(graph) + sum(map(len, tensors))
     return [proto.SerializeToString(deterministic=True), _field(_GRAPH_OF_MODEL, length), graph, *tensors]
+
+
+def _write_pieces(path: Path, pieces: Sequence[bytes | memoryview]) -> None:
+    """The pieces one after another, as a file."""
+    stretches: list[tuple[memoryview, int]] = []
+    end = 0
+    for given in pieces:
+        piece = memoryview(given)
+        stretches += [(piece[at : at + STRETCH], end + at) for at in range(0, len(piece), STRETCH)]
+        end += len(piece)
+    with path.open("wb") as file:
+
+        def write_at(stretch: memoryview, place: int) -> None:
+            while stretch:
+                written = os.pwrite(file.fileno(), stretch, place)
+                stretch, place = stretch[written:], place + written
+
+        with ThreadPoolExecutor(min(WRITERS, os.cpu_count() or 1)) as pool:
+            list(pool.map(write_at, *zip(*stretches, strict=True)))
 
 
 def _size(value: ir.Value) -> int:

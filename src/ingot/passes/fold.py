@@ -190,15 +190,16 @@ class Folding:
             if (spec.kind is InputKind.CONSTANT or name in self.used) and not nodes[name].users
             if name not in self.named and spec.target not in self.written
         ]
-        kept = tuple(i for i in program.signature.inputs if i not in gone)
+        dropped = {spec.name for spec in gone}
+        kept = tuple(i for i in program.signature.inputs if i.name not in dropped)
         program.signature = replace(program.signature, inputs=kept)
-        tensors = [program.state_of(spec) for spec in gone]
+        tensors = {id(program.state_of(spec)) for spec in gone}
+        targets = {i.target for i in kept}
         for spec in gone:
             program.graph.erase_node(nodes[spec.name])
         for held in (program.state_dict, program.constants):
-            for key in [k for k, t in held.items() if any(t is tensor for tensor in tensors)]:
-                if not any(i.target == key for i in kept):
-                    del held[key]
+            for key in [k for k, t in held.items() if id(t) in tensors and k not in targets]:
+                del held[key]
         return len(gone)
 
     # ------------------------------------------------------------------ constants

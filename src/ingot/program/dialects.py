@@ -93,7 +93,7 @@ def is_composite(op: Any) -> bool:
 @cache
 def decompositions() -> dict[Any, Callable[..., Any]]:
     """torch's table from operators to functions that compute the same with smaller ones."""
-    return dict(torch.export.default_decompositions())
+    return internals.default_decompositions()
 
 
 CAPTURED = Dialect("CAPTURED", _captured)

@@ -70,6 +70,7 @@ from ingot.torch_internals.patches import (
     autocast_watched,
     compilation_off,
     control_flow_called_directly,
+    default_decompositions,
     exporting,
     failures_unlogged,
     flex_attention_called_directly,

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+from torch._export import utils as _export_utils
 from torch._higher_order_ops import utils as _hop_utils
 from torch._subclasses.fake_tensor import (
     FakeTensor,
@@ -224,3 +225,13 @@ def outside_of_compilation() -> Iterator[None]:
     """Inside, nothing sees that torch.compile is at work: its fake tensors and its symbols are not ours."""
     with torch._guards.tracing(None), unset_fake_temporarily():
         yield
+
+
+def default_decompositions() -> dict[Any, Callable[..., Any]]:
+    """torch's table from operators to functions that compute the same with smaller ones.
+
+    To make it, torch asks the dispatcher for all operators once for each namespace there is; here it is asked once.
+    """
+    _export_utils._materialize_cpp_cia_ops()
+    with patched(_export_utils, _materialize_cpp_cia_ops=lambda: None):
+        return dict(torch.export.default_decompositions())
