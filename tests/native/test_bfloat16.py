@@ -71,7 +71,7 @@ def test_products(rows: int, depth: int, columns: int, isa: Isa) -> None:
     torch.manual_seed(0)
     model, x = nn.Linear(depth, columns, bias=False), torch.randn(rows, depth)
     native = narrow(model, x, isa=isa)
-    assert [step.narrow for step in products(native._module.steps)] == [True]
+    assert [step.factors for step in products(native._module.steps)] == ["bfloat16"]
     judge(model, x, native, depth)
 
 
@@ -91,7 +91,7 @@ def test_convolutions(shape: tuple[int, int, int], options: dict[str, int], isa:
     torch.manual_seed(0)
     model, x = nn.Conv2d(*shape, bias=False, **options), torch.randn(2, shape[0], 13, 15)
     native = narrow(model, x, isa=isa)
-    assert [step.narrow for step in products(native._module.steps)] == [True]
+    assert [step.factors for step in products(native._module.steps)] == ["bfloat16"]
     judge(model, x, native, shape[0] // options.get("groups", 1) * shape[2] ** 2)
 
 
@@ -117,7 +117,7 @@ def test_a_model_is_as_near_as_autocast(model: nn.Module) -> None:
     model.eval()
     native = narrow(model, *args)
     chosen = [step for step in products(native._module.steps) if not (isinstance(step, Product) and step.batch)]
-    assert all(step.narrow for step in chosen if getattr(step, "way", "windows") == "windows")
+    assert all(step.factors == "bfloat16" for step in chosen if getattr(step, "way", "windows") == "windows")
     with torch.no_grad():
         exact = copy.deepcopy(model).double()(args[0].double(), *args[1:])
         with torch.autocast("cpu", torch.bfloat16):

@@ -9,9 +9,9 @@ from collections.abc import Callable
 
 from ingot.codegen.ctext import STORED, SUFFIX
 from ingot.codegen.kernels import Kernel, Writer
-from ingot.codegen.products import ROWS, right_end, write_epilogue
-from ingot.lowering.expr import Size
-from ingot.lowering.ir import BYTES, Convolution, Way
+from ingot.codegen.products import ROWS, factor_kind, right_end, whole_terms, write_epilogue
+from ingot.lowering.expr import Size, known
+from ingot.lowering.ir import BYTES, Convolution, Way, rows_dtype
 
 # Values of the widest vector: what channels of a depthwise convolution are a multiple of.
 LANES = 16
@@ -69,14 +69,14 @@ def _panels(step: Convolution) -> int:
 
 def _tiles(out: Writer, step: Convolution) -> None:
     """Pixels [first, last) of panel number `panel`."""
-    kind, real, width = "bf16" if step.narrow else SUFFIX[step.dtype], STORED[step.dtype], step.panel
+    kind, real, width = factor_kind(step), STORED[step.dtype], step.panel
     taps = step.kernel[0] * step.kernel[1]
-    terms = taps * (-(-step.channels // 2) * 2 if step.narrow else step.channels)
+    terms = taps * known(whole_terms(step, step.channels))
     each = step.out_channels // step.groups
     panels = -(-each // width)
     image = out.pointer(step.x)
     out.library.share("window", kind, width)
-    out.library.read_zeros(step.channels)
+    outside = out.library.outside(kind, step.outside, step.channels)
     if step.groups == 1:
         out.line(f"const int64_t left = panel * {width}, right = {right_end(width, each, str(each))};")
     else:
@@ -88,7 +88,7 @@ def _tiles(out: Writer, step: Convolution) -> None:
     out.open(f"for (int64_t row = first; row < last; row += IG_HIGH({real}, {width}))")
     out.line(f"_Alignas(64) {real} tile[IG_HIGHEST * {width}];")
     out.line(f"const int64_t high = ig_min(last - row, IG_HIGH({real}, {width}));")
-    out.line(f"ig_windows_{kind}(rows, &window, {image}, ig_zeros_{kind}, row, high);")
+    out.line(f"ig_windows_{kind}(rows, &window, {image}, {outside}, row, high);")
     out.line(
         f"ig_window_{kind}_{width}(rows, {taps}, {step.channels}, "
         f"{out.pointer(step.weight)} + panel * {terms * width}, tile, high);"
@@ -132,7 +132,7 @@ def _depthwise_lines(out: Writer, step: Convolution, first: str, last: str) -> N
 
 def _depthwise_channels(out: Writer, step: Convolution, first: str, last: str, begin: str, end: str) -> None:
     """Channels [begin, end) of lines [first, last)."""
-    kind, real = SUFFIX[step.dtype], STORED[step.dtype]
+    kind, real = factor_kind(step), STORED[step.dtype]
     out.library.share("depth", kind)
     function = f"ig_depth_{kind}"
     if step.kernel[1] in KNOWN_TAPS and step.stride[1] in KNOWN_STEPS and step.dilation[1] == 1:
@@ -146,7 +146,7 @@ def _depthwise_channels(out: Writer, step: Convolution, first: str, last: str, b
     out.line(f"const int64_t top = at_line % ({out_high}) * {step.stride[0]} - {step.padding[0]};")
     out.line(f"ig_taps(top, {high}, {step.dilation[0]}, {step.kernel[0]}, &span.top, &span.bottom);")
     out.line(
-        f"const {real} *const image = {out.pointer(step.x)} + "
+        f"const {STORED[rows_dtype(step)]} *const image = {out.pointer(step.x)} + "
         f"(at_line / ({out_high}) * ({high}) + top) * ({wide}) * {step.pixel};"
     )
     out.open(f"for (int64_t x = 0, high; x < {out_wide}; x += high)")
@@ -157,7 +157,7 @@ def _depthwise_channels(out: Writer, step: Convolution, first: str, last: str, b
     out.line(f"_Alignas(64) {real} tile[IG_SIDE * {width}];")
     out.line(
         f"{function}(image + (x * {step.stride[1]} - {step.padding[1]}) * {step.pixel} + left, "
-        f"{out.pointer(step.weight)} + left, &window, &span, tile, {width}, high, {width});"
+        f"{out.pointer(step.weight)} + left, &window, &span, tile, {width}, high, {width}, {step.outside});"
     )
     write_epilogue(out, step.epilogue, 0, width)
     for _ in range(3):

@@ -18,7 +18,9 @@ from ingot.codegen.mathlib import source_of
 
 Shared: TypeAlias = Literal["tile", "window", "depth", "depths", "attention", "winograd"]
 
-_REALS = {"f32": "float", "f64": "double", "bf16": "uint16_t"}
+_REALS = {"f32": "float", "f64": "double", "bf16": "uint16_t", "u8": "uint8_t", "i32": "int32_t"}
+# What products of a kind are summed in, and the header of their tiles, where they are not summed in their own kind.
+_SUMS = {"bf16": ("f32", "bf16.h"), "u8": ("i32", "int8.h")}
 _READS = {"bfloat16": "ig_bf16_to_f32", "float16": "ig_f16_to_f32"}
 _HEADERS: dict[Shared, str] = {"depth": "depthwise.h", "attention": "attention.h", "winograd": "winograd.h"}
 # What computes the weight of a score: an exp of a number from -80 to 0, or nan.
@@ -27,13 +29,13 @@ _NARROW_EXP = {"f32": "ig_exp_narrow_f32", "f64": "ig_exp_f64"}
 
 @dataclass
 class Library:
-    """The parts of the library that a file needs. A kind is "f32" or "f64", or "bf16" for products of such numbers."""
+    """The parts of the library that a file needs. A kind is "f32" or "f64", or "bf16" or "u8" for products of such."""
 
     functions: set[str] = field(default_factory=set)
     routines: set[tuple[str, str]] = field(default_factory=set)
     _packs: set[tuple[str, str]] = field(default_factory=set)
     _shared: set[tuple[Shared, str, tuple[int, ...]]] = field(default_factory=set)
-    _zeros: int = 0
+    _outside: dict[tuple[str, int], int] = field(default_factory=dict)
 
     def pack(self, kind: str, dtype: str) -> str:
         """The name of the function that copies a matrix of `dtype`."""
@@ -48,9 +50,10 @@ class Library:
         if name == "attention":
             self.functions |= {f"ig_exp_{kind}", _NARROW_EXP[kind]}
 
-    def read_zeros(self, channels: int) -> None:
-        """As many zeros stand ready where a window leaves its image."""
-        self._zeros = max(self._zeros, channels)
+    def outside(self, kind: str, value: int, channels: int) -> str:
+        """The name of as many times this value as a window reads where it leaves its image."""
+        self._outside[kind, value] = max(self._outside.get((kind, value), 0), channels)
+        return f"ig_outside_{kind}_{value}"
 
     @property
     def shared(self) -> int:
@@ -63,7 +66,8 @@ class Library:
         self.routines |= other.routines
         self._packs |= other._packs
         self._shared |= other._shared
-        self.read_zeros(other._zeros)
+        for (kind, value), channels in other._outside.items():
+            self.outside(kind, value, channels)
 
     def text(self, group: Callable[[], int] = lambda: 0) -> str:
         """What stands before a model's own part, or before those of several. `group` gives the group of each shared
@@ -72,13 +76,15 @@ class Library:
         parts = [resource("prelude.h"), resource("pool.h"), source_of(sorted(self.functions)), self._routines()]
         if shared or self._packs:
             parts.append(resource("products.h"))
-        kinds = {kind for _, kind, _ in shared}
-        summed = sorted({"f32" if kind == "bf16" else kind for kind in kinds})
+        summed = sorted({_summed(name, kind) for name, kind, _ in shared})
         parts += [f"IG_VECTOR({kind}, {_REALS[kind]})" for kind in summed]
-        parts += [resource("bf16.h")] if "bf16" in kinds else []
+        tiled = {kind for name, kind, _ in shared if name in ("tile", "window")}
+        parts += [resource(header) for kind, (_, header) in _SUMS.items() if kind in tiled]
         for kind in sorted({kind for name, kind, _ in shared if name == "window"}):
-            real = _REALS[kind]
-            parts.append(f"IG_WINDOWS({kind}, {real})\nstatic const {real} ig_zeros_{kind}[{self._zeros}];")
+            parts.append(f"IG_WINDOWS({kind}, {_REALS[kind]})")
+        for (kind, value), channels in sorted(self._outside.items()):
+            start = f" = {{[0 ... {channels - 1}] = {value}}}" if value else ""
+            parts.append(f"static const {_REALS[kind]} ig_outside_{kind}_{value}[{channels}]{start};")
         parts += [resource(_HEADERS[name]) for name in _HEADERS if any(name == one for one, *_ in shared)]
         for one in shared:
             parts += _declared_and_defined(*one, group())
@@ -97,10 +103,19 @@ class Library:
         return "\n".join(parts)
 
 
+def _summed(name: Shared, kind: str) -> str:
+    """What a function sums in. One channel's integers are few: float32 holds their sums."""
+    return "f32" if name in ("depth", "depths") and kind == "u8" else _SUMS[kind][0] if kind in _SUMS else kind
+
+
 def _declared_and_defined(name: Shared, kind: str, sizes: tuple[int, ...], group: int) -> list[str]:
     macro, arguments = f"IG_{name.upper()}", ", ".join([kind, _REALS[kind], *map(str, sizes)])
-    if kind == "bf16":
-        macro, arguments = f"{macro}_BF16", ", ".join(map(str, sizes))
+    if name in ("depth", "depths"):
+        sums = _summed(name, kind)
+        read = "IG_READ_U8" if kind == "u8" else "IG_READ_F"
+        arguments = ", ".join([kind, sums, _REALS[sums], _REALS[kind], read, *map(str, sizes)])
+    elif kind in _SUMS:
+        macro, arguments = f"{macro}_{kind.upper()}", ", ".join(map(str, sizes))
     head = f"{macro}_HEAD({arguments})"
     if name == "attention":
         arguments += f", INF_{kind.upper()}, {_NARROW_EXP[kind]}"

@@ -10,7 +10,7 @@ from __future__ import annotations
 from ingot.codegen.ctext import STORED, SUFFIX, Statements
 from ingot.codegen.kernels import Kernel, Writer, declare_flags, report_flags, simd, unflatten
 from ingot.lowering.expr import Size, product
-from ingot.lowering.ir import BYTES, Map, Product, Siblings
+from ingot.lowering.ir import BYTES, TOGETHER, Convolution, Factors, Map, Product, Siblings, rows_dtype
 
 # Columns of a panel that is packed while running.
 PANEL = 48
@@ -18,6 +18,7 @@ PANEL = 48
 ROWS = 64
 # Bytes of weights that stay in a core's own cache beside the rows.
 CACHED = 1 << 18
+_KINDS: dict[Factors, str] = {"bfloat16": "bf16", "int8": "u8"}
 
 
 def product_kernel(out: Writer, step: Product) -> Kernel:
@@ -61,9 +62,20 @@ def write_product_rows(out: Writer, step: Product, first: str, last: str) -> Non
     out.close()
 
 
+def factor_kind(step: Product | Convolution) -> str:
+    """What the library calls the kind of a step's factors."""
+    return _KINDS.get(step.factors) or SUFFIX[step.dtype]
+
+
+def whole_terms(step: Product | Convolution, terms: Size) -> Size:
+    """The terms of a column of a packed weight, those that are zeros behind the last included."""
+    each = TOGETHER[step.factors]
+    return (terms + each - 1) // each * each
+
+
 def _tiles(out: Writer, step: Product, width: int) -> None:
     """Rows [first, last) of the panel of columns [left, right)."""
-    kind, real = "bf16" if step.narrow else SUFFIX[step.dtype], STORED[step.dtype]
+    kind, real = factor_kind(step), STORED[step.dtype]
     out.library.share("tile", kind, width)
     panel = _panel(out, step, kind, real)
     a_rows, a_step = _rows(out, step, kind, real)
@@ -95,7 +107,7 @@ def right_end(width: int, columns: Size, end: str) -> str:
 def _panel(out: Writer, step: Product, kind: str, real: str) -> str:
     b = step.b
     if b.packed:
-        terms = (step.k + 1) // 2 * 2 if step.narrow else step.k
+        terms = whole_terms(step, step.k)
         return f"{out.pointer(b.buffer)} + ({out.size(b.offset)}) + left * ({out.size(terms)})"
     pack = out.library.pack(kind, out.buffers[b.buffer].dtype)
     out.own("panel", real, step.k * PANEL * BYTES[step.dtype])
@@ -110,7 +122,7 @@ def _rows(out: Writer, step: Product, kind: str, real: str) -> tuple[str, str]:
     """Where the tile's rows begin, and the distance between rows; columns of a row are neighbours."""
     a = step.a
     base = f"{out.pointer(a.buffer)} + ({out.size(a.offset)})"
-    if a.columns == 1 and out.buffers[a.buffer].dtype == ("bfloat16" if step.narrow else step.dtype):
+    if a.columns == 1 and out.buffers[a.buffer].dtype == rows_dtype(step):
         return f"{base} + row * ({out.size(a.rows)})", out.size(a.rows)
     pack = out.library.pack(kind, out.buffers[a.buffer].dtype)
     out.own("lines", real, step.k * ROWS * BYTES[step.dtype])

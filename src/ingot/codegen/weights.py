@@ -59,8 +59,12 @@ def fill(program: Program, module: Module, source: Source, pages: Pages | None =
         dtype = getattr(torch, module.buffers[weight.buffer].dtype)
         target = torch.from_numpy(array[place.offset : place.offset + place.size])
         elements = winograd(state.detach()) if weight.winograd else state.detach()
-        if weight.pairs:
-            _pair(target.view(dtype), elements, weight.packing, weight.pairs)
+        if weight.times != 1 and not weight.sums:
+            elements = elements * weight.times
+        if weight.sums:
+            _sum(target.view(dtype), elements, weight.packing, int(weight.times))
+        elif weight.run:
+            _interleave(target.view(dtype), elements, weight.packing, weight.run, weight.together)
         else:
             _copy(target.view(dtype), elements, weight.packing)
 
@@ -104,15 +108,22 @@ def _copy(target: torch.Tensor, state: torch.Tensor, packing: tuple[Any, ...]) -
         _assign(made[:, whole, ..., :rest], source)
 
 
-def _pair(target: torch.Tensor, state: torch.Tensor, packing: tuple[Any, ...], pairs: int) -> None:
-    """The same with two terms side by side, an odd one beside a zero; the last `pairs` dims of the depth are terms."""
+def _interleave(target: torch.Tensor, state: torch.Tensor, packing: tuple[Any, ...], run: int, together: int) -> None:
+    """The same with so many terms side by side, zeros behind the last; the last `run` dims of the depth are terms."""
     *depth, width = packing[1]
-    outer, terms = depth[:-pairs], math.prod(depth[-pairs:])
+    outer, terms = depth[:-run], math.prod(depth[-run:])
     whole = torch.empty(*outer, terms, width, dtype=state.dtype)
     _copy(whole.view(-1), state, packing)
-    if terms % 2:
-        whole = torch.cat([whole, torch.zeros(*outer, 1, width, dtype=state.dtype)], -2)
-    target.view(*outer, -1, width, 2).copy_(whole.view(*outer, -1, 2, width).transpose(-1, -2))
+    if terms % together:
+        whole = torch.cat([whole, torch.zeros(*outer, -terms % together, width, dtype=state.dtype)], -2)
+    target.view(*outer, -1, width, together).copy_(whole.view(*outer, -1, together, width).transpose(-1, -2))
+
+
+def _sum(target: torch.Tensor, state: torch.Tensor, packing: tuple[Any, ...], times: int) -> None:
+    """What all dims but the first add up to, in integers."""
+    offset, shape, strides, _ = packing
+    parts = torch.as_strided(state.contiguous().reshape(-1), shape, strides, offset)
+    target.copy_(parts.reshape(shape[0], -1).sum(1, dtype=torch.int64) * times)
 
 
 def _assign(target: torch.Tensor, source: torch.Tensor) -> None:

@@ -203,13 +203,22 @@ class Matrix:
     packed: int | None = None
 
 
+# What a product multiplies: numbers as the sums are, bfloat16 with bfloat16 summed in float32, or uint8 with int8
+# summed in int32.
+Factors: TypeAlias = Literal["same", "bfloat16", "int8"]
+# How many terms of a packed weight lie side by side: [terms / so many][columns][so many], zeros behind the last.
+TOGETHER: dict[Factors, int] = {"same": 1, "bfloat16": 2, "int8": 4}
+# What the rows are stored as, and what the packed weight is, where that is not the type of the sums.
+_ROWS: dict[Factors, str] = {"bfloat16": "bfloat16", "int8": "uint8"}
+
+
 @dataclass(frozen=True, slots=True)
 class Product:
     """out[batch, i, j] = Σ_k a[batch, i, k] · b[batch, k, j], then `epilogue`.
 
     The epilogue is a Map over (batch…, rows…, j) that reads the product as the op "accumulator"; rows may be several
-    loops whose extents multiply to m. Without one the product is stored in `out`. With `narrow`, a and b are bfloat16
-    and their products are summed in `dtype`; b is packed with pairs of terms side by side: [k in pairs][columns][2].
+    loops whose extents multiply to m. `dtype` is that of the sums; `factors` says what is multiplied, and how b is
+    packed.
     """
 
     batch: tuple[Loop, ...]
@@ -221,7 +230,7 @@ class Product:
     dtype: str
     epilogue: Map
     origin: Origin = Origin()
-    narrow: bool = False
+    factors: Factors = "same"
 
 
 Way: TypeAlias = Literal["windows", "depthwise", "winograd"]
@@ -246,10 +255,13 @@ class Convolution:
 
         windows    x is dense with channels last: [images, size…, width of a pixel]. A tap reads `channels` neighbours
                    from there on, which may reach into the next pixels. weight: panels of `panel` output channels, each
-                   within a group. With `narrow` as in Product, a tap's channels in pairs.
-        depthwise  every channel is a group of its own. x as above, weight [tap][channel].
+                   within a group. `factors` as in Product, a tap's channels side by side.
+        depthwise  every channel is a group of its own. x as above, weight [tap][channel]. Factors "int8": x is uint8,
+                   less `outside`; the weight is whole numbers in float32, in which the sums are exact.
         winograd   x is what the routine of that name makes of the image: [16, tiles of 2×2 outputs, channels]. weight:
                    16 matrices of panels.
+
+    What a window reads outside of the image is `outside`: 0, or what stands for 0 among integers.
     """
 
     images: Size
@@ -270,7 +282,13 @@ class Convolution:
     epilogue: Map
     origin: Origin = Origin()
     way: Way = "windows"
-    narrow: bool = False
+    factors: Factors = "same"
+    outside: int = 0
+
+
+def rows_dtype(step: Product | Convolution) -> str:
+    """What the rows of a product, or the pixels of a convolution, must be stored as to be read where they lie."""
+    return _ROWS.get(step.factors, step.dtype)
 
 
 @dataclass(frozen=True, slots=True)
@@ -492,14 +510,18 @@ class Weight:
     """One tensor of the weights blob, and how it is made from the state's row-major elements: (offset, shape, strides,
     columns): a strided view. With `columns`, shape is [groups, panels, …, width] and a panel's places behind the last
     column are zeros. () is as it is. With `winograd` the elements are those of [16, in, out], which the 3×3 taps of
-    [out, in, 3, 3] become. With `pairs` that many dims before the last are one run of terms, of which two lie side by
-    side: […, pairs, width, 2], an odd one beside a zero."""
+    [out, in, 3, 3] become. With `run` that many dims before the last are one run of terms, of which `together` lie side
+    by side: […, terms / together, width, together], zeros behind the last. With `sums` it is what all dims of the view
+    but the first add up to, as int32; `times` is a factor of every element."""
 
     buffer: str
     source: str
     packing: tuple[Any, ...] = ()
     winograd: bool = False
-    pairs: int = 0
+    run: int = 0
+    together: int = 1
+    sums: bool = False
+    times: float = 1
 
 
 @dataclass(frozen=True, slots=True)

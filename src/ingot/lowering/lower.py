@@ -20,7 +20,7 @@ from ingot.lowering.interface import Interface
 from ingot.lowering.ir import Check, Module, Precision, wide
 from ingot.lowering.making import CHEAP, Making
 from ingot.lowering.refusing import SUPPORTED, Unsupported, dtype_name, refusal
-from ingot.lowering.values import Lazy, Tensor
+from ingot.lowering.values import Lazy, Strided, Tensor
 from ingot.program.metadata import value_of
 from ingot.program.program import Program
 
@@ -212,6 +212,14 @@ class Lowering(Making):
         if isinstance(value, dict):
             return {k: self.argument(v) for k, v in value.items()}
         return value
+
+    def constant(self, tensor: Tensor) -> torch.Tensor | None:
+        """The elements of state that is never written, in their own order; None of anything else."""
+        if not isinstance(tensor.data, Strided) or self.buffers[tensor.data.buffer].kind != "weight":
+            return None
+        source = next(weight.source for weight in self.weights if weight.buffer == tensor.data.buffer)
+        state = self.program.state_dict.get(source)
+        return (self.program.constants[source] if state is None else state).detach()
 
     def _constraints(self) -> None:
         """What the program asks of its sizes beyond their ranges, checked before anything runs."""

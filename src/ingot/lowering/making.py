@@ -11,9 +11,11 @@ from torch import fx
 from ingot.lowering.body import Recorder
 from ingot.lowering.expr import Expr, Size, product
 from ingot.lowering.ir import (
+    TOGETHER,
     Bind,
     Body,
     Buffer,
+    Factors,
     Loop,
     Map,
     Origin,
@@ -134,37 +136,58 @@ class Making(Sizes):
     def pack(
         self, buffer: str, dtype: str, offset: Size, depth: Sequence[Size], steps: Sequence[Size], columns: Size,
         column_step: Size, groups: int = 1, group_step: Size | None = None, winograd: bool = False,
-        width: int | None = None, pairs: int = 0
+        width: int | None = None, factors: Factors = "same", run: int = 1
     ) -> str:  # fmt: skip
         """A weight as [groups · panels][depth…][columns of a panel]: the order in which a product reads it.
 
-        Groups lie `group_step` apart, or one after another as columns do. With `pairs` it is bfloat16, and
-        the terms of that many dims of `depth`, the last ones, are paired."""
+        Groups lie `group_step` apart, or one after another as columns do. `factors` says how terms lie side by side:
+        those of the last `run` dims of `depth`."""
         assert isinstance(columns, int) and isinstance(column_step, int)
         width = width or panel_width(columns)
         shape = (groups, -(-columns // width), *depth, width)
         between = columns * column_step if group_step is None else group_step
         strides = (between, width * column_step, *steps, column_step)
-        return self._weight(buffer, "bfloat16" if pairs else dtype, (offset, shape, strides, columns), winograd, pairs)
+        packing = (offset, shape, strides, columns)
+        if factors == "same":
+            return self._weight(buffer, dtype, packing, winograd=winograd)
+        return self._weight(buffer, factors, packing, run=run, together=TOGETHER[factors])
+
+    def summed(self, buffer: str, offset: Size, shape: Sequence[Size], strides: Sequence[Size], times: int) -> Tensor:
+        """For each place of the first dim what a weight's integers add up to, `times` that."""
+        name = self._weight(buffer, "int32", (offset, tuple(shape), tuple(strides), None), sums=True, times=times)
+        return Tensor(shape[:1], "int32", Strided(name, 0, (1,)))
+
+    def scaled(self, tensor: Tensor, times: float) -> Tensor:
+        """A vector, `times` each element: computed ahead of time where it is a weight."""
+        data = tensor.data
+        if isinstance(data, Strided) and self.buffers[data.buffer].kind == "weight" and tensor.dtype == "float32":
+            name = self._weight(data.buffer, "float32", (data.offset, tensor.shape, data.strides, None), times=times)
+            return Tensor(tensor.shape, "float32", Strided(name, 0, contiguous_strides(tensor.shape)))
+
+        def load(ops: Recorder, index: Index) -> int:
+            return ops.call("mul", ops.cast(tensor.load(ops, index), "float32"), ops.const(times, "float32"))
+
+        return Tensor(tensor.shape, "float32", Lazy(load, tensor.cost + 1))
 
     def repacked(self, buffer: str, dtype: str, offset: Size, shape: Sequence[Size], strides: Sequence[Size]) -> Tensor:
         """A weight in another order of its dims."""
         name = self._weight(buffer, dtype, (offset, tuple(shape), tuple(strides), None))
         return Tensor(shape, dtype, Strided(name, 0, contiguous_strides(shape)))
 
-    def _weight(self, buffer: str, dtype: str, packing: tuple[Any, ...], winograd: bool = False, pairs: int = 0) -> str:
-        """A weight made of another: (offset, shape, strides, columns). `columns` limits panels: the rest is zeros."""
-        key = (buffer, dtype, (*packing, winograd, pairs))
+    def _weight(self, buffer: str, dtype: str, packing: tuple[Any, ...], **how: Any) -> str:
+        """A weight made of another: (offset, shape, strides, columns). `columns` limits panels: the rest is zeros.
+        `how` is the rest of `Weight`."""
+        key = (buffer, dtype, packing, tuple(sorted(how.items())))
         if key not in self._packed:
             origin = next(w for w in self.weights if w.buffer == buffer)
             assert not origin.packing
             shape = packing[1]
-            if pairs:
+            if run := how.get("run", 0):
                 *depth, width = shape
-                terms = product(depth[-pairs:])
-                shape = (*depth[:-pairs], (terms + 1) // 2, width, 2)
-            made = self.buffer("weight", dtype, shape)
-            self.weights.append(Weight(made.name, origin.source, packing, winograd, pairs))
+                each, terms = how["together"], product(depth[-run:])
+                shape = (*depth[:-run], (terms + each - 1) // each, width, each)
+            made = self.buffer("weight", dtype, shape[:1] if how.get("sums") else shape)
+            self.weights.append(Weight(made.name, origin.source, packing, **how))
             self._packed[key] = made.name
         return self._packed[key]
 

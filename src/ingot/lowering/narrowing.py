@@ -1,10 +1,12 @@
-"""Products in bfloat16: which ones, and what they multiply.
+"""Copies for products: what is multiplied with a weight, stored as the product reads it.
 
-What is multiplied with a weight is stored as bfloat16 by a step of its own, in the loops of the step that computed it,
-so that fusion makes one of the two. Whatever else reads it still reads it as it was.
+That is a step of its own, in the loops of the step that computed the original, so that fusion makes one of the two.
+Whatever else reads it still reads it as it was.
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 from ingot.lowering.body import Recorder
 from ingot.lowering.expr import product
@@ -25,27 +27,41 @@ def is_narrow(low: Making, weight: Tensor) -> bool:
 
 def narrowed(low: Making, x: Tensor) -> Tensor:
     """The tensor in memory as bfloat16, its dims in the order they have."""
+    return _stored_as(low, x, "bfloat16", lambda ops, value: value)
+
+
+def unsigned(low: Making, x: Tensor) -> Tensor:
+    """Integers in memory as uint8, their dims in the order they have; those that were int8 have become 128 larger."""
+
+    def shifted(ops: Recorder, value: int) -> int:
+        return ops.cast(ops.call("add", ops.cast(value, "int32"), ops.const(128, "int32")), "uint8")
+
+    return _stored_as(low, x, "uint8", shifted)
+
+
+def _stored_as(low: Making, x: Tensor, dtype: str, convert: Callable[[Recorder, int], int]) -> Tensor:
     x = low.realize(x)
-    if x.dtype == "bfloat16":
+    if x.dtype == dtype:
         return x
     assert isinstance(x.data, Strided)
     name, offset, strides = x.data.buffer, x.data.offset, x.data.strides
     # What was made inside of a branch or loop is known there alone: its steps are a list of their own.
     steps, copies = low.narrow_copies.setdefault(id(low.steps), (low.steps, {}))
     writer = _writer(low, name) if low.buffers[name].size == x.numel else None
-    key = (name,) if writer is not None else (name, offset, strides, x.shape)
+    key = (name, dtype) if writer is not None else (name, dtype, offset, strides, x.shape)
     if key not in copies:
         if writer is not None:
-            made = low.buffer("temporary", "bfloat16", low.buffers[name].shape)
+            made = low.buffer("temporary", dtype, low.buffers[name].shape)
             copies[key] = Strided(made.name, 0, ())
-            steps.append(_copy(low, writer, name, made.name))
+            steps.append(_copy(low, writer, name, made.name, convert))
         else:
-            copy = Tensor(x.shape, "bfloat16", Lazy(lambda ops, index: x.load(ops, index), 1, low.order_of(x)))
+            lazy = Lazy(lambda ops, index: convert(ops, x.load(ops, index)), 1, low.order_of(x))
+            copy = Tensor(x.shape, dtype, lazy)
             home = low.realize(copy).data
             assert isinstance(home, Strided)
             copies[key] = home
     found = copies[key]
-    return Tensor(x.shape, "bfloat16", Strided(found.buffer, offset, strides) if writer is not None else found)
+    return Tensor(x.shape, dtype, Strided(found.buffer, offset, strides) if writer is not None else found)
 
 
 def _writer(low: Making, name: str) -> Map | None:
@@ -59,8 +75,8 @@ def _writer(low: Making, name: str) -> Map | None:
     return found if product([loop.extent for loop in found.loops]) == low.buffers[name].size else None
 
 
-def _copy(low: Making, writer: Map, name: str, to: str) -> Map:
+def _copy(low: Making, writer: Map, name: str, to: str, convert: Callable[[Recorder, int], int]) -> Map:
     (index,) = (store.index for store in writer.stores if store.buffer == name)
     ops = Recorder()
-    value = ops.load(name, index, low.buffers[name].dtype)
+    value = convert(ops, ops.load(name, index, low.buffers[name].dtype))
     return Map(writer.loops, ops.finish([value]), (Store(to, index, 0),), low.origin)

@@ -46,8 +46,8 @@ def join_siblings(module: Module) -> Module:
 def _belongs(step: Product, family: Sequence[Product]) -> bool:
     """Whether a product reads the rows that the others read, and nothing that they write but at its own place."""
     first = family[0]
-    same = (step.a, step.batch, step.m, step.n, step.k, step.dtype, step.b.packed, step.narrow) == (
-        first.a, first.batch, first.m, first.n, first.k, first.dtype, first.b.packed, first.narrow
+    same = (step.a, step.batch, step.m, step.n, step.k, step.dtype, step.b.packed, step.factors) == (
+        first.a, first.batch, first.m, first.n, first.k, first.dtype, first.b.packed, first.factors
     )  # fmt: skip
     if not same or not step.b.packed:
         return False

@@ -19,7 +19,7 @@ from dataclasses import replace
 from ingot.lowering.body import reads
 from ingot.lowering.cost import flops
 from ingot.lowering.expr import Size, evaluate, guess, product, symbol
-from ingot.lowering.ir import BYTES, Buffer, Convolution, Map, Module, Product, Step, Strips
+from ingot.lowering.ir import BYTES, Buffer, Convolution, Map, Module, Product, Step, Strips, rows_dtype
 from ingot.lowering.memory import touched
 
 # Bytes of a buffer between two steps that are too many to stay in a core's cache by themselves.
@@ -76,9 +76,7 @@ def _follows(step: Step, before: Sequence[Product | Convolution], counts: Counte
     (store, *more) = last.epilogue.stores
     if store.buffer != name or more or store.mode != "set" or buffer.kind != "temporary" or counts[name] != 1:
         return False
-    if buffer.dtype != ("bfloat16" if step.narrow else step.dtype) or any(
-        access.buffer == name for access in reads(step.epilogue.body)
-    ):
+    if buffer.dtype != rows_dtype(step) or any(access.buffer == name for access in reads(step.epilogue.body)):
         return False
     if not _row_major(last.epilogue) or product([loop.extent for loop in last.epilogue.loops]) != buffer.size:
         return False

@@ -9,9 +9,10 @@ A consumer loads either alike. A Lazy that is loaded is inlined into its consume
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import wraps
 from itertools import pairwise
-from typing import TypeAlias
+from typing import Concatenate, ParamSpec, TypeAlias
 
 from ingot.lowering.body import Recorder
 from ingot.lowering.expr import Size, divide, product, remainder, symbol
@@ -39,12 +40,14 @@ class Lazy:
     """`cost` guesses the work of one element; `order` is the physical order of dims that suits it, or None.
 
     `margin` is for those who can do without the zeros around another tensor: that tensor, and how many lie before it.
+    `quantized` is for those who can compute with integers: what this was dequantized from.
     """
 
     load: Loader
     cost: int = 1
     order: tuple[int, ...] | None = None
     margin: tuple[Tensor, tuple[int, ...]] | None = None
+    quantized: Quantized | None = None
 
 
 class Tensor:
@@ -99,6 +102,69 @@ def broadcast(index: Index, shape: Shape) -> Index:
     return tuple(0 if size == 1 else i for i, size in zip(tail, shape, strict=True))
 
 
+# ---------------------------------------------------------------------- integers that stand for other numbers
+
+
+@dataclass(frozen=True, slots=True)
+class Quantized:
+    """(integers - zero) · scale. A Tensor of scales or zeros has one element, or one for each place of `axis`."""
+
+    integers: Tensor
+    scale: float | Tensor
+    zero: int | Tensor
+    axis: int | None = None
+
+    def parameter(self, ops: Recorder, value: float | Tensor, index: Index, dtype: str) -> int:
+        """The scale or zero that belongs to an element, as a value of the body."""
+        if not isinstance(value, Tensor):
+            return ops.const(value, dtype)
+        place = (0,) * value.rank if self.axis is None else (index[self.axis],)
+        return ops.cast(value.load(ops, place), dtype)
+
+
+def dequantized(quantized: Quantized) -> Tensor:
+    """The float32 numbers that integers stand for."""
+    whole = quantized.integers
+
+    def load(ops: Recorder, index: Index) -> int:
+        value = ops.cast(whole.load(ops, index), "float32")
+        if quantized.zero != 0:
+            value = ops.call("sub", value, quantized.parameter(ops, quantized.zero, index, "float32"))
+        return ops.call("mul", value, quantized.parameter(ops, quantized.scale, index, "float32"))
+
+    order = whole.data.order if isinstance(whole.data, Lazy) else None
+    return Tensor(whole.shape, "float32", Lazy(load, whole.cost + 1, order, quantized=quantized))
+
+
+def quantized_of(tensor: Tensor | None) -> Quantized | None:
+    """What a tensor was dequantized from, if it was and is not in memory yet."""
+    return tensor.data.quantized if isinstance(tensor, Tensor) and isinstance(tensor.data, Lazy) else None
+
+
+P = ParamSpec("P")
+View: TypeAlias = Callable[Concatenate[Tensor, P], Tensor]
+
+
+def _of_integers(moved: Callable[Concatenate[int, P], int | None]) -> Callable[[View[P]], View[P]]:
+    """A view of dequantized numbers dequantizes a view of the integers. `moved` says where a dim that has a scale for
+    each of its places goes; None: this view is one of the numbers only."""
+
+    def decorate(view: View[P]) -> View[P]:
+        @wraps(view)
+        def viewed(tensor: Tensor, /, *args: P.args, **kwargs: P.kwargs) -> Tensor:
+            found = quantized_of(tensor)
+            if found is None:
+                return view(tensor, *args, **kwargs)
+            axis = None if found.axis is None else moved(found.axis, *args, **kwargs)
+            if axis is None and found.axis is not None:
+                return view(tensor, *args, **kwargs)
+            return dequantized(replace(found, integers=viewed(found.integers, *args, **kwargs), axis=axis))
+
+        return viewed
+
+    return decorate
+
+
 # ---------------------------------------------------------------------- views
 
 
@@ -107,6 +173,7 @@ def restrided(tensor: Tensor, shape: Shape, offset: Size, strides: tuple[Size, .
     return Tensor(shape, tensor.dtype, Strided(tensor.data.buffer, offset, strides))
 
 
+@_of_integers(lambda axis, dims: list(dims).index(axis))
 def permute(tensor: Tensor, dims: Sequence[int]) -> Tensor:
     shape = tuple(tensor.shape[d] for d in dims)
     data = tensor.data
@@ -121,6 +188,7 @@ def permute(tensor: Tensor, dims: Sequence[int]) -> Tensor:
     return Tensor(shape, tensor.dtype, Lazy(load, data.cost, order))
 
 
+@_of_integers(lambda axis, shape: None)
 def expand(tensor: Tensor, shape: Shape) -> Tensor:
     """Broadcast; sizes of 1 and missing leading dims repeat."""
     if tuple(shape) == tensor.shape:
@@ -137,6 +205,7 @@ def expand(tensor: Tensor, shape: Shape) -> Tensor:
     )
 
 
+@_of_integers(lambda axis, dim, start, step, length: axis if dim != axis else None)
 def slice_dim(tensor: Tensor, dim: int, start: Size, step: Size, length: Size) -> Tensor:
     """Places start, start + step, … of a dim; a negative step walks back."""
     shape = (*tensor.shape[:dim], length, *tensor.shape[dim + 1 :])
@@ -155,6 +224,7 @@ def select(tensor: Tensor, dim: int, place: Size) -> Tensor:
     return drop(slice_dim(tensor, dim, place, 1, 1), (dim,))
 
 
+@_of_integers(lambda axis, dims: axis - sum(d < axis for d in dims) if axis not in dims else None)
 def drop(tensor: Tensor, dims: Sequence[int]) -> Tensor:
     """Without these dims, which have one place each."""
     kept = [d for d in range(tensor.rank) if d not in dims]
@@ -175,6 +245,7 @@ def drop(tensor: Tensor, dims: Sequence[int]) -> Tensor:
     return Tensor(shape, tensor.dtype, Lazy(load, data.cost, order))
 
 
+@_of_integers(lambda axis, dim: axis + (dim <= axis))
 def insert(tensor: Tensor, dim: int) -> Tensor:
     """With one more dim of size 1."""
     shape = (*tensor.shape[:dim], 1, *tensor.shape[dim:])
@@ -188,6 +259,7 @@ def insert(tensor: Tensor, dim: int) -> Tensor:
     )
 
 
+@_of_integers(lambda axis, shape, hint: None)
 def reshape(tensor: Tensor, shape: Shape, hint: Callable[[Size], int]) -> Tensor:
     """The same elements in row-major order under another shape."""
     if tuple(shape) == tensor.shape:

@@ -276,6 +276,8 @@ class Folding:
             return False
         if operator_of(target).startswith(("empty", "new_empty")):
             return False  # what it holds is nobody's business, and must not get into a file
+        if _is_dequantize(node) and _serves_products(node):
+            return False  # integers are smaller, and are multiplied as they are
         value = metadata.value_of(node)
         tensors = metadata.tensors_in(value)
         parts = list(value) if isinstance(value, list | tuple) else [value]
@@ -288,6 +290,27 @@ class Folding:
         if not isinstance(value, torch.Tensor) or not internals.is_plain(value):
             return False
         return not isinstance(node.target, internals.OpOverload) or operator_of(node.target) not in _SMALLER_AS_A_CALL
+
+
+# Who multiplies a dequantized weight, or picks from it; and who hands it on.
+_PRODUCTS = frozenset(("linear", "matmul", "mm", "addmm", "bmm", "baddbmm", "embedding"))
+_TURNS = frozenset(("t", "transpose", "permute"))
+
+
+def _is_dequantize(node: Any) -> bool:
+    return isinstance(node, fx.Node) and str(node.target).startswith("quantized_decomposed.dequantize_")
+
+
+def _serves_products(node: fx.Node) -> bool:
+    """Whether all that is made of dequantized numbers are products; convolutions, if the other side is integers too."""
+
+    def serves(user: fx.Node) -> bool:
+        name = operator_of(user.target) if isinstance(user.target, internals.OpOverload) else ""
+        if name in _TURNS:
+            return _serves_products(user)
+        return name in _PRODUCTS or (name.startswith("conv") and _is_dequantize(user.args[0]))
+
+    return all(map(serves, node.users))
 
 
 def _bytes(value: Any) -> int:

@@ -19,6 +19,7 @@ from ingot.lowering.rules import (  # noqa: F401
     pointwise,
     pooling,
     products,
+    quantized,
     random,
     recurrences,
     recurrent,

@@ -11,12 +11,13 @@ import torch
 from ingot.lowering import values
 from ingot.lowering.body import Recorder
 from ingot.lowering.expr import Size, known, product, symbol
-from ingot.lowering.ir import Convolution, Loop, Map, Routine, Store, Way, wide
+from ingot.lowering.integers import EXACT_TERMS, Factored, factored
+from ingot.lowering.ir import Convolution, Factors, Loop, Map, Routine, Store, Way, wide
 from ingot.lowering.lower import Lowering, lowers
 from ingot.lowering.making import panel_width
-from ingot.lowering.narrowing import is_narrow, narrowed
+from ingot.lowering.narrowing import is_narrow, narrowed, unsigned
 from ingot.lowering.rules.products import as_rows, matmul
-from ingot.lowering.values import Index, Lazy, Strided, Tensor, contiguous_strides
+from ingot.lowering.values import Index, Lazy, Strided, Tensor, contiguous_strides, dequantized, quantized_of
 
 aten = torch.ops.aten
 
@@ -60,11 +61,25 @@ def convolution(
 
 def _windowed(low: Lowering, x: Tensor, weight: Tensor, shape: tuple[Size, ...], transposed: bool) -> bool:
     """Whether this is a convolution in one or two dims with a weight that can be packed ahead of time."""
+    whole = _factored(low, x, weight)
+    if whole is not None:
+        weight = whole.weight
+        x = whole.rows
     constant = isinstance(weight.data, Strided) and low.buffers[weight.data.buffer].kind == "weight"
-    floating = low.out_dtype in ("float16", "bfloat16", "float32", "float64") and x.dtype == weight.dtype
+    alike = x.dtype == weight.dtype or whole is not None
+    floating = low.out_dtype in ("float16", "bfloat16", "float32", "float64") and alike
     numbers = all(isinstance(size, int) for size in (*weight.shape, x.shape[1]))
     empty = any(size == 0 for size in (*shape, *weight.shape, *x.shape))
     return weight.rank in (3, 4) and constant and floating and numbers and not transposed and not empty
+
+
+def _factored(low: Lowering, x: Tensor, weight: Tensor) -> Factored | None:
+    """The convolution as one of integers. Its padding is a zero point, which must be known."""
+    whole = factored(low, x, weight, 0)
+    if whole is None or not isinstance(whole.zero, int):
+        return None
+    fits = weight.shape[1] != 1 or known(product(weight.shape[2:])) <= EXACT_TERMS  # sums of one channel are float32
+    return whole if fits else None
 
 
 NHWC = (0, 2, 3, 1)
@@ -89,7 +104,7 @@ def _channels_last(
     if windows.groups == channels and channels > 1:
         return _few_a_channel(low, x, weight, bias, shape, windows)
     if kernel == (1, 1) and windows.groups == 1 and windows.stride == (1, 1) and windows.padding == (0, 0):
-        image = _nhwc(low, x)
+        image = _nhwc_integers(low, x) if _factored(low, x, weight) else _nhwc(low, x)
         rows = as_rows(low, values.permute(narrowed(low, image) if is_narrow(low, weight) else image, NHWC))
         made = matmul(low, rows, values.permute(values.drop(weight, (2, 3)), (1, 0)), bias)
         return values.permute(values.reshape(made, (shape[0], *shape[2:], outs), low.hint), (0, 3, 1, 2))
@@ -103,6 +118,13 @@ def _nhwc(low: Lowering, x: Tensor) -> Tensor:
         low.realize(x, order=NHWC)
         return x
     return values.permute(low.dense(swapped), (0, 3, 1, 2))
+
+
+def _nhwc_integers(low: Lowering, x: Tensor) -> Tensor:
+    """The tensor as before, its integers in memory with channels last."""
+    found = quantized_of(x)
+    assert found is not None
+    return dequantized(replace(found, integers=_nhwc(low, found.integers)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,9 +145,15 @@ def _by_windows(
 ) -> Tensor:
     dtype, kind = low.out_dtype, wide(low.out_dtype)
     x, windows = _without_margin(x, windows)
-    way = _way(low, weight, shape, windows)
-    narrow = way == "windows" and is_narrow(low, weight)
-    operands = _OPERANDS[way](low, x if narrow else widened(low, x, kind), weight, shape, windows)
+    whole = _factored(low, x, weight)
+    way = _way(low, weight if whole is None else whole.weight, shape, windows)
+    factors = _factors(low, weight) if whole is None else "int8"
+    if way != "windows" and factors == "bfloat16":
+        factors = "same"
+    if whole is not None:
+        operands = _OPERANDS[way](low, whole.rows, whole.weight, shape, windows, _own_zero(whole))
+    else:
+        operands = _OPERANDS[way](low, x if factors != "same" else widened(low, x, kind), weight, shape, windows, 0)
     outs = known(weight.shape[0])
     physical = (shape[0], *shape[2:], outs)
     buffer = low.buffer("temporary", dtype, physical)
@@ -133,7 +161,10 @@ def _by_windows(
     loops = tuple(Loop(f"i{d}", size) for d, size in enumerate(physical))
     index = tuple(symbol(loop.variable, below=loop.extent) for loop in loops)
     ops = Recorder()
-    value = ops.emit("accumulator", (), kind)
+    sums = "int32" if whole is not None and way == "windows" else kind
+    value = ops.emit("accumulator", (), sums)
+    if whole is not None:
+        value = whole.finished(ops, value, _sums(low, whole) if sums == "int32" else None, index[3])
     if bias is not None:
         value = ops.call("add", value, ops.cast(bias.load(ops, (index[3],)), kind))
     epilogue = Map(loops, ops.finish([value]), (Store(buffer.name, home.at(index), 0),), low.origin)
@@ -153,14 +184,30 @@ def _by_windows(
             x=operands.x,
             weight=operands.weight,
             panel=operands.panel,
-            dtype=kind,
+            dtype=sums,
             epilogue=epilogue,
             origin=low.origin,
             way=way,
-            narrow=narrow,
+            factors=factors,
+            outside=known(whole.zero) if whole is not None and isinstance(whole.zero, int) else 0,
         )
     )
     return values.permute(Tensor(physical, dtype, home), (0, 3, 1, 2))
+
+
+def _factors(low: Lowering, weight: Tensor) -> Factors:
+    return "int8" if weight.dtype == "int8" else "bfloat16" if is_narrow(low, weight) else "same"
+
+
+def _own_zero(whole: Factored) -> int:
+    """What stands for 0 among the integers as they are."""
+    assert isinstance(whole.zero, int)
+    return whole.zero - 128 if whole.rows.dtype == "int8" else whole.zero
+
+
+def _sums(low: Lowering, whole: Factored) -> Tensor | None:
+    assert isinstance(whole.weight.data, Strided)
+    return whole.sums(low, whole.weight.data.offset, whole.weight.shape, whole.weight.data.strides)
 
 
 def _way(low: Lowering, weight: Tensor, shape: tuple[Size, ...], windows: Windows) -> Way:
@@ -185,7 +232,7 @@ def _pays_as_tiles(low: Lowering, shape: tuple[Size, ...], weight: Tensor, windo
     tiles = low.hint(product([shape[0], *_tiles(shape)]))
     most = max(channels, outs) <= TILED_CHANNELS[1] and channels % LANES == outs % LANES == 0
     # In bfloat16 its sums would round before they are multiplied, by 2⁻⁸ and not by 2⁻²⁴.
-    single = wide(low.out_dtype) == "float32" and not is_narrow(low, weight)
+    single = wide(low.out_dtype) == "float32" and _factors(low, weight) == "same"
     return single and plain and dense and most and min(channels, outs) >= TILED_CHANNELS[0] and tiles >= TILES
 
 
@@ -194,32 +241,36 @@ def _tiles(shape: tuple[Size, ...]) -> tuple[Size, Size]:
     return (shape[2] + 1) // 2, (shape[3] + 1) // 2
 
 
-def _under_windows(low: Lowering, x: Tensor, weight: Tensor, shape: tuple[Size, ...], windows: Windows) -> Operands:
+def _under_windows(
+    low: Lowering, x: Tensor, weight: Tensor, shape: tuple[Size, ...], windows: Windows, outside: int
+) -> Operands:
     assert isinstance(weight.data, Strided)
     outs, inner, high, across = map(known, weight.shape)
-    kernel, channels, padding, pairs = (high, across), inner, windows.padding, 1
+    kernel, channels, padding, run = (high, across), inner, windows.padding, 1
     if windows.groups == 1 and inner < LANES and windows.dilation[1] == 1 and across > 1:
         # Few channels: a known line of taps lies side by side in memory once the image has its margin.
         ends = [
             (size - 1) * step + (taps - 1) * gap + 1
             for size, step, taps, gap in zip(shape[2:], windows.stride, kernel, windows.dilation, strict=True)
         ]
-        x = padded(x, padding, ends)
-        kernel, channels, padding, pairs = (high, 1), across * inner, (0, 0), 2
-    narrow = is_narrow(low, weight)
-    image = _image(low, x, narrow)
+        x = padded(x, padding, ends, outside)
+        kernel, channels, padding, run = (high, 1), across * inner, (0, 0), 2
+    factors = _factors(low, weight)
+    image = _image(low, x, factors)
     outer_step, inner_step, tap_y, tap_x = weight.data.strides
     each = outs // windows.groups
     packed = low.pack(
         weight.data.buffer, wide(low.out_dtype), weight.data.offset, (high, across, inner), (tap_y, tap_x, inner_step),
-        each, outer_step, groups=windows.groups, pairs=pairs if narrow else 0
+        each, outer_step, groups=windows.groups, factors=factors, run=run
     )  # fmt: skip
     return Operands(image, packed, x.shape[2:], kernel, channels, padding, panel_width(each))
 
 
-def _by_channels(low: Lowering, x: Tensor, weight: Tensor, shape: tuple[Size, ...], windows: Windows) -> Operands:
+def _by_channels(
+    low: Lowering, x: Tensor, weight: Tensor, shape: tuple[Size, ...], windows: Windows, outside: int
+) -> Operands:
     assert isinstance(weight.data, Strided)
-    image = _image(low, x)
+    image = _image(low, x, "int8" if weight.dtype == "int8" else "same")
     outs, inner, high, across = map(known, weight.shape)
     outer_step, _, tap_y, tap_x = weight.data.strides
     order = low.repacked(
@@ -229,7 +280,9 @@ def _by_channels(low: Lowering, x: Tensor, weight: Tensor, shape: tuple[Size, ..
     return Operands(image, order.buffer, x.shape[2:], (high, across), inner, windows.padding, LANES)
 
 
-def _by_tiles(low: Lowering, x: Tensor, weight: Tensor, shape: tuple[Size, ...], windows: Windows) -> Operands:
+def _by_tiles(
+    low: Lowering, x: Tensor, weight: Tensor, shape: tuple[Size, ...], windows: Windows, outside: int
+) -> Operands:
     """The image as 16 matrices of tiles by channels; see codegen/c/winograd.h."""
     assert isinstance(weight.data, Strided)
     image = _image(low, x)
@@ -245,15 +298,20 @@ def _by_tiles(low: Lowering, x: Tensor, weight: Tensor, shape: tuple[Size, ...],
     return Operands(made.name, packed, x.shape[2:], (high, across), inner, windows.padding, panel_width(outs))
 
 
-def _image(low: Lowering, x: Tensor, narrow: bool = False) -> str:
-    """The buffer of an image that is put into memory with channels last."""
+def _image(low: Lowering, x: Tensor, factors: Factors = "same") -> str:
+    """The buffer of an image that is put into memory with channels last, as what its product reads."""
     image = _nhwc(low, x)
-    data = (narrowed(low, image) if narrow else image).data
+    data = _STORED[factors](low, image).data
     assert isinstance(data, Strided)
     return data.buffer
 
 
-_OPERANDS: dict[Way, Callable[[Lowering, Tensor, Tensor, tuple[Size, ...], Windows], Operands]] = {
+_STORED: dict[Factors, Callable[[Lowering, Tensor], Tensor]] = {
+    "same": lambda low, x: x,
+    "bfloat16": narrowed,
+    "int8": unsigned,
+}
+_OPERANDS: dict[Way, Callable[[Lowering, Tensor, Tensor, tuple[Size, ...], Windows, int], Operands]] = {
     "windows": _under_windows,
     "depthwise": _by_channels,
     "winograd": _by_tiles,
@@ -276,8 +334,9 @@ def _without_margin(x: Tensor, windows: Windows) -> tuple[Tensor, Windows]:
     return inner, replace(windows, padding=padding)
 
 
-def padded(x: Tensor, before: Sequence[Size], sizes: Sequence[Size]) -> Tensor:
-    """An image of these sizes with zeros where the given one, `before` places from the first, has none."""
+def padded(x: Tensor, before: Sequence[Size], sizes: Sequence[Size], outside: int = 0) -> Tensor:
+    """An image of these sizes with zeros, or what stands for 0, where the given one, `before` places from the first,
+    has none."""
     if all(p == 0 for p in before) and tuple(sizes) == x.shape[2:]:
         return x
     shape = (*x.shape[:2], *sizes)
@@ -292,7 +351,7 @@ def padded(x: Tensor, before: Sequence[Size], sizes: Sequence[Size]) -> Tensor:
         assert inside is not None
         with ops.masked(inside):
             value = x.load(ops, (*index[:2], *places))
-        return ops.where(inside, value, ops.const(0, x.dtype))
+        return ops.where(inside, value, ops.const(outside, x.dtype))
 
     return Tensor(shape, x.dtype, Lazy(load, x.cost + 3))
 
@@ -302,6 +361,9 @@ def _few_a_channel(
 ) -> Tensor:
     """One or a few outputs a channel, any number of channels: a sum over taps, along the channels."""
     dtype, kind = low.out_dtype, wide(low.out_dtype)
+    whole = _factored(low, x, weight)
+    if whole is not None:  # whole numbers in float32, which holds their sums
+        x, weight = _less_zero(whole), whole.weight
     assert isinstance(weight.data, Strided)
     outs, taps = shape[1], weight.shape[2:]
     times = outs // x.shape[1]
@@ -336,9 +398,21 @@ def _few_a_channel(
 
     def finish(ops: Recorder, index: Index) -> int:
         value = made.load(ops, index)
+        if whole is not None:
+            value = whole.finished(ops, value, None, index[1])
         return value if bias is None else ops.call("add", value, ops.cast(bias.load(ops, (index[1],)), kind))
 
     return Tensor(shape, dtype, Lazy(finish, 2, NHWC))
+
+
+def _less_zero(whole: Factored) -> Tensor:
+    """The integers less what stands for 0 among them, in float32."""
+    rows, zero = whole.rows, _own_zero(whole)
+
+    def load(ops: Recorder, index: Index) -> int:
+        return ops.call("sub", ops.cast(rows.load(ops, index), "float32"), ops.const(zero, "float32"))
+
+    return Tensor(rows.shape, "float32", Lazy(load, rows.cost + 1))
 
 
 def _convolved(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -11,11 +12,21 @@ import torch
 from ingot.lowering import values
 from ingot.lowering.body import Recorder
 from ingot.lowering.expr import Size, product, symbol
-from ingot.lowering.ir import Loop, Map, Matrix, Product, Store, wide
+from ingot.lowering.integers import Factored, factored
+from ingot.lowering.ir import Factors, Loop, Map, Matrix, Product, Store, wide
 from ingot.lowering.lower import Lowering, lowers
 from ingot.lowering.making import panel_width
-from ingot.lowering.narrowing import is_narrow, narrowed
-from ingot.lowering.values import Index, Lazy, Strided, Tensor, contiguous_strides, loop_variables
+from ingot.lowering.narrowing import is_narrow, narrowed, unsigned
+from ingot.lowering.values import (
+    Index,
+    Lazy,
+    Strided,
+    Tensor,
+    contiguous_strides,
+    dequantized,
+    loop_variables,
+    quantized_of,
+)
 
 aten = torch.ops.aten
 
@@ -34,14 +45,21 @@ def matmul(
     shape = (*lead, m, n)
     if dtype not in ("float16", "bfloat16", "float32", "float64") or k == 0 or any(size == 0 for size in shape):
         return _scaled(low, sum_of_products(low, a, b, dtype), bias, alpha, beta, dtype)
+    whole = factored(low, a, b, 1) if not lead else None
+    factors: Factors = "same"
+    if whole is not None:
+        a, b, factors = unsigned(low, whole.rows), whole.weight, "int8"
+    elif not lead and is_narrow(low, b):
+        factors = "bfloat16"
     a, b = low.realize(a), low.realize(b)
     assert isinstance(b.data, Strided)
-    right = _packed(low, b, k, n, m) if not lead else None
-    narrow = right is not None and is_narrow(low, b)
-    if narrow:
+    right = _packed(low, b, k, n, m, factors) if not lead else None
+    if right is None:
+        factors = "same"
+    elif factors == "bfloat16":
         a = narrowed(low, a)
     assert isinstance(a.data, Strided)
-    if narrow and a.data.strides[-1] != 1:
+    if factors != "same" and a.data.strides[-1] != 1:
         a = low.dense(a)
     assert isinstance(a.data, Strided)
     batch, named = loop_variables(tuple(lead), range(len(lead)))
@@ -58,7 +76,10 @@ def matmul(
     home = Strided(buffer.name, 0, tuple(steps[places.index(d)] for d in range(len(shape))))
     index = (*batch, i, j)
     ops = Recorder()
-    value = ops.emit("accumulator", (), wide(dtype))
+    sums = "int32" if whole is not None else wide(dtype)
+    value = ops.emit("accumulator", (), sums)
+    if whole is not None:
+        value = whole.finished(ops, value, _column_sums(low, whole), j)
     value = _with_bias(ops, value, bias, index, alpha, beta, dtype)
     epilogue = Map(
         (*loops, row, column),
@@ -66,7 +87,7 @@ def matmul(
         (Store(buffer.name, home.at(index), 0),),
         low.origin,
     )
-    low.steps.append(Product(tuple(loops), m, n, k, left, right, wide(dtype), epilogue, low.origin, narrow))
+    low.steps.append(Product(tuple(loops), m, n, k, left, right, sums, epilogue, low.origin, factors))
     return Tensor(shape, dtype, home)
 
 
@@ -82,7 +103,13 @@ def _with_bias(ops: Recorder, value: int, bias: Tensor | None, index: Index, alp
     return value
 
 
-def _packed(low: Lowering, b: Tensor, k: Size, n: Size, m: Size) -> Matrix | None:
+def _column_sums(low: Lowering, whole: Factored) -> Tensor | None:
+    assert isinstance(whole.weight.data, Strided)
+    data, (rows, columns) = whole.weight.data, whole.weight.data.strides
+    return whole.sums(low, data.offset, whole.weight.shape[::-1], (columns, rows))
+
+
+def _packed(low: Lowering, b: Tensor, k: Size, n: Size, m: Size, factors: Factors) -> Matrix | None:
     """A weight as panels of columns, in the order in which a product reads it."""
     assert isinstance(b.data, Strided)
     source = low.buffers[b.data.buffer]
@@ -90,8 +117,9 @@ def _packed(low: Lowering, b: Tensor, k: Size, n: Size, m: Size) -> Matrix | Non
         return None
     rows, columns = b.data.strides
     width = panel_width(n, m)
-    kind, pairs = wide(b.dtype), int(is_narrow(low, b))
-    packed = low.pack(source.name, kind, b.data.offset, (k,), (rows,), n, columns, width=width, pairs=pairs)
+    packed = low.pack(
+        source.name, wide(b.dtype), b.data.offset, (k,), (rows,), n, columns, width=width, factors=factors
+    )
     return Matrix(packed, 0, width, 1, packed=width)
 
 
@@ -187,6 +215,9 @@ def _multiplied(low: Lowering, x: Tensor, weight: Tensor) -> Tensor:
 
 def as_rows(low: Lowering, x: Tensor) -> Tensor:
     """All leading dims as one, without a copy where strides allow it."""
+    found = quantized_of(x)
+    if found is not None and found.axis is None:
+        return dequantized(replace(found, integers=as_rows(low, found.integers)))
     shape = (product(x.shape[:-1]), x.shape[-1])
     flat = values.reshape(low.realize(x), shape, low.hint)
     return flat if isinstance(flat.data, Strided) else values.reshape(low.dense(x), shape, low.hint)

@@ -1,0 +1,108 @@
+"""Products of integers: what a dequantized tensor and a dequantized weight are multiplied as.
+
+    Σ_k (x - zero)·s · w·t[j]  =  s·t[j] · (Σ_k x·w[j] - zero · Σ_k w[j])
+
+The sums over x·w are exact in int32. What the weights add up to is computed when they are packed, so that all which is
+left for the product's epilogue is to add one number a column and to multiply with another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ingot.lowering.body import Recorder
+from ingot.lowering.expr import Size, product
+from ingot.lowering.making import Making
+from ingot.lowering.values import Lazy, Quantized, Strided, Tensor, quantized_of
+
+# Terms of a sum of products of uint8 and int8 that int32 holds whatever they are, and float32 as well.
+TERMS = (2**31 - 1) // (255 * 128)
+EXACT_TERMS = 2**24 // (255 * 128)
+
+
+@dataclass(frozen=True, slots=True)
+class Factored:
+    """A product of integers. `rows` are uint8 or int8; as uint8 (`narrowing.unsigned`) they dequantize with `zero` and
+    `scale`. `weight` is int8 and constant, its zero point 0; `scales` go with its columns, times `scale` where that is
+    a number."""
+
+    rows: Tensor
+    zero: int | Tensor
+    scale: float | Tensor
+    weight: Tensor
+    scales: float | Tensor
+
+    def sums(self, low: Making, offset: Size, shape: Sequence[Size], strides: Sequence[Size]) -> Tensor | None:
+        """What the weights of each column add up to, times -zero where that is a number and -1 where not; None where it
+        does not matter. The view has columns first."""
+        if self.zero == 0:
+            return None
+        assert isinstance(self.weight.data, Strided)
+        times = -1 if isinstance(self.zero, Tensor) else -self.zero
+        return low.summed(self.weight.data.buffer, offset, shape, strides, times)
+
+    def finished(self, ops: Recorder, total: int, sums: Tensor | None, column: Size) -> int:
+        """The float32 that a sum of products of integers stands for."""
+        if sums is not None:
+            more = sums.load(ops, (column,))
+            if isinstance(self.zero, Tensor):
+                zero = ops.cast(self.zero.load(ops, (0,) * self.zero.rank), "int32")
+                more = ops.call("mul", more, zero)
+            total = ops.call("add", total, more)
+        return self.scaled(ops, ops.cast(total, "float32"), column)
+
+    def scaled(self, ops: Recorder, value: int, column: Size) -> int:
+        scale = self.scales
+        times = ops.cast(scale.load(ops, (column,)), "float32") if isinstance(scale, Tensor) else None
+        if isinstance(self.scale, Tensor):
+            own = ops.cast(self.scale.load(ops, (0,) * self.scale.rank), "float32")
+            if times is None:
+                assert not isinstance(scale, Tensor)
+                times = ops.const(scale, "float32")
+            times = ops.call("mul", times, own)
+        if times is None:
+            assert not isinstance(scale, Tensor)
+            times = ops.const(scale, "float32")
+        return ops.call("mul", value, times)
+
+
+def factored(low: Making, x: Tensor, weight: Tensor, columns: int) -> Factored | None:
+    """The product of x with a weight whose dim `columns` has the results', where it is one of integers."""
+    left, right = quantized_of(x), quantized_of(weight)
+    if left is None or right is None or left.axis is not None or not _is_factor(low, right, columns):
+        return None
+    if left.integers.dtype not in ("uint8", "int8") or (isinstance(left.zero, int) and not _is_byte(left)):
+        return None
+    zero = _higher(left.zero, 128) if left.integers.dtype == "int8" else left.zero
+    scales = right.scale
+    if not isinstance(left.scale, Tensor):
+        scales = low.scaled(scales, left.scale) if isinstance(scales, Tensor) else scales * left.scale
+    return Factored(left.integers, zero, left.scale, right.integers, scales)
+
+
+def _is_factor(low: Making, right: Quantized, columns: int) -> bool:
+    """Whether a weight can be multiplied as it is: int8 around 0, packed ahead, one scale a column or one for all."""
+    data, shape = right.integers.data, right.integers.shape
+    constant = isinstance(data, Strided) and low.buffers[data.buffer].kind == "weight"
+    numbers = all(isinstance(size, int) and size > 0 for size in shape)
+    terms = product([size for d, size in enumerate(shape) if d != columns])
+    fits = isinstance(terms, int) and terms <= TERMS
+    around_zero = right.zero == 0 and right.integers.dtype == "int8"
+    return constant and numbers and fits and around_zero and right.axis in (None, columns)
+
+
+def _is_byte(left: Quantized) -> bool:
+    assert isinstance(left.zero, int)
+    return 0 <= left.zero + (128 if left.integers.dtype == "int8" else 0) <= 255
+
+
+def _higher(zero: int | Tensor, by: int) -> int | Tensor:
+    if isinstance(zero, int):
+        return zero + by
+    whole = zero
+    return Tensor(
+        whole.shape,
+        whole.dtype,
+        Lazy(lambda ops, index: ops.call("add", whole.load(ops, index), ops.const(by, whole.dtype)), 1),
+    )

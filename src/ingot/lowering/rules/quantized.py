@@ -1,0 +1,182 @@
+"""Quantization: integers that stand for numbers.
+
+A dequantized tensor is Lazy and remembers its integers: whatever can compute with those asks `quantized_of`, and
+anything else loads numbers. torch's operators for it are those of `quantized_decomposed`, a library that may not be
+loaded: they are registered by their names.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from ingot.lowering.body import Recorder
+from ingot.lowering.lower import Lowering, lowers
+from ingot.lowering.refusing import Unsupported, dtype_name
+from ingot.lowering.values import Index, Lazy, Quantized, Tensor, dequantized, quantized_of
+
+# Integers that rounding by one addition reaches, with room to spare.
+_SMALL = ("uint8", "int8", "int16", "uint16")
+_COST = 5
+
+
+@lowers(
+    "quantized_decomposed.quantize_per_tensor.default",
+    "quantized_decomposed.quantize_per_tensor.tensor",
+    "quantized_decomposed.quantize_per_tensor.tensor2",
+)
+def quantize_per_tensor(
+    low: Lowering, x: Tensor, scale: Any, zero: Any, lowest: Any, highest: Any, dtype: torch.dtype
+) -> Tensor:
+    return _quantized(low, x, scale, zero, None, lowest, highest, dtype)
+
+
+@lowers("quantized_decomposed.quantize_per_channel.default")
+def quantize_per_channel(
+    low: Lowering, x: Tensor, scales: Tensor, zeros: Tensor, axis: int, lowest: int, highest: int, dtype: torch.dtype
+) -> Tensor:
+    return _quantized(low, x, scales, zeros, axis % x.rank, lowest, highest, dtype)
+
+
+@lowers(
+    "quantized_decomposed.dequantize_per_tensor.default",
+    "quantized_decomposed.dequantize_per_tensor.tensor",
+    "quantized_decomposed.dequantize_per_tensor.tensor2",
+)
+def dequantize_per_tensor(
+    low: Lowering, x: Tensor, scale: Any, zero: Any, lowest: Any, highest: Any, dtype: torch.dtype,
+    *, out_dtype: torch.dtype | None = None
+) -> Tensor:  # fmt: skip
+    return _dequantized(low, x, scale, zero, None)
+
+
+@lowers("quantized_decomposed.dequantize_per_channel.default")
+def dequantize_per_channel(
+    low: Lowering, x: Tensor, scales: Tensor, zeros: Tensor | None, axis: int, lowest: int, highest: int,
+    dtype: torch.dtype, *, out_dtype: torch.dtype | None = None
+) -> Tensor:  # fmt: skip
+    return _dequantized(low, x, scales, 0 if zeros is None else zeros, axis % x.rank)
+
+
+def _dequantized(low: Lowering, x: Tensor, scale: Any, zero: Any, axis: int | None) -> Tensor:
+    if low.out_dtype not in ("float32", "bfloat16", "float16"):
+        raise Unsupported(f"it gives {low.out_dtype}")
+    if len(low.node.users) > 1:
+        x = low.keep(x)
+    if isinstance(zero, Tensor):
+        known = low.constant(zero)
+        if known is not None and not known.any():
+            zero = 0
+    return dequantized(Quantized(x, scale, zero, axis))
+
+
+def _quantized(
+    low: Lowering, x: Tensor, scale: Any, zero: Any, axis: int | None, lowest: Any, highest: Any, dtype: torch.dtype
+) -> Tensor:
+    kind = dtype_name(dtype)
+    before = quantized_of(x)
+    limits = torch.iinfo(dtype)
+    if before is not None and (lowest, highest) == (limits.min, limits.max) and axis is None:
+        same = (before.scale, before.zero, before.axis, before.integers.dtype) == (scale, zero, None, kind)
+        if same and not isinstance(scale, Tensor) and not isinstance(zero, Tensor):
+            return before.integers
+    numbers = Quantized(x, scale, zero, axis)  # whose parameters belong to elements in the same way
+    round_ = _nearest if kind in _SMALL else _rounded
+
+    def load(ops: Recorder, index: Index) -> int:
+        value = ops.cast(x.load(ops, index), "float32")
+        value = ops.call("mul", value, _inverse(ops, numbers, index))
+        ends = [numbers.parameter(ops, end, (), "int64") for end in (lowest, highest)]
+        return ops.cast(round_(ops, value, numbers, index, (ends[0], ends[1])), kind)
+
+    order = x.data.order if isinstance(x.data, Lazy) else low.order_of(x)
+    return Tensor(x.shape, kind, Lazy(load, x.cost + _COST, order))
+
+
+def _inverse(ops: Recorder, numbers: Quantized, index: Index) -> int:
+    """One over the scale as torch has it: of one scale in float64, then rounded; of many in their own type."""
+    scale = numbers.scale
+    if not isinstance(scale, Tensor):
+        return ops.const(1.0 / scale, "float32")
+    kind = "float64" if numbers.axis is None else "float32"
+    own = numbers.parameter(ops, scale, index, kind)
+    return ops.cast(ops.call("div", ops.const(1, kind), own), "float32")
+
+
+def _nearest(ops: Recorder, value: int, numbers: Quantized, index: Index, ends: tuple[int, int]) -> int:
+    """Rounded between the ends less the zero point: whole numbers, so that it is the same as rounding first."""
+    zero = numbers.parameter(ops, numbers.zero, index, "int64")
+    for name, end in zip(("fmax", "fmin"), ends, strict=True):
+        value = ops.call(name, value, _folded(ops, "sub", end, zero, "float32"))
+    whole = ops.emit("nearest", (value,), "int32")
+    return whole if numbers.zero == 0 else ops.call("add", whole, ops.cast(zero, "int32"))
+
+
+def _rounded(ops: Recorder, value: int, numbers: Quantized, index: Index, ends: tuple[int, int]) -> int:
+    zero = numbers.parameter(ops, numbers.zero, index, "float32")
+    value = ops.call("add", ops.call("round", value), zero)
+    for name, end in zip(("fmax", "fmin"), ends, strict=True):
+        value = ops.call(name, value, ops.cast(end, "float32"))
+    return value
+
+
+def _folded(ops: Recorder, name: str, left: int, right: int, dtype: str) -> int:
+    """A difference of whole numbers, computed here where both are known."""
+    a, b = ops.ops[left], ops.ops[right]
+    if a.name == b.name == "const":
+        return ops.const(a.attribute.value - b.attribute.value, dtype)
+    return ops.cast(ops.call(name, left, right), dtype)
+
+
+@lowers("quantized_decomposed.choose_qparams.tensor")
+def choose_qparams(
+    low: Lowering, x: Tensor, lowest: int, highest: int, least: float, dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
+    """The scale and zero point with which the range of x, and 0, spans all integers."""
+    return _chosen(low, x, lowest, highest, least, symmetric=False)
+
+
+@lowers("quantized_decomposed.choose_qparams_symmetric.tensor")
+def choose_qparams_symmetric(
+    low: Lowering, x: Tensor, lowest: int, highest: int, least: float, dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
+    return _chosen(low, x, lowest, highest, least, symmetric=True)
+
+
+def _chosen(
+    low: Lowering, x: Tensor, lowest: int, highest: int, least: float, symmetric: bool
+) -> tuple[Tensor, Tensor]:
+    x = low.keep(x)
+    kinds = ("min", "max")
+    found = low.reduce(
+        x, tuple(range(x.rank)), kinds, lambda ops, v, index: (ops.cast(v, "float32"),) * 2, ("float32",) * 2
+    )
+
+    def ends(ops: Recorder) -> tuple[int, int]:
+        zero = ops.const(0, "float32")
+        small, large = (part.load(ops, ()) for part in found)
+        return ops.call("min", small, zero), ops.call("max", large, zero)
+
+    def scale_of(ops: Recorder) -> int:
+        small, large = ends(ops)
+        if symmetric:
+            width = ops.call(
+                "div", ops.call("max", ops.call("neg", small), large), ops.const((highest - lowest) / 2, "float32")
+            )
+        else:
+            width = ops.call("div", ops.call("sub", large, small), ops.const(highest - lowest, "float32"))
+        return ops.call("max", width, ops.const(least, "float32"))
+
+    def zero_of(ops: Recorder) -> int:
+        if symmetric:
+            return ops.const(128 if low.node.args[4] is torch.uint8 else 0, "int64")
+        small, _ = ends(ops)
+        steps = ops.cast(ops.call("round", ops.call("div", small, scale_of(ops))), "int64")
+        value = ops.call("sub", ops.const(lowest, "int64"), steps)
+        value = ops.call("max", value, ops.const(lowest, "int64"))
+        return ops.call("min", value, ops.const(highest, "int64"))
+
+    scale = Tensor((1,), "float64", Lazy(lambda ops, index: ops.cast(scale_of(ops), "float64"), 8))
+    zero = Tensor((1,), "int64", Lazy(lambda ops, index: zero_of(ops), 8))
+    return low.realize(scale), low.realize(zero)
