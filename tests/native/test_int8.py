@@ -1,0 +1,282 @@
+"""Integer products and convolutions against plain integers in numpy, bit for bit.
+
+Scales are powers of two and biases whole multiples of them, so that nothing in float32 rounds but where it must: when a
+result is quantized, half to even. What comes out of native code is then what numpy's integers say, to the last bit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+from torch import nn
+from torch.nn import functional as F
+
+from ingot import torch_internals as internals
+from ingot.codegen.compiled import Compiled
+from ingot.codegen.isa import ISAS, Isa, missing_features
+from ingot.lowering.ir import Convolution, Product, Siblings, Step, Strips
+from tests.native.building import assemble, lowered
+
+Q = internals.quantized_operators()
+RUNNABLE = [isa for isa in ISAS.values() if isa.architecture and not missing_features(isa)]
+LIMITS = {torch.uint8: (0, 255), torch.int8: (-128, 127)}
+
+
+def through(x: torch.Tensor, scale: float, zero: int, dtype: torch.dtype) -> torch.Tensor:
+    """Quantized and dequantized."""
+    given = (scale, zero, *LIMITS[dtype], dtype)
+    return Q.dequantize_per_tensor.default(Q.quantize_per_tensor.default(x, *given), *given)
+
+
+@dataclass(eq=False)
+class Layer(nn.Module):
+    """A linear layer, or a convolution with `kernel`: quantized input, int8 weight, bias, ReLU if asked for, quantized
+    output if `out` says (scale, zero)."""
+
+    ins: int
+    outs: int
+    kernel: tuple[int, ...] = ()
+    zero: int = 7
+    dtype: torch.dtype = torch.uint8
+    per_channel: bool = True
+    out: tuple[float, int] | None = (2.0**-1, 3)
+    relu: bool = False
+    options: dict[str, Any] = field(default_factory=dict)
+    scale: float = 2.0**-4
+
+    def __post_init__(self) -> None:
+        super().__init__()
+        generator = torch.Generator().manual_seed(self.ins * 1000 + self.outs)
+        shape = (self.outs, self.ins // self.options.get("groups", 1), *self.kernel)
+        self.register_buffer("weight", torch.randint(-128, 128, shape, generator=generator).to(torch.int8))
+        steps = 2.0 ** torch.randint(-9, -6, (self.outs,), generator=generator).float()
+        self.register_buffer("scales", steps if self.per_channel else torch.full((self.outs,), 2.0**-7))
+        self.register_buffer("zeros", torch.zeros(self.outs, dtype=torch.int64))
+        whole = torch.randint(-900, 900, (self.outs,), generator=generator)
+        self.register_buffer("bias", whole * self.scales * self.scale)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = through(x, self.scale, self.zero, self.dtype)
+        if self.per_channel:
+            weight = Q.dequantize_per_channel.default(self.weight, self.scales, self.zeros, 0, -128, 127, torch.int8)
+        else:
+            weight = Q.dequantize_per_tensor.default(self.weight, 2.0**-7, 0, -128, 127, torch.int8)
+        if not self.kernel:
+            y = F.linear(x, weight, self.bias)
+        else:
+            y = (F.conv1d if len(self.kernel) == 1 else F.conv2d)(x, weight, self.bias, **self.options)
+        y = F.relu(y) if self.relu else y
+        return y if self.out is None else through(y, *self.out, torch.uint8)
+
+
+def whole_numbers(x: NDArray[Any], scale: float, zero: int, dtype: torch.dtype) -> NDArray[np.int64]:
+    """Quantized, by numpy: rint is half to even."""
+    return np.clip(np.rint(x.astype(np.float32) * np.float32(1 / scale)) + zero, *LIMITS[dtype]).astype(np.int64)
+
+
+def reference(layer: Layer, x: torch.Tensor) -> NDArray[np.float32]:
+    """What the layer is in integers."""
+    quantized = whole_numbers(x.numpy(), layer.scale, layer.zero, layer.dtype) - layer.zero
+    weight = layer.weight.numpy().astype(np.int64)
+    if not layer.kernel:
+        total, channels = quantized @ weight.T, -1
+    else:
+        total, channels = convolved(quantized, weight, layer.options), 1
+    scales, bias = layer.scales.numpy() * np.float32(layer.scale), layer.bias.numpy()
+    shape = [1] * total.ndim
+    shape[channels] = -1
+    assert np.abs(total).max(initial=0) < 2**24, "beyond this float32 rounds"
+    y = total.astype(np.float32) * scales.reshape(shape) + bias.reshape(shape)
+    y = np.maximum(y, 0) if layer.relu else y
+    if layer.out is None:
+        return y
+    scale, zero = layer.out
+    return ((whole_numbers(y, scale, zero, torch.uint8) - zero) * np.float32(scale)).astype(np.float32)
+
+
+def convolved(x: NDArray[np.int64], weight: NDArray[np.int64], options: dict[str, Any]) -> NDArray[np.int64]:
+    """A convolution in integers, tap by tap. The image is around its zero point already, so padding is 0."""
+    if x.ndim == 3:
+        given = {
+            name: value if name == "groups" else (0 if name == "padding" else 1, value)
+            for name, value in options.items()
+        }
+        return convolved(x[:, :, None], weight[:, :, None], given)[:, :, 0]
+
+    def both(name: str, default: int) -> tuple[int, int]:
+        given = options.get(name, default)
+        return (given, given) if isinstance(given, int) else given
+
+    (sy, sx), (py, px), (dy, dx) = both("stride", 1), both("padding", 0), both("dilation", 1)
+    groups, (outs, inner, high, wide) = options.get("groups", 1), weight.shape
+    x = np.pad(x, ((0, 0), (0, 0), (py, py), (px, px)))
+    rows = (x.shape[2] - (high - 1) * dy - 1) // sy + 1
+    columns = (x.shape[3] - (wide - 1) * dx - 1) // sx + 1
+    total = np.zeros((x.shape[0], outs, rows, columns), np.int64)
+    for a in range(high):
+        for b in range(wide):
+            part = x[:, :, a * dy :, b * dx :][:, :, : (rows - 1) * sy + 1 : sy, : (columns - 1) * sx + 1 : sx]
+            for g in range(groups):
+                own = slice(g * outs // groups, (g + 1) * outs // groups)
+                total[:, own] += np.einsum("nchw,oc->nohw", part[:, g * inner : (g + 1) * inner], weight[own, :, a, b])
+    return total
+
+
+class Several(nn.Module):
+    """Layers side by side, so that they are compiled once."""
+
+    def __init__(self, layers: list[Layer]) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(layers)
+
+    def forward(self, *xs: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return tuple(layer(x) for layer, x in zip(self.layers, xs, strict=True))
+
+
+def steps_of(steps: tuple[Step, ...]) -> Iterator[Product | Convolution]:
+    for step in steps:
+        if isinstance(step, Product | Convolution):
+            yield step
+        elif isinstance(step, Siblings | Strips):
+            yield from steps_of(step.steps)
+
+
+def agree(layers: list[Layer], xs: list[torch.Tensor], isa: Isa | None = None, whole: int | None = None) -> Compiled:
+    """Compiled, they give what numpy says; so does torch. `whole` is how many of them are products of integers."""
+    model = Several(layers).eval()
+    program, module = lowered(model, xs)
+    factors = [step.factors for step in steps_of(module.steps)]
+    assert factors.count("int8") == (len(layers) if whole is None else whole), factors
+    native = assemble(program, module, isa=isa, threads=2)
+    with torch.no_grad():
+        eager = model(*xs)
+    for layer, x, ours, theirs in zip(layers, xs, native(*xs), eager, strict=True):
+        expected = reference(layer, x)
+        np.testing.assert_array_equal(theirs.numpy(), expected, err_msg=f"the reference itself is off: {layer}")
+        np.testing.assert_array_equal(ours.numpy(), expected, err_msg=str(layer))
+    return native
+
+
+def inputs(*shapes: tuple[int, ...]) -> list[torch.Tensor]:
+    """Beyond what 8 bits reach, and halfway between two of them."""
+    generator = torch.Generator().manual_seed(1)
+    return [torch.randn(shape, generator=generator).mul(40).round().div(8) for shape in shapes]
+
+
+INT8 = torch.int8
+
+
+@pytest.mark.parametrize("isa", RUNNABLE, ids=str)
+def test_products(isa: Isa) -> None:
+    layers = [
+        (Layer(64, 48), 5),
+        (Layer(1, 1), 1),
+        (Layer(3, 2, relu=True), 7),
+        (Layer(37, 50, zero=0), 13),
+        (Layer(769, 17, zero=255), 13),
+        (Layer(66, 131, dtype=INT8, zero=-128), 12),
+        (Layer(130, 64, dtype=INT8, zero=127, relu=True), 70),
+        (Layer(31, 96, dtype=INT8, zero=0, out=None), 3),
+        (Layer(256, 32, per_channel=False, out=None), 25),
+        (Layer(20, 16, out=(2.0**-6, 0)), 33),  # nearly everything saturates
+        (Layer(20, 16, out=(2.0**3, 255)), 2),
+    ]
+    agree([layer for layer, _ in layers], inputs(*((rows, layer.ins) for layer, rows in layers)), isa)
+
+
+@pytest.mark.parametrize("isa", RUNNABLE, ids=str)
+def test_convolutions(isa: Isa) -> None:
+    layers = [
+        (Layer(3, 32, (7, 7), options={"stride": 2, "padding": 3}), (2, 3, 21, 19)),  # few channels: lines of taps
+        (Layer(3, 20, (3, 3), dtype=INT8, zero=-9, options={"padding": 1}), (1, 3, 8, 9)),
+        (Layer(32, 64, (3, 3), relu=True, options={"padding": 1}), (1, 32, 9, 11)),
+        (Layer(17, 20, (3, 3), zero=255, options={"padding": 2, "dilation": 2}), (2, 17, 7, 6)),
+        (Layer(64, 48, (3, 3), options={"padding": 1, "groups": 4}), (1, 64, 6, 7)),
+        (Layer(16, 48, (1, 1)), (2, 16, 5, 7)),
+        (Layer(16, 48, (1, 1), dtype=INT8, zero=3, options={"stride": 2}), (2, 16, 5, 7)),
+        (Layer(32, 32, (3, 3), relu=True, options={"padding": 1, "groups": 32}), (2, 32, 9, 7)),
+        (Layer(96, 96, (3, 3), zero=0, options={"padding": 1, "groups": 96, "stride": 2}), (1, 96, 9, 12)),
+        (Layer(16, 16, (5, 3), dtype=INT8, zero=-128, options={"padding": (2, 1), "groups": 16}), (1, 16, 9, 12)),
+        (Layer(20, 33, (5,), options={"padding": 2}), (2, 20, 13)),
+        (Layer(24, 24, (3, 3), options={"padding": 1, "groups": 24}), (1, 24, 6, 5)),  # too few for a vector: loops
+    ]
+    agree([layer for layer, _ in layers], inputs(*(shape for _, shape in layers)), isa, whole=len(layers) - 1)
+
+
+def test_batch_is_dynamic() -> None:
+    model, (x, more) = (
+        Several([Layer(40, 24), Layer(8, 24, (3, 3), options={"padding": 1})]).eval(),
+        inputs((4, 40), (9, 40)),
+    )
+    image, images = inputs((4, 8, 6, 6), (9, 8, 6, 6))
+    program, module = lowered(model, (x, image), dynamic_shapes={"xs": ({0: "batch"}, {0: "batch"})})
+    native = assemble(program, module, threads=2)
+    for given in ((x, image), (more, images)):
+        for layer, one, ours in zip(model.layers, given, native(*given), strict=True):
+            np.testing.assert_array_equal(ours.numpy(), reference(layer, one))
+
+
+def test_rounding_is_half_to_even_and_clamps_as_torch_does() -> None:
+    class Quantized(nn.Module):
+        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+            given = [
+                (0.3, 5, 0, 255, torch.uint8),
+                (0.7, -3, -127, 127, INT8),
+                (0.011, 0, -(2**15), 2**15 - 1, torch.int16),
+            ]
+            return tuple(Q.quantize_per_tensor.default(x, *one) for one in given)
+
+    x = torch.cat(
+        [torch.linspace(-400, 400, 4001), torch.arange(-300, 300) * 0.35, torch.tensor([1e30, -1e30, torch.inf])]
+    )
+    program, module = lowered(Quantized(), (x,))
+    for ours, theirs in zip(assemble(program, module)(x), Quantized()(x), strict=True):
+        assert torch.equal(ours, theirs)
+
+
+def test_parameters_that_the_run_chooses() -> None:
+    """Dynamic quantization: the scale hangs on the input, so floats are compared, to one step of the scale."""
+
+    class Dynamic(Layer):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            scale, zero = Q.choose_qparams.tensor(x, 0, 255, 1e-7, torch.uint8)
+            given = (scale, zero, 0, 255, torch.uint8)
+            x = Q.dequantize_per_tensor.tensor(Q.quantize_per_tensor.tensor(x, *given), *given)
+            weight = Q.dequantize_per_channel.default(self.weight, self.scales, self.zeros, 0, -128, 127, INT8)
+            return F.linear(x, weight, self.bias)
+
+    layer, (x, other) = Dynamic(90, 50).eval(), inputs((9, 90), (9, 90))
+    program, module = lowered(layer, (x,))
+    assert [step.factors for step in steps_of(module.steps)] == ["int8"]
+    native = assemble(program, module)
+    for given in (x, other * 3 + 1, torch.zeros_like(x)):
+        torch.testing.assert_close(native(given), layer(given), rtol=1e-5, atol=1e-3)
+
+
+def test_what_is_no_product_of_integers_is_one_of_floats() -> None:
+    class Mixed(Layer):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            zeros = self.zeros + 1
+            weight = Q.dequantize_per_channel.default(self.weight, self.scales, zeros, 0, -128, 127, INT8)
+            return F.linear(through(x, self.scale, self.zero, self.dtype), weight, self.bias)
+
+    layer, (x,) = Mixed(30, 20).eval(), inputs((5, 30))
+    program, module = lowered(layer, (x,))
+    assert [step.factors for step in steps_of(module.steps)] == ["same"]
+    torch.testing.assert_close(assemble(program, module)(x), layer(x))
+
+
+def test_integers_stay_integers_between_layers() -> None:
+    """Between two layers there is one buffer, of uint8: requantization is part of the first one's epilogue."""
+    model, (x,) = nn.Sequential(Layer(64, 64, relu=True), Layer(64, 32, zero=3, scale=2.0**-1)).eval(), inputs((20, 64))
+    program, module = lowered(model, (x,))
+    first, second = steps_of(module.steps)
+    assert [store.buffer for store in first.epilogue.stores] == [second.a.buffer]
+    assert module.buffers[second.a.buffer].dtype == "uint8"
+    np.testing.assert_array_equal(assemble(program, module)(x).numpy(), model(x).numpy())
