@@ -31,6 +31,7 @@ class OnnxReport:
     """What came of an export: the files, the opset, and how the model compared where it was verified.
 
     `runner` is what ran the file, None where nothing did; `differences` has one entry for each call that was tried.
+    `dropped_assertions` are what the model asserts and the file does not: ONNX has no word for it.
     """
 
     files: tuple[Path, ...]
@@ -41,6 +42,7 @@ class OnnxReport:
     runner: str | None
     differences: tuple[check.Difference, ...]
     random: bool
+    dropped_assertions: tuple[str, ...] = ()
 
     @property
     def largest_difference(self) -> float | None:
@@ -55,6 +57,9 @@ class OnnxReport:
             lines.append("    checked, but not run: the program has no example inputs")
         elif self.random:
             lines.append("    draws random numbers: types and shapes were compared, values were not")
+        if self.dropped_assertions:
+            lines.append("    warning: ONNX has no assertions; the file runs on where the model would have stopped:")
+            lines += [f"        {said}" for said in self.dropped_assertions]
         return "\n".join(lines)
 
 
@@ -71,7 +76,8 @@ def export_onnx(
 
     `verify` checks the file and runs it in ONNX Runtime against torch, at the example's sizes and two others, before
     it appears. `external_data` puts the weights into `path`.data, as is done in any case past 2 GB. A buffer that the
-    model writes to is an input with a default and an output: feed the one back to the other. Assertions are left out.
+    model writes to is an input with a default and an output: feed the one back to the other. Assertions are left out,
+    and the report says which.
 
     Raises UnsupportedByOnnx, which names every operator that ONNX cannot express, OnnxMismatch, or OnnxError.
     """
@@ -101,6 +107,7 @@ def export_onnx(
         runner,
         tuple(differences),
         exported.draws,
+        exported.dropped,
     )
 
 

@@ -10,6 +10,7 @@ import onnx
 import pytest
 import torch
 from torch import nn
+from torch._higher_order_ops.associative_scan import associative_scan
 from torch._higher_order_ops.map import map as map_rows
 from torch._higher_order_ops.scan import scan
 
@@ -72,6 +73,17 @@ def mapped(self: Model, x: X) -> Any:
     return map_rows(lambda row, y: row.sin() * y.shape[0], x, x)
 
 
+def associated(self: Model, x: X) -> Any:
+    def combine(a: tuple[X, X], b: tuple[X, X]) -> tuple[X, X]:
+        return a[0] * b[0], a[1] * b[0] + b[1]
+
+    return associative_scan(combine, (x.sigmoid(), self.fc(x)), dim=0, combine_mode="generic")
+
+
+def associated_backwards(self: Model, x: X) -> Any:
+    return associative_scan(lambda a, b: torch.maximum(a, b), x, dim=1, reverse=True, combine_mode="generic")
+
+
 CASES = {
     branch: {"If"},
     nested_branch: {"If"},
@@ -81,6 +93,8 @@ CASES = {
     loop_in_branch: {"If"},
     scanned: {"Scan"},
     mapped: {"Scan"},
+    associated: {"Scan"},
+    associated_backwards: {"Scan"},
 }
 
 
@@ -93,3 +107,15 @@ def test_control_flow(function: Callable[..., Any], sign: int, tmp_path: Path) -
     report = ingot.export_onnx(program, tmp_path / "m.onnx")
     assert {node.op_type for node in onnx.load(tmp_path / "m.onnx").graph.node} >= CASES[function]
     assert report.runner == "ONNX Runtime" and len(report.differences) == 3
+
+
+def test_assertions_that_the_file_lacks_are_told(tmp_path: Path) -> None:
+    def asserting(self: Model, x: X) -> Any:
+        torch._assert_async((x > 0).all(), "all of x is positive")
+        return self.fc(x)
+
+    program = ingot.capture(Model(asserting).eval(), (torch.rand(5, 4) + 0.1,))
+    report = ingot.export_onnx(program, tmp_path / "m.onnx")
+    (said,) = report.dropped_assertions
+    assert said.startswith("all of x is positive (") and "test_control_flow.py:" in said
+    assert "warning: ONNX has no assertions" in str(report) and said in str(report)

@@ -6,7 +6,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import onnx
+import onnxruntime
 import pytest
 import torch
 import torch.nn.functional as F
@@ -151,3 +153,41 @@ def test_a_loop_of_random_draws_is_told(tmp_path: Path) -> None:
 
 def test_zeros_before_a_max_pool_count(tmp_path: Path) -> None:
     exported(tmp_path, lambda x: F.max_pool2d(F.pad(x, (1, 1, 1, 1)), 3, 2), -torch.rand(1, 2, 6, 6) - 1)
+
+
+@pytest.mark.parametrize("dim", [0, 1])
+def test_running_products_and_extremes_along_a_dim_that_is_not_a_number(dim: int, tmp_path: Path) -> None:
+    def model(x: X, n: X, b: X) -> Any:
+        return (*x.cummax(dim), *x.cummin(dim), *n.cummax(dim), *n.cummin(dim), *b.cummax(dim), x.cumprod(dim))
+
+    x = torch.tensor([[1.0, 3.0, 3.0, -1.0], [2.0, -torch.inf, torch.nan, 5.0], [2.0, 7.0, 0.0, torch.nan]])
+    n = torch.tensor([[3, 3, -9, 4], [3, 5, 5, -(2**63)], [0, 1, 2, 3]])
+    dynamic = ({0: "rows", 1: "columns"},) * 3
+    report, found = exported(tmp_path, model, x, n, n > 2, dynamic=dynamic)
+    assert found.count("Scan") == 6 and len(report.differences) == 3
+
+
+@pytest.mark.parametrize("mode", ["bilinear", "bicubic"])
+@pytest.mark.parametrize("align", [False, True])
+def test_antialiased_images_at_sizes_that_only_the_run_tells(mode: str, align: bool, tmp_path: Path) -> None:
+    def model(x: X, like: X) -> X:
+        return F.interpolate(x, tuple(like.shape), mode=mode, align_corners=align, antialias=True)
+
+    x, like = torch.randn(2, 3, 9, 7), torch.empty(5, 11)
+    dynamic = ({2: "h", 3: "w"}, {0: "a", 1: "b"})
+    report, _ = exported(tmp_path, model, x, like, dynamic=dynamic)
+    assert len(report.differences) == 3 and len(report.inputs) == 2
+
+
+def test_the_median_of_nothing(tmp_path: Path) -> None:
+    exported(tmp_path, lambda x: x.median(), torch.zeros(0, 5))
+
+
+def test_a_running_product_of_what_may_be_nothing(tmp_path: Path) -> None:
+    def model(x: X) -> X:
+        return x[x > 0].cumprod(0)
+
+    report, _ = exported(tmp_path, model, torch.tensor([1.0, 0.5, -1.0, 2.0]))
+    session = onnxruntime.InferenceSession(tmp_path / "m.onnx", providers=["CPUExecutionProvider"])
+    (found,) = session.run(None, {report.inputs[0]: -np.ones(4, np.float32)})
+    assert found.shape == (0,)

@@ -35,7 +35,7 @@ from ingot.program.calling import check_call
 from ingot.program.program import Program
 from ingot.program.signature import InputKind
 from tests.capture.test_zoo import REFUSED
-from tests.native.judge import MORE, TIES, Verdict, Wrong, in_double, run, worst_ratio
+from tests.native.judge import MORE, TIES, Verdict, Wrong, in_double, own_errors, run, worst_ratio
 from tests.native.test_zoo import every
 from tests.zoo import Entry, entry
 
@@ -47,7 +47,8 @@ Row = dict[str, Any]
 def judge(item: Entry, kind: str, folder: Path, opset: int | None = None) -> Verdict:
     """Exports an entry of the zoo, "static" or "dynamic", and compares the file with eager in float64."""
     model, inputs = item.build(), item.inputs(item.sizes)
-    run(model, inputs)  # some keep what they make at the first call
+    if kind == "static":
+        run(model, inputs)  # some keep what they make at the first call, which is for its sizes then
     begin = time.perf_counter()
     path = folder / f"{kind}-{item.name}.onnx"
     try:
@@ -90,9 +91,18 @@ def _compare(
         got = _called(session, program, leaves)
         if not random:
             single = run(model, inputs)
-            worst = max(worst, worst_ratio(got, single, wide(**inputs), f"at {size}"))
+            worst = max(worst, _ratio(model, wide, inputs, got, single, f"at {size}"))
         count += 1
     return worst, count
+
+
+def _ratio(model: torch.nn.Module, wide: Any, inputs: dict[str, Any], got: Any, single: Any, label: str) -> float:
+    """The error in units of eager's own; of more draws of it where one was not enough."""
+    exact = wide(**copy.deepcopy(inputs))
+    try:
+        return worst_ratio(got, single, exact, label)
+    except Wrong:
+        return worst_ratio(got, single, exact, label, own=own_errors(model, wide, inputs))
 
 
 def _called(session: onnxruntime.InferenceSession, program: Program, leaves: Sequence[Any]) -> Any:
@@ -167,6 +177,8 @@ def report(rows: Sequence[Row]) -> str:
     lines += [
         "Every model of the capture tests exported, checked and run in ONNX Runtime, against the same model run by",
         "torch in float64: static, and with dynamic batch and sequence at the example's sizes and three others.",
+        "The error may be four times eager's own; where it is more, eager's is the largest of twelve draws, at inputs",
+        "a rounding or two away.",
         "Written by `make report-onnx-zoo`.",
         "",
     ]

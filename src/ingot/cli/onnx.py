@@ -69,6 +69,7 @@ def run(
         "verified": None if report.runner is None else {"by": report.runner, "random": report.random},
         "differences": [{"at": one.label, "error": one.error, "of_torch_own": one.ratio} for one in report.differences],
         "largest_difference": report.largest_difference,
+        "dropped_assertions": list(report.dropped_assertions),
         "seconds": stages.seconds,
     }
     return Result(data, (_summary(data, [str(one) for one in report.differences]),))
@@ -81,6 +82,8 @@ def _summary(data: dict[str, Any], differences: list[str]) -> Table:
         rows.append(("where", "\n".join(data["dims"])))
     rows.append(("saved", "\n".join(f"{file['path']} ({human(file['bytes'], 'B')})" for file in data["files"])))
     rows.append(("verified", _verified(data, differences)))
+    if data["dropped_assertions"]:
+        rows.append(("left out", "\n".join(["assertions, which ONNX has none of:", *data["dropped_assertions"]])))
     seconds = {name: taken for name, taken in data["seconds"].items() if name != "import"}
     rows.append(("time", ", ".join(f"{name} {taken:.2f} s" for name, taken in seconds.items())))
     table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))

@@ -18,7 +18,7 @@ from ingot.onnx.export import OLDEST_OPSET, RULES, TAKES, Exporter, refusal, rul
 from ingot.onnx.values import Tensor, sizes_of
 from ingot.program import tree
 from ingot.program.cutting import graph_modules
-from ingot.program.metadata import value_of
+from ingot.program.metadata import source_of, value_of
 from ingot.program.program import Program
 from ingot.program.signature import MUTATION_KINDS, STATE_KINDS, InputKind, OutputKind
 
@@ -34,7 +34,8 @@ class Exported:
 
     `inputs` names, for each ONNX input that the caller gives, the program's placeholder; `state` names the inputs that
     have a default, a buffer that the model writes to, with the state's key. `outputs` are the results in order and
-    then what was written: ("result", place) or ("state", key) or ("argument", placeholder).
+    then what was written: ("result", place) or ("state", key) or ("argument", placeholder). `dropped` says what the
+    model asserts and the file does not: message and line of each.
     """
 
     model: ir.Model
@@ -43,6 +44,7 @@ class Exported:
     state: tuple[tuple[str, str], ...]
     outputs: tuple[tuple[str, str, Any], ...]
     draws: bool
+    dropped: tuple[str, ...] = ()
 
 
 def whole(program: Program) -> list[Any]:
@@ -107,7 +109,14 @@ def convert(program: Program, opset: int | None = None) -> Exported:
         tuple((str(value.value.name), name) for value, name in state),
         tuple((str(value.value.name), *what) for value, what in outputs),
         ex.draws,
+        tuple(dict.fromkeys(_told(node, message) for node, message in ex.dropped)),
     )
+
+
+def _told(node: fx.Node, message: str) -> str:
+    """What an assertion says, and where it stands."""
+    said, source = message or "an assertion without a message", source_of(node)
+    return said if source is None else f"{said} ({source})"
 
 
 def _ir_version(opset: int) -> int:

@@ -141,6 +141,7 @@ class Exporter:
         self.sizes = Sizes(self)
         self.node: fx.Node = next(iter(program.graph.nodes))
         self.draws = False  # whether the model draws random numbers
+        self.dropped: list[tuple[fx.Node, str]] = []  # assertions, which ONNX has none of, with what they say
         self._scopes = [Scope()]
         self._constants: dict[Any, Tensor] = {}
         self._taken: dict[str, int] = {}
@@ -518,8 +519,8 @@ class Exporter:
                 marks.append(0 if place < len(before) and before[place] == size else None)
         if marks.count(None) == 1:
             # With no elements at all, what is left is nothing only if nothing else can be zero.
-            certain = all(m for m in marks if m is not None) or not _may_be_empty(self.program, sizes, marks)
-            if certain:
+            copied = [size for size, mark in zip(sizes, marks, strict=True) if mark == 0]
+            if not any(may_be_zero(self.program, size) for size in copied):
                 return self.ints([-1 if m is None else m for m in marks])
         if None not in marks:
             return self.ints([m for m in marks if m is not None])
@@ -586,13 +587,12 @@ def _fixed(kind: str, opset: int, type_str: str) -> torch.dtype:
     return next(iter(legal))
 
 
-def _may_be_empty(program: Program, sizes: Sequence[Size], marks: Sequence[int | None]) -> bool:
-    """Whether one of the sizes that the input tells may be zero."""
+def may_be_zero(program: Program, size: Size) -> bool:
+    """Whether a size may be zero, as far as the ranges of the program's dims tell."""
+    if isinstance(size, int):
+        return size == 0
     low = {dim.name: dim.low for dim in program.dims}
-    copied = [size for size, mark in zip(sizes, marks, strict=True) if mark == 0]
-    symbols = [s for size in copied if isinstance(size, sympy.Basic) for s in size.free_symbols]
-    plain = all(isinstance(size, sympy.Symbol) for size in copied)
-    return not plain or any(low.get(dims.name_of(s), 0) < 1 for s in symbols)
+    return not isinstance(size, sympy.Symbol) or low.get(dims.name_of(size), 0) < 1
 
 
 def used(nodes: Sequence[ir.Node], outputs: Sequence[ir.Value]) -> list[ir.Node]:

@@ -16,6 +16,8 @@ from ingot.onnx.rules import (  # noqa: F401
     quantized,
     recurrent,
     reductions,
+    resampling,
+    running,
     sorting,
     views,
 )

@@ -127,18 +127,15 @@ def _truth(ex: Exporter, value: Any) -> Tensor:
 
 
 def _scanned(
-    ex: Exporter, function: fx.GraphModule, init: Sequence[Tensor], xs: Sequence[Tensor], additional: Sequence[Any],
-    twice: bool = False,
-) -> list[Tensor]:  # fmt: skip
-    """ONNX's Scan: state, and a slice of each x, to new state and a slice of each result.
-
-    `twice`: the new state is a slice of the results as well."""
+    ex: Exporter, function: fx.GraphModule, init: Sequence[Tensor], xs: Sequence[Tensor], additional: Sequence[Any]
+) -> list[Tensor]:
+    """ONNX's Scan: state, and a slice of each x, to new state and a slice of each result."""
     with ex.inner_scope():
         state = [_carried(ex, part, "carried") for part in init]
         slices = [ex.named_input(f"{ex.node.name}.slice", x.dtype, x.sizes[1:]) for x in xs]
         results = [as_tensor(ex, part) for part in inside(ex, function, [*state, *slices, *additional])]
         kept = [ex.cast(part, old.dtype) for part, old in zip(results, init, strict=False)]
-        results = [*kept, *results[len(kept) :], *(kept if twice else ())]
+        results = [*kept, *results[len(kept) :]]
         graph = closed(ex, results, [*state, *slices], "body")
     dtypes = [part.dtype for part in results]
     return ex.loop("Scan", [*init, *xs], dtypes, body=graph, num_scan_inputs=len(xs))
@@ -160,12 +157,25 @@ def map_(ex: Exporter, function: fx.GraphModule, xs: Sequence[Tensor], extra: Se
 def associative_scan(
     ex: Exporter, combine: fx.GraphModule, xs: Sequence[Tensor], additional: Sequence[Any] = ()
 ) -> list[Tensor]:
-    """One place after another: each is the last one combined with the next input."""
-    zero = ex.number(0, torch.int64)
+    """One place after another: each is the last one combined with the next input; the first is itself.
+
+    Over all places and not those behind the first, of which there may be none: ONNX Runtime has no empty Scan.
+    """
+    zero, length = ex.number(0, torch.int64), xs[0].sizes[0]
     first = [Tensor(ex.op("Gather", x, zero, axis=0).value, x.dtype, x.sizes[1:]) for x in xs]
-    rest = [Tensor(ex.slice(x, 0, 1, None).value, x.dtype, (x.sizes[0] - 1, *x.sizes[1:])) for x in xs]
-    results = _scanned(ex, combine, first, rest, additional, twice=True)[len(first) :]
-    return [ex.op("Concat", ex.unsqueeze(one, 0), part, axis=0) for one, part in zip(first, results, strict=True)]
+    with ex.inner_scope():
+        state = [_carried(ex, part, "carried") for part in first]
+        slices = [ex.named_input(f"{ex.node.name}.slice", x.dtype, x.sizes[1:]) for x in xs]
+        place = ex.named_input(f"{ex.node.name}.place", torch.int64, ())
+        combined = [as_tensor(ex, part) for part in inside(ex, combine, [*state, *slices, *additional])]
+        begun = ex.op("Greater", place, zero)
+        made = [
+            ex.op("Where", begun, ex.cast(new, here.dtype), here) for new, here in zip(combined, slices, strict=True)
+        ]
+        graph = closed(ex, [*made, *made], [*state, *slices, place], "body")
+    dtypes = [x.dtype for x in (*xs, *xs)]
+    given = [*first, *xs, ex.range(length)]
+    return ex.loop("Scan", given, dtypes, body=graph, num_scan_inputs=len(xs) + 1)[len(xs) :]
 
 
 # ---------------------------------------------------------------------- regions and effects
@@ -177,17 +187,20 @@ def grad_region(ex: Exporter, enabled: bool, function: fx.GraphModule, *operands
     return inside(ex, function, operands)
 
 
+@exports(aten._assert_async.msg, aten._assert_async.default, aten._assert_scalar.default)
+def assertion(ex: Exporter, truth: Any, message: str = "") -> None:
+    """ONNX has no assertions: the report says which ones are missing."""
+    if truth is not True:
+        ex.dropped.append((ex.node, message))
+
+
 @exports(
-    *(
-        aten._assert_async.msg,
-        aten._assert_async.default,
-        aten._assert_scalar.default,
-        aten._assert_tensor_metadata.default,
-    ),
-    *(aten.sym_constrain_range.default, aten.sym_constrain_range_for_size.default),
+    aten._assert_tensor_metadata.default,
+    aten.sym_constrain_range.default,
+    aten.sym_constrain_range_for_size.default,
 )
-def left_out(ex: Exporter, *_: Any, **__: Any) -> None:
-    """ONNX has no assertions."""
+def fact(ex: Exporter, *_: Any, **__: Any) -> None:
+    """What capture knew already: there is nothing left to ask when it runs."""
 
 
 @exports(aten._local_scalar_dense.default, aten.item.default)

@@ -1,17 +1,17 @@
-"""Pooling and resampling."""
+"""Pooling."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
 from ingot.onnx.export import Exporter, Unsupported, exports
 from ingot.onnx.rules.products import spread
+from ingot.onnx.rules.resampling import along
 from ingot.onnx.values import Size, Tensor, is_known
-from ingot.program.metadata import value_of
 
 aten = torch.ops.aten
 
@@ -204,193 +204,12 @@ def _pooled_along(ex: Exporter, x: Tensor, dim: int, size: Size, out: Size) -> T
     at, stop, column = ex.unsqueeze(starts, 1), ex.unsqueeze(stops, 1), ex.unsqueeze(columns, 0)
     among = ex.op("And", ex.op("GreaterOrEqual", column, at), ex.op("Less", column, stop))
     share = ex.op("Div", ex.cast(among, x.dtype), ex.cast(ex.op("Sub", stop, at), x.dtype))
-    return _along(ex, x, dim, out, ex.op("Transpose", share, perm=[1, 0]))
+    return along(ex, x, dim, out, ex.op("Transpose", share, perm=[1, 0]))
 
 
 exports(aten.adaptive_avg_pool1d.default)(_adaptive(1))
 exports(aten._adaptive_avg_pool2d.default, aten.adaptive_avg_pool2d.default)(_adaptive(2))
 exports(aten._adaptive_avg_pool3d.default, aten.adaptive_avg_pool3d.default)(_adaptive(3))
-
-
-# ---------------------------------------------------------------------- resampling
-
-
-Interpolation = Callable[[torch.Tensor, list[int], "float | None"], torch.Tensor]
-
-
-def _resized(
-    ex: Exporter, x: Tensor, scales: Sequence[float | None] | None, by_torch: Interpolation | None = None, **how: Any
-) -> Tensor:
-    """To the result's size; by factors where the user gave them, since coordinates follow these then.
-
-    `by_torch` interpolates images of one row. Where kernels cannot do what it does, it is asked for the share that each
-    place has in each place of the result, and a product does the rest.
-    """
-    if any(size == 0 for size in x.sizes):
-        raise Unsupported("resampling without elements")
-    given = scales is not None and any(scale is not None for scale in scales)
-    runs = x.dtype in (torch.float32, torch.bfloat16, torch.float16)
-    if given and scales is not None and all(scale is not None for scale in scales) and runs and "antialias" not in how:
-        factors = ex.constant(torch.tensor([1.0, 1.0, *(float(s) for s in scales if s is not None)]))
-        if _same_sizes(x, ex.shape, scales):
-            return ex.op("Resize", x, None, factors, None, **how)
-    if not given and runs and "antialias" not in how:
-        return ex.op("Resize", x, None, None, ex.sizes.vector(ex.shape), **how)
-    if by_torch is None or not is_known(x.sizes[2:]) or not is_known(ex.shape[2:]):
-        raise Unsupported("resampling by factors that do not give the size, or of sizes that are not numbers")
-    for place, (size, out) in enumerate(zip(x.sizes[2:], ex.shape[2:], strict=True)):
-        shares = _shares(by_torch, int(size), int(out), scales[place] if scales is not None else None)
-        x = _along(ex, x, 2 + place, out, ex.constant(shares.to(x.dtype)))
-    return x
-
-
-def _shares(by_torch: Interpolation, size: int, out: int, scale: float | None) -> torch.Tensor:
-    """[size, out]: what of each place goes into each place of the result."""
-    rows = torch.eye(size, dtype=torch.float64).view(size, 1, 1, size)  # columns of one row: torch fails for the turned
-    return by_torch(rows, [1, out], scale).reshape(size, out)
-
-
-def _along(ex: Exporter, x: Tensor, dim: int, out: Size, shares: Tensor) -> Tensor:
-    """The product of a dim with [size, out]."""
-    order = [*(d for d in range(x.rank) if d != dim), dim]
-    made = ex.op("MatMul", ex.transpose(x, order), shares)
-    back = [order.index(d) for d in range(x.rank)]
-    result = made if dim == x.rank - 1 else ex.op("Transpose", made, perm=back)
-    return Tensor(result.value, x.dtype, (*x.sizes[:dim], out, *x.sizes[dim + 1 :]))
-
-
-def _same_sizes(x: Tensor, shape: Sequence[Size], scales: Sequence[float | None]) -> bool:
-    """Whether ONNX makes of these factors the sizes that torch made, in float32 as it computes."""
-    pairs = zip(x.sizes[2:], shape[2:], scales, strict=True)
-    return all(not isinstance(i, int) or math.floor(float(torch.tensor(float(s or 1)) * i)) == o for i, o, s in pairs)
-
-
-_NEAREST: dict[str, Any] = {"mode": "nearest", "coordinate_transformation_mode": "asymmetric", "nearest_mode": "floor"}
-
-
-def _scales(rest: Sequence[Any]) -> list[float | None] | None:
-    """The factors among an operator's last arguments: one list, or one number for each dim."""
-    if not rest or rest[0] is None:
-        return None
-    return list(rest[0]) if isinstance(rest[0], list | tuple) else list(rest)
-
-
-@exports(
-    *(aten.upsample_nearest1d.default, aten.upsample_nearest2d.default, aten.upsample_nearest3d.default),
-    *(aten.upsample_nearest1d.vec, aten.upsample_nearest2d.vec, aten.upsample_nearest3d.vec),
-)
-def upsample_nearest(ex: Exporter, x: Tensor, sizes: Any, *scales: Any) -> Tensor:
-    return _by_places(ex, x, _scales(scales), half=False)
-
-
-@exports(
-    *(aten._upsample_nearest_exact1d.default, aten._upsample_nearest_exact2d.default),
-    *(aten._upsample_nearest_exact3d.default, aten._upsample_nearest_exact1d.vec),
-    *(aten._upsample_nearest_exact2d.vec, aten._upsample_nearest_exact3d.vec),
-)
-def upsample_nearest_exact(ex: Exporter, x: Tensor, sizes: Any, *scales: Any) -> Tensor:
-    return _by_places(ex, x, _scales(scales), half=True)
-
-
-def _by_places(ex: Exporter, x: Tensor, scales: Sequence[float | None] | None, *, half: bool) -> Tensor:
-    """One Resize where every factor is whole, else rows and columns by their numbers, rounded as torch rounds."""
-    ins, outs = x.sizes[2:], ex.shape[2:]
-    whole = scales is None or all(s is None or float(s).is_integer() for s in scales)
-    if not half and whole and x.dtype is torch.float32:
-        multiples = [
-            (isinstance(i, int) and isinstance(o, int) and i and o % i == 0) or (scales is not None and scales[n])
-            for n, (i, o) in enumerate(zip(ins, outs, strict=True))
-        ]
-        if all(multiples):
-            return _resized(ex, x, scales, **_NEAREST)
-    for place, (i, o) in enumerate(zip(ins, outs, strict=True)):
-        scale = scales[place] if scales is not None else None
-        # In float32, the type that torch computes the place in.
-        if scale:
-            factor = ex.number(float(torch.tensor(1.0 / float(scale))), torch.float32)
-        else:
-            factor = ex.op(
-                "Div", ex.cast(ex.sizes.scalar(i), torch.float32), ex.cast(ex.sizes.scalar(o), torch.float32)
-            )
-        at = ex.cast(ex.range(o), torch.float32)
-        at = ex.op("Add", at, ex.number(0.5, torch.float32)) if half else at
-        at = ex.cast(ex.op("Floor", ex.op("Mul", at, factor)), torch.int64)
-        at = ex.op("Min", at, ex.sizes.scalar(i - 1))
-        x = ex.op("Gather", x, at, axis=2 + place)
-    return x
-
-
-@exports(
-    *(aten.upsample_linear1d.default, aten.upsample_bilinear2d.default, aten.upsample_trilinear3d.default),
-    *(aten.upsample_linear1d.vec, aten.upsample_bilinear2d.vec, aten.upsample_trilinear3d.vec),
-)
-def upsample_linear(ex: Exporter, x: Tensor, sizes: Any, align_corners: bool, *scales: Any) -> Tensor:
-    return _resized(
-        ex,
-        x,
-        _scales(scales),
-        lambda rows, out, scale: aten.upsample_bilinear2d.default(rows, out, align_corners, None, scale),
-        mode="linear",
-        coordinate_transformation_mode=_corners(align_corners),
-    )
-
-
-def _corners(align: bool) -> str:
-    return "align_corners" if align else "half_pixel"
-
-
-@exports(aten.upsample_bicubic2d.default, aten.upsample_bicubic2d.vec)
-def upsample_bicubic(ex: Exporter, x: Tensor, sizes: Any, align_corners: bool, *scales: Any) -> Tensor:
-    return _resized(
-        ex,
-        x,
-        _scales(scales),
-        lambda rows, out, scale: aten.upsample_bicubic2d.default(rows, out, align_corners, None, scale),
-        mode="cubic",
-        cubic_coeff_a=-0.75,
-        coordinate_transformation_mode=_corners(align_corners),
-    )
-
-
-def _antialiased(op: Any) -> Any:
-    """By shares: kernels have another idea of how wide a filter is."""
-
-    def rule(ex: Exporter, x: Tensor, sizes: Any, align_corners: bool, *scales: Any) -> Tensor:
-        return _resized(
-            ex, x, _scales(scales), lambda rows, out, scale: op(rows, out, align_corners, None, scale), antialias=1
-        )
-
-    return rule
-
-
-for _packet in (aten._upsample_bilinear2d_aa, aten._upsample_bicubic2d_aa):
-    exports(_packet.default, _packet.vec)(_antialiased(_packet.default))
-
-
-_MODES = (("bilinear", "linear"), ("nearest", "nearest"), ("bicubic", "cubic"))
-_EDGES = ("zeros", "border", "reflection")
-
-
-@exports(aten.grid_sampler_2d.default, aten.grid_sampler.default, takes=lambda node: value_of(node.args[0]).dim() == 4)
-def grid_sampler(ex: Exporter, x: Tensor, grid: Tensor, mode: int, edge: int, align_corners: bool) -> Tensor:
-    name = _MODES[mode][int(ex.opset >= 20)]
-    return ex.op(
-        "GridSample", x, ex.cast(grid, x.dtype), mode=name, padding_mode=_EDGES[edge], align_corners=int(align_corners)
-    )
-
-
-@exports(aten.col2im.default)
-def col2im(ex: Exporter, x: Tensor, sizes: Any, kernel: Any, dilation: Any, padding: Any, stride: Any) -> Tensor:
-    single = x.rank == 2
-    x = Tensor(ex.unsqueeze(x, 0).value, x.dtype) if single else x
-    around: dict[str, Any] = {"dilations": list(dilation), "pads": [*padding, *padding], "strides": list(stride)}
-    made = ex.op("Col2Im", x, ex.sizes.vector(sizes), ex.ints(kernel), **around)
-    return ex.squeeze(made, 0) if single else made
-
-
-@exports(aten.pixel_shuffle.default, takes=lambda node: value_of(node.args[0]).dim() == 4)
-def pixel_shuffle(ex: Exporter, x: Tensor, factor: int) -> Tensor:
-    return ex.op("DepthToSpace", x, blocksize=factor, mode="CRD")
 
 
 def _adaptive_max(count: int) -> Any:

@@ -1,4 +1,4 @@
-"""Reductions over dims, and running ones along a dim."""
+"""Reductions over dims."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 
-from ingot.onnx.export import Exporter, Unsupported, exports
+from ingot.onnx.export import Exporter, exports
 from ingot.onnx.rules.pointwise import truth
-from ingot.onnx.values import Size, Tensor, axes, axis
+from ingot.onnx.values import Tensor, axes, axis
 
 aten = torch.ops.aten
 
@@ -284,75 +284,4 @@ def vector_norm(
     return ex.op("Pow", total, ex.number(1 / float(order), torch.float64))
 
 
-# ---------------------------------------------------------------------- along a dim
-
-
-@exports(aten.cumsum.default)
-def cumsum(ex: Exporter, x: Tensor, dim: int, *, dtype: Any = None) -> Tensor:
-    x = ex.cast(x, ex.dtype)
-    if not x.rank:
-        return x
-    return ex.op("CumSum", x, ex.number(axis(dim, x.rank), torch.int64))
-
-
-@exports(aten.cumprod.default)
-def cumprod(ex: Exporter, x: Tensor, dim: int, *, dtype: Any = None) -> Tensor:
-    x = ex.cast(x, ex.dtype)
-    if not x.rank:
-        return x
-    if ex.opset >= 26:
-        return ex.op("CumProd", x, ex.number(axis(dim, x.rank), torch.int64))
-    return doubling(ex, x, axis(dim, x.rank), "Mul", ex.number(1, x.dtype))
-
-
-def doubling(ex: Exporter, x: Tensor, at: int, kind: str, neutral: Tensor) -> Tensor:
-    """A running product or extreme: every element with the one 1, 2, 4 … places before it."""
-    length: Size = x.sizes[at]
-    if not isinstance(length, int):
-        raise Unsupported("a running product along a dim whose size is not a number")
-    step = 1
-    while step < length:
-        front = [*x.sizes[:at], step, *x.sizes[at + 1 :]]
-        shifted = ex.op(
-            "Concat", ex.expand(Tensor(neutral.value, x.dtype, ()), front), ex.slice(x, at, 0, -step), axis=at
-        )
-        x = Tensor(ex.op(kind, x, shifted).value, x.dtype, x.shape)
-        step *= 2
-    return x
-
-
-def _running(compare: str) -> Callable[..., list[Tensor]]:
-    """A running extreme and its place: of equal ones the last, and a nan stays."""
-
-    def rule(ex: Exporter, x: Tensor, dim: int) -> list[Tensor]:
-        if not x.rank:
-            return [x, ex.number(0, torch.int64)]
-        at = axis(dim, x.rank)
-        length = x.sizes[at]
-        if not isinstance(length, int):
-            raise Unsupported("a running extreme along a dim whose size is not a number")
-        column = [length if d == at else 1 for d in range(x.rank)]
-        numbers = ex.cast(x, torch.int32) if x.dtype is torch.bool else x
-        value = Tensor(numbers.value, numbers.dtype, x.shape)
-        place = ex.expand(ex.reshape(ex.range(length), column), x.sizes)
-        step = 1
-        while step < length:  # every element with the one 1, 2, 4 … places before it
-            before = [ex.op("Concat", ex.slice(part, at, 0, step), ex.slice(part, at, 0, -step), axis=at)
-                      for part in (value, place)]  # fmt: skip
-            ahead = ex.op(compare, before[0], value)
-            if value.is_float:
-                ahead = ex.op("And", ex.op("Or", ahead, ex.op("IsNaN", before[0])), ex.op("Not", ex.op("IsNaN", value)))
-            chosen = [ex.op("Where", ahead, old, new) for old, new in zip(before, (value, place), strict=True)]
-            value = Tensor(chosen[0].value, value.dtype, x.shape)
-            place = Tensor(chosen[1].value, torch.int64, x.shape)
-            step *= 2
-        return [value, place]
-
-    return rule
-
-
-exports(aten.cummax.default)(_running("Greater"))
-exports(aten.cummin.default)(_running("Less"))
-
-
-__all__ = ["count_of", "doubling", "extreme_over", "place_of_extreme", "reduced"]
+__all__ = ["count_of", "extreme_over", "place_of_extreme", "reduced"]

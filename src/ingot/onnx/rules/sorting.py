@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -85,6 +86,10 @@ def median_all(ex: Exporter, x: Tensor) -> Tensor:
     count: Size = 1
     for size in x.sizes:
         count = count * size
+    if count == 0:
+        if not x.is_float:
+            raise Unsupported("the median of nothing, as an integer")
+        return ex.number(math.nan, x.dtype)
     flat = ex.reshape(x, [count])
     return _nth(ex, flat, (count - 1) // 2, 0, False)[0]
 

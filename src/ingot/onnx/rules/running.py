@@ -1,0 +1,139 @@
+"""Running sums, products and extremes along a dim.
+
+Where the dim's size is a number they take log₂ of it steps, each of the whole tensor; where it is not, one Scan.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from ingot.onnx.export import Exporter, exports, may_be_zero
+from ingot.onnx.rules.control import closed
+from ingot.onnx.values import Tensor, axis
+
+aten = torch.ops.aten
+# Of what was before and what is here, both as several tensors, what is from here on.
+Step = Callable[[Sequence[Tensor], Sequence[Tensor]], Sequence[Tensor]]
+
+
+def scanned(ex: Exporter, xs: Sequence[Tensor], at: int, before: Sequence[Any], step: Step) -> list[Tensor]:
+    """The running result of `step` along a dim of tensors that are all as large, from a number for each of them.
+
+    ONNX Runtime has no empty Scan: where there may be nothing to go over, the number itself is put before it.
+    """
+    length = xs[0].sizes[at]
+    if may_be_zero(ex.program, length):
+        one = [*xs[0].sizes[:at], 1, *xs[0].sizes[at + 1 :]]
+        longer = [
+            Tensor(
+                ex.op("Concat", ex.full(one, number, x.dtype), x, axis=at).value,
+                x.dtype,
+                (*x.sizes[:at], length + 1, *x.sizes[at + 1 :]),
+            )
+            for number, x in zip(before, xs, strict=True)
+        ]
+        found = _scanned(ex, longer, at, before, step)
+        return [Tensor(ex.slice(part, at, 1, None).value, x.dtype, x.shape) for part, x in zip(found, xs, strict=True)]
+    return _scanned(ex, xs, at, before, step)
+
+
+def _scanned(ex: Exporter, xs: Sequence[Tensor], at: int, before: Sequence[Any], step: Step) -> list[Tensor]:
+    sizes = (*xs[0].sizes[:at], *xs[0].sizes[at + 1 :])
+    start = [ex.full(sizes, number, x.dtype) for number, x in zip(before, xs, strict=True)]
+    with ex.inner_scope():
+        state, slices = (
+            [ex.named_input(f"{ex.node.name}.{name}", x.dtype, sizes) for x in xs] for name in ("before", "here")
+        )
+        made = step(state, slices)
+        graph = closed(ex, [*made, *made], [*state, *slices], "body")
+    axes = {"scan_input_axes": [at] * len(xs), "scan_output_axes": [at] * len(xs)}
+    results = ex.loop("Scan", [*start, *xs], [x.dtype for x in (*xs, *xs)], body=graph, num_scan_inputs=len(xs), **axes)
+    return [Tensor(part.value, x.dtype, x.shape) for part, x in zip(results[len(xs) :], xs, strict=True)]
+
+
+def doubled(ex: Exporter, xs: Sequence[Tensor], at: int, length: int, step: Step) -> list[Tensor]:
+    """The same where the size is a number: every element with the one 1, 2, 4 … places before it.
+
+    The first elements meet themselves, so `step` of an element with itself must be that element.
+    """
+    reach = 1
+    while reach < length:
+        before = [ex.op("Concat", ex.slice(x, at, 0, reach), ex.slice(x, at, 0, -reach), axis=at) for x in xs]
+        made = step(before, xs)
+        xs = [Tensor(part.value, x.dtype, x.shape) for part, x in zip(made, xs, strict=True)]
+        reach *= 2
+    return list(xs)
+
+
+@exports(aten.cumsum.default)
+def cumsum(ex: Exporter, x: Tensor, dim: int, *, dtype: Any = None) -> Tensor:
+    x = ex.cast(x, ex.dtype)
+    if not x.rank:
+        return x
+    return ex.op("CumSum", x, ex.number(axis(dim, x.rank), torch.int64))
+
+
+@exports(aten.cumprod.default)
+def cumprod(ex: Exporter, x: Tensor, dim: int, *, dtype: Any = None) -> Tensor:
+    x = ex.cast(x, ex.dtype)
+    if not x.rank:
+        return x
+    at = axis(dim, x.rank)
+    if ex.opset >= 26:
+        return ex.op("CumProd", x, ex.number(at, torch.int64))
+    length = x.sizes[at]
+    if isinstance(length, int):
+        return _product(ex, x, at, length)
+    return scanned(ex, [x], at, [1], lambda before, here: [ex.op("Mul", before[0], here[0])])[0]
+
+
+def _product(ex: Exporter, x: Tensor, at: int, length: int) -> Tensor:
+    """Every element with the one 1, 2, 4 … places before it; before the first there are ones."""
+    reach = 1
+    while reach < length:
+        ones = ex.full([*x.sizes[:at], reach, *x.sizes[at + 1 :]], 1, x.dtype)
+        before = ex.op("Concat", ones, ex.slice(x, at, 0, -reach), axis=at)
+        x = Tensor(ex.op("Mul", x, before).value, x.dtype, x.shape)
+        reach *= 2
+    return x
+
+
+def _running(compare: str) -> Callable[..., list[Tensor]]:
+    """A running extreme and its place: of equal ones the last, and a nan stays."""
+
+    def rule(ex: Exporter, x: Tensor, dim: int) -> list[Tensor]:
+        if not x.rank:
+            return [x, ex.number(0, torch.int64)]
+        at = axis(dim, x.rank)
+        length = x.sizes[at]
+        numbers = ex.cast(x, torch.int32) if x.dtype is torch.bool else x
+        value = Tensor(numbers.value, numbers.dtype, x.shape)
+        place = ex.expand(ex.reshape(ex.range(length), [length if d == at else 1 for d in range(x.rank)]), x.sizes)
+
+        def step(before: Sequence[Tensor], here: Sequence[Tensor]) -> list[Tensor]:
+            ahead = ex.op(compare, before[0], here[0])
+            if value.is_float:
+                stays = ex.op("Or", ahead, ex.op("IsNaN", before[0]))
+                ahead = ex.op("And", stays, ex.op("Not", ex.op("IsNaN", here[0])))
+            return [ex.op("Where", ahead, old, new) for old, new in zip(before, here, strict=True)]
+
+        if isinstance(length, int):
+            return doubled(ex, [value, place], at, length, step)
+        return scanned(ex, [value, place], at, [_least(value.dtype, compare), 0], step)
+
+    return rule
+
+
+def _least(dtype: torch.dtype, compare: str) -> float | int:
+    """A number that no other is behind."""
+    if dtype.is_floating_point:
+        return -math.inf if compare == "Greater" else math.inf
+    return torch.iinfo(dtype).min if compare == "Greater" else torch.iinfo(dtype).max
+
+
+exports(aten.cummax.default)(_running("Greater"))
+exports(aten.cummin.default)(_running("Less"))
