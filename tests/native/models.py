@@ -10,6 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from tests.native.coding import Coded, Tied
+
 X = torch.Tensor
 
 
@@ -114,6 +116,9 @@ CASES: dict[str, Case] = {
         lambda: half(Block()), lambda: (x(2, 13, 24).bfloat16(), torch.arange(13)[None] < torch.tensor([[9], [13]]))
     ),
     "lookup": Case(Lookup, lambda: (torch.tensor([[0, 3, 10], [7, 1, 2]]), x(2, 11))),
+    "coded": Case(
+        lambda: Tied(Coded(24, 40, 8, zeros=True), Coded(24, 24, None, bits=8)), lambda: (torch.tensor([[3, 0, 39]]),)
+    ),
     "control": Case(Control, lambda: (x(6, 9), torch.tensor([False, True]))),
     "overwriting": Case(Overwriting, lambda: (x(5, 6),)),
     "dynamic sizes": Case(

@@ -7,10 +7,10 @@ time (an activation on the right, rows that are not contiguous) is packed by the
 
 from __future__ import annotations
 
-from ingot.codegen.ctext import STORED, SUFFIX, Statements
+from ingot.codegen.ctext import STORED, SUFFIX, Statements, constant_text
 from ingot.codegen.kernels import Kernel, Writer, declare_flags, report_flags, simd, unflatten
 from ingot.lowering.expr import Size, product
-from ingot.lowering.ir import BYTES, TOGETHER, Convolution, Factors, Map, Product, Siblings, rows_dtype
+from ingot.lowering.ir import BYTES, TOGETHER, Codes, Convolution, Factors, Map, Product, Siblings, rows_dtype
 
 # Columns of a panel that is packed while running.
 PANEL = 48
@@ -75,6 +75,9 @@ def whole_terms(step: Product | Convolution, terms: Size) -> Size:
 
 def _tiles(out: Writer, step: Product, width: int) -> None:
     """Rows [first, last) of the panel of columns [left, right)."""
+    if step.codes is not None:
+        _coded_tiles(out, step, step.codes, width)
+        return
     kind, real = factor_kind(step), STORED[step.dtype]
     out.library.share("tile", kind, width)
     panel = _panel(out, step, kind, real)
@@ -85,6 +88,44 @@ def _tiles(out: Writer, step: Product, width: int) -> None:
     out.line(f"ig_tile_{kind}_{width}({a_rows}, {a_step}, {panel}, {out.size(step.k)}, tile, high);")
     write_epilogue(out, step.epilogue, len(step.batch), width)
     out.close()
+
+
+def _coded_tiles(out: Writer, step: Product, codes: Codes, width: int) -> None:
+    """The same where the panel's weights are whole numbers. For one tile they are widened in registers, for more rows
+    once into memory."""
+    kind = f"s{codes.bits}{'z' if codes.zeros else ''}"
+    out.library.share("stream", kind, width)
+    out.library.share("widen", kind, width)
+    out.library.share("tile", "f32", width)
+    a_rows, a_step = _rows(out, step, "f32", "float")
+    groups, words = step.k // codes.group, -(-codes.group * codes.bits // 32)
+    given = ", ".join(
+        [
+            f"{out.pointer(step.b.buffer)} + left * ({out.size(groups * words)})",
+            _of_panel(out, "scales", codes.scales, groups, width),
+            _of_panel(out, "zeros", codes.zeros, groups, width) if codes.zeros else "NULL",
+            out.size(step.k),
+            str(codes.group),
+        ]
+    )
+    out.line(f"const int widened = last - first > IG_HIGH(float, {width});")
+    out.own("panel", "float", step.k * width * 4)
+    out.line(f"if (widened) ig_widen_{kind}_{width}({given}, panel);")
+    out.open(f"for (int64_t row = first; row < last; row += IG_HIGH(float, {width}))")
+    out.line(f"_Alignas(64) float tile[IG_HIGHEST * {width}];")
+    out.line(f"const int64_t high = ig_min(last - row, IG_HIGH(float, {width}));")
+    out.line(f"if (widened) ig_tile_f32_{width}({a_rows}, {a_step}, panel, {out.size(step.k)}, tile, high);")
+    out.line(f"else ig_stream_{kind}_{width}({a_rows}, {a_step}, {given}, tile, high);")
+    write_epilogue(out, step.epilogue, len(step.batch), width)
+    out.close()
+
+
+def _of_panel(out: Writer, name: str, value: str | float, groups: Size, width: int) -> str:
+    """The scales or zeros of a panel: its part of a buffer, or one number for every column."""
+    if isinstance(value, str):
+        return f"{out.pointer(value)} + left * ({out.size(groups)})"
+    out.line(f"static const float {name}[{width}] = {{[0 ... {width - 1}] = {constant_text(value, 'float32')}}};")
+    return name
 
 
 def _task(out: Writer, blocks: Size, panels: Size, weights: Size) -> tuple[str, str]:

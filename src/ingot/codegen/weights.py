@@ -15,7 +15,7 @@ from ingot.codegen.exports import Placed
 from ingot.codegen.file import Source
 from ingot.codegen.pages import Pages
 from ingot.lowering.expr import known
-from ingot.lowering.ir import Module
+from ingot.lowering.ir import Module, Weight
 from ingot.lowering.memory import ALIGN
 from ingot.program.program import Program
 from ingot_runtime import native
@@ -61,7 +61,11 @@ def fill(program: Program, module: Module, source: Source, pages: Pages | None =
         elements = winograd(state.detach()) if weight.winograd else state.detach()
         if weight.times != 1 and not weight.sums:
             elements = elements * weight.times
-        if weight.sums:
+        if weight.minus:
+            elements = elements - weight.minus if not weight.bits else elements.to(torch.int16) - weight.minus
+        if weight.bits:
+            _words(target, elements.to(torch.int8), weight)
+        elif weight.sums:
             _sum(target.view(dtype), elements, weight.packing, int(weight.times))
         elif weight.run:
             _interleave(target.view(dtype), elements, weight.packing, weight.run, weight.together)
@@ -124,6 +128,21 @@ def _sum(target: torch.Tensor, state: torch.Tensor, packing: tuple[Any, ...], ti
     offset, shape, strides, _ = packing
     parts = torch.as_strided(state.contiguous().reshape(-1), shape, strides, offset)
     target.copy_(parts.reshape(shape[0], -1).sum(1, dtype=torch.int64) * times)
+
+
+def _words(target: torch.Tensor, codes: torch.Tensor, weight: Weight) -> None:
+    """Whole numbers of a few bits in words; `target` is bytes. A word's bytes are terms, or pairs of them, in order."""
+    *outer, terms, width = weight.packing[1]
+    whole = torch.empty(*outer, terms, width, dtype=torch.int8)
+    _copy(whole.view(-1), codes, weight.packing)
+    each = 32 // weight.bits
+    whole = whole.view(*outer, terms // weight.group, weight.group, width)
+    if weight.group % each:
+        whole = torch.nn.functional.pad(whole, (0, 0, 0, -weight.group % each))
+    words: NDArray[np.uint8] = whole.numpy().view(np.uint8).reshape(-1, each, width)
+    if weight.bits == 4:
+        words = (words[:, 0::2] & 15 | words[:, 1::2] << 4).astype(np.uint8)
+    np.copyto(target.numpy().reshape(-1, width, 4), words.transpose(0, 2, 1))
 
 
 def _assign(target: torch.Tensor, source: torch.Tensor) -> None:

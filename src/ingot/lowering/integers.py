@@ -72,6 +72,8 @@ def factored(low: Making, x: Tensor, weight: Tensor, columns: int) -> Factored |
     left, right = quantized_of(x), quantized_of(weight)
     if left is None or right is None or left.axis is not None or not _is_factor(low, right, columns):
         return None
+    if left.group is not None or right.group is not None:
+        return None
     if left.integers.dtype not in ("uint8", "int8") or (isinstance(left.zero, int) and not _is_byte(left)):
         return None
     zero = _higher(left.zero, 128) if left.integers.dtype == "int8" else left.zero

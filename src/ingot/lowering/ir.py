@@ -203,6 +203,21 @@ class Matrix:
     packed: int | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Codes:
+    """What a packed weight's whole numbers of `bits` bits stand for: (code - zero) · scale, both those of the column
+    and of the `group` terms that the code is one of: buffers [panels][groups][width], or one number for all."""
+
+    bits: int
+    group: int
+    scales: str | float
+    zeros: str | float = 0.0
+
+    @property
+    def buffers(self) -> set[str]:
+        return {name for name in (self.scales, self.zeros) if isinstance(name, str)}
+
+
 # What a product multiplies: numbers as the sums are, bfloat16 with bfloat16 summed in float32, or uint8 with int8
 # summed in int32.
 Factors: TypeAlias = Literal["same", "bfloat16", "int8"]
@@ -218,7 +233,7 @@ class Product:
 
     The epilogue is a Map over (batch…, rows…, j) that reads the product as the op "accumulator"; rows may be several
     loops whose extents multiply to m. `dtype` is that of the sums; `factors` says what is multiplied, and how b is
-    packed.
+    packed. With `codes`, b is whole numbers, packed in words of 32 bits: [groups][words of a group][columns].
     """
 
     batch: tuple[Loop, ...]
@@ -231,6 +246,7 @@ class Product:
     epilogue: Map
     origin: Origin = Origin()
     factors: Factors = "same"
+    codes: Codes | None = None
 
 
 Way: TypeAlias = Literal["windows", "depthwise", "winograd"]
@@ -512,7 +528,9 @@ class Weight:
     column are zeros. () is as it is. With `winograd` the elements are those of [16, in, out], which the 3×3 taps of
     [out, in, 3, 3] become. With `run` that many dims before the last are one run of terms, of which `together` lie side
     by side: […, terms / together, width, together], zeros behind the last. With `sums` it is what all dims of the view
-    but the first add up to, as int32; `times` is a factor of every element."""
+    but the first add up to, as int32; `times` is a factor of every element, `minus` is taken off. With `bits` the
+    elements are whole numbers of so many bits, and those of the dim before the last lie in words of 32 bits, the first
+    one lowest; each `group` of them begins with a word of its own: […, groups · words, width]."""
 
     buffer: str
     source: str
@@ -522,6 +540,9 @@ class Weight:
     together: int = 1
     sums: bool = False
     times: float = 1
+    bits: int = 0
+    group: int = 0
+    minus: int = 0
 
 
 @dataclass(frozen=True, slots=True)

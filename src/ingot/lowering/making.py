@@ -169,6 +169,21 @@ class Making(Sizes):
 
         return Tensor(tensor.shape, "float32", Lazy(load, tensor.cost + 1))
 
+    def pack_scales(self, tensor: Tensor, width: int, minus: int = 0) -> str:
+        """Weights [columns, groups], each less `minus`, as float32 [panels][groups][columns of a panel]."""
+        return self._panels(tensor, "float32", width, minus=minus)
+
+    def pack_codes(self, codes: Tensor, width: int, bits: int, group: int, minus: int) -> str:
+        """A weight [columns, terms] of whole numbers, each less `minus`, as panels of words: see `Weight`."""
+        return self._panels(codes, "uint32", width, bits=bits, group=group, minus=minus)
+
+    def _panels(self, tensor: Tensor, dtype: str, width: int, **how: Any) -> str:
+        assert isinstance(tensor.data, Strided) and isinstance(tensor.shape[0], int)
+        columns, depth = tensor.shape
+        column_step, step = tensor.data.strides
+        shape, strides = (1, -(-columns // width), depth, width), (0, width * column_step, step, column_step)
+        return self._weight(tensor.data.buffer, dtype, (tensor.data.offset, shape, strides, columns), **how)
+
     def repacked(self, buffer: str, dtype: str, offset: Size, shape: Sequence[Size], strides: Sequence[Size]) -> Tensor:
         """A weight in another order of its dims."""
         name = self._weight(buffer, dtype, (offset, tuple(shape), tuple(strides), None))
@@ -186,6 +201,9 @@ class Making(Sizes):
                 *depth, width = shape
                 each, terms = how["together"], product(depth[-run:])
                 shape = (*depth[:-run], (terms + each - 1) // each, width, each)
+            if bits := how.get("bits", 0):
+                *outer, terms, width = shape
+                shape = (*outer, terms // how["group"] * -(-how["group"] * bits // 32), width)
             made = self.buffer("weight", dtype, shape[:1] if how.get("sums") else shape)
             self.weights.append(Weight(made.name, origin.source, packing, **how))
             self._packed[key] = made.name

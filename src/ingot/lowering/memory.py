@@ -68,7 +68,7 @@ def touched(step: Step) -> tuple[set[str], set[str]]:
             return _both(step.steps)
         case Product():
             r, w = touched(step.epilogue)
-            return r | {step.a.buffer, step.b.buffer}, w
+            return r | {step.a.buffer, step.b.buffer} | (step.codes.buffers if step.codes else set()), w
         case Convolution():
             r, w = touched(step.epilogue)
             return r | {step.x, step.weight}, w

@@ -46,10 +46,7 @@ def join_siblings(module: Module) -> Module:
 def _belongs(step: Product, family: Sequence[Product]) -> bool:
     """Whether a product reads the rows that the others read, and nothing that they write but at its own place."""
     first = family[0]
-    same = (step.a, step.batch, step.m, step.n, step.k, step.dtype, step.b.packed, step.factors) == (
-        first.a, first.batch, first.m, first.n, first.k, first.dtype, first.b.packed, first.factors
-    )  # fmt: skip
-    if not same or not step.b.packed:
+    if _kind(step) != _kind(first) or not step.b.packed:
         return False
     used, written = (set().union(*(touched(one)[side] for one in family)) for side in (0, 1))
     if touched(step)[1] & (used | written) or {step.a.buffer, step.b.buffer} & written:
@@ -59,6 +56,12 @@ def _belongs(step: Product, family: Sequence[Product]) -> bool:
     alike = all([loop.extent for loop in one.epilogue.loops] == loops for one in family)
     read = [access for access in reads(step.epilogue.body) if access.buffer in written]
     return all(alike and _placed(access.index, step.epilogue.loops) == at[access.buffer] for access in read)
+
+
+def _kind(step: Product) -> tuple[object, ...]:
+    """What siblings have in common."""
+    codes = step.codes and (step.codes.bits, step.codes.group, step.codes.zeros == 0)
+    return (step.a, step.batch, step.m, step.n, step.k, step.dtype, step.b.packed, step.factors, codes)
 
 
 def _placed(index: Size, loops: Sequence[Loop]) -> Size:

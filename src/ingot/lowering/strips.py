@@ -59,7 +59,7 @@ def _is_stage(step: Step) -> bool:
     """Whether a step can be computed line by line: it reads rows as they lie, and weights that are packed."""
     if isinstance(step, Convolution):
         return step.way != "winograd"
-    if not isinstance(step, Product) or step.batch or not step.b.packed:
+    if not isinstance(step, Product) or step.batch or not step.b.packed or step.codes:
         return False
     return step.a.columns == 1 and step.a.rows == step.k and step.a.offset == 0
 

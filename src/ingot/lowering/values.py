@@ -107,18 +107,24 @@ def broadcast(index: Index, shape: Shape) -> Index:
 
 @dataclass(frozen=True, slots=True)
 class Quantized:
-    """(integers - zero) · scale. A Tensor of scales or zeros has one element, or one for each place of `axis`."""
+    """(integers - zero) · scale. A Tensor of scales or zeros has one element, or one for each place of `axis`, or, with
+    `group`, one for each place of `axis` and each so many places of the other one of two dims. `ends` are the least and
+    the greatest of the integers, as they are said to be."""
 
     integers: Tensor
     scale: float | Tensor
     zero: int | Tensor
     axis: int | None = None
+    group: int | None = None
+    ends: tuple[int, int] | None = None
 
     def parameter(self, ops: Recorder, value: float | Tensor, index: Index, dtype: str) -> int:
         """The scale or zero that belongs to an element, as a value of the body."""
         if not isinstance(value, Tensor):
             return ops.const(value, dtype)
-        place = (0,) * value.rank if self.axis is None else (index[self.axis],)
+        place: Index = (0,) * value.rank if self.axis is None else (index[self.axis],)
+        if self.group is not None and self.axis is not None:
+            place = (index[self.axis], divide(index[1 - self.axis], self.group))
         return ops.cast(value.load(ops, place), dtype)
 
 
@@ -145,9 +151,11 @@ P = ParamSpec("P")
 View: TypeAlias = Callable[Concatenate[Tensor, P], Tensor]
 
 
-def _of_integers(moved: Callable[Concatenate[int, P], int | None]) -> Callable[[View[P]], View[P]]:
+def _of_integers(
+    moved: Callable[Concatenate[int, P], int | None], groups: bool = False
+) -> Callable[[View[P]], View[P]]:
     """A view of dequantized numbers dequantizes a view of the integers. `moved` says where a dim that has a scale for
-    each of its places goes; None: this view is one of the numbers only."""
+    each of its places goes; None: this view is one of the numbers only, as it is of groups unless it leaves them be."""
 
     def decorate(view: View[P]) -> View[P]:
         @wraps(view)
@@ -156,7 +164,7 @@ def _of_integers(moved: Callable[Concatenate[int, P], int | None]) -> Callable[[
             if found is None:
                 return view(tensor, *args, **kwargs)
             axis = None if found.axis is None else moved(found.axis, *args, **kwargs)
-            if axis is None and found.axis is not None:
+            if (axis is None and found.axis is not None) or (found.group is not None and not groups):
                 return view(tensor, *args, **kwargs)
             return dequantized(replace(found, integers=viewed(found.integers, *args, **kwargs), axis=axis))
 
@@ -173,7 +181,7 @@ def restrided(tensor: Tensor, shape: Shape, offset: Size, strides: tuple[Size, .
     return Tensor(shape, tensor.dtype, Strided(tensor.data.buffer, offset, strides))
 
 
-@_of_integers(lambda axis, dims: list(dims).index(axis))
+@_of_integers(lambda axis, dims: list(dims).index(axis), groups=True)
 def permute(tensor: Tensor, dims: Sequence[int]) -> Tensor:
     shape = tuple(tensor.shape[d] for d in dims)
     data = tensor.data

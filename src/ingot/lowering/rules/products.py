@@ -11,6 +11,7 @@ import torch
 
 from ingot.lowering import values
 from ingot.lowering.body import Recorder
+from ingot.lowering.coding import packed_codes
 from ingot.lowering.expr import Size, product, symbol
 from ingot.lowering.integers import Factored, factored
 from ingot.lowering.ir import Factors, Loop, Map, Matrix, Product, Store, wide
@@ -51,9 +52,9 @@ def matmul(
         a, b, factors = unsigned(low, whole.rows), whole.weight, "int8"
     elif not lead and is_narrow(low, b):
         factors = "bfloat16"
-    a, b = low.realize(a), low.realize(b)
-    assert isinstance(b.data, Strided)
-    right = _packed(low, b, k, n, m, factors) if not lead else None
+    right, codes = (packed_codes(low, b, m) if not lead and whole is None else None) or (None, None)
+    a, b = low.realize(a), b if codes else low.realize(b)
+    right = _packed(low, b, k, n, m, factors) if not lead and right is None else right
     if right is None:
         factors = "same"
     elif factors == "bfloat16":
@@ -68,6 +69,7 @@ def matmul(
     i, j = symbol(row.variable, below=m), symbol(column.variable, below=n)
     left = Matrix(a.data.buffer, a.data.at((*batch, 0, 0)), a.data.strides[-2], a.data.strides[-1])
     if right is None:
+        assert isinstance(b.data, Strided)
         right = Matrix(b.data.buffer, b.data.at((*batch, 0, 0)), b.data.strides[-2], b.data.strides[-1])
     places = tuple(order or range(len(shape)))
     physical = [shape[d] for d in places]
@@ -87,7 +89,7 @@ def matmul(
         (Store(buffer.name, home.at(index), 0),),
         low.origin,
     )
-    low.steps.append(Product(tuple(loops), m, n, k, left, right, sums, epilogue, low.origin, factors))
+    low.steps.append(Product(tuple(loops), m, n, k, left, right, sums, epilogue, low.origin, factors, codes))
     return Tensor(shape, dtype, home)
 
 

@@ -7,11 +7,14 @@ loaded: they are registered by their names.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
 
+from ingot.lowering import values
 from ingot.lowering.body import Recorder
+from ingot.lowering.expr import known
 from ingot.lowering.lower import Lowering, lowers
 from ingot.lowering.refusing import Unsupported, dtype_name
 from ingot.lowering.values import Index, Lazy, Quantized, Tensor, dequantized, quantized_of
@@ -48,7 +51,7 @@ def dequantize_per_tensor(
     low: Lowering, x: Tensor, scale: Any, zero: Any, lowest: Any, highest: Any, dtype: torch.dtype,
     *, out_dtype: torch.dtype | None = None
 ) -> Tensor:  # fmt: skip
-    return _dequantized(low, x, scale, zero, None)
+    return _dequantized(low, x, Quantized(x, scale, zero, ends=_ends(lowest, highest)))
 
 
 @lowers("quantized_decomposed.dequantize_per_channel.default")
@@ -56,19 +59,37 @@ def dequantize_per_channel(
     low: Lowering, x: Tensor, scales: Tensor, zeros: Tensor | None, axis: int, lowest: int, highest: int,
     dtype: torch.dtype, *, out_dtype: torch.dtype | None = None
 ) -> Tensor:  # fmt: skip
-    return _dequantized(low, x, scales, 0 if zeros is None else zeros, axis % x.rank)
+    ends = _ends(lowest, highest)
+    return _dequantized(low, x, Quantized(x, scales, 0 if zeros is None else zeros, axis % x.rank, ends=ends))
 
 
-def _dequantized(low: Lowering, x: Tensor, scale: Any, zero: Any, axis: int | None) -> Tensor:
+@lowers("quantized_decomposed.dequantize_per_channel_group.default")
+def dequantize_per_channel_group(
+    low: Lowering, x: Tensor, scales: Tensor, zeros: Tensor | None, lowest: int, highest: int, dtype: torch.dtype,
+    group_size: int = 128, output_dtype: torch.dtype = torch.float32
+) -> Tensor:  # fmt: skip
+    rows, columns = x.shape
+    group = columns if group_size > known(columns) and scales.shape[-1] == 1 else group_size
+    shape = (rows, columns // group)
+    scales = values.reshape(scales, shape, low.hint)
+    zero = 0 if zeros is None else values.reshape(zeros, shape, low.hint)
+    return _dequantized(low, x, Quantized(x, scales, zero, 0, known(group), _ends(lowest, highest)))
+
+
+def _ends(lowest: Any, highest: Any) -> tuple[int, int] | None:
+    return (lowest, highest) if isinstance(lowest, int) and isinstance(highest, int) else None
+
+
+def _dequantized(low: Lowering, x: Tensor, found: Quantized) -> Tensor:
     if low.out_dtype not in ("float32", "bfloat16", "float16"):
         raise Unsupported(f"it gives {low.out_dtype}")
     if len(low.node.users) > 1:
-        x = low.keep(x)
-    if isinstance(zero, Tensor):
-        known = low.constant(zero)
-        if known is not None and not known.any():
-            zero = 0
-    return dequantized(Quantized(x, scale, zero, axis))
+        found = replace(found, integers=low.keep(x))
+    if isinstance(found.zero, Tensor):
+        zeros = low.constant(found.zero)
+        if zeros is not None and not zeros.any():
+            found = replace(found, zero=0)
+    return dequantized(found)
 
 
 def _quantized(

@@ -1,0 +1,75 @@
+"""Products with weights that are whole numbers: which ones, and how they are packed.
+
+A weight that is dequantized from constants is never written out: a product of numbers with it reads the integers, in 4
+or 8 bits, and widens them where it multiplies. (What multiplies integers with integers is in `integers.py`.)
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from ingot.lowering import values
+from ingot.lowering.expr import Size
+from ingot.lowering.ir import Codes, Matrix
+from ingot.lowering.lower import Lowering
+from ingot.lowering.making import panel_width
+from ingot.lowering.values import Quantized, Strided, Tensor, quantized_of
+
+# Zeros up to here, and integers less such a zero, are float32 numbers.
+_EXACT = 1 << 23
+
+
+def packed_codes(low: Lowering, b: Tensor, m: Size) -> tuple[Matrix, Codes] | None:
+    """A weight b[k, n] as panels of codes; None where it has none that a product of `m` rows could read."""
+    found = quantized_of(b)
+    if found is None or low.out_dtype != "float32" or found.axis not in (None, 1):
+        return None
+    codes = low.constant(found.integers)
+    depth, columns = found.integers.shape
+    if codes is None or codes.dtype not in (torch.int8, torch.uint8):
+        return None
+    if not isinstance(depth, int) or not isinstance(columns, int):
+        return None
+    bits, minus = _bits(found, codes)
+    scales, zeros = _of_columns(low, found, found.scale), _of_columns(low, found, found.zero, minus)
+    if scales is None or zeros is None:
+        return None
+    width = panel_width(columns, m)
+    group = found.group or depth
+    packed = low.pack_codes(values.permute(found.integers, (1, 0)), width, bits, group, minus)
+    given = [
+        low.pack_scales(one, width, less) if isinstance(one, Tensor) else one
+        for one, less in ((scales, 0), (zeros, minus))
+    ]
+    return Matrix(packed, 0, width, 1, packed=width), Codes(bits, group, *given)
+
+
+def _of_columns(low: Lowering, found: Quantized, value: Any, minus: int = 0) -> Tensor | float | None:
+    """Scales, or zeros of which `minus` is to be taken off, as constants [columns, groups] or one number for all, less
+    `minus` already; None where they are neither."""
+    if not isinstance(value, Tensor):
+        return float(value) - minus
+    known = low.constant(value)
+    if known is None or bool((known.abs() > _EXACT).any()) or not isinstance(value.data, Strided):
+        return None
+    if found.axis is None:
+        return float(known.double()) - minus if known.numel() == 1 else None
+    if minus and known.dtype.is_floating_point and bool((known != known.round()).any()):
+        return None
+    return value if found.group is not None else values.insert(value, 1)
+
+
+def _bits(found: Quantized, codes: torch.Tensor) -> tuple[int, int]:
+    """How many bits the integers need, and what is to be taken off them so that they are signed. What is said of their
+    range is believed only where it is so."""
+    least, most = (int(x) for x in torch.aminmax(codes))
+    low, high = found.ends or (least, most)
+    for bits in (4, 8):
+        half = 1 << (bits - 1)
+        for minus in (0, half):
+            first, last = minus - half, minus + half - 1
+            if first <= min(low, least) and max(high, most) <= last:
+                return bits, minus
+    return 8, 128 if codes.dtype is torch.uint8 else 0
