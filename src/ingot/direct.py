@@ -103,8 +103,9 @@ class _Attention(nn.Module):
         super().__init__()
         self.call = call
         self.blocks = call.block_mask
-        # torch takes one image of keys for all queries beside blocks of each image only.
-        if self.blocks is None and (call.mask.key != take_apart(None).key or query.shape[0] != key.shape[0]):
+        if self.blocks is None:
+            # Given none, torch makes one that says nothing, and its making would be traced. It takes one image of keys
+            # for all queries beside blocks of each image only.
             images = 1 if query.shape[0] == key.shape[0] else query.shape[0]
             one = torch.ones(images, 1, 1, dtype=torch.int32)
             lengths = (query.shape[-2], key.shape[-2])

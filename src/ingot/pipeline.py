@@ -219,7 +219,7 @@ def build(source: Source, isa: str | Sequence[str] | None, *, cache: bool) -> di
     names = [isa] if isinstance(isa, str) else list(isa or ())
     wanted = {host().name: host(), **{name: by_name(name) for name in names}}
     tools = find()
-    parts = min(source.groups, cores(), PARTS)
+    parts = 1 + min(source.groups, cores(), PARTS)
     store = Cache.from_settings(Settings.from_environment()) if cache else Cache(None)
     return {
         name: store.library(source.text, one, tools, extra_flags=(f'-DIG_ISA="{name}"',), parts=parts).read_bytes()

@@ -14,7 +14,8 @@ ELF = b"\x7fELF"
 SOURCE = "int answer(void) { return 42; }\n"
 LIBRARY = ELF + SOURCE.encode()
 
-# $output is the file to make. A library of this compiler is ELF's first bytes and the source, written in two goes.
+# $output is the file to make, $words are all arguments. A library of this compiler is ELF's first bytes and the source,
+# written in two goes.
 WRITES = """printf '\\177ELF' > "$output"; cat model.c >> "$output\""""
 
 
@@ -31,6 +32,7 @@ case "$*" in
   *--version*) echo "{path.name} {version}"; exit 0;;
   *-dumpmachine*) echo {platform.machine()}-linux-gnu; exit 0;;
 esac
+words="$*"
 while [ $# -gt 0 ]; do
   if [ "$1" = -o ]; then output=$2; fi
   shift

@@ -97,6 +97,20 @@ def test_parts_are_told_which_they_are_and_one_is_not(tmp_path: Path) -> None:
         find().compile_library(source, HOST, tmp_path / "model.so", parts=2)
 
 
+def test_the_part_that_only_launches_is_not_optimized_much(tmp_path: Path) -> None:
+    body = f"""echo "$words" >> {tmp_path}/words; {WRITES}"""
+    compiler = fake(tmp_path / "bin", body)
+    for extra in ((), ("-O2",)):
+        compiler.compile_library(SOURCE, HOST, tmp_path / "m.so", parts=3, extra_flags=extra)
+    found = {}
+    for line in (tmp_path / "words").read_text().splitlines():
+        words = line.split()
+        levels = [word for word in words if word.startswith("-O")]  # the last one holds
+        found[next((w for w in words if w.startswith("-DIG_PART=")), "link"), "-O2" in words] = levels[-1]
+    assert [found[f"-DIG_PART={part}", False] for part in range(3)] == ["-O1", "-O3", "-O3"]
+    assert [found[f"-DIG_PART={part}", True] for part in range(3)] == ["-O2", "-O2", "-O2"]
+
+
 @pytest.mark.parametrize("parts", [1, 2])
 @pytest.mark.parametrize("extra", [(), ("-g",)])
 def test_the_same_bytes_in_another_folder(real: Toolchain, parts: int, extra: tuple[str, ...], tmp_path: Path) -> None:

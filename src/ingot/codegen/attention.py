@@ -1,7 +1,7 @@
 """Attention as C: 48 queries against blocks of keys, the scores of one block at a time and never more.
 
-A task packs its queries as [depth][48]. A block of keys then gives scores [key][query]: keys are the rows of the same
-tile that products use, read where they lie. The bodies of score and mask run over the block, softmax keeps a running
+A task packs its queries as [depth][48]. A block of keys then gives scores [key][query]: keys are the rows of a tile as
+products have it, read where they lie. The bodies of score and mask run over the block, softmax keeps a running
 maximum and total for each query, and the block's weights mix the values into sums that stay in the nearest cache. A
 block that the mask hides whole costs one look at a byte; one that it shows whole is not asked about it again.
 """
@@ -25,7 +25,7 @@ KEYS = 64
 def attention_kernel(out: Writer, step: Attention) -> Kernel:
     kind, real = SUFFIX[step.dtype], STORED[step.dtype]
     infinity = f"INF_{kind.upper()}"
-    out.library.share("tile", kind, QUERIES)
+    out.library.share("scores", kind)
     out.library.share("attention", kind)
     queries, keys = out.size(step.queries), out.size(step.keys)
     depth, wide = step.depth, step.values
@@ -58,7 +58,7 @@ def attention_kernel(out: Writer, step: Attention) -> Kernel:
         out.line("if (!kind) continue;")
     out.line(f"const int64_t stop = ig_min(block + {KEYS}, limit), count = stop - block;")
     k_lines, k_step = lines(out, step.k, "keys_", real, depth, step.dtype, kind)
-    out.line(f"ig_tile_{kind}_{QUERIES}({k_lines}, {k_step}, packed, {depth}, scores, count);")
+    out.line(f"ig_scores_{kind}({k_lines}, {k_step}, packed, {depth}, scores, count);")
     _mask(out, step, infinity)
     out.line(f"ig_soften_{kind}(scores, count, top, total, sums, {wide}, high);")
     v_lines, v_step = lines(out, step.v, "values_", real, wide, step.dtype, kind)

@@ -21,7 +21,7 @@ from ingot.lowering.ir import BYTES, AttentionGradient, Matrix, Scatter, Store
 
 def gradient_kernel(out: Writer, step: AttentionGradient) -> Kernel:
     kind = SUFFIX[step.dtype]
-    out.library.share("tile", kind, LANES)
+    out.library.share("scores", kind)
     out.library.share("attention", kind)
     return (_along_queries if step.side == "queries" else _along_keys)(out, step, kind)
 
@@ -53,8 +53,8 @@ def _along_queries(out: Writer, step: AttentionGradient, kind: str) -> Kernel:
     _block(out, f"{row}[block / {ROWS}]" if row else "")
     k_lines, k_step = lines(out, step.k, "keys_", real, step.depth, step.dtype, kind)
     v_lines, v_step = lines(out, step.v, "values_", real, step.values, step.dtype, kind)
-    out.line(f"ig_tile_{kind}_{LANES}({k_lines}, {k_step}, {packed}, {step.depth}, scores, count);")
-    out.line(f"ig_tile_{kind}_{LANES}({v_lines}, {v_step}, {given}, {step.values}, slopes, count);")
+    out.line(f"ig_scores_{kind}({k_lines}, {k_step}, {packed}, {step.depth}, scores, count);")
+    out.line(f"ig_scores_{kind}({v_lines}, {v_step}, {given}, {step.values}, slopes, count);")
     _bodies(out, step, "j", "i", ("slopes", *extras))
     out.line(f"ig_mix_{kind}(slopes, {k_lines}, {k_step}, count, {sums}, {step.depth}, high);")
     for scatter, extra in zip(step.scatter, extras, strict=True):
@@ -80,6 +80,8 @@ def _along_keys(out: Writer, step: AttentionGradient, kind: str) -> Kernel:
     out.line(f"const int64_t from1 = o % ({out.size(heads)}) * ({out.size(step.heads)});")
     names = ", ".join(f"{name}[{ROWS} * {LANES}]" for name in ("scores", "slopes", "weights"))
     out.line(f"_Alignas(64) {real} {names};")
+    # No body writes the lanes past the last, but all are mixed.
+    out.line(f"if (high < {LANES}) memset(weights, 0, sizeof weights);")
     bounds = (f"{image.variable} = from0, {head.variable} = from1",)
     packed = _packed(out, step, step.k, "packed", real, step.depth, step.scale, *bounds)
     given = _packed(out, step, step.v, "given", real, step.values, 1, *bounds)
@@ -96,8 +98,8 @@ def _along_keys(out: Writer, step: AttentionGradient, kind: str) -> Kernel:
     _block(out, column)
     q_lines, q_step = lines(out, step.q, "queries_", real, step.depth, step.dtype, kind)
     g_lines, g_step = lines(out, step.gradient, "gradients_", real, step.values, step.dtype, kind)
-    out.line(f"ig_tile_{kind}_{LANES}({q_lines}, {q_step}, {packed}, {step.depth}, scores, count);")
-    out.line(f"ig_tile_{kind}_{LANES}({g_lines}, {g_step}, {given}, {step.values}, slopes, count);")
+    out.line(f"ig_scores_{kind}({q_lines}, {q_step}, {packed}, {step.depth}, scores, count);")
+    out.line(f"ig_scores_{kind}({g_lines}, {g_step}, {given}, {step.values}, slopes, count);")
     _bodies(out, step, "i", "j", ("slopes", "weights"))
     out.line(f"ig_mix_{kind}(slopes, {q_lines}, {q_step}, count, {k_sums}, {step.depth}, high);")
     out.line(f"ig_mix_{kind}(weights, {g_lines}, {g_step}, count, {v_sums}, {step.values}, high);")

@@ -33,7 +33,7 @@ import filelock
 
 from ingot.codegen.building import storage_error, sync_folder
 from ingot.codegen.isa import Isa
-from ingot.codegen.toolchain import SECONDS, Toolchain
+from ingot.codegen.toolchain import RUN_FLAGS, SECONDS, Toolchain
 from ingot.errors import CacheError, StorageError, explain
 from ingot.settings import Settings
 from ingot_runtime.spec import ABI
@@ -145,7 +145,7 @@ class Cache:
 def key(source: str, isa: Isa, toolchain: Toolchain, extra_flags: Sequence[str] = (), parts: int = 1) -> str:
     """What a library depends on, as 64 hexadecimal digits."""
     flags = toolchain.flags(isa, extra_flags)
-    head = json.dumps([_FORMAT, ABI, isa.name, flags, parts, toolchain.identity])
+    head = json.dumps([_FORMAT, ABI, isa.name, flags, parts, RUN_FLAGS, toolchain.identity])
     return hashlib.sha256(f"{head}\n{source}".encode()).hexdigest()
 
 

@@ -51,10 +51,10 @@ from ingot.lowering.ir import (
 from ingot.lowering.memory import Plan, byte_size, touched
 
 # The C compiler's work, counted in characters of kernels: how much is worth a group, and how many groups there may be;
-# what the pool, the run and the exports take, each launch in the run, and a function that kernels share.
-GROUP = 12000
+# what a function takes that kernels share.
+GROUP = 4000
 GROUPS = 4
-RUN_WORK, LAUNCH_WORK, SHARED_WORK = 6000, 60, 6000
+SHARED_WORK = 4000
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +69,7 @@ class Launch:
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """The C text, and the blob of weights that it expects. `groups`: into how many parts it can be compiled."""
+    """The C text, and the blob of weights that it expects. `groups`: how many parts can be made of its kernels."""
 
     text: str
     weights: tuple[Placed, ...]
@@ -119,20 +119,20 @@ class _File:
             groups[group].append(kernel)
         parts = ["\n".join([f"#if IG_IN({n})", *group, "#endif"]) for n, group in enumerate(groups) if group]
         names = f"IG_KERNEL ig_kernel {', '.join(self.kernels.values())};\n" if kernels else ""
-        rest = "\n".join(["#if IG_IN(0)", *bound, exports(self.module, self.sites, size), "#endif\n"])
+        rest = "\n".join(["#if IG_IN_RUN", *bound, exports(self.module, self.sites, size), "#endif\n"])
         return Source("\n".join([names, *parts, rest]), weights, size, tuple(self.launches), count)
 
     def _share_out(self, kernels: Sequence[str]) -> int:
-        """Groups of about the same work for the C compiler: the run and the exports, shared functions, kernels."""
+        """Groups of about the same work for the C compiler: shared functions, then kernels."""
         shared = self.library.shared
-        work = [RUN_WORK + len(self.launches) * LAUNCH_WORK, *[SHARED_WORK] * shared, *map(len, kernels)]
+        work = [*[SHARED_WORK] * shared, *map(len, kernels)]
         count = max(1, min(GROUPS, sum(work) // GROUP))
         groups, before = [], 0
         for one in work:
-            groups.append(before * count // sum(work))
+            groups.append((2 * before + one) * count // (2 * sum(work)))  # where its middle lies
             before += one
-        self.shared_groups = iter(groups[1 : 1 + shared])
-        self.kernel_groups = groups[1 + shared :]
+        self.shared_groups = iter(groups[:shared])
+        self.kernel_groups = groups[shared:]
         return count
 
     def _banner(self) -> str:

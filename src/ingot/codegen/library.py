@@ -16,7 +16,9 @@ from typing import Literal, TypeAlias
 from ingot.codegen.ctext import STORED
 from ingot.codegen.mathlib import source_of
 
-Shared: TypeAlias = Literal["tile", "window", "depth", "depths", "attention", "winograd", "stream", "widen"]
+Shared: TypeAlias = Literal[
+    "tile", "window", "depth", "depths", "attention", "scores", "winograd", "stream", "widen"
+]  # fmt: skip
 
 _CODED = ("s4", "s8", "s4z", "s8z")  # see coded.h
 _REALS = {"f32": "float", "f64": "double", "bf16": "uint16_t", "u8": "uint8_t", "i32": "int32_t"}
@@ -25,7 +27,7 @@ _REALS |= dict.fromkeys(_CODED, "float")
 _SUMS = {"bf16": ("f32", "bf16.h"), "u8": ("i32", "int8.h")}
 _READS = {"bfloat16": "ig_bf16_to_f32", "float16": "ig_f16_to_f32"}
 _HEADERS: dict[Shared, str] = {
-    "depth": "depthwise.h", "attention": "attention.h", "winograd": "winograd.h", "stream": "coded.h"
+    "depth": "depthwise.h", "scores": "attention.h", "winograd": "winograd.h", "stream": "coded.h"
 }  # fmt: skip
 # What computes the weight of a score: an exp of a number from -80 to 0, or nan.
 _NARROW_EXP = {"f32": "ig_exp_narrow_f32", "f64": "ig_exp_f64"}

@@ -40,6 +40,8 @@ FLAGS = (
     "-pthread",
     "-g0",
 )
+# Of a file in several parts, part 0 only launches what the others compute: to optimize it takes time and gives none.
+RUN_FLAGS = ("-O1",)
 # For extra_flags: what generated code is meant to pass without a word.
 WARNINGS = ("-Wall", "-Wextra")
 SECONDS = 600.0
@@ -106,19 +108,20 @@ class Toolchain:
         """Makes the shared library of `source` at `destination`; gives what the compiler said: warnings, or nothing.
 
         With `parts` above 1 the source is compiled that often at the same time, with IG_PARTS defined as that number
-        and IG_PART as 0, 1, …, and the objects are linked; with 1, neither is defined. Temporary files lie in a new
+        and IG_PART as 0, 1, …, and the objects are linked; with 1, neither is defined. Part 0 is compiled with
+        RUN_FLAGS, unless `extra_flags` say otherwise. Temporary files lie in a new
         folder in `work`, or in the system's folder for them, and are gone afterwards. Of a source that the compiler
         fails on, a copy is kept in `failed`, or in a new temporary folder; the exception names it. `timeout` holds for
         compiling and linking alike.
         """
         self._check_target(isa)
-        flags = self.flags(isa, extra_flags)
+        flags, run_flags = self.flags(isa, extra_flags), self.flags(isa, (*RUN_FLAGS, *extra_flags))
         try:
             with tempfile.TemporaryDirectory(prefix="ingot-cc-", dir=work, ignore_cleanup_errors=True) as name:
                 folder = Path(name)
                 (folder / "model.c").write_text(source, encoding="utf-8")
                 try:
-                    said = self._build(folder, flags, parts, timeout)
+                    said = self._build(folder, flags, run_flags, parts, timeout)
                 except CompilerFailed as error:
                     raise keep(error, source, failed) from None
                 publish(folder / "model.so", destination)
@@ -126,15 +129,19 @@ class Toolchain:
             raise storage_error(error, work) from error
         return said
 
-    def _build(self, folder: Path, flags: Sequence[str], parts: int, timeout: float) -> str:
-        command = (*self.command, *flags, f"-ffile-prefix-map={folder}=.")
+    def _build(self, folder: Path, flags: Sequence[str], run_flags: Sequence[str], parts: int, timeout: float) -> str:
+        where = f"-ffile-prefix-map={folder}=."
+        command = (*self.command, *flags, where)
         if parts == 1:
             said = build([(*command, "-shared", "-o", "model.so", "model.c")], folder, timeout)
         else:
             objects = [f"part{i}.o" for i in range(parts)]
-            alone = [word for word in command if not word.startswith("-Wl,")]  # clang warns of what is for the linker
-            alone += [f"-DIG_PARTS={parts}", "-c"]
-            commands = [(*alone, f"-DIG_PART={i}", "-o", part, "model.c") for i, part in enumerate(objects)]
+            commands = []
+            for number, part in enumerate(objects):
+                # clang warns of what is for the linker
+                alone = [word for word in (flags if number else run_flags) if not word.startswith("-Wl,")]
+                which = (f"-DIG_PARTS={parts}", f"-DIG_PART={number}")
+                commands.append((*self.command, *alone, where, *which, "-c", "-o", part, "model.c"))
             said = build(commands, folder, timeout)
             said += build([(*command, "-shared", "-o", "model.so", *objects)], folder, timeout)
         self._check_library(folder / "model.so", said)

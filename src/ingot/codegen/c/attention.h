@@ -1,7 +1,10 @@
 /* Attention, 48 queries at a time: scores lie as [key][query], so that softmax runs along queries, in vectors.
 
-   ig_mix adds Σ_key weight[key][query] · v[key] to the sums of some queries; `wide` values each, `step` from one key to
-   the next. */
+   ig_scores gives the sums of products of `high` rows with the 48 that are packed. ig_mix adds Σ_key weight[key][query] ·
+   v[key] to the sums of some queries, `wide` values each, `step` from one key to the next. Both have one shape of tile for
+   everything, for each shape takes the C compiler as long as a user's whole function. Rows that fill no tile are
+   computed once more together with some before them. Sums of queries come by eight: there are 48 in any case, and what
+   those past the last gain from weights, which are numbers, nobody reads. */
 
 #define IG_MIX_ROWS(kind, real, vector, rows, vectors) \
     static inline __attribute__((always_inline)) void ig_mix_##kind##_##rows##_##vectors( \
@@ -41,22 +44,39 @@
             } \
     }
 
+#define IG_SCORES_HEAD(kind, real) \
+    IG_SHARED void ig_scores_##kind( \
+        const real *rows, int64_t distance, const real *packed, int64_t depth, real *scores, int64_t high);
+#define IG_SCORES(kind, real) \
+    IG_TILE_ROWS(ig_scores_##kind##_1, kind, real, 48, 1) \
+    IG_TILE_ROWS(ig_scores_##kind##_all, kind, real, 48, IG_HIGH(real, 48)) \
+    void ig_scores_##kind( \
+        const real *rows, int64_t distance, const real *packed, int64_t depth, real *scores, int64_t high) \
+    { \
+        enum { all = IG_HIGH(real, 48) }; \
+        if (high < all) { \
+            for (int64_t i = 0; i < high; ++i) \
+                ig_scores_##kind##_1(rows + i * distance, distance, packed, depth, scores + i * 48); \
+            return; \
+        } \
+        for (int64_t next = 0; next < high; next += all) { \
+            const int64_t i = ig_min(next, high - all); \
+            ig_scores_##kind##_all(rows + i * distance, distance, packed, depth, scores + i * 48); \
+        } \
+    }
+
 #define IG_ATTENTION_HEAD(kind, real) \
     IG_SHARED void ig_mix_##kind( \
         const real *weight, const real *v, int64_t step, int64_t keys, real *sums, int64_t wide, int64_t queries); \
     IG_SHARED void ig_soften_##kind( \
         real *scores, int64_t keys, real *top, real *total, real *sums, int64_t wide, int64_t queries);
 #define IG_ATTENTION(kind, real, INF, EXP) \
-    IG_MIX_WIDE(kind, real, 1) \
-    IG_MIX_WIDE(kind, real, 4) \
     IG_MIX_WIDE(kind, real, 8) \
     void ig_mix_##kind( \
         const real *weight, const real *v, int64_t step, int64_t keys, real *sums, int64_t wide, int64_t queries) \
     { \
-        int64_t i = 0; \
-        for (; i + 8 <= queries; i += 8) ig_mix_##kind##_8(weight + i, v, step, keys, sums + i * wide, wide); \
-        for (; i + 4 <= queries; i += 4) ig_mix_##kind##_4(weight + i, v, step, keys, sums + i * wide, wide); \
-        for (; i < queries; ++i) ig_mix_##kind##_1(weight + i, v, step, keys, sums + i * wide, wide); \
+        for (int64_t i = 0; i < queries; i += 8) \
+            ig_mix_##kind##_8(weight + i, v, step, keys, sums + i * wide, wide); \
     } \
     /* Scores of one block of keys become weights; what was summed before is scaled to the new maximum. */ \
     void ig_soften_##kind( \

@@ -21,12 +21,15 @@ IG_OPTIONAL int64_t ig_floor_mod(int64_t a, int64_t b) { return a - ig_floor_div
 IG_OPTIONAL int64_t ig_round_up(int64_t bytes) { return bytes < 64 ? 64 : (bytes + 63) / 64 * 64; }
 
 /* The file as a whole, or, with IG_PART and IG_PARTS defined, one part of it, so that several compilers can work side by
-   side: kernels and the functions that they share lie in groups. A shared function (IG_SHARED) is worth its call;
-   copies of it, one for each caller, would only take time to compile. */
+   side: part 0 is the run, with the pool and what is exported; kernels and the functions that they share lie in groups,
+   for the other parts. A shared function (IG_SHARED) is worth its call; copies of it, one for each caller, would only
+   take time to compile. */
 #ifdef IG_PART
-#define IG_IN(group) ((group) % IG_PARTS == IG_PART)
+#define IG_IN_RUN (IG_PART == 0)
+#define IG_IN(group) ((group) % (IG_PARTS - 1) + 1 == IG_PART)
 #define IG_KERNEL __attribute__((visibility("hidden")))
 #else
+#define IG_IN_RUN 1
 #define IG_IN(group) 1
 #define IG_KERNEL static
 #endif
