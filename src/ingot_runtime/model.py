@@ -30,6 +30,7 @@ from .errors import (
     UnsupportedSchema,
     explain,
 )
+from .result_memory import ResultMemory
 from .spec import ABI, Spec, read_spec
 from .tensors import data_begin, parse_header
 
@@ -96,6 +97,7 @@ class Model:
         self._threads = threads
         self._sample = sample
         self._native = native.NativeModel(library, weights, threads)
+        self._memory = ResultMemory(len(spec.outputs))
         self._plans: dict[Any, _Plan] = {}
         found = dict(_argument_places(spec))
         self._places = [found[number] for number in range(len(spec.inputs))]
@@ -216,6 +218,7 @@ class Model:
     def close(self) -> None:
         """Gives back the model's threads and memory. Calls that are under way end first; later ones raise."""
         self._native.close()
+        self._memory.close()
 
     def __enter__(self) -> Self:
         return self
@@ -294,7 +297,7 @@ class Model:
             buffer = buffers[number] if buffers else None
             if buffer is None:
                 try:
-                    made.append(np.empty(shape, asked.dtype.numpy))
+                    made.append(self._memory.empty(shape, asked.dtype.numpy))
                 except (MemoryError, ValueError) as failure:  # ValueError: more than numpy can count
                     raise OutOfMemory(f"There is no memory for the output {asked.name}: {failure}") from None
                 continue

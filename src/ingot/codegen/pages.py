@@ -6,7 +6,6 @@ captured one core has nothing to do: it asks for the memory of weights that will
 
 from __future__ import annotations
 
-import contextlib
 import mmap
 import threading
 from types import TracebackType
@@ -14,6 +13,7 @@ from types import TracebackType
 import numpy as np
 from numpy.typing import NDArray
 
+from ingot_runtime.fresh_pages import mapped
 from ingot_runtime.machine import cores
 
 # Bytes that are worth a thread, and that it asks for at a time.
@@ -33,7 +33,7 @@ class Pages:
         self._asker: threading.Thread | None = None
         if size >= WORTH and cores() > 1:
             # Packing may add to it; what is never touched costs nothing.
-            self._memory = _mapped(2 * size)
+            self._memory = mapped(2 * size)
             self._asker = threading.Thread(target=self._ask, args=(np.frombuffer(self._memory, np.uint8), size))
 
     def __enter__(self) -> Pages:
@@ -50,7 +50,7 @@ class Pages:
         self._stop()
         memory, self._memory = self._memory, None
         if memory is None or len(memory) < size:
-            return np.frombuffer(_mapped(size), np.uint8)
+            return np.frombuffer(mapped(size), np.uint8)
         used = -(-size // mmap.PAGESIZE) * mmap.PAGESIZE
         if used < len(memory) and hasattr(mmap, "MADV_DONTNEED"):
             memory.madvise(mmap.MADV_DONTNEED, used, len(memory) - used)
@@ -67,12 +67,3 @@ class Pages:
         if self._asker is not None:
             self._asker.join()
             self._asker = None
-
-
-def _mapped(size: int) -> mmap.mmap:
-    """Fresh memory, in large pages where the system has them: hundreds of thousands of small ones take seconds."""
-    pages = mmap.mmap(-1, size)
-    if hasattr(mmap, "MADV_HUGEPAGE"):
-        with contextlib.suppress(OSError):
-            pages.madvise(mmap.MADV_HUGEPAGE)
-    return pages
