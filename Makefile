@@ -7,7 +7,7 @@ PIP    := $(BIN)/python -m pip install -qq --disable-pip-version-check
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test check long long-passes long-samples bench-bfloat16 bench-capture bench-cpu bench-functions bench-growth bench-onnx bench-passes bench-start \
-        long-onnx-samples report-onnx-zoo report-road report-torchscript format clean
+        long-onnx-samples long-shapes report-onnx-zoo report-road report-torchscript format clean
 
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1 — \2/p' $(MAKEFILE_LIST)
@@ -85,6 +85,9 @@ bench-start: setup  ## a compiled file's start without torch, to benchmarks/resu
 
 report-road: setup  ## every model of the capture tests down the road of passes, to docs/reports/road.md
 	@$(BIN)/python -m tests.passes.road
+
+long-shapes: setup  ## every float32 sample of torch's operators through shape analysis, to docs/reports/shapes.md
+	@$(BIN)/python -m tests.program.shapes.report --write docs/reports/shapes.md
 
 report-torchscript: setup  ## every script of the tests beside torch's own converter, to docs/reports/torchscript.md
 	@$(BIN)/python -m tests.capture.script.report --write docs/reports/torchscript.md

@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from ingot.pipeline import compile, load
     from ingot.program.exported import from_exported
     from ingot.program.program import Program
+    from ingot.program.shapes import shapes_of
 
 __version__ = "0.1.0"
 
@@ -60,6 +61,7 @@ _HOMES = {
     "from_torchscript": "ingot.entry",
     "load": "ingot.pipeline",
     "rewrite": "ingot.passes.rewrite",
+    "shapes_of": "ingot.program.shapes",
     "transform": "ingot.passes.manager",
 }
 
@@ -107,5 +109,6 @@ __all__ = [
     "patterns",
     "quantize",
     "rewrite",
+    "shapes_of",
     "transform",
 ]

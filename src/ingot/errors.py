@@ -17,6 +17,7 @@
     ├── UnflattenError              the module hierarchy cannot be rebuilt
     ├── ConversionError             torch.export's form cannot express it, or ours cannot
     ├── SaveError                   a Program holds something a file cannot
+    ├── ShapeError                  an operator of a Program cannot work on values of such shapes
     ├── PassError                   a pass was given what it cannot take
     │   ├── NumericsError           a pass changed what the program computes
     │   ├── PatternError            a function is no pattern, or no replacement for one
@@ -107,6 +108,10 @@ class SaveError(IngotError):
 
 class MissingOperator(FileError):
     """A file uses an operator that nothing in this process has registered."""
+
+
+class ShapeError(IngotError):
+    """An operator of a Program cannot work on values of the shapes that it would get."""
 
 
 class PassError(IngotError):
@@ -213,6 +218,7 @@ __all__ = [
     "OnnxMismatch",
     "PassError",
     "SaveError",
+    "ShapeError",
     "StateDictError",
     "StateError",
     "StorageError",

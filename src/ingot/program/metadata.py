@@ -4,6 +4,7 @@
     source_of(node)        the user's file, line and function
     module_stack_of(node)  the module calls the node is inside of, outermost first
     module_path_of(node)   the path of the innermost of them
+    inferred_type_of(node) what shape analysis knows, where it is not what the value says
 
 The keys are torch.export's own, so torch's tools read our graphs and ours read theirs.
 """
@@ -20,6 +21,7 @@ import torch
 from torch import fx
 
 _VALUE, _TRACE, _STACK, _BINDINGS = "val", "stack_trace", "nn_module_stack", "unbacked_bindings"
+_TYPE = "ingot_type"
 _FRAME = re.compile(r'File "(?P<file>[^"]*)", line (?P<line>\d+), in (?P<function>\S+)')
 
 
@@ -122,6 +124,18 @@ def bindings_of(node: fx.Node) -> Any:
     return node.meta.get(_BINDINGS)
 
 
+def set_inferred_type(node: fx.Node, found: Any) -> None:
+    """What shape analysis knows of the node, where that is not what its value says; None forgets it."""
+    if found is None:
+        node.meta.pop(_TYPE, None)
+    else:
+        node.meta[_TYPE] = found
+
+
+def inferred_type_of(node: fx.Node) -> Any:
+    return node.meta.get(_TYPE)
+
+
 def copy_metadata(source: fx.Node, target: fx.Node) -> None:
     """Everything that is known of `source`, its value included, becomes known of `target`."""
     target.meta = dict(source.meta)
@@ -136,7 +150,7 @@ def inherit_origin(target: fx.Node, source: fx.Node) -> None:
 
 def strip(node: fx.Node) -> None:
     """Leaves the keys above and drops what else torch wrote."""
-    node.meta = {key: node.meta[key] for key in (_VALUE, _TRACE, _STACK, _BINDINGS) if key in node.meta}
+    node.meta = {key: node.meta[key] for key in (_VALUE, _TRACE, _STACK, _BINDINGS, _TYPE) if key in node.meta}
 
 
 def where(node: fx.Node) -> str:

@@ -193,9 +193,9 @@ def _arguments(program: Program) -> list[str]:
     for spec, path in zip(program.signature.user_inputs, tree.leaf_paths(program.signature.in_tree), strict=False):
         if spec.kind is InputKind.ARGUMENT:
             place = tree.spell(_named(program, path))
-            value = metadata.value_of(placeholders[spec.name]) if spec.name in placeholders else None
             origin = f"  # {place}" if place != spec.name else ""
-            shown.append(f"{spec.name}: {describe_value(value)},{origin}")
+            known = _shown(placeholders[spec.name]) if spec.name in placeholders else literal(None)
+            shown.append(f"{spec.name}: {known},{origin}")
         else:
             value = "a fixed tensor" if spec.target is not None else literal(spec.value)
             shown.append(f"{tree.spell(_named(program, path))}={value},")
@@ -309,13 +309,19 @@ def _function(module: fx.GraphModule, node: fx.Node, block: ModuleFrame | None) 
     if first is not node:
         yield f"{node.name} = {first.name}"
         return
-    arguments = [
-        f"{n.name}: {describe_value(metadata.value_of(n))}," for n in inner.graph.nodes if n.op == "placeholder"
-    ]
+    arguments = [f"{n.name}: {_shown(n)}," for n in inner.graph.nodes if n.op == "placeholder"]
     yield from _definition(node.name, arguments)
     output = next(n for n in reversed(inner.graph.nodes) if n.op == "output")
     yield from _Body(inner, block).lines()
     yield f"{_INDENT}return {_argument(output.args[0])}"
+
+
+def _shown(node: fx.Node) -> str:
+    """What is known of a node's value: what shape analysis found, else what was recorded."""
+    inferred = metadata.inferred_type_of(node)
+    if inferred is not None:
+        return str(inferred)
+    return describe_value(metadata.value_of(node)) if metadata.has_value(node) else "?"
 
 
 def _line(node: fx.Node) -> str:
@@ -324,13 +330,13 @@ def _line(node: fx.Node) -> str:
     if node.op == "output":
         return f"return {_argument(node.args[0] if node.args else None)}"
     if node.op == "placeholder":
-        return f"{node.name}: {describe_value(value)}"
+        return f"{node.name}: {_shown(node)}"
     if node.op == "get_attr":
         return f"{node.name} = self.{node.target}"
     call = _call(node)
     if value is None and metadata.has_value(node):
         return f"{node.name} = {call}" if node.users else call
-    return f"{node.name}: {describe_value(value) if metadata.has_value(node) else '?'} = {call}"
+    return f"{node.name}: {_shown(node)} = {call}"
 
 
 def _call(node: fx.Node) -> str:

@@ -1,0 +1,159 @@
+"""Sizes to try an operator with: those at which it may begin to behave differently.
+
+A call has symbols: the program's own, by their names, and one for each dim and whole number that is unknown. Operators
+compare sizes with each other and with numbers, so what is worth trying is 0, 1, the numbers among the arguments, where
+something that a run was asked about changes its answer, one beside each of these, and a few that mean nothing.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import sympy
+
+Sizes = Mapping[str, int]
+Limits = tuple[int, int | None]
+
+MEANINGLESS = (5, 7, 11, 13, 17, 19, 23, 29, 31, 37)
+OTHER = 41
+SMALL = range(-2, 5)
+MOST_OF_A_GROUP = 100
+MOST_FIRST = 400
+HUGE = 2**20
+
+
+def within(value: int, limits: Limits) -> bool:
+    low, high = limits
+    return low <= value and (high is None or value <= high)
+
+
+def _clamped(value: int, limits: Limits) -> int:
+    low, high = limits
+    return max(low, value if high is None else min(value, high))
+
+
+def first_sizes(symbols: Mapping[str, Limits], numbers: Sequence[int]) -> Iterator[dict[str, int]]:
+    """Sizes in which an operator may work at all: meaningless ones first, then those that other arguments have."""
+    generic = {name: _clamped(MEANINGLESS[i % len(MEANINGLESS)], symbols[name]) for i, name in enumerate(symbols)}
+    yield generic
+    usual = [1, *sorted({k for k in numbers if 1 < k < HUGE})[:6], 2, 0, -1]
+    choices = [
+        list(dict.fromkeys(v for v in (generic[name], *usual) if within(v, limits))) for name, limits in symbols.items()
+    ]
+    for one in usual:  # what fits itself, before what fits by halves
+        if all(within(one, limits) for limits in symbols.values()):
+            yield dict.fromkeys(symbols, one)
+    for places in itertools.islice(_by_distance([len(c) for c in choices]), 1, MOST_FIRST):
+        yield {name: choice[place] for name, choice, place in zip(symbols, choices, places, strict=True)}
+
+
+def _by_distance(lengths: Sequence[int]) -> Iterator[tuple[int, ...]]:
+    """All places in a grid, those near the first corner first."""
+
+    def at(distance: int, left: Sequence[int]) -> Iterator[tuple[int, ...]]:
+        if not left:
+            if distance == 0:
+                yield ()
+            return
+        for place in range(min(distance, left[0] - 1) + 1):
+            for rest in at(distance - place, left[1:]):
+                yield (place, *rest)
+
+    for distance in range(sum(length - 1 for length in lengths) + 1):
+        yield from at(distance, lengths)
+
+
+def sizes_near(
+    base: Sizes, symbols: Mapping[str, Limits], numbers: Sequence[int], conditions: Sequence[sympy.Basic]
+) -> Iterator[dict[str, int]]:
+    """`base`, each symbol of it varied by itself, and those that a condition compares varied together."""
+    yield dict(base)
+    turns = {name: _turns(name, base, conditions) for name in symbols}
+    few = {*SMALL} if len(symbols) == 1 else {0, 1, 2}
+    for name, limits in symbols.items():
+        ordinary = {*few, OTHER, -1, base[name] + 1, 2 * base[name], *numbers}
+        ordinary |= {turn + beside for turn in turns[name] for beside in (-1, 0, 1)}
+        for value in sorted(ordinary):
+            if _usable(value, limits):
+                yield {**base, name: value}
+    for group in _compared(conditions):
+        shared = [1, *(base[name] for name in group), 0, 2, OTHER, *(numbers if len(group) == 2 else ())]
+        choices = [
+            [v for v in dict.fromkeys([base[name], *sorted(turns[name]), *shared]) if _usable(v, symbols[name])]
+            for name in group
+        ]
+        for places in itertools.islice(_by_distance([len(c) for c in choices]), MOST_OF_A_GROUP):
+            yield {**base, **{n: c[place] for n, c, place in zip(group, choices, places, strict=True)}}
+
+
+def _usable(value: int, limits: Limits) -> bool:
+    return abs(value) < HUGE and within(value, limits)
+
+
+def _compared(conditions: Sequence[sympy.Basic]) -> list[list[str]]:
+    """Groups of two symbols or more that conditions have in common."""
+    groups: list[set[str]] = []
+    for condition in conditions:
+        merged = {s.name for s in condition.free_symbols}
+        for group in [g for g in groups if g & merged]:
+            merged |= group
+            groups.remove(group)
+        groups.append(merged)
+    return [sorted(group) for group in groups if len(group) > 1]
+
+
+def _turns(name: str, base: Sizes, conditions: Sequence[sympy.Basic]) -> set[int]:
+    """Values of one symbol, the others as in `base`, at which a comparison in the conditions is an equality."""
+    found: set[int] = set()
+    for condition in conditions:
+        for relation in condition.atoms(sympy.core.relational.Relational):
+            if not any(s.name == name for s in relation.free_symbols):
+                continue
+            gap = relation.lhs - relation.rhs
+            found.update(abs(int(k)) for k in gap.atoms(sympy.Integer))
+            try:
+                at = [value_of(gap, {**base, name: x}) for x in (0, 1, 2)]
+            except (ZeroDivisionError, TypeError, ValueError):
+                continue
+            slope = at[1] - at[0]
+            if slope and at[2] - at[1] == slope:  # a line, so it is zero at one place
+                found.update((int(-at[0] // slope), int(-(at[0] // slope))))
+    return found
+
+
+# ---------------------------------------------------------------------- expressions
+
+
+def holds(conditions: Sequence[sympy.Basic], sizes: Sizes) -> bool:
+    return all(value_of(condition, sizes) for condition in conditions)
+
+
+def value_of(expr: Any, sizes: Sizes) -> Any:
+    """The number that an expression is at these sizes."""
+    if not isinstance(expr, sympy.Basic):
+        return expr
+    if isinstance(expr, sympy.Symbol):
+        return sizes[expr.name]
+    names, function = _compiled(expr)
+    if function is not None:
+        return function(*(sizes[name] for name in names))
+    said = expr.xreplace({s: sympy.Integer(sizes[s.name]) for s in expr.free_symbols})
+    if said in (sympy.true, sympy.false):
+        return bool(said)
+    return int(said) if said.is_integer else float(said)
+
+
+@functools.lru_cache(maxsize=4096)
+def _compiled(expr: sympy.Basic) -> tuple[list[str], Callable[..., Any] | None]:
+    """An expression as a function of its sizes; None where only sympy itself can say what it is."""
+    symbols = sorted(expr.free_symbols, key=lambda s: s.name)
+    names = [s.name for s in symbols]
+    # torch has divisions of its own, and sympy would print a quotient as one of floats.
+    inexact = any(not (power.exp.is_Integer and power.exp > 0) for power in expr.atoms(sympy.Pow))
+    if inexact or expr.atoms(sympy.Function, sympy.Mod):
+        return names, None
+    function = sympy.lambdify(symbols, expr, "math")
+    return names, function

@@ -1,0 +1,76 @@
+"""Runs of an operator on tensors that have sizes and no values: numbers, or symbols and what was asked about them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import sympy
+import torch
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensorMode,
+    UnsupportedOperatorException,
+)
+from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode, ShapeEnv
+
+from ingot.torch_internals.patches import failures_unlogged
+from ingot.torch_internals.symbols import new_symbol, symbolic_value
+
+CANNOT_TELL: tuple[type[Exception], ...] = (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    UnsupportedOperatorException,
+    GuardOnDataDependentSymNode,
+    NotImplementedError,
+)
+
+
+class SymbolicRun:
+    """Fakes of an environment with the symbols named, each with a size to run with and the range that it has."""
+
+    def __init__(self, symbols: Mapping[str, tuple[int, int, int | None]]) -> None:
+        self._env = ShapeEnv(duck_shape=False, specialize_zero_one=False)
+        self._mode = FakeTensorMode(allow_non_fake_inputs=True, shape_env=self._env)
+        self._mode.cache_enabled = False  # nothing here comes twice
+        self._asked_before = 0
+        self._mine: dict[str, sympy.Symbol] = {}
+        self._names: dict[sympy.Symbol, sympy.Symbol] = {}
+        for name, (size, low, high) in symbols.items():
+            symbol = new_symbol(self._env, name, size, low, high)
+            self._mine[name] = symbol
+            # Outside, a symbol is known by its name alone: what torch assumes of its own ones is not part of it.
+            self._names[symbol] = sympy.Symbol(name, integer=True)
+
+    def number(self, value: Any) -> Any:
+        """A number as operators take it, of an expression in symbols by their names."""
+        expr = sympy.sympify(value)
+        return symbolic_value(self._env, expr.xreplace({s: self._mine[s.name] for s in expr.free_symbols}))
+
+    def some(self, kind: type) -> Any:
+        """A float or bool of which nothing is known: to ask about it is an error."""
+        return self._env.create_unbacked_symfloat() if kind is float else self._env.create_unbacked_symbool()
+
+    def tensor(self, dims: Sequence[Any], dtype: torch.dtype, device: torch.device | None) -> torch.Tensor:
+        sizes = [dim if isinstance(dim, int) else self.number(dim) for dim in dims]
+        with self._mode:
+            return torch.empty(sizes, dtype=dtype, device=device)
+
+    def call(self, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        # Making a tensor asks about its sizes too, to see that it is contiguous, which it is whatever they are.
+        self._asked_before = len(self._env.guards)
+        with failures_unlogged(), self._mode, torch.no_grad():
+            return function(*args, **kwargs)
+
+    def named(self, expr: sympy.Basic) -> sympy.Basic | None:
+        """An expression in symbols by their names; None of what the operator itself found out."""
+        known = expr.xreplace(self._names)
+        return known if known.free_symbols <= set(self._names.values()) else None
+
+    def conditions(self) -> list[sympy.Basic]:
+        """What was asked about sizes, as it came out."""
+        asked = [guard.expr for guard in self._env.guards[self._asked_before :]]
+        asked += [check.expr for checks in self._env.deferred_runtime_asserts.values() for check in checks]
+        named = [self.named(expr) for expr in asked if expr not in (sympy.true, True)]
+        return [expr for expr in named if expr is not None]

@@ -1,0 +1,109 @@
+"""Every float32 sample of torch's operators, to docs/reports/shapes.md.
+
+python -m tests.program.shapes.report --write docs/reports/shapes.md [--keep FILE]   # goes on where it stopped
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tests.program.shapes.samples import GRADES, KINDS, Tally, judge, operators
+
+_TITLE = """# Shape analysis of torch's operator samples
+
+Made by `make long-shapes` with torch {version}: {samples:,} float32 samples of {operators} entries of torch's `op_db`.
+For each sample the type of the result is inferred from the types of the arguments: as they are, with each dim of each
+tensor unknown, and with the rank of each tensor unknown; arguments of one type are asked about once. The inferred type
+must contain the real result: its dtype, its rank, its dims. "Known" is a result of which all three were told.
+
+| arguments | asked | known | some dims unknown | rank unknown | unknown | wrong |
+|---|---|---|---|---|---|---|
+"""
+
+
+def tallied(lines: list[dict[str, Any]]) -> tuple[dict[str, Tally], int]:
+    """The sums over operators."""
+    tally = {kind: Tally() for kind in KINDS}
+    for line in lines:
+        for kind in KINDS:
+            tally[kind].ours += Counter(line["ours"][kind])
+            tally[kind].theirs += Counter(line["theirs"][kind])
+            tally[kind].wrong += line["wrong"][kind]
+    return tally, sum(line["samples"] for line in lines)
+
+
+def text(lines: list[dict[str, Any]], most: int | None) -> str:
+    tally, samples = tallied(lines)
+    out = _TITLE.format(version=torch.__version__.split("+")[0], samples=samples, operators=len(lines))
+    if most is not None:
+        out = out.replace("float32 samples of", f"float32 samples, at most {most} each, of")
+    for kind in KINDS:
+        out += f"| {kind} | {_row(tally[kind].ours)} |\n"
+    theirs = tally[KINDS[0]].theirs
+    out += f"| all dims known, TorchScript's own pass | {_row(theirs)} |\n"
+    out += (
+        "\nTorchScript's pass (`torch._C._jit_pass_complete_shape_analysis`) is run on the traced call, all dims\n"
+        f"of all arguments known, and every sample counts; it or the trace refuses {theirs['refused']:,} more.\n"
+    )
+    wrong = [line for kind in KINDS for line in tally[kind].wrong]
+    out += "\n## Wrong\n\n" + ("\n".join(f"- `{line}`" for line in wrong) if wrong else "None.") + "\n"
+    return out
+
+
+def _row(counts: Counter[str]) -> str:
+    graded = {grade: counts[grade] for grade in (*GRADES, "wrong")}
+    asked = sum(graded.values())
+    return " | ".join([f"{asked:,}", *(f"{n:,} ({n / max(asked, 1):.1%})" for n in graded.values())])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--write", type=Path)
+    parser.add_argument("--keep", type=Path, help="results so far, one operator a line")
+    parser.add_argument("--seconds", type=float, default=float("inf"))
+    parser.add_argument("--most", type=int, help="samples of each operator; all of them where it is not given")
+    options = parser.parse_args()
+    logging.disable(logging.CRITICAL)
+    kept = options.keep.read_text().splitlines() if options.keep and options.keep.exists() else []
+    lines = [json.loads(line) for line in kept]
+    done = {line["name"] for line in lines}
+    begin = time.perf_counter()
+    everyone = operators()
+    # Widely spread ones first, so that a sweep that is stopped has seen something of everything.
+    for op in (op for start in range(16) for op in everyone[start::16]):
+        name = f"{op.name}:{op.variant_test_name}"
+        if name in done:
+            continue
+        if time.perf_counter() - begin > options.seconds:
+            break
+        tally = {kind: Tally() for kind in KINDS}
+        started = time.process_time()
+        samples = judge(op, tally, options.most)
+        line = {
+            "name": name,
+            "samples": samples,
+            "seconds": round(time.process_time() - started, 2),
+            "ours": {kind: dict(tally[kind].ours) for kind in KINDS},
+            "theirs": {kind: dict(tally[kind].theirs) for kind in KINDS},
+            "wrong": {kind: tally[kind].wrong for kind in KINDS},
+        }
+        lines.append(line)
+        if options.keep:
+            with options.keep.open("a") as file:
+                file.write(json.dumps(line) + "\n")
+    if options.write:
+        options.write.write_text(text(lines, options.most))
+    else:
+        print(text(lines, options.most))
+
+
+if __name__ == "__main__":
+    main()

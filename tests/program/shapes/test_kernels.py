@@ -1,0 +1,90 @@
+"""Operators by their own kernels: what is known, what is not, what cannot be."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import sympy
+import torch
+
+from ingot.program.shapes import TensorType, TupleType, join
+from ingot.program.shapes.kernels import Refused, result_type
+from ingot.program.shapes.lattice import UNKNOWN, NumberType, contains, widened
+
+aten = torch.ops.aten
+CPU = torch.device("cpu")
+n, m = sympy.symbols("n m", integer=True)
+
+
+def f32(*dims: Any) -> TensorType:
+    return TensorType(torch.float32, CPU, dims)
+
+
+ANY = TensorType(torch.float32, CPU, None)
+
+
+@pytest.mark.parametrize(
+    ("function", "args", "wanted"),
+    [
+        # What torch's own pass types as (2, 3), and a vector's nonzero as rank 1, and a list as a tensor.
+        (aten.matmul.default, (f32(2, 3), f32(3, 5)), "f32[2, 5]"),
+        (aten.nonzero.default, (f32(5),), "i64[?, 1]"),
+        (aten.chunk.default, (f32(4, 3), 2), "(f32[2, 3], f32[2, 3])"),
+        (aten.add.Tensor, (f32(None), f32(3)), "f32[3]"),
+        (aten.add.Tensor, (f32(n), f32(n)), "f32[n]"),
+        (aten.add.Tensor, (f32(None), f32(n)), "f32[?]"),
+        (aten.add.Tensor, (f32(n, 3), f32(1, 3)), "f32[n, 3]"),
+        (aten.mm.default, (f32(None, 3), f32(3, n)), "f32[?, n]"),
+        (aten.cat.default, ([f32(n, 2), f32(3, 2)],), "f32[n + 3, 2]"),
+        (aten.view.default, (f32(n, 4), [-1, 2]), "f32[2*n, 2]"),
+        (aten.squeeze.dim, (f32(1, n), 0), "f32[n]"),
+        (aten.relu.default, (ANY,), "f32[…]"),
+        (aten.sum.default, (ANY,), "f32[]"),
+        (aten.mm.default, (ANY, f32(3, 5)), "f32[?, 5]"),
+        # Two unknown dims must fit at once before the kernel says anything.
+        (aten.addmm.default, (f32(2, 3), ANY, f32(2, 3)), "f32[2, 3]"),
+        (aten.conv2d.default, (f32(None, 3, n, 8), f32(4, 3, 3, 3)), "f32[?, 4, n - 2, 6]"),
+        (aten.select.int, (f32(4, n), 0, NumberType(int)), "f32[n]"),
+    ],
+)
+def test_result_types(function: Any, args: tuple[Any, ...], wanted: str) -> None:
+    found = str(result_type(function, args, {}))
+    assert found.replace("-2 + n", "n - 2").replace("3 + n", "n + 3") == wanted
+
+
+def test_a_dim_that_may_be_one_is_squeezed_or_not() -> None:
+    assert str(result_type(aten.squeeze.dim, (f32(None, 3), 0), {})) == "f32[…]"
+
+
+def test_bounds_of_a_symbol_count() -> None:
+    assert str(result_type(aten.squeeze.dim, (f32(n, 3), 0), {}, {n: (2, None)})) == "f32[n, 3]"
+
+
+@pytest.mark.parametrize(
+    ("function", "args"),
+    [(aten.mm.default, (f32(2, 3), f32(4, 5))), (aten.mm.default, (f32(n, m, 4), f32(4, 5)))],
+)
+def test_what_no_sizes_can_do_is_refused(function: Any, args: tuple[Any, ...]) -> None:
+    with pytest.raises(Refused):
+        result_type(function, args, {})
+
+
+def test_join() -> None:
+    assert str(join(f32(2, n), f32(3, n))) == "f32[?, n]"
+    assert str(join(f32(2), f32(2, 3))) == "f32[…]"
+    assert join(f32(2), f32(2)) == f32(2)
+    both = join(f32(2), TensorType(torch.int64, CPU, (2,)))
+    assert both == TensorType(None, CPU, (2,))
+    assert join(TupleType((f32(1), f32(2))), TupleType((f32(1), f32(3)))) == TupleType((f32(1), f32(None)))
+    assert join(NumberType(int, 3), NumberType(int, 4)) == NumberType(int)
+    assert join(f32(1), NumberType(int, 1)) is UNKNOWN
+    for one in (f32(2, n), NumberType(int, 3), UNKNOWN):
+        assert join(one, widened(one)) == widened(one) == join(widened(one), one)
+
+
+def test_contains() -> None:
+    x = torch.zeros(2, 3)
+    assert contains(f32(2, 3), x) and contains(f32(None, 3), x) and contains(ANY, x) and contains(UNKNOWN, x)
+    assert contains(f32(n, 3), x, {n: 2}) and not contains(f32(n, 3), x, {n: 4})
+    assert not contains(f32(2), x) and not contains(f32(2, 4), x) and not contains(f32(2, 3), x.long())
