@@ -14,5 +14,5 @@ SLICE = operators()[::24]
 @pytest.mark.parametrize("op", SLICE, ids=lambda op: f"{op.name}{op.variant_test_name}")
 def test_never_wrong(op: Any) -> None:
     tally = {kind: Tally() for kind in KINDS}
-    judge(op, tally, most=2, scripts=False)
+    judge(op, tally, most=1, scripts=False)
     assert [line for kind in KINDS for line in tally[kind].wrong] == []

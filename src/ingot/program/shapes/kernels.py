@@ -37,12 +37,13 @@ from ingot.program.shapes.lattice import (
     sizeless,
     type_of,
 )
-from ingot.program.shapes.sizes import SMALL, Limits, Sizes, first_sizes, holds, sizes_near, value_of
+from ingot.program.shapes.sizes import SMALL, Limits, Sizes, first_sizes, sizes_near, value_of
 
 # A tensor whose rank is unknown is tried with each of these; where two ranks are, with each pair.
 RANKS = range(6)
 _MOST_OPEN = 2
-_WAYS = 8
+_WAYS = 6
+_BEFORE_PROOF = 8  # sizes to try before it is asked whether there can be any
 _ANY_SIZE: Limits = (0, None)
 _ANY_NUMBER: Limits = (-(2**31), None)
 
@@ -185,9 +186,24 @@ class _Kernel:
 
     def works(self) -> bool:
         """Whether there are sizes that the kernel takes, as far as sizes that are usual tell."""
-        if self._first is None:
-            self._first = next((s for s in first_sizes(self.symbols, sorted(self.numbers)) if self._at(s)), None)
+        for count, sizes in enumerate(first_sizes(self.symbols, sorted(self.numbers))):
+            if self._first is not None or (count == _BEFORE_PROOF and self._proof() is not None):
+                break
+            if self._at(sizes) is not None:
+                self._first = sizes
         return self._first is not None
+
+    def _proof(self) -> Exception | None:
+        """Why the kernel refuses whatever the sizes: it does so without having asked about any. None if it may not."""
+        if not self.symbols:
+            return self.refusal
+        try:
+            self._on_symbols(next(first_sizes(self.symbols, [])))
+        except _Impossible as impossible:
+            return self.refusal if not impossible.asked else None
+        except _CannotTell:
+            pass
+        return None
 
     def type_at_first(self) -> Type:
         """The type at the first sizes that work."""
@@ -230,7 +246,7 @@ class _Kernel:
         def real(value: Any) -> Any:
             if isinstance(value, TensorType):
                 dims = [value_of(dim, sizes) for dim in value.dims or ()]
-                if min(dims, default=0) < 0:
+                if not all(dim is not None and dim >= 0 for dim in dims):
                     raise _NoSuchTensor
                 return tensor(dims, value.dtype, value.device)
             if isinstance(value, NumberType):
@@ -249,8 +265,10 @@ class _Kernel:
         if not self.symbols and not self._open_numbers:
             return self._on_fakes({})
         if not self.works():
-            self._must_refuse()
-            return UNKNOWN
+            refusal = self._proof()
+            if refusal is None:
+                return UNKNOWN
+            raise Refused(str(refusal)) from refusal
         assert self._first is not None
         told: list[Type] = []
         ways: list[list[sympy.Basic]] = []
@@ -265,10 +283,15 @@ class _Kernel:
         return found if sizes is None else _dims_forgotten(found)
 
     def _known(self, sizes: Sizes, ways: list[list[sympy.Basic]]) -> bool:
-        """Whether the kernel was followed on the way that it goes at these sizes."""
-        # Of one symbol all small sizes are tried, so each stands for itself.
-        alone = len(sizes) == 1 and min(sizes.values()) in SMALL
-        return alone or any(holds(way, sizes) for way in ways)
+        """Whether the kernel was followed on the way that it goes at these sizes.
+
+        A small size stands for itself, since all of them are tried: it may answer a question about itself differently.
+        """
+        small = {name for name, size in sizes.items() if size in SMALL}
+        return any(
+            all(value_of(asked, sizes) or {s.name for s in asked.free_symbols} <= small for asked in way)
+            for way in ways
+        )
 
     def _worked(self, ways: list[list[sympy.Basic]]) -> list[tuple[Sizes, Type]]:
         """Sizes near everything that was asked about, those that work, with what came of them."""
@@ -280,15 +303,6 @@ class _Kernel:
             if result is not None:
                 found.append((sizes, result))
         return found
-
-    def _must_refuse(self) -> None:
-        """Raises Refused where the kernel refuses whatever the sizes: without having asked about any."""
-        generic = next(first_sizes(self.symbols, []))
-        try:
-            self._on_symbols(generic)
-        except _Impossible as impossible:
-            if not impossible.asked:
-                raise Refused(str(impossible.__cause__)) from impossible.__cause__
 
     def _on_symbols(self, sizes: Sizes) -> tuple[Type, list[sympy.Basic]]:
         run = internals.SymbolicRun({name: (sizes[name], *limits) for name, limits in self.symbols.items()})
@@ -317,11 +331,12 @@ class _Kernel:
         except Exception as failure:
             if not _is_refusal(failure):
                 raise _CannotTell from failure
+            self.refusal = self.refusal or failure
             raise Refused(str(failure)) from failure
 
 
 class _NoSuchTensor(Exception):
-    """An expression gives a size below 0."""
+    """An expression gives no size, or one below 0."""
 
 
 class _Impossible(_CannotTell):

@@ -19,9 +19,9 @@ Limits = tuple[int, int | None]
 
 MEANINGLESS = (5, 7, 11, 13, 17, 19, 23, 29, 31, 37)
 OTHER = 41
-SMALL = range(-2, 5)
+SMALL = range(-1, 3)
 MOST_OF_A_GROUP = 100
-MOST_FIRST = 400
+MOST_FIRST = 150
 HUGE = 2**20
 
 
@@ -72,9 +72,9 @@ def sizes_near(
     """`base`, each symbol of it varied by itself, and those that a condition compares varied together."""
     yield dict(base)
     turns = {name: _turns(name, base, conditions) for name in symbols}
-    few = {*SMALL} if len(symbols) == 1 else {0, 1, 2}
+    few = {*SMALL, 3, 4} if len(symbols) == 1 else {*SMALL}
     for name, limits in symbols.items():
-        ordinary = {*few, OTHER, -1, base[name] + 1, 2 * base[name], *numbers}
+        ordinary = {*few, OTHER, base[name] + 1, 2 * base[name], *numbers}
         ordinary |= {turn + beside for turn in turns[name] for beside in (-1, 0, 1)}
         for value in sorted(ordinary):
             if _usable(value, limits):
@@ -114,9 +114,8 @@ def _turns(name: str, base: Sizes, conditions: Sequence[sympy.Basic]) -> set[int
                 continue
             gap = relation.lhs - relation.rhs
             found.update(abs(int(k)) for k in gap.atoms(sympy.Integer))
-            try:
-                at = [value_of(gap, {**base, name: x}) for x in (0, 1, 2)]
-            except (ZeroDivisionError, TypeError, ValueError):
+            at = [value_of(gap, {**base, name: x}) for x in (0, 1, 2)]
+            if None in at:
                 continue
             slope = at[1] - at[0]
             if slope and at[2] - at[1] == slope:  # a line, so it is zero at one place
@@ -127,12 +126,8 @@ def _turns(name: str, base: Sizes, conditions: Sequence[sympy.Basic]) -> set[int
 # ---------------------------------------------------------------------- expressions
 
 
-def holds(conditions: Sequence[sympy.Basic], sizes: Sizes) -> bool:
-    return all(value_of(condition, sizes) for condition in conditions)
-
-
 def value_of(expr: Any, sizes: Sizes) -> Any:
-    """The number that an expression is at these sizes."""
+    """The number that an expression is at these sizes; None where it divides by zero."""
     if not isinstance(expr, sympy.Basic):
         return expr
     if isinstance(expr, sympy.Symbol):
@@ -140,9 +135,14 @@ def value_of(expr: Any, sizes: Sizes) -> Any:
     names, function = _compiled(expr)
     if function is not None:
         return function(*(sizes[name] for name in names))
-    said = expr.xreplace({s: sympy.Integer(sizes[s.name]) for s in expr.free_symbols})
+    try:
+        said = expr.xreplace({s: sympy.Integer(sizes[s.name]) for s in expr.free_symbols})
+    except ZeroDivisionError:
+        return None
     if said in (sympy.true, sympy.false):
         return bool(said)
+    if not said.is_finite:
+        return None
     return int(said) if said.is_integer else float(said)
 
 
