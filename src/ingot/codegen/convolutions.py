@@ -93,7 +93,7 @@ def _tiles(out: Writer, step: Convolution) -> None:
         f"ig_window_{kind}_{width}(rows, {taps}, {step.channels}, "
         f"{out.pointer(step.weight)} + panel * {terms * width}, tile, high);"
     )
-    write_epilogue(out, step.epilogue, 0, width)
+    write_epilogue(out, step.epilogue, 0, width, step.groups)
     out.close()
 
 

@@ -144,6 +144,11 @@ class Statements:
         lines.append(f"const {COMPUTED[op.dtype]} {self.prefix}{place} = {text};")
         return f"{self.prefix}{place}"
 
+    @property
+    def levels(self) -> list[int]:
+        """Of each operation: 0 where it stands before all loops, 1 in the middle ones, 2 in the innermost."""
+        return self._levels
+
     def _level(self, op: Op) -> int:
         """How far inside an operation must stand: 0 before all loops, 1 in the middle ones, 2 in the innermost."""
         if op.name in ("input", "draw", *self.given):
@@ -179,6 +184,8 @@ class Statements:
                 return self._cast(self.body.ops[op.operands[0]].dtype, attribute, operands[0])
             case "check":
                 return self._check(attribute, operands, lines)
+            case "fit":
+                return f"({COMPUTED[op.dtype]}){operands[0]}"
             case "where":
                 return f"{operands[0]} ? {operands[1]} : {operands[2]}"
             case "draw":

@@ -64,6 +64,10 @@ class Writer:
     def line(self, text: str) -> None:
         self.lines.append("    " * self.depth + text if text else "")
 
+    def directive(self, text: str) -> None:
+        """A line of the preprocessor's."""
+        self.lines.append(text)
+
     def open(self, text: str) -> None:
         self.line(text + " {" if text else "{")
         self.depth += 1

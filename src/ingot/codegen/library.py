@@ -41,6 +41,7 @@ class Library:
     routines: set[tuple[str, str]] = field(default_factory=set)
     _packs: set[tuple[str, str]] = field(default_factory=set)
     _shared: set[tuple[Shared, str, tuple[int, ...]]] = field(default_factory=set)
+    by_lanes: bool = False  # vectors by hand: lanes.h
     _outside: dict[tuple[str, int], int] = field(default_factory=dict)
 
     def pack(self, kind: str, dtype: str) -> str:
@@ -70,6 +71,7 @@ class Library:
         """What either needs."""
         self.functions |= other.functions
         self.routines |= other.routines
+        self.by_lanes |= other.by_lanes
         self._packs |= other._packs
         self._shared |= other._shared
         for (kind, value), channels in other._outside.items():
@@ -82,6 +84,7 @@ class Library:
         parts = [resource("prelude.h"), resource("pool.h"), source_of(sorted(self.functions)), self._routines()]
         if shared or self._packs:
             parts.append(resource("products.h"))
+        parts += [resource("lanes.h")] if self.by_lanes else []
         summed = sorted({_summed(name, kind) for name, kind, _ in shared})
         parts += [f"IG_VECTOR({kind}, {_REALS[kind]})" for kind in summed]
         tiled = {kind for name, kind, _ in shared if name in ("tile", "window")}

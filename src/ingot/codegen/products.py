@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from ingot.codegen.ctext import STORED, SUFFIX, Statements, constant_text
 from ingot.codegen.kernels import Kernel, Writer, declare_flags, report_flags, simd, unflatten
+from ingot.codegen.lanes import LANES, Lanes, has_bytes
 from ingot.lowering.expr import Size, product
 from ingot.lowering.ir import BYTES, TOGETHER, Codes, Convolution, Factors, Map, Product, Siblings, rows_dtype
 
@@ -174,15 +175,65 @@ def _rows(out: Writer, step: Product, kind: str, real: str) -> tuple[str, str]:
     return f"lines + (row - first) * ({out.size(step.k)})", out.size(step.k)
 
 
-def write_epilogue(out: Writer, epilogue: Map, lead: int, width: int) -> None:
-    """The tile's rows, `row` and on, through the epilogue's body. `lead` loops are open already."""
+def write_epilogue(out: Writer, epilogue: Map, lead: int, width: int, groups: int = 1) -> None:
+    """The tile's rows, `row` and on, through the epilogue's body. `lead` loops are open already; the columns are those
+    of `groups`, of which no tile has more than one."""
     *rows, column = epilogue.loops[lead:]
     out.open("for (int64_t line = 0; line < high; ++line)")
     if rows:
         out.line("const int64_t at = row + line;")
     unflatten(out, "at", rows)
-    code = out.statements(epilogue.body, [column.variable], f"tile[line * {width} + {column.variable} - left]")
-    write_columns(out, epilogue, code, "left", "right")
+    tile = f"tile[line * {width} + {column.variable} - left]"
+    code = out.statements(epilogue.body, [column.variable], tile)
+    lanes = Lanes(out, epilogue, code, tile)
+    if has_bytes(out, epilogue) and lanes.prepare():
+        each = column.extent // groups
+        _write_lanes(out, lanes, width, whole=isinstance(each, int) and each % LANES == 0)
+    else:
+        write_columns(out, epilogue, code, "left", "right")
+    out.close()
+
+
+def _write_lanes(out: Writer, lanes: Lanes, width: int, whole: bool) -> None:
+    """The columns by hand, where there are such vectors; those behind the last vector, if any, by a plain loop."""
+    out.library.by_lanes = True
+    first = "left"
+    out.directive("#if IG_BY_LANES")
+    if lanes.parts:
+        _write_parts(out, lanes, width)
+    if not whole:
+        first = "beyond"
+        out.line(f"const int64_t {first} = left + (right - left) / {LANES} * {LANES};")
+    last, j = "right" if whole else first, lanes.column
+    out.open(f"for (int64_t {j} = left; {j} < {last}; {j} += {LANES})")
+    for line in lanes.write():
+        out.line(line)
+    out.close()
+    out.directive("#else")
+    if whole:
+        write_columns(out, lanes.epilogue, lanes.code, "left", "right")
+        out.directive("#endif")
+    else:
+        out.line(f"const int64_t {first} = left;")
+        out.directive("#endif")
+        write_columns(out, lanes.epilogue, lanes.code, first, "right")
+
+
+def _write_parts(out: Writer, lanes: Lanes, width: int) -> None:
+    """What vectors have no operations for, by a plain loop, into lines of floats."""
+    for name in lanes.parts.values():
+        out.line(f"_Alignas(64) float {name}[{width}];")
+    out.open("")
+    code = out.statements(lanes.plain_body(), [lanes.column], lanes.accumulator)
+    for line in code.before:
+        out.line(line)
+    simd(out, False)
+    out.open(f"for (int64_t {lanes.column} = left; {lanes.column} < right; ++{lanes.column})")
+    for line in code.inside:
+        out.line(line)
+    for name, value in zip(lanes.parts.values(), code.results, strict=True):
+        out.line(f"{name}[{lanes.column} - left] = {value};")
+    out.close()
     out.close()
 
 

@@ -50,12 +50,36 @@ class Recorder:
     # ------------------------------------------------------------------ writing
 
     def emit(self, name: str, operands: Sequence[int], dtype: str, attribute: Any = None) -> int:
+        shorter = self._shorter(name, operands, attribute)
+        if shorter is not None:
+            return shorter
         op = Op(name, tuple(operands), dtype, attribute)
         place = self._known.get(op)
         if place is None:
             place = self._known[op] = len(self.ops)
             self.ops.append(op)
         return place
+
+    def _shorter(self, name: str, operands: Sequence[int], attribute: Any) -> int | None:
+        """Numbers that were rounded to a few bits and come back as floats never need be integers:
+        (float)((uint8)(nearest(x) + zero)) - zero is the whole number nearest to x."""
+        if not operands:
+            return None
+        first = self.ops[operands[0]]
+        if name == "cast" and first.name == "fit":
+            whole = self.ops[first.operands[0]]
+            if whole.dtype == attribute:
+                return first.operands[0]
+            return self.emit("cast", first.operands, wide(attribute), attribute)
+        if name == "cast" and first.name == "nearest" and attribute == "float32":
+            return self.emit("whole", first.operands, "float32")
+        if name == "sub" and first.name == "cast" and first.dtype == "float32":
+            total, taken = self.ops[first.operands[0]], self.ops[operands[1]]
+            if total.name == "add" and self.ops[total.operands[0]].name == "nearest" and taken.name == "const":
+                more = self.ops[total.operands[1]]
+                if more.name == "const" and more.attribute.value == taken.attribute.value:
+                    return self.emit("cast", total.operands[:1], "float32", "float32")
+        return None
 
     def load(self, buffer: str, index: Size, dtype: str) -> int:
         return self.emit("load", (), dtype, Access(buffer, index, self._mask))

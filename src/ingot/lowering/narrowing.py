@@ -34,7 +34,7 @@ def unsigned(low: Making, x: Tensor) -> Tensor:
     """Integers in memory as uint8, their dims in the order they have; those that were int8 have become 128 larger."""
 
     def shifted(ops: Recorder, value: int) -> int:
-        return ops.cast(ops.call("add", ops.cast(value, "int32"), ops.const(128, "int32")), "uint8")
+        return ops.emit("fit", (ops.call("add", ops.cast(value, "int32"), ops.const(128, "int32")),), "uint8")
 
     return _stored_as(low, x, "uint8", shifted)
 

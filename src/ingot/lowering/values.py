@@ -39,7 +39,8 @@ class Strided:
 class Lazy:
     """`cost` guesses the work of one element; `order` is the physical order of dims that suits it, or None.
 
-    `margin` is for those who can do without the zeros around another tensor: that tensor, and how many lie before it.
+    `margin` is for those who can do without the zeros around another tensor: that tensor, and how many lie before it;
+    of integers that stand for numbers, without those that stand for zeros.
     `quantized` is for those who can compute with integers: what this was dequantized from.
     """
 
@@ -138,8 +139,12 @@ def dequantized(quantized: Quantized) -> Tensor:
             value = ops.call("sub", value, quantized.parameter(ops, quantized.zero, index, "float32"))
         return ops.call("mul", value, quantized.parameter(ops, quantized.scale, index, "float32"))
 
-    order = whole.data.order if isinstance(whole.data, Lazy) else None
-    return Tensor(whole.shape, "float32", Lazy(load, whole.cost + 1, order, quantized=quantized))
+    order, margin = None, None
+    if isinstance(whole.data, Lazy):
+        order, margin = whole.data.order, whole.data.margin
+    if margin is not None:
+        margin = (dequantized(replace(quantized, integers=margin[0])), margin[1])
+    return Tensor(whole.shape, "float32", Lazy(load, whole.cost + 1, order, margin, quantized))
 
 
 def quantized_of(tensor: Tensor | None) -> Quantized | None:

@@ -68,6 +68,10 @@ IG_FN int64_t ig_f32_to_i64(float x)
    The nearest whole number, the even one of two, of a number between -2^22 and 2^22. */
 IG_FN int32_t ig_nearest_f32(float x) { return (int32_t)(ig_bits_f32(x + 0x1.8p23f) - 0x4b400000u); }
 
+/* ig_whole_f32: needs nothing
+   The same as a float. */
+IG_FN float ig_whole_f32(float x) { return (x + 0x1.8p23f) - 0x1.8p23f; }
+
 /* ig_f32_to_u64: needs nothing
    Towards zero, a negative whole number modulo 2^64; 2^63 for nan and what does not fit. */
 IG_FN uint64_t ig_f32_to_u64(float x)

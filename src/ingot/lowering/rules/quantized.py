@@ -108,11 +108,13 @@ def _quantized(
     def load(ops: Recorder, index: Index) -> int:
         value = ops.cast(x.load(ops, index), "float32")
         value = ops.call("mul", value, _inverse(ops, numbers, index))
-        ends = [numbers.parameter(ops, end, (), "int64") for end in (lowest, highest)]
-        return ops.cast(round_(ops, value, numbers, index, (ends[0], ends[1])), kind)
+        ends = [numbers.parameter(ops, end, (), "int32") for end in (lowest, highest)]
+        return round_(ops, value, numbers, index, (ends[0], ends[1]), kind)
 
-    order = x.data.order if isinstance(x.data, Lazy) else low.order_of(x)
-    return Tensor(x.shape, kind, Lazy(load, x.cost + _COST, order))
+    margin = x.data.margin if isinstance(x.data, Lazy) and axis is None else None
+    if margin is not None:  # 0 becomes the zero point, whatever the scale
+        margin = (_quantized(low, margin[0], scale, zero, axis, lowest, highest, dtype), margin[1])
+    return Tensor(x.shape, kind, Lazy(load, x.cost + _COST, low.order_of(x), margin))
 
 
 def _inverse(ops: Recorder, numbers: Quantized, index: Index) -> int:
@@ -125,21 +127,23 @@ def _inverse(ops: Recorder, numbers: Quantized, index: Index) -> int:
     return ops.cast(ops.call("div", ops.const(1, kind), own), "float32")
 
 
-def _nearest(ops: Recorder, value: int, numbers: Quantized, index: Index, ends: tuple[int, int]) -> int:
+def _nearest(ops: Recorder, value: int, numbers: Quantized, index: Index, ends: tuple[int, int], kind: str) -> int:
     """Rounded between the ends less the zero point: whole numbers, so that it is the same as rounding first."""
-    zero = numbers.parameter(ops, numbers.zero, index, "int64")
+    zero = numbers.parameter(ops, numbers.zero, index, "int32")
     for name, end in zip(("fmax", "fmin"), ends, strict=True):
         value = ops.call(name, value, _folded(ops, "sub", end, zero, "float32"))
     whole = ops.emit("nearest", (value,), "int32")
-    return whole if numbers.zero == 0 else ops.call("add", whole, ops.cast(zero, "int32"))
+    if numbers.zero != 0:
+        whole = ops.call("add", whole, zero)
+    return ops.emit("fit", (whole,), kind)
 
 
-def _rounded(ops: Recorder, value: int, numbers: Quantized, index: Index, ends: tuple[int, int]) -> int:
+def _rounded(ops: Recorder, value: int, numbers: Quantized, index: Index, ends: tuple[int, int], kind: str) -> int:
     zero = numbers.parameter(ops, numbers.zero, index, "float32")
     value = ops.call("add", ops.call("round", value), zero)
     for name, end in zip(("fmax", "fmin"), ends, strict=True):
         value = ops.call(name, value, ops.cast(end, "float32"))
-    return value
+    return ops.cast(value, kind)
 
 
 def _folded(ops: Recorder, name: str, left: int, right: int, dtype: str) -> int:

@@ -1,0 +1,69 @@
+/* Vectors of 16 lanes by hand, where integers of 8 bits come in or go out: compilers that are left to vectorize a loop
+   of bytes and floats take the bytes' lanes, and cut the floats to fit. See codegen/lanes.py. */
+
+#if IG_BYTES == 64
+#define IG_BY_LANES 1
+typedef float ig_lanes_f32 __attribute__((vector_size(64)));
+typedef int32_t ig_lanes_i32 __attribute__((vector_size(64)));
+typedef uint8_t ig_lanes_u8 __attribute__((vector_size(16)));
+#define IG_LANE_FN __attribute__((unused)) static inline __attribute__((always_inline))
+
+IG_LANE_FN ig_lanes_f32 ig_get_f32(const float *place)
+{
+    ig_lanes_f32 x;
+    memcpy(&x, place, 64);
+    return x;
+}
+IG_LANE_FN ig_lanes_i32 ig_get_i32(const int32_t *place)
+{
+    ig_lanes_i32 x;
+    memcpy(&x, place, 64);
+    return x;
+}
+IG_LANE_FN ig_lanes_i32 ig_get_u8(const uint8_t *place)
+{
+    ig_lanes_u8 bytes;
+    ig_lanes_i32 x;
+    memcpy(&bytes, place, 16);
+    __asm__("vpmovzxbd %1, %0" : "=v"(x) : "vm"(bytes));
+    return x;
+}
+IG_LANE_FN ig_lanes_i32 ig_get_i8(const int8_t *place)
+{
+    ig_lanes_u8 bytes;
+    ig_lanes_i32 x;
+    memcpy(&bytes, place, 16);
+    __asm__("vpmovsxbd %1, %0" : "=v"(x) : "vm"(bytes));
+    return x;
+}
+IG_LANE_FN void ig_put_f32(float *place, ig_lanes_f32 x) { memcpy(place, &x, 64); }
+IG_LANE_FN void ig_put_i32(int32_t *place, ig_lanes_i32 x) { memcpy(place, &x, 64); }
+IG_LANE_FN void ig_put_u8(void *place, ig_lanes_i32 x)
+{
+    ig_lanes_u8 bytes;
+    __asm__("vpmovdb %1, %0" : "=v"(bytes) : "v"(x));
+    memcpy(place, &bytes, 16);
+}
+IG_LANE_FN ig_lanes_f32 ig_same_f32(float x) { return x - (ig_lanes_f32){0}; }
+IG_LANE_FN ig_lanes_i32 ig_same_i32(int32_t x) { return x - (ig_lanes_i32){0}; }
+/* a > b ? a : b, and a < b ? a : b: where either is nan, b. */
+IG_LANE_FN ig_lanes_f32 ig_more_f32(ig_lanes_f32 a, ig_lanes_f32 b)
+{
+    __asm__("vmaxps %2, %1, %0" : "=v"(a) : "v"(a), "v"(b));
+    return a;
+}
+IG_LANE_FN ig_lanes_f32 ig_less_f32(ig_lanes_f32 a, ig_lanes_f32 b)
+{
+    __asm__("vminps %2, %1, %0" : "=v"(a) : "v"(a), "v"(b));
+    return a;
+}
+/* As ig_nearest_f32: the nearest whole number, the even one of two. */
+IG_LANE_FN ig_lanes_i32 ig_near_f32(ig_lanes_f32 x)
+{
+    ig_lanes_i32 whole;
+    __asm__("vcvtps2dq %1, %0" : "=v"(whole) : "v"(x));
+    return whole;
+}
+#else
+#define IG_BY_LANES 0
+#endif

@@ -1,0 +1,183 @@
+"""Epilogues with integers of 8 bits, in vectors written by hand: see c/lanes.h.
+
+A body's operations become operations on 16 columns at a time. What has no such form (an erf, say) is computed by a
+plain loop first, with all that it needs, into a line of floats; the vectors go on from there.
+
+    for (int64_t j = left; j + 16 <= right; j += 16) {
+        const ig_lanes_f32 w3 = __builtin_convertvector(w1, ig_lanes_f32) * ig_get_f32(&p2[j]);
+        …
+        ig_put_u8(&p5[i0*256 + j], w9);
+    }
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from ingot.codegen.ctext import Statements, constant_text
+from ingot.codegen.kernels import Writer
+from ingot.lowering.body import pruned
+from ingot.lowering.expr import coefficient_of
+from ingot.lowering.ir import Access, Body, Map, Op, Store
+
+LANES = 16
+# What a value of each dtype is in vectors, and the functions that read and write them.
+_HELD = {"float32": "f32", "int32": "i32", "uint8": "i32", "int8": "i32"}
+_GET = {"float32": "ig_get_f32", "int32": "ig_get_i32", "uint8": "ig_get_u8", "int8": "ig_get_i8"}
+_PUT = {"float32": "ig_put_f32", "int32": "ig_put_i32", "uint8": "ig_put_u8", "int8": "ig_put_u8"}
+_SIGNS = {"add": "+", "sub": "-", "mul": "*"}
+# Operations by name and the dtype of their first operand.
+_TEXT: dict[tuple[str, str], str] = {
+    **{(name, "float32"): f"{{0}} {sign} {{1}}" for name, sign in _SIGNS.items()},
+    **{(name, "int32"): f"{{0}} {sign} {{1}}" for name, sign in _SIGNS.items()},
+    ("div", "float32"): "{0} / {1}",
+    ("neg", "float32"): "-{0}",
+    ("square", "float32"): "{0} * {0}",
+    ("relu", "float32"): "ig_more_f32(ig_same_f32(0), {0})",
+    ("nearest", "float32"): "ig_near_f32({0})",
+    ("whole", "float32"): "({0} + 0x1.8p23f) - 0x1.8p23f",
+    ("fit", "int32"): "{0}",
+}  # fmt: skip
+# With a number on the right: where the left is nan the plain ones give it, the others the number.
+_LIMITS = {
+    "max": "ig_more_f32({1}, {0})",
+    "min": "ig_less_f32({1}, {0})",
+    "fmax": "ig_more_f32({0}, {1})",
+    "fmin": "ig_less_f32({0}, {1})",
+}
+_CASTS = {
+    ("i32", "float32"): "__builtin_convertvector({0}, ig_lanes_f32)",
+    ("i32", "int32"): "{0}",
+    ("f32", "float32"): "{0}",
+}
+
+
+def has_bytes(out: Writer, epilogue: Map) -> bool:
+    """Whether 8 bits come in or go out."""
+    buffers = [op.attribute.buffer for op in epilogue.body.ops if isinstance(op.attribute, Access)]
+    buffers += [store.buffer for store in epilogue.stores]
+    return any(out.buffers[name].dtype in ("uint8", "int8") for name in buffers)
+
+
+@dataclass
+class Lanes:
+    """An epilogue's body as vectors. `code` are its statements as a plain loop, of which those before it are used."""
+
+    out: Writer
+    epilogue: Map
+    code: Statements
+    accumulator: str
+    parts: dict[int, str] = field(default_factory=dict)  # values that a plain loop has put into memory
+    _plain: set[int] = field(default_factory=set)
+
+    @property
+    def column(self) -> str:
+        return self.epilogue.loops[-1].variable
+
+    @property
+    def body(self) -> Body:
+        return self.epilogue.body
+
+    def prepare(self) -> bool:
+        """Whether the body can be done so; finds what a plain loop must do first."""
+        if self.code.checks or self.code.zero_checks or not all(map(self._storable, self.epilogue.stores)):
+            return False
+        plain: set[int] = set()
+        for place, op in reversed(list(enumerate(self.body.ops))):
+            if place in plain or (self._varies(place) and self._text(place, op) is None):
+                plain.add(place)
+                plain.update(o for o in op.operands if self._varies(o))
+        needed = {o for place, op in enumerate(self.body.ops) if place not in plain for o in op.operands if o in plain}
+        needed |= plain.intersection(self.body.results)
+        # What is read or handed in costs nothing twice.
+        again = {place for place in plain if self._free(place)}
+        frontier = sorted(needed - again)
+        if any(self.body.ops[place].dtype != "float32" for place in frontier):
+            return False
+        self.parts = {place: f"part{number}" for number, place in enumerate(frontier)}
+        self._plain = plain - again
+        return True
+
+    def _free(self, place: int) -> bool:
+        op = self.body.ops[place]
+        return op.name in ("load", "accumulator") and self._text(place, op) is not None
+
+    def _storable(self, store: Store) -> bool:
+        dtype = self.out.buffers[store.buffer].dtype
+        value = self.body.ops[self.body.results[store.result]].dtype
+        beside = coefficient_of(store.index, self.column) == 1
+        return beside and store.mode == "set" and dtype == value and dtype in _PUT
+
+    def _varies(self, place: int) -> bool:
+        """Whether a value is another one in each column."""
+        return self.code.levels[place] == 2
+
+    def _text(self, place: int, op: Op) -> str | None:
+        """An operation on vectors, with places for its operands; None where there is none."""
+        if op.name == "accumulator":
+            return f"{_GET[op.dtype]}(&{self.accumulator})" if op.dtype in _GET else None
+        if op.name == "load":
+            return self._load(op)
+        if op.dtype not in _HELD or any(self.body.ops[o].dtype not in _HELD for o in op.operands if self._varies(o)):
+            return None
+        if op.name == "cast":
+            return _CASTS.get((_HELD[self.body.ops[op.operands[0]].dtype], op.attribute))
+        if not op.operands:
+            return None
+        first = self.body.ops[op.operands[0]].dtype
+        if op.name in _LIMITS and first == "float32" and self.body.ops[op.operands[1]].name == "const":
+            return _LIMITS[op.name]
+        return _TEXT.get((op.name, first))
+
+    def _load(self, op: Op) -> str | None:
+        access = op.attribute
+        dtype = self.out.buffers[access.buffer].dtype
+        if access.mask is not None or dtype not in _GET or coefficient_of(access.index, self.column) != 1:
+            return None
+        return f"{_GET[dtype]}(&{self.out.place(access.buffer, access.index)})"
+
+    def plain_body(self) -> Body:
+        """What a plain loop computes, in the order of `parts`."""
+        return pruned(Body(self.body.ops, tuple(self.parts)))
+
+    def write(self) -> list[str]:
+        """The statements of one vector of columns, stores included."""
+        names: dict[int, str] = {}
+        lines: list[str] = []
+
+        def name(place: int) -> str:
+            if place in self.parts:
+                return f"ig_get_f32(&{self.parts[place]}[{self.column} - left])"
+            if self._varies(place):
+                return names[place]
+            op = self.body.ops[place]
+            given = constant_text(op.attribute.value, op.dtype) if op.name == "const" else f"v{place}"
+            return f"ig_same_{_HELD[op.dtype]}({given})"
+
+        used = self._used()
+        for place, op in enumerate(self.body.ops):
+            if place not in used or not self._varies(place) or place in self.parts or place in self._plain:
+                continue
+            text = self._text(place, op)
+            assert text is not None
+            names[place] = f"w{place}"
+            value = text.format(*map(name, op.operands)) if op.operands else text
+            lines.append(f"const ig_lanes_{_HELD[op.dtype]} w{place} = {value};")
+        for store in self.epilogue.stores:
+            at = self.out.place(store.buffer, store.index)
+            self.out.written.add(store.buffer)
+            lines.append(
+                f"{_PUT[self.out.buffers[store.buffer].dtype]}(&{at}, {name(self.body.results[store.result])});"
+            )
+        return lines
+
+    def _used(self) -> set[int]:
+        """What the results need, beyond what lies in memory already."""
+        found: set[int] = set()
+        waiting = list(self.body.results)
+        while waiting:
+            place = waiting.pop()
+            if place not in found:
+                found.add(place)
+                waiting += [] if place in self.parts else self.body.ops[place].operands
+        return found
