@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from ingot.lowering import values
 from ingot.lowering.body import Recorder
 from ingot.lowering.expr import Size, product
 from ingot.lowering.making import Making
@@ -24,8 +25,8 @@ EXACT_TERMS = 2**24 // (255 * 128)
 @dataclass(frozen=True, slots=True)
 class Factored:
     """A product of integers. `rows` are uint8 or int8; as uint8 (`narrowing.unsigned`) they dequantize with `zero` and
-    `scale`. `weight` is int8 and constant, its zero point 0; `scales` go with its columns, times `scale` where that is
-    a number."""
+    `scale`, of which there may be one a row. `weight` is int8 and constant, its zero point 0; `scales` go with its
+    columns, times `scale` where that is a number."""
 
     rows: Tensor
     zero: int | Tensor
@@ -42,21 +43,21 @@ class Factored:
         times = -1 if isinstance(self.zero, Tensor) else -self.zero
         return low.summed(self.weight.data.buffer, offset, shape, strides, times)
 
-    def finished(self, ops: Recorder, total: int, sums: Tensor | None, column: Size) -> int:
+    def finished(self, ops: Recorder, total: int, sums: Tensor | None, column: Size, row: Size = 0) -> int:
         """The float32 that a sum of products of integers stands for."""
         if sums is not None:
             more = sums.load(ops, (column,))
             if isinstance(self.zero, Tensor):
-                zero = ops.cast(self.zero.load(ops, (0,) * self.zero.rank), "int32")
+                zero = ops.cast(_of_row(ops, self.zero, row), "int32")
                 more = ops.call("mul", more, zero)
             total = ops.call("add", total, more)
-        return self.scaled(ops, ops.cast(total, "float32"), column)
+        return self.scaled(ops, ops.cast(total, "float32"), column, row)
 
-    def scaled(self, ops: Recorder, value: int, column: Size) -> int:
+    def scaled(self, ops: Recorder, value: int, column: Size, row: Size = 0) -> int:
         scale = self.scales
         times = ops.cast(scale.load(ops, (column,)), "float32") if isinstance(scale, Tensor) else None
         if isinstance(self.scale, Tensor):
-            own = ops.cast(self.scale.load(ops, (0,) * self.scale.rank), "float32")
+            own = ops.cast(_of_row(ops, self.scale, row), "float32")
             if times is None:
                 assert not isinstance(scale, Tensor)
                 times = ops.const(scale, "float32")
@@ -65,6 +66,11 @@ class Factored:
             assert not isinstance(scale, Tensor)
             times = ops.const(scale, "float32")
         return ops.call("mul", value, times)
+
+
+def _of_row(ops: Recorder, tensor: Tensor, row: Size) -> int:
+    """What belongs to a row, of a tensor that has one element, or one a row."""
+    return tensor.load(ops, values.broadcast((*(0,) * (tensor.rank - 2), row, 0)[-tensor.rank :], tensor.shape))
 
 
 def factored(low: Making, x: Tensor, weight: Tensor, columns: int) -> Factored | None:

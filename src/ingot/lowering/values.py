@@ -109,8 +109,8 @@ def broadcast(index: Index, shape: Shape) -> Index:
 @dataclass(frozen=True, slots=True)
 class Quantized:
     """(integers - zero) · scale. A Tensor of scales or zeros has one element, or one for each place of `axis`, or, with
-    `group`, one for each place of `axis` and each so many places of the other one of two dims. `ends` are the least and
-    the greatest of the integers, as they are said to be."""
+    `group`, one for each place of `axis` and each so many places of the other one of two dims, or, with `tokens`, one
+    for each row. `ends` are the least and the greatest of the integers, as they are said to be."""
 
     integers: Tensor
     scale: float | Tensor
@@ -118,6 +118,7 @@ class Quantized:
     axis: int | None = None
     group: int | None = None
     ends: tuple[int, int] | None = None
+    tokens: bool = False
 
     def parameter(self, ops: Recorder, value: float | Tensor, index: Index, dtype: str) -> int:
         """The scale or zero that belongs to an element, as a value of the body."""
@@ -126,6 +127,8 @@ class Quantized:
         place: Index = (0,) * value.rank if self.axis is None else (index[self.axis],)
         if self.group is not None and self.axis is not None:
             place = (index[self.axis], divide(index[1 - self.axis], self.group))
+        if self.tokens:
+            place = (*index[:-1], 0)
         return ops.cast(value.load(ops, place), dtype)
 
 
@@ -160,7 +163,8 @@ def _of_integers(
     moved: Callable[Concatenate[int, P], int | None], groups: bool = False
 ) -> Callable[[View[P]], View[P]]:
     """A view of dequantized numbers dequantizes a view of the integers. `moved` says where a dim that has a scale for
-    each of its places goes; None: this view is one of the numbers only, as it is of groups unless it leaves them be."""
+    each of its places goes; None: this view is one of the numbers only, as it is of tokens, and of groups unless it
+    leaves them be."""
 
     def decorate(view: View[P]) -> View[P]:
         @wraps(view)
@@ -169,7 +173,7 @@ def _of_integers(
             if found is None:
                 return view(tensor, *args, **kwargs)
             axis = None if found.axis is None else moved(found.axis, *args, **kwargs)
-            if (axis is None and found.axis is not None) or (found.group is not None and not groups):
+            if (axis is None and found.axis is not None) or found.tokens or (found.group is not None and not groups):
                 return view(tensor, *args, **kwargs)
             return dequantized(replace(found, integers=viewed(found.integers, *args, **kwargs), axis=axis))
 

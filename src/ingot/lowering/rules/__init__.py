@@ -27,5 +27,6 @@ from ingot.lowering.rules import (  # noqa: F401
     scans,
     scatter,
     sorting,
+    tokens,
     views,
 )

@@ -81,7 +81,7 @@ def matmul(
     sums = "int32" if whole is not None else wide(dtype)
     value = ops.emit("accumulator", (), sums)
     if whole is not None:
-        value = whole.finished(ops, value, _column_sums(low, whole), j)
+        value = whole.finished(ops, value, _column_sums(low, whole), j, i)
     value = _with_bias(ops, value, bias, index, alpha, beta, dtype)
     epilogue = Map(
         (*loops, row, column),
@@ -219,7 +219,13 @@ def as_rows(low: Lowering, x: Tensor) -> Tensor:
     """All leading dims as one, without a copy where strides allow it."""
     found = quantized_of(x)
     if found is not None and found.axis is None:
-        return dequantized(replace(found, integers=as_rows(low, found.integers)))
+        rows = as_rows(low, found.integers)
+        if found.tokens:
+            assert isinstance(found.scale, Tensor) and isinstance(found.zero, Tensor)
+            each = (rows.shape[0], 1)
+            scale, zero = (values.reshape(low.realize(one), each, low.hint) for one in (found.scale, found.zero))
+            return dequantized(replace(found, integers=rows, scale=scale, zero=zero))
+        return dequantized(replace(found, integers=rows))
     shape = (product(x.shape[:-1]), x.shape[-1])
     flat = values.reshape(low.realize(x), shape, low.hint)
     return flat if isinstance(flat.data, Strided) else values.reshape(low.dense(x), shape, low.hint)
