@@ -6,16 +6,18 @@ or 8 bits, and widens them where it multiplies. (What multiplies integers with i
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
 
 from ingot.lowering import values
-from ingot.lowering.expr import Size
+from ingot.lowering.body import Recorder
+from ingot.lowering.expr import Size, divide, remainder
 from ingot.lowering.ir import Codes, Matrix
 from ingot.lowering.lower import Lowering
 from ingot.lowering.making import panel_width
-from ingot.lowering.values import Quantized, Strided, Tensor, quantized_of
+from ingot.lowering.values import Index, Lazy, Quantized, Strided, Tensor, dequantized, quantized_of
 
 # Zeros up to here, and integers less such a zero, are float32 numbers.
 _EXACT = 1 << 23
@@ -44,6 +46,30 @@ def packed_codes(low: Lowering, b: Tensor, m: Size) -> tuple[Matrix, Codes] | No
         for one, less in ((scales, 0), (zeros, minus))
     ]
     return Matrix(packed, 0, width, 1, packed=width), Codes(bits, group, *given)
+
+
+def in_words(low: Lowering, table: Tensor) -> Tensor:
+    """A table whose integers take 4 bits, stored in so many, for who reads rows of it; any other as it is."""
+    found = quantized_of(table)
+    codes = low.constant(found.integers) if found is not None else None
+    if found is None or codes is None or codes.dtype not in (torch.int8, torch.uint8) or table.rank != 2:
+        return table
+    bits, minus = _bits(found, codes)
+    rows, columns = table.shape
+    if bits != 4 or not isinstance(rows, int) or not isinstance(columns, int):
+        return table
+    buffer, words = low.pack_rows(found.integers, bits, minus), -(-columns // 8)
+
+    def load(ops: Recorder, index: Index) -> int:
+        row, column = index
+        word = ops.load(buffer, row * words + divide(column, 8), "uint32")
+        places = ops.cast(ops.index(remainder(column, 8) * 4), "uint32")
+        four = ops.call("bitand", ops.call("shr", word, places), ops.const(15, "uint32"))
+        half = ops.const(8, "int32")  # two's complement: the highest of four bits counts -8
+        signed = ops.call("sub", ops.call("bitxor", ops.cast(four, "int32"), half), half)
+        return ops.call("add", signed, ops.const(minus, "int32")) if minus else signed
+
+    return dequantized(replace(found, integers=Tensor(table.shape, "int32", Lazy(load, 3))))
 
 
 def _of_columns(low: Lowering, found: Quantized, value: Any, minus: int = 0) -> Tensor | float | None:

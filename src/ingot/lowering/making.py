@@ -177,6 +177,12 @@ class Making(Sizes):
         """A weight [columns, terms] of whole numbers, each less `minus`, as panels of words: see `Weight`."""
         return self._panels(codes, "uint32", width, bits=bits, group=group, minus=minus)
 
+    def pack_rows(self, codes: Tensor, bits: int, minus: int) -> str:
+        """A weight [rows, columns] of whole numbers, each less `minus`, as words, each row from a new one on."""
+        assert isinstance(codes.data, Strided)
+        packing = (codes.data.offset, (*codes.shape, 1), (*codes.data.strides, 1), None)
+        return self._weight(codes.data.buffer, "uint32", packing, bits=bits, group=codes.shape[1], minus=minus)
+
     def _panels(self, tensor: Tensor, dtype: str, width: int, **how: Any) -> str:
         assert isinstance(tensor.data, Strided) and isinstance(tensor.shape[0], int)
         columns, depth = tensor.shape

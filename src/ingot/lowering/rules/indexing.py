@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from ingot.lowering.body import Recorder
+from ingot.lowering.coding import in_words
 from ingot.lowering.expr import Size
 from ingot.lowering.lower import Lowering, lowers
 from ingot.lowering.refusing import Unsupported
@@ -19,6 +20,8 @@ aten = torch.ops.aten
 
 @lowers(aten.embedding.default)
 def embedding(low: Lowering, weight: Tensor, places: Tensor, *_: Any) -> Tensor:
+    weight = in_words(low, weight)
+
     def load(ops: Recorder, index: Index) -> int:
         row = ops.checked(places.load(ops, index[: places.rank]), weight.shape[0], wraps=False)
         return weight.load(ops, (row, *index[places.rank :]))
