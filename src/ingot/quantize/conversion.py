@@ -13,7 +13,8 @@ from __future__ import annotations
 
 import operator
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -24,13 +25,14 @@ from ingot.errors import QuantizeError, explain
 from ingot.passes.dce import dce
 from ingot.passes.fold import Folding, Level, levels
 from ingot.program import metadata
+from ingot.program.module import tensor_at
 from ingot.program.program import Program, Step
 from ingot.program.signature import InputKind
 from ingot.program.verifier import verify
-from ingot.quantize.preparation import Prepared, following
+from ingot.quantize.preparation import Prepared, evaluated, following
 from ingot.quantize.quantizers import Quantizer
 from ingot.quantize.scheme import SMALLEST, Parameters, Scheme, parameters_of, quantized, range_of
-from ingot.quantize.table import Group, Place, Weight, modules_by_path, nodes_by_place
+from ingot.quantize.table import Group, Place, Point, Table, Weight, modules_by_path, nodes_by_place
 
 
 def convert(prepared: Prepared) -> Program:
@@ -39,9 +41,8 @@ def convert(prepared: Prepared) -> Program:
     Raises QuantizeError where a value was never seen: calibrate first.
     """
     began = time.perf_counter()
-    program = prepared.base.copy()
-    made = _Conversion(program, prepared)
-    count = made.run()
+    program, table = _frozen(prepared)
+    count = _Conversion(program, table, prepared).run()
     seconds = time.perf_counter() - began
     before = len(prepared.base.graph.nodes)
     program.history = (*program.history, Step("convert", count, seconds, before, len(program.graph.nodes)))
@@ -49,11 +50,44 @@ def convert(prepared: Prepared) -> Program:
     return program
 
 
+def _frozen(prepared: Prepared) -> tuple[Program, Table]:
+    """A program to convert, with batch norm folded, and the table in its words."""
+    base = prepared.base
+    if not prepared.simulates:
+        return base.copy(), prepared.table
+    trained = base.copy()
+    for held in (trained.state_dict, trained.constants):
+        held.update({name: tensor_at(prepared, name) for name in held})
+    program = evaluated(trained, parameters=False)
+    return program, _renamed(prepared.table, nodes_by_place(base), nodes_by_place(program))
+
+
+def _renamed(table: Table, before: Mapping[Place, fx.Node], after: Mapping[Place, fx.Node]) -> Table:
+    """A table of a program that trained, for what is left of it: what handed its argument on is that argument."""
+
+    def resolved(place: Place) -> Place:
+        while place not in after:
+            given = before[place].args[0]
+            assert isinstance(given, fx.Node)
+            place = Place(place.graph, given.name)
+        return place
+
+    groups = []
+    for group in table.groups:
+        points: dict[Place, Point] = {}
+        for point in group.points:
+            users = None if point.users is None else [user for user in point.users if user in after]
+            found = points.setdefault(resolved(point.source), Point(resolved(point.source)))
+            found.users = None if users is None or found.users is None else [*found.users, *users]
+        groups.append(replace(group, points=list(points.values())))
+    return Table(tuple(groups), table.weights)
+
+
 class _Conversion:
     """One conversion. The program is changed in place."""
 
-    def __init__(self, program: Program, prepared: Prepared) -> None:
-        self.program, self.prepared = program, prepared
+    def __init__(self, program: Program, table: Table, prepared: Prepared) -> None:
+        self.program, self.table, self.prepared = program, table, prepared
         self.nodes = nodes_by_place(program)
         self.folding = Folding(program, parameters=True, limit_bytes=0)
         paths = {id(module): path for path, module in modules_by_path(program.graph_module).items()}
@@ -61,7 +95,7 @@ class _Conversion:
         self.weights: dict[tuple[str, fx.Node, Scheme], fx.Node] = {}
 
     def run(self) -> int:
-        table = self.prepared.table
+        table = self.table
         for group in table.groups:
             parameters = self._parameters(group)
             for point in group.points:
@@ -100,7 +134,9 @@ class _Conversion:
         self, scheme: Scheme, parameters: Parameters | None, source: Place, users: Sequence[Place] | None
     ) -> None:
         node = self.nodes[source]
-        readers = list(node.users) if users is None else [self.nodes[user] for user in users]
+        readers = list(node.users) if users is None else [self.nodes[u] for u in users if self.nodes[u] in node.users]
+        if not readers:
+            return  # they were folded
         if parameters is None:
             made = _dynamic(node, scheme)
         else:

@@ -4,6 +4,7 @@
     moving_average   the same of each batch, averaged; what training uses
     percentile       the range that all but one value in ten thousand lie in
     histogram        the range with the smallest squared error
+    auto             histogram where a model is calibrated, moving_average where it is trained
 
 An observer is an nn.Module whose buffers hold what it learned, so that it is saved, moved and shared as a module is.
 """
@@ -18,6 +19,7 @@ from torch import nn
 from ingot.quantize.scheme import Parameters, Range, Scheme, parameters_of, range_of
 
 BINS = 2048
+AUTO = "auto"
 KEPT = 0.9999  # what a percentile keeps on each side
 CANDIDATES = 80  # ranges that a histogram tries
 
@@ -160,15 +162,15 @@ OBSERVERS: dict[str, type[Observer]] = {
 }
 
 
-def observer_for(scheme: Scheme) -> Observer:
-    """A new observer for a scheme."""
+def observer_for(scheme: Scheme, *, training: bool = False) -> Observer:
+    """A new observer for a scheme. "auto" is a histogram where a model is calibrated, and a moving average in training."""
     if callable(scheme.observer):
         made = scheme.observer(scheme)
         assert isinstance(made, Observer)
         return made
-    found = OBSERVERS.get(scheme.observer)
+    found = OBSERVERS.get(("moving_average" if training else "histogram") if scheme.observer == AUTO else scheme.observer)
     if found is None:
-        raise ValueError(f"there is no observer {scheme.observer!r}: give one of {', '.join(OBSERVERS)}")
+        raise ValueError(f"there is no observer {scheme.observer!r}: give one of {', '.join((AUTO, *OBSERVERS))}")
     if scheme.granularity == "channel" and issubclass(found, Histogram):
         found = Observer  # a histogram for each channel would hold more than the channels do
     return found(scheme)

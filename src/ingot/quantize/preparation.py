@@ -78,12 +78,15 @@ def prepare(program: Program, recipe: Recipe) -> Prepared:
     return Prepared(base, annotate(base, recipe), simulates=False)
 
 
-def evaluated(program: Program) -> Program:
-    """A functional copy in evaluation mode, with batch norm and what does not hang on the arguments folded."""
+def evaluated(program: Program, *, parameters: bool = True) -> Program:
+    """A functional copy in evaluation mode, with batch norm and what does not hang on the arguments folded.
+
+    With `parameters`, what is computed from parameters alone is folded as well.
+    """
     base = _in_evaluation(program)
     passes.functionalize(base)
     base.dialect = passes.manager.info_of(passes.functionalize).gives or base.dialect
-    passes.fold(base, parameters=True)
+    passes.fold(base, parameters=parameters)
     passes.remove_noops(base)
     passes.dce(base)
     return base

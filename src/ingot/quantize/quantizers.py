@@ -25,7 +25,7 @@ class Quantizer(nn.Module):
         super().__init__()
         self.scheme, self.simulates, self.fixed = scheme, simulates, fixed
         self.observing = True
-        self.observer = None if scheme.dynamic or fixed is not None else observer_for(scheme)
+        self.observer = None if scheme.dynamic or fixed is not None else observer_for(scheme, training=simulates)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if self.observer is not None and self.observing and (self.training or not self.simulates):

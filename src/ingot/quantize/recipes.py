@@ -77,11 +77,14 @@ def int8_static(
     activation_dtype: Literal["uint8", "int8"] = "uint8",
     symmetric: bool = False,
     per_channel: bool = True,
-    observer: str = "histogram",
+    observer: str = "auto",
     kinds: Collection[str] = _STATIC,
     overrides: Mapping[str, Recipe | None] = _NOTHING,
 ) -> Recipe:
-    """Activations with fixed scales that calibration finds; weights int8, symmetric, by channel."""
+    """Activations with fixed scales that calibration or training finds; weights int8, symmetric, by channel.
+
+    `observer` is one of ingot.quantize.observers.OBSERVERS.
+    """
     activation = replace(_activations(activation_dtype, symmetric), observer=observer)
     return Recipe("int8_static", activation, _weights(per_channel), frozenset(kinds), overrides)
 
