@@ -22,6 +22,7 @@ from torch import fx
 
 _VALUE, _TRACE, _STACK, _BINDINGS = "val", "stack_trace", "nn_module_stack", "unbacked_bindings"
 _TYPE = "ingot_type"
+_ANNOTATION, _FUNCTION = "quantization_annotation", "torch_fn"
 _FRAME = re.compile(r'File "(?P<file>[^"]*)", line (?P<line>\d+), in (?P<function>\S+)')
 
 
@@ -134,6 +135,16 @@ def set_inferred_type(node: fx.Node, found: Any) -> None:
 
 def inferred_type_of(node: fx.Node) -> Any:
     return node.meta.get(_TYPE)
+
+
+def annotation_of(node: fx.Node) -> Any:
+    """What a quantizer of torchao wrote about a node, or None."""
+    return node.meta.get(_ANNOTATION)
+
+
+def set_function(node: fx.Node, name: str) -> None:
+    """The torch function that the node comes from, as torch.export records it: quantizers look for it."""
+    node.meta[_FUNCTION] = (node.name, f"function.{name}")
 
 
 def copy_metadata(source: fx.Node, target: fx.Node) -> None:

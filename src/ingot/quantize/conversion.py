@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import operator
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -27,12 +27,12 @@ from ingot.passes.fold import Folding, Level, levels
 from ingot.program import metadata
 from ingot.program.module import tensor_at
 from ingot.program.program import Program, Step
-from ingot.program.signature import InputKind
+from ingot.program.signature import Input, InputKind
 from ingot.program.verifier import verify
 from ingot.quantize.preparation import Prepared, evaluated, following
-from ingot.quantize.quantizers import Quantizer
+from ingot.quantize.quantizers import WeightQuantizer, quantizer_of
 from ingot.quantize.scheme import SMALLEST, Parameters, Scheme, parameters_of, quantized, range_of
-from ingot.quantize.table import Group, Place, Point, Table, Weight, modules_by_path, nodes_by_place
+from ingot.quantize.table import Derived, Group, How, Place, Point, Table, Weight, modules_by_path, nodes_by_place
 
 
 def convert(prepared: Prepared) -> Program:
@@ -92,16 +92,17 @@ class _Conversion:
         self.folding = Folding(program, parameters=True, limit_bytes=0)
         paths = {id(module): path for path, module in modules_by_path(program.graph_module).items()}
         self.levels = {paths[id(level.module)]: level for level in levels(Level(program.graph_module))}
-        self.weights: dict[tuple[str, fx.Node, Scheme], fx.Node] = {}
+        self.weights: dict[tuple[str, fx.Node, Scheme, How], fx.Node] = {}
 
     def run(self) -> int:
         table = self.table
-        for group in table.groups:
-            parameters = self._parameters(group)
-            for point in group.points:
-                self._point(group.scheme, parameters, point.source, point.users)
-        for weight in table.weights:
-            self._weight(weight)
+        found = {group.name: self._parameters(group) for group in table.groups}
+        current = dict(self.nodes)
+        for group, point in table.points():
+            self._point(group.scheme, found[group.name], point, current)
+        quantizers: dict[str, Any] = dict(self.prepared.quantizers.items())
+        for weight in sorted(table.weights, key=lambda w: isinstance(w.how, Derived)):
+            self._weight(weight, quantizers)
         dce(self.program)
         self.folding.drop_unused()
         for level in self.levels.values():
@@ -114,13 +115,10 @@ class _Conversion:
         """The parameters of a group; None where they are computed in each call."""
         if group.scheme.dynamic:
             return None
-        quantizer = self.prepared.quantizers[group.name]
-        assert isinstance(quantizer, Quantizer)
-        if quantizer.fixed is not None:
-            return quantizer.fixed
-        assert quantizer.observer is not None
-        if not quantizer.observer.seen:
-            node = self.nodes[group.points[0].source]
+        quantizer: Any = self.prepared.quantizers[group.name]
+        found: Parameters | None = quantizer.parameters_found()
+        node = self.nodes[group.points[0].source]
+        if found is None:
             raise QuantizeError(
                 explain(
                     f"Nothing is known of the range of {node.name}: no data has gone through it.",
@@ -128,12 +126,21 @@ class _Conversion:
                     fix="run the prepared program on some data first: ingot.quantize.calibrate(prepared, data)",
                 )
             )
-        return quantizer.observer.parameters_now()
+        if found.scale.dim():
+            raise QuantizeError(
+                explain(
+                    f"{node.name} would have a scale for each channel, but only weights may.",
+                    where=metadata.where(node),
+                    fix="quantize activations per tensor",
+                )
+            )
+        return found
 
     def _point(
-        self, scheme: Scheme, parameters: Parameters | None, source: Place, users: Sequence[Place] | None
+        self, scheme: Scheme, parameters: Parameters | None, point: Point, current: dict[Place, fx.Node]
     ) -> None:
-        node = self.nodes[source]
+        """Quantize and dequantize after a node, read by some of its users or by all."""
+        node, users = current[point.source], point.users
         readers = list(node.users) if users is None else [self.nodes[u] for u in users if self.nodes[u] in node.users]
         if not readers:
             return  # they were folded
@@ -143,31 +150,55 @@ class _Conversion:
             made = _static(node, scheme, float(parameters.scale), int(parameters.zero_point))
         for reader in readers:
             reader.replace_input_with(node, made)
+        if users is None:
+            current[point.source] = made
+            self._rename_results(point.source, made)
+
+    def _rename_results(self, source: Place, made: fx.Node) -> None:
+        signature = self.program.signature
+        if not source.graph and any(user.op == "output" for user in made.users):
+            outputs = [replace(o, name=made.name) if o.name == source.node else o for o in signature.outputs]
+            self.program.signature = replace(signature, outputs=tuple(outputs))
 
     # ------------------------------------------------------------------ weights
 
-    def _weight(self, weight: Weight) -> None:
+    def _weight(self, weight: Weight, quantizers: dict[str, Any]) -> None:
         user, level = self.nodes[weight.user], self.levels[weight.user.graph]
         source: Any = user.args[weight.index]
-        key = (weight.user.graph, source, weight.scheme)
+        key = (weight.user.graph, source, weight.scheme, weight.how)
         if key not in self.weights:
-            self.weights[key] = self._stored(level, user, source, weight.scheme)
+            spec = self.folding.state(level, source)
+            assert spec is not None
+            tensor = self.program.state_of(spec).detach().float()
+            parameters = self._parameters_of(weight, tensor, quantizers)
+            self.weights[key] = self._stored(level, user, source, spec, tensor, weight.scheme, parameters)
         user.args = (*user.args[: weight.index], self.weights[key], *user.args[weight.index + 1 :])
 
-    def _stored(self, level: Level, user: fx.Node, source: fx.Node, scheme: Scheme) -> fx.Node:
+    def _parameters_of(self, weight: Weight, tensor: torch.Tensor, quantizers: dict[str, Any]) -> Parameters:
+        quantizer = quantizers.get(weight.name)
+        if weight.how is not None and not isinstance(quantizer, WeightQuantizer):  # it did not train
+            quantizer = quantizer_of(weight.scheme, weight.how, quantizers, simulates=False)
+            quantizer(tensor)
+            quantizers[weight.name] = quantizer
+        found = quantizer.parameters_found() if quantizer is not None else None
+        return found or parameters_of(*range_of(tensor, weight.scheme), weight.scheme)
+
+    def _stored(
+        self,
+        level: Level,
+        user: fx.Node,
+        source: fx.Node,
+        spec: Input,
+        tensor: torch.Tensor,
+        scheme: Scheme,
+        parameters: Parameters,
+    ) -> fx.Node:
         """A weight as whole numbers in the program's state, and the node that makes floats of them."""
-        spec = self.folding.state(level, source)
-        assert spec is not None
-        tensor = self.program.state_of(spec).detach().float()
-        parameters = parameters_of(*range_of(tensor, scheme), scheme)
         bits = "int4" if scheme.steps < 16 else str(scheme.dtype).removeprefix("torch.")
-        parts = {
-            f"{spec.target}_{bits}": quantized(tensor, parameters, scheme),
-            f"{spec.target}_scale": parameters.scale,
-            f"{spec.target}_zero_point": parameters.zero_point,
-        }
-        if scheme.granularity == "tensor":
-            parts = dict(list(parts.items())[:1])
+        parts = {f"{spec.target}_{bits}": quantized(tensor, parameters, scheme)}
+        if scheme.granularity != "tensor":
+            parts[f"{spec.target}_scale"] = parameters.scale
+            parts[f"{spec.target}_zero_point"] = parameters.zero_point
         placed = [self.folding.place(level, t, key, InputKind.BUFFER, None) for key, t in parts.items()]
         called = f"{user.name}_weight"
         limits = (scheme.qmin, scheme.qmax, scheme.dtype)

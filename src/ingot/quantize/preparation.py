@@ -8,7 +8,7 @@ Both are one table and one inserter. Only the quantizers differ, and what happen
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -22,9 +22,10 @@ from ingot.program.modes import switched
 from ingot.program.module import ProgramModule
 from ingot.program.program import Program
 from ingot.quantize.annotate import annotate
-from ingot.quantize.quantizers import Quantizer, WeightQuantizer
+from ingot.quantize.foreign import Annotator, annotated_by
+from ingot.quantize.quantizers import WeightQuantizer, quantizer_of
 from ingot.quantize.recipes import Recipe
-from ingot.quantize.table import Fixed, Group, Place, Table, Weight, modules_by_path, nodes_by_place
+from ingot.quantize.table import Derived, Place, Point, Table, Weight, modules_by_path, nodes_by_place
 
 aten = torch.ops.aten
 QUANTIZERS = "quantizers"
@@ -33,49 +34,49 @@ QUANTIZERS = "quantizers"
 class Prepared(ProgramModule):
     """A program with quantizers in it. Called like the program; `convert` makes a program of it.
 
-    `base` is the program that the table speaks of, without quantizers.
+    `base` is the program that the table speaks of, without quantizers. `simulates` is for training.
     """
 
     base: Program
     table: Table
+    simulates: bool
     quantizers: nn.ModuleDict
 
     def __init__(self, base: Program, table: Table, *, simulates: bool) -> None:
-        quantizers: dict[str, nn.Module] = {
-            group.name: Quantizer(group.scheme, simulates=simulates, fixed=_fixed(group)) for group in table.groups
-        }
         observed = base.copy()
-        nodes = nodes_by_place(observed)
-        modules = modules_by_path(observed.graph_module)
-        for group in table.groups:
-            for point in group.points:
-                _insert(modules[point.source.graph], nodes, point.source, point.users, group.name)
+        nodes, modules = nodes_by_place(observed), modules_by_path(observed.graph_module)
+        made: dict[str, nn.Module] = {}
+        for group in sorted(table.groups, key=lambda g: isinstance(g.how, Derived)):
+            made[group.name] = quantizer_of(group.scheme, group.how, made, simulates=simulates)
         if simulates:
-            for weight in table.weights:
-                name, made = _insert_weight(modules[weight.user.graph], nodes, weight)
-                quantizers[name] = made
+            for weight in sorted(table.weights, key=lambda w: isinstance(w.how, Derived)):
+                made[weight.name] = weight_quantizer(weight, nodes[weight.user], made)
+                _insert_weight(modules[weight.user.graph], nodes[weight.user], weight)
+        current = dict(nodes)
+        for group, point in table.points():
+            _insert(modules[point.source.graph], current, nodes, point, group.name)
         for module in modules.values():
-            _adopt(module, quantizers)
+            _adopt(module, made)
             module.recompile()
         super().__init__(observed)
         plain = vars(self)
-        plain["base"], plain["table"] = base, table
-        self.quantizers = nn.ModuleDict(quantizers)
+        plain["base"], plain["table"], plain["simulates"] = base, table, simulates
+        self.quantizers = nn.ModuleDict(made)
         self.train(observed.training)
 
-    @property
-    def simulates(self) -> bool:
-        """Whether this module was made to be trained."""
-        return any(not isinstance(q, Quantizer) or q.simulates for q in self.quantizers.values())
 
-
-def prepare(program: Program, recipe: Recipe) -> Prepared:
+def prepare(program: Program, recipe: Recipe | Annotator) -> Prepared:
     """The program, ready to be calibrated: call it on data, or hand data to `calibrate`, and then `convert` it.
 
-    The program given is not changed. Batch norm is folded, dropout is gone: what is observed is what will run.
+    `recipe` is one of ours, or a Quantizer of torchao. The program given is not changed. Batch norm is folded and
+    dropout is gone: what is observed is what will run.
     """
     base = evaluated(program)
-    return Prepared(base, annotate(base, recipe), simulates=False)
+    return Prepared(base, _table(base, recipe), simulates=False)
+
+
+def _table(base: Program, recipe: Recipe | Annotator) -> Table:
+    return annotate(base, recipe) if isinstance(recipe, Recipe) else annotated_by(base, recipe)
 
 
 def evaluated(program: Program, *, parameters: bool = True) -> Program:
@@ -101,10 +102,6 @@ def _in_evaluation(program: Program) -> Program:
     return made
 
 
-def _fixed(group: Group) -> Any:
-    return group.how.parameters if isinstance(group.how, Fixed) else None
-
-
 def _adopt(module: fx.GraphModule, quantizers: dict[str, nn.Module]) -> None:
     """Lets a graph find the quantizers that it calls."""
     holder = nn.Module()
@@ -117,16 +114,18 @@ def _adopt(module: fx.GraphModule, quantizers: dict[str, nn.Module]) -> None:
 
 
 def _insert(
-    module: fx.GraphModule, nodes: dict[Place, fx.Node], source: Place, users: Sequence[Place] | None, name: str
+    module: fx.GraphModule, current: dict[Place, fx.Node], nodes: dict[Place, fx.Node], point: Point, name: str
 ) -> None:
-    """A quantizer after a node, read by some of its users or by all."""
-    node = nodes[source]
-    readers = list(node.users) if users is None else [nodes[user] for user in users]
+    """A quantizer after a node, read by some of its users or by all; `current` is what users read by now."""
+    node = current[point.source]
+    readers = list(node.users) if point.users is None else [nodes[user] for user in point.users]
     with module.graph.inserting_before(following(node)):
         made = module.graph.create_node("call_module", f"{QUANTIZERS}.{name}", (node,))
     metadata.copy_metadata(node, made)
     for reader in readers:
         reader.replace_input_with(node, made)
+    if point.users is None:
+        current[point.source] = made
 
 
 def following(node: fx.Node) -> fx.Node:
@@ -137,23 +136,27 @@ def following(node: fx.Node) -> fx.Node:
     return after
 
 
-def _insert_weight(module: fx.GraphModule, nodes: dict[Place, fx.Node], weight: Weight) -> tuple[str, nn.Module]:
-    """A quantizer between a weight and the operator that reads it; it knows of a batch norm behind."""
-    user = nodes[weight.user]
+def _insert_weight(module: fx.GraphModule, user: fx.Node, weight: Weight) -> None:
+    """A quantizer between a weight and the operator that reads it; it is told of a batch norm behind."""
     source: Any = user.args[weight.index]
-    norm = fused_norm(user)
-    arguments: tuple[Any, ...] = (source,)
-    made = WeightQuantizer(weight.scheme)
-    if norm is not None:
-        gamma, variance = norm.args[1], norm.args[4]
-        arguments = (source, gamma, variance)
-        made = WeightQuantizer(weight.scheme, eps=float(norm.args[7]), groups=_transposed_groups(user))  # type: ignore[arg-type]
-    name = f"{str(weight.user).replace('.', '_')}_weight" + (f"_{weight.index}" if weight.index != 1 else "")
+    norm = fused_norm(user) if weight.index == 1 else None
+    arguments = (source,) if norm is None else (source, norm.args[1], norm.args[4])
     with module.graph.inserting_before(user):
-        call = module.graph.create_node("call_module", f"{QUANTIZERS}.{name}", arguments)
+        call = module.graph.create_node("call_module", f"{QUANTIZERS}.{weight.name}", arguments)
     metadata.copy_metadata(source, call)
     user.args = (*user.args[: weight.index], call, *user.args[weight.index + 1 :])
-    return name, made
+
+
+def weight_quantizer(weight: Weight, user: fx.Node, others: Mapping[str, nn.Module]) -> nn.Module:
+    """The module that simulates a weight in training."""
+    norm = fused_norm(user)
+    if norm is not None and weight.index != 1:  # a bias that a batch norm is going to change says nothing yet
+        return nn.Identity()
+    inner = None if weight.how is None else quantizer_of(weight.scheme, weight.how, others, simulates=True)
+    if norm is None:
+        return WeightQuantizer(weight.scheme, inner=inner)
+    eps: Any = norm.args[7]
+    return WeightQuantizer(weight.scheme, eps=float(eps), groups=_transposed_groups(user), inner=inner)
 
 
 def fused_norm(node: fx.Node) -> fx.Node | None:
@@ -175,7 +178,7 @@ def _transposed_groups(node: fx.Node) -> int | None:
     return None
 
 
-def prepare_qat(program: Program, recipe: Recipe) -> Prepared:
+def prepare_qat(program: Program, recipe: Recipe | Annotator) -> Prepared:
     """The program as an nn.Module that trains with quantization simulated; `convert` it when it has learned enough.
 
     Parameters are those of the program. train() and eval() are lossless. A convolution with batch norm behind trains
@@ -186,4 +189,4 @@ def prepare_qat(program: Program, recipe: Recipe) -> Prepared:
     passes.grad_mode(base)
     for module in graph_modules(base.graph_module):
         without_private_writes(module)
-    return Prepared(base, annotate(base, recipe), simulates=True)
+    return Prepared(base, _table(base, recipe), simulates=True)

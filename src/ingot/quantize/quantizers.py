@@ -6,11 +6,15 @@ leaves of it, and learn from what goes through while they are in train mode.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import torch
 from torch import nn
 
 from ingot.quantize.observers import Observer, observer_for
 from ingot.quantize.scheme import Parameters, Scheme, parameters_of, range_of, simulated
+from ingot.quantize.table import Derived, How, Made
 
 # Below this a batch norm's factor is taken for zero: its channel is quantized as the convolution has it.
 _TINY = 1e-12
@@ -32,33 +36,109 @@ class Quantizer(nn.Module):
             self.observer.observe(x)
         if not self.simulates:
             return x
-        parameters = self.parameters_for(x)
+        if self.scheme.dynamic:
+            return simulated(x, parameters_of(*range_of(x.detach().float(), self.scheme), self.scheme), self.scheme)
+        parameters = self.parameters_found()
         return x if parameters is None else simulated(x, parameters, self.scheme)
 
-    def parameters_for(self, x: torch.Tensor) -> Parameters | None:
-        """The parameters that a tensor is quantized with; None while nothing is known."""
-        if self.fixed is not None:
+    def parameters_found(self) -> Parameters | None:
+        """The parameters that are known by now, or None."""
+        if self.fixed is not None or self.observer is None:
             return self.fixed
-        if self.observer is None:
-            return parameters_of(*range_of(x.detach().float(), self.scheme), self.scheme)
         return self.observer.parameters_now() if self.observer.seen else None
+
+    def calculate_qparams(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Scale and zero point, as those ask who derive parameters of their own."""
+        found = self.parameters_found()
+        assert found is not None
+        return found.scale, found.zero_point
 
     def extra_repr(self) -> str:
         kind = "dynamic" if self.scheme.dynamic else "fixed" if self.fixed is not None else "observed"
         return f"{str(self.scheme.dtype).removeprefix('torch.')}, {kind}"
 
 
+class ForeignQuantizer(nn.Module):
+    """Somebody else's observer or fake-quantizer. In training it learns in train mode only."""
+
+    def __init__(self, scheme: Scheme, inner: nn.Module, *, simulates: bool) -> None:
+        super().__init__()
+        self.scheme, self.inner, self.simulates = scheme, inner, simulates
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        enabled = getattr(self.inner, "observer_enabled", None)
+        if not self.simulates or self.training or enabled is None or self.parameters_found() is None:
+            return self._called(x)
+        before = enabled.clone()
+        enabled.zero_()
+        try:
+            return self._called(x)
+        finally:
+            enabled.copy_(before)
+
+    def _called(self, x: torch.Tensor) -> torch.Tensor:
+        made: torch.Tensor = self.inner(x)
+        return made
+
+    def parameters_found(self) -> Parameters | None:
+        observer = getattr(self.inner, "activation_post_process", self.inner)
+        low = getattr(observer, "min_val", None)
+        if low is not None and (not low.numel() or bool(torch.isinf(low).any())):
+            return None
+        scale, zero = self.inner.calculate_qparams()  # type: ignore[operator]
+        return _shaped(scale, zero, self.scheme)
+
+
+class DerivedQuantizer(nn.Module):
+    """Parameters computed from those of others, whenever they are asked for."""
+
+    def __init__(self, scheme: Scheme, derived: Derived, sources: list[Any], *, simulates: bool) -> None:
+        super().__init__()
+        self.scheme, self.simulates = scheme, simulates
+        vars(self)["_of"] = (derived, sources)  # they are modules of their own already
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        parameters = self.parameters_found() if self.simulates else None
+        return x if parameters is None else simulated(x, parameters, self.scheme)
+
+    def parameters_found(self) -> Parameters | None:
+        derived, sources = vars(self)["_of"]
+        if any(source.parameters_found() is None for source in sources):
+            return None
+        scale, zero = derived.derive([_innermost(source) for source in sources])
+        return _shaped(scale, zero, self.scheme)
+
+
+def _shaped(scale: torch.Tensor, zero: torch.Tensor, scheme: Scheme) -> Parameters:
+    shape = (-1,) if scheme.granularity == "channel" else ()
+    return Parameters(scale.detach().float().reshape(shape), zero.detach().to(torch.int64).reshape(shape))
+
+
+def _innermost(quantizer: Any) -> Any:
+    """What somebody else made, if it is wrapped."""
+    while getattr(quantizer, "inner", None) is not None:
+        quantizer = quantizer.inner
+    return quantizer
+
+
 class WeightQuantizer(nn.Module):
-    """Simulates a quantized weight in training. Its scales are those of the weight as it is now.
+    """Simulates a quantized weight in training. Its scales are those of the weight as it is now, unless `inner` knows.
 
     With batch norm behind the convolution, what will be quantized in the end is the weight times the norm's factor.
     So that is what is quantized here, and then divided by the factor: the convolution and the norm stay as they are.
     """
 
-    def __init__(self, scheme: Scheme, *, eps: float | None = None, groups: int | None = None) -> None:
+    def __init__(
+        self,
+        scheme: Scheme,
+        *,
+        eps: float | None = None,
+        groups: int | None = None,
+        inner: ForeignQuantizer | DerivedQuantizer | Quantizer | None = None,
+    ) -> None:
         """`eps` of the batch norm, if there is one; `groups` of a transposed convolution, None for another."""
         super().__init__()
-        self.scheme, self.eps, self.groups = scheme, eps, groups
+        self.scheme, self.eps, self.groups, self.inner = scheme, eps, groups, inner
 
     def forward(
         self, weight: torch.Tensor, gamma: torch.Tensor | None = None, variance: torch.Tensor | None = None
@@ -72,6 +152,15 @@ class WeightQuantizer(nn.Module):
         factor = self._along_channels(factor, weight)
         return self._simulated(weight * factor) / factor
 
+    def parameters_for(self, weight: torch.Tensor) -> Parameters:
+        """The parameters that a weight is stored with."""
+        found = self.inner.parameters_found() if self.inner is not None else None
+        return found or parameters_of(*range_of(weight.detach().float(), self.scheme), self.scheme)
+
+    def parameters_found(self) -> Parameters | None:
+        """What those ask who derive parameters of their own."""
+        return self.inner.parameters_found() if self.inner is not None else None
+
     def _along_channels(self, factor: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         tail = (1,) * (weight.dim() - 2)
         if self.groups is None:
@@ -80,5 +169,16 @@ class WeightQuantizer(nn.Module):
         return factor.view(self.groups, 1, -1, *tail).expand(-1, inputs, -1, *tail).reshape(weight.shape[0], -1, *tail)
 
     def _simulated(self, weight: torch.Tensor) -> torch.Tensor:
-        parameters = parameters_of(*range_of(weight.detach().float(), self.scheme), self.scheme)
-        return simulated(weight, parameters, self.scheme)
+        if self.inner is not None:
+            made: torch.Tensor = self.inner(weight)
+            return made
+        return simulated(weight, self.parameters_for(weight), self.scheme)
+
+
+def quantizer_of(scheme: Scheme, how: How, others: Mapping[str, nn.Module], *, simulates: bool) -> Any:
+    """The module for a group or weight. `others` are those that a derived one may hang on."""
+    if isinstance(how, Made):
+        return ForeignQuantizer(scheme, how.make(), simulates=simulates)
+    if isinstance(how, Derived):
+        return DerivedQuantizer(scheme, how, [others[name] for name in how.sources], simulates=simulates)
+    return Quantizer(scheme, simulates=simulates, fixed=how.parameters if how is not None else None)

@@ -114,6 +114,7 @@ def quantized(tensor: torch.Tensor, parameters: Parameters, scheme: Scheme) -> t
     """The whole numbers of a tensor."""
     parts = tensor.unflatten(-1, (-1, scheme.group_size)) if scheme.granularity == "group" else tensor
     by = spread(parameters, tensor, scheme)
+    parts = parts.double() if scheme.steps >= 1 << 24 else parts  # beyond, float32 does not hold every number
     numbers = torch.mul(parts, 1.0 / by.scale).round_()  # a multiplication, as torch's operators have it
     if bool(by.zero_point.any()):
         numbers.add_(by.zero_point)

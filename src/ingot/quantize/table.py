@@ -9,10 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeAlias
 
 from torch import fx
 
+from ingot.program.naming import identifier, unique
 from ingot.program.program import Program
 from ingot.quantize.scheme import Parameters, Scheme
 
@@ -32,17 +33,25 @@ class Place:
 class Fixed:
     """Parameters that are given."""
 
-    scheme: Scheme
     parameters: Parameters
 
 
 @dataclass(frozen=True, slots=True)
-class Derived:
-    """Parameters computed from those of other groups, by `derive`; `sources` are keys of points."""
+class Made:
+    """A module that observes or simulates, by somebody else: called on tensors, and asked to calculate_qparams()."""
 
-    scheme: Scheme
-    sources: tuple[Any, ...]
+    make: Callable[[], Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Derived:
+    """Parameters that `derive` computes from the modules of other groups and weights, given by name."""
+
+    sources: tuple[str, ...]
     derive: Callable[[list[Any]], tuple[Any, Any]]
+
+
+How: TypeAlias = Fixed | Made | Derived | None
 
 
 @dataclass(slots=True)
@@ -60,17 +69,18 @@ class Group:
     name: str
     scheme: Scheme
     points: list[Point]
-    how: Fixed | Derived | None = None
-    sources: tuple[str, ...] = ()  # the names of the groups and weights that a derived one hangs on
+    how: How = None
 
 
 @dataclass(frozen=True, slots=True)
 class Weight:
-    """Argument `index` of `user`, which is state of the program, or computed from it."""
+    """Argument `index` of `user`, which is state of the program."""
 
+    name: str
     user: Place
     index: int
     scheme: Scheme
+    how: How = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,73 +90,73 @@ class Table:
     groups: tuple[Group, ...]
     weights: tuple[Weight, ...]
 
+    def points(self) -> list[tuple[Group, Point]]:
+        """Every point with its group: those that everybody reads come first, others are put upon them."""
+        pairs = [(group, point) for group in self.groups for point in group.points]
+        return sorted(pairs, key=lambda pair: pair[1].users is not None)
+
+
+Key: TypeAlias = tuple[Place, Scheme]
+
 
 class Builder:
     """Collects points and joins them into groups. The key of a point is its source and its scheme."""
 
     def __init__(self) -> None:
-        self._points: dict[tuple[Place, Any], Point] = {}
-        self._parents: dict[tuple[Place, Any], tuple[Place, Any]] = {}
-        self._edges: dict[tuple[Place, Place], tuple[Place, Any]] = {}
-        self.weights: dict[tuple[Place, int], Weight] = {}
+        self._points: dict[Key, Point] = {}
+        self._parents: dict[Key, Key] = {}
+        self._edges: dict[tuple[Place, Place], Key] = {}
+        self._weights: list[tuple[Place, int, Scheme]] = []
 
-    def edge(self, source: Place, user: Place, how: Any) -> tuple[Place, Any]:
+    def edge(self, source: Place, user: Place, scheme: Scheme) -> Key:
         """One user of a value reads it quantized."""
-        key = self._key(source, how)
-        self._edges[source, user] = key
-        users = self._points[key].users
-        if users is not None and user not in users:
-            users.append(user)
-        return key
-
-    def output(self, source: Place, how: Any) -> tuple[Place, Any]:
-        """Every user of a value reads it quantized."""
-        key = self._key(source, how)
-        self._points[key].users = None
-        return key
-
-    def weight(self, user: Place, index: int, scheme: Scheme) -> None:
-        self.weights[user, index] = Weight(user, index, scheme)
-
-    def share(self, one: tuple[Place, Any], other: tuple[Place, Any]) -> None:
-        """Two points have the same parameters from now on."""
-        self._parents[self.root(one)] = self.root(other)
-
-    def root(self, key: tuple[Place, Any]) -> tuple[Place, Any]:
-        while self._parents[key] != key:
-            key = self._parents[key]
-        return key
-
-    def reads(self, source: Place, user: Place) -> tuple[Place, Any] | None:
-        """The point that a user reads a value through, or None if it reads the value as it is."""
-        return self._edges.get((source, user))
-
-    def _key(self, source: Place, how: Any) -> tuple[Place, Any]:
-        key = (source, how)
+        key = (source, scheme)
         if key not in self._points:
             self._points[key] = Point(source)
             self._parents[key] = key
+        users = self._points[key].users
+        assert users is not None
+        if user not in users:
+            users.append(user)
+        self._edges[source, user] = key
+        return key
+
+    def weight(self, user: Place, index: int, scheme: Scheme) -> None:
+        self._weights.append((user, index, scheme))
+
+    def share(self, one: Key, other: Key) -> None:
+        """Two points have the same parameters from now on."""
+        self._parents[self._root(one)] = self._root(other)
+
+    def reads(self, source: Place, user: Place) -> Key | None:
+        """The point that a user reads a value through, or None if it reads the value as it is."""
+        return self._edges.get((source, user))
+
+    def _root(self, key: Key) -> Key:
+        while self._parents[key] != key:
+            key = self._parents[key]
         return key
 
     def table(self, order: Iterable[Place]) -> Table:
         """What was collected, by the order of the program's nodes."""
         places = {place: index for index, place in enumerate(order)}
-        groups: dict[tuple[Place, Any], Group] = {}
-        taken: dict[str, int] = {}
-        names: dict[tuple[Place, Any], str] = {}
+        groups: dict[Key, Group] = {}
+        taken: set[str] = set()
         for key in sorted(self._points, key=lambda k: places[k[0]]):
-            root = self.root(key)
+            root = self._root(key)
             if root not in groups:
-                how = root[1]
-                scheme = how if isinstance(how, Scheme) else how.scheme
-                base = str(key[0]).replace(".", "_")
-                taken[base] = taken.get(base, 0) + 1
-                name = base if taken[base] == 1 else f"{base}_{taken[base] - 1}"
-                groups[root] = Group(name, scheme, [], how if not isinstance(how, Scheme) else None)
+                groups[root] = Group(name_in(taken, key[0]), key[1], [])
             groups[root].points.append(self._points[key])
-            names[key] = groups[root].name
-        weights = sorted(self.weights.values(), key=lambda w: (places[w.user], w.index))
+        ordered = sorted(self._weights, key=lambda w: (places[w[0]], w[1]))
+        weights = [Weight(name_in(taken, user, "_weight"), user, index, scheme) for user, index, scheme in ordered]
         return Table(tuple(groups.values()), tuple(weights))
+
+
+def name_in(taken: set[str], place: Place, end: str = "") -> str:
+    """A name for the quantizer at a place that no other has."""
+    made = unique(f"{identifier(str(place))}{end}", taken)
+    taken.add(made)
+    return made
 
 
 def modules_by_path(module: fx.GraphModule, path: str = "") -> dict[str, fx.GraphModule]:

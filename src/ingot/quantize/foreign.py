@@ -1,0 +1,267 @@
+"""From the annotations of a torchao Quantizer to a table.
+
+A quantizer is shown the program as torch.export's users know it: parameters are attributes. What it writes about nodes
+is read back by their names. Nothing of torchao is imported: a spec is known by its class's name, and the observers and
+fake-quantizers that it asks for are made by its own constructor, so that they learn what they learn in torchao.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol, TypeAlias
+
+import torch
+from torch import fx, nn
+
+from ingot import torch_internals as internals
+from ingot.errors import QuantizeError, explain
+from ingot.program import metadata
+from ingot.program.module import attach_state
+from ingot.program.program import Program
+from ingot.program.signature import STATE_KINDS
+from ingot.quantize.scheme import Parameters, Scheme
+from ingot.quantize.table import Derived, Fixed, Group, How, Made, Place, Point, Table, Weight, name_in
+
+
+class Annotator(Protocol):
+    """What we ask of a Quantizer."""
+
+    def annotate(self, model: fx.GraphModule) -> Any: ...
+
+
+# A value that is quantized: what a node gives, or what one node takes from another.
+Slot: TypeAlias = fx.Node | tuple[fx.Node, fx.Node]
+_CHANNELS = (torch.per_channel_affine, torch.per_channel_symmetric, torch.per_channel_affine_float_qparams)
+_SYMMETRIC = (torch.per_tensor_symmetric, torch.per_channel_symmetric)
+# Two specs of one value with the same of these are one.
+_TELLING = ("dtype", "is_dynamic", "quant_min", "quant_max", "qscheme", "ch_axis", "scale", "zero_point")
+
+
+def annotated_by(program: Program, quantizer: Annotator) -> Table:
+    """What a quantizer wants of a program."""
+    if not callable(getattr(quantizer, "annotate", None)):
+        raise QuantizeError(
+            explain(
+                f"A {type(quantizer).__name__} is neither a recipe nor a Quantizer.",
+                fix="give a recipe, ingot.quantize.int8_static() for one, or an object with annotate(graph_module)",
+            )
+        )
+    view = unlifted(program)
+    view = getattr(quantizer, "transform_for_annotation", lambda model: model)(view)
+    view = quantizer.annotate(view) or view
+    getattr(quantizer, "validate", lambda model: None)(view)
+    return _Reading(program, view).table()
+
+
+def unlifted(program: Program) -> fx.GraphModule:
+    """A copy of the outermost graph in which state is an attribute; nodes keep their names and values."""
+    targets = {i.name: str(i.target) for i in program.signature.inputs if i.kind in STATE_KINDS}
+    root = nn.Module()
+    attach_state(root, program)
+    for name, child in program.graph_module.named_children():
+        root.add_module(name, child)
+    graph = fx.Graph()
+    nodes: dict[fx.Node, fx.Node] = {}
+    for node in program.graph.nodes:
+        if node.name in targets:
+            made = graph.create_node("get_attr", targets[node.name], name=node.name)
+        else:
+            args, kwargs = fx.map_arg((node.args, node.kwargs), lambda n: nodes[n])
+            made = graph.create_node(node.op, node.target, args, kwargs, name=node.name)
+        metadata.copy_metadata(node, made)
+        made.name = node.name
+        if isinstance(node.target, internals.OpOverload):
+            metadata.set_function(made, str(node.target).split(".")[1])
+        nodes[node] = made
+    return fx.GraphModule(root, graph)
+
+
+class _Reading:
+    """One reading of the annotations in a graph."""
+
+    def __init__(self, program: Program, view: fx.GraphModule) -> None:
+        self.nodes = {node.name: node for node in program.graph.nodes}
+        self.state = {i.name for i in program.signature.inputs if i.kind in STATE_KINDS}
+        self.specs: dict[Slot, Any] = {}
+        self.apart: set[fx.Node] = set()  # nodes that share nothing unless told to
+        for node in view.graph.nodes:
+            annotation = metadata.annotation_of(node)
+            if annotation is None or node.name not in self.nodes:
+                continue
+            if not annotation.allow_implicit_sharing:
+                self.apart.add(node)
+            for source, spec in annotation.input_qspec_map.items():
+                if spec is not None and source.name in self.nodes:
+                    self.specs[source, node] = spec
+            if annotation.output_qspec is not None:
+                self.specs[node] = annotation.output_qspec
+        self.parents: dict[Slot, Slot] = {slot: slot for slot in self.specs}
+
+    def table(self) -> Table:
+        self._join()
+        members: dict[Slot, list[Slot]] = {}
+        for slot in self.specs:
+            members.setdefault(self._root(slot), []).append(slot)
+        taken: set[str] = set()
+        weights: dict[Slot, tuple[Place, int]] = {}
+        names: dict[Slot, str] = {}
+        for slots in members.values():
+            where = [self._as_weight(slot) for slot in slots]
+            if all(place is not None for place in where):
+                for slot, place in zip(slots, where, strict=True):
+                    assert place is not None
+                    weights[slot] = place
+                    names[slot] = name_in(taken, place[0], "_weight" if place[1] == 1 else f"_argument_{place[1]}")
+            else:
+                names.update(dict.fromkeys(slots, name_in(taken, Place("", _source(slots[0]).name))))
+        groups = [
+            _group(names[root], self._points(slots), *self._read(slots, names))
+            for root, slots in members.items()
+            if root not in weights
+        ]
+        made = [Weight(names[slot], *place, *self._read([slot], names)) for slot, place in weights.items()]
+        order = {name: index for index, name in enumerate(self.nodes)}
+        made.sort(key=lambda w: (order[w.user.node], w.index))
+        return Table(tuple(groups), tuple(made))
+
+    # ------------------------------------------------------------------ who shares with whom
+
+    def _join(self) -> None:
+        by_source: dict[fx.Node, list[Slot]] = {}
+        for slot in self.specs:
+            by_source.setdefault(_source(slot), []).append(slot)
+        for slot, spec in self.specs.items():
+            if _kind(spec) == "SharedQuantizationSpec":
+                self._share(slot, spec.edge_or_node)
+            if isinstance(slot, tuple) and slot[1] not in self.apart:
+                for other in by_source[slot[0]]:
+                    if other != slot and self._alike(slot, other):
+                        self._share(slot, other)
+
+    def _alike(self, one: Slot, other: Slot) -> bool:
+        a, b = self._own(one), self._own(other)
+        missing = object()
+        return all(getattr(a, name, missing) == getattr(b, name, missing) for name in _TELLING)
+
+    def _own(self, slot: Slot) -> Any:
+        """The spec of a slot, or of the one that it shares with."""
+        seen: set[Slot] = set()
+        while _kind(self.specs[slot]) == "SharedQuantizationSpec":
+            if slot in seen or self.specs[slot].edge_or_node not in self.specs:
+                raise QuantizeError(
+                    explain(
+                        f"{_shown(slot)} is to share the parameters of something that has none.",
+                        where=metadata.where(_source(slot)),
+                        fix="let a SharedQuantizationSpec point at an edge or node with a spec of its own",
+                    )
+                )
+            seen.add(slot)
+            slot = self.specs[slot].edge_or_node
+        return self.specs[slot]
+
+    def _share(self, one: Slot, other: Slot) -> None:
+        if other in self.parents:
+            self.parents[self._root(one)] = self._root(other)
+
+    def _root(self, slot: Slot) -> Slot:
+        while self.parents[slot] != slot:
+            slot = self.parents[slot]
+        return slot
+
+    # ------------------------------------------------------------------ what becomes of it
+
+    def _as_weight(self, slot: Slot) -> tuple[Place, int] | None:
+        """The user and the argument of it that a slot is, if that is state."""
+        if not isinstance(slot, tuple) or slot[0].name not in self.state:
+            return None
+        user = self.nodes[slot[1].name]
+        index = next((i for i, a in enumerate(user.args) if a is self.nodes[slot[0].name]), None)
+        return None if index is None else (Place("", user.name), index)
+
+    def _points(self, slots: list[Slot]) -> list[Point]:
+        points: dict[str, Point] = {}
+        for slot in slots:
+            name = _source(slot).name
+            point = points.setdefault(name, Point(Place("", name)))
+            if not isinstance(slot, tuple):
+                point.users = None
+            elif point.users is not None:
+                point.users.append(Place("", slot[1].name))
+        return list(points.values())
+
+    def _read(self, slots: list[Slot], names: dict[Slot, str]) -> tuple[Scheme, How]:
+        spec = self._own(slots[0])
+        reader = _READERS.get(_kind(spec))
+        if reader is None:
+            raise QuantizeError(
+                explain(
+                    f"{_shown(slots[0])} has a {_kind(spec)}, which is not known here.",
+                    where=metadata.where(_source(slots[0])),
+                    fix=f"use one of {', '.join(_READERS)}",
+                )
+            )
+        return _scheme(spec, slots[0]), reader(spec, names)
+
+
+def _source(slot: Slot) -> fx.Node:
+    return slot[0] if isinstance(slot, tuple) else slot
+
+
+def _shown(slot: Slot) -> str:
+    return f"{slot[0].name} as {slot[1].name} reads it" if isinstance(slot, tuple) else slot.name
+
+
+def _kind(spec: Any) -> str:
+    return type(spec).__name__
+
+
+def _scheme(spec: Any, slot: Slot) -> Scheme:
+    if spec.dtype not in (torch.int8, torch.uint8, torch.int16, torch.int32):
+        raise QuantizeError(
+            explain(f"{_shown(slot)} is to be {spec.dtype}.", where=metadata.where(_source(slot)), fix="use integers")
+        )
+    limits = torch.iinfo(spec.dtype)
+    channel = spec.qscheme in _CHANNELS
+    return Scheme(
+        spec.dtype,
+        limits.min if spec.quant_min is None else spec.quant_min,
+        limits.max if spec.quant_max is None else spec.quant_max,
+        symmetric=spec.qscheme in _SYMMETRIC,
+        granularity="channel" if channel else "tensor",
+        axis=(getattr(spec, "ch_axis", None) or 0) if channel else 0,
+        dynamic=bool(spec.is_dynamic),
+    )
+
+
+def _fixed(spec: Any, names: dict[Slot, str]) -> How:
+    return Fixed(Parameters(torch.tensor(float(spec.scale)), torch.tensor(int(spec.zero_point))))
+
+
+def _derived(spec: Any, names: dict[Slot, str]) -> How:
+    return Derived(tuple(names[slot] for slot in spec.derived_from), spec.derive_qparams_fn)
+
+
+def _made(spec: Any, names: dict[Slot, str]) -> How:
+    if spec.is_dynamic:
+        return None
+    words = {key: getattr(spec, key) for key in ("dtype", "quant_min", "quant_max", "qscheme") if _given(spec, key)}
+    constructor = spec.observer_or_fake_quant_ctr
+    wrapped = getattr(constructor, "p", None)  # a constructor with some of its arguments given
+    if "PerChannel" in getattr(getattr(wrapped, "func", constructor), "__name__", "") and _given(spec, "ch_axis"):
+        words["ch_axis"] = spec.ch_axis
+    return Made(constructor.with_args(**words))
+
+
+def _given(spec: Any, key: str) -> bool:
+    return getattr(spec, key) is not None
+
+
+_READERS: dict[str, Callable[[Any, dict[Slot, str]], How]] = {
+    "QuantizationSpec": _made,
+    "FixedQParamsQuantizationSpec": _fixed,
+    "DerivedQuantizationSpec": _derived,
+}
+
+
+def _group(name: str, points: list[Point], scheme: Scheme, how: How) -> Group:
+    return Group(name, scheme, points, how)
