@@ -6,7 +6,7 @@ TORCH  := $(shell sed -n 's/^\(torch==[^ ]*\).*/\1/p' requirements-dev.txt)
 PIP    := $(BIN)/python -m pip install -qq --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check long long-passes long-samples bench-bfloat16 bench-capture bench-cpu bench-functions bench-growth bench-onnx bench-passes bench-start \
+.PHONY: help setup demo test check long long-passes long-samples bench-bfloat16 bench-capture bench-cpu bench-functions bench-growth bench-onnx bench-passes bench-quantize bench-start \
         long-onnx-samples long-shapes report-onnx-zoo report-road report-torchscript format clean
 
 help:  ## this list
@@ -73,6 +73,9 @@ bench-cpu: setup  ## Ingot beside eager, torch.compile, ONNX Runtime and OpenVIN
 bench-bfloat16: setup  ## precision="bfloat16" beside float32, to benchmarks/results/bfloat16.json
 	@$(BIN)/python benchmarks/cpu.py --batch 1 --precision bfloat16 --without eager torch.compile "ONNX Runtime" OpenVINO \
 		--json benchmarks/results/bfloat16.json
+
+bench-quantize: setup  ## int8 beside float32, ONNX Runtime and OpenVINO, to benchmarks/results/quantize.json
+	@$(BIN)/python benchmarks/quantize.py
 
 bench-functions: setup  ## attention and scans with functions inside, against torch, to benchmarks/results/functions.json
 	@$(BIN)/python benchmarks/functions.py

@@ -17,9 +17,10 @@ memory runs along an output's loop instead, over a block of outputs at a time.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from ingot.codegen.ctext import COMPUTED, STORED, Statements, constant_text, size_text
+from ingot.codegen.lanes import LANES, Lanes, writes_bytes
 from ingot.codegen.library import Library
 from ingot.lowering.access import across
 from ingot.lowering.expr import Expr, Size, guess, product
@@ -268,8 +269,10 @@ def _map(out: Writer, step: Map, loops: Sequence[Loop], begin: str, end: str | N
         out.open(f"for (int64_t {loop.variable} = 0; {loop.variable} < {out.size(loop.extent)}; ++{loop.variable})")
     for line in code.before:
         out.line(line)
-    simd(out, step.serial, "reduction(|:bad)" if code.checks else "")
     limit = end if end is not None else out.size(inner.extent)
+    if not step.serial:
+        begin = _map_by_lanes(out, Lanes(out, replace(step, loops=(inner,)), code, ""), begin, limit)
+    simd(out, step.serial, "reduction(|:bad)" if code.checks else "")
     out.open(f"for (int64_t {inner.variable} = {begin}; {inner.variable} < {limit}; ++{inner.variable})")
     for line in code.inside:
         out.line(line)
@@ -279,6 +282,24 @@ def _map(out: Writer, step: Map, loops: Sequence[Loop], begin: str, end: str | N
     for _ in around:
         out.close()
     report_flags(out, code)
+
+
+def _map_by_lanes(out: Writer, lanes: Lanes, begin: str, end: str) -> str:
+    """As many columns as vectors by hand can do, where bytes are written; returns where the others begin."""
+    if not writes_bytes(out, lanes.map) or not lanes.prepare() or lanes.parts:
+        return begin
+    out.library.by_lanes = True
+    j = lanes.column
+    out.directive("#if IG_BY_LANES")
+    out.line(f"const int64_t beyond = {begin} + ({end} - {begin}) / {LANES} * {LANES};")
+    out.open(f"for (int64_t {j} = {begin}; {j} < beyond; {j} += {LANES})")
+    for line in lanes.write():
+        out.line(line)
+    out.close()
+    out.directive("#else")
+    out.line(f"const int64_t beyond = {begin};")
+    out.directive("#endif")
+    return "beyond"
 
 
 def simd(out: Writer, serial: bool, clause: str = "") -> None:

@@ -1,7 +1,8 @@
-"""Epilogues with integers of 8 bits, in vectors written by hand: see c/lanes.h.
+"""Maps with integers of 8 bits, in vectors written by hand: see c/lanes.h.
 
-A body's operations become operations on 16 columns at a time. What has no such form (an erf, say) is computed by a
-plain loop first, with all that it needs, into a line of floats; the vectors go on from there.
+A body's operations become operations on 16 columns at a time. What has no such form (an exp, say) is computed by a
+plain loop first, with all that it needs, into a line of floats; the vectors go on from there. What only decides which
+of a few integers is the nearest (the erf of a GELU before it is quantized) needs fewer digits than a float has.
 
     for (int64_t j = left; j + 16 <= right; j += 16) {
         const ig_lanes_f32 w3 = __builtin_convertvector(w1, ig_lanes_f32) * ig_get_f32(&p2[j]);
@@ -13,12 +14,15 @@ plain loop first, with all that it needs, into a line of floats; the vectors go 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from ingot.codegen.ctext import Statements, constant_text
-from ingot.codegen.kernels import Writer
 from ingot.lowering.body import pruned
 from ingot.lowering.expr import coefficient_of
 from ingot.lowering.ir import Access, Body, Map, Op, Store
+
+if TYPE_CHECKING:
+    from ingot.codegen.kernels import Writer
 
 LANES = 16
 # What a value of each dtype is in vectors, and the functions that read and write them.
@@ -38,6 +42,8 @@ _TEXT: dict[tuple[str, str], str] = {
     ("whole", "float32"): "({0} + 0x1.8p23f) - 0x1.8p23f",
     ("fit", "int32"): "{0}",
 }  # fmt: skip
+# The same where nothing but a rounded number comes of the result: at most 6e-7 off.
+_ROUNDED: dict[tuple[str, str], str] = {("erf", "float32"): "ig_near_erf_f32({0})"}
 # With a number on the right: where the left is nan the plain ones give it, the others the number.
 _LIMITS = {
     "max": "ig_more_f32({1}, {0})",
@@ -52,35 +58,44 @@ _CASTS = {
 }
 
 
-def has_bytes(out: Writer, epilogue: Map) -> bool:
+def writes_bytes(out: Writer, map: Map) -> bool:
+    return any(out.buffers[store.buffer].dtype in ("uint8", "int8") for store in map.stores)
+
+
+def has_bytes(out: Writer, map: Map) -> bool:
     """Whether 8 bits come in or go out."""
-    buffers = [op.attribute.buffer for op in epilogue.body.ops if isinstance(op.attribute, Access)]
-    buffers += [store.buffer for store in epilogue.stores]
+    buffers = [op.attribute.buffer for op in map.body.ops if isinstance(op.attribute, Access)]
+    buffers += [store.buffer for store in map.stores]
     return any(out.buffers[name].dtype in ("uint8", "int8") for name in buffers)
 
 
 @dataclass
 class Lanes:
-    """An epilogue's body as vectors. `code` are its statements as a plain loop, of which those before it are used."""
+    """A Map's body as vectors along its last loop. `code` are its statements as a plain loop, of which those before it
+    are used; `accumulator` is where what a product hands in lies."""
 
     out: Writer
-    epilogue: Map
+    map: Map
     code: Statements
     accumulator: str
     parts: dict[int, str] = field(default_factory=dict)  # values that a plain loop has put into memory
     _plain: set[int] = field(default_factory=set)
+    _rounded: set[int] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        self._rounded = _only_rounded(self.map.body)
 
     @property
     def column(self) -> str:
-        return self.epilogue.loops[-1].variable
+        return self.map.loops[-1].variable
 
     @property
     def body(self) -> Body:
-        return self.epilogue.body
+        return self.map.body
 
     def prepare(self) -> bool:
         """Whether the body can be done so; finds what a plain loop must do first."""
-        if self.code.checks or self.code.zero_checks or not all(map(self._storable, self.epilogue.stores)):
+        if self.code.checks or self.code.zero_checks or not all(map(self._storable, self.map.stores)):
             return False
         plain: set[int] = set()
         for place, op in reversed(list(enumerate(self.body.ops))):
@@ -127,6 +142,8 @@ class Lanes:
         first = self.body.ops[op.operands[0]].dtype
         if op.name in _LIMITS and first == "float32" and self.body.ops[op.operands[1]].name == "const":
             return _LIMITS[op.name]
+        if place in self._rounded and (op.name, first) in _ROUNDED:
+            return _ROUNDED[op.name, first]
         return _TEXT.get((op.name, first))
 
     def _load(self, op: Op) -> str | None:
@@ -163,7 +180,7 @@ class Lanes:
             names[place] = f"w{place}"
             value = text.format(*map(name, op.operands)) if op.operands else text
             lines.append(f"const ig_lanes_{_HELD[op.dtype]} w{place} = {value};")
-        for store in self.epilogue.stores:
+        for store in self.map.stores:
             at = self.out.place(store.buffer, store.index)
             self.out.written.add(store.buffer)
             lines.append(
@@ -181,3 +198,13 @@ class Lanes:
                 found.add(place)
                 waiting += [] if place in self.parts else self.body.ops[place].operands
         return found
+
+
+def _only_rounded(body: Body) -> set[int]:
+    """The values of which nothing but whole numbers comes."""
+    found: set[int] = set(range(len(body.ops))) - set(body.results)
+    for place in range(len(body.ops) - 1, -1, -1):
+        op = body.ops[place]
+        if op.name not in ("nearest", "whole") and place not in found:
+            found.difference_update(op.operands)
+    return found

@@ -82,7 +82,7 @@ class Library:
         function, in the order in which they stand."""
         shared = sorted(self._shared)
         parts = [resource("prelude.h"), resource("pool.h"), source_of(sorted(self.functions)), self._routines()]
-        if shared or self._packs:
+        if shared or self._packs or self.by_lanes:
             parts.append(resource("products.h"))
         parts += [resource("lanes.h")] if self.by_lanes else []
         summed = sorted({_summed(name, kind) for name, kind, _ in shared})
