@@ -12,11 +12,9 @@ torch finds this file by the entry point group "torch_dynamo_backends".
 from __future__ import annotations
 
 import logging
-import re
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from types import FunctionType
 from typing import Any
 
 import sympy
@@ -25,6 +23,7 @@ from torch import fx, nn
 
 from ingot import entry, pipeline
 from ingot import torch_internals as internals
+from ingot.capture.user_code import InUsersLines
 from ingot.codegen.compiled import Compiled
 from ingot.codegen.exchange import native_of, torch_of
 from ingot.errors import CallError, CaptureError, CompileError, IngotError, explain
@@ -235,29 +234,13 @@ class _Wrapper(nn.Module):
                 found[place] = found[role[0]].shape[role[1]]
             elif role == "unused":
                 found[place] = 0
-        return _InUsersLines(self.graph).run(*(found[place] for place in range(len(self.roles))))
+        return InUsersLines(self.graph).run(*(found[place] for place in range(len(self.roles))))
 
     def written_by(self, program: Program) -> frozenset[int]:
         """The state that the graph writes to: a Program has its own copy of that, and of nothing else."""
         mine = {place: getattr(self, name) for place, name in self.names.items()}
         theirs = program.state_dict
         return frozenset(p for p, t in mine.items() if t.data_ptr() != theirs[self.names[p]].data_ptr())
-
-
-class _InUsersLines(fx.Interpreter):
-    """Runs each node as if the line of the user's that it came from had called it, so that capture sees that line."""
-
-    def run_node(self, node: fx.Node) -> Any:
-        line = _LINE.findall(node.meta.get("stack_trace") or "")
-        if not line:
-            return super().run_node(node)
-        file, number, function = line[-1]
-        code = _call.__code__.replace(co_filename=file, co_firstlineno=int(number), co_name=function)
-        return FunctionType(code, {})(super().run_node, node)
-
-
-_LINE = re.compile(r'^ *File "(.+)", line (\d+), in (.+)$', re.MULTILINE)
-_call = lambda run, node: run(node)  # noqa: E731  one line, so that it is the line that the code is said to begin on
 
 
 def _captured(

@@ -19,7 +19,9 @@ import torch
 from torch import fx, nn
 
 from ingot import torch_internals as internals
+from ingot.capture.user_code import InUsersLines
 from ingot.codegen.compiled import Compiled
+from ingot.errors import UnsupportedOperator
 from ingot.program import calling
 from ingot.program.program import Program
 from ingot.program.scan_gradient import Differentiable
@@ -39,7 +41,7 @@ class Trained:
         self.program = program
         self._halves: list[Half] = []
         self._build = build
-        self._run = internals.with_backward(Differentiable(program.graph_module).run, self._half, self._half)
+        self._run = internals.with_backward(Differentiable(program.graph_module).run, self._half, self._gradient)
         example = program.example_inputs
         if example is not None:  # so that what cannot be compiled is said here, not at the first step
             args, kwargs = example
@@ -83,6 +85,12 @@ class Trained:
         half = Half.of(graph, inputs, self._build)
         self._halves.append(half)
         return half
+
+    def _gradient(self, graph: fx.GraphModule, inputs: Sequence[Any]) -> Callable[[list[Any]], list[Any]]:
+        try:
+            return self._half(graph, inputs)
+        except UnsupportedOperator as error:  # its operators are autograd's, at the lines that they are the gradient of
+            raise UnsupportedOperator(f"The gradient of this model has no native code. {error}") from error
 
     def close(self) -> None:
         """Gives back the threads and memory of both halves."""
@@ -144,7 +152,7 @@ class _Flat(nn.Module):
         self.graph = graph
 
     def forward(self, *arguments: torch.Tensor) -> Any:
-        return fx.Interpreter(self.graph).run(*arguments)
+        return InUsersLines(self.graph).run(*arguments)
 
 
 def _origin(node: Any) -> Any:

@@ -177,3 +177,19 @@ def test_many_threads_call_at_once(compiles: list[Any]) -> None:
     assert len(compiles) == 1 and len(found) == 4
     for out in found:
         check(out, expected)
+
+
+def test_a_backward_runs_twice_and_torchs_own_settings_stay_as_they_are() -> None:
+    from torch._functorch import config
+
+    before = config.donated_buffer
+    q, k, v = operands()
+    given = [t.requires_grad_() for t in (q, k, v)]
+    out = ingot.attention(*given, lambda s, b, h, i, j: torch.tanh(s))
+    assert config.donated_buffer == before
+    wanted = torch.ones_like(out)
+    first = torch.autograd.grad(out, given, wanted, retain_graph=True)
+    second = torch.autograd.grad(out, given, wanted)
+    assert config.donated_buffer == before
+    for a, b in zip(first, second, strict=True):
+        assert torch.equal(a, b)

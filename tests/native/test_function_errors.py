@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
+from torch._higher_order_ops.associative_scan import associative_scan
 
 import ingot
 from ingot.errors import CaptureError, IngotError, InputError, UnsupportedOperator
@@ -114,3 +116,55 @@ def test_mask_functions_that_are_refused(function: Any, error: type[IngotError],
 def test_tensors_that_do_not_fit(change: Any, text: str) -> None:
     with pytest.raises(InputError, match=text):
         ingot.attention(*change(*operands()))
+
+
+# ---------------------------------------------------------------------- gradients that have no native code
+
+
+def without_gradient(s: Any, b: Any, h: Any, i: Any, j: Any) -> Any:
+    positive = s.abs() + 1
+    return torch.digamma(positive)
+
+
+def combined_without_gradient(a: Any, b: Any) -> Any:
+    return torch.digamma(a * a + 1) + b
+
+
+class WithoutGradient(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x: Any) -> Any:
+        y = self.linear(x).sigmoid() + 1
+        z = torch.digamma(y)
+        return torch.cdist(z, y)
+
+
+def line_of(function: Any, text: str) -> str:
+    lines, first = inspect.getsourcelines(function)
+    return f"{__file__}:{first + next(number for number, line in enumerate(lines) if text in line)}"
+
+
+def test_a_score_function_whose_gradient_cannot_be_compiled() -> None:
+    given = [t.requires_grad_() for t in operands()]
+    with pytest.raises(UnsupportedOperator, match=r"gradient of this model.*\n.*aten\.polygamma") as raised:
+        ingot.attention(*given, score_mod=without_gradient)
+    assert line_of(without_gradient, "digamma") in str(raised.value)
+
+
+def test_a_combine_function_whose_gradient_cannot_be_compiled() -> None:
+    def model(x: Any) -> Any:
+        return associative_scan(combined_without_gradient, x, 0, combine_mode="generic")
+
+    with pytest.raises(UnsupportedOperator, match=r"gradient of this model.*\n.*aten\.polygamma") as raised:
+        ingot.compile(model, (torch.rand(5, 3, requires_grad=True),), training=True)
+    assert line_of(combined_without_gradient, "digamma") in str(raised.value)
+
+
+def test_operators_of_a_model_whose_gradient_cannot_be_compiled() -> None:
+    with pytest.raises(UnsupportedOperator, match=r"gradient of this model.*2 operators") as raised:
+        ingot.compile(WithoutGradient(), (torch.rand(3, 4),), training=True)
+    said = str(raised.value)
+    assert f"aten.polygamma.default: there is no rule for it ({line_of(WithoutGradient.forward, 'digamma')}" in said
+    assert f"aten._cdist_backward.default: there is no rule for it ({line_of(WithoutGradient.forward, 'cdist')}" in said

@@ -1,9 +1,12 @@
-"""Frames of the user's code: neither torch's nor ours."""
+"""Frames of the user's code: neither torch's nor ours, or those that stand for it while a graph runs."""
 
 from __future__ import annotations
 
 import sys
+from types import FunctionType
 from typing import Any
+
+from torch import fx, nn
 
 from ingot import torch_internals as internals
 from ingot.program import metadata
@@ -34,3 +37,31 @@ def user_place() -> str:
         return ""
     source = metadata.Source(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name)
     return f"{source}" + (f": {source.text}" if source.text else "")
+
+
+class InUsersLines(fx.Interpreter):
+    """Runs each node as if the line of the user's that it came from had called it, so that capture sees that line."""
+
+    def run_node(self, n: fx.Node) -> Any:
+        source = metadata.source_of(n)
+        if source is None:
+            return super().run_node(n)
+        code = _call.__code__.replace(co_filename=source.file, co_firstlineno=source.line, co_name=source.function)
+        return FunctionType(code, {})(super().run_node, n)
+
+    def get_attr(self, target: Any, args: Any, kwargs: Any) -> Any:
+        """A function of the user's that the graph holds runs in the user's lines as well."""
+        value = super().get_attr(target, args, kwargs)
+        return _Function(value) if isinstance(value, fx.GraphModule) else value
+
+
+class _Function(nn.Module):
+    def __init__(self, graph: fx.GraphModule) -> None:
+        super().__init__()
+        self.graph = graph
+
+    def forward(self, *arguments: Any) -> Any:
+        return InUsersLines(self.graph).run(*arguments)
+
+
+_call = lambda run, node: run(node)  # noqa: E731  one line, so that it is the line that the code is said to begin on

@@ -111,7 +111,7 @@ def _vjp(combine: fx.GraphModule, count: int, kept: tuple[int, ...], example: Se
             additional = list(others)
             for number, more in zip(kept, inputs[2 * count :], strict=True):
                 additional.insert(number, more)
-            return tuple(combine(*inputs[: 2 * count], *additional))
+            return tuple(internals.TracesOfGradients(combine).run(*inputs[: 2 * count], *additional))
 
         total = tuple(c + a for c, a in zip(carried, asked, strict=True))
         _, pull, *_ = torch.func.vjp(forward, *before, *x, *spread)

@@ -29,7 +29,7 @@ from ingot.torch_internals.fakes import (
     same_memory,
     storage_id,
 )
-from ingot.torch_internals.gradients import graph_of, with_backward
+from ingot.torch_internals.gradients import TracesOfGradients, graph_of, with_backward
 from ingot.torch_internals.indexing import TracedTensor, python_calls_dispatched, read_by, traced, untraced
 from ingot.torch_internals.modes import (
     DispatchMode,

@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import importlib
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
 from torch import fx
 from torch._functorch import config as functorch_config
+from torch._functorch._aot_autograd import graph_compile
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch._subclasses.functional_tensor import disable_functional_mode
 from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing, make_fx
+
+from ingot.torch_internals.patches import patched
+
+# Its package has an operator of the same name, which an import statement would give.
+_flex = importlib.import_module("torch._higher_order_ops.flex_attention")
 
 Compiler = Callable[[fx.GraphModule, Sequence[Any]], Any]
 
@@ -19,9 +28,6 @@ def with_backward(function: Callable[..., Any], forward: Compiler, backward: Com
     """The function on tensors, with autograd: at the first call each half becomes a graph, which its compiler takes."""
     from functorch.compile import aot_function, default_partition  # type: ignore[import-untyped]
 
-    # Else a backward could not run twice: torch would let it overwrite what the forward has saved. torch asks at each
-    # backward, so this holds for the process; it costs others memory at most.
-    functorch_config.donated_buffer = False
     made: Callable[..., Any] = aot_function(
         function,
         fw_compiler=forward,
@@ -29,7 +35,53 @@ def with_backward(function: Callable[..., Any], forward: Compiler, backward: Com
         partition_fn=default_partition,
         decompositions=torch.export.default_decompositions(),
     )
-    return made
+    written = False
+
+    def run(*inputs: Any) -> Any:
+        nonlocal written
+        if written:
+            return made(*inputs)
+        with _writing():
+            results = made(*inputs)
+        written = True
+        return results
+
+    return run
+
+
+@contextmanager
+def _writing() -> Iterator[None]:
+    """Inside, nodes of both halves have the traces of those that they come from, and no backward overwrites what the
+    forward has saved: else it could not run twice. torch looks at each backward whether the list of what may be
+    overwritten is empty, but only where it was told to make one."""
+    with (
+        fx.traceback.preserve_node_meta(),
+        functorch_config.patch(donated_buffer=True),
+        patched(graph_compile, collect_bw_donated_buffer_idxs=lambda *_: []),
+        patched(_flex, create_fw_bw_graph=partial(_score_and_gradient, _flex.create_fw_bw_graph)),
+    ):
+        yield
+
+
+class TracesOfGradients(fx.Interpreter):
+    """Runs a graph so that a tracer that keeps traces gives those of its nodes to what it writes of their gradients."""
+
+    def run_node(self, n: fx.Node) -> Any:
+        value = super().run_node(n)
+        trace = n.meta.get("stack_trace")
+        maker: Any = value.grad_fn if isinstance(value, torch.Tensor) else None
+        if trace and maker is not None:
+            # torch may set the trace itself when the gradient is written, and takes it from here then.
+            maker.metadata["traceback_"] = [trace]
+            maker.register_prehook(lambda _: fx.traceback.set_stack_trace([trace]))
+        return value
+
+
+def _score_and_gradient(write: Callable[..., Any], score: Any, *rest: Any) -> tuple[Any, Any]:
+    """A score function and the graph of its gradient, with traces. torch calls both, and would write them anew."""
+    traced = TracesOfGradients(score).run if isinstance(score, fx.GraphModule) else score
+    _, gradient = write(traced, *rest)
+    return score, fx.Interpreter(gradient).run
 
 
 def graph_of(function: Callable[..., Any], example: Sequence[torch.Tensor]) -> fx.GraphModule:
