@@ -23,6 +23,7 @@ from ingot.lowering.ir import Body, Buffer, wide
 from ingot.lowering.lower import Lowering, Rule, rule_of
 from ingot.lowering.refusing import Unsupported
 from ingot.lowering.values import Lazy, Tensor
+from ingot.program.effects import asserts
 from ingot.program.metadata import module_path_of, source_of, value_of
 
 
@@ -100,6 +101,8 @@ class _Inside(Lowering):
         numbers = (int, float, bool, torch.SymInt, torch.SymFloat, torch.SymBool)  # arithmetic on sizes needs no rule
         if rule is None and rule_of(node.target) is None and not isinstance(value_of(node), numbers):
             raise refused(node, "it is not supported in a body: there is no rule for it")
+        if asserts(node):
+            raise refused(node, "it is not supported in a body: an assertion is a step of its own")
         try:
             if rule is None:
                 return super()._lowered(node)

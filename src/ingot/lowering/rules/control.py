@@ -12,13 +12,15 @@ from typing import Any
 import torch
 from torch import fx
 
+from ingot.errors import UnsupportedOperator
 from ingot.lowering import values
 from ingot.lowering.body import Recorder
 from ingot.lowering.expr import Expr, Size, symbol
 from ingot.lowering.ir import Bind, Body, Check, If, Loop, Repeat, Step, While
 from ingot.lowering.lower import Lowering, lowers
 from ingot.lowering.refusing import Unsupported, dtype_name
-from ingot.lowering.values import Strided, Tensor, contiguous_strides
+from ingot.lowering.subgraph import lower_results
+from ingot.lowering.values import Index, Lazy, Strided, Tensor, contiguous_strides
 from ingot.program.metadata import module_path_of, source_of, value_of
 
 aten = torch.ops.aten
@@ -167,6 +169,11 @@ def while_loop(
 
 @lowers(hop.map_impl)
 def map_(low: Lowering, function: fx.GraphModule, xs: Sequence[Tensor], extra: Sequence[Any] = ()) -> Any:
+    """A function of elements is computed where its results are read; another one in a loop over the places."""
+    try:
+        return _elements_of_map(low, function, [low.keep(x) for x in xs], extra)
+    except (UnsupportedOperator, Unsupported):
+        pass
     inputs, more = settled(low, xs), settled(low, extra)
     stacked = [like(low, out) for out in value_of(low.node)]
     name = low.new_symbol()
@@ -175,6 +182,22 @@ def map_(low: Lowering, function: fx.GraphModule, xs: Sequence[Tensor], extra: S
     steps = written(low, steps, results, [values.select(s, 0, at) if s else None for s in stacked])
     low.steps.append(Repeat(Loop(name, inputs[0].shape[0]), tuple(steps), low.origin))
     return stacked
+
+
+def _elements_of_map(low: Lowering, function: fx.GraphModule, xs: Sequence[Tensor], extra: Sequence[Any]) -> Any:
+    def results(place: Size) -> list[Tensor]:
+        slices = [values.select(x, 0, place) for x in xs]
+        return [low.scalar(r) for r in lower_results(function, [*slices, *extra], around=low)]
+
+    def stacked(number: int, out: torch.Tensor, first: Tensor) -> Tensor:
+        def load(ops: Recorder, index: Index) -> int:
+            return results(index[0])[number].load(ops, index[1:])
+
+        return Tensor(low.shape_of(out), first.dtype, Lazy(load, first.cost))
+
+    outs = value_of(low.node)
+    tried = results(symbol("place", below=xs[0].shape[0]))  # refuses what is no function of elements
+    return [stacked(number, out, first) for number, (out, first) in enumerate(zip(outs, tried, strict=True))]
 
 
 # ---------------------------------------------------------------------- regions

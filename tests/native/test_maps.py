@@ -1,0 +1,106 @@
+"""Functions that torch's loops hold: lowered to bodies where they are of elements, to steps where they are not."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch._higher_order_ops.associative_scan import associative_scan
+from torch._higher_order_ops.map import map as over_rows
+from torch._higher_order_ops.scan import scan
+
+import ingot
+from ingot import pipeline
+from ingot.codegen.file import emit
+from ingot.errors import AssertionFailed
+from ingot.lowering.lower import lower
+from ingot.lowering.memory import plan
+from tests.native.building import build
+
+TABLE = torch.linspace(-1, 1, 5)
+
+
+def two_results(x: Any, y: Any) -> Any:
+    a, b = over_rows(lambda p: (torch.tanh(p[0] * TABLE) + p[1], p[1].exp()), (x, y))
+    return a * 2, b
+
+
+ELEMENTS: list[tuple[Any, int]] = [
+    (two_results, 2),
+    (lambda x, y: over_rows(lambda row: row.t()[1:] * 2, x), 1),
+    (lambda x, y: over_rows(lambda row: row > 0, x * 2 - 1), 1),
+    (lambda x, y: over_rows(lambda row: row[torch.tensor([2, 0])], x), 1),
+    (lambda x, y: over_rows(lambda row: over_rows(lambda cell: cell.exp() + y[0], row), x), 1),
+]
+MIXED: list[Any] = [
+    lambda x, y: over_rows(lambda row: row.sum(0) + 1, x),
+    lambda x, y: over_rows(lambda row: row @ row.t(), x),
+    lambda x, y: over_rows(lambda p: torch.softmax(p[0], -1) * p[1], (x, y)),
+]
+
+
+def _operands(rows: int = 7) -> tuple[torch.Tensor, torch.Tensor]:
+    torch.manual_seed(rows)
+    return torch.randn(rows, 3, 5), torch.randn(rows, 5)
+
+
+def _check(found: Any, expected: Any) -> None:
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+
+
+def _loops(source: str) -> bool:
+    """Whether the run has a loop of its own, and with it a launch for each row."""
+    return "for (n[" in source
+
+
+@pytest.mark.parametrize(("model", "kernels"), ELEMENTS)
+def test_a_map_of_elements_is_no_loop(model: Any, kernels: int) -> None:
+    given = _operands()
+    compiled = build(model, given)
+    assert not _loops(compiled.source) and compiled.kernels <= kernels
+    _check(compiled(*given), model(*given))
+
+
+@pytest.mark.parametrize("model", MIXED)
+def test_a_map_of_rows_is_a_loop_over_them(model: Any) -> None:
+    given = _operands()
+    compiled = build(model, given)
+    assert _loops(compiled.source)
+    _check(compiled(*given), model(*given))
+
+
+def test_a_map_over_any_number_of_rows() -> None:
+    compiled = ingot.compile(two_results, _operands(), dynamic_shapes={"x": {0: "n"}, "y": {0: "n"}})
+    for rows in (2, 7, 33):
+        _check(compiled(*_operands(rows)), two_results(*_operands(rows)))
+
+
+def test_an_assertion_inside_of_a_scan_holds_at_each_turn() -> None:
+    """Once it was checked before the scan, at a place that nothing named."""
+
+    def model(start: Any, flags: Any) -> Any:
+        def step(state: Any, flag: Any) -> Any:
+            torch.ops.aten._assert_async.msg(flag[0], "every flag is up")
+            return state * 2, state + 1
+
+        return scan(step, start, flags)
+
+    start, flags = torch.ones(3), torch.ones(5, 1, dtype=torch.bool)
+    compiled = build(model, (start, flags))
+    _check(compiled(start, flags), model(start, flags))
+    flags[3] = False
+    with pytest.raises(AssertionFailed, match="every flag is up"):
+        compiled(start, flags)
+
+
+def test_a_scan_of_matrices_takes_no_longer_to_compile_for_being_long() -> None:
+    """What the C compiler gets grows with the logarithm of the length at most."""
+    sizes = {}
+    for length in (64, 4096):
+        program = ingot.capture(
+            lambda x: associative_scan(lambda a, b: b @ a, x, 0, combine_mode="generic"), (torch.randn(length, 3, 3),)
+        )
+        module = lower(pipeline.for_native(program), "float32")
+        sizes[length] = len(emit(module, plan(module)).text)
+    assert sizes[4096] < 1.2 * sizes[64]
