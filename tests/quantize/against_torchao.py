@@ -75,10 +75,10 @@ def compare(situation: Situation, eps: float) -> dict[str, Any]:
     ours.eval()
     with torch.no_grad():
         result, expected, simulated = made(batches[0]), converted(batches[0]), ours(batches[0])
-    steps = {
-        node.name: node.args[1] for node in made.graph.nodes if str(node.target).split(".")[1] == "quantize_per_tensor"
-    }
-    step = float(list(steps.values())[-1])
+    scales = [
+        n.args[1] for n in made.graph.nodes if str(n.target).startswith("quantized_decomposed.quantize_per_tensor")
+    ]
+    step = float(scales[-1])
     return {
         "training": max(float((a - b).abs().max()) for a, b in pairs),
         "converted": float((result - expected).abs().max()) / step,

@@ -11,15 +11,20 @@ quantized = ingot.quantize.convert(module)
 """
 
 from ingot.quantize.calibration import calibrate
+from ingot.quantize.control import Controlled, accuracy_control
 from ingot.quantize.conversion import convert
 from ingot.quantize.preparation import Prepared, prepare, prepare_qat
 from ingot.quantize.recipes import Recipe, int4_weight_only, int8_dynamic, int8_static, int8_weight_only
+from ingot.quantize.reporting import Report, report
 from ingot.quantize.scheme import Scheme
 
 __all__ = [
+    "Controlled",
     "Prepared",
     "Recipe",
+    "Report",
     "Scheme",
+    "accuracy_control",
     "calibrate",
     "convert",
     "int4_weight_only",
@@ -28,4 +33,5 @@ __all__ = [
     "int8_weight_only",
     "prepare",
     "prepare_qat",
+    "report",
 ]

@@ -58,7 +58,7 @@ class _Walk:
                 self._keep(node)
 
     def _recipe_at(self, node: fx.Node, rule: Rule) -> Recipe | None:
-        found = self.recipe.at([frame.path for frame in metadata.module_stack_of(node)])
+        found = self.recipe.at([*(frame.path for frame in metadata.module_stack_of(node)), f"@{node.name}"])
         return found if found is not None and rule.kind in found.kinds else None
 
     def _product(self, node: fx.Node, rule: Rule) -> None:

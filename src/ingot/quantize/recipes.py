@@ -33,7 +33,7 @@ class Recipe:
     """How the operators of `kinds` are quantized: what flows through them, and their weights; None is float.
 
     `overrides` maps patterns of module paths, matched against a node's module and those around it, to the recipe that
-    is used there; of several that match the last one counts.
+    is used there; "@conv2d_3" is the node of that name. Of several patterns that match the last one counts.
     """
 
     name: str
@@ -56,7 +56,7 @@ class Recipe:
         return found
 
     def leaving(self, paths: Collection[str]) -> Recipe:
-        """This recipe with the modules at these paths left in float."""
+        """This recipe with the modules at these paths, or the nodes of these "@names", left in float."""
         return replace(self, overrides={**self.overrides, **dict.fromkeys(paths)})
 
 

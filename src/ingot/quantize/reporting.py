@@ -1,0 +1,294 @@
+"""Where quantization loses: layer by layer, the noise that each adds, and how much of its range is used.
+
+    report(program, quantized, batches)                     prints a table with bars, returns it
+    report(program, quantized, batches).save("report.html")
+
+*own* is the signal-to-noise ratio of a layer by itself: its inputs are the float program's, quantized, and its result
+is compared with the float program's. *total* is that of the quantized program at this place, with all that was lost
+before. *range use* is the share of its numbers that an activation takes; *clipped* the share of values beyond them.
+"""
+
+from __future__ import annotations
+
+import html
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from os import PathLike
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.table import Table as Printed
+from torch import fx
+
+from ingot import torch_internals as internals
+from ingot.errors import QuantizeError, explain
+from ingot.program import calling, metadata
+from ingot.program.program import Program
+from ingot.quantize.calibration import bar, feed
+from ingot.quantize.operators import JOINING, PRODUCTS
+from ingot.quantize.preparation import evaluated
+
+LOUD = 20.0  # decibels: a layer that keeps less by itself is worth leaving in float
+APART = 10.0  # as is one that is this much worse than most
+FULL = 50.0  # decibels that fill a bar
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """One quantized operator, and what became of its result."""
+
+    node: str
+    path: str
+    operator: str
+    own: float
+    total: float
+    range_use: float | None
+    clipped: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """Every quantized layer, in the order of the program; `result` is the signal-to-noise ratio of the results."""
+
+    layers: tuple[Layer, ...]
+    result: float
+
+    @property
+    def worth_leaving(self) -> tuple[Layer, ...]:
+        """The layers that lose most by themselves, the worst first."""
+        if not self.layers:
+            return ()
+        limit = max(LOUD, median(layer.own for layer in self.layers) - APART)
+        return tuple(layer for layer in self.worst() if layer.own < limit)
+
+    def worst(self) -> list[Layer]:
+        return sorted(self.layers, key=lambda layer: layer.own)
+
+    def __rich__(self) -> Printed:
+        leave = set(self.worth_leaving)
+        table = Printed(
+            title=f"signal to noise of the results: {_decibels(self.result)}",
+            caption="own: by itself. total: with what was lost before. * worth leaving in float",
+        )
+        for name in ("layer", "operator", "own", "", "total", "range use", "clipped"):
+            table.add_column(name, justify="left" if name in ("layer", "operator", "") else "right")
+        for layer in self.layers:
+            mark = "*" if layer in leave else ""
+            table.add_row(
+                f"{layer.path or layer.node}{mark}",
+                layer.operator,
+                _decibels(layer.own),
+                _bar(layer.own),
+                _decibels(layer.total),
+                _percent(layer.range_use),
+                _percent(layer.clipped),
+                style="red" if mark else None,
+            )
+        return table
+
+    def save(self, path: str | PathLike[str]) -> None:
+        """Writes the report as one HTML page with its bars as SVG."""
+        Path(path).write_text(_page(self), encoding="utf-8")
+
+
+@dataclass(slots=True)
+class _Sums:
+    """What was seen of one layer."""
+
+    signal: float = 0.0
+    own: float = 0.0
+    total: float = 0.0
+    least: float = math.inf
+    most: float = -math.inf
+    numbers: float = 0.0
+    clipped: float = 0.0
+    values: float = 0.0
+
+
+@dataclass(slots=True)
+class _Seen:
+    sums: dict[str, _Sums] = field(default_factory=dict)
+    signal: float = 0.0
+    noise: float = 0.0
+
+
+def report(
+    program: Program,
+    quantized: Program,
+    data: Iterable[Any],
+    *,
+    limit: int | None = None,
+    call: Callable[[Any, Any], Any] = feed,
+    show: bool = True,
+    html: str | PathLike[str] | None = None,
+) -> Report:
+    """Runs both programs on data and compares them layer by layer; prints what it found, and returns it.
+
+    `program` is the one that `quantized` was made of. `html` names a file to write the report to as well. Data is as
+    `calibrate` takes it. Raises QuantizeError if nothing of `quantized` is quantized, or if there is no data.
+    """
+    base = evaluated(program)
+    layers = [node for node in quantized.graph.nodes if _is_layer(node)]
+    if not layers:
+        raise QuantizeError(explain("This program has no quantized layer.", fix="give what `convert` returned"))
+    seen = _Seen({layer.name: _Sums() for layer in layers})
+    count = 0
+    with torch.no_grad(), bar("comparing", limit, shown=show) as step:
+        for item in data:
+            if limit is not None and count >= limit:
+                break
+            call(lambda *args, **kwargs: _compare(base, quantized, args, kwargs, seen), item)
+            count += 1
+            step()
+    if not count:
+        raise QuantizeError(explain("There is no data to compare with.", fix="give one item at least"))
+    made = Report(tuple(_layer(node, seen.sums[node.name]) for node in layers), _ratio(seen.signal, seen.noise))
+    if show:
+        Console().print(made)
+    if html is not None:
+        made.save(html)
+    return made
+
+
+def _is_layer(node: fx.Node) -> bool:
+    return (node.target in PRODUCTS or node.target in JOINING) and any(map(_is_dequantize, node.all_input_nodes))
+
+
+def _is_dequantize(node: fx.Node) -> bool:
+    return str(node.target).startswith("quantized_decomposed.dequantize")
+
+
+def _layer(node: fx.Node, sums: _Sums) -> Layer:
+    use = None if not sums.values else (sums.most - sums.least + 1) / sums.numbers
+    return Layer(
+        node.name,
+        metadata.module_path_of(node),
+        str(node.target).split(".")[1],
+        _ratio(sums.signal, sums.own),
+        _ratio(sums.signal, sums.total),
+        use,
+        None if not sums.values else sums.clipped / sums.values,
+    )
+
+
+def _ratio(signal: float, noise: float) -> float:
+    return math.inf if noise == 0 else 10 * math.log10(signal / noise) if signal else -math.inf
+
+
+def _power(tensor: torch.Tensor) -> float:
+    return float(tensor.double().square().sum())
+
+
+# ---------------------------------------------------------------------- running both
+
+
+def _compare(base: Program, quantized: Program, args: tuple[Any, ...], kwargs: dict[str, Any], seen: _Seen) -> None:
+    floats, whole = _Values(base), _Values(quantized)
+    expected, got = floats.run_on(args, kwargs), whole.run_on(args, kwargs)
+    for a, b in zip(metadata.tensors_in(expected), metadata.tensors_in(got), strict=True):
+        if a.is_floating_point():
+            seen.signal += _power(a)
+            seen.noise += _power(a - b)
+    for node in quantized.graph.nodes:
+        if node.name in seen.sums and node.name in floats.values:
+            _measure(node, floats.values, whole.values, seen.sums[node.name])
+
+
+def _measure(node: fx.Node, floats: dict[str, Any], whole: dict[str, Any], sums: _Sums) -> None:
+    expected = floats[node.name]
+    sums.signal += _power(expected)
+    sums.total += _power(expected - whole[node.name])
+    alone = fx.map_arg(node.args, lambda n: _alone(n, floats, whole))
+    words = fx.map_arg(node.kwargs, lambda n: _alone(n, floats, whole))
+    sums.own += _power(expected - node.target(*alone, **words))  # type: ignore[operator]
+    for source in node.all_input_nodes:
+        numbers: Any = source.args[0] if _is_dequantize(source) else None
+        if isinstance(numbers, fx.Node) and numbers.target is internals.quantized_operator("quantize_per_tensor"):
+            _measure_range(numbers, whole, sums)
+
+
+def _measure_range(node: fx.Node, whole: dict[str, Any], sums: _Sums) -> None:
+    """How far an activation's numbers reach; of several activations of a layer, the one that reaches furthest."""
+    arguments: Any = node.args
+    source, scale, zero, low, high, _ = arguments
+    numbers, values = whole[node.name], whole[source.name]
+    least, most = (int(x) for x in torch.aminmax(numbers))
+    sums.least, sums.most = min(sums.least, least), max(sums.most, most)
+    sums.numbers = max(sums.numbers, high - low + 1)
+    beyond = (values < (low - zero - 0.5) * scale) | (values > (high - zero + 0.5) * scale)
+    sums.clipped += float(beyond.sum())
+    sums.values += numbers.numel()
+
+
+def _alone(node: fx.Node, floats: dict[str, Any], whole: dict[str, Any]) -> Any:
+    """An argument of a layer as it would be if nothing before had been quantized."""
+    if node.name in floats:
+        return floats[node.name]
+    args = node.args
+    if node.op != "call_function" or not any(n.name in floats or n.args for n in node.all_input_nodes):
+        return whole[node.name]
+    made = fx.map_arg(args, lambda n: _alone(n, floats, whole))
+    words = fx.map_arg(node.kwargs, lambda n: _alone(n, floats, whole))
+    return node.target(*made, **words)  # type: ignore[operator]
+
+
+class _Values(fx.Interpreter):
+    """Runs a program and keeps what every node gave."""
+
+    def __init__(self, program: Program) -> None:
+        super().__init__(program.graph_module, garbage_collect_values=False)
+        self.program = program
+        self.values: dict[str, Any] = {}
+
+    def run_on(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        leaves = calling.check_call(self.program, args, kwargs)
+        specs = self.program.signature.user_inputs
+        given = [leaf for leaf, spec in zip(leaves, specs, strict=True) if spec.name]
+        state = [self.program.state_of(spec) for spec in self.program.signature.state_inputs]
+        return self.run(*calling.tokens_of(self.program), *state, *given, enable_io_processing=False)
+
+    def run_node(self, n: fx.Node) -> Any:
+        made = super().run_node(n)
+        if n.op != "output":
+            self.values[n.name] = made
+        return made
+
+
+# ---------------------------------------------------------------------- showing it
+
+
+def _decibels(value: float) -> str:
+    return "exact" if value == math.inf else f"{value:.1f} dB"
+
+
+def _percent(value: float | None) -> str:
+    return "" if value is None else f"{100 * value:.1f} %"
+
+
+def _bar(value: float, width: int = 20) -> str:
+    return "█" * round(width * min(max(value, 0.0), FULL) / FULL)
+
+
+def _page(made: Report) -> str:
+    """One page, with nothing to load."""
+    leave = set(made.worth_leaving)
+    rows = []
+    for layer in made.layers:
+        filled = 200 * min(max(layer.own, 0.0), FULL) / FULL
+        color = "#c0392b" if layer in leave else "#2e86c1"
+        plot = f'<svg width="200" height="12"><rect width="{filled:.0f}" height="12" fill="{color}"/></svg>'
+        cells = [html.escape(layer.path or layer.node), layer.operator, _decibels(layer.own), plot]
+        cells += [_decibels(layer.total), _percent(layer.range_use), _percent(layer.clipped)]
+        rows.append("<tr>" + "".join(f"<td>{cell}</td>" for cell in cells) + "</tr>")
+    names = ("layer", "operator", "own", "", "total", "range use", "clipped")
+    head = "".join(f"<th>{name}</th>" for name in names)
+    return (
+        '<!doctype html><meta charset="utf-8"><title>Quantization</title>'
+        "<style>body{font-family:sans-serif}td,th{padding:2px 10px;text-align:left}</style>"
+        f"<h1>Signal to noise of the results: {_decibels(made.result)}</h1>"
+        f"<p>Red layers are worth leaving in float.</p><table><tr>{head}</tr>{''.join(rows)}</table>\n"
+    )
