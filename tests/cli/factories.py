@@ -111,3 +111,7 @@ def mixed() -> Any:
 
 def noisy() -> Any:
     return nn.Dropout(0.5).train(), (torch.ones(4, 4),)
+
+
+def batches() -> Any:
+    return [(torch.randn(5, 4), torch.randn(2, 4, 9, 9)) for _ in range(2)]

@@ -6,6 +6,7 @@
     ingot bench pkg.module:factory                      beside eager
     ingot inspect model.ingot
     ingot onnx pkg.module:factory -o model.onnx         an ONNX file, run in ONNX Runtime against torch
+    ingot quantize pkg.module:factory -o model.ingot --data pkg.module:batches      a program of whole numbers
     ingot verify pkg.module:factory                     every pass, with numbers compared after each
     ingot doctor
 
@@ -19,7 +20,7 @@ from typing import Annotated
 import typer
 
 from ingot import __version__
-from ingot.cli import bench, capture, compile, doctor, inspect, onnx, run, verify
+from ingot.cli import bench, capture, compile, doctor, inspect, onnx, quantize, run, verify
 
 app = typer.Typer(
     name="ingot",
@@ -35,6 +36,7 @@ app.command("run")(run.run)
 app.command("bench")(bench.run)
 app.command("inspect")(inspect.run)
 app.command("onnx")(onnx.run)
+app.command("quantize")(quantize.run)
 app.command("verify")(verify.run)
 app.command("doctor")(doctor.run)
 

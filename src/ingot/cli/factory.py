@@ -85,7 +85,12 @@ def named_file(reference: str) -> Path | None:
 
 
 def build(reference: str) -> Example:
-    """Imports and calls the factory behind a reference. Raises FactoryError."""
+    """The model and the arguments that the factory behind a reference makes. Raises FactoryError."""
+    return _check(call(reference), reference)
+
+
+def call(reference: str) -> Any:
+    """Imports the function behind a reference and gives what it returns. Raises FactoryError."""
     module_name, separator, attribute = reference.rpartition(":")
     if not (module_name and separator and attribute):
         raise ReferenceSyntaxError(
@@ -103,7 +108,7 @@ def build(reference: str) -> Example:
         module = _import_module(module_name)
     factory = _find(module, attribute, reference)
     try:
-        result = factory()
+        return factory()
     except Exception as error:
         raise FactoryFailed(
             explain(
@@ -112,7 +117,6 @@ def build(reference: str) -> Example:
                 fix="call it in Python to debug it, or use --debug for the whole traceback",
             )
         ) from error
-    return _check(result, reference)
 
 
 def _import_module(name: str) -> ModuleType:

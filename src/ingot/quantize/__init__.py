@@ -10,7 +10,7 @@ train(module)                                           # like any nn.Module
 quantized = ingot.quantize.convert(module)
 """
 
-from ingot.quantize.calibration import calibrate
+from ingot.quantize.calibration import calibrate, feed
 from ingot.quantize.control import Controlled, accuracy_control
 from ingot.quantize.conversion import convert
 from ingot.quantize.preparation import Prepared, prepare, prepare_qat
@@ -27,6 +27,7 @@ __all__ = [
     "accuracy_control",
     "calibrate",
     "convert",
+    "feed",
     "int4_weight_only",
     "int8_dynamic",
     "int8_static",
