@@ -6,7 +6,7 @@ TORCH  := $(shell sed -n 's/^\(torch==[^ ]*\).*/\1/p' requirements-dev.txt)
 PIP    := $(BIN)/python -m pip install -qq --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check long long-passes long-samples bench-bfloat16 bench-capture bench-cpu bench-functions bench-growth bench-onnx bench-passes bench-quantize bench-start \
+.PHONY: help setup demo test check long long-passes long-samples bench-bfloat16 bench-capture bench-cpu bench-decoding bench-functions bench-growth bench-onnx bench-passes bench-quantize bench-start \
         long-onnx-samples long-shapes report-onnx-zoo report-road report-torchscript format clean
 
 help:  ## this list
@@ -76,6 +76,9 @@ bench-bfloat16: setup  ## precision="bfloat16" beside float32, to benchmarks/res
 
 bench-quantize: setup  ## int8 beside float32, ONNX Runtime and OpenVINO, to benchmarks/results/quantize.json
 	@$(BIN)/python benchmarks/quantize.py
+
+bench-decoding: setup  ## one token of a Llama with weights of 32, 8 and 4 bits, to benchmarks/results/decoding.json
+	@$(BIN)/python benchmarks/decoding.py
 
 bench-functions: setup  ## attention and scans with functions inside, against torch, to benchmarks/results/functions.json
 	@$(BIN)/python benchmarks/functions.py

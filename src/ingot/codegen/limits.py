@@ -7,6 +7,9 @@ import functools
 from dataclasses import dataclass
 from importlib import resources
 
+import numpy as np
+from numpy.typing import NDArray
+
 from ingot.codegen.cache import Cache
 from ingot.codegen.isa import host
 from ingot.codegen.toolchain import find
@@ -31,8 +34,19 @@ class Limits:
 @functools.cache
 def measured(threads: int) -> Limits:
     """What `threads` threads reach here, the best of a few tries: about half a second, once in a process."""
+    tries = range(_TRIES)
+    return Limits(max(_peak(threads, 0) for _ in tries), max(_peak(threads, _BYTES) for _ in tries))
+
+
+def reading(threads: int, memory: NDArray[np.uint8]) -> float:
+    """Bytes a second that `threads` threads reach now, in one try, when they read this memory, each its part."""
+    return _peak(threads, memory.size // threads // 512 * 512, memory.ctypes.data)
+
+
+def _peak(threads: int, each: int, data: int | None = None) -> float:
     text = (resources.files("ingot.codegen") / "c" / "limits.h").read_text()
     path = Cache.from_settings(Settings.from_environment()).library(text, host(), find())
     peak = ctypes.CDLL(str(path)).ingot_peak
-    peak.restype, peak.argtypes = ctypes.c_double, (ctypes.c_int, ctypes.c_int64)
-    return Limits(max(peak(threads, 0) for _ in range(_TRIES)), max(peak(threads, _BYTES) for _ in range(_TRIES)))
+    peak.restype, peak.argtypes = ctypes.c_double, (ctypes.c_int, ctypes.c_int64, ctypes.c_void_p)
+    found: float = peak(threads, each, data)
+    return found
