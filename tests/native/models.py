@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from tests.native import integers
 from tests.native.coding import Coded, Tied
 
 X = torch.Tensor
@@ -119,6 +120,7 @@ CASES: dict[str, Case] = {
     "coded": Case(
         lambda: Tied(Coded(24, 40, 8, zeros=True), Coded(24, 24, None, bits=8)), lambda: (torch.tensor([[3, 0, 39]]),)
     ),
+    "integers": Case(integers.Inverted, lambda: (x(2, 3, 31, 25),)),
     "control": Case(Control, lambda: (x(6, 9), torch.tensor([False, True]))),
     "overwriting": Case(Overwriting, lambda: (x(5, 6),)),
     "dynamic sizes": Case(

@@ -7,7 +7,6 @@ result is quantized, half to even. What comes out of native code is then what nu
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -17,62 +16,13 @@ from numpy.typing import NDArray
 from torch import nn
 from torch.nn import functional as F
 
-from ingot import torch_internals as internals
 from ingot.codegen.compiled import Compiled
 from ingot.codegen.isa import ISAS, Isa, missing_features
 from ingot.lowering.ir import Convolution, Product, Siblings, Step, Strips
 from tests.native.building import assemble, lowered
+from tests.native.integers import LIMITS, Inverted, Layer, Q, inputs, through
 
-Q = internals.quantized_operators()
 RUNNABLE = [isa for isa in ISAS.values() if isa.architecture and not missing_features(isa)]
-LIMITS = {torch.uint8: (0, 255), torch.int8: (-128, 127)}
-
-
-def through(x: torch.Tensor, scale: float, zero: int, dtype: torch.dtype) -> torch.Tensor:
-    """Quantized and dequantized."""
-    given = (scale, zero, *LIMITS[dtype], dtype)
-    return Q.dequantize_per_tensor.default(Q.quantize_per_tensor.default(x, *given), *given)
-
-
-@dataclass(eq=False)
-class Layer(nn.Module):
-    """A linear layer, or a convolution with `kernel`: quantized input, int8 weight, bias, ReLU if asked for, quantized
-    output if `out` says (scale, zero)."""
-
-    ins: int
-    outs: int
-    kernel: tuple[int, ...] = ()
-    zero: int = 7
-    dtype: torch.dtype = torch.uint8
-    per_channel: bool = True
-    out: tuple[float, int] | None = (2.0**-1, 3)
-    relu: bool = False
-    options: dict[str, Any] = field(default_factory=dict)
-    scale: float = 2.0**-4
-
-    def __post_init__(self) -> None:
-        super().__init__()
-        generator = torch.Generator().manual_seed(self.ins * 1000 + self.outs)
-        shape = (self.outs, self.ins // self.options.get("groups", 1), *self.kernel)
-        self.register_buffer("weight", torch.randint(-128, 128, shape, generator=generator).to(torch.int8))
-        steps = 2.0 ** torch.randint(-9, -6, (self.outs,), generator=generator).float()
-        self.register_buffer("scales", steps if self.per_channel else torch.full((self.outs,), 2.0**-7))
-        self.register_buffer("zeros", torch.zeros(self.outs, dtype=torch.int64))
-        whole = torch.randint(-900, 900, (self.outs,), generator=generator)
-        self.register_buffer("bias", whole * self.scales * self.scale)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        x = through(x, self.scale, self.zero, self.dtype)
-        if self.per_channel:
-            weight = Q.dequantize_per_channel.default(self.weight, self.scales, self.zeros, 0, -128, 127, torch.int8)
-        else:
-            weight = Q.dequantize_per_tensor.default(self.weight, 2.0**-7, 0, -128, 127, torch.int8)
-        if not self.kernel:
-            y = F.linear(x, weight, self.bias)
-        else:
-            y = (F.conv1d if len(self.kernel) == 1 else F.conv2d)(x, weight, self.bias, **self.options)
-        y = F.relu(y) if self.relu else y
-        return y if self.out is None else through(y, *self.out, torch.uint8)
 
 
 def whole_numbers(x: NDArray[Any], scale: float, zero: int, dtype: torch.dtype) -> NDArray[np.int64]:
@@ -161,12 +111,6 @@ def agree(layers: list[Layer], xs: list[torch.Tensor], isa: Isa | None = None, w
         np.testing.assert_array_equal(theirs.numpy(), expected, err_msg=f"the reference itself is off: {layer}")
         np.testing.assert_array_equal(ours.numpy(), expected, err_msg=str(layer))
     return native
-
-
-def inputs(*shapes: tuple[int, ...]) -> list[torch.Tensor]:
-    """Beyond what 8 bits reach, and halfway between two of them."""
-    generator = torch.Generator().manual_seed(1)
-    return [torch.randn(shape, generator=generator).mul(40).round().div(8) for shape in shapes]
 
 
 INT8 = torch.int8
@@ -280,3 +224,34 @@ def test_integers_stay_integers_between_layers() -> None:
     assert [store.buffer for store in first.epilogue.stores] == [second.a.buffer]
     assert module.buffers[second.a.buffer].dtype == "uint8"
     np.testing.assert_array_equal(assemble(program, module)(x).numpy(), model(x).numpy())
+
+
+def test_a_network_is_what_torch_says_to_the_last_bit() -> None:
+    model, (x,) = Inverted().eval(), inputs((1, 3, 160, 160))
+    program, module = lowered(model, (x,))
+    assert [type(step) for step in module.steps].count(Strips) == 1, "what lies between the parts of a block is large"
+    native = assemble(program, module, threads=2)
+    with torch.no_grad():
+        expected = model(x)
+    assert expected.unique().numel() > 1000
+    assert torch.equal(native(x), expected)
+
+
+@pytest.mark.parametrize("groups", [1, 32, 64], ids=["whole", "some", "each"])
+def test_convolutions_of_floats_with_integers_are_convolutions(groups: int) -> None:
+    """Weights alone as integers: they are packed as numbers, and their scales are part of the epilogue."""
+
+    class WeightOnly(Layer):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            weight = Q.dequantize_per_channel.default(self.weight, self.scales, self.zeros, 0, -128, 127, INT8)
+            return F.conv2d(x, weight, self.bias, **self.options)
+
+    options = {"padding": 1, "groups": groups}
+    layer, (x,) = WeightOnly(64, 64, (3, 3), options=options).eval(), inputs((1, 64, 20, 20))
+    program, module = lowered(layer, (x,))
+    (step,) = steps_of(module.steps)
+    assert step.factors == "same"
+    exact = F.conv2d(x.double(), layer.weight * layer.scales.view(-1, 1, 1, 1).double(), layer.bias.double(), **options)
+    with torch.no_grad():
+        off = (assemble(program, module)(x).double() - exact).abs().max()
+        assert off <= 4 * max((layer(x).double() - exact).abs().max(), 1e-5 * exact.abs().max())

@@ -58,7 +58,7 @@ def fill(program: Program, module: Module, source: Source, pages: Pages | None =
             state = program.constants[weight.source]
         dtype = getattr(torch, module.buffers[weight.buffer].dtype)
         target = torch.from_numpy(array[place.offset : place.offset + place.size])
-        elements = winograd(state.detach()) if weight.winograd else state.detach()
+        elements = winograd(state.detach().to(dtype)) if weight.winograd else state.detach()
         if weight.times != 1 and not weight.sums:
             elements = elements * weight.times
         if weight.minus:

@@ -76,9 +76,9 @@ def _of_row(ops: Recorder, tensor: Tensor, row: Size) -> int:
 def factored(low: Making, x: Tensor, weight: Tensor, columns: int) -> Factored | None:
     """The product of x with a weight whose dim `columns` has the results', where it is one of integers."""
     left, right = quantized_of(x), quantized_of(weight)
-    if left is None or right is None or left.axis is not None or not _is_factor(low, right, columns):
+    if left is None or right is None or left.axis is not None or not is_weight(low, right, columns):
         return None
-    if left.group is not None or right.group is not None:
+    if left.group is not None:
         return None
     if left.integers.dtype not in ("uint8", "int8") or (isinstance(left.zero, int) and not _is_byte(left)):
         return None
@@ -89,7 +89,7 @@ def factored(low: Making, x: Tensor, weight: Tensor, columns: int) -> Factored |
     return Factored(left.integers, zero, left.scale, right.integers, scales)
 
 
-def _is_factor(low: Making, right: Quantized, columns: int) -> bool:
+def is_weight(low: Making, right: Quantized, columns: int) -> bool:
     """Whether a weight can be multiplied as it is: int8 around 0, packed ahead, one scale a column or one for all."""
     data, shape = right.integers.data, right.integers.shape
     constant = isinstance(data, Strided) and low.buffers[data.buffer].kind == "weight"
@@ -97,7 +97,7 @@ def _is_factor(low: Making, right: Quantized, columns: int) -> bool:
     terms = product([size for d, size in enumerate(shape) if d != columns])
     fits = isinstance(terms, int) and terms <= TERMS
     around_zero = right.zero == 0 and right.integers.dtype == "int8"
-    return constant and numbers and fits and around_zero and right.axis in (None, columns)
+    return constant and numbers and fits and around_zero and right.group is None and right.axis in (None, columns)
 
 
 def _is_byte(left: Quantized) -> bool:

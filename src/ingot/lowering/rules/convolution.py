@@ -11,13 +11,13 @@ import torch
 from ingot.lowering import values
 from ingot.lowering.body import Recorder
 from ingot.lowering.expr import Size, known, product, symbol
-from ingot.lowering.integers import EXACT_TERMS, Factored, factored
+from ingot.lowering.integers import EXACT_TERMS, Factored, factored, is_weight
 from ingot.lowering.ir import Convolution, Factors, Loop, Map, Routine, Store, Way, wide
 from ingot.lowering.lower import Lowering, lowers
 from ingot.lowering.making import panel_width
 from ingot.lowering.narrowing import is_narrow, narrowed, unsigned
 from ingot.lowering.rules.products import as_rows, matmul
-from ingot.lowering.values import Index, Lazy, Strided, Tensor, contiguous_strides, dequantized, quantized_of
+from ingot.lowering.values import Index, Lazy, Quantized, Strided, Tensor, contiguous_strides, dequantized, quantized_of
 
 aten = torch.ops.aten
 
@@ -52,11 +52,34 @@ def convolution(
         x = values.insert(x, 0)
     shape = low.shape_of(low.out)
     shape = (1, *shape) if unbatched else shape
-    if _windowed(low, x, weight, shape, transposed):
+    coded = quantized_of(weight)
+    if coded is not None and is_weight(low, coded, 0) and _factored(low, x, weight) is None:
+        made = _with_scales(low, x, coded, bias, shape, windows, transposed)
+    elif _windowed(low, x, weight, shape, transposed):
         made = _channels_last(low, x, weight, bias, shape, windows)
     else:
         made = _convolved(low, low.keep(x), weight, bias, shape, windows, transposed)
     return values.drop(made, (0,)) if unbatched else made
+
+
+def _with_scales(
+    low: Lowering, x: Tensor, weight: Quantized, bias: Tensor | None, shape: tuple[Size, ...], windows: Windows,
+    transposed: bool
+) -> Tensor:  # fmt: skip
+    """Floats with a weight of integers: these are numbers once they are packed, and their scales wait for the sums."""
+    numbers = Tensor(weight.integers.shape, x.dtype, weight.integers.data)
+    if transposed or not _windowed(low, x, numbers, shape, transposed):
+        return _convolved(low, low.keep(x), dequantized(weight), bias, shape, windows, transposed)
+    made = _channels_last(low, x, numbers, None, shape, windows)
+
+    def load(ops: Recorder, index: Index) -> int:
+        scale = weight.parameter(ops, weight.scale, (index[1],), wide(made.dtype))
+        value = ops.call("mul", made.load(ops, index), scale)
+        return (
+            value if bias is None else ops.call("add", value, ops.cast(bias.load(ops, (index[1],)), wide(made.dtype)))
+        )
+
+    return Tensor(shape, made.dtype, Lazy(load, 3, low.order_of(made)))
 
 
 def _windowed(low: Lowering, x: Tensor, weight: Tensor, shape: tuple[Size, ...], transposed: bool) -> bool:

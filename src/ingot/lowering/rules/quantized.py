@@ -111,7 +111,9 @@ def _quantized(
         ends = [numbers.parameter(ops, end, (), "int32") for end in (lowest, highest)]
         return round_(ops, value, numbers, index, (ends[0], ends[1]), kind)
 
-    margin = x.data.margin if isinstance(x.data, Lazy) and axis is None else None
+    margin = x.data.margin if isinstance(x.data, Lazy) and axis is None and type(zero) is int else None
+    if margin is not None and not lowest <= zero <= highest:
+        margin = None
     if margin is not None:  # 0 becomes the zero point, whatever the scale
         margin = (_quantized(low, margin[0], scale, zero, axis, lowest, highest, dtype), margin[1])
     return Tensor(x.shape, kind, Lazy(load, x.cost + _COST, low.order_of(x), margin))
