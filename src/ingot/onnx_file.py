@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -131,9 +132,18 @@ def _calls(program: Program, exported: convert.Exported) -> list[check.Call]:
     inputs = program.signature.user_inputs
     for trial in numerics.trials(program):
         arguments = {i.name: leaf for i, leaf in zip(inputs, trial.leaves, strict=True) if i.name}
-        expected = [_expected(program, exported, found) for found in (trial.own, trial.exact)]
-        calls.append(check.Call(_sizes_told(program, arguments), arguments, *expected))
+        expected = functools.partial(_expected, program, exported)
+        near = functools.partial(_near, trial, expected)
+        calls.append(
+            check.Call(_sizes_told(program, arguments), arguments, expected(trial.own), expected(trial.exact), near)
+        )
     return calls
+
+
+def _near(
+    trial: numerics.Trial, expected: Callable[[Mapping[str, Any]], list[Any]]
+) -> Iterator[tuple[list[Any], list[Any]]]:
+    return ((expected(own), expected(exact)) for own, exact in trial.near())
 
 
 def _expected(program: Program, exported: convert.Exported, found: Mapping[str, Any]) -> list[Any]:

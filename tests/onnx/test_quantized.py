@@ -2,72 +2,59 @@
 
 from __future__ import annotations
 
-import copy
 from collections import Counter
 from pathlib import Path
 
 import onnx
 import pytest
-import torch
-import torch.nn.functional as F
-from torch import nn
-from torch.ao.quantization.fx import _decomposed  # noqa: F401  registers the operators
 
 import ingot
 from tests.zoo import entry
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning", "ignore::DeprecationWarning")
-quantized = torch.ops.quantized_decomposed
 
 
-class Quantized(nn.Module):
-    """A linear layer or a convolution on int8 weights, one scale a channel, and uint8 inputs."""
-
-    def __init__(self, layer: nn.Linear | nn.Conv2d) -> None:
-        super().__init__()
-        self.layer = copy.deepcopy(layer)
-        weight = layer.weight.detach()
-        scales = weight.flatten(1).abs().amax(1).clamp(min=1e-6) / 127
-        zeros = torch.zeros(len(scales), dtype=torch.int64)
-        stored = quantized.quantize_per_channel(weight, scales, zeros, 0, -127, 127, torch.int8)
-        self.register_buffer("scales", scales)
-        self.register_buffer("zeros", zeros)
-        self.register_buffer("stored", stored)
-        del self.layer.weight
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        x = quantized.quantize_per_tensor(x, 0.05, 128, 0, 255, torch.uint8)
-        x = quantized.dequantize_per_tensor(x, 0.05, 128, 0, 255, torch.uint8)
-        weight = quantized.dequantize_per_channel(self.stored, self.scales, self.zeros, 0, -127, 127, torch.int8)
-        if isinstance(self.layer, nn.Linear):
-            return F.linear(x, weight, self.layer.bias)
-        given = self.layer
-        return F.conv2d(x, weight, given.bias, given.stride, given.padding, given.dilation, given.groups)
+RECIPES = {
+    "static": ingot.quantize.int8_static(),
+    "dynamic": ingot.quantize.int8_dynamic(kinds=("linear", "conv", "embedding")),
+    "symmetric": ingot.quantize.int8_dynamic(activation_dtype="int8", symmetric=True),
+    "by token": ingot.quantize.int8_dynamic(per_token=True),
+    "weights": ingot.quantize.int8_weight_only(),
+    "weights of 4 bits": ingot.quantize.int4_weight_only(group_size=8),
+}
 
 
-def quantize(module: nn.Module) -> int:
-    """Every linear layer and convolution in the module becomes a quantized one; returns how many."""
-    count = 0
-    for name, child in list(module.named_children()):
-        if isinstance(child, nn.Linear) or (isinstance(child, nn.Conv2d) and child.padding_mode == "zeros"):
-            setattr(module, name, Quantized(child))
-            count += 1
-        else:
-            count += quantize(child)
-    return count
+# One of each kind of node that quantization writes, and both models; `make long` takes all.
+FAST = (
+    ("resnet", "static"),
+    ("bert", "static"),
+    ("bert", "dynamic"),
+    ("bert", "by token"),
+    ("bert", "weights of 4 bits"),
+)
 
 
-@pytest.mark.parametrize("name", ["resnet", "bert"])
-def test_quantized_models(name: str, tmp_path: Path) -> None:
+def pairs() -> list[object]:
+    every = [(name, recipe) for name in ("resnet", "bert") for recipe in RECIPES]
+    return [pair if pair in FAST else pytest.param(*pair, marks=pytest.mark.slow) for pair in every]
+
+
+@pytest.mark.parametrize(("name", "recipe"), pairs())
+def test_models_of_ingots_own_quantization(name: str, recipe: str, tmp_path: Path) -> None:
     item = entry(name)
-    model = item.build()
-    count = quantize(model)
-    program = ingot.capture(model, (), item.inputs(item.sizes), dynamic_shapes=item.dynamic)
-    report = ingot.export_onnx(program, tmp_path / "m.onnx")
-    kinds = Counter(node.op_type for node in onnx.load(tmp_path / "m.onnx").graph.node)
-    assert count > 5 and report.runner == "ONNX Runtime" and len(report.differences) == 3
-    assert kinds["QuantizeLinear"] <= count and kinds["DequantizeLinear"] >= 2 * count - (
-        count - kinds["QuantizeLinear"]
-    )
-    stored = {t.name: t.data_type for t in onnx.load(tmp_path / "m.onnx").graph.initializer}
-    assert sum(kind == onnx.TensorProto.INT8 for kind in stored.values()) >= count
+    data = [item.inputs(item.sizes) for _ in range(2)]
+    program = ingot.capture(item.build(), (), data[0], dynamic_shapes=item.dynamic)
+    prepared = ingot.quantize.prepare(program, RECIPES[recipe])
+    for inputs in data:
+        prepared(**inputs)
+    converted = ingot.quantize.convert(prepared)
+    report = ingot.export_onnx(converted, tmp_path / "m.onnx")
+    assert report.runner == "ONNX Runtime" and len(report.differences) == 3
+    model = onnx.load(tmp_path / "m.onnx")
+    kinds = Counter(node.op_type for node in model.graph.node)
+    stored = Counter(t.data_type for t in model.graph.initializer)
+    if recipe == "weights of 4 bits":
+        count = sum("dequantize_per_channel_group" in str(n.target) for n in converted.graph.nodes)
+        assert stored[onnx.TensorProto.INT4] == kinds["DequantizeLinear"] == count and report.opset == 21
+    elif name == "bert" or "static" in recipe or recipe == "dynamic":
+        assert kinds["DequantizeLinear"] and stored[onnx.TensorProto.INT8]

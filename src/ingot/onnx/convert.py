@@ -75,11 +75,21 @@ def check_opset(opset: int | None) -> int:
     return chosen
 
 
+# Operators that an opset newer than the default says better: weights in blocks, of 4 bits where they fit.
+_SINCE = {"quantized_decomposed.dequantize_per_channel_group.default": 21}
+
+
+def _enough(program: Program) -> int:
+    """The default opset, or the newer one that an operator of the program asks for."""
+    nodes = (node for module in graph_modules(program.graph_module) for node in module.graph.nodes)
+    return max((_SINCE.get(str(node.target), DEFAULT_OPSET) for node in nodes), default=DEFAULT_OPSET)
+
+
 def convert(program: Program, opset: int | None = None) -> Exported:
     """The program as an ONNX model. Every operator that cannot be said is named in one UnsupportedByOnnx."""
     import ingot.onnx.rules  # noqa: F401  fills RULES
 
-    ex = Exporter(program, check_opset(opset))
+    ex = Exporter(program, _enough(program) if opset is None else check_opset(opset))
     missing = _missing(program)
     if missing:
         raise refusal(missing)

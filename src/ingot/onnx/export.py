@@ -396,15 +396,10 @@ class Exporter:
         self.scope.nodes.append(node)
         return values
 
-    def branches(self, test: Tensor, graphs: Sequence[ir.Graph], results: Sequence[torch.dtype]) -> list[Tensor]:
-        """A node that runs one of two graphs."""
-        values = self._node("If", [test], results, {"then_branch": graphs[0], "else_branch": graphs[1]})
-        return [Tensor(value, dtype) for value, dtype in zip(values, results, strict=True)]
-
-    def loop(
+    def plain(
         self, kind: str, inputs: Sequence[Tensor | None], results: Sequence[torch.dtype], **attributes: Any
     ) -> list[Tensor]:
-        """A node that runs a graph again and again."""
+        """One node with inputs as they are and results of these types: those who hold graphs, or integers of 4 bits."""
         values = self._node(kind, inputs, results, attributes)
         return [Tensor(value, dtype) for value, dtype in zip(values, results, strict=True)]
 
@@ -452,6 +447,21 @@ class Exporter:
         )
         self.initializers.append(value)
         return Tensor(value, tensor.dtype, tuple(tensor.shape))
+
+    def nibbles(self, name: str, tensor: torch.Tensor) -> Tensor:
+        """An initializer of integers of 4 bits, -8 to 7; who reads it must know: it is int8 to us."""
+        name, flat = self.unique(name), tensor.reshape(-1).to(torch.int8)
+        flat = torch.nn.functional.pad(flat, (0, flat.numel() % 2)) & 15
+        packed = (flat[::2] | flat[1::2] << 4).view(torch.uint8).numpy()
+        kept = ir.PackedTensor(packed, ir.DataType.INT4, shape=ir.Shape(tensor.shape), name=name)
+        value = ir.Value(name=name, type=ir.TensorType(ir.DataType.INT4), shape=kept.shape, const_value=kept)
+        self.initializers.append(value)
+        return Tensor(value, torch.int8, tuple(tensor.shape))
+
+    def known(self, x: Tensor) -> torch.Tensor | None:
+        """The numbers of a tensor that is part of the model."""
+        kept = x.value.const_value
+        return kept.raw if isinstance(kept, TorchTensor) and not x.value.is_graph_input() else None
 
     def number(self, value: Number, dtype: torch.dtype) -> Tensor:
         """A constant of rank 0."""

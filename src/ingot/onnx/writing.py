@@ -15,10 +15,12 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from os import PathLike
 from pathlib import Path
+from typing import Any
 
 import onnx
 import onnx_ir as ir
 import torch
+from onnx_ir.tensor_adapters import TorchTensor
 
 from ingot.errors import OnnxError, explain
 
@@ -115,7 +117,7 @@ def _pieces(
         tensor = value.const_value
         assert tensor is not None
         head = onnx.TensorProto(name=value.name, data_type=tensor.dtype.value, dims=tensor.shape.numpy())
-        tensors += stored(head, memoryview(tensor.raw.detach().contiguous().view(-1).view(torch.uint8).numpy()))
+        tensors += stored(head, _bytes(tensor))
     length = len(graph) + sum(map(len, tensors))
     return [proto.SerializeToString(deterministic=True), _field(_GRAPH_OF_MODEL, length), graph, *tensors]
 
@@ -137,6 +139,14 @@ def _write_pieces(path: Path, pieces: Sequence[bytes | memoryview]) -> None:
 
         with ThreadPoolExecutor(min(WRITERS, os.cpu_count() or 1)) as pool:
             list(pool.map(write_at, *zip(*stretches, strict=True)))
+
+
+def _bytes(tensor: ir.TensorProtocol) -> memoryview:
+    """The bytes of a tensor, where they are if they lie in order."""
+    if isinstance(tensor, TorchTensor):
+        held: Any = tensor.raw.detach().contiguous().view(-1).view(torch.uint8).numpy()
+        return memoryview(held)
+    return memoryview(tensor.tobytes())
 
 
 def _size(value: ir.Value) -> int:

@@ -9,6 +9,7 @@ node whose value differs although its inputs agree is named.
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping
@@ -22,6 +23,7 @@ from torch import fx
 from ingot import torch_internals as internals
 from ingot.errors import InputError, NumericsError, explain
 from ingot.passes.cse import key_of
+from ingot.passes.exact_quantization import EXACT
 from ingot.passes.manager import PassInfo
 from ingot.program import calling, dims, metadata, tree
 from ingot.program.cutting import graph_modules
@@ -30,6 +32,7 @@ from ingot.program.program import Program
 from ingot.program.signature import InputKind
 
 _SEED = 20
+_DRAWS = 8
 _WIDE = {
     **dict.fromkeys((torch.float16, torch.bfloat16, torch.float32), torch.float64),
     **dict.fromkeys((torch.complex32, torch.complex64), torch.complex128),
@@ -91,24 +94,45 @@ class Trial:
     """One call of a program: its arguments as leaves, and what it makes known in its own dtypes and in float64.
 
     `own` and `exact` map "result …", "argument …" and "state …" to values, in the order of the program's results.
+    `near` gives such pairs for inputs that are a few roundings away: how far the program's own dtypes are from float64
+    is one draw in each call, and may be a lucky one.
     """
 
     leaves: list[Any]
     own: dict[str, Any]
     exact: dict[str, Any]
+    near: Callable[[], Iterator[tuple[dict[str, Any], dict[str, Any]]]]
 
 
 def trials(program: Program) -> Iterator[Trial]:
     """Calls at the example's sizes and at two others within the range of each dim, where the program takes them."""
     reference = Reference(program)
     wide = in_float64(program)
+
+    def exactly(leaves: list[Any], own: dict[str, Any]) -> dict[str, Any]:
+        try:
+            return _observe(wide, [_widened(leaf) for leaf in leaves], wide=True).values
+        except (RuntimeError, IndexError, AssertionError):
+            return own  # an operator that has no float64, and says so in a way of its own
+
+    def near(leaves: list[Any]) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
+        for seed in range(_DRAWS):
+            draws = torch.Generator().manual_seed(seed)
+            moved = [_moved(leaf, draws) for leaf in leaves]
+            own = _observe(program, moved).values
+            yield own, exactly(moved, own)
+
     for index, leaves in enumerate(reference.inputs):
         own = reference._last[False, index].values
-        try:
-            exact = _observe(wide, [_widened(leaf) for leaf in leaves], wide=True).values
-        except (RuntimeError, IndexError, AssertionError):
-            exact = own  # an operator that has no float64, and says so in a way of its own
-        yield Trial(leaves, own, exact)
+        yield Trial(leaves, own, exactly(leaves, own), functools.partial(near, leaves))
+
+
+def _moved(leaf: Any, draws: torch.Generator) -> Any:
+    """Every float moved by at most two units in its last place."""
+    if not isinstance(leaf, torch.Tensor) or not leaf.is_floating_point():
+        return leaf
+    steps = torch.randint(-2, 3, leaf.shape, generator=draws).to(leaf.dtype)
+    return leaf * (1 + steps * torch.finfo(leaf.dtype).eps)
 
 
 def unchanged(before: Program, after: Program) -> bool:
@@ -219,6 +243,7 @@ def in_float64(program: Program, *, values: bool = False) -> Program:
         for node in module.graph.nodes:
             node.args = _wide_literals(node.args)
             node.kwargs = _wide_literals(node.kwargs)
+            node.target = EXACT.get(str(node.target), node.target)
             if values:
                 metadata.set_value(node, _wide_value(metadata.value_of(node)))
             if node.target in (internals.enter_autocast, torch.ops.higher_order.wrap_with_autocast):

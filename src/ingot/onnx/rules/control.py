@@ -81,7 +81,7 @@ def cond(
         with ex.inner_scope():
             results = [as_tensor(ex, part) for part in inside(ex, branch, operands)]
             graphs.append(closed(ex, [_as_told(ex, p, o) for p, o in zip(results, outs, strict=True)], [], name))
-    return ex.branches(test, graphs, [_dtype(out) for out in outs])
+    return ex.plain("If", [test], [_dtype(out) for out in outs], then_branch=graphs[0], else_branch=graphs[1])
 
 
 def _as_told(ex: Exporter, part: Tensor, out: Any) -> Tensor:
@@ -118,7 +118,7 @@ def while_loop(
         results = [ex.cast(part, old.dtype) for part, old in zip(results, start, strict=True)]
         (again,) = inside(ex, test, [*results, *additional])
         graph = closed(ex, [_truth(ex, again), *results], [turn, going, *state], "body")
-    return ex.loop("Loop", [None, _truth(ex, first), *start], [part.dtype for part in start], body=graph)
+    return ex.plain("Loop", [None, _truth(ex, first), *start], [part.dtype for part in start], body=graph)
 
 
 def _truth(ex: Exporter, value: Any) -> Tensor:
@@ -138,7 +138,7 @@ def _scanned(
         results = [*kept, *results[len(kept) :]]
         graph = closed(ex, results, [*state, *slices], "body")
     dtypes = [part.dtype for part in results]
-    return ex.loop("Scan", [*init, *xs], dtypes, body=graph, num_scan_inputs=len(xs))
+    return ex.plain("Scan", [*init, *xs], dtypes, body=graph, num_scan_inputs=len(xs))
 
 
 @exports(hop.scan)
@@ -175,7 +175,7 @@ def associative_scan(
         graph = closed(ex, [*made, *made], [*state, *slices, place], "body")
     dtypes = [x.dtype for x in (*xs, *xs)]
     given = [*first, *xs, ex.range(length)]
-    return ex.loop("Scan", given, dtypes, body=graph, num_scan_inputs=len(xs) + 1)[len(xs) :]
+    return ex.plain("Scan", given, dtypes, body=graph, num_scan_inputs=len(xs) + 1)[len(xs) :]
 
 
 # ---------------------------------------------------------------------- regions and effects

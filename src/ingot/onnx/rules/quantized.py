@@ -1,5 +1,8 @@
 """Quantization: QuantizeLinear and DequantizeLinear, which runtimes fuse into integer kernels.
 
+Weights with a scale for each stretch of a row are blocks of one DequantizeLinear from opset 21 on, of 4 bits where they
+fit; before, rows of stretches. Scales for each row of an activation have no operator: they are spelled out.
+
 torch's own operators for it are those of `quantized_decomposed`, a library that may not be loaded: they are registered
 by their names.
 """
@@ -13,6 +16,7 @@ import torch
 from ingot.onnx.dtypes import name_of
 from ingot.onnx.export import Exporter, Unsupported, exports
 from ingot.onnx.rules.pointwise import clamp
+from ingot.onnx.rules.reductions import extreme_over
 from ingot.onnx.values import Tensor, axis
 
 aten = torch.ops.aten
@@ -31,7 +35,7 @@ def _parameters(ex: Exporter, scale: Any, zero: Any, dtype: torch.dtype) -> tupl
     return made[0], made[1]
 
 
-def _check(ex: Exporter, dtype: torch.dtype, low: Any, high: Any) -> None:
+def _check(ex: Exporter, dtype: torch.dtype) -> None:
     if dtype not in _KINDS:
         raise Unsupported(f"quantization to {name_of(dtype)}")
     if dtype in (torch.int16, torch.uint16) and ex.opset < 21:
@@ -39,14 +43,22 @@ def _check(ex: Exporter, dtype: torch.dtype, low: Any, high: Any) -> None:
 
 
 def quantized(
-    ex: Exporter, x: Tensor, scale: Any, zero: Any, low: int, high: int, dtype: torch.dtype, at: int | None = None
+    ex: Exporter, x: Tensor, scale: Any, zero: Any, low: Any, high: Any, dtype: torch.dtype, at: int | None = None
 ) -> Tensor:
     """Rounded to the nearest even, clipped to the type, and to narrower limits where the user has them."""
-    _check(ex, dtype, low, high)
+    _check(ex, dtype)
     scale_, zero_ = _parameters(ex, scale, zero, dtype)
-    made = ex.op("QuantizeLinear", ex.cast(x, torch.float32), scale_, zero_, axis=at)
+    x = Tensor(ex.cast(x, torch.float32).value, torch.float32, x.shape)
+    if isinstance(scale, Tensor) and at is None:
+        # As torch does: where the scale follows from the largest value, that one lies between two integers, and a
+        # quotient falls on the other side than the product. Nothing is lost: only fixed scales go into kernels.
+        inverse = ex.cast(ex.op("Reciprocal", ex.cast(scale, torch.float64)), torch.float32)
+        inverse = ex.reshape(Tensor(inverse.value, torch.float32, scale.shape), [])
+        x, scale_ = ex.op("Mul", x, inverse), ex.number(1.0, torch.float32)
+        x = Tensor(x.value, torch.float32, ex.shape)
+    made = ex.op("QuantizeLinear", x, scale_, zero_, axis=at)
     limits = torch.iinfo(dtype)
-    if low > limits.min or high < limits.max:
+    if isinstance(low, Tensor) or isinstance(high, Tensor) or low > limits.min or high < limits.max:
         wide = clamp(ex, Tensor(ex.cast(made, torch.int32).value, torch.int32, x.shape), low, high, torch.int32)
         made = ex.cast(wide, dtype)
     return Tensor(made.value, dtype, x.shape)
@@ -73,8 +85,6 @@ def dequantized(ex: Exporter, x: Tensor, scale: Any, zero: Any, dtype: torch.dty
 def quantize_per_tensor(
     ex: Exporter, x: Tensor, scale: Any, zero: Any, low: Any, high: Any, dtype: torch.dtype, **_: Any
 ) -> Tensor:
-    if not isinstance(low, int) or not isinstance(high, int):
-        raise Unsupported("limits of quantization that are not numbers")
     return quantized(ex, x, scale, zero, low, high, dtype)
 
 
@@ -104,6 +114,150 @@ def dequantize_per_channel(
     return dequantized(ex, x, scales, zeros, dtype, axis(at, x.rank))
 
 
+@exports("quantized_decomposed.convert_element_type.no_fuse")
+def convert_element_type(ex: Exporter, x: Tensor, dtype: torch.dtype) -> Tensor:
+    return ex.cast(x, dtype)
+
+
+# ---------------------------------------------------------------------- a scale for each stretch of a row
+
+
+@exports("quantized_decomposed.dequantize_per_channel_group.default")
+def dequantize_per_channel_group(
+    ex: Exporter, x: Tensor, scales: Tensor, zeros: Tensor | None, low: int, high: int, dtype: torch.dtype, group: int,
+    out: torch.dtype,
+) -> Tensor:  # fmt: skip
+    rows, columns = x.sizes
+    group = min(group, int(columns)) if isinstance(columns, int) else group
+    scale, zero = ex.cast(scales, torch.float32), None if zeros is None else ex.cast(zeros, dtype)
+    stretches = (rows, columns // group)
+    if ex.opset < 21:
+        flat = [rows * stretches[1]]
+        numbers = ex.reshape(x, [*flat, group])
+        rest = () if zero is None else (ex.reshape(Tensor(zero.value, dtype, scales.shape), flat),)
+        made = ex.op("DequantizeLinear", numbers, ex.reshape(Tensor(scale.value, scale.dtype, scales.shape), flat),
+                     *rest, axis=0)  # fmt: skip
+        return ex.reshape(Tensor(made.value, made.dtype, (*flat, group)), x.sizes)
+    blocks = ex.reshape(Tensor(scale.value, scale.dtype, scales.shape), stretches)
+    shifts = None if zero is None else ex.reshape(Tensor(zero.value, dtype, scales.shape), stretches)
+    numbers, shifts = _narrow(ex, x, zeros, shifts, low, high)
+    (made,) = ex.plain("DequantizeLinear", [numbers, blocks, shifts], [torch.float32], axis=1, block_size=group)
+    return made
+
+
+def _narrow(
+    ex: Exporter, x: Tensor, zeros: Tensor | None, shifts: Tensor | None, low: int, high: int
+) -> tuple[Tensor, Tensor | None]:
+    """Numbers and zero points as 4 bits each where the model holds them and they fit, which halves the file."""
+    stored = ex.known(x)
+    offsets = None if zeros is None else ex.known(zeros)
+    if stored is None or low < -8 or high > 7 or x.dtype is not torch.int8:
+        return x, shifts
+    if zeros is not None and (offsets is None or int(offsets.min()) < -8 or int(offsets.max()) > 7):
+        return x, shifts
+    name = str(x.value.name)
+    if offsets is not None and shifts is not None:
+        shifts = ex.nibbles(f"{name}.zero_point", offsets.reshape(-1, int(shifts.sizes[1]))) if offsets.any() else None
+    return ex.nibbles(name if name.endswith("int4") else f"{name}.int4", stored), shifts
+
+
+@exports("quantized_decomposed.quantize_per_channel_group.default")
+def quantize_per_channel_group(
+    ex: Exporter, x: Tensor, scales: Tensor, zeros: Tensor, low: int, high: int, dtype: torch.dtype, group: int
+) -> Tensor:
+    rows, columns = x.sizes
+    group = min(group, int(columns)) if isinstance(columns, int) else group
+    flat = [rows * (columns // group)]
+    scale, zero = (ex.reshape(part, flat) for part in (scales, zeros))
+    made = quantized(ex, ex.reshape(x, [*flat, group]), scale, zero, low, high, dtype, 0)
+    return ex.reshape(made, x.sizes)
+
+
+# ---------------------------------------------------------------------- scales that follow from the values
+
+
+def _range(ex: Exporter, x: Tensor, dims: Any, keepdim: bool) -> tuple[Tensor, Tensor]:
+    """The least and the largest value; zero is always between them."""
+    x, zero = ex.cast(x, torch.float32), ex.number(0.0, torch.float32)
+    x = Tensor(x.value, x.dtype, x.shape)
+    low, high = (extreme_over(ex, kind, x, dims, keepdim) for kind in ("ReduceMin", "ReduceMax"))
+    return ex.op("Min", low, zero), ex.op("Max", high, zero)
+
+
+def _at_least(ex: Exporter, x: Tensor, least: float) -> Tensor:
+    return ex.op("Max", x, ex.number(least, x.dtype))
+
+
+@exports("quantized_decomposed.choose_qparams.tensor")
+def choose_qparams(ex: Exporter, x: Tensor, low: int, high: int, eps: float, dtype: torch.dtype) -> list[Tensor]:
+    least, largest = _range(ex, x, None, False)
+    scale = ex.op("Div", ex.op("Sub", largest, least), ex.number(float(high - low), torch.float32))
+    scale = _at_least(ex, scale, eps)
+    steps = ex.cast(ex.op("Round", ex.op("Div", least, scale)), torch.int64)
+    zero = ex.op("Sub", ex.number(low, torch.int64), steps)
+    zero = clamp(ex, Tensor(zero.value, torch.int64, ()), low, high, torch.int64)
+    return [_one(ex, scale), _one(ex, zero)]
+
+
+@exports("quantized_decomposed.choose_qparams_symmetric.tensor")
+def choose_qparams_symmetric(
+    ex: Exporter, x: Tensor, low: int, high: int, eps: float, dtype: torch.dtype
+) -> list[Tensor]:
+    least, largest = _range(ex, x, None, False)
+    farthest = ex.op("Max", ex.op("Neg", least), largest)
+    scale = _at_least(ex, ex.op("Div", farthest, ex.number((high - low) / 2, torch.float32)), eps)
+    return [_one(ex, scale), ex.ints([128 if dtype is torch.uint8 else 0])]
+
+
+def _one(ex: Exporter, x: Tensor) -> Tensor:
+    return ex.reshape(Tensor(x.value, x.dtype, ()), [1])
+
+
+@exports("quantized_decomposed.choose_qparams_per_token.default")
+def choose_qparams_per_token(ex: Exporter, x: Tensor, dtype: torch.dtype) -> list[Tensor]:
+    size = ex.op("Abs", x)
+    farthest = extreme_over(ex, "ReduceMax", Tensor(size.value, x.dtype, x.shape), [-1], True)
+    scale = ex.op("Div", _at_least(ex, farthest, 1e-5), ex.number(127.0, x.dtype))
+    return [scale, ex.full([*x.sizes[:-1], 1], 0, torch.int64)]
+
+
+@exports(
+    "quantized_decomposed.choose_qparams_per_token_asymmetric.default",
+    "quantized_decomposed._choose_qparams_per_token_asymmetric_impl.default",
+)
+def choose_qparams_per_token_asymmetric(ex: Exporter, x: Tensor, dtype: torch.dtype) -> list[Tensor]:
+    """From -128 to 127: the zero point is counted from the end where it is rounded by less."""
+    least, largest = _range(ex, x, [-1], True)
+    low, high = (ex.number(float(end), torch.float32) for end in (-128, 127))
+    scale = ex.op("Div", ex.op("Sub", largest, least), ex.number(255.0, torch.float32))
+    scale = _at_least(ex, scale, torch.finfo(torch.float32).eps)
+    below, above = ex.op("Div", least, scale), ex.op("Div", largest, scale)
+    lean = ex.op("Add", ex.op("Add", low, below), ex.op("Add", high, above))
+    nearer = ex.op("Greater", lean, ex.number(0.0, torch.float32))
+    zero = ex.op("Where", nearer, ex.op("Sub", low, below), ex.op("Sub", high, above))
+    zero = ex.op("Round", ex.op("Min", ex.op("Max", zero, low), high))
+    return [scale, zero]
+
+
+@exports("quantized_decomposed.quantize_per_token.default")
+def quantize_per_token(
+    ex: Exporter, x: Tensor, scales: Tensor, zeros: Tensor, low: int, high: int, dtype: torch.dtype
+) -> Tensor:
+    wide = torch.promote_types(x.dtype, scales.dtype)
+    steps = ex.op("Mul", ex.cast(x, wide), ex.op("Reciprocal", ex.cast(scales, wide)))
+    numbers = ex.op("Round", ex.op("Add", steps, ex.cast(zeros, wide)))
+    return ex.cast(clamp(ex, Tensor(numbers.value, wide, x.shape), float(low), float(high), wide), dtype)
+
+
+@exports("quantized_decomposed.dequantize_per_token.default")
+def dequantize_per_token(
+    ex: Exporter, x: Tensor, scales: Tensor, zeros: Tensor, low: int, high: int, dtype: torch.dtype, out: torch.dtype
+) -> Tensor:
+    wide = torch.promote_types(torch.float32, scales.dtype)
+    away = ex.op("Sub", ex.cast(x, wide), ex.cast(zeros, wide))
+    return ex.cast(ex.op("Mul", away, ex.cast(scales, wide)), out)
+
+
 # ---------------------------------------------------------------------- both at once
 
 
@@ -124,7 +278,7 @@ def fake_quantize(ex: Exporter, x: Tensor, scale: Any, zero: Any, low: int, high
     return dequantized(ex, quantized(ex, x, scale, zero, low, high, dtype), scale, zero, dtype)
 
 
-@exports(aten.fake_quantize_per_channel_affine.default)
+@exports(aten.fake_quantize_per_channel_affine.default, "quantized_decomposed.fake_quant_per_channel.default")
 def fake_quantize_per_channel(
     ex: Exporter, x: Tensor, scale: Tensor, zero: Tensor, at: int, low: int, high: int
 ) -> Tensor:

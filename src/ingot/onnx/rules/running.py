@@ -51,7 +51,9 @@ def _scanned(ex: Exporter, xs: Sequence[Tensor], at: int, before: Sequence[Any],
         made = step(state, slices)
         graph = closed(ex, [*made, *made], [*state, *slices], "body")
     axes = {"scan_input_axes": [at] * len(xs), "scan_output_axes": [at] * len(xs)}
-    results = ex.loop("Scan", [*start, *xs], [x.dtype for x in (*xs, *xs)], body=graph, num_scan_inputs=len(xs), **axes)
+    results = ex.plain(
+        "Scan", [*start, *xs], [x.dtype for x in (*xs, *xs)], body=graph, num_scan_inputs=len(xs), **axes
+    )
     return [Tensor(part.value, x.dtype, x.shape) for part, x in zip(results[len(xs) :], xs, strict=True)]
 
 
