@@ -90,28 +90,34 @@ def main() -> None:
         print(json.dumps(_export_once(*options.child, options.opset)))
         return
     compileall.compile_dir(Path(ingot.__file__).parents[1], quiet=2)
-    rows = []
+    rows: list[Row] = []
     for subject in SUBJECTS:
         if options.models and not any(part in subject.name for part in options.models):
             continue
         rows.append(measure(subject, options.rounds, options.exports, options.opset))
         print(_line(rows[-1]), flush=True)
+        if options.json or not options.models:  # after each, so that a run that is ended early leaves what it found
+            found = {"summary": _summary(rows), "rows": [{n: getattr(row, n) for n in Row.__slots__} for row in rows]}
+            written = report.write("onnx", found, options.json)
         gc.collect()
     print()
     print(report.table(*_table(rows)))
-    summary = {
+    for name, value in _summary(rows).items():
+        print(f"{name}: {value:.2f}" if value is not None else f"{name}: nothing to compare")
+    if options.json or not options.models:
+        print(written)
+
+
+def _summary(rows: list[Row]) -> dict[str, float | None]:
+    quicker = [r.quicker for r in rows if r.quicker]
+    return {
         "export, times faster than torch.onnx.export, geomean": report.geomean([r.faster for r in rows if r.faster]),
         "export and verifying, times faster than torch.onnx.export without, geomean": report.geomean(
             [theirs / r.verified for r in rows if r.verified and (theirs := r.export("torch"))]
         ),
-        "run, times faster than torch's file, geomean": report.geomean([r.quicker for r in rows if r.quicker]),
-        "run, times faster than torch's file, least": min((r.quicker for r in rows if r.quicker), default=None),
+        "run, times faster than torch's file, geomean": report.geomean(quicker),
+        "run, times faster than torch's file, least": min(quicker, default=None),
     }
-    for name, value in summary.items():
-        print(f"{name}: {value:.2f}" if value is not None else f"{name}: nothing to compare")
-    if options.json or not options.models:
-        found = {"summary": summary, "rows": [{name: getattr(row, name) for name in Row.__slots__} for row in rows]}
-        print(report.write("onnx", found, options.json))
 
 
 def measure(subject: Subject, rounds: int, exports: int, opset: int | None) -> Row:
