@@ -17,6 +17,8 @@ from ingot.lowering.ir import BYTES, TOGETHER, Codes, Convolution, Factors, Map,
 PANEL = 48
 # Rows of a task: enough to reuse a panel from the nearest cache, few enough to share out.
 ROWS = 64
+# Rows that are one tile for every instruction set.
+LOWEST = 6
 # Bytes of weights that stay in a core's own cache beside the rows.
 CACHED = 1 << 18
 _KINDS: dict[Factors, str] = {"bfloat16": "bf16", "int8": "u8"}
@@ -106,9 +108,8 @@ def _coded_tiles(out: Writer, step: Product, codes: Codes, width: int) -> None:
     """The same where the panel's weights are whole numbers. For one tile they are widened in registers, for more rows
     once into memory."""
     kind = f"s{codes.bits}{'z' if codes.zeros else ''}"
+    many = not isinstance(step.m, int) or step.m > LOWEST
     out.library.share("stream", kind, width)
-    out.library.share("widen", kind, width)
-    out.library.share("tile", "f32", width)
     a_rows, a_step = _rows(out, step, "f32", "float")
     groups, words = step.k // codes.group, -(-codes.group * codes.bits // 32)
     given = ", ".join(
@@ -120,14 +121,18 @@ def _coded_tiles(out: Writer, step: Product, codes: Codes, width: int) -> None:
             str(codes.group),
         ]
     )
-    out.line(f"const int widened = last - first > IG_HIGH(float, {width});")
-    out.own("panel", "float", step.k * width * 4)
-    out.line(f"if (widened) ig_widen_{kind}_{width}({given}, panel);")
+    if many:
+        out.library.share("widen", kind, width)
+        out.library.share("tile", "f32", width)
+        out.line(f"const int widened = last - first > IG_HIGH(float, {width});")
+        out.own("panel", "float", step.k * width * 4)
+        out.line(f"if (widened) ig_widen_{kind}_{width}({given}, panel);")
     out.open(f"for (int64_t row = first; row < last; row += IG_HIGH(float, {width}))")
     out.line(f"_Alignas(64) float tile[IG_HIGHEST * {width}];")
     out.line(f"const int64_t high = ig_min(last - row, IG_HIGH(float, {width}));")
-    out.line(f"if (widened) ig_tile_f32_{width}({a_rows}, {a_step}, panel, {out.size(step.k)}, tile, high);")
-    out.line(f"else ig_stream_{kind}_{width}({a_rows}, {a_step}, {given}, tile, high);")
+    if many:
+        out.line(f"if (widened) ig_tile_f32_{width}({a_rows}, {a_step}, panel, {out.size(step.k)}, tile, high);")
+    out.line(f"{'else ' if many else ''}ig_stream_{kind}_{width}({a_rows}, {a_step}, {given}, tile, high);")
     write_epilogue(out, step.epilogue, len(step.batch), width)
     out.close()
 
