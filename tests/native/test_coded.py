@@ -128,6 +128,54 @@ def test_codes_that_are_not_in_the_range_that_is_said() -> None:
         judge(layer, x, made(x))
 
 
+class One(nn.Module):
+    """A linear layer with one scale and one zero for all of its weight: numbers, or constants of one element."""
+
+    def __init__(self, zero: int, dtype: torch.dtype, constants: bool) -> None:
+        super().__init__()
+        self.zero, self.dtype, self.constants = zero, dtype, constants
+        ends = torch.iinfo(dtype)
+        self.given = (ends.min, ends.max, dtype)
+        self.register_buffer("codes", torch.randint(ends.min, ends.max + 1, (20, 37)).to(dtype))
+        self.register_buffer("one_scale", torch.tensor([2.0**-10 * 1.3]))
+        self.register_buffer("one_zero", torch.tensor([zero]))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.constants:
+            weight = quantized.dequantize_per_tensor.tensor(self.codes, self.one_scale, self.one_zero, *self.given)
+        else:
+            weight = quantized.dequantize_per_tensor.default(self.codes, 2.0**-10 * 1.3, self.zero, *self.given)
+        return torch.nn.functional.linear(x, weight)
+
+
+def test_one_scale_for_all() -> None:
+    torch.manual_seed(0)
+    cases = [(zero, dtype, const) for zero, dtype in ((0, torch.int8), (131, torch.uint8)) for const in (False, True)]
+    model = Several(*(One(*case) for case in cases))
+    xs = [torch.randn(3, 37) for _ in cases]
+    made = native(model, *xs)
+    assert [step.codes.bits for step in products(made._module.steps)] == [8] * 4
+    for layer, x, ours in zip(model.layers, xs, made(*xs), strict=True):
+        weight = (layer.codes.double() - layer.zero) * 2.0**-10 * 1.3
+        bound = 41 * SINGLE * (x.double().abs() @ weight.abs().T)
+        assert ((ours - x.double() @ weight.T).abs() <= bound).all()
+        torch.testing.assert_close(ours, layer(x))
+
+
+def test_groups_that_do_not_fit() -> None:
+    """One scale a row serves any group that is longer; other groups must divide the row, as torch has it."""
+    layer, x = Coded(24, 8, 24), torch.randn(2, 24)
+    layer.group = 32
+    made = native(layer, x)
+    assert [step.codes.group for step in products(made._module.steps)] == [24]
+    layer.group = 24
+    with torch.no_grad():
+        judge(layer, x, made(x))
+    layer.group = 7
+    with pytest.raises(ingot.errors.CaptureError, match="divisible by group_size"):
+        ingot.capture(layer, (x,))
+
+
 def test_what_cannot_be_read_as_codes_is_computed() -> None:
     """By the terms and not by the columns; of codes that are an argument; with another type of result."""
 
@@ -224,3 +272,18 @@ def test_a_saved_file_is_smaller_and_runs_without_torch(tmp_path: Path) -> None:
             assert loaded.self_test() < 1e-4
             np.testing.assert_allclose(loaded(x.numpy()), model(x).numpy(), rtol=1e-4, atol=1e-3)
     assert sizes["int8"] < 0.26 * sizes["float"] and sizes["int4"] < 0.135 * sizes["float"]
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+def test_what_recipes_make_is_read_as_codes(bits: int) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Embedding(64, 64), nn.Linear(64, 96), nn.GELU(), nn.Linear(96, 64)).eval()
+    tokens = torch.tensor([[1, 63, 7]])
+    recipes = ingot.quantize
+    recipe = recipes.int8_weight_only() if bits == 8 else recipes.int4_weight_only(kinds=("linear", "embedding"))
+    program = recipes.convert(recipes.prepare(ingot.capture(model, (tokens,)), recipe))
+    compiled = ingot.compile(program, (tokens,))
+    assert [step.codes.bits for step in products(compiled._module.steps)] == [bits, bits]
+    assert compiled.weight_bytes < (0.25 if bits == 4 else 0.35) * sum(4 * p.numel() for p in model.parameters())
+    with torch.no_grad():
+        torch.testing.assert_close(compiled(tokens), program(tokens), rtol=1e-5, atol=1e-5)
