@@ -1,13 +1,15 @@
 """Attention and scans with users' functions inside, against what torch has for them.
 
-    python benchmarks/functions.py                 # everything; writes results/functions.json
-    python benchmarks/functions.py --lengths 512   # some sizes only; writes nothing
+    python benchmarks/functions.py                                       # everything; writes results/functions.json
+    python benchmarks/functions.py --lengths 512 --functions causal      # some of it; writes nothing
 
 Forward, float32, two threads. Ingot is `ingot.attention`; beside it stand the same sum written with whole matrices in
 eager, `torch.compile(flex_attention)`, and `scaled_dot_product_attention` where the function is a mask that it takes.
 Candidates take turns, each after a pause, for torch's threads spin on a core for a while after their work is done; a
 time is the median of its turns. Results are judged by float64: the error of attention may be four times eager's own.
-Compile times are cold: neither side may read its cache.
+A compile time is that of the first call less that of a later one, for a function that neither side has met; neither may
+read or write a cache on disk, and both have compiled something else before, so that no import is counted. Memory is
+what a call adds to the process at its peak, by length, in a process of its own.
 """
 
 from __future__ import annotations
@@ -21,13 +23,14 @@ import subprocess
 import sys
 import time
 import warnings
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 sys.path[0] = str(Path(__file__).resolve().parent.parent)  # not this folder: onnx.py would hide the package of its name
 os.environ.setdefault("TORCHINDUCTOR_FORCE_DISABLE_CACHES", "1")
+os.environ.setdefault("INGOT_DISABLE_CACHE", "1")
 
 import torch
 import torch.nn.functional as F
@@ -37,18 +40,22 @@ from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 import ingot
 from benchmarks import report
 from benchmarks.models import THREADS
-from ingot.closures import take_apart
-from ingot.direct import _Attention, _Call
 from ingot.timing import in_turn
 
-SIZES = {512: (1, 8, 512, 64), 1024: (1, 8, 1024, 64), 2048: (1, 16, 2048, 64), 4096: (1, 16, 4096, 64)}
-ROUNDS = {512: 5, 1024: 5, 2048: 3, 4096: 3}
+LENGTHS = (512, 1024, 2048, 4096)
+SCANS = ((1, 4096, 64), (1, 4096, 1024), (8, 4096, 256))
+MEMORY = (512, 1024, 2048, 4096, 8192)
 PAUSE = 0.2  # seconds before each turn
 TURN = 0.03  # seconds of calls that a turn has at least
 JUDGED = 2  # heads whose results are compared with float64
 WINDOW = 256
 
 Run = Callable[[], Any]
+Row = dict[str, Any]
+
+
+def _shape(length: int) -> tuple[int, int, int, int]:
+    return (1, 8 if length <= 1024 else 16, length, 64)
 
 
 @dataclass(frozen=True)
@@ -63,7 +70,7 @@ class Case:
 def _cases(heads: int, length: int) -> dict[str, Case]:
     slopes = torch.tensor([2.0 ** -(8 * (h + 1) / heads) for h in range(heads)])
     table = torch.randn(heads, 2 * length)
-    documents = torch.arange(length) // (length // 4)
+    documents = torch.arange(length) // max(1, length // 4)
 
     def causal(b: Any, h: Any, i: Any, j: Any) -> Any:
         return i >= j
@@ -125,29 +132,35 @@ def _judge(case: Case, result: torch.Tensor, *given: torch.Tensor) -> None:
     assert error <= limit, f"an error of {error:.2g}, where {limit:.2g} is allowed"
 
 
-def _attention(length: int) -> list[dict[str, Any]]:
+def _warm_up() -> None:
+    """Both compilers once, on something that is measured nowhere."""
+    q = torch.randn(1, 1, 16, 8)
+    torch.compile(flex_attention, dynamic=False)(q, q, q, score_mod=lambda s, b, h, i, j: s + 1)
+    ingot.attention(q, q, q, lambda s, b, h, i, j: s + 1)
+
+
+def _attention(length: int, functions: list[str]) -> list[Row]:
     torch.manual_seed(0)
-    shape = SIZES[length]
+    shape = _shape(length)
     q, k, v = (torch.randn(shape) for _ in range(3))
     rows = []
     for name, case in _cases(shape[1], length).items():
+        if name not in functions:
+            continue
         torch._dynamo.reset()
         blocks = create_block_mask(case.mask, None, None, length, length, device="cpu") if case.mask else None
         compiled = torch.compile(flex_attention, dynamic=False)
         ours = functools.partial(ingot.attention, q, k, v, case.score, case.mask)
         theirs = functools.partial(compiled, q, k, v, score_mod=case.score, block_mask=blocks)
-        compile_torch, _ = _first(theirs)
-        call = _Call(take_apart(case.score), take_apart(case.mask), None, None, False, False, False)
-        tensors = [q, k, v, *call.score.tensors, *call.mask.tensors]
-        compile_ours, _ = _first(functools.partial(ingot.compile, _Attention(call, q, k), tensors, cache=False))
-        _judge(case, ours(), q, k, v)
+        first = {"ingot": _first(ours), "compiled flex": _first(theirs)}
+        _judge(case, first["ingot"][1], q, k, v)
         runs: dict[str, Run] = {"ingot": ours, "compiled flex": theirs}
         runs["eager"] = functools.partial(_eager, case, q, k, v)
         if case.plain is not None:
             options = case.plain(shape[1], length)
             runs["sdpa"] = functools.partial(F.scaled_dot_product_attention, q, k, v, **options)
-        times = _medians(runs, ROUNDS[length])
-        compiling = {"ingot": compile_ours, "compiled flex": compile_torch - times["compiled flex"] / 1e3}
+        times = _medians(runs, 5 if length <= 1024 else 3)
+        compiling = {side: max(seconds - times[side] / 1e3, 1e-3) for side, (seconds, _) in first.items()}
         rows.append({"shape": "×".join(map(str, shape)), "function": name, "ms": times, "compile_s": compiling})
         print(f"  {rows[-1]['shape']}  {name}: " + ", ".join(f"{n} {t:.1f}" for n, t in times.items()), flush=True)
     return rows
@@ -169,9 +182,9 @@ def _loop(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     return torch.stack(states, 1)
 
 
-def _scans() -> list[dict[str, Any]]:
+def _scans(shapes: Sequence[tuple[int, ...]]) -> list[Row]:
     rows = []
-    for shape in ((1, 4096, 64), (1, 4096, 1024), (8, 4096, 256)):
+    for shape in shapes:
         a, b = torch.rand(shape), torch.randn(shape)
         scanned = functools.partial(associative_scan, _combine, (a, b), 1, combine_mode="generic")
         compiled = ingot.compile(
@@ -190,86 +203,135 @@ def _scans() -> list[dict[str, Any]]:
 # ---------------------------------------------------------------------- memory
 
 _PEAK = """
-import resource, sys, torch, ingot
-n = int(sys.argv[1])
-q, k, v = (torch.randn(1, 2, n, 64) for _ in range(3))
-small = [t[:, :, :64].contiguous() for t in (q, k, v)]
-cap = lambda s, b, h, i, j: 20 * torch.tanh(s / 20)
-seen = lambda b, h, i, j: i >= j
-ingot.attention(*small, cap, seen)
-before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-ingot.attention(q, k, v, cap, seen)
-print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
+import sys, torch, ingot
+from pathlib import Path
+from torch.nn.attention.flex_attention import BlockMask, flex_attention
+
+def said(name):
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith(name))
+
+def model(q, k, v):
+    return flex_attention(q, k, v, lambda s, b, h, i, j: 20 * torch.tanh(s / 20), blocks)
+
+n, one = int(sys.argv[1]), torch.ones(1, 1, 1, dtype=torch.int32)
+blocks = BlockMask.from_kv_blocks(one, one[..., None] - 1, BLOCK_SIZE=1 << 30, mask_mod=lambda b, h, i, j: i >= j,
+                                  seq_lengths=(n, n))
+q, k, v = (torch.randn(1, 8, n, 64) for _ in range(3))
+compiled = ingot.compile(model, (q, k, v), threads=2)
+Path("/proc/self/clear_refs").write_text("5")  # the peak is counted from here
+before = said("VmRSS")
+compiled(q, k, v)
+print(said("VmHWM") - before)
 """
 
 
-def _memory() -> list[dict[str, Any]]:
-    """Bytes that a process has at its peak beyond what it had before a call of twice the length."""
+def _memory(lengths: Sequence[int]) -> list[Row]:
+    """KiB that a process has at its peak, in a call, beyond what it had before: results, tiles, scratch."""
     rows = []
-    for length in (8192, 16384, 32768):
+    for length in lengths:
         command = [sys.executable, "-c", _PEAK, str(length)]
         said = subprocess.run(command, capture_output=True, text=True, check=True)
-        rows.append({"length": length, "kib": int(said.stdout), "scores_kib": 2 * length * length * 4 // 1024})
+        rows.append({"length": length, "kib": int(said.stdout), "scores_kib": 8 * length * length * 4 // 1024})
     return rows
 
 
 # ---------------------------------------------------------------------- the report
 
 
-def _geomean(values: list[float]) -> float:
-    return math.exp(sum(map(math.log, values)) / len(values))
+@dataclass(frozen=True)
+class Figure:
+    """What was found, beside what is needed: at least that much, or at most."""
+
+    name: str
+    found: float
+    least: float | None = None
+    most: float | None = None
+
+    @property
+    def holds(self) -> bool:
+        return (self.least is None or self.found >= self.least) and (self.most is None or self.found <= self.most)
+
+    def __str__(self) -> str:
+        needed = f"at least {self.least}" if self.least is not None else f"at most {self.most}"
+        asked = (
+            "" if self.least is None and self.most is None else f" (needed: {needed}{'' if self.holds else ', MISSED'})"
+        )
+        return f"{self.name}: {self.found:.2f}{asked}"
 
 
-def _summary(rows: list[dict[str, Any]], scans: list[dict[str, Any]]) -> dict[str, float]:
-    def ratio(row: dict[str, Any], other: str) -> float:
-        return float(row["ms"][other] / row["ms"]["ingot"])
-
-    trivial = [row for row in rows if row["function"] == "trivial"]
-    found = {
-        "compiled flex ÷ ingot, geomean": _geomean([ratio(row, "compiled flex") for row in rows]),
-        "eager ÷ ingot, geomean": _geomean([ratio(row, "eager") for row in rows]),
-        "sdpa ÷ ingot, geomean": _geomean([ratio(row, "sdpa") for row in rows if "sdpa" in row["ms"]]),
-        "ingot ÷ sdpa where the function is trivial, the most": max(1 / ratio(row, "sdpa") for row in trivial),
-        "compile: compiled flex ÷ ingot, geomean": _geomean(
-            [row["compile_s"]["compiled flex"] / row["compile_s"]["ingot"] for row in rows]
-        ),
-    }
-    longest = {row["function"]: row["ms"]["ingot"] for row in rows if row["shape"] == rows[-1]["shape"]}
-    found[f"causal ÷ trivial at {rows[-1]['shape']}"] = longest["causal"] / longest["trivial"]
-    if scans:
-        found["loop of steps ÷ ingot, least"] = min(ratio(row, "loop of steps") for row in scans)
-        found["eager associative_scan ÷ ingot, least"] = min(ratio(row, "eager associative_scan") for row in scans)
+def _geomean(values: Sequence[float]) -> float:
+    found = report.geomean(values)
+    assert found is not None
     return found
 
 
-def main() -> None:
+def _summary(rows: list[Row], scans: list[Row], memory: list[Row]) -> list[Figure]:
+    def ratios(some: list[Row], other: str) -> list[float]:
+        return [row["ms"][other] / row["ms"]["ingot"] for row in some if other in row["ms"]]
+
+    compiling = [row["compile_s"]["compiled flex"] / row["compile_s"]["ingot"] for row in rows]
+    found = [
+        Figure("forward, compiled flex ÷ ingot, geomean", _geomean(ratios(rows, "compiled flex")), least=1.5),
+        Figure("forward, eager ÷ ingot, geomean", _geomean(ratios(rows, "eager"))),
+        Figure("compile, compiled flex ÷ ingot, geomean", _geomean(compiling), least=10),
+    ]
+    masks = ratios(rows, "sdpa")
+    if masks:
+        found.append(Figure("forward, sdpa ÷ ingot where it can say the same, geomean", _geomean(masks)))
+    trivial = [row for row in rows if row["function"] == "trivial"]
+    if trivial:
+        found.append(Figure("ingot ÷ sdpa, trivial, the most", max(1 / r for r in ratios(trivial, "sdpa")), most=1.2))
+    longest = {row["function"]: row["ms"]["ingot"] for row in rows if row["shape"] == rows[-1]["shape"]}
+    if {"causal", "trivial"} <= set(longest):
+        share = longest["causal"] / longest["trivial"]
+        found.append(Figure(f"causal ÷ trivial at {rows[-1]['shape']}", share, most=0.6))
+    if scans:
+        found.append(Figure("scan, loop of steps ÷ ingot, the least", min(ratios(scans, "loop of steps")), least=5))
+        eager = min(ratios(scans, "eager associative_scan"))
+        found.append(Figure("scan, eager associative_scan ÷ ingot, the least", eager, least=2))
+    if len(memory) > 1:
+        # A linear need grows as the length does, and that is 1; a quadratic one grows so many times as the length does.
+        first, last = memory[0], memory[-1]
+        growth = (last["kib"] / first["kib"]) / (last["length"] / first["length"])
+        name = f"memory at {last['length']} ÷ at {first['length']}, by length"
+        found.append(Figure(name, growth, most=1.25))
+    return found
+
+
+def main(arguments: Sequence[str] | None = None) -> list[Figure]:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--lengths", nargs="*", type=int, default=list(SIZES))
-    chosen = parser.parse_args()
-    whole = chosen.lengths == list(SIZES)
+    names = list(_cases(1, 8))
+    parser.add_argument("--lengths", nargs="*", type=int, default=list(LENGTHS))
+    parser.add_argument("--functions", nargs="*", choices=names, default=names)
+    parser.add_argument("--scans", nargs="*", default=["×".join(map(str, shape)) for shape in SCANS])
+    parser.add_argument("--memory", nargs="*", type=int, default=list(MEMORY))
+    chosen = parser.parse_args(arguments)
+    whole = chosen == parser.parse_args([])
     warnings.simplefilter("ignore")
     torch.set_num_threads(THREADS)
     with torch.no_grad():
-        rows = [row for length in chosen.lengths for row in _attention(length)]
-        scans = _scans()
-    memory = _memory() if whole else []
-    names = ["ingot", "compiled flex", "sdpa", "eager"]
+        _warm_up()
+        rows = [row for length in chosen.lengths for row in _attention(length, chosen.functions)]
+        scans = _scans([tuple(map(int, text.split("×"))) for text in chosen.scans])
+    memory = _memory(chosen.memory)
+    sides = ["ingot", "compiled flex", "sdpa", "eager"]
     cells = [
-        [row["shape"], row["function"], *(f"{row['ms'][n]:.1f}" if n in row["ms"] else "" for n in names),
-         *(f"{row['compile_s'][n]:.2f}" for n in names[:2])]
+        [row["shape"], row["function"], *(f"{row['ms'][n]:.1f}" if n in row["ms"] else "" for n in sides),
+         *(f"{row['compile_s'][n]:.2f}" for n in sides[:2])]
         for row in rows
     ]  # fmt: skip
-    print(report.table(["shape", "function", *(f"{n} ms" for n in names), "compile s", "flex compile s"], cells))
+    print(report.table(["shape", "function", *(f"{n} ms" for n in sides), "compile s", "flex compile s"], cells))
     for row in scans:
         print(f"scan {row['shape']}: " + ", ".join(f"{n} {t:.2f} ms" for n, t in row["ms"].items()))
     for row in memory:
         print(f"length {row['length']}: {row['kib']} KiB more at the peak; its scores would be {row['scores_kib']} KiB")
-    found = _summary(rows, scans)
-    for name, value in found.items():
-        print(f"{name}: {value:.2f}")
+    found = _summary(rows, scans, memory)
+    print(*found, sep="\n")
     if whole:
-        data = {"attention": rows, "scans": scans, "memory": memory, "summary": found}
-        print(report.write("functions", data))
+        summary = [{**asdict(figure), "holds": figure.holds} for figure in found]
+        print(report.write("functions", {"summary": summary, "attention": rows, "scans": scans, "memory": memory}))
+    return found
 
 
 if __name__ == "__main__":

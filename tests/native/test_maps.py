@@ -104,3 +104,27 @@ def test_a_scan_of_matrices_takes_no_longer_to_compile_for_being_long() -> None:
         module = lower(pipeline.for_native(program), "float32")
         sizes[length] = len(emit(module, plan(module)).text)
     assert sizes[4096] < 1.2 * sizes[64]
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+@pytest.mark.parametrize(
+    ("shape", "lanes"), [((9, 5, 300), 256), ((3, 5, 300), 64), ((4, 5, 300), 128), ((2, 7, 3), 64)]
+)
+def test_a_scan_along_an_inner_dim_writes_its_results_where_they_belong(
+    shape: tuple[int, ...], lanes: int, reverse: bool
+) -> None:
+    """Blocks as wide as leaves work for several threads, and no copy in another order of the dims."""
+
+    def model(a: Any, b: Any) -> Any:
+        def combine(x: Any, y: Any) -> Any:
+            return x[0] * y[0], y[0] * x[1] + y[1]
+
+        return associative_scan(combine, (a, b), 1, reverse=reverse, combine_mode="generic")
+
+    torch.manual_seed(0)
+    given = torch.rand(shape), torch.randn(shape)
+    compiled = build(model, given)
+    assert f"carried0[{lanes}]" in compiled.source
+    if not reverse:
+        assert compiled.source.count("    LAUNCH(") == 3  # the first place of each, then the scan
+    _check(compiled(*given), model(*given))

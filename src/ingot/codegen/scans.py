@@ -1,6 +1,6 @@
 """Scans as C: the state of a block of neighbouring points lies in vectors, and the turns follow one another.
 
-for each block of up to 64 points of the innermost loop
+for each block of up to 64, 128 or 256 points of the innermost loop
     start → state
     for each turn: body(state, what is read at this turn) → state, results to memory
 """
@@ -12,22 +12,26 @@ from ingot.codegen.kernels import GRAIN, Kernel, Writer, declare_flags, report_f
 from ingot.lowering.expr import product
 from ingot.lowering.ir import Loop, Scan
 
-# Neighbouring points whose states are carried together.
-LANES = 64
+# Neighbouring points whose states are carried together: the more, the longer the pieces of memory that a turn reads and
+# writes. But there must be work for several threads.
+LANES = (256, 128, 64)
+TASKS = 8
 
 
 def scan_kernel(out: Writer, step: Scan) -> Kernel:
     *outer, inner = step.loops or (Loop("lane", 1),)
-    blocks = (inner.extent + LANES - 1) // LANES
+    rows, wide = out.hint(product([loop.extent for loop in outer])), out.hint(inner.extent)
+    lanes = next((n for n in LANES if n <= wide and rows * (wide // n) >= TASKS), LANES[-1])
+    blocks = (inner.extent + lanes - 1) // lanes
     dtypes = [COMPUTED[step.start.ops[result].dtype] for result in step.start.results]
     out.open("for (int64_t task = begin; task < end; ++task)")
-    out.line(f"const int64_t first = task % ({out.size(blocks)}) * {LANES};")
-    out.line(f"const int64_t last = ig_min(first + {LANES}, {out.size(inner.extent)});")
+    out.line(f"const int64_t first = task % ({out.size(blocks)}) * {lanes};")
+    out.line(f"const int64_t last = ig_min(first + {lanes}, {out.size(inner.extent)});")
     if outer:
         out.line(f"const int64_t o = task / ({out.size(blocks)});")
         unflatten(out, "o", outer)
     for number, dtype in enumerate(dtypes):
-        out.line(f"_Alignas(64) {dtype} carried{number}[{LANES}];")
+        out.line(f"_Alignas(64) {dtype} carried{number}[{lanes}];")
     lane, turn, turns = inner.variable, step.over.variable, out.size(step.over.extent)
     _lanes(out, step, lane, start=True)
     if step.back:
@@ -38,7 +42,7 @@ def scan_kernel(out: Writer, step: Scan) -> Kernel:
     out.close()
     out.close()
     total = product([loop.extent for loop in outer]) * blocks
-    work = max(1, out.hint(step.over.extent)) * min(LANES, max(1, out.hint(inner.extent)))
+    work = max(1, out.hint(step.over.extent)) * min(lanes, max(1, wide))
     return out.finish(total, max(1, GRAIN // work))
 
 

@@ -61,9 +61,13 @@ def written(low: Lowering, steps: list[Step], results: Sequence[Any], targets: S
         low.steps = outer
 
 
-def memory(low: Lowering, shape: Sequence[Size], dtype: str) -> Tensor:
-    buffer = low.buffer("temporary", dtype, shape)
-    return Tensor(shape, dtype, Strided(buffer.name, 0, contiguous_strides(shape)))
+def memory(low: Lowering, shape: Sequence[Size], dtype: str, order: Sequence[int] | None = None) -> Tensor:
+    """Memory for a tensor, its dims physically in `order`."""
+    order = list(order or range(len(shape)))
+    physical = [shape[d] for d in order]
+    steps = contiguous_strides(physical)
+    strides = tuple(steps[order.index(d)] for d in range(len(shape)))
+    return Tensor(shape, dtype, Strided(low.buffer("temporary", dtype, physical).name, 0, strides))
 
 
 def like(low: Lowering, value: Any) -> Tensor | None:

@@ -129,7 +129,8 @@ class _Elements:
     def associative_scan(self) -> list[Tensor]:
         low, count = self.low, len(self.xs)
         at = symbol("t", below=self.length)
-        made = [memory(low, x.shape, x.dtype) for x in self.xs]
+        # As they lie: torch moves the dim that is scanned to the front, and back again afterwards.
+        made = [memory(low, x.shape, x.dtype, low.order_of(x)) for x in self.xs]
         # The first place is the first input itself; the others follow it.
         for x, y in zip(self.xs, made, strict=True):
             low.write(values.select(y, 0, 0), values.select(x, 0, 0))
