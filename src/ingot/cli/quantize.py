@@ -45,6 +45,7 @@ def run(
         from ingot import entry, quantize
         from ingot.cli.factory import call
         from ingot.program.program import Program
+        from ingot.quantize.preparation import plan_of
         from ingot.quantize.recipes import RECIPES
     if recipe not in RECIPES:
         raise typer.BadParameter(f"there is no recipe {recipe!r}: give one of {', '.join(RECIPES)}.")
@@ -71,12 +72,13 @@ def run(
     if report or html is not None:
         with stages("report", "comparing layer by layer"):
             found = quantize.report(program, made, batches, limit=limit, call=how, show=False, html=html)
+    table = plan_of(prepared).table
     facts = {
         "reference": reference,
         "recipe": recipe,
         "calibrated_on": data or "the example inputs",
-        "activations": sum(len(group.points) for group in prepared.table.groups),
-        "weights": len(prepared.table.weights),
+        "activations": sum(len(group.points) for group in table.groups),
+        "weights": len(table.weights),
         "bytes_before": _bytes(program),
         "bytes_after": _bytes(made),
         "output": str(output),

@@ -8,6 +8,7 @@ quantize and dequantize between two quantized operators, and none before an oper
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import gcd
 from typing import Any
@@ -18,11 +19,12 @@ from torch import fx
 from ingot.passes.fold import Folding, Level, levels
 from ingot.program import metadata
 from ingot.program.program import Program
-from ingot.quantize.operators import ACTIVATIONS, JOINING, KEEPING, PRODUCTS, Rule, read_by
+from ingot.quantize.operators import ACTIVATIONS, JOINING, LINEAR_FORMS, PRODUCTS, Rule, keeps_values, read_by
 from ingot.quantize.recipes import Recipe
 from ingot.quantize.scheme import Scheme
 from ingot.quantize.table import Builder, Place, Table, modules_by_path, nodes_by_place
 
+aten = torch.ops.aten
 # What quantize and dequantize take and give.
 FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 
@@ -49,13 +51,25 @@ class _Walk:
         for node in reversed(self.level.module.graph.nodes):
             if node.op != "call_function":
                 continue
-            product, joining = PRODUCTS.get(node.target), JOINING.get(node.target)
+            product, joining = self._rule(node), JOINING.get(node.target)
             if product is not None:
                 self._product(node, product)
             elif joining is not None:
                 self._join(node, joining)
-            elif node.target in KEEPING:
+            elif keeps_values(node):
                 self._keep(node)
+
+    def _rule(self, node: fx.Node) -> Rule | None:
+        """The rule of a product: as a linear layer, if it multiplies with a matrix that is a weight."""
+        linear = LINEAR_FORMS.get(node.target)
+        if linear is not None and not node.kwargs:
+            assert linear.weight is not None
+            weight, others = node.args[linear.weight], [n for n in node.all_input_nodes if n.op != "get_attr"]
+            matrix = self.folding.state(self.level, weight) is not None and len(metadata.value_of(weight).shape) == 2  # type: ignore[arg-type]
+            bias = others[0] if node.target is aten.addmm.default else None
+            if matrix and (bias is None or metadata.value_of(bias).dim() == 1):
+                return linear
+        return PRODUCTS.get(node.target)
 
     def _recipe_at(self, node: fx.Node, rule: Rule) -> Recipe | None:
         found = self.recipe.at([*(frame.path for frame in metadata.module_stack_of(node)), f"@{node.name}"])
@@ -69,10 +83,11 @@ class _Walk:
         if rule.weight is not None and recipe.weight is not None:
             if self.folding.state(self.level, weight) is None or not _is_float(weight):
                 return  # a weight that is computed or written anew in each call is no weight
-            scheme = _fitted(recipe.weight, rule.channels(node), metadata.value_of(weight))
+            shape = metadata.value_of(weight).shape
+            scheme = _fitted(recipe.weight, rule.channels(node), shape[::-1] if rule.transposed else shape)
             if scheme is None:
                 return
-            self.builder.weight(self._place(node), rule.weight, scheme)
+            self.builder.weight(self._place(node), rule.weight, scheme, rule.transposed)
         activations = read_by(node, rule)
         if recipe.activation is not None and all(map(_is_float, activations)):
             for source in activations:
@@ -117,11 +132,11 @@ def _is_float(node: Any) -> bool:
     return isinstance(value, torch.Tensor) and value.dtype in FLOATS
 
 
-def _fitted(scheme: Scheme, axis: int, weight: torch.Tensor) -> Scheme | None:
+def _fitted(scheme: Scheme, axis: int, shape: Sequence[int]) -> Scheme | None:
     """A weight's scheme with this operator's channels, and groups that its rows are made of; None if there are none."""
     if scheme.granularity == "channel":
         return replace(scheme, axis=axis)
     if scheme.granularity == "group":
-        size = gcd(int(weight.shape[-1]), scheme.group_size)
-        return replace(scheme, group_size=size) if size > 1 and weight.dim() == 2 else None
+        size = gcd(int(shape[-1]), scheme.group_size)
+        return replace(scheme, group_size=size) if size > 1 and len(shape) == 2 else None
     return scheme

@@ -9,7 +9,7 @@ from typing import Any
 from ingot.program.program import Program
 from ingot.quantize.calibration import calibrate, feed
 from ingot.quantize.conversion import convert
-from ingot.quantize.preparation import prepare
+from ingot.quantize.preparation import plan_of, prepare
 from ingot.quantize.recipes import Recipe
 from ingot.quantize.reporting import Report, report
 
@@ -52,7 +52,7 @@ def accuracy_control(
     def attempt(count: int) -> Controlled:
         left = tuple(ranked[:count])
         prepared = prepare(program, recipe.leaving([f"@{name}" for name in left]))
-        if prepared.table.groups:
+        if plan_of(prepared).table.groups:
             calibrate(prepared, data, call=call, progress=progress)
         made = convert(prepared)
         score = evaluate(made)

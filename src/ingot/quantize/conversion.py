@@ -29,10 +29,12 @@ from ingot.program.module import tensor_at
 from ingot.program.program import Program, Step
 from ingot.program.signature import Input, InputKind
 from ingot.program.verifier import verify
-from ingot.quantize.preparation import Prepared, evaluated, following
+from ingot.quantize.preparation import Prepared, evaluated, following, plan_of
 from ingot.quantize.quantizers import WeightQuantizer, quantizer_of
 from ingot.quantize.scheme import SMALLEST, Parameters, Scheme, parameters_of, quantized, range_of
 from ingot.quantize.table import Derived, Group, How, Place, Point, Table, Weight, modules_by_path, nodes_by_place
+
+aten = torch.ops.aten
 
 
 def convert(prepared: Prepared) -> Program:
@@ -44,7 +46,7 @@ def convert(prepared: Prepared) -> Program:
     program, table = _frozen(prepared)
     count = _Conversion(program, table, prepared).run()
     seconds = time.perf_counter() - began
-    before = len(prepared.base.graph.nodes)
+    before = len(plan_of(prepared).base.graph.nodes)
     program.history = (*program.history, Step("convert", count, seconds, before, len(program.graph.nodes)))
     verify(program, fake_run=False)
     return program
@@ -52,14 +54,15 @@ def convert(prepared: Prepared) -> Program:
 
 def _frozen(prepared: Prepared) -> tuple[Program, Table]:
     """A program to convert, with batch norm folded, and the table in its words."""
-    base = prepared.base
-    if not prepared.simulates:
-        return base.copy(), prepared.table
+    plan = plan_of(prepared)
+    base = plan.base
+    if not plan.simulates:
+        return base.copy(), plan.table
     trained = base.copy()
     for held in (trained.state_dict, trained.constants):
         held.update({name: tensor_at(prepared, name) for name in held})
     program = evaluated(trained, parameters=False)
-    return program, _renamed(prepared.table, nodes_by_place(base), nodes_by_place(program))
+    return program, _renamed(plan.table, nodes_by_place(base), nodes_by_place(program))
 
 
 def _renamed(table: Table, before: Mapping[Place, fx.Node], after: Mapping[Place, fx.Node]) -> Table:
@@ -87,12 +90,12 @@ class _Conversion:
     """One conversion. The program is changed in place."""
 
     def __init__(self, program: Program, table: Table, prepared: Prepared) -> None:
-        self.program, self.table, self.prepared = program, table, prepared
+        self.program, self.table, self.quantizers = program, table, plan_of(prepared).quantizers
         self.nodes = nodes_by_place(program)
         self.folding = Folding(program, parameters=True, limit_bytes=0)
         paths = {id(module): path for path, module in modules_by_path(program.graph_module).items()}
         self.levels = {paths[id(level.module)]: level for level in levels(Level(program.graph_module))}
-        self.weights: dict[tuple[str, fx.Node, Scheme, How], fx.Node] = {}
+        self.weights: dict[tuple[str, fx.Node, Scheme, How, bool], fx.Node] = {}
 
     def run(self) -> int:
         table = self.table
@@ -100,7 +103,7 @@ class _Conversion:
         current = dict(self.nodes)
         for group, point in table.points():
             self._point(group.scheme, found[group.name], point, current)
-        quantizers: dict[str, Any] = dict(self.prepared.quantizers.items())
+        quantizers: dict[str, Any] = dict(self.quantizers)
         for weight in sorted(table.weights, key=lambda w: isinstance(w.how, Derived)):
             self._weight(weight, quantizers)
         dce(self.program)
@@ -115,7 +118,7 @@ class _Conversion:
         """The parameters of a group; None where they are computed in each call."""
         if group.scheme.dynamic:
             return None
-        quantizer: Any = self.prepared.quantizers[group.name]
+        quantizer: Any = self.quantizers[group.name]
         found: Parameters | None = quantizer.parameters_found()
         node = self.nodes[group.points[0].source]
         if found is None:
@@ -165,14 +168,20 @@ class _Conversion:
     def _weight(self, weight: Weight, quantizers: dict[str, Any]) -> None:
         user, level = self.nodes[weight.user], self.levels[weight.user.graph]
         source: Any = user.args[weight.index]
-        key = (weight.user.graph, source, weight.scheme, weight.how)
+        key = (weight.user.graph, source, weight.scheme, weight.how, weight.transposed)
         if key not in self.weights:
             spec = self.folding.state(level, source)
             assert spec is not None
             tensor = self.program.state_of(spec).detach().float()
+            tensor = tensor.t().contiguous() if weight.transposed else tensor
             parameters = self._parameters_of(weight, tensor, quantizers)
-            self.weights[key] = self._stored(level, user, source, spec, tensor, weight.scheme, parameters)
-        user.args = (*user.args[: weight.index], self.weights[key], *user.args[weight.index + 1 :])
+            self.weights[key] = self._stored(level, user, source, spec, tensor, weight, parameters)
+        if weight.transposed:
+            bias = user.args[0] if user.target is aten.addmm.default else None
+            x = user.args[weight.index - 1]
+            user.target, user.args = aten.linear.default, (x, self.weights[key], *((bias,) if bias is not None else ()))
+        else:
+            user.args = (*user.args[: weight.index], self.weights[key], *user.args[weight.index + 1 :])
 
     def _parameters_of(self, weight: Weight, tensor: torch.Tensor, quantizers: dict[str, Any]) -> Parameters:
         quantizer = quantizers.get(weight.name)
@@ -190,10 +199,11 @@ class _Conversion:
         source: fx.Node,
         spec: Input,
         tensor: torch.Tensor,
-        scheme: Scheme,
+        weight: Weight,
         parameters: Parameters,
     ) -> fx.Node:
         """A weight as whole numbers in the program's state, and the node that makes floats of them."""
+        scheme = weight.scheme
         bits = "int4" if scheme.steps < 16 else str(scheme.dtype).removeprefix("torch.")
         parts = {f"{spec.target}_{bits}": quantized(tensor, parameters, scheme)}
         if scheme.granularity != "tensor":
@@ -211,8 +221,10 @@ class _Conversion:
         else:
             args = (*placed, float(parameters.scale), int(parameters.zero_point), *limits)
             made = _call(user, "dequantize_per_tensor", args, called=called, kwargs=_as(source))
-        metadata.set_value(made, metadata.value_of(source))
         metadata.inherit_origin(made, user)
+        value = metadata.value_of(source)
+        with internals.fake_mode_of(value) or internals.new_fake_mode()[0], torch.no_grad():
+            metadata.set_value(made, value if not weight.transposed else value.t())
         return made
 
 

@@ -14,12 +14,16 @@ aten = torch.ops.aten
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """An operator of some `kind`: which arguments are activations, which one is a weight, and the weight's channels."""
+    """An operator of some `kind`: which arguments are activations, which one is a weight, and the weight's channels.
+
+    `transposed`: the weight is that of a linear layer with its axes exchanged; it is stored as the linear layer has it.
+    """
 
     kind: str
     activations: tuple[int, ...] = ()
     weight: int | None = None
     axis: Callable[[fx.Node], int] | int = 0
+    transposed: bool = False
 
     def channels(self, node: fx.Node) -> int:
         """The axis of the weight along which its channels lie."""
@@ -50,6 +54,13 @@ PRODUCTS: dict[Any, Rule] = {
     aten.scaled_dot_product_attention.default: Rule("attention", (0, 1, 2)),
 }
 
+# Products with a matrix that are linear layers if the matrix is a weight: where they keep it, and what they read.
+LINEAR_FORMS: dict[Any, Rule] = {
+    aten.addmm.default: Rule("linear", (1,), 2, transposed=True),
+    aten.mm.default: Rule("linear", (0,), 1, transposed=True),
+    aten.matmul.default: Rule("linear", (0,), 1, transposed=True),
+}
+
 # Operators that are quantized where everything that reads their result is.
 JOINING: dict[Any, Rule] = {aten.add.Tensor: Rule("add", (0, 1))}
 
@@ -76,6 +87,15 @@ KEEPING = frozenset(
         *(aten.flip.default, aten.roll.default, aten.narrow.default, aten.movedim.int),
     }
 )
+
+
+def keeps_values(node: fx.Node) -> bool:
+    """Whether a node gives values that it was given, or zeros."""
+    if node.target in (aten.pad.default, aten.constant_pad_nd.default):
+        mode = node.args[2] if node.target is aten.pad.default and len(node.args) > 2 else "constant"
+        value = node.args[-1] if len(node.args) > (3 if node.target is aten.pad.default else 2) else None
+        return mode != "constant" or not value  # every range holds a zero
+    return node.target in KEEPING
 
 
 def read_by(node: fx.Node, rule: Rule) -> list[fx.Node]:

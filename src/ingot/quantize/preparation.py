@@ -9,6 +9,7 @@ Both are one table and one inserter. Only the quantizers differ, and what happen
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -20,6 +21,7 @@ from ingot.program import metadata
 from ingot.program.cutting import graph_modules
 from ingot.program.modes import switched
 from ingot.program.module import ProgramModule
+from ingot.program.naming import unique
 from ingot.program.program import Program
 from ingot.quantize.annotate import annotate
 from ingot.quantize.foreign import Annotator, annotated_by
@@ -31,16 +33,24 @@ aten = torch.ops.aten
 QUANTIZERS = "quantizers"
 
 
-class Prepared(ProgramModule):
-    """A program with quantizers in it. Called like the program; `convert` makes a program of it.
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What a prepared module was made of: the program that the table speaks of, without quantizers, and those.
 
-    `base` is the program that the table speaks of, without quantizers. `simulates` is for training.
+    `simulates` is for training; `home` is the name under which the module holds its quantizers.
     """
 
     base: Program
     table: Table
     simulates: bool
-    quantizers: nn.ModuleDict
+    quantizers: Mapping[str, nn.Module]
+    home: str
+
+
+class Prepared(ProgramModule):
+    """A program with quantizers in it. Called like the program; `convert` makes a program of it."""
+
+    _plan: Plan  # and no other name: all others are free for the modules of the model
 
     def __init__(self, base: Program, table: Table, *, simulates: bool) -> None:
         observed = base.copy()
@@ -59,10 +69,15 @@ class Prepared(ProgramModule):
             _adopt(module, made)
             module.recompile()
         super().__init__(observed)
-        plain = vars(self)
-        plain["base"], plain["table"], plain["simulates"] = base, table, simulates
-        self.quantizers = nn.ModuleDict(made)
+        home = unique(QUANTIZERS, {*self._modules, *self._parameters, *self._buffers})
+        self.add_module(home, nn.ModuleDict(made))
+        vars(self)["_plan"] = Plan(base, table, simulates, made, home)
         self.train(observed.training)
+
+
+def plan_of(prepared: Prepared) -> Plan:
+    """What a prepared module was made of."""
+    return prepared._plan
 
 
 def prepare(program: Program, recipe: Recipe | Annotator) -> Prepared:
@@ -139,7 +154,7 @@ def following(node: fx.Node) -> fx.Node:
 def _insert_weight(module: fx.GraphModule, user: fx.Node, weight: Weight) -> None:
     """A quantizer between a weight and the operator that reads it; it is told of a batch norm behind."""
     source: Any = user.args[weight.index]
-    norm = fused_norm(user) if weight.index == 1 else None
+    norm = fused_norm(user) if weight.index == 1 and not weight.transposed else None
     arguments = (source,) if norm is None else (source, norm.args[1], norm.args[4])
     with module.graph.inserting_before(user):
         call = module.graph.create_node("call_module", f"{QUANTIZERS}.{weight.name}", arguments)
@@ -149,12 +164,12 @@ def _insert_weight(module: fx.GraphModule, user: fx.Node, weight: Weight) -> Non
 
 def weight_quantizer(weight: Weight, user: fx.Node, others: Mapping[str, nn.Module]) -> nn.Module:
     """The module that simulates a weight in training."""
-    norm = fused_norm(user)
+    norm = fused_norm(user) if not weight.transposed else None
     if norm is not None and weight.index != 1:  # a bias that a batch norm is going to change says nothing yet
         return nn.Identity()
     inner = None if weight.how is None else quantizer_of(weight.scheme, weight.how, others, simulates=True)
     if norm is None:
-        return WeightQuantizer(weight.scheme, inner=inner)
+        return WeightQuantizer(weight.scheme, inner=inner, transposed=weight.transposed)
     eps: Any = norm.args[7]
     return WeightQuantizer(weight.scheme, eps=float(eps), groups=_transposed_groups(user), inner=inner)
 

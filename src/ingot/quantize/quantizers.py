@@ -135,14 +135,17 @@ class WeightQuantizer(nn.Module):
         eps: float | None = None,
         groups: int | None = None,
         inner: ForeignQuantizer | DerivedQuantizer | Quantizer | None = None,
+        transposed: bool = False,
     ) -> None:
         """`eps` of the batch norm, if there is one; `groups` of a transposed convolution, None for another."""
         super().__init__()
-        self.scheme, self.eps, self.groups, self.inner = scheme, eps, groups, inner
+        self.scheme, self.eps, self.groups, self.inner, self.transposed = scheme, eps, groups, inner, transposed
 
     def forward(
         self, weight: torch.Tensor, gamma: torch.Tensor | None = None, variance: torch.Tensor | None = None
     ) -> torch.Tensor:
+        if self.transposed:
+            return self._simulated(weight.t()).t()
         if variance is None:
             return self._simulated(weight)
         assert self.eps is not None

@@ -118,14 +118,14 @@ def quantized(tensor: torch.Tensor, parameters: Parameters, scheme: Scheme) -> t
     numbers = torch.mul(parts, 1.0 / by.scale).round_()  # a multiplication, as torch's operators have it
     if bool(by.zero_point.any()):
         numbers.add_(by.zero_point)
-    return numbers.clamp_(scheme.qmin, scheme.qmax).to(scheme.dtype).view(tensor.shape)
+    return numbers.clamp_(scheme.qmin, scheme.qmax).to(scheme.dtype).reshape(tensor.shape)
 
 
 def dequantized(numbers: torch.Tensor, parameters: Parameters, scheme: Scheme) -> torch.Tensor:
     """What whole numbers stand for, as float32."""
     parts = numbers.unflatten(-1, (-1, scheme.group_size)) if scheme.granularity == "group" else numbers
     by = spread(parameters, numbers, scheme)
-    return ((parts.float() - by.zero_point) * by.scale).view(numbers.shape)
+    return ((parts.float() - by.zero_point) * by.scale).reshape(numbers.shape)
 
 
 class _Rounding(torch.autograd.Function):
@@ -150,4 +150,4 @@ def simulated(tensor: torch.Tensor, parameters: Parameters, scheme: Scheme) -> t
     by = spread(parameters, tensor, scheme)
     made = _Rounding.apply(parts.float(), by.scale, by.zero_point, scheme.qmin, scheme.qmax)  # type: ignore[no-untyped-call]
     assert isinstance(made, torch.Tensor)
-    return made.view(tensor.shape).to(tensor.dtype)
+    return made.reshape(tensor.shape).to(tensor.dtype)

@@ -74,13 +74,14 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class Weight:
-    """Argument `index` of `user`, which is state of the program."""
+    """Argument `index` of `user`, which is state of the program; `transposed` against how it is stored."""
 
     name: str
     user: Place
     index: int
     scheme: Scheme
     how: How = None
+    transposed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +107,7 @@ class Builder:
         self._points: dict[Key, Point] = {}
         self._parents: dict[Key, Key] = {}
         self._edges: dict[tuple[Place, Place], Key] = {}
-        self._weights: list[tuple[Place, int, Scheme]] = []
+        self._weights: list[tuple[Place, int, Scheme, bool]] = []
 
     def edge(self, source: Place, user: Place, scheme: Scheme) -> Key:
         """One user of a value reads it quantized."""
@@ -121,8 +122,8 @@ class Builder:
         self._edges[source, user] = key
         return key
 
-    def weight(self, user: Place, index: int, scheme: Scheme) -> None:
-        self._weights.append((user, index, scheme))
+    def weight(self, user: Place, index: int, scheme: Scheme, transposed: bool = False) -> None:
+        self._weights.append((user, index, scheme, transposed))
 
     def share(self, one: Key, other: Key) -> None:
         """Two points have the same parameters from now on."""
@@ -148,13 +149,16 @@ class Builder:
                 groups[root] = Group(name_in(taken, key[0]), key[1], [])
             groups[root].points.append(self._points[key])
         ordered = sorted(self._weights, key=lambda w: (places[w[0]], w[1]))
-        weights = [Weight(name_in(taken, user, "_weight"), user, index, scheme) for user, index, scheme in ordered]
+        weights = [
+            Weight(name_in(taken, user, "_weight"), user, index, scheme, transposed=transposed)
+            for user, index, scheme, transposed in ordered
+        ]
         return Table(tuple(groups.values()), tuple(weights))
 
 
 def name_in(taken: set[str], place: Place, end: str = "") -> str:
-    """A name for the quantizer at a place that no other has."""
-    made = unique(f"{identifier(str(place))}{end}", taken)
+    """A name for the quantizer at a place that no other has; modules have no attribute that begins in this way."""
+    made = unique(f"at_{identifier(str(place))}{end}", taken)
     taken.add(made)
     return made
 

@@ -1,0 +1,202 @@
+"""Annotations of torchao's kind: specs that are shared, derived and fixed. The classes have the names of theirs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+import torch
+from torch import fx, nn
+
+import ingot
+from ingot.errors import QuantizeError
+from ingot.quantize import calibrate, convert, prepare, prepare_qat
+
+aten = torch.ops.aten
+
+
+class MinMax(nn.Module):
+    """An observer as torchao has them: called on tensors, then asked for parameters."""
+
+    min_val: torch.Tensor
+    max_val: torch.Tensor
+
+    def __init__(self, dtype: torch.dtype, quant_min: int, quant_max: int, **_: Any) -> None:
+        super().__init__()
+        self.limits = (quant_min, quant_max)
+        self.register_buffer("min_val", torch.tensor(float("inf")))
+        self.register_buffer("max_val", torch.tensor(float("-inf")))
+
+    @classmethod
+    def with_args(cls, **words: Any) -> Callable[[], MinMax]:
+        return lambda: cls(**words)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.min_val = torch.minimum(self.min_val, x.detach().min())
+        self.max_val = torch.maximum(self.max_val, x.detach().max())
+        return x
+
+    def calculate_qparams(self) -> tuple[torch.Tensor, torch.Tensor]:
+        largest = torch.maximum(self.max_val, -self.min_val)
+        return largest / self.limits[1], torch.tensor(0)
+
+
+@dataclass(frozen=True)
+class QuantizationSpec:
+    dtype: torch.dtype = torch.int8
+    observer_or_fake_quant_ctr: Any = MinMax
+    quant_min: int = -127
+    quant_max: int = 127
+    qscheme: Any = torch.per_tensor_symmetric
+    ch_axis: int | None = None
+    is_dynamic: bool = False
+
+
+@dataclass(frozen=True)
+class SharedQuantizationSpec:
+    edge_or_node: Any
+
+
+@dataclass(frozen=True)
+class FixedQParamsQuantizationSpec:
+    dtype: torch.dtype
+    scale: float
+    zero_point: int
+    quant_min: int = 0
+    quant_max: int = 255
+    qscheme: Any = torch.per_tensor_affine
+    is_dynamic: bool = False
+
+
+@dataclass(frozen=True)
+class DerivedQuantizationSpec:
+    derived_from: Any
+    derive_qparams_fn: Any
+    dtype: torch.dtype = torch.int32
+    quant_min: int = -(2**31)
+    quant_max: int = 2**31 - 1
+    qscheme: Any = torch.per_tensor_symmetric
+    ch_axis: int | None = None
+    is_dynamic: bool = False
+
+
+@dataclass
+class Annotation:
+    input_qspec_map: dict[fx.Node, Any] = field(default_factory=dict)
+    output_qspec: Any = None
+    allow_implicit_sharing: bool = True
+
+
+@dataclass
+class ByFunction:
+    """A quantizer that is one function of the nodes by name."""
+
+    write: Callable[[dict[str, fx.Node]], dict[str, Annotation]]
+
+    def annotate(self, model: fx.GraphModule) -> fx.GraphModule:
+        nodes = {n.name: n for n in model.graph.nodes}
+        assert all(n.op != "placeholder" for n in nodes.values() if n.name.startswith("p_"))
+        for name, annotation in self.write(nodes).items():
+            nodes[name].meta["quantization_annotation"] = annotation
+        return model
+
+    def validate(self, model: fx.GraphModule) -> None:
+        pass
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.a, self.b = nn.Conv2d(2, 2, 1), nn.Conv2d(2, 2, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.cat([self.a(x), self.b(x) * 4], 1).sigmoid()
+
+
+def parts(program: ingot.Program) -> dict[str, fx.Node]:
+    return {n.name: n for n in program.graph.nodes}
+
+
+X = torch.randn(2, 2, 4, 4, generator=torch.Generator().manual_seed(0))
+SPEC = QuantizationSpec()
+
+
+def test_shared_and_fixed() -> None:
+    def write(n: dict[str, fx.Node]) -> dict[str, Annotation]:
+        shared = SharedQuantizationSpec((n["conv2d"], n["cat"]))
+        return {
+            "conv2d": Annotation({n["x"]: SPEC, n["p_a_weight"]: SPEC}),
+            "conv2d_1": Annotation({n["x"]: QuantizationSpec(), n["p_b_weight"]: SPEC}),
+            "cat": Annotation({n["conv2d"]: SPEC, n["mul"]: shared}, shared),
+            "sigmoid": Annotation({}, FixedQParamsQuantizationSpec(torch.uint8, 1 / 256, 0)),
+        }
+
+    program = ingot.capture(Net().eval(), (X,))
+    for made in (
+        convert(calibrate(prepare(program, ByFunction(write)), [(X,)], progress=False)),
+        _trained(program, ByFunction(write)),
+    ):
+        made.verify()
+        nodes = parts(made)
+        quantizing = [name for name in nodes if name.endswith("_quantized")]
+        assert quantizing == [f"{name}_quantized" for name in ("x", "conv2d", "mul", "cat", "sigmoid")]  # x once
+        scales = [nodes[f"{name}_quantized"].args[1] for name in ("conv2d", "mul", "cat")]
+        assert len(set(scales)) == 1
+        expected = float(program(X).detach().logit().abs().max()) / 127
+        assert scales[0] == pytest.approx(expected, rel=0.1)
+        assert nodes["sigmoid_quantized"].args[1:3] == (1 / 256, 0)
+        assert made.signature.outputs[0].name == "sigmoid_dequantized"
+        assert torch.allclose(made(X), program(X), atol=0.05)
+
+
+def _trained(program: ingot.Program, quantizer: Any) -> ingot.Program:
+    module = prepare_qat(program, quantizer).train()
+    module(X).square().mean().backward()
+    return convert(module.eval())
+
+
+def test_a_derived_bias() -> None:
+    def write(n: dict[str, fx.Node]) -> dict[str, Annotation]:
+        edges = [(n["x"], n["conv2d"]), (n["p_a_weight"], n["conv2d"])]
+
+        def derive(observers: list[Any]) -> Any:
+            (x, _), (w, _) = (observer.calculate_qparams() for observer in observers)
+            return x * w, torch.tensor(0)
+
+        bias = DerivedQuantizationSpec(edges, derive)
+        return {"conv2d": Annotation({n["x"]: SPEC, n["p_a_weight"]: SPEC, n["p_a_bias"]: bias})}
+
+    program = ingot.capture(Net().eval(), (X,))
+    made = convert(calibrate(prepare(program, ByFunction(write)), [(X,)], progress=False))
+    made.verify()
+    nodes = parts(made)
+    x, weight, bias = nodes["conv2d"].args[:3]
+    assert bias.args[1] == pytest.approx(x.args[1] * weight.args[1], rel=1e-6)
+    stored = made.state_dict["a.bias_int32"]
+    assert stored.dtype is torch.int32
+    expected = torch.round(program.state_dict["a.bias"].double() / bias.args[1])
+    assert (stored - expected).abs().max() <= 1
+    torch.testing.assert_close(_trained(program, ByFunction(write))(X), program(X), rtol=0.05, atol=0.05)
+
+
+def test_what_is_not_understood_is_told() -> None:
+    program = ingot.capture(Net().eval(), (X,))
+
+    class OtherSpec:
+        dtype, is_dynamic = torch.int8, False
+
+    def strange(n: dict[str, fx.Node]) -> dict[str, Annotation]:
+        return {"cat": Annotation({}, OtherSpec())}
+
+    def nothing(n: dict[str, fx.Node]) -> dict[str, Annotation]:
+        return {"cat": Annotation({}, SharedQuantizationSpec(n["conv2d"]))}
+
+    with pytest.raises(QuantizeError, match="OtherSpec, which is not known here"):
+        prepare(program, ByFunction(strange))
+    with pytest.raises(QuantizeError, match="share the parameters of something that has none"):
+        prepare(program, ByFunction(nothing))
+    with pytest.raises(QuantizeError, match="neither a recipe nor a Quantizer"):
+        prepare(program, 8)  # type: ignore[arg-type]
