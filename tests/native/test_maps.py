@@ -128,3 +128,14 @@ def test_a_scan_along_an_inner_dim_writes_its_results_where_they_belong(
     if not reverse:
         assert compiled.source.count("    LAUNCH(") == 3  # the first place of each, then the scan
     _check(compiled(*given), model(*given))
+
+
+def test_each_turn_of_a_loop_draws_numbers_of_its_own() -> None:
+    """Once every row of a map, and every turn of a scan, had the same ones."""
+
+    def model(x: Any) -> Any:
+        rows = over_rows(lambda row: torch.rand_like(row) + 0 * row, x)
+        return rows, scan(lambda state, row: (state + 0, torch.rand_like(row) + 0 * row), x[0], x)[1]
+
+    for drawn in build(model, (torch.zeros(6, 50),))(torch.zeros(6, 50)):
+        assert drawn.unique().numel() == 300

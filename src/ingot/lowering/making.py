@@ -60,6 +60,7 @@ class Making(Sizes):
         self.steps: list[Step] = []
         self.weights: list[Weight] = []
         self.draws = 0
+        self.turn: Size = 0  # of the loops that are around, counted as one
         self._packed: dict[Any, str] = {}
         self.narrow_copies: dict[int, tuple[list[Step], dict[Any, Strided]]] = {}  # see narrowing.py
         self._count = 0

@@ -35,17 +35,20 @@ def settled(low: Lowering, operands: Sequence[Any]) -> list[Any]:
     return [low.realize(o) if isinstance(o, Tensor) else o for o in operands]
 
 
-def inside(low: Lowering, graph_module: fx.GraphModule, operands: Sequence[Any]) -> tuple[list[Step], list[Any]]:
-    """The steps of a subgraph, and its results."""
+def inside(
+    low: Lowering, graph_module: fx.GraphModule, operands: Sequence[Any], turn: tuple[Size, Size] = (0, 1)
+) -> tuple[list[Step], list[Any]]:
+    """The steps of a subgraph, and its results. `turn` is which turn of a loop they are, and of how many."""
     placeholders = [n for n in graph_module.graph.nodes if n.op == "placeholder"]
     for node, value in zip(placeholders, operands, strict=True):
         low.values[node] = value
     outer, low.steps = low.steps, []
+    around, low.turn = low.turn, low.turn * turn[1] + turn[0]
     try:
         result = low.run(graph_module.graph)
         return low.steps, list(result) if isinstance(result, (tuple, list)) else [result]
     finally:
-        low.steps = outer
+        low.steps, low.turn = outer, around
 
 
 def written(low: Lowering, steps: list[Step], results: Sequence[Any], targets: Sequence[Any]) -> list[Step]:
@@ -182,7 +185,8 @@ def map_(low: Lowering, function: fx.GraphModule, xs: Sequence[Tensor], extra: S
     stacked = [like(low, out) for out in value_of(low.node)]
     name = low.new_symbol()
     at = symbol(name, below=inputs[0].shape[0])
-    steps, results = inside(low, function, [*(values.select(x, 0, at) for x in inputs), *more])
+    slices = [values.select(x, 0, at) for x in inputs]
+    steps, results = inside(low, function, [*slices, *more], (at, inputs[0].shape[0]))
     steps = written(low, steps, results, [values.select(s, 0, at) if s else None for s in stacked])
     low.steps.append(Repeat(Loop(name, inputs[0].shape[0]), tuple(steps), low.origin))
     return stacked

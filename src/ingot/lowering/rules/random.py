@@ -21,10 +21,10 @@ def drawn(
     low: Lowering, shape: Shape, dtype: str, compute: Callable[[Recorder, Index, Callable[..., int]], int]
 ) -> Tensor:
     """`compute(ops, index, draw)` at every place; `draw(kind, *more)` is the place's own random number."""
-    number = low.draw()
+    number, turn = low.draw(), low.turn
 
     def load(ops: Recorder, index: Index) -> int:
-        flat: Size = 0
+        flat = turn  # each turn of a loop draws anew
         for size, i in zip(shape, index, strict=True):
             flat = flat * size + i
 

@@ -51,7 +51,7 @@ def scan(
     name = low.new_symbol()
     at = symbol(name, below=length)
     slices = [values.select(x, 0, at) for x in inputs]
-    steps, results = inside(low, combine, [*homes, *slices, *more])
+    steps, results = inside(low, combine, [*homes, *slices, *more], (at, length))
     targets = [*(memory(low, h.shape, h.dtype) for h in homes), *(values.select(s, 0, at) for s in stacked if s)]
     steps = written(low, steps, results, targets)
     outer, low.steps = low.steps, steps
@@ -80,7 +80,7 @@ def associative_scan(
     at = symbol(name, below=length)
     before = [values.select(made, 0, at) for made in results_]
     now = [values.select(x, 0, at + 1) for x in inputs]
-    steps, results = inside(low, combine, [*before, *now, *more])
+    steps, results = inside(low, combine, [*before, *now, *more], (at, length - 1))
     steps = written(low, steps, results, [values.select(made, 0, at + 1) for made in results_])
     low.steps.append(Repeat(Loop(name, length - 1), tuple(steps), low.origin))
     return results_
