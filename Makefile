@@ -51,7 +51,7 @@ long-samples: setup  ## every sample of torch's operators, compiled and run, to 
 	@$(BIN)/python -m tests.native.report --write docs/reports/operator_samples.md
 
 long-onnx-samples: setup  ## every sample of torch's operators as an ONNX model, to docs/reports/onnx_samples.md
-	@$(BIN)/python -m tests.onnx.report --write docs/reports/onnx_samples.md
+	@mkdir -p build && $(BIN)/python -m tests.onnx.report --json build/onnx_samples.jsonl --write docs/reports/onnx_samples.md
 
 report-onnx-zoo: setup  ## every model of the capture tests as an ONNX file, to docs/reports/onnx_zoo.md
 	@rm -f build/onnx_zoo.jsonl && mkdir -p build

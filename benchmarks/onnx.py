@@ -82,6 +82,7 @@ def main() -> None:
     parser.add_argument("--exports", type=int, default=3, help="exports of each side")
     parser.add_argument("--opset", type=int, help="of Ingot's file; its default if not given")
     parser.add_argument("--json", type=Path)
+    parser.add_argument("--add", action="store_true", help="to the rows that the file has of other models")
     parser.add_argument("--child", nargs=3, metavar=("MODEL", "SIDE", "FILE"), help=argparse.SUPPRESS)
     options = parser.parse_args()
     warnings.simplefilter("ignore")
@@ -90,13 +91,16 @@ def main() -> None:
         print(json.dumps(_export_once(*options.child, options.opset)))
         return
     compileall.compile_dir(Path(ingot.__file__).parents[1], quiet=2)
-    rows: list[Row] = []
+    rows = _known(options.json or report.RESULTS / "onnx.json") if options.add else []
     for subject in SUBJECTS:
         if options.models and not any(part in subject.name for part in options.models):
             continue
-        rows.append(measure(subject, options.rounds, options.exports, options.opset))
-        print(_line(rows[-1]), flush=True)
-        if options.json or not options.models:  # after each, so that a run that is ended early leaves what it found
+        made = measure(subject, options.rounds, options.exports, options.opset)
+        rows = [*(row for row in rows if row.name != subject.name), made]
+        print(_line(made), flush=True)
+        if (
+            options.json or options.add or not options.models
+        ):  # after each, so that a run that is ended early leaves what it found
             found = {"summary": _summary(rows), "rows": [{n: getattr(row, n) for n in Row.__slots__} for row in rows]}
             written = report.write("onnx", found, options.json)
         gc.collect()
@@ -104,8 +108,13 @@ def main() -> None:
     print(report.table(*_table(rows)))
     for name, value in _summary(rows).items():
         print(f"{name}: {value:.2f}" if value is not None else f"{name}: nothing to compare")
-    if options.json or not options.models:
+    if options.json or options.add or not options.models:
         print(written)
+
+
+def _known(file: Path) -> list[Row]:
+    """The rows of an earlier run; each has both sides of its own run."""
+    return [Row(**row) for row in json.loads(file.read_text())["rows"]] if file.exists() else []
 
 
 def _summary(rows: list[Row]) -> dict[str, float | None]:
@@ -177,18 +186,21 @@ def _run(row: Row, subject: Subject, files: dict[str, Path], rounds: int) -> Non
     torch.manual_seed(0)
     subject.build()  # draws what the exports drew, so that the inputs are the same too
     inputs = subject.inputs(1)
-    calls = {}
-    for side, file in files.items():
-        try:
-            calls[side] = _session(file, inputs)
-        except Exception as failure:
-            row.failures.setdefault(side, f"{type(failure).__name__}: {failure}"[:200])
-    results = {side: call() for side, call in calls.items()}
-    if len(results) == 2:
-        scale = abs(results["torch"]).max()
-        row.difference = float(abs(results["ingot"] - results["torch"]).max() / scale)
-    times = in_turn(calls, rounds, pause=PAUSE, least=TURN)
-    row.run_ms = {side: statistics.median(found) * 1e3 for side, found in times.items()}
+    times: dict[str, list[float]] = {side: [] for side in SIDES}
+    for order in (SIDES, SIDES[::-1]):  # whose weights come first in memory is worth some percent
+        calls = {}
+        for side in order:
+            try:
+                calls[side] = _session(files[side], inputs)
+            except Exception as failure:
+                row.failures.setdefault(side, f"{type(failure).__name__}: {failure}"[:200])
+        results = {side: call() for side, call in calls.items()}
+        if len(results) == 2:
+            scale = abs(results["torch"]).max()
+            row.difference = float(abs(results["ingot"] - results["torch"]).max() / scale)
+        for side, found in in_turn(calls, (rounds + 1) // 2, pause=PAUSE, least=TURN).items():
+            times[side] += found
+    row.run_ms = {side: statistics.median(found) * 1e3 for side, found in times.items() if found}
 
 
 def _session(file: Path, inputs: tuple[torch.Tensor, ...]) -> Callable[[], object]:

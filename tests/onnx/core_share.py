@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 import ingot.onnx.rules  # noqa: F401
-from ingot.onnx.export import rule_of
+from ingot.onnx.registry import rule_of
 from ingot.passes.expand import _table
 from ingot.program.dialects import SIZE_QUESTIONS
 

@@ -18,8 +18,8 @@ from torch import nn
 import ingot
 from ingot.errors import OnnxError, OnnxMismatch, UnsupportedByOnnx
 from ingot.onnx import check, writing
-from ingot.onnx.export import RULES, exports
 from ingot.onnx.kernels import KERNELS
+from ingot.onnx.registry import RULES, exports
 from tests.onnx.kernel_table import limits
 
 

@@ -14,7 +14,9 @@ from torch import fx
 from ingot import torch_internals as internals
 from ingot.errors import OnnxError, explain
 from ingot.onnx.dtypes import TO_ONNX, name_of
-from ingot.onnx.export import OLDEST_OPSET, RULES, TAKES, Exporter, refusal, rule_for, rule_of, used
+from ingot.onnx.export import Exporter
+from ingot.onnx.nodes import used
+from ingot.onnx.registry import OLDEST_OPSET, RULES, TAKES, refusal, rule_for, rule_of
 from ingot.onnx.values import Tensor, sizes_of
 from ingot.program import tree
 from ingot.program.cutting import graph_modules

@@ -9,12 +9,11 @@ The node being exported is `ex.node`, its type `ex.out`. What a rule returns is 
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any
 
 import onnx
 import onnx_ir as ir
@@ -23,103 +22,19 @@ import torch
 from onnx_ir.tensor_adapters import TorchTensor
 from torch import fx
 
-from ingot import torch_internals as internals
-from ingot.errors import UnsupportedByOnnx, explain
-from ingot.onnx.dtypes import BY_CODE, CODE_OF, CODES, TO_ONNX, WIDER, name_of
-from ingot.onnx.kernels import KERNELS
+from ingot.onnx.dtypes import TO_ONNX, WIDER, name_of
+from ingot.onnx.nodes import allowed, attribute, fixed, onnx_shape, schema_of
+from ingot.onnx.registry import (
+    TAKES,
+    Unsupported,
+    refusal,
+    rule_for,
+)
 from ingot.onnx.sizes import Sizes, UnknownSize
 from ingot.onnx.values import Number, Size, Tensor, size_of, sizes_of
 from ingot.program import dims
-from ingot.program.metadata import module_path_of, source_of, tensors_in, value_of
+from ingot.program.metadata import module_path_of, source_of, value_of
 from ingot.program.program import Program
-from ingot.program.refusals import listed
-
-Rule = Callable[..., Any]
-R = TypeVar("R", bound=Rule)
-RULES: dict[Any, Rule] = {}
-# Rules for nodes that take or give complex numbers: ONNX has none, so these are all that they are given to.
-PAIR_RULES: dict[Any, Rule] = {}
-# Whether the rule of an operator that is made of others can take a node; without an entry it takes all.
-TAKES: dict[Any, Callable[[Any], bool]] = {}
-
-OLDEST_OPSET = 18
-
-
-def exports(*targets: Any, takes: Callable[[Any], bool] | None = None) -> Callable[[R], R]:
-    """Registers the rule for these operators; a second registration is a bug.
-
-    `takes` is for an operator that is made of others: nodes that it says no to are decomposed.
-    """
-
-    def register(rule: R) -> R:
-        for target in targets:
-            if target in RULES:
-                raise ValueError(f"there is a rule for {target} already: {RULES[target].__name__}")
-            RULES[target] = rule
-            if takes is not None:
-                TAKES[target] = takes
-        return rule
-
-    return register
-
-
-def exports_pairs(*targets: Any) -> Callable[[R], R]:
-    """Registers the rule for these operators on complex numbers, which are pairs along a last dim."""
-
-    def register(rule: R) -> R:
-        for target in targets:
-            if target in PAIR_RULES:
-                raise ValueError(f"there is a rule for {target} on complex numbers already")
-            PAIR_RULES[target] = rule
-        return rule
-
-    return register
-
-
-def rule_for(node: fx.Node) -> Rule | None:
-    """The rule that a node needs."""
-    if not isinstance(node.target, internals.OpOverload):  # a graph inside, or a part of several results
-        return rule_of(node.target)
-    values = [value_of(node), *(value_of(given) for given in node.all_input_nodes)]
-    complex_ = any(tensor.dtype.is_complex for value in values for tensor in tensors_in(value))
-    return PAIR_RULES.get(node.target) if complex_ else rule_of(node.target)
-
-
-def rule_of(target: Any) -> Rule | None:
-    """The rule of an operator; that of a library which may not be installed is registered by the operator's name."""
-    return RULES.get(target) or RULES.get(str(target))
-
-
-class Unsupported(Exception):
-    """Raised by a rule that cannot take its arguments; all of them are told at once."""
-
-
-def refusal(found: Sequence[tuple[fx.Node, str]]) -> UnsupportedByOnnx:
-    """One error for everything that ONNX cannot say: each operator once with a reason, and where it is used."""
-    count, lines = listed(found)
-    return UnsupportedByOnnx(
-        explain(
-            f"{count} operator{'s' if count > 1 else ''} cannot be exported to ONNX:\n{lines}",
-            fix="rewrite these lines with other operators, or register a rule with ingot.onnx.export.exports",
-        )
-    )
-
-
-@functools.cache
-def schema_of(kind: str, opset: int) -> onnx.defs.OpSchema:
-    return onnx.defs.get_schema(kind, opset, "")
-
-
-@functools.cache
-def _allowed(kind: str, opset: int, variable: str) -> tuple[frozenset[torch.dtype], frozenset[torch.dtype]]:
-    """The types that a variable of an operator may be by its schema, and those that kernels have."""
-    schema = schema_of(kind, opset)
-    constraint = next((c for c in schema.type_constraints if c.type_param_str == variable), None)
-    names = constraint.allowed_type_strs if constraint is not None else []
-    legal = frozenset(BY_CODE[code] for code, name in CODES.items() if f"tensor({name})" in names)
-    limited = KERNELS.get(kind, {}).get(variable)
-    kernels = legal if limited is None else legal & frozenset(BY_CODE[code] for code in limited.split())
-    return legal, kernels
 
 
 @dataclass(slots=True)
@@ -336,7 +251,7 @@ class Exporter:
         results = []
         for place in range(count):
             spec = schema.outputs[min(place, len(schema.outputs) - 1)]
-            results.append(bound.get(spec.type_str) or dtype or _fixed(kind, self.opset, spec.type_str))
+            results.append(bound.get(spec.type_str) or dtype or fixed(kind, self.opset, spec.type_str))
         values = self._node(kind, typed, results, attributes)
         shape = inputs[0].shape if kind in _SAME_SHAPE and inputs[0] is not None else None
         made = [Tensor(value, kind_, shape) for value, kind_ in zip(values, results, strict=True)]
@@ -361,7 +276,7 @@ class Exporter:
             variable = schema.inputs[min(place, len(schema.inputs) - 1)].type_str
             if variable not in bound:
                 bound[variable] = given.dtype
-                legal, kernels = _allowed(kind, self.opset, variable)
+                legal, kernels = allowed(kind, self.opset, variable)
                 if legal and given.dtype not in kernels:
                     wider = next((d for d in WIDER.get(given.dtype, ()) if d in kernels), None)
                     if wider is not None:
@@ -586,66 +501,9 @@ _SAME_SHAPE = frozenset(
 _MIXED = frozenset({"Loop", "Scan", "If"})
 
 
-@functools.cache
-def _fixed(kind: str, opset: int, type_str: str) -> torch.dtype:
-    """The type of a result that no input has: the only one that the schema allows."""
-    for code, name in CODES.items():
-        if type_str == f"tensor({name})":
-            return BY_CODE[code]
-    legal, _ = _allowed(kind, opset, type_str)
-    assert len(legal) == 1, f"{kind}: say the result's type"
-    return next(iter(legal))
-
-
 def may_be_zero(program: Program, size: Size) -> bool:
     """Whether a size may be zero, as far as the ranges of the program's dims tell."""
     if isinstance(size, int):
         return size == 0
     low = {dim.name: dim.low for dim in program.dims}
     return not isinstance(size, sympy.Symbol) or low.get(dims.name_of(size), 0) < 1
-
-
-def used(nodes: Sequence[ir.Node], outputs: Sequence[ir.Value]) -> list[ir.Node]:
-    """The nodes that something reads, in order; the others let go of what they read."""
-    wanted = set(outputs)
-    kept = []
-    for node in reversed(nodes):
-        if any(value.uses() or value in wanted for value in node.outputs):
-            kept.append(node)
-        else:
-            for place in range(len(node.inputs)):
-                node.replace_input_with(place, None)
-    return kept[::-1]
-
-
-def onnx_shape(sizes: Sequence[Size]) -> ir.Shape:
-    """A shape as ONNX spells it: numbers, and expressions of the dims by their names."""
-    return ir.Shape([size if isinstance(size, int) else _spelled(size) for size in sizes])
-
-
-@functools.lru_cache(maxsize=4096)
-def _spelled(size: sympy.Expr) -> str:
-    return dims.spell(size)
-
-
-def attribute(name: str, value: Any) -> ir.Attr:
-    """A Python value as an attribute of a node."""
-    if isinstance(value, ir.Graph):
-        return ir.AttrGraph(name, value)
-    if isinstance(value, torch.Tensor):
-        return ir.AttrTensor(name, TorchTensor(value))
-    if isinstance(value, bool | int):
-        return ir.AttrInt64(name, int(value))
-    if isinstance(value, float):
-        return ir.AttrFloat32(name, value)
-    if isinstance(value, str):
-        return ir.AttrString(name, value)
-    assert isinstance(value, list | tuple), value
-    if value and all(isinstance(v, str) for v in value):
-        return ir.AttrStrings(name, list(value))
-    if any(isinstance(v, float) for v in value):
-        return ir.AttrFloat32s(name, [float(v) for v in value])
-    return ir.AttrInt64s(name, [int(v) for v in value])
-
-
-__all__ = ["CODE_OF", "RULES", "TAKES", "Exporter", "Unsupported", "attribute", "exports", "refusal", "rule_of"]

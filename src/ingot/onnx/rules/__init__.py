@@ -1,11 +1,13 @@
-"""Rules, one file a family; importing this package fills `ingot.onnx.export.RULES`."""
+"""Rules, one file a family; importing this package fills `ingot.onnx.registry.RULES`."""
 
 from ingot.onnx.rules import (  # noqa: F401
     activations,
     attention,
     bags,
+    choosing,
     control,
     factories,
+    functions,
     grouped,
     indexing,
     norms,

@@ -7,8 +7,10 @@ from typing import Any
 
 import torch
 
-from ingot.onnx.export import Exporter, exports
-from ingot.onnx.rules.pointwise import clamp, expm1
+from ingot.onnx.export import Exporter
+from ingot.onnx.registry import exports
+from ingot.onnx.rules.choosing import clamp
+from ingot.onnx.rules.functions import expm1
 from ingot.onnx.values import Tensor, axis
 
 aten = torch.ops.aten

@@ -7,7 +7,8 @@ from typing import Any
 
 import torch
 
-from ingot.onnx.export import Exporter, exports
+from ingot.onnx.export import Exporter
+from ingot.onnx.registry import exports
 from ingot.onnx.values import Size, Tensor
 from ingot.program.metadata import value_of
 

@@ -7,7 +7,8 @@ from typing import Any
 
 import torch
 
-from ingot.onnx.export import Exporter, Unsupported, exports
+from ingot.onnx.export import Exporter
+from ingot.onnx.registry import Unsupported, exports
 from ingot.onnx.values import Tensor
 
 aten = torch.ops.aten

@@ -13,7 +13,9 @@ import onnx_ir as ir
 import torch
 from torch import fx
 
-from ingot.onnx.export import Exporter, Unsupported, exports, used
+from ingot.onnx.export import Exporter
+from ingot.onnx.nodes import used
+from ingot.onnx.registry import Unsupported, exports
 from ingot.onnx.values import Tensor
 from ingot.program.metadata import value_of
 

@@ -8,7 +8,8 @@ from typing import Any
 import torch
 
 from ingot.onnx.dtypes import TO_ONNX
-from ingot.onnx.export import Exporter, exports
+from ingot.onnx.export import Exporter
+from ingot.onnx.registry import exports
 from ingot.onnx.values import Size, Tensor
 
 aten = torch.ops.aten

@@ -11,7 +11,8 @@ from typing import Any
 
 import torch
 
-from ingot.onnx.export import Exporter, Unsupported, exports_pairs
+from ingot.onnx.export import Exporter
+from ingot.onnx.registry import Unsupported, exports_pairs
 from ingot.onnx.values import Size, Tensor, axis
 
 aten = torch.ops.aten

@@ -14,8 +14,9 @@ from typing import Any
 import torch
 
 from ingot.onnx.dtypes import name_of
-from ingot.onnx.export import Exporter, Unsupported, exports
-from ingot.onnx.rules.pointwise import clamp
+from ingot.onnx.export import Exporter
+from ingot.onnx.registry import Unsupported, exports
+from ingot.onnx.rules.choosing import clamp
 from ingot.onnx.rules.reductions import extreme_over
 from ingot.onnx.values import Tensor, axis
 

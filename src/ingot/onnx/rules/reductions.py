@@ -8,7 +8,8 @@ from typing import Any
 
 import torch
 
-from ingot.onnx.export import Exporter, exports
+from ingot.onnx.export import Exporter
+from ingot.onnx.registry import exports
 from ingot.onnx.rules.pointwise import truth
 from ingot.onnx.values import Tensor, axes, axis
 

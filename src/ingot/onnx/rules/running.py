@@ -11,7 +11,8 @@ from typing import Any
 
 import torch
 
-from ingot.onnx.export import Exporter, exports, may_be_zero
+from ingot.onnx.export import Exporter, may_be_zero
+from ingot.onnx.registry import exports
 from ingot.onnx.rules.control import closed
 from ingot.onnx.values import Tensor, axis
 

@@ -9,7 +9,8 @@ from typing import Any
 import sympy
 import torch
 
-from ingot.onnx.export import Exporter, Unsupported, exports
+from ingot.onnx.export import Exporter
+from ingot.onnx.registry import Unsupported, exports
 from ingot.onnx.values import Size, Tensor, axis, is_known, sizes_of
 from ingot.program.metadata import value_of
 

@@ -1,0 +1,169 @@
+"""Elementary functions, element by element, and rounding."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from ingot.onnx.export import Exporter
+from ingot.onnx.registry import exports
+from ingot.onnx.rules.pointwise import trunc
+from ingot.onnx.values import Tensor
+
+aten = torch.ops.aten
+
+
+@exports(aten.rsqrt.default)
+def rsqrt(ex: Exporter, x: Tensor) -> Tensor:
+    """Of use to others than products, too; where it is not, nobody reads the inverse and it goes."""
+    x = ex.cast(x, ex.dtype)
+    return ex.op("Reciprocal", ex.once(("sqrt", x.value), lambda: ex.op("Sqrt", x)))
+
+
+@exports(aten.exp2.default)
+def exp2(ex: Exporter, x: Tensor) -> Tensor:
+    return ex.op("Pow", ex.number(2.0, ex.dtype), ex.cast(x, ex.dtype))
+
+
+def wide(ex: Exporter, x: Tensor) -> Tensor:
+    """In float64, for formulas that lose digits; the result is cast back."""
+    return ex.cast(x, torch.float64)
+
+
+@exports(aten.expm1.default)
+def expm1(ex: Exporter, x: Tensor) -> Tensor:
+    return ex.op("Sub", ex.op("Exp", wide(ex, x)), ex.number(1.0, torch.float64))
+
+
+@exports(aten.log1p.default)
+def log1p(ex: Exporter, x: Tensor) -> Tensor:
+    return ex.op("Log", ex.op("Add", wide(ex, x), ex.number(1.0, torch.float64)))
+
+
+def _logarithm(base: float) -> Callable[..., Tensor]:
+    def rule(ex: Exporter, x: Tensor) -> Tensor:
+        return ex.op("Div", ex.op("Log", wide(ex, x)), ex.number(math.log(base), torch.float64))
+
+    return rule
+
+
+exports(aten.log2.default)(_logarithm(2))
+exports(aten.log10.default)(_logarithm(10))
+
+
+def _exponentials(ex: Exporter, x: Tensor) -> tuple[Tensor, Tensor]:
+    """exp(x) and exp(-x), in float64."""
+    x = wide(ex, x)
+    return ex.op("Exp", x), ex.op("Exp", ex.op("Neg", x))
+
+
+@exports(aten.sinh.default)
+def sinh(ex: Exporter, x: Tensor) -> Tensor:
+    up, down = _exponentials(ex, x)
+    return ex.op("Mul", ex.op("Sub", up, down), ex.number(0.5, torch.float64))
+
+
+@exports(aten.cosh.default)
+def cosh(ex: Exporter, x: Tensor) -> Tensor:
+    up, down = _exponentials(ex, x)
+    return ex.op("Mul", ex.op("Add", up, down), ex.number(0.5, torch.float64))
+
+
+@exports(aten.asinh.default)
+def asinh(ex: Exporter, x: Tensor) -> Tensor:
+    """By the absolute value, so that nothing cancels: sign(x) · log(|x| + sqrt(x² + 1))"""
+    size = ex.op("Abs", wide(ex, x))
+    root = ex.op("Sqrt", ex.op("Add", ex.op("Mul", size, size), ex.number(1.0, torch.float64)))
+    return ex.op("Mul", ex.op("Sign", wide(ex, x)), ex.op("Log", ex.op("Add", size, root)))
+
+
+@exports(aten.acosh.default)
+def acosh(ex: Exporter, x: Tensor) -> Tensor:
+    x = wide(ex, x)
+    one = ex.number(1.0, torch.float64)
+    root = ex.op("Mul", ex.op("Sqrt", ex.op("Sub", x, one)), ex.op("Sqrt", ex.op("Add", x, one)))
+    return ex.op("Log", ex.op("Add", x, root))
+
+
+@exports(aten.atanh.default)
+def atanh(ex: Exporter, x: Tensor) -> Tensor:
+    x = wide(ex, x)
+    one = ex.number(1.0, torch.float64)
+    ratio = ex.op("Div", ex.op("Add", one, x), ex.op("Sub", one, x))
+    return ex.op("Mul", ex.op("Log", ratio), ex.number(0.5, torch.float64))
+
+
+@exports(aten.atan2.default)
+def atan2(ex: Exporter, y: Tensor, x: Tensor) -> Tensor:
+    """The angle of the ratio, and half a turn more on the left; zeros and infinities as the standard has them."""
+    dtype = ex.dtype if ex.dtype.is_floating_point else torch.float32
+    y, x = ex.cast(y, dtype), ex.cast(x, dtype)
+    zero, pi = ex.number(0.0, dtype), ex.number(math.pi, dtype)
+    below = is_negative(ex, y)
+    left = is_negative(ex, x)
+    both = ex.op("And", infinite(ex, x), infinite(ex, y))
+    one = ex.number(1.0, dtype)
+    level = ex.op("And", ex.op("Equal", x, zero), ex.op("Equal", y, zero))
+    over = ex.op("Where", both, ex.op("Sign", y), y)
+    under = ex.op("Where", both, ex.op("Sign", x), ex.op("Where", level, one, x))
+    angle = ex.op("Atan", ex.op("Abs", ex.op("Div", over, under)))
+    angle = ex.op("Where", left, ex.op("Sub", pi, angle), angle)
+    return ex.op("Where", below, ex.op("Neg", angle), angle)
+
+
+def is_negative(ex: Exporter, x: Tensor) -> Tensor:
+    """Whether a float's sign is minus, that of -0.0 as well."""
+    zero = ex.number(0.0, x.dtype)
+    inverse = ex.op("Reciprocal", x)
+    return ex.op("Or", ex.op("Less", x, zero), ex.op("And", ex.op("Equal", x, zero), ex.op("Less", inverse, zero)))
+
+
+@exports(aten.copysign.Tensor, aten.copysign.Scalar)
+def copysign(ex: Exporter, x: Tensor, sign: Any) -> Tensor:
+    size = ex.op("Abs", ex.cast(x, ex.dtype))
+    given = ex.operand(sign, ex.dtype)
+    return ex.op("Where", is_negative(ex, given), ex.op("Neg", size), size)
+
+
+def infinite(ex: Exporter, x: Tensor) -> Tensor:
+    return ex.op("IsInf", x if x.dtype in (torch.float32, torch.float64) else ex.cast(x, torch.float32))
+
+
+@exports(aten.hypot.default)
+def hypot(ex: Exporter, x: Tensor, y: Tensor) -> Tensor:
+    x, y = wide(ex, x), wide(ex, y)
+    root = ex.op("Sqrt", ex.op("Add", ex.op("Mul", x, x), ex.op("Mul", y, y)))
+    endless = ex.op("Or", infinite(ex, x), infinite(ex, y))
+    return ex.op("Where", endless, ex.number(math.inf, torch.float64), root)
+
+
+@exports(aten.sign.default, aten.sgn.default)
+def sign(ex: Exporter, x: Tensor) -> Tensor:
+    if x.dtype is torch.bool:
+        return x
+    if not x.is_float:
+        return ex.op("Sign", x)
+    zero = ex.number(0.0, x.dtype)  # of nan, torch says 0
+    return ex.op("Where", ex.op("IsNaN", x), zero, ex.op("Sign", x))
+
+
+@exports(aten.round.default)
+def round_(ex: Exporter, x: Tensor) -> Tensor:
+    return ex.op("Round", x) if x.is_float else x
+
+
+@exports(aten.round.decimals)
+def round_decimals(ex: Exporter, x: Tensor, *, decimals: int) -> Tensor:
+    if decimals == 0 or not x.is_float:
+        return round_(ex, x)
+    factor = ex.number(10.0 ** abs(decimals), x.dtype)
+    first, second = ("Mul", "Div") if decimals > 0 else ("Div", "Mul")
+    return ex.op(second, ex.op("Round", ex.op(first, x, factor)), factor)
+
+
+@exports(aten.frac.default)
+def frac(ex: Exporter, x: Tensor) -> Tensor:
+    return ex.op("Sub", x, trunc(ex, x))
