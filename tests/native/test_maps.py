@@ -139,3 +139,15 @@ def test_each_turn_of_a_loop_draws_numbers_of_its_own() -> None:
 
     for drawn in build(model, (torch.zeros(6, 50),))(torch.zeros(6, 50)):
         assert drawn.unique().numel() == 300
+
+
+def test_each_turn_of_a_while_loop_draws_numbers_of_its_own() -> None:
+    def model(x: Any) -> Any:
+        def turn(i: Any, rows: Any) -> Any:
+            return i + 1, torch.cat([rows[1:], torch.rand_like(rows[:1])])
+
+        return torch.while_loop(lambda i, rows: i < 6, turn, (torch.tensor(0), x))[1]
+
+    compiled = build(model, (torch.zeros(6, 50),))
+    assert compiled(torch.zeros(6, 50)).unique().numel() == 300
+    assert not torch.equal(compiled(torch.zeros(6, 50)), compiled(torch.zeros(6, 50)))

@@ -136,6 +136,9 @@ def after(low: Lowering, outs: Sequence[Any], targets: Sequence[Tensor | None]) 
 
 # ---------------------------------------------------------------------- loops
 
+# Turns of a while_loop that draw numbers of their own, whatever loops are around it.
+TURNS = 1 << 32
+
 
 @lowers(hop.while_loop)
 def while_loop(
@@ -148,6 +151,7 @@ def while_loop(
         home = memory(low, tensor.shape, tensor.dtype)
         low.write(home, tensor)
         homes.append(home)
+    draws, (at, count, turned) = low.draws, _counted(low)
     parts: list[tuple[list[Step], list[Any]]] = []
     for graph in (test, body):
         nodes = [n for n in graph.graph.nodes if n.op == "placeholder"]
@@ -156,7 +160,7 @@ def while_loop(
             value, steps = bound(low, node, home)
             given.append(value)
             first += steps
-        steps, results = inside(low, graph, [*given, *more])
+        steps, results = inside(low, graph, [*given, *more], (at, TURNS))
         parts.append(([*first, *steps], results))
     (test_steps, (again,)), (steps, results) = parts
     outer, low.steps = low.steps, test_steps
@@ -169,9 +173,21 @@ def while_loop(
     outer, low.steps = low.steps, kept
     for home, name in zip(homes, copies, strict=True):
         low.write(home, Tensor(home.shape, home.dtype, Strided(name, 0, contiguous_strides(home.shape))))
+    if low.draws > draws:
+        low.write(count, low.scalar(at + 1))
+        test_steps.insert(0, turned)
     low.steps = outer
+    if low.draws > draws:
+        low.write(count, low.scalar(0))
     low.steps.append(While(tuple(test_steps), truth(low, again), tuple(kept), low.origin))
     return after(low, value_of(low.node), homes)
+
+
+def _counted(low: Lowering) -> tuple[Size, Tensor, Step]:
+    """The number of a turn, the memory that it is kept in, and the step that reads it when a turn begins."""
+    name, home = low.new_symbol(), memory(low, (), "int64")
+    ops = Recorder()
+    return symbol(name, below=TURNS), home, Bind(name, ops.finish([home.load(ops, ())]), low.origin)
 
 
 @lowers(hop.map_impl)
