@@ -70,6 +70,23 @@ def test_what_no_sizes_can_do_is_refused(function: Any, args: tuple[Any, ...]) -
         result_type(function, args, {})
 
 
+def test_a_rank_that_was_not_shown_impossible_counts() -> None:
+    """Elements are counted over all dims: that no rank but 0 works cannot be told by one size at a time."""
+
+    def counted(x: torch.Tensor) -> torch.Tensor:
+        torch._check(x.dim() == 0 or x.numel() == 77)
+        return x * 2 if x.dim() == 0 else x.flatten()
+
+    found = result_type(counted, (ANY,), {})
+    assert contains(found, torch.zeros(())) and contains(found, torch.zeros(77))
+
+
+def test_what_the_meta_device_takes_and_fakes_refuse() -> None:
+    """On the meta device a convolution takes a bias of any size."""
+    found = result_type(aten.conv2d.default, (f32(1, 3, 4, 4), f32(3, 3, 3, 3), f32(None)), {})
+    assert str(found) == "f32[1, 3, 2, 2]"
+
+
 def test_join() -> None:
     assert str(join(f32(2, n), f32(3, n))) == "f32[?, n]"
     assert str(join(f32(2), f32(2, 3))) == "f32[…]"

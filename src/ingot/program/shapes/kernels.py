@@ -37,13 +37,12 @@ from ingot.program.shapes.lattice import (
     sizeless,
     type_of,
 )
-from ingot.program.shapes.sizes import SMALL, Limits, Sizes, first_sizes, sizes_near, value_of
+from ingot.program.shapes.sizes import SMALL, Limits, Sizes, first_sizes, holds, sizes_near, sizes_otherwise, value_of
 
 # A tensor whose rank is unknown is tried with each of these; where two ranks are, with each pair.
 RANKS = range(6)
 _MOST_OPEN = 2
 _WAYS = 6
-_BEFORE_PROOF = 8  # sizes to try before it is asked whether there can be any
 _ANY_SIZE: Limits = (0, None)
 _ANY_NUMBER: Limits = (-(2**31), None)
 
@@ -80,8 +79,8 @@ def result_type(
         kernels = [_Kernel(call, ranked, limits, on_meta) for ranked in _ranked(values)]
         if len(kernels) == 1:
             return kernels[0].type()
-        kernels = [kernel for kernel in kernels if kernel.works()]
-        if not kernels:
+        kernels = [kernel for kernel in kernels if kernel.works() or not kernel.never]
+        if not kernels or not all(kernel.works() for kernel in kernels):
             return UNKNOWN
         quick = _joined(kernel.type_at_first() for kernel in kernels)
         return quick if sizeless(quick) else _joined(kernel.type() for kernel in kernels)
@@ -139,7 +138,9 @@ class _Kernel:
     numbers: set[int] = field(default_factory=set)
     refusal: Exception | None = None
     _first: Sizes | None = None
+    _searched: bool = False
     _tried: dict[tuple[int, ...], Type | None] = field(default_factory=dict)
+    never: bool = False  # whatever the kernel asks about sizes, it refuses them
     _open_numbers: bool = False
 
     def __post_init__(self) -> None:
@@ -185,24 +186,52 @@ class _Kernel:
     # ------------------------------------------------------------------ on numbers
 
     def works(self) -> bool:
-        """Whether there are sizes that the kernel takes, as far as sizes that are usual tell."""
-        for count, sizes in enumerate(first_sizes(self.symbols, sorted(self.numbers))):
-            if self._first is not None or (count == _BEFORE_PROOF and self._proof() is not None):
-                break
-            if self._at(sizes) is not None:
-                self._first = sizes
+        """Whether there are sizes that the kernel takes: usual ones, or those that its questions lead to."""
+        if self._first is None and not self._searched:
+            self._searched = True
+            usual = first_sizes(self.symbols, sorted(self.numbers))
+            self._first = next((sizes for sizes in usual if self._takes(sizes)), None)
+            if self._first is None:
+                self._first = self._led_to()
         return self._first is not None
 
-    def _proof(self) -> Exception | None:
-        """Why the kernel refuses whatever the sizes: it does so without having asked about any. None if it may not."""
-        if not self.symbols:
-            return self.refusal
-        try:
-            self._on_symbols(next(first_sizes(self.symbols, [])))
-        except _Impossible as impossible:
-            return self.refusal if not impossible.asked else None
-        except _CannotTell:
-            pass
+    def _takes(self, sizes: Sizes) -> bool:
+        """Whether sizes work. The meta device is believed no more where it takes what fakes refuse."""
+        if self._at(sizes) is None:
+            return False
+        if self.on_meta:
+            try:
+                self._on_fakes(sizes)
+            except Refused:
+                self.on_meta = False
+                self._tried.clear()
+                return False
+        return True
+
+    def _led_to(self) -> Sizes | None:
+        """From sizes that are refused to such as answer one of the kernel's questions differently, and so on."""
+        ahead: list[Sizes] = [next(first_sizes(self.symbols, []))]
+        refused: list[list[sympy.Basic]] = []
+        every = True
+        while ahead and len(refused) < _WAYS:
+            sizes = ahead.pop(0)
+            if any(holds(way, sizes) for way in refused):
+                continue  # it goes the same way, to the same end
+            try:
+                self._on_symbols(sizes)
+                return None  # numbers and symbols do not agree
+            except _Impossible as impossible:
+                asked = impossible.asked
+            except _CannotTell:
+                return None
+            refused.append(asked)
+            others, all_answers = sizes_otherwise(sizes, self.symbols, asked)
+            every = every and all_answers
+            for other in others:
+                if self._takes(other):
+                    return other
+            ahead = [*others, *ahead]
+        self.never = every and all(any(holds(way, sizes) for way in refused) for sizes in ahead)
         return None
 
     def type_at_first(self) -> Type:
@@ -265,10 +294,9 @@ class _Kernel:
         if not self.symbols and not self._open_numbers:
             return self._on_fakes({})
         if not self.works():
-            refusal = self._proof()
-            if refusal is None:
+            if not self.never or self.refusal is None:
                 return UNKNOWN
-            raise Refused(str(refusal)) from refusal
+            raise Refused(str(self.refusal)) from self.refusal
         assert self._first is not None
         told: list[Type] = []
         ways: list[list[sympy.Basic]] = []

@@ -21,7 +21,7 @@ MEANINGLESS = (5, 7, 11, 13, 17, 19, 23, 29, 31, 37)
 OTHER = 41
 SMALL = range(-1, 3)
 MOST_OF_A_GROUP = 100
-MOST_FIRST = 150
+MOST_USUAL = 6
 HUGE = 2**20
 
 
@@ -36,18 +36,32 @@ def _clamped(value: int, limits: Limits) -> int:
 
 
 def first_sizes(symbols: Mapping[str, Limits], numbers: Sequence[int]) -> Iterator[dict[str, int]]:
-    """Sizes in which an operator may work at all: meaningless ones first, then those that other arguments have."""
-    generic = {name: _clamped(MEANINGLESS[i % len(MEANINGLESS)], symbols[name]) for i, name in enumerate(symbols)}
-    yield generic
-    usual = [1, *sorted({k for k in numbers if 1 < k < HUGE})[:6], 2, 0, -1]
-    choices = [
-        list(dict.fromkeys(v for v in (generic[name], *usual) if within(v, limits))) for name, limits in symbols.items()
-    ]
-    for one in usual:  # what fits itself, before what fits by halves
-        if all(within(one, limits) for limits in symbols.values()):
-            yield dict.fromkeys(symbols, one)
-    for places in itertools.islice(_by_distance([len(c) for c in choices]), 1, MOST_FIRST):
-        yield {name: choice[place] for name, choice, place in zip(symbols, choices, places, strict=True)}
+    """Sizes in which an operator may work: meaningless ones, and all alike, as those that other arguments have."""
+    yield {name: _clamped(MEANINGLESS[i % len(MEANINGLESS)], symbols[name]) for i, name in enumerate(symbols)}
+    for size in [1, *[k for k in numbers if 1 < k < HUGE][:MOST_USUAL]]:
+        yield {name: _clamped(size, limits) for name, limits in symbols.items()}
+
+
+def sizes_otherwise(
+    sizes: Sizes, symbols: Mapping[str, Limits], asked: Sequence[sympy.Basic]
+) -> tuple[list[Sizes], bool]:
+    """Sizes that give the same answers up to a question and another one to it; the last question first.
+
+    And whether each question has such sizes or can have none: to one about a single symbol, what was tried is all.
+    """
+    found: list[Sizes] = []
+    every = True
+    for place in reversed(range(len(asked))):
+        before, question = asked[:place], asked[place]
+        names = sorted(s.name for s in question.free_symbols)
+        known = len(found)
+        for name in names:
+            for value in sorted({t + d for t in (0, 1, *_turns(name, sizes, [question])) for d in (-1, 0, 1)}):
+                other = {**sizes, name: value}
+                if _usable(value, symbols[name]) and not value_of(question, other) and holds(before, other):
+                    found.append(other)
+        every = every and (len(names) == 1 or len(found) > known)
+    return found, every
 
 
 def _by_distance(lengths: Sequence[int]) -> Iterator[tuple[int, ...]]:
@@ -124,6 +138,10 @@ def _turns(name: str, base: Sizes, conditions: Sequence[sympy.Basic]) -> set[int
 
 
 # ---------------------------------------------------------------------- expressions
+
+
+def holds(conditions: Sequence[sympy.Basic], sizes: Sizes) -> bool:
+    return all(value_of(condition, sizes) for condition in conditions)
 
 
 def value_of(expr: Any, sizes: Sizes) -> Any:
