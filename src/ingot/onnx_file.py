@@ -117,6 +117,7 @@ def for_onnx(program: Program) -> Program:
     program = passes.transform(
         program, [passes.tracepoints, passes.autocast, passes.grad_mode, passes.functionalize], check=None
     )
+    passes.settle_sizes(program)  # what lies behind a branch or a loop may have sizes that are known
     passes.fold(program)
     kept = convert.whole(program)
     passes.decompose(program, keep=kept)

@@ -203,6 +203,7 @@ def load(path: str | os.PathLike[str]) -> Program | Loaded:
 def for_native(program: Program) -> Program:
     """The program as lowering takes it: functional, core operators and those in WHOLE, effects in order."""
     program = passes.transform(program, [p for p in passes.ROAD if p not in _AFTER_DECOMPOSE], check=None)
+    passes.settle_sizes(program)  # what lies behind a branch or a loop may have sizes that are known
     passes.fold(program)  # a batch norm that is gone need not be decomposed
     passes.decompose(program, keep=WHOLE)
     passes.expand(program, keep=WHOLE)

@@ -16,6 +16,7 @@ from ingot.passes.grad_mode import grad_mode
 from ingot.passes.manager import REGISTRY, register, transform
 from ingot.passes.order_effects import order_effects
 from ingot.passes.remove_noops import remove_noops
+from ingot.passes.settle_sizes import settle_sizes
 from ingot.passes.shapes import shapes
 from ingot.passes.tracepoints import tracepoints
 
@@ -37,6 +38,7 @@ __all__ = [
     "order_effects",
     "register",
     "remove_noops",
+    "settle_sizes",
     "shapes",
     "tracepoints",
     "transform",

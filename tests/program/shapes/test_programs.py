@@ -96,6 +96,30 @@ def test_a_transposed_in_place_tensor_has_no_shape() -> None:
     assert str(types["clone"]) == "f32[…]"
 
 
+def test_detaching_in_place_keeps_the_shape() -> None:
+    def model(x: torch.Tensor) -> torch.Tensor:
+        return torch.while_loop(lambda i, a: i < 3, lambda i, a: (i + 1, a * 2), (torch.tensor(0), x))[1]
+
+    program = ingot.capture(model, (torch.zeros(2, 3),), dynamic_shapes={"x": {0: "n"}})
+    assert "detach_" in str(program) and str(ingot.shapes_of(program).outputs[0]) == "f32[n, 3]"
+
+
+def test_rows_of_a_scan_and_a_map() -> None:
+    from torch._higher_order_ops import scan
+    from torch._higher_order_ops.map import map as map_
+
+    def scanning(x: torch.Tensor) -> Any:
+        return scan(lambda carry, row: (carry + row, carry[:2] * 2), torch.zeros(3), x)
+
+    def mapping(x: torch.Tensor) -> torch.Tensor:
+        return map_(lambda row: torch.cat([row, row]), x)
+
+    for model, wanted in ((scanning, ["f32[3]", "f32[n, 2]"]), (mapping, ["f32[n, 6]"])):
+        program = ingot.capture(model, (torch.zeros(4, 3),))
+        types = ingot.shapes_of(program, {"x": ("n", 3)})
+        assert [str(out) for out in types.outputs] == wanted
+
+
 def test_an_impossible_shape_is_an_error_at_the_users_line() -> None:
     def model(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         z = x.relu()

@@ -319,7 +319,7 @@ class _NeverTurns(Exception):
 
 def _at_rest(analysis: _Analysis, turn: Callable[[list[Type]], list[Type]], start: list[Type]) -> list[Type]:
     """What is carried, in every round: a fixpoint, reached in at most MOST_ROUNDS."""
-    now = [NumberType(t.kind) if isinstance(t, NumberType) else t for t in start]
+    now = start
     for round_ in range(1, MOST_ROUNDS + 1):
         analysis.rounds = max(analysis.rounds, round_)
         try:

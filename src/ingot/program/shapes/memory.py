@@ -72,8 +72,14 @@ def _resizes(node: fx.Node) -> list[fx.Node]:
         if isinstance(value, fx.Node)
         and argument.alias_info is not None
         and argument.alias_info.is_write
-        and (target in _RESIZERS or torch.Tag.inplace_view in target.tags or argument.is_out)
+        and (
+            target in _RESIZERS or (torch.Tag.inplace_view in target.tags and target not in _KEEPERS) or argument.is_out
+        )
     ]
+
+
+# It changes what is known of a tensor in place, but not its shape.
+_KEEPERS = frozenset([aten.detach_.default])
 
 
 _RESIZERS = frozenset(
