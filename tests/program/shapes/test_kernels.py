@@ -81,6 +81,11 @@ def test_a_rank_that_was_not_shown_impossible_counts() -> None:
     assert contains(found, torch.zeros(())) and contains(found, torch.zeros(77))
 
 
+def test_how_many_values_there_are_hangs_on_a_size() -> None:
+    found = result_type(torch.split, (ANY, 5), {})
+    assert all(contains(found, torch.zeros(size, 2).split(5)) for size in (3, 5, 7, 20))
+
+
 def test_what_the_meta_device_takes_and_fakes_refuse() -> None:
     """On the meta device a convolution takes a bias of any size."""
     found = result_type(aten.conv2d.default, (f32(1, 3, 4, 4), f32(3, 3, 3, 3), f32(None)), {})

@@ -120,10 +120,8 @@ def widened(type_: Type) -> Type:
 
 
 def sizeless(type_: Type) -> bool:
-    """Whether a type says nothing of any size, so that joining it with more would forget none."""
-    if isinstance(type_, TensorType):
-        return type_.dims is None
-    return isinstance(type_, _Unknown) or (isinstance(type_, TupleType) and all(map(sizeless, type_.items)))
+    """Whether a type says nothing of sizes; how many values there are may hang on a size."""
+    return isinstance(type_, _Unknown) or (isinstance(type_, TensorType) and type_.dims is None)
 
 
 Naming: TypeAlias = Callable[[sympy.Basic], sympy.Basic | None]
