@@ -6,8 +6,8 @@ TORCH  := $(shell sed -n 's/^\(torch==[^ ]*\).*/\1/p' requirements-dev.txt)
 PIP    := $(BIN)/python -m pip install -qq --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check long long-passes long-samples bench-bfloat16 bench-capture bench-cpu bench-decoding bench-functions bench-growth bench-onnx bench-passes bench-quantize bench-start \
-        long-onnx-samples long-shapes report-onnx-zoo report-road report-torchscript format clean
+.PHONY: help setup demo test check long long-passes long-samples bench-bfloat16 bench-capture bench-cpu bench-decoding bench-functions bench-growth bench-onnx bench-passes bench-preparing bench-quantize bench-start \
+        long-onnx-samples long-shapes report-onnx-zoo report-quantize report-road report-torchscript format clean
 
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1 — \2/p' $(MAKEFILE_LIST)
@@ -94,6 +94,12 @@ report-road: setup  ## every model of the capture tests down the road of passes,
 
 long-shapes: setup  ## every float32 sample of torch's operators through shape analysis, to docs/reports/shapes.md
 	@$(BIN)/python -m tests.program.shapes.report --write docs/reports/shapes.md
+
+report-quantize: setup  ## accuracy of quantized models that are trained here, to docs/reports/quantize.md
+	@$(BIN)/python benchmarks/accuracy.py --write docs/reports/quantize.md
+
+bench-preparing: setup  ## prepare and convert of ResNet-50 beside torchao, to benchmarks/results/preparing.json
+	@$(BIN)/python benchmarks/preparing.py --json benchmarks/results/preparing.json
 
 report-torchscript: setup  ## every script of the tests beside torch's own converter, to docs/reports/torchscript.md
 	@$(BIN)/python -m tests.capture.script.report --write docs/reports/torchscript.md

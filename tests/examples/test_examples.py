@@ -33,6 +33,7 @@ def run(folder: Path, *command: str) -> str:
             "custom_pass.py",
             ["changed what the program computes", "approximate_gelu: 2 changes", "with the approximation"],
         ),
+        ("quantize.py", ["after training: ", "signal to noise of the results", "left 0 layers", "in training: "]),
         (
             "without_torch.py",
             ["takes  images: float32[batch, 3, 32, 32]", "self-test", "equal to eager: logits, (5, 10)"],

@@ -269,7 +269,7 @@ def _percent(value: float | None) -> str:
     return "" if value is None else f"{100 * value:.1f} %"
 
 
-def _bar(value: float, width: int = 20) -> str:
+def _bar(value: float, width: int = 12) -> str:
     return "█" * round(width * min(max(value, 0.0), FULL) / FULL)
 
 
