@@ -110,8 +110,8 @@ def main() -> None:
             lines.append(f"| {every[index]} | {cells} |")
             print(f"ours {found['ours_s']:.2f} s, torchao {found['theirs_s']:.1f} s")
         print(lines[-1], flush=True)
-    if options.write is not None:
-        options.write.write_text(_HEAD.format(steps=STEPS, eps=options.eps) + "\n".join(lines) + "\n")
+        if options.write is not None:  # after each, for it takes long
+            options.write.write_text(_HEAD.format(steps=STEPS, eps=options.eps) + "\n".join(lines) + "\n")
 
 
 _HEAD = """# Quantization-aware training beside torchao 0.18.0
