@@ -7,7 +7,9 @@ One program is quantized by `ingot.quantize.int8_static` and calibrated on the b
 the peers run what `ingot.export_onnx` writes of it, so that all compute the same. As in benchmarks/cpu.py they take
 turns, the order changing from round to round, and medians are compared. Weights are random, but batch norms have the
 statistics of random images, so that activations fill their ranges as those of a trained model do. `off` is how far
-Ingot's result is from the program's own in torch, by norms: a sum that falls between two integers may become either.
+Ingot's result is from the program's own in torch, by norms: a sum that falls between two integers may become either,
+and in a deep network of random weights the next layers make that grow; `shaken` is how far the program's own result
+moves when its input changes by a millionth. Seconds are those of preparing and converting, beside torchao's own.
 """
 
 from __future__ import annotations
@@ -38,6 +40,7 @@ TURN = 0.06  # seconds of counted calls that a turn has at least
 MODELS = ("resnet-50", "mobilenet-v2", "bert-base")
 FLOAT, INT8 = "Ingot float32", "Ingot int8"
 PEERS = ("ONNX Runtime int8", "OpenVINO int8")
+STEPS = ("prepare", "convert")
 
 
 @dataclass(slots=True)
@@ -49,6 +52,7 @@ class Row:
     seconds: dict[str, float] = field(default_factory=dict)
     failures: dict[str, str] = field(default_factory=dict)
     off: float = 0.0
+    shaken: float = 0.0
     off_float: float = 0.0  # of the quantized program from the float model
 
 
@@ -81,9 +85,13 @@ def measure(subject: Subject, rounds: int) -> Row:
     model, inputs, row = _settled(subject), subject.inputs(1), Row(subject.name)
     with torch.no_grad():
         program = quantized(model, inputs, row)
+        _time_torchao(model, inputs, row)
         calls = prepared(model, program, inputs, row)
         exact, expected, ours = model(*inputs), program(*inputs), calls[INT8]()
         row.off = float((ours - expected).norm() / expected.norm())
+        if inputs[0].is_floating_point():
+            moved = program(*(x * (1 + 1e-6) for x in inputs))
+            row.shaken = float((moved - expected).norm() / expected.norm())
         row.off_float = float((expected - exact).norm() / exact.norm())
         times = in_turn(calls, rounds, pause=PAUSE, least=TURN)
     row.times = {name: statistics.median(found) * 1e3 for name, found in times.items()}
@@ -115,6 +123,25 @@ def quantized(model: nn.Module, inputs: tuple[torch.Tensor, ...], row: Row) -> i
     made = ingot.quantize.convert(prepared)
     row.seconds["convert"] = time.perf_counter() - begin
     return made
+
+
+def _time_torchao(model: nn.Module, inputs: tuple[torch.Tensor, ...], row: Row) -> None:
+    """The same steps by torchao with its own int8 recipe for this kind of processor."""
+    try:
+        from torchao.quantization.pt2e import quantize_pt2e
+        from torchao.quantization.pt2e.quantizer import x86_inductor_quantizer as x86
+
+        quantizer = x86.X86InductorQuantizer().set_global(x86.get_default_x86_inductor_quantization_config())
+        exported = torch.export.export(model, inputs).module()
+        begin = time.perf_counter()
+        ready = quantize_pt2e.prepare_pt2e(exported, quantizer)
+        row.seconds["torchao prepare"] = time.perf_counter() - begin
+        ready(*inputs)
+        begin = time.perf_counter()
+        quantize_pt2e.convert_pt2e(ready)
+        row.seconds["torchao convert"] = time.perf_counter() - begin
+    except Exception as failure:
+        row.failures["torchao"] = f"{type(failure).__name__}: {failure}"[:200]
 
 
 def prepared(
@@ -174,6 +201,9 @@ def _summary(rows: list[Row]) -> dict[str, float]:
         found[f"{row.name}, int8 against float32"] = row.times[FLOAT] / ours
         if best is not None:
             found[f"{row.name}, int8 against the better peer"] = best / ours
+        if "torchao convert" in row.seconds:
+            theirs, own = (sum(row.seconds[f"{who}{step}"] for step in STEPS) for who in ("torchao ", ""))
+            found[f"{row.name}, prepare and convert against torchao's"] = theirs / own
     return found
 
 
@@ -181,7 +211,8 @@ def _line(row: Row) -> str:
     times = "  ".join(f"{name} {ms:.2f}" for name, ms in row.times.items())
     seconds = ", ".join(f"{name} {value:.1f}" for name, value in row.seconds.items())
     failed = "".join(f"\n    {name} failed: {why}" for name, why in row.failures.items())
-    return f"{row.name}: {times} ms; off {row.off:.1e}, from float {row.off_float:.1e}; seconds: {seconds}{failed}"
+    off = f"off {row.off:.1e}, shaken {row.shaken:.1e}, from float {row.off_float:.1e}"
+    return f"{row.name}: {times} ms; {off}; seconds: {seconds}{failed}"
 
 
 def _table(rows: list[Row]) -> tuple[list[str], list[list[str]]]:

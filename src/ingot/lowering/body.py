@@ -62,7 +62,8 @@ class Recorder:
 
     def _shorter(self, name: str, operands: Sequence[int], attribute: Any) -> int | None:
         """Numbers that were rounded to a few bits and come back as floats never need be integers:
-        (float)((uint8)(nearest(x) + zero)) - zero is the whole number nearest to x."""
+        (float)((uint8)(nearest(x) + zero)) - zero is the whole number nearest to x. What is at least 0 times something
+        is at least 0."""
         if not operands:
             return None
         first = self.ops[operands[0]]
@@ -71,6 +72,11 @@ class Recorder:
             if whole.dtype == attribute:
                 return first.operands[0]
             return self.emit("cast", first.operands, wide(attribute), attribute)
+        if name == "fmax" and first.name == "mul" and self._is(operands[1], lambda value: value == 0):
+            before = self.ops[first.operands[0]]
+            if before.name == "relu" and self._is(first.operands[1], lambda value: value > 0):
+                product = self.emit("mul", (before.operands[0], first.operands[1]), first.dtype)
+                return self.emit("fmax", (product, operands[1]), first.dtype)
         if name == "cast" and first.name == "nearest" and attribute == "float32":
             return self.emit("whole", first.operands, "float32")
         if name == "sub" and first.name == "cast" and first.dtype == "float32":
@@ -80,6 +86,10 @@ class Recorder:
                 if more.name == "const" and more.attribute.value == taken.attribute.value:
                     return self.emit("cast", total.operands[:1], "float32", "float32")
         return None
+
+    def _is(self, place: int, holds: Callable[[Any], bool]) -> bool:
+        op = self.ops[place]
+        return op.name == "const" and holds(op.attribute.value)
 
     def load(self, buffer: str, index: Size, dtype: str) -> int:
         return self.emit("load", (), dtype, Access(buffer, index, self._mask))

@@ -51,11 +51,13 @@ static inline __attribute__((always_inline)) uint32_t ig_four_u8(const uint8_t *
     return four;
 }
 
-/* The last one to three of a row. */
-static inline uint32_t ig_rest_u8(const uint8_t *place, int64_t count)
+/* The last one to four of a row; 0 stands for four. */
+static inline __attribute__((always_inline)) uint32_t ig_last_u8(const uint8_t *place, int64_t count)
 {
-    uint32_t four = 0;
-    for (int64_t i = 0; i < count; ++i) four |= (uint32_t)place[i] << 8 * i;
+    if (count == 0) return ig_four_u8(place);
+    uint32_t four = place[0];
+    if (count > 1) four |= (uint32_t)place[1] << 8;
+    if (count > 2) four |= (uint32_t)place[2] << 16;
     return four;
 }
 
@@ -75,14 +77,14 @@ static inline uint32_t ig_rest_u8(const uint8_t *place, int64_t count)
         const uint8_t *a, int64_t distance, const int8_t *b, int64_t depth, int32_t *tile) \
     { \
         enum { lanes = IG_LANES(int32_t), wide = IG_WIDE(int32_t, width), high = rows }; \
-        const int64_t whole = depth / 4, rest = depth % 4; \
+        const int64_t last = (depth - 1) / 4, rest = depth % 4; \
         for (int column = 0; column < width; column += lanes * wide) { \
             ig_vector_i32 sum[high][wide]; \
             for (int i = 0; i < high; ++i) \
                 for (int j = 0; j < wide; ++j) sum[i][j] = (ig_vector_i32){0}; \
-            for (int64_t k = 0; k < whole; ++k) \
+            for (int64_t k = 0; k < last; ++k) \
                 IG_STEP_U8(b + 4 * (k * width + column), ig_four_u8(a + i * distance + 4 * k)); \
-            if (rest) IG_STEP_U8(b + 4 * (whole * width + column), ig_rest_u8(a + i * distance + 4 * whole, rest)); \
+            IG_STEP_U8(b + 4 * (last * width + column), ig_last_u8(a + i * distance + 4 * last, rest)); \
             IG_FLUSH(i32, int32_t, width, 0) \
         } \
     }
@@ -113,18 +115,19 @@ static inline uint32_t ig_rest_u8(const uint8_t *place, int64_t count)
         const uint8_t *const *rows, int64_t taps, int64_t channels, const int8_t *b, int32_t *tile) \
     { \
         enum { lanes = IG_LANES(int32_t), wide = IG_WIDE(int32_t, width), high = count }; \
-        const int64_t whole = channels / 4, rest = channels % 4, fours = (channels + 3) / 4; \
+        const int64_t last = (channels - 1) / 4, rest = channels % 4; \
         for (int column = 0; column < width; column += lanes * wide) { \
             ig_vector_i32 sum[high][wide]; \
             for (int i = 0; i < high; ++i) \
                 for (int j = 0; j < wide; ++j) sum[i][j] = (ig_vector_i32){0}; \
-            for (int64_t tap = 0; tap < taps; ++tap) { \
+            int64_t tap = 0; \
+            do { /* the last four stand by themselves: what every turn writes to, compilers keep in registers */ \
                 const uint8_t *a[high]; \
-                const int8_t *const panel = b + 4 * (tap * fours * width + column); \
+                const int8_t *const panel = b + 4 * (tap * (last + 1) * width + column); \
                 for (int i = 0; i < high; ++i) a[i] = rows[tap * IG_HIGHEST + i]; \
-                for (int64_t k = 0; k < whole; ++k) IG_STEP_U8(panel + 4 * k * width, ig_four_u8(a[i] + 4 * k)); \
-                if (rest) IG_STEP_U8(panel + 4 * whole * width, ig_rest_u8(a[i] + 4 * whole, rest)); \
-            } \
+                for (int64_t k = 0; k < last; ++k) IG_STEP_U8(panel + 4 * k * width, ig_four_u8(a[i] + 4 * k)); \
+                IG_STEP_U8(panel + 4 * last * width, ig_last_u8(a[i] + 4 * last, rest)); \
+            } while (++tap < taps); \
             IG_FLUSH(i32, int32_t, width, 0) \
         } \
     }

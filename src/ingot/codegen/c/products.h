@@ -173,10 +173,20 @@ typedef struct {
     static void ig_windows_##kind( \
         const real **rows, const ig_window *w, const real *image, const real *zeros, int64_t first, int64_t count) \
     { \
-        for (int64_t i = 0; i < count; ++i) { \
-            const int64_t x = (first + i) % w->out_wide, rest = (first + i) / w->out_wide; \
-            const int64_t y = rest % w->out_high, n = rest / w->out_high; \
+        int64_t x = first % w->out_wide, y = first / w->out_wide % w->out_high, n = first / w->out_wide / w->out_high; \
+        const int64_t reach_y = (w->taps_high - 1) * w->dilation_y, reach_x = (w->taps_wide - 1) * w->dilation_x; \
+        for (int64_t i = 0; i < count; ++i, ++x) { \
+            if (x == w->out_wide) x = 0, ++y; \
+            if (y == w->out_high) y = 0, ++n; \
             const int64_t top = y * w->stride_y - w->padding_y, left = x * w->stride_x - w->padding_x; \
+            if (top >= 0 && top + reach_y < w->high && left >= 0 && left + reach_x < w->wide) { \
+                const real *line = image + ((n * w->high + top) * w->wide + left) * w->pixel; \
+                const real **to = rows + i; \
+                for (int64_t a = 0; a < w->taps_high; ++a, line += w->dilation_y * w->wide * w->pixel) \
+                    for (int64_t b = 0; b < w->taps_wide; ++b, to += IG_HIGHEST) \
+                        *to = line + b * w->dilation_x * w->pixel; \
+                continue; \
+            } \
             for (int64_t a = 0; a < w->taps_high; ++a) \
                 for (int64_t b = 0; b < w->taps_wide; ++b) { \
                     const int64_t v = top + a * w->dilation_y, u = left + b * w->dilation_x; \

@@ -12,7 +12,7 @@ from ingot.lowering import values
 from ingot.lowering.body import Recorder
 from ingot.lowering.expr import Size, known, product, symbol
 from ingot.lowering.integers import EXACT_TERMS, Factored, factored, is_weight
-from ingot.lowering.ir import Convolution, Factors, Loop, Map, Routine, Store, Way, wide
+from ingot.lowering.ir import TOGETHER, Convolution, Factors, Loop, Map, Routine, Store, Way, wide
 from ingot.lowering.lower import Lowering, lowers
 from ingot.lowering.making import panel_width
 from ingot.lowering.narrowing import is_narrow, narrowed, unsigned
@@ -270,15 +270,17 @@ def _under_windows(
     assert isinstance(weight.data, Strided)
     outs, inner, high, across = map(known, weight.shape)
     kernel, channels, padding, run = (high, across), inner, windows.padding, 1
+    factors = _factors(low, weight)
     if windows.groups == 1 and inner < LANES and windows.dilation[1] == 1 and across > 1:
         # Few channels: a known line of taps lies side by side in memory once the image has its margin.
         ends = [
             (size - 1) * step + (taps - 1) * gap + 1
             for size, step, taps, gap in zip(shape[2:], windows.stride, kernel, windows.dilation, strict=True)
         ]
-        x = padded(x, padding, ends, outside)
-        kernel, channels, padding, run = (high, 1), across * inner, (0, 0), 2
-    factors = _factors(low, weight)
+        # The weights of what is read beyond the last tap, so that it is whole fours, are zeros: it must only be there.
+        beyond = -across * inner % TOGETHER[factors] if factors == "int8" else 0
+        x = padded(x, padding, (ends[0], ends[1] + -(-beyond // inner)), outside)
+        kernel, channels, padding, run = (high, 1), across * inner + beyond, (0, 0), 2
     image = _image(low, x, factors)
     outer_step, inner_step, tap_y, tap_x = weight.data.strides
     each = outs // windows.groups
