@@ -7,7 +7,7 @@ PIP    := $(BIN)/python -m pip install -qq --disable-pip-version-check
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test check long long-passes long-samples bench-bfloat16 bench-capture bench-cpu bench-decoding bench-functions bench-growth bench-onnx bench-passes bench-preparing bench-quantize bench-start \
-        long-onnx-samples long-shapes report-onnx-zoo report-quantize report-road report-torchscript format clean
+        long-onnx-samples long-shapes long-shapes-programs report-onnx-zoo report-quantize report-road report-torchscript format clean
 
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1 — \2/p' $(MAKEFILE_LIST)
@@ -92,8 +92,11 @@ bench-start: setup  ## a compiled file's start without torch, to benchmarks/resu
 report-road: setup  ## every model of the capture tests down the road of passes, to docs/reports/road.md
 	@$(BIN)/python -m tests.passes.road
 
-long-shapes: setup  ## every float32 sample of torch's operators through shape analysis, to docs/reports/shapes.md
-	@$(BIN)/python -m tests.program.shapes.report --write docs/reports/shapes.md
+long-shapes: setup  ## every float32 sample of torch's operators through shape analysis, to docs/reports/shapes.md; KEEP=file goes on
+	@$(BIN)/python -m tests.program.shapes.report --write docs/reports/shapes.md $(if $(KEEP),--keep $(KEEP))
+
+long-shapes-programs: setup  ## shape analysis of 600 random programs with loops and branches
+	@$(BIN)/python -m pytest -q -m slow tests/program/shapes
 
 report-quantize: setup  ## accuracy of quantized models that are trained here, to docs/reports/quantize.md
 	@$(BIN)/python benchmarks/accuracy.py --write docs/reports/quantize.md

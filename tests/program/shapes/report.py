@@ -19,10 +19,11 @@ from tests.program.shapes.samples import GRADES, KINDS, Tally, judge, operators
 
 _TITLE = """# Shape analysis of torch's operator samples
 
-Made by `make long-shapes` with torch {version}: {samples:,} float32 samples of {operators} entries of torch's `op_db`.
-For each sample the type of the result is inferred from the types of the arguments: as they are, with each dim of each
-tensor unknown, and with the rank of each tensor unknown; arguments of one type are asked about once. The inferred type
-must contain the real result: its dtype, its rank, its dims. "Known" is a result of which all three were told.
+Made by `make long-shapes` with torch {version}: {samples:,} float32 samples of {operators} of the {total} entries of
+torch's `op_db`. For each sample the type of the result is inferred from the types of the arguments: as they are, with
+each dim of each tensor unknown, and with the rank of each tensor unknown; arguments of one type are asked about once.
+The inferred type must contain the real result: its dtype, its rank, its dims. "Known" is a result of which all three
+were told.
 
 | arguments | asked | known | some dims unknown | rank unknown | unknown | wrong |
 |---|---|---|---|---|---|---|
@@ -42,7 +43,9 @@ def tallied(lines: list[dict[str, Any]]) -> tuple[dict[str, Tally], int]:
 
 def text(lines: list[dict[str, Any]], most: int | None) -> str:
     tally, samples = tallied(lines)
-    out = _TITLE.format(version=torch.__version__.split("+")[0], samples=samples, operators=len(lines))
+    out = _TITLE.format(
+        version=torch.__version__.split("+")[0], samples=samples, operators=len(lines), total=len(operators())
+    )
     if most is not None:
         out = out.replace("float32 samples of", f"float32 samples, at most {most} each, of")
     for kind in KINDS:
@@ -51,7 +54,7 @@ def text(lines: list[dict[str, Any]], most: int | None) -> str:
     out += f"| all dims known, TorchScript's own pass | {_row(theirs)} |\n"
     out += (
         "\nTorchScript's pass (`torch._C._jit_pass_complete_shape_analysis`) is run on the traced call, all dims\n"
-        f"of all arguments known, and every sample counts; it or the trace refuses {theirs['refused']:,} more.\n"
+        f"of all arguments known; it or the trace refuses {theirs['refused']:,} more.\n"
     )
     wrong = [line for kind in KINDS for line in tally[kind].wrong]
     out += "\n## Wrong\n\n" + ("\n".join(f"- `{line}`" for line in wrong) if wrong else "None.") + "\n"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -15,6 +16,7 @@ from tests.program.shapes.running import run_checked
 
 # A statement makes one more value out of those there are; numbers choose among them.
 #   ("map", k)  ("scale", k, l)  ("head", k)  ("join", k, l)
+#   ("write", k)    through a view of it     ("stretch", k, size)    resized in place, with a view of it at hand
 #   ("either", asked, body, k, body, l)  ("loop", rounds, k, l, body, a, b)
 Statement = tuple[Any, ...]
 PICK = st.integers(0, 9)
@@ -34,7 +36,13 @@ def nested(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
 
 STATEMENTS = st.recursive(FLAT, nested, max_leaves=4)
 PROGRAMS = st.lists(
-    st.one_of(STATEMENTS, st.tuples(st.just("head"), PICK), st.tuples(st.just("join"), PICK, PICK)),
+    st.one_of(
+        STATEMENTS,
+        st.tuples(st.just("head"), PICK),
+        st.tuples(st.just("join"), PICK, PICK),
+        st.tuples(st.just("write"), PICK),
+        st.tuples(st.just("stretch"), PICK, PICK),
+    ),
     min_size=1,
     max_size=5,
 )
@@ -61,6 +69,15 @@ def run_one(statement: Statement, values: list[torch.Tensor]) -> torch.Tensor:
         return pick(values, rest[0])[:1] * 2
     if kind == "join":
         return torch.cat([pick(values, rest[0]), pick(values, rest[1])])
+    if kind == "write":
+        made = pick(values, rest[0]).clone()
+        made[:1].add_(1)
+        return made
+    if kind == "stretch":
+        made = pick(values, rest[0]).clone()
+        view = made[:1]
+        made.resize_(rest[1])
+        return view.sum() + made
     if kind == "either":
         asked, one, first, other, second = rest
         pred = pick(values, asked).sum() > 0.5
@@ -87,16 +104,19 @@ def model_of(statements: list[Statement]) -> Callable[..., Any]:
         for statement in statements:
             made = run_one(statement, values)
             results.append(made)
-            if statement[0] not in ("head", "join"):  # what goes into branches and loops has one size when captured
+            if statement[0] not in (
+                "head",
+                "join",
+                "stretch",
+            ):  # what goes into branches and loops has one size when captured
                 values = [*values, made]
         return tuple(results)
 
     return model
 
 
-@settings(max_examples=12, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
-@given(PROGRAMS, st.tuples(DIMS, DIMS, DIMS))
-def test_sound_and_at_rest(statements: list[Statement], dims: tuple[Any, ...]) -> None:
+def check(statements: list[Statement], dims: tuple[Any, ...]) -> None:
+    """Analysis comes to rest, and every value of runs at two sizes is of its type."""
     program = ingot.capture(model_of(statements), tuple(torch.zeros(3) for _ in range(3)))
     names = ("x", "y", "z")
     types = ingot.shapes_of(program, dict(zip(names, dims, strict=True)))
@@ -105,3 +125,20 @@ def test_sound_and_at_rest(statements: list[Statement], dims: tuple[Any, ...]) -
     for unknown in (1, 6):
         real = [torch.rand(sizes.get(d[0], d[0] or unknown) if d is not None else unknown) - 0.4 for d in dims]
         run_checked(program.graph_module, real, types, sizes)
+
+
+CASES = (PROGRAMS, st.tuples(DIMS, DIMS, DIMS))
+SETTINGS = {"deadline": None, "derandomize": True, "suppress_health_check": list(HealthCheck)}
+
+
+@settings(max_examples=12, **SETTINGS)
+@given(*CASES)
+def test_sound_and_at_rest(statements: list[Statement], dims: tuple[Any, ...]) -> None:
+    check(statements, dims)
+
+
+@pytest.mark.slow
+@settings(max_examples=600, **SETTINGS)
+@given(*CASES)
+def test_many_are_sound_and_at_rest(statements: list[Statement], dims: tuple[Any, ...]) -> None:
+    check(statements, dims)
