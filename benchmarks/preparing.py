@@ -1,8 +1,8 @@
-"""How long prepare and convert of ResNet-50 take, beside torchao's prepare_pt2e and convert_pt2e in the same run.
+"""How long prepare and convert of ResNet-50 take, calibrated and trained, beside torchao in the same run.
 
     python benchmarks/preparing.py --json benchmarks/results/preparing.json
 
-Capture, export and calibration on one image are not counted. Both have activations by tensor and weights by channel.
+Capture, export and calibration on two images are not counted. Both have activations by tensor and weights by channel.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import ingot
 from benchmarks.models import SUBJECTS, THREADS
-from ingot.quantize import convert, int8_static, prepare
+from ingot.quantize import convert, int8_static, prepare, prepare_qat
 
 
-def ours(model: torch.nn.Module, args: tuple[torch.Tensor, ...]) -> dict[str, float]:
-    program = ingot.capture(model, args)
+def ours(model: torch.nn.Module, args: tuple[torch.Tensor, ...], training: bool) -> dict[str, float]:
+    program = ingot.capture(model.train(training), args)
     began = time.perf_counter()
-    prepared = prepare(program, int8_static())
+    prepared = (prepare_qat if training else prepare)(program, int8_static())
     middle = time.perf_counter()
     with torch.no_grad():
         prepared(*args)
@@ -36,17 +36,21 @@ def ours(model: torch.nn.Module, args: tuple[torch.Tensor, ...]) -> dict[str, fl
     return {"prepare": middle - began, "convert": time.perf_counter() - again}
 
 
-def torchao(model: torch.nn.Module, args: tuple[torch.Tensor, ...]) -> dict[str, float]:
-    from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
+def torchao(model: torch.nn.Module, args: tuple[torch.Tensor, ...], training: bool) -> dict[str, float]:
+    from torchao.quantization.pt2e import move_exported_model_to_eval
+    from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e, prepare_qat_pt2e
     from torchao.testing.pt2e._xnnpack_quantizer import XNNPACKQuantizer, get_symmetric_quantization_config
 
-    exported = torch.export.export(model, args).module()
-    quantizer = XNNPACKQuantizer().set_global(get_symmetric_quantization_config(is_per_channel=True))
+    exported = torch.export.export(model.train(training), args).module()
+    config = get_symmetric_quantization_config(is_per_channel=True, is_qat=training)
+    quantizer = XNNPACKQuantizer().set_global(config)
     began = time.perf_counter()
-    prepared = prepare_pt2e(exported, quantizer)
+    prepared = (prepare_qat_pt2e if training else prepare_pt2e)(exported, quantizer)
     middle = time.perf_counter()
     with torch.no_grad():
         prepared(*args)
+    if training:
+        move_exported_model_to_eval(prepared)
     again = time.perf_counter()
     convert_pt2e(prepared)
     return {"prepare": middle - began, "convert": time.perf_counter() - again}
@@ -55,22 +59,25 @@ def torchao(model: torch.nn.Module, args: tuple[torch.Tensor, ...]) -> dict[str,
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", type=Path)
-    parser.add_argument("--only", choices=("ours", "torchao"))
+    parser.add_argument("--only", choices=("calibrated", "trained"))
     options = parser.parse_args()
     warnings.simplefilter("ignore")
     torch.set_num_threads(THREADS)
     torch.manual_seed(0)
     subject = next(s for s in SUBJECTS if s.name == "resnet-50")
-    model, args = subject.build().eval(), subject.inputs(1)
+    model, args = subject.build().eval(), subject.inputs(2)
     results: dict[str, Any] = {}
-    for side in (ours, torchao):
-        if options.only in (None, side.__name__):
-            results[side.__name__] = side(model, args)
-            print(side.__name__, {k: round(v, 2) for k, v in results[side.__name__].items()}, flush=True)
-    if len(results) == 2:
-        total = {name: sum(seconds.values()) for name, seconds in results.items()}
-        results["times_faster"] = total["torchao"] / total["ours"]
-        print(f"{results['times_faster']:.1f} times faster")
+    for name, training in (("calibrated", False), ("trained", True)):
+        if options.only not in (None, name):
+            continue
+        found: dict[str, Any] = {side.__name__: side(model, args, training) for side in (ours, torchao)}
+        total = {side: sum(seconds.values()) for side, seconds in found.items()}
+        found["times_faster"] = total["torchao"] / total["ours"]
+        results[name] = found
+        print(
+            f"{name}: {total['ours']:.2f} s, torchao {total['torchao']:.2f} s, {found['times_faster']:.1f} times",
+            flush=True,
+        )
     if options.json is not None:
         options.json.write_text(json.dumps(results, indent=2) + "\n")
 

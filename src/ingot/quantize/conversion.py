@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from ingot import collector
 from ingot import torch_internals as internals
 from ingot.errors import QuantizeError, explain
 from ingot.passes.dce import dce
@@ -43,8 +44,9 @@ def convert(prepared: Prepared) -> Program:
     Raises QuantizeError where a value was never seen: calibrate first.
     """
     began = time.perf_counter()
-    program, table = _frozen(prepared)
-    count = _Conversion(program, table, prepared).run()
+    with collector.paused():
+        program, table = _frozen(prepared)
+        count = _Conversion(program, table, prepared).run()
     seconds = time.perf_counter() - began
     before = len(plan_of(prepared).base.graph.nodes)
     program.history = (*program.history, Step("convert", count, seconds, before, len(program.graph.nodes)))

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import fx, nn
 
-from ingot import passes
+from ingot import collector, passes
 from ingot.passes.functionalize import without_private_writes
 from ingot.program import metadata
 from ingot.program.cutting import graph_modules
@@ -86,8 +86,9 @@ def prepare(program: Program, recipe: Recipe | Annotator) -> Prepared:
     `recipe` is one of ours, or a Quantizer of torchao. The program given is not changed. Batch norm is folded and
     dropout is gone: what is observed is what will run.
     """
-    base = evaluated(program)
-    return Prepared(base, _table(base, recipe), simulates=False)
+    with collector.paused():
+        base = evaluated(program)
+        return Prepared(base, _table(base, recipe), simulates=False)
 
 
 def _table(base: Program, recipe: Recipe | Annotator) -> Table:
