@@ -98,6 +98,9 @@ long-shapes: setup  ## every float32 sample of torch's operators through shape a
 long-shapes-programs: setup  ## shape analysis of 600 random programs with loops and branches
 	@$(BIN)/python -m pytest -q -m slow tests/program/shapes
 
+long-torchao: setup  ## quantization-aware training beside torchao's, to docs/reports/quantize_torchao.md
+	@$(BIN)/python -m tests.quantize.against_torchao --write docs/reports/quantize_torchao.md
+
 report-quantize: setup  ## accuracy of quantized models that are trained here, to docs/reports/quantize.md
 	@$(BIN)/python benchmarks/accuracy.py --write docs/reports/quantize.md
 
