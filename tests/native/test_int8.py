@@ -255,3 +255,18 @@ def test_convolutions_of_floats_with_integers_are_convolutions(groups: int) -> N
     with torch.no_grad():
         off = (assemble(program, module)(x).double() - exact).abs().max()
         assert off <= 4 * max((layer(x).double() - exact).abs().max(), 1e-5 * exact.abs().max())
+
+
+def test_a_padded_tensor_stays_integers() -> None:
+    """What is dequantized only to be padded is never a buffer of floats, nor is what is padded by nothing."""
+
+    class Padded(Layer):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            x = through(F.relu(x), self.scale, self.zero, self.dtype)
+            return super().forward(F.pad(F.pad(x, (0, 0, 0, 0)), (0, 1, 0, 1)))
+
+    layer, (x,) = Padded(16, 16, (3, 3)).eval(), inputs((1, 16, 9, 9))
+    program, module = lowered(layer, (x,))
+    written = {store.buffer for step in module.steps for store in getattr(step, "stores", ())}
+    assert {module.buffers[name].dtype for name in written if name[0] == "t"} == {"uint8"}
+    assert torch.equal(assemble(program, module)(x), layer(x))

@@ -142,12 +142,22 @@ def dequantized(quantized: Quantized) -> Tensor:
             value = ops.call("sub", value, quantized.parameter(ops, quantized.zero, index, "float32"))
         return ops.call("mul", value, quantized.parameter(ops, quantized.scale, index, "float32"))
 
-    order, margin = None, None
+    margin = None
     if isinstance(whole.data, Lazy):
         order, margin = whole.data.order, whole.data.margin
+    else:
+        order = _order(whole.data.strides)
     if margin is not None:
         margin = (dequantized(replace(quantized, integers=margin[0])), margin[1])
     return Tensor(whole.shape, "float32", Lazy(load, whole.cost + 1, order, margin, quantized))
+
+
+def _order(strides: Sequence[Size]) -> tuple[int, ...] | None:
+    """The physical order of dims, where their strides are known."""
+    steps = [step for step in strides if isinstance(step, int)]
+    if len(steps) < len(strides) or 0 in steps:
+        return None
+    return tuple(sorted(range(len(steps)), key=lambda d: (-steps[d], d)))
 
 
 def quantized_of(tensor: Tensor | None) -> Quantized | None:

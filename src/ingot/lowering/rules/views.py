@@ -14,7 +14,7 @@ from ingot.lowering.expr import Expr, Size, bounds, divide, known, largest, rema
 from ingot.lowering.ir import Bind
 from ingot.lowering.lower import Lowering, lowers
 from ingot.lowering.refusing import Unsupported
-from ingot.lowering.values import Index, Lazy, Tensor
+from ingot.lowering.values import Index, Lazy, Tensor, quantized_of
 
 aten = torch.ops.aten
 
@@ -319,7 +319,12 @@ def pad(low: Lowering, x: Tensor, padding: Sequence[Size], *more: Any, **kwargs:
     if mode != "constant":
         return _padded_from_inside(low, x, padding, mode)
     shape, dtype = low.shape_of(low.out), low.out_dtype
-    if x.cost > 1:
+    if all(p == 0 for p in padding):
+        return x
+    found = quantized_of(x)
+    if found is not None:
+        low.keep(found.integers)
+    elif x.cost > 1:
         low.realize(x)  # where it is computed it may still join what computes it; behind a margin it may not
     before: list[Size] = [0] * x.rank
     for k in range(len(padding) // 2):
