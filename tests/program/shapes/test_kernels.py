@@ -86,6 +86,11 @@ def test_how_many_values_there_are_hangs_on_a_size() -> None:
     assert all(contains(found, torch.zeros(size, 2).split(5)) for size in (3, 5, 7, 20))
 
 
+def test_an_operator_that_reads_values_is_no_refusal() -> None:
+    places = TensorType(torch.int64, CPU, (3,))
+    assert result_type(torch.tensor_split, (f32(5, 5, 5), places), {}) is UNKNOWN
+
+
 def test_what_the_meta_device_takes_and_fakes_refuse() -> None:
     """On the meta device a convolution takes a bias of any size."""
     found = result_type(aten.conv2d.default, (f32(1, 3, 4, 4), f32(3, 3, 3, 3), f32(None)), {})

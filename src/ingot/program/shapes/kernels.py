@@ -388,7 +388,7 @@ def _on_meta(sizes: list[int], dtype: torch.dtype, device: torch.device | None) 
 
 
 # What only a tensor without values says.
-_VALUELESS = ("data pointer", "storage", "fake", "meta")
+_VALUELESS = ("data pointer", "not allocated", "storage", "fake", "meta")
 
 
 def _is_refusal(failure: Exception) -> bool:
