@@ -10,7 +10,7 @@ norm = aten.batch_norm(conv, w, b, mean, var, False, 0.1, 1e-5, True)
 from __future__ import annotations
 
 import operator
-from collections import Counter
+from collections import ChainMap, Counter
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -33,6 +33,7 @@ from ingot.program.signature import MUTATION_KINDS, STATE_KINDS, Input, InputKin
 
 aten = torch.ops.aten
 
+_ORDER = (InputKind.TOKEN, InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT)
 _PREFIX = {InputKind.PARAMETER: "p", InputKind.BUFFER: "b", InputKind.CONSTANT: "c"}
 # A graph of these is smaller than what they make.
 _SMALLER_AS_A_CALL = frozenset(
@@ -105,6 +106,7 @@ class Folding:
         self.written = {o.target for o in program.signature.outputs if o.kind in MUTATION_KINDS}
         self.specs = {i.name: i for i in program.signature.inputs if i.kind in STATE_KINDS}
         inputs = [n for n in program.graph.nodes if n.op == "placeholder"]
+        self.placeholders = {n.name: n for n in inputs}
         self.used = {n.name for n in inputs if n.users}
         modes = (internals.fake_mode_of(t) for n in inputs for t in metadata.tensors_in(metadata.value_of(n)))
         self.mode = next((m for m in modes if m is not None), None) or internals.new_fake_mode()[0]
@@ -160,19 +162,23 @@ class Folding:
     def _add_state(self, tensor: torch.Tensor, key: str, kind: InputKind, after: Input | None) -> fx.Node:
         """Behind the state `after`, or else the last of its kind."""
         program, graph = self.program, self.program.graph
-        key = unique(key, {*program.state_dict, *program.constants})
-        name = unique(f"{_PREFIX[kind]}_{identifier(key)}", {n.name for n in graph.nodes})
-        spec = Input(kind, name, key)
+        key = unique(key, ChainMap(program.state_dict, program.constants))
+        name = f"{_PREFIX[kind]}_{identifier(key)}"
         inputs = list(program.signature.inputs)
-        order = [InputKind.TOKEN, InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT]
-        before = order[: order.index(kind) + 1]
-        index = inputs.index(after) + 1 if after is not None else sum(i.kind in before for i in inputs)
-        placeholders = [n for n in graph.nodes if n.op == "placeholder"]
-        position = sum(i.kind is not InputKind.LITERAL for i in inputs[:index])
-        following = placeholders[position] if position < len(placeholders) else _first_call(graph)
-        with graph.inserting_before(following):
+        if after is not None:
+            index = inputs.index(after) + 1
+        else:
+            before = _ORDER[: _ORDER.index(kind) + 1]
+            index = next((i for i in range(len(inputs), 0, -1) if inputs[i - 1].kind in before), 0)
+        rest = (self.placeholders[i.name] for i in inputs[index:] if i.kind is not InputKind.LITERAL)
+        with graph.inserting_before(next(rest, None) or _first_call(graph)):
             node = graph.placeholder(name)
-        node.name = node.target = name
+        if node.name != name:  # one that was taken once, if not now
+            name = unique(name, {n.name for n in graph.nodes if n is not node})
+            node.name = name
+        node.target = name
+        spec = Input(kind, name, key)
+        self.placeholders[name] = node
         metadata.set_value(node, internals.fake_dense(self.mode, tensor, tensor.requires_grad))
         inputs.insert(index, spec)
         program.signature = replace(program.signature, inputs=tuple(inputs))

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 aten = torch.ops.aten
 _CONVOLUTIONS = ("conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d")
+_AT_ONCE = 1 << 17  # elements
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,10 +125,16 @@ def _folded(
     scale = (var + eps).rsqrt() * (1.0 if gamma is None else gamma)
     shift = ((0.0 if bias is None else bias.double()) - mean) * scale + (0.0 if beta is None else beta)
     tail = (1,) * (weight.dim() - 2)
-    scaled = torch.empty_like(weight, memory_format=torch.contiguous_format)
     if groups is None:
-        torch.mul(weight, scale.view(-1, 1, *tail), out=scaled)
-    else:
-        parts = (groups, -1, *weight.shape[1:])
-        torch.mul(weight.reshape(parts), scale.view(groups, 1, -1, *tail), out=scaled.view(parts))
-    return scaled, shift.to(weight.dtype)
+        return _scaled(weight, scale.view(-1, 1, *tail)), shift.to(weight.dtype)
+    parts = weight.reshape(groups, -1, *weight.shape[1:])
+    return _scaled(parts, scale.view(groups, 1, -1, *tail)).view(weight.shape), shift.to(weight.dtype)
+
+
+def _scaled(weight: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+    """Each row times its factors, in float64: so many rows at a time that the cache holds them."""
+    made = torch.empty_like(weight, memory_format=torch.contiguous_format)
+    rows = max(1, _AT_ONCE // max(1, weight[:1].numel()))
+    for piece, source, factors in zip(made.split(rows), weight.split(rows), scale.split(rows), strict=True):
+        piece.copy_(source.to(torch.float64, copy=True).mul_(factors))
+    return made

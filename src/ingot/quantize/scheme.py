@@ -91,7 +91,8 @@ def range_of(tensor: torch.Tensor, scheme: Scheme) -> Range:
     if scheme.granularity == "tensor" or tensor.dim() == 0:
         low, high = torch.aminmax(tensor)
     elif scheme.granularity == "channel":
-        low, high = torch.aminmax(tensor.transpose(0, scheme.axis).flatten(1), dim=1)
+        rows = tensor.transpose(0, scheme.axis).flatten(1)
+        low, high = rows.amin(1), rows.amax(1)  # each several times faster than both at once
     elif scheme.granularity == "token":
         low, high = torch.aminmax(tensor, dim=-1, keepdim=True)
     else:
