@@ -18,6 +18,7 @@ from torch.nn import functional as F
 
 from ingot.codegen.compiled import Compiled
 from ingot.codegen.isa import ISAS, Isa, missing_features
+from ingot.lowering.cost import effort, flops
 from ingot.lowering.ir import Convolution, Product, Siblings, Step, Strips
 from tests.native.building import assemble, lowered
 from tests.native.integers import LIMITS, Inverted, Layer, Q, inputs, through
@@ -214,6 +215,17 @@ def test_what_is_no_product_of_integers_is_one_of_floats() -> None:
     program, module = lowered(layer, (x,))
     assert [step.factors for step in steps_of(module.steps)] == ["same"]
     torch.testing.assert_close(assemble(program, module)(x), layer(x))
+
+
+def test_four_bytes_are_multiplied_in_the_time_of_one_float() -> None:
+    """What the profiler holds a kernel against; a depthwise convolution multiplies floats."""
+    for layer, x, bytes_at_once in (
+        (Layer(64, 32), torch.zeros(20, 64), 4),
+        (Layer(16, 32, (3, 3)), torch.zeros(1, 16, 8, 8), 4),
+        (Layer(16, 16, (3, 3), options={"groups": 16}), torch.zeros(1, 16, 8, 8), 1),
+    ):
+        (step,) = steps_of(lowered(layer.eval(), (x,))[1].steps)
+        assert step.factors == "int8" and effort(step) * bytes_at_once == flops(step) > 0
 
 
 def test_integers_stay_integers_between_layers() -> None:

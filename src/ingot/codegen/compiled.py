@@ -112,6 +112,7 @@ class Compiled:
                 launch.origin.source,
                 seconds,
                 _known(launch.flops, sizes),
+                _known(launch.effort, sizes),
                 _known(launch.bytes, sizes),
             )
             for launch, seconds in zip(self._source.launches, medians(runs), strict=True)

@@ -23,7 +23,7 @@ from ingot.codegen.routines import routine_kernel
 from ingot.codegen.scans import scan_kernel
 from ingot.codegen.strips import strips_kernel
 from ingot.errors import UnsupportedOperator, explain
-from ingot.lowering.cost import flops, traffic
+from ingot.lowering.cost import effort, flops, traffic
 from ingot.lowering.expr import Expr, Size, largest
 from ingot.lowering.ir import (
     Attention,
@@ -64,6 +64,7 @@ class Launch:
     kernel: str
     origin: Origin
     flops: Size
+    effort: Size
     bytes: Size
 
 
@@ -319,7 +320,7 @@ class _File:
             self.line(f"if (!ig_reserve_more_scratch(run, {run_size(kernel.scratch)})) return;")
         else:
             self.scratch.append(kernel.scratch)
-        self.launches.append(Launch(name, origin, flops(step), traffic(step, self.module.buffers)))
+        self.launches.append(Launch(name, origin, flops(step), effort(step), traffic(step, self.module.buffers)))
         numbers = (self._site(str(origin)), run_size(kernel.total), run_size(kernel.grain))
         arguments = ", ".join([str(len(self.launches) - 1), name, *map(str, numbers), *(kernel.buffers or ["0"])])
         self.line(f"LAUNCH({arguments});  /* {_comment(origin)} */")

@@ -13,7 +13,10 @@ from ingot.codegen.limits import Limits
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One launch of a kernel: seconds (median of the runs), and the work it must do at least."""
+    """One launch of a kernel: seconds (median of the runs), and the work it must do at least.
+
+    `effort` is `flops` as operations on float32, of which one takes as long as two on bfloat16 or four on bytes.
+    """
 
     kernel: str
     op: str
@@ -21,6 +24,7 @@ class Row:
     source: str
     seconds: float
     flops: int
+    effort: int
     bytes: int
 
     @property
@@ -46,7 +50,7 @@ class Profile:
     def of_peak(self, row: Row) -> float:
         """The least time that the row's work takes on this machine, over the time it took. Bytes that a cache holds
         may come faster than from memory: above 1 a row was not held up by memory at all."""
-        return self.limits.seconds(row.flops, row.bytes) / row.seconds if row.seconds else 0.0
+        return self.limits.seconds(row.effort, row.bytes) / row.seconds if row.seconds else 0.0
 
     def by_kernel(self) -> list[Row]:
         """One row a kernel, the longest first."""
@@ -88,7 +92,9 @@ class Profile:
                 f"{row.kernel:<8}{row.seconds * 1e3:>9.3f}{share:>8.1%}{calls[row.kernel]:>7}{row.gflops:>10.1f}"
                 f"{row.gbytes:>8.1f}{self.of_peak(row):>9.0%}  {row.op}  {row.module}"
             )
-        peak = f"peak: {self.limits.flops / 1e9:.0f} GFLOP/s, {self.limits.bytes / 1e9:.0f} GB/s, measured here"
+        peak = (
+            f"peak: {self.limits.flops / 1e9:.0f} GFLOP/s of float32, {self.limits.bytes / 1e9:.0f} GB/s, measured here"
+        )
         return "\n".join([*lines, f"{'all':<8}{self.seconds * 1e3:>9.3f}  {peak}"])
 
 
@@ -104,6 +110,7 @@ def _grouped(rows: Iterable[Row], key: Callable[[Row], str]) -> list[Row]:
             group[0].source,
             sum(row.seconds for row in group),
             sum(row.flops for row in group),
+            sum(row.effort for row in group),
             sum(row.bytes for row in group),
         )
         for group in groups.values()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from ingot.lowering.expr import Size, product
 from ingot.lowering.ir import (
     BYTES,
+    TOGETHER,
     Attention,
     AttentionGradient,
     Buffer,
@@ -49,6 +50,19 @@ def flops(step: Step) -> Size:
         case Scan():
             return product([loop.extent for loop in (*step.loops, step.over)]) * _operations(step)
     return 0
+
+
+def effort(step: Step) -> Size:
+    """The same, as operations on float32: an instruction multiplies two bfloat16, or four bytes, in the same time."""
+    match step:
+        case Nest() | Siblings() | Strips():
+            total: Size = 0
+            for inner in step.steps:
+                total = total + effort(inner)
+            return total
+        case Product() | Convolution() if not (isinstance(step, Convolution) and step.way == "depthwise"):
+            return flops(step) // TOGETHER[step.factors]
+    return flops(step)
 
 
 def _operations(step: Map | Reduce | Scan) -> int:
