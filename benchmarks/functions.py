@@ -28,9 +28,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-sys.path[0] = str(Path(__file__).resolve().parent.parent)  # not this folder: onnx.py would hide the package of its name
-os.environ.setdefault("TORCHINDUCTOR_FORCE_DISABLE_CACHES", "1")
-os.environ.setdefault("INGOT_DISABLE_CACHE", "1")
+if __name__ == "__main__":
+    # Not this folder: onnx.py would hide the package of its name.
+    sys.path[0] = str(Path(__file__).resolve().parent.parent)
+    os.environ.setdefault("TORCHINDUCTOR_FORCE_DISABLE_CACHES", "1")
+    os.environ.setdefault("INGOT_DISABLE_CACHE", "1")
 
 import torch
 import torch.nn.functional as F

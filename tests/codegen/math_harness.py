@@ -95,6 +95,7 @@ CONVERSIONS = [
     "f16_to_f32",
     "bf16_to_f32",
 ]
+ROUNDINGS = {"nearest": "i32", "whole": "f32"}
 INTEGERS = ("i8", "i16", "i32", "i64", "u8", "u16", "u32", "u64")
 INTEGER_OPS = ("truncdiv", "floordiv", "truncmod", "remainder")
 
@@ -125,6 +126,9 @@ def loops() -> dict[str, str]:
         source, target = (TYPES[side][0] for side in name.split("_to_"))
         fn = f"ig_{name}"
         loop(fn, f"const {source} *restrict x, {target} *restrict y", f"y[i] = {fn}(x[i]);")
+    for name, target in ROUNDINGS.items():
+        fn = f"ig_{name}_f32"
+        loop(fn, f"const float *restrict x, {TYPES[target][0]} *restrict y", f"y[i] = {fn}(x[i]);")
     for kind in INTEGERS:
         c = TYPES[kind][0]
         both = f"const {c} *restrict a, const {c} *restrict b, {c} *restrict y"

@@ -145,6 +145,22 @@ class TestFloatDivision:
             same_floats(got, torch.stack(want).numpy())
 
 
+class TestNearest:
+    def test_halves_go_to_the_even_one(self, lib: ctypes.CDLL) -> None:
+        """Both are for numbers between -2^22 and 2^22."""
+        rng = numpy.random.default_rng(9)
+        whole = rng.integers(-(2**22) + 1, 2**22, 20_000)
+        near = [whole + step for step in (0, 0.5, 0.25, -0.25, 2**-23)]
+        x = numpy.concatenate([*near, rng.normal(0, 3, 5_000), [0.0, -0.0, 0.5, -0.5, 1.5, 1e-30]]).astype(
+            numpy.float32
+        )
+        x = x[numpy.abs(x) < 2**22]
+        (got,) = call(lib, "ig_nearest_f32", x, outputs=["i32"])
+        numpy.testing.assert_array_equal(got, numpy.rint(x).astype(numpy.int32))
+        (got,) = call(lib, "ig_whole_f32", x, outputs=["f32"])
+        numpy.testing.assert_array_equal(got, numpy.rint(x))
+
+
 class TestScaling:
     @pytest.mark.parametrize("kind", ["f32", "f64"])
     def test_ldexp_rounds_once(self, lib: ctypes.CDLL, kind: str) -> None:
