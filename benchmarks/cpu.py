@@ -38,6 +38,7 @@ from torch import nn
 import ingot
 from benchmarks import report
 from benchmarks.models import SUBJECTS, THREADS, Subject, gflop
+from benchmarks.peers import onnx_runtime, openvino
 from ingot.codegen.limits import Limits, measured
 from ingot.timing import in_turn
 
@@ -156,8 +157,8 @@ def prepared(
         if not {"ONNX Runtime", "OpenVINO"} <= without:
             try:
                 torch.onnx.export(model, inputs, path, dynamo=True, verbose=False)
-                makers["ONNX Runtime"] = lambda: _onnx_runtime(path, inputs)
-                makers["OpenVINO"] = lambda: _openvino(path, inputs)
+                makers["ONNX Runtime"] = lambda: onnx_runtime(path, inputs)
+                makers["OpenVINO"] = lambda: openvino(path, inputs)
             except Exception as failure:
                 row.failures["ONNX Runtime"] = row.failures["OpenVINO"] = f"export: {failure}"[:200]
         for name in PEERS:
@@ -221,27 +222,6 @@ def _ingot(model: nn.Module, inputs: tuple[torch.Tensor, ...], row: Row) -> Call
 def _ingot_narrow(model: nn.Module, inputs: tuple[torch.Tensor, ...]) -> Callable[[], torch.Tensor]:
     compiled = ingot.compile(model, inputs, threads=THREADS, cache=False, precision="bfloat16")
     return lambda: compiled(*inputs)
-
-
-def _onnx_runtime(path: Path, inputs: tuple[torch.Tensor, ...]) -> Callable[[], torch.Tensor]:
-    import onnxruntime
-
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = THREADS
-    options.inter_op_num_threads = 1
-    session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
-    feed = {given.name: x.numpy() for given, x in zip(session.get_inputs(), inputs, strict=True)}
-    return lambda: torch.from_numpy(session.run(None, feed)[0])
-
-
-def _openvino(path: Path, inputs: tuple[torch.Tensor, ...]) -> Callable[[], torch.Tensor]:
-    import openvino
-
-    core = openvino.Core()
-    settings = {"INFERENCE_NUM_THREADS": THREADS, "PERFORMANCE_HINT": "LATENCY", "INFERENCE_PRECISION_HINT": "f32"}
-    request = core.compile_model(core.read_model(str(path)), "CPU", settings).create_infer_request()
-    feed = [x.numpy() for x in inputs]
-    return lambda: torch.from_numpy(request.infer(feed, share_inputs=True, share_outputs=True)[0])
 
 
 # ---------------------------------------------------------------------- the report

@@ -33,6 +33,7 @@ from torch import nn
 import ingot
 from benchmarks import report
 from benchmarks.models import SUBJECTS, THREADS, Subject
+from benchmarks.peers import onnx_runtime, openvino
 from ingot.timing import in_turn
 
 PAUSE = 0.3  # seconds before each turn
@@ -156,7 +157,7 @@ def prepared(
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "model.onnx"
         ingot.export_onnx(program, path, verify=False)
-        for name, make in zip(PEERS, (_onnx_runtime, _openvino), strict=True):
+        for name, make in zip(PEERS, (onnx_runtime, openvino), strict=True):
             try:
                 calls[name] = make(path, inputs)
                 calls[name]()
@@ -164,27 +165,6 @@ def prepared(
                 calls.pop(name, None)
                 row.failures[name] = f"{type(failure).__name__}: {failure}"[:200]
     return calls
-
-
-def _onnx_runtime(path: Path, inputs: tuple[torch.Tensor, ...]) -> Callable[[], torch.Tensor]:
-    import onnxruntime
-
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = THREADS
-    options.inter_op_num_threads = 1
-    session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
-    feed = {given.name: x.numpy() for given, x in zip(session.get_inputs(), inputs, strict=True)}
-    return lambda: torch.from_numpy(session.run(None, feed)[0])
-
-
-def _openvino(path: Path, inputs: tuple[torch.Tensor, ...]) -> Callable[[], torch.Tensor]:
-    import openvino
-
-    core = openvino.Core()
-    settings = {"INFERENCE_NUM_THREADS": THREADS, "PERFORMANCE_HINT": "LATENCY", "INFERENCE_PRECISION_HINT": "f32"}
-    request = core.compile_model(core.read_model(str(path)), "CPU", settings).create_infer_request()
-    feed = [x.numpy() for x in inputs]
-    return lambda: torch.from_numpy(request.infer(feed, share_inputs=True, share_outputs=True)[0])
 
 
 # ---------------------------------------------------------------------- the report
