@@ -2,12 +2,13 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.setup-done
+TORCHAO := $(VENV)/torchao
 TORCH  := $(shell sed -n 's/^\(torch==[^ ]*\).*/\1/p' requirements-dev.txt)
 PIP    := $(BIN)/python -m pip install -qq --disable-pip-version-check
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test check long long-passes long-samples bench-bfloat16 bench-capture bench-cpu bench-decoding bench-functions bench-growth bench-onnx bench-passes bench-preparing bench-quantize bench-start \
-        long-onnx-samples long-shapes long-shapes-programs report-onnx-zoo report-quantize report-road report-torchscript format clean
+        long-onnx-samples long-shapes long-shapes-programs long-torchao report-onnx-zoo report-quantize report-road report-torchscript format clean
 
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1 — \2/p' $(MAKEFILE_LIST)
@@ -26,6 +27,11 @@ $(STAMP): requirements-dev.txt pyproject.toml
 	@$(PIP) -r requirements-dev.txt
 	@echo "setup: ingot itself, editable"
 	@$(PIP) --no-deps --no-build-isolation -e .
+	@touch $@
+
+$(TORCHAO): requirements-torchao.txt $(STAMP)
+	@echo "setup: torchao, apart from the rest"
+	@$(PIP) --no-deps --upgrade --target $@ -r requirements-torchao.txt
 	@touch $@
 
 demo: setup  ## ResNet-50 and BERT-base compiled, beside eager, saved, and run without torch
@@ -74,8 +80,8 @@ bench-bfloat16: setup  ## precision="bfloat16" beside float32, to benchmarks/res
 	@$(BIN)/python benchmarks/cpu.py --batch 1 --precision bfloat16 --without eager torch.compile "ONNX Runtime" OpenVINO \
 		--json benchmarks/results/bfloat16.json
 
-bench-quantize: setup  ## int8 beside float32, ONNX Runtime and OpenVINO, to benchmarks/results/quantize.json
-	@$(BIN)/python benchmarks/quantize.py
+bench-quantize: setup $(TORCHAO)  ## int8 beside float32, ONNX Runtime and OpenVINO, to benchmarks/results/quantize.json
+	@PYTHONPATH=$(TORCHAO) $(BIN)/python benchmarks/quantize.py
 
 bench-decoding: setup  ## one token of a Llama with weights of 32, 8 and 4 bits, to benchmarks/results/decoding.json
 	@$(BIN)/python benchmarks/decoding.py
@@ -98,14 +104,14 @@ long-shapes: setup  ## every float32 sample of torch's operators through shape a
 long-shapes-programs: setup  ## shape analysis of 600 random programs with loops and branches
 	@$(BIN)/python -m pytest -q -m slow tests/program/shapes
 
-long-torchao: setup  ## quantization-aware training beside torchao's, to docs/reports/quantize_torchao.md
-	@$(BIN)/python -m tests.quantize.against_torchao --write docs/reports/quantize_torchao.md
+long-torchao: setup $(TORCHAO)  ## quantization-aware training beside torchao's, to docs/reports/quantize_torchao.md
+	@PYTHONPATH=$(TORCHAO) $(BIN)/python -m tests.quantize.against_torchao --write docs/reports/quantize_torchao.md
 
 report-quantize: setup  ## accuracy of quantized models that are trained here, to docs/reports/quantize.md
 	@$(BIN)/python benchmarks/accuracy.py --write docs/reports/quantize.md
 
-bench-preparing: setup  ## prepare and convert of ResNet-50 beside torchao, to benchmarks/results/preparing.json
-	@$(BIN)/python benchmarks/preparing.py --json benchmarks/results/preparing.json
+bench-preparing: setup $(TORCHAO)  ## prepare and convert of ResNet-50 beside torchao, to benchmarks/results/preparing.json
+	@PYTHONPATH=$(TORCHAO) $(BIN)/python benchmarks/preparing.py --json benchmarks/results/preparing.json
 
 report-torchscript: setup  ## every script of the tests beside torch's own converter, to docs/reports/torchscript.md
 	@$(BIN)/python -m tests.capture.script.report --write docs/reports/torchscript.md
