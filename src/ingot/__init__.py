@@ -12,6 +12,11 @@
     program = ingot.from_torchscript("m.pt", args)  # TorchScript, its loops and branches intact
     program = ingot.transform(program, [ingot.passes.autocast], check="numerics")
     program, count = ingot.rewrite(program, before, after, example_inputs)  # what looks like this becomes that
+    ingot.shapes_of(program, {"x": ("n", None)})    # what holds of every value's type and sizes in every run
+
+    prepared = ingot.quantize.prepare(program, ingot.quantize.int8_static())
+    ingot.quantize.calibrate(prepared, batches)
+    program = ingot.quantize.convert(prepared)      # whole numbers: compile, export or save it like any program
 
     compiled = ingot.compile(model, args, kwargs)   # or of a program
     compiled(*args, **kwargs)       # native code: torch tensors in and out

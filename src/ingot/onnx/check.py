@@ -1,7 +1,8 @@
 """Whether an ONNX file is what the program is: the checker, and ONNX Runtime against torch at several sizes.
 
 The error against float64 may be four times that of torch in the program's own dtypes against it, and no less than a
-few roundings of a number as large as the output's largest. Where ONNX Runtime has no kernel for something that the
+few roundings of a number as large as the output's largest. Where it is more, torch's error at inputs a rounding or two
+away counts as well: in one call it may be small by luck. Where ONNX Runtime has no kernel for something that the
 standard has, onnx's own reference implementation runs the file. A quantized model runs without ONNX Runtime's
 optimizer: that one rounds biases and activations to integers by itself, so that the file's own numbers cannot be seen.
 """

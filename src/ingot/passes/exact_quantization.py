@@ -29,10 +29,6 @@ def _to_floats(x: X, scale: Any, zero: Any) -> X:
     return made
 
 
-def _quantize(x: X, scale: Any, zero: Any, low: Any, high: Any, dtype: torch.dtype) -> X:
-    return _to_integers(x, scale, zero, low, high, dtype)
-
-
 def _dequantize(x: X, scale: Any, zero: Any, *_: Any, **__: Any) -> X:
     return _to_floats(x, scale, zero)
 
@@ -79,9 +75,9 @@ def _choose_by_token(x: X, dtype: torch.dtype) -> tuple[X, X]:
 
 
 _BY_NAME: dict[str, Callable[..., Any]] = {
-    **{f"quantize_per_tensor.{overload}": _quantize for overload in ("default", "tensor", "tensor2")},
+    **{f"quantize_per_tensor.{overload}": _to_integers for overload in ("default", "tensor", "tensor2")},
     **{f"dequantize_per_tensor.{overload}": _dequantize for overload in ("default", "tensor", "tensor2")},
-    "quantize_per_token.default": _quantize,
+    "quantize_per_token.default": _to_integers,
     "dequantize_per_token.default": _dequantize,
     "quantize_per_channel.default": _quantize_channels,
     "dequantize_per_channel.default": _dequantize_channels,

@@ -23,7 +23,7 @@ _AT_ONCE = 1 << 17  # elements
 
 
 @dataclass(frozen=True, slots=True)
-class _Layer:
+class Layer:
     """A convolution or linear layer: the placeholders of its weight and bias, and if it is transposed, its groups."""
 
     node: fx.Node
@@ -41,7 +41,8 @@ class _Layer:
             node.args = (node.args[0], weight, bias, *node.args[3:])
 
 
-def _layer(node: Any) -> _Layer | None:
+def layer_of(node: Any) -> Layer | None:
+    """The layer that a node computes, or None if it is none that a batch norm goes into."""
     if not isinstance(node, fx.Node) or not isinstance(node.target, internals.OpOverload) or node.kwargs:
         return None
     name, args = operator_of(node.target), node.args
@@ -50,16 +51,14 @@ def _layer(node: Any) -> _Layer | None:
         names = ("permute", "t", "transpose")
         if turned.op != "call_function" or operator_of(turned.target) not in names or len(turned.users) != 1:
             return None
-        return (
-            _Layer(node, turned.args[0], args[0] if name == "addmm" else None) if order_of(turned) == [1, 0] else None
-        )
+        return Layer(node, turned.args[0], args[0] if name == "addmm" else None) if order_of(turned) == [1, 0] else None
     if name not in (*_CONVOLUTIONS, "convolution", "linear"):
         return None
     bias = args[2] if len(args) > 2 else None
     if name == "convolution":
-        return _Layer(node, args[1], bias, int(args[8]) if args[6] else None)  # type: ignore[arg-type]
+        return Layer(node, args[1], bias, int(args[8]) if args[6] else None)  # type: ignore[arg-type]
     transposed = name.startswith("conv_transpose")
-    return _Layer(node, args[1], bias, int(args[6] if len(args) > 6 else 1) if transposed else None)  # type: ignore[arg-type]
+    return Layer(node, args[1], bias, int(args[6] if len(args) > 6 else 1) if transposed else None)  # type: ignore[arg-type]
 
 
 def operator_of(target: Any) -> str:
@@ -84,7 +83,7 @@ def fold_batch_norms(folding: Folding, level: Level) -> int:
 
 def _fold_batch_norm(folding: Folding, level: Level, norm: fx.Node, result: fx.Node, eps: float) -> bool:
     """Folds one batch norm, computed by `norm` and handed on by `result`, if it may be."""
-    layer = _layer(norm.args[0])
+    layer = layer_of(norm.args[0])
     if layer is None or len(layer.node.users) != 1 or {layer.node.name, result.name} & folding.named:
         return False
     weight, bias = folding.state(level, layer.weight), folding.state(level, layer.bias)

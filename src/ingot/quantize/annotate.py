@@ -64,10 +64,10 @@ class _Walk:
         linear = LINEAR_FORMS.get(node.target)
         if linear is not None and not node.kwargs:
             assert linear.weight is not None
-            weight, others = node.args[linear.weight], [n for n in node.all_input_nodes if n.op != "get_attr"]
-            matrix = self.folding.state(self.level, weight) is not None and len(metadata.value_of(weight).shape) == 2  # type: ignore[arg-type]
-            bias = others[0] if node.target is aten.addmm.default else None
-            if matrix and (bias is None or metadata.value_of(bias).dim() == 1):
+            weight: Any = node.args[linear.weight]
+            bias: Any = node.args[0] if node.target is aten.addmm.default else None
+            is_weight = self.folding.state(self.level, weight) is not None and metadata.value_of(weight).dim() == 2
+            if is_weight and (bias is None or metadata.value_of(bias).dim() == 1):
                 return linear
         return PRODUCTS.get(node.target)
 

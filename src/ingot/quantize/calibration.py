@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sized
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from ingot.errors import QuantizeError, explain
 from ingot.quantize.preparation import Prepared
-
-Runs = TypeVar("Runs", bound=Callable[..., Any])
 
 
 def feed(model: Callable[..., Any], item: Any) -> Any:

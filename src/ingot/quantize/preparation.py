@@ -16,6 +16,7 @@ import torch
 from torch import fx, nn
 
 from ingot import collector, passes
+from ingot.passes.fold_batch_norm import layer_of
 from ingot.passes.functionalize import without_private_writes
 from ingot.program import metadata
 from ingot.program.cutting import graph_modules
@@ -172,7 +173,8 @@ def weight_quantizer(weight: Weight, user: fx.Node, others: Mapping[str, nn.Modu
     if norm is None:
         return WeightQuantizer(weight.scheme, inner=inner, transposed=weight.transposed)
     eps: Any = norm.args[7]
-    return WeightQuantizer(weight.scheme, eps=float(eps), groups=_transposed_groups(user), inner=inner)
+    layer = layer_of(user)
+    return WeightQuantizer(weight.scheme, eps=float(eps), groups=layer.groups if layer else None, inner=inner)
 
 
 def fused_norm(node: fx.Node) -> fx.Node | None:
@@ -183,15 +185,6 @@ def fused_norm(node: fx.Node) -> fx.Node | None:
     if norm.target is not aten.batch_norm.default or norm.kwargs or norm.args[0] is not node or norm.args[4] is None:
         return None
     return norm
-
-
-def _transposed_groups(node: fx.Node) -> int | None:
-    name = str(node.target)
-    if "conv_transpose" in name:
-        return int(node.args[6]) if len(node.args) > 6 else 1  # type: ignore[arg-type]
-    if name.startswith("aten.convolution") and node.args[6]:
-        return int(node.args[8])  # type: ignore[arg-type]
-    return None
 
 
 def prepare_qat(program: Program, recipe: Recipe | Annotator) -> Prepared:

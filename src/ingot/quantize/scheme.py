@@ -67,9 +67,6 @@ class Parameters:
     scale: torch.Tensor
     zero_point: torch.Tensor
 
-    def same_as(self, other: Parameters) -> bool:
-        return torch.equal(self.scale, other.scale) and torch.equal(self.zero_point, other.zero_point)
-
 
 Range: TypeAlias = tuple[torch.Tensor, torch.Tensor]
 

@@ -19,7 +19,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import sympy
 import torch
@@ -46,6 +46,7 @@ _WAYS = 6
 _ANY_SIZE: Limits = (0, None)
 _ANY_NUMBER: Limits = (-(2**31), None)
 
+T = TypeVar("T")
 Bounds = Mapping[sympy.Symbol, tuple[int, int | None]]
 
 
@@ -416,37 +417,40 @@ def _agreed(worked: list[tuple[Sizes, Type]], told: list[Type], own: Mapping[str
         return None
 
     def agreed(found: list[Type], told: list[Type]) -> Type:
-        like = told[0]
-        if any(type(t) is not type(like) for t in (*found, *told)):
-            return UNKNOWN
-        if isinstance(like, TensorType):
-            upper = _joined(iter(told))
-            assert isinstance(upper, TensorType)
-            ranks = {t.rank for t in (*found, *told)}  # type: ignore[union-attr]
-            dtype = upper.dtype if all(f.dtype is upper.dtype for f in found) else None  # type: ignore[union-attr]
-            if len(ranks) > 1:
-                return TensorType(dtype, upper.device, None)
-            dims = [
-                one([_plain(f.dims[i]) for f in found], [t.dims[i] for t in told])  # type: ignore[union-attr, index]
-                for i in range(like.rank or 0)
-            ]
-            return TensorType(dtype, upper.device, tuple(dims))
-        if isinstance(like, TupleType):
-            if len({len(t.items) for t in (*found, *told)}) > 1:  # type: ignore[union-attr]
+        if (tensors := _all(TensorType, found, told)) is not None:
+            return of_tensors(*tensors)
+        if (tuples := _all(TupleType, found, told)) is not None:
+            (mine, theirs), length = tuples, len(tuples[1][0].items)
+            if any(len(t.items) != length for t in (*mine, *theirs)):
                 return UNKNOWN
             return TupleType(
-                tuple(
-                    agreed([f.items[i] for f in found], [t.items[i] for t in told])  # type: ignore[union-attr]
-                    for i in range(len(like.items))
-                )
+                tuple(agreed([f.items[i] for f in mine], [t.items[i] for t in theirs]) for i in range(length))
             )
-        if isinstance(like, NumberType):
-            if len({n.kind for n in (*found, *told)}) > 1:  # type: ignore[union-attr]
+        if (numbers := _all(NumberType, found, told)) is not None:
+            (got, said), kind = numbers, numbers[1][0].kind
+            if any(n.kind is not kind for n in (*got, *said)):
                 return UNKNOWN
-            return NumberType(like.kind, one([_plain(f.value) for f in found], [t.value for t in told]))  # type: ignore[union-attr]
-        return like if all(t == like for t in (*found, *told)) else UNKNOWN
+            return NumberType(kind, one([_plain(f.value) for f in got], [t.value for t in said]))
+        return told[0] if all(t == told[0] for t in (*found, *told)) else UNKNOWN
+
+    def of_tensors(found: list[TensorType], told: list[TensorType]) -> Type:
+        upper = _joined(iter(told))
+        assert isinstance(upper, TensorType)
+        dtype = upper.dtype if all(f.dtype is upper.dtype for f in found) else None
+        if len({t.rank for t in (*found, *told)}) > 1:
+            return TensorType(dtype, upper.device, None)
+        columns = zip(*(f.dims or () for f in found), strict=True), zip(*(t.dims or () for t in told), strict=True)
+        dims = [one([_plain(dim) for dim in mine], list(theirs)) for mine, theirs in zip(*columns, strict=True)]
+        return TensorType(dtype, upper.device, tuple(dims))
 
     return agreed([result for _, result in worked], told)
+
+
+def _all(kind: type[T], found: list[Type], told: list[Type]) -> tuple[list[T], list[T]] | None:
+    """Both lists, if everything in them is of this kind."""
+    mine: list[T] = [t for t in found if isinstance(t, kind)]
+    theirs: list[T] = [t for t in told if isinstance(t, kind)]
+    return (mine, theirs) if len(mine) == len(found) and len(theirs) == len(told) else None
 
 
 def _plain(value: Any) -> Any:
