@@ -190,6 +190,7 @@ def _placeholders(ex: Exporter) -> tuple[list[tuple[Tensor, str]], list[tuple[Te
                 tied[key] = made
             if spec.target in written:
                 state.append((made, str(spec.target)))
+                ex.written.add(made.value)
             ex.values[node] = made
         elif spec.kind is InputKind.TOKEN:
             continue

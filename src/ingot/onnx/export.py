@@ -57,6 +57,8 @@ class Exporter:
         self.node: fx.Node = next(iter(program.graph.nodes))
         self.draws = False  # whether the model draws random numbers
         self.dropped: list[tuple[fx.Node, str]] = []  # assertions, which ONNX has none of, with what they say
+        self.bounds: dict[ir.Value, tuple[float, float] | None] = {}  # what bounds.py found
+        self.written: set[ir.Value] = set()  # stored values that calls write to
         self._scopes = [Scope()]
         self._constants: dict[Any, Tensor] = {}
         self._taken: dict[str, int] = {}
@@ -374,9 +376,12 @@ class Exporter:
         return Tensor(value, torch.int8, tuple(tensor.shape))
 
     def known(self, x: Tensor) -> torch.Tensor | None:
-        """The numbers of a tensor that is part of the model."""
-        kept = x.value.const_value
-        return kept.raw if isinstance(kept, TorchTensor) and not x.value.is_graph_input() else None
+        """The numbers of a tensor that is part of the model and stays as it is."""
+        return self.stored(x.value)
+
+    def stored(self, value: ir.Value) -> torch.Tensor | None:
+        kept = value.const_value
+        return kept.raw if isinstance(kept, TorchTensor) and value not in self.written else None
 
     def number(self, value: Number, dtype: torch.dtype) -> Tensor:
         """A constant of rank 0."""

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from ingot.onnx.bounds import bounds
 from ingot.onnx.export import Exporter
 from ingot.onnx.registry import exports
 from ingot.onnx.values import Size, Tensor
@@ -30,8 +31,11 @@ def attention(
         return ex.full(ex.shape, 0.0, query.dtype)
     if scale is None and isinstance(width, int):
         scale = 1 / math.sqrt(width) if width else 1.0
+    if mask is not None and _hides_nothing(ex, query, mask):
+        mask = None
     if ex.opset >= 23 and _one_node(query, key, value, mask, scale):
-        made = ex.op("Attention", query, key, value, mask, is_causal=int(is_causal), scale=scale)
+        spread = ex.unsqueeze(mask, 0) if mask is not None and mask.rank == 3 else mask
+        made = ex.op("Attention", query, key, value, spread, is_causal=int(is_causal), scale=scale)
     else:
         if enable_gqa:
             key, value = (_repeated(ex, x, query.sizes[-3]) for x in (key, value))
@@ -43,13 +47,33 @@ def attention(
         if mask is not None:
             scores = ex.op("Add", scores, _added(ex, mask, query.dtype))
         made = ex.op("MatMul", ex.op("Softmax", scores, axis=-1), value)
-    return made if mask is None else _without_hidden_rows(ex, made, mask)
+    return made if mask is None or _every_row_sees(ex, mask) else _without_hidden_rows(ex, made, mask)
+
+
+def _hides_nothing(ex: Exporter, query: Tensor, mask: Tensor) -> bool:
+    """Whether a mask is all true, or all zeros to add; one that makes the result larger says that as well."""
+    open_ = 1.0 if mask.dtype is torch.bool else 0.0
+    return bounds(ex, mask) == (open_, open_) and query.sizes[:-2] == ex.shape[:-2]
+
+
+def _every_row_sees(ex: Exporter, mask: Tensor) -> bool:
+    """Whether it is known that each query sees some key."""
+    if mask.sizes[-1] == 0:
+        return False
+    if mask.dtype is not torch.bool:
+        found = bounds(ex, mask)
+        return found is not None and found[0] > -math.inf
+    value, node = mask.value, mask.value.producer()
+    while node is not None and node.op_type == "Expand" and node.inputs[0] is not None:  # the same rows more often
+        value, node = node.inputs[0], node.inputs[0].producer()
+    stored = ex.stored(value)
+    return stored is not None and stored.dim() > 0 and bool(stored.any(-1).all())
 
 
 def _one_node(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale: float | None) -> bool:
-    """Whether ONNX's Attention takes it: a batch, heads, and a mask of two dims or four."""
+    """Whether ONNX's Attention takes it: a batch, heads, and a mask of two dims or more."""
     rank = all(x.rank == 4 for x in (query, key, value))
-    return rank and scale is not None and (mask is None or mask.rank in (2, 4)) and query.dtype is not torch.float64
+    return rank and scale is not None and (mask is None or mask.rank >= 2) and query.dtype is not torch.float64
 
 
 def _factor(ex: Exporter, width: Size, scale: float | None, dtype: torch.dtype) -> Tensor:

@@ -193,17 +193,17 @@ def fmod(ex: Exporter, x: Any, y: Any) -> Tensor:
 
 @exports(aten.pow.Tensor_Scalar)
 def pow_number(ex: Exporter, x: Tensor, exponent: Any) -> Tensor:
-    """Small whole exponents are products; a half is a root."""
+    """Small whole exponents are products by what kernels do; a half is a root."""
     base = ex.cast(x, ex.dtype)
     if not isinstance(exponent, int | float):
         return binary(ex, "Pow", base, exponent)
     if exponent == 1:
         return base
+    if exponent in (2, 3) and ex.dtype.is_floating_point:
+        # A node of its own name: kernels multiply, and ONNX Runtime finds norms and tanh's GELU by it.
+        return ex.op("Pow", base, ex.number(float(exponent), ex.dtype))
     if exponent == 2 and ex.dtype is not torch.bool:
-        # A node of its own name: kernels square, and ONNX Runtime finds norms by it.
-        return ex.op("Pow", base, ex.number(2.0, ex.dtype)) if ex.dtype.is_floating_point else ex.op("Mul", base, base)
-    if exponent == 3 and ex.dtype.is_floating_point:
-        return ex.op("Mul", ex.op("Mul", base, base), base)
+        return ex.op("Mul", base, base)
     if exponent == 0.5:
         return ex.op("Sqrt", base)
     if exponent == -0.5:
