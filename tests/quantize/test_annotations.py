@@ -182,6 +182,131 @@ def test_a_derived_bias() -> None:
     torch.testing.assert_close(_trained(program, ByFunction(write))(X), program(X), rtol=0.05, atol=0.05)
 
 
+class OffByAHundredth(MinMax):
+    """A fake-quantizer that trains with a scale of its own, as torch's fused one does with symmetric weights."""
+
+    def __init__(self, **words: Any) -> None:
+        super().__init__(**words)
+        self.register_buffer("fake_quant_enabled", torch.tensor([1]))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        super().forward(x)
+        return torch.fake_quantize_per_tensor_affine(x, 1.01 * float(self.calculate_qparams()[0]), 0, *self.limits)
+
+
+def test_in_eval_mode_a_module_computes_what_is_converted() -> None:
+    spec = QuantizationSpec(observer_or_fake_quant_ctr=OffByAHundredth)
+
+    def write(n: dict[str, fx.Node]) -> dict[str, Annotation]:
+        return {"conv2d": Annotation({n["x"]: spec, n["p_a_weight"]: spec})}
+
+    module = prepare_qat(ingot.capture(Net().train(), (X,)), ByFunction(write)).train()
+    training = module(X)
+    seen = {name: tensor.clone() for name, tensor in module.named_buffers()}
+    converted = convert(module.eval())
+    torch.testing.assert_close(module(2 * X), converted(2 * X), rtol=1e-6, atol=1e-6)
+    assert all(torch.equal(tensor, seen[name]) for name, tensor in module.named_buffers())  # eval() learns nothing
+    assert (training - module(X)).abs().max() > 1e-4  # training is the fake-quantizer's own
+    for quantizer in module.modules():
+        if isinstance(quantizer, OffByAHundredth):
+            quantizer.fake_quant_enabled.zero_()
+    assert (module(2 * X) - converted(2 * X)).abs().max() > 1e-4  # and whoever turns it off has it off
+
+
+class Fake(MinMax):
+    """A fake-quantizer."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        super().forward(x)
+        return torch.fake_quantize_per_tensor_affine(x, float(self.calculate_qparams()[0]), 0, *self.limits)
+
+
+FAKE = QuantizationSpec(observer_or_fake_quant_ctr=Fake)
+
+
+class Siblings(nn.Module):
+    """One convolution in two places, each with a batch norm of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.conv, self.one, self.other = nn.Conv2d(2, 2, 1), nn.BatchNorm2d(2), nn.BatchNorm2d(2)
+        nn.init.constant_(self.one.weight, 30.0)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        made: torch.Tensor = self.other(self.conv(self.one(self.conv(x))))
+        return made
+
+
+def _between(n: dict[str, fx.Node]) -> dict[str, Annotation]:
+    """What lies between a convolution and its batch norm is quantized, so one cannot go into the other."""
+    convs = (n["conv2d"], n["conv2d_1"])
+    return {conv.name: Annotation({conv.args[0]: FAKE, n["p_conv_weight"]: FAKE}, FAKE) for conv in convs}
+
+
+def _tied(n: dict[str, fx.Node]) -> dict[str, Annotation]:
+    """A weight that two operators read cannot take the batch norm of either."""
+    convs = (n["conv2d"], n["conv2d_1"])
+    return {conv.name: Annotation({conv.args[0]: FAKE, n["p_conv_weight"]: FAKE}) for conv in convs}
+
+
+@pytest.mark.parametrize("write", [_between, _tied])
+def test_a_batch_norm_that_cannot_be_folded_is_not_trained_as_if(write: Any) -> None:
+    module = prepare_qat(ingot.capture(Siblings().train(), (X,)), ByFunction(write)).train()
+    for _ in range(3):
+        module(X).square().mean().backward()
+    made = convert(module.eval())
+    made.verify()
+    assert [t.dtype for t in made.state_dict.values()].count(torch.int8) == 1  # the weight is stored once
+    assert sum(n.target is aten.batch_norm.default for n in made.graph.nodes) == 2
+    torch.testing.assert_close(made(X), module(X), rtol=1e-4, atol=1e-4)
+
+
+def test_what_lies_between_a_convolution_and_its_batch_norm_stays_there() -> None:
+    class Between(Net):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm = nn.BatchNorm2d(2)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            made: torch.Tensor = self.norm(self.a(x))
+            return made
+
+    def write(n: dict[str, fx.Node]) -> dict[str, Annotation]:
+        return {"conv2d": Annotation({n["x"]: FAKE, n["p_a_weight"]: FAKE}, FAKE)}
+
+    module = prepare_qat(ingot.capture(Between().train(), (X,)), ByFunction(write)).train()
+    for _ in range(3):
+        module(X).square().mean().backward()
+    made = convert(module.eval())
+    assert [n.name for n in made.graph.nodes if n.target is aten.batch_norm.default] == ["batch_norm"]
+    assert parts(made)["batch_norm"].args[0].name == "conv2d_dequantized"
+    torch.testing.assert_close(made(X), module(X), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("trains", [False, True])
+def test_weights_may_share_their_parameters(trains: bool) -> None:
+    spec = FAKE if trains else SPEC
+
+    def write(n: dict[str, fx.Node]) -> dict[str, Annotation]:
+        shared = SharedQuantizationSpec((n["p_a_weight"], n["conv2d"]))
+        return {
+            "conv2d": Annotation({n["x"]: spec, n["p_a_weight"]: spec}),
+            "conv2d_1": Annotation({n["x"]: spec, n["p_b_weight"]: shared}),
+        }
+
+    model = Net()
+    with torch.no_grad():
+        model.b.weight.mul_(5)
+    program = ingot.capture(model.train(trains), (X,))
+    if trains:
+        made = _trained(program, ByFunction(write))
+    else:
+        made = convert(calibrate(prepare(program, ByFunction(write)), [(X,)], progress=False))
+    scales = [parts(made)[name].args[1].args[1] for name in ("conv2d", "conv2d_1")]
+    assert scales[0] == scales[1] == pytest.approx(float(program.state_dict["b.weight"].detach().abs().max()) / 127)
+
+
 def test_what_is_not_understood_is_told() -> None:
     program = ingot.capture(Net().eval(), (X,))
 

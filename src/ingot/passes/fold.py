@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import operator
 from collections import ChainMap, Counter
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import Any
@@ -46,13 +46,21 @@ _COPIES = (aten.clone.default, aten.alias.default, aten.detach.default, aten.lif
 
 
 @register(takes=FUNCTIONAL, exact=False, computes=True)
-def fold(program: Program, *, parameters: bool = False, batch_norm: bool = True, limit_bytes: int = 1 << 20) -> int:
+def fold(
+    program: Program,
+    *,
+    parameters: bool = False,
+    batch_norm: bool = True,
+    apart: Collection[str] = (),
+    limit_bytes: int = 1 << 20,
+) -> int:
     """Folds constants, in every graph; with `parameters`, parameters and buffers that are never written as well.
 
     A result that is larger than what it is made of by more than `limit_bytes` stays a computation. `batch_norm` in
-    evaluation goes into the convolution or linear layer before it, if that one serves nothing else.
+    evaluation goes into the convolution or linear layer before it, if that one serves nothing else and its node is
+    not called as one of `apart`.
     """
-    folding = Folding(program, parameters, limit_bytes)
+    folding = Folding(program, parameters, limit_bytes, apart)
     root = Level(program.graph_module)
     count = sum(fold_batch_norms(folding, level) for level in levels(root)) if batch_norm else 0
     follow(program, folding.names)
@@ -99,8 +107,10 @@ def levels(level: Level) -> Iterator[Level]:
 class Folding:
     """One run of the pass over one program."""
 
-    def __init__(self, program: Program, parameters: bool, limit_bytes: int) -> None:
-        self.program, self.parameters, self.limit = program, parameters, limit_bytes
+    def __init__(
+        self, program: Program, parameters: bool, limit_bytes: int, apart: Collection[str] = frozenset()
+    ) -> None:
+        self.program, self.parameters, self.limit, self.apart = program, parameters, limit_bytes, apart
         self.names: dict[str, str] = {}
         self.named = named_values(program)
         self.written = {o.target for o in program.signature.outputs if o.kind in MUTATION_KINDS}

@@ -84,7 +84,9 @@ def fold_batch_norms(folding: Folding, level: Level) -> int:
 def _fold_batch_norm(folding: Folding, level: Level, norm: fx.Node, result: fx.Node, eps: float) -> bool:
     """Folds one batch norm, computed by `norm` and handed on by `result`, if it may be."""
     layer = layer_of(norm.args[0])
-    if layer is None or len(layer.node.users) != 1 or {layer.node.name, result.name} & folding.named:
+    if layer is None or len(layer.node.users) != 1 or layer.node.name in folding.apart:
+        return False
+    if {layer.node.name, result.name} & folding.named:
         return False
     weight, bias = folding.state(level, layer.weight), folding.state(level, layer.bias)
     own = [n for n in (layer.weight, layer.bias) if n is not None]

@@ -24,16 +24,16 @@ from ingot import collector
 from ingot import torch_internals as internals
 from ingot.errors import QuantizeError, explain
 from ingot.passes.dce import dce
-from ingot.passes.fold import Folding, Level, levels
+from ingot.passes.fold import Folding, Level
 from ingot.program import metadata
 from ingot.program.module import tensor_at
 from ingot.program.program import Program, Step
 from ingot.program.signature import Input, InputKind
 from ingot.program.verifier import verify
-from ingot.quantize.preparation import Prepared, evaluated, following, plan_of
+from ingot.quantize.preparation import Prepared, evaluated, following, levels_by_path, plan_of, quantized_places
 from ingot.quantize.quantizers import WeightQuantizer, quantizer_of
 from ingot.quantize.scheme import SMALLEST, Parameters, Scheme, parameters_of, quantized, range_of
-from ingot.quantize.table import Derived, Group, How, Place, Point, Table, Weight, modules_by_path, nodes_by_place
+from ingot.quantize.table import Derived, Group, How, Place, Point, Table, Weight, nodes_by_place
 
 aten = torch.ops.aten
 
@@ -63,7 +63,8 @@ def _frozen(prepared: Prepared) -> tuple[Program, Table]:
     trained = base.copy()
     for held in (trained.state_dict, trained.constants):
         held.update({name: tensor_at(prepared, name) for name in held})
-    program = evaluated(trained, parameters=False)
+    apart = {place.node for place in quantized_places(plan.table)}
+    program = evaluated(trained, parameters=False, apart=apart)
     return program, _renamed(plan.table, nodes_by_place(base), nodes_by_place(program))
 
 
@@ -95,9 +96,9 @@ class _Conversion:
         self.program, self.table, self.quantizers = program, table, plan_of(prepared).quantizers
         self.nodes = nodes_by_place(program)
         self.folding = Folding(program, parameters=True, limit_bytes=0)
-        paths = {id(module): path for path, module in modules_by_path(program.graph_module).items()}
-        self.levels = {paths[id(level.module)]: level for level in levels(Level(program.graph_module))}
-        self.weights: dict[tuple[str, fx.Node, Scheme, How, bool], fx.Node] = {}
+        self.levels = levels_by_path(program)
+        self.families: dict[str, Any] = {}  # what learned the parameters of weights that did not train
+        self.weights: dict[tuple[str, fx.Node, Scheme, How | str, bool], fx.Node] = {}
 
     def run(self) -> int:
         table = self.table
@@ -106,7 +107,10 @@ class _Conversion:
         for group, point in table.points():
             self._point(group.scheme, found[group.name], point, current)
         quantizers: dict[str, Any] = dict(self.quantizers)
-        for weight in sorted(table.weights, key=lambda w: isinstance(w.how, Derived)):
+        ordered = sorted(table.weights, key=lambda w: isinstance(w.how, Derived))
+        for weight in ordered:  # all of a family before the first of it is stored
+            self._observe(weight, quantizers)
+        for weight in ordered:
             self._weight(weight, quantizers)
         dce(self.program)
         self.folding.drop_unused()
@@ -170,12 +174,11 @@ class _Conversion:
     def _weight(self, weight: Weight, quantizers: dict[str, Any]) -> None:
         user, level = self.nodes[weight.user], self.levels[weight.user.graph]
         source: Any = user.args[weight.index]
-        key = (weight.user.graph, source, weight.scheme, weight.how, weight.transposed)
+        key = (weight.user.graph, source, weight.scheme, weight.family or weight.how, weight.transposed)
         if key not in self.weights:
             spec = self.folding.state(level, source)
             assert spec is not None
-            tensor = self.program.state_of(spec).detach().float()
-            tensor = tensor.t().contiguous() if weight.transposed else tensor
+            tensor = self._tensor(weight)
             parameters = self._parameters_of(weight, tensor, quantizers)
             self.weights[key] = self._stored(level, user, source, spec, tensor, weight, parameters)
         if weight.transposed:
@@ -185,12 +188,26 @@ class _Conversion:
         else:
             user.args = (*user.args[: weight.index], self.weights[key], *user.args[weight.index + 1 :])
 
+    def _observe(self, weight: Weight, quantizers: dict[str, Any]) -> None:
+        """Shows a weight that did not train to what learns its parameters."""
+        if weight.how is None or isinstance(quantizers.get(weight.name), WeightQuantizer):
+            return
+        family = weight.family or weight.name
+        if family not in self.families:
+            self.families[family] = quantizer_of(weight.scheme, weight.how, quantizers, simulates=False)
+        quantizers[weight.name] = self.families[family]
+        self.families[family](self._tensor(weight))
+
+    def _tensor(self, weight: Weight) -> torch.Tensor:
+        """The weight as floats, as it is stored."""
+        source: Any = self.nodes[weight.user].args[weight.index]
+        spec = self.folding.state(self.levels[weight.user.graph], source)
+        assert spec is not None
+        tensor = self.program.state_of(spec).detach().float()
+        return tensor.t().contiguous() if weight.transposed else tensor
+
     def _parameters_of(self, weight: Weight, tensor: torch.Tensor, quantizers: dict[str, Any]) -> Parameters:
         quantizer = quantizers.get(weight.name)
-        if weight.how is not None and not isinstance(quantizer, WeightQuantizer):  # it did not train
-            quantizer = quantizer_of(weight.scheme, weight.how, quantizers, simulates=False)
-            quantizer(tensor)
-            quantizers[weight.name] = quantizer
         found = quantizer.parameters_found() if quantizer is not None else None
         return found or parameters_of(*range_of(tensor, weight.scheme), weight.scheme)
 

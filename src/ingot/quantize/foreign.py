@@ -119,7 +119,10 @@ class _Reading:
             for root, slots in members.items()
             if root not in weights
         ]
-        made = [Weight(names[slot], *place, *self._read([slot], names)) for slot, place in weights.items()]
+        made = []
+        for slot, place in weights.items():
+            scheme, how = self._read([slot], names)
+            made.append(Weight(names[slot], *place, scheme, how, family=names[self._root(slot)]))
         order = {name: index for index, name in enumerate(self.nodes)}
         made.sort(key=lambda w: (order[w.user.node], w.index))
         return Table(tuple(groups), tuple(made))

@@ -8,7 +8,7 @@ Both are one table and one inserter. Only the quantizers differ, and what happen
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +16,7 @@ import torch
 from torch import fx, nn
 
 from ingot import collector, passes
+from ingot.passes.fold import Folding, Level, levels
 from ingot.passes.fold_batch_norm import layer_of
 from ingot.passes.functionalize import without_private_writes
 from ingot.program import metadata
@@ -60,9 +61,11 @@ class Prepared(ProgramModule):
         for group in sorted(table.groups, key=lambda g: isinstance(g.how, Derived)):
             made[group.name] = quantizer_of(group.scheme, group.how, made, simulates=simulates)
         if simulates:
+            norms, families = fused_norms(observed, table), dict[str, Any]()
             for weight in sorted(table.weights, key=lambda w: isinstance(w.how, Derived)):
-                made[weight.name] = weight_quantizer(weight, nodes[weight.user], made)
-                _insert_weight(modules[weight.user.graph], nodes[weight.user], weight)
+                user, norm = nodes[weight.user], norms.get(weight.user)
+                made[weight.name] = weight_quantizer(weight, user, norm, families, made)
+                _insert_weight(modules[weight.user.graph], user, norm, weight)
         current = dict(nodes)
         for group, point in table.points():
             _insert(modules[point.source.graph], current, nodes, point, group.name)
@@ -96,15 +99,16 @@ def _table(base: Program, recipe: Recipe | Annotator) -> Table:
     return annotate(base, recipe) if isinstance(recipe, Recipe) else annotated_by(base, recipe)
 
 
-def evaluated(program: Program, *, parameters: bool = True) -> Program:
+def evaluated(program: Program, *, parameters: bool = True, apart: Collection[str] = ()) -> Program:
     """A functional copy in evaluation mode, with batch norm and what does not hang on the arguments folded.
 
-    With `parameters`, what is computed from parameters alone is folded as well.
+    With `parameters`, what is computed from parameters alone is folded as well. The results of nodes that are called
+    as one of `apart` stay what they are: no batch norm goes into these.
     """
     base = _in_evaluation(program)
     passes.functionalize(base)
     base.dialect = passes.manager.info_of(passes.functionalize).gives or base.dialect
-    passes.fold(base, parameters=parameters)
+    passes.fold(base, parameters=parameters, apart=apart)
     passes.remove_noops(base)
     passes.dce(base)
     return base
@@ -153,23 +157,28 @@ def following(node: fx.Node) -> fx.Node:
     return after
 
 
-def _insert_weight(module: fx.GraphModule, user: fx.Node, weight: Weight) -> None:
+def _insert_weight(module: fx.GraphModule, user: fx.Node, norm: fx.Node | None, weight: Weight) -> None:
     """A quantizer between a weight and the operator that reads it; it is told of a batch norm behind."""
     source: Any = user.args[weight.index]
-    norm = fused_norm(user) if weight.index == 1 and not weight.transposed else None
-    arguments = (source,) if norm is None else (source, norm.args[1], norm.args[4])
+    told = norm is not None and weight.index == 1 and not weight.transposed
+    arguments = (source, norm.args[1], norm.args[4]) if norm is not None and told else (source,)
     with module.graph.inserting_before(user):
         call = module.graph.create_node("call_module", f"{QUANTIZERS}.{weight.name}", arguments)
     metadata.copy_metadata(source, call)
     user.args = (*user.args[: weight.index], call, *user.args[weight.index + 1 :])
 
 
-def weight_quantizer(weight: Weight, user: fx.Node, others: Mapping[str, nn.Module]) -> nn.Module:
-    """The module that simulates a weight in training."""
-    norm = fused_norm(user) if not weight.transposed else None
+def weight_quantizer(
+    weight: Weight, user: fx.Node, norm: fx.Node | None, families: dict[str, Any], others: Mapping[str, nn.Module]
+) -> nn.Module:
+    """The module that simulates a weight in training; what learns for a family of weights is made once."""
+    norm = norm if not weight.transposed else None
     if norm is not None and weight.index != 1:  # a bias that a batch norm is going to change says nothing yet
         return nn.Identity()
-    inner = None if weight.how is None else quantizer_of(weight.scheme, weight.how, others, simulates=True)
+    inner = families.get(weight.family)
+    if inner is None and weight.how is not None:
+        inner = quantizer_of(weight.scheme, weight.how, others, simulates=True)
+        families[weight.family or weight.name] = inner
     if norm is None:
         return WeightQuantizer(weight.scheme, inner=inner, transposed=weight.transposed)
     eps: Any = norm.args[7]
@@ -177,14 +186,41 @@ def weight_quantizer(weight: Weight, user: fx.Node, others: Mapping[str, nn.Modu
     return WeightQuantizer(weight.scheme, eps=float(eps), groups=layer.groups if layer else None, inner=inner)
 
 
-def fused_norm(node: fx.Node) -> fx.Node | None:
-    """The batch norm that `convert` will fold into an operator: the only reader of its result."""
-    if len(node.users) != 1:
-        return None
-    (norm,) = node.users
-    if norm.target is not aten.batch_norm.default or norm.kwargs or norm.args[0] is not node or norm.args[4] is None:
-        return None
-    return norm
+def fused_norms(program: Program, table: Table) -> dict[Place, fx.Node]:
+    """The batch norms that `convert` will fold, each by the operator that it goes into.
+
+    Such a norm alone reads the operator's result, which is not quantized in between, and nothing else reads the
+    operator's weight and bias.
+    """
+    nodes, folding = nodes_by_place(program), Folding(program, parameters=True, limit_bytes=0)
+    found_levels = levels_by_path(program)
+    between = quantized_places(table)
+    found: dict[Place, fx.Node] = {}
+    for place in dict.fromkeys(weight.user for weight in table.weights):
+        node, level = nodes[place], found_levels.get(place.graph)
+        norm = next(iter(node.users), None)
+        if level is None or norm is None or len(node.users) != 1 or place in between:
+            continue
+        if {node.name, norm.name} & folding.named:  # a module call that is kept begins or ends here
+            continue
+        if norm.target is not aten.batch_norm.default or norm.kwargs or norm.args[0] is not node:
+            continue
+        layer = layer_of(node)
+        read = [] if layer is None else [n for n in (layer.weight, layer.bias) if n is not None]
+        if norm.args[4] is not None and read and all(folding.used_once(level, n) for n in read):
+            found[place] = norm
+    return found
+
+
+def levels_by_path(program: Program) -> dict[str, Level]:
+    """The graphs of a program that one node alone calls, by their paths."""
+    paths = {id(module): path for path, module in modules_by_path(program.graph_module).items()}
+    return {paths[id(level.module)]: level for level in levels(Level(program.graph_module))}
+
+
+def quantized_places(table: Table) -> set[Place]:
+    """The nodes whose results are quantized."""
+    return {point.source for _, point in table.points()}
 
 
 def prepare_qat(program: Program, recipe: Recipe | Annotator) -> Prepared:

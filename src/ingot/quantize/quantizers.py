@@ -59,33 +59,33 @@ class Quantizer(nn.Module):
 
 
 class ForeignQuantizer(nn.Module):
-    """Somebody else's observer or fake-quantizer. In training it learns in train mode only."""
+    """Somebody else's observer or fake-quantizer, which learns in train mode only.
+
+    In training it computes what it computes. In eval mode we simulate with the parameters that it would be converted
+    with: torch's fused fake-quantizer trains symmetric weights with a scale that is off by one part in 256 from those.
+    """
+
+    inner: Any  # a module: called on tensors, and asked to calculate_qparams()
 
     def __init__(self, scheme: Scheme, inner: nn.Module, *, simulates: bool) -> None:
         super().__init__()
-        self.scheme, self.inner, self.simulates = scheme, inner, simulates
+        self.scheme, self.simulates = scheme, simulates
+        self.inner = inner
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        enabled = getattr(self.inner, "observer_enabled", None)
-        if not self.simulates or self.training or enabled is None or self.parameters_found() is None:
-            return self._called(x)
-        before = enabled.clone()
-        enabled.zero_()
-        try:
-            return self._called(x)
-        finally:
-            enabled.copy_(before)
-
-    def _called(self, x: torch.Tensor) -> torch.Tensor:
-        made: torch.Tensor = self.inner(x)
-        return made
+        if not self.simulates or self.training:
+            made: torch.Tensor = self.inner(x)
+            return made
+        enabled = getattr(self.inner, "fake_quant_enabled", None)
+        parameters = self.parameters_found() if enabled is None or bool(enabled) else None
+        return x if parameters is None else simulated(x, parameters, self.scheme)
 
     def parameters_found(self) -> Parameters | None:
         observer = getattr(self.inner, "activation_post_process", self.inner)
         low = getattr(observer, "min_val", None)
         if low is not None and (not low.numel() or bool(torch.isinf(low).any())):
             return None
-        scale, zero = self.inner.calculate_qparams()  # type: ignore[operator]
+        scale, zero = self.inner.calculate_qparams()
         return _shaped(scale, zero, self.scheme)
 
 
@@ -110,8 +110,9 @@ class DerivedQuantizer(nn.Module):
 
 
 def _shaped(scale: torch.Tensor, zero: torch.Tensor, scheme: Scheme) -> Parameters:
+    """Parameters as ours are. A zero point that lies between two numbers is moved to the nearest: zero stays exact."""
     shape = (-1,) if scheme.granularity == "channel" else ()
-    return Parameters(scale.detach().float().reshape(shape), zero.detach().to(torch.int64).reshape(shape))
+    return Parameters(scale.detach().float().reshape(shape), zero.detach().round().to(torch.int64).reshape(shape))
 
 
 def _innermost(quantizer: Any) -> Any:

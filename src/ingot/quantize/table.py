@@ -74,7 +74,10 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class Weight:
-    """Argument `index` of `user`, which is state of the program; `transposed` against how it is stored."""
+    """Argument `index` of `user`, which is state of the program; `transposed` against how it is stored.
+
+    Weights of one `family` have one set of parameters; by itself a weight is its own.
+    """
 
     name: str
     user: Place
@@ -82,6 +85,7 @@ class Weight:
     scheme: Scheme
     how: How = None
     transposed: bool = False
+    family: str = ""
 
 
 @dataclass(frozen=True, slots=True)
