@@ -6,9 +6,12 @@
 Export: from the model in memory to the file on disk, imports included, each in a process of its own, in turn, both
 from bytecode as an installed package is. `torch.onnx.export` verifies nothing by default, so neither side's time has
 that in it; what Ingot's own verifying takes (onnx's checker, and ONNX Runtime against torch in float32 and float64) is
-told beside it. Run: both files in one process with two threads each, taking turns, the
-order changing from round to round; medians are compared. A turn begins with a pause, for threads of a session spin on
-a core for a while after their work is done, and with a call that is not counted.
+told beside it. No weight is all zeros or all ones, as those of a model that was never trained: an exporter may leave
+such ones out, and the time would be that of another model. Run: both files in one process with two threads each,
+taking turns, the order changing from round to round. A turn begins with a pause, for threads of a session spin on a
+core for a while after their work is done, and with a call that is not counted. What the machine gives drifts by more
+than the files differ, so it is the two turns of one round that are compared: "quicker" is the median over rounds.
+Sessions are opened anew a few times, for where their weights lie is worth some percent too.
 """
 
 from __future__ import annotations
@@ -39,18 +42,23 @@ from ingot.timing import in_turn
 
 GOAL = 4.0  # times faster than torch.onnx.export, as a geometric mean
 PAUSE = 0.3  # seconds before each turn
-TURN = 0.06  # seconds of counted calls that a turn has at least
+TURN = 0.12  # seconds of counted calls that a turn has at least
+OPENINGS = 4  # times that both sessions are opened
 SIDES = ("torch", "ingot")
 
 
 @dataclass(slots=True)
 class Row:
-    """One model: export seconds of each side, run milliseconds of each file, nodes, and how far the two results are."""
+    """One model: export seconds of each side, run milliseconds of each file, nodes, and how far the two results are.
+
+    `ratios` are torch's milliseconds over Ingot's, round by round.
+    """
 
     name: str
     export_seconds: dict[str, list[float]] = field(default_factory=dict)
     verify_seconds: list[float] = field(default_factory=list)
     run_ms: dict[str, float] = field(default_factory=dict)
+    ratios: list[float] = field(default_factory=list)
     nodes: dict[str, int] = field(default_factory=dict)
     difference: float | None = None
     failures: dict[str, str] = field(default_factory=dict)
@@ -72,13 +80,13 @@ class Row:
 
     @property
     def quicker(self) -> float | None:
-        return self.run_ms["torch"] / self.run_ms["ingot"] if len(self.run_ms) == 2 else None
+        return statistics.median(self.ratios) if self.ratios else None
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("models", nargs="*", help="parts of names; all of them where none is given")
-    parser.add_argument("--rounds", type=int, default=10, help="turns of each file")
+    parser.add_argument("--rounds", type=int, default=20, help="turns of each file")
     parser.add_argument("--exports", type=int, default=3, help="exports of each side")
     parser.add_argument("--opset", type=int, help="of Ingot's file; its default if not given")
     parser.add_argument("--json", type=Path)
@@ -159,9 +167,7 @@ def _export(row: Row, name: str, side: str, file: Path, opset: int | None) -> No
 def _export_once(name: str, side: str, file: str, opset: int | None) -> dict[str, float]:
     import onnx
 
-    subject = next(subject for subject in SUBJECTS if subject.name == name)
-    torch.manual_seed(0)
-    model, inputs = subject.build().eval(), subject.inputs(1)
+    model, inputs = _built(next(subject for subject in SUBJECTS if subject.name == name))
     verifying = 0.0
 
     @contextmanager
@@ -182,14 +188,23 @@ def _export_once(name: str, side: str, file: str, opset: int | None) -> dict[str
     return {"seconds": seconds, "verifying": verifying, "nodes": nodes}
 
 
-def _run(row: Row, subject: Subject, files: dict[str, Path], rounds: int) -> None:
+def _built(subject: Subject) -> tuple[torch.nn.Module, tuple[torch.Tensor, ...]]:
+    """The model, with no weight that is one number throughout, and its inputs; the same in every process."""
     torch.manual_seed(0)
-    subject.build()  # draws what the exports drew, so that the inputs are the same too
-    inputs = subject.inputs(1)
+    model = subject.build().eval()
+    with torch.no_grad():
+        for weight in model.parameters():
+            if weight.numel() > 1 and bool((weight == weight.flatten()[0]).all()):
+                weight += 0.02 * torch.randn_like(weight)
+    return model, subject.inputs(1)
+
+
+def _run(row: Row, subject: Subject, files: dict[str, Path], rounds: int) -> None:
+    _, inputs = _built(subject)
     times: dict[str, list[float]] = {side: [] for side in SIDES}
-    for order in (SIDES, SIDES[::-1]):  # whose weights come first in memory is worth some percent
+    for opening in range(OPENINGS):
         calls = {}
-        for side in order:
+        for side in SIDES[:: 1 if opening % 2 else -1]:
             try:
                 calls[side] = _session(files[side], inputs)
             except Exception as failure:
@@ -198,8 +213,13 @@ def _run(row: Row, subject: Subject, files: dict[str, Path], rounds: int) -> Non
         if len(results) == 2:
             scale = abs(results["torch"]).max()
             row.difference = float(abs(results["ingot"] - results["torch"]).max() / scale)
-        for side, found in in_turn(calls, (rounds + 1) // 2, pause=PAUSE, least=TURN).items():
-            times[side] += found
+        for turn in range(-(-rounds // OPENINGS)):
+            order = list(calls)[:: 1 if turn % 2 else -1]
+            found = in_turn({side: calls[side] for side in order}, 1, pause=PAUSE, least=TURN)
+            if len(found) == 2:
+                row.ratios.append(statistics.median(found["torch"]) / statistics.median(found["ingot"]))
+            for side, taken in found.items():
+                times[side] += taken
     row.run_ms = {side: statistics.median(found) * 1e3 for side, found in times.items() if found}
 
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
 
+from tests.native.judge import Wrong, worst_ratio
 from tests.native.test_zoo import every
 from tests.onnx.zoo import judge
 from tests.zoo import entry
@@ -26,3 +28,14 @@ def test_architecture(name: str, tmp_path: Path) -> None:
     verdict = judge(entry(model), kind, tmp_path)
     assert verdict.outcome == "right", verdict.detail
     assert verdict.sizes
+
+
+def test_luck_has_a_limit() -> None:
+    """Draws in which a decision fell otherwise have errors as large as the values, and excuse nothing."""
+    exact = torch.tensor([1.0, 2.0], dtype=torch.float64)
+    single, got = exact.float() + torch.tensor([2e-6, 0.0]), exact.float() + torch.tensor([4e-5, 0.0])
+    with pytest.raises(Wrong):
+        worst_ratio(got, single, exact, "one draw")
+    assert 1 < worst_ratio(got, single, exact, "an unlucky draw", own=[1.2e-5]) < 4
+    with pytest.raises(Wrong):
+        worst_ratio(exact.float() + 1e-3, single, exact, "another decision", own=[1.0])
