@@ -104,8 +104,10 @@ long-shapes: setup  ## every float32 sample of torch's operators through shape a
 long-shapes-programs: setup  ## shape analysis of 600 random programs with loops and branches
 	@$(BIN)/python -m pytest -q -m slow tests/program/shapes
 
-long-torchao: setup $(TORCHAO)  ## quantization-aware training beside torchao's, to docs/reports/quantize_torchao.md
-	@PYTHONPATH=$(TORCHAO) $(BIN)/python -m tests.quantize.against_torchao --write docs/reports/quantize_torchao.md
+long-torchao: setup $(TORCHAO)  ## quantization beside torchao's, to docs/reports/quantize_torchao.md; KEEP=file goes on
+	@PYTHONPATH=$(TORCHAO) $(BIN)/python -m pytest -q tests/quantize/test_torchao.py
+	@PYTHONPATH=$(TORCHAO) $(BIN)/python -m tests.quantize.against_torchao --write docs/reports/quantize_torchao.md \
+		$(if $(KEEP),--keep $(KEEP))
 
 report-quantize: setup  ## accuracy of quantized models that are trained here, to docs/reports/quantize.md
 	@$(BIN)/python benchmarks/accuracy.py --write docs/reports/quantize.md

@@ -5,8 +5,10 @@ A case is a model, data, and what makes a quantizer anew, for quantizers keep wh
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
+from itertools import product
 from typing import Any
 
 import torch
@@ -400,3 +402,68 @@ def whole_weights(nodes: dict[Any, list[fx.Node]], note: Callable[..., None], sp
     note(conv, {conv.args[0]: specs.activation, conv.args[1]: wide})
     (norm,) = nodes[aten.batch_norm.default]
     note(norm, {}, specs.activation)
+
+
+# ---------------------------------------------------------------------- cases
+
+
+def four_channels() -> tuple[Any, ...]:
+    return (torch.randn(2, 4, 9, 9),)
+
+
+_FLOAT_ZERO = "torchao: a zero point between two numbers, and then numbers are cut off, not rounded"
+_BETWEEN = "torchao: what is quantized is the convolution with its weight scaled and without its bias"
+_NO_BIAS = "torchao: the bias is not rounded in training"
+
+QUANTIZERS: dict[str, tuple[Callable[..., Any], dict[str, Any], bool]] = {
+    "XNNPACK by tensor": (xnnpack, {}, False),
+    "XNNPACK by channel": (xnnpack, {"is_per_channel": True}, False),
+    "XNNPACK dynamic": (xnnpack, {"is_per_channel": True, "is_dynamic": True}, False),
+    "X86Inductor": (x86, {}, False),
+    "X86Inductor dynamic": (x86, {"is_dynamic": True}, False),
+    "X86Inductor with matmul": (x86_matmul, {}, False),
+    "ArmInductor": (arm, {}, False),
+    "XPUInductor": (xpu, {}, False),
+    "Embedding": (embedding, {}, False),
+    "Composable (Embedding, XNNPACK)": (composed, {}, False),
+    "XNNPACK": (xnnpack, {"is_per_channel": True, "is_qat": True}, True),
+    "X86Inductor for training": (x86, {"is_qat": True}, True),
+    "ArmInductor for training": (arm, {"is_qat": True}, True),
+}
+
+SPECS: dict[str, tuple[Callable[[], nn.Module], Callable[[], tuple[Any, ...]], Writer]] = {
+    "derived bias": (Convolutions, image, derived_bias),
+    "derived bias, batch norm behind": (Normed, four_channels, derived_bias),
+    "fixed": (Convolutions, image, fixed_results),
+    "shared weights": (Convolutions, image, shared_weights),
+    "shared along a chain": (Pooled, image, shared_along),
+    "shared by nobody": (Joined, image, apart),
+    "between convolution and batch norm": (Normed, four_channels, between),
+}
+
+
+def by_quantizer() -> Iterator[Case]:
+    """Every quantizer that ships with torchao on every model that it has something to say of."""
+    for name, (make, words, trains) in QUANTIZERS.items():
+        for model, (build, batch) in MODELS.items():
+            if "Embedding" in name and model != "embedding":
+                continue
+            why = _FLOAT_ZERO if "Embedding" in name else ""
+            yield Case(f"{name}, {model}", build, batch, partial(make, **words), trains, why)
+
+
+def by_spec() -> Iterator[Case]:
+    """Every kind of spec, calibrated and trained, by tensor and by channel."""
+    for name, (build, batch, write) in SPECS.items():
+        for trains, per_channel in product((False, True), (False, True)):
+            why = {"derived bias": _NO_BIAS, "between convolution and batch norm": _BETWEEN}.get(name, "")
+            quantizer = partial(annotating, write, Specs(trains, per_channel))
+            scales = "by channel" if per_channel else "by tensor"
+            yield Case(f"{name}, {scales}", build, batch, quantizer, trains, why if trains else "")
+    quantizer = partial(annotating, whole_weights, Specs(True))
+    yield Case("weights of 31 bits", Normed, four_channels, quantizer, True)
+    for bias in (False, True):
+        words = {"is_per_channel": True, "is_qat": True}
+        named = f"every literal another, {'bias' if bias else 'no bias'}"
+        yield Case(named, partial(Normed, bias), four_channels, partial(xnnpack, **words), True)
+    yield Case("a sum in place", Summed, image, partial(xnnpack, **words), True)

@@ -125,6 +125,9 @@ def trained(model: nn.Module, quantizer: Callable[[], Any], batches: Sequence[tu
         training = list(zip(descend(ours, batches), descend(theirs, batches), strict=True))
         move_exported_model_to_eval(theirs)
         evaluated = copy.deepcopy(theirs)  # for convert changes what it is given
+        for module in evaluated.modules():
+            if hasattr(module, "disable_observer"):  # theirs go on to learn in eval mode
+                module.disable_observer()
         return Both(ours.eval(), convert(ours), evaluated, convert_pt2e(theirs), training)
 
 

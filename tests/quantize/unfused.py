@@ -55,15 +55,13 @@ class Unfused(nn.Module):
     def __init__(self, situation: Situation, model: nn.Sequential) -> None:
         super().__init__()
         self.model = copy.deepcopy(model).double()
-        self.transposed = situation.transposed
         self.twice = situation.activation == "relu6"  # which is quantized before and behind, with one range
         self.first, self.last = Simulation(), Simulation()
         self.weight = Simulation(symmetric=True, per_channel=situation.per_channel)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         conv, norm, *activation = self.model
-        factor = norm.weight / torch.sqrt(norm.running_var + norm.eps)
-        factor = factor.view(1 if self.transposed else -1, -1 if self.transposed else 1, *[1] * (conv.weight.dim() - 2))
+        factor = _for_weight(norm.weight / torch.sqrt(norm.running_var + norm.eps), conv)
         weight = self._passed(conv.weight * factor, self.weight) / factor
         y = norm(_convolved(conv, self._passed(x.double(), self.first), weight))
         y = self._passed(y, self.last) if self.twice else y
@@ -77,7 +75,19 @@ class Unfused(nn.Module):
         return simulation(x)
 
 
+def _for_weight(factor: torch.Tensor, conv: Any) -> torch.Tensor:
+    """For each of a convolution's weights the factor of the channel that it adds to."""
+    rows, columns = conv.weight.shape[:2]
+    if not conv.transposed:
+        channel = torch.arange(rows)[:, None].expand(-1, columns)
+    else:
+        group = torch.arange(rows)[:, None] // (rows // conv.groups)
+        channel = group * columns + torch.arange(columns)
+    return factor[channel].view(rows, columns, *[1] * (conv.weight.dim() - 2))
+
+
 def _convolved(conv: Any, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     function = getattr(nn.functional, f"conv{'_transpose' if conv.transposed else ''}{x.dim() - 2}d")
-    made: torch.Tensor = function(x, weight, conv.bias, stride=conv.stride, padding=conv.padding)
+    words = {"stride": conv.stride, "padding": conv.padding, "groups": conv.groups}
+    made: torch.Tensor = function(x, weight, conv.bias, **words)
     return made
