@@ -9,6 +9,7 @@ roundings of a number as large as the output's largest.
 from __future__ import annotations
 
 import copy
+import functools
 import json
 import os
 import subprocess
@@ -334,23 +335,28 @@ def without_torch(folder: Path) -> list[str]:
     return found
 
 
+def verdict_on(name: str, judge: Callable[[Entry, str], Verdict]) -> Verdict:
+    """What `judge` says of "kind:model"; where it raises, the model has failed, and where in Ingot that was is told."""
+    kind, _, model = name.partition(":")
+    try:
+        return judge(entry(model), kind)
+    except Exception as error:
+        place = ""
+        at = error.__traceback__
+        while at is not None:
+            if "/ingot/" in at.tb_frame.f_code.co_filename:
+                place = f"{Path(at.tb_frame.f_code.co_filename).name}:{at.tb_lineno}"
+            at = at.tb_next
+        return Verdict(model, kind, "failed", f"{type(error).__name__} at {place}: {error}")
+
+
 def main() -> None:
     folder = Path(sys.argv[1])
     torch.set_num_threads(1)
     for name in sys.argv[2:]:
-        kind, _, model = name.partition(":")
         print(json.dumps({"begin": name}), flush=True)
-        try:
-            with quick_compiler():
-                verdict = judge(entry(model), kind, folder)
-        except Exception as error:
-            place = ""
-            at = error.__traceback__
-            while at is not None:
-                if "/ingot/" in at.tb_frame.f_code.co_filename:
-                    place = f"{Path(at.tb_frame.f_code.co_filename).name}:{at.tb_lineno}"
-                at = at.tb_next
-            verdict = Verdict(model, kind, "failed", f"{type(error).__name__} at {place}: {error}")
+        with quick_compiler():
+            verdict = verdict_on(name, functools.partial(judge, folder=folder))
         print(json.dumps(asdict(verdict)), flush=True)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from tests.native.judge import Wrong, worst_ratio
 from tests.native.test_zoo import every
 from tests.onnx.zoo import judge
 from tests.zoo import entry
+from tests.zoo_page import left_of, page, read
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning", "ignore::DeprecationWarning")
 
@@ -39,3 +41,26 @@ def test_luck_has_a_limit() -> None:
     assert 1 < worst_ratio(got, single, exact, "an unlucky draw", own=[1.2e-5]) < 4
     with pytest.raises(Wrong):
         worst_ratio(exact.float() + 1e-3, single, exact, "another decision", own=[1.0])
+
+
+def test_the_page_tells_of_every_model() -> None:
+    row = {"name": "a", "kind": "static", "outcome": "right", "detail": "", "ratio": 1.5, "sizes": 4, "random": False}
+    wrong = {**row, "name": "b", "outcome": "wrong", "detail": "one | two\n    of (no matter)"}
+    names = ["static:a", "static:b", "dynamic:a"]
+    text = page("The zoo", ["About."], [row, wrong], names, done="Made", maker="maker", column=("more", lambda _: "x"))
+    assert "| static | 1 | 0 | 1 | 0 |\n| dynamic | 0 | 0 | 0 | 0 |" in text
+    assert "(4 is allowed): 1.50, a (static)." in text
+    assert "## Not made\n\n| model | kind | outcome | why |\n|---|---|---|---|\n| b | static | wrong |" in text
+    assert "1 of 3: dynamic:a." in text
+    assert text.endswith(
+        "| model | kind | sizes | error | more |\n|---|---|---|---|---|\n| a | static | 4 | 1.50 | x |\n"
+    )
+
+
+def test_a_journal_is_gone_on_with(tmp_path: Path) -> None:
+    journal = tmp_path / "journal.jsonl"
+    assert left_of(["static:a"], journal) == ["static:a"]
+    rows = [{"name": "a", "kind": "static", "outcome": outcome} for outcome in ("failed", "right")]
+    journal.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    assert left_of(["static:a", "dynamic:a"], journal) == ["dynamic:a"]
+    assert [row["outcome"] for row in read(journal)] == ["right"]

@@ -10,13 +10,13 @@ hangs or crashes is ended, its model noted, and the rest go on.
 from __future__ import annotations
 
 import copy
+import functools
 import json
 import signal
 import subprocess
 import sys
 import tempfile
 import time
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -34,15 +34,26 @@ from ingot.program import tree
 from ingot.program.calling import check_call
 from ingot.program.program import Program
 from ingot.program.signature import InputKind
-from tests.capture.test_zoo import REFUSED
-from tests.native.judge import DRAWS, LUCK, MORE, TIES, Verdict, Wrong, in_double, own_errors, run, worst_ratio
+from tests.native.judge import (
+    DRAWS,
+    LUCK,
+    MORE,
+    TIES,
+    Verdict,
+    Wrong,
+    in_double,
+    own_errors,
+    run,
+    verdict_on,
+    worst_ratio,
+)
 from tests.native.test_zoo import every
-from tests.zoo import Entry, entry
+from tests.zoo import Entry
+from tests.zoo_page import Row, left_of, page, read
 
 CHUNK = 36
 DRAWN = "eager's error was taken from several draws"
 SECONDS = 300.0  # of its own work that one model may take
-Row = dict[str, Any]
 
 
 def judge(item: Entry, kind: str, folder: Path, opset: int | None = None) -> Verdict:
@@ -159,19 +170,9 @@ def _chunk(names: Sequence[str]) -> Iterator[Row]:
 def child(names: Sequence[str]) -> None:
     torch.set_num_threads(1)
     for name in names:
-        kind, _, model = name.partition(":")
         signal.setitimer(signal.ITIMER_PROF, SECONDS)
-        try:
-            with tempfile.TemporaryDirectory() as folder:
-                verdict = judge(entry(model), kind, Path(folder))
-        except Exception as error:
-            place = ""
-            at = error.__traceback__
-            while at is not None:
-                if "/ingot/" in at.tb_frame.f_code.co_filename:
-                    place = f"{Path(at.tb_frame.f_code.co_filename).name}:{at.tb_lineno}"
-                at = at.tb_next
-            verdict = Verdict(model, kind, "failed", f"{type(error).__name__} at {place}: {error}")
+        with tempfile.TemporaryDirectory() as folder:
+            verdict = verdict_on(name, functools.partial(judge, folder=Path(folder)))
         print(json.dumps(asdict(verdict)), flush=True)
 
 
@@ -179,66 +180,18 @@ def child(names: Sequence[str]) -> None:
 
 
 def report(rows: Sequence[Row]) -> str:
-    """The verdicts as a page; what there is no verdict on is named too."""
-    lines = ["# The zoo as ONNX files", ""]
-    lines += [
+    """The verdicts as a page."""
+    about = [
         "Every model of the capture tests exported, checked and run in ONNX Runtime, against the same model run by",
         "torch in float64: static, and with dynamic batch and sequence at the example's sizes and three others.",
         f"The error may be four times eager's own; where it is more, eager's is the largest of {DRAWS} draws, at",
         f"inputs a rounding or two away, but no more than {LUCK:.0f} times what it is in the call itself: one call's",
         "error may be small by luck, and a decision that falls otherwise at such an input must excuse nothing.",
         "Written by `make report-onnx-zoo`.",
-        "",
     ]
-    outcomes = ("right", "refused", "wrong", "failed")
-    count = Counter((row["kind"], row["outcome"]) for row in rows)
-    lines += [f"| | {' | '.join(outcomes)} |", "|---|" + "---|" * len(outcomes)]
-    for kind in ("static", "dynamic"):
-        lines.append(f"| {kind} | {' | '.join(str(count[kind, outcome]) for outcome in outcomes)} |")
-    right = [row for row in rows if row["outcome"] == "right"]
-    if right:
-        worst = max(right, key=lambda row: row["ratio"])
-        lines += [
-            "",
-            f"Largest error, in units of eager float32's own (4 is allowed): {worst['ratio']:.2f}, "
-            f"{worst['name']} ({worst['kind']}).",
-            "",
-            f"Refused by capture, which no exporter can help: {', '.join(sorted(REFUSED))}.",
-        ]
-    drawn = sorted(f"{row['name']} ({row['kind']})" for row in right if row["detail"] == DRAWN)
-    lines += ["", f"Right by such draws, and not without: {', '.join(drawn) or 'none'}."] if right else []
-    draws = sorted({row["name"] for row in right if row.get("random")})
-    if draws:
-        lines += ["", f"Draw random numbers, so that only the run is judged, not its values: {', '.join(draws)}."]
-    others = [row for row in rows if row["outcome"] != "right"]
-    if others:
-        lines += ["", "## Not exported", "", "| model | kind | outcome | why |", "|---|---|---|---|"]
-        for row in sorted(others, key=lambda row: (row["outcome"], row["name"], row["kind"])):
-            lines.append(f"| {row['name']} | {row['kind']} | {row['outcome']} | {_short(row['detail'])} |")
-    judged = {f"{row['kind']}:{row['name']}" for row in rows}
-    missing = sorted(name for name in every() if name not in judged)
-    if missing:
-        lines += ["", "## Not judged", "", f"{len(missing)} of {len(missing) + len(judged)}: {', '.join(missing)}."]
-    lines += ["", "## Exported", "", "| model | kind | sizes | error |", "|---|---|---|---|"]
-    for row in sorted(right, key=lambda row: (row["name"], row["kind"])):
-        lines.append(f"| {row['name']} | {row['kind']} | {row.get('sizes', 1)} | {row['ratio']:.2f} |")
-    return "\n".join(lines) + "\n"
-
-
-def _short(detail: str) -> str:
-    """The reason in one line, without the paths of this machine."""
-    found = [line.strip().partition(" (")[0] for line in detail.splitlines() if line.startswith("    ")]
-    head = detail.splitlines()[0] if detail else ""
-    text = f"{head.partition(':')[0]}: {'; '.join(found)}" if found else head
-    return text.replace("|", "\\|")[:300]
-
-
-def read(results: Path) -> list[Row]:
-    """The last verdict on each model."""
-    if not results.exists():
-        return []
-    rows = [json.loads(line) for line in results.read_text(encoding="utf-8").splitlines()]
-    return list({(row["kind"], row["name"]): row for row in rows}.values())
+    drawn = sorted(f"{row['name']} ({row['kind']})" for row in rows if row["detail"] == DRAWN)
+    told = [f"Right by such draws, and not without: {', '.join(drawn) or 'none'}."]
+    return page("The zoo as ONNX files", about, rows, every(), done="Exported", maker="exporter", remarks=told)
 
 
 def main() -> None:
@@ -248,9 +201,7 @@ def main() -> None:
     elif rest[:1] == ["--report"]:
         Path(rest[1]).write_text(report(read(Path(first))), encoding="utf-8")
     else:
-        results = Path(first)
-        known = {f"{row['kind']}:{row['name']}" for row in read(results)}
-        sweep([name for name in rest or every() if rest or name not in known], results)
+        sweep(rest or left_of(every(), Path(first)), Path(first))
 
 
 if __name__ == "__main__":
