@@ -104,13 +104,13 @@ class _Integers(fx.Interpreter):
     ) -> Numbers:
         shape = [1] * x.dim()
         shape[axis] = -1
-        return Numbers(x.long() - zeros.view(shape), scales.view(shape))
+        return Numbers(x.long() - (0 if zeros is None else zeros.view(shape)), scales.view(shape))
 
     @staticmethod
     def _dequantize_per_channel_group(
         x: torch.Tensor, scales: Any, zeros: Any, low: int, high: int, dtype: torch.dtype, size: int, out: Any
     ) -> torch.Tensor:
-        parts = x.unflatten(-1, (-1, size)).long() - zeros[..., None]
+        parts = x.unflatten(-1, (-1, size)).long() - (0 if zeros is None else zeros[..., None])
         return (parts.double() * scales[..., None]).flatten(-2)
 
     @staticmethod

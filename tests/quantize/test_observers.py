@@ -5,8 +5,18 @@ from __future__ import annotations
 import pytest
 import torch
 
-from ingot.quantize.observers import OBSERVERS, observer_for
-from ingot.quantize.scheme import Scheme, dequantized, parameters_of, quantized, range_of, signed, simulated, unsigned
+from ingot.quantize.observers import OBSERVERS, observer_for, parameters_seen
+from ingot.quantize.scheme import (
+    Scheme,
+    dequantized,
+    parameters_of,
+    quantized,
+    quantized_by_rows,
+    range_of,
+    signed,
+    simulated,
+    unsigned,
+)
 
 G = torch.Generator().manual_seed(0)
 DATA = {
@@ -82,3 +92,36 @@ def test_a_scheme_must_hold_its_numbers() -> None:
         Scheme(torch.int8, 0, 255)
     with pytest.raises(ValueError, match="group_size"):
         signed(granularity="group")
+
+
+def test_all_at_once_is_one_by_one() -> None:
+    kinds = [Scheme(torch.uint8, 0, 255, observer=name) for name in OBSERVERS]
+    observers = [observer_for(kind) for kind in [*kinds, Scheme(torch.int8, -128, 127, symmetric=True)] for _ in DATA]
+    for observer, x in zip(observers, [*DATA.values()] * 5, strict=True):
+        observer.observe(x)
+    for observer, found in zip(observers, parameters_seen(observers), strict=True):
+        alone = observer.parameters_now()
+        assert torch.equal(found.scale, alone.scale) and torch.equal(found.zero_point, alone.zero_point)
+
+
+@pytest.mark.parametrize("shape", [(7, 12), (5, 3, 3, 4), (1, 4), (6, 1, 4)], ids=str)
+@pytest.mark.parametrize("granularity", ["channel", "group"])
+@pytest.mark.parametrize("symmetric", [True, False])
+def test_row_by_row_is_the_tensor_at_once(
+    shape: tuple[int, ...], granularity: str, symmetric: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ingot.passes.fold_batch_norm._AT_ONCE", 24)  # a row, or two
+    scheme = Scheme(torch.int8, -127, 127, symmetric, granularity, group_size=4 if granularity == "group" else 0)  # type: ignore[arg-type]
+    x = torch.randn(shape, generator=G)
+    numbers, parameters = quantized_by_rows(x, scheme)
+    expected = parameters_of(*range_of(x, scheme), scheme)
+    assert torch.equal(parameters.scale, expected.scale) and torch.equal(parameters.zero_point, expected.zero_point)
+    assert torch.equal(numbers, quantized(x, expected, scheme))
+    # times factors of either sign and of zero, as if the product had been made
+    factors = torch.randn(shape[0], generator=G, dtype=torch.float64)
+    factors[0] = 0.0
+    product = (x.double() * factors.view(-1, *[1] * (x.dim() - 1))).float()
+    numbers, parameters = quantized_by_rows(x, scheme, factors)
+    expected = parameters_of(*range_of(product, scheme), scheme)
+    assert torch.equal(parameters.scale, expected.scale) and torch.equal(parameters.zero_point, expected.zero_point)
+    assert torch.equal(numbers, quantized(product, expected, scheme))  # no value lies between two numbers

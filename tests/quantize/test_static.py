@@ -73,7 +73,7 @@ def test_weights_are_whole_numbers() -> None:
     program = quantized(small(), [torch.randn(8, 3, 8, 8)])
     kinds = {name: tensor.dtype for name, tensor in program.state_dict.items() if "weight" in name}
     assert {name for name, kind in kinds.items() if kind is torch.int8} == {
-        "0.folded_weight_int8",
+        "0.weight_int8",
         "6.weight_int8",
         "8.weight_int8",
     }

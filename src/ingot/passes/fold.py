@@ -46,21 +46,13 @@ _COPIES = (aten.clone.default, aten.alias.default, aten.detach.default, aten.lif
 
 
 @register(takes=FUNCTIONAL, exact=False, computes=True)
-def fold(
-    program: Program,
-    *,
-    parameters: bool = False,
-    batch_norm: bool = True,
-    apart: Collection[str] = (),
-    limit_bytes: int = 1 << 20,
-) -> int:
+def fold(program: Program, *, parameters: bool = False, batch_norm: bool = True, limit_bytes: int = 1 << 20) -> int:
     """Folds constants, in every graph; with `parameters`, parameters and buffers that are never written as well.
 
     A result that is larger than what it is made of by more than `limit_bytes` stays a computation. `batch_norm` in
-    evaluation goes into the convolution or linear layer before it, if that one serves nothing else and its node is
-    not called as one of `apart`.
+    evaluation goes into the convolution or linear layer before it, if that one serves nothing else.
     """
-    folding = Folding(program, parameters, limit_bytes, apart)
+    folding = Folding(program, parameters, limit_bytes)
     root = Level(program.graph_module)
     count = sum(fold_batch_norms(folding, level) for level in levels(root)) if batch_norm else 0
     follow(program, folding.names)
@@ -105,7 +97,7 @@ def levels(level: Level) -> Iterator[Level]:
 
 
 class Folding:
-    """One run of the pass over one program."""
+    """One run of the pass over one program. No batch norm goes into layers whose nodes are called as one of `apart`."""
 
     def __init__(
         self, program: Program, parameters: bool, limit_bytes: int, apart: Collection[str] = frozenset()
@@ -176,7 +168,7 @@ class Folding:
         name = f"{_PREFIX[kind]}_{identifier(key)}"
         inputs = list(program.signature.inputs)
         if after is not None:
-            index = inputs.index(after) + 1
+            index = next(i for i, spec in enumerate(inputs, 1) if spec.name == after.name)
         else:
             before = _ORDER[: _ORDER.index(kind) + 1]
             index = next((i for i in range(len(inputs), 0, -1) if inputs[i - 1].kind in before), 0)

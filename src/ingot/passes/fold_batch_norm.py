@@ -12,14 +12,14 @@ from torch import fx
 from ingot import torch_internals as internals
 from ingot.passes.remove_noops import order_of
 from ingot.program import metadata
-from ingot.program.signature import InputKind
+from ingot.program.signature import Input, InputKind
 
 if TYPE_CHECKING:
     from ingot.passes.fold import Folding, Level
 
 aten = torch.ops.aten
 _CONVOLUTIONS = ("conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d")
-_AT_ONCE = 1 << 17  # elements
+_AT_ONCE = 1 << 19  # elements
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,76 +66,125 @@ def operator_of(target: Any) -> str:
     return str(target._schema.name).removeprefix("aten::")
 
 
+@dataclass(frozen=True, slots=True)
+class Scaled:
+    """A weight times factors that broadcast against it; `tensor` computes in float64 and rounds once."""
+
+    weight: torch.Tensor
+    factors: torch.Tensor
+
+    def tensor(self) -> torch.Tensor:
+        made = torch.empty_like(self.weight, memory_format=torch.contiguous_format)
+        rows = rows_at_once(made)
+        exact = torch.empty_like(made[:rows], dtype=torch.float64)
+        for piece, source, factors in zip(
+            made.split(rows), self.weight.split(rows), self.factors.split(rows), strict=True
+        ):
+            piece.copy_(exact[: len(piece)].copy_(source).mul_(factors))
+        return made
+
+
+def rows_at_once(tensor: torch.Tensor) -> int:
+    """How many rows of a tensor a cache holds."""
+    return max(1, _AT_ONCE // max(1, tensor[:1].numel()))
+
+
+@dataclass(frozen=True, slots=True)
+class Folded:
+    """A layer with the batch norm behind in it: the tensors are known, the graph is as it was."""
+
+    layer: Layer
+    norm: fx.Node
+    result: fx.Node
+    spec: Input  # of the weight
+    weight: Scaled
+    bias: torch.Tensor
+
+    def put(self, folding: Folding, level: Level) -> None:
+        """Writes the tensors into the program's state, and takes the norm out of the graph."""
+        bias = self._place(folding, level, self.bias, "bias")  # each goes right behind the old weight
+        weight = self._place(folding, level, self.weight.tensor(), str(self.spec.target).rpartition(".")[2])
+        self._settle(folding, level, weight, bias)
+
+    def put_bias(self, folding: Folding, level: Level) -> None:
+        """The same for who stores the weight in a way of his own: the layer keeps the old one till then."""
+        self._settle(folding, level, self.layer.weight, self._place(folding, level, self.bias, "bias"))
+
+    def _settle(self, folding: Folding, level: Level, weight: fx.Node, bias: fx.Node) -> None:
+        self.layer.set(weight, bias)
+        self.result.replace_all_uses_with(self.layer.node)
+        for node in dict.fromkeys((self.result, self.norm)):
+            level.module.graph.erase_node(node)
+        if level.parent is None:
+            folding.names[self.result.name] = self.layer.node.name
+
+    def _place(self, folding: Folding, level: Level, tensor: torch.Tensor, name: str) -> fx.Node:
+        prefix, dot, _ = str(self.spec.target).rpartition(".")
+        if self.spec.kind is InputKind.PARAMETER:
+            tensor = torch.nn.Parameter(tensor, folding.program.state_of(self.spec).requires_grad)
+        return folding.place(level, tensor, f"{prefix}{dot}folded_{name}", self.spec.kind, self.spec)
+
+
 def fold_batch_norms(folding: Folding, level: Level) -> int:
     """Folds every batch norm of a graph that may be folded; returns how many."""
     count = 0
     for node in list(level.module.graph.nodes):
-        if node.target is aten.batch_norm.default and not node.kwargs and not node.args[5]:
-            count += _fold_batch_norm(folding, level, node, node, float(node.args[7]))
-        elif node.target is aten._native_batch_norm_legit_no_training.default and len(node.users) == 1:
-            (user,) = node.users
-            if user.target is operator.getitem and user.args[1] == 0:
-                count += _fold_batch_norm(folding, level, node, user, float(node.args[6]))
+        found = folded(folding, level, node)
+        if found is not None:
+            found.put(folding, level)
+            count += 1
     if count:
         level.module.recompile()
     return count
 
 
-def _fold_batch_norm(folding: Folding, level: Level, norm: fx.Node, result: fx.Node, eps: float) -> bool:
-    """Folds one batch norm, computed by `norm` and handed on by `result`, if it may be."""
+def folded(folding: Folding, level: Level, norm: fx.Node) -> Folded | None:
+    """The layer before a node, with that node folded into it; None if it is no batch norm, or one that may not be."""
+    if norm.target is aten.batch_norm.default and not norm.kwargs and not norm.args[5]:
+        return _folded_into(folding, level, norm, norm, float(norm.args[7]))  # type: ignore[arg-type]
+    if norm.target is aten._native_batch_norm_legit_no_training.default and len(norm.users) == 1:
+        (user,) = norm.users
+        if user.target is operator.getitem and user.args[1] == 0:
+            return _folded_into(folding, level, norm, user, float(norm.args[6]))  # type: ignore[arg-type]
+    return None
+
+
+def _folded_into(folding: Folding, level: Level, norm: fx.Node, result: fx.Node, eps: float) -> Folded | None:
+    """A batch norm, computed by `norm` and handed on by `result`."""
     layer = layer_of(norm.args[0])
     if layer is None or len(layer.node.users) != 1 or layer.node.name in folding.apart:
-        return False
+        return None
     if {layer.node.name, result.name} & folding.named:
-        return False
+        return None
     weight, bias = folding.state(level, layer.weight), folding.state(level, layer.bias)
     own = [n for n in (layer.weight, layer.bias) if n is not None]
     statistics = [folding.tensor(level, n) for n in norm.args[1:5]]
     if weight is None or (bias is None) != (layer.bias is None) or not all(folding.used_once(level, n) for n in own):
-        return False
+        return None
     if (
         any((n is None) != (t is None) for n, t in zip(norm.args[1:5], statistics, strict=True))
         or statistics[2] is None
     ):
-        return False
+        return None
     old = folding.program.state_of(weight)
     before, after = metadata.value_of(layer.node), metadata.value_of(result)
     if before.dtype != after.dtype or before.dim() != old.dim():
-        return False
+        return None
     offset = folding.tensor(level, layer.bias)
-    made = _folded(old.detach(), offset, [s if s is None else s.double() for s in statistics], eps, layer.groups)
-    prefix, dot, last = str(weight.target).rpartition(".")
-    placed = []
-    for tensor, name in zip(reversed(made), ("bias", last), strict=True):  # each goes right behind the old weight
-        held = torch.nn.Parameter(tensor, old.requires_grad) if weight.kind is InputKind.PARAMETER else tensor
-        placed.append(folding.place(level, held, f"{prefix}{dot}folded_{name}", weight.kind, weight))
-    layer.set(placed[1], placed[0])
-    result.replace_all_uses_with(layer.node)
-    for node in dict.fromkeys((result, norm)):
-        level.module.graph.erase_node(node)
-    if level.parent is None:
-        folding.names[result.name] = layer.node.name
-    return True
+    doubles = [s if s is None else s.double() for s in statistics]
+    return Folded(layer, norm, result, weight, *_computed(old.detach(), offset, doubles, eps, layer.groups))
 
 
-def _folded(
+def _computed(
     weight: torch.Tensor, bias: torch.Tensor | None, statistics: Any, eps: float, groups: int | None
-) -> tuple[torch.Tensor, torch.Tensor]:
+) -> tuple[Scaled, torch.Tensor]:
     """Weight and bias after folding, computed in float64 and rounded once."""
     gamma, beta, mean, var = statistics
     scale = (var + eps).rsqrt() * (1.0 if gamma is None else gamma)
     shift = ((0.0 if bias is None else bias.double()) - mean) * scale + (0.0 if beta is None else beta)
     tail = (1,) * (weight.dim() - 2)
     if groups is None:
-        return _scaled(weight, scale.view(-1, 1, *tail)), shift.to(weight.dtype)
-    parts = weight.reshape(groups, -1, *weight.shape[1:])
-    return _scaled(parts, scale.view(groups, 1, -1, *tail)).view(weight.shape), shift.to(weight.dtype)
-
-
-def _scaled(weight: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
-    """Each row times its factors, in float64: so many rows at a time that the cache holds them."""
-    made = torch.empty_like(weight, memory_format=torch.contiguous_format)
-    rows = max(1, _AT_ONCE // max(1, weight[:1].numel()))
-    for piece, source, factors in zip(made.split(rows), weight.split(rows), scale.split(rows), strict=True):
-        piece.copy_(source.to(torch.float64, copy=True).mul_(factors))
-    return made
+        return Scaled(weight, scale.view(-1, 1, *tail)), shift.to(weight.dtype)
+    inputs, outputs = weight.shape[:2]
+    factors = scale.view(groups, 1, outputs).expand(-1, inputs // groups, -1).reshape(inputs, outputs, *tail)
+    return Scaled(weight, factors), shift.to(weight.dtype)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import fx
 
 from ingot import torch_internals as internals
@@ -72,18 +73,30 @@ def functionalize(program: Program) -> int:
 def without_private_writes(module: fx.GraphModule) -> int:
     """Writes to a value that is new and that only the write itself uses need no replay: y = x.add_(1) is x.add(1)."""
     count = 0
+    kept: dict[Any, bool] = {}
     for node in module.graph.nodes:
         written = node.args[0] if node.args else None
         if not _writes(node) or not isinstance(written, fx.Node) or len(written.users) != 1:
             continue
         functional = internals.pointwise_form(node.target)
-        if functional is None or not internals.gives_new_memory(written.target) or not _keeps_type(node, functional):
+        if functional is None or not internals.gives_new_memory(written.target):
+            continue
+        kind = (functional, *map(_kind, node.args), *((name, _kind(value)) for name, value in node.kwargs.items()))
+        if kind not in kept:
+            kept[kind] = _keeps_type(node, functional)
+        if not kept[kind]:
             continue
         node.target = functional
         count += 1
     if count:
         module.recompile()
     return count
+
+
+def _kind(argument: Any) -> Any:
+    """What the type of a result hangs on in an argument of an elementwise operator."""
+    value = metadata.value_of(argument) if isinstance(argument, fx.Node) else argument
+    return (value.dtype, value.dim() == 0) if isinstance(value, torch.Tensor) else type(value)
 
 
 def _keeps_type(node: fx.Node, functional: Any) -> bool:

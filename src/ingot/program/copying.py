@@ -23,7 +23,8 @@ def copy_graph_module(module: fx.GraphModule) -> fx.GraphModule:
             fx.map_arg(node.kwargs, lambda n: nodes[n]),
             name=node.name,
         )
-        copied.name = node.name
+        if copied.name != node.name:
+            copied.name = node.name
         metadata.copy_metadata(node, copied)
         nodes[node] = copied
     return internals.LazyGraphModule(root, graph)

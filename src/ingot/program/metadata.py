@@ -149,7 +149,10 @@ def set_function(node: fx.Node, name: str) -> None:
 
 def copy_metadata(source: fx.Node, target: fx.Node) -> None:
     """Everything that is known of `source`, its value included, becomes known of `target`."""
-    target.meta = dict(source.meta)
+    known = source.meta  # which may be the target's own
+    if target.meta is not known:
+        target.meta.clear()  # setting an attribute of a node costs ten times as much
+        target.meta.update(known)
 
 
 def inherit_origin(target: fx.Node, source: fx.Node) -> None:

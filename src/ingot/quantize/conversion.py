@@ -13,9 +13,9 @@ from __future__ import annotations
 
 import operator
 import time
-from collections.abc import Mapping
-from dataclasses import replace
-from typing import Any
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, TypeAlias
 
 import torch
 from torch import fx
@@ -23,16 +23,26 @@ from torch import fx
 from ingot import collector
 from ingot import torch_internals as internals
 from ingot.errors import QuantizeError, explain
+from ingot.passes.cse import follow
 from ingot.passes.dce import dce
 from ingot.passes.fold import Folding, Level
+from ingot.passes.fold_batch_norm import Folded, Scaled, folded, layer_of
 from ingot.program import metadata
 from ingot.program.module import tensor_at
 from ingot.program.program import Program, Step
 from ingot.program.signature import Input, InputKind
 from ingot.program.verifier import verify
-from ingot.quantize.preparation import Prepared, evaluated, following, levels_by_path, plan_of, quantized_places
-from ingot.quantize.quantizers import WeightQuantizer, quantizer_of
-from ingot.quantize.scheme import SMALLEST, Parameters, Scheme, parameters_of, quantized, range_of
+from ingot.quantize.preparation import (
+    Prepared,
+    base_of,
+    evaluated,
+    following,
+    levels_by_path,
+    plan_of,
+    quantized_places,
+)
+from ingot.quantize.quantizers import WeightQuantizer, parameters_of_all, quantizer_of
+from ingot.quantize.scheme import SMALLEST, Parameters, Scheme, parameters_of, quantized, quantized_by_rows, range_of
 from ingot.quantize.table import Derived, Group, How, Place, Point, Table, Weight, nodes_by_place
 
 aten = torch.ops.aten
@@ -46,25 +56,22 @@ def convert(prepared: Prepared) -> Program:
     began = time.perf_counter()
     with collector.paused():
         program, table = _frozen(prepared)
+        before = len(program.graph.nodes)
         count = _Conversion(program, table, prepared).run()
     seconds = time.perf_counter() - began
-    before = len(plan_of(prepared).base.graph.nodes)
     program.history = (*program.history, Step("convert", count, seconds, before, len(program.graph.nodes)))
     verify(program, fake_run=False)
     return program
 
 
 def _frozen(prepared: Prepared) -> tuple[Program, Table]:
-    """A program to convert, with batch norm folded, and the table in its words."""
-    plan = plan_of(prepared)
-    base = plan.base
+    """A program to convert, in evaluation mode, and the table in its words."""
+    plan, base = plan_of(prepared), base_of(prepared)
     if not plan.simulates:
-        return base.copy(), plan.table
-    trained = base.copy()
-    for held in (trained.state_dict, trained.constants):
+        return base, plan.table
+    for held in (base.state_dict, base.constants):
         held.update({name: tensor_at(prepared, name) for name in held})
-    apart = {place.node for place in quantized_places(plan.table)}
-    program = evaluated(trained, parameters=False, apart=apart)
+    program = evaluated(base, parameters=False, batch_norm=False)
     return program, _renamed(plan.table, nodes_by_place(base), nodes_by_place(program))
 
 
@@ -89,29 +96,63 @@ def _renamed(table: Table, before: Mapping[Place, fx.Node], after: Mapping[Place
     return Table(tuple(groups), table.weights)
 
 
+_Key: TypeAlias = tuple[str, fx.Node, Scheme, How | str, bool]
+
+
+@dataclass(frozen=True, slots=True)
+class _Source:
+    """A weight as it is in the program's state, or with the batch norm behind its layer in it."""
+
+    spec: Input
+    tensor: torch.Tensor | Scaled
+    norm: Folded | None
+
+    def floats(self, weight: Weight) -> torch.Tensor:
+        """As it is going to be stored."""
+        tensor = (self.tensor.tensor() if isinstance(self.tensor, Scaled) else self.tensor).float()
+        return tensor.t().contiguous() if weight.transposed else tensor
+
+    def numbers(self, weight: Weight, known: Parameters | None) -> tuple[torch.Tensor, Parameters]:
+        """Whole numbers and their parameters: those that are known, or the weight's own."""
+        scheme = weight.scheme
+        by_rows = scheme.granularity == "group" or (scheme.granularity == "channel" and scheme.axis == 0)
+        if by_rows and known is None and not weight.transposed:
+            if isinstance(self.tensor, Scaled):
+                return quantized_by_rows(self.tensor.weight.float(), scheme, self.tensor.factors)
+            return quantized_by_rows(self.tensor.float(), scheme)
+        tensor = self.floats(weight)
+        parameters = known or parameters_of(*range_of(tensor, scheme), scheme)
+        return quantized(tensor, parameters, scheme), parameters
+
+
 class _Conversion:
     """One conversion. The program is changed in place."""
 
     def __init__(self, program: Program, table: Table, prepared: Prepared) -> None:
         self.program, self.table, self.quantizers = program, table, plan_of(prepared).quantizers
         self.nodes = nodes_by_place(program)
-        self.folding = Folding(program, parameters=True, limit_bytes=0)
+        apart = {place.node for place in quantized_places(table)}
+        self.folding = Folding(program, parameters=True, limit_bytes=0, apart=apart)
         self.levels = levels_by_path(program)
         self.families: dict[str, Any] = {}  # what learned the parameters of weights that did not train
-        self.weights: dict[tuple[str, fx.Node, Scheme, How | str, bool], fx.Node] = {}
+        self.weights: dict[_Key, fx.Node] = {}
 
     def run(self) -> int:
         table = self.table
-        found = {group.name: self._parameters(group) for group in table.groups}
+        found = self._parameters()
+        quantizers: dict[str, Any] = dict(self.quantizers)
+        late = [weight for weight in table.weights if isinstance(weight.how, Derived) or self._is_bias(weight)]
+        self._store([weight for weight in table.weights if weight not in late], quantizers)
+        for path, level in self.levels.items():
+            for node in list(level.module.graph.nodes):
+                found_norm = folded(self.folding, level, node)  # behind what stays float
+                if found_norm is not None:
+                    self._settle(path, found_norm).put(self.folding, level)
+        self._store(late, quantizers)
+        follow(self.program, self.folding.names)
         current = dict(self.nodes)
         for group, point in table.points():
-            self._point(group.scheme, found[group.name], point, current)
-        quantizers: dict[str, Any] = dict(self.quantizers)
-        ordered = sorted(table.weights, key=lambda w: isinstance(w.how, Derived))
-        for weight in ordered:  # all of a family before the first of it is stored
-            self._observe(weight, quantizers)
-        for weight in ordered:
-            self._weight(weight, quantizers)
+            self._point(group.scheme, found.get(group.name), point, current)
         dce(self.program)
         self.folding.drop_unused()
         for level in self.levels.values():
@@ -120,12 +161,13 @@ class _Conversion:
 
     # ------------------------------------------------------------------ activations
 
-    def _parameters(self, group: Group) -> Parameters | None:
-        """The parameters of a group; None where they are computed in each call."""
-        if group.scheme.dynamic:
-            return None
-        quantizer: Any = self.quantizers[group.name]
-        found: Parameters | None = quantizer.parameters_found()
+    def _parameters(self) -> dict[str, Parameters]:
+        """The parameters of each group, by its name; but not of those that each call computes."""
+        groups = [group for group in self.table.groups if not group.scheme.dynamic]
+        found = parameters_of_all([self.quantizers[group.name] for group in groups])
+        return {group.name: self._checked(group, parameters) for group, parameters in zip(groups, found, strict=True)}
+
+    def _checked(self, group: Group, found: Parameters | None) -> Parameters:
         node = self.nodes[group.points[0].source]
         if found is None:
             raise QuantizeError(
@@ -161,32 +203,56 @@ class _Conversion:
             reader.replace_input_with(node, made)
         if users is None:
             current[point.source] = made
-            self._rename_results(point.source, made)
+            if not point.source.graph:
+                self._rename_results(node, made)
 
-    def _rename_results(self, source: Place, made: fx.Node) -> None:
+    def _rename_results(self, node: fx.Node, made: fx.Node) -> None:
         signature = self.program.signature
-        if not source.graph and any(user.op == "output" for user in made.users):
-            outputs = [replace(o, name=made.name) if o.name == source.node else o for o in signature.outputs]
+        if any(user.op == "output" for user in made.users):
+            outputs = [replace(o, name=made.name) if o.name == node.name else o for o in signature.outputs]
             self.program.signature = replace(signature, outputs=tuple(outputs))
 
     # ------------------------------------------------------------------ weights
 
-    def _weight(self, weight: Weight, quantizers: dict[str, Any]) -> None:
+    def _store(self, weights: Sequence[Weight], quantizers: dict[str, Any]) -> None:
+        """Weights become whole numbers: first all tensors, then the graph, which caches like better than turns."""
+        for weight in weights:  # all of a family before the first of it is stored
+            self._observe(weight, quantizers)
+        found: dict[_Key, tuple[_Source, torch.Tensor, Parameters]] = {}
+        for weight in weights:
+            key, quantizer = self._key(weight), quantizers.get(weight.name)
+            if key not in found and key not in self.weights:
+                source = self._source(weight)
+                known = quantizer.parameters_found() if quantizer is not None else None
+                found[key] = (source, *source.numbers(weight, known))
+        for weight in weights:
+            key, user = self._key(weight), self.nodes[weight.user]
+            if key not in self.weights:
+                self.weights[key] = self._stored(weight, user, *found[key])
+            if weight.transposed:
+                bias = (user.args[0],) if user.target is aten.addmm.default else ()
+                user.target, user.args = aten.linear.default, (user.args[weight.index - 1], self.weights[key], *bias)
+            else:
+                user.args = (*user.args[: weight.index], self.weights[key], *user.args[weight.index + 1 :])
+
+    def _is_bias(self, weight: Weight) -> bool:
+        """Whether folding a batch norm changes it."""
+        user = self.nodes[weight.user]
+        layer = layer_of(user)
+        return layer is not None and layer.bias is user.args[weight.index]
+
+    def _key(self, weight: Weight) -> _Key:
+        source: Any = self.nodes[weight.user].args[weight.index]
+        return weight.user.graph, source, weight.scheme, weight.family or weight.how, weight.transposed
+
+    def _source(self, weight: Weight) -> _Source:
         user, level = self.nodes[weight.user], self.levels[weight.user.graph]
         source: Any = user.args[weight.index]
-        key = (weight.user.graph, source, weight.scheme, weight.family or weight.how, weight.transposed)
-        if key not in self.weights:
-            spec = self.folding.state(level, source)
-            assert spec is not None
-            tensor = self._tensor(weight)
-            parameters = self._parameters_of(weight, tensor, quantizers)
-            self.weights[key] = self._stored(level, user, source, spec, tensor, weight, parameters)
-        if weight.transposed:
-            bias = user.args[0] if user.target is aten.addmm.default else None
-            x = user.args[weight.index - 1]
-            user.target, user.args = aten.linear.default, (x, self.weights[key], *((bias,) if bias is not None else ()))
-        else:
-            user.args = (*user.args[: weight.index], self.weights[key], *user.args[weight.index + 1 :])
+        spec = self.folding.state(level, source)
+        assert spec is not None
+        norms = [folded(self.folding, level, norm) for norm in user.users]
+        norm = next((n for n in norms if n is not None and n.layer.weight is source), None)
+        return _Source(spec, norm.weight if norm is not None else self.program.state_of(spec).detach(), norm)
 
     def _observe(self, weight: Weight, quantizers: dict[str, Any]) -> None:
         """Shows a weight that did not train to what learns its parameters."""
@@ -196,39 +262,29 @@ class _Conversion:
         if family not in self.families:
             self.families[family] = quantizer_of(weight.scheme, weight.how, quantizers, simulates=False)
         quantizers[weight.name] = self.families[family]
-        self.families[family](self._tensor(weight))
+        self.families[family](self._source(weight).floats(weight))
 
-    def _tensor(self, weight: Weight) -> torch.Tensor:
-        """The weight as floats, as it is stored."""
-        source: Any = self.nodes[weight.user].args[weight.index]
-        spec = self.folding.state(self.levels[weight.user.graph], source)
-        assert spec is not None
-        tensor = self.program.state_of(spec).detach().float()
-        return tensor.t().contiguous() if weight.transposed else tensor
-
-    def _parameters_of(self, weight: Weight, tensor: torch.Tensor, quantizers: dict[str, Any]) -> Parameters:
-        quantizer = quantizers.get(weight.name)
-        found = quantizer.parameters_found() if quantizer is not None else None
-        return found or parameters_of(*range_of(tensor, weight.scheme), weight.scheme)
+    def _settle(self, path: str, norm: Folded) -> Folded:
+        """Lets the layer of a batch norm stand for the norm from now on."""
+        self.nodes[Place(path, norm.result.name)] = norm.layer.node
+        return norm
 
     def _stored(
-        self,
-        level: Level,
-        user: fx.Node,
-        source: fx.Node,
-        spec: Input,
-        tensor: torch.Tensor,
-        weight: Weight,
-        parameters: Parameters,
+        self, weight: Weight, user: fx.Node, found: _Source, numbers: torch.Tensor, parameters: Parameters
     ) -> fx.Node:
         """A weight as whole numbers in the program's state, and the node that makes floats of them."""
-        scheme = weight.scheme
+        scheme, target, level = weight.scheme, found.spec.target, self.levels[weight.user.graph]
+        if found.norm is not None:
+            self._settle(weight.user.graph, found.norm).put_bias(self.folding, level)
+        source: Any = user.args[weight.index]
         bits = "int4" if scheme.steps < 16 else str(scheme.dtype).removeprefix("torch.")
-        parts = {f"{spec.target}_{bits}": quantized(tensor, parameters, scheme)}
+        parts = {f"{target}_{bits}": numbers}
         if scheme.granularity != "tensor":
-            parts[f"{spec.target}_scale"] = parameters.scale
-            parts[f"{spec.target}_zero_point"] = parameters.zero_point
-        placed = [self.folding.place(level, t, key, InputKind.BUFFER, None) for key, t in parts.items()]
+            parts[f"{target}_scale"] = parameters.scale
+            if bool(parameters.zero_point.any()):
+                parts[f"{target}_zero_point"] = parameters.zero_point
+        placed: list[Any] = [self.folding.place(level, t, key, InputKind.BUFFER, None) for key, t in parts.items()]
+        placed += [None] * (3 - len(placed))  # no zero point
         called = f"{user.name}_weight"
         limits = (scheme.qmin, scheme.qmax, scheme.dtype)
         if scheme.granularity == "channel":
@@ -238,7 +294,7 @@ class _Conversion:
             args = (*placed, *limits, scheme.group_size, metadata.value_of(source).dtype)
             made = _call(user, "dequantize_per_channel_group", args, called=called)
         else:
-            args = (*placed, float(parameters.scale), int(parameters.zero_point), *limits)
+            args = (placed[0], float(parameters.scale), int(parameters.zero_point), *limits)
             made = _call(user, "dequantize_per_tensor", args, called=called, kwargs=_as(source))
         metadata.inherit_origin(made, user)
         value = metadata.value_of(source)
@@ -266,9 +322,7 @@ def _computed(node: fx.Node, of: fx.Node) -> fx.Node:
 
 def _numbers(node: fx.Node, of: fx.Node, scheme: Scheme) -> fx.Node:
     """Gives a node the value of another as whole numbers; quicker than to compute it."""
-    value = metadata.value_of(of)
-    with internals.fake_mode_of(value) or internals.new_fake_mode()[0]:
-        metadata.set_value(node, torch.empty_like(value, dtype=scheme.dtype, requires_grad=False))
+    metadata.set_value(node, internals.fake_like(metadata.value_of(of), scheme.dtype))
     metadata.inherit_origin(node, of)
     return node
 

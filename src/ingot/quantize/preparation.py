@@ -1,14 +1,14 @@
 """From a program to a module that is calibrated, or trained, before it is converted.
 
-    prepared = prepare(program, int8_static())         batch norm folded, quantizers watch
-    module = prepare_qat(program, int8_static())       batch norm as it is, quantizers simulate
+    prepared = prepare(program, int8_static())         in evaluation mode, quantizers watch
+    module = prepare_qat(program, int8_static())       in the program's mode, quantizers simulate
 
-Both are one table and one inserter. Only the quantizers differ, and what happens to batch norm.
+Both are one table and one inserter; only the quantizers differ. Batch norm stays as it is: `convert` folds it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,12 +37,11 @@ QUANTIZERS = "quantizers"
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What a prepared module was made of: the program that the table speaks of, without quantizers, and those.
+    """What a prepared module was made of: what is quantized in the program without quantizers, and those.
 
     `simulates` is for training; `home` is the name under which the module holds its quantizers.
     """
 
-    base: Program
     table: Table
     simulates: bool
     quantizers: Mapping[str, nn.Module]
@@ -54,14 +53,14 @@ class Prepared(ProgramModule):
 
     _plan: Plan  # and no other name: all others are free for the modules of the model
 
-    def __init__(self, base: Program, table: Table, *, simulates: bool) -> None:
-        observed = base.copy()
-        nodes, modules = nodes_by_place(observed), modules_by_path(observed.graph_module)
+    def __init__(self, program: Program, table: Table, *, simulates: bool) -> None:
+        """The program given is changed, and is the module's from now on."""
+        nodes, modules = nodes_by_place(program), modules_by_path(program.graph_module)
         made: dict[str, nn.Module] = {}
         for group in sorted(table.groups, key=lambda g: isinstance(g.how, Derived)):
             made[group.name] = quantizer_of(group.scheme, group.how, made, simulates=simulates)
         if simulates:
-            norms, families = fused_norms(observed, table), dict[str, Any]()
+            norms, families = fused_norms(program, table), dict[str, Any]()
             for weight in sorted(table.weights, key=lambda w: isinstance(w.how, Derived)):
                 user, norm = nodes[weight.user], norms.get(weight.user)
                 made[weight.name] = weight_quantizer(weight, user, norm, families, made)
@@ -72,11 +71,23 @@ class Prepared(ProgramModule):
         for module in modules.values():
             _adopt(module, made)
             module.recompile()
-        super().__init__(observed)
+        super().__init__(program)
         home = unique(QUANTIZERS, {*self._modules, *self._parameters, *self._buffers})
         self.add_module(home, nn.ModuleDict(made))
-        vars(self)["_plan"] = Plan(base, table, simulates, made, home)
-        self.train(observed.training)
+        vars(self)["_plan"] = Plan(table, simulates, made, home)
+        self.train(program.training)
+
+
+def base_of(prepared: Prepared) -> Program:
+    """The program that was prepared, without its quantizers; the caller's own."""
+    made = prepared.program.copy()
+    for module in graph_modules(made.graph_module):
+        for node in module.graph.nodes:
+            if node.op == "call_module":
+                node.replace_all_uses_with(node.args[0])
+                module.graph.erase_node(node)
+        module._modules.pop(QUANTIZERS, None)
+    return made
 
 
 def plan_of(prepared: Prepared) -> Plan:
@@ -87,11 +98,12 @@ def plan_of(prepared: Prepared) -> Plan:
 def prepare(program: Program, recipe: Recipe | Annotator) -> Prepared:
     """The program, ready to be calibrated: call it on data, or hand data to `calibrate`, and then `convert` it.
 
-    `recipe` is one of ours, or a Quantizer of torchao. The program given is not changed. Batch norm is folded and
-    dropout is gone: what is observed is what will run.
+    `recipe` is one of ours, or a Quantizer of torchao. The program given is not changed. Dropout is gone, and nothing
+    observes what lies between a layer and a batch norm that `convert` will fold into it: what is observed is what
+    will run.
     """
     with collector.paused():
-        base = evaluated(program)
+        base = evaluated(program, batch_norm=not isinstance(recipe, Recipe))  # others want to see it folded
         return Prepared(base, _table(base, recipe), simulates=False)
 
 
@@ -99,16 +111,15 @@ def _table(base: Program, recipe: Recipe | Annotator) -> Table:
     return annotate(base, recipe) if isinstance(recipe, Recipe) else annotated_by(base, recipe)
 
 
-def evaluated(program: Program, *, parameters: bool = True, apart: Collection[str] = ()) -> Program:
+def evaluated(program: Program, *, parameters: bool = True, batch_norm: bool = True) -> Program:
     """A functional copy in evaluation mode, with batch norm and what does not hang on the arguments folded.
 
-    With `parameters`, what is computed from parameters alone is folded as well. The results of nodes that are called
-    as one of `apart` stay what they are: no batch norm goes into these.
+    With `parameters`, what is computed from parameters alone is folded as well.
     """
     base = _in_evaluation(program)
     passes.functionalize(base)
     base.dialect = passes.manager.info_of(passes.functionalize).gives or base.dialect
-    passes.fold(base, parameters=parameters, apart=apart)
+    passes.fold(base, parameters=parameters, batch_norm=batch_norm)
     passes.remove_noops(base)
     passes.dce(base)
     return base

@@ -6,13 +6,13 @@ leaves of it, and learn from what goes through while they are in train mode.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import nn
 
-from ingot.quantize.observers import Observer, observer_for
+from ingot.quantize.observers import Observer, observer_for, parameters_seen
 from ingot.quantize.scheme import Parameters, Scheme, parameters_of, range_of, simulated
 from ingot.quantize.table import Derived, How, Made
 
@@ -186,3 +186,11 @@ def quantizer_of(scheme: Scheme, how: How, others: Mapping[str, nn.Module], *, s
     if isinstance(how, Derived):
         return DerivedQuantizer(scheme, how, [others[name] for name in how.sources], simulates=simulates)
     return Quantizer(scheme, simulates=simulates, fixed=how.parameters if how is not None else None)
+
+
+def parameters_of_all(quantizers: Sequence[Any]) -> list[Parameters | None]:
+    """What `parameters_found` of each quantizer gives, many times faster."""
+    watching = [q.observer for q in quantizers if isinstance(q, Quantizer) and q.observer is not None]
+    seen = [observer for observer in watching if observer.seen]
+    known = dict(zip(seen, parameters_seen(seen), strict=True))
+    return [known.get(getattr(q, "observer", None)) or q.parameters_found() for q in quantizers]  # type: ignore[arg-type]

@@ -15,6 +15,8 @@ from typing import Any, Literal, TypeAlias
 
 import torch
 
+from ingot.passes.fold_batch_norm import rows_at_once
+
 Granularity = Literal["tensor", "channel", "group", "token"]
 SMALLEST = torch.finfo(torch.float32).eps
 
@@ -73,14 +75,19 @@ Range: TypeAlias = tuple[torch.Tensor, torch.Tensor]
 
 def parameters_of(low: torch.Tensor, high: torch.Tensor, scheme: Scheme) -> Parameters:
     """Scale and zero point for values between `low` and `high`. Zero is always one of the numbers."""
-    low, high = low.float().clamp(max=0.0), high.float().clamp(min=0.0)
+    scale = scale_of(low, high, scheme)
     if scheme.symmetric:
-        scale = torch.maximum(-low, high) / (scheme.steps / 2)
         zero = (scheme.qmin + scheme.qmax + 1) // 2
-        return Parameters(scale.clamp(min=SMALLEST), torch.full_like(scale, zero, dtype=torch.int64))
-    scale = ((high - low) / scheme.steps).clamp(min=SMALLEST)
-    zero_point = (scheme.qmin - torch.round(low / scale)).clamp(scheme.qmin, scheme.qmax)
+        return Parameters(scale, torch.full_like(scale, zero, dtype=torch.int64))
+    zero_point = (scheme.qmin - torch.round(low.float().clamp(max=0.0) / scale)).clamp(scheme.qmin, scheme.qmax)
     return Parameters(scale, zero_point.to(torch.int64))
+
+
+def scale_of(low: torch.Tensor, high: torch.Tensor, scheme: Scheme) -> torch.Tensor:
+    """The scale alone."""
+    low, high = low.float().clamp(max=0.0), high.float().clamp(min=0.0)
+    scale = torch.maximum(-low, high) / (scheme.steps / 2) if scheme.symmetric else (high - low) / scheme.steps
+    return scale.clamp_(min=SMALLEST)
 
 
 def range_of(tensor: torch.Tensor, scheme: Scheme) -> Range:
@@ -110,13 +117,49 @@ def spread(parameters: Parameters, tensor: torch.Tensor, scheme: Scheme) -> Para
 
 def quantized(tensor: torch.Tensor, parameters: Parameters, scheme: Scheme) -> torch.Tensor:
     """The whole numbers of a tensor."""
-    parts = tensor.unflatten(-1, (-1, scheme.group_size)) if scheme.granularity == "group" else tensor
     by = spread(parameters, tensor, scheme)
+    made = torch.empty_like(tensor, dtype=scheme.dtype, memory_format=torch.contiguous_format)
+    return _write(made, tensor, 1.0 / by.scale, by.zero_point, scheme)
+
+
+def _write(
+    made: torch.Tensor, tensor: torch.Tensor, inverse: torch.Tensor, zero: torch.Tensor, scheme: Scheme
+) -> torch.Tensor:
+    """The whole numbers of a tensor, into another; by a multiplication, as torch's operators have it."""
+    parts = tensor.unflatten(-1, (-1, scheme.group_size)) if scheme.granularity == "group" else tensor
     parts = parts.double() if scheme.steps >= 1 << 24 else parts  # beyond, float32 does not hold every number
-    numbers = torch.mul(parts, 1.0 / by.scale).round_()  # a multiplication, as torch's operators have it
-    if bool(by.zero_point.any()):
-        numbers.add_(by.zero_point)
-    return numbers.clamp_(scheme.qmin, scheme.qmax).to(scheme.dtype).reshape(tensor.shape)
+    numbers = torch.mul(parts, inverse).round_()
+    if bool(zero.any()):
+        numbers.add_(zero)
+    return made.copy_(numbers.clamp_(scheme.qmin, scheme.qmax).view_as(made))
+
+
+def quantized_by_rows(
+    tensor: torch.Tensor, scheme: Scheme, factors: torch.Tensor | None = None
+) -> tuple[torch.Tensor, Parameters]:
+    """The whole numbers of a tensor whose rows have scales of their own, and its parameters.
+
+    With `factors`, one for each row, of the product with these. It is never made: its range is that of the row, times
+    the factor, and its numbers are those of the row by a scale that the factor is part of.
+    """
+    made = torch.empty_like(tensor, dtype=scheme.dtype, memory_format=torch.contiguous_format)
+    rows = rows_at_once(tensor)
+    by = [None] * -(-len(tensor) // rows) if factors is None else factors.double().flatten().split(rows)
+    found = []
+    for numbers, piece, factor in zip(made.split(rows), tensor.split(rows), by, strict=True):
+        low, high = range_of(piece, scheme)
+        if factor is not None:
+            factor = factor.view(-1, *[1] * (low.dim() - 1))
+            low, high = low * factor, high * factor
+            low, high = torch.minimum(low, high).float(), torch.maximum(low, high).float()
+        parameters = parameters_of(low, high, scheme)
+        inverse = 1.0 / parameters.scale if factor is None else (factor / parameters.scale).float()
+        shaped = spread(Parameters(inverse, parameters.zero_point), piece, scheme)
+        _write(numbers, piece, shaped.scale, shaped.zero_point, scheme)
+        found.append(parameters)
+    if len(found) == 1:
+        return made, found[0]
+    return made, Parameters(torch.cat([p.scale for p in found]), torch.cat([p.zero_point for p in found]))
 
 
 def dequantized(numbers: torch.Tensor, parameters: Parameters, scheme: Scheme) -> torch.Tensor:

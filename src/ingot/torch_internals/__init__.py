@@ -21,6 +21,7 @@ from torch.utils._sympy.value_ranges import ValueRanges, bound_sympy
 from ingot.torch_internals.export import export_verifier, export_violation, guards_of
 from ingot.torch_internals.fakes import (
     fake_dense,
+    fake_like,
     fake_mode_of,
     fake_sized,
     is_plain,

@@ -28,6 +28,19 @@ def fake_dense(mode: FakeTensorMode, like: torch.Tensor, requires_grad: bool) ->
     return fake
 
 
+def fake_like(value: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """What an elementwise operator makes of a fake tensor, if its result has this dtype."""
+    mode = fake_mode_of(value)
+    fixed = all(isinstance(size, int) for size in (*value.shape, *value.stride()))
+    dense = value.is_contiguous() or (value.dim() == 4 and value.is_contiguous(memory_format=torch.channels_last))
+    if mode is None or not fixed or not dense:
+        with mode or new_fake_mode()[0]:
+            return torch.empty_like(value, dtype=dtype, requires_grad=False)
+    with without_dispatch():
+        meta = torch.empty_strided(value.shape, value.stride(), dtype=dtype, device="meta")
+    return FakeTensor(mode, meta, value.device)
+
+
 def fake_sized(mode: FakeTensorMode, like: torch.Tensor, sizes: Sequence[Any], strides: Sequence[Any]) -> FakeTensor:
     """A fake like `like`, with symbolic sizes and strides."""
     with mode:

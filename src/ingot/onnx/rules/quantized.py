@@ -72,8 +72,16 @@ def dequantized(ex: Exporter, x: Tensor, scale: Any, zero: Any, dtype: torch.dty
     if dtype is torch.int32:  # of which zero points are zero, and ONNX wants none
         return ex.op("DequantizeLinear", x, scale_, axis=at)
     if zero is None and isinstance(scale, Tensor) and scale_.shape:
-        zero_ = ex.full(scale.sizes, 0, dtype)
+        zero_ = _zeros(ex, scale, dtype)
     return ex.op("DequantizeLinear", x, scale_, zero_, axis=at)
+
+
+def _zeros(ex: Exporter, scales: Tensor, dtype: torch.dtype) -> Tensor:
+    """A zero point for each scale: stored, if their number is known, for runtimes look for it there."""
+    sizes = [size for size in scales.sizes if isinstance(size, int)]
+    if len(sizes) < len(scales.sizes):
+        return ex.full(scales.sizes, 0, dtype)
+    return ex.constant(torch.zeros(sizes, dtype=dtype))
 
 
 # ---------------------------------------------------------------------- torch's operators, by name
