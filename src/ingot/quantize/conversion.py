@@ -25,7 +25,7 @@ from ingot import torch_internals as internals
 from ingot.errors import QuantizeError, explain
 from ingot.passes.cse import follow
 from ingot.passes.dce import dce
-from ingot.passes.fold import Folding, Level
+from ingot.passes.fold import Folding
 from ingot.passes.fold_batch_norm import Folded, Scaled, folded, layer_of
 from ingot.program import metadata
 from ingot.program.module import tensor_at
