@@ -85,6 +85,8 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[X, ...]]] = {
     "two users": (two_users, (x(20, 64), x(96, 64), x(96))),
     "chain": (chain, (x(20, 64),)),
     "reversed reader": (reversed_reader, (x(20, 64),)),
+    "across": (lambda a, b: (a + b).t().contiguous(), (x(49, 64), x(49, 64))),
+    "three channels last": (lambda a: (a * 2).permute(0, 2, 3, 1).contiguous(), (x(1, 3, 20, 20),)),
 }
 
 
@@ -129,6 +131,14 @@ def test_a_reader_in_another_order_waits_for_the_whole() -> None:
 def test_loops_that_memory_does_not_tell_apart_become_one() -> None:
     (step,) = spelled(lowered(lambda a: torch.sin(a) + 1, (x(3, 5, 7),))[1])
     assert step == "Map 105: sin add"
+
+
+def test_memory_that_is_written_across_is_written_in_blocks() -> None:
+    assert steps_of("across") == ["Map 4 × 49 × 16: add"]
+
+
+def test_a_loop_that_fills_no_vector_is_not_the_innermost() -> None:
+    assert steps_of("three channels last") == ["Map 3 × 400: mul"]
 
 
 def test_dead_steps_are_left_out() -> None:

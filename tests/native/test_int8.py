@@ -282,3 +282,44 @@ def test_a_padded_tensor_stays_integers() -> None:
     written = {store.buffer for step in module.steps for store in getattr(step, "stores", ())}
     assert {module.buffers[name].dtype for name in written if name[0] == "t"} == {"uint8"}
     assert torch.equal(assemble(program, module)(x), layer(x))
+
+
+@pytest.mark.parametrize("isa", RUNNABLE, ids=str)
+def test_the_largest_of_integers_is_found_among_integers(isa: Isa) -> None:
+    """Pooling what was dequantized compares bytes: no float is stored between two layers."""
+    pools = {"kernel_size": 3, "stride": 2, "padding": 1}, {"kernel_size": 2, "ceil_mode": True}
+
+    class Pooled(nn.Module):
+        def __init__(self, signed: bool) -> None:
+            super().__init__()
+            kind = {"dtype": INT8, "zero": -3} if signed else {"zero": 3}
+            self.first, self.second = Layer(3, 48, (3, 3)), Layer(48, 24, (1, 1), **kind)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            x = self.first(x)
+            for pool in pools:
+                x = through(x, self.second.scale, self.second.zero, self.second.dtype)
+                x = F.max_pool2d(x, **pool)
+            return self.second(x)
+
+    for signed in (False, True):
+        model, (x,) = Pooled(signed).eval(), inputs((2, 3, 21, 21))
+        program, module = lowered(model, (x,))
+        stored = {store.buffer for step in module.steps for store in getattr(step, "stores", ())}
+        dtypes = {module.buffers[name].dtype for name in stored if name[0] == "t"}
+        assert dtypes <= {"uint8", "int8"}, dtypes
+        assert torch.equal(assemble(program, module, isa=isa, threads=2)(x), model(x))
+
+
+def test_the_place_of_the_largest_integer_is_that_of_the_number() -> None:
+    """Equal numbers are many among bytes: the first one counts."""
+
+    class Places(nn.Module):
+        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            best, places = F.max_pool2d(through(x, 0.5, 7, torch.uint8), 3, 2, 1, return_indices=True)
+            return best, places
+
+    model, (x,) = Places(), inputs((1, 16, 15, 15))
+    program, module = lowered(model, (x,))
+    for ours, theirs in zip(assemble(program, module)(x), model(x), strict=True):
+        assert torch.equal(ours, theirs)

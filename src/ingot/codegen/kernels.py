@@ -476,6 +476,8 @@ def _reduce_across(out: Writer, step: Reduce, loops: Sequence[Loop]) -> None:
         out.line(f"for (int64_t x = 0; x < {narrow}; ++x) acc{number}[x] = {_start(kind, dtype)};")
     for loop in step.over:
         out.open(f"for (int64_t {loop.variable} = 0; {loop.variable} < {out.size(loop.extent)}; ++{loop.variable})")
+    if not any(map(_is_float, dtypes)):
+        out.line("IG_TURN();")
     for line in code.between:
         out.line(line)
     simd(out, False, "reduction(|:bad)" if code.checks else "")

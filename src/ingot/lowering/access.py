@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ingot.lowering.body import reads
-from ingot.lowering.expr import coefficient_of
+from ingot.lowering.body import reads, rewrite
+from ingot.lowering.expr import coefficient_of, substitute, symbol
 from ingot.lowering.ir import Loop, Map, Reduce
 
 # Outputs side by side that are worth walking along instead of along the reduction.
@@ -41,6 +41,35 @@ def along_memory(step: Map) -> Map:
     *_, last = step.loops
     wide = [loop for loop in step.loops if isinstance(loop.extent, int) and loop.extent >= WIDE]
     best = min(wide, key=gathered, default=last)
-    if gathered(best) >= gathered(last):
+    short = isinstance(last.extent, int) and last.extent < WIDE // 2  # the three channels of an image fill no vector
+    if gathered(best) >= gathered(last) + short:
         return step
     return replace(step, loops=(*(loop for loop in step.loops if loop is not best), best))
+
+
+def in_blocks(step: Map) -> Map:
+    """The same points in another order, where memory that is written runs along another loop than the innermost one:
+
+        for i < 49: for j < 2048: y[49·j + i] = …    for b < 128: for i < 49: for l < 16: y[49·(16·b + l) + i] = …
+
+    So many lines of memory are written again before they leave the nearest cache, by one thread."""
+    if step.serial or len(step.loops) < 2:
+        return step
+    *outer, inner = step.loops
+    if not isinstance(inner.extent, int) or inner.extent % WIDE or inner.extent == WIDE:
+        return step
+    strided = [store.index for store in step.stores if coefficient_of(store.index, inner.variable) not in (0, 1)]
+    long = [loop for loop in outer if not isinstance(loop.extent, int) or loop.extent >= WIDE]
+    along = [loop for loop in long if any(coefficient_of(index, loop.variable) == 1 for index in strided)]
+    if not along:
+        return step
+    block, lane = Loop(f"{inner.variable}b", inner.extent // WIDE), Loop(inner.variable, WIDE)
+    place = outer.index(along[0])
+    place_in = {inner.variable: symbol(block.variable, below=block.extent) * WIDE + symbol(lane.variable, below=WIDE)}
+    ops, results = rewrite(step.body, symbols=place_in)
+    return replace(
+        step,
+        loops=(*outer[:place], block, *outer[place:], lane),
+        body=ops.finish(results),
+        stores=tuple(replace(store, index=substitute(store.index, place_in)) for store in step.stores),
+    )

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TypeAlias
 
-from ingot.lowering.access import along_memory
+from ingot.lowering.access import along_memory, in_blocks
 from ingot.lowering.body import Recorder, reads, rewrite
 from ingot.lowering.collapse import collapsed
 from ingot.lowering.expr import Size, product, substitute, symbol
@@ -48,7 +48,7 @@ LONG_BODY = 160
 def fuse(module: Module) -> Module:
     buffers = dict(module.buffers)
     steps = _fused(list(module.steps), buffers, module, {})
-    steps = [along_memory(step) if isinstance(step, Map) else step for step in steps]
+    steps = [in_blocks(along_memory(step)) if isinstance(step, Map) else step for step in steps]
     return replace(module, steps=tuple(steps), buffers=buffers)
 
 

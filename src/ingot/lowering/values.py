@@ -105,6 +105,8 @@ def broadcast(index: Index, shape: Shape) -> Index:
 
 # ---------------------------------------------------------------------- integers that stand for other numbers
 
+# With a smaller scale two integers may stand for the same float32.
+LEAST_SCALE = 2.0**-126
 
 @dataclass(frozen=True, slots=True)
 class Quantized:
@@ -119,6 +121,11 @@ class Quantized:
     group: int | None = None
     ends: tuple[int, int] | None = None
     tokens: bool = False
+
+    @property
+    def in_order(self) -> bool:
+        """Whether a larger integer stands for a larger number, everywhere."""
+        return not isinstance(self.scale, Tensor) and not isinstance(self.zero, Tensor) and self.scale > LEAST_SCALE
 
     def parameter(self, ops: Recorder, value: float | Tensor, index: Index, dtype: str) -> int:
         """The scale or zero that belongs to an element, as a value of the body."""

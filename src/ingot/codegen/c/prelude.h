@@ -38,4 +38,11 @@ IG_OPTIONAL int64_t ig_round_up(int64_t bytes) { return bytes < 64 ? 64 : (bytes
 #else
 #define IG_SHARED __attribute__((noinline, unused)) IG_KERNEL
 #endif
+/* One turn of the loops around a loop along vectors. gcc, left to itself, joins turns of loops that compare integers,
+   and then finds no vectors in what it made. */
+#if defined(__GNUC__) && !defined(__clang__)
+#define IG_TURN() __asm__ volatile("")
+#else
+#define IG_TURN() ((void)0)
+#endif
 typedef void ig_kernel(void *context, int64_t begin, int64_t end, int worker);

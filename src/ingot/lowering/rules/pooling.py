@@ -7,6 +7,7 @@ changes no maximum and no first place of one.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -16,7 +17,7 @@ from ingot.lowering.expr import Size, divide, largest, product, remainder, small
 from ingot.lowering.ir import INTEGERS, wide
 from ingot.lowering.lower import Lowering, lowers
 from ingot.lowering.rules.scatter import narrowed
-from ingot.lowering.values import Index, Lazy, Tensor
+from ingot.lowering.values import Index, Lazy, Tensor, dequantized, quantized_of
 
 aten = torch.ops.aten
 
@@ -45,7 +46,12 @@ def _order(low: Lowering, x: Tensor, count: int) -> tuple[int, ...]:
 def _largest(
     low: Lowering, x: Tensor, shape: Sequence[Size], taps: Sequence[Size], reach: Reach, indexed: bool = True
 ) -> tuple[Tensor, Tensor]:
-    """The largest element of each window, and its place in the pooled dims, flattened."""
+    """The largest element of each window, and its place in the pooled dims, flattened. Integers that stand for numbers
+    are compared as they are where they stand in the same order."""
+    found = quantized_of(x)
+    if found is not None and found.in_order:
+        best, places = _largest(low, found.integers, shape, taps, reach, indexed)
+        return dequantized(replace(found, integers=best)), places
     count = len(taps)
     lead = x.rank - count
     kind = wide(x.dtype)
