@@ -26,6 +26,7 @@ from ingot.lowering.fusion import fuse
 from ingot.lowering.ir import Precision
 from ingot.lowering.lower import lower
 from ingot.lowering.memory import plan
+from ingot.lowering.pairs import pair
 from ingot.lowering.siblings import join_siblings
 from ingot.lowering.strips import strip
 from ingot.program import file
@@ -141,7 +142,7 @@ def _compiled(
     with watch("passes"):
         program = for_native(program)
     with watch("lower"):
-        module = join_siblings(strip(fuse(lower(program, precision))))
+        module = join_siblings(pair(strip(fuse(lower(program, precision)))))
     with watch("emit"):
         source = emit(module, plan(module), title=type(model).__name__)
     with watch("cc"), ThreadPoolExecutor(1) as aside:  # the C compiler works while the weights are packed

@@ -19,6 +19,7 @@ from ingot.lowering.fusion import fuse
 from ingot.lowering.ir import Module, Precision
 from ingot.lowering.lower import lower
 from ingot.lowering.memory import plan
+from ingot.lowering.pairs import pair
 from ingot.lowering.siblings import join_siblings
 from ingot.lowering.strips import strip
 from ingot.pipeline import for_native
@@ -38,7 +39,7 @@ def lowered(
 ) -> tuple[Program, Module]:
     program = for_native(capture(model, args, dynamic_shapes=dynamic_shapes))
     module = lower(program, precision)
-    return program, join_siblings(strip(fuse(module))) if fused else module
+    return program, join_siblings(pair(strip(fuse(module)))) if fused else module
 
 
 def assemble(

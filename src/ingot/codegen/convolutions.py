@@ -9,7 +9,16 @@ from collections.abc import Callable
 
 from ingot.codegen.ctext import STORED, SUFFIX
 from ingot.codegen.kernels import Kernel, Writer
-from ingot.codegen.products import ROWS, factor_kind, right_end, whole_terms, write_epilogue
+from ingot.codegen.products import (
+    ROWS,
+    Beside,
+    factor_kind,
+    right_end,
+    task,
+    whole_terms,
+    whole_tiles,
+    write_epilogue,
+)
 from ingot.lowering.expr import Size, known
 from ingot.lowering.ir import BYTES, Convolution, Way, rows_dtype
 
@@ -36,18 +45,18 @@ def write_lines(out: Writer, step: Convolution, first: str, last: str) -> None:
     _LINES[step.way](out, step, first, last)
 
 
-def _windows_kernel(out: Writer, step: Convolution) -> Kernel:
+def windows_kernel(out: Writer, step: Convolution, beside: Beside | None = None) -> Kernel:
     """One task is a panel of output channels by a block of pixels, as in a product."""
     pixels = step.images * step.out_size[0] * step.out_size[1]
-    blocks = (pixels + ROWS - 1) // ROWS
+    rows = whole_tiles(pixels, ROWS) if step.factors == "int8" else ROWS
+    blocks = (pixels + rows - 1) // rows
+    weight = out.buffers[step.weight]
     _window(out, step)
     out.open("for (int64_t task = begin; task < end; ++task)")
-    out.line(f"const int64_t panel = task / ({out.size(blocks)});")
-    out.line(
-        f"const int64_t first = task % ({out.size(blocks)}) * {ROWS}, "
-        f"last = ig_min(first + {ROWS}, {out.size(pixels)});"
-    )
-    _tiles(out, step)
+    block, panel = task(out, blocks, _panels(step), weight.size * BYTES[weight.dtype])
+    out.line(f"const int64_t panel = {panel}, first = {block} * {rows};")
+    out.line(f"const int64_t last = ig_min(first + {rows}, {out.size(pixels)});")
+    _tiles(out, step, beside)
     out.close()
     return out.finish(blocks * _panels(step), 1)
 
@@ -67,16 +76,12 @@ def _panels(step: Convolution) -> int:
     return -(-(step.out_channels // step.groups) // step.panel) * step.groups
 
 
-def _tiles(out: Writer, step: Convolution) -> None:
+def _tiles(out: Writer, step: Convolution, beside: Beside | None = None) -> None:
     """Pixels [first, last) of panel number `panel`."""
-    kind, real, width = factor_kind(step), STORED[step.dtype], step.panel
-    taps = step.kernel[0] * step.kernel[1]
-    terms = taps * known(whole_terms(step, step.channels))
+    real, width = STORED[step.dtype], step.panel
     each = step.out_channels // step.groups
     panels = -(-each // width)
     image = out.pointer(step.x)
-    out.library.share("window", kind, width)
-    outside = out.library.outside(kind, step.outside, step.channels)
     if step.groups == 1:
         out.line(f"const int64_t left = panel * {width}, right = {right_end(width, each, str(each))};")
     else:
@@ -84,17 +89,42 @@ def _tiles(out: Writer, step: Convolution) -> None:
         out.line(f"const int64_t left = group * {each} + panel % {panels} * {width};")
         out.line(f"const int64_t right = {right_end(width, each, f'(group + 1) * {each}')};")
         image = f"{image} + group * {step.channels}"
-    out.line(f"const {STORED[out.buffers[step.x].dtype]} *rows[{taps} * IG_HIGHEST];")
+    out.line(f"const {STORED[out.buffers[step.x].dtype]} *rows[{_taps(step)} * IG_HIGHEST];")
     out.open(f"for (int64_t row = first; row < last; row += IG_HIGH({real}, {width}))")
     out.line(f"_Alignas(64) {real} tile[IG_HIGHEST * {width}];")
     out.line(f"const int64_t high = ig_min(last - row, IG_HIGH({real}, {width}));")
-    out.line(f"ig_windows_{kind}(rows, &window, {image}, {outside}, row, high);")
-    out.line(
-        f"ig_window_{kind}_{width}(rows, {taps}, {step.channels}, "
-        f"{out.pointer(step.weight)} + panel * {terms * width}, tile, high);"
-    )
+    _sums(out, step, image, "panel", "tile")
+    if beside is not None:
+        beside()
     write_epilogue(out, step.epilogue, 0, width, step.groups)
     out.close()
+
+
+def write_windows_beside(out: Writer, step: Convolution) -> None:
+    """The sums of pixels [row, row + high) by channels [left, right) of one group."""
+    out.line(f"_Alignas(64) {STORED[step.dtype]} beside[IG_HIGHEST * {step.panel}];")
+    out.open("")
+    _window(out, step)
+    out.line(f"const {STORED[out.buffers[step.x].dtype]} *rows[{_taps(step)} * IG_HIGHEST];")
+    _sums(out, step, out.pointer(step.x), f"(left / {step.panel})", "beside")
+    out.close()
+
+
+def _sums(out: Writer, step: Convolution, image: str, panel: str, tile: str) -> None:
+    """The sums of the pixels [row, row + high) into an array."""
+    kind, width = factor_kind(step), step.panel
+    terms = _taps(step) * known(whole_terms(step, step.channels))
+    out.library.share("window", kind, width)
+    outside = out.library.outside(kind, step.outside, step.channels)
+    out.line(f"ig_windows_{kind}(rows, &window, {image}, {outside}, row, high);")
+    out.line(
+        f"ig_window_{kind}_{width}(rows, {_taps(step)}, {step.channels}, "
+        f"{out.pointer(step.weight)} + {panel} * {terms * width}, {tile}, high);"
+    )
+
+
+def _taps(step: Convolution) -> int:
+    return step.kernel[0] * step.kernel[1]
 
 
 def _window(out: Writer, step: Convolution) -> None:
@@ -217,7 +247,7 @@ def _tiles_of_a_task(tiles: Size) -> int:
 
 
 _KERNELS: dict[Way, Callable[[Writer, Convolution], Kernel]] = {
-    "windows": _windows_kernel,
+    "windows": windows_kernel,
     "depthwise": _depthwise_kernel,
     "winograd": _winograd_kernel,
 }

@@ -98,7 +98,7 @@ class Statements:
     """Replays a body as C declarations: those that depend on `inner` variables, those that depend on `middle` ones
     only, and those that depend on neither, which go before the loops.
 
-    `place(buffer, index)` spells the element of a buffer; `accumulator` and `gradient` what the kernel hands in;
+    `place(buffer, index)` spells the element of a buffer; `accumulator`, `gradient` and `beside` what the kernel hands in;
     `names` has symbols that this text calls otherwise; `library` collects the functions that it calls.
     """
 
@@ -114,6 +114,7 @@ class Statements:
         prefix: str = "v",
         accumulator: str = "acc",
         gradient: str = "gradient",
+        beside: str = "beside",
         names: Mapping[str, str] | None = None,
     ) -> None:
         self.body = body
@@ -121,7 +122,7 @@ class Statements:
         self.buffers = buffers
         self.library = library
         self.prefix = prefix
-        self.given = {"accumulator": accumulator, "gradient": gradient}
+        self.given = {"accumulator": accumulator, "gradient": gradient, "beside": beside}
         self.before: list[str] = []
         self.between: list[str] = []
         self.inside: list[str] = []
@@ -176,7 +177,7 @@ class Statements:
                 return constant_text(attribute.value, op.dtype)
             case "index":
                 return self._size(attribute)
-            case "accumulator" | "gradient":
+            case "accumulator" | "gradient" | "beside":
                 return self.given[op.name]
             case "input":
                 return f"state{attribute}"

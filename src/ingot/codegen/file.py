@@ -18,6 +18,7 @@ from ingot.codegen.ctext import STORED, Statements, size_text
 from ingot.codegen.exports import Placed, exports, place_weights, run_size, size_names
 from ingot.codegen.kernels import Kernel, Writer, loop_kernel
 from ingot.codegen.library import Library
+from ingot.codegen.pairs import pair_kernel
 from ingot.codegen.products import product_kernel, siblings_kernel
 from ingot.codegen.routines import routine_kernel
 from ingot.codegen.scans import scan_kernel
@@ -38,6 +39,7 @@ from ingot.lowering.ir import (
     Module,
     Nest,
     Origin,
+    Pair,
     Product,
     Reduce,
     Repeat,
@@ -348,6 +350,7 @@ _KERNELS: Mapping[type[Step], Callable[[Writer, Any], Kernel]] = {
     Nest: loop_kernel,
     Product: product_kernel,
     Siblings: siblings_kernel,
+    Pair: pair_kernel,
     Convolution: convolution_kernel,
     Strips: strips_kernel,
     Attention: attention_kernel,

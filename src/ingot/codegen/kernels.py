@@ -103,6 +103,7 @@ class Writer:
         accumulator: str = "acc",
         middle: Sequence[str] = (),
         gradient: str = "gradient",
+        beside: str = "beside",
     ) -> Statements:
         made = Statements(
             body,
@@ -113,6 +114,7 @@ class Writer:
             middle=middle,
             accumulator=accumulator,
             gradient=gradient,
+            beside=beside,
         )
         for op in body.ops:
             if isinstance(op.attribute, Expr):
@@ -271,7 +273,7 @@ def _map(out: Writer, step: Map, loops: Sequence[Loop], begin: str, end: str | N
         out.line(line)
     limit = end if end is not None else out.size(inner.extent)
     if not step.serial:
-        begin = _map_by_lanes(out, Lanes(out, replace(step, loops=(inner,)), code, ""), begin, limit)
+        begin = _map_by_lanes(out, Lanes(out, replace(step, loops=(inner,)), code), begin, limit)
     simd(out, step.serial, "reduction(|:bad)" if code.checks else "")
     out.open(f"for (int64_t {inner.variable} = {begin}; {inner.variable} < {limit}; ++{inner.variable})")
     for line in code.inside:

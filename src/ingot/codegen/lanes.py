@@ -72,12 +72,11 @@ def has_bytes(out: Writer, map: Map) -> bool:
 @dataclass
 class Lanes:
     """A Map's body as vectors along its last loop. `code` are its statements as a plain loop, of which those before it
-    are used; `accumulator` is where what a product hands in lies."""
+    are used, and which says where what a product hands in lies."""
 
     out: Writer
     map: Map
     code: Statements
-    accumulator: str
     parts: dict[int, str] = field(default_factory=dict)  # values that a plain loop has put into memory
     _plain: set[int] = field(default_factory=set)
     _rounded: set[int] = field(default_factory=set)
@@ -115,7 +114,7 @@ class Lanes:
 
     def _free(self, place: int) -> bool:
         op = self.body.ops[place]
-        return op.name in ("load", "accumulator") and self._text(place, op) is not None
+        return op.name in ("load", *self.code.given) and self._text(place, op) is not None
 
     def _storable(self, store: Store) -> bool:
         dtype = self.out.buffers[store.buffer].dtype
@@ -129,8 +128,8 @@ class Lanes:
 
     def _text(self, place: int, op: Op) -> str | None:
         """An operation on vectors, with places for its operands; None where there is none."""
-        if op.name == "accumulator":
-            return f"{_GET[op.dtype]}(&{self.accumulator})" if op.dtype in _GET else None
+        if op.name in self.code.given:
+            return f"{_GET[op.dtype]}(&{self.code.given[op.name]})" if op.dtype in _GET else None
         if op.name == "load":
             return self._load(op)
         if op.dtype not in _HELD or any(self.body.ops[o].dtype not in _HELD for o in op.operands if self._varies(o)):

@@ -7,6 +7,9 @@ time (an activation on the right, rows that are not contiguous) is packed by the
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import TypeAlias
+
 from ingot.codegen.ctext import STORED, SUFFIX, Statements, constant_text
 from ingot.codegen.kernels import Kernel, Writer, declare_flags, report_flags, simd, unflatten
 from ingot.codegen.lanes import LANES, Lanes, has_bytes
@@ -17,6 +20,8 @@ from ingot.lowering.ir import BYTES, TOGETHER, Codes, Convolution, Factors, Map,
 PANEL = 48
 # Rows of a task: enough to reuse a panel from the nearest cache, few enough to share out.
 ROWS = 64
+# Rows that are whole tiles, however high a tile is.
+TILES = 24
 # Rows that are one tile for every instruction set.
 LOWEST = 6
 # Bytes of weights that stay in a core's own cache beside the rows.
@@ -24,11 +29,15 @@ CACHED = 1 << 18
 _KINDS: dict[Factors, str] = {"bfloat16": "bf16", "int8": "u8"}
 
 
-def product_kernel(out: Writer, step: Product) -> Kernel:
-    return siblings_kernel(out, Siblings((step,), step.origin))
+# Writes the sums that an epilogue finds beside its own, as the array of that name.
+Beside: TypeAlias = Callable[[], None]
 
 
-def siblings_kernel(out: Writer, siblings: Siblings) -> Kernel:
+def product_kernel(out: Writer, step: Product, beside: Beside | None = None) -> Kernel:
+    return siblings_kernel(out, Siblings((step,), step.origin), beside)
+
+
+def siblings_kernel(out: Writer, siblings: Siblings, beside: Beside | None = None) -> Kernel:
     """One task is a panel of columns by a block of rows, of each product."""
     step = siblings.steps[0]
     width = step.b.packed or PANEL
@@ -38,7 +47,7 @@ def siblings_kernel(out: Writer, siblings: Siblings) -> Kernel:
     panels = (step.n + width - 1) // width
     total = product([loop.extent for loop in step.batch]) * panels * blocks
     out.open("for (int64_t task = begin; task < end; ++task)")
-    row_block, column_panel = _task(out, blocks, panels, step.n * step.k * BYTES[out.buffers[step.b.buffer].dtype])
+    row_block, column_panel = task(out, blocks, panels, step.n * step.k * BYTES[out.buffers[step.b.buffer].dtype])
     out.line(f"const int64_t first = {row_block} * {rows}, last = ig_min(first + {rows}, {m});")
     out.line(f"const int64_t left = {column_panel} * {width}, right = {right_end(width, step.n, n)};")
     if step.batch:
@@ -46,7 +55,7 @@ def siblings_kernel(out: Writer, siblings: Siblings) -> Kernel:
         unflatten(out, "o", step.batch)
     for one in siblings.steps:
         out.open("")
-        _tiles(out, one, width)
+        _tiles(out, one, width, beside)
         out.close()
     out.close()
     return out.finish(total, 1)
@@ -54,13 +63,16 @@ def siblings_kernel(out: Writer, siblings: Siblings) -> Kernel:
 
 def _rows_of_a_task(step: Product) -> int:
     """Blocks of about the same height. Bytes are read four times as fast as floats: a panel serves more rows."""
-    most = ROWS if step.factors != "int8" else 2 * ROWS
-    if not isinstance(step.m, int):
-        return most
-    if step.factors != "int8":
-        return min(ROWS, max(8, step.m))
-    blocks = -(-step.m // most)
-    return -(-step.m // (blocks * 8)) * 8
+    if step.factors == "int8":
+        return whole_tiles(step.m, 2 * ROWS)
+    return min(ROWS, max(8, step.m)) if isinstance(step.m, int) else ROWS
+
+
+def whole_tiles(rows: Size, about: int) -> int:
+    """The height of about so many blocks of rows, in which all tiles but those of the last one are full."""
+    blocks = -(-rows // about) if isinstance(rows, int) else 1
+    each = -(-rows // blocks) if isinstance(rows, int) else about
+    return -(-each // TILES) * TILES
 
 
 def write_product_rows(out: Writer, step: Product, first: str, last: str) -> None:
@@ -87,21 +99,36 @@ def whole_terms(step: Product | Convolution, terms: Size) -> Size:
     return (terms + each - 1) // each * each
 
 
-def _tiles(out: Writer, step: Product, width: int) -> None:
+def _tiles(out: Writer, step: Product, width: int, beside: Beside | None = None) -> None:
     """Rows [first, last) of the panel of columns [left, right)."""
     if step.codes is not None:
         _coded_tiles(out, step, step.codes, width)
         return
     kind, real = factor_kind(step), STORED[step.dtype]
-    out.library.share("tile", kind, width)
-    panel = _panel(out, step, kind, real)
-    a_rows, a_step = _rows(out, step, kind, real)
+    sums = _sums(out, step, kind, real, width)
     out.open(f"for (int64_t row = first; row < last; row += IG_HIGH({real}, {width}))")
     out.line(f"_Alignas(64) {real} tile[IG_HIGHEST * {width}];")
     out.line(f"const int64_t high = ig_min(last - row, IG_HIGH({real}, {width}));")
-    out.line(f"ig_tile_{kind}_{width}({a_rows}, {a_step}, {panel}, {out.size(step.k)}, tile, high);")
+    out.line(f"{sums}, tile, high);")
+    if beside is not None:
+        beside()
     write_epilogue(out, step.epilogue, len(step.batch), width)
     out.close()
+
+
+def write_product_beside(out: Writer, step: Product) -> None:
+    """The sums of rows [row, row + high) by columns [left, right), from rows and a panel as they lie."""
+    kind, real, width = factor_kind(step), STORED[step.dtype], step.b.packed or PANEL
+    out.line(f"_Alignas(64) {real} beside[IG_HIGHEST * {width}];")
+    out.line(f"{_sums(out, step, kind, real, width)}, beside, high);")
+
+
+def _sums(out: Writer, step: Product, kind: str, real: str, width: int) -> str:
+    """The call that computes the sums of a tile, without its last two arguments."""
+    out.library.share("tile", kind, width)
+    panel = _panel(out, step, kind, real)
+    a_rows, a_step = _rows(out, step, kind, real)
+    return f"ig_tile_{kind}_{width}({a_rows}, {a_step}, {panel}, {out.size(step.k)}"
 
 
 def _coded_tiles(out: Writer, step: Product, codes: Codes, width: int) -> None:
@@ -145,7 +172,7 @@ def _of_panel(out: Writer, name: str, value: str | float, groups: Size, width: i
     return name
 
 
-def _task(out: Writer, blocks: Size, panels: Size, weights: Size) -> tuple[str, str]:
+def task(out: Writer, blocks: Size, panels: Size, weights: Size) -> tuple[str, str]:
     """The block of rows and the panel of a task. Tasks go along the rows, so that a panel is read from memory once;
     where all panels stay in the cache they go along the panels, so that results are written one after another."""
     along_panels = isinstance(weights, int) and weights <= CACHED
@@ -199,9 +226,9 @@ def write_epilogue(out: Writer, epilogue: Map, lead: int, width: int, groups: in
     if rows:
         out.line("const int64_t at = row + line;")
     unflatten(out, "at", rows)
-    tile = f"tile[line * {width} + {column.variable} - left]"
-    code = out.statements(epilogue.body, [column.variable], tile)
-    lanes = Lanes(out, epilogue, code, tile)
+    place = f"[line * {width} + {column.variable} - left]"
+    code = out.statements(epilogue.body, [column.variable], f"tile{place}", beside=f"beside{place}")
+    lanes = Lanes(out, epilogue, code)
     if has_bytes(out, epilogue) and lanes.prepare():
         each = column.extent // groups
         _write_lanes(out, lanes, width, whole=isinstance(each, int) and each % LANES == 0)
@@ -240,7 +267,8 @@ def _write_parts(out: Writer, lanes: Lanes, width: int) -> None:
     for name in lanes.parts.values():
         out.line(f"_Alignas(64) float {name}[{width}];")
     out.open("")
-    code = out.statements(lanes.plain_body(), [lanes.column], lanes.accumulator)
+    given = lanes.code.given
+    code = out.statements(lanes.plain_body(), [lanes.column], given["accumulator"], beside=given["beside"])
     for line in code.before:
         out.line(line)
     simd(out, False)

@@ -12,6 +12,7 @@ from ingot.lowering.ir import (
     Convolution,
     Map,
     Nest,
+    Pair,
     Product,
     Reduce,
     Scan,
@@ -21,7 +22,7 @@ from ingot.lowering.ir import (
 )
 from ingot.lowering.memory import touched
 
-_FREE = frozenset({"load", "const", "index", "cast", "check", "accumulator", "gradient", "input"})
+_FREE = frozenset({"load", "const", "index", "cast", "check", "accumulator", "beside", "gradient", "input"})
 
 
 def flops(step: Step) -> Size:
@@ -30,7 +31,7 @@ def flops(step: Step) -> Size:
             return product([loop.extent for loop in step.loops]) * _operations(step)
         case Reduce():
             return product([loop.extent for loop in (*step.loops, *step.over)]) * (_operations(step) + len(step.kinds))
-        case Nest() | Siblings() | Strips():
+        case Nest() | Siblings() | Pair() | Strips():
             total: Size = 0
             for inner in step.steps:
                 total = total + flops(inner)
@@ -55,7 +56,7 @@ def flops(step: Step) -> Size:
 def effort(step: Step) -> Size:
     """The same, as operations on float32: an instruction multiplies two bfloat16, or four bytes, in the same time."""
     match step:
-        case Nest() | Siblings() | Strips():
+        case Nest() | Siblings() | Pair() | Strips():
             total: Size = 0
             for inner in step.steps:
                 total = total + effort(inner)

@@ -135,7 +135,7 @@ def _writer(step: Map, done: Sequence[Step]) -> int | None:
 def _absorb(target: WithEpilogue, step: Map, counts: Counter[str], buffers: dict[str, Buffer]) -> WithEpilogue | None:
     old = target.epilogue
     lead = 0 if isinstance(target, Convolution) else len(target.batch)
-    names = _matched(old, step.loops, lead)
+    names = matched(old, step.loops, lead)
     if names is None or len(old.body.ops) + len(step.body.ops) > LONG_BODY:
         return None
     at = {s.buffer: (substitute(s.index, names), s.result) for s in old.stores}
@@ -159,7 +159,7 @@ def _absorb(target: WithEpilogue, step: Map, counts: Counter[str], buffers: dict
     return replace(target, epilogue=Map(step.loops, body, tuple(stores), step.origin))
 
 
-def _matched(old: Map, loops: Sequence[Loop], lead: int) -> dict[str, Size] | None:
+def matched(old: Map, loops: Sequence[Loop], lead: int) -> dict[str, Size] | None:
     """The epilogue's variables in terms of other loops that visit the same points in the same order."""
     batch, rows, column = old.loops[:lead], old.loops[lead:-1], old.loops[-1]
     names: dict[str, Size] = {loop.variable: 0 for loop in (*batch, *rows) if loop.extent == 1}

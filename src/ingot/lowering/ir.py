@@ -7,6 +7,7 @@
               | Product(batch, m, n, k, a, b, epilogue)  matrix products, with a Map as their epilogue
               | Siblings(steps)                          products of the same rows and sizes, task by task
               | Convolution(…, epilogue)                 the same over windows
+              | Pair(steps)                              two of those, both of whose sums one epilogue reads
               | Strips(images, steps, …)                 products and convolutions, a strip of lines at a time
               | Attention(…, score, mask, epilogue)      softmax(score(q · k) where mask) · v, never the whole of it
               | MaskTiles(…, mask)                       which tiles of a mask hold anything
@@ -302,6 +303,16 @@ class Convolution:
     outside: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """Two products or convolutions by windows, of as many rows and columns and panels of the same width, tile by tile.
+    The first one's epilogue is that of both, and reads the second one's sums as the op "beside"; the second one's own
+    stores nothing."""
+
+    steps: tuple[Product | Convolution, Product | Convolution]
+    origin: Origin = Origin()
+
+
 def rows_dtype(step: Product | Convolution) -> str:
     """What the rows of a product, or the pixels of a convolution, must be stored as to be read where they lie."""
     return _ROWS.get(step.factors, step.dtype)
@@ -507,6 +518,7 @@ Step: TypeAlias = (
     | Product
     | Siblings
     | Convolution
+    | Pair
     | Strips
     | Attention
     | MaskTiles

@@ -26,6 +26,7 @@ from ingot.lowering.ir import (
     MaskTiles,
     Module,
     Nest,
+    Pair,
     Product,
     Reduce,
     Repeat,
@@ -72,7 +73,7 @@ def touched(step: Step) -> tuple[set[str], set[str]]:
         case Convolution():
             r, w = touched(step.epilogue)
             return r | {step.x, step.weight}, w
-        case Siblings() | Strips():
+        case Siblings() | Pair() | Strips():
             return _both(step.steps)
         case Attention():
             r, w = touched(step.epilogue)

@@ -108,6 +108,7 @@ def broadcast(index: Index, shape: Shape) -> Index:
 # With a smaller scale two integers may stand for the same float32.
 LEAST_SCALE = 2.0**-126
 
+
 @dataclass(frozen=True, slots=True)
 class Quantized:
     """(integers - zero) · scale. A Tensor of scales or zeros has one element, or one for each place of `axis`, or, with
