@@ -98,8 +98,8 @@ class Statements:
     """Replays a body as C declarations: those that depend on `inner` variables, those that depend on `middle` ones
     only, and those that depend on neither, which go before the loops.
 
-    `place(buffer, index)` spells the element of a buffer; `accumulator`, `gradient` and `beside` what the kernel hands in;
-    `names` has symbols that this text calls otherwise; `library` collects the functions that it calls.
+    `place(buffer, index)` spells the element of a buffer; `accumulator`, `gradient` and `beside` are what the kernel
+    hands in; `names` has symbols that this text calls otherwise; `library` collects the functions that it calls.
     """
 
     def __init__(
