@@ -323,3 +323,29 @@ def test_the_place_of_the_largest_integer_is_that_of_the_number() -> None:
     program, module = lowered(model, (x,))
     for ours, theirs in zip(assemble(program, module)(x), model(x), strict=True):
         assert torch.equal(ours, theirs)
+
+
+@pytest.mark.parametrize("isa", RUNNABLE, ids=str)
+def test_what_no_byte_can_hold_is_written_as_the_nearest_one(isa: Isa) -> None:
+    """Sums times scales beyond int32 and beyond float32, on both sides, from an epilogue of vectors."""
+
+    class Beyond(Layer):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y = super().forward(x)
+            small, large, middle = (through(y * by, 2.0**-6, zero, torch.uint8) for by, zero in GIVEN)
+            return through(small - large + middle, 2.0**-5, 100, torch.uint8)
+
+    GIVEN = [(2.0**30, 0), (-(2.0**126), 200), (2.0**-3, 255)]
+    layer, (x,) = Beyond(24, 64, out=None).eval(), inputs((20, 24))
+    expected = layer(x)
+    assert expected.unique().numel() > 4
+    program, module = lowered(layer, (x,))
+    assert torch.equal(assemble(program, module, isa=isa)(x), expected)
+
+
+def test_no_zero_that_is_stored_has_a_sign() -> None:
+    """What is rounded to 0 stands for 0, also where it was negative: 1 over it is no number below all others."""
+    layer, (x,) = Layer(24, 64, out=(2.0**8, 0)).eval(), inputs((20, 24))
+    program, module = lowered(layer, (x,))
+    ours = assemble(program, module)(x)
+    assert (ours == 0).any() and not ours.signbit().any() and torch.equal(ours, layer(x))

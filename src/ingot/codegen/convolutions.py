@@ -11,7 +11,9 @@ from ingot.codegen.ctext import STORED, SUFFIX
 from ingot.codegen.kernels import Kernel, Writer
 from ingot.codegen.products import (
     ROWS,
+    TILES,
     Beside,
+    ahead,
     factor_kind,
     right_end,
     task,
@@ -32,7 +34,7 @@ LINES = 28
 # Columns of taps and steps of depthwise convolutions that are unrolled.
 KNOWN_TAPS, KNOWN_STEPS = (3, 5, 7), (1, 2)
 # Tiles of a task of a convolution by Winograd: enough to use a panel often, few enough that their sums stay in cache.
-TILES = 24
+WINOGRAD_TILES = 24
 
 
 def convolution_kernel(out: Writer, step: Convolution) -> Kernel:
@@ -48,7 +50,7 @@ def write_lines(out: Writer, step: Convolution, first: str, last: str) -> None:
 def windows_kernel(out: Writer, step: Convolution, beside: Beside | None = None) -> Kernel:
     """One task is a panel of output channels by a block of pixels, as in a product."""
     pixels = step.images * step.out_size[0] * step.out_size[1]
-    rows = whole_tiles(pixels, ROWS) if step.factors == "int8" else ROWS
+    rows = whole_tiles(pixels, _panels(step), 3 * TILES) if step.factors == "int8" else ROWS
     blocks = (pixels + rows - 1) // rows
     weight = out.buffers[step.weight]
     _window(out, step)
@@ -117,10 +119,9 @@ def _sums(out: Writer, step: Convolution, image: str, panel: str, tile: str) -> 
     out.library.share("window", kind, width)
     outside = out.library.outside(kind, step.outside, step.channels)
     out.line(f"ig_windows_{kind}(rows, &window, {image}, {outside}, row, high);")
-    out.line(
-        f"ig_window_{kind}_{width}(rows, {_taps(step)}, {step.channels}, "
-        f"{out.pointer(step.weight)} + {panel} * {terms * width}, {tile}, high);"
-    )
+    weight = f"{out.pointer(step.weight)} + {panel} * {terms * width}"
+    more = ahead(step, weight, str(terms), width)
+    out.line(f"ig_window_{kind}_{width}(rows, {_taps(step)}, {step.channels}, {weight}, {tile}, high{more});")
 
 
 def _taps(step: Convolution) -> int:
@@ -240,10 +241,10 @@ def _winograd_kernel(out: Writer, step: Convolution) -> Kernel:
 def _tiles_of_a_task(tiles: Size) -> int:
     """Blocks of about the same number of tiles, whole rows of the product's tile."""
     if not isinstance(tiles, int):
-        return TILES
-    blocks = (tiles + TILES - 1) // TILES
+        return WINOGRAD_TILES
+    blocks = (tiles + WINOGRAD_TILES - 1) // WINOGRAD_TILES
     each = (tiles + blocks - 1) // blocks
-    return min(TILES, (each + 5) // 6 * 6)
+    return min(WINOGRAD_TILES, (each + 5) // 6 * 6)
 
 
 _KERNELS: dict[Way, Callable[[Writer, Convolution], Kernel]] = {

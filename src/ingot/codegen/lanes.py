@@ -13,6 +13,7 @@ of a few integers is the nearest (the erf of a GELU before it is quantized) need
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -44,6 +45,10 @@ _TEXT: dict[tuple[str, str], str] = {
 }  # fmt: skip
 # The same where nothing but a rounded number comes of the result: at most 6e-7 off.
 _ROUNDED: dict[tuple[str, str], str] = {("erf", "float32"): "ig_near_erf_f32({0})"}
+# And where, besides, nobody can tell 0 from -0, which is what a small negative number is rounded to.
+_UNSIGNED: dict[tuple[str, str], str] = {("whole", "float32"): "ig_round_f32({0})"}
+_BLIND = {*_SIGNS, "relu", "square", "whole", "nearest", "fit", "max", "min", "fmax", "fmin", "cast", "load", "const",
+          "accumulator", "beside"}  # fmt: skip
 # With a number on the right: where the left is nan the plain ones give it, the others the number.
 _LIMITS = {
     "max": "ig_more_f32({1}, {0})",
@@ -80,9 +85,13 @@ class Lanes:
     parts: dict[int, str] = field(default_factory=dict)  # values that a plain loop has put into memory
     _plain: set[int] = field(default_factory=set)
     _rounded: set[int] = field(default_factory=set)
+    _blind: bool = False
+    _limited: dict[int, int] = field(default_factory=dict)  # bytes that writing limits, and the limit that this spares
 
     def __post_init__(self) -> None:
         self._rounded = _only_rounded(self.map.body)
+        self._blind = all(op.name in _BLIND for op in self.map.body.ops)
+        self._limited = _limited_by_writing(self.map.body)
 
     @property
     def column(self) -> str:
@@ -139,10 +148,14 @@ class Lanes:
         if not op.operands:
             return None
         first = self.body.ops[op.operands[0]].dtype
+        if place in self._limited.values():
+            return "{0}"
         if op.name in _LIMITS and first == "float32" and self.body.ops[op.operands[1]].name == "const":
             return _LIMITS[op.name]
         if place in self._rounded and (op.name, first) in _ROUNDED:
             return _ROUNDED[op.name, first]
+        if place in self._rounded and self._blind and (op.name, first) in _UNSIGNED:
+            return _UNSIGNED[op.name, first]
         return _TEXT.get((op.name, first))
 
     def _load(self, op: Op) -> str | None:
@@ -180,11 +193,10 @@ class Lanes:
             value = text.format(*map(name, op.operands)) if op.operands else text
             lines.append(f"const ig_lanes_{_HELD[op.dtype]} w{place} = {value};")
         for store in self.map.stores:
-            at = self.out.place(store.buffer, store.index)
+            at, result = self.out.place(store.buffer, store.index), self.body.results[store.result]
             self.out.written.add(store.buffer)
-            lines.append(
-                f"{_PUT[self.out.buffers[store.buffer].dtype]}(&{at}, {name(self.body.results[store.result])});"
-            )
+            put = "ig_put_least_u8" if result in self._limited else _PUT[self.out.buffers[store.buffer].dtype]
+            lines.append(f"{put}(&{at}, {name(result)});")
         return lines
 
     def _used(self) -> set[int]:
@@ -206,4 +218,35 @@ def _only_rounded(body: Body) -> set[int]:
         op = body.ops[place]
         if op.name not in ("nearest", "whole") and place not in found:
             found.difference_update(op.operands)
+    return found
+
+
+def _limited_by_writing(body: Body) -> dict[int, int]:
+    """Results that are fit(nearest(fmin(fmax(x, -zero), 255 - zero)) + zero), and where that fmin is: writing bytes
+    limits them to 255 by itself. Nothing else may read what lies between."""
+    uses = Counter(operand for op in body.ops for operand in op.operands)
+    uses.update(body.results)
+
+    def operand(place: int, name: str) -> int | None:
+        """The first operand of an operation of that name that is used once."""
+        op = body.ops[place]
+        return op.operands[0] if op.name == name and uses[place] == 1 else None
+
+    def constant(place: int) -> float | None:
+        op = body.ops[place]
+        return op.attribute.value if op.name == "const" else None
+
+    found: dict[int, int] = {}
+    for result in body.results:
+        if body.ops[result].dtype != "uint8" or (whole := operand(result, "fit")) is None:
+            continue
+        zero: float | None = 0
+        if (shifted := operand(whole, "add")) is not None:
+            zero, whole = constant(body.ops[whole].operands[1]), shifted
+        limit = operand(whole, "nearest")
+        if zero is None or limit is None or (least := operand(limit, "fmin")) is None:
+            continue
+        ends = [constant(body.ops[place].operands[-1]) for place in (least, limit)]
+        if body.ops[least].name == "fmax" and ends == [-zero, 255 - zero]:
+            found[result] = limit
     return found

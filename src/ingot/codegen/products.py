@@ -22,6 +22,8 @@ PANEL = 48
 ROWS = 64
 # Rows that are whole tiles, however high a tile is.
 TILES = 24
+# Tasks of a product of integers: one thread is never in step with another.
+TASKS = 32
 # Rows that are one tile for every instruction set.
 LOWEST = 6
 # Bytes of weights that stay in a core's own cache beside the rows.
@@ -42,9 +44,9 @@ def siblings_kernel(out: Writer, siblings: Siblings, beside: Beside | None = Non
     step = siblings.steps[0]
     width = step.b.packed or PANEL
     m, n = out.size(step.m), out.size(step.n)
-    rows = _rows_of_a_task(step)
-    blocks = (step.m + rows - 1) // rows
     panels = (step.n + width - 1) // width
+    rows = _rows_of_a_task(step, panels)
+    blocks = (step.m + rows - 1) // rows
     total = product([loop.extent for loop in step.batch]) * panels * blocks
     out.open("for (int64_t task = begin; task < end; ++task)")
     row_block, column_panel = task(out, blocks, panels, step.n * step.k * BYTES[out.buffers[step.b.buffer].dtype])
@@ -61,18 +63,20 @@ def siblings_kernel(out: Writer, siblings: Siblings, beside: Beside | None = Non
     return out.finish(total, 1)
 
 
-def _rows_of_a_task(step: Product) -> int:
+def _rows_of_a_task(step: Product, panels: Size) -> int:
     """Blocks of about the same height. Bytes are read four times as fast as floats: a panel serves more rows."""
     if step.factors == "int8":
-        return whole_tiles(step.m, 2 * ROWS)
+        return whole_tiles(step.m, panels, 6 * TILES)
     return min(ROWS, max(8, step.m)) if isinstance(step.m, int) else ROWS
 
 
-def whole_tiles(rows: Size, about: int) -> int:
-    """The height of about so many blocks of rows, in which all tiles but those of the last one are full."""
-    blocks = -(-rows // about) if isinstance(rows, int) else 1
-    each = -(-rows // blocks) if isinstance(rows, int) else about
-    return -(-each // TILES) * TILES
+def whole_tiles(rows: Size, panels: Size, most: int) -> int:
+    """The height of blocks of rows in which all tiles but those of the last block are full: as high as leaves threads
+    enough tasks to end at the same time, and at most so high."""
+    if not isinstance(rows, int) or not isinstance(panels, int):
+        return most
+    heights = range(most, TILES, -TILES)
+    return next((high for high in heights if -(-rows // high) * panels >= TASKS), TILES)
 
 
 def write_product_rows(out: Writer, step: Product, first: str, last: str) -> None:
@@ -109,7 +113,7 @@ def _tiles(out: Writer, step: Product, width: int, beside: Beside | None = None)
     out.open(f"for (int64_t row = first; row < last; row += IG_HIGH({real}, {width}))")
     out.line(f"_Alignas(64) {real} tile[IG_HIGHEST * {width}];")
     out.line(f"const int64_t high = ig_min(last - row, IG_HIGH({real}, {width}));")
-    out.line(f"{sums}, tile, high);")
+    out.line(sums("tile"))
     if beside is not None:
         beside()
     write_epilogue(out, step.epilogue, len(step.batch), width)
@@ -120,15 +124,23 @@ def write_product_beside(out: Writer, step: Product) -> None:
     """The sums of rows [row, row + high) by columns [left, right), from rows and a panel as they lie."""
     kind, real, width = factor_kind(step), STORED[step.dtype], step.b.packed or PANEL
     out.line(f"_Alignas(64) {real} beside[IG_HIGHEST * {width}];")
-    out.line(f"{_sums(out, step, kind, real, width)}, beside, high);")
+    out.line(_sums(out, step, kind, real, width)("beside"))
 
 
-def _sums(out: Writer, step: Product, kind: str, real: str, width: int) -> str:
-    """The call that computes the sums of a tile, without its last two arguments."""
+def _sums(out: Writer, step: Product, kind: str, real: str, width: int) -> Callable[[str], str]:
+    """The call that computes the sums of a tile, for the name of the tile."""
     out.library.share("tile", kind, width)
     panel = _panel(out, step, kind, real)
     a_rows, a_step = _rows(out, step, kind, real)
-    return f"ig_tile_{kind}_{width}({a_rows}, {a_step}, {panel}, {out.size(step.k)}"
+    more = ahead(step, panel, out.size(whole_terms(step, step.k)), width)
+    return lambda tile: f"ig_tile_{kind}_{width}({a_rows}, {a_step}, {panel}, {out.size(step.k)}, {tile}, high{more});"
+
+
+def ahead(step: Product | Convolution, panel: str, terms: str, width: int) -> str:
+    """One more argument of a tile of integers: what it may ask for ahead of time."""
+    if step.factors != "int8":
+        return ""
+    return f", IG_AHEAD({panel}, {terms}, {width}, (row - first) / IG_HIGH({STORED[step.dtype]}, {width}))"
 
 
 def _coded_tiles(out: Writer, step: Product, codes: Codes, width: int) -> None:

@@ -57,12 +57,24 @@ IG_LANE_FN ig_lanes_f32 ig_less_f32(ig_lanes_f32 a, ig_lanes_f32 b)
     __asm__("vminps %2, %1, %0" : "=v"(a) : "v"(a), "v"(b));
     return a;
 }
+/* The same for numbers that may be larger than bytes are: those become 255. None is negative, unless it was no int32. */
+IG_LANE_FN void ig_put_least_u8(void *place, ig_lanes_i32 x)
+{
+    ig_lanes_u8 bytes;
+    __asm__("vpmovusdb %1, %0" : "=v"(bytes) : "v"(x));
+    memcpy(place, &bytes, 16);
+}
 /* As ig_nearest_f32: the nearest whole number, the even one of two. */
 IG_LANE_FN ig_lanes_i32 ig_near_f32(ig_lanes_f32 x)
 {
     ig_lanes_i32 whole;
     __asm__("vcvtps2dq %1, %0" : "=v"(whole) : "v"(x));
     return whole;
+}
+IG_LANE_FN ig_lanes_f32 ig_round_f32(ig_lanes_f32 x)
+{
+    __asm__("vrndscaleps $8, %1, %0" : "=v"(x) : "v"(x));
+    return x;
 }
 /* erf where a few more than six digits do: x·p(x²)/q(x²), which is 1 from 3.95 on. */
 IG_LANE_FN ig_lanes_f32 ig_near_erf_f32(ig_lanes_f32 x)

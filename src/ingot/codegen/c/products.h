@@ -175,6 +175,19 @@ typedef struct {
     { \
         int64_t x = first % w->out_wide, y = first / w->out_wide % w->out_high, n = first / w->out_wide / w->out_high; \
         const int64_t reach_y = (w->taps_high - 1) * w->dilation_y, reach_x = (w->taps_wide - 1) * w->dilation_x; \
+        const int64_t above = y * w->stride_y - w->padding_y, before = x * w->stride_x - w->padding_x; \
+        if (above >= 0 && above + reach_y < w->high && before >= 0 && x + count <= w->out_wide && \
+            before + (count - 1) * w->stride_x + reach_x < w->wide) { \
+            /* All on one line and inside: rows[tap] is a vector, of which no more than `count` are ever read. */ \
+            const real *line = image + ((n * w->high + above) * w->wide + before) * w->pixel; \
+            const int64_t apart = w->stride_x * w->pixel; \
+            for (int64_t a = 0; a < w->taps_high; ++a, line += w->dilation_y * w->wide * w->pixel) \
+                for (int64_t b = 0; b < w->taps_wide; ++b, rows += IG_HIGHEST) { \
+                    const real *const tap = line + b * w->dilation_x * w->pixel; \
+                    for (int64_t i = 0; i < IG_HIGHEST; ++i) rows[i] = tap + i * apart; \
+                } \
+            return; \
+        } \
         for (int64_t i = 0; i < count; ++i, ++x) { \
             if (x == w->out_wide) x = 0, ++y; \
             if (y == w->out_high) y = 0, ++n; \
