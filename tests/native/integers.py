@@ -89,3 +89,25 @@ class Inverted(nn.Module):
         y = torch.cat([y, through(F.max_pool2d(y, 3, 1, 1), 2.0**-1, 40, torch.uint8)], 1)
         y = F.max_pool2d(F.relu(self.join(y)), 4, 4)
         return self.last(y.flatten(2).transpose(1, 2))
+
+
+class Residual(nn.Module):
+    """What a residual block with two branches ends with; each of them quantized before they are added, or not. The
+    layer behind it reads what was added with channels last."""
+
+    def __init__(self, deep: Layer, short: Layer, inner: tuple[float, int] | None = None, keep: bool = False) -> None:
+        super().__init__()
+        self.deep, self.short, self.inner, self.keep = deep, short, inner, keep
+        self.last = Layer(deep.outs, 16, (1, 1), zero=0, out=None, scale=2.0)
+
+    def forward(self, x: torch.Tensor, z: torch.Tensor) -> Any:
+        deep, short = self.deep(x), self.short(z)
+        if self.inner is not None:
+            deep, short = (through(y, *self.inner, torch.uint8) for y in (deep, short))
+        y = self.last(F.relu(deep + short))
+        return (y, deep) if self.keep else y
+
+
+def layer(ins: int, outs: int, kernel: int, options: dict[str, Any] | None = None, zero: int = 0) -> Layer:
+    """A convolution whose sums stay floats."""
+    return Layer(ins, outs, (kernel, kernel), zero=zero, out=None, options=options or {})

@@ -121,6 +121,12 @@ CASES: dict[str, Case] = {
         lambda: Tied(Coded(24, 40, 8, zeros=True), Coded(24, 24, None, bits=8)), lambda: (torch.tensor([[3, 0, 39]]),)
     ),
     "integers": Case(integers.Inverted, lambda: (x(2, 3, 31, 25),)),
+    "a pair of integers": Case(
+        lambda: integers.Residual(
+            integers.layer(40, 72, 3, {"stride": 2, "padding": 1}, 5), integers.layer(24, 72, 1), (1.0, 9)
+        ),
+        lambda: (x(2, 40, 13, 13), x(2, 24, 7, 7)),
+    ),
     "control": Case(Control, lambda: (x(6, 9), torch.tensor([False, True]))),
     "overwriting": Case(Overwriting, lambda: (x(5, 6),)),
     "dynamic sizes": Case(

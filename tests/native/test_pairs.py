@@ -13,32 +13,11 @@ from ingot.codegen.isa import ISAS, Isa, missing_features
 from ingot.lowering.cost import effort, flops
 from ingot.lowering.ir import Convolution, Module, Pair, Product
 from tests.native.building import assemble, lowered
-from tests.native.integers import Layer, inputs, through
+from tests.native.integers import Residual, inputs, layer
 
 RUNNABLE = [isa for isa in ISAS.values() if isa.architecture and not missing_features(isa)]
 HALF: dict[str, Any] = {"stride": 2}
 WINDOWS: dict[str, Any] = {"stride": 2, "padding": 1}
-
-
-class Block(nn.Module):
-    """What a residual block with two branches ends with; each of them quantized before they are added, or not. The
-    layer behind it reads what was added with channels last."""
-
-    def __init__(self, deep: Layer, short: Layer, inner: tuple[float, int] | None = None, keep: bool = False) -> None:
-        super().__init__()
-        self.deep, self.short, self.inner, self.keep = deep, short, inner, keep
-        self.last = Layer(deep.outs, 16, (1, 1), zero=0, out=None, scale=2.0)
-
-    def forward(self, x: torch.Tensor, z: torch.Tensor) -> Any:
-        deep, short = self.deep(x), self.short(z)
-        if self.inner is not None:
-            deep, short = (through(y, *self.inner, torch.uint8) for y in (deep, short))
-        y = self.last(F.relu(deep + short))
-        return (y, deep) if self.keep else y
-
-
-def layer(ins: int, outs: int, kernel: int, options: dict[str, Any] | None = None, zero: int = 0) -> Layer:
-    return Layer(ins, outs, (kernel, kernel), zero=zero, out=None, options=options or {})
 
 
 def pairs_of(module: Module) -> list[Pair]:
@@ -46,14 +25,14 @@ def pairs_of(module: Module) -> list[Pair]:
 
 
 BLOCKS = {
-    "two products": (lambda: Block(layer(24, 80, 1), layer(40, 80, 1), (1.0, 100)), (9, 9), (9, 9)),
-    "a product, then windows": (lambda: Block(layer(24, 64, 1), layer(40, 64, 1, HALF, 5)), (7, 7), (13, 13)),
+    "two products": (lambda: Residual(layer(24, 80, 1), layer(40, 80, 1), (1.0, 100)), (9, 9), (9, 9)),
+    "a product, then windows": (lambda: Residual(layer(24, 64, 1), layer(40, 64, 1, HALF, 5)), (7, 7), (13, 13)),
     "windows, then a product": (
-        lambda: Block(layer(40, 64, 3, WINDOWS, 5), layer(24, 64, 1), (1.0, 9)),
+        lambda: Residual(layer(40, 64, 3, WINDOWS, 5), layer(24, 64, 1), (1.0, 9)),
         (13, 13),
         (7, 7),
     ),
-    "windows twice": (lambda: Block(layer(8, 20, 3, WINDOWS), layer(24, 20, 1, HALF, 3)), (13, 13), (13, 13)),
+    "windows twice": (lambda: Residual(layer(8, 20, 3, WINDOWS), layer(24, 20, 1, HALF, 3)), (13, 13), (13, 13)),
 }
 
 
@@ -98,7 +77,7 @@ def test_nothing_lies_between_the_two() -> None:
 
 def test_what_another_step_reads_is_written() -> None:
     """The deep branch is a result of its own: it cannot stay in registers."""
-    model = Block(layer(24, 64, 1), layer(40, 64, 1), keep=True).eval()
+    model = Residual(layer(24, 64, 1), layer(40, 64, 1), keep=True).eval()
     xs = inputs((1, 24, 9, 9), (1, 40, 9, 9))
     program, module = lowered(model, xs)
     assert not pairs_of(module)
@@ -107,7 +86,7 @@ def test_what_another_step_reads_is_written() -> None:
 
 
 def test_panels_that_fill_the_cache_are_read_apart() -> None:
-    model = Block(layer(4096, 64, 1), layer(40, 64, 1)).eval()
+    model = Residual(layer(4096, 64, 1), layer(40, 64, 1)).eval()
     _, module = lowered(model, inputs((1, 4096, 4, 4), (1, 40, 4, 4)))
     assert not pairs_of(module)
 

@@ -10,12 +10,11 @@ from collections.abc import Callable
 from ingot.codegen.ctext import STORED, SUFFIX
 from ingot.codegen.kernels import Kernel, Writer
 from ingot.codegen.products import (
-    ROWS,
-    TILES,
     Beside,
     ahead,
     factor_kind,
     right_end,
+    rows_at_a_time,
     task,
     whole_terms,
     whole_tiles,
@@ -34,7 +33,7 @@ LINES = 28
 # Columns of taps and steps of depthwise convolutions that are unrolled.
 KNOWN_TAPS, KNOWN_STEPS = (3, 5, 7), (1, 2)
 # Tiles of a task of a convolution by Winograd: enough to use a panel often, few enough that their sums stay in cache.
-WINOGRAD_TILES = 24
+TILES = 24
 
 
 def convolution_kernel(out: Writer, step: Convolution) -> Kernel:
@@ -50,7 +49,9 @@ def write_lines(out: Writer, step: Convolution, first: str, last: str) -> None:
 def windows_kernel(out: Writer, step: Convolution, beside: Beside | None = None) -> Kernel:
     """One task is a panel of output channels by a block of pixels, as in a product."""
     pixels = step.images * step.out_size[0] * step.out_size[1]
-    rows = whole_tiles(pixels, _panels(step), 3 * TILES) if step.factors == "int8" else ROWS
+    rows = rows_at_a_time(step)
+    if step.factors == "int8":
+        rows = whole_tiles(pixels, _panels(step), rows)
     blocks = (pixels + rows - 1) // rows
     weight = out.buffers[step.weight]
     _window(out, step)
@@ -67,7 +68,7 @@ def _windows_lines(out: Writer, step: Convolution, first: str, last: str) -> Non
     pixels = out.size(step.out_size[1])
     _window(out, step)
     out.open(f"for (int64_t first = ({first}) * ({pixels}), last; first < ({last}) * ({pixels}); first = last)")
-    out.line(f"last = ig_min(first + {ROWS}, ({last}) * ({pixels}));")
+    out.line(f"last = ig_min(first + {rows_at_a_time(step)}, ({last}) * ({pixels}));")
     out.open(f"for (int64_t panel = 0; panel < {_panels(step)}; ++panel)")
     _tiles(out, step)
     out.close()
@@ -241,10 +242,10 @@ def _winograd_kernel(out: Writer, step: Convolution) -> Kernel:
 def _tiles_of_a_task(tiles: Size) -> int:
     """Blocks of about the same number of tiles, whole rows of the product's tile."""
     if not isinstance(tiles, int):
-        return WINOGRAD_TILES
-    blocks = (tiles + WINOGRAD_TILES - 1) // WINOGRAD_TILES
+        return TILES
+    blocks = (tiles + TILES - 1) // TILES
     each = (tiles + blocks - 1) // blocks
-    return min(WINOGRAD_TILES, (each + 5) // 6 * 6)
+    return min(TILES, (each + 5) // 6 * 6)
 
 
 _KERNELS: dict[Way, Callable[[Writer, Convolution], Kernel]] = {

@@ -70,6 +70,11 @@ def _rows_of_a_task(step: Product, panels: Size) -> int:
     return min(ROWS, max(8, step.m)) if isinstance(step.m, int) else ROWS
 
 
+def rows_at_a_time(step: Product | Convolution) -> int:
+    """Rows that go through all panels before the next ones do."""
+    return 3 * TILES if step.factors == "int8" else ROWS
+
+
 def whole_tiles(rows: Size, panels: Size, most: int) -> int:
     """The height of blocks of rows in which all tiles but those of the last block are full: as high as leaves threads
     enough tasks to end at the same time, and at most so high."""
@@ -84,7 +89,7 @@ def write_product_rows(out: Writer, step: Product, first: str, last: str) -> Non
     width = step.b.packed or PANEL
     n = out.size(step.n)
     out.open(f"for (int64_t first = {first}, last; first < {last}; first = last)")
-    out.line(f"last = ig_min(first + {ROWS}, {last});")
+    out.line(f"last = ig_min(first + {rows_at_a_time(step)}, {last});")
     out.open(f"for (int64_t left = 0; left < {n}; left += {width})")
     out.line(f"const int64_t right = {right_end(width, step.n, n)};")
     _tiles(out, step, width)
