@@ -20,11 +20,13 @@ from typing import Any
 
 import torch
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+sys.path[0] = str(Path(__file__).resolve().parent.parent)  # not this folder: onnx.py would hide the package of its name
 
 import ingot
 from benchmarks.models import SUBJECTS, THREADS
 from ingot.quantize import convert, int8_static, prepare, prepare_qat
+
+ROUNDS = 7
 
 
 def ours(model: torch.nn.Module, args: tuple[torch.Tensor, ...], training: bool) -> dict[str, float]:
@@ -61,32 +63,33 @@ def torchao(model: torch.nn.Module, args: tuple[torch.Tensor, ...], training: bo
     return {"prepare": middle - began, "convert": time.perf_counter() - again}
 
 
+def compared(training: bool, rounds: int) -> dict[str, Any]:
+    """Both sides in turn, so many rounds; the medians of their sums and how they compare."""
+    torch.manual_seed(0)
+    subject = next(s for s in SUBJECTS if s.name == "resnet-50")
+    model, args = subject.build().eval(), subject.inputs(2)
+    found: dict[str, list[dict[str, float]]] = {"ours": [], "torchao": []}
+    for _ in range(rounds):
+        for side in (ours, torchao):
+            found[side.__name__].append(side(model, args, training))
+    total = {side: statistics.median(sum(times.values()) for times in seen) for side, seen in found.items()}
+    return {"rounds": found, "seconds": total, "times_faster": total["torchao"] / total["ours"]}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", type=Path)
     parser.add_argument("--only", choices=("calibrated", "trained"))
-    parser.add_argument("--rounds", type=int, default=7, help="of the calibrated one")
+    parser.add_argument("--rounds", type=int, default=ROUNDS, help="of the calibrated one")
     options = parser.parse_args()
     warnings.simplefilter("ignore")
     torch.set_num_threads(THREADS)
-    torch.manual_seed(0)
-    subject = next(s for s in SUBJECTS if s.name == "resnet-50")
-    model, args = subject.build().eval(), subject.inputs(2)
     results: dict[str, Any] = {}
     for name, training in (("calibrated", False), ("trained", True)):
-        if options.only not in (None, name):
-            continue
-        rounds: dict[str, list[dict[str, float]]] = {"ours": [], "torchao": []}
-        for _ in range(options.rounds if not training else 1):  # torchao takes half a minute to prepare for training
-            for side in (ours, torchao):
-                rounds[side.__name__].append(side(model, args, training))
-        total = {side: statistics.median(sum(times.values()) for times in seen) for side, seen in rounds.items()}
-        found: dict[str, Any] = {**rounds, "seconds": total, "times_faster": total["torchao"] / total["ours"]}
-        results[name] = found
-        print(
-            f"{name}: {total['ours']:.2f} s, torchao {total['torchao']:.2f} s, {found['times_faster']:.1f} times",
-            flush=True,
-        )
+        if options.only in (None, name):  # torchao takes half a minute to prepare for training: once is enough
+            found = results[name] = compared(training, 1 if training else options.rounds)
+            mine, theirs = found["seconds"].values()
+            print(f"{name}: {mine:.3f} s, torchao {theirs:.3f} s, {found['times_faster']:.1f} times", flush=True)
     if options.json is not None:
         options.json.write_text(json.dumps(results, indent=2) + "\n")
 

@@ -9,7 +9,9 @@ turns, the order changing from round to round, and medians are compared. Weights
 statistics of random images, so that activations fill their ranges as those of a trained model do. `off` is how far
 Ingot's result is from the program's own in torch, by norms: a sum that falls between two integers may become either,
 and in a deep network of random weights the next layers make that grow; `shaken` is how far the program's own result
-moves when its input changes by a millionth. Seconds are those of preparing and converting, beside torchao's own.
+moves when its input changes by a millionth. The whole run has two things more: one token of a Llama with weights of 4
+bits beside 32 (benchmarks/decoding.py, without its peers), and how long preparing and converting ResNet-50 takes,
+beside torchao (benchmarks/preparing.py).
 """
 
 from __future__ import annotations
@@ -24,6 +26,7 @@ import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 sys.path[0] = str(Path(__file__).resolve().parent.parent)  # not this folder: onnx.py would hide the package of its name
 
@@ -31,7 +34,7 @@ import torch
 from torch import nn
 
 import ingot
-from benchmarks import report
+from benchmarks import decoding, preparing, report
 from benchmarks.models import SUBJECTS, THREADS, Subject
 from benchmarks.peers import onnx_runtime, openvino
 from ingot.timing import in_turn
@@ -41,7 +44,6 @@ TURN = 0.06  # seconds of counted calls that a turn has at least
 MODELS = ("resnet-50", "mobilenet-v2", "bert-base")
 FLOAT, INT8 = "Ingot float32", "Ingot int8"
 PEERS = ("ONNX Runtime int8", "OpenVINO int8")
-STEPS = ("prepare", "convert")
 
 
 @dataclass(slots=True)
@@ -74,11 +76,24 @@ def main() -> None:
             gc.collect()
     print("\n" + report.table(*_table(rows)))
     summary = _summary(rows)
+    found: dict[str, Any] = {
+        "summary": summary,
+        "rows": [{name: getattr(row, name) for name in Row.__slots__} for row in rows],
+    }
+    if not options.models:
+        found["decoding"], found["preparing"] = _decoding(options.rounds), preparing.compared(False, preparing.ROUNDS)
+        summary["llama, int4 against float32"] = found["decoding"]["summary"]["int4 against float32"]
+        summary["resnet-50, prepare and convert against torchao's"] = found["preparing"]["times_faster"]
     for name, value in summary.items():
         print(f"{name}: {value:.2f}")
     if options.json or not options.models:
-        found = {"summary": summary, "rows": [{name: getattr(row, name) for name in Row.__slots__} for row in rows]}
         print(report.write("quantize", found, options.json))
+
+
+def _decoding(rounds: int) -> dict[str, Any]:
+    with tempfile.TemporaryDirectory() as folder:
+        decoding.prepare(Path(folder), batch=1, peers=False)
+        return decoding.measure(Path(folder), rounds)
 
 
 def measure(subject: Subject, rounds: int) -> Row:
@@ -86,7 +101,6 @@ def measure(subject: Subject, rounds: int) -> Row:
     model, inputs, row = _settled(subject), subject.inputs(1), Row(subject.name)
     with torch.no_grad():
         program = quantized(model, inputs, row)
-        _time_torchao(model, inputs, row)
         calls = prepared(model, program, inputs, row)
         exact, expected, ours = model(*inputs), program(*inputs), calls[INT8]()
         row.off = float((ours - expected).norm() / expected.norm())
@@ -126,28 +140,6 @@ def quantized(model: nn.Module, inputs: tuple[torch.Tensor, ...], row: Row) -> i
     return made
 
 
-def _time_torchao(model: nn.Module, inputs: tuple[torch.Tensor, ...], row: Row) -> None:
-    """The same steps by torchao with its own int8 recipe for this kind of processor."""
-    try:
-        from torchao.quantization.pt2e import quantize_pt2e
-        from torchao.quantization.pt2e.quantizer import x86_inductor_quantizer as x86
-
-        quantizer = x86.X86InductorQuantizer().set_global(x86.get_default_x86_inductor_quantization_config())
-        exported = torch.export.export(model, inputs).module()
-        # its quantizer asks what nobody reads for its readers: IndexError in _get_output_nodes_of_partitions
-        exported.graph.eliminate_dead_code()
-        exported.recompile()
-        begin = time.perf_counter()
-        ready = quantize_pt2e.prepare_pt2e(exported, quantizer)
-        row.seconds["torchao prepare"] = time.perf_counter() - begin
-        ready(*inputs)
-        begin = time.perf_counter()
-        quantize_pt2e.convert_pt2e(ready)
-        row.seconds["torchao convert"] = time.perf_counter() - begin
-    except Exception as failure:
-        row.failures["torchao"] = f"{type(failure).__name__}: {failure}"[:200]
-
-
 def prepared(
     model: nn.Module, program: ingot.Program, inputs: tuple[torch.Tensor, ...], row: Row
 ) -> dict[str, Callable[[], torch.Tensor]]:
@@ -184,9 +176,6 @@ def _summary(rows: list[Row]) -> dict[str, float]:
         found[f"{row.name}, int8 against float32"] = row.times[FLOAT] / ours
         if best is not None:
             found[f"{row.name}, int8 against the better peer"] = best / ours
-        if "torchao convert" in row.seconds:
-            theirs, own = (sum(row.seconds[f"{who}{step}"] for step in STEPS) for who in ("torchao ", ""))
-            found[f"{row.name}, prepare and convert against torchao's"] = theirs / own
     return found
 
 
