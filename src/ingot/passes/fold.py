@@ -164,7 +164,8 @@ class Folding:
     def _add_state(self, tensor: torch.Tensor, key: str, kind: InputKind, after: Input | None) -> fx.Node:
         """Behind the state `after`, or else the last of its kind."""
         program, graph = self.program, self.program.graph
-        key = unique(key, ChainMap(program.state_dict, program.constants))
+        if key in program.state_dict or key in program.constants:
+            key = unique(key, ChainMap(program.state_dict, program.constants))
         name = f"{_PREFIX[kind]}_{identifier(key)}"
         inputs = list(program.signature.inputs)
         if after is not None:

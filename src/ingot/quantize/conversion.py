@@ -298,8 +298,10 @@ class _Conversion:
             made = _call(user, "dequantize_per_tensor", args, called=called, kwargs=_as(source))
         metadata.inherit_origin(made, user)
         value = metadata.value_of(source)
-        with internals.fake_mode_of(value) or internals.new_fake_mode()[0], torch.no_grad():
-            metadata.set_value(made, value if not weight.transposed else value.t())
+        if weight.transposed:
+            with internals.fake_mode_of(value) or internals.new_fake_mode()[0], torch.no_grad():
+                value = value.t()
+        metadata.set_value(made, value)
         return made
 
 

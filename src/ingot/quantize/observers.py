@@ -132,8 +132,11 @@ class Histogram(Observer):
         counts[around.nonzero().flatten(), zeros[around]] = 0
         factors = torch.linspace(1.0, 0.2, CANDIDATES, dtype=torch.float64)
         lows, highs = low.clamp(max=0.0)[:, None] * factors, high.clamp(min=0.0)[:, None] * factors
-        below, under = _beyond(lows, -middles.flip(1), counts.flip(1))
-        above, over = _beyond(highs, middles, counts)
+        sums = torch.stack([counts, counts * middles, counts * middles.square()]).cumsum(2)
+        sums = torch.nn.functional.pad(sums, (1, 0))  # of all bins before one
+        left, right = torch.searchsorted(middles, lows), torch.searchsorted(middles, highs, right=True)
+        below, under = _distances(sums.gather(2, left.expand(3, -1, -1)), lows)
+        above, over = _distances(sums[:, :, -1:] - sums.gather(2, right.expand(3, -1, -1)), highs)
         scales = scale_of(lows[:, :, None], highs[:, None], scheme)
         inside = counts.sum(1)[:, None, None] - below[:, :, None] - above[:, None]
         errors = inside * scales.double().square() / 12 + under[:, :, None] + over[:, None]
@@ -141,18 +144,10 @@ class Histogram(Observer):
         return lows.gather(1, best // CANDIDATES)[:, 0], highs.gather(1, best % CANDIDATES)[:, 0]
 
 
-def _beyond(ends: torch.Tensor, values: torch.Tensor, counts: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """How many of ascending values lie further from zero than each end, and the sum of their squared distances.
-
-    Row by row.
-    """
-    ends = ends.abs()
-    first = torch.searchsorted(values, ends, right=True)
-    sums = [
-        torch.nn.functional.pad(part.flip(1).cumsum(1).flip(1), (0, 1)).gather(1, first)
-        for part in (counts, counts * values, counts * values.square())
-    ]
-    return sums[0], (sums[2] - 2 * ends * sums[1] + ends.square() * sums[0]).clamp_(min=0)
+def _distances(sums: torch.Tensor, ends: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """How many values lie beyond each end, and their squared distances from it: from the sums of powers 0, 1 and 2."""
+    count, first, second = sums
+    return count, (second - 2 * ends * first + ends.square() * count).clamp_(min=0)
 
 
 class Percentile(Histogram):

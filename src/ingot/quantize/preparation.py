@@ -75,7 +75,7 @@ class Prepared(ProgramModule):
         home = unique(QUANTIZERS, {*self._modules, *self._parameters, *self._buffers})
         self.add_module(home, nn.ModuleDict(made))
         vars(self)["_plan"] = Plan(table, simulates, made, home)
-        self.train(program.training)
+        self.get_submodule(home).train(program.training)  # all others have the program's mode
 
 
 def base_of(prepared: Prepared) -> Program:

@@ -116,22 +116,19 @@ def spread(parameters: Parameters, tensor: torch.Tensor, scheme: Scheme) -> Para
 
 
 def quantized(tensor: torch.Tensor, parameters: Parameters, scheme: Scheme) -> torch.Tensor:
-    """The whole numbers of a tensor."""
-    by = spread(parameters, tensor, scheme)
-    made = torch.empty_like(tensor, dtype=scheme.dtype, memory_format=torch.contiguous_format)
-    return _write(made, tensor, 1.0 / by.scale, by.zero_point, scheme)
-
-
-def _write(
-    made: torch.Tensor, tensor: torch.Tensor, inverse: torch.Tensor, zero: torch.Tensor, scheme: Scheme
-) -> torch.Tensor:
-    """The whole numbers of a tensor, into another; by a multiplication, as torch's operators have it."""
+    """The whole numbers of a tensor; by a multiplication, as torch's operators have it."""
     parts = tensor.unflatten(-1, (-1, scheme.group_size)) if scheme.granularity == "group" else tensor
+    by = spread(parameters, tensor, scheme)
+    inverse, shift = 1.0 / by.scale, by.zero_point if bool(by.zero_point.any()) else None
+    return _rounded(parts, inverse, shift, scheme).to(scheme.dtype).reshape(tensor.shape)
+
+
+def _rounded(parts: torch.Tensor, inverse: torch.Tensor, shift: torch.Tensor | None, scheme: Scheme) -> torch.Tensor:
     parts = parts.double() if scheme.steps >= 1 << 24 else parts  # beyond, float32 does not hold every number
     numbers = torch.mul(parts, inverse).round_()
-    if bool(zero.any()):
-        numbers.add_(zero)
-    return made.copy_(numbers.clamp_(scheme.qmin, scheme.qmax).view_as(made))
+    if shift is not None:
+        numbers.add_(shift)
+    return numbers.clamp_(scheme.qmin, scheme.qmax)
 
 
 def quantized_by_rows(
@@ -140,26 +137,29 @@ def quantized_by_rows(
     """The whole numbers of a tensor whose rows have scales of their own, and its parameters.
 
     With `factors`, one for each row, of the product with these. It is never made: its range is that of the row, times
-    the factor, and its numbers are those of the row by a scale that the factor is part of.
+    the factor, and its numbers are those of the row by a scale that the factor is part of. Rows are computed so many
+    at a time that a cache holds them.
     """
+    low, high = range_of(tensor, scheme)
+    if factors is None:
+        parameters = parameters_of(low, high, scheme)
+        inverse = 1.0 / parameters.scale
+    else:
+        by_row = factors.double().view(-1, *[1] * (low.dim() - 1))
+        low, high = low * by_row, high * by_row
+        parameters = parameters_of(torch.minimum(low, high), torch.maximum(low, high), scheme)
+        inverse = (by_row / parameters.scale).float()
+    shaped = spread(Parameters(inverse, parameters.zero_point), tensor, scheme)
+    shifted = bool(parameters.zero_point.any())
     made = torch.empty_like(tensor, dtype=scheme.dtype, memory_format=torch.contiguous_format)
     rows = rows_at_once(tensor)
-    by = [None] * -(-len(tensor) // rows) if factors is None else factors.double().flatten().split(rows)
-    found = []
-    for numbers, piece, factor in zip(made.split(rows), tensor.split(rows), by, strict=True):
-        low, high = range_of(piece, scheme)
-        if factor is not None:
-            factor = factor.view(-1, *[1] * (low.dim() - 1))
-            low, high = low * factor, high * factor
-            low, high = torch.minimum(low, high).float(), torch.maximum(low, high).float()
-        parameters = parameters_of(low, high, scheme)
-        inverse = 1.0 / parameters.scale if factor is None else (factor / parameters.scale).float()
-        shaped = spread(Parameters(inverse, parameters.zero_point), piece, scheme)
-        _write(numbers, piece, shaped.scale, shaped.zero_point, scheme)
-        found.append(parameters)
-    if len(found) == 1:
-        return made, found[0]
-    return made, Parameters(torch.cat([p.scale for p in found]), torch.cat([p.zero_point for p in found]))
+    for start in range(0, len(tensor), rows):
+        piece = tensor[start : start + rows]
+        parts = piece.unflatten(-1, (-1, scheme.group_size)) if scheme.granularity == "group" else piece
+        shift = shaped.zero_point[start : start + rows] if shifted else None
+        numbers = _rounded(parts, shaped.scale[start : start + rows], shift, scheme)
+        made[start : start + rows].copy_(numbers.view(piece.shape))
+    return made, parameters
 
 
 def dequantized(numbers: torch.Tensor, parameters: Parameters, scheme: Scheme) -> torch.Tensor:
