@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 from tests.native.sample_report import Row, command, counts, failures
 from tests.native.samples import KINDS, OTHERS
+from tests.onnx.core_share import share
 from tests.onnx.samples import run
 
 
@@ -30,6 +31,8 @@ def markdown(rows: Sequence[Row], most: int | None, note: str = "") -> str:
         "operator and dtype. Written by `make long-onnx-samples`.",
         "",
         *([note, ""] if note else []),
+        *_share(),
+        "",
         "| dtype | inputs | samples | passed | refused | wrong | crashed | refused of core ATen |",
         "|---|---|---|---|---|---|---|---|",
     ]
@@ -38,6 +41,16 @@ def markdown(rows: Sequence[Row], most: int | None, note: str = "") -> str:
             lines += _line(dtype, kind, [row for row in rows if row["dtype"] == dtype and row["kind"] == kind])
     lines += _line("**all**", "all", rows)
     return "\n".join([*lines, *failures(rows)]) + "\n"
+
+
+def _share() -> list[str]:
+    """How much of core ATen can be exported at all."""
+    yes, no = share()
+    every = len(yes) + len(no)
+    return [
+        f"Of the {every} operators that carry torch's mark for the core ATen set, {len(yes)} have a rule, or are made",
+        f"of operators that have one: {len(yes) / every:.1%}. Without: {', '.join(f'`{name}`' for name in no)}.",
+    ]
 
 
 def _line(dtype: str, kind: str, rows: Sequence[Row]) -> list[str]:

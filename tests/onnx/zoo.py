@@ -1,7 +1,7 @@
 """Every model of the zoo as an ONNX file: exported, checked, run in ONNX Runtime, and the table of what became of it.
 
     python -m tests.onnx.zoo RESULTS.jsonl [kind:name …]            judge; what RESULTS has already is left out
-    python -m tests.onnx.zoo RESULTS.jsonl --report FILE.md         write the table
+    python -m tests.onnx.zoo RESULTS.jsonl --report FILE.md [NOTE]  write the table, with a note on how it came
 
 A dynamic model runs at the example's sizes and at three others. One process judges a few dozen models; one that
 hangs or crashes is ended, its model noted, and the rest go on.
@@ -179,7 +179,7 @@ def child(names: Sequence[str]) -> None:
 # ---------------------------------------------------------------------- the table
 
 
-def report(rows: Sequence[Row]) -> str:
+def report(rows: Sequence[Row], note: str = "") -> str:
     """The verdicts as a page."""
     about = [
         "Every model of the capture tests exported, checked and run in ONNX Runtime, against the same model run by",
@@ -188,6 +188,7 @@ def report(rows: Sequence[Row]) -> str:
         f"inputs a rounding or two away, but no more than {LUCK:.0f} times what it is in the call itself: one call's",
         "error may be small by luck, and a decision that falls otherwise at such an input must excuse nothing.",
         "Written by `make report-onnx-zoo`.",
+        *(["", note] if note else []),
     ]
     drawn = sorted(f"{row['name']} ({row['kind']})" for row in rows if row["detail"] == DRAWN)
     told = [f"Right by such draws, and not without: {', '.join(drawn) or 'none'}."]
@@ -199,7 +200,7 @@ def main() -> None:
     if first == "--child":
         child(rest)
     elif rest[:1] == ["--report"]:
-        Path(rest[1]).write_text(report(read(Path(first))), encoding="utf-8")
+        Path(rest[1]).write_text(report(read(Path(first)), " ".join(rest[2:])), encoding="utf-8")
     else:
         sweep(rest or left_of(every(), Path(first)), Path(first))
 
