@@ -91,7 +91,7 @@ from ingot.torch_internals.restoring import (
     symbol_facts,
     symbolic_of_kind,
 )
-from ingot.torch_internals.shapes import CANNOT_TELL, SymbolicRun
+from ingot.torch_internals.shapes import CANNOT_TELL, NO_KERNEL, READS_VALUES, SymbolicRun
 from ingot.torch_internals.symbols import (
     NamedSource,
     WatchedShapeEnv,

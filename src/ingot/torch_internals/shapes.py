@@ -18,13 +18,13 @@ from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode, S
 from ingot.torch_internals.patches import failures_unlogged
 from ingot.torch_internals.symbols import new_symbol, symbolic_value
 
-CANNOT_TELL: tuple[type[Exception], ...] = (
+READS_VALUES: tuple[type[Exception], ...] = (
     DataDependentOutputException,
     DynamicOutputShapeException,
-    UnsupportedOperatorException,
     GuardOnDataDependentSymNode,
-    NotImplementedError,
 )
+NO_KERNEL: tuple[type[Exception], ...] = (UnsupportedOperatorException, NotImplementedError)
+CANNOT_TELL = (*READS_VALUES, *NO_KERNEL)
 
 
 class SymbolicRun:

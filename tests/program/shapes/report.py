@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from tests.program.shapes.samples import GRADES, KINDS, Tally, judge, operators
+from tests.program.shapes.samples import GRADES, KINDS, Tally, judge, operators, survives
 
 _TITLE = """# Shape analysis of torch's operator samples
 
@@ -28,6 +28,24 @@ were told.
 | arguments | asked | known | some dims unknown | rank unknown | unknown | wrong |
 |---|---|---|---|---|---|---|
 """
+
+
+def judged_line(op: Any, most: int | None) -> dict[str, Any]:
+    """One operator's judgement, as the journal keeps it."""
+    found = judge(op, most, scripts=True, variants=(safe := survives(op)))
+    return {
+        "name": f"{op.name}:{op.variant_test_name}",
+        "samples": found.samples,
+        "judged": found.judged,
+        "left_out": dict(found.left_out),
+        "variants": safe,
+        **{field: {kind: dict(getattr(found.kinds[kind], field)) for kind in KINDS} for field in COUNTERS},
+        "runs": {kind: found.kinds[kind].runs for kind in KINDS},
+        "wrong": {kind: found.kinds[kind].wrong for kind in KINDS},
+    }
+
+
+COUNTERS = ("ours", "theirs", "doubts")
 
 
 def tallied(lines: list[dict[str, Any]]) -> tuple[dict[str, Tally], int]:
@@ -72,9 +90,12 @@ def main() -> None:
     parser.add_argument("--write", type=Path)
     parser.add_argument("--keep", type=Path, help="results so far, one operator a line")
     parser.add_argument("--seconds", type=float, default=float("inf"))
+    parser.add_argument("--only", nargs="*", help="operators by name, with their variant: split:, interpolate:area")
+    parser.add_argument("--except", dest="left", nargs="*", default=(), help="operators to leave for another run")
     parser.add_argument("--most", type=int, help="samples of each operator; all of them where it is not given")
     options = parser.parse_args()
     logging.disable(logging.CRITICAL)
+    torch.set_num_threads(1)  # threads do not survive the fork that tries an operator out
     kept = options.keep.read_text().splitlines() if options.keep and options.keep.exists() else []
     lines = [json.loads(line) for line in kept]
     done = {line["name"] for line in lines}
@@ -83,21 +104,13 @@ def main() -> None:
     # Widely spread ones first, so that a sweep that is stopped has seen something of everything.
     for op in (op for start in range(16) for op in everyone[start::16]):
         name = f"{op.name}:{op.variant_test_name}"
-        if name in done:
+        if name in done or name in options.left or (options.only is not None and name not in options.only):
             continue
         if time.perf_counter() - begin > options.seconds:
             break
-        tally = {kind: Tally() for kind in KINDS}
         started = time.process_time()
-        samples = judge(op, tally, options.most)
-        line = {
-            "name": name,
-            "samples": samples,
-            "seconds": round(time.process_time() - started, 2),
-            "ours": {kind: dict(tally[kind].ours) for kind in KINDS},
-            "theirs": {kind: dict(tally[kind].theirs) for kind in KINDS},
-            "wrong": {kind: tally[kind].wrong for kind in KINDS},
-        }
+        line = judged_line(op, options.most)
+        line["seconds"] = round(time.process_time() - started, 2)
         lines.append(line)
         if options.keep:
             with options.keep.open("a") as file:

@@ -19,12 +19,14 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from enum import StrEnum
+from typing import Any
 
 import sympy
 import torch
 
 from ingot import torch_internals as internals
+from ingot.program.shapes.agreement import agreed_type, dims_forgotten, joined
 from ingot.program.shapes.lattice import (
     UNKNOWN,
     Dim,
@@ -33,6 +35,7 @@ from ingot.program.shapes.lattice import (
     TensorType,
     TupleType,
     Type,
+    complete,
     join,
     sizeless,
     type_of,
@@ -46,7 +49,6 @@ _WAYS = 6
 _ANY_SIZE: Limits = (0, None)
 _ANY_NUMBER: Limits = (-(2**31), None)
 
-T = TypeVar("T")
 Bounds = Mapping[sympy.Symbol, tuple[int, int | None]]
 
 
@@ -54,8 +56,34 @@ class Refused(Exception):
     """An operator cannot work on values of these types, whatever their sizes; the cause is what it said."""
 
 
+class Doubt(StrEnum):
+    """Why a type says less than it might."""
+
+    NOT_GIVEN = "what goes in is unknown: a dtype, a value, or more than two ranks"
+    READS_VALUES = "its kernel reads values"
+    NO_KERNEL = "it has no fake kernel for such arguments"
+    KERNEL_FAILS = "its fake kernel fails, and not by refusing the arguments"
+    NO_SIZES = "no sizes were found that it takes"
+    SYMBOLS_REFUSED = "its kernel refuses symbols where it takes numbers"
+    A_RANK = "a rank was neither seen to work nor shown impossible"
+    MANY_WAYS = "sizes make it go more ways than are followed"
+    RUNS_DIFFER = "runs at different sizes or ranks have not all of it in common"
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A type; where it does not say everything, the main reason."""
+
+    type: Type
+    doubt: Doubt | None = None
+
+
 class _CannotTell(Exception):
     """A fake kernel does not say what it returns."""
+
+    def __init__(self, doubt: Doubt) -> None:
+        super().__init__(doubt)
+        self.doubt = doubt
 
 
 def result_type(
@@ -70,6 +98,17 @@ def result_type(
     `bounds` are the ranges of symbols; one without is 0 or more. `on_meta` False: the function behaves differently on
     torch's meta device, which is the quick way to run on numbers. Raises Refused where no sizes at all are possible.
     """
+    return answer(function, args, kwargs, bounds, on_meta).type
+
+
+def answer(
+    function: Callable[..., Any],
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    bounds: Bounds | None = None,
+    on_meta: bool = True,
+) -> Answer:
+    """What `result_type` tells, and why it is no more."""
     limits = {symbol.name: range_ for symbol, range_ in (bounds or {}).items()}
     values = [*args, *kwargs.values()]
 
@@ -78,29 +117,44 @@ def result_type(
 
     try:
         kernels = [_Kernel(call, ranked, limits, on_meta) for ranked in _ranked(values)]
-        if len(kernels) == 1:
-            return kernels[0].type()
-        kernels = [kernel for kernel in kernels if kernel.works() or not kernel.never]
-        if not kernels or not all(kernel.works() for kernel in kernels):
-            return UNKNOWN
-        quick = _joined(kernel.type_at_first() for kernel in kernels)
-        return quick if sizeless(quick) else _joined(kernel.type() for kernel in kernels)
-    except _CannotTell:
-        return UNKNOWN
+        return kernels[0].answer() if len(kernels) == 1 else _of_all_ranks(kernels)
+    except _CannotTell as cannot:
+        return Answer(UNKNOWN, cannot.doubt)
 
 
-def _joined(types: Iterator[Type]) -> Type:
-    found = next(types)
-    for other in types:
-        found = join(found, other)
-    return found
+def _of_all_ranks(kernels: list[_Kernel]) -> Answer:
+    """What kernels of different ranks have in common; ranks that are shown to be impossible do not count."""
+    working: list[_Kernel] = []
+    quick: Type | None = None
+    # To show that a rank is impossible takes long. Those that plainly work go first: they may leave nothing to say.
+    for kernel in sorted(kernels, key=lambda kernel: not kernel.works_usually()):
+        if not kernel.works():
+            if kernel.never:
+                continue
+            return Answer(UNKNOWN, Doubt.A_RANK)
+        working.append(kernel)
+        first = kernel.type_at_first()
+        quick = first if quick is None else join(quick, first)
+        if quick is UNKNOWN:
+            return Answer(UNKNOWN, Doubt.RUNS_DIFFER)
+    if quick is None:
+        return Answer(UNKNOWN, Doubt.NO_SIZES)
+    if sizeless(quick):
+        return Answer(quick, Doubt.RUNS_DIFFER)
+    answers = [kernel.answer() for kernel in working]
+    doubt = next((one.doubt for one in answers if one.doubt is not None), Doubt.RUNS_DIFFER)
+    return _answered(joined(one.type for one in answers), doubt)
+
+
+def _answered(type_: Type, doubt: Doubt) -> Answer:
+    return Answer(type_, None if complete(type_) else doubt)
 
 
 def _ranked(values: list[Any]) -> list[list[Any]]:
     """The values with each unknown rank replaced by each possible one."""
     count = sum(_open_ranks(value) for value in values)
     if count > _MOST_OPEN:
-        raise _CannotTell
+        raise _CannotTell(Doubt.NOT_GIVEN)
     return [_with_ranks(values, iter(ranks)) for ranks in itertools.product(RANKS, repeat=count)]
 
 
@@ -139,6 +193,8 @@ class _Kernel:
     numbers: set[int] = field(default_factory=set)
     refusal: Exception | None = None
     _first: Sizes | None = None
+    _at_first: Type = UNKNOWN
+    _tried_usual: bool = False
     _searched: bool = False
     _tried: dict[tuple[int, ...], Type | None] = field(default_factory=dict)
     never: bool = False  # whatever the kernel asks about sizes, it refuses them
@@ -155,7 +211,7 @@ class _Kernel:
         """A value in which every dim and number that is unknown is a symbol."""
         if isinstance(value, TensorType):
             if value.dtype is None:
-                raise _CannotTell
+                raise _CannotTell(Doubt.NOT_GIVEN)
             return TensorType(value.dtype, value.device, tuple(self._dim(d, _ANY_SIZE) for d in value.dims or ()))
         if isinstance(value, NumberType):
             if value.kind is int:
@@ -163,7 +219,7 @@ class _Kernel:
             self._open_numbers |= value.value is None
             return NumberType(value.kind, self._dim(value.value, _ANY_NUMBER) if value.value is not None else None)
         if value is UNKNOWN:
-            raise _CannotTell
+            raise _CannotTell(Doubt.NOT_GIVEN)
         parts = _parts(value)
         if parts is not None:
             return [self._posed(part) for part in parts]
@@ -186,27 +242,34 @@ class _Kernel:
 
     # ------------------------------------------------------------------ on numbers
 
-    def works(self) -> bool:
-        """Whether there are sizes that the kernel takes: usual ones, or those that its questions lead to."""
-        if self._first is None and not self._searched:
-            self._searched = True
+    def works_usually(self) -> bool:
+        """Whether there are sizes among the usual ones that the kernel takes."""
+        if not self._tried_usual:
+            self._tried_usual = True
             usual = first_sizes(self.symbols, sorted(self.numbers))
             self._first = next((sizes for sizes in usual if self._takes(sizes)), None)
-            if self._first is None:
-                self._first = self._led_to()
+        return self._first is not None
+
+    def works(self) -> bool:
+        """Whether there are sizes that the kernel takes: usual ones, or those that its questions lead to."""
+        if not self.works_usually() and not self._searched:
+            self._searched = True
+            self._first = self._led_to()
         return self._first is not None
 
     def _takes(self, sizes: Sizes) -> bool:
         """Whether sizes work. The meta device is believed no more where it takes what fakes refuse."""
-        if self._at(sizes) is None:
+        found = self._at(sizes)
+        if found is None:
             return False
         if self.on_meta:
             try:
-                self._on_fakes(sizes)
+                found = self._on_fakes(sizes)
             except Refused:
                 self.on_meta = False
                 self._tried.clear()
                 return False
+        self._at_first = found
         return True
 
     def _led_to(self) -> Sizes | None:
@@ -238,7 +301,7 @@ class _Kernel:
     def type_at_first(self) -> Type:
         """The type at the first sizes that work."""
         assert self._first is not None
-        return self._on_fakes(self._first)
+        return self._at_first
 
     def _at(self, sizes: Sizes) -> Type | None:
         """What comes of these sizes, None where they are refused; its devices may be the meta device."""
@@ -290,13 +353,13 @@ class _Kernel:
 
     # ------------------------------------------------------------------ on symbols
 
-    def type(self) -> Type:
+    def answer(self) -> Answer:
         """The type for all sizes."""
         if not self.symbols and not self._open_numbers:
-            return self._on_fakes({})
+            return _answered(self._on_fakes({}), Doubt.READS_VALUES)
         if not self.works():
             if not self.never or self.refusal is None:
-                return UNKNOWN
+                return Answer(UNKNOWN, Doubt.NO_SIZES)
             raise Refused(str(self.refusal)) from self.refusal
         assert self._first is not None
         told: list[Type] = []
@@ -308,8 +371,10 @@ class _Kernel:
             ways.append(asked)
             worked = self._worked(ways)
             sizes = next((s for s, _ in worked if not self._known(s, ways)), None)
-        found = _agreed(worked, told, self.own)
-        return found if sizes is None else _dims_forgotten(found)
+        found = agreed_type(worked, told, self.own)
+        if sizes is not None:
+            return _answered(dims_forgotten(found), Doubt.MANY_WAYS)
+        return _answered(found, Doubt.RUNS_DIFFER if all(map(complete, told)) else Doubt.READS_VALUES)
 
     def _known(self, sizes: Sizes, ways: list[list[sympy.Basic]]) -> bool:
         """Whether the kernel was followed on the way that it goes at these sizes.
@@ -359,7 +424,7 @@ class _Kernel:
             return type_of(run.call(self.function, [given], {}), run.named)
         except Exception as failure:
             if not _is_refusal(failure):
-                raise _CannotTell from failure
+                raise _CannotTell(_doubt_about(failure)) from failure
             self.refusal = self.refusal or failure
             raise Refused(str(failure)) from failure
 
@@ -372,7 +437,7 @@ class _Impossible(_CannotTell):
     """A kernel refuses on symbols; `asked` is what it asked before."""
 
     def __init__(self, asked: list[sympy.Basic]) -> None:
-        super().__init__()
+        super().__init__(Doubt.SYMBOLS_REFUSED)
         self.asked = asked
 
 
@@ -400,67 +465,9 @@ def _is_refusal(failure: Exception) -> bool:
     return "overflow" in said or not any(word in said for word in _VALUELESS)
 
 
-# ---------------------------------------------------------------------- what the runs agree on
-
-
-def _agreed(worked: list[tuple[Sizes, Type]], told: list[Type], own: Mapping[str, sympy.Symbol]) -> Type:
-    """The type that is right at all sizes; what symbols told of dims is believed where numbers bear it out."""
-    sizes = [sizes for sizes, _ in worked]
-
-    def one(values: list[Any], candidates: list[Any]) -> Any:
-        for candidate in dict.fromkeys([*candidates, *own.values()]):
-            symbols = candidate.free_symbols if isinstance(candidate, sympy.Basic) else ()
-            if candidate is None or not all(s.name in own for s in symbols):
-                continue
-            if all(v is not None and value_of(candidate, s) == v for v, s in zip(values, sizes, strict=True)):
-                return candidate
-        return None
-
-    def agreed(found: list[Type], told: list[Type]) -> Type:
-        if (tensors := _all(TensorType, found, told)) is not None:
-            return of_tensors(*tensors)
-        if (tuples := _all(TupleType, found, told)) is not None:
-            (mine, theirs), length = tuples, len(tuples[1][0].items)
-            if any(len(t.items) != length for t in (*mine, *theirs)):
-                return UNKNOWN
-            return TupleType(
-                tuple(agreed([f.items[i] for f in mine], [t.items[i] for t in theirs]) for i in range(length))
-            )
-        if (numbers := _all(NumberType, found, told)) is not None:
-            (got, said), kind = numbers, numbers[1][0].kind
-            if any(n.kind is not kind for n in (*got, *said)):
-                return UNKNOWN
-            return NumberType(kind, one([_plain(f.value) for f in got], [t.value for t in said]))
-        return told[0] if all(t == told[0] for t in (*found, *told)) else UNKNOWN
-
-    def of_tensors(found: list[TensorType], told: list[TensorType]) -> Type:
-        upper = _joined(iter(told))
-        assert isinstance(upper, TensorType)
-        dtype = upper.dtype if all(f.dtype is upper.dtype for f in found) else None
-        if len({t.rank for t in (*found, *told)}) > 1:
-            return TensorType(dtype, upper.device, None)
-        columns = zip(*(f.dims or () for f in found), strict=True), zip(*(t.dims or () for t in told), strict=True)
-        dims = [one([_plain(dim) for dim in mine], list(theirs)) for mine, theirs in zip(*columns, strict=True)]
-        return TensorType(dtype, upper.device, tuple(dims))
-
-    return agreed([result for _, result in worked], told)
-
-
-def _all(kind: type[T], found: list[Type], told: list[Type]) -> tuple[list[T], list[T]] | None:
-    """Both lists, if everything in them is of this kind."""
-    mine: list[T] = [t for t in found if isinstance(t, kind)]
-    theirs: list[T] = [t for t in told if isinstance(t, kind)]
-    return (mine, theirs) if len(mine) == len(found) and len(theirs) == len(told) else None
-
-
-def _plain(value: Any) -> Any:
-    """A number; None where only the run finds it out."""
-    return None if isinstance(value, sympy.Basic) else value
-
-
-def _dims_forgotten(type_: Type) -> Type:
-    if isinstance(type_, TensorType):
-        return TensorType(type_.dtype, type_.device, None if type_.dims is None else (None,) * len(type_.dims))
-    if isinstance(type_, TupleType):
-        return TupleType(tuple(map(_dims_forgotten, type_.items)))
-    return NumberType(type_.kind) if isinstance(type_, NumberType) else type_
+def _doubt_about(failure: Exception) -> Doubt:
+    """What a failure that is no refusal means."""
+    if isinstance(failure, internals.NO_KERNEL):
+        return Doubt.NO_KERNEL
+    valueless = any(word in str(failure).lower() for word in _VALUELESS)
+    return Doubt.READS_VALUES if isinstance(failure, internals.READS_VALUES) or valueless else Doubt.KERNEL_FAILS

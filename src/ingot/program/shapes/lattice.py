@@ -124,6 +124,15 @@ def sizeless(type_: Type) -> bool:
     return isinstance(type_, _Unknown) or (isinstance(type_, TensorType) and type_.dims is None)
 
 
+def complete(type_: Type) -> bool:
+    """Whether a type says everything: dtype, rank, each dim and number, if only as an expression."""
+    if isinstance(type_, TensorType):
+        return type_.dtype is not None and type_.dims is not None and None not in type_.dims
+    if isinstance(type_, NumberType):
+        return type_.value is not None
+    return all(map(complete, type_.items)) if isinstance(type_, TupleType) else type_ is not UNKNOWN
+
+
 Naming: TypeAlias = Callable[[sympy.Basic], sympy.Basic | None]
 
 
