@@ -211,6 +211,36 @@ def test_inspect_errors(arguments: list[str], text: str) -> None:
     assert text in result.stderr and not result.stdout
 
 
+def test_inspect_shapes() -> None:
+    values = {row["value"]: row for row in run_json("inspect", factory("net"), "--shapes")["values"]}
+    assert values["x"]["type"] == "f32[5, 4]" and values["conv2d"]["type"] == "f32[2, 8, 4, 4]"
+    assert "body_0_weight" not in str(list(values)) and values["conv2d"]["operator"] == "aten.conv2d.default"
+    assert "factories.py" in values["conv2d"]["source"] and values["conv2d"]["why_not_more"] == ""
+
+
+def test_inspect_shapes_of_other_arguments() -> None:
+    result = run("inspect", factory("net"), "--shape", "x=rows,4", "--shape", "image=?,4,9,?")
+    assert result.exit_code == 0, result.stderr
+    for text in ("f32[rows, 8]", "f32[?, 8, 4, ?]", "different sizes or ranks gave"):
+        assert text in result.stdout
+    any_rank = run_json("inspect", factory("net"), "--shape", "x=...")["values"]
+    assert any_rank[0]["type"] == "f32[…]"
+
+
+@pytest.mark.parametrize(
+    ("shape", "text", "code"),
+    [
+        ("x=5,-4", "NAME=DIM", 2),
+        ("x", "NAME=DIM", 2),
+        ("y=5,4", "no argument y", 1),
+        ("x=5,3", "aten.linear.default cannot work on f32[5, 3]", 1),
+    ],
+)
+def test_inspect_impossible_shapes(shape: str, text: str, code: int) -> None:
+    result = run("inspect", factory("net"), "--shape", shape)
+    assert result.exit_code == code and text in result.stderr and not result.stdout
+
+
 def test_inspect_something_else(tmp_path: Path) -> None:
     other = tmp_path / "other.ingot"
     other.write_text("not a program")

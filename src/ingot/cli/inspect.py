@@ -9,6 +9,7 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
+from ingot.cli.shapes import parse_shapes, table, told
 from ingot.cli.terminal import AsJson, Debug, Result, Stages, command, human
 
 if TYPE_CHECKING:
@@ -40,11 +41,23 @@ def run(
         list[str] | None,
         typer.Option("--size", metavar="NAME=SIZE", help='Count with this size of a dynamic dim, e.g. "batch=8".'),
     ] = None,
+    shapes: Annotated[
+        bool, typer.Option("--shapes", help="Show what is known of every value's dtype and shape instead.")
+    ] = False,
+    shape: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--shape",
+            metavar="NAME=DIMS",
+            help='--shapes for an argument of this shape: "x=batch,?,3", or "x=..." for any rank.',
+        ),
+    ] = None,
     as_json: AsJson = False,
     debug: Debug = False,
 ) -> Result:
-    """Show a program's parameters, FLOPs, bytes and operators, by module."""
+    """Show a program's parameters, FLOPs, bytes and operators, by module; or the shapes of its values."""
     chosen = parse_sizes(size or ())
+    given = parse_shapes(shape or ())
     stages = Stages()
     compiled = _compiled(reference)
     if compiled is not None:
@@ -52,6 +65,10 @@ def run(
     with stages("import", "importing torch"):
         from ingot.cli import census
     program = open_program(reference, stages)
+    if shapes or given:
+        with stages("shapes", "inferring shapes"):
+            values = told(program, given)
+        return Result({"reference": reference, "values": values}, (table(values),))
     with stages("count", "counting"):
         counted = census.take(program, chosen)
     shown = _depth(counted, depth)

@@ -1,6 +1,6 @@
 """Every float32 sample of torch's operators, to docs/reports/shapes.md.
 
-python -m tests.program.shapes.report --write docs/reports/shapes.md [--keep FILE]   # goes on where it stopped
+python -m tests.program.shapes.report --write docs/reports/shapes.md [--keep FILE…]   # goes on where it stopped
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from tests.program.shapes import torchscript
 from tests.program.shapes.samples import GRADES, KINDS, Tally, judge, operators, survives
 
 _TITLE = """# Shape analysis of torch's operator samples
@@ -22,12 +23,87 @@ _TITLE = """# Shape analysis of torch's operator samples
 Made by `make long-shapes` with torch {version}: {samples:,} float32 samples of {operators} of the {total} entries of
 torch's `op_db`. For each sample the type of the result is inferred from the types of the arguments: as they are, with
 each dim of each tensor unknown, and with the rank of each tensor unknown; arguments of one type are asked about once.
-The inferred type must contain the real result: its dtype, its rank, its dims. "Known" is a result of which all three
-were told.
 
-| arguments | asked | known | some dims unknown | rank unknown | unknown | wrong |
+The inferred type must contain the real result, its dtype, rank and dims, and also what the operator really gives for
+other tensors of the same types: other values, four other sizes of the unknown dim, four other ranks ({runs:,} real
+results in all; those that the operator refuses do not count).
+
+- *known*: dtype, rank and all dims are told, as numbers;
+- *as far as can be*: all is told but what was seen to differ between those real results, so that nobody can say more:
+  `relu(f32[?, 3])` is `f32[?, 3]`;
+- the rest leaves more open than that: some dims, the rank, or everything.
+
+| arguments | asked | known | as far as can be | some dims unknown | rank unknown | unknown | wrong |
+|---|---|---|---|---|---|---|---|
+"""
+
+_BESIDE = """
+TorchScript's pass (`torch._C._jit_pass_complete_shape_analysis`) is run on the traced call, all dims of all arguments
+known; it or the trace refuses {refused:,} more. It knows nothing of unknown dims: with one it says "some dims unknown"
+at best.
+
+## Every sample
+
+| samples | |
+|---|---|
+"""
+
+_UNSAFE = """
+{count} operators write or read beyond their memory where the sizes of several tensors do not fit together, and take the
+process with them; they were held against their samples' own results only: {names}.
+"""
+
+_WHY = """
+## Why no more is known
+
+Of the answers that leave something open that was not seen to differ:
+
+| | all dims known | one dim unknown | rank unknown |
+|---|---|---|---|
+"""
+
+_COMMON = """
+## Common operators, one dim unknown
+
+| operator | asked | known | as far as can be | some dims unknown | rank unknown | unknown |
 |---|---|---|---|---|---|---|
 """
+
+# What users' models are made of; each line is one entry of op_db or several.
+COMMON = (
+    "add:",
+    "matmul:",
+    "addmm:",
+    "bmm:",
+    "nn.functional.linear:",
+    "nn.functional.conv1d:",
+    "nn.functional.conv2d:",
+    "nn.functional.conv_transpose2d:",
+    "nn.functional.max_pool2d:",
+    "nn.functional.avg_pool2d:",
+    "nn.functional.adaptive_avg_pool2d:",
+    "nn.functional.interpolate:bilinear",
+    "nn.functional.layer_norm:",
+    "nn.functional.batch_norm:",
+    "nn.functional.embedding:",
+    "nn.functional.scaled_dot_product_attention:",
+    "softmax:",
+    "sum:",
+    "mean:",
+    "amax:",
+    "cat:",
+    "stack:",
+    "split:",
+    "reshape:",
+    "view:",
+    "permute:",
+    "expand:",
+    "squeeze:",
+    "index_select:",
+    "gather:",
+    "where:",
+    "topk:",
+)
 
 
 def judged_line(op: Any, most: int | None) -> dict[str, Any]:
@@ -48,21 +124,28 @@ def judged_line(op: Any, most: int | None) -> dict[str, Any]:
 COUNTERS = ("ours", "theirs", "doubts")
 
 
-def tallied(lines: list[dict[str, Any]]) -> tuple[dict[str, Tally], int]:
+def tallied(lines: list[dict[str, Any]]) -> dict[str, Tally]:
     """The sums over operators."""
     tally = {kind: Tally() for kind in KINDS}
     for line in lines:
         for kind in KINDS:
-            tally[kind].ours += Counter(line["ours"][kind])
-            tally[kind].theirs += Counter(line["theirs"][kind])
+            for counter in COUNTERS:
+                getattr(tally[kind], counter).update(line[counter][kind])
+            tally[kind].runs += line["runs"][kind]
             tally[kind].wrong += line["wrong"][kind]
-    return tally, sum(line["samples"] for line in lines)
+    return tally
 
 
 def text(lines: list[dict[str, Any]], most: int | None) -> str:
-    tally, samples = tallied(lines)
+    lines = sorted(lines, key=lambda line: line["name"])
+    tally = tallied(lines)
+    samples = sum(line["samples"] for line in lines)
     out = _TITLE.format(
-        version=torch.__version__.split("+")[0], samples=samples, operators=len(lines), total=len(operators())
+        version=torch.__version__.split("+")[0],
+        samples=samples,
+        operators=len(lines),
+        total=len(operators()),
+        runs=sum(one.runs for one in tally.values()),
     )
     if most is not None:
         out = out.replace("float32 samples of", f"float32 samples, at most {most} each, of")
@@ -70,13 +153,43 @@ def text(lines: list[dict[str, Any]], most: int | None) -> str:
         out += f"| {kind} | {_row(tally[kind].ours)} |\n"
     theirs = tally[KINDS[0]].theirs
     out += f"| all dims known, TorchScript's own pass | {_row(theirs)} |\n"
-    out += (
-        "\nTorchScript's pass (`torch._C._jit_pass_complete_shape_analysis`) is run on the traced call, all dims\n"
-        f"of all arguments known; it or the trace refuses {theirs['refused']:,} more.\n"
-    )
+    out += _BESIDE.format(refused=theirs[torchscript.REFUSED]) + _whole(lines, samples)
+    out += _why(tally) + _common(lines)
     wrong = [line for kind in KINDS for line in tally[kind].wrong]
     out += "\n## Wrong\n\n" + ("\n".join(f"- `{line}`" for line in wrong) if wrong else "None.") + "\n"
     return out
+
+
+def _whole(lines: list[dict[str, Any]], samples: int) -> str:
+    """What became of every sample; the rows add up."""
+    left_out: Counter[str] = Counter()
+    for line in lines:
+        left_out.update(line["left_out"])
+    judged = sum(line["judged"] for line in lines)
+    assert judged + left_out.total() == samples
+    rows = [("judged", judged), *sorted(left_out.items(), key=lambda item: -item[1]), ("**all**", samples)]
+    out = "".join(f"| {count:,} | {what} |\n" for what, count in rows)
+    unsafe = [f"`{line['name'].rstrip(':')}`" for line in lines if not line["variants"]]
+    return out + (_UNSAFE.format(count=len(unsafe), names=", ".join(unsafe)) if unsafe else "")
+
+
+def _why(tally: dict[str, Tally]) -> str:
+    doubts = sum((tally[kind].doubts for kind in KINDS), Counter[str]())
+    rows = (
+        f"| {why} | {' | '.join(f'{tally[kind].doubts[why]:,}' for kind in KINDS)} |\n"
+        for why, _ in doubts.most_common()
+    )
+    return _WHY + "".join(rows)
+
+
+def _common(lines: list[dict[str, Any]]) -> str:
+    found = {line["name"]: Counter(line["ours"][KINDS[1]]) for line in lines}
+    rows = []
+    for name in COMMON:
+        counts = found.get(name, Counter())
+        asked = sum(counts.values())
+        rows.append(f"| {name.rstrip(':')} | {asked:,} | {' | '.join(f'{counts[grade]:,}' for grade in GRADES)} |\n")
+    return _COMMON + "".join(rows)
 
 
 def _row(counts: Counter[str]) -> str:

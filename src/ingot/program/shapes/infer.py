@@ -32,7 +32,7 @@ from ingot import torch_internals as internals
 from ingot.errors import ShapeError, explain
 from ingot.program import dims, metadata
 from ingot.program.program import Program
-from ingot.program.shapes.kernels import Bounds, Refused, result_type
+from ingot.program.shapes.kernels import Answer, Bounds, Doubt, Refused, answer
 from ingot.program.shapes.lattice import (
     UNKNOWN,
     Dim,
@@ -57,11 +57,13 @@ Spec = TensorType | Sequence[Any] | None
 class Inferred:
     """The type of every node, inner graphs' included, by the node itself or by a name of the outermost graph.
 
-    A node that no run gets to, behind one that always fails in a branch or a loop, has none.
+    A node that no run gets to, behind one that always fails in a branch or a loop, has none. `doubts` says of operators
+    whose types leave something open why they do.
     """
 
     types: dict[fx.Node, Type] = field(default_factory=dict)
     outputs: tuple[Type, ...] = ()
+    doubts: dict[fx.Node, Doubt] = field(default_factory=dict)
     rounds: int = 0  # the most that a loop took
     _names: dict[str, fx.Node] = field(default_factory=dict)
 
@@ -92,7 +94,7 @@ def shapes_of(program: Program, inputs: Mapping[str, Spec] | None = None) -> Inf
         names = ", ".join(i.name for i in program.signature.user_inputs if i.name)
         raise ShapeError(explain(f"The program has no argument {next(iter(given))}.", why=f"its arguments are {names}"))
     outputs = analysis.run(program.graph_module, types)
-    found = Inferred(analysis.types, tuple(outputs), analysis.rounds)
+    found = Inferred(analysis.types, tuple(outputs), analysis.doubts, analysis.rounds)
     found._names = {node.name: node for node in program.graph.nodes}
     return found
 
@@ -104,7 +106,8 @@ def _symbol(name: str) -> sympy.Symbol:
 def _told(known: Type, spec: Spec) -> Type:
     if isinstance(spec, TensorType):
         return spec
-    assert isinstance(known, TensorType), "only tensors have dims"
+    if not isinstance(known, TensorType):
+        raise ShapeError(explain(f"Dims are given for an argument that is {known}.", why="only tensors have dims"))
     if spec is None:
         return TensorType(known.dtype, known.device, None)
     return TensorType(known.dtype, known.device, tuple(_symbol(d) if isinstance(d, str) else d for d in spec))
@@ -115,11 +118,12 @@ class _Analysis:
 
     def __init__(self, bounds: Bounds) -> None:
         self.types: dict[fx.Node, Type] = {}
+        self.doubts: dict[fx.Node, Doubt] = {}
         self.rounds = 0
         self.autocasts: list[tuple[Any, ...]] = []
         self._bounds = bounds
         self._depth = 0
-        self._cache: dict[str, Type | Refused] = {}
+        self._cache: dict[str, Answer | Refused] = {}
 
     def run(self, module: fx.GraphModule, inputs: Sequence[Type]) -> list[Type]:
         """Types every node of a graph and returns the types of what it gives out."""
@@ -194,12 +198,15 @@ class _Analysis:
             function = self._under_autocast(target)
             try:
                 # The meta device knows no autocast.
-                self._cache[key] = result_type(function, args, kwargs, self._bounds, on_meta=not self.autocasts)
+                self._cache[key] = answer(function, args, kwargs, self._bounds, on_meta=not self.autocasts)
             except Refused as refused:
                 self._cache[key] = refused
         found = self._cache[key]
         if not isinstance(found, Refused):
-            return found
+            self.doubts.pop(node, None)  # of an earlier round
+            if found.doubt is not None:
+                self.doubts[node] = found.doubt
+            return found.type
         taken = ", ".join(str(a) for a in args if isinstance(a, TensorType | NumberType | TupleType))
         raise ShapeError(
             explain(
@@ -210,9 +217,9 @@ class _Analysis:
             )
         ) from found
 
-    def _under_autocast(self, target: Any) -> Callable[..., Any]:
+    def _under_autocast(self, target: Callable[..., Any]) -> Callable[..., Any]:
         if not self.autocasts:
-            return target  # type: ignore[no-any-return]
+            return target
         settings = list(self.autocasts)
 
         def run(*args: Any, **kwargs: Any) -> Any:

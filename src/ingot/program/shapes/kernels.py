@@ -67,7 +67,7 @@ class Doubt(StrEnum):
     SYMBOLS_REFUSED = "its kernel refuses symbols where it takes numbers"
     A_RANK = "a rank was neither seen to work nor shown impossible"
     MANY_WAYS = "sizes make it go more ways than are followed"
-    RUNS_DIFFER = "runs at different sizes or ranks have not all of it in common"
+    RUNS_DIFFER = "different sizes or ranks gave different results"
 
 
 @dataclass(frozen=True, slots=True)
