@@ -10,6 +10,7 @@ import torch
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
     DynamicOutputShapeException,
+    FakeTensor,
     FakeTensorMode,
     UnsupportedOperatorException,
 )
@@ -54,8 +55,9 @@ class SymbolicRun:
 
     def tensor(self, dims: Sequence[Any], dtype: torch.dtype, device: torch.device | None) -> torch.Tensor:
         sizes = [dim if isinstance(dim, int) else self.number(dim) for dim in dims]
-        with self._mode:
-            return torch.empty(sizes, dtype=dtype, device=device)
+        # As the mode itself would make it, without the way through torch's dispatcher.
+        bare = torch.empty(sizes, dtype=dtype, device="meta")
+        return FakeTensor(self._mode, bare, device or torch.get_default_device())
 
     def call(self, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         # Making a tensor asks about its sizes too, to see that it is contiguous, which it is whatever they are.
