@@ -97,6 +97,27 @@ def test_what_the_meta_device_takes_and_fakes_refuse() -> None:
     assert str(found) == "f32[1, 3, 2, 2]"
 
 
+def test_an_empty_tensor_is_no_way_in() -> None:
+    """With no elements the checks are skipped, and what comes of it says nothing of other sizes."""
+
+    def picky(x: torch.Tensor) -> torch.Tensor:
+        if x.numel() == 0:
+            return x.new_empty(3)
+        torch._check(x.shape[0] == 4)
+        torch._check(x.shape[1] == 6)
+        return x.sum(0)
+
+    found = result_type(picky, (f32(None, None),), {})
+    assert contains(found, torch.zeros(3)) and contains(found, torch.zeros(6))
+
+
+def test_attention_whose_values_have_any_rank() -> None:
+    """Attention over no values at all has the rank of the queries; otherwise values may add dims."""
+    attention = torch.nn.functional.scaled_dot_product_attention
+    found = result_type(attention, (f32(4, 3, 8), f32(4, 6, 8), ANY), {})
+    assert contains(found, torch.zeros(4, 3, 8)) and contains(found, torch.zeros(1, 4, 3, 8))
+
+
 def test_join() -> None:
     assert str(join(f32(2, n), f32(3, n))) == "f32[?, n]"
     assert str(join(f32(2), f32(2, 3))) == "f32[…]"

@@ -273,7 +273,11 @@ class _Kernel:
         return True
 
     def _led_to(self) -> Sizes | None:
-        """From sizes that are refused to such as answer one of the kernel's questions differently, and so on."""
+        """From sizes that are refused to such as answer one of the kernel's questions differently, and so on.
+
+        Among several symbols, sizes of 0 do not do: where nothing is computed checks are skipped, so that what is near
+        such sizes does not show what others give. Of a single symbol everything is near.
+        """
         ahead: list[Sizes] = [next(first_sizes(self.symbols, []))]
         refused: list[list[sympy.Basic]] = []
         every = True
@@ -292,11 +296,18 @@ class _Kernel:
             others, all_answers = sizes_otherwise(sizes, self.symbols, asked)
             every = every and all_answers
             for other in others:
-                if self._takes(other):
+                if not self._takes(other):
+                    continue
+                if not self._is_empty(other):
                     return other
-            ahead = [*others, *ahead]
+                every = False
+            ahead = [*(other for other in others if self._at(other) is None), *ahead]
         self.never = every and all(any(holds(way, sizes) for way in refused) for sizes in ahead)
         return None
+
+    def _is_empty(self, sizes: Sizes) -> bool:
+        sizes_of_0 = any(size == 0 and self.symbols[name][0] >= 0 for name, size in sizes.items())
+        return len(self.symbols) > 1 and sizes_of_0
 
     def type_at_first(self) -> Type:
         """The type at the first sizes that work."""
