@@ -50,7 +50,8 @@ at best.
 
 _UNSAFE = """
 {count} operators write or read beyond their memory where the sizes of several tensors do not fit together, and take the
-process with them; they were held against their samples' own results only: {names}.
+process with them; they were held against their samples' own results only, and what differs was seen on the meta device:
+{names}.
 """
 
 _WHY = """
@@ -108,7 +109,8 @@ COMMON = (
 
 def judged_line(op: Any, most: int | None) -> dict[str, Any]:
     """One operator's judgement, as the journal keeps it."""
-    found = judge(op, most, scripts=True, variants=(safe := survives(op)))
+    safe = survives(op)
+    found = judge(op, most, scripts=True, variants="cpu" if safe else "meta")
     return {
         "name": f"{op.name}:{op.variant_test_name}",
         "samples": found.samples,

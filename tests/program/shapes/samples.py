@@ -66,10 +66,11 @@ def operators() -> list[Any]:
     return [op for op in op_db if torch.float32 in op.supported_dtypes("cpu")]
 
 
-def judge(op: Any, most: int | None = None, scripts: bool = False, variants: bool = False) -> Judged:
+def judge(op: Any, most: int | None = None, scripts: bool = False, variants: str | None = None) -> Judged:
     """Judges an operator's float32 samples, `most` of them; each question is asked once.
 
-    `scripts`: beside TorchScript's pass. `variants`: also against real results for other tensors of the same types.
+    `scripts`: beside TorchScript's pass. `variants`: also against results for other tensors of the same types, on this
+    device; those of the meta device are not real, but show what differs.
     """
     found = Judged()
     seen: set[str] = set()
@@ -119,7 +120,9 @@ def _samples(op: Any) -> Iterator[Any]:
         yield FAILED
 
 
-def _judge_sample(op: Any, sample: Any, seen: set[str], found: Judged, scripts: bool, variants: bool) -> str | None:
+def _judge_sample(
+    op: Any, sample: Any, seen: set[str], found: Judged, scripts: bool, variants: str | None
+) -> str | None:
     """Judges one sample, or says why not."""
     call = _call_of(op, sample)
     if isinstance(call, str):
@@ -134,8 +137,9 @@ def _judge_sample(op: Any, sample: Any, seen: set[str], found: Judged, scripts: 
         return DOES_NOT_RUN
     for question in questions:
         given = question.variants(real) if variants else ()
-        results = [wanted, *(got for one in given if (got := _run(run, one)) is not FAILED)]
-        _judge_one(f"{op.name}{op.variant_test_name}", run, results, question, found.kinds[question.kind])
+        others = [got for one in given if (got := _run(run, [t.to(variants) for t in one])) is not FAILED]
+        results, shadows = ([wanted], others) if variants == "meta" else ([wanted, *others], [])
+        _judge_one(f"{op.name}{op.variant_test_name}", run, results, shadows, question, found.kinds[question.kind])
     if scripts and questions[0].kind == KINDS[0]:
         found.kinds[KINDS[0]].theirs[torchscript.grade(run, real, wanted)] += 1
     return None
@@ -242,7 +246,14 @@ def _reranked(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
 # ---------------------------------------------------------------------- answers
 
 
-def _judge_one(name: str, run: Callable[..., Any], results: list[Any], question: Question, tally: Tally) -> None:
+def _judge_one(
+    name: str,
+    run: Callable[..., Any],
+    results: list[Any],
+    shadows: list[Any],
+    question: Question,
+    tally: Tally,
+) -> None:
     told = ", ".join(map(str, question.types))
     tally.runs += len(results)
     try:
@@ -257,7 +268,7 @@ def _judge_one(name: str, run: Callable[..., Any], results: list[Any], question:
         tally.wrong.append(f"{name}({told}) is {type_of(_plain(other))}, not {said.type}")
         return
     grade = _grade(said.type)
-    if grade != "known" and _differ(said.type, list(map(_plain, results))):
+    if grade != "known" and _differ(said.type, list(map(_plain, [*results, *shadows]))):
         grade = "as far as can be"
     tally.ours[grade] += 1
     if grade not in GRADES[:2]:
