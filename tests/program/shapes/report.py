@@ -63,6 +63,16 @@ Of the answers that leave something open that was not seen to differ:
 |---|---|---|---|
 """
 
+_DISPUTED = """
+## Where torch disagrees with itself
+
+Among the other sizes and ranks that were tried, operators' real kernels took some that their fake kernels refuse, so
+that analysis counts them as impossible. Mostly the real ones do not check, and read or leave what they should not.
+
+| operator | results | for example |
+|---|---|---|
+"""
+
 _COMMON = """
 ## Common operators, one dim unknown
 
@@ -120,6 +130,7 @@ def judged_line(op: Any, most: int | None) -> dict[str, Any]:
         **{field: {kind: dict(getattr(found.kinds[kind], field)) for kind in KINDS} for field in COUNTERS},
         "runs": {kind: found.kinds[kind].runs for kind in KINDS},
         "wrong": {kind: found.kinds[kind].wrong for kind in KINDS},
+        "disputed": [line for kind in KINDS for line in found.kinds[kind].disputed],
     }
 
 
@@ -157,6 +168,10 @@ def text(lines: list[dict[str, Any]], most: int | None) -> str:
     out += f"| all dims known, TorchScript's own pass | {_row(theirs)} |\n"
     out += _BESIDE.format(refused=theirs[torchscript.REFUSED]) + _whole(lines, samples)
     out += _why(tally) + _common(lines)
+    disputed = {line["name"]: line["disputed"] for line in lines if line.get("disputed")}
+    if disputed:
+        rows = "".join(f"| {name.rstrip(':')} | {len(said):,} | `{said[0]}` |\n" for name, said in disputed.items())
+        out += _DISPUTED + rows
     wrong = [line for kind in KINDS for line in tally[kind].wrong]
     out += "\n## Wrong\n\n" + ("\n".join(f"- `{line}`" for line in wrong) if wrong else "None.") + "\n"
     return out

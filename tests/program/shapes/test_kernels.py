@@ -30,6 +30,8 @@ ANY = TensorType(torch.float32, CPU, None)
         # What torch's own pass types as (2, 3), and a vector's nonzero as rank 1, and a list as a tensor.
         (aten.matmul.default, (f32(2, 3), f32(3, 5)), "f32[2, 5]"),
         (aten.nonzero.default, (f32(5),), "i64[?, 1]"),
+        # torch's own fake kernel slices the shape at -1.
+        (aten.unique_consecutive.default, (f32(5), True, True, -1), "(f32[?], i64[5], i64[?])"),
         (aten.chunk.default, (f32(4, 3), 2), "(f32[2, 3], f32[2, 3])"),
         (aten.add.Tensor, (f32(None), f32(3)), "f32[3]"),
         (aten.add.Tensor, (f32(n), f32(n)), "f32[n]"),
