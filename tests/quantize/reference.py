@@ -20,6 +20,7 @@ import ingot
 from ingot import torch_internals as internals
 from ingot.program import calling
 from ingot.quantize.operators import KEEPING
+from tests.quantize import integers
 
 aten = torch.ops.aten
 
@@ -119,38 +120,33 @@ class _Integers(fx.Interpreter):
         return chosen(_floats(x).float(), low, high, eps, dtype)
 
 
-_PRODUCTS = {aten.linear.default, aten.matmul.default, aten.bmm.default, aten.mm.default} | {
-    overload
-    for n in (1, 2, 3)
-    for overload in (
-        getattr(aten, f"conv{n}d").default,
-        getattr(aten, f"conv{n}d").padding,
-        aten.conv_transpose1d.default if n == 1 else getattr(aten, f"conv_transpose{n}d").input,
-    )
+_PAIRS = (aten.matmul.default, aten.bmm.default, aten.mm.default)
+_CONVOLUTIONS = {getattr(aten, f"conv{n}d").default for n in (1, 2, 3)} | {
+    getattr(aten, f"conv{n}d").padding for n in (1, 2, 3)
 }
+_TRANSPOSED = (aten.conv_transpose1d.default, aten.conv_transpose2d.input, aten.conv_transpose3d.input)
+_PRODUCTS = {aten.linear.default, *_PAIRS, *_CONVOLUTIONS, *_TRANSPOSED}
 
 
 def _product(target: Any, args: Any) -> torch.Tensor:
-    """Sums of products of integers, which int32 must hold, times both scales; then the bias."""
-    x, w, *rest = args
-    bias = rest.pop(0) if rest and isinstance(rest[0], torch.Tensor) else None
-    if rest and bias is None and target is not aten.linear.default:
-        rest.pop(0)
-    none = () if target in (aten.matmul.default, aten.bmm.default, aten.mm.default) else (None,)
-    # float64 holds every integer that an int32 does, and torch has a product for it at each rank
-    sums = target(x.counts.double(), w.counts.double(), *none, *rest).round()
-    assert float(sums.abs().max()) < 2**31, "an int32 does not hold the sum"
-    scale = w.scale
-    if scale.dim():
-        axis = next((i for i, n in enumerate(scale.shape) if n > 1), 0)
-        scale = scale.flatten()
-        if target is not aten.linear.default:
-            groups = sums.shape[1] // scale.numel() if axis == 1 else 1
-            scale = scale.repeat(groups).view(-1, *[1] * (sums.dim() - 2))
-    made = sums * (x.scale * scale)
-    if bias is None:
-        return made
-    return made + (bias if target is aten.linear.default else bias.view(-1, *[1] * (sums.dim() - 2)))
+    """Sums of products of integers, by numpy, times both scales; then the bias."""
+    x, w = args[0].counts.numpy(), args[1].counts.numpy()
+    bias = args[2] if len(args) > 2 else None
+    scale = args[1].scale
+    if target in _PAIRS:
+        return torch.from_numpy(integers.multiplied(x, w)) * (args[0].scale * scale)
+    if target is aten.linear.default:
+        sums, tail = integers.multiplied(x, w.T), ()
+        scale = scale.flatten() if scale.dim() else scale
+    else:
+        given, defaults = list(args[3:]), [1, 0, 0, 1, 1] if target in _TRANSPOSED else [1, 0, 1, 1]
+        options = given + defaults[len(given) :]
+        sums = (integers.spread if target in _TRANSPOSED else integers.convolved)(x, w, *options)
+        tail = (1,) * (sums.ndim - 2)
+        if scale.dim():  # of a transposed convolution, the results of each group have the same scales
+            scale = scale.flatten().repeat(sums.shape[1] // scale.numel()).view(-1, *tail)
+    made = torch.from_numpy(sums) * (args[0].scale * scale)
+    return made if bias is None else made + bias.view(-1, *tail)
 
 
 def integers_of(program: ingot.Program, *args: Any) -> dict[str, np.ndarray]:

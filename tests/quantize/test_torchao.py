@@ -1,4 +1,7 @@
-"""torchao's own quantizers and specs, where torchao is installed; `make long-torchao` runs these and all other cases."""
+"""Quantizers and specs of torchao, where it is installed; `make long-torchao` runs these and all other cases.
+
+One for each quantizer and each kind of spec.
+"""
 
 from __future__ import annotations
 
