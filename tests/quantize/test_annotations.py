@@ -12,7 +12,7 @@ from torch import fx, nn
 
 import ingot
 from ingot.errors import QuantizeError
-from ingot.quantize import calibrate, convert, prepare, prepare_qat
+from ingot.quantize import calibrate, convert, int8_static, prepare, prepare_qat
 
 aten = torch.ops.aten
 
@@ -305,6 +305,66 @@ def test_weights_may_share_their_parameters(trains: bool) -> None:
         made = convert(calibrate(prepare(program, ByFunction(write)), [(X,)], progress=False))
     scales = [parts(made)[name].args[1].args[1] for name in ("conv2d", "conv2d_1")]
     assert scales[0] == scales[1] == pytest.approx(float(program.state_dict["b.weight"].detach().abs().max()) / 127)
+
+
+class Branching(nn.Module):
+    """Linear layers in both branches of a condition, in a loop, and in a region of another precision."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.yes, self.no, self.again, self.last = (nn.Linear(4, 4) for _ in range(4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = torch.cond(x.sum() > 0, lambda y: self.yes(y), lambda y: self.no(y).relu(), (x,))
+        _, x = torch.while_loop(
+            lambda i, y: i < 2, lambda i, y: (i + 1, torch.tanh(self.again(y))), (torch.tensor(0), x)
+        )
+        with torch.autocast("cpu", torch.bfloat16):
+            return self.last(x).float()
+
+
+def _linears(n: dict[str, fx.Node]) -> dict[str, Annotation]:
+    found = [node for node in n.values() if node.target is aten.linear.default]
+    assert all(isinstance(node.args[1], fx.Node) for node in found)
+    return {node.name: Annotation({node.args[0]: SPEC, node.args[1]: SPEC}) for node in found}
+
+
+def test_annotations_reach_every_graph() -> None:
+    x = torch.randn(3, 4, generator=torch.Generator().manual_seed(0))
+    program = ingot.capture(Branching().eval(), (x,))
+    data = [(x,), (-x,), (2 * x,)]
+    made = convert(calibrate(prepare(program, ByFunction(_linears)), data, progress=False))
+    made.verify()
+    assert sorted(name for name, t in made.state_dict.items() if t.dtype is torch.int8) == [
+        *("again.weight_int8", "last.weight_int8", "no.weight_int8", "yes.weight_int8")
+    ]
+    inside = [n for m in made.graph_module.modules() if isinstance(m, fx.GraphModule) for n in m.graph.nodes]
+    assert sum(str(n.target).startswith("quantized_decomposed.quantize_per_tensor") for n in inside) == 4
+    for each in (x, -x):
+        assert torch.allclose(made(each), program(each), atol=0.05) and not torch.equal(made(each), program(each))
+    with torch.no_grad():
+        native = ingot.compile(made)
+        torch.testing.assert_close(torch.as_tensor(native(x)), made(x), rtol=0.02, atol=0.02)
+
+
+@pytest.mark.parametrize("ours", [False, True], ids=["annotations", "recipe"])
+def test_training_leaves_branches_and_loops_in_float(ours: bool) -> None:
+    """torch finds their gradients by tracing, where no observer can learn; regions are called as they are."""
+
+    def write(n: dict[str, fx.Node]) -> dict[str, Annotation]:
+        found = [node for node in n.values() if node.target is aten.linear.default]
+        return {node.name: Annotation({node.args[0]: FAKE, node.args[1]: FAKE}) for node in found}
+
+    x = torch.randn(3, 4, generator=torch.Generator().manual_seed(0))
+    recipe: Any = int8_static() if ours else ByFunction(write)
+    module = prepare_qat(ingot.capture(Branching().train(), (x,)), recipe).train()
+    module(x).square().mean().backward()
+    assert all(p.grad is not None for name, p in module.named_parameters() if not name.startswith("no."))
+    made = convert(module.eval())
+    made.verify()
+    assert [name for name, t in made.state_dict.items() if t.dtype is torch.int8] == ["last.weight_int8"]
+    torch.testing.assert_close(made(x), module(x), rtol=0.02, atol=0.02)
 
 
 def test_what_is_not_understood_is_told() -> None:

@@ -16,26 +16,25 @@ from typing import Any
 import torch
 from torch import fx
 
-from ingot.passes.fold import Folding, Level, levels
+from ingot.passes.fold import Folding, Level
 from ingot.program import metadata
 from ingot.program.program import Program
 from ingot.quantize.operators import ACTIVATIONS, JOINING, LINEAR_FORMS, PRODUCTS, Rule, keeps_values, read_by
 from ingot.quantize.recipes import Recipe
 from ingot.quantize.scheme import Scheme
-from ingot.quantize.table import Builder, Place, Table, modules_by_path, nodes_by_place
+from ingot.quantize.table import Builder, Place, Table, levels_by_path, nodes_by_place
 
 aten = torch.ops.aten
 # What quantize and dequantize take and give.
 FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 
 
-def annotate(program: Program, recipe: Recipe) -> Table:
+def annotate(program: Program, recipe: Recipe, *, training: bool = False) -> Table:
     """What a recipe quantizes in a functional program."""
     builder = Builder()
     folding = Folding(program, parameters=True, limit_bytes=0)
-    paths = {id(module): path for path, module in modules_by_path(program.graph_module).items()}
-    for level in levels(Level(program.graph_module)):
-        _Walk(builder, folding, level, paths[id(level.module)], recipe).run()
+    for path, level in levels_by_path(program, training=training).items():
+        _Walk(builder, folding, level, path, recipe).run()
     return builder.table(nodes_by_place(program))
 
 

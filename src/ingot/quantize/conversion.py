@@ -37,13 +37,12 @@ from ingot.quantize.preparation import (
     base_of,
     evaluated,
     following,
-    levels_by_path,
     plan_of,
     quantized_places,
 )
 from ingot.quantize.quantizers import WeightQuantizer, parameters_of_all, quantizer_of
 from ingot.quantize.scheme import SMALLEST, Parameters, Scheme, parameters_of, quantized, quantized_by_rows, range_of
-from ingot.quantize.table import Derived, Group, How, Place, Point, Table, Weight, nodes_by_place
+from ingot.quantize.table import Derived, Group, How, Place, Point, Table, Weight, levels_by_path, nodes_by_place
 
 aten = torch.ops.aten
 
@@ -316,9 +315,10 @@ def _call(before: fx.Node, name: str, args: tuple[Any, ...], *, called: str, kwa
 def _computed(node: fx.Node, of: fx.Node) -> fx.Node:
     """Gives a node the value that it computes, and the origin of another."""
     metadata.inherit_origin(node, of)
+    target: Any = node.target
     args, kwargs = fx.map_arg((node.args, node.kwargs), metadata.value_of)
     with internals.fake_mode_of(metadata.value_of(of)) or internals.new_fake_mode()[0], torch.no_grad():
-        metadata.set_value(node, node.target(*args, **kwargs))  # type: ignore[operator]
+        metadata.set_value(node, target(*args, **kwargs))
     return node
 
 

@@ -15,12 +15,25 @@ from torch import fx, nn
 
 from ingot import torch_internals as internals
 from ingot.errors import QuantizeError, explain
+from ingot.passes.fold import Folding, Level
 from ingot.program import metadata
 from ingot.program.module import attach_state
 from ingot.program.program import Program
 from ingot.program.signature import STATE_KINDS
 from ingot.quantize.scheme import Parameters, Scheme
-from ingot.quantize.table import Derived, Fixed, Group, How, Made, Place, Point, Table, Weight, name_in
+from ingot.quantize.table import (
+    Derived,
+    Fixed,
+    Group,
+    How,
+    Made,
+    Place,
+    Point,
+    Table,
+    Weight,
+    levels_by_path,
+    name_in,
+)
 
 
 class Annotator(Protocol):
@@ -37,7 +50,7 @@ _SYMMETRIC = (torch.per_tensor_symmetric, torch.per_channel_symmetric)
 _TELLING = ("dtype", "is_dynamic", "quant_min", "quant_max", "qscheme", "ch_axis", "scale", "zero_point")
 
 
-def annotated_by(program: Program, quantizer: Annotator) -> Table:
+def annotated_by(program: Program, quantizer: Annotator, *, training: bool = False) -> Table:
     """What a quantizer wants of a program."""
     if not callable(getattr(quantizer, "annotate", None)):
         raise QuantizeError(
@@ -46,23 +59,31 @@ def annotated_by(program: Program, quantizer: Annotator) -> Table:
                 fix="give a recipe, ingot.quantize.int8_static() for one, or an object with annotate(graph_module)",
             )
         )
-    view = unlifted(program)
-    view = getattr(quantizer, "transform_for_annotation", lambda model: model)(view)
-    view = quantizer.annotate(view) or view
-    getattr(quantizer, "validate", lambda model: None)(view)
-    return _Reading(program, view).table()
+    groups: list[Group] = []
+    weights: list[Weight] = []
+    taken: set[str] = set()
+    folding = Folding(program, parameters=True, limit_bytes=0)
+    for path, level in levels_by_path(program, training=training).items():
+        view = unlifted(program, level)
+        view = getattr(quantizer, "transform_for_annotation", lambda model: model)(view)
+        view = quantizer.annotate(view) or view
+        getattr(quantizer, "validate", lambda model: None)(view)
+        found = _Reading(folding, level, path, view).table(taken)
+        groups += found.groups
+        weights += found.weights
+    return Table(tuple(groups), tuple(weights))
 
 
-def unlifted(program: Program) -> fx.GraphModule:
-    """A copy of the outermost graph in which state is an attribute; nodes keep their names and values."""
-    targets = {i.name: str(i.target) for i in program.signature.inputs if i.kind in STATE_KINDS}
+def unlifted(program: Program, level: Level) -> fx.GraphModule:
+    """A copy of a graph in which state is an attribute; nodes keep their names and values."""
+    targets = _state_targets(program, level)
     root = nn.Module()
     attach_state(root, program)
-    for name, child in program.graph_module.named_children():
+    for name, child in level.module.named_children():
         root.add_module(name, child)
     graph = fx.Graph()
     nodes: dict[fx.Node, fx.Node] = {}
-    for node in program.graph.nodes:
+    for node in level.module.graph.nodes:
         if node.name in targets:
             made = graph.create_node("get_attr", targets[node.name], name=node.name)
         else:
@@ -76,12 +97,22 @@ def unlifted(program: Program) -> fx.GraphModule:
     return fx.GraphModule(root, graph)
 
 
-class _Reading:
-    """One reading of the annotations in a graph."""
+def _state_targets(program: Program, level: Level) -> dict[str, str]:
+    """The placeholders of a graph that stand for state, with the state's names."""
+    if level.parent is None:
+        return {i.name: str(i.target) for i in program.signature.inputs if i.kind in STATE_KINDS}
+    outside = _state_targets(program, level.parent)
+    given = {inside.name: operand.name for inside, operand in level.inputs().items() if isinstance(operand, fx.Node)}
+    return {name: outside[operand] for name, operand in given.items() if operand in outside}
 
-    def __init__(self, program: Program, view: fx.GraphModule) -> None:
-        self.nodes = {node.name: node for node in program.graph.nodes}
-        self.state = {i.name for i in program.signature.inputs if i.kind in STATE_KINDS}
+
+class _Reading:
+    """One reading of the annotations in a graph, whose path in the program is `path`."""
+
+    def __init__(self, folding: Folding, level: Level, path: str, view: fx.GraphModule) -> None:
+        self.path = path
+        self.nodes: dict[str, fx.Node] = {node.name: node for node in level.module.graph.nodes}
+        self.state = {name for name, node in self.nodes.items() if folding.state(level, node) is not None}
         self.specs: dict[Slot, Any] = {}
         self.apart: set[fx.Node] = set()  # nodes that share nothing unless told to
         for node in view.graph.nodes:
@@ -97,12 +128,12 @@ class _Reading:
                 self.specs[node] = annotation.output_qspec
         self.parents: dict[Slot, Slot] = {slot: slot for slot in self.specs}
 
-    def table(self) -> Table:
+    def table(self, taken: set[str]) -> Table:
+        """What the annotations say; `taken` holds the names that quantizers have by now."""
         self._join()
         members: dict[Slot, list[Slot]] = {}
         for slot in self.specs:
             members.setdefault(self._root(slot), []).append(slot)
-        taken: set[str] = set()
         weights: dict[Slot, tuple[Place, int]] = {}
         names: dict[Slot, str] = {}
         for slots in members.values():
@@ -113,7 +144,7 @@ class _Reading:
                     weights[slot] = place
                     names[slot] = name_in(taken, place[0], "_weight" if place[1] == 1 else f"_argument_{place[1]}")
             else:
-                names.update(dict.fromkeys(slots, name_in(taken, Place("", _source(slots[0]).name))))
+                names.update(dict.fromkeys(slots, name_in(taken, self._place(_source(slots[0])))))
         groups = [
             _group(names[root], self._points(slots), *self._read(slots, names))
             for root, slots in members.items()
@@ -179,17 +210,20 @@ class _Reading:
             return None
         user = self.nodes[slot[1].name]
         index = next((i for i, a in enumerate(user.args) if a is self.nodes[slot[0].name]), None)
-        return None if index is None else (Place("", user.name), index)
+        return None if index is None else (self._place(user), index)
+
+    def _place(self, node: fx.Node) -> Place:
+        return Place(self.path, node.name)
 
     def _points(self, slots: list[Slot]) -> list[Point]:
         points: dict[str, Point] = {}
         for slot in slots:
-            name = _source(slot).name
-            point = points.setdefault(name, Point(Place("", name)))
+            source = _source(slot)
+            point = points.setdefault(source.name, Point(self._place(source)))
             if not isinstance(slot, tuple):
                 point.users = None
             elif point.users is not None:
-                point.users.append(Place("", slot[1].name))
+                point.users.append(self._place(slot[1]))
         return list(points.values())
 
     def _read(self, slots: list[Slot], names: dict[Slot, str]) -> tuple[Scheme, How]:

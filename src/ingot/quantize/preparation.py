@@ -16,7 +16,7 @@ import torch
 from torch import fx, nn
 
 from ingot import collector, passes
-from ingot.passes.fold import Folding, Level, levels
+from ingot.passes.fold import Folding
 from ingot.passes.fold_batch_norm import layer_of
 from ingot.passes.functionalize import without_private_writes
 from ingot.program import metadata
@@ -29,7 +29,7 @@ from ingot.quantize.annotate import annotate
 from ingot.quantize.foreign import Annotator, annotated_by
 from ingot.quantize.quantizers import WeightQuantizer, quantizer_of
 from ingot.quantize.recipes import Recipe
-from ingot.quantize.table import Derived, Place, Point, Table, Weight, modules_by_path, nodes_by_place
+from ingot.quantize.table import Derived, Place, Point, Table, Weight, levels_by_path, modules_by_path, nodes_by_place
 
 aten = torch.ops.aten
 QUANTIZERS = "quantizers"
@@ -104,11 +104,13 @@ def prepare(program: Program, recipe: Recipe | Annotator) -> Prepared:
     """
     with collector.paused():
         base = evaluated(program, batch_norm=not isinstance(recipe, Recipe))  # others want to see it folded
-        return Prepared(base, _table(base, recipe), simulates=False)
+        return Prepared(base, _table(base, recipe, training=False), simulates=False)
 
 
-def _table(base: Program, recipe: Recipe | Annotator) -> Table:
-    return annotate(base, recipe) if isinstance(recipe, Recipe) else annotated_by(base, recipe)
+def _table(base: Program, recipe: Recipe | Annotator, *, training: bool) -> Table:
+    if isinstance(recipe, Recipe):
+        return annotate(base, recipe, training=training)
+    return annotated_by(base, recipe, training=training)
 
 
 def evaluated(program: Program, *, parameters: bool = True, batch_norm: bool = True) -> Program:
@@ -223,12 +225,6 @@ def fused_norms(program: Program, table: Table) -> dict[Place, fx.Node]:
     return found
 
 
-def levels_by_path(program: Program) -> dict[str, Level]:
-    """The graphs of a program that one node alone calls, by their paths."""
-    paths = {id(module): path for path, module in modules_by_path(program.graph_module).items()}
-    return {paths[id(level.module)]: level for level in levels(Level(program.graph_module))}
-
-
 def quantized_places(table: Table) -> set[Place]:
     """The nodes whose results are quantized."""
     return {point.source for _, point in table.points()}
@@ -238,11 +234,12 @@ def prepare_qat(program: Program, recipe: Recipe | Annotator) -> Prepared:
     """The program as an nn.Module that trains with quantization simulated; `convert` it when it has learned enough.
 
     Parameters are those of the program. train() and eval() are lossless. A convolution with batch norm behind trains
-    as what it will become: its weight is quantized as it will be once the norm is folded into it.
+    as what it will become: its weight is quantized as it will be once the norm is folded into it. Branches and the
+    bodies of loops stay float.
     """
     base = program.copy()
     passes.autocast(base)
     passes.grad_mode(base)
     for module in graph_modules(base.graph_module):
         without_private_writes(module)
-    return Prepared(base, _table(base, recipe), simulates=True)
+    return Prepared(base, _table(base, recipe, training=True), simulates=True)

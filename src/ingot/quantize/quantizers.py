@@ -74,8 +74,8 @@ class ForeignQuantizer(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if not self.simulates or self.training:
-            made: torch.Tensor = self.inner(x)
-            return made
+            made: torch.Tensor = self.inner(x.float())  # theirs are for float32; in a region values may be others
+            return made.to(x.dtype)
         enabled = getattr(self.inner, "fake_quant_enabled", None)
         parameters = self.parameters_found() if enabled is None or bool(enabled) else None
         return x if parameters is None else simulated(x, parameters, self.scheme)

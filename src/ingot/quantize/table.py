@@ -11,11 +11,15 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
+import torch
 from torch import fx
 
+from ingot.passes.fold import Level, levels
 from ingot.program.naming import identifier, unique
 from ingot.program.program import Program
 from ingot.quantize.scheme import Parameters, Scheme
+
+hop = torch.ops.higher_order
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,6 +178,23 @@ def modules_by_path(module: fx.GraphModule, path: str = "") -> dict[str, fx.Grap
         if isinstance(child, fx.GraphModule):
             found.update(modules_by_path(child, f"{path}.{name}" if path else name))
     return found
+
+
+def levels_by_path(program: Program, *, training: bool = False) -> dict[str, Level]:
+    """The graphs of a program that one node alone calls, by their paths, the outermost first.
+
+    For `training`, without branches and the bodies of loops: torch finds their gradients by tracing them, and there a
+    quantizer cannot learn.
+    """
+    paths = {id(module): path for path, module in modules_by_path(program.graph_module).items()}
+    found = {paths[id(level.module)]: level for level in levels(Level(program.graph_module))}
+    return {path: level for path, level in found.items() if not (training and _is_traced(level))}
+
+
+def _is_traced(level: Level) -> bool:
+    if level.call is None or level.parent is None:
+        return False
+    return level.call.target not in (hop.wrap_with_autocast, hop.wrap_with_set_grad_enabled) or _is_traced(level.parent)
 
 
 def nodes_by_place(program: Program) -> dict[Place, fx.Node]:
