@@ -45,3 +45,20 @@ class Situation:
 def situations(dims: tuple[int, ...] = (1, 2, 3), scales: tuple[bool, ...] = (True,)) -> Iterator[Situation]:
     for each in itertools.product(dims, (False, True), (False, True), ACTIVATIONS, scales):
         yield Situation(*each)
+
+
+class Branching(nn.Module):
+    """Linear layers in both branches of a condition, in a loop, and in a region of another precision."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.yes, self.no, self.again, self.last = (nn.Linear(4, 4) for _ in range(4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = torch.cond(x.sum() > 0, lambda y: self.yes(y), lambda y: self.no(y).relu(), (x,))
+        _, x = torch.while_loop(
+            lambda i, y: i < 2, lambda i, y: (i + 1, torch.tanh(self.again(y))), (torch.tensor(0), x)
+        )
+        with torch.autocast("cpu", torch.bfloat16):
+            return self.last(x).float()

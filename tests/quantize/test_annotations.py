@@ -13,6 +13,7 @@ from torch import fx, nn
 import ingot
 from ingot.errors import QuantizeError
 from ingot.quantize import calibrate, convert, int8_static, prepare, prepare_qat
+from tests.quantize.situations import Branching
 
 aten = torch.ops.aten
 
@@ -305,23 +306,6 @@ def test_weights_may_share_their_parameters(trains: bool) -> None:
         made = convert(calibrate(prepare(program, ByFunction(write)), [(X,)], progress=False))
     scales = [parts(made)[name].args[1].args[1] for name in ("conv2d", "conv2d_1")]
     assert scales[0] == scales[1] == pytest.approx(float(program.state_dict["b.weight"].detach().abs().max()) / 127)
-
-
-class Branching(nn.Module):
-    """Linear layers in both branches of a condition, in a loop, and in a region of another precision."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.yes, self.no, self.again, self.last = (nn.Linear(4, 4) for _ in range(4))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        x = torch.cond(x.sum() > 0, lambda y: self.yes(y), lambda y: self.no(y).relu(), (x,))
-        _, x = torch.while_loop(
-            lambda i, y: i < 2, lambda i, y: (i + 1, torch.tanh(self.again(y))), (torch.tensor(0), x)
-        )
-        with torch.autocast("cpu", torch.bfloat16):
-            return self.last(x).float()
 
 
 def _linears(n: dict[str, fx.Node]) -> dict[str, Annotation]:

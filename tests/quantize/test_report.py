@@ -11,6 +11,7 @@ from torch import nn
 import ingot
 from ingot.errors import QuantizeError
 from ingot.quantize import accuracy_control, calibrate, convert, int4_weight_only, int8_static, prepare, report
+from tests.quantize.situations import Branching
 
 
 def spoiled() -> nn.Module:
@@ -82,6 +83,34 @@ def test_accuracy_control_leaves_as_little_as_it_takes() -> None:
     assert loose.in_float == () and len(loose.trials) == 1
     strict = accuracy_control(program, recipe, [x], evaluate, max_drop=0.0)
     assert len(strict.in_float) == 3 and strict.drop <= 0.0
+
+
+def test_layers_in_branches_loops_and_regions() -> None:
+    """They are compared call by call; the one that loses is named, and accuracy control leaves it in float."""
+    model = Branching().eval()
+    with torch.no_grad():
+        model.yes.bias[0] = 3000.0  # so that all else that the loop reads is lost, and the loop does not need it
+        model.no.bias[0] = 3000.0
+        model.again.weight[:, 0] = 0
+    x = torch.randn(32, 4, generator=torch.Generator().manual_seed(0))
+    data = [x + 1, x - 1]  # once each branch
+    program = ingot.capture(model, (x,))
+    recipe = int8_static(observer="minmax")
+    quantized = convert(calibrate(prepare(program, recipe), data, progress=False))
+    made = report(program, quantized, data, show=False)
+    assert sorted(layer.path for layer in made.layers) == ["again", "last", "no", "yes"]
+    own = {layer.path: layer.own for layer in made.layers}
+    assert own["yes"] > 30 and own["no"] > 30 and own["last"] > 30
+    loop = made.worth_leaving[0]
+    assert loop.path == "again" and loop.own < 20
+    assert loop.node.endswith(".linear") and loop.range_use == pytest.approx(1.0, abs=0.02)
+    expected = [program(each).detach() for each in data]
+
+    def evaluate(candidate: ingot.Program) -> float:
+        return -max(float((candidate(e).detach() - y).abs().max()) for e, y in zip(data, expected, strict=True))
+
+    controlled = accuracy_control(program, recipe, data, evaluate, max_drop=0.05, progress=False)
+    assert controlled.in_float == (loop.node,) and controlled.drop <= 0.05
 
 
 def test_there_must_be_something_to_report() -> None:

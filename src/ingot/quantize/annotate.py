@@ -71,7 +71,8 @@ class _Walk:
         return PRODUCTS.get(node.target)
 
     def _recipe_at(self, node: fx.Node, rule: Rule) -> Recipe | None:
-        found = self.recipe.at([*(frame.path for frame in metadata.module_stack_of(node)), f"@{node.name}"])
+        names = dict.fromkeys((node.name, str(self._place(node))))  # in a graph inside, by its path as well
+        found = self.recipe.at([*(frame.path for frame in metadata.module_stack_of(node)), *(f"@{n}" for n in names)])
         return found if found is not None and rule.kind in found.kinds else None
 
     def _product(self, node: fx.Node, rule: Rule) -> None:

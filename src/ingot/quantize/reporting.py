@@ -17,12 +17,12 @@ from dataclasses import dataclass, field
 from os import PathLike
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from rich.console import Console
 from rich.table import Table as Printed
-from torch import fx
+from torch import fx, nn
 
 from ingot import torch_internals as internals
 from ingot.errors import QuantizeError, explain
@@ -31,15 +31,23 @@ from ingot.program.program import Program
 from ingot.quantize.calibration import bar, feed
 from ingot.quantize.operators import JOINING, PRODUCTS
 from ingot.quantize.preparation import evaluated
+from ingot.quantize.table import Place, nodes_by_place
 
 LOUD = 20.0  # decibels: a layer that keeps less by itself is worth leaving in float
 APART = 10.0  # as is one that is this much worse than most
 FULL = 50.0  # decibels that fill a bar
 
+Values: TypeAlias = dict[str, Any]  # what the nodes of a graph gave in one call, by their names
+# What calls the graphs that it is given, with tensors; others show them batches of batches.
+hop = torch.ops.higher_order
+_CALLING = frozenset(
+    (hop.cond, hop.while_loop, hop.scan, hop.map_impl, hop.wrap_with_autocast, hop.wrap_with_set_grad_enabled)
+)
+
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """One quantized operator, and what became of its result."""
+    """One quantized operator, and what became of its result. `node` is its name, behind the path of its graph."""
 
     node: str
     path: str
@@ -111,7 +119,7 @@ class _Sums:
 
 @dataclass(slots=True)
 class _Seen:
-    sums: dict[str, _Sums] = field(default_factory=dict)
+    sums: dict[Place, _Sums] = field(default_factory=dict)
     signal: float = 0.0
     noise: float = 0.0
 
@@ -132,21 +140,22 @@ def report(
     `calibrate` takes it. Raises QuantizeError if nothing of `quantized` is quantized, or if there is no data.
     """
     base = evaluated(program)
-    layers = [node for node in quantized.graph.nodes if _is_layer(node)]
+    layers = {place: node for place, node in nodes_by_place(quantized).items() if _is_layer(node)}
     if not layers:
         raise QuantizeError(explain("This program has no quantized layer.", fix="give what `convert` returned"))
-    seen = _Seen({layer.name: _Sums() for layer in layers})
+    seen = _Seen({place: _Sums() for place in layers})
     count = 0
     with torch.no_grad(), bar("comparing", limit, shown=show) as step:
         for item in data:
             if limit is not None and count >= limit:
                 break
-            call(lambda *args, **kwargs: _compare(base, quantized, args, kwargs, seen), item)
+            call(lambda *args, **kwargs: _compare(base, quantized, layers, args, kwargs, seen), item)
             count += 1
             step()
     if not count:
         raise QuantizeError(explain("There is no data to compare with.", fix="give one item at least"))
-    made = Report(tuple(_layer(node, seen.sums[node.name]) for node in layers), _ratio(seen.signal, seen.noise))
+    rows = tuple(_layer(place, node, seen.sums[place]) for place, node in layers.items())
+    made = Report(rows, _ratio(seen.signal, seen.noise))
     if show:
         Console().print(made)
     if html is not None:
@@ -162,10 +171,10 @@ def _is_dequantize(node: fx.Node) -> bool:
     return str(node.target).startswith("quantized_decomposed.dequantize")
 
 
-def _layer(node: fx.Node, sums: _Sums) -> Layer:
+def _layer(place: Place, node: fx.Node, sums: _Sums) -> Layer:
     use = None if not sums.values else (sums.most - sums.least + 1) / sums.numbers
     return Layer(
-        node.name,
+        str(place),
         metadata.module_path_of(node),
         str(node.target).split(".")[1],
         _ratio(sums.signal, sums.own),
@@ -186,32 +195,39 @@ def _power(tensor: torch.Tensor) -> float:
 # ---------------------------------------------------------------------- running both
 
 
-def _compare(base: Program, quantized: Program, args: tuple[Any, ...], kwargs: dict[str, Any], seen: _Seen) -> None:
-    floats, whole = _Values(base), _Values(quantized)
-    expected, got = floats.run_on(args, kwargs), whole.run_on(args, kwargs)
+def _compare(
+    base: Program,
+    quantized: Program,
+    layers: dict[Place, fx.Node],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    seen: _Seen,
+) -> None:
+    expected, floats = _run(base, args, kwargs)
+    got, whole = _run(quantized, args, kwargs)
     for a, b in zip(metadata.tensors_in(expected), metadata.tensors_in(got), strict=True):
         if a.is_floating_point():
             seen.signal += _power(a)
             seen.noise += _power(a - b)
-    for node in quantized.graph.nodes:
-        if node.name in seen.sums and node.name in floats.values:
-            _measure(node, floats.values, whole.values, seen.sums[node.name])
+    for place, node in layers.items():
+        # a branch that only one of them took, or a turn that only one of them made, is not compared
+        for before, after in zip(floats.get(place.graph, ()), whole.get(place.graph, ()), strict=False):
+            if node.name in before:
+                _measure(node, before, after, seen.sums[place])
 
 
-def _measure(node: fx.Node, floats: dict[str, Any], whole: dict[str, Any], sums: _Sums) -> None:
+def _measure(node: fx.Node, floats: Values, whole: Values, sums: _Sums) -> None:
     expected = floats[node.name]
     sums.signal += _power(expected)
     sums.total += _power(expected - whole[node.name])
-    alone = fx.map_arg(node.args, lambda n: _alone(n, floats, whole))
-    words = fx.map_arg(node.kwargs, lambda n: _alone(n, floats, whole))
-    sums.own += _power(expected - node.target(*alone, **words))  # type: ignore[operator]
+    sums.own += _power(expected - _called(node, floats, whole))
     for source in node.all_input_nodes:
         numbers: Any = source.args[0] if _is_dequantize(source) else None
         if isinstance(numbers, fx.Node) and numbers.target is internals.quantized_operator("quantize_per_tensor"):
             _measure_range(numbers, whole, sums)
 
 
-def _measure_range(node: fx.Node, whole: dict[str, Any], sums: _Sums) -> None:
+def _measure_range(node: fx.Node, whole: Values, sums: _Sums) -> None:
     """How far an activation's numbers reach; of several activations of a layer, the one that reaches furthest."""
     arguments: Any = node.args
     source, scale, zero, low, high, _ = arguments
@@ -224,35 +240,55 @@ def _measure_range(node: fx.Node, whole: dict[str, Any], sums: _Sums) -> None:
     sums.values += numbers.numel()
 
 
-def _alone(node: fx.Node, floats: dict[str, Any], whole: dict[str, Any]) -> Any:
+def _alone(node: fx.Node, floats: Values, whole: Values) -> Any:
     """An argument of a layer as it would be if nothing before had been quantized."""
     if node.name in floats:
         return floats[node.name]
-    args = node.args
     if node.op != "call_function" or not any(n.name in floats or n.args for n in node.all_input_nodes):
         return whole[node.name]
-    made = fx.map_arg(args, lambda n: _alone(n, floats, whole))
-    words = fx.map_arg(node.kwargs, lambda n: _alone(n, floats, whole))
-    return node.target(*made, **words)  # type: ignore[operator]
+    return _called(node, floats, whole)
 
 
-class _Values(fx.Interpreter):
-    """Runs a program and keeps what every node gave."""
+def _called(node: fx.Node, floats: Values, whole: Values) -> Any:
+    """What a node gives if nothing before had been quantized."""
+    target: Any = node.target
+    args, kwargs = fx.map_arg((node.args, node.kwargs), lambda n: _alone(n, floats, whole))
+    return target(*args, **kwargs)
 
-    def __init__(self, program: Program) -> None:
-        super().__init__(program.graph_module, garbage_collect_values=False)
-        self.program = program
-        self.values: dict[str, Any] = {}
 
-    def run_on(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        leaves = calling.check_call(self.program, args, kwargs)
-        specs = self.program.signature.user_inputs
-        given = [leaf for leaf, spec in zip(leaves, specs, strict=True) if spec.name]
-        state = [self.program.state_of(spec) for spec in self.program.signature.state_inputs]
-        return self.run(*calling.tokens_of(self.program), *state, *given, enable_io_processing=False)
+def _run(program: Program, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, dict[str, list[Values]]]:
+    """The results of a program, and what every node of every graph gave, by the graph's path and call by call."""
+    leaves = calling.check_call(program, args, kwargs)
+    specs = program.signature.user_inputs
+    given = [leaf for leaf, spec in zip(leaves, specs, strict=True) if spec.name]
+    state = [program.state_of(spec).detach() for spec in program.signature.state_inputs]
+    runs: dict[str, list[Values]] = {}
+    watched = _Watched(program.graph_module, "", runs)
+    return watched(*calling.tokens_of(program), *state, *given), runs
+
+
+class _Watched(nn.Module):
+    """A graph that takes down, call by call, what its nodes give; the graphs that its nodes call do as well."""
+
+    def __init__(self, module: fx.GraphModule, path: str, runs: dict[str, list[Values]]) -> None:
+        super().__init__()
+        self.module, self.path, self.runs = module, path, runs
+
+    def forward(self, *args: Any) -> Any:
+        values: Values = {}
+        self.runs.setdefault(self.path, []).append(values)
+        return _Watching(self.module, self.path, self.runs, values).run(*args, enable_io_processing=False)
+
+
+class _Watching(fx.Interpreter):
+    def __init__(self, module: fx.GraphModule, path: str, runs: dict[str, list[Values]], values: Values) -> None:
+        super().__init__(module, garbage_collect_values=False)
+        self.path, self.runs, self.values = path, runs, values
 
     def run_node(self, n: fx.Node) -> Any:
         made = super().run_node(n)
+        if isinstance(made, fx.GraphModule) and all(user.target in _CALLING for user in n.users):
+            made = _Watched(made, f"{self.path}.{n.target}" if self.path else str(n.target), self.runs)
         if n.op != "output":
             self.values[n.name] = made
         return made
