@@ -185,12 +185,12 @@ class _Rounding(torch.autograd.Function):
         return gradients[0] * inside, None, None, None, None
 
 
-_rounded: Callable[[torch.Tensor, torch.Tensor, torch.Tensor, int, int], torch.Tensor] = _Rounding.apply
+_passed_through: Callable[[torch.Tensor, torch.Tensor, torch.Tensor, int, int], torch.Tensor] = _Rounding.apply
 
 
 def simulated(tensor: torch.Tensor, parameters: Parameters, scheme: Scheme) -> torch.Tensor:
     """What is left of a tensor after it was quantized and dequantized; differentiable straight through."""
     parts = tensor.unflatten(-1, (-1, scheme.group_size)) if scheme.granularity == "group" else tensor
     by = spread(parameters, tensor, scheme)
-    made = _rounded(parts.float(), by.scale, by.zero_point, scheme.qmin, scheme.qmax)
+    made = _passed_through(parts.float(), by.scale, by.zero_point, scheme.qmin, scheme.qmax)
     return made.reshape(tensor.shape).to(tensor.dtype)
