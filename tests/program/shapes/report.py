@@ -66,8 +66,8 @@ Of the answers that leave something open that was not seen to differ:
 _DISPUTED = """
 ## Where torch disagrees with itself
 
-Among the other sizes and ranks that were tried, operators' real kernels took some that their fake kernels refuse, so
-that analysis counts them as impossible. Mostly the real ones do not check, and read or leave what they should not.
+Among the other sizes and ranks that were tried, operators' real kernels took some that their fake kernels refuse or see
+another result of, asked about exactly these sizes. Mostly the real ones do not check, and read what they should not.
 
 | operator | results | for example |
 |---|---|---|

@@ -83,6 +83,20 @@ def test_a_rank_that_was_not_shown_impossible_counts() -> None:
     assert contains(found, torch.zeros(())) and contains(found, torch.zeros(77))
 
 
+def test_symbols_that_an_answer_ties_together_change_together() -> None:
+    """A matrix is found square before it is found too large: only a change of both dims leads on."""
+
+    def of_squares(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        torch._check(x.dim() >= 2)
+        torch._check(x.shape[-1] == x.shape[-2])
+        torch._check(x.shape[-1] == y.shape[0])
+        torch._check(x.dim() == 2 or x.shape[0] == 2)
+        return x.sum((-2, -1))
+
+    found = result_type(of_squares, (ANY, f32(5)), {})
+    assert contains(found, torch.zeros(())) and contains(found, torch.zeros(2))
+
+
 def test_how_many_values_there_are_hangs_on_a_size() -> None:
     found = result_type(torch.split, (ANY, 5), {})
     assert all(contains(found, torch.zeros(size, 2).split(5)) for size in (3, 5, 7, 20))

@@ -47,20 +47,25 @@ def sizes_otherwise(
 ) -> tuple[list[Sizes], bool]:
     """Sizes that give the same answers up to a question and another one to it; the last question first.
 
-    And whether each question has such sizes or can have none: to one about a single symbol, what was tried is all.
+    And whether each question has such sizes or can have none. What was tried is all there is to a question about a
+    single symbol that is free; one that an earlier answer ties to others, as in Eq(n, m), changes together with them.
     """
     found: list[Sizes] = []
     every = True
     for place in reversed(range(len(asked))):
         before, question = asked[:place], asked[place]
+        ties = [group for group in _compared(before) if any(s.name in group for s in question.free_symbols)]
         names = sorted(s.name for s in question.free_symbols)
         known = len(found)
         for name in names:
+            tied = {n for group in ties if name in group for n in group if sizes[n] == sizes[name]}
             for value in sorted({t + d for t in (0, 1, *_turns(name, sizes, [question])) for d in (-1, 0, 1)}):
-                other = {**sizes, name: value}
-                if _usable(value, symbols[name]) and not value_of(question, other) and holds(before, other):
-                    found.append(other)
-        every = every and (len(names) == 1 or len(found) > known)
+                for changed in [{name}, {name, *tied}] if tied - {name} else [{name}]:
+                    other = {**sizes, **dict.fromkeys(sorted(changed), value)}
+                    usable = all(_usable(value, symbols[n]) for n in changed)
+                    if usable and not value_of(question, other) and holds(before, other):
+                        found.append(other)
+        every = every and (len(found) > known or (len(names) == 1 and not ties))
     return found, every
 
 
