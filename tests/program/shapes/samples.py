@@ -8,9 +8,7 @@ known, so an answer that leaves just that open is as good as any.
 
 from __future__ import annotations
 
-import contextlib
 import itertools
-import os
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -85,28 +83,6 @@ def judge(op: Any, most: int | None = None, scripts: bool = False, variants: str
             else:
                 found.left_out[why_not] += 1
     return found
-
-
-def survives(op: Any) -> bool:
-    """Whether an operator can be run on variants: some write beyond their memory where sizes do not fit together."""
-    child = os.fork()
-    if child == 0:
-        with contextlib.suppress(BaseException):
-            os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
-            _run_variants(op)
-            os._exit(0)
-        os._exit(1)
-    return os.waitpid(child, 0)[1] == 0
-
-
-def _run_variants(op: Any) -> None:
-    warnings.simplefilter("ignore")
-    for sample in _samples(op):
-        call = None if sample is FAILED else _call_of(op, sample)
-        if isinstance(call, _Call):
-            for question in _questions(call.real):
-                for given in question.variants(call.real):
-                    _run(call.run, given)
 
 
 FAILED = object()
