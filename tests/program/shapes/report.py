@@ -6,11 +6,13 @@ python -m tests.program.shapes.report --write docs/reports/shapes.md [--keep FIL
 from __future__ import annotations
 
 import argparse
-import contextlib
+import functools
+import itertools
 import json
 import logging
 import os
 import time
+import traceback
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -42,8 +44,8 @@ results in all; those that the operator refuses do not count).
 
 _BESIDE = """
 TorchScript's pass (`torch._C._jit_pass_complete_shape_analysis`) is run on the traced call, all dims of all arguments
-known; it or the trace refuses {refused:,} more. It knows nothing of unknown dims: with one it says "some dims unknown"
-at best.
+known; it or the trace refuses {refused:,} more, or ends the process over them. It knows nothing of unknown dims: with
+one it says "some dims unknown" at best.
 
 ## Every sample
 
@@ -123,37 +125,54 @@ COMMON = (
 def judged_line(op: Any, most: int | None) -> dict[str, Any]:
     """One operator's judgement, as the journal keeps it.
 
-    Some operators write beyond their memory where the sizes of several tensors do not fit together. So each is judged
-    in a process of its own, and if that dies, once more with the meta device to show what differs.
+    Some operators write beyond their memory where the sizes of several tensors do not fit together, and TorchScript's
+    pass breaks down over some. So each is judged in a process of its own, and if that dies, with less: the meta device
+    shows what differs, TorchScript is left alone, at last the sample that it died over is left out.
     """
-    line = _in_a_child(lambda: _line(op, most, "cpu")) or _in_a_child(lambda: _line(op, most, "meta"))
-    if line is None:
-        raise RuntimeError(f"{op.name} ends the process that judges it, its own samples alone too")
-    return line
+    skipped: list[int] = []
+    while True:
+        for scripts, variants in itertools.product((True, False), ("cpu", "meta")):
+            line, last = _in_a_child(functools.partial(_line, op, most, scripts, variants, skipped))
+            if line is not None:
+                return line
+        skipped.append(last)
 
 
-def _in_a_child(work: Callable[[], dict[str, Any]]) -> dict[str, Any] | None:
-    """What a fork of this process found out; None if it died."""
+def _in_a_child(work: Callable[[Callable[[int], object]], dict[str, Any]]) -> tuple[dict[str, Any] | None, int]:
+    """What a fork of this process found out, None if a signal ended it; and the last place that it had come to."""
     out, into = os.pipe()
     child = os.fork()
     if child == 0:
-        code = 1
-        with contextlib.suppress(BaseException):
-            os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+        try:
             with os.fdopen(into, "w") as file:
-                json.dump(work(), file)
-            code = 0
-        os._exit(code)
+                print(json.dumps(work(lambda place: print(place, file=file, flush=True))), file=file)
+            os._exit(0)
+        except BaseException:
+            traceback.print_exc()
+            os._exit(1)
     os.close(into)
     with os.fdopen(out) as file:
-        said = file.read()
+        *places, said = file.read().splitlines() or ["0"]
     _, status = os.waitpid(child, 0)
-    return json.loads(said) if status == 0 else None
+    if os.WIFSIGNALED(status):
+        return None, int(said)
+    if status != 0:
+        raise RuntimeError("judging failed; the traceback is above")
+    return json.loads(said), len(places)
 
 
-def _line(op: Any, most: int | None, variants: str) -> dict[str, Any]:
+def _line(
+    op: Any,
+    most: int | None,
+    scripts: bool,
+    variants: str,
+    skipped: list[int],
+    on_sample: Callable[[int], object],
+) -> dict[str, Any]:
     started = time.process_time()
-    found = judge(op, most, scripts=True, variants=variants)
+    found = judge(op, most, scripts, variants, skipped, on_sample)
+    if not scripts:
+        found.kinds[KINDS[0]].theirs[torchscript.REFUSED] += found.judged
     return {
         "name": f"{op.name}:{op.variant_test_name}",
         "samples": found.samples,

@@ -11,7 +11,7 @@ from __future__ import annotations
 import itertools
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -30,6 +30,7 @@ SAME = "asks nothing that an earlier sample of its operator did not ask"
 NO_TENSORS = "no tensor goes in, so that there is nothing to ask"
 NOT_STRIDED = "a sparse or otherwise not strided tensor goes in, which types do not tell from a strided one"
 DOES_NOT_RUN = "the operator itself raises"
+CRASHES = "torch ends the process when the operator is run on symbols"
 NOT_MADE = "torch fails to make the operator's samples here"
 
 
@@ -65,19 +66,31 @@ def operators() -> list[Any]:
     return [op for op in op_db if torch.float32 in op.supported_dtypes("cpu")]
 
 
-def judge(op: Any, most: int | None = None, scripts: bool = False, variants: str | None = None) -> Judged:
+def judge(
+    op: Any,
+    most: int | None = None,
+    scripts: bool = False,
+    variants: str | None = None,
+    skipped: Collection[int] = (),
+    on_sample: Callable[[int], object] = lambda place: None,
+) -> Judged:
     """Judges an operator's float32 samples, `most` of them; each question is asked once.
 
     `scripts`: beside TorchScript's pass. `variants`: also against results for other tensors of the same types, on this
-    device; those of the meta device are not real, but show what differs.
+    device; those of the meta device are not real, but show what differs. `skipped`: the places of samples over which
+    torch is known to crash. `on_sample` is called before each one.
     """
     found = Judged()
     seen: set[str] = set()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        for sample in itertools.islice(_samples(op), most):
+        for place, sample in enumerate(itertools.islice(_samples(op), most)):
+            on_sample(place)
             found.samples += 1
-            why_not = NOT_MADE if sample is FAILED else _judge_sample(op, sample, seen, found, scripts, variants)
+            if place in skipped:
+                why_not: str | None = CRASHES
+            else:
+                why_not = NOT_MADE if sample is FAILED else _judge_sample(op, sample, seen, found, scripts, variants)
             if why_not is None:
                 found.judged += 1
             else:
