@@ -44,8 +44,7 @@ results in all; those that the operator refuses do not count).
 
 _BESIDE = """
 TorchScript's pass (`torch._C._jit_pass_complete_shape_analysis`) is run on the traced call, all dims of all arguments
-known; it or the trace refuses {refused:,} more, or ends the process over them. It knows nothing of unknown dims: with
-one it says "some dims unknown" at best.
+known; it or the trace refuses {refused:,} more, or ends the process over them.
 
 ## Every sample
 
@@ -72,7 +71,7 @@ _DISPUTED = """
 ## Where torch disagrees with itself
 
 Among the other sizes and ranks that were tried, operators' real kernels took some that their fake kernels refuse or see
-another result of, asked about exactly these sizes. Mostly the real ones do not check, and read what they should not.
+another result of, asked about exactly these sizes.
 
 | operator | results | for example |
 |---|---|---|
