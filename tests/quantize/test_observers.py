@@ -7,6 +7,7 @@ import torch
 
 from ingot.quantize.observers import OBSERVERS, observer_for, parameters_seen
 from ingot.quantize.scheme import (
+    Granularity,
     Scheme,
     dequantized,
     parameters_of,
@@ -108,10 +109,10 @@ def test_all_at_once_is_one_by_one() -> None:
 @pytest.mark.parametrize("granularity", ["channel", "group"])
 @pytest.mark.parametrize("symmetric", [True, False])
 def test_row_by_row_is_the_tensor_at_once(
-    shape: tuple[int, ...], granularity: str, symmetric: bool, monkeypatch: pytest.MonkeyPatch
+    shape: tuple[int, ...], granularity: Granularity, symmetric: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("ingot.passes.fold_batch_norm._AT_ONCE", 24)  # a row, or two
-    scheme = Scheme(torch.int8, -127, 127, symmetric, granularity, group_size=4 if granularity == "group" else 0)  # type: ignore[arg-type]
+    scheme = Scheme(torch.int8, -127, 127, symmetric, granularity, group_size=4 if granularity == "group" else 0)
     x = torch.randn(shape, generator=G)
     numbers, parameters = quantized_by_rows(x, scheme)
     expected = parameters_of(*range_of(x, scheme), scheme)

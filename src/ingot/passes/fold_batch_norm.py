@@ -35,7 +35,8 @@ class Layer:
         node = self.node
         if node.target in (aten.addmm.default, aten.mm.default):
             x, turned = node.args[-2:]
-            turned.args = (weight, *turned.args[1:])  # type: ignore[union-attr]
+            assert isinstance(turned, fx.Node)
+            turned.args = (weight, *turned.args[1:])
             node.target, node.args = aten.addmm.default, (bias, x, turned)
         else:
             node.args = (node.args[0], weight, bias, *node.args[3:])
@@ -45,9 +46,10 @@ def layer_of(node: Any) -> Layer | None:
     """The layer that a node computes, or None if it is none that a batch norm goes into."""
     if not isinstance(node, fx.Node) or not isinstance(node.target, internals.OpOverload) or node.kwargs:
         return None
-    name, args = operator_of(node.target), node.args
+    args: Any = node.args
+    name = operator_of(node.target)
     if name in ("addmm", "mm"):
-        turned: Any = args[-1]
+        turned = args[-1]
         names = ("permute", "t", "transpose")
         if turned.op != "call_function" or operator_of(turned.target) not in names or len(turned.users) != 1:
             return None
@@ -56,9 +58,9 @@ def layer_of(node: Any) -> Layer | None:
         return None
     bias = args[2] if len(args) > 2 else None
     if name == "convolution":
-        return Layer(node, args[1], bias, int(args[8]) if args[6] else None)  # type: ignore[arg-type]
+        return Layer(node, args[1], bias, int(args[8]) if args[6] else None)
     transposed = name.startswith("conv_transpose")
-    return Layer(node, args[1], bias, int(args[6] if len(args) > 6 else 1) if transposed else None)  # type: ignore[arg-type]
+    return Layer(node, args[1], bias, int(args[6] if len(args) > 6 else 1) if transposed else None)
 
 
 def operator_of(target: Any) -> str:
@@ -140,12 +142,13 @@ def fold_batch_norms(folding: Folding, level: Level) -> int:
 
 def folded(folding: Folding, level: Level, norm: fx.Node) -> Folded | None:
     """The layer before a node, with that node folded into it; None if it is no batch norm, or one that may not be."""
-    if norm.target is aten.batch_norm.default and not norm.kwargs and not norm.args[5]:
-        return _folded_into(folding, level, norm, norm, float(norm.args[7]))  # type: ignore[arg-type]
+    args: Any = norm.args
+    if norm.target is aten.batch_norm.default and not norm.kwargs and not args[5]:
+        return _folded_into(folding, level, norm, norm, float(args[7]))
     if norm.target is aten._native_batch_norm_legit_no_training.default and len(norm.users) == 1:
         (user,) = norm.users
         if user.target is operator.getitem and user.args[1] == 0:
-            return _folded_into(folding, level, norm, user, float(norm.args[6]))  # type: ignore[arg-type]
+            return _folded_into(folding, level, norm, user, float(args[6]))
     return None
 
 

@@ -190,7 +190,7 @@ def quantizer_of(scheme: Scheme, how: How, others: Mapping[str, nn.Module], *, s
 
 def parameters_of_all(quantizers: Sequence[Any]) -> list[Parameters | None]:
     """What `parameters_found` of each quantizer gives, many times faster."""
-    watching = [q.observer for q in quantizers if isinstance(q, Quantizer) and q.observer is not None]
-    seen = [observer for observer in watching if observer.seen]
-    known = dict(zip(seen, parameters_seen(seen), strict=True))
-    return [known.get(getattr(q, "observer", None)) or q.parameters_found() for q in quantizers]  # type: ignore[arg-type]
+    watching = {q: q.observer for q in quantizers if isinstance(q, Quantizer) and q.observer is not None}
+    seen = {q: observer for q, observer in watching.items() if observer.seen}
+    known = dict(zip(seen, parameters_seen(list(seen.values())), strict=True))
+    return [known[q] if q in known else q.parameters_found() for q in quantizers]

@@ -20,12 +20,16 @@ from ingot.torch_internals.symbols import expr_of
 
 def fake_dense(mode: FakeTensorMode, like: torch.Tensor, requires_grad: bool) -> FakeTensor:
     """The fake of a plain strided tensor, without the general converter's checks (ten times faster)."""
-    with without_dispatch():
-        meta = torch.empty_strided(like.shape, like.stride(), dtype=like.dtype, device="meta")
-    fake = FakeTensor(mode, meta, like.device)
+    fake = _fake(mode, like, like.dtype)
     if requires_grad:
         fake.requires_grad_(True)
     return fake
+
+
+def _fake(mode: FakeTensorMode, like: torch.Tensor, dtype: torch.dtype) -> FakeTensor:
+    with without_dispatch():
+        meta = torch.empty_strided(like.shape, like.stride(), dtype=dtype, device="meta")
+    return FakeTensor(mode, meta, like.device)
 
 
 def fake_like(value: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
@@ -36,9 +40,7 @@ def fake_like(value: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     if mode is None or not fixed or not dense:
         with mode or new_fake_mode()[0]:
             return torch.empty_like(value, dtype=dtype, requires_grad=False)
-    with without_dispatch():
-        meta = torch.empty_strided(value.shape, value.stride(), dtype=dtype, device="meta")
-    return FakeTensor(mode, meta, value.device)
+    return _fake(mode, value, dtype)
 
 
 def fake_sized(mode: FakeTensorMode, like: torch.Tensor, sizes: Sequence[Any], strides: Sequence[Any]) -> FakeTensor:
