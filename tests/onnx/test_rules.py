@@ -191,3 +191,10 @@ def test_a_running_product_of_what_may_be_nothing(tmp_path: Path) -> None:
     session = onnxruntime.InferenceSession(tmp_path / "m.onnx", providers=["CPUExecutionProvider"])
     (found,) = session.run(None, {report.inputs[0]: -np.ones(4, np.float32)})
     assert found.shape == (0,)
+
+
+def test_whole_numbers_of_a_range_with_fractions(tmp_path: Path) -> None:
+    def ranges(x: X) -> tuple[X, X]:
+        return torch.arange(2.1, -2.9, -1.0, dtype=torch.int64) + x, torch.arange(0.1, -7.9, -4.0, dtype=torch.int32) + x
+
+    exported(tmp_path, ranges, torch.tensor(1))

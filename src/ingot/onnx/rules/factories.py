@@ -47,13 +47,15 @@ def ones(ex: Exporter, *_: Any, **__: Any) -> Tensor:
 
 @exports(aten.arange.default, aten.arange.start, aten.arange.start_step)
 def arange(ex: Exporter, *bounds: Any, **_: Any) -> Tensor:
-    start, end, step = (0, *bounds, 1) if len(bounds) == 1 else (*bounds, 1) if len(bounds) == 2 else bounds
+    start, _end, step = (0, *bounds, 1) if len(bounds) == 1 else (*bounds, 1) if len(bounds) == 2 else bounds
     (count,) = ex.shape
-    if ex.dtype.is_floating_point or any(isinstance(b, float) for b in (start, end, step)):
+    if ex.dtype.is_floating_point:
         # Of the place, not by adding up: that is how torch rounds.
         dtype = torch.float64
         places = ex.cast(ex.range(count), dtype)
         return ex.op("Add", ex.op("Mul", places, ex.operand(step, dtype)), ex.operand(start, dtype))
+    # torch counts the places with the numbers it was given, and fills them with whole ones.
+    start, step = (int(v) if isinstance(v, float) else v for v in (start, step))
     places = ex.range(count)
     if step != 1:
         places = ex.op("Mul", places, ex.operand(step, torch.int64))
