@@ -18,6 +18,7 @@ from torch._subclasses.fake_tensor import (
     UnsupportedOperatorException,
 )
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode, ShapeEnv
+from torch.overrides import TorchFunctionMode
 
 from ingot.torch_internals.patches import failures_unlogged
 from ingot.torch_internals.symbols import new_symbol, symbolic_value
@@ -66,6 +67,28 @@ def _counting_from_the_start(op: Any, kernel: Callable[..., Any]) -> Callable[..
     return run
 
 
+class _Careful(TorchFunctionMode):
+    """Inside, batch_norm is not called on symbols where it has no dim of channels: it reads one past the end.
+
+    What it finds there is taken for a size, or ends the process.
+    """
+
+    READ_DIM_1 = (
+        *(torch.nn.functional.batch_norm, torch.batch_norm),
+        *(torch.ops.aten.batch_norm.default, torch.ops.aten._batch_norm_impl_index.default),
+    )
+
+    def __torch_function__(
+        self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if function in self.READ_DIM_1:
+            given = args[0] if args else kwargs["input"]
+            if given.dim() < 2 and not all(type(size) is int for size in given.shape):
+                raise NotImplementedError(f"{function.__name__} of a tensor with {given.dim()} dims")
+        return function(*args, **kwargs)
+
+
 class SymbolicRun:
     """Fakes of an environment with the symbols named, each with a size to run with and the range that it has."""
 
@@ -100,7 +123,7 @@ class SymbolicRun:
     def call(self, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         # Making a tensor asks about its sizes too, to see that it is contiguous, which it is whatever they are.
         self._asked_before = len(self._env.guards)
-        with failures_unlogged(), dims_from_the_start(), self._mode, torch.no_grad():
+        with failures_unlogged(), dims_from_the_start(), self._mode, _Careful(), torch.no_grad():
             return function(*args, **kwargs)
 
     def named(self, expr: sympy.Basic) -> sympy.Basic | None:

@@ -9,8 +9,9 @@ import sympy
 import torch
 
 from ingot.program.shapes import TensorType, TupleType, join
-from ingot.program.shapes.kernels import Refused, result_type
+from ingot.program.shapes.kernels import Doubt, Refused, answer, result_type
 from ingot.program.shapes.lattice import UNKNOWN, NumberType, contains, widened
+from ingot.torch_internals import SymbolicRun
 
 aten = torch.ops.aten
 CPU = torch.device("cpu")
@@ -53,6 +54,18 @@ ANY = TensorType(torch.float32, CPU, None)
 def test_result_types(function: Any, args: tuple[Any, ...], wanted: str) -> None:
     found = str(result_type(function, args, {}))
     assert found.replace("-2 + n", "n - 2").replace("3 + n", "n + 3") == wanted
+
+
+@pytest.mark.parametrize("channels", [0, m])
+def test_a_kernel_that_reads_past_the_end_is_not_asked(channels: Any) -> None:
+    """What batch_norm finds where its input has no dim of channels is any number, or the end of the process."""
+    rest = (True, 0.1, 1e-5, True)
+    known = answer(aten.batch_norm.default, (f32(n), None, None, f32(channels), f32(channels), *rest), {})
+    assert known.doubt in (Doubt.NO_KERNEL, Doubt.NO_SIZES)
+    run = SymbolicRun({"n": (0, 0, None)})
+    x, empty = (run.tensor([size], torch.float32, CPU) for size in (n, 0))
+    with pytest.raises(NotImplementedError):
+        run.call(aten.batch_norm.default, [x, None, None, empty, empty, *rest], {})
 
 
 def test_a_dim_that_may_be_one_is_squeezed_or_not() -> None:
