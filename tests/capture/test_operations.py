@@ -482,3 +482,17 @@ def test_assertions_stay() -> None:
     program = check(f, (x(),))
     with pytest.raises(Exception, match="too small"):
         program(x() - 1000)
+
+
+@pytest.mark.parametrize("shape", [(5,), (2, 5)])
+def test_a_dim_that_counts_from_the_end_is_typed_right(shape: tuple[int, ...]) -> None:
+    """torch's own fake kernel slices the shape at -1, and gives a result of two or four dims."""
+
+    class Runs(nn.Module):
+        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+            return torch.unique_consecutive(x, return_inverse=True, return_counts=True, dim=-1)  # type: ignore[no-any-return]
+
+    program = ingot.capture(Runs(), (torch.randint(0, 2, shape),))
+    values, inverse, counts = (node.meta["val"] for node in program.graph.find_nodes(op="output")[0].args[0])
+    assert values.dim() == len(shape) and tuple(inverse.shape) == (5,)
+    assert counts.shape[0] == values.shape[-1] and not isinstance(counts.shape[0], int)

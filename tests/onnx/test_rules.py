@@ -195,6 +195,7 @@ def test_a_running_product_of_what_may_be_nothing(tmp_path: Path) -> None:
 
 def test_whole_numbers_of_a_range_with_fractions(tmp_path: Path) -> None:
     def ranges(x: X) -> tuple[X, X]:
-        return torch.arange(2.1, -2.9, -1.0, dtype=torch.int64) + x, torch.arange(0.1, -7.9, -4.0, dtype=torch.int32) + x
+        five, two = (torch.arange(*given, dtype=torch.int64) for given in ((2.1, -2.9, -1.0), (0.1, -7.9, -4.0)))
+        return five + x, two + x
 
     exported(tmp_path, ranges, torch.tensor(1))

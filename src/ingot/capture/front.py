@@ -86,7 +86,7 @@ class Session:
         )
         self.declared = dynamic.declare(dynamic_shapes, self.leaves, self.in_tree, parameters)
         self.watch = questions.Watch(lambda: self.recorder.operator_asks(), _user_source)
-        self.mode = internals.FakeTensorMode(allow_non_fake_inputs=True, shape_env=self.watch.env)
+        self.mode = internals.fake_mode(self.watch.env)
         self.modules = ModuleTracker(self.root, preserve)
         self.state = ModuleState(self.root, self.mode)
         self.recorder = Recorder(self.mode, self.modules, self._lift_constant)

@@ -332,7 +332,7 @@ class ValueReader:
 
     def __init__(self, symbols: Cursor) -> None:
         self.env = internals.RestoredShapeEnv()
-        self.mode = internals.FakeTensorMode(allow_non_fake_inputs=True, shape_env=self.env)
+        self.mode = internals.fake_mode(self.env)
         self.symbols: dict[str, sympy.Symbol] = {}
         self._sizes: dict[str, Any] = {}
         for cursor in symbols.items():

@@ -22,6 +22,7 @@ from ingot.torch_internals.export import export_verifier, export_violation, guar
 from ingot.torch_internals.fakes import (
     fake_dense,
     fake_like,
+    fake_mode,
     fake_mode_of,
     fake_sized,
     is_plain,

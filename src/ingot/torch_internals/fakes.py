@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch._subclasses.fake_impls import op_implementations_dict as _HAND_WRITTEN
 from torch._subclasses.fake_tensor import (
     FakeTensor,
     FakeTensorMode,
@@ -16,6 +18,40 @@ from torch.fx.experimental.symbolic_shapes import (
 
 from ingot.torch_internals.operators import without_dispatch
 from ingot.torch_internals.symbols import expr_of
+
+
+def fake_mode(env: ShapeEnv) -> FakeTensorMode:
+    """torch's, with a mend: fake kernels that torch wrote by hand get no dim that counts from the end.
+
+    Some of them slice the shape at the dim as it comes, and give unique_consecutive(f32[5], dim=-1) two dims. No class
+    of our own: control flow knows this mode by its class.
+    """
+    mode = FakeTensorMode(allow_non_fake_inputs=True, shape_env=env)
+    theirs = mode.dispatch
+
+    def dispatch(func: Any, types: Any, args: Any = (), kwargs: Any = None) -> object:
+        place = _with_a_dim().get(func)
+        if place is not None:
+            args, kwargs = _counted_from_the_start(place, list(args), dict(kwargs or {}))
+        return theirs(func, types, args, kwargs)
+
+    vars(mode)["dispatch"] = dispatch
+    return mode
+
+
+@functools.cache
+def _with_a_dim() -> dict[Any, int]:
+    """The operators with hand-written fake kernels that take a dim, and its place among their arguments."""
+    places = {op: [argument.name for argument in op._schema.arguments] for op in _HAND_WRITTEN}
+    return {op: names.index("dim") for op, names in places.items() if "dim" in names}
+
+
+def _counted_from_the_start(place: int, args: list[Any], kwargs: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
+    def counted(dim: Any) -> Any:
+        return dim + max(args[0].dim(), 1) if isinstance(dim, int) and dim < 0 else dim
+
+    args[place:] = [*map(counted, args[place : place + 1]), *args[place + 1 :]]
+    return args, {name: counted(value) if name == "dim" else value for name, value in kwargs.items()}
 
 
 def fake_dense(mode: FakeTensorMode, like: torch.Tensor, requires_grad: bool) -> FakeTensor:
@@ -83,7 +119,7 @@ def same_memory(a: torch.Tensor, b: torch.Tensor) -> bool:
 def new_fake_mode() -> tuple[FakeTensorMode, ShapeEnv]:
     """A fake mode with an empty environment of its own."""
     env = ShapeEnv()
-    return FakeTensorMode(allow_non_fake_inputs=True, shape_env=env), env
+    return fake_mode(env), env
 
 
 def fake_mode_of(tensor: torch.Tensor) -> FakeTensorMode | None:

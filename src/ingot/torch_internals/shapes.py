@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-import contextlib
-import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import sympy
 import torch
-from torch._subclasses.fake_impls import op_implementations_dict as _HAND_WRITTEN
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
     DynamicOutputShapeException,
     FakeTensor,
-    FakeTensorMode,
     UnsupportedOperatorException,
 )
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode, ShapeEnv
 from torch.overrides import TorchFunctionMode
 
+from ingot.torch_internals.fakes import fake_mode
 from ingot.torch_internals.patches import failures_unlogged
 from ingot.torch_internals.symbols import new_symbol, symbolic_value
 
@@ -30,41 +27,6 @@ READS_VALUES: tuple[type[Exception], ...] = (
 )
 NO_KERNEL: tuple[type[Exception], ...] = (UnsupportedOperatorException, NotImplementedError)
 CANNOT_TELL = (*READS_VALUES, *NO_KERNEL)
-
-
-@contextlib.contextmanager
-def dims_from_the_start() -> Iterator[None]:
-    """Inside, fake kernels that torch wrote by hand get no dim that counts from the end.
-
-    Some of them slice the shape at the dim as it comes, and give unique_consecutive(f32[5], dim=-1) two dims.
-    """
-    before = {op: _HAND_WRITTEN[op] for op in _with_a_dim()}
-    _HAND_WRITTEN.update({op: _counting_from_the_start(op, kernel) for op, kernel in before.items()})
-    try:
-        yield
-    finally:
-        _HAND_WRITTEN.update(before)
-
-
-@functools.cache
-def _with_a_dim() -> dict[Any, int]:
-    """The operators with hand-written fake kernels that take a dim, and its place among their arguments."""
-    places = {op: [argument.name for argument in op._schema.arguments] for op in _HAND_WRITTEN}
-    return {op: names.index("dim") for op, names in places.items() if "dim" in names}
-
-
-@functools.cache
-def _counting_from_the_start(op: Any, kernel: Callable[..., Any]) -> Callable[..., Any]:
-    place = _with_a_dim()[op]
-
-    def run(mode: Any, function: Any, tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-        def counted(dim: Any) -> Any:
-            return dim + max(tensor.dim(), 1) if isinstance(dim, int) and dim < 0 else dim
-
-        args = tuple(counted(value) if i == place - 1 else value for i, value in enumerate(args))
-        return kernel(mode, function, tensor, *args, **{k: counted(v) if k == "dim" else v for k, v in kwargs.items()})
-
-    return run
 
 
 class _Careful(TorchFunctionMode):
@@ -94,7 +56,7 @@ class SymbolicRun:
 
     def __init__(self, symbols: Mapping[str, tuple[int, int, int | None]]) -> None:
         self._env = ShapeEnv(duck_shape=False, specialize_zero_one=False)
-        self._mode = FakeTensorMode(allow_non_fake_inputs=True, shape_env=self._env)
+        self._mode = fake_mode(self._env)
         self._mode.cache_enabled = False  # nothing here comes twice
         self._asked_before = 0
         self._mine: dict[str, sympy.Symbol] = {}
@@ -123,7 +85,7 @@ class SymbolicRun:
     def call(self, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         # Making a tensor asks about its sizes too, to see that it is contiguous, which it is whatever they are.
         self._asked_before = len(self._env.guards)
-        with failures_unlogged(), dims_from_the_start(), self._mode, _Careful(), torch.no_grad():
+        with failures_unlogged(), self._mode, _Careful(), torch.no_grad():
             return function(*args, **kwargs)
 
     def named(self, expr: sympy.Basic) -> sympy.Basic | None:
