@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import faulthandler
 import functools
+import math
 import os
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -35,6 +36,8 @@ DRAWS = 4
 ULPS = 4.0
 SPECIAL_ULPS = 8.0
 SPECIAL = ("lgamma", "digamma", "erfinv", "i0", "sinc", "igamma", "igammac", "mvlgamma", "polygamma")
+# Operators whose digits eager loses even in float64, by a formula that does not.
+MORE_EXACT = {"special.ndtr": lambda x: (torch.erfc(-x * math.sqrt(0.5)) / 2,)}
 # Operators whose result is compared after torch's own output_process_fn_grad.
 PROCESSED = ("svd", "linalg.svd")
 
@@ -277,7 +280,7 @@ def _exactly(case: Case, own: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, .
     torch.set_default_dtype(torch.float64)
     try:
         torch.manual_seed(1)
-        exact = _results(case.module(*args))
+        exact = _results(MORE_EXACT.get(case.op, case.module)(*args))
     except Exception:
         return own
     finally:
@@ -297,7 +300,7 @@ def judge(case: Case, expected: Expectation, found: Sequence[torch.Tensor]) -> s
         return f"{len(found)} results, not {len(expected.own)}"
     for place, (own, exact, ours) in enumerate(zip(expected.own, expected.exact, found, strict=True)):
         complaint = _compare(own, exact, ours, expected.free, _scale(case, own), _ulps(case.op))
-        if complaint is not None and (noise := _noise(case, expected, place)):
+        if complaint is not None and (noise := _noise(case, expected, place)) is not None:
             complaint = _compare(own, exact, ours, expected.free, _scale(case, own), _ulps(case.op), noise)
         if complaint is not None and case.op in TIES and _same_elements(case, expected, found, place):
             complaint = None
@@ -331,17 +334,20 @@ def _scale(case: Case, result: torch.Tensor) -> float:
     return max((float(f.max()) for f in finite if f.numel()), default=0.0)
 
 
-def _noise(case: Case, expected: Expectation, place: int) -> float:
+def _noise(case: Case, expected: Expectation, place: int) -> torch.Tensor | None:
     """How far one rounding of each number that goes into a sum may move it, terms that cancel included.
 
     A result with fewer elements than an argument is made of many terms, which may be far larger than it is and than
     the argument: exp(x) - t·log(x) in a mean, say. Each of them is rounded at least once, so no float32 code is nearer
     to the truth than float64 is to itself when every argument moves by half a unit in its last place. Eager may be
     nearer by luck, since its error is one draw; luck is no bound for others.
+
+    In float64 there is nothing more exact to hold eager against, so that this stands for its error everywhere.
     """
     exact = expected.exact[place]
-    if not any(a.is_floating_point() and a.numel() > exact.numel() for a in case.args):
-        return 0.0
+    alone = expected.own[place].dtype is torch.float64
+    if not any(a.is_floating_point() and (alone or a.numel() > exact.numel()) for a in case.args):
+        return None
     moved: list[torch.Tensor] = []
     for seed in range(DRAWS):
         draws = torch.Generator().manual_seed(seed)
@@ -353,9 +359,8 @@ def _noise(case: Case, expected: Expectation, place: int) -> float:
             return a.double() * (1 + signs * torch.finfo(a.dtype).eps / 2)
 
         again = _exactly(replace(case, args=tuple(nudged(a) for a in case.args)), expected.exact)
-        moved.append((again[place].double() - exact.double()).abs())
-    finite = [float(m[m.isfinite()].max()) for m in moved if m.isfinite().any()]
-    return max(finite, default=0.0)
+        moved.append(torch.nan_to_num((again[place].double() - exact.double()).abs(), 0.0, 0.0))
+    return torch.stack(moved).amax(0)
 
 
 def _ulps(name: str) -> float | None:
@@ -382,7 +387,7 @@ def _compare(
     free: bool,
     scale: float,
     ulps: float | None,
-    noise: float = 0.0,
+    noise: torch.Tensor | None = None,
 ) -> str | None:
     if ours.dtype is not own.dtype or ours.shape != own.shape:
         return f"{ours.dtype}{list(ours.shape)}, not {own.dtype}{list(own.shape)}"
@@ -396,15 +401,21 @@ def _compare(
         return f"at {list(at)}: {ours[at].item()}, not {own[at].item()} ({int(different.sum())} differ)"
     dtype, unit = own.dtype, torch.finfo(own.dtype).eps
     own, exact, ours = own.double(), exact.double(), ours.double()
+    # Where eager runs over on its way to a number that its dtype has, that number is right as well.
+    missed = ~own.isfinite() & (exact.abs() <= torch.finfo(dtype).max) & ours.isfinite()
+    own = torch.where(missed, exact, own)
     special = ~own.isfinite()
     same = (ours == own) | (ours.isnan() & own.isnan())
     wrong = torch.where(special, ~same, ~ours.isfinite())
     target = torch.where(exact.isfinite(), exact, own)
-    limit = 4 * max(float(torch.where(special, 0.0, (own - target).abs()).max()), noise)
+    drawn = () if noise is None else (noise,)
+    limit = 4 * max(float(part.max()) for part in (torch.where(special, 0.0, (own - target).abs()), *drawn))
     largest = torch.where(special, 0.0, torch.maximum(own.abs(), target.abs())).max()
     wrong |= ~special & ~((ours - target).abs() <= max(limit, FLOOR * unit * max(float(largest), scale / 4)))
     if ulps is not None:
         near = torch.maximum((own - target).abs() * 4, _spacing(target, dtype) * ulps)
+        if noise is not None and dtype is torch.float64:
+            near = torch.maximum(near, noise * 4)
         wrong |= ~special & ~((ours - target).abs() <= near)
     if not wrong.any():
         return None

@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import onnx
 import onnx_ir as ir
 import sympy
@@ -392,6 +393,10 @@ class Exporter:
     def ints(self, values: Sequence[int]) -> Tensor:
         """A constant vector of int64."""
         return self.constant(torch.tensor(list(values), dtype=torch.int64))
+
+    def says(self, dtype: torch.dtype, *numbers: float) -> bool:
+        """Whether attributes of a node, which have 32 bits, give these numbers as exactly as a tensor of the dtype."""
+        return dtype is not torch.float64 or all(float(np.float32(number)) == number for number in numbers)
 
     def operand(self, x: Any, dtype: torch.dtype) -> Tensor:
         """A tensor, a size or a number as a tensor of this type."""

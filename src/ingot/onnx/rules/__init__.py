@@ -6,6 +6,7 @@ from ingot.onnx.rules import (  # noqa: F401
     bags,
     choosing,
     control,
+    error_function,
     factories,
     functions,
     grouped,

@@ -10,6 +10,7 @@ import torch
 from ingot.onnx.export import Exporter
 from ingot.onnx.registry import exports
 from ingot.onnx.rules.choosing import clamp
+from ingot.onnx.rules.error_function import erf
 from ingot.onnx.rules.functions import expm1
 from ingot.onnx.values import Tensor, axis
 
@@ -33,7 +34,7 @@ def hardtanh(ex: Exporter, x: Tensor, low: Any = -1, high: Any = 1) -> Tensor:
 
 @exports(aten.gelu.default)
 def gelu(ex: Exporter, x: Tensor, approximate: str = "none") -> Tensor:
-    if ex.opset >= 20:
+    if ex.opset >= 20 and x.dtype is not torch.float64:  # the node is defined with numbers of 32 bits
         return ex.op("Gelu", x, approximate=approximate)
     half, one = ex.number(0.5, x.dtype), ex.number(1.0, x.dtype)
     if approximate == "tanh":
@@ -42,7 +43,7 @@ def gelu(ex: Exporter, x: Tensor, approximate: str = "none") -> Tensor:
         gate = ex.op("Tanh", ex.op("Mul", inner, ex.number(math.sqrt(2 / math.pi), x.dtype)))
         return ex.op("Mul", ex.op("Mul", x, half), ex.op("Add", gate, one))
     # Spelled as ONNX Runtime knows it: x / sqrt(2), erf, + 1, times x, times a half become one kernel.
-    gate = ex.op("Erf", ex.op("Div", x, ex.number(math.sqrt(2), x.dtype)))
+    gate = erf(ex, ex.op("Div", x, ex.number(math.sqrt(2), x.dtype)))
     return ex.op("Mul", ex.op("Mul", x, ex.op("Add", gate, one)), half)
 
 
@@ -71,17 +72,23 @@ def log_sigmoid(ex: Exporter, x: Tensor) -> Tensor:
 
 @exports(aten.hardsigmoid.default)
 def hardsigmoid(ex: Exporter, x: Tensor) -> Tensor:
-    return ex.op("HardSigmoid", x, alpha=1 / 6, beta=0.5)
+    if ex.says(x.dtype, 1 / 6):
+        return ex.op("HardSigmoid", x, alpha=1 / 6, beta=0.5)
+    sixth = ex.op("Div", ex.op("Add", x, ex.number(3.0, x.dtype)), ex.number(6.0, x.dtype))
+    return clamp(ex, sixth, 0, 1)
 
 
 @exports(aten.hardswish.default)
 def hardswish(ex: Exporter, x: Tensor) -> Tensor:
-    return ex.op("HardSwish", x)
+    return ex.op("HardSwish", x) if ex.says(x.dtype, 1 / 6) else ex.op("Mul", x, hardsigmoid(ex, x))
 
 
 @exports(aten.leaky_relu.default)
 def leaky_relu(ex: Exporter, x: Tensor, slope: float = 0.01) -> Tensor:
-    return ex.op("LeakyRelu", x, alpha=float(slope))
+    if ex.says(x.dtype, float(slope)):
+        return ex.op("LeakyRelu", x, alpha=float(slope))
+    below = ex.op("Mul", x, ex.number(float(slope), x.dtype))
+    return ex.op("Where", ex.op("Greater", x, ex.number(0.0, x.dtype)), x, below)
 
 
 @exports(aten.prelu.default, aten._prelu_kernel.default)

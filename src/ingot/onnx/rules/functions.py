@@ -33,14 +33,43 @@ def wide(ex: Exporter, x: Tensor) -> Tensor:
     return ex.cast(x, torch.float64)
 
 
+def _has_room(x: Tensor) -> bool:
+    """Whether float64 has digits to lose."""
+    return x.dtype is not torch.float64
+
+
 @exports(aten.expm1.default)
 def expm1(ex: Exporter, x: Tensor) -> Tensor:
-    return ex.op("Sub", ex.op("Exp", wide(ex, x)), ex.number(1.0, torch.float64))
+    """Without room: what exp(x) - 1 loses, log(exp(x)) has lost as well, so that the two go together."""
+    one = ex.number(1.0, torch.float64)
+    power = ex.op("Exp", wide(ex, x))
+    less = ex.op("Sub", power, one)
+    if _has_room(x):
+        return less
+    far = ex.op("Or", ex.op("Equal", less, ex.number(-1.0, torch.float64)), ex.op("IsInf", power))
+    near = ex.op("Equal", less, ex.number(0.0, torch.float64))
+    mended = ex.op("Mul", less, ex.op("Div", x, ex.op("Log", power)))
+    return ex.op("Where", near, x, ex.op("Where", far, less, mended))
 
 
 @exports(aten.log1p.default)
 def log1p(ex: Exporter, x: Tensor) -> Tensor:
-    return ex.op("Log", ex.op("Add", wide(ex, x), ex.number(1.0, torch.float64)))
+    """Without room: what 1 + x has rounded off is known, and put back as a factor."""
+    one = ex.number(1.0, torch.float64)
+    more = ex.op("Add", wide(ex, x), one)
+    made = ex.op("Log", more)
+    if _has_room(x):
+        return made
+    gained = ex.op("Sub", more, one)
+    same = ex.op("Or", ex.op("Equal", gained, ex.number(0.0, torch.float64)), ex.op("IsInf", x, detect_negative=0))
+    return ex.op("Where", same, x, ex.op("Mul", made, ex.op("Div", x, gained)))
+
+
+@exports(aten.tan.default)
+def tan(ex: Exporter, x: Tensor) -> Tensor:
+    """Spelled out in float64, for which ONNX Runtime has no kernel."""
+    x = ex.cast(x, ex.dtype)
+    return ex.op("Tan", x) if _has_room(x) else ex.op("Div", ex.op("Sin", x), ex.op("Cos", x))
 
 
 def _logarithm(base: float) -> Callable[..., Tensor]:
@@ -55,45 +84,65 @@ exports(aten.log10.default)(_logarithm(10))
 
 
 def _exponentials(ex: Exporter, x: Tensor) -> tuple[Tensor, Tensor]:
-    """exp(x) and exp(-x), in float64."""
-    x = wide(ex, x)
-    return ex.op("Exp", x), ex.op("Exp", ex.op("Neg", x))
+    """Half of exp(x) and of exp(-x), in float64; neither is larger than the result, nor ends before it."""
+    half = ex.number(0.5, torch.float64)
+    root = ex.op("Exp", ex.op("Mul", wide(ex, x), half))
+    inverse = ex.op("Reciprocal", root)
+    return tuple(ex.op("Mul", ex.op("Mul", part, half), part) for part in (root, inverse))  # type: ignore[return-value]
 
 
 @exports(aten.sinh.default)
 def sinh(ex: Exporter, x: Tensor) -> Tensor:
     up, down = _exponentials(ex, x)
-    return ex.op("Mul", ex.op("Sub", up, down), ex.number(0.5, torch.float64))
+    made = ex.op("Sub", up, down)
+    if _has_room(x):
+        return made
+    grown, half = expm1(ex, x), ex.number(0.5, torch.float64)  # near 0 the exponentials cancel
+    ratio = ex.op("Div", grown, ex.op("Add", grown, ex.number(1.0, torch.float64)))
+    near = ex.op("Less", ex.op("Abs", x), ex.number(1.0, torch.float64))
+    return ex.op("Where", near, ex.op("Mul", ex.op("Add", grown, ratio), half), made)
 
 
 @exports(aten.cosh.default)
 def cosh(ex: Exporter, x: Tensor) -> Tensor:
-    up, down = _exponentials(ex, x)
-    return ex.op("Mul", ex.op("Add", up, down), ex.number(0.5, torch.float64))
+    return ex.op("Add", *_exponentials(ex, x))
 
 
 @exports(aten.asinh.default)
 def asinh(ex: Exporter, x: Tensor) -> Tensor:
     """By the absolute value, so that nothing cancels: sign(x) · log(|x| + sqrt(x² + 1))"""
+    one = ex.number(1.0, torch.float64)
     size = ex.op("Abs", wide(ex, x))
-    root = ex.op("Sqrt", ex.op("Add", ex.op("Mul", size, size), ex.number(1.0, torch.float64)))
-    return ex.op("Mul", ex.op("Sign", wide(ex, x)), ex.op("Log", ex.op("Add", size, root)))
+    square = ex.op("Mul", size, size)
+    root = ex.op("Sqrt", ex.op("Add", square, one))
+    if _has_room(x):
+        made = ex.op("Log", ex.op("Add", size, root))
+    else:
+        made = log1p(ex, ex.op("Add", size, ex.op("Div", square, ex.op("Add", root, one))))
+        twice = ex.op("Add", ex.op("Log", size), ex.number(math.log(2), torch.float64))
+        made = ex.op("Where", ex.op("Greater", size, ex.number(2.0**30, torch.float64)), twice, made)
+    return ex.op("Mul", ex.op("Sign", wide(ex, x)), made)
 
 
 @exports(aten.acosh.default)
 def acosh(ex: Exporter, x: Tensor) -> Tensor:
-    x = wide(ex, x)
     one = ex.number(1.0, torch.float64)
-    root = ex.op("Mul", ex.op("Sqrt", ex.op("Sub", x, one)), ex.op("Sqrt", ex.op("Add", x, one)))
-    return ex.op("Log", ex.op("Add", x, root))
+    less = ex.op("Sub", wide(ex, x), one)
+    root = ex.op("Mul", ex.op("Sqrt", less), ex.op("Sqrt", ex.op("Add", wide(ex, x), one)))
+    if _has_room(x):
+        return ex.op("Log", ex.op("Add", wide(ex, x), root))
+    return log1p(ex, ex.op("Add", less, root))
 
 
 @exports(aten.atanh.default)
 def atanh(ex: Exporter, x: Tensor) -> Tensor:
-    x = wide(ex, x)
-    one = ex.number(1.0, torch.float64)
-    ratio = ex.op("Div", ex.op("Add", one, x), ex.op("Sub", one, x))
-    return ex.op("Mul", ex.op("Log", ratio), ex.number(0.5, torch.float64))
+    one, half = ex.number(1.0, torch.float64), ex.number(0.5, torch.float64)
+    if _has_room(x):
+        x = wide(ex, x)
+        return ex.op("Mul", ex.op("Log", ex.op("Div", ex.op("Add", one, x), ex.op("Sub", one, x))), half)
+    size = ex.op("Abs", x)
+    ratio = ex.op("Div", ex.op("Add", size, size), ex.op("Sub", one, size))
+    return ex.op("Mul", ex.op("Sign", x), ex.op("Mul", log1p(ex, ratio), half))
 
 
 @exports(aten.atan2.default)
@@ -134,9 +183,16 @@ def infinite(ex: Exporter, x: Tensor) -> Tensor:
 
 @exports(aten.hypot.default)
 def hypot(ex: Exporter, x: Tensor, y: Tensor) -> Tensor:
-    x, y = wide(ex, x), wide(ex, y)
-    root = ex.op("Sqrt", ex.op("Add", ex.op("Mul", x, x), ex.op("Mul", y, y)))
     endless = ex.op("Or", infinite(ex, x), infinite(ex, y))
+    if _has_room(x):
+        x, y = wide(ex, x), wide(ex, y)
+        root = ex.op("Sqrt", ex.op("Add", ex.op("Mul", x, x), ex.op("Mul", y, y)))
+    else:  # squares may be too large
+        sizes = ex.op("Abs", x), ex.op("Abs", y)
+        large, small = ex.op("Max", *sizes), ex.op("Min", *sizes)
+        zero, one = ex.number(0.0, torch.float64), ex.number(1.0, torch.float64)
+        ratio = ex.op("Where", ex.op("Equal", large, zero), zero, ex.op("Div", small, large))
+        root = ex.op("Mul", large, ex.op("Sqrt", ex.op("Add", ex.op("Mul", ratio, ratio), one)))
     return ex.op("Where", endless, ex.number(math.inf, torch.float64), root)
 
 

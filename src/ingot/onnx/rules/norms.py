@@ -27,9 +27,25 @@ def layer_norm(
     ex: Exporter, x: Tensor, shape: Sequence[Size], weight: Tensor | None = None, bias: Tensor | None = None,
     eps: float = 1e-5, _cudnn: bool = True,
 ) -> Tensor:  # fmt: skip
+    if not ex.says(x.dtype, eps):
+        return _over_last(ex, x, shape, weight, bias, eps)[0]
     scale = _or_number(ex, weight, shape, 1.0, x.dtype)
     rest = () if bias is None else (ex.cast(bias, x.dtype),)
     return ex.op("LayerNormalization", x, scale, *rest, axis=-len(shape), epsilon=eps)
+
+
+def _over_last(
+    ex: Exporter, x: Tensor, shape: Sequence[Size], weight: Tensor | None, bias: Tensor | None, eps: float
+) -> list[Tensor]:
+    """Spelled out: the result, mean and inverse deviation."""
+    at = ex.ints(list(range(x.rank - len(shape), x.rank)))
+    mean = ex.op("ReduceMean", x, at)
+    away = ex.op("Sub", x, mean)
+    variance = ex.op("ReduceMean", ex.op("Mul", away, away), at)
+    inverse = ex.op("Reciprocal", ex.op("Sqrt", ex.op("Add", variance, ex.number(eps, x.dtype))))
+    made = ex.op("Mul", away, inverse)
+    made = made if weight is None else ex.op("Mul", made, ex.cast(weight, x.dtype))
+    return [made if bias is None else ex.op("Add", made, ex.cast(bias, x.dtype)), mean, inverse]
 
 
 @exports(aten.native_layer_norm.default)
@@ -40,12 +56,7 @@ def native_layer_norm(
     made = layer_norm(ex, x, shape, weight, bias, eps)
     if not any(user.args[1] != 0 for user in ex.node.users):
         return [made, made, made]
-    at = ex.ints(list(range(x.rank - len(shape), x.rank)))
-    mean = ex.op("ReduceMean", x, at)
-    away = ex.op("Sub", x, mean)
-    variance = ex.op("ReduceMean", ex.op("Mul", away, away), at)
-    inverse = ex.op("Reciprocal", ex.op("Sqrt", ex.op("Add", variance, ex.number(eps, x.dtype))))
-    return [made, mean, inverse]
+    return [made, *_over_last(ex, x, shape, None, None, eps)[1:]]
 
 
 @exports(aten.rms_norm.default)
@@ -53,7 +64,7 @@ def rms_norm(
     ex: Exporter, x: Tensor, shape: Sequence[Size], weight: Tensor | None = None, eps: float | None = None
 ) -> Tensor:
     eps = torch.finfo(torch.float32 if x.dtype is torch.bfloat16 else x.dtype).eps if eps is None else eps
-    if ex.opset >= 23 and weight is not None and weight.dtype is x.dtype:
+    if ex.opset >= 23 and weight is not None and weight.dtype is x.dtype and ex.says(x.dtype, eps):
         return ex.op("RMSNormalization", x, weight, axis=-len(shape), epsilon=eps)
     dtype = x.dtype
     wide = ex.cast(x, torch.float32) if dtype in (torch.float16, torch.bfloat16) else x
@@ -78,6 +89,9 @@ def _batch_norm(
     """With the statistics that were learned."""
     if x.rank < 2:
         raise Unsupported("a batch norm of other than rows of channels")
+    if not ex.says(x.dtype, eps):
+        learned = [_by_channel(ex, ex.cast(part, x.dtype), x.rank) for part in (mean, variance)]
+        return _normalized(ex, x, learned[0], learned[1], weight, bias, eps)[0]
     channels = [x.sizes[1]]
     return ex.op(
         "BatchNormalization",
@@ -174,13 +188,15 @@ def instance_norm(
     use_input_stats: bool, momentum: float, eps: float, _cudnn: bool,
 ) -> Tensor:  # fmt: skip
     channels = [x.sizes[1]]
+    if not ex.says(x.dtype, eps):
+        return _grouped(ex, x, x.sizes[1], weight, bias, eps)[0]
     scale = _or_number(ex, weight, channels, 1.0, x.dtype)
     shift = _or_number(ex, bias, channels, 0.0, x.dtype)
     return ex.op("InstanceNormalization", x, scale, shift, epsilon=eps)
 
 
 def _grouped(
-    ex: Exporter, x: Tensor, groups: int, weight: Tensor | None, bias: Tensor | None, eps: float
+    ex: Exporter, x: Tensor, groups: Size, weight: Tensor | None, bias: Tensor | None, eps: float
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Each group of channels as one row."""
     each: Size = x.sizes[1] // groups
@@ -205,7 +221,7 @@ def group_norm(
     ex: Exporter, x: Tensor, groups: int, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5,
     _cudnn: bool = True,
 ) -> Tensor:  # fmt: skip
-    if ex.opset >= 21 and x.rank > 2 and weight is not None and bias is not None:
+    if ex.opset >= 21 and x.rank > 2 and weight is not None and bias is not None and ex.says(x.dtype, eps):
         scale, shift = ex.cast(weight, x.dtype), ex.cast(bias, x.dtype)
         return ex.op("GroupNormalization", x, scale, shift, num_groups=groups, epsilon=eps)
     return _grouped(ex, x, groups, weight, bias, eps)[0]

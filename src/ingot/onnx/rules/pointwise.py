@@ -56,8 +56,8 @@ def truth(ex: Exporter, x: Any) -> Tensor:
 
 _register(
     {
-        **{"exp": "Exp", "log": "Log", "sqrt": "Sqrt", "sin": "Sin", "cos": "Cos", "tan": "Tan", "tanh": "Tanh"},
-        **{"sigmoid": "Sigmoid", "erf": "Erf", "ceil": "Ceil", "floor": "Floor", "reciprocal": "Reciprocal"},
+        **{"exp": "Exp", "log": "Log", "sqrt": "Sqrt", "sin": "Sin", "cos": "Cos", "tanh": "Tanh"},
+        **{"sigmoid": "Sigmoid", "ceil": "Ceil", "floor": "Floor", "reciprocal": "Reciprocal"},
         **{"asin": "Asin", "acos": "Acos", "atan": "Atan", "neg": "Neg", "abs": "Abs", "positive": "Identity"},
     },
     _unary,

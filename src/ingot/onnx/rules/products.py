@@ -59,7 +59,7 @@ def _sum(ex: Exporter, bias: Tensor, made: Tensor, beta: Any, alpha: Any) -> Ten
 @exports(aten.addmm.default)
 def addmm(ex: Exporter, bias: Tensor, x: Tensor, y: Tensor, *, beta: Any = 1, alpha: Any = 1) -> Tensor:
     plain = isinstance(beta, int | float) and isinstance(alpha, int | float) and beta != 0
-    if x.is_float and plain and _fits(bias, ex.shape):
+    if x.is_float and plain and _fits(bias, ex.shape) and x.sizes[1] != 0 and ex.says(x.dtype, alpha, beta):
         return ex.op("Gemm", x, y, bias, alpha=float(alpha), beta=float(beta))
     return _sum(ex, bias, matmul_of(ex, x, y), beta, alpha)
 
@@ -145,23 +145,29 @@ def transposed(
     # ONNX lets a result grow by less than a stride; what goes over it is less padding, or rows of zeros.
     over = any(grow >= step for grow, step in zip(more, strides, strict=True))
     ends = [max(pad - grow, 0) for pad, grow in zip(pads, more, strict=True)] if over else pads
-    made = ex.op(
-        "ConvTranspose",
-        x,
-        weight,
-        *(() if bias is None or over else (bias,)),
-        strides=strides,
-        pads=[*pads, *ends],
-        output_padding=None if over else more,
-        dilations=spread(dilation, count),
-        group=groups,
-        kernel_shape=[int(size) for size in weight.sizes[2:]],
-    )
+    settings: dict[str, Any] = {
+        "strides": strides,
+        "pads": [*pads, *ends],
+        "output_padding": None if over else more,
+        "dilations": spread(dilation, count),
+        "kernel_shape": [int(size) for size in weight.sizes[2:]],
+    }
+    # onnx.reference, which alone runs it in float64, takes no groups.
+    split = groups > 1 and x.dtype is torch.float64
+    if split:
+        inputs = ex.several("Split", groups, x, axis=1, num_outputs=groups)
+        weights = ex.several("Split", groups, weight, axis=0, num_outputs=groups)
+        made = ex.op(
+            "Concat", *(ex.op("ConvTranspose", *p, **settings) for p in zip(inputs, weights, strict=True)), axis=1
+        )
+    else:
+        within = () if bias is None or over else (bias,)
+        made = ex.op("ConvTranspose", x, weight, *within, group=groups, **settings)
     if over:
         rows = [max(grow - pad, 0) for pad, grow in zip(pads, more, strict=True)]
         made = ex.op("Pad", made, ex.ints([0] * (count + 4) + rows)) if any(rows) else made
-        if bias is not None:
-            made = ex.op("Add", made, ex.reshape(bias, [*bias.sizes, *([1] * count)]))
+    if bias is not None and (over or split):
+        made = ex.op("Add", made, ex.reshape(bias, [*bias.sizes, *([1] * count)]))
     return ex.squeeze(made, 0) if single else made
 
 
