@@ -38,10 +38,26 @@ def _resized(
         return ex.op("Resize", x, None, None, ex.sizes.vector(ex.shape), **how)
     if by_torch is None or not is_known(x.sizes[2:]) or not is_known(ex.shape[2:]):
         raise Unsupported("resampling by factors that do not give the size, or of sizes that are not numbers")
-    for place, (size, out) in enumerate(zip(x.sizes[2:], ex.shape[2:], strict=True)):
+    for place, (size, out) in reversed(list(enumerate(zip(x.sizes[2:], ex.shape[2:], strict=True)))):
         shares = _shares(by_torch, int(size), int(out), scales[place] if scales is not None else None)
-        x = along(ex, x, 2 + place, out, ex.constant(shares.to(x.dtype)))
+        x = (
+            _bytes_along(ex, x, 2 + place, out, shares)
+            if x.dtype is torch.uint8
+            else along(ex, x, 2 + place, out, ex.constant(shares.to(x.dtype)))
+        )
     return x
+
+
+def _bytes_along(ex: Exporter, x: Tensor, dim: int, out: Size, shares: torch.Tensor) -> Tensor:
+    """As torch does it for images of bytes: shares are whole numbers of 15 bits, and each dim's result is bytes."""
+    largest = float(shares.max())
+    bits = next(bits for bits in range(22, -1, -1) if int(largest * 2**bits + 0.5) < 2**15)
+    whole = torch.where(shares < 0, shares * 2**bits - 0.5, shares * 2**bits + 0.5).trunc()
+    wide = torch.float64
+    made = along(ex, ex.cast(x, wide), dim, out, ex.constant(whole))
+    rounded = ex.op("Floor", ex.op("Add", ex.op("Mul", made, ex.number(0.5**bits, wide)), ex.number(0.5, wide)))
+    kept = ex.op("Clip", rounded, ex.number(0.0, wide), ex.number(255.0, wide))
+    return Tensor(ex.cast(kept, torch.uint8).value, torch.uint8, made.sizes)
 
 
 def _shares(by_torch: Interpolation, size: int, out: int, scale: float | None) -> torch.Tensor:
@@ -201,6 +217,8 @@ def _antialiased(op: Any, curve: Curve) -> Any:
             return _resized(
                 ex, x, factors, lambda rows, out, scale: op(rows, out, align_corners, None, scale), antialias=1
             )
+        if x.dtype is torch.uint8:
+            raise Unsupported("resampling of bytes, of sizes that are not numbers")
         for place, (size, out) in enumerate(zip(x.sizes[2:], ex.shape[2:], strict=True)):
             shares = _filter(ex, curve, size, out, factors[place] if factors else None, align_corners)
             x = along(ex, x, 2 + place, out, ex.cast(shares, x.dtype))
