@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -323,3 +324,20 @@ def test_what_reads_a_size_that_the_run_finds_out_comes_after_it() -> None:
 
     calls = [(x(2, 2, n, 8), x(2, 2, n, 8, seed=1)) for n in (11, 12, 40)]
     assert_right(Biased(), *calls, dynamic_shapes={"q": {2: "n"}, "k": {2: "n"}})
+
+
+@pytest.mark.parametrize("mode", ["bilinear", "bicubic"])
+@pytest.mark.parametrize("to", [{"size": (3, 7)}, {"size": (301, 2)}, {"scale_factor": (1.7, 0.6)}])
+@pytest.mark.parametrize("align", [False, True])
+def test_images_of_bytes_are_resampled_to_the_bit(mode: str, to: dict[str, Any], align: bool) -> None:
+    """torch rounds shares to 15 bits and every dim's result to bytes; its decompositions round otherwise."""
+
+    class Resized(nn.Module):
+        def forward(self, a: torch.Tensor) -> torch.Tensor:
+            return nn.functional.interpolate(a, mode=mode, align_corners=align, **to)
+
+    image = torch.randint(0, 256, (2, 3, 5, 260), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    decomposed = ingot.capture(Resized(), (image,))
+    ingot.passes.decompose(decomposed)
+    for made in (decomposed, ingot.compile(Resized(), (image,))):
+        assert torch.equal(made(image), Resized()(image))

@@ -199,3 +199,32 @@ def test_whole_numbers_of_a_range_with_fractions(tmp_path: Path) -> None:
         return five + x, two + x
 
     exported(tmp_path, ranges, torch.tensor(1))
+
+
+@pytest.mark.parametrize("mode", ["bilinear", "bicubic"])
+@pytest.mark.parametrize("antialias", [False, True])
+def test_images_of_bytes(mode: str, antialias: bool, tmp_path: Path) -> None:
+    def resized(image: X) -> X:
+        return F.interpolate(image, size=(7, 3), mode=mode, antialias=antialias)
+
+    image = torch.randint(0, 256, (2, 3, 5, 11), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    report, _ = exported(tmp_path, resized, image)
+    assert report.runner == "ONNX Runtime" and report.largest_difference == 0
+
+
+def test_float64_is_not_rounded_by_attributes(tmp_path: Path) -> None:
+    """Attributes have 32 bits: what would need one that they do not hold is spelled out, for ONNX Runtime to run."""
+
+    class Layers(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            norms = (nn.LayerNorm(8, eps=1e-3), nn.GroupNorm(2, 4, eps=1e-3), nn.BatchNorm1d(4, eps=1e-3))
+            self.layers = nn.Sequential(*norms, nn.GELU(), nn.LeakyReLU(0.3), nn.Hardswish())
+
+        def forward(self, x: X) -> X:
+            made = self.layers(x)
+            return torch.addmm(made[0], torch.log1p(made[1].abs()), made[2].mT @ made[2], beta=0.3, alpha=0.7)
+
+    report, _ = exported(tmp_path, Layers().double(), torch.randn(3, 4, 8, dtype=torch.float64))
+    assert report.runner == "ONNX Runtime"
+    assert report.largest_difference is not None and report.largest_difference < 1e-14

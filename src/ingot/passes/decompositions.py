@@ -14,6 +14,7 @@ import torch
 
 from ingot import torch_internals as internals
 from ingot.errors import PassError, explain
+from ingot.passes.resampled_bytes import resampled_bytes
 from ingot.program.dialects import decompositions, is_composite
 
 aten = torch.ops.aten
@@ -32,6 +33,10 @@ class Rules:
         if op in self._kept or not is_composite(op):
             return None
         return _OWN.get(op) or self._table.get(op) or op.decompose
+
+
+def own_rule(op: Any) -> Rule:
+    return _OWN[op]
 
 
 def decomposes(op: Any) -> Callable[[Rule], Rule]:
@@ -110,6 +115,18 @@ def _pad_circular(x: torch.Tensor, pad: Sequence[int]) -> torch.Tensor:
             parts.append(aten.slice.Tensor(x, dim, 0, after))
         x = torch.cat(parts, dim) if len(parts) > 1 else x
     return x
+
+
+# ---------------------------------------------------------------------- images of bytes
+
+
+RESAMPLED = tuple(
+    getattr(packet, overload)
+    for packet in (aten.upsample_bicubic2d, aten.upsample_bilinear2d)
+    for overload in ("default", "vec")
+)
+for _op in RESAMPLED:
+    decomposes(_op)(resampled_bytes(_op, internals.all_decompositions()[_op]))
 
 
 # ---------------------------------------------------------------------- parts

@@ -17,7 +17,7 @@ import torch
 
 from ingot import torch_internals as internals
 from ingot.passes.decompose import overloads
-from ingot.passes.decompositions import Rules
+from ingot.passes.decompositions import RESAMPLED, Rules, own_rule
 from ingot.passes.effects import without_tokens
 from ingot.passes.functionalize import functionalize
 from ingot.passes.grad_mode import grad_mode
@@ -39,8 +39,7 @@ EXPANDED = (
     *("addmv", "bitwise_and", "bitwise_left_shift", "bitwise_or", "bitwise_right_shift", "bitwise_xor", "cauchy"),
     *("conj_physical", "copysign", "dist", "exponential", "geometric", "grid_sampler_2d", "ldexp", "lift"),
     *("linalg_vector_norm", "log_normal", "max_pool2d_with_indices_backward", "narrow_copy", "native_batch_norm"),
-    *("special_spherical_bessel_j0", "tril_indices", "triu_indices", "upsample_bicubic2d", "upsample_bilinear2d"),
-    *("upsample_nearest2d", "upsample_trilinear3d"),
+    *("special_spherical_bessel_j0", "tril_indices", "triu_indices", "upsample_nearest2d", "upsample_trilinear3d"),
 )
 # Overloads of these that native code has rules for.
 RULED = ("bitwise_and", "bitwise_or", "bitwise_xor", "bitwise_left_shift", "bitwise_right_shift", "copysign")
@@ -96,6 +95,7 @@ def _table() -> dict[Any, Callable[..., Any]]:
     return {op: every[op] for op in overloads(EXPANDED) if op in every and op not in left} | {
         torch.ops.aten._pdist_forward.default: _pdist,
         torch.ops.aten.rrelu_with_noise_functional.default: _rrelu,
+        **{op: own_rule(op) for op in RESAMPLED},
     }
 
 
