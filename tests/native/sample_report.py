@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from tests.native.batches import Outcome
-from tests.native.samples import DTYPES, KINDS, Case, cases
+from tests.native.samples import EVERY, KINDS, Case, cases
 
 OUTCOMES = ("passed", "refused", "wrong", "crashed")
 Row = dict[str, Any]
@@ -29,7 +29,7 @@ _REASON = re.compile(r"^ {4}(\S+): (.*?)(?: \(|$)", re.MULTILINE)
 def command(what: str, run: Runner, page: Callable[[Sequence[Row], int | None, str], str]) -> None:
     """Runs what the command line asks for and writes the report."""
     parser = argparse.ArgumentParser(description=what)
-    parser.add_argument("--dtype", nargs="*", default=[_name(dtype) for dtype in DTYPES])
+    parser.add_argument("--dtype", nargs="*", default=[_name(dtype) for dtype in EVERY])
     parser.add_argument("--kind", nargs="*", default=list(KINDS))
     parser.add_argument("--ops", nargs="*")
     parser.add_argument("--most", type=int, help="samples of an operator, spread over all of them")

@@ -25,6 +25,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils import _pytree as pytree
 
 DTYPES = (torch.float32, torch.bfloat16, torch.int64, torch.bool)
+# What reports are made of: every dtype that models come in. Complex numbers are refused as a whole.
+EVERY = (*DTYPES, torch.float16, torch.float64, torch.int32, torch.int16, torch.int8, torch.uint8)
 KINDS = ("plain", "strided", "empty", "scalar")
 # Samples of an operator that are also tried in the kinds other than plain.
 OTHERS = 4

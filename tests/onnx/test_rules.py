@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import ingot
+from ingot.onnx.convert import NEWEST_OPSET
 from ingot.onnx_file import OnnxReport
 from tests.onnx.core_share import share
 
@@ -228,3 +229,9 @@ def test_float64_is_not_rounded_by_attributes(tmp_path: Path) -> None:
     report, _ = exported(tmp_path, Layers().double(), torch.randn(3, 4, 8, dtype=torch.float64))
     assert report.runner == "ONNX Runtime"
     assert report.largest_difference is not None and report.largest_difference < 1e-14
+
+
+@pytest.mark.parametrize("opset", [18, NEWEST_OPSET])
+def test_draws_of_a_single_number(opset: int, tmp_path: Path) -> None:
+    report, _ = exported(tmp_path, torch.normal, torch.zeros(()), torch.ones(()), opset=opset)
+    assert report.random and report.runner is not None

@@ -72,29 +72,31 @@ def eye(ex: Exporter, *_: Any, **__: Any) -> Tensor:
 # ---------------------------------------------------------------------- draws
 
 
-def _drawn(ex: Exporter, kind: str) -> Tensor:
+def _drawn(ex: Exporter, kind: str = "RandomUniformLike", dtype: torch.dtype = torch.float32) -> Tensor:
     """Random numbers of ONNX's own, not torch's: only their distribution is the same."""
     ex.draws = True
-    dtype = ex.dtype if ex.dtype in (torch.float32, torch.float64) else torch.float32
-    like = ex.full(ex.shape, 0.0, torch.float32)
-    return ex.op(kind, like, dtype=dtype, **{"dtype_": TO_ONNX[dtype].value})
+    # onnx.reference, which alone draws at opset 22 and later, draws no tensor without dims.
+    like = ex.full(ex.shape or [1], 0.0, torch.float32)
+    made = ex.op(kind, like, dtype=dtype, **{"dtype_": TO_ONNX[dtype].value})
+    return made if ex.shape else ex.reshape(made, [])
+
+
+def _own_type(ex: Exporter) -> torch.dtype:
+    return ex.dtype if ex.dtype in (torch.float32, torch.float64) else torch.float32
 
 
 @exports(aten.rand.default, aten.rand_like.default, aten.rand.generator)
 def rand(ex: Exporter, *_: Any, **__: Any) -> Tensor:
-    return _drawn(ex, "RandomUniformLike")
+    return _drawn(ex, dtype=_own_type(ex))
 
 
 @exports(aten.randn.default, aten.randn_like.default, aten.randn.generator)
 def randn(ex: Exporter, *_: Any, **__: Any) -> Tensor:
-    return _drawn(ex, "RandomNormalLike")
+    return _drawn(ex, "RandomNormalLike", _own_type(ex))
 
 
 def _integers(ex: Exporter, low: Any, high: Any) -> Tensor:
-    ex.draws = True
-    uniform = ex.cast(
-        ex.op("RandomUniformLike", ex.full(ex.shape, 0.0, torch.float32), dtype=torch.float32), torch.float64
-    )
+    uniform = ex.cast(_drawn(ex), torch.float64)
     low, high = ex.operand(low, torch.float64), ex.operand(high, torch.float64)
     scaled = ex.op("Add", ex.op("Floor", ex.op("Mul", uniform, ex.op("Sub", high, low))), low)
     return ex.cast(scaled, torch.int64)
@@ -123,9 +125,7 @@ def randint_like_low(ex: Exporter, x: Tensor, low: Any, high: Any, **_: Any) -> 
 @exports(aten.randperm.default)
 def randperm(ex: Exporter, count: Size, **_: Any) -> Tensor:
     """The order of random keys."""
-    ex.draws = True
-    keys = ex.op("RandomUniformLike", ex.full([count], 0.0, torch.float32), dtype=torch.float32)
-    _values, places = ex.several("TopK", 2, keys, ex.sizes.one(count), axis=0)
+    _values, places = ex.several("TopK", 2, _drawn(ex), ex.sizes.one(count), axis=0)
     return places
 
 
@@ -136,15 +136,11 @@ def bernoulli_p(ex: Exporter, x: Tensor, p: float = 0.5, **_: Any) -> Tensor:
 
 @exports(aten.bernoulli.default)
 def bernoulli(ex: Exporter, x: Tensor, **_: Any) -> Tensor:
-    ex.draws = True
-    uniform = ex.op("RandomUniformLike", ex.full(ex.shape, 0.0, torch.float32), dtype=torch.float32)
-    return ex.cast(ex.op("Less", uniform, ex.cast(x, torch.float32)), ex.dtype)
+    return ex.cast(ex.op("Less", _drawn(ex), ex.cast(x, torch.float32)), ex.dtype)
 
 
 def _kept(ex: Exporter, p: float) -> Tensor:
-    ex.draws = True
-    uniform = ex.op("RandomUniformLike", ex.full(ex.shape, 0.0, torch.float32), dtype=torch.float32)
-    return ex.op("Less", uniform, ex.number(float(p), torch.float32))
+    return ex.op("Less", _drawn(ex), ex.number(float(p), torch.float32))
 
 
 @exports(aten.dropout.default)
@@ -175,7 +171,7 @@ def native_dropout(ex: Exporter, x: Tensor, p: float, train: bool | None) -> lis
 
 @exports(aten.uniform.default)
 def uniform(ex: Exporter, x: Tensor, low: float = 0.0, high: float = 1.0, **_: Any) -> Tensor:
-    drawn = _drawn(ex, "RandomUniformLike")
+    drawn = _drawn(ex, dtype=_own_type(ex))
     return ex.op("Add", ex.op("Mul", drawn, ex.number(high - low, drawn.dtype)), ex.number(low, drawn.dtype))
 
 
@@ -191,6 +187,6 @@ def normal_of(ex: Exporter, mean: Any, deviation: Any = 1.0, **_: Any) -> Tensor
 
 
 def _normal(ex: Exporter, mean: Any, deviation: Any) -> Tensor:
-    drawn = _drawn(ex, "RandomNormalLike")
+    drawn = _drawn(ex, "RandomNormalLike", _own_type(ex))
     scaled = ex.op("Mul", drawn, ex.operand(deviation, drawn.dtype))
     return ex.op("Add", scaled, ex.operand(mean, drawn.dtype))
