@@ -9,6 +9,7 @@ import onnx
 import pytest
 
 import ingot
+from benchmarks.models import SUBJECTS
 from tests.zoo import entry
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning", "ignore::DeprecationWarning")
@@ -58,3 +59,16 @@ def test_models_of_ingots_own_quantization(name: str, recipe: str, tmp_path: Pat
         assert stored[onnx.TensorProto.INT4] == kinds["DequantizeLinear"] == count and report.opset == 21
     elif name == "bert" or "static" in recipe or recipe == "dynamic":
         assert kinds["DequantizeLinear"] and stored[onnx.TensorProto.INT8]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.parametrize("name", ["resnet-50", "bert-base"])
+def test_full_size(name: str, recipe: str, tmp_path: Path) -> None:
+    """The models of the benchmarks. Verification holds the file against what torch's own rounding does to them."""
+    subject = next(subject for subject in SUBJECTS if subject.name == name)
+    inputs = subject.inputs(1)
+    prepared = ingot.quantize.prepare(ingot.capture(subject.build().eval(), inputs), RECIPES[recipe])
+    prepared(*inputs)
+    report = ingot.export_onnx(ingot.quantize.convert(prepared), tmp_path / "m.onnx")
+    assert report.runner == "ONNX Runtime" and all(found.ratio < 2 for found in report.differences)
