@@ -247,3 +247,18 @@ def test_names_of_preserved_calls_follow_a_replay() -> None:
         named = {value.name for value in (*call.signature.inputs, *call.signature.outputs)}
         graphs = [{n.name for n in m.graph.nodes} & named for m in graph_modules(program.graph_module)]
         assert [len(found) for found in graphs if found] == [2], "both are in one graph, and in no other"
+
+
+@pytest.mark.parametrize("count", [None, 0, 1, 4])
+@pytest.mark.parametrize("increasing", [False, True])
+def test_powers_in_columns(count: int | None, increasing: bool) -> None:
+    """torch's decomposition writes to parts of an empty tensor, which cannot be followed."""
+
+    class Powers(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.vander(x, count, increasing)
+
+    for x in (torch.randn(5), torch.arange(5, dtype=torch.int32)):
+        program = ingot.capture(Powers(), (x,))
+        passes.decompose(program)
+        assert torch.equal(program(x), Powers()(x)) and program(x).dtype is Powers()(x).dtype

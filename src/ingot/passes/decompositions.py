@@ -117,6 +117,21 @@ def _pad_circular(x: torch.Tensor, pad: Sequence[int]) -> torch.Tensor:
     return x
 
 
+# ---------------------------------------------------------------------- powers
+
+
+@decomposes(aten.vander.default)
+def _vander(x: torch.Tensor, N: int | None = None, increasing: bool = False) -> torch.Tensor:
+    """torch's writes to parts of an empty tensor; this one puts the first column beside the others."""
+    count = x.shape[0] if N is None else N
+    column = (x if x.is_floating_point() or x.is_complex() else x.to(torch.int64)).unsqueeze(-1)
+    made = torch.ones_like(column)
+    if isinstance(count, int) and count < 2:
+        return made[:, :count]
+    made = torch.cat((made, torch.cumprod(column.expand(x.shape[0], count - 1), -1)), -1)
+    return made if increasing else made.flip(-1)
+
+
 # ---------------------------------------------------------------------- images of bytes
 
 
