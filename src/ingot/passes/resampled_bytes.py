@@ -24,7 +24,7 @@ def resampled_bytes(op: Any, usual: Callable[..., Any]) -> Callable[..., Any]:
         if x.dtype is not torch.uint8:
             return usual(x, sizes, align_corners, *scales)  # type: ignore[no-any-return]
         factors = (scales[0] if len(scales) == 1 else scales) or (None, None)
-        ends = sizes if sizes is not None else [int(n * s) for n, s in zip(x.shape[2:], factors, strict=True)]
+        ends = sizes if sizes is not None else [torch.sym_int(n * s) for n, s in zip(x.shape[2:], factors, strict=True)]
         for place in (1, 0):
             size, end = x.shape[2 + place], ends[place]
             places = torch.arange(size)
