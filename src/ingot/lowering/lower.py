@@ -190,10 +190,15 @@ class Lowering(Making):
         """Something of the right type, so that lowering goes on and finds every other complaint."""
         value = value_of(node)
         parts = value if isinstance(value, (tuple, list)) else (value,)
-        made = [
-            self.full(self.shape_of(v), 0, dtype_name(v.dtype)) if isinstance(v, torch.Tensor) else v for v in parts
-        ]
+        made = [self._zeros(v) if isinstance(v, torch.Tensor) else v for v in parts]
         return made if isinstance(value, (tuple, list)) else made[0]
+
+    def _zeros(self, value: torch.Tensor) -> Tensor:
+        try:
+            shape = self.shape_of(value)
+        except Unsupported:  # it is a size that was complained of
+            shape = (1,) * value.dim()
+        return self.full(shape, 0, dtype_name(value.dtype))
 
     def argument(self, value: Any) -> Any:
         """An argument of a node, with nodes replaced by their values and symbolic numbers by Sizes."""

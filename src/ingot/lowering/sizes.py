@@ -111,7 +111,15 @@ class Sizes:
                 return result
             raise Unsupported(f"the size {dims.spell(expr)} uses {name}, which has no integer form")
 
-        return dims.fold(expr, self._symbol, lambda c: int(c), apply)
+        return dims.fold(expr, self._symbol, lambda c: int(c), apply, self._scaled)
+
+    def _scaled(self, expr: sympy.Basic) -> Size | None:
+        """A size times a number, rounded down, as images by a factor have it; None of anything else."""
+        found = dims.scaled(expr)
+        if found is None:
+            return None
+        size, times, by = found
+        return divide(self._converted(size) * times, by)
 
     def _compute(self, ops: Recorder, expr: sympy.Basic, dtype: str) -> int:
         """A symbolic float or bool as operations."""

@@ -15,6 +15,7 @@ import math
 import operator
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import Any, TypeVar
 
 import sympy
@@ -149,6 +150,25 @@ def fold(
             value = apply(name, (value, part), whole)
         return value
     return apply(name, tuple(parts), expr)
+
+
+def scaled(expr: sympy.Basic) -> tuple[sympy.Basic, int, int] | None:
+    """trunc(factor * float(size)) as size, a and b, where it is (size * a) // b whatever the size; None elsewhere.
+
+    The product is rounded to a double. With a/b the fraction that the factor stands for, what could go wrong are sizes
+    where size * a / b is whole: a factor that is smaller by more than half a unit of the product's last place would fall
+    below it. Sizes are taken to be below 2**40.
+    """
+    if not isinstance(expr, _f.TruncToInt | _f.FloorToInt) or not isinstance(expr.args[0], sympy.Mul):
+        return None
+    factor, *rest = expr.args[0].args
+    if not isinstance(factor, sympy.Float) or len(rest) != 1 or not isinstance(rest[0], _f.ToFloat) or factor < 0:
+        return None
+    exact = Fraction(float(factor))
+    meant = exact.limit_denominator(1000)
+    if not meant or (meant - exact) / meant > Fraction(1, 2**54) or (exact - meant) / meant > Fraction(1, 2**53):
+        return None
+    return rest[0].args[0], meant.numerator, meant.denominator
 
 
 def _without_fractions(expr: sympy.Basic) -> sympy.Basic:
