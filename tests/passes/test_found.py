@@ -12,6 +12,7 @@ import torch
 import ingot
 from ingot import passes
 from ingot.errors import PassError
+from ingot.passes import decompositions
 from ingot.program.cutting import graph_modules
 from tests.passes import programs
 from tests.passes.test_random_programs import check, eager, running
@@ -262,3 +263,18 @@ def test_powers_in_columns(count: int | None, increasing: bool) -> None:
         program = ingot.capture(Powers(), (x,))
         passes.decompose(program)
         assert torch.equal(program(x), Powers()(x)) and program(x).dtype is Powers()(x).dtype
+
+
+def test_a_decomposition_that_fixes_a_size_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would be right for the example's sizes alone, and nothing would tell."""
+
+    class Large(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.nn.functional.interpolate(x, size=(4, 4), mode="bicubic")
+
+    program = ingot.capture(Large(), (torch.randn(5, 1, 3, 3),), dynamic_shapes={"x": {0: "n"}})
+    monkeypatch.setitem(
+        decompositions._OWN, torch.ops.aten.upsample_bicubic2d.vec, lambda x, *_: x.new_zeros(int(x.shape[0]), 1, 4, 4)
+    )
+    with pytest.raises(PassError, match="would be fixed"):
+        passes.decompose(program)

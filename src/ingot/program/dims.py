@@ -156,8 +156,8 @@ def scaled(expr: sympy.Basic) -> tuple[sympy.Basic, int, int] | None:
     """trunc(factor * float(size)) as size, a and b, where it is (size * a) // b whatever the size; None elsewhere.
 
     The product is rounded to a double. With a/b the fraction that the factor stands for, what could go wrong are sizes
-    where size * a / b is whole: a factor that is smaller by more than half a unit of the product's last place would fall
-    below it. Sizes are taken to be below 2**40.
+    where size * a / b is whole: with a factor that is too small by more than half a unit in its last place the product
+    would be less. Sizes are taken to be below 2**40.
     """
     if not isinstance(expr, _f.TruncToInt | _f.FloorToInt) or not isinstance(expr.args[0], sympy.Mul):
         return None

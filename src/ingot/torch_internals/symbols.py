@@ -8,6 +8,8 @@ from typing import Any
 
 import sympy
 import torch
+from sympy.core.relational import Relational
+from sympy.logic.boolalg import BooleanFunction
 from torch._guards import Source as GuardSource
 from torch.fx.experimental import symbolic_shapes as _symbolic_shapes
 from torch.fx.experimental.symbolic_shapes import (
@@ -22,6 +24,8 @@ from torch.utils._sympy.numbers import int_oo
 from torch.utils._sympy.symbol import SymT, symbol_is_type
 from torch.utils._sympy.value_ranges import ValueRanges
 from torch.utils._traceback import CapturedTraceback
+
+from ingot.torch_internals.patches import patched
 
 sym_sqrt: Callable[..., Any] = torch._sym_sqrt  # type: ignore[attr-defined]
 
@@ -237,9 +241,28 @@ def is_replaced(env: ShapeEnv, symbol: sympy.Symbol) -> bool:
     return symbol in env.replacements
 
 
-def guards_suppressed(env: ShapeEnv) -> contextlib.AbstractContextManager[None]:
-    """Inside, questions about sizes are answered by the example and leave no trace."""
-    return env.suppress_guards()
+_QUESTIONS = (Relational, BooleanFunction)  # a symbol, to sympy, may be a bool as well
+
+
+class FixedSize(Exception):
+    """What is to hold for all sizes would be made for that of the example."""
+
+
+@contextlib.contextmanager
+def guards_suppressed(env: ShapeEnv) -> Iterator[None]:
+    """Inside, questions about sizes are answered by the example and leave no trace.
+
+    To ask for the number itself is an error, FixedSize, unless it is the same for all sizes.
+    """
+    usual = env.evaluate_expr
+
+    def evaluate(expr: sympy.Basic, *args: Any, **kwargs: Any) -> sympy.Basic:
+        if not isinstance(expr, _QUESTIONS) and expr.free_symbols and env._maybe_evaluate_static(expr) is None:
+            raise FixedSize(f"the size {expr} would be fixed to that of the example")
+        return usual(expr, *args, **kwargs)
+
+    with patched(env, evaluate_expr=evaluate), env.suppress_guards():
+        yield
 
 
 def bounds(found: ValueRanges[Any]) -> tuple[int, int | None]:
