@@ -341,3 +341,6 @@ def test_images_of_bytes_are_resampled_to_the_bit(mode: str, to: dict[str, Any],
     ingot.passes.decompose(decomposed)
     for made in (decomposed, ingot.compile(Resized(), (image,))):
         assert torch.equal(made(image), Resized()(image))
+    dynamic = ingot.compile(ingot.capture(Resized(), (image,), dynamic_shapes={"a": {2: "h", 3: "w"}}))
+    for cut in (image, image[:, :, :3, :31], image[:, :, :4, 7:20]):
+        assert torch.equal(dynamic(cut), Resized()(cut))
