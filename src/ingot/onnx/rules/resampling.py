@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch import fx
 
 from ingot.onnx.export import Exporter
 from ingot.onnx.registry import Unsupported, exports
@@ -14,6 +15,13 @@ from ingot.onnx.values import Size, Tensor, is_known
 from ingot.program.metadata import value_of
 
 aten = torch.ops.aten
+
+
+def _of_bytes(node: fx.Node) -> bool:
+    """Whether an image is one of bytes, which passes/resampled_bytes.py takes apart."""
+    image = node.args[0]
+    return isinstance(image, fx.Node) and value_of(image).dtype is torch.uint8
+
 
 Interpolation = Callable[[torch.Tensor, list[int], "float | None"], torch.Tensor]
 
@@ -139,6 +147,7 @@ def _by_places(ex: Exporter, x: Tensor, scales: Sequence[float | None] | None, *
 @exports(
     *(aten.upsample_linear1d.default, aten.upsample_bilinear2d.default, aten.upsample_trilinear3d.default),
     *(aten.upsample_linear1d.vec, aten.upsample_bilinear2d.vec, aten.upsample_trilinear3d.vec),
+    takes=lambda node: not _of_bytes(node),
 )
 def upsample_linear(ex: Exporter, x: Tensor, sizes: Any, align_corners: bool, *scales: Any) -> Tensor:
     return _resized(
@@ -155,7 +164,7 @@ def _corners(align: bool) -> str:
     return "align_corners" if align else "half_pixel"
 
 
-@exports(aten.upsample_bicubic2d.default, aten.upsample_bicubic2d.vec)
+@exports(aten.upsample_bicubic2d.default, aten.upsample_bicubic2d.vec, takes=lambda node: not _of_bytes(node))
 def upsample_bicubic(ex: Exporter, x: Tensor, sizes: Any, align_corners: bool, *scales: Any) -> Tensor:
     return _resized(
         ex,
