@@ -235,3 +235,15 @@ def test_float64_is_not_rounded_by_attributes(tmp_path: Path) -> None:
 def test_draws_of_a_single_number(opset: int, tmp_path: Path) -> None:
     report, _ = exported(tmp_path, torch.normal, torch.zeros(()), torch.ones(()), opset=opset)
     assert report.random and report.runner is not None
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int16, torch.uint8])
+def test_the_largest_of_whole_numbers(dtype: torch.dtype, tmp_path: Path) -> None:
+    """Kernels have floats alone, which hold integers of up to 32 bits; what is whole is not rounded."""
+
+    def pooled(x: X) -> X:
+        return F.max_pool2d(x, 3, 2, 1, ceil_mode=True).floor()
+
+    low, high = torch.iinfo(dtype).min, torch.iinfo(dtype).max
+    x = torch.randint(low, high, (2, 3, 9, 8), generator=torch.Generator().manual_seed(0)).to(dtype)
+    exported(tmp_path, pooled, x)

@@ -206,9 +206,13 @@ def sign(ex: Exporter, x: Tensor) -> Tensor:
     return ex.op("Where", ex.op("IsNaN", x), zero, ex.op("Sign", x))
 
 
-@exports(aten.round.default)
-def round_(ex: Exporter, x: Tensor) -> Tensor:
-    return ex.op("Round", x) if x.is_float else x
+def _rounded(kind: str) -> Callable[..., Tensor]:
+    return lambda ex, x: ex.op(kind, x) if x.is_float else x
+
+
+exports(aten.ceil.default)(_rounded("Ceil"))
+exports(aten.floor.default)(_rounded("Floor"))
+round_ = exports(aten.round.default)(_rounded("Round"))
 
 
 @exports(aten.round.decimals)

@@ -57,7 +57,7 @@ def truth(ex: Exporter, x: Any) -> Tensor:
 _register(
     {
         **{"exp": "Exp", "log": "Log", "sqrt": "Sqrt", "sin": "Sin", "cos": "Cos", "tanh": "Tanh"},
-        **{"sigmoid": "Sigmoid", "ceil": "Ceil", "floor": "Floor", "reciprocal": "Reciprocal"},
+        **{"sigmoid": "Sigmoid", "reciprocal": "Reciprocal"},
         **{"asin": "Asin", "acos": "Acos", "atan": "Atan", "neg": "Neg", "abs": "Abs", "positive": "Identity"},
     },
     _unary,

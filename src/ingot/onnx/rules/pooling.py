@@ -66,8 +66,10 @@ def _max_pool(count: int, indices: bool) -> Any:
         ex: Exporter, x: Tensor, kernel: Any, stride: Any = (), padding: Any = 0, dilation: Any = 1,
         ceil_mode: bool = False,
     ) -> Any:  # fmt: skip
+        if x.dtype is torch.int64:
+            raise Unsupported("pooling of int64, which kernels for floats do not hold")
         if not x.is_float:
-            raise Unsupported("pooling of integers")
+            x = ex.cast(x, torch.float64 if x.dtype is torch.int32 else torch.float32)
         windows = Windows(ex, x, count, kernel, stride or None, padding, dilation)
         x, single = _batched(ex, _apart_from_pad(ex, x), count)
         afters = windows.afters()
