@@ -490,7 +490,8 @@ def test_a_dim_that_counts_from_the_end_is_typed_right(shape: tuple[int, ...]) -
 
     class Runs(nn.Module):
         def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
-            return torch.unique_consecutive(x, return_inverse=True, return_counts=True, dim=-1)  # type: ignore[no-any-return]
+            values, inverse, counts = torch.unique_consecutive(x, return_inverse=True, return_counts=True, dim=-1)
+            return values, inverse, counts
 
     program = ingot.capture(Runs(), (torch.randint(0, 2, shape),))
     values, inverse, counts = (node.meta["val"] for node in program.graph.find_nodes(op="output")[0].args[0])

@@ -10,7 +10,7 @@ import functools
 from collections.abc import Sequence
 
 from tests.native.batches import run
-from tests.native.sample_report import Row, command, counts, failures
+from tests.native.sample_report import JUDGED, Row, command, counts, failures
 from tests.native.samples import KINDS, OTHERS
 
 
@@ -29,6 +29,7 @@ def markdown(rows: Sequence[Row], most: int | None, note: str = "") -> str:
         "(`tests/native/core_set.py` asks). Inputs that are strided, empty or scalar are made of "
         f"{OTHERS} to {2 * OTHERS - 1} samples of",
         "each operator and dtype, or all if there are fewer, where eager takes them. Written by `make long-samples`.",
+        *JUDGED,
         "",
         *([note, ""] if note else []),
         "| dtype | inputs | samples | passed | refused | wrong | crashed | passed of all |"

@@ -20,6 +20,11 @@ import torch
 from tests.native.batches import Outcome
 from tests.native.samples import EVERY, KINDS, Case, cases
 
+# What both pages say of how results are judged.
+JUDGED = (
+    "In float64, where nothing is more exact, eager's error is taken from nudged inputs and from float32. Where",
+    "eager runs over on its way to a number that its dtype has, that number is right as well.",
+)
 OUTCOMES = ("passed", "refused", "wrong", "crashed")
 Row = dict[str, Any]
 Runner = Callable[[Iterable[Case]], Iterator[tuple[Case, Outcome]]]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Sequence
 
-from tests.native.sample_report import Row, command, counts, failures
+from tests.native.sample_report import JUDGED, Row, command, counts, failures
 from tests.native.samples import KINDS, OTHERS
 from tests.onnx.core_share import share
 from tests.onnx.samples import run
@@ -29,6 +29,7 @@ def markdown(rows: Sequence[Row], most: int | None, note: str = "") -> str:
         "an error of at most 4 times eager's own; of operators that work element by element, at every element by",
         f"itself. Inputs that are strided, empty or scalar are made of {OTHERS} to {2 * OTHERS - 1} samples of each",
         "operator and dtype. Written by `make long-onnx-samples`.",
+        *JUDGED,
         "",
         *([note, ""] if note else []),
         *_share(),

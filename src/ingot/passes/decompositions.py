@@ -35,10 +35,6 @@ class Rules:
         return _OWN.get(op) or self._table.get(op) or op.decompose
 
 
-def own_rule(op: Any) -> Rule:
-    return _OWN[op]
-
-
 def decomposes(op: Any) -> Callable[[Rule], Rule]:
     """Registers our rule for an operator; a second one raises."""
 
@@ -135,13 +131,13 @@ def _vander(x: torch.Tensor, N: int | None = None, increasing: bool = False) -> 
 # ---------------------------------------------------------------------- images of bytes
 
 
-RESAMPLED = tuple(
-    getattr(packet, overload)
+RESAMPLED: dict[Any, Rule] = {
+    op: resampled_bytes(op, internals.all_decompositions()[op])
     for packet in (aten.upsample_bicubic2d, aten.upsample_bilinear2d)
-    for overload in ("default", "vec")
-)
-for _op in RESAMPLED:
-    decomposes(_op)(resampled_bytes(_op, internals.all_decompositions()[_op]))
+    for op in (packet.default, packet.vec)
+}
+for _op, _rule in RESAMPLED.items():
+    decomposes(_op)(_rule)
 
 
 # ---------------------------------------------------------------------- parts

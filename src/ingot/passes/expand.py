@@ -17,7 +17,7 @@ import torch
 
 from ingot import torch_internals as internals
 from ingot.passes.decompose import overloads
-from ingot.passes.decompositions import RESAMPLED, Rules, own_rule
+from ingot.passes.decompositions import RESAMPLED, Rules
 from ingot.passes.effects import without_tokens
 from ingot.passes.functionalize import functionalize
 from ingot.passes.grad_mode import grad_mode
@@ -95,7 +95,7 @@ def _table() -> dict[Any, Callable[..., Any]]:
     return {op: every[op] for op in overloads(EXPANDED) if op in every and op not in left} | {
         torch.ops.aten._pdist_forward.default: _pdist,
         torch.ops.aten.rrelu_with_noise_functional.default: _rrelu,
-        **{op: own_rule(op) for op in RESAMPLED},
+        **RESAMPLED,
     }
 
 

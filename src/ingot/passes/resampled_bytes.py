@@ -8,6 +8,7 @@ round a share that stands for several places outside of the image in parts, and 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import reduce
 from typing import Any
 
 import torch
@@ -17,13 +18,13 @@ _MOST_BITS = 22
 _A = -0.75  # of the cubics
 
 
-def resampled_bytes(op: Any, usual: Callable[..., Any]) -> Callable[..., Any]:
+def resampled_bytes(op: Any, usual: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
     """What to call for `op`, upsample_bilinear2d or upsample_bicubic2d in one of its overloads."""
     shares_of = _linear if "bilinear" in op._schema.name else _cubic
 
     def rule(x: torch.Tensor, sizes: Sequence[int] | None, align_corners: bool, *scales: Any) -> torch.Tensor:
         if x.dtype is not torch.uint8:
-            return usual(x, sizes, align_corners, *scales)  # type: ignore[no-any-return]
+            return usual(x, sizes, align_corners, *scales)
         factors = (scales[0] if len(scales) == 1 else scales) or (None, None)
         ends = sizes if sizes is not None else [torch.sym_int(n * s) for n, s in zip(x.shape[2:], factors, strict=True)]
         for dim in (3, 2):
@@ -90,8 +91,9 @@ def _along(x: torch.Tensor, dim: int, places: list[torch.Tensor], shares: list[t
     units = 2.0 ** torch.arange(_MOST_BITS + 1, dtype=torch.float64)
     unit = torch.where((torch.stack(shares).amax() * units + 0.5).floor() < 2**15, units, 1.0).amax()
     shape = [-1 if d == dim else 1 for d in range(x.dim())]
-    total: Any = 0
+    terms = []
     for place, share in zip(places, shares, strict=True):
         whole = (share * unit + torch.where(share < 0, -0.5, 0.5)).trunc().to(torch.int32)
-        total = total + x.index_select(dim, place.to(torch.int64)).to(torch.int32) * whole.view(shape)
-    return (total.to(torch.float64) / unit + 0.5).floor().clamp(0, 255).to(torch.uint8)  # type: ignore[no-any-return]
+        terms.append(x.index_select(dim, place.to(torch.int64)).to(torch.int32) * whole.view(shape))
+    total = reduce(torch.add, terms)
+    return (total.to(torch.float64) / unit + 0.5).floor().clamp(0, 255).to(torch.uint8)

@@ -47,7 +47,7 @@ class _Careful(TorchFunctionMode):
         if function in self.READ_DIM_1:
             given = args[0] if args else kwargs["input"]
             if given.dim() < 2 and not all(type(size) is int for size in given.shape):
-                raise NotImplementedError(f"{function.__name__} of a tensor with {given.dim()} dims")
+                raise UnsupportedOperatorException(function)
         return function(*args, **kwargs)
 
 

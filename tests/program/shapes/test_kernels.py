@@ -11,7 +11,7 @@ import torch
 from ingot.program.shapes import TensorType, TupleType, join
 from ingot.program.shapes.kernels import Doubt, Refused, answer, result_type
 from ingot.program.shapes.lattice import UNKNOWN, NumberType, contains, widened
-from ingot.torch_internals import SymbolicRun
+from ingot.torch_internals import SymbolicRun, UnsupportedOperatorException
 
 aten = torch.ops.aten
 CPU = torch.device("cpu")
@@ -64,7 +64,7 @@ def test_a_kernel_that_reads_past_the_end_is_not_asked(channels: Any) -> None:
     assert known.doubt in (Doubt.NO_KERNEL, Doubt.NO_SIZES)
     run = SymbolicRun({"n": (0, 0, None)})
     x, empty = (run.tensor([size], torch.float32, CPU) for size in (n, 0))
-    with pytest.raises(NotImplementedError):
+    with pytest.raises(UnsupportedOperatorException):
         run.call(aten.batch_norm.default, [x, None, None, empty, empty, *rest], {})
 
 

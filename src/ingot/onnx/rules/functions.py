@@ -84,11 +84,11 @@ exports(aten.log10.default)(_logarithm(10))
 
 
 def _exponentials(ex: Exporter, x: Tensor) -> tuple[Tensor, Tensor]:
-    """Half of exp(x) and of exp(-x), in float64; neither is larger than the result, nor ends before it."""
+    """Half of exp(x) and of exp(-x), in float64, by their roots: exp(x) runs over before its half does."""
     half = ex.number(0.5, torch.float64)
-    root = ex.op("Exp", ex.op("Mul", wide(ex, x), half))
-    inverse = ex.op("Reciprocal", root)
-    return tuple(ex.op("Mul", ex.op("Mul", part, half), part) for part in (root, inverse))  # type: ignore[return-value]
+    up = ex.op("Exp", ex.op("Mul", wide(ex, x), half))
+    down = ex.op("Reciprocal", up)
+    return ex.op("Mul", ex.op("Mul", up, half), up), ex.op("Mul", ex.op("Mul", down, half), down)
 
 
 @exports(aten.sinh.default)

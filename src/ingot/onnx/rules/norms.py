@@ -34,15 +34,20 @@ def layer_norm(
     return ex.op("LayerNormalization", x, scale, *rest, axis=-len(shape), epsilon=eps)
 
 
+def _centered(ex: Exporter, x: Tensor, dims: Sequence[int], eps: float) -> tuple[Tensor, Tensor, Tensor]:
+    """The mean over dims, how far x is away from it, and the inverse of its deviation."""
+    at = ex.ints(dims)
+    mean = ex.op("ReduceMean", x, at)
+    away = ex.op("Sub", x, mean)
+    variance = ex.op("ReduceMean", ex.op("Mul", away, away), at)
+    return mean, away, ex.op("Reciprocal", ex.op("Sqrt", ex.op("Add", variance, ex.number(eps, x.dtype))))
+
+
 def _over_last(
     ex: Exporter, x: Tensor, shape: Sequence[Size], weight: Tensor | None, bias: Tensor | None, eps: float
 ) -> list[Tensor]:
     """Spelled out: the result, mean and inverse deviation."""
-    at = ex.ints(list(range(x.rank - len(shape), x.rank)))
-    mean = ex.op("ReduceMean", x, at)
-    away = ex.op("Sub", x, mean)
-    variance = ex.op("ReduceMean", ex.op("Mul", away, away), at)
-    inverse = ex.op("Reciprocal", ex.op("Sqrt", ex.op("Add", variance, ex.number(eps, x.dtype))))
+    mean, away, inverse = _centered(ex, x, range(x.rank - len(shape), x.rank), eps)
     made = ex.op("Mul", away, inverse)
     made = made if weight is None else ex.op("Mul", made, ex.cast(weight, x.dtype))
     return [made if bias is None else ex.op("Add", made, ex.cast(bias, x.dtype)), mean, inverse]
@@ -203,11 +208,7 @@ def _grouped(
     for size in x.sizes[2:]:
         each = each * size
     rows = ex.reshape(x, [x.sizes[0], groups, each])
-    at = ex.ints([2])
-    mean = ex.op("ReduceMean", rows, at)
-    away = ex.op("Sub", rows, mean)
-    variance = ex.op("ReduceMean", ex.op("Mul", away, away), at)
-    inverse = ex.op("Reciprocal", ex.op("Sqrt", ex.op("Add", variance, ex.number(eps, x.dtype))))
+    mean, away, inverse = _centered(ex, rows, [2], eps)
     made = ex.reshape(ex.op("Mul", away, inverse), x.sizes)
     if weight is not None:
         made = ex.op("Mul", made, _by_channel(ex, ex.cast(weight, x.dtype), x.rank))

@@ -46,6 +46,7 @@ def _resized(
         return ex.op("Resize", x, None, None, ex.sizes.vector(ex.shape), **how)
     if by_torch is None or not is_known(x.sizes[2:]) or not is_known(ex.shape[2:]):
         raise Unsupported("resampling by factors that do not give the size, or of sizes that are not numbers")
+    # The last dim first, as torch does it: of bytes each dim's result is rounded.
     for place, (size, out) in reversed(list(enumerate(zip(x.sizes[2:], ex.shape[2:], strict=True)))):
         shares = _shares(by_torch, int(size), int(out), scales[place] if scales is not None else None)
         x = (
