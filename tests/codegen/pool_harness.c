@@ -158,7 +158,7 @@ int check_nested(ig_pool *pool) {
     return n.fault;
 }
 
-/* ---- fork while another thread is in the middle of a job ---- */
+/* ---- fork while another thread is in the middle of a job; `early`: while workers may still be starting ---- */
 
 typedef struct {
     ig_pool *pool;
@@ -195,8 +195,9 @@ static int status_of(pid_t child) {
     return WIFEXITED(status) ? WEXITSTATUS(status) : 31;
 }
 
-int check_fork(ig_pool *pool) {
+int check_fork(ig_pool *pool, int early) {
     holding h = {pool, 0, 0};
+    if (!early && !meets(pool, ig_pool_threads(pool))) return 33;
     pthread_t caller;
     struct timespec nap = {0, 1000000};
     if (pthread_create(&caller, NULL, hold_pool, &h)) return 32;
@@ -335,7 +336,8 @@ static int run_scenario(const char *name, int threads, int rounds) {
         for (int i = 0; i < rounds && !fault; i++) fault = meets(pools[0], threads) ? nanosleep(&nap, NULL) : 42;
     }
     if (!strcmp(name, "late")) fault = check_late(pools[0], rounds);
-    if (!strcmp(name, "fork")) fault = check_fork(pools[0]);
+    if (!strcmp(name, "fork")) fault = check_fork(pools[0], 0);
+    if (!strcmp(name, "fork-early")) fault = check_fork(pools[0], 1);
     ig_pool_close(pools[0]), ig_pool_close(pools[1]);
     return fault;
 }

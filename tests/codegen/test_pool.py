@@ -44,6 +44,7 @@ SCENARIOS = {
     "asleep": [(2, 30), (8, 10)],
     "late": [(2, 8_000), (3, 500)],
     "fork": [(2, 1), (5, 1)],
+    "fork-early": [(2, 1), (5, 1)],
 }
 
 
@@ -120,8 +121,10 @@ def run(program: Path, scenario: str, threads: int, rounds: int, seconds: float 
 @pytest.mark.parametrize("scenario", SCENARIOS)
 @pytest.mark.parametrize("kind", BUILDS)
 def test_scenario(programs: Callable[[str], Path], kind: str, scenario: str) -> None:
-    if scenario == "fork" and "thread" in kind:
+    if scenario.startswith("fork") and "thread" in kind:
         pytest.skip("the thread sanitizer itself does not know threads that start after a fork")
+    if scenario == "fork-early" and "address" in kind:
+        pytest.skip("the address sanitizer's own allocator stays locked in a child if a thread was just starting")
     for threads, rounds in SCENARIOS[scenario]:
         assert run(programs(kind), scenario, threads, rounds) == (0, "")
 
