@@ -12,6 +12,7 @@
     │   ├── LiteralError            another value for an argument that was captured as a constant
     │   └── InputError              another dtype, rank, size or device
     ├── AssertionFailed             an assertion of the model does not hold for what the Program was called with
+    ├── NotAProgram                 something else was given where a Program is needed (also a TypeError)
     ├── VerifyError                 a Program breaks one of its invariants
     ├── StateDictError              a state dict lacks a key or holds a tensor of another shape
     ├── UnflattenError              the module hierarchy cannot be rebuilt
@@ -88,6 +89,10 @@ class DynamicShapeError(CaptureError):
 
 class VerifyError(IngotError):
     """A Program breaks one of its invariants."""
+
+
+class NotAProgram(IngotError, TypeError):
+    """A function of Ingot that takes a Program was given something else."""
 
 
 class StateDictError(IngotError):

@@ -13,11 +13,12 @@ from typing import Any
 import torch
 
 from ingot import collector, passes
+from ingot.errors import OnnxError, explain
 from ingot.onnx import check, convert, writing
 from ingot.passes import numerics
 from ingot.program import dims
 from ingot.program.metadata import value_of
-from ingot.program.program import Program
+from ingot.program.program import Program, check_program
 
 # Told the name of each stage; what it gives is entered while the stage runs.
 Watch = Callable[[str], AbstractContextManager[object]]
@@ -82,6 +83,14 @@ def export_onnx(
 
     Raises UnsupportedByOnnx, which names every operator that ONNX cannot express, OnnxMismatch, or OnnxError.
     """
+    check_program(program, "export_onnx")
+    if not isinstance(path, str | os.PathLike):
+        raise OnnxError(
+            explain(
+                f"The path of the file is {type(path).__name__}.",
+                fix='call export_onnx(program, "m.onnx"): arguments belong to capture',
+            )
+        )
     convert.check_opset(opset)
     target = Path(path)
     with collector.paused():

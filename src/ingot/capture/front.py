@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import fx, nn
+from torch.export import ExportedProgram
 
 from ingot import torch_internals as internals
 from ingot.capture import control_flow, dynamic, failures, questions
@@ -38,6 +39,7 @@ def trace(
     """Runs the model once on fake tensors and writes down what it did. The model is left as it was."""
     if not callable(model):
         raise CaptureError(explain(f"capture takes a module or a function, not {type(model).__name__}."))
+    _check_open(model)
     if isinstance(args, torch.Tensor):
         raise CaptureError(explain("args is a tensor.", fix="give the positional arguments as a tuple: (x,)"))
     call = model.forward if isinstance(model, nn.Module) else model
@@ -57,6 +59,27 @@ def trace(
         with suppress(CaptureError):
             return run(exporting=False)
         raise failure
+
+
+def _check_open(model: object) -> None:
+    """Raises CaptureError if the model, or a part of it, is in a form that another function of ours reads."""
+    if isinstance(model, ExportedProgram):
+        raise CaptureError(explain("The model is captured: it is an ExportedProgram.", fix="use ingot.from_exported"))
+    why = "torch runs TorchScript where capture cannot see into it"
+    if isinstance(model, torch.jit.ScriptModule | torch.jit.ScriptFunction):
+        raise CaptureError(
+            explain("The model is TorchScript.", why=why, fix="use ingot.from_torchscript(script, args)")
+        )
+    for path, part in model.named_modules() if isinstance(model, nn.Module) else ():
+        if isinstance(part, torch.jit.ScriptModule):
+            raise CaptureError(
+                explain(
+                    f"The submodule {path} is TorchScript.",
+                    why=why,
+                    fix="give the model the module that it was scripted from, or script the whole model and use "
+                    "ingot.from_torchscript(torch.jit.script(model), args)",
+                )
+            )
 
 
 class Session:

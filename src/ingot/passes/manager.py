@@ -22,7 +22,7 @@ from typing import Any, Literal, Protocol
 
 from ingot.errors import PassError, explain
 from ingot.program.dialects import Dialect
-from ingot.program.program import Program, Step
+from ingot.program.program import Program, Step, check_program
 from ingot.program.verifier import verify
 
 Check = Literal["structure", "numerics"] | None
@@ -87,6 +87,9 @@ def transform(
     from ingot.passes import numerics
     from ingot.passes.snapshots import Snapshots
 
+    check_program(program, "transform")
+    if callable(passes):
+        raise PassError(explain("The passes are one function.", fix="give a list of passes: [ingot.passes.fold]"))
     show = Snapshots(snapshots) if isinstance(snapshots, str | PathLike) else snapshots
     current = program.copy()
     reference = numerics.Reference(program) if check == "numerics" else None

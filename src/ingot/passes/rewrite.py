@@ -35,7 +35,7 @@ from ingot.program.cutting import graph_modules
 from ingot.program.dialects import CORE, FUNCTIONAL, Dialect
 from ingot.program.effects import acts
 from ingot.program.printer import describe_value
-from ingot.program.program import Program
+from ingot.program.program import Program, check_program
 
 _PATTERNS: weakref.WeakKeyDictionary[Callable[..., Any], dict[Any, Pattern]] = weakref.WeakKeyDictionary()
 
@@ -54,6 +54,7 @@ def rewrite(
     Both take the inputs that `example_inputs` are examples of. `where` is asked of each match, and may refuse it.
     `check` is that of `transform`. Raises PatternError, and changes nothing, if either function will not do.
     """
+    check_program(program, "rewrite")
     made = transform(program, [Rewriting(before, after, example_inputs, where)], check)
     return made, made.history[-1].changes
 

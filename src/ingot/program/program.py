@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import fx, nn
 
-from ingot.errors import StateDictError, explain
+from ingot.errors import NotAProgram, StateDictError, explain
 from ingot.program.dialects import CAPTURED, Dialect
 from ingot.program.dims import Constraint, Dim
 from ingot.program.signature import Input, InputKind, ModuleCall, Signature
@@ -180,3 +180,24 @@ class Program:
 
     def __repr__(self) -> str:
         return f"<ingot.Program: {len(self.graph.nodes)} nodes, {len(self.state_dict)} tensors, {self.dialect.name}>"
+
+
+def check_program(value: object, door: str) -> None:
+    """Raises NotAProgram, which says how to make a Program of what `door` was given."""
+    from torch.export import ExportedProgram
+
+    if isinstance(value, Program):
+        return
+    maker = "ingot.capture(model, args) makes one of a module or a function"
+    if isinstance(value, ExportedProgram):
+        maker = "ingot.from_exported(exported) makes one of it"
+    elif isinstance(value, torch.jit.ScriptModule | torch.jit.ScriptFunction):
+        maker = "ingot.from_torchscript(script, args) makes one of it"
+    elif isinstance(getattr(value, "program", None), Program):
+        maker = "its attribute `program` is one"
+    raise NotAProgram(explain(f"{door} takes a Program, not {_kind(value)}.", fix=maker))
+
+
+def _kind(value: object) -> str:
+    kind = type(value)
+    return kind.__name__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ingot.program.program import Program
+from ingot.program.program import Program, check_program
 from ingot.quantize.calibration import calibrate, feed
 from ingot.quantize.conversion import convert
 from ingot.quantize.preparation import plan_of, prepare
@@ -45,6 +45,7 @@ def accuracy_control(
     that each adds by itself. More and more of the worst stay in float, twice as many each time, until the score is
     kept; then as many are quantized again as can be. With all layers in float the score is the float program's own.
     """
+    check_program(program, "accuracy_control")
     float_score = evaluate(program)
     trials: list[tuple[int, float]] = []
     ranked: list[str] = []

@@ -16,6 +16,7 @@ import torch
 from torch import fx, nn
 
 from ingot import collector, passes
+from ingot.errors import QuantizeError, explain
 from ingot.passes.fold import Folding
 from ingot.passes.fold_batch_norm import layer_of
 from ingot.passes.functionalize import without_private_writes
@@ -24,7 +25,7 @@ from ingot.program.cutting import graph_modules
 from ingot.program.modes import switched
 from ingot.program.module import ProgramModule
 from ingot.program.naming import unique
-from ingot.program.program import Program
+from ingot.program.program import Program, check_program
 from ingot.quantize.annotate import annotate
 from ingot.quantize.foreign import Annotator, annotated_by
 from ingot.quantize.quantizers import WeightQuantizer, quantizer_of
@@ -91,7 +92,14 @@ def base_of(prepared: Prepared) -> Program:
 
 
 def plan_of(prepared: Prepared) -> Plan:
-    """What a prepared module was made of."""
+    """What a prepared module was made of. Raises QuantizeError if it is none."""
+    if not isinstance(prepared, Prepared):
+        raise QuantizeError(
+            explain(
+                f"This is no prepared program but a {type(prepared).__name__}.",
+                fix="give what `prepare` or `prepare_qat` returned",
+            )
+        )
     return prepared._plan
 
 
@@ -102,6 +110,7 @@ def prepare(program: Program, recipe: Recipe | Annotator) -> Prepared:
     observes what lies between a layer and a batch norm that `convert` will fold into it: what is observed is what
     will run.
     """
+    check_program(program, "prepare")
     with collector.paused():
         base = evaluated(program, batch_norm=not isinstance(recipe, Recipe))  # others want to see it folded
         return Prepared(base, _table(base, recipe, training=False), simulates=False)
@@ -237,6 +246,7 @@ def prepare_qat(program: Program, recipe: Recipe | Annotator) -> Prepared:
     as what it will become: its weight is quantized as it will be once the norm is folded into it. Branches and the
     bodies of loops stay float.
     """
+    check_program(program, "prepare_qat")
     base = program.copy()
     passes.autocast(base)
     passes.grad_mode(base)

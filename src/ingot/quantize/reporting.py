@@ -27,7 +27,7 @@ from torch import fx, nn
 from ingot import torch_internals as internals
 from ingot.errors import QuantizeError, explain
 from ingot.program import calling, metadata
-from ingot.program.program import Program
+from ingot.program.program import Program, check_program
 from ingot.quantize.calibration import bar, feed
 from ingot.quantize.operators import JOINING, PRODUCTS
 from ingot.quantize.preparation import evaluated
@@ -139,6 +139,8 @@ def report(
     `program` is the one that `quantized` was made of. `html` names a file to write the report to as well. Data is as
     `calibrate` takes it. Raises QuantizeError if nothing of `quantized` is quantized, or if there is no data.
     """
+    check_program(program, "report")
+    check_program(quantized, "report")
     base = evaluated(program)
     layers = {place: node for place, node in nodes_by_place(quantized).items() if _is_layer(node)}
     if not layers:

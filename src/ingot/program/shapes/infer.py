@@ -31,7 +31,7 @@ from torch import fx
 from ingot import torch_internals as internals
 from ingot.errors import ShapeError, explain
 from ingot.program import dims, metadata
-from ingot.program.program import Program
+from ingot.program.program import Program, check_program
 from ingot.program.shapes.kernels import Answer, Bounds, Doubt, Refused, answer
 from ingot.program.shapes.lattice import (
     UNKNOWN,
@@ -81,6 +81,7 @@ def shapes_of(program: Program, inputs: Mapping[str, Spec] | None = None) -> Inf
     each a number, a name or None (unknown), or None for a rank that is unknown. Raises ShapeError, with the user's
     line, where an operator cannot work on values of such types.
     """
+    check_program(program, "shapes_of")
     given = dict(inputs or {})
     bounds = {_symbol(dim.name): (dim.low, dim.high) for dim in program.dims}
     analysis = _Analysis(bounds)
