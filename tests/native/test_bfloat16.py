@@ -109,9 +109,10 @@ def test_what_is_no_number_stays_so() -> None:
     assert ours[0].isinf().all() and ours[1].isnan().all() and torch.equal(ours[2], model.bias.detach())
 
 
-@pytest.mark.parametrize("model", [Block(48, 4), ConvNet(), Inverted()], ids=lambda model: type(model).__name__)
-def test_a_model_is_as_near_as_autocast(model: nn.Module) -> None:
+@pytest.mark.parametrize("make", [Block, ConvNet, Inverted])
+def test_a_model_is_as_near_as_autocast(make: type[nn.Module]) -> None:
     torch.manual_seed(0)
+    model = make(48, 4) if make is Block else make()
     shape = (2, 20, 48) if isinstance(model, Block) else (2, 16 if isinstance(model, Inverted) else 3, 96, 96)
     args = (torch.randn(shape), *([torch.ones(2, 20, dtype=torch.bool)] if isinstance(model, Block) else []))
     model.eval()
@@ -122,9 +123,10 @@ def test_a_model_is_as_near_as_autocast(model: nn.Module) -> None:
         exact = copy.deepcopy(model).double()(args[0].double(), *args[1:])
         with torch.autocast("cpu", torch.bfloat16):
             theirs = model(*args).double() - exact
+        single = model(*args).double() - exact
         ours = native(*args).double() - exact
     assert ours.norm() <= 2 * theirs.norm()
-    assert ours.norm() > 2**-14 * exact.norm(), "it is float32"
+    assert ours.norm() > 16 * single.norm(), "it is float32"
 
 
 def test_rows_of_any_number_and_one_tensor_in_many_products() -> None:
