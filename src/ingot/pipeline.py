@@ -208,6 +208,8 @@ def for_native(program: Program) -> Program:
     passes.fold(program)  # a batch norm that is gone need not be decomposed
     passes.decompose(program, keep=WHOLE)
     passes.expand(program, keep=WHOLE)
+    if passes.split_complex(program, keep=WHOLE):
+        passes.expand(program, keep=WHOLE)
     for clean in (passes.fold, passes.remove_noops, passes.cse, passes.dce, passes.order_effects):
         clean(program)
     return program

@@ -18,6 +18,7 @@ from ingot.passes.order_effects import order_effects
 from ingot.passes.remove_noops import remove_noops
 from ingot.passes.settle_sizes import settle_sizes
 from ingot.passes.shapes import shapes
+from ingot.passes.split_complex import split_complex
 from ingot.passes.tracepoints import tracepoints
 
 ROAD = (tracepoints, autocast, grad_mode, effects, functionalize, decompose, fold, cse, dce)
@@ -40,6 +41,7 @@ __all__ = [
     "remove_noops",
     "settle_sizes",
     "shapes",
+    "split_complex",
     "tracepoints",
     "transform",
 ]

@@ -1,0 +1,128 @@
+"""Replaces complex numbers, of which native code has none, by their real and their imaginary parts.
+
+before                                  after split_complex
+pairs = aten.view_as_complex(x)         real = aten.select(x, -1, 0); imaginary = aten.select(x, -1, 1)
+mul = aten.mul(pairs, turns)            … four products, a sub and an add
+back = aten.view_as_real(mul)           back = aten.cat([sub, add], -1)
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+
+from ingot.errors import IngotError, PassError, explain
+from ingot.passes import fourier
+from ingot.passes.complex_parts import RULES, Parts, Rule
+from ingot.passes.decompose import overloads
+from ingot.passes.decompositions import Rules
+from ingot.passes.effects import without_tokens
+from ingot.passes.grad_mode import grad_mode
+from ingot.passes.manager import register
+from ingot.passes.replay import Replay
+from ingot.program import metadata
+from ingot.program.cutting import graph_modules
+from ingot.program.dialects import CORE
+from ingot.program.program import Program
+from ingot.program.signature import STATE_KINDS, values_of
+
+_RULES: dict[Any, Rule] = {operator.getitem: operator.getitem, **RULES, **fourier.RULES}
+_GRAD_MODE = torch.ops.higher_order.wrap_with_set_grad_enabled
+
+
+@register(takes=CORE, gives=CORE, exact=False)
+def split_complex(program: Program, *, keep: Sequence[Any] = ()) -> int:
+    """Replays the graph with two values for each complex one; `keep` is that of `decompose`.
+
+    All or nothing: the program stays as it is if an operator has no rule for complex numbers, or if one is an argument
+    or a result, is written to, or passes through a branch, a loop or a preserved module call. State that is complex
+    becomes real, with one more dim of 2.
+    """
+    found = [node for node in _nodes(program) if _touches(node)]
+    if not found or not all(_splits(program, node) for node in found):
+        return 0
+    with without_tokens(program):
+        replay = _Splitting(program, Rules(overloads(keep)), found)
+        outputs = program.signature.graph_outputs
+        with replay.recording():
+            results = replay.run(program.graph_module, replay.placeholders())
+            replay.finish(list(results), outputs)
+    grad_mode(program)
+    return len(found)
+
+
+def _nodes(program: Program) -> Iterator[fx.Node]:
+    for module in graph_modules(program.graph_module):
+        yield from module.graph.nodes
+
+
+def _is_complex(node: fx.Node) -> bool:
+    return any(tensor.dtype.is_complex for tensor in metadata.tensors_in(metadata.value_of(node)))
+
+
+def _touches(node: fx.Node) -> bool:
+    return _is_complex(node) or any(map(_is_complex, node.all_input_nodes))
+
+
+def _splits(program: Program, node: fx.Node) -> bool:
+    if node.op == "placeholder" and node.graph is program.graph:
+        written = {output.target for output in program.signature.outputs}
+        known = next(i for i in program.signature.placeholders if i.name == node.name)
+        return known.kind in STATE_KINDS and known.target not in written and node.name not in _named(program)
+    if node.op in ("placeholder", "output"):
+        return node.graph is not program.graph  # whoever calls the region is asked as well
+    if node.target is _GRAD_MODE:
+        return True
+    if node.target in fourier.RULES and not fourier.fits(node):
+        return False
+    return node.target in _RULES and not (_is_complex(node) and node.name in _named(program))
+
+
+def _named(program: Program) -> frozenset[str]:
+    return values_of(program.module_calls)
+
+
+class _Splitting(Replay):
+    """A replay in which the value of a complex node is its Parts; `found` are the nodes that take or give one."""
+
+    def __init__(self, program: Program, rules: Rules, found: Collection[fx.Node]) -> None:
+        super().__init__(program, rules)
+        self._found = frozenset(found)
+        self._inputs = [node for node in program.graph.nodes if node.op == "placeholder"]
+        state = {i.name: str(i.target) for i in program.signature.placeholders}
+        for node in self._found.intersection(self._inputs):
+            held = program.state_dict if state[node.name] in program.state_dict else program.constants
+            held[state[node.name]] = torch.view_as_real(held[state[node.name]].detach().resolve_conj())
+            with self.mode:
+                metadata.set_value(node, torch.view_as_real(metadata.value_of(node)))
+
+    def placeholders(self) -> list[Any]:
+        values = zip(self._inputs, super().placeholders(), strict=True)
+        return [
+            Parts(value.select(-1, 0), value.select(-1, 1)) if node in self._found else value for node, value in values
+        ]
+
+    def _call(self, node: fx.Node, values: Mapping[fx.Node, Any]) -> Any:
+        if node not in self._found:
+            return super()._call(node, values)
+        args: Any = fx.map_arg(node.args, lambda n: values[n])
+        kwargs: Any = fx.map_arg(node.kwargs, lambda n: values[n])
+        if node.target is _GRAD_MODE:
+            enabled, function, *operands = args
+            with torch.set_grad_enabled(enabled):
+                return function(*operands)
+        try:
+            return _RULES[node.target](*args, **kwargs)
+        except IngotError:
+            raise
+        except Exception as failure:
+            raise PassError(
+                explain(
+                    f"A complex number cannot be split: {type(failure).__name__}: {str(failure).splitlines()[0]}",
+                    where=metadata.where(node),
+                )
+            ) from failure
