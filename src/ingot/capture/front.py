@@ -236,6 +236,7 @@ class Session:
             stack.enter_context(internals.flex_attention_called_directly())
             stack.enter_context(internals.python_calls_dispatched())
             stack.enter_context(internals.idle_conversions_skipped())
+            stack.enter_context(internals.sizes_computed_with())
             stack.enter_context(internals.autocast_watched(recorder.enter_autocast, recorder.exit_autocast))
             stack.enter_context(self.modules.following(recorder.sync_grad_mode, self._mark))
             stack.enter_context(self.mode)

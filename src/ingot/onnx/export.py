@@ -174,9 +174,12 @@ class Exporter:
             for dim, size in enumerate(made.sizes):
                 self.sizes.learn(size, made, dim)
             return made
-        if isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool):
+        if isinstance(value, torch.SymInt):
             self.sizes.learn(value.node.expr, Tensor(ir.Value(name=self.unique("refused")), torch.int64, ()), None)
             return self.symbolic(value)
+        if isinstance(value, torch.SymFloat | torch.SymBool):
+            dtype = torch.float64 if isinstance(value, torch.SymFloat) else torch.bool
+            return Tensor(ir.Value(name=self.unique("refused")), dtype, ())
         return value
 
     def argument(self, value: Any) -> Any:

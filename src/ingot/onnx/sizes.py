@@ -6,6 +6,7 @@ nodes are written when they are first needed, once in each scope that can see th
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -59,6 +60,11 @@ def _power(ex: Exporter, parts: Sequence[Tensor]) -> Tensor:
     return ex.op("Pow", *parts)
 
 
+def _log2(ex: Exporter, parts: Sequence[Tensor]) -> Tensor:
+    natural = ex.op("Log", ex.cast(parts[0], torch.float64))
+    return ex.op("Div", natural, ex.number(math.log(2), torch.float64))
+
+
 def _differ(ex: Exporter, parts: Sequence[Tensor]) -> Tensor:
     return ex.op("Not", ex.op("Equal", *parts))
 
@@ -92,6 +98,7 @@ OPERATIONS: dict[str, Operation] = {
     "or": _plain("Or"),
     "not": _plain("Not"),
     "sqrt": _floats("Sqrt"),
+    "log2": _log2,
 }
 
 
