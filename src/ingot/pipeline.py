@@ -29,6 +29,7 @@ from ingot.lowering.memory import plan
 from ingot.lowering.pairs import pair
 from ingot.lowering.siblings import join_siblings
 from ingot.lowering.strips import strip
+from ingot.passes.split_complex import has_complex
 from ingot.program import file
 from ingot.program.program import Program
 from ingot.settings import Settings
@@ -187,6 +188,9 @@ def _trained(
         program = model if isinstance(model, Program) else capture(model, args, kwargs)
     with watch("passes"):
         program = passes.transform(program, [p for p in passes.ROAD if p not in _AFTER_DECOMPOSE], check=None)
+        if has_complex(program):  # else the forward half hands complex numbers to the backward one
+            passes.decompose(program, keep=WHOLE)
+            passes.split_complex(program, keep=WHOLE)
     return Trained(program, build)
 
 
@@ -208,7 +212,7 @@ def for_native(program: Program) -> Program:
     passes.fold(program)  # a batch norm that is gone need not be decomposed
     passes.decompose(program, keep=WHOLE)
     passes.expand(program, keep=WHOLE)
-    if passes.split_complex(program, keep=WHOLE):
+    if passes.split_complex(program, keep=WHOLE, parameters=True):
         passes.expand(program, keep=WHOLE)
     for clean in (passes.fold, passes.remove_noops, passes.cse, passes.dce, passes.order_effects):
         clean(program)

@@ -154,6 +154,45 @@ def test_under_no_grad() -> None:
     assert "wrap_with_set_grad_enabled(False" in str(program), "the switch is still there"
 
 
+class Spectral(nn.Module):
+    """A layer of a Fourier neural operator: its weights are complex parameters."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(3, 4, 6, dtype=torch.complex64))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        low = torch.fft.rfft(x)[..., :6]
+        return torch.fft.irfft(torch.einsum("bix,iox->box", low, self.weight), n=x.shape[-1])
+
+
+def test_complex_parameters_are_for_running_alone() -> None:
+    model, x = Spectral(), torch.randn(2, 3, 20)
+    close(ingot.compile(model, (x,))(x), model(x).detach())
+    program = ingot.transform(ingot.capture(model, (x,)), ROAD)
+    assert program.history[-1].changes == 0, "it still trains"
+    with pytest.raises(UnsupportedOperator, match="complex64 is not supported"):
+        ingot.compile(model, (x,), training=True)
+
+
+def test_training() -> None:
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer, self.rotary = nn.Linear(8, 8), Rotary()
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.rotary(self.layer(x)).tanh() + torch.fft.fft(x, norm="ortho").real
+
+    model, x = Model(), torch.randn(2, 5, 3, 8, requires_grad=True)
+    gradients = []
+    for call in (ingot.compile(model, (x,), training=True), model):
+        asked = [*model.parameters(), x]
+        gradients.append(torch.autograd.grad(call(x).square().sum(), asked))
+    for ours, theirs in zip(*gradients, strict=True):
+        close(ours, theirs)
+
+
 # ---------------------------------------------------------------------- transforms
 
 

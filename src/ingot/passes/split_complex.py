@@ -28,22 +28,23 @@ from ingot.program import metadata
 from ingot.program.cutting import graph_modules
 from ingot.program.dialects import CORE
 from ingot.program.program import Program
-from ingot.program.signature import STATE_KINDS, values_of
+from ingot.program.signature import STATE_KINDS, InputKind, values_of
 
 _RULES: dict[Any, Rule] = {operator.getitem: operator.getitem, **RULES, **fourier.RULES}
 _GRAD_MODE = torch.ops.higher_order.wrap_with_set_grad_enabled
 
 
 @register(takes=CORE, gives=CORE, exact=False)
-def split_complex(program: Program, *, keep: Sequence[Any] = ()) -> int:
+def split_complex(program: Program, *, keep: Sequence[Any] = (), parameters: bool = False) -> int:
     """Replays the graph with two values for each complex one; `keep` is that of `decompose`.
 
     All or nothing: the program stays as it is if an operator has no rule for complex numbers, or if one is an argument
     or a result, is written to, or passes through a branch, a loop or a preserved module call. State that is complex
-    becomes real, with one more dim of 2.
+    becomes real, with one more dim of 2; parameters only where that is asked for, as no gradient reaches them then.
     """
+    kinds = STATE_KINDS if parameters else STATE_KINDS - {InputKind.PARAMETER}
     found = [node for node in _nodes(program) if _touches(node)]
-    if not found or not all(_splits(program, node) for node in found):
+    if not found or not all(_splits(program, node, kinds) for node in found):
         return 0
     with without_tokens(program):
         replay = _Splitting(program, Rules(overloads(keep)), found)
@@ -53,6 +54,10 @@ def split_complex(program: Program, *, keep: Sequence[Any] = ()) -> int:
             replay.finish(list(results), outputs)
     grad_mode(program)
     return len(found)
+
+
+def has_complex(program: Program) -> bool:
+    return any(map(_is_complex, _nodes(program)))
 
 
 def _nodes(program: Program) -> Iterator[fx.Node]:
@@ -68,11 +73,11 @@ def _touches(node: fx.Node) -> bool:
     return _is_complex(node) or any(map(_is_complex, node.all_input_nodes))
 
 
-def _splits(program: Program, node: fx.Node) -> bool:
+def _splits(program: Program, node: fx.Node, kinds: Collection[InputKind]) -> bool:
     if node.op == "placeholder" and node.graph is program.graph:
         written = {output.target for output in program.signature.outputs}
         known = next(i for i in program.signature.placeholders if i.name == node.name)
-        return known.kind in STATE_KINDS and known.target not in written and node.name not in _named(program)
+        return known.kind in kinds and known.target not in written and node.name not in _named(program)
     if node.op in ("placeholder", "output"):
         return node.graph is not program.graph  # whoever calls the region is asked as well
     if node.target is _GRAD_MODE:
