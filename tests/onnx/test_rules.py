@@ -70,6 +70,32 @@ def test_a_query_that_sees_nothing_gets_zeros(opset: int, floats: bool, tmp_path
     exported(tmp_path, F.scaled_dot_product_attention, q, k, v, given, opset=opset)
 
 
+@pytest.mark.parametrize("opset", [20, 23, NEWEST_OPSET])
+@pytest.mark.parametrize("shape", [(2, 1, 1, 5), (1, 5), (2, 3, 1, 5), (3, 4, 1), (4, 5)])
+def test_a_mask_that_spreads_over_queries(opset: int, shape: tuple[int, ...], tmp_path: Path) -> None:
+    """Of padding, say: Attention's kernels want a row of it for each query."""
+    q, k, v = torch.randn(2, 3, 4, 8), torch.randn(2, 3, 5, 8), torch.randn(2, 3, 5, 8)
+    mask = torch.ones(shape, dtype=torch.bool)
+    mask[..., 1:2] = False
+    dynamic = ({0: "batch"}, {0: "batch"}, {0: "batch"}, {0: "batch"} if shape[0] == 2 else None)
+    _, found = exported(tmp_path, F.scaled_dot_product_attention, q, k, v, mask, opset=opset, dynamic=dynamic)
+    assert ("Attention" in found) == (opset >= 23)
+
+
+@pytest.mark.parametrize("opset", [20, 23])
+def test_heads_with_padding(opset: int, tmp_path: Path) -> None:
+    model = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+
+    def padded(x: X, hidden: X) -> X:
+        return model(x, src_key_padding_mask=hidden)
+
+    hidden = torch.tensor([[False, False, True], [False, False, False]])
+    dynamic = ({0: "batch", 1: "seq"},) * 2
+    model.eval()
+    report, _ = exported(tmp_path, padded, torch.randn(2, 3, 8), hidden, opset=opset, dynamic=dynamic)
+    assert len(report.differences) == 3
+
+
 def test_norms_and_gelu_are_single_nodes(tmp_path: Path) -> None:
     model = nn.Sequential(nn.GELU(), nn.LayerNorm(8), nn.RMSNorm(8), nn.GroupNorm(2, 4))
     x = torch.randn(3, 4, 8)
@@ -229,6 +255,36 @@ def test_float64_is_not_rounded_by_attributes(tmp_path: Path) -> None:
     report, _ = exported(tmp_path, Layers().double(), torch.randn(3, 4, 8, dtype=torch.float64))
     assert report.runner == "ONNX Runtime"
     assert report.largest_difference is not None and report.largest_difference < 1e-14
+
+
+def test_a_factor_beside_a_product_keeps_its_digits(tmp_path: Path) -> None:
+    """ONNX Runtime would take a single number into the product, as an attribute of 32 bits."""
+
+    def model(x: X, y: X, column: X) -> Any:
+        scores = x @ y.mT
+        narrow = (x @ column) * 0.1, (x[0] @ column[0, :, 0]) * 0.1
+        return scores * 0.3, scores / 8**0.5, (x * 0.7) @ y.mT, F.scaled_dot_product_attention(x, y, y), *narrow
+
+    x, y, column = (torch.randn(2, size, 8, dtype=torch.float64) for size in (5, 5, 1))
+    report, _ = exported(tmp_path, model, x, y, column.mT, dynamic=({1: "n"}, {1: "m"}, None))
+    assert report.runner == "ONNX Runtime"
+    assert report.largest_difference is not None and report.largest_difference < 1e-13
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_deep_model_in_float64(seed: int, tmp_path: Path) -> None:
+    """Nothing more exact tells how far torch's own float64 is off: float32 does, in its coarser roundings."""
+    torch.manual_seed(seed)
+    layers = [layer for _ in range(8) for layer in (nn.Linear(64, 64), nn.LayerNorm(64), nn.GELU())]
+    report, _ = exported(tmp_path, nn.Sequential(*layers).double(), torch.randn(4, 64, dtype=torch.float64))
+    assert report.largest_difference is not None and report.largest_difference < 1e-13
+
+
+def test_what_is_in_order_is_drawn_in_order(tmp_path: Path) -> None:
+    """At other sizes too: of boundaries that are not, torch and ONNX may say what they like."""
+    dynamic = ({0: "n"}, {0: "edges"})
+    report, _ = exported(tmp_path, torch.bucketize, torch.randn(4), torch.linspace(-1, 1, 5), dynamic=dynamic)
+    assert len(report.differences) == 3
 
 
 @pytest.mark.parametrize("opset", [18, NEWEST_OPSET])

@@ -401,6 +401,18 @@ class Exporter:
         """Whether attributes of a node, which have 32 bits, give these numbers as exactly as a tensor of the dtype."""
         return dtype is not torch.float64 or all(float(np.float32(number)) == number for number in numbers)
 
+    def factor(self, value: Any, dtype: torch.dtype, shape: Sequence[Size]) -> Tensor:
+        """What a tensor is multiplied or divided by, for a result of this shape.
+
+        A single number beside a matrix product ONNX Runtime takes into it as an attribute, so one that an attribute
+        does not hold is there once for each column, or row.
+        """
+        wide = [dim for dim, size in enumerate(shape) if size != 1]
+        if not isinstance(value, int | float) or not wide or self.says(dtype, value):
+            return self.operand(value, dtype)
+        last = wide[-1]
+        return self.full([shape[last], *([1] * (len(shape) - last - 1))], value, dtype)
+
     def operand(self, x: Any, dtype: torch.dtype) -> Tensor:
         """A tensor, a size or a number as a tensor of this type."""
         if isinstance(x, Tensor):

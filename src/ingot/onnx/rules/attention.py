@@ -34,14 +34,15 @@ def attention(
     if mask is not None and _hides_nothing(ex, query, mask):
         mask = None
     if ex.opset >= 23 and _one_node(query, key, value, mask, scale):
-        spread = ex.unsqueeze(mask, 0) if mask is not None and mask.rank == 3 else mask
+        spread = None if mask is None else _spread(ex, mask, query.sizes[-2], key.sizes[-2])
         made = ex.op("Attention", query, key, value, spread, is_causal=int(is_causal), scale=scale)
     else:
         if enable_gqa:
             key, value = (_repeated(ex, x, query.sizes[-3]) for x in (key, value))
         order = [*range(key.rank - 2), key.rank - 1, key.rank - 2]
         scores = ex.op("MatMul", query, ex.transpose(key, order))
-        scores = ex.op("Mul", scores, _factor(ex, width, scale, query.dtype))
+        by = _inverse_root(ex, width, query.dtype) if scale is None else scale
+        scores = ex.op("Mul", scores, ex.factor(by, query.dtype, [*query.sizes[:-1], key.sizes[-2]]))
         if is_causal:
             scores = ex.op("Add", scores, _causal(ex, query.sizes[-2], key.sizes[-2], query.dtype))
         if mask is not None:
@@ -76,11 +77,15 @@ def _one_node(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, sc
     return rank and scale is not None and (mask is None or mask.rank >= 2) and query.dtype is not torch.float64
 
 
-def _factor(ex: Exporter, width: Size, scale: float | None, dtype: torch.dtype) -> Tensor:
-    if scale is not None:
-        return ex.number(scale, dtype)
-    root = ex.op("Sqrt", ex.cast(ex.sizes.scalar(width), dtype))
-    return ex.op("Reciprocal", root)
+def _spread(ex: Exporter, mask: Tensor, rows: Size, columns: Size) -> Tensor:
+    """A mask as Attention's kernels take it: two or four dims, a row for each query and a column for each key."""
+    if mask.rank == 3:
+        mask = ex.reshape(mask, [1, *mask.sizes])
+    return ex.expand(mask, [*mask.sizes[:-2], rows, columns])
+
+
+def _inverse_root(ex: Exporter, width: Size, dtype: torch.dtype) -> Tensor:
+    return ex.op("Reciprocal", ex.op("Sqrt", ex.cast(ex.sizes.scalar(width), dtype)))
 
 
 def _repeated(ex: Exporter, x: Tensor, heads: Size) -> Tensor:

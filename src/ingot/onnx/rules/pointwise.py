@@ -98,7 +98,9 @@ def _root_of(ex: Exporter, node: Any) -> Tensor | None:
 
 
 def _product(ex: Exporter, x: Any, y: Any) -> Tensor:
-    return binary(ex, "And" if ex.dtype is torch.bool else "Mul", x, y)
+    if ex.dtype is torch.bool:
+        return binary(ex, "And", x, y)
+    return ex.op("Mul", *(ex.factor(part, ex.dtype, ex.shape) for part in (x, y)))
 
 
 # ---------------------------------------------------------------------- arithmetic
@@ -127,7 +129,7 @@ def _scaled(ex: Exporter, y: Any, alpha: Any) -> Any:
 
 @exports(aten.div.Tensor, aten.div.Scalar, aten.true_divide.Tensor)
 def div(ex: Exporter, x: Any, y: Any) -> Tensor:
-    return binary(ex, "Div", x, y)
+    return ex.op("Div", ex.operand(x, ex.dtype), ex.factor(y, ex.dtype, ex.shape))
 
 
 @exports(aten.div.Tensor_mode, aten.div.Scalar_mode)

@@ -45,10 +45,7 @@ def linear(ex: Exporter, x: Tensor, weight: Tensor, bias: Tensor | None = None) 
 def _scaled(ex: Exporter, x: Tensor, factor: Any) -> Tensor:
     if isinstance(factor, int | float) and factor == 1:
         return x
-    if isinstance(factor, float) and ex.shape and not ex.says(x.dtype, factor):
-        # One for each column: a single one ONNX Runtime takes into the product, as an attribute.
-        return ex.op("Mul", x, ex.full([ex.shape[-1]], factor, x.dtype))
-    return ex.op("Mul", x, ex.operand(factor, x.dtype))
+    return ex.op("Mul", x, ex.factor(factor, x.dtype, ex.shape))
 
 
 def _sum(ex: Exporter, bias: Tensor, made: Tensor, beta: Any, alpha: Any) -> Tensor:
