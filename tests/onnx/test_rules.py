@@ -105,10 +105,31 @@ def test_norms_and_gelu_are_single_nodes(tmp_path: Path) -> None:
     assert "LayerNormalization" in found and "Gelu" not in found
 
 
+def test_norms_of_each_image(tmp_path: Path) -> None:
+    """One that has learned its statistics is a batch norm; beside it the others stay what they are."""
+    learned, batch = nn.InstanceNorm2d(4, affine=True, track_running_stats=True), nn.BatchNorm2d(4)
+    model = nn.Sequential(nn.BatchNorm2d(4, track_running_stats=False), nn.InstanceNorm2d(4), learned, batch)
+    _, found = exported(tmp_path, model, torch.randn(2, 4, 6, 6), dynamic={"input": {0: "batch"}})
+    assert found.count("InstanceNormalization") == 1 and found.count("BatchNormalization") == 2
+
+
 def test_convolution_and_batch_norm_are_one(tmp_path: Path) -> None:
     model = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.MaxPool2d(2))
     _, found = exported(tmp_path, model, torch.randn(2, 3, 8, 8))
     assert found == ["Conv", "Relu", "MaxPool"]
+
+
+def test_a_transposed_convolution_to_a_size_that_only_the_run_tells(tmp_path: Path) -> None:
+    class There(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.down, self.up = nn.Conv2d(3, 4, 3, (2, 3), 1), nn.ConvTranspose2d(4, 3, 3, (2, 3), 1)
+
+        def forward(self, x: X) -> X:
+            return self.up(self.down(x), output_size=x.shape[-2:])
+
+    report, _ = exported(tmp_path, There(), torch.randn(1, 3, 8, 10), dynamic={"x": {2: "h", 3: "w"}})
+    assert len(report.differences) == 3
 
 
 @pytest.mark.parametrize("layer", [nn.LSTM, nn.GRU, nn.RNN])

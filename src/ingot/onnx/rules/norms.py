@@ -129,7 +129,7 @@ def _normalized(
     return made, inverse
 
 
-@exports(aten.batch_norm.default, takes=lambda node: not node.args[5])
+@exports(aten.batch_norm.default, takes=lambda node: not node.args[5] or node.args[3] is None)
 def batch_norm(
     ex: Exporter, x: Tensor, weight: Tensor | None, bias: Tensor | None, mean: Tensor | None, variance: Tensor | None,
     training: bool, momentum: float, eps: float, _cudnn: bool,
@@ -187,11 +187,18 @@ def batch_norm_training(
 # ---------------------------------------------------------------------- over groups
 
 
-@exports(aten.instance_norm.default, takes=lambda node: bool(node.args[5]) and node.args[3] is None)
+def _moves_nothing(node: Any) -> bool:
+    """Whether it normalizes with what it learned, or has learned nothing to move."""
+    return bool(node.args[5]) == (node.args[3] is None)
+
+
+@exports(aten.instance_norm.default, takes=_moves_nothing)
 def instance_norm(
     ex: Exporter, x: Tensor, weight: Tensor | None, bias: Tensor | None, mean: Tensor | None, variance: Tensor | None,
     use_input_stats: bool, momentum: float, eps: float, _cudnn: bool,
 ) -> Tensor:  # fmt: skip
+    if mean is not None and variance is not None:
+        return _batch_norm(ex, x, weight, bias, mean, variance, eps)
     channels = [x.sizes[1]]
     if not ex.says(x.dtype, eps):
         return _grouped(ex, x, x.sizes[1], weight, bias, eps)[0]

@@ -142,6 +142,9 @@ def transposed(
         raise Unsupported("a convolution without elements")
     x = ex.unsqueeze(x, 0) if single else x
     strides, pads, more = spread(stride, count), spread(padding, count), spread(extra, count)
+    # One that only the run tells is at most this: what is too much is cut off at the end.
+    unknown = not is_known(more)
+    more = [grow if isinstance(grow, int) else step - 1 for grow, step in zip(more, strides, strict=True)]
     # ONNX lets a result grow by less than a stride; what goes over it is less padding, or rows of zeros.
     over = any(grow >= step for grow, step in zip(more, strides, strict=True))
     ends = [max(pad - grow, 0) for pad, grow in zip(pads, more, strict=True)] if over else pads
@@ -168,6 +171,9 @@ def transposed(
         made = ex.op("Pad", made, ex.ints([0] * (count + 4) + rows)) if any(rows) else made
     if bias is not None and (over or split):
         made = ex.op("Add", made, ex.reshape(bias, [*bias.sizes, *([1] * count)]))
+    if unknown:
+        there = ex.sizes.vector(ex.shape[-count:])
+        made = ex.op("Slice", made, ex.ints([0] * count), there, ex.ints(list(range(2, count + 2))))
     return ex.squeeze(made, 0) if single else made
 
 
