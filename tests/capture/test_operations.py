@@ -17,6 +17,7 @@ from torch._higher_order_ops.while_loop import while_loop
 
 import ingot
 from ingot import torch_internals as internals
+from ingot.program.metadata import value_of
 from tests.capture.checks import assert_same, check, check_calls
 
 
@@ -363,6 +364,21 @@ def test_layers(make: Any, shapes: list[tuple[int, ...]], train: bool) -> None:
         warnings.simplefilter("ignore")
         model = make().train(train)
     check(model, [x(*shape) for shape in shapes])
+
+
+@pytest.mark.parametrize("batch_first", [True, False])
+@pytest.mark.parametrize("layer", [nn.LSTM, nn.GRU, nn.RNN])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_any_number_of_steps(layer: Any, batch_first: bool, dtype: torch.dtype) -> None:
+    """Of a recurrent layer, which stays whole; what torch lays out it lays out so."""
+    torch.manual_seed(0)
+    model = layer(4, 6, 2, batch_first=batch_first, bidirectional=True).to(dtype)
+    program = ingot.capture(model, (x(2, 5, 4).to(dtype),), dynamic_shapes={"input": {0: "a", 1: "b"}})
+    program.verify()
+    given = x(3, 7, 4).to(dtype)
+    assert_same(program(given), model(given))
+    claimed, own = value_of(program.graph.output_node().args[0][0]), model(given)[0]
+    assert claimed.is_contiguous() == own.is_contiguous()
 
 
 def test_multihead_attention() -> None:

@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import ingot
+from ingot.errors import PassError
 from ingot.onnx.convert import NEWEST_OPSET
 from ingot.onnx_file import OnnxReport
 from tests.onnx.core_share import share
@@ -141,6 +142,23 @@ def test_recurrent_layers_are_one_node_each(layer: Any, options: dict[str, Any],
     batch = {0 if options.get("batch_first") else 1: "batch"}
     report, found = exported(tmp_path, model, torch.randn(3, 4, 5), dynamic={"input": batch})
     assert found.count(layer.__name__) == options.get("num_layers", 1) and len(report.differences) == 3
+
+
+@pytest.mark.parametrize("layer", [nn.LSTM, nn.GRU, nn.RNN])
+def test_recurrent_layers_over_any_number_of_steps(layer: Any, tmp_path: Path) -> None:
+    model = layer(5, 6, num_layers=2, bidirectional=True, batch_first=True)
+    dynamic = {"input": {0: "batch", 1: "steps"}}
+    report, found = exported(tmp_path, model, torch.randn(3, 4, 5), dynamic=dynamic)
+    assert found.count(layer.__name__) == 2 and len(report.differences) == 3
+    report, _ = exported(tmp_path, model.double(), torch.randn(3, 4, 5).double())
+    assert report.runner == "ONNX Runtime"  # which has no kernels for it: written out step by step
+
+
+def test_steps_that_have_to_be_written_out(tmp_path: Path) -> None:
+    model = nn.LSTM(5, 6, proj_size=3)
+    exported(tmp_path, model, torch.randn(3, 4, 5), dynamic={"input": {1: "batch"}})
+    with pytest.raises(PassError, match=r"aten.lstm.input cannot be decomposed for every size steps.\n  where: .*\n"):
+        exported(tmp_path, model, torch.randn(3, 4, 5), dynamic={"input": {0: "steps"}})
 
 
 def test_bfloat16_computes_in_float32(tmp_path: Path) -> None:

@@ -29,6 +29,7 @@ from ingot.capture.modules import ModuleTracker
 from ingot.capture.user_code import user_frame, user_place
 from ingot.errors import UntraceableError, explain
 from ingot.program import dims, metadata
+from ingot.program.fake_kernels import on_fakes
 from ingot.program.naming import identifier
 
 aten = torch.ops.aten
@@ -138,7 +139,7 @@ class Recorder(internals.RecordingMode):
         self._rank_hangs_on_sizes = func in _SQUEEZES
         try:
             with internals.below_autograd():
-                return func(*args, **kwargs)
+                return on_fakes(func)(*args, **kwargs)
         finally:
             self.inside_op -= 1
             self._rank_hangs_on_sizes = False

@@ -21,8 +21,9 @@ from ingot.capture import control_flow
 from ingot.capture.modules import ModuleTracker
 from ingot.capture.recorder import Recorder
 from ingot.errors import IngotError, PassError, explain
-from ingot.program import metadata, subgraphs, writeless
+from ingot.program import dims, metadata, subgraphs, writeless
 from ingot.program.cutting import name_apart
+from ingot.program.printer import operator_name
 from ingot.program.program import Program
 from ingot.program.signature import InputKind, Output, OutputKind, Signature, rename_calls, values_of
 
@@ -293,6 +294,16 @@ class Replay:
             return node.target(*args, **kwargs)  # type: ignore[operator]
         except IngotError:
             raise
+        except internals.FixedSize as failure:
+            size = dims.spell(failure.expr)
+            raise PassError(
+                explain(
+                    f"{operator_name(node.target)} cannot be decomposed for every size {size}.",
+                    where=metadata.where(node),
+                    why="what it is made of hangs on that number: one step for each, say",
+                    fix=f"leave {size} out of dynamic_shapes",
+                )
+            ) from failure
         except Exception as failure:
             raise PassError(
                 explain(

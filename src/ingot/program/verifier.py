@@ -34,6 +34,7 @@ from torch import fx
 from ingot import torch_internals as internals
 from ingot.errors import VerifyError, explain
 from ingot.program import dims, metadata
+from ingot.program.fake_kernels import on_fakes
 from ingot.program.printer import describe_value, neighbourhood, operator_name
 from ingot.program.signature import MUTATION_KINDS, STATE_KINDS, Input, InputKind, Output, OutputKind
 
@@ -436,7 +437,7 @@ class _FakeRun:
         args, kwargs = fx.map_arg(node.args, value), fx.map_arg(node.kwargs, value)
         try:
             with internals.below_autograd():
-                computed = target(*args, **kwargs)
+                computed = on_fakes(target)(*args, **kwargs)
         except Exception as failure:
             reason = (str(failure).strip().splitlines() or [""])[0]
             yield Problem(

@@ -95,6 +95,7 @@ from ingot.torch_internals.restoring import (
 )
 from ingot.torch_internals.shapes import CANNOT_TELL, NO_KERNEL, READS_VALUES, SymbolicRun
 from ingot.torch_internals.symbols import (
+    FixedSize,
     NamedSource,
     WatchedShapeEnv,
     adopt_symbol,

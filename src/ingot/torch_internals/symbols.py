@@ -247,6 +247,10 @@ _QUESTIONS = (Relational, BooleanFunction)  # a symbol, to sympy, may be a bool 
 class FixedSize(Exception):
     """What is to hold for all sizes would be made for that of the example."""
 
+    def __init__(self, expr: sympy.Basic) -> None:
+        super().__init__(f"the size {expr} would be fixed to that of the example")
+        self.expr = expr
+
 
 @contextlib.contextmanager
 def guards_suppressed(env: ShapeEnv) -> Iterator[None]:
@@ -258,7 +262,7 @@ def guards_suppressed(env: ShapeEnv) -> Iterator[None]:
 
     def evaluate(expr: sympy.Basic, *args: Any, **kwargs: Any) -> sympy.Basic:
         if not isinstance(expr, _QUESTIONS) and expr.free_symbols and env._maybe_evaluate_static(expr) is None:
-            raise FixedSize(f"the size {expr} would be fixed to that of the example")
+            raise FixedSize(expr)
         return usual(expr, *args, **kwargs)
 
     with patched(env, evaluate_expr=evaluate), env.suppress_guards():

@@ -19,14 +19,14 @@ _ORDER = {"LSTM": (0, 3, 1, 2), "GRU": (1, 0, 2), "RNN": (0,)}
 
 
 def _plain(node: Any) -> bool:
-    """Without dropout between layers, and without projections, which ONNX does not have."""
-    _, state, weights, biases, layers, dropout, train, both, *_ = node.args
+    """Without dropout between layers or projections, which ONNX does not have, and not in float64: runtimes lack it."""
+    x, state, weights, biases, layers, dropout, train, both, *_ = node.args
     each = len(weights) // (layers * (1 + int(both)))
     hidden = state[0] if isinstance(state, list | tuple) else state
     fits = value_of(hidden).shape[-1] == value_of(weights[1]).shape[-1]
     cell = value_of(state[1]).shape[-1] == value_of(hidden).shape[-1] if isinstance(state, list | tuple) else True
-    steps = all(size != 0 for size in value_of(node.args[0]).shape)
-    return bool(each == (4 if biases else 2) and fits and cell and steps and (not train or not dropout or layers == 1))
+    runs = value_of(x).dtype is not torch.float64 and all(size != 0 for size in value_of(x).shape)
+    return bool(each == (4 if biases else 2) and fits and cell and runs and (not train or not dropout or layers == 1))
 
 
 def _recurrent(kind: str, activation: str | None = None) -> Any:
