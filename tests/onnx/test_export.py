@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -93,6 +94,39 @@ def test_all_that_has_no_rule_is_told_at_once(tmp_path: Path) -> None:
     text = str(caught.value)
     assert "special_bessel_j1" in text and "_linalg_det" in text and "test_export.py:" in text
     assert not list(tmp_path.iterdir())
+
+
+class Nothing(nn.Module):
+    def forward(self, x: torch.Tensor) -> Any:
+        return None, x.shape[0]
+
+
+def test_a_model_that_gives_nothing(tmp_path: Path) -> None:
+    with pytest.raises(OnnxError, match="gives no tensor"):
+        ingot.export_onnx(captured(Nothing()), tmp_path / "m.onnx")
+
+
+@dataclass
+class Answer:
+    logits: torch.Tensor
+    hidden: torch.Tensor | None
+    scores: torch.Tensor
+
+
+torch.export.register_dataclass(Answer)
+
+
+class Answering(nn.Module):
+    def forward(self, x: torch.Tensor) -> Answer:
+        return Answer(x * 2, None, x + 1)
+
+
+def test_fields_of_a_registered_dataclass_are_names(tmp_path: Path) -> None:
+    program = captured(Answering())
+    assert ingot.export_onnx(program, tmp_path / "m.onnx").outputs == ("logits", "scores")
+    again = ingot.from_exported(program.to_exported())
+    assert ingot.export_onnx(again, tmp_path / "m.onnx").outputs == ("logits", "scores")
+    assert isinstance(again(torch.ones(2, 5, 4)), Answer)
 
 
 def test_a_second_rule_for_an_operator_raises() -> None:

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import ingot
-from ingot.errors import PassError
+from ingot.errors import PassError, UnsupportedByOnnx
 from ingot.onnx.convert import NEWEST_OPSET
 from ingot.onnx_file import OnnxReport
 from tests.onnx.core_share import share
@@ -243,6 +243,56 @@ def test_antialiased_images_at_sizes_that_only_the_run_tells(mode: str, align: b
     dynamic = ({2: "h", 3: "w"}, {0: "a", 1: "b"})
     report, _ = exported(tmp_path, model, x, like, dynamic=dynamic)
     assert len(report.differences) == 3 and len(report.inputs) == 2
+
+
+@pytest.mark.parametrize("dynamic", [None, ({0: "rows"},)])
+def test_running_logs_of_sums(dynamic: Any, tmp_path: Path) -> None:
+    rows = [[-torch.inf, 1.0, 88.0], [-torch.inf, -2.0, -90.0], [3.0, torch.inf, 89.0], [0.0, torch.inf, 1.0]]
+    x = torch.tensor(rows)
+    exported(tmp_path, lambda x: (x.logcumsumexp(0), x.logcumsumexp(1)), x, dynamic=dynamic)
+
+
+@pytest.mark.parametrize("dynamic", [None, ({0: "rows", 1: "columns"},)])
+def test_runs_of_equal_values(dynamic: Any, tmp_path: Path) -> None:
+    """As decoders of CTC have them."""
+
+    def model(ids: X) -> Any:
+        whole = torch.unique_consecutive(ids, return_inverse=True, return_counts=True)
+        return *whole, *torch.unique_consecutive(ids, dim=0, return_counts=True), ids.float().unique_consecutive()
+
+    ids = torch.tensor([[1, 1, 2], [1, 1, 2], [2, 0, 0], [2, 0, 0], [2, 0, 1]])
+    report, _ = exported(tmp_path, model, ids, dynamic=dynamic)
+    session = onnxruntime.InferenceSession(tmp_path / "m.onnx", providers=["CPUExecutionProvider"])
+    if dynamic:
+        found = session.run(None, {report.inputs[0]: np.zeros((0, 3), np.int64)})
+        assert all(not len(part) for part in found)
+
+
+@pytest.mark.parametrize("dynamic", [None, ({0: "rows", 1: "columns"},)])
+def test_rolls_further_than_there_is(dynamic: Any, tmp_path: Path) -> None:
+    def model(x: X) -> Any:
+        half = x.shape[0] // 2
+        return x.roll(1), x.roll(-19), x.roll((7, -8), (0, 1)), x.roll(half, 0), x.roll(0, 0)
+
+    report, _ = exported(tmp_path, model, torch.randn(3, 4), dynamic=dynamic)
+    if dynamic:
+        session = onnxruntime.InferenceSession(tmp_path / "m.onnx", providers=["CPUExecutionProvider"])
+        for shape in ((0, 4), (1, 1), (5, 2)):
+            x = torch.randn(shape)
+            for mine, own in zip(session.run(None, {report.inputs[0]: x.numpy()}), model(x), strict=True):
+                assert torch.equal(torch.from_numpy(mine), own)
+
+
+@pytest.mark.parametrize("mode", ["bilinear", "nearest"])
+@pytest.mark.parametrize("edge", ["zeros", "border", "reflection"])
+def test_grids_over_volumes(mode: str, edge: str, tmp_path: Path) -> None:
+    def model(x: X, grid: X) -> X:
+        return F.grid_sample(x, grid, mode, edge, align_corners=False)
+
+    x, grid = torch.randn(2, 3, 4, 5, 6), torch.rand(2, 2, 3, 2, 3) * 3 - 1.5
+    exported(tmp_path, model, x, grid, dynamic=({0: "batch", 2: "depth"}, {0: "batch"}))
+    with pytest.raises(UnsupportedByOnnx, match="from opset 20 on"):
+        exported(tmp_path, model, x, grid, opset=18)
 
 
 def test_the_median_of_nothing(tmp_path: Path) -> None:

@@ -270,6 +270,14 @@ def _outputs(ex: Exporter, values: Sequence[Any], names: Sequence[str]) -> list[
             results.append((tensor, ("result", next(places)[0])))
         else:
             writes.append((tensor, ("argument" if spec.kind is OutputKind.ARGUMENT_MUTATION else "state", spec.target)))
+    if not results and not writes:
+        raise OnnxError(
+            explain(
+                "The model gives no tensor, and an ONNX file has to.",
+                why="what it returns is None, or plain values that are no part of a graph",
+                fix="return a tensor from forward",
+            )
+        )
     return [*results, *writes]
 
 

@@ -35,7 +35,7 @@ from ingot.program.signature import (
     Signature,
     Value,
 )
-from ingot.program.tree import LEAF, Tree, leaf_paths, name_of_class, names_parts
+from ingot.program.tree import LEAF, Tree, keys_of_parts, leaf_paths, name_of_class
 
 _STATE_KINDS = {
     torch_signature.InputKind.PARAMETER: InputKind.PARAMETER,
@@ -222,7 +222,7 @@ def _tree(spec: internals.TreeSpec, leaves: Iterator[Any], out: list[Any], none:
         cls = context
         if internals.registered_container(cls) is None:
             return Tree("namedtuple", name_of_class(cls), tuple(cls._fields), children, None, cls)
-    keys = context if names_parts(context, len(children)) else range(len(children))
+    keys = keys_of_parts(cls, context, len(children))
     return Tree("registered", name_of_class(cls), tuple(keys), children, context, cls)
 
 

@@ -109,8 +109,7 @@ def _parts(value: Any, cls: type) -> tuple[str, Iterable[str | int], Iterable[An
     if registered is not None:
         values, context = registered.flatten_fn(value)
         values = list(values)
-        keys = context if names_parts(context, len(values)) else range(len(values))
-        return "registered", keys, values, context
+        return "registered", keys_of_parts(cls, context, len(values)), values, context
     if isinstance(value, tuple) and hasattr(cls, "_fields"):
         return "namedtuple", cls._fields, value, None
     if dataclasses.is_dataclass(cls):
@@ -124,9 +123,16 @@ def _parts(value: Any, cls: type) -> tuple[str, Iterable[str | int], Iterable[An
     return None
 
 
-def names_parts(context: Any, count: int) -> bool:
-    """Whether the context of a registered container is a name for each of its parts."""
-    return isinstance(context, list | tuple) and len(context) == count and all(isinstance(k, str) for k in context)
+def keys_of_parts(cls: type, context: Any, count: int) -> Iterable[str | int]:
+    """A key for each part of a registered container: the names that its context holds, or numbers.
+
+    Torch's rule for dataclasses holds two lists, the names of the fields that are given and of those that are None.
+    """
+    fields = context[0] if dataclasses.is_dataclass(cls) and isinstance(context, list) and context else None
+    for names in (context, fields):
+        if isinstance(names, list | tuple) and len(names) == count and all(isinstance(name, str) for name in names):
+            return names
+    return range(count)
 
 
 def _is_opaque(value: Any) -> bool:

@@ -249,8 +249,10 @@ _MODES = (("bilinear", "linear"), ("nearest", "nearest"), ("bicubic", "cubic"))
 _EDGES = ("zeros", "border", "reflection")
 
 
-@exports(aten.grid_sampler_2d.default, aten.grid_sampler.default, takes=lambda node: value_of(node.args[0]).dim() == 4)
+@exports(aten.grid_sampler.default, aten.grid_sampler_2d.default, aten.grid_sampler_3d.default)
 def grid_sampler(ex: Exporter, x: Tensor, grid: Tensor, mode: int, edge: int, align_corners: bool) -> Tensor:
+    if x.rank > 4 and ex.opset < 20:
+        raise Unsupported("a grid over volumes, which ONNX has from opset 20 on")
     name = _MODES[mode][int(ex.opset >= 20)]
     return ex.op(
         "GridSample", x, ex.cast(grid, x.dtype), mode=name, padding_mode=_EDGES[edge], align_corners=int(align_corners)

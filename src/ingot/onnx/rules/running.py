@@ -5,6 +5,7 @@ Where the dim's size is a number they take log₂ of it steps, each of the whole
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -88,19 +89,34 @@ def cumprod(ex: Exporter, x: Tensor, dim: int, *, dtype: Any = None) -> Tensor:
     at = axis(dim, x.rank)
     if ex.opset >= 26:
         return ex.op("CumProd", x, ex.number(at, torch.int64))
+    return _accumulated(ex, x, at, 1, lambda before, here: ex.op("Mul", before, here))
+
+
+@exports(aten.logcumsumexp.default)
+def logcumsumexp(ex: Exporter, x: Tensor, dim: int) -> Tensor:
+    if not x.rank:
+        return x
+    return _accumulated(ex, x, axis(dim, x.rank), -math.inf, functools.partial(_log_of_sum, ex))
+
+
+def _log_of_sum(ex: Exporter, x: Tensor, y: Tensor) -> Tensor:
+    """log(exp(x) + exp(y)), from the larger of them on; two that are the same infinity are that infinity."""
+    large, small = ex.op("Max", x, y), ex.op("Min", x, y)
+    more = ex.op("Add", ex.number(1.0, x.dtype), ex.op("Exp", ex.op("Sub", small, large)))
+    twice = ex.op("Add", x, ex.number(math.log(2.0), x.dtype))
+    return ex.op("Where", ex.op("Equal", x, y), twice, ex.op("Add", large, ex.op("Log", more)))
+
+
+def _accumulated(ex: Exporter, x: Tensor, at: int, neutral: float, join: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
+    """What all elements up to each are together: with the one 1, 2, 4 … places before, where the size is a number."""
     length = x.sizes[at]
-    if isinstance(length, int):
-        return _product(ex, x, at, length)
-    return scanned(ex, [x], at, [1], lambda before, here: [ex.op("Mul", before[0], here[0])])[0]
-
-
-def _product(ex: Exporter, x: Tensor, at: int, length: int) -> Tensor:
-    """Every element with the one 1, 2, 4 … places before it; before the first there are ones."""
+    if not isinstance(length, int):
+        return scanned(ex, [x], at, [neutral], lambda before, here: [join(before[0], here[0])])[0]
     reach = 1
     while reach < length:
-        ones = ex.full([*x.sizes[:at], reach, *x.sizes[at + 1 :]], 1, x.dtype)
-        before = ex.op("Concat", ones, ex.slice(x, at, 0, -reach), axis=at)
-        x = Tensor(ex.op("Mul", x, before).value, x.dtype, x.shape)
+        first = ex.full([*x.sizes[:at], reach, *x.sizes[at + 1 :]], neutral, x.dtype)
+        before = ex.op("Concat", first, ex.slice(x, at, 0, -reach), axis=at)
+        x = Tensor(join(Tensor(before.value, x.dtype, x.shape), x).value, x.dtype, x.shape)
         reach *= 2
     return x
 

@@ -112,6 +112,29 @@ def unique_dim(
     return [values, *_asked(ex, (inverse, return_inverse), (counts, return_counts))]
 
 
+@exports(aten.unique_consecutive.default)
+def unique_consecutive(
+    ex: Exporter, x: Tensor, return_inverse: bool = False, return_counts: bool = False, dim: int | None = None
+) -> list[Tensor]:
+    at = 0 if dim is None else axis(dim, x.rank)
+    parts = ex.reshape(x, [-1]) if dim is None else x
+    count: Size = math.prod(x.sizes) if dim is None else x.sizes[at]
+    zero, one, last, along = ex.ints([0]), ex.ints([1]), ex.ints([2**63 - 1]), ex.ints([at])
+    same = ex.op("Equal", ex.op("Slice", parts, one, last, along), ex.op("Slice", parts, zero, ex.ints([-1]), along))
+    others = [] if dim is None else [d for d in range(x.rank) if d != at]
+    if others:
+        same = ex.cast(ex.op("ReduceMin", ex.cast(same, torch.int32), ex.ints(others), keepdims=0), torch.bool)
+    begins = ex.op("Concat", ex.constant(torch.tensor([True])), ex.op("Not", same), axis=0)
+    begins = ex.op("Slice", begins, zero, ex.sizes.one(count))  # of nothing, nothing begins
+    values = ex.op("Compress", parts, begins, axis=at)
+    inverse = ex.op("Sub", ex.op("CumSum", ex.cast(begins, torch.int64), ex.number(0, torch.int64)), one)
+    places = ex.squeeze(ex.op("NonZero", begins), 0)
+    ends = ex.op("Concat", ex.op("Slice", places, one, last), ex.sizes.one(count), axis=0)
+    if dim is None:
+        inverse = ex.reshape(Tensor(inverse.value, torch.int64), x.sizes)
+    return [values, *_asked(ex, (inverse, return_inverse), (ex.op("Sub", ends, places), return_counts))]
+
+
 def _asked(ex: Exporter, *parts: tuple[Tensor, bool]) -> list[Tensor]:
     """Results that were not asked for have no elements."""
     return [part if asked else ex.constant(torch.zeros(0, dtype=torch.int64)) for part, asked in parts]

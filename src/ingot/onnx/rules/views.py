@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Sequence
 from typing import Any
@@ -238,31 +239,25 @@ def flip(ex: Exporter, x: Tensor, dims: Sequence[int]) -> Tensor:
 
 @exports(aten.roll.default)
 def roll(ex: Exporter, x: Tensor, shifts: Any, dims: Any = ()) -> Tensor:
+    if not x.rank:
+        return x
     shape = x.sizes
     shifts = shifts if isinstance(shifts, list) else [shifts]
     dims = dims if isinstance(dims, list | tuple) else [dims]
-    if not x.rank:
-        return x
-    flat = not dims
-    if flat:
-        x, dims = ex.reshape(x, [-1]), [0]
+    if not dims:
+        x, dims = ex.reshape(x, [math.prod(shape)]), [0]
     for shift, dim in zip(shifts, dims, strict=True):
-        at = axis(dim, max(len(shape), 1))
-        size = shape[at] if not flat else None
+        at = axis(dim, x.rank)
+        size = x.sizes[at]
         if isinstance(size, int) and isinstance(shift, int):
             if not size or shift % size == 0:
                 continue
-            shift = shift % size
-        elif not isinstance(shift, int) or flat:
-            total: Any = 1
-            for part in shape:
-                total = total * part
-            if not isinstance(total, int) or not isinstance(shift, int):
-                raise Unsupported("a roll over a size that is not a number")
-            if not total or shift % total == 0:
-                continue
-            shift = shift % total
-        x = ex.op("Concat", ex.slice(x, at, -shift, None), ex.slice(x, at, 0, -shift), axis=at)
+            first = ex.ints([-shift % size])
+        else:  # at least 1, so that what has no elements divides by something
+            first = ex.op("Mod", ex.sizes.one(-shift), ex.op("Max", ex.sizes.one(size), ex.ints([1])))
+        zero, end, along = ex.ints([0]), ex.ints([2**63 - 1]), ex.ints([at])
+        parts = ex.op("Slice", x, first, end, along), ex.op("Slice", x, zero, first, along)
+        x = Tensor(ex.op("Concat", *parts, axis=at).value, x.dtype, x.shape)
     return ex.reshape(x, shape)
 
 
