@@ -93,6 +93,7 @@ def export_onnx(
         )
     convert.check_opset(opset)
     target = Path(path)
+    writing.check_place(target)
     with collector.paused():
         with watch("passes"):
             ready = for_onnx(program)

@@ -18,7 +18,7 @@ from torch import nn
 
 import ingot
 from ingot.errors import OnnxError, OnnxMismatch, UnsupportedByOnnx
-from ingot.onnx import check, writing
+from ingot.onnx import check, convert, writing
 from ingot.onnx.kernels import KERNELS
 from ingot.onnx.registry import RULES, exports
 from tests.onnx.kernel_table import limits
@@ -144,9 +144,13 @@ def test_a_wrong_model_is_not_written(tmp_path: Path, monkeypatch: pytest.Monkey
     assert (tmp_path / "m.onnx").read_text() == "what was there before"
 
 
-def test_a_folder_that_is_not_there(tmp_path: Path) -> None:
-    with pytest.raises(OnnxError, match="cannot be written"):
-        ingot.export_onnx(captured(), tmp_path / "no" / "m.onnx")
+def test_a_folder_that_is_not_there_is_told_before_the_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(convert, "convert", lambda *_: pytest.fail("too late"))
+    program = captured()
+    with pytest.raises(OnnxError, match="its folder does not exist"):
+        ingot.export_onnx(program, tmp_path / "no" / "m.onnx")
+    with pytest.raises(OnnxError, match="it is a folder"):
+        ingot.export_onnx(program, tmp_path)
 
 
 class Tied(nn.Module):

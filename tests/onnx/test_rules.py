@@ -295,6 +295,29 @@ def test_grids_over_volumes(mode: str, edge: str, tmp_path: Path) -> None:
         exported(tmp_path, model, x, grid, opset=18)
 
 
+def test_places_along_a_dim(tmp_path: Path) -> None:
+    def model(x: X, places: X) -> Any:
+        ordered, first = torch.take_along_dim(x, x.argsort(1), 1), torch.take_along_dim(x[:1], places, -2)
+        return ordered, first, torch.take_along_dim(x, places, 1), x.take_along_dim(places)
+
+    x, places = torch.randn(3, 4, 2), torch.tensor([0, 3, 1, 1, 2, 0]).reshape(3, 2, 1)
+    report, _ = exported(tmp_path, model, x, places, dynamic=({0: "batch"}, {0: "batch", 1: "count"}))
+    assert len(report.differences) == 3
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32])
+def test_each_row_as_often_as_a_tensor_says(dtype: torch.dtype, tmp_path: Path) -> None:
+    """As speech synthesis lengthens phonemes."""
+
+    def model(x: X, counts: X) -> X:
+        return x.repeat_interleave(counts, 0)
+
+    report, _ = exported(
+        tmp_path, model, torch.randn(4, 2), torch.tensor([1, 0, 3, 2], dtype=dtype), dynamic=({0: "n"}, {0: "n"})
+    )
+    assert len(report.differences) == 3
+
+
 def test_the_median_of_nothing(tmp_path: Path) -> None:
     exported(tmp_path, lambda x: x.median(), torch.zeros(0, 5))
 

@@ -36,6 +36,17 @@ WRITERS, STRETCH = 4, 1 << 23
 _GRAPH_OF_MODEL, _INITIALIZER_OF_GRAPH, _RAW_DATA_OF_TENSOR = 7, 5, 9
 
 
+def check_place(path: str | PathLike[str]) -> None:
+    """Raises OnnxError where no file can be: before the work, not after it."""
+    target = Path(path)
+    if target.is_dir():
+        raise OnnxError(explain(f"{target} cannot be written.", why="it is a folder", fix="give the name of a file"))
+    if not target.parent.is_dir():
+        raise OnnxError(
+            explain(f"{target} cannot be written.", why="its folder does not exist", fix="give a folder that exists")
+        )
+
+
 @contextmanager
 def staged(path: str | PathLike[str]) -> Iterator[Path]:
     """A place to write the file to: what is there at the end appears under `path`; after an exception, nothing does."""

@@ -16,6 +16,7 @@ from ingot import torch_internals as internals
 from ingot.errors import PassError, explain
 from ingot.passes.resampled_bytes import resampled_bytes
 from ingot.program.dialects import decompositions, is_composite
+from ingot.program.fake_kernels import along_shape
 
 aten = torch.ops.aten
 Rule = Callable[..., Any]
@@ -228,3 +229,16 @@ def _recurrent(op: Any) -> Rule:
 
 for _op in (aten.lstm.input, aten.gru.input, aten.rnn_tanh.input, aten.rnn_relu.input):
     decomposes(_op)(_recurrent(_op))
+
+
+# ---------------------------------------------------------------------- places
+
+
+@decomposes(aten.take_along_dim.default)
+def _take_along_dim(x: torch.Tensor, index: torch.Tensor, dim: int | None = None) -> torch.Tensor:
+    """torch's own asks for sizes as plain numbers."""
+    if dim is None:
+        return x.reshape(-1).gather(0, index.reshape(-1))
+    shape = along_shape(x, index, dim)
+    dim = dim % x.dim()
+    return x.expand([*shape[:dim], x.shape[dim], *shape[dim + 1 :]]).gather(dim, index.expand(shape))

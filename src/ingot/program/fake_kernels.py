@@ -1,7 +1,7 @@
 """What some operators give of fakes, where torch's own rules would ask more of them than the operators do.
 
 Torch computes the shapes of a recurrent layer step by step, so that a number of steps that is not known is frozen at
-the example's.
+the example's; take_along_dim asks for its sizes as plain numbers.
 """
 
 from __future__ import annotations
@@ -43,4 +43,21 @@ def _recurrent(operator: Any) -> Callable[..., Any]:
     return rule
 
 
-_RULES = {op: _recurrent(op) for op in (aten.lstm.input, aten.gru.input, aten.rnn_tanh.input, aten.rnn_relu.input)}
+def along_shape(x: torch.Tensor, index: torch.Tensor, dim: int) -> list[Any]:
+    """The shape of what take_along_dim gives: broadcast, but for the dim, which is the index's own."""
+    dim = dim % x.dim()
+    shape: list[Any] = list(torch.logical_or(x.any(dim), index.any(dim)).shape)  # torch's own way to broadcast
+    return [*shape[:dim], index.shape[dim], *shape[dim:]]
+
+
+def _take_along_dim(x: torch.Tensor, index: torch.Tensor, dim: int | None = None) -> torch.Tensor:
+    if dim is None or not any(isinstance(size, torch.SymInt) for size in (*x.shape, *index.shape)):
+        made: torch.Tensor = aten.take_along_dim.default(x, index, dim)
+        return made
+    return x.new_empty(along_shape(x, index, dim))
+
+
+_RULES = {
+    **{op: _recurrent(op) for op in (aten.lstm.input, aten.gru.input, aten.rnn_tanh.input, aten.rnn_relu.input)},
+    aten.take_along_dim.default: _take_along_dim,
+}

@@ -177,6 +177,16 @@ def _places(ex: Exporter, row: Tensor, x: Any, right: bool) -> Tensor:
     return ex.op("ReduceSum", ex.cast(before, torch.int64), ex.ints([rank]), keepdims=0)
 
 
+@exports(aten.repeat_interleave.Tensor)
+def repeated_places(ex: Exporter, counts: Tensor, *, output_size: Any = None) -> Tensor:
+    """Each place as often as its count says: how many end at or before each of the results."""
+    counts, zero = ex.cast(counts, torch.int64), ex.number(0, torch.int64)
+    ends = Tensor(ex.op("CumSum", counts, zero).value, torch.int64, counts.shape)
+    total = ex.op("ReduceSum", counts, keepdims=0)
+    numbers = ex.op("Range", zero, total, ex.number(1, torch.int64))
+    return _places(ex, ends, Tensor(numbers.value, torch.int64, ex.shape), right=True)
+
+
 @exports(aten.histc.default)
 def histc(ex: Exporter, x: Tensor, bins: int = 100, low: Any = 0, high: Any = 0) -> Tensor:
     """How many elements are in each of equal ranges; the last one has its upper end too."""
