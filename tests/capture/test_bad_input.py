@@ -384,3 +384,8 @@ def test_messages_follow_the_house_form() -> None:
         "  why: values that are not tensors are constants of a program",
         "  what to do: capture the model again with scale=3.0",
     ]
+
+
+def test_a_lazy_layer_that_was_never_called() -> None:
+    with pytest.raises(StateError, match=r"0\.weight has no shape yet.\n  why: LazyLinear is lazy.*\n  what to do: "):
+        ingot.capture(nn.Sequential(nn.LazyLinear(4)), (torch.ones(2, 3),))

@@ -47,6 +47,29 @@ def test_nine_tenths_of_core_aten_have_a_rule() -> None:
     assert len(yes) / (len(yes) + len(no)) >= 0.9, no
 
 
+@pytest.mark.parametrize(
+    ("equation", "shapes", "kinds"),
+    [
+        ("bshd,bthd->bhst", [(2, 3, 4, 5), (2, 6, 4, 5)], ["Transpose", "Transpose", "MatMul"]),
+        ("bhst,bthd->bshd", [(2, 4, 3, 6), (2, 6, 4, 5)], ["Transpose", "MatMul", "Transpose"]),
+        ("b s d, d e -> b s e", [(2, 3, 4), (4, 5)], ["MatMul"]),
+        ("bij,bjk->bik", [(2, 3, 4), (1, 4, 5)], ["MatMul"]),
+        ("ik,jk->ji", [(2, 3), (4, 3)], ["Transpose", "MatMul", "Transpose"]),
+        ("bhid,bhjd->bhij", [(2, 1, 3, 1), (2, 4, 5, 2)], None),
+        ("bij,bj->bi", [(2, 3, 4), (2, 4)], None),
+        ("bcij,bjd->bcid", [(2, 3, 4, 5), (2, 5, 6)], None),
+        ("ij,jk->i", [(2, 3), (3, 4)], None),
+        ("ii,ij->j", [(3, 3), (3, 4)], None),
+        ("ij,jk", [(2, 3), (3, 4)], None),
+        ("...ij,jk->...ik", [(2, 3, 4), (4, 5)], None),
+    ],
+)
+def test_equations(equation: str, shapes: list[tuple[int, ...]], kinds: list[str] | None, tmp_path: Path) -> None:
+    """One that is a product of matrices is written as one."""
+    _, found = exported(tmp_path, lambda *xs: torch.einsum(equation, *xs), *(torch.randn(shape) for shape in shapes))
+    assert kinds is None or found == kinds
+
+
 def attend(q: X, k: X, v: X) -> X:
     return F.scaled_dot_product_attention(q, k, v, is_causal=True)
 
@@ -185,6 +208,12 @@ def test_complex_numbers_inside(tmp_path: Path) -> None:
         return torch.view_as_real(pairs * turns[None]).flatten(-2)
 
     exported(tmp_path, rotate, torch.randn(3, 5, 8), torch.randn(5, 4), dynamic=({0: "batch"}, None))
+
+    def spectral(x: X, weight: X) -> X:
+        waves = torch.einsum("bix,io->box", torch.fft.rfft(x), torch.view_as_complex(weight))
+        return torch.fft.irfft(waves @ torch.complex(x[0, :1, :5].mT, x[0, 1:2, :5].mT) + waves, n=8)
+
+    exported(tmp_path, spectral, torch.randn(2, 3, 8), torch.randn(3, 4, 2))
 
 
 @pytest.mark.parametrize("opset", [18, 20])

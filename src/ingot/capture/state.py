@@ -55,6 +55,14 @@ class ModuleState:
                 if tensor is None:
                     continue
                 name = f"{path}.{key}" if path else key
+                if nn.parameter.is_lazy(tensor):
+                    raise StateError(
+                        explain(
+                            f"{name} has no shape yet.",
+                            why=f"{type(module).__name__} is lazy: it makes its parameters at the first call",
+                            fix="call the model once with these arguments, then capture it",
+                        )
+                    )
                 persistent = parameters or key not in module._non_persistent_buffers_set
                 entry = self._by_id.get(id(tensor))
                 if entry is None:

@@ -122,6 +122,13 @@ def mul(ex: Exporter, x: Any, y: Any) -> Tensor:
     return paired(ex, real, ex.op("Add", ex.op("Mul", a, d), ex.op("Mul", b, c)))
 
 
+@exports_pairs(aten.mm.default, aten.bmm.default, aten.mv.default, aten.matmul.default)
+def product(ex: Exporter, x: Tensor, y: Tensor) -> Tensor:
+    a, b, c, d = (part for operand in (x, y) for part in parts(ex, operand, ex.dtype))
+    real = ex.op("Sub", ex.op("MatMul", a, c), ex.op("MatMul", b, d))
+    return paired(ex, real, ex.op("Add", ex.op("MatMul", a, d), ex.op("MatMul", b, c)))
+
+
 def _rank(x: Any) -> int:
     return x.rank if isinstance(x, Tensor) else 0
 

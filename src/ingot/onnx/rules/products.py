@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import fx
 
 from ingot.onnx.export import Exporter
 from ingot.onnx.registry import Unsupported, exports
-from ingot.onnx.values import Size, Tensor, is_known
+from ingot.onnx.values import Size, Tensor, is_known, sizes_of
+from ingot.program.metadata import value_of
 
 aten = torch.ops.aten
 
@@ -28,6 +31,62 @@ def product(ex: Exporter, x: Tensor, y: Tensor) -> Tensor:
 @exports(aten.matmul.default)
 def matmul(ex: Exporter, x: Tensor, y: Tensor) -> Tensor:
     return matmul_of(ex, x, y)
+
+
+@dataclass(frozen=True, slots=True)
+class _Letters:
+    """An equation of einsum that is one product of matrices: the letters of each of its dims."""
+
+    batch: list[str]
+    left: list[str]
+    inner: str
+    right: list[str]
+    out: str
+
+
+def _letters(equation: str, shapes: Sequence[Sequence[Size]]) -> _Letters | None:
+    """None where it takes more than transposes and a product: a sum, a diagonal, dims to be joined."""
+    sides = equation.replace(" ", "").split("->")
+    operands = sides[0].split(",")
+    if len(operands) != 2 or len(sides) != 2 or "." in equation:
+        return None
+    (x, y), out = operands, sides[1]
+    if any(len(set(part)) != len(part) for part in (x, y, out)) or set(x) ^ set(y) != set(out) - (set(x) & set(y)):
+        return None
+    inner = [letter for letter in x if letter in y and letter not in out]
+    batch = [letter for letter in x if letter in y and letter in out]
+    left, right = [letter for letter in x if letter not in y], [letter for letter in y if letter not in x]
+    joined = (len(left) > 1 and batch) or len(right) != 1 or not left
+    if len(inner) != 1 or joined or shapes[0][x.index(inner[0])] != shapes[1][y.index(inner[0])]:
+        return None
+    return _Letters(batch, left, inner[0], right, out)
+
+
+def _is_product(node: fx.Node) -> bool:
+    equation: Any
+    operands: Any
+    equation, operands, *_ = node.args
+    values = [value_of(operand) for operand in operands]
+    whole = _letters(equation, [sizes_of(value.shape) for value in values]) is not None
+    return whole and not any(value.dtype.is_complex for value in values)
+
+
+@exports(aten.einsum.default, takes=_is_product)
+def einsum(ex: Exporter, equation: str, operands: Sequence[Tensor], *, path: Any = None) -> Tensor:
+    x, y = operands
+    found = _letters(equation, [x.sizes, y.sizes])
+    assert found is not None
+    ours, theirs = equation.replace(" ", "").split("->")[0].split(",")
+    turned = [
+        ex.transpose(part, [letters.index(letter) for letter in order])
+        for part, letters, order in (
+            (x, ours, [*found.batch, *found.left, found.inner]),
+            (y, theirs, [*found.batch, found.inner, *found.right]),
+        )
+    ]
+    made = matmul_of(ex, *turned)
+    letters = [*found.batch, *found.left, *found.right]
+    return ex.transpose(made, [letters.index(letter) for letter in found.out])
 
 
 @exports(aten.linear.default)
