@@ -153,6 +153,15 @@ def test_a_folder_that_is_not_there_is_told_before_the_work(tmp_path: Path, monk
         ingot.export_onnx(program, tmp_path)
 
 
+def test_a_program_from_torch_export(tmp_path: Path) -> None:
+    """Its dims have torch's own names, and begin at 0."""
+    model = nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU(), nn.AdaptiveAvgPool2d(1)).eval()
+    dims = {0: torch.export.Dim("batch"), 2: torch.export.Dim("height", min=2, max=40)}
+    exported = torch.export.export(model, (torch.randn(2, 3, 8, 8),), dynamic_shapes=(dims,))
+    report = ingot.export_onnx(ingot.from_exported(exported), tmp_path / "m.onnx")
+    assert len(report.differences) == 3
+
+
 class Tied(nn.Module):
     def __init__(self) -> None:
         super().__init__()

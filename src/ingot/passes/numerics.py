@@ -205,7 +205,7 @@ def _other_sizes(program: Program, example: list[Any]) -> Iterator[list[list[Any
         sizes = {}
         for index, dim in enumerate(program.dims):
             size = dim.low + steps[index % len(steps)]
-            sizes[f"s_{dim.name}"] = size if dim.high is None else min(size, dim.high)
+            sizes[dim.name] = size if dim.high is None else min(size, dim.high)
         generator = torch.Generator().manual_seed(_SEED)
         shapes = [_sizes_at(fakes[i.name], sizes) if i.kind is InputKind.ARGUMENT else None for i in specs]
         pairs = list(zip(example, shapes, strict=True))
@@ -258,7 +258,7 @@ def _repeated(example: torch.Tensor, shape: list[int]) -> torch.Tensor:
 
 
 def _by_symbol(size: Any, sizes: Mapping[str, int]) -> dict[sympy.Symbol, int]:
-    return {s: sizes[s.name] for s in internals.expr_of(size).free_symbols if s.name in sizes}
+    return {s: sizes[dims.name_of(s)] for s in internals.expr_of(size).free_symbols if dims.name_of(s) in sizes}
 
 
 def _cast(leaf: Any, to: Mapping[torch.dtype, torch.dtype]) -> Any:
