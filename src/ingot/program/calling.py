@@ -95,7 +95,7 @@ def check_call(program: Program, args: tuple[Any, ...], kwargs: dict[str, Any], 
     paths = tree.leaf_paths(signature.in_tree)
     arguments: list[tuple[str, Input, Any]] = []
     for leaf, spec, path in zip(leaves, signature.user_inputs, paths, strict=True):
-        place = tree.spell(_named(program, path))
+        place = tree.spell(named_path(program, path))
         if spec.kind is InputKind.LITERAL:
             _check_literal(program, spec, leaf, place)
         else:
@@ -104,7 +104,7 @@ def check_call(program: Program, args: tuple[Any, ...], kwargs: dict[str, Any], 
     return leaves
 
 
-def _named(program: Program, path: tree.Path) -> tree.Path:
+def named_path(program: Program, path: tree.Path) -> tree.Path:
     """A leaf's path with positional arguments under their names."""
     side, key, *rest = path
     if side == 0 and isinstance(key, int) and key < len(program.parameter_names):

@@ -49,6 +49,8 @@ ANY = TensorType(torch.float32, CPU, None)
         (aten.addmm.default, (f32(2, 3), ANY, f32(2, 3)), "f32[2, 3]"),
         (aten.conv2d.default, (f32(None, 3, n, 8), f32(4, 3, 3, 3)), "f32[?, 4, n - 2, 6]"),
         (aten.select.int, (f32(4, n), 0, NumberType(int)), "f32[n]"),
+        # A number, unlike a size, may be -1, which keeps the dim that is there.
+        (aten.expand.default, (f32(1, 4), [NumberType(int, n), 4]), "f32[?, 4]"),
     ],
 )
 def test_result_types(function: Any, args: tuple[Any, ...], wanted: str) -> None:

@@ -132,6 +132,19 @@ def test_an_impossible_shape_is_an_error_at_the_users_line() -> None:
         ingot.shapes_of(program, {"x": (2, 5)})
 
 
+@pytest.mark.parametrize("size", [4, 1])
+def test_fewer_parts_than_were_captured_are_an_error(size: int) -> None:
+    def model(x: torch.Tensor) -> torch.Tensor:
+        first, *_, last = x.split(2)  # here
+        return first + last
+
+    program = ingot.capture(model, (torch.zeros(6),))
+    with pytest.raises(
+        ShapeError, match=r"(?s)split.Tensor gives \d values.*takes number 3.*test_programs.py:\d+: .*# here"
+    ):
+        ingot.shapes_of(program, {"x": (size,)})
+
+
 def test_an_argument_that_is_not_there() -> None:
     program = ingot.capture(lambda x: x + 1, (torch.zeros(2),))
     with pytest.raises(ShapeError, match=r"no argument z.*\n.*x"):

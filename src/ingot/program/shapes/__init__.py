@@ -1,6 +1,7 @@
 """Shape analysis: what is known of every value of a program, for every run of it.
 
 lattice.py   types: dtype, device, rank, dims that are numbers, symbols, expressions, or unknown; and their join
+given.py     what a caller says of arguments, read and checked
 kernels.py   an operator's type, from its own fake kernel: one run for each way that sizes can make it go
 sizes.py     which sizes are worth a run
 agreement.py what the runs have in common

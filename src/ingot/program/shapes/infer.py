@@ -19,7 +19,7 @@ for the whole run, and before the resize it was another one.
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any
@@ -30,8 +30,9 @@ from torch import fx
 
 from ingot import torch_internals as internals
 from ingot.errors import ShapeError, explain
-from ingot.program import dims, metadata
+from ingot.program import dims, metadata, tree
 from ingot.program.program import Program, check_program
+from ingot.program.shapes.given import Spec, argument_types, symbol
 from ingot.program.shapes.kernels import Answer, Bounds, Doubt, Refused, answer
 from ingot.program.shapes.lattice import (
     UNKNOWN,
@@ -50,7 +51,6 @@ from ingot.program.shapes.memory import resized
 
 hop = torch.ops.higher_order
 MOST_ROUNDS = 5
-Spec = TensorType | Sequence[Any] | None
 
 
 @dataclass(slots=True)
@@ -77,52 +77,31 @@ class Inferred:
 def shapes_of(program: Program, inputs: Mapping[str, Spec] | None = None) -> Inferred:
     """What is known of every value of a program.
 
-    `inputs` says what arguments are like where it is not what the program was captured with: a TensorType, or dims,
-    each a number, a name or None (unknown), or None for a rank that is unknown. Raises ShapeError, with the user's
-    line, where an operator cannot work on values of such types.
+    `inputs` says what arguments are like where it is not what the program was captured with: dims, each a number, a
+    name, an expression of names or None (unknown), or None for a rank that is unknown; given.py says it all. Raises
+    ShapeError, with the user's line, where an operator cannot work on values of such types.
     """
     check_program(program, "shapes_of")
-    given = dict(inputs or {})
-    bounds = {_symbol(dim.name): (dim.low, dim.high) for dim in program.dims}
-    analysis = _Analysis(bounds)
-    types: list[Type] = []
-    for node in program.graph.nodes:
-        if node.op != "placeholder":
-            continue
-        known = type_of(metadata.value_of(node))
-        types.append(_told(known, given.pop(node.name)) if node.name in given else known)
-    if given:
-        names = ", ".join(i.name for i in program.signature.user_inputs if i.name)
-        raise ShapeError(explain(f"The program has no argument {next(iter(given))}.", why=f"its arguments are {names}"))
+    types = argument_types(program, inputs)
+    sizes = [s for type_ in types if isinstance(type_, TensorType) for s in symbols_of(type_)]
+    analysis = _Analysis({symbol(dim.name): (dim.low, dim.high) for dim in program.dims}, sizes)
     outputs = analysis.run(program.graph_module, types)
     found = Inferred(analysis.types, tuple(outputs), analysis.doubts, analysis.rounds)
     found._names = {node.name: node for node in program.graph.nodes}
     return found
 
 
-def _symbol(name: str) -> sympy.Symbol:
-    return sympy.Symbol(name, integer=True)
-
-
-def _told(known: Type, spec: Spec) -> Type:
-    if isinstance(spec, TensorType):
-        return spec
-    if not isinstance(known, TensorType):
-        raise ShapeError(explain(f"Dims are given for an argument that is {known}.", why="only tensors have dims"))
-    if spec is None:
-        return TensorType(known.dtype, known.device, None)
-    return TensorType(known.dtype, known.device, tuple(_symbol(d) if isinstance(d, str) else d for d in spec))
-
-
 class _Analysis:
     """One walk over a program."""
 
-    def __init__(self, bounds: Bounds) -> None:
+    def __init__(self, declared: Bounds, sizes: Iterable[sympy.Symbol]) -> None:
         self.types: dict[fx.Node, Type] = {}
         self.doubts: dict[fx.Node, Doubt] = {}
         self.rounds = 0
         self.autocasts: list[tuple[Any, ...]] = []
-        self._bounds = bounds
+        self._declared = declared.keys()
+        # Of a number that the run finds out nothing is known, until it is the size of something.
+        self._bounds: dict[sympy.Symbol, tuple[int, int | None]] = {**dict.fromkeys(sizes, (0, None)), **declared}
         self._depth = 0
         self._cache: dict[str, Answer | Refused] = {}
 
@@ -151,6 +130,7 @@ class _Analysis:
             elif node.op == "get_attr":
                 found = type_of(getattr(module, str(node.target), None))
             elif node.op == "call_function":
+                self._learn(node)
                 found = self._call(node)
             elif node.op == "output":
                 results = self._typed(node.args[0])
@@ -172,7 +152,7 @@ class _Analysis:
         target: Any = node.target
         args, kwargs = self._typed(node.args), {key: self._typed(value) for key, value in node.kwargs.items()}
         if target is operator.getitem and isinstance(args[0], TupleType) and isinstance(args[1], int):
-            return args[0].items[args[1]]
+            return self._item(node, args[0], args[1])
         if target in _RULES:
             return _RULES[target](self, args)
         if self._as_captured(node):
@@ -180,6 +160,20 @@ class _Analysis:
         if isinstance(target, internals.HigherOrderOperator):
             return UNKNOWN
         return self._named(node, self._operator(node, target, args, kwargs))
+
+    def _item(self, node: fx.Node, values: TupleType, index: int) -> Type:
+        if index < len(values.items):
+            return values.items[index]
+        made = node.args[0]
+        assert isinstance(made, fx.Node)
+        raise ShapeError(
+            explain(
+                f"{made.target} gives {len(values.items)} values, and the program takes number {index + 1} of them.",
+                where=metadata.where(made),
+                why=f"it gives {values}; when the program was captured there were more",
+                fix="change the shapes that go in, or capture the program with such shapes",
+            )
+        )
 
     def _as_captured(self, node: fx.Node) -> bool:
         """Whether what was recorded of a node holds: it came of arguments of these types, in sizes that are named."""
@@ -189,9 +183,9 @@ class _Analysis:
             known = self.types[argument]
             if argument.op != "get_attr" and known != type_of(metadata.value_of(argument)):
                 return False
-            if not symbols_of(known) <= self._bounds.keys():
+            if not symbols_of(known) <= self._declared:
                 return False
-        return not self._depth or symbols_of(type_of(metadata.value_of(node))) <= self._bounds.keys()
+        return not self._depth or symbols_of(type_of(metadata.value_of(node))) <= self._declared
 
     def _operator(self, node: fx.Node, target: Any, args: list[Any], kwargs: dict[str, Any]) -> Type:
         key = f"{target}|{args}|{kwargs}|{self.autocasts}"
@@ -231,11 +225,22 @@ class _Analysis:
 
         return run
 
+    def _learn(self, node: fx.Node) -> None:
+        """What the run finds out at a node is 0 or more, where it is a size or was asserted to be."""
+        bound = metadata.bindings_of(node)
+        if not bound:
+            return
+        leaves = tree.flatten(metadata.value_of(node))[0]
+        numbers = [leaf for leaf in leaves if isinstance(leaf, torch.SymInt)]
+        for found in bound:
+            if not any(internals.may_be_negative(number, found) for number in numbers):
+                self._bounds.setdefault(symbol(dims.name_of(found)), (0, None))
+
     def _named(self, node: fx.Node, found: Type) -> Type:
         """A size that only the run finds out has the name that the program gave it, where it is found out but once."""
         if self._depth or not metadata.bindings_of(node):
             return found
-        bound = frozenset(_symbol(dims.name_of(symbol)) for symbol in metadata.bindings_of(node))
+        bound = frozenset(symbol(dims.name_of(s)) for s in metadata.bindings_of(node))
         return _with_names(found, type_of(metadata.value_of(node)), bound)
 
 

@@ -95,8 +95,9 @@ def result_type(
 ) -> Type:
     """The type of what `function` returns; arguments that are values of the run are given by their types.
 
-    `bounds` are the ranges of symbols; one without is 0 or more. `on_meta` False: the function behaves differently on
-    torch's meta device, which is the quick way to run on numbers. Raises Refused where no sizes at all are possible.
+    `bounds` are the ranges of symbols; one without is 0 or more if it is a size. `on_meta` False: the function behaves
+    differently on torch's meta device, which is the quick way to run on numbers. Raises Refused where no sizes at all
+    are possible.
     """
     return answer(function, args, kwargs, bounds, on_meta).type
 
@@ -229,12 +230,13 @@ class _Kernel:
 
     def _dim(self, value: Dim, unknown: Limits) -> Any:
         if value is None:
-            name = f"unknown{len(self.symbols)}"
+            name = f"?{len(self.symbols)}"  # which is nobody else's
             self.symbols[name] = unknown
             return sympy.Symbol(name, integer=True)
         if isinstance(value, sympy.Basic):
             for symbol in sorted(value.free_symbols, key=lambda s: str(s.name)):
-                self.symbols[symbol.name] = self.bounds.get(symbol.name, _ANY_SIZE)
+                limits = self.bounds.get(symbol.name, unknown)
+                self.symbols[symbol.name] = max(limits, self.symbols.get(symbol.name, limits), key=lambda at: at[0])
                 self.own[symbol.name] = symbol
         elif isinstance(value, int):
             self.numbers.add(abs(value))
@@ -415,6 +417,9 @@ class _Kernel:
         def real(value: Any) -> Any:
             if isinstance(value, TensorType):
                 assert value.dtype is not None
+                for dim in value.dims or ():
+                    if isinstance(dim, sympy.Basic) and not value_of(dim >= 0, sizes):
+                        raise _Impossible([dim < 0])
                 return run.tensor(value.dims or (), value.dtype, value.device)
             if isinstance(value, NumberType):
                 if value.value is None:

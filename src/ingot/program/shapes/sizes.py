@@ -150,7 +150,7 @@ def holds(conditions: Sequence[sympy.Basic], sizes: Sizes) -> bool:
 
 
 def value_of(expr: Any, sizes: Sizes) -> Any:
-    """The number that an expression is at these sizes; None where it divides by zero."""
+    """The number that an expression is at these sizes; None where it divides by zero, or torch defines none."""
     if not isinstance(expr, sympy.Basic):
         return expr
     if isinstance(expr, sympy.Symbol):
@@ -160,7 +160,7 @@ def value_of(expr: Any, sizes: Sizes) -> Any:
         return function(*(sizes[name] for name in names))
     try:
         said = expr.xreplace({s: sympy.Integer(sizes[s.name]) for s in expr.free_symbols})
-    except ZeroDivisionError:
+    except (ZeroDivisionError, AssertionError):  # torch asserts that no remainder is taken of a negative number
         return None
     if said in (sympy.true, sympy.false):
         return bool(said)
