@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from typing import Any
 
 import sympy
 import torch
+from torch._dispatch.python import enable_python_dispatcher
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
     DynamicOutputShapeException,
@@ -85,7 +87,12 @@ class SymbolicRun:
     def call(self, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         # Making a tensor asks about its sizes too, to see that it is contiguous, which it is whatever they are.
         self._asked_before = len(self._env.guards)
-        with failures_unlogged(), self._mode, _Careful(), torch.no_grad():
+        with ExitStack() as stack:
+            if self._mine:
+                # As when capturing: kernels written in C++ would take a symbol for the number that it has in this run.
+                stack.enter_context(enable_python_dispatcher())
+            for mode in (failures_unlogged(), self._mode, _Careful(), torch.no_grad()):
+                stack.enter_context(mode)
             return function(*args, **kwargs)
 
     def named(self, expr: sympy.Basic) -> sympy.Basic | None:

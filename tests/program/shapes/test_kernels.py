@@ -15,7 +15,7 @@ from ingot.torch_internals import SymbolicRun, UnsupportedOperatorException
 
 aten = torch.ops.aten
 CPU = torch.device("cpu")
-n, m = sympy.symbols("n m", integer=True)
+n, m, k = sympy.symbols("n m k", integer=True)
 
 
 def f32(*dims: Any) -> TensorType:
@@ -49,6 +49,19 @@ ANY = TensorType(torch.float32, CPU, None)
         (aten.addmm.default, (f32(2, 3), ANY, f32(2, 3)), "f32[2, 3]"),
         (aten.conv2d.default, (f32(None, 3, n, 8), f32(4, 3, 3, 3)), "f32[?, 4, n - 2, 6]"),
         (aten.select.int, (f32(4, n), 0, NumberType(int)), "f32[n]"),
+        # Kernels of torch that are written for numbers, or slip on empty tensors: asked as capture asks them.
+        (aten.matmul.default, (f32(n, m, 3, 4), f32(n, m, 4, 5)), "f32[n, m, 3, 5]"),
+        (aten.matmul.default, (f32(n, 2, m, k), f32(2, k, 5)), "f32[n, 2, m, 5]"),
+        (aten.einsum.default, ("bqd,bkd->bqk", [f32(n, m, 4), f32(n, k, 4)]), "f32[n, m, k]"),
+        (aten.pad.default, (f32(n, m), [1, 2]), "f32[n, 3 + m]"),
+        (aten.pad.default, (f32(n, m), [-1, -2]), "f32[n, -3 + m]"),
+        (aten.upsample_nearest2d.vec, (f32(n, 3, m, 8), None, [2.0, 2.0]), "f32[n, 3, 2*m, 16]"),
+        (aten.conv_transpose2d.input, (f32(n, 3, m, 4), f32(3, 4, 2, 2), None, [2, 2]), "f32[n, 4, 2*m, 8]"),
+        # One expression where there is room for the slice, and another where there is not.
+        (aten.slice.Tensor, (f32(n, 3), 0, 0, -1), "f32[max(0, -1 + n), 3]"),
+        (aten.slice.Tensor, (f32(n, 3), 0, 0, 4), "f32[min(4, n), 3]"),
+        # Each was found to be 1 where all are, and they only have to be the same.
+        (aten.stack.default, ([f32(None), f32(None), f32(None)], 1), "f32[?, 3]"),
         # A number, unlike a size, may be -1, which keeps the dim that is there.
         (aten.expand.default, (f32(1, 4), [NumberType(int, n), 4]), "f32[?, 4]"),
     ],

@@ -51,7 +51,10 @@ def test_a_branch_that_cannot_work_is_not_left() -> None:
         return torch.cond(x.sum() > 0, lambda: x + y, lambda: x.cos(), ())
 
     program = ingot.capture(model, (torch.zeros(3), torch.zeros(3)))
-    assert str(ingot.shapes_of(program, {"x": (4,), "y": (5,)}).outputs[0]) == "f32[4]"
+    types = ingot.shapes_of(program, {"x": (4,), "y": (5,)})
+    assert str(types.outputs[0]) == "f32[4]"
+    ((failing, why),) = types.failures.items()
+    assert failing.name == "add" and "cannot work on f32[4], f32[5]" in str(why)
 
 
 def swapping(x: torch.Tensor, y: torch.Tensor) -> Any:
@@ -130,6 +133,59 @@ def test_an_impossible_shape_is_an_error_at_the_users_line() -> None:
         ShapeError, match=r"(?s)cannot work on f32\[2, 5\], f32\[3, 4\].*test_programs.py:\d+: .*# here"
     ):
         ingot.shapes_of(program, {"x": (2, 5)})
+
+
+def test_a_loop_whose_condition_cannot_work_is_an_error() -> None:
+    def model(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        def going_on(i: torch.Tensor, a: torch.Tensor) -> torch.Tensor:
+            return (a @ w).sum() + i < 3  # here
+
+        return torch.while_loop(going_on, lambda i, a: (i + 1, a * 2), (torch.tensor(0), x * 1))[1]
+
+    program = ingot.capture(model, (torch.zeros(2, 3), torch.zeros(3, 3)))
+    with pytest.raises(ShapeError, match=r"(?s)cannot work on f32\[2, 5\].*test_programs.py:\d+: .*# here"):
+        ingot.shapes_of(program, {"x": (2, 5)})
+
+
+def test_a_loop_whose_rounds_cannot_work_ends_before_them() -> None:
+    program = ingot.capture(multiplied, (torch.zeros(2, 3), torch.zeros(3, 3)))
+    types = ingot.shapes_of(program, {"x": (2, 5)})
+    assert str(types.outputs[0]) == "f32[2, 5]"
+    assert [node.name for node in types.failures] == ["matmul"]
+    assert not ingot.shapes_of(program, {"x": ("n", 3)}).failures
+
+
+def multiplied(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    return torch.while_loop(lambda i, a: i < 3, lambda i, a: (i + 1, a @ w), (torch.tensor(0), x * 1))[1]
+
+
+def test_a_scan_whose_rounds_cannot_work_is_an_error() -> None:
+    """torch has no scan over no rows."""
+    from torch._higher_order_ops import scan
+
+    def model(x: torch.Tensor, start: torch.Tensor) -> Any:
+        return scan(lambda carry, row: (carry + row, carry * row), start, x)  # here
+
+    program = ingot.capture(model, (torch.zeros(4, 3), torch.zeros(3)))
+    with pytest.raises(ShapeError, match=r"(?s)cannot work on f32\[3\], f32\[5\].*test_programs.py:\d+: .*# here"):
+        ingot.shapes_of(program, {"x": ("n", 5)})
+
+
+def test_parts_of_a_dim_that_is_a_name() -> None:
+    """How many parts there are is unknown; those that the program takes are there."""
+
+    def model(x: torch.Tensor) -> Any:
+        first, second = x.chunk(2, 1)
+        return first, second, torch.cat([second, first], 1)
+
+    program = ingot.capture(model, (torch.zeros(2, 8),))
+    types = ingot.shapes_of(program, {"x": ("n", "d")})
+    assert [str(t) for t in types.outputs] == ["f32[n, (1 + d)//2]", "f32[n, d + -1*((1 + d)//2)]", "f32[n, d]"]
+    halves = ingot.shapes_of(program, {"x": ("n", "2*d")})
+    assert [str(t) for t in halves.outputs] == ["f32[n, d]", "f32[n, d]", "f32[n, 2*d]"]
+    for size in (2, 5, 7):
+        x = torch.zeros(3, size)
+        run_checked(program.graph_module, (x,), types, {"n": 3, "d": size})
 
 
 @pytest.mark.parametrize("size", [4, 1])

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Mapping
 from typing import Any, TypeVar
 
 import sympy
 
+from ingot.program import dims
 from ingot.program.shapes.lattice import UNKNOWN, NumberType, TensorType, TupleType, Type, join
 from ingot.program.shapes.sizes import Sizes, value_of
 
@@ -28,14 +30,23 @@ def agreed_type(worked: list[tuple[Sizes, Type]], told: list[Type], own: Mapping
     """The type that is right at all sizes; what symbols told of dims is believed where numbers bear it out."""
     sizes = [sizes for sizes, _ in worked]
 
+    def speaks(candidate: Any) -> bool:
+        symbols = candidate.free_symbols if isinstance(candidate, sympy.Basic) else ()
+        return candidate is not None and all(s.name in own for s in symbols)
+
+    def right(candidate: Any, values: list[Any]) -> bool:
+        return all(v is not None and value_of(candidate, s) == v for v, s in zip(values, sizes, strict=True))
+
     def one(values: list[Any], candidates: list[Any]) -> Any:
-        for candidate in dict.fromkeys([*candidates, *own.values()]):
-            symbols = candidate.free_symbols if isinstance(candidate, sympy.Basic) else ()
-            if candidate is None or not all(s.name in own for s in symbols):
-                continue
-            if all(v is not None and value_of(candidate, s) == v for v, s in zip(values, sizes, strict=True)):
-                return candidate
-        return None
+        said = [c for c in dict.fromkeys(candidates) if speaks(c)]
+        alone = next((c for c in dict.fromkeys([*said, *own.values()]) if right(c, values)), None)
+        if alone is not None or not all(isinstance(c, int | sympy.Basic) for c in said):
+            return alone
+        # What is told may have a bound: a slice that ends beyond the end, one of an empty tensor.
+        bounds = [*said, *own.values(), sympy.Integer(0)]
+        pairs = [pair for pair in itertools.product(said, bounds) if pair[0] != pair[1]]
+        bounded = (dims.OPERATIONS[name].build(*pair) for pair in pairs for name in ("max", "min"))
+        return next((c for c in bounded if right(c, values)), None)
 
     def agreed(found: list[Type], told: list[Type]) -> Type:
         if (tensors := _all(TensorType, found, told)) is not None:
@@ -61,8 +72,8 @@ def agreed_type(worked: list[tuple[Sizes, Type]], told: list[Type], own: Mapping
         if len({t.rank for t in (*found, *told)}) > 1:
             return TensorType(dtype, upper.device, None)
         columns = zip(*(f.dims or () for f in found), strict=True), zip(*(t.dims or () for t in told), strict=True)
-        dims = [one([_plain(dim) for dim in mine], list(theirs)) for mine, theirs in zip(*columns, strict=True)]
-        return TensorType(dtype, upper.device, tuple(dims))
+        found_dims = [one([_plain(dim) for dim in mine], list(theirs)) for mine, theirs in zip(*columns, strict=True)]
+        return TensorType(dtype, upper.device, tuple(found_dims))
 
     return agreed([result for _, result in worked], told)
 

@@ -57,13 +57,14 @@ MOST_ROUNDS = 5
 class Inferred:
     """The type of every node, inner graphs' included, by the node itself or by a name of the outermost graph.
 
-    A node that no run gets to, behind one that always fails in a branch or a loop, has none. `doubts` says of operators
-    whose types leave something open why they do.
+    A node that no run gets to, behind one that always fails in a branch or a loop, has none; `failures` says which one
+    that is, and why. `doubts` says of operators whose types leave something open why they do.
     """
 
     types: dict[fx.Node, Type] = field(default_factory=dict)
     outputs: tuple[Type, ...] = ()
     doubts: dict[fx.Node, Doubt] = field(default_factory=dict)
+    failures: dict[fx.Node, ShapeError] = field(default_factory=dict)
     rounds: int = 0  # the most that a loop took
     _names: dict[str, fx.Node] = field(default_factory=dict)
 
@@ -86,7 +87,7 @@ def shapes_of(program: Program, inputs: Mapping[str, Spec] | None = None) -> Inf
     sizes = [s for type_ in types if isinstance(type_, TensorType) for s in symbols_of(type_)]
     analysis = _Analysis({symbol(dim.name): (dim.low, dim.high) for dim in program.dims}, sizes)
     outputs = analysis.run(program.graph_module, types)
-    found = Inferred(analysis.types, tuple(outputs), analysis.doubts, analysis.rounds)
+    found = Inferred(analysis.types, tuple(outputs), analysis.doubts, analysis.failures, analysis.rounds)
     found._names = {node.name: node for node in program.graph.nodes}
     return found
 
@@ -97,6 +98,7 @@ class _Analysis:
     def __init__(self, declared: Bounds, sizes: Iterable[sympy.Symbol]) -> None:
         self.types: dict[fx.Node, Type] = {}
         self.doubts: dict[fx.Node, Doubt] = {}
+        self.failures: dict[fx.Node, ShapeError] = {}
         self.rounds = 0
         self.autocasts: list[tuple[Any, ...]] = []
         self._declared = declared.keys()
@@ -131,7 +133,12 @@ class _Analysis:
                 found = type_of(getattr(module, str(node.target), None))
             elif node.op == "call_function":
                 self._learn(node)
-                found = self._call(node)
+                self.failures.pop(node, None)  # of an earlier round
+                try:
+                    found = self._call(node)
+                except ShapeError as failure:
+                    self.failures[node] = failure
+                    raise
             elif node.op == "output":
                 results = self._typed(node.args[0])
                 return [_as_type(item) for item in (results if isinstance(results, list) else [results])]
@@ -153,6 +160,10 @@ class _Analysis:
         args, kwargs = self._typed(node.args), {key: self._typed(value) for key, value in node.kwargs.items()}
         if target is operator.getitem and isinstance(args[0], TupleType) and isinstance(args[1], int):
             return self._item(node, args[0], args[1])
+        if target is operator.getitem and args[0] is UNKNOWN and (part := _Part.of(node)) is not None:
+            made: Any = node.args[0]
+            taken = {key: self._typed(value) for key, value in made.kwargs.items()}
+            return self._operator(node, part, self._typed(made.args), taken)
         if target in _RULES:
             return _RULES[target](self, args)
         if self._as_captured(node):
@@ -244,6 +255,26 @@ class _Analysis:
         return _with_names(found, type_of(metadata.value_of(node)), bound)
 
 
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """One of the values that an operator gives. How many those are may be unknown; one that is taken is there."""
+
+    target: internals.OpOverload
+    index: int
+
+    @classmethod
+    def of(cls, node: fx.Node) -> _Part | None:
+        made, index = node.args
+        target = made.target if isinstance(made, fx.Node) else None
+        return cls(target, index) if isinstance(target, internals.OpOverload) and isinstance(index, int) else None
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.target(*args, **kwargs)[self.index]
+
+    def __str__(self) -> str:
+        return f"{self.target}[{self.index}]"
+
+
 # ---------------------------------------------------------------------- graphs inside
 
 Rule = Callable[[_Analysis, list[Any]], Type]
@@ -283,6 +314,8 @@ def _while_loop(analysis: _Analysis, args: list[Any]) -> Type:
         analysis.inner(condition.value, [*now, *_types(additional)])
         return analysis.inner(body.value, [*now, *_types(additional)])
 
+    # It is asked before the first round too: if it cannot work, nor can the loop.
+    analysis.inner(condition.value, [*_types(carried), *_types(additional)])
     try:
         return TupleType(tuple(_at_rest(analysis, turn, _types(carried))))
     except _NeverTurns as never:  # it fails, or is left before its first round
@@ -302,8 +335,8 @@ def _scan(analysis: _Analysis, args: list[Any]) -> Type:
 
     try:
         return TupleType((*_at_rest(analysis, turn, _types(initial)), *stacked))
-    except _NeverTurns:  # what a scan over no rows gives is made of what a round would have given
-        return UNKNOWN
+    except _NeverTurns as never:  # no scan is without a round: torch refuses one over no rows
+        raise never.failure from never.failure.__cause__
 
 
 @_rule(hop.map_impl)
@@ -325,9 +358,10 @@ def _associative_scan(analysis: _Analysis, args: list[Any]) -> Type:
 class _NeverTurns(Exception):
     """A loop's first round cannot end; what is carried is as at the start."""
 
-    def __init__(self, carried: list[Type]) -> None:
+    def __init__(self, carried: list[Type], failure: ShapeError) -> None:
         super().__init__()
         self.carried = carried
+        self.failure = failure
 
 
 def _at_rest(analysis: _Analysis, turn: Callable[[list[Type]], list[Type]], start: list[Type]) -> list[Type]:
@@ -338,7 +372,7 @@ def _at_rest(analysis: _Analysis, turn: Callable[[list[Type]], list[Type]], star
         try:
             after = turn(now)
         except ShapeError as failure:
-            raise _NeverTurns(now) from failure
+            raise _NeverTurns(now, failure) from failure
         joined = [join(one, other) for one, other in zip(now, after, strict=True)]
         if joined == now:
             return now

@@ -45,7 +45,9 @@ from ingot.program.shapes.sizes import SMALL, Limits, Sizes, first_sizes, holds,
 # A tensor whose rank is unknown is tried with each of these; where two ranks are, with each pair.
 RANKS = range(6)
 _MOST_OPEN = 2
-_WAYS = 6
+_WAYS = 16
+_REFUSED_WAYS = 6
+_CPU = torch.device("cpu")
 _ANY_SIZE: Limits = (0, None)
 _ANY_NUMBER: Limits = (-(2**31), None)
 
@@ -117,7 +119,9 @@ def answer(
         return function(*given[: len(args)], **dict(zip(kwargs, given[len(args) :], strict=True)))
 
     try:
-        kernels = [_Kernel(call, ranked, limits, on_meta) for ranked in _ranked(values)]
+        of_torch = isinstance(function, internals.OpOverload) and function.namespace == "aten"
+        on_cpu = all(t.device in (None, _CPU) for t in _leaves(values) if isinstance(t, TensorType))
+        kernels = [_Kernel(call, ranked, limits, on_meta, of_torch and on_cpu) for ranked in _ranked(values)]
         return kernels[0].answer() if len(kernels) == 1 else _of_all_ranks(kernels)
     except _CannotTell as cannot:
         return Answer(UNKNOWN, cannot.doubt)
@@ -189,6 +193,7 @@ class _Kernel:
     values: list[Any]
     bounds: Mapping[str, Limits]
     on_meta: bool = True
+    has_real: bool = False  # the function may be called on real tensors of the CPU
     symbols: dict[str, Limits] = field(default_factory=dict)
     own: dict[str, sympy.Symbol] = field(default_factory=dict)
     numbers: set[int] = field(default_factory=set)
@@ -268,11 +273,14 @@ class _Kernel:
             try:
                 found = self._on_fakes(sizes)
             except Refused:
-                self.on_meta = False
-                self._tried.clear()
+                self._leave_meta()
                 return False
         self._at_first = found
         return True
+
+    def _leave_meta(self) -> None:
+        self.on_meta = False
+        self._tried.clear()
 
     def _led_to(self) -> Sizes | None:
         """From sizes that are refused to such as answer one of the kernel's questions differently, and so on.
@@ -283,7 +291,7 @@ class _Kernel:
         ahead: list[Sizes] = [next(first_sizes(self.symbols, []))]
         refused: list[list[sympy.Basic]] = []
         every = True
-        while ahead and len(refused) < _WAYS:
+        while ahead and len(refused) < _REFUSED_WAYS:
             sizes = ahead.pop(0)
             if any(holds(way, sizes) for way in refused):
                 continue  # it goes the same way, to the same end
@@ -341,6 +349,28 @@ class _Kernel:
         except Refused as refused:
             self.refusal = self.refusal or refused
             return None
+        except _CannotTell as cannot:
+            if not isinstance(cannot.__cause__, _SLIPS):
+                raise
+            return self._on_nothing(sizes, cannot)
+
+    def _on_nothing(self, sizes: Sizes, cannot: _CannotTell) -> Type | None:
+        """What the operator itself gives for tensors of which one is empty, where its fake kernel slips on that."""
+        tensors: list[torch.Tensor] = []
+
+        def real(dims: list[int], dtype: torch.dtype, device: torch.device | None) -> torch.Tensor:
+            tensors.append(torch.zeros(dims, dtype=dtype, device=device))
+            return tensors[-1]
+
+        given = self._filled(sizes, real) if self.has_real else None
+        if given is None or all(tensor.numel() for tensor in tensors):
+            raise cannot
+        try:
+            with torch.no_grad():
+                return type_of(self.function(given))
+        except RuntimeError as failure:
+            self.refusal = self.refusal or failure
+            return None
 
     def _on_fakes(self, sizes: Sizes) -> Type:
         run = internals.SymbolicRun({})
@@ -379,15 +409,28 @@ class _Kernel:
         ways: list[list[sympy.Basic]] = []
         sizes: Sizes | None = self._first
         while sizes is not None and len(told) < _WAYS:
-            result, asked = self._on_symbols(sizes)
-            told.append(result)
-            ways.append(asked)
+            try:
+                result, asked = self._on_symbols(sizes)
+                told.append(result)
+                ways.append(asked)
+            except _Impossible:
+                if not self.on_meta or not told or self._on_fakes_too(sizes):
+                    raise
+                self._leave_meta()
             worked = self._worked(ways)
             sizes = next((s for s, _ in worked if not self._known(s, ways)), None)
         found = agreed_type(worked, told, self.own)
         if sizes is not None:
             return _answered(dims_forgotten(found), Doubt.MANY_WAYS)
         return _answered(found, Doubt.RUNS_DIFFER if all(map(complete, told)) else Doubt.READS_VALUES)
+
+    def _on_fakes_too(self, sizes: Sizes) -> bool:
+        """Whether sizes that the meta device takes work on fakes."""
+        try:
+            self._on_fakes(sizes)
+        except Refused:
+            return False
+        return True
 
     def _known(self, sizes: Sizes, ways: list[list[sympy.Basic]]) -> bool:
         """Whether the kernel was followed on the way that it goes at these sizes.
@@ -468,6 +511,9 @@ def _leaves(value: Any) -> Iterator[Any]:
 def _on_meta(sizes: list[int], dtype: torch.dtype, device: torch.device | None) -> torch.Tensor:
     return torch.empty(sizes, dtype=dtype, device="meta")
 
+
+# What Python code says that did not think of a size of 0: a fake kernel's own mistake, and no refusal.
+_SLIPS = (TypeError, ZeroDivisionError)
 
 # What only a tensor without values says.
 _VALUELESS = ("data pointer", "not allocated", "storage", "fake", "meta")

@@ -36,9 +36,12 @@ def _clamped(value: int, limits: Limits) -> int:
 
 
 def first_sizes(symbols: Mapping[str, Limits], numbers: Sequence[int]) -> Iterator[dict[str, int]]:
-    """Sizes in which an operator may work: meaningless ones, and all alike, as those that other arguments have."""
+    """Sizes in which an operator may work: meaningless ones, and all alike, as those that other arguments have.
+
+    Kernels do not compare sizes of 1 with each other but with 1, which tells less.
+    """
     yield {name: _clamped(MEANINGLESS[i % len(MEANINGLESS)], symbols[name]) for i, name in enumerate(symbols)}
-    for size in [1, *[k for k in numbers if 1 < k < HUGE][:MOST_USUAL]]:
+    for size in [MEANINGLESS[0], 1, *[k for k in numbers if 1 < k < HUGE][:MOST_USUAL]]:
         yield {name: _clamped(size, limits) for name, limits in symbols.items()}
 
 
@@ -88,7 +91,10 @@ def _by_distance(lengths: Sequence[int]) -> Iterator[tuple[int, ...]]:
 def sizes_near(
     base: Sizes, symbols: Mapping[str, Limits], numbers: Sequence[int], conditions: Sequence[sympy.Basic]
 ) -> Iterator[dict[str, int]]:
-    """`base`, each symbol of it varied by itself, and those that a condition compares varied together."""
+    """`base`, each symbol of it varied by itself, and those that a condition compares varied together.
+
+    So are those that were found to be a number each: they may have to be the same one.
+    """
     yield dict(base)
     turns = {name: _turns(name, base, conditions) for name in symbols}
     few = {*SMALL, 3, 4} if len(symbols) == 1 else {*SMALL}
@@ -98,6 +104,10 @@ def sizes_near(
         for value in sorted(ordinary):
             if _usable(value, limits):
                 yield {**base, name: value}
+    fixed = [name for name in symbols if _is_fixed(name, conditions)]
+    for size in (1, 2, OTHER) if len(fixed) > 1 else ():
+        if all(_usable(size, symbols[name]) for name in fixed):
+            yield {**base, **dict.fromkeys(fixed, size)}
     for group in _compared(conditions):
         shared = [1, *(base[name] for name in group), 0, 2, OTHER, *(numbers if len(group) == 2 else ())]
         choices = [
@@ -106,6 +116,11 @@ def sizes_near(
         ]
         for places in itertools.islice(_by_distance([len(c) for c in choices]), MOST_OF_A_GROUP):
             yield {**base, **{n: c[place] for n, c, place in zip(group, choices, places, strict=True)}}
+
+
+def _is_fixed(name: str, conditions: Sequence[sympy.Basic]) -> bool:
+    equalities = [equal for condition in conditions for equal in condition.atoms(sympy.Eq)]
+    return any([s.name for s in equal.free_symbols] == [name] for equal in equalities)
 
 
 def _usable(value: int, limits: Limits) -> bool:
