@@ -17,6 +17,7 @@ are unknown; where a kernel cannot run on symbols, so is everything.
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -40,7 +41,17 @@ from ingot.program.shapes.lattice import (
     sizeless,
     type_of,
 )
-from ingot.program.shapes.sizes import SMALL, Limits, Sizes, first_sizes, holds, sizes_near, sizes_otherwise, value_of
+from ingot.program.shapes.sizes import (
+    HUGE,
+    SMALL,
+    Limits,
+    Sizes,
+    first_sizes,
+    holds,
+    sizes_near,
+    sizes_otherwise,
+    value_of,
+)
 
 # A tensor whose rank is unknown is tried with each of these; where two ranks are, with each pair.
 RANKS = range(6)
@@ -359,6 +370,8 @@ class _Kernel:
         tensors: list[torch.Tensor] = []
 
         def real(dims: list[int], dtype: torch.dtype, device: torch.device | None) -> torch.Tensor:
+            if math.prod(dims) > HUGE:
+                raise cannot
             tensors.append(torch.zeros(dims, dtype=dtype, device=device))
             return tensors[-1]
 
