@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from torch import nn
 
 import ingot
 import ingot_runtime
-from ingot.errors import UnsupportedOperator
+from ingot.errors import InputError, UnsupportedOperator
 from tests.native.judge import assert_right
 
 
@@ -344,3 +345,63 @@ def test_images_of_bytes_are_resampled_to_the_bit(mode: str, to: dict[str, Any],
     dynamic = ingot.compile(ingot.capture(Resized(), (image,), dynamic_shapes={"a": {2: "h", 3: "w"}}))
     for cut in (image, image[:, :, :3, :31], image[:, :, :4, 7:20]):
         assert torch.equal(dynamic(cut), Resized()(cut))
+
+
+def test_parts_of_a_dynamic_dim() -> None:
+    """How many there are is what capture found; torch's decompositions count them by the example's sizes."""
+
+    def function(x: torch.Tensor, y: torch.Tensor) -> list[torch.Tensor]:
+        four = torch.cat([x] * 4, 1).chunk(4, dim=1)
+        return [*four, *x.chunk(2, -1), *y.split(x.shape[1] // 2, 1)]
+
+    x = torch.randn(2, 6)
+    program = ingot.capture(function, (x, x), dynamic_shapes={"x": {1: "2*half"}, "y": {1: "2*half"}})
+    native = ingot.compile(program)
+    for size in (2, 4, 14):
+        x, y = torch.randn(2, 2, size)
+        for got, want in zip(native(x, y), function(x, y), strict=True):
+            assert torch.equal(got, want)
+
+
+@pytest.mark.parametrize("side", [8, 13, 31, 56])
+def test_sums_of_hundreds_of_numbers_are_as_good_as_eagers(side: int) -> None:
+    """Of an image: one after another, along memory and across it, they lost five times as much."""
+    conv = nn.Conv2d(48, 48, 3, padding=1, groups=48)
+    x = torch.rand(1, 48, side, side)
+    functions: list[Callable[[torch.Tensor], torch.Tensor]] = [
+        lambda x: x.mean((2, 3)),
+        lambda x: conv(x.relu()).mean((2, 3)),
+    ]
+    for function in functions:
+        with torch.no_grad():
+            eager, native = function(x), ingot.compile(function, (x,))(x)
+            conv.double()
+            exact = function(x.double())
+            conv.float()
+        assert (native - exact).abs().max() <= max(2 * (eager - exact).abs().max(), 2.0**-22 * exact.abs().max())
+
+
+@pytest.mark.parametrize(
+    ("spec", "example", "others", "wrong"), [("2*half", 6, (2, 40), 5), ("3*k+1", 7, (4, 10), 9)]
+)
+def test_a_dim_that_is_a_multiple_of_what_no_argument_has(
+    spec: str, example: int, others: tuple[int, ...], wrong: int, tmp_path: Path
+) -> None:
+    class Model(nn.Module):
+        def forward(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+            return torch.cat([a, b.flip(0)], 1).cumsum(1) * a.shape[1]
+
+    model = Model()
+    native = ingot.compile(model, (x(2, example), x(2, example)), dynamic_shapes={"a": {1: spec}, "b": {1: spec}})
+    native.save(tmp_path / "m.ingot")
+    loaded = ingot_runtime.load(tmp_path / "m.ingot")
+    for size in (example, *others):
+        a, b = x(2, size), x(2, size, seed=1)
+        torch.testing.assert_close(native(a, b), model(a, b))
+        assert torch.equal(torch.from_numpy(loaded(a=a.numpy(), b=b.numpy())), native(a, b))
+    for call in (native, lambda a, b: loaded(a=a.numpy(), b=b.numpy())):
+        with pytest.raises(InputError, match=f"is {wrong}"):
+            call(x(2, wrong), x(2, wrong))
+        with pytest.raises(InputError, match="must be"):
+            call(x(2, example), x(2, others[0]))
+    assert native.profile(x(2, example), x(2, example)).rows

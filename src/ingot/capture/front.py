@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -19,7 +19,7 @@ from ingot.capture.reachable import memories_kept_clean
 from ingot.capture.recorder import Recorder
 from ingot.capture.state import Entry, ModuleState
 from ingot.capture.user_code import user_frame
-from ingot.errors import CaptureError, EagerError, LiteralError, explain
+from ingot.errors import CaptureError, DynamicShapeError, EagerError, LiteralError, explain
 from ingot.program import metadata, tree
 from ingot.program.metadata import Source
 from ingot.program.naming import identifier, unique
@@ -46,15 +46,20 @@ def trace(
     args, kwargs, fixed = _with_concrete(call, tuple(args), dict(kwargs or {}), concrete_args)
     dynamic.bind_check(call, args, kwargs)
 
-    def run(exporting: bool) -> Program:
+    def run(*, exporting: bool = True, larger_by_symbols: bool = False) -> Program:
         session = Session(model, args, kwargs, dynamic_shapes, preserve_module_call_signature, fixed, exporting)
-        return session.run()
+        with internals.extremes_of_sizes() if larger_by_symbols else nullcontext():
+            return session.run()
 
     try:
-        return run(exporting=True)
+        return run()
     except EagerError:
         raise
     except CaptureError as failure:
+        if isinstance(failure, DynamicShapeError):
+            # The larger of two sizes may be left to the run; not at once, as most models are better off if it is known.
+            with suppress(CaptureError):
+                return run(larger_by_symbols=True)
         # Some models take another path when they are told that they are exported, and some of those paths are broken.
         with suppress(CaptureError):
             return run(exporting=False)
@@ -236,7 +241,7 @@ class Session:
             stack.enter_context(internals.flex_attention_called_directly())
             stack.enter_context(internals.python_calls_dispatched())
             stack.enter_context(internals.idle_conversions_skipped())
-            stack.enter_context(internals.sizes_computed_with())
+            stack.enter_context(internals.math_of_sizes())
             stack.enter_context(internals.autocast_watched(recorder.enter_autocast, recorder.exit_autocast))
             stack.enter_context(self.modules.following(recorder.sync_grad_mode, self._mark))
             stack.enter_context(self.mode)

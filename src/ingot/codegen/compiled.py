@@ -25,7 +25,7 @@ from ingot.codegen.package import Sample, argument_names, call_of, result_names,
 from ingot.codegen.profile import Profile, Row, medians
 from ingot.codegen.weights import Blob
 from ingot.lowering.expr import Expr, Size, substitute
-from ingot.lowering.ir import Module, Precision
+from ingot.lowering.ir import Module, Precision, SizeSymbol
 from ingot.program.calling import check_call
 from ingot.program.program import Program
 from ingot.program.signature import InputKind, OutputKind
@@ -120,10 +120,11 @@ class Compiled:
         return Profile(tuple(rows), measured(self.threads))
 
     def _symbols(self, leaves: Sequence[Any]) -> dict[str, int]:
-        return {
-            name: int(leaves[known.place]) if known.dim < 0 else int(leaves[known.place].shape[known.dim])
-            for name, known in self._module.symbols.items()
-        }
+        def told(known: SizeSymbol) -> int:
+            leaf = leaves[known.place]
+            return (int(leaf if known.dim < 0 else leaf.shape[known.dim]) - known.offset) // known.slope
+
+        return {name: told(known) for name, known in self._module.symbols.items()}
 
     def seed(self, value: int) -> None:
         """Random draws of later calls follow from this number alone."""

@@ -103,7 +103,8 @@ def _bind(module: Module) -> str:
             if symbol.dim >= 0
             else f"*(const int64_t *)inputs[{symbol.place}].data"
         )
-        lines.append(f"    n[{name[1:]}] = {place};")
+        told = f"({place} - {symbol.offset})" if symbol.offset else place
+        lines.append(f"    n[{name[1:]}] = {told}{f' / {symbol.slope}' if symbol.slope != 1 else ''};")
         high = "INT64_MAX" if symbol.high is None else symbol.high
         lines.append(
             f"    if (!ig_range({quoted(symbol.name)}, n[{name[1:]}], {symbol.low}, {high}, message, size)) "

@@ -28,8 +28,10 @@ from ingot.lowering.ir import BYTES, Body, Buffer, Loop, Map, Nest, Reduce, Stor
 
 # Outputs that a reduction across memory keeps at a time.
 BLOCK = 64
-# Terms of a float32 sum that are added before the sum moves on to float64.
+# Terms of a float32 sum that are added before the sum moves on to float64: along memory, where every lane of a vector
+# has a sum of its own, and across it, where one sum takes all of them.
 RUN = 1024
+RUN_ACROSS = 64
 # Bytes of a local array that may lie on the stack.
 STACK = 16384
 # Elements of work that are worth another thread.
@@ -457,7 +459,7 @@ def _reduce_across(out: Writer, step: Reduce, loops: Sequence[Loop]) -> None:
     *around, inner = loops
     dtypes = [step.body.ops[result].dtype for result in step.body.results]
     count = product([loop.extent for loop in step.over])
-    long = not isinstance(count, int) or count > 4 * RUN
+    long = not isinstance(count, int) or count > RUN_ACROSS
     code = out.statements(step.body, [inner.variable], middle=[loop.variable for loop in step.over])
     declare_flags(out, code)
     for loop in around:
@@ -468,16 +470,22 @@ def _reduce_across(out: Writer, step: Reduce, loops: Sequence[Loop]) -> None:
     narrow = inner.extent if isinstance(inner.extent, int) and inner.extent < BLOCK else BLOCK
     out.open(f"for (int64_t block = 0; block < {extent}; block += {narrow})")
     out.line(f"const int64_t stop = ig_min(block + {narrow}, {extent});")
+    split = [kind == "sum" and dtype == "float32" and long for kind, dtype in zip(step.kinds, dtypes, strict=True)]
     for number, (kind, dtype) in enumerate(zip(step.kinds, dtypes, strict=True)):
-        type_ = (
-            "double"
-            if kind == "sum" and dtype == "float32" and long
-            else COMPUTED["int32" if kind in ("any", "all") else dtype]
-        )
+        type_ = "double" if split[number] else COMPUTED["int32" if kind in ("any", "all") else dtype]
         out.line(f"_Alignas(64) {type_} acc{number}[{narrow}];")
         out.line(f"for (int64_t x = 0; x < {narrow}; ++x) acc{number}[x] = {_start(kind, dtype)};")
+    last = step.over[-1].extent if step.over else 0
+    worth = not isinstance(last, int) or last >= RUN_ACROSS // 4  # else the sums are of float64 all along
+    runs = [number for number, is_split in enumerate(split) if is_split and worth]
     for loop in step.over:
-        out.open(f"for (int64_t {loop.variable} = 0; {loop.variable} < {out.size(loop.extent)}; ++{loop.variable})")
+        start, end = "0", out.size(loop.extent)
+        if loop is step.over[-1] and runs:
+            out.open(f"for (int64_t run = 0; run < {end}; run += {RUN_ACROSS})")
+            start, end = "run", f"ig_min(run + {RUN_ACROSS}, {end})"
+            for number in runs:
+                out.line(f"_Alignas(64) float part{number}[{narrow}] = {{0}};")
+        out.open(f"for (int64_t {loop.variable} = {start}; {loop.variable} < {end}; ++{loop.variable})")
     if not any(map(_is_float, dtypes)):
         out.line("IG_TURN();")
     for line in code.between:
@@ -487,7 +495,8 @@ def _reduce_across(out: Writer, step: Reduce, loops: Sequence[Loop]) -> None:
     for line in code.inside:
         out.line(line)
     for number, (kind, dtype) in enumerate(zip(step.kinds, dtypes, strict=True)):
-        value, accumulator = code.results[number], f"acc{number}[{inner.variable} - block]"
+        name = "part" if number in runs else "acc"
+        value, accumulator = code.results[number], f"{name}{number}[{inner.variable} - block]"
         if kind in ("max", "min") and _is_float(dtype):
             sign = ">" if kind == "max" else "<"
             # | and not ||: both sides are cheap, and a branch would keep the loop from vectorizing.
@@ -496,12 +505,16 @@ def _reduce_across(out: Writer, step: Reduce, loops: Sequence[Loop]) -> None:
         else:
             out.line(_combine(kind, accumulator, value))
     out.close()
-    for _ in step.over:
+    for loop in reversed(step.over):
         out.close()
+        if loop is step.over[-1] and runs:
+            for number in runs:
+                out.line(f"for (int64_t x = 0; x < {narrow}; ++x) acc{number}[x] += part{number}[x];")
+            out.close()
     simd(out, False)
     out.open(f"for (int64_t {inner.variable} = block; {inner.variable} < stop; ++{inner.variable})")
     for store in step.stores:
-        cast = "(float)" if step.kinds[store.result] == "sum" and dtypes[store.result] == "float32" and long else ""
+        cast = "(float)" if split[store.result] else ""
         out.line(out.store(store, f"{cast}acc{store.result}[{inner.variable} - block]"))
     out.close()
     out.close()

@@ -15,10 +15,7 @@ def collapsed(step: Step) -> Step:
         return replace(step, loops=loops, body=body, stores=stores[0])
     if isinstance(step, Reduce):
         loops, (body,), stores = _collapse(step.loops, [step.body], [step.stores], 0)
-        over = step.over
-        if not any(kind.startswith("arg") for kind in step.kinds):
-            over, (body,), _ = _collapse(over, [body], [()], 0)
-        return replace(step, loops=loops, over=over, body=body, stores=stores[0])
+        return _over_collapsed(replace(step, loops=loops, body=body, stores=stores[0]))
     if isinstance(step, Nest):
         bodies, stores = [s.body for s in step.steps], [s.stores for s in step.steps]
         outer, bodies, stores = _collapse(step.outer, bodies, stores, 0)
@@ -26,6 +23,7 @@ def collapsed(step: Step) -> Step:
             replace(s, loops=(*outer, *s.loops[len(step.outer) :]), body=b, stores=w)
             for s, b, w in zip(step.steps, bodies, stores, strict=True)
         )
+        inner = tuple(_over_collapsed(s) if isinstance(s, Reduce) else s for s in inner)
         return replace(step, outer=outer, steps=inner)
     if isinstance(step, Product | Convolution):
         old, lead = step.epilogue, 0 if isinstance(step, Convolution) else len(step.batch)
@@ -33,6 +31,13 @@ def collapsed(step: Step) -> Step:
         loops = (*old.loops[:lead], *rows, old.loops[-1])
         return replace(step, epilogue=replace(old, loops=loops, body=body, stores=stores[0]))
     return step
+
+
+def _over_collapsed(step: Reduce) -> Reduce:
+    if any(kind.startswith("arg") for kind in step.kinds):
+        return step  # the place is counted along the loops
+    over, (body,), _ = _collapse(step.over, [step.body], [()], 0)
+    return replace(step, over=over, body=body)
 
 
 Stores = tuple[Store, ...]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import sympy
@@ -14,7 +14,7 @@ from ingot.lowering.expr import Expr
 from ingot.lowering.ir import Argument, Buffer, SizeSymbol, Weight
 from ingot.lowering.making import Making
 from ingot.lowering.refusing import SUPPORTED, dtype_name, refusal
-from ingot.lowering.values import Shape, Strided, Tensor, contiguous_strides
+from ingot.lowering.values import Strided, Tensor, contiguous_strides
 from ingot.program import dims
 from ingot.program.metadata import value_of
 from ingot.program.program import Program
@@ -38,20 +38,22 @@ class Interface:
             for o in self.program.signature.outputs
             if o.kind in (OutputKind.BUFFER_MUTATION, OutputKind.PARAMETER_MUTATION, OutputKind.ARGUMENT_MUTATION)
         }
+        given = zip(self.program.signature.placeholders, nodes, strict=True)
+        self._tell_symbols([value_of(node) for spec, node in given if spec.kind not in STATE_KINDS])
         for spec, node in zip(self.program.signature.placeholders, nodes, strict=True):
             value = value_of(node)
             if spec.kind in STATE_KINDS:
                 kind = "state" if spec.target in mutated and spec.kind is not InputKind.CONSTANT else "weight"
                 self.values[node] = self._state(spec, node, kind)
             elif isinstance(value, torch.Tensor):
-                shape, dtype = self._bound_shape(value, len(inputs)), dtype_name(value.dtype)
+                shape, dtype = self.low.shape_of(value), dtype_name(value.dtype)
                 if dtype not in SUPPORTED:
                     raise refusal([(node, f"dtype {dtype} is not supported")])
                 name = self.low.buffer("input", dtype, shape).name
                 inputs.append(Argument(name, spec.name, dtype, shape, spec.name in mutated))
                 self.values[node] = Tensor(shape, dtype, Strided(name, 0, contiguous_strides(shape)))
             else:
-                inputs.append(self._scalar_input(node, spec.name, value, len(inputs)))
+                inputs.append(self._scalar_input(node, spec.name, value))
         return inputs
 
     def _state(self, spec: Any, node: fx.Node, kind: str) -> Tensor:
@@ -61,15 +63,22 @@ class Interface:
         self.low.weights.append(Weight(name, spec.target))
         return Tensor(shape, dtype_name(value.dtype), Strided(name, 0, contiguous_strides(shape)))
 
-    def _bound_shape(self, value: torch.Tensor, place: int) -> Shape:
-        """The shape of an input; a dim that is a symbol of its own tells that symbol."""
-        for dim, size in enumerate(value.shape):
-            if isinstance(size, torch.SymInt) and isinstance(size.node.expr, sympy.Symbol):
-                name = self.low.symbol_of(size.node.expr, int(size.node.hint) if size.node.has_hint() else None)
-                self.symbols.setdefault(name, self._ranged(size.node.expr, place, dim))
-        return self.low.shape_of(value)
+    def _tell_symbols(self, values: Sequence[Any]) -> None:
+        """Which input tells a symbol: one that has it as a dim, or else in a dim that is a line of it, 2·n + 1."""
+        found: list[tuple[torch.SymInt, int, int]] = []
+        for place, value in enumerate(values):
+            sizes = list(enumerate(value.shape)) if isinstance(value, torch.Tensor) else [(-1, value)]
+            found += [(size, place, dim) for dim, size in sizes if isinstance(size, torch.SymInt)]
+        for size, place, dim in sorted(found, key=lambda one: not one[0].node.expr.is_Symbol):
+            line = dims.line_of(size.node.expr)
+            if line is None or (dim < 0 and not size.node.expr.is_Symbol):
+                continue
+            s, slope, offset = line
+            hint = (int(size.node.hint) - offset) // slope if dim >= 0 and size.node.has_hint() else None
+            name = self.low.symbol_of(s, hint)
+            self.symbols.setdefault(name, replace(self._ranged(s, place, dim), slope=slope, offset=offset))
 
-    def _scalar_input(self, node: fx.Node, name: str, value: Any, place: int) -> Argument:
+    def _scalar_input(self, node: fx.Node, name: str, value: Any) -> Argument:
         dtype = (
             "float64"
             if isinstance(value, (float, torch.SymFloat))
@@ -80,8 +89,6 @@ class Interface:
         buffer = self.low.buffer("input", dtype, ()).name
         tensor = Tensor((), dtype, Strided(buffer, 0, ()))
         if isinstance(value, torch.SymInt) and isinstance(value.node.expr, sympy.Symbol):
-            symbol_name = self.low.symbol_of(value.node.expr)
-            self.symbols.setdefault(symbol_name, self._ranged(value.node.expr, place, -1))
             self.values[node] = self.low.symbolic(value)
         else:
             self.values[node] = tensor

@@ -571,13 +571,18 @@ class Argument:
 
 @dataclass(frozen=True, slots=True)
 class SizeSymbol:
-    """A size that inputs tell: the size of a dim, or the value of a number (dim -1), with its range and its name."""
+    """A size that inputs tell: the size of a dim, or the value of a number (dim -1), with its range and its name.
+
+    The dim, or the number, is slope · size + offset.
+    """
 
     place: int
     dim: int
     name: str
     low: int = 0
     high: int | None = None
+    slope: int = 1
+    offset: int = 0
 
 
 @dataclass(frozen=True, slots=True)

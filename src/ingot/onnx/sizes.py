@@ -119,18 +119,13 @@ class Sizes:
 
     def learn(self, expr: Any, tensor: Tensor, dim: int | None) -> None:
         """What a size tells of a symbol that is not known yet: it is one, or is linear in one with whole numbers."""
-        if not isinstance(expr, sympy.Basic) or len(expr.free_symbols) != 1:
+        line = dims.line_of(expr) if isinstance(expr, sympy.Basic) else None
+        if line is None:
             return
-        (symbol,) = expr.free_symbols
+        symbol, slope, offset = line
         known = self._origins.get(symbol)
-        if known is not None and (known.slope == 1 and known.offset == 0):
-            return
-        slope = expr.coeff(symbol, 1) if expr.is_polynomial(symbol) else None
-        if slope is None or not slope.is_integer or sympy.expand(expr - slope * symbol).free_symbols or slope == 0:
-            return
-        offset = sympy.expand(expr - slope * symbol)
-        if known is None or (slope == 1 and offset == 0):
-            self._origins[symbol] = Origin(tensor, dim, int(slope), int(offset))
+        if known is None or ((slope, offset) == (1, 0) and (known.slope, known.offset) != (1, 0)):
+            self._origins[symbol] = Origin(tensor, dim, slope, offset)
 
     def tell(self, expr: sympy.Basic, tensor: Tensor) -> None:
         """A symbol of a graph inside takes the value of this scalar, whatever it was in another scope."""

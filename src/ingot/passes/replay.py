@@ -291,6 +291,8 @@ class Replay:
                     return torch.ops.aten.alias.default(args[0])
                 if self.recorder.decompositions is not None:
                     return args[0]
+            if node.target in _CUTS and not kwargs and _any_symbolic(args):
+                return _cut(len(metadata.value_of(node)), _CUTS[node.target], args)
             return node.target(*args, **kwargs)  # type: ignore[operator]
         except IngotError:
             raise
@@ -425,6 +427,27 @@ def argument_targets(program: Program) -> list[tuple[InputKind, str, str | None]
 
 
 __all__ = ["Replay", "ReplayRecorder", "argument_targets"]
+
+
+# Operators that cut a dim in parts, and the size of a part by the size of the dim and what is given.
+_CUTS: dict[Any, Callable[[Any, Any], Any]] = {
+    torch.ops.aten.chunk.default: lambda size, parts: (size + parts - 1) // parts,
+    torch.ops.aten.split.Tensor: lambda size, part: part,
+}
+
+
+def _any_symbolic(args: Any) -> bool:
+    x, given, *dim = args
+    return isinstance(x.shape[dim[0] if dim else 0], torch.SymInt) or isinstance(given, torch.SymInt)
+
+
+def _cut(count: int, part_of: Callable[[Any, Any], Any], args: Any) -> Any:
+    """As many parts as capture found, which every call must have: torch would count them by the example's sizes."""
+    x, given, dim = (*args, 0)[:3]
+    size = x.shape[dim]
+    part = part_of(size, given)
+    parts = [part] * (count - 1)
+    return torch.ops.aten.split_with_sizes.default(x, [*parts, size - part * (count - 1)], dim)
 
 
 def _turns_nothing(target: Any, args: Any) -> bool:

@@ -152,6 +152,18 @@ def fold(
     return apply(name, tuple(parts), expr)
 
 
+def line_of(expr: sympy.Basic) -> tuple[sympy.Symbol, int, int] | None:
+    """A size as slope · symbol + offset; None where it is something else."""
+    if len(expr.free_symbols) != 1:
+        return None
+    (symbol,) = expr.free_symbols
+    slope = expr.coeff(symbol, 1) if expr.is_polynomial(symbol) else sympy.Integer(0)
+    offset = sympy.expand(expr - slope * symbol)
+    if not (slope.is_Integer and slope != 0 and offset.is_Integer):
+        return None
+    return symbol, int(slope), int(offset)
+
+
 def scaled(expr: sympy.Basic) -> tuple[sympy.Basic, int, int] | None:
     """trunc(factor * float(size)) as size, a and b, where it is (size * a) // b whatever the size; None elsewhere.
 

@@ -82,7 +82,7 @@ from ingot.torch_internals.patches import (
     mkldnn_off,
     outside_of_compilation,
 )
-from ingot.torch_internals.python_numbers import sizes_computed_with
+from ingot.torch_internals.python_numbers import extremes_of_sizes, math_of_sizes
 from ingot.torch_internals.quantized import quantized_operator, quantized_operators
 from ingot.torch_internals.restoring import (
     RestoredShapeEnv,

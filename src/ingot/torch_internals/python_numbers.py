@@ -19,15 +19,22 @@ from ingot.torch_internals.symbols import sym_log2, sym_sqrt
 
 
 @contextlib.contextmanager
-def sizes_computed_with() -> Iterator[None]:
-    """Inside, min, max and functions of `math` take sizes that are symbols, and give symbols.
+def math_of_sizes() -> Iterator[None]:
+    """Inside, functions of `math` take sizes that are symbols, and give symbols.
 
-    Python's own ask a symbol for its number, which holds for the example alone. Min and max are torch's own business
-    where torch calls them: its kernels choose by them.
+    Python's own ask a symbol for its number, which holds for the example alone.
     """
-    floats = {name: _of_sizes(getattr(math, name), form) for name, form in _MATH.items()}
-    extremes = {"max": _extreme(max, torch.sym_max, ge), "min": _extreme(min, torch.sym_min, le)}
-    with patched(math, **floats), patched(builtins, **extremes):
+    with patched(math, **{name: _of_sizes(getattr(math, name), form) for name, form in _MATH.items()}):
+        yield
+
+
+@contextlib.contextmanager
+def extremes_of_sizes() -> Iterator[None]:
+    """Inside, `min` and `max` of sizes are symbols where it is not known which it is.
+
+    Where torch calls them they are as ever: its kernels choose by them.
+    """
+    with patched(builtins, max=_extreme(max, torch.sym_max, ge), min=_extreme(min, torch.sym_min, le)):
         yield
 
 
