@@ -200,6 +200,11 @@ def called_name(node: Node) -> str:
     return str(next(iter(node.inputs())).node().s("name"))
 
 
+def python_name(node: Node) -> str:
+    """The name of the Python function that a PythonOp node calls."""
+    return str(node.pyname()) if node.kind() == "prim::PythonOp" else "a Python function"
+
+
 def load(path: Any) -> Any:
     """A script from a file, on the CPU."""
     with _quietly():

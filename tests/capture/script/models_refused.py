@@ -48,6 +48,22 @@ def writes_one_of_two(x):
     return x, y
 
 
+def a_tuple_or_none(x):
+    while True:
+        x = x * 0.5
+        if bool(x.sum() < 1):
+            return x, 1
+
+
+@torch.jit.ignore
+def left_to_python(x: torch.Tensor) -> torch.Tensor:
+    return x * 2
+
+
+def calls_python(x):
+    return left_to_python(x) + 1
+
+
 def only_defaults(by: float = 2.0):
     return torch.ones(3) * by
 

@@ -1,4 +1,4 @@
-"""Every script of `models.py`, ours beside torch's own converter, as one table.
+"""Every script of the tests, ours beside torch's own converter, as one table.
 
 python -m tests.capture.script.report --write docs/reports/torchscript.md
 """
@@ -21,7 +21,10 @@ import torch
 import ingot
 from ingot.program import tree
 from ingot.program.cutting import graph_modules
-from tests.capture.script.models import CASES, Case
+from tests.capture.script import models, models_exits, models_numbers
+from tests.capture.script.cases import CASES, Case
+
+FILES = (models, models_exits, models_numbers)  # they fill CASES
 
 _TITLE = """# TorchScript: ours beside torch's own converter
 

@@ -15,14 +15,14 @@ from ingot.cli import app
 from ingot.errors import CaptureError, DataDependentError, EagerError, StateError, UntraceableError
 from ingot.program import metadata
 from ingot.program.signature import InputKind
-from tests.capture.script import models, models_refused
-from tests.capture.script.models import CASES
+from tests.capture.script import models, models_exits, models_refused
+from tests.capture.script.cases import CASES, Case
 from tests.capture.script.test_models import operators
 
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.*` is deprecated:DeprecationWarning")
 
 
-def by_name(name: str) -> models.Case:
+def by_name(name: str) -> Case:
     return next(case for case in CASES if case.name == name)
 
 
@@ -118,6 +118,13 @@ def test_the_script_is_left_as_it_was() -> None:
     assert not torch.equal(program.state_dict["mean"], torch.zeros(4))
 
 
+def test_a_named_tuple_is_of_the_users_class(tmp_path: Path) -> None:
+    program = ingot.from_torchscript(by_name("named tuple returned inside a loop").script(), (torch.ones(3),))
+    program.save(tmp_path / "m.ingot")
+    for made in (program, ingot.load(tmp_path / "m.ingot")):
+        assert isinstance(made(torch.ones(3)), models_exits.Found)
+
+
 # ---------------------------------------------------------------------- where a node comes from
 
 
@@ -177,6 +184,8 @@ def test_down_the_road_and_to_native_code(name: str, tmp_path: Path, monkeypatch
         ("picks_from_a_list", DataDependentError, "which item of a list", "parts[int(x.sum())]"),
         ("one_side_is_none", DataDependentError, "where the other gives", "if bool(x.sum() > 0)"),
         ("always_raises", EagerError, "the model is out of order", "raise"),
+        ("a_tuple_or_none", DataDependentError, "a tuple of 2 items where the other gives", "if bool(x.sum() < 1)"),
+        ("calls_python", UntraceableError, "left_to_python, a Python function", "left_to_python(x) + 1"),
         ("writes_one_of_two", UntraceableError, "may or may not be the same", "y.add_(1)"),
     ],
 )

@@ -3,6 +3,8 @@
     parts.py        a ScriptModule becomes a tree of nn.Modules of the same names, with the same tensors
     machine.py      runs a TorchScript graph, node by node, on whatever values it is given
     operators.py    what each node does: operators of torch as they are, the interpreter's own ones in Python
+    plain.py        … those on numbers, and questions about a tensor
+    containers.py   … those on lists, dicts and text
     control.py      branches and loops that hang on values become cond and while_loop
     values.py       what flows: tensors, plain values, numbers that only a run finds out
     sources.py      where in the user's code a node comes from

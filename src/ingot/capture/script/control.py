@@ -16,6 +16,7 @@ What must go in and out is found by trying: a function that turns out to need mo
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -27,6 +28,7 @@ from ingot import torch_internals as internals
 from ingot.capture.script import plain
 from ingot.capture.script.machine import Environment, Inexpressible, Machine, Written
 from ingot.capture.script.values import (
+    LEAF,
     UNSET,
     Contents,
     Live,
@@ -59,6 +61,25 @@ class _Plan:
     bases: list[torch.Tensor] = field(default_factory=list)
     containers: list[Any] = field(default_factory=list)
     fills: dict[int, Callable[[], Any]] = field(default_factory=dict)
+    shapes: dict[int, Shape] = field(default_factory=dict)
+
+    def shaped(self, slots: Sequence[int], values: Sequence[Any]) -> list[Any]:
+        """The values, with those that are uninitialized nested as other paths nest them."""
+        pairs = zip(slots, values, strict=True)
+        return [
+            unflatten(itertools.repeat(UNSET), self.shapes[s]) if value is UNSET and s in self.shapes else value
+            for s, value in pairs
+        ]
+
+    def learn(self, slots: Sequence[int], one: Sequence[Any], other: Sequence[Any]) -> None:
+        """Notes how what is uninitialized on one path is nested on the other."""
+        known = len(self.shapes)
+        for s, pair in zip(slots, zip(one, other, strict=True), strict=True):
+            nested = [shape for shape in (flatten(value)[1] for value in pair) if shape != LEAF]
+            if nested and any(value is UNSET for value in pair):
+                self.shapes[s] = nested[0]
+        if len(self.shapes) > known:
+            raise _Again
 
     def filled(self, leaves: list[Any]) -> list[Any]:
         """The leaves, with something in place of those that are uninitialized and that other paths give a type."""
@@ -205,6 +226,7 @@ def _cond(machine: Machine, node: ts.Node, pred: Any, env: Environment, name: st
     blocks = list(node.blocks())
     slots = _open_slots(blocks, env)
     first: list[tuple[list[Any], Shape]] = []
+    given: list[list[Any]] = []
     shared: set[int] = set()
 
     def function(block: ts.Block) -> Callable[[], list[torch.Tensor]]:
@@ -218,7 +240,9 @@ def _cond(machine: Machine, node: ts.Node, pred: Any, env: Environment, name: st
                 contents.restore()
                 if plan.hold(changed):
                     raise _Again
-                leaves, shape = flatten([[results[slot] for slot in slots], held])
+                given.append(plan.shaped(slots, [results[slot] for slot in slots]))
+                plan.learn(slots, given[0], given[-1])
+                leaves, shape = flatten([given[-1], held])
                 if first:
                     leaves = _aligned(machine, plan, first[0], (leaves, shape))
                 else:
@@ -274,7 +298,7 @@ def _aligned(
 ) -> list[Any]:
     """The second branch's leaves if they fit the first one's."""
     if first[1] != second[1]:
-        raise Inexpressible("its two sides give values that are nested differently", machine.place)
+        raise Inexpressible(_unlike(first[1], second[1]), machine.place)
     leaves = []
     for i, (one, other) in enumerate(zip(first[0], second[0], strict=True)):
         if one is UNSET and other is not UNSET:
@@ -288,6 +312,22 @@ def _aligned(
             )
         leaves.append(other)
     return leaves
+
+
+def _unlike(one: Shape, other: Shape) -> str:
+    """How two values are nested differently, said of the first place where they are."""
+    if one.kind is other.kind and one.keys == other.keys and len(one.children) == len(other.children):
+        pairs = zip(one.children, other.children, strict=True)
+        return next((_unlike(a, b) for a, b in pairs if a != b), "its two sides give values of different classes")
+    if one == LEAF or other == LEAF:
+        nested = other if one == LEAF else one
+        return f"one side gives {_title(nested)} where the other gives a single value or None"
+    return f"one side gives {_title(one)} where the other gives {_title(other)}"
+
+
+def _title(shape: Shape) -> str:
+    name = getattr(shape.kind, "__name__", "object")
+    return f"a {name} of {len(shape.children)} item{'s'[: len(shape.children) != 1]}"
 
 
 def _like(machine: Machine, value: Any) -> Callable[[], Any]:
@@ -394,7 +434,8 @@ def _while(
     always = condition is True and _literal(again) is True
     kept = [slot for slot, value in enumerate(outputs) if value.debugName() == inputs[slot]]
     moving = [slot for slot in range(len(start)) if slot not in kept and not _is_base(start[slot], plan)]
-    leaves, shape = flatten([[start[slot] for slot in moving], [_content(c) for c in plan.containers]])
+    entering = plan.shaped(moving, [start[slot] for slot in moving])
+    leaves, shape = flatten([entering, [_content(c) for c in plan.containers]])
     leaves = plan.filled(leaves)
     carried = [i for i, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor) or is_number(leaf)]
     flags = [] if always else [as_tensor(condition)]
@@ -433,7 +474,9 @@ def _while(
             if plan.hold(changed):
                 raise _Again
             _check_bases(machine, plan, [(start[s], results[s]) for s in range(len(start)) if s not in moving])
-            after, after_shape = flatten([[results[slot] for slot in moving], now])
+            leaving = [results[slot] for slot in moving]
+            plan.learn(moving, entering, leaving)
+            after, after_shape = flatten([plan.shaped(moving, leaving), now])
             _check_round(machine, plan, (leaves, shape), (after, after_shape))
             flag = [] if always else [as_tensor(proceeds)]
             return [*(values[0] + 1 for _ in counts), *flag, *_given_out(machine, after), *copies]
@@ -522,11 +565,16 @@ def _given_out(machine: Machine, leaves: Sequence[Any]) -> list[torch.Tensor]:
     for leaf in leaves:
         if isinstance(leaf, torch.Tensor):
             tensor = machine.localized(leaf)
-            fresh = machine.is_own(tensor) and machine.scopes and not any(tensor is known for known in given)
+            fresh = machine.is_own(tensor) and machine.scopes and not _is_among(tensor, given)
             given.append(tensor if fresh else tensor.clone())
         elif is_number(leaf):
-            given.append(as_tensor(leaf))
+            tensor = as_tensor(leaf)
+            given.append(tensor if machine.made_here(tensor) and not _is_among(tensor, given) else tensor.clone())
     return given
+
+
+def _is_among(tensor: torch.Tensor, others: Sequence[torch.Tensor]) -> bool:
+    return any(tensor is known for known in others)
 
 
 def _taken_in(machine: Machine, leaves: Sequence[Any]) -> list[torch.Tensor]:

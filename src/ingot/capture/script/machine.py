@@ -265,6 +265,12 @@ class Machine:
         """Whether the innermost scope made a tensor's memory."""
         return not self.scopes or internals.storage_id(tensor) in self.scopes[-1].own
 
+    def made_here(self, tensor: torch.Tensor) -> bool:
+        """Whether a call in the graph that is being recorded gave a tensor: it is no argument of the graph."""
+        assert self.recorder is not None
+        node = self.recorder.frame.nodes.get(id(tensor))
+        return node is not None and node.op == "call_function"
+
     def tie(self, *tensors: torch.Tensor) -> None:
         """Notes that these may be one tensor or may not, so that a write to one of them has no one meaning."""
         for tensor in tensors:

@@ -2,11 +2,13 @@
 
 prim::…                         a rule of its own, here
 aten::… that the dispatcher has torch's operator, called on the values as they are
-aten::… of the interpreter      Python's own meaning of it (`plain.py`), on numbers, lists, dicts and text
+aten::… of the interpreter      Python's own meaning of it: numbers in `plain.py`, lists, dicts and text in
+                                `containers.py`
 """
 
 from __future__ import annotations
 
+import functools
 from collections import namedtuple
 from collections.abc import Callable
 from typing import Any
@@ -14,11 +16,12 @@ from typing import Any
 import torch
 
 from ingot import torch_internals as internals
-from ingot.capture.script import control, plain, quantized
+from ingot.capture.script import containers, control, plain, quantized
 from ingot.capture.script.machine import Environment, Machine
-from ingot.capture.script.parts import Part, is_state
+from ingot.capture.script.parts import MANGLED, Part, is_state
 from ingot.capture.script.values import UNSET, Instance, Live, as_tensor, is_number, number, numbers
 from ingot.errors import EagerError, StateError, explain
+from ingot.program import tree
 from ingot.torch_internals import script as ts
 
 Rule = Callable[[Machine, ts.Node, list[Any]], Any]
@@ -62,15 +65,24 @@ def _operator(machine: Machine, node: ts.Node, inputs: list[Any]) -> Any:
     namespace, _, name = base.partition("::")
     if quantized.handles(base, inputs):
         return quantized.run(machine, base, overload, inputs, lambda plain: _operator(machine, node, plain))
+    if overload.endswith("hacked_twin"):  # the same operator, for a list in which there is no None
+        overload = overload.removesuffix("hacked_twin").rstrip("_")
+        qualified = f"{base}.{overload}" if overload else base
     if name in plain.RULES and (not ts.has_kernel(qualified) or plain.wins(name, inputs)):
         out = plain.RULES[name](machine, *inputs)
         machine.made(out, inputs)
-        return out
+        return plain.typed(machine, out, str(node.output().type())) if node.outputsSize() == 1 else out
     found = internals.operator_named(namespace, name, overload or "default")
     if found is None:
         raise machine.refuse(f"Nothing is known of the TorchScript operator {qualified}.")
     if ts.has_kernel(qualified):
         return call(machine, found, inputs)
+    if any(argument.alias_info is not None and argument.alias_info.is_write for argument in found._schema.arguments):
+        raise machine.refuse(
+            f"The TorchScript operator {qualified} has no rule.",
+            why="it is the TorchScript interpreter's own and writes to what it is given",
+            fix="make a new value instead",
+        )
     if any(isinstance(leaf, torch.Tensor | Live) or internals.is_symbolic(leaf) for leaf in plain.leaves(inputs)):
         raise machine.refuse(
             f"The TorchScript operator {qualified} has no meaning for values that only a run finds out.",
@@ -137,8 +149,18 @@ def _tuple(machine: Machine, node: ts.Node, inputs: list[Any]) -> Any:
     names = ts.field_names(kind)
     if not names:
         return tuple(inputs)
-    title = kind.annotation_str.rpartition(".")[2]
-    return namedtuple(title if title.isidentifier() else "NamedTuple", names)(*inputs)
+    return _named(kind.annotation_str, tuple(names))(*inputs)
+
+
+@functools.cache
+def _named(written: str, fields: tuple[str, ...]) -> Any:
+    """The user's own class of a NamedTuple where it is imported, one of the same fields where it is not."""
+    home, _, title = MANGLED.sub("", written).removeprefix("__torch__.").rpartition(".")
+    found: Any = tree.class_named("namedtuple", f"{home}:{title}")
+    if found is not None and found._fields == fields:
+        return found
+    make: Any = namedtuple  # a class of fields that are only known now is nothing that a type checker knows
+    return make(title if title.isidentifier() else "NamedTuple", fields)
 
 
 @rule("prim::DictConstruct")
@@ -154,6 +176,18 @@ def _unpack(machine: Machine, node: ts.Node, inputs: list[Any]) -> Any:
             explain(f"Provided list of {len(whole)} items, expected {node.outputsSize()}.", where=machine.place)
         )
     return whole[0] if node.outputsSize() == 1 else list(whole)
+
+
+@rule("prim::ConstantChunk")
+def _chunk(machine: Machine, node: ts.Node, inputs: list[Any]) -> Any:
+    out = machine.operate(torch.ops.aten.chunk.default, (inputs[0], node.i("chunks"), node.i("dim")), {})
+    return out[0] if node.outputsSize() == 1 else out
+
+
+@rule("prim::VarStack", "prim::VarConcat")
+def _joined(machine: Machine, node: ts.Node, inputs: list[Any]) -> Any:
+    func = torch.ops.aten.stack.default if node.kind() == "prim::VarStack" else torch.ops.aten.cat.default
+    return machine.operate(func, (inputs[:-1], inputs[-1]), {})
 
 
 @rule("prim::TupleIndex")
@@ -180,6 +214,15 @@ def _number_to_tensor(machine: Machine, node: ts.Node, inputs: list[Any]) -> Any
 @rule("prim::Print", "aten::warn")
 def _said(machine: Machine, node: ts.Node, inputs: list[Any]) -> Any:
     return ()
+
+
+@rule("prim::PythonOp", "prim::IgnoredPythonOp")
+def _python(machine: Machine, node: ts.Node, inputs: list[Any]) -> Any:
+    raise machine.refuse(
+        f"The script calls {ts.python_name(node)}, a Python function that is no part of it.",
+        why="@torch.jit.ignore leaves a function to Python, and neither a graph nor a file can hold it",
+        fix="script the function too, take it off this path, or give the nn.Module itself to ingot.capture",
+    )
 
 
 @rule("prim::RaiseException")
@@ -246,7 +289,8 @@ def _call_method(machine: Machine, node: ts.Node, inputs: list[Any]) -> Any:
     name = node.s("name")
     if not isinstance(owner, Part):
         return machine.call(ts.body_of_call(node), inputs, name)
-    return owner(*args) if name == "forward" else owner.run(name, tuple(args))
+    # Calling a part is what its module is recorded by; the whole script's stands for the method that is imported.
+    return owner(*args) if name == owner.called == "forward" else owner.run(name, tuple(args))
 
 
 @rule("prim::CallFunction")
@@ -334,4 +378,4 @@ def _to_list(machine: Machine, node: ts.Node, inputs: list[Any]) -> Any:
     return nested(tensor)
 
 
-__all__ = ["call", "number", "rule", "run"]
+__all__ = ["call", "containers", "number", "rule", "run"]

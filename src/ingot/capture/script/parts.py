@@ -6,6 +6,7 @@ told by identity, never by value.
 
 from __future__ import annotations
 
+import functools
 import inspect
 import re
 from collections.abc import Mapping
@@ -19,7 +20,7 @@ from ingot.torch_internals import script as ts
 if TYPE_CHECKING:
     from ingot.capture.script.machine import Machine
 
-_MANGLED = re.compile(r"___torch_mangle_\d+\.")
+MANGLED = re.compile(r"___torch_mangle_\d+\.")
 
 
 class Part(nn.Module):
@@ -28,6 +29,7 @@ class Part(nn.Module):
     The script and the machine hang on the class, one for each part: what hangs on the module is its state.
     """
 
+    called: ClassVar[str]  # the method that a call of the part runs
     _script: ClassVar[Any]
     _machine: ClassVar[Machine]
 
@@ -40,6 +42,20 @@ class Part(nn.Module):
         found = ts.method_of(self._script, method)
         given = bound(found.schema, args, kwargs or {}, skip_self=True)
         return self._machine.call(found.graph, (self, *given), method)
+
+    def run_with_hooks(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        """A call of the whole script; inside one, the graph of the caller runs the hooks of what it calls."""
+        before, after = ts.hooks_of(self._script)
+        given = bound(ts.method_of(self._script, "forward").schema, args, kwargs, skip_self=True)
+        for hook in before:
+            changed = self._machine.call(hook.graph, (self, given), hook.name)
+            if changed is not None:
+                given = changed if isinstance(changed, tuple) else (changed,)
+        out = self.run("forward", given)
+        for hook in after:
+            changed = self._machine.call(hook.graph, (self, given, out), hook.name)
+            out = out if changed is None else changed
+        return out
 
     def attribute(self, name: str) -> Any:
         """What the script calls `self.name`."""
@@ -77,15 +93,16 @@ def build(script: Any, machine: Machine, method: str = "forward") -> Part:
 
 def _class_of(script: Any, machine: Machine, method: str, outermost: bool) -> type[Part]:
     """A class named as the script's own, whose forward has the signature of `method`."""
-    home, _, name = _MANGLED.sub("", ts.qualified_name(script)).removeprefix("__torch__.").rpartition(".")
+    home, _, name = MANGLED.sub("", ts.qualified_name(script)).removeprefix("__torch__.").rpartition(".")
 
     def forward(self: Part, *args: Any, **kwargs: Any) -> Any:
-        if outermost:
-            return machine.outermost(lambda: self.run(method, args, kwargs))
-        return self.run(method, args, kwargs)
+        if not outermost:
+            return self.run(method, args, kwargs)
+        call = self.run_with_hooks if method == "forward" else functools.partial(self.run, method)
+        return machine.outermost(lambda: call(args, kwargs))
 
     members: dict[str, Any] = {"__module__": home or "__torch__", "__qualname__": name}
-    members |= {"_script": script, "_machine": machine}
+    members |= {"called": method, "_script": script, "_machine": machine}
     if ts.has_method(script, method):
         schema = ts.method_of(script, method).schema
         forward.__signature__ = signature(schema)  # type: ignore[attr-defined]
@@ -120,4 +137,4 @@ def is_state(part: Part, name: str) -> bool:
     return name in part._buffers or name in part._parameters
 
 
-__all__ = ["Part", "bound", "build", "is_state", "signature"]
+__all__ = ["MANGLED", "Part", "bound", "build", "is_state", "signature"]

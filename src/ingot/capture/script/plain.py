@@ -1,4 +1,4 @@
-"""The TorchScript interpreter's own operators: numbers, lists, dicts, text, and questions about a tensor.
+"""The TorchScript interpreter's own operators: numbers, and questions about a tensor.
 
 A number may be one that only a run finds out; then arithmetic on it is arithmetic on tensors of no dims (int64 and
 float64, as Python's own numbers), and on symbols too where it is an int, so that sizes computed from it stay related.
@@ -74,24 +74,30 @@ def truth(machine: Machine, value: Any) -> bool:
 
 
 def _arithmetic(
-    name: str, on_numbers: Callable[..., Any], on_tensors: Callable[..., Any], result: type | None = None
+    name: str,
+    on_numbers: Callable[..., Any],
+    on_tensors: Callable[..., Any],
+    result: type | None = None,
+    *,
+    symbolic: bool = True,
 ) -> Rule:
-    """`result` is the kind of what comes out, where it is not that of what goes in."""
+    """`result` is the kind of what comes out, where it is not that of what goes in; `symbolic` says whether
+    `on_numbers` takes sizes that stay open, which are tensors otherwise."""
 
     def compute(machine: Machine, *inputs: Any) -> Any:
         if name in _TRACED:
             inputs = tuple(_counted(value) for value in inputs)
         if name in ("add", "sub") and len(inputs) == 3:
             inputs = inputs[:2]  # a traced sum's alpha, which sizes leave at 1
-        if not any(isinstance(value, Live) for value in inputs):
+        if not any(isinstance(value, Live) or (not symbolic and internals.is_symbolic(value)) for value in inputs):
             return on_numbers(*inputs)
         kinds = [kind_of(value) for value in inputs]
-        inner = float if float in kinds else int if int in kinds else bool
+        inner = float if float in kinds or result is float else int if int in kinds else bool
         kind = result or inner
         tensor = on_tensors(*(as_tensor(value, DTYPES[inner]) for value in inputs))
         if kind is not int:
             return Live(kind, tensor.to(DTYPES[kind]))
-        symbol = on_numbers(*map(number, inputs)) if inner is int else None
+        symbol = on_numbers(*map(number, inputs)) if inner is int and symbolic else None
         return Live(int, tensor, symbol) if internals.is_symbolic(symbol) else Live.of(int, tensor.to(torch.int64))
 
     return compute
@@ -136,6 +142,19 @@ def _power(a: Any, b: Any) -> Any:
     return a**b
 
 
+def _magnitude(a: Any) -> Any:
+    return torch.sym_max(a, -a) if internals.is_symbolic(a) else abs(a)
+
+
+def _root(a: Any) -> Any:
+    return internals.sym_sqrt(a) if internals.is_symbolic(a) else math.sqrt(a)
+
+
+def _rounded_evenly(a: Any) -> Any:
+    """The interpreter's round() gives a float."""
+    return torch.sym_float(round(a)) if internals.is_symbolic(a) else float(round(a))
+
+
 _BINARY: dict[str, tuple[Callable[..., Any], Callable[..., Any], type | None]] = {
     "add": (operator.add, torch.add, None),
     "sub": (operator.sub, torch.sub, None),
@@ -145,7 +164,7 @@ _BINARY: dict[str, tuple[Callable[..., Any], Callable[..., Any], type | None]] =
     "floor_divide": (operator.floordiv, _floor_divide, None),
     "remainder": (operator.mod, torch.remainder, None),
     "fmod": (math.fmod, torch.fmod, float),
-    "pow": (_power, torch.pow, None),
+    "pow": (_power, torch.pow, float),
     "lt": (operator.lt, torch.lt, bool),
     "le": (operator.le, torch.le, bool),
     "gt": (operator.gt, torch.gt, bool),
@@ -153,15 +172,27 @@ _BINARY: dict[str, tuple[Callable[..., Any], Callable[..., Any], type | None]] =
 }
 _UNARY: dict[str, tuple[Callable[..., Any], Callable[..., Any], type | None]] = {
     "neg": (operator.neg, torch.neg, None),
-    "abs": (abs, torch.abs, None),
-    "sqrt": (math.sqrt, torch.sqrt, float),
-    "exp": (math.exp, torch.exp, float),
-    "log": (math.log, torch.log, float),
-    "sin": (math.sin, torch.sin, float),
-    "cos": (math.cos, torch.cos, float),
-    "tanh": (math.tanh, torch.tanh, float),
+    "abs": (_magnitude, torch.abs, None),
+    "fabs": (_magnitude, torch.abs, float),
+    "sqrt": (_root, torch.sqrt, float),
+    "round": (_rounded_evenly, torch.round, float),
     "ceil": (math.ceil, _rounded(torch.ceil), int),
     "floor": (math.floor, _rounded(torch.floor), int),
+}
+# Functions that no size is computed with: an open one becomes a tensor first.
+_FUNCTIONS: dict[str, tuple[Callable[..., Any], Callable[..., Any], type]] = {
+    **{
+        name: (getattr(math, name), getattr(torch, name), float)
+        for name in (
+            *("exp", "expm1", "log10", "log1p", "sin", "cos", "tan", "asin", "acos", "atan", "sinh", "cosh", "tanh"),
+            *("asinh", "acosh", "atanh", "atan2", "copysign", "erf", "erfc", "lgamma"),
+        )
+    },
+    **{name: (getattr(math, name), getattr(torch, name), bool) for name in ("isnan", "isinf", "isfinite")},
+    "degrees": (math.degrees, torch.rad2deg, float),
+    "radians": (math.radians, torch.deg2rad, float),
+    "log": (math.log, lambda a, *base: torch.log(a) / torch.log(base[0]) if base else torch.log(a), float),
+    "gcd": (math.gcd, torch.gcd, int),
 }
 # Questions whose answers stay symbols here; the operators of these names give plain numbers.
 _ASKED = frozenset({"size", "stride", "numel", "dim", "storage_offset", "item"})
@@ -192,13 +223,22 @@ for _name, (_plain, _tensor, _result) in (_BINARY | _UNARY).items():
     _compute = _arithmetic(_name, _plain, _tensor, _result)
     rule(_name)(_either(_compute, _OTHERS[_name]) if _name in _OTHERS else _compute)
 
+for _name, (_plain, _tensor, _result) in _FUNCTIONS.items():
+    rule(_name)(_arithmetic(_name, _plain, _tensor, _result, symbolic=False))
+
+
+@rule("divmod")
+def _divided_with_rest(machine: Machine, a: Any, b: Any) -> Any:
+    return RULES["floordiv"](machine, a, b), RULES["remainder"](machine, a, b)
+
+
 rule("rsub")(lambda machine, a, b, *_: RULES["sub"](machine, b, a))
 rule("__and__")(_logical(operator.and_, torch.bitwise_and, operator.and_))
 rule("__or__")(_logical(operator.or_, torch.bitwise_or, operator.or_))
 rule("__xor__")(_logical(operator.xor, torch.bitwise_xor, lambda a, b: (a & torch.sym_not(b)) | (torch.sym_not(a) & b)))
 rule("__not__")(_logical(operator.not_, torch.logical_not, torch.sym_not))
-rule("__lshift__")(_arithmetic("__lshift__", operator.lshift, torch.bitwise_left_shift))
-rule("__rshift__")(_arithmetic("__rshift__", operator.rshift, torch.bitwise_right_shift))
+rule("__lshift__")(_arithmetic("__lshift__", operator.lshift, torch.bitwise_left_shift, symbolic=False))
+rule("__rshift__")(_arithmetic("__rshift__", operator.rshift, torch.bitwise_right_shift, symbolic=False))
 
 
 @rule("eq", "__eq__")
@@ -259,6 +299,17 @@ def _conversion(kind: type) -> Rule:
     return convert
 
 
+def typed(machine: Machine, value: Any, kind: str) -> Any:
+    """A number as the kind that a graph says it is: the interpreter's power of two ints is a float, Python's is not."""
+    wanted = _KINDS.get(kind)
+    if wanted is None or not is_number(value) or kind_of(value) is wanted:
+        return value
+    return RULES[wanted.__name__.capitalize()](machine, value)
+
+
+_KINDS: dict[str, type] = {"int": int, "float": float, "bool": bool}
+
+
 for _kind, _names in ((int, ("Int", "IntImplicit")), (float, ("Float", "FloatImplicit")), (bool, ("Bool",))):
     rule(*_names)(_conversion(_kind))
 
@@ -309,142 +360,7 @@ def _to(machine: Machine, tensor: torch.Tensor, *rest: Any) -> Any:
     return machine.localized(tensor).to(**kwargs, copy=copy)
 
 
-# ---------------------------------------------------------------------- lists, dicts, text
-
-
-@rule("len")
-def _len(machine: Machine, value: Any) -> Any:
-    return value.shape[0] if isinstance(value, torch.Tensor) else len(value)
-
-
-@rule("__getitem__")
-def _getitem(machine: Machine, whole: Any, key: Any) -> Any:
-    if isinstance(whole, dict):
-        return whole[number(key)]
-    return whole[index(machine, key)]
-
-
-@rule("_set_item")
-def _setitem(machine: Machine, whole: Any, key: Any, value: Any) -> Any:
-    whole[key if isinstance(whole, dict) else index(machine, key)] = value
-    return whole if isinstance(whole, list) else ()
-
-
-@rule("append")
-def _append(machine: Machine, whole: list[Any], item: Any) -> Any:
-    whole.append(item)
-    return whole
-
-
-@rule("extend")
-def _extend(machine: Machine, whole: list[Any], items: list[Any]) -> Any:
-    whole.extend(items)
-    return ()
-
-
-@rule("insert")
-def _insert(machine: Machine, whole: list[Any], at: Any, item: Any) -> Any:
-    whole.insert(index(machine, at), item)
-    return ()
-
-
-@rule("pop")
-def _pop(machine: Machine, whole: Any, *key: Any) -> Any:
-    return whole.pop(*key) if isinstance(whole, dict) else whole.pop(*(index(machine, k) for k in key))
-
-
-@rule("clear")
-def _clear(machine: Machine, whole: Any) -> Any:
-    whole.clear()
-    return ()
-
-
-@rule("reverse")
-def _reverse(machine: Machine, whole: list[Any]) -> Any:
-    whole.reverse()
-    return ()
-
-
-@rule("Delete", "__delitem__")
-def _delete(machine: Machine, whole: Any, key: Any) -> Any:
-    del whole[key]
-    return ()
-
-
-@rule("update")
-def _update(machine: Machine, whole: dict[Any, Any], other: dict[Any, Any]) -> Any:
-    whole.update(other)
-    return ()
-
-
-@rule("slice")
-def _slice(machine: Machine, whole: Any, start: Any, end: Any, step: Any) -> Any:
-    return whole[slice(*(None if k is None else index(machine, k) for k in (start, end, step)))]
-
-
-@rule("copy", "list")
-def _copy(machine: Machine, whole: Any) -> Any:
-    return whole.copy() if isinstance(whole, list | dict) else list(whole)
-
-
-@rule("__contains__")
-def _contains(machine: Machine, whole: Any, item: Any) -> Any:
-    if isinstance(whole, dict | str):
-        return item in whole
-    found: Any = False
-    for one in whole:
-        found = RULES["__or__"](machine, found, _equal(machine, one, item))
-    return found
-
-
-@rule("keys")
-def _keys(machine: Machine, whole: dict[Any, Any]) -> Any:
-    return list(whole)
-
-
-@rule("values")
-def _values(machine: Machine, whole: dict[Any, Any]) -> Any:
-    return list(whole.values())
-
-
-@rule("items")
-def _items(machine: Machine, whole: dict[Any, Any]) -> Any:
-    return list(whole.items())
-
-
-@rule("get")
-def _get(machine: Machine, whole: dict[Any, Any], key: Any, default: Any = None) -> Any:
-    return whole.get(key, default)
-
-
-@rule("setdefault")
-def _setdefault(machine: Machine, whole: dict[Any, Any], key: Any, default: Any) -> Any:
-    return whole.setdefault(key, default)
-
-
-@rule("dict")
-def _dict(machine: Machine, items: Any = ()) -> Any:
-    return dict(items)
-
-
-@rule("__is__")
-def _is(machine: Machine, a: Any, b: Any) -> Any:
-    return a is b
-
-
-@rule("__isnot__")
-def _is_not(machine: Machine, a: Any, b: Any) -> Any:
-    return a is not b
-
-
-@rule("format")
-def _format(machine: Machine, text: str, *values: Any) -> Any:
-    return text.format(*(number(value) for value in values))
-
-
-@rule("str")
-def _str(machine: Machine, value: Any) -> Any:
-    return str(number(value))
+# ---------------------------------------------------------------------- rounds of a loop
 
 
 @rule("__range_length")
@@ -461,11 +377,6 @@ def _range_length(machine: Machine, low: Any, high: Any, step: Any) -> Any:
 @rule("__derive_index")
 def _derive_index(machine: Machine, count: Any, low: Any, step: Any) -> Any:
     return RULES["add"](machine, low, RULES["mul"](machine, count, step))
-
-
-@rule("list_with_default")
-def _list_with_default(machine: Machine, given: list[int], default: list[int]) -> Any:
-    return given or default
 
 
 # ---------------------------------------------------------------------- questions about a tensor, modes
@@ -535,9 +446,8 @@ def _refused(machine: Machine, *inputs: Any) -> Any:
 
 def is_of_type(value: Any, kind: str) -> bool:
     """What prim::isinstance asks, of values as we hold them."""
-    simple = {"int": int, "float": float, "bool": bool}
-    if kind in simple:
-        return is_number(value) and kind_of(value) is simple[kind]
+    if kind in _KINDS:
+        return is_number(value) and kind_of(value) is _KINDS[kind]
     if kind == "NoneType":
         return value is None
     return isinstance(value, {"Tensor": torch.Tensor, "str": str}.get(kind.partition("(")[0], list | tuple | dict))
