@@ -577,6 +577,16 @@ def test_an_unknown_size_is_one_size() -> None:
         verify(program)
 
 
+def test_a_size_that_a_later_node_tells() -> None:
+    """Where x[k:] is recorded nobody knows yet that k is at most 6; where it is checked the next line has told."""
+
+    def function(x: torch.Tensor, n: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        k = n.item()
+        return x[k:].sum(), x.narrow(0, 0, k).sum()
+
+    verify(ingot.capture(function, (torch.rand(6), torch.tensor(2))))
+
+
 def test_the_dtype_of_a_region_is_checked_under_its_autocast() -> None:
     program = ingot.capture(autocast, (torch.rand(3, 4),))
     program.graph.erase_node(node(program, "exit_autocast_1"))

@@ -118,9 +118,8 @@ class Interface:
                 self._check_known(tensor, node)
                 buffer = self._output_buffer(tensor, taken)
                 taken.add(buffer)
-                outputs.append(
-                    Argument(buffer, spec.name, tensor.dtype, tensor.shape, scalar=not isinstance(value, Tensor))
-                )
+                is_tensor = isinstance(node, fx.Node) and isinstance(value_of(node), torch.Tensor)
+                outputs.append(Argument(buffer, spec.name, tensor.dtype, tensor.shape, scalar=not is_tensor))
             else:
                 target = (
                     by_target[str(spec.target)]

@@ -205,6 +205,8 @@ class Exporter:
             return float(expr) if isinstance(value, torch.SymFloat) else bool(expr)
         dtype = torch.float64 if isinstance(value, torch.SymFloat) else torch.bool
         made = self.sizes.computed(expr, dtype)
+        if made.value.shape is None:  # it may be a result of the model
+            made.value.shape = onnx_shape(())
         return Tensor(made.value, dtype, ())
 
     # ------------------------------------------------------------------ the node being exported

@@ -70,8 +70,8 @@ class ReplayRecorder(Recorder):
         for (fresh, path), known in zip(made.items(), _in_order(old, made), strict=True):
             internals.rename_symbol(self.env, fresh, known)
             renamed[known] = path
-            if fresh in self.frame.expressions:
-                self.frame.expressions[known] = self.frame.expressions.pop(fresh)
+            for expr in [e for e in self.frame.expressions if fresh in e.free_symbols]:  # a bool is `fresh == 1`
+                self.frame.expressions[expr.xreplace({fresh: known})] = self.frame.expressions.pop(expr)
         metadata.set_bindings(node, renamed)
 
     def _replays(self, func: Any) -> bool:

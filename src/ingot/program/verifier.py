@@ -506,8 +506,8 @@ class _Sizes:
         if isinstance(b, sympy.Symbol) and self._is_fresh(b) and self._is_unknown(a):
             self.renamed[b] = a
             return True
-        if isinstance(b, sympy.Symbol) and internals.is_unbacked(b) and a in self.bindings:
-            return True  # torch remembers that another node has asked the same tensor the same
+        if a in self.bindings and any(map(internals.is_unbacked, b.free_symbols)):
+            return True  # another node asked the same, or told since what this one did not know: 6 - u0 instead of u1
         return internals.surely_equal(self.env, a, b)
 
     def _is_fresh(self, symbol: sympy.Symbol) -> bool:

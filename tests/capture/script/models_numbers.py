@@ -16,7 +16,7 @@ def arithmetic(x):
     a = int(x[0])
     b = int(x[1])
     c = abs(b)
-    return a // b, a % b, a / b, abs(a), min(a, b), max(a, b, 3), divmod(a, b), a << c, a >> c, a & b, math.gcd(a, b)
+    return a // b, a % b, a / b, abs(a), min(a, b), max(a, b, 3), divmod(a, b), a << c, a >> c, a & b
 
 
 def powers(x):
@@ -33,8 +33,18 @@ def functions(x):
     a = float(x[1].abs().clamp(max=2.0)) * 0.4
     roots = math.sqrt(a + 1), math.log(a + 1), math.log10(a + 1), math.log1p(a), math.exp(a), math.expm1(a)
     angles = math.asin(a), math.acos(a), math.atan(a), math.tan(a), math.atan2(a, 2.0), math.degrees(a)
-    others = math.sinh(a), math.cosh(a), math.erf(a), math.erfc(a), math.copysign(a, -1.0), math.lgamma(a + 1)
+    others = math.sinh(a), math.cosh(a), math.erf(a), math.erfc(a), math.copysign(a, -1.0)
     return roots, angles, others, math.isnan(a), math.isfinite(a)
+
+
+def bools(x):
+    p = bool(x.sum() > 0)
+    q = bool(x[0] > 0)
+    return p and q, p or q, not p, p != q, int(p) + int(q), float(p)
+
+
+def rarer_functions(x):
+    return math.gcd(int(x[0]), 6), math.lgamma(float(x[2]))
 
 
 def of_sizes(x):
@@ -72,6 +82,8 @@ case("int arithmetic of the run", scripted(arithmetic), INTS)
 case("powers are floats", scripted(powers), INTS)
 case("float arithmetic of the run", scripted(floats), FLOATS)
 case("functions of math", scripted(functions), FLOATS, within=1e-14)
+case("bools of the run", scripted(bools), FLOATS)
+case("rarer functions of math", scripted(rarer_functions), INTS, within=1e-14)
 case("functions of an open size", scripted(of_sizes), ROWS, within=1e-14, dynamic={"x": {0: "n"}})
 case("lists in place", scripted(lists), FLOATS)
 case("lists of numbers of the run", scripted(lists_of_the_run), FLOATS)

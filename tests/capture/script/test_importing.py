@@ -159,7 +159,12 @@ def test_unrolled_on_request() -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["while on values", "greedy decoder", "branch that writes in place", "return inside a loop"]
+    "name",
+    [
+        *("while on values", "greedy decoder", "branch that writes in place", "return inside a loop", "while True"),
+        *("loops with two exits", "named tuple returned inside a loop", "dict of lists returned inside a loop"),
+        *("int arithmetic of the run", "float arithmetic of the run", "functions of math", "bools of the run"),
+    ],
 )
 def test_down_the_road_and_to_native_code(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("INGOT_CACHE_DIR", str(tmp_path))
@@ -167,6 +172,7 @@ def test_down_the_road_and_to_native_code(name: str, tmp_path: Path, monkeypatch
     program = ingot.from_torchscript(case.script(), case.arguments()[0])
     road = ingot.transform(program, ingot.passes.ROAD)
     compiled = ingot.compile(program)
+    ingot.export_onnx(program, tmp_path / "m.onnx")  # compares the numbers itself
     for args in case.arguments():
         wanted = case.script()(*args)
         torch.testing.assert_close(road(*args), wanted)
