@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import traceback
 from collections.abc import Callable
 from types import TracebackType
@@ -84,8 +85,8 @@ def _compare_with_eager(failure: Exception, place: str, run_eager: Callable[[], 
     except Exception as eager:
         error: IngotError = EagerError(
             explain(
-                f"The model fails in eager with these arguments: {type(eager).__name__}: {_first_line(str(eager))}",
-                where=user_place(eager.__traceback__),
+                f"The model fails in eager with these arguments: {_said(eager)}",
+                where=user_place(eager.__traceback__) or place,
                 why="what fails without Ingot fails with it too; the model's own exception is the cause of this one",
                 fix="make model(*args, **kwargs) run first",
             )
@@ -111,6 +112,14 @@ def user_place(trace: TracebackType | None) -> str:
     last = frames[-1]
     source = Source(last.filename, last.lineno or 0, last.name)
     return f"{source}" + (f": {source.text}" if source.text else "")
+
+
+def _said(failure: Exception) -> str:
+    """An exception's name and what it says first; of one of TorchScript's, what it says after the script's lines."""
+    said = re.findall(r"^\w+(?:Error|Exception): .*", str(failure), re.MULTILINE)
+    if said and "TorchScript interpreter" in str(failure):
+        return str(said[-1])
+    return f"{type(failure).__name__}: {_first_line(str(failure))}"
 
 
 def _first_line(text: str) -> str:

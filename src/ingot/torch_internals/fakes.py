@@ -21,15 +21,19 @@ from ingot.torch_internals.symbols import expr_of
 
 
 def fake_mode(env: ShapeEnv) -> FakeTensorMode:
-    """torch's, with a mend: fake kernels that torch wrote by hand get no dim that counts from the end.
+    """torch's, with two mends: fake kernels that torch wrote by hand get no dim that counts from the end, and x[i] has
+    a number where i is a symbol.
 
-    Some of them slice the shape at the dim as it comes, and give unique_consecutive(f32[5], dim=-1) two dims. No class
-    of our own: control flow knows this mode by its class.
+    Some of those kernels slice the shape at the dim as it comes, and give unique_consecutive(f32[5], dim=-1) two dims.
+    No class of our own: control flow knows this mode by its class.
     """
     mode = FakeTensorMode(allow_non_fake_inputs=True, shape_env=env)
     theirs = mode.dispatch
 
     def dispatch(func: Any, types: Any, args: Any = (), kwargs: Any = None) -> object:
+        if func is torch.ops.aten.item.default:
+            # For a tensor that begins at a symbolic place torch has another rule, which asks for the value at once.
+            func = torch.ops.aten._local_scalar_dense.default
         place = _with_a_dim().get(func)
         if place is not None:
             args, kwargs = _counted_from_the_start(place, list(args), dict(kwargs or {}))

@@ -124,6 +124,11 @@ def body_of_method(kind: Type, name: str, inputs: int) -> Graph:
     return graph
 
 
+def is_autocast(kind: Type) -> bool:
+    """Whether a TorchScript class is torch.autocast, under any of its names."""
+    return str(kind.qualified_name()).startswith("__torch__.torch.") and kind.name() == "autocast"
+
+
 def forked(node: Node) -> Graph:
     """What a fork runs."""
     return node.g("Subgraph")

@@ -539,6 +539,16 @@ def no_grad(x):
     return y + x
 
 
+def autocast(x):
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        y = torch.outer(x, x) @ x
+    return y, y.float() @ x
+
+
+def largest(x):
+    return torch.max(x.reshape(1, 3), 1)
+
+
 def pick_with_unpacking(x: List[torch.Tensor]):
     a, b = x
     first, second = torch.split(a, [1, 2])
@@ -555,6 +565,8 @@ case("objects of a script class", scripted(objects), ((3,),))
 case("text", scripted(text), [(torch.randn(3), "sum")] * 5)
 case("fork and wait", scripted(forks), ((3,),))
 case("no_grad", scripted(no_grad), ((3,),))
+case("autocast", scripted(autocast), ((3,),))
+case("several results of an operator", scripted(largest), ((3,),))
 case(
     "list argument, unpacking, split",
     scripted(pick_with_unpacking),

@@ -9,6 +9,7 @@ from tests.capture.script.cases import case, scripted, several
 
 FLOATS = several(*(torch.tensor(v) for v in ([1.0, 2, 3], [-1, -2.5, 7], [0.0, 0, 0], [-9, 3.5, 1.5], [10.0, -3, 2])))
 INTS = several(*(torch.tensor(v) for v in ([7, 2, 3], [-7, 2, 3], [7, -2, 5], [-7, -2, 1], [0, 5, 2])))
+LENGTHS = ((1, 2, 3, 0), (3, 3, 3, 3), (0, 0, 0, 0), (2, 1, 2, 1), (0, 3, 0, 1))
 ROWS = [(torch.randn(n, 3),) for n in (4, 3, 7, 2, 9)]
 
 
@@ -35,6 +36,22 @@ def functions(x):
     angles = math.asin(a), math.acos(a), math.atan(a), math.tan(a), math.atan2(a, 2.0), math.degrees(a)
     others = math.sinh(a), math.cosh(a), math.erf(a), math.erfc(a), math.copysign(a, -1.0)
     return roots, angles, others, math.isnan(a), math.isfinite(a)
+
+
+def written(x, sep: str = ","):
+    found = {}
+    for i, name in enumerate("a,b".split(sep)):
+        found["%s_%d" % (name.upper(), i)] = x * i
+    print("largest: {}".format(float(x.max())))
+    return found
+
+
+def rows_of_other_lengths(x, n):
+    total = torch.zeros(4)
+    for b in range(4):
+        for t in range(int(n[b])):
+            total[b] = total[b] + x[b, t]
+    return total
 
 
 def bools(x):
@@ -84,6 +101,16 @@ case("float arithmetic of the run", scripted(floats), FLOATS)
 case("functions of math", scripted(functions), FLOATS, within=1e-14)
 case("bools of the run", scripted(bools), FLOATS)
 case("rarer functions of math", scripted(rarer_functions), INTS, within=1e-14)
+case("text of names", scripted(written), FLOATS)
+case(
+    "rounds that a row tells",
+    scripted(rows_of_other_lengths),
+    [
+        (torch.randn(4, 3), torch.tensor(n))
+        for n in ([1, 2, 3, 0], [3, 3, 3, 3], [0, 0, 0, 0], [2, 1, 2, 1], [0, 3, 0, 1])
+    ],
+    "while_loop",
+)
 case("functions of an open size", scripted(of_sizes), ROWS, within=1e-14, dynamic={"x": {0: "n"}})
 case("lists in place", scripted(lists), FLOATS)
 case("lists of numbers of the run", scripted(lists_of_the_run), FLOATS)

@@ -64,6 +64,24 @@ def calls_python(x):
     return left_to_python(x) + 1
 
 
+def named_by_a_value(x):
+    found = {"none": x}
+    found["item {}".format(int(x.sum()))] = x
+    return found
+
+
+def fails(x):
+    y = x + 1
+    return y.view(2, 5)
+
+
+def casts_in_a_branch(x):
+    if bool(x.sum() > 0):
+        with torch.autocast("cpu"):
+            x = torch.outer(x, x) @ x
+    return x
+
+
 def only_defaults(by: float = 2.0):
     return torch.ones(3) * by
 

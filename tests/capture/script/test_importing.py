@@ -118,6 +118,13 @@ def test_the_script_is_left_as_it_was() -> None:
     assert not torch.equal(program.state_dict["mean"], torch.zeros(4))
 
 
+def test_a_tuple_without_a_class_is_a_tuple(tmp_path: Path) -> None:
+    """torch.max gives values and indices by name, and a script gives them on as a plain tuple."""
+    program = ingot.from_torchscript(by_name("several results of an operator").script(), (torch.ones(3),))
+    program.save(tmp_path / "m.ingot")
+    assert type(program(torch.ones(3))) is type(ingot.load(tmp_path / "m.ingot")(torch.ones(3))) is tuple
+
+
 def test_a_named_tuple_is_of_the_users_class(tmp_path: Path) -> None:
     program = ingot.from_torchscript(by_name("named tuple returned inside a loop").script(), (torch.ones(3),))
     program.save(tmp_path / "m.ingot")
@@ -191,6 +198,9 @@ def test_down_the_road_and_to_native_code(name: str, tmp_path: Path, monkeypatch
         ("one_side_is_none", DataDependentError, "where the other gives", "if bool(x.sum() > 0)"),
         ("always_raises", EagerError, "the model is out of order", "raise"),
         ("a_tuple_or_none", DataDependentError, "a tuple of 2 items where the other gives", "if bool(x.sum() < 1)"),
+        ("named_by_a_value", UntraceableError, "used for more than a message", "found["),
+        ("casts_in_a_branch", UntraceableError, "An autocast region lies inside a branch", "with torch.autocast"),
+        ("fails", EagerError, "RuntimeError: shape '[2, 5]' is invalid", "y.view(2, 5)"),
         ("calls_python", UntraceableError, "left_to_python, a Python function", "left_to_python(x) + 1"),
         ("writes_one_of_two", UntraceableError, "may or may not be the same", "y.add_(1)"),
     ],

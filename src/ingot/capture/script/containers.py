@@ -9,9 +9,10 @@ from typing import Any
 
 import torch
 
+from ingot import torch_internals as internals
 from ingot.capture.script.machine import Machine
-from ingot.capture.script.plain import RULES, index, rule, truth
-from ingot.capture.script.values import DTYPES, Live, as_tensor, is_number, kind_of, number
+from ingot.capture.script.plain import RULES, index, leaves, rule, truth
+from ingot.capture.script.values import DTYPES, Live, Spoken, as_tensor, is_number, kind_of, number
 
 
 @rule("len")
@@ -225,14 +226,34 @@ def _is_not(machine: Machine, a: Any, b: Any) -> Any:
     return a is not b
 
 
+def _written(text: str, *values: Any) -> str:
+    """Text made of values: of a kind of its own where a run makes it another one."""
+    return Spoken(text) if any(map(_is_unsure, leaves([*values]))) else text
+
+
+def _is_unsure(value: Any) -> bool:
+    return isinstance(value, Live | torch.Tensor | Spoken) or internals.is_symbolic(value)
+
+
 @rule("format")
 def _format(machine: Machine, text: str, *values: Any) -> Any:
-    return text.format(*(number(value) for value in values))
+    return _written(text.format(*map(number, values)), text, *values)
+
+
+@rule("percentFormat")
+def _percent(machine: Machine, text: str, *values: Any) -> Any:
+    given = values[0] if len(values) == 1 and isinstance(values[0], tuple) else values
+    return Spoken(text) if any(map(_is_unsure, [text, *given])) else text % given
 
 
 @rule("str")
 def _str(machine: Machine, value: Any) -> Any:
-    return str(number(value))
+    return _written(str(number(value)), value)
+
+
+@rule("join")
+def _join(machine: Machine, text: str, parts: list[str]) -> Any:
+    return _written(text.join(parts), parts)
 
 
 @rule("list_with_default")

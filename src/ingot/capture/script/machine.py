@@ -68,7 +68,7 @@ class Machine:
     def outermost(self, run: Callable[[], Any]) -> Any:
         """The result of a script as its caller gets it: numbers are numbers."""
         try:
-            return values.numbers(run())
+            return values.numbers(self.unspoken(run()))
         except Inexpressible as failure:
             raise DataDependentError(
                 explain(
@@ -136,6 +136,16 @@ class Machine:
 
     def refuse(self, what: str, why: str = "", fix: str = "") -> UntraceableError:
         return UntraceableError(explain(what, where=self.place, why=why, fix=fix))
+
+    def unspoken(self, value: Any) -> Any:
+        """The value itself, if there is no text in it that a value of the run is part of."""
+        if any(isinstance(leaf, values.Spoken) for leaf in values.flatten(value)[0]):
+            raise self.refuse(
+                "Text is made of a value of the run and used for more than a message.",
+                why="a Program computes tensors and numbers; text is what it was when the script was imported",
+                fix="return or compare the number itself",
+            )
+        return value
 
     def constant(self, node: ts.Node) -> Any:
         """What a constant holds: the same tensor each time, so that it is lifted once."""

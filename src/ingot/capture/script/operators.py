@@ -19,7 +19,7 @@ from ingot import torch_internals as internals
 from ingot.capture.script import containers, control, plain, quantized
 from ingot.capture.script.machine import Environment, Machine
 from ingot.capture.script.parts import MANGLED, Part, is_state
-from ingot.capture.script.values import UNSET, Instance, Live, as_tensor, is_number, number, numbers
+from ingot.capture.script.values import UNSET, Instance, Live, Spoken, as_tensor, is_number, number, numbers
 from ingot.errors import EagerError, StateError, explain
 from ingot.program import tree
 from ingot.torch_internals import script as ts
@@ -49,10 +49,21 @@ def run(machine: Machine, node: ts.Node, env: Environment, name: str) -> Any:
     if kind == "prim::Loop":
         return control.loop(machine, node, env, name)
     inputs = [env[value.debugName()] for value in node.inputs()]
+    if kind not in _SPEAKING and any(type(value) is Spoken for value in inputs):
+        machine.unspoken(inputs)
     found = _RULES.get(kind)
     if found is not None:
         return found(machine, node, inputs)
     return _operator(machine, node, inputs)
+
+
+# What may be done with text that a value of the run is part of.
+_SPEAKING = frozenset(
+    (
+        *("prim::Print", "prim::RaiseException", "prim::ListConstruct", "prim::TupleConstruct", "prim::unchecked_cast"),
+        *("aten::warn", "aten::format", "aten::percentFormat", "aten::add", "aten::str", "aten::join"),
+    )
+)
 
 
 # ---------------------------------------------------------------------- torch's operators
@@ -147,7 +158,7 @@ def _list(machine: Machine, node: ts.Node, inputs: list[Any]) -> Any:
 def _tuple(machine: Machine, node: ts.Node, inputs: list[Any]) -> Any:
     kind = node.output().type()
     names = ts.field_names(kind)
-    if not names:
+    if not names or not kind.annotation_str.startswith("__torch__."):  # what torch.max gives has names, and no class
         return tuple(inputs)
     return _named(kind.annotation_str, tuple(names))(*inputs)
 
@@ -302,9 +313,28 @@ def _call_function(machine: Machine, node: ts.Node, inputs: list[Any]) -> Any:
 def _context(machine: Machine, node: ts.Node, inputs: list[Any]) -> Any:
     (owner,) = inputs
     entering = node.kind() == "prim::Enter"
+    if ts.is_autocast(owner.kind):
+        return _autocast(machine, owner, entering)
     extra = () if entering else (None, None, None)
     graph = ts.body_of_method(owner.kind, "__enter__" if entering else "__exit__", 1 + len(extra))
     return machine.call(graph, (owner, *extra), "with")
+
+
+def _autocast(machine: Machine, owner: Instance, entering: bool) -> Any:
+    """The interpreter casts by a pass over the whole graph; what it casts is what torch's own context does."""
+    if machine.scopes:
+        raise machine.refuse(
+            "An autocast region lies inside a branch or a loop that hangs on values of the run.",
+            fix="put the branch or the loop into the region",
+        )
+    if entering:
+        settings = owner.attributes
+        dtype = None if settings["fast_dtype"] is None else ts.dtype_of_number(settings["fast_dtype"])
+        region = torch.autocast(settings["device"], dtype=dtype, enabled=settings["_enabled"])
+        settings[""] = region  # no attribute of a script has no name
+        return region.__enter__()
+    owner.attributes.pop("").__exit__(None, None, None)
+    return None
 
 
 @rule("prim::fork")

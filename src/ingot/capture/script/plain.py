@@ -15,7 +15,7 @@ import torch
 
 from ingot import torch_internals as internals
 from ingot.capture.script.machine import Inexpressible, Machine
-from ingot.capture.script.values import DTYPES, Live, as_tensor, flatten, is_number, kind_of, number
+from ingot.capture.script.values import DTYPES, Live, Spoken, as_tensor, flatten, is_number, kind_of, number
 from ingot.torch_internals import script as ts
 
 Rule = Callable[..., Any]
@@ -209,7 +209,7 @@ def _divide(a: Any, b: Any, mode: str | None = None) -> Any:
 
 
 def _joined(machine: Machine, a: Any, b: Any) -> Any:
-    return a + b
+    return Spoken(a + b) if isinstance(a, Spoken) or isinstance(b, Spoken) else a + b
 
 
 def _repeated(machine: Machine, a: Any, b: Any) -> Any:

@@ -1,8 +1,9 @@
 """What flows through a TorchScript graph while it is imported.
 
-Tensors are fakes, and everything else is a plain Python value: a list is a list, None is None. Two kinds are ours:
+Tensors are fakes, and everything else is a plain Python value: a list is a list, None is None. Three kinds are ours:
 
     Live      a number that only a run finds out: `int(x.sum())`, or the counter of a loop
+    Spoken    text with such a number in it
     UNSET     what TorchScript leaves uninitialized where a path cannot reach its use
 """
 
@@ -25,6 +26,12 @@ class _Unset:
 
 
 UNSET = _Unset()
+
+
+class Spoken(str):
+    """Text that has a value of the run in it, which nobody knows while a script is imported: good to be printed."""
+
+    __slots__ = ()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
