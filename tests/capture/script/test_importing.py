@@ -15,7 +15,7 @@ from ingot.cli import app
 from ingot.errors import CaptureError, DataDependentError, EagerError, StateError, UntraceableError
 from ingot.program import metadata
 from ingot.program.signature import InputKind
-from tests.capture.script import models, models_exits, models_refused
+from tests.capture.script import models, models_exits, models_refused, models_rows
 from tests.capture.script.cases import CASES, Case
 from tests.capture.script.test_models import operators
 
@@ -170,13 +170,14 @@ def test_unrolled_on_request() -> None:
     [
         *("while on values", "greedy decoder", "branch that writes in place", "return inside a loop", "while True"),
         *("loops with two exits", "named tuple returned inside a loop", "dict of lists returned inside a loop"),
+        *("list of an open length", "unbind of an open dim", "list begun before the loop", "list filled backwards"),
         *("int arithmetic of the run", "float arithmetic of the run", "functions of math", "bools of the run"),
     ],
 )
 def test_down_the_road_and_to_native_code(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("INGOT_CACHE_DIR", str(tmp_path))
     case = by_name(name)
-    program = ingot.from_torchscript(case.script(), case.arguments()[0])
+    program = ingot.from_torchscript(case.script(), case.arguments()[0], dynamic_shapes=case.dynamic)
     road = ingot.transform(program, ingot.passes.ROAD)
     compiled = ingot.compile(program)
     ingot.export_onnx(program, tmp_path / "m.onnx")  # compares the numbers itself
@@ -211,6 +212,24 @@ def test_refused(function: str, error: type[Exception], says: str, line: str) ->
         ingot.from_torchscript(script, (torch.ones(3),))
     message = str(caught.value)
     assert says in message and line in message and "models_refused.py:" in message
+
+
+@pytest.mark.parametrize(
+    ("function", "says", "line"),
+    [
+        ("one_tensor_all_along", "written to in place, which the list sees", "for t in range"),
+        ("written_afterwards", "may or may not be the same as another one", "h.zero_()"),
+        ("rows_written_afterwards", "may or may not be the same as another one", "x.zero_()"),
+        ("given_out", "gives out a list that is as long as the run makes it", "out.append"),
+        ("two_a_round", "builds a list or a dict", "for t in range"),
+    ],
+)
+def test_lists_that_are_refused(function: str, says: str, line: str) -> None:
+    script = torch.jit.script(getattr(models_rows, function))
+    with pytest.raises(CaptureError) as caught:
+        ingot.from_torchscript(script, (torch.ones(4, 2, 3),), dynamic_shapes={"x": {0: "steps"}})
+    message = str(caught.value)
+    assert says in message and line in message and "models_rows.py:" in message
 
 
 def test_an_attribute_that_changes_is_refused() -> None:

@@ -10,10 +10,10 @@ import torch
 
 import ingot
 from ingot.program.cutting import graph_modules
-from tests.capture.script import models, models_exits, models_numbers
+from tests.capture.script import models, models_exits, models_numbers, models_rows
 from tests.capture.script.cases import CASES, Case
 
-FILES = (models, models_exits, models_numbers)  # they fill CASES
+FILES = (models, models_exits, models_numbers, models_rows)  # they fill CASES
 
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.*` is deprecated:DeprecationWarning")
 

@@ -6,6 +6,7 @@
     plain.py        … those on numbers, and questions about a tensor
     containers.py   … those on lists, dicts and text
     control.py      branches and loops that hang on values become cond and while_loop
+    rows.py         lists that are as long as a run makes them
     values.py       what flows: tensors, plain values, numbers that only a run finds out
     sources.py      where in the user's code a node comes from
     importing.py    the front door, and example arguments where none are given

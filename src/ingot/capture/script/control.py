@@ -25,18 +25,20 @@ from typing import Any
 import torch
 
 from ingot import torch_internals as internals
-from ingot.capture.script import plain
+from ingot.capture.script import plain, rows
 from ingot.capture.script.machine import Environment, Inexpressible, Machine, Written
 from ingot.capture.script.values import (
     LEAF,
     UNSET,
     Contents,
     Live,
+    Rows,
     Shape,
     as_tensor,
     flatten,
     is_number,
     kind_of,
+    number,
     refill,
     unflatten,
 )
@@ -62,6 +64,7 @@ class _Plan:
     containers: list[Any] = field(default_factory=list)
     fills: dict[int, Callable[[], Any]] = field(default_factory=dict)
     shapes: dict[int, Shape] = field(default_factory=dict)
+    growing: list[tuple[list[Any], Callable[[], torch.Tensor]]] = field(default_factory=list)
 
     def shaped(self, slots: Sequence[int], values: Sequence[Any]) -> list[Any]:
         """The values, with those that are uninitialized nested as other paths nest them."""
@@ -90,8 +93,16 @@ class _Plan:
             raise Inexpressible("memory is written to that changes its place from round to round")
         self.bases.append(base)
 
+    def grow(self, container: list[Any], make: Callable[[], torch.Tensor]) -> None:
+        """Notes that each round appends to a list what is a row of the tensor that is made."""
+        self.containers = [known for known in self.containers if known is not container]
+        self.growing.append((container, make))
+
+    def grows(self, value: Any) -> bool:
+        return any(value is container for container, _ in self.growing)
+
     def hold(self, containers: Sequence[Any]) -> bool:
-        fresh = [c for c in containers if not any(c is known for known in self.containers)]
+        fresh = [c for c in containers if not self.grows(c) and not any(c is known for known in self.containers)]
         self.containers.extend(fresh)
         return bool(fresh)
 
@@ -330,13 +341,13 @@ def _title(shape: Shape) -> str:
     return f"a {name} of {len(shape.children)} item{'s'[: len(shape.children) != 1]}"
 
 
-def _like(machine: Machine, value: Any) -> Callable[[], Any]:
-    """Makes something of the same type as a value, for where nobody looks."""
+def _like(machine: Machine, value: Any, *rows: Any) -> Callable[[], Any]:
+    """Makes something of the same type as a value, or so many rows of it, for where nobody looks."""
     if isinstance(value, torch.Tensor):
         sizes = [s for s in value.shape if internals.is_symbolic(s)]
         if any(internals.is_unbacked(symbol) for s in sizes for symbol in internals.expr_of(s).free_symbols):
             raise Inexpressible("a value is left open on one path whose size only the other one knows", machine.place)
-        return functools.partial(torch.zeros, tuple(value.shape), dtype=value.dtype, device=value.device)
+        return functools.partial(torch.zeros, (*rows, *value.shape), dtype=value.dtype, device=value.device)
     return kind_of(value) if is_number(value) else lambda: value
 
 
@@ -433,7 +444,8 @@ def _while(
     endless = type(trip) is int and trip == ts.FOREVER
     always = condition is True and _literal(again) is True
     kept = [slot for slot, value in enumerate(outputs) if value.debugName() == inputs[slot]]
-    moving = [slot for slot in range(len(start)) if slot not in kept and not _is_base(start[slot], plan)]
+    by_itself = [_is_base(value, plan) or plan.grows(value) for value in start]
+    moving = [slot for slot in range(len(start)) if slot not in kept and not by_itself[slot]]
     entering = plan.shaped(moving, [start[slot] for slot in moving])
     leaves, shape = flatten([entering, [_content(c) for c in plan.containers]])
     leaves = plan.filled(leaves)
@@ -441,7 +453,9 @@ def _while(
     flags = [] if always else [as_tensor(condition)]
     counts = [] if endless and not next(iter(body.inputs())).uses() else [as_tensor(0)]
     first = len(counts) + len(flags)
-    initial = (*counts, *flags, *_taken_in(machine, leaves), *plan.bases)
+    made = [make() for _, make in plan.growing]
+    shared: set[int] = set()
+    initial = (*counts, *flags, *_taken_in(machine, leaves), *made, *plan.bases)
 
     def proceed(*values: torch.Tensor) -> torch.Tensor:
         within = None if endless else torch.lt(values[0], trip.tensor if isinstance(trip, Live) else trip)
@@ -457,35 +471,91 @@ def _while(
         for i in carried:
             value = next(moved)
             inside[i] = value if isinstance(leaves[i], torch.Tensor) else Live.of(kind_of(leaves[i]), value)
+        tensors = [next(moved) for _ in plan.growing]
         with _inside(machine, plan, list(moved)) as copies:
             contents = Contents(env.values())
             given, held = unflatten(iter(inside), shape)
             for container, content in zip(plan.containers, held, strict=True):
                 refill(container, content)
+            lengthened = [value.copy() if isinstance(value, list) else value for value in given]
             round_ = iter(given)
             values_in = [start[slot] if slot not in moving else next(round_) for slot in range(len(start))]
             inner = {**env, **dict(zip(inputs, values_in, strict=True))}
             if counts:
                 inner[counter] = _counter(machine, values[0], trip)
+            begun = [Rows(tensor, inner[counter]) for tensor in tensors]
+            for (container, _), rows_so_far in zip(plan.growing, begun, strict=True):
+                container.append(rows_so_far)
             proceeds, *results = machine.run_block(body, inner, name)
             now = [_content(c) for c in plan.containers]
+            newest = [_newest(machine, c, r, copies) for (c, _), r in zip(plan.growing, begun, strict=True)]
+            grown = [rows.filled(machine, *pair) for pair in zip(begun, newest, strict=True)]
             changed = contents.changed()
             contents.restore()
             if plan.hold(changed):
                 raise _Again
+            if always and internals.is_symbolic(number(trip)):
+                lists = [*zip(plan.containers, held, now, strict=True)]
+                # `a += [b]` hands the list itself to the next round.
+                lists += [
+                    (start[slot], lengthened[place], given[place])
+                    for place, slot in enumerate(moving)
+                    if results[slot] is given[place]
+                ]
+                _find_growing(machine, plan, number(trip), lists)
+            if any(results[s] is not start[s] for s in range(len(start)) if plan.grows(start[s])):
+                raise Inexpressible("a list is appended to in one round and replaced by another one", machine.place)
             _check_bases(machine, plan, [(start[s], results[s]) for s in range(len(start)) if s not in moving])
             leaving = [results[slot] for slot in moving]
             plan.learn(moving, entering, leaving)
             after, after_shape = flatten([plan.shaped(moving, leaving), now])
             _check_round(machine, plan, (leaves, shape), (after, after_shape))
+            shared.update(i for i, leaf in enumerate(after) if _shares(leaf, newest))
             flag = [] if always else [as_tensor(proceeds)]
-            return [*(values[0] + 1 for _ in counts), *flag, *_given_out(machine, after), *copies]
+            return [*(values[0] + 1 for _ in counts), *flag, *_given_out(machine, after), *grown, *copies]
 
     out = iter(list(hop.while_loop(proceed, step, initial, ()))[first:])
-    finished, held = unflatten(iter(_taken_back(leaves, out)), shape)
+    back = _taken_back(leaves, out)
+    finished, held = unflatten(iter(back), shape)
+    for container, _ in plan.growing:
+        container.append(Rows(next(out), number(trip)))
+        # The last item and what the loop hands on are one tensor in the script, and two here.
+        machine.tie(*(back[i] for i in shared), *([container[-1].tensor] if shared else []))
     _put_back(machine, plan, held, out)
     finals = iter(finished)
     return [next(finals) if slot in moving else start[slot] for slot in range(len(start))]
+
+
+def _find_growing(machine: Machine, plan: _Plan, trip: Any, lists: Sequence[tuple[Any, Any, Any]]) -> None:
+    """Lists that have one tensor more after a round than before it: what they hold are rows of one tensor."""
+    found = False
+    for container, was, now in lists:
+        if not isinstance(was, list) or len(now) != len(was) + 1 or not isinstance(now[-1], torch.Tensor):
+            continue
+        if all(one is other for one, other in zip(was, now, strict=False)):
+            plan.grow(container, _like(machine, now[-1], trip))
+            found = True
+    if found:
+        raise _Again
+
+
+def _newest(machine: Machine, container: list[Any], begun: Rows, written: Sequence[torch.Tensor]) -> torch.Tensor:
+    """What a round appended to a list, which held the rows so far at its end. The rows hold a copy of it."""
+    *_, last, newest = container if len(container) > 1 else (None, None)
+    if last is not begun or not isinstance(newest, torch.Tensor):
+        raise Inexpressible("it does more to a list in a round than to append a tensor", machine.place)
+    if _shares(machine.localized(newest), written):
+        raise Inexpressible("what it appends to a list is written to in place, which the list sees", machine.place)
+    if not machine.is_own(newest):
+        machine.tie(newest)
+    return newest
+
+
+def _shares(value: Any, others: Sequence[torch.Tensor]) -> bool:
+    """Whether a value is a tensor with memory of one of the others."""
+    return isinstance(value, torch.Tensor) and any(
+        internals.storage_id(value) == internals.storage_id(other) for other in others
+    )
 
 
 def _counter(machine: Machine, tensor: torch.Tensor, trip: Any) -> Live:
@@ -500,9 +570,7 @@ def _counter(machine: Machine, tensor: torch.Tensor, trip: Any) -> Live:
 
 def _is_base(value: Any, plan: _Plan) -> bool:
     """Whether a value is memory that the plan carries by itself."""
-    return isinstance(value, torch.Tensor) and any(
-        internals.storage_id(value) == internals.storage_id(base) for base in plan.bases
-    )
+    return _shares(value, plan.bases)
 
 
 def _check_bases(machine: Machine, plan: _Plan, pairs: list[tuple[Any, Any]]) -> None:

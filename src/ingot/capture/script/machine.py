@@ -62,13 +62,14 @@ class Machine:
         self._nodes: list[ts.Node] = []
         self._environments: list[Environment] = []
         self._last: metadata.Source | None = None
+        self._latest: metadata.Source | None = None
 
     # ------------------------------------------------------------------ walking
 
     def outermost(self, run: Callable[[], Any]) -> Any:
         """The result of a script as its caller gets it: numbers are numbers."""
         try:
-            return values.numbers(self.unspoken(run()))
+            return values.numbers(self.checked(run()))
         except Inexpressible as failure:
             raise DataDependentError(
                 explain(
@@ -111,6 +112,7 @@ class Machine:
         # What torch added of its own has no line; it belongs to the one before it.
         source = sources.source_of(node, name) or self._last
         self._last = source
+        self._latest = source or self._latest
         self._place.append(source or self._place[-1])
         self._nodes.append(node)
 
@@ -132,10 +134,16 @@ class Machine:
     @property
     def place(self) -> str:
         """The line that is being run, as messages show it."""
-        return sources.spell(self._place[-1])
+        return sources.spell(self._place[-1] or self._latest)
 
     def refuse(self, what: str, why: str = "", fix: str = "") -> UntraceableError:
         return UntraceableError(explain(what, where=self.place, why=why, fix=fix))
+
+    def checked(self, value: Any) -> Any:
+        """The value itself, if a Program can give it out."""
+        if any(isinstance(leaf, values.Rows) for leaf in values.flatten(value)[0]):
+            raise Inexpressible("it gives out a list that is as long as the run makes it", self.place)
+        return self.unspoken(value)
 
     def unspoken(self, value: Any) -> Any:
         """The value itself, if there is no text in it that a value of the run is part of."""

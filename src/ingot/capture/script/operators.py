@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from ingot import torch_internals as internals
-from ingot.capture.script import containers, control, plain, quantized
+from ingot.capture.script import containers, control, plain, quantized, rows
 from ingot.capture.script.machine import Environment, Machine
 from ingot.capture.script.parts import MANGLED, Part, is_state
 from ingot.capture.script.values import UNSET, Instance, Live, Spoken, as_tensor, is_number, number, numbers
@@ -51,10 +51,14 @@ def run(machine: Machine, node: ts.Node, env: Environment, name: str) -> Any:
     inputs = [env[value.debugName()] for value in node.inputs()]
     if kind not in _SPEAKING and any(type(value) is Spoken for value in inputs):
         machine.unspoken(inputs)
-    found = _RULES.get(kind)
-    if found is not None:
-        return found(machine, node, inputs)
-    return _operator(machine, node, inputs)
+    if rows.handles(kind, inputs):
+        return rows.run(machine, kind, inputs, lambda: _general(machine, node, inputs))
+    return _general(machine, node, inputs)
+
+
+def _general(machine: Machine, node: ts.Node, inputs: list[Any]) -> Any:
+    found = _RULES.get(node.kind())
+    return found(machine, node, inputs) if found is not None else _operator(machine, node, inputs)
 
 
 # What may be done with text that a value of the run is part of.

@@ -1,9 +1,10 @@
 """What flows through a TorchScript graph while it is imported.
 
-Tensors are fakes, and everything else is a plain Python value: a list is a list, None is None. Three kinds are ours:
+Tensors are fakes, and everything else is a plain Python value: a list is a list, None is None. Four kinds are ours:
 
     Live      a number that only a run finds out: `int(x.sum())`, or the counter of a loop
     Spoken    text with such a number in it
+    Rows      the items of a list that is as long as a run makes it
     UNSET     what TorchScript leaves uninitialized where a path cannot reach its use
 """
 
@@ -65,6 +66,14 @@ class Live:
     def of(cls, kind: type, tensor: torch.Tensor) -> Live:
         """The number in a tensor of no dims that has the kind's dtype and that nobody writes to."""
         return cls(kind, tensor, tensor.item() if kind is int else None)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Rows:
+    """Items of a list, as many as a run makes: the first `count` rows of a tensor."""
+
+    tensor: torch.Tensor
+    count: Any
 
 
 @dataclass(slots=True, eq=False)
