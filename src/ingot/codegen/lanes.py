@@ -83,6 +83,7 @@ class Lanes:
     map: Map
     code: Statements
     parts: dict[int, str] = field(default_factory=dict)  # values that a plain loop has put into memory
+    uniform: bool = False  # whether what `write` gave takes values that stand before the loop
     _plain: set[int] = field(default_factory=set)
     _rounded: set[int] = field(default_factory=set)
     _blind: bool = False
@@ -180,6 +181,7 @@ class Lanes:
             if self._varies(place):
                 return names[place]
             op = self.body.ops[place]
+            self.uniform |= op.name != "const"
             given = constant_text(op.attribute.value, op.dtype) if op.name == "const" else f"v{place}"
             return f"ig_same_{_HELD[op.dtype]}({given})"
 

@@ -265,10 +265,17 @@ def _write_lanes(out: Writer, lanes: Lanes, width: int, whole: bool) -> None:
         first = "beyond"
         out.line(f"const int64_t {first} = left + (right - left) / {LANES} * {LANES};")
     last, j = "right" if whole else first, lanes.column
+    vectors = lanes.write()
+    if lanes.uniform:  # in a block of their own: the plain loop behind them names them again
+        out.open("")
+        for line in lanes.code.before:
+            out.line(line)
     out.open(f"for (int64_t {j} = left; {j} < {last}; {j} += {LANES})")
-    for line in lanes.write():
+    for line in vectors:
         out.line(line)
     out.close()
+    if lanes.uniform:
+        out.close()
     out.directive("#else")
     if whole:
         write_columns(out, lanes.map, lanes.code, "left", "right")

@@ -144,6 +144,17 @@ def constant_of(node: Node) -> Any:
     return node.output().toIValue()
 
 
+def tensor_in(node: Node, name: str) -> torch.Tensor:
+    """A tensor that hangs on a node itself."""
+    held: torch.Tensor = node.t(name)
+    return held
+
+
+def number_in(node: Node, name: str) -> float:
+    """A number that hangs on a node itself."""
+    return float(node.f(name) if node.kindOf(name) == "f" else node.i(name))
+
+
 def is_function(value: Value) -> bool:
     return str(value.type().kind()) == "FunctionType"
 
@@ -217,8 +228,11 @@ def load(path: Any) -> Any:
 
 
 def is_quantized(module: torch.nn.Module) -> bool:
-    """Whether a module holds weights packed for quantized kernels."""
-    return any(hasattr(part, "_packed_params") for part in module.modules())
+    """Whether a module is one of torch's quantized ones, whose weights are packed for kernels, or holds one."""
+    return any(
+        hasattr(part, "_packed_params") or type(part).__module__.startswith("torch.ao.nn.quantized.")
+        for part in module.modules()
+    )
 
 
 def traced(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

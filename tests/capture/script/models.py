@@ -37,6 +37,21 @@ class ConvNet(nn.Module):
         return self.head(self.body(x).mean([2, 3]))
 
 
+class Activations(nn.Module):
+    """What oneDNN has operators of its own for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.norm, self.two = nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.Conv2d(8, 8, 1, groups=4)
+        self.third = nn.Conv2d(8, 4, 1)
+        self.act = nn.ModuleList([nn.ReLU6(), nn.Hardsigmoid(), nn.Hardswish()])
+
+    def forward(self, x):
+        x = self.act[0](self.norm(self.one(x)))
+        x = self.act[1](self.two(x)) * 2.0 + x
+        return self.act[2](self.third(x)).mean([2, 3])
+
+
 class TwoNames(nn.Module):
     """A parameter that equals a buffer, which torch's own converter confuses, and one layer under two names."""
 
@@ -90,6 +105,13 @@ case("equal parameter and buffer, shared layer", module(TwoNames), ((2, 4),))
 case("tied weights", module(Tied), several(*(torch.randint(0, 10, (2, 5)) for _ in range(5))))
 case("recurrent layer", module(Gru), ((2, 6, 3),))
 case("attention layer", module(Attention), ((2, 5, 8),))
+case("frozen net", lambda: torch.jit.freeze(torch.jit.script(ConvNet().eval())), ((1, 3, 8, 8),))
+case(
+    "net optimized for inference",
+    lambda: torch.jit.optimize_for_inference(torch.jit.script(Activations().eval())),
+    ((1, 3, 8, 8),),
+    within=1e-5,
+)
 case("traced convolution net", traced(ConvNet, (1, 3, 8, 8)), ((1, 3, 8, 8),))
 case(
     "traced mlp, open batch",

@@ -171,6 +171,7 @@ def test_unrolled_on_request() -> None:
         *("while on values", "greedy decoder", "branch that writes in place", "return inside a loop", "while True"),
         *("loops with two exits", "named tuple returned inside a loop", "dict of lists returned inside a loop"),
         *("list of an open length", "unbind of an open dim", "list begun before the loop", "list filled backwards"),
+        *("traced convolution net", "net optimized for inference"),
         *("int arithmetic of the run", "float arithmetic of the run", "functions of math", "bools of the run"),
     ],
 )

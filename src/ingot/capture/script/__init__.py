@@ -8,6 +8,8 @@
     control.py      branches and loops that hang on values become cond and while_loop
     rows.py         lists that are as long as a run makes them
     values.py       what flows: tensors, plain values, numbers that only a run finds out
+    quantized.py    quantized tensors and layers; quantized_layers.py, those that are one operator on floats
+    inference.py    what optimize_for_inference leaves
     sources.py      where in the user's code a node comes from
     importing.py    the front door, and example arguments where none are given
 

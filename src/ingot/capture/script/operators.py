@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from ingot import torch_internals as internals
-from ingot.capture.script import containers, control, plain, quantized, rows
+from ingot.capture.script import containers, control, inference, plain, quantized, quantized_layers, rows
 from ingot.capture.script.machine import Environment, Machine
 from ingot.capture.script.parts import MANGLED, Part, is_state
 from ingot.capture.script.values import UNSET, Instance, Live, Spoken, as_tensor, is_number, number, numbers
@@ -109,6 +109,12 @@ def _operator(machine: Machine, node: ts.Node, inputs: list[Any]) -> Any:
 
 def call(machine: Machine, func: internals.OpOverload, inputs: list[Any]) -> Any:
     """An operator on values as a TorchScript graph hands them over: by position, dtypes as numbers."""
+    if plain.leaves(inputs, ts.ScriptObject):
+        raise machine.refuse(
+            f"The operator {func} is given an object that torch alone can look into.",
+            why="a Program holds tensors and plain values; weights that are packed for one kernel are neither",
+            fix="leave this module as it was before it was quantized, and quantize the program: ingot.quantize",
+        )
     args: list[Any] = []
     kwargs: dict[str, Any] = {}
     for argument, value in zip(func._schema.arguments, inputs, strict=True):
@@ -203,6 +209,12 @@ def _chunk(machine: Machine, node: ts.Node, inputs: list[Any]) -> Any:
 def _joined(machine: Machine, node: ts.Node, inputs: list[Any]) -> Any:
     func = torch.ops.aten.stack.default if node.kind() == "prim::VarStack" else torch.ops.aten.cat.default
     return machine.operate(func, (inputs[:-1], inputs[-1]), {})
+
+
+@rule("aten::_convolution")
+def _convolution(machine: Machine, node: ts.Node, inputs: list[Any]) -> Any:
+    """What a trace writes for a convolution; how cuDNN is to compute it is nobody's business here."""
+    return call(machine, torch.ops.aten.convolution.default, inputs[:9])
 
 
 @rule("prim::TupleIndex")
@@ -380,6 +392,10 @@ def _layout(machine: Machine, node: ts.Node, inputs: list[Any]) -> Any:
     return 0
 
 
+for _kind, _function in inference.RULES.items():
+    rule(_kind)(_function)
+
+
 @rule("prim::shape")
 def _shape(machine: Machine, node: ts.Node, inputs: list[Any]) -> Any:
     return list(inputs[0].shape)
@@ -412,4 +428,4 @@ def _to_list(machine: Machine, node: ts.Node, inputs: list[Any]) -> Any:
     return nested(tensor)
 
 
-__all__ = ["call", "containers", "number", "rule", "run"]
+__all__ = ["call", "containers", "number", "quantized_layers", "rule", "run"]

@@ -43,7 +43,7 @@ class Quantized:
         return self.values.shape
 
     def floats(self) -> torch.Tensor:
-        low, high = _range(self.dtype)
+        low, high = limits_of(self.dtype)
         stored = STORED[self.dtype]
         return ts.dequantize(self.values, self.scale, self.zero_point, low, high, stored)
 
@@ -53,7 +53,7 @@ class Quantized:
 
     def averaged(self, counts: torch.Tensor) -> Quantized:
         """Numbers of steps, rounded to whole ones: a half is a half, whatever the scale."""
-        low, high = _range(self.dtype)
+        low, high = limits_of(self.dtype)
         whole = torch.clamp(torch.round(counts) + self.zero_point, low, high)
         return replace(self, values=whole.to(STORED[self.dtype]))
 
@@ -66,18 +66,21 @@ def quantized(floats: torch.Tensor, scale: Any, zero_point: Any, dtype: torch.dt
     """Floats as whole numbers; scale and zero point are numbers, or tensors where a module keeps them in buffers."""
     if isinstance(scale, Live | torch.Tensor) or isinstance(zero_point, Live | torch.Tensor):
         scale, zero_point = (v if isinstance(v, torch.Tensor) else as_tensor(v) for v in (scale, zero_point))
-    low, high = _range(dtype)
+    low, high = limits_of(dtype)
     return Quantized(ts.quantize(floats, scale, zero_point, low, high, STORED[dtype]), scale, zero_point, dtype)
 
 
-def _range(dtype: torch.dtype) -> tuple[int, int]:
+def limits_of(dtype: torch.dtype) -> tuple[int, int]:
+    """The least and the greatest whole number of a quantized dtype."""
     limits = torch.iinfo(STORED[dtype])
     return limits.min, limits.max
 
 
 def handles(name: str, inputs: list[Any]) -> bool:
     """Whether an operator is one of this file's."""
-    return name in _RULES or name.startswith("quantized::") or any(isinstance(v, Quantized) for v in _flat(inputs))
+    if name.startswith("quantized::") or any(isinstance(v, Quantized) for v in _flat(inputs)):
+        return True
+    return name in _RULES and name not in _GIVEN_QUANTIZED
 
 
 def run(machine: Machine, name: str, overload: str, inputs: list[Any], general: Callable[[list[Any]], Any]) -> Any:
@@ -86,7 +89,10 @@ def run(machine: Machine, name: str, overload: str, inputs: list[Any], general: 
     if found is not None:
         return found(machine, *inputs)
     if name.startswith("quantized::"):
-        raise machine.refuse(f"The quantized operator {name} has no rule.")
+        raise machine.refuse(
+            f"The quantized operator {name} has no rule.",
+            fix="leave this module in float, or quantize the program itself: ingot.quantize",
+        )
     first = next(value for value in _flat(inputs) if isinstance(value, Quantized))
     if name in _MOVING or name in _ASKING:
         out = general([value.values if isinstance(value, Quantized) else value for value in inputs])
@@ -125,11 +131,19 @@ _AVERAGING = frozenset(
 _ASKING = frozenset(f"aten::{name}" for name in ("size", "dim", "numel", "stride", "is_contiguous", "len"))
 
 
-def rule(*names: str) -> Callable[[Rule], Rule]:
-    """Registers `(machine, *inputs) -> value` for operators. A second rule for one raises."""
+_GIVEN_QUANTIZED: set[str] = set()
+
+
+def rule(*names: str, given_quantized: bool = False) -> Callable[[Rule], Rule]:
+    """Registers `(machine, *inputs) -> value` for operators. A second rule for one raises.
+
+    `given_quantized` is for operators that floats have too: they are meant where they are given quantized tensors.
+    """
 
     def register(function: Rule) -> Rule:
         for name in names:
+            if given_quantized:
+                _GIVEN_QUANTIZED.add(name)
             if name in _RULES:
                 raise ValueError(f"{name} has a rule already")
             _RULES[name] = function
@@ -173,7 +187,7 @@ def _weights(machine: Machine, packed: Any, unpack: str) -> tuple[torch.Tensor, 
     """The weight, dequantized in the graph, and the bias of a packed object."""
     weight, bias, scales, zeros, axis = machine.once(packed, lambda: _unpacked(machine, packed, unpack))
     if axis is None:
-        low, high = _range(torch.qint8)
+        low, high = limits_of(torch.qint8)
         return ts.dequantize(weight, scales, zeros, low, high, torch.int8), bias
     return ts.dequantize_channels(weight, scales, zeros, axis, -128, 127, torch.int8), bias
 
@@ -225,6 +239,19 @@ def _linear_dynamic(machine: Machine, x: torch.Tensor, packed: Any, reduce_range
     """The activations are quantized by what they hold: with one bit less where a kernel's sums could overflow."""
     weight, bias = _weights(machine, packed, "linear_unpack")
     return aten.linear.default(ts.quantize_by_range(x, 0, 127 if reduce_range else 255, torch.uint8), weight, bias)
+
+
+def stored_half(machine: Machine, packed: Any) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """The float16 weight, and the bias, of a packed object whose weight is not quantized but rounded."""
+
+    def unpack() -> tuple[torch.Tensor, torch.Tensor | None]:
+        assert machine.recorder is not None
+        with machine.recorder.paused(), internals.real_tensors(), torch.no_grad():
+            weight, bias = ts.unpacked("linear_unpack_fp16", packed)
+            return weight.to(torch.float16), None if bias is None else bias.detach().clone()
+
+    weight, bias = machine.once(packed, unpack)
+    return weight, bias
 
 
 # ---------------------------------------------------------------------- arithmetic
