@@ -54,7 +54,7 @@ def from_torchscript(
     preserve_module_call_signature: Sequence[str] = (),
     unroll: bool = False,
 ) -> Program:
-    """A ScriptModule, a ScriptFunction, or a file of one as a Program, its loops and branches intact.
+    """A ScriptModule, a ScriptFunction, or a file of one (a path, or open) as a Program, its loops and branches intact.
 
     `args` are example arguments; a traced script remembers its own. `method` names another method than forward. A
     branch that hangs on values becomes a cond and a loop a while_loop; `unroll` writes loops with a constant number of

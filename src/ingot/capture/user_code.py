@@ -12,7 +12,8 @@ from ingot import torch_internals as internals
 from ingot.program import metadata
 
 _HIDDEN: dict[str, bool] = {}
-_OUR_FOLDERS = (internals.TORCH_FOLDER, __file__.rsplit("/", 2)[0])
+# The last is how a TorchScript file calls torch's own code.
+_OUR_FOLDERS = (internals.TORCH_FOLDER, __file__.rsplit("/", 2)[0], "code/__torch__/torch/")
 
 
 def is_user_code(filename: str) -> bool:

@@ -224,7 +224,7 @@ def python_name(node: Node) -> str:
 def load(path: Any) -> Any:
     """A script from a file, on the CPU."""
     with _quietly():
-        return torch.jit.load(str(path), map_location="cpu")
+        return torch.jit.load(path if hasattr(path, "read") else str(path), map_location="cpu")
 
 
 def is_quantized(module: torch.nn.Module) -> bool:

@@ -91,4 +91,4 @@ def recurrent() -> nn.Module:
     """Weights in an object that no operator takes apart."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        return ao.quantize_dynamic(nn.LSTM(3, 4).eval(), {nn.LSTM})
+        return ao.quantize_dynamic(nn.Sequential(nn.LSTM(3, 4)).eval(), {nn.LSTM})

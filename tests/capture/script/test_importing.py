@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 from pathlib import Path
 
@@ -42,6 +43,23 @@ def test_from_a_file(name: str, tmp_path: Path) -> None:
     before = case.script()
     for args in arguments:
         torch.testing.assert_close(tuple(program(*args)), tuple(before(*args)), rtol=0, atol=0)
+
+
+def test_from_an_open_file() -> None:
+    case = by_name("linear and relu")
+    file = io.BytesIO()
+    torch.jit.save(case.script(), file, _extra_files={"note.txt": "for whom it may concern"})
+    file.seek(0)
+    (x,) = case.arguments()[0]
+    assert torch.equal(ingot.from_torchscript(file, (x,))(x), case.script()(x))
+    with pytest.raises(CaptureError, match="is no TorchScript file"):
+        ingot.from_torchscript(io.BytesIO(b"no archive"))
+
+
+def test_an_error_in_a_file_names_the_line_of_the_users_module(tmp_path: Path) -> None:
+    torch.jit.save(by_name("linear and relu").script(), tmp_path / "m.pt")
+    with pytest.raises(EagerError, match=r"(?s)cannot be multiplied.*models.py:\d+: return self.second"):
+        ingot.from_torchscript(tmp_path / "m.pt", (torch.ones(2, 5),))
 
 
 def test_no_file(tmp_path: Path) -> None:

@@ -39,7 +39,7 @@ def examples_of(schema: Any, graph: ts.Graph, dynamic_shapes: Any, *, skip_self:
                 f"The script does not say what its arguments are like: {', '.join(unknown)}.",
                 why="a Program knows the dtype and the rank of every tensor, and a scripted graph says neither",
                 fix="give examples: ingot.from_torchscript(script, args=(torch.zeros(2, 3), …)), and dynamic_shapes "
-                "for dims that may change",
+                "for dims that may change; to the command, --input x=f32[batch,3]",
             )
         )
     return tuple(examples), dynamic_shapes if dynamic_shapes is not None else (shapes or None)

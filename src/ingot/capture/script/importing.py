@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import IO, Any, TypeAlias
 
 import torch
 from torch import nn
@@ -20,8 +20,8 @@ from ingot.program import tree
 from ingot.program.program import Program
 from ingot.torch_internals import script as ts
 
-# A ScriptModule, a ScriptFunction, a file of one, or a quantized nn.Module.
-Script: TypeAlias = nn.Module | Callable[..., Any] | str | os.PathLike[str]
+# A ScriptModule, a ScriptFunction, a file of one (by its path, or open), or a quantized nn.Module.
+Script: TypeAlias = nn.Module | Callable[..., Any] | str | os.PathLike[str] | IO[bytes]
 
 
 def import_script(
@@ -77,6 +77,8 @@ def _opened(script: Script, args: Sequence[Any] | None, kwargs: Mapping[str, Any
     """The ScriptModule or ScriptFunction that is meant."""
     if isinstance(script, str | os.PathLike):
         return _loaded(Path(script))
+    if hasattr(script, "read") and hasattr(script, "seek"):
+        return _loaded(script)
     if isinstance(script, (ts.ScriptModule, ts.ScriptFunction)):
         return script
     if isinstance(script, nn.Module) and ts.is_quantized(script):
@@ -93,7 +95,7 @@ def _opened(script: Script, args: Sequence[Any] | None, kwargs: Mapping[str, Any
     )
 
 
-def _loaded(path: Path) -> Any:
+def _loaded(path: Any) -> Any:
     try:
         return ts.load(path)
     except FileNotFoundError:
@@ -101,7 +103,7 @@ def _loaded(path: Path) -> Any:
     except Exception as failure:
         raise CaptureError(
             explain(
-                f"{path} is no TorchScript file that this torch can read.",
+                f"{path if isinstance(path, Path) else 'It'} is no TorchScript file that this torch can read.",
                 why=str(failure).strip().splitlines()[0],
                 fix="give a file that torch.jit.save wrote",
             )

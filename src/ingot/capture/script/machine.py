@@ -12,6 +12,7 @@ import torch
 from ingot import torch_internals as internals
 from ingot.capture.recorder import Recorder
 from ingot.capture.script import sources, values
+from ingot.capture.user_code import is_user_code
 from ingot.errors import DataDependentError, UntraceableError, explain
 from ingot.program import metadata
 from ingot.torch_internals import script as ts
@@ -133,8 +134,9 @@ class Machine:
 
     @property
     def place(self) -> str:
-        """The line that is being run, as messages show it."""
-        return sources.spell(self._place[-1] or self._latest)
+        """The line that is being run, as messages show it: the user's, where torch's own code was called from there."""
+        own = [source for source in self._place if source is not None and is_user_code(source.file)]
+        return sources.spell(own[-1] if own else self._place[-1] or self._latest)
 
     def refuse(self, what: str, why: str = "", fix: str = "") -> UntraceableError:
         return UntraceableError(explain(what, where=self.place, why=why, fix=fix))
