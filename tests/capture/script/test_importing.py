@@ -257,6 +257,12 @@ def test_an_attribute_that_changes_is_refused() -> None:
         ingot.from_torchscript(script, (torch.ones(3),))
 
 
+def test_a_list_that_a_module_holds_and_changes_is_refused() -> None:
+    script = torch.jit.script(models_refused.Remembering())
+    with pytest.raises(StateError, match=r"(?s)changes its attribute seen.*models_refused.py:\d+: self.seen"):
+        ingot.from_torchscript(script, (torch.ones(3),))
+
+
 def test_not_a_script() -> None:
     with pytest.raises(CaptureError, match=r"not Linear.*\n.*use ingot.capture"):
         ingot.from_torchscript(nn.Linear(2, 2), (torch.ones(2),))

@@ -14,6 +14,14 @@ from ingot.capture.script.machine import Machine
 from ingot.capture.script.plain import RULES, index, leaves, rule, truth
 from ingot.capture.script.values import DTYPES, Live, Spoken, as_tensor, is_number, kind_of, number
 
+# They change the list or dict that they are given.
+WRITING = frozenset(
+    (
+        *("append", "extend", "insert", "pop", "clear", "reverse", "sort", "remove", "add_", "mul_", "Delete"),
+        *("__delitem__", "_set_item", "update", "setdefault", "popitem"),
+    )
+)
+
 
 @rule("len")
 def _len(machine: Machine, value: Any) -> Any:

@@ -57,6 +57,7 @@ class Machine:
         self.recorder: Recorder | None = None
         self.scopes: list[Scope] = []
         self.tied: dict[int, str] = {}
+        self.attributes: list[tuple[str, Any]] = []  # lists and dicts that modules hold, by the attribute's name
         self._kept: dict[int, torch.Tensor] = {}
         self._made: dict[int, tuple[Any, Any]] = {}
         self._place: list[metadata.Source | None] = [None]

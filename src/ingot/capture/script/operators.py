@@ -83,6 +83,10 @@ def _operator(machine: Machine, node: ts.Node, inputs: list[Any]) -> Any:
     if overload.endswith("hacked_twin"):  # the same operator, for a list in which there is no None
         overload = overload.removesuffix("hacked_twin").rstrip("_")
         qualified = f"{base}.{overload}" if overload else base
+    if name in containers.WRITING:
+        for attribute, container in machine.attributes:
+            if container is inputs[0]:
+                raise _changed(machine, attribute)
     if name in plain.RULES and (not ts.has_kernel(qualified) or plain.wins(name, inputs)):
         out = plain.RULES[name](machine, *inputs)
         machine.made(out, inputs)
@@ -288,15 +292,19 @@ def _set(machine: Machine, node: ts.Node, inputs: list[Any]) -> Any:
         else:
             setattr(owner, name, value)
     elif not (isinstance(owner, Part) and _unchanged(owner.attribute(name), value)):
-        raise StateError(
-            explain(
-                f"The script changes its attribute {name}, which a Program cannot keep.",
-                where=machine.place,
-                why="only buffers carry state from one call to the next",
-                fix="make it a buffer that holds a tensor",
-            )
-        )
+        raise _changed(machine, name)
     return ()
+
+
+def _changed(machine: Machine, name: str) -> StateError:
+    return StateError(
+        explain(
+            f"The script changes its attribute {name}, which a Program cannot keep.",
+            where=machine.place,
+            why="only buffers carry state from one call to the next",
+            fix="make it a buffer that holds a tensor",
+        )
+    )
 
 
 def _unchanged(before: Any, now: Any) -> bool:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 from torch import nn
 
+from ingot.capture.script.values import containers_in
 from ingot.torch_internals import script as ts
 
 if TYPE_CHECKING:
@@ -63,6 +64,7 @@ class Part(nn.Module):
             if name in table:
                 return table[name]
         value = vars(self)[name] = ts.attribute(self._script, name)
+        self._machine.attributes.extend((name, container) for container in containers_in([value]))
         return value
 
 
