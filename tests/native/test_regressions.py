@@ -381,9 +381,7 @@ def test_sums_of_hundreds_of_numbers_are_as_good_as_eagers(side: int) -> None:
         assert (native - exact).abs().max() <= max(2 * (eager - exact).abs().max(), 2.0**-22 * exact.abs().max())
 
 
-@pytest.mark.parametrize(
-    ("spec", "example", "others", "wrong"), [("2*half", 6, (2, 40), 5), ("3*k+1", 7, (4, 10), 9)]
-)
+@pytest.mark.parametrize(("spec", "example", "others", "wrong"), [("2*half", 6, (2, 40), 5), ("3*k+1", 7, (4, 10), 9)])
 def test_a_dim_that_is_a_multiple_of_what_no_argument_has(
     spec: str, example: int, others: tuple[int, ...], wrong: int, tmp_path: Path
 ) -> None:
