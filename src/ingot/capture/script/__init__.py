@@ -5,7 +5,9 @@
     operators.py    what each node does: operators of torch as they are, the interpreter's own ones in Python
     plain.py        … those on numbers, and questions about a tensor
     containers.py   … those on lists, dicts and text
-    control.py      branches and loops that hang on values become cond and while_loop
+    branches.py     branches that hang on values become cond
+    loops.py        and loops while_loop
+    functions.py    what goes in and out of either
     rows.py         lists that are as long as a run makes them
     values.py       what flows: tensors, plain values, numbers that only a run finds out
     quantized.py    quantized tensors and layers; quantized_layers.py, those that are one operator on floats

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from ingot import torch_internals as internals
-from ingot.capture.script import containers, control, inference, plain, quantized, quantized_layers, rows
+from ingot.capture.script import branches, containers, inference, loops, plain, quantized, quantized_layers, rows
 from ingot.capture.script.machine import Environment, Machine
 from ingot.capture.script.parts import MANGLED, Part, is_state
 from ingot.capture.script.values import UNSET, Instance, Live, Spoken, as_tensor, is_number, number, numbers
@@ -45,9 +45,9 @@ def run(machine: Machine, node: ts.Node, env: Environment, name: str) -> Any:
     """The value of a node with one output, or a sequence of the values of its outputs."""
     kind = node.kind()
     if kind == "prim::If":
-        return control.branch(machine, node, env, name)
+        return branches.branch(machine, node, env, name)
     if kind == "prim::Loop":
-        return control.loop(machine, node, env, name)
+        return loops.loop(machine, node, env, name)
     inputs = [env[value.debugName()] for value in node.inputs()]
     if kind not in _SPEAKING and any(type(value) is Spoken for value in inputs):
         machine.unspoken(inputs)
