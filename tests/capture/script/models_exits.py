@@ -87,6 +87,14 @@ class Decoding(nn.Module):
         return x
 
 
+def turned_in_every_round(x):
+    n = 0
+    while bool(x.sum() < 30):
+        x = x.transpose(0, 1) + 1 if bool(x[0, 1] > 0) else x.transpose(0, 1) * 0.5 + 2
+        n += 1
+    return x, n
+
+
 def tripled(self, input: Tuple[torch.Tensor]) -> Tuple[torch.Tensor]:
     return (input[0] * 3,)
 
@@ -128,3 +136,4 @@ case("dict of lists returned inside a loop", scripted(dict_out_of_a_loop), MIXED
 case("a method that calls forward", module(Decoding), [(torch.randn(3), 2) for _ in range(5)], method="decode")
 case("hooks of the script itself", module(hooked), ((3,),))
 case("hooks of a module inside", module(Around), GROWING)
+case("transposed in every round", scripted(turned_in_every_round), ((3, 3),), "while_loop", "cond")

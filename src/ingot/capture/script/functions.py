@@ -160,7 +160,7 @@ def given_out(machine: Machine, leaves: Sequence[Any]) -> list[torch.Tensor]:
         if isinstance(leaf, torch.Tensor):
             tensor = machine.localized(leaf)
             fresh = machine.is_own(tensor) and machine.scopes and not _is_among(tensor, given)
-            given.append(tensor if fresh else tensor.clone())
+            given.append(tensor if fresh and tensor.is_contiguous() else _copy(tensor))
         elif is_number(leaf):
             tensor = as_tensor(leaf)
             given.append(tensor if machine.made_here(tensor) and not _is_among(tensor, given) else tensor.clone())
@@ -178,8 +178,13 @@ def taken_in(machine: Machine, leaves: Sequence[Any]) -> list[torch.Tensor]:
         if isinstance(leaf, torch.Tensor) or is_number(leaf):
             tensor = machine.localized(leaf) if isinstance(leaf, torch.Tensor) else as_tensor(leaf)
             shared = any(internals.storage_id(tensor) == internals.storage_id(known) for known in taken)
-            taken.append(tensor.clone() if shared else tensor)
+            taken.append(tensor if tensor.is_contiguous() and not shared else _copy(tensor))
     return taken
+
+
+def _copy(tensor: torch.Tensor) -> torch.Tensor:
+    """A copy in rows: what goes through an operator lies the same on every path and in every round."""
+    return tensor.clone(memory_format=torch.contiguous_format)
 
 
 def taken_back(leaves: Sequence[Any], out: Iterator[torch.Tensor]) -> list[Any]:
