@@ -80,6 +80,8 @@ OPERATORS: dict[str, Callable[[Any, Any, Any], Any]] = {
     "sum": lambda z, w, x: z.sum(0) + z.sum() + z.mean(-1),
     "cumsum": lambda z, w, x: z.cumsum(0),
     "cat with a real one": lambda z, w, x: torch.cat([z, x, w], 1),
+    "cat with whole numbers": lambda z, w, x: torch.cat([z, (x * 5).to(torch.int64)]),
+    "where with whole numbers": lambda z, w, x: torch.where(x > 0, z, (x * 5).to(torch.int64)),
     "stack": lambda z, w, x: torch.stack([z, w]),
     "split": lambda z, w, x: z.split([1, 3])[1] * w.chunk(2)[0][:1],
     "unbind": lambda z, w, x: z.unbind()[2],

@@ -83,11 +83,11 @@ def _each(op: Any) -> Rule:
 for _op in (
     *(aten.view.default, aten.reshape.default, aten._unsafe_view.default, aten.unsqueeze.default, aten.squeeze.dim),
     *(aten.squeeze.dims, aten.squeeze.default, aten.permute.default, aten.transpose.int, aten.expand.default),
-    *(aten.slice.Tensor, aten.select.int, aten.cat.default, aten.flip.default, aten.roll.default, aten.repeat.default),
+    *(aten.slice.Tensor, aten.select.int, aten.flip.default, aten.roll.default, aten.repeat.default),
     *(aten.split.Tensor, aten.split_with_sizes.default, aten.unbind.int, aten.as_strided.default),
     *(aten.diagonal.default, aten.tril.default, aten.triu.default, aten.unfold.default, aten.index.Tensor),
-    *(aten.index_select.default, aten.gather.default, aten.index_put.default, aten.scatter.src, aten.copy.default),
-    *(aten.slice_scatter.default, aten.select_scatter.default, aten.where.self, aten.embedding.default),
+    *(aten.index_select.default, aten.gather.default, aten.index_put.default, aten.scatter.src),
+    *(aten.slice_scatter.default, aten.select_scatter.default, aten.embedding.default),
     *(aten.clone.default, aten.alias.default, aten.detach.default, aten.lift_fresh_copy.default),
     *(aten.resolve_conj.default, aten.resolve_neg.default, aten.neg.default, aten._neg_view.default),
     *(aten.sum.dim_IntList, aten.sum.default, aten.mean.dim, aten.mean.default, aten.cumsum.default),
@@ -96,7 +96,22 @@ for _op in (
     splits(_op)(_each(_op))
 
 
-@splits(torch.ops.aten._to_copy.default)
+@splits(aten.cat.default)
+def _cat(given: Any, dim: int = 0) -> Any:
+    return _each(aten.cat.default)([parts_of(x) for x in given], dim)  # whole numbers are numbers here, no indices
+
+
+@splits(aten.where.self)
+def _where(mask: torch.Tensor, x: Any, y: Any) -> Any:
+    return _each(aten.where.self)(mask, parts_of(x), parts_of(y))
+
+
+@splits(aten.copy.default)
+def _copy(x: Any, y: Any, non_blocking: bool = False) -> Any:
+    return _each(aten.copy.default)(parts_of(x), parts_of(y))
+
+
+@splits(aten._to_copy.default)
 def _to_copy(x: Any, **options: Any) -> Any:
     dtype = options.get("dtype")
     if not isinstance(x, Parts):
@@ -124,14 +139,12 @@ def _filled(op: Any) -> Rule:
 
 splits(aten.full.default)(_filled(aten.full.default))
 splits(aten.full_like.default)(_filled(aten.full_like.default))
-splits(aten.scalar_tensor.default)(
-    lambda value, **options: Parts(
-        *(
-            aten.scalar_tensor.default(part, **_part_options(options))
-            for part in (parts_of(value).real, parts_of(value).imaginary)
-        )
-    )
-)
+
+
+@splits(aten.scalar_tensor.default)
+def _scalar_tensor(value: Any, **options: Any) -> Parts:
+    number, options = parts_of(value), _part_options(options)
+    return Parts(*(aten.scalar_tensor.default(each, **options) for each in (number.real, number.imaginary)))
 
 
 @splits(aten.constant_pad_nd.default)

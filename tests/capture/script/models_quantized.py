@@ -6,6 +6,7 @@ from typing import Any
 import torch
 import torch.ao.quantization as ao
 from torch import nn
+from torch.ao.nn.intrinsic.quantized.dynamic import LinearReLU
 
 
 class Net(nn.Module):
@@ -84,7 +85,10 @@ def rounded() -> nn.Module:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         torch.manual_seed(0)
-        return ao.quantize_dynamic(nn.Sequential(nn.Linear(16, 8), nn.ReLU()).eval(), {nn.Linear}, dtype=torch.float16)
+        joined = LinearReLU(8, 8, dtype=torch.float16)
+        joined.set_weight_bias(torch.randn(8, 8), torch.randn(8))
+        model = nn.Sequential(nn.Linear(16, 8), nn.Tanh()).eval()
+        return nn.Sequential(ao.quantize_dynamic(model, {nn.Linear}, dtype=torch.float16), joined)
 
 
 def recurrent() -> nn.Module:

@@ -109,8 +109,13 @@ def _shifted(machine: Machine, x: Quantized, by: float) -> Any:
     return quantized(floats, reach / (high - low) * x.scale, end, x.dtype)
 
 
-@rule("quantized::linear_dynamic_fp16", "quantized::linear_relu_dynamic_fp16")
-def _linear_half(machine: Machine, x: torch.Tensor, packed: Any) -> Any:
+@rule("quantized::linear_dynamic_fp16")
+def _linear_half(machine: Machine, x: torch.Tensor, packed: Any) -> torch.Tensor:
     """Weights that are rounded to float16, and float32 again when they are used."""
     weight, bias = stored_half(machine, packed)
-    return aten.linear.default(machine.localized(x), weight.to(torch.float32), bias)
+    return F.linear(machine.localized(x), weight.to(torch.float32), bias)
+
+
+@rule("quantized::linear_relu_dynamic_fp16")
+def _linear_half_relu(machine: Machine, x: torch.Tensor, packed: Any) -> torch.Tensor:
+    return F.relu(_linear_half(machine, x, packed))
