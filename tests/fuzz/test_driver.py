@@ -1,0 +1,35 @@
+"""The driver finds the program that kills its process, continues a journal, and trusts no other code's verdicts."""
+
+from __future__ import annotations
+
+import collections
+import json
+from pathlib import Path
+
+from tests.fuzz import driver
+
+
+def test_fatal_programs_are_found_among_others(tmp_path: Path) -> None:
+    journal, report = tmp_path / "j.jsonl", tmp_path / "r.md"
+    arguments = ["scripted", "--count", "13", "--slice", "6", "--journal", str(journal), "--report", str(report)]
+    assert driver.main([*arguments, "--commit", "abc"]) == 1
+    rows = driver.read_journal([journal], driver.digest_code())
+    assert sorted(rows) == list(range(13))
+    kinds = collections.Counter(row.kind for row in rows.values())
+    assert kinds == {"right": 8, "refused": 2, "wrong": 1, "crashed": 2}
+    assert [seed for seed, row in sorted(rows.items()) if row.kind == "crashed"] == [3, 11]
+    assert "-9" in rows[3].reason and "program 3" in rows[3].reason
+    text = report.read_text()
+    assert "at commit abc" in text and "| 2 | reason \\| 0 |" in text and "## crashed: seed 11" in text
+
+
+def test_a_journal_is_continued_and_other_code_is_not_believed(tmp_path: Path) -> None:
+    journal = tmp_path / "j.jsonl"
+    old = {"seed": 1, "kind": "wrong", "reason": "", "code": "of other code"}
+    mine = {"seed": 0, "kind": "right", "reason": "kept", "code": driver.digest_code()}
+    journal.write_text(f'{json.dumps(old)}\n{json.dumps(mine)}\n{{"seed": 2, "ki')
+    journal.write_text(journal.read_text() + "\n")
+    assert driver.main(["scripted", "--count", "3", "--journal", str(journal)]) == 0
+    rows = driver.read_journal([journal], driver.digest_code())
+    assert {seed: row.kind for seed, row in rows.items()} == {0: "right", 1: "right", 2: "right"}
+    assert rows[0].reason == "kept"
