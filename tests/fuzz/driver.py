@@ -10,6 +10,7 @@ import argparse
 import collections
 import hashlib
 import importlib
+import importlib.metadata
 import json
 import os
 import platform
@@ -42,6 +43,20 @@ class Row:
     kind: str
     reason: str
     code: str
+    where: str  # versions and machine
+
+
+def describe_machine() -> str:
+    cores = len(os.sched_getaffinity(0))
+    torch = importlib.metadata.version("torch").partition("+")[0]
+    return f"torch {torch}, Python {platform.python_version()}, {cores} cores of {_name_processor()}"
+
+
+def _name_processor() -> str:
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            return line.partition(":")[2].strip()
+    return platform.machine()
 
 
 def digest_code() -> str:
@@ -148,7 +163,7 @@ def _read_child(kind: str, seeds: Sequence[int]) -> Iterator[tuple[Any, Verdict 
 
 def run(kind: str, seeds: Iterable[int], journal: Path, jobs: int, slice_size: int, minutes: float) -> None:
     """Checks the seeds that the journal does not have yet and appends to it, for about so many minutes."""
-    code = digest_code()
+    code, where = digest_code(), describe_machine()
     known = read_journal([journal], code)
     missing = [seed for seed in seeds if seed not in known]
     slices: queue.SimpleQueue[list[int]] = queue.SimpleQueue()
@@ -170,7 +185,7 @@ def run(kind: str, seeds: Iterable[int], journal: Path, jobs: int, slice_size: i
                 for seed, verdict in check_in_child(kind, part):
                     with lock:
                         counts[verdict.kind] += 1
-                        out.write(json.dumps(asdict(Row(seed, verdict.kind, verdict.reason, code))) + "\n")
+                        out.write(json.dumps(asdict(Row(seed, verdict.kind, verdict.reason, code, where))) + "\n")
                         out.flush()
                     if verdict.kind in ("wrong", "crashed"):
                         print(f"{kind} {seed}: {verdict.kind}\n{verdict.reason[:3000]}\n", flush=True)
@@ -189,24 +204,25 @@ def run(kind: str, seeds: Iterable[int], journal: Path, jobs: int, slice_size: i
 
 def write_report(kind: str, rows: dict[int, Row], path: Path, commit: str) -> None:
     """A page with the counts, the reasons of refusals, and whatever is wrong."""
-    import torch
-
-    count = collections.Counter(row.kind for row in rows.values())
     refusals = collections.Counter(row.reason for row in rows.values() if row.kind == "refused")
-    total = max(len(rows), 1)
     lines = [
         f"# Random programs: {kind.replace('_', ' ')}",
         "",
-        f"Written by `python -m tests.fuzz {kind}` at commit {commit} (sources {digest_code()}),",
-        f"torch {torch.__version__}, Python {platform.python_version()}. `tests/fuzz/{kind}.py` says what is drawn and how"
-        " it is judged.",
+        f"Written by `python -m tests.fuzz {kind}` at commit {commit} (sources {digest_code()}).",
+        f"`tests/fuzz/{kind}.py` says what is drawn and how it is judged.",
         "",
-        "| programs | right | refused by a named error | wrong | crashed |",
-        "|---|---|---|---|---|",
-        f"| {len(rows):,} | {count['right']:,} | {count['refused']:,} ({count['refused'] / total:.2%})"
-        f" | {count['wrong']:,} | {count['crashed']:,} |",
-        "",
+        "| machine | programs | right | refused by a named error | wrong | crashed |",
+        "|---|---|---|---|---|---|",
     ]
+    places = sorted({row.where for row in rows.values()})
+    for where in [*places, "all"] if len(places) > 1 else places:
+        count = collections.Counter(row.kind for row in rows.values() if where in (row.where, "all"))
+        total = max(count.total(), 1)
+        lines.append(
+            f"| {where} | {total:,} | {count['right']:,} | {count['refused']:,} ({count['refused'] / total:.2%})"
+            f" | {count['wrong']:,} | {count['crashed']:,} |"
+        )
+    lines.append("")
     if refusals:
         lines += ["| refused | reason |", "|---|---|"]
         lines += [f"| {n:,} | {_cell(reason)} |" for reason, n in refusals.most_common()]

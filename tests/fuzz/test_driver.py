@@ -25,8 +25,8 @@ def test_fatal_programs_are_found_among_others(tmp_path: Path) -> None:
 
 def test_a_journal_is_continued_and_other_code_is_not_believed(tmp_path: Path) -> None:
     journal = tmp_path / "j.jsonl"
-    old = {"seed": 1, "kind": "wrong", "reason": "", "code": "of other code"}
-    mine = {"seed": 0, "kind": "right", "reason": "kept", "code": driver.digest_code()}
+    old = {"seed": 1, "kind": "wrong", "reason": "", "code": "of other code", "where": ""}
+    mine = {"seed": 0, "kind": "right", "reason": "kept", "code": driver.digest_code(), "where": ""}
     journal.write_text(f'{json.dumps(old)}\n{json.dumps(mine)}\n{{"seed": 2, "ki')
     journal.write_text(journal.read_text() + "\n")
     assert driver.main(["scripted", "--count", "3", "--journal", str(journal)]) == 0
