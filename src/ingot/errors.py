@@ -25,6 +25,7 @@
     │   └── QuantizeError           a program cannot be quantized as asked, or is not calibrated
     ├── CompileError                a Program could not become native code
     │   ├── UnsupportedOperator     an operator has no rule
+    │   ├── ScheduleError           a scheduling pass broke the module that it was given: a bug in Ingot
     │   ├── UnsupportedMachine      an instruction set that is not known, or that the compiler makes no code for
     │   ├── NoCompiler              there is no C compiler that works
     │   ├── CompilerFailed          the C compiler refused the source, or made no library of it
@@ -141,6 +142,10 @@ class CompileError(IngotError):
 
 class UnsupportedOperator(CompileError):
     """Operators of a Program have no rule that lowers them."""
+
+
+class ScheduleError(CompileError):
+    """A scheduling pass made a module that is not well formed: a bug in Ingot, named by its pass."""
 
 
 class UnsupportedMachine(CompileError):

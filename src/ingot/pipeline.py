@@ -22,13 +22,10 @@ from ingot.codegen.toolchain import find
 from ingot.codegen.weights import fill
 from ingot.entry import capture
 from ingot.errors import PassError, explain
-from ingot.lowering.fusion import fuse
 from ingot.lowering.ir import Precision
 from ingot.lowering.lower import lower
 from ingot.lowering.memory import plan
-from ingot.lowering.pairs import pair
-from ingot.lowering.siblings import join_siblings
-from ingot.lowering.strips import strip
+from ingot.lowering.schedule import schedule
 from ingot.passes.split_complex import has_complex
 from ingot.program import file
 from ingot.program.program import Program
@@ -143,7 +140,7 @@ def _compiled(
     with watch("passes"):
         program = for_native(program)
     with watch("lower"):
-        module = join_siblings(pair(strip(fuse(lower(program, precision)))))
+        module = schedule(lower(program, precision))
     with watch("emit"):
         source = emit(module, plan(module), title=type(model).__name__)
     with watch("cc"), ThreadPoolExecutor(1) as aside:  # the C compiler works while the weights are packed

@@ -30,10 +30,10 @@ from ingot.codegen.exports import DTYPES
 from ingot.codegen.isa import host
 from ingot.codegen.library import Library
 from ingot.codegen.weights import fill
-from ingot.lowering.fusion import fuse
 from ingot.lowering.ir import Module
 from ingot.lowering.lower import lower
 from ingot.lowering.memory import plan
+from ingot.lowering.schedule import schedule
 from ingot.pipeline import for_native
 from ingot.program.program import Program
 from tests.native.core_set import outside
@@ -130,7 +130,7 @@ def _part(case: Case, expected: Expectation, captured: Program) -> Part | Outcom
         warnings.simplefilter("ignore")
         try:
             program = for_native(captured)
-            module = fuse(lower(program))
+            module = schedule(lower(program))
             library = Library()
             source = c_file.emit_apart(module, plan(module), library)
         except Exception as error:

@@ -15,13 +15,10 @@ from ingot.codegen.isa import Isa, host
 from ingot.codegen.toolchain import WARNINGS, Toolchain, find
 from ingot.codegen.weights import fill
 from ingot.entry import capture
-from ingot.lowering.fusion import fuse
 from ingot.lowering.ir import Module, Precision
 from ingot.lowering.lower import lower
 from ingot.lowering.memory import plan
-from ingot.lowering.pairs import pair
-from ingot.lowering.siblings import join_siblings
-from ingot.lowering.strips import strip
+from ingot.lowering.schedule import schedule
 from ingot.pipeline import for_native
 from ingot.program.program import Program
 
@@ -39,7 +36,7 @@ def lowered(
 ) -> tuple[Program, Module]:
     program = for_native(capture(model, args, dynamic_shapes=dynamic_shapes))
     module = lower(program, precision)
-    return program, join_siblings(pair(strip(fuse(module)))) if fused else module
+    return program, schedule(module) if fused else module
 
 
 def assemble(

@@ -1,17 +1,20 @@
 """Fusion: fewer passes over memory.
 
-    epilogues   a Map that reads a product where it is written becomes the product's epilogue
-    joints      Maps over the same loops, one reading the other where it writes, become one
-    rows        Reduces and Maps that share their outer loops become a Nest (rows.py)
-    collapse    loops that memory does not tell apart become one (collapse.py)
+    dead_steps        steps that nobody needs are removed (uses.py)
+    epilogue_fusion   a Map that reads a product where it is written becomes the product's epilogue
+    map_fusion        Maps over the same loops, one reading the other where it writes, become one
+    row_fusion        Reduces and Maps that share their outer loops become a Nest (rows.py)
+    loop_collapse     loops that memory does not tell apart become one (collapse.py)
+    loop_order        the innermost loop is the one that runs along memory (access.py)
 
-`fuse` returns a Module that computes the same. Nothing here looks at operators: only at loops, reads and writes.
+Each is a pass over modules that computes the same; `FUSION` lists them in order. Nothing here looks at operators: only
+at loops, reads and writes.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TypeAlias
 
@@ -45,57 +48,57 @@ WithEpilogue: TypeAlias = Product | Convolution | Attention
 LONG_BODY = 160
 
 
+# What a pass does with one list of steps, of the module or of a branch or loop. `outside` counts reads by other lists.
+ListPass: TypeAlias = Callable[[list[Step], dict[str, Buffer], Module, dict[str, int]], list[Step]]
+
+
 def fuse(module: Module) -> Module:
-    buffers = dict(module.buffers)
-    steps = _fused(list(module.steps), buffers, module, {})
-    steps = [in_blocks(along_memory(step)) if isinstance(step, Map) else step for step in steps]
-    return replace(module, steps=tuple(steps), buffers=buffers)
+    """The module after every pass of FUSION."""
+    for _, run in FUSION:
+        module = run(module)
+    return module
 
 
-def _fused(steps: list[Step], buffers: dict[str, Buffer], module: Module, outside: dict[str, int]) -> list[Step]:
-    """`outside` counts reads by steps around this list."""
-    steps = without_dead(steps, buffers, outside)
-    steps = [_inside(step, buffers, module, steps, outside) for step in steps]
-    steps = _epilogues(steps, buffers, outside)
-    steps = _joints(steps, outside, buffers)
-    steps = without_dead(steps, buffers, outside)
-    steps = fuse_rows(steps, buffers, module, outside)
-    return [collapsed(step) for step in steps]
+def _on_each_list(run: ListPass) -> Callable[[Module], Module]:
+    """A pass over lists of steps as a pass over modules: on the module's own list, and within branches and loops."""
+
+    def transform(module: Module) -> Module:
+        buffers = dict(module.buffers)
+        steps = _transformed(run, list(module.steps), buffers, module, {})
+        return replace(module, steps=tuple(steps), buffers=buffers)
+
+    return transform
 
 
-def _inside(
-    step: Step, buffers: dict[str, Buffer], module: Module, around: Sequence[Step], outside: dict[str, int]
-) -> Step:
-    """Branches and loops are fused within themselves; what they write, others may read."""
-    if not nested(step):
-        return step
-    seen: dict[str, int] = dict(outside)
-    for other in (*around, step):
-        r, w = touched(other)
-        if other is step:
-            continue
-        for name in r | w:
-            seen[name] = seen.get(name, 0) + 1
-    # A loop reads what it wrote the time before.
-    own, _ = touched(step)
-    for name in own:
-        seen[name] = seen.get(name, 0) + 1
-    match step:
-        case If():
-            return replace(
-                step,
-                then=tuple(_fused(list(step.then), buffers, module, seen)),
-                otherwise=tuple(_fused(list(step.otherwise), buffers, module, seen)),
-            )
-        case While():
-            return replace(
-                step,
-                test=tuple(_fused(list(step.test), buffers, module, seen)),
-                steps=tuple(_fused(list(step.steps), buffers, module, seen)),
-            )
-        case Repeat():
-            return replace(step, steps=tuple(_fused(list(step.steps), buffers, module, seen)))
-    return step
+def _transformed(
+    run: ListPass, steps: list[Step], buffers: dict[str, Buffer], module: Module, outside: dict[str, int]
+) -> list[Step]:
+    steps = run(steps, buffers, module, outside)
+    if not any(map(nested, steps)):
+        return steps
+    # Others may read what a branch or loop writes.
+    used: Counter[str] = Counter(outside)
+    for step in steps:
+        used.update(set().union(*touched(step)))
+
+    def inside(step: Step, inner: tuple[Step, ...]) -> tuple[Step, ...]:
+        r, w = touched(step)
+        seen = used.copy()
+        seen.subtract(w - r)  # a loop reads what it wrote the time before
+        around = {name: count for name, count in seen.items() if count > 0}
+        return tuple(_transformed(run, list(inner), buffers, module, around))
+
+    done: list[Step] = []
+    for step in steps:
+        match step:
+            case If():
+                step = replace(step, then=inside(step, step.then), otherwise=inside(step, step.otherwise))
+            case While():
+                step = replace(step, test=inside(step, step.test), steps=inside(step, step.steps))
+            case Repeat():
+                step = replace(step, steps=inside(step, step.steps))
+        done.append(step)
+    return done
 
 
 # ---------------------------------------------------------------------- epilogues
@@ -146,7 +149,8 @@ def _absorb(target: WithEpilogue, step: Map, counts: Counter[str], buffers: dict
     def known(op: Op, operands: tuple[int, ...], ops: Recorder) -> int | None:
         if isinstance(op.attribute, Access) and op.attribute.buffer in at:
             value = results[at[op.attribute.buffer][1]]
-            return value
+            mask = op.attribute.mask  # where it is false, the value is 0
+            return value if mask is None else ops.where(mask, value, ops.const(0, op.dtype))
         return None
 
     ops, added = rewrite(step.body, into=ops, replace=known)
@@ -239,3 +243,24 @@ def _joined(first: Map, second: Map) -> Map:
     ops, added = rewrite(second.body, into=ops, replace=known)
     stores = (*first.stores, *(replace(s, result=s.result + len(results)) for s in second.stores))
     return replace(first, body=ops.finish([*results, *added]), stores=stores)
+
+
+# ---------------------------------------------------------------------- the passes in order
+
+
+def _order_loops(module: Module) -> Module:
+    steps = [in_blocks(along_memory(step)) if isinstance(step, Map) else step for step in module.steps]
+    return replace(module, steps=tuple(steps))
+
+
+_without_dead = _on_each_list(lambda steps, buffers, module, outside: without_dead(steps, buffers, outside))
+
+FUSION: tuple[tuple[str, Callable[[Module], Module]], ...] = (
+    ("dead_steps", _without_dead),
+    ("epilogue_fusion", _on_each_list(lambda steps, buffers, module, outside: _epilogues(steps, buffers, outside))),
+    ("map_fusion", _on_each_list(lambda steps, buffers, module, outside: _joints(steps, outside, buffers))),
+    ("dead_steps", _without_dead),
+    ("row_fusion", _on_each_list(fuse_rows)),
+    ("loop_collapse", _on_each_list(lambda steps, buffers, module, outside: [collapsed(step) for step in steps])),
+    ("loop_order", _order_loops),
+)

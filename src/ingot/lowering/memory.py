@@ -58,6 +58,18 @@ def body_reads(body: Body) -> set[str]:
     return {access.buffer for access in reads(body)}
 
 
+def operands(step: Product | Convolution | Attention) -> set[str]:
+    """The buffers that a step reads to compute its sums: all that it reads, but for what its epilogue reads."""
+    match step:
+        case Product():
+            return {step.a.buffer, step.b.buffer} | (step.codes.buffers if step.codes else set())
+        case Convolution():
+            return {step.x, step.weight}
+        case Attention():
+            read: set[str] = set().union(*(body_reads(body) for body in (step.score, step.mask) if body))
+            return read | {step.q.buffer, step.k.buffer, step.v.buffer} | ({step.tiles.buffer} if step.tiles else set())
+
+
 def touched(step: Step) -> tuple[set[str], set[str]]:
     """The buffers that a step reads and writes, in nested steps too."""
     match step:
@@ -67,19 +79,14 @@ def touched(step: Step) -> tuple[set[str], set[str]]:
             return body_reads(step.body), {s.buffer for s in step.stores}
         case Nest():
             return _both(step.steps)
-        case Product():
+        case Product() | Convolution():
             r, w = touched(step.epilogue)
-            return r | {step.a.buffer, step.b.buffer} | (step.codes.buffers if step.codes else set()), w
-        case Convolution():
-            r, w = touched(step.epilogue)
-            return r | {step.x, step.weight}, w
+            return r | operands(step), w
         case Siblings() | Pair() | Strips():
             return _both(step.steps)
         case Attention():
             r, w = touched(step.epilogue)
-            r = r.union(*(body_reads(body) for body in (step.score, step.mask) if body))
-            r |= {step.q.buffer, step.k.buffer, step.v.buffer} | ({step.tiles.buffer} if step.tiles else set())
-            return r, w | {store.buffer for store in (step.lse, step.top) if store}
+            return r | operands(step), w | {store.buffer for store in (step.lse, step.top) if store}
         case MaskTiles():
             return body_reads(step.mask), {step.buffer}
         case AttentionGradient():

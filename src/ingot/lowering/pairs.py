@@ -10,6 +10,7 @@ again, is as large as the result and four times as wide where that is quantized:
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 
 from ingot.lowering.body import Recorder, reads, rewrite
@@ -32,7 +33,7 @@ from ingot.lowering.ir import (
     rows_dtype,
 )
 from ingot.lowering.memory import touched
-from ingot.lowering.uses import may_move, private, readers
+from ingot.lowering.uses import is_read_in_epilogue_only, may_move, private, readers
 
 # Bytes of the two panels of weights that a tile reads: they stay in a core's own cache.
 PANELS = 1 << 18
@@ -54,7 +55,7 @@ def pair(module: Module) -> Module:
 
 
 def _partner(
-    step: Product | Convolution, done: list[Step], buffers: dict[str, Buffer], counts: dict[str, int]
+    step: Product | Convolution, done: list[Step], buffers: dict[str, Buffer], counts: Counter[str]
 ) -> tuple[int, Pair | None]:
     """The last of the steps before that this one can be joined with, and the two as one."""
     read = {access.buffer for access in reads(step.epilogue.body)}
@@ -62,7 +63,8 @@ def _partner(
         before = done[place]
         if isinstance(before, Product | Convolution) and touched(before)[1] & read:
             (store, *more) = before.epilogue.stores
-            alone = not more and store.mode == "set" and private(store.buffer, buffers) and counts[store.buffer] == 1
+            alone = not more and store.mode == "set" and private(store.buffer, buffers)
+            alone = alone and is_read_in_epilogue_only(store.buffer, step, counts)
             alone = alone and buffers[store.buffer].dtype == _stored(before.epilogue, store)  # nothing is rounded
             between = [*done[place + 1 :], step]
             free = not any(isinstance(s, Bind) for s in between) and may_move(before, between[:-1])

@@ -24,18 +24,24 @@ from ingot.lowering.ir import (
     Step,
     Store,
 )
-from ingot.lowering.memory import nested, touched
+from ingot.lowering.memory import nested, operands, touched
 
 # Steps that need not run if nobody reads what they write.
 _WITHOUT_EFFECTS = (Product, Convolution, Attention, MaskTiles, AttentionGradient, Scan)
 
 
 def readers(steps: Sequence[Step], outside: dict[str, int]) -> Counter[str]:
-    """How many steps read each buffer."""
+    """How many steps read each buffer. A step that reads one several times, or for several ends, counts once: what may
+    be dropped is never told by this number alone."""
     count: Counter[str] = Counter(outside)
     for step in steps:
         count.update(touched(step)[0])
     return count
+
+
+def is_read_in_epilogue_only(name: str, step: Product | Convolution, counts: Counter[str]) -> bool:
+    """Whether all who read a buffer are one step's epilogue: no other step, and not the sums of that step itself."""
+    return counts[name] == 1 and name in touched(step.epilogue)[0] and name not in operands(step)
 
 
 def private(name: str, buffers: dict[str, Buffer]) -> bool:
