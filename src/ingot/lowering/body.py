@@ -176,6 +176,16 @@ class Recorder:
         finally:
             self._mask = outer
 
+    def zero_outside(self, condition: int, load: Callable[[], int]) -> int:
+        """What `load` gives where the condition holds, and 0 elsewhere. A masked load alone does not say so much: what
+        is computed from it, x + 1, is not 0 where x is."""
+        with self.masked(condition):
+            value = load()
+        source = self.ops[value]
+        while source.name == "cast":
+            source = self.ops[source.operands[0]]
+        return value if source.name == "load" else self.where(condition, value, self.const(0, self.dtype(value)))
+
     def once(self, key: C, compute: Callable[[], T]) -> T:
         """What `compute` gives for this key, computed once for each mask."""
         full = (key, self._mask)

@@ -414,8 +414,7 @@ def _few_a_channel(
         if inside is None:
             value = x.load(ops, source)
         else:
-            with ops.masked(inside):
-                value = x.load(ops, source)
+            value = ops.zero_outside(inside, lambda: x.load(ops, source))
         return ops.call("mul", ops.cast(value, kind), factor)
 
     terms = Tensor((*shape, *taps), kind, Lazy(load, 6, (0, 2, 3, 1, 4, 5)))
@@ -484,8 +483,7 @@ def _convolved(
         if within is None:
             value = x.load(ops, (image, real, *source))
         else:
-            with ops.masked(within):
-                value = x.load(ops, (image, real, *source))
+            value = ops.zero_outside(within, lambda: x.load(ops, (image, real, *source)))
         return ops.call("mul", ops.cast(value, kind), ops.cast(factor, kind))
 
     terms = Tensor((*shape, inner, *taps), kind, Lazy(load, 6))

@@ -64,8 +64,7 @@ def _bind(low: Lowering, name: str, offs: Tensor, at: Size, rows: Size, least: s
     """The offset as a size that is in range whatever the tensor holds; 0 before the first one."""
     ops = Recorder()
     known = ops.call("ge", ops.index(at), ops.const(0, "int64"))
-    with ops.masked(known):
-        value = ops.cast(offs.load(ops, (at,)), "int64")
+    value = ops.zero_outside(known, lambda: ops.cast(offs.load(ops, (at,)), "int64"))
     low_limit = ops.const(0, "int64") if least is None else ops.index(symbol(least))
     value = ops.call("min", ops.call("max", value, low_limit), ops.index(rows))
     return Bind(name, ops.finish([value]), low.origin)

@@ -168,8 +168,7 @@ def _averages(
         full = (*index[:lead], *place)
         if within is None:
             return x.load(ops, full)
-        with ops.masked(within):
-            return x.load(ops, full)
+        return ops.zero_outside(within, lambda: x.load(ops, full))
 
     windows = Tensor((*shape, *taps), kind, Lazy(load, x.cost + 3, _order(low, x, count)))
     over = tuple(range(x.rank, x.rank + count))
