@@ -36,7 +36,7 @@ from ingot.program.tree import unflatten
 REPACKS = 8
 
 _log = logging.getLogger("ingot.backend")
-_OPTIONS = ("threads", "cache")
+_OPTIONS = ("threads", "cache", "disable_passes")
 
 Graph = Callable[..., Any]
 
@@ -48,12 +48,13 @@ class _NotForUs(CompileError):
 def compile_graph(graph: fx.GraphModule, inputs: Sequence[Any], *, options: Mapping[str, Any] | None = None) -> Graph:
     """What torch.compile calls with each graph: native code for it, or the graph itself, which runs in eager.
 
-    `options` are `threads`, torch's own number by default, and `cache`, as in `ingot.compile`.
+    `options` are `threads`, torch's own number by default, `cache` and `disable_passes`, as in `ingot.compile`.
     """
     chosen = dict(options or {})
     unknown = ", ".join(key for key in chosen if key not in _OPTIONS)
     if unknown:
         raise ValueError(f"backend ingot has no option {unknown}; it has {', '.join(_OPTIONS)}")
+    pipeline.resolve_disabled(chosen.get("disable_passes", ()))  # a wrong name is an error, not a reason for eager
     chosen.setdefault("threads", torch.get_num_threads())
     try:
         return _NativeGraph(graph, inputs, chosen)

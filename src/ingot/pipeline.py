@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Literal, TypeAlias, get_args, overload
@@ -24,8 +24,9 @@ from ingot.entry import capture
 from ingot.errors import PassError, explain
 from ingot.lowering.ir import Precision
 from ingot.lowering.lower import lower
+from ingot.lowering.making import KERNELS
 from ingot.lowering.memory import plan
-from ingot.lowering.schedule import schedule
+from ingot.lowering.schedule import SCHEDULE, schedule
 from ingot.passes.split_complex import has_complex
 from ingot.program import file
 from ingot.program.program import Program
@@ -45,6 +46,11 @@ Watch: TypeAlias = Callable[[str], AbstractContextManager[object]]
 def _unwatched(stage: str) -> AbstractContextManager[object]:
     return nullcontext()
 
+
+# Optimizations of the graph: without them a program computes the same.
+GRAPH_PASSES = ("fold", "fold_batch_norm", "remove_noops", "cse")
+# Everything that `compile` can do without, in order: passes over the graph, choices of kernels, passes over loops.
+OPTIONAL_PASSES = (*GRAPH_PASSES, *KERNELS, *dict.fromkeys(name for name, _ in SCHEDULE))
 
 # Operators that lowering has better code for than for their parts.
 WHOLE = (
@@ -67,6 +73,7 @@ def compile(
     cache: bool = ...,
     isa: str | Sequence[str] | None = ...,
     precision: Precision = ...,
+    disable_passes: Collection[str] = ...,
     training: Literal[False] = ...,
     watch: Watch = ...,
 ) -> Compiled: ...
@@ -80,6 +87,7 @@ def compile(
     *,
     threads: int | None = ...,
     cache: bool = ...,
+    disable_passes: Collection[str] = ...,
     training: Literal[True],
     watch: Watch = ...,
 ) -> Trained: ...
@@ -95,6 +103,7 @@ def compile(
     cache: bool = True,
     isa: str | Sequence[str] | None = None,
     precision: Precision = "float32",
+    disable_passes: Collection[str] = (),
     training: bool = False,
     watch: Watch = _unwatched,
 ) -> Compiled | Trained:
@@ -103,18 +112,36 @@ def compile(
     `threads` None is one for each core. `cache` False compiles the C text even if it was compiled before. `isa` names
     the instruction sets to build for; the default is this machine's own, and it is built in any case. `precision`
     "bfloat16" keeps the weights of matrix products and convolutions in it and multiplies in it, where the machine has
-    an instruction for that with it; sums and everything else stay as they are. `watch` is told of each stage: it is
-    called with the stage's name and gives a context manager that the stage runs in.
+    an instruction for that with it; sums and everything else stay as they are. `disable_passes` names optimizations to
+    leave out, of `OPTIONAL_PASSES`; INGOT_DISABLE_PASSES may name others. The result computes the same, slower. `watch`
+    is told of each stage: it is called with the stage's name and gives a context manager that the stage runs in.
 
     With `training`, forward and backward both become native code, and autograd goes through the call: gradients reach
     the model's own parameters and the arguments. The sizes are then those of the example.
     """
     check_threads(threads)
     _check_precision(precision)
+    disabled = resolve_disabled(disable_passes)
     if training:
-        return _trained(model, args, kwargs, dynamic_shapes, threads, cache, watch)
+        return _trained(model, args, kwargs, dynamic_shapes, threads, cache, disabled, watch)
     with collector.paused(), Pages(_state_bytes(model)) as pages:
-        return _compiled(model, args, kwargs, dynamic_shapes, threads, cache, isa, precision, watch, pages)
+        return _compiled(model, args, kwargs, dynamic_shapes, threads, cache, isa, precision, disabled, watch, pages)
+
+
+def resolve_disabled(names: Collection[str]) -> frozenset[str]:
+    """The passes to leave out: those given, and those that the environment names. Raises PassError for unknown ones."""
+    given = {names} if isinstance(names, str) else set(names)
+    disabled = given | set(Settings.from_environment().disabled_passes)
+    unknown = sorted(disabled - set(OPTIONAL_PASSES))
+    if unknown:
+        raise PassError(
+            explain(
+                f"There is no optional pass {', '.join(map(repr, unknown))}.",
+                why=f"those that can be left out are {', '.join(OPTIONAL_PASSES)}",
+                fix="give disable_passes, or INGOT_DISABLE_PASSES, names among these",
+            )
+        )
+    return frozenset(disabled)
 
 
 def _check_precision(precision: str) -> None:
@@ -132,15 +159,16 @@ def _compiled(
     cache: bool,
     isa: str | Sequence[str] | None,
     precision: Precision,
+    disabled: frozenset[str],
     watch: Watch,
     pages: Pages,
 ) -> Compiled:
     with watch("capture"):
         program = model if isinstance(model, Program) else capture(model, args, kwargs, dynamic_shapes=dynamic_shapes)
     with watch("passes"):
-        program = for_native(program)
+        program = for_native(program, disabled)
     with watch("lower"):
-        module = schedule(lower(program, precision))
+        module = schedule(lower(program, precision, disabled), disabled)
     with watch("emit"):
         source = emit(module, plan(module), title=type(model).__name__)
     with watch("cc"), ThreadPoolExecutor(1) as aside:  # the C compiler works while the weights are packed
@@ -165,6 +193,7 @@ def _trained(
     dynamic_shapes: Any,
     threads: int | None,
     cache: bool,
+    disabled: frozenset[str],
     watch: Watch,
 ) -> Trained:
     if dynamic_shapes is not None or (isinstance(model, Program) and model.dims):
@@ -177,7 +206,7 @@ def _trained(
 
     def build(half: nn.Module, inputs: Sequence[torch.Tensor]) -> Compiled:
         with Pages(0) as pages:
-            compiled = _compiled(half, inputs, None, None, threads, cache, None, "float32", watch, pages)
+            compiled = _compiled(half, inputs, None, None, threads, cache, None, "float32", disabled, watch, pages)
         compiled.program.example_inputs = None  # tensors as large as the model's own, that nobody reads
         return compiled
 
@@ -202,18 +231,28 @@ def load(path: str | os.PathLike[str]) -> Program | Loaded:
         return file.read(container)
 
 
-def for_native(program: Program) -> Program:
-    """The program as lowering takes it: functional, core operators and those in WHOLE, effects in order."""
+def for_native(program: Program, disabled: Collection[str] = ()) -> Program:
+    """The program as lowering takes it: functional, core operators and those in WHOLE, effects in order. Passes of
+    GRAPH_PASSES that are `disabled` are left out."""
     program = passes.transform(program, [p for p in passes.ROAD if p not in _AFTER_DECOMPOSE], check=None)
     passes.settle_sizes(program)  # what lies behind a branch or a loop may have sizes that are known
-    passes.fold(program)  # a batch norm that is gone need not be decomposed
+    _fold(program, disabled)  # a batch norm that is gone need not be decomposed
     passes.decompose(program, keep=WHOLE)
     passes.expand(program, keep=WHOLE)
     if passes.split_complex(program, keep=WHOLE, parameters=True):
         passes.expand(program, keep=WHOLE)
-    for clean in (passes.fold, passes.remove_noops, passes.cse, passes.dce, passes.order_effects):
-        clean(program)
+    _fold(program, disabled)
+    for name, clean in (("remove_noops", passes.remove_noops), ("cse", passes.cse)):
+        if name not in disabled:
+            clean(program)
+    passes.dce(program)
+    passes.order_effects(program)
     return program
+
+
+def _fold(program: Program, disabled: Collection[str]) -> None:
+    if "fold" not in disabled:
+        passes.fold(program, batch_norm="fold_batch_norm" not in disabled)
 
 
 _AFTER_DECOMPOSE = (passes.decompose, passes.fold, passes.cse, passes.dce)

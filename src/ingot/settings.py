@@ -3,6 +3,7 @@
 INGOT_LOGS            what to log, names with commas between them: "capture,passes"
 INGOT_CACHE_DIR       where compiled models are kept; the user's cache folder where it is not given
 INGOT_DISABLE_CACHE   anything but "", "0", "false", "no" and "off" keeps Ingot from reading or writing it
+INGOT_DISABLE_PASSES  optional passes that compile leaves out, as names with commas between them: "pairs,strips"
 CC                    the C compiler, with arguments if need be ("ccache gcc"); one that is found where it is not given
 """
 
@@ -26,6 +27,7 @@ class Settings:
     cache_dir: Path
     disable_cache: bool
     compiler: str = ""
+    disabled_passes: tuple[str, ...] = ()
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] | None = None) -> Settings:
@@ -33,8 +35,13 @@ class Settings:
         given = os.environ if environment is None else environment
         folder = given.get("INGOT_CACHE_DIR", "").strip()
         return cls(
-            logs=tuple(name for part in given.get("INGOT_LOGS", "").split(",") if (name := part.strip())),
+            logs=_names(given.get("INGOT_LOGS", "")),
             cache_dir=Path(folder).expanduser() if folder else platformdirs.user_cache_path("ingot", appauthor=False),
             disable_cache=given.get("INGOT_DISABLE_CACHE", "").strip().lower() not in _OFF,
             compiler=given.get("CC", "").strip(),
+            disabled_passes=_names(given.get("INGOT_DISABLE_PASSES", "")),
         )
+
+
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(name for part in text.split(",") if (name := part.strip()))

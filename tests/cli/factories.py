@@ -115,3 +115,20 @@ def noisy() -> Any:
 
 def batches() -> Any:
     return [(torch.randn(5, 4), torch.randn(2, 4, 9, 9)) for _ in range(2)]
+
+
+class Block(nn.Module):
+    """Queries, keys and values of the same rows, a residual around a layer, and a value that is computed twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.q, self.k, self.v, self.out = (nn.Linear(32, 32) for _ in range(4))
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        y = torch.relu(self.q(x) + 1) * torch.sigmoid(self.k(x)) + self.v(x)
+        return self.out(y) + y, torch.relu(x) - x
+
+
+def block() -> Any:
+    torch.manual_seed(0)
+    return Block().eval(), (torch.randn(6, 32),), {}

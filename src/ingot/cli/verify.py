@@ -1,4 +1,6 @@
-"""`ingot verify`: a factory's model goes down the road with its numbers compared after every pass."""
+"""`ingot verify`: a factory's model with its numbers compared after every pass.
+
+With --bisect the compiled model is compared with eager, and where they differ the pass that is to blame is found."""
 
 from __future__ import annotations
 
@@ -8,6 +10,7 @@ import typer
 from rich.table import Table
 
 from ingot.cli.capture import Dynamic, Reference, parse_dynamic, with_ranges
+from ingot.cli.compile import Precise, opened
 from ingot.cli.terminal import AsJson, Debug, Result, Stages, command
 
 
@@ -16,12 +19,20 @@ def run(
     reference: Reference,
     dynamic: Dynamic = None,
     passes: Annotated[str | None, typer.Option("--passes", help="Other passes than the road's: a,b{option=1}.")] = None,
+    bisect: Annotated[
+        bool, typer.Option("--bisect", help="Compile instead; if a result is wrong, find the pass that makes it so.")
+    ] = False,
+    precision: Precise = "float32",
     as_json: AsJson = False,
     debug: Debug = False,
 ) -> Result:
     """Run every pass on a model and compare results before and after, in its own dtype and in float64."""
     dynamic_shapes = parse_dynamic(dynamic or ())
     stages = Stages()
+    if bisect:
+        if passes is not None:
+            raise typer.BadParameter("--bisect compiles with the passes of compile: leave --passes out.")
+        return _bisected(reference, dynamic_shapes, precision, stages)
     with stages("import", "importing torch"):
         from ingot import entry
         from ingot.cli.factory import build
@@ -61,3 +72,41 @@ def run(
             row["agrees"],
         )
     return Result({"reference": reference, "dialect": program.dialect.name, "passes": rows}, (table,))
+
+
+def _bisected(reference: str, dynamic_shapes: Any, precision: Any, stages: Stages) -> Result:
+    with stages("import", "importing torch"):
+        from ingot import entry
+        from ingot.cli.bisection import bisect
+        from ingot.program.program import Program
+    model, args, kwargs = opened(reference, stages, dynamic_shapes)
+    with stages("capture", "capturing"):
+        program = (
+            model
+            if isinstance(model, Program)
+            else entry.capture(model, args, kwargs, dynamic_shapes=with_ranges(dynamic_shapes))
+        )
+    tried: list[str] = []
+    with stages("bisect", "compiling and comparing with eager"):
+        found = bisect(program, precision=precision, report=tried.append)
+    data = {
+        "reference": reference,
+        "right": found.difference is None,
+        "difference": None if found.difference is None else str(found.difference),
+        "pass": found.culprit,
+        "right_without_it": found.alone if found.culprit is not None else None,
+        "tried": tried,
+    }
+    if found.difference is None:
+        return Result(data, ("right: compiled code gives what eager gives.",))
+    lines = [f"wrong: {found.difference}"]
+    if found.culprit is None:
+        lines.append("pass: none of the optional ones; the result is wrong without all of them too.")
+    else:
+        lines.append(f"pass: {found.culprit}")
+        lines.append(
+            f"Without it alone the result is {'right' if found.alone else 'still wrong: another pass is at fault too'}."
+        )
+        if found.alone:
+            lines.append(f'Until it is mended: compile with disable_passes={{"{found.culprit}"}}.')
+    return Result(data, ("\n".join(lines),), exit_code=1)

@@ -25,7 +25,7 @@ _EXACT = 1 << 23
 
 def packed_codes(low: Lowering, b: Tensor, m: Size) -> tuple[Matrix, Codes] | None:
     """A weight b[k, n] as panels of codes; None where it has none that a product of `m` rows could read."""
-    found = quantized_of(b)
+    found = quantized_of(b) if low.may_use("packed_codes") else None
     if found is None or low.out_dtype != "float32" or found.axis not in (None, 1):
         return None
     codes = low.constant(found.integers)
@@ -50,7 +50,7 @@ def packed_codes(low: Lowering, b: Tensor, m: Size) -> tuple[Matrix, Codes] | No
 
 def in_words(low: Lowering, table: Tensor) -> Tensor:
     """A table whose integers take 4 bits, stored in so many, for who reads rows of it; any other as it is."""
-    found = quantized_of(table)
+    found = quantized_of(table) if low.may_use("packed_codes") else None
     codes = low.constant(found.integers) if found is not None else None
     if found is None or codes is None or codes.dtype not in (torch.int8, torch.uint8) or table.rank != 2:
         return table

@@ -76,6 +76,8 @@ def _of_row(ops: Recorder, tensor: Tensor, row: Size) -> int:
 def factored(low: Making, x: Tensor, weight: Tensor, columns: int) -> Factored | None:
     """The product of x with a weight whose dim `columns` has the results', where it is one of integers."""
     left, right = quantized_of(x), quantized_of(weight)
+    if not low.may_use("int8"):
+        return None
     if left is None or right is None or left.axis is not None or not is_weight(low, right, columns):
         return None
     if left.group is not None:

@@ -9,7 +9,7 @@ node being lowered is `low.node`, its type `low.out`.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any, TypeVar
 
 import torch
@@ -49,14 +49,15 @@ def rule_of(target: Any) -> Rule | None:
     return RULES.get(target) or RULES.get(str(target))
 
 
-def lower(program: Program, precision: Precision = "float32") -> Module:
+def lower(program: Program, precision: Precision = "float32", disabled: Collection[str] = ()) -> Module:
     """The program's loops. Every operator that cannot be lowered is named in one UnsupportedOperator.
 
-    With `precision` "bfloat16", products and convolutions with weights multiply in it.
+    With `precision` "bfloat16", products and convolutions with weights multiply in it. Kernels of `KERNELS` that are
+    `disabled` are not used: others compute the same.
     """
     import ingot.lowering.rules  # noqa: F401  fills RULES
 
-    lowering = Lowering(program, precision)
+    lowering = Lowering(program, precision, disabled)
     missing = lowering.missing()
     if missing:
         raise refusal(missing)
@@ -66,8 +67,8 @@ def lower(program: Program, precision: Precision = "float32") -> Module:
 class Lowering(Making):
     """One lowering: what rules are given. `values` has the value of every node so far."""
 
-    def __init__(self, program: Program, precision: Precision = "float32") -> None:
-        super().__init__(next(iter(program.graph.nodes)), precision)
+    def __init__(self, program: Program, precision: Precision = "float32", disabled: Collection[str] = ()) -> None:
+        super().__init__(next(iter(program.graph.nodes)), precision, disabled)
         self.program = program
         self.values: dict[fx.Node, Any] = {}
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import torch
@@ -36,6 +36,8 @@ from ingot.program.metadata import module_path_of, source_of, value_of
 PANELS = (48, 64, 32, 16)
 # Rows of the tile that goes with each of them, on a machine with 32 vector registers.
 HEIGHTS = (8, 6, 12, 12)
+# Kernels that a rule may choose where another one computes the same; each can be switched off.
+KERNELS = ("int8", "packed_codes", "depthwise", "winograd")
 # A result is kept in memory if computing it again costs more than this.
 CHEAP = 3
 
@@ -52,10 +54,11 @@ def panel_width(columns: int, rows: Size | None = None) -> int:
 class Making(Sizes):
     """Buffers, weights and steps so far, in the name of the node that is being lowered."""
 
-    def __init__(self, node: fx.Node, precision: Precision = "float32") -> None:
+    def __init__(self, node: fx.Node, precision: Precision = "float32", disabled: Collection[str] = ()) -> None:
         super().__init__()
         self.node = node
         self.precision = precision
+        self._disabled = frozenset(disabled)
         self.buffers: dict[str, Buffer] = {}
         self.steps: list[Step] = []
         self.weights: list[Weight] = []
@@ -64,6 +67,11 @@ class Making(Sizes):
         self._packed: dict[Any, str] = {}
         self.narrow_copies: dict[int, tuple[list[Step], dict[Any, Strided]]] = {}  # see narrowing.py
         self._count = 0
+
+    def may_use(self, kernel: str) -> bool:
+        """Whether a kernel of KERNELS is not switched off."""
+        assert kernel in KERNELS, kernel
+        return kernel not in self._disabled
 
     @property
     def out(self) -> torch.Tensor:

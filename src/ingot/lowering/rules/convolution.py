@@ -122,7 +122,7 @@ def _channels_last(
         return values.drop(flat, (2,))
     channels, outs = known(x.shape[1]), known(weight.shape[0])
     kernel = weight.shape[2:]
-    if _fills_vectors(weight, windows):
+    if _fills_vectors(low, weight, windows):
         return _by_windows(low, x, weight, bias, shape, windows)
     if windows.groups == channels and channels > 1:
         return _few_a_channel(low, x, weight, bias, shape, windows)
@@ -234,15 +234,15 @@ def _sums(low: Lowering, whole: Factored) -> Tensor | None:
 
 
 def _way(low: Lowering, weight: Tensor, shape: tuple[Size, ...], windows: Windows) -> Way:
-    if _fills_vectors(weight, windows):
+    if _fills_vectors(low, weight, windows):
         return "depthwise"
     return "winograd" if _pays_as_tiles(low, shape, weight, windows) else "windows"
 
 
-def _fills_vectors(weight: Tensor, windows: Windows) -> bool:
+def _fills_vectors(low: Lowering, weight: Tensor, windows: Windows) -> bool:
     """Whether every channel is a group of its own and they fill known vectors, which none reads beyond."""
     outs, channels = known(weight.shape[0]), known(weight.shape[1]) * windows.groups
-    return windows.groups == outs == channels and channels % LANES == 0
+    return low.may_use("depthwise") and windows.groups == outs == channels and channels % LANES == 0
 
 
 def _pays_as_tiles(low: Lowering, shape: tuple[Size, ...], weight: Tensor, windows: Windows) -> bool:
@@ -255,7 +255,7 @@ def _pays_as_tiles(low: Lowering, shape: tuple[Size, ...], weight: Tensor, windo
     tiles = low.hint(product([shape[0], *_tiles(shape)]))
     most = max(channels, outs) <= TILED_CHANNELS[1] and channels % LANES == outs % LANES == 0
     # In bfloat16 its sums would round before they are multiplied, by 2⁻⁸ and not by 2⁻²⁴.
-    single = wide(low.out_dtype) == "float32" and _factors(low, weight) == "same"
+    single = wide(low.out_dtype) == "float32" and _factors(low, weight) == "same" and low.may_use("winograd")
     return single and plain and dense and most and min(channels, outs) >= TILED_CHANNELS[0] and tiles >= TILES
 
 
