@@ -7,7 +7,7 @@ A header holds, between two comments, the lines that this file writes:
 
     /* poly p(r): exp_f32 */
     float p = …;
-    p = p * r + …;
+    p = ig_fma_f32(p, r, …);
     /* end */
 
 Each fit interpolates its function at Chebyshev nodes in 60 digits and rounds the coefficients once.
@@ -199,9 +199,8 @@ def lines(variable: str, argument: str, powers: list[Number], ctype: str) -> lis
         texts = [repr(float(c)) for c in powers]
     first, *rest = reversed(texts)
     out = [f"{ctype} {variable} = {first};"]
-    for text in rest:
-        sign, size = ("-", text[1:]) if text.startswith("-") else ("+", text)
-        out.append(f"{variable} = {variable} * {argument} {sign} {size};")
+    fma = "ig_fma_f32" if ctype == "float" else "ig_fma_f64"
+    out += [f"{variable} = {fma}({variable}, {argument}, {text});" for text in rest]
     return out
 
 

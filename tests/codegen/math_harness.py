@@ -26,7 +26,7 @@ FLAGS = [
     "-fopenmp-simd",
     "-fno-math-errno",
     "-fno-trapping-math",
-    "-ffp-contract=fast",
+    "-ffp-contract=off",
     "-fwrapv",
     "-fno-strict-aliasing",
     "-Wall",

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 HERE = Path(__file__).parent
 HEADERS = HERE.parents[1] / "src" / "ingot" / "codegen" / "c"
-FLAGS = ["-O3", "-fopenmp-simd", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast", "-fwrapv"]
+FLAGS = ["-O3", "-fopenmp-simd", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=off", "-fwrapv"]
 DTYPES = {
     "uniform_f32": np.float32,
     "uniform_f64": np.float64,

@@ -83,10 +83,11 @@ class Library:
         shared = sorted(self._shared)
         parts = [resource("prelude.h"), resource("pool.h"), source_of(sorted(self.functions)), self._routines()]
         if shared or self._packs or self.by_lanes:
-            parts.append(resource("products.h"))
+            parts += [resource("vectors.h"), resource("products.h")]
         parts += [resource("lanes.h")] if self.by_lanes else []
         summed = sorted({_summed(name, kind) for name, kind, _ in shared})
         parts += [f"IG_VECTOR({kind}, {_REALS[kind]})" for kind in summed]
+        parts += [f"IG_VECTOR_FMA({kind}, {_REALS[kind]})" for kind in summed if kind != "i32"]
         tiled = {kind for name, kind, _ in shared if name in ("tile", "window")}
         parts += [resource(header) for kind, (_, header) in _SUMS.items() if kind in tiled]
         for kind in sorted({kind for name, kind, _ in shared if name == "window"}):

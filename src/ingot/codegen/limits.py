@@ -5,13 +5,13 @@ from __future__ import annotations
 import ctypes
 import functools
 from dataclasses import dataclass
-from importlib import resources
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ingot.codegen.cache import Cache
 from ingot.codegen.isa import host
+from ingot.codegen.library import resource
 from ingot.codegen.toolchain import find
 from ingot.settings import Settings
 
@@ -44,7 +44,7 @@ def reading(threads: int, memory: NDArray[np.uint8]) -> float:
 
 
 def _peak(threads: int, each: int, data: int | None = None) -> float:
-    text = (resources.files("ingot.codegen") / "c" / "limits.h").read_text()
+    text = resource("vectors.h") + resource("limits.h")
     path = Cache.from_settings(Settings.from_environment()).library(text, host(), find())
     peak = ctypes.CDLL(str(path)).ingot_peak
     peak.restype, peak.argtypes = ctypes.c_double, (ctypes.c_int, ctypes.c_int64, ctypes.c_void_p)

@@ -18,7 +18,8 @@
             vector line[vectors]; \
             for (int j = 0; j < vectors; ++j) memcpy(&line[j], v + k * step + j * lanes, sizeof(vector)); \
             for (int i = 0; i < rows; ++i) \
-                for (int j = 0; j < vectors; ++j) sum[i][j] += weight[k * 48 + i] * line[j]; \
+                for (int j = 0; j < vectors; ++j) \
+                    sum[i][j] = ig_fma_same_##kind(weight[k * 48 + i], line[j], sum[i][j]); \
         } \
         for (int i = 0; i < rows; ++i) \
             for (int j = 0; j < vectors; ++j) memcpy(sums + i * wide + j * lanes, &sum[i][j], sizeof(vector)); \

@@ -13,8 +13,8 @@ static inline __attribute__((always_inline)) ig_vector_f32 ig_dot_bf16(
 #if defined(__AVX512BF16__) && IG_BYTES == 64
     __asm__("vdpbf16ps %2, %1, %0" : "+v"(sum) : "v"(line), "v"(x));
 #else
-    sum += (ig_vector_f32)(x & 0xffff0000u) * (ig_vector_f32)(line & 0xffff0000u);
-    sum += (ig_vector_f32)(x << 16) * (ig_vector_f32)(line << 16);
+    sum = ig_fma_vector_f32((ig_vector_f32)(x & 0xffff0000u), (ig_vector_f32)(line & 0xffff0000u), sum);
+    sum = ig_fma_vector_f32((ig_vector_f32)(x << 16), (ig_vector_f32)(line << 16), sum);
 #endif
     return sum;
 }

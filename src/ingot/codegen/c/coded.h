@@ -66,7 +66,8 @@ static inline __attribute__((always_inline)) ig_vector_f32 ig_load_f32(const flo
 #define IG_STREAM_TERM(kind, term) \
     for (int j = 0; j < wide; ++j) { \
         const ig_vector_f32 value = IG_VALUE_##kind(line[j], term, zero[j]); \
-        for (int i = 0; i < high; ++i) sum[i][j] += a[i * distance + k + term] * value; \
+        for (int i = 0; i < high; ++i) \
+            sum[i][j] = ig_fma_same_f32(a[i * distance + k + term], value, sum[i][j]); \
     }
 #define IG_STREAM_LINE() \
     for (int j = 0; j < wide; ++j) { \
@@ -107,7 +108,8 @@ static inline __attribute__((always_inline)) ig_vector_f32 ig_load_f32(const flo
                         for (int term = 0; k < end; ++k, ++term) \
                             for (int j = 0; j < wide; ++j) { \
                                 const ig_vector_f32 value = IG_VALUE_##kind(line[j], term, zero[j]); \
-                                for (int i = 0; i < high; ++i) sum[i][j] += a[i * distance + k] * value; \
+                                for (int i = 0; i < high; ++i) \
+                                    sum[i][j] = ig_fma_same_f32(a[i * distance + k], value, sum[i][j]); \
                             } \
                     } \
                     for (int i = 0; i < high; ++i) \

@@ -64,7 +64,7 @@ static inline void ig_taps(int64_t at, int64_t size, int64_t dilation, int64_t t
                     for (int j = 0; j < vectors; ++j) { \
                         ig_vector_##sums value; \
                         read(value, from + i * next + j * lanes, zero); \
-                        sum[i][j] += value * line[j]; \
+                        sum[i][j] = ig_fma_vector_##sums(value, line[j], sum[i][j]); \
                     } \
             } \
         for (int i = 0; i < rows; ++i) \
@@ -142,7 +142,8 @@ static inline void ig_taps(int64_t at, int64_t size, int64_t dilation, int64_t t
                     read(value, from + j * lanes, zero); \
                     IG_HOLD(value); \
                     _Pragma("GCC unroll 4") for (int i = 0; i < IG_SIDE; ++i) \
-                        if (column >= i * step && column < i * step + taps) sum[i][j] += value * line[column - i * step][j]; \
+                        if (column >= i * step && column < i * step + taps) \
+                            sum[i][j] = ig_fma_vector_##sums(value, line[column - i * step][j], sum[i][j]); \
                 } \
             } \
         } \

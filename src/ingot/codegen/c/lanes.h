@@ -76,16 +76,21 @@ IG_LANE_FN ig_lanes_f32 ig_round_f32(ig_lanes_f32 x)
     __asm__("vrndscaleps $8, %1, %0" : "=v"(x) : "v"(x));
     return x;
 }
+IG_LANE_FN ig_lanes_f32 ig_horner_f32(ig_lanes_f32 p, ig_lanes_f32 x, float next)
+{
+    IG_CONTRACTED return IG_FMA_f32(p, x, ig_same_f32(next));
+}
 /* erf where a few more than six digits do: x·p(x²)/q(x²), which is 1 from 3.95 on. */
 IG_LANE_FN ig_lanes_f32 ig_near_erf_f32(ig_lanes_f32 x)
 {
     x = ig_less_f32(ig_more_f32(x, ig_same_f32(-3.95f)), ig_same_f32(3.95f));
     const ig_lanes_f32 z = x * x;
-    ig_lanes_f32 p = z * 0.00031716408f + 0.008936857f, q = z * 1.837432e-05f + 0.0022525077f;
-    p = p * z + 0.06872818f, q = q * z + 0.02550364f;
-    p = p * z + 0.32258064f, q = q * z + 0.16735708f;
-    p = p * z + 1.1283788f, q = q * z + 0.61920354f;
-    q = q * z + 1.0f;
+    ig_lanes_f32 p = ig_same_f32(0.00031716408f), q = ig_same_f32(1.837432e-05f);
+    p = ig_horner_f32(p, z, 0.008936857f), q = ig_horner_f32(q, z, 0.0022525077f);
+    p = ig_horner_f32(p, z, 0.06872818f), q = ig_horner_f32(q, z, 0.02550364f);
+    p = ig_horner_f32(p, z, 0.32258064f), q = ig_horner_f32(q, z, 0.16735708f);
+    p = ig_horner_f32(p, z, 1.1283788f), q = ig_horner_f32(q, z, 0.61920354f);
+    q = ig_horner_f32(q, z, 1.0f);
     return x * p / q;
 }
 #else

@@ -2,7 +2,7 @@
 
    ingot_peak(threads, bytes, data) is floating-point operations a second in float32; with `bytes` above 0, bytes a
    second, each thread reading so many of its own, or, with `data`, its part of them. 0 where threads or memory cannot be
-   had. */
+   had. Stands behind vectors.h. */
 
 #include <pthread.h>
 #include <stdatomic.h>
@@ -11,13 +11,6 @@
 #include <string.h>
 #include <time.h>
 
-#if defined(__AVX512F__)
-#define IG_BYTES 64
-#elif defined(__AVX2__)
-#define IG_BYTES 32
-#else
-#define IG_BYTES 16
-#endif
 typedef float ig_vector __attribute__((vector_size(IG_BYTES)));
 enum { SUMS = 12, ROUNDS = 1 << 22, LANES = IG_BYTES / 4 };
 
@@ -39,10 +32,11 @@ static double ig_now(void)
 
 static ig_vector ig_multiply_add(void)
 {
+    IG_CONTRACTED
     ig_vector sum[SUMS], x = {0.999f}, y = {1e-9f};
     for (int i = 0; i < SUMS; ++i) sum[i] = (ig_vector){(float)i};
     for (int64_t n = 0; n < ROUNDS; ++n)
-        for (int i = 0; i < SUMS; ++i) sum[i] = sum[i] * x + y;
+        for (int i = 0; i < SUMS; ++i) sum[i] = IG_FMA_f32(sum[i], x, y);
     for (int i = 1; i < SUMS; ++i) sum[0] += sum[i];
     return sum[0];
 }

@@ -172,6 +172,29 @@ IG_FN double ig_trunc_f64(double x)
 #endif
 }
 
+/* ig_fma_f32: needs nothing
+   a·b + c, rounded once where the machine has an instruction for that. Compilers may not form one by themselves: which
+   they form depends on what lies around an expression, and the same expression would have other bits elsewhere. */
+IG_FN float ig_fma_f32(float a, float b, float c)
+{
+#if IG_HAS_FMA
+    return __builtin_fmaf(a, b, c);
+#else
+    return a * b + c;
+#endif
+}
+
+/* ig_fma_f64: needs nothing
+   a·b + c, rounded once where the machine has an instruction for that. */
+IG_FN double ig_fma_f64(double a, double b, double c)
+{
+#if IG_HAS_FMA
+    return __builtin_fma(a, b, c);
+#else
+    return a * b + c;
+#endif
+}
+
 /* ig_product_rest_f32: needs nothing
    a·b - product exactly, where product is a·b rounded. */
 IG_FN float ig_product_rest_f32(float a, float b, float product)

@@ -30,39 +30,39 @@ IG_FN ig_log_parts_f64_t ig_log_parts_f64(double x)
     return parts;
 }
 
-/* ig_log_rest_f32: needs nothing
+/* ig_log_rest_f32: needs ig_fma_f32
    log(1 + f) - f. */
 IG_FN float ig_log_rest_f32(float f)
 {
     /* poly q(f): log_f32 */
     float q = 0.06969754f;
-    q = q * f - 0.11479188f;
-    q = q * f + 0.11685796f;
-    q = q * f - 0.124257766f;
-    q = q * f + 0.14249033f;
-    q = q * f - 0.16667798f;
-    q = q * f + 0.20000717f;
-    q = q * f - 0.24999997f;
-    q = q * f + 0.3333333f;
+    q = ig_fma_f32(q, f, -0.11479188f);
+    q = ig_fma_f32(q, f, 0.11685796f);
+    q = ig_fma_f32(q, f, -0.124257766f);
+    q = ig_fma_f32(q, f, 0.14249033f);
+    q = ig_fma_f32(q, f, -0.16667798f);
+    q = ig_fma_f32(q, f, 0.20000717f);
+    q = ig_fma_f32(q, f, -0.24999997f);
+    q = ig_fma_f32(q, f, 0.3333333f);
     /* end */
-    return f * f * (f * q - 0.5f);
+    return f * f * ig_fma_f32(f, q, -0.5f);
 }
 
-/* ig_log_rest_f64: needs nothing
+/* ig_log_rest_f64: needs ig_fma_f64
    log(1 + f) - f. */
 IG_FN double ig_log_rest_f64(double f)
 {
     double s = f / (2.0 + f), z = s * s, half = 0.5 * f * f;
     /* poly q(z): log_f64 */
     double q = 0.1461703754879165;
-    q = q * z + 0.1533167403016786;
-    q = q * z + 0.18182890556695602;
-    q = q * z + 0.2222221111514416;
-    q = q * z + 0.2857142862609589;
-    q = q * z + 0.3999999999989924;
-    q = q * z + 0.666666666666667;
+    q = ig_fma_f64(q, z, 0.1533167403016786);
+    q = ig_fma_f64(q, z, 0.18182890556695602);
+    q = ig_fma_f64(q, z, 0.2222221111514416);
+    q = ig_fma_f64(q, z, 0.2857142862609589);
+    q = ig_fma_f64(q, z, 0.3999999999989924);
+    q = ig_fma_f64(q, z, 0.666666666666667);
     /* end */
-    return s * (half + z * q) - half;
+    return ig_fma_f64(s, ig_fma_f64(z, q, half), -half);
 }
 
 /* ig_log_ends_f32: needs nothing
@@ -83,22 +83,22 @@ IG_FN double ig_log_ends_f64(double x, double inside)
     return x > 0.0 ? high : low;
 }
 
-/* ig_log_f32: needs ig_log_parts_f32, ig_log_rest_f32, ig_log_ends_f32 */
+/* ig_log_f32: needs ig_fma_f32, ig_log_parts_f32, ig_log_rest_f32, ig_log_ends_f32 */
 IG_FN float ig_log_f32(float x)
 {
     ig_log_parts_f32_t parts = ig_log_parts_f32(x);
     float e = (float)parts.e;
-    float rest = ig_log_rest_f32(parts.f) + e * 1.428606820e-06f;
-    return ig_log_ends_f32(x, e * 0.693145751953125f + (parts.f + rest));
+    float rest = ig_fma_f32(e, 1.428606820e-06f, ig_log_rest_f32(parts.f));
+    return ig_log_ends_f32(x, ig_fma_f32(e, 0.693145751953125f, parts.f + rest));
 }
 
-/* ig_log_f64: needs ig_log_parts_f64, ig_log_rest_f64, ig_log_ends_f64 */
+/* ig_log_f64: needs ig_fma_f64, ig_log_parts_f64, ig_log_rest_f64, ig_log_ends_f64 */
 IG_FN double ig_log_f64(double x)
 {
     ig_log_parts_f64_t parts = ig_log_parts_f64(x);
     double e = (double)parts.e;
-    double rest = ig_log_rest_f64(parts.f) + e * 7.371002565167799e-13;
-    return ig_log_ends_f64(x, e * 0.6931471805592082 + (parts.f + rest));
+    double rest = ig_fma_f64(e, 7.371002565167799e-13, ig_log_rest_f64(parts.f));
+    return ig_log_ends_f64(x, ig_fma_f64(e, 0.6931471805592082, parts.f + rest));
 }
 
 /* ig_log_based_f32: needs ig_log_parts_f32, ig_log_rest_f32, ig_log_ends_f32, ig_product_rest_f32
@@ -148,7 +148,7 @@ IG_FN double ig_log10_f64(double x)
     return ig_log_based_f64(x, 0.30102999566361177, 3.694239077158931e-13, 0.4342944819032518, 1.098319650216765e-17);
 }
 
-/* ig_log1p_f32: needs ig_log_parts_f32, ig_log_rest_f32, ig_log_ends_f32, ig_pow2_f32 */
+/* ig_log1p_f32: needs ig_fma_f32, ig_log_parts_f32, ig_log_rest_f32, ig_log_ends_f32, ig_pow2_f32 */
 IG_FN float ig_log1p_f32(float x)
 {
     float u = 1.0f + x;
@@ -159,12 +159,12 @@ IG_FN float ig_log1p_f32(float x)
     float near = n == 0 ? x : x * unit + (unit - 1.0f);
     float f = n == 60 ? parts.f : near;
     float e = (float)parts.e;
-    float rest = ig_log_rest_f32(f) + e * 1.428606820e-06f;
-    float result = e * 0.693145751953125f + (f + rest);
+    float rest = ig_fma_f32(e, 1.428606820e-06f, ig_log_rest_f32(f));
+    float result = ig_fma_f32(e, 0.693145751953125f, f + rest);
     return x == 0.0f ? x : ig_log_ends_f32(u, result);
 }
 
-/* ig_log1p_f64: needs ig_log_parts_f64, ig_log_rest_f64, ig_log_ends_f64, ig_pow2_f64 */
+/* ig_log1p_f64: needs ig_fma_f64, ig_log_parts_f64, ig_log_rest_f64, ig_log_ends_f64, ig_pow2_f64 */
 IG_FN double ig_log1p_f64(double x)
 {
     double u = 1.0 + x;
@@ -174,8 +174,8 @@ IG_FN double ig_log1p_f64(double x)
     double near = n == 0 ? x : x * unit + (unit - 1.0);
     double f = n == 100 ? parts.f : near;
     double e = (double)parts.e;
-    double rest = ig_log_rest_f64(f) + e * 7.371002565167799e-13;
-    double result = e * 0.6931471805592082 + (f + rest);
+    double rest = ig_fma_f64(e, 7.371002565167799e-13, ig_log_rest_f64(f));
+    double result = ig_fma_f64(e, 0.6931471805592082, f + rest);
     return x == 0.0 ? x : ig_log_ends_f64(u, result);
 }
 
@@ -229,7 +229,7 @@ IG_FN double ig_pow_ends_f64(double x, double y, double size)
     return one ? 1.0 : result;
 }
 
-/* ig_pow_f32: needs ig_log_parts_f64, ig_bits_f64, ig_pow2_f64, ig_pow_ends_f64
+/* ig_pow_f32: needs ig_fma_f64, ig_log_parts_f64, ig_bits_f64, ig_pow2_f64, ig_pow_ends_f64
    In double, with polynomials no longer than a float needs: shorter than the same in pairs of floats. */
 IG_FN float ig_pow_f32(float x, float y)
 {
@@ -238,32 +238,32 @@ IG_FN float ig_pow_f32(float x, float y)
     double s = parts.f / (2.0 + parts.f), z = s * s;
     /* poly q(z): pow_log_short */
     double q = 0.19363186932161763;
-    q = q * z + 0.22191373380944632;
-    q = q * z + 0.2857175496835035;
-    q = q * z + 0.39999998795219155;
-    q = q * z + 0.6666666666737665;
+    q = ig_fma_f64(q, z, 0.22191373380944632);
+    q = ig_fma_f64(q, z, 0.2857175496835035);
+    q = ig_fma_f64(q, z, 0.39999998795219155);
+    q = ig_fma_f64(q, z, 0.6666666666737665);
     /* end */
     double log = (double)parts.e * 0.6931471805599453 + (2.0 * s + s * z * q);
     log = base == 0.0 ? -IG_INF_F64 : (base == (double)IG_INF_F32 ? IG_INF_F64 : log);
     double t = log * (double)y;
     t = t < -200.0 ? -200.0 : t;
     t = t > 200.0 ? 200.0 : t;
-    double shifted = t * 1.4426950408889634 + 6755399441055744.0;
+    double shifted = ig_fma_f64(t, 1.4426950408889634, 6755399441055744.0);
     int64_t n = (int64_t)(ig_bits_f64(shifted) - 0x4338000000000000u);
     double r = t - (shifted - 6755399441055744.0) * 0.6931471805599453;
     /* poly p(r): pow_exp_short */
     double p = 2.485958707111089e-05;
-    p = p * r + 0.00019899282811157944;
-    p = p * r + 0.0013888854038986407;
-    p = p * r + 0.008333298473121765;
-    p = p * r + 0.041666666719004784;
-    p = p * r + 0.16666666719021456;
-    p = p * r + 0.5;
+    p = ig_fma_f64(p, r, 0.00019899282811157944);
+    p = ig_fma_f64(p, r, 0.0013888854038986407);
+    p = ig_fma_f64(p, r, 0.008333298473121765);
+    p = ig_fma_f64(p, r, 0.041666666719004784);
+    p = ig_fma_f64(p, r, 0.16666666719021456);
+    p = ig_fma_f64(p, r, 0.5);
     /* end */
-    return (float)ig_pow_ends_f64(x, y, (1.0 + (r + r * r * p)) * ig_pow2_f64(n));
+    return (float)ig_pow_ends_f64(x, y, (1.0 + ig_fma_f64(r * r, p, r)) * ig_pow2_f64(n));
 }
 
-/* ig_pow_f64: needs ig_log_parts_f64, ig_product_rest_f64, ig_exp_sum_f64, ig_pow_ends_f64
+/* ig_pow_f64: needs ig_fma_f64, ig_log_parts_f64, ig_product_rest_f64, ig_exp_sum_f64, ig_pow_ends_f64
    The logarithm as a sum of two doubles: y multiplies its error by up to 2^10 times the size of the logarithm. */
 IG_FN double ig_pow_f64(double x, double y)
 {
@@ -279,13 +279,13 @@ IG_FN double ig_pow_f64(double x, double y)
     double z_rest = ig_product_rest_f64(s, s, z) + 2.0 * s * s_rest;
     /* poly q(z): pow_log */
     double q = 0.11723603622905411;
-    q = q * z + 0.11706195689881364;
-    q = q * z + 0.13334806212100603;
-    q = q * z + 0.15384594934597917;
-    q = q * z + 0.1818181833565416;
-    q = q * z + 0.22222222221654733;
-    q = q * z + 0.2857142857142937;
-    q = q * z + 0.4;
+    q = ig_fma_f64(q, z, 0.11706195689881364);
+    q = ig_fma_f64(q, z, 0.13334806212100603);
+    q = ig_fma_f64(q, z, 0.15384594934597917);
+    q = ig_fma_f64(q, z, 0.1818181833565416);
+    q = ig_fma_f64(q, z, 0.22222222221654733);
+    q = ig_fma_f64(q, z, 0.2857142857142937);
+    q = ig_fma_f64(q, z, 0.4);
     /* end */
     /* w = z·(2/3 + z·q), its first term in two doubles. */
     double third = z * 0.6666666666666666;

@@ -4,7 +4,7 @@
  * ones times x's significand give x as a fraction of a turn, exact enough for the float nearest to a multiple of π/2.
  */
 
-/* ig_turn_f32: needs ig_bits_f32 */
+/* ig_turn_f32: needs ig_fma_f32, ig_bits_f32 */
 typedef struct { float r; int32_t quadrant; } ig_turn_f32_t;
 
 /* x = quadrant·π/2 + r for a finite x not below 0, the quadrant modulo 4; below 1 an x is its own r. */
@@ -31,7 +31,7 @@ IG_FN ig_turn_f32_t ig_turn_f32(float x)
     float top = (float)high, top_rest = (float)(high - (int32_t)top);
     /* 2π/2^32 in two parts; `low` counts 2^-63. */
     float r_rest = top_rest * 0x1.921fb6p-30f + (float)low * 0x1.921fb6p-61f + top * -0x1.777a5cp-55f;
-    float r = top * 0x1.921fb6p-30f + r_rest;
+    float r = ig_fma_f32(top, 0x1.921fb6p-30f, r_rest);
     ig_turn_f32_t result;
     int near = x < 1.0f;
     result.r = near ? x : (negative ? -r : r);
@@ -39,24 +39,24 @@ IG_FN ig_turn_f32_t ig_turn_f32(float x)
     return result;
 }
 
-/* ig_sin_turned_f32: needs nothing
+/* ig_sin_turned_f32: needs ig_fma_f32
    sin(quadrant·π/2 + r) for r from -1 to 1. */
 IG_FN float ig_sin_turned_f32(float r, int32_t quadrant)
 {
     float z = r * r;
     /* poly s(z): sin_f32 */
     float s = 2.7060669e-06f;
-    s = s * z - 0.00019838175f;
-    s = s * z + 0.008333327f;
-    s = s * z - 0.16666667f;
+    s = ig_fma_f32(s, z, -0.00019838175f);
+    s = ig_fma_f32(s, z, 0.008333327f);
+    s = ig_fma_f32(s, z, -0.16666667f);
     /* end */
     /* poly c(z): cos_f32 */
     float c = -2.7142923e-07f;
-    c = c * z + 2.4799003e-05f;
-    c = c * z - 0.0013888883f;
-    c = c * z + 0.041666668f;
+    c = ig_fma_f32(c, z, 2.4799003e-05f);
+    c = ig_fma_f32(c, z, -0.0013888883f);
+    c = ig_fma_f32(c, z, 0.041666668f);
     /* end */
-    float sine = r + r * z * s, cosine = 1.0f + z * (z * c - 0.5f);
+    float sine = ig_fma_f32(r * z, s, r), cosine = ig_fma_f32(z, ig_fma_f32(z, c, -0.5f), 1.0f);
     float size = quadrant & 1 ? cosine : sine;
     return quadrant & 2 ? -size : size;
 }
@@ -129,34 +129,34 @@ IG_SCALAR ig_turn_f64_t ig_turn_f64(double x)
     return result;
 }
 
-/* ig_sin_part_f64: needs nothing
+/* ig_sin_part_f64: needs ig_fma_f64
    sin(r + rest) for |r| up to π/4. */
 IG_FN double ig_sin_part_f64(double r, double rest)
 {
     double z = r * r;
     /* poly s(z): sin_f64 */
     double s = 1.5918117983848815e-10;
-    s = s * z - 2.5051131688000297e-08;
-    s = s * z + 2.755731610179909e-06;
-    s = s * z - 0.0001984126983675712;
-    s = s * z + 0.008333333333330948;
-    s = s * z - 0.16666666666666666;
+    s = ig_fma_f64(s, z, -2.5051131688000297e-08);
+    s = ig_fma_f64(s, z, 2.755731610179909e-06);
+    s = ig_fma_f64(s, z, -0.0001984126983675712);
+    s = ig_fma_f64(s, z, 0.008333333333330948);
+    s = ig_fma_f64(s, z, -0.16666666666666666);
     /* end */
     return r + (r * z * s + rest * (1.0 - 0.5 * z));
 }
 
-/* ig_cos_part_f64: needs nothing
+/* ig_cos_part_f64: needs ig_fma_f64
    cos(r + rest) for |r| up to π/4. */
 IG_FN double ig_cos_part_f64(double r, double rest)
 {
     double z = r * r, half = 0.5 * z;
     /* poly c(z): cos_f64 */
     double c = -1.1382625349447592e-11;
-    c = c * z + 2.0876146170183976e-09;
-    c = c * z - 2.7557317271258515e-07;
-    c = c * z + 2.4801587298764778e-05;
-    c = c * z - 0.0013888888888887398;
-    c = c * z + 0.041666666666666664;
+    c = ig_fma_f64(c, z, 2.0876146170183976e-09);
+    c = ig_fma_f64(c, z, -2.7557317271258515e-07);
+    c = ig_fma_f64(c, z, 2.4801587298764778e-05);
+    c = ig_fma_f64(c, z, -0.0013888888888887398);
+    c = ig_fma_f64(c, z, 0.041666666666666664);
     /* end */
     double near = 1.0 - half;
     return near + (((1.0 - near) - half) + (z * z * c - r * rest));
@@ -196,7 +196,7 @@ IG_FN double ig_tan_f64(double x)
     return size < IG_INF_F64 ? result : IG_NAN_F64;
 }
 
-/* ig_tan_f32: needs ig_turn_f32 */
+/* ig_tan_f32: needs ig_fma_f32, ig_turn_f32 */
 IG_FN float ig_tan_f32(float x)
 {
     float size = __builtin_fabsf(x);
@@ -204,53 +204,53 @@ IG_FN float ig_tan_f32(float x)
     float r = turn.r, z = r * r;
     /* poly s(z): sin_f32 */
     float s = 2.7060669e-06f;
-    s = s * z - 0.00019838175f;
-    s = s * z + 0.008333327f;
-    s = s * z - 0.16666667f;
+    s = ig_fma_f32(s, z, -0.00019838175f);
+    s = ig_fma_f32(s, z, 0.008333327f);
+    s = ig_fma_f32(s, z, -0.16666667f);
     /* end */
     /* poly c(z): cos_f32 */
     float c = -2.7142923e-07f;
-    c = c * z + 2.4799003e-05f;
-    c = c * z - 0.0013888883f;
-    c = c * z + 0.041666668f;
+    c = ig_fma_f32(c, z, 2.4799003e-05f);
+    c = ig_fma_f32(c, z, -0.0013888883f);
+    c = ig_fma_f32(c, z, 0.041666668f);
     /* end */
-    float sine = r + r * z * s, cosine = 1.0f + z * (z * c - 0.5f);
+    float sine = ig_fma_f32(r * z, s, r), cosine = ig_fma_f32(z, ig_fma_f32(z, c, -0.5f), 1.0f);
     float result = (turn.quadrant & 1 ? -cosine : sine) / (turn.quadrant & 1 ? sine : cosine);
     result = __builtin_copysignf(1.0f, x) < 0.0f ? -result : result;
     return size < IG_INF_F32 ? result : IG_NAN_F32;
 }
 
-/* ig_asin_rest_f64: needs nothing
+/* ig_asin_rest_f64: needs ig_fma_f64
    asin(y)/y - 1 for z = y² up to 1/4. */
 IG_FN double ig_asin_rest_f64(double z)
 {
     /* poly q(z): asin_f64 */
     double q = 0.02961201126495512;
-    q = q * z - 0.01924167174674304;
-    q = q * z + 0.019554513336123378;
-    q = q * z + 0.0030448799094556773;
-    q = q * z + 0.009319560794767446;
-    q = q * z + 0.009621842970100282;
-    q = q * z + 0.011566459612121669;
-    q = q * z + 0.01396378001220357;
-    q = q * z + 0.017352816540325496;
-    q = q * z + 0.02237215744350722;
-    q = q * z + 0.03038194447553234;
-    q = q * z + 0.044642857142551895;
-    q = q * z + 0.07500000000000118;
-    q = q * z + 0.16666666666666666;
+    q = ig_fma_f64(q, z, -0.01924167174674304);
+    q = ig_fma_f64(q, z, 0.019554513336123378);
+    q = ig_fma_f64(q, z, 0.0030448799094556773);
+    q = ig_fma_f64(q, z, 0.009319560794767446);
+    q = ig_fma_f64(q, z, 0.009621842970100282);
+    q = ig_fma_f64(q, z, 0.011566459612121669);
+    q = ig_fma_f64(q, z, 0.01396378001220357);
+    q = ig_fma_f64(q, z, 0.017352816540325496);
+    q = ig_fma_f64(q, z, 0.02237215744350722);
+    q = ig_fma_f64(q, z, 0.03038194447553234);
+    q = ig_fma_f64(q, z, 0.044642857142551895);
+    q = ig_fma_f64(q, z, 0.07500000000000118);
+    q = ig_fma_f64(q, z, 0.16666666666666666);
     /* end */
     return z * q;
 }
 
-/* ig_asin_f64: needs ig_asin_rest_f64 */
+/* ig_asin_f64: needs ig_fma_f64, ig_asin_rest_f64 */
 IG_FN double ig_asin_f64(double x)
 {
     double size = __builtin_fabs(x);
     int inner = size <= 0.5;
     double z = inner ? size * size : 0.5 * (1.0 - size);
     double y = inner ? size : __builtin_sqrt(z);
-    double near = y + y * ig_asin_rest_f64(z);
+    double near = ig_fma_f64(y, ig_asin_rest_f64(z), y);
     double far = (1.5707963267948966 - 2.0 * near) + 6.123233995736766e-17;
     return __builtin_copysign(inner ? near : far, x);
 }
@@ -258,14 +258,14 @@ IG_FN double ig_asin_f64(double x)
 /* ig_asin_f32: needs ig_asin_f64 */
 IG_FN float ig_asin_f32(float x) { return (float)ig_asin_f64(x); }
 
-/* ig_acos_f64: needs ig_asin_rest_f64 */
+/* ig_acos_f64: needs ig_fma_f64, ig_asin_rest_f64 */
 IG_FN double ig_acos_f64(double x)
 {
     double size = __builtin_fabs(x);
     int inner = size <= 0.5;
     double z = inner ? size * size : 0.5 * (1.0 - size);
     double y = inner ? x : __builtin_sqrt(z);
-    double near = y + y * ig_asin_rest_f64(z);
+    double near = ig_fma_f64(y, ig_asin_rest_f64(z), y);
     double middle = (1.5707963267948966 - near) + 6.123233995736766e-17;
     double left = (3.141592653589793 - 2.0 * near) + 1.2246467991473532e-16;
     double outer = x < 0.0 ? left : 2.0 * near;
@@ -275,7 +275,7 @@ IG_FN double ig_acos_f64(double x)
 /* ig_acos_f32: needs ig_acos_f64 */
 IG_FN float ig_acos_f32(float x) { return (float)ig_acos_f64(x); }
 
-/* ig_atan_ratio_f64: needs nothing
+/* ig_atan_ratio_f64: needs ig_fma_f64
    The angle of (x, y), or of (-x, y) if left, for x and y not negative and not both 0, whose sum is finite. */
 IG_FN double ig_atan_ratio_f64(double y, double x, int left)
 {
@@ -285,17 +285,17 @@ IG_FN double ig_atan_ratio_f64(double y, double x, int left)
     double t = top / bottom, z = t * t;
     /* poly q(z): atan_f64 */
     double q = 0.01628357235648259;
-    q = q * z - 0.0345685906686069;
-    q = q * z + 0.045515165635903104;
-    q = q * z - 0.052304374642516874;
-    q = q * z + 0.05878926715756726;
-    q = q * z - 0.066664246872465;
-    q = q * z + 0.07692296363979952;
-    q = q * z - 0.09090908753118594;
-    q = q * z + 0.11111111105147764;
-    q = q * z - 0.14285714285659748;
-    q = q * z + 0.19999999999999804;
-    q = q * z - 0.3333333333333333;
+    q = ig_fma_f64(q, z, -0.0345685906686069);
+    q = ig_fma_f64(q, z, 0.045515165635903104);
+    q = ig_fma_f64(q, z, -0.052304374642516874);
+    q = ig_fma_f64(q, z, 0.05878926715756726);
+    q = ig_fma_f64(q, z, -0.066664246872465);
+    q = ig_fma_f64(q, z, 0.07692296363979952);
+    q = ig_fma_f64(q, z, -0.09090908753118594);
+    q = ig_fma_f64(q, z, 0.11111111105147764);
+    q = ig_fma_f64(q, z, -0.14285714285659748);
+    q = ig_fma_f64(q, z, 0.19999999999999804);
+    q = ig_fma_f64(q, z, -0.3333333333333333);
     /* end */
     double base = low ? (left ? 3.141592653589793 : 0.0) : (left ? 2.356194490192345 : 0.7853981633974483);
     double base_rest = low ? (left ? 1.2246467991473532e-16 : 0.0)

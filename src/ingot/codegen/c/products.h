@@ -5,20 +5,6 @@
    the row's value, fill the register file. After IG_RUN terms they go to `tile` and begin anew: the rounding error of a
    sum grows with the number of its terms, that of a sum of sums with far fewer. */
 
-#if defined(__AVX512F__)
-#define IG_BYTES 64
-#define IG_REGISTERS 32
-#elif defined(__AVX2__)
-#define IG_BYTES 32
-#define IG_REGISTERS 16
-#elif defined(__aarch64__)
-#define IG_BYTES 16
-#define IG_REGISTERS 32
-#else
-#define IG_BYTES 16
-#define IG_REGISTERS 16
-#endif
-
 #define IG_LANES(real) (IG_BYTES / (int)sizeof(real))
 #define IG_WIDE_OF(vectors) \
     (IG_REGISTERS == 16 ? ((vectors) == 1 ? 1 : 2) \
@@ -58,7 +44,7 @@ enum { IG_HIGHEST = 12, IG_RUN = 512 };
                     for (int j = 0; j < wide; ++j) memcpy(&line[j], b + k * width + column + j * lanes, IG_BYTES); \
                     for (int i = 0; i < high; ++i) { \
                         const real x = a[i * distance + k]; \
-                        for (int j = 0; j < wide; ++j) sum[i][j] += x * line[j]; \
+                        for (int j = 0; j < wide; ++j) sum[i][j] = ig_fma_same_##kind(x, line[j], sum[i][j]); \
                     } \
                 } \
                 IG_FLUSH(kind, real, width, begin) \
@@ -67,7 +53,6 @@ enum { IG_HIGHEST = 12, IG_RUN = 512 };
         } \
     }
 
-#define IG_VECTOR(kind, real) typedef real ig_vector_##kind __attribute__((vector_size(IG_BYTES)));
 
 #define IG_TILE_HEAD(kind, real, width) \
     IG_SHARED void ig_tile_##kind##_##width( \
@@ -131,7 +116,7 @@ enum { IG_HIGHEST = 12, IG_RUN = 512 };
                         for (int j = 0; j < wide; ++j) memcpy(&line[j], panel + k * width + j * lanes, IG_BYTES); \
                         for (int i = 0; i < high; ++i) { \
                             const real x = a[i][k]; \
-                            for (int j = 0; j < wide; ++j) sum[i][j] += x * line[j]; \
+                            for (int j = 0; j < wide; ++j) sum[i][j] = ig_fma_same_##kind(x, line[j], sum[i][j]); \
                         } \
                     } \
                 } \
