@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import ctypes
-from importlib import resources
 from pathlib import Path
 
 import numpy
 import pytest
 import torch
 
+from ingot.codegen.headers import resource
 from tests.codegen.math_harness import builds, compile_c, isa_flags
 
 MAIN = builds()[0]
@@ -19,20 +19,19 @@ pytestmark = pytest.mark.skipif(MAIN.isa != "x86-64-v4", reason="these vectors a
 _LOOPS = """
 #define LOOP(name, from, to, statement) \\
     void v_##name(const from *x, to *y, int64_t n) { for (int64_t i = 0; i < n; i += 16) { statement; } }
-LOOP(erf, float, float, ig_put_f32(y + i, ig_near_erf_f32(ig_get_f32(x + i))))
-LOOP(near, float, int32_t, ig_put_i32(y + i, ig_near_f32(ig_get_f32(x + i))))
-LOOP(more, float, float, ig_put_f32(y + i, ig_more_f32(ig_get_f32(x + i), ig_same_f32(1))))
-LOOP(less, float, float, ig_put_f32(y + i, ig_less_f32(ig_get_f32(x + i), ig_same_f32(1))))
-LOOP(from_u8, uint8_t, int32_t, ig_put_i32(y + i, ig_get_u8(x + i)))
-LOOP(from_i8, int8_t, int32_t, ig_put_i32(y + i, ig_get_i8(x + i)))
-LOOP(to_u8, int32_t, uint8_t, ig_put_u8(y + i, ig_get_i32(x + i)))
+LOOP(erf, float, float, ig_lanes_put_f32(y + i, ig_lanes_near_erf_f32(ig_lanes_get_f32(x + i))))
+LOOP(near, float, int32_t, ig_lanes_put_i32(y + i, ig_lanes_near_f32(ig_lanes_get_f32(x + i))))
+LOOP(more, float, float, ig_lanes_put_f32(y + i, ig_lanes_more_f32(ig_lanes_get_f32(x + i), ig_lanes_same_f32(1))))
+LOOP(less, float, float, ig_lanes_put_f32(y + i, ig_lanes_less_f32(ig_lanes_get_f32(x + i), ig_lanes_same_f32(1))))
+LOOP(from_u8, uint8_t, int32_t, ig_lanes_put_i32(y + i, ig_lanes_get_u8(x + i)))
+LOOP(from_i8, int8_t, int32_t, ig_lanes_put_i32(y + i, ig_lanes_get_i8(x + i)))
+LOOP(to_u8, int32_t, uint8_t, ig_lanes_put_u8(y + i, ig_lanes_get_i32(x + i)))
 """
 
 
 @pytest.fixture(scope="module")
 def lib(compiled_folder: Path) -> ctypes.CDLL:
-    header = (resources.files("ingot.codegen") / "c" / "lanes.h").read_text()
-    source = "#include <stdint.h>\n#include <string.h>\n#define IG_BYTES 64\n" + header + _LOOPS
+    source = "#include <string.h>\n" + resource("vectors.h") + resource("lanes.h") + _LOOPS
     return ctypes.CDLL(str(compile_c(compiled_folder, source, MAIN.compiler, isa_flags(MAIN))))
 
 

@@ -71,7 +71,7 @@ def test_fused_operators_round_as_eager_does(columns: int) -> None:
 
 def test_products_still_multiply_and_add_in_one_instruction() -> None:
     """Where the machine has it: contraction is off, so the kernels name it themselves."""
-    from ingot.codegen.library import resource
+    from ingot.codegen.headers import resource
 
     for header in ("products.h", "depthwise.h", "attention.h", "coded.h", "bf16.h"):
         assert "ig_fma_" in resource(header)

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from ingot.codegen.ctext import size_text
-from ingot.codegen.library import resource
+from ingot.codegen.headers import resource
 from ingot.lowering.expr import Expr, Size, known
 from ingot.lowering.ir import Bind, Module, Repeat, Weight
 from ingot.lowering.memory import ALIGN, all_steps, byte_size, touched

@@ -5,9 +5,9 @@ plain loop first, with all that it needs, into a line of floats; the vectors go 
 of a few integers is the nearest (the erf of a GELU before it is quantized) needs fewer digits than a float has.
 
     for (int64_t j = left; j + 16 <= right; j += 16) {
-        const ig_lanes_f32 w3 = __builtin_convertvector(w1, ig_lanes_f32) * ig_get_f32(&p2[j]);
+        const ig_lanes_f32 w3 = __builtin_convertvector(w1, ig_lanes_f32) * ig_lanes_get_f32(&p2[j]);
         …
-        ig_put_u8(&p5[i0*256 + j], w9);
+        ig_lanes_put_u8(&p5[i0*256 + j], w9);
     }
 """
 
@@ -28,8 +28,18 @@ if TYPE_CHECKING:
 LANES = 16
 # What a value of each dtype is in vectors, and the functions that read and write them.
 _HELD = {"float32": "f32", "int32": "i32", "uint8": "i32", "int8": "i32"}
-_GET = {"float32": "ig_get_f32", "int32": "ig_get_i32", "uint8": "ig_get_u8", "int8": "ig_get_i8"}
-_PUT = {"float32": "ig_put_f32", "int32": "ig_put_i32", "uint8": "ig_put_u8", "int8": "ig_put_u8"}
+_GET = {
+    "float32": "ig_lanes_get_f32",
+    "int32": "ig_lanes_get_i32",
+    "uint8": "ig_lanes_get_u8",
+    "int8": "ig_lanes_get_i8",
+}
+_PUT = {
+    "float32": "ig_lanes_put_f32",
+    "int32": "ig_lanes_put_i32",
+    "uint8": "ig_lanes_put_u8",
+    "int8": "ig_lanes_put_u8",
+}
 _SIGNS = {"add": "+", "sub": "-", "mul": "*"}
 # Operations by name and the dtype of their first operand.
 _TEXT: dict[tuple[str, str], str] = {
@@ -38,23 +48,23 @@ _TEXT: dict[tuple[str, str], str] = {
     ("div", "float32"): "{0} / {1}",
     ("neg", "float32"): "-{0}",
     ("square", "float32"): "{0} * {0}",
-    ("relu", "float32"): "ig_more_f32(ig_same_f32(0), {0})",
-    ("nearest", "float32"): "ig_near_f32({0})",
+    ("relu", "float32"): "ig_lanes_more_f32(ig_lanes_same_f32(0), {0})",
+    ("nearest", "float32"): "ig_lanes_near_f32({0})",
     ("whole", "float32"): "({0} + 0x1.8p23f) - 0x1.8p23f",
     ("fit", "int32"): "{0}",
 }  # fmt: skip
 # The same where nothing but a rounded number comes of the result: at most 6e-7 off.
-_ROUNDED: dict[tuple[str, str], str] = {("erf", "float32"): "ig_near_erf_f32({0})"}
+_ROUNDED: dict[tuple[str, str], str] = {("erf", "float32"): "ig_lanes_near_erf_f32({0})"}
 # And where, besides, nobody can tell 0 from -0, which is what a small negative number is rounded to.
-_UNSIGNED: dict[tuple[str, str], str] = {("whole", "float32"): "ig_round_f32({0})"}
+_UNSIGNED: dict[tuple[str, str], str] = {("whole", "float32"): "ig_lanes_round_f32({0})"}
 _BLIND = {*_SIGNS, "relu", "square", "whole", "nearest", "fit", "max", "min", "fmax", "fmin", "cast", "load", "const",
           "accumulator", "beside"}  # fmt: skip
 # With a number on the right: where the left is nan the plain ones give it, the others the number.
 _LIMITS = {
-    "max": "ig_more_f32({1}, {0})",
-    "min": "ig_less_f32({1}, {0})",
-    "fmax": "ig_more_f32({0}, {1})",
-    "fmin": "ig_less_f32({0}, {1})",
+    "max": "ig_lanes_more_f32({1}, {0})",
+    "min": "ig_lanes_less_f32({1}, {0})",
+    "fmax": "ig_lanes_more_f32({0}, {1})",
+    "fmin": "ig_lanes_less_f32({0}, {1})",
 }
 _CASTS = {
     ("i32", "float32"): "__builtin_convertvector({0}, ig_lanes_f32)",
@@ -177,13 +187,13 @@ class Lanes:
 
         def name(place: int) -> str:
             if place in self.parts:
-                return f"ig_get_f32(&{self.parts[place]}[{self.column} - left])"
+                return f"ig_lanes_get_f32(&{self.parts[place]}[{self.column} - left])"
             if self._varies(place):
                 return names[place]
             op = self.body.ops[place]
             self.uniform |= op.name != "const"
             given = constant_text(op.attribute.value, op.dtype) if op.name == "const" else f"v{place}"
-            return f"ig_same_{_HELD[op.dtype]}({given})"
+            return f"ig_lanes_same_{_HELD[op.dtype]}({given})"
 
         used = self._used()
         for place, op in enumerate(self.body.ops):
@@ -197,7 +207,7 @@ class Lanes:
         for store in self.map.stores:
             at, result = self.out.place(store.buffer, store.index), self.body.results[store.result]
             self.out.written.add(store.buffer)
-            put = "ig_put_least_u8" if result in self._limited else _PUT[self.out.buffers[store.buffer].dtype]
+            put = "ig_lanes_put_least_u8" if result in self._limited else _PUT[self.out.buffers[store.buffer].dtype]
             lines.append(f"{put}(&{at}, {name(result)});")
         return lines
 

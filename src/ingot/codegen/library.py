@@ -10,10 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from importlib import resources
 from typing import Literal, TypeAlias
 
 from ingot.codegen.ctext import STORED
+from ingot.codegen.headers import resource
 from ingot.codegen.mathlib import source_of
 
 Shared: TypeAlias = Literal[
@@ -85,9 +85,6 @@ class Library:
         if shared or self._packs or self.by_lanes:
             parts += [resource("vectors.h"), resource("products.h")]
         parts += [resource("lanes.h")] if self.by_lanes else []
-        summed = sorted({_summed(name, kind) for name, kind, _ in shared})
-        parts += [f"IG_VECTOR({kind}, {_REALS[kind]})" for kind in summed]
-        parts += [f"IG_VECTOR_FMA({kind}, {_REALS[kind]})" for kind in summed if kind != "i32"]
         tiled = {kind for name, kind, _ in shared if name in ("tile", "window")}
         parts += [resource(header) for kind, (_, header) in _SUMS.items() if kind in tiled]
         for kind in sorted({kind for name, kind, _ in shared if name == "window"}):
@@ -132,8 +129,3 @@ def _declared_and_defined(name: Shared, kind: str, sizes: tuple[int, ...], group
     if name == "attention":
         arguments += f", INF_{kind.upper()}, {_NARROW_EXP[kind]}"
     return [head, f"#if IG_IN({group})", f"{macro}({arguments})", "#endif"]
-
-
-def resource(name: str) -> str:
-    """The text of a header of `codegen/c`."""
-    return (resources.files("ingot.codegen") / "c" / name).read_text()

@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ingot.codegen.cache import Cache
+from ingot.codegen.headers import resource
 from ingot.codegen.isa import host
-from ingot.codegen.library import resource
 from ingot.codegen.toolchain import find
 from ingot.settings import Settings
 

@@ -4,8 +4,6 @@
    of one column, the earlier one in its low half. Where the number of terms is odd the last pair's second weight is 0,
    and its second value is never read. */
 
-typedef uint32_t ig_vector_u32 __attribute__((vector_size(IG_BYTES)));
-
 /* sum + both products of each lane, the second term's first: as the instruction has it. */
 static inline __attribute__((always_inline)) ig_vector_f32 ig_dot_bf16(
     ig_vector_f32 sum, ig_vector_u32 x, ig_vector_u32 line)

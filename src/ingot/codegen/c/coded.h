@@ -8,11 +8,8 @@
    sums of a group are scaled once, so that a few rows take as long as reading the codes.
    ig_widen_s4_48 writes the panel out as float32, for ig_tile_f32_48: better for many rows. */
 
-typedef uint32_t ig_vector_u32 __attribute__((vector_size(IG_BYTES)));
-typedef int32_t ig_vector_i32 __attribute__((vector_size(IG_BYTES)));
-
 /* Bytes that are asked for ahead of their use: a panel's end is followed by the next panel. */
-enum { IG_AHEAD = 1024 };
+enum { IG_CODED_AHEAD = 1024 };
 
 /* Term `term` of each lane's word as float32. */
 static inline __attribute__((always_inline)) ig_vector_f32 ig_code_s4(ig_vector_u32 word, int term)
@@ -72,7 +69,7 @@ static inline __attribute__((always_inline)) ig_vector_f32 ig_load_f32(const flo
 #define IG_STREAM_LINE() \
     for (int j = 0; j < wide; ++j) { \
         memcpy(&line[j], b + j * lanes, IG_BYTES); \
-        __builtin_prefetch((const char *)(b + j * lanes) + IG_AHEAD); \
+        __builtin_prefetch((const char *)(b + j * lanes) + IG_CODED_AHEAD); \
     }
 
 #define IG_STREAM_ROWS(name, kind, width, rows) \

@@ -12,23 +12,22 @@ enum { IG_SIDE = 4 }; /* outputs at a time */
 #define IG_READ_F(vector, place, zero) ((void)(zero), memcpy(&(vector), place, IG_BYTES))
 #define IG_READ_U8(vector, place, zero) ((vector) = __builtin_convertvector(ig_wide_u8(place), ig_vector_f32) - (zero))
 typedef uint8_t ig_quarter_u8 __attribute__((vector_size(IG_BYTES / 4)));
-typedef int32_t ig_whole_i32 __attribute__((vector_size(IG_BYTES)));
 
 /* As many bytes as a vector has lanes, one in each. Compilers take them one by one if it is left to them. */
-__attribute__((unused)) static inline __attribute__((always_inline)) ig_whole_i32 ig_wide_u8(const uint8_t *place)
+__attribute__((unused)) static inline __attribute__((always_inline)) ig_vector_i32 ig_wide_u8(const uint8_t *place)
 {
     ig_quarter_u8 bytes;
     memcpy(&bytes, place, IG_BYTES / 4);
 #if IG_BYTES == 64
-    ig_whole_i32 wide;
+    ig_vector_i32 wide;
     __asm__("vpmovzxbd %1, %0" : "=v"(wide) : "vm"(bytes));
     return wide;
 #elif IG_BYTES == 32
-    ig_whole_i32 wide;
+    ig_vector_i32 wide;
     __asm__("vpmovzxbd %1, %0" : "=x"(wide) : "m"(bytes));
     return wide;
 #else
-    return __builtin_convertvector(bytes, ig_whole_i32);
+    return __builtin_convertvector(bytes, ig_vector_i32);
 #endif
 }
 

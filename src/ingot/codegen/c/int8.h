@@ -4,12 +4,11 @@
    of one column, the earliest one in its low byte. Where the number of terms is no multiple of four the last weights are
    0, and the values behind the last are never read. Every sum is exact: nothing here saturates. */
 
-typedef uint32_t ig_vector_bytes __attribute__((vector_size(IG_BYTES)));
 typedef int16_t ig_vector_i16 __attribute__((vector_size(IG_BYTES)));
 
 #if defined(__AVX512VNNI__) && IG_BYTES == 64
 static inline __attribute__((always_inline)) ig_vector_i32 ig_dot_u8(
-    ig_vector_i32 sum, ig_vector_bytes x, ig_vector_bytes line)
+    ig_vector_i32 sum, ig_vector_u32 x, ig_vector_u32 line)
 {
     __asm__("vpdpbusd %2, %1, %0" : "+v"(sum) : "v"(x), "v"(line));
     return sum;
@@ -28,7 +27,7 @@ static inline __attribute__((always_inline)) ig_vector_i32 ig_both_i16(ig_vector
     return (ig_vector_i32)a;
 }
 static inline __attribute__((always_inline)) ig_vector_i32 ig_dot_u8(
-    ig_vector_i32 sum, ig_vector_bytes x, ig_vector_bytes line)
+    ig_vector_i32 sum, ig_vector_u32 x, ig_vector_u32 line)
 {
     const ig_vector_i16 first = (ig_vector_i16)(x & 0x00ff00ffu), second = (ig_vector_i16)(x >> 8 & 0x00ff00ffu);
     sum += ig_both_i16(first, (ig_vector_i16)(line << 8) >> 8);
@@ -36,7 +35,7 @@ static inline __attribute__((always_inline)) ig_vector_i32 ig_dot_u8(
 }
 #else
 static inline __attribute__((always_inline)) ig_vector_i32 ig_dot_u8(
-    ig_vector_i32 sum, ig_vector_bytes x, ig_vector_bytes line)
+    ig_vector_i32 sum, ig_vector_u32 x, ig_vector_u32 line)
 {
     for (int term = 0; term < 4; ++term)
         sum += (ig_vector_i32)(x >> 8 * term & 0xffu) * ((ig_vector_i32)(line << (24 - 8 * term)) >> 24);
@@ -74,11 +73,11 @@ static inline __attribute__((always_inline)) uint32_t ig_last_u8(const uint8_t *
 /* Four terms for every row and every vector of columns; `value` is row i's. */
 #define IG_STEP_U8(panel, value, ahead) \
     do { \
-        ig_vector_bytes line[wide]; \
+        ig_vector_u32 line[wide]; \
         IG_ASK(ahead); \
         for (int j = 0; j < wide; ++j) memcpy(&line[j], (panel) + 4 * j * lanes, IG_BYTES); \
         for (int i = 0; i < high; ++i) { \
-            const ig_vector_bytes x = (ig_vector_bytes){0} + (value); \
+            const ig_vector_u32 x = (ig_vector_u32){0} + (value); \
             for (int j = 0; j < wide; ++j) sum[i][j] = ig_dot_u8(sum[i][j], x, line[j]); \
         } \
     } while (0)

@@ -1,5 +1,7 @@
 /* The widest vectors of the machine that is compiled for, and multiply-adds of them. */
 
+#include <stdint.h>
+
 #if defined(__AVX512F__)
 #define IG_BYTES 64
 #define IG_REGISTERS 32
@@ -14,7 +16,10 @@
 #define IG_REGISTERS 16
 #endif
 
-#define IG_VECTOR(kind, real) typedef real ig_vector_##kind __attribute__((vector_size(IG_BYTES)));
+typedef float ig_vector_f32 __attribute__((vector_size(IG_BYTES)));
+typedef double ig_vector_f64 __attribute__((vector_size(IG_BYTES)));
+typedef int32_t ig_vector_i32 __attribute__((vector_size(IG_BYTES)));
+typedef uint32_t ig_vector_u32 __attribute__((vector_size(IG_BYTES)));
 
 /* a·b + c of vectors, rounded once where there is an instruction for it. It is asked for by name, for contraction is
    off: see ig_fma_f32. A function that uses IG_FMA says IG_CONTRACTED first. */
@@ -50,3 +55,5 @@
     { \
         return ig_fma_vector_##kind(x - (ig_vector_##kind){0}, b, c); \
     }
+IG_VECTOR_FMA(f32, float)
+IG_VECTOR_FMA(f64, double)
