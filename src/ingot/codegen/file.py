@@ -13,6 +13,7 @@ from typing import Any
 
 from ingot.codegen.attention import attention_kernel, tiles_kernel
 from ingot.codegen.attention_gradient import gradient_kernel
+from ingot.codegen.checked_sizes import MOST_BYTES, Limits, check_static_sizes, of_run
 from ingot.codegen.convolutions import convolution_kernel
 from ingot.codegen.ctext import STORED, Statements, size_text
 from ingot.codegen.exports import Placed, exports, place_weights, run_size, size_names
@@ -50,7 +51,7 @@ from ingot.lowering.ir import (
     Strips,
     While,
 )
-from ingot.lowering.memory import Plan, byte_size, touched
+from ingot.lowering.memory import Plan, all_steps, byte_size, touched
 
 # The C compiler's work, counted in characters of kernels: how much is worth a group, and how many groups there may be;
 # what a function takes that kernels share.
@@ -99,9 +100,10 @@ class _File:
     kernels: dict[str, str] = field(default_factory=dict)
     comments: dict[str, Origin] = field(default_factory=dict)
     lines: list[str] = field(default_factory=list)
-    sites: list[str] = field(default_factory=list)
+    sites: dict[str, int] = field(default_factory=dict)
     scratch: list[Size] = field(default_factory=list)
     known: set[str] = field(default_factory=set)  # sizes that the run has when it begins
+    limits: Limits = field(default_factory=Limits)
     depth: int = 1
     launches: list[Launch] = field(default_factory=list)
     shared_groups: Iterator[int] = field(default_factory=lambda: iter(()))
@@ -122,7 +124,8 @@ class _File:
             groups[group].append(kernel)
         parts = ["\n".join([f"#if IG_IN({n})", *group, "#endif"]) for n, group in enumerate(groups) if group]
         names = f"IG_KERNEL ig_kernel {', '.join(self.kernels.values())};\n" if kernels else ""
-        rest = "\n".join(["#if IG_IN_RUN", *bound, exports(self.module, self.sites, size), "#endif\n"])
+        fits = self.limits.split(self.module.symbols)[0].function()
+        rest = "\n".join(["#if IG_IN_RUN", *fits, *bound, exports(self.module, list(self.sites), size), "#endif\n"])
         return Source("\n".join([names, *parts, rest]), weights, size, tuple(self.launches), count)
 
     def _share_out(self, kernels: Sequence[str]) -> int:
@@ -163,7 +166,9 @@ class _File:
         head = [*_signature()]
         steps = list(module.steps)
         early = 0
-        used = set().union(*(name for step in steps for name in touched(step)))
+        used: set[str] = set().union(*(name for step in steps for name in touched(step)))
+        self.known = set(module.symbols)
+        check_static_sizes(module, used)
         for number, argument in enumerate(module.inputs):
             if argument.buffer in used:
                 self.line(f"void *const {argument.buffer} = inputs[{number}].data;")
@@ -178,12 +183,19 @@ class _File:
             kind = module.buffers[placed.weight.buffer].kind
             base = "weights" if kind == "weight" else "state"
             self.line(f"void *const {placed.weight.buffer} = (char *)model->{base} + {placed.offset};")
-        late = self._arena(self.known)
+        self._limit_buffers()
+        for argument in module.outputs:
+            for size in argument.shape:
+                if isinstance(size, Expr) and {s.name for s in size.symbols} <= self.known:
+                    self.limits.add(size, MOST_BYTES, self._site(argument.name))
         place = len(self.lines)
+        late = self._arena(self.known)
+        reserve = len(self.lines)
         told = set(self.known)
         for step in steps[early:]:
             for name in sorted(late & set().union(*touched(step))):
                 self._check_size(name, told)
+                self._limit(byte_size(module.buffers[name]), step.origin, MOST_BYTES)
                 self.line(f"void *const {name} = ig_allocate(run, {run_size(byte_size(module.buffers[name]))});")
                 self.line("if (run->status) return;")
                 late.discard(name)
@@ -192,8 +204,29 @@ class _File:
         total: Size = 0
         for size in self.scratch:
             total = largest(total, size)
-        self.lines.insert(place, f"    if (!ig_reserve_scratch(run, {run_size(total)})) return;")
+        self.lines.insert(reserve, f"    if (!ig_reserve_scratch(run, {run_size(total)})) return;")
+        # Sizes that the first steps find out, ahead of the arena.
+        self.lines[place:place] = [f"    {line}" for line in self.limits.split(module.symbols)[1].statements()]
         return [*head, "{", "    (void)n, (void)outputs, (void)inputs, (void)model;", *self.lines, "}", ""]
+
+    def _limit(self, size: Size, origin: Origin, most: int | None = None) -> None:
+        """Has a size checked: ahead of the run if it can be, else here."""
+        if not isinstance(size, Expr):
+            return
+        if {s.name for s in size.symbols} <= self.known:
+            self.limits.add(size, most, self._site(str(origin)))
+        else:
+            one = Limits()
+            one.add(size, most, self._site(str(origin)))
+            self.lines += ["    " * self.depth + line for line in one.statements()]
+
+    def _limit_buffers(self) -> None:
+        """Has those checked whose sizes are known when the run begins."""
+        for step in all_steps(self.module.steps):
+            for name in sorted(set().union(*touched(step))):
+                size = byte_size(self.module.buffers[name])
+                if isinstance(size, Expr) and {s.name for s in size.symbols} <= self.known:
+                    self._limit(size, step.origin, MOST_BYTES)
 
     def _check_size(self, name: str, told: set[str]) -> None:
         """Memory is taken between steps of the whole run: inside of a branch or loop it is too late."""
@@ -228,11 +261,13 @@ class _File:
                 else:
                     size = largest(size, bytes_)
                     at.append(f"void *const {name} = arena + slot{number};")
-            sizes.append(f"const int64_t slot{number + 1} = slot{number} + ig_round_up({run_size(size)});")
+            bytes_text = f"ig_round_up({run_size(size)})"
+            sizes.append(f"const int64_t slot{number + 1} = ig_checked_add(slot{number}, {bytes_text}, &over);")
+        self.line("int over = 0;")
         self.line("const int64_t slot0 = 0;")
         for text in sizes:
             self.line(text)
-        self.line(f"char *const arena = ig_reserve_arena(run, slot{len(sizes)});")
+        self.line(f"char *const arena = ig_reserve_arena(run, over ? IG_MOST_BYTES : slot{len(sizes)});")
         self.line("if (!arena) return;")
         for text in at:
             self.line(text)
@@ -289,6 +324,9 @@ class _File:
     def _value(self, body: Body, origin: Origin) -> str:
         """The body's result in a block that `_end_value` closes."""
         names = {name: f"n[{name[1:]}]" for name in size_names(self.module)}
+        for op in body.ops:
+            if isinstance(op.attribute, Expr) and of_run(op.attribute):
+                self._limit(op.attribute, origin)
         code = Statements(body, self._element, self.module.buffers, self.library.functions, names=names)
         self.line("{")
         self.depth += 1
@@ -318,19 +356,20 @@ class _File:
         if name is None:
             name = self.kernels[kernel.text] = f"k{len(self.kernels)}"
             self.comments[name] = origin
+        self._limit(kernel.scratch, origin, MOST_BYTES)
         if isinstance(kernel.scratch, Expr) and not {s.name for s in kernel.scratch.symbols} <= self.known:
             self.line(f"if (!ig_reserve_more_scratch(run, {run_size(kernel.scratch)})) return;")
         else:
             self.scratch.append(kernel.scratch)
+        for size in (*kernel.sizes, kernel.total):
+            self._limit(size, origin, MOST_BYTES if size is kernel.total else None)
         self.launches.append(Launch(name, origin, flops(step), effort(step), traffic(step, self.module.buffers)))
         numbers = (self._site(str(origin)), run_size(kernel.total), run_size(kernel.grain))
         arguments = ", ".join([str(len(self.launches) - 1), name, *map(str, numbers), *(kernel.buffers or ["0"])])
         self.line(f"LAUNCH({arguments});  /* {_comment(origin)} */")
 
     def _site(self, text: str) -> int:
-        if text not in self.sites:
-            self.sites.append(text)
-        return self.sites.index(text)
+        return self.sites.setdefault(text, len(self.sites))
 
 
 def _signature() -> list[str]:

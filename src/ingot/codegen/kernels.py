@@ -19,6 +19,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
+from ingot.codegen.checked_sizes import of_run
 from ingot.codegen.ctext import COMPUTED, STORED, Statements, constant_text, size_text
 from ingot.codegen.lanes import LANES, Lanes, writes_bytes
 from ingot.codegen.library import Library
@@ -47,6 +48,7 @@ class Kernel:
     total: Size
     grain: Size
     scratch: Size = 0
+    sizes: tuple[Expr, ...] = ()  # of the run, that the text computes
 
 
 @dataclass
@@ -61,6 +63,7 @@ class Writer:
     pointers: dict[str, str] = field(default_factory=dict)
     written: set[str] = field(default_factory=set)
     sizes: set[str] = field(default_factory=set)
+    computed: dict[Expr, None] = field(default_factory=dict)  # sizes of the run that the text computes
     locals: dict[str, tuple[str, bool]] = field(default_factory=dict)  # name, and whether it is an array
     scratch: Size = 0
 
@@ -83,6 +86,8 @@ class Writer:
         """A size as text; the symbols in it become known to the kernel."""
         if isinstance(size, Expr):
             self.sizes.update(s.name for s in size.symbols if s.name[0] == "n")
+            if of_run(size):
+                self.computed[size] = None
         return size_text(size)
 
     def place(self, buffer: str, index: Size) -> str:
@@ -166,7 +171,7 @@ class Writer:
             f"    const int64_t {name} = c->n[{name[1:]}];" for name in sorted(self.sizes, key=lambda n: int(n[1:]))
         ]
         text = "\n".join([*head, *self.lines])
-        return Kernel(text, list(self.pointers), total, grain, self.scratch)
+        return Kernel(text, list(self.pointers), total, grain, self.scratch, tuple(self.computed))
 
 
 # ---------------------------------------------------------------------- nests

@@ -60,11 +60,23 @@ INGOT_EXPORT void ingot_seed(ingot_model *model, uint64_t seed)
     pthread_mutex_unlock(&model->lock);
 }
 
+/* The sizes of a call into `n`: those that its inputs tell. */
+static int ig_prepare(const ingot_tensor *inputs, int64_t *n, char *message, size_t size)
+{
+    const int status = ig_bind(inputs, n, message, size);
+    if (status) return status;
+    const int site = ig_sizes_fit(n);
+    if (site < 0) return INGOT_OK;
+    if (message && size)
+        snprintf(message, size, "out of memory: for these inputs, what this needs is too large for any machine: %s", ig_sites[site]);
+    return INGOT_MEMORY;
+}
+
 INGOT_EXPORT int ingot_sizes(ingot_model *model, const ingot_tensor *inputs, int64_t *sizes, char *message, size_t size)
 {
     (void)model;
     int64_t n[IG_SYMBOLS + 1] = {0};
-    const int status = ig_bind(inputs, n, message, size);
+    const int status = ig_prepare(inputs, n, message, size);
     if (status == INGOT_OK) ig_shapes(n, sizes);
     return status;
 }
@@ -73,7 +85,7 @@ static int ig_execute(
     ingot_model *model, const ingot_tensor *inputs, const ingot_tensor *outputs, double *seconds, char *message, size_t size)
 {
     int64_t n[IG_SYMBOLS + 1] = {0}, sizes[IG_SIZES] = {0};
-    int status = ig_bind(inputs, n, message, size);
+    int status = ig_prepare(inputs, n, message, size);
     if (status) return status;
     ig_shapes(n, sizes);
     for (int o = 0, at = 0; o < IG_OUTPUTS; at += ig_ranks[o++]) {
@@ -108,8 +120,8 @@ static int ig_execute(
     }
     run->blocks = 0;
     if (status && message && size) {
-        static const char *const why[] = {"", "", "", "an index is out of range: ", "out of memory", "division by zero: "};
-        snprintf(message, size, "%s%s", why[status], status == INGOT_MEMORY ? "" : ig_sites[run->site]);
+        static const char *const why[] = {"", "", "", "an index is out of range: ", "out of memory: ", "division by zero: "};
+        snprintf(message, size, "%s%s", why[status], run->site < 0 ? "" : ig_sites[run->site]);
     }
     pthread_mutex_lock(&model->lock);
     run->next = model->idle;

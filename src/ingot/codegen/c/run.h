@@ -126,7 +126,7 @@ IG_OPTIONAL char *ig_reserve(ig_run *run, char **memory, int64_t *held, int64_t 
         free(*memory);
         *held = size;
         *memory = ig_pages(size);
-        if (!*memory) *held = 0, ig_fail_run(run, INGOT_MEMORY, 0);
+        if (!*memory) *held = 0, ig_fail_run(run, INGOT_MEMORY, -1);
     }
     return *memory;
 }
@@ -139,6 +139,10 @@ IG_OPTIONAL char *ig_reserve_arena(ig_run *run, int64_t size)
 IG_OPTIONAL int ig_reserve_scratch(ig_run *run, int64_t each)
 {
     const int threads = ig_pool_threads(run->pool);
+    if (each > IG_MOST_BYTES / threads) {
+        ig_fail_run(run, INGOT_MEMORY, -1);
+        return 0;
+    }
     run->scratch_each = ig_round_up(each) + (int64_t)sizeof(ig_last);
     if (!each) return 1;
     if (!ig_reserve(run, &run->scratch, &run->scratch_size, run->scratch_each * threads)) return 0;
@@ -157,7 +161,7 @@ IG_OPTIONAL void *ig_allocate(ig_run *run, int64_t size)
 {
     char *const memory = aligned_alloc(64, 64 + (size_t)ig_round_up(size));
     if (!memory) {
-        ig_fail_run(run, INGOT_MEMORY, 0);
+        ig_fail_run(run, INGOT_MEMORY, -1);
         return 0;
     }
     ig_block *const block = (ig_block *)memory;
