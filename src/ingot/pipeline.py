@@ -21,7 +21,7 @@ from ingot.codegen.pages import Pages
 from ingot.codegen.toolchain import find
 from ingot.codegen.weights import fill
 from ingot.entry import capture
-from ingot.errors import PassError, explain
+from ingot.errors import MissingMember, PassError, explain
 from ingot.lowering.ir import Precision
 from ingot.lowering.lower import lower
 from ingot.lowering.making import KERNELS
@@ -32,9 +32,11 @@ from ingot.program import file
 from ingot.program.program import Program
 from ingot.settings import Settings
 from ingot.training import Trained
-from ingot_runtime import open_container
+from ingot_runtime import Trust, open_container
+from ingot_runtime.container import skip_nothing, skip_program
 from ingot_runtime.machine import cores
 from ingot_runtime.model import check_threads, model_of
+from ingot_runtime.signing import check_trust
 
 # C compilers that may work on one model at the same time. The C text does not depend on it; the library's bytes do.
 PARTS = 8
@@ -220,15 +222,30 @@ def _trained(
     return Trained(program, build)
 
 
-def load(path: str | os.PathLike[str]) -> Program | Loaded:
+def load(path: str | os.PathLike[str], *, native: bool = True, trust: Trust = True) -> Program | Loaded:
     """What a `.ingot` file holds: a Program, or, of a compiled model, something to call on torch tensors.
 
-    Raises a FileError for what is wrong with the file, OSError where it cannot be opened.
+    Loading a compiled file runs native code that it holds. `native` False gives the Program that it was compiled from,
+    and runs nothing of the file: `ingot.compile` makes native code of it here.
+
+    `trust` is as in `ingot_runtime.load`: True, whoever wrote the file; public keys, whose holder must have signed it;
+    False, nobody: no native code, and a Program may only call operators that torch or Ingot define.
+
+    Raises a FileError for what is wrong with the file, VerifyError for a Program that breaks its invariants, OSError
+    where the file cannot be opened.
     """
-    with open_container(path) as container:
-        if "native" in container.manifest and file.GRAPH not in container.names:
-            return Loaded(model_of(container))
-        return file.read(container)
+    with open_container(path, skip=skip_program if native else skip_nothing) as container:
+        if native and "native" in container.manifest:
+            return Loaded(model_of(container, trust=trust))
+        check_trust(container, trust)
+        if file.GRAPH not in container.names and "native" in container.manifest:
+            raise MissingMember(
+                "the file holds no program",
+                why="it was compiled, and saved with program=False, or by an older release",
+                fix="save it with the program: compiled.save(path, program=True)",
+                path=container.path,
+            )
+        return file.read(container, custom_operators=trust is not False)
 
 
 def for_native(program: Program, disabled: Collection[str] = ()) -> Program:

@@ -1,8 +1,10 @@
 """Loads and runs a compiled `.ingot` file with the standard library and numpy: never torch, never ingot.
 
-    model = ingot_runtime.load("m.ingot")               # every byte is checked here; weights are mapped
+    model = ingot_runtime.load("m.ingot")               # runs native code of the file: whose file is it?
+    model = ingot_runtime.load("m.ingot", trust="release.pub.pem")  # only if the holder of that key signed it
     logits = model(ids, mask=mask)                      # the original's arguments; numpy arrays, torch tensors, buffers
     model.self_test()                                   # the sample stored in the file, on this machine
+    ingot_runtime.describe("m.ingot")                   # what it takes and gives; nothing of it runs
 
     $ python -m ingot_runtime describe|run|self-test|extract m.ingot
 
@@ -19,6 +21,7 @@ The file itself, for those who want what is in it:
 
 from .bfloat16 import BFloat16Array
 from .container import SCHEMA, Container, Member, StreamedMember, check_container, open_container, write_container
+from .describing import describe
 from .errors import (
     AssertionFailed,
     CallError,
@@ -29,6 +32,7 @@ from .errors import (
     IndexOutOfRange,
     IngotError,
     InputError,
+    InvalidKey,
     LiteralError,
     MissingInstructionSet,
     MissingMember,
@@ -37,11 +41,14 @@ from .errors import (
     OutOfMemory,
     OutputError,
     SelfTestFailed,
+    SigningUnavailable,
     StructureError,
     UnsafeFile,
     UnsupportedSchema,
+    UntrustedFile,
 )
 from .model import Model, load
+from .signing import Key, Trust, sign_file, write_keys
 from .tensors import DTYPES, TensorEntry, TensorsMember, as_numpy, parse_header
 from .trees import FieldTuple, Record
 
@@ -60,6 +67,8 @@ __all__ = [
     "IndexOutOfRange",
     "IngotError",
     "InputError",
+    "InvalidKey",
+    "Key",
     "LiteralError",
     "Member",
     "MissingInstructionSet",
@@ -71,16 +80,22 @@ __all__ = [
     "OutputError",
     "Record",
     "SelfTestFailed",
+    "SigningUnavailable",
     "StreamedMember",
     "StructureError",
     "TensorEntry",
     "TensorsMember",
+    "Trust",
     "UnsafeFile",
     "UnsupportedSchema",
+    "UntrustedFile",
     "as_numpy",
     "check_container",
+    "describe",
     "load",
     "open_container",
     "parse_header",
+    "sign_file",
     "write_container",
+    "write_keys",
 ]

@@ -8,8 +8,10 @@ from typing import Any
 
 from .calling import run_file, write_results
 from .container import open_container
+from .describing import best_library, describe, weights_of
 from .errors import IngotError
-from .model import best_library, load, weights_of
+from .model import load
+from .signing import Trust, check_trust
 from .spec import read_spec
 
 HEADER = Path(__file__).parent / "include" / "ingot.h"
@@ -28,7 +30,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        "python -m ingot_runtime", description="Runs a compiled .ingot file. Needs no torch."
+        "python -m ingot_runtime",
+        description="Runs a compiled .ingot file: native code of whoever made it. Needs no torch.",
     )
     commands = parser.add_subparsers(required=True, metavar="command")
 
@@ -36,6 +39,12 @@ def _parser() -> argparse.ArgumentParser:
         made = commands.add_parser(name, help=text, description=text)
         made.set_defaults(act=act)
         made.add_argument("file", help="a compiled .ingot file")
+        made.add_argument(
+            "--trust-key",
+            action="append",
+            metavar="KEY.pem",
+            help="refuse the file unless the holder of this public key signed it; repeatable",
+        )
         return made
 
     run = command("run", _run, "Call the model with arrays from .npy files; results to an .npz file.")
@@ -47,38 +56,44 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument("--threads", type=int)
     test = command("self-test", _self_test, "Run the sample stored in the file, and compare.")
     test.add_argument("--threads", type=int)
-    command("describe", _describe, "What the model takes and gives.")
-    extract = command("extract", _extract, "Write model.so, weights.bin and ingot.h, for use from C.")
+    command("describe", _describe, "What the model takes and gives. Runs nothing of the file.")
+    extract = command(
+        "extract", _extract, "Write model.so, weights.bin and ingot.h, for use from C. Runs nothing of it."
+    )
     extract.add_argument("folder", help="made if it is not there")
     extract.add_argument("--isa", help="which library, if not the best for this machine")
     return parser
 
 
+def _trust(options: argparse.Namespace) -> Trust:
+    return options.trust_key or True
+
+
 def _run(options: argparse.Namespace) -> None:
-    results = run_file(options.file, options.input, seed=options.seed, threads=options.threads)
+    results = run_file(options.file, options.input, seed=options.seed, threads=options.threads, trust=_trust(options))
     write_results(options.output, results)
     for name, array in results.items():
         print(f"{name}: {array.dtype}{list(array.shape)}")
 
 
 def _self_test(options: argparse.Namespace) -> None:
-    with load(options.file, options.threads) as model:
+    with load(options.file, options.threads, trust=_trust(options)) as model:
         print(f"{options.file}: good on this machine, {model.isa}; largest difference {model.self_test():.3g}")
 
 
 def _describe(options: argparse.Namespace) -> None:
-    with load(options.file, 1) as model:
-        print(model.describe())
+    print(describe(options.file, trust=_trust(options)))
 
 
 def _extract(options: argparse.Namespace) -> None:
     folder = Path(options.folder)
     with open_container(options.file, writable=False) as container:
+        check_trust(container, _trust(options))
         spec = read_spec(container.manifest, container.names, container.path)
         isa = best_library(spec, container.path, options.isa)
         blob = weights_of(container, spec)
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / "model.so").write_bytes(container.read(spec.libraries[isa]))
+        (folder / "model.so").write_bytes(container.copy(spec.libraries[isa]))
         (folder / "weights.bin").write_bytes(blob.view)
         (folder / "ingot.h").write_bytes(HEADER.read_bytes())
     print(f"{folder}: model.so ({isa}), weights.bin ({blob.size:,} bytes), ingot.h")

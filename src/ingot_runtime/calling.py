@@ -13,20 +13,26 @@ from .dtypes import BFLOAT16
 from .errors import InputError, explain
 from .model import Model, load
 from .sampling import MUTATED
+from .signing import Trust
 from .spec import Input
 
 Results = dict[str, NDArray[Any]]
 
 
 def run_file(
-    file: str | os.PathLike[str], inputs: Iterable[str], *, seed: int | None = None, threads: int | None = None
+    file: str | os.PathLike[str],
+    inputs: Iterable[str],
+    *,
+    seed: int | None = None,
+    threads: int | None = None,
+    trust: Trust = True,
 ) -> Results:
     """The results of a model by name, bfloat16 as float32; inputs that it writes to under "mutated." and their name.
 
     `inputs` are texts: NAME=FILE.npy, or NAME=NUMBER for a scalar. Raises InputError, and what `load` and a call raise.
     """
     given = dict(_pair(text) for text in inputs)
-    with load(file, threads) as model:
+    with load(file, threads, trust=trust) as model:
         values = _values(model, given)
         if seed is not None:
             model.seed(seed)

@@ -11,6 +11,10 @@ The file is a plain ZIP archive (`unzip`, `zipfile` read it) with stored members
 Every byte is thus determined: records and data by the manifest, the manifest by the comment. This finds damage, not
 forgery: whoever can write a file can write its hashes.
 
+A signed file has schema 4: every member has SHA-256, and one more member comes last, `signature.ed25519`, the
+signature of the bytes of manifest.json. The manifest has the size and the hash of every other member, so the signature
+covers all of them; signing.py says whose it is.
+
 Schema 2 has SHA-256 for tensors too; schema 1 has one SHA-256 for a whole member and no CRC in the manifest. Such
 files are read, and no longer written.
 
@@ -23,18 +27,20 @@ import mmap
 import os
 import re
 import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from types import TracebackType
 from typing import Any, BinaryIO, NamedTuple, Protocol, Self
 
 from . import archive, digests, pieces, strict_json
 from .errors import DamagedFile, FileError, MissingMember, NotAnIngotFile, UnsafeFile, UnsupportedSchema
-from .member_names import MANIFEST, check_names
+from .member_names import MANIFEST, PROGRAM_TENSORS, SIGNATURE, check_names
 from .pieces import Piece
 
 FORMAT = "ingot"
 SCHEMA = 3  # the one that is written
-READABLE = (1, 2, 3)
+SIGNED_SCHEMA = 4  # the one that is written with a signature
+READABLE = (1, 2, 3, 4)
+SIGNATURE_SIZE = 64
 MANIFEST_LIMIT = 16 << 20
 
 _COMMENT = b"ingot manifest sha256 "
@@ -58,13 +64,28 @@ class StreamedMember(Protocol):
 
 
 Member = Bytes | StreamedMember
+Skip = Callable[[Mapping[str, Any]], Collection[str]]
+
+
+def skip_nothing(manifest: Mapping[str, Any]) -> Collection[str]:
+    return ()
+
+
+def skip_program(manifest: Mapping[str, Any]) -> Collection[str]:
+    """What native code does not read: the tensors of the program that a file was compiled from."""
+    return PROGRAM_TENSORS if "native" in manifest else ()
 
 
 class Contents(NamedTuple):
-    """What a checked file holds: its manifest, and where the data of each other member begins and ends."""
+    """What a checked file holds: its manifest, and where the data of each other member begins and ends.
+
+    `signature` is None where the file has none; `signed` is what it signs.
+    """
 
     manifest: Mapping[str, Any]
     members: Mapping[str, tuple[int, int]]
+    signed: bytes
+    signature: bytes | None
 
 
 class Container:
@@ -84,8 +105,18 @@ class Container:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The members but for the manifest, sorted."""
+        """The members except the manifest, the signature and those that were skipped, sorted."""
         return tuple(self._contents.members)
+
+    @property
+    def signature(self) -> bytes | None:
+        """The signature of `signed`, which nobody has verified yet; None in a file that is not signed."""
+        return self._contents.signature
+
+    @property
+    def signed(self) -> bytes:
+        """The bytes of the manifest, which has the hash of every other member."""
+        return self._contents.signed
 
     def __contains__(self, name: object) -> bool:
         return name in self._contents.members
@@ -105,6 +136,24 @@ class Container:
         begin, end = self._contents.members[name]
         return self._view[begin:end]
 
+    def copy(self, name: str) -> bytes:
+        """A copy of a member's bytes, checked once more: no later write to the file can change it.
+
+        For code: what was checked must be what runs.
+        """
+        data = bytes(self.read(name))
+        slot = archive.Slot(name, len(data), 0, 0)
+        damage = pieces.find_damage(memoryview(data), list(_pieces(slot, self.manifest["members"][name])))
+        if damage is not None:
+            raise DamagedFile(
+                "a member changed while the file was open",
+                why="another process writes to the file",
+                fix="replace files, do not write into them; load it again",
+                path=self.path,
+                member=name,
+            )
+        return data
+
     def close(self) -> None:
         """Gives the file back; the memory of views still in use goes when the last of them does."""
         self._view.release()
@@ -117,9 +166,10 @@ class Container:
         self.close()
 
 
-def open_container(path: str | os.PathLike[str], *, writable: bool = True) -> Container:
+def open_container(path: str | os.PathLike[str], *, writable: bool = True, skip: Skip = skip_nothing) -> Container:
     """Maps a `.ingot` file and checks every byte of it before returning; without `writable`, views are read-only.
 
+    Members that `skip` names, given the manifest, are not checked and cannot be read: it is as if they were not there.
     Raises a FileError for what is wrong with the file, OSError where it cannot be opened. The file must not be changed
     in place while it is open; `write_container` never does so, it replaces.
     """
@@ -130,7 +180,7 @@ def open_container(path: str | os.PathLike[str], *, writable: bool = True) -> Co
         mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY if writable else mmap.ACCESS_READ)
     try:
         with memoryview(mapped) as view:
-            contents = check_container(view, path, _forgetting(mapped))
+            contents = check_container(view, path, _forgetting(mapped), skip)
         return Container(path, mapped, contents)
     except BaseException:
         _unmap(mapped)
@@ -138,16 +188,23 @@ def open_container(path: str | os.PathLike[str], *, writable: bool = True) -> Co
 
 
 def check_container(
-    data: memoryview, path: str = "<memory>", forget: Callable[[int, int], None] | None = None
+    data: memoryview,
+    path: str = "<memory>",
+    forget: Callable[[int, int], None] | None = None,
+    skip: Skip = skip_nothing,
 ) -> Contents:
     """Checks every byte of a `.ingot` file; returns what it holds, or raises a FileError. `path` is for messages.
 
-    `forget(begin, end)` is called for bytes that are done with, from several threads.
+    `forget(begin, end)` is called for bytes that are done with, from several threads. Of members that `skip`
+    names only the records are checked, and the contents leave them out. Whether a signature is good is not asked here.
     """
     manifest_size = _check_ends(data, path)
-    manifest = _check_manifest(bytes(data[_MANIFEST_BEGIN : _MANIFEST_BEGIN + manifest_size]), path)
+    signed = bytes(data[_MANIFEST_BEGIN : _MANIFEST_BEGIN + manifest_size])
+    manifest = _check_manifest(signed, path)
     entries = manifest["members"]
-    slots = archive.plan([(MANIFEST, manifest_size), *((name, entry["size"]) for name, entry in entries.items())])
+    sizes = [(MANIFEST, manifest_size), *((name, entry["size"]) for name, entry in entries.items())]
+    is_signed = manifest["schema"] == SIGNED_SCHEMA
+    slots = archive.plan([*sizes, (SIGNATURE, SIGNATURE_SIZE)] if is_signed else sizes)
     last = slots[-1]
     if last.end > len(data):
         raise DamagedFile(
@@ -157,9 +214,9 @@ def check_container(
             path=path,
             member=last.name,
         )
-    damage = pieces.find_damage(
-        data, [piece for slot in slots[1:] for piece in _pieces(slot, entries[slot.name])], forget
-    )
+    skipped = skip(manifest)
+    used = [slot for slot in slots[1 : len(sizes)] if slot.name not in skipped]
+    damage = pieces.find_damage(data, [piece for slot in used for piece in _pieces(slot, entries[slot.name])], forget)
     if damage is not None:
         piece, found = damage
         raise DamagedFile(
@@ -175,14 +232,21 @@ def check_container(
         _compare(data[slot.offset : slot.begin], archive.local_header(slot, crc), slot.offset, path, slot.name)
     comment = _COMMENT + digests.sha256(data[slots[0].begin : slots[0].end]).encode()
     _compare(data[last.end :], archive.directory(slots, crcs, comment), last.end, path, None)
-    return Contents(manifest, {slot.name: (slot.begin, slot.end) for slot in slots[1:]})
+    signature = bytes(data[last.begin : last.end]) if is_signed else None
+    return Contents(manifest, {slot.name: (slot.begin, slot.end) for slot in used}, signed, signature)
 
 
-def write_container(path: str | os.PathLike[str], members: Mapping[str, Member], manifest: Mapping[str, Any]) -> None:
+def write_container(
+    path: str | os.PathLike[str],
+    members: Mapping[str, Member],
+    manifest: Mapping[str, Any],
+    sign: Callable[[bytes], bytes] | None = None,
+) -> None:
     """Writes a `.ingot` file: the same members and manifest fields give the same bytes, always.
 
     `manifest` adds fields to the manifest; "format", "schema" and "members" are the container's own. The file appears
     whole or not at all: whatever happens on the way, nothing is left behind and an older file at `path` is untouched.
+    `sign` is given the manifest's bytes and returns their signature; the file is a signed one then.
     Raises UnsafeFile for a bad member name, ValueError for a bad manifest or a member that is not of its stated size.
     """
     path = os.fspath(path)
@@ -192,7 +256,7 @@ def write_container(path: str | os.PathLike[str], members: Mapping[str, Member],
     check_names(members, path)
     try:
         with open(temporary, "xb") as file:
-            _write(file, members, manifest)
+            _write(file, members, manifest, sign)
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, target)
@@ -203,19 +267,31 @@ def write_container(path: str | os.PathLike[str], members: Mapping[str, Member],
         raise
 
 
-def _write(file: BinaryIO, members: Mapping[str, Member], fields: Mapping[str, Any]) -> None:
+def _write(
+    file: BinaryIO, members: Mapping[str, Member], fields: Mapping[str, Any], sign: Callable[[bytes], bytes] | None
+) -> None:
     # A hash is as long as any other, so the layout is known before the data is: one pass over the data is enough, and
     # the headers and the manifest are filled in behind it.
+    schema = SCHEMA if sign is None else SIGNED_SCHEMA
     sizes = {name: _size(member) for name, member in members.items()}
-    draft = _manifest_bytes(fields, sizes, {name: ["0" * 64] * pieces.count(n) for name, n in sizes.items()}, {})
-    slots = archive.plan([(MANIFEST, len(draft)), *sizes.items()])
+    blank = {name: ["0" * 64] * pieces.count(n) for name, n in sizes.items()}
+    draft = _manifest_bytes(schema, fields, sizes, blank, {})
+    planned = [(MANIFEST, len(draft)), *sizes.items()]
+    slots = archive.plan(planned if sign is None else [*planned, (SIGNATURE, SIGNATURE_SIZE)])
     hashes: dict[str, list[str]] = {}
     crc_of: dict[str, int] = {}
-    for slot in slots[1:]:
+    for slot in slots[1 : len(planned)]:
         file.seek(slot.begin)
-        hashes[slot.name], crc_of[slot.name] = _write_data(file, slot, members[slot.name])
-    manifest = _manifest_bytes(fields, sizes, hashes, crc_of)
+        hashes[slot.name], crc_of[slot.name] = _write_data(file, slot, members[slot.name], _kind(schema, slot.name))
+    manifest = _manifest_bytes(schema, fields, sizes, hashes, crc_of)
     crcs = [zlib.crc32(manifest), *crc_of.values()]
+    if sign is not None:
+        signature = sign(manifest)
+        if len(signature) != SIGNATURE_SIZE:
+            raise ValueError(f"the signature has {len(signature)} bytes, not {SIGNATURE_SIZE}")
+        crcs.append(zlib.crc32(signature))
+        file.seek(slots[-1].begin)
+        file.write(signature)
     for slot, crc in zip(slots, crcs, strict=True):
         file.seek(slot.offset)
         file.write(archive.local_header(slot, crc))
@@ -225,8 +301,13 @@ def _write(file: BinaryIO, members: Mapping[str, Member], fields: Mapping[str, A
     file.write(archive.directory(slots, crcs, _COMMENT + digests.sha256(manifest).encode()))
 
 
-def _write_data(file: BinaryIO, slot: archive.Slot, member: Member) -> tuple[list[str], int]:
-    hasher = pieces.Hasher(pieces.kind_of(slot.name))
+def _kind(schema: int, name: str) -> str:
+    """The kind of hash that a member has: sums find damage at the speed of memory, but anybody can forge them."""
+    return pieces.kind_of(name) if schema == SCHEMA else pieces.SHA256
+
+
+def _write_data(file: BinaryIO, slot: archive.Slot, member: Member, kind: str) -> tuple[list[str], int]:
+    hasher = pieces.Hasher(kind)
     crc = 0
     written = 0
     for chunk in [member] if isinstance(member, Bytes) else member.chunks():
@@ -249,14 +330,18 @@ def _write_data(file: BinaryIO, slot: archive.Slot, member: Member) -> tuple[lis
 
 
 def _manifest_bytes(
-    fields: Mapping[str, Any], sizes: Mapping[str, int], hashes: Mapping[str, list[str]], crcs: Mapping[str, int]
+    schema: int,
+    fields: Mapping[str, Any],
+    sizes: Mapping[str, int],
+    hashes: Mapping[str, list[str]],
+    crcs: Mapping[str, int],
 ) -> bytes:
     own = {
         "format": FORMAT,
-        "schema": SCHEMA,
+        "schema": schema,
         "members": {
             # As text of eight digits: the manifest must be as long before the data is known as after.
-            name: {"size": size, pieces.kind_of(name): hashes[name], "crc32": f"{crcs.get(name, 0):08x}"}
+            name: {"size": size, _kind(schema, name): hashes[name], "crc32": f"{crcs.get(name, 0):08x}"}
             for name, size in sizes.items()
         },
     }
@@ -315,7 +400,7 @@ def _check_manifest(data: bytes, path: str) -> dict[str, Any]:
     if type(schema) is not int or schema < 1:
         raise _bad_manifest(f"its schema is {schema!r}, not a version", path)
     if schema not in READABLE:
-        if schema > SCHEMA:
+        if schema > max(READABLE):
             writer, fix = "a newer", "update Ingot's runtime"
         else:
             writer, fix = "an older", "write the file again with this release, or read it with the older one"
@@ -330,8 +415,7 @@ def _check_manifest(data: bytes, path: str) -> dict[str, Any]:
         raise _bad_manifest("it does not list members", path)
     check_names(members, path)
     for name, entry in members.items():
-        kind = pieces.SHA256 if schema < 3 else pieces.kind_of(name)
-        if not (_is_entry_of_schema_1(entry) if schema == 1 else _is_entry(entry, kind)):
+        if not (_is_entry_of_schema_1(entry) if schema == 1 else _is_entry(entry, _kind(schema, name))):
             raise _bad_manifest(f"its entry for {name!r} is not a size and hashes", path)
     if canonical != data:
         raise _bad_manifest("it is not canonical JSON", path)

@@ -7,6 +7,7 @@
     │   ├── DamagedFile             cut short, a flipped bit, a size that lies, a record that is not canonical
     │   ├── UnsafeFile              a member name that could leave its folder, or that two members share
     │   ├── MissingMember           a good file without the member that was asked for (also a KeyError)
+    │   ├── UntrustedFile           a file that may not be used: not signed, or not by a key that is trusted
     │   ├── NotCompiled             a good file without native code
     │   └── MissingInstructionSet   native code, and none of it for this machine
     ├── CallError                   a model was called with something it was not made for
@@ -18,6 +19,8 @@
     ├── IndexOutOfRange             an index that the model computed or was given (also an IndexError)
     ├── DivisionByZero              an integer was divided by zero (also a ZeroDivisionError)
     ├── OutOfMemory                 (also a MemoryError)
+    ├── InvalidKey                  something else than an Ed25519 key was given for one (also a ValueError)
+    ├── SigningUnavailable          signatures need a package that is not installed (also an ImportError)
     ├── ClosedModel                 a model was called after close() (also a ValueError)
     └── SelfTestFailed              the stored sample gave another result
 
@@ -80,6 +83,10 @@ class UnsafeFile(FileError):
     """A member name is not one that can be unpacked safely."""
 
 
+class UntrustedFile(FileError):
+    """The file is not one that the caller trusts: its native code was not loaded."""
+
+
 class MissingMember(FileError, KeyError):
     """The file has no member of that name."""
 
@@ -126,6 +133,14 @@ class DivisionByZero(IngotError, ZeroDivisionError):
 
 class OutOfMemory(IngotError, MemoryError):
     """There is no memory for what the model needs."""
+
+
+class InvalidKey(IngotError, ValueError):
+    """A key is not an Ed25519 key of the kind that is needed."""
+
+
+class SigningUnavailable(IngotError, ImportError):
+    """Signatures need the cryptography package, which is not installed."""
 
 
 class ClosedModel(IngotError, ValueError):

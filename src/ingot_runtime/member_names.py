@@ -6,6 +6,9 @@ from collections.abc import Callable, Iterable
 from .errors import UnsafeFile
 
 MANIFEST = "manifest.json"
+SIGNATURE = "signature.ed25519"
+# The tensors of the program that a file was compiled from. Native code has copies of its own, as it reads them.
+PROGRAM_TENSORS = ("example.safetensors", "weights.safetensors")
 
 _LIMIT = 240
 _PLAIN = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+-]*(/[A-Za-z0-9_][A-Za-z0-9_.+-]*)*")
@@ -28,9 +31,9 @@ _RULES: tuple[tuple[Callable[[str], bool], str], ...] = (
 def check_names(names: Iterable[str], path: str) -> None:
     """Checks that members of these names could be unpacked on any system: into one folder, each to a file of its own.
 
-    The manifest is there already, so its name is taken. Raises UnsafeFile; `path` is for the message.
+    The names of the manifest and of the signature are taken. Raises UnsafeFile; `path` is for the message.
     """
-    taken = {MANIFEST: MANIFEST}
+    taken = {MANIFEST: MANIFEST, SIGNATURE: SIGNATURE}
     for name in names:
         for breaks, why in _RULES:
             if breaks(name):

@@ -16,23 +16,24 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from . import arrays, machine, native, sampling, shapes, trees
+from . import arrays, describing, native, sampling, shapes, signing, trees
 from .bfloat16 import BFloat16Array
-from .container import Container, open_container
+from .container import Container, open_container, skip_program
+from .describing import best_library, weights_of
 from .dtypes import BFLOAT16
 from .errors import (
     DamagedFile,
     InputError,
-    MissingInstructionSet,
     OutOfMemory,
     OutputError,
     SelfTestFailed,
     UnsupportedSchema,
+    UntrustedFile,
     explain,
 )
 from .result_memory import ResultMemory
+from .signing import Trust
 from .spec import ABI, Spec, read_spec
-from .tensors import data_begin, parse_header
 
 _PLANS_LIMIT = 256
 
@@ -47,15 +48,20 @@ class _Plan(NamedTuple):
     output_shapes: tuple[tuple[int, ...], ...]
 
 
-def load(path: str | os.PathLike[str], threads: int | None = None) -> "Model":
-    """The model of a compiled file. Every byte of the file is checked first; its weights are mapped, not read.
+def load(path: str | os.PathLike[str], threads: int | None = None, *, trust: Trust = True) -> "Model":
+    """The model of a compiled file. Everything that is used is checked first; its weights are mapped, not read.
+
+    Loading a compiled file runs native code that it holds, with all rights of this process: load files of people that
+    you trust. `trust` says who that is: True, whoever wrote this file; a public key or several (paths of PEM files,
+    bytes, or objects of `cryptography`), a holder of one of them, whose signature is verified before anything is
+    mapped as code; False, nobody: the file is checked and UntrustedFile is raised.
 
     `threads`: how many to compute with; None for one per core. Raises a FileError for what is wrong with the file or
     with this machine, OSError where the file cannot be opened.
     """
     check_threads(threads)
-    with open_container(path, writable=False) as container:
-        return model_of(container, threads)
+    with open_container(path, writable=False, skip=skip_program) as container:
+        return model_of(container, threads, trust)
 
 
 def check_threads(threads: int | None) -> None:
@@ -64,15 +70,27 @@ def check_threads(threads: int | None) -> None:
         raise ValueError(f"threads is {threads!r}: give a number from 1 to {native.THREADS_LIMIT}, or None")
 
 
-def model_of(container: Container, threads: int | None = None) -> "Model":
+def model_of(container: Container, threads: int | None = None, trust: Trust = True) -> "Model":
     """The model of an open file, which may be closed afterwards; as `load`."""
     check_threads(threads)
+    signing.check_trust(container, trust)
     spec = read_spec(container.manifest, container.names, container.path)
     isa = best_library(spec, container.path)
     weights = weights_of(container, spec)
-    library = native.Library(container.read(spec.libraries[isa]), path=container.path, member=spec.libraries[isa])
-    _check_library(library, spec, isa, weights, container.path)
     sample = None if spec.sample is None else sampling.read_sample(container, spec, spec.sample)
+    code = container.copy(spec.libraries[isa])
+    if trust is False:
+        raise UntrustedFile(
+            "the file holds native code, which was not loaded",
+            why="nobody is trusted: trust=False",
+            fix="give the public key of who signed it as `trust`; or compile it here, from the program that it holds: "
+            "ingot.compile(ingot.load(path, native=False))",
+            path=container.path,
+            member=spec.libraries[isa],
+        )
+    # Here the code of the file begins to run: all checks of the file come before this line.
+    library = native.Library(memoryview(code), path=container.path, member=spec.libraries[isa])
+    _check_library(library, spec, isa, weights, container.path)
     return Model(container.path, spec, library, weights, threads or 0, sample)
 
 
@@ -99,8 +117,7 @@ class Model:
         self._native = native.NativeModel(library, weights, threads)
         self._memory = ResultMemory(len(spec.outputs))
         self._plans: dict[Any, _Plan] = {}
-        found = dict(_argument_places(spec))
-        self._places = [found[number] for number in range(len(spec.inputs))]
+        self._places = describing.argument_places(spec)
         self._symbols = [number for number, asked in enumerate(spec.inputs) if asked.symbol is not None]
         self._mutated = [number for number, asked in enumerate(spec.inputs) if asked.mutated]
         named = spec.arguments.children[1]
@@ -133,7 +150,7 @@ class Model:
         first, second = spec.arguments.children
         assert isinstance(first, trees.Branch)
         for number, (child, value) in enumerate(zip(first.children, positional, strict=True)):
-            trees.flatten(child, value, _parameter(spec, number), leaves)
+            trees.flatten(child, value, describing.parameter(spec, number), leaves)
         trees.flatten(second, keyed, "", leaves)
         return leaves
 
@@ -200,20 +217,7 @@ class Model:
 
     def describe(self) -> str:
         """What the model takes and gives, for people to read."""
-        spec = self.spec
-        return "\n".join(
-            [
-                f"{self.path}: {', '.join(spec.libraries)}; runs {self.isa} here",
-                *(
-                    f"  takes  {place}: {asked.spelled}{' (written to)' if asked.mutated else ''}"
-                    for place, asked in zip(self._places, spec.inputs, strict=True)
-                ),
-                *(f"  gives  {made.name}: {made.spelled}" for made in spec.outputs),
-                *(f"  where  {symbol}" for symbol in spec.symbols.values()),
-                f"  weights: {self._weights.size:,} bytes, mapped"
-                + (f"; multiplied in {spec.precision}" if spec.precision != "float32" else ""),
-            ]
-        )
+        return describing.text_of(self.path, self.spec, self.isa, self._weights.size)
 
     def close(self) -> None:
         """Gives back the model's threads and memory. Calls that are under way end first; later ones raise."""
@@ -352,49 +356,6 @@ class Model:
         return BFloat16Array(array) if asked.dtype.name == BFLOAT16 else array
 
 
-def best_library(spec: Spec, path: str, isa: str | None = None) -> str:
-    """The instruction set of the library that this machine runs best, or the one asked for.
-
-    Raises MissingInstructionSet.
-    """
-    if isa is not None and isa in spec.libraries:
-        return isa
-    found = machine.best(spec.libraries) if isa is None else None
-    if found is not None:
-        return found
-    if isa is not None:
-        why = f"it has {', '.join(spec.libraries)}"
-    else:
-        why = "; ".join(_lacking(name) for name in spec.libraries) or "it has no library at all"
-    raise MissingInstructionSet(
-        f"the file has no native code for {isa or 'this machine'}",
-        why=why,
-        fix="compile the model for this kind of machine: ingot compile --isa",
-        path=path,
-    )
-
-
-def _lacking(isa: str) -> str:
-    if isa not in machine.FEATURES:
-        return f"this release does not know {isa}"
-    return f"{isa} needs {', '.join(machine.missing(isa))}, which this machine lacks"
-
-
-def weights_of(container: Container, spec: Spec) -> native.Blob:
-    """The weights as the library reads them. Raises DamagedFile where they do not lie as it needs them."""
-    member = container.read(spec.weights)
-    parse_header(member, path=container.path, member=spec.weights)
-    blob = native.Blob(member, data_begin(member))
-    if blob.address % native.ALIGNMENT:
-        raise DamagedFile(
-            f"the weights do not lie on a multiple of {native.ALIGNMENT} bytes",
-            fix="compile the model again",
-            path=container.path,
-            member=spec.weights,
-        )
-    return blob
-
-
 def _check_library(library: native.Library, spec: Spec, isa: str, weights: native.Blob, path: str) -> None:
     if library.abi != ABI:
         raise UnsupportedSchema(
@@ -419,21 +380,6 @@ def _check_library(library: native.Library, spec: Spec, isa: str, weights: nativ
                 path=path,
                 member=spec.libraries[isa],
             )
-
-
-def _argument_places(spec: Spec) -> list[tuple[int, str]]:
-    positional, named = spec.arguments.children
-    assert isinstance(positional, trees.Branch)
-    found = [
-        (leaf.number, place)
-        for number, child in enumerate(positional.children)
-        for leaf, place in trees.places(child, _parameter(spec, number))
-    ]
-    return found + [(leaf.number, place) for leaf, place in trees.places(named)]
-
-
-def _parameter(spec: Spec, number: int) -> str:
-    return spec.parameters[number] if number < len(spec.parameters) else f"args[{number}]"
 
 
 def _place_buffers(tree: trees.Tree, value: Any, at: str, found: list[Any]) -> None:

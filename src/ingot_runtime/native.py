@@ -4,7 +4,8 @@
     model = NativeModel(library, weights, threads=2)
     model.sizes(inputs), model.run(inputs, outputs), model.seed(7), model.close()
 
-The bytes of a library are run: whoever opens one has checked its file first.
+The bytes of a library are run, its constructors by loading it already: whoever opens one trusts its file, and has
+checked it first. docs/security.md tells what that means.
 """
 
 import ctypes
@@ -18,6 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from . import elf
 from .errors import (
     AssertionFailed,
     ClosedModel,
@@ -87,7 +89,8 @@ _PROFILE = (_Tensors, _Tensors, ctypes.POINTER(ctypes.c_double), ctypes.c_char_p
 class Library:
     """A loaded library. It is unloaded when the last reference to it goes.
 
-    Raises DamagedFile for bytes that are no library with these functions; `path` and `member` are for the message.
+    Raises DamagedFile for bytes that are not a library with these functions, where that can be seen before anything of
+    them runs; `path` and `member` are for the message.
     """
 
     ingot_open: Any
@@ -103,6 +106,8 @@ class Library:
             fix = "compile the model again, on this kind of machine and system"
             return DamagedFile("the library cannot be loaded", why, fix, path=path, member=member)
 
+        if sys.platform == "linux" and (problem := elf.find_problem(data, _FUNCTIONS)) is not None:
+            raise damaged(problem)
         try:
             library, unload = _load(data)
         except OSError as failure:

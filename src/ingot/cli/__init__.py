@@ -8,6 +8,8 @@
     ingot onnx pkg.module:factory -o model.onnx         an ONNX file, run in ONNX Runtime against torch
     ingot quantize pkg.module:factory -o model.ingot --data pkg.module:batches      a program of whole numbers
     ingot verify pkg.module:factory                     every pass, with numbers compared after each
+    ingot sign model.ingot --key key.pem                so that load(…, trust="key.pub.pem") knows that it is yours
+    ingot keygen key.pem
     ingot doctor
 
 Each command is one file with a `run`; torch is imported when a command needs it, so that `ingot --help` is fast.
@@ -20,7 +22,7 @@ from typing import Annotated
 import typer
 
 from ingot import __version__
-from ingot.cli import bench, capture, compile, doctor, inspect, onnx, quantize, run, verify
+from ingot.cli import bench, capture, compile, doctor, inspect, onnx, quantize, run, sign, verify
 
 app = typer.Typer(
     name="ingot",
@@ -38,6 +40,8 @@ app.command("inspect")(inspect.run)
 app.command("onnx")(onnx.run)
 app.command("quantize")(quantize.run)
 app.command("verify")(verify.run)
+app.command("sign")(sign.run)
+app.command("keygen")(sign.keygen)
 app.command("doctor")(doctor.run)
 
 

@@ -148,7 +148,7 @@ def _by_module(profile: Profile) -> Table:
 
 def _manifest(open_container: Any, file: Path) -> Any:
     with open_container(file) as container:
-        return container.manifest if "graph.json" not in container.names else {}
+        return container.manifest
 
 
 @contextmanager

@@ -45,6 +45,9 @@ def run(
     threads: Threads = None,
     precision: Precise = "float32",
     cache: Cached = True,
+    program: Annotated[
+        bool, typer.Option(help="Save the program as well, so that it can be compiled elsewhere; twice the size.")
+    ] = True,
     source: Annotated[Path | None, typer.Option("--source", help="Write the C text to this file.")] = None,
     check: Annotated[bool, typer.Option(help="Run the example through the saved file, and compare with torch.")] = True,
     as_json: AsJson = False,
@@ -72,7 +75,7 @@ def run(
     difference = None
     if output is not None:
         with stages("save", f"saving {output}"):
-            compiled.save(output)
+            compiled.save(output, program=None if program else False)
         if check:
             with stages("check", "running the example through the file"):
                 difference = _difference(output, threads)
@@ -116,19 +119,18 @@ def opened(reference: str, stages: Stages, dynamic_shapes: Any = None) -> tuple[
 def _program(reference: str) -> Any:
     from ingot import pipeline
     from ingot.cli.factory import AlreadyCompiled
-    from ingot.errors import explain
-    from ingot.program.program import Program
+    from ingot.errors import MissingMember, explain
 
-    loaded = pipeline.load(reference)
-    if isinstance(loaded, Program):
-        return loaded
-    raise AlreadyCompiled(
-        explain(
-            f"{reference} is compiled already.",
-            why="it holds native code, and no program to compile again",
-            fix="compile from MODULE:FACTORY, or from a file that `ingot capture -o` wrote; `ingot run` runs this one",
-        )
-    )
+    try:
+        return pipeline.load(reference, native=False)
+    except MissingMember:
+        raise AlreadyCompiled(
+            explain(
+                f"{reference} is compiled already.",
+                why="it holds native code, and no program to compile again",
+                fix="compile from MODULE:FACTORY, or from a file that `ingot capture -o` wrote; `ingot run` runs this",
+            )
+        ) from None
 
 
 def _difference(file: Path, threads: int | None) -> float | None:

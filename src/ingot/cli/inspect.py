@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
 # Without --depth the table goes as deep as fits in about a screen.
 _ROWS = 40
-# The member of a file that holds a program; one without it is native code alone.
-GRAPH = "graph.json"
 
 COUNTED = (
     "FLOPs: two for each multiply-add of matrix products, convolutions, attention and recurrent layers; "
@@ -59,7 +57,7 @@ def run(
     chosen = parse_sizes(size or ())
     given = parse_shapes(shape or ())
     stages = Stages()
-    compiled = _compiled(reference)
+    compiled = None if shapes or given else _compiled(reference)
     if compiled is not None:
         return compiled
     with stages("import", "importing torch"):
@@ -81,28 +79,31 @@ def run(
 
 
 def _compiled(reference: str) -> Result | None:
-    """What a compiled file takes and gives, and for which machines it is; None for anything else."""
+    """What a compiled file takes and gives, and for which machines it is; None for anything else.
+
+    Everything comes from the manifest: nothing of the file runs.
+    """
     from ingot.cli.factory import named_file
-    from ingot_runtime import load
-    from ingot_runtime.container import open_container
+    from ingot_runtime import describe
+    from ingot_runtime.container import open_container, skip_program
+    from ingot_runtime.spec import read_spec
 
     file = named_file(reference)
     if file is None:
         return None
-    with open_container(file) as container:
-        if "native" not in container.manifest or GRAPH in container.names:
+    with open_container(file, skip=skip_program) as container:
+        if "native" not in container.manifest:
             return None
-    with load(file) as model:
-        spec = model.spec
-        data = {
-            "reference": reference,
-            "instruction_sets": list(spec.libraries),
-            "precision": spec.precision,
-            "takes": [f"{item.name}: {item.spelled}" for item in spec.inputs],
-            "gives": [f"{item.name}: {item.spelled}" for item in spec.outputs],
-            "dims": [str(symbol) for symbol in spec.symbols.values()],
-        }
-        return Result(data, (Text(model.describe()),))
+        spec = read_spec(container.manifest, container.names, container.path)
+    data = {
+        "reference": reference,
+        "instruction_sets": list(spec.libraries),
+        "precision": spec.precision,
+        "takes": [f"{item.name}: {item.spelled}" for item in spec.inputs],
+        "gives": [f"{item.name}: {item.spelled}" for item in spec.outputs],
+        "dims": [str(symbol) for symbol in spec.symbols.values()],
+    }
+    return Result(data, (Text(describe(file)),))
 
 
 def open_program(reference: str, stages: Stages) -> Program:

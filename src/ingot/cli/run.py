@@ -11,6 +11,15 @@ from rich.table import Table
 from ingot.cli.compile import Threads
 from ingot.cli.terminal import AsJson, Debug, Result, Stages, command
 
+TrustKey = Annotated[
+    list[Path] | None,
+    typer.Option(
+        "--trust-key",
+        metavar="KEY.pem",
+        help="Refuse the file unless the holder of this public key signed it. Repeatable.",
+    ),
+]
+
 
 @command
 def run(
@@ -22,15 +31,16 @@ def run(
     output: Annotated[Path | None, typer.Option("-o", "--output", help="Write the results to this .npz file.")] = None,
     seed: Annotated[int | None, typer.Option("--seed", min=0, help="Of random draws.")] = None,
     threads: Threads = None,
+    trust_key: TrustKey = None,
     as_json: AsJson = False,
     debug: Debug = False,
 ) -> Result:
-    """Run a compiled model on arrays from files, without torch."""
+    """Run a compiled model on arrays from files, without torch: native code of whoever made the file."""
     stages = Stages()
     with stages("import", "importing numpy"):
         from ingot_runtime.calling import run_file, write_results
     with stages("run", f"running {file}"):
-        results = run_file(file, inputs or (), seed=seed, threads=threads)
+        results = run_file(file, inputs or (), seed=seed, threads=threads, trust=trust_key or True)
     if output is not None:
         with stages("save", f"saving {output}"):
             write_results(output, results)

@@ -24,12 +24,16 @@ from ingot.codegen.limits import measured
 from ingot.codegen.package import Sample, argument_names, call_of, result_names, write_native
 from ingot.codegen.profile import Profile, Row, medians
 from ingot.codegen.weights import Blob
+from ingot.errors import SaveError
 from ingot.lowering.expr import Expr, Size, substitute
 from ingot.lowering.ir import Module, Precision, SizeSymbol
 from ingot.program.calling import check_call
+from ingot.program.file import pack
 from ingot.program.program import Program
 from ingot.program.signature import InputKind, OutputKind
 from ingot.program.tree import flatten, unflatten
+from ingot.program.values_json import Json
+from ingot_runtime import Member
 from ingot_runtime.machine import cores
 from ingot_runtime.model import Model
 from ingot_runtime.native import Library
@@ -130,11 +134,16 @@ class Compiled:
         """Random draws of later calls follow from this number alone."""
         self.model.seed(value)
 
-    def save(self, path: str | os.PathLike[str]) -> None:
+    def save(self, path: str | os.PathLike[str], *, program: bool | None = None) -> None:
         """Writes a `.ingot` file, whole or not at all: libraries, weights, source, and a sample as a self-test.
 
-        Raises SaveError for a call that a file cannot describe, StorageError where the file cannot be written.
+        `program` is whether the file also holds the program that was compiled, with its own weights: who does not trust
+        native code from elsewhere compiles that (`ingot.load(path, native=False)`), and so does who has another
+        machine. None holds it where a file can; False makes the file about half as large.
+
+        Raises SaveError for what a file cannot describe, StorageError where the file cannot be written.
         """
+        members, fields = self._packed_program(program)
         try:
             write_native(
                 path,
@@ -143,9 +152,21 @@ class Compiled:
                 source=self.source,
                 weights=self._blob.tensors(),
                 sample=self._sample(),
+                members=members,
+                fields=fields,
             )
         except OSError as error:
             raise save_failed(error, path) from error
+
+    def _packed_program(self, asked: bool | None) -> tuple[Mapping[str, Member], Mapping[str, Json]]:
+        if asked is False:
+            return {}, {}
+        try:
+            return pack(self.program)
+        except SaveError:
+            if asked:
+                raise
+            return {}, {}
 
     def close(self) -> None:
         """Gives back the model's threads and memory."""

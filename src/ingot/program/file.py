@@ -60,6 +60,12 @@ _RECOPY = "copy or download the file again, or write it again with Ingot"
 
 def save(program: Program, path: str | PathLike[str]) -> None:
     """Writes the program to one file, atomically. Raises SaveError for what a file cannot hold, and writes nothing."""
+    members, fields = pack(program)
+    write_container(path, members, {"kind": "program", **fields})
+
+
+def pack(program: Program) -> tuple[dict[str, Member], dict[str, Json]]:
+    """The members that a file has for a program, and what its manifest says of who wrote it. Raises SaveError."""
     members: dict[str, Member] = {}
     weights, example = TensorWriter(), _example(program)
     graphs = GraphWriter()
@@ -91,7 +97,7 @@ def save(program: Program, path: str | PathLike[str]) -> None:
         raise SaveError(explain(f"The program holds something that JSON cannot: {failure}.")) from None
     # The package is loaded, or this module would not be; importing it here would make the layers a circle.
     producer = {"ingot": vars(sys.modules["ingot"]).get("__version__", "unknown"), "torch": torch.__version__}
-    write_container(path, members, {"kind": "program", "producer": producer})
+    return members, {"producer": producer}
 
 
 def load(path: str | PathLike[str]) -> Program:
@@ -104,8 +110,11 @@ def load(path: str | PathLike[str]) -> Program:
         return read(container)
 
 
-def read(container: Container) -> Program:
-    """The program of an open file, which must be writable. Raises a FileError."""
+def read(container: Container, *, custom_operators: bool = True) -> Program:
+    """The program of an open file, which must be writable. Raises a FileError.
+
+    Without `custom_operators` it may call operators of torch and Ingot only, whatever else this process registered.
+    """
     try:
         return _read_program(_decode(container), container)
     except Malformed as failure:
