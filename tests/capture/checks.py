@@ -114,7 +114,7 @@ def torch_state() -> dict[str, Any]:
         "memory": (cls.data_ptr, torch.UntypedStorage.data_ptr),
         "convolution": torch._C._select_conv_backend,
         "autocast class": (torch.autocast.__enter__, torch.autocast.__exit__),
-        "control flow": (torch.cond, internals.patches._hop_utils._hop_compile_and_call),
+        "control flow": (torch.cond, dict(vars(internals.patches._hop_utils))),
         "flex": internals.patches._flex._FLEX_ATTENTION_DISABLE_COMPILE_DEBUG,
         "hooks": (len(registry._global_forward_hooks), len(registry._global_forward_pre_hooks)),
         "modes": torch._C._len_torch_dispatch_stack(),

@@ -142,7 +142,8 @@ class Branches(nn.Module):
             start = (torch.zeros((), dtype=torch.int64), x)
             return while_loop(lambda i, x: i < 2, lambda i, x: (i + 1, self.fc(x).sin()), start)[1]
         if self.kind == "scan":
-            return scan(lambda carry, row: (self.fc(carry) + row, carry * 1.0), x[0] * 0, x)[1]
+            # Each result calls the module: through a carry that begins without gradient torch 2.11 has none.
+            return scan(lambda carry, row: (self.fc(carry) + row, self.fc(carry) * 1.0), x[0] * 0, x)[1]
         return torch.ops.higher_order.map_impl(lambda row: (self.fc(row),), [x], [])[0]
 
     def _inner(self, x: torch.Tensor) -> torch.Tensor:

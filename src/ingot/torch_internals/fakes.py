@@ -21,10 +21,11 @@ from ingot.torch_internals.symbols import expr_of
 
 
 def fake_mode(env: ShapeEnv) -> FakeTensorMode:
-    """torch's, with two mends: fake kernels that torch wrote by hand get no dim that counts from the end, and x[i] has
-    a number where i is a symbol.
+    """torch's, with three corrections: fake kernels that torch wrote by hand get no dim that counts from the end, x[i]
+    has a number where i is a symbol, and the indices that unique returns are integers.
 
     Some of those kernels slice the shape at the dim as it comes, and give unique_consecutive(f32[5], dim=-1) two dims.
+    Before torch 2.12 those of unique give the indices the dtype of the values.
     No class of our own: control flow knows this mode by its class.
     """
     mode = FakeTensorMode(allow_non_fake_inputs=True, shape_env=env)
@@ -37,10 +38,25 @@ def fake_mode(env: ShapeEnv) -> FakeTensorMode:
         place = _with_a_dim().get(func)
         if place is not None:
             args, kwargs = _counted_from_the_start(place, list(args), dict(kwargs or {}))
-        return theirs(func, types, args, kwargs)
+        made = theirs(func, types, args, kwargs)
+        return _with_integer_indices(made) if func in _UNIQUE else made
 
     vars(mode)["dispatch"] = dispatch
     return mode
+
+
+_UNIQUE = frozenset(
+    (
+        torch.ops.aten._unique2.default,
+        torch.ops.aten.unique_dim.default,
+        torch.ops.aten.unique_consecutive.default,
+    )
+)
+
+
+def _with_integer_indices(results: Any) -> Any:
+    values, *indices = results
+    return values, *(i if i.dtype is torch.int64 else fake_like(i, torch.int64) for i in indices)
 
 
 @functools.cache

@@ -130,7 +130,22 @@ def control_flow_called_directly(call: Callable[..., Any]) -> Iterator[None]:
 
     Outside of a trace torch compiles them first, which loses the user's lines and takes seconds.
     """
-    with patched(_hop_utils, _hop_compile_and_call=call):
+    if hasattr(_hop_utils, "_hop_compile_and_call"):
+        with patched(_hop_utils, _hop_compile_and_call=call):
+            yield
+        return
+    # Before torch 2.12 every operator calls torch.compile itself, with a backend that this function yields.
+    ours, compile_ = object(), torch.compile
+
+    def compile_or_call(model: Any = None, *, backend: Any = None, **options: Any) -> Any:
+        if backend is ours:
+            return lambda *args, **kwargs: call(model, args, kwargs)
+        return compile_(model, **options) if backend is None else compile_(model, backend=backend, **options)
+
+    with (
+        patched(_hop_utils, setup_compilation_env=lambda: contextlib.nullcontext(ours)),
+        patched(torch, compile=compile_or_call),
+    ):
         yield
 
 

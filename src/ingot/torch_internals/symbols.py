@@ -232,7 +232,8 @@ def adopt_symbol(env: ShapeEnv, symbol: sympy.Symbol, origin: ShapeEnv) -> sympy
     if equal == symbol:
         return None
     env.replacements[symbol] = equal
-    env._replacements_version_counter += 1
+    if hasattr(env, "_replacements_version_counter"):  # from torch 2.12 on; before, the other counter is all there is
+        env._replacements_version_counter += 1
     env._update_version_counter()
     return equal
 
