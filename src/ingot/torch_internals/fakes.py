@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
+from torch._ops import OpOverload
 from torch._subclasses.fake_impls import op_implementations_dict as _HAND_WRITTEN
 from torch._subclasses.fake_tensor import (
     FakeTensor,
@@ -21,11 +22,12 @@ from ingot.torch_internals.symbols import expr_of
 
 
 def fake_mode(env: ShapeEnv) -> FakeTensorMode:
-    """torch's, with three corrections: fake kernels that torch wrote by hand get no dim that counts from the end, x[i]
-    has a number where i is a symbol, and the indices that unique returns are integers.
+    """torch's, with four corrections: fake kernels that torch wrote by hand get no dim that counts from the end, x[i]
+    has a number where i is a symbol, the indices that unique returns are integers, and a convolution's kernel fits.
 
     Some of those kernels slice the shape at the dim as it comes, and give unique_consecutive(f32[5], dim=-1) two dims.
-    Before torch 2.12 those of unique give the indices the dtype of the values.
+    Before torch 2.12 those of unique give the indices the dtype of the values, and before 2.13 those of convolutions do
+    not ask whether the kernel is larger than the input, as every real kernel does.
     No class of our own: control flow knows this mode by its class.
     """
     mode = FakeTensorMode(allow_non_fake_inputs=True, shape_env=env)
@@ -38,11 +40,55 @@ def fake_mode(env: ShapeEnv) -> FakeTensorMode:
         place = _with_a_dim().get(func)
         if place is not None:
             args, kwargs = _counted_from_the_start(place, list(args), dict(kwargs or {}))
+        if func in _CONVOLUTIONS and not _kernel_sizes_checked():
+            _check_kernel_size(func, args, kwargs or {})
         made = theirs(func, types, args, kwargs)
         return _with_integer_indices(made) if func in _UNIQUE else made
 
     vars(mode)["dispatch"] = dispatch
     return mode
+
+
+_CONVOLUTIONS = frozenset(
+    (
+        torch.ops.aten.convolution.default,
+        torch.ops.aten._convolution.default,
+        torch.ops.aten._convolution.deprecated,
+    )
+)
+
+
+@functools.cache
+def _kernel_sizes_checked() -> bool:
+    """Whether torch's own shape function of convolutions refuses a kernel that is larger than the input in one dim."""
+    with without_dispatch():
+        image, kernel = torch.empty(1, 1, 2, 4, device="meta"), torch.empty(1, 1, 3, 3, device="meta")
+        try:
+            torch.conv2d(image, kernel)
+        except RuntimeError:
+            return True
+    return False
+
+
+def _check_kernel_size(func: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+    names = (argument.name for argument in func._schema.arguments)
+    given = {**dict(zip(names, args, strict=False)), **kwargs}
+    if given["transposed"]:
+        return
+    sizes, kernel = given["input"].shape[2:], given["weight"].shape[2:]
+    paddings, dilations = (
+        list(given[name]) * (1 if len(given[name]) == len(sizes) else len(sizes)) for name in ("padding", "dilation")
+    )
+    padded = [size + 2 * padding for size, padding in zip(sizes, paddings, strict=True)]
+    reach = [dilation * (size - 1) + 1 for size, dilation in zip(kernel, dilations, strict=True)]
+    for have, need in zip(padded, reach, strict=True):
+        torch._check(
+            have >= need,
+            lambda: (
+                f"Calculated padded input size per channel: ({' x '.join(map(str, padded))}). Kernel size: "
+                f"({' x '.join(map(str, reach))}). Kernel size can't be greater than actual input size"
+            ),
+        )
 
 
 _UNIQUE = frozenset(
