@@ -8,7 +8,7 @@ PIP    := $(BIN)/python -m pip install -qq --disable-pip-version-check
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test check long long-passes long-samples bench-bfloat16 bench-capture bench-cpu bench-decoding bench-functions bench-growth bench-onnx bench-passes bench-preparing bench-quantize bench-start \
-        long-onnx-samples long-shapes long-shapes-programs long-torchao report-onnx-zoo report-quantize report-road report-torchscript format clean
+        long-onnx-samples long-shapes long-shapes-programs long-torchao report-onnx-zoo report-quantize report-road report-torch report-torchscript format clean
 
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1 — \2/p' $(MAKEFILE_LIST)
@@ -117,6 +117,9 @@ bench-preparing: setup $(TORCHAO)  ## prepare and convert of ResNet-50 beside to
 
 report-torchscript: setup  ## every script of the tests beside torch's own converter, to docs/reports/torchscript.md
 	@$(BIN)/python -m tests.capture.script.report --write docs/reports/torchscript.md
+
+report-torch: setup  ## the tests on the torch that is installed, as a row of docs/reports/torch_versions.md
+	@$(BIN)/python -m tests.version_report --write docs/reports/torch_versions.md
 
 format: setup  ## format, and fix what ruff can fix
 	@$(BIN)/ruff format .
