@@ -71,7 +71,7 @@ class Limits:
 
     def function(self) -> list[str]:
         """`ig_sizes_fit`: whose size does not fit, or -1."""
-        head = ["static int ig_sizes_fit(const int64_t *n)", "{", "    int over = 0;", "    (void)n;"]
+        head = ["static int ig_sizes_fit(const int64_t *n)", "{", "    int over = 0;", "    (void)n, (void)over;"]
         tests = [f"    if ({test}) return {site};" for test, site in self._tests()]
         return [*head, *tests, "    return -1;", "}", ""]
 
