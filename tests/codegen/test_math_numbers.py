@@ -72,7 +72,11 @@ class TestNarrowFloats:
         for target, tensor_type in (("f16", torch.float16), ("bf16", torch.bfloat16)):
             (bits,) = call(lib, f"ig_{kind}_to_{target}", x, outputs=[target])
             got = torch.from_numpy(bits.view(numpy.int16)).view(tensor_type).to(torch.float32).numpy()
-            same_floats(got, torch.from_numpy(x).to(torch.float32).to(tensor_type).to(torch.float32).numpy())
+            wanted = torch.from_numpy(x).to(torch.float32).to(tensor_type).to(torch.float32).numpy()
+            same_floats(got, wanted)
+            if kind == "f32":
+                (got,) = call(lib, f"ig_as_{target}_f32", x, outputs=["f32"])
+                same_floats(got, wanted)
 
     def test_a_nan_whose_payload_is_low_stays_a_nan(self, main_lib: ctypes.CDLL) -> None:
         nans = numpy.array([0x7F800001, 0xFF800001, 0x7FC00000, 0x7FFFFFFF], numpy.uint32).view(numpy.float32)

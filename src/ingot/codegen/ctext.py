@@ -206,13 +206,11 @@ class Statements:
 
     def _cast(self, before: str, after: str, value: str) -> str:
         if after in ("bfloat16", "float16"):
-            short = "bf16" if after == "bfloat16" else "f16"
-            there, back = self._library(f"f32_to_{short}"), self._library(f"{short}_to_f32")
-            return f"{back}({there}((float){value}))"
+            return f"{self._library('as_bf16_f32' if after == 'bfloat16' else 'as_f16_f32')}((float){value})"
         if after == "bool":
             return f"{value} != 0"
         if before in ("float32", "float64") and after in INTEGERS:
-            return f"({COMPUTED[after]}){self._library(f'{SUFFIX[before]}_to_i64')}({value})"
+            return f"{self._library(f'{SUFFIX[before]}_to_{SUFFIX[after]}')}({value})"
         return f"({COMPUTED[after]}){value}"
 
     def _check(self, size: Size, operands: tuple[str, ...], lines: list[str]) -> str:

@@ -16,12 +16,14 @@ from contextlib import contextmanager
 from typing import Any, Generic, Protocol, TypeVar
 
 from ingot.lowering.expr import Expr, Size, substitute, symbol
-from ingot.lowering.ir import FLOATS, Access, Body, Op, wide
+from ingot.lowering.ir import FLOATS, HALVES, Access, Body, Op, round_number, wide
 
 T = TypeVar("T")
 C = TypeVar("C", bound=Hashable)
 
 COMPARISONS = frozenset({"eq", "ne", "lt", "le", "gt", "ge", "and", "or", "not", "isnan", "isinf"})
+# Operations whose result is one of their operands, or one with another sign: they round nothing.
+SELECTIONS = frozenset({"neg", "abs", "max", "min", "fmax", "fmin", "relu", "where", "copysign", "positive"})
 
 
 class Handler(Protocol, Generic[T]):
@@ -46,6 +48,7 @@ class Recorder:
         self._known: dict[Op, int] = {}
         self._mask: int | None = None
         self._cached: dict[tuple[Hashable, int | None], Any] = {}
+        self._halves: dict[int, str] = {}  # loads of memory that holds a half dtype, and which
 
     # ------------------------------------------------------------------ writing
 
@@ -92,10 +95,17 @@ class Recorder:
         return op.name == "const" and holds(op.attribute.value)
 
     def load(self, buffer: str, index: Size, dtype: str) -> int:
-        return self.emit("load", (), dtype, Access(buffer, index, self._mask))
+        """An element of memory of this dtype, as a value of its computing type."""
+        place = self.emit("load", (), wide(dtype), Access(buffer, index, self._mask))
+        if dtype in HALVES:
+            self._halves[place] = dtype
+        return place
 
     def const(self, value: int | float | bool, dtype: str) -> int:
+        """A number of this dtype: that of a half dtype is rounded to it."""
         value = bool(value) if dtype == "bool" else float(value) if dtype in FLOATS else int(value)
+        if dtype in HALVES:
+            value = round_number(value, dtype)
         # -0.0 equals 0.0 and nan equals nothing: the text keeps them apart.
         return self.emit("const", (), wide(dtype), _Constant(value))
 
@@ -109,11 +119,29 @@ class Recorder:
     def cast(self, value: int, dtype: str) -> int:
         """The value as this dtype; a half rounds, though it is computed in float32."""
         before = self.ops[value]
-        if before.dtype == dtype:
+        if before.dtype == dtype or (dtype in HALVES and self._is_rounded(value, dtype)):
             return value
         if before.name == "const" and dtype not in ("float16", "bfloat16") and _fits(before.attribute.value, dtype):
             return self.const(before.attribute.value, dtype)
+        if before.name == "cast" and before.dtype in ("int32", "int64") and dtype in FLOATS:
+            (source,) = before.operands
+            if self.dtype(source) == wide(dtype):
+                # One operation: of two casts gcc makes one that keeps the sign of -0.0, which no integer has.
+                through = self.emit(f"through_i{before.dtype[3:]}", (source,), wide(dtype))
+                return self.cast(through, dtype) if dtype in HALVES else through
         return self.emit("cast", (value,), wide(dtype), dtype)
+
+    def _is_rounded(self, value: int, dtype: str) -> bool:
+        """Whether rounding the value to this half dtype is known to change nothing."""
+        op = self.ops[value]
+        if op.name == "const":
+            number = float(op.attribute.value)
+            return number != number or round_number(number, dtype) == number
+        if op.name == "cast":
+            return bool(op.attribute == dtype) or self.dtype(op.operands[0]) == "bool"
+        if op.name in SELECTIONS:
+            return all(self._is_rounded(o, dtype) for o in op.operands[op.name == "where" :])
+        return self._halves.get(value) == dtype
 
     def call(self, name: str, *operands: int) -> int:
         """An operation whose operands have one dtype already; a comparison gives bool."""

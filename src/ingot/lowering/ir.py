@@ -29,12 +29,15 @@ only indices know. Everything here is immutable; fusion and planning make new st
 
 from __future__ import annotations
 
+import math
+import struct
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
 from ingot.lowering.expr import Size, product
 
 FLOATS = ("float16", "bfloat16", "float32", "float64")
+HALVES = ("float16", "bfloat16")
 INTEGERS = ("uint8", "int8", "int16", "int32", "int64", "uint16", "uint32", "uint64")
 BYTES = {
     "bool": 1,
@@ -55,7 +58,26 @@ BYTES = {
 
 def wide(dtype: str) -> str:
     """What a value of this dtype is computed in: the halves are stored narrow and computed in float32."""
-    return "float32" if dtype in ("float16", "bfloat16") else dtype
+    return "float32" if dtype in HALVES else dtype
+
+
+def round_number(value: float, dtype: str) -> float:
+    """The number nearest to `value` that a half dtype has, by way of float32 as torch rounds it."""
+    if not math.isfinite(value):
+        return value
+    try:
+        if dtype == "float16":
+            return _stored_as("<e", _stored_as("<f", value))
+        (bits,) = struct.unpack("<I", struct.pack("<f", value))
+    except OverflowError:
+        return math.copysign(math.inf, value)
+    (rounded,) = struct.unpack("<f", struct.pack("<I", (bits + 0x7FFF + (bits >> 16 & 1)) & 0xFFFF0000))
+    return float(rounded)
+
+
+def _stored_as(layout: str, value: float) -> float:
+    (stored,) = struct.unpack(layout, struct.pack(layout, value))
+    return float(stored)
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ node being lowered is `low.node`, its type `low.out`.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import torch
@@ -17,7 +18,7 @@ from torch import fx
 
 from ingot.lowering.body import Recorder
 from ingot.lowering.interface import Interface
-from ingot.lowering.ir import Check, Module, Precision, wide
+from ingot.lowering.ir import HALVES, Check, Module, Precision
 from ingot.lowering.making import CHEAP, Making
 from ingot.lowering.refusing import SUPPORTED, Unsupported, dtype_name, refusal
 from ingot.lowering.values import Lazy, Strided, Tensor
@@ -62,6 +63,17 @@ def lower(program: Program, precision: Precision = "float32", disabled: Collecti
     if missing:
         raise refusal(missing)
     return lowering.module()
+
+
+def _round(tensor: Tensor) -> None:
+    """A result of a half dtype is rounded to it before another operator reads it, as in eager, though both are
+    computed in float32 by one loop."""
+    data = tensor.data
+    if isinstance(data, Lazy) and tensor.dtype in HALVES:
+        exact, dtype = data, tensor.dtype
+        tensor.data = replace(
+            exact, load=lambda ops, index: ops.cast(ops.once((exact, index), lambda: exact.load(ops, index)), dtype)
+        )
 
 
 class Lowering(Making):
@@ -157,6 +169,7 @@ class Lowering(Making):
         parts = [self._typed(part, kind) for part, kind in zip(result if several else (result,), types, strict=True)]
         for part in parts:
             if isinstance(part, Tensor):
+                _round(part)
                 self._settle(part, len(node.users))
         return parts if several else parts[0]
 
@@ -165,9 +178,7 @@ class Lowering(Making):
         if not isinstance(part, Tensor) or not isinstance(value, torch.Tensor) or part.dtype == dtype_name(value.dtype):
             return part
         dtype = dtype_name(value.dtype)
-        return Tensor(
-            part.shape, dtype, Lazy(lambda ops, index: ops.cast(part.load(ops, index), wide(dtype)), part.cost)
-        )
+        return Tensor(part.shape, dtype, Lazy(lambda ops, index: ops.cast(part.load(ops, index), dtype), part.cost))
 
     def _check_told(self, node: fx.Node) -> None:
         """A size that the rule left without a value would be whatever lies in memory."""

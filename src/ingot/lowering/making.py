@@ -11,6 +11,7 @@ from torch import fx
 from ingot.lowering.body import Recorder
 from ingot.lowering.expr import Expr, Size, product
 from ingot.lowering.ir import (
+    HALVES,
     TOGETHER,
     Bind,
     Body,
@@ -25,7 +26,6 @@ from ingot.lowering.ir import (
     Step,
     Store,
     Weight,
-    wide,
 )
 from ingot.lowering.refusing import dtype_name
 from ingot.lowering.sizes import Sizes
@@ -133,7 +133,7 @@ class Making(Sizes):
         self.steps.append(
             Map(
                 tuple(Loop(variable, extent) for variable, extent in loops),
-                ops.finish([value]),
+                ops.finish([ops.cast(value, tensor.dtype)] if tensor.dtype in HALVES else [value]),
                 (Store(name, home.at(index), 0),),
                 self.origin,
             )
@@ -242,7 +242,7 @@ class Making(Sizes):
         assert isinstance(target.data, Strided)
         index, loops = loop_variables(target.shape, range(target.rank))
         ops = Recorder()
-        value = ops.cast(source.load(ops, index), wide(target.dtype))
+        value = ops.cast(source.load(ops, index), target.dtype)
         store = Store(target.data.buffer, target.data.at(index), 0)
         self.steps.append(Map(tuple(Loop(v, e) for v, e in loops), ops.finish([value]), (store,), self.origin))
 

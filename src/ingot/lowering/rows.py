@@ -141,7 +141,9 @@ def _nest(group: Sequence[Step], buffers: dict[str, Buffer], counts: Counter[str
             mine = private(name, buffers) and alone and name not in local
             if mine and size is not None and within(substitute(store.index, zero), size):
                 local.append(name)
-                buffers[name] = Buffer(name, wide(buffers[name].dtype), () if size == 1 else (size,))
+                # A Map rounds what it stores in a half dtype; what a Reduce stores, only the memory rounds.
+                dtype = buffers[name].dtype if isinstance(step, Reduce) else wide(buffers[name].dtype)
+                buffers[name] = Buffer(name, dtype, () if size == 1 else (size,))
     # One place needs no index, whatever it was computed from.
     single = {name for name in local if not buffers[name].shape}
     moved = [_localized(step, set(local), single, zero) for step in steps]

@@ -77,15 +77,11 @@ class Tensor:
         """The element at `index`, as a value of the body."""
         data = self.data
         if isinstance(data, Strided):
-            return ops.load(data.buffer, data.at(index), _wide(self.dtype))
+            return ops.load(data.buffer, data.at(index), self.dtype)
         return ops.once((data, index), lambda: data.load(ops, index))
 
     def __repr__(self) -> str:
         return f"{self.dtype}[{', '.join(map(str, self.shape))}] {type(self.data).__name__}"
-
-
-def _wide(dtype: str) -> str:
-    return "float32" if dtype in ("float16", "bfloat16") else dtype
 
 
 def contiguous_strides(shape: Sequence[Size]) -> tuple[Size, ...]:

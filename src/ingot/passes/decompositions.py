@@ -129,6 +129,28 @@ def _vander(x: torch.Tensor, N: int | None = None, increasing: bool = False) -> 
     return made if increasing else made.flip(-1)
 
 
+# ---------------------------------------------------------------------- numbers beside half-precision tensors
+
+
+@decomposes(aten.softshrink.default)
+def _softshrink(x: torch.Tensor, lambd: Any = 0.5) -> torch.Tensor:
+    """torch's rounds `lambd` to the tensor's dtype, which the operator does not."""
+    usual = decompositions()[aten.softshrink.default]
+    if x.dtype not in (torch.bfloat16, torch.float16):
+        return usual(x, lambd)  # type: ignore[no-any-return]
+    return usual(x.to(torch.float32), lambd).to(x.dtype)  # type: ignore[no-any-return]
+
+
+@decomposes(aten.xlogy.Scalar_Self)
+@decomposes(aten.xlogy.Scalar_Other)
+def _xlogy(x: Any, y: Any) -> torch.Tensor:
+    """torch's does not round the number to the tensor's dtype, which the operator does."""
+    given: torch.dtype = (x if isinstance(x, torch.Tensor) else y).dtype
+    dtype = given if given.is_floating_point else torch.get_default_dtype()
+    x, y = (v if isinstance(v, torch.Tensor) else torch.scalar_tensor(v, dtype=dtype) for v in (x, y))
+    return aten.xlogy.Tensor(x, y)  # type: ignore[no-any-return]
+
+
 # ---------------------------------------------------------------------- images of bytes
 
 

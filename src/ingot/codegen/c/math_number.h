@@ -38,6 +38,28 @@ IG_FN float ig_f16_to_f32(uint16_t x)
     return ig_from_bits_f32(sign | (size >= 0xf800000u ? special : small));
 }
 
+/* ig_as_bf16_f32: needs ig_bits_f32, ig_from_bits_f32
+   The float that ig_bf16_to_f32(ig_f32_to_bf16(x)) is, but for the bits of a nan. */
+IG_FN float ig_as_bf16_f32(float x)
+{
+    uint32_t bits = ig_bits_f32(x);
+    float rounded = ig_from_bits_f32((bits + 0x7fffu + (bits >> 16 & 1u)) & 0xffff0000u);
+    return x != x ? IG_NAN_F32 : rounded;
+}
+
+/* ig_as_f16_f32: needs ig_bits_f32, ig_from_bits_f32
+   The float that ig_f16_to_f32(ig_f32_to_f16(x)) is, but for the bits of a nan. */
+IG_FN float ig_as_f16_f32(float x)
+{
+    uint32_t bits = ig_bits_f32(x), size = bits & 0x7fffffffu;
+    float magnitude = ig_from_bits_f32(size);
+    float denormal = (magnitude + 0.5f) - 0.5f;
+    float normal = ig_from_bits_f32((size + 0xfffu + (size >> 13 & 1u)) & 0xffffe000u);
+    float finite = size < 0x38800000u ? denormal : normal;
+    float rounded = size < 0x477ff000u ? finite : IG_INF_F32;
+    return x != x ? x : ig_from_bits_f32(ig_bits_f32(rounded) | (bits & 0x80000000u));
+}
+
 /* ig_f64_to_bf16: needs ig_f32_to_bf16
    By way of float, as torch does: two roundings. */
 IG_FN uint16_t ig_f64_to_bf16(double x) { return ig_f32_to_bf16((float)x); }
@@ -130,6 +152,38 @@ IG_FN uint64_t ig_f64_to_u64(double x)
     int fits = (low >= -0x1p63) & (low < 0x1p63);
     uint64_t whole = (uint64_t)(int64_t)(fits ? low : 0.0);
     return fits ? whole ^ ((uint64_t)high << 63) : 0x8000000000000000u;
+}
+
+/* ig_through_i32_f32: needs ig_trunc_f32
+   The float that (float)ig_f32_to_i32(x) is: 0.0 for -0.0, the smallest int32 for nan and what does not fit. */
+IG_FN float ig_through_i32_f32(float x)
+{
+    int fits = (x >= -0x1p31f) & (x < 0x1p31f);
+    return fits ? ig_trunc_f32(x) + 0.0f : -0x1p31f;
+}
+
+/* ig_through_i64_f32: needs ig_trunc_f32
+   The float that (float)ig_f32_to_i64(x) is: 0.0 for -0.0, the smallest int64 for nan and what does not fit. */
+IG_FN float ig_through_i64_f32(float x)
+{
+    int fits = (x >= -0x1p63f) & (x < 0x1p63f);
+    return fits ? ig_trunc_f32(x) + 0.0f : -0x1p63f;
+}
+
+/* ig_through_i32_f64: needs ig_trunc_f64
+   The double that (double)ig_f64_to_i32(x) is: 0.0 for -0.0, the smallest int32 for nan and what does not fit. */
+IG_FN double ig_through_i32_f64(double x)
+{
+    int fits = (x > -0x1.00000002p31) & (x < 0x1p31);
+    return fits ? ig_trunc_f64(x) + 0.0 : -0x1p31;
+}
+
+/* ig_through_i64_f64: needs ig_trunc_f64
+   The double that (double)ig_f64_to_i64(x) is: 0.0 for -0.0, the smallest int64 for nan and what does not fit. */
+IG_FN double ig_through_i64_f64(double x)
+{
+    int fits = (x >= -0x1p63) & (x < 0x1p63);
+    return fits ? ig_trunc_f64(x) + 0.0 : -0x1p63;
 }
 
 /* ig_f64_to_i8: needs ig_f64_to_i32

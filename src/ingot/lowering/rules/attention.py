@@ -100,7 +100,7 @@ def _by_blocks(
     row, column = Loop(f"i{len(loops)}", queries), Loop(f"i{len(loops) + 1}", columns)
     index = (*batch, *(symbol(loop.variable, below=loop.extent) for loop in (row, column)))
     ops = Recorder()
-    value = ops.emit("accumulator", (), kind)
+    value = ops.cast(ops.emit("accumulator", (), kind), dtype)
     epilogue = Map((*loops, row, column), ops.finish([value]), (Store(buffer.name, home.at(index), 0),), low.origin)
     assert isinstance(depth, int) and isinstance(columns, int)
     low.steps.append(

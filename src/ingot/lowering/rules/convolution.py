@@ -190,7 +190,7 @@ def _by_windows(
         value = whole.finished(ops, value, _sums(low, whole) if sums == "int32" else None, index[3])
     if bias is not None:
         value = ops.call("add", value, ops.cast(bias.load(ops, (index[3],)), kind))
-    epilogue = Map(loops, ops.finish([value]), (Store(buffer.name, home.at(index), 0),), low.origin)
+    epilogue = Map(loops, ops.finish([ops.cast(value, dtype)]), (Store(buffer.name, home.at(index), 0),), low.origin)
     low.steps.append(
         Convolution(
             images=shape[0],

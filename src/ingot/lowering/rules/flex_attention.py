@@ -48,7 +48,7 @@ def flex_attention(
     dtype = low.out_dtype
     out, home = _out(low, q, columns, dtype)
     ops = Recorder()
-    value = ops.emit("accumulator", (), call.kind)
+    value = ops.cast(ops.emit("accumulator", (), call.kind), dtype)
     row, column = (Loop(f"i{len(call.batch) + n}", size) for n, size in enumerate((call.queries, columns)))
     index = (*call.at, *(symbol(loop.variable, below=loop.extent) for loop in (row, column)))
     epilogue = Map(

@@ -34,7 +34,7 @@ def grouped(low: Lowering, x: Tensor, weight: Tensor, offs: Tensor) -> Tensor:
     ops = Recorder()
     epilogue = Map(
         (Loop("i0", count), Loop("i1", columns)),
-        ops.finish([ops.emit("accumulator", (), wide(dtype))]),
+        ops.finish([ops.cast(ops.emit("accumulator", (), wide(dtype)), dtype)]),
         (Store(buffer.name, (row + symbol(begin)) * columns + column, 0),),
         low.origin,
     )

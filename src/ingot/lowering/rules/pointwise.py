@@ -60,6 +60,10 @@ HEAVY = frozenset(
     ]
 )
 
+# Beside a half, torch keeps a number in float32 as the second operand of these and of the divisions below; all others
+# round it to the half first.
+WIDE_NUMBER = frozenset({"mul", "floordiv"})
+
 Scalar = int | float | bool
 
 
@@ -98,11 +102,11 @@ def promoted(operands: Sequence[Any]) -> str:
 
 
 def value_at(ops: Recorder, operand: Any, index: Index, dtype: str) -> int:
-    """An operand's element as a value of this dtype's computing type."""
+    """An operand's element as a value of this dtype: rounded to it, where it is a half."""
     if isinstance(operand, Tensor):
-        return ops.cast(operand.load(ops, broadcast(index, operand.shape)), wide(dtype))
+        return ops.cast(operand.load(ops, broadcast(index, operand.shape)), dtype)
     if isinstance(operand, Expr):
-        return ops.cast(ops.index(operand), wide(dtype))
+        return ops.cast(ops.index(operand), dtype)
     return ops.const(_number(operand, dtype), dtype)
 
 
@@ -120,10 +124,13 @@ def elementwise(
     dtype: str | None = None,
     result: str | None = None,
     cost: int = 1,
+    wide_number: bool = False,
 ) -> Tensor:
     """`compute(ops, *elements)` at every place of the broadcast operands.
 
-    `dtype` is what operands are cast to first (default: the result's), `result` the dtype of the value.
+    `dtype` is what operands are cast to first (default: the result's), `result` the dtype of the value. With
+    `wide_number` a second operand that is a number or of rank 0 is not rounded to a half dtype, as some kernels of
+    torch have it.
     """
     result = result or low.out_dtype
     dtype = dtype or result
@@ -131,8 +138,12 @@ def elementwise(
     for operand in operands:
         _keep_expensive(low, operand, shape)
 
+    dtypes = [dtype] * len(operands)
+    if wide_number and not (isinstance(operands[1], Tensor) and operands[1].rank):
+        dtypes[1] = wide(dtype)
+
     def load(ops: Recorder, index: Index) -> int:
-        return compute(ops, *(value_at(ops, operand, index, dtype) for operand in operands))
+        return compute(ops, *(value_at(ops, operand, index, d) for operand, d in zip(operands, dtypes, strict=True)))
 
     total = cost + sum(operand.cost for operand in operands if isinstance(operand, Tensor))
     return Tensor(shape, result, Lazy(load, total, order_for(low, operands, len(shape))))
@@ -183,9 +194,10 @@ def _register(table: dict[str, str], how: Callable[[str], Callable[..., Tensor]]
 
 def _same(name: str) -> Callable[..., Tensor]:
     """Operands are cast to the result's dtype."""
+    cost, wide_number = 10 if name in HEAVY else 1, name in WIDE_NUMBER
 
     def rule(low: Lowering, *operands: Any) -> Tensor:
-        return elementwise(low, operands, lambda ops, *v: ops.call(name, *v), cost=10 if name in HEAVY else 1)
+        return elementwise(low, operands, lambda ops, *v: ops.call(name, *v), cost=cost, wide_number=wide_number)
 
     return rule
 
@@ -320,7 +332,7 @@ def _scaled(low: Lowering, name: str, x: Any, y: Any, alpha: Any) -> Tensor:
 
 @lowers(aten.div.Tensor, aten.div.Scalar)
 def div(low: Lowering, x: Any, y: Any) -> Tensor:
-    return elementwise(low, (x, y), lambda ops, a, b: ops.call("div", a, b), cost=2)
+    return elementwise(low, (x, y), lambda ops, a, b: ops.call("div", a, b), cost=2, wide_number=True)
 
 
 @lowers(aten.div.Tensor_mode, aten.div.Scalar_mode)
@@ -334,7 +346,7 @@ def div_mode(low: Lowering, x: Any, y: Any, rounding_mode: str | None = None) ->
             return ops.call("floordiv", a, b)
         return ops.call("truncdiv", a, b) if integral else ops.call("trunc", ops.call("div", a, b))
 
-    return elementwise(low, (x, y), compute, cost=8)
+    return elementwise(low, (x, y), compute, cost=8, wide_number=True)
 
 
 @lowers(aten.pow.Tensor_Scalar)
@@ -354,12 +366,9 @@ def pow_scalar(low: Lowering, x: Tensor, exponent: Any) -> Tensor:
             return ops.call("reciprocal", a)
         if exponent == -0.5:
             return ops.call("rsqrt", a)
-        dtype = low_dtype
-        return ops.call(
-            "pow", a, ops.cast(ops.index(exponent), dtype) if isinstance(exponent, Expr) else ops.const(exponent, dtype)
-        )
+        return ops.call("pow", a, value_at(ops, exponent, (), dtype))
 
-    low_dtype = wide(low.out_dtype)
+    dtype = low.out_dtype
     if isinstance(exponent, int) and exponent < 0 and low.out_dtype in INTEGERS:
         raise Unsupported("an integer to a negative power")
     cost = 1 if exponent in (1, 2, 3) else 10

@@ -85,7 +85,7 @@ def matmul(
     value = _with_bias(ops, value, bias, index, alpha, beta, dtype)
     epilogue = Map(
         (*loops, row, column),
-        ops.finish([value]),
+        ops.finish([ops.cast(value, dtype)]),
         (Store(buffer.name, home.at(index), 0),),
         low.origin,
     )
