@@ -1,0 +1,103 @@
+"""Whether compiled results are right: eager in float64 says what is true, eager in the model's own dtype what rounding
+may do to it."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+import ingot
+
+# How many times eager's own error compiled code may have, and roundings of the largest value that are allowed anyway.
+TIMES = 8.0
+ROUNDINGS = 24
+DRAWS = 4
+EPSILON = {torch.float32: 2.0**-24, torch.bfloat16: 2.0**-8}
+
+Outputs = Sequence[torch.Tensor]
+
+
+def compare_outputs(model: nn.Module, program: ingot.Program, mode: str, args: Outputs, got: Outputs) -> str:
+    """What is wrong with `got`, or "". Eager is run again at inputs a few roundings away only where one draw of its
+    error does not suffice: it may be a lucky one."""
+    integers = mode.startswith("int")
+    eager = program if integers else model
+    own = list(eager(*args))
+    if integers:
+        truth, coarse = own, None
+    else:
+        wide = copy.deepcopy(model).double()
+        truth = list(wide(*(widened(arg) for arg in args)))
+        coarse = copy.deepcopy(model).bfloat16() if mode == "products in bfloat16" else None
+    if len(got) != len(own):
+        return f"{len(got)} results instead of {len(own)}"
+    for place, (mine, theirs, exact) in enumerate(zip(got, own, truth, strict=True)):
+        if mine.dtype != theirs.dtype or mine.shape != theirs.shape:
+            return f"result {place} is {mine.dtype}{[*mine.shape]} instead of {theirs.dtype}{[*theirs.shape]}"
+
+        def spread(place: int = place, exact: torch.Tensor = exact) -> float:
+            """Eager's largest error over some draws."""
+            runs: list[tuple[Any, torch.Tensor]] = []
+            for seed in range(DRAWS):
+                near = [moved(arg, seed) for arg in args]
+                if integers:
+                    runs.append((eager(*near)[place], exact))
+                else:
+                    runs.append((eager(*near)[place], wide(*(widened(arg) for arg in near))[place]))
+                if coarse is not None:
+                    cast = [arg.bfloat16() if arg.is_floating_point() else arg for arg in near]
+                    runs.append((coarse(*cast)[place], exact))
+            return max(distance(a.double(), b.double()) for a, b in runs)
+
+        epsilon = 2.0**-8 if mode == "products in bfloat16" else EPSILON[theirs.dtype]
+        problem = difference(mine, theirs, exact, epsilon, spread, least=0.02 if integers else 0.0)
+        if problem:
+            return f"result {place} {problem}"
+    return ""
+
+
+def difference(
+    mine: torch.Tensor,
+    theirs: torch.Tensor,
+    exact: torch.Tensor,
+    epsilon: float,
+    spread: Callable[[], float] = lambda: 0.0,
+    least: float = 0.0,
+) -> str:
+    """What is wrong with a tensor. `least`: a part of the largest value that is allowed anyway, a step of integers."""
+    if not torch.equal(mine.isfinite(), theirs.isfinite()):
+        count = int((mine.isfinite() != theirs.isfinite()).sum())
+        return f"has nan or inf in {count} of {mine.numel()} other places"
+    if not mine.numel():
+        return ""
+    x, y, z = mine.double(), theirs.double(), exact.double()
+    largest = max(float(z.nan_to_num(0, 0, 0).abs().max()), 1e-3)
+    error = min(distance(x, z), distance(x, y))
+    allowed = max(ROUNDINGS * epsilon, least) * largest + TIMES * distance(y, z)
+    if error <= allowed:
+        return ""
+    allowed += TIMES * spread()
+    if error <= allowed:
+        return ""
+    return f"is off by {error:.3g} where {allowed:.3g} is allowed and the largest value is {largest:.3g}"
+
+
+def distance(a: torch.Tensor, b: torch.Tensor) -> float:
+    off = (a - b).abs().nan_to_num(0, 0, 0)
+    return float(off.max()) if off.numel() else 0.0
+
+
+def widened(arg: torch.Tensor) -> torch.Tensor:
+    return arg.double() if arg.is_floating_point() else arg
+
+
+def moved(arg: torch.Tensor, seed: int) -> torch.Tensor:
+    """Every number moved by at most two units in its last place."""
+    if not arg.is_floating_point():
+        return arg
+    steps = torch.randint(-2, 3, arg.shape, generator=torch.Generator().manual_seed(seed)).to(arg.dtype)
+    return arg * (1 + steps * torch.finfo(arg.dtype).eps)

@@ -1,0 +1,124 @@
+"""Networks as native code, many to a C file: lowered one by one, compiled together, called through the C interface."""
+
+from __future__ import annotations
+
+import ctypes
+import re
+import subprocess
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import ingot
+from ingot.codegen import file as c_file
+from ingot.codegen.isa import host
+from ingot.codegen.library import Library
+from ingot.codegen.weights import fill
+from ingot.lowering.ir import Module, Precision
+from ingot.lowering.lower import lower
+from ingot.lowering.memory import plan
+from ingot.pipeline import for_native
+from tests.native.batches import _NAMES, _arguments
+
+try:
+    from ingot.lowering.schedule import schedule
+    from ingot.pipeline import OPTIONAL_PASSES
+
+    HAS_SWITCHES = True
+except ImportError:  # a commit before passes had switches: four of them can be left out here
+    from ingot.lowering.fusion import fuse
+    from ingot.lowering.pairs import pair
+    from ingot.lowering.siblings import join_siblings
+    from ingot.lowering.strips import strip
+
+    HAS_SWITCHES = False
+    OPTIONAL_PASSES = ("fusion", "strips", "pairs", "siblings")
+
+# As models are compiled, but for -O3: what the optimizer does is its own affair, and takes most of the time.
+FLAGS = ("-O0", "-fPIC", "-shared", "-fopenmp-simd", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast",
+         "-fwrapv", "-fno-strict-aliasing", "-w")  # fmt: skip
+
+
+@dataclass
+class Part:
+    """A program that is lowered and, later, compiled; or why it could not be."""
+
+    program: ingot.Program
+    module: Module
+    source: c_file.Source
+    library: Library = field(default_factory=Library)
+    prefix: str = ""
+    loaded: Any = None
+    error: str = ""
+
+
+def lower_part(program: ingot.Program, precision: Precision, disabled: Collection[str]) -> Part:
+    if HAS_SWITCHES:
+        program = for_native(program, disabled)
+        module = schedule(lower(program, precision, disabled), disabled)
+    else:
+        program = for_native(program)
+        module = lower(program, precision)
+        for name, run in (("fusion", fuse), ("strips", strip), ("pairs", pair), ("siblings", join_siblings)):
+            module = module if name in disabled else run(module)
+    library = Library()
+    return Part(program, module, c_file.emit_apart(module, plan(module), library), library)
+
+
+def compile_parts(parts: Sequence[Part], folder: Path, name: str = "networks") -> None:
+    """Gives each part its functions in a library, or the error of the C compiler, which halving lays at one part."""
+    if not parts:
+        return
+    shared = Library()
+    for part in parts:
+        shared.add(part.library)
+    texts = [shared.text()]
+    for number, part in enumerate(parts):
+        part.prefix = f"m{number}_"
+        texts.append(_NAMES.sub(lambda match, prefix=part.prefix: f"{prefix}{match[0]}", part.source.text))
+        texts += [f"#undef {macro}" for macro in sorted(set(re.findall(r"^#define (IG_\w+)", part.source.text, re.M)))]
+    source, library = folder / f"{name}.c", folder / f"{name}.so"
+    source.write_text("\n".join(texts))
+    command = ["gcc", *host().flags, *FLAGS, str(source), "-o", str(library), "-lpthread"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode == 0:
+        loaded = ctypes.CDLL(str(library))
+        for part in parts:
+            part.loaded = loaded
+    elif len(parts) == 1:
+        parts[0].error = done.stderr[:600]
+    else:
+        middle = len(parts) // 2
+        compile_parts(parts[:middle], folder, f"{name}a")
+        compile_parts(parts[middle:], folder, f"{name}b")
+
+
+def call(part: Part, args: Sequence[torch.Tensor], threads: int) -> list[torch.Tensor]:
+    """Opens the model, runs it, closes it. Raises RuntimeError with the library's message."""
+    functions, prefix = part.loaded, part.prefix
+    blob = fill(part.program, part.module, part.source)
+    model = ctypes.c_void_p()
+    status = functions[f"{prefix}ingot_open"](ctypes.c_void_p(blob.array.ctypes.data), threads, ctypes.byref(model))
+    if status:
+        raise RuntimeError(f"open gave {status}")
+    try:
+        given = _arguments([arg.contiguous() for arg in args])
+        message = ctypes.create_string_buffer(400)
+        sizes = (ctypes.c_int64 * max(sum(len(o.shape) for o in part.module.outputs), 1))()
+        status = functions[f"{prefix}ingot_sizes"](model, given, sizes, message, ctypes.c_size_t(400))
+        if status:
+            raise RuntimeError(f"status {status}: {message.value.decode()}")
+        outputs, at = [], 0
+        for output in part.module.outputs:
+            shape = [sizes[at + d] for d in range(len(output.shape))]
+            at += len(shape)
+            outputs.append(torch.empty(shape, dtype=getattr(torch, output.dtype)))
+        status = functions[f"{prefix}ingot_run"](model, given, _arguments(outputs), message, ctypes.c_size_t(400))
+        if status:
+            raise RuntimeError(f"status {status}: {message.value.decode()}")
+    finally:
+        functions[f"{prefix}ingot_close"](model)
+    return outputs

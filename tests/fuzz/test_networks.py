@@ -1,0 +1,63 @@
+"""Random networks: a few of them, that the judge can say no, and that a seed is one network."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+
+import torch
+
+from tests.fuzz import networks
+from tests.fuzz.networks_judge import difference
+from tests.fuzz.networks_rules import RULES
+
+SEEDS = range(1, 15)
+
+
+def test_networks() -> None:
+    verdicts = dict(networks.check(SEEDS))
+    assert sorted(verdicts) == list(SEEDS)
+    assert not [verdict.reason for verdict in verdicts.values() if verdict.kind == "wrong"]
+    assert sum(verdict.kind == "right" for verdict in verdicts.values()) >= len(SEEDS) - 2
+
+
+def test_a_network_with_other_weights_is_wrong() -> None:
+    with warnings.catch_warnings(), torch.no_grad():
+        warnings.simplefilter("ignore")
+        one = next(
+            found
+            for found in map(networks.prepare, map(networks.make, range(20, 40)))
+            if isinstance(found, networks.Candidate)
+            and found.network.mode == "float32"
+            and any(parameter.numel() > 20 for parameter in found.model.parameters())
+        )
+        one.model = copy.deepcopy(one.model)
+        for parameter in one.model.parameters():
+            parameter.mul_(1.01)
+    ((seed, verdict),) = networks.check_batch([one])
+    assert seed == one.network.seed and verdict.kind == "wrong"
+    assert "is off by" in verdict.reason and "class Net(nn.Module)" in verdict.reason
+
+
+def test_what_the_judge_sees() -> None:
+    exact = torch.linspace(-1, 1, 7, dtype=torch.float64)
+    eager = exact.float()
+    assert difference(eager.clone(), eager, exact, 2.0**-24) == ""
+    off = eager.clone()
+    off[3] += 1e-4
+    assert "is off by" in difference(off, eager, exact, 2.0**-24)
+    assert difference(off, eager, exact, 2.0**-24, spread=lambda: 1e-4) == ""
+    off[3] = float("nan")
+    assert "nan or inf" in difference(off, eager, exact, 2.0**-24)
+
+
+def test_a_seed_is_one_network() -> None:
+    assert [str(networks.make(seed)) for seed in (3, 4)] == [str(networks.make(seed)) for seed in (3, 4)]
+    assert len({str(networks.make(seed)) for seed in range(10)}) == 10
+    assert "class Net(nn.Module):" in str(networks.make(3))
+    assert len(RULES) > 20
+
+
+def test_refusals_group() -> None:
+    first, second = ValueError("The dim 'h' of x0 is 3\nwhere: <network 3>:7"), ValueError("The dim 'w' of x1 is 12")
+    assert networks.reason_of(first).startswith(networks.reason_of(second)[:20])
