@@ -295,7 +295,8 @@ def prepare(network: Network) -> Candidate | Verdict:
 def check_batch(waiting: Sequence[Candidate]) -> Iterator[tuple[int, Verdict]]:
     with tempfile.TemporaryDirectory() as folder:
         parts = [part for one in waiting for part in one.parts]
-        native.compile_parts(parts, Path(folder))
+        first = waiting[0].network.seed if waiting else 0
+        native.compile_parts(parts, Path(folder), optimize=first // BATCH % native.OPTIMIZED == 0)
         for one in waiting:
             with warnings.catch_warnings(), torch.no_grad():
                 warnings.simplefilter("ignore")

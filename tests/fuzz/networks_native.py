@@ -37,8 +37,10 @@ except ImportError:  # a commit before passes had switches: four of them can be 
     HAS_SWITCHES = False
     OPTIONAL_PASSES = ("fusion", "strips", "pairs", "siblings")
 
-# As models are compiled, but for -O3: what the optimizer does is its own affair, and takes most of the time.
-FLAGS = ("-O0", "-fPIC", "-shared", "-fopenmp-simd", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast",
+# As models are compiled, but for -O3: what the optimizer does is its own affair, and takes most of the time. One file
+# in so many is compiled with -O1, which contracts products and sums as -O3 does.
+OPTIMIZED = 3
+FLAGS = ("-fPIC", "-shared", "-fopenmp-simd", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast",
          "-fwrapv", "-fno-strict-aliasing", "-w")  # fmt: skip
 
 
@@ -68,7 +70,7 @@ def lower_part(program: ingot.Program, precision: Precision, disabled: Collectio
     return Part(program, module, c_file.emit_apart(module, plan(module), library), library)
 
 
-def compile_parts(parts: Sequence[Part], folder: Path, name: str = "networks") -> None:
+def compile_parts(parts: Sequence[Part], folder: Path, optimize: bool, name: str = "networks") -> None:
     """Gives each part its functions in a library, or the error of the C compiler, which halving lays at one part."""
     if not parts:
         return
@@ -82,7 +84,7 @@ def compile_parts(parts: Sequence[Part], folder: Path, name: str = "networks") -
         texts += [f"#undef {macro}" for macro in sorted(set(re.findall(r"^#define (IG_\w+)", part.source.text, re.M)))]
     source, library = folder / f"{name}.c", folder / f"{name}.so"
     source.write_text("\n".join(texts))
-    command = ["gcc", *host().flags, *FLAGS, str(source), "-o", str(library), "-lpthread"]
+    command = ["gcc", *host().flags, "-O1" if optimize else "-O0", *FLAGS, str(source), "-o", str(library), "-lpthread"]
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode == 0:
         loaded = ctypes.CDLL(str(library))
@@ -92,8 +94,8 @@ def compile_parts(parts: Sequence[Part], folder: Path, name: str = "networks") -
         parts[0].error = done.stderr[:600]
     else:
         middle = len(parts) // 2
-        compile_parts(parts[:middle], folder, f"{name}a")
-        compile_parts(parts[middle:], folder, f"{name}b")
+        compile_parts(parts[:middle], folder, optimize, f"{name}a")
+        compile_parts(parts[middle:], folder, optimize, f"{name}b")
 
 
 def call(part: Part, args: Sequence[torch.Tensor], threads: int) -> list[torch.Tensor]:

@@ -333,7 +333,7 @@ def products(d: Draft) -> None:
         d.line(f"{score.name} @ {x.name} * 0.1", "sequence")
     else:
         weights = d.line(f"torch.softmax({x.name}.transpose(1, 2) @ {x.name} * 0.1, {d.choose(1, 2)})")
-        d.line(f"({weights.name} @ {x.name}.mean(1).unsqueeze(-1)).squeeze(-1)", "vector")
+        d.line(f"({weights.name} * {x.name}.mean(1).unsqueeze(1)).sum(-1)", "vector")
 
 
 @draws(1.5)
@@ -351,7 +351,7 @@ def reduce(d: Draft) -> None:
     d.line(d.random.choice(forms).format(x.name, dim), x.kind)
 
 
-@draws(0.5)
+@draws(0.8)
 def saturated_softmax(d: Draft) -> None:
     """Scores so large that recomputing them must give the same bits."""
     x = d.pick(d.random.choice(ALL))
@@ -359,17 +359,20 @@ def saturated_softmax(d: Draft) -> None:
     d.line(f"torch.softmax({x.name} * {d.choose('1e9', '3e10')} * {x.name}, {dim})", x.kind)
 
 
-@draws(0.6)
+@draws(1.2)
 def steps_of_sign(d: Draft) -> None:
     """Integers among floats: floor division, remainder and rounding, of numbers that are far from their jumps."""
     x = d.pick(d.random.choice(ALL))
     form = d.choose(
-        "({0}.sign() * 2.6) // 0.7", "torch.round({0}.sign() * 1.3)", "torch.remainder({0}.sign() * 2.6, 0.7)"
+        "({0}.sign() * 2.6) // 0.7",
+        "({0}.sign() * 2.6) // 0.7",
+        "torch.round({0}.sign() * 1.3)",
+        "torch.remainder({0}.sign() * 2.6, 0.7)",
     )
     d.line(f"{x.name} + 0.1 * ({form.format(x.name)})", x.kind)
 
 
-@draws(0.6)
+@draws(1.5)
 def thresholds(d: Draft) -> None:
     """An input beside a number: inputs are tenths, so that a number is often met exactly."""
     x = next(value for value in d.values if value.name.startswith("x") and value.at[0].is_floating_point())
@@ -377,6 +380,14 @@ def thresholds(d: Draft) -> None:
     forms = ("torch.where({0} == {1}, {0} + 1, {0})", "torch.where({0} > {1}, {0}, -{0})", "F.hardshrink({0}, 0.3)")
     forms += ("{0}.masked_fill({0} >= {1}, {1})", "{0}.clamp(max={1})", "({0} < {1}).to({0}.dtype) + {0}")
     d.line(d.random.choice(forms).format(x.name, number), x.kind)
+
+
+@draws(0.4)
+def slices(d: Draft) -> None:
+    """A part of a sequence, which a short one may not have."""
+    x = d.pick("sequence")
+    form = d.choose("{0}[:, :2]", "{0}[:, -2:]", "{0}[:, 1:3]", "{0}[:, 1:]", "{0}[:, :-1]", "{0}[:, ::2]")
+    d.line(f"{form.format(x.name)}.sum(1)", "vector")
 
 
 # ---------------------------------------------------------------------- from kind to kind
