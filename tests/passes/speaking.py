@@ -325,7 +325,7 @@ def shuffle(program: ingot.Program, *, seed: int = 0) -> int:
     for module in graph_modules(program.graph_module):
         nodes = [n for n in module.graph.nodes if n.op not in ("placeholder", "output")]
         waiting = {node: sum(n in set(nodes) for n in node.all_input_nodes) for node in nodes}
-        anchor = next(reversed(module.graph.nodes))
+        anchor = next(iter(reversed(module.graph.nodes)))
         ready = [node for node, left in waiting.items() if not left]
         while ready:
             node = ready.pop(dice.randrange(len(ready)))
