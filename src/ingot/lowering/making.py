@@ -16,6 +16,7 @@ from ingot.lowering.ir import (
     Bind,
     Body,
     Buffer,
+    Check,
     Factors,
     Loop,
     Map,
@@ -29,7 +30,18 @@ from ingot.lowering.ir import (
 )
 from ingot.lowering.refusing import dtype_name
 from ingot.lowering.sizes import Sizes
-from ingot.lowering.values import Index, Lazy, Shape, Strided, Tensor, contiguous_strides, loop_variables
+from ingot.lowering.values import (
+    Fit,
+    Index,
+    Lazy,
+    Shape,
+    Strided,
+    Tensor,
+    compare,
+    contiguous_strides,
+    expand,
+    loop_variables,
+)
 from ingot.program.metadata import module_path_of, source_of, value_of
 
 # Columns that a packed weight's panel may have, the best first where none wastes less.
@@ -236,6 +248,31 @@ class Making(Sizes):
         strides = contiguous_strides(tensor.shape)
         whole = all(a == b or size == 1 for a, b, size in zip(data.strides, strides, tensor.shape, strict=True))
         return tensor if whole else self.realize(self.lazy_copy(tensor), order=range(tensor.rank))
+
+    def check_fit(self, size: Size, full: Size) -> None:
+        """Ends the run where a dim of an operand is neither as large as the result's nor 1, unless that is known."""
+        if compare(size, full) is not Fit.UNKNOWN:
+            return
+        ops = Recorder()
+        found = ops.index(size)
+        holds = ops.call("or", ops.call("eq", found, ops.index(full)), ops.call("eq", found, ops.const(1, "int64")))
+        where = f"\n  where: {source}" if (source := source_of(self.node)) else ""
+        message = f"A dim must be as large as the one that it is combined with, or 1.{where}"
+        check = Check(ops.finish([holds]), message, on_sizes=True)
+        if check not in self.steps:
+            self.steps.append(check)
+
+    def align(self, tensor: Tensor, shape: Shape) -> Tensor:
+        """The tensor, broadcast to `shape` where only the run tells which of its dims are broadcast."""
+        lead = len(shape) - tensor.rank
+        for size, full in zip(tensor.shape, shape[lead:], strict=True):
+            self.check_fit(size, full)
+        unknown = any(compare(*pair) is Fit.UNKNOWN for pair in zip(tensor.shape, shape[lead:], strict=True))
+        return expand(tensor, shape) if unknown else tensor
+
+    def expand(self, tensor: Tensor, shape: Shape) -> Tensor:
+        """The tensor broadcast to `shape`."""
+        return expand(self.align(tensor, shape), shape)
 
     def write(self, target: Tensor, source: Tensor) -> None:
         """Writes a tensor into a part of another's memory."""

@@ -10,12 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from enum import Enum
 from functools import wraps
 from itertools import pairwise
 from typing import Concatenate, ParamSpec, TypeAlias
 
 from ingot.lowering.body import Recorder
-from ingot.lowering.expr import Size, divide, product, remainder, symbol
+from ingot.lowering.expr import Size, bounds, divide, largest, product, remainder, smallest, symbol
 
 Index: TypeAlias = tuple[Size, ...]
 Shape: TypeAlias = tuple[Size, ...]
@@ -94,9 +95,55 @@ def contiguous_strides(shape: Sequence[Size]) -> tuple[Size, ...]:
 
 
 def broadcast(index: Index, shape: Shape) -> Index:
-    """The index into a tensor of `shape` for an index of the shape that it is broadcast to."""
+    """The index into a tensor of `shape` for an index of the shape that it is broadcast to.
+
+    Whether a dim is broadcast must be known (`Making.align`).
+    """
     tail = index[len(index) - len(shape) :]
     return tuple(0 if size == 1 else i for i, size in zip(tail, shape, strict=True))
+
+
+class Fit(Enum):
+    """How a dim of an operand relates to that of the result."""
+
+    EQUAL = "equal"
+    BROADCAST = "broadcast"
+    UNKNOWN = "unknown"  # one of the two, and only the run tells
+
+
+def compare(size: Size, full: Size) -> Fit:
+    """Whether a dim of an operand is as large as the result's, or has one place that serves all of them."""
+    if size == full:
+        return Fit.EQUAL
+    if size == 1 or full == 1:
+        return Fit.BROADCAST
+    least, _ = bounds(size)
+    return Fit.EQUAL if least is not None and least > 1 else Fit.UNKNOWN
+
+
+def broadcast_place(place: Size, size: Size, full: Size) -> Size:
+    """A place in a dim of an operand for one in [0, full) of the result."""
+    fit = compare(size, full)
+    if fit is Fit.UNKNOWN:
+        return smallest(place, size - 1)  # itself or 0; never outside of the operand
+    return place if fit is Fit.EQUAL else 0
+
+
+def broadcast_shapes(first: Sequence[Size], second: Sequence[Size]) -> tuple[Size, ...]:
+    width = max(len(first), len(second))
+    a, b = ((1,) * (width - len(s)) + tuple(s) for s in (first, second))
+    return tuple(map(_broadcast_size, a, b))
+
+
+def _broadcast_size(a: Size, b: Size) -> Size:
+    if a == b or a == 1 or b == 1:
+        return b if a == 1 else a
+    if compare(a, b) is Fit.EQUAL:
+        return a
+    if compare(b, a) is Fit.EQUAL:
+        return b
+    is_one = 1 - smallest(largest(a - 1, 1 - a), 1)
+    return a + (b - a) * is_one
 
 
 # ---------------------------------------------------------------------- integers that stand for other numbers
@@ -227,13 +274,20 @@ def expand(tensor: Tensor, shape: Shape) -> Tensor:
     lead = len(shape) - tensor.rank
     data = tensor.data
     if isinstance(data, Strided):
-        strides = tuple(
-            0 if d < lead or tensor.shape[d - lead] == 1 else data.strides[d - lead] for d in range(len(shape))
-        )
-        return restrided(tensor, shape, data.offset, strides)
-    return Tensor(
-        shape, tensor.dtype, Lazy(lambda ops, index: tensor.load(ops, broadcast(index, tensor.shape)), data.cost)
-    )
+        strides = tuple(_broadcast_stride(*part) for part in zip(data.strides, tensor.shape, shape[lead:], strict=True))
+        return restrided(tensor, shape, data.offset, (*(0,) * lead, *strides))
+
+    def load(ops: Recorder, index: Index) -> int:
+        return tensor.load(ops, tuple(map(broadcast_place, index[lead:], tensor.shape, shape[lead:])))
+
+    return Tensor(shape, tensor.dtype, Lazy(load, data.cost))
+
+
+def _broadcast_stride(stride: Size, size: Size, full: Size) -> Size:
+    fit = compare(size, full)
+    if fit is Fit.UNKNOWN:
+        return stride * smallest(size - 1, 1)  # 0 where the size is 1
+    return stride if fit is Fit.EQUAL else 0
 
 
 @_of_integers(lambda axis, dim, start, step, length: axis if dim != axis else None)

@@ -9,12 +9,12 @@ import torch
 
 from ingot.lowering import values
 from ingot.lowering.body import Recorder
-from ingot.lowering.expr import Size, symbol
+from ingot.lowering.expr import Size, divide, symbol
 from ingot.lowering.ir import Attention, Loop, Map, Matrix, Store, wide
 from ingot.lowering.lower import Lowering, lowers
 from ingot.lowering.refusing import Unsupported
 from ingot.lowering.rules.norms import softmax_of
-from ingot.lowering.rules.products import broadcast_shapes, matmul, sum_of_products
+from ingot.lowering.rules.products import matmul, sum_of_products
 from ingot.lowering.values import Index, Lazy, Strided, Tensor, contiguous_strides, loop_variables
 
 aten = torch.ops.aten
@@ -39,14 +39,18 @@ def attention(
     if dropout:
         raise Unsupported("attention with dropout draws random numbers")
     lead = (
-        broadcast_shapes(broadcast_shapes(q.shape[:-2], k.shape[:-2]), v.shape[:-2]) if not enable_gqa else q.shape[:-2]
+        values.broadcast_shapes(values.broadcast_shapes(q.shape[:-2], k.shape[:-2]), v.shape[:-2])
+        if not enable_gqa
+        else q.shape[:-2]
     )
     if scale is None:
         if not isinstance(q.shape[-1], int):
             raise Unsupported("attention whose depth is dynamic")
         scale = 1 / math.sqrt(q.shape[-1]) if q.shape[-1] else 1.0
-    if mask is not None and mask.cost > 3:
-        low.realize(mask)
+    if mask is not None:
+        if mask.cost > 3:
+            low.realize(mask)
+        mask = low.align(mask, (*lead, q.shape[-2], k.shape[-2]))
     few = isinstance(q.shape[-2], int) and q.shape[-2] <= FEW_QUERIES
     if (
         all(isinstance(size, int) for size in (q.shape[-1], v.shape[-1]))
@@ -75,7 +79,7 @@ def _by_blocks(
     for tensor in (q, k, v):
         strided = low.realize(tensor)
         assert isinstance(strided.data, Strided)
-        offset = strided.data.at((*_heads(batch, strided.shape[:-2], lead), 0, 0))
+        offset = strided.data.at((*_heads(low, batch, strided.shape[:-2], lead), 0, 0))
         matrices.append(Matrix(strided.data.buffer, offset, strided.data.strides[-2], strided.data.strides[-1]))
     queries, keys, depth, columns = q.shape[-2], k.shape[-2], q.shape[-1], v.shape[-1]
     body = None
@@ -124,17 +128,16 @@ def _by_blocks(
     return Tensor(shape, dtype, home)
 
 
-def _heads(batch: Index, shape: tuple[Size, ...], lead: tuple[Size, ...]) -> Index:
+def _heads(low: Lowering, batch: Index, shape: tuple[Size, ...], lead: tuple[Size, ...]) -> Index:
     """The batch index into a tensor whose leading dims broadcast, or whose heads are shared by groups of heads."""
     index: list[Size] = []
     tail = batch[len(batch) - len(shape) :]
     for place, size, full in zip(tail, shape, lead[len(lead) - len(shape) :], strict=True):
-        if size == full:
-            index.append(place)
-        elif size == 1:
-            index.append(0)
-        else:
-            index.append(place // (full // size))
+        ratio = divide(full, size) if size != 1 else 1
+        shared = isinstance(ratio, int) and ratio > 1
+        if not shared:
+            low.check_fit(size, full)
+        index.append(place // ratio if shared else values.broadcast_place(place, size, full))
     return tuple(index)
 
 
@@ -181,7 +184,7 @@ def by_products(
     dtype, kind = low.out_dtype, wide(low.out_dtype)
     if q.shape[-3:-2] != k.shape[-3:-2] and q.rank > 2:
         k, v = (_repeat_heads(t, q.shape[-3]) for t in (k, v))
-    q, k, v = (values.expand(t, (*lead, *t.shape[-2:])) for t in (q, k, v))
+    q, k, v = (low.expand(t, (*lead, *t.shape[-2:])) for t in (q, k, v))
     swapped = values.permute(k, (*range(k.rank - 2), k.rank - 1, k.rank - 2))
     scores = product(low, q, swapped, kind)
 

@@ -12,7 +12,7 @@ from ingot.lowering.ir import FLOATS, wide
 from ingot.lowering.lower import Lowering, lowers
 from ingot.lowering.refusing import Unsupported
 from ingot.lowering.rules.pointwise import elementwise
-from ingot.lowering.values import Index, Lazy, Tensor
+from ingot.lowering.values import Index, Lazy, Tensor, broadcast_place
 
 aten, prims = torch.ops.aten, torch.ops.prims
 
@@ -100,10 +100,13 @@ def convert(low: Lowering, x: Tensor, dtype: torch.dtype) -> Tensor:
 
 @lowers(prims.broadcast_in_dim.default)
 def broadcast_in_dim(low: Lowering, x: Tensor, shape: Any, dims: Any) -> Tensor:
-    def load(ops: Recorder, index: Index) -> int:
-        return x.load(ops, tuple(0 if size == 1 else index[d] for d, size in zip(dims, x.shape, strict=True)))
+    full = low.shape_of(low.out)
 
-    return Tensor(low.shape_of(low.out), x.dtype, Lazy(load, x.cost))
+    def load(ops: Recorder, index: Index) -> int:
+        places = (broadcast_place(index[d], size, full[d]) for d, size in zip(dims, x.shape, strict=True))
+        return x.load(ops, tuple(places))
+
+    return Tensor(full, x.dtype, Lazy(load, x.cost))
 
 
 @lowers(prims.where.default)

@@ -17,7 +17,7 @@ from ingot.lowering.lower import Lowering, lowers
 from ingot.lowering.refusing import Unsupported
 from ingot.lowering.rules.attention import FEW_QUERIES, by_products
 from ingot.lowering.subgraph import lower_body
-from ingot.lowering.values import Index, Lazy, Strided, Tensor, contiguous_strides, loop_variables
+from ingot.lowering.values import Index, Lazy, Strided, Tensor, broadcast_place, contiguous_strides, loop_variables
 
 hop = torch.ops.higher_order
 
@@ -179,8 +179,9 @@ class Call:
         strided = self.low.realize(tensor)
         assert isinstance(strided.data, Strided)
         image, head = self.at
+        self.low.check_fit(strided.shape[0], self.q.shape[0])
         lead = (
-            image if strided.shape[0] == self.q.shape[0] else 0,
+            broadcast_place(image, strided.shape[0], self.q.shape[0]),
             head if strided.shape[1] == self.q.shape[1] else head // (self.q.shape[1] // strided.shape[1]),
         )
         strides = strided.data.strides
@@ -254,7 +255,7 @@ class Call:
 
     def _block(self, blocks: Tensor) -> Index:
         high, wide_ = self.block_mask[-3:-1]
-        lead = tuple(0 if size == 1 else place for place, size in zip(self.at, blocks.shape[:2], strict=True))
+        lead = tuple(map(broadcast_place, self.at, blocks.shape[:2], self.q.shape[:2]))
         return (*lead, symbol("i", below=self.queries) // high, symbol("j", below=self.keys) // wide_)
 
     def tiles(self, mask: Body, high: int, wide_: int) -> Tiles:

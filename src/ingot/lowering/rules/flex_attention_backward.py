@@ -74,7 +74,7 @@ def flex_attention_backward(
         "values": columns,
         "scale": scale,
         "heads": q.shape[1] // k.shape[1],
-        "images": q.shape[0] if q.shape[0] != k.shape[0] else 1,
+        "images": q.shape[0] // k.shape[0],
         "q": call.matrix(q),
         "k": call.matrix(k),
         "v": call.matrix(v),

@@ -102,6 +102,7 @@ def index_(low: Lowering, x: Tensor, indices: Sequence[Tensor | None]) -> Tensor
         place = (given[0] if together else 0) + max([1, *others]) - 1
         indices = without_masks(low, indices, shape[place])
     first, width = advanced(indices, x.rank, len(shape))
+    indices = [i if i is None else low.align(i, shape[first : first + width]) for i in indices]
 
     def load(ops: Recorder, index: Index) -> int:
         return x.load(ops, element(ops, x.shape, indices, index, first, width))

@@ -11,9 +11,8 @@ from ingot.lowering.body import Recorder
 from ingot.lowering.expr import Size, product, smallest
 from ingot.lowering.ir import Check
 from ingot.lowering.lower import Lowering, lowers
-from ingot.lowering.rules.products import broadcast_shapes
 from ingot.lowering.rules.reductions import reduced
-from ingot.lowering.values import Index, Lazy, Tensor
+from ingot.lowering.values import Index, Lazy, Tensor, broadcast_shapes
 
 aten = torch.ops.aten
 
@@ -38,10 +37,10 @@ def _count(x: Tensor) -> Size:
     return product(x.shape[:-2])
 
 
-def _together(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+def _together(low: Lowering, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
     """Both with the batch dims that either has."""
     lead = broadcast_shapes(a.shape[:-2], b.shape[:-2])
-    return values.expand(a, (*lead, *a.shape[-2:])), values.expand(b, (*lead, *b.shape[-2:]))
+    return low.expand(a, (*lead, *a.shape[-2:])), low.expand(b, (*lead, *b.shape[-2:]))
 
 
 # ---------------------------------------------------------------------- factors
@@ -63,7 +62,7 @@ def factor_cholesky(low: Lowering, a: Tensor, upper: bool) -> tuple[Tensor, Tens
 
 def triangular(low: Lowering, a: Tensor, b: Tensor, upper: bool, unit: bool = False) -> Tensor:
     """x of a · x = b; one half of `a` is read."""
-    a, b = _together(_exact(a), _exact(b))
+    a, b = _together(low, _exact(a), _exact(b))
     sizes = (_count(a), a.shape[-1], b.shape[-1])
     (x,) = low.routine("triangular", [a, b], [(b.shape, "float64")], sizes, upper=upper, unit=unit)
     return x
@@ -81,7 +80,7 @@ def _rows(low: Lowering, b: Tensor, places: Tensor) -> Tensor:
     b = low.keep(b)
 
     def load(ops: Recorder, index: Index) -> int:
-        lead = values.broadcast(index[:-2], places.shape[:-1])
+        lead = tuple(map(values.broadcast_place, index[:-2], places.shape[:-1], b.shape[:-2]))
         row = ops.as_index(places.load(ops, (*lead, index[-2])), b.shape[-2])
         return b.load(ops, (*index[:-2], row, index[-1]))
 
@@ -91,8 +90,8 @@ def _rows(low: Lowering, b: Tensor, places: Tensor) -> Tensor:
 def solve_lu(low: Lowering, lu: Tensor, pivots: Tensor, b: Tensor, adjoint: bool = False) -> Tensor:
     """x of A · x = b, or of Aᵀ · x = b, for A = P · L · U."""
     lead = broadcast_shapes(lu.shape[:-2], b.shape[:-2])
-    lu = values.expand(lu, (*lead, *lu.shape[-2:]))
-    b = values.expand(_exact(b), (*lead, *b.shape[-2:]))
+    lu = low.expand(lu, (*lead, *lu.shape[-2:]))
+    b = low.expand(_exact(b), (*lead, *b.shape[-2:]))
     places = permutation(low, pivots, lu.shape[-1], inverse=adjoint)
     if not adjoint:
         return triangular(low, lu, triangular(low, lu, _rows(low, b, places), False, True), True)
@@ -166,7 +165,7 @@ def solve_triangular(
 def triangular_solve(
     low: Lowering, b: Tensor, a: Tensor, upper: bool = True, transpose: bool = False, unitriangular: bool = False
 ) -> tuple[Tensor, Tensor]:
-    a, b = _together(a, b)
+    a, b = _together(low, a, b)
     matrix = _transposed(a) if transpose else a
     return _rounded(triangular(low, matrix, b, upper != transpose, unitriangular), b.dtype), a
 

@@ -113,11 +113,8 @@ def nonzero(low: Lowering, x: Tensor) -> Tensor:
 
 @lowers(aten.masked_select.default)
 def masked_select(low: Lowering, x: Tensor, mask: Tensor) -> Tensor:
-    rank = max(x.rank, mask.rank)
-    shape: list[Size] = []
-    for d in range(rank):
-        sizes = [t.shape[d - rank + t.rank] for t in (x, mask) if d - rank + t.rank >= 0]
-        shape.append(next((size for size in sizes if size != 1), 1))
+    shape = values.broadcast_shapes(x.shape, mask.shape)
+    rank, x, mask = len(shape), low.align(x, shape), low.align(mask, shape)
     whole = Tensor(
         shape,
         "bool",

@@ -6,14 +6,12 @@ from typing import Any
 
 import torch
 
-from ingot.lowering import values
 from ingot.lowering.body import Recorder
 from ingot.lowering.expr import Size, smallest
 from ingot.lowering.lower import Lowering, lowers
 from ingot.lowering.refusing import Unsupported
 from ingot.lowering.rules.linalg import _count, _exact, _rounded, _transposed
-from ingot.lowering.rules.products import broadcast_shapes
-from ingot.lowering.values import Index, Lazy, Tensor
+from ingot.lowering.values import Index, Lazy, Tensor, broadcast_shapes
 
 aten = torch.ops.aten
 
@@ -29,8 +27,8 @@ def _factored(low: Lowering, a: Tensor) -> tuple[Tensor, Tensor]:
 def _reflected(low: Lowering, v: Tensor, tau: Tensor, c: Tensor, transposed: bool = False) -> Tensor:
     """Q · c, or Qᵀ · c."""
     lead = broadcast_shapes(broadcast_shapes(v.shape[:-2], tau.shape[:-1]), c.shape[:-2])
-    v, c = (values.expand(t, (*lead, *t.shape[-2:])) for t in (_exact(v), _exact(c)))
-    tau = values.expand(_exact(tau), (*lead, tau.shape[-1]))
+    v, c = (low.expand(t, (*lead, *t.shape[-2:])) for t in (_exact(v), _exact(c)))
+    tau = low.expand(_exact(tau), (*lead, tau.shape[-1]))
     m, n = v.shape[-2:]
     sizes = (_count(v), m, n, tau.shape[-1], c.shape[-1])
     (made,) = low.routine("reflect", [v, tau, c], [(c.shape, "float64")], sizes, transposed=transposed)

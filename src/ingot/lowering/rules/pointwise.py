@@ -137,6 +137,7 @@ def elementwise(
     shape = low.shape_of(low.out)
     for operand in operands:
         _keep_expensive(low, operand, shape)
+    operands = [low.align(operand, shape) if isinstance(operand, Tensor) else operand for operand in operands]
 
     dtypes = [dtype] * len(operands)
     if wide_number and not (isinstance(operands[1], Tensor) and operands[1].rank):
@@ -379,6 +380,8 @@ def pow_scalar(low: Lowering, x: Tensor, exponent: Any) -> Tensor:
 def where(low: Lowering, condition: Tensor, yes: Any, no: Any) -> Tensor:
     dtype = low.out_dtype
     shape = low.shape_of(low.out)
+    condition = low.align(condition, shape)
+    yes, no = (low.align(choice, shape) if isinstance(choice, Tensor) else choice for choice in (yes, no))
 
     def load(ops: Recorder, index: Index) -> int:
         c = value_at(ops, condition, index, "bool")

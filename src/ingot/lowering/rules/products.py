@@ -82,6 +82,7 @@ def matmul(
     value = ops.emit("accumulator", (), sums)
     if whole is not None:
         value = whole.finished(ops, value, _column_sums(low, whole), j, i)
+    bias = low.align(bias, shape) if bias is not None else None
     value = _with_bias(ops, value, bias, index, alpha, beta, dtype)
     epilogue = Map(
         (*loops, row, column),
@@ -206,8 +207,8 @@ def general_matmul(low: Lowering, a: Tensor, b: Tensor) -> Tensor:
 def _matmul(low: Lowering, a: Tensor, b: Tensor) -> Tensor:
     if b.rank == 2:
         return values.reshape(matmul(low, _multiplied(low, a, b), b), (*a.shape[:-1], b.shape[-1]), low.hint)
-    lead = broadcast_shapes(a.shape[:-2], b.shape[:-2])
-    return matmul(low, values.expand(a, (*lead, *a.shape[-2:])), values.expand(b, (*lead, *b.shape[-2:])))
+    lead = values.broadcast_shapes(a.shape[:-2], b.shape[:-2])
+    return matmul(low, low.expand(a, (*lead, *a.shape[-2:])), low.expand(b, (*lead, *b.shape[-2:])))
 
 
 def _multiplied(low: Lowering, x: Tensor, weight: Tensor) -> Tensor:
@@ -231,12 +232,6 @@ def as_rows(low: Lowering, x: Tensor) -> Tensor:
     return flat if isinstance(flat.data, Strided) else values.reshape(low.dense(x), shape, low.hint)
 
 
-def broadcast_shapes(first: Sequence[Size], second: Sequence[Size]) -> tuple[Size, ...]:
-    width = max(len(first), len(second))
-    a, b = ((1,) * (width - len(s)) + tuple(s) for s in (first, second))
-    return tuple(y if x == 1 else x for x, y in zip(a, b, strict=True))
-
-
 @lowers(aten.addbmm.default)
 def addbmm(low: Lowering, bias: Tensor, a: Tensor, b: Tensor, *, beta: Any = 1, alpha: Any = 1) -> Tensor:
     """Σ_batch a · b is one product whose depth is batch and depth together."""
@@ -256,7 +251,9 @@ def trilinear(
         for d in sorted(dims):
             tensor = values.insert(low.keep(tensor), d)
         factors.append(tensor)
-    shape = broadcast_shapes(broadcast_shapes(factors[0].shape, factors[1].shape), factors[2].shape)
+    pair = values.broadcast_shapes(factors[0].shape, factors[1].shape)
+    shape = values.broadcast_shapes(pair, factors[2].shape)
+    factors = [low.align(factor, shape) for factor in factors]
     kind = wide(low.out_dtype)
 
     def load(ops: Recorder, index: Index) -> int:
@@ -274,7 +271,7 @@ def cdist(low: Lowering, x: Tensor, y: Tensor, p: float, mode: int | None = None
     """The p-norm of every difference of a row of x and a row of y."""
     kind = wide(low.out_dtype)
     shape = low.shape_of(low.out)
-    x, y = low.keep(x), low.keep(y)
+    x, y = (low.align(low.keep(t), (*shape[:-2], *t.shape[-2:])) for t in (x, y))
     depth = x.shape[-1]
 
     def load(ops: Recorder, index: Index) -> int:

@@ -16,7 +16,7 @@ from ingot.lowering.refusing import Unsupported
 from ingot.lowering.rules.indexing import advanced, element
 from ingot.lowering.rules.pointwise import value_at
 from ingot.lowering.rules.views import dim_of
-from ingot.lowering.values import Index, Lazy, Strided, Tensor, broadcast, contiguous_strides
+from ingot.lowering.values import Index, Lazy, Strided, Tensor, broadcast, broadcast_shapes, contiguous_strides
 
 aten = torch.ops.aten
 
@@ -201,13 +201,17 @@ def index_put(
     if not given:
         return narrowed(source, dtype)
     first, width = advanced(indices, x.rank, 0)
-    inner = _broadcast([i.shape for i in given], width)
+    inner: tuple[Size, ...] = ()
+    for each in given:
+        inner = broadcast_shapes(inner, each.shape)
+    indices = [i if i is None else low.align(i, inner) for i in indices]
     rest = [size for d, size in enumerate(x.shape) if d >= len(indices) or indices[d] is None]
     shape = (*rest[:first], *inner, *rest[first:])
     if any(isinstance(size, int) and size == 0 for size in shape):
         return x
     made = writable(low, as_computed(x) if accumulate else x)
     kept = [low.keep(i) if i is not None else None for i in indices]
+    source = low.align(source, shape)
 
     def write(ops: Recorder, index: Index) -> tuple[Index, int]:
         place = element(ops, x.shape, kept, index, first, width)
@@ -216,15 +220,6 @@ def index_put(
 
     low.scatter(made, shape, write, "add" if accumulate else "set")
     return narrowed(made, dtype)
-
-
-def _broadcast(shapes: Sequence[Sequence[Size]], width: int) -> tuple[Size, ...]:
-    sizes: list[Size] = [1] * width
-    for shape in shapes:
-        for d, size in enumerate(reversed(shape)):
-            if size != 1:
-                sizes[width - 1 - d] = size
-    return tuple(sizes)
 
 
 def _masked_put(low: Lowering, x: Tensor, indices: Sequence[Tensor | None], source: Tensor, accumulate: bool) -> Tensor:
@@ -262,7 +257,7 @@ def _put_one(low: Lowering, x: Tensor, places: Tensor, source: Tensor, accumulat
 def masked_scatter(low: Lowering, x: Tensor, mask: Tensor, source: Tensor) -> Tensor:
     """Places where the mask holds take the next element of source each: a running count of the mask says which."""
     shape = low.shape_of(low.out)
-    mask, x = low.keep(values.expand(mask, shape)), values.expand(x, shape)
+    mask, x = low.keep(low.expand(mask, shape)), low.expand(x, shape)
     count = product(shape)
     ones = Tensor(shape, "int64", Lazy(lambda ops, index: ops.cast(mask.load(ops, index), "int64"), mask.cost + 1))
     (order,) = low.routine("scan", [ones], [(shape, "int64")], (1, count, 1), kind="sum")

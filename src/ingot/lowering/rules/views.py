@@ -89,7 +89,7 @@ def movedim(low: Lowering, x: Tensor, source: Any, destination: Any) -> Tensor:
 
 @lowers(aten.expand.default, aten.expand_copy.default, aten.broadcast_to.default, aten.expand_as.default)
 def expand(low: Lowering, x: Tensor, *_: Any, **__: Any) -> Tensor:
-    return values.expand(x, low.shape_of(low.out))
+    return low.expand(x, low.shape_of(low.out))
 
 
 @lowers(aten.unsqueeze.default, aten.unsqueeze_copy.default)
