@@ -70,9 +70,16 @@ class Declared:
 
 
 def declare(
-    dynamic_shapes: Any, leaves: Sequence[Any], tree: Tree, parameters: Sequence[inspect.Parameter]
+    dynamic_shapes: Any,
+    leaves: Sequence[Any],
+    tree: Tree,
+    parameters: Sequence[inspect.Parameter],
+    static: frozenset[str] = frozenset(),
 ) -> Declared:
-    """Reads `dynamic_shapes` against the captured arguments, whose tree is that of `(args, kwargs)`."""
+    """Reads `dynamic_shapes` against the captured arguments, whose tree is that of `(args, kwargs)`.
+
+    Dims whose names are in `static` are left as they are in the example.
+    """
     declared = Declared()
     if dynamic_shapes is None:
         return declared
@@ -90,7 +97,7 @@ def declare(
                     fix="use None for arguments that are not tensors",
                 )
             )
-        specs = _leaf_specs(raw, leaf, place)
+        specs = {dim: spec for dim, spec in _leaf_specs(raw, leaf, place).items() if spec.name not in static}
         if specs:
             declared.specs[index] = specs
     _gather_roots(declared, leaves, paths)
@@ -124,7 +131,15 @@ def _match(spec: Any, tree: Tree, parameters: Sequence[inspect.Parameter]) -> di
         named[str(key)] = (child, start)
         start += child.leaf_count
     if isinstance(spec, list | tuple):
-        places = [*named.values(), *extra]
+        # In the order of the signature, whatever the order of the keyword arguments in the call.
+        front = [name for name in positional if name in named]
+        keywords = [p.name for p in parameters if p.kind is p.KEYWORD_ONLY and p.name in named]
+        others = [name for name in named if name not in front and name not in keywords]
+        places = [
+            *(named[name] for name in front),
+            *extra,
+            *(named[name] for name in (*keywords, *others)),
+        ]
         if len(spec) > len(places):
             raise DynamicShapeError(
                 explain(
@@ -212,7 +227,7 @@ def _leaf_specs(raw: Any, tensor: torch.Tensor, place: str) -> dict[int, DimSpec
         if not isinstance(dim, int) or isinstance(dim, bool) or not -tensor.dim() <= dim < tensor.dim():
             raise DynamicShapeError(explain(f"{place} has {tensor.dim()} dims, so it has no dim {dim!r}."))
         dim %= tensor.dim()
-        spec = _read(value, f"{place}_{dim}")
+        spec = _read(value, f"{place}_{dim}", f"dim {dim} of {place}", int(tensor.shape[dim]))
         if isinstance(spec, int) and spec != tensor.shape[dim]:
             raise DynamicShapeError(
                 explain(f"dim {dim} of {place} is declared {spec}, but the example has {tensor.shape[dim]}.")
@@ -222,8 +237,8 @@ def _leaf_specs(raw: Any, tensor: torch.Tensor, place: str) -> dict[int, DimSpec
     return specs
 
 
-def _read(value: Any, default_name: str) -> DimSpec | int | None:
-    """One dim's declaration in any spelling; None and an int are static."""
+def _read(value: Any, default_name: str, place: str = "", example: int | None = None) -> DimSpec | int | None:
+    """One dim's declaration in any spelling; None and an int are static. `place` and `example` are for errors."""
     if value is None or isinstance(value, int):
         return value
     if isinstance(value, str):
@@ -231,6 +246,12 @@ def _read(value: Any, default_name: str) -> DimSpec | int | None:
     hint = getattr(getattr(value, "type", None), "name", None)
     if hint is not None:  # torch.export.Dim.AUTO, DYNAMIC, STATIC
         if hint == "STATIC":
+            if example is not None and not (
+                (value.min or 0) <= example and (value.max is None or example <= value.max)
+            ):
+                raise DynamicShapeError(
+                    explain(f"{place} is declared static in [{value.min}, {value.max}], but the example has {example}.")
+                )
             return None
         return DimSpec(_slug(default_name), low=value.min, high=value.max, auto=True)
     root = getattr(value, "root", None)
@@ -260,10 +281,10 @@ def _read_text(text: str, default_name: str) -> DimSpec:
 
 
 def _bounds(dim: Any) -> tuple[int | None, int | None]:
-    """torch.export.Dim without min and max has 0 and a huge number there; neither was asked for."""
-    low, high = dim.min, dim.max
+    """The bounds of a torch.export.Dim. One without a max has a huge number there, which was not asked for."""
+    high = dim.max
     unbounded = not isinstance(high, int) or high >= 2**62
-    return (None if low == 0 and unbounded else int(low)), (None if unbounded else int(high))
+    return int(dim.min), (None if unbounded else int(high))
 
 
 def _slug(text: str) -> str:
@@ -291,6 +312,16 @@ def _gather_roots(declared: Declared, leaves: Sequence[Any], paths: Sequence[Pat
                         fix="give them two names, or an example in which they agree",
                     )
                 )
+            elif (root.low, root.high) == (None, None):
+                root.low, root.high = spec.low, spec.high
+            elif (spec.low, spec.high) not in ((None, None), (root.low, root.high)):
+                raise DynamicShapeError(
+                    explain(
+                        f"The dim {spec.name} has two ranges: {_spell_range(root)} at {root.where}, "
+                        f"{_spell_range(spec)} at {place}.",
+                        fix="declare one Dim and use it for both, or give them two names",
+                    )
+                )
     for root in declared.roots.values():
         low, high = root.range
         if root.example < low or (high is not None and root.example > high):
@@ -300,6 +331,10 @@ def _gather_roots(declared: Declared, leaves: Sequence[Any], paths: Sequence[Pat
         # Sizes 0 and 1 behave unlike any other (they broadcast), so a dynamic dim is traced with a larger one.
         if root.hint < 2 and (high is None or high >= 2):
             root.hint = 3 if high is None or high >= 3 else 2
+
+
+def _spell_range(bounds: DimSpec | Root) -> str:
+    return f"[{1 if bounds.low is None else bounds.low}, {'∞' if bounds.high is None else bounds.high}]"
 
 
 def _spell_spec(spec: DimSpec) -> str:
@@ -326,6 +361,7 @@ def make_fake(
         if root.symbol is None:
             low, high = root.range
             root.symbol = internals.new_symbol(env, root.name, root.hint, low, high)
+            watch.roots[root.symbol] = root
         sizes.append(spec.scale * root.symbol + spec.offset)
     strides = _follow_strides(tensor, sizes)
     watch.paused = True  # what torch asks while it makes the fake says nothing about the model

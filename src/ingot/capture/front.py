@@ -47,9 +47,14 @@ def trace(
     dynamic.bind_check(call, args, kwargs)
 
     def run(*, exporting: bool = True, larger_by_symbols: bool = False) -> Program:
-        session = Session(model, args, kwargs, dynamic_shapes, preserve_module_call_signature, fixed, exporting)
-        with internals.extremes_of_sizes() if larger_by_symbols else nullcontext():
-            return session.run()
+        def attempt(static: frozenset[str]) -> Program:
+            session = Session(
+                model, args, kwargs, dynamic_shapes, preserve_module_call_signature, fixed, exporting, static
+            )
+            with internals.extremes_of_sizes() if larger_by_symbols else nullcontext():
+                return session.run()
+
+        return freeze_automatic(attempt)
 
     try:
         return run()
@@ -64,6 +69,21 @@ def trace(
         with suppress(CaptureError):
             return run(exporting=False)
         raise failure
+
+
+def freeze_automatic(attempt: Callable[[frozenset[str]], Program]) -> Program:
+    """A capture; automatic dims become static where the trace with other sizes does not hold for the example's own.
+
+    `attempt` takes the names of the dims that are static.
+    """
+    static: frozenset[str] = frozenset()
+    while True:
+        try:
+            return attempt(static)
+        except questions.ExampleExcluded as failure:
+            if not failure.automatic - static:
+                raise
+            static |= failure.automatic
 
 
 def _check_open(model: object) -> None:
@@ -99,6 +119,7 @@ class Session:
         preserve: Sequence[str],
         fixed: frozenset[int],
         exporting: bool,
+        static: frozenset[str] = frozenset(),
     ) -> None:
         self.model = model
         self.fixed = fixed
@@ -112,12 +133,12 @@ class Session:
         self.parameter_names = tuple(
             p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
         )
-        self.declared = dynamic.declare(dynamic_shapes, self.leaves, self.in_tree, parameters)
+        self.declared = dynamic.declare(dynamic_shapes, self.leaves, self.in_tree, parameters, static)
         self.watch = questions.Watch(lambda: self.recorder.operator_asks(), _user_source)
         self.mode = internals.fake_mode(self.watch.env)
         self.modules = ModuleTracker(self.root, preserve)
         self.state = ModuleState(self.root, self.mode)
-        self.recorder = Recorder(self.mode, self.modules, self._lift_constant)
+        self.recorder = Recorder(self.mode, self.modules, self._lift_constant, self.watch)
         self.inputs: list[Input] = []
         self.constants: dict[str, torch.Tensor] = {}
         self._first_argument: fx.Node | None = None

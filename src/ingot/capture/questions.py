@@ -3,35 +3,47 @@
     Watch           notes every question about a symbol's value that the model's code, or an operator, asked
     conclude(...)   those questions → errors (a dim was frozen or tied), narrower ranges, constraints for later calls
 
-A question that an operator asks itself (is this dim 1, so that it broadcasts?) does not change the graph: at run time
-the operator asks again. It only counts where it excludes sizes of two and more, since the shapes that we wrote down may
-hang on those. A question that Python code asks decides which graph we record, so it counts in full.
+A question that Python code asks decides which graph is recorded, so it counts in full. A question that an operator asks
+(is this dim 1, so that it broadcasts?) counts where it excludes sizes of two and more. Where it excludes smaller sizes
+only, the operator is run again at those sizes (`operator_sizes`): it counts if the operator fails there, or gives
+another shape than the graph says.
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import sympy
+import torch
 
 from ingot import torch_internals as internals
 from ingot.capture.dynamic import Declared, Root
+from ingot.capture.operator_sizes import Call, OperatorSizes
 from ingot.errors import DynamicShapeError, explain
 from ingot.program import dims as dims_
 from ingot.program.dims import Constraint, Dim
 from ingot.program.metadata import Source
+from ingot.program.printer import operator_name
+
+_EXTREMES = (internals.sympy_functions.Min, internals.sympy_functions.Max)
 
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """A condition that held in the trace. `by_operator`: an operator asked it of itself."""
+    """A condition that held in the trace.
+
+    `by_operator`: an operator asked it, and it counts from size two on. `refused_by`: the operator that does not work,
+    or gives another shape, where the condition does not hold.
+    """
 
     condition: sympy.Basic
     by_operator: bool
     source: Source | None
+    refused_by: str = ""
 
 
 class Watch:
@@ -39,8 +51,11 @@ class Watch:
 
     def __init__(self, asked_by_operator: Callable[[], bool], place: Callable[[], Source | None]) -> None:
         self.questions: dict[tuple[sympy.Basic, bool], Question] = {}
-        self.env = internals.WatchedShapeEnv(self._evaluated, self._may_be_idle, self._is_idle)
+        self.env = internals.WatchedShapeEnv(self._evaluated, self._may_be_idle, self._is_idle, self._answered)
         self.paused = False
+        self.roots: dict[sympy.Symbol, Root] = {}
+        self._asked: list[dict[sympy.Basic, None]] = []  # by each operator that runs
+        self._sizes = OperatorSizes(self.roots)
         self._asked_by_operator = asked_by_operator
         self._place = place
         self._guards_seen = 0
@@ -57,9 +72,34 @@ class Watch:
             self.env.idle_answers[expr] = value
         return idle
 
+    def _answered(self, expr: sympy.Basic, value: sympy.Basic) -> None:
+        if self._asked and not self.paused:
+            self._asked[-1][_condition(expr, value)] = None
+
+    @contextmanager
+    def operator(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[list[Any]]:
+        """Inside, an operator runs; the caller puts what it gives into the list.
+
+        Afterwards those of its questions count that exclude sizes at which it does not do what the graph says.
+        """
+        call = Call.of(func, args, kwargs) if torch.Tag.inplace_view in getattr(func, "tags", ()) else None
+        self._asked.append({})
+        results: list[Any] = []
+        try:
+            yield results
+        finally:
+            asked = self._asked.pop()
+        if not asked or self.paused or not results:
+            return
+        with internals.questions_unwatched(self.env):
+            for condition in self._sizes.broken(call or Call.of(func, args, kwargs), results[0], list(asked)):
+                self._note(condition, False, self._place(), operator_name(func))
+
     def _evaluated(self, expr: sympy.Basic, value: sympy.Basic) -> None:
         by_operator = self._asked_by_operator()
         fresh = len(self.env.guards) > self._guards_seen
+        if by_operator:
+            self._answered(expr, value)
         if by_operator and not fresh:
             return
         source = self._place()
@@ -75,9 +115,10 @@ class Watch:
         self._guards_seen = len(self.env.guards)
         return self.questions.values()
 
-    def _note(self, condition: sympy.Basic, by_operator: bool, source: Source | None) -> None:
+    def _note(self, condition: sympy.Basic, by_operator: bool, source: Source | None, refused_by: str = "") -> None:
         if condition not in (sympy.true, sympy.false):
-            self.questions.setdefault((condition, by_operator), Question(condition, by_operator, source))
+            self._sizes.require(condition, 2 if by_operator else 0)
+            self.questions.setdefault((condition, by_operator), Question(condition, by_operator, source, refused_by))
 
 
 def _condition(expr: sympy.Basic, value: sympy.Basic) -> sympy.Basic:
@@ -95,6 +136,8 @@ def _spares_sizes_from_two(condition: sympy.Basic) -> bool:
     """
     if isinstance(condition, sympy.Ne):
         return True
+    if isinstance(condition, sympy.Eq) and condition.has(*_EXTREMES) and len(condition.free_symbols) == 1:
+        return True  # whether a slice such as x[1:2] has one element: torch learns nothing from it
     if isinstance(condition, sympy.And | sympy.Or):
         return all(_spares_sizes_from_two(part) for part in condition.args)
     if not isinstance(condition, sympy.core.relational.Relational) or isinstance(condition, sympy.Eq):
@@ -139,17 +182,27 @@ def _compares_products(relation: Callable[..., Any], left: Any, right: Any) -> b
 # ---------------------------------------------------------------------- what follows from it
 
 
+class ExampleExcluded(DynamicShapeError):
+    """The trace does not hold for the example's own sizes; `automatic` are those of the dims that may become static."""
+
+    def __init__(self, message: str, automatic: frozenset[str]) -> None:
+        super().__init__(message)
+        self.automatic = automatic
+
+
 def conclude(declared: Declared, watch: Watch) -> tuple[tuple[Dim, ...], tuple[Constraint, ...]]:
     """The dims with the ranges that the trace supports, and the constraints that calls must satisfy."""
     roots = {root.symbol: root for root in declared.roots.values() if root.symbol is not None}
     if not roots:
         return (), ()
     found = _Conclusion(roots, watch.env)
-    for question in watch.finish():
-        if question.condition.free_symbols <= roots.keys():
-            found.consider(question)
+    questions = [q for q in watch.finish() if q.condition.free_symbols <= roots.keys()]
+    found.merge_ranges(questions)
+    for question in questions:
+        found.consider(question)
     if found.problems:
         raise DynamicShapeError("\n".join(found.problems.values()))
+    found.check_examples()
     dims = tuple(Dim(r.name, *found.ranges[s], r.auto) for s, r in roots.items() if not found.tied(s))
     return dims, tuple(found.constraints.values())
 
@@ -166,15 +219,77 @@ class _Conclusion:
     def tied(self, symbol: sympy.Symbol) -> bool:
         return bool(self._env.replace(symbol) != symbol)
 
+    def merge_ranges(self, questions: Sequence[Question]) -> None:
+        """A dim that is tied to others keeps its declared range: it becomes theirs."""
+        for symbol, root in self.roots.items():
+            equal = self._env.replace(symbol)
+            if equal == symbol or equal.is_number:
+                continue
+            source = next(
+                (
+                    q.source
+                    for q in questions
+                    if isinstance(q.condition, sympy.Eq) and symbol in q.condition.free_symbols
+                ),
+                None,
+            )
+            low, high = root.range
+            if not isinstance(equal, sympy.Symbol):
+                bounds = [sympy.Ge(equal, low), *([sympy.Le(equal, high)] if high is not None else [])]
+                for bound in bounds:
+                    if not self._proved(bound, 0):
+                        self._constrain(bound, Question(bound, False, source))
+                continue
+            other_low, other_high = self.ranges[equal]
+            low = max(low, other_low)
+            high = min((bound for bound in (high, other_high) if bound is not None), default=None)
+            if high is not None and low > high:
+                self.problems[root.name] = explain(
+                    f"{root.name} ({root.where}) and {self.roots[equal].name} ({self.roots[equal].where}) must be "
+                    "equal, but no size is in both of their ranges.",
+                    where=_place(source),
+                )
+            else:
+                self.ranges[equal] = low, high
+
+    def check_examples(self) -> None:
+        """Raises ExampleExcluded if the trace does not hold for the sizes that the user gave."""
+        sizes = {symbol: root.example for symbol, root in self.roots.items()}
+        for constraint in self.constraints.values():
+            if not _holds(constraint.condition, sizes):
+                raised = [
+                    root
+                    for s, root in self.roots.items()
+                    if root.hint != root.example and s in constraint.condition.free_symbols
+                ]
+                names = ", ".join(f"{root.name} = {root.example}" for root in raised)
+                raise ExampleExcluded(
+                    explain(
+                        f"The example's sizes are excluded: the trace holds for "
+                        f"{dims_.spell(constraint.condition)}, and the example has {names}.",
+                        where=constraint.source,
+                        why="a size of 1 or 0 broadcasts, so a dynamic dim is traced with a larger one",
+                        fix=f"give an example of two or more, make the line independent of the size, or leave "
+                        f"{' and '.join(root.name for root in raised)} out of dynamic_shapes",
+                    ),
+                    frozenset(root.name for root in raised if root.auto),
+                )
+
     def consider(self, question: Question) -> None:
         condition = question.condition
+        if not isinstance(condition, sympy.Eq):
+            condition = condition.xreplace({s: self._env.replace(s) for s in condition.free_symbols if self.tied(s)})
+            if condition in (sympy.true, sympy.false):
+                return
         if self._proved(condition, 2 if question.by_operator else 0):
             return
         symbols = sorted(condition.free_symbols, key=lambda s: s.name)
         at_least = 2 if question.by_operator else 0
         if isinstance(condition, sympy.Eq) and not self._holds_everywhere(condition, at_least):
-            if len(symbols) == 1 and not self.roots[symbols[0]].low and self._holds_everywhere(condition, 1):
-                self._narrow(condition, symbols[0], question)  # only an empty tensor would break it
+            if len(symbols) == 1 and self._cuts_one_end(condition, symbols[0]):
+                self._narrow(condition, symbols[0], question)
+            elif len(symbols) > 1 and not any(map(self.tied, symbols)) and self._holds_everywhere(condition, None):
+                self._constrain(condition, question)
             else:
                 self._equality(condition, symbols, question)
         elif len(symbols) == 1:
@@ -249,7 +364,9 @@ class _Conclusion:
                     f"The dim {root.name} ({root.where}) is declared in [{root.range[0]}, {root.range[1]}], but this "
                     f"trace holds for {dims_.spell(condition)} only.",
                     where=_place(question.source),
-                    why="the model's code takes another path for the other sizes",
+                    why=f"{question.refused_by} fails, or gives another shape, at the other sizes"
+                    if question.refused_by
+                    else "the model's code takes another path for the other sizes",
                     fix=f"declare {wanted}, or make the line independent of the size",
                 ),
             )
@@ -304,14 +421,28 @@ class _Conclusion:
         sizes = [*range(floor, low), *range(high + 1, top + 1)]
         return any(_holds(condition, {symbol: size}) for size in sizes)
 
-    def _holds_everywhere(self, condition: sympy.Basic, at_least: int) -> bool:
-        """Whether a condition that could not be proved holds at every size, from `at_least` on, that was tried."""
+    def _cuts_one_end(self, condition: sympy.Basic, symbol: sympy.Symbol) -> bool:
+        """Whether an equality holds for an interval of sizes that reaches to one end of the range, and no others."""
+        if self.tied(symbol):
+            return False
+        low, high = self._supported(condition, symbol, self.roots[symbol].hint)
+        floor, ceiling = self.ranges[symbol]
+        return (
+            low != high and (low <= floor or high == ceiling) and not self._holds_beyond(condition, symbol, low, high)
+        )
+
+    def _holds_everywhere(self, condition: sympy.Basic, at_least: int | None) -> bool:
+        """Whether a condition that could not be proved holds at every size, from `at_least` on, that was tried.
+
+        Without `at_least`, from the sizes of the trace on.
+        """
         symbols = list(condition.free_symbols)
         for _ in range(32):
             sizes = {}
             for s in symbols:
                 low, high = self.ranges[s]
-                low = max(low, at_least if high is None else min(at_least, high))
+                least = self.roots[s].hint if at_least is None else at_least
+                low = max(low, least if high is None else min(least, high))
                 sizes[s] = self._random.randint(low, max(low, 4 * self.roots[s].hint + 64) if high is None else high)
             if not _holds(condition, sizes):
                 return False

@@ -15,8 +15,8 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from typing import Any
+from contextlib import contextmanager, nullcontext
+from typing import TYPE_CHECKING, Any
 
 import sympy
 import torch
@@ -32,13 +32,10 @@ from ingot.program import dims, metadata
 from ingot.program.fake_kernels import on_fakes
 from ingot.program.naming import identifier
 
+if TYPE_CHECKING:
+    from ingot.capture.questions import Watch
+
 aten = torch.ops.aten
-
-# These drop a dim of size 1, so a dim that may be 1 decides about the rank of what follows.
-_SQUEEZES = frozenset(
-    {aten.squeeze.default, aten.squeeze.dim, aten.squeeze.dims, aten.squeeze_.default, aten.squeeze_.dim}
-)
-
 
 # Of how many of its tensors an operator uses the values, where it asks the others for their shape or dtype only.
 _VALUES_USED: dict[Any, int] = {
@@ -68,9 +65,14 @@ class Recorder(internals.RecordingMode):
     """The dispatch mode that records; see the module's docstring."""
 
     def __init__(
-        self, mode: internals.FakeTensorMode, modules: ModuleTracker, lift_constant: Callable[[torch.Tensor], Any]
+        self,
+        mode: internals.FakeTensorMode,
+        modules: ModuleTracker,
+        lift_constant: Callable[[torch.Tensor], Any],
+        watch: Watch | None = None,
     ) -> None:
         super().__init__()
+        self._watch = watch
         self.mode = mode
         assert mode.shape_env is not None
         self.env: internals.ShapeEnv = mode.shape_env
@@ -88,7 +90,6 @@ class Recorder(internals.RecordingMode):
         self._autocasts: list[fx.Node] = []
         self._physical = _PhysicalMode(self.record)
         self._deferred_checks = 0
-        self._rank_hangs_on_sizes = False
         # What is known of a tensor is known by its id, so none of those met may die, not even of a graph given up.
         self._frames = [self.frame]
 
@@ -130,19 +131,20 @@ class Recorder(internals.RecordingMode):
         return out
 
     def operator_asks(self) -> bool:
-        """Whether a question about a size comes from inside an operator, whose shape does not hang on the answer."""
-        return self.inside_op > 0 and not self._rank_hangs_on_sizes
+        """Whether a question about a size comes from inside an operator."""
+        return self.inside_op > 0
 
     def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The call on fakes, unrecorded. Gradients of fakes are nobody's business, so autograd is left out."""
-        self.inside_op += 1
-        self._rank_hangs_on_sizes = func in _SQUEEZES
-        try:
-            with internals.below_autograd():
-                return on_fakes(func)(*args, **kwargs)
-        finally:
-            self.inside_op -= 1
-            self._rank_hangs_on_sizes = False
+        with self._watch.operator(func, args, kwargs) if self._watch is not None else nullcontext([]) as results:
+            self.inside_op += 1
+            try:
+                with internals.below_autograd():
+                    out = on_fakes(func)(*args, **kwargs)
+            finally:
+                self.inside_op -= 1
+            results.append(out)
+        return out
 
     def append(
         self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any, name: str | None = None

@@ -113,6 +113,7 @@ from ingot.torch_internals.symbols import (
     nothing_learned,
     pending_symbols,
     portable_expr_of,
+    questions_unwatched,
     range_of,
     rename_symbol,
     surely_equal,

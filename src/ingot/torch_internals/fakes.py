@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -15,15 +16,17 @@ from torch._subclasses.fake_tensor import (
 )
 from torch.fx.experimental.symbolic_shapes import (
     ShapeEnv,
+    statically_known_true,
 )
 
 from ingot.torch_internals.operators import without_dispatch
-from ingot.torch_internals.symbols import expr_of
+from ingot.torch_internals.symbols import expr_of, is_unbacked, questions_unwatched
 
 
-def fake_mode(env: ShapeEnv) -> FakeTensorMode:
-    """torch's, with four corrections: fake kernels that torch wrote by hand get no dim that counts from the end, x[i]
-    has a number where i is a symbol, the indices that unique returns are integers, and a convolution's kernel fits.
+def fake_mode(env: ShapeEnv | None) -> FakeTensorMode:
+    """torch's, with five corrections: fake kernels that torch wrote by hand get no dim that counts from the end, x[i]
+    has a number where i is a symbol, x[:2] has min(n, 2) elements, the indices that unique returns are integers, and a
+    convolution's kernel fits.
 
     Some of those kernels slice the shape at the dim as it comes, and give unique_consecutive(f32[5], dim=-1) two dims.
     Before torch 2.12 those of unique give the indices the dtype of the values, and before 2.13 those of convolutions do
@@ -42,6 +45,10 @@ def fake_mode(env: ShapeEnv) -> FakeTensorMode:
             args, kwargs = _counted_from_the_start(place, list(args), dict(kwargs or {}))
         if func in _CONVOLUTIONS and not _kernel_sizes_checked():
             _check_kernel_size(func, args, kwargs or {})
+        if func is torch.ops.aten.slice.Tensor:
+            made = _slice_at_numbers(*args, **(kwargs or {}))
+            if made is not None:
+                return made
         made = theirs(func, types, args, kwargs)
         return _with_integer_indices(made) if func in _UNIQUE else made
 
@@ -118,6 +125,48 @@ def _counted_from_the_start(place: int, args: list[Any], kwargs: dict[str, Any])
 
     args[place:] = [*map(counted, args[place : place + 1]), *args[place + 1 :]]
     return args, {name: counted(value) if name == "dim" else value for name, value in kwargs.items()}
+
+
+def _slice_at_numbers(
+    x: torch.Tensor, dim: int = 0, start: Any = None, end: Any = None, step: Any = 1
+) -> torch.Tensor | None:
+    """A slice of a symbolic size between plain numbers, clamped by Min and Max; None of any other slice.
+
+    Torch decides by the example's size whether a bound lies inside, and its answer holds for some sizes only.
+    """
+    bounds = [None if isinstance(bound, int) and bound == sys.maxsize else bound for bound in (start, end)]
+    if not x.dim() or not all(bound is None or type(bound) is int for bound in bounds) or type(step) is not int:
+        return None
+    size = x.shape[dim]
+    if step < 1 or not isinstance(size, torch.SymInt) or any(map(is_unbacked, size.node.expr.free_symbols)):
+        return None
+    start, end = bounds
+    stop = size if end is None else _clamp(end, size)
+    begin = 0 if start is None else _clamp(start, size)
+    if start is not None and start < 0 and end is None:
+        length = _choose(torch.sym_min, size, -start)
+    else:
+        # A start beyond the end is not clamped: the difference is negative then, and so 0.
+        length = _choose(torch.sym_max, stop - (start if start is not None and start >= 0 else begin), 0)
+    sizes, strides = list(x.shape), list(x.stride())
+    sizes[dim] = length if step == 1 else (length + step - 1) // step
+    offset = x.storage_offset() + begin * strides[dim]
+    strides[dim] = strides[dim] * step
+    with questions_unwatched(size.node.shape_env):  # whether it lies inside of its storage: a slice always does
+        return x.as_strided(sizes, strides, offset)
+
+
+def _clamp(bound: int, size: torch.SymInt) -> Any:
+    """A slice's bound as a place in [0, size]."""
+    return _choose(torch.sym_max, size + bound, 0) if bound < 0 else _choose(torch.sym_min, size, bound)
+
+
+def _choose(which: Callable[[Any, Any], Any], value: Any, limit: int) -> Any:
+    """The smaller or larger of a symbolic number and a limit: one of the two where it is the same for every size."""
+    for least, most, one in ((value, limit, 0), (limit, value, 1)):
+        if statically_known_true(least <= most):
+            return (value, limit)[one] if which is torch.sym_min else (limit, value)[one]
+    return which(value, limit)
 
 
 def fake_dense(mode: FakeTensorMode, like: torch.Tensor, requires_grad: bool) -> FakeTensor:

@@ -37,8 +37,8 @@ class WatchedShapeEnv(ShapeEnv):
     """A shape environment that reports every symbolic expression whose value is asked for.
 
     Where `may_be_idle()`, `is_idle(expr, value)` says of a question whether the trace does not hang on the answer: then
-    it is answered, and nothing is made of it. Callbacks return before torch evaluates, so that none of their frames
-    stands between torch and the user's.
+    it is answered, and only `on_idle(expr, value)` hears of it. Callbacks return before torch evaluates, so that none
+    of their frames stands between torch and the user's.
     """
 
     def __init__(
@@ -46,24 +46,29 @@ class WatchedShapeEnv(ShapeEnv):
         on_evaluate: Callable[[sympy.Basic, sympy.Basic], None],
         may_be_idle: Callable[[], bool],
         is_idle: Callable[[sympy.Basic, sympy.Basic], bool],
+        on_idle: Callable[[sympy.Basic, sympy.Basic], None],
     ) -> None:
         # trace_asserts: an assert statement on a value known only at run time becomes an assertion in the graph.
         super().__init__(duck_shape=False, specialize_zero_one=False, trace_asserts=True)
         self._on_evaluate = on_evaluate
         self._may_be_idle = may_be_idle
         self._is_idle = is_idle
+        self._on_idle = on_idle
         self.idle_answers: dict[sympy.Basic, sympy.Basic] = {}
+        self.unwatched = False
 
     def evaluate_expr(self, orig_expr: sympy.Basic, *args: Any, **kwargs: Any) -> sympy.Basic:
         symbols = orig_expr.free_symbols
-        if not symbols:
+        if not symbols or self.unwatched:
             return ShapeEnv.evaluate_expr(self, orig_expr, *args, **kwargs)
         if self._may_be_idle() and not any(is_unbacked(symbol) for symbol in symbols):
-            if orig_expr in self.idle_answers:
-                return self.idle_answers[orig_expr]
-            with self.suppress_guards():
-                value = ShapeEnv.evaluate_expr(self, orig_expr, *args, **kwargs)
-            if self._is_idle(orig_expr, value):
+            known = self.idle_answers.get(orig_expr)
+            if known is None:
+                with self.suppress_guards():
+                    value = ShapeEnv.evaluate_expr(self, orig_expr, *args, **kwargs)
+            if known is not None or self._is_idle(orig_expr, value):
+                value = value if known is None else known
+                self._on_idle(orig_expr, value)
                 return value
         value = ShapeEnv.evaluate_expr(self, orig_expr, *args, **kwargs)
         self._on_evaluate(orig_expr, value)
@@ -184,6 +189,14 @@ def nothing_learned(env: ShapeEnv | None) -> Iterator[None]:
         yield
         return
     with env.suppress_guards(), env.ignore_fresh_unbacked_symbols():
+        yield
+
+
+@contextlib.contextmanager
+def questions_unwatched(env: ShapeEnv) -> Iterator[None]:
+    """Inside, questions about sizes are answered by the example; no guard and no watcher hears of them."""
+    watched = isinstance(env, WatchedShapeEnv)
+    with patched(env, unwatched=True) if watched else contextlib.nullcontext(), env.suppress_guards():
         yield
 
 

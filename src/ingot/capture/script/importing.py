@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from ingot.capture import dynamic
-from ingot.capture.front import Session
+from ingot.capture.front import Session, freeze_automatic
 from ingot.capture.script import parts
 from ingot.capture.script.examples import examples_of
 from ingot.capture.script.machine import Machine
@@ -41,14 +41,18 @@ def import_script(
         raise CaptureError(explain("args is a tensor.", fix="give the positional arguments as a tuple: (x,)"))
     if args is None and not kwargs:
         args, dynamic_shapes = examples_of(schema, graph, dynamic_shapes, skip_self=isinstance(found, nn.Module))
-    machine = Machine(unroll=unroll)
-    model = _model(found, schema, graph, machine, method)
-    args, kwargs = tuple(args or ()), dict(kwargs or {})
-    dynamic.bind_check(model.forward if isinstance(model, nn.Module) else model, args, kwargs)
+    given, named = tuple(args or ()), dict(kwargs or {})
     original = found if method == "forward" or not isinstance(found, nn.Module) else getattr(found, method)
-    session = _ScriptSession(model, original, args, kwargs, dynamic_shapes, preserve_module_call_signature)
-    machine.recorder = session.recorder
-    return session.run()
+
+    def attempt(static: frozenset[str]) -> Program:
+        machine = Machine(unroll=unroll)
+        model = _model(found, schema, graph, machine, method)
+        dynamic.bind_check(model.forward if isinstance(model, nn.Module) else model, given, named)
+        session = _ScriptSession(model, original, given, named, dynamic_shapes, preserve_module_call_signature, static)
+        machine.recorder = session.recorder
+        return session.run()
+
+    return freeze_automatic(attempt)
 
 
 class _ScriptSession(Session):
@@ -62,8 +66,9 @@ class _ScriptSession(Session):
         kwargs: dict[str, Any],
         dynamic_shapes: Any,
         preserve: Sequence[str],
+        static: frozenset[str],
     ) -> None:
-        super().__init__(model, args, kwargs, dynamic_shapes, preserve, frozenset(), True)
+        super().__init__(model, args, kwargs, dynamic_shapes, preserve, frozenset(), True, static)
         self._original = original
 
     def _run_eager(self) -> Any:

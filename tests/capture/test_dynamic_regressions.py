@@ -1,0 +1,164 @@
+"""Dynamic dims at small sizes and at their bounds: right, refused by name at the call, or refused at capture."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.export import Dim
+
+import ingot
+from ingot.errors import DynamicShapeError, InputError
+
+
+class Function(nn.Module):
+    def __init__(self, function: Callable[..., Any]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor | None = None) -> Any:
+        return self.function(x) if y is None else self.function(x, y)
+
+
+def inside_poison(*shape: int) -> torch.Tensor:
+    """A tensor whose neighbours in memory are conspicuous."""
+    around = torch.full((shape[0] + 16, *shape[1:]), 1e30)
+    tensor = around[8 : 8 + shape[0]]
+    return tensor.copy_(torch.randn(shape))
+
+
+# What works at every size from 1 on.
+TOTAL: dict[str, Callable[..., torch.Tensor]] = {
+    "x[:2]": lambda x: x[:2] * 2,
+    "x[-2:]": lambda x: x[-2:] * 2,
+    "x[2:]": lambda x: x[2:] * 2,
+    "x[:-2]": lambda x: x[:-2] * 2,
+    "x[1:3]": lambda x: torch.cat([x[1:3], x]),
+    "x[2::2]": lambda x: x[2::2] * 2,
+    "cat of slices": lambda x: torch.cat([x[2:], x[:-3], torch.ones(4, 3)]),
+    "sums": lambda x: x[:2].sum(0) + x[-2:].sum(0) + x[3:].cumsum(0).sum(),
+    "a bound above the example": lambda x: x[:20].sum(1),
+}
+
+
+@pytest.mark.parametrize("name", TOTAL)
+def test_slices_at_small_sizes(name: str) -> None:
+    function = TOTAL[name]
+    program = ingot.capture(Function(function), (torch.randn(5, 3),), dynamic_shapes={"x": {0: "n"}})
+    compiled = ingot.compile(program, threads=1)
+    assert [(dim.low, dim.high) for dim in program.dims] == [(1, None)]
+    for size in (1, 2, 3, 5, 24):
+        x = inside_poison(size, 3)
+        torch.testing.assert_close(program(x), function(x))
+        torch.testing.assert_close(compiled(x), function(x))
+
+
+# What eager refuses at size 1, with the dim that capture leaves.
+PARTIAL: dict[str, tuple[Callable[..., torch.Tensor], int]] = {
+    "narrow": (lambda x: x.narrow(0, 0, 2) * 2, 2),
+    "topk": (lambda x: x.topk(2, 0)[0], 2),
+    "topk of a slice": (lambda x: x[3:].topk(2, 0)[0], 5),
+    "select": (lambda x: x.select(0, -2) * 2, 2),
+    "unfold": (lambda x: x.unfold(0, 2, 1).sum(-1), 2),
+    "conv1d": (lambda x: F.conv1d(x.t()[None], torch.ones(1, 3, 2)), 2),
+    "avg_pool1d": (lambda x: F.avg_pool1d(x.t()[None], 2), 2),
+    "reflect pad": (lambda x: F.pad(x.t()[None], (1, 1), mode="reflect"), 2),
+}
+
+
+@pytest.mark.parametrize("name", PARTIAL)
+def test_sizes_that_an_operator_refuses(name: str) -> None:
+    function, low = PARTIAL[name]
+    program = ingot.capture(Function(function), (torch.randn(6, 3),), dynamic_shapes={"x": {0: "n"}})
+    compiled = ingot.compile(program, threads=1)
+    assert [dim.low for dim in program.dims] == [low]
+    assert any(__file__ in constraint.source for constraint in program.constraints)
+    for size in range(1, 8):
+        x = inside_poison(size, 3)
+        if size < low:
+            for call in (program, compiled):
+                with pytest.raises(InputError):
+                    call(x)
+        else:
+            torch.testing.assert_close(compiled(x), function(x))
+
+
+@pytest.mark.parametrize("name", PARTIAL)
+def test_declared_ranges_are_not_narrowed(name: str) -> None:
+    function, low = PARTIAL[name]
+    with pytest.raises(DynamicShapeError, match=rf"(?s)declared in \[1, .*test_dynamic_regressions.py.*min={low}"):
+        ingot.capture(Function(function), (torch.randn(6, 3),), dynamic_shapes={"x": {0: Dim("n", min=1)}})
+
+
+def test_a_range_from_zero() -> None:
+    def function(x: torch.Tensor) -> torch.Tensor:
+        return torch.cat([x[1:], x[:2] * 2]).sum(0) + x[-1:].sum(0)
+
+    program = ingot.capture(Function(function), (torch.randn(5, 3),), dynamic_shapes={"x": {0: Dim("n", min=0, max=9)}})
+    compiled = ingot.compile(program, threads=1)
+    assert (program.dims[0].low, program.dims[0].high) == (0, 9)
+    for size in (0, 1, 2, 9):
+        x = inside_poison(size, 3)
+        torch.testing.assert_close(compiled(x), function(x))
+    with pytest.raises(InputError):
+        compiled(torch.randn(10, 3))
+
+
+def test_bounds_of_merged_dims_are_kept() -> None:
+    shapes = {"x": (Dim.AUTO(min=4), Dim.AUTO), "y": (Dim.DYNAMIC(max=16), Dim.AUTO(max=32))}
+    example = (torch.randn(6, 4), torch.randn(6, 4))
+    program = ingot.capture(Function(lambda x, y: x + y), example, dynamic_shapes=shapes)
+    assert sorted((dim.low, dim.high) for dim in program.dims) == [(1, 32), (4, 16)]
+    for size in (3, 17):
+        with pytest.raises(InputError):
+            program(torch.randn(size, 5), torch.randn(size, 5))
+
+
+def test_a_condition_on_a_merged_dim_is_about_the_other() -> None:
+    def function(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return (y * 2 if y.shape[0] > 2 else y) + x
+
+    shapes = {"x": {0: Dim.AUTO}, "y": {0: Dim.AUTO}}
+    compiled = ingot.compile(Function(function), (torch.randn(3), torch.randn(3)), dynamic_shapes=shapes, threads=1)
+    x, y = torch.randn(7), torch.randn(7)
+    torch.testing.assert_close(compiled(x, y), function(x, y))
+    with pytest.raises(InputError):
+        compiled(x[:2], y[:2])
+
+
+def test_declarations_that_contradict_each_other() -> None:
+    example = (torch.ones(4), torch.ones(4))
+    shapes: Any = {"x": {0: Dim("d", min=3)}, "y": {0: Dim("d", max=12)}}
+    with pytest.raises(DynamicShapeError, match="two ranges"):
+        ingot.capture(Function(lambda x, y: x + y), example, dynamic_shapes=shapes)
+    with pytest.raises(DynamicShapeError, match=r"declared static in \[6, 8\]"):
+        ingot.capture(Function(lambda x: x + 2), example[:1], dynamic_shapes={"x": [Dim.STATIC(min=6, max=8)]})
+
+
+def test_an_example_that_the_trace_excludes() -> None:
+    def function(x: torch.Tensor) -> torch.Tensor:
+        return x.cumsum(0) if x.shape[0] > 1 else x * 2
+
+    with pytest.raises(DynamicShapeError, match=r"(?s)n = 1.*test_dynamic_regressions.py"):
+        ingot.capture(Function(function), (torch.randn(1, 3),), dynamic_shapes={"x": {0: "n"}})
+    program = ingot.capture(Function(function), (torch.randn(1, 3),), dynamic_shapes={"x": {0: Dim.AUTO}})
+    x = torch.randn(1, 3)
+    assert not program.dims
+    torch.testing.assert_close(program(x), x * 2)
+
+
+def test_positional_shapes_follow_the_signature() -> None:
+    class Keywords(nn.Module):
+        def forward(self, a: torch.Tensor, first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
+            return a.sum() + first.sum() - second.sum()
+
+    given = {"second": torch.ones(4, 4), "first": torch.zeros(4, 4)}
+    program = ingot.capture(Keywords(), (torch.randn(4, 4),), given, dynamic_shapes=(None, {0: "n"}, None))
+    a = torch.randn(4, 4)
+    program(a, first=torch.ones(7, 4), second=torch.ones(4, 4))
+    with pytest.raises(InputError, match="second"):
+        program(a, first=torch.ones(4, 4), second=torch.ones(7, 4))
