@@ -124,6 +124,10 @@ class KnownValues:
         if id(known) in self._values:
             self._values[id(tensor)] = self._values[id(known)]
 
+    def forget(self, tensor: torch.Tensor) -> None:
+        """A tensor was written: what it held is known no more."""
+        self._values.pop(id(tensor), None)
+
     def answer(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], place: Callable[[], str]) -> Any:
         """What an operator that asks for a value gives, or None where it is not known. `place` is who asks."""
         call = self.arguments(args, kwargs)

@@ -104,7 +104,7 @@ class Recorder(internals.RecordingMode):
     def record(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Runs one call on fakes and writes its node."""
         self.sync_grad_mode()
-        if func is aten.lift_fresh.default:
+        if func is aten.lift_fresh.default and not isinstance(args[0], internals.FakeTensor):
             func = aten.lift_fresh_copy.default
         data_dependent = torch.Tag.data_dependent_output in func.tags or func is aten.item.default
         if data_dependent:
@@ -139,7 +139,7 @@ class Recorder(internals.RecordingMode):
         with self._watch.operator(func, args, kwargs) if self._watch is not None else nullcontext([]) as results:
             self.inside_op += 1
             try:
-                with internals.below_autograd():
+                with internals.below_autograd(), internals.aliases_kept(self.mode, func):
                     out = on_fakes(func)(*args, **kwargs)
             finally:
                 self.inside_op -= 1

@@ -15,6 +15,7 @@ import torch
 from torch import fx
 
 from ingot import torch_internals as internals
+from ingot.errors import PassError, explain
 from ingot.passes.autocast import autocast
 from ingot.passes.grad_mode import grad_mode
 from ingot.passes.manager import register
@@ -36,7 +37,7 @@ _MUTATION = {
 
 @register(takes=CAPTURED, gives=FUNCTIONAL)
 def functionalize(program: Program) -> int:
-    """Replays the graph under torch's functionalization; mutated state and arguments become outputs."""
+    """Replays the graph with new values in place of writes; mutated state and arguments become outputs."""
     autocast(program)
     grad_mode(program)
     modules = list(graph_modules(program.graph_module))
@@ -46,23 +47,25 @@ def functionalize(program: Program) -> int:
     before = len(program.graph.nodes)
     replay = Replay(program)
     replay.left_out = written_dropouts(program)
+    replay.recorder.functional = True
     old = program.signature
     with replay.recording():
         inputs = replay.placeholders()
-        with replay.recorder.paused():
-            functional = replay.functional = internals.Functionalization()
-            wrapped = [functional.wrap(value) for value in inputs]
-        with functional:
-            results = replay.run(program.graph_module, wrapped)
+        results = replay.run(program.graph_module, inputs)
         mutated = []
-        for spec, value, wrap in zip(old.placeholders, inputs, wrapped, strict=True):
-            now = functional.unwrap(wrap)
-            if now is not value:
+        for spec, value in zip(old.placeholders, inputs, strict=True):
+            if isinstance(value, torch.Tensor) and replay.recorder.aliases.is_view(value):
+                raise PassError(
+                    explain(
+                        f"The model changes the shape or the memory of {spec.target or spec.name} in place.",
+                        fix="assign the new tensor to a name: y = x.unsqueeze(0)",
+                    )
+                )
+            if isinstance(value, torch.Tensor) and replay.recorder.aliases.is_written(value):
                 target = spec.name if spec.kind is InputKind.ARGUMENT else spec.target
-                mutated.append((Output(_MUTATION[spec.kind], target=target), now))
-        values = [functional.unwrap(value) for value in results]
+                mutated.append((Output(_MUTATION[spec.kind], target=target), value))
         replay.finish(
-            [*(now for _, now in mutated), *values],
+            [*(value for _, value in mutated), *results],
             [*(output for output, _ in mutated), *(o for o in old.graph_outputs)],
         )
     autocast(program)
@@ -79,7 +82,7 @@ def without_private_writes(module: fx.GraphModule) -> int:
         if not _writes(node) or not isinstance(written, fx.Node) or len(written.users) != 1:
             continue
         functional = internals.pointwise_form(node.target)
-        if functional is None or not internals.gives_new_memory(written.target):
+        if functional is None or not internals.computes_new_tensor(written.target):
             continue
         kind = (functional, *map(_kind, node.args), *((name, _kind(value)) for name, value in node.kwargs.items()))
         if kind not in kept:

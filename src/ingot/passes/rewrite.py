@@ -27,7 +27,8 @@ from ingot.passes.decompose import decompose, overloads
 from ingot.passes.decompositions import Rules
 from ingot.passes.functionalize import functionalize
 from ingot.passes.manager import Check, PassInfo, transform
-from ingot.passes.replay import Replay, ReplayRecorder
+from ingot.passes.replay import Replay
+from ingot.passes.replay_recorder import ReplayRecorder
 from ingot.patterns.matching import Guard, Match, matches
 from ingot.patterns.pattern import Pattern, arguments_of, check_examples, pattern_of, traced
 from ingot.program import metadata
@@ -295,17 +296,11 @@ def _given(recorder: ReplayRecorder, name: str, value: Any, values: dict[fx.Node
 
 def _functional(recorder: ReplayRecorder, after: Callable[..., Any], given: Sequence[Any], node: fx.Node) -> Any:
     """The replacement without writes: what it writes to must be its own."""
-    with recorder.paused():
-        functional = internals.Functionalization()
-        wrapped = [functional.wrap(value) for value in given]
-    with functional:
-        made = after(*wrapped)
-    for value, wrap in zip(given, wrapped, strict=True):
-        if isinstance(value, torch.Tensor) and functional.unwrap(wrap) is not value:
-            raise PatternError(explain("The replacement writes to what it is given.", where=metadata.where(node)))
-    if isinstance(made, list | tuple):
-        return [functional.unwrap(value) for value in made]
-    return functional.unwrap(made)
+    recorder.functional = True
+    made = after(*given)
+    if any(isinstance(value, torch.Tensor) and recorder.aliases.is_written(value) for value in given):
+        raise PatternError(explain("The replacement writes to what it is given.", where=metadata.where(node)))
+    return made
 
 
 __all__ = ["Rewriting", "rewrite"]

@@ -57,7 +57,14 @@ def _take_along_dim(x: torch.Tensor, index: torch.Tensor, dim: int | None = None
     return x.new_empty(along_shape(x, index, dim))
 
 
+def _native_dropout(x: torch.Tensor, p: float, train: bool | None) -> Any:
+    """On the CPU a dropout that does nothing copies; torch's rule for fakes returns its argument."""
+    made, mask = aten.native_dropout.default(x, p, train)
+    return (torch.empty_like(x) if made is x else made), mask
+
+
 _RULES = {
+    aten.native_dropout.default: _native_dropout,
     **{op: _recurrent(op) for op in (aten.lstm.input, aten.gru.input, aten.rnn_tanh.input, aten.rnn_relu.input)},
     aten.take_along_dim.default: _take_along_dim,
 }

@@ -20,6 +20,7 @@ from torch.utils._sympy.value_ranges import ValueRanges, bound_sympy
 
 from ingot.torch_internals.export import export_verifier, export_violation, guards_of
 from ingot.torch_internals.fakes import (
+    aliases_kept,
     fake_dense,
     fake_like,
     fake_mode,
@@ -27,8 +28,11 @@ from ingot.torch_internals.fakes import (
     fake_sized,
     is_plain,
     is_static_input,
+    may_overlap,
     new_fake_mode,
+    overlaps_itself,
     same_memory,
+    same_strides,
     storage_id,
 )
 from ingot.torch_internals.gradients import TracesOfGradients, graph_of, with_backward
@@ -47,6 +51,8 @@ from ingot.torch_internals.modes import (
 from ingot.torch_internals.operators import (
     all_decompositions,
     below_autograd,
+    computes_new_tensor,
+    declares_aliases,
     enter_autocast,
     exit_autocast,
     functional_form,
@@ -54,6 +60,7 @@ from ingot.torch_internals.operators import (
     has_rule,
     hidden_writes,
     higher_order_operators,
+    is_composite_implicit,
     is_declared_effectful,
     lays_out_anew,
     operator_named,

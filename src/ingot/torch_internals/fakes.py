@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -19,7 +20,7 @@ from torch.fx.experimental.symbolic_shapes import (
     statically_known_true,
 )
 
-from ingot.torch_internals.operators import without_dispatch
+from ingot.torch_internals.operators import computes_new_tensor, declares_aliases, without_dispatch
 from ingot.torch_internals.symbols import expr_of, is_unbacked, questions_unwatched
 
 
@@ -169,6 +170,20 @@ def _choose(which: Callable[[Any, Any], Any], value: Any, limit: int) -> Any:
     return which(value, limit)
 
 
+@contextlib.contextmanager
+def aliases_kept(mode: FakeTensorMode, func: Any) -> Iterator[None]:
+    """Inside, what a call on fakes returns shares memory with its arguments as it would on real tensors.
+
+    The mode's cache holds types of results, and makes new memory for any result whose schema declares no alias.
+    """
+    cached = mode.cache_enabled
+    mode.cache_enabled = cached and (declares_aliases(func) or computes_new_tensor(func))
+    try:
+        yield
+    finally:
+        mode.cache_enabled = cached
+
+
 def fake_dense(mode: FakeTensorMode, like: torch.Tensor, requires_grad: bool) -> FakeTensor:
     """The fake of a plain strided tensor, without the general converter's checks (ten times faster)."""
     fake = _fake(mode, like, like.dtype)
@@ -229,6 +244,52 @@ def same_memory(a: torch.Tensor, b: torch.Tensor) -> bool:
         and [expr_of(s) for s in (*a.shape, *a.stride(), a.storage_offset())]
         == [expr_of(s) for s in (*b.shape, *b.stride(), b.storage_offset())]
     )
+
+
+def overlaps_itself(tensor: torch.Tensor) -> bool:
+    """Whether elements of a tensor may share memory: some dim's stride is within the reach of the dims below it.
+
+    Of sizes and strides that are not known, only a stride of 0 counts.
+    """
+    if tensor.layout is not torch.strided:
+        return False
+    dims = [(s, n) for s, n in zip(tensor.stride(), tensor.shape, strict=True) if not isinstance(n, int) or n != 1]
+    if any(isinstance(size, int) and size == 0 for _, size in dims):
+        return False
+    if any(isinstance(stride, int) and stride == 0 for stride, _ in dims):
+        return True
+    if not all(isinstance(value, int) for pair in dims for value in pair):
+        return False
+    reach = 0
+    for stride, size in sorted(dims):
+        if stride <= reach:
+            return True
+        reach += stride * (size - 1)
+    return False
+
+
+def may_overlap(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Whether the stretches of memory that two real tensors lie in meet."""
+    if a.layout is not torch.strided or b.layout is not torch.strided or not a.numel() or not b.numel():
+        return False
+    if storage_id(a) != storage_id(b):
+        return False
+    (begin, end), (other_begin, other_end) = _stretch(a), _stretch(b)
+    return begin < other_end and other_begin < end
+
+
+def _stretch(tensor: torch.Tensor) -> tuple[int, int]:
+    begin = tensor.storage_offset() * tensor.element_size()
+    reach = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return begin, begin + (reach + 1) * tensor.element_size()
+
+
+def same_strides(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Whether two tensors of one shape lie in memory in the same order. Dims of size 1 lie anywhere."""
+    if a.layout is not torch.strided or b.layout is not torch.strided or a.dim() != b.dim():
+        return False
+    sizes, pairs = [expr_of(size) for size in a.shape], zip(a.stride(), b.stride(), strict=True)
+    return all(size == 1 or expr_of(x) == expr_of(y) for size, (x, y) in zip(sizes, pairs, strict=True))
 
 
 def new_fake_mode() -> tuple[FakeTensorMode, ShapeEnv]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -73,8 +74,24 @@ def lays_out_anew(func: Any) -> bool:
 # Composite operators that always compute a new tensor.
 _NEW = frozenset(
     getattr(torch.ops.aten, name).default
-    for name in ("batch_norm", "conv1d", "conv2d", "conv3d", "linear", "layer_norm")
+    for name in ("batch_norm", "conv1d", "conv2d", "conv3d", "linear", "layer_norm", "matmul", "group_norm")
 )
+_COMPUTED = frozenset(("aten::mm", "aten::bmm", "aten::addmm", "aten::convolution", "aten::mean", "aten::sum"))
+
+
+@functools.cache
+def computes_new_tensor(func: Any) -> bool:
+    """Whether an operator surely returns memory of its own: no list of views, but of what computes each element."""
+    if not isinstance(func, OpOverload) or func._schema.is_mutable or declares_aliases(func):
+        return False
+    elementwise = torch.Tag.pointwise in func.tags and not is_composite_implicit(func)
+    return func in _NEW or func._schema.name in _COMPUTED or elementwise
+
+
+@functools.cache
+def declares_aliases(func: Any) -> bool:
+    """Whether an operator's schema says that a result may lie in the memory of an argument."""
+    return isinstance(func, OpOverload) and any(r.alias_info is not None for r in func._schema.returns)
 
 
 def gives_new_memory(func: Any) -> bool:
@@ -84,8 +101,14 @@ def gives_new_memory(func: Any) -> bool:
         return False
     if func._schema.is_mutable or func._schema.returns[0].alias_info is not None:
         return False
-    composite = torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd")
-    return func in _NEW or (func.namespace == "aten" and not composite)
+    return func in _NEW or (func.namespace == "aten" and not is_composite_implicit(func))
+
+
+def is_composite_implicit(func: Any) -> bool:
+    """Whether an operator is made of others alone, so that what it returns may be anything that those return."""
+    if not isinstance(func, OpOverload) or func.namespace == "prim":  # questions about a tensor, unknown to dispatch
+        return False
+    return bool(torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd"))
 
 
 def functional_form(func: Any) -> Any:
@@ -95,7 +118,15 @@ def functional_form(func: Any) -> Any:
     if not func._opname.endswith("_"):
         return None
     packet = getattr(torch.ops.aten, func._opname.removesuffix("_"), None)
-    return getattr(packet, func._overloadname, None)
+    if packet is None or hasattr(packet, func._overloadname):
+        return getattr(packet, func._overloadname, None)
+    taken = _parameters(func)  # transpose_ has another overload name than transpose.int
+    found = [getattr(packet, name) for name in packet.overloads()]
+    return next((op for op in found if _parameters(op) == taken), None)
+
+
+def _parameters(func: OpOverload) -> list[tuple[str, str]]:
+    return [(argument.name, str(argument.type)) for argument in func._schema.arguments]
 
 
 def pointwise_form(func: Any) -> Any:
