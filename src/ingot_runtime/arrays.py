@@ -108,6 +108,18 @@ def overlap(a: NDArray[Any], b: NDArray[Any]) -> bool:
         return True
 
 
+def overlaps_itself(array: NDArray[Any]) -> bool:
+    """Whether elements of an array may share memory: some dim's step is within the reach of the dims below it."""
+    if array.flags.c_contiguous or array.size == 0:
+        return False
+    reach = 0
+    for step, size in sorted((abs(step), size) for step, size in zip(array.strides, array.shape, strict=True)):
+        if size > 1 and step < reach + array.itemsize:
+            return True
+        reach += step * (size - 1)
+    return False
+
+
 def _from_buffer(value: Any, dtype: Dtype, place: str, error: type[CallError]) -> tuple[str, NDArray[Any]]:
     try:
         array = np.asarray(memoryview(value))

@@ -88,8 +88,12 @@ class NotImportable(Exception):
 def import_(value: Exporter) -> tuple[str, NDArray[Any], Any]:
     """The dtype's name, an array over the tensor's memory (bfloat16 as uint16), and what keeps the memory alive.
 
-    The array is read-only where the other library says that the tensor is. Raises NotImportable.
+    The array is read-only where the other library says that the tensor is, and where it is a copy, since torch keeps
+    the tensor's sign apart from its memory (x.is_neg(), x.is_conj()). Raises NotImportable.
     """
+    is_copy = _is_lazy(value)
+    if is_copy:
+        value = value.resolve_neg().resolve_conj()  # type: ignore[attr-defined]
     try:
         device, _ = value.__dlpack_device__()
         if device not in _HOST_DEVICES:
@@ -116,7 +120,7 @@ def import_(value: Exporter) -> tuple[str, NDArray[Any], Any]:
         extent = dtype.itemsize + sum((n - 1) * step for n, step in zip(shape, strides, strict=True))
     memory: Any = (ctypes.c_char * extent).from_address((tensor.data or 0) + tensor.byte_offset)
     array: NDArray[Any] = np.ndarray(shape, dtype, memory, 0, strides)
-    array.flags.writeable = not is_read_only
+    array.flags.writeable = not is_read_only and not is_copy
     return name, array, capsule
 
 
@@ -124,6 +128,12 @@ def relabelled(capsule: Any, code: int) -> Any:
     """The capsule, its elements now said to be of another type of the same size."""
     _open(capsule)[0].dtype.code = code
     return capsule
+
+
+def _is_lazy(value: Any) -> bool:
+    """Whether a tensor's values are its memory's with another sign, by the words that torch has for it."""
+    asked = (getattr(value, name, None) for name in ("is_neg", "is_conj"))
+    return any(callable(question) and question() is True for question in asked)
 
 
 def _export(value: Exporter) -> Any:

@@ -270,7 +270,11 @@ class Model:
             array = arrays.view(leaf, asked.dtype, len(asked.shape), place, held, InputError)
             if asked.mutated and not array.flags.writeable:
                 raise InputError(
-                    explain(f"{place} is read-only, but the model writes to it.", fix="pass a copy that can be written")
+                    explain(
+                        f"{place} is read-only, but the model writes to it.",
+                        why="or its sign is kept apart from its memory: x.is_neg()",
+                        fix="pass a copy that can be written",
+                    )
                 )
             given.append(array)
         return given
@@ -338,6 +342,14 @@ class Model:
         names = [*self._places, *(f"the buffer for {output.name}" for output in self.spec.outputs)]
         everything = [*given, *made]
         for place, array, number in written:
+            if arrays.overlaps_itself(array):
+                raise (OutputError if number >= len(given) else InputError)(
+                    explain(
+                        f"{place} is written to, and several of its elements share memory.",
+                        why=f"its shape is {array.shape}, and its strides are {array.strides} bytes",
+                        fix="pass a copy of it",
+                    )
+                )
             for other, (name, another) in enumerate(zip(names, everything, strict=True)):
                 if other != number and arrays.overlap(array, another):
                     raise (OutputError if number >= len(given) else InputError)(

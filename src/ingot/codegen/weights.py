@@ -56,9 +56,10 @@ def fill(program: Program, module: Module, source: Source, pages: Pages | None =
         state = program.state_dict.get(weight.source)
         if state is None:
             state = program.constants[weight.source]
+        state = state.detach().resolve_neg().resolve_conj()  # memory is copied below, and a lazy sign is not in it
         dtype = getattr(torch, module.buffers[weight.buffer].dtype)
         target = torch.from_numpy(array[place.offset : place.offset + place.size])
-        elements = winograd(state.detach().to(dtype)) if weight.winograd else state.detach()
+        elements = winograd(state.to(dtype)) if weight.winograd else state
         if weight.times != 1 and not weight.sums:
             elements = elements * weight.times
         if weight.minus:

@@ -30,10 +30,37 @@ def run_leaves(program: Program, leaves: list[Any]) -> Any:
     tensors = [
         leaf for leaf, i in zip(leaves, program.signature.user_inputs, strict=True) if i.kind is InputKind.ARGUMENT
     ]
+    names = _argument_names(program)
+    _check_written(program, dict(zip(names, tensors, strict=True)))
     state = [program.state_of(i) for i in program.signature.state_inputs]
     with assertions_explained(), internals.modes_restored():
         values = program.graph_module(*tokens_of(program), *state, *tensors)
-    return finish(program, list(values), dict(zip(_argument_names(program), tensors, strict=True)))
+    return finish(program, list(values), dict(zip(names, tensors, strict=True)))
+
+
+def _check_written(program: Program, arguments: Mapping[str, Any]) -> None:
+    """What a functional graph writes back must be nobody else's, not even its own: it computed with the old values."""
+    for output in program.signature.outputs:
+        if output.kind is not OutputKind.ARGUMENT_MUTATION:
+            continue
+        name = str(output.target)
+        tensor = arguments[name]
+        if internals.overlaps_itself(tensor):
+            raise InputError(
+                explain(
+                    f"{name} is written to, and several of its elements share memory.",
+                    why=f"its shape is {tuple(tensor.shape)}, and its strides are {tensor.stride()}",
+                    fix="pass a copy of it",
+                )
+            )
+        for other, another in arguments.items():
+            if other != name and isinstance(another, torch.Tensor) and internals.may_overlap(tensor, another):
+                raise InputError(
+                    explain(
+                        f"{name} and {other} share memory, and the program writes to {name}.",
+                        fix="pass a copy of one of them",
+                    )
+                )
 
 
 def tokens_of(program: Program) -> list[torch.Tensor]:
