@@ -151,6 +151,15 @@ def _xlogy(x: Any, y: Any) -> torch.Tensor:
     return aten.xlogy.Tensor(x, y)  # type: ignore[no-any-return]
 
 
+@decomposes(aten.threshold.default)
+def _threshold(x: torch.Tensor, threshold: Any, value: Any) -> torch.Tensor:
+    """torch's computes integers in floats; the operator makes integers of both numbers first."""
+    if x.dtype.is_floating_point:
+        return decompositions()[aten.threshold.default](x, threshold, value)  # type: ignore[no-any-return]
+    limit, other = (torch.scalar_tensor(int(v), dtype=torch.int64).to(x.dtype) for v in (threshold, value))
+    return torch.where(x <= limit, other, x)
+
+
 # ---------------------------------------------------------------------- images of bytes
 
 
@@ -176,7 +185,9 @@ def _split(x: torch.Tensor, size: Any, dim: int = 0) -> Any:
 
 @decomposes(aten.select_scatter.default)
 def _select_scatter(x: torch.Tensor, part: torch.Tensor, dim: int, index: Any) -> torch.Tensor:
-    """torch's asks whether the index is negative, which nobody knows of a number that only the run finds out."""
+    """torch's asks whether the index is negative, which nobody knows of a number that only the run finds out, and
+    returns what both dtypes promote to, where the operator returns that of the tensor."""
+    part = part.to(x.dtype)
     if not internals.is_symbolic(index):
         return decompositions()[aten.select_scatter.default](x, part, dim, index)  # type: ignore[no-any-return]
     size = x.shape[dim]

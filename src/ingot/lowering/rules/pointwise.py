@@ -18,46 +18,11 @@ from ingot.lowering.values import Index, Lazy, Strided, Tensor, broadcast
 aten = torch.ops.aten
 
 HEAVY = frozenset(
-    [
-        "exp",
-        "exp2",
-        "expm1",
-        "log",
-        "log2",
-        "log10",
-        "log1p",
-        "sin",
-        "cos",
-        "tan",
-        "sinh",
-        "cosh",
-        "tanh",
-        "asin",
-        "acos",
-        "atan",
-        "atan2",
-        "asinh",
-        "acosh",
-        "atanh",
-        "erf",
-        "erfc",
-        "erfinv",
-        "sigmoid",
-        "pow",
-        "sqrt",
-        "rsqrt",
-        "div",
-        "lgamma",
-        "digamma",
-        "floordiv",
-        "floormod",
-        "fmod",
-        "i0",
-        "i1",
-        "i0e",
-        "i1e",
-        "hypot",
-    ]
+    (
+        "exp exp2 expm1 log log2 log10 log1p sin cos tan sinh cosh tanh asin acos atan atan2 asinh acosh "
+        "atanh erf erfc erfinv sigmoid pow sqrt rsqrt div lgamma digamma floordiv floormod fmod i0 i1 i0e i1e "
+        "hypot"
+    ).split()
 )
 
 # Beside a half, torch keeps a number in float32 as the second operand of these and of the divisions below; all others
@@ -213,8 +178,13 @@ def _compare(name: str) -> Callable[..., Tensor]:
 
 
 def _logical(name: str) -> Callable[..., Tensor]:
+    """Operands are cast to what torch promotes them to, then to bool; the result is bool."""
+
+    def compute(ops: Recorder, *elements: int) -> int:
+        return ops.call(name, *(ops.cast(element, "bool") for element in elements))
+
     def rule(low: Lowering, *operands: Any) -> Tensor:
-        return elementwise(low, operands, lambda ops, *v: ops.call(name, *v), dtype="bool", result="bool")
+        return elementwise(low, operands, compute, dtype=promoted(operands), result="bool")
 
     return rule
 

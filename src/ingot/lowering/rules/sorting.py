@@ -163,8 +163,6 @@ def mode(low: Lowering, x: Tensor, dim: int = -1, keepdim: bool = False) -> tupl
 def _search(low: Lowering, borders: Tensor, x: Any, right: bool, sorter: Tensor | None) -> Tensor:
     out = low.out_dtype
     kind = wide(promoted((borders, x)))
-    if not isinstance(x, Tensor):
-        kind = wide(borders.dtype)
     shape = low.shape_of(low.out)
     given = Tensor(shape, kind, Lazy(lambda ops, index: value_at(ops, x, index, kind), 1))
     edges = Tensor(borders.shape, kind, Lazy(lambda ops, index: ops.cast(borders.load(ops, index), kind), borders.cost))
