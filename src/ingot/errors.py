@@ -38,7 +38,8 @@
     │   └── OnnxMismatch            the file does not check, does not run, or gives something else than torch
     └── FileError                   a file cannot be used (ingot_runtime.errors draws that branch, and what a call of
         │                           a compiled model may raise)
-        └── MissingOperator         it uses an operator that is not registered in this process
+        ├── MissingOperator         it uses an operator that is not registered in this process
+        └── ForbiddenOperator       it uses an operator that a file may not call: one that touches files, for one
 
 A message says what happened, where (the user's file and line), why, and what to do.
 """
@@ -118,6 +119,10 @@ class SaveError(IngotError):
 
 class MissingOperator(FileError):
     """A file uses an operator that nothing in this process has registered."""
+
+
+class ForbiddenOperator(FileError):
+    """A file uses an operator that is not on the list of those that a file may call."""
 
 
 class ShapeError(IngotError):
@@ -221,6 +226,7 @@ __all__ = [
     "DynamicShapeError",
     "EagerError",
     "FileError",
+    "ForbiddenOperator",
     "IngotError",
     "InputError",
     "InvalidKey",

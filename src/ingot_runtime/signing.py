@@ -117,7 +117,8 @@ def read_public_key(key: Key) -> "Ed25519PublicKey":
         found = serialization.load_pem_public_key(data)
     except (ValueError, exceptions.UnsupportedAlgorithm) as failure:
         _refuse(name, str(failure), fix)
-    return found if isinstance(found, ed25519.Ed25519PublicKey) else _refuse(name, "it is of another kind", fix)
+    is_right = isinstance(found, ed25519.Ed25519PublicKey)
+    return found if is_right else _refuse(name, "it is of another kind", fix)
 
 
 def _read_private_key(path: str | os.PathLike[str]) -> "Ed25519PrivateKey":
@@ -129,7 +130,8 @@ def _read_private_key(path: str | os.PathLike[str]) -> "Ed25519PrivateKey":
         found = serialization.load_pem_private_key(_read_file(name), None)
     except (ValueError, TypeError, exceptions.UnsupportedAlgorithm) as failure:  # TypeError: it needs a passphrase
         _refuse(name, str(failure), fix)
-    return found if isinstance(found, ed25519.Ed25519PrivateKey) else _refuse(name, "it is of another kind", fix)
+    is_right = isinstance(found, ed25519.Ed25519PrivateKey)
+    return found if is_right else _refuse(name, "it is of another kind", fix)
 
 
 def _keys(trust: Any) -> list[Key]:

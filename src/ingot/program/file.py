@@ -21,7 +21,7 @@ import torch
 from torch import fx
 
 from ingot import torch_internals as internals
-from ingot.errors import DamagedFile, SaveError, UnsupportedSchema, explain
+from ingot.errors import DamagedFile, SaveError, UnsupportedSchema, VerifyError, explain
 from ingot.program import dialects, metadata, tree
 from ingot.program.dims import Constraint, Dim
 from ingot.program.graph_json import GraphReader, GraphWriter
@@ -111,13 +111,15 @@ def load(path: str | PathLike[str]) -> Program:
 
 
 def read(container: Container, *, custom_operators: bool = True) -> Program:
-    """The program of an open file, which must be writable. Raises a FileError.
+    """The program of an open file, which must be writable, verified. Raises a FileError.
 
     Without `custom_operators` it may call operators of torch and Ingot only, whatever else this process registered.
     """
     try:
-        return _read_program(_decode(container), container)
-    except Malformed as failure:
+        program = _read_program(_decode(container), container, custom_operators)
+        _verify(program)
+        return program
+    except (Malformed, VerifyError) as failure:
         problem = str(failure)
     except RecursionError:
         problem = "it is nested too deeply"
@@ -248,7 +250,7 @@ def _example(program: Program) -> tuple[list[int], TensorWriter] | None:
 # ---------------------------------------------------------------------- reading
 
 
-def _read_program(cursor: Cursor, container: Container) -> Program:
+def _read_program(cursor: Cursor, container: Container, custom_operators: bool) -> Program:
     _check_schema(cursor, container.path)
     (
         _, graph, signature_at, calls, dims, constraints, names, training, dialect, history,
@@ -257,7 +259,7 @@ def _read_program(cursor: Cursor, container: Container) -> Program:
         "program_schema", "graph", "signature", "module_calls", "dims", "constraints", "parameter_names", "training",
         "dialect", "history", "state_dict", "constants", "example", "sources", "stacks", "symbols", "tensors",
     )  # fmt: skip
-    graphs = GraphReader(symbols, sources, stacks, container.path)
+    graphs = GraphReader(symbols, sources, stacks, container.path, custom=custom_operators)
     module = graphs.read(graph)
     signature = _read_signature(signature_at)
     tensors = read_tensors(tensors_at, container.read(WEIGHTS), container.path, WEIGHTS)
@@ -286,6 +288,16 @@ def _read_dialect(cursor: Cursor) -> dialects.Dialect:
     named = items[0].one_of(dialects.BY_NAME, "a dialect")
     kept = [item.text() for item in items[1:]]
     return dialects.core(kept) if named is dialects.CORE and kept else named
+
+
+def _verify(program: Program) -> None:
+    """Everything that reads a program, the compiler among them, believes what verify() checks."""
+    try:
+        program.verify()
+    except (VerifyError, RecursionError):
+        raise
+    except Exception as failure:  # running a node on fakes of junk raises whatever torch and sympy like
+        raise Malformed(f"it cannot be verified ({type(failure).__name__}: {str(failure)[:200]})") from failure
 
 
 def _decode(container: Container) -> Cursor:

@@ -8,7 +8,8 @@
 Sources and module stacks are the same for many nodes: a node holds an index into a table of the file.
 
 A graph becomes Python code when it runs, so every name that could get into that code is checked to be one. Operators
-are looked up among those that are registered, functions in a table; nothing is imported, nothing evaluated.
+must be on the list of those that a file may call (allowed_operators.py) and are looked up among those that are
+registered, functions in a table; nothing is imported, nothing evaluated.
 """
 
 from __future__ import annotations
@@ -24,8 +25,9 @@ import torch
 from torch import fx, nn
 
 from ingot import torch_internals as internals
-from ingot.errors import MissingOperator, SaveError, explain
+from ingot.errors import ForbiddenOperator, MissingOperator, SaveError, explain
 from ingot.program import dims, metadata, tokens
+from ingot.program.allowed_operators import HIGHER_ORDER, is_allowed
 from ingot.program.metadata import ModuleFrame, Source
 from ingot.program.values_json import (
     Cursor,
@@ -69,6 +71,9 @@ def _functions() -> dict[str, Callable[..., Any]]:
 
 
 FUNCTIONS = _functions()
+# Two small numbers in, a number with as many digits as a file likes out: by the second, which is at most this.
+_GROWING = (operator.pow, operator.lshift)
+_EXPONENT_LIMIT = 64
 _FUNCTION_NAMES = {function: name for name, function in reversed(FUNCTIONS.items())}
 
 
@@ -162,8 +167,12 @@ def _write_target(node: fx.Node) -> Json:
     if node.op in ("placeholder", "get_attr", "output"):
         return target
     if isinstance(target, internals.OpOverload):
+        if not is_allowed(target.namespace, target._schema.name.partition("::")[2], target._overloadname):
+            raise Unwritable(f"a call of {operator_text(target)}, which a file may not call")
         return {"operator": operator_text(target)}
     if isinstance(target, internals.HigherOrderOperator):
+        if target.name() not in HIGHER_ORDER:
+            raise Unwritable(f"a call of {target.name()}, which a file may not call")
         return {"higher_order": target.name()}
     name = None if isinstance(target, str) else _FUNCTION_NAMES.get(target)
     if name is None:
@@ -190,11 +199,13 @@ def _write_bindings(bindings: Any) -> Json:
 
 
 class GraphReader:
-    """Builds the graphs of a file. Raises Malformed, and MissingOperator for an operator that is not registered."""
+    """Builds the graphs of a file. Raises Malformed, ForbiddenOperator, and MissingOperator for one that is not
+    registered. Without `custom` operators are of torch and Ingot only."""
 
-    def __init__(self, symbols: Cursor, sources: Cursor, stacks: Cursor, path: str) -> None:
+    def __init__(self, symbols: Cursor, sources: Cursor, stacks: Cursor, path: str, *, custom: bool = True) -> None:
         self.values = ValueReader(symbols)
         self._path = path
+        self._custom = custom
         self._sources = [_read_source(source) for source in sources.items()]
         self._stacks = [metadata.stack_entry(_read_frame(frame) for frame in stack.items()) for stack in stacks.items()]
         self._operators: dict[str, internals.OpOverload] = {}
@@ -236,6 +247,8 @@ class GraphReader:
         args = tuple(read_plain(item, argument) for item in args_at.items())
         pairs = [pair.items(2) for pair in kwargs_at.items()]
         kwargs = {identifiers(key, "an argument"): read_plain(item, argument) for key, item in pairs}
+        if target in _GROWING and not all(_is_small(value) for value in (*args[1:], *kwargs.values())):
+            args_at.wrong(f"an exponent of at most {_EXPONENT_LIMIT}")
         if op in ("placeholder", "get_attr") and (args or kwargs):
             args_at.wrong("empty")
         if op == "output" and (len(args) != 1 or kwargs):
@@ -263,7 +276,8 @@ class GraphReader:
         if tag == "function":
             return inner.one_of(FUNCTIONS, "a function that a program may call")
         if tag == "higher_order":
-            return internals.higher_order_operators().get(inner.text()) or self._missing(inner.value)
+            found = internals.higher_order_operators().get(inner.text()) or self._missing(inner.value)
+            return found if inner.value in HIGHER_ORDER else self._forbidden(inner.value)
         if tag != "operator":
             cursor.wrong("an operator")
         return self._operators.get(inner.text()) or self._operator(inner)
@@ -272,11 +286,24 @@ class GraphReader:
         match = _OPERATOR.fullmatch(cursor.value)
         if match is None:
             cursor.wrong("the name of an operator")
+        if not is_allowed(*match.groups(), custom=self._custom):
+            is_there = internals.operator_named(*match.groups()) is not None or tokens.is_derived(match[1])
+            (self._forbidden if is_there else self._missing)(cursor.value)
         found = tokens.operator_named(*match.groups())
         if found is None or operator_text(found) != cursor.value:
             self._missing(cursor.value)
         self._operators[cursor.value] = found
         return found
+
+    def _forbidden(self, name: str) -> NoReturn:
+        raise ForbiddenOperator(
+            f"a file may not call the operator {name!r}",
+            why="it is not on the list of operators that only compute: it may touch files, processes or memory; with "
+            "trust=False, operators of other libraries may not be called either",
+            fix="do not use a file that you did not expect this of; capture the model again without the operator",
+            path=self._path,
+            member="graph.json",
+        )
 
     def _missing(self, name: str) -> NoReturn:
         raise MissingOperator(
@@ -302,6 +329,13 @@ class GraphReader:
         if kind not in ("item", "divide", "int"):
             kind_at.wrong("a step into a value")
         return kind, value_at.integer(1 if kind == "divide" else 0)
+
+
+def _is_small(exponent: Any) -> bool:
+    value = metadata.value_of(exponent) if isinstance(exponent, fx.Node) else exponent
+    if internals.is_symbolic(value):
+        value = value.node.hint  # what torch computes with, next to the symbol
+    return not isinstance(value, int | float) or value <= _EXPONENT_LIMIT
 
 
 def _read_source(cursor: Cursor) -> Source:

@@ -22,7 +22,7 @@ from ingot import torch_internals as internals
 from ingot.program import writeless
 from ingot.program.operators import define, differentiate
 
-_PREFIX = "ingot_"
+PREFIX = "ingot_"
 _WITH: dict[internals.OpOverload, internals.OpOverload] = {}
 _WITHOUT: dict[internals.OpOverload, internals.OpOverload] = {}
 
@@ -44,7 +44,7 @@ def with_token(op: internals.OpOverload) -> internals.OpOverload:
     """The operator that takes a token, does what `op` does, and returns a token and then what `op` returns."""
     if op not in _WITH:
         run = _kernel_of(op)
-        made = define(_PREFIX + op.namespace, _schema_of(op), run, run)
+        made = define(PREFIX + op.namespace, _schema_of(op), run, run)
         differentiate(made, run)
         _WITH[op], _WITHOUT[made] = made, op
     return _WITH[op]
@@ -58,11 +58,16 @@ def without_token(target: Any) -> internals.OpOverload | None:
 def operator_named(namespace: str, name: str, overload: str) -> internals.OpOverload | None:
     """The operator of that name, if it is registered or is a form of one that is."""
     found = internals.operator_named(namespace, name, overload)
-    for prefix, form in ((_PREFIX, with_token), (writeless.PREFIX, writeless.without_write)):
+    for prefix, form in ((PREFIX, with_token), (writeless.PREFIX, writeless.without_write)):
         if found is None and namespace.startswith(prefix):
             op = operator_named(namespace.removeprefix(prefix), name, overload)
             found = form(op) if op is not None else None
     return found
+
+
+def is_derived(namespace: str) -> bool:
+    """Whether the operators of a namespace are forms of others, which `operator_named` defines."""
+    return namespace.startswith((PREFIX, writeless.PREFIX))
 
 
 def plain_target(node: fx.Node) -> Any:

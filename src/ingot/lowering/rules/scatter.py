@@ -15,7 +15,7 @@ from ingot.lowering.lower import Lowering, lowers
 from ingot.lowering.refusing import Unsupported
 from ingot.lowering.rules.indexing import advanced, element
 from ingot.lowering.rules.pointwise import value_at
-from ingot.lowering.rules.views import dim_of
+from ingot.lowering.rules.views import dim_of, strided_place
 from ingot.lowering.values import Index, Lazy, Strided, Tensor, broadcast, broadcast_shapes, contiguous_strides
 
 aten = torch.ops.aten
@@ -352,12 +352,10 @@ def as_strided_scatter(
         return x
     made = writable(low, x)
     flat = values.reshape(made, (x.numel,), low.hint)
+    place = strided_place(x.numel, size, stride, offset or 0)
 
     def write(ops: Recorder, index: Index) -> tuple[Index, int]:
-        place: Size = offset or 0
-        for i, step in zip(index, stride, strict=True):
-            place = place + i * step
-        return (place,), ops.cast(source.load(ops, index), wide(x.dtype))
+        return (place(ops, index),), ops.cast(source.load(ops, index), wide(x.dtype))
 
     low.scatter(flat, source.shape, write)
     return made

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -286,14 +286,31 @@ def as_strided(
     if not source.is_contiguous():
         raise Unsupported("as_strided of a tensor that is not contiguous")
     flat = values.reshape(x, (x.numel,), low.hint)
+    place = strided_place(x.numel, size, stride, offset or 0)
+    return Tensor(tuple(size), x.dtype, Lazy(lambda ops, index: flat.load(ops, (place(ops, index),)), x.cost))
 
-    def load(ops: Recorder, index: Index) -> int:
-        place: Size = offset or 0
+
+def strided_place(
+    count: Size, size: Sequence[Size], stride: Sequence[Size], offset: Size
+) -> Callable[[Recorder, Index], Size]:
+    """Where among `count` elements those of a strided view lie. Nothing that torch asks of fakes keeps a view inside of
+    its tensor: it is asked here, or by the run where sizes are not known."""
+    numbers = [count, *size, *stride, offset]
+    is_known = all(isinstance(number, int) for number in numbers)
+    if is_known and 0 not in size:
+        begin = known(offset)
+        steps = [(known(n) - 1) * known(step) for n, step in zip(size, stride, strict=True)]
+        reach = begin + sum(steps)
+        if min(begin, *steps, 0) < 0 or reach >= known(count):
+            raise Unsupported(f"a view that reaches element {reach} of a tensor of {count}")
+
+    def place(ops: Recorder, index: Index) -> Size:
+        at = offset
         for i, step in zip(index, stride, strict=True):
-            place = place + i * step
-        return flat.load(ops, (place,))
+            at = at + i * step
+        return at if is_known else ops.checked(ops.index(at), count, wraps=False)
 
-    return Tensor(tuple(size), x.dtype, Lazy(load, x.cost))
+    return place
 
 
 @lowers(aten.unfold.default, aten.unfold_copy.default)
