@@ -104,6 +104,7 @@ class _File:
     scratch: list[Size] = field(default_factory=list)
     known: set[str] = field(default_factory=set)  # sizes that the run has when it begins
     limits: Limits = field(default_factory=Limits)
+    size_names: dict[str, str] = field(default_factory=dict)  # as the run calls them
     depth: int = 1
     launches: list[Launch] = field(default_factory=list)
     shared_groups: Iterator[int] = field(default_factory=lambda: iter(()))
@@ -168,6 +169,7 @@ class _File:
         early = 0
         used: set[str] = set().union(*(name for step in steps for name in touched(step)))
         self.known = set(module.symbols)
+        self.size_names = {name: f"n[{name[1:]}]" for name in size_names(module)}
         check_static_sizes(module, used)
         for number, argument in enumerate(module.inputs):
             if argument.buffer in used:
@@ -323,7 +325,7 @@ class _File:
 
     def _value(self, body: Body, origin: Origin) -> str:
         """The body's result in a block that `_end_value` closes."""
-        names = {name: f"n[{name[1:]}]" for name in size_names(self.module)}
+        names = self.size_names
         for op in body.ops:
             if isinstance(op.attribute, Expr) and of_run(op.attribute):
                 self._limit(op.attribute, origin)
@@ -374,7 +376,7 @@ class _File:
 
 def _signature() -> list[str]:
     return [
-        "static void ig_model_run(",
+        "IG_CALLS static void ig_model_run(",
         "    ingot_model *model, ig_run *run, const ingot_tensor *inputs, const ingot_tensor *outputs, int64_t *n)",
     ]
 

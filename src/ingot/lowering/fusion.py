@@ -40,7 +40,7 @@ from ingot.lowering.ir import (
 )
 from ingot.lowering.memory import nested, touched
 from ingot.lowering.rows import fuse_rows
-from ingot.lowering.uses import may_move, private, readers, without_dead
+from ingot.lowering.uses import History, private, readers, without_dead
 
 WithEpilogue: TypeAlias = Product | Convolution | Attention
 
@@ -105,34 +105,24 @@ def _transformed(
 
 
 def _epilogues(steps: Sequence[Step], buffers: dict[str, Buffer], outside: dict[str, int]) -> list[Step]:
-    done: list[Step] = []
+    done = History()
     counts = readers(steps, outside)
     for step in steps:
         if isinstance(step, Map) and not step.serial:
-            place = _writer(step, done)
+            place = done.last_writer(touched(step)[0], (Product, Convolution, Attention))
             if place is not None:
                 target = done[place]
                 assert isinstance(target, WithEpilogue)
                 # An epilogue runs while other tiles still read their operands: it may overwrite none of them.
                 apart = not touched(step)[1] & set().union(*touched(target))
                 aside = touched(target)[1] - touched(target.epilogue)[1]
-                apart = apart and not touched(step)[0] & aside and may_move(step, done[place + 1 :])
+                apart = apart and not touched(step)[0] & aside and done.may_follow(step, place)
                 joined = _absorb(target, step, counts, buffers) if apart else None
                 if joined is not None:
-                    done[place] = joined
+                    done.replace(place, joined)
                     continue
         done.append(step)
-    return done
-
-
-def _writer(step: Map, done: Sequence[Step]) -> int | None:
-    """The last product that writes what the step reads."""
-    r, _ = touched(step)
-    for place in range(len(done) - 1, -1, -1):
-        other = done[place]
-        if isinstance(other, (Product, Convolution, Attention)) and touched(other)[1] & r:
-            return place
-    return None
+    return done.steps()
 
 
 def _absorb(target: WithEpilogue, step: Map, counts: Counter[str], buffers: dict[str, Buffer]) -> WithEpilogue | None:
@@ -194,35 +184,33 @@ def matched(old: Map, loops: Sequence[Loop], lead: int) -> dict[str, Size] | Non
 
 
 def _joints(steps: Sequence[Step], outside: dict[str, int], buffers: dict[str, Buffer]) -> list[Step]:
-    done: list[Step] = []
+    done = History()
     for step in steps:
-        if isinstance(step, Map) and not step.serial and done:
+        if isinstance(step, Map) and not step.serial:
             place = _partner(step, done)
             if place is not None:
                 first = done[place]
                 assert isinstance(first, Map)
-                done[place] = _joined(first, step)
+                done.replace(place, _joined(first, step))
                 continue
         done.append(step)
-    return done
+    return done.steps()
 
 
-def _partner(step: Map, done: Sequence[Step]) -> int | None:
-    """An earlier Map over the same loops whose results this one reads only where they were just written."""
-    r, _ = touched(step)
-    for place in range(len(done) - 1, -1, -1):
-        other = done[place]
-        if isinstance(other, Map) and touched(other)[1] & r:
-            if other.serial or [x.extent for x in other.loops] != [x.extent for x in step.loops]:
-                return None
-            at = {s.buffer: s.index for s in other.stores}
-            same = all(a.index == at[a.buffer] and a.mask is None for a in reads(step.body) if a.buffer in at)
-            same = same and _overwrites_in_place(step, other)
-            short = len(other.body.ops) + len(step.body.ops) <= LONG_BODY
-            return place if same and short and may_move(step, done[place + 1 :]) else None
-        if touched(other)[1] & r:
-            return None
-    return None
+def _partner(step: Map, done: History) -> int | None:
+    """The last step that writes what this one reads, if it is a Map over the same loops, and this one reads its results
+    only where they were just written."""
+    place = done.last_writer(touched(step)[0])
+    other = None if place is None else done[place]
+    if place is None or not isinstance(other, Map) or other.serial:
+        return None
+    if [x.extent for x in other.loops] != [x.extent for x in step.loops]:
+        return None
+    at = {s.buffer: s.index for s in other.stores}
+    same = all(a.index == at[a.buffer] and a.mask is None for a in reads(step.body) if a.buffer in at)
+    same = same and _overwrites_in_place(step, other)
+    short = len(other.body.ops) + len(step.body.ops) <= LONG_BODY
+    return place if same and short and done.may_follow(step, place) else None
 
 
 def _overwrites_in_place(step: Map, other: Map) -> bool:

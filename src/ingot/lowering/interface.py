@@ -60,7 +60,7 @@ class Interface:
         value = value_of(node)
         shape = tuple(int(size) for size in value.shape)
         name = self.low.buffer(kind, dtype_name(value.dtype), shape).name
-        self.low.weights.append(Weight(name, spec.target))
+        self.low.weights[name] = Weight(name, spec.target)
         return Tensor(shape, dtype_name(value.dtype), Strided(name, 0, contiguous_strides(shape)))
 
     def _tell_symbols(self, values: Sequence[Any]) -> None:
@@ -108,7 +108,7 @@ class Interface:
         outputs: list[Argument] = []
         taken: set[str] = set()
         writes: list[tuple[str, Tensor]] = []
-        by_target = {w.source: w.buffer for w in self.low.weights}
+        by_target = {w.source: w.buffer for w in self.low.weights.values()}
         nodes = next(n for n in reversed(self.program.graph.nodes) if n.op == "output").args[0]
         for spec, value, node in zip(specs, values, nodes, strict=True):
             if spec.kind is OutputKind.TOKEN:

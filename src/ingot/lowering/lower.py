@@ -122,7 +122,7 @@ class Lowering(Making):
             steps=tuple(self.steps),
             inputs=tuple(inputs),
             outputs=tuple(outputs),
-            weights=tuple(self.weights),
+            weights=tuple(self.weights.values()),
             symbols=interface.symbols,
             hints=self.hints,
             draws=self.draws,
@@ -234,7 +234,7 @@ class Lowering(Making):
         """The elements of state that is never written, in their own order; None of anything else."""
         if not isinstance(tensor.data, Strided) or self.buffers[tensor.data.buffer].kind != "weight":
             return None
-        source = next(weight.source for weight in self.weights if weight.buffer == tensor.data.buffer)
+        source = self.weights[tensor.data.buffer].source
         state = self.program.state_dict.get(source)
         return (self.program.constants[source] if state is None else state).detach()
 

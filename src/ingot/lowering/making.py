@@ -73,11 +73,12 @@ class Making(Sizes):
         self._disabled = frozenset(disabled)
         self.buffers: dict[str, Buffer] = {}
         self.steps: list[Step] = []
-        self.weights: list[Weight] = []
+        self.weights: dict[str, Weight] = {}  # by buffer
         self.draws = 0
         self.turn: Size = 0  # of the loops that are around, counted as one
         self._packed: dict[Any, str] = {}
         self.narrow_copies: dict[int, tuple[list[Step], dict[Any, Strided]]] = {}  # see narrowing.py
+        self.writers: dict[int, tuple[list[Step], dict[str, list[Step]], int]] = {}  # see narrowing.py
         self._count = 0
 
     def may_use(self, kernel: str) -> bool:
@@ -221,7 +222,7 @@ class Making(Sizes):
         `how` is the rest of `Weight`."""
         key = (buffer, dtype, packing, tuple(sorted(how.items())))
         if key not in self._packed:
-            origin = next(w for w in self.weights if w.buffer == buffer)
+            origin = self.weights[buffer]
             assert not origin.packing
             shape = packing[1]
             if run := how.get("run", 0):
@@ -232,7 +233,7 @@ class Making(Sizes):
                 *outer, terms, width = shape
                 shape = (*outer, terms // how["group"] * -(-how["group"] * bits // 32), width)
             made = self.buffer("weight", dtype, shape[:1] if how.get("sums") else shape)
-            self.weights.append(Weight(made.name, origin.source, packing, **how))
+            self.weights[made.name] = Weight(made.name, origin.source, packing, **how)
             self._packed[key] = made.name
         return self._packed[key]
 

@@ -7,11 +7,13 @@ out, so that one plan is right for every size.
 
 from __future__ import annotations
 
+import bisect
+import heapq
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from ingot.lowering.body import reads
-from ingot.lowering.expr import Size, evaluate
+from ingot.lowering.expr import Size, evaluate, guess
 from ingot.lowering.ir import (
     BYTES,
     Attention,
@@ -170,42 +172,84 @@ def _aligned(size: int) -> int:
     return max(size + ALIGN - 1, ALIGN) // ALIGN * ALIGN
 
 
+class _Overlaps:
+    """Spans of steps with what was put there: finds those that overlap another in time that grows with their number,
+    not with the length of the program."""
+
+    def __init__(self, steps: int) -> None:
+        self._leaves = max(steps, 1)
+        # A span lies at the nodes of a segment tree that make it up, and at its first step.
+        self._nodes: dict[int, list[tuple[int, int]]] = {}
+        self._firsts: dict[int, list[tuple[int, int]]] = {}
+
+    def add(self, span: tuple[int, int], item: tuple[int, int]) -> None:
+        first, last = span
+        self._firsts.setdefault(first, []).append(item)
+        left, right = first + self._leaves, last + self._leaves + 1
+        while left < right:
+            if left & 1:
+                self._nodes.setdefault(left, []).append(item)
+                left += 1
+            if right & 1:
+                right -= 1
+                self._nodes.setdefault(right, []).append(item)
+            left, right = left >> 1, right >> 1
+
+    def find(self, span: tuple[int, int]) -> list[tuple[int, int]]:
+        """Each overlaps the span's first step, or begins later in it."""
+        first, last = span
+        found: list[tuple[int, int]] = []
+        node = first + self._leaves
+        while node:
+            found += self._nodes.get(node, ())
+            node >>= 1
+        for step in range(first + 1, last + 1):
+            found += self._firsts.get(step, ())
+        return found
+
+
 def _static(module: Module, spans: dict[str, tuple[int, int]], names: Sequence[str]) -> Plan:
     sizes = {name: _aligned(evaluate(byte_size(module.buffers[name]), {})) for name in names}
-    placed: list[tuple[int, int, int, int]] = []
+    placed = _Overlaps(len(module.steps))
     offsets: dict[str, int] = {}
     for name in sorted(names, key=lambda n: (-sizes[n], spans[n], n)):
-        first, last = spans[name]
-        busy = sorted((begin, end) for begin, end, a, b in placed if a <= last and first <= b)
         at = 0
-        for begin, end in busy:
+        for begin, end in sorted(placed.find(spans[name])):
             if at + sizes[name] <= begin:
                 break
             at = max(at, end)
         offsets[name] = at
-        placed.append((at, at + sizes[name], first, last))
-    return Plan(offsets, max((end for _, end, _, _ in placed), default=0))
+        placed.add(spans[name], (at, at + sizes[name]))
+    return Plan(offsets, max((at + sizes[name] for name, at in offsets.items()), default=0))
 
 
 def _dynamic(module: Module, spans: dict[str, tuple[int, int]], names: Sequence[str]) -> Plan:
-    def guess(name: str) -> int:
-        size = byte_size(module.buffers[name])
-        return (
-            size
-            if isinstance(size, int)
-            else evaluate(size, {s.name: module.hints.get(s.name, 8) for s in size.symbols})
-        )
-
     slots: list[list[str]] = []
-    free_after: list[int] = []
+    sizes: list[int] = []  # of the largest buffer of each slot, as far as the example tells
+    busy: list[tuple[int, int]] = []  # a heap: the last step of a slot's buffer, and the slot
+    free: list[tuple[int, int]] = []  # size and slot, sorted
     for name in sorted(names, key=lambda n: (spans[n], n)):
         first, last = spans[name]
-        free = [k for k, end in enumerate(free_after) if end < first]
+        while busy and busy[0][0] < first:
+            slot = heapq.heappop(busy)[1]
+            bisect.insort(free, (sizes[slot], slot))
+        size = guess(byte_size(module.buffers[name]), module.hints)
         if free:
-            best = min(free, key=lambda k: (abs(max(map(guess, slots[k])) - guess(name)), k))
-            slots[best].append(name)
-            free_after[best] = last
+            slot = free.pop(_nearest(free, size))[1]
+            slots[slot].append(name)
+            sizes[slot] = max(sizes[slot], size)
         else:
+            slot = len(slots)
             slots.append([name])
-            free_after.append(last)
+            sizes.append(size)
+        heapq.heappush(busy, (last, slot))
     return Plan({}, 0, tuple(tuple(slot) for slot in slots))
+
+
+def _nearest(free: Sequence[tuple[int, int]], size: int) -> int:
+    """The place of the slot whose size is nearest; of several such slots the first."""
+    above = bisect.bisect_left(free, (size, -1))
+    found = [above] if above < len(free) else []
+    if above:
+        found.append(bisect.bisect_left(free, (free[above - 1][0], -1)))
+    return min(found, key=lambda place: (abs(free[place][0] - size), free[place][1]))

@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from ingot.lowering.body import Recorder
 from ingot.lowering.expr import product
-from ingot.lowering.ir import Attention, Convolution, Map, Product, Store
+from ingot.lowering.ir import Attention, Convolution, Map, Product, Step, Store
 from ingot.lowering.making import Making
 from ingot.lowering.memory import touched
 from ingot.lowering.values import Lazy, Strided, Tensor
@@ -66,13 +66,24 @@ def _stored_as(low: Making, x: Tensor, dtype: str, convert: Callable[[Recorder, 
 
 def _writer(low: Making, name: str) -> Map | None:
     """The Map that alone writes a buffer, all of it: one by itself, or an epilogue."""
-    writers = [step for step in low.steps if name in touched(step)[1]]
+    writers = _writers(low).get(name, ())
     if len(writers) != 1:
         return None
     found = writers[0].epilogue if isinstance(writers[0], (Product, Convolution, Attention)) else writers[0]
     if not isinstance(found, Map) or found.serial or [s.mode for s in found.stores if s.buffer == name] != ["set"]:
         return None
     return found if product([loop.extent for loop in found.loops]) == low.buffers[name].size else None
+
+
+def _writers(low: Making) -> dict[str, list[Step]]:
+    """The steps so far that write each buffer. Steps are only ever added: those that are known are not looked at
+    again."""
+    steps, found, seen = low.writers.get(id(low.steps), (low.steps, {}, 0))
+    for step in steps[seen:]:
+        for name in touched(step)[1]:
+            found.setdefault(name, []).append(step)
+    low.writers[id(low.steps)] = (steps, found, len(steps))
+    return found
 
 
 def _copy(low: Making, writer: Map, name: str, to: str, convert: Callable[[Recorder, int], int]) -> Map:

@@ -19,7 +19,6 @@ from ingot.lowering.fusion import LONG_BODY, matched
 from ingot.lowering.ir import (
     BYTES,
     Access,
-    Bind,
     Body,
     Buffer,
     Convolution,
@@ -28,12 +27,11 @@ from ingot.lowering.ir import (
     Op,
     Pair,
     Product,
-    Step,
     Store,
     rows_dtype,
 )
 from ingot.lowering.memory import touched
-from ingot.lowering.uses import is_read_in_epilogue_only, may_move, private, readers
+from ingot.lowering.uses import History, is_read_in_epilogue_only, private, readers
 
 # Bytes of the two panels of weights that a tile reads: they stay in a core's own cache.
 PANELS = 1 << 18
@@ -43,35 +41,31 @@ def pair(module: Module) -> Module:
     """Joins a product or convolution to the later one that alone reads its results, where it reads each of them once;
     computes the same."""
     counts = readers(module.steps, {})
-    done: list[Step] = []
+    done = History()
     for step in module.steps:
         if isinstance(step, Product | Convolution):
-            place, joined = _partner(step, done, module.buffers, counts)
-            if joined is not None:
-                del done[place]
+            place = done.last_writer({access.buffer for access in reads(step.epilogue.body)}, (Product, Convolution))
+            joined = None if place is None else _as_pair(step, place, done, module.buffers, counts)
+            if place is not None and joined is not None:
+                done.remove(place)
                 step = joined
         done.append(step)
-    return replace(module, steps=tuple(done))
+    return replace(module, steps=tuple(done.steps()))
 
 
-def _partner(
-    step: Product | Convolution, done: list[Step], buffers: dict[str, Buffer], counts: Counter[str]
-) -> tuple[int, Pair | None]:
-    """The last of the steps before that this one can be joined with, and the two as one."""
-    read = {access.buffer for access in reads(step.epilogue.body)}
-    for place in range(len(done) - 1, -1, -1):
-        before = done[place]
-        if isinstance(before, Product | Convolution) and touched(before)[1] & read:
-            (store, *more) = before.epilogue.stores
-            alone = not more and store.mode == "set" and private(store.buffer, buffers)
-            alone = alone and is_read_in_epilogue_only(store.buffer, step, counts)
-            alone = alone and buffers[store.buffer].dtype == _stored(before.epilogue, store)  # nothing is rounded
-            between = [*done[place + 1 :], step]
-            free = not any(isinstance(s, Bind) for s in between) and may_move(before, between[:-1])
-            if alone and free and _alike(before, step, buffers):
-                return place, _joined(before, step, store)
-            return place, None
-    return -1, None
+def _as_pair(
+    step: Product | Convolution, place: int, done: History, buffers: dict[str, Buffer], counts: Counter[str]
+) -> Pair | None:
+    """The step and the one at `place`, whose results it reads, as one."""
+    before = done[place]
+    assert isinstance(before, Product | Convolution)
+    (store, *more) = before.epilogue.stores
+    alone = not more and store.mode == "set" and private(store.buffer, buffers)
+    alone = alone and is_read_in_epilogue_only(store.buffer, step, counts)
+    alone = alone and buffers[store.buffer].dtype == _stored(before.epilogue, store)  # nothing is rounded
+    if alone and done.may_come_last(place) and _alike(before, step, buffers):
+        return _joined(before, step, store)
+    return None
 
 
 def _stored(epilogue: Map, store: Store) -> str:

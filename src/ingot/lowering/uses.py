@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import bisect
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from ingot.lowering.body import pruned
@@ -87,6 +88,78 @@ def _with_stores(step: Map | Reduce, stores: Sequence[Store]) -> Map | Reduce:
     if isinstance(step, Map):
         return replace(step, body=body, stores=moved)
     return replace(step, body=body, stores=moved, kinds=tuple(step.kinds[r] for r in used))
+
+
+class History:
+    """Steps in order, and where each buffer was last read and written: questions about a long list of steps take no
+    longer than those about a short one."""
+
+    def __init__(self) -> None:
+        self._steps: list[Step | None] = []
+        self._writers: dict[str, list[int]] = {}
+        self._read: dict[str, int] = {}
+        self._bound: dict[str, int] = {}
+        self._last_bind = -1
+
+    def __getitem__(self, place: int) -> Step:
+        step = self._steps[place]
+        assert step is not None
+        return step
+
+    def append(self, step: Step) -> None:
+        self._steps.append(None)
+        self.replace(len(self._steps) - 1, step)
+
+    def replace(self, place: int, step: Step) -> None:
+        """Puts another step there."""
+        self._steps[place] = step
+        read, written = touched(step)
+        for name in written:
+            places = self._writers.setdefault(name, [])
+            at = bisect.bisect_left(places, place)
+            if places[at : at + 1] != [place]:
+                places.insert(at, place)
+        for name in read:
+            self._read[name] = max(self._read.get(name, -1), place)
+        if isinstance(step, Bind):
+            self._bound[step.symbol] = self._last_bind = place
+
+    def remove(self, place: int) -> None:
+        """Takes a step out; the places of the others stay."""
+        self._steps[place] = None
+
+    def steps(self) -> list[Step]:
+        return [step for step in self._steps if step is not None]
+
+    def last_writer(self, names: Iterable[str], kinds: tuple[type[Step], ...] | None = None) -> int | None:
+        """The place of the last step, of these kinds, that writes one of the buffers."""
+        found = -1
+        for name in names:
+            for place in reversed(self._writers.get(name, ())):
+                if place <= found:
+                    break
+                step = self._steps[place]
+                if step is not None and (kinds is None or isinstance(step, kinds)) and name in touched(step)[1]:
+                    found = place
+                    break
+        return found if found >= 0 else None
+
+    def may_follow(self, step: Step, place: int) -> bool:
+        """Whether a step that comes next may run right behind the one at `place` instead."""
+        if self._last_bind > place and any(self._bound.get(name, -1) > place for name in _symbols(step)):
+            return False
+        return self._is_apart(step, place)
+
+    def may_come_last(self, place: int) -> bool:
+        """Whether the step at `place` may run behind all others, none of which finds out a size."""
+        return self._last_bind <= place and self._is_apart(self[place], place)
+
+    def _is_apart(self, step: Step, place: int) -> bool:
+        """Whether no step behind `place` writes what this one uses, nor reads what it writes."""
+        read, written = touched(step)
+        if any(self._writers.get(name, (-1,))[-1] > place for name in read | written):
+            return False
+        return not any(self._read.get(name, -1) > place for name in written)
 
 
 def may_move(step: Step, over: Sequence[Step]) -> bool:

@@ -64,6 +64,12 @@ IG_OPTIONAL int64_t ig_checked_mod(int64_t a, int64_t b, int *over)
 #else
 #define IG_SHARED __attribute__((noinline, unused)) IG_KERNEL
 #endif
+/* A long list of calls. What gcc finds out about its pointers takes time that grows with the square of their number. */
+#if defined(__GNUC__) && !defined(__clang__)
+#define IG_CALLS __attribute__((optimize("no-tree-pta")))
+#else
+#define IG_CALLS
+#endif
 /* One turn of the loops around a loop along vectors. gcc, left to itself, joins turns of loops that compare integers,
    and then finds no vectors in what it made. */
 #if defined(__GNUC__) && !defined(__clang__)

@@ -1,0 +1,117 @@
+"""The work of compiling grows with the number of layers, not with its square: counted in calls, never timed."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from types import FrameType
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import ingot
+from ingot.codegen.file import emit
+from ingot.lowering.lower import lower
+from ingot.lowering.memory import plan
+from ingot.lowering.schedule import schedule
+from ingot.pipeline import for_native
+from ingot.program.program import Program
+
+FEW, MANY = 25, 100
+
+
+class Block(nn.Module):
+    """A convolution, its batch norm, and what came in."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.convolution, self.norm = nn.Conv2d(16, 16, 3, padding=1, bias=False), nn.BatchNorm2d(16)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.relu(self.norm(self.convolution(x)) + x)
+
+
+class Skips(nn.Module):
+    """Every layer of the first half is read again by one of the second, the last one first."""
+
+    def __init__(self, layers: int) -> None:
+        super().__init__()
+        self.down = nn.ModuleList(nn.Linear(16, 16) for _ in range(layers // 2))
+        self.up = nn.ModuleList(nn.Linear(16, 16) for _ in range(layers // 2))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        kept = []
+        for layer in self.down:
+            x = torch.relu(layer(x))
+            kept.append(x)
+        for layer in self.up:
+            x = torch.tanh(layer(x)) * kept.pop()
+        return x
+
+
+MODELS: dict[str, tuple[Callable[[int], nn.Module], tuple[int, ...]]] = {
+    "linear": (lambda n: nn.Sequential(*(m for _ in range(n) for m in (nn.Linear(16, 16), nn.ReLU()))), (4, 16)),
+    "convolution": (lambda n: nn.Sequential(*(Block() for _ in range(n))), (1, 16, 8, 8)),
+    "pool": (lambda n: nn.Sequential(*(nn.AvgPool1d(3, 1, 1) for _ in range(n))), (2, 3, 40)),
+    "skips": (Skips, (4, 16)),
+}
+
+
+def calls(act: Callable[[], Any]) -> int:
+    """How many functions were called."""
+    count = 0
+
+    def notice(frame: FrameType, event: str, argument: Any) -> None:
+        nonlocal count
+        count += event in ("call", "c_call")
+
+    before = sys.getprofile()
+    sys.setprofile(notice)
+    try:
+        act()
+    finally:
+        sys.setprofile(before)
+    return count
+
+
+def lowered(program: Program, precision: Any) -> None:
+    module = schedule(lower(program, precision))
+    emit(module, plan(module))
+
+
+@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
+@pytest.mark.parametrize("name", MODELS)
+def test_lowering_is_linear(name: str, dynamic: bool) -> None:
+    make, shape = MODELS[name]
+    shapes = ({0: "n"},) if dynamic else None
+    found = []
+    for layers in (FEW, FEW, MANY):  # the first one imports and fills tables
+        model = make(layers).eval()
+        program = for_native(ingot.capture(model, (torch.randn(shape),), dynamic_shapes=shapes))
+        found.append(calls(lambda program=program: lowered(program, "float32")) / layers)  # type: ignore[misc]
+    assert found[2] <= 1.1 * found[1]
+
+
+def test_lowering_in_bfloat16_is_linear() -> None:
+    found = []
+    for layers in (FEW, FEW, MANY):
+        program = for_native(ingot.capture(MODELS["linear"][0](layers).eval(), (torch.randn(4, 16),)))
+        found.append(calls(lambda program=program: lowered(program, "bfloat16")) / layers)  # type: ignore[misc]
+    assert found[2] <= 1.1 * found[1]
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_passes_are_linear(name: str) -> None:
+    make, shape = MODELS[name]
+    found = []
+    for layers in (FEW, FEW, MANY):
+        program = ingot.capture(make(layers).eval(), (torch.randn(shape),))
+        found.append(calls(lambda program=program: for_native(program)) / layers)  # type: ignore[misc]
+    assert found[2] <= 1.15 * found[1]
+
+
+def test_the_run_of_a_long_model_is_not_optimized_by_what_its_pointers_may_be() -> None:
+    compiled = ingot.compile(nn.Linear(4, 4), (torch.randn(1, 4),))
+    assert "IG_CALLS static void ig_model_run(" in compiled.source
