@@ -32,7 +32,8 @@
     │   │   ├── CompilerTimeout     it did not end in time
     │   │   └── CompilerKilled      a signal ended it: out of memory, most often
     │   └── StorageError            a disk is full, a folder is read-only or not there
-    │       └── CacheError          neither the cache nor a folder of temporary files can hold the library
+    │       ├── CacheError          neither the cache nor a folder of temporary files can hold the library
+    │       └── UnsafeCache         others may write to the cache: it is not used, and UnsafeCacheWarning says so
     ├── OnnxError                   a Program could not become an ONNX file
     │   ├── UnsupportedByOnnx       an operator has no rule, or ONNX cannot say it
     │   └── OnnxMismatch            the file does not check, does not run, or gives something else than torch
@@ -199,6 +200,14 @@ class CacheError(StorageError):
     """Neither the cache nor a folder of temporary files can hold a library."""
 
 
+class UnsafeCache(StorageError):
+    """The cache belongs to another user, or others may write to it: what it holds must not be run."""
+
+
+class UnsafeCacheWarning(UserWarning):
+    """The cache is not used, because of an UnsafeCache error: every compilation runs the C compiler."""
+
+
 class OnnxError(IngotError):
     """A Program could not become an ONNX file."""
 
@@ -247,6 +256,8 @@ __all__ = [
     "StorageError",
     "StructureError",
     "UnflattenError",
+    "UnsafeCache",
+    "UnsafeCacheWarning",
     "UnsafeFile",
     "UnsupportedByOnnx",
     "UnsupportedMachine",

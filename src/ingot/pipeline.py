@@ -283,6 +283,6 @@ def build(source: Source, isa: str | Sequence[str] | None, *, cache: bool) -> di
     parts = 1 + min(source.groups, cores(), PARTS)
     store = Cache.from_settings(Settings.from_environment()) if cache else Cache(None)
     return {
-        name: store.library(source.text, one, tools, extra_flags=(f'-DIG_ISA="{name}"',), parts=parts).read_bytes()
+        name: store.read_library(source.text, one, tools, extra_flags=(f'-DIG_ISA="{name}"',), parts=parts)
         for name, one in wanted.items()
     }

@@ -1,7 +1,8 @@
 """The one place where environment variables are read.
 
 INGOT_LOGS            what to log, names with commas between them: "capture,passes"
-INGOT_CACHE_DIR       where compiled models are kept; the user's cache folder where it is not given
+INGOT_CACHE_DIR       where compiled models are kept; the user's cache folder where it is not given. It must belong to
+                      the user, and nobody else may write to it
 INGOT_DISABLE_CACHE   anything but "", "0", "false", "no" and "off" keeps Ingot from reading or writing it
 INGOT_DISABLE_PASSES  optional passes that compile leaves out, as names with commas between them: "pairs,strips"
 CC                    the C compiler, with arguments if need be ("ccache gcc"); one that is found where it is not given
@@ -17,6 +18,11 @@ from pathlib import Path
 import platformdirs
 
 _OFF = frozenset({"", "0", "false", "no", "off"})
+
+
+def secret_path() -> Path:
+    """Where the secret lies that entries of the cache are authenticated with: outside of the cache."""
+    return platformdirs.user_state_path("ingot", appauthor=False) / "cache.key"
 
 
 @dataclass(frozen=True, slots=True)

@@ -109,7 +109,7 @@ class Library:
         if sys.platform == "linux" and (problem := elf.find_problem(data, _FUNCTIONS)) is not None:
             raise damaged(problem)
         try:
-            library, unload = _load(data)
+            library, unload = load_bytes(data)
         except OSError as failure:
             raise damaged(str(failure)) from None
         _on_release(self, unload)
@@ -237,7 +237,7 @@ def tensors(shapes: Sequence[Sequence[int]], codes: Sequence[int]) -> Any:
     return made
 
 
-def _load(data: memoryview) -> tuple[ctypes.CDLL, Callable[[], None]]:
+def load_bytes(data: memoryview) -> tuple[ctypes.CDLL, Callable[[], None]]:
     """A library from memory, and how to unload it. Raises OSError."""
     if sys.platform == "linux":
         try:

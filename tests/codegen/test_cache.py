@@ -16,11 +16,11 @@ from pathlib import Path
 import pytest
 
 from ingot.codegen import cache as cache_module
-from ingot.codegen import isa
+from ingot.codegen import cache_safety, isa
 from ingot.codegen.cache import Cache, key
 from ingot.codegen.toolchain import Toolchain, find
 from ingot.errors import CompilerFailed, CompilerKilled
-from ingot.settings import Settings
+from ingot.settings import Settings, secret_path
 
 from .compilers import ELF, LIBRARY, SOURCE, WRITES, fake, named
 from .processes import files, fork, in_child, wait_for
@@ -129,15 +129,21 @@ def test_an_entry_that_cannot_even_be_removed(cache: Cache, tmp_path: Path) -> N
 def test_every_flipped_bit_is_seen(cache: Cache, tmp_path: Path) -> None:
     compiler = counting(tmp_path)
     file = cache.library(SOURCE, HOST, compiler)
-    folder = cache_module._Folder(file.parents[2], None, 1.0)
+    folder = cache_module._Folder(file.parents[2], None, 1.0, cache_safety.read_secret(secret_path()))
     for bit in range(8 * len(LIBRARY)):
         changed = bytearray(LIBRARY)
         changed[bit // 8] ^= 1 << bit % 8
-        file.write_bytes(changed)
+        _replace(file, bytes(changed))
         assert folder._look_up(file.name[:64]) is None and not file.exists()
-        file.write_bytes(LIBRARY)
-        assert folder._look_up(file.name[:64]) == file
+        _replace(file, LIBRARY)
+        found = folder._look_up(file.name[:64])
+        assert found is not None and found.path == file and found.data == LIBRARY
     assert cache.library(SOURCE, HOST, compiler) == file and calls(tmp_path) == 1
+
+
+def _replace(file: Path, data: bytes) -> None:
+    file.write_bytes(data)
+    file.chmod(0o600)
 
 
 def test_a_failure_is_not_remembered(cache: Cache, tmp_path: Path) -> None:

@@ -34,12 +34,17 @@ def cache(tmp_path: Path) -> Cache:
 
 
 @pytest.fixture
-def open_folder() -> Iterator[Path]:
-    """A folder that every user can reach, unlike pytest's own."""
-    folder = Path(tempfile.mkdtemp())
-    folder.chmod(0o755)
+def open_folder(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A folder of the user that `as_nobody` becomes, which every user can reach, unlike pytest's own."""
+    home, folder = Path(tempfile.mkdtemp()), Path(tempfile.mkdtemp())
+    monkeypatch.setenv("XDG_STATE_HOME", str(home))  # where the secret goes
+    for one in (home, folder):
+        one.chmod(0o755)
+        if os.getuid() == 0:
+            os.chown(one, 65534, 65534)
     yield folder
     shutil.rmtree(folder)
+    shutil.rmtree(home)
 
 
 def as_nobody(work: Callable[[], object]) -> int:
@@ -56,7 +61,8 @@ def as_nobody(work: Callable[[], object]) -> int:
 
 def test_a_read_only_cache_still_gives_what_it_has(open_folder: Path) -> None:
     cache, compiler = Cache(open_folder / "cache"), fake(open_folder)
-    library = cache.library(SOURCE, HOST, compiler)
+    assert as_nobody(lambda: cache.library(SOURCE, HOST, compiler)) == 0
+    (library,) = open_folder.glob("cache/libraries/*/*")
     _make_read_only(open_folder)
 
     def ask() -> None:
@@ -73,7 +79,7 @@ def test_a_read_only_cache_still_gives_what_it_has(open_folder: Path) -> None:
 def test_a_read_only_cache_is_done_without(there: bool, open_folder: Path) -> None:
     cache, compiler = Cache(open_folder / "cache"), fake(open_folder)
     if there:
-        (open_folder / "cache").mkdir()
+        assert as_nobody((open_folder / "cache").mkdir) == 0
     _make_read_only(open_folder)
 
     def ask() -> None:
@@ -91,7 +97,8 @@ def test_a_read_only_cache_is_done_without(there: bool, open_folder: Path) -> No
 
 def test_a_damaged_entry_in_a_read_only_cache(open_folder: Path) -> None:
     cache, compiler = Cache(open_folder / "cache"), fake(open_folder)
-    library = cache.library(SOURCE, HOST, compiler)
+    assert as_nobody(lambda: cache.library(SOURCE, HOST, compiler)) == 0
+    (library,) = open_folder.glob("cache/libraries/*/*")
     library.write_bytes(b"\x7fELF, but not what it says")
     _make_read_only(open_folder)
 

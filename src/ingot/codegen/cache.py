@@ -1,22 +1,24 @@
 """Libraries that were compiled before, found by what they were compiled from.
 
-    Cache.from_settings(settings).library(source, isa, toolchain)      the path of a library that may be loaded now
+    Cache.from_settings(settings).read_library(source, isa, toolchain)     the bytes of a library, to be loaded
 
-    <folder>/libraries/<2 digits>/<key>.<sha256>.so    an entry: one file, whose name says what it must hold
+    <folder>/libraries/<2 digits>/<key>.<code>.so      an entry: one file, whose name authenticates what it holds
     <folder>/locks/<key>.lock                          held by the process that compiles for that key
     <folder>/work/                                     where compilers run
     <folder>/failed/<key>/                             a source that a compiler failed on, and what it said
 
 A library appears by one rename and is never changed, so a process may die at any moment and leave nothing worse than
-files in work/, which go when they are old. Every library is checked against its name before it is handed out; one that
-does not fit is thrown away and made anew. Locks only keep processes from doing the same work twice: nothing goes wrong
-without them. A cache that cannot be written is done without, and the library lies in a temporary folder of the process.
+files in work/, which go when they are old. Every library is checked against its name before it is handed out, by a code
+that takes this user's secret to make (cache_safety.py); one that does not fit is thrown away and made anew. Locks only
+keep processes from doing the same work twice: nothing goes wrong without them. A cache that cannot be written, or that
+others can write to, is done without, and the library lies in a temporary folder of the process.
 """
 
 from __future__ import annotations
 
 import atexit
 import contextlib
+import errno
 import functools
 import hashlib
 import json
@@ -25,23 +27,28 @@ import os
 import shutil
 import tempfile
 import time
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import filelock
 
+from ingot.codegen import cache_safety
 from ingot.codegen.building import storage_error, sync_folder
+from ingot.codegen.cache_safety import NotOurs
 from ingot.codegen.isa import Isa
 from ingot.codegen.toolchain import RUN_FLAGS, SECONDS, Toolchain
-from ingot.errors import CacheError, StorageError, explain
-from ingot.settings import Settings
+from ingot.errors import CacheError, StorageError, UnsafeCache, UnsafeCacheWarning, explain
+from ingot.settings import Settings, secret_path
 from ingot_runtime.spec import ABI
 
 LIMIT = 2 << 30
 
 # Of what the key covers and how the folder is laid out: entries of another format are not found.
-_FORMAT = 1
+_FORMAT = 2
+_INNER = ("libraries", "locks", "work", "failed")
 _RECENT_SECONDS = 600.0
 _WORK_SECONDS = 6 * 3600.0
 _LOCK_SECONDS = 2 * 86400.0
@@ -77,10 +84,28 @@ class Cache:
         parts: int = 1,
         timeout: float = SECONDS,
     ) -> Path:
-        """A library made of `source`, now or earlier: its path, checked, ready to be loaded.
+        """Where a library made of `source`, now or earlier, lies. To run it, `read_library` is the way."""
+        return self._entry(source, isa, toolchain, extra_flags, parts, timeout).path
+
+    def read_library(
+        self,
+        source: str,
+        isa: Isa,
+        toolchain: Toolchain,
+        *,
+        extra_flags: Sequence[str] = (),
+        parts: int = 1,
+        timeout: float = SECONDS,
+    ) -> bytes:
+        """A library made of `source`, now or earlier: its bytes, authenticated, ready to be loaded.
 
         Raises what `Toolchain.compile_library` raises, and CacheError where no folder can hold the library.
         """
+        return self._entry(source, isa, toolchain, extra_flags, parts, timeout).data
+
+    def _entry(
+        self, source: str, isa: Isa, toolchain: Toolchain, extra_flags: Sequence[str], parts: int, timeout: float
+    ) -> _Entry:
         name = key(source, isa, toolchain, extra_flags, parts)
 
         def compile_to(destination: Path, failed: Path | None) -> None:
@@ -96,17 +121,28 @@ class Cache:
             )
 
         if self.folder is None:
-            return _Folder(_private(fresh=True), None, timeout).library(name, compile_to)
-        folder = self.folder.expanduser().absolute()
+            return _private_folder(timeout, fresh=True).entry(name, compile_to)
         try:
-            found = _Folder(folder, folder / "failed" / name, timeout).library(name, compile_to, self.clean)
+            found = self._open(name, timeout).entry(name, compile_to, self.clean)
         except StorageError as error:
             _log.info("the cache is not used: %s", error)
+            if isinstance(error, UnsafeCache):
+                warnings.warn(str(error), UnsafeCacheWarning, stacklevel=2)
             try:
-                return _Folder(_private(), None, timeout).library(name, compile_to)
+                return _private_folder(timeout).entry(name, compile_to)
             except StorageError as second:
                 raise _nowhere(error, second) from second
         return found
+
+    def _open(self, name: str, timeout: float) -> _Folder:
+        """The folder, if it is safe. Raises StorageError."""
+        assert self.folder is not None
+        folder = self.folder.expanduser().absolute()
+        try:
+            cache_safety.check_folder(folder, _INNER)
+            return _Folder(folder, folder / "failed" / name, timeout, cache_safety.read_secret(secret_path()))
+        except OSError as error:
+            raise storage_error(error, folder) from error
 
     def clean(self) -> None:
         """Removes what dead processes left, and libraries beyond the limit, unless another process is at it."""
@@ -149,6 +185,13 @@ def key(source: str, isa: Isa, toolchain: Toolchain, extra_flags: Sequence[str] 
     return hashlib.sha256(f"{head}\n{source}".encode()).hexdigest()
 
 
+class _Entry(NamedTuple):
+    """A library: where it lies, and the bytes that were checked."""
+
+    path: Path
+    data: bytes
+
+
 @dataclass(frozen=True, slots=True)
 class _Folder:
     """A folder laid out as at the head of this file, and for how long to wait for a process that compiles the same."""
@@ -156,13 +199,14 @@ class _Folder:
     path: Path
     failed: Path | None
     timeout: float
+    secret: bytes
 
-    def library(
+    def entry(
         self,
         name: str,
         compile_to: Callable[[Path, Path | None], None],
         clean: Callable[[], None] = lambda: None,
-    ) -> Path:
+    ) -> _Entry:
         found = self._look_up(name)
         if found is not None:
             return found
@@ -171,7 +215,7 @@ class _Folder:
             if found is not None:
                 return found
             try:
-                (self.path / "work").mkdir(parents=True, exist_ok=True)
+                self._make("work")
                 with tempfile.TemporaryDirectory(dir=self.path / "work", ignore_cleanup_errors=True) as work:
                     library = Path(work, "library.so")
                     compile_to(library, self.failed)
@@ -181,8 +225,8 @@ class _Folder:
         clean()
         return made
 
-    def _look_up(self, name: str) -> Path | None:
-        """The library of that key, if it is what its name says; what is damaged is thrown away."""
+    def _look_up(self, name: str) -> _Entry | None:
+        """The library of that key, if it is what its name says; any other file is thrown away."""
         try:
             entries = sorted(file for file in os.listdir(self._shelf(name)) if file.startswith(name))
         except OSError:
@@ -190,29 +234,44 @@ class _Folder:
         for entry in entries:
             file = self._shelf(name) / entry
             try:
-                whole = entry == f"{name}.{_sha256(file)}.so"
+                data = cache_safety.read_file(file)
+                why = None if self._name_of(name, data) == entry else "it is damaged, or was not made here"
             except FileNotFoundError:  # another process removed it
                 continue
+            except NotOurs as failure:
+                why = str(failure)
             except OSError as error:
-                _log.info("%s cannot be read: %s", file, error)
-                continue
-            if whole:
+                if error.errno != errno.ELOOP:
+                    _log.info("%s cannot be read: %s", file, error)
+                    continue
+                why = "it is a link"
+            if why is None:
                 with contextlib.suppress(OSError):
-                    os.utime(file)  # for the clean-up
-                return file
-            _log.warning("%s is damaged; it is compiled anew", file)
+                    os.utime(file, follow_symlinks=False)  # for the clean-up
+                return _Entry(file, data)
+            _log.warning("%s is not used, and compiled anew: %s", file, why)
             with contextlib.suppress(OSError):
                 file.unlink()
         return None
 
-    def _store(self, name: str, library: Path) -> Path:
+    def _store(self, name: str, library: Path) -> _Entry:
         """Moves a library that is whole and on disk to its place."""
+        self._make("libraries")
         shelf = self._shelf(name)
-        shelf.mkdir(parents=True, exist_ok=True)
-        place = shelf / f"{name}.{_sha256(library)}.so"
+        cache_safety.make_folder(shelf)
+        library.chmod(0o700)
+        data = cache_safety.read_file(library)
+        place = shelf / self._name_of(name, data)
         os.replace(library, place)
         sync_folder(shelf)
-        return place
+        return _Entry(place, data)
+
+    def _name_of(self, name: str, data: bytes) -> str:
+        return f"{name}.{cache_safety.code_of(self.secret, name, data)}.so"
+
+    def _make(self, inner: str) -> None:
+        cache_safety.make_folder(self.path)
+        cache_safety.make_folder(self.path / inner)
 
     def _shelf(self, name: str) -> Path:
         # These folders stay when they are empty: a process may be about to rename a library into one.
@@ -223,8 +282,8 @@ class _Folder:
         """Holds the key's lock, which the system frees when a process dies; does without where there are no locks."""
         with contextlib.ExitStack() as stack:
             try:
+                self._make("locks")
                 locks = self.path / "locks"
-                locks.mkdir(parents=True, exist_ok=True)
                 # A lock that is a mere file would outlive a process that is killed.
                 lock = filelock.FileLock(locks / f"{name}.lock", fallback_to_soft=False)
                 # Whoever holds it is done, or has given up, after its own time and that of two writes.
@@ -232,11 +291,6 @@ class _Folder:
             except (OSError, NotImplementedError, filelock.Timeout) as error:
                 _log.info("compiling without a lock: %s", error)
             yield
-
-
-def _sha256(file: Path) -> str:
-    with file.open("rb") as opened:
-        return hashlib.file_digest(opened, "sha256").hexdigest()
 
 
 def _remove_old(folder: Path, seconds: float) -> None:
@@ -251,6 +305,15 @@ def _remove_old(folder: Path, seconds: float) -> None:
                     shutil.rmtree(entry.path, ignore_errors=True)
                 else:
                     os.unlink(entry.path)
+
+
+def _private_folder(timeout: float, *, fresh: bool = False) -> _Folder:
+    return _Folder(_private(fresh=fresh), None, timeout, _private_secret())
+
+
+@functools.cache
+def _private_secret() -> bytes:
+    return os.urandom(cache_safety.SECRET_SIZE)
 
 
 def _private(*, fresh: bool = False) -> Path:

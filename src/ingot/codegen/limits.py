@@ -14,6 +14,7 @@ from ingot.codegen.headers import resource
 from ingot.codegen.isa import host
 from ingot.codegen.toolchain import find
 from ingot.settings import Settings
+from ingot_runtime.native import load_bytes
 
 _TRIES = 3
 _BYTES = 128 << 20  # a thread: more than caches hold
@@ -44,9 +45,14 @@ def reading(threads: int, memory: NDArray[np.uint8]) -> float:
 
 
 def _peak(threads: int, each: int, data: int | None = None) -> float:
-    text = resource("vectors.h") + resource("limits.h")
-    path = Cache.from_settings(Settings.from_environment()).library(text, host(), find())
-    peak = ctypes.CDLL(str(path)).ingot_peak
+    peak = _library().ingot_peak
     peak.restype, peak.argtypes = ctypes.c_double, (ctypes.c_int, ctypes.c_int64, ctypes.c_void_p)
     found: float = peak(threads, each, data)
     return found
+
+
+@functools.cache
+def _library() -> ctypes.CDLL:
+    text = resource("vectors.h") + resource("limits.h")
+    data = Cache.from_settings(Settings.from_environment()).read_library(text, host(), find())
+    return load_bytes(memoryview(data))[0]
