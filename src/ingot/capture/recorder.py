@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import sympy
@@ -136,7 +136,8 @@ class Recorder(internals.RecordingMode):
 
     def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The call on fakes, unrecorded. Gradients of fakes are nobody's business, so autograd is left out."""
-        with self._watch.operator(func, args, kwargs) if self._watch is not None else nullcontext([]) as results:
+        unwatched: AbstractContextManager[list[Any]] = nullcontext([])
+        with unwatched if self._watch is None else self._watch.operator(func, args, kwargs) as results:
             self.inside_op += 1
             try:
                 with internals.below_autograd(), internals.aliases_kept(self.mode, func):

@@ -93,7 +93,7 @@ class _Inside(Lowering):
         self.__dict__.update(around.__dict__)
         self.around = around
         self.extra = extra
-        self.writers = writers
+        self.storing = writers
         self.values = dict(around.values)
 
     def _lowered(self, node: fx.Node) -> Any:
@@ -125,7 +125,7 @@ class _Inside(Lowering):
         self._memory(lambda: self.around.write(target, source))
 
     def _memory(self, make: Callable[[], Any]) -> Any:
-        if self.node.target not in self.writers:
+        if self.node.target not in self.storing:
             raise refused(self.node, "it is not supported in a body: it needs memory of its own")
         return make()
 

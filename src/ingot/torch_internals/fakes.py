@@ -47,9 +47,9 @@ def fake_mode(env: ShapeEnv | None) -> FakeTensorMode:
         if func in _CONVOLUTIONS and not _kernel_sizes_checked():
             _check_kernel_size(func, args, kwargs or {})
         if func is torch.ops.aten.slice.Tensor:
-            made = _slice_at_numbers(*args, **(kwargs or {}))
-            if made is not None:
-                return made
+            part = _slice_at_numbers(*args, **(kwargs or {}))
+            if part is not None:
+                return part
         made = theirs(func, types, args, kwargs)
         return _with_integer_indices(made) if func in _UNIQUE else made
 
@@ -279,9 +279,9 @@ def may_overlap(a: torch.Tensor, b: torch.Tensor) -> bool:
 
 
 def _stretch(tensor: torch.Tensor) -> tuple[int, int]:
-    begin = tensor.storage_offset() * tensor.element_size()
+    begin = int(tensor.storage_offset()) * tensor.element_size()
     reach = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
-    return begin, begin + (reach + 1) * tensor.element_size()
+    return begin, begin + (int(reach) + 1) * tensor.element_size()
 
 
 def same_strides(a: torch.Tensor, b: torch.Tensor) -> bool:
