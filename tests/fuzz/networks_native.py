@@ -21,7 +21,7 @@ from ingot.lowering.ir import Module, Precision
 from ingot.lowering.lower import lower
 from ingot.lowering.memory import plan
 from ingot.pipeline import for_native
-from tests.native.batches import _NAMES, _arguments
+from tests.native.batches import _arguments
 
 try:
     from ingot.lowering.schedule import schedule
@@ -39,7 +39,7 @@ except ImportError:  # a commit before passes had switches: four of them can be 
 
 # As models are compiled, but for -O3: what the optimizer does is its own affair, and takes most of the time. One file
 # in so many is compiled with -O1, which contracts products and sums as -O3 does.
-OPTIMIZED = 3
+OPTIMIZED = 6
 FLAGS = ("-fPIC", "-shared", "-fopenmp-simd", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast",
          "-fwrapv", "-fno-strict-aliasing", "-w")  # fmt: skip
 
@@ -70,6 +70,16 @@ def lower_part(program: ingot.Program, precision: Precision, disabled: Collectio
     return Part(program, module, c_file.emit_apart(module, plan(module), library), library)
 
 
+# What a model's own part of its file defines.
+_DEFINED = re.compile(r"^(?:static|INGOT_EXPORT|IG_KERNEL|enum)\b[^\n(\[]*?\b(?P<name>\w+)\s*(?:\(|\[|= \d+ })", re.M)
+
+
+def rename_own(text: str, prefix: str) -> str:
+    """The model's own part with a prefix on every name that it defines, so that many can stand in one file."""
+    names = {match["name"] for match in _DEFINED.finditer(text)} - {"__attribute__"}
+    return re.sub(rf"\b({'|'.join(sorted(names))})\b", lambda match: f"{prefix}{match[0]}", text)
+
+
 def compile_parts(parts: Sequence[Part], folder: Path, optimize: bool, name: str = "networks") -> None:
     """Gives each part its functions in a library, or the error of the C compiler, which halving lays at one part."""
     if not parts:
@@ -80,7 +90,7 @@ def compile_parts(parts: Sequence[Part], folder: Path, optimize: bool, name: str
     texts = [shared.text()]
     for number, part in enumerate(parts):
         part.prefix = f"m{number}_"
-        texts.append(_NAMES.sub(lambda match, prefix=part.prefix: f"{prefix}{match[0]}", part.source.text))
+        texts.append(rename_own(part.source.text, part.prefix))
         texts += [f"#undef {macro}" for macro in sorted(set(re.findall(r"^#define (IG_\w+)", part.source.text, re.M)))]
     source, library = folder / f"{name}.c", folder / f"{name}.so"
     source.write_text("\n".join(texts))

@@ -138,7 +138,7 @@ def combine(d: Draft) -> None:
         raise Rejected("nothing has this shape")
     y = d.random.choice(others)
     forms = ("{0} + {1}", "{0} * {1}", "{0} - {1}", "torch.maximum({0}, {1})", "torch.sigmoid({0}) * {1}")
-    forms += ("torch.where({0} > 0, {0}, {1} * 0.1 + {0})", "torch.lerp({0}, {1}, 0.3)", "F.silu({0}) * {1}")
+    forms += ("torch.where({0} > 0, {0}, {0} * 0.1) + {1}", "torch.lerp({0}, {1}, 0.3)", "F.silu({0}) * {1}")
     d.line(d.random.choice(forms).format(x.name, y.name), x.kind)
 
 
@@ -359,10 +359,15 @@ def saturated_softmax(d: Draft) -> None:
     d.line(f"torch.softmax({x.name} * {d.choose('1e9', '3e10')} * {x.name}, {dim})", x.kind)
 
 
+def given(d: Draft) -> Value:
+    """An input of floats."""
+    return d.random.choice([v for v in d.values if v.name.startswith("x") and v.at[0].is_floating_point()])
+
+
 @draws(1.2)
 def steps_of_sign(d: Draft) -> None:
-    """Integers among floats: floor division, remainder and rounding, of numbers that are far from their jumps."""
-    x = d.pick(d.random.choice(ALL))
+    """Floor division, remainder and rounding, of numbers that are far from their jumps: an input is exact."""
+    x = given(d)
     form = d.choose(
         "({0}.sign() * 2.6) // 0.7",
         "({0}.sign() * 2.6) // 0.7",
@@ -375,7 +380,7 @@ def steps_of_sign(d: Draft) -> None:
 @draws(1.5)
 def thresholds(d: Draft) -> None:
     """An input beside a number: inputs are tenths, so that a number is often met exactly."""
-    x = next(value for value in d.values if value.name.startswith("x") and value.at[0].is_floating_point())
+    x = given(d)
     number = d.choose(0.1, 0.3, -0.7)
     forms = ("torch.where({0} == {1}, {0} + 1, {0})", "torch.where({0} > {1}, {0}, -{0})", "F.hardshrink({0}, 0.3)")
     forms += ("{0}.masked_fill({0} >= {1}, {1})", "{0}.clamp(max={1})", "({0} < {1}).to({0}.dtype) + {0}")
