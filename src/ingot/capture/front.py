@@ -14,6 +14,7 @@ from torch.export import ExportedProgram
 
 from ingot import torch_internals as internals
 from ingot.capture import control_flow, dynamic, failures, questions
+from ingot.capture.dtype_checks import DtypesRefused
 from ingot.capture.modules import ModuleTracker
 from ingot.capture.reachable import memories_kept_clean
 from ingot.capture.recorder import Recorder
@@ -61,6 +62,13 @@ def trace(
     except EagerError:
         raise
     except CaptureError as failure:
+        if isinstance(failure.__cause__, DtypesRefused):
+            # Eager takes these dtypes, so the small tensors of the check were refused for another reason.
+            failure.__cause__.accept()
+            return trace(
+                model, args, kwargs, dynamic_shapes=dynamic_shapes,
+                preserve_module_call_signature=preserve_module_call_signature, concrete_args=concrete_args,
+            )  # fmt: skip
         if isinstance(failure, DynamicShapeError):
             # The larger of two sizes may be left to the run; not at once, as most models are better off if it is known.
             with suppress(CaptureError):

@@ -23,6 +23,7 @@ import torch
 from torch import fx
 
 from ingot import torch_internals as internals
+from ingot.capture.dtype_checks import check_dtypes
 from ingot.capture.frame import Frame
 from ingot.capture.known_values import KnownValues, written_by
 from ingot.capture.modules import ModuleTracker
@@ -125,6 +126,7 @@ class Recorder(internals.RecordingMode):
         out = self.run(func, args, kwargs)
         if not self._is_recorded(func, out):
             return out
+        check_dtypes(func, args, kwargs, out)
         self._note_writes(func, args, kwargs)
         self.append(func, node_args, node_kwargs, out)
         self.known.carry(func, known, args, kwargs, out, self.frame)

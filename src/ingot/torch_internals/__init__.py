@@ -68,6 +68,7 @@ from ingot.torch_internals.operators import (
     set_grad_enabled,
     tracepoint,
     without_dispatch,
+    without_python_kernels,
     wrap_with_autocast,
     wrap_with_set_grad_enabled,
 )

@@ -27,6 +27,8 @@ below_autograd: Callable[[], contextlib.AbstractContextManager[None]] = torch._C
 
 
 without_dispatch: Callable[[], contextlib.AbstractContextManager[None]] = torch._C._DisableTorchDispatch
+# Inside, operators run their kernels also where torch has a Python function to trace in their place.
+without_python_kernels: Callable[[], contextlib.AbstractContextManager[None]] = torch._C._DisablePythonDispatcher
 
 
 # The higher-order operator that stands in the graph where a preserved module's call begins and ends.
