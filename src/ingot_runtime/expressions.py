@@ -89,7 +89,10 @@ def solve(expression: Expression, size: int, sizes: Mapping[str, int]) -> dict[s
     None where no whole number will do.
     """
     open_symbols = expression.symbols - sizes.keys()
-    line = _line(expression, sizes) if len(open_symbols) == 1 else None
+    try:
+        line = _line(expression, sizes) if len(open_symbols) == 1 else None
+    except ZeroDivisionError:  # in a part of it, by a size that is 0 in this call
+        return {}
     if line is None or line[0] == 0:
         return {}
     slope, offset = line
@@ -158,7 +161,7 @@ class _Parser:
     def _term(self, depth: int) -> Expression:
         left = self._factor(depth)
         while self.token in ("*", "//", "%"):
-            left = Expression(self._advance(), (left, self._factor(depth)))
+            left = _operation(self._advance(), (left, self._factor(depth)))
         return left
 
     def _factor(self, depth: int) -> Expression:
@@ -199,4 +202,10 @@ class _Parser:
         self._expect(")")
         if operation in _BINARY and len(operands) != 2:
             raise NotAnExpression(f"{token!r} takes two sizes, not {len(operands)}")
-        return Expression(operation, tuple(operands))
+        return _operation(operation, tuple(operands))
+
+
+def _operation(head: str, operands: tuple[Expression, ...]) -> Expression:
+    if head in _BINARY and operands[1] == Expression(0):
+        raise NotAnExpression("it divides by zero")
+    return Expression(head, operands)

@@ -19,6 +19,7 @@ T = TypeVar("T")
 _RANK_LIMIT = 32
 _NAME = re.compile(r"[A-Za-z_]\w*")
 _SIZE_LIMIT = 2**62
+_TOLERANCE_LIMIT = 1e30  # an int beyond what a float holds is below infinity, too
 
 
 class Input(NamedTuple):
@@ -217,7 +218,7 @@ def _symbol(place: str, item: Any) -> Symbol:
 
 def _sample(item: Any) -> Sample:
     tolerance: Any = item.get("tolerance") if isinstance(item, dict) else None
-    if type(tolerance) not in (int, float) or not 0 <= tolerance < float("inf"):
+    if type(tolerance) not in (int, float) or not 0 <= tolerance <= _TOLERANCE_LIMIT:
         _wrong("sample.tolerance", tolerance)
     return Sample(_get(item, "inputs", str), _get(item, "outputs", str), float(tolerance))
 
