@@ -82,7 +82,7 @@ class Subgraphs:
             for index, value in enumerate(stand_ins):
                 node = frame.placeholder(f"{names}{index}", value)
                 if internals.is_symbolic(value):
-                    frame.expressions[value.node.expr] = node
+                    frame.expressions[internals.expr_to_check(value)] = node
             leaves, _ = tree.flatten(function(*stand_ins))
             results = [recorder.argument(leaf) for leaf in leaves]
             frame.graph.output(tuple(results))
@@ -143,6 +143,12 @@ def _same(a: Any, b: Any) -> bool:
     return a is b
 
 
+def _is_operand(node: fx.Node, value: torch.Tensor) -> bool:
+    """Whether a value of a branch, which a node of it gives, is a tensor that it was given, perhaps written to."""
+    placeholders = [n for n in node.graph.nodes if n.op == "placeholder"]
+    return node in placeholders or any(metadata.value_of(n) is value for n in placeholders)
+
+
 def _output_of(graph: fx.Graph) -> fx.Node:
     return graph.output_node()
 
@@ -151,7 +157,7 @@ def call_recorded(
     recorder: Recorder, op: Any, node_args: tuple[Any, ...], args: tuple[Any, ...], kwargs: dict[str, Any] | None = None
 ) -> Any:
     """Computes the operator's value on fakes with nothing recorded, and writes its node."""
-    with recorder.paused():
+    with recorder.paused(), recorder.checks.ignored():
         out = recorder.run(op, args, kwargs or {})
     recorder.append(op, node_args, kwargs or {}, out, name=op.name())
     return out
@@ -165,6 +171,16 @@ def _cond(recorder: Recorder, op: Any, pred: Any, true_fn: Any, false_fn: Any, o
     graphs = Subgraphs(recorder)
     true_out = graphs.record("true_graph", true_fn, operands)
     false_out = graphs.record("false_graph", false_fn, operands)
+    for branch, (_, frame, _), out in zip(("true", "false"), graphs.frames, graphs.outputs, strict=True):
+        if any(isinstance(leaf, torch.Tensor) and _is_operand(frame.nodes[id(leaf)], leaf) for leaf in out):
+            raise CaptureError(
+                explain(
+                    f"The {branch} branch of torch.cond returns one of its operands, or a tensor from outside of it.",
+                    where=recorder.user_place(),
+                    why="torch.cond does not take such a branch either: a result must not share memory with an operand",
+                    fix="return a copy: x.clone()",
+                )
+            )
     if [_kind(value) for value in true_out] != [_kind(value) for value in false_out]:
         raise CaptureError(
             explain(

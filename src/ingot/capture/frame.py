@@ -51,7 +51,7 @@ class Frame:
             self.nodes[id(value)] = node
             self.alive.append(value)
         elif internals.is_symbolic(value):
-            self.expressions.setdefault(value.node.expr, node)
+            self.expressions.setdefault(internals.expr_to_check(value), node)
 
     def find(self, tensor: torch.Tensor) -> fx.Node | None:
         node = self.nodes.get(id(tensor))
@@ -66,7 +66,7 @@ class Frame:
         fake = metadata.value_of(self.parent.nodes[id(value)]) if id(value) in self.parent.nodes else None
         node = self.placeholder(name, value, fake=fake)
         if internals.is_symbolic(value):
-            self.expressions[value.node.expr] = node
+            self.expressions[internals.expr_to_check(value)] = node
         return node
 
     def submodule(self, module: torch.nn.Module, name: str) -> fx.Node:

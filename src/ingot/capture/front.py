@@ -175,6 +175,7 @@ class Session:
                 assigned = self.state.assigned_buffers()
                 outputs = [self._output(leaf) for leaf in self._detached_from(assigned, out_leaves)]
                 self._write_assigned_buffers(assigned)
+                self.recorder.checks.write_pending()
                 for _ in ambient:
                     self.recorder.exit_autocast()
                 self.state.check_stored(self.recorder.origin, self.recorder.varies)
@@ -272,10 +273,13 @@ class Session:
             stack.enter_context(internals.idle_conversions_skipped())
             stack.enter_context(internals.math_of_sizes())
             stack.enter_context(internals.autocast_watched(recorder.enter_autocast, recorder.exit_autocast))
+            stack.enter_context(internals.checks_watched(recorder.checks.with_message))
+            stack.enter_context(self.watch.env.report_checks(recorder.checks.note))
             stack.enter_context(self.modules.following(recorder.sync_grad_mode, self._mark))
             stack.enter_context(self.mode)
             stack.enter_context(internals.enable_python_dispatcher())
             stack.enter_context(recorder)
+            stack.enter_context(internals.process_state_restored())  # before the modes above are left, in their order
             yield
 
     def _attribute_set(self, module: nn.Module, name: str) -> None:
@@ -322,7 +326,11 @@ class Session:
         """The model on copies of the real arguments, as a diagnosis; it and the random state are put back."""
         copies = [leaf.detach().clone() if isinstance(leaf, torch.Tensor) else leaf for leaf in self.leaves]
         args, kwargs = tree.unflatten(copies, self.in_tree)
-        with torch.random.fork_rng(devices=[]), torch.no_grad(), self.state.put_back(self.recorder.mutated_storages):
+        with (
+            internals.process_state_restored(),
+            torch.no_grad(),
+            self.state.put_back(self.recorder.mutated_storages),
+        ):
             return self.model(*args, **kwargs)
 
     # ------------------------------------------------------------------ the program

@@ -27,6 +27,7 @@ from ingot.capture.dtype_checks import check_dtypes
 from ingot.capture.frame import Frame
 from ingot.capture.known_values import KnownValues, written_by
 from ingot.capture.modules import ModuleTracker
+from ingot.capture.run_time_checks import CHECKS, RunTimeChecks
 from ingot.capture.user_code import user_frame, user_place
 from ingot.errors import UntraceableError, explain
 from ingot.program import dims, metadata
@@ -90,7 +91,8 @@ class Recorder(internals.RecordingMode):
         self._grad = torch.is_grad_enabled()
         self._autocasts: list[fx.Node] = []
         self._physical = _PhysicalMode(self.record)
-        self._deferred_checks = 0
+        self._default_dtype = torch.get_default_dtype()
+        self.checks = RunTimeChecks(self)
         # What is known of a tensor is known by its id, so none of those met may die, not even of a graph given up.
         self._frames = [self.frame]
 
@@ -123,14 +125,36 @@ class Recorder(internals.RecordingMode):
         known = self.known.arguments(args, kwargs, func) if not data_dependent else None
         if self._constants:
             args, kwargs = self._without_constants(args), self._without_constants(kwargs)
-        out = self.run(func, args, kwargs)
+        with self.checks.ignored(scoped=False) if func in CHECKS else nullcontext():  # the node says it
+            out = self.run(func, args, kwargs)
         if not self._is_recorded(func, out):
             return out
         check_dtypes(func, args, kwargs, out)
         self._note_writes(func, args, kwargs)
+        if torch.get_default_dtype() is not self._default_dtype:
+            node_kwargs = self._with_dtype(func, args, node_kwargs, out)
         self.append(func, node_args, node_kwargs, out)
         self.known.carry(func, known, args, kwargs, out, self.frame)
         return out
+
+    def _with_dtype(self, func: Any, args: Any, kwargs: dict[str, Any], out: Any) -> dict[str, Any]:
+        """The arguments of a call with its dtype among them, where that follows from a default which forward set."""
+        default = torch.get_default_dtype()
+        given = [t.dtype for t in metadata.tensors_in([*args, *kwargs.values()])]
+        made = [t.dtype for t in metadata.tensors_in(out)]
+        names = [argument.name for argument in func._schema.arguments]
+        if default not in made or default in given or kwargs.get("dtype") is not None:
+            return kwargs
+        if "dtype" in names and len(args) <= names.index("dtype"):
+            return {**kwargs, "dtype": default}
+        raise UntraceableError(
+            explain(
+                f"The dtype that {func} gives follows from the default dtype, which forward changes.",
+                where=self.user_place(),
+                why="a Program does not set torch's default dtype when it runs",
+                fix="convert the tensors with .to(dtype) instead of torch.set_default_dtype",
+            )
+        )
 
     def operator_asks(self) -> bool:
         """Whether a question about a size comes from inside an operator."""
@@ -166,7 +190,7 @@ class Recorder(internals.RecordingMode):
             self.frame.bind(out, node)
         elif isinstance(out, list | tuple):
             self._bind_items(node, out, trace)
-        self._write_deferred_checks()
+        self.checks.write_pending()
         return node
 
     def _bind_items(self, node: fx.Node, items: Sequence[Any], trace: str) -> None:
@@ -191,12 +215,23 @@ class Recorder(internals.RecordingMode):
         if isinstance(value, torch.Tensor):
             return self.node_of(value)
         if internals.is_symbolic(value):
-            return self.size(value.node.expr)
+            return self.size(internals.expr_to_check(value) if isinstance(value, torch.SymBool) else value.node.expr)
         if isinstance(value, list | tuple):
             items = [self.argument(item) for item in value]
             return items if isinstance(value, list) else tuple(items)
         if isinstance(value, dict):
             return {key: self.argument(item) for key, item in value.items()}
+        if isinstance(value, torch.ScriptObject | torch.Generator):
+            raise UntraceableError(
+                explain(
+                    f"An operator takes a {type(value).__name__}, which a Program cannot hold.",
+                    where=self.user_place(),
+                    why="a Program's graph holds tensors and plain values",
+                    fix="leave the generator out, and seed with torch.manual_seed"
+                    if isinstance(value, torch.Generator)
+                    else "use the operator that takes the object's tensors, or import the model with from_torchscript",
+                )
+            )
         return value
 
     def node_of(self, tensor: torch.Tensor) -> fx.Node:
@@ -356,22 +391,6 @@ class Recorder(internals.RecordingMode):
         )
         self.annotate(node, None)
 
-    def _write_deferred_checks(self) -> None:
-        """torch._check on a value known only at run time becomes an assertion in the graph."""
-        count = self.env.num_deferred_runtime_asserts
-        if count == self._deferred_checks:
-            return
-        known = self._deferred_checks
-        self._deferred_checks = count
-        checks = [check for group in self.env.deferred_runtime_asserts.values() for check in group]
-        for check in checks[known:]:
-            try:
-                node = self.size(check.expr)
-            except UntraceableError:
-                continue  # about a number inside an operator (a storage offset), which no node computes
-            if isinstance(node, fx.Node):
-                self.append(aten._assert_scalar.default, (node, f"expected {dims.spell(check.expr)}"), {}, None)
-
     # ------------------------------------------------------------------ what is recorded
 
     def _is_recorded(self, func: Any, out: Any) -> bool:
@@ -445,7 +464,8 @@ class Recorder(internals.RecordingMode):
         self.frame, self._autocasts = Frame(outer), []
         self._frames.append(self.frame)
         try:
-            yield self.frame
-            self.sync_grad_mode()
+            with internals.scope_checks(self.env):
+                yield self.frame
+                self.sync_grad_mode()
         finally:
             self.frame, self._autocasts, self._grad = outer, outer_casts, grad

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import ast
+import linecache
 import sys
+import textwrap
+from contextlib import suppress
 from types import FunctionType
 from typing import Any
 
@@ -14,13 +18,16 @@ from ingot.program import metadata
 _HIDDEN: dict[str, bool] = {}
 # The last is how a TorchScript file calls torch's own code.
 _OUR_FOLDERS = (internals.TORCH_FOLDER, __file__.rsplit("/", 2)[0], "code/__torch__/torch/")
+# Where functions of torch are wrapped: context managers as decorators, and deprecations.
+_WRAPPERS = ("contextlib.py", "typing_extensions.py", "/warnings.py")
 
 
 def is_user_code(filename: str) -> bool:
     """Whether a file is neither torch's nor ours."""
     hidden = _HIDDEN.get(filename)
     if hidden is None:
-        hidden = _HIDDEN[filename] = filename.startswith((*_OUR_FOLDERS, "<frozen")) or "contextlib.py" in filename
+        hidden = filename.startswith((*_OUR_FOLDERS, "<frozen")) or filename.endswith(_WRAPPERS)
+        _HIDDEN[filename] = hidden
     return not hidden
 
 
@@ -38,6 +45,32 @@ def user_place() -> str:
         return ""
     source = metadata.Source(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name)
     return f"{source}" + (f": {source.text}" if source.text else "")
+
+
+def assertion_message(frame: Any) -> str:
+    """The message of the assert statement that a frame stands at, as far as its text tells; "" where there is none."""
+    if frame is None:
+        return ""
+    file, line = frame.f_code.co_filename, frame.f_lineno
+    position = next(iter(list(frame.f_code.co_positions())[frame.f_lasti // 2 :]), None)
+    last = position[1] if position is not None and position[1] is not None else line
+    # The statement may end some lines below its condition; its end is where it parses.
+    for first in range(line, max(line - 10, 0), -1):
+        if linecache.getline(file, first).lstrip().startswith("assert"):
+            for end in range(last, last + 10):
+                text = "".join(linecache.getline(file, number) for number in range(first, end + 1))
+                with suppress(SyntaxError):
+                    return _message_of(ast.parse(textwrap.dedent(text)))
+            return ""
+    return ""
+
+
+def _message_of(parsed: ast.Module) -> str:
+    statement = parsed.body[0] if parsed.body else None
+    message = statement.msg if isinstance(statement, ast.Assert) else None
+    if message is None:
+        return ""
+    return str(message.value) if isinstance(message, ast.Constant) else ast.unparse(message)
 
 
 class InUsersLines(fx.Interpreter):

@@ -16,6 +16,8 @@ from typing import Any, TypeVar
 import torch
 from torch import fx
 
+from ingot import torch_internals as internals
+from ingot.errors import CompileError
 from ingot.lowering.body import Recorder
 from ingot.lowering.interface import Interface
 from ingot.lowering.ir import HALVES, Check, Module, Precision
@@ -24,6 +26,7 @@ from ingot.lowering.refusing import SUPPORTED, Unsupported, dtype_name, refusal
 from ingot.lowering.values import Lazy, Strided, Tensor
 from ingot.program.metadata import value_of
 from ingot.program.program import Program
+from ingot.program.refusals import explain_missing_values
 
 Rule = Callable[..., Any]
 R = TypeVar("R", bound=Rule)
@@ -58,6 +61,9 @@ def lower(program: Program, precision: Precision = "float32", disabled: Collecti
     """
     import ingot.lowering.rules  # noqa: F401  fills RULES
 
+    valueless = explain_missing_values(program)
+    if valueless is not None:
+        raise CompileError(valueless)
     lowering = Lowering(program, precision, disabled)
     missing = lowering.missing()
     if missing:
@@ -187,7 +193,8 @@ class Lowering(Making):
             sizes = part.shape if isinstance(part, torch.Tensor) else (part,) if isinstance(part, torch.SymInt) else ()
             told = all(self.is_told(self.size(size)) for size in sizes)
             if isinstance(part, (torch.SymFloat, torch.SymBool)):
-                told = all(s in self.numbers or self._name(s) in self._told for s in part.node.expr.free_symbols)
+                expr = internals.expr_to_check(part)
+                told = all(s in self.numbers or self._name(s) in self._told for s in expr.free_symbols)
             if not told:
                 what = f"of shape {[*part.shape]}" if isinstance(part, torch.Tensor) else str(part)
                 raise Unsupported(f"it gives something {what}, known only when it runs, and its rule does not tell it")

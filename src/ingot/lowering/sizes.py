@@ -72,10 +72,10 @@ class Sizes:
 
     def symbolic(self, value: Any) -> Any:
         """A symbolic number as a Size; a float or a bool as a Tensor of rank 0."""
-        expr = value.node.expr
         if isinstance(value, torch.SymInt):
             return self.size(value)
-        if expr.is_number:
+        expr = internals.expr_to_check(value)
+        if expr in (sympy.true, sympy.false) or expr.is_number:
             return float(expr) if isinstance(value, torch.SymFloat) else bool(expr)
         dtype = "float64" if isinstance(value, torch.SymFloat) else "bool"
         return Tensor((), dtype, Lazy(lambda ops, index: self._compute(ops, expr, dtype), 2))

@@ -19,7 +19,7 @@ from torch import fx
 from ingot import torch_internals as internals
 from ingot.capture import control_flow
 from ingot.errors import IngotError, PassError, explain
-from ingot.passes.replay_recorder import Decompositions, ReplayRecorder, map_values
+from ingot.passes.replay_recorder import Decompositions, ReplayRecorder, keep_expression, map_values
 from ingot.program import dims, metadata, subgraphs, writeless
 from ingot.program.cutting import name_apart
 from ingot.program.printer import operator_name
@@ -84,7 +84,7 @@ class Replay:
                 values[node] = self._function(getattr(module, str(node.target)))
             else:
                 self.recorder.source = node
-                values[node] = self._call(node, values)
+                values[node] = keep_expression(metadata.value_of(node), self._call(node, values))
             if node.name in self._named:
                 self._follow(node, values[node])
         raise AssertionError("a graph without an output")

@@ -76,6 +76,8 @@ class ReplayRecorder(Recorder):
             for expr in [e for e in self.frame.expressions if fresh in e.free_symbols]:  # a bool is `fresh == 1`
                 self.frame.expressions[expr.xreplace({fresh: known})] = self.frame.expressions.pop(expr)
         metadata.set_bindings(node, renamed)
+        if self.source is not None:
+            metadata.set_value(node, keep_expression(metadata.value_of(self.source), metadata.value_of(node)))
 
     def _replays(self, func: Any) -> bool:
         return self.source is not None and self.source.target is func
@@ -272,6 +274,16 @@ def _in_order(old: Mapping[Any, Any], made: Mapping[Any, Any]) -> list[Any]:
     by_path = {str(path): symbol for symbol, path in old.items()}
     paths = [str(path) for path in made.values()]
     return [by_path[path] for path in paths] if by_path.keys() == set(paths) else list(old)
+
+
+def keep_expression(old: Any, made: Any) -> Any:
+    """A number that is the one that the graph had, as the graph had it: in the graph's own symbols.
+
+    A condition that is known to hold because the graph checks it stays a condition: the check is yet to be made.
+    """
+    if not internals.is_symbolic(old) or not isinstance(made, type(old) | int | float):
+        return made
+    return old if old.node.expr == internals.expr_of(made) else made
 
 
 def _restrides(args: tuple[Any, ...]) -> bool:

@@ -6,7 +6,23 @@ from collections.abc import Sequence
 
 from torch import fx
 
+from ingot import torch_internals as internals
+from ingot.errors import explain
 from ingot.program.metadata import module_path_of, source_of
+from ingot.program.program import Program
+
+
+def explain_missing_values(program: Program) -> str | None:
+    """Why a program cannot become a file of numbers: a weight is a fake or meta tensor. None where each has values."""
+    for name, tensor in (*program.state_dict.items(), *program.constants.items()):
+        if isinstance(tensor, internals.FakeTensor) or tensor.device.type == "meta":
+            kind = "a meta tensor" if not isinstance(tensor, internals.FakeTensor) else "a fake tensor"
+            return explain(
+                f"The weight {name} has no values: it is {kind}.",
+                why="the model was made under a FakeTensorMode or on the meta device",
+                fix="make the model with real tensors, load its weights, and capture it again",
+            )
+    return None
 
 
 def listed(found: Sequence[tuple[fx.Node, str]]) -> tuple[int, str]:

@@ -283,7 +283,8 @@ class ValueWriter:
         if isinstance(value, torch.Tensor):
             return {"tensor": self._tensor(value)}
         if internals.is_symbolic(value):
-            return {type(value).__name__.lower(): self._number(value)}
+            self._env = self._env or value.node.shape_env
+            return {type(value).__name__.lower(): self.expression(internals.expr_to_check(value))}
         return _no_more(value)
 
     def _number(self, value: Any) -> Json:

@@ -78,6 +78,7 @@ from ingot.torch_internals.patches import (
     associative_scans_called,
     attributes_watched,
     autocast_watched,
+    checks_watched,
     compilation_off,
     control_flow_called_directly,
     default_decompositions,
@@ -90,6 +91,7 @@ from ingot.torch_internals.patches import (
     mkldnn_off,
     outside_of_compilation,
 )
+from ingot.torch_internals.process_state import process_state_restored
 from ingot.torch_internals.python_numbers import extremes_of_sizes, math_of_sizes
 from ingot.torch_internals.quantized import quantized_operator, quantized_operators
 from ingot.torch_internals.restoring import (
@@ -110,6 +112,7 @@ from ingot.torch_internals.symbols import (
     bounds,
     declare_guards,
     expr_of,
+    expr_to_check,
     guards_suppressed,
     ignore_fresh_symbols,
     is_replaced,
@@ -124,6 +127,7 @@ from ingot.torch_internals.symbols import (
     questions_unwatched,
     range_of,
     rename_symbol,
+    scope_checks,
     surely_equal,
     sym_log2,
     sym_sqrt,

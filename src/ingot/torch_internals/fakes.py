@@ -21,6 +21,7 @@ from torch.fx.experimental.symbolic_shapes import (
 )
 
 from ingot.torch_internals.operators import computes_new_tensor, declares_aliases, without_dispatch
+from ingot.torch_internals.patches import patched
 from ingot.torch_internals.symbols import expr_of, is_unbacked, questions_unwatched
 
 
@@ -50,7 +51,10 @@ def fake_mode(env: ShapeEnv | None) -> FakeTensorMode:
             part = _slice_at_numbers(*args, **(kwargs or {}))
             if part is not None:
                 return part
-        made = theirs(func, types, args, kwargs)
+        # torch compares the arguments of a call with those of earlier ones, and these objects cannot be compared.
+        scripted = any(isinstance(argument, torch.ScriptObject) for argument in args)
+        with patched(mode, cache_enabled=False) if scripted else contextlib.nullcontext():
+            made = theirs(func, types, args, kwargs)
         return _with_integer_indices(made) if func in _UNIQUE else made
 
     vars(mode)["dispatch"] = dispatch

@@ -207,6 +207,35 @@ def autocast_watched(on_enter: Callable[..., None], on_exit: Callable[[], None])
 
 
 @contextlib.contextmanager
+def checks_watched(
+    with_message: Callable[[Callable[[], Any] | None], contextlib.AbstractContextManager[None]],
+) -> Iterator[None]:
+    """Inside, torch._check and its variants run in `with_message(message)` where the run decides about the condition.
+
+    torch._assert is one of them: as written, it would ask for the condition's value.
+    """
+    check_with: Callable[..., None] = torch._check_with
+    assert_: Callable[..., None] = torch._assert
+
+    def check(error: type[Exception], condition: Any, message: Callable[[], Any] | None) -> None:
+        if not isinstance(condition, torch.SymBool):
+            return check_with(error, condition, message)
+        with with_message(message):
+            return check_with(error, condition, message)
+
+    def check_assertion(condition: Any, message: Any) -> None:
+        value = condition.item() if isinstance(condition, torch.Tensor) else condition
+        if isinstance(value, torch.SymInt | torch.SymFloat):
+            value = value != 0
+        if isinstance(value, torch.SymBool):
+            return check(AssertionError, value, lambda: message)
+        return assert_(value, message)
+
+    with patched(torch, _check_with=check, _assert=check_assertion):
+        yield
+
+
+@contextlib.contextmanager
 def idle_conversions_skipped() -> Iterator[None]:
     """Inside, `module.to(dtype)` that changes nothing does nothing; torch would swap fakes, which it cannot."""
     original = torch.nn.Module._apply

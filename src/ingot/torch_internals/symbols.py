@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import dis
+import inspect
+from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from types import FrameType
 from typing import Any
 
 import sympy
@@ -33,6 +37,12 @@ sym_sqrt: Callable[..., Any] = torch._sym_sqrt  # type: ignore[attr-defined]
 sym_log2: Callable[..., Any] = torch._sym_log2  # type: ignore[attr-defined]
 
 
+# torch caches the answers by the expression alone, also those that it gave while guards were suppressed.
+_check_at_run_time: Callable[..., bool] = inspect.unwrap(
+    ShapeEnv.guard_or_defer_runtime_assert, stop=lambda f: not hasattr(f, "cache_clear")
+)
+
+
 class WatchedShapeEnv(ShapeEnv):
     """A shape environment that reports every symbolic expression whose value is asked for.
 
@@ -54,6 +64,7 @@ class WatchedShapeEnv(ShapeEnv):
         self._may_be_idle = may_be_idle
         self._is_idle = is_idle
         self._on_idle = on_idle
+        self._on_check: Callable[[sympy.Basic], None] | None = None
         self.idle_answers: dict[sympy.Basic, sympy.Basic] = {}
         self.unwatched = False
 
@@ -77,10 +88,55 @@ class WatchedShapeEnv(ShapeEnv):
     # torch looks for the user's frame by file name, to see whether it stands at an assert: this is not that frame.
     evaluate_expr.__code__ = evaluate_expr.__code__.replace(co_filename=_symbolic_shapes.__file__)
 
+    def guard_or_defer_runtime_assert(  # type: ignore[override]
+        self, orig_expr: Any, msg: str, fx_node: Any = None
+    ) -> bool:
+        before = self.num_deferred_runtime_asserts
+        holds = _check_at_run_time(self, orig_expr, msg, fx_node)
+        if self._on_check is not None and self.num_deferred_runtime_asserts > before:
+            self._on_check(orig_expr)
+        return holds
+
+    @contextlib.contextmanager
+    def report_checks(self, on_check: Callable[[sympy.Basic], None]) -> Iterator[None]:
+        """Inside, each condition that a run-time check asks for is reported at once, unless it is known to hold."""
+        self._on_check = on_check
+        try:
+            yield
+        finally:
+            self._on_check = None
+
+    def _is_python_assert(self) -> bool:
+        # torch knows an assert statement without a message, whose condition is a single comparison.
+        frame = self._get_user_frame()
+        return frame is not None and _decides_assertion(frame)
+
+    _is_python_assert.__code__ = _is_python_assert.__code__.replace(co_filename=_symbolic_shapes.__file__)
+
     def _generate_unique_id(self, source_name: str) -> Any:
         # torch numbers its symbols by a hash of where they come from; ours carry the dim's name, so that they can be
         # read and are the same in every process.
         return f"_{source_name}"
+
+
+def _decides_assertion(frame: FrameType) -> bool:
+    """Whether a frame asks for a truth without which an assert statement fails."""
+    instructions = list(dis.get_instructions(frame.f_code))
+    by_offset = {each.offset: index for index, each in enumerate(instructions)}
+    index = bisect_right(list(by_offset), frame.f_lasti) - 1
+    while instructions[index].opname in ("COMPARE_OP", "TO_BOOL"):  # from Python 3.13 on they ask, and not the jump
+        index += 1
+    jump = instructions[index]
+    if not jump.opname.startswith("POP_JUMP") or "NONE" in jump.opname:
+        return False
+    failing = index + 1 if "TRUE" in jump.opname else by_offset[jump.argval]
+    while instructions[failing].opname in ("NOT_TAKEN", "NOP", "POP_TOP", "JUMP_FORWARD"):
+        here = instructions[failing]
+        failing = by_offset[here.argval] if here.opname == "JUMP_FORWARD" else failing + 1
+    found = instructions[failing]
+    return found.opname == "LOAD_ASSERTION_ERROR" or (
+        found.opname == "LOAD_COMMON_CONSTANT" and "AssertionError" in str(found.argrepr)
+    )
 
 
 class NamedSource(GuardSource):
@@ -165,6 +221,18 @@ def is_symbolic(value: Any) -> bool:
     return isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool)
 
 
+def expr_to_check(value: Any) -> sympy.Basic:
+    """The expression of a value as a run-time check must compute it.
+
+    A number that only the run tells is its own symbol, and a condition is what was asked, also where a check says what
+    the number is equal to or that the condition holds: that check is yet to be made.
+    """
+    expr = value.node._expr
+    if isinstance(value, torch.SymBool):
+        return expr if value.node.expr in (sympy.true, sympy.false) else value.node.expr
+    return expr if isinstance(expr, sympy.Symbol) and is_unbacked(expr) else value.node.expr
+
+
 def is_unbacked(symbol: sympy.Symbol) -> bool:
     return bool(free_unbacked_symbols(symbol))
 
@@ -180,6 +248,39 @@ def pending_symbols(env: ShapeEnv) -> list[sympy.Symbol]:
 def rename_symbol(env: ShapeEnv, fresh: sympy.Symbol, known: sympy.Symbol) -> None:
     """From now on a symbol that a run just made is another name of a known one, with all that is known of that."""
     env._rename_unbacked_to(fresh, known)
+
+
+@contextlib.contextmanager
+def scope_checks(env: ShapeEnv) -> Iterator[None]:
+    """What run-time checks inside say about numbers that only the run tells is forgotten afterwards.
+
+    A branch may not run, and then its checks say nothing about what follows it.
+    """
+    ranges = {s: r for s, r in env.var_to_range.items() if is_unbacked(s)}
+    replaced = {s: env.replacements.get(s) for s in ranges}
+    asserts = {s: len(found) for s, found in env.deferred_runtime_asserts.items()}
+    axioms = dict(env.axioms)
+    count = env.num_deferred_runtime_asserts
+    try:
+        yield
+    finally:
+        if env.num_deferred_runtime_asserts != count:
+            for symbol, found in list(env.deferred_runtime_asserts.items()):
+                del found[asserts.get(symbol, 0) :]
+            env.num_deferred_runtime_asserts = count
+            env.axioms.clear()
+            env.axioms.update(axioms)
+            env.var_to_range.update(ranges)
+            for symbol, value in replaced.items():
+                if value is None:
+                    env.replacements.pop(symbol, None)
+                else:
+                    env.replacements[symbol] = value
+            env._replacements_version_counter += 1
+            env._update_version_counter()
+            for method in vars(ShapeEnv).values():
+                if hasattr(method, "cache_clear"):
+                    method.cache_clear()
 
 
 @contextlib.contextmanager

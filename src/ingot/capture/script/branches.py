@@ -115,7 +115,8 @@ def _asserted(
         holds = torch.logical_not(pred.tensor) if bad == 0 else pred.tensor
         torch.ops.aten._assert_async.msg(holds, _message(machine, blocks[bad], env, name))
     else:
-        torch._check(torch.sym_not(pred) if bad == 0 else pred)
+        said = _message(machine, blocks[bad], env, name)
+        torch._check(torch.sym_not(pred) if bad == 0 else pred, lambda: said)
     return only_one(machine.run_block(blocks[1 - bad], env, name))
 
 

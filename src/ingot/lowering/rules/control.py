@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from ingot import torch_internals as internals
 from ingot.errors import UnsupportedOperator
 from ingot.lowering import values
 from ingot.lowering.body import Recorder
@@ -253,6 +254,8 @@ def assert_(low: Lowering, value: Any, message: str = "An assertion of the model
 
 @lowers(aten.sym_constrain_range.default, aten.sym_constrain_range_for_size.default)
 def constrain(low: Lowering, value: Any, *, min: int | None = None, max: int | None = None) -> None:
+    if min is None and low.node.target is aten.sym_constrain_range_for_size.default:
+        min = 0
     for name, limit in (("ge", min), ("le", max)):
         if limit is not None and isinstance(value, Expr):
             ops = Recorder()
@@ -266,7 +269,7 @@ def constrain(low: Lowering, value: Any, *, min: int | None = None, max: int | N
 def item(low: Lowering, x: Tensor) -> None:
     """A tensor's one value as a number; the symbol that stands for it takes the value here."""
     value = value_of(low.node)
-    expr = value.node.expr
+    expr = internals.expr_to_check(value)
     if isinstance(value, torch.SymBool) and len(expr.free_symbols) == 1 and not expr.is_Symbol:
         (number,) = expr.free_symbols  # torch writes the truth of a tensor as a number that is 1
         low.bind(low.symbol_of(number), x)

@@ -192,15 +192,18 @@ def grad_region(ex: Exporter, enabled: bool, function: fx.GraphModule, *operands
 @exports(aten._assert_async.msg, aten._assert_async.default, aten._assert_scalar.default)
 def assertion(ex: Exporter, truth: Any, message: str = "") -> None:
     """ONNX has no assertions: the report says which ones are missing."""
-    if truth is not True:
+    if ex.node.args[0] is not True:  # what the graph says: a condition that was checked before is known to hold
         ex.dropped.append((ex.node, message))
 
 
-@exports(
-    aten._assert_tensor_metadata.default,
-    aten.sym_constrain_range.default,
-    aten.sym_constrain_range_for_size.default,
-)
+@exports(aten.sym_constrain_range.default, aten.sym_constrain_range_for_size.default)
+def range_check(ex: Exporter, value: Any, *, min: int | None = None, max: int | None = None) -> None:
+    """An assertion, too."""
+    if isinstance(ex.node.args[0], fx.Node):
+        ex.dropped.append((ex.node, f"a value between {min} and {max}"))
+
+
+@exports(aten._assert_tensor_metadata.default)
 def fact(ex: Exporter, *_: Any, **__: Any) -> None:
     """What capture knew already: there is nothing left to ask when it runs."""
 
