@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from ingot import collector, passes
+from ingot import torch_internals as internals
 from ingot.errors import OnnxError, explain
 from ingot.onnx import check, convert, writing
 from ingot.passes import numerics
@@ -94,7 +95,7 @@ def export_onnx(
     convert.check_opset(opset)
     target = Path(path)
     writing.check_place(target)
-    with collector.paused():
+    with collector.paused(), internals.real_tensors():
         with watch("passes"):
             ready = for_onnx(program)
         with watch("convert"):

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from ingot import collector, passes
+from ingot import torch_internals as internals
 from ingot.codegen.cache import Cache
 from ingot.codegen.compiled import Compiled
 from ingot.codegen.file import Source, emit
@@ -126,7 +127,7 @@ def compile(
     disabled = resolve_disabled(disable_passes)
     if training:
         return _trained(model, args, kwargs, dynamic_shapes, threads, cache, disabled, watch)
-    with collector.paused(), Pages(_state_bytes(model)) as pages:
+    with collector.paused(), internals.real_tensors(), Pages(_state_bytes(model)) as pages:
         return _compiled(model, args, kwargs, dynamic_shapes, threads, cache, isa, precision, disabled, watch, pages)
 
 

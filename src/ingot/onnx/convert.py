@@ -22,6 +22,7 @@ from ingot.program import tree
 from ingot.program.cutting import graph_modules
 from ingot.program.metadata import source_of, value_of
 from ingot.program.program import Program
+from ingot.program.refusals import explain_missing_values
 from ingot.program.signature import MUTATION_KINDS, STATE_KINDS, InputKind, OutputKind
 
 DEFAULT_OPSET = 20
@@ -91,6 +92,9 @@ def convert(program: Program, opset: int | None = None) -> Exported:
     """The program as an ONNX model. Every operator that cannot be said is named in one UnsupportedByOnnx."""
     import ingot.onnx.rules  # noqa: F401  fills RULES
 
+    valueless = explain_missing_values(program)
+    if valueless is not None:
+        raise OnnxError(valueless)
     ex = Exporter(program, _enough(program) if opset is None else check_opset(opset))
     missing = _missing(program)
     if missing:

@@ -190,7 +190,7 @@ def _check_literal(program: Program, spec: Input, value: Any, place: str) -> Non
         shown = "another tensor"
     else:
         expected = spec.value
-        same = type(value) is type(expected) and (value == expected or _both_nan(value, expected))
+        same = type(value) is type(expected) and (_equal(value, expected) or _both_nan(value, expected))
         if isinstance(value, float | complex):
             same = same and repr(value) == repr(expected)  # 0.0 and -0.0 are equal, and not the same
         shown = repr(value)
@@ -206,6 +206,13 @@ def _check_literal(program: Program, spec: Input, value: Any, place: str) -> Non
 
 def _shown(value: Any) -> str:
     return "a fixed tensor" if isinstance(value, torch.Tensor) else repr(value)
+
+
+def _equal(a: Any, b: Any) -> bool:
+    try:
+        return a is b or bool(a == b)
+    except Exception:  # an object of TorchScript cannot be compared
+        return False
 
 
 def _both_nan(a: Any, b: Any) -> bool:

@@ -40,6 +40,24 @@ _OUTPUT_KINDS = {
     OutputKind.TOKEN: torch_signature.OutputKind.TOKEN,
 }
 
+# What the text of a graph may hold besides tensors.
+_LITERALS = (
+    type(None),
+    bool,
+    int,
+    float,
+    complex,
+    str,
+    bytes,
+    type(...),
+    slice,
+    range,
+    torch.dtype,
+    torch.device,
+    torch.layout,
+    torch.memory_format,
+)
+
 
 def to_exported(program: Program) -> ExportedProgram:
     """The program as torch.export has it: torch can run, save and decompose it.
@@ -49,6 +67,11 @@ def to_exported(program: Program) -> ExportedProgram:
     cannot express, this is left out: the signature of a preserved call whose values only exist inside of a region, and
     the check that a tensor fixed by `concrete_args` has its value.
     """
+    with internals.real_tensors():  # a fake mode of the caller's is not the one that this program's fakes belong to
+        return _converted(program)
+
+
+def _converted(program: Program) -> ExportedProgram:
     module = copy_graph_module(program.graph_module)
     environment = Environment()
     environment.move(module)
@@ -126,6 +149,8 @@ class _Literals:
             node = self.graph.placeholder(name)
         node.name = name
         value = spec.value if spec.target is None else self.environment.moved(self.program.constants[spec.target])
+        if isinstance(value, torch.ScriptObject):
+            raise _unknown_object(value, f"takes, as {'.'.join(map(str, (position, *rest)))},")
         metadata.set_value(node, value)
         return node
 
@@ -148,7 +173,9 @@ def _user_input(spec: Input, node: fx.Node) -> torch_signature.InputSpec:
 
 def _output(spec: Output, nodes: Mapping[str, fx.Node]) -> torch_signature.OutputSpec:
     if spec.kind is OutputKind.LITERAL:
-        arg: Any = torch_signature.ConstantArgument("", spec.value)
+        if not isinstance(spec.value, _LITERALS):
+            raise _unknown_object(spec.value, "returns")
+        arg: Any = torch_signature.ConstantArgument("", spec.value)  # type: ignore[arg-type]
     elif spec.kind is OutputKind.TOKEN:
         arg = torch_signature.TokenArgument(spec.name)
     else:
@@ -240,6 +267,16 @@ def _is_none(leaf: Input | Output | Value) -> bool:
     return literal and leaf.target is None and leaf.value is None
 
 
+def _unknown_object(value: object, verb: str) -> ConversionError:
+    return ConversionError(
+        explain(
+            f"The program {verb} a {type(value).__qualname__}, which torch.export's form cannot hold.",
+            why="values that are not tensors are part of the graph's text there",
+            fix="let the model take and return tensors, numbers, text and containers of them",
+        )
+    )
+
+
 def _unknown_class(tree: Tree, cls: type | None) -> ConversionError:
     name = tree.name.replace(":", ".")
     if cls is None:
@@ -298,6 +335,8 @@ def _state(program: Program) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
                 made[id(tensor)] = tensor.detach().clone()
             elif name in parameters and not isinstance(tensor, nn.Parameter):
                 made[id(tensor)] = nn.Parameter(tensor, requires_grad=tensor.requires_grad)
+            elif name not in parameters and isinstance(tensor, nn.Parameter):
+                made[id(tensor)] = tensor.detach()  # torch puts constants where only buffers and plain tensors may be
         return made.get(id(tensor), tensor)
 
     state = {name: owned(name, tensor) for name, tensor in program.state_dict.items()}

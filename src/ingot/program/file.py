@@ -66,6 +66,11 @@ def save(program: Program, path: str | PathLike[str]) -> None:
 
 def pack(program: Program) -> tuple[dict[str, Member], dict[str, Json]]:
     """The members that a file has for a program, and what its manifest says of who wrote it. Raises SaveError."""
+    with internals.real_tensors():  # also where the caller has a fake mode on
+        return _pack(program)
+
+
+def _pack(program: Program) -> tuple[dict[str, Member], dict[str, Json]]:
     members: dict[str, Member] = {}
     weights, example = TensorWriter(), _example(program)
     graphs = GraphWriter()
@@ -116,9 +121,10 @@ def read(container: Container, *, custom_operators: bool = True) -> Program:
     Without `custom_operators` it may call operators of torch and Ingot only, whatever else this process registered.
     """
     try:
-        program = _read_program(_decode(container), container, custom_operators)
-        _verify(program)
-        return program
+        with internals.real_tensors():
+            program = _read_program(_decode(container), container, custom_operators)
+            _verify(program)
+            return program
     except (Malformed, VerifyError) as failure:
         problem = str(failure)
     except RecursionError:

@@ -42,7 +42,9 @@ def unflatten(program: Program) -> UnflattenedRoot:
     builder = _Builder(program, calls)
     body = builder.root_body()
     root.bodies[""] = body
-    vars(root)["plans"] = builder.bodies
+    for module in root.modules():
+        if isinstance(module, Unflattened):
+            vars(module)["plans"] = builder.bodies
     for made in builder.bodies.values():
         owner = root.get_submodule(made.path)
         if isinstance(owner, Unflattened):

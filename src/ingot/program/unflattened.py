@@ -59,16 +59,20 @@ class _Pending:
 
 
 _PENDING: ContextVar[_Pending | None] = ContextVar("pending", default=None)
-_ROOT: ContextVar[UnflattenedRoot | None] = ContextVar("root", default=None)
+_ROOT: ContextVar[Unflattened | None] = ContextVar("root", default=None)  # the module that the user called
 
 
 class Unflattened(nn.Module):
-    """A module of the rebuilt hierarchy: its own state and children, and a body for each time it was called."""
+    """A module of the rebuilt hierarchy: its own state and children, and a body for each time it was called.
+
+    Called by itself it runs the first of them. `plans` are the bodies of all modules of the hierarchy.
+    """
 
     path: str
     type_name: str
     captured_training: bool
     bodies: dict[str, Body]
+    plans: dict[str, Body]
 
     def __init__(self, path: str, type_name: str, training: bool) -> None:
         super().__init__()
@@ -78,21 +82,27 @@ class Unflattened(nn.Module):
         plain["type_name"] = type_name
         plain["captured_training"] = training
         plain["bodies"] = {}
+        plain["plans"] = {}
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         pending = _PENDING.get()
         if pending is None or pending.module is not self:
-            body = next(iter(self.bodies.values()))
-            pending = _Pending(self, body, (), [])
-            if body.hidden:
-                raise UnflattenError(
-                    explain(
-                        f"{self.path} cannot be called by itself.",
-                        why=f"it uses {', '.join(body.hidden)} of the modules around it",
-                        fix="call the whole model",
-                    )
-                )
+            with assertions_explained(), internals.modes_restored(), _as_root(self):
+                return self._call(_Pending(self, self._body_alone(), (), []), args, kwargs)
         _PENDING.set(None)
+        return self._call(pending, args, kwargs)
+
+    def _body_alone(self) -> Body:
+        """The body that runs where the user calls this module by itself."""
+        body = next(iter(self.bodies.values()), None)
+        if body is not None and not body.hidden:
+            return body
+        why = "the program calls it nowhere" if body is None else f"it uses {', '.join(body.hidden)} of those around it"
+        raise UnflattenError(
+            explain(f"The module {self.path} cannot be called by itself.", why=why, fix="call the whole model")
+        )
+
+    def _call(self, pending: _Pending, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         body = pending.body
         if body.signature is None:
             arguments = list(args)
@@ -130,7 +140,6 @@ class UnflattenedRoot(Unflattened):
     """The whole model: takes the captured model's arguments and gives its result."""
 
     program: Program
-    plans: dict[str, Body]
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         program = self.program
@@ -144,7 +153,7 @@ class UnflattenedRoot(Unflattened):
 
 
 @contextmanager
-def _as_root(module: UnflattenedRoot) -> Iterator[None]:
+def _as_root(module: Unflattened) -> Iterator[None]:
     root, pending = _ROOT.set(module), _PENDING.set(None)
     try:
         yield
@@ -157,7 +166,7 @@ def call_submodule(path: str, call: str, *values: Any) -> tuple[Any, ...]:
     """What a body's graph calls where the model called a child: the child as it is now, by the name it has."""
     root = _ROOT.get()
     assert root is not None
-    module = root.get_submodule(path)
+    module = _below(root, path)
     body = root.plans[call]
     arguments, hidden = values[: len(body.arguments)], values[len(body.arguments) :]
     args, kwargs = _as_called(body, arguments)
@@ -169,6 +178,20 @@ def call_submodule(path: str, call: str, *values: Any) -> tuple[Any, ...]:
     return _call_replacement(module, path, body, args, kwargs)
 
 
+def _below(root: Unflattened, path: str) -> nn.Module:
+    """The module at a path of the whole model, which must lie below the one that was called."""
+    inside = path if not root.path else path.removeprefix(f"{root.path}.") if path.startswith(f"{root.path}.") else None
+    if inside is None:
+        raise UnflattenError(
+            explain(
+                f"The module {root.path} cannot be called by itself.",
+                why=f"it calls {path}, which is not below it",
+                fix="call the whole model",
+            )
+        )
+    return root.get_submodule(inside)
+
+
 def call_control(op: Any, paths: Sequence[str], *args: Any) -> Any:
     """What a body's graph calls where the model called a higher-order operator whose functions call modules.
 
@@ -178,7 +201,7 @@ def call_control(op: Any, paths: Sequence[str], *args: Any) -> Any:
     root = _ROOT.get()
     assert root is not None
     places: dict[torch.Tensor, list[tuple[dict[str, Any], str]]] = {}
-    for module in {m for path in paths for m in root.get_submodule(path).modules()}:
+    for module in {m for path in paths for m in _below(root, path).modules()}:
         for name, tensor in module._parameters.items():
             if tensor is not None and tensor.requires_grad:
                 places.setdefault(tensor, []).append((vars(module)["_parameters"], name))
