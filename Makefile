@@ -8,7 +8,7 @@ PIP    := $(BIN)/python -m pip install -qq --disable-pip-version-check
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test check long long-passes long-samples bench-bfloat16 bench-capture bench-cpu bench-decoding bench-functions bench-growth bench-onnx bench-passes bench-preparing bench-quantize bench-start \
-        long-onnx-samples long-shapes long-shapes-programs long-torchao report-onnx-zoo report-quantize report-road report-torch report-torchscript format clean
+        long-onnx-samples long-shapes long-shapes-programs long-torchao report-onnx-zoo report-quantize report-road report-torch report-torchscript evidence evidence-status format clean
 
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1 — \2/p' $(MAKEFILE_LIST)
@@ -54,69 +54,71 @@ long-passes: setup  ## the slow suites of the passes: 2,000 random programs
 	@$(BIN)/python -m pytest -q -m slow tests/passes
 
 long-samples: setup  ## every sample of torch's operators, compiled and run, to docs/reports/operator_samples.md
-	@$(BIN)/python -m tests.native.report --write docs/reports/operator_samples.md
+	@$(BIN)/python -m tests.evidence run --force operator_samples
 
 long-onnx-samples: setup  ## every sample of torch's operators as an ONNX model, to docs/reports/onnx_samples.md
-	@mkdir -p build && $(BIN)/python -m tests.onnx.report --json build/onnx_samples.jsonl --write docs/reports/onnx_samples.md
+	@$(BIN)/python -m tests.evidence run --force onnx_samples
 
 report-onnx-zoo: setup  ## every model of the capture tests as an ONNX file, to docs/reports/onnx_zoo.md
-	@rm -f build/onnx_zoo.jsonl && mkdir -p build
-	@$(BIN)/python -m tests.onnx.zoo build/onnx_zoo.jsonl
-	@$(BIN)/python -m tests.onnx.zoo build/onnx_zoo.jsonl --report docs/reports/onnx_zoo.md
+	@$(BIN)/python -m tests.evidence run --force onnx_zoo
 
 bench-onnx: setup  ## ONNX export and its result against torch.onnx.export, to benchmarks/results/onnx.json
-	@$(BIN)/python benchmarks/onnx.py
+	@$(BIN)/python -m tests.evidence run --force bench-onnx
 
 bench-capture: setup  ## capture time against torch.export, to benchmarks/results/capture.json
-	@$(BIN)/python benchmarks/capture.py
+	@$(BIN)/python -m tests.evidence run --force bench-capture
 
 bench-passes: setup  ## the road of passes against run_decompositions(), to benchmarks/results/passes.json
-	@$(BIN)/python benchmarks/passes.py
+	@$(BIN)/python -m tests.evidence run --force bench-passes
 
 bench-cpu: setup  ## Ingot beside eager, torch.compile, ONNX Runtime and OpenVINO, to benchmarks/results/cpu.json
-	@$(BIN)/python benchmarks/cpu.py
+	@$(BIN)/python -m tests.evidence run --force bench-cpu
 
 bench-bfloat16: setup  ## precision="bfloat16" beside float32, to benchmarks/results/bfloat16.json
-	@$(BIN)/python benchmarks/cpu.py --batch 1 --precision bfloat16 --without eager torch.compile "ONNX Runtime" OpenVINO \
-		--json benchmarks/results/bfloat16.json
+	@$(BIN)/python -m tests.evidence run --force bench-bfloat16
 
 bench-quantize: setup $(TORCHAO)  ## int8 beside float32, ONNX Runtime and OpenVINO, to benchmarks/results/quantize.json
-	@PYTHONPATH=$(TORCHAO) $(BIN)/python benchmarks/quantize.py
+	@$(BIN)/python -m tests.evidence run --force bench-quantize
 
 bench-decoding: setup  ## one token of a Llama with weights of 32, 8 and 4 bits, to benchmarks/results/decoding.json
-	@$(BIN)/python benchmarks/decoding.py
+	@$(BIN)/python -m tests.evidence run --force bench-decoding
 
 bench-functions: setup  ## attention and scans with functions inside, against torch, to benchmarks/results/functions.json
-	@$(BIN)/python benchmarks/functions.py
+	@$(BIN)/python -m tests.evidence run --force bench-functions
 
 bench-growth: setup  ## how compile and run time grow with depth and batch, to benchmarks/results/growth.json
-	@$(BIN)/python benchmarks/growth.py
+	@$(BIN)/python -m tests.evidence run --force bench-growth
 
 bench-start: setup  ## a compiled file's start without torch, to benchmarks/results/start.json
-	@$(BIN)/python benchmarks/start.py
+	@$(BIN)/python -m tests.evidence run --force bench-start
 
 report-road: setup  ## every model of the capture tests down the road of passes, to docs/reports/road.md
-	@$(BIN)/python -m tests.passes.road
+	@$(BIN)/python -m tests.evidence run --force road
 
-long-shapes: setup  ## every float32 sample of torch's operators through shape analysis, to docs/reports/shapes.md; KEEP=file goes on
-	@$(BIN)/python -m tests.program.shapes.report --write docs/reports/shapes.md $(if $(KEEP),--keep $(KEEP))
+long-shapes: setup  ## every float32 sample of torch's operators through shape analysis, to docs/reports/shapes.md
+	@$(BIN)/python -m tests.evidence run --force shapes
 
 long-shapes-programs: setup  ## shape analysis of 600 random programs with loops and branches
 	@$(BIN)/python -m pytest -q -m slow tests/program/shapes
 
-long-torchao: setup $(TORCHAO)  ## quantization beside torchao's, to docs/reports/quantize_torchao.md; KEEP=file goes on
+long-torchao: setup $(TORCHAO)  ## quantization beside torchao's, to docs/reports/quantize_torchao.md
 	@PYTHONPATH=$(TORCHAO) $(BIN)/python -m pytest -q tests/quantize/test_torchao.py
-	@PYTHONPATH=$(TORCHAO) $(BIN)/python -m tests.quantize.against_torchao --write docs/reports/quantize_torchao.md \
-		$(if $(KEEP),--keep $(KEEP))
+	@$(BIN)/python -m tests.evidence run --force quantize_torchao
 
 report-quantize: setup  ## accuracy of quantized models that are trained here, to docs/reports/quantize.md
-	@$(BIN)/python benchmarks/accuracy.py --write docs/reports/quantize.md
+	@$(BIN)/python -m tests.evidence run --force quantize
 
 bench-preparing: setup $(TORCHAO)  ## prepare and convert of ResNet-50 beside torchao, to benchmarks/results/preparing.json
-	@PYTHONPATH=$(TORCHAO) $(BIN)/python benchmarks/preparing.py --json benchmarks/results/preparing.json
+	@$(BIN)/python -m tests.evidence run --force bench-preparing
 
 report-torchscript: setup  ## every script of the tests beside torch's own converter, to docs/reports/torchscript.md
-	@$(BIN)/python -m tests.capture.script.report --write docs/reports/torchscript.md
+	@$(BIN)/python -m tests.evidence run --force torchscript
+
+evidence: setup $(TORCHAO)  ## every report and benchmark that is older than its code; ONLY="shapes road", MINUTES=60; goes on where it stopped
+	@$(BIN)/python -m tests.evidence run $(ONLY) $(if $(MINUTES),--minutes $(MINUTES))
+
+evidence-status:  ## which reports and benchmarks are older than the code they cover
+	@$(BIN)/python -m tests.evidence status
 
 report-torch: setup  ## the tests on the torch that is installed, as a row of docs/reports/torch_versions.md
 	@$(BIN)/python -m tests.version_report --write docs/reports/torch_versions.md
