@@ -63,7 +63,20 @@ def _native_dropout(x: torch.Tensor, p: float, train: bool | None) -> Any:
     return (torch.empty_like(x) if made is x else made), mask
 
 
+def _pad(operator: Any) -> Callable[..., Any]:
+    def rule(x: torch.Tensor, padding: Sequence[Any], *args: Any, **kwargs: Any) -> Any:
+        for place, amount in enumerate(padding):
+            if isinstance(amount, int) and amount < 0:
+                # Torch cuts off before it pads, and its fake kernel looks at the result only.
+                size = x.shape[x.dim() - 1 - place // 2]
+                torch._check(size + amount >= 0, lambda: "negative padding cuts off more than there is")
+        return operator(x, padding, *args, **kwargs)
+
+    return rule
+
+
 _RULES = {
+    **{op: _pad(op) for op in (aten.pad.default, aten.constant_pad_nd.default)},
     aten.native_dropout.default: _native_dropout,
     **{op: _recurrent(op) for op in (aten.lstm.input, aten.gru.input, aten.rnn_tanh.input, aten.rnn_relu.input)},
     aten.take_along_dim.default: _take_along_dim,

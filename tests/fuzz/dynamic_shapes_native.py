@@ -1,0 +1,111 @@
+"""Programs as native code, many to a C file: lowered one by one, compiled together, called through the C interface."""
+
+from __future__ import annotations
+
+import ctypes
+import re
+import subprocess
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ingot.codegen import file as c_file
+from ingot.codegen.isa import host
+from ingot.codegen.library import Library
+from ingot.codegen.weights import fill
+from ingot.lowering.ir import Module
+from ingot.lowering.lower import lower
+from ingot.lowering.memory import plan
+from ingot.pipeline import for_native
+from ingot.program.calling import finish
+from tests.native.batches import _NAMES, _arguments
+
+try:
+    from ingot.lowering.schedule import schedule as fuse
+except ImportError:  # before schedules
+    from ingot.lowering.fusion import fuse
+
+FLAGS = ("-O0", "-fPIC", "-shared", "-fopenmp-simd", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast",
+         "-fwrapv", "-fno-strict-aliasing", "-w")  # fmt: skip
+
+
+@dataclass
+class Part:
+    """A program that is lowered and, later, compiled; or why it could not be."""
+
+    program: Any
+    module: Module
+    source: c_file.Source
+    library: Library = field(default_factory=Library)
+    prefix: str = ""
+    loaded: Any = None
+    error: str = ""
+
+
+def lower_part(captured: Any) -> Part:
+    program = for_native(captured)
+    module = fuse(lower(program))
+    library = Library()
+    return Part(program, module, c_file.emit_apart(module, plan(module), library), library)
+
+
+def compile_parts(parts: Sequence[Part], folder: Path, name: str = "programs") -> None:
+    """Gives each part its functions in a library, or the error of the C compiler, which halving lays at one part."""
+    if not parts:
+        return
+    shared = Library()
+    for part in parts:
+        shared.add(part.library)
+    texts = [shared.text()]
+    for number, part in enumerate(parts):
+        part.prefix = f"m{number}_"
+        texts.append(_NAMES.sub(lambda match, prefix=part.prefix: f"{prefix}{match[0]}", part.source.text))
+        texts += [f"#undef {macro}" for macro in sorted(set(re.findall(r"^#define (IG_\w+)", part.source.text, re.M)))]
+    source, library = folder / f"{name}.c", folder / f"{name}.so"
+    source.write_text("\n".join(texts))
+    command = ["gcc", *host().flags, *FLAGS, str(source), "-o", str(library), "-lpthread"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode == 0:
+        loaded = ctypes.CDLL(str(library))
+        for part in parts:
+            part.loaded = loaded
+    elif len(parts) == 1:
+        parts[0].error = done.stderr[:600]
+    else:
+        middle = len(parts) // 2
+        compile_parts(parts[:middle], folder, f"{name}a")
+        compile_parts(parts[middle:], folder, f"{name}b")
+
+
+def run_part(part: Part, args: Sequence[torch.Tensor]) -> Sequence[torch.Tensor] | str:
+    """The results, or the message of the error that the library gives."""
+    functions, prefix = part.loaded, part.prefix
+    blob = fill(part.program, part.module, part.source)
+    model = ctypes.c_void_p()
+    status = functions[f"{prefix}ingot_open"](ctypes.c_void_p(blob.array.ctypes.data), 1, ctypes.byref(model))
+    if status:
+        raise RuntimeError(f"open gave {status}")
+    try:
+        given = _arguments(args)
+        message = ctypes.create_string_buffer(400)
+        sizes = (ctypes.c_int64 * max(sum(len(o.shape) for o in part.module.outputs), 1))()
+        status = functions[f"{prefix}ingot_sizes"](model, given, sizes, message, ctypes.c_size_t(400))
+        if status:
+            return message.value.decode(errors="replace")
+        outputs, at = [], 0
+        for output in part.module.outputs:
+            shape = [sizes[at + d] for d in range(len(output.shape))]
+            at += len(shape)
+            if any(size < 0 for size in shape):
+                raise RuntimeError(f"an output has the shape {shape}")
+            outputs.append(torch.full(shape, -7, dtype=getattr(torch, output.dtype)))
+        status = functions[f"{prefix}ingot_run"](model, given, _arguments(outputs), message, ctypes.c_size_t(400))
+        if status:
+            return message.value.decode(errors="replace")
+    finally:
+        functions[f"{prefix}ingot_close"](model)
+    results: Sequence[torch.Tensor] = finish(part.program, outputs, {})
+    return results

@@ -1,0 +1,253 @@
+"""Random programs of dynamic-shape arithmetic: what `dynamic_shapes` draws and judges."""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch.export import Dim
+
+HEAD = "import torch\nimport torch.nn.functional as F\nfrom torch.export import Dim\n"
+LARGEST = 3000  # elements of any value at the example's sizes
+
+
+@dataclass
+class Root:
+    """One independent size. `high` None is no bound; `low` and `high` are those that the declaration gives."""
+
+    name: str
+    example: int
+    low: int
+    high: int | None
+    declared: str  # the declaration, or "" for an automatic dim, which is spelled where it is used
+
+
+@dataclass
+class Program:
+    """`function` of tensors `a`, `b` …; each dim of an input is a number or (root, scale, offset)."""
+
+    seed: int
+    roots: list[Root] = field(default_factory=list)
+    inputs: dict[str, list[Any]] = field(default_factory=dict)
+    specs: dict[str, dict[int, str]] = field(default_factory=dict)
+    lines: list[str] = field(default_factory=list)
+    outputs: list[str] = field(default_factory=list)
+
+    def body(self) -> str:
+        lines = [f"    {line}" for line in self.lines]
+        return "\n".join([f"def function({', '.join(self.inputs)}):", *lines, f"    return {', '.join(self.outputs)},"])
+
+    def shapes(self) -> str:
+        parts = [
+            f'"{name}": {{{", ".join(f"{d}: {s}" for d, s in dims.items())}}}' for name, dims in self.specs.items()
+        ]
+        return f"{{{', '.join(parts)}}}"
+
+    def __str__(self) -> str:
+        examples = ", ".join(f"{name}: {self.shape(name, {})}" for name in self.inputs)
+        return f"# seed {self.seed}: {examples}\n# dynamic_shapes = {self.shapes()}\n{self.body()}"
+
+    def shape(self, name: str, sizes: dict[str, int]) -> tuple[int, ...]:
+        known = {root.name: root.example for root in self.roots} | sizes
+        return tuple(d if isinstance(d, int) else d[1] * known[d[0]] + d[2] for d in self.inputs[name])
+
+    def function(self) -> Callable[..., Any]:
+        space: dict[str, Any] = {}
+        exec(compile(f"{HEAD}{self.body()}", f"<program {self.seed}>", "exec"), space)
+        found: Callable[..., Any] = space["function"]
+        return found
+
+    def dynamic_shapes(self) -> Any:
+        return eval(self.shapes(), {"Dim": Dim})
+
+    def tensors(self, sizes: dict[str, int], seed: int = 0) -> list[torch.Tensor]:
+        """Inputs in the midst of poison: a read outside of them shows."""
+        generator = torch.Generator().manual_seed(1000 * self.seed + seed)
+        made = []
+        for name in self.inputs:
+            shape = self.shape(name, sizes)
+            count = 1
+            for size in shape:
+                count *= size
+            around = torch.full((count + 128,), 1e30)
+            around[64 : 64 + count] = torch.randn(count, generator=generator)
+            made.append(around[64 : 64 + count].view(shape))
+        return made
+
+
+class Drawing:
+    """Draws one program; every line is run on the example before it is kept."""
+
+    def __init__(self, seed: int) -> None:
+        self.random = random.Random(seed)
+        self.program = Program(seed)
+        self.values: dict[str, torch.Tensor] = {}
+
+    def draw(self) -> Program:
+        self._inputs()
+        wanted = self.random.randint(1, 5)
+        for _ in range(60):
+            if len(self.program.lines) >= wanted:
+                break
+            self._line()
+        # Whatever no other line uses: an error in a line whose value is not used is not the program's.
+        text = " ".join(line.split(" = ", 1)[1] for line in self.program.lines)
+        made = [name for name in self.values if name not in self.program.inputs]
+        unused = [name for name in made if not re.search(rf"\b{name}\b", text)]
+        self.program.outputs = unused or [f"{next(iter(self.values))} * 2"]
+        return self.program
+
+    # ------------------------------------------------------------------ inputs
+
+    def _inputs(self) -> None:
+        pick, program = self.random, self.program
+        names = ["n", "m"][: pick.choice([1, 1, 2])]
+        style = pick.choice(["name", "name", "Dim", "Dim", "auto"])
+        for name in names:
+            example = pick.choice([3, 4, 5, 5, 6, 8])
+            if style == "name":
+                program.roots.append(Root(name, example, 1, None, f'"{name}"'))
+            elif style == "Dim":
+                low, high = pick.choice([(0, None), (1, None), (2, None), (0, 9), (1, 12), (2, example), (3, 24)])
+                bounds = f", min={low}" + (f", max={high}" if high is not None else "")
+                program.roots.append(Root(name, example, low, high, f'Dim("{name}"{bounds})'))
+        for place in range(pick.choice([1, 2, 2])):
+            argument = "ab"[place]
+            shape: list[Any] = []
+            specs: dict[int, str] = {}
+            rank = pick.choice([1, 2, 2, 3])
+            fixed = pick.randrange(rank) if rank > 1 else -1
+            for d in range(rank):
+                if d == fixed or (specs and pick.random() < 0.4):
+                    shape.append(pick.choice([1, 2, 3, 4]))
+                    continue
+                if style == "auto":
+                    root = Root(f"{argument}{d}", pick.choice([3, 5]), 1, None, "")
+                    kind = pick.choice(["AUTO", "AUTO", "DYNAMIC", "DYNAMIC(min=2)", "AUTO(max=16)"])
+                    root.low, root.high = (2 if "min" in kind else 1), (16 if "max" in kind else None)
+                    program.roots.append(root)
+                    specs[d] = f"Dim.{kind}"
+                    shape.append((root.name, 1, 0))
+                    continue
+                root = pick.choice(program.roots)
+                scale, offset = pick.choice([(1, 0)] * 5 + [(2, 0), (1, 1)])
+                specs[d] = root.declared
+                if (scale, offset) != (1, 0) and root.declared.startswith("Dim"):
+                    specs[d] = f"2 * {root.declared}" if scale == 2 else f"{root.declared} + 1"
+                elif (scale, offset) != (1, 0):
+                    specs[d] = f'"2*{root.name}"' if scale == 2 else f'"{root.name} + 1"'
+                shape.append((root.name, scale, offset))
+            program.inputs[argument], program.specs[argument] = shape, specs
+        used = {d[0] for shape in program.inputs.values() for d in shape if not isinstance(d, int)}
+        program.roots = [root for root in program.roots if root.name in used]
+        self.values = dict(zip(program.inputs, program.tensors({}), strict=True))
+
+    # ------------------------------------------------------------------ lines
+
+    def _line(self) -> None:
+        rule = self.random.choice(RULES)
+        name = self.random.choice(list(self.values))
+        text = rule(self, name)
+        if text is None:
+            return
+        target = f"v{len(self.program.lines)}"
+        try:
+            found = eval(text, {"torch": torch, "F": F, **self.values})
+        except Exception:
+            return
+        if isinstance(found, torch.Tensor) and found.numel() <= LARGEST and found.dtype == torch.float32:
+            self.values[target] = found
+            self.program.lines.append(f"{target} = {text}")
+
+    def dim(self, name: str) -> int:
+        return self.random.randrange(max(self.values[name].dim(), 1))
+
+    def number(self, low: int = -4, high: int = 6) -> int:
+        return self.random.randint(low, high)
+
+    def size(self, name: str) -> str:
+        """An expression of a size, or a number."""
+        of = self.random.choice(list(self.values))
+        if not self.values[of].dim() or self.random.random() < 0.35:
+            return str(self.number(1, 6))
+        n = f"{of}.shape[{self.dim(of)}]"
+        k = self.number(1, 4)
+        forms = [n, n, f"{n} + {k}", f"{n} - {k}", f"{n} // {k}", f"{n} * 2", f"{n} % {k + 1}", f"({n} + 1) // 2",
+                 f"min({n}, {k})", f"max({n}, {k})"]  # fmt: skip
+        return self.random.choice(forms)
+
+    def slice(self, name: str) -> str:
+        parts = []
+        for _ in range(2):
+            kind = self.random.random()
+            parts.append("" if kind < 0.35 else str(self.number()) if kind < 0.8 else self.size(name))
+        step = self.random.choice(["", "", "", ":2", ":3"])
+        return f"{parts[0]}:{parts[1]}{step}"
+
+
+def _slice(d: Drawing, x: str) -> str:
+    return f"{x}[{':, ' * d.dim(x)}{d.slice(x)}]"
+
+
+def _ranked(least: int, form: Callable[[Drawing, str], str]) -> Callable[[Drawing, str], str | None]:
+    return lambda d, x: form(d, x) if d.values[x].dim() >= least else None
+
+
+def _two(form: str) -> Callable[[Drawing, str], str]:
+    return lambda d, x: form.format(x, d.random.choice(list(d.values)), d=d.dim(x), k=d.number(1, 3))
+
+
+def _form(form: str) -> Callable[[Drawing, str], str]:
+    """Fields: x, d a dim, s a size, i a number, p a positive number, q another."""
+    return lambda d, x: form.format(
+        x=x, d=d.dim(x), s=d.size(x), i=d.number(), p=d.number(1, 4), q=d.number(1, 3), t=d.size(x)
+    )
+
+
+_ROWS = "{x}.reshape(1, -1, {x}.shape[-1])"
+
+RULES: list[Callable[[Drawing, str], str | None]] = [
+    *[_ranked(1, _slice)] * 8,
+    *map(
+        lambda form: _ranked(1, _form(form)),
+        [
+            "{x}.narrow({d}, {q} - 1, {p})", "{x}.narrow({d}, 0, {s})", "{x}.select({d}, {i})",
+            "{x}.split({p}, {d})[0]",
+            "{x}.chunk(2, {d})[0]", "{x}.chunk({p}, {d})[-1]", "{x}.tensor_split({p}, {d})[-1]", "{x}.unbind({d})[0]",
+            "{x}.tensor_split(({q}, {p} + {q}), {d})[1]", "torch.cat([{x}, {x}.flip({d})], {d})",
+            "torch.stack([{x}, {x} * 2], {d})", "F.pad({x}, ({q}, {p}))", "F.pad({x}, (-{q}, {p}))",
+            "{x}.unfold({d}, {p}, {q})", "{x}.roll({i}, {d})", "{x}.flip({d})", "{x}.reshape(-1)", "{x}.flatten()",
+            "{x}.unsqueeze({d}).expand({x}.shape[:{d}] + ({s},) + {x}.shape[{d}:])",
+            "{x}.repeat(*[1] * ({x}.dim() - 1), {p})", "{x}.cumsum({d})", "{x}.diff(dim={d})", "{x}.topk({p}, {d})[0]",
+            "{x}.sort({d})[0]", "{x}.sum({d})", "{x}.mean({d})", "{x}.amax({d})", "{x}.var({d})", "{x}.std({d})",
+            "{x}.softmax({d})", "{x} + torch.arange({x}.shape[-1])", "{x} * torch.ones({x}.shape[-1])",
+            "torch.zeros({s}) + {x}.sum()", "torch.full(({s}, {p}), 2.0) * {x}.mean()", "torch.arange({s}) * {x}.sum()",
+            "{x}.index_select({d}, torch.arange({p}) % {x}.shape[{d}])", "{x}[torch.arange({x}.shape[0]) // 2]",
+            "{x}[torch.tensor([0, {q}])]", "F.avg_pool1d(" + _ROWS + ", {p})", "F.max_pool1d(" + _ROWS + ", {p})",
+            "F.pad(" + _ROWS + ", ({q}, {p}), mode='reflect')", "F.pad(" + _ROWS + ", ({q}, {p}), mode='replicate')",
+            "F.conv1d({x}.reshape(-1, 1, {x}.shape[-1]), torch.ones(2, 1, {p}))", "{x}.squeeze({d})",
+            "F.conv1d({x}.reshape(-1, 1, {x}.shape[-1]), torch.ones(1, 1, {p}), padding={q}, stride={q})",
+            "F.interpolate(" + _ROWS + ", scale_factor=2.0)", "F.interpolate(" + _ROWS + ", size={s}, mode='linear')",
+            "{x} * ({s})", "{x} / ({s})", "{x}.sum() * max({s}, {t})", "{x} * 2 if {x}.shape[{d}] > {q} else {x} - 1",
+            "{x}.movedim({d}, 0)", "{x}.unflatten({d}, (-1, {q}))", "{x}.reshape({x}.shape[0], -1)", "{x}.tril()",
+            "{x}.index_fill({d}, torch.tensor([0]), 3.0)", "{x}.logsumexp({d})", "{x}.cummax({d})[0]", "{x}.prod({d})",
+            "torch.where({x} > 0, {x}, torch.zeros({x}.shape[-1]))", "{x}.slice_scatter({x}[:{p}] * 0, 0, 0, {p})",
+        ],
+    ),
+    *map(
+        lambda form: _ranked(1, _two(form)),
+        ["{0} + {1}", "{0} + {1}", "{0} * {1}", "torch.cat([{0}, {1}], {d})", "torch.cat([{0}, {1}], {d})",
+         "torch.stack([{0}, {1}], {d})", "{0} @ {1}", "{0}[:{k}] + {1}[:{k}]", "{0}[-{k}:] * {1}[-{k}:]",
+         "torch.maximum({0}, {1})", "{0}[..., None] * {1}", "{0}.expand_as({1})", "torch.where({0} > 0, {0}, {1})"],
+    ),
+    *map(
+        lambda form: _ranked(2, _form(form)),
+        ["{x} @ {x}.transpose(-1, -2)", "torch.einsum('...ij,...kj->...ik', {x}, {x})", "{x}.transpose(0, 1)",
+         "{x}.flatten(0, 1)", "{x}.reshape(-1, {x}.shape[-1])", "{x}.reshape(-1, {x}.shape[0])", "{x}.diagonal()"],
+    ),
+]  # fmt: skip
