@@ -87,12 +87,27 @@ class Network:
         )
 
     def model(self) -> nn.Module:
+        made = self._build(self.text)
+        return made.to(torch.bfloat16) if self.mode == "bfloat16" else made
+
+    def wide_model(self) -> nn.Module:
+        """The model in float64. Numbers beside tensors are those that the model's own dtype makes of them."""
+        if self.mode != "bfloat16":
+            return self._build(self.text).double()
+
+        def rounded(match: re.Match[str]) -> str:
+            return repr(float(torch.tensor(float(match[0])).bfloat16()))
+
+        text = re.sub(r"(?<![\w.])\d\.\d+(?![\w.])", rounded, self.text)
+        return self._build(text).bfloat16().double()
+
+    def _build(self, text: str) -> nn.Module:
         torch.manual_seed(self.seed)
         scope: dict[str, Any] = {"torch": torch, "nn": nn, "F": F}
-        exec(compile(self.text, f"<network {self.seed}>", "exec"), scope)
+        exec(compile(text, f"<network {self.seed}>", "exec"), scope)
         made: nn.Module = scope["Net"]().eval()
         randomize_statistics(made)
-        return made.to(torch.bfloat16) if self.mode == "bfloat16" else made
+        return made
 
     def arguments(self, sizes: dict[str, int], draw: int = 0) -> tuple[torch.Tensor, ...]:
         dtype = torch.bfloat16 if self.mode == "bfloat16" else torch.float32
@@ -238,6 +253,7 @@ class Candidate:
 
     network: Network
     model: nn.Module
+    wide: nn.Module  # in float64
     program: ingot.Program
     parts: list[native.Part]
 
@@ -294,7 +310,7 @@ def prepare(network: Network) -> Candidate | Verdict:
         parts = [native.lower_part(program, precision, variant) for variant in network.variants]
     except Exception as error:
         return failure(network, error, "compiling")
-    return Candidate(network, model, program, parts)
+    return Candidate(network, model, network.wide_model(), program, parts)
 
 
 def check_batch(waiting: Sequence[Candidate]) -> Iterator[tuple[int, Verdict]]:
@@ -323,7 +339,7 @@ def run(one: Candidate) -> Verdict:
                 if 0 in sizes.values():  # which may be refused
                     continue
                 return Verdict("wrong", f"running at {sizes}, {off}: {error}\n{network}")
-            problem = compare_outputs(one.model, one.program, network.mode, before, got)
+            problem = compare_outputs(one.model, one.wide, one.program, network.mode, before, got)
             if not problem and any(not torch.equal(a, b) for a, b in zip(args, before, strict=True)):
                 problem = "an argument was written to"
             if problem:
@@ -341,6 +357,7 @@ def check_publicly(network: Network) -> Verdict:
         compiled = ingot.compile(program, threads=network.threads, precision=precision, cache=False, **options)
     except Exception as error:
         return failure(network, error, "compiling")
+    wide = network.wide_model()
     for number, sizes in enumerate(network.every_size):
         args = network.arguments(sizes, number)
         try:
@@ -349,7 +366,7 @@ def check_publicly(network: Network) -> Verdict:
             if isinstance(error, IngotError) and 0 in sizes.values():
                 continue
             return Verdict("wrong", f"running at {sizes}: {type(error).__name__}: {error}\n{network}")
-        problem = compare_outputs(model, program, network.mode, args, got)
+        problem = compare_outputs(model, wide, program, network.mode, args, got)
         if problem:
             return Verdict("wrong", f"{problem}; at {sizes}, by ingot.compile\n{network}")
     return Verdict("right")

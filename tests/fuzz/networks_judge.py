@@ -14,23 +14,24 @@ import ingot
 
 # How many times eager's own error compiled code may have, and roundings of the largest value that are allowed anyway.
 TIMES = 8.0
-ROUNDINGS = 24
+ROUNDINGS = {torch.float32: 24, torch.bfloat16: 6}
 DRAWS = 4
 EPSILON = {torch.float32: 2.0**-24, torch.bfloat16: 2.0**-8}
 
 Outputs = Sequence[torch.Tensor]
 
 
-def compare_outputs(model: nn.Module, program: ingot.Program, mode: str, args: Outputs, got: Outputs) -> str:
-    """What is wrong with `got`, or "". Eager is run again at inputs a few roundings away only where one draw of its
-    error does not suffice: it may be a lucky one."""
+def compare_outputs(
+    model: nn.Module, wide: nn.Module, program: ingot.Program, mode: str, args: Outputs, got: Outputs
+) -> str:
+    """What is wrong with `got`, or "". `wide` is the model in float64. Eager is run at inputs a few roundings away
+    too where one draw of its error does not suffice: it may be a lucky one."""
     integers = mode.startswith("int")
     eager = program if integers else model
     own = list(eager(*args))
     if integers:
         truth, coarse = own, None
     else:
-        wide = copy.deepcopy(model).double()
         truth = list(wide(*(widened(arg) for arg in args)))
         coarse = copy.deepcopy(model).bfloat16() if mode == "products in bfloat16" else None
     if len(got) != len(own):
@@ -78,7 +79,7 @@ def difference(
     x, y, z = mine.double(), theirs.double(), exact.double()
     largest = max(float(z.nan_to_num(0, 0, 0).abs().max()), 1e-3)
     error = min(distance(x, z), distance(x, y))
-    allowed = max(ROUNDINGS * epsilon, least) * largest + TIMES * distance(y, z)
+    allowed = max(ROUNDINGS[theirs.dtype] * epsilon, least) * largest + TIMES * distance(y, z)
     if error <= allowed:
         return ""
     allowed += TIMES * spread()

@@ -32,7 +32,7 @@ def test_a_network_with_other_weights_is_wrong() -> None:
             and any(parameter.numel() > 20 for parameter in found.model.parameters())
         )
         one.model = copy.deepcopy(one.model)
-        for parameter in one.model.parameters():
+        for parameter in (*one.model.parameters(), *one.wide.parameters()):
             parameter.mul_(1.01)
     ((seed, verdict),) = networks.check_batch([one])
     assert seed == one.network.seed and verdict.kind == "wrong"
