@@ -78,7 +78,7 @@ class Making(Sizes):
         self.turn: Size = 0  # of the loops that are around, counted as one
         self._packed: dict[Any, str] = {}
         self.narrow_copies: dict[int, tuple[list[Step], dict[Any, Strided]]] = {}  # see narrowing.py
-        self.writers: dict[int, tuple[list[Step], dict[str, list[Step]], int]] = {}  # see narrowing.py
+        self.step_writers: dict[int, tuple[list[Step], dict[str, list[Step]], int]] = {}  # see narrowing.py
         self._count = 0
 
     def may_use(self, kernel: str) -> bool:

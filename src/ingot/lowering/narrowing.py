@@ -78,11 +78,11 @@ def _writer(low: Making, name: str) -> Map | None:
 def _writers(low: Making) -> dict[str, list[Step]]:
     """The steps so far that write each buffer. Steps are only ever added: those that are known are not looked at
     again."""
-    steps, found, seen = low.writers.get(id(low.steps), (low.steps, {}, 0))
+    steps, found, seen = low.step_writers.get(id(low.steps), (low.steps, {}, 0))
     for step in steps[seen:]:
         for name in touched(step)[1]:
             found.setdefault(name, []).append(step)
-    low.writers[id(low.steps)] = (steps, found, len(steps))
+    low.step_writers[id(low.steps)] = (steps, found, len(steps))
     return found
 
 
