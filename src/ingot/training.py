@@ -26,6 +26,7 @@ from ingot.program import calling
 from ingot.program.program import Program
 from ingot.program.scan_gradient import Differentiable
 from ingot.program.signature import InputKind
+from ingot_runtime.copying import Uncopied
 
 aten = torch.ops.aten
 
@@ -33,8 +34,10 @@ aten = torch.ops.aten
 Build = Callable[[nn.Module, Sequence[torch.Tensor]], Compiled]
 
 
-class Trained:
+class Trained(Uncopied):
     """A model as native code that autograd goes through. Called like the model; the parameters are the model's own."""
+
+    _instead = "compile the model again where it is needed"
 
     def __init__(self, program: Program, build: Build) -> None:
         """Use `ingot.compile` with `training=True`. `program` is functional."""

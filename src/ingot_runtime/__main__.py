@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from . import files
 from .calling import run_file, write_results
 from .container import open_container
 from .describing import best_library, describe, weights_of
@@ -92,10 +93,13 @@ def _extract(options: argparse.Namespace) -> None:
         spec = read_spec(container.manifest, container.names, container.path)
         isa = best_library(spec, container.path, options.isa)
         blob = weights_of(container, spec)
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / "model.so").write_bytes(container.copy(spec.libraries[isa]))
-        (folder / "weights.bin").write_bytes(blob.view)
-        (folder / "ingot.h").write_bytes(HEADER.read_bytes())
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise files.unwritable(error, folder, "the folder") from None
+        files.write_file(folder / "model.so", container.copy(spec.libraries[isa]), "the library")
+        files.write_file(folder / "weights.bin", blob.view, "the file of weights")
+        files.write_file(folder / "ingot.h", HEADER.read_bytes(), "the header")
     print(f"{folder}: model.so ({isa}), weights.bin ({blob.size:,} bytes), ingot.h")
 
 

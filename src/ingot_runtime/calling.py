@@ -2,7 +2,6 @@
 
 import os
 from collections.abc import Iterable, Mapping
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,6 +10,7 @@ from numpy.typing import NDArray
 from .bfloat16 import BFloat16Array
 from .dtypes import BFLOAT16
 from .errors import InputError, explain
+from .files import replacing, unreadable
 from .model import Model, load
 from .sampling import MUTATED
 from .signing import Trust
@@ -46,13 +46,8 @@ def run_file(
 
 def write_results(file: str | os.PathLike[str], results: Mapping[str, NDArray[Any]]) -> None:
     """Writes an .npz file, whole or not at all, as every file of ours."""
-    temporary = f"{os.fspath(file)}.{os.urandom(8).hex()}.tmp"
-    try:
-        with open(temporary, "xb") as opened:
-            np.savez(opened, allow_pickle=False, **results)
-        os.replace(temporary, file)
-    finally:
-        Path(temporary).unlink(missing_ok=True)
+    with replacing(file, "the file of results") as opened:
+        np.savez(opened, allow_pickle=False, **results)
 
 
 def _pair(text: str) -> tuple[str, str]:
@@ -78,6 +73,8 @@ def _value(asked: Input, text: str) -> Any:
         return _number(asked, text)
     try:
         array = np.load(text, allow_pickle=False)
+    except OSError as failure:
+        raise unreadable(failure, text) from None
     except (ValueError, EOFError) as failure:  # another kind of file, a cut one, or one that holds pickled objects
         raise InputError(
             explain(f"{asked.name} cannot be read from {text}.", why=str(failure), fix="write it with numpy.save")

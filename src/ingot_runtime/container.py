@@ -31,7 +31,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from types import TracebackType
 from typing import Any, BinaryIO, NamedTuple, Protocol, Self
 
-from . import archive, digests, pieces, strict_json
+from . import archive, digests, files, pieces, strict_json
 from .errors import DamagedFile, FileError, MissingMember, NotAnIngotFile, UnsafeFile, UnsupportedSchema
 from .member_names import MANIFEST, PROGRAM_TENSORS, SIGNATURE, check_names
 from .pieces import Piece
@@ -170,14 +170,17 @@ def open_container(path: str | os.PathLike[str], *, writable: bool = True, skip:
     """Maps a `.ingot` file and checks every byte of it before returning; without `writable`, views are read-only.
 
     Members that `skip` names, given the manifest, are not checked and cannot be read: it is as if they were not there.
-    Raises a FileError for what is wrong with the file, OSError where it cannot be opened. The file must not be changed
-    in place while it is open; `write_container` never does so, it replaces.
+    Raises a FileError for what is wrong with the file; where it cannot be opened, that is an UnreadableFile. The file
+    must not be changed in place while it is open; `write_container` never does so, it replaces.
     """
     path = os.fspath(path)
-    with open(path, "rb") as file:
+    with files.reading(path) as file:
         if os.fstat(file.fileno()).st_size == 0:  # an empty file cannot be mapped
             raise _not_ours("it is empty", path)
-        mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY if writable else mmap.ACCESS_READ)
+        try:
+            mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY if writable else mmap.ACCESS_READ)
+        except OSError as error:
+            raise files.unreadable(error, path) from None
     try:
         with memoryview(mapped) as view:
             contents = check_container(view, path, _forgetting(mapped), skip)
@@ -247,22 +250,16 @@ def write_container(
     `manifest` adds fields to the manifest; "format", "schema" and "members" are the container's own. The file appears
     whole or not at all: whatever happens on the way, nothing is left behind and an older file at `path` is untouched.
     `sign` is given the manifest's bytes and returns their signature; the file is a signed one then.
-    Raises UnsafeFile for a bad member name, ValueError for a bad manifest or a member that is not of its stated size.
+    Raises UnwritableFile where it cannot be written, UnsafeFile for a bad member name, ValueError for a bad manifest or
+    a member that is not of its stated size.
     """
     path = os.fspath(path)
-    target = os.path.realpath(path)  # through a link: replace the file, not the link
-    temporary = os.path.join(os.path.dirname(target), f".ingot-{os.urandom(16).hex()}.tmp")
     members = {name: members[name] for name in sorted(members)}
     check_names(members, path)
     try:
-        with open(temporary, "xb") as file:
+        with files.replacing(path, "the .ingot file") as file:
             _write(file, members, manifest, sign)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, target)
     except BaseException as error:
-        with contextlib.suppress(OSError):
-            os.unlink(temporary)
         error.add_note(f"this happened while writing {path}; what was there before is untouched")
         raise
 

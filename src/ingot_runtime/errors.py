@@ -9,7 +9,11 @@
     │   ├── MissingMember           a good file without the member that was asked for (also a KeyError)
     │   ├── UntrustedFile           a file that may not be used: not signed, or not by a key that is trusted
     │   ├── NotCompiled             a good file without native code
-    │   └── MissingInstructionSet   native code, and none of it for this machine
+    │   ├── MissingInstructionSet   native code, and none of it for this machine
+    │   ├── UnreadableFile          it cannot be opened (also an OSError)
+    │   │   └── MissingFile         it is not there (also a FileNotFoundError)
+    │   └── UnwritableFile          it cannot be written: a full disk, no permission, a folder (also an OSError)
+    │       └── MissingFolder       the folder for it is not there (also a FileNotFoundError)
     ├── CallError                   a model was called with something it was not made for
     │   ├── StructureError          other argument names or nesting
     │   ├── LiteralError            another value for an argument that was captured as a constant
@@ -22,12 +26,14 @@
     ├── InvalidKey                  something else than an Ed25519 key was given for one (also a ValueError)
     ├── SigningUnavailable          signatures need a package that is not installed (also an ImportError)
     ├── ClosedModel                 a model was called after close() (also a ValueError)
+    ├── CopyError                   what holds native code was pickled or copied (also a TypeError)
     └── SelfTestFailed              the stored sample gave another result
 
-A file that cannot be opened at all (absent, no permission) raises Python's own OSError.
+No OSError, MemoryError or error of ctypes leaves the public functions without one of these names.
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 
 class IngotError(Exception):
@@ -97,6 +103,47 @@ class NotCompiled(FileError):
 
 class MissingInstructionSet(FileError):
     """The file has native code, and none of it runs on this machine."""
+
+
+class _AccessError(FileError, OSError):
+    """A file cannot be opened or written; `errno`, `strerror` and `filename` are as OSError has them."""
+
+    def __init__(
+        self, what: str, why: str = "", fix: str = "", *, path: str | None = None, errno: int | None = None
+    ) -> None:
+        super().__init__(what, why, fix, path=path)
+        self.errno = errno
+        self.strerror = why
+        self.filename = path
+
+    def __reduce__(self) -> Any:
+        return _access_error, (type(self), self.what, self.why, self.fix, self.path, self.errno)
+
+
+def _access_error(
+    kind: type[_AccessError], what: str, why: str, fix: str, path: str | None, errno: int | None
+) -> _AccessError:
+    return kind(what, why, fix, path=path, errno=errno)
+
+
+class UnreadableFile(_AccessError):
+    """A file cannot be opened or read."""
+
+
+class MissingFile(UnreadableFile, FileNotFoundError):
+    """There is no such file."""
+
+
+class UnwritableFile(_AccessError):
+    """A file cannot be written; nothing was, and what was there before is as it was."""
+
+
+class MissingFolder(UnwritableFile, FileNotFoundError):
+    """The folder that a file is to be written to does not exist."""
+
+
+class CopyError(IngotError, TypeError):
+    """Something that holds native code was pickled, or copied with all that it holds."""
 
 
 class CallError(IngotError):

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from . import arrays, describing, native, sampling, shapes, signing, trees
 from .bfloat16 import BFloat16Array
 from .container import Container, open_container, skip_program
+from .copying import Uncopied
 from .describing import best_library, weights_of
 from .dtypes import BFLOAT16
 from .errors import (
@@ -57,7 +58,7 @@ def load(path: str | os.PathLike[str], threads: int | None = None, *, trust: Tru
     mapped as code; False, nobody: the file is checked and UntrustedFile is raised.
 
     `threads`: how many to compute with; None for one per core. Raises a FileError for what is wrong with the file or
-    with this machine, OSError where the file cannot be opened.
+    with this machine, or where it cannot be opened.
     """
     check_threads(threads)
     with open_container(path, writable=False, skip=skip_program) as container:
@@ -94,7 +95,7 @@ def model_of(container: Container, threads: int | None = None, trust: Trust = Tr
     return Model(container.path, spec, library, weights, threads or 0, sample)
 
 
-class Model:
+class Model(Uncopied):
     """A loaded model. Any number of threads may call it at once; close it, or let it go."""
 
     def __init__(
@@ -122,6 +123,10 @@ class Model:
         self._mutated = [number for number, asked in enumerate(spec.inputs) if asked.mutated]
         named = spec.arguments.children[1]
         self._has_own_out = "out" in spec.parameters or (isinstance(named, trees.Branch) and "out" in named.keys)
+
+    def again(self) -> "Model":
+        """The same model as it was when it was loaded: with threads, memory and state of its own."""
+        return Model(self.path, self.spec, self._library, self._weights, self._threads, self._sample)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Runs the model with the original's arguments; returns numpy arrays, nested as the original's result is.
@@ -243,7 +248,10 @@ class Model:
         made = self._make(plan, buffers, held)
         if self._mutated or buffers:
             self._check_overlaps(given, made, buffers)
-        ready = [array if arrays.is_ready(array) else array.copy(order="C") for array in given]
+        try:
+            ready = [array if arrays.is_ready(array) else array.copy(order="C") for array in given]
+        except MemoryError as failure:
+            raise OutOfMemory(f"There is no memory for a contiguous copy of an input: {failure}") from None
         inputs = type(plan.inputs).from_buffer_copy(plan.inputs)
         outputs = type(plan.outputs).from_buffer_copy(plan.outputs)
         for tensor, array in zip(inputs, ready, strict=False):

@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from . import elf
+from .copying import Uncopied
 from .errors import (
     AssertionFailed,
     ClosedModel,
@@ -86,7 +87,7 @@ _FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
 _PROFILE = (_Tensors, _Tensors, ctypes.POINTER(ctypes.c_double), ctypes.c_char_p, ctypes.c_size_t)
 
 
-class Library:
+class Library(Uncopied):
     """A loaded library. It is unloaded when the last reference to it goes.
 
     Raises DamagedFile for bytes that are not a library with these functions, where that can be seen before anything of
@@ -133,7 +134,7 @@ class Library:
         self.weights_size: int = info.weights_size
 
 
-class NativeModel:
+class NativeModel(Uncopied):
     """One `ingot_model`: its buffers, its random state, its threads. Any number of threads may call it at once."""
 
     def __init__(self, library: Library, weights: "Blob", threads: int = 0) -> None:

@@ -11,6 +11,7 @@ from rich.text import Text
 
 from ingot.cli.capture import Dynamic, parse_dynamic, with_ranges
 from ingot.cli.terminal import AsJson, Debug, Result, Stages, command, human
+from ingot_runtime.files import write_file
 
 Threads = Annotated[
     int | None, typer.Option("--threads", min=1, max=1024, help="Threads to run with; one for each core.")
@@ -71,7 +72,7 @@ def run(
         watch=lambda stage: stages(stage, DOING[stage]),
     )
     if source is not None:
-        source.write_text(compiled.source, encoding="utf-8")
+        write_file(source, compiled.source, "the C source")
     difference = None
     if output is not None:
         with stages("save", f"saving {output}"):

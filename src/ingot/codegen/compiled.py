@@ -8,6 +8,7 @@ compiled.save("m.ingot")     a file that `ingot_runtime` runs without torch
 
 from __future__ import annotations
 
+import copy
 import os
 import re
 from collections.abc import Mapping, Sequence
@@ -34,6 +35,7 @@ from ingot.program.signature import InputKind, OutputKind
 from ingot.program.tree import flatten, unflatten
 from ingot.program.values_json import Json
 from ingot_runtime import Member
+from ingot_runtime.copying import Uncopied
 from ingot_runtime.machine import cores
 from ingot_runtime.model import Model
 from ingot_runtime.native import Library
@@ -43,7 +45,7 @@ _WEIGHTS, _LIBRARY = "weights", "library"
 _KERNEL = re.compile(r"^IG_KERNEL void k\d+\(", re.MULTILINE)
 
 
-class Compiled:
+class Compiled(Uncopied):
     """A model as native code. It may be called by any number of threads at once."""
 
     def __init__(
@@ -66,6 +68,15 @@ class Compiled:
         self._blob = blob
         self.threads = threads or cores()
         self.model = self._open(isa, threads)
+
+    def __deepcopy__(self, memo: Any) -> Compiled:
+        """A model of its own, with threads and memory of its own; library, weights and program never change and are
+        shared. Raises CopyError where the model has state that calls change: nothing can read that."""
+        if self.draws or any(buffer.kind == "state" for buffer in self._module.buffers.values()):
+            raise self._refusal("copied")
+        made = copy.copy(self)
+        made.model = self.model.again()
+        return made
 
     @property
     def source(self) -> str:

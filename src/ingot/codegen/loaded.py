@@ -12,9 +12,10 @@ from typing import Any, Self
 
 from ingot.codegen.exchange import native_of, torch_of, wants_arrays
 from ingot_runtime import Model, trees
+from ingot_runtime.copying import Uncopied
 
 
-class Loaded:
+class Loaded(Uncopied):
     """The model of a compiled file. It may be called by any number of threads at once."""
 
     def __init__(self, model: Model) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from ingot.codegen.limits import Limits
+from ingot_runtime.files import write_file
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,8 +79,7 @@ class Profile:
                 }
             )
             at += row.seconds
-        with open(path, "w", encoding="utf-8") as file:
-            json.dump({"traceEvents": events}, file)
+        write_file(path, json.dumps({"traceEvents": events}), "the trace")
 
     def __str__(self) -> str:
         lines = [f"{'kernel':<8}{'ms':>9}{'share':>8}{'calls':>7}{'GFLOP/s':>10}{'GB/s':>8}{'of peak':>9}  op"]

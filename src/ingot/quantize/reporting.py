@@ -15,7 +15,6 @@ import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from os import PathLike
-from pathlib import Path
 from statistics import median
 from typing import Any, TypeAlias
 
@@ -32,6 +31,7 @@ from ingot.quantize.calibration import bar, feed
 from ingot.quantize.operators import JOINING, PRODUCTS
 from ingot.quantize.preparation import evaluated
 from ingot.quantize.table import Place, nodes_by_place
+from ingot_runtime.files import write_file
 
 LOUD = 20.0  # decibels: a layer that keeps less by itself is worth leaving in float
 APART = 10.0  # as is one that is this much worse than most
@@ -100,7 +100,7 @@ class Report:
 
     def save(self, path: str | PathLike[str]) -> None:
         """Writes the report as one HTML page with its bars as SVG."""
-        Path(path).write_text(_page(self), encoding="utf-8")
+        write_file(path, _page(self), "the report")
 
 
 @dataclass(slots=True)
