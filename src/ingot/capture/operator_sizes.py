@@ -111,9 +111,9 @@ class OperatorSizes:
             return []
         lost = {c: sum(not _holds(c, point) for point in agreeing) for c in excluded}
         found: dict[sympy.Basic, None] = {}
-        for sizes in failing:
-            if all(_holds(condition, sizes) for condition in found):
-                fitting = [c for c in excluded if not _holds(c, sizes)]
+        for failed in failing:
+            if all(_holds(condition, failed) for condition in found):
+                fitting = [c for c in excluded if not _holds(c, failed)]
                 found[min(fitting, key=lambda c: (lost[c], len(c.free_symbols), sympy.count_ops(c)))] = None
         return list(found)
 

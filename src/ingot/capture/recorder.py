@@ -162,8 +162,10 @@ class Recorder(internals.RecordingMode):
 
     def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The call on fakes, unrecorded. Gradients of fakes are nobody's business, so autograd is left out."""
-        unwatched: AbstractContextManager[list[Any]] = nullcontext([])
-        with unwatched if self._watch is None else self._watch.operator(func, args, kwargs) as results:
+        watched: AbstractContextManager[list[Any]] = nullcontext([])
+        if self._watch is not None:
+            watched = self._watch.operator(func, args, kwargs)
+        with watched as results:
             self.inside_op += 1
             try:
                 with internals.below_autograd(), internals.aliases_kept(self.mode, func):
