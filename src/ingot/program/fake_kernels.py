@@ -75,7 +75,22 @@ def _pad(operator: Any) -> Callable[..., Any]:
     return rule
 
 
+def _upsample(operator: Any) -> Callable[..., Any]:
+    def rule(x: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        for size in x.shape[1:]:  # torch's own kernels refuse these, its fake ones do not
+            torch._check(size > 0, lambda: "an image without elements cannot be resized")
+        return operator(x, *args, **kwargs)
+
+    return rule
+
+
+_RESIZING = (
+    *("upsample_nearest1d", "upsample_nearest2d", "upsample_nearest3d", "upsample_linear1d", "upsample_bilinear2d"),
+    *("_upsample_nearest_exact1d", "_upsample_nearest_exact2d", "_upsample_nearest_exact3d", "upsample_trilinear3d"),
+    *("upsample_bicubic2d", "_upsample_bilinear2d_aa", "_upsample_bicubic2d_aa"),
+)
 _RULES = {
+    **{op: _upsample(op) for name in _RESIZING for op in (getattr(aten, name).default, getattr(aten, name).vec)},
     **{op: _pad(op) for op in (aten.pad.default, aten.constant_pad_nd.default)},
     aten.native_dropout.default: _native_dropout,
     **{op: _recurrent(op) for op in (aten.lstm.input, aten.gru.input, aten.rnn_tanh.input, aten.rnn_relu.input)},
