@@ -52,7 +52,7 @@ _VALUES_USED: dict[Any, int] = {
 }
 
 
-class _PhysicalMode(internals.DispatchMode):
+class PhysicalMode(internals.DispatchMode):
     """Sees the calls that a functorch transform (vmap, grad) makes on the tensors it wraps."""
 
     def __init__(self, record: Callable[..., Any]) -> None:
@@ -90,7 +90,7 @@ class Recorder(internals.RecordingMode):
         self._real_storage: dict[int, int] = {}
         self._grad = torch.is_grad_enabled()
         self._autocasts: list[fx.Node] = []
-        self._physical = _PhysicalMode(self.record)
+        self._physical = PhysicalMode(self.record)
         self._default_dtype = torch.get_default_dtype()
         self.checks = RunTimeChecks(self)
         # What is known of a tensor is known by its id, so none of those met may die, not even of a graph given up.

@@ -172,7 +172,7 @@ class AliasTracker:
             above, below = view.parent, positions
             args = tuple(below if argument is above else argument for argument in view.args)
             made = self._emit(view.func, *args, **view.kwargs)
-            positions = made if view.index is None else made[view.index]
+            positions = made if view.position is None else made[view.position]
         if positions.dtype is not torch.int64 or list(positions.shape) != list(tensor.shape):
             self._refuse(f"{views[-1].func} has no inverse")
         flat = self._emit(aten.reshape.default, parent, [-1])

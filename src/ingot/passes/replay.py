@@ -151,6 +151,9 @@ class Replay:
         """The function, which must not write to what it is given."""
 
         def call(*inputs: Any) -> Any:
+            for value in inputs:
+                if isinstance(value, torch.Tensor):
+                    self.recorder.mark_restrided(value)
             results = function(*inputs)
             if any(isinstance(value, torch.Tensor) and self.recorder.aliases.is_written(value) for value in inputs):
                 raise PassError(

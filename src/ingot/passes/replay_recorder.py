@@ -11,7 +11,7 @@ from torch import fx
 from ingot import torch_internals as internals
 from ingot.capture.known_values import written_by
 from ingot.capture.modules import ModuleTracker
-from ingot.capture.recorder import Recorder
+from ingot.capture.recorder import PhysicalMode, Recorder
 from ingot.errors import PassError, explain
 from ingot.passes.alias_tracking import AliasTracker, find_shared
 from ingot.program import metadata
@@ -37,6 +37,8 @@ class ReplayRecorder(Recorder):
         self.decompositions = decompositions
         self.functional = decompositions is not None
         self.aliases = AliasTracker(self)
+        self._below = False  # whether calls come from below autograd and autocast
+        self._physical = PhysicalMode(self._record_below)
         self._restrided: set[fx.Node] = set()  # values that may have other strides than their fakes
 
     def annotate(self, node: fx.Node, value: Any, trace: str | None = None) -> None:
@@ -95,6 +97,13 @@ class ReplayRecorder(Recorder):
         with internals.below_autograd(), self._physical:
             return func(*args, **(kwargs or {}))
 
+    def _record_below(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        outer, self._below = self._below, True
+        try:
+            return self.record(func, args, kwargs)
+        finally:
+            self._below = outer
+
     def record(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         rule = self.decompositions.get(func) if self.decompositions is not None else None
         if func is torch.ops.aten.view.default and self.decompositions is not None:
@@ -137,15 +146,31 @@ class ReplayRecorder(Recorder):
         """The same call on a value whose strides are not those of its fake."""
         if func is torch.ops.aten.view.default and self.node_of(args[0]) in self._restrided:
             return torch.ops.aten.reshape.default, args
-        if func is torch.ops.aten.as_strided.default:
-            offset = args[3] if len(args) > 3 and args[3] is not None else args[0].storage_offset()
-            return func, (self.aliases.root_of(args[0]), args[1], args[2], offset)
-        return func, args
+        root = self.aliases.root_of(args[0]) if func is torch.ops.aten.as_strided.default else None
+        if root is None or root is args[0]:
+            return func, args
+        if self.node_of(root).op == "placeholder":
+            raise PassError(
+                explain(
+                    "as_strided of a view of an argument cannot be expressed without views.",
+                    where=self.user_place(),
+                    why="it speaks of memory, and where the argument lies in it is known at the call only",
+                    fix="apply as_strided to the argument itself or to a clone",
+                )
+            )
+        offset = args[3] if len(args) > 3 and args[3] is not None else args[0].storage_offset()
+        return func, (root, args[1], args[2], offset)
 
     def _write(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Records what a call that writes would have written, as new values."""
         if torch.Tag.inplace_view in func.tags:
             return self._view_in_place(func, args, kwargs)
+        if func is torch.ops.aten.fill_diagonal_.default and self._has_one_diagonal(args):
+            # Its parts are as_strided of memory, which a value may not have.
+            self.record(
+                torch.ops.aten.fill_.Scalar, (self.record(torch.ops.aten.diagonal.default, args[:1], {}), args[1]), {}
+            )
+            return args[0]
         functional = internals.functional_form(func) if self.decompositions is not None else None
         if functional is not None:
             with self._physical:
@@ -155,11 +180,11 @@ class ReplayRecorder(Recorder):
             self._store(args[0], new)
             return args[0]
         with self.paused():
-            functionalization = internals.Functionalization()
+            functionalization = internals.Functionalization(pre_dispatch=not self._below)
             tensors = {id(t): t for t in metadata.tensors_in([*args, *kwargs.values()])}
             wrapped = {key: functionalization.wrap(tensor) for key, tensor in tensors.items()}
         given = map_values(lambda value: wrapped.get(id(value), value), (args, kwargs))
-        with self, functionalization:
+        with self._physical if self._below else self, functionalization:
             out = func(*given[0], **given[1])
         for tensor in {id(t): t for t in written_by(func, args, kwargs)}.values():
             with self.paused():
@@ -168,6 +193,14 @@ class ReplayRecorder(Recorder):
                 self._store(tensor, new)
         back = {id(wrap): tensors[key] for key, wrap in wrapped.items()}
         return map_values(lambda value: back[id(value)] if id(value) in back else functionalization.unwrap(value), out)
+
+    def _has_one_diagonal(self, args: tuple[Any, ...]) -> bool:
+        """Whether fill_diagonal_ fills the diagonal of a matrix, which it does not begin again below."""
+        return args[0].dim() == 2 and (len(args) < 3 or not args[2])
+
+    def mark_restrided(self, tensor: torch.Tensor) -> None:
+        """Says that a tensor may come with other strides than its fake has."""
+        self._restrided.add(self.node_of(tensor))
 
     def _store(self, tensor: torch.Tensor, new: torch.Tensor) -> None:
         if list(new.shape) != list(tensor.shape):

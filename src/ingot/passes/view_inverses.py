@@ -25,7 +25,7 @@ Emit = Callable[..., Any]
 class View(NamedTuple):
     """How a tensor was made from another one whose memory it shares. `func` None: it is the same view of it.
 
-    `outputs` are all tensors that the call returned; `index` is this one's place, or None if there is one alone.
+    `outputs` are all tensors that the call returned; `position` is this one's place, or None if there is one alone.
     """
 
     func: Any
@@ -33,7 +33,7 @@ class View(NamedTuple):
     kwargs: dict[str, Any]
     parent: torch.Tensor
     outputs: Any
-    index: int | None
+    position: int | None
 
     def argument(self, name: str) -> Any:
         """An argument of the call by its name in the schema."""
@@ -147,7 +147,7 @@ def _complex_parts(emit: Emit, view: View, new: torch.Tensor) -> torch.Tensor:
 
 @inverts(aten.unbind.int)
 def _unbind(emit: Emit, view: View, new: torch.Tensor) -> torch.Tensor:
-    return emit(aten.select_scatter.default, view.parent, new, view.argument("dim"), view.index)  # type: ignore[no-any-return]
+    return emit(aten.select_scatter.default, view.parent, new, view.argument("dim"), view.position)  # type: ignore[no-any-return]
 
 
 @inverts(
@@ -155,9 +155,9 @@ def _unbind(emit: Emit, view: View, new: torch.Tensor) -> torch.Tensor:
     *(aten.unsafe_split.Tensor, aten.unsafe_split_with_sizes.default, aten.unsafe_chunk.default),
 )
 def _split(emit: Emit, view: View, new: torch.Tensor) -> torch.Tensor:
-    assert view.index is not None
+    assert view.position is not None
     dim = view.argument("dim")
-    begin = _total([part.shape[dim] for part in view.outputs[: view.index]])
+    begin = _total([part.shape[dim] for part in view.outputs[: view.position]])
     end = begin + new.shape[dim]
     return emit(aten.slice_scatter.default, view.parent, new, dim, begin, end, 1)  # type: ignore[no-any-return]
 

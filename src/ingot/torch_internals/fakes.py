@@ -284,8 +284,8 @@ def may_overlap(a: torch.Tensor, b: torch.Tensor) -> bool:
 
 def _stretch(tensor: torch.Tensor) -> tuple[int, int]:
     begin = int(tensor.storage_offset()) * tensor.element_size()
-    reach = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
-    return begin, begin + (int(reach) + 1) * tensor.element_size()
+    reach = int(sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True)))
+    return begin, begin + (reach + 1) * tensor.element_size()
 
 
 def same_strides(a: torch.Tensor, b: torch.Tensor) -> bool:

@@ -85,10 +85,13 @@ def modes_restored() -> Iterator[None]:
 
 
 class Functionalization:
-    """torch's functionalization above a RecordingMode: inside, calls on wrapped tensors write nothing."""
+    """torch's functionalization above a RecordingMode: inside, calls on wrapped tensors write nothing.
 
-    def __init__(self) -> None:
-        self._mode = FunctionalTensorMode(pre_dispatch=True, export=True)
+    Without `pre_dispatch` it works below autograd and autocast.
+    """
+
+    def __init__(self, pre_dispatch: bool = True) -> None:
+        self._mode = FunctionalTensorMode(pre_dispatch=pre_dispatch, export=True)
 
     def wrap(self, value: Any) -> Any:
         if not isinstance(value, torch.Tensor):
@@ -102,15 +105,6 @@ class Functionalization:
             return value
         torch._sync(value)
         return torch._from_functional_tensor(value.elem)
-
-    @contextlib.contextmanager
-    def off(self) -> Iterator[None]:
-        """Inside, calls are on plain tensors again."""
-        self._mode.__exit__(None, None, None)
-        try:
-            yield
-        finally:
-            self._mode.__enter__()
 
     def __enter__(self) -> None:
         self._mode.__enter__()
