@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import nn
@@ -12,7 +12,7 @@ from torch import nn
 from ingot.codegen.compiled import Compiled
 from ingot.errors import CaptureError, UnsupportedOperator
 from tests.native.building import build, lowered
-from tests.native.programs import BOUNDS, EXAMPLES, Program, widened
+from tests.native.programs import EXAMPLES, Program, widened
 
 # Units in the last place, of the least precise dtype on the way, that no eager run may be asked to beat.
 ULPS = 16
@@ -51,7 +51,7 @@ class Verdict:
 def dynamic_shapes(programs: Sequence[Program]) -> dict[str, object] | None:
     if not any(p.dynamic for p in programs):
         return None
-    low, high = BOUNDS
+    low, high = programs[0].tongue.bounds
     dims = [torch.export.Dim(f"d{number}", min=low, max=high) for number in range(len(programs))]
     return {
         "inputs": [
@@ -75,7 +75,7 @@ def try_all(programs: Sequence[Program]) -> Verdict:
     try:
         for size in sizes_of(kept):
             for number, complaint in complaints(compiled, kept, size):
-                verdict.wrong.append(f"{complaint} at size {size}\n{_shortest(kept[number], size)}")
+                verdict.wrong.append(f"{complaint} at size {size}\n{shorten(kept[number], size)}")
     finally:
         compiled.close()
     verdict.right = len(programs) - len(verdict.refused) - len(verdict.wrong)
@@ -83,7 +83,7 @@ def try_all(programs: Sequence[Program]) -> Verdict:
 
 
 def sizes_of(programs: Sequence[Program]) -> tuple[int, ...]:
-    return EXAMPLES if any(p.dynamic for p in programs) else EXAMPLES[:1]
+    return programs[0].tongue.examples if any(p.dynamic for p in programs) else EXAMPLES[:1]
 
 
 def _compiled(programs: Sequence[Program]) -> Compiled:
@@ -121,6 +121,13 @@ def complaints(compiled: Compiled, programs: Sequence[Program], size: int) -> It
         reach = _reach(program, wide, size)
         for place, (a, b, c) in enumerate(zip(ours[number], eager, exact, strict=True)):
             complaint = compare(a, b, c, reach)
+            if (
+                not complaint
+                and program.exact
+                and place < len(program.outputs)
+                and program.exact[program.outputs[place]]
+            ):
+                complaint = compare_bits(a, b)
             if complaint:
                 yield number, f"result {place}: {complaint}"
                 break
@@ -164,16 +171,29 @@ def compare(ours: torch.Tensor, eager: torch.Tensor, exact: torch.Tensor, reach:
     return f"off by {float(mine.max()):.3g}, eager by {float(theirs.max()):.3g}, allowed beside that {reach:.3g}"
 
 
+def compare_bits(ours: torch.Tensor, eager: torch.Tensor) -> str:
+    """Why a result that must be eager's is not: a half that differs, a zero of another sign."""
+    if not ours.is_floating_point():
+        return ""
+    zeros = (ours == 0) & (eager == 0) & (ours.signbit() != eager.signbit())
+    if zeros.any():
+        return f"{int(zeros.sum())} zeros of {zeros.numel()} have another sign"
+    different = (ours != eager) & ~(ours.isnan() & eager.isnan())
+    if ours.dtype in (torch.bfloat16, torch.float16) and different.any():
+        return f"{int(different.sum())} of {ours.numel()} differ: {ours[different][:4]}, eager {eager[different][:4]}"
+    return ""
+
+
 def _kind(x: torch.Tensor) -> torch.Tensor:
     """0 finite, 1 nan, 2 inf, 3 -inf."""
     return x.isnan() * 1 + x.isposinf() * 2 + x.isneginf() * 3
 
 
-def _shortest(program: Program, size: int) -> str:
+def shorten(program: Program, size: int) -> str:
     """The shortest beginning of the program that is wrong when it is compiled alone."""
     for length in range(1, len(program.steps) + 1):
         last = len(program.sources) + length - 1
-        part = Program(program.sources, program.steps[:length], program.constants, [last])
+        part = replace(program, steps=program.steps[:length], outputs=[last])
         compiled = _compiled([part])
         found = list(complaints(compiled, [part], size))
         compiled.close()

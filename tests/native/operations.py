@@ -1,7 +1,8 @@
 """What random programs are made of: functions of tensors, and how their arguments are chosen.
 
 `exact` says of floats: "keep" the result is exact if the operands are, "never" it rounds, "needs" only exact, finite
-operands are taken, because a rounding error would become another integer. Constants are asked for by shape, dtype and,
+operands are taken, because a rounding error would become another integer, "needs, rounds" both, "rounds" each element
+is rounded correctly, so that halves keep exact. Constants are asked for by shape, dtype and,
 for integers, a bound.
 """
 

@@ -75,6 +75,7 @@ class Source:
     layout: str  # "dense", "transposed", "sliced", "expanded"
     special: bool
     seed: int
+    values: tuple[float, ...] = ()  # that stand here and there among the others
 
     def make(self, size: int) -> torch.Tensor:
         shape = tuple(size if s is None else s for s in self.shape)
@@ -88,6 +89,13 @@ class Source:
 
     def _fill(self, shape: tuple[int, ...]) -> torch.Tensor:
         """Eighths between -4 and 4, so that every dtype holds them exactly; ints likewise small."""
+        made = self._draw(shape)
+        flat = made.reshape(-1)
+        for number, value in enumerate(self.values if flat.numel() else ()):
+            flat[(self.seed * (number + 5) + 11 * number) % flat.numel()] = value
+        return flat.reshape(shape)
+
+    def _draw(self, shape: tuple[int, ...]) -> torch.Tensor:
         generator = torch.Generator().manual_seed(self.seed)
         whole = torch.randint(-32, 33, shape, generator=generator)
         if self.dtype is torch.bool:
@@ -106,7 +114,24 @@ class Source:
 
     def __str__(self) -> str:
         dims = ", ".join("s" if s is None else str(s) for s in self.shape)
-        return f"{str(self.dtype)[6:]}[{dims}] {self.layout}" + (" with nan and inf" if self.special else "")
+        values = f" with {', '.join(map(repr, self.values))}" if self.values else ""
+        return f"{str(self.dtype)[6:]}[{dims}] {self.layout}{' with nan and inf' if self.special else ''}{values}"
+
+
+@dataclass(frozen=True)
+class Language:
+    """What programs are made of: operators by name, as often as they are to be chosen, how inputs are made, the sizes
+    that a dynamic dim has, and the largest int64."""
+
+    ops: dict[str, Op]
+    names: Sequence[str]
+    source: Callable[[Choices, bool], Source]
+    examples: tuple[int, ...] = EXAMPLES
+    largest: int = 2**40
+
+    @property
+    def bounds(self) -> tuple[int, int]:
+        return min(self.examples), max(self.examples)
 
 
 @dataclass
@@ -115,6 +140,12 @@ class Program:
     steps: list[Step] = field(default_factory=list)
     constants: list[torch.Tensor] = field(default_factory=list)
     outputs: list[int] = field(default_factory=list)
+    language: Language | None = None  # None: the usual one
+    exact: list[bool] = field(default_factory=list)  # of each value, whether every correct one has the same bits
+
+    @property
+    def tongue(self) -> Language:
+        return self.language or USUAL
 
     def inputs(self, size: int = EXAMPLES[0]) -> list[torch.Tensor]:
         return [source.make(size) for source in self.sources]
@@ -139,7 +170,7 @@ class Program:
         values = [widened(x) for x in inputs] if wide else list(inputs)
         for step in self.steps:
             arguments = [torch.float64 if wide and a in FLOATS else a for a in step.arguments]
-            op = OPS[step.op]
+            op = self.tongue.ops[step.op]
             function = op.eager if eager and op.eager is not None else op.function
             values.append(function(*(values[o] for o in step.operands), *(constants[c] for c in step.constants),
                                    *arguments))  # fmt: skip
@@ -155,12 +186,14 @@ def widened(x: torch.Tensor) -> torch.Tensor:
     return x.double() if x.is_floating_point() else x.clone()
 
 
-def make(numbers: Sequence[int], *, dynamic: bool = False) -> Program:
+def make(numbers: Sequence[int], *, dynamic: bool = False, language: Language | None = None) -> Program:
     """The program that the numbers decide: the first its inputs, each other one a step."""
     choices = Choices(numbers[0])
-    program = Program([_source(choices, dynamic) for _ in range(1 + choices.below(3))])
-    sizes = EXAMPLES if dynamic else EXAMPLES[:1]
-    exact = [True] * len(program.sources)
+    source = (language or USUAL).source
+    program = Program([source(choices, dynamic) for _ in range(1 + choices.below(3))], language=language)
+    sizes = program.tongue.examples if dynamic else EXAMPLES[:1]
+    exact = program.exact
+    exact += [True] * len(program.sources)
     samples = [program.inputs(size) for size in sizes]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -208,8 +241,8 @@ def _extend(
     program: Program, choices: Choices, samples: list[list[torch.Tensor]], exact: list[bool], first: bool
 ) -> bool:
     """Tries one step; whether torch took it and its result is tame."""
-    name = choices.pick(sorted(OPS))
-    op = OPS[name]
+    name = choices.pick(program.tongue.names)
+    op = program.tongue.ops[name]
     if op.mutates and not first:
         return False
     operands = _operands(op, choices, samples, exact)
@@ -227,7 +260,8 @@ def _extend(
             results.append((op.eager or op.function)(*given, *constants, *step.arguments))
     except Exception:  # whatever torch does not take is not part of the language
         return False
-    if not all(_tame(result, [v[o] for o in places]) for result, v in zip(results, samples, strict=True)):
+    largest = program.tongue.largest
+    if not all(_tame(result, [v[o] for o in places], largest) for result, v in zip(results, samples, strict=True)):
         return False
     if op.mutates:
         for values in samples:
@@ -235,7 +269,13 @@ def _extend(
     program.constants += constants
     program.steps.append(step)
     whole = not results[0].is_floating_point()
-    kept = op.exact != "never" and all(exact[o] for o in places) and not any(c.is_floating_point() for c in constants)
+    kept = (
+        op.exact not in ("never", "needs, rounds")
+        and all(exact[o] for o in places)
+        and not any(c.is_floating_point() for c in constants)
+    )
+    if op.exact == "rounds":  # correctly; but wider floats may be computed as one with the operator before
+        kept = kept and results[0].dtype in (torch.bfloat16, torch.float16)
     exact.append(whole or kept)
     if op.mutates:
         exact[places[0]] = exact[-1]
@@ -251,7 +291,7 @@ def _operands(op: Op, choices: Choices, samples: list[list[torch.Tensor]], exact
         fits = [
             n
             for n, v in enumerate(values)
-            if WANTED[want](v) and (op.exact != "needs" or (exact[n] and v.isfinite().all()))
+            if WANTED[want](v) and (not op.exact.startswith("needs") or (exact[n] and v.isfinite().all()))
         ]
         if op.mutates:
             fits = [n for n in fits if n < 3 and values[n].is_contiguous() and values[n].numel()]
@@ -278,7 +318,7 @@ def _constant(choices: Choices, shape: Sequence[int], dtype: torch.dtype, high: 
     return torch.randint(-high, max(high, 1), tuple(shape), generator=generator).to(dtype)
 
 
-def _tame(result: Any, operands: Sequence[torch.Tensor]) -> bool:
+def _tame(result: Any, operands: Sequence[torch.Tensor], largest: int) -> bool:
     """Small enough to go on with, and no infinity that was not there before."""
     if not isinstance(result, torch.Tensor) or result.numel() > MOST or result.dim() > 5:
         return False
@@ -288,6 +328,9 @@ def _tame(result: Any, operands: Sequence[torch.Tensor]) -> bool:
             return False
         if not result.isfinite().all() and all(o.isfinite().all() for o in operands if o.is_floating_point()):
             return False
-    elif result.dtype is torch.int64 and result.numel() and int(result.abs().max()) > 2**40:
+    elif result.dtype is torch.int64 and result.numel() and int(result.abs().max()) > largest:
         return False
     return True
+
+
+USUAL = Language(OPS, sorted(OPS), _source)

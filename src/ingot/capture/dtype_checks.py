@@ -26,6 +26,8 @@ _FEW_ELEMENTS = 4096
 _ATTEMPTS = 300
 
 _PLAIN = (int, float, complex, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format)
+# Libraries of torch itself, whose operators change nothing but their arguments.
+_OURS = ("aten", "torch_nn")
 _accepted: set[Any] = set()
 
 
@@ -45,9 +47,9 @@ class _Unknown(Exception):
     """The call cannot be made on small tensors."""
 
 
-def check_dtypes(func: Any, args: Sequence[Any], kwargs: dict[str, Any], out: Any) -> None:
-    """Raises DtypesRefused if the real kernel does not take these dtypes, or gives others than the fake result has."""
-    if not isinstance(func, internals.OpOverload) or func.namespace != "aten" or func.is_view:
+def check_dtypes(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
+    """Raises DtypesRefused if the real kernel does not take these dtypes."""
+    if not isinstance(func, internals.OpOverload) or func.namespace not in _OURS or func.is_view:
         return
     try:
         given = _kind((*args, *kwargs.values()))
@@ -68,7 +70,7 @@ def check_dtypes(func: Any, args: Sequence[Any], kwargs: dict[str, Any], out: An
         with warnings.catch_warnings(), internals.below_autograd(), internals.without_dispatch():
             warnings.simplefilter("ignore")
             with internals.without_python_kernels():
-                refusal = _ask(trials, list(_dtypes((*args, *kwargs.values()))), out)
+                refusal = _ask(trials, list(_dtypes((*args, *kwargs.values()))))
     finally:
         torch.random.set_rng_state(state)
     if refusal is not None:
@@ -79,19 +81,16 @@ def check_dtypes(func: Any, args: Sequence[Any], kwargs: dict[str, Any], out: An
 Trial = Callable[[Sequence[torch.dtype]], Any]
 
 
-def _ask(trials: Sequence[Trial], dtypes: list[torch.dtype], out: Any) -> str | None:
+def _ask(trials: Sequence[Trial], dtypes: list[torch.dtype]) -> str | None:
     """Why the operator refuses these dtypes; None if it does not, or would refuse any."""
     failures: list[Exception] = []
     for trial in trials:
         try:
-            made = trial(dtypes)
+            trial(dtypes)
         except Exception as failure:  # whatever a kernel raises
             failures.append(failure)
-            continue
-        expected, real = ([t.dtype for t in _tensors(value)] for value in (out, made))
-        if len(expected) == len(real) and expected != real:
-            return f"eager returns {', '.join(map(str, real))} where {', '.join(map(str, expected))} was expected"
-        return None
+        else:
+            return None
     for others in itertools.islice(_other_dtypes(dtypes), _ATTEMPTS):
         for trial, failure in zip(trials, failures, strict=True):
             try:

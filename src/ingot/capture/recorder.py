@@ -129,7 +129,7 @@ class Recorder(internals.RecordingMode):
             out = self.run(func, args, kwargs)
         if not self._is_recorded(func, out):
             return out
-        check_dtypes(func, args, kwargs, out)
+        check_dtypes(func, args, kwargs)
         self._note_writes(func, args, kwargs)
         if torch.get_default_dtype() is not self._default_dtype:
             node_kwargs = self._with_dtype(func, args, node_kwargs, out)

@@ -1,0 +1,50 @@
+"""The generator of operator programs: deterministic, a few programs right, and an oracle that can say no."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from tests.fuzz import operators
+from tests.fuzz.operators_language import LANGUAGE, NEW, NUMBERS
+from tests.native.building import build
+from tests.native.comparing import Batch, compare_bits, complaints
+from tests.native.programs import Program, Source, Step
+
+
+def test_a_program_depends_on_its_seed_alone() -> None:
+    assert [str(operators.make(seed)) for seed in (3, 8)] == [str(operators.make(seed)) for seed in (3, 8)]
+    assert operators.make(8).dynamic and not operators.make(3).dynamic
+    assert str(operators.make(3)) != str(operators.make(5))
+
+
+def test_some_programs_are_right() -> None:
+    verdicts = dict(operators.check([1, 2, 3, 5, 6, 7, 9, 10]))
+    assert sorted(verdicts) == [1, 2, 3, 5, 6, 7, 9, 10]
+    assert not [v.reason for v in verdicts.values() if v.kind == "wrong"]
+
+
+def test_every_new_operator_is_drawn() -> None:
+    drawn = {step.op for seed in range(900) for step in operators.make(seed).steps}
+    assert not set(NEW) - drawn
+
+
+@pytest.mark.parametrize("op", ["equals_number", "through_integer", "add_number"])
+def test_the_oracle_can_say_no(op: str) -> None:
+    """A compiled program is judged by the meaning of one with another number."""
+    source = Source((3, 5), torch.bfloat16, "dense", False, 1, (*NUMBERS, -0.0, 0.3))
+    arguments: tuple[tuple[object, ...], ...] = ((NUMBERS[0],), (NUMBERS[1],))
+    if op == "through_integer":
+        arguments = ((torch.int64,), (torch.bool,))
+    one, other = (Program([source], [Step(op, (0,), given)], [], [1], LANGUAGE, [True, True]) for given in arguments)
+    compiled = build(Batch([one]), ([one.inputs()],))
+    assert not list(complaints(compiled, [one], 11))
+    ((_, why),) = complaints(compiled, [other], 11)
+    assert "differ" in why or "off by" in why
+
+
+def test_bits_and_signs_of_zero_are_compared() -> None:
+    x = torch.tensor([1.0, 0.0, float("nan")], dtype=torch.bfloat16)
+    assert compare_bits(x, x) == ""
+    assert "another sign" in compare_bits(torch.tensor([1.0, -0.0, float("nan")], dtype=torch.bfloat16), x)
+    assert "1 of 3 differ" in compare_bits(torch.tensor([1.0078125, 0.0, float("nan")], dtype=torch.bfloat16), x)
