@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -26,7 +27,7 @@ from ingot import torch_internals as internals
 from ingot.capture.user_code import InUsersLines
 from ingot.codegen.compiled import Compiled
 from ingot.codegen.exchange import native_of, torch_of
-from ingot.errors import CallError, CaptureError, CompileError, IngotError, explain
+from ingot.errors import CallError, CaptureError, CompileError, IngotError, TrainModeWarning, explain
 from ingot.program.metadata import value_of
 from ingot.program.program import Program
 from ingot.program.signature import InputKind, OutputKind
@@ -125,7 +126,9 @@ class _NativeGraph:
             state -= written
             wrapper, program = _captured(self._graph, inputs, self._roles, state)
         returned = _returned(program, wrapper)
-        compiled = pipeline.compile(program, **self._options)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", TrainModeWarning)  # torch.compile runs a model in the mode that it is in
+            compiled = pipeline.compile(program, **self._options)
         compiled.program.example_inputs = None  # would keep the first call's tensors
         kept = tuple(sorted(state))
         self._native = _Native(compiled, wrapper.given, kept, _version(inputs, kept), returned)

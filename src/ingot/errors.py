@@ -42,6 +42,9 @@
         ├── MissingOperator         it uses an operator that is not registered in this process
         └── ForbiddenOperator       it uses an operator that a file may not call: one that touches files, for one
 
+    UserWarning
+    └── TrainModeWarning            a model in train mode, whose layers do something else there, is made for inference
+
 A message says what happened, where (the user's file and line), why, and what to do.
 """
 
@@ -74,6 +77,10 @@ from ingot_runtime.errors import (
     UnwritableFile,
     explain,
 )
+
+
+class TrainModeWarning(UserWarning):
+    """A model in train mode, with layers that do something else there, becomes code for inference."""
 
 
 class CaptureError(IngotError):
@@ -265,6 +272,7 @@ __all__ = [
     "StateError",
     "StorageError",
     "StructureError",
+    "TrainModeWarning",
     "UnflattenError",
     "UnreadableFile",
     "UnsafeCache",

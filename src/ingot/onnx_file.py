@@ -19,6 +19,7 @@ from ingot.onnx import check, convert, writing
 from ingot.passes import numerics
 from ingot.program import dims
 from ingot.program.metadata import value_of
+from ingot.program.modes import warn_of_train_mode
 from ingot.program.program import Program, check_program
 
 # Told the name of each stage; what it gives is entered while the stage runs.
@@ -92,6 +93,7 @@ def export_onnx(
                 fix='call export_onnx(program, "m.onnx"): arguments belong to capture',
             )
         )
+    warn_of_train_mode(program, stacklevel=3)
     convert.check_opset(opset)
     target = Path(path)
     writing.check_place(target)

@@ -30,6 +30,7 @@ from ingot.lowering.memory import plan
 from ingot.lowering.schedule import SCHEDULE, schedule
 from ingot.passes.split_complex import has_complex
 from ingot.program import file
+from ingot.program.modes import warn_of_train_mode
 from ingot.program.program import Program
 from ingot.settings import Settings
 from ingot.training import Trained
@@ -128,7 +129,12 @@ def compile(
     if training:
         return _trained(model, args, kwargs, dynamic_shapes, threads, cache, disabled, watch)
     with collector.paused(), internals.real_tensors(), Pages(_state_bytes(model)) as pages:
-        return _compiled(model, args, kwargs, dynamic_shapes, threads, cache, isa, precision, disabled, watch, pages)
+        with watch("capture"):
+            program = (
+                model if isinstance(model, Program) else capture(model, args, kwargs, dynamic_shapes=dynamic_shapes)
+            )
+        warn_of_train_mode(program, stacklevel=3)
+        return _compiled(program, type(model).__name__, threads, cache, isa, precision, disabled, watch, pages)
 
 
 def resolve_disabled(names: Collection[str]) -> frozenset[str]:
@@ -154,10 +160,8 @@ def _check_precision(precision: str) -> None:
 
 
 def _compiled(
-    model: nn.Module | Callable[..., Any] | Program,
-    args: Sequence[Any],
-    kwargs: Mapping[str, Any] | None,
-    dynamic_shapes: Any,
+    program: Program,
+    title: str,
     threads: int | None,
     cache: bool,
     isa: str | Sequence[str] | None,
@@ -166,14 +170,12 @@ def _compiled(
     watch: Watch,
     pages: Pages,
 ) -> Compiled:
-    with watch("capture"):
-        program = model if isinstance(model, Program) else capture(model, args, kwargs, dynamic_shapes=dynamic_shapes)
     with watch("passes"):
         program = for_native(program, disabled)
     with watch("lower"):
         module = schedule(lower(program, precision, disabled), disabled)
     with watch("emit"):
-        source = emit(module, plan(module), title=type(model).__name__)
+        source = emit(module, plan(module), title=title)
     with watch("cc"), ThreadPoolExecutor(1) as aside:  # the C compiler works while the weights are packed
         libraries = aside.submit(build, source, isa, cache=cache)
         blob = fill(program, module, source, pages)
@@ -208,8 +210,10 @@ def _trained(
         )
 
     def build(half: nn.Module, inputs: Sequence[torch.Tensor]) -> Compiled:
+        with watch("capture"):
+            program = capture(half, inputs)
         with Pages(0) as pages:
-            compiled = _compiled(half, inputs, None, None, threads, cache, None, "float32", disabled, watch, pages)
+            compiled = _compiled(program, type(half).__name__, threads, cache, None, "float32", disabled, watch, pages)
         compiled.program.example_inputs = None  # tensors as large as the model's own, that nobody reads
         return compiled
 

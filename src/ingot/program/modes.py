@@ -6,14 +6,19 @@ What a module does differently in train mode is an argument of the operator that
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 import torch
 from torch import fx
 
-from ingot.errors import PassError, explain
+from ingot.errors import PassError, TrainModeWarning, explain
 from ingot.program import metadata
 from ingot.program.copying import copy_graph_module
+
+if TYPE_CHECKING:
+    from ingot.program.program import Program
 
 aten = torch.ops.aten
 
@@ -49,6 +54,43 @@ _FIXED = frozenset(
     }
 )
 _COUNTER = ".num_batches_tracked"
+
+
+def warn_of_train_mode(program: Program, stacklevel: int) -> None:
+    """Warns if a program that is to run for inference was captured in train mode and has layers that act by it."""
+    found = _layers_in_training(program.graph_module) if program.training else []
+    if not found:
+        return
+    more = f" and {len(found) - 1} more" if len(found) > 1 else ""
+    message = explain(
+        "The model is in train mode: some of its layers drop values at random or normalize by the batch.",
+        where=f"{metadata.where(found[0])}{more}",
+        why="it was captured as it is, and is now made for inference",
+        fix="call model.eval() first, or compile with training=True to train it",
+    )
+    warnings.warn(message, TrainModeWarning, stacklevel=stacklevel)
+
+
+def _layers_in_training(module: fx.GraphModule) -> list[fx.Node]:
+    """The nodes, in all graphs, that do something else than they would in eval mode."""
+    graphs = [m.graph for m in module.modules() if isinstance(m, fx.GraphModule)]
+    return [node for graph in graphs for node in graph.nodes if _acts_by_training(node)]
+
+
+def _acts_by_training(node: fx.Node) -> bool:
+    target, args = node.target, node.args
+    if target is aten.scaled_dot_product_attention.default:
+        return bool(args[4] if len(args) > 4 else node.kwargs.get("dropout_p", 0.0))
+    if target is aten.batch_norm.default:
+        return args[5] is True and args[3] is not None
+    if target is aten.instance_norm.default:
+        return args[5] is True and args[3] is not None
+    index = FLAGS.get(target)  # type: ignore[arg-type]
+    if index is None or len(args) <= index or args[index] is not True:
+        return False
+    if target in (aten.rrelu.default, aten.rrelu_.default):
+        return True
+    return args[1 if index == 2 else index - 1] != 0.0  # the probability
 
 
 def switched(module: fx.GraphModule, targets: Mapping[str, str], training: bool) -> fx.GraphModule:
