@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import fx
@@ -78,19 +78,20 @@ def _layers_in_training(module: fx.GraphModule) -> list[fx.Node]:
 
 
 def _acts_by_training(node: fx.Node) -> bool:
-    target, args = node.target, node.args
+    target: Any = node.target
+    args: tuple[Any, ...] = node.args
     if target is aten.scaled_dot_product_attention.default:
         return bool(args[4] if len(args) > 4 else node.kwargs.get("dropout_p", 0.0))
     if target is aten.batch_norm.default:
         return args[5] is True and args[3] is not None
     if target is aten.instance_norm.default:
         return args[5] is True and args[3] is not None
-    index = FLAGS.get(target)  # type: ignore[arg-type]
+    index = FLAGS.get(target)
     if index is None or len(args) <= index or args[index] is not True:
         return False
     if target in (aten.rrelu.default, aten.rrelu_.default):
         return True
-    return args[1 if index == 2 else index - 1] != 0.0  # the probability
+    return bool(args[1 if index == 2 else index - 1] != 0.0)  # the probability
 
 
 def switched(module: fx.GraphModule, targets: Mapping[str, str], training: bool) -> fx.GraphModule:
