@@ -13,9 +13,13 @@ An operator is allowed if all of this holds:
 from __future__ import annotations
 
 import argparse
+import contextlib
+import importlib
 import re
 from collections.abc import Iterable, Iterator
 from typing import Any
+
+import torch
 
 from ingot import torch_internals as internals
 from ingot.program.allowed_operators import NAMESPACES, TABLE
@@ -55,9 +59,9 @@ def is_allowed(schema: Any) -> bool:
 def allowed() -> Iterator[str]:
     """The operators of this torch that are allowed: "aten::add.Tensor"."""
     internals.operator_named("quantized_decomposed", "quantize_per_tensor", "default")  # registers that namespace
-    import torch.nn.attention.varlen
-    import torch.onnx.ops
-
+    for module in ("torch.nn.attention.varlen", "torch.onnx.ops"):  # which register theirs
+        with contextlib.suppress(ImportError):  # an older torch
+            importlib.import_module(module)
     dispatched = set(torch._C._dispatch_get_all_op_names())
     for schema in torch._C._jit_get_all_schemas():
         name = f"{schema.name}.{schema.overload_name}" if schema.overload_name else schema.name

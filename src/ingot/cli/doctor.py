@@ -14,6 +14,8 @@ from rich.text import Text
 from ingot import __version__
 from ingot.cli import machine
 from ingot.cli.terminal import AsJson, Debug, Result, Stages, command
+from ingot.codegen.cache_safety import check_folder
+from ingot.errors import UnsafeCache
 from ingot.settings import Settings
 
 
@@ -143,6 +145,11 @@ def _cache(settings: Settings) -> Finding:
         return Finding("cache", f"{folder} (disabled by INGOT_DISABLE_CACHE)", True, needed=False)
     problem = machine.writable(settings.cache_dir)
     if problem is None:
+        try:
+            check_folder(settings.cache_dir, ())
+        except UnsafeCache as error:
+            fix = f"chmod 700 {folder}, or set INGOT_CACHE_DIR to a folder of your own"
+            return Finding("cache", f"{error.place} is not used: {error.why}", False, needed=True, fix=fix)
         return Finding("cache", folder, True, needed=True)
     fix = "set INGOT_CACHE_DIR to a folder that you may write to, or INGOT_DISABLE_CACHE=1 to do without"
     return Finding("cache", f"{folder} cannot be written: {problem}", False, needed=True, fix=fix)
