@@ -54,7 +54,8 @@ class TestTable:
             for name, *overloads in (line.split() for line in TABLE.read_text().splitlines()[1:])
             for overload in overloads
         }
-        known = {entry for entry in entries if _schema(entry) is not None}
+        # A few, such as aten::dim, are the dispatcher's only from some release on.
+        known = {entry for entry in entries if _schema(entry) is not None and _is_dispatched(entry)}
         assert known == entries & operators
         assert len(known) > 2000
 
@@ -189,6 +190,10 @@ class TestStridedViews:
         for count in (8, 9, 2):
             y = torch.arange(float(count))
             assert torch.equal(compiled(y), torch.as_strided(y, (count // 2, 2), (2, 1), 0))
+
+
+def _is_dispatched(entry: str) -> bool:
+    return bool(torch._C._dispatch_has_kernel(entry.removesuffix(".default")))
 
 
 def _schema(entry: str) -> Any:

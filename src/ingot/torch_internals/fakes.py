@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import operator
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
+from torch import _meta_registrations
 from torch._ops import OpOverload
 from torch._subclasses.fake_impls import op_implementations_dict as _HAND_WRITTEN
 from torch._subclasses.fake_tensor import (
@@ -53,12 +55,28 @@ def fake_mode(env: ShapeEnv | None) -> FakeTensorMode:
                 return part
         # torch compares the arguments of a call with those of earlier ones, and these objects cannot be compared.
         scripted = any(isinstance(argument, torch.ScriptObject) for argument in args)
-        with patched(mode, cache_enabled=False) if scripted else contextlib.nullcontext():
+        with (
+            patched(mode, cache_enabled=False) if scripted else contextlib.nullcontext(),
+            _divisions_unasked() if _is_pooling(func) else contextlib.nullcontext(),
+        ):
             made = theirs(func, types, args, kwargs)
         return _with_integer_indices(made) if func in _UNIQUE else made
 
     vars(mode)["dispatch"] = dispatch
     return mode
+
+
+@functools.cache
+def _is_pooling(func: Any) -> bool:
+    return "pool" in func.name()
+
+
+def _divisions_unasked() -> contextlib.AbstractContextManager[None]:
+    """Inside, shape functions of pooling divide sizes without asking whether the division is exact.
+
+    Before torch 2.13 they ask. The answer changes nothing, but would hold for the example's size alone.
+    """
+    return patched(_meta_registrations, div_rtn=operator.floordiv)
 
 
 _CONVOLUTIONS = frozenset(
