@@ -92,12 +92,12 @@ def _ask(trials: Sequence[Trial], dtypes: list[torch.dtype]) -> str | None:
         else:
             return None
     for others in itertools.islice(_other_dtypes(dtypes), _ATTEMPTS):
-        for trial, failure in zip(trials, failures, strict=True):
+        for trial, refusal in zip(trials, failures, strict=True):
             try:
                 trial(others)
             except Exception:
                 continue
-            return next((line for line in str(failure).splitlines() if line.strip()), type(failure).__name__)
+            return next((line for line in str(refusal).splitlines() if line.strip()), type(refusal).__name__)
     return None
 
 
