@@ -17,7 +17,7 @@ import tempfile
 import traceback
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -184,10 +184,23 @@ def make(seed: int) -> Network:
     unread = [value for value in made if value.name not in read]
     chosen = [*rng.sample(unread, min(len(unread), 4)), *rng.sample(made, min(len(made), rng.choice((0, 0, 1, 2))))]
     outputs = {made[-1].name, *(value.name for value in chosen)}
-    return Network(
+    network = Network(
         seed, mode, inputs, sizes, dynamic, least, tuple(draft.layers), tuple(draft.lines), tuple(sorted(outputs)),
         draw_variants(rng), network.threads,
     )  # fmt: skip
+    return network if runs_in_eager(network) else replace(network, mode="float32")
+
+
+def runs_in_eager(network: Network) -> bool:
+    """Whether torch has its operators in bfloat16 too."""
+    if network.mode != "bfloat16":
+        return True
+    try:
+        with torch.no_grad():
+            network.model()(*network.arguments(network.sizes))
+    except (NotImplementedError, RuntimeError):
+        return False
+    return True
 
 
 def draw_inputs(draft: Draft, large: bool) -> tuple[tuple[str, str, tuple[int | str, ...]], ...]:
