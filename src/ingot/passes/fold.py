@@ -55,6 +55,7 @@ def fold(program: Program, *, parameters: bool = False, batch_norm: bool = True,
     folding = Folding(program, parameters, limit_bytes)
     root = Level(program.graph_module)
     count = sum(fold_batch_norms(folding, level) for level in levels(root)) if batch_norm else 0
+    folding.write_signature()
     follow(program, folding.names)
     count += folding.fold_constants(root, folding.known_inputs())
     count += dce(program) if count else 0  # operands that regions do not need any more
@@ -109,6 +110,7 @@ class Folding:
         self.specs = {i.name: i for i in program.signature.inputs if i.kind in STATE_KINDS}
         inputs = [n for n in program.graph.nodes if n.op == "placeholder"]
         self.placeholders = {n.name: n for n in inputs}
+        self._behind: dict[str, list[Input]] = {}  # state to come behind other state, in the order it was added
         self.used = {n.name for n in inputs if n.users}
         modes = (internals.fake_mode_of(t) for n in inputs for t in metadata.tensors_in(metadata.value_of(n)))
         self.mode = next((m for m in modes if m is not None), None) or internals.new_fake_mode()[0]
@@ -167,14 +169,17 @@ class Folding:
         if key in program.state_dict or key in program.constants:
             key = unique(key, ChainMap(program.state_dict, program.constants))
         name = f"{_PREFIX[kind]}_{identifier(key)}"
-        inputs = list(program.signature.inputs)
+        index = 0
         if after is not None:
-            index = next(i for i, spec in enumerate(inputs, 1) if spec.name == after.name)
+            place = graph.inserting_after(self.placeholders[after.name])
         else:
+            self.write_signature()
+            inputs = program.signature.inputs
             before = _ORDER[: _ORDER.index(kind) + 1]
             index = next((i for i in range(len(inputs), 0, -1) if inputs[i - 1].kind in before), 0)
-        rest = (self.placeholders[i.name] for i in inputs[index:] if i.kind is not InputKind.LITERAL)
-        with graph.inserting_before(next(rest, None) or _first_call(graph)):
+            rest = (self.placeholders[i.name] for i in inputs[index:] if i.kind is not InputKind.LITERAL)
+            place = graph.inserting_before(next(rest, None) or _first_call(graph))
+        with place:
             node = graph.placeholder(name)
         if node.name != name:  # one that was taken once, if not now
             name = unique(name, {n.name for n in graph.nodes if n is not node})
@@ -183,14 +188,30 @@ class Folding:
         spec = Input(kind, name, key)
         self.placeholders[name] = node
         metadata.set_value(node, internals.fake_dense(self.mode, tensor, tensor.requires_grad))
-        inputs.insert(index, spec)
-        program.signature = replace(program.signature, inputs=tuple(inputs))
+        if after is not None:
+            self._behind.setdefault(after.name, []).append(spec)
+        else:
+            inputs = (*program.signature.inputs[:index], spec, *program.signature.inputs[index:])
+            program.signature = replace(program.signature, inputs=inputs)
         self.specs[name] = spec
         (program.constants if kind is InputKind.CONSTANT else program.state_dict)[key] = tensor
         return node
 
+    def write_signature(self) -> None:
+        """Puts state that was added behind other state into the signature: once for all of it, since a signature is
+        as long as the model."""
+        if not self._behind:
+            return
+        inputs: list[Input] = []
+        waiting = list(reversed(self.program.signature.inputs))
+        while waiting:
+            inputs.append(waiting.pop())
+            waiting += self._behind.pop(inputs[-1].name, ())  # the last that was added comes first
+        self.program.signature = replace(self.program.signature, inputs=tuple(inputs))
+
     def drop_unused(self) -> int:
         """Drops constants that no node uses, and the state that none uses any more; returns how many."""
+        self.write_signature()
         program = self.program
         nodes = {n.name: n for n in program.graph.nodes if n.op == "placeholder"}
         gone = [

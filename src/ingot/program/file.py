@@ -108,7 +108,7 @@ def _pack(program: Program) -> tuple[dict[str, Member], dict[str, Json]]:
 def load(path: str | PathLike[str]) -> Program:
     """The program that a file holds.
 
-    Raises a FileError for what is wrong with the file, OSError where it cannot be opened. Weights are not copied: they
+    Raises a FileError for what is wrong with the file, or where it cannot be opened. Weights are not copied: they
     are pages of the file, and writing to one makes it private to this process.
     """
     with open_container(path) as container:

@@ -148,6 +148,7 @@ class _Conversion:
                 if found_norm is not None:
                     self._settle(path, found_norm).put(self.folding, level)
         self._store(late, quantizers)
+        self.folding.write_signature()
         follow(self.program, self.folding.names)
         current = dict(self.nodes)
         for group, point in table.points():
