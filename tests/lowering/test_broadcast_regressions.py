@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.export import Dim
 from torch.nn.attention.flex_attention import flex_attention
 
 import ingot
@@ -63,6 +64,19 @@ def test_broadcast_at_run_time(name: str) -> None:
     for n, m in ((5, 7), (4, 1), (2, 2), (2, 1)):
         x, y = torch.randn(n, 3), torch.full((m + 8, 3), 1e30)[:m].copy_(torch.randn(m, 3))
         torch.testing.assert_close(compiled(x, y), function(x, y))
+
+
+def test_integers_divided_by_a_size() -> None:
+    def function(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return x[torch.arange(4) % x.shape[0]] + y
+
+    shapes = {"x": {0: Dim("n", min=0)}, "y": {}}
+    compiled = ingot.compile(Function(function), (torch.randn(5, 3), torch.randn(3)), dynamic_shapes=shapes, threads=1)
+    for size in (1, 3, 6):
+        x, y = torch.randn(size, 3), torch.randn(3)
+        torch.testing.assert_close(compiled(x, y), function(x, y))
+    with pytest.raises(InputError):
+        compiled(torch.randn(0, 3), torch.randn(3))
 
 
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")

@@ -9,7 +9,7 @@ import torch
 from torch import fx
 
 from ingot.lowering.body import Recorder
-from ingot.lowering.expr import Expr, Size, product
+from ingot.lowering.expr import Expr, Size, bounds, product
 from ingot.lowering.ir import (
     HALVES,
     TOGETHER,
@@ -262,6 +262,17 @@ class Making(Sizes):
         check = Check(ops.finish([holds]), message, on_sizes=True)
         if check not in self.steps:
             self.steps.append(check)
+
+    def check_divisor(self, divisor: Any) -> None:
+        """Ends the run where integers are divided by a size that is 0."""
+        if not isinstance(divisor, Expr) or (bounds(divisor)[0] or 0) > 0:
+            return
+        ops = Recorder()
+        holds = ops.call("ne", ops.index(divisor), ops.const(0, "int64"))
+        where = f"\n  where: {source}" if (source := source_of(self.node)) else ""
+        self.steps.append(
+            Check(ops.finish([holds]), f"Integers are divided by a size that is 0.{where}", on_sizes=True)
+        )
 
     def align(self, tensor: Tensor, shape: Shape) -> Tensor:
         """The tensor, broadcast to `shape` where only the run tells which of its dims are broadcast."""

@@ -165,6 +165,8 @@ def _same(name: str) -> Callable[..., Tensor]:
     cost, wide_number = 10 if name in HEAVY else 1, name in WIDE_NUMBER
 
     def rule(low: Lowering, *operands: Any) -> Tensor:
+        if name in ("floormod", "fmod", "floordiv") and low.out_dtype in INTEGERS:
+            low.check_divisor(operands[1])
         return elementwise(low, operands, lambda ops, *v: ops.call(name, *v), cost=cost, wide_number=wide_number)
 
     return rule
@@ -313,6 +315,8 @@ def div_mode(low: Lowering, x: Any, y: Any, rounding_mode: str | None = None) ->
     if rounding_mode is None:
         return div(low, x, y)
     integral = low.out_dtype in INTEGERS
+    if integral:
+        low.check_divisor(y)
 
     def compute(ops: Recorder, a: int, b: int) -> int:
         if rounding_mode == "floor":
