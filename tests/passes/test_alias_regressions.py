@@ -154,3 +154,16 @@ def test_a_write_that_would_stay_is_refused() -> None:
     replay.recorder.functional = True
     with pytest.raises(PassError, match="without writes"):
         replay.recorder.append(aten.add_.Tensor, (), {}, x)
+
+
+def test_an_idle_native_dropout_is_a_copy() -> None:
+    class Drops(nn.Module):
+        def forward(self, x: torch.Tensor) -> Any:
+            made = torch.full_like(x, 2.0)
+            return made * 1, torch.native_dropout(made, 0.5, False)[0], torch.native_dropout(x, 0.5, False)[0]
+
+    x = torch.randn(3)
+    program = ingot.transform(ingot.capture(Drops(), (x,)), [passes.functionalize, passes.remove_noops])
+    results = program(x)
+    results[2].add_(1)
+    torch.testing.assert_close(results, (torch.full((3,), 2.0), torch.full((3,), 2.0), x + 1))

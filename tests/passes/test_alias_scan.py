@@ -15,7 +15,7 @@ from ingot.program.fake_kernels import on_fakes
 from ingot.program.metadata import tensors_in
 
 SAMPLES = 6
-# Not deterministic in memory, or a fake cannot run them: nothing to compare.
+
 _PATTERN = list[tuple[int, int]]
 
 
@@ -47,7 +47,9 @@ def differences(op: Any) -> list[str]:
         leaves, tree = torch.utils._pytree.tree_flatten((sample.input, sample.args, sample.kwargs))
         mode, _ = internals.new_fake_mode()
         mode.cache_enabled = False
-        fakes = [mode.from_tensor(leaf) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
+        fakes = [
+            mode.from_tensor(leaf, static_shapes=True) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves
+        ]
         try:
             first, args, kwargs = torch.utils._pytree.tree_unflatten(fakes, tree)
             with mode, OnFakes():

@@ -122,8 +122,10 @@ def _nobody_can_tell(node: fx.Node, source: fx.Node, returned: set[fx.Node], esc
 
 
 def _copies(node: fx.Node) -> bool:
-    """Whether a cast was asked for a copy."""
-    schema = node.target._schema.arguments  # type: ignore[union-attr]
+    """Whether a cast was asked for a copy. The result of an idle native_dropout is one."""
+    if not isinstance(node.target, internals.OpOverload):
+        return True
+    schema = node.target._schema.arguments
     given = {argument.name: value for argument, value in zip(schema, node.args, strict=False)} | node.kwargs
     return bool(given.get("copy"))
 
