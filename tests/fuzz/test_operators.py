@@ -32,7 +32,7 @@ def test_every_new_operator_is_drawn() -> None:
 @pytest.mark.parametrize("op", ["equals_number", "through_integer", "add_number"])
 def test_the_oracle_can_say_no(op: str) -> None:
     """A compiled program is judged by the meaning of one with another number."""
-    source = Source((3, 5), torch.bfloat16, "dense", False, 1, (*NUMBERS, -0.0, 0.3))
+    source = Source((7, 11), torch.bfloat16, "dense", False, 1, (*NUMBERS, -0.0, 0.3))
     arguments: tuple[tuple[object, ...], ...] = ((NUMBERS[0],), (NUMBERS[1],))
     if op == "through_integer":
         arguments = ((torch.int64,), (torch.bool,))
