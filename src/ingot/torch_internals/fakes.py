@@ -49,6 +49,8 @@ def fake_mode(env: ShapeEnv | None) -> FakeTensorMode:
             args, kwargs = _counted_from_the_start(place, list(args), dict(kwargs or {}))
         if func in _CONVOLUTIONS and not _kernel_sizes_checked():
             _check_kernel_size(func, args, kwargs or {})
+        if func is torch.ops.aten._fft_c2c.default and not _transforms_in_any_order():
+            args = (args[0], sorted(args[1]), *args[2:])
         if func is torch.ops.aten.slice.Tensor:
             part = _slice_at_numbers(*args, **(kwargs or {}))
             if part is not None:
@@ -64,6 +66,17 @@ def fake_mode(env: ShapeEnv | None) -> FakeTensorMode:
 
     vars(mode)["dispatch"] = dispatch
     return mode
+
+
+@functools.cache
+def _transforms_in_any_order() -> bool:
+    """Whether torch's shape function of Fourier transforms takes dims that do not ascend; torch 2.11 fails there."""
+    with without_dispatch():
+        try:
+            torch.ops.aten._fft_c2c.default(torch.empty(6, 5, 9, dtype=torch.complex64, device="meta"), [1, 0], 0, True)
+        except RuntimeError:
+            return False
+    return True
 
 
 @functools.cache
