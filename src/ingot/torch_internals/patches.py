@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+from torch._decomp import decompositions as _decompositions
 from torch._export import utils as _export_utils
 from torch._higher_order_ops import utils as _hop_utils
 from torch._subclasses.fake_tensor import (
@@ -27,6 +28,7 @@ from ingot.torch_internals.modes import recording_paused
 
 # The package has a function of the module's name.
 _associative_scan = importlib.import_module("torch._higher_order_ops.associative_scan")
+_one_layer_lstm: Callable[..., Any] = _decompositions.one_layer_lstm
 TORCH_FOLDER: str = torch.__path__[0]
 
 
@@ -277,4 +279,21 @@ def default_decompositions() -> dict[Any, Callable[..., Any]]:
     """
     _export_utils._materialize_cpp_cia_ops()
     with patched(_export_utils, _materialize_cpp_cia_ops=lambda: None):
-        return dict(torch.export.default_decompositions())
+        table = dict(torch.export.default_decompositions())
+    lstm = torch.ops.aten.lstm.input
+    return {**table, lstm: _with_flat_states(table[lstm])} if lstm in table else table
+
+
+def _with_flat_states(decompose: Callable[..., Any]) -> Callable[..., Any]:
+    """torch's decomposition of lstm, with last states of rank 2: before torch 2.13 those of a larger batch have 3."""
+
+    @functools.wraps(decompose)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        with patched(_decompositions, one_layer_lstm=layer):
+            return decompose(*args, **kwargs)
+
+    def layer(*args: Any, **kwargs: Any) -> Any:
+        out, states = _one_layer_lstm(*args, **kwargs)
+        return out, tuple(state if state.dim() == 2 else state.squeeze(0) for state in states)
+
+    return run
