@@ -236,7 +236,10 @@ def test_a_buffer_that_is_written_goes_in_and_out(tmp_path: Path) -> None:
     assert (first == 1).all() and (second == 2).all() and again == 2
 
 
-def test_the_table_of_kernels_is_that_of_the_installed_release() -> None:
+def test_the_table_of_kernels_is_that_of_the_pinned_release() -> None:
+    pins = Path(__file__).parents[2] / "requirements-dev.txt"
+    if f"onnxruntime=={onnxruntime.__version__}" not in pins.read_text().split():
+        pytest.skip("the table is made with another ONNX Runtime")
     assert limits() == KERNELS
 
 
