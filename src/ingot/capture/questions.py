@@ -80,8 +80,12 @@ class Watch:
     def operator(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[list[Any]]:
         """Inside, an operator runs; the caller puts what it gives into the list.
 
-        Afterwards those of its questions count that exclude sizes at which it does not do what the graph says.
+        Afterwards those of its questions count that exclude sizes at which it does not do what the graph says. Control
+        flow is left out: the operators of its bodies were watched one by one, and running it again would record them.
         """
+        if isinstance(func, internals.HigherOrderOperator):
+            yield []
+            return
         call = Call.of(func, args, kwargs) if torch.Tag.inplace_view in getattr(func, "tags", ()) else None
         self._asked.append({})
         results: list[Any] = []

@@ -506,6 +506,11 @@ class _Sizes:
         if isinstance(b, sympy.Symbol) and self._is_fresh(b) and self._is_unknown(a):
             self.renamed[b] = a
             return True
+        fresh = [symbol for symbol in b.free_symbols if self._is_fresh(symbol)]
+        own = [symbol for symbol in a.free_symbols if symbol in self.bindings]
+        if len(fresh) == len(own) == 1 and b.xreplace({fresh[0]: own[0]}) == a:  # item() of a bool is u0 == 1
+            self.renamed[fresh[0]] = own[0]
+            return True
         if a in self.bindings and any(map(internals.is_unbacked, b.free_symbols)):
             return True  # another node asked the same, or told since what this one did not know: 6 - u0 instead of u1
         return internals.surely_equal(self.env, a, b)
