@@ -381,6 +381,7 @@ class _FakeRun:
         self.mode = mode
         self.env: internals.ShapeEnv | None = mode.shape_env
         self.known = {s for node in _nodes(program) for s in _symbols(metadata.value_of(node))}
+        self.asserted: dict[sympy.Basic, sympy.Basic] = {}  # by the graph so far, or by one around it
 
     def problems(self) -> Iterator[Problem]:
         with ExitStack() as stack:
@@ -399,7 +400,7 @@ class _FakeRun:
 
     def _graph(self, module: fx.GraphModule) -> Generator[Problem]:
         casts: dict[fx.Node, Any] = {}
-        grad = torch.is_grad_enabled()
+        grad, asserted = torch.is_grad_enabled(), dict(self.asserted)
         try:
             for node in module.graph.nodes:
                 if node.op != "call_function":
@@ -417,6 +418,7 @@ class _FakeRun:
             for cast in reversed(casts.values()):
                 internals.exit_autocast(cast)
             internals.set_grad_enabled(grad)
+            self.asserted = asserted
 
     def _inner_graphs(self, module: fx.GraphModule, node: fx.Node) -> Iterator[Problem]:
         for argument in node.all_input_nodes:
@@ -447,7 +449,11 @@ class _FakeRun:
             )
             return
         claimed = metadata.value_of(node)
-        sizes = _Sizes(self.env, self.known, metadata.bindings_of(node) or {})
+        if target is torch.ops.aten._assert_scalar.default and internals.is_symbolic(args[0]):
+            condition = internals.expr_to_check(args[0])
+            if isinstance(condition, sympy.Eq) and isinstance(condition.lhs, sympy.Symbol):
+                self.asserted[condition.lhs] = condition.rhs
+        sizes = _Sizes(self.env, self.known, metadata.bindings_of(node) or {}, self.asserted)
         if not sizes.same(claimed, computed):
             yield Problem(
                 f"{node.name} claims to be {describe_value(claimed)}, but computes {describe_value(computed)}.", node
@@ -479,8 +485,14 @@ def _region(node: fx.Node) -> Iterator[None]:
 class _Sizes:
     """Compares values. A run may give an unknown size (u0) another name; it must then do so everywhere."""
 
-    def __init__(self, env: internals.ShapeEnv | None, known: set[sympy.Symbol], bindings: Any) -> None:
-        self.env, self.known = env, known
+    def __init__(
+        self,
+        env: internals.ShapeEnv | None,
+        known: set[sympy.Symbol],
+        bindings: Any,
+        asserted: dict[sympy.Basic, sympy.Basic],
+    ) -> None:
+        self.env, self.known, self.asserted = env, known, asserted
         self.bindings = tuple(bindings)
         self.renamed: dict[sympy.Symbol, sympy.Basic] = {}
 
@@ -513,7 +525,7 @@ class _Sizes:
             return True
         if a in self.bindings and any(map(internals.is_unbacked, b.free_symbols)):
             return True  # another node asked the same, or told since what this one did not know: 6 - u0 instead of u1
-        return internals.surely_equal(self.env, a, b)
+        return internals.surely_equal(self.env, a.xreplace(self.asserted), b.xreplace(self.asserted))
 
     def _is_fresh(self, symbol: sympy.Symbol) -> bool:
         return symbol not in self.known and internals.is_unbacked(symbol)
