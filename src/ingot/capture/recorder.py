@@ -130,6 +130,7 @@ class Recorder(internals.RecordingMode):
         if not self._is_recorded(func, out):
             return out
         check_dtypes(func, args, kwargs)
+        self._check_plain((args, kwargs))
         self._note_writes(func, args, kwargs)
         if torch.get_default_dtype() is not self._default_dtype:
             node_kwargs = self._with_dtype(func, args, node_kwargs, out)
@@ -223,18 +224,25 @@ class Recorder(internals.RecordingMode):
             return items if isinstance(value, list) else tuple(items)
         if isinstance(value, dict):
             return {key: self.argument(item) for key, item in value.items()}
-        if isinstance(value, torch.ScriptObject | torch.Generator):
-            raise UntraceableError(
-                explain(
-                    f"An operator takes a {type(value).__name__}, which a Program cannot hold.",
-                    where=self.user_place(),
-                    why="a Program's graph holds tensors and plain values",
-                    fix="leave the generator out, and seed with torch.manual_seed"
-                    if isinstance(value, torch.Generator)
-                    else "use the operator that takes the object's tensors, or import the model with from_torchscript",
-                )
-            )
         return value
+
+    def _check_plain(self, value: Any) -> None:
+        """Raises for an argument of a node that a graph cannot hold."""
+        for item in value.values() if isinstance(value, dict) else value:
+            if isinstance(item, list | tuple | dict):
+                self._check_plain(item)
+            elif isinstance(item, torch.ScriptObject | torch.Generator):
+                raise UntraceableError(
+                    explain(
+                        f"An operator takes a {type(item).__name__}, which a Program cannot hold.",
+                        where=self.user_place(),
+                        why="a Program's graph holds tensors and plain values",
+                        fix="leave the generator out, and seed with torch.manual_seed"
+                        if isinstance(item, torch.Generator)
+                        else "use the operator that takes the object's tensors, or import the model with"
+                        " from_torchscript",
+                    )
+                )
 
     def node_of(self, tensor: torch.Tensor) -> fx.Node:
         node = self.frame.find(tensor)
