@@ -3,6 +3,7 @@ fails everywhere. Other numbers are the business of the long suites, which say w
 
 import random
 import zlib
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -23,3 +24,10 @@ def pytest_collectstart(collector: pytest.Collector) -> None:
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
     _seed(item.nodeid)
+
+
+@pytest.fixture(autouse=True)
+def _grad_mode_kept() -> Iterator[None]:
+    """A module that torch.export made leaves grad mode off when a check inside no_grad fails."""
+    with torch.set_grad_enabled(torch.is_grad_enabled()):
+        yield

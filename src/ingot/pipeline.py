@@ -246,7 +246,7 @@ def load(path: str | os.PathLike[str], *, native: bool = True, trust: Trust = Tr
         if file.GRAPH not in container.names and "native" in container.manifest:
             raise MissingMember(
                 "the file holds no program",
-                why="it was compiled, and saved with program=False, or by an older release",
+                why="it was compiled, and saved without the program",
                 fix="save it with the program: compiled.save(path, program=True)",
                 path=container.path,
             )

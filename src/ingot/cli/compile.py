@@ -47,8 +47,8 @@ def run(
     precision: Precise = "float32",
     cache: Cached = True,
     program: Annotated[
-        bool, typer.Option(help="Save the program as well, so that it can be compiled elsewhere; twice the size.")
-    ] = True,
+        bool, typer.Option("--program", help="Save the program as well, to compile it elsewhere; twice the size.")
+    ] = False,
     source: Annotated[Path | None, typer.Option("--source", help="Write the C text to this file.")] = None,
     check: Annotated[bool, typer.Option(help="Run the example through the saved file, and compare with torch.")] = True,
     as_json: AsJson = False,
@@ -76,7 +76,7 @@ def run(
     difference = None
     if output is not None:
         with stages("save", f"saving {output}"):
-            compiled.save(output, program=None if program else False)
+            compiled.save(output, program=program)
         if check:
             with stages("check", "running the example through the file"):
                 difference = _difference(output, threads)

@@ -25,7 +25,6 @@ from ingot.codegen.limits import measured
 from ingot.codegen.package import Sample, argument_names, call_of, result_names, write_native
 from ingot.codegen.profile import Profile, Row, medians
 from ingot.codegen.weights import Blob
-from ingot.errors import SaveError
 from ingot.lowering.expr import Expr, Size, substitute
 from ingot.lowering.ir import Module, Precision, SizeSymbol
 from ingot.program.calling import check_call
@@ -33,8 +32,6 @@ from ingot.program.file import pack
 from ingot.program.program import Program
 from ingot.program.signature import InputKind, OutputKind
 from ingot.program.tree import flatten, unflatten
-from ingot.program.values_json import Json
-from ingot_runtime import Member
 from ingot_runtime.copying import Uncopied
 from ingot_runtime.machine import cores
 from ingot_runtime.model import Model
@@ -145,16 +142,15 @@ class Compiled(Uncopied):
         """Random draws of later calls follow from this number alone."""
         self.model.seed(value)
 
-    def save(self, path: str | os.PathLike[str], *, program: bool | None = None) -> None:
+    def save(self, path: str | os.PathLike[str], *, program: bool = False) -> None:
         """Writes a `.ingot` file, whole or not at all: libraries, weights, source, and a sample as a self-test.
 
-        `program` is whether the file also holds the program that was compiled, with its own weights: who does not trust
-        native code from elsewhere compiles that (`ingot.load(path, native=False)`), and so does who has another
-        machine. None holds it where a file can; False makes the file about half as large.
+        With `program` the file also holds the program that was compiled, with its own weights, and is about twice as
+        large: `ingot.load(path, native=False)` reads it, and needs no trust in native code from elsewhere.
 
         Raises SaveError for what a file cannot describe, StorageError where the file cannot be written.
         """
-        members, fields = self._packed_program(program)
+        members, fields = pack(self.program) if program else ({}, {})
         try:
             write_native(
                 path,
@@ -168,16 +164,6 @@ class Compiled(Uncopied):
             )
         except OSError as error:
             raise save_failed(error, path) from error
-
-    def _packed_program(self, asked: bool | None) -> tuple[Mapping[str, Member], Mapping[str, Json]]:
-        if asked is False:
-            return {}, {}
-        try:
-            return pack(self.program)
-        except SaveError:
-            if asked:
-                raise
-            return {}, {}
 
     def close(self) -> None:
         """Gives back the model's threads and memory."""

@@ -60,17 +60,13 @@ _RECOPY = "copy or download the file again, or write it again with Ingot"
 
 def save(program: Program, path: str | PathLike[str]) -> None:
     """Writes the program to one file, atomically. Raises SaveError for what a file cannot hold, and writes nothing."""
-    members, fields = pack(program)
-    write_container(path, members, {"kind": "program", **fields})
+    with internals.real_tensors():  # also where the caller has a fake mode on; the tensors are read as they are written
+        members, fields = pack(program)
+        write_container(path, members, {"kind": "program", **fields})
 
 
 def pack(program: Program) -> tuple[dict[str, Member], dict[str, Json]]:
     """The members that a file has for a program, and what its manifest says of who wrote it. Raises SaveError."""
-    with internals.real_tensors():  # also where the caller has a fake mode on
-        return _pack(program)
-
-
-def _pack(program: Program) -> tuple[dict[str, Member], dict[str, Json]]:
     members: dict[str, Member] = {}
     weights, example = TensorWriter(), _example(program)
     graphs = GraphWriter()
