@@ -11,7 +11,6 @@ from rich.text import Text
 
 from ingot.cli.capture import Dynamic, parse_dynamic, with_ranges
 from ingot.cli.terminal import AsJson, Debug, Result, Stages, command, human
-from ingot_runtime.files import write_file
 
 Threads = Annotated[
     int | None, typer.Option("--threads", min=1, max=1024, help="Threads to run with; one for each core.")
@@ -59,6 +58,7 @@ def run(
     stages = Stages()
     with stages("import", "importing torch"):
         from ingot import pipeline
+        from ingot_runtime.files import write_file
     model, args, kwargs = opened(reference, stages, dynamic_shapes)
     compiled = pipeline.compile(
         model,
