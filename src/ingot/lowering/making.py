@@ -242,13 +242,15 @@ class Making(Sizes):
         return self.realize(tensor) if tensor.cost > CHEAP else tensor
 
     def dense(self, tensor: Tensor) -> Tensor:
-        """The tensor in memory, in row-major order of its own dims."""
+        """The tensor in memory, in row-major order of its own dims, with the strides of that order."""
         data = tensor.data
         if isinstance(data, Lazy):
             return self.realize(tensor, order=range(tensor.rank))
         strides = contiguous_strides(tensor.shape)
         whole = all(a == b or size == 1 for a, b, size in zip(data.strides, strides, tensor.shape, strict=True))
-        return tensor if whole else self.realize(self.lazy_copy(tensor), order=range(tensor.rank))
+        if whole:  # a dim of size 1 has any stride in memory, but readers ask for that of the order
+            return Tensor(tensor.shape, tensor.dtype, Strided(data.buffer, data.offset, strides))
+        return self.realize(self.lazy_copy(tensor), order=range(tensor.rank))
 
     def check_fit(self, size: Size, full: Size) -> None:
         """Ends the run where a dim of an operand is neither as large as the result's nor 1, unless that is known."""

@@ -110,6 +110,8 @@ class _Walk:
                     matrices = (step.a, step.b) if isinstance(step, Product) else (step.q, step.k, step.v)
                     for matrix in matrices:
                         self.index(step, matrix.offset, {loop.variable for loop in batch}, 0)
+                if isinstance(step, Product) and step.factors != "same" and step.a.columns != 1:
+                    raise _Invalid(f"{_spell(step)}: rows of {step.factors} factors are not contiguous")
                 self.step(step.epilogue)
             case Pair():
                 first, second = step.steps
