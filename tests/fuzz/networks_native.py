@@ -71,7 +71,9 @@ def lower_part(program: ingot.Program, precision: Precision, disabled: Collectio
 
 
 # What a model's own part of its file defines.
-_DEFINED = re.compile(r"^(?:static|INGOT_EXPORT|IG_KERNEL|enum)\b[^\n(\[]*?\b(?P<name>\w+)\s*(?:\(|\[|= \d+ })", re.M)
+_DEFINED = re.compile(
+    r"^(?:IG_CALLS )?(?:static|INGOT_EXPORT|IG_KERNEL|enum)\b[^\n(\[]*?\b(?P<name>\w+)\s*(?:\(|\[|= \d+ })", re.M
+)
 
 
 def rename_own(text: str, prefix: str) -> str:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import copy
 import warnings
+from pathlib import Path
 
 import torch
 
 from tests.fuzz import networks
+from tests.fuzz import networks_native as native
 from tests.fuzz.networks_judge import difference
 from tests.fuzz.networks_rules import RULES
 
@@ -37,6 +39,18 @@ def test_a_network_with_other_weights_is_wrong() -> None:
     ((seed, verdict),) = networks.check_batch([one])
     assert seed == one.network.seed and verdict.kind == "wrong"
     assert "is off by" in verdict.reason and "class Net(nn.Module)" in verdict.reason
+
+
+def test_networks_share_a_library(tmp_path: Path) -> None:
+    """Names that models share would make every batch fall apart into single files, which costs most of the time."""
+    with warnings.catch_warnings(), torch.no_grad():
+        warnings.simplefilter("ignore")
+        found = [
+            one for one in map(networks.prepare, map(networks.make, SEEDS[:5])) if isinstance(one, networks.Candidate)
+        ]
+    parts = [part for one in found for part in one.parts]
+    native.compile_parts(parts, tmp_path, optimize=False)
+    assert len({id(part.loaded) for part in parts}) == 1 and parts[0].loaded is not None
 
 
 def test_what_the_judge_sees() -> None:
