@@ -94,6 +94,33 @@ def test_declared_ranges_are_not_narrowed(name: str) -> None:
         ingot.capture(Function(function), (torch.randn(6, 3),), dynamic_shapes={"x": {0: Dim("n", min=1)}})
 
 
+# What has a size of 0 or 1, or lies at another side of a bound, at the example's size of 5 only.
+OTHER_AT_THE_EXAMPLE: dict[str, Callable[..., torch.Tensor]] = {
+    "one row": lambda x: x[2::3] * 2,
+    "no row": lambda x: x[6:] * 2,
+    "no row between sizes": lambda x: x[6 : x.shape[0] // 2] * 2,
+    "rows between sizes": lambda x: x[x.shape[0] // 3 : (x.shape[0] + 1) // 2] * 2,
+    "cat of one row": lambda x: torch.cat([x[4:], x[4:] * 2]),
+    "sections": lambda x: torch.cat([part * (i + 1) for i, part in enumerate(x.tensor_split(3))]),
+    "sections of a dim": lambda x: x.t().tensor_split(2, 1)[-1] * 2,
+    "places": lambda x: torch.cat([part * (i + 1) for i, part in enumerate(x.tensor_split((1, 4)))]),
+    "places out of order": lambda x: torch.cat([part * (i + 1) for i, part in enumerate(x.tensor_split((4, 1, -2)))]),
+    "max_pool1d": lambda x: F.max_pool1d(x.t(), 3, 2, padding=1, ceil_mode=True),
+}
+
+
+@pytest.mark.parametrize("name", OTHER_AT_THE_EXAMPLE)
+def test_sizes_unlike_the_example(name: str) -> None:
+    function = OTHER_AT_THE_EXAMPLE[name]
+    program = ingot.capture(Function(function), (torch.randn(5, 3),), dynamic_shapes={"x": {0: Dim("n", min=1)}})
+    compiled = ingot.compile(program, threads=1)
+    assert [(dim.low, dim.high) for dim in program.dims] == [(1, None)]
+    for size in (1, 2, 3, 4, 5, 6, 7, 11, 30):
+        x = inside_poison(size, 3)
+        torch.testing.assert_close(program(x), function(x))
+        torch.testing.assert_close(compiled(x), function(x))
+
+
 def test_a_range_from_zero() -> None:
     def function(x: torch.Tensor) -> torch.Tensor:
         return torch.cat([x[1:], x[:2] * 2]).sum(0) + x[-1:].sum(0)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 _EXPRESSION = re.compile(r"^\s*(?:(\d+)\s*\*\s*)?([A-Za-z_]\w*)\s*(?:([+-])\s*(\d+))?\s*$")
 _AUTO = "auto"
+_ENLARGED = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,10 +76,12 @@ def declare(
     tree: Tree,
     parameters: Sequence[inspect.Parameter],
     static: frozenset[str] = frozenset(),
+    enlarged: bool = False,
 ) -> Declared:
     """Reads `dynamic_shapes` against the captured arguments, whose tree is that of `(args, kwargs)`.
 
-    Dims whose names are in `static` are left as they are in the example.
+    Dims whose names are in `static` are left as they are in the example. `enlarged` traces with sizes that are a
+    multiple of the example's.
     """
     declared = Declared()
     if dynamic_shapes is None:
@@ -101,6 +104,8 @@ def declare(
         if specs:
             declared.specs[index] = specs
     _gather_roots(declared, leaves, paths)
+    if enlarged:
+        _enlarge(declared.roots.values())
     return declared
 
 
@@ -331,6 +336,16 @@ def _gather_roots(declared: Declared, leaves: Sequence[Any], paths: Sequence[Pat
         # Sizes 0 and 1 behave unlike any other (they broadcast), so a dynamic dim is traced with a larger one.
         if root.hint < 2 and (high is None or high >= 2):
             root.hint = 3 if high is None or high >= 3 else 2
+
+
+def _enlarge(roots: Collection[Root]) -> None:
+    """Sizes for a trace in which what is 0 or 1 in the example, such as x[3:] of four, is so no longer.
+
+    One factor for all of them, so that sizes that are equal, or multiples of each other, stay so.
+    """
+    for root in roots:
+        size = root.hint * _ENLARGED
+        root.hint = size if root.high is None else min(size, root.high)
 
 
 def _spell_range(bounds: DimSpec | Root) -> str:

@@ -8,6 +8,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+import sympy
 import torch
 from torch import fx, nn
 from torch.export import ExportedProgram
@@ -47,10 +48,10 @@ def trace(
     args, kwargs, fixed = _with_concrete(call, tuple(args), dict(kwargs or {}), concrete_args)
     dynamic.bind_check(call, args, kwargs)
 
-    def run(*, exporting: bool = True, larger_by_symbols: bool = False) -> Program:
+    def run(*, exporting: bool = True, larger_by_symbols: bool = False, enlarged: bool = False) -> Program:
         def attempt(static: frozenset[str]) -> Program:
             session = Session(
-                model, args, kwargs, dynamic_shapes, preserve_module_call_signature, fixed, exporting, static
+                model, args, kwargs, dynamic_shapes, preserve_module_call_signature, fixed, exporting, static, enlarged
             )
             with internals.extremes_of_sizes() if larger_by_symbols else nullcontext():
                 return session.run()
@@ -58,7 +59,7 @@ def trace(
         return freeze_automatic(attempt)
 
     try:
-        return run()
+        return _choose_wider(run(), lambda: run(enlarged=True))
     except EagerError:
         raise
     except CaptureError as failure:
@@ -71,12 +72,29 @@ def trace(
             )  # fmt: skip
         if isinstance(failure, DynamicShapeError):
             # The larger of two sizes may be left to the run; not at once, as most models are better off if it is known.
-            with suppress(CaptureError):
-                return run(larger_by_symbols=True)
+            # Larger sizes may help where some value has a size of 0 or 1 in the example.
+            for larger_by_symbols, enlarged in ((True, False), (False, True), (True, True)):
+                with suppress(CaptureError):
+                    return run(larger_by_symbols=larger_by_symbols, enlarged=enlarged)
         # Some models take another path when they are told that they are exported, and some of those paths are broken.
         with suppress(CaptureError):
             return run(exporting=False)
         raise failure
+
+
+def _choose_wider(program: Program, again: Callable[[], Program]) -> Program:
+    """The program, or what `again` gives, if that needs fewer sizes to be equal to something or bounded above."""
+
+    def count(found: Program) -> int:
+        equations = sum(isinstance(constraint.condition, sympy.Eq) for constraint in found.constraints)
+        return equations + sum(dim.high is not None for dim in found.dims)
+
+    if count(program):
+        with suppress(CaptureError):
+            other = again()
+            if count(other) < count(program) and len(other.dims) >= len(program.dims):
+                return other
+    return program
 
 
 def freeze_automatic(attempt: Callable[[frozenset[str]], Program]) -> Program:
@@ -128,6 +146,7 @@ class Session:
         fixed: frozenset[int],
         exporting: bool,
         static: frozenset[str] = frozenset(),
+        enlarged: bool = False,
     ) -> None:
         self.model = model
         self.fixed = fixed
@@ -141,7 +160,7 @@ class Session:
         self.parameter_names = tuple(
             p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
         )
-        self.declared = dynamic.declare(dynamic_shapes, self.leaves, self.in_tree, parameters, static)
+        self.declared = dynamic.declare(dynamic_shapes, self.leaves, self.in_tree, parameters, static, enlarged)
         self.watch = questions.Watch(lambda: self.recorder.operator_asks(), _user_source)
         self.mode = internals.fake_mode(self.watch.env)
         self.modules = ModuleTracker(self.root, preserve)

@@ -22,6 +22,7 @@ from ingot.errors import IngotError, PassError, explain
 from ingot.passes.replay_recorder import Decompositions, ReplayRecorder, keep_expression, map_values
 from ingot.program import dims, metadata, subgraphs, writeless
 from ingot.program.cutting import name_apart
+from ingot.program.fake_kernels import COMPOSED
 from ingot.program.printer import operator_name
 from ingot.program.program import Program
 from ingot.program.signature import InputKind, Output, OutputKind, Signature, rename_calls, values_of
@@ -118,7 +119,8 @@ class Replay:
                 return args[0]
             if node.target in _CUTS and not kwargs and _any_symbolic(args):
                 return _cut(len(metadata.value_of(node)), _CUTS[node.target], args)
-            return node.target(*args, **kwargs)  # type: ignore[operator]
+            # Torch's own decompositions of these ask for sizes.
+            return COMPOSED.get(node.target, node.target)(*args, **kwargs)  # type: ignore[operator,arg-type]
         except IngotError:
             raise
         except internals.FixedSize as failure:

@@ -1,11 +1,13 @@
 """What some operators give of fakes, where torch's own rules would ask more of them than the operators do.
 
 Torch computes the shapes of a recurrent layer step by step, so that a number of steps that is not known is frozen at
-the example's; take_along_dim asks for its sizes as plain numbers.
+the example's; take_along_dim and max_pool1d ask for their sizes as plain numbers.
 """
 
 from __future__ import annotations
 
+import itertools
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -84,15 +86,55 @@ def _upsample(operator: Any) -> Callable[..., Any]:
     return rule
 
 
+def _max_pool1d(
+    x: torch.Tensor, kernel: Any, stride: Any = (), padding: Any = 0, dilation: Any = 1, ceil_mode: bool = False
+) -> torch.Tensor:
+    """Torch pools along one dim by a kernel of its own, which takes sizes as plain numbers."""
+    if not isinstance(x.shape[-1], torch.SymInt):
+        alone: torch.Tensor = aten.max_pool1d.default(x, kernel, stride, padding, dilation, ceil_mode)
+        return alone
+    sides = [_items(kernel), _items(stride) or _items(kernel), _items(padding), _items(dilation)]
+    flat = [[first, *side] for first, side in zip((1, 1, 0, 1), sides, strict=True)]
+    made: torch.Tensor = aten.max_pool2d.default(x.unsqueeze(-2), *flat, ceil_mode).squeeze(-2)
+    return made
+
+
+def _items(value: Any) -> list[Any]:
+    return list(value) if isinstance(value, list | tuple) else [value]
+
+
+def _split_in_sections(x: torch.Tensor, sections: Any, dim: int = 0) -> Any:
+    """Torch asks of each part whether it is one of the larger ones, which depends on the size."""
+    if not x.dim() or type(sections) is not int or sections < 1 or not isinstance(x.shape[dim], torch.SymInt):
+        return aten.tensor_split.sections(x, sections, dim)
+    least, larger = x.shape[dim] // sections, x.shape[dim] % sections
+    starts = [part * least + torch.sym_min(part, larger) if part else 0 for part in range(sections)]
+    return [aten.slice.Tensor(x, dim, *ends) for ends in itertools.pairwise([*starts, x.shape[dim]])]
+
+
+def _split_at_indices(x: torch.Tensor, indices: Sequence[Any], dim: int = 0) -> Any:
+    """Torch asks whether each place lies inside, which a slice between plain numbers does not."""
+    if not x.dim() or not isinstance(x.shape[dim], torch.SymInt):
+        return aten.tensor_split.indices(x, indices, dim)
+    return [aten.slice.Tensor(x, dim, *ends) for ends in itertools.pairwise([0, *indices, sys.maxsize])]
+
+
 _RESIZING = (
     *("upsample_nearest1d", "upsample_nearest2d", "upsample_nearest3d", "upsample_linear1d", "upsample_bilinear2d"),
     *("_upsample_nearest_exact1d", "_upsample_nearest_exact2d", "_upsample_nearest_exact3d", "upsample_trilinear3d"),
     *("upsample_bicubic2d", "_upsample_bilinear2d_aa", "_upsample_bicubic2d_aa"),
 )
+# Rules that compute what the operator does, by other operators, for every size: a graph may hold those in its place.
+COMPOSED: dict[Any, Callable[..., Any]] = {
+    aten.max_pool1d.default: _max_pool1d,
+    aten.tensor_split.sections: _split_in_sections,
+    aten.tensor_split.indices: _split_at_indices,
+}
 _RULES = {
     **{op: _upsample(op) for name in _RESIZING for op in (getattr(aten, name).default, getattr(aten, name).vec)},
     **{op: _pad(op) for op in (aten.pad.default, aten.constant_pad_nd.default)},
     aten.native_dropout.default: _native_dropout,
     **{op: _recurrent(op) for op in (aten.lstm.input, aten.gru.input, aten.rnn_tanh.input, aten.rnn_relu.input)},
     aten.take_along_dim.default: _take_along_dim,
+    **COMPOSED,
 }

@@ -52,7 +52,7 @@ def fake_mode(env: ShapeEnv | None) -> FakeTensorMode:
         if func is torch.ops.aten._fft_c2c.default and not _transforms_in_any_order():
             args = (args[0], sorted(args[1]), *args[2:])
         if func is torch.ops.aten.slice.Tensor:
-            part = _slice_at_numbers(*args, **(kwargs or {}))
+            part = _slice_within(*args, **(kwargs or {}))
             if part is not None:
                 return part
         # torch compares the arguments of a call with those of earlier ones, and these objects cannot be compared.
@@ -163,42 +163,48 @@ def _counted_from_the_start(place: int, args: list[Any], kwargs: dict[str, Any])
     return args, {name: counted(value) if name == "dim" else value for name, value in kwargs.items()}
 
 
-def _slice_at_numbers(
+def _slice_within(
     x: torch.Tensor, dim: int = 0, start: Any = None, end: Any = None, step: Any = 1
 ) -> torch.Tensor | None:
-    """A slice of a symbolic size between plain numbers, clamped by Min and Max; None of any other slice.
+    """A slice of a symbolic size, clamped by Min and Max; None of any other slice.
 
-    Torch decides by the example's size whether a bound lies inside, and its answer holds for some sizes only.
+    Torch decides by the example's size whether a bound lies inside, and its answer holds for some sizes only. A bound
+    whose sign depends on the size is left to torch.
     """
-    bounds = [None if isinstance(bound, int) and bound == sys.maxsize else bound for bound in (start, end)]
-    if not x.dim() or not all(bound is None or type(bound) is int for bound in bounds) or type(step) is not int:
+    start, end = (None if isinstance(bound, int) and bound == sys.maxsize else bound for bound in (start, end))
+    if not x.dim() or type(step) is not int or step < 1:
         return None
     size = x.shape[dim]
-    if step < 1 or not isinstance(size, torch.SymInt) or any(map(is_unbacked, size.node.expr.free_symbols)):
+    symbolic = [number for number in (size, start, end) if isinstance(number, torch.SymInt)]
+    if not symbolic or any(is_unbacked(s) for number in symbolic for s in number.node.expr.free_symbols):
         return None
-    start, end = bounds
+    if not all(bound is None or type(bound) is int or statically_known_true(bound >= 0) for bound in (start, end)):
+        return None
     stop = size if end is None else _clamp(end, size)
     begin = 0 if start is None else _clamp(start, size)
-    if start is not None and start < 0 and end is None:
+    from_end = type(start) is int and start < 0
+    if from_end and end is None:
         length = _choose(torch.sym_min, size, -start)
     else:
         # A start beyond the end is not clamped: the difference is negative then, and so 0.
-        length = _choose(torch.sym_max, stop - (start if start is not None and start >= 0 else begin), 0)
+        length = _choose(torch.sym_max, stop - (begin if start is None or from_end else start), 0)
     sizes, strides = list(x.shape), list(x.stride())
     sizes[dim] = length if step == 1 else (length + step - 1) // step
     offset = x.storage_offset() + begin * strides[dim]
     strides[dim] = strides[dim] * step
-    with questions_unwatched(size.node.shape_env):  # whether it lies inside of its storage: a slice always does
+    with questions_unwatched(symbolic[0].node.shape_env):  # whether it lies inside of its storage: a slice always does
         return x.as_strided(sizes, strides, offset)
 
 
-def _clamp(bound: int, size: torch.SymInt) -> Any:
-    """A slice's bound as a place in [0, size]."""
-    return _choose(torch.sym_max, size + bound, 0) if bound < 0 else _choose(torch.sym_min, size, bound)
+def _clamp(bound: Any, size: Any) -> Any:
+    """A slice's bound as a place in [0, size]; a symbolic bound is not negative."""
+    if type(bound) is int and bound < 0:
+        return _choose(torch.sym_max, size + bound, 0)
+    return _choose(torch.sym_min, size, bound)
 
 
-def _choose(which: Callable[[Any, Any], Any], value: Any, limit: int) -> Any:
-    """The smaller or larger of a symbolic number and a limit: one of the two where it is the same for every size."""
+def _choose(which: Callable[[Any, Any], Any], value: Any, limit: Any) -> Any:
+    """The smaller or larger of a number and a limit: one of the two where it is the same for every size."""
     for least, most, one in ((value, limit, 0), (limit, value, 1)):
         if statically_known_true(least <= most):
             return (value, limit)[one] if which is torch.sym_min else (limit, value)[one]
