@@ -203,8 +203,7 @@ def run(kind: str, seeds: Iterable[int], journal: Path, jobs: int, slice_size: i
 
 
 def write_report(kind: str, rows: dict[int, Row], path: Path, commit: str) -> None:
-    """A page with the counts, the reasons of refusals, and whatever is wrong."""
-    refusals = collections.Counter(row.reason for row in rows.values() if row.kind == "refused")
+    """A page with the counts, the reasons of refusals and of narrower ranges, and whatever is wrong."""
     lines = [
         f"# Random programs: {kind.replace('_', ' ')}",
         "",
@@ -223,10 +222,12 @@ def write_report(kind: str, rows: dict[int, Row], path: Path, commit: str) -> No
             f" | {count['wrong']:,} | {count['crashed']:,} |"
         )
     lines.append("")
-    if refusals:
-        lines += ["| refused | reason |", "|---|---|"]
-        lines += [f"| {n:,} | {_cell(reason)} |" for reason, n in refusals.most_common()]
-        lines.append("")
+    for verdict, title in (("refused", "refused"), ("right", "right, but narrower than declared")):
+        reasons = collections.Counter(row.reason for row in rows.values() if row.kind == verdict and row.reason)
+        if reasons:
+            lines += [f"| {title} | reason |", "|---|---|"]
+            lines += [f"| {n:,} | {_cell(reason)} |" for reason, n in reasons.most_common()]
+            lines.append("")
     for row in sorted(rows.values(), key=lambda row: row.seed):
         if row.kind in ("wrong", "crashed"):
             lines += [f"## {row.kind}: seed {row.seed}", "", "```", row.reason, "```", ""]

@@ -1,8 +1,10 @@
 """Random programs of dynamic-shape arithmetic, captured at one size and run at others.
 
-A program is right at a size if the native code gives what eager gives, or raises a named error where eager raises. It
-is refused if capture or a call refuses by name what eager runs; a size outside of the declared range must be refused.
-Inputs lie in the midst of poison, so that a read outside of them shows.
+A program is right if the native code gives what eager gives at the example's sizes, at others, and at all that its dims
+and constraints allow, and raises a named error at all other sizes and where eager raises. "narrowed" then names what
+excludes sizes that were declared and that eager runs. It is refused if capture or compilation refuses it by name, or a
+call does inside of the stated range, or at all sizes but the example's. Inputs lie in the midst of poison, so that a
+read outside of them shows.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ import torch
 from torch import nn
 
 import ingot
+from ingot.program import dims
 from tests.fuzz.dynamic_shapes_native import Part, compile_parts, lower_part, run_part
 from tests.fuzz.dynamic_shapes_programs import Drawing, Program
 from tests.fuzz.verdict import Verdict
@@ -65,7 +68,8 @@ def _lower(program: Program) -> Part | Verdict:
         captured = ingot.capture(model, tuple(program.tensors({})), dynamic_shapes=program.dynamic_shapes())
         return lower_part(captured)
     except ingot.IngotError as error:
-        return Verdict("refused", f"capture: {type(error).__name__}: {_general(str(error).splitlines()[0])}")
+        what, _, rest = str(error).partition("\n")
+        return Verdict("refused", f"capture: {type(error).__name__}: {_general(what)} ({program.construct(rest)})")
     except Exception as error:
         return Verdict("wrong", f"capture: {type(error).__name__}: {error}\n{program}")
 
@@ -97,7 +101,7 @@ def points(program: Program) -> list[dict[str, int]]:
 def judge(program: Program, part: Part) -> Verdict:
     if part.error:
         return Verdict("wrong", f"the C compiler: {part.error}\n{program}")
-    refused = ""
+    refused, narrowed, right = "", "", 0
     function = program.function()
     for number, point in enumerate(points(program)):
         sizes = {root.name: point.get(root.name, root.example) for root in program.roots}
@@ -117,8 +121,12 @@ def judge(program: Program, part: Part) -> Verdict:
         except Exception as error:
             return Verdict("wrong", f"at {sizes}: {type(error).__name__}: {error}\n{program}")
         if isinstance(outcome, str):
-            if allowed and expected is not None and not refused:
-                refused = f"call: {_general(outcome.splitlines()[0])}"
+            if allowed and expected is not None:
+                excluding = find_excluding(program, part.program, sizes)
+                if excluding and point:
+                    narrowed = narrowed or f"narrowed: {excluding}"
+                else:
+                    refused = refused or f"call: {_general(outcome.splitlines()[0])}"
             continue
         if not allowed:
             return Verdict("wrong", f"at {sizes}: outside of the declared range, and accepted\n{program}")
@@ -127,7 +135,32 @@ def judge(program: Program, part: Part) -> Verdict:
         complaint = compare(expected, exact, outcome)
         if complaint:
             return Verdict("wrong", f"at {sizes}: {complaint}\n{program}")
-    return Verdict("refused", refused) if refused else Verdict("right")
+        right += any(sizes[root.name] != root.example for root in program.roots)
+    if narrowed and not right:
+        refused = refused or f"the example's sizes only: {narrowed}"
+    return Verdict("refused", refused) if refused else Verdict("right", narrowed)
+
+
+def find_excluding(program: Program, captured: Any, sizes: dict[str, int]) -> str:
+    """What excludes these sizes from the range that a captured program states; "" if it does not exclude them."""
+    spelled = {f"s_{root.name}": sizes[root.name] for root in program.roots}
+    spelled |= {f"s_{root.name[0]}_{root.name[1:]}": sizes[root.name] for root in program.roots if not root.declared}
+    for constraint in captured.constraints:
+        names = {symbol: spelled.get(symbol.name) for symbol in constraint.condition.free_symbols}
+        if None not in names.values() and not holds(constraint.condition, names):
+            return program.construct(constraint.source)
+    bounds = {f"s_{dim.name}": (dim.low, dim.high) for dim in captured.dims}
+    for name, (low, high) in bounds.items():
+        if not (low <= spelled[name] and (high is None or spelled[name] <= high)):
+            return "a bound"
+    return "equal automatic dims" if len(bounds) < len(program.roots) else ""
+
+
+def holds(condition: Any, sizes: dict[Any, Any]) -> bool:
+    try:
+        return bool(dims.evaluate(condition, sizes))
+    except ZeroDivisionError:
+        return False
 
 
 def _run_wide(function: Any, given: Sequence[torch.Tensor]) -> Any:

@@ -38,6 +38,12 @@ class Program:
     lines: list[str] = field(default_factory=list)
     outputs: list[str] = field(default_factory=list)
 
+    def construct(self, place: str) -> str:
+        """What a line such as `<program 3>:7` does, in a word or two, so that reasons can be counted."""
+        found = re.search(r"<program \d+>:(\d+)", place)
+        line = int(found[1]) - len(HEAD.splitlines()) - 2 if found else -1
+        return name_construct(self.lines[line]) if 0 <= line < len(self.lines) else "a size"
+
     def body(self) -> str:
         lines = [f"    {line}" for line in self.lines]
         return "\n".join([f"def function({', '.join(self.inputs)}):", *lines, f"    return {', '.join(self.outputs)},"])
@@ -80,13 +86,32 @@ class Program:
         return made
 
 
+def name_construct(line: str) -> str:
+    """The operator of a line, or what else of it looks at sizes."""
+    if " if " in line:
+        return "branch on a size"
+    if re.search(r"\b(min|max)\(", line):
+        return "min or max of sizes"
+    called = [
+        name for name in re.findall(r"\.(\w+)\(", line) if name not in ("reshape", "dim", "ones", "arange", "tensor")
+    ]
+    if called:
+        return called[0]
+    found = re.search(r"\.(reshape)\(|( @ )|(\[)|( [+*/] )", line)
+    return {None: "a size", "[": "slice"}.get(found and next(filter(None, found.groups())), "") or found[0].strip(" .(")
+
+
 class Drawing:
-    """Draws one program; every line is run on the example before it is kept."""
+    """Draws one program; every line is run on the example, and at larger sizes, before it is kept.
+
+    Declared ranges are honest as a rule: eager runs at every size in them.
+    """
 
     def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)
         self.program = Program(seed)
         self.values: dict[str, torch.Tensor] = {}
+        self.larger: list[dict[str, torch.Tensor]] = []  # the same at larger sizes
 
     def draw(self) -> Program:
         self._inputs()
@@ -100,6 +125,8 @@ class Drawing:
         made = [name for name in self.values if name not in self.program.inputs]
         unused = [name for name in made if not re.search(rf"\b{name}\b", text)]
         self.program.outputs = unused or [f"{next(iter(self.values))} * 2"]
+        if self.random.random() < 0.97:
+            self._make_ranges_honest()
         return self.program
 
     # ------------------------------------------------------------------ inputs
@@ -114,8 +141,7 @@ class Drawing:
                 program.roots.append(Root(name, example, 1, None, f'"{name}"'))
             elif style == "Dim":
                 low, high = pick.choice([(0, None), (1, None), (2, None), (0, 9), (1, 12), (2, example), (3, 24)])
-                bounds = f", min={low}" + (f", max={high}" if high is not None else "")
-                program.roots.append(Root(name, example, low, high, f'Dim("{name}"{bounds})'))
+                program.roots.append(Root(name, example, low, high, _spell_dim(name, low, high)))
         for place in range(pick.choice([1, 2, 2])):
             argument = "ab"[place]
             shape: list[Any] = []
@@ -146,6 +172,52 @@ class Drawing:
         used = {d[0] for shape in program.inputs.values() for d in shape if not isinstance(d, int)}
         program.roots = [root for root in program.roots if root.name in used]
         self.values = dict(zip(program.inputs, program.tensors({}), strict=True))
+        for more in (4, 5):
+            sizes = {}
+            for place, root in enumerate(program.roots):
+                # Automatic dims may be tied to each other: what is equal stays so.
+                size = root.example + more + 3 * place if style != "auto" else root.example * (more - 2) - 1
+                sizes[root.name] = size if root.high is None else min(size, root.high)
+            self.larger.append(dict(zip(program.inputs, program.tensors(sizes), strict=True)))
+
+    def _make_ranges_honest(self) -> None:
+        """Bounds that the user gave exclude sizes at which eager fails."""
+        function, roots = self.program.function(), [root for root in self.program.roots if root.low and root.declared]
+
+        def works(sizes: dict[str, int]) -> bool:
+            try:
+                function(*self.program.tensors(sizes))
+            except Exception:
+                return False
+            return True
+
+        for name, dims in self.program.specs.items():  # of automatic dims, which may be tied to each other
+            for d, text in dims.items():
+                bound = re.search(r"=(\d+)", text) if text.startswith("Dim.") else None
+                if bound and not works({root.name: int(bound[1]) for root in self.program.roots}):
+                    dims[d] = text.partition("(")[0]
+                    root = next(root for root in self.program.roots if root.name == f"{name}{d}")
+                    root.low, root.high = 1, None
+        for root in roots:
+            if not root.declared.startswith("Dim"):
+                continue
+            others = [{}] + [{other.name: other.low} for other in roots if other is not root]
+            low = root.example
+            while low > root.low and all(works(other | {root.name: low - 1}) for other in others):
+                low -= 1
+            high = root.high
+            while high is not None and high > root.example and not all(works(o | {root.name: high}) for o in others):
+                high -= 1
+            if low == high:
+                high = None if works({root.name: root.example + 1}) else root.high
+            self._declare(root, low, high)
+
+    def _declare(self, root: Root, low: int, high: int | None) -> None:
+        before = root.declared
+        root.low, root.high, root.declared = low, high, _spell_dim(root.name, low, high)
+        for dims in self.program.specs.values():
+            for d, text in dims.items():
+                dims[d] = text.replace(before, root.declared)
 
     # ------------------------------------------------------------------ lines
 
@@ -153,16 +225,29 @@ class Drawing:
         rule = self.random.choice(RULES)
         name = self.random.choice(list(self.values))
         text = rule(self, name)
-        if text is None:
+        if text is None or (self._is_static(text) and self.random.random() < 0.9):
             return
         target = f"v{len(self.program.lines)}"
         try:
             found = eval(text, {"torch": torch, "F": F, **self.values})
+            larger = [eval(text, {"torch": torch, "F": F, **values}) for values in self.larger]
         except Exception:
             return
         if isinstance(found, torch.Tensor) and found.numel() <= LARGEST and found.dtype == torch.float32:
             self.values[target] = found
+            for values, other in zip(self.larger, larger, strict=True):
+                values[target] = other
             self.program.lines.append(f"{target} = {text}")
+
+    def _is_static(self, text: str) -> bool:
+        """Whether a line takes another path, or has another number of parts, at other sizes."""
+        condition = re.search(r" if (.*) else ", text)
+        parts = re.fullmatch(r"(.*\.(?:split|chunk|unbind)\(.*\))\[-?\d+\]", text)
+        asked = condition[1] if condition else f"len({parts[1]})" if parts else "0"
+        try:
+            return len({eval(asked, dict(values)) for values in (self.values, *self.larger)}) > 1
+        except Exception:
+            return False
 
     def dim(self, name: str) -> int:
         return self.random.randrange(max(self.values[name].dim(), 1))
@@ -188,6 +273,10 @@ class Drawing:
             parts.append("" if kind < 0.35 else str(self.number()) if kind < 0.8 else self.size(name))
         step = self.random.choice(["", "", "", ":2", ":3"])
         return f"{parts[0]}:{parts[1]}{step}"
+
+
+def _spell_dim(name: str, low: int, high: int | None) -> str:
+    return f'Dim("{name}", min={low}' + (f", max={high})" if high is not None else ")")
 
 
 def _slice(d: Drawing, x: str) -> str:
