@@ -115,6 +115,9 @@ def loops() -> dict[str, str]:
         for name in UNARY:
             fn = f"ig_{name}_{kind}"
             loop(fn, f"const {c} *restrict x, {c} *restrict y", f"y[i] = {fn}(x[i]);")
+        for integer in ("i32", "i64"):
+            fn = f"ig_through_{integer}_{kind}"
+            loop(fn, f"const {c} *restrict x, {c} *restrict y", f"y[i] = {fn}(x[i]);")
         for name in BINARY:
             fn = f"ig_{name}_{kind}"
             loop(fn, f"const {c} *restrict a, const {c} *restrict b, {c} *restrict y", f"y[i] = {fn}(a[i], b[i]);")

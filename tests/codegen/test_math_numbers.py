@@ -116,6 +116,16 @@ class TestWholeNumbersFromFloats:
             (got,) = call(lib, f"ig_{kind}_to_{target}", x, outputs=[target])
             assert got.tolist() == [value] * 5, target
 
+    @pytest.mark.parametrize("integer", ["i32", "i64"])
+    @pytest.mark.parametrize("kind", ["f32", "f64"])
+    def test_through_an_integer_is_both_casts(self, lib: ctypes.CDLL, kind: str, integer: str) -> None:
+        ends = numpy.array([s * 2.0**e for s in (1, -1) for e in (31, 63)], TYPES[kind][1])
+        near = [numpy.nextafter(ends, ends * 0), numpy.nextafter(ends, ends * 2), ends + 1, ends - 1, ends + 0.5]
+        x = numpy.concatenate([floats(kind, 10**5), ends, *near, ends[2:] / 4096]).astype(TYPES[kind][1])
+        (got,) = call(lib, f"ig_through_{integer}_{kind}", x, outputs=[kind])
+        (whole,) = call(lib, f"ig_{kind}_to_{integer}", x, outputs=[integer])
+        same_floats(got, whole.astype(TYPES[kind][1]))
+
 
 class TestFloatDivision:
     @pytest.mark.parametrize("kind", ["f32", "f64"])
