@@ -28,9 +28,9 @@ from ingot.torch_internals.symbols import expr_of, is_unbacked, questions_unwatc
 
 
 def fake_mode(env: ShapeEnv | None) -> FakeTensorMode:
-    """torch's, with five corrections: fake kernels that torch wrote by hand get no dim that counts from the end, x[i]
+    """torch's, with six corrections: fake kernels that torch wrote by hand get no dim that counts from the end, x[i]
     has a number where i is a symbol, x[:2] has min(n, 2) elements, the indices that unique returns are integers, and a
-    convolution's kernel fits.
+    convolution's kernel, the values of x[indices] = values and the sources of slices fit.
 
     Some of those kernels slice the shape at the dim as it comes, and give unique_consecutive(f32[5], dim=-1) two dims.
     Before torch 2.12 those of unique give the indices the dtype of the values, and before 2.13 those of convolutions do
@@ -49,6 +49,10 @@ def fake_mode(env: ShapeEnv | None) -> FakeTensorMode:
             args, kwargs = _counted_from_the_start(place, list(args), dict(kwargs or {}))
         if func in _CONVOLUTIONS and not _kernel_sizes_checked():
             _check_kernel_size(func, args, kwargs or {})
+        if func in _INDEX_PUTS:
+            _check_values_fit(*args, **(kwargs or {}))
+        if func in _SCATTERED_VIEWS:
+            _check_source_fits(func, *args, **(kwargs or {}))
         if func is torch.ops.aten._fft_c2c.default and not _transforms_in_any_order():
             args = (args[0], sorted(args[1]), *args[2:])
         if func is torch.ops.aten.slice.Tensor:
@@ -131,6 +135,59 @@ def _check_kernel_size(func: OpOverload, args: Sequence[Any], kwargs: Mapping[st
                 f"Calculated padded input size per channel: ({' x '.join(map(str, padded))}). Kernel size: "
                 f"({' x '.join(map(str, reach))}). Kernel size can't be greater than actual input size"
             ),
+        )
+
+
+_INDEX_PUTS = frozenset(
+    overload
+    for packet in ("index_put", "index_put_", "_index_put_impl", "_index_put_impl_", "_unsafe_index_put")
+    for overload in [getattr(torch.ops.aten, packet).default]
+)
+
+
+def _check_values_fit(self: Any, indices: Sequence[Any], values: Any, *_: Any, **__: Any) -> None:
+    """Raises what the real kernel does for values that cannot be broadcast. Sizes that are not known may fit."""
+    given = [(dim, index) for dim, index in enumerate(indices) if index is not None]
+    if any(index.dtype in (torch.bool, torch.uint8) for _, index in given):
+        return  # how many elements a mask chooses is not known
+    chosen: list[Any] = [1] * max((index.dim() for _, index in given), default=0)
+    for _, index in given:
+        for place, size in enumerate(reversed(index.shape), 1):
+            chosen[-place] = size if chosen[-place] == 1 else chosen[-place]
+    dims = [dim for dim, _ in given]
+    adjacent = bool(dims) and dims == list(range(dims[0], dims[-1] + 1))
+    rest = [size for dim, size in enumerate(self.shape) if dim not in dims]
+    begin = dims[0] if adjacent else 0
+    result = [*rest[:begin], *chosen, *rest[begin:]]
+    pairs = list(zip(reversed(values.shape), reversed(result), strict=False))
+    if values.dim() > len(result) or any(
+        isinstance(have, int) and isinstance(want, int) and have not in (1, want) for have, want in pairs
+    ):
+        raise IndexError(
+            f"shape mismatch: value tensor of shape {list(values.shape)} cannot be broadcast to indexing result of "
+            f"shape {result}"
+        )
+
+
+_SCATTERED_VIEWS = {
+    torch.ops.aten.select_scatter.default: torch.ops.aten.select.int,
+    torch.ops.aten.slice_scatter.default: torch.ops.aten.slice.Tensor,
+    torch.ops.aten.diagonal_scatter.default: torch.ops.aten.diagonal.default,
+}
+
+
+def _check_source_fits(func: OpOverload, self: Any, src: Any, *place: Any, **more: Any) -> None:
+    """Raises what the real kernel does for a source of another size than the slice, where both are numbers."""
+    if not all(
+        type(n) is int for n in (*self.shape, *src.shape, *(p for p in (*place, *more.values()) if p is not None))
+    ):
+        return
+    with without_dispatch():
+        part = _SCATTERED_VIEWS[func](torch.empty(self.shape, device="meta"), *place, **more)
+    if part.shape != src.shape:
+        raise RuntimeError(
+            f"expected src to have a size equal to the slice of self. src size = {list(src.shape)}, "
+            f"slice size = {list(part.shape)}"
         )
 
 
