@@ -180,7 +180,7 @@ _WRITES: list[Draw] = [
     lambda r, n, x, v: f"{n}.sub_({_source(r, x, v)})",
     lambda r, n, x, v: f"torch.mul({_source(r, x, v)}, 2, out={n})",
     lambda r, n, x, v: f"torch.add({n}, 1, out={n})",
-    lambda r, n, x, v: f"torch.maximum({n}, {n}.flip({list(range(x.dim()))}), out={n})",
+    lambda r, n, x, v: f"torch.add({n}, {n}.flip({list(range(x.dim()))}), out={n})",
     lambda r, n, x, v: f"F.{r.choice(['relu', 'hardtanh', 'threshold'])}({n}, inplace=True)".replace(
         f"threshold({n}", f"threshold({n}, 0.5, 2"
     ),
