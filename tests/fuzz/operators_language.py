@@ -3,6 +3,7 @@ casts back and forth, writes of another dtype, softmax of large products, intege
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -11,7 +12,7 @@ import torch
 import torch.nn.functional as F
 
 from tests.native.operations import OPS, Op, Wanted
-from tests.native.programs import USUAL, Choices, Language, Source
+from tests.native.programs import USUAL, Choices, Language, Program, Source, Step
 
 X = torch.Tensor
 NUMBERS = (0.1, 1.001, 3.3, 1 / 3, -0.7, 2.5, 1e-3)
@@ -24,7 +25,8 @@ def number(c: Any, x: list[X]) -> tuple[Sequence[Any], Sequence[Wanted]]:
 
 
 def number_and_dim(c: Any, x: list[X]) -> tuple[Sequence[Any], Sequence[Wanted]]:
-    return (c.pick((1e9, 3e12, 1e30)), c.below(max(x[0].dim(), 1))), ()
+    rank = x[0].dim()
+    return (c.pick((1.1e9, 3e12, 1e30)), c.below(rank - 1) if rank > 1 and c.below(3) else c.below(max(rank, 1))), ()
 
 
 def integer_dtype(c: Any, x: list[X]) -> tuple[Sequence[Any], Sequence[Wanted]]:
@@ -166,10 +168,71 @@ def make_source(choices: Choices, dynamic: bool) -> Source:
     return source
 
 
-ALL = OPS | NEW
+# Calls that eager refuses for their dtypes; `w` is an integer tensor of the same shape as the float `x`.
+ILLEGAL: dict[str, Callable[[X, X], X]] = {
+    "product_of_dtypes": lambda x, w: torch.mm(_flat(x), _flat(w).T),
+    "batched_product_of_dtypes": lambda x, w: torch.bmm(_flat(x)[None], _flat(w).T[None]),
+    "linear_of_dtypes": lambda x, w: F.linear(_flat(x), _flat(w)),
+    "dot_of_dtypes": lambda x, w: torch.dot(x.reshape(-1), w.reshape(-1)),
+    "addmm_of_dtypes": lambda x, w: torch.addmm(x.reshape(-1)[:1], _flat(w), _flat(x).T),
+    "convolution_of_dtypes": lambda x, w: F.conv1d(_flat(x)[None], _flat(w).unsqueeze(-1)),
+    "max_pool_of_integers": lambda x, w: F.max_pool2d(_flat(w)[None], 1),
+    "average_pool_of_integers": lambda x, w: F.avg_pool1d(_flat(w), 1),
+    "adaptive_pool_of_integers": lambda x, w: F.adaptive_avg_pool2d(_flat(w)[None], 1),
+    "softmax_of_integers": lambda x, w: torch.softmax(w, -1),
+    "mean_of_integers": lambda x, w: w.mean(),
+    "layer_norm_of_integers": lambda x, w: F.layer_norm(w, w.shape[-1:]),
+    "bits_of_floats": torch.bitwise_and,
+    "shift_of_floats": lambda x, w: x << w,
+    "difference_of_bools": lambda x, w: (x > 0) - (w > 0),
+    "negative_bool": lambda x, w: -(w > 0),
+    "index_of_floats": lambda x, w: w[x],
+    "gather_of_floats": lambda x, w: x.gather(-1, x * 0),
+    "rows_of_floats": lambda x, w: F.embedding(x, _flat(x)),
+    "scatter_of_dtypes": lambda x, w: x.scatter(-1, w * 0, w),
+    "index_put_of_dtypes": lambda x, w: x.index_put((w * 0,), w),
+    "float_to_integers_in_place": lambda x, w: w.clone().mul_(x),
+    "root_of_integers_in_place": lambda x, w: w.clone().sqrt_(),
+    "silu_of_integers": lambda x, w: F.silu(w),
+    "gelu_of_integers": lambda x, w: F.gelu(w),
+    "cross_of_dtypes": lambda x, w: torch.lerp(x, w, 0.5),
+}
+
+
+def _flat(x: X) -> X:
+    return x.reshape(-1, x.shape[-1])
+
+
+def add_illegal_call(program: Program, number: int) -> None:
+    """Ends the program with a call that eager refuses, where one fits."""
+    choices = Choices(number)
+    values = program.run(program.inputs(), eager=True, everything=True)
+    floats = [n for n, v in enumerate(values) if v.is_floating_point() and v.dim() and v.numel()]
+    if not floats:
+        return
+    operand = choices.recent(floats)
+    step = Step(choices.pick(sorted(ILLEGAL)), (operand,), (choices.pick((torch.int64, torch.int32)),))
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            ALL[step.op].function(values[operand], *step.arguments)
+    except (RuntimeError, IndexError, TypeError, NotImplementedError) as error:
+        program.refusal = f"{type(error).__name__}: {error}"
+        program.steps.append(step)
+        program.outputs = [len(values)]
+
+
+def _refused(function: Callable[[X, X], X]) -> Op:
+    return Op(lambda x, dtype: function(x, x.abs().clamp(max=3).nan_to_num(0).to(dtype)), ("float",), number, "never")
+
+
+ALL = OPS | NEW | {name: _refused(function) for name, function in ILLEGAL.items()}
+# What is most likely to be wrong, once more.
+OFTEN = ("through_integer", "inverse_of_integer", "threshold_integer", "select_other", "slice_other", "equals_full",
+         "fmod_number", "floor_number", "large_softmax", "large_logsumexp", "large_log_softmax")  # fmt: skip
 LANGUAGE = Language(
     ALL,
-    [*sorted(OPS), *2 * sorted(NEW)],
+    [*sorted(OPS), *3 * sorted(NEW), *3 * OFTEN],
     make_source,
     examples=(11, 3, 1, 29),
     largest=2**63 - 1,

@@ -108,34 +108,36 @@ def complaints(compiled: Compiled, programs: Sequence[Program], size: int) -> It
     given = [p.inputs(size) for p in programs]
     ours = compiled(given)
     for number, program in enumerate(programs):
-        mutated = program.inputs(size)
-        eager = program.run(mutated, eager=True)
-        with default_dtype(torch.float64):
-            wide_inputs = [widened(x) for x in program.inputs(size)]
-            wide = program.run(wide_inputs, eager=True, wide=True, everything=True)
-        exact = [wide[o] for o in program.outputs]
-        if any(step.op.startswith("mutate") for step in program.steps):
-            ours[number] = [*ours[number], *given[number]]
-            eager = [*eager, *mutated]
-            exact = [*exact, *wide[: len(mutated)]]
-        reach = _reach(program, wide, size)
-        for place, (a, b, c) in enumerate(zip(ours[number], eager, exact, strict=True)):
-            complaint = compare(a, b, c, reach)
-            if (
-                not complaint
-                and program.exact
-                and place < len(program.outputs)
-                and program.exact[program.outputs[place]]
-            ):
-                complaint = compare_bits(a, b)
-            if complaint:
-                yield number, f"result {place}: {complaint}"
-                break
+        complaint = complain(program, size, ours[number], given[number])
+        if complaint:
+            yield number, complaint
 
 
-def _reach(program: Program, wide: Sequence[torch.Tensor], size: int) -> float:
+def complain(program: Program, size: int, ours: Sequence[torch.Tensor], given: Sequence[torch.Tensor]) -> str:
+    """Why these results are not what they should be, or nothing; `given` is what the call left of its arguments."""
+    mutated = program.inputs(size)
+    narrow = program.run(mutated, eager=True, everything=True)
+    with default_dtype(torch.float64):
+        wide_inputs = [widened(x) for x in program.inputs(size)]
+        wide = program.run(wide_inputs, eager=True, wide=True, everything=True)
+    eager = [narrow[o] for o in program.outputs]
+    exact = [wide[o] for o in program.outputs]
+    if any(step.op.startswith("mutate") for step in program.steps):
+        ours = [*ours, *given]
+        eager = [*eager, *mutated]
+        exact = [*exact, *wide[: len(mutated)]]
+    reach = _reach(narrow, wide)
+    for place, (a, b, c) in enumerate(zip(ours, eager, exact, strict=True)):
+        complaint = compare(a, b, c, reach)
+        if not complaint and program.exact and place < len(program.outputs) and program.exact[program.outputs[place]]:
+            complaint = compare_bits(a, b)
+        if complaint:
+            return f"result {place}: {complaint}"
+    return ""
+
+
+def _reach(narrow: Sequence[torch.Tensor], wide: Sequence[torch.Tensor]) -> float:
     """The rounding error that correct operations may have: that of the coarsest dtype, at the largest value."""
-    narrow = program.run(program.inputs(size), eager=True, everything=True)
     coarsest = max((torch.finfo(v.dtype).eps for v in narrow if v.is_floating_point()), default=0.0)
     largest = 1.0
     for value in wide:

@@ -142,6 +142,7 @@ class Program:
     outputs: list[int] = field(default_factory=list)
     language: Language | None = None  # None: the usual one
     exact: list[bool] = field(default_factory=list)  # of each value, whether every correct one has the same bits
+    refusal: str = ""  # what eager raises at the last step
 
     @property
     def tongue(self) -> Language:
@@ -260,6 +261,8 @@ def _extend(
             results.append((op.eager or op.function)(*given, *constants, *step.arguments))
     except Exception:  # whatever torch does not take is not part of the language
         return False
+    if any(isinstance(r, torch.Tensor) and r.dim() != results[0].dim() for r in results):
+        return False  # no graph has a rank that depends on a size
     largest = program.tongue.largest
     if not all(_tame(result, [v[o] for o in places], largest) for result, v in zip(results, samples, strict=True)):
         return False
