@@ -14,8 +14,6 @@ from rich.text import Text
 from ingot import __version__
 from ingot.cli import machine
 from ingot.cli.terminal import AsJson, Debug, Result, Stages, command
-from ingot.codegen.cache_safety import check_folder
-from ingot.errors import UnsafeCache
 from ingot.settings import Settings
 
 
@@ -140,6 +138,9 @@ def _compiler(found: tuple[machine.Compiler, ...]) -> Finding:
 
 
 def _cache(settings: Settings) -> Finding:
+    from ingot.codegen.cache_safety import check_folder
+    from ingot.errors import UnsafeCache
+
     folder = str(settings.cache_dir)
     if settings.disable_cache:
         return Finding("cache", f"{folder} (disabled by INGOT_DISABLE_CACHE)", True, needed=False)
