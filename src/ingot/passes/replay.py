@@ -120,7 +120,7 @@ class Replay:
             if node.target in _CUTS and not kwargs and _any_symbolic(args):
                 return _cut(len(metadata.value_of(node)), _CUTS[node.target], args)
             # Torch's own decompositions of these ask for sizes.
-            return COMPOSED.get(node.target, node.target)(*args, **kwargs)  # type: ignore[operator,arg-type]
+            return COMPOSED.get(node.target, node.target)(*args, **kwargs)  # type: ignore[operator]
         except IngotError:
             raise
         except internals.FixedSize as failure:

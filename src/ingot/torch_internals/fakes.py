@@ -145,7 +145,7 @@ _INDEX_PUTS = frozenset(
 )
 
 
-def _check_values_fit(self: Any, indices: Sequence[Any], values: Any, *_: Any, **__: Any) -> None:
+def _check_values_fit(self: Any, indices: Sequence[Any], values: Any, *others: Any, **options: Any) -> None:
     """Raises what the real kernel does for values that cannot be broadcast. Sizes that are not known may fit."""
     given = [(dim, index) for dim, index in enumerate(indices) if index is not None]
     if any(index.dtype in (torch.bool, torch.uint8) for _, index in given):
