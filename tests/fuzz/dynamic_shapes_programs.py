@@ -176,8 +176,7 @@ class Drawing:
             sizes = {}
             for place, root in enumerate(program.roots):
                 # Automatic dims may be tied to each other: what is equal stays so.
-                size = root.example + more + 3 * place if style != "auto" else root.example * (more - 2) - 1
-                sizes[root.name] = size if root.high is None else min(size, root.high)
+                sizes[root.name] = root.example + more + 3 * place if style != "auto" else root.example * (more - 2) - 1
             self.larger.append(dict(zip(program.inputs, program.tensors(sizes), strict=True)))
 
     def _make_ranges_honest(self) -> None:
@@ -209,7 +208,7 @@ class Drawing:
             while high is not None and high > root.example and not all(works(o | {root.name: high}) for o in others):
                 high -= 1
             if low == high:
-                high = None if works({root.name: root.example + 1}) else root.high
+                low, high = root.low, root.high
             self._declare(root, low, high)
 
     def _declare(self, root: Root, low: int, high: int | None) -> None:

@@ -11,6 +11,7 @@ from tests.fuzz.verdict import Verdict
 FATAL = (3, 11)
 WRONG = (5,)
 REFUSED = (7, 8)
+NARROWED = (9,)
 
 
 def make(seed: int) -> str:
@@ -22,7 +23,7 @@ def check(seeds: Sequence[int]) -> Iterator[tuple[int, Verdict]]:
     for seed in seeds:
         if seed in FATAL:
             os.kill(os.getpid(), signal.SIGKILL)
-        yield seed, Verdict(_kind(seed), f"reason | {seed // 10}" if seed in REFUSED else "")
+        yield seed, Verdict(_kind(seed), f"reason | {seed // 10}" if seed in REFUSED + NARROWED else "")
 
 
 def _kind(seed: int) -> str:

@@ -21,6 +21,7 @@ def test_fatal_programs_are_found_among_others(tmp_path: Path) -> None:
     assert "-9" in rows[3].reason and "program 3" in rows[3].reason
     text = report.read_text()
     assert "at commit abc" in text and "| 2 | reason \\| 0 |" in text and "## crashed: seed 11" in text
+    assert "| right, but narrower than declared | reason |\n|---|---|\n| 1 | reason \\| 0 |" in text
 
 
 def test_a_journal_is_continued_and_other_code_is_not_believed(tmp_path: Path) -> None:

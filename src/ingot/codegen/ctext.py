@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 
 from ingot.lowering.body import replay, used
-from ingot.lowering.expr import Div, Expr, Mod, Pick, Size, Symbol, never_negative, substitute, symbol
+from ingot.lowering.expr import Div, Expr, Mod, Pick, Size, Symbol, bounds, never_negative, substitute, symbol
 from ingot.lowering.ir import FLOATS, INTEGERS, Access, Body, Buffer, Op
 
 STORED = {
@@ -202,7 +202,15 @@ class Statements:
         dtype = self.buffers[access.buffer].dtype
         if dtype in ("bfloat16", "float16"):
             at = f"{self._library('bf16_to_f32' if dtype == 'bfloat16' else 'f16_to_f32')}({at})"
-        return f"{self.prefix}{access.mask} ? {at} : 0" if access.mask is not None else at
+        given = [f"{self.prefix}{access.mask}"] if access.mask is not None else []
+        given += [_enclosed(self._size(size)) for size in self._empty_dims(access.index)]
+        return f"{' && '.join(given)} ? {at} : 0" if given else at
+
+    def _empty_dims(self, index: Size) -> list[Size]:
+        """Sizes of dims that may be empty, so that even the place 0, which stands for a bad one, is outside."""
+        names = sorted(symbols_of([index]))
+        checks = [self.body.ops[int(name[1:])] for name in names if name[0] == "v"]
+        return [op.attribute for op in checks if op.name == "check" and (bounds(op.attribute)[0] or 0) < 1]
 
     def _cast(self, before: str, after: str, value: str) -> str:
         if after in ("bfloat16", "float16"):
