@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -25,19 +26,32 @@ def test_some_programs() -> None:
     assert sum(verdict.kind == "right" for verdict in verdicts.values()) > 8
 
 
-def test_bad_indices_of_an_empty_tensor_read_nothing(tmp_path: Path) -> None:
-    """torch gives no address for a tensor without elements, so that a read of place 0 ends the process."""
+def test_bad_indices_of_an_empty_tensor_touch_nothing(tmp_path: Path) -> None:
+    """torch gives no address for a tensor without elements, so that a read or write of place 0 ends the process."""
 
     class Model(nn.Module):
-        def forward(self, a: torch.Tensor) -> torch.Tensor:
-            return a[torch.tensor([0, 3])].sum() + a.gather(0, torch.tensor([[1, 0]])).sum()
+        def __init__(self, function: Callable[[torch.Tensor], torch.Tensor]) -> None:
+            super().__init__()
+            self.function = function
 
+        def forward(self, a: torch.Tensor) -> torch.Tensor:
+            return self.function(a)
+
+    functions: list[Callable[[torch.Tensor], torch.Tensor]] = [
+        lambda a: a[torch.tensor([0, 3])].sum(),
+        lambda a: a.gather(0, torch.tensor([[3, 0]])).sum(),
+        lambda a: a.index_put((torch.tensor([0, 3]),), torch.ones(2, 2)),
+        lambda a: a.scatter(0, torch.tensor([[3, 0]]), 2.0),
+        lambda a: a.scatter_add(0, torch.tensor([[3, 0]]), torch.ones(1, 2)),
+    ]
     shapes = {"a": {0: Dim("n", min=0, max=9)}}
-    part = lower_part(ingot.capture(Model(), (torch.randn(5, 2),), dynamic_shapes=shapes))
-    compile_parts([part], tmp_path)
-    for size in (0, 3):
-        message = run_part(part, [torch.randn(size, 2)])
-        assert isinstance(message, str) and "index is out of range" in message
+    parts = [lower_part(ingot.capture(Model(f), (torch.randn(5, 2),), dynamic_shapes=shapes)) for f in functions]
+    compile_parts(parts, tmp_path)
+    for part in parts:
+        for size in (0, 3):
+            message = run_part(part, [torch.randn(size, 2)])
+            assert isinstance(message, str) and "index is out of range" in message
+        assert not isinstance(run_part(part, [torch.randn(4, 2)]), str)
 
 
 def test_the_oracle_sees_what_differs() -> None:

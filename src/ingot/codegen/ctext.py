@@ -203,14 +203,14 @@ class Statements:
         if dtype in ("bfloat16", "float16"):
             at = f"{self._library('bf16_to_f32' if dtype == 'bfloat16' else 'f16_to_f32')}({at})"
         given = [f"{self.prefix}{access.mask}"] if access.mask is not None else []
-        given += [_enclosed(self._size(size)) for size in self._empty_dims(access.index)]
+        given += self.empty_dims(access.index)
         return f"{' && '.join(given)} ? {at} : 0" if given else at
 
-    def _empty_dims(self, index: Size) -> list[Size]:
+    def empty_dims(self, index: Size) -> list[str]:
         """Sizes of dims that may be empty, so that even the place 0, which stands for a bad one, is outside."""
-        names = sorted(symbols_of([index]))
-        checks = [self.body.ops[int(name[1:])] for name in names if name[0] == "v"]
-        return [op.attribute for op in checks if op.name == "check" and (bounds(op.attribute)[0] or 0) < 1]
+        checks = [self.body.ops[int(name[1:])] for name in sorted(symbols_of([index])) if name[0] == "v"]
+        sizes = [op.attribute for op in checks if op.name == "check" and (bounds(op.attribute)[0] or 0) < 1]
+        return [_enclosed(self._size(size)) for size in sizes]
 
     def _cast(self, before: str, after: str, value: str) -> str:
         if after in ("bfloat16", "float16"):

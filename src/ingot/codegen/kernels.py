@@ -261,14 +261,20 @@ def _step(out: Writer, step: Map | Reduce, outer: int) -> None:
 # ---------------------------------------------------------------------- maps
 
 
+def _store_results(out: Writer, step: Map, code: Statements) -> None:
+    for store in step.stores:
+        given = code.empty_dims(store.index)
+        guard = f"if ({' && '.join(given)}) " if given else ""
+        out.line(f"{guard}{out.store(store, code.results[store.result])}")
+
+
 def _map(out: Writer, step: Map, loops: Sequence[Loop], begin: str, end: str | None) -> None:
     if not loops:
         code = out.statements(step.body, ())
         declare_flags(out, code)
         for line in (*code.before, *code.inside):
             out.line(line)
-        for store in step.stores:
-            out.line(out.store(store, code.results[store.result]))
+        _store_results(out, step, code)
         report_flags(out, code)
         return
     *around, inner = loops
@@ -285,8 +291,7 @@ def _map(out: Writer, step: Map, loops: Sequence[Loop], begin: str, end: str | N
     out.open(f"for (int64_t {inner.variable} = {begin}; {inner.variable} < {limit}; ++{inner.variable})")
     for line in code.inside:
         out.line(line)
-    for store in step.stores:
-        out.line(out.store(store, code.results[store.result]))
+    _store_results(out, step, code)
     out.close()
     for _ in around:
         out.close()
