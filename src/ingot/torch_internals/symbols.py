@@ -276,8 +276,7 @@ def scope_checks(env: ShapeEnv) -> Iterator[None]:
                     env.replacements.pop(symbol, None)
                 else:
                     env.replacements[symbol] = value
-            env._replacements_version_counter += 1
-            env._update_version_counter()
+            _count_replacement(env)
             for method in vars(ShapeEnv).values():
                 if hasattr(method, "cache_clear"):
                     method.cache_clear()
@@ -346,10 +345,15 @@ def adopt_symbol(env: ShapeEnv, symbol: sympy.Symbol, origin: ShapeEnv) -> sympy
     if equal == symbol:
         return None
     env.replacements[symbol] = equal
+    _count_replacement(env)
+    return equal
+
+
+def _count_replacement(env: ShapeEnv) -> None:
+    """Makes the caches of `env` notice that its replacements changed."""
     if hasattr(env, "_replacements_version_counter"):  # from torch 2.12 on; before, the other counter is all there is
         env._replacements_version_counter += 1
     env._update_version_counter()
-    return equal
 
 
 def is_replaced(env: ShapeEnv, symbol: sympy.Symbol) -> bool:
