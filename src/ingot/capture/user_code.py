@@ -54,6 +54,7 @@ def assertion_message(frame: Any) -> str:
     file, line = frame.f_code.co_filename, frame.f_lineno
     position = next(iter(list(frame.f_code.co_positions())[frame.f_lasti // 2 :]), None)
     last = position[1] if position is not None and position[1] is not None else line
+    linecache.checkcache(file)  # a module that was edited and reloaded
     # The statement may end some lines below its condition; its end is where it parses.
     for first in range(line, max(line - 10, 0), -1):
         if linecache.getline(file, first).lstrip().startswith("assert"):
