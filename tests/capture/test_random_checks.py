@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib.util
 import random
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
@@ -120,6 +121,7 @@ def imported(text: str, folder: Path) -> ModuleType:
     spec = importlib.util.spec_from_file_location("random_model", file)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # torch.cond compiles its branches, and before torch 2.12 it imports their module
     spec.loader.exec_module(module)
     return module
 
