@@ -374,12 +374,25 @@ def gram(x: X) -> X:
     return x @ x.mT
 
 
-@op("float", exact="never")
+def attention_eager(x: X) -> X:
+    return x.clone() if _has_no_heads(x) else attention(x)
+
+
+def causal_attention_eager(x: X) -> X:
+    return x.clone() if _has_no_heads(x) else causal_attention(x)
+
+
+def _has_no_heads(x: X) -> bool:
+    """Where torch 2.11 divides by their number, which ends the process."""
+    return x.dim() == 4 and x.shape[1] == 0
+
+
+@op("float", exact="never", eager=attention_eager)
 def attention(x: X) -> X:
     return F.scaled_dot_product_attention(x, x * 0.5, x + 1)
 
 
-@op("float", exact="never")
+@op("float", exact="never", eager=causal_attention_eager)
 def causal_attention(x: X) -> X:
     return F.scaled_dot_product_attention(x, x, x, is_causal=True)
 
