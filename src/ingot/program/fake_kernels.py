@@ -72,6 +72,9 @@ def _pad(operator: Any) -> Callable[..., Any]:
                 # Torch cuts off before it pads, and its fake kernel looks at the result only.
                 size = x.shape[x.dim() - 1 - place // 2]
                 torch._check(size + amount >= 0, lambda: "negative padding cuts off more than there is")
+                if "circular" in args:
+                    # Where too little is left to go around once, torch's own kernel reads what it did not write yet.
+                    torch._check(size + amount >= padding[place ^ 1], lambda: "circular padding goes around twice")
         return operator(x, padding, *args, **kwargs)
 
     return rule
