@@ -55,6 +55,13 @@ def fake_mode(env: ShapeEnv | None) -> FakeTensorMode:
             _check_source_fits(func, *args, **(kwargs or {}))
         if func is torch.ops.aten._fft_c2c.default and not _transforms_in_any_order():
             args = (args[0], sorted(args[1]), *args[2:])
+        if func is torch.ops.aten.split.Tensor:
+            args = _of_what_may_be_empty(*args)
+        if func in _QUANTILES and isinstance(args[1], float):
+            # Before torch 2.12 the rule for a number compares it as a tensor without a value; this tensor has one.
+            number = torch.tensor(args[1], dtype=args[0].dtype)
+            known = mode.fake_tensor_converter.from_real_tensor(mode, number, make_constant=True)
+            func, args = _QUANTILES[func], (args[0], known, *args[2:])
         if func is torch.ops.aten.slice.Tensor:
             part = _slice_within(*args, **(kwargs or {}))
             if part is not None:
@@ -70,6 +77,18 @@ def fake_mode(env: ShapeEnv | None) -> FakeTensorMode:
 
     vars(mode)["dispatch"] = dispatch
     return mode
+
+
+_QUANTILES = {
+    torch.ops.aten.quantile.scalar: torch.ops.aten.quantile.default,
+    torch.ops.aten.nanquantile.scalar: torch.ops.aten.nanquantile.default,
+}
+
+
+def _of_what_may_be_empty(x: torch.Tensor, size: Any, dim: int = 0) -> tuple[Any, ...]:
+    """The arguments of a split. Nothing is one part of any size; torch 2.11 knows that only if its size is 0."""
+    empty = isinstance(size, int) and size > 0 and x.dim() > 0 and statically_known_true(x.shape[dim] == 0)
+    return x, 0 if empty else size, dim
 
 
 @functools.cache
