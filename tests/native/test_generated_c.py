@@ -77,7 +77,7 @@ for name in CASES:
 
 
 def test_the_same_model_gives_the_same_text_in_another_process() -> None:
-    path = os.pathsep.join([str(ROOT / "src"), str(ROOT)])
+    path = os.pathsep.join([str(ROOT / "src"), str(ROOT), *filter(None, sys.path)])
     said = [
         subprocess.run(
             [sys.executable, "-c", SCRIPT],
