@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch._higher_order_ops import while_loop
+from torch._higher_order_ops.map import map as map_rows
 from torch._higher_order_ops.scan import scan
 
 Arguments = tuple[torch.Tensor, ...]
@@ -317,6 +318,16 @@ def scanned(x: torch.Tensor) -> torch.Tensor:
         return carry + row, carry * 2
 
     return scan(step, torch.zeros(2), x)[1]
+
+
+@case((torch.ones(3, 2),), failing=[((torch.full((3, 2), 14.0),), "row")])
+def mapped(x: torch.Tensor) -> torch.Tensor:
+    def each(row: torch.Tensor) -> torch.Tensor:
+        torch._check(row.sum().item() < 20, lambda: "row")
+        return row * 2
+
+    rows: torch.Tensor = map_rows(each, x)
+    return rows
 
 
 class Sub(nn.Module):

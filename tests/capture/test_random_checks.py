@@ -156,6 +156,14 @@ def captured(seed: int, folder: Path) -> tuple[Choice, ingot.Program]:
     return choice, ingot.capture(model, (torch.tensor(BASE),))
 
 
+def test_an_edited_module(tmp_path: Path) -> None:
+    for message in ("first", "the second"):
+        model = imported(_TEXT.format("", f'        assert x[0] > 4, "{message}"\n        return y'), tmp_path).Model()
+        program = ingot.capture(model, (torch.tensor(BASE),))
+        with pytest.raises(AssertionFailed, match=message):
+            program(torch.zeros(8, dtype=torch.int64))
+
+
 @pytest.mark.parametrize("seed", range(12))
 @pytest.mark.filterwarnings("ignore::FutureWarning")
 def test_a_violated_check_is_the_one_that_fails(seed: int, tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from torch import nn
 
 import ingot
 from ingot import passes
-from ingot.errors import PassError
+from ingot.errors import CaptureError, PassError
 from ingot.passes import decompositions
 from ingot.program.cutting import graph_modules
 from ingot.program.signature import OutputKind
@@ -228,6 +228,14 @@ def test_circular_padding_is_decomposed_without_writes(pad: list[int], dynamic: 
     if dynamic:
         longer = torch.cat([x, x + 1], 2)
         assert torch.equal(program(longer), model(longer))
+
+
+def test_circular_padding_goes_around_once() -> None:
+    """What a crop leaves is what goes around; torch compares the padding with the size before it."""
+    program = ingot.capture(Circular([-1, 2]), (torch.rand(2, 3, 6),), dynamic_shapes=({2: "m"},))
+    assert "m in [3, ∞]" in str(program)
+    with pytest.raises(CaptureError, match="goes around twice"):
+        ingot.capture(Circular([-1, 2]), (torch.rand(2, 3, 2),))
 
 
 def test_a_decomposition_that_writes_through_views(monkeypatch: pytest.MonkeyPatch) -> None:
