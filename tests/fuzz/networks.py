@@ -352,7 +352,12 @@ def run(one: Candidate) -> Verdict:
                 if 0 in sizes.values():  # which may be refused
                     continue
                 return Verdict("wrong", f"running at {sizes}, {off}: {error}\n{network}")
-            problem = compare_outputs(one.model, one.wide, one.program, network.mode, before, got)
+            try:
+                problem = compare_outputs(one.model, one.wide, one.program, network.mode, before, got)
+            except RuntimeError:  # eager itself: dynamic quantization asks for the largest of no values
+                if 0 in sizes.values():
+                    continue
+                raise
             if not problem and any(not torch.equal(a, b) for a, b in zip(args, before, strict=True)):
                 problem = "an argument was written to"
             if problem:

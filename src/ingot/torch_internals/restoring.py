@@ -21,11 +21,13 @@ from torch.utils import _pytree
 from torch.utils._sympy.numbers import int_oo
 from torch.utils._sympy.value_ranges import ValueRanges
 
-from ingot.torch_internals.symbols import NamedSource, ignore_fresh_symbols
+from ingot.torch_internals.symbols import NamedSource, ProgramShapeEnv, ignore_fresh_symbols
 
 
-class RestoredShapeEnv(ShapeEnv):
+class RestoredShapeEnv(ProgramShapeEnv):
     """A shape environment for symbols that come from a file, under the names they had."""
+
+    sealed = True
 
     def __init__(self) -> None:
         super().__init__(duck_shape=False, specialize_zero_one=False)

@@ -43,7 +43,21 @@ _check_at_run_time: Callable[..., bool] = inspect.unwrap(
 )
 
 
-class WatchedShapeEnv(ShapeEnv):
+class ProgramShapeEnv(ShapeEnv):
+    """The shape environment of a Program.
+
+    Once it is `sealed`, a question about sizes is answered by the example and teaches it nothing: which sizes a program
+    covers was decided when it was captured, and what it knows of them decides how large a slice is.
+    """
+
+    sealed = False
+
+    def evaluate_expr(self, orig_expr: sympy.Basic, *args: Any, **kwargs: Any) -> sympy.Basic:
+        with self.suppress_guards() if self.sealed else contextlib.nullcontext():
+            return ShapeEnv.evaluate_expr(self, orig_expr, *args, **kwargs)
+
+
+class WatchedShapeEnv(ProgramShapeEnv):
     """A shape environment that reports every symbolic expression whose value is asked for.
 
     Where `may_be_idle()`, `is_idle(expr, value)` says of a question whether the trace does not hang on the answer: then
@@ -69,6 +83,8 @@ class WatchedShapeEnv(ShapeEnv):
         self.unwatched = False
 
     def evaluate_expr(self, orig_expr: sympy.Basic, *args: Any, **kwargs: Any) -> sympy.Basic:
+        if self.sealed:
+            return ProgramShapeEnv.evaluate_expr(self, orig_expr, *args, **kwargs)
         symbols = orig_expr.free_symbols
         if not symbols or self.unwatched:
             return ShapeEnv.evaluate_expr(self, orig_expr, *args, **kwargs)

@@ -1,0 +1,52 @@
+"""What a pass asks about sizes after capture does not change which sizes a program covers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import ingot
+from ingot.program import metadata
+
+
+class Head(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(1, 1, bias=False), nn.Linear(1, 64)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        y = torch.nn.functional.silu(self.first(x))
+        scores = y.unsqueeze(1).transpose(1, 2) @ y.unsqueeze(2)
+        return self.second(y[:, :2].sum(1)), scores
+
+
+def quantized() -> tuple[ingot.Program, torch.Tensor]:
+    x = torch.randn(2, 5, 1)
+    program = ingot.capture(Head().eval(), (x,), dynamic_shapes=({1: "l"},))
+    prepared = ingot.quantize.prepare(program, ingot.quantize.int8_static())
+    return ingot.quantize.convert(ingot.quantize.calibrate(prepared, [(x,)], progress=False)), x
+
+
+def ask_about_sizes(program: ingot.Program) -> None:
+    """As fake kernels do that lay out a result: is this size more than one?"""
+    sizes = [s for n in program.graph.nodes if isinstance(v := metadata.value_of(n), torch.Tensor) for s in v.shape]
+    assert all(bool(size > 1) or True for size in sizes if isinstance(size, torch.SymInt))
+
+
+@pytest.mark.parametrize("reloaded", [False, True])
+def test_slices_keep_their_sizes(reloaded: bool, tmp_path: Path) -> None:
+    program, _ = quantized()
+    if reloaded:
+        program.save(tmp_path / "p.ingot")
+        program = ingot.load(tmp_path / "p.ingot")
+    ask_about_sizes(program)
+    compiled = ingot.compile(program)
+    for length in (1, 2, 3):
+        memory = torch.full((4, length, 1), 1e6)  # what lies behind the argument
+        x = memory[:2]
+        x.copy_(torch.randn(2, length, 1))
+        for got, expected in zip(compiled(x), program(x), strict=True):
+            torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-5)
