@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 import torch
 
+from ingot import torch_internals as internals
+
 
 def _seed(name: str) -> None:
     seed = zlib.crc32(name.encode())
@@ -27,7 +29,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 
 @pytest.fixture(autouse=True)
-def _grad_mode_kept() -> Iterator[None]:
-    """A module that torch.export made leaves grad mode off when a check inside no_grad fails."""
-    with torch.set_grad_enabled(torch.is_grad_enabled()):
+def _modes_kept() -> Iterator[None]:
+    """A module that torch.export made leaves grad mode and autocast as they are where a check inside it fails."""
+    with internals.modes_restored():
         yield

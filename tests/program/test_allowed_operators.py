@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -62,7 +64,11 @@ class TestTable:
     def test_it_has_every_operator_that_follows_the_rule(self) -> None:
         if not torch.__version__.startswith("2.13"):
             pytest.skip("the table is made with another torch")
-        assert operator_table.table_of(operator_table.allowed()) == TABLE.read_text()
+        # In a process of its own: torch.compile registers operators of its own here when it is first used.
+        script = "from tests.program import operator_table as t; print(t.table_of(t.allowed()), end='')"
+        root = Path(__file__).parents[2]
+        done = subprocess.run([sys.executable, "-c", script], cwd=root, capture_output=True, text=True, check=True)
+        assert done.stdout == TABLE.read_text()
 
     @pytest.mark.parametrize(
         "name",

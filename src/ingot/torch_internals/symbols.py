@@ -24,6 +24,7 @@ from torch.fx.experimental.symbolic_shapes import (
     StrictMinMaxConstraint,
     free_unbacked_symbols,
 )
+from torch.utils._sympy import functions as sympy_functions
 from torch.utils._sympy.numbers import int_oo
 from torch.utils._sympy.symbol import SymT, symbol_is_type
 from torch.utils._sympy.value_ranges import ValueRanges
@@ -320,11 +321,26 @@ def surely_equal(env: ShapeEnv | None, a: sympy.Basic, b: sympy.Basic) -> bool:
     """Whether two sizes are the same number, by all that the environment knows of their symbols."""
     if env is None or a == b:
         return bool(a == b)
-    a, b = env.simplify(a), env.simplify(b)
+    a, b = (_resolve_extremes(env, env.simplify(expr)) for expr in (a, b))
     if isinstance(a, sympy.logic.boolalg.Boolean) or isinstance(b, sympy.logic.boolalg.Boolean):
         # 2 <= n and n >= 2 are two expressions to sympy.
         return bool(_with_canonical_relations(a) == _with_canonical_relations(b))
     return bool(a == b or env._maybe_evaluate_static(sympy.Eq(a, b)) == sympy.true)
+
+
+def _resolve_extremes(env: ShapeEnv, expr: sympy.Basic) -> sympy.Basic:
+    """The expression with each Min and Max that is the same argument for all sizes replaced by that argument."""
+
+    def resolve(extreme: sympy.Basic) -> sympy.Basic:
+        relation = sympy.Le if isinstance(extreme, sympy_functions.Min | sympy.Min) else sympy.Ge
+        for chosen in extreme.args:
+            others = [other for other in extreme.args if other is not chosen]
+            if all(env._maybe_evaluate_static(relation(chosen, other)) == sympy.true for other in others):
+                return chosen
+        return extreme
+
+    extremes = (sympy_functions.Min, sympy_functions.Max, sympy.Min, sympy.Max)
+    return expr.replace(lambda part: isinstance(part, extremes), resolve) if expr.has(*extremes) else expr
 
 
 def _with_canonical_relations(expr: sympy.Basic) -> sympy.Basic:
