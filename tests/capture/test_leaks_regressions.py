@@ -15,7 +15,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
 
 import ingot
-from ingot.errors import UntraceableError
+from ingot.errors import AssertionFailed, UntraceableError
 
 X = torch.ones(2, 4)
 
@@ -152,3 +152,26 @@ def test_a_default_dtype_of_forward_reaches_what_it_makes() -> None:
 def test_a_default_dtype_of_forward_that_only_torch_knows_is_refused() -> None:
     with pytest.raises(UntraceableError, match="default dtype"):
         ingot.capture(Doubles(torch.sqrt), (torch.ones(3, dtype=torch.int64),))
+
+
+class ChecksUnderAutocast(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            y = self.layer(x)
+            torch._check(x.sum().item() > 0, lambda: "above 0")
+        return y
+
+
+@pytest.mark.parametrize("form", ["program", "module", "unflatten"])
+def test_a_check_that_fails_leaves_no_autocast_region_open(form: str) -> None:
+    """Casts of weights are cached until the outermost region ends: the next dtype would meet those of this one."""
+    program = ingot.capture(ChecksUnderAutocast(), (torch.ones(2, 3),))
+    call = program if form == "program" else getattr(program, form)()
+    with pytest.raises(AssertionFailed, match="above 0"):
+        call(-torch.ones(2, 3))
+    torch.autocast_increment_nesting()
+    assert torch.autocast_decrement_nesting() == 0

@@ -73,15 +73,24 @@ def modes_restored() -> Iterator[None]:
     grad = torch.is_grad_enabled()
     devices = ("cpu", "cuda")
     casts = [(d, torch.is_autocast_enabled(d), torch.get_autocast_dtype(d)) for d in devices]
-    cache = torch.is_autocast_cache_enabled()
+    cache, nesting = torch.is_autocast_cache_enabled(), _autocast_nesting()
     try:
         yield
     finally:
+        while _autocast_nesting() > nesting:  # a region that ended in an exception: casts of weights would stay cached
+            if torch.autocast_decrement_nesting() == 0:
+                torch.clear_autocast_cache()
         torch._C._set_grad_enabled(grad)
         for device, enabled, dtype in casts:
             torch.set_autocast_enabled(device, enabled)
             torch.set_autocast_dtype(device, dtype)
         torch.set_autocast_cache_enabled(cache)
+
+
+def _autocast_nesting() -> int:
+    """How many autocast regions this thread is in."""
+    torch.autocast_increment_nesting()
+    return int(torch.autocast_decrement_nesting())
 
 
 class Functionalization:
