@@ -86,8 +86,8 @@ bench-decoding: setup  ## one token of a Llama with weights of 32, 8 and 4 bits,
 bench-functions: setup  ## attention and scans with functions inside, against torch, to benchmarks/results/functions.json
 	@$(BIN)/python -m tests.evidence run --force bench-functions
 
-bench-growth: setup  ## how compile and run time grow with depth and batch, to benchmarks/results/growth.json
-	@$(BIN)/python -m tests.evidence run --force bench-growth
+bench-growth: setup  ## how compile and run time grow with depth and batch, to benchmarks/results/growth*.json
+	@$(BIN)/python -m tests.evidence run --force bench-growth bench-growth-chains
 
 bench-start: setup  ## a compiled file's start without torch, to benchmarks/results/start.json
 	@$(BIN)/python -m tests.evidence run --force bench-start

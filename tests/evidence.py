@@ -56,7 +56,12 @@ def _report(name: str, command: str, *covers: str, output: str = "") -> Entry:
 
 
 def _benchmark(name: str, command: str, *covers: str) -> Entry:
-    return Entry(f"bench-{name}", f"benchmarks/results/{name}.json", command, (*covers, f"benchmarks/{name}.py"))
+    return Entry(
+        f"bench-{name}",
+        f"benchmarks/results/{name}.json",
+        command,
+        (*covers, f"benchmarks/{name.partition('-')[0]}.py"),
+    )
 
 
 def _fuzz(kind: str, count: int) -> Entry:
@@ -96,6 +101,7 @@ ENTRIES = (
     _benchmark("decoding", "{python} benchmarks/decoding.py --json {output}", *_QUANTIZE),
     _benchmark("functions", "{python} benchmarks/functions.py", *_NATIVE),
     _benchmark("growth", "{python} benchmarks/growth.py", *_NATIVE),
+    _benchmark("growth-chains", "{python} benchmarks/growth.py chains", *_NATIVE),
     _benchmark("onnx", "{python} benchmarks/onnx.py --json {output}", *_ONNX),
     _benchmark("preparing", _TORCHAO + "{python} benchmarks/preparing.py --json {output}", *_QUANTIZE),
     _benchmark("quantize", _TORCHAO + "{python} benchmarks/quantize.py --json {output}", *_QUANTIZE),

@@ -23,7 +23,7 @@ class Attention(nn.Module):
 
 
 class Inside(nn.Module):
-    """Dropout inside of a region."""
+    """Dropout inside a region."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -24,7 +24,7 @@
     compiled.save("m.ingot")        # runs without torch: ingot_runtime.load("m.ingot")
     torch.compile(model, backend="ingot")
     ingot.compile(model, args, training=True)       # forward and backward as native code, under torch's autograd
-    ingot.attention(q, k, v, score_mod=…, mask_mod=…)   # your functions inside of the kernel
+    ingot.attention(q, k, v, score_mod=…, mask_mod=…)   # your functions inside the kernel
 
     ingot.export_onnx(program, "m.onnx")    # verified in ONNX Runtime before the file appears
 

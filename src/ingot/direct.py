@@ -4,7 +4,7 @@
 
 It is compiled once for each function and each set of sizes; tensors that the functions close over are read anew at each
 call, and take part in autograd. Functions are told apart by what they do and close over, not by identity: a lambda that
-is written inside of forward is compiled once.
+is written inside forward is compiled once.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def attention(
     the queries'. `return_lse` gives log Σ_j exp(score) of each query as well. Gradients reach the three tensors and
     what `score_mod` closes over.
 
-    Raises CaptureError or UnsupportedOperator, at the line of the function, for one that cannot run inside of a kernel,
+    Raises CaptureError or UnsupportedOperator, at the line of the function, for one that cannot run inside a kernel,
     and InputError for tensors that do not fit.
     """
     _check(query, key, value, enable_gqa)

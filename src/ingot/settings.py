@@ -21,7 +21,7 @@ _OFF = frozenset({"", "0", "false", "no", "off"})
 
 
 def secret_path() -> Path:
-    """Where the secret lies that entries of the cache are authenticated with: outside of the cache."""
+    """Where the secret lies that entries of the cache are authenticated with: outside the cache."""
     return platformdirs.user_state_path("ingot", appauthor=False) / "cache.key"
 
 

@@ -25,7 +25,7 @@ def find_problem(data: memoryview, functions: Collection[str]) -> str | None:
     try:
         return _find_problem(data, functions)
     except (struct.error, IndexError):
-        return "its tables lie outside of it"
+        return "its tables lie outside it"
 
 
 def _find_problem(data: memoryview, functions: Collection[str]) -> str | None:

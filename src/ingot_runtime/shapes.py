@@ -50,7 +50,7 @@ def bind(spec: Spec, shapes: Sequence[tuple[int, ...]], values: Mapping[int, int
         if size < limits.low or (limits.high is not None and size > limits.high):
             raise InputError(
                 explain(
-                    f"{first[symbol]} is {size}, outside of the range that the model was compiled for.",
+                    f"{first[symbol]} is {size}, outside the range that the model was compiled for.",
                     why=f"it is {limits}",
                     fix=f"use a size in the range, or {_RECOMPILE} with a wider one",
                 )

@@ -50,3 +50,16 @@ def test_slices_keep_their_sizes(reloaded: bool, tmp_path: Path) -> None:
         x.copy_(torch.randn(2, length, 1))
         for got, expected in zip(compiled(x), program(x), strict=True):
             torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-5)
+
+
+def test_a_program_of_torch_export_learns_nothing() -> None:
+    x = torch.randn(2, 5)
+    exported = torch.export.export(nn.ReLU(), (x,), dynamic_shapes=({1: torch.export.Dim("l", max=9)},))
+    program = ingot.from_exported(exported)
+    (size,) = [s for s in metadata.value_of(program.graph.output_node())[0].shape if isinstance(s, torch.SymInt)]
+    assert bool(size < 7)  # as the example has it
+    program.verify()
+    assert "9" in str(size.node.shape_env.var_to_range)
+    for length in (2, 6, 7, 9):
+        x = torch.randn(2, length)
+        torch.testing.assert_close(ingot.compile(program)(x), x.relu())

@@ -106,7 +106,7 @@ OTHER_PATHS = frozenset(
 
 
 def marked(names: frozenset[str], entries: list[Entry]) -> list[Any]:
-    """Parameters for the entries; those outside of the slice are slow."""
+    """Parameters for the entries; those outside the slice are slow."""
     return [pytest.param(e, id=e.name, marks=[] if e.name in names else [pytest.mark.slow]) for e in entries]
 
 

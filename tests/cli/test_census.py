@@ -128,5 +128,5 @@ def test_a_bad_size_is_an_error() -> None:
     program = capture(nn.Linear(4, 8), torch.ones(5, 4), dynamic_shapes={"input": {0: dim}})
     with pytest.raises(SizeError, match="no dynamic dim 'seq'"):
         census.take(program, {"seq": 3})
-    with pytest.raises(SizeError, match="batch=9 is outside of the range"):
+    with pytest.raises(SizeError, match="batch=9 is outside the range"):
         census.take(program, {"batch": 9})

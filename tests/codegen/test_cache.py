@@ -247,7 +247,7 @@ def test_killed_before_every_single_step(tmp_path: Path) -> None:
     assert number > 40
 
 
-# Calls that change something outside of the process, or that take a file or a lock.
+# Calls that change something outside the process, or that take a file or a lock.
 _STEPS = (
     "open", "mkdir", "replace", "rename", "unlink", "rmdir", "utime", "fsync", "fchmod", "chmod", "write", "flush",
     "close", "flock", "fork_exec", "sendfile",

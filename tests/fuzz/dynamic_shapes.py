@@ -3,14 +3,15 @@
 A program is right if the native code gives what eager gives at the example's sizes, at others, and at all that its dims
 and constraints allow, and raises a named error at all other sizes and where eager raises. "narrowed" then names what
 excludes sizes that were declared and that eager runs. It is refused if capture or compilation refuses it by name, or a
-call does inside of the stated range, or at all sizes but the example's. Inputs lie in the midst of poison, so that a
-read outside of them shows.
+call does inside the stated range, or at all sizes but the example's. Inputs lie in the midst of poison, so that a
+read outside them shows.
 """
 
 from __future__ import annotations
 
 import re
 import tempfile
+import traceback
 import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -22,7 +23,7 @@ from torch import nn
 import ingot
 from ingot.program import dims
 from tests.fuzz.dynamic_shapes_native import Part, compile_parts, lower_part, run_part
-from tests.fuzz.dynamic_shapes_programs import Drawing, Program
+from tests.fuzz.dynamic_shapes_programs import HEAD, Drawing, Program
 from tests.fuzz.verdict import Verdict
 
 BATCH = 64
@@ -82,7 +83,7 @@ def _general(text: str) -> str:
 
 
 def points(program: Program) -> list[dict[str, int]]:
-    """Sizes to run at: the example, small ones, the bounds, and one outside of each bound."""
+    """Sizes to run at: the example, small ones, the bounds, and one outside each bound."""
     found: list[dict[str, int]] = [{}]
     choices = {}
     for root in program.roots:
@@ -130,8 +131,8 @@ def judge(program: Program, part: Part) -> Verdict:
                     refused = refused or f"call: {_general(outcome.splitlines()[0])}"
             continue
         if not allowed:
-            return Verdict("wrong", f"at {sizes}: outside of the declared range, and accepted\n{program}")
-        if isinstance(failure, IndexError) and not all(output.numel() for output in outcome):
+            return Verdict("wrong", f"at {sizes}: outside the declared range, and accepted\n{program}")
+        if isinstance(failure, IndexError) and not reads_all(program, failure, outcome):
             continue  # indices of elements that nothing reads are not checked
         if expected is None:
             return Verdict("wrong", f"at {sizes}: eager raises, and the program does not\n{program}")
@@ -142,6 +143,13 @@ def judge(program: Program, part: Part) -> Verdict:
     if narrowed and not right:
         refused = refused or f"the example's sizes only: {narrowed}"
     return Verdict("refused", refused) if refused else Verdict("right", narrowed)
+
+
+def reads_all(program: Program, failure: Exception, results: Sequence[torch.Tensor]) -> bool:
+    """Whether results have elements that hang on what the failing statement computes."""
+    lines = [f.lineno for f in traceback.extract_tb(failure.__traceback__) if f.filename.startswith("<program ")]
+    assert lines and lines[0] is not None
+    return all(r.numel() for r in results) and program.reads_values_of(lines[0] - len(HEAD.splitlines()))
 
 
 def find_excluding(program: Program, captured: Any, sizes: dict[str, int]) -> str:

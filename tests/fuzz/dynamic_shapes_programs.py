@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 import random
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -27,6 +28,20 @@ class Root:
     declared: str  # the declaration, or "" for an automatic dim, which is spelled where it is used
 
 
+def _is_stored(node: ast.AST) -> bool:
+    return isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
+
+
+def _names_read(node: ast.AST) -> Iterator[str]:
+    """The names whose elements an expression reads: x in x + 1, not in x.shape[0]."""
+    if isinstance(node, ast.Attribute) and node.attr in ("shape", "size", "dim", "numel"):
+        return
+    if isinstance(node, ast.Name):
+        yield node.id
+    for child in ast.iter_child_nodes(node):
+        yield from _names_read(child)
+
+
 @dataclass
 class Program:
     """`function` of tensors `a`, `b` …; each dim of an input is a number or (root, scale, offset)."""
@@ -47,6 +62,23 @@ class Program:
     def body(self) -> str:
         lines = [f"    {line}" for line in self.lines]
         return "\n".join([f"def function({', '.join(self.inputs)}):", *lines, f"    return {', '.join(self.outputs)},"])
+
+    def reads_values_of(self, number: int) -> bool:
+        """Whether a result hangs on the elements of what the statement at this line of the function computes.
+
+        Sizes of it that others ask for do not count.
+        """
+        (function,) = ast.parse(self.body()).body
+        assert isinstance(function, ast.FunctionDef)
+        live = set(self.outputs)
+        for statement in reversed(function.body[:-1]):
+            names = {target.id for target in ast.walk(statement) if _is_stored(target)}
+            is_live = bool(names & live) or not isinstance(statement, ast.Assign)
+            if statement.lineno == number:
+                return is_live
+            if is_live:
+                live |= set(_names_read(statement))
+        return True
 
     def shapes(self) -> str:
         parts = [
@@ -72,7 +104,7 @@ class Program:
         return eval(self.shapes(), {"Dim": Dim})
 
     def tensors(self, sizes: dict[str, int], seed: int = 0) -> list[torch.Tensor]:
-        """Inputs in the midst of poison: a read outside of them shows."""
+        """Inputs in the midst of poison: a read outside them shows."""
         generator = torch.Generator().manual_seed(1000 * self.seed + seed)
         made = []
         for name in self.inputs:

@@ -54,6 +54,23 @@ def test_bad_indices_of_an_empty_tensor_touch_nothing(tmp_path: Path) -> None:
         assert not isinstance(run_part(part, [torch.randn(4, 2)]), str)
 
 
+def test_only_indices_of_what_nothing_reads_are_excused() -> None:
+    program = dynamic_shapes.Program(0, inputs={"a": [5]}, outputs=["v2"])
+    program.lines = ["v0 = a[torch.tensor([9])]", "v1 = v0 + a", "v2 = torch.zeros(v1.shape[0]) + a"]
+    assert [program.reads_values_of(line) for line in (2, 3, 4)] == [False, False, True]
+    program.outputs = ["v1"]
+    assert [program.reads_values_of(line) for line in (2, 3, 4)] == [True, True, False]
+    for outputs, excused in ((["v2"], True), (["v1"], False)):
+        program.outputs = outputs
+        try:
+            program.function()(torch.randn(5))
+        except IndexError as failure:
+            assert dynamic_shapes.reads_all(program, failure, [torch.randn(5)]) is not excused
+            assert not dynamic_shapes.reads_all(program, failure, [torch.randn(0)])
+        else:
+            raise AssertionError("eager should have raised")
+
+
 def test_the_oracle_sees_what_differs() -> None:
     x = torch.randn(3)
     wide = x.double()

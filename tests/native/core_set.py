@@ -25,7 +25,7 @@ from tests.native.samples import Case, fresh
 
 
 def outside(case: Case, captured: Program | None) -> tuple[str, ...]:
-    """The operators that stay outside of the core set, by name, or the reason why there are none to look at.
+    """The operators that stay outside the core set, by name, or the reason why there are none to look at.
 
     `captured` is the case's program as it was captured, None if it could not be.
     """

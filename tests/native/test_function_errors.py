@@ -1,4 +1,4 @@
-"""Functions that cannot run inside of a kernel are refused by name, at the line that makes them so."""
+"""Functions that cannot run inside a kernel are refused by name, at the line that makes them so."""
 
 from __future__ import annotations
 

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.export import Dim
 
 import ingot
 import ingot_runtime
@@ -211,6 +212,17 @@ def test_parts_of_a_tensor_that_may_be_empty(rows: int) -> None:
             return (*torch.split(a, 3), *(part * 2 for part in torch.split(a * 2, 3)))
 
     assert_right(Parts(), (x(rows, 2),))
+
+
+@pytest.mark.parametrize(("shifts", "dims"), [(1, 0), (-4, 0), (2, ()), ((3, -2), (0, 1)), ((1, 1), (0, 0))])
+def test_a_roll_of_a_dim_that_may_be_empty(shifts: Any, dims: Any) -> None:
+    class Roll(nn.Module):
+        def forward(self, a: torch.Tensor) -> torch.Tensor:
+            return torch.roll(a, shifts, dims)
+
+    compiled = ingot.compile(Roll(), (x(5, 3),), dynamic_shapes=({0: Dim("n", min=0, max=9)},))
+    for rows in (0, 1, 2, 9):
+        torch.testing.assert_close(compiled(x(rows, 3)), Roll()(x(rows, 3)))
 
 
 @pytest.mark.parametrize("weighed", [False, True])

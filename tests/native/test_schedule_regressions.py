@@ -131,7 +131,7 @@ def test_blocks_of_efficientnet_v2() -> None:
 
 
 class Padded(nn.Module):
-    """Convolutions of what is computed on the way: x + 1 is 0 outside of the image, though x is 0 there too."""
+    """Convolutions of what is computed on the way: x + 1 is 0 outside the image, though x is 0 there too."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -157,7 +157,7 @@ def test_what_calls_write_to_is_not_known(tmp_path: Path) -> None:
 
 def test_the_gelu_of_gpt2_becomes_one_kernel(tmp_path: Path) -> None:
     def gelu(x: X) -> X:
-        x = x.exp()  # ONNX Runtime looks for it inside of a graph, not at its ends
+        x = x.exp()  # ONNX Runtime looks for it inside a graph, not at its ends
         gate = torch.tanh(math.sqrt(2.0 / math.pi) * (x + 0.044715 * torch.pow(x, 3.0)))
         return (0.5 * x * (1.0 + gate)).exp()
 

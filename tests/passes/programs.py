@@ -222,7 +222,7 @@ EFFECTS = {
 }
 MODES = {
     "bf16": "torch.autocast('cpu', dtype=torch.bfloat16)",
-    # Without the cache, which torch has one of for all dtypes: inside of bf16 it would find weights in bf16.
+    # Without the cache, which torch has one of for all dtypes: inside bf16 it would find weights in bf16.
     "fp16": "torch.autocast('cpu', dtype=torch.float16, cache_enabled=False)",
     "off": "torch.autocast('cpu', enabled=False)",
     "no grad": "torch.no_grad()",

@@ -9,6 +9,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch._higher_order_ops.map import map as map_rows
+from torch._higher_order_ops.scan import scan
 
 import ingot
 from ingot import passes
@@ -167,3 +169,30 @@ def test_an_idle_native_dropout_is_a_copy() -> None:
     results = program(x)
     results[2].add_(1)
     torch.testing.assert_close(results, (torch.full((3,), 2.0), torch.full((3,), 2.0), x + 1))
+
+
+def _double_every_other(t: torch.Tensor) -> torch.Tensor:
+    doubled = t * 2
+    doubled.reshape(-1)[::2].mul_(2)  # a view where t lies dense in some order, else a copy that is lost
+    return doubled
+
+
+class Maps(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return map_rows(_double_every_other, x)  # type: ignore[no-any-return]
+
+
+class Scans(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        def step(total: torch.Tensor, t: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            return total + t.sum(), _double_every_other(t)
+
+        return scan(step, x.new_zeros(()), x)[1]  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("model", [Maps(), Scans()])
+def test_a_step_is_strided_as_a_slice_of_the_whole(model: nn.Module) -> None:
+    for x in (torch.randn(2, 3, 4), torch.randn(4, 3, 2).transpose(0, 2), torch.randn(2, 4, 3).transpose(1, 2)):
+        expected = torch.stack([_double_every_other(t) for t in x])
+        program = ingot.transform(ingot.capture(model, (x,)), [passes.functionalize])
+        torch.testing.assert_close(program(x), expected)

@@ -187,7 +187,7 @@ def _takes(function: Callable[..., int], program: Program) -> bool:
 
 
 class Cast(nn.Module):
-    """A model under autocast, and part of what it gives outside of it."""
+    """A model under autocast, and part of what it gives outside it."""
 
     def __init__(self, model: nn.Module, dtype: torch.dtype) -> None:
         super().__init__()

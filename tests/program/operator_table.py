@@ -32,7 +32,7 @@ _OPTION_NAMES = """
 """
 _OPTIONS = frozenset(_OPTION_NAMES.split())
 EXCLUDED = {
-    "memory of the caller's choice, or pointers inside of tensors": r"_?pin_memory|is_pinned|record_stream|set_?"
+    "memory of the caller's choice, or pointers inside tensors": r"_?pin_memory|is_pinned|record_stream|set_?"
     r"|set_data|_reshape_alias(_copy)?|fbgemm_.*|_wrapped_.*|_cslt.*|_copy_from(_and_resize)?|_?resize_output_?|_lazy_clone",
     "layouts whose indices kernels do not check, and that a file cannot describe": r".*sparse.*|.*nested.*|.*jagged.*"
     r"|.*mkldnn.*|.*(csr|csc|bsr|bsc|coo).*|_?to_dense.*|_coalesced?_?|_(indices|values)(_copy)?|_nnz|_dim[IV]"

@@ -164,7 +164,7 @@ class TestFiles:
 
 
 class TestStridedViews:
-    """Fakes have no memory to be outside of: lowering asks, or the run does."""
+    """Fakes have no memory to be outside: lowering asks, or the run does."""
 
     @pytest.mark.parametrize(("stride", "offset"), [((100, 1), 0), ((1, 1), 7), ((4, 1), 3)])
     def test_beyond_the_tensor(self, stride: tuple[int, int], offset: int, tmp_path: Path) -> None:

@@ -59,7 +59,7 @@ def test_a_submodule_with_children_is_called_by_itself(preserved: tuple[str, ...
     assert torch.equal(copy.deepcopy(made.middle)(X), made.middle(X))
     assert torch.equal(made(X), expected), "the whole model runs as before"
     made.middle = nn.Sequential(made.middle) if preserved else made.middle
-    assert torch.equal(made(X), expected), "also inside of a module that takes its place"
+    assert torch.equal(made(X), expected), "also inside a module that takes its place"
     with pytest.raises(ingot.errors.AssertionFailed, match="too large"):
         (made.middle[0] if preserved else made.middle)(X * 100)
 

@@ -136,7 +136,7 @@ MUTATIONS: dict[str, hostile.Edit] = {
     ),
     "no library": native(libraries=[]),
     "a library that is not there": native(libraries=[{"isa": ISA, "member": "native/absent.so"}]),
-    "a library outside of the file": native(libraries=[{"isa": ISA, "member": "/lib/libc.so.6"}]),
+    "a library outside the file": native(libraries=[{"isa": ISA, "member": "/lib/libc.so.6"}]),
     "a library by traversal": native(libraries=[{"isa": ISA, "member": "../../m.so"}]),
     "the source as a library": native(libraries=[{"isa": ISA, "member": "native/model.c"}]),
     "an unknown instruction set": native(libraries=[{"isa": "z80", "member": LIBRARY}]),

@@ -158,7 +158,7 @@ def call_recorded(
     recorder: Recorder, op: Any, node_args: tuple[Any, ...], args: tuple[Any, ...], kwargs: dict[str, Any] | None = None
 ) -> Any:
     """Computes the operator's value on fakes with nothing recorded, and writes its node."""
-    # A number that one step reads is no part of the result; before torch 2.12 the fake kernels of these report it.
+    # A number that one step reads is not a result; before torch 2.12 the fake kernels of these report it.
     per_step = op in (hop.scan, hop.map_impl)
     unreported = internals.ignore_fresh_symbols(recorder.env) if per_step else nullcontext()
     with recorder.paused(), recorder.checks.ignored(), unreported:
@@ -179,7 +179,7 @@ def _cond(recorder: Recorder, op: Any, pred: Any, true_fn: Any, false_fn: Any, o
         if any(isinstance(leaf, torch.Tensor) and _is_operand(frame.nodes[id(leaf)], leaf) for leaf in out):
             raise CaptureError(
                 explain(
-                    f"The {branch} branch of torch.cond returns one of its operands, or a tensor from outside of it.",
+                    f"The {branch} branch of torch.cond returns one of its operands, or a tensor from outside it.",
                     where=recorder.user_place(),
                     why="torch.cond does not take such a branch either: a result must not share memory with an operand",
                     fix="return a copy: x.clone()",
@@ -276,9 +276,11 @@ def _unknown_int(recorder: Recorder) -> Any:
 
 
 def _first_slice(recorder: Recorder, x: torch.Tensor) -> torch.Tensor:
-    """What one step sees of a scanned tensor."""
+    """What one step sees of a scanned tensor: its own memory, with the strides of `x.select(0, i)`."""
     with recorder.paused():
-        return recorder.run(torch.ops.aten.select_copy.int, (x, 0, 0), {})  # type: ignore[no-any-return]
+        step = recorder.run(torch.ops.aten.select.int, (x, 0, 0), {})
+        fresh = {"dtype": x.dtype, "device": x.device}
+        return recorder.run(torch.ops.aten.empty_strided.default, (step.shape, step.stride()), fresh)  # type: ignore[no-any-return]
 
 
 def unwrap_single_output(graph: fx.Graph) -> None:

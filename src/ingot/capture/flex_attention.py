@@ -191,7 +191,7 @@ class _Functions:
         source = metadata.source_of(made)
         where = str(source) + (f": {source.text}" if source.text else "") if source else self.recorder.user_place()
         return CaptureError(
-            explain(f"The {name} of flex_attention cannot run inside of a kernel.", where=where, why=why, fix=fix)
+            explain(f"The {name} of flex_attention cannot run inside a kernel.", where=where, why=why, fix=fix)
         )
 
 

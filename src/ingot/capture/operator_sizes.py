@@ -124,7 +124,7 @@ class OperatorSizes:
         return sum(self._roots[s].hint != size for s, size in point.items())
 
     def _excluded(self, condition: sympy.Basic) -> list[dict[sympy.Symbol, int]]:
-        """Some sizes inside of the declared ranges at which a condition does not hold."""
+        """Some sizes inside the declared ranges at which a condition does not hold."""
         if condition in self._points:
             return self._points[condition]
         symbols = sorted(condition.free_symbols & self._roots.keys(), key=lambda s: s.name)
@@ -191,7 +191,7 @@ def _at(described: Any, point: Sizes) -> Any:
 
 
 def _make(described: Any, point: Sizes) -> Any:
-    """An argument at some sizes, as a fake where it is a tensor; made inside of the mode that is in force."""
+    """An argument at some sizes, as a fake where it is a tensor; made inside the mode that is in force."""
     if isinstance(described, _TensorSpec):
         shape = [int(_value(size, point)) for size in described.shape]
         strides = [int(_value(stride, point)) for stride in described.strides]

@@ -417,7 +417,7 @@ class _Conclusion:
         return low, good
 
     def _holds_beyond(self, condition: sympy.Basic, symbol: sympy.Symbol, low: int, high: int | None) -> bool:
-        """Whether the condition holds at sizes outside of an interval too, so that no interval describes it."""
+        """Whether the condition holds at sizes outside an interval too, so that no interval describes it."""
         if high is None:
             return False
         floor, ceiling = self.ranges[symbol]

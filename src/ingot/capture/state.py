@@ -130,7 +130,7 @@ class ModuleState:
         return list(assigned.values())
 
     def check_stored(self, origin: Callable[[torch.Tensor], str], varies: Callable[[torch.Tensor], bool]) -> None:
-        """Raises StateError if forward stored a tensor outside of the buffers; call while still swapped.
+        """Raises StateError if forward stored a tensor outside the buffers; call while still swapped.
 
         `origin` says at which line a tensor was computed, and `varies` whether it may differ from call to call: what
         does not is a cache, which a Program does without.

@@ -39,7 +39,7 @@ class Work:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One module with all that is inside of it; the root's path is empty."""
+    """One module with all that is inside it; the root's path is empty."""
 
     path: str
     type: str
@@ -220,7 +220,7 @@ def _each_step(position: int) -> Repeats:
 
 
 def _never(node: fx.Node, inner: Sequence[Sequence[Work]], sizes: Sizes) -> list[int]:
-    """A score function runs inside of the kernel, on scalars."""
+    """A score function runs inside the kernel, on scalars."""
     return [0] * len(inner)
 
 

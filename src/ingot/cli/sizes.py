@@ -91,7 +91,7 @@ def _check(program: Program, chosen: Mapping[str, int]) -> None:
             names = ", ".join(ranges) or "none"
             raise SizeError(explain(f"The program has no dynamic dim {name!r}.", why=f"its dynamic dims: {names}"))
         if size < dim.low or (dim.high is not None and size > dim.high):
-            raise SizeError(explain(f"{name}={size} is outside of the range of {dim}."))
+            raise SizeError(explain(f"{name}={size} is outside the range of {dim}."))
 
 
 def _dynamic_dims(program: Program) -> Iterator[tuple[str, str, int, torch.SymInt]]:

@@ -108,5 +108,5 @@ def _bisected(reference: str, dynamic_shapes: Any, precision: Any, stages: Stage
             f"Without it alone the result is {'right' if found.alone else 'still wrong: another pass is at fault too'}."
         )
         if found.alone:
-            lines.append(f'Until it is mended: compile with disable_passes={{"{found.culprit}"}}.')
+            lines.append(f'Until it is fixed: compile with disable_passes={{"{found.culprit}"}}.')
     return Result(data, ("\n".join(lines),), exit_code=1)

@@ -2,7 +2,7 @@
 
 Whoever can put a library into the cache has it run by the next compilation. So the folder and what lies in it must
 belong to this user and be writable by nobody else, and an entry's name has a code (HMAC-SHA256) of its bytes that takes
-a secret to make. The secret is a file of the user's own, outside of the cache: a cache that was copied from elsewhere,
+a secret to make. The secret is a file of the user's own, outside the cache: a cache that was copied from elsewhere,
 unpacked from an archive or shared with others holds nothing that is run.
 
 A file is opened once, without following a link, and looked at, read and checked through that one descriptor.

@@ -231,13 +231,13 @@ class _File:
                     self._limit(size, step.origin, MOST_BYTES)
 
     def _check_size(self, name: str, told: set[str]) -> None:
-        """Memory is taken between steps of the whole run: inside of a branch or loop it is too late."""
+        """Memory is taken between steps of the whole run: inside a branch or loop it is too late."""
         size = byte_size(self.module.buffers[name])
         unknown = {s.name for s in size.symbols} - told if isinstance(size, Expr) else set()
         if unknown:
             raise UnsupportedOperator(
                 explain(
-                    "A tensor inside of a branch or loop has a size that only the branch or loop itself tells.",
+                    "A tensor inside a branch or loop has a size that only the branch or loop itself tells.",
                     fix="compute that size before it, or run the program through torch: program(*args)",
                 )
             )

@@ -22,7 +22,7 @@ PIECE = 16 << 20
 
 
 class Pages:
-    """Inside of `with`, memory for about `size` bytes is made ready, for `take` to give.
+    """Inside `with`, memory for about `size` bytes is made ready, for `take` to give.
 
     What nobody takes is given back.
     """

@@ -300,7 +300,7 @@ class Convolution:
         winograd   x is what the routine of that name makes of the image: [16, tiles of 2×2 outputs, channels]. weight:
                    16 matrices of panels.
 
-    What a window reads outside of the image is `outside`: 0, or what stands for 0 among integers.
+    What a window reads outside the image is `outside`: 0, or what stands for 0 among integers.
     """
 
     images: Size

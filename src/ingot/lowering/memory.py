@@ -146,7 +146,7 @@ def plan(module: Module) -> Plan:
 
 
 def all_steps(steps: Sequence[Step]) -> Iterator[Step]:
-    """Each step, and after it those inside of it."""
+    """Each step, and after it those inside it."""
     for step in steps:
         yield step
         for inner in nested(step):

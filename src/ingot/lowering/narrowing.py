@@ -45,7 +45,7 @@ def _stored_as(low: Making, x: Tensor, dtype: str, convert: Callable[[Recorder, 
         return x
     assert isinstance(x.data, Strided)
     name, offset, strides = x.data.buffer, x.data.offset, x.data.strides
-    # What was made inside of a branch or loop is known there alone: its steps are a list of their own.
+    # What was made inside a branch or loop is known there alone: its steps are a list of their own.
     steps, copies = low.narrow_copies.setdefault(id(low.steps), (low.steps, {}))
     writer = _writer(low, name) if low.buffers[name].size == x.numel else None
     key = (name, dtype) if writer is not None else (name, dtype, offset, strides, x.shape)

@@ -13,7 +13,7 @@ from ingot.lowering.ir import Access, Buffer, Loop, Map, Module, Nest, Op, Reduc
 from ingot.lowering.memory import touched
 from ingot.lowering.uses import may_move, private, readers
 
-# Fewer rows than this are not worth giving up the parallel work inside of them.
+# Fewer rows than this are not worth giving up the parallel work inside them.
 FEW_ROWS = 8
 LONG_ROW = 1 << 16
 

@@ -125,7 +125,7 @@ def broadcast_place(place: Size, size: Size, full: Size) -> Size:
     """A place in a dim of an operand for one in [0, full) of the result."""
     fit = compare(size, full)
     if fit is Fit.UNKNOWN:
-        return smallest(place, size - 1)  # itself or 0; never outside of the operand
+        return smallest(place, size - 1)  # itself or 0; never outside the operand
     return place if fit is Fit.EQUAL else 0
 
 

@@ -278,7 +278,7 @@ def _outputs(ex: Exporter, values: Sequence[Any], names: Sequence[str]) -> list[
         raise OnnxError(
             explain(
                 "The model gives no tensor, and an ONNX file has to.",
-                why="what it returns is None, or plain values that are no part of a graph",
+                why="what it returns is None, or plain values, which a graph does not hold",
                 fix="return a tensor from forward",
             )
         )

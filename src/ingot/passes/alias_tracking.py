@@ -179,10 +179,11 @@ class AliasTracker:
         places = self._emit(aten.reshape.default, positions, [-1])
         values = self._emit(aten.reshape.default, value, [-1])
         written = self._emit(aten.index_put.default, flat, [places], values)
-        return self._emit(aten.reshape.default, written, list(parent.shape))  # type: ignore[no-any-return]
+        return self._emit(aten.reshape.default, written, list(parent.shape))
 
-    def _emit(self, func: Any, *args: Any, **kwargs: Any) -> Any:
-        return self._recorder.record(func, args, kwargs)
+    def _emit(self, func: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
+        made: torch.Tensor = self._recorder.record(func, args, kwargs)
+        return made
 
     def _check_repeatable(self, view: View) -> None:
         """An as_strided view speaks of memory, and repeats on values only where these lie as they did."""

@@ -63,7 +63,7 @@ def _clean(module: fx.GraphModule, named: set[str]) -> int:
 
 
 def _holds(module: fx.GraphModule, node: fx.Node, named: set[str]) -> bool:
-    """Whether a value that counts as used lies inside of the node's functions."""
+    """Whether a value that counts as used lies inside the node's functions."""
     if not named or node.target not in subgraphs.LAYOUTS:
         return False
     functions = [getattr(module, str(attribute.target)) for attribute in subgraphs.function_attributes(node)]

@@ -114,6 +114,21 @@ def _pad_circular(x: torch.Tensor, pad: Sequence[int]) -> torch.Tensor:
     return x
 
 
+@decomposes(aten.roll.default)
+def _roll(x: torch.Tensor, shifts: Any, dims: Any = ()) -> torch.Tensor:
+    """torch's divides by the size of the dim, which may be 0 in a later call."""
+    by = [shifts] if isinstance(shifts, int | torch.SymInt) else list(shifts)
+    over = [dims] if isinstance(dims, int) else list(dims)
+    if not over:
+        return torch.roll(x.reshape(-1), by, [0]).reshape(x.shape)
+    for dim, shift in zip(over, by, strict=True):
+        size = x.shape[dim]
+        divisor = torch.sym_max(size, 1)
+        places = torch.arange(size, device=x.device) + (size - shift) % divisor
+        x = torch.index_select(x, dim, torch.fmod(places, divisor))
+    return x
+
+
 # ---------------------------------------------------------------------- powers
 
 

@@ -64,7 +64,7 @@ def fold(program: Program, *, parameters: bool = False, batch_norm: bool = True,
 
 @dataclass(frozen=True, slots=True)
 class Level:
-    """A graph, and for one inside of another the node that calls it and the functions that this node takes."""
+    """A graph, and for one inside another the node that calls it and the functions that this node takes."""
 
     module: fx.GraphModule
     parent: Level | None = None
@@ -91,7 +91,7 @@ def _inner_levels(level: Level) -> Iterator[Level]:
 
 
 def levels(level: Level) -> Iterator[Level]:
-    """A graph and every graph inside of it that one node alone calls."""
+    """A graph and every graph inside it that one node alone calls."""
     yield level
     for inner in _inner_levels(level):
         yield from levels(inner)

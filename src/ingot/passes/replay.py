@@ -160,7 +160,7 @@ class Replay:
             if any(isinstance(value, torch.Tensor) and self.recorder.aliases.is_written(value) for value in inputs):
                 raise PassError(
                     explain(
-                        f"A function of {node.name} writes to a tensor from outside of it.",
+                        f"A function of {node.name} writes to a tensor from outside it.",
                         where=metadata.where(node),
                         fix="let the function return the new value, and write it afterwards",
                     )

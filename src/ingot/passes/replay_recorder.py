@@ -111,7 +111,7 @@ class ReplayRecorder(Recorder):
         if func is torch.ops.aten.alias.default and self.decompositions is not None and not self._replays(func):
             return args[0]  # something that decompositions do for autograd's sake
         if self.decompositions is not None and torch.Tag.inplace_view in func.tags and _restrides(args):
-            self.run(func, args, kwargs)  # strides are no part of a functional graph's meaning
+            self.run(func, args, kwargs)  # strides do not belong to a functional graph's meaning
             return args[0]
         if self.functional and rule is None:
             if func._schema.is_mutable or internals.hidden_writes(func, args):

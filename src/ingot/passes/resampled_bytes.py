@@ -2,7 +2,7 @@
 
 torch computes them with whole numbers: one dim after the other, the last first; the share of each place in each place
 of the result has 15 bits, and every dim's result is rounded to bytes. Its own decompositions compute with floats, or
-round a share that stands for several places outside of the image in parts, and get some bytes otherwise.
+round a share that stands for several places outside the image in parts, and get some bytes otherwise.
 """
 
 from __future__ import annotations

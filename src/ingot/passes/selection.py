@@ -38,7 +38,7 @@ def parse(text: str) -> list[PassLike]:
 
 
 def _split(text: str) -> list[str]:
-    """The parts between commas that stand outside of braces and brackets."""
+    """The parts between commas that stand outside braces and brackets."""
     parts, depth, current = [], 0, ""
     for character in text:
         depth += (character in "{[(") - (character in "}])")

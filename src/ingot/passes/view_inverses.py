@@ -19,7 +19,7 @@ from ingot import torch_internals as internals
 aten = torch.ops.aten
 
 # Records an operator: emit(op, *args).
-Emit = Callable[..., Any]
+Emit = Callable[..., torch.Tensor]
 
 
 class View(NamedTuple):
@@ -86,37 +86,37 @@ def _same(emit: Emit, view: View, new: torch.Tensor) -> torch.Tensor:
     *(aten.unsqueeze.default, aten.squeeze.default, aten.squeeze.dim, aten.squeeze.dims),
 )
 def _reshape(emit: Emit, view: View, new: torch.Tensor) -> torch.Tensor:
-    return emit(aten.reshape.default, new, list(view.parent.shape))  # type: ignore[no-any-return]
+    return emit(aten.reshape.default, new, list(view.parent.shape))
 
 
 @inverts(aten.slice.Tensor)
 def _slice(emit: Emit, view: View, new: torch.Tensor) -> torch.Tensor:
     place = [view.argument(name) for name in ("dim", "start", "end", "step")]
-    return emit(aten.slice_scatter.default, view.parent, new, *place)  # type: ignore[no-any-return]
+    return emit(aten.slice_scatter.default, view.parent, new, *place)
 
 
 @inverts(aten.select.int)
 def _select(emit: Emit, view: View, new: torch.Tensor) -> torch.Tensor:
     place = [view.argument(name) for name in ("dim", "index")]
-    return emit(aten.select_scatter.default, view.parent, new, *place)  # type: ignore[no-any-return]
+    return emit(aten.select_scatter.default, view.parent, new, *place)
 
 
 @inverts(aten.diagonal.default)
 def _diagonal(emit: Emit, view: View, new: torch.Tensor) -> torch.Tensor:
     place = [view.argument(name) for name in ("offset", "dim1", "dim2")]
-    return emit(aten.diagonal_scatter.default, view.parent, new, *place)  # type: ignore[no-any-return]
+    return emit(aten.diagonal_scatter.default, view.parent, new, *place)
 
 
 @inverts(aten.permute.default)
 def _permute(emit: Emit, view: View, new: torch.Tensor) -> torch.Tensor:
     rank = max(new.dim(), 1)
     order = [dim % rank for dim in view.argument("dims")]
-    return emit(aten.permute.default, new, [order.index(dim) for dim in range(new.dim())])  # type: ignore[no-any-return]
+    return emit(aten.permute.default, new, [order.index(dim) for dim in range(new.dim())])
 
 
 @inverts(aten.transpose.int, aten.t.default)
 def _transpose(emit: Emit, view: View, new: torch.Tensor) -> torch.Tensor:
-    return emit(view.func, new, *view.args[1:])  # type: ignore[no-any-return]
+    return emit(view.func, new, *view.args[1:])
 
 
 @inverts(aten.alias.default, aten.detach.default)
@@ -127,27 +127,27 @@ def _alias(emit: Emit, view: View, new: torch.Tensor) -> torch.Tensor:
 @inverts(aten._conj.default, aten._neg_view.default)
 def _lazy_bit(emit: Emit, view: View, new: torch.Tensor) -> torch.Tensor:
     op = aten.conj_physical.default if view.func is aten._conj.default else aten.neg.default
-    return emit(op, new)  # type: ignore[no-any-return]
+    return emit(op, new)
 
 
 @inverts(aten.view.dtype)
 def _bits(emit: Emit, view: View, new: torch.Tensor) -> torch.Tensor:
-    return emit(aten.view.dtype, new, view.parent.dtype)  # type: ignore[no-any-return]
+    return emit(aten.view.dtype, new, view.parent.dtype)
 
 
 @inverts(aten.view_as_real.default)
 def _real_parts(emit: Emit, view: View, new: torch.Tensor) -> torch.Tensor:
-    return emit(aten.view_as_complex.default, new)  # type: ignore[no-any-return]
+    return emit(aten.view_as_complex.default, new)
 
 
 @inverts(aten.view_as_complex.default)
 def _complex_parts(emit: Emit, view: View, new: torch.Tensor) -> torch.Tensor:
-    return emit(aten.view_as_real.default, new)  # type: ignore[no-any-return]
+    return emit(aten.view_as_real.default, new)
 
 
 @inverts(aten.unbind.int)
 def _unbind(emit: Emit, view: View, new: torch.Tensor) -> torch.Tensor:
-    return emit(aten.select_scatter.default, view.parent, new, view.argument("dim"), view.position)  # type: ignore[no-any-return]
+    return emit(aten.select_scatter.default, view.parent, new, view.argument("dim"), view.position)
 
 
 @inverts(
@@ -159,7 +159,7 @@ def _split(emit: Emit, view: View, new: torch.Tensor) -> torch.Tensor:
     dim = view.argument("dim")
     begin = _total([part.shape[dim] for part in view.outputs[: view.position]])
     end = begin + new.shape[dim]
-    return emit(aten.slice_scatter.default, view.parent, new, dim, begin, end, 1)  # type: ignore[no-any-return]
+    return emit(aten.slice_scatter.default, view.parent, new, dim, begin, end, 1)
 
 
 def _total(sizes: Sequence[Any]) -> Any:

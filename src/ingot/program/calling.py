@@ -308,7 +308,7 @@ def _check_sizes(
             broken = (c.source for c in program.constraints if _speaks_of(c, symbol) and not _holds(c, sizes))
             raise InputError(
                 explain(
-                    f"{first[symbol]} is {size}, outside of the range of {dim}.",
+                    f"{first[symbol]} is {size}, outside the range of {dim}.",
                     where=next(broken, None),
                     fix="use a size in the range, or capture again with a wider one",
                 )

@@ -26,7 +26,7 @@ Caller = Callable[[fx.Graph, fx.Node, Sequence[fx.Node]], fx.Node]
 
 
 def graph_modules(module: fx.GraphModule) -> Iterator[fx.GraphModule]:
-    """A GraphModule and every GraphModule inside of it, the outer ones first."""
+    """A GraphModule and every GraphModule inside it, the outer ones first."""
     yield module
     for child in module.children():
         if isinstance(child, fx.GraphModule):

@@ -62,7 +62,7 @@ def _captured(node: fx.Node) -> str | None:
 def _functional(node: fx.Node) -> str | None:
     target = node.target
     if target in _SWITCHES:
-        return "a mode switch stands outside of a region"
+        return "a mode switch stands outside a region"
     if isinstance(target, internals.OpOverload) and target._schema.is_mutable:
         return f"{target} writes to its argument"
     return _captured(node)

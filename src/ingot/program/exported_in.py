@@ -76,6 +76,7 @@ def from_exported(exported: ExportedProgram) -> Program:
     module.recompile()
     sizes = _sizes(module, signature)
     state, constants = _state(exported, signature)
+    environment.env.sealed = True
     names = tuple(root.forward_arg_names or ())[: len(signature.in_tree.children[0].children)]
     return Program(
         graph_module=module,
@@ -252,7 +253,7 @@ def _module_calls(module: fx.GraphModule, entries: Mapping[str, Any]) -> tuple[M
         for node in inner.graph.nodes
         for frame in metadata.module_stack_of(node)
     }
-    # torch lists the calls of the outermost graph alone; those inside of regions are known by their nodes.
+    # torch lists the calls of the outermost graph alone; those inside regions are known by their nodes.
     signatures = {**entries, **{call: None for call in types if call not in entries}}
     return tuple(
         ModuleCall(fqn, fqn.partition("@")[0], types.get(fqn, ""), _call_signature(signature) if fqn else None)

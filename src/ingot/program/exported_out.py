@@ -64,7 +64,7 @@ def to_exported(program: Program) -> ExportedProgram:
 
     A dataclass among the arguments or results is registered with torch.export.register_dataclass, since torch takes
     and returns registered classes alone. Constraints become torch's guards, which `ep.module()` checks. Of what torch
-    cannot express, this is left out: the signature of a preserved call whose values only exist inside of a region, and
+    cannot express, this is left out: the signature of a preserved call whose values only exist inside a region, and
     the check that a tensor fixed by `concrete_args` has its value.
     """
     with internals.real_tensors():  # a fake mode of the caller's is not the one that this program's fakes belong to

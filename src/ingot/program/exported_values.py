@@ -14,7 +14,7 @@ from ingot.program import metadata
 
 
 def graph_modules(module: fx.GraphModule) -> Iterator[fx.GraphModule]:
-    """A GraphModule and every GraphModule inside of it, the outer ones first."""
+    """A GraphModule and every GraphModule inside it, the outer ones first."""
     for inner in module.modules():
         if isinstance(inner, fx.GraphModule):
             yield inner
@@ -24,7 +24,8 @@ class Environment:
     """A new fake mode, and the symbols that were moved into it, in the order in which nodes show them."""
 
     def __init__(self) -> None:
-        self.mode, self.env = internals.new_fake_mode()
+        self.env = internals.ProgramShapeEnv()
+        self.mode = internals.fake_mode(self.env)
         self.symbols: dict[sympy.Symbol, None] = {}
         self._moved: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
 
@@ -76,7 +77,7 @@ class Environment:
 
 
 def correct_autocast(module: fx.GraphModule, mode: internals.FakeTensorMode) -> None:
-    """Mends the dtypes of values in and after autocast regions.
+    """Corrects the dtypes of values in and after autocast regions.
 
     A strict torch.export writes them down as if there were no autocast: it computes them when the region's switches
     are gone already. Shapes are right, so only dtypes are taken from a second run.

@@ -2,7 +2,7 @@
 
     value_of(node)         the fake tensor, SymInt or tuple that the node computes; None for a node with no value
     source_of(node)        the user's file, line and function
-    module_stack_of(node)  the module calls the node is inside of, outermost first
+    module_stack_of(node)  the module calls the node is inside, outermost first
     module_path_of(node)   the path of the innermost of them
     inferred_type_of(node) what shape analysis knows, where it is not what the value says
 

@@ -99,7 +99,7 @@ def _between(first: fx.Node, last: fx.Node) -> list[fx.Node]:
 
 
 def _in_force(settings: Settings, around: Sequence[Settings]) -> bool:
-    """Whether autocast for that device is so set already; outside of every region it is off."""
+    """Whether autocast for that device is so set already; outside every region it is off."""
     device, dtype, enabled = settings[:3]
     for outer in reversed(around):
         if outer[0] == device:

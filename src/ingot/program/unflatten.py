@@ -243,7 +243,7 @@ class _Builder:
         return found
 
     def _subgraph(self, module: fx.GraphModule, depth: int) -> fx.GraphModule:
-        """A branch or body of control flow, with the module calls inside of it cut out too."""
+        """A branch or body of control flow, with the module calls inside it cut out too."""
         graph, root = fx.Graph(), nn.Module()
         values = {n: _placeholder(graph, n) for n in module.graph.nodes if n.op == "placeholder"}
         nodes = [n for n in module.graph.nodes if n.op not in ("placeholder", "output")]

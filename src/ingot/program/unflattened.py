@@ -211,7 +211,7 @@ def call_control(op: Any, paths: Sequence[str], *args: Any) -> Any:
     def holding(function: Callable[..., Any]) -> Callable[..., Any]:
         def run(*values: Any) -> Any:
             split = len(values) - len(places)
-            # It runs again when gradients are computed, and that is outside of the model's call.
+            # It runs again when gradients are computed, and that is outside the model's call.
             with _as_root(root), _held(zip(places.values(), values[split:], strict=True)):
                 return function(*values[:split])
 
@@ -273,7 +273,7 @@ def _call_replacement(
     if missing:
         raise UnflattenError(
             explain(
-                f"{path} cannot be replaced: the model also uses {', '.join(missing)} from inside of it.",
+                f"{path} cannot be replaced: the model also uses {', '.join(missing)} from inside it.",
                 fix="preserve the module around it instead",
             )
         )

@@ -15,7 +15,7 @@
     fake-run    each node, run on fakes of its arguments' values, gives the dtype, device and shape that it claims
 
 They are checked in this order, and the first that does not hold is raised as a VerifyError. Strides are nobody's
-claim: kernels choose them. Graphs inside of graphs (branches, loops, regions) are held to the same.
+claim: kernels choose them. Graphs inside graphs (branches, loops, regions) are held to the same.
 """
 
 from __future__ import annotations
@@ -391,7 +391,7 @@ class _FakeRun:
             stack.enter_context(internals.enable_python_dispatcher())
             stack.enter_context(self.mode)
             for device in ("cpu", "cuda"):
-                torch.set_autocast_enabled(device, False)  # what is on around verify() is no part of the program
+                torch.set_autocast_enabled(device, False)  # what is on around verify() does not belong to the program
             # Closed in here: a caller that stops at the first problem must not leave these contexts open.
             with closing(self._graph(self.program.graph_module)) as problems:
                 first = next(problems, None)

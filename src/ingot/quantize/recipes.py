@@ -48,7 +48,7 @@ class Recipe:
             raise ValueError(f"there is no kind {unknown[0]!r}: give some of {', '.join(KINDS)}")
 
     def at(self, paths: Collection[str]) -> Recipe | None:
-        """The recipe for a node inside of the modules with these paths."""
+        """The recipe for a node inside the modules with these paths."""
         found: Recipe | None = self
         for pattern, other in self.overrides.items():
             if any(fnmatchcase(path, pattern) for path in paths):

@@ -107,6 +107,7 @@ from ingot.torch_internals.shapes import CANNOT_TELL, NO_KERNEL, READS_VALUES, S
 from ingot.torch_internals.symbols import (
     FixedSize,
     NamedSource,
+    ProgramShapeEnv,
     WatchedShapeEnv,
     adopt_symbol,
     bounds,

@@ -268,7 +268,7 @@ def _slice_within(
     sizes[dim] = length if step == 1 else (length + step - 1) // step
     offset = x.storage_offset() + begin * strides[dim]
     strides[dim] = strides[dim] * step
-    with questions_unwatched(symbolic[0].node.shape_env):  # whether it lies inside of its storage: a slice always does
+    with questions_unwatched(symbolic[0].node.shape_env):  # whether it lies inside its storage: a slice always does
         return x.as_strided(sizes, strides, offset)
 
 

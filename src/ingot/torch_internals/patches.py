@@ -130,7 +130,7 @@ def attributes_watched(on_set: Callable[[torch.nn.Module, str], None]) -> Iterat
 def control_flow_called_directly(call: Callable[..., Any]) -> Iterator[None]:
     """Inside, torch.cond, while_loop, scan and map reach their operator through `call(fn, args, kwargs)`.
 
-    Outside of a trace torch compiles them first, which loses the user's lines and takes seconds.
+    Outside a trace torch compiles them first, which loses the user's lines and takes seconds.
     """
     if hasattr(_hop_utils, "_hop_compile_and_call"):
         with patched(_hop_utils, _hop_compile_and_call=call):

@@ -201,7 +201,7 @@ class Machine:
                 raise Written(self._base_of(memory, tensor), len(self.scopes))
 
     def _base_of(self, memory: int, tensor: torch.Tensor) -> torch.Tensor:
-        """The tensor that a piece of memory was made for: the first one outside of the scope that has it."""
+        """The tensor that a piece of memory was made for: the first one outside the scope that has it."""
         assert self.recorder is not None
         frame = self.recorder.frame.parent
         frames = []

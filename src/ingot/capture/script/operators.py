@@ -250,7 +250,7 @@ def _said(machine: Machine, node: ts.Node, inputs: list[Any]) -> Any:
 @rule("prim::PythonOp", "prim::IgnoredPythonOp")
 def _python(machine: Machine, node: ts.Node, inputs: list[Any]) -> Any:
     raise machine.refuse(
-        f"The script calls {ts.python_name(node)}, a Python function that is no part of it.",
+        f"The script calls {ts.python_name(node)}, a Python function that it does not contain.",
         why="@torch.jit.ignore leaves a function to Python, and neither a graph nor a file can hold it",
         fix="script the function too, take it off this path, or give the nn.Module itself to ingot.capture",
     )

@@ -153,7 +153,7 @@ typedef struct {
         for (; i < high; ++i) ig_window_##kind##_##width##_1(rows + i, taps, channels, b, tile + i * width); \
     }
 
-/* Fills rows[tap][i] for outputs first, first + 1, … of the flattened (image, y, x); outside of the image: zeros. */
+/* Fills rows[tap][i] for outputs first, first + 1, … of the flattened (image, y, x); outside the image: zeros. */
 #define IG_WINDOWS(kind, real) \
     static void ig_windows_##kind( \
         const real **rows, const ig_window *w, const real *image, const real *zeros, int64_t first, int64_t count) \

@@ -128,7 +128,7 @@ def frexp(low: Lowering, x: Tensor) -> tuple[Tensor, Tensor]:
         strange = ops.call(
             "or", ops.call("eq", size, zero), ops.call("not", ops.call("lt", size, ops.const(math.inf, kind)))
         )
-        # A denormal is made normal first; log2 may then be one off, which the last step mends.
+        # A denormal is made normal first; log2 may then be one off, which the last step corrects.
         tiny = ops.call("lt", size, ops.const(2.0**-100, kind))
         scaled = ops.where(tiny, ops.call("mul", size, ops.const(2.0**100, kind)), size)
         safe = ops.where(strange, one, scaled)

@@ -1,6 +1,6 @@
 """The gradient of attention with a user's score function: in queries, keys, values, and in what the function reads.
 
-A gradient in a table that the function reads is a sum of values at computed places. Inside of the function's own
+A gradient in a table that the function reads is a sum of values at computed places. Inside the function's own
 gradient it is never a tensor: `Sparse` says which value goes where, and the kernel adds it there.
 """
 

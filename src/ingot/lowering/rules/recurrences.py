@@ -87,7 +87,7 @@ def associative_scan(
 
 
 class _Elements:
-    """A scan whose function is one of elements: loops over the points of the state, the turns inside of them."""
+    """A scan whose function is one of elements: loops over the points of the state, the turns inside them."""
 
     def __init__(
         self,

@@ -293,7 +293,7 @@ def as_strided(
 def strided_place(
     count: Size, size: Sequence[Size], stride: Sequence[Size], offset: Size
 ) -> Callable[[Recorder, Index], Size]:
-    """Where among `count` elements those of a strided view lie. Nothing that torch asks of fakes keeps a view inside of
+    """Where among `count` elements those of a strided view lie. Nothing that torch asks of fakes keeps a view inside
     its tensor: it is asked here, or by the run where sizes are not known."""
     numbers = [count, *size, *stride, offset]
     is_known = all(isinstance(number, int) for number in numbers)

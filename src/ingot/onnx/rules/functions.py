@@ -48,8 +48,8 @@ def expm1(ex: Exporter, x: Tensor) -> Tensor:
         return less
     far = ex.op("Or", ex.op("Equal", less, ex.number(-1.0, torch.float64)), ex.op("IsInf", power))
     near = ex.op("Equal", less, ex.number(0.0, torch.float64))
-    mended = ex.op("Mul", less, ex.op("Div", x, ex.op("Log", power)))
-    return ex.op("Where", near, x, ex.op("Where", far, less, mended))
+    refined = ex.op("Mul", less, ex.op("Div", x, ex.op("Log", power)))
+    return ex.op("Where", near, x, ex.op("Where", far, less, refined))
 
 
 @exports(aten.log1p.default)

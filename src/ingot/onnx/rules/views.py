@@ -148,7 +148,7 @@ def diagonal(ex: Exporter, x: Tensor, offset: int = 0, dim1: int = 0, dim2: int 
 
 @exports(aten.unfold.default, aten.unfold_copy.default)
 def unfold(ex: Exporter, x: Tensor, dim: int, size: int, step: int) -> Tensor:
-    """Windows along a dim; what is inside of a window is the last dim."""
+    """Windows along a dim; what is inside a window is the last dim."""
     if not x.rank:
         return ex.reshape(x, [size])
     at = axis(dim, x.rank)
