@@ -196,3 +196,14 @@ def test_a_step_is_strided_as_a_slice_of_the_whole(model: nn.Module) -> None:
         expected = torch.stack([_double_every_other(t) for t in x])
         program = ingot.transform(ingot.capture(model, (x,)), [passes.functionalize])
         torch.testing.assert_close(program(x), expected)
+
+
+def test_a_view_of_a_value_that_a_write_laid_out_anew() -> None:
+    class Flattens(nn.Module):
+        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            flat = torch.einsum("ij->ji", x).reshape(-1)  # a view, since x is transposed
+            x.masked_fill_(x > 0, 5.0)  # masked_fill's own result is row-major
+            return flat * 1, x + 0
+
+    for rows, columns in ((2, 2), (3, 4)):
+        check_as_eager(Flattens(), torch.randn(rows, columns).t())

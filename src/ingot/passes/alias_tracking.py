@@ -33,6 +33,7 @@ class GraphRecorder(Protocol):
     def append(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> fx.Node: ...
     def argument(self, value: Any) -> Any: ...
     def bind(self, tensor: torch.Tensor, value: torch.Tensor) -> None: ...
+    def portable_view(self, func: Any, node: fx.Node) -> Any: ...
     def user_place(self) -> str: ...
 
 
@@ -121,7 +122,7 @@ class AliasTracker:
         args, kwargs = recorder.argument(view.args), recorder.argument(view.kwargs)
         for output in metadata.tensors_in(view.outputs):
             self._outdated.pop(id(output), None)
-        recorder.append(view.func, args, kwargs, view.outputs)
+        recorder.append(recorder.portable_view(view.func, args[0]), args, kwargs, view.outputs)
 
     def store(self, tensor: torch.Tensor, new: torch.Tensor) -> None:
         """Makes `new` what a tensor holds, and with it all that share its memory."""

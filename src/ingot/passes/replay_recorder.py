@@ -144,8 +144,8 @@ class ReplayRecorder(Recorder):
 
     def _portable(self, func: Any, args: tuple[Any, ...]) -> tuple[Any, tuple[Any, ...]]:
         """The same call on a value whose strides are not those of its fake."""
-        if func is torch.ops.aten.view.default and self.node_of(args[0]) in self._restrided:
-            return torch.ops.aten.reshape.default, args
+        if func is torch.ops.aten.view.default:
+            return self.portable_view(func, self.node_of(args[0])), args
         root = self.aliases.root_of(args[0]) if func is torch.ops.aten.as_strided.default else None
         if root is None or root is args[0]:
             return func, args
@@ -160,6 +160,11 @@ class ReplayRecorder(Recorder):
             )
         offset = args[3] if len(args) > 3 and args[3] is not None else args[0].storage_offset()
         return func, (root, args[1], args[2], offset)
+
+    def portable_view(self, func: Any, node: fx.Node) -> Any:
+        """The view as an operator that takes a value of any strides, where this one may not have those of its fake."""
+        moved = func is torch.ops.aten.view.default and node in self._restrided
+        return torch.ops.aten.reshape.default if moved else func
 
     def _write(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Records what a call that writes would have written, as new values."""
