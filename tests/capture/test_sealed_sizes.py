@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
+from torch.export import Dim
 
 import ingot
 from ingot.program import metadata
@@ -57,9 +59,39 @@ def test_a_program_of_torch_export_learns_nothing() -> None:
     exported = torch.export.export(nn.ReLU(), (x,), dynamic_shapes=({1: torch.export.Dim("l", max=9)},))
     program = ingot.from_exported(exported)
     (size,) = [s for s in metadata.value_of(program.graph.output_node())[0].shape if isinstance(s, torch.SymInt)]
-    assert bool(size < 7)  # as the example has it
+    assert not bool(size < 7)  # as for sizes in general
     program.verify()
     assert "9" in str(size.node.shape_env.var_to_range)
     for length in (2, 6, 7, 9):
         x = torch.randn(2, length)
         torch.testing.assert_close(ingot.compile(program)(x), x.relu())
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda part: part.logsumexp(0),
+        lambda part: part.softmax(0),
+        lambda part: part.var(0, correction=0),
+        lambda part: torch.nn.functional.normalize(part, dim=0),
+        lambda part: part - part.amax(0, keepdim=True),
+        lambda part: torch.logcumsumexp(part, 0),
+    ],
+)
+@pytest.mark.parametrize("high", [None, 9])
+def test_a_size_that_is_one_in_the_example_is_not_one_in_general(
+    function: Callable[[torch.Tensor], torch.Tensor], high: int | None
+) -> None:
+    """Decompositions subtract a maximum of size 1 from a slice: its size is that of the slice, not of the example's."""
+
+    class Slices(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return function(x[3:-2])
+
+    shapes = {"x": {0: Dim("n", min=6, max=high)}}
+    compiled = ingot.compile(Slices(), (torch.randn(6, 3),), dynamic_shapes=shapes)
+    core = ingot.transform(ingot.capture(Slices(), (torch.randn(6, 3),), dynamic_shapes=shapes), ingot.passes.ROAD)
+    for rows in (6, 7, 9):
+        x = torch.randn(rows, 3)
+        torch.testing.assert_close(compiled(x), Slices()(x), rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(core(x), Slices()(x), rtol=1e-5, atol=1e-6)

@@ -207,7 +207,7 @@ class Session:
                 raise
             raise error from (error.__cause__ or failure)
         dims, constraints = questions.conclude(self.declared, self.watch)
-        self.watch.env.sealed = True
+        self.watch.env.seal(constraint.condition for constraint in constraints)
         self._check_preserved()
         returned = [output for output, _ in outputs if output.kind is not OutputKind.LITERAL]
         node = frame.graph.output(tuple(n for _, n in outputs if n is not None))

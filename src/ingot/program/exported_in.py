@@ -76,8 +76,9 @@ def from_exported(exported: ExportedProgram) -> Program:
     module.recompile()
     sizes = _sizes(module, signature)
     state, constants = _state(exported, signature)
-    environment.env.sealed = True
     names = tuple(root.forward_arg_names or ())[: len(signature.in_tree.children[0].children)]
+    constraints = _constraints(exported, signature, sizes, root.forward_arg_names or ())
+    environment.env.seal(constraint.condition for constraint in constraints)
     return Program(
         graph_module=module,
         signature=signature,
@@ -85,7 +86,7 @@ def from_exported(exported: ExportedProgram) -> Program:
         constants=constants,
         module_calls=_module_calls(module, entries),
         dims=_dims(exported, sizes),
-        constraints=_constraints(exported, signature, sizes, root.forward_arg_names or ()),
+        constraints=constraints,
         parameter_names=names,
         example_inputs=exported.example_inputs,
         training=_is_training(module),

@@ -267,6 +267,8 @@ def _read_program(cursor: Cursor, container: Container, custom_operators: bool) 
     tensors = read_tensors(tensors_at, container.read(WEIGHTS), container.path, WEIGHTS)
     state_dict, constants = _read_state(state, tensors), _read_state(constants_at, tensors)
     _check_signature(signature_at, signature, module, {**constants, **state_dict})
+    conditions = tuple(_read_constraint(constraint, graphs) for constraint in constraints.items())
+    graphs.values.env.seal(constraint.condition for constraint in conditions)
     return Program(
         graph_module=module,
         signature=signature,
@@ -274,7 +276,7 @@ def _read_program(cursor: Cursor, container: Container, custom_operators: bool) 
         constants=constants,
         module_calls=tuple(_read_call(call) for call in calls.items()),
         dims=tuple(_read_dim(dim) for dim in dims.items()),
-        constraints=tuple(_read_constraint(constraint, graphs) for constraint in constraints.items()),
+        constraints=conditions,
         parameter_names=tuple(name.text() for name in names.items()),
         example_inputs=_read_example(example, signature, constants, container),
         training=training.boolean(),

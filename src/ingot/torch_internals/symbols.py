@@ -44,18 +44,75 @@ _check_at_run_time: Callable[..., bool] = inspect.unwrap(
 )
 
 
+_LARGE = 1 << 20  # a size that stands for any, where a dim has no bound
+
+
 class ProgramShapeEnv(ShapeEnv):
     """The shape environment of a Program.
 
-    Once it is `sealed`, a question about sizes is answered by the example and teaches it nothing: which sizes a program
-    covers was decided when it was captured, and what it knows of them decides how large a slice is.
+    Once it is sealed, a question about sizes teaches it nothing: which sizes a program covers was decided when it was
+    captured, and what it knows of them decides how large a slice is. A question whose answer depends on the sizes is
+    answered for sizes in general, not for those of the example, which may happen to be 1 where others are not.
     """
 
     sealed = False
+    _conditions: tuple[sympy.Basic, ...] = ()
+    _general: dict[sympy.Symbol, int] | None = None
+
+    def seal(self, conditions: Iterable[sympy.Basic] = ()) -> None:
+        """From now on nothing is learned. `conditions` are what the program asks of its sizes beyond their ranges."""
+        self.sealed = True
+        self._conditions = tuple(conditions)
+        self._general = None
 
     def evaluate_expr(self, orig_expr: sympy.Basic, *args: Any, **kwargs: Any) -> sympy.Basic:
-        with self.suppress_guards() if self.sealed else contextlib.nullcontext():
+        if not self.sealed:
             return ShapeEnv.evaluate_expr(self, orig_expr, *args, **kwargs)
+        if orig_expr.is_Relational or orig_expr.is_Boolean:
+            answer = self._answer_in_general(orig_expr)
+            if answer is not None:
+                return answer
+        with self.suppress_guards():
+            return ShapeEnv.evaluate_expr(self, orig_expr, *args, **kwargs)
+
+    def _answer_in_general(self, expr: sympy.Basic) -> sympy.Basic | None:
+        """Whether a condition holds for sizes in general; None where that is not known, or holds for all or none."""
+        known = self._maybe_evaluate_static(expr)
+        if known is not None:
+            return None
+        symbols = expr.free_symbols
+        if self._general is None or not symbols <= self._general.keys():
+            self._general = self._choose_sizes(symbols | set(self._general or ()))
+        if not symbols <= self._general.keys():
+            return None
+        answer = expr.xreplace({symbol: sympy.Integer(self._general[symbol]) for symbol in symbols})
+        return answer if answer in (sympy.true, sympy.false) else None
+
+    def _choose_sizes(self, symbols: set[sympy.Symbol]) -> dict[sympy.Symbol, int]:
+        """Sizes other than the example's that the ranges and conditions allow: multiples of it where there are such,
+        since what divides it divides them. Empty where none was found."""
+        hints = self.backed_var_to_val if hasattr(self, "backed_var_to_val") else self.var_to_val
+        for condition in self._conditions:
+            symbols = symbols | condition.free_symbols
+        example = {symbol: int(hints[symbol]) for symbol in symbols if symbol in hints}
+        choices = {symbol: self._other_sizes(symbol, size) for symbol, size in example.items()}
+        for number in range(min(map(len, choices.values()), default=0)):
+            sizes = {symbol: others[number] for symbol, others in choices.items()}
+            if sizes != example and self._allows(sizes):
+                return sizes
+        return {}
+
+    def _other_sizes(self, symbol: sympy.Symbol, size: int) -> list[int]:
+        """Sizes to try for a symbol, the best first; the example's where one is out of range."""
+        low, high = bounds(self.var_to_range.get(symbol, ValueRanges(0, int_oo)))
+        least, most = max(low, 0), _LARGE if high is None else min(high, _LARGE)
+        base = size if size > 1 else 11  # 0 and 1 are the sizes in doubt, and have no multiples that are not
+        tried = (*(k * base for k in (7, 5, 3, 2)), *(most - k for k in range(4)), *(least + k for k in (4, 3, 2, 1)))
+        return [other if least <= other <= most else size for other in tried]
+
+    def _allows(self, sizes: Mapping[sympy.Symbol, int]) -> bool:
+        given = {symbol: sympy.Integer(size) for symbol, size in sizes.items()}
+        return all(condition.xreplace(given) in (sympy.true, True) for condition in self._conditions)
 
 
 class WatchedShapeEnv(ProgramShapeEnv):
