@@ -95,3 +95,19 @@ def test_a_size_that_is_one_in_the_example_is_not_one_in_general(
         x = torch.randn(rows, 3)
         torch.testing.assert_close(compiled(x), Slices()(x), rtol=1e-5, atol=1e-6)
         torch.testing.assert_close(core(x), Slices()(x), rtol=1e-5, atol=1e-6)
+
+
+def test_a_size_that_equals_a_constant_for_some_sizes_only() -> None:
+    """n in [2, 3]: a dim of n is not one of 2, whichever of the two the example has."""
+
+    class Reshapes(nn.Module):
+        def forward(self, a: torch.Tensor) -> torch.Tensor:
+            scores = a @ a.transpose(-1, -2)
+            return scores.reshape(-1, scores.shape[0])
+
+    for example in (2, 3):
+        shapes = {"a": {1: Dim("n", min=2, max=3)}}
+        compiled = ingot.compile(Reshapes(), (torch.randn(2, example, 2),), dynamic_shapes=shapes)
+        for size in (2, 3):
+            a = torch.randn(2, size, 2)
+            torch.testing.assert_close(compiled(a), Reshapes()(a))

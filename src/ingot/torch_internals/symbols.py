@@ -57,50 +57,62 @@ class ProgramShapeEnv(ShapeEnv):
 
     sealed = False
     _conditions: tuple[sympy.Basic, ...] = ()
-    _general: dict[sympy.Symbol, int] | None = None
+    _sizes: list[dict[sympy.Symbol, int]] | None = None
+    _answers: dict[sympy.Basic, sympy.Basic | None] | None = None
 
     def seal(self, conditions: Iterable[sympy.Basic] = ()) -> None:
         """From now on nothing is learned. `conditions` are what the program asks of its sizes beyond their ranges."""
         self.sealed = True
         self._conditions = tuple(conditions)
-        self._general = None
+        self._sizes = self._answers = None
 
     def evaluate_expr(self, orig_expr: sympy.Basic, *args: Any, **kwargs: Any) -> sympy.Basic:
         if not self.sealed:
             return ShapeEnv.evaluate_expr(self, orig_expr, *args, **kwargs)
         if orig_expr.is_Relational or orig_expr.is_Boolean:
-            answer = self._answer_in_general(orig_expr)
+            known = self._answers = {} if self._answers is None else self._answers
+            if orig_expr not in known:
+                known[orig_expr] = self._answer_in_general(orig_expr)
+            answer = known[orig_expr]
             if answer is not None:
                 return answer
         with self.suppress_guards():
             return ShapeEnv.evaluate_expr(self, orig_expr, *args, **kwargs)
 
     def _answer_in_general(self, expr: sympy.Basic) -> sympy.Basic | None:
-        """Whether a condition holds for sizes in general; None where that is not known, or holds for all or none."""
-        known = self._maybe_evaluate_static(expr)
-        if known is not None:
-            return None
-        symbols = expr.free_symbols
-        if self._general is None or not symbols <= self._general.keys():
-            self._general = self._choose_sizes(symbols | set(self._general or ()))
-        if not symbols <= self._general.keys():
-            return None
-        answer = expr.xreplace({symbol: sympy.Integer(self._general[symbol]) for symbol in symbols})
-        return answer if answer in (sympy.true, sympy.false) else None
+        """Whether a condition holds for sizes in general; None where that is known, or no other sizes are.
 
-    def _choose_sizes(self, symbols: set[sympy.Symbol]) -> dict[sympy.Symbol, int]:
-        """Sizes other than the example's that the ranges and conditions allow: multiples of it where there are such,
-        since what divides it divides them. Empty where none was found."""
+        Sizes that are equal for some sizes only are not equal in general.
+        """
+        symbols = expr.free_symbols
+        if not symbols or self._maybe_evaluate_static(expr) is not None:
+            return None
+        if self._sizes is None or not all(symbols <= sizes.keys() for sizes in self._sizes):
+            known = set().union(*(sizes.keys() for sizes in self._sizes or ()))
+            self._sizes = self._choose_sizes(symbols | known)
+        if len(self._sizes) < 2 or not symbols <= self._sizes[0].keys():
+            return None
+        found = [expr.xreplace({s: sympy.Integer(sizes[s]) for s in symbols}) for sizes in self._sizes]
+        if not all(answer in (sympy.true, sympy.false) for answer in found):
+            return None
+        if isinstance(expr, sympy.Eq | sympy.Ne) and len(set(found)) == 2:
+            return sympy.false if isinstance(expr, sympy.Eq) else sympy.true
+        return found[1]
+
+    def _choose_sizes(self, symbols: set[sympy.Symbol]) -> list[dict[sympy.Symbol, int]]:
+        """The example's sizes, and others that the ranges and conditions allow: first multiples of it, since what
+        divides it divides them."""
         hints = self.backed_var_to_val if hasattr(self, "backed_var_to_val") else self.var_to_val
         for condition in self._conditions:
             symbols = symbols | condition.free_symbols
         example = {symbol: int(hints[symbol]) for symbol in symbols if symbol in hints}
         choices = {symbol: self._other_sizes(symbol, size) for symbol, size in example.items()}
+        found = [example]
         for number in range(min(map(len, choices.values()), default=0)):
             sizes = {symbol: others[number] for symbol, others in choices.items()}
-            if sizes != example and self._allows(sizes):
-                return sizes
-        return {}
+            if sizes not in found and self._allows(sizes):
+                found.append(sizes)
+        return found
 
     def _other_sizes(self, symbol: sympy.Symbol, size: int) -> list[int]:
         """Sizes to try for a symbol, the best first; the example's where one is out of range."""
