@@ -19,7 +19,7 @@ from torch import nn
 
 import ingot
 from ingot import passes
-from ingot.errors import IngotError
+from ingot.errors import CompilerFailed, IngotError
 from tests.fuzz import aliasing_statements as statements
 from tests.fuzz.verdict import Verdict
 
@@ -261,7 +261,7 @@ def _judge_native(waiting: Sequence[tuple[int, Program, list[Observed]]]) -> Ite
         if len(waiting) > 1:
             for one in waiting:
                 yield from _judge_native([one])
-        elif isinstance(error, IngotError):
+        elif isinstance(error, IngotError) and not isinstance(error, CompilerFailed):
             yield waiting[0][0], Verdict("refused", describe(error))
         else:
             yield waiting[0][0], Verdict("wrong", f"native: {type(error).__name__}: {error}\n{programs[0]}")

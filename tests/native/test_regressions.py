@@ -415,3 +415,12 @@ def test_a_dim_that_is_a_multiple_of_what_no_argument_has(
         with pytest.raises(InputError, match="must be"):
             call(x(2, example), x(2, others[0]))
     assert native.profile(x(2, example), x(2, example)).rows
+
+
+@pytest.mark.parametrize("number", [-0.0, -2.0])
+def test_a_negative_constant_negated(number: float) -> None:
+    class Negates(nn.Module):
+        def forward(self, a: torch.Tensor) -> torch.Tensor:
+            return torch.full_like(a, number).neg_() * a
+
+    assert_right(Negates(), (x(4, 3),))

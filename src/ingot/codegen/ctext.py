@@ -254,6 +254,8 @@ class Statements:
         if floating and op.name in _FLOAT_BUILTINS:
             end = "f" if dtype == "float32" else ""
             return f"__builtin_{_FLOAT_BUILTINS[op.name]}{end}({', '.join(operands)})"
+        if op.name == "neg" and a.startswith("-"):
+            return f"-({a})"  # of a constant: two signs side by side would be a decrement
         simple = (_FLOAT_TEXT if floating else _INTEGER_TEXT).get(op.name) or _ANY_TEXT.get(op.name)
         if simple is not None:
             return simple.format(a=a, b=b, one=constant_text(1, dtype), zero=constant_text(0, dtype))
