@@ -280,7 +280,8 @@ def _first_slice(recorder: Recorder, x: torch.Tensor) -> torch.Tensor:
     with recorder.paused():
         step = recorder.run(torch.ops.aten.select.int, (x, 0, 0), {})
         fresh = {"dtype": x.dtype, "device": x.device}
-        return recorder.run(torch.ops.aten.empty_strided.default, (step.shape, step.stride()), fresh)  # type: ignore[no-any-return]
+        made: torch.Tensor = recorder.run(torch.ops.aten.empty_strided.default, (step.shape, step.stride()), fresh)
+        return made
 
 
 def unwrap_single_output(graph: fx.Graph) -> None:

@@ -2,7 +2,7 @@
 
 A match is searched from the pattern's last result backwards, along arguments; then, where that leaves a result out,
 forwards along users. Operators must be the same; where the order of two arguments does not matter both orders are
-tried. Nodes of a match that are no results of the pattern must have no users outside it.
+tried. Nodes of a match that are not results of the pattern must have no users outside it.
 """
 
 from __future__ import annotations
