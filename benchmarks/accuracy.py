@@ -27,7 +27,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import ingot
 from ingot.quantize import (
-    Prepared,
+    PreparedProgram,
     Recipe,
     calibrate,
     convert,
@@ -213,7 +213,7 @@ def measure(subject: Subject) -> dict[str, float]:
         module = program.module() if recipe is None else prepare_qat(program, recipe)
         torch.manual_seed(1)
         fit(module, subject, subject.steps // 3, subject.rate / 10)
-        found[name] = accuracy(convert(module) if isinstance(module, Prepared) else module, subject)
+        found[name] = accuracy(convert(module) if isinstance(module, PreparedProgram) else module, subject)
         program.load_state_dict(before)  # parameters are shared with the program
     return found
 

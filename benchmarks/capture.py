@@ -181,12 +181,12 @@ FULL = (
 
 def small() -> Iterator[Subject]:
     """Twenty small models out of the tests' zoo, in which no text is longer than 64 tokens."""
-    from tests.zoo import ZOO
+    from tests.support.zoo import ZOO
 
     zoo = {entry.name: entry for entry in ZOO}
     for name in SMALL:
         if name not in zoo:
-            raise SystemExit(f"tests/zoo has no entry named {name!r}; correct SMALL in {__file__}")
+            raise SystemExit(f"tests/support/zoo has no entry named {name!r}; correct SMALL in {__file__}")
         entry = zoo[name]
         yield Subject(name, "small", entry.build, entry.inputs, entry.sizes, entry.dynamic, {"seq": 64, "target": 64})
 

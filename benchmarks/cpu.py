@@ -39,8 +39,8 @@ import ingot
 from benchmarks import report
 from benchmarks.models import SUBJECTS, THREADS, Subject, gflop
 from benchmarks.peers import onnx_runtime, openvino
-from ingot.codegen.limits import Limits, measured
-from ingot.timing import in_turn
+from ingot.artifacts.roofline import Roofline, measure_roofline
+from ingot.benchmarking import time_interleaved
 
 PAUSE = 0.3  # seconds before each turn
 TURN = 0.06  # seconds of counted calls that a turn has at least
@@ -82,7 +82,7 @@ def main() -> None:
     if options.child:
         print(json.dumps(_compile_once(*options.child)))
         return
-    limits = Limits(0, 0)
+    limits = Roofline(0, 0)
     rows = []
     for subject in SUBJECTS:
         if options.models and not any(part in subject.name for part in options.models):
@@ -116,11 +116,11 @@ def main() -> None:
         print(report.write("cpu", found, options.json))
 
 
-def _better(limits: Limits) -> Limits:
+def _better(limits: Roofline) -> Roofline:
     """The best of what was measured so far and of what is now: a machine that others use has slow moments."""
-    measured.cache_clear()
-    now = measured(THREADS)
-    return Limits(max(limits.flops, now.flops), max(limits.bytes, now.bytes))
+    measure_roofline.cache_clear()
+    now = measure_roofline(THREADS)
+    return Roofline(max(limits.flops, now.flops), max(limits.bytes, now.bytes))
 
 
 def measure(subject: Subject, batch: int, rounds: int, without: set[str], precision: str | None = None) -> Row:
@@ -136,7 +136,7 @@ def measure(subject: Subject, batch: int, rounds: int, without: set[str], precis
         row.error = float((result - reference).abs().max() / reference.abs().max())
         if NARROW in calls:
             row.narrow_error = float((calls[NARROW]() - reference).norm() / reference.norm())
-        times = in_turn(calls, rounds, pause=PAUSE, least=TURN)
+        times = time_interleaved(calls, rounds, pause=PAUSE, least=TURN)
     row.times = {name: statistics.median(found) * 1e3 for name, found in times.items()}
     return row
 

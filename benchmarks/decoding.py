@@ -35,11 +35,12 @@ import ingot
 import ingot_runtime
 from benchmarks import report
 from benchmarks.models import LLAMA, THREADS
-from ingot.codegen.compiled import Compiled
-from ingot.codegen.limits import reading
-from ingot.lowering.expr import known
-from ingot.lowering.ir import BYTES, Product, Siblings
-from ingot.timing import in_turn
+from ingot.artifacts.compiled_model import CompiledModel
+from ingot.artifacts.roofline import reading
+from ingot.benchmarking import time_interleaved
+from ingot.lowering.dtypes import BYTES
+from ingot.lowering.index_expr import require_static
+from ingot.targets.cpu.schedule.statements import GemmGroup, PackedGemm
 
 PAST = 128
 GROUP = 32
@@ -128,15 +129,15 @@ def prepare(folder: Path, batch: int, peers: bool) -> None:
     (folder / "facts.json").write_text(json.dumps(facts))
 
 
-def _read(compiled: Compiled) -> int:
+def _read(compiled: CompiledModel) -> int:
     """Bytes of weights that a step reads: all that products read. Of a table for tokens it reads next to nothing."""
     module = compiled._module
     sizes: dict[str, int] = {}
     for step in module.steps:
-        for one in step.steps if isinstance(step, Siblings) else (step,):
-            if isinstance(one, Product) and module.buffers[one.b.buffer].kind == "weight":
+        for one in step.steps if isinstance(step, GemmGroup) else (step,):
+            if isinstance(one, PackedGemm) and module.buffers[one.b.buffer].kind == "weight":
                 for name in (one.b.buffer, *(one.codes.buffers if one.codes else ())):
-                    sizes[name] = known(module.buffers[name].size) * BYTES[module.buffers[name].dtype]
+                    sizes[name] = require_static(module.buffers[name].size) * BYTES[module.buffers[name].dtype]
     return sum(sizes.values())
 
 
@@ -195,7 +196,7 @@ def measure(folder: Path, rounds: int) -> dict[str, Any]:
     reading(THREADS, weights)  # maps it
     for _ in range(rounds):  # memory is faster at one time than at another: what it can do is measured in between
         rates.append(reading(THREADS, weights))
-        for name, found in in_turn(calls, 1, pause=PAUSE, least=TURN).items():
+        for name, found in time_interleaved(calls, 1, pause=PAUSE, least=TURN).items():
             times[name] += found
     for name, found in times.items():
         facts["models"][name]["milliseconds"] = statistics.median(found) * 1e3

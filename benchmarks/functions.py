@@ -42,7 +42,7 @@ from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 import ingot
 from benchmarks import report
 from benchmarks.models import THREADS
-from ingot.timing import in_turn
+from ingot.benchmarking import time_interleaved
 
 LENGTHS = (512, 1024, 2048, 4096)
 SCANS = ((1, 4096, 64), (1, 4096, 1024), (8, 4096, 256))
@@ -121,7 +121,7 @@ def _first(run: Run) -> tuple[float, Any]:
 
 def _medians(runs: dict[str, Run], rounds: int) -> dict[str, float]:
     """Milliseconds of each."""
-    times = in_turn(runs, rounds, pause=PAUSE, least=TURN)
+    times = time_interleaved(runs, rounds, pause=PAUSE, least=TURN)
     return {name: 1e3 * statistics.median(found) for name, found in times.items()}
 
 

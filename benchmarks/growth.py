@@ -103,7 +103,7 @@ def _chain(kind: str, layers: int) -> dict[str, Any]:
 
     with torch.no_grad():
         begin = time.perf_counter()
-        ingot.compile(model, (x,), threads=THREADS, cache=False, watch=watch)
+        ingot.compile(model, (x,), threads=THREADS, cache=False, on_stage=watch)
         seconds = time.perf_counter() - begin
     return {"kind": kind, "layers": layers, "compile_s": seconds, "stages": stages}
 

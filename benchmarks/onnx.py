@@ -38,7 +38,7 @@ import torch
 import ingot
 from benchmarks import report
 from benchmarks.models import SUBJECTS, THREADS, Subject
-from ingot.timing import in_turn
+from ingot.benchmarking import time_interleaved
 
 GOAL = 4.0  # times faster than torch.onnx.export, as a geometric mean
 PAUSE = 0.3  # seconds before each turn
@@ -180,7 +180,7 @@ def _export_once(name: str, side: str, file: str, opset: int | None) -> dict[str
     with torch.no_grad():
         begin = time.perf_counter()
         if side == "ingot":
-            ingot.export_onnx(ingot.capture(model, inputs), file, opset=opset, watch=watch)
+            ingot.export_onnx(ingot.capture(model, inputs), file, opset=opset, on_stage=watch)
         else:
             torch.onnx.export(model, inputs, file, dynamo=True, verbose=False)
         seconds = time.perf_counter() - begin - verifying
@@ -215,7 +215,7 @@ def _run(row: Row, subject: Subject, files: dict[str, Path], rounds: int) -> Non
             row.difference = float(abs(results["ingot"] - results["torch"]).max() / scale)
         for turn in range(-(-rounds // OPENINGS)):
             order = list(calls)[:: 1 if turn % 2 else -1]
-            found = in_turn({side: calls[side] for side in order}, 1, pause=PAUSE, least=TURN)
+            found = time_interleaved({side: calls[side] for side in order}, 1, pause=PAUSE, least=TURN)
             if len(found) == 2:
                 row.ratios.append(statistics.median(found["torch"]) / statistics.median(found["ingot"]))
             for side, taken in found.items():

@@ -1,12 +1,12 @@
-"""How long the road of passes takes, against `run_decompositions()` of `torch.export`, on the same models.
+"""How long the default pipeline takes, against `run_decompositions()` of `torch.export`, on the same models.
 
     python benchmarks/passes.py            # nine models at full size, and growth with depth; writes results/passes.json
     python benchmarks/passes.py --only BERT
 
-Each model is captured once by either side; then `ingot.transform(program, passes.ROAD)`, with the checks that are its
-default, and `exported.run_decompositions()` run in turn, the one that goes first changing from round to round. The
-first round is thrown away; the medians of the others are compared. Depth: a Llama of 4, 16 and 64 layers, the least
-time of each, for only growth counts there; time a layer says whether it grows faster than the model.
+Each model is captured once by either side; then `ingot.transform(program, passes.DEFAULT_PIPELINE)`, with the checks
+that are its default, and `exported.run_decompositions()` run in turn, the one that goes first changing from round to
+round. The first round is thrown away; the medians of the others are compared. Depth: a Llama of 4, 16 and 64 layers,
+the least time of each, for only growth counts there; time a layer says whether it grows faster than the model.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ def measure(subject: Subject, rounds: int) -> Row:
 
     def ours() -> float:
         began = time.perf_counter()
-        made = ingot.transform(program, passes.ROAD)
+        made = ingot.transform(program, passes.DEFAULT_PIPELINE)
         seconds = time.perf_counter() - began
         row.ingot_nodes = len(made.graph.nodes)
         row.by_pass = {step.name: round(step.seconds, 4) for step in made.history[len(program.history) :]}
@@ -128,7 +128,7 @@ def measure(subject: Subject, rounds: int) -> Row:
 
 
 def growth(rounds: int) -> list[dict[str, Any]]:
-    """The road on Llamas of several depths, narrow ones, for only nodes count here."""
+    """The default pipeline on Llamas of several depths, narrow ones, for only nodes count here."""
     narrow = {"hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 4, "vocab_size": 1000}
     programs = {
         layers: ingot.capture(llama(layers, **narrow)(), (), text({"batch": 1, "seq": 32})) for layers in LAYERS
@@ -138,7 +138,7 @@ def growth(rounds: int) -> list[dict[str, Any]]:
         for layers, program in programs.items():
             gc.collect()
             began = time.perf_counter()
-            ingot.transform(program, passes.ROAD)
+            ingot.transform(program, passes.DEFAULT_PIPELINE)
             if number > 0:
                 seconds[layers].append(time.perf_counter() - began)
     return [
@@ -154,7 +154,7 @@ def growth(rounds: int) -> list[dict[str, Any]]:
 
 def main() -> int:
     """Runs the benchmark; 1 where the goal is missed, else 0."""
-    parser = argparse.ArgumentParser(description="Time of ingot's road of passes against run_decompositions().")
+    parser = argparse.ArgumentParser(description="Time of Ingot's default pipeline against run_decompositions().")
     parser.add_argument("--rounds", type=int, default=5, help="rounds a model, the first of which is thrown away")
     parser.add_argument("--only", metavar="TEXT", help="only the models whose name contains TEXT; no file by default")
     parser.add_argument("--json", type=Path, metavar="PATH", help="where to write (default results/passes.json)")

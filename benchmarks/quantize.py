@@ -37,7 +37,7 @@ import ingot
 from benchmarks import decoding, preparing, report
 from benchmarks.models import SUBJECTS, THREADS, Subject
 from benchmarks.peers import onnx_runtime, openvino
-from ingot.timing import in_turn
+from ingot.benchmarking import time_interleaved
 
 PAUSE = 0.3  # seconds before each turn
 TURN = 0.06  # seconds of counted calls that a turn has at least
@@ -108,7 +108,7 @@ def measure(subject: Subject, rounds: int) -> Row:
             moved = program(*(x * (1 + 1e-6) for x in inputs))
             row.shaken = float((moved - expected).norm() / expected.norm())
         row.off_float = float((expected - exact).norm() / exact.norm())
-        times = in_turn(calls, rounds, pause=PAUSE, least=TURN)
+        times = time_interleaved(calls, rounds, pause=PAUSE, least=TURN)
     row.times = {name: statistics.median(found) * 1e3 for name, found in times.items()}
     return row
 

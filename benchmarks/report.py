@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from ingot_runtime.machine import cores
+from ingot_runtime.cpu_features import cores
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import ingot
-from ingot.program.cutting import graph_modules
+from ingot.ir.outlining import graph_modules
 
 aten = torch.ops.aten
 

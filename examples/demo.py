@@ -1,7 +1,7 @@
 """The main job, on two models of full size: compiled, compared with eager, saved, and run where there is no torch.
 
 make demo                          ResNet-50 and BERT-base, with random weights
-python examples/demo.py --small    the same road with models of a few layers
+python examples/demo.py --small    the same stages with models of a few layers
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from torch import nn
 from transformers import BertConfig, BertModel, ResNetConfig, ResNetForImageClassification
 
 import ingot
-from ingot.timing import in_turn
+from ingot.benchmarking import time_interleaved
 
 Inputs = dict[str, torch.Tensor]
 console = Console(highlight=False, soft_wrap=True)
@@ -64,7 +64,7 @@ def bert(small: bool) -> tuple[nn.Module, Inputs]:
 
 def milliseconds(calls: dict[str, Callable[[], object]], repeat: int) -> dict[str, float]:
     """The median of each kind of call. They take turns, each timed call after an untimed one of its own kind."""
-    return {name: 1e3 * statistics.median(taken) for name, taken in in_turn(calls, repeat).items()}
+    return {name: 1e3 * statistics.median(taken) for name, taken in time_interleaved(calls, repeat).items()}
 
 
 @contextmanager
@@ -76,7 +76,7 @@ def told(what: str) -> Iterator[None]:
 
 
 def show(name: str, model: nn.Module, inputs: Inputs, folder: Path, repeat: int) -> list[str]:
-    """Takes one model down the whole road, and gives its row of the table."""
+    """Takes one model through all stages, and gives its row of the table."""
     console.rule(name, align="left")
     model.eval()
 

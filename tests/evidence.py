@@ -43,11 +43,19 @@ class Entry:
     covers: tuple[str, ...]
 
 
-_CAPTURE = ("src/ingot/capture", "src/ingot/program", "src/ingot/torch_internals")
-_PASSES = (*_CAPTURE, "src/ingot/passes", "src/ingot/patterns")
-_NATIVE = (*_PASSES, "src/ingot/lowering", "src/ingot/codegen", "src/ingot_runtime")
+_IR = (
+    "src/ingot/ir",
+    "src/ingot/analysis",
+    "src/ingot/serialization",
+    "src/ingot/interop",
+    "src/ingot/torch_internals",
+)
+_CAPTURE = ("src/ingot/frontend", *_IR)
+_PASSES = (*_CAPTURE, "src/ingot/passes", "src/ingot/rewriting")
+_BACK_END = ("src/ingot/lowering", "src/ingot/scheduling", "src/ingot/targets", "src/ingot/artifacts")
+_NATIVE = (*_PASSES, *_BACK_END, "src/ingot_runtime")
 _ONNX = (*_PASSES, "src/ingot/onnx")
-_QUANTIZE = (*_NATIVE, "src/ingot/quantize")
+_QUANTIZE = (*_NATIVE, "src/ingot/quantization")
 _TORCHAO = "PYTHONPATH=.venv/torchao "
 
 
@@ -74,23 +82,24 @@ ENTRIES = (
     _fuzz("operators", 20_000),
     _fuzz("aliasing", 5_000),
     _fuzz("dynamic_shapes", 5_000),
-    _report("operator_samples", "{python} -m tests.native.report --dtype float32 bfloat16 int64 bool"
-            " --json {journal} --write {output}", *_NATIVE, "tests/native"),
-    _report("operator_samples_more", "{python} -m tests.native.report --dtype float64 float16 uint8"
-            " --json {journal} --write {output}", *_NATIVE, "tests/native"),
-    _report("native_zoo", "{python} -m tests.native.sweep {journal} &&"
-            " {python} -m tests.native.sweep {journal} --report {output}", *_NATIVE),
-    _report("native_programs", "{python} -m pytest -q -m slow tests/native/test_random_programs.py", *_NATIVE),
-    _report("winograd", "{python} -m tests.native.winograd > {output}", "src/ingot/lowering", "src/ingot/codegen"),
-    _report("onnx_samples", "{python} -m tests.onnx.report --json {journal} --write {output}", *_ONNX, "tests/onnx"),
-    _report("onnx_zoo", "{python} -m tests.onnx.zoo {journal} &&"
-            " {python} -m tests.onnx.zoo {journal} --report {output}", *_ONNX),
-    _report("road", "{python} -m tests.passes.road --journal {journal} --report {output}", *_PASSES),
-    _report("shapes", "{python} -m tests.program.shapes.report --keep {journal} --write {output}",
-            "src/ingot/program", "src/ingot/torch_internals", "tests/program/shapes"),
-    _report("torchscript", "{python} -m tests.capture.script.report --write {output}", *_CAPTURE),
+    _report("operator_samples", "{python} -m tests.support.sample_sweep --dtype float32 bfloat16 int64 bool"
+            " --json {journal} --write {output}", *_NATIVE, "tests/support"),
+    _report("operator_samples_more", "{python} -m tests.support.sample_sweep --dtype float64 float16 uint8"
+            " --json {journal} --write {output}", *_NATIVE, "tests/support"),
+    _report("native_zoo", "{python} -m tests.support.zoo_sweep {journal} &&"
+            " {python} -m tests.support.zoo_sweep {journal} --report {output}", *_NATIVE),
+    _report("native_programs", "{python} -m pytest -q -m slow tests/e2e/test_random_programs.py", *_NATIVE),
+    _report("winograd", "{python} -m tests.support.winograd_accuracy > {output}", *_BACK_END),
+    _report("onnx_samples", "{python} -m tests.onnx.sample_sweep --json {journal} --write {output}", *_ONNX,
+            "tests/onnx"),
+    _report("onnx_zoo", "{python} -m tests.onnx.zoo_sweep {journal} &&"
+            " {python} -m tests.onnx.zoo_sweep {journal} --report {output}", *_ONNX),
+    _report("passes_zoo", "{python} -m tests.passes.pipeline_zoo --journal {journal} --report {output}", *_PASSES),
+    _report("shapes", "{python} -m tests.analysis.shape_inference.sample_sweep --keep {journal} --write {output}",
+            *_IR, "tests/analysis/shape_inference"),
+    _report("torchscript", "{python} -m tests.frontend.torchscript.report --write {output}", *_CAPTURE),
     _report("quantize", "{python} benchmarks/accuracy.py --write {output}", *_QUANTIZE, "benchmarks/accuracy.py"),
-    _report("quantize_torchao", _TORCHAO + "{python} -m tests.quantize.against_torchao --keep {journal}"
+    _report("quantize_torchao", _TORCHAO + "{python} -m tests.quantization.against_torchao --keep {journal}"
             " --write {output}", *_QUANTIZE),
     _benchmark("capture", "{python} benchmarks/capture.py --json {output}", *_CAPTURE),
     _benchmark("passes", "{python} benchmarks/passes.py --json {output}", *_PASSES),

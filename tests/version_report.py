@@ -22,7 +22,7 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 from benchmarks.report import commit
-from ingot_runtime.machine import cores
+from ingot_runtime.cpu_features import cores
 
 PACKAGES = ("transformers", "numpy", "onnx", "onnx-ir", "onnxruntime", "onnxscript", "safetensors")
 

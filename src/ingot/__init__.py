@@ -34,70 +34,55 @@
 from __future__ import annotations
 
 import importlib
-import sys
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from ingot import collector
+from ingot import _gc
 
 if TYPE_CHECKING:
-    from ingot import errors, passes, patterns, quantize
-    from ingot.direct import attention
-    from ingot.entry import capture, from_torchscript
+    from ingot import errors, passes, quantize, rewriting
+    from ingot.analysis.shape_inference import shapes_of
+    from ingot.api import capture, from_torchscript
+    from ingot.compiler import compile, load
     from ingot.errors import IngotError
-    from ingot.onnx_file import export_onnx
+    from ingot.interop.torch_export import from_exported
+    from ingot.ir.program import Program
+    from ingot.onnx.api import export_onnx
+    from ingot.ops.attention import attention
     from ingot.passes.manager import transform
-    from ingot.passes.rewrite import rewrite
-    from ingot.pipeline import compile, load
-    from ingot.program.exported import from_exported
-    from ingot.program.program import Program
-    from ingot.program.shapes import shapes_of
+    from ingot.rewriting.rewrite import rewrite
 
 __version__ = "0.1.0"
 
 _HOMES = {
     "IngotError": "ingot.errors",
-    "Program": "ingot.program.program",
-    "attention": "ingot.direct",
-    "capture": "ingot.entry",
-    "compile": "ingot.pipeline",
-    "export_onnx": "ingot.onnx_file",
-    "from_exported": "ingot.program.exported",
-    "from_torchscript": "ingot.entry",
-    "load": "ingot.pipeline",
-    "rewrite": "ingot.passes.rewrite",
-    "shapes_of": "ingot.program.shapes",
+    "Program": "ingot.ir.program",
+    "attention": "ingot.ops.attention",
+    "capture": "ingot.api",
+    "compile": "ingot.compiler",
+    "export_onnx": "ingot.onnx.api",
+    "from_exported": "ingot.interop.torch_export",
+    "from_torchscript": "ingot.api",
+    "load": "ingot.compiler",
+    "rewrite": "ingot.rewriting.rewrite",
+    "shapes_of": "ingot.analysis.shape_inference",
     "transform": "ingot.passes.manager",
 }
 
 
-class _Package(ModuleType):
-    """This module. `ingot.capture` is the function although a subpackage has that name."""
-
-    @property
-    def capture(self) -> Any:
-        return importlib.import_module("ingot.entry").capture
-
-    @capture.setter
-    def capture(self, subpackage: ModuleType) -> None:
-        """Importing the subpackage stores it here; it stays reachable by import, and the function by attribute."""
-
-    def __getattr__(self, name: str) -> Any:
-        if name in ("errors", "passes", "patterns", "quantize"):
-            return importlib.import_module(f"ingot.{name}")
-        if name not in _HOMES:
-            raise AttributeError(f"module 'ingot' has no attribute {name!r}")
-        with collector.paused():
-            module = importlib.import_module(_HOMES[name])
-        value = getattr(module, name)
-        vars(self)[name] = value
-        return value
-
-    def __dir__(self) -> list[str]:
-        return sorted([*__all__, *vars(self)])
+def __getattr__(name: str) -> Any:
+    if name in ("errors", "passes", "quantize", "rewriting"):
+        return importlib.import_module(f"ingot.{name}")
+    if name not in _HOMES:
+        raise AttributeError(f"module 'ingot' has no attribute {name!r}")
+    with _gc.pause():
+        module = importlib.import_module(_HOMES[name])
+    value = globals()[name] = getattr(module, name)
+    return value
 
 
-sys.modules[__name__].__class__ = _Package
+def __dir__() -> list[str]:
+    return sorted({*__all__, *globals()})
+
 
 __all__ = [
     "IngotError",
@@ -111,9 +96,9 @@ __all__ = [
     "from_torchscript",
     "load",
     "passes",
-    "patterns",
     "quantize",
     "rewrite",
+    "rewriting",
     "shapes_of",
     "transform",
 ]

@@ -26,7 +26,8 @@
     ├── CompileError                a Program could not become native code
     │   ├── UnsupportedOperator     an operator has no rule
     │   ├── ScheduleError           a scheduling pass broke the module that it was given: a bug in Ingot
-    │   ├── UnsupportedMachine      an instruction set that is not known, or that the compiler makes no code for
+    │   ├── UnknownTarget           there is no target of the name that was given
+    │   ├── UnsupportedMachine      an instruction set that is not known, or that the compiler does not support
     │   ├── NoCompiler              there is no C compiler that works
     │   ├── CompilerFailed          the C compiler refused the source, or made no library of it
     │   │   ├── CompilerTimeout     it did not end in time
@@ -35,6 +36,7 @@
     │       ├── CacheError          neither the cache nor a folder of temporary files can hold the library
     │       └── UnsafeCache         others may write to the cache: it is not used, and UnsafeCacheWarning says so
     ├── OnnxError                   a Program could not become an ONNX file
+    │   ├── OnnxUnavailable         a package that exports or verifies ONNX files is not installed
     │   ├── UnsupportedByOnnx       an operator has no rule, or ONNX cannot say it
     │   └── OnnxMismatch            the file does not check, does not run, or gives something else than torch
     └── FileError                   a file cannot be used (ingot_runtime.errors draws that branch, and what a call of
@@ -75,7 +77,7 @@ from ingot_runtime.errors import (
     UnsupportedSchema,
     UntrustedFile,
     UnwritableFile,
-    explain,
+    format_error,
 )
 
 
@@ -171,8 +173,12 @@ class ScheduleError(CompileError):
     """A scheduling pass made a module that is not well formed: a bug in Ingot, named by its pass."""
 
 
+class UnknownTarget(CompileError, ValueError):
+    """There is no target of the name that was given."""
+
+
 class UnsupportedMachine(CompileError):
-    """An instruction set is not known, or the compiler makes no code for it."""
+    """An instruction set is not known, or the compiler does not support it."""
 
 
 class NoCompiler(CompileError):
@@ -229,6 +235,10 @@ class UnsupportedByOnnx(OnnxError):
     """Operators of a Program have no rule, or ONNX has no way to say what they do."""
 
 
+class OnnxUnavailable(OnnxError):
+    """A package of the extra `onnx` is not installed."""
+
+
 class OnnxMismatch(OnnxError):
     """An ONNX model does not check, does not run, or gives something else than torch."""
 
@@ -263,6 +273,7 @@ __all__ = [
     "NumericsError",
     "OnnxError",
     "OnnxMismatch",
+    "OnnxUnavailable",
     "OutOfMemory",
     "PassError",
     "SaveError",
@@ -286,5 +297,5 @@ __all__ = [
     "UntrustedFile",
     "UnwritableFile",
     "VerifyError",
-    "explain",
+    "format_error",
 ]

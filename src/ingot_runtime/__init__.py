@@ -53,9 +53,9 @@ from .errors import (
     UnwritableFile,
 )
 from .model import Model, load
+from .pytree import FieldTuple, Record
+from .safetensors_member import DTYPES, TensorEntry, TensorsMember, as_numpy, parse_header
 from .signing import Key, Trust, sign_file, write_keys
-from .tensors import DTYPES, TensorEntry, TensorsMember, as_numpy, parse_header
-from .trees import FieldTuple, Record
 
 __all__ = [
     "DTYPES",

@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Any
 
 from . import files
-from .calling import run_file, write_results
+from .cli_run import run_file, write_results
 from .container import open_container
 from .describing import best_library, describe, weights_of
 from .errors import IngotError
+from .manifest import read_spec
 from .model import load
 from .signing import Trust, check_trust
-from .spec import read_spec
 
 HEADER = Path(__file__).parent / "include" / "ingot.h"
 

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from . import dlpack
 from .bfloat16 import BFloat16Array
 from .dtypes import BFLOAT16, Dtype
-from .errors import CallError, InputError, explain
+from .errors import CallError, InputError, format_error
 
 _INT64_MIN, _INT64_MAX = -(2**63), 2**63 - 1
 
@@ -41,7 +41,7 @@ def view(value: Any, dtype: Dtype, rank: int, place: str, held: list[Any], error
             name, array, capsule = dlpack.import_(value)
         except dlpack.NotImportable as failure:
             raise error(
-                explain(
+                format_error(
                     f"{place} is a {type(value).__name__} that cannot be used as it is.",
                     why=str(failure),
                     fix="pass a plain tensor on the CPU (of torch: x.detach().cpu()) or a numpy array",
@@ -52,14 +52,14 @@ def view(value: Any, dtype: Dtype, rank: int, place: str, held: list[Any], error
         name, array = _from_buffer(value, dtype, place, error)
     if name != dtype.name:
         raise error(
-            explain(
+            format_error(
                 f"{place} is {name}, but the model was compiled for {dtype.name}.",
                 fix=_conversion(dtype),
             )
         )
     if array.ndim != rank:
         raise error(
-            explain(
+            format_error(
                 f"{place} has {array.ndim} dims, but the model was compiled for {rank}.",
                 why=f"its shape is {array.shape}",
                 fix="reshape it, or capture and compile the model again with this rank",
@@ -78,7 +78,7 @@ def number(value: Any, dtype: Dtype, place: str) -> NDArray[Any]:
     if dtype.name == "float64" and (kind is float or (kind is int and abs(value) <= 2**53)):
         return np.array(value, np.float64)
     raise InputError(
-        explain(
+        format_error(
             f"{place} is the {kind.__name__} {str(value)[:40]}, but the model was compiled for {dtype.name}[].",
             why="Python numbers stand for int64, float64 and bool scalars, within their range",
             fix=f"pass a {dtype.name} scalar{'' if dtype.name == BFLOAT16 else f': np.{dtype.numpy.name}(…)'}",
@@ -125,7 +125,7 @@ def _from_buffer(value: Any, dtype: Dtype, place: str, error: type[CallError]) -
         array = np.asarray(memoryview(value))
     except (TypeError, ValueError, NotImplementedError):
         raise error(
-            explain(
+            format_error(
                 f"{place} is a {type(value).__name__}, but the model was compiled for a tensor of {dtype.name}.",
                 fix="pass a numpy array (np.asarray makes one of a list), a torch tensor or another with DLPack, or a "
                 "buffer",

@@ -71,7 +71,7 @@ class BFloat16Array:
         return numbers if dtype is None else numbers.astype(dtype, copy=False)
 
     def __dlpack__(self, **_: Any) -> Any:
-        return dlpack.relabelled(self.bits.__dlpack__(), dlpack.BFLOAT)
+        return dlpack.relabel(self.bits.__dlpack__(), dlpack.BFLOAT)
 
     def __dlpack_device__(self) -> tuple[int, int]:
         return (dlpack.CPU, 0)

@@ -4,7 +4,7 @@ The file is a plain ZIP archive (`unzip`, `zipfile` read it) with stored members
 
     manifest.json     {"format":"ingot","schema":3,"members":{name:{"crc32":...,"sha256":[...],"size":...}}, and the
                       caller's fields}; there is a hash for every 4 MiB of a member: SHA-256, or, of tensors
-                      (*.safetensors), "sums" in its place, which digests.py describes
+                      (*.safetensors), "sums" in its place, which checksums.py describes
     other members     sorted by name, their data on multiples of 64 bytes, so that weights can be mapped
     ZIP directory     its comment holds the SHA-256 of manifest.json
 
@@ -31,10 +31,10 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from types import TracebackType
 from typing import Any, BinaryIO, NamedTuple, Protocol, Self
 
-from . import archive, digests, files, pieces, strict_json
+from . import archive, canonical_json, checksums, chunked_hashing, files
+from .chunked_hashing import Piece
 from .errors import DamagedFile, FileError, MissingMember, NotAnIngotFile, UnsafeFile, UnsupportedSchema
 from .member_names import MANIFEST, PROGRAM_TENSORS, SIGNATURE, check_names
-from .pieces import Piece
 
 FORMAT = "ingot"
 SCHEMA = 3  # the one that is written
@@ -143,7 +143,7 @@ class Container:
         """
         data = bytes(self.read(name))
         slot = archive.Slot(name, len(data), 0, 0)
-        damage = pieces.find_damage(memoryview(data), list(_pieces(slot, self.manifest["members"][name])))
+        damage = chunked_hashing.find_damage(memoryview(data), list(_pieces(slot, self.manifest["members"][name])))
         if damage is not None:
             raise DamagedFile(
                 "a member changed while the file was open",
@@ -219,7 +219,9 @@ def check_container(
         )
     skipped = skip(manifest)
     used = [slot for slot in slots[1 : len(sizes)] if slot.name not in skipped]
-    damage = pieces.find_damage(data, [piece for slot in used for piece in _pieces(slot, entries[slot.name])], forget)
+    damage = chunked_hashing.find_damage(
+        data, [piece for slot in used for piece in _pieces(slot, entries[slot.name])], forget
+    )
     if damage is not None:
         piece, found = damage
         raise DamagedFile(
@@ -233,7 +235,7 @@ def check_container(
     crcs = [_crc(data, slot, entries.get(slot.name, {})) for slot in slots]
     for slot, crc in zip(slots, crcs, strict=True):
         _compare(data[slot.offset : slot.begin], archive.local_header(slot, crc), slot.offset, path, slot.name)
-    comment = _COMMENT + digests.sha256(data[slots[0].begin : slots[0].end]).encode()
+    comment = _COMMENT + checksums.sha256(data[slots[0].begin : slots[0].end]).encode()
     _compare(data[last.end :], archive.directory(slots, crcs, comment), last.end, path, None)
     signature = bytes(data[last.begin : last.end]) if is_signed else None
     return Contents(manifest, {slot.name: (slot.begin, slot.end) for slot in used}, signed, signature)
@@ -271,7 +273,7 @@ def _write(
     # the headers and the manifest are filled in behind it.
     schema = SCHEMA if sign is None else SIGNED_SCHEMA
     sizes = {name: _size(member) for name, member in members.items()}
-    blank = {name: ["0" * 64] * pieces.count(n) for name, n in sizes.items()}
+    blank = {name: ["0" * 64] * chunked_hashing.count(n) for name, n in sizes.items()}
     draft = _manifest_bytes(schema, fields, sizes, blank, {})
     planned = [(MANIFEST, len(draft)), *sizes.items()]
     slots = archive.plan(planned if sign is None else [*planned, (SIGNATURE, SIGNATURE_SIZE)])
@@ -295,16 +297,16 @@ def _write(
     file.seek(slots[0].begin)
     file.write(manifest)
     file.seek(slots[-1].end)
-    file.write(archive.directory(slots, crcs, _COMMENT + digests.sha256(manifest).encode()))
+    file.write(archive.directory(slots, crcs, _COMMENT + checksums.sha256(manifest).encode()))
 
 
 def _kind(schema: int, name: str) -> str:
     """The kind of hash that a member has: sums find damage at the speed of memory, but anybody can forge them."""
-    return pieces.kind_of(name) if schema == SCHEMA else pieces.SHA256
+    return chunked_hashing.kind_of(name) if schema == SCHEMA else chunked_hashing.SHA256
 
 
 def _write_data(file: BinaryIO, slot: archive.Slot, member: Member, kind: str) -> tuple[list[str], int]:
-    hasher = pieces.Hasher(kind)
+    hasher = chunked_hashing.Hasher(kind)
     crc = 0
     written = 0
     for chunk in [member] if isinstance(member, Bytes) else member.chunks():
@@ -344,7 +346,7 @@ def _manifest_bytes(
     }
     if taken := sorted(own.keys() & fields.keys()):
         raise ValueError(f"the container writes these manifest fields itself: {', '.join(taken)}")
-    data = strict_json.encode({**fields, **own})
+    data = canonical_json.encode({**fields, **own})
     if len(data) > MANIFEST_LIMIT:
         raise ValueError(f"the manifest has {len(data)} bytes of {MANIFEST_LIMIT} at most: put large data in a member")
     return data
@@ -371,7 +373,7 @@ def _check_ends(data: memoryview, path: str) -> int:
     size = int.from_bytes(data[archive.SIZE_OFFSET : archive.SIZE_OFFSET + 4], "little")
     if size > min(MANIFEST_LIMIT, end - _MANIFEST_BEGIN):
         raise _bad_manifest(f"its header claims {size} bytes", path)
-    found = digests.sha256(data[_MANIFEST_BEGIN : _MANIFEST_BEGIN + size])
+    found = checksums.sha256(data[_MANIFEST_BEGIN : _MANIFEST_BEGIN + size])
     if data[comment + len(_COMMENT) :] != found.encode():
         raise _bad_manifest(f"its SHA-256 is {found}, the end of the file says otherwise", path)
     return size
@@ -379,9 +381,9 @@ def _check_ends(data: memoryview, path: str) -> int:
 
 def _check_manifest(data: bytes, path: str) -> dict[str, Any]:
     try:
-        manifest = strict_json.decode(data)
-        canonical = strict_json.encode(manifest)
-    except strict_json.RepeatedKey as error:
+        manifest = canonical_json.decode(data)
+        canonical = canonical_json.encode(manifest)
+    except canonical_json.RepeatedKey as error:
         raise UnsafeFile(
             f"the manifest names {error.key!r} twice",
             why="two readers could take two different members for it",
@@ -427,7 +429,7 @@ def _is_entry(entry: object, kind: str) -> bool:
                 type(size) is int
                 and size >= 0
                 and isinstance(hashes, list)
-                and len(hashes) == pieces.count(size)
+                and len(hashes) == chunked_hashing.count(size)
                 and all(isinstance(digest, str) and _HASH.fullmatch(digest) for digest in hashes)
                 and _CRC32.fullmatch(crc32) is not None
             )
@@ -442,11 +444,11 @@ def _is_entry_of_schema_1(entry: object) -> bool:
 
 
 def _pieces(slot: archive.Slot, entry: Mapping[str, Any]) -> Iterator[Piece]:
-    kind = pieces.SUMS if pieces.SUMS in entry else pieces.SHA256
+    kind = chunked_hashing.SUMS if chunked_hashing.SUMS in entry else chunked_hashing.SHA256
     hashes = entry[kind]
     if isinstance(hashes, str):  # schema 1
         return iter([Piece(slot.name, slot.begin, slot.end, kind, hashes)])
-    return pieces.cut(slot.name, slot.begin, slot.end, kind, hashes)
+    return chunked_hashing.cut(slot.name, slot.begin, slot.end, kind, hashes)
 
 
 def _crc(data: memoryview, slot: archive.Slot, entry: Mapping[str, Any]) -> int:

@@ -2,7 +2,7 @@
 
 from typing import Any, Self
 
-from .errors import CopyError, explain
+from .errors import CopyError, format_error
 
 
 class Uncopied:
@@ -23,7 +23,7 @@ class Uncopied:
 
     def _refusal(self, how: str) -> CopyError:
         return CopyError(
-            explain(
+            format_error(
                 f"A {type(self).__name__} cannot be {how}.",
                 why="it holds loaded native code, its threads and its memory",
                 fix=self._instead,

@@ -5,12 +5,12 @@ print(ingot_runtime.describe("m.ingot"))
 
 import os
 
-from . import machine, native, trees
+from . import cpu_features, native_library, pytree
 from .container import Container, open_container, skip_program
 from .errors import DamagedFile, MissingInstructionSet
+from .manifest import Spec, read_spec
+from .safetensors_member import data_begin, parse_header
 from .signing import Trust, check_trust
-from .spec import Spec, read_spec
-from .tensors import data_begin, parse_header
 
 
 def describe(path: str | os.PathLike[str], *, trust: Trust = True) -> str:
@@ -21,7 +21,7 @@ def describe(path: str | os.PathLike[str], *, trust: Trust = True) -> str:
     with open_container(path, writable=False, skip=skip_program) as container:
         check_trust(container, trust)
         spec = read_spec(container.manifest, container.names, container.path)
-        text = text_of(container.path, spec, machine.best(spec.libraries), weights_of(container, spec).size)
+        text = text_of(container.path, spec, cpu_features.best(spec.libraries), weights_of(container, spec).size)
         if container.signature is None:
             return text
         verified = "not checked; give a key as `trust`" if isinstance(trust, bool) else "good"
@@ -49,13 +49,13 @@ def text_of(path: str, spec: Spec, isa: str | None, weights_size: int) -> str:
 def argument_places(spec: Spec) -> list[str]:
     """Where in the caller's arguments each input stands, in the order of `spec.inputs`."""
     positional, named = spec.arguments.children
-    assert isinstance(positional, trees.Branch)
+    assert isinstance(positional, pytree.Branch)
     found = {
         leaf.number: place
         for number, child in enumerate(positional.children)
-        for leaf, place in trees.places(child, parameter(spec, number))
+        for leaf, place in pytree.places(child, parameter(spec, number))
     }
-    found |= {leaf.number: place for leaf, place in trees.places(named)}
+    found |= {leaf.number: place for leaf, place in pytree.places(named)}
     return [found[number] for number in range(len(spec.inputs))]
 
 
@@ -71,7 +71,7 @@ def best_library(spec: Spec, path: str, isa: str | None = None) -> str:
     """
     if isa is not None and isa in spec.libraries:
         return isa
-    found = machine.best(spec.libraries) if isa is None else None
+    found = cpu_features.best(spec.libraries) if isa is None else None
     if found is not None:
         return found
     if isa is not None:
@@ -87,19 +87,19 @@ def best_library(spec: Spec, path: str, isa: str | None = None) -> str:
 
 
 def _lacking(isa: str) -> str:
-    if isa not in machine.FEATURES:
+    if isa not in cpu_features.FEATURES:
         return f"this release does not know {isa}"
-    return f"{isa} needs {', '.join(machine.missing(isa))}, which this machine lacks"
+    return f"{isa} needs {', '.join(cpu_features.missing(isa))}, which this machine lacks"
 
 
-def weights_of(container: Container, spec: Spec) -> native.Blob:
+def weights_of(container: Container, spec: Spec) -> native_library.Blob:
     """The weights as the library reads them. Raises DamagedFile where they do not lie as it needs them."""
     member = container.read(spec.weights)
     parse_header(member, path=container.path, member=spec.weights)
-    blob = native.Blob(member, data_begin(member))
-    if blob.address % native.ALIGNMENT:
+    blob = native_library.Blob(member, data_begin(member))
+    if blob.address % native_library.ALIGNMENT:
         raise DamagedFile(
-            f"the weights do not lie on a multiple of {native.ALIGNMENT} bytes",
+            f"the weights do not lie on a multiple of {native_library.ALIGNMENT} bytes",
             fix="compile the model again",
             path=container.path,
             member=spec.weights,

@@ -34,7 +34,7 @@ _VERSION = (1, 0)
 _READ_ONLY = 1
 
 
-class Exporter(Protocol):
+class DlpackExporter(Protocol):
     def __dlpack__(self, **options: Any) -> Any: ...
 
     def __dlpack_device__(self) -> tuple[int, int]: ...
@@ -85,7 +85,7 @@ class NotImportable(Exception):
     """The tensor cannot be used where it lies; the message says why."""
 
 
-def import_(value: Exporter) -> tuple[str, NDArray[Any], Any]:
+def import_(value: DlpackExporter) -> tuple[str, NDArray[Any], Any]:
     """The dtype's name, an array over the tensor's memory (bfloat16 as uint16), and what keeps the memory alive.
 
     The array is read-only where the other library says that the tensor is, and where it is a copy, since torch keeps
@@ -124,7 +124,7 @@ def import_(value: Exporter) -> tuple[str, NDArray[Any], Any]:
     return name, array, capsule
 
 
-def relabelled(capsule: Any, code: int) -> Any:
+def relabel(capsule: Any, code: int) -> Any:
     """The capsule, its elements now said to be of another type of the same size."""
     _open(capsule)[0].dtype.code = code
     return capsule
@@ -136,7 +136,7 @@ def _is_lazy(value: Any) -> bool:
     return any(callable(question) and question() is True for question in asked)
 
 
-def _export(value: Exporter) -> Any:
+def _export(value: DlpackExporter) -> Any:
     try:
         return value.__dlpack__(max_version=_VERSION)
     except TypeError:  # it knows DLPack 0 only, which cannot say that a tensor is read-only

@@ -4,7 +4,7 @@
     ├── FileError                   something is wrong with a file
     │   ├── NotAnIngotFile          another kind of file
     │   ├── UnsupportedSchema       a good file, of a version that this release does not read
-    │   ├── DamagedFile             cut short, a flipped bit, a size that lies, a record that is not canonical
+    │   ├── DamagedFile             cut short, a flipped bit, an inconsistent size field, a record that is not canonical
     │   ├── UnsafeFile              a member name that could leave its folder, or that two members share
     │   ├── MissingMember           a good file without the member that was asked for (also a KeyError)
     │   ├── UntrustedFile           a file that may not be used: not signed, or not by a key that is trusted
@@ -198,7 +198,7 @@ class SelfTestFailed(IngotError):
     """The model's stored sample did not give the stored result on this machine."""
 
 
-def explain(what: str, *, where: str | None = None, why: str | None = None, fix: str | None = None) -> str:
+def format_error(what: str, *, where: str | None = None, why: str | None = None, fix: str | None = None) -> str:
     """One message in the house form; the parts that are not known are left out."""
     parts: Sequence[tuple[str, str | None]] = (("where", where), ("why", why), ("what to do", fix))
     lines = [what, *(f"  {label}: {text}" for label, text in parts if text)]

@@ -16,7 +16,8 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from . import arrays, describing, native, sampling, shapes, signing, trees
+from . import arrays, describing, native_library, pytree, signing, symbol_binding
+from . import self_test as sampling
 from .bfloat16 import BFloat16Array
 from .container import Container, open_container, skip_program
 from .copying import Uncopied
@@ -30,11 +31,11 @@ from .errors import (
     SelfTestFailed,
     UnsupportedSchema,
     UntrustedFile,
-    explain,
+    format_error,
 )
-from .result_memory import ResultMemory
+from .manifest import ABI, Spec, read_spec
+from .output_pool import ResultMemory
 from .signing import Trust
-from .spec import ABI, Spec, read_spec
 
 _PLANS_LIMIT = 256
 
@@ -67,8 +68,8 @@ def load(path: str | os.PathLike[str], threads: int | None = None, *, trust: Tru
 
 def check_threads(threads: int | None) -> None:
     """Raises ValueError for a number of threads that no model can compute with."""
-    if threads is not None and not (type(threads) is int and 1 <= threads <= native.THREADS_LIMIT):
-        raise ValueError(f"threads is {threads!r}: give a number from 1 to {native.THREADS_LIMIT}, or None")
+    if threads is not None and not (type(threads) is int and 1 <= threads <= native_library.THREADS_LIMIT):
+        raise ValueError(f"threads is {threads!r}: give a number from 1 to {native_library.THREADS_LIMIT}, or None")
 
 
 def model_of(container: Container, threads: int | None = None, trust: Trust = True) -> "Model":
@@ -90,7 +91,7 @@ def model_of(container: Container, threads: int | None = None, trust: Trust = Tr
             member=spec.libraries[isa],
         )
     # Here the code of the file begins to run: all checks of the file come before this line.
-    library = native.Library(memoryview(code), path=container.path, member=spec.libraries[isa])
+    library = native_library.NativeLibrary(memoryview(code), path=container.path, member=spec.libraries[isa])
     _check_library(library, spec, isa, weights, container.path)
     return Model(container.path, spec, library, weights, threads or 0, sample)
 
@@ -102,8 +103,8 @@ class Model(Uncopied):
         self,
         path: str,
         spec: Spec,
-        library: native.Library,
-        weights: native.Blob,
+        library: native_library.NativeLibrary,
+        weights: native_library.Blob,
         threads: int,
         sample: sampling.StoredSample | None,
     ) -> None:
@@ -115,14 +116,14 @@ class Model(Uncopied):
         self._weights = weights
         self._threads = threads
         self._sample = sample
-        self._native = native.NativeModel(library, weights, threads)
+        self._native = native_library.NativeModel(library, weights, threads)
         self._memory = ResultMemory(len(spec.outputs))
         self._plans: dict[Any, _Plan] = {}
         self._places = describing.argument_places(spec)
         self._symbols = [number for number, asked in enumerate(spec.inputs) if asked.symbol is not None]
         self._mutated = [number for number, asked in enumerate(spec.inputs) if asked.mutated]
         named = spec.arguments.children[1]
-        self._has_own_out = "out" in spec.parameters or (isinstance(named, trees.Branch) and "out" in named.keys)
+        self._has_own_out = "out" in spec.parameters or (isinstance(named, pytree.Branch) and "out" in named.keys)
 
     def again(self) -> "Model":
         """The same model as it was when it was loaded: with threads, memory and state of its own."""
@@ -145,18 +146,18 @@ class Model(Uncopied):
         if out is not None:
             _place_buffers(self.spec.result, out, "out", buffers)
         results = self.run(leaves, buffers)
-        return trees.unflatten(self.spec.result, {"input": leaves, "output": results})
+        return pytree.unflatten(self.spec.result, {"input": leaves, "output": results})
 
     def leaves(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
         """The inputs in a call's arguments, in the order of `spec.inputs`. Raises CallError for another structure."""
         spec = self.spec
-        positional, keyed = trees.arrange(spec.arguments, spec.parameters, tuple(args), kwargs)
+        positional, keyed = pytree.arrange(spec.arguments, spec.parameters, tuple(args), kwargs)
         leaves: list[Any] = [None] * len(spec.inputs)
         first, second = spec.arguments.children
-        assert isinstance(first, trees.Branch)
+        assert isinstance(first, pytree.Branch)
         for number, (child, value) in enumerate(zip(first.children, positional, strict=True)):
-            trees.flatten(child, value, describing.parameter(spec, number), leaves)
-        trees.flatten(second, keyed, "", leaves)
+            pytree.flatten(child, value, describing.parameter(spec, number), leaves)
+        pytree.flatten(second, keyed, "", leaves)
         return leaves
 
     def run(self, leaves: Sequence[Any], buffers: Sequence[Any] = ()) -> list[Any]:
@@ -170,7 +171,7 @@ class Model(Uncopied):
         """Runs the model as `run` does; gives the seconds of each of its kernel launches."""
         seconds: list[float] = []
 
-        def timed(model: native.NativeModel, inputs: Any, outputs: Any) -> None:
+        def timed(model: native_library.NativeModel, inputs: Any, outputs: Any) -> None:
             seconds.extend(model.profile(inputs, outputs, launches))
 
         self._run(self._native, leaves, (), timed)
@@ -191,7 +192,7 @@ class Model(Uncopied):
         """The sample's inputs, as copies to give to `run`. Raises SelfTestFailed where the file has none."""
         if self._sample is None:
             raise SelfTestFailed(
-                explain("The file has no sample to test with.", where=self.path, fix="compile the model again")
+                format_error("The file has no sample to test with.", where=self.path, fix="compile the model again")
             )
         return [
             BFloat16Array(array.copy()) if asked.dtype.name == BFLOAT16 else array.copy()
@@ -206,9 +207,9 @@ class Model(Uncopied):
         """
         if self._sample is None:
             raise SelfTestFailed(
-                explain("The file has no sample to test with.", where=self.path, fix="compile the model again")
+                format_error("The file has no sample to test with.", where=self.path, fix="compile the model again")
             )
-        fresh = native.NativeModel(self._library, self._weights, self._threads)
+        fresh = native_library.NativeModel(self._library, self._weights, self._threads)
         try:
             given = [array.copy() for array in self._sample.inputs]
             wrapped = [
@@ -237,10 +238,10 @@ class Model(Uncopied):
 
     def _run(
         self,
-        model: native.NativeModel,
+        model: native_library.NativeModel,
         leaves: Sequence[Any],
         buffers: Sequence[Any],
-        execute: Callable[[native.NativeModel, Any, Any], None] | None = None,
+        execute: Callable[[native_library.NativeModel, Any, Any], None] | None = None,
     ) -> list[Any]:
         held: list[Any] = []
         given = self._take(leaves, held)
@@ -278,7 +279,7 @@ class Model(Uncopied):
             array = arrays.view(leaf, asked.dtype, len(asked.shape), place, held, InputError)
             if asked.mutated and not array.flags.writeable:
                 raise InputError(
-                    explain(
+                    format_error(
                         f"{place} is read-only, but the model writes to it.",
                         why="or its sign is kept apart from its memory: x.is_neg()",
                         fix="pass a copy that can be written",
@@ -287,7 +288,7 @@ class Model(Uncopied):
             given.append(array)
         return given
 
-    def _plan(self, model: native.NativeModel, given: Arrays) -> _Plan:
+    def _plan(self, model: native_library.NativeModel, given: Arrays) -> _Plan:
         sizes = tuple(array.shape for array in given)
         values = {number: int(given[number][()]) for number in self._symbols}
         key = (sizes, tuple(values.values()))
@@ -295,13 +296,15 @@ class Model(Uncopied):
         if found is not None:
             return found
         spec = self.spec
-        shapes.bind(spec, sizes, values, self._places)
-        inputs = native.tensors(sizes, [asked.dtype.code for asked in spec.inputs])
+        symbol_binding.bind(spec, sizes, values, self._places)
+        inputs = native_library.tensors(sizes, [asked.dtype.code for asked in spec.inputs])
         for number in self._symbols:
             inputs[number].data = arrays.address(given[number])
         flat = iter(model.sizes(inputs, sum(made.rank for made in spec.outputs)))
         output_shapes = tuple(tuple(next(flat) for _ in range(made.rank)) for made in spec.outputs)
-        plan = _Plan(inputs, native.tensors(output_shapes, [made.dtype.code for made in spec.outputs]), output_shapes)
+        plan = _Plan(
+            inputs, native_library.tensors(output_shapes, [made.dtype.code for made in spec.outputs]), output_shapes
+        )
         if len(self._plans) >= _PLANS_LIMIT:
             self._plans.clear()
         self._plans[key] = plan
@@ -322,14 +325,14 @@ class Model(Uncopied):
             if array.shape != shape:
                 small = " too small" if array.size < np.prod(shape, dtype=np.int64) else ""
                 raise OutputError(
-                    explain(
+                    format_error(
                         f"{place} is{small}: {array.shape}, but the output is {shape}.",
                         fix="pass one of exactly that shape; of a larger one, a part: buffer[:n]",
                     )
                 )
             if not array.flags.writeable or not arrays.is_ready(array):
                 raise OutputError(
-                    explain(
+                    format_error(
                         f"{place} cannot be written to as it is.",
                         why="it is read-only" if not array.flags.writeable else "it is not contiguous, or not aligned",
                         fix=f"pass np.empty({shape}, np.{asked.dtype.numpy.name})",
@@ -352,7 +355,7 @@ class Model(Uncopied):
         for place, array, number in written:
             if arrays.overlaps_itself(array):
                 raise (OutputError if number >= len(given) else InputError)(
-                    explain(
+                    format_error(
                         f"{place} is written to, and several of its elements share memory.",
                         why=f"its shape is {array.shape}, and its strides are {array.strides} bytes",
                         fix="pass a copy of it",
@@ -361,7 +364,7 @@ class Model(Uncopied):
             for other, (name, another) in enumerate(zip(names, everything, strict=True)):
                 if other != number and arrays.overlap(array, another):
                     raise (OutputError if number >= len(given) else InputError)(
-                        explain(
+                        format_error(
                             f"{place} and {name} share memory, and the model writes to it.",
                             fix="pass a copy of one of them",
                         )
@@ -376,7 +379,9 @@ class Model(Uncopied):
         return BFloat16Array(array) if asked.dtype.name == BFLOAT16 else array
 
 
-def _check_library(library: native.Library, spec: Spec, isa: str, weights: native.Blob, path: str) -> None:
+def _check_library(
+    library: native_library.NativeLibrary, spec: Spec, isa: str, weights: native_library.Blob, path: str
+) -> None:
     if library.abi != ABI:
         raise UnsupportedSchema(
             f"the library is of ABI {library.abi}, this release runs ABI {ABI}",
@@ -402,12 +407,12 @@ def _check_library(library: native.Library, spec: Spec, isa: str, weights: nativ
             )
 
 
-def _place_buffers(tree: trees.Tree, value: Any, at: str, found: list[Any]) -> None:
+def _place_buffers(tree: pytree.Tree, value: Any, at: str, found: list[Any]) -> None:
     """The buffers of a nested `out=`, by number of output. None stands for a whole part as well as for one buffer."""
-    if value is None or isinstance(tree, trees.Literal):
+    if value is None or isinstance(tree, pytree.Literal):
         return
-    if isinstance(tree, trees.Branch):
-        for key, child, part in zip(tree.keys, tree.children, trees.parts(tree, value, at), strict=True):
-            _place_buffers(child, part, trees.step(at, key), found)
+    if isinstance(tree, pytree.Branch):
+        for key, child, part in zip(tree.keys, tree.children, pytree.parts(tree, value, at), strict=True):
+            _place_buffers(child, part, pytree.step(at, key), found)
     elif tree.side == "output":
         found[tree.number] = value

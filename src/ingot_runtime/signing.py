@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
 
 from .container import Container, open_container, write_container
-from .errors import InvalidKey, SigningUnavailable, UntrustedFile, explain
+from .errors import InvalidKey, SigningUnavailable, UntrustedFile, format_error
 from .member_names import SIGNATURE
 
 if TYPE_CHECKING:
@@ -137,7 +137,7 @@ def _read_private_key(path: str | os.PathLike[str]) -> "Ed25519PrivateKey":
 def _keys(trust: Any) -> list[Key]:
     keys = list(trust) if isinstance(trust, list | tuple | set | frozenset) else [trust]
     if not keys:
-        raise InvalidKey(explain("No key is given.", fix="give one or more public keys, or True or False"))
+        raise InvalidKey(format_error("No key is given.", fix="give one or more public keys, or True or False"))
     return keys
 
 
@@ -148,10 +148,10 @@ def _cryptography() -> tuple[Any, Any, Any]:
         from cryptography.hazmat.primitives.asymmetric import ed25519
     except ImportError as failure:
         raise SigningUnavailable(
-            explain(
+            format_error(
                 "Signatures need the cryptography package.",
                 why=str(failure),
-                fix="install it: pip install 'ingot[signing]', or pip install cryptography",
+                fix="install it: pip install 'ingot-runtime[signing]', or pip install cryptography",
             )
         ) from failure
     return exceptions, serialization, ed25519
@@ -170,4 +170,4 @@ def _create(path: str | os.PathLike[str], data: bytes, mode: int) -> None:
 
 
 def _refuse(name: str, why: str, fix: str) -> NoReturn:
-    raise InvalidKey(explain(f"{name} is not a key that can be used.", why=why, fix=fix))
+    raise InvalidKey(format_error(f"{name} is not a key that can be used.", why=why, fix=fix))

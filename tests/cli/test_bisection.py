@@ -13,14 +13,17 @@ from torch import nn
 from typer.testing import CliRunner
 
 import ingot
-from ingot import passes, pipeline
+from ingot import compiler, passes
 from ingot.cli import app
 from ingot.errors import PassError
-from ingot.lowering import making
-from ingot.lowering import schedule as schedules
-from ingot.lowering.body import Recorder, rewrite
-from ingot.lowering.ir import Map, Module, Op, Product, Siblings
-from ingot.program.program import Program
+from ingot.ir.program import Program
+from ingot.lowering.loop_body import BodyBuilder, rewrite
+from ingot.lowering.loop_ir import Map, Op
+from ingot.lowering.loop_module import Module
+from ingot.targets.cpu.kernel_selection.choices import KERNELS
+from ingot.targets.cpu.schedule import pipeline as schedules
+from ingot.targets.cpu.schedule.statements import GemmGroup, PackedGemm
+from ingot.targets.cpu.target import CPU
 from tests.cli.factories import block
 
 REFERENCE = "tests.cli.factories:block"
@@ -34,7 +37,7 @@ def run(*options: str) -> tuple[int, dict[str, Any]]:
 def doubled(map_: Map) -> Map:
     """An epilogue that adds every number to itself where it should not."""
 
-    def twice(op: Op, operands: tuple[int, ...], ops: Recorder) -> int | None:
+    def twice(op: Op, operands: tuple[int, ...], ops: BodyBuilder) -> int | None:
         if op.name != "accumulator":
             return None
         value = ops.emit(op.name, (), op.dtype)
@@ -48,12 +51,12 @@ def break_schedule(monkeypatch: pytest.MonkeyPatch, broken: str) -> None:
     def after(run: Callable[[Module], Module]) -> Callable[[Module], Module]:
         def wrong(module: Module) -> Module:
             made = run(module)
-            (place, *_) = [n for n, step in enumerate(made.steps) if isinstance(step, Product | Siblings)]
+            (place, *_) = [n for n, step in enumerate(made.steps) if isinstance(step, PackedGemm | GemmGroup)]
             step = made.steps[place]
-            first = step.steps[0] if isinstance(step, Siblings) else step
-            assert isinstance(first, Product)
+            first = step.steps[0] if isinstance(step, GemmGroup) else step
+            assert isinstance(first, PackedGemm)
             mended = replace(first, epilogue=doubled(first.epilogue))
-            new = replace(step, steps=(mended, *step.steps[1:])) if isinstance(step, Siblings) else mended
+            new = replace(step, steps=(mended, *step.steps[1:])) if isinstance(step, GemmGroup) else mended
             return replace(made, steps=(*made.steps[:place], new, *made.steps[place + 1 :]))
 
         return wrong
@@ -102,17 +105,17 @@ def test_a_pass_that_breaks_the_module_is_named(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_what_is_wrong_in_any_case_is_laid_at_no_pass(monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = pipeline.lower
+    whole = CPU.lower
 
     def wrong(program: Program, *options: Any) -> Module:
         module = whole(program, *options)
-        first = next(n for n, step in enumerate(module.steps) if isinstance(step, Product))
+        first = next(n for n, step in enumerate(module.steps) if isinstance(step, PackedGemm))
         step = module.steps[first]
-        assert isinstance(step, Product)
+        assert isinstance(step, PackedGemm)
         new = replace(step, epilogue=doubled(step.epilogue))
         return replace(module, steps=(*module.steps[:first], new, *module.steps[first + 1 :]))
 
-    monkeypatch.setattr(pipeline, "lower", wrong)
+    monkeypatch.setattr(CPU, "lower", wrong)
     code, data = run()
     assert code == 1 and data["pass"] is None
     text = CliRunner().invoke(app, ["verify", "--bisect", REFERENCE]).stdout
@@ -127,7 +130,7 @@ def test_every_pass_can_be_left_out() -> None:
     model, args, _ = block()
     with torch.no_grad():
         expected = model(*args)
-        compiled = ingot.compile(model, args, disable_passes=pipeline.OPTIONAL_PASSES)
+        compiled = ingot.compile(model, args, disable_passes=compiler.OPTIONAL_PASSES)
         torch.testing.assert_close(compiled(*args), expected, rtol=1e-4, atol=1e-5)
         fused = ingot.compile(model, args)
     assert compiled.kernels > fused.kernels
@@ -145,18 +148,18 @@ def test_unknown_passes_are_refused_with_the_known_ones(monkeypatch: pytest.Monk
 
 def test_the_environment_switches_passes_off(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[frozenset[str]] = []
-    whole = pipeline.schedule
+    whole = CPU.schedule
 
     def watched(module: Module, disabled: frozenset[str]) -> Module:
         seen.append(disabled)
         return whole(module, disabled)
 
-    monkeypatch.setattr(pipeline, "schedule", watched)
+    monkeypatch.setattr(CPU, "schedule", watched)
     monkeypatch.setenv("INGOT_DISABLE_PASSES", "pairs, strips")
     ingot.compile(nn.Linear(3, 3), (torch.randn(2, 3),), disable_passes="cse")
     assert seen == [frozenset({"pairs", "strips", "cse"})]
 
 
 def test_names_are_unique() -> None:
-    assert len(set(pipeline.OPTIONAL_PASSES)) == len(pipeline.OPTIONAL_PASSES)
-    assert set(making.KERNELS) <= set(pipeline.OPTIONAL_PASSES)
+    assert len(set(compiler.OPTIONAL_PASSES)) == len(compiler.OPTIONAL_PASSES)
+    assert set(KERNELS) <= set(compiler.OPTIONAL_PASSES)

@@ -15,10 +15,10 @@ from click.testing import Result
 from typer.testing import CliRunner
 
 from ingot import __version__
-from ingot.cli import app, doctor, machine
+from ingot.cli import app, doctor, system_info
 from ingot.cli.capture import parse_dynamic
+from ingot.cli.console import human
 from ingot.cli.inspect import parse_sizes
-from ingot.cli.terminal import human
 
 FACTORIES = Path(__file__).with_name("factories.py")
 
@@ -316,7 +316,7 @@ def test_doctor() -> None:
     data = run_json("doctor")
     assert data["ok"] is True and data["problems"] == []
     assert data["ingot"] == __version__
-    assert data["packages"]["torch"] == machine.version_of("torch")
+    assert data["packages"]["torch"] == system_info.version_of("torch")
     assert data["processor"]["cores"] >= data["processor"]["usable"] >= 1
     assert any(compiler["works"] for compiler in data["compilers"])
     text = run("doctor")
@@ -328,7 +328,7 @@ def test_doctor_says_what_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyP
     file = tmp_path / "a file"
     file.touch()
     monkeypatch.setenv("INGOT_CACHE_DIR", str(file / "cache"))
-    monkeypatch.setattr(machine, "compilers", lambda named: ())
+    monkeypatch.setattr(system_info, "compilers", lambda named: ())
     monkeypatch.setattr(
         doctor,
         "PACKAGES",
@@ -351,11 +351,11 @@ def test_a_compiler_that_does_not_work(tmp_path: Path) -> None:
     script = tmp_path / "cc"
     script.write_text("#!/bin/sh\necho 'out of order' >&2\nexit 3\n")
     script.chmod(0o755)
-    assert machine.try_compiler((str(script),)) == "it exits with 3: out of order"
+    assert system_info.try_compiler((str(script),)) == "it exits with 3: out of order"
     script.write_text("#!/bin/sh\nexit 0\n")
-    problem = machine.try_compiler((str(script),))
+    problem = system_info.try_compiler((str(script),))
     assert problem is not None and "OSError" in problem
-    missing = machine.try_compiler((str(tmp_path / "nothing"),))
+    missing = system_info.try_compiler((str(tmp_path / "nothing"),))
     assert missing is not None and "FileNotFoundError" in missing
 
 
@@ -369,11 +369,11 @@ def test_doctor_looks_at_the_compiler_that_will_be_used(tmp_path: Path, monkeypa
 def test_processors(tmp_path: Path) -> None:
     info = tmp_path / "cpuinfo"
     info.write_text("model name\t: Fast One\nflags\t\t: fpu avx2 avx512f avx512_vnni\n\nmodel name\t: Other\n")
-    found = machine.processor(info)
+    found = system_info.processor(info)
     assert found.model == "Fast One" and {"avx2", "avx512f", "avx512_vnni"} <= set(found.instruction_sets)
     info.write_text("Features\t: fp asimd\n")
-    assert "neon" in machine.processor(info).instruction_sets
-    assert machine.processor(tmp_path / "nothing").model
+    assert "neon" in system_info.processor(info).instruction_sets
+    assert system_info.processor(tmp_path / "nothing").model
 
 
 # ---------------------------------------------------------------------- progress and numbers

@@ -16,8 +16,8 @@ from click.testing import Result
 from typer.testing import CliRunner
 
 import ingot_runtime
+from ingot.benchmarking import time_interleaved
 from ingot.cli import app
-from ingot.timing import in_turn
 
 FACTORIES = Path(__file__).with_name("factories.py")
 
@@ -246,9 +246,9 @@ def test_bench_of_files(compiled: Path, tmp_path: Path) -> None:
 
 def test_kinds_take_turns() -> None:
     called: list[str] = []
-    times = in_turn({"a": lambda: called.append("a"), "b": lambda: called.append("b")}, 2)
+    times = time_interleaved({"a": lambda: called.append("a"), "b": lambda: called.append("b")}, 2)
     assert called == list("aabbbbaa") and {name: len(taken) for name, taken in times.items()} == {"a": 2, "b": 2}
-    assert len(in_turn({"a": lambda: None}, 1, least=1e-4)["a"]) > 1
+    assert len(time_interleaved({"a": lambda: None}, 1, least=1e-4)["a"]) > 1
 
 
 def test_a_file_says_what_it_is_multiplied_in(tmp_path: Path, compiled: Path) -> None:

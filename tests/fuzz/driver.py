@@ -62,7 +62,7 @@ def _name_processor() -> str:
 def digest_code() -> str:
     """A digest of everything that can change a verdict: the sources and the generators."""
     digest = hashlib.sha256()
-    files = [p for folder in ("src", "tests/fuzz", "tests/native") for p in (ROOT / folder).rglob("*")]
+    files = [p for folder in ("src", "tests/fuzz", "tests/e2e") for p in (ROOT / folder).rglob("*")]
     for path in sorted(p for p in files if p.suffix in (".py", ".h", ".c")):
         digest.update(str(path.relative_to(ROOT)).encode() + b"\0" + path.read_bytes())
     return digest.hexdigest()[:16]

@@ -21,7 +21,7 @@ import torch
 from torch import nn
 
 import ingot
-from ingot.program import dims
+from ingot.ir import symbolic_dims
 from tests.fuzz.dynamic_shapes_native import Part, compile_parts, lower_part, run_part
 from tests.fuzz.dynamic_shapes_programs import HEAD, Drawing, Program
 from tests.fuzz.verdict import Verdict
@@ -132,7 +132,7 @@ def judge(program: Program, part: Part) -> Verdict:
             continue
         if not allowed:
             return Verdict("wrong", f"at {sizes}: outside the declared range, and accepted\n{program}")
-        if isinstance(failure, IndexError) and not reads_all(program, failure, outcome):
+        if isinstance(failure, IndexError) and not reads_all(program, failure, outcome, given):
             continue  # indices of elements that nothing reads are not checked
         if expected is None:
             return Verdict("wrong", f"at {sizes}: eager raises, and the program does not\n{program}")
@@ -145,11 +145,14 @@ def judge(program: Program, part: Part) -> Verdict:
     return Verdict("refused", refused) if refused else Verdict("right", narrowed)
 
 
-def reads_all(program: Program, failure: Exception, results: Sequence[torch.Tensor]) -> bool:
+def reads_all(
+    program: Program, failure: Exception, results: Sequence[torch.Tensor], given: Sequence[torch.Tensor]
+) -> bool:
     """Whether results have elements that hang on what the failing statement computes."""
     lines = [f.lineno for f in traceback.extract_tb(failure.__traceback__) if f.filename.startswith("<program ")]
     assert lines and lines[0] is not None
-    return all(r.numel() for r in results) and program.reads_values_of(lines[0] - len(HEAD.splitlines()))
+    number = lines[0] - len(HEAD.splitlines())
+    return all(r.numel() for r in results) and program.reads_values_of(number, program.empty_names(given))
 
 
 def find_excluding(program: Program, captured: Any, sizes: dict[str, int]) -> str:
@@ -169,7 +172,7 @@ def find_excluding(program: Program, captured: Any, sizes: dict[str, int]) -> st
 
 def holds(condition: Any, sizes: dict[Any, Any]) -> bool:
     try:
-        return bool(dims.evaluate(condition, sizes))
+        return bool(symbolic_dims.evaluate(condition, sizes))
     except ZeroDivisionError:
         return False
 

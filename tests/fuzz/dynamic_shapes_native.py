@@ -12,21 +12,16 @@ from typing import Any
 
 import torch
 
-from ingot.codegen import file as c_file
-from ingot.codegen.isa import host
-from ingot.codegen.library import Library
-from ingot.codegen.weights import fill
-from ingot.lowering.ir import Module
-from ingot.lowering.lower import lower
-from ingot.lowering.memory import plan
-from ingot.pipeline import for_native
-from ingot.program.calling import finish
-from tests.native.batches import _NAMES, _arguments
-
-try:
-    from ingot.lowering.schedule import schedule as fuse
-except ImportError:  # before schedules
-    from ingot.lowering.fusion import fuse
+from ingot.compiler import run_cpu_pipeline
+from ingot.ir.execution import finish
+from ingot.lowering.loop_module import Module
+from ingot.scheduling.buffer_planning import plan
+from ingot.targets.cpu.build.isa import host
+from ingot.targets.cpu.codegen import module_emitter as c_file
+from ingot.targets.cpu.codegen.runtime_library import RuntimeLibrary
+from ingot.targets.cpu.codegen.weight_packing import fill
+from ingot.targets.cpu.target import CPU
+from tests.support.batched_compile import _NAMES, _arguments
 
 FLAGS = ("-O0", "-fPIC", "-shared", "-fopenmp-simd", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast",
          "-fwrapv", "-fno-strict-aliasing", "-w")  # fmt: skip
@@ -38,25 +33,25 @@ class Part:
 
     program: Any
     module: Module
-    source: c_file.Source
-    library: Library = field(default_factory=Library)
+    source: c_file.CSource
+    library: RuntimeLibrary = field(default_factory=RuntimeLibrary)
     prefix: str = ""
     loaded: Any = None
     error: str = ""
 
 
 def lower_part(captured: Any) -> Part:
-    program = for_native(captured)
-    module = fuse(lower(program))
-    library = Library()
-    return Part(program, module, c_file.emit_apart(module, plan(module), library), library)
+    program = run_cpu_pipeline(captured)
+    module = CPU.schedule(CPU.lower(program))
+    library = RuntimeLibrary()
+    return Part(program, module, c_file.emit_body(module, plan(module), library), library)
 
 
 def compile_parts(parts: Sequence[Part], folder: Path, name: str = "programs") -> None:
     """Gives each part its functions in a library, or the error of the C compiler, which halving lays at one part."""
     if not parts:
         return
-    shared = Library()
+    shared = RuntimeLibrary()
     for part in parts:
         shared.add(part.library)
     texts = [shared.text()]

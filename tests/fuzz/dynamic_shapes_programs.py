@@ -5,12 +5,14 @@ from __future__ import annotations
 import ast
 import random
 import re
-from collections.abc import Callable, Iterator
+import warnings
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 import torch.nn.functional as F
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.export import Dim
 
 HEAD = "import torch\nimport torch.nn.functional as F\nfrom torch.export import Dim\n"
@@ -63,22 +65,35 @@ class Program:
         lines = [f"    {line}" for line in self.lines]
         return "\n".join([f"def function({', '.join(self.inputs)}):", *lines, f"    return {', '.join(self.outputs)},"])
 
-    def reads_values_of(self, number: int) -> bool:
+    def reads_values_of(self, number: int, empty: Collection[str] = ()) -> bool:
         """Whether a result hangs on the elements of what the statement at this line of the function computes.
 
-        Sizes of it that others ask for do not count.
+        Sizes of it that others ask for do not count, nor does what reads it by way of names that have no elements.
         """
         (function,) = ast.parse(self.body()).body
         assert isinstance(function, ast.FunctionDef)
-        live = set(self.outputs)
+        live = set(self.outputs) - set(empty)
         for statement in reversed(function.body[:-1]):
             names = {target.id for target in ast.walk(statement) if _is_stored(target)}
             is_live = bool(names & live) or not isinstance(statement, ast.Assign)
             if statement.lineno == number:
                 return is_live
             if is_live:
-                live |= set(_names_read(statement))
+                live |= set(_names_read(statement)) - set(empty)
         return True
+
+    def empty_names(self, given: Sequence[torch.Tensor]) -> set[str]:
+        """Names of tensors without elements, at these sizes and whatever the values of indices; none if unknown."""
+        space: dict[str, Any] = {}
+        text = "\n".join([HEAD, *self.lines])
+        try:
+            with warnings.catch_warnings(), FakeTensorMode():
+                warnings.simplefilter("ignore")
+                space |= {name: torch.empty(t.shape, dtype=t.dtype) for name, t in zip(self.inputs, given, strict=True)}
+                exec(text, space)
+        except Exception:  # a statement that asks for values
+            return set()
+        return {name for name, value in space.items() if isinstance(value, torch.Tensor) and not value.numel()}
 
     def shapes(self) -> str:
         parts = [

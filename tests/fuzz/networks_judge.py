@@ -9,6 +9,8 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_map, tree_map_only
 
 import ingot
 
@@ -38,6 +40,8 @@ def compare_outputs(
         return f"{len(got)} results instead of {len(own)}"
     for place, (mine, theirs, exact) in enumerate(zip(got, own, truth, strict=True)):
         if mine.dtype != theirs.dtype or mine.shape != theirs.shape:
+            if mine.dtype == theirs.dtype and not theirs.numel() and mine.shape == declared_shapes(model, args)[place]:
+                continue
             return f"result {place} is {mine.dtype}{[*mine.shape]} instead of {theirs.dtype}{[*theirs.shape]}"
 
         def spread(place: int = place, exact: torch.Tensor = exact) -> float:
@@ -54,6 +58,10 @@ def compare_outputs(
                     true = {name: widened(value) for name, value in state.items()}
                     ours = torch.func.functional_call(model, state, tuple(near))
                     runs.append((ours[place], torch.func.functional_call(wide, true, tuple(map(widened, near)))[place]))
+                    # Where a value does not depend on the inputs' last bits, its own rounding may still matter: the
+                    # layer norm of three softmax results of 1/3 is 0, or their last bits times 300.
+                    with RoundedEitherWay(seed):
+                        runs.append((model(*args)[place], exact))
                 if coarse is not None:
                     cast = [arg.bfloat16() if arg.is_floating_point() else arg for arg in near]
                     runs.append((coarse(*cast)[place], exact))
@@ -64,6 +72,40 @@ def compare_outputs(
         if problem:
             return f"result {place} {problem}"
     return ""
+
+
+def declared_shapes(model: nn.Module, args: Outputs) -> list[torch.Size]:
+    """The shapes that eager declares. Its kernels do not always keep to them where there are no elements:
+    `pixel_unshuffle` returns its input then."""
+    results = copy.deepcopy(model).to("meta")(*(arg.to("meta") for arg in args))
+    return [result.shape for result in results]
+
+
+class RoundedEitherWay(TorchDispatchMode):
+    """Moves every number that an operator had to round by at most one unit in its last place, as another kernel for
+    the same operator may."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__()
+        self.generator = torch.Generator().manual_seed(seed)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        results = func(*args, **kwargs)
+        if func.is_view or func._schema.is_mutable:
+            return results
+        try:
+            exact = func(*tree_map_only(torch.Tensor, widened, args), **tree_map_only(torch.Tensor, widened, kwargs))
+        except (RuntimeError, NotImplementedError):  # one that takes this dtype only
+            return results
+        return tree_map(self._moved, results, exact)
+
+    def _moved(self, result: Any, exact: Any) -> Any:
+        if not isinstance(result, torch.Tensor) or not result.is_floating_point():
+            return result
+        steps = torch.randint(-1, 2, result.shape, generator=self.generator).to(result.dtype)
+        moved_result = result * (1 + steps * torch.finfo(result.dtype).eps)
+        return torch.where(result.double() == exact, result, moved_result)
 
 
 def difference(

@@ -13,29 +13,15 @@ from typing import Any
 import torch
 
 import ingot
-from ingot.codegen import file as c_file
-from ingot.codegen.isa import host
-from ingot.codegen.library import Library
-from ingot.codegen.weights import fill
-from ingot.lowering.ir import Module, Precision
-from ingot.lowering.lower import lower
-from ingot.lowering.memory import plan
-from ingot.pipeline import for_native
-from tests.native.batches import _arguments
-
-try:
-    from ingot.lowering.schedule import schedule
-    from ingot.pipeline import OPTIONAL_PASSES
-
-    HAS_SWITCHES = True
-except ImportError:  # a commit before passes had switches: four of them can be left out here
-    from ingot.lowering.fusion import fuse
-    from ingot.lowering.pairs import pair
-    from ingot.lowering.siblings import join_siblings
-    from ingot.lowering.strips import strip
-
-    HAS_SWITCHES = False
-    OPTIONAL_PASSES = ("fusion", "strips", "pairs", "siblings")
+from ingot.compiler import run_cpu_pipeline
+from ingot.lowering.loop_module import Module, Precision
+from ingot.scheduling.buffer_planning import plan
+from ingot.targets.cpu.build.isa import host
+from ingot.targets.cpu.codegen import module_emitter as c_file
+from ingot.targets.cpu.codegen.runtime_library import RuntimeLibrary
+from ingot.targets.cpu.codegen.weight_packing import fill
+from ingot.targets.cpu.target import CPU
+from tests.support.batched_compile import _arguments
 
 # As models are compiled, but for -O3: what the optimizer does is its own affair, and takes most of the time. One file
 # in so many is compiled with -O1, which contracts products and sums as -O3 does.
@@ -50,24 +36,18 @@ class Part:
 
     program: ingot.Program
     module: Module
-    source: c_file.Source
-    library: Library = field(default_factory=Library)
+    source: c_file.CSource
+    library: RuntimeLibrary = field(default_factory=RuntimeLibrary)
     prefix: str = ""
     loaded: Any = None
     error: str = ""
 
 
 def lower_part(program: ingot.Program, precision: Precision, disabled: Collection[str]) -> Part:
-    if HAS_SWITCHES:
-        program = for_native(program, disabled)
-        module = schedule(lower(program, precision, disabled), disabled)
-    else:
-        program = for_native(program)
-        module = lower(program, precision)
-        for name, run in (("fusion", fuse), ("strips", strip), ("pairs", pair), ("siblings", join_siblings)):
-            module = module if name in disabled else run(module)
-    library = Library()
-    return Part(program, module, c_file.emit_apart(module, plan(module), library), library)
+    program = run_cpu_pipeline(program, disabled)
+    module = CPU.schedule(CPU.lower(program, precision, disabled), disabled)
+    library = RuntimeLibrary()
+    return Part(program, module, c_file.emit_body(module, plan(module), library), library)
 
 
 # What a model's own part of its file defines.
@@ -86,7 +66,7 @@ def compile_parts(parts: Sequence[Part], folder: Path, optimize: bool, name: str
     """Gives each part its functions in a library, or the error of the C compiler, which halving lays at one part."""
     if not parts:
         return
-    shared = Library()
+    shared = RuntimeLibrary()
     for part in parts:
         shared.add(part.library)
     texts = [shared.text()]

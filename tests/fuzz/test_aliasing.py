@@ -36,3 +36,17 @@ def test_signs_and_nans_are_compared() -> None:
     assert not aliasing.compare([[nan]], [[-nan]])
     assert aliasing.compare([[zero]], [[-zero]])
     assert aliasing.compare([[zero]], [[nan]])
+
+
+def test_a_limit_that_is_nan_gives_nan() -> None:
+    program = aliasing.Program(
+        [aliasing.Tensor((2, 3), "plain", torch.float32, seed) for seed in (1, 2)],
+        aliasing.Tensor((2,), "plain", torch.float32, 3),
+        ["b.clamp_(max=float('nan'))", "return (v1 * 1, b * 1,)"],
+    )
+    eager = aliasing.expect(program)
+    want = aliasing.expect_of_native(program, eager)
+    assert want[0][1].isnan().all()
+    assert bool(aliasing.compare(want, eager)) is aliasing.clamp_ignores_nan()
+    other = aliasing.Program(program.arguments, program.buffer, ["b.clamp_(max=2.0)", program.lines[1]])
+    assert aliasing.expect_of_native(other, eager) is eager

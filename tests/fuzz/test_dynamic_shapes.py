@@ -65,8 +65,21 @@ def test_only_indices_of_what_nothing_reads_are_excused() -> None:
         try:
             program.function()(torch.randn(5))
         except IndexError as failure:
-            assert dynamic_shapes.reads_all(program, failure, [torch.randn(5)]) is not excused
-            assert not dynamic_shapes.reads_all(program, failure, [torch.randn(0)])
+            assert dynamic_shapes.reads_all(program, failure, [torch.randn(5)], [torch.randn(5)]) is not excused
+            assert not dynamic_shapes.reads_all(program, failure, [torch.randn(0)], [torch.randn(5)])
+        else:
+            raise AssertionError("eager should have raised")
+
+
+def test_what_is_read_by_way_of_nothing_is_not_read() -> None:
+    program = dynamic_shapes.Program(0, inputs={"a": [5]}, outputs=["v2"])
+    program.lines = ["v0 = a[torch.tensor([9, 9])]", "v1 = v0[a.shape[0]:]", "v2 = v1.sum()"]
+    for size, read in ((5, False), (1, True)):
+        given = [torch.randn(size)]
+        try:
+            program.function()(*given)
+        except IndexError as failure:
+            assert dynamic_shapes.reads_all(program, failure, [torch.zeros(())], given) is read
         else:
             raise AssertionError("eager should have raised")
 

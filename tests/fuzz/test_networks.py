@@ -10,7 +10,7 @@ import torch
 
 from tests.fuzz import networks
 from tests.fuzz import networks_native as native
-from tests.fuzz.networks_judge import difference
+from tests.fuzz.networks_judge import RoundedEitherWay, difference
 from tests.fuzz.networks_rules import RULES
 
 SEEDS = range(1, 15)
@@ -63,6 +63,25 @@ def test_what_the_judge_sees() -> None:
     assert difference(off, eager, exact, 2.0**-24, spread=lambda: 1e-4) == ""
     off[3] = float("nan")
     assert "nan or inf" in difference(off, eager, exact, 2.0**-24)
+
+
+def test_what_eager_does_not_decide() -> None:
+    """An error that rounding explains, a shape that eager does not keep to (twice), and eager that fails."""
+    verdicts = dict(networks.check((365, 3149, 3501, 6612)))
+    assert {seed: verdict.reason for seed, verdict in verdicts.items() if verdict.kind != "right"} == {}
+
+
+def test_exact_results_are_not_moved() -> None:
+    x = torch.tensor([0.5, 1.0, 3.0])
+    with RoundedEitherWay(0):
+        exact, rounded = torch.relu(x * 2), x.repeat(100) / 3
+    assert torch.equal(exact, torch.tensor([1.0, 2.0, 6.0]))
+    wide = x.double().repeat(100) / 3
+    assert 0 < difference_in_units(rounded, wide) <= 2
+
+
+def difference_in_units(mine: torch.Tensor, exact: torch.Tensor) -> float:
+    return float(((mine.double() - exact).abs() / exact.abs()).max()) / torch.finfo(mine.dtype).eps
 
 
 def test_a_seed_is_one_network() -> None:

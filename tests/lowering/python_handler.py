@@ -6,9 +6,9 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ingot.lowering.body import replay
-from ingot.lowering.expr import evaluate
-from ingot.lowering.ir import Access, Body, Op
+from ingot.lowering.index_expr import evaluate
+from ingot.lowering.loop_body import replay
+from ingot.lowering.loop_ir import Body, Load, Op
 
 OPERATIONS: dict[str, Any] = {
     "add": lambda a, b: a + b,
@@ -43,7 +43,7 @@ class Python:
 
     def _value(self, op: Op, operands: tuple[Any, ...]) -> Any:
         attribute = op.attribute
-        if isinstance(attribute, Access):
+        if isinstance(attribute, Load):
             if attribute.mask is not None and not self.values[attribute.mask]:
                 return 0
             return self.memory[attribute.buffer][evaluate(attribute.index, self.known)]

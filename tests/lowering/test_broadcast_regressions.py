@@ -14,8 +14,8 @@ from torch.nn.attention.flex_attention import flex_attention
 
 import ingot
 from ingot.errors import InputError
-from ingot.lowering.expr import symbol
-from ingot.lowering.values import Fit, broadcast_place, broadcast_shapes, compare
+from ingot.lowering.index_expr import symbol
+from ingot.lowering.tensor_views import Fit, broadcast_place, broadcast_shapes, compare
 
 
 class Function(nn.Module):

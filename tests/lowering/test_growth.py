@@ -13,12 +13,11 @@ import torch
 from torch import nn
 
 import ingot
-from ingot.codegen.file import emit
-from ingot.lowering.lower import lower
-from ingot.lowering.memory import plan
-from ingot.lowering.schedule import schedule
-from ingot.pipeline import for_native
-from ingot.program.program import Program
+from ingot.compiler import run_cpu_pipeline
+from ingot.ir.program import Program
+from ingot.scheduling.buffer_planning import plan
+from ingot.targets.cpu.codegen.module_emitter import emit
+from ingot.targets.cpu.target import CPU
 
 FEW, MANY = 15, 60
 OURS = str(Path(ingot.__file__).parent)
@@ -83,7 +82,7 @@ def work(act: Callable[[], Any]) -> int:
 
 
 def lowered(program: Program, precision: Any) -> None:
-    module = schedule(lower(program, precision))
+    module = CPU.schedule(CPU.lower(program, precision))
     emit(module, plan(module))
 
 
@@ -95,7 +94,7 @@ def test_lowering_is_linear(name: str, dynamic: bool) -> None:
     found = []
     for layers in (FEW, FEW, MANY):  # the first one imports and fills tables
         model = make(layers).eval()
-        program = for_native(ingot.capture(model, (torch.randn(shape),), dynamic_shapes=shapes))
+        program = run_cpu_pipeline(ingot.capture(model, (torch.randn(shape),), dynamic_shapes=shapes))
         found.append(work(lambda program=program: lowered(program, "float32")) / layers)  # type: ignore[misc]
     assert found[2] <= 1.1 * found[1]
 
@@ -103,7 +102,7 @@ def test_lowering_is_linear(name: str, dynamic: bool) -> None:
 def test_lowering_in_bfloat16_is_linear() -> None:
     found = []
     for layers in (FEW, FEW, MANY):
-        program = for_native(ingot.capture(MODELS["linear"][0](layers).eval(), (torch.randn(4, 16),)))
+        program = run_cpu_pipeline(ingot.capture(MODELS["linear"][0](layers).eval(), (torch.randn(4, 16),)))
         found.append(work(lambda program=program: lowered(program, "bfloat16")) / layers)  # type: ignore[misc]
     assert found[2] <= 1.1 * found[1]
 
@@ -114,7 +113,7 @@ def test_passes_are_linear(name: str) -> None:
     found = []
     for layers in (FEW, FEW, MANY):
         program = ingot.capture(make(layers).eval(), (torch.randn(shape),))
-        found.append(work(lambda program=program: for_native(program)) / layers)  # type: ignore[misc]
+        found.append(work(lambda program=program: run_cpu_pipeline(program)) / layers)  # type: ignore[misc]
     assert found[2] <= 1.15 * found[1]
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 
 import ingot.onnx.rules  # noqa: F401
+from ingot.ir.dialects import SHAPE_QUERY_OPS
 from ingot.onnx.registry import rule_of
-from ingot.passes.expand import _table
-from ingot.program.dialects import SIZE_QUESTIONS
+from ingot.passes.legalize import _table
 
 
 def core_operators() -> list[torch._ops.OpOverload]:
@@ -26,7 +26,7 @@ def share() -> tuple[list[str], list[str]]:
     """Core operators that are exported, and those that are not. A question about a size is arithmetic on sizes."""
     yes, no = [], []
     for op in core_operators():
-        covered = rule_of(op) is not None or op in SIZE_QUESTIONS or op in _table()
+        covered = rule_of(op) is not None or op in SHAPE_QUERY_OPS or op in _table()
         (yes if covered else no).append(str(op))
     return yes, no
 

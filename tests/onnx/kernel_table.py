@@ -1,4 +1,4 @@
-"""Writes what src/ingot/onnx/kernels.py holds: python -m tests.onnx.kernel_table
+"""Writes what src/ingot/onnx/ort_kernel_types.py holds: python -m tests.onnx.kernel_table
 
 Which types each operator's CPU kernel of ONNX Runtime takes, at the oldest opset that we write and at every newer one.
 """

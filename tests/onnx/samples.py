@@ -24,12 +24,12 @@ import torch
 from onnx.reference import ReferenceEvaluator
 
 import ingot
-from ingot.onnx.check import _tensor, feeds_of, run_session
+from ingot.onnx.api import run_onnx_pipeline
 from ingot.onnx.convert import Exported, convert
-from ingot.onnx_file import for_onnx
-from tests.native.batches import Outcome
-from tests.native.core_set import outside
-from tests.native.samples import Case, Expectation, expectation, fresh, judge
+from ingot.onnx.verification import _tensor, feeds_of, run_session
+from tests.support.batched_compile import Outcome
+from tests.support.core_aten import outside
+from tests.support.samples import Case, Expectation, expectation, fresh, judge
 
 BATCH = 200
 PATIENCE = 60  # seconds of its own work that one model may take
@@ -87,7 +87,7 @@ def outcome_of(case: Case, opset: int | None = None, classify: bool = False) -> 
         captured = None
         try:
             captured = ingot.capture(case.module, fresh(case))
-            exported = convert(for_onnx(captured), opset)
+            exported = convert(run_onnx_pipeline(captured), opset)
         except ingot.IngotError as error:
             foreign = outside(case, captured) if classify else ()
             return Outcome("refused", f"{type(error).__name__}: {error}", foreign)

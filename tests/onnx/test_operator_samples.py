@@ -1,12 +1,12 @@
-"""A slice of torch's operator samples as ONNX models; `make long-onnx-samples` takes all and writes the report."""
+"""A slice of torch's operator samples as ONNX models; `make opinfo-onnx` takes all and writes the report."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 
-from tests.native.samples import cases
 from tests.onnx.samples import outcome_of
+from tests.support.samples import cases
 
 # One or more of each family of rules.
 OPS = (

@@ -10,7 +10,7 @@ import pytest
 
 import ingot
 from benchmarks.models import SUBJECTS
-from tests.zoo import entry
+from tests.support.zoo import entry
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning", "ignore::DeprecationWarning")
 
@@ -33,7 +33,7 @@ def recipes(name: str) -> list[str]:
     return [recipe for recipe in RECIPES if recipe not in OF_LINEARS or not name.startswith("resnet")]
 
 
-# One of each kind of node that quantization writes, and both models; `make long` takes all.
+# One of each kind of node that quantization writes, and both models; `make test-slow` takes all.
 FAST = (
     ("resnet", "static"),
     ("bert", "static"),

@@ -16,8 +16,8 @@ from torch import nn
 
 import ingot
 from ingot.errors import PassError, UnsupportedByOnnx
+from ingot.onnx.api import OnnxReport
 from ingot.onnx.convert import NEWEST_OPSET
-from ingot.onnx_file import OnnxReport
 from tests.onnx.core_share import share
 
 X = torch.Tensor

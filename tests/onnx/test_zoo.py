@@ -1,4 +1,4 @@
-"""A handful of the zoo as ONNX files; `make long` takes all, and `make report-onnx-zoo` writes the table."""
+"""A handful of the zoo as ONNX files; `make test-slow` takes all, and `make report-onnx-zoo` writes the table."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.native.judge import Wrong, worst_ratio
-from tests.native.test_zoo import every
-from tests.onnx.zoo import judge
-from tests.zoo import entry
-from tests.zoo_page import left_of, page, read
+from tests.e2e.test_zoo import every
+from tests.onnx.zoo_sweep import judge
+from tests.support.oracle import Wrong, worst_ratio
+from tests.support.zoo import entry
+from tests.support.zoo_page import left_of, page, read
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning", "ignore::DeprecationWarning")
 
@@ -32,7 +32,7 @@ def test_architecture(name: str, tmp_path: Path) -> None:
     assert verdict.sizes
 
 
-def test_luck_has_a_limit() -> None:
+def test_rounding_tolerance_is_capped() -> None:
     """Draws in which a decision fell otherwise have errors as large as the values, and excuse nothing."""
     exact = torch.tensor([1.0, 2.0], dtype=torch.float64)
     single, got = exact.float() + torch.tensor([2e-6, 0.0]), exact.float() + torch.tensor([4e-5, 0.0])

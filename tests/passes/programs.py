@@ -24,8 +24,8 @@ from hypothesis import strategies as st
 from torch import nn
 
 import ingot
-from ingot.passes.effects import declare_effect
-from tests.passes.speaking import SAID, count, pair, pure, say
+from ingot.passes.insert_effect_tokens import declare_effect
+from tests.passes.effectful_ops import SAID, count, pair, pure, say
 
 NOTED: list[torch.Tensor] = []
 

@@ -15,7 +15,7 @@ from torch._higher_order_ops.scan import scan
 import ingot
 from ingot import passes
 from ingot.errors import PassError
-from ingot.passes.replay import Replay
+from ingot.passes.retracing.retrace import Replay
 
 aten = torch.ops.aten
 View = Callable[[torch.Tensor], torch.Tensor]
@@ -209,3 +209,24 @@ def test_a_view_of_a_value_that_a_write_laid_out_anew() -> None:
 
     for rows, columns in ((2, 2), (3, 4)):
         check_as_eager(Flattens(), torch.randn(rows, columns).t())
+
+
+def test_a_view_of_a_value_that_has_other_strides_than_its_fake() -> None:
+    class Zeroes(nn.Module):
+        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            parts = x.unfold(0, 2, 2)
+            parts.clamp_(max=0.5)
+            parts.zero_()
+            return parts * 1, x * 1
+
+    class Transforms(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.fft.rfft(x).abs().reshape(-1)
+
+    class Finds(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.isin(x, 0.0).reshape(-1)
+
+    for model in (Zeroes(), Transforms(), Finds()):
+        check_as_eager(model, torch.randn(4, 1, 2).transpose(0, 2).contiguous().transpose(0, 2))
+        check_as_eager(model, torch.randn(4, 3, 2).transpose(0, 1).contiguous().transpose(0, 1))

@@ -11,8 +11,8 @@ import torch
 from torch.testing._internal.common_methods_invocations import op_db
 
 from ingot import torch_internals as internals
-from ingot.program.fake_kernels import on_fakes
-from ingot.program.metadata import tensors_in
+from ingot.ir.meta_kernels import on_fakes
+from ingot.ir.metadata import tensors_in
 
 SAMPLES = 6
 

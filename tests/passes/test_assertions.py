@@ -1,4 +1,4 @@
-"""An assertion that fails says its message, the user's line and the module's path, on whatever road the program is."""
+"""An assertion that fails says its message, the user's line and the module's path, in whatever form the program is."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from torch import nn
 import ingot
 from ingot.errors import AssertionFailed
 from ingot.passes.decompose import decompose
-from ingot.passes.effects import effects
+from ingot.passes.erase_effect_tokens import erase_effect_tokens
 from ingot.passes.functionalize import functionalize
-from ingot.passes.order_effects import order_effects
-from tests.passes import speaking
-from tests.passes.speaking import AssertAndCond, Base, Regions, complain, made, program_of
+from ingot.passes.insert_effect_tokens import insert_effect_tokens
+from tests.passes import effectful_ops
+from tests.passes.effectful_ops import AssertAndCond, Base, Regions, complain, made, program_of
 
 
 def failure_of(program: Callable[..., Any], *args: Any) -> str:
@@ -27,7 +27,9 @@ def failure_of(program: Callable[..., Any], *args: Any) -> str:
 
 
 def line_of(text: str) -> int:
-    return next(i for i, line in enumerate(Path(speaking.__file__).read_text().splitlines(), 1) if line.strip() == text)
+    return next(
+        i for i, line in enumerate(Path(effectful_ops.__file__).read_text().splitlines(), 1) if line.strip() == text
+    )
 
 
 @pytest.mark.parametrize("cls", [AssertAndCond, Regions])
@@ -37,13 +39,13 @@ def test_a_failing_assertion_says_what_and_where(cls: type[Base]) -> None:
     line = line_of('torch._assert_async((x < 50).all(), "too large")')
     for one in (
         program,
-        ingot.transform(program, [effects]),
-        ingot.transform(program, [effects, functionalize, decompose]),
-        ingot.transform(program, [effects, functionalize, order_effects]),
+        ingot.transform(program, [insert_effect_tokens]),
+        ingot.transform(program, [insert_effect_tokens, functionalize, decompose]),
+        ingot.transform(program, [insert_effect_tokens, functionalize, erase_effect_tokens]),
     ):
         text = failure_of(one, x + 100)
         assert text.startswith("too large\n")
-        assert f"{speaking.__file__}:{line}" in text
+        assert f"{effectful_ops.__file__}:{line}" in text
         assert "module sub" in text
 
 
@@ -55,9 +57,9 @@ def test_a_failing_assertion_in_a_branch_says_where() -> None:
     model, x = made(Branch)
     program = program_of(model, x)
     line = line_of('torch._assert_async((x < 50).all(), "too large")')
-    for one in (program, ingot.transform(program, [effects])):
+    for one in (program, ingot.transform(program, [insert_effect_tokens])):
         text = failure_of(one, x + 100)
-        assert "too large" in text and f"{speaking.__file__}:{line}" in text and "module sub" in text
+        assert "too large" in text and f"{effectful_ops.__file__}:{line}" in text and "module sub" in text
 
 
 def test_a_failing_check_of_a_size_says_what() -> None:
@@ -68,7 +70,7 @@ def test_a_failing_check_of_a_size_says_what() -> None:
             return x + number
 
     program = program_of(Checked(), torch.ones(3, dtype=torch.int64))
-    for one in (program, ingot.transform(program, [effects])):
+    for one in (program, ingot.transform(program, [insert_effect_tokens])):
         text = failure_of(one, torch.full((3,), 50))
         assert "< 40" in text and f"{__file__}:" in text
 
@@ -80,7 +82,7 @@ def test_another_failure_is_not_an_assertion() -> None:
             return x + 1
 
     program = program_of(Complaining(), torch.ones(2))
-    for one in (program, ingot.transform(program, [effects])):
+    for one in (program, ingot.transform(program, [insert_effect_tokens])):
         with pytest.raises(RuntimeError, match="a broken kernel") as caught:
             one(torch.ones(2))
         assert not isinstance(caught.value, AssertionFailed)

@@ -12,17 +12,17 @@ from torch import fx, nn
 
 import ingot
 from ingot import passes
+from ingot.ir import metadata, pytree
+from ingot.ir.outlining import graph_modules
 from ingot.passes.canonicalize import canonicalize
+from ingot.passes.constant_fold import constant_fold
 from ingot.passes.cse import cse
 from ingot.passes.dce import dce
 from ingot.passes.decompose import decompose
-from ingot.passes.fold import fold
 from ingot.passes.functionalize import functionalize
-from ingot.passes.numerics import compare_values
+from ingot.passes.instrumentation.differential_check import compare_values
 from ingot.passes.remove_noops import remove_noops, removes, shortens
-from ingot.program import metadata, tree
-from ingot.program.cutting import graph_modules
-from tests.zoo import entry
+from tests.support.zoo import entry
 
 aten, hop = torch.ops.aten, torch.ops.higher_order
 REGIONS = (passes.tracepoints, passes.autocast, passes.grad_mode)
@@ -397,11 +397,11 @@ def test_zoo(name: str) -> None:
     inputs = item.inputs(item.sizes)
     program = ingot.capture(item.build(), (), inputs, dynamic_shapes=item.dynamic)
     before = ingot.transform(program, [*REGIONS, functionalize, decompose], check=None)
-    after = ingot.transform(before, [*ALL, fold, *ALL])
+    after = ingot.transform(before, [*ALL, constant_fold, *ALL])
     assert len(after.graph.nodes) < len(before.graph.nodes)
     with torch.no_grad():
-        expected, got = (tree.flatten(p(**inputs))[0] for p in (program, after))
+        expected, got = (pytree.flatten(p(**inputs))[0] for p in (program, after))
     problems = [compare_values(a, b, exact=False) for a, b in zip(expected, got, strict=True)]
     assert not any(problems), problems
-    again = ingot.transform(after, [*ALL, fold], check=None)
+    again = ingot.transform(after, [*ALL, constant_fold], check=None)
     assert [step.changes for step in again.history[-5:]] == [0] * 5

@@ -13,9 +13,9 @@ from torch import fx, nn
 import ingot
 from ingot import passes
 from ingot.errors import NumericsError, PassError, VerifyError
-from ingot.passes import numerics
+from ingot.ir.dialects import CAPTURED, CORE
+from ingot.passes.instrumentation import differential_check
 from ingot.passes.manager import REGISTRY, register
-from ingot.program.dialects import CAPTURED, CORE
 
 aten = torch.ops.aten
 
@@ -151,7 +151,7 @@ def test_made_up_inputs_are_such_as_the_program_takes(most: int, sizes: list[int
     """A number that is an index is no good if drawn: the example's own serves. A size that is refused is left out."""
     x = torch.cat([torch.tensor([[2.0], [4.0], [1.0], [3.0]]), torch.randn(4, 3)], 1)
     program = ingot.capture(Rows(most), (x,), dynamic_shapes={"x": {0: "n"}})
-    inputs = [leaves[0] for leaves in numerics.Reference(program).inputs]
+    inputs = [leaves[0] for leaves in differential_check.Reference(program).inputs]
     assert [len(given) for given in inputs] == sizes
     assert all(torch.equal(given, x[torch.arange(len(given)) % 4]) for given in inputs)
 

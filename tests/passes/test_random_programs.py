@@ -1,7 +1,8 @@
-"""Random programs down the road: the same results, writes and effects as eager, in any order of passes, to a fixpoint.
+"""Random programs through the default pipeline: the same results, writes and effects as eager, in any order of passes,
+to a fixpoint.
 
 A failure shows the program as hypothesis cut it down. Its text is a test of its own, in
-test_found.py.
+test_fuzz_regressions.py.
 """
 
 from __future__ import annotations
@@ -18,14 +19,14 @@ from torch.utils import _pytree
 
 import ingot
 from ingot import passes
+from ingot.passes.instrumentation.differential_check import compare_values
 from ingot.passes.manager import info_of
-from ingot.passes.numerics import compare_values
 from tests.passes import programs
-from tests.passes.speaking import heard
+from tests.passes.effectful_ops import heard
 
 QUICK, LONG, PART = 200, 2000, 250
 OPTIONS: dict[str, list[dict[str, Any]]] = {
-    "effects": [{}, {"random": True}],
+    "insert_effect_tokens": [{}, {"random": True}],
     "decompose": [{}, {"keep": ["linear", "layer_norm", "softmax", "dropout"]}],
 }
 
@@ -74,15 +75,17 @@ def assert_alike(call: Call, got: Outcome, exact: bool, what: str) -> None:
 
 
 def check_road(captured: ingot.Program, calls: list[Call]) -> None:
-    """The default road, with numbers compared after each pass, and against eager where bits must be the same."""
+    """The default pipeline, with numbers compared after each pass, and against eager where bits must be the same."""
     stages: dict[str, ingot.Program] = {}
-    road = ingot.transform(captured, passes.ROAD, check="numerics", snapshots=lambda n, p: stages.update({n: p.copy()}))
-    back = ingot.transform(road, [passes.order_effects])
+    road = ingot.transform(
+        captured, passes.DEFAULT_PIPELINE, check="numerics", snapshots=lambda n, p: stages.update({n: p.copy()})
+    )
+    back = ingot.transform(road, [passes.erase_effect_tokens])
     for call in calls:
         args, *_ = call
-        assert_alike(call, running(stages["effects"], args), True, "after effects")
-        assert_alike(call, running(road, args), False, "after the road")
-        assert_alike(call, running(back, args), False, "after order_effects")
+        assert_alike(call, running(stages["insert_effect_tokens"], args), True, "after effects")
+        assert_alike(call, running(road, args), False, "after the pipeline")
+        assert_alike(call, running(back, args), False, "after erase_effect_tokens")
 
 
 def check_order(captured: ingot.Program, calls: list[Call], order: Order) -> None:
@@ -102,7 +105,7 @@ def check_order(captured: ingot.Program, calls: list[Call], order: Order) -> Non
 
 
 def check(text: str, order: Order, training: bool = False, dynamic: bool = False, preserve: bool = False) -> None:
-    """Eager, the road and an order of passes agree on a program's text, on two inputs."""
+    """Eager, the default pipeline and an order of passes agree on a program's text, on two inputs."""
     model = programs.build(text, training)
     given_ = (programs.inputs(1), programs.inputs(2, 5 if dynamic else 3))
     calls = [eager(model, args) for args in given_]

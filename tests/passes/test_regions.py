@@ -13,7 +13,7 @@ from torch import nn
 import ingot
 from ingot import passes
 from ingot.errors import PassError
-from ingot.program.cutting import graph_modules
+from ingot.ir.outlining import graph_modules
 
 hop = torch.ops.higher_order
 BF16, F16 = torch.bfloat16, torch.float16
@@ -162,7 +162,7 @@ def test_regions(build: Callable[[], Base]) -> None:
 def test_regions_survive_a_file_and_unflatten(build: Callable[[], Base], tmp_path: Any) -> None:
     torch.manual_seed(0)
     model, x = build(), torch.randn(3, 4)
-    cut = ingot.transform(ingot.capture(copy.deepcopy(model), (x,)), passes.ROAD)
+    cut = ingot.transform(ingot.capture(copy.deepcopy(model), (x,)), passes.DEFAULT_PIPELINE)
     cut.save(tmp_path / "m.ingot")
     expected = torch.utils._pytree.tree_leaves(model(x))
     loaded = torch.utils._pytree.tree_leaves(ingot.load(tmp_path / "m.ingot")(x))
@@ -176,7 +176,7 @@ def test_regions_survive_a_file_and_unflatten(build: Callable[[], Base], tmp_pat
 def test_gradients_stop_at_a_no_grad_region_and_nowhere_else() -> None:
     torch.manual_seed(0)
     model = GradModes()
-    cut = ingot.transform(ingot.capture(model, (torch.randn(3, 4),)), passes.ROAD)
+    cut = ingot.transform(ingot.capture(model, (torch.randn(3, 4),)), passes.DEFAULT_PIPELINE)
     x = torch.randn(3, 4)
     model(x).sum().backward()
     expected = {name: p.grad for name, p in model.named_parameters()}

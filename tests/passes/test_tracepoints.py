@@ -13,9 +13,9 @@ from torch import nn
 import ingot
 from ingot import torch_internals as internals
 from ingot.errors import CaptureError, UnflattenError, VerifyError
+from ingot.ir.outlining import graph_modules
+from ingot.ir.signature import CallSignature, ModuleCall
 from ingot.passes import tracepoints
-from ingot.program.cutting import graph_modules
-from ingot.program.signature import CallSignature, ModuleCall
 
 
 class Scale(nn.Module):

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from ingot_runtime import archive, check_container, digests, pieces, strict_json
+from ingot_runtime import archive, canonical_json, check_container, checksums, chunked_hashing
 from ingot_runtime.container import SCHEMA, Container
 from tests.runtime.native_model import COMPILER
 
@@ -75,21 +75,21 @@ def archive_of(parts: list[tuple[str, bytes]]) -> bytes:
     records = b"".join(
         archive.local_header(slot, crc) + data for slot, crc, (_, data) in zip(slots, crcs, parts, strict=True)
     )
-    comment = b"ingot manifest sha256 " + digests.sha256(parts[0][1]).encode()
+    comment = b"ingot manifest sha256 " + checksums.sha256(parts[0][1]).encode()
     return records + archive.directory(slots, crcs, comment)
 
 
 def entry_of(name: str, data: bytes) -> dict[str, Any]:
-    hasher = pieces.Hasher(pieces.kind_of(name))
+    hasher = chunked_hashing.Hasher(chunked_hashing.kind_of(name))
     hasher.update(memoryview(data))
-    return {"size": len(data), "crc32": f"{zlib.crc32(data):08x}", pieces.kind_of(name): hasher.finish()}
+    return {"size": len(data), "crc32": f"{zlib.crc32(data):08x}", chunked_hashing.kind_of(name): hasher.finish()}
 
 
 def forge(members: Mapping[str, bytes], fields: Mapping[str, Any]) -> bytes:
     """A file in which every hash and record is in order, whatever it holds."""
     ordered = dict(sorted(members.items()))
     entries = {name: entry_of(name, data) for name, data in ordered.items()}
-    manifest = strict_json.encode({**fields, "format": "ingot", "schema": SCHEMA, "members": entries})
+    manifest = canonical_json.encode({**fields, "format": "ingot", "schema": SCHEMA, "members": entries})
     return archive_of([("manifest.json", manifest), *ordered.items()])
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ingot.codegen.package import PackedWeights, Sample, pack_weights, write_native
+from ingot.artifacts.packaging import PackedWeights, SampleCall, pack_weights, write_native
 from ingot_runtime import BFloat16Array
 from ingot_runtime.__main__ import HEADER
 
@@ -124,10 +124,10 @@ def expected(x: np.ndarray[Any, Any], rows: Any, scale: float = 2.0) -> dict[str
     return {"y": y, "picked": y[np.asarray(rows, np.int64)], "low": low}
 
 
-def sample() -> Sample:
+def sample() -> SampleCall:
     (x, total), keyed = arguments()
     made = expected(x, keyed["rows"])
-    return Sample(
+    return SampleCall(
         inputs={
             "x": x,
             "total": total,

@@ -21,24 +21,24 @@ import ingot
 import ingot_runtime
 from ingot.errors import IngotError, StorageError
 from ingot_runtime import CopyError, MissingFile, MissingFolder, UnreadableFile, UnwritableFile
-from ingot_runtime.calling import write_results
+from ingot_runtime.cli_run import write_results
 from ingot_runtime.files import write_file
 
 
 @pytest.fixture(scope="module")
-def compiled() -> ingot.Compiled:
+def compiled() -> ingot.artifacts.compiled_model.CompiledModel:
     return ingot.compile(nn.Linear(32, 32).eval(), (torch.randn(2, 32),), threads=1)
 
 
 @pytest.fixture(scope="module")
-def saved(compiled: ingot.Compiled, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def saved(compiled: ingot.artifacts.compiled_model.CompiledModel, tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("saved") / "m.ingot"
     compiled.save(path)
     return path
 
 
 @pytest.fixture
-def writers(compiled: ingot.Compiled) -> dict[str, Callable[[Any], Any]]:
+def writers(compiled: ingot.artifacts.compiled_model.CompiledModel) -> dict[str, Callable[[Any], Any]]:
     profile = compiled.profile(torch.randn(2, 32), repeat=1)
     return {
         "program": compiled.program.save,
@@ -84,7 +84,7 @@ def test_a_full_disk(name: str, tmp_path: Path, writers: dict[str, Callable[[Any
     assert os.listdir(tmp_path) == ["m"] and (tmp_path / "m").read_text() == "as it was"
 
 
-def test_errors_are_those_of_python_too(tmp_path: Path, compiled: ingot.Compiled) -> None:
+def test_errors_are_those_of_python_too(tmp_path: Path, compiled: ingot.artifacts.compiled_model.CompiledModel) -> None:
     with pytest.raises(MissingFolder) as folder:
         compiled.program.save(tmp_path / "no" / "m.ingot")
     assert isinstance(folder.value, FileNotFoundError) and folder.value.filename == str(tmp_path / "no" / "m.ingot")
@@ -113,7 +113,9 @@ def test_an_access_error_crosses_processes(tmp_path: Path) -> None:
     assert (error.errno, error.filename) == (caught.value.errno, caught.value.filename)
 
 
-def test_a_copy_of_a_compiled_model_is_a_model_of_its_own(compiled: ingot.Compiled) -> None:
+def test_a_copy_of_a_compiled_model_is_a_model_of_its_own(
+    compiled: ingot.artifacts.compiled_model.CompiledModel,
+) -> None:
     x = torch.randn(2, 32)
     other = copy.deepcopy(compiled)
     assert other.model is not compiled.model and other.source is compiled.source
@@ -135,7 +137,7 @@ class Counter(nn.Module):
         return x + self.count
 
 
-def test_what_cannot_be_copied_says_so(compiled: ingot.Compiled, saved: Path) -> None:
+def test_what_cannot_be_copied_says_so(compiled: ingot.artifacts.compiled_model.CompiledModel, saved: Path) -> None:
     stateful = ingot.compile(Counter(), (torch.zeros(1),), threads=1)
     drawing = ingot.compile(nn.Dropout(), (torch.zeros(9),), threads=1)
     loaded, model = ingot.load(saved), ingot_runtime.load(saved)

@@ -10,7 +10,7 @@ from torch import nn
 
 import ingot
 from ingot import passes
-from ingot.backend import compile_graph
+from ingot.dynamo import compile_graph
 from ingot_runtime import InputError, load
 
 

@@ -29,12 +29,12 @@ from ingot_runtime import (
     UnsafeFile,
     UnsupportedSchema,
     archive,
+    canonical_json,
     check_container,
+    checksums,
+    chunked_hashing,
     container,
-    digests,
     open_container,
-    pieces,
-    strict_json,
     write_container,
 )
 from ingot_runtime.container import READABLE
@@ -75,15 +75,15 @@ def forged(manifest: bytes, members: Mapping[str, bytes] | None = None) -> memor
 
 def sums_of(data: bytes) -> str:
     """`digests.sums`, in its own words and without numpy."""
-    row = 8 * digests.ROW
+    row = 8 * checksums.ROW
     end = len(data) - len(data) % row
     words = [int.from_bytes(data[at : at + 8], "little") for at in range(0, end, 8)]
-    columns = [sum(words[column :: digests.ROW]) % 2**64 for column in range(digests.ROW)]
+    columns = [sum(words[column :: checksums.ROW]) % 2**64 for column in range(checksums.ROW)]
     return hashlib.sha256(b"".join(column.to_bytes(8, "little") for column in columns) + data[end:]).hexdigest()
 
 
 def entry_of(name: str, data: bytes, schema: int = SCHEMA) -> dict[str, Any]:
-    parts = [data[at : at + pieces.PIECE] for at in range(0, len(data), pieces.PIECE)]
+    parts = [data[at : at + chunked_hashing.PIECE] for at in range(0, len(data), chunked_hashing.PIECE)]
     entry: dict[str, Any] = {"size": len(data), "crc32": f"{zlib.crc32(data):08x}"}
     if schema == 3 and name.endswith(".safetensors"):
         return {**entry, "sums": [sums_of(part) for part in parts]}
@@ -98,14 +98,14 @@ def manifest_of(members: Mapping[str, bytes], /, **fields: Any) -> dict[str, Any
 def schema_2(members: Mapping[str, bytes], **fields: Any) -> memoryview:
     """A file as releases before schema 3 wrote it."""
     members = dict(sorted(members.items()))
-    return forged(strict_json.encode(manifest_of(members, schema=2, **fields)), members)
+    return forged(canonical_json.encode(manifest_of(members, schema=2, **fields)), members)
 
 
 def schema_1(members: Mapping[str, bytes], **fields: Any) -> memoryview:
     """A file as releases before schema 2 wrote it."""
     members = dict(sorted(members.items()))
     entries = {name: {"size": len(data), "sha256": hashlib.sha256(data).hexdigest()} for name, data in members.items()}
-    return forged(strict_json.encode({"format": "ingot", "schema": 1, "members": entries, **fields}), members)
+    return forged(canonical_json.encode({"format": "ingot", "schema": 1, "members": entries, **fields}), members)
 
 
 def refusal(data: bytes | bytearray | memoryview) -> FileError | None:
@@ -159,40 +159,51 @@ class TestRoundTrip:
         large = bytes(range(256)) * 40_000
         path = tmp_path / "m.ingot"
         write_container(path, {name: large, "small": b"1"}, {})
-        assert pieces.count(len(large)) == 3
-        assert len(large) > pieces._THREADS_FROM > 0
+        assert chunked_hashing.count(len(large)) == 3
+        assert len(large) > chunked_hashing._THREADS_FROM > 0
         with open_container(path) as opened:
             assert opened.read(name) == large
         data = bytearray(path.read_bytes())
         begin = data.index(large[:1000])
-        for at in (0, pieces.PIECE - 1, pieces.PIECE, 2 * pieces.PIECE, len(large) - 1):
+        for at in (0, chunked_hashing.PIECE - 1, chunked_hashing.PIECE, 2 * chunked_hashing.PIECE, len(large) - 1):
             data[begin + at] ^= 1
             error = refusal(data)
             assert isinstance(error, DamagedFile)
-            assert (error.member, error.offset) == (name, begin + at - at % pieces.PIECE)
+            assert (error.member, error.offset) == (name, begin + at - at % chunked_hashing.PIECE)
             data[begin + at] ^= 1
         data[begin] ^= 1
-        data[begin + pieces.PIECE] ^= 1
+        data[begin + chunked_hashing.PIECE] ^= 1
         error = refusal(data)
         assert isinstance(error, DamagedFile) and error.offset == begin
 
     @pytest.mark.parametrize("name", ["a", "a.safetensors"])
-    @pytest.mark.parametrize("size", [0, 1, pieces.PIECE - 1, pieces.PIECE, pieces.PIECE + 1, 2 * pieces.PIECE])
+    @pytest.mark.parametrize(
+        "size",
+        [0, 1, chunked_hashing.PIECE - 1, chunked_hashing.PIECE, chunked_hashing.PIECE + 1, 2 * chunked_hashing.PIECE],
+    )
     def test_sizes_around_a_piece(self, tmp_path: Path, size: int, name: str) -> None:
-        block = bytes(range(256)) * (pieces.PIECE // 128)
+        block = bytes(range(256)) * (chunked_hashing.PIECE // 128)
         data = written(tmp_path, {name: block[:size]}, {})
-        assert data == forged(strict_json.encode(manifest_of({name: block[:size]})), {name: block[:size]})
+        assert data == forged(canonical_json.encode(manifest_of({name: block[:size]})), {name: block[:size]})
 
     def test_a_failure_while_hashing_is_not_lost(self) -> None:
-        block = bytes(2 * pieces.PIECE)
-        cut = list(pieces.cut("a", 0, len(block), pieces.SHA256, [hashlib.sha256(bytes(pieces.PIECE)).hexdigest()] * 2))
-        assert pieces.find_damage(memoryview(block), cut) is None
+        block = bytes(2 * chunked_hashing.PIECE)
+        cut = list(
+            chunked_hashing.cut(
+                "a",
+                0,
+                len(block),
+                chunked_hashing.SHA256,
+                [hashlib.sha256(bytes(chunked_hashing.PIECE)).hexdigest()] * 2,
+            )
+        )
+        assert chunked_hashing.find_damage(memoryview(block), cut) is None
 
         def forget(begin: int, end: int) -> None:
             raise MemoryError(begin)
 
         with pytest.raises(MemoryError):
-            pieces.find_damage(memoryview(block), cut, forget)
+            chunked_hashing.find_damage(memoryview(block), cut, forget)
 
     def test_a_missing_member_is_named(self, tmp_path: Path) -> None:
         path = tmp_path / "m.ingot"
@@ -324,13 +335,13 @@ class TestZip64:
 @pytest.fixture
 def short_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows of seven words: the tensors of TENSORS then have several rows and some bytes behind them."""
-    monkeypatch.setattr(digests, "ROW", 7)
+    monkeypatch.setattr(checksums, "ROW", 7)
 
 
 @pytest.mark.usefixtures("short_rows")
 class TestDamage:
     def test_the_tensors_have_rows_and_bytes_behind_them(self, tmp_path: Path) -> None:
-        rows, behind = divmod(len(TENSORS["w.safetensors"]), 8 * digests.ROW)
+        rows, behind = divmod(len(TENSORS["w.safetensors"]), 8 * checksums.ROW)
         assert rows > 2 and behind % 8
         entries = check_container(memoryview(written(tmp_path, TENSORS))).manifest["members"]
         assert [name for name, entry in entries.items() if "sums" in entry] == ["w.safetensors"]
@@ -346,7 +357,7 @@ class TestDamage:
 
     def test_every_damaged_byte_of_whole_rows_is_refused(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.undo()  # rows as long as they are
-        assert 0 < len(ROWS["w.safetensors"]) - 8 * digests.ROW < 1000
+        assert 0 < len(ROWS["w.safetensors"]) - 8 * checksums.ROW < 1000
         data = bytearray(written(tmp_path, ROWS))
         for at in range(len(data)):
             data[at] ^= 1 << at % 8
@@ -406,7 +417,7 @@ class TestForgery:
 
     def test_the_forger_can_make_a_good_file(self, tmp_path: Path) -> None:
         members = dict(sorted(TENSORS.items()))
-        assert forged(strict_json.encode(manifest_of(members, **FIELDS)), members) == written(tmp_path, TENSORS)
+        assert forged(canonical_json.encode(manifest_of(members, **FIELDS)), members) == written(tmp_path, TENSORS)
 
     @pytest.mark.parametrize(
         "name",
@@ -417,7 +428,7 @@ class TestForgery:
         ],
     )  # fmt: skip
     def test_unsafe_names(self, tmp_path: Path, name: str) -> None:
-        error = refusal(forged(strict_json.encode(manifest_of({name: b""}))))
+        error = refusal(forged(canonical_json.encode(manifest_of({name: b""}))))
         assert isinstance(error, UnsafeFile) and error.member == name and repr(name) in str(error)
         with pytest.raises(UnsafeFile):
             write_container(tmp_path / "m.ingot", {name: b""}, {})
@@ -425,10 +436,10 @@ class TestForgery:
 
     @pytest.mark.parametrize("names", [("a", "A"), ("lib/x.so", "LIB/x.so"), ("a", "a/b"), ("A/b/c", "a/B")])
     def test_names_that_collide(self, names: tuple[str, str]) -> None:
-        assert isinstance(refusal(forged(strict_json.encode(manifest_of(dict.fromkeys(names, b""))))), UnsafeFile)
+        assert isinstance(refusal(forged(canonical_json.encode(manifest_of(dict.fromkeys(names, b""))))), UnsafeFile)
 
     def test_a_repeated_name(self) -> None:
-        manifest = strict_json.encode(manifest_of({"a": b"", "b": b""})).replace(b'"b":', b'"a":')
+        manifest = canonical_json.encode(manifest_of({"a": b"", "b": b""})).replace(b'"b":', b'"a":')
         assert isinstance(refusal(forged(manifest)), UnsafeFile)
 
     @pytest.mark.parametrize(
@@ -436,7 +447,7 @@ class TestForgery:
         [(max(READABLE) + 1, "newer"), (1000, "update")],
     )
     def test_other_schemas(self, schema: int, word: str) -> None:
-        error = refusal(forged(strict_json.encode({"format": "ingot", "schema": schema, "unheard": "of"})))
+        error = refusal(forged(canonical_json.encode({"format": "ingot", "schema": schema, "unheard": "of"})))
         assert isinstance(error, UnsupportedSchema)
         assert f"schema {schema}" in str(error) and "reads schema 1, 2, 3, 4" in str(error) and word in str(error)
 
@@ -449,7 +460,7 @@ class TestForgery:
 
     @pytest.mark.parametrize("schema", [0, -1, True, "1", 1.0, None])
     def test_schemas_that_are_no_version(self, schema: object) -> None:
-        assert isinstance(refusal(forged(strict_json.encode(manifest_of({}, schema=schema)))), DamagedFile)
+        assert isinstance(refusal(forged(canonical_json.encode(manifest_of({}, schema=schema)))), DamagedFile)
 
     @pytest.mark.parametrize(
         "entry",
@@ -469,12 +480,12 @@ class TestForgery:
     )  # fmt: skip
     def test_entries_of_other_types(self, entry: object) -> None:
         manifest = manifest_of({}, members={"a": entry})
-        assert isinstance(refusal(forged(strict_json.encode(manifest), {"a": b"ab"})), DamagedFile)
+        assert isinstance(refusal(forged(canonical_json.encode(manifest), {"a": b"ab"})), DamagedFile)
 
     @pytest.mark.parametrize("entry", [{"size": 2}, {"size": 2, "sha256": [SHA]}, {"size": True, "sha256": SHA}, None])
     def test_entries_of_other_types_in_schema_1(self, entry: object) -> None:
         manifest = manifest_of({}, schema=1, members={"a": entry})
-        assert isinstance(refusal(forged(strict_json.encode(manifest), {"a": b"ab"})), DamagedFile)
+        assert isinstance(refusal(forged(canonical_json.encode(manifest), {"a": b"ab"})), DamagedFile)
 
     @pytest.mark.parametrize(("schema", "kind"), [(2, "sums"), (3, "sha256")])
     def test_each_schema_has_one_kind_of_hash_for_tensors(self, schema: int, kind: str) -> None:
@@ -482,19 +493,19 @@ class TestForgery:
         other = {"size": 2, "crc32": CRC, kind: [SHA if kind == "sha256" else sums_of(b"ab")]}
         for entry, error in ((sound, None), (other, DamagedFile), ({**sound, **other}, DamagedFile)):
             manifest = manifest_of({}, schema=schema, members={"a.safetensors": entry})
-            found = refusal(forged(strict_json.encode(manifest), {"a.safetensors": b"ab"}))
+            found = refusal(forged(canonical_json.encode(manifest), {"a.safetensors": b"ab"}))
             assert found is None if error is None else isinstance(found, error)
 
     def test_the_sound_entries_next_to_them(self) -> None:
         assert manifest_of({"a": b"ab"})["members"]["a"] == {"size": 2, "sha256": [SHA], "crc32": CRC}
-        assert refusal(forged(strict_json.encode(manifest_of({"a": b"ab"})), {"a": b"ab"})) is None
+        assert refusal(forged(canonical_json.encode(manifest_of({"a": b"ab"})), {"a": b"ab"})) is None
         assert refusal(schema_1({"a": b"ab"})) is None
 
     @pytest.mark.parametrize("size", [0, 1, 3, 64, 2**31, 2**32, 2**63, 2**64, 10**100])
     def test_sizes_that_lie(self, size: int) -> None:
         manifest = manifest_of({"a": b"ab"})
         manifest["members"]["a"]["size"] = size
-        assert isinstance(refusal(forged(strict_json.encode(manifest), {"a": b"ab"})), DamagedFile)
+        assert isinstance(refusal(forged(canonical_json.encode(manifest), {"a": b"ab"})), DamagedFile)
 
     @pytest.mark.parametrize(
         "manifest",
@@ -502,27 +513,28 @@ class TestForgery:
             b"", b"{", b"\xff", b"{} ", b'{"format":"ingot","format":"ingot"}', b"NaN",
             pytest.param(b"[" * 100_000, id="nested"),
             json.dumps(manifest_of({})).encode(),
-            strict_json.encode(manifest_of({}, x=1)).replace(b'"x":1', b'"x":1e999'),
-            strict_json.encode(manifest_of({}, x=1)).replace(b'"x":1', b'"x":"\\ud800"'),
+            canonical_json.encode(manifest_of({}, x=1)).replace(b'"x":1', b'"x":1e999'),
+            canonical_json.encode(manifest_of({}, x=1)).replace(b'"x":1', b'"x":"\\ud800"'),
             pytest.param(
-                strict_json.encode(manifest_of({}, x=1)).replace(b'"x":1', b'"x":' + b"9" * 5000), id="long number"
+                canonical_json.encode(manifest_of({}, x=1)).replace(b'"x":1', b'"x":' + b"9" * 5000), id="long number"
             ),
-            strict_json.encode(manifest_of({}, x=1)).replace(b'"x":1', b'"x":1E2'),
-            strict_json.encode(manifest_of({}, members=[])), strict_json.encode({"format": "ingot", "schema": SCHEMA}),
+            canonical_json.encode(manifest_of({}, x=1)).replace(b'"x":1', b'"x":1E2'),
+            canonical_json.encode(manifest_of({}, members=[])),
+            canonical_json.encode({"format": "ingot", "schema": SCHEMA}),
         ],
     )  # fmt: skip
     def test_manifests_that_are_not_ours(self, manifest: bytes) -> None:
         assert refusal(forged(manifest)) is not None
 
     def test_a_member_that_the_manifest_does_not_list(self) -> None:
-        assert isinstance(refusal(forged(strict_json.encode(manifest_of({})), {"a": b"ab"})), DamagedFile)
+        assert isinstance(refusal(forged(canonical_json.encode(manifest_of({})), {"a": b"ab"})), DamagedFile)
 
     def test_members_out_of_order(self) -> None:
         members = {"b": b"1", "a": b"2"}
-        assert isinstance(refusal(forged(strict_json.encode(manifest_of(members)), members)), DamagedFile)
+        assert isinstance(refusal(forged(canonical_json.encode(manifest_of(members)), members)), DamagedFile)
 
     def test_a_crc_that_is_not_the_manifests(self) -> None:
-        data = bytearray(forged(strict_json.encode(manifest_of({"a": b"ab"})), {"a": b"ab"}))
+        data = bytearray(forged(canonical_json.encode(manifest_of({"a": b"ab"})), {"a": b"ab"}))
         crc = zlib.crc32(b"ab").to_bytes(4, "little")
         assert data.count(crc) == 2
         assert isinstance(refusal(data.replace(crc, bytes(4))), DamagedFile)
@@ -546,7 +558,7 @@ class TestOtherFiles:
                 open_container(path)
 
     def test_another_format_in_the_same_container(self) -> None:
-        assert isinstance(refusal(forged(strict_json.encode({"format": "other"}))), NotAnIngotFile)
+        assert isinstance(refusal(forged(canonical_json.encode({"format": "other"}))), NotAnIngotFile)
         assert isinstance(refusal(forged(b"[]")), NotAnIngotFile)
 
     def test_no_file(self, tmp_path: Path) -> None:

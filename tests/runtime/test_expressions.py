@@ -63,7 +63,7 @@ def test_spellings(text: str, value: int) -> None:
         pytest.param("1" + "+1" * 5000, id="long"),
     ],
 )  # fmt: skip
-def test_what_is_no_size_is_refused(text: str) -> None:
+def test_non_size_expression_rejected(text: str) -> None:
     with pytest.raises(NotAnExpression):
         parse(text)
 

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from ingot_runtime import FileError, IngotError, UntrustedFile, check_container, describe, elf, load, strict_json
+from ingot_runtime import FileError, IngotError, UntrustedFile, canonical_json, check_container, describe, elf, load
 from ingot_runtime.__main__ import main
 from ingot_runtime.model import model_of
 from tests.runtime import hostile
@@ -331,7 +331,7 @@ class TestRandom:
         with hostile.watch() as seen:
             for number in range(len(list(hostile.places(trap.fields)))):
                 for _ in range(3):
-                    fields = strict_json.decode(strict_json.encode(trap.fields))
+                    fields = canonical_json.decode(canonical_json.encode(trap.fields))
                     container, key = list(hostile.places(fields))[number]
                     container[key] = chosen.choice(JUNK)
                     total += 1

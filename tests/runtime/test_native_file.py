@@ -19,17 +19,17 @@ from ingot_runtime import (
     Model,
     NotCompiled,
     UnsupportedSchema,
+    canonical_json,
     check_container,
+    cpu_features,
     load,
-    machine,
-    native,
+    native_library,
     open_container,
     parse_header,
-    strict_json,
     write_container,
 )
 from ingot_runtime.__main__ import HEADER, main
-from ingot_runtime.spec import ABI, read_spec
+from ingot_runtime.manifest import ABI, read_spec
 from tests.runtime import native_model
 from tests.runtime.native_model import (
     AFFINE,
@@ -94,7 +94,7 @@ class TestDamage:
     def test_nothing_of_a_damaged_file_is_loaded(
         self, path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(native, "Library", lambda *_, **__: pytest.fail("the library was loaded"))
+        monkeypatch.setattr(native_library, "NativeLibrary", lambda *_, **__: pytest.fail("the library was loaded"))
         data = bytearray(path.read_bytes())
         for at in range(0, len(data), 997):
             data[at] ^= 1
@@ -174,7 +174,7 @@ class TestManifest:
             native_part = {**container.manifest["native"], "call": {**AFFINE["call"], "out": tree}}
             with pytest.raises(DamagedFile, match="deep"):
                 read_spec({"native": native_part}, container.names, "m.ingot")
-        assert strict_json.encode(tree)
+        assert canonical_json.encode(tree)
 
 
 class TestLibraries:
@@ -183,12 +183,12 @@ class TestLibraries:
         path = write_affine(tmp_path / "m.ingot", libraries=libraries)
         with load(path) as model:
             assert model.isa == ISA
-        monkeypatch.setattr(machine, "features", lambda: frozenset[str]())
+        monkeypatch.setattr(cpu_features, "features", lambda: frozenset[str]())
         with load(path) as model:
             assert model.isa == "plain"
 
     def test_a_machine_that_lacks_it_gets_a_sentence(self, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(machine, "features", lambda: frozenset({"riscv64"}))
+        monkeypatch.setattr(cpu_features, "features", lambda: frozenset({"riscv64"}))
         with pytest.raises(MissingInstructionSet) as caught:
             load(path)
         assert f"{ISA} needs" in str(caught.value) and "ingot compile --isa" in str(caught.value)
@@ -269,9 +269,9 @@ class TestLibraries:
         room = np.zeros(weights().size + 64, np.uint8)
         begin = -room.ctypes.data % 64
         room[begin:][: weights().size] = np.frombuffer(b"".join(weights().member.data_chunks()), np.uint8)
-        blob = native.Blob(room[begin:][: weights().size].data, 0)
+        blob = native_library.Blob(room[begin:][: weights().size].data, 0)
         with Model(
-            "compiled here", spec, native.Library(memoryview(library(source="affine.c"))), blob, 0, None
+            "compiled here", spec, native_library.NativeLibrary(memoryview(library(source="affine.c"))), blob, 0, None
         ) as model:
             assert model(np.ones((1, 4), np.float32)).tolist() == (W + B)[None].tolist()
             assert "compiled here" in model.describe()
@@ -407,6 +407,6 @@ class TestCommand:
     def test_the_header_is_what_the_runtime_calls(self) -> None:
         text = HEADER.read_text()
         assert f"#define INGOT_ABI {ABI}" in text
-        for name in native._FUNCTIONS:
+        for name in native_library._FUNCTIONS:
             assert f"{name}(" in text
-        assert ctypes.sizeof(native.Tensor) == 32 and ctypes.sizeof(native._Info) == 40
+        assert ctypes.sizeof(native_library.NativeTensor) == 32 and ctypes.sizeof(native_library._Info) == 40

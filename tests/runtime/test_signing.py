@@ -18,12 +18,12 @@ from ingot_runtime import (
     UnsafeFile,
     UntrustedFile,
     archive,
+    canonical_json,
     check_container,
     describe,
     load,
     open_container,
     sign_file,
-    strict_json,
     write_container,
     write_keys,
 )
@@ -234,7 +234,7 @@ class TestRefusals:
 
     @pytest.mark.parametrize("where", ["first", "twice", "absent"])
     def test_a_signature_out_of_its_place(self, where: str) -> None:
-        manifest = strict_json.encode({"format": "ingot", "schema": SIGNED_SCHEMA, "members": {"a": _entry(b"ab")}})
+        manifest = canonical_json.encode({"format": "ingot", "schema": SIGNED_SCHEMA, "members": {"a": _entry(b"ab")}})
         signature, a = ("signature.ed25519", bytes(64)), ("a", b"ab")
         order = {"first": [signature, a], "twice": [a, signature, signature], "absent": [a]}[where]
         good = _archive([("manifest.json", manifest), a, signature])
@@ -245,7 +245,7 @@ class TestRefusals:
     @pytest.mark.parametrize("schema", [1, 2, 3])
     def test_a_signature_in_an_unsigned_schema(self, schema: int) -> None:
         entry = _entry(b"ab") if schema > 1 else {"size": 2, "sha256": _entry(b"ab")["sha256"][0]}
-        manifest = strict_json.encode({"format": "ingot", "schema": schema, "members": {"a": entry}})
+        manifest = canonical_json.encode({"format": "ingot", "schema": schema, "members": {"a": entry}})
         parts = [("manifest.json", manifest), ("a", b"ab")]
         check_container(memoryview(_archive(parts)))
         with pytest.raises(DamagedFile):
@@ -293,7 +293,7 @@ class TestKeys:
 
     def test_without_cryptography(self, signed: Path, keys: Keys, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setitem(sys.modules, "cryptography", None)
-        with pytest.raises(SigningUnavailable, match=r"ingot\[signing\]"):
+        with pytest.raises(SigningUnavailable, match=r"ingot-runtime\[signing\]"):
             load(signed, trust=keys.public)
         load(signed).close()
 
@@ -334,7 +334,7 @@ class TestCommands:
 
 
 def _entry(data: bytes) -> dict[str, object]:
-    digest = ingot_runtime.container.digests.sha256(data)
+    digest = ingot_runtime.container.checksums.sha256(data)
     return {"size": len(data), "crc32": f"{zlib.crc32(data):08x}", "sha256": [digest]}
 
 
@@ -344,5 +344,5 @@ def _archive(parts: list[tuple[str, bytes]]) -> bytes:
     records = b"".join(
         archive.local_header(slot, crc) + data for slot, crc, (_, data) in zip(slots, crcs, parts, strict=True)
     )
-    digest = ingot_runtime.container.digests.sha256(parts[0][1])
+    digest = ingot_runtime.container.checksums.sha256(parts[0][1])
     return records + archive.directory(slots, crcs, b"ingot manifest sha256 " + digest.encode())

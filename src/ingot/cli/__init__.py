@@ -28,7 +28,6 @@ app = typer.Typer(
     name="ingot",
     help="Capture PyTorch models as graphs; check, inspect and save them; compile them to native code.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )

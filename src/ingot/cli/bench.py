@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.table import Table
 
-from ingot.cli.capture import Dynamic, parse_dynamic, with_ranges
+from ingot.benchmarking import time_interleaved
+from ingot.cli.capture import Dynamic, add_ranges, parse_dynamic
 from ingot.cli.compile import DOING, Cached, Precise, Threads, opened
-from ingot.cli.terminal import AsJson, Debug, Result, Stages, command
-from ingot.timing import in_turn
+from ingot.cli.console import AsJson, Debug, Result, Stages, command
 
 if TYPE_CHECKING:
-    from ingot.codegen.profile import Profile
-    from ingot.lowering.ir import Precision
+    from ingot.artifacts.profiler import Profile
+    from ingot.lowering.loop_module import Precision
 
 Calls = dict[str, Callable[[], Any]]
 
@@ -62,11 +62,11 @@ def run(
         native = file is not None and "native" in _manifest(open_container, file)
         profiled: Callable[[int], Profile] | None = None
         if native and file is not None:
-            calls = _of_file(file, used, stages)
+            calls = _prepare_file(file, used, stages)
         else:
-            calls, profiled = _of_model(reference, dynamic_shapes, used, precision, cache, stages)
+            calls, profiled = _prepare_model(reference, dynamic_shapes, used, precision, cache, stages)
         with stages("time", "timing"):
-            times = in_turn(calls, repeat)
+            times = time_interleaved(calls, repeat)
             difference = _difference(*(call() for call in calls.values())) if len(calls) > 1 else None
         found = None
         if (profile or trace) and profiled is not None:
@@ -92,39 +92,39 @@ def run(
         "seconds": stages.seconds,
         "profile": [] if found is None else [asdict(row) for row in found.rows],
     }
-    return Result(data, (*_report(data), *(() if found is None else (str(found), _by_module(found)))))
+    return Result(data, (*_report(data), *(() if found is None else (str(found), _tabulate_modules(found)))))
 
 
-def _of_model(
+def _prepare_model(
     reference: str, dynamic_shapes: Any, threads: int, precision: Precision, cache: bool, stages: Stages
 ) -> tuple[Calls, Callable[[int], Profile]]:
     """Native code of a factory's model or of a saved program, and the same through torch."""
-    from ingot import pipeline
-    from ingot.errors import CallError, explain
-    from ingot.program.program import Program
+    from ingot import compiler
+    from ingot.errors import CallError, format_error
+    from ingot.ir.program import Program
 
     model, args, kwargs = opened(reference, stages, dynamic_shapes)
-    compiled = pipeline.compile(
+    compiled = compiler.compile(
         model,
         args,
         kwargs,
-        dynamic_shapes=with_ranges(dynamic_shapes),
+        dynamic_shapes=add_ranges(dynamic_shapes),
         threads=threads,
         precision=precision,
         cache=cache,
-        watch=lambda stage: stages(stage, DOING[stage]),
+        on_stage=lambda stage: stages(stage, DOING[stage]),
     )
     if isinstance(model, Program):
         if model.example_inputs is None:
             raise CallError(
-                explain(f"{reference} holds no example to call it with.", fix="give the factory: MODULE:FACTORY")
+                format_error(f"{reference} holds no example to call it with.", fix="give the factory: MODULE:FACTORY")
             )
         args, kwargs = model.example_inputs
     calls: Calls = {"ingot": lambda: compiled(*args, **kwargs), "eager": lambda: model(*args, **kwargs)}
     return calls, lambda repeat: compiled.profile(*args, repeat=repeat, **kwargs)
 
 
-def _of_file(file: Path, threads: int, stages: Stages) -> Calls:
+def _prepare_file(file: Path, threads: int, stages: Stages) -> Calls:
     """Native code of a compiled file on its own sample. There is no model beside which to time it."""
     import ingot_runtime
 
@@ -134,7 +134,7 @@ def _of_file(file: Path, threads: int, stages: Stages) -> Calls:
     return {"ingot": lambda: model.run(inputs)}
 
 
-def _by_module(profile: Profile) -> Table:
+def _tabulate_modules(profile: Profile) -> Table:
     """The modules that take most of the time."""
     table = Table("module", title="by module")
     for column in ("ms", "share", "GFLOP/s", "GB/s", "of peak"):
@@ -167,7 +167,7 @@ def _difference(mine: Any, theirs: Any) -> float:
     """The largest difference between two results, in units of max(1, |expected|)."""
     import torch
 
-    from ingot.program.tree import flatten
+    from ingot.ir.pytree import flatten
 
     worst = 0.0
     for a, b in zip(flatten(mine)[0], flatten(theirs)[0], strict=True):

@@ -10,10 +10,10 @@ import typer
 from rich.syntax import Syntax
 from rich.table import Table
 
-from ingot.cli.terminal import AsJson, Debug, Result, Stages, command, human
+from ingot.cli.console import AsJson, Debug, Result, Stages, command, human
 
 if TYPE_CHECKING:
-    from ingot.program.program import Program
+    from ingot.ir.program import Program
 
 _DECLARATION = re.compile(
     r"^(?P<argument>[^:=]+)(?::(?P<dim>-?\d+))?=(?P<size>[^\[\]]+)(?:\[(?P<low>\d+),\s*(?P<high>\d+)?\])?$"
@@ -75,27 +75,27 @@ def run(
         raise typer.BadParameter("--snapshots shows what --passes does; name some passes.")
     stages = Stages()
     with stages("import", "importing torch"):
-        from ingot import entry
-        from ingot.cli import census, script
+        from ingot import api
+        from ingot.cli import model_summary, torchscript_inputs
         from ingot.cli.factory import build
-    if script.is_script(reference):
+    if torchscript_inputs.is_script(reference):
         with stages("capture", "importing TorchScript"):
-            shapes = with_ranges(dynamic_shapes)
-            program = script.read(reference, inputs or (), shapes, method, unroll, tuple(preserve or ()))
+            shapes = add_ranges(dynamic_shapes)
+            program = torchscript_inputs.read(reference, inputs or (), shapes, method, unroll, tuple(preserve or ()))
     else:
         with stages("build", f"building {reference}"):
             example = build(reference)
         with stages("capture", "capturing"):
-            program = entry.capture(
+            program = api.capture(
                 example.model,
                 example.args,
                 example.kwargs,
-                dynamic_shapes=with_ranges(dynamic_shapes),
+                dynamic_shapes=add_ranges(dynamic_shapes),
                 preserve_module_call_signature=tuple(preserve or ()),
             )
     if passes is not None:
         from ingot.passes import transform
-        from ingot.passes.selection import parse
+        from ingot.passes.pipeline_parser import parse
 
         with stages("passes", "running passes"):
             program = transform(program, parse(passes), check=None, snapshots=snapshots)
@@ -106,7 +106,7 @@ def run(
         with stages("save", f"saving {output}"):
             program.save(output)
     with stages("count", "counting"):
-        counted = census.take(program)
+        counted = model_summary.take(program)
     code = str(program) if show_code else None
     data = {
         "reference": reference,
@@ -201,10 +201,10 @@ def _put(shapes: Declared, argument: str, dim: int | None, size: Any) -> None:
     known[dim] = size
 
 
-def with_ranges(shapes: Any) -> Any:
+def add_ranges(shapes: Any) -> Any:
     """The parsed declarations with torch.export.Dim in place of names that have a range; None where there are none."""
     if isinstance(shapes, dict):
-        return {key: with_ranges(value) for key, value in shapes.items()} or None
+        return {key: add_ranges(value) for key, value in shapes.items()} or None
     if isinstance(shapes, tuple):
         from torch.export import Dim
 

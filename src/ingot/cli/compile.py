@@ -9,8 +9,8 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from ingot.cli.capture import Dynamic, parse_dynamic, with_ranges
-from ingot.cli.terminal import AsJson, Debug, Result, Stages, command, human
+from ingot.cli.capture import Dynamic, add_ranges, parse_dynamic
+from ingot.cli.console import AsJson, Debug, Result, Stages, command, human
 
 Threads = Annotated[
     int | None, typer.Option("--threads", min=1, max=1024, help="Threads to run with; one for each core.")
@@ -57,19 +57,19 @@ def run(
     dynamic_shapes = parse_dynamic(dynamic or ())
     stages = Stages()
     with stages("import", "importing torch"):
-        from ingot import pipeline
+        from ingot import compiler
         from ingot_runtime.files import write_file
     model, args, kwargs = opened(reference, stages, dynamic_shapes)
-    compiled = pipeline.compile(
+    compiled = compiler.compile(
         model,
         args,
         kwargs,
-        dynamic_shapes=with_ranges(dynamic_shapes),
+        dynamic_shapes=add_ranges(dynamic_shapes),
         threads=threads,
         cache=cache,
         isa=isa,
         precision=precision,
-        watch=lambda stage: stages(stage, DOING[stage]),
+        on_stage=lambda stage: stages(stage, DOING[stage]),
     )
     if source is not None:
         write_file(source, compiled.source, "the C source")
@@ -118,15 +118,15 @@ def opened(reference: str, stages: Stages, dynamic_shapes: Any = None) -> tuple[
 
 
 def _program(reference: str) -> Any:
-    from ingot import pipeline
+    from ingot import compiler
     from ingot.cli.factory import AlreadyCompiled
-    from ingot.errors import MissingMember, explain
+    from ingot.errors import MissingMember, format_error
 
     try:
-        return pipeline.load(reference, native=False)
+        return compiler.load(reference, native=False)
     except MissingMember:
         raise AlreadyCompiled(
-            explain(
+            format_error(
                 f"{reference} is compiled already.",
                 why="it holds native code, and no program to compile again",
                 fix="compile from MODULE:FACTORY, or from a file that `ingot capture -o` wrote; `ingot run` runs this",
@@ -158,7 +158,7 @@ def _summary(data: dict[str, Any], check: bool) -> Table:
         rows.append(("source", data["source"]))
     if data["file"] is not None:
         rows.append(("saved", f"{data['file']['path']} ({human(data['file']['bytes'], 'B')})"))
-        rows.append(("checked", _checked(data["largest_difference"], check)))
+        rows.append(("checked", _format_check(data["largest_difference"], check)))
     else:
         rows.append(("saved", "no (-o FILE.ingot)"))
     seconds = {name: taken for name, taken in data["seconds"].items() if name != "import"}
@@ -169,7 +169,7 @@ def _summary(data: dict[str, Any], check: bool) -> Table:
     return table
 
 
-def _checked(difference: float | None, check: bool) -> str:
+def _format_check(difference: float | None, check: bool) -> str:
     if not check:
         return "no (--no-check)"
     if difference is None:

@@ -12,9 +12,9 @@ from rich.table import Table
 from rich.text import Text
 
 from ingot import __version__
-from ingot.cli import machine
-from ingot.cli.terminal import AsJson, Debug, Result, Stages, command
-from ingot.settings import Settings
+from ingot.cli import system_info
+from ingot.cli.console import AsJson, Debug, Result, Stages, command
+from ingot.config import Settings
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,13 +41,13 @@ class Finding:
 PACKAGES = (
     Package("torch", "2.11", "captures and runs programs"),
     Package("numpy", None, "arrays in and out of compiled models"),
-    Package("safetensors", None, "weights in files"),
     Package("sympy", None, "dynamic dims"),
     Package("filelock", None, "the cache"),
     Package("platformdirs", None, "the cache"),
     Package("transformers", "5", "the models of examples and benchmarks", needed=False),
-    Package("onnx", None, "ONNX files", needed=False),
-    Package("onnxruntime", None, "checking ONNX files, and a peer in benchmarks", needed=False),
+    Package("onnx", None, "exporting ONNX files", needed=False),
+    Package("onnx-ir", "1.1", "exporting ONNX files", needed=False),
+    Package("onnxruntime", None, "verifying ONNX files, and a peer in benchmarks", needed=False),
     Package("openvino", None, "a peer in benchmarks", needed=False),
     Package("ziglang", None, "a C compiler where the system has none", needed=False),
 )
@@ -68,21 +68,21 @@ def run(as_json: AsJson = False, debug: Debug = False) -> Result:
     with stages("torch", "importing torch"):
         packages = [_imported(finding) if finding.what == "torch" else finding for finding in packages]
     with stages("compilers", "trying C compilers"):
-        found = machine.compilers(settings.compiler)
-    processor = machine.processor()
+        found = system_info.compilers(settings.compiler)
+    processor = system_info.processor()
     others = [_compiler(found), _cache(settings)]
     problems = [finding for finding in (*packages, *others) if finding.needed and not finding.ok]
     data = {
         "ok": not problems,
         "ingot": __version__,
         "python": platform.python_version(),
-        "packages": {p.name: machine.version_of(p.name) for p in PACKAGES},
+        "packages": {p.name: system_info.version_of(p.name) for p in PACKAGES},
         "system": platform.platform(),
         "processor": asdict(processor),
         "compilers": [{**asdict(compiler), "works": compiler.works} for compiler in found],
         "cache": {
             "folder": str(settings.cache_dir),
-            "writable": machine.writable(settings.cache_dir) is None,
+            "writable": system_info.writable(settings.cache_dir) is None,
             "disabled": settings.disable_cache,
         },
         "problems": [{"what": p.what, "found": p.found, "fix": p.fix} for p in problems],
@@ -100,7 +100,7 @@ def _python() -> Finding:
 
 
 def _package(package: Package) -> Finding:
-    version = machine.version_of(package.name)
+    version = system_info.version_of(package.name)
     wanted = package.name if package.minimum is None else f"{package.name}>={package.minimum}"
     fix = f"`pip install '{wanted}'` ({package.use})"
     if version is None:
@@ -129,7 +129,7 @@ def _imported(finding: Finding) -> Finding:
     return finding
 
 
-def _compiler(found: tuple[machine.Compiler, ...]) -> Finding:
+def _compiler(found: tuple[system_info.Compiler, ...]) -> Finding:
     working = [compiler.name for compiler in found if compiler.works]
     if working:
         return Finding("C compiler", working[0], True, needed=True)
@@ -138,13 +138,13 @@ def _compiler(found: tuple[machine.Compiler, ...]) -> Finding:
 
 
 def _cache(settings: Settings) -> Finding:
-    from ingot.codegen.cache_safety import check_folder
     from ingot.errors import UnsafeCache
+    from ingot.targets.cpu.build.cache_safety import check_folder
 
     folder = str(settings.cache_dir)
     if settings.disable_cache:
         return Finding("cache", f"{folder} (disabled by INGOT_DISABLE_CACHE)", True, needed=False)
-    problem = machine.writable(settings.cache_dir)
+    problem = system_info.writable(settings.cache_dir)
     if problem is None:
         try:
             check_folder(settings.cache_dir, ())
@@ -163,8 +163,8 @@ def _report(
     data: dict[str, Any],
     packages: list[Finding],
     others: list[Finding],
-    processor: machine.Processor,
-    compilers: tuple[machine.Compiler, ...],
+    processor: system_info.Processor,
+    compilers: tuple[system_info.Compiler, ...],
     problems: list[Finding],
 ) -> tuple[Table | Text, ...]:
     table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))

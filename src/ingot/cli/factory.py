@@ -26,7 +26,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, ClassVar
 
-from ingot.errors import IngotError, explain
+from ingot.errors import IngotError, format_error
 
 _FORM = "factory() must return (model, args, kwargs) or (model, args)"
 
@@ -80,7 +80,7 @@ def named_file(reference: str) -> Path | None:
     if not reference.endswith(".ingot") and (":" in reference or not path.is_file()):
         return None
     if not path.is_file():
-        raise ReferenceMissing(explain(f"There is no file {reference}.", why=f"looked in {Path.cwd()}"))
+        raise ReferenceMissing(format_error(f"There is no file {reference}.", why=f"looked in {Path.cwd()}"))
     return path
 
 
@@ -94,7 +94,7 @@ def call(reference: str) -> Any:
     module_name, separator, attribute = reference.rpartition(":")
     if not (module_name and separator and attribute):
         raise ReferenceSyntaxError(
-            explain(
+            format_error(
                 f"{reference!r} does not name a factory.",
                 fix="write pkg.module:factory or path/to/file.py:factory",
             )
@@ -111,7 +111,7 @@ def call(reference: str) -> Any:
         return factory()
     except Exception as error:
         raise FactoryFailed(
-            explain(
+            format_error(
                 f"The factory {reference} raised {_spell(error)}.",
                 where=_place(error, getattr(module, "__file__", None)),
                 fix="call it in Python to debug it, or use --debug for the whole traceback",
@@ -122,7 +122,7 @@ def call(reference: str) -> Any:
 def _import_module(name: str) -> ModuleType:
     if "/" in name or not all(part.isidentifier() for part in name.split(".")):
         raise ReferenceSyntaxError(
-            explain(f"{name!r} is neither a module nor a .py file.", fix="write pkg.module or path/to/file.py")
+            format_error(f"{name!r} is neither a module nor a .py file.", fix="write pkg.module or path/to/file.py")
         )
     try:
         return importlib.import_module(name)
@@ -130,7 +130,7 @@ def _import_module(name: str) -> ModuleType:
         if error.name is None or not f"{name}.".startswith(f"{error.name}."):
             raise _failed(name, error) from error
         raise ReferenceMissing(
-            explain(
+            format_error(
                 f"There is no module {name}.",
                 why=f"Python finds no {error.name!r} in {Path.cwd()} or among the installed packages",
                 fix="run the command in the folder that holds it, or write path/to/file.py:factory",
@@ -144,7 +144,7 @@ def _import_file(text: str) -> ModuleType:
     """A file as a module under its own name; as with `python file.py`, its folder goes on the path."""
     path = Path(text).resolve()
     if not path.is_file():
-        raise ReferenceMissing(explain(f"There is no file {text}.", why=f"looked for {path}"))
+        raise ReferenceMissing(format_error(f"There is no file {text}.", why=f"looked for {path}"))
     if str(path.parent) not in sys.path:
         sys.path.insert(0, str(path.parent))
     name = path.stem
@@ -169,7 +169,7 @@ def _failed(name: str, error: Exception, file: str | None = None) -> ModuleFaile
     if file is None:
         spec = importlib.util.find_spec(name.partition(".")[0])
         file = spec.origin if spec is not None else None
-    return ModuleFailed(explain(f"Importing {name} raised {_spell(error)}.", where=_place(error, file)))
+    return ModuleFailed(format_error(f"Importing {name} raised {_spell(error)}.", where=_place(error, file)))
 
 
 def _find(module: ModuleType, attribute: str, reference: str) -> Callable[[], Any]:
@@ -179,7 +179,7 @@ def _find(module: ModuleType, attribute: str, reference: str) -> Callable[[], An
             names = [name for name, value in vars(found).items() if callable(value) and not name.startswith("_")]
             close = difflib.get_close_matches(step, names, n=3)
             raise FactoryMissing(
-                explain(
+                format_error(
                     f"{reference} does not exist.",
                     where=getattr(module, "__file__", None),
                     why=f"{getattr(found, '__name__', module.__name__)} has no attribute {step!r}",
@@ -190,13 +190,13 @@ def _find(module: ModuleType, attribute: str, reference: str) -> Callable[[], An
     where = getattr(module, "__file__", None)
     if not callable(found):
         raise FactoryMissing(
-            explain(f"{reference} is not a function but of type {type(found).__name__}.", where=where, fix=_FORM)
+            format_error(f"{reference} is not a function but of type {type(found).__name__}.", where=where, fix=_FORM)
         )
     try:
         inspect.signature(found).bind()
     except TypeError as error:
         raise FactoryMissing(
-            explain(f"{reference} cannot be called without arguments.", where=where, why=str(error), fix=_FORM)
+            format_error(f"{reference} cannot be called without arguments.", where=where, why=str(error), fix=_FORM)
         ) from error
     except ValueError:  # a builtin without a signature: calling it will tell
         pass
@@ -205,7 +205,7 @@ def _find(module: ModuleType, attribute: str, reference: str) -> Callable[[], An
 
 def _check(result: Any, reference: str) -> Example:
     def wrong(what: str, fix: str = _FORM) -> FactoryResultError:
-        return FactoryResultError(explain(f"{reference} returned {what}.", fix=fix))
+        return FactoryResultError(format_error(f"{reference} returned {what}.", fix=fix))
 
     if not isinstance(result, tuple | list):
         raise wrong(f"a value of type {type(result).__name__}")

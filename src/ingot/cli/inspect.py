@@ -9,12 +9,12 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
+from ingot.cli.console import AsJson, Debug, Result, Stages, command, human
 from ingot.cli.shapes import parse_shapes, table, told
-from ingot.cli.terminal import AsJson, Debug, Result, Stages, command, human
 
 if TYPE_CHECKING:
-    from ingot.cli.census import Census, Row
-    from ingot.program.program import Program
+    from ingot.cli.model_summary import ModelSummary, SummaryRow
+    from ingot.ir.program import Program
 
 # Without --depth the table goes as deep as fits in about a screen.
 _ROWS = 40
@@ -57,18 +57,18 @@ def run(
     chosen = parse_sizes(size or ())
     given = parse_shapes(shape or ())
     stages = Stages()
-    compiled = None if shapes or given else _compiled(reference)
+    compiled = None if shapes or given else _inspect_compiled(reference)
     if compiled is not None:
         return compiled
     with stages("import", "importing torch"):
-        from ingot.cli import census
+        from ingot.cli import model_summary
     program = open_program(reference, stages)
     if shapes or given:
         with stages("shapes", "inferring shapes"):
             values = told(program, given)
         return Result({"reference": reference, "values": values}, (table(values),))
     with stages("count", "counting"):
-        counted = census.take(program, chosen)
+        counted = model_summary.take(program, chosen)
     shown = _depth(counted, depth)
     rows = [row for row in counted.rows if row.depth <= shown]
     data = _data(reference, program, counted, rows)
@@ -78,7 +78,7 @@ def run(
     return Result(data, tuple(text))
 
 
-def _compiled(reference: str) -> Result | None:
+def _inspect_compiled(reference: str) -> Result | None:
     """What a compiled file takes and gives, and for which machines it is; None for anything else.
 
     Everything comes from the manifest: nothing of the file runs.
@@ -86,7 +86,7 @@ def _compiled(reference: str) -> Result | None:
     from ingot.cli.factory import named_file
     from ingot_runtime import describe
     from ingot_runtime.container import open_container, skip_program
-    from ingot_runtime.spec import read_spec
+    from ingot_runtime.manifest import read_spec
 
     file = named_file(reference)
     if file is None:
@@ -108,15 +108,15 @@ def _compiled(reference: str) -> Result | None:
 
 def open_program(reference: str, stages: Stages) -> Program:
     """The program in a file, or the one that a factory's model is captured as."""
-    from ingot import entry
+    from ingot import api
     from ingot.cli.compile import opened
-    from ingot.program.program import Program
+    from ingot.ir.program import Program
 
     model, args, kwargs = opened(reference, stages)
     if isinstance(model, Program):
         return model
     with stages("capture", "capturing"):
-        return entry.capture(model, args, kwargs)
+        return api.capture(model, args, kwargs)
 
 
 def parse_sizes(texts: list[str] | tuple[str, ...]) -> dict[str, int]:
@@ -130,7 +130,7 @@ def parse_sizes(texts: list[str] | tuple[str, ...]) -> dict[str, int]:
     return sizes
 
 
-def _depth(counted: Census, asked: int | None) -> int:
+def _depth(counted: ModelSummary, asked: int | None) -> int:
     if asked is not None:
         return asked
     deepest = max(row.depth for row in counted.rows)
@@ -138,7 +138,7 @@ def _depth(counted: Census, asked: int | None) -> int:
     return max(fitting, default=min(1, deepest))
 
 
-def _data(reference: str, program: Program, counted: Census, rows: list[Row]) -> dict[str, Any]:
+def _data(reference: str, program: Program, counted: ModelSummary, rows: list[SummaryRow]) -> dict[str, Any]:
     total = counted.total
     return {
         "reference": reference,
@@ -162,12 +162,12 @@ def _data(reference: str, program: Program, counted: Census, rows: list[Row]) ->
     }
 
 
-def _row_data(row: Row) -> dict[str, Any]:
+def _row_data(row: SummaryRow) -> dict[str, Any]:
     fields = asdict(row)
     return {**{key: value for key, value in fields.items() if key != "bytes"}, "bytes_written": fields["bytes"]}
 
 
-def _modules(counted: Census, rows: list[Row]) -> Table:
+def _modules(counted: ModelSummary, rows: list[SummaryRow]) -> Table:
     table = Table("module", "type", title_justify="left")
     for column in ("parameters", "FLOPs", "%", "written", "nodes"):
         table.add_column(column, justify="right")
@@ -187,7 +187,7 @@ def _modules(counted: Census, rows: list[Row]) -> Table:
     return table
 
 
-def _notes(counted: Census) -> list[str]:
+def _notes(counted: ModelSummary) -> list[str]:
     state = ", ".join(f"{kind.value}s {human(size, 'B')}" for kind, size in counted.state_bytes.items())
     notes = [f"State: {state}.", COUNTED]
     if counted.sizes:
@@ -202,7 +202,7 @@ def _notes(counted: Census) -> list[str]:
     return notes
 
 
-def _operators(counted: Census) -> Table:
+def _operators(counted: ModelSummary) -> Table:
     table = Table("operator")
     table.add_column("nodes", justify="right")
     for name, count in counted.operators.items():

@@ -9,9 +9,9 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from ingot.cli.capture import Dynamic, parse_dynamic, with_ranges
+from ingot.cli.capture import Dynamic, add_ranges, parse_dynamic
 from ingot.cli.compile import opened
-from ingot.cli.terminal import AsJson, Debug, Result, Stages, command, human
+from ingot.cli.console import AsJson, Debug, Result, Stages, command, human
 
 # What a person reads while each stage runs.
 DOING = {
@@ -42,21 +42,21 @@ def run(
     dynamic_shapes = parse_dynamic(dynamic or ())
     stages = Stages()
     with stages("import", "importing torch"):
-        from ingot import entry
-        from ingot.onnx_file import export_onnx
-        from ingot.program.program import Program
+        from ingot import api
+        from ingot.ir.program import Program
+        from ingot.onnx.api import export_onnx
     model, args, kwargs = opened(reference, stages, dynamic_shapes)
     program = model
     if not isinstance(model, Program):
         with stages("capture", "capturing"):
-            program = entry.capture(model, args, kwargs, dynamic_shapes=with_ranges(dynamic_shapes))
+            program = api.capture(model, args, kwargs, dynamic_shapes=add_ranges(dynamic_shapes))
     report = export_onnx(
         program,
         output,
         opset=opset,
         verify=verify,
         external_data=external_data,
-        watch=lambda stage: stages(stage, DOING[stage]),
+        on_stage=lambda stage: stages(stage, DOING[stage]),
     )
     data = {
         "reference": reference,
@@ -81,7 +81,7 @@ def _summary(data: dict[str, Any], differences: list[str]) -> Table:
     if data["dims"]:
         rows.append(("where", "\n".join(data["dims"])))
     rows.append(("saved", "\n".join(f"{file['path']} ({human(file['bytes'], 'B')})" for file in data["files"])))
-    rows.append(("verified", _verified(data, differences)))
+    rows.append(("verified", _format_verification(data, differences)))
     if data["dropped_assertions"]:
         rows.append(("left out", "\n".join(["assertions, which ONNX has none of:", *data["dropped_assertions"]])))
     seconds = {name: taken for name, taken in data["seconds"].items() if name != "import"}
@@ -92,7 +92,7 @@ def _summary(data: dict[str, Any], differences: list[str]) -> Table:
     return table
 
 
-def _verified(data: dict[str, Any], differences: list[str]) -> str:
+def _format_verification(data: dict[str, Any], differences: list[str]) -> str:
     if data["verified"] is None:
         return "no (--no-verify)"
     if not differences:

@@ -9,9 +9,9 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from ingot.cli.capture import Dynamic, parse_dynamic, with_ranges
+from ingot.cli.capture import Dynamic, add_ranges, parse_dynamic
 from ingot.cli.compile import opened
-from ingot.cli.terminal import AsJson, Debug, Result, Stages, command, human
+from ingot.cli.console import AsJson, Debug, Result, Stages, command, human
 
 
 @command
@@ -42,18 +42,18 @@ def run(
     dynamic_shapes = parse_dynamic(dynamic or ())
     stages = Stages()
     with stages("import", "importing torch"):
-        from ingot import entry, quantize
+        from ingot import api, quantize
         from ingot.cli.factory import call
-        from ingot.program.program import Program
-        from ingot.quantize.preparation import plan_of
-        from ingot.quantize.recipes import RECIPES
+        from ingot.ir.program import Program
+        from ingot.quantization.prepare import plan_of
+        from ingot.quantization.recipes import RECIPES
     if recipe not in RECIPES:
         raise typer.BadParameter(f"there is no recipe {recipe!r}: give one of {', '.join(RECIPES)}.")
     model, args, kwargs = opened(reference, stages, dynamic_shapes)
     program = model
     if not isinstance(model, Program):
         with stages("capture", "capturing"):
-            program = entry.capture(model, args, kwargs, dynamic_shapes=with_ranges(dynamic_shapes))
+            program = api.capture(model, args, kwargs, dynamic_shapes=add_ranges(dynamic_shapes))
     if data is None and program.example_inputs is None:
         raise typer.BadParameter(
             "the program has no example inputs: name data to calibrate with, --data MODULE:FUNCTION."

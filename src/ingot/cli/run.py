@@ -9,7 +9,7 @@ import typer
 from rich.table import Table
 
 from ingot.cli.compile import Threads
-from ingot.cli.terminal import AsJson, Debug, Result, Stages, command
+from ingot.cli.console import AsJson, Debug, Result, Stages, command
 
 TrustKey = Annotated[
     list[Path] | None,
@@ -38,7 +38,7 @@ def run(
     """Run a compiled model on arrays from files, without torch: native code of whoever made the file."""
     stages = Stages()
     with stages("import", "importing numpy"):
-        from ingot_runtime.calling import run_file, write_results
+        from ingot_runtime.cli_run import run_file, write_results
     with stages("run", f"running {file}"):
         results = run_file(file, inputs or (), seed=seed, threads=threads, trust=trust_key or True)
     if output is not None:

@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 if TYPE_CHECKING:
-    from ingot.program.program import Program
+    from ingot.ir.program import Program
 
 Dims = tuple[int | str | None, ...] | None
 
@@ -43,8 +43,8 @@ def _dim(text: str) -> int | str | None:
 
 def told(program: Program, inputs: dict[str, Dims]) -> list[dict[str, Any]]:
     """One row for each argument and each operator of the program's outermost graph."""
-    from ingot.program import metadata
-    from ingot.program.shapes import shapes_of
+    from ingot.analysis.shape_inference import shapes_of
+    from ingot.ir import metadata
 
     inferred = shapes_of(program, inputs)
     arguments = {spec.name for spec in program.signature.user_inputs}
@@ -60,7 +60,7 @@ def told(program: Program, inputs: dict[str, Dims]) -> list[dict[str, Any]]:
                     "type": str(inferred[node]),
                     "operator": "" if node.op == "placeholder" else str(node.target),
                     "source": str(source) if source is not None else "",
-                    "why_not_more": str(inferred.doubts.get(node, "")),
+                    "why_not_more": str(inferred.unknown_reasons.get(node, "")),
                 }
             )
     return rows

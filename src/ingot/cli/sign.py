@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from ingot.cli.terminal import AsJson, Debug, Result, command
+from ingot.cli.console import AsJson, Debug, Result, command
 
 
 @command

@@ -9,16 +9,18 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
-from ingot.cli.capture import Dynamic, Reference, parse_dynamic, with_ranges
+from ingot.cli.capture import Dynamic, Reference, add_ranges, parse_dynamic
 from ingot.cli.compile import Precise, opened
-from ingot.cli.terminal import AsJson, Debug, Result, Stages, command
+from ingot.cli.console import AsJson, Debug, Result, Stages, command
 
 
 @command
 def run(
     reference: Reference,
     dynamic: Dynamic = None,
-    passes: Annotated[str | None, typer.Option("--passes", help="Other passes than the road's: a,b{option=1}.")] = None,
+    passes: Annotated[
+        str | None, typer.Option("--passes", help="Other passes than the default ones: a,b{option=1}.")
+    ] = None,
     bisect: Annotated[
         bool, typer.Option("--bisect", help="Compile instead; if a result is wrong, find the pass that makes it so.")
     ] = False,
@@ -32,18 +34,18 @@ def run(
     if bisect:
         if passes is not None:
             raise typer.BadParameter("--bisect compiles with the passes of compile: leave --passes out.")
-        return _bisected(reference, dynamic_shapes, precision, stages)
+        return _bisect(reference, dynamic_shapes, precision, stages)
     with stages("import", "importing torch"):
-        from ingot import entry
+        from ingot import api
         from ingot.cli.factory import build
-        from ingot.passes import ROAD, transform
+        from ingot.passes import DEFAULT_PIPELINE, transform
         from ingot.passes.manager import info_of
-        from ingot.passes.selection import parse
-    chosen = parse(passes) if passes is not None else list(ROAD)
+        from ingot.passes.pipeline_parser import parse
+    chosen = parse(passes) if passes is not None else list(DEFAULT_PIPELINE)
     with stages("build", f"building {reference}"):
         example = build(reference)
     with stages("capture", "capturing"):
-        program = entry.capture(example.model, example.args, example.kwargs, dynamic_shapes=with_ranges(dynamic_shapes))
+        program = api.capture(example.model, example.args, example.kwargs, dynamic_shapes=add_ranges(dynamic_shapes))
     rows: list[dict[str, Any]] = []
     for item in chosen:
         name = info_of(item[0] if isinstance(item, tuple) else item).name
@@ -74,17 +76,17 @@ def run(
     return Result({"reference": reference, "dialect": program.dialect.name, "passes": rows}, (table,))
 
 
-def _bisected(reference: str, dynamic_shapes: Any, precision: Any, stages: Stages) -> Result:
+def _bisect(reference: str, dynamic_shapes: Any, precision: Any, stages: Stages) -> Result:
     with stages("import", "importing torch"):
-        from ingot import entry
+        from ingot import api
         from ingot.cli.bisection import bisect
-        from ingot.program.program import Program
+        from ingot.ir.program import Program
     model, args, kwargs = opened(reference, stages, dynamic_shapes)
     with stages("capture", "capturing"):
         program = (
             model
             if isinstance(model, Program)
-            else entry.capture(model, args, kwargs, dynamic_shapes=with_ranges(dynamic_shapes))
+            else api.capture(model, args, kwargs, dynamic_shapes=add_ranges(dynamic_shapes))
         )
     tried: list[str] = []
     with stages("bisect", "compiling and comparing with eager"):

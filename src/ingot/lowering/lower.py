@@ -3,13 +3,13 @@
     @lowers(aten.relu.default)
     def relu(low, x): return low.pointwise("relu", x)
 
-A rule is given the Lowering and the node's arguments as Tensors, Sizes and plain Python values; it returns Tensors. The
-node being lowered is `low.node`, its type `low.out`.
+A rule is given the Lowering and the node's arguments as TensorValues, Sizes and plain Python values; it returns
+TensorValues. The node being lowered is `low.node`, its type `low.out`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -18,31 +18,39 @@ from torch import fx
 
 from ingot import torch_internals as internals
 from ingot.errors import CompileError
-from ingot.lowering.body import Recorder
-from ingot.lowering.interface import Interface
-from ingot.lowering.ir import HALVES, Check, Module, Precision
-from ingot.lowering.making import CHEAP, Making
-from ingot.lowering.refusing import SUPPORTED, Unsupported, dtype_name, refusal
-from ingot.lowering.values import Lazy, Strided, Tensor
-from ingot.program.metadata import value_of
-from ingot.program.program import Program
-from ingot.program.refusals import explain_missing_values
+from ingot.ir import symbolic_dims
+from ingot.ir.metadata import source_of, value_of
+from ingot.ir.program import Program
+from ingot.ir.unsupported import explain_missing_values
+from ingot.lowering.builder import CHEAP, LoopBuilder
+from ingot.lowering.dtypes import HALVES
+from ingot.lowering.loop_body import BodyBuilder
+from ingot.lowering.loop_ir import Assert
+from ingot.lowering.loop_module import Module, Precision
+from ingot.lowering.module_signature import Interface
+from ingot.lowering.strategy import LoweringStrategy
+from ingot.lowering.tensor_views import Deferred, Strided, TensorValue
+from ingot.lowering.unsupported import SUPPORTED, LoweringUnsupported, dtype_name, unsupported_error
 
 Rule = Callable[..., Any]
 R = TypeVar("R", bound=Rule)
 RULES: dict[Any, Rule] = {}
+# Operators of RULES whose rule gives better code than those of the operators that they are made of.
+_WHOLE: set[Any] = set()
 
-# An expression longer than this is cut: C compilers and caches both prefer it.
+# An expression longer than this is cut: its parts are then computed once, and by shorter loops.
 LONG = 48
 
 
-def lowers(*targets: Any) -> Callable[[R], R]:
-    """Registers the rule for these operators; a second registration is a bug."""
+def lowers(*targets: Any, whole: Sequence[Any] = ()) -> Callable[[R], R]:
+    """Registers the rule for these operators, and for those that are `whole`: decompositions leave them as they are. A
+    second registration is a bug."""
 
     def register(rule: R) -> R:
-        for target in targets:
+        for target in (*targets, *whole):
             assert target not in RULES, f"{target} has two rules"
             RULES[target] = rule
+        _WHOLE.update(whole)
         return rule
 
     return register
@@ -53,46 +61,55 @@ def rule_of(target: Any) -> Rule | None:
     return RULES.get(target) or RULES.get(str(target))
 
 
-def lower(program: Program, precision: Precision = "float32", disabled: Collection[str] = ()) -> Module:
+def whole_operators() -> tuple[Any, ...]:
+    """The operators that a program should still have when it is lowered."""
+    import ingot.lowering.rules  # noqa: F401  fills RULES
+
+    return tuple(sorted(_WHOLE, key=str))
+
+
+def lower(program: Program, strategy: LoweringStrategy | None = None, precision: Precision = "float32") -> Module:
     """The program's loops. Every operator that cannot be lowered is named in one UnsupportedOperator.
 
-    With `precision` "bfloat16", products and convolutions with weights multiply in it. Kernels of `KERNELS` that are
-    `disabled` are not used: others compute the same.
+    The strategy is the target's; without one, nothing is chosen for any machine. With `precision` "bfloat16", products
+    and convolutions with weights may multiply in it.
     """
     import ingot.lowering.rules  # noqa: F401  fills RULES
 
     valueless = explain_missing_values(program)
     if valueless is not None:
         raise CompileError(valueless)
-    lowering = Lowering(program, precision, disabled)
+    lowering = Lowering(program, strategy, precision)
     missing = lowering.missing()
     if missing:
-        raise refusal(missing)
+        raise unsupported_error(missing)
     return lowering.module()
 
 
-def _round(tensor: Tensor) -> None:
+def _round(tensor: TensorValue) -> None:
     """A result of a half dtype is rounded to it before another operator reads it, as in eager, though both are
     computed in float32 by one loop."""
     data = tensor.data
-    if isinstance(data, Lazy) and tensor.dtype in HALVES:
+    if isinstance(data, Deferred) and tensor.dtype in HALVES:
         exact, dtype = data, tensor.dtype
         tensor.data = replace(
             exact, load=lambda ops, index: ops.cast(ops.once((exact, index), lambda: exact.load(ops, index)), dtype)
         )
 
 
-class Lowering(Making):
+class Lowering(LoopBuilder):
     """One lowering: what rules are given. `values` has the value of every node so far."""
 
-    def __init__(self, program: Program, precision: Precision = "float32", disabled: Collection[str] = ()) -> None:
-        super().__init__(next(iter(program.graph.nodes)), precision, disabled)
+    def __init__(
+        self, program: Program, strategy: LoweringStrategy | None = None, precision: Precision = "float32"
+    ) -> None:
+        super().__init__(next(iter(program.graph.nodes)), strategy or LoweringStrategy(), precision)
         self.program = program
         self.values: dict[fx.Node, Any] = {}
 
     def missing(self) -> list[tuple[fx.Node, str]]:
         """Nodes that no rule can take, with why."""
-        from ingot.program.cutting import graph_modules
+        from ingot.ir.outlining import graph_modules
 
         found = []
         for graph_module in graph_modules(self.program.graph_module):
@@ -114,7 +131,7 @@ class Lowering(Making):
             if isinstance(part, torch.Tensor):
                 if dtype_name(part.dtype) not in SUPPORTED:
                     return f"dtype {dtype_name(part.dtype)} is not supported"
-                if part.layout is not torch.strided or part.device.type != "cpu":
+                if part.layout is not torch.strided or part.device.type not in self.strategy.devices:
                     return f"a {part.layout} tensor on {part.device} is not supported"
         return None
 
@@ -143,15 +160,15 @@ class Lowering(Making):
                 continue
             if node.op == "output":
                 if failed:
-                    raise refusal(failed)
+                    raise unsupported_error(failed)
                 return self.argument(node.args[0])
             outer, self.node = self.node, node
             try:
                 self.values[node] = self._lowered(node)
-            except Unsupported as error:
+            except LoweringUnsupported as error:
                 failed.append((node, str(error)))
                 self._told |= self._graphs  # one complaint about a size is enough
-                self.values[node] = self._stand_in(node)
+                self.values[node] = self._poison_value(node)
             finally:
                 self.node = outer
         raise AssertionError("a graph has an output")
@@ -164,58 +181,77 @@ class Lowering(Making):
             rule = rule_of(node.target)
             if rule is not None:
                 rule(self, *map(self.argument, node.args))
-            self._check_told(node)
+            self._check_symbols_bound(node)
             return self.symbolic(value)
         rule = rule_of(node.target)
         assert rule is not None
         result = rule(self, *map(self.argument, node.args), **{k: self.argument(v) for k, v in node.kwargs.items()})
-        self._check_told(node)
+        self._check_symbols_bound(node)
         several = isinstance(value, (tuple, list)) and isinstance(result, (tuple, list)) and len(value) == len(result)
+        if not several and isinstance(result, TensorValue) and isinstance(value, torch.Tensor):
+            self._check_shape(result, value)  # one of several is checked where it is taken: others may be stand-ins
         types = value if several else (value,)
-        parts = [self._typed(part, kind) for part, kind in zip(result if several else (result,), types, strict=True)]
+        parts = [
+            self._cast_result(part, kind) for part, kind in zip(result if several else (result,), types, strict=True)
+        ]
         for part in parts:
-            if isinstance(part, Tensor):
+            if isinstance(part, TensorValue):
                 _round(part)
-                self._settle(part, len(node.users))
+                self._materialize_if_shared(part, len(node.users))
         return parts if several else parts[0]
 
-    def _typed(self, part: Any, value: Any) -> Any:
+    def _cast_result(self, part: Any, value: Any) -> Any:
         """A result in the dtype that torch gives it: a rule may have computed it in a wider one."""
-        if not isinstance(part, Tensor) or not isinstance(value, torch.Tensor) or part.dtype == dtype_name(value.dtype):
+        if not isinstance(part, TensorValue) or not isinstance(value, torch.Tensor):
+            return part
+        if part.dtype == dtype_name(value.dtype):
             return part
         dtype = dtype_name(value.dtype)
-        return Tensor(part.shape, dtype, Lazy(lambda ops, index: ops.cast(part.load(ops, index), dtype), part.cost))
+        return TensorValue(
+            part.shape, dtype, Deferred(lambda ops, index: ops.cast(part.load(ops, index), dtype), part.cost)
+        )
 
-    def _check_told(self, node: fx.Node) -> None:
+    def _check_shape(self, part: TensorValue, value: torch.Tensor) -> None:
+        """A rule that gives another shape than torch would have its readers go through memory in another way."""
+        expected = self.shape_of(value)
+        pairs = zip(part.shape, expected, strict=False)
+        if part.rank != len(expected) or any(
+            isinstance(found, int) and isinstance(size, int) and found != size for found, size in pairs
+        ):
+            raise LoweringUnsupported(f"its rule gives the shape {[*part.shape]}, where torch gives {[*expected]}")
+
+    def _check_symbols_bound(self, node: fx.Node) -> None:
         """A size that the rule left without a value would be whatever lies in memory."""
         value = value_of(node)
         for part in value if isinstance(value, (tuple, list)) else (value,):
             sizes = part.shape if isinstance(part, torch.Tensor) else (part,) if isinstance(part, torch.SymInt) else ()
-            told = all(self.is_told(self.size(size)) for size in sizes)
+            told = all(self.is_bound(self.size(size)) for size in sizes)
             if isinstance(part, (torch.SymFloat, torch.SymBool)):
                 expr = internals.expr_to_check(part)
                 told = all(s in self.numbers or self._name(s) in self._told for s in expr.free_symbols)
             if not told:
                 what = f"of shape {[*part.shape]}" if isinstance(part, torch.Tensor) else str(part)
-                raise Unsupported(f"it gives something {what}, known only when it runs, and its rule does not tell it")
+                raise LoweringUnsupported(
+                    f"its output {what} is data-dependent and its lowering rule does not bind the symbol"
+                )
 
-    def _settle(self, tensor: Tensor, users: int) -> None:
+    def _materialize_if_shared(self, tensor: TensorValue, users: int) -> None:
         """Keeps in memory what is used often or has become long."""
         cost = tensor.cost
-        if isinstance(tensor.data, Lazy) and ((users > 1 and cost > CHEAP) or cost > LONG):
+        if isinstance(tensor.data, Deferred) and ((users > 1 and cost > CHEAP) or cost > LONG):
             self.realize(tensor)
 
-    def _stand_in(self, node: fx.Node) -> Any:
+    def _poison_value(self, node: fx.Node) -> Any:
         """Something of the right type, so that lowering goes on and finds every other complaint."""
         value = value_of(node)
         parts = value if isinstance(value, (tuple, list)) else (value,)
         made = [self._zeros(v) if isinstance(v, torch.Tensor) else v for v in parts]
         return made if isinstance(value, (tuple, list)) else made[0]
 
-    def _zeros(self, value: torch.Tensor) -> Tensor:
+    def _zeros(self, value: torch.Tensor) -> TensorValue:
         try:
             shape = self.shape_of(value)
-        except Unsupported:  # it is a size that was complained of
+        except LoweringUnsupported:  # it is a size that was complained of
             shape = (1,) * value.dim()
         return self.full(shape, 0, dtype_name(value.dtype))
 
@@ -237,7 +273,7 @@ class Lowering(Making):
             return {k: self.argument(v) for k, v in value.items()}
         return value
 
-    def constant(self, tensor: Tensor) -> torch.Tensor | None:
+    def constant(self, tensor: TensorValue) -> torch.Tensor | None:
         """The elements of state that is never written, in their own order; None of anything else."""
         if not isinstance(tensor.data, Strided) or self.buffers[tensor.data.buffer].kind != "weight":
             return None
@@ -245,9 +281,40 @@ class Lowering(Making):
         state = self.program.state_dict.get(source)
         return (self.program.constants[source] if state is None else state).detach()
 
+    def check_place(self, place: int, dim: int) -> None:
+        """Ends the run where a dim of the first argument has no such place, unless the ranges exclude that.
+
+        A program captured here has a constraint that says so. One that torch exported may not: before 2.13 torch does
+        not ask. Neither has one whose operators, not the graph, look at the size first.
+        """
+        tensor = self.node.args[0]
+        assert isinstance(tensor, fx.Node)
+        size = value_of(tensor).shape[dim]
+        if not isinstance(size, torch.SymInt):
+            return
+        expr = size.node.expr
+        ranges = {
+            d.name: internals.ValueRanges(d.low, internals.int_oo if d.high is None else d.high)
+            for d in self.program.dims
+        }
+        symbols = {s: symbolic_dims.name_of(s) for s in expr.free_symbols}
+        if not all(name in ranges for name in symbols.values()):
+            return  # a size that only the run tells: the graph asserts what is asked of it
+        need = place + 1 if place >= 0 else -place
+        least = internals.bounds(internals.bound_sympy(expr, {s: ranges[name] for s, name in symbols.items()}))[0]
+        if least >= need:
+            return
+        ops = BodyBuilder()
+        holds = ops.call("ge", ops.index(self.symbolic(size)), ops.const(need, "int64"))
+        where = f"\n  where: {source}" if (source := source_of(self.node)) else ""
+        message = f"The index {place} is out of range of a dim that has fewer than {need} elements.{where}"
+        check = Assert(ops.finish([holds]), message, on_sizes=True)
+        if check not in self.steps:
+            self.steps.append(check)
+
     def _constraints(self) -> None:
         """What the program asks of its sizes beyond their ranges, checked before anything runs."""
         for constraint in self.program.constraints:
-            ops = Recorder()
+            ops = BodyBuilder()
             value = self._compute(ops, constraint.condition, "bool")
-            self.steps.append(Check(ops.finish([value]), f"The sizes do not satisfy {constraint}", True))
+            self.steps.append(Assert(ops.finish([value]), f"The sizes do not satisfy {constraint}", True))

@@ -12,18 +12,18 @@ import torch
 from torch import fx
 
 from ingot import torch_internals as internals
-from ingot.errors import OnnxError, explain
+from ingot.errors import OnnxError, format_error
+from ingot.ir import pytree
+from ingot.ir.metadata import source_of, value_of
+from ingot.ir.outlining import graph_modules
+from ingot.ir.program import Program
+from ingot.ir.signature import MUTATION_KINDS, STATE_KINDS, InputKind, OutputKind
+from ingot.ir.unsupported import explain_missing_values
 from ingot.onnx.dtypes import TO_ONNX, name_of
-from ingot.onnx.export import Exporter
-from ingot.onnx.nodes import used
-from ingot.onnx.registry import OLDEST_OPSET, RULES, TAKES, refusal, rule_for, rule_of
-from ingot.onnx.values import Tensor, sizes_of
-from ingot.program import tree
-from ingot.program.cutting import graph_modules
-from ingot.program.metadata import source_of, value_of
-from ingot.program.program import Program
-from ingot.program.refusals import explain_missing_values
-from ingot.program.signature import MUTATION_KINDS, STATE_KINDS, InputKind, OutputKind
+from ingot.onnx.exporter import Exporter
+from ingot.onnx.node_builder import find_used_nodes
+from ingot.onnx.registry import OLDEST_OPSET, RULES, TAKES, rule_for, rule_of, unsupported_error
+from ingot.onnx.values import OnnxValue, sizes_of
 
 DEFAULT_OPSET = 20
 NEWEST_OPSET = 26
@@ -69,7 +69,7 @@ def check_opset(opset: int | None) -> int:
     newest = min(NEWEST_OPSET, onnx.defs.onnx_opset_version())
     if not isinstance(chosen, int) or not OLDEST_OPSET <= chosen <= newest:
         raise OnnxError(
-            explain(
+            format_error(
                 f"opset={opset!r} cannot be written.",
                 why=f"the exporter writes opsets {OLDEST_OPSET} to {newest}",
                 fix=f"give one of them, or none for {DEFAULT_OPSET}",
@@ -98,14 +98,14 @@ def convert(program: Program, opset: int | None = None) -> Exported:
     ex = Exporter(program, _enough(program) if opset is None else check_opset(opset))
     missing = _missing(program)
     if missing:
-        raise refusal(missing)
+        raise unsupported_error(missing)
     inputs, state = _placeholders(ex)
     names = _output_names(ex)  # before nodes take names: these are what the user sees
     outputs = _outputs(ex, ex.run(program.graph), names)
     graph = ir.Graph(
         [value.value for value, _ in (*inputs, *state)],
         [value.value for value, _ in outputs],
-        nodes=used(ex.scope.nodes, [value.value for value, _ in outputs]),
+        nodes=find_used_nodes(ex.scope.nodes, [value.value for value, _ in outputs]),
         initializers=[value for value in ex.initializers if value.uses() or value.is_graph_input()],
         opset_imports={"": ex.opset},
         name="main",
@@ -125,11 +125,11 @@ def convert(program: Program, opset: int | None = None) -> Exported:
         tuple((str(value.value.name), name) for value, name in state),
         tuple((str(value.value.name), *what) for value, what in outputs),
         ex.draws,
-        tuple(dict.fromkeys(_told(node, message) for node, message in ex.dropped)),
+        tuple(dict.fromkeys(_format_assertion(node, message) for node, message in ex.dropped)),
     )
 
 
-def _told(node: fx.Node, message: str) -> str:
+def _format_assertion(node: fx.Node, message: str) -> str:
     """What an assertion says, and where it stands."""
     said, source = message or "an assertion without a message", source_of(node)
     return said if source is None else f"{said} ({source})"
@@ -171,14 +171,14 @@ def _complaint(node: fx.Node) -> str | None:
 # ---------------------------------------------------------------------- inputs
 
 
-def _placeholders(ex: Exporter) -> tuple[list[tuple[Tensor, str]], list[tuple[Tensor, str]]]:
+def _placeholders(ex: Exporter) -> tuple[list[tuple[OnnxValue, str]], list[tuple[OnnxValue, str]]]:
     """Inputs by their own names, and the state that the model writes to, as inputs that have a default."""
     program = ex.program
     nodes = [n for n in program.graph.nodes if n.op == "placeholder"]
     written = {o.target for o in program.signature.outputs if o.kind in MUTATION_KINDS}
-    inputs: list[tuple[Tensor, str]] = []
-    state: list[tuple[Tensor, str]] = []
-    tied: dict[Any, Tensor] = {}
+    inputs: list[tuple[OnnxValue, str]] = []
+    state: list[tuple[OnnxValue, str]] = []
+    tied: dict[Any, OnnxValue] = {}
     names = _argument_names(program)
     pairs = list(zip(program.signature.placeholders, nodes, strict=True))
     for spec, node in sorted(pairs, key=lambda pair: pair[0].kind in STATE_KINDS):  # the user's own names come first
@@ -190,7 +190,7 @@ def _placeholders(ex: Exporter) -> tuple[list[tuple[Tensor, str]], list[tuple[Te
             key = (tensor.data_ptr(), tuple(tensor.shape), tensor.stride(), tensor.dtype)
             made = tied.get(key) if tensor.numel() and spec.target not in written else None
             if made is None:
-                made = _stored(ex, str(spec.target), tensor)
+                made = _store_state(ex, str(spec.target), tensor)
                 tied[key] = made
             if spec.target in written:
                 state.append((made, str(spec.target)))
@@ -200,7 +200,7 @@ def _placeholders(ex: Exporter) -> tuple[list[tuple[Tensor, str]], list[tuple[Te
             continue
         elif isinstance(value, torch.Tensor):
             if value.dtype.is_complex:
-                raise refusal([(node, "ONNX has no complex numbers, and an argument is one")])
+                raise unsupported_error([(node, "ONNX has no complex numbers, and an argument is one")])
             made = ex.named_input(names[spec.name], value.dtype, sizes_of(value.shape))
             inputs.append((made, spec.name))
             ex.values[node] = made
@@ -211,12 +211,12 @@ def _placeholders(ex: Exporter) -> tuple[list[tuple[Tensor, str]], list[tuple[Te
     return inputs, state
 
 
-def _stored(ex: Exporter, name: str, tensor: torch.Tensor) -> Tensor:
+def _store_state(ex: Exporter, name: str, tensor: torch.Tensor) -> OnnxValue:
     """A tensor of the state; a complex one as pairs."""
     if not tensor.is_complex():
         return ex.initializer(name, tensor)
     made = ex.initializer(name, torch.view_as_real(tensor.detach().resolve_conj()))
-    return Tensor(made.value, tensor.dtype, tuple(tensor.shape))
+    return OnnxValue(made.value, tensor.dtype, tuple(tensor.shape))
 
 
 def _argument_names(program: Program) -> dict[str, str]:
@@ -230,7 +230,7 @@ def _argument_names(program: Program) -> dict[str, str]:
     return names
 
 
-def _number(ex: Exporter, node: fx.Node, name: str, value: Any) -> Tensor:
+def _number(ex: Exporter, node: fx.Node, name: str, value: Any) -> OnnxValue:
     """An argument that is an int, a float or a bool: a tensor of rank 0."""
     dtype = torch.int64
     if isinstance(value, float | torch.SymFloat):
@@ -249,11 +249,11 @@ def _number(ex: Exporter, node: fx.Node, name: str, value: Any) -> Tensor:
 # ---------------------------------------------------------------------- outputs
 
 
-def _outputs(ex: Exporter, values: Sequence[Any], names: Sequence[str]) -> list[tuple[Tensor, tuple[str, Any]]]:
+def _outputs(ex: Exporter, values: Sequence[Any], names: Sequence[str]) -> list[tuple[OnnxValue, tuple[str, Any]]]:
     """Results, then what the model wrote, each under its name."""
     program = ex.program
-    results: list[tuple[Tensor, tuple[str, Any]]] = []
-    writes: list[tuple[Tensor, tuple[str, Any]]] = []
+    results: list[tuple[OnnxValue, tuple[str, Any]]] = []
+    writes: list[tuple[OnnxValue, tuple[str, Any]]] = []
     places = iter(_result_places(program))
     claimed: set[ir.Value] = set()
     ex.node = next(n for n in reversed(program.graph.nodes) if n.op == "output")
@@ -261,11 +261,11 @@ def _outputs(ex: Exporter, values: Sequence[Any], names: Sequence[str]) -> list[
         if spec.kind is OutputKind.TOKEN:
             continue
         tensor = value
-        if isinstance(value, Tensor) and value.dtype.is_complex:
-            raise refusal([(ex.node, "ONNX has no complex numbers, and a result is one")])
-        if not isinstance(value, Tensor):  # a number
+        if isinstance(value, OnnxValue) and value.dtype.is_complex:
+            raise unsupported_error([(ex.node, "ONNX has no complex numbers, and a result is one")])
+        if not isinstance(value, OnnxValue):  # a number
             dtype = _plain_type(value)
-            tensor = ex.renamed(Tensor(ex.operand(value, dtype).value, dtype, ()), name)
+            tensor = ex.renamed(OnnxValue(ex.operand(value, dtype).value, dtype, ()), name)
         if tensor.value.producer() is None or tensor.value in claimed:
             tensor = ex.renamed(tensor, name)  # an input, or an output already
         claimed.add(tensor.value)
@@ -276,7 +276,7 @@ def _outputs(ex: Exporter, values: Sequence[Any], names: Sequence[str]) -> list[
             writes.append((tensor, ("argument" if spec.kind is OutputKind.ARGUMENT_MUTATION else "state", spec.target)))
     if not results and not writes:
         raise OnnxError(
-            explain(
+            format_error(
                 "The model gives no tensor, and an ONNX file has to.",
                 why="what it returns is None, or plain values, which a graph does not hold",
                 fix="return a tensor from forward",
@@ -301,7 +301,7 @@ def _output_names(ex: Exporter) -> list[str]:
 
 def _result_places(program: Program) -> list[tuple[int, str]]:
     """The place of each result that the graph gives among the leaves of the user's, and its path there."""
-    paths = tree.leaf_paths(program.signature.out_tree)
+    paths = pytree.leaf_paths(program.signature.out_tree)
     found = []
     for place, (spec, path) in enumerate(zip(program.signature.user_outputs, paths, strict=True)):
         if spec.kind is OutputKind.RESULT:

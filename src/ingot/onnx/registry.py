@@ -8,9 +8,9 @@ from typing import Any, TypeVar
 from torch import fx
 
 from ingot import torch_internals as internals
-from ingot.errors import UnsupportedByOnnx, explain
-from ingot.program.metadata import tensors_in, value_of
-from ingot.program.refusals import listed
+from ingot.errors import UnsupportedByOnnx, format_error
+from ingot.ir.metadata import tensors_in, value_of
+from ingot.ir.unsupported import listed
 
 Rule = Callable[..., Any]
 R = TypeVar("R", bound=Rule)
@@ -68,15 +68,15 @@ def rule_of(target: Any) -> Rule | None:
     return RULES.get(target) or RULES.get(str(target))
 
 
-class Unsupported(Exception):
+class OnnxUnsupported(Exception):
     """Raised by a rule that cannot take its arguments; all of them are told at once."""
 
 
-def refusal(found: Sequence[tuple[fx.Node, str]]) -> UnsupportedByOnnx:
+def unsupported_error(found: Sequence[tuple[fx.Node, str]]) -> UnsupportedByOnnx:
     """One error for everything that ONNX cannot say: each operator once with a reason, and where it is used."""
     count, lines = listed(found)
     return UnsupportedByOnnx(
-        explain(
+        format_error(
             f"{count} operator{'s' if count > 1 else ''} cannot be exported to ONNX:\n{lines}",
             fix="rewrite these lines with other operators, or register a rule with ingot.onnx.registry.exports",
         )

@@ -1,7 +1,7 @@
 """What rules speak: tensors of the ONNX graph, and sizes.
 
 A Size is an int, or a sympy expression of the program's dims and of sizes that only the run tells. Rules compute with
-sizes in Python; `Sizes` in sizes.py makes nodes of them where a node needs one.
+sizes in Python; `Sizes` in symbolic_sizes.py makes nodes of them where a node needs one.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Number: TypeAlias = "int | float | bool"
 
 
 @dataclass(frozen=True, slots=True)
-class Tensor:
+class OnnxValue:
     """A value of the ONNX graph with its type in torch's words. `shape` is None where nobody needs to know it."""
 
     value: ir.Value
@@ -72,11 +72,11 @@ def axes(dims: Any, rank: int) -> list[int]:
     return sorted(axis(int(d), rank) for d in given)
 
 
-def promoted(operands: Iterable[Any]) -> torch.dtype:
+def promote(operands: Iterable[Any]) -> torch.dtype:
     """The type that torch computes these operands in: tensors before those of rank 0 before numbers."""
     ranked: list[list[torch.dtype]] = [[], [], []]
     for operand in operands:
-        if isinstance(operand, Tensor):
+        if isinstance(operand, OnnxValue):
             ranked[0 if operand.rank else 1].append(operand.dtype)
         elif isinstance(operand, bool):
             ranked[2].append(torch.bool)

@@ -9,10 +9,10 @@ return (linear,)                                            return (call[0],)
 
 from __future__ import annotations
 
+from ingot.ir.dialects import CAPTURED
+from ingot.ir.program import Program
+from ingot.ir.regions import cut_autocast
 from ingot.passes.manager import register
-from ingot.program.dialects import CAPTURED
-from ingot.program.program import Program
-from ingot.program.regions import cut_autocast
 
 
 @register(takes=CAPTURED)

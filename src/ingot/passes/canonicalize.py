@@ -16,12 +16,12 @@ import torch
 from torch import fx
 
 from ingot import torch_internals as internals
+from ingot.ir import metadata
+from ingot.ir.dialects import CAPTURED, FUNCTIONAL
+from ingot.ir.outlining import graph_modules
+from ingot.ir.program import Program
 from ingot.passes.cse import follow, key_of, named_values
 from ingot.passes.manager import register
-from ingot.program import metadata
-from ingot.program.cutting import graph_modules
-from ingot.program.dialects import CAPTURED, FUNCTIONAL
-from ingot.program.program import Program
 
 aten = torch.ops.aten
 

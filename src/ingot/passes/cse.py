@@ -15,13 +15,14 @@ import torch
 from torch import fx
 
 from ingot import torch_internals as internals
+from ingot.analysis.alias import escaping, may_alias, returned_nodes
+from ingot.analysis.side_effects import has_side_effects
+from ingot.ir import metadata
+from ingot.ir.dialects import FUNCTIONAL
+from ingot.ir.outlining import graph_modules
+from ingot.ir.program import Program
+from ingot.ir.signature import rename_calls, values_of
 from ingot.passes.manager import register
-from ingot.program import metadata
-from ingot.program.cutting import graph_modules
-from ingot.program.dialects import FUNCTIONAL
-from ingot.program.effects import acts
-from ingot.program.program import Program
-from ingot.program.signature import rename_calls, values_of
 
 
 @register(takes=FUNCTIONAL)
@@ -68,7 +69,7 @@ def _pure(node: fx.Node) -> bool:
     if isinstance(node.target, internals.HigherOrderOperator) or metadata.bindings_of(node):
         return False
     tags = node.target.tags if isinstance(node.target, internals.OpOverload) else ()
-    return not acts(node) and torch.Tag.nondeterministic_seeded not in tags
+    return not has_side_effects(node) and torch.Tag.nondeterministic_seeded not in tags
 
 
 def _both_leave(a: fx.Node, b: fx.Node, returned: set[fx.Node], escapes: set[fx.Node]) -> bool:
@@ -90,41 +91,6 @@ def key_of(argument: Any) -> Hashable:
 
 
 # ---------------------------------------------------------------------- what results share memory with
-
-
-def returned_nodes(graph: fx.Graph) -> set[fx.Node]:
-    return set(next(iter(reversed(graph.nodes))).all_input_nodes)
-
-
-def escaping(graph: fx.Graph) -> set[fx.Node]:
-    """The nodes that a value which the graph returns may share memory with."""
-    found: set[fx.Node] = set()
-    for node in reversed(graph.nodes):
-        if node.op == "output" or (node in found and may_alias(node)):
-            found.update(node.all_input_nodes)
-    return found
-
-
-def may_alias(node: fx.Node) -> bool:
-    """Whether the node's value may be a view of, or the same as, one of its arguments."""
-    target = node.target
-    if node.op != "call_function" or not isinstance(target, internals.OpOverload):
-        return True
-    return any(r.alias_info is not None for r in target._schema.returns) or _is_composite(target)
-
-
-# Composite operators, whose schemas say nothing of aliases, that always compute a tensor of their own.
-_FRESH = frozenset(
-    (
-        *("aten::matmul", "aten::linear", "aten::conv1d", "aten::conv2d", "aten::conv3d", "aten::layer_norm"),
-        *("aten::conv_transpose1d", "aten::conv_transpose2d", "aten::conv_transpose3d", "aten::batch_norm"),
-        *("aten::softmax", "aten::log_softmax", "aten::scaled_dot_product_attention", "aten::group_norm"),
-    )
-)
-
-
-def _is_composite(target: Any) -> bool:
-    return target._schema.name not in _FRESH and bool(target._can_decompose())
 
 
 # ---------------------------------------------------------------------- names

@@ -17,12 +17,12 @@ from typing import Any
 import torch
 from torch import fx
 
+from ingot.analysis.side_effects import has_side_effects
+from ingot.ir import metadata, subgraphs
+from ingot.ir.dialects import CAPTURED
+from ingot.ir.program import Program
+from ingot.ir.signature import values_of
 from ingot.passes.manager import register
-from ingot.program import metadata, subgraphs
-from ingot.program.dialects import CAPTURED
-from ingot.program.effects import acts
-from ingot.program.program import Program
-from ingot.program.signature import values_of
 
 hop = torch.ops.higher_order
 
@@ -47,7 +47,7 @@ def _clean(module: fx.GraphModule, named: set[str]) -> int:
     for node in reversed(module.graph.nodes):
         if node.op in ("placeholder", "output"):
             continue
-        if not node.users and node.name not in named and not acts(node) and not _holds(module, node, named):
+        if not node.users and node.name not in named and not has_side_effects(node) and not _holds(module, node, named):
             module.graph.erase_node(node)
             count += node.op != "get_attr"  # a function goes with the node that calls it
         elif node.target in subgraphs.LAYOUTS:
@@ -125,5 +125,5 @@ def _drop_operands(node: fx.Node, functions: Sequence[fx.GraphModule], named: se
             if unused:
                 function.graph.erase_node(placeholder)
         function.recompile()
-    node.args = subgraphs.with_shared(node, [o for o, unused in zip(operands, idle, strict=True) if not unused])
+    node.args = subgraphs.replace_shared(node, [o for o, unused in zip(operands, idle, strict=True) if not unused])
     return sum(idle)

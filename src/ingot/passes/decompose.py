@@ -14,15 +14,15 @@ import torch
 from torch import fx
 
 from ingot import torch_internals as internals
-from ingot.errors import PassError, explain
-from ingot.passes.decompositions import Rules
-from ingot.passes.effects import without_tokens
+from ingot.errors import PassError, format_error
+from ingot.ir.dialects import CORE, FUNCTIONAL, core, is_composite
+from ingot.ir.outlining import graph_modules
+from ingot.ir.program import Program
+from ingot.passes.decompositions.aten import Rules
 from ingot.passes.grad_mode import grad_mode
+from ingot.passes.insert_effect_tokens import strip_tokens
 from ingot.passes.manager import register
-from ingot.passes.replay import Replay
-from ingot.program.cutting import graph_modules
-from ingot.program.dialects import CORE, FUNCTIONAL, core, is_composite
-from ingot.program.program import Program
+from ingot.passes.retracing.retrace import Replay
 
 
 @register(takes=FUNCTIONAL, gives=CORE, exact=False)
@@ -37,12 +37,8 @@ def decompose(program: Program, *, keep: Sequence[Any] = ()) -> int:
     if not any(_changes(node, kept) for node in nodes):
         return 0
     before = len(program.graph.nodes)
-    with without_tokens(program):
-        replay = Replay(program, Rules(kept))
-        outputs = program.signature.graph_outputs
-        with replay.recording():
-            results = replay.run(program.graph_module, replay.placeholders())
-            replay.finish(list(results), outputs)
+    with strip_tokens(program):
+        Replay(program, Rules(kept)).record_all(program.signature.graph_outputs)
     grad_mode(program)
     return max(1, abs(len(program.graph.nodes) - before))
 
@@ -61,7 +57,7 @@ def overloads(keep: Sequence[Any]) -> set[Any]:
         packet: Any = getattr(torch.ops.aten, item, None) if isinstance(item, str) else item
         if not hasattr(packet, "overloads"):
             raise PassError(
-                explain(f"decompose is to keep {item!r}, which is no operator.", fix='give names: "linear"')
+                format_error(f"decompose(keep=…): {item!r} is not an operator.", fix='give names: "linear"')
             )
         found.update(getattr(packet, overload) for overload in packet.overloads())
     return found

@@ -1,4 +1,4 @@
-"""Batch norm in evaluation goes into the convolution or linear layer before it; a part of the pass `fold`."""
+"""Batch norm in evaluation goes into the convolution or linear layer before it; a part of the pass `constant_fold`."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ import torch
 from torch import fx
 
 from ingot import torch_internals as internals
+from ingot.ir import metadata
+from ingot.ir.signature import Input, InputKind
 from ingot.passes.remove_noops import order_of
-from ingot.program import metadata
-from ingot.program.signature import Input, InputKind
 
 if TYPE_CHECKING:
-    from ingot.passes.fold import Folding, Level
+    from ingot.passes.constant_fold import Folding, Level
 
 aten = torch.ops.aten
 _CONVOLUTIONS = ("conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d")
@@ -131,7 +131,7 @@ def fold_batch_norms(folding: Folding, level: Level) -> int:
     """Folds every batch norm of a graph that may be folded; returns how many."""
     count = 0
     for node in list(level.module.graph.nodes):
-        found = folded(folding, level, node)
+        found = fold_norm_into_layer(folding, level, node)
         if found is not None:
             found.put(folding, level)
             count += 1
@@ -140,7 +140,7 @@ def fold_batch_norms(folding: Folding, level: Level) -> int:
     return count
 
 
-def folded(folding: Folding, level: Level, norm: fx.Node) -> Folded | None:
+def fold_norm_into_layer(folding: Folding, level: Level, norm: fx.Node) -> Folded | None:
     """The layer before a node, with that node folded into it; None if it is no batch norm, or one that may not be."""
     args: Any = norm.args
     if norm.target is aten.batch_norm.default and not norm.kwargs and not args[5]:
@@ -175,10 +175,10 @@ def _folded_into(folding: Folding, level: Level, norm: fx.Node, result: fx.Node,
         return None
     offset = folding.tensor(level, layer.bias)
     doubles = [s if s is None else s.double() for s in statistics]
-    return Folded(layer, norm, result, weight, *_computed(old.detach(), offset, doubles, eps, layer.groups))
+    return Folded(layer, norm, result, weight, *_compute(old.detach(), offset, doubles, eps, layer.groups))
 
 
-def _computed(
+def _compute(
     weight: torch.Tensor, bias: torch.Tensor | None, statistics: Any, eps: float, groups: int | None
 ) -> tuple[Scaled, torch.Tensor]:
     """Weight and bias after folding, computed in float64 and rounded once."""

@@ -15,17 +15,17 @@ import torch
 from torch import fx
 
 from ingot import torch_internals as internals
-from ingot.errors import PassError, explain
+from ingot.analysis.alias import written_dropouts
+from ingot.errors import PassError, format_error
+from ingot.ir import metadata
+from ingot.ir.dialects import CAPTURED, FUNCTIONAL
+from ingot.ir.outlining import graph_modules
+from ingot.ir.program import Program
+from ingot.ir.signature import InputKind, Output, OutputKind
 from ingot.passes.autocast import autocast
 from ingot.passes.grad_mode import grad_mode
 from ingot.passes.manager import register
-from ingot.passes.replay import Replay
-from ingot.passes.shared_memory import written_dropouts
-from ingot.program import metadata
-from ingot.program.cutting import graph_modules
-from ingot.program.dialects import CAPTURED, FUNCTIONAL
-from ingot.program.program import Program
-from ingot.program.signature import InputKind, Output, OutputKind
+from ingot.passes.retracing.retrace import Replay
 
 _MUTATION = {
     InputKind.PARAMETER: OutputKind.PARAMETER_MUTATION,
@@ -41,7 +41,7 @@ def functionalize(program: Program) -> int:
     autocast(program)
     grad_mode(program)
     modules = list(graph_modules(program.graph_module))
-    private = sum(without_private_writes(module) for module in modules)
+    private = sum(remove_private_writes(module) for module in modules)
     if not any(_writes(node) for module in modules for node in module.graph.nodes):
         return private
     before = len(program.graph.nodes)
@@ -49,14 +49,15 @@ def functionalize(program: Program) -> int:
     replay.left_out = written_dropouts(program)
     replay.recorder.functional = True
     old = program.signature
-    with replay.recording():
+
+    def run() -> None:
         inputs = replay.placeholders()
         results = replay.run(program.graph_module, inputs)
         mutated = []
         for spec, value in zip(old.placeholders, inputs, strict=True):
             if isinstance(value, torch.Tensor) and replay.recorder.aliases.is_view(value):
                 raise PassError(
-                    explain(
+                    format_error(
                         f"The model changes the shape or the memory of {spec.target or spec.name} in place.",
                         fix="assign the new tensor to a name: y = x.unsqueeze(0)",
                     )
@@ -68,12 +69,14 @@ def functionalize(program: Program) -> int:
             [*(value for _, value in mutated), *results],
             [*(output for output, _ in mutated), *(o for o in old.graph_outputs)],
         )
+
+    replay.record(run)
     autocast(program)
     grad_mode(program)
     return max(1, abs(len(program.graph.nodes) - before))
 
 
-def without_private_writes(module: fx.GraphModule) -> int:
+def remove_private_writes(module: fx.GraphModule) -> int:
     """Writes to a value that is new and that only the write itself uses need no replay: y = x.add_(1) is x.add(1)."""
     count = 0
     kept: dict[Any, bool] = {}
@@ -112,5 +115,5 @@ def _keeps_type(node: fx.Node, functional: Any) -> bool:
 
 def _writes(node: fx.Node) -> bool:
     target: Any = node.target
-    hidden = internals.hidden_writes(target, node.args)
+    hidden = internals.unannotated_mutations(target, node.args)
     return isinstance(target, internals.OpOverload) and (target._schema.is_mutable or bool(hidden))

@@ -20,10 +20,10 @@ from dataclasses import dataclass
 from os import PathLike
 from typing import Any, Literal, Protocol
 
-from ingot.errors import PassError, explain
-from ingot.program.dialects import Dialect
-from ingot.program.program import Program, Step, check_program
-from ingot.program.verifier import verify
+from ingot.errors import PassError, format_error
+from ingot.ir.dialects import Dialect
+from ingot.ir.program import PassRecord, Program, check_program
+from ingot.ir.verifier import verify
 
 Check = Literal["structure", "numerics"] | None
 PassLike = Callable[..., int] | tuple[Callable[..., int], dict[str, Any]]
@@ -84,15 +84,15 @@ def transform(
     `snapshots` is a folder that gets a JSON file of each stage, to look at; or a function that is called with each
     pass's name and the program that came of it.
     """
-    from ingot.passes import numerics
-    from ingot.passes.snapshots import Snapshots
+    from ingot.passes.instrumentation import differential_check
+    from ingot.passes.instrumentation.dump import Snapshots
 
     check_program(program, "transform")
     if callable(passes):
-        raise PassError(explain("The passes are one function.", fix="give a list of passes: [ingot.passes.fold]"))
+        raise PassError(format_error("The passes are one function.", fix="give a list of passes: [ingot.passes.fold]"))
     show = Snapshots(snapshots) if isinstance(snapshots, str | PathLike) else snapshots
     current = program.copy()
-    reference = numerics.Reference(program) if check == "numerics" else None
+    reference = differential_check.Reference(program) if check == "numerics" else None
     verified = False
     if isinstance(show, Snapshots):
         show("before", current)
@@ -108,7 +108,7 @@ def transform(
         seconds = time.perf_counter() - began
         if not isinstance(changes, int):
             raise PassError(
-                explain(
+                format_error(
                     f"The pass {info.name} returned {type(changes).__name__}, not the number of its changes.",
                     fix="return how many nodes the pass changed, 0 if none",
                 )
@@ -116,9 +116,9 @@ def transform(
         if info.gives is not None:
             current.dialect = info.gives if not info.gives.accepts(current.dialect) else current.dialect
         current.graph_module.recompile()
-        step = Step(info.name, changes, seconds, before, len(current.graph.nodes), tuple(sorted(options.items())))
+        step = PassRecord(info.name, changes, seconds, before, len(current.graph.nodes), tuple(sorted(options.items())))
         current.history = (*current.history, step)
-        same = previous is not None and numerics.unchanged(previous, current)
+        same = previous is not None and differential_check.is_unchanged(previous, current)
         if check is not None:
             verify(current, fake_run=check == "numerics" and not (same and changes == 0 and verified))
             verified = verified or check == "numerics"
@@ -132,9 +132,9 @@ def transform(
 def _check_dialect(program: Program, info: PassInfo) -> None:
     if info.takes is not None and not info.takes.accepts(program.dialect):
         raise PassError(
-            explain(
+            format_error(
                 f"The pass {info.name} takes a {info.takes.name} program, but this one is {program.dialect.name}.",
-                fix="run it at its place in the default road: ingot.passes.ROAD lists it",
+                fix="run it at its place in the default pipeline: ingot.passes.DEFAULT_PIPELINE lists it",
             )
         )
 
@@ -150,7 +150,7 @@ def _check_options(function: Callable[..., int], info: PassInfo, options: dict[s
     for name in options:
         if name not in names:
             raise PassError(
-                explain(
+                format_error(
                     f"The pass {info.name} has no option {name!r}.",
                     why=f"its options are {', '.join(sorted(names)) or 'none'}",
                 )

@@ -18,12 +18,13 @@ import torch
 from torch import fx
 
 from ingot import torch_internals as internals
-from ingot.passes.cse import escaping, follow, may_alias, named_values, returned_nodes
+from ingot.analysis.alias import escaping, may_alias, returned_nodes
+from ingot.ir import metadata
+from ingot.ir.dialects import CORE, FUNCTIONAL
+from ingot.ir.outlining import graph_modules
+from ingot.ir.program import Program
+from ingot.passes.cse import follow, named_values
 from ingot.passes.manager import register
-from ingot.program import metadata
-from ingot.program.cutting import graph_modules
-from ingot.program.dialects import CORE, FUNCTIONAL
-from ingot.program.program import Program
 
 aten = torch.ops.aten
 
@@ -183,7 +184,7 @@ _KEEP_ORDER = (
 )
 
 
-def _before_reshapes(node: fx.Node) -> list[fx.Node]:
+def _trace_reshapes(node: fx.Node) -> list[fx.Node]:
     """The tensors further up whose elements are the node's, in its order; the nearest first."""
     chain: list[fx.Node] = []
     while node.target in _KEEP_ORDER and isinstance(node.args[0], fx.Node):
@@ -194,14 +195,14 @@ def _before_reshapes(node: fx.Node) -> list[fx.Node]:
 
 @removes(*_KEEP_ORDER)
 def _same_shape(node: fx.Node) -> Any:
-    return next((n for n in reversed(_before_reshapes(node)) if same_value(node, n)), None)
+    return next((n for n in reversed(_trace_reshapes(node)) if same_value(node, n)), None)
 
 
 @shortens(*_RESHAPES)
 def _reshape(node: fx.Node) -> bool:
     """Only the last shape counts. A view can skip what it surely is a view of as well."""
     free = node.target is not aten.view.default
-    found = next((n for n in reversed(_before_reshapes(node)[1:]) if free or _is_dense(n)), None)
+    found = next((n for n in reversed(_trace_reshapes(node)[1:]) if free or _is_dense(n)), None)
     if found is None:
         return False
     node.args = (found, *node.args[1:])
@@ -268,7 +269,7 @@ def _minus_zero(node: fx.Node) -> Any:
 
 
 @removes(aten.copy.default)
-def _copied(node: fx.Node) -> Any:
+def _find_copy_source(node: fx.Node) -> Any:
     source = node.args[1]
     return source if isinstance(source, fx.Node) and same_value(node, source) else None
 

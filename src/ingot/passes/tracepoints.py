@@ -17,13 +17,13 @@ from typing import Any
 from torch import fx
 
 from ingot import torch_internals as internals
-from ingot.errors import VerifyError, explain
+from ingot.errors import VerifyError, format_error
+from ingot.ir import metadata
+from ingot.ir.dialects import CAPTURED
+from ingot.ir.outlining import graph_modules, name_apart
+from ingot.ir.program import Program
+from ingot.ir.signature import CallSignature, ModuleCall, Value
 from ingot.passes.manager import register
-from ingot.program import metadata
-from ingot.program.cutting import graph_modules, name_apart
-from ingot.program.dialects import CAPTURED
-from ingot.program.program import Program
-from ingot.program.signature import CallSignature, ModuleCall, Value
 
 INPUTS, OUTPUTS = "module_call_inputs", "module_call_outputs"
 
@@ -46,11 +46,11 @@ def tracepoints(program: Program) -> int:
                 count += 1
         if not marked:
             continue
-        found.update({key: tuple(_resolved(value, renamed) for value in values) for key, values in marked.items()})
+        found.update({key: tuple(_resolve(value, renamed) for value in values) for key, values in marked.items()})
         if module is program.graph_module:
             program.signature = program.signature.renamed({old: _last(new, renamed) for old, new in renamed.items()})
         module.recompile()
-    program.module_calls = tuple(_with_signature(call, found) for call in program.module_calls)
+    program.module_calls = tuple(_set_signature(call, found) for call in program.module_calls)
     return count
 
 
@@ -62,7 +62,7 @@ def _call_of(node: fx.Node) -> str:
     stack = metadata.module_stack_of(node)
     if not stack:
         raise VerifyError(
-            explain(
+            format_error(
                 f"The marker {node.name} is in no module, so nobody can tell whose call it marks.",
                 where=metadata.where(node),
                 why="its module stack is missing",
@@ -102,11 +102,11 @@ def _last(name: str, renamed: dict[str, str]) -> str:
     return name
 
 
-def _resolved(value: Value, renamed: dict[str, str]) -> Value:
+def _resolve(value: Value, renamed: dict[str, str]) -> Value:
     return replace(value, name=_last(value.name, renamed)) if value.name else value
 
 
-def _with_signature(call: ModuleCall, found: dict[tuple[str, str], tuple[Value, ...]]) -> ModuleCall:
+def _set_signature(call: ModuleCall, found: dict[tuple[str, str], tuple[Value, ...]]) -> ModuleCall:
     inputs, outputs = found.get((call.path, INPUTS)), found.get((call.path, OUTPUTS))
     if inputs is None or outputs is None or call.signature is None:
         return call

@@ -18,8 +18,9 @@ from torch.utils._sympy import functions as sympy_functions
 from torch.utils._sympy.numbers import int_oo
 from torch.utils._sympy.value_ranges import ValueRanges, bound_sympy
 
+from ingot.torch_internals.autograd_tracing import TracesOfGradients, compile_with_autograd, graph_of
 from ingot.torch_internals.export import export_verifier, export_violation, guards_of
-from ingot.torch_internals.fakes import (
+from ingot.torch_internals.fake_tensors import (
     aliases_kept,
     fake_dense,
     fake_like,
@@ -28,6 +29,7 @@ from ingot.torch_internals.fakes import (
     fake_sized,
     is_plain,
     is_static_input,
+    may_be_restrided,
     may_overlap,
     new_fake_mode,
     overlaps_itself,
@@ -35,18 +37,38 @@ from ingot.torch_internals.fakes import (
     same_strides,
     storage_id,
 )
-from ingot.torch_internals.gradients import TracesOfGradients, graph_of, with_backward
-from ingot.torch_internals.indexing import TracedTensor, python_calls_dispatched, read_by, traced, untraced
+from ingot.torch_internals.isolation import Patches, Region, warnings_ignored
 from ingot.torch_internals.modes import (
     DispatchMode,
     Functionalization,
     RecordingMode,
     autocasts_in_force,
     grad_mode,
-    inside_transform,
+    is_inside_transform,
     modes_restored,
+    own_draws,
     real_tensors,
     recording_paused,
+    run_isolated,
+)
+from ingot.torch_internals.monkeypatches import (
+    TORCH_FOLDER,
+    MemoryHidden,
+    checks_watched,
+    default_decompositions,
+    detach_from_dynamo,
+    disable_torch_compile,
+    exporting,
+    flex_attention_called_directly,
+    forbid_data_ptr,
+    intercept_associative_scan,
+    intercept_control_flow,
+    mkldnn_off,
+    on_autocast_switch,
+    on_module_setattr,
+    silence_fake_tensor_logs,
+    skip_noop_module_to,
+    suppress_conv_backend_guards,
 )
 from ingot.torch_internals.operators import (
     all_decompositions,
@@ -56,45 +78,37 @@ from ingot.torch_internals.operators import (
     enter_autocast,
     exit_autocast,
     functional_form,
-    gives_new_memory,
     has_rule,
-    hidden_writes,
     higher_order_operators,
     is_composite_implicit,
     is_declared_effectful,
-    lays_out_anew,
+    may_change_layout,
     operator_named,
     pointwise_form,
+    returns_fresh_tensor,
     set_grad_enabled,
     tracepoint,
+    unannotated_mutations,
     without_dispatch,
     without_python_kernels,
     wrap_with_autocast,
     wrap_with_set_grad_enabled,
 )
-from ingot.torch_internals.patches import (
-    TORCH_FOLDER,
-    MemoryHidden,
-    associative_scans_called,
-    attributes_watched,
-    autocast_watched,
-    checks_watched,
-    compilation_off,
-    control_flow_called_directly,
-    default_decompositions,
-    exporting,
-    failures_unlogged,
-    flex_attention_called_directly,
-    idle_conversions_skipped,
-    kernels_chosen_quietly,
-    memory_hidden,
-    mkldnn_off,
-    outside_of_compilation,
+from ingot.torch_internals.process_state import keep_process_state
+from ingot.torch_internals.pytree import (
+    TreeSpec,
+    branch_parts,
+    branch_spec,
+    flatten_rule,
+    is_registered_here,
+    leaf_spec,
+    leaf_spellings,
+    namedtuple_kind,
+    register_dataclass,
+    registered_container,
 )
-from ingot.torch_internals.process_state import process_state_restored
-from ingot.torch_internals.python_numbers import extremes_of_sizes, math_of_sizes
 from ingot.torch_internals.quantized import quantized_operator, quantized_operators
-from ingot.torch_internals.restoring import (
+from ingot.torch_internals.shape_env_state import (
     RestoredShapeEnv,
     SymbolFacts,
     binding_path,
@@ -104,6 +118,14 @@ from ingot.torch_internals.restoring import (
     symbolic_of_kind,
 )
 from ingot.torch_internals.shapes import CANNOT_TELL, NO_KERNEL, READS_VALUES, SymbolicRun
+from ingot.torch_internals.symbolic_indexing import (
+    TracedTensor,
+    python_calls_dispatched,
+    read_by,
+    trace_indices,
+    untrace_indices,
+)
+from ingot.torch_internals.symbolic_math import symbolic_math, symbolic_min_max
 from ingot.torch_internals.symbols import (
     FixedSize,
     NamedSource,
@@ -134,16 +156,4 @@ from ingot.torch_internals.symbols import (
     sym_sqrt,
     symbolic_value,
     symint,
-)
-from ingot.torch_internals.trees import (
-    TreeSpec,
-    branch_parts,
-    branch_spec,
-    flatten_rule,
-    leaf_spec,
-    leaf_spellings,
-    namedtuple_kind,
-    register_dataclass,
-    registered_container,
-    registered_here,
 )

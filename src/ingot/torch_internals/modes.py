@@ -3,18 +3,30 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
 
 import torch
+from torch import _ops
 from torch._subclasses.fake_tensor import (
     unset_fake_temporarily,
 )
 from torch._subclasses.functional_tensor import FunctionalTensor, FunctionalTensorMode
 from torch.fx.experimental.proxy_tensor import ProxyTorchDispatchMode, disable_proxy_modes_tracing
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.overrides import _get_current_function_mode_stack
+from torch.utils._python_dispatch import (
+    TorchDispatchMode,
+    _disable_current_modes,
+    _get_current_dispatch_mode_stack,
+    _pop_mode,
+    _push_mode,
+)
 
+from ingot.torch_internals import isolation
+from ingot.torch_internals.isolation import Patches, Region, is_patched_here
 from ingot.torch_internals.operators import set_grad_enabled
+
+T = TypeVar("T")
 
 
 class DispatchMode(TorchDispatchMode):
@@ -22,6 +34,29 @@ class DispatchMode(TorchDispatchMode):
 
     def __init__(self) -> None:
         super().__init__()
+
+
+class _OwnDraws(TorchDispatchMode):
+    """Draws come from a generator of its own. An operator that takes none is an error."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._generator = torch.Generator()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        given = dict(kwargs or {})
+        if torch.Tag.nondeterministic_seeded in func.tags:
+            if all(argument.name != "generator" for argument in func._schema.arguments):
+                raise NotImplementedError(f"{func} takes no generator")
+            given["generator"] = self._generator
+        return func(*args, **given)
+
+
+@contextlib.contextmanager
+def own_draws() -> Iterator[None]:
+    """Inside, no mode sees a call, and none touches torch's generator, which belongs to the process."""
+    with _disable_current_modes(), _OwnDraws():
+        yield
 
 
 class RecordingMode(ProxyTorchDispatchMode):
@@ -70,13 +105,21 @@ class grad_mode:
 @contextlib.contextmanager
 def modes_restored() -> Iterator[None]:
     """Afterwards grad mode and autocast are as they were, even if a graph's switches were left half done."""
+    restore = save_switches()
+    try:
+        yield
+    finally:
+        restore()
+
+
+def save_switches() -> Callable[[], None]:
+    """A function that puts this thread's grad mode and autocast back to what they are now."""
     grad = torch.is_grad_enabled()
     devices = ("cpu", "cuda")
     casts = [(d, torch.is_autocast_enabled(d), torch.get_autocast_dtype(d)) for d in devices]
     cache, nesting = torch.is_autocast_cache_enabled(), _autocast_nesting()
-    try:
-        yield
-    finally:
+
+    def restore() -> None:
         while _autocast_nesting() > nesting:  # a region that ended in an exception: casts of weights would stay cached
             if torch.autocast_decrement_nesting() == 0:
                 torch.clear_autocast_cache()
@@ -85,6 +128,85 @@ def modes_restored() -> Iterator[None]:
             torch.set_autocast_enabled(device, enabled)
             torch.set_autocast_dtype(device, dtype)
         torch.set_autocast_cache_enabled(cache)
+
+    return restore
+
+
+def save_modes() -> Callable[[], None]:
+    """A function that puts this thread's modes back to what they are now: of functions, of dispatch, of functorch, and
+    those of `save_switches`. The stack of early modes is put back only where it belongs to this thread."""
+    switches = save_switches()
+    functions, dispatch = _get_current_function_mode_stack(), _get_current_dispatch_mode_stack()
+    early, layers = _get_early_modes(), torch._C._functorch.get_dynamic_layer_stack_depth()
+    own, lifting = is_patched_here(*_EARLY_MODES), torch._C._only_lift_cpu_tensors()
+
+    def restore() -> None:
+        if torch._C._functorch.get_dynamic_layer_stack_depth() > layers:
+            torch._C._functorch.pop_dynamic_layer_stack_and_undo_to_depth(layers)
+        _restore_dispatch_modes(dispatch)
+        _restore_early_modes(own, *early)
+        restore_function_modes(functions)
+        torch._C._set_only_lift_cpu_tensors(lifting)
+        switches()
+
+    return restore
+
+
+def _restore_dispatch_modes(before: list[Any]) -> None:
+    now = _get_current_dispatch_mode_stack()
+    if len(now) == len(before) and all(a is b for a, b in zip(now, before, strict=True)):
+        return
+    for _ in now:
+        _pop_mode()
+    for mode in before:
+        _push_mode(mode)
+
+
+def restore_function_modes(before: list[Any]) -> None:
+    now = _get_current_function_mode_stack()
+    shared = next(
+        (i for i, (a, b) in enumerate(zip(now, before, strict=False)) if a is not b), min(len(now), len(before))
+    )
+    for _ in now[shared:]:
+        torch._C._pop_torch_function_stack()
+    for mode in before[shared:]:
+        torch._C._push_on_torch_function_stack(mode)
+
+
+# Modes that see calls before autocast and autograd do. torch keeps one such stack for the whole process, though whether
+# a thread asks it is up to the thread.
+_EARLY_MODES = (_ops, "mode_stack_state_for_pre_dispatch")
+
+
+def _get_early_modes() -> tuple[Any, Any, bool]:
+    stack = _ops.mode_stack_state_for_pre_dispatch()
+    key = torch._C.DispatchKey.PreDispatch
+    return stack.get(0), stack.get(1), torch._C._dispatch_tls_is_dispatch_key_included(key)
+
+
+def _restore_early_modes(own: bool, proxy: Any, functional: Any, asked: bool) -> None:
+    stack = _ops.mode_stack_state_for_pre_dispatch()
+    for place, mode in enumerate((proxy, functional)):
+        if own and stack.get(place) is not mode:
+            stack.set(place, mode)
+    key = torch._C.DispatchKey.PreDispatch
+    if torch._C._dispatch_tls_is_dispatch_key_included(key) != asked:
+        torch._C._dispatch_tls_set_dispatch_key_included(key, asked)
+
+
+def run_isolated(body: Callable[[Region], T]) -> T:
+    """What `body` returns; it runs alone among the functions that are run so, and may enter modes that see calls early.
+
+    Afterwards, whatever happened, all that it entered is left and the modes of this thread are as they were.
+    """
+
+    def run(region: Region) -> T:
+        if not is_patched_here(*_EARLY_MODES):
+            own = _ops._ModeStackStateForPreDispatch()
+            region.enter(Patches((*_EARLY_MODES, lambda _: lambda: own)))
+        return body(region)
+
+    return isolation.run_isolated(run, save_modes)
 
 
 def _autocast_nesting() -> int:
@@ -122,7 +244,7 @@ class Functionalization:
         self._mode.__exit__(*exception)
 
 
-def inside_transform() -> bool:
+def is_inside_transform() -> bool:
     """Whether a functorch transform (vmap, grad, jvp) is active."""
     return torch._C._functorch.maybe_current_level() is not None
 

@@ -63,12 +63,12 @@ _LAID_OUT_ANEW = frozenset(
 )
 
 
-def hidden_writes(func: Any, args: Sequence[Any]) -> Sequence[Any]:
+def unannotated_mutations(func: Any, args: Sequence[Any]) -> Sequence[Any]:
     """The arguments that an operator writes though its schema does not say so: running statistics, in training."""
     return [a for a in args[3:5] if a is not None] if func in _STATISTICS and args[5] else ()
 
 
-def lays_out_anew(func: Any) -> bool:
+def may_change_layout(func: Any) -> bool:
     """Whether an operator's results are contiguous or channels-last, whatever its fake says."""
     return func in _LAID_OUT_ANEW
 
@@ -96,7 +96,7 @@ def declares_aliases(func: Any) -> bool:
     return isinstance(func, OpOverload) and any(r.alias_info is not None for r in func._schema.returns)
 
 
-def gives_new_memory(func: Any) -> bool:
+def returns_fresh_tensor(func: Any) -> bool:
     """Whether an operator's one result shares its memory with nothing. Composite operators may return what they got
     without their schemas saying so; of those only some are known not to."""
     if not isinstance(func, OpOverload) or len(func._schema.returns) != 1:

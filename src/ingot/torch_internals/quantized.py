@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import warnings
 from functools import cache
 from typing import Any
 
 import torch
 from torch._ops import OpOverload
+
+from ingot.torch_internals.isolation import warnings_ignored
 
 NAMESPACE = "quantized_decomposed"
 
@@ -15,8 +16,7 @@ NAMESPACE = "quantized_decomposed"
 @cache
 def quantized_operators() -> Any:
     """The namespace of these operators, with every one of them registered."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message=".*deprecated", category=DeprecationWarning)
+    with warnings_ignored(".*deprecated"):
         from torch.ao.quantization.fx import _decomposed as library  # noqa: F401
     return torch.ops.quantized_decomposed
 

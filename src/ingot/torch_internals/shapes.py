@@ -15,12 +15,12 @@ from torch._subclasses.fake_tensor import (
     FakeTensor,
     UnsupportedOperatorException,
 )
-from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode, ShapeEnv
+from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 from torch.overrides import TorchFunctionMode
 
-from ingot.torch_internals.fakes import fake_mode
-from ingot.torch_internals.patches import failures_unlogged
-from ingot.torch_internals.symbols import new_symbol, symbolic_value
+from ingot.torch_internals.fake_tensors import fake_mode
+from ingot.torch_internals.monkeypatches import silence_fake_tensor_logs
+from ingot.torch_internals.symbols import OwnShapeEnv, new_symbol, symbolic_value
 
 READS_VALUES: tuple[type[Exception], ...] = (
     DataDependentOutputException,
@@ -57,7 +57,7 @@ class SymbolicRun:
     """Fakes of an environment with the symbols named, each with a size to run with and the range that it has."""
 
     def __init__(self, symbols: Mapping[str, tuple[int, int, int | None]]) -> None:
-        self._env = ShapeEnv(duck_shape=False, specialize_zero_one=False)
+        self._env = OwnShapeEnv(duck_shape=False, specialize_zero_one=False)
         self._mode = fake_mode(self._env)
         self._mode.cache_enabled = False  # nothing here comes twice
         self._asked_before = 0
@@ -91,7 +91,7 @@ class SymbolicRun:
             if self._mine:
                 # As when capturing: kernels written in C++ would take a symbol for the number that it has in this run.
                 stack.enter_context(enable_python_dispatcher())
-            for mode in (failures_unlogged(), self._mode, _Careful(), torch.no_grad()):
+            for mode in (silence_fake_tensor_logs(), self._mode, _Careful(), torch.no_grad()):
                 stack.enter_context(mode)
             return function(*args, **kwargs)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dis
 import inspect
+import itertools
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import FrameType
@@ -30,7 +31,7 @@ from torch.utils._sympy.symbol import SymT, symbol_is_type
 from torch.utils._sympy.value_ranges import ValueRanges
 from torch.utils._traceback import CapturedTraceback
 
-from ingot.torch_internals.patches import patched
+from ingot.torch_internals.monkeypatches import patch_attributes
 
 sym_sqrt: Callable[..., Any] = torch._sym_sqrt  # type: ignore[attr-defined]
 
@@ -47,7 +48,27 @@ _check_at_run_time: Callable[..., bool] = inspect.unwrap(
 _LARGE = 1 << 20  # a size that stands for any, where a dim has no bound
 
 
-class ProgramShapeEnv(ShapeEnv):
+# torch's caches of what environments answered are cleared when the one that asks has another version than the last one
+# that asked. With versions that no two environments share, an answer that a thread computes while another thread's
+# environment clears the cache is never taken for a later version's.
+_versions = itertools.count(1 << 32)
+
+
+class OwnShapeEnv(ShapeEnv):
+    """torch's, for use in one of several threads."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self._version_counter = next(_versions)
+
+    def _update_version_counter(self) -> None:
+        before = self._version_counter
+        super()._update_version_counter()
+        if self._version_counter != before:
+            self._version_counter = next(_versions)
+
+
+class ProgramShapeEnv(OwnShapeEnv):
     """The shape environment of a Program.
 
     Once it is sealed, a question about sizes teaches it nothing: which sizes a program covers was decided when it was
@@ -382,7 +403,7 @@ def nothing_learned(env: ShapeEnv | None) -> Iterator[None]:
 def questions_unwatched(env: ShapeEnv) -> Iterator[None]:
     """Inside, questions about sizes are answered by the example; no guard and no watcher hears of them."""
     watched = isinstance(env, WatchedShapeEnv)
-    with patched(env, unwatched=True) if watched else contextlib.nullcontext(), env.suppress_guards():
+    with patch_attributes(env, unwatched=True) if watched else contextlib.nullcontext(), env.suppress_guards():
         yield
 
 
@@ -393,7 +414,7 @@ def surely_equal(env: ShapeEnv | None, a: sympy.Basic, b: sympy.Basic) -> bool:
     a, b = (_resolve_extremes(env, env.simplify(expr)) for expr in (a, b))
     if isinstance(a, sympy.logic.boolalg.Boolean) or isinstance(b, sympy.logic.boolalg.Boolean):
         # 2 <= n and n >= 2 are two expressions to sympy.
-        return bool(_with_canonical_relations(a) == _with_canonical_relations(b))
+        return bool(_canonicalize_relations(a) == _canonicalize_relations(b))
     return bool(a == b or env._maybe_evaluate_static(sympy.Eq(a, b)) == sympy.true)
 
 
@@ -412,7 +433,7 @@ def _resolve_extremes(env: ShapeEnv, expr: sympy.Basic) -> sympy.Basic:
     return expr.replace(lambda part: isinstance(part, extremes), resolve) if expr.has(*extremes) else expr
 
 
-def _with_canonical_relations(expr: sympy.Basic) -> sympy.Basic:
+def _canonicalize_relations(expr: sympy.Basic) -> sympy.Basic:
     return expr.replace(lambda e: isinstance(e, sympy.core.relational.Relational), lambda e: e.canonical)
 
 
@@ -485,7 +506,7 @@ def guards_suppressed(env: ShapeEnv) -> Iterator[None]:
             raise FixedSize(expr)
         return usual(expr, *args, **kwargs)
 
-    with patched(env, evaluate_expr=evaluate), env.suppress_guards():
+    with patch_attributes(env, evaluate_expr=evaluate), env.suppress_guards():
         yield
 
 

@@ -7,62 +7,61 @@ from typing import Any
 
 import torch
 
-from ingot.lowering.body import Recorder
-from ingot.lowering.coding import in_words
-from ingot.lowering.expr import Size
+from ingot.lowering.index_expr import Size
+from ingot.lowering.loop_body import BodyBuilder
 from ingot.lowering.lower import Lowering, lowers
-from ingot.lowering.refusing import Unsupported
 from ingot.lowering.rules.views import dim_of
-from ingot.lowering.values import Index, Lazy, Tensor, broadcast
+from ingot.lowering.tensor_views import Deferred, Index, TensorValue, broadcast
+from ingot.lowering.unsupported import LoweringUnsupported
 
 aten = torch.ops.aten
 
 
 @lowers(aten.embedding.default)
-def embedding(low: Lowering, weight: Tensor, places: Tensor, *_: Any) -> Tensor:
-    weight = in_words(low, weight)
+def embedding(low: Lowering, weight: TensorValue, places: TensorValue, *_: Any) -> TensorValue:
+    weight = low.strategy.prepare_table(low, weight)
 
-    def load(ops: Recorder, index: Index) -> int:
+    def load(ops: BodyBuilder, index: Index) -> int:
         row = ops.checked(places.load(ops, index[: places.rank]), weight.shape[0], wraps=False)
         return weight.load(ops, (row, *index[places.rank :]))
 
-    return Tensor(low.shape_of(low.out), low.out_dtype, Lazy(load, 3 + places.cost))
+    return TensorValue(low.shape_of(low.out), low.out_dtype, Deferred(load, 3 + places.cost))
 
 
 @lowers(aten.index_select.default)
-def index_select(low: Lowering, x: Tensor, dim: int, places: Tensor) -> Tensor:
+def index_select(low: Lowering, x: TensorValue, dim: int, places: TensorValue) -> TensorValue:
     dim = dim_of(x, dim)
     if not x.rank:
         return x
-    low.keep(x)
+    low.materialize_if_expensive(x)
 
-    def load(ops: Recorder, index: Index) -> int:
+    def load(ops: BodyBuilder, index: Index) -> int:
         at = (index[dim],) if places.rank else ()
         place = ops.checked(places.load(ops, at), x.shape[dim], wraps=False)
         return x.load(ops, (*index[:dim], place, *index[dim + 1 :]))
 
-    return Tensor(low.shape_of(low.out), x.dtype, Lazy(load, 3 + places.cost))
+    return TensorValue(low.shape_of(low.out), x.dtype, Deferred(load, 3 + places.cost))
 
 
 @lowers(aten.gather.default)
-def gather(low: Lowering, x: Tensor, dim: int, places: Tensor, **_: Any) -> Tensor:
+def gather(low: Lowering, x: TensorValue, dim: int, places: TensorValue, **_: Any) -> TensorValue:
     if not x.rank:
-        return Tensor(places.shape, x.dtype, Lazy(lambda ops, index: x.load(ops, ()), 1))
+        return TensorValue(places.shape, x.dtype, Deferred(lambda ops, index: x.load(ops, ()), 1))
     if any(size == 0 for size in places.shape):  # the one case in which torch takes places of another rank
         return low.full(places.shape, 0, x.dtype)
     dim = dim_of(x, dim)
-    low.keep(x)
+    low.materialize_if_expensive(x)
 
-    def load(ops: Recorder, index: Index) -> int:
+    def load(ops: BodyBuilder, index: Index) -> int:
         if not places.rank:
             return x.load(ops, (ops.checked(places.load(ops, ()), x.shape[0], wraps=False),))
         place = ops.checked(places.load(ops, index), x.shape[dim], wraps=False)
         return x.load(ops, (*index[:dim], place, *index[dim + 1 :]))
 
-    return Tensor(places.shape, x.dtype, Lazy(load, 3 + places.cost))
+    return TensorValue(places.shape, x.dtype, Deferred(load, 3 + places.cost))
 
 
-def advanced(indices: Sequence[Tensor | None], rank: int, out_rank: int) -> tuple[int, int]:
+def find_index_dims(indices: Sequence[TensorValue | None], rank: int, out_rank: int) -> tuple[int, int]:
     """Where the dims of the broadcast index tensors stand in the result, and how many there are."""
     given = [d for d, i in enumerate(indices) if i is not None]
     width = max((i.rank for i in indices if i is not None), default=0)
@@ -71,7 +70,7 @@ def advanced(indices: Sequence[Tensor | None], rank: int, out_rank: int) -> tupl
 
 
 def element(
-    ops: Recorder, shape: Sequence[Size], indices: Sequence[Tensor | None], index: Index, first: int, width: int
+    ops: BodyBuilder, shape: Sequence[Size], indices: Sequence[TensorValue | None], index: Index, first: int, width: int
 ) -> tuple[Size, ...]:
     """The place in the indexed tensor for a place of the result."""
     inner = index[first : first + width]
@@ -87,24 +86,24 @@ def element(
 
 
 @lowers(aten.index.Tensor, aten._unsafe_index.Tensor)
-def index_(low: Lowering, x: Tensor, indices: Sequence[Tensor | None]) -> Tensor:
-    low.keep(x)
+def index_(low: Lowering, x: TensorValue, indices: Sequence[TensorValue | None]) -> TensorValue:
+    low.materialize_if_expensive(x)
     shape = low.shape_of(low.out)
     masks = [i for i in indices if i is not None and i.dtype in ("bool", "uint8")]
     if masks:
-        from ingot.lowering.rules.masks import without_masks  # which is built on this file
+        from ingot.lowering.rules.boolean_indexing import replace_masks_by_indices  # which is built on this file
 
         if len(masks) > 1:
-            raise Unsupported("indexing by more than one mask")
+            raise LoweringUnsupported("indexing by more than one mask")
         given = [d for d, i in enumerate(indices) if i is not None]
         together = given == list(range(given[0], given[-1] + 1))
         others = [i.rank for i in indices if i is not None and i is not masks[0]]
         place = (given[0] if together else 0) + max([1, *others]) - 1
-        indices = without_masks(low, indices, shape[place])
-    first, width = advanced(indices, x.rank, len(shape))
+        indices = replace_masks_by_indices(low, indices, shape[place])
+    first, width = find_index_dims(indices, x.rank, len(shape))
     indices = [i if i is None else low.align(i, shape[first : first + width]) for i in indices]
 
-    def load(ops: Recorder, index: Index) -> int:
+    def load(ops: BodyBuilder, index: Index) -> int:
         return x.load(ops, element(ops, x.shape, indices, index, first, width))
 
-    return Tensor(shape, x.dtype, Lazy(load, 3 + sum(i.cost + 1 for i in indices if i is not None)))
+    return TensorValue(shape, x.dtype, Deferred(load, 3 + sum(i.cost + 1 for i in indices if i is not None)))

@@ -8,12 +8,12 @@ from typing import Any
 
 import torch
 
-from ingot.lowering.body import Recorder
-from ingot.lowering.expr import Expr, Size
-from ingot.lowering.ir import INTEGERS, wide
+from ingot.lowering.dtypes import INTEGERS, wide
+from ingot.lowering.index_expr import Expr, Size
+from ingot.lowering.loop_body import BodyBuilder
 from ingot.lowering.lower import RULES, Lowering, lowers
-from ingot.lowering.refusing import Unsupported, dtype_name
-from ingot.lowering.values import Index, Lazy, Strided, Tensor, broadcast
+from ingot.lowering.tensor_views import Deferred, Index, Strided, TensorValue, broadcast
+from ingot.lowering.unsupported import LoweringUnsupported, dtype_name
 
 aten = torch.ops.aten
 
@@ -41,11 +41,11 @@ def category(dtype: str) -> int:
     return 0 if dtype == "bool" else 1 if dtype in INTEGERS else 2
 
 
-def promoted(operands: Sequence[Any]) -> str:
+def promote(operands: Sequence[Any]) -> str:
     """The dtype that torch computes these operands in: tensors before rank 0 before numbers."""
     ranked: list[list[torch.dtype]] = [[], [], []]
     for operand in operands:
-        if isinstance(operand, Tensor):
+        if isinstance(operand, TensorValue):
             ranked[0 if operand.rank else 1].append(getattr(torch, operand.dtype))
         elif isinstance(operand, bool):
             ranked[2].append(torch.bool)
@@ -68,9 +68,9 @@ def promoted(operands: Sequence[Any]) -> str:
     return dtype_name(best) if best is not None else "float32"
 
 
-def value_at(ops: Recorder, operand: Any, index: Index, dtype: str) -> int:
+def value_at(ops: BodyBuilder, operand: Any, index: Index, dtype: str) -> int:
     """An operand's element as a value of this dtype: rounded to it, where it is a half."""
-    if isinstance(operand, Tensor):
+    if isinstance(operand, TensorValue):
         return ops.cast(operand.load(ops, broadcast(index, operand.shape)), dtype)
     if isinstance(operand, Expr):
         return ops.cast(ops.index(operand), dtype)
@@ -79,7 +79,7 @@ def value_at(ops: Recorder, operand: Any, index: Index, dtype: str) -> int:
 
 def _number(value: Scalar, dtype: str) -> Scalar:
     if dtype in INTEGERS and isinstance(value, float) and not math.isfinite(value):
-        raise Unsupported(f"{value} as {dtype} has no meaning")
+        raise LoweringUnsupported(f"{value} as {dtype} has no meaning")
     return value
 
 
@@ -92,7 +92,7 @@ def elementwise(
     result: str | None = None,
     cost: int = 1,
     wide_number: bool = False,
-) -> Tensor:
+) -> TensorValue:
     """`compute(ops, *elements)` at every place of the broadcast operands.
 
     `dtype` is what operands are cast to first (default: the result's), `result` the dtype of the value. With
@@ -104,22 +104,22 @@ def elementwise(
     shape = low.shape_of(low.out)
     for operand in operands:
         _keep_expensive(low, operand, shape)
-    operands = [low.align(operand, shape) if isinstance(operand, Tensor) else operand for operand in operands]
+    operands = [low.align(operand, shape) if isinstance(operand, TensorValue) else operand for operand in operands]
 
     dtypes = [dtype] * len(operands)
-    if wide_number and not (isinstance(operands[1], Tensor) and operands[1].rank):
+    if wide_number and not (isinstance(operands[1], TensorValue) and operands[1].rank):
         dtypes[1] = wide(dtype)
 
-    def load(ops: Recorder, index: Index) -> int:
+    def load(ops: BodyBuilder, index: Index) -> int:
         return compute(ops, *(value_at(ops, operand, index, d) for operand, d in zip(operands, dtypes, strict=True)))
 
-    total = cost + sum(operand.cost for operand in operands if isinstance(operand, Tensor))
-    return Tensor(shape, result, Lazy(load, total, order_for(low, operands, len(shape))))
+    total = cost + sum(operand.cost for operand in operands if isinstance(operand, TensorValue))
+    return TensorValue(shape, result, Deferred(load, total, order_for(low, operands, len(shape))))
 
 
 def _keep_expensive(low: Lowering, operand: Any, shape: tuple[Size, ...]) -> None:
     """What is costly and about to be repeated by a broadcast is computed once, before."""
-    if isinstance(operand, Tensor) and isinstance(operand.data, Lazy) and operand.cost > 8:
+    if isinstance(operand, TensorValue) and isinstance(operand.data, Deferred) and operand.cost > 8:
         repeats = low.hint(_count(shape)) > 2 * low.hint(operand.numel)
         if repeats:
             low.realize(operand)
@@ -136,7 +136,7 @@ def order_for(low: Lowering, operands: Sequence[Any], rank: int) -> tuple[int, .
     """The physical order that most of the data is read in already."""
     best: tuple[int, tuple[int, ...] | None] = (0, None)
     for operand in operands:
-        if not isinstance(operand, Tensor) or operand.rank != rank or rank < 2:
+        if not isinstance(operand, TensorValue) or operand.rank != rank or rank < 2:
             continue
         data = operand.data
         if isinstance(data, Strided):
@@ -154,17 +154,17 @@ def order_for(low: Lowering, operands: Sequence[Any], rank: int) -> tuple[int, .
 # ---------------------------------------------------------------------- one scalar operation
 
 
-def _register(table: dict[str, str], how: Callable[[str], Callable[..., Tensor]]) -> None:
+def _register(table: dict[str, str], how: Callable[[str], Callable[..., TensorValue]]) -> None:
     for target, name in table.items():
         packet, _, overload = target.partition(".")
         lowers(getattr(getattr(aten, packet), overload or "default"))(how(name))
 
 
-def _same(name: str) -> Callable[..., Tensor]:
+def _same(name: str) -> Callable[..., TensorValue]:
     """Operands are cast to the result's dtype."""
     cost, wide_number = 10 if name in HEAVY else 1, name in WIDE_NUMBER
 
-    def rule(low: Lowering, *operands: Any) -> Tensor:
+    def rule(low: Lowering, *operands: Any) -> TensorValue:
         if name in ("floormod", "fmod", "floordiv") and low.out_dtype in INTEGERS:
             low.check_divisor(operands[1])
         return elementwise(low, operands, lambda ops, *v: ops.call(name, *v), cost=cost, wide_number=wide_number)
@@ -172,23 +172,23 @@ def _same(name: str) -> Callable[..., Tensor]:
     return rule
 
 
-def _compare(name: str) -> Callable[..., Tensor]:
+def _compare(name: str) -> Callable[..., TensorValue]:
     """Operands are cast to what torch promotes them to; the result is bool."""
 
-    def rule(low: Lowering, *operands: Any) -> Tensor:
-        return elementwise(low, operands, lambda ops, *v: ops.call(name, *v), dtype=promoted(operands), result="bool")
+    def rule(low: Lowering, *operands: Any) -> TensorValue:
+        return elementwise(low, operands, lambda ops, *v: ops.call(name, *v), dtype=promote(operands), result="bool")
 
     return rule
 
 
-def _logical(name: str) -> Callable[..., Tensor]:
+def _logical(name: str) -> Callable[..., TensorValue]:
     """Operands are cast to what torch promotes them to, then to bool; the result is bool."""
 
-    def compute(ops: Recorder, *elements: int) -> int:
+    def compute(ops: BodyBuilder, *elements: int) -> int:
         return ops.call(name, *(ops.cast(element, "bool") for element in elements))
 
-    def rule(low: Lowering, *operands: Any) -> Tensor:
-        return elementwise(low, operands, compute, dtype=promoted(operands), result="bool")
+    def rule(low: Lowering, *operands: Any) -> TensorValue:
+        return elementwise(low, operands, compute, dtype=promote(operands), result="bool")
 
     return rule
 
@@ -285,40 +285,40 @@ _register({"logical_and": "and", "logical_or": "or", "logical_xor": "ne", "logic
 
 
 @lowers(aten.add.Tensor, aten.add.Scalar)
-def add(low: Lowering, x: Any, y: Any, alpha: Scalar = 1) -> Tensor:
-    return _scaled(low, "add", x, y, alpha)
+def add(low: Lowering, x: Any, y: Any, alpha: Scalar = 1) -> TensorValue:
+    return _scale(low, "add", x, y, alpha)
 
 
 @lowers(aten.sub.Tensor, aten.sub.Scalar)
-def sub(low: Lowering, x: Any, y: Any, alpha: Scalar = 1) -> Tensor:
-    return _scaled(low, "sub", x, y, alpha)
+def sub(low: Lowering, x: Any, y: Any, alpha: Scalar = 1) -> TensorValue:
+    return _scale(low, "sub", x, y, alpha)
 
 
 @lowers(aten.rsub.Tensor, aten.rsub.Scalar)
-def rsub(low: Lowering, x: Any, y: Any, alpha: Scalar = 1) -> Tensor:
-    return _scaled(low, "sub", y, x, alpha)
+def rsub(low: Lowering, x: Any, y: Any, alpha: Scalar = 1) -> TensorValue:
+    return _scale(low, "sub", y, x, alpha)
 
 
-def _scaled(low: Lowering, name: str, x: Any, y: Any, alpha: Any) -> Tensor:
+def _scale(low: Lowering, name: str, x: Any, y: Any, alpha: Any) -> TensorValue:
     if not isinstance(alpha, (int, float)) or alpha != 1:
         return elementwise(low, (x, y, alpha), lambda ops, a, b, c: ops.call(name, a, ops.call("mul", b, c)))
     return elementwise(low, (x, y), lambda ops, a, b: ops.call(name, a, b))
 
 
 @lowers(aten.div.Tensor, aten.div.Scalar)
-def div(low: Lowering, x: Any, y: Any) -> Tensor:
+def div(low: Lowering, x: Any, y: Any) -> TensorValue:
     return elementwise(low, (x, y), lambda ops, a, b: ops.call("div", a, b), cost=2, wide_number=True)
 
 
 @lowers(aten.div.Tensor_mode, aten.div.Scalar_mode)
-def div_mode(low: Lowering, x: Any, y: Any, rounding_mode: str | None = None) -> Tensor:
+def div_mode(low: Lowering, x: Any, y: Any, rounding_mode: str | None = None) -> TensorValue:
     if rounding_mode is None:
         return div(low, x, y)
     integral = low.out_dtype in INTEGERS
     if integral:
         low.check_divisor(y)
 
-    def compute(ops: Recorder, a: int, b: int) -> int:
+    def compute(ops: BodyBuilder, a: int, b: int) -> int:
         if rounding_mode == "floor":
             return ops.call("floordiv", a, b)
         return ops.call("truncdiv", a, b) if integral else ops.call("trunc", ops.call("div", a, b))
@@ -327,10 +327,10 @@ def div_mode(low: Lowering, x: Any, y: Any, rounding_mode: str | None = None) ->
 
 
 @lowers(aten.pow.Tensor_Scalar)
-def pow_scalar(low: Lowering, x: Tensor, exponent: Any) -> Tensor:
+def pow_scalar(low: Lowering, x: TensorValue, exponent: Any) -> TensorValue:
     """Small whole exponents are products; a half is a root."""
 
-    def compute(ops: Recorder, a: int) -> int:
+    def compute(ops: BodyBuilder, a: int) -> int:
         if exponent == 2:
             return ops.call("mul", a, a)
         if exponent == 3:
@@ -347,33 +347,35 @@ def pow_scalar(low: Lowering, x: Tensor, exponent: Any) -> Tensor:
 
     dtype = low.out_dtype
     if isinstance(exponent, int) and exponent < 0 and low.out_dtype in INTEGERS:
-        raise Unsupported("an integer to a negative power")
+        raise LoweringUnsupported("an integer to a negative power")
     cost = 1 if exponent in (1, 2, 3) else 10
     return elementwise(low, (x,), compute, cost=cost)
 
 
 @lowers(aten.where.self, aten.where.ScalarOther, aten.where.ScalarSelf, aten.where.Scalar)
-def where(low: Lowering, condition: Tensor, yes: Any, no: Any) -> Tensor:
+def where(low: Lowering, condition: TensorValue, yes: Any, no: Any) -> TensorValue:
     dtype = low.out_dtype
     shape = low.shape_of(low.out)
     condition = low.align(condition, shape)
-    yes, no = (low.align(choice, shape) if isinstance(choice, Tensor) else choice for choice in (yes, no))
+    yes, no = (low.align(choice, shape) if isinstance(choice, TensorValue) else choice for choice in (yes, no))
 
-    def load(ops: Recorder, index: Index) -> int:
+    def load(ops: BodyBuilder, index: Index) -> int:
         c = value_at(ops, condition, index, "bool")
         return ops.where(c, value_at(ops, yes, index, dtype), value_at(ops, no, index, dtype))
 
-    operands = [operand for operand in (condition, yes, no) if isinstance(operand, Tensor)]
-    return Tensor(shape, dtype, Lazy(load, 1 + sum(o.cost for o in operands), order_for(low, operands, len(shape))))
+    operands = [operand for operand in (condition, yes, no) if isinstance(operand, TensorValue)]
+    return TensorValue(
+        shape, dtype, Deferred(load, 1 + sum(o.cost for o in operands), order_for(low, operands, len(shape)))
+    )
 
 
 @lowers(aten.clamp.default, aten.clamp.Tensor, aten.clamp_min.default, aten.clamp_min.Tensor, aten.hardtanh.default)
-def clamp(low: Lowering, x: Tensor, minimum: Any = None, maximum: Any = None) -> Tensor:
+def clamp(low: Lowering, x: TensorValue, minimum: Any = None, maximum: Any = None) -> TensorValue:
     if low.node.target is aten.hardtanh.default:
         minimum, maximum = -1 if minimum is None else minimum, 1 if maximum is None else maximum
     limits = [(name, limit) for name, limit in (("max", minimum), ("min", maximum)) if limit is not None]
 
-    def compute(ops: Recorder, value: int, *bounds: int) -> int:
+    def compute(ops: BodyBuilder, value: int, *bounds: int) -> int:
         for (name, _), bound in zip(limits, bounds, strict=True):
             value = ops.call(name, value, bound)
         return value
@@ -382,15 +384,15 @@ def clamp(low: Lowering, x: Tensor, minimum: Any = None, maximum: Any = None) ->
 
 
 @lowers(aten.clamp_max.default, aten.clamp_max.Tensor)
-def clamp_max(low: Lowering, x: Tensor, maximum: Any) -> Tensor:
+def clamp_max(low: Lowering, x: TensorValue, maximum: Any) -> TensorValue:
     return clamp(low, x, None, maximum)
 
 
-@lowers(aten.gelu.default)
-def gelu(low: Lowering, x: Tensor, approximate: str = "none") -> Tensor:
+@lowers(whole=[aten.gelu.default])
+def gelu(low: Lowering, x: TensorValue, approximate: str = "none") -> TensorValue:
     dtype = wide(low.out_dtype)
 
-    def compute(ops: Recorder, v: int) -> int:
+    def compute(ops: BodyBuilder, v: int) -> int:
         half = ops.call("mul", v, ops.const(0.5, dtype))
         if approximate == "tanh":
             cube = ops.call("mul", ops.call("mul", v, v), v)
@@ -403,26 +405,26 @@ def gelu(low: Lowering, x: Tensor, approximate: str = "none") -> Tensor:
     return elementwise(low, (x,), compute, cost=14)
 
 
-@lowers(aten.silu.default)
-def silu(low: Lowering, x: Tensor) -> Tensor:
+@lowers(whole=[aten.silu.default])
+def silu(low: Lowering, x: TensorValue) -> TensorValue:
     return elementwise(low, (x,), lambda ops, v: ops.call("mul", v, ops.call("sigmoid", v)), cost=11)
 
 
 @lowers(aten.leaky_relu.default)
-def leaky_relu(low: Lowering, x: Tensor, slope: float = 0.01) -> Tensor:
+def leaky_relu(low: Lowering, x: TensorValue, slope: float = 0.01) -> TensorValue:
     dtype = wide(low.out_dtype)
 
-    def compute(ops: Recorder, v: int) -> int:
+    def compute(ops: BodyBuilder, v: int) -> int:
         return ops.where(ops.call("gt", v, ops.const(0, dtype)), v, ops.call("mul", v, ops.const(slope, dtype)))
 
     return elementwise(low, (x,), compute)
 
 
 @lowers(aten.elu.default)
-def elu(low: Lowering, x: Tensor, alpha: float = 1.0, scale: float = 1.0, input_scale: float = 1.0) -> Tensor:
+def elu(low: Lowering, x: TensorValue, alpha: float = 1.0, scale: float = 1.0, input_scale: float = 1.0) -> TensorValue:
     dtype = wide(low.out_dtype)
 
-    def compute(ops: Recorder, v: int) -> int:
+    def compute(ops: BodyBuilder, v: int) -> int:
         inner = ops.call("mul", v, ops.const(input_scale, dtype))
         negative = ops.call("mul", ops.call("expm1", inner), ops.const(alpha * scale, dtype))
         positive = ops.call("mul", v, ops.const(scale, dtype))
@@ -443,15 +445,15 @@ def elu(low: Lowering, x: Tensor, alpha: float = 1.0, scale: float = 1.0, input_
     aten.type_as.default,
     aten.convert_element_type.default if hasattr(aten, "convert_element_type") else "convert_element_type",
 )
-def cast(low: Lowering, x: Tensor, *_: Any, **__: Any) -> Tensor:
+def cast(low: Lowering, x: TensorValue, *_: Any, **__: Any) -> TensorValue:
     dtype = low.out_dtype
     if dtype == x.dtype:
         return x
 
-    def load(ops: Recorder, index: Index) -> int:
+    def load(ops: BodyBuilder, index: Index) -> int:
         return ops.cast(x.load(ops, index), dtype)
 
-    return Tensor(x.shape, dtype, Lazy(load, x.cost + 1, low.order_of(x)))
+    return TensorValue(x.shape, dtype, Deferred(load, x.cost + 1, low.order_of(x)))
 
 
 @lowers(
@@ -467,7 +469,7 @@ def cast(low: Lowering, x: Tensor, *_: Any, **__: Any) -> Tensor:
     aten.resolve_neg.default,
     aten.view_copy.default if False else "never",
 )
-def same(low: Lowering, x: Tensor, *_: Any, **__: Any) -> Tensor:
+def same(low: Lowering, x: TensorValue, *_: Any, **__: Any) -> TensorValue:
     return x
 
 
@@ -476,12 +478,12 @@ RULES.pop("convert_element_type", None)
 
 
 @lowers(aten.copy.default)
-def copy(low: Lowering, target: Tensor, source: Tensor, non_blocking: bool = False) -> Tensor:
+def copy(low: Lowering, target: TensorValue, source: TensorValue, non_blocking: bool = False) -> TensorValue:
     return elementwise(low, (source,), lambda ops, v: v)
 
 
 @lowers(aten.view.dtype)
-def view_dtype(low: Lowering, x: Tensor, dtype: torch.dtype) -> Tensor:
+def view_dtype(low: Lowering, x: TensorValue, dtype: torch.dtype) -> TensorValue:
     if dtype_name(dtype) == x.dtype:
         return x
-    raise Unsupported("a view as another dtype")
+    raise LoweringUnsupported("a view as another dtype")

@@ -8,22 +8,33 @@ from typing import Any
 
 import torch
 
-from ingot.lowering import values
-from ingot.lowering.body import Recorder
-from ingot.lowering.expr import Expr, Size, bounds, divide, known, largest, remainder, smallest, symbol, within
-from ingot.lowering.ir import Bind
+from ingot.lowering import tensor_views
+from ingot.lowering.index_expr import (
+    Expr,
+    Size,
+    bounds,
+    divide,
+    is_in_range,
+    largest,
+    remainder,
+    require_static,
+    size_symbol,
+    smallest,
+)
+from ingot.lowering.loop_body import BodyBuilder
+from ingot.lowering.loop_ir import BindSymbol
 from ingot.lowering.lower import Lowering, lowers
-from ingot.lowering.refusing import Unsupported
-from ingot.lowering.values import Index, Lazy, Tensor, quantized_of
+from ingot.lowering.tensor_views import Deferred, Index, TensorValue, quantized_of
+from ingot.lowering.unsupported import LoweringUnsupported
 
 aten = torch.ops.aten
 
 
-def dim_of(tensor: Tensor, dim: int) -> int:
+def dim_of(tensor: TensorValue, dim: int) -> int:
     return dim % tensor.rank if tensor.rank else 0
 
 
-def dims_of(tensor: Tensor, dims: Sequence[int] | int | None) -> tuple[int, ...]:
+def dims_of(tensor: TensorValue, dims: Sequence[int] | int | None) -> tuple[int, ...]:
     if dims is None or (isinstance(dims, (list, tuple)) and not dims):
         return tuple(range(tensor.rank))
     return tuple(dim_of(tensor, d) for d in ([dims] if isinstance(dims, int) else dims)) if tensor.rank else ()
@@ -46,27 +57,27 @@ def getitem(low: Lowering, values_: Any, place: int) -> Any:
     aten.view_as.default,
     aten.reshape_as.default,
 )
-def reshape(low: Lowering, x: Tensor, *_: Any, **__: Any) -> Tensor:
-    return values.reshape(x, low.shape_of(low.out), low.hint)
+def reshape(low: Lowering, x: TensorValue, *_: Any, **__: Any) -> TensorValue:
+    return tensor_views.reshape(x, low.shape_of(low.out), low.hint)
 
 
 @lowers(aten.permute.default, aten.permute_copy.default)
-def permute(low: Lowering, x: Tensor, dims: Sequence[int]) -> Tensor:
-    return values.permute(x, dims_of(x, dims)) if x.rank else x
+def permute(low: Lowering, x: TensorValue, dims: Sequence[int]) -> TensorValue:
+    return tensor_views.permute(x, dims_of(x, dims)) if x.rank else x
 
 
 @lowers(aten.transpose.int, aten.transpose_copy.int, aten.swapaxes.default)
-def transpose(low: Lowering, x: Tensor, first: int, second: int) -> Tensor:
+def transpose(low: Lowering, x: TensorValue, first: int, second: int) -> TensorValue:
     if not x.rank:
         return x
     order = list(range(x.rank))
     a, b = dim_of(x, first), dim_of(x, second)
     order[a], order[b] = b, a
-    return values.permute(x, order)
+    return tensor_views.permute(x, order)
 
 
 @lowers(aten.t.default, aten.t_copy.default, aten.numpy_T.default, aten.mT.default)
-def t(low: Lowering, x: Tensor) -> Tensor:
+def t(low: Lowering, x: TensorValue) -> TensorValue:
     if x.rank < 2:
         return x
     order = list(range(x.rank))
@@ -74,47 +85,51 @@ def t(low: Lowering, x: Tensor) -> Tensor:
         order.reverse()
     else:
         order[-2:] = [x.rank - 1, x.rank - 2]
-    return values.permute(x, order)
+    return tensor_views.permute(x, order)
 
 
 @lowers(aten.movedim.int, aten.movedim.intlist)
-def movedim(low: Lowering, x: Tensor, source: Any, destination: Any) -> Tensor:
+def movedim(low: Lowering, x: TensorValue, source: Any, destination: Any) -> TensorValue:
     froms, tos = dims_of(x, source), dims_of(x, destination)
     order: list[int | None] = [None] * x.rank
     for a, b in zip(froms, tos, strict=True):
         order[b] = a
     rest = iter(d for d in range(x.rank) if d not in froms)
-    return values.permute(x, [next(rest) if d is None else d for d in order])
+    return tensor_views.permute(x, [next(rest) if d is None else d for d in order])
 
 
 @lowers(aten.expand.default, aten.expand_copy.default, aten.broadcast_to.default, aten.expand_as.default)
-def expand(low: Lowering, x: Tensor, *_: Any, **__: Any) -> Tensor:
+def expand(low: Lowering, x: TensorValue, *_: Any, **__: Any) -> TensorValue:
     return low.expand(x, low.shape_of(low.out))
 
 
 @lowers(aten.unsqueeze.default, aten.unsqueeze_copy.default)
-def unsqueeze(low: Lowering, x: Tensor, dim: int) -> Tensor:
-    return values.insert(x, dim % (x.rank + 1))
+def unsqueeze(low: Lowering, x: TensorValue, dim: int) -> TensorValue:
+    return tensor_views.insert(x, dim % (x.rank + 1))
 
 
 @lowers(aten.squeeze.default, aten.squeeze.dim, aten.squeeze.dims, aten.squeeze_copy.dim, aten.squeeze_copy.dims)
-def squeeze(low: Lowering, x: Tensor, dims: Any = None) -> Tensor:
+def squeeze(low: Lowering, x: TensorValue, dims: Any = None) -> TensorValue:
     asked = tuple(range(x.rank)) if dims is None else dims_of(x, dims) if dims != [] else ()
     gone = [d for d in asked if x.shape[d] == 1]
-    return values.drop(x, gone) if gone else x
+    if len(gone) != x.rank - low.out.dim():  # a constraint of the program may say of a dynamic size that it is 1
+        gone = [d for d in asked if x.shape[d] == 1 or not isinstance(x.shape[d], int)]
+    return tensor_views.drop(x, gone) if gone else x
 
 
 @lowers(aten.slice.Tensor, aten.slice_copy.Tensor, aten.narrow.default)
-def slice_(low: Lowering, x: Tensor, dim: int = 0, start: Any = None, end: Any = None, step: Size = 1) -> Tensor:
+def slice_(
+    low: Lowering, x: TensorValue, dim: int = 0, start: Any = None, end: Any = None, step: Size = 1
+) -> TensorValue:
     dim = dim_of(x, dim)
     begin, length = first_place(low, start, x.shape[dim]), low.shape_of(low.out)[dim]
-    if not low.is_told(length):
+    if not low.is_bound(length):
         if low.node.target is aten.narrow.default:
-            low.tell(length, end)
+            low.bind_size(length, end)
         else:
             stop = x.shape[dim] if end is None else first_place(low, end, x.shape[dim])
-            low.tell(length, largest(divide(stop - begin + step - 1, step), 0))
-    return values.slice_dim(x, dim, begin, step, length)
+            low.bind_size(length, largest(divide(stop - begin + step - 1, step), 0))
+    return tensor_views.slice_dim(x, dim, begin, step, length)
 
 
 def first_place(low: Lowering, start: Size | None, size: Size) -> Size:
@@ -126,27 +141,28 @@ def first_place(low: Lowering, start: Size | None, size: Size) -> Size:
     least, _ = bounds(start)
     if least is not None and least >= 0:
         return smallest(start, size)
-    ops = Recorder()
+    ops = BodyBuilder()
     zero, given, limit = ops.const(0, "int64"), ops.index(start), ops.index(size)
     from_end = ops.call("max", ops.call("add", given, limit), zero)
     value = ops.where(ops.call("lt", given, zero), from_end, ops.call("min", given, limit))
     name = low.new_symbol()
-    low.steps.append(Bind(name, ops.finish([value]), low.origin))
-    return symbol(name)
+    low.steps.append(BindSymbol(name, ops.finish([value]), low.origin))
+    return size_symbol(name)
 
 
 @lowers(aten.select.int, aten.select_copy.int)
-def select(low: Lowering, x: Tensor, dim: int, place: Size) -> Tensor:
+def select(low: Lowering, x: TensorValue, dim: int, place: Size) -> TensorValue:
     dim = dim_of(x, dim)
     if isinstance(place, int):
+        low.check_place(place, dim)
         place = x.shape[dim] + place if place < 0 else place
-    elif not within(place, x.shape[dim]):
-        ops = Recorder()
+    elif not is_in_range(place, x.shape[dim]):
+        ops = BodyBuilder()
         checked = ops.emit("check", (ops.index(place),), "int64", x.shape[dim])
         name = low.new_symbol()
-        low.steps.append(Bind(name, ops.finish([checked]), low.origin))
-        place = symbol(name, below=x.shape[dim])
-    return values.select(x, dim, place)
+        low.steps.append(BindSymbol(name, ops.finish([checked]), low.origin))
+        place = size_symbol(name, below=x.shape[dim])
+    return tensor_views.select(x, dim, place)
 
 
 @lowers(
@@ -160,9 +176,9 @@ def select(low: Lowering, x: Tensor, dim: int, place: Size) -> Tensor:
     aten.tensor_split.sections,
     aten.tensor_split.indices,
 )
-def split(low: Lowering, x: Tensor, *args: Any, **kwargs: Any) -> list[Tensor]:
+def split(low: Lowering, x: TensorValue, *args: Any, **kwargs: Any) -> list[TensorValue]:
     """The pieces have the sizes that their types say, one after another along the dim."""
-    from ingot.program.metadata import value_of
+    from ingot.ir.metadata import value_of
 
     unbind = low.node.target in (aten.unbind.int, aten.unbind_copy.int)
     dim = kwargs.get("dim", args[-1] if len(args) == (1 if unbind else 2) else 0)
@@ -170,11 +186,11 @@ def split(low: Lowering, x: Tensor, *args: Any, **kwargs: Any) -> list[Tensor]:
     pieces, place = [], as_size(0)
     for part in value_of(low.node):
         if unbind:
-            pieces.append(values.select(x, dim, place))
+            pieces.append(tensor_views.select(x, dim, place))
             place = place + 1
             continue
         length = low.shape_of(part)[dim]
-        pieces.append(values.slice_dim(x, dim, place, 1, length))
+        pieces.append(tensor_views.slice_dim(x, dim, place, 1, length))
         place = place + length
     return pieces
 
@@ -184,30 +200,30 @@ def as_size(value: int) -> Size:
 
 
 @lowers(aten.diagonal.default, aten.diagonal_copy.default)
-def diagonal(low: Lowering, x: Tensor, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Tensor:
+def diagonal(low: Lowering, x: TensorValue, offset: int = 0, dim1: int = 0, dim2: int = 1) -> TensorValue:
     a, b = dim_of(x, dim1), dim_of(x, dim2)
     kept = [d for d in range(x.rank) if d not in (a, b)]
     shape = low.shape_of(low.out)
 
-    def load(ops: Recorder, index: Index) -> int:
+    def load(ops: BodyBuilder, index: Index) -> int:
         full: list[Size] = [0] * x.rank
         for d, i in zip(kept, index, strict=False):
             full[d] = i
         full[a], full[b] = index[-1] + max(-offset, 0), index[-1] + max(offset, 0)
         return x.load(ops, tuple(full))
 
-    return Tensor(shape, x.dtype, Lazy(load, x.cost))
+    return TensorValue(shape, x.dtype, Deferred(load, x.cost))
 
 
 @lowers(aten.flip.default)
-def flip(low: Lowering, x: Tensor, dims: Sequence[int]) -> Tensor:
+def flip(low: Lowering, x: TensorValue, dims: Sequence[int]) -> TensorValue:
     for d in dims_of(x, dims) if dims else ():
-        x = values.slice_dim(x, d, x.shape[d] - 1, -1, x.shape[d])
+        x = tensor_views.slice_dim(x, d, x.shape[d] - 1, -1, x.shape[d])
     return x
 
 
 @lowers(aten.cat.default)
-def cat(low: Lowering, tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
+def cat(low: Lowering, tensors: Sequence[TensorValue], dim: int = 0) -> TensorValue:
     """Each place reads the one tensor that covers it."""
     shape, dtype = low.shape_of(low.out), low.out_dtype
     tensors = [t for t in tensors if not (t.rank == 1 and t.shape[0] == 0 and len(shape) != 1)]
@@ -216,9 +232,9 @@ def cat(low: Lowering, tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
     for tensor in tensors[:-1]:
         starts.append(starts[-1] + tensor.shape[dim])
     if len(tensors) > 6 or any(t.cost > 8 for t in tensors):
-        return _joined(low, tensors, starts, dim, shape, dtype)
+        return _join(low, tensors, starts, dim, shape, dtype)
 
-    def load(ops: Recorder, index: Index) -> int:
+    def load(ops: BodyBuilder, index: Index) -> int:
         result: int | None = None
         place = ops.index(index[dim])
         for number, (tensor, start) in reversed(list(enumerate(zip(tensors, starts, strict=True)))):
@@ -233,17 +249,17 @@ def cat(low: Lowering, tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
             result = value if result is None else ops.where(within, value, result)
         return result if result is not None else ops.const(0, dtype)
 
-    return Tensor(shape, dtype, Lazy(load, 2 + sum(t.cost + 2 for t in tensors)))
+    return TensorValue(shape, dtype, Deferred(load, 2 + sum(t.cost + 2 for t in tensors)))
 
 
-def _joined(
-    low: Lowering, tensors: Sequence[Tensor], starts: Sequence[Size], dim: int, shape: tuple[Size, ...], dtype: str
-) -> Tensor:
+def _join(
+    low: Lowering, tensors: Sequence[TensorValue], starts: Sequence[Size], dim: int, shape: tuple[Size, ...], dtype: str
+) -> TensorValue:
     """Written piece by piece: many pieces, or pieces that cost something, would each be tested at every place."""
     buffer = low.buffer("temporary", dtype, shape)
-    whole = Tensor(shape, dtype, values.Strided(buffer.name, 0, values.contiguous_strides(shape)))
+    whole = TensorValue(shape, dtype, tensor_views.Strided(buffer.name, 0, tensor_views.contiguous_strides(shape)))
     for tensor, start in zip(tensors, starts, strict=True):
-        target = values.slice_dim(whole, dim, start, 1, tensor.shape[dim])
+        target = tensor_views.slice_dim(whole, dim, start, 1, tensor.shape[dim])
         low.write(target, tensor)
     return whole
 
@@ -253,58 +269,58 @@ def _wide(dtype: str) -> str:
 
 
 @lowers(aten.stack.default)
-def stack(low: Lowering, tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
+def stack(low: Lowering, tensors: Sequence[TensorValue], dim: int = 0) -> TensorValue:
     dim = dim % (tensors[0].rank + 1)
-    return cat(low, [values.insert(t, dim) for t in tensors], dim)
+    return cat(low, [tensor_views.insert(t, dim) for t in tensors], dim)
 
 
 @lowers(aten.repeat.default)
-def repeat(low: Lowering, x: Tensor, repeats: Sequence[Size]) -> Tensor:
+def repeat(low: Lowering, x: TensorValue, repeats: Sequence[Size]) -> TensorValue:
     shape = low.shape_of(low.out)
     lead = len(shape) - x.rank
     if any(size == 0 for size in shape):
         return low.full(shape, 0, x.dtype)
 
-    def load(ops: Recorder, index: Index) -> int:
+    def load(ops: BodyBuilder, index: Index) -> int:
         inner = [
             i % size if repeats[lead + d] != 1 else i
             for d, (i, size) in enumerate(zip(index[lead:], x.shape, strict=True))
         ]
         return x.load(ops, tuple(0 if size == 1 else i for i, size in zip(inner, x.shape, strict=True)))
 
-    return Tensor(shape, x.dtype, Lazy(load, x.cost + 1))
+    return TensorValue(shape, x.dtype, Deferred(load, x.cost + 1))
 
 
 @lowers(aten.as_strided.default, aten.as_strided_copy.default)
 def as_strided(
-    low: Lowering, x: Tensor, size: Sequence[Size], stride: Sequence[Size], offset: Size | None = None
-) -> Tensor:
+    low: Lowering, x: TensorValue, size: Sequence[Size], stride: Sequence[Size], offset: Size | None = None
+) -> TensorValue:
     """Strides count elements of the tensor as torch lays it out; only a dense row-major one says which those are."""
-    from ingot.program.metadata import value_of
+    from ingot.ir.metadata import value_of
 
     source = value_of(low.node.args[0])  # type: ignore[arg-type]
     if not source.is_contiguous():
-        raise Unsupported("as_strided of a tensor that is not contiguous")
-    flat = values.reshape(x, (x.numel,), low.hint)
+        raise LoweringUnsupported("as_strided of a tensor that is not contiguous")
+    flat = tensor_views.reshape(x, (x.numel,), low.hint)
     place = strided_place(x.numel, size, stride, offset or 0)
-    return Tensor(tuple(size), x.dtype, Lazy(lambda ops, index: flat.load(ops, (place(ops, index),)), x.cost))
+    return TensorValue(tuple(size), x.dtype, Deferred(lambda ops, index: flat.load(ops, (place(ops, index),)), x.cost))
 
 
 def strided_place(
     count: Size, size: Sequence[Size], stride: Sequence[Size], offset: Size
-) -> Callable[[Recorder, Index], Size]:
+) -> Callable[[BodyBuilder, Index], Size]:
     """Where among `count` elements those of a strided view lie. Nothing that torch asks of fakes keeps a view inside
     its tensor: it is asked here, or by the run where sizes are not known."""
     numbers = [count, *size, *stride, offset]
     is_known = all(isinstance(number, int) for number in numbers)
     if is_known and 0 not in size:
-        begin = known(offset)
-        steps = [(known(n) - 1) * known(step) for n, step in zip(size, stride, strict=True)]
+        begin = require_static(offset)
+        steps = [(require_static(n) - 1) * require_static(step) for n, step in zip(size, stride, strict=True)]
         reach = begin + sum(steps)
-        if min(begin, *steps, 0) < 0 or reach >= known(count):
-            raise Unsupported(f"a view that reaches element {reach} of a tensor of {count}")
+        if min(begin, *steps, 0) < 0 or reach >= require_static(count):
+            raise LoweringUnsupported(f"a view that reaches element {reach} of a tensor of {count}")
 
-    def place(ops: Recorder, index: Index) -> Size:
+    def place(ops: BodyBuilder, index: Index) -> Size:
         at = offset
         for i, step in zip(index, stride, strict=True):
             at = at + i * step
@@ -314,19 +330,19 @@ def strided_place(
 
 
 @lowers(aten.unfold.default, aten.unfold_copy.default)
-def unfold(low: Lowering, x: Tensor, dim: int, size: Size, step: Size) -> Tensor:
+def unfold(low: Lowering, x: TensorValue, dim: int, size: Size, step: Size) -> TensorValue:
     if not x.rank:
-        return values.insert(x, 0)
+        return tensor_views.insert(x, 0)
     dim = dim_of(x, dim)
 
-    def load(ops: Recorder, index: Index) -> int:
+    def load(ops: BodyBuilder, index: Index) -> int:
         return x.load(ops, (*index[:dim], index[dim] * step + index[-1], *index[dim + 1 : -1]))
 
-    return Tensor(low.shape_of(low.out), x.dtype, Lazy(load, x.cost))
+    return TensorValue(low.shape_of(low.out), x.dtype, Deferred(load, x.cost))
 
 
-@lowers(aten.constant_pad_nd.default, aten.pad.default)
-def pad(low: Lowering, x: Tensor, padding: Sequence[Size], *more: Any, **kwargs: Any) -> Tensor:
+@lowers(aten.constant_pad_nd.default, whole=[aten.pad.default])
+def pad(low: Lowering, x: TensorValue, padding: Sequence[Size], *more: Any, **kwargs: Any) -> TensorValue:
     mode, value = "constant", kwargs.get("value")
     if low.node.target is aten.pad.default:
         mode = more[0] if more else kwargs.get("mode", "constant")
@@ -340,14 +356,14 @@ def pad(low: Lowering, x: Tensor, padding: Sequence[Size], *more: Any, **kwargs:
         return x
     found = quantized_of(x)
     if found is not None:
-        low.keep(found.integers)
+        low.materialize_if_expensive(found.integers)
     elif x.cost > 1:
         low.realize(x)  # where it is computed it may still join what computes it; behind a margin it may not
     before: list[Size] = [0] * x.rank
     for k in range(len(padding) // 2):
         before[x.rank - 1 - k] = padding[2 * k]
 
-    def load(ops: Recorder, index: Index) -> int:
+    def load(ops: BodyBuilder, index: Index) -> int:
         within: int | None = None
         for d in range(x.rank):
             if before[d] == 0 and shape[d] == x.shape[d]:
@@ -364,13 +380,13 @@ def pad(low: Lowering, x: Tensor, padding: Sequence[Size], *more: Any, **kwargs:
         return ops.where(within, inside, ops.const(value or 0, dtype))
 
     zeros = not value and all(isinstance(p, int) and p >= 0 for p in padding)
-    margin = (x, tuple(map(known, before))) if zeros else None
-    return Tensor(shape, dtype, Lazy(load, x.cost + 3, low.order_of(x), margin))
+    margin = (x, tuple(map(require_static, before))) if zeros else None
+    return TensorValue(shape, dtype, Deferred(load, x.cost + 3, low.order_of(x), margin))
 
 
-def _padded_from_inside(low: Lowering, x: Tensor, padding: Sequence[Size], mode: str) -> Tensor:
+def _padded_from_inside(low: Lowering, x: TensorValue, padding: Sequence[Size], mode: str) -> TensorValue:
     """Places outside take an element from inside: mirrored at the border, the border itself, or from the other side."""
-    x = low.keep(x)
+    x = low.materialize_if_expensive(x)
     before: list[Size] = [0] * x.rank
     after: list[Size] = [0] * x.rank
     padded = set()
@@ -390,45 +406,45 @@ def _padded_from_inside(low: Lowering, x: Tensor, padding: Sequence[Size], mode:
             at = last - largest(last - largest(at, -1 * at), largest(at, -1 * at) - last)
         return smallest(largest(at, 0), last)
 
-    def load(ops: Recorder, index: Index) -> int:
+    def load(ops: BodyBuilder, index: Index) -> int:
         return x.load(ops, tuple(place(d, i) for d, i in enumerate(index)))
 
-    return Tensor(low.shape_of(low.out), x.dtype, Lazy(load, x.cost + 2))
+    return TensorValue(low.shape_of(low.out), x.dtype, Deferred(load, x.cost + 2))
 
 
 @lowers(aten.reflection_pad1d.default, aten.reflection_pad2d.default, aten.reflection_pad3d.default)
-def reflection_pad(low: Lowering, x: Tensor, padding: Sequence[Size]) -> Tensor:
+def reflection_pad(low: Lowering, x: TensorValue, padding: Sequence[Size]) -> TensorValue:
     return _padded_from_inside(low, x, padding, "reflect")
 
 
 @lowers(aten.replication_pad1d.default, aten.replication_pad2d.default, aten.replication_pad3d.default)
-def replication_pad(low: Lowering, x: Tensor, padding: Sequence[Size]) -> Tensor:
+def replication_pad(low: Lowering, x: TensorValue, padding: Sequence[Size]) -> TensorValue:
     return _padded_from_inside(low, x, padding, "replicate")
 
 
 @lowers(aten._pad_circular.default)
-def circular_pad(low: Lowering, x: Tensor, padding: Sequence[Size]) -> Tensor:
+def circular_pad(low: Lowering, x: TensorValue, padding: Sequence[Size]) -> TensorValue:
     return _padded_from_inside(low, x, padding, "circular")
 
 
 @lowers(aten.roll.default)
-def roll(low: Lowering, x: Tensor, shifts: Any, dims: Any = ()) -> Tensor:
+def roll(low: Lowering, x: TensorValue, shifts: Any, dims: Any = ()) -> TensorValue:
     by = [shifts] if isinstance(shifts, (int, Expr)) else list(shifts)
     over = [dims] if isinstance(dims, int) else list(dims)
     if not over:
-        flat = _rolled(values.reshape(x, (x.numel,), low.hint), [(0, by[0])])
-        return values.reshape(flat, x.shape, low.hint)
-    return _rolled(x, [(dim_of(x, d), shift) for d, shift in zip(over, by, strict=True)]) if x.rank else x
+        flat = _roll(tensor_views.reshape(x, (x.numel,), low.hint), [(0, by[0])])
+        return tensor_views.reshape(flat, x.shape, low.hint)
+    return _roll(x, [(dim_of(x, d), shift) for d, shift in zip(over, by, strict=True)]) if x.rank else x
 
 
-def _rolled(x: Tensor, shifts: Sequence[tuple[int, Size]]) -> Tensor:
+def _roll(x: TensorValue, shifts: Sequence[tuple[int, Size]]) -> TensorValue:
     if any(size == 0 for size in x.shape):
         return x
 
-    def load(ops: Recorder, index: Index) -> int:
+    def load(ops: BodyBuilder, index: Index) -> int:
         place = list(index)
         for d, shift in shifts:
             place[d] = remainder(place[d] - shift, x.shape[d])
         return x.load(ops, tuple(place))
 
-    return Tensor(x.shape, x.dtype, Lazy(load, x.cost + 2))
+    return TensorValue(x.shape, x.dtype, Deferred(load, x.cost + 2))

@@ -16,9 +16,9 @@ from collections.abc import Sequence
 
 import torch
 
-from ingot.onnx.export import Exporter
+from ingot.onnx.exporter import Exporter
 from ingot.onnx.registry import exports
-from ingot.onnx.values import Tensor
+from ingot.onnx.values import OnnxValue
 
 aten = torch.ops.aten
 f64 = torch.float64
@@ -40,7 +40,7 @@ _END = 30.0  # from here on erfc is 0 in float64
 
 
 @exports(aten.erf.default)
-def erf(ex: Exporter, x: Tensor) -> Tensor:
+def erf(ex: Exporter, x: OnnxValue) -> OnnxValue:
     x = ex.cast(x, ex.dtype)
     if x.dtype is not f64:
         return ex.op("Erf", x)
@@ -50,7 +50,7 @@ def erf(ex: Exporter, x: Tensor) -> Tensor:
 
 
 @exports(aten.erfc.default)
-def erfc(ex: Exporter, x: Tensor) -> Tensor:
+def erfc(ex: Exporter, x: OnnxValue) -> OnnxValue:
     x = ex.cast(x, f64)
     tail = _tail(ex, ex.op("Abs", x))
     below = ex.op("Less", x, ex.number(0.0, f64))
@@ -58,7 +58,7 @@ def erfc(ex: Exporter, x: Tensor) -> Tensor:
 
 
 @exports(aten.special_ndtr.default)
-def ndtr(ex: Exporter, x: Tensor) -> Tensor:
+def ndtr(ex: Exporter, x: OnnxValue) -> OnnxValue:
     x = ex.cast(x, ex.dtype)
     half, root = ex.number(0.5, x.dtype), ex.number(math.sqrt(0.5), x.dtype)
     scaled = ex.op("Mul", x, root)
@@ -67,7 +67,7 @@ def ndtr(ex: Exporter, x: Tensor) -> Tensor:
     return ex.op("Mul", ex.op("Add", ex.op("Erf", scaled), ex.number(1.0, x.dtype)), half)
 
 
-def _tail(ex: Exporter, x: Tensor) -> Tensor:
+def _tail(ex: Exporter, x: OnnxValue) -> OnnxValue:
     """erfc of what is not negative. x² is taken apart: what it rounds off would be large in exp(-x²)."""
     x = ex.op("Where", ex.op("Greater", x, ex.number(_END, f64)), ex.number(_END, f64), x)
     steps, middle, one = ex.number(16.0, f64), ex.number(3.75, f64), ex.number(1.0, f64)
@@ -79,7 +79,7 @@ def _tail(ex: Exporter, x: Tensor) -> Tensor:
     return ex.op("Mul", made, power)
 
 
-def _polynomial(ex: Exporter, coefficients: Sequence[float], x: Tensor) -> Tensor:
+def _polynomial(ex: Exporter, coefficients: Sequence[float], x: OnnxValue) -> OnnxValue:
     made = ex.number(coefficients[-1], f64)
     for coefficient in reversed(coefficients[:-1]):
         made = ex.op("Add", ex.op("Mul", made, x), ex.number(coefficient, f64))

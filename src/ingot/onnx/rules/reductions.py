@@ -8,22 +8,22 @@ from typing import Any
 
 import torch
 
-from ingot.onnx.export import Exporter
+from ingot.onnx.exporter import Exporter
 from ingot.onnx.registry import exports
 from ingot.onnx.rules.pointwise import truth
-from ingot.onnx.values import Tensor, axes, axis
+from ingot.onnx.values import OnnxValue, axes, axis
 
 aten = torch.ops.aten
 
 
-def reduced(ex: Exporter, kind: str, x: Tensor, dims: Any, keepdim: bool) -> Tensor:
+def reduce(ex: Exporter, kind: str, x: OnnxValue, dims: Any, keepdim: bool) -> OnnxValue:
     """One of ONNX's Reduce operators over these dims."""
     if not x.rank:
         return _alone(ex, kind, x)
     return ex.op(kind, x, ex.ints(axes(dims, x.rank)), keepdims=int(keepdim))
 
 
-def _alone(ex: Exporter, kind: str, x: Tensor) -> Tensor:
+def _alone(ex: Exporter, kind: str, x: OnnxValue) -> OnnxValue:
     """Of a scalar: kernels reduce dims only."""
     if kind == "ReduceL1":
         return ex.op("Abs", x)
@@ -36,38 +36,38 @@ def _alone(ex: Exporter, kind: str, x: Tensor) -> Tensor:
 
 
 @exports(aten.sum.dim_IntList)
-def sum_dims(ex: Exporter, x: Tensor, dims: Any = None, keepdim: bool = False, *, dtype: Any = None) -> Tensor:
-    return reduced(ex, "ReduceSum", ex.cast(x, ex.dtype), dims, keepdim)
+def sum_dims(ex: Exporter, x: OnnxValue, dims: Any = None, keepdim: bool = False, *, dtype: Any = None) -> OnnxValue:
+    return reduce(ex, "ReduceSum", ex.cast(x, ex.dtype), dims, keepdim)
 
 
 @exports(aten.sum.default)
-def sum_all(ex: Exporter, x: Tensor, *, dtype: Any = None) -> Tensor:
+def sum_all(ex: Exporter, x: OnnxValue, *, dtype: Any = None) -> OnnxValue:
     return sum_dims(ex, x)
 
 
 @exports(aten.mean.dim)
-def mean_dims(ex: Exporter, x: Tensor, dims: Any = None, keepdim: bool = False, *, dtype: Any = None) -> Tensor:
+def mean_dims(ex: Exporter, x: OnnxValue, dims: Any = None, keepdim: bool = False, *, dtype: Any = None) -> OnnxValue:
     if x.rank and any(x.sizes[d] == 0 for d in axes(dims, x.rank)):  # kernels say 0
         return ex.full(ex.shape, math.nan, ex.dtype)
-    return reduced(ex, "ReduceMean", ex.cast(x, ex.dtype), dims, keepdim)
+    return reduce(ex, "ReduceMean", ex.cast(x, ex.dtype), dims, keepdim)
 
 
 @exports(aten.mean.default)
-def mean_all(ex: Exporter, x: Tensor, *, dtype: Any = None) -> Tensor:
+def mean_all(ex: Exporter, x: OnnxValue, *, dtype: Any = None) -> OnnxValue:
     return mean_dims(ex, x)
 
 
 @exports(aten.prod.dim_int)
-def prod_dim(ex: Exporter, x: Tensor, dim: int, keepdim: bool = False, *, dtype: Any = None) -> Tensor:
-    return reduced(ex, "ReduceProd", ex.cast(x, ex.dtype), [dim], keepdim)
+def prod_dim(ex: Exporter, x: OnnxValue, dim: int, keepdim: bool = False, *, dtype: Any = None) -> OnnxValue:
+    return reduce(ex, "ReduceProd", ex.cast(x, ex.dtype), [dim], keepdim)
 
 
 @exports(aten.prod.default)
-def prod_all(ex: Exporter, x: Tensor, *, dtype: Any = None) -> Tensor:
-    return reduced(ex, "ReduceProd", ex.cast(x, ex.dtype), None, False)
+def prod_all(ex: Exporter, x: OnnxValue, *, dtype: Any = None) -> OnnxValue:
+    return reduce(ex, "ReduceProd", ex.cast(x, ex.dtype), None, False)
 
 
-def count_of(ex: Exporter, sizes: Any, dtype: torch.dtype) -> Tensor:
+def count_of(ex: Exporter, sizes: Any, dtype: torch.dtype) -> OnnxValue:
     """How many elements these dims have."""
     numbers, unknown = 1, []
     for size in sizes:
@@ -83,7 +83,7 @@ def count_of(ex: Exporter, sizes: Any, dtype: torch.dtype) -> Tensor:
     return ex.cast(made, dtype)
 
 
-def _variance(ex: Exporter, x: Tensor, dims: Any, correction: Any, keepdim: bool) -> tuple[Tensor, Tensor]:
+def _variance(ex: Exporter, x: OnnxValue, dims: Any, correction: Any, keepdim: bool) -> tuple[OnnxValue, OnnxValue]:
     at = axes(dims, x.rank)
     if x.rank and any(x.sizes[d] == 0 for d in at):
         return ex.full(ex.shape, math.nan, x.dtype), ex.full(ex.shape, math.nan, x.dtype)
@@ -100,27 +100,29 @@ def _variance(ex: Exporter, x: Tensor, dims: Any, correction: Any, keepdim: bool
 
 
 @exports(aten.var.correction)
-def var(ex: Exporter, x: Tensor, dims: Any = None, *, correction: Any = 1, keepdim: bool = False) -> Tensor:
+def var(ex: Exporter, x: OnnxValue, dims: Any = None, *, correction: Any = 1, keepdim: bool = False) -> OnnxValue:
     return _variance(ex, x, dims, correction, keepdim)[0]
 
 
 @exports(aten.var.dim)
-def var_dim(ex: Exporter, x: Tensor, dims: Any, unbiased: bool = True, keepdim: bool = False) -> Tensor:
+def var_dim(ex: Exporter, x: OnnxValue, dims: Any, unbiased: bool = True, keepdim: bool = False) -> OnnxValue:
     return _variance(ex, x, dims, int(unbiased), keepdim)[0]
 
 
 @exports(aten.std.correction)
-def std(ex: Exporter, x: Tensor, dims: Any = None, *, correction: Any = 1, keepdim: bool = False) -> Tensor:
+def std(ex: Exporter, x: OnnxValue, dims: Any = None, *, correction: Any = 1, keepdim: bool = False) -> OnnxValue:
     return ex.op("Sqrt", _variance(ex, x, dims, correction, keepdim)[0])
 
 
 @exports(aten.var_mean.correction)
-def var_mean(ex: Exporter, x: Tensor, dims: Any = None, *, correction: Any = 1, keepdim: bool = False) -> list[Tensor]:
+def var_mean(
+    ex: Exporter, x: OnnxValue, dims: Any = None, *, correction: Any = 1, keepdim: bool = False
+) -> list[OnnxValue]:
     return list(_variance(ex, x, dims, correction, keepdim))
 
 
 @exports(aten.logsumexp.default)
-def logsumexp(ex: Exporter, x: Tensor, dims: Any, keepdim: bool = False) -> Tensor:
+def logsumexp(ex: Exporter, x: OnnxValue, dims: Any, keepdim: bool = False) -> OnnxValue:
     """Shifted by the largest element, which may be infinite: then by nothing."""
     x = ex.cast(x, ex.dtype)
     if not x.rank:
@@ -137,45 +139,45 @@ def logsumexp(ex: Exporter, x: Tensor, dims: Any, keepdim: bool = False) -> Tens
 # ---------------------------------------------------------------------- extremes
 
 
-def extreme_over(ex: Exporter, kind: str, x: Tensor, dims: Any, keepdim: bool) -> Tensor:
+def extreme_over(ex: Exporter, kind: str, x: OnnxValue, dims: Any, keepdim: bool) -> OnnxValue:
     """The largest or smallest, nan if there is one: kernels do not promise that."""
     if x.dtype is torch.bool:
-        return ex.cast(reduced(ex, kind, ex.cast(x, torch.int32), dims, keepdim), torch.bool)
+        return ex.cast(reduce(ex, kind, ex.cast(x, torch.int32), dims, keepdim), torch.bool)
     if not x.is_float or not x.rank:
-        return reduced(ex, kind, x, dims, keepdim)
-    made = reduced(ex, kind, x, dims, keepdim)
-    nan = reduced(ex, "ReduceMax", ex.cast(ex.op("IsNaN", x), torch.int32), dims, keepdim)
+        return reduce(ex, kind, x, dims, keepdim)
+    made = reduce(ex, kind, x, dims, keepdim)
+    nan = reduce(ex, "ReduceMax", ex.cast(ex.op("IsNaN", x), torch.int32), dims, keepdim)
     return ex.op("Where", ex.cast(nan, torch.bool), ex.number(math.nan, x.dtype), made)
 
 
 @exports(aten.amax.default)
-def amax(ex: Exporter, x: Tensor, dims: Any = (), keepdim: bool = False) -> Tensor:
+def amax(ex: Exporter, x: OnnxValue, dims: Any = (), keepdim: bool = False) -> OnnxValue:
     return extreme_over(ex, "ReduceMax", x, dims, keepdim)
 
 
 @exports(aten.amin.default)
-def amin(ex: Exporter, x: Tensor, dims: Any = (), keepdim: bool = False) -> Tensor:
+def amin(ex: Exporter, x: OnnxValue, dims: Any = (), keepdim: bool = False) -> OnnxValue:
     return extreme_over(ex, "ReduceMin", x, dims, keepdim)
 
 
 @exports(aten.aminmax.default)
-def aminmax(ex: Exporter, x: Tensor, *, dim: int | None = None, keepdim: bool = False) -> list[Tensor]:
+def aminmax(ex: Exporter, x: OnnxValue, *, dim: int | None = None, keepdim: bool = False) -> list[OnnxValue]:
     dims = None if dim is None else [dim]
     keep = keepdim and bool(x.rank)
     return [extreme_over(ex, kind, x, dims, keep) for kind in ("ReduceMin", "ReduceMax")]
 
 
 @exports(aten.max.default)
-def max_all(ex: Exporter, x: Tensor) -> Tensor:
+def max_all(ex: Exporter, x: OnnxValue) -> OnnxValue:
     return extreme_over(ex, "ReduceMax", x, None, False)
 
 
 @exports(aten.min.default)
-def min_all(ex: Exporter, x: Tensor) -> Tensor:
+def min_all(ex: Exporter, x: OnnxValue) -> OnnxValue:
     return extreme_over(ex, "ReduceMin", x, None, False)
 
 
-def place_of_extreme(ex: Exporter, kind: str, x: Tensor, dim: int, keepdim: bool) -> Tensor:
+def place_of_extreme(ex: Exporter, kind: str, x: OnnxValue, dim: int, keepdim: bool) -> OnnxValue:
     """Where the first of the largest or smallest is; the first nan comes before all of them."""
     if not x.rank:
         return ex.number(0, torch.int64)
@@ -192,8 +194,8 @@ def place_of_extreme(ex: Exporter, kind: str, x: Tensor, dim: int, keepdim: bool
     return ex.op(kind, x, axis=at, keepdims=int(keepdim))
 
 
-def _place(kind: str) -> Callable[..., Tensor]:
-    def rule(ex: Exporter, x: Tensor, dim: int | None = None, keepdim: bool = False) -> Tensor:
+def _place(kind: str) -> Callable[..., OnnxValue]:
+    def rule(ex: Exporter, x: OnnxValue, dim: int | None = None, keepdim: bool = False) -> OnnxValue:
         if dim is None:
             return ex.reshape(place_of_extreme(ex, kind, ex.reshape(x, [-1]), 0, False), ex.shape)
         return place_of_extreme(ex, kind, x, dim, keepdim)
@@ -205,8 +207,8 @@ exports(aten.argmax.default)(_place("ArgMax"))
 exports(aten.argmin.default)(_place("ArgMin"))
 
 
-def _with_place(kind: str) -> Callable[..., list[Tensor]]:
-    def rule(ex: Exporter, x: Tensor, dim: int, keepdim: bool = False) -> list[Tensor]:
+def _make_arg_reduction(kind: str) -> Callable[..., list[OnnxValue]]:
+    def rule(ex: Exporter, x: OnnxValue, dim: int, keepdim: bool = False) -> list[OnnxValue]:
         place = place_of_extreme(ex, f"Arg{kind}", x, dim, True)
         if not x.rank:
             return [x, place]
@@ -217,14 +219,14 @@ def _with_place(kind: str) -> Callable[..., list[Tensor]]:
     return rule
 
 
-exports(aten.max.dim)(_with_place("Max"))
-exports(aten.min.dim)(_with_place("Min"))
+exports(aten.max.dim)(_make_arg_reduction("Max"))
+exports(aten.min.dim)(_make_arg_reduction("Min"))
 
 
 # ---------------------------------------------------------------------- truths
 
 
-def _any(ex: Exporter, x: Tensor, dims: Any, keepdim: bool) -> Tensor:
+def _any(ex: Exporter, x: OnnxValue, dims: Any, keepdim: bool) -> OnnxValue:
     flags = ex.cast(truth(ex, x), torch.int32)
     if not x.rank:
         return ex.cast(flags, torch.bool)
@@ -234,28 +236,28 @@ def _any(ex: Exporter, x: Tensor, dims: Any, keepdim: bool) -> Tensor:
 
 
 @exports(aten.any.default, aten._is_any_true.default)
-def any_all(ex: Exporter, x: Tensor) -> Tensor:
+def any_all(ex: Exporter, x: OnnxValue) -> OnnxValue:
     return _any(ex, x, None, False)
 
 
 @exports(aten.any.dim, aten.any.dims)
-def any_dims(ex: Exporter, x: Tensor, dims: Any = None, keepdim: bool = False) -> Tensor:
+def any_dims(ex: Exporter, x: OnnxValue, dims: Any = None, keepdim: bool = False) -> OnnxValue:
     return _any(ex, x, dims, keepdim)
 
 
 @exports(aten.all.default, aten._is_all_true.default)
-def all_all(ex: Exporter, x: Tensor) -> Tensor:
+def all_all(ex: Exporter, x: OnnxValue) -> OnnxValue:
     return ex.op("Not", _none(ex, x, None, False))
 
 
 @exports(aten.all.dim, aten.all.dims)
-def all_dims(ex: Exporter, x: Tensor, dims: Any = None, keepdim: bool = False) -> Tensor:
+def all_dims(ex: Exporter, x: OnnxValue, dims: Any = None, keepdim: bool = False) -> OnnxValue:
     return ex.op("Not", _none(ex, x, dims, keepdim))
 
 
-def _none(ex: Exporter, x: Tensor, dims: Any, keepdim: bool) -> Tensor:
+def _none(ex: Exporter, x: OnnxValue, dims: Any, keepdim: bool) -> OnnxValue:
     false = ex.op("Not", truth(ex, x))
-    return _any(ex, Tensor(false.value, torch.bool, x.shape), dims, keepdim)
+    return _any(ex, OnnxValue(false.value, torch.bool, x.shape), dims, keepdim)
 
 
 # ---------------------------------------------------------------------- norms
@@ -263,10 +265,10 @@ def _none(ex: Exporter, x: Tensor, dims: Any, keepdim: bool) -> Tensor:
 
 @exports(aten.linalg_vector_norm.default)
 def vector_norm(
-    ex: Exporter, x: Tensor, order: Any = 2, dims: Any = None, keepdim: bool = False, *, dtype: Any = None
-) -> Tensor:
+    ex: Exporter, x: OnnxValue, order: Any = 2, dims: Any = None, keepdim: bool = False, *, dtype: Any = None
+) -> OnnxValue:
     size = ex.op("Abs", ex.cast(x, ex.dtype))
-    size = Tensor(size.value, size.dtype, x.shape)
+    size = OnnxValue(size.value, size.dtype, x.shape)
     if order == math.inf:
         return extreme_over(ex, "ReduceMax", size, dims, keepdim)
     if order == -math.inf:
@@ -274,15 +276,15 @@ def vector_norm(
     if order == 0:
         some = ex.op("Not", ex.op("Equal", size, ex.number(0.0, size.dtype)))
         flags = ex.cast(some, size.dtype)
-        return reduced(ex, "ReduceSum", Tensor(flags.value, flags.dtype, x.shape), dims, keepdim)
+        return reduce(ex, "ReduceSum", OnnxValue(flags.value, flags.dtype, x.shape), dims, keepdim)
     if order == 1:
-        return reduced(ex, "ReduceSum", size, dims, keepdim)
-    wide = Tensor(ex.cast(size, torch.float64).value, torch.float64, x.shape)
+        return reduce(ex, "ReduceSum", size, dims, keepdim)
+    wide = OnnxValue(ex.cast(size, torch.float64).value, torch.float64, x.shape)
     powers = ex.op("Mul", wide, wide) if order == 2 else ex.op("Pow", wide, ex.number(float(order), torch.float64))
-    total = reduced(ex, "ReduceSum", Tensor(powers.value, torch.float64, x.shape), dims, keepdim)
+    total = reduce(ex, "ReduceSum", OnnxValue(powers.value, torch.float64, x.shape), dims, keepdim)
     if order == 2:
         return ex.op("Sqrt", total)
     return ex.op("Pow", total, ex.number(1 / float(order), torch.float64))
 
 
-__all__ = ["count_of", "extreme_over", "place_of_extreme", "reduced"]
+__all__ = ["count_of", "extreme_over", "place_of_extreme", "reduce"]

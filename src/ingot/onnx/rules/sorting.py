@@ -7,14 +7,14 @@ from typing import Any
 
 import torch
 
-from ingot.onnx.export import Exporter
-from ingot.onnx.registry import Unsupported, exports
-from ingot.onnx.values import Size, Tensor, axis
+from ingot.onnx.exporter import Exporter
+from ingot.onnx.registry import OnnxUnsupported, exports
+from ingot.onnx.values import OnnxValue, Size, axis
 
 aten = torch.ops.aten
 
 
-def _top(ex: Exporter, x: Tensor, count: Size, dim: int, largest: bool) -> list[Tensor]:
+def _top(ex: Exporter, x: OnnxValue, count: Size, dim: int, largest: bool) -> list[OnnxValue]:
     """The first `count` in order; of equal ones the first comes first."""
     at = axis(dim, x.rank)
     key = ex.cast(x, torch.uint8) if x.dtype is torch.bool else x
@@ -22,49 +22,49 @@ def _top(ex: Exporter, x: Tensor, count: Size, dim: int, largest: bool) -> list[
     return [ex.cast(values, x.dtype), places]
 
 
-def _sorted(ex: Exporter, x: Tensor, dim: int, descending: bool) -> list[Tensor]:
+def _sort(ex: Exporter, x: OnnxValue, dim: int, descending: bool) -> list[OnnxValue]:
     if not x.rank:
         return [x, ex.number(0, torch.int64)]
     return _top(ex, x, x.sizes[axis(dim, x.rank)], dim, descending)
 
 
 @exports(aten.sort.default)
-def sort(ex: Exporter, x: Tensor, dim: int = -1, descending: bool = False) -> list[Tensor]:
-    return _sorted(ex, x, dim, descending)
+def sort(ex: Exporter, x: OnnxValue, dim: int = -1, descending: bool = False) -> list[OnnxValue]:
+    return _sort(ex, x, dim, descending)
 
 
 @exports(aten.sort.stable)
 def sort_stable(
-    ex: Exporter, x: Tensor, *, stable: bool | None = None, dim: int = -1, descending: bool = False
-) -> list[Tensor]:
-    return _sorted(ex, x, dim, descending)
+    ex: Exporter, x: OnnxValue, *, stable: bool | None = None, dim: int = -1, descending: bool = False
+) -> list[OnnxValue]:
+    return _sort(ex, x, dim, descending)
 
 
 @exports(aten.argsort.default)
-def argsort(ex: Exporter, x: Tensor, dim: int = -1, descending: bool = False) -> Tensor:
-    return _sorted(ex, x, dim, descending)[1]
+def argsort(ex: Exporter, x: OnnxValue, dim: int = -1, descending: bool = False) -> OnnxValue:
+    return _sort(ex, x, dim, descending)[1]
 
 
 @exports(aten.argsort.stable)
-def argsort_stable(ex: Exporter, x: Tensor, *, stable: bool, dim: int = -1, descending: bool = False) -> Tensor:
-    return _sorted(ex, x, dim, descending)[1]
+def argsort_stable(ex: Exporter, x: OnnxValue, *, stable: bool, dim: int = -1, descending: bool = False) -> OnnxValue:
+    return _sort(ex, x, dim, descending)[1]
 
 
 @exports(aten.topk.default)
 def topk(
-    ex: Exporter, x: Tensor, count: Size, dim: int = -1, largest: bool = True, sorted: bool = True
-) -> list[Tensor]:
+    ex: Exporter, x: OnnxValue, count: Size, dim: int = -1, largest: bool = True, sorted: bool = True
+) -> list[OnnxValue]:
     if not x.rank:
         return [x, ex.number(0, torch.int64)]
     return _top(ex, x, count, dim, largest)
 
 
 @exports(aten.kthvalue.default)
-def kthvalue(ex: Exporter, x: Tensor, k: int, dim: int = -1, keepdim: bool = False) -> list[Tensor]:
+def kthvalue(ex: Exporter, x: OnnxValue, k: int, dim: int = -1, keepdim: bool = False) -> list[OnnxValue]:
     return _nth(ex, x, k - 1, dim, keepdim)
 
 
-def _nth(ex: Exporter, x: Tensor, place: Size, dim: int, keepdim: bool) -> list[Tensor]:
+def _nth(ex: Exporter, x: OnnxValue, place: Size, dim: int, keepdim: bool) -> list[OnnxValue]:
     if not x.rank:
         return [x, ex.number(0, torch.int64)]
     at = axis(dim, x.rank)
@@ -74,14 +74,14 @@ def _nth(ex: Exporter, x: Tensor, place: Size, dim: int, keepdim: bool) -> list[
 
 
 @exports(aten.median.dim)
-def median(ex: Exporter, x: Tensor, dim: int, keepdim: bool = False) -> list[Tensor]:
+def median(ex: Exporter, x: OnnxValue, dim: int, keepdim: bool = False) -> list[OnnxValue]:
     if not x.rank:
         return [x, ex.number(0, torch.int64)]
     return _nth(ex, x, (x.sizes[axis(dim, x.rank)] - 1) // 2, dim, keepdim)
 
 
 @exports(aten.median.default)
-def median_all(ex: Exporter, x: Tensor) -> Tensor:
+def median_all(ex: Exporter, x: OnnxValue) -> OnnxValue:
     if not x.rank:
         return x
     count: Size = 1
@@ -89,7 +89,7 @@ def median_all(ex: Exporter, x: Tensor) -> Tensor:
         count = count * size
     if count == 0:
         if not x.is_float:
-            raise Unsupported("the median of nothing, as an integer")
+            raise OnnxUnsupported("the median of nothing, as an integer")
         return ex.number(math.nan, x.dtype)
     flat = ex.reshape(x, [count])
     return _nth(ex, flat, (count - 1) // 2, 0, False)[0]
@@ -97,25 +97,25 @@ def median_all(ex: Exporter, x: Tensor) -> Tensor:
 
 @exports(aten._unique2.default)
 def unique(
-    ex: Exporter, x: Tensor, sorted: bool = True, return_inverse: bool = False, return_counts: bool = False
-) -> list[Tensor]:
+    ex: Exporter, x: OnnxValue, sorted: bool = True, return_inverse: bool = False, return_counts: bool = False
+) -> list[OnnxValue]:
     values, _, inverse, counts = _distinct(ex, ex.reshape(x, [-1]), x.dtype, None)
-    placed = ex.reshape(Tensor(inverse.value, torch.int64), x.sizes)
-    return [values, *_asked(ex, (placed, return_inverse), (counts, return_counts))]
+    placed = ex.reshape(OnnxValue(inverse.value, torch.int64), x.sizes)
+    return [values, *_drop_unrequested(ex, (placed, return_inverse), (counts, return_counts))]
 
 
 @exports(aten.unique_dim.default)
 def unique_dim(
-    ex: Exporter, x: Tensor, dim: int, sorted: bool = True, return_inverse: bool = False, return_counts: bool = False
-) -> list[Tensor]:
+    ex: Exporter, x: OnnxValue, dim: int, sorted: bool = True, return_inverse: bool = False, return_counts: bool = False
+) -> list[OnnxValue]:
     values, _, inverse, counts = _distinct(ex, x, x.dtype, axis(dim, x.rank))
-    return [values, *_asked(ex, (inverse, return_inverse), (counts, return_counts))]
+    return [values, *_drop_unrequested(ex, (inverse, return_inverse), (counts, return_counts))]
 
 
 @exports(aten.unique_consecutive.default)
 def unique_consecutive(
-    ex: Exporter, x: Tensor, return_inverse: bool = False, return_counts: bool = False, dim: int | None = None
-) -> list[Tensor]:
+    ex: Exporter, x: OnnxValue, return_inverse: bool = False, return_counts: bool = False, dim: int | None = None
+) -> list[OnnxValue]:
     at = 0 if dim is None else axis(dim, x.rank)
     parts = ex.reshape(x, [-1]) if dim is None else x
     count: Size = math.prod(x.sizes) if dim is None else x.sizes[at]
@@ -131,16 +131,16 @@ def unique_consecutive(
     places = ex.squeeze(ex.op("NonZero", begins), 0)
     ends = ex.op("Concat", ex.op("Slice", places, one, last), ex.sizes.one(count), axis=0)
     if dim is None:
-        inverse = ex.reshape(Tensor(inverse.value, torch.int64), x.sizes)
-    return [values, *_asked(ex, (inverse, return_inverse), (ex.op("Sub", ends, places), return_counts))]
+        inverse = ex.reshape(OnnxValue(inverse.value, torch.int64), x.sizes)
+    return [values, *_drop_unrequested(ex, (inverse, return_inverse), (ex.op("Sub", ends, places), return_counts))]
 
 
-def _asked(ex: Exporter, *parts: tuple[Tensor, bool]) -> list[Tensor]:
+def _drop_unrequested(ex: Exporter, *parts: tuple[OnnxValue, bool]) -> list[OnnxValue]:
     """Results that were not asked for have no elements."""
     return [part if asked else ex.constant(torch.zeros(0, dtype=torch.int64)) for part, asked in parts]
 
 
-def _distinct(ex: Exporter, x: Tensor, dtype: torch.dtype, at: int | None) -> list[Tensor]:
+def _distinct(ex: Exporter, x: OnnxValue, dtype: torch.dtype, at: int | None) -> list[OnnxValue]:
     key = x if dtype in (torch.float32, torch.float64, torch.int64, torch.int8) else ex.cast(x, torch.int64)
     if dtype in (torch.bfloat16, torch.float16):
         key = ex.cast(x, torch.float32)
@@ -150,48 +150,48 @@ def _distinct(ex: Exporter, x: Tensor, dtype: torch.dtype, at: int | None) -> li
 
 @exports(aten.searchsorted.Tensor, aten.searchsorted.Scalar)
 def searchsorted(
-    ex: Exporter, row: Tensor, x: Any, *, out_int32: bool = False, right: bool = False, side: str | None = None,
-    sorter: Tensor | None = None,
-) -> Tensor:  # fmt: skip
+    ex: Exporter, row: OnnxValue, x: Any, *, out_int32: bool = False, right: bool = False, side: str | None = None,
+    sorter: OnnxValue | None = None,
+) -> OnnxValue:  # fmt: skip
     if sorter is not None:
         row_ = ex.op("GatherElements", row, sorter, axis=-1)
-        row = Tensor(row_.value, row.dtype, row.shape)
+        row = OnnxValue(row_.value, row.dtype, row.shape)
     return _places(ex, row, x, right or side == "right")
 
 
 @exports(aten.bucketize.Tensor, aten.bucketize.Scalar)
-def bucketize(ex: Exporter, x: Any, row: Tensor, *, out_int32: bool = False, right: bool = False) -> Tensor:
+def bucketize(ex: Exporter, x: Any, row: OnnxValue, *, out_int32: bool = False, right: bool = False) -> OnnxValue:
     return _places(ex, row, x, right)
 
 
-def _places(ex: Exporter, row: Tensor, x: Any, right: bool) -> Tensor:
+def _places(ex: Exporter, row: OnnxValue, x: Any, right: bool) -> OnnxValue:
     """How many of a sorted row come before each value."""
-    dtype = torch.promote_types(row.dtype, x.dtype) if isinstance(x, Tensor) else row.dtype
+    dtype = torch.promote_types(row.dtype, x.dtype) if isinstance(x, OnnxValue) else row.dtype
     rows = ex.cast(row, dtype)
-    rank = x.rank if isinstance(x, Tensor) else 0
+    rank = x.rank if isinstance(x, OnnxValue) else 0
     values = ex.operand(x, dtype)
-    wide = ex.unsqueeze(Tensor(values.value, dtype), rank)
+    wide = ex.unsqueeze(OnnxValue(values.value, dtype), rank)
     # [.., 1] beside [.., n]; where the row has one dim it goes with all values.
-    rows_wide = rows if row.rank == 1 else Tensor(ex.unsqueeze(rows, row.rank - 1).value, dtype)
+    rows_wide = rows if row.rank == 1 else OnnxValue(ex.unsqueeze(rows, row.rank - 1).value, dtype)
     before = ex.op("GreaterOrEqual" if right else "Greater", wide, rows_wide)
     return ex.op("ReduceSum", ex.cast(before, torch.int64), ex.ints([rank]), keepdims=0)
 
 
 @exports(aten.repeat_interleave.Tensor)
-def repeated_places(ex: Exporter, counts: Tensor, *, output_size: Any = None) -> Tensor:
+def repeated_places(ex: Exporter, counts: OnnxValue, *, output_size: Any = None) -> OnnxValue:
     """Each place as often as its count says: how many end at or before each of the results."""
     counts, zero = ex.cast(counts, torch.int64), ex.number(0, torch.int64)
-    ends = Tensor(ex.op("CumSum", counts, zero).value, torch.int64, counts.shape)
+    ends = OnnxValue(ex.op("CumSum", counts, zero).value, torch.int64, counts.shape)
     total = ex.op("ReduceSum", counts, keepdims=0)
     numbers = ex.op("Range", zero, total, ex.number(1, torch.int64))
-    return _places(ex, ends, Tensor(numbers.value, torch.int64, ex.shape), right=True)
+    return _places(ex, ends, OnnxValue(numbers.value, torch.int64, ex.shape), right=True)
 
 
 @exports(aten.histc.default)
-def histc(ex: Exporter, x: Tensor, bins: int = 100, low: Any = 0, high: Any = 0) -> Tensor:
+def histc(ex: Exporter, x: OnnxValue, bins: int = 100, low: Any = 0, high: Any = 0) -> OnnxValue:
     """How many elements are in each of equal ranges; the last one has its upper end too."""
     if low == high:
-        raise Unsupported("ranges that follow from the smallest and the largest element")
+        raise OnnxUnsupported("ranges that follow from the smallest and the largest element")
     dtype = torch.float64
     value = ex.reshape(ex.cast(x, dtype), [-1])
     first, last = ex.operand(low, dtype), ex.operand(high, dtype)

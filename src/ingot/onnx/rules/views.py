@@ -10,10 +10,10 @@ from typing import Any
 import sympy
 import torch
 
-from ingot.onnx.export import Exporter
-from ingot.onnx.registry import Unsupported, exports
-from ingot.onnx.values import Size, Tensor, axis, is_known, sizes_of
-from ingot.program.metadata import value_of
+from ingot.ir.metadata import value_of
+from ingot.onnx.exporter import Exporter
+from ingot.onnx.registry import OnnxUnsupported, exports
+from ingot.onnx.values import OnnxValue, Size, axis, is_known, sizes_of
 
 aten = torch.ops.aten
 
@@ -32,30 +32,30 @@ def getitem(ex: Exporter, x: Any, index: int) -> Any:
     *(aten.view_as.default, aten.ravel.default, aten.reshape_as.default, aten.atleast_1d.default),
     *(aten._reshape_alias.default, aten.view_copy.default, aten.squeeze_copy.dim, aten.unsqueeze_copy.default),
 )
-def reshape(ex: Exporter, x: Tensor, *_: Any) -> Tensor:
+def reshape(ex: Exporter, x: OnnxValue, *_: Any) -> OnnxValue:
     """The result's shape is all there is to say."""
     return ex.reshape(x, ex.shape)
 
 
 @exports(aten.view.dtype)
-def view_dtype(ex: Exporter, x: Tensor, dtype: torch.dtype) -> Tensor:
+def view_dtype(ex: Exporter, x: OnnxValue, dtype: torch.dtype) -> OnnxValue:
     if dtype is x.dtype:
         return x
-    raise Unsupported("a view as another dtype")
+    raise OnnxUnsupported("a view as another dtype")
 
 
 @exports(aten.expand.default, aten.expand_copy.default, aten.expand_as.default, aten.broadcast_to.default)
-def expand(ex: Exporter, x: Tensor, *_: Any, **__: Any) -> Tensor:
+def expand(ex: Exporter, x: OnnxValue, *_: Any, **__: Any) -> OnnxValue:
     return ex.expand(x, ex.shape)
 
 
 @exports(aten.permute.default, aten.permute_copy.default)
-def permute(ex: Exporter, x: Tensor, order: Sequence[int]) -> Tensor:
+def permute(ex: Exporter, x: OnnxValue, order: Sequence[int]) -> OnnxValue:
     return ex.transpose(x, [axis(d, x.rank) for d in order])
 
 
 @exports(aten.transpose.int, aten.swapaxes.default, aten.swapdims.default, aten.transpose_copy.int)
-def transpose(ex: Exporter, x: Tensor, first: int, second: int) -> Tensor:
+def transpose(ex: Exporter, x: OnnxValue, first: int, second: int) -> OnnxValue:
     if not x.rank:
         return x
     order = list(range(x.rank))
@@ -65,7 +65,7 @@ def transpose(ex: Exporter, x: Tensor, first: int, second: int) -> Tensor:
 
 
 @exports(aten.t.default, aten.numpy_T.default, aten.mT.default, aten.adjoint.default, aten.t_copy.default)
-def turn(ex: Exporter, x: Tensor) -> Tensor:
+def turn(ex: Exporter, x: OnnxValue) -> OnnxValue:
     if x.rank < 2:
         return x
     if ex.node.target is aten.numpy_T.default:
@@ -74,7 +74,7 @@ def turn(ex: Exporter, x: Tensor) -> Tensor:
 
 
 @exports(aten.movedim.int, aten.movedim.intlist)
-def movedim(ex: Exporter, x: Tensor, source: Any, target: Any) -> Tensor:
+def movedim(ex: Exporter, x: OnnxValue, source: Any, target: Any) -> OnnxValue:
     sources = [axis(d, x.rank) for d in (source if isinstance(source, list) else [source])]
     targets = [axis(d, x.rank) for d in (target if isinstance(target, list) else [target])]
     rest = iter(d for d in range(x.rank) if d not in sources)
@@ -87,8 +87,8 @@ def movedim(ex: Exporter, x: Tensor, source: Any, target: Any) -> Tensor:
 
 @exports(aten.slice.Tensor, aten.slice_copy.Tensor)
 def slice_(
-    ex: Exporter, x: Tensor, dim: int = 0, start: Size | None = None, end: Size | None = None, step: int = 1
-) -> Tensor:
+    ex: Exporter, x: OnnxValue, dim: int = 0, start: Size | None = None, end: Size | None = None, step: int = 1
+) -> OnnxValue:
     start = 0 if start is None else start
     end = None if end is None or (isinstance(end, int) and end >= 2**62) else end
     if start == 0 and end is None and step == 1:
@@ -97,7 +97,7 @@ def slice_(
 
 
 @exports(aten.narrow.default, aten.narrow_copy.default)
-def narrow(ex: Exporter, x: Tensor, dim: int, start: Size, length: Size) -> Tensor:
+def narrow(ex: Exporter, x: OnnxValue, dim: int, start: Size, length: Size) -> OnnxValue:
     at = axis(dim, x.rank)
     if isinstance(start, int) and start < 0:
         start = x.sizes[at] + start
@@ -105,35 +105,35 @@ def narrow(ex: Exporter, x: Tensor, dim: int, start: Size, length: Size) -> Tens
 
 
 @exports(aten.select.int, aten.select_copy.int)
-def select(ex: Exporter, x: Tensor, dim: int, index: Size) -> Tensor:
+def select(ex: Exporter, x: OnnxValue, dim: int, index: Size) -> OnnxValue:
     return ex.op("Gather", x, ex.sizes.scalar(index), axis=axis(dim, x.rank))
 
 
 @exports(aten.split_with_sizes.default, aten.split_with_sizes_copy.default, aten.split.sizes)
-def split_with_sizes(ex: Exporter, x: Tensor, sizes: Sequence[Size], dim: int = 0) -> list[Tensor]:
+def split_with_sizes(ex: Exporter, x: OnnxValue, sizes: Sequence[Size], dim: int = 0) -> list[OnnxValue]:
     if len(sizes) == 1:
         return [x]
     return ex.several("Split", len(sizes), x, ex.sizes.vector(sizes), axis=axis(dim, x.rank))
 
 
 @exports(aten.split.Tensor, aten.chunk.default, aten.tensor_split.sections, aten.unsafe_split.Tensor)
-def split(ex: Exporter, x: Tensor, _: Any, dim: int = 0) -> list[Tensor]:
+def split(ex: Exporter, x: OnnxValue, _: Any, dim: int = 0) -> list[OnnxValue]:
     """As many parts as torch made of it, each as long as that one."""
     at = axis(dim, x.rank)
     return split_with_sizes(ex, x, [sizes_of(part.shape)[at] for part in value_of(ex.node)], at)
 
 
 @exports(aten.unbind.int, aten.unbind_copy.int)
-def unbind(ex: Exporter, x: Tensor, dim: int = 0) -> list[Tensor]:
+def unbind(ex: Exporter, x: OnnxValue, dim: int = 0) -> list[OnnxValue]:
     at = axis(dim, x.rank)
     count = x.sizes[at]
     if not isinstance(count, int):
-        raise Unsupported("unbind along a dim whose size is not a number")
+        raise OnnxUnsupported("unbind along a dim whose size is not a number")
     return [ex.op("Gather", x, ex.number(place, torch.int64), axis=at) for place in range(count)]
 
 
 @exports(aten.diagonal.default, aten.diagonal_copy.default)
-def diagonal(ex: Exporter, x: Tensor, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Tensor:
+def diagonal(ex: Exporter, x: OnnxValue, offset: int = 0, dim1: int = 0, dim2: int = 1) -> OnnxValue:
     first, second = axis(dim1, x.rank), axis(dim2, x.rank)
     order = [d for d in range(x.rank) if d not in (first, second)]
     x = ex.transpose(x, [*order, first, second])
@@ -147,7 +147,7 @@ def diagonal(ex: Exporter, x: Tensor, offset: int = 0, dim1: int = 0, dim2: int 
 
 
 @exports(aten.unfold.default, aten.unfold_copy.default)
-def unfold(ex: Exporter, x: Tensor, dim: int, size: int, step: int) -> Tensor:
+def unfold(ex: Exporter, x: OnnxValue, dim: int, size: int, step: int) -> OnnxValue:
     """Windows along a dim; what is inside a window is the last dim."""
     if not x.rank:
         return ex.reshape(x, [size])
@@ -162,18 +162,18 @@ def unfold(ex: Exporter, x: Tensor, dim: int, size: int, step: int) -> Tensor:
 
 @exports(aten.as_strided.default, aten.as_strided_copy.default)
 def as_strided(
-    ex: Exporter, x: Tensor, sizes: Sequence[Size], strides: Sequence[Size], offset: Size | None = None
-) -> Tensor:
+    ex: Exporter, x: OnnxValue, sizes: Sequence[Size], strides: Sequence[Size], offset: Size | None = None
+) -> OnnxValue:
     """By place among the elements in row-major order: there they lie, as long as nobody gave them other strides."""
     source: Any = value_of(ex.node.args[0])  # type: ignore[arg-type]
     if not source.is_contiguous():
-        raise Unsupported("strides of a tensor that does not lie in memory in its own order")
+        raise OnnxUnsupported("strides of a tensor that does not lie in memory in its own order")
     flat = ex.reshape(x, [-1])
-    places: Tensor = ex.sizes.scalar(offset or 0)
+    places: OnnxValue = ex.sizes.scalar(offset or 0)
     for place, (size, stride) in enumerate(zip(sizes, strides, strict=True)):
         steps = ex.op("Mul", ex.range(size), ex.sizes.scalar(stride))
         places = ex.op(
-            "Add", places, ex.reshape(Tensor(steps.value, torch.int64), [-1, *([1] * (len(sizes) - place - 1))])
+            "Add", places, ex.reshape(OnnxValue(steps.value, torch.int64), [-1, *([1] * (len(sizes) - place - 1))])
         )
     return ex.op("Gather", flat, places, axis=0)
 
@@ -181,30 +181,30 @@ def as_strided(
 # ---------------------------------------------------------------------- joins
 
 
-def _joined(ex: Exporter, parts: Sequence[Tensor], at: int) -> Tensor:
+def _join(ex: Exporter, parts: Sequence[OnnxValue], at: int) -> OnnxValue:
     cast = [ex.cast(part, ex.dtype) for part in parts]
     return cast[0] if len(cast) == 1 else ex.op("Concat", *cast, axis=at)
 
 
 @exports(aten.cat.default, aten.concat.default, aten.concatenate.default)
-def cat(ex: Exporter, parts: Sequence[Tensor], dim: int = 0) -> Tensor:
+def cat(ex: Exporter, parts: Sequence[OnnxValue], dim: int = 0) -> OnnxValue:
     """A part of shape [0] counts as nothing, whatever the others are."""
     rank = len(ex.shape)
     kept = [part for part in parts if part.rank == rank and not (rank > 1 and part.shape == (0,))]
-    return _joined(ex, kept, axis(dim, rank)) if kept else ex.cast(parts[0], ex.dtype)
+    return _join(ex, kept, axis(dim, rank)) if kept else ex.cast(parts[0], ex.dtype)
 
 
 @exports(aten.stack.default)
-def stack(ex: Exporter, parts: Sequence[Tensor], dim: int = 0) -> Tensor:
+def stack(ex: Exporter, parts: Sequence[OnnxValue], dim: int = 0) -> OnnxValue:
     at = axis(dim, len(ex.shape))
-    return _joined(ex, [ex.unsqueeze(part, at) for part in parts], at)
+    return _join(ex, [ex.unsqueeze(part, at) for part in parts], at)
 
 
 # ---------------------------------------------------------------------- repetitions
 
 
 @exports(aten.repeat.default, aten.tile.default)
-def repeat(ex: Exporter, x: Tensor, repeats: Sequence[Size]) -> Tensor:
+def repeat(ex: Exporter, x: OnnxValue, repeats: Sequence[Size]) -> OnnxValue:
     rank = max(x.rank, len(repeats))
     x = ex.reshape(x, [*([1] * (rank - x.rank)), *x.sizes])
     times = [*([1] * (rank - len(repeats))), *repeats]
@@ -215,11 +215,11 @@ def repeat(ex: Exporter, x: Tensor, repeats: Sequence[Size]) -> Tensor:
 
 @exports(aten.repeat_interleave.self_int)
 def repeat_interleave(
-    ex: Exporter, x: Tensor, repeats: Size, dim: int | None = None, *, output_size: Any = None
-) -> Tensor:
+    ex: Exporter, x: OnnxValue, repeats: Size, dim: int | None = None, *, output_size: Any = None
+) -> OnnxValue:
     if dim is None:
         x, dim = ex.reshape(x, [-1]), 0
-        x = Tensor(x.value, x.dtype, (sympy.Symbol("unused"),)) if not is_known(x.sizes) else x
+        x = OnnxValue(x.value, x.dtype, (sympy.Symbol("unused"),)) if not is_known(x.sizes) else x
     at = axis(dim, max(x.rank, 1))
     wide = ex.unsqueeze(x, at + 1)
     ones: list[Size] = [1] * (x.rank + 1)
@@ -228,7 +228,7 @@ def repeat_interleave(
 
 
 @exports(aten.flip.default)
-def flip(ex: Exporter, x: Tensor, dims: Sequence[int]) -> Tensor:
+def flip(ex: Exporter, x: OnnxValue, dims: Sequence[int]) -> OnnxValue:
     if not dims or not x.rank:
         return x
     at = [axis(d, x.rank) for d in dims]
@@ -238,7 +238,7 @@ def flip(ex: Exporter, x: Tensor, dims: Sequence[int]) -> Tensor:
 
 
 @exports(aten.roll.default)
-def roll(ex: Exporter, x: Tensor, shifts: Any, dims: Any = ()) -> Tensor:
+def roll(ex: Exporter, x: OnnxValue, shifts: Any, dims: Any = ()) -> OnnxValue:
     if not x.rank:
         return x
     shape = x.sizes
@@ -257,14 +257,14 @@ def roll(ex: Exporter, x: Tensor, shifts: Any, dims: Any = ()) -> Tensor:
             first = ex.op("Mod", ex.sizes.one(-shift), ex.op("Max", ex.sizes.one(size), ex.ints([1])))
         zero, end, along = ex.ints([0]), ex.ints([2**63 - 1]), ex.ints([at])
         parts = ex.op("Slice", x, first, end, along), ex.op("Slice", x, zero, first, along)
-        x = Tensor(ex.op("Concat", *parts, axis=at).value, x.dtype, x.shape)
+        x = OnnxValue(ex.op("Concat", *parts, axis=at).value, x.dtype, x.shape)
     return ex.reshape(x, shape)
 
 
 # ---------------------------------------------------------------------- paddings
 
 
-def _padded(ex: Exporter, x: Tensor, pad: Sequence[Size], mode: str, value: Any = None) -> Tensor:
+def _pad(ex: Exporter, x: OnnxValue, pad: Sequence[Size], mode: str, value: Any = None) -> OnnxValue:
     """torch counts pads from the last dim; ONNX gives all befores, then all afters."""
     count = len(pad) // 2
     befores: list[Size] = [0] * x.rank
@@ -278,7 +278,7 @@ def _padded(ex: Exporter, x: Tensor, pad: Sequence[Size], mode: str, value: Any 
 
 
 @exports(aten.constant_pad_nd.default)
-def constant_pad(ex: Exporter, x: Tensor, pad: Sequence[Size], value: Any = 0) -> Tensor:
+def constant_pad(ex: Exporter, x: OnnxValue, pad: Sequence[Size], value: Any = 0) -> OnnxValue:
     """Negative pads cut, before the others are added: kernels disagree on both at once."""
     for place in range(len(pad) // 2):
         at = x.rank - 1 - place
@@ -287,31 +287,31 @@ def constant_pad(ex: Exporter, x: Tensor, pad: Sequence[Size], value: Any = 0) -
         if any(cut):
             start = -before if cut[0] else 0
             x_cut = ex.slice(x, at, start, after if cut[1] else None)
-            x = Tensor(x_cut.value, x.dtype, x.shape)
+            x = OnnxValue(x_cut.value, x.dtype, x.shape)
     kept = [0 if isinstance(side, int) and side < 0 else side for side in pad]
-    return _padded(ex, x, kept, "constant", value)
+    return _pad(ex, x, kept, "constant", value)
 
 
 @exports(
     *(aten.reflection_pad1d.default, aten.reflection_pad2d.default, aten.reflection_pad3d.default),
 )
-def reflection_pad(ex: Exporter, x: Tensor, pad: Sequence[Size]) -> Tensor:
-    return _by_places(ex, x, pad, "reflect")
+def reflection_pad(ex: Exporter, x: OnnxValue, pad: Sequence[Size]) -> OnnxValue:
+    return _pad_by_index(ex, x, pad, "reflect")
 
 
 @exports(
     *(aten.replication_pad1d.default, aten.replication_pad2d.default, aten.replication_pad3d.default),
 )
-def replication_pad(ex: Exporter, x: Tensor, pad: Sequence[Size]) -> Tensor:
-    return _by_places(ex, x, pad, "edge")
+def replication_pad(ex: Exporter, x: OnnxValue, pad: Sequence[Size]) -> OnnxValue:
+    return _pad_by_index(ex, x, pad, "edge")
 
 
-def _by_places(ex: Exporter, x: Tensor, pad: Sequence[Size], mode: str) -> Tensor:
+def _pad_by_index(ex: Exporter, x: OnnxValue, pad: Sequence[Size], mode: str) -> OnnxValue:
     """Sides that are negative cut, after the others were added: what they cut may have been added."""
     if any(not isinstance(side, int) for side in pad):
-        raise Unsupported("such a padding with sizes that are not numbers")
+        raise OnnxUnsupported("such a padding with sizes that are not numbers")
     numbers = [int(side) for side in pad]
-    made = _padded(ex, x, [max(side, 0) for side in numbers], mode)
+    made = _pad(ex, x, [max(side, 0) for side in numbers], mode)
     for place in range(len(numbers) // 2):
         before, after = numbers[2 * place : 2 * place + 2]
         if before < 0 or after < 0:
@@ -324,7 +324,7 @@ def _pad_modes(node: Any) -> bool:
 
 
 @exports(aten.pad.default, takes=_pad_modes)
-def pad(ex: Exporter, x: Tensor, pad: Sequence[Size], mode: str = "constant", value: Any = None) -> Tensor:
+def pad(ex: Exporter, x: OnnxValue, pad: Sequence[Size], mode: str = "constant", value: Any = None) -> OnnxValue:
     return constant_pad(ex, x, pad, 0 if value is None else value)
 
 
@@ -332,7 +332,7 @@ def pad(ex: Exporter, x: Tensor, pad: Sequence[Size], mode: str = "constant", va
 
 
 def _triangle(upper: int) -> Any:
-    def rule(ex: Exporter, x: Tensor, diagonal: int = 0) -> Tensor:
+    def rule(ex: Exporter, x: OnnxValue, diagonal: int = 0) -> OnnxValue:
         if x.dtype is torch.bool or x.dtype in (torch.float32, torch.float64, torch.int64):
             return ex.op("Trilu", x, ex.number(diagonal, torch.int64), upper=upper)
         rows, columns = (ex.range(size) for size in x.sizes[-2:])

@@ -1,0 +1,1 @@
+"""Analyses of programs: they change nothing."""

@@ -1,0 +1,111 @@
+"""Which values of a program may lie in the same memory, told from its graphs alone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import fx
+
+from ingot import torch_internals as internals
+from ingot.ir.outlining import graph_modules
+from ingot.ir.program import Program
+
+
+def returned_nodes(graph: fx.Graph) -> set[fx.Node]:
+    return set(next(iter(reversed(graph.nodes))).all_input_nodes)
+
+
+def escaping(graph: fx.Graph) -> set[fx.Node]:
+    """The nodes that a value which the graph returns may share memory with."""
+    found: set[fx.Node] = set()
+    for node in reversed(graph.nodes):
+        if node.op == "output" or (node in found and may_alias(node)):
+            found.update(node.all_input_nodes)
+    return found
+
+
+def may_alias(node: fx.Node) -> bool:
+    """Whether the node's value may be a view of, or the same as, one of its arguments."""
+    target = node.target
+    if node.op != "call_function" or not isinstance(target, internals.OpOverload):
+        return True
+    return any(r.alias_info is not None for r in target._schema.returns) or _is_composite(target)
+
+
+# Composite operators, whose schemas say nothing of aliases, that always compute a tensor of their own.
+_FRESH = frozenset(
+    (
+        *("aten::matmul", "aten::linear", "aten::conv1d", "aten::conv2d", "aten::conv3d", "aten::layer_norm"),
+        *("aten::conv_transpose1d", "aten::conv_transpose2d", "aten::conv_transpose3d", "aten::batch_norm"),
+        *("aten::softmax", "aten::log_softmax", "aten::scaled_dot_product_attention", "aten::group_norm"),
+    )
+)
+
+
+def _is_composite(target: Any) -> bool:
+    return target._schema.name not in _FRESH and bool(target._can_decompose())
+
+
+def written_dropouts(program: Program) -> set[fx.Node]:
+    """The dropouts that are their argument, since they do nothing, where that memory is written sooner or later.
+
+    A functional graph cannot hold such a one: a write to either tensor is a write to both.
+    """
+    idle = [n for m in graph_modules(program.graph_module) for n in m.graph.nodes if _does_nothing(n)]
+    if not idle:
+        return set()
+    groups = _Groups(program)
+    return {node for node in idle if groups.find(node) in groups.written}
+
+
+def _does_nothing(node: fx.Node) -> bool:
+    if node.target is not torch.ops.aten.dropout.default:
+        return False
+    _, rate, train = node.args
+    return train is False or (isinstance(rate, float | int) and rate == 0)
+
+
+class _Groups:
+    """Union-find over the nodes of all graphs; a region's values are one group with its operands, to be safe."""
+
+    def __init__(self, program: Program) -> None:
+        self._parent: dict[fx.Node, fx.Node] = {}
+        writes: list[fx.Node] = []
+        for module in graph_modules(program.graph_module):
+            for node in module.graph.nodes:
+                target: Any = node.target
+                if node.op == "call_function" and may_alias(node):
+                    for argument in node.all_input_nodes:
+                        self._join(argument, node)
+                functions = [n for n in node.all_input_nodes if n.op == "get_attr"]
+                for function in functions:
+                    for inner in getattr(module, str(function.target)).graph.nodes:
+                        if inner.op in ("placeholder", "output"):
+                            self._join(inner, node)
+                if node.op == "output":
+                    for value in node.all_input_nodes if module is not program.graph_module else ():
+                        self._join(value, node)
+                if isinstance(target, internals.OpOverload):
+                    writes.extend(_written(node))
+        self.written = {self.find(node) for node in writes}
+
+    def find(self, node: fx.Node) -> fx.Node:
+        while (above := self._parent.get(node, node)) is not node:
+            self._parent[node] = self._parent.get(above, above)
+            node = above
+        return node
+
+    def _join(self, a: fx.Node, b: fx.Node) -> None:
+        self._parent[self.find(a)] = self.find(b)
+
+
+def _written(node: fx.Node) -> list[fx.Node]:
+    """The arguments that a node writes."""
+    schema = node.target._schema  # type: ignore[union-attr]
+    held = dict(zip((a.name for a in schema.arguments), node.args, strict=False)) | dict(node.kwargs)
+    names = [a.name for a in schema.arguments if a.alias_info is not None and a.alias_info.is_write]
+    found: list[fx.Node] = []
+    fx.map_arg([held.get(name) for name in names], found.append)
+    hidden: list[Any] = list(internals.unannotated_mutations(node.target, node.args))
+    return found + [n for n in hidden if isinstance(n, fx.Node)]

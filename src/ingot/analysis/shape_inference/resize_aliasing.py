@@ -1,0 +1,112 @@
+"""Which nodes share memory with something that is resized in place."""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+import torch
+from torch import fx
+
+from ingot import torch_internals as internals
+from ingot.ir import subgraphs
+
+aten = torch.ops.aten
+
+
+def find_resized(graph: fx.Graph) -> set[fx.Node]:
+    """Nodes whose shape may be another one at another time of the run."""
+    owners: dict[fx.Node, fx.Node] = {}
+
+    def owner(node: fx.Node) -> fx.Node:
+        while owners.get(node, node) is not node:
+            node = owners[node]
+        return node
+
+    def unite(a: fx.Node, b: fx.Node) -> None:
+        owners[owner(a)] = owner(b)
+
+    lost: list[fx.Node] = []
+    for node in graph.nodes:
+        for shared in _shared(node):
+            unite(node, shared)
+        lost.extend(_resizes(node))
+    if not lost:
+        return set()
+    memories = {owner(node) for node in lost}
+    return {node for node in graph.nodes if owner(node) in memories}
+
+
+def _shared(node: fx.Node) -> list[fx.Node]:
+    """The arguments that a node's value may share memory with."""
+    target: Any = node.target
+    if node.op != "call_function":
+        return []
+    if target is operator.getitem:
+        return [n for n in node.all_input_nodes if n.op != "get_attr"][:1]
+    if not isinstance(target, internals.OpOverload):
+        # What a branch or a region gives out may be what went in.
+        return [n for n in node.all_input_nodes if n.op != "get_attr"] if target in subgraphs.LAYOUTS else []
+    found = []
+    for argument, value in _arguments(node):
+        if argument.alias_info is not None and isinstance(value, fx.Node):
+            found.append(value)
+    # reshape, contiguous, to … do not say that they may give back what they got.
+    if not found and not internals.returns_fresh_tensor(target):
+        found = [n for n in node.all_input_nodes if n.op != "get_attr"]
+    return found
+
+
+def _resizes(node: fx.Node) -> list[fx.Node]:
+    """What a node gives another shape in place."""
+    target: Any = node.target
+    if node.op != "call_function":
+        return []
+    if target in subgraphs.LAYOUTS:
+        return _resized_inside(node)
+    if not isinstance(target, internals.OpOverload):
+        return []
+    return [
+        value
+        for argument, value in _arguments(node)
+        if isinstance(value, fx.Node)
+        and argument.alias_info is not None
+        and argument.alias_info.is_write
+        and (
+            target in _RESIZERS or (torch.Tag.inplace_view in target.tags and target not in _KEEPERS) or argument.is_out
+        )
+    ]
+
+
+# It changes what is known of a tensor in place, but not its shape.
+_KEEPERS = frozenset([aten.detach_.default])
+
+
+_RESIZERS = frozenset(
+    getattr(getattr(aten, name), overload)
+    for name in ("resize_", "resize_as_", "set_", "_resize_output_", "resize_as_sparse_")
+    for overload in getattr(aten, name).overloads()
+)
+
+
+def _resized_inside(node: fx.Node) -> list[fx.Node]:
+    """Operands that a function of a branch, loop or region resizes; which one is which, the functions know by place."""
+    module = node.graph.owning_module
+    layout = subgraphs.LAYOUTS[node.target]
+    operands = [n for n in node.all_input_nodes if n.op != "get_attr"]
+    for index in layout.functions:
+        function: Any = node.args[index]
+        inner = getattr(module, str(function.target), None) if isinstance(function, fx.Node) else None
+        if isinstance(inner, fx.GraphModule) and any(n.op == "placeholder" for n in find_resized(inner.graph)):
+            return operands
+    return []
+
+
+def _arguments(node: fx.Node) -> list[tuple[Any, Any]]:
+    target: Any = node.target
+    found = []
+    for index, argument in enumerate(target._schema.arguments):
+        value = node.args[index] if index < len(node.args) else node.kwargs.get(argument.name)
+        for item in value if isinstance(value, list | tuple) else [value]:
+            found.append((argument, item))
+    return found

@@ -1,0 +1,1 @@
+"""Compiled models: in memory, in files, and what is measured of them."""

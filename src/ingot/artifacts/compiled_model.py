@@ -1,0 +1,260 @@
+"""A compiled model in this process: torch tensors in and out, numpy in and out.
+
+compiled = ingot.compile(model, args)
+compiled(*args)              the model's own call
+compiled.source              the C text
+compiled.save("m.ingot")     a file that `ingot_runtime` runs without torch
+"""
+
+from __future__ import annotations
+
+import copy
+import os
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from ingot.artifacts.packaging import SampleCall, argument_names, call_of, result_names, write_native
+from ingot.artifacts.profiler import Profile, ProfileRow, medians
+from ingot.artifacts.roofline import measure_roofline
+from ingot.artifacts.tensor_exchange import native_of, torch_of, wants_arrays
+from ingot.ir.execution import check_call
+from ingot.ir.program import Program
+from ingot.ir.pytree import flatten, unflatten
+from ingot.ir.signature import InputKind, OutputKind
+from ingot.lowering.index_expr import Expr, Size, substitute
+from ingot.lowering.loop_module import Module, Precision, SymbolSource
+from ingot.serialization.program_file import pack
+from ingot.targets.cpu.build.compile_process import save_failed
+from ingot.targets.cpu.build.isa import Isa
+from ingot.targets.cpu.codegen.module_emitter import CSource
+from ingot.targets.cpu.codegen.weight_packing import WeightBlob
+from ingot_runtime.copying import Uncopied
+from ingot_runtime.cpu_features import cores
+from ingot_runtime.manifest import ABI, read_spec
+from ingot_runtime.model import Model
+from ingot_runtime.native_library import NativeLibrary
+
+_WEIGHTS, _LIBRARY = "weights", "library"
+_KERNEL = re.compile(r"^IG_KERNEL void k\d+\(", re.MULTILINE)
+
+
+class CompiledModel(Uncopied):
+    """A model as native code. It may be called by any number of threads at once."""
+
+    def __init__(
+        self,
+        program: Program,
+        module: Module,
+        source: CSource,
+        blob: WeightBlob,
+        libraries: Mapping[str, bytes],
+        isa: Isa,
+        threads: int | None = None,
+    ) -> None:
+        """Use `ingot.compile`."""
+        self.program = program
+        self.libraries = dict(libraries)
+        self.isa = isa.name
+        self._source = source
+        self._module = module
+        self._manifest = _manifest(program, module)
+        self._blob = blob
+        self.threads = threads or cores()
+        self.model = self._open(isa, threads)
+
+    def __deepcopy__(self, memo: Any) -> CompiledModel:
+        """A model of its own, with threads and memory of its own; library, weights and program never change and are
+        shared. Raises CopyError where the model has state that calls change: nothing can read that."""
+        if self.draws or any(buffer.kind == "state" for buffer in self._module.buffers.values()):
+            raise self._refusal("copied")
+        made = copy.copy(self)
+        made.model = self.model.again()
+        return made
+
+    @property
+    def source(self) -> str:
+        """The C text that was compiled."""
+        return self._source.text
+
+    @property
+    def precision(self) -> Precision:
+        """What products with weights are multiplied in."""
+        return self._module.precision
+
+    @property
+    def kernels(self) -> int:
+        """How many different kernels the C text has."""
+        return len(_KERNEL.findall(self.source))
+
+    @property
+    def weight_bytes(self) -> int:
+        """The size of the weights, packed as the kernels read them."""
+        return self._source.weights_size
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """The model's own call. Results are torch tensors; numpy arrays if the arguments hold arrays and no tensor."""
+        if wants_arrays(args, kwargs):
+            return self.model.call(args, kwargs)
+        results = iter([torch_of(value) for value in self.model.run(self._leaves(args, kwargs))])
+        outputs = self.program.signature.user_outputs
+        leaves = [o.value if o.kind is OutputKind.LITERAL else next(results) for o in outputs]
+        return unflatten(leaves, self.program.signature.out_tree)
+
+    def _leaves(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
+        if all(isinstance(value, torch.Tensor) for value in (*args, *kwargs.values())):
+            return [native_of(leaf) for leaf in self.model.leaves(args, kwargs)]  # the runtime checks the rest
+        leaves = check_call(self.program, tuple(args), dict(kwargs))
+        specs = self.program.signature.user_inputs
+        return [native_of(leaf) for leaf, spec in zip(leaves, specs, strict=True) if spec.kind is InputKind.ARGUMENT]
+
+    def profile(self, *args: Any, repeat: int = 10, **kwargs: Any) -> Profile:
+        """Where the time of this call goes, kernel by kernel: medians over `repeat` runs after one to warm up."""
+        leaves = self._leaves(args, kwargs)
+        runs = [self.model.profile(leaves, len(self._source.launches)) for _ in range(repeat + 1)][1:]
+        sizes = self._symbols(leaves)
+        rows = [
+            ProfileRow(
+                launch.kernel,
+                launch.origin.op,
+                launch.origin.module,
+                launch.origin.source,
+                seconds,
+                _known(launch.flops, sizes),
+                _known(launch.effort, sizes),
+                _known(launch.bytes, sizes),
+            )
+            for launch, seconds in zip(self._source.launches, medians(runs), strict=True)
+        ]
+        return Profile(tuple(rows), measure_roofline(self.threads))
+
+    def _symbols(self, leaves: Sequence[Any]) -> dict[str, int]:
+        def told(known: SymbolSource) -> int:
+            leaf = leaves[known.place]
+            return (int(leaf if known.dim < 0 else leaf.shape[known.dim]) - known.offset) // known.slope
+
+        return {name: told(known) for name, known in self._module.symbols.items()}
+
+    def seed(self, value: int) -> None:
+        """Random draws of later calls follow from this number alone."""
+        self.model.seed(value)
+
+    def save(self, path: str | os.PathLike[str], *, program: bool = False) -> None:
+        """Writes a `.ingot` file, whole or not at all: libraries, weights, source, and a sample as a self-test.
+
+        With `program` the file also holds the program that was compiled, with its own weights, and is about twice as
+        large: `ingot.load(path, native=False)` reads it, and needs no trust in native code from elsewhere.
+
+        Raises SaveError for what a file cannot describe, StorageError where the file cannot be written.
+        """
+        members, fields = pack(self.program) if program else ({}, {})
+        try:
+            write_native(
+                path,
+                manifest_native=self._manifest,
+                libraries=self.libraries,
+                source=self.source,
+                weights=self._blob.tensors(),
+                sample=self._sample(),
+                members=members,
+                fields=fields,
+            )
+        except OSError as error:
+            raise save_failed(error, path) from error
+
+    def close(self) -> None:
+        """Gives back the model's threads and memory."""
+        self.model.close()
+
+    def _open(self, isa: Isa, threads: int | None) -> Model:
+        manifest = {
+            "native": {
+                **self._manifest,
+                "abi": ABI,
+                "libraries": [{"isa": isa.name, "member": _LIBRARY}],
+                "weights": _WEIGHTS,
+                "weights_sha256": "",
+            }
+        }
+        spec = read_spec(manifest, {_LIBRARY, _WEIGHTS}, "<memory>")
+        library = NativeLibrary(memoryview(self.libraries[isa.name]), path="<memory>", member=_LIBRARY)
+        return Model("<memory>", spec, library, self._blob.memory, threads or 0, None)
+
+    def _sample(self) -> SampleCall | None:
+        """The example call, with what torch gives for it."""
+        example = self.program.example_inputs
+        if example is None or self.draws:
+            return None
+        args, kwargs = _clone(example)
+        names = [item["name"] for item in self._manifest["inputs"]]
+        inputs = dict(zip(names, self._leaves(args, kwargs), strict=True))
+        given = {
+            name: value.clone() if isinstance(value, torch.Tensor) else np.asarray(value)
+            for name, value in inputs.items()
+        }
+        with torch.no_grad():
+            result = self.program.copy()(*args, **kwargs)
+        kinds = [output.kind for output in self.program.signature.user_outputs]
+        leaves = [leaf for leaf, kind in zip(flatten(result)[0], kinds, strict=True) if kind is OutputKind.RESULT]
+        made = zip(leaves, self._manifest["outputs"], strict=True)
+        outputs = {output["name"]: _value(leaf, output["dtype"]) for leaf, output in made}
+        mutated = {i["name"]: inputs[i["name"]] for i in self._manifest["inputs"] if i["mutated"]}
+        return SampleCall(given, outputs, mutated, tolerance=_tolerance(self._manifest, self.precision))
+
+    @property
+    def draws(self) -> bool:
+        """Whether the model draws random numbers."""
+        return "ig_uniform" in self.source or "ig_normal" in self.source or "ig_randint" in self.source
+
+
+def _tolerance(manifest: Mapping[str, Any], precision: str) -> float:
+    dtypes = {precision, *(item["dtype"] for item in (*manifest["inputs"], *manifest["outputs"]))}
+    return 5e-2 if dtypes & {"float16", "bfloat16"} else 1e-3
+
+
+def _value(leaf: Any, dtype: str) -> Any:
+    return leaf.detach() if isinstance(leaf, torch.Tensor) else np.asarray(leaf, dtype)
+
+
+def _manifest(program: Program, module: Module) -> dict[str, Any]:
+    symbols = {
+        name: {"name": known.name, "min": known.low, "max": known.high} for name, known in module.symbols.items()
+    }
+    told = {known.place: name for name, known in module.symbols.items() if known.dim < 0}
+    inputs: list[dict[str, Any]] = []
+    for number, (name, argument) in enumerate(zip(argument_names(program), module.inputs, strict=True)):
+        item = {
+            "name": name,
+            "dtype": argument.dtype,
+            "shape": [_size(size) for size in argument.shape],
+            "mutated": argument.mutated,
+        }
+        if number in told:
+            item["symbol"] = told[number]
+        inputs.append(item)
+    outputs: list[dict[str, Any]] = []
+    for name, argument in zip(result_names(program), module.outputs, strict=True):
+        item = {"name": name, "dtype": argument.dtype, "shape": [_size(size) for size in argument.shape]}
+        if argument.scalar:
+            item["scalar"] = True
+        outputs.append(item)
+    made = {"inputs": inputs, "outputs": outputs, "symbols": symbols, "call": call_of(program)}
+    return made if module.precision == "float32" else {**made, "precision": module.precision}
+
+
+def _known(size: Size, sizes: Mapping[str, int]) -> int:
+    """A size by numbers; 0 where only the run itself could tell."""
+    found = substitute(size, sizes)
+    return found if isinstance(found, int) else 0
+
+
+def _size(size: Size) -> int | str:
+    return str(size) if isinstance(size, Expr) else size
+
+
+def _clone(value: Any) -> Any:
+    leaves, tree = flatten(value)
+    return unflatten([leaf.detach().clone() if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves], tree)

@@ -1,0 +1,56 @@
+"""A compiled file in a process that has torch: tensors in and out, without the Program that it was compiled from.
+
+model = ingot.load("m.ingot")        of a file that compiled.save wrote
+model(*args, **kwargs)               the model's own call
+model.model                          the ingot_runtime.Model underneath: out=, self_test, describe
+"""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import Any, Self
+
+from ingot.artifacts.tensor_exchange import native_of, torch_of, wants_arrays
+from ingot_runtime import Model, pytree
+from ingot_runtime.copying import Uncopied
+
+
+class LoadedModel(Uncopied):
+    """The model of a compiled file. It may be called by any number of threads at once."""
+
+    def __init__(self, model: Model) -> None:
+        """Use `ingot.load`."""
+        self.model = model
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """The model's own call. Results are torch tensors; numpy arrays if the arguments hold arrays and no tensor.
+
+        They are nested as the original's; a class comes back as a Record, by key and by attribute. Raises CallError for
+        what the model was not compiled for, and what the model itself raises.
+        """
+        if wants_arrays(args, kwargs):
+            return self.model.call(args, kwargs)
+        leaves = [native_of(leaf) for leaf in self.model.leaves(args, kwargs)]
+        results = [torch_of(value) for value in self.model.run(leaves)]
+        return pytree.unflatten(self.model.spec.result, {"input": leaves, "output": results})
+
+    def __repr__(self) -> str:
+        return self.model.describe()
+
+    def seed(self, value: int) -> None:
+        """Random draws of later calls follow from this number alone."""
+        self.model.seed(value)
+
+    def self_test(self) -> float:
+        """Runs the stored sample on this machine; returns the largest difference. Raises SelfTestFailed."""
+        return self.model.self_test()
+
+    def close(self) -> None:
+        """Gives back the model's threads and memory."""
+        self.model.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()

@@ -1,0 +1,290 @@
+"""compile() and load(), one line per stage."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Collection, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, Literal, TypeAlias, get_args, overload
+
+import torch
+from torch import nn
+
+from ingot import _gc, passes
+from ingot import torch_internals as internals
+from ingot.api import capture
+from ingot.artifacts.compiled_model import CompiledModel
+from ingot.artifacts.loaded_model import LoadedModel
+from ingot.autograd.compiled_autograd import TrainableModel
+from ingot.config import Settings
+from ingot.errors import MissingMember, PassError, UnknownTarget, format_error
+from ingot.ir.program import Program
+from ingot.ir.train_eval import warn_of_train_mode
+from ingot.lowering.loop_module import Precision
+from ingot.passes.decompose_complex import has_complex
+from ingot.serialization import program_file
+from ingot.targets.base import Target
+from ingot.targets.cpu.build.isa import host
+from ingot.targets.cpu.build.page_prefault import Pages
+from ingot.targets.cpu.target import CPU, CpuTarget
+from ingot.targets.registry import find_target
+from ingot_runtime import Trust, open_container
+from ingot_runtime.container import skip_nothing, skip_program
+from ingot_runtime.model import check_threads, model_of
+from ingot_runtime.signing import check_trust
+
+# Told the name of each stage; what it gives is entered while the stage runs.
+StageHook: TypeAlias = Callable[[str], AbstractContextManager[object]]
+
+
+def _ignore_stage(stage: str) -> AbstractContextManager[object]:
+    return nullcontext()
+
+
+# Optimizations of the graph: without them a program computes the same.
+GRAPH_PASSES = ("constant_fold", "fold_batch_norm", "remove_noops", "cse")
+# Everything that `compile` can do without, in order: passes over the graph, choices of kernels, passes over loops.
+OPTIONAL_PASSES = (*GRAPH_PASSES, *CPU.optional_passes)
+
+
+@overload
+def compile(
+    model: nn.Module | Callable[..., Any] | Program,
+    args: Sequence[Any] = ...,
+    kwargs: Mapping[str, Any] | None = ...,
+    *,
+    dynamic_shapes: Any = ...,
+    target: str | Target[Any] = ...,
+    threads: int | None = ...,
+    cache: bool = ...,
+    isa: str | Sequence[str] | None = ...,
+    precision: Precision = ...,
+    disable_passes: Collection[str] = ...,
+    training: Literal[False] = ...,
+    on_stage: StageHook = ...,
+) -> CompiledModel: ...
+
+
+@overload
+def compile(
+    model: nn.Module | Callable[..., Any] | Program,
+    args: Sequence[Any] = ...,
+    kwargs: Mapping[str, Any] | None = ...,
+    *,
+    target: str | Target[Any] = ...,
+    threads: int | None = ...,
+    cache: bool = ...,
+    disable_passes: Collection[str] = ...,
+    training: Literal[True],
+    on_stage: StageHook = ...,
+) -> TrainableModel: ...
+
+
+def compile(
+    model: nn.Module | Callable[..., Any] | Program,
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    dynamic_shapes: Any = None,
+    target: str | Target[Any] = "cpu",
+    threads: int | None = None,
+    cache: bool = True,
+    isa: str | Sequence[str] | None = None,
+    precision: Precision = "float32",
+    disable_passes: Collection[str] = (),
+    training: bool = False,
+    on_stage: StageHook = _ignore_stage,
+) -> CompiledModel | TrainableModel:
+    """The model, or a Program of it, as native code that is called like the model.
+
+    `target` is the machine that it is for, by name or as a Target. `threads` None is one for each core. `cache` False
+    compiles the C text even if it was compiled before. `isa` names the instruction sets to build for; the default is
+    this machine's own, and it is built in any case. `precision` "bfloat16" keeps the weights of matrix products and
+    convolutions in it and multiplies in it, where the machine has an instruction for that with it; sums and everything
+    else stay as they are. `disable_passes` names optimizations to leave out, of `OPTIONAL_PASSES`; INGOT_DISABLE_PASSES
+    may name others. The result computes the same, slower. `on_stage` is told of each stage: it is called with the
+    stage's name and gives a context manager that the stage runs in.
+
+    With `training`, forward and backward both become native code, and autograd goes through the call: gradients reach
+    the model's own parameters and the arguments. The sizes are then those of the example.
+    """
+    machine = _find_cpu(target)
+    check_threads(threads)
+    _check_precision(precision)
+    disabled = resolve_disabled(disable_passes)
+    if training:
+        return _compile_training(machine, model, args, kwargs, dynamic_shapes, threads, cache, disabled, on_stage)
+    with _gc.pause(), internals.real_tensors(), Pages(_state_bytes(model)) as pages:
+        with on_stage("capture"):
+            program = (
+                model if isinstance(model, Program) else capture(model, args, kwargs, dynamic_shapes=dynamic_shapes)
+            )
+        warn_of_train_mode(program, stacklevel=3)
+        return _compile_program(
+            machine, program, type(model).__name__, threads, cache, isa, precision, disabled, on_stage, pages
+        )
+
+
+def resolve_disabled(names: Collection[str]) -> frozenset[str]:
+    """The passes to leave out: those given, and those that the environment names. Raises PassError for unknown ones."""
+    given = {names} if isinstance(names, str) else set(names)
+    disabled = given | set(Settings.from_environment().disabled_passes)
+    unknown = sorted(disabled - set(OPTIONAL_PASSES))
+    if unknown:
+        raise PassError(
+            format_error(
+                f"There is no optional pass {', '.join(map(repr, unknown))}.",
+                why=f"those that can be left out are {', '.join(OPTIONAL_PASSES)}",
+                fix="give disable_passes, or INGOT_DISABLE_PASSES, names among these",
+            )
+        )
+    return frozenset(disabled)
+
+
+def _find_cpu(target: str | Target[Any]) -> CpuTarget:
+    """The target, which must be one whose libraries this process can load."""
+    found = find_target(target)
+    if not isinstance(found, CpuTarget):
+        raise UnknownTarget(
+            format_error(
+                f"A model cannot be compiled and called for the target {found.name!r}.",
+                why="a compiled model runs on the CPU",
+                fix='give target="cpu", or call the target itself: lower, schedule, emit, build',
+            )
+        )
+    return found
+
+
+def _check_precision(precision: str) -> None:
+    known = get_args(Precision)
+    if precision not in known:
+        raise ValueError(f"precision is {precision!r}: give {' or '.join(map(repr, known))}")
+
+
+def _compile_program(
+    target: CpuTarget,
+    program: Program,
+    title: str,
+    threads: int | None,
+    cache: bool,
+    isa: str | Sequence[str] | None,
+    precision: Precision,
+    disabled: frozenset[str],
+    on_stage: StageHook,
+    pages: Pages,
+) -> CompiledModel:
+    with on_stage("passes"):
+        program = run_cpu_pipeline(program, disabled, target)
+    with on_stage("lower"):
+        module = target.schedule(target.lower(program, precision, disabled), disabled)
+    with on_stage("emit"):
+        source = target.emit(module, title=title)
+    with on_stage("cc"), ThreadPoolExecutor(1) as aside:  # the C compiler works while the weights are packed
+        libraries = aside.submit(target.build, source, isa, cache=cache)
+        blob = target.pack_weights(program, module, source, pages)
+    return CompiledModel(program, module, source, blob, libraries.result(), host(), threads)
+
+
+def _state_bytes(model: nn.Module | Callable[..., Any] | Program) -> int:
+    """Estimated weight size in bytes. Tied weights may count twice; used only to size the pre-allocation."""
+    if isinstance(model, Program):
+        tensors = [*model.state_dict.values(), *model.constants.values()]
+    else:
+        tensors = [*model.parameters(), *model.buffers()] if isinstance(model, nn.Module) else []
+    return sum(x.numel() * x.element_size() for x in tensors if isinstance(x, torch.Tensor))
+
+
+def _compile_training(
+    target: CpuTarget,
+    model: nn.Module | Callable[..., Any] | Program,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any] | None,
+    dynamic_shapes: Any,
+    threads: int | None,
+    cache: bool,
+    disabled: frozenset[str],
+    on_stage: StageHook,
+) -> TrainableModel:
+    if dynamic_shapes is not None or (isinstance(model, Program) and model.dims):
+        raise PassError(
+            format_error(
+                "A model that trains is compiled for the sizes of its example only.",
+                fix="leave dynamic_shapes out, and compile once for each size",
+            )
+        )
+
+    def build(half: nn.Module, inputs: Sequence[torch.Tensor]) -> CompiledModel:
+        with on_stage("capture"):
+            program = capture(half, inputs)
+        with Pages(0) as pages:
+            compiled = _compile_program(
+                target, program, type(half).__name__, threads, cache, None, "float32", disabled, on_stage, pages
+            )
+        compiled.program.example_inputs = None  # tensors as large as the model's own, that nobody reads
+        return compiled
+
+    with on_stage("capture"):
+        program = model if isinstance(model, Program) else capture(model, args, kwargs)
+    with on_stage("passes"):
+        program = passes.transform(
+            program, [p for p in passes.DEFAULT_PIPELINE if p not in _AFTER_DECOMPOSE], check=None
+        )
+        if has_complex(program):  # else the forward half hands complex numbers to the backward one
+            passes.decompose(program, keep=target.preserved_ops)
+            passes.decompose_complex(program, keep=target.preserved_ops)
+    return TrainableModel(program, build)
+
+
+def load(path: str | os.PathLike[str], *, native: bool = True, trust: Trust = True) -> Program | LoadedModel:
+    """What a `.ingot` file holds: a Program, or, of a compiled model, something to call on torch tensors.
+
+    Loading a compiled file runs native code that it holds. `native` False gives the Program that it was compiled from,
+    and runs nothing of the file: `ingot.compile` makes native code of it here.
+
+    `trust` is as in `ingot_runtime.load`: True, whoever wrote the file; public keys, whose holder must have signed it;
+    False, nobody: no native code, and a Program may only call operators that torch or Ingot define.
+
+    Raises a FileError for what is wrong with the file, VerifyError for a Program that breaks its invariants, OSError
+    where the file cannot be opened.
+    """
+    with open_container(path, skip=skip_program if native else skip_nothing) as container:
+        if native and "native" in container.manifest:
+            return LoadedModel(model_of(container, trust=trust))
+        check_trust(container, trust)
+        if program_file.GRAPH not in container.names and "native" in container.manifest:
+            raise MissingMember(
+                "the file holds no program",
+                why="it was compiled, and saved without the program",
+                fix="save it with the program: compiled.save(path, program=True)",
+                path=container.path,
+            )
+        return program_file.read(container, custom_operators=trust is not False)
+
+
+def run_cpu_pipeline(program: Program, disabled: Collection[str] = (), target: Target[Any] = CPU) -> Program:
+    """The program as lowering takes it: functional, core operators and those that the target keeps whole, effects in
+    order. Passes of GRAPH_PASSES that are `disabled` are left out."""
+    whole = target.preserved_ops
+    program = passes.transform(program, [p for p in passes.DEFAULT_PIPELINE if p not in _AFTER_DECOMPOSE], check=None)
+    passes.propagate_known_sizes(program)  # what lies behind a branch or a loop may have sizes that are known
+    _fold(program, disabled)  # a batch norm that is gone need not be decomposed
+    passes.decompose(program, keep=whole)
+    passes.legalize(program, keep=whole)
+    if passes.decompose_complex(program, keep=whole, parameters=True):
+        passes.legalize(program, keep=whole)
+    _fold(program, disabled)
+    for name, clean in (("remove_noops", passes.remove_noops), ("cse", passes.cse)):
+        if name not in disabled:
+            clean(program)
+    passes.dce(program)
+    passes.erase_effect_tokens(program)
+    return program
+
+
+def _fold(program: Program, disabled: Collection[str]) -> None:
+    if "constant_fold" not in disabled:
+        passes.constant_fold(program, batch_norm="fold_batch_norm" not in disabled)
+
+
+_AFTER_DECOMPOSE = (passes.decompose, passes.constant_fold, passes.cse, passes.dce)

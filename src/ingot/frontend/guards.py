@@ -1,0 +1,488 @@
+"""What a trace asks of dynamic sizes, and what follows from it.
+
+    Watch           notes every question about a symbol's value that the model's code, or an operator, asked
+    conclude(...)   those questions → errors (a dim was frozen or tied), narrower ranges, constraints for later calls
+
+A question that Python code asks decides which graph is recorded, so it counts in full. A question that an operator asks
+(is this dim 1, so that it broadcasts?) counts where it excludes sizes of two and more. Where it excludes smaller sizes
+only, the operator is run again at those sizes (`operator_sizes`): it counts if the operator fails there, or gives
+another shape than the graph says.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import sympy
+import torch
+
+from ingot import torch_internals as internals
+from ingot.errors import DynamicShapeError, format_error
+from ingot.frontend.dynamic_shapes import DynamicShapeSpec, RootDim
+from ingot.frontend.operator_sizes import OperatorCall, OperatorSizes
+from ingot.ir import symbolic_dims as dims_
+from ingot.ir.metadata import Source
+from ingot.ir.printer import operator_name
+from ingot.ir.symbolic_dims import Constraint, Dim
+
+_PERIODS = 64  # sizes that are tried one by one, beside one that a condition holds for
+_EXTREMES = (internals.sympy_functions.Min, internals.sympy_functions.Max)
+
+
+@dataclass(frozen=True, slots=True)
+class Guard:
+    """A condition that held in the trace.
+
+    `by_operator`: an operator asked it, and it counts from size two on. `refused_by`: the operator that does not work,
+    or gives another shape, where the condition does not hold.
+    """
+
+    condition: sympy.Basic
+    by_operator: bool
+    source: Source | None
+    refused_by: str = ""
+
+
+class GuardRecorder:
+    """Collects the questions that the trace asked of symbols."""
+
+    def __init__(self, asked_by_operator: Callable[[], bool], place: Callable[[], Source | None]) -> None:
+        self.questions: dict[tuple[sympy.Basic, bool], Guard] = {}
+        self.env = internals.WatchedShapeEnv(self._evaluate, self._may_be_idle, self._is_idle, self._answered)
+        self.paused = False
+        self.roots: dict[sympy.Symbol, RootDim] = {}
+        self._asked: list[dict[sympy.Basic, None]] = []  # by each operator that runs
+        self._sizes = OperatorSizes(self.roots)
+        self._asked_by_operator = asked_by_operator
+        self._place = place
+        self._guards_seen = 0
+
+    def _may_be_idle(self) -> bool:
+        return self.paused or self._asked_by_operator()
+
+    def _is_idle(self, expr: sympy.Basic, value: sympy.Basic) -> bool:
+        """Whether the trace does not hang on the answer: an operator asks, and all it excludes is sizes 0 and 1."""
+        if self.paused:
+            return True
+        idle = _spares_sizes_from_two(_condition(expr, value))
+        if idle:
+            self.env.idle_answers[expr] = value
+        return idle
+
+    def _answered(self, expr: sympy.Basic, value: sympy.Basic) -> None:
+        if self._asked and not self.paused:
+            self._asked[-1][_condition(expr, value)] = None
+
+    @contextmanager
+    def operator(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[list[Any]]:
+        """Inside, an operator runs; the caller puts what it gives into the list.
+
+        Afterwards those of its questions count that exclude sizes at which it does not do what the graph says. Control
+        flow is left out: the operators of its bodies were watched one by one, and running it again would record them.
+        """
+        if isinstance(func, internals.HigherOrderOperator):
+            yield []
+            return
+        call = OperatorCall.of(func, args, kwargs) if torch.Tag.inplace_view in getattr(func, "tags", ()) else None
+        self._asked.append({})
+        results: list[Any] = []
+        try:
+            yield results
+        finally:
+            asked = self._asked.pop()
+        if not asked or self.paused or not results:
+            return
+        with internals.questions_unwatched(self.env):
+            for condition in self._sizes.broken(call or OperatorCall.of(func, args, kwargs), results[0], list(asked)):
+                self._note(condition, False, self._place(), operator_name(func))
+
+    def _evaluate(self, expr: sympy.Basic, value: sympy.Basic) -> None:
+        by_operator = self._asked_by_operator()
+        fresh = len(self.env.guards) > self._guards_seen
+        if by_operator:
+            self._answered(expr, value)
+        if by_operator and not fresh:
+            return
+        source = self._place()
+        for guard in self.env.guards[self._guards_seen :]:
+            self._note(guard.expr, by_operator, source)
+        self._guards_seen = len(self.env.guards)
+        if not by_operator:
+            self._note(_condition(expr, value), False, source)
+
+    def finish(self) -> Iterable[Guard]:
+        for guard in self.env.guards[self._guards_seen :]:
+            self._note(guard.expr, False, None)
+        self._guards_seen = len(self.env.guards)
+        return self.questions.values()
+
+    def _note(self, condition: sympy.Basic, by_operator: bool, source: Source | None, refused_by: str = "") -> None:
+        if condition not in (sympy.true, sympy.false):
+            self._sizes.require(condition, 2 if by_operator else 0)
+            self.questions.setdefault((condition, by_operator), Guard(condition, by_operator, source, refused_by))
+
+
+def _condition(expr: sympy.Basic, value: sympy.Basic) -> sympy.Basic:
+    """What the answer `value` to the question `expr` says about the sizes."""
+    if value == sympy.true:
+        return expr
+    return sympy.Not(expr) if value == sympy.false else sympy.Eq(expr, value)
+
+
+def _spares_sizes_from_two(condition: sympy.Basic) -> bool:
+    """Whether a condition holds wherever the sizes that it speaks of, the factors of each side, are two or more.
+
+    A condition that two things differ counts as such too: it excludes single sizes, at which an operator may do
+    something special but gives the same shape.
+    """
+    if isinstance(condition, sympy.Ne):
+        return True
+    if isinstance(condition, sympy.Eq) and condition.has(*_EXTREMES) and len(condition.free_symbols) == 1:
+        return True  # whether a slice such as x[1:2] has one element: torch learns nothing from it
+    if isinstance(condition, sympy.And | sympy.Or):
+        return all(_spares_sizes_from_two(part) for part in condition.args)
+    if not isinstance(condition, sympy.core.relational.Relational) or isinstance(condition, sympy.Eq):
+        return False
+    stand_ins: dict[sympy.Basic, sympy.Symbol] = {}
+
+    def stand_in(side: sympy.Basic) -> sympy.Basic:
+        if not side.free_symbols:
+            return side
+        if isinstance(side, sympy.Mul):
+            return sympy.Mul(*(stand_in(factor) for factor in side.args))
+        if isinstance(side, sympy.Pow) and side.exp.is_Integer:
+            return sympy.Pow(stand_in(side.base), side.exp)
+        if len(side.free_symbols) > 1 and isinstance(side, sympy.Add):
+            return side  # a difference of two dims is no size
+        return stand_ins.setdefault(side, sympy.Symbol(f"t{len(stand_ins)}", integer=True, positive=True))
+
+    left, right = (stand_in(side) for side in condition.args)
+    if (left.free_symbols | right.free_symbols) - set(stand_ins.values()):
+        return False
+    if not right.free_symbols or not left.free_symbols:
+        bound = internals.bound_sympy(
+            condition.func(left, right),
+            {symbol: internals.ValueRanges(2, internals.int_oo) for symbol in stand_ins.values()},
+        )
+        return bool(bound.is_singleton() and bound.lower == sympy.true)
+    return _compares_products(condition.func, left, right)
+
+
+def _compares_products(relation: Callable[..., Any], left: Any, right: Any) -> bool:
+    """Whether a relation between two products of sizes (strides, as a rule) holds for all sizes from two on."""
+    ratio = (left / right).as_powers_dict()
+    sizes = {base: power for base, power in ratio.items() if base.free_symbols}
+    if not all(base.is_Symbol and power.is_Integer for base, power in sizes.items()):
+        return False
+    edge = (left / right).xreplace(dict.fromkeys(sizes, sympy.Integer(2)))
+    growing = all(power > 0 for power in sizes.values()) and relation in (sympy.Gt, sympy.Ge)
+    shrinking = all(power < 0 for power in sizes.values()) and relation in (sympy.Lt, sympy.Le)
+    return (growing or shrinking) and bool(relation(edge, 1))
+
+
+# ---------------------------------------------------------------------- what follows from it
+
+
+class ExampleExcluded(DynamicShapeError):
+    """The trace does not hold for the example's own sizes; `automatic` are those of the dims that may become static."""
+
+    def __init__(self, message: str, automatic: frozenset[str]) -> None:
+        super().__init__(message)
+        self.automatic = automatic
+
+
+def derive_constraints(
+    declared: DynamicShapeSpec, watch: GuardRecorder
+) -> tuple[tuple[Dim, ...], tuple[Constraint, ...]]:
+    """The dims with the ranges that the trace supports, and the constraints that calls must satisfy."""
+    roots = {root.symbol: root for root in declared.roots.values() if root.symbol is not None}
+    if not roots:
+        return (), ()
+    found = ConstraintSolver(roots, watch.env)
+    questions = [q for q in watch.finish() if q.condition.free_symbols <= roots.keys()]
+    found.merge_ranges(questions)
+    for question in questions:
+        found.add_guard(question)
+    if found.problems:
+        raise DynamicShapeError("\n".join(found.problems.values()))
+    found.check_examples()
+    dims = tuple(Dim(r.name, *found.ranges[s], r.auto) for s, r in roots.items() if not found.tied(s))
+    return dims, tuple(found.constraints.values())
+
+
+class ConstraintSolver:
+    def __init__(self, roots: Mapping[sympy.Symbol, RootDim], env: internals.ShapeEnv) -> None:
+        self.roots = roots
+        self.ranges: dict[sympy.Symbol, tuple[int, int | None]] = {s: root.range for s, root in roots.items()}
+        self.problems: dict[str, str] = {}
+        self.constraints: dict[sympy.Basic, Constraint] = {}
+        self._env = env
+        self._random = random.Random(0)
+
+    def tied(self, symbol: sympy.Symbol) -> bool:
+        return bool(self._env.replace(symbol) != symbol)
+
+    def merge_ranges(self, questions: Sequence[Guard]) -> None:
+        """A dim that is tied to others keeps its declared range: it becomes theirs."""
+        for symbol, root in self.roots.items():
+            equal = self._env.replace(symbol)
+            if equal == symbol or equal.is_number:
+                continue
+            source = next(
+                (
+                    q.source
+                    for q in questions
+                    if isinstance(q.condition, sympy.Eq) and symbol in q.condition.free_symbols
+                ),
+                None,
+            )
+            low, high = root.range
+            if not isinstance(equal, sympy.Symbol):
+                bounds = [sympy.Ge(equal, low), *([sympy.Le(equal, high)] if high is not None else [])]
+                for bound in bounds:
+                    if not self._is_proved(bound, 0):
+                        self._constrain(bound, Guard(bound, False, source))
+                continue
+            other_low, other_high = self.ranges[equal]
+            low = max(low, other_low)
+            high = min((bound for bound in (high, other_high) if bound is not None), default=None)
+            if high is not None and low > high:
+                self.problems[root.name] = format_error(
+                    f"{root.name} ({root.where}) and {self.roots[equal].name} ({self.roots[equal].where}) must be "
+                    "equal, but no size is in both of their ranges.",
+                    where=_place(source),
+                )
+            else:
+                self.ranges[equal] = low, high
+
+    def check_examples(self) -> None:
+        """Raises ExampleExcluded if the trace does not hold for the sizes that the user gave."""
+        sizes = {symbol: root.example for symbol, root in self.roots.items()}
+        ranges = [Constraint(sympy.Ge(symbol, low), "") for symbol, (low, _) in self.ranges.items()]
+        ranges += [
+            Constraint(sympy.Le(symbol, high), "") for symbol, (_, high) in self.ranges.items() if high is not None
+        ]
+        for constraint in (*self.constraints.values(), *ranges):
+            if not _holds(constraint.condition, sizes):
+                raised = [
+                    root
+                    for s, root in self.roots.items()
+                    if root.hint != root.example and s in constraint.condition.free_symbols
+                ]
+                names = ", ".join(f"{root.name} = {root.example}" for root in raised)
+                raise ExampleExcluded(
+                    format_error(
+                        f"The example's sizes are excluded: the trace holds for "
+                        f"{dims_.format_dim(constraint.condition)}, and the example has {names}.",
+                        where=constraint.source,
+                        why="a size of 1 or 0 broadcasts, so a dynamic dim is traced with a larger one",
+                        fix=f"give an example of two or more, make the line independent of the size, or leave "
+                        f"{' and '.join(root.name for root in raised)} out of dynamic_shapes",
+                    ),
+                    frozenset(root.name for root in raised if root.auto),
+                )
+
+    def add_guard(self, question: Guard) -> None:
+        condition = question.condition
+        if not isinstance(condition, sympy.Eq):
+            condition = condition.xreplace({s: self._env.replace(s) for s in condition.free_symbols if self.tied(s)})
+            if condition in (sympy.true, sympy.false):
+                return
+        if self._is_proved(condition, 2 if question.by_operator else 0):
+            return
+        symbols = sorted(condition.free_symbols, key=lambda s: s.name)
+        at_least = 2 if question.by_operator else 0
+        if isinstance(condition, sympy.Eq) and not self._holds_everywhere(condition, at_least):
+            if len(symbols) == 1 and self._cuts_one_end(condition, symbols[0]):
+                self._narrow(condition, symbols[0], question)
+            elif len(symbols) > 1 and not any(map(self.tied, symbols)) and self._holds_everywhere(condition, None):
+                self._constrain(condition, question)
+            else:
+                self._equality(condition, symbols, question)
+        elif len(symbols) == 1:
+            self._narrow(condition, symbols[0], question)
+        else:
+            self._constrain(condition, question)
+
+    def _equality(self, condition: sympy.Basic, symbols: list[sympy.Symbol], question: Guard) -> None:
+        place = _place(question.source)
+        for symbol in symbols:
+            fixed = self._env.replace(symbol)
+            if fixed.is_number:
+                self._report_frozen(symbol, int(fixed), place)
+                return
+        if all(self.roots[s].auto for s in symbols):
+            # Automatic dims may be tied to each other; a tie that torch resolved is in the sizes already.
+            if self._env.replace(condition) != sympy.true and self._env.simplify(condition) != sympy.true:
+                self._constrain(condition, question)
+            return
+        names = " and ".join(dims_.name_of(s) for s in symbols)
+        tie = next((s for s in symbols if self.tied(s)), None)
+        if tie is not None:
+            other = dims_.format_dim(self._env.replace(tie))
+            fix = f'declare that dim as "{other}" instead of "{dims_.name_of(tie)}"'
+        elif multiple := next(((s, step) for s in symbols if (step := _divisor(condition, s))), None):
+            name, step = dims_.name_of(multiple[0]), multiple[1]
+            fix = f'declare {name} as a multiple: "{step}*{name}_{step}"'
+        elif len(symbols) == 1:
+            fix = f"make the line independent of the size, or leave {names} out of dynamic_shapes"
+        else:
+            fix = "declare one of them through the other, or leave it out of dynamic_shapes"
+        self.problems.setdefault(
+            names,
+            format_error(
+                f"The dynamic dims are not free: {names} must satisfy {dims_.format_dim(condition)}.",
+                where=place,
+                fix=fix,
+            ),
+        )
+
+    def _report_frozen(self, symbol: sympy.Symbol, value: int, place: str) -> None:
+        root = self.roots[symbol]
+        self.problems.setdefault(
+            root.name,
+            format_error(
+                f"The dim {root.name} ({root.where}) is declared dynamic, but this model works for size {value} only.",
+                where=place,
+                why="that line needs the size as a plain number, or compares it with one",
+                fix=f"make the line independent of the size, or leave {root.name} out of dynamic_shapes",
+            ),
+        )
+
+    def _narrow(self, condition: sympy.Basic, symbol: sympy.Symbol, question: Guard) -> None:
+        root = self.roots[symbol]
+        low, high = self._supported(condition, symbol, root.hint)
+        old_low, old_high = self.ranges[symbol]
+        scattered = self._holds_beyond(condition, symbol, low, high)
+        if low == high and (old_low, old_high) != (low, high) and not scattered:
+            self._report_frozen(symbol, low, _place(question.source))
+            return
+        low, high = max(low, old_low), old_high if high is None else (high if old_high is None else min(high, old_high))
+        # A lower bound of 0 is torch.export.Dim's default: it lets empty tensors in, and promises nothing.
+        excluded_low, excluded_high = low > old_low and bool(root.low), high != old_high and root.high is not None
+        if scattered and not (root.low or root.high):
+            self._constrain(condition, question)
+            return
+        if excluded_low or excluded_high:
+            wanted = "another range" if scattered else f"min={low}" if excluded_low else f"max={high}"
+            self.problems.setdefault(
+                f"{root.name} {wanted}",
+                format_error(
+                    f"The dim {root.name} ({root.where}) is declared in [{root.range[0]}, {root.range[1]}], but this "
+                    f"trace holds for {dims_.format_dim(condition)} only.",
+                    where=_place(question.source),
+                    why=f"{question.refused_by} fails, or gives another shape, at the other sizes"
+                    if question.refused_by
+                    else "the model's code takes another path for the other sizes",
+                    fix=f"declare {wanted}, or make the line independent of the size",
+                ),
+            )
+            return
+        self.ranges[symbol] = (low, high)
+        if (low, high) != (old_low, old_high) or not self._is_proved(condition, 2 if question.by_operator else 0):
+            self._constrain(condition, question)  # the range says it already; the constraint says whose line it was
+
+    def _constrain(self, condition: sympy.Basic, question: Guard) -> None:
+        self.constraints.setdefault(condition, Constraint(condition, str(question.source or "")))
+
+    def _is_proved(self, condition: sympy.Basic, at_least: int) -> bool:
+        ranges = {
+            s: internals.ValueRanges(
+                max(low, at_least if high is None or high >= at_least else low),
+                internals.int_oo if high is None else high,
+            )
+            for s, (low, high) in self.ranges.items()
+        }
+        bound = internals.bound_sympy(condition, ranges)
+        return bool(bound.is_singleton() and bound.lower == sympy.true)
+
+    def _supported(self, condition: sympy.Basic, symbol: sympy.Symbol, hint: int) -> tuple[int, int | None]:
+        """The interval of sizes around the example for which the condition holds."""
+
+        def holds(size: int) -> bool:
+            return _holds(condition, {symbol: size})
+
+        floor, ceiling = self.ranges[symbol]
+        low = hint
+        while low > floor and holds(low - 1):
+            low -= 1
+        step, high = 1, hint
+        top = 2**40 if ceiling is None else ceiling
+        near = min(hint + _PERIODS, top)
+        while high < near and holds(high + 1):  # a remainder comes back to its value: what is far says little of it
+            high += 1
+        if high < near:
+            return low, high
+        while high < top and holds(min(high + step, top)):
+            high = min(high + step, top)
+            step *= 2
+        if high >= top:
+            return low, ceiling
+        good, bad = high, min(high + step, top)
+        while bad - good > 1:
+            middle = (good + bad) // 2
+            good, bad = (middle, bad) if holds(middle) else (good, middle)
+        return low, good
+
+    def _holds_beyond(self, condition: sympy.Basic, symbol: sympy.Symbol, low: int, high: int | None) -> bool:
+        """Whether the condition holds at sizes outside an interval too, so that no interval describes it."""
+        if high is None:
+            return False
+        floor, ceiling = self.ranges[symbol]
+        top = high + _PERIODS if ceiling is None else min(ceiling, high + _PERIODS)
+        sizes = [*range(floor, low), *range(high + 1, top + 1)]
+        return any(_holds(condition, {symbol: size}) for size in sizes)
+
+    def _cuts_one_end(self, condition: sympy.Basic, symbol: sympy.Symbol) -> bool:
+        """Whether an equality holds for an interval of sizes that reaches to one end of the range, and no others."""
+        if self.tied(symbol):
+            return False
+        low, high = self._supported(condition, symbol, self.roots[symbol].hint)
+        floor, ceiling = self.ranges[symbol]
+        return (
+            low != high and (low <= floor or high == ceiling) and not self._holds_beyond(condition, symbol, low, high)
+        )
+
+    def _holds_everywhere(self, condition: sympy.Basic, at_least: int | None) -> bool:
+        """Whether a condition that could not be proved holds at every size, from `at_least` on, that was tried.
+
+        Without `at_least`, from the sizes of the trace on.
+        """
+        symbols = list(condition.free_symbols)
+        for _ in range(32):
+            sizes = {}
+            for s in symbols:
+                low, high = self.ranges[s]
+                least = self.roots[s].hint if at_least is None else at_least
+                low = max(low, least if high is None else min(least, high))
+                sizes[s] = self._random.randint(low, max(low, 4 * self.roots[s].hint + 64) if high is None else high)
+            if not _holds(condition, sizes):
+                return False
+        return True
+
+
+def _holds(condition: sympy.Basic, sizes: Mapping[sympy.Symbol, int]) -> bool:
+    try:
+        return bool(dims_.evaluate(condition, sizes))
+    except ZeroDivisionError:
+        return False
+
+
+def _divisor(condition: sympy.Basic, symbol: sympy.Symbol) -> int | None:
+    """The step of a condition such as seq % 8 == 0, whatever the other sizes in it."""
+    others = [dict.fromkeys(condition.free_symbols - {symbol}, size) for size in (7, 11, 24)]
+    for step in range(2, 257):
+        sizes = [{**other, symbol: size} for size in range(step, 6 * step) for other in others]
+        if all(_holds(condition, at) == (at[symbol] % step == 0) for at in sizes):
+            return step
+    return None
+
+
+def _place(source: Source | None) -> str:
+    if source is None:
+        return ""
+    return f"{source}" + (f": {source.text}" if source.text else "")

@@ -1,0 +1,1 @@
+"""Programs as modules of torch, and in torch.export's form."""

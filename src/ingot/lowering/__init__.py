@@ -1,0 +1,1 @@
+"""Programs of core ATen to loop IR. Nothing here knows a target."""

@@ -1,0 +1,1 @@
+"""Rules of matrix products and factorizations."""

@@ -1,0 +1,1 @@
+"""Functions of tensors that Ingot offers: each compiles behind the call."""

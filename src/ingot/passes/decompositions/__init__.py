@@ -1,0 +1,1 @@
+"""What operators are replaced by: functions that passes use, not passes."""

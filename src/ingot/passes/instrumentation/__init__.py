@@ -1,0 +1,1 @@
+"""What the pass manager does around a pass: dumps and numeric checks."""

@@ -1,0 +1,1 @@
+"""Graphs run again under the tracer, by passes that change what is recorded."""

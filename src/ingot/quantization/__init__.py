@@ -1,0 +1,1 @@
+"""Quantization of programs; its public names are in `ingot.quantize`."""

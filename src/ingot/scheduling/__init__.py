@@ -1,0 +1,1 @@
+"""Transforms of loop IR that hold for every target."""

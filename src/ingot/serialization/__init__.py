@@ -1,0 +1,1 @@
+"""Programs as JSON and safetensors: the Program half of a .ingot file."""

@@ -1,0 +1,1 @@
+"""What loop IR is compiled for."""

@@ -1,0 +1,1 @@
+"""The CPU target: one C file, compiled by the system's compiler."""

@@ -1,0 +1,1 @@
+"""The C compiler: how it is found and run, and the cache of what it built."""

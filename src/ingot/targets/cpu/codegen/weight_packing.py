@@ -1,0 +1,175 @@
+"""The weights blob: every constant that kernels read, in the order and layout they read it in."""
+
+from __future__ import annotations
+
+import math
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from ingot.ir.program import Program
+from ingot.lowering.index_expr import require_static
+from ingot.lowering.loop_module import Module
+from ingot.scheduling.buffer_planning import ALIGN
+from ingot.targets.cpu.build.page_prefault import Pages
+from ingot.targets.cpu.codegen.entry_points import PlacedWeight
+from ingot.targets.cpu.codegen.module_emitter import CSource
+from ingot.targets.cpu.schedule.weight_layouts import (
+    CodeWordLayout,
+    ColumnSumsLayout,
+    InterleavedPanelLayout,
+    PanelLayout,
+    PanelView,
+    ScaledLayout,
+    StridedLayout,
+    WeightView,
+    WinogradPanelLayout,
+)
+from ingot_runtime import native_library
+from ingot_runtime.cpu_features import cores
+from ingot_runtime.dtypes import BY_NAME
+
+# Threads that pack weights, at most.
+THREADS = 8
+
+
+@dataclass(frozen=True)
+class WeightBlob:
+    """The bytes in memory, and where each weight lies in them."""
+
+    array: NDArray[np.uint8]
+    memory: native_library.Blob
+    placed: tuple[PlacedWeight, ...]
+    module: Module
+
+    def tensors(self) -> dict[str, Any]:
+        """Each weight as safetensors has it: dtype, shape, bytes."""
+        found: dict[str, Any] = {}
+        for place in self.placed:
+            buffer = self.module.buffers[place.weight.buffer]
+            shape = tuple(map(require_static, buffer.shape))
+            found[place.weight.buffer] = (BY_NAME[buffer.dtype].stored, shape, self.array[place.offset :][: place.size])
+        return found
+
+
+def fill(program: Program, module: Module, source: CSource, pages: Pages | None = None) -> WeightBlob:
+    """Packs the program's state as the module's kernels read it."""
+    raw = (pages or Pages(0)).take(source.weights_size + ALIGN)
+    begin = -raw.ctypes.data % ALIGN
+    array = raw[begin : begin + source.weights_size]
+
+    def write(place: PlacedWeight) -> None:
+        weight = place.weight
+        state = program.state_dict.get(weight.source)
+        if state is None:
+            state = program.constants[weight.source]
+        state = state.detach().resolve_neg().resolve_conj()  # memory is copied below, and a lazy sign is not in it
+        dtype = getattr(torch, module.buffers[weight.buffer].dtype)
+        target = torch.from_numpy(array[place.offset : place.offset + place.size])
+        layout: Any = weight.layout
+        match layout:
+            case None:
+                _assign(target.view(dtype).view(state.shape), state)
+            case StridedLayout():
+                _copy(target.view(dtype), state, layout.view)
+            case ScaledLayout():
+                _copy(target.view(dtype), state * layout.times if layout.times != 1 else state, layout.view)
+            case ColumnSumsLayout():
+                _sum(target.view(dtype), state, layout.view, layout.times)
+            case PanelLayout():
+                _copy(target.view(dtype), state - layout.minus if layout.minus else state, layout.view)
+            case WinogradPanelLayout():
+                _copy(target.view(dtype), winograd(state.to(dtype)), layout.view)
+            case InterleavedPanelLayout():
+                _interleave(target.view(dtype), state, layout)
+            case CodeWordLayout():
+                codes = state.to(torch.int16) - layout.minus if layout.minus else state
+                _words(target, codes.to(torch.int8), layout)
+            case _:
+                raise AssertionError(f"{type(layout).__name__} is not a layout of this target")
+
+    with ThreadPoolExecutor(min(cores(), THREADS)) as threads:
+        for _ in threads.map(write, (place for place in source.weights if place.size)):
+            pass
+    return WeightBlob(array, native_library.Blob(raw.data, begin), source.weights, module)
+
+
+def winograd(taps: torch.Tensor) -> torch.Tensor:
+    """[out, in, 3, 3] as [16, in, out]: G · taps · G', computed in float64 and rounded once."""
+    g = torch.tensor([[1, 0, 0], [0.5, 0.5, 0.5], [0.5, -0.5, 0.5], [0, 0, 1]], dtype=torch.float64)
+    spread = torch.einsum("ya,oiab,xb->yxio", g, taps.double(), g)
+    return spread.reshape(16, taps.shape[1], taps.shape[0]).to(taps.dtype)
+
+
+def _copy(target: torch.Tensor, state: torch.Tensor, view: WeightView | PanelView) -> None:
+    offset = require_static(view.offset)
+    shape, strides = tuple(map(require_static, view.shape)), tuple(map(require_static, view.strides))
+    flat = state.contiguous().reshape(-1)
+    if not isinstance(view, PanelView):
+        _assign(target.view(shape), torch.as_strided(flat, shape, strides, offset))
+        return
+    columns = view.columns
+    groups, panels, *depth, width = shape
+    group_step, panel_step, *steps, column_step = strides
+    whole = columns // width
+    made = target.view(shape)
+    if whole and steps == [1] and groups == 1 and column_step == depth[0]:
+        for panel in range(whole):  # rows of a matrix become columns; torch has good code for just this, on one thread
+            made[0, panel].copy_(flat[offset + panel * panel_step :][: width * depth[0]].view(width, depth[0]).T)
+    elif whole:
+        full = (groups, whole, *depth, width)
+        _assign(made[:, :whole], torch.as_strided(flat, full, (group_step, panel_step, *steps, column_step), offset))
+    if whole < panels:
+        rest = columns - whole * width
+        part = (groups, *depth, rest)
+        made[:, whole].zero_()
+        source = torch.as_strided(flat, part, (group_step, *steps, column_step), offset + whole * panel_step)
+        _assign(made[:, whole, ..., :rest], source)
+
+
+def _interleave(target: torch.Tensor, state: torch.Tensor, layout: InterleavedPanelLayout) -> None:
+    """The same with so many terms side by side, zeros behind the last; the last `run` dims of the depth are terms."""
+    *depth, width = map(require_static, layout.view.shape)
+    run, together = layout.run, layout.together
+    outer, terms = depth[:-run], math.prod(depth[-run:])
+    whole = torch.empty(*outer, terms, width, dtype=state.dtype)
+    _copy(whole.view(-1), state, layout.view)
+    if terms % together:
+        whole = torch.cat([whole, torch.zeros(*outer, -terms % together, width, dtype=state.dtype)], -2)
+    target.view(*outer, -1, width, together).copy_(whole.view(*outer, -1, together, width).transpose(-1, -2))
+
+
+def _sum(target: torch.Tensor, state: torch.Tensor, view: WeightView, times: int) -> None:
+    """What all dims but the first add up to, in integers."""
+    shape = tuple(map(require_static, view.shape))
+    parts = torch.as_strided(
+        state.contiguous().reshape(-1), shape, tuple(map(require_static, view.strides)), require_static(view.offset)
+    )
+    target.copy_(parts.reshape(shape[0], -1).sum(1, dtype=torch.int64) * times)
+
+
+def _words(target: torch.Tensor, codes: torch.Tensor, layout: CodeWordLayout) -> None:
+    """Whole numbers of a few bits in words; `target` is bytes. A word's bytes are terms, or pairs of them, in order."""
+    *outer, terms, width = map(require_static, layout.view.shape)
+    whole = torch.empty(*outer, terms, width, dtype=torch.int8)
+    _copy(whole.view(-1), codes, layout.view)
+    each = 32 // layout.bits
+    whole = whole.view(*outer, terms // layout.group, layout.group, width)
+    if layout.group % each:
+        whole = torch.nn.functional.pad(whole, (0, 0, 0, -layout.group % each))
+    words: NDArray[np.uint8] = whole.numpy().view(np.uint8).reshape(-1, each, width)
+    if layout.bits == 4:
+        words = (words[:, 0::2] & 15 | words[:, 1::2] << 4).astype(np.uint8)
+    np.copyto(target.numpy().reshape(-1, width, 4), words.transpose(0, 2, 1))
+
+
+def _assign(target: torch.Tensor, source: torch.Tensor) -> None:
+    """A copy on this thread alone: torch's own would share it out over cores on which the C compiler is at work."""
+    if target.dtype is source.dtype and target.dtype is not torch.bfloat16:
+        np.copyto(target.numpy(), source.numpy())
+    else:
+        target.copy_(source)

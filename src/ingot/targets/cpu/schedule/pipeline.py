@@ -1,0 +1,45 @@
+"""Scheduling: the passes over loops, by name and in order, each of which may be switched off.
+
+    module = schedule(lower(program), disabled={"pairs"})
+
+A pass takes a Module and returns one that computes the same, in fewer or faster steps; a module that no pass has seen
+is right, and slow. So a wrong result is traced to a pass by switching passes off: `ingot verify --bisect` does that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+
+from ingot.lowering.loop_module import Module
+from ingot.scheduling.fusion import fusion_passes
+from ingot.targets.cpu.schedule.dual_gemm import fuse_dual_gemms
+from ingot.targets.cpu.schedule.horizontal_fusion import group_sibling_gemms
+from ingot.targets.cpu.schedule.limits import FUSION_LIMITS
+from ingot.targets.cpu.schedule.loop_order import order_loops
+from ingot.targets.cpu.schedule.strip_mining import strip_mine
+from ingot.targets.cpu.schedule.verifier import verify_schedule
+
+SCHEDULE: tuple[tuple[str, Callable[[Module], Module]], ...] = (
+    *fusion_passes(FUSION_LIMITS),
+    ("loop_order", order_loops),
+    ("strips", strip_mine),
+    ("pairs", fuse_dual_gemms),
+    ("siblings", group_sibling_gemms),
+)
+
+
+def schedule(
+    module: Module,
+    disabled: Collection[str] = (),
+    *,
+    observe: Callable[[str, Module, Module], None] = lambda name, before, after: None,
+) -> Module:
+    """The module after every pass that is not disabled. `observe` is called after each with the modules before and
+    after it. Raises ScheduleError where a pass made a module that is not well formed."""
+    verify_schedule(module, "lower")
+    for name, run in SCHEDULE:
+        if name not in disabled:
+            before, module = module, run(module)
+            verify_schedule(module, name)
+            observe(name, before, module)
+    return module

@@ -1,0 +1,62 @@
+"""The CPU as a target: one C file, made into a library by the C compiler of this machine."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import get_args
+
+from ingot.config import Settings
+from ingot.ir.program import Program
+from ingot.lowering.loop_module import Module
+from ingot.scheduling.buffer_planning import plan
+from ingot.targets.base import Target
+from ingot.targets.cpu.build.cache import Cache
+from ingot.targets.cpu.build.isa import find_isa, host
+from ingot.targets.cpu.build.page_prefault import Pages
+from ingot.targets.cpu.build.toolchain import find
+from ingot.targets.cpu.codegen.module_emitter import CSource, emit
+from ingot.targets.cpu.codegen.weight_packing import WeightBlob, fill
+from ingot.targets.cpu.kernel_selection.choices import KERNELS
+from ingot.targets.cpu.kernel_selection.strategy import CpuStrategy
+from ingot.targets.cpu.schedule.pipeline import SCHEDULE, schedule
+from ingot.targets.cpu.schedule.weight_layouts import PackedLayout
+from ingot_runtime.cpu_features import cores
+
+# C compilers that may work on one model at the same time. The C text does not depend on it; the library's bytes do.
+PARTS = 8
+
+
+class CpuTarget(Target[CSource]):
+    name = "cpu"
+    optional_passes = (*KERNELS, *dict.fromkeys(name for name, _ in SCHEDULE))
+    layouts = get_args(PackedLayout)
+
+    def strategy(self, disabled: Collection[str] = ()) -> CpuStrategy:
+        return CpuStrategy(disabled)
+
+    def schedule(self, module: Module, disabled: Collection[str] = ()) -> Module:
+        return schedule(module, disabled)
+
+    def emit(self, module: Module, *, title: str = "model") -> CSource:
+        return emit(module, plan(module), title=title)
+
+    def build(
+        self, source: CSource, machines: str | Sequence[str] | None = None, *, cache: bool = True
+    ) -> dict[str, bytes]:
+        """A library for this machine, and for each instruction set named."""
+        names = [machines] if isinstance(machines, str) else list(machines or ())
+        wanted = {host().name: host(), **{name: find_isa(name) for name in names}}
+        tools = find()
+        parts = 1 + min(source.groups, cores(), PARTS)
+        store = Cache.from_settings(Settings.from_environment()) if cache else Cache(None)
+        return {
+            name: store.read_library(source.text, one, tools, extra_flags=(f'-DIG_ISA="{name}"',), parts=parts)
+            for name, one in wanted.items()
+        }
+
+    def pack_weights(self, program: Program, module: Module, source: CSource, pages: Pages | None = None) -> WeightBlob:
+        """The program's state as the module's kernels read it."""
+        return fill(program, module, source, pages)
+
+
+CPU = CpuTarget()

@@ -1,0 +1,97 @@
+"""torch's autograd as a writer of graphs."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import fx
+from torch._functorch import config as functorch_config
+from torch._functorch._aot_autograd import graph_compile
+from torch._subclasses.fake_tensor import unset_fake_temporarily
+from torch._subclasses.functional_tensor import disable_functional_mode
+from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing, make_fx
+
+from ingot.torch_internals.isolation import Patches, Region
+from ingot.torch_internals.modes import run_isolated
+
+# Its package has an operator of the same name, which an import statement would give.
+_flex = importlib.import_module("torch._higher_order_ops.flex_attention")
+
+Compiler = Callable[[fx.GraphModule, Sequence[Any]], Any]
+
+
+def compile_with_autograd(function: Callable[..., Any], forward: Compiler, backward: Compiler) -> Callable[..., Any]:
+    """The function on tensors, with autograd: at the first call each half becomes a graph, which its compiler takes."""
+    from functorch.compile import aot_function, default_partition  # type: ignore[import-untyped]
+
+    made: Callable[..., Any] = aot_function(
+        function,
+        fw_compiler=forward,
+        bw_compiler=backward,
+        partition_fn=default_partition,
+        decompositions=torch.export.default_decompositions(),
+    )
+    written = False
+
+    def run(*inputs: Any) -> Any:
+        nonlocal written
+        if written:
+            return made(*inputs)
+        results = run_isolated(lambda region: _write(region, made, inputs))
+        written = True
+        return results
+
+    return run
+
+
+def _write(region: Region, made: Callable[..., Any], inputs: Sequence[Any]) -> Any:
+    """The first call, which writes the graphs. Nodes of both halves have the traces of those that they come from, and
+    no backward overwrites what the forward has saved: else it could not run twice. torch looks at each backward whether
+    the list of what may be overwritten is empty, but only where it was told to make one."""
+    region.enter(fx.traceback.preserve_node_meta())
+    region.enter(functorch_config.patch(donated_buffer=True))
+    region.enter(
+        Patches(
+            (graph_compile, "collect_bw_donated_buffer_idxs", lambda _: lambda *_: []),
+            (_flex, "create_fw_bw_graph", lambda original: partial(_score_and_gradient, original)),
+        )
+    )
+    return made(*inputs)
+
+
+class TracesOfGradients(fx.Interpreter):
+    """Runs a graph so that a tracer that keeps traces gives those of its nodes to what it writes of their gradients."""
+
+    def run_node(self, n: fx.Node) -> Any:
+        value = super().run_node(n)
+        trace = n.meta.get("stack_trace")
+        maker: Any = value.grad_fn if isinstance(value, torch.Tensor) else None
+        if trace and maker is not None:
+            # torch may set the trace itself when the gradient is written, and takes it from here then.
+            maker.metadata["traceback_"] = [trace]
+            maker.register_prehook(lambda _: fx.traceback.set_stack_trace([trace]))
+        return value
+
+
+def _score_and_gradient(write: Callable[..., Any], score: Any, *rest: Any) -> tuple[Any, Any]:
+    """A score function and the graph of its gradient, with traces. torch calls both, and would write them anew."""
+    traced = TracesOfGradients(score).run if isinstance(score, fx.GraphModule) else score
+    _, gradient = write(traced, *rest)
+    return score, fx.Interpreter(gradient).run
+
+
+def graph_of(function: Callable[..., Any], example: Sequence[torch.Tensor]) -> fx.GraphModule:
+    """The operators that a function runs on tensors like these, whatever runs around it."""
+
+    def write(region: Region) -> fx.GraphModule:
+        for context in (unset_fake_temporarily(), disable_proxy_modes_tracing(), disable_functional_mode()):
+            region.enter(context)
+        region.enter(torch._guards.tracing(None))
+        plain = [torch.zeros(tuple(map(int, t.shape)), dtype=t.dtype) for t in example]
+        return make_fx(function)(*plain)
+
+    return run_isolated(write)  # make_fx replaces methods of nn.Module for the process

@@ -1,0 +1,290 @@
+"""A compiled model's library, called through ctypes: the functions of include/ingot.h, and nothing more.
+
+    library = Library(container.read("native/x86-64-v4.so"))      in memory, or in a private temporary file
+    model = NativeModel(library, weights, threads=2)
+    model.sizes(inputs), model.run(inputs, outputs), model.seed(7), model.close()
+
+The bytes of a library are run, its constructors by loading it already: whoever opens one trusts its file, and has
+checked it first. docs/security.md tells what that means.
+"""
+
+import ctypes
+import os
+import sys
+import threading
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from . import elf
+from .copying import Uncopied
+from .errors import (
+    AssertionFailed,
+    ClosedModel,
+    DamagedFile,
+    DivisionByZero,
+    IndexOutOfRange,
+    IngotError,
+    InputError,
+    OutOfMemory,
+    format_error,
+)
+
+ALIGNMENT = 64
+THREADS_LIMIT = 1024
+
+_MESSAGE_SIZE = 2048
+_STATUS: dict[int, tuple[type[IngotError], str]] = {
+    1: (InputError, "the model was called with something it was not compiled for"),
+    2: (AssertionFailed, "an assertion of the model failed"),
+    3: (IndexOutOfRange, "an index is out of range"),
+    4: (OutOfMemory, "there is no memory for what the model needs"),
+    5: (DivisionByZero, "an integer was divided by zero"),
+}
+_RTLD_NOLOAD = 4  # glibc's and musl's; Python's os module does not always have it
+
+
+class NativeTensor(ctypes.Structure):
+    """`ingot_tensor`."""
+
+    _fields_ = (
+        ("data", ctypes.c_void_p),
+        ("dtype", ctypes.c_int32),
+        ("rank", ctypes.c_int32),
+        ("shape", ctypes.POINTER(ctypes.c_int64)),
+        ("strides", ctypes.POINTER(ctypes.c_int64)),
+    )
+
+
+class _Info(ctypes.Structure):
+    _fields_ = (
+        ("abi", ctypes.c_int32),
+        ("inputs", ctypes.c_int32),
+        ("outputs", ctypes.c_int32),
+        ("symbols", ctypes.c_int32),
+        ("isa", ctypes.c_char_p),
+        ("weights", ctypes.c_char_p),
+        ("weights_size", ctypes.c_uint64),
+    )
+
+
+_Tensors = ctypes.POINTER(NativeTensor)
+_FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
+    "ingot_describe": (ctypes.POINTER(_Info), ()),
+    "ingot_open": (ctypes.c_int, (ctypes.c_void_p, ctypes.c_int, ctypes.POINTER(ctypes.c_void_p))),
+    "ingot_sizes": (
+        ctypes.c_int,
+        (ctypes.c_void_p, _Tensors, ctypes.POINTER(ctypes.c_int64), ctypes.c_char_p, ctypes.c_size_t),
+    ),
+    "ingot_run": (ctypes.c_int, (ctypes.c_void_p, _Tensors, _Tensors, ctypes.c_char_p, ctypes.c_size_t)),
+    "ingot_seed": (None, (ctypes.c_void_p, ctypes.c_uint64)),
+    "ingot_close": (None, (ctypes.c_void_p,)),
+}
+
+_PROFILE = (_Tensors, _Tensors, ctypes.POINTER(ctypes.c_double), ctypes.c_char_p, ctypes.c_size_t)
+
+
+class NativeLibrary(Uncopied):
+    """A loaded library. It is unloaded when the last reference to it goes.
+
+    Raises DamagedFile for bytes that are not a library with these functions, where that can be seen before anything of
+    them runs; `path` and `member` are for the message.
+    """
+
+    ingot_open: Any
+    ingot_sizes: Any
+    ingot_run: Any
+    ingot_seed: Any
+    ingot_close: Any
+    ingot_profile: Any
+    ingot_describe: Any
+
+    def __init__(self, data: memoryview, *, path: str | None = None, member: str | None = None) -> None:
+        def damaged(why: str) -> DamagedFile:
+            fix = "compile the model again, on this kind of machine and system"
+            return DamagedFile("the library cannot be loaded", why, fix, path=path, member=member)
+
+        if sys.platform == "linux" and (problem := elf.find_problem(data, _FUNCTIONS)) is not None:
+            raise damaged(problem)
+        try:
+            library, unload = load_bytes(data)
+        except OSError as failure:
+            raise damaged(str(failure)) from None
+        _on_release(self, unload)
+        for name, (result, arguments) in _FUNCTIONS.items():
+            try:
+                function = getattr(library, name)
+            except AttributeError:
+                raise damaged(f"it has no function {name}") from None
+            function.restype, function.argtypes = result, arguments
+            setattr(self, name, function)
+        # Not part of the header: only Ingot's own profiler asks for it, of libraries that it has just made.
+        self.ingot_profile = getattr(library, "ingot_profile", None)
+        if self.ingot_profile is not None:
+            self.ingot_profile.restype, self.ingot_profile.argtypes = ctypes.c_int, (ctypes.c_void_p, *_PROFILE)
+        info = self.ingot_describe().contents
+        self.abi: int = info.abi
+        self.inputs: int = info.inputs
+        self.outputs: int = info.outputs
+        self.isa = (info.isa or b"").decode("utf-8", "replace")
+        self.weights_sha256 = (info.weights or b"").decode("utf-8", "replace")
+        self.weights_size: int = info.weights_size
+
+
+class NativeModel(Uncopied):
+    """One `ingot_model`: its buffers, its random state, its threads. Any number of threads may call it at once."""
+
+    def __init__(self, library: NativeLibrary, weights: "Blob", threads: int = 0) -> None:
+        """`threads`: 0 for one per core."""
+        handle = ctypes.c_void_p()
+        status = library.ingot_open(weights.address, threads, ctypes.byref(handle))
+        if status or not handle.value:
+            kind, sentence = _STATUS.get(status, (IngotError, f"the library returned the code {status}"))
+            raise kind(format_error("The model could not be opened.", why=sentence))
+        self._library = library
+        self._handle = handle.value
+        self._lock = threading.Lock()
+        self._calls = 0
+        self._is_closing = False
+
+        def release(kept: Blob = weights) -> None:  # the library reads the weights for as long as the model is open
+            library.ingot_close(handle.value)
+
+        self._release = _on_release(self, release)
+
+    def sizes(self, inputs: Any, count: int) -> list[int]:
+        """The sizes of every output, one after another: `count` numbers."""
+        sizes = (ctypes.c_int64 * max(count, 1))()
+        self._call(self._library.ingot_sizes, inputs, sizes)
+        return sizes[:count]
+
+    def run(self, inputs: Any, outputs: Any) -> None:
+        self._call(self._library.ingot_run, inputs, outputs)
+
+    def profile(self, inputs: Any, outputs: Any, launches: int) -> list[float]:
+        """As `run`; gives the seconds of each launch."""
+        seconds = (ctypes.c_double * max(launches, 1))()
+        self._call(self._library.ingot_profile, inputs, outputs, seconds)
+        return seconds[:launches]
+
+    def seed(self, value: int) -> None:
+        self._enter()
+        try:
+            self._library.ingot_seed(self._handle, value)
+        finally:
+            self._leave()
+
+    def close(self) -> None:
+        """Gives back threads and memory, now or when the last call that is under way returns."""
+        with self._lock:
+            self._is_closing = True
+            if self._calls:
+                return
+        self._release()
+
+    def _call(self, function: Callable[..., int], *arguments: Any) -> None:
+        message = ctypes.create_string_buffer(_MESSAGE_SIZE)
+        self._enter()
+        try:
+            status = function(self._handle, *arguments, message, _MESSAGE_SIZE)
+        finally:
+            self._leave()
+        if status:
+            kind, sentence = _STATUS.get(status, (IngotError, f"the library returned the code {status}"))
+            raise kind(message.value.decode("utf-8", "replace") or format_error("The call failed.", why=sentence))
+
+    def _enter(self) -> None:
+        with self._lock:
+            if self._is_closing:
+                raise ClosedModel("The model is closed: load it again.")
+            self._calls += 1
+
+    def _leave(self) -> None:
+        with self._lock:
+            self._calls -= 1
+            is_last = self._is_closing and not self._calls
+        if is_last:
+            self._release()
+
+
+class Blob:
+    """The weights' bytes where they are mapped, from `begin` of a member on."""
+
+    def __init__(self, member: memoryview, begin: int) -> None:
+        self._bytes: NDArray[np.uint8] = np.frombuffer(member, np.uint8)
+        self._begin = begin
+        self.size = len(member) - begin
+
+    @property
+    def address(self) -> int:
+        return int(self._bytes.ctypes.data) + self._begin
+
+    @property
+    def view(self) -> memoryview:
+        return self._bytes[self._begin :].data
+
+
+def tensors(shapes: Sequence[Sequence[int]], codes: Sequence[int]) -> Any:
+    """An array of contiguous `ingot_tensor`s without data. It keeps what it points to alive; copies of it do not."""
+    made: Any = (NativeTensor * max(len(shapes), 1))()
+    made.kept = []
+    for tensor, shape, code in zip(made, shapes, codes, strict=False):
+        sizes = (ctypes.c_int64 * max(len(shape), 1))(*shape)
+        made.kept.append(sizes)
+        tensor.dtype, tensor.rank, tensor.shape = code, len(shape), sizes
+    return made
+
+
+def load_bytes(data: memoryview) -> tuple[ctypes.CDLL, Callable[[], None]]:
+    """A library from memory, and how to unload it. Raises OSError."""
+    if sys.platform == "linux":
+        try:
+            return _load_from_memory(data)
+        except OSError:
+            pass  # no memfd or no /proc here, or none that may hold code: a file then, whose error is the one to see
+    import tempfile  # here, because what it imports costs more time than loading a library
+
+    with tempfile.TemporaryDirectory(prefix="ingot-") as folder:  # nobody else may enter it
+        path = os.path.join(folder, "model.so")
+        with open(path, "wb") as file:
+            file.write(data)
+        library = ctypes.CDLL(path, mode=os.RTLD_NOW | os.RTLD_LOCAL)
+    return library, lambda: _unload(library._handle)
+
+
+def _load_from_memory(data: memoryview) -> tuple[ctypes.CDLL, Callable[[], None]]:
+    descriptor = os.memfd_create("ingot")
+    path = f"/proc/self/fd/{descriptor}"
+    try:
+        with open(descriptor, "wb", closefd=False) as file:
+            file.write(data)
+        library = ctypes.CDLL(path, mode=os.RTLD_NOW | os.RTLD_LOCAL)
+    except BaseException:
+        os.close(descriptor)
+        raise
+
+    def unload() -> None:
+        _unload(library._handle)
+        try:
+            ctypes.CDLL(path, mode=_RTLD_NOLOAD)
+        except OSError:
+            os.close(descriptor)
+        # Otherwise it is still there, for reasons of its own. The loader knows libraries by their paths, and would take
+        # the next one at this path for the same: the number must not be used again.
+
+    return library, unload
+
+
+def _unload(handle: int) -> None:
+    close = ctypes.CDLL(None).dlclose
+    close.argtypes = (ctypes.c_void_p,)
+    close(handle)
+
+
+def _on_release(owner: object, act: Callable[[], None]) -> Callable[[], None]:
+    finalizer = weakref.finalize(owner, act)
+    finalizer.atexit = False  # a process that ends gives everything back by itself, and sooner
+    return finalizer

@@ -1,0 +1,200 @@
+"""Markdown pages of the repository: their code blocks, links, paths and names, and a runner for the code.
+
+A block after the line `<!-- not executed -->` is only shown. A ```text block after `<!-- output -->` is what the Python
+block before it prints; `...` stands for anything.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import doctest
+import importlib
+import io
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[2]
+_FENCE = re.compile(r"^( *)```(\w*)[^\n]*\n(.*?)^\1```", re.MULTILINE | re.DOTALL)
+_LINK = re.compile(r"(?<!!)\[[^\]]*\]\(([^)\s]+)\)")
+_CODE = re.compile(r"`([^`\n]+)`")
+_PATH = re.compile(r"[\w.*-]+(/[\w.*-]+)+/?")
+_NAME = re.compile(r"(ingot|ingot_runtime)(\.[A-Za-z_]\w*)+")
+# Where the paths that pages name may begin.
+BASES = (ROOT, ROOT / "src", ROOT / "src" / "ingot")
+SHOWN, OUTPUT = "<!-- not executed -->", "<!-- output -->"
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """A fenced block: its language, its text, the line it begins at, and the marker before it."""
+
+    language: str
+    text: str
+    line: int
+    marker: str
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """A Markdown file."""
+
+    path: Path
+
+    def __str__(self) -> str:
+        return str(self.path.relative_to(ROOT)) if self.path.is_relative_to(ROOT) else self.path.name
+
+    @property
+    def text(self) -> str:
+        return self.path.read_text(encoding="utf-8")
+
+    @property
+    def prose(self) -> str:
+        """The text without fenced blocks and comments."""
+        return re.sub(r"<!--.*?-->", "", _FENCE.sub("", self.text), flags=re.DOTALL)
+
+    @property
+    def blocks(self) -> list[Block]:
+        text = self.text
+        found = []
+        for match in _FENCE.finditer(text):
+            before = text[: match.start()].rstrip().rsplit("\n", 1)[-1].strip()
+            indent = match[1]
+            body = "\n".join(line.removeprefix(indent) for line in match[3].splitlines())
+            marker = before if before in (SHOWN, OUTPUT) else ""
+            found.append(Block(match[2], body, text.count("\n", 0, match.start(3)) + 1, marker))
+        return found
+
+    def run(self) -> dict[str, Any]:
+        """Executes the page's Python blocks in order, in one namespace, which it returns. Compares shown output."""
+        namespace: dict[str, Any] = {"__name__": "__main__"}
+        printed = ""
+        for block in self.blocks:
+            if block.marker == OUTPUT:
+                self._compare(block, printed)
+            if block.language != "python" or block.marker == SHOWN:
+                continue
+            # As many lines before the code as on the page: tracebacks and captured source lines then point into it.
+            code = compile("\n" * (block.line - 1) + block.text, str(self.path), "exec", dont_inherit=True)
+            stream = io.StringIO()
+            with contextlib.redirect_stdout(stream):
+                exec(code, namespace)
+            printed = stream.getvalue()
+        return namespace
+
+    def _compare(self, block: Block, printed: str) -> None:
+        flags = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
+        if not doctest.OutputChecker().check_output(block.text + "\n", printed, flags):
+            raise AssertionError(f"{self}:{block.line}: the page shows\n{block.text}\nbut the code printed\n{printed}")
+
+
+# ---------------------------------------------------------------------- problems of a page
+
+
+def slug(heading: str) -> str:
+    """The anchor that Python-Markdown's toc extension gives a heading."""
+    plain = re.sub(r"[^\w\s-]", "", re.sub(r"`|\*", "", heading)).strip().lower()
+    return re.sub(r"[-\s]+", "-", plain)
+
+
+def anchors(path: Path) -> set[str]:
+    found = set()
+    for line in path.read_text(encoding="utf-8").splitlines():
+        if line.startswith("#"):
+            named = re.search(r"\{ #([\w-]+) \}$", line)
+            found.add(named[1] if named else slug(line.lstrip("# ")))
+    return found
+
+
+def broken_links(page: Page) -> list[str]:
+    """Relative links to a file or a heading that is not there."""
+    problems = []
+    for target in _LINK.findall(page.prose):
+        if re.match(r"[a-z]+:", target):
+            continue
+        name, _, fragment = target.partition("#")
+        file = page.path.parent / name if name else page.path
+        if not file.exists():
+            problems.append(f"{page}: {target} does not exist")
+        elif fragment and fragment not in anchors(file):
+            problems.append(f"{page}: {target}: there is no such heading")
+    return problems
+
+
+def missing_paths(page: Page) -> list[str]:
+    """Paths in code spans that are neither in the repository nor below src/ or src/ingot/."""
+    problems = []
+    for code in _CODE.findall(page.prose):
+        for word in code.split():
+            if not _PATH.fullmatch(word) or not _is_ours(word):
+                continue
+            if not any(list(base.glob(word.rstrip("/"))) for base in (page.path.parent, *BASES)):
+                problems.append(f"{page}: `{word}` does not exist")
+    return problems
+
+
+def _is_ours(word: str) -> bool:
+    """Whether a word with a slash is meant as a path of this repository: it ends like a file, or begins like ours."""
+    tops = {entry.name for base in BASES for entry in base.iterdir() if entry.is_dir()}
+    if word.startswith("native/"):  # a member of a .ingot file
+        return False
+    return bool(re.search(r"\.(py|h|c|md|toml|txt|json|yml)$", word)) or word.partition("/")[0] in tops
+
+
+def unknown_names(page: Page) -> list[str]:
+    """Dotted names of ingot and ingot_runtime, in prose and code, that do not exist."""
+    words = {match[0] for match in _NAME.finditer("\n".join(_CODE.findall(page.prose)))}
+    words |= {match[0] for block in page.blocks if block.language == "python" for match in _NAME.finditer(block.text)}
+    return [f"{page}: {word} does not exist" for word in sorted(words) if not _resolves(word)]
+
+
+def _resolves(word: str) -> bool:
+    if re.search(r"\.(ingot|onnx|py|h)$", word):  # a file
+        return True
+    parts = word.split(".")
+    value: Any = importlib.import_module(parts[0])
+    for index, part in enumerate(parts[1:], 2):
+        try:
+            value = getattr(value, part)
+        except AttributeError:
+            try:
+                value = importlib.import_module(".".join(parts[:index]))
+            except ImportError:
+                return False
+    return True
+
+
+def unknown_targets(page: Page) -> list[str]:
+    """Targets of `make` that the Makefile does not have."""
+    known = set(re.findall(r"^([a-z0-9-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
+    named = set(re.findall(r"(?:`|^ {4}|^\$ )make ([a-z][a-z0-9-]*)", page.text, re.MULTILINE))
+    return [f"{page}: `make {name}` does not exist" for name in sorted(named - known)]
+
+
+# Words that VOCABULARY of the project replaces, and what to write instead.
+_PLAIN = {
+    r"\bhangs? on\b": "depends on",
+    r"\bwhole numbers?\b": "integers",
+    r"\b(of|by|in) the run\b|\bonly (a|the) run\b": "run-time, data-dependent",
+    r"\b(in|out)side of\b": "inside, outside",
+    r"\broads?\b": "pipeline",
+    r"\bdoors?\b": "entry point",
+    r"(?<![Tt]here\s)\b(is|are) no\b(?!\s+(longer|more|less))": "is not a",
+    r"\bbeside (torch|eager|Ingot)\b": "compared with",
+    r"\bFourier's\b|\bWinograd's\b": "FFT, Winograd",
+    r"\bweights alone\b": "weight-only",
+    r"\bone (rule|file|line) an? \w+": "one rule per operator",
+    r"\bmended\b": "fixed",
+    r"\bimages of bytes\b": "uint8 images",
+}
+
+
+def private_words(page: Page) -> list[str]:
+    """Words that readers do not know from the documents of other compilers."""
+    prose = page.prose
+    return [
+        f"{page}: {match[0]!r}: write {instead!r}"
+        for pattern, instead in _PLAIN.items()
+        for match in re.finditer(pattern, prose)
+    ]

@@ -1,0 +1,99 @@
+"""Every model of the zoo compiled and judged, and the table of what became of it.
+
+    python -m tests.support.zoo_sweep RESULTS.jsonl [kind:name …]       judge; what RESULTS has already is left out
+    python -m tests.support.zoo_sweep RESULTS.jsonl --report FILE.md [NOTE]    write the table, with a note
+
+One process judges a dozen models; one that hangs or crashes is ended, its model noted, and the rest go on.
+"""
+
+from __future__ import annotations
+
+import json
+import selectors
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from tests.e2e.test_zoo import every
+from tests.support.oracle import without_torch
+from tests.support.zoo_page import Row, left_of, page, read
+
+CHUNK = 12
+SECONDS = 300.0
+
+
+def sweep(names: Sequence[str], results: Path) -> None:
+    """Judges these models and appends a line for each to `results`."""
+    left = list(names)
+    while left:
+        with tempfile.TemporaryDirectory(prefix="ingot-zoo-") as folder:
+            rows = _chunk(left[:CHUNK], Path(folder))
+            left = left[len(rows) :]
+            wrong = without_torch(Path(folder))
+        for row in rows:
+            mine = [line for line in wrong if line.startswith(f"{row['kind']}-{row['name']}")]
+            row["from_file"] = row["outcome"] == "right" and not wrong
+            if row["outcome"] == "right" and (mine or (wrong and not wrong[0].startswith(("static-", "dynamic-")))):
+                row |= {"outcome": "wrong", "detail": f"without torch: {(mine or wrong)[0]}"}
+        with results.open("a", encoding="utf-8") as file:
+            file.writelines(json.dumps(row) + "\n" for row in rows)
+
+
+def _chunk(names: Sequence[str], folder: Path) -> list[Row]:
+    """The verdicts on the first of these models, as many as one process came to."""
+    command = [sys.executable, "-W", "ignore", "-m", "tests.support.oracle", str(folder), *names]
+    rows: list[Row] = []
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
+        assert process.stdout is not None
+        selector = selectors.DefaultSelector()
+        selector.register(process.stdout, selectors.EVENT_READ)
+        deadline = time.monotonic() + SECONDS
+        ended = "took too long"
+        while selector.select(max(0.0, deadline - time.monotonic())):
+            line = process.stdout.readline()
+            if not line:
+                ended = f"ended the process with {process.wait()}"
+                break
+            if "begin" in (row := json.loads(line)):
+                deadline = time.monotonic() + SECONDS
+            else:
+                rows.append(row)
+        process.kill()
+    if len(rows) < len(names):
+        kind, _, name = names[len(rows)].partition(":")
+        rows.append({"name": name, "kind": kind, "outcome": "failed", "detail": ended, "seconds": 0.0, "ratio": 0.0})
+    return rows
+
+
+# ---------------------------------------------------------------------- the table
+
+
+def report(rows: Sequence[Row], note: str = "") -> str:
+    """The verdicts as a page."""
+    about = [
+        "Every model of the capture tests as native code, against the same model run by torch in float64: static, and",
+        "with dynamic batch and sequence at the example's sizes and three others; then saved, and run from the file in",
+        "a process without torch, which must give the same bits (last column). Written by",
+        "`python -m tests.support.zoo_sweep`.",
+        *(["", note] if note else []),
+    ]
+    right = [row for row in rows if row["outcome"] == "right"]
+    slowest = max(right, key=lambda row: float(row["seconds"]), default=None)
+    told = [f"Slowest to capture and compile: {slowest['name']} ({slowest['kind']})."] if slowest else []
+    file = ("from its file", lambda row: "the same bits" if row.get("from_file") else "not run")
+    return page("The zoo, compiled", about, rows, every(), done="Compiled", maker="compiler", remarks=told, column=file)
+
+
+def main() -> None:
+    results, *rest = sys.argv[1:]
+    if rest[:1] == ["--report"]:
+        Path(rest[1]).write_text(report(read(Path(results)), " ".join(rest[2:])), encoding="utf-8")
+        return
+    sweep(rest or left_of(every(), Path(results)), Path(results))
+
+
+if __name__ == "__main__":
+    main()

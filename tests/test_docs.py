@@ -1,0 +1,134 @@
+"""What README and docs/ say is so: their code runs, and links, paths, names and figures are right."""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+import warnings
+from pathlib import Path
+
+import pytest
+
+from benchmarks import readme_table
+from tests.support import doc_pages
+from tests.support.doc_pages import ROOT, Page
+from tests.test_walkthroughs import WALKTHROUGHS
+
+DOCS = ROOT / "docs"
+REPORTS = sorted(set((DOCS / "reports").glob("*.md")) - {DOCS / "reports" / "index.md"})
+WRITTEN = [  # by people
+    *(
+        Page(ROOT / name)
+        for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md", "runtime/README.md")
+    ),
+    *(Page(path) for path in sorted(DOCS.rglob("*.md")) if path not in REPORTS),
+]
+EXECUTED = [
+    page
+    for page in WRITTEN
+    if any(block.language == "python" for block in page.blocks) and page.path not in WALKTHROUGHS.values()
+]
+CHECKS = (doc_pages.broken_links, doc_pages.missing_paths, doc_pages.unknown_names, doc_pages.unknown_targets,
+          doc_pages.private_words)  # fmt: skip
+
+
+@pytest.mark.parametrize("page", EXECUTED, ids=str)
+def test_code(page: Page, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with warnings.catch_warnings():
+        page.run()
+
+
+@pytest.mark.parametrize("page", WRITTEN, ids=str)
+def test_text(page: Page) -> None:
+    assert [problem for check in CHECKS for problem in check(page)] == []
+
+
+@pytest.mark.parametrize("path", REPORTS, ids=lambda path: path.name)
+def test_report(path: Path) -> None:
+    page = Page(path)
+    assert doc_pages.broken_links(page) + doc_pages.unknown_targets(page) == []
+
+
+def test_index_links_every_report() -> None:
+    linked = set(re.findall(r"\]\((\w+\.md)\)", (DOCS / "reports" / "index.md").read_text(encoding="utf-8")))
+    assert linked == {path.name for path in REPORTS}
+
+
+def test_navigation_has_every_page() -> None:
+    listed = set(re.findall(r"[\w/]+\.md", (ROOT / "mkdocs.yml").read_text(encoding="utf-8").partition("\nnav:")[2]))
+    assert listed == {str(path.relative_to(DOCS)) for path in DOCS.rglob("*.md")}
+
+
+def test_benchmark_table() -> None:
+    made = readme_table.table(json.loads(readme_table.RESULTS.read_text(encoding="utf-8")))
+    text = readme_table.README.read_text(encoding="utf-8")
+    assert readme_table.replaced(text, made) == text, "run python benchmarks/readme_table.py --write"
+
+
+def test_environment_variables() -> None:
+    """Every variable is read in config.py, and the page names it."""
+    page = (DOCS / "reference" / "environment.md").read_text(encoding="utf-8")
+    for file in (ROOT / "src").rglob("*.py"):
+        text = file.read_text(encoding="utf-8")
+        if file.name != "config.py":
+            assert not re.search(r"getenv|environ(\.get\(|\[)", text), file
+            continue
+        names = {node.value for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Constant)}
+        read = {name for name in names if isinstance(name, str) and re.fullmatch(r"[A-Z][A-Z_]+", name)}
+        assert "INGOT_CACHE_DIR" in read
+        assert [name for name in sorted(read) if f"`{name}`" not in page] == []
+
+
+# ---------------------------------------------------------------------- the checks can fail
+
+
+@pytest.fixture
+def page(tmp_path: Path) -> Page:
+    return Page(tmp_path / "page.md")
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("[a](missing.md)", "missing.md does not exist"),
+        ("[a](page.md#nowhere)", "no such heading"),
+        ("`lowering/missing.py`", "`lowering/missing.py` does not exist"),
+        ("`ingot.passes.missing`", "ingot.passes.missing does not exist"),
+        ("```python\ningot.missing(x)\n```", "ingot.missing does not exist"),
+        ("Run `make missing`.", "`make missing` does not exist"),
+        ("It hangs on the size.", "write 'depends on'"),
+    ],
+)
+def test_a_mistake_is_found(page: Page, text: str, said: str) -> None:
+    page.path.write_text(text + "\n", encoding="utf-8")
+    assert said in "".join(problem for check in CHECKS for problem in check(page))
+
+
+def test_good_text_passes(page: Page) -> None:
+    page.path.write_text("# A b\n\n[a](#a-b) `src/ingot/api.py` `lowering/rules/` `ingot.compile` `make test`\n")
+    assert [problem for check in CHECKS for problem in check(page)] == []
+
+
+@pytest.mark.parametrize(
+    ("text", "error", "line"),
+    [
+        ("# A\n\n```python\nx = 1\n```\n\n```python\nassert x == 2\n```\n", AssertionError, 8),
+        ("```python\nprint(3)\n```\n\n<!-- output -->\n```text\n4\n```\n", AssertionError, None),
+        ("```python\nimport nowhere_at_all\n```\n", ModuleNotFoundError, 2),
+    ],
+)
+def test_code_that_fails_is_found(page: Page, text: str, error: type[Exception], line: int | None) -> None:
+    page.path.write_text(text, encoding="utf-8")
+    with pytest.raises(error) as raised:
+        page.run()
+    if line is not None:
+        assert raised.traceback[-1].lineno + 1 == line or any(
+            entry.path == page.path and entry.lineno + 1 == line for entry in raised.traceback
+        )
+
+
+def test_code_that_is_only_shown_is_not_executed(page: Page) -> None:
+    page.path.write_text("<!-- not executed -->\n```python\n1 / 0\n```\n\n```python\nx = 3\n```\n", encoding="utf-8")
+    assert page.run()["x"] == 3
