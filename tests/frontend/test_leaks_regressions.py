@@ -82,7 +82,7 @@ SETTERS: dict[str, Callable[[], Any]] = {
     "warn always": lambda: torch.set_warn_always(True),
     "anomaly": lambda: torch.autograd.set_detect_anomaly(True),
     "manual_seed": lambda: torch.manual_seed(3),
-    "random.random": random.random,
+    "random.random": lambda: random.random(),
     "numpy.random": lambda: np.random.rand(2),
     "warning filters": lambda: warnings.simplefilter("ignore"),
     "function mode": lambda: Passing().__enter__(),

@@ -57,9 +57,11 @@ class Check:
 
 # Files whose code changes something and changes it back.
 _FILES = (
-    *(f"/ingot/torch_internals/{name}.py" for name in ("isolation", "modes", "patches", "process_state", "indexing")),
-    *(f"/ingot/capture/{name}.py" for name in ("front", "state", "reachable", "modules", "control_flow", "user_code")),
-    *("/ingot/passes/replay.py", "/ingot/passes/manager.py", "/ingot/entry.py", "/thread_models.py", "/contextlib.py"),
+    *(f"/ingot/torch_internals/{name}.py" for name in ("isolation", "modes", "monkeypatches", "process_state")),
+    *("/ingot/torch_internals/symbolic_indexing.py", "/ingot/frontend/trace.py", "/ingot/frontend/module_state.py"),
+    *("/ingot/frontend/state_snapshot.py", "/ingot/frontend/module_stack.py", "/ingot/frontend/control_flow.py"),
+    *("/ingot/frontend/source_locations.py", "/ingot/passes/retracing/retrace.py", "/ingot/passes/manager.py"),
+    *("/ingot/api.py", "/thread_models.py", "/contextlib.py"),
 )
 
 

@@ -114,7 +114,7 @@ class Remembering(nn.Module):
 class Compiled(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.function = torch.compile(torch.sin)
+        self.function = torch.compile(torch.sin, backend="eager")  # Inductor's results differ in the last bit
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.function(x) * 2

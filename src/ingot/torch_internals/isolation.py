@@ -29,7 +29,7 @@ import sys
 import threading
 import types
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
@@ -352,12 +352,24 @@ def _undone(state: _State, body: Callable[[Region], T], modes: Callable[[], Call
             region.defer(modes(), shared=False)
             return body(region)
         except BaseException as failure:
-            _close_contexts(failure.__traceback__)
+            chain = list(_chain(failure))
+            for one in chain:
+                _close_contexts(one.__traceback__)
+            interrupt = next((one for one in chain if not isinstance(one, Exception)), failure)
+            if interrupt is not failure:  # torch's modes, ending out of order, raised something else on its way
+                raise interrupt from None
             raise
         finally:
             _unwind(state, mark, before)
     finally:
         _unwind(state, mark, before, final=True)
+
+
+def _chain(failure: BaseException | None) -> Iterator[BaseException]:
+    """The exception, and those that were being handled when it was raised."""
+    while failure is not None:
+        yield failure
+        failure = failure.__context__
 
 
 def _close_contexts(trace: types.TracebackType | None) -> None:

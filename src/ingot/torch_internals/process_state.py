@@ -2,7 +2,8 @@
 
 Of what belongs to the process, other threads may set it meanwhile, and draw random numbers. So where there are other
 threads, only those settings are put back that the capturing thread itself has touched: functions that set something,
-and those that draw, are watched on that thread. Where there are none, whatever has changed is put back.
+and those that draw, are watched on that thread, by the names of their modules: a draw through another name, as after
+`from random import random`, is then not undone. Where there are no other threads, whatever has changed is put back.
 """
 
 from __future__ import annotations
