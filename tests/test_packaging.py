@@ -206,6 +206,19 @@ def test_every_dependency_has_a_reason(name: str) -> None:
         assert "#" in lines[index] or lines[index - 1].strip().startswith("#"), requirement
 
 
+@pytest.mark.parametrize("path", sorted(ROOT.glob("requirements*.txt")), ids=lambda path: path.name)
+def test_every_requirement_has_a_reason(path: Path) -> None:
+    lines = [line for line in path.read_text(encoding="utf-8").splitlines() if line and not line.startswith("#")]
+    assert lines
+    for line in lines:
+        assert re.fullmatch(r"[\w\[\].-]+==[\w.]+  # \S.*", line), line
+
+
+def test_pins_cover_the_dependencies() -> None:
+    pinned = re.findall(r"^([\w.-]+)==", (ROOT / "requirements-dev.txt").read_text(encoding="utf-8"), re.MULTILINE)
+    assert modules(requirements("ingot") + requirements("ingot_runtime")) - {"ingot_runtime"} <= modules(pinned)
+
+
 def test_versions_agree() -> None:
     assert project("ingot")["version"] == project("ingot_runtime")["version"] == ingot.__version__
     changelog = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
