@@ -39,13 +39,14 @@ class ProfileRow:
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """Launches in the order they ran. `seconds` is the whole of them, `limits` what the machine can do at most."""
+    """Kernel launches in the order they ran. `limits` is the measured peak of this machine."""
 
     rows: tuple[ProfileRow, ...]
     limits: Roofline
 
     @property
     def seconds(self) -> float:
+        """The time of all launches."""
         return sum(row.seconds for row in self.rows)
 
     def of_peak(self, row: ProfileRow) -> float:
@@ -54,11 +55,11 @@ class Profile:
         return self.limits.seconds(row.effort, row.bytes) / row.seconds if row.seconds else 0.0
 
     def by_kernel(self) -> list[ProfileRow]:
-        """One row a kernel, the longest first."""
+        """One row per kernel, the longest first."""
         return _grouped(self.rows, lambda row: row.kernel)
 
     def by_module(self, depth: int | None = None) -> list[ProfileRow]:
-        """One row a module, cut to `depth` parts of its path, the longest first."""
+        """One row per module, cut to `depth` parts of its path, the longest first."""
         return _grouped(self.rows, lambda row: ".".join(row.module.split(".")[:depth]))
 
     def chrome_trace(self, path: str | os.PathLike[str]) -> None:
