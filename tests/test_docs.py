@@ -89,7 +89,7 @@ def test_command_line_page_has_every_command() -> None:
 
 def test_table_of_passes() -> None:
     """Every pass of the default pipeline is in the table, and every row has the options of its pass."""
-    rows = re.findall(r"^\| `(\w+)` \| (.*?) \|", Page(DOCS / "reference" / "api.md").text, re.M)
+    rows = re.findall(r"^\| `(\w+)` \|(.*?)\|", Page(DOCS / "reference" / "api.md").text, re.M)
     listed = {name: set(re.findall(r"`(\w+)`", options)) for name, options in rows}
     assert {step.__name__ for step in ingot.passes.DEFAULT_PIPELINE} <= set(listed)
     for name, options in listed.items():

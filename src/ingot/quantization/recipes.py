@@ -98,7 +98,7 @@ def int8_dynamic(
     kinds: Collection[str] = ("linear", "embedding"),
     overrides: Mapping[str, Recipe | None] = _NOTHING,
 ) -> Recipe:
-    """Activations with scales computed in each call: one per tensor, or with `per_token` one per row. Weights as static.
+    """Activations with scales computed in each call, one per tensor or, `per_token`, one per row; weights as static.
 
     Scales per row are for int8 with a zero point, as in torch.
     """
