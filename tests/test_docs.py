@@ -16,7 +16,7 @@ from benchmarks import readme_table
 from tests.support import doc_pages
 from tests.support.doc_pages import ROOT, Page
 from tests.test_walkthroughs import WALKTHROUGHS
-from tools import cli_reference
+from tools import cli_reference, external_resources
 
 DOCS = ROOT / "docs"
 REPORTS = sorted(set((DOCS / "reports").glob("*.md")) - {DOCS / "reports" / "index.md"})
@@ -85,6 +85,40 @@ def test_command_line_page_has_every_command() -> None:
             for o in options - {"-h", "--help"}
             if o.startswith("-") and section and not re.search(rf"`{o}[` ]", section[0])
         ] == []
+
+
+@pytest.mark.parametrize("name", ["api", "runtime"])
+def test_docstrings_of_public_names(name: str) -> None:
+    page = Page(DOCS / "reference" / f"{name}.md")
+    assert len(doc_pages.docstrings(page)) > 10
+    assert doc_pages.bad_docstrings(page) == []
+
+
+def test_changelog_form() -> None:
+    """That of Keep a Changelog: one linked section per version, whose parts have the usual names, once each."""
+    text = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    sections = re.split(r"^## ", text, flags=re.M)[1:]
+    titles = [section.partition("\n")[0] for section in sections]
+    assert titles[0] == "[Unreleased]"
+    for title, section in zip(titles, sections, strict=True):
+        assert re.fullmatch(r"\[Unreleased\]|\[\d+\.\d+\.\d+\] - \d{4}-\d\d-\d\d", title)
+        assert re.search(rf"^{re.escape(title.partition(' ')[0])}: https://", text, re.M)
+        parts = re.findall(r"^### (.*)$", section, re.M)
+        assert len(set(parts)) == len(parts)
+        assert set(parts) <= {"Added", "Changed", "Deprecated", "Removed", "Fixed", "Security"}
+
+
+@pytest.mark.parametrize(
+    ("html", "found"),
+    [
+        ('<script src="https://cdn.example/x.js"></script>', ["https://cdn.example/x.js"]),
+        ('<link rel="stylesheet" href="//fonts.example/a.css">', ["//fonts.example/a.css"]),
+        ('<img alt="a" src=https://host.example/a.png>', ["https://host.example/a.png"]),
+        ('<a href="https://host.example">x</a><script src="assets/x.js"></script>', []),
+    ],
+)
+def test_resources_of_other_hosts_are_found(html: str, found: list[str]) -> None:
+    assert external_resources.find_external_resources(html) == found
 
 
 def test_table_of_passes() -> None:
@@ -163,6 +197,15 @@ def page(tmp_path: Path) -> Page:
 def test_a_mistake_is_found(page: Page, text: str, said: str) -> None:
     page.path.write_text(text + "\n", encoding="utf-8")
     assert said in "".join(problem for check in CHECKS for problem in check(page))
+
+
+def test_bad_docstrings_are_found(page: Page, monkeypatch: pytest.MonkeyPatch) -> None:
+    page.path.write_text("::: ingot.capture\n::: ingot.compile\n", encoding="utf-8")
+    assert doc_pages.bad_docstrings(page) == []
+    monkeypatch.setattr(ingot.capture, "__doc__", "")
+    monkeypatch.setattr(ingot.compile, "__doc__", "It hangs on the size.")
+    first, second = doc_pages.bad_docstrings(page)
+    assert "ingot.capture: no docstring" in first and "ingot.compile: 'hangs on'" in second
 
 
 def test_good_text_passes(page: Page) -> None:

@@ -221,8 +221,6 @@ def test_pins_cover_the_dependencies() -> None:
 
 def test_versions_agree() -> None:
     assert project("ingot")["version"] == project("ingot_runtime")["version"] == ingot.__version__
-    changelog = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
-    assert f"## [{ingot.__version__}]" in changelog
 
 
 def test_urls_agree() -> None:

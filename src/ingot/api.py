@@ -30,7 +30,7 @@ def capture(
     `dynamic_shapes` maps argument names to dims: {"x": {0: "batch", 1: torch.export.Dim("seq", max=512)}}; a dim is a
     name, an expression of one ("2*seq"), "auto", or a torch.export.Dim. `preserve_module_call_signature` names the
     submodules whose calls are kept, so that unflatten() returns them as modules that can be swapped.
-    `concrete_args` fixes arguments by name to values that every call must then repeat.
+    `concrete_args` fixes arguments by name to values that every call must then repeat. Raises CaptureError.
     """
     program = trace(
         model,

@@ -220,12 +220,12 @@ def _has_member(cls: type, name: str) -> bool:
 
 
 def _lookup(word: str) -> Any:
-    """The value of a dotted name that resolves."""
-    first, *rest = word.split(".")
-    value: Any = importlib.import_module(first)
-    for index, part in enumerate(rest, 2):
-        value = getattr(value, part, None) or importlib.import_module(".".join(word.split(".")[:index]))
-    return value
+    """The value of a dotted name that resolves. A function may hide the module that it is defined in."""
+    parts = word.split(".")
+    for length in range(1, len(parts)):
+        with contextlib.suppress(ImportError, AttributeError):
+            return functools.reduce(getattr, parts[length:], importlib.import_module(".".join(parts[:length])))
+    return importlib.import_module(word)
 
 
 # ---------------------------------------------------------------------- commands
@@ -312,9 +312,39 @@ _PLAIN = {
 
 def private_words(page: Page) -> list[str]:
     """Words that readers do not know from the documents of other compilers."""
-    prose = page.prose
+    return [f"{page}: {problem}" for problem in _find_private_words(page.prose)]
+
+
+def _find_private_words(text: str) -> list[str]:
     return [
-        f"{page}: {match[0]!r}: write {instead!r}"
+        f"{match[0]!r}: write {instead!r}"
         for pattern, instead in _PLAIN.items()
-        for match in re.finditer(pattern, prose)
+        for match in re.finditer(pattern, text)
     ]
+
+
+# ---------------------------------------------------------------------- docstrings
+
+
+def docstrings(page: Page) -> dict[str, str]:
+    """The docstrings that an API page shows, by name: those of its `:::` lines and of their public members."""
+    found = {}
+    for name in re.findall(r"^::: (\S+)$", page.text, re.M):
+        value = _lookup(name)
+        found[name] = inspect.getdoc(value) or ""
+        names = value.__all__ if hasattr(value, "__all__") else vars(value) if inspect.isclass(value) else ()
+        for member in (member for member in names if not member.startswith("_")):
+            documented = getattr(value, member)
+            if not inspect.ismemberdescriptor(documented):  # a field: the docstring of its class has it
+                found[f"{name}.{member}"] = inspect.getdoc(documented) or ""
+    return found
+
+
+def bad_docstrings(page: Page) -> list[str]:
+    """Public names without a docstring, and private words in docstrings."""
+    problems = []
+    for name, text in docstrings(page).items():
+        problems += [
+            f"{page}: {name}: {problem}" for problem in _find_private_words(text) or ["no docstring"] * (not text)
+        ]
+    return problems
