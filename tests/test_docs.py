@@ -60,7 +60,8 @@ def test_text(page: Page) -> None:
 @pytest.mark.parametrize("path", REPORTS, ids=lambda path: path.name)
 def test_report(path: Path) -> None:
     page = Page(path)
-    assert doc_pages.broken_links(page) + doc_pages.unknown_targets(page) == []
+    checks = (doc_pages.broken_links, doc_pages.missing_scripts, doc_pages.unknown_targets, doc_pages.private_words)
+    assert [problem for check in checks for problem in check(page)] == []
 
 
 def test_index_links_every_report() -> None:
