@@ -21,7 +21,7 @@
     ├── ShapeError                  an operator of a Program cannot work on values of such shapes
     ├── PassError                   a pass was given what it cannot take
     │   ├── NumericsError           a pass changed what the program computes
-    │   ├── PatternError            a function cannot be a pattern, or cannot replace one
+    │   ├── PatternError            a function cannot be a pattern, or a replacement for one
     │   └── QuantizeError           a program cannot be quantized as asked, or is not calibrated
     ├── CompileError                a Program could not become native code
     │   ├── UnsupportedOperator     an operator has no rule
@@ -37,8 +37,8 @@
     │       └── UnsafeCache         others may write to the cache: it is not used, and UnsafeCacheWarning says so
     ├── OnnxError                   a Program could not become an ONNX file
     │   ├── OnnxUnavailable         a package that exports or verifies ONNX files is not installed
-    │   ├── UnsupportedByOnnx       an operator has no rule, or ONNX cannot express it
-    │   └── OnnxMismatch            the file is not valid, does not run, or computes something else than torch
+    │   ├── UnsupportedByOnnx       an operator has no rule, or ONNX cannot say it
+    │   └── OnnxMismatch            the file does not check, does not run, or does not match torch
     └── FileError                   a file cannot be used (ingot_runtime.errors draws that branch, and what a call of
         │                           a compiled model may raise)
         ├── MissingOperator         it uses an operator that is not registered in this process

@@ -59,7 +59,7 @@ class TrainableModel(Uncopied):
 
     @property
     def backward(self) -> CompiledModel | None:
-        """The native code of the backward half; None if nothing requires a gradient."""
+        """The native code of the backward half; None where nothing requires a gradient."""
         return self._halves[1].compiled if len(self._halves) > 1 else None
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:

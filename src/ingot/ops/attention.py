@@ -44,17 +44,17 @@ def attention(
     enable_gqa: bool = False,
     return_lse: bool = False,
 ) -> Any:
-    """Computes Σ_j softmax_j(score_mod(scale · q[i] · k[j]) where mask_mod) · v[j] with your functions in the kernel.
+    """Σ_j softmax_j(score_mod(scale · q[i] · k[j]) where mask_mod) · v[j], for tensors [batch, heads, length, depth].
 
-    Tensors are [batch, heads, length, depth]. `score_mod(score, batch, head, query, key)` returns a score,
-    `mask_mod(batch, head, query, key)` whether the query sees the key. Both are functions of scalars and may read
-    tensors that they close over at computed indices. Fully masked tiles are skipped. A `block_mask` hides the blocks
-    that it does not list; with both masks, a pair must pass both. The result of a query that sees no key is zero. With
-    `enable_gqa`, each head of the keys serves a group of heads of the queries. `return_lse` also returns
-    log Σ_j exp(score) of each query. Gradients reach the three tensors and what `score_mod` closes over.
+    `score_mod(score, batch, head, query, key)` gives a score, `mask_mod(batch, head, query, key)` whether the query
+    sees the key; both are functions of scalars that may read tensors they close over at computed places. Tiles that the
+    mask hides whole are skipped. A `block_mask` hides the blocks that it does not list, besides; with both, a pair must
+    pass both. A query that sees no key gives zeros. With `enable_gqa` the keys' heads may be fewer, each for a group of
+    the queries'. `return_lse` gives log Σ_j exp(score) of each query as well. Gradients reach the three tensors and
+    what `score_mod` closes over.
 
-    Raises CaptureError or UnsupportedOperator, with the line of the function, if it cannot run inside a kernel, and
-    InputError if the tensors do not fit together.
+    Raises CaptureError or UnsupportedOperator, at the line of the function, for one that cannot run inside a kernel,
+    and InputError for tensors that do not fit.
     """
     _check(query, key, value, enable_gqa)
     score, mask = decompose_closure(score_mod), decompose_closure(_both(mask_mod, block_mask))

@@ -42,9 +42,9 @@ def accuracy_control(
 ) -> AccuracyControlResult:
     """Quantizes the program and leaves as few layers in float as needed to lose at most `max_drop` of the score.
 
-    `evaluate(program)` returns the score; larger is better. Layers are ranked by the noise that each adds by itself.
-    The number of layers in float doubles, worst first, until the score is kept; then as many as possible are quantized
-    again.
+    `evaluate` takes a program and returns a number; larger is better. Layers are ranked by the noise
+    that each adds by itself. More and more of the worst stay in float, twice as many each time, until the score is
+    kept; then as many are quantized again as can be. With all layers in float the score is the float program's own.
     """
     check_program(program, "accuracy_control")
     float_score = evaluate(program)

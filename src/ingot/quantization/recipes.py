@@ -127,7 +127,7 @@ def int4_weight_only(
 ) -> Recipe:
     """4-bit weights, one scale per `group_size` values of a row; everything else stays float.
 
-    If the length of a row is not a multiple of `group_size`, groups have the greatest common divisor of both.
+    Where the length of a row is not a multiple of `group_size`, the largest divisor of both is taken.
     """
     weight = Scheme(torch.int8, -8, 7, symmetric=True, granularity="group", group_size=group_size)
     return Recipe("int4_weight_only", None, weight, frozenset(kinds), overrides)
