@@ -96,15 +96,14 @@ def compile(
     training: bool = False,
     on_stage: StageHook = _ignore_stage,
 ) -> CompiledModel | TrainableModel:
-    """Compiles a model, or a Program, to native code that is called like the model.
+    """The model, or a Program of it, as native code that is called like the model.
 
     `target` is the machine to compile for: a name or a Target. `threads` defaults to one per core. `cache=False` runs
     the C compiler even if this C text was compiled before. `isa` names instruction sets to build for besides this
     machine's own. `precision="bfloat16"` stores the weights of matrix products and convolutions in bfloat16 and
-    multiplies in it; sums and all other values keep their dtype. `disable_passes` names optimizations to leave out,
-    of `OPTIONAL_PASSES`; INGOT_DISABLE_PASSES
-    may name others. The result computes the same, slower. `on_stage` is told of each stage: it is called with the
-    stage's name and gives a context manager that the stage runs in.
+    multiplies in it; sums and all other values keep their dtype. `disable_passes` names optional passes to leave out,
+    among `OPTIONAL_PASSES`, besides those in INGOT_DISABLE_PASSES; the result computes the same, more slowly.
+    `on_stage` is called with the name of each stage and returns a context manager that the stage runs in.
 
     With `training`, forward and backward both become native code, and autograd goes through the call: gradients reach
     the model's own parameters and the arguments. The sizes are then those of the example.
