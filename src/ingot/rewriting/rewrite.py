@@ -52,9 +52,8 @@ def rewrite(
 ) -> tuple[Program, int]:
     """Replaces every match of `before` by `after` in a copy of the program; returns it and the number of matches.
 
-    Both functions take the same inputs; `example_inputs` give their dtypes and ranks. `where` is called with each match
-    and may reject it. `check` is that of `transform`. Raises PatternError, and changes nothing, if `before` cannot be a
-    pattern or `after` cannot replace it.
+    Both take the inputs that `example_inputs` are examples of. `where` is called with each match, and may reject it.
+    `check` is that of `transform`. Raises PatternError, and changes nothing, if either function will not do.
     """
     check_program(program, "rewrite")
     made = transform(program, [Rewriting(before, after, example_inputs, where)], check)
