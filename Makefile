@@ -21,7 +21,7 @@ setup: $(STAMP)  ## create .venv with everything that tests, benchmarks and exam
 
 # torch is installed first and alone: a resolver that sees it together with the rest may pick another, far larger build.
 # Ingot's two distributions come from this tree and without their dependencies: pip never looks for them on PyPI.
-$(STAMP): requirements-dev.txt pyproject.toml runtime/pyproject.toml
+$(STAMP): requirements-dev.txt pyproject.toml runtime/pyproject.toml runtime/build_backend.py
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
 	  || { echo "Ingot needs Python 3.11 or newer; name one with: make PYTHON=python3.11 $(MAKECMDGOALS)"; exit 1; }
 	@echo "setup: $(VENV)"
@@ -31,7 +31,6 @@ $(STAMP): requirements-dev.txt pyproject.toml runtime/pyproject.toml
 	@echo "setup: requirements-dev.txt"
 	@$(PIP) -r requirements-dev.txt
 	@echo "setup: ingot-runtime and ingot, editable"
-	@test -e runtime/src || ln -s ../src runtime/src
 	@$(PIP) --no-deps --no-build-isolation -e ./runtime -e .
 	@touch $@
 

@@ -21,7 +21,14 @@ import ingot
 
 ROOT = Path(__file__).parents[1]
 MANIFESTS = {"ingot": ROOT / "pyproject.toml", "ingot_runtime": ROOT / "runtime" / "pyproject.toml"}
-BUILD = "import sys, setuptools.build_meta as backend; print(getattr(backend, sys.argv[1])(sys.argv[2]))"
+# What pip does, without an isolated environment: the backend that the manifest names, in the project's folder.
+BUILD = """
+import importlib, sys, tomllib
+with open("pyproject.toml", "rb") as file:
+    system = tomllib.load(file)["build-system"]
+sys.path[:0] = system.get("backend-path", [])
+print(getattr(importlib.import_module(system["build-backend"]), sys.argv[1])(sys.argv[2]))
+"""
 # What a distribution is called where its module has another name.
 MODULES = {"onnx-ir": "onnx_ir", "ingot-runtime": "ingot_runtime"}
 
@@ -39,10 +46,14 @@ def tracked() -> list[str]:
 def build(kind: str, project: Path, output: Path) -> Path:
     """Builds with the setuptools that is installed: no isolated environment, no network."""
     output.mkdir(exist_ok=True)
-    command = [sys.executable, "-W", "ignore", "-c", BUILD, f"build_{kind}", str(output)]
-    done = subprocess.run(command, cwd=project, capture_output=True, text=True, check=False)
+    done = run_backend(kind, project, output)
     assert done.returncode == 0, done.stdout + done.stderr
     return output / done.stdout.splitlines()[-1]
+
+
+def run_backend(kind: str, project: Path, output: Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-W", "ignore", "-c", BUILD, f"build_{kind}", str(output)]
+    return subprocess.run(command, cwd=project, capture_output=True, text=True, check=False)
 
 
 @pytest.fixture(scope="module")
@@ -89,14 +100,40 @@ def test_wheel_is_the_package(built: dict[str, dict[str, Path]], name: str) -> N
 
 
 def test_sdist_of_ingot_is_complete(built: dict[str, dict[str, Path]]) -> None:
-    links = {"runtime/src"}
-    assert set(tracked()) - links <= in_sdist(built["ingot"]["sdist"])
+    assert set(tracked()) <= in_sdist(built["ingot"]["sdist"])
 
 
 def test_sdist_of_the_runtime_is_complete(built: dict[str, dict[str, Path]]) -> None:
     held = in_sdist(built["ingot_runtime"]["sdist"])
-    assert {f"src/{name}" for name in below("ingot_runtime")} | {"LICENSE", "README.md", "pyproject.toml"} <= held
+    own = {"LICENSE", "README.md", "build_backend.py", "pyproject.toml"}
+    assert {f"src/{name}" for name in below("ingot_runtime")} | own <= held
     assert not any(name.startswith("src/ingot/") for name in held)
+
+
+@pytest.mark.parametrize("damage", [None, "text", "dangling"])
+def test_runtime_builds_inside_the_sdist_of_ingot(
+    built: dict[str, dict[str, Path]], tmp_path: Path, damage: str | None
+) -> None:
+    """What `pip install ./runtime .` does there. A link that became a text file, or points nowhere, is replaced."""
+    with tarfile.open(built["ingot"]["sdist"]) as archive:
+        archive.extractall(tmp_path, filter="data")
+    (unpacked,) = tmp_path.iterdir()
+    link = unpacked / "runtime" / "src"
+    if damage == "text":
+        link.write_text("../src", encoding="utf-8")
+    if damage == "dangling":
+        link.symlink_to("../nowhere")
+    wheel = build("wheel", unpacked / "runtime", tmp_path / "dist")
+    assert in_wheel(wheel) == below("ingot_runtime")
+    with zipfile.ZipFile(wheel) as archive:
+        (name,) = (name for name in archive.namelist() if name.endswith("/LICENSE"))
+        assert archive.read(name) == (ROOT / "LICENSE").read_bytes()
+
+
+def test_runtime_away_from_its_sources_is_a_clear_error(tmp_path: Path) -> None:
+    project = shutil.copytree(ROOT / "runtime", tmp_path / "runtime", ignore=shutil.ignore_patterns("src", "LICENSE"))
+    done = run_backend("wheel", project, tmp_path)
+    assert done.returncode != 0 and "is built inside a checkout of Ingot" in done.stderr
 
 
 def test_requirements(built: dict[str, dict[str, Path]]) -> None:
@@ -169,10 +206,21 @@ def test_every_dependency_has_a_reason(name: str) -> None:
         assert "#" in lines[index] or lines[index - 1].strip().startswith("#"), requirement
 
 
+@pytest.mark.parametrize("path", sorted(ROOT.glob("requirements*.txt")), ids=lambda path: path.name)
+def test_every_requirement_has_a_reason(path: Path) -> None:
+    lines = [line for line in path.read_text(encoding="utf-8").splitlines() if line and not line.startswith("#")]
+    assert lines
+    for line in lines:
+        assert re.fullmatch(r"[\w\[\].-]+==[\w.]+  # \S.*", line), line
+
+
+def test_pins_cover_the_dependencies() -> None:
+    pinned = re.findall(r"^([\w.-]+)==", (ROOT / "requirements-dev.txt").read_text(encoding="utf-8"), re.MULTILINE)
+    assert modules(requirements("ingot") + requirements("ingot_runtime")) - {"ingot_runtime"} <= modules(pinned)
+
+
 def test_versions_agree() -> None:
     assert project("ingot")["version"] == project("ingot_runtime")["version"] == ingot.__version__
-    changelog = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
-    assert f"## [{ingot.__version__}]" in changelog
 
 
 def test_urls_agree() -> None:

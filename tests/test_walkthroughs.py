@@ -47,7 +47,9 @@ def test_adding_a_pass(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_adding_a_target(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made = follow("a_target", tmp_path, monkeypatch)
     assert "'cpu'" in str(made["unknown"])
-    assert made["unscheduled"].kernels > made["scheduled"].kernels  # type: ignore[attr-defined]
+    kernels = [made[name].kernels for name in ("scheduled", "fused", "partly", "unscheduled")]  # type: ignore[attr-defined]
+    assert kernels == sorted(kernels) and kernels[0] < kernels[-1]
+    assert ingot.compile(torch.nn.ReLU(), (torch.ones(3),), target=made["FusingTarget"]()).kernels == 1  # type: ignore[operator]
 
 
 def test_every_page_has_a_test() -> None:

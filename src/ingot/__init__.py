@@ -1,4 +1,4 @@
-"""Ingot: PyTorch models captured as graphs, transformed by passes that are checked, compiled to one C file.
+"""Ingot: PyTorch models captured as graphs, transformed by checked passes, compiled to native code.
 
     program = ingot.capture(model, args, kwargs, dynamic_shapes={"x": {0: "batch"}})
     program(*args, **kwargs)        # runs through torch: the reference meaning
@@ -11,14 +11,14 @@
     program.to_exported()           # torch.export's form, and ingot.from_exported(ep) back
     program = ingot.from_torchscript("m.pt", args)  # TorchScript, its loops and branches intact
     program = ingot.transform(program, [ingot.passes.autocast], check="numerics")
-    program, count = ingot.rewrite(program, before, after, example_inputs)  # what looks like this becomes that
-    ingot.shapes_of(program, {"x": ("n", None)})    # what holds of every value's type and sizes in every run
+    program, count = ingot.rewrite(program, before, after, example_inputs)  # pattern rewrites
+    ingot.shapes_of(program, {"x": ("n", None)})    # dtype and shape of every value, for all sizes
 
     prepared = ingot.quantize.prepare(program, ingot.quantize.int8_static())
     ingot.quantize.calibrate(prepared, batches)
-    program = ingot.quantize.convert(prepared)      # whole numbers: compile, export or save it like any program
+    program = ingot.quantize.convert(prepared)      # an integer (QDQ) program like any other
 
-    compiled = ingot.compile(model, args, kwargs)   # or of a program
+    compiled = ingot.compile(model, args, kwargs)   # or ingot.compile(program)
     compiled(*args, **kwargs)       # native code: torch tensors in and out
     compiled.source                 # the C text
     compiled.save("m.ingot")        # runs without torch: ingot_runtime.load("m.ingot")
@@ -28,7 +28,7 @@
 
     ingot.export_onnx(program, "m.onnx")    # verified in ONNX Runtime before the file appears
 
-`ingot.errors` draws the tree of everything that can go wrong. torch is imported when the first of these is used.
+`ingot.errors` lists every exception. torch is imported when the first of these is used.
 """
 
 from __future__ import annotations

@@ -25,11 +25,11 @@ def capture(
     preserve_module_call_signature: Sequence[str] = (),
     concrete_args: Mapping[str, Any] | None = None,
 ) -> Program:
-    """The model as a Program: what it does with these arguments, for every size that `dynamic_shapes` leaves open.
+    """Captures a model or a function as a Program: what it does with these arguments, for all sizes of dynamic dims.
 
     `dynamic_shapes` maps argument names to dims: {"x": {0: "batch", 1: torch.export.Dim("seq", max=512)}}; a dim is a
     name, an expression of one ("2*seq"), "auto", or a torch.export.Dim. `preserve_module_call_signature` names the
-    submodules whose calls are kept, so that unflatten() gives them back as modules that can be swapped.
+    submodules whose calls are kept, so that unflatten() returns them as modules that can be swapped.
     `concrete_args` fixes arguments by name to values that every call must then repeat.
     """
     program = trace(
@@ -54,11 +54,11 @@ def from_torchscript(
     preserve_module_call_signature: Sequence[str] = (),
     unroll: bool = False,
 ) -> Program:
-    """A ScriptModule, a ScriptFunction, or a file of one (a path, or open) as a Program, its loops and branches intact.
+    """Imports a ScriptModule, a ScriptFunction, or a file of one (a path, or open) as a Program, with its loops intact.
 
     `args` are example arguments; a traced script remembers its own. `method` names another method than forward. A
-    branch that hangs on values becomes a cond and a loop a while_loop; `unroll` writes loops with a constant number of
-    rounds out instead. The other options are those of `capture`. A quantized nn.Module is traced first.
+    data-dependent branch becomes a cond and such a loop a while_loop; `unroll` writes loops with a constant number of
+    iterations out instead. The other options are those of `capture`. A quantized nn.Module is traced first.
     """
     program = import_script(
         script,

@@ -98,13 +98,12 @@ def compile(
 ) -> CompiledModel | TrainableModel:
     """The model, or a Program of it, as native code that is called like the model.
 
-    `target` is the machine that it is for, by name or as a Target. `threads` None is one for each core. `cache` False
-    compiles the C text even if it was compiled before. `isa` names the instruction sets to build for; the default is
-    this machine's own, and it is built in any case. `precision` "bfloat16" keeps the weights of matrix products and
-    convolutions in it and multiplies in it, where the machine has an instruction for that with it; sums and everything
-    else stay as they are. `disable_passes` names optimizations to leave out, of `OPTIONAL_PASSES`; INGOT_DISABLE_PASSES
-    may name others. The result computes the same, slower. `on_stage` is told of each stage: it is called with the
-    stage's name and gives a context manager that the stage runs in.
+    `target` is the machine to compile for: a name or a Target. `threads` defaults to one per core. `cache=False` runs
+    the C compiler even if this C text was compiled before. `isa` names instruction sets to build for besides this
+    machine's own. `precision="bfloat16"` stores the weights of matrix products and convolutions in bfloat16 and
+    multiplies in it; sums and all other values keep their dtype. `disable_passes` names optional passes to leave out,
+    among `OPTIONAL_PASSES`, besides those in INGOT_DISABLE_PASSES; the result computes the same, more slowly.
+    `on_stage` is called with the name of each stage and returns a context manager that the stage runs in.
 
     With `training`, forward and backward both become native code, and autograd goes through the call: gradients reach
     the model's own parameters and the arguments. The sizes are then those of the example.
@@ -237,16 +236,16 @@ def _compile_training(
 
 
 def load(path: str | os.PathLike[str], *, native: bool = True, trust: Trust = True) -> Program | LoadedModel:
-    """What a `.ingot` file holds: a Program, or, of a compiled model, something to call on torch tensors.
+    """Loads a `.ingot` file: a saved Program, or a compiled model, which takes and returns torch tensors.
 
-    Loading a compiled file runs native code that it holds. `native` False gives the Program that it was compiled from,
-    and runs nothing of the file: `ingot.compile` makes native code of it here.
+    Loading a compiled file runs its native code. `native=False` returns the Program that it was compiled from and runs
+    nothing from the file; `ingot.compile` then compiles it on this machine.
 
-    `trust` is as in `ingot_runtime.load`: True, whoever wrote the file; public keys, whose holder must have signed it;
-    False, nobody: no native code, and a Program may only call operators that torch or Ingot define.
+    `trust` says whose files may run, as in `ingot_runtime.load`. True: anybody's. One or more public keys: those that a
+    holder of one of them signed. False: nobody's; a saved Program may then call only operators of torch and Ingot.
 
-    Raises a FileError for what is wrong with the file, VerifyError for a Program that breaks its invariants, OSError
-    where the file cannot be opened.
+    Raises a FileError if the file is not valid, VerifyError if a Program breaks its invariants, OSError if the file
+    cannot be opened.
     """
     with open_container(path, skip=skip_program if native else skip_nothing) as container:
         if native and "native" in container.manifest:

@@ -21,7 +21,7 @@
     ├── ShapeError                  an operator of a Program cannot work on values of such shapes
     ├── PassError                   a pass was given what it cannot take
     │   ├── NumericsError           a pass changed what the program computes
-    │   ├── PatternError            a function is no pattern, or no replacement for one
+    │   ├── PatternError            a function cannot be a pattern, or a replacement for one
     │   └── QuantizeError           a program cannot be quantized as asked, or is not calibrated
     ├── CompileError                a Program could not become native code
     │   ├── UnsupportedOperator     an operator has no rule
@@ -29,7 +29,7 @@
     │   ├── UnknownTarget           there is no target of the name that was given
     │   ├── UnsupportedMachine      an instruction set that is not known, or that the compiler does not support
     │   ├── NoCompiler              there is no C compiler that works
-    │   ├── CompilerFailed          the C compiler refused the source, or made no library of it
+    │   ├── CompilerFailed          the C compiler rejected the source, or built no library
     │   │   ├── CompilerTimeout     it did not end in time
     │   │   └── CompilerKilled      a signal ended it: out of memory, most often
     │   └── StorageError            a disk is full, a folder is read-only or not there
@@ -38,14 +38,14 @@
     ├── OnnxError                   a Program could not become an ONNX file
     │   ├── OnnxUnavailable         a package that exports or verifies ONNX files is not installed
     │   ├── UnsupportedByOnnx       an operator has no rule, or ONNX cannot say it
-    │   └── OnnxMismatch            the file does not check, does not run, or gives something else than torch
+    │   └── OnnxMismatch            the file does not check, does not run, or does not match torch
     └── FileError                   a file cannot be used (ingot_runtime.errors draws that branch, and what a call of
         │                           a compiled model may raise)
         ├── MissingOperator         it uses an operator that is not registered in this process
         └── ForbiddenOperator       it uses an operator that a file may not call: one that touches files, for one
 
     UserWarning
-    └── TrainModeWarning            a model in train mode, whose layers do something else there, is made for inference
+    └── TrainModeWarning            a model in train mode is compiled or exported for inference
 
 A message says what happened, where (the user's file and line), why, and what to do.
 """

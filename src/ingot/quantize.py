@@ -1,13 +1,15 @@
-"""Quantization: a program of floats becomes one of whole numbers.
+"""Quantization: converts a float program into a QDQ (integer) program.
 
-prepared = ingot.quantize.prepare(program, ingot.quantize.int8_static())
-ingot.quantize.calibrate(prepared, batches)             # or call prepared(x) yourself
-quantized = ingot.quantize.convert(prepared)            # a Program
-quantized(x)
+    prepared = ingot.quantize.prepare(program, ingot.quantize.int8_static())
+    ingot.quantize.calibrate(prepared, batches)             # or call prepared(x) yourself
+    quantized = ingot.quantize.convert(prepared)            # a Program
+    quantized(x)
 
-module = ingot.quantize.prepare_qat(program, ingot.quantize.int8_static())
-train(module)                                           # like any nn.Module
-quantized = ingot.quantize.convert(module)
+    module = ingot.quantize.prepare_qat(program, ingot.quantize.int8_static())
+    train(module)                                           # like any nn.Module
+    quantized = ingot.quantize.convert(module)
+
+A recipe says what is quantized, and how; docs/howto/quantize.md describes all of them.
 """
 
 from ingot.quantization.accuracy_control import AccuracyControlResult, accuracy_control

@@ -84,7 +84,7 @@ def write_report(counts: dict[str, Count]) -> None:
         "",
         "Written by `pytest -m slow tests/e2e/test_random_programs.py`. Each program is a chain of up to eight",
         "operations on one to three inputs of random dtype, shape and layout; it is compiled with others in one C file",
-        "and compared with eager: whole numbers and bools equal, nan and inf at the same places, floats at most four",
+        "and compared with eager: integers and bools equal, nan and inf at the same places, floats at most four",
         "times as far from float64 as eager itself plus 16 units in the last place of the coarsest dtype on the way.",
         "Dynamic ones run at four sizes, the bounds among them.",
         "",

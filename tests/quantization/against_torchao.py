@@ -224,7 +224,7 @@ With torchao's `SharedQuantizationSpec`, `DerivedQuantizationSpec` (a bias of in
     ),
 }
 
-_HEAD = """# Quantization beside torchao 0.18.0
+_HEAD = """# Quantization compared with torchao 0.18.0
 
 `make test-torchao`
 

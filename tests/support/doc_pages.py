@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import contextlib
 import doctest
+import functools
 import importlib
+import inspect
 import io
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,6 +24,17 @@ _LINK = re.compile(r"(?<!!)\[[^\]]*\]\(([^)\s]+)\)")
 _CODE = re.compile(r"`([^`\n]+)`")
 _PATH = re.compile(r"[\w.*-]+(/[\w.*-]+)+/?")
 _NAME = re.compile(r"(ingot|ingot_runtime)(\.[A-Za-z_]\w*)+")
+_CALL = re.compile(r"((?:ingot|ingot_runtime)(?:\.\w+)+)\(([^()]*)\)")
+_MEMBER = re.compile(r"(\w+)\.([a-z_]\w*)(?:\([^`]*\))?")
+# What the pages call an object of each class, in prose.
+OBJECTS = {
+    "program": "ingot.ir.program.Program",
+    "compiled": "ingot.artifacts.compiled_model.CompiledModel",
+    "loaded": "ingot.artifacts.loaded_model.LoadedModel",
+    "deployed": "ingot_runtime.Model",
+    "types": "ingot.analysis.shape_inference.Inferred",
+    "report": "ingot.onnx.api.OnnxReport",
+}
 # Where the paths that pages name may begin.
 BASES = (ROOT, ROOT / "src", ROOT / "src" / "ingot")
 SHOWN, OUTPUT = "<!-- not executed -->", "<!-- output -->"
@@ -172,6 +186,112 @@ def unknown_targets(page: Page) -> list[str]:
     return [f"{page}: `make {name}` does not exist" for name in sorted(named - known)]
 
 
+def unknown_keywords(page: Page) -> list[str]:
+    """Keyword arguments of public functions, in prose, that the function does not take."""
+    problems = []
+    for code in _CODE.findall(page.prose):
+        for name, arguments in _CALL.findall(code):
+            if not _resolves(name):
+                continue  # unknown_names() says so
+            known = inspect.signature(_lookup(name)).parameters
+            for keyword in re.findall(r"(?:^|, *)(\w+)=", arguments):
+                if keyword not in known:
+                    problems.append(f"{page}: `{code}`: {name} has no argument {keyword}")
+    return problems
+
+
+def unknown_members(page: Page) -> list[str]:
+    """Attributes of programs, compiled models and so on, in prose, that their classes do not have."""
+    problems = []
+    for code in _CODE.findall(page.prose):
+        match = _MEMBER.fullmatch(code)
+        if match and match[1] in OBJECTS and not _has_member(_lookup(OBJECTS[match[1]]), match[2]):
+            problems.append(f"{page}: `{code}`: {OBJECTS[match[1]]} has no {match[2]}")
+    return problems
+
+
+def _has_member(cls: type, name: str) -> bool:
+    if any(name in vars(base) for base in cls.__mro__):
+        return True
+    # Set by __init__, or a field of a dataclass with slots.
+    return any(
+        re.search(rf"\bself\.{name}\b|^    {name}: ", inspect.getsource(base), re.M) for base in cls.__mro__[:-1]
+    )
+
+
+def _lookup(word: str) -> Any:
+    """The value of a dotted name that resolves. A function may hide the module that it is defined in."""
+    parts = word.split(".")
+    for length in range(1, len(parts)):
+        with contextlib.suppress(ImportError, AttributeError):
+            return functools.reduce(getattr, parts[length:], importlib.import_module(".".join(parts[:length])))
+    return importlib.import_module(word)
+
+
+# ---------------------------------------------------------------------- commands
+
+
+def _shell_lines(page: Page) -> Iterator[str]:
+    """Code spans, indented lines, and lines of fenced blocks that have no language, without their comments."""
+    yield from _CODE.findall(page.prose)
+    for line in page.prose.splitlines():
+        if line.startswith("    "):
+            yield line.strip().partition("  #")[0]
+    for block in page.blocks:
+        if block.language in ("", "sh", "bash", "text"):
+            yield from (line.strip().removeprefix("$ ").partition("  #")[0] for line in block.text.splitlines())
+
+
+@functools.cache
+def list_options(command: str) -> dict[str, set[str]]:
+    """The options of each subcommand; those of the command itself under the empty name."""
+    if command == "ingot":
+        group = importlib.import_module("typer.main").get_command(importlib.import_module("ingot.cli").app)
+        members = {"": group, **group.commands}
+        found = {name: {o for p in c.params for o in (*p.opts, *p.secondary_opts)} for name, c in members.items()}
+    else:
+        parser = importlib.import_module("ingot_runtime.__main__")._parser()
+        members = {"": parser, **parser._subparsers._group_actions[0].choices}
+        found = {name: set(p._option_string_actions) for name, p in members.items()}
+    return {name: options | {"-h", "--help"} for name, options in found.items()}
+
+
+def unknown_commands(page: Page) -> list[str]:
+    """Subcommands and options of `ingot` and `python -m ingot_runtime` that do not exist."""
+    problems = []
+    tables = {"ingot": list_options("ingot"), "python -m ingot_runtime": list_options("ingot_runtime")}
+    every = {option for table in tables.values() for options in table.values() for option in options}
+    for line in _shell_lines(page):
+        if re.match(r"--\w", line) and line.split()[0] not in every:
+            problems.append(f"{page}: there is no option {line.split()[0]}")
+        for command, table in tables.items():
+            if line != command and not line.startswith(command + " "):
+                continue
+            words = line.removeprefix(command).split()
+            named = words[0].split("|") if words and not words[0].startswith("-") else [""]
+            if missing := [name for name in named if name not in table]:
+                problems.append(f"{page}: `{line}`: there is no command {missing[0]}")
+                continue
+            given = {word.partition("=")[0] for word in words if re.match(r"-{1,2}[a-z]", word)}
+            for option in sorted(given - set.intersection(*(table[name] for name in named))):
+                problems.append(f"{page}: `{line}`: there is no option {option}")
+    return problems
+
+
+def missing_scripts(page: Page) -> list[str]:
+    """Scripts and modules that the page runs with `python` and that are not in the repository."""
+    problems = []
+    for line in _shell_lines(page):
+        for module, script in re.findall(r"\bpython (?:-m ((?:tests|benchmarks|tools)[\w.]*)|([\w/]+\.py))", line):
+            path = ROOT / (script or module.replace(".", "/"))
+            if not path.exists() and not path.with_suffix(".py").exists():
+                problems.append(f"{page}: `{line}`: {script or module} does not exist")
+    return problems
+
+
+# ---------------------------------------------------------------------- wording
+
+
 # Words that VOCABULARY of the project replaces, and what to write instead.
 _PLAIN = {
     r"\bhangs? on\b": "depends on",
@@ -192,9 +312,39 @@ _PLAIN = {
 
 def private_words(page: Page) -> list[str]:
     """Words that readers do not know from the documents of other compilers."""
-    prose = page.prose
+    return [f"{page}: {problem}" for problem in _find_private_words(page.prose)]
+
+
+def _find_private_words(text: str) -> list[str]:
     return [
-        f"{page}: {match[0]!r}: write {instead!r}"
+        f"{match[0]!r}: write {instead!r}"
         for pattern, instead in _PLAIN.items()
-        for match in re.finditer(pattern, prose)
+        for match in re.finditer(pattern, text)
     ]
+
+
+# ---------------------------------------------------------------------- docstrings
+
+
+def docstrings(page: Page) -> dict[str, str]:
+    """The docstrings that an API page shows, by name: those of its `:::` lines and of their public members."""
+    found = {}
+    for name in re.findall(r"^::: (\S+)$", page.text, re.M):
+        value = _lookup(name)
+        found[name] = inspect.getdoc(value) or ""
+        names = value.__all__ if hasattr(value, "__all__") else vars(value) if inspect.isclass(value) else ()
+        for member in (member for member in names if not member.startswith("_")):
+            documented = getattr(value, member)
+            if not inspect.ismemberdescriptor(documented):  # a field: the docstring of its class has it
+                found[f"{name}.{member}"] = inspect.getdoc(documented) or ""
+    return found
+
+
+def bad_docstrings(page: Page) -> list[str]:
+    """Public names without a docstring, and private words in docstrings."""
+    problems = []
+    for name, text in docstrings(page).items():
+        problems += [
+            f"{page}: {name}: {problem}" for problem in _find_private_words(text) or ["no docstring"] * (not text)
+        ]
+    return problems

@@ -30,12 +30,11 @@ INPUTS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 
 
 def main() -> None:
-    print("# Winograd's rounding errors\n")
+    print("# Rounding errors of Winograd convolutions\n")
     print(
-        "Written by `python -m tests.support.winograd_accuracy`: errors against float64 of a 3×3 convolution by "
-        "Winograd's"
+        "Written by `python -m tests.support.winograd_accuracy`: errors against float64 of a 3×3 Winograd convolution,"
     )
-    print(f"tiles, over those of eager in float32, for {SEEDS} draws of each kind of image.\n")
+    print(f"over those of eager in float32, for {SEEDS} draws of each kind of image.\n")
     print("| in, out | image | largest errors, median | largest errors, most | root mean squares, most |")
     print("|---|---|---|---|---|")
     for channels, outs, *size in SHAPES:

@@ -65,7 +65,7 @@ def page(
         lines += ["", f"Refused by capture, which no {maker} can help: {', '.join(sorted(REFUSED))}."]
     draws = sorted({row["name"] for row in right if row.get("random")})
     if draws:
-        lines += ["", f"Draw random numbers, so that only the run is judged, not its values: {', '.join(draws)}."]
+        lines += ["", f"Draw random numbers, so that their values are not compared: {', '.join(draws)}."]
     others = [row for row in rows if row["outcome"] != "right"]
     if others:
         lines += ["", f"## Not {done.lower()}", "", "| model | kind | outcome | why |", "|---|---|---|---|"]

@@ -43,7 +43,11 @@ _KERNEL = re.compile(r"^IG_KERNEL void k\d+\(", re.MULTILINE)
 
 
 class CompiledModel(Uncopied):
-    """A model as native code. It may be called by any number of threads at once."""
+    """A model as native code. Any number of threads may call it at once.
+
+    Attributes: `program` (as it was lowered), `isa` (the instruction set that runs here), `libraries` (bytes by
+    instruction set), `threads`.
+    """
 
     def __init__(
         self,
@@ -82,12 +86,12 @@ class CompiledModel(Uncopied):
 
     @property
     def precision(self) -> Precision:
-        """What products with weights are multiplied in."""
+        """The dtype in which products with weights are computed."""
         return self._module.precision
 
     @property
     def kernels(self) -> int:
-        """How many different kernels the C text has."""
+        """The number of different kernels in the C text."""
         return len(_KERNEL.findall(self.source))
 
     @property
@@ -96,7 +100,7 @@ class CompiledModel(Uncopied):
         return self._source.weights_size
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """The model's own call. Results are torch tensors; numpy arrays if the arguments hold arrays and no tensor."""
+        """Calls the model. Returns torch tensors, or NumPy arrays if the arguments hold arrays and no tensor."""
         if wants_arrays(args, kwargs):
             return self.model.call(args, kwargs)
         results = iter([torch_of(value) for value in self.model.run(self._leaves(args, kwargs))])
@@ -112,7 +116,7 @@ class CompiledModel(Uncopied):
         return [native_of(leaf) for leaf, spec in zip(leaves, specs, strict=True) if spec.kind is InputKind.ARGUMENT]
 
     def profile(self, *args: Any, repeat: int = 10, **kwargs: Any) -> Profile:
-        """Where the time of this call goes, kernel by kernel: medians over `repeat` runs after one to warm up."""
+        """Measures the time of each kernel in this call: medians over `repeat` runs after one warm-up run."""
         leaves = self._leaves(args, kwargs)
         runs = [self.model.profile(leaves, len(self._source.launches)) for _ in range(repeat + 1)][1:]
         sizes = self._symbols(leaves)
@@ -139,16 +143,16 @@ class CompiledModel(Uncopied):
         return {name: told(known) for name, known in self._module.symbols.items()}
 
     def seed(self, value: int) -> None:
-        """Random draws of later calls follow from this number alone."""
+        """Seeds the random numbers of later calls."""
         self.model.seed(value)
 
     def save(self, path: str | os.PathLike[str], *, program: bool = False) -> None:
-        """Writes a `.ingot` file, whole or not at all: libraries, weights, source, and a sample as a self-test.
+        """Writes a `.ingot` file atomically: libraries, weights, source, and a sample for a self-test.
 
-        With `program` the file also holds the program that was compiled, with its own weights, and is about twice as
-        large: `ingot.load(path, native=False)` reads it, and needs no trust in native code from elsewhere.
+        With `program=True` the file also holds the program and its weights, and is about twice as large:
+        `ingot.load(path, native=False)` reads the program and runs no native code from the file.
 
-        Raises SaveError for what a file cannot describe, StorageError where the file cannot be written.
+        Raises SaveError if a file cannot describe the model, StorageError if the file cannot be written.
         """
         members, fields = pack(self.program) if program else ({}, {})
         try:
@@ -166,7 +170,7 @@ class CompiledModel(Uncopied):
             raise save_failed(error, path) from error
 
     def close(self) -> None:
-        """Gives back the model's threads and memory."""
+        """Releases the model's threads and memory."""
         self.model.close()
 
     def _open(self, isa: Isa, threads: int | None) -> Model:

@@ -16,17 +16,17 @@ from ingot_runtime.copying import Uncopied
 
 
 class LoadedModel(Uncopied):
-    """The model of a compiled file. It may be called by any number of threads at once."""
+    """The model of a compiled file. Any number of threads may call it at once. `model` is the ingot_runtime.Model."""
 
     def __init__(self, model: Model) -> None:
         """Use `ingot.load`."""
         self.model = model
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """The model's own call. Results are torch tensors; numpy arrays if the arguments hold arrays and no tensor.
+        """Calls the model. Returns torch tensors, or NumPy arrays if the arguments hold arrays and no tensor.
 
-        They are nested as the original's; a class comes back as a Record, by key and by attribute. Raises CallError for
-        what the model was not compiled for, and what the model itself raises.
+        Results are nested as the original's; a class is returned as a Record, with access by key and by attribute.
+        Raises CallError if the model was not compiled for these arguments, and what the model itself raises.
         """
         if wants_arrays(args, kwargs):
             return self.model.call(args, kwargs)
@@ -38,7 +38,7 @@ class LoadedModel(Uncopied):
         return self.model.describe()
 
     def seed(self, value: int) -> None:
-        """Random draws of later calls follow from this number alone."""
+        """Seeds the random numbers of later calls."""
         self.model.seed(value)
 
     def self_test(self) -> float:
@@ -46,7 +46,7 @@ class LoadedModel(Uncopied):
         return self.model.self_test()
 
     def close(self) -> None:
-        """Gives back the model's threads and memory."""
+        """Releases the model's threads and memory."""
         self.model.close()
 
     def __enter__(self) -> Self:

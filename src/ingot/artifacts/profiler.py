@@ -39,13 +39,14 @@ class ProfileRow:
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """Launches in the order they ran. `seconds` is the whole of them, `limits` what the machine can do at most."""
+    """Kernel launches in the order they ran. `limits` is the measured peak of this machine."""
 
     rows: tuple[ProfileRow, ...]
     limits: Roofline
 
     @property
     def seconds(self) -> float:
+        """The time of all launches."""
         return sum(row.seconds for row in self.rows)
 
     def of_peak(self, row: ProfileRow) -> float:

@@ -35,7 +35,7 @@ Build = Callable[[nn.Module, Sequence[torch.Tensor]], CompiledModel]
 
 
 class TrainableModel(Uncopied):
-    """A model as native code that autograd goes through. Called like the model; the parameters are the model's own."""
+    """A model whose forward and backward are native code. Called like the model, whose parameters it shares."""
 
     _instead = "compile the model again where it is needed"
 
@@ -59,7 +59,7 @@ class TrainableModel(Uncopied):
 
     @property
     def backward(self) -> CompiledModel | None:
-        """The native code of the backward half; None where nothing asks for a gradient."""
+        """The native code of the backward half; None where nothing requires a gradient."""
         return self._halves[1].compiled if len(self._halves) > 1 else None
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -98,7 +98,7 @@ class TrainableModel(Uncopied):
             raise UnsupportedOperator(f"The gradient of this model has no native code. {error}") from error
 
     def close(self) -> None:
-        """Gives back the threads and memory of both halves."""
+        """Releases the threads and memory of both halves."""
         for half in self._halves:
             if half.compiled is not None:
                 half.compiled.close()

@@ -42,7 +42,21 @@ class PassRecord:
 
 
 class Program:
-    """See the module's docstring. Attributes may be read freely; passes are what changes them."""
+    """A captured model: a torch.fx graph in lifted form, its signature and its state.
+
+    Calling it runs the graph through torch; `print(program)` shows it as code with shapes, module paths and source
+    lines. It shares parameters with the model that it was captured from, and owns a copy of the buffers that it writes.
+
+    Attributes, to be read; passes change them:
+
+    - `graph_module`, `graph`: the torch.fx graph. Regions are sub-GraphModules.
+    - `signature`: what each input and output is, and how the user's arguments and results are nested.
+    - `state_dict`, `constants`: tensors by name.
+    - `dims`, `constraints`: dynamic sizes with their ranges, and the conditions on them.
+    - `module_calls`: the calls of modules whose signature is preserved.
+    - `example_inputs`: the arguments of the capture.
+    - `dialect`, `history`: which operators the graph may hold, and the passes that ran.
+    """
 
     def __init__(
         self,
@@ -75,6 +89,7 @@ class Program:
 
     @property
     def graph(self) -> fx.Graph:
+        """The graph of `graph_module`."""
         return self.graph_module.graph
 
     # ------------------------------------------------------------------ running

@@ -41,10 +41,10 @@ def _ignore_stage(stage: str) -> AbstractContextManager[object]:
 
 @dataclass(frozen=True, slots=True)
 class OnnxReport:
-    """What came of an export: the files, the opset, and how the model compared where it was verified.
+    """The result of an export: the files, the opset, and the differences from torch if the file was verified.
 
-    `runner` is what ran the file, None where nothing did; `differences` has one entry for each call that was tried.
-    `dropped_assertions` are what the model asserts and the file does not: ONNX has no word for it.
+    `runner` is what ran the file, or None; `differences` has one entry for each call that was tried.
+    `dropped_assertions` are the model's assertions, which ONNX cannot express.
     """
 
     files: tuple[Path, ...]
@@ -59,6 +59,7 @@ class OnnxReport:
 
     @property
     def largest_difference(self) -> float | None:
+        """The largest error over all calls, or None if the file was not run."""
         return max((one.error for one in self.differences), default=None)
 
     def __str__(self) -> str:
@@ -85,12 +86,12 @@ def export_onnx(
     external_data: bool = False,
     on_stage: Watch = _ignore_stage,
 ) -> OnnxReport:
-    """Writes the program as an ONNX file; nothing is written if anything fails.
+    """Exports the program to an ONNX file; nothing is written if anything fails.
 
-    `verify` checks the file and runs it in ONNX Runtime against torch, at the example's sizes and two others, before
-    it appears. `external_data` puts the weights into `path`.data, as is done in any case past 2 GB. A buffer that the
-    model writes to is an input with a default and an output: feed the one back to the other. Assertions are left out,
-    and the report says which.
+    `verify` checks the file, runs it in ONNX Runtime at the example's sizes and two others, and compares with torch,
+    before the file appears. `external_data` stores the weights in `path`.data; above 2 GB they are stored there in any
+    case. A buffer that the model writes to is an input with a default value and an output: feed the output back to the
+    input. Assertions are dropped, and the report lists them.
 
     Raises OnnxUnavailable if the extra `onnx` is not installed, UnsupportedByOnnx, which names every operator that ONNX
     cannot express, OnnxMismatch, or OnnxError.

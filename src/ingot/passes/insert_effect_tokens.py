@@ -47,7 +47,10 @@ _RATES, _SWITCHES = ("p", "dropout_p", "dropout"), ("train", "training")
 
 
 def declare_effect(op: Any) -> None:
-    """Says that calls of a custom operator must all happen, in order. `op` is an operator, or all overloads of one."""
+    """Declares that calls of a custom operator have side effects: none is removed, duplicated or reordered.
+
+    `op` is an overload, or an operator with all its overloads.
+    """
     packet = getattr(op, "_opoverload", op)  # what torch.library.custom_op gives
     overloads = [packet] if isinstance(packet, internals.OpOverload) else _overloads_of(packet)
     _DECLARED.update(overloads)

@@ -16,7 +16,7 @@ from ingot.quantization.report import Report, report
 
 @dataclass(frozen=True, slots=True)
 class AccuracyControlResult:
-    """A quantized program, what was left in float, and what `evaluate` said of the float program and of this one."""
+    """A quantized program, the layers left in float, and what `evaluate` returned for both programs."""
 
     program: Program
     in_float: tuple[str, ...]
@@ -26,6 +26,7 @@ class AccuracyControlResult:
 
     @property
     def drop(self) -> float:
+        """What quantization lost of the score."""
         return self.float_score - self.score
 
 
@@ -39,9 +40,9 @@ def accuracy_control(
     call: Callable[[Any, Any], Any] = feed,
     progress: bool = True,
 ) -> AccuracyControlResult:
-    """Quantizes the program so that `evaluate` of it falls by `max_drop` at most.
+    """Quantizes the program and leaves as few layers in float as needed to lose at most `max_drop` of the score.
 
-    `evaluate` gives a number that is better if it is larger; it is called with programs. Layers are ranked by the noise
+    `evaluate` takes a program and returns a number; larger is better. Layers are ranked by the noise
     that each adds by itself. More and more of the worst stay in float, twice as many each time, until the score is
     kept; then as many are quantized again as can be. With all layers in float the score is the float program's own.
     """

@@ -29,7 +29,7 @@ def calibrate(
     call: Callable[[Any, Any], Any] = feed,
     progress: bool = True,
 ) -> PreparedProgram:
-    """Runs the prepared program on data, at most `limit` items of it, with a bar on a terminal; returns it.
+    """Runs the prepared program on at most `limit` items of `data` and returns it. Shows progress on a terminal.
 
     An item is a tuple of arguments, a dict of keyword arguments, or the one argument; `call(prepared, item)` runs
     another kind. Raises QuantizeError if there is no data.

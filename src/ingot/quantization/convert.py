@@ -66,9 +66,9 @@ aten = torch.ops.aten
 
 
 def convert(prepared: PreparedProgram) -> Program:
-    """The quantized program: verified, with every literal of the model as it was.
+    """Converts a prepared or trained module to a quantized program, and verifies it. Literals keep their values.
 
-    Raises QuantizeError where a value was never seen: calibrate first.
+    Raises QuantizeError if a value was never observed: calibrate first.
     """
     began = time.perf_counter()
     with _gc.pause():

@@ -59,7 +59,7 @@ class PreparedPlan:
 
 
 class PreparedProgram(ProgramModule):
-    """A program with quantizers in it. Called like the program; `convert` makes a program of it."""
+    """A program with quantizers inserted. Called like the program; `convert` turns it into a quantized program."""
 
     _plan: PreparedPlan  # and no other name: all others are free for the modules of the model
 
@@ -113,11 +113,10 @@ def plan_of(prepared: PreparedProgram) -> PreparedPlan:
 
 
 def prepare(program: Program, recipe: Recipe | Annotator) -> PreparedProgram:
-    """The program, ready to be calibrated: call it on data, or hand data to `calibrate`, and then `convert` it.
+    """Inserts observers into a copy of the program. Call it on data, or use `calibrate`; then `convert` it.
 
-    `recipe` is one of ours, or a Quantizer of torchao. The program given is not changed. Dropout is gone, and nothing
-    observes what lies between a layer and a batch norm that `convert` will fold into it: what is observed is what
-    will run.
+    `recipe` is one of `ingot.quantize`, or a Quantizer of torchao. Dropout is removed. Nothing is observed between a
+    layer and the batch norm that `convert` folds into it, so that the observed values are those of the final program.
     """
     check_program(program, "prepare")
     with _gc.pause():
@@ -259,11 +258,10 @@ def quantized_places(table: QuantizationPlan) -> set[Edge]:
 
 
 def prepare_qat(program: Program, recipe: Recipe | Annotator) -> PreparedProgram:
-    """The program as an nn.Module that trains with quantization simulated; `convert` it when it has learned enough.
+    """Returns the program as an nn.Module that trains with simulated quantization; `convert` it after training.
 
-    Parameters are those of the program. train() and eval() are lossless. A convolution with batch norm behind trains
-    as what it will become: its weight is quantized as it will be once the norm is folded into it. Branches and the
-    bodies of loops stay float.
+    Its parameters are the program's. train() and eval() are lossless. The weight of a convolution followed by batch
+    norm is quantized as it will be after the batch norm is folded into it. Branches and loop bodies stay float.
     """
     check_program(program, "prepare_qat")
     base = program.copy()

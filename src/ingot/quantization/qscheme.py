@@ -25,9 +25,10 @@ SMALLEST = torch.finfo(torch.float32).eps
 class Scheme:
     """How one tensor is quantized.
 
-    `granularity` says what has a scale of its own: the tensor, each index along `axis`, each `group_size` neighbours
-    in a row, or each row ("token"). `dynamic`: the scale is computed from what the tensor holds when the program runs.
-    `observer` names how a static scale is found from data (see ingot.quantization.observers), or makes an observer.
+    `granularity`: one scale for the tensor, for each index along `axis` ("channel"), for each `group_size` values of a
+    row ("group"), or for each row ("token"). `dynamic`: the scale is computed from the values at run time. `observer`:
+    the name of an observer, which computes a static scale from data (see ingot.quantization.observers), or a function
+    that creates one.
     """
 
     dtype: torch.dtype

@@ -30,10 +30,10 @@ _NOTHING: Mapping[str, Recipe | None] = MappingProxyType({})
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """How the operators of `kinds` are quantized: what flows through them, and their weights; None is float.
+    """How the operators of `kinds` are quantized: their activations and their weights; None is float.
 
-    `overrides` maps patterns of module paths, matched against a node's module and those around it, to the recipe that
-    is used there; "@conv2d_3" is the node of that name. Of several patterns that match the last one counts.
+    `overrides` maps patterns of module paths to the recipe that is used inside these modules; "@conv2d_3" is the node
+    of that name. If several patterns match, the last one counts.
     """
 
     name: str
@@ -81,7 +81,7 @@ def int8_static(
     kinds: Collection[str] = _STATIC,
     overrides: Mapping[str, Recipe | None] = _NOTHING,
 ) -> Recipe:
-    """Activations with fixed scales that calibration or training finds; weights int8, symmetric, by channel.
+    """Activations with static scales from calibration or training; int8 weights, symmetric, one scale per channel.
 
     `observer` is one of ingot.quantization.observers.OBSERVERS.
     """
@@ -98,9 +98,9 @@ def int8_dynamic(
     kinds: Collection[str] = ("linear", "embedding"),
     overrides: Mapping[str, Recipe | None] = _NOTHING,
 ) -> Recipe:
-    """Activations with scales computed in each call, one for the tensor or `per_token` one a row; weights as static.
+    """Activations with scales computed in each call, one per tensor or, `per_token`, one per row; weights as static.
 
-    Scales by row are for int8 with a zero point, torch's only form of them.
+    Scales per row are for int8 with a zero point, as in torch.
     """
     if per_token:
         activation = Scheme(torch.int8, -128, 127, granularity="token", dynamic=True)
@@ -115,7 +115,7 @@ def int8_weight_only(
     kinds: Collection[str] = ("linear", "conv", "embedding"),
     overrides: Mapping[str, Recipe | None] = _NOTHING,
 ) -> Recipe:
-    """Weights int8, symmetric; everything else stays float."""
+    """int8 weights, symmetric; everything else stays float."""
     return Recipe("int8_weight_only", None, _weights(per_channel), frozenset(kinds), overrides)
 
 
@@ -125,9 +125,9 @@ def int4_weight_only(
     kinds: Collection[str] = ("linear",),
     overrides: Mapping[str, Recipe | None] = _NOTHING,
 ) -> Recipe:
-    """Weights from -8 to 7, `group_size` neighbours of a row to a scale; everything else stays float.
+    """4-bit weights, one scale per `group_size` values of a row; everything else stays float.
 
-    Where a row is no multiple of `group_size` long, the largest divisor of both is taken.
+    Where the length of a row is not a multiple of `group_size`, the largest divisor of both is taken.
     """
     weight = Scheme(torch.int8, -8, 7, symmetric=True, granularity="group", group_size=group_size)
     return Recipe("int4_weight_only", None, weight, frozenset(kinds), overrides)

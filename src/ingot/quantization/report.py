@@ -67,13 +67,14 @@ class Report:
 
     @property
     def worth_leaving(self) -> tuple[LayerReport, ...]:
-        """The layers that lose most by themselves, the worst first."""
+        """The layers that lose most by themselves, worst first: candidates to leave in float."""
         if not self.layers:
             return ()
         limit = max(LOUD, median(layer.own for layer in self.layers) - APART)
         return tuple(layer for layer in self.worst() if layer.own < limit)
 
     def worst(self) -> list[LayerReport]:
+        """All layers, those that lose most by themselves first."""
         return sorted(self.layers, key=lambda layer: layer.own)
 
     def __rich__(self) -> Printed:
@@ -134,10 +135,10 @@ def report(
     show: bool = True,
     html: str | PathLike[str] | None = None,
 ) -> Report:
-    """Runs both programs on data and compares them layer by layer; prints what it found, and returns it.
+    """Runs both programs on data, compares them layer by layer, prints a table, and returns the result.
 
-    `program` is the one that `quantized` was made of. `html` names a file to write the report to as well. Data is as
-    `calibrate` takes it. Raises QuantizeError if nothing of `quantized` is quantized, or if there is no data.
+    `program` is the float program of `quantized`. `html` names a file for the report as an HTML page. `data` is as in
+    `calibrate`. Raises QuantizeError if no layer of `quantized` is quantized, or if there is no data.
     """
     check_program(program, "report")
     check_program(quantized, "report")

@@ -438,7 +438,7 @@ case("loop that fills a tensor", scripted(preallocated), GROWING, "while_loop")
 case("table filled by nested loops", scripted(table), ((4,),), "while_loop")
 case("Newton's method", scripted(newton), several(*(torch.rand(3) + 0.1 for _ in range(5))), "while_loop")
 case(
-    "arithmetic on an int of the run",
+    "arithmetic on an int at run time",
     scripted(collatz),
     several(*(torch.tensor([k]) for k in (1, 2, 3, 6, 7))),
     "while_loop",

@@ -95,11 +95,11 @@ def collected(x):
     return torch.stack(out)
 
 
-case("int arithmetic of the run", scripted(arithmetic), INTS)
+case("int arithmetic at run time", scripted(arithmetic), INTS)
 case("powers are floats", scripted(powers), INTS)
-case("float arithmetic of the run", scripted(floats), FLOATS)
+case("float arithmetic at run time", scripted(floats), FLOATS)
 case("functions of math", scripted(functions), FLOATS, within=1e-14)
-case("bools of the run", scripted(bools), FLOATS)
+case("bools at run time", scripted(bools), FLOATS)
 case("rarer functions of math", scripted(rarer_functions), INTS, within=1e-14)
 case("text of names", scripted(written), FLOATS)
 case(
@@ -113,5 +113,5 @@ case(
 )
 case("functions of an open size", scripted(of_sizes), ROWS, within=1e-14, dynamic={"x": {0: "n"}})
 case("lists in place", scripted(lists), FLOATS)
-case("lists of numbers of the run", scripted(lists_of_the_run), FLOATS)
+case("lists of numbers at run time", scripted(lists_of_the_run), FLOATS)
 case("list that += extends", scripted(collected), FLOATS)

@@ -1,4 +1,4 @@
-"""Every script of the tests, ours beside torch's own converter, as one table.
+"""Every script of the tests, compared with torch's converter, as one table.
 
 python -m tests.frontend.torchscript.report --write docs/reports/torchscript.md
 """
@@ -26,7 +26,7 @@ from tests.frontend.torchscript.cases import CASES, Case
 
 FILES = (models, models_exits, models_numbers, models_dynamic_lists)  # they fill CASES
 
-_TITLE = """# TorchScript: ours beside torch's own converter
+_TITLE = """# TorchScript: compared with torch's converter
 
 Made by `make report-torchscript` with torch {version}. Each script is imported, verified, and run on five sets of
 arguments, the first of which is the example that it was imported with; its results must equal the script's, bit for
@@ -34,7 +34,7 @@ bit, those of quantized modules within 1e-6 and 1e-5 (a step of theirs is 3e-3),
 1e-5, and numbers that functions of math give within 1e-14. "Wrong" says on how many of the five the results differ.
 
 {ours} of {total} scripts equal. torch's converter (`torch._export.converter.TS2EPConverter`): {right} equal, {refused}
-refused, {wrong} wrong. A script whose loop or branch hangs on values keeps it as an operator: the third column counts
+refused, {wrong} wrong. A script whose loop or branch depends on values keeps it as an operator: the third column counts
 them.
 
 | script | ours | cond, while_loop | nodes | torch's converter |

@@ -190,7 +190,7 @@ def test_unrolled_on_request() -> None:
         *("loops with two exits", "named tuple returned inside a loop", "dict of lists returned inside a loop"),
         *("list of an open length", "unbind of an open dim", "list begun before the loop", "list filled backwards"),
         *("traced convolution net", "net optimized for inference"),
-        *("int arithmetic of the run", "float arithmetic of the run", "functions of math", "bools of the run"),
+        *("int arithmetic at run time", "float arithmetic at run time", "functions of math", "bools at run time"),
     ],
 )
 def test_down_the_road_and_to_native_code(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

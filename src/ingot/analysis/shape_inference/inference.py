@@ -76,11 +76,11 @@ class Inferred:
 
 
 def shapes_of(program: Program, inputs: Mapping[str, Spec] | None = None) -> Inferred:
-    """What is known of every value of a program.
+    """Infers dtype, device, rank and dims of every value of a program, for every call.
 
-    `inputs` says what arguments are like where it is not what the program was captured with: dims, each a number, a
-    name, an expression of names or None (unknown), or None for a rank that is unknown; see input_specs.py. Raises
-    ShapeError, with the user's line, where an operator cannot work on values of such types.
+    `inputs` maps argument names to shapes other than the captured ones: a tuple of dims, each a number, a name, an
+    expression of names, or None (unknown); None instead of a tuple is an unknown rank. Raises ShapeError, with the
+    user's line, if an operator rejects values of such types.
     """
     check_program(program, "shapes_of")
     types = argument_types(program, inputs)

@@ -46,7 +46,7 @@ _NONE_INPUT, _NONE_OUTPUT, _NONE_VALUE = Input(InputKind.LITERAL), Output(Output
 
 
 def from_exported(exported: ExportedProgram) -> Program:
-    """The program that torch.export captured. Raises ConversionError where ours has no word for something in it."""
+    """Converts torch.export's ExportedProgram to a Program. Raises ConversionError if a Program cannot express it."""
     if not isinstance(exported, ExportedProgram):
         raise ConversionError(
             format_error(
