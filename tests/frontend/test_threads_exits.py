@@ -206,6 +206,21 @@ def test_an_exception_in_forward(failure: type[BaseException]) -> None:
     _works_elsewhere()
 
 
+class Clumsy(nn.Module):
+    """Like torch's modes, which raise errors of their own when an interrupt keeps an inner one from ending."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        try:
+            raise KeyboardInterrupt
+        finally:
+            raise AssertionError("out of order")
+
+
+def test_an_interrupt_that_causes_another_error_is_an_interrupt() -> None:
+    with pytest.raises(KeyboardInterrupt):
+        ingot.capture(Clumsy(), (X,))
+
+
 def test_exceptions_in_several_threads() -> None:
     model = Everything()
     check = Check(model)

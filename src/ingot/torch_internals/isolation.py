@@ -355,7 +355,7 @@ def _undone(state: _State, body: Callable[[Region], T], modes: Callable[[], Call
             chain = list(_chain(failure))
             for one in chain:
                 _close_contexts(one.__traceback__)
-            interrupt = next((one for one in chain if not isinstance(one, Exception)), failure)
+            interrupt = next((one for one in chain if isinstance(one, KeyboardInterrupt)), failure)
             if interrupt is not failure:  # torch's modes, ending out of order, raised something else on its way
                 raise interrupt from None
             raise
