@@ -172,8 +172,13 @@ class WithEpilogue:
     as the op "accumulator"."""
 
     __slots__ = ()
+    dtype: str
     epilogue: Map
     origin: SourceLocation
+
+    def sums_shape(self) -> tuple[Size, Size]:
+        """The rows and columns of the sums at one point of the batch."""
+        raise NotImplementedError
 
     def batch_loops(self) -> tuple[Loop, ...]:
         """The outer loops of the epilogue that no row of the sums crosses."""
@@ -206,6 +211,10 @@ class StepGroup:
         """Buffers that live inside the group only."""
         return ()
 
+    def given_values(self) -> dict[str, str]:
+        """What the first member's epilogue may read beside its own sums: names of ops, with their dtypes."""
+        return {}
+
 
 @dataclass(frozen=True, slots=True)
 class MatrixView:
@@ -237,6 +246,9 @@ class Gemm(WithEpilogue):
     dtype: str
     epilogue: Map
     origin: SourceLocation = SourceLocation()
+
+    def sums_shape(self) -> tuple[Size, Size]:
+        return self.m, self.n
 
     def batch_loops(self) -> tuple[Loop, ...]:
         return self.batch
@@ -282,6 +294,9 @@ class Convolution(WithEpilogue):
     epilogue: Map
     origin: SourceLocation = SourceLocation()
 
+    def sums_shape(self) -> tuple[Size, Size]:
+        return product((self.images, *self.out_size)), self.out_channels
+
     def operand_buffers(self) -> set[str]:
         return {self.x.buffer, self.weight.buffer}
 
@@ -325,6 +340,9 @@ class Attention(WithEpilogue):
     tiles: BlockMask | None = None
     lse: Store | None = None
     top: Store | None = None
+
+    def sums_shape(self) -> tuple[Size, Size]:
+        return self.queries, self.values
 
     def batch_loops(self) -> tuple[Loop, ...]:
         return self.batch

@@ -14,7 +14,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-from ingot.lowering.index_expr import Size
+from ingot.lowering.index_expr import Size, product
 from ingot.lowering.loop_ir import Gemm, Loop, Map, MatrixView, SourceLocation, StepGroup, Stmt, WithEpilogue
 
 # What a product multiplies: numbers as the sums are, bfloat16 with bfloat16 summed in float32, or uint8 with int8
@@ -73,6 +73,9 @@ class PackedGemm(WithEpilogue):
     factors: OperandFormat = "same"
     codes: QuantizedLayout | None = None
 
+    def sums_shape(self) -> tuple[Size, Size]:
+        return self.m, self.n
+
     def batch_loops(self) -> tuple[Loop, ...]:
         return self.batch
 
@@ -121,6 +124,9 @@ class TiledConvolution(WithEpilogue):
     factors: OperandFormat = "same"
     outside: int = 0
 
+    def sums_shape(self) -> tuple[Size, Size]:
+        return product((self.images, *self.out_size)), self.out_channels
+
     def operand_buffers(self) -> set[str]:
         return {self.x, self.weight}
 
@@ -152,6 +158,9 @@ class DualGemm(StepGroup):
 
     def members(self) -> tuple[Stmt, ...]:
         return self.steps
+
+    def given_values(self) -> dict[str, str]:
+        return {"beside": self.steps[1].dtype}
 
 
 @dataclass(frozen=True, slots=True)

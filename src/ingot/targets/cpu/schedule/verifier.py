@@ -5,6 +5,7 @@ from __future__ import annotations
 from ingot.lowering.loop_ir import Convolution, Stmt
 from ingot.lowering.loop_ir_verifier import verify_module
 from ingot.lowering.loop_module import Module
+from ingot.lowering.verification.access_rules import Facts
 from ingot.targets.cpu.schedule.statements import DualGemm, PackedGemm
 
 
@@ -13,7 +14,7 @@ def verify_schedule(module: Module, after: str) -> None:
     verify_module(module, after, _find_fault)
 
 
-def _find_fault(step: Stmt) -> str | None:
+def _find_fault(step: Stmt, facts: Facts) -> str | None:
     if isinstance(step, PackedGemm) and step.factors != "same" and step.a.columns != 1:
         return f"rows of {step.factors} factors are not contiguous"
     if isinstance(step, DualGemm) and step.steps[1].epilogue.stores:
