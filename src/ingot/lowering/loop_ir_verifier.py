@@ -23,7 +23,7 @@ what is wrong with it, or nothing. One walk over the steps, linear in their numb
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Literal, TypeAlias
 
 from ingot.errors import ScheduleError, format_error
@@ -135,6 +135,7 @@ class _ModuleWalk:
             case WithEpilogue():
                 self.epilogue_step(step, given)
             case StepGroup():
+                self.fail(step, self.more(step, self.facts))  # a group that is not one has members that make no sense
                 self.own(step, step.local_buffers())
                 self.steps(step.members(), step.given_values())
             case ClassifyMaskBlocks():
@@ -155,8 +156,13 @@ class _ModuleWalk:
                 self.body(step, step.body, {})
             case If() | While() | For():
                 self.control_flow(step)
-        wrong = find_step_fault(step, self.facts) if self.full else None
-        wrong = wrong or self.more(step, self.facts)
+        if self.full:
+            self.fail(step, find_step_fault(step, self.facts))
+        if not isinstance(step, StepGroup):
+            self.fail(step, self.more(step, self.facts))
+
+    def fail(self, step: Stmt, wrong: str | None) -> None:
+        """Ends the walk where something is wrong."""
         if wrong is not None:
             raise _Invalid(f"{_spell(step)}: {wrong}")
 
@@ -229,9 +235,9 @@ class _ModuleWalk:
             if loop.variable in self.known:
                 raise _Invalid(f"{_spell(step)}: its loop {loop} has the name of a symbol that is in use around it")
         self.sizes(step, [loop.extent for loop in loops])
-        wrong = find_extent_fault(loops, self.facts) if self.full else _find_repeated_loop(loops)
-        if wrong is not None:
-            raise _Invalid(f"{_spell(step)}: {wrong}")
+        self.fail(step, _find_repeated_loop(loops))
+        if self.full:
+            self.fail(step, find_extent_fault(loops, self.facts))
 
     def sizes(self, step: Stmt, sizes: Iterable[Size]) -> None:
         for size in sizes:
@@ -282,11 +288,9 @@ class _ModuleWalk:
         if any(not 0 <= result < len(body.ops) for result in body.results):
             raise _Invalid(f"{_spell(step)}: its body has a result that is none of its operations")
         if self.full:
-            wrong = find_op_fault(body, self.module.buffers, given or {})
-            if wrong is None and 0 not in around.values():
-                wrong = self.facts.find_load_fault(body, around)
-            if wrong is not None:
-                raise _Invalid(f"{_spell(step)}: {wrong}")
+            self.fail(step, find_op_fault(body, self.module.buffers, given or {}))
+            if 0 not in around.values():
+                self.fail(step, self.facts.find_load_fault(body, around))
 
     def index(self, step: Stmt, index: Size, around: Around, places: int) -> None:
         """`places` is how many operations of the body come before: an index may name their values."""
@@ -295,9 +299,8 @@ class _ModuleWalk:
             value = isinstance(symbol, BodyValue) and symbol.place < places
             if not value and name not in around and name not in self.known:
                 raise _Invalid(f"{_spell(step)}: nothing gives {name} a value, in the index {index}")
-        wrong = find_range_fault(index, around) if self.full else None
-        if wrong is not None:
-            raise _Invalid(f"{_spell(step)}: {wrong}")
+        if self.full:
+            self.fail(step, find_range_fault(index, around))
 
     def stores(
         self, step: Stmt, body: Body, stores: Sequence[Store], around: Around, kinds: Sequence[str] = ()
@@ -308,11 +311,9 @@ class _ModuleWalk:
                 raise _Invalid(f"{_spell(step)}: it stores result {store.result}, of {len(body.results)}")
             self.index(step, store.index, around, len(body.ops))
             if self.full:
-                wrong = find_store_dtype_fault(store, body, kinds, self.facts)
-                if wrong is None and 0 not in around.values():
-                    wrong = self.facts.find_store_fault(store, around)
-                if wrong is not None:
-                    raise _Invalid(f"{_spell(step)}: {wrong}")
+                self.fail(step, find_store_dtype_fault(store, body, kinds, self.facts))
+                if 0 not in around.values():
+                    self.fail(step, self.facts.find_store_fault(store, around))
 
 
 def _find_repeated_loop(loops: Sequence[Loop]) -> str | None:

@@ -58,10 +58,6 @@ def loops_of(step: Stmt) -> tuple[Loop, ...]:
 
 
 def find_extent_fault(loops: Sequence[Loop], facts: Facts) -> str | None:
-    names = [loop.variable for loop in loops]
-    twice = [name for name in names if names.count(name) > 1]
-    if twice:
-        return f"two of its loops have the variable {twice[0]}"
     for loop in loops:
         if facts.surely_negative(loop.extent):
             return f"its loop {loop} has a negative extent"
@@ -86,10 +82,12 @@ def _check_epilogue(step: WithEpilogue, facts: Facts) -> str | None:
     (rows, columns), loops = step.sums_shape(), step.epilogue.loops
     if not loops or facts.surely_differ(loops[-1].extent, columns):
         return f"the last loop of its epilogue is {loops[-1] if loops else 'missing'}, for {columns} columns"
-    points = product([loop.extent for loop in loops[:-1]])
-    needed = product([loop.extent for loop in step.batch_loops()]) * rows
-    if facts.surely_differ(points, needed):
-        return f"the loops of its epilogue have {points} rows, and its sums {needed}"
+    batch = step.batch_loops()
+    if loops[: len(batch)] != batch:
+        return f"the outer loops of its epilogue are not those of its batch, ({', '.join(map(str, batch))})"
+    points = product([loop.extent for loop in loops[len(batch) : -1]])
+    if facts.surely_differ(points, rows):
+        return f"the loops of its epilogue have {points} rows, and its sums {rows}"
     return None
 
 
