@@ -1,6 +1,7 @@
 """Every run draws the same random numbers, whatever tests are chosen and however they are shared out: what fails here
 fails everywhere. Other numbers are the business of the long suites, which say which seeds they used."""
 
+import os
 import random
 import zlib
 from collections.abc import Iterator
@@ -10,6 +11,9 @@ import pytest
 import torch
 
 from ingot import torch_internals as internals
+
+# Modules are verified in full after each scheduling pass, in processes that tests start too.
+os.environ.setdefault("INGOT_CHECK", "1")
 
 
 def _seed(name: str) -> None:

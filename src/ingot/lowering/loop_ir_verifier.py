@@ -9,7 +9,7 @@
     bodies     operands and masks are earlier operations, and so are the values that an index names
     stores     a store writes a result that its body has
 
-Those are the rules of `check="structure"`, which always run. With `check="full"` there are, besides (verification/):
+Those rules always run. A `full` verification has these besides (verification/):
 
     dtypes     of operands, results, masks and stores, one rule per kind of operation
     extents    none is negative; the loops of an epilogue visit the rows and columns of its sums
@@ -24,7 +24,7 @@ what is wrong with it, or nothing. One walk over the steps, linear in their numb
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Literal, TypeAlias
+from typing import TypeAlias
 
 from ingot.errors import ScheduleError, format_error
 from ingot.lowering.dependence import reads_and_writes
@@ -64,8 +64,6 @@ from ingot.lowering.verification.step_rules import (
     state_dtypes,
 )
 
-# How much is checked: what every schedule is checked for, or all that is known to be wrong ahead of the run.
-Depth: TypeAlias = Literal["structure", "full"]
 # Says what is wrong with a step of a target, or nothing.
 StepRule: TypeAlias = Callable[[Stmt, Facts], str | None]
 
@@ -73,10 +71,10 @@ StepRule: TypeAlias = Callable[[Stmt, Facts], str | None]
 _GIVEN = ("input", "weight", "state")
 
 
-def verify_module(module: Module, after: str, more: StepRule = lambda step, facts: None, check: Depth = "full") -> None:
+def verify_module(module: Module, after: str, more: StepRule = lambda step, facts: None, *, full: bool = True) -> None:
     """Raises ScheduleError, which names the scheduling pass `after`, where the module is not well formed."""
     try:
-        _ModuleWalk(module, more, check == "full").run()
+        _ModuleWalk(module, more, full).run()
     except _Invalid as error:
         raise ScheduleError(
             format_error(

@@ -7,7 +7,7 @@ from typing import Any
 
 from ingot.lowering.index_expr import Size, product
 from ingot.lowering.loop_ir import Convolution, Stmt
-from ingot.lowering.loop_ir_verifier import Depth, verify_module
+from ingot.lowering.loop_ir_verifier import verify_module
 from ingot.lowering.loop_module import Module
 from ingot.lowering.verification.access_rules import Facts
 from ingot.lowering.verification.step_rules import extents
@@ -30,15 +30,15 @@ _RHS_STORAGE: dict[OperandFormat, str] = {"bfloat16": "bfloat16", "int8": "int8"
 _WORD = 32
 
 
-def verify_schedule(module: Module, after: str, check: Depth = "full") -> None:
+def verify_schedule(module: Module, after: str, *, full: bool = True) -> None:
     """Raises ScheduleError, which names the scheduling pass `after`, where the module is not well formed."""
-    rules = _RULES if check == "full" else _STRUCTURE
+    rules = _RULES if full else _STRUCTURE
 
     def find_fault(step: Stmt, facts: Facts) -> str | None:
         rule = rules.get(type(step))
         return None if rule is None else rule(step, facts)
 
-    verify_module(module, after, find_fault, check)
+    verify_module(module, after, find_fault, full=full)
 
 
 def _check_packed_gemm(step: PackedGemm, facts: Facts) -> str | None:
