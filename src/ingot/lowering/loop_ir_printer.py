@@ -158,10 +158,9 @@ def _format_argument(argument: Argument) -> str:
 def _format_symbol(name: str, source: SymbolSource, inputs: Sequence[Argument]) -> str:
     given = inputs[source.place].name if source.place < len(inputs) else f"input {source.place}"
     value = given if source.dim < 0 else f"dim {source.dim} of {given}"
-    if (source.slope, source.offset) != (1, 0):
-        value = f"{name} where {format_size(symbol(name) * source.slope + source.offset)} is {value}"
+    line = format_size(symbol(name) * source.slope + source.offset)
     above = f" <= {source.high}" if source.high is not None else ""
-    return f"symbol {name} = {value}, {source.low} <= {name}{above}  // {source.name}"
+    return f"symbol {line} = {value}, {source.low} <= {name}{above}  // {source.name}"
 
 
 def _format_weight(weight: PackedWeight | None) -> str:
