@@ -2,11 +2,12 @@
 
     PackedGemm(…, b, factors, codes)    a product with a weight that is packed in panels of columns
     TiledConvolution(…, algorithm)      a convolution with a packed weight, by one of three algorithms
-    Siblings(steps)                     packed products of the same rows and sizes, task by task
-    Pair(steps)                         two products or convolutions, both of whose sums one epilogue reads
-    Strips(images, steps, …)            products and convolutions, a strip of lines at a time
+    GemmGroup(steps)                    packed products of the same rows and sizes, task by task
+    DualGemm(steps)                     two products or convolutions, both of whose sums one epilogue reads
+    StripMined(images, steps, …)        products and convolutions, a strip of lines at a time
 
-How a packed weight is made of the model's own is its layout: see weight_layouts.py.
+The loop IR's printer prints them by their fields, `packed_gemm m=… { … }`; verifier.py has their rules. How a packed
+weight is made of the model's own is its layout: see weight_layouts.py.
 """
 
 from __future__ import annotations
