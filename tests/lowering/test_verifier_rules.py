@@ -42,6 +42,7 @@ from ingot.lowering.loop_ir import (
     Op,
     Reduce,
     Scan,
+    Scatter,
     Stmt,
     Store,
     StridedView,
@@ -379,6 +380,22 @@ BAD: dict[str, tuple[tuple[Stmt, ...], str]] = {
     "tiles outside": (
         (BLOCKS, replace(ATTENTION, mask=BLOCKS.mask, tiles=BlockMask("tiles", 1, 1))),
         "the tiles of its mask begin outside tiles",
+    ),
+    "mask that reads outside": (
+        (replace(BLOCKS, mask=body(load("places", symbol("i") + 1, "int64"), Op("eq", (0, 0), "bool"))),),
+        "%0 reads places[1 + i], which is outside its 4 elements, at i = 3",
+    ),
+    "batch of tiles": (
+        (replace(BLOCKS, batch=(Loop("i0", 1), Loop("i0", 1))),),
+        "two of its loops have the variable i0",
+    ),
+    "table of a gradient": (
+        (replace(BACKWARD, scatter=(Scatter(PLACE, Store("s", value_symbol(0, below=4) + 32, 1, "add")),)),),
+        "it writes s[32 + v0], which is outside its 32 elements",
+    ),
+    "value of a table": (
+        (replace(BACKWARD, scatter=(Scatter(PLACE, Store("s", value_symbol(1, below=4), 1, "add")),)),),
+        "nothing gives v1 a value",
     ),
     "too few tiles": ((replace(BLOCKS, high=2),), "tiles has 1 elements, and 2 are needed"),
     "tiles written as floats": ((replace(BLOCKS, buffer="t"),), "it writes t, which holds float32 and not uint8"),

@@ -137,7 +137,8 @@ class _ModuleWalk:
                 self.own(step, step.local_buffers())
                 self.steps(step.members(), step.given_values())
             case ClassifyMaskBlocks():
-                self.pair_body(step, step.mask, step.batch, {})
+                self.loops(step, step.batch)
+                self.pair_body(step, step.mask, step.batch, {}, step.queries, step.keys)
                 self.writes(step, (step.buffer,))
             case AttentionBackward():
                 self.backward(step)
@@ -189,10 +190,16 @@ class _ModuleWalk:
     def backward(self, step: AttentionBackward) -> None:
         read, written = reads_and_writes(step)
         self.reads(step, read)
+        self.loops(step, step.batch)
         given = {"accumulator": step.dtype, "gradient": step.dtype}
         for body in (step.body, step.masked, *(scatter.body for scatter in step.scatter)):
             if body is not None:
                 self.pair_body(step, body, step.batch, given, step.queries, step.keys)
+        around: Around = {**extents(step.batch), "i": step.queries, "j": step.keys, "part": step.parts}
+        for scatter in step.scatter:
+            self.index(step, scatter.store.index, around, len(scatter.body.ops))
+            if self.full:
+                self.fail(step, self.facts.find_store_fault(scatter.store, around))
         self.writes(step, sorted(written))
 
     def scan(self, step: Scan) -> None:
@@ -265,11 +272,9 @@ class _ModuleWalk:
                 raise _Invalid(f"{_spell(step)}: it writes {name}, which is read-only (kind {kind!r})")
             self.written.add(name)
 
-    def pair_body(
-        self, step: Stmt, body: Body, batch: Sequence[Loop], given: Given, queries: Size | None = None,
-        keys: Size | None = None,
-    ) -> None:  # fmt: skip
+    def pair_body(self, step: Stmt, body: Body, batch: Sequence[Loop], given: Given, queries: Size, keys: Size) -> None:
         """A body that a kernel evaluates for each pair of a query and a key."""
+        self.sizes(step, (queries, keys))
         self.body(step, body, {**extents(batch), "i": queries, "j": keys, "part": None}, given)
 
     def body(self, step: Stmt, body: Body, around: Around, given: Given | None = None) -> None:
