@@ -1,15 +1,24 @@
 """Every run draws the same random numbers, whatever tests are chosen and however they are shared out: what fails here
 fails everywhere. Other numbers are the business of the long suites, which say which seeds they used."""
 
+import os
 import random
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
 from ingot import torch_internals as internals
+
+# Modules are verified in full after each scheduling pass, in processes that tests start too.
+os.environ.setdefault("INGOT_CHECK", "1")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--update-golden", action="store_true", help="write golden files anew instead of comparing")
 
 
 def _seed(name: str) -> None:
@@ -33,3 +42,19 @@ def _modes_kept() -> Iterator[None]:
     """A module that torch.export made leaves grad mode and autocast as they are where a check inside it fails."""
     with internals.modes_restored():
         yield
+
+
+@pytest.fixture
+def golden(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
+    """Compares a text with the file golden/NAME.txt beside the test. `pytest --update-golden` writes the files of the
+    tests that run; read the difference before you commit it."""
+
+    def compare(name: str, text: str) -> None:
+        path = Path(request.path).parent / "golden" / f"{name.replace(' ', '_')}.txt"
+        if request.config.getoption("--update-golden"):
+            path.parent.mkdir(exist_ok=True)
+            path.write_text(text, encoding="utf-8")
+        assert path.exists(), f"{path} is missing: run this test with --update-golden"
+        assert text == path.read_text(encoding="utf-8")
+
+    return compare

@@ -19,14 +19,16 @@ def test_everything_given() -> None:
         "INGOT_CACHE_DIR": "/some/folder",
         "INGOT_DISABLE_CACHE": "1",
         "CC": " ccache gcc",
+        "INGOT_CHECK": "1",
     }
-    expected = Settings(("capture", "passes"), Path("/some/folder"), True, "ccache gcc")
+    expected = Settings(("capture", "passes"), Path("/some/folder"), True, "ccache gcc", check=True)
     assert Settings.from_environment(given) == expected
 
 
 @pytest.mark.parametrize(("text", "disabled"), [("", False), ("0", False), ("False", False), ("yes", True)])
 def test_switches(text: str, disabled: bool) -> None:
     assert Settings.from_environment({"INGOT_DISABLE_CACHE": text}).disable_cache is disabled
+    assert Settings.from_environment({"INGOT_CHECK": text}).check is disabled
 
 
 def test_the_process_is_the_default(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,6 +5,8 @@ INGOT_CACHE_DIR       where compiled models are kept; the user's cache folder wh
                       the user, and nobody else may write to it
 INGOT_DISABLE_CACHE   anything but "", "0", "false", "no" and "off" keeps Ingot from reading or writing it
 INGOT_DISABLE_PASSES  optional passes that compile leaves out, as names with commas between them: "pairs,strips"
+INGOT_CHECK           anything but "", "0", "false", "no" and "off" verifies dtypes, extents and accesses of the loop IR
+                      after each scheduling pass, beside its structure, which is verified in any case
 CC                    the C compiler, with arguments if need be ("ccache gcc"); one that is found where it is not given
 """
 
@@ -34,6 +36,7 @@ class Settings:
     disable_cache: bool
     compiler: str = ""
     disabled_passes: tuple[str, ...] = ()
+    check: bool = False
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] | None = None) -> Settings:
@@ -46,6 +49,7 @@ class Settings:
             disable_cache=given.get("INGOT_DISABLE_CACHE", "").strip().lower() not in _OFF,
             compiler=given.get("CC", "").strip(),
             disabled_passes=_names(given.get("INGOT_DISABLE_PASSES", "")),
+            check=given.get("INGOT_CHECK", "").strip().lower() not in _OFF,
         )
 
 

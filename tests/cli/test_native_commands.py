@@ -48,15 +48,18 @@ def compiled(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_compile_prints_a_summary(tmp_path: Path) -> None:
-    file, source = tmp_path / "m.ingot", tmp_path / "m.c"
+    file, source, loops = tmp_path / "m.ingot", tmp_path / "m.c", tmp_path / "m.txt"
     result = run(
-        "compile", factory("net"), "-o", str(file), "--source", str(source), "--dynamic", "x:0=batch", "--threads", "1"
-    )
+        "compile", factory("net"), "-o", str(file), "--source", str(source), "--dynamic", "x:0=batch", "--threads", "1",
+        "--loop-ir", str(loops),
+    )  # fmt: skip
     assert result.exit_code == 0, result.stderr
     for text in ("x: float32[batch, 4]", "kernels", "lines of C", str(file), "largest difference", "capture", "cc "):
         assert text in result.stdout
     assert "prints this" not in result.stdout
     assert "ingot_run" in source.read_text()
+    assert "symbol n0 = dim 0 of x" in loops.read_text() and "packed_gemm m=n0 " in loops.read_text()
+    assert str(loops) in result.stdout
     with ingot_runtime.load(file) as model:
         assert model.self_test() < 1e-4
         assert [output.name for output in model.spec.outputs] == ["0", "1"]

@@ -14,6 +14,7 @@ from ingot.errors import UnsupportedOperator
 from ingot.lowering.index_expr import symbol
 from ingot.lowering.loop_body import BodyBuilder, find_used, prune, reads, rewrite
 from ingot.lowering.loop_ir import Body, Load, Map, Op
+from ingot.lowering.loop_ir_printer import print_body
 from tests.lowering.python_handler import OPERATIONS, run
 from tests.support.pipeline_fixtures import lowered
 
@@ -54,13 +55,13 @@ def test_what_no_result_needs_is_pruned_and_checks_stay() -> None:
     lost = ops.checked(ops.load("places", I + 1, "int64"), 5)
     body = ops.finish([ops.load("x", place, "float32")])
     assert unused < len(ops.ops) and lost is not None
-    assert str(body) == (
-        "%0 = load(places[i0]): int64\n"
-        "%1 = check(%0, 8): int64\n"
-        "%2 = load(places[1 + i0]): int64\n"
-        "%3 = check(%2, 5): int64\n"
-        "%4 = load(x[v1]): float32\n"
-        "return %4"
+    assert print_body(body) == (
+        "%0 = load places[i0]: int64\n"
+        "%1 = check %0, below 8: int64\n"
+        "%2 = load places[i0 + 1]: int64\n"
+        "%3 = check %2, below 5: int64\n"
+        "%4 = load x[%1]: float32\n"
+        "yield %4\n"
     )
     assert prune(body) is body
     assert find_used(body) == {0, 1, 2, 4}
@@ -185,7 +186,9 @@ def test_symbolic_integers_are_values_of_a_body() -> None:
 
 def test_replaying_names_every_operation_that_ran() -> None:
     step = only_map(lambda x: torch.exp(-x) * torch.exp(-x), scalars(0.5))
-    assert [op.name for op in step.body.ops] == ["load", "neg", "exp", "mul"]
+    assert print_body(step.body) == (
+        "%0 = load i0[0]: float32\n%1 = neg %0: float32\n%2 = exp %1: float32\n%3 = mul %2, %2: float32\nyield %3\n"
+    )
     assert set(OPERATIONS) >= {"neg", "exp", "mul"}
 
 

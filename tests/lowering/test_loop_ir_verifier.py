@@ -9,14 +9,16 @@ import torch
 from torch import nn
 
 from ingot.errors import ScheduleError
-from ingot.lowering.loop_ir import Body, LoopNest, Map, Stmt, Store
+from ingot.lowering.loop_ir import Body, Load, LoopNest, Map, Stmt, Store
 from ingot.lowering.loop_module import Module
 from ingot.targets.cpu.schedule import pipeline as schedules
 from ingot.targets.cpu.schedule.pipeline import SCHEDULE, schedule
 from ingot.targets.cpu.schedule.statements import DualGemm, PackedGemm
 from ingot.targets.cpu.schedule.verifier import verify_schedule
 from ingot.targets.cpu.target import CPU
+from tests.support.kernel_models import CASES, model_of
 from tests.support.pipeline_fixtures import lowered
+from tests.support.source_hashes import everything
 
 
 class Chain(nn.Module):
@@ -114,6 +116,49 @@ def test_the_faulty_pass_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     schedule(module, {"strips"})
 
 
+def test_everything_is_verified_where_checking_is_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A load outside its buffer is found with `check`, or where the environment asks for it."""
+
+    def shift_loads(module: Module) -> Module:
+        steps = []
+        for step in module.steps:
+            if isinstance(step, PackedGemm):
+                ops = [
+                    replace(op, attribute=replace(op.attribute, index=op.attribute.index + 1))
+                    if isinstance(op.attribute, Load)
+                    else op
+                    for op in step.epilogue.body.ops
+                ]
+                step = replace(step, epilogue=replace(step.epilogue, body=replace(step.epilogue.body, ops=tuple(ops))))
+            steps.append(step)
+        return replace(module, steps=tuple(steps))
+
+    faulty = tuple((name, shift_loads if name == "loop_order" else run) for name, run in SCHEDULE)
+    monkeypatch.setattr(schedules, "SCHEDULE", faulty)
+    module = chain(fused=False)
+    monkeypatch.setenv("INGOT_CHECK", "")
+    schedule(module)
+    said = "scheduling pass 'loop_order'(.|\n)*which is outside its 16 elements, at i1 = 15"
+    with pytest.raises(ScheduleError, match=said):
+        schedule(module, check="structure")
+    monkeypatch.setenv("INGOT_CHECK", "1")
+    with pytest.raises(ScheduleError, match=said):
+        schedule(module)
+
+
+def test_a_pass_that_changes_nothing_is_not_verified_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[str] = []
+
+    def record(module: Module, after: str, *, full: bool) -> None:
+        seen.append(after)
+
+    monkeypatch.setattr(schedules, "verify_schedule", record)
+    module = chain(fused=False)
+    schedule(module)
+    assert seen[0] == "lower" and "row_fusion" in seen
+    assert "strips" not in seen and "pairs" not in seen, "there is nothing for them to do"
+
+
 def test_control_flow() -> None:
     def branches(x: torch.Tensor) -> torch.Tensor:
         y = torch.cond(x.sum() > 0, lambda a: (a.sin() + 1).cos(), lambda a: a * 2, (x,))
@@ -134,6 +179,38 @@ def test_control_flow() -> None:
         _, module = lowered(f, (torch.randn(4, 4),), fused=False)
         verify_schedule(module, "lower")
         schedule(module)
+
+
+def check_items(prefix: str, every: int) -> int:
+    """Schedules items of source_hashes, verifying them in full after each pass; returns how many there were."""
+    count = 0
+    for number, item in enumerate(everything([prefix])):
+        if number % every == 0:
+            for program in item.programs():
+                disabled = item.options.get("disabled", ())
+                module = CPU.lower(program, item.options.get("precision", "float32"), disabled)
+                schedule(module, disabled, check="structure")
+                count += 1
+    return count
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_models_of_every_kernel_hold(name: str) -> None:
+    case = CASES[name]
+    _, module = lowered(model_of(name), case.args(), dynamic_shapes=case.dynamic_shapes, fused=False)
+    schedule(module, check="structure")
+
+
+def test_a_sample_of_models_holds() -> None:
+    assert check_items("small", 29) > 12
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "part", ["small:convolution", "small:products", "small:integers", "small:weights", "small:scan"]
+)
+def test_many_models_hold(part: str) -> None:
+    assert check_items(part, 1) > 10
 
 
 def test_lowering_is_verified_too() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -10,9 +10,13 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from ingot.lowering.loop_ir import Attention, Gemm, LoopNest, Map, Reduce, Stmt
+from ingot.lowering.index_expr import symbol
+from ingot.lowering.loop_body import BodyBuilder
+from ingot.lowering.loop_ir import Buffer, Loop, Map, Store
+from ingot.lowering.loop_ir_printer import print_steps
 from ingot.lowering.loop_module import Module
-from ingot.targets.cpu.schedule.statements import PackedGemm, TiledConvolution
+from ingot.targets.cpu.schedule.statements import TiledConvolution
+from tests.support.pass_texts import print_pass
 from tests.support.pipeline_fixtures import assemble, lowered
 
 X = torch.Tensor
@@ -22,31 +26,8 @@ def x(*shape: int) -> X:
     return torch.randn(shape, generator=torch.Generator().manual_seed(0))
 
 
-def spelled(module: Module) -> list[str]:
-    return [_spelled(step) for step in module.steps]
-
-
-def _spelled(step: Stmt) -> str:
-    def loops(of: Sequence[Any]) -> str:
-        return " × ".join(str(loop.extent) for loop in of) or "1"
-
-    match step:
-        case Map():
-            return f"Map {loops(step.loops)}: {_ops(step)}"
-        case Reduce():
-            return f"Reduce {loops(step.loops)} over {loops(step.over)}: {_ops(step)} → {' '.join(step.kinds)}"
-        case LoopNest():
-            inner = "; ".join(_spelled(s) for s in step.steps)
-            return f"Nest {loops(step.outer)}, {len(step.local)} local [{inner}]"
-        case Gemm() | PackedGemm():
-            return f"{type(step).__name__} {step.m}×{step.n}×{step.k}: {_ops(step.epilogue)}"
-        case TiledConvolution() | Attention():
-            return f"{type(step).__name__}: {_ops(step.epilogue)}"
-    return type(step).__name__
-
-
-def _ops(step: Map | Reduce) -> str:
-    return " ".join(op.name for op in step.body.ops if op.name not in ("load", "const", "index"))
+def text_of(module: Module) -> str:
+    return print_steps(module.steps, locations=False)
 
 
 def layer_norm(a: X, w: X, b: X) -> X:
@@ -92,55 +73,28 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[X, ...]]] = {
 }
 
 
-def steps_of(name: str) -> list[str]:
+@pytest.mark.parametrize("name", CASES)
+def test_what_is_fused(name: str, golden: Callable[[str, str], None]) -> None:
+    """Softmax, layer norm and a residual with its norm are one nest each, a linear layer and its activation are one
+    product, which stores twice where two read it. A reader in reverse order stays apart; memory that is written across
+    is written in blocks; a loop that fills no vector is not the innermost."""
     f, args = CASES[name]
-    return spelled(lowered(f, args)[1])
-
-
-def test_softmax_is_one_nest() -> None:
-    (step,) = steps_of("softmax")
-    assert step.startswith("Nest 20, ")
-    assert step.count("Reduce") == 2 and "→ max" in step and "→ sum" in step
-
-
-def test_layer_norm_is_one_nest() -> None:
-    (step,) = steps_of("layer norm")
-    assert step.startswith("Nest 20, ")
-    assert "Map 20 × 64" in step
-
-
-def test_a_linear_layer_and_its_activation_are_one_product() -> None:
-    assert steps_of("linear and gelu") == ["Gemm 20×96×64: accumulator add mul mul erf add mul"]
-
-
-def test_a_residual_and_the_norm_behind_it_are_one_nest() -> None:
-    product, norm = steps_of("residual")
-    assert product == "Gemm 20×64×64: accumulator add"
-    assert norm.startswith("Nest 20, ")
-
-
-def test_a_product_with_two_users_stores_both_from_its_tile() -> None:
-    f, args = CASES["two users"]
-    (step,) = lowered(f, args)[1].steps
-    assert isinstance(step, Gemm)
-    assert len(step.epilogue.stores) == 2
-
-
-def test_no_fusion_when_consumer_order_differs() -> None:
-    assert len(steps_of("reversed reader")) == 2
+    golden(f"fusion {name}", text_of(lowered(f, args)[1]))
 
 
 def test_contiguous_loops_are_collapsed() -> None:
-    (step,) = spelled(lowered(lambda a: torch.sin(a) + 1, (x(3, 5, 7),))[1])
-    assert step == "Map 105: sin add"
-
-
-def test_memory_that_is_written_across_is_written_in_blocks() -> None:
-    assert steps_of("across") == ["Map 4 × 49 × 16: add"]
-
-
-def test_a_loop_that_fills_no_vector_is_not_the_innermost() -> None:
-    assert steps_of("three channels last") == ["Map 3 × 400: mul"]
+    assert (
+        text_of(lowered(lambda a: torch.sin(a) + 1, (x(3, 5, 7),))[1])
+        == """\
+map (i0 < 105) {
+  %0 = load i0[i0]: float32
+  %1 = sin %0: float32
+  %2 = const 1.0: float32
+  %3 = add %1, %2: float32
+  store o1[i0] = %3
+}
+"""
+    )
 
 
 def test_dead_steps_are_left_out() -> None:
@@ -149,10 +103,20 @@ def test_dead_steps_are_left_out() -> None:
         b[:2] = 0
         return a * 2
 
-    assert spelled(lowered(f, (x(5, 7),))[1]) == ["Map 35: mul"]
+    assert (
+        text_of(lowered(f, (x(5, 7),))[1])
+        == """\
+map (i0 < 35) {
+  %0 = load i0[i0]: float32
+  %1 = const 2.0: float32
+  %2 = mul %0, %1: float32
+  store o1[i0] = %2
+}
+"""
+    )
 
 
-def test_a_convolution_takes_its_batch_norm_and_activation() -> None:
+def test_a_convolution_takes_its_batch_norm_and_activation(golden: Callable[[str, str], None]) -> None:
     class Model(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -161,8 +125,39 @@ def test_a_convolution_takes_its_batch_norm_and_activation() -> None:
         def forward(self, a: X) -> X:
             return self.next(torch.relu(self.norm(self.conv(a))))
 
-    steps = [s for s in spelled(lowered(Model().eval(), (x(1, 8, 9, 9),))[1]) if "TiledConvolution" in s]
-    assert steps == ["TiledConvolution: accumulator add relu", "TiledConvolution: accumulator add"]
+    steps = lowered(Model().eval(), (x(1, 8, 9, 9),))[1].steps
+    convolutions = [step for step in steps if isinstance(step, TiledConvolution)]
+    golden("fusion convolutions", print_steps(convolutions, locations=False))
+
+
+# A small module for each pass of fusion, on which it has something to do.
+PASSES: dict[str, tuple[Callable[..., Any], tuple[X, ...]]] = {
+    "epilogue_fusion": (lambda a, b: torch.relu(a @ b) + 1, (x(4, 6), x(6, 5))),
+    "map_fusion": (lambda a: (torch.exp(a), torch.exp(a).sum(0), torch.exp(a) * a), (x(4, 6),)),
+    "row_fusion": (softmax, (x(20, 6),)),
+    "loop_collapse": (lambda a: a.flip(0) + 1, (x(3, 4, 5),)),
+}
+
+
+def test_dead_steps_and_stores_as_text(golden: Callable[[str, str], None]) -> None:
+    """A step whose results nobody reads goes; one of which somebody reads a part keeps that part."""
+
+    def write(*names: str) -> Map:
+        ops, place = BodyBuilder(), symbol("i0", below=6)
+        value = ops.load("x", place, "float32")
+        results = [ops.call(name, value) for name in ("sin", "cos")[: len(names)]]
+        return Map((Loop("i0", 6),), ops.finish(results), tuple(Store(n, place, i) for i, n in enumerate(names)))
+
+    kinds = {"x": "input", "t": "temporary", "u": "temporary", "y": "output"}
+    buffers = {name: Buffer(name, "float32", (6,), kind) for name, kind in kinds.items()}
+    module = Module(buffers, (write("t"), write("u", "y")), (), (), (), {})
+    golden("pass dead_steps", print_pass(module, "dead_steps"))
+
+
+@pytest.mark.parametrize("name", PASSES)
+def test_each_pass_of_fusion(name: str, golden: Callable[[str, str], None]) -> None:
+    f, args = PASSES[name]
+    golden(f"pass {name}", print_pass(lowered(f, args, fused=False)[1], name))
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -181,4 +176,4 @@ def test_fusing_again_changes_nothing() -> None:
 
     for f, args in CASES.values():
         module = lowered(f, args)[1]
-        assert spelled(fuse(module, FUSION_LIMITS)) == spelled(module)
+        assert text_of(fuse(module, FUSION_LIMITS)) == text_of(module)

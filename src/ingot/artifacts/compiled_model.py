@@ -3,6 +3,7 @@
 compiled = ingot.compile(model, args)
 compiled(*args)              the model's own call
 compiled.source              the C text
+compiled.loop_ir             the loops that it was written from, as text
 compiled.save("m.ingot")     a file that `ingot_runtime` runs without torch
 """
 
@@ -26,6 +27,7 @@ from ingot.ir.program import Program
 from ingot.ir.pytree import flatten, unflatten
 from ingot.ir.signature import InputKind, OutputKind
 from ingot.lowering.index_expr import Expr, Size, substitute
+from ingot.lowering.loop_ir_printer import print_module
 from ingot.lowering.loop_module import Module, Precision, SymbolSource
 from ingot.serialization.program_file import pack
 from ingot.targets.cpu.build.compile_process import save_failed
@@ -83,6 +85,11 @@ class CompiledModel(Uncopied):
     def source(self) -> str:
         """The C text that was compiled."""
         return self._source.text
+
+    @property
+    def loop_ir(self) -> str:
+        """The scheduled loops as text, as `ingot.lowering.loop_ir` has its grammar."""
+        return print_module(self._module)
 
     @property
     def precision(self) -> Precision:

@@ -49,6 +49,7 @@ def run(
         bool, typer.Option("--program", help="Save the program as well, to compile it elsewhere; twice the size.")
     ] = False,
     source: Annotated[Path | None, typer.Option("--source", help="Write the C text to this file.")] = None,
+    loop_ir: Annotated[Path | None, typer.Option("--loop-ir", help="Write the scheduled loops to this file.")] = None,
     check: Annotated[bool, typer.Option(help="Run the example through the saved file, and compare with torch.")] = True,
     as_json: AsJson = False,
     debug: Debug = False,
@@ -73,6 +74,8 @@ def run(
     )
     if source is not None:
         write_file(source, compiled.source, "the C source")
+    if loop_ir is not None:
+        write_file(loop_ir, compiled.loop_ir, "the loops")
     difference = None
     if output is not None:
         with stages("save", f"saving {output}"):
@@ -93,6 +96,7 @@ def run(
         "dims": [str(symbol) for symbol in compiled.model.spec.symbols.values()],
         "largest_difference": difference,
         "source": None if source is None else str(source),
+        "loop_ir": None if loop_ir is None else str(loop_ir),
         "file": None if output is None else {"path": str(output), "bytes": output.stat().st_size},
         "seconds": stages.seconds,
     }
@@ -156,6 +160,8 @@ def _summary(data: dict[str, Any], check: bool) -> Table:
     rows.append(("weights", human(data["weight_bytes"], "B") + multiplied))
     if data["source"] is not None:
         rows.append(("source", data["source"]))
+    if data["loop_ir"] is not None:
+        rows.append(("loops", data["loop_ir"]))
     if data["file"] is not None:
         rows.append(("saved", f"{data['file']['path']} ({human(data['file']['bytes'], 'B')})"))
         rows.append(("checked", _format_check(data["largest_difference"], check)))

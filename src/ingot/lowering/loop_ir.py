@@ -1,24 +1,40 @@
 """The loop-level IR: what a program is between its FX graph and its C text.
 
-    module  ::= Module(buffers, steps, inputs, outputs, symbols)   (loop_module.py)
+    module  ::= Module(buffers, steps, inputs, outputs, weights, symbols)   (loop_module.py)
     step    ::= Map(loops, body, stores)                 body at every point of the loops
               | Reduce(loops, over, kinds, body, stores) one accumulator a result of the body, at every point of loops
-              | LoopNest(outer, steps)                   Maps and Reduces that share their outer loops, in order
+              | LoopNest(outer, steps, local)            Maps and Reduces that share their outer loops, in order
               | Gemm(batch, m, n, k, a, b, epilogue)     matrix products, with a Map as their epilogue
               | Convolution(…, epilogue)                 the same over windows
               | Attention(…, score, mask, epilogue)      softmax(score(q · k) where mask) · v, never the whole of it
               | ClassifyMaskBlocks(…, mask)              which blocks of a mask hold anything
-              | AttentionBackward(…, joint)              the same tiles again, for dq, or for dk and dv
+              | AttentionBackward(…, body)               the same tiles again, for dq, or for dk and dv
               | Scan(loops, over, start, body, stores)   a state carried along one loop
-              | ExternKernel(name, operands, attributes) a hand-written kernel: sort, scan, …
+              | ExternKernel(name, reads, writes, …)     a hand-written kernel: sort, cumulative sum, …
               | BindSymbol(symbol, body)                 a data-dependent size
               | Assert(body, message)                    the run fails with the message unless the value is true
-              | If(condition, then, otherwise) | While(condition steps, condition, steps) | For(loop, steps)
+              | If(condition, then, otherwise) | While(test, condition, steps) | For(loop, steps)
     loop    ::= Loop(variable, extent)
-    store   ::= Store(buffer, index, result)             result: which of the body's results; or accumulates into it
+    store   ::= Store(buffer, index, result, mode)       result: which of the body's results; or accumulates into it
     body    ::= Body(ops, results)                       scalar operations in order; operands are places of earlier
     op      ::= load buffer[index] (if mask)             index is an Expr over loop variables, sizes and earlier values
               | const value | index expr | cast x | check index | draw | <name of a scalar operation> operands …
+
+As text (loop_ir_printer.py; `compiled.loop_ir`), a step in { } has what is inside it, and // where it comes from:
+
+    module  ::= module { input… output… symbol… buffer… step… }
+    buffer  ::= buffer NAME: DTYPE[size, …] KIND (= TENSOR OF THE MODEL (as LAYOUT))
+    step    ::= map (loop, …) (collides) { op… store… }  | reduce (loop, …) over (loop, …) { op… store… }
+              | nest (loop, …) (local NAME, …) { step… }
+              | scan (loop, …) over (loop) (backwards) { start { body } turn { body store… } }
+              | extern NAME(buffer, …, size, …) -> buffer, …   | bind NAME { body }  | assert MESSAGE { body }
+              | if { condition { body } then { step… } else { step… } }
+              | while { test { step… } condition { body } do { step… } }  | for (loop) { step… }
+              | CLASS field=value … { field = view … field { body } … epilogue (loop, …) { op… store… } step… }
+    loop    ::= VARIABLE < size
+    op      ::= %PLACE = NAME %OPERAND, …, attribute: DTYPE      attribute of a load: buffer[index] (if %MASK)
+    store   ::= store buffer[index] = (KIND OF REDUCTION) %PLACE     add=, prod=, max=, min= accumulate
+    body    ::= op… yield %PLACE, …
 
 A buffer is dense memory with a shape in *physical* order; how a tensor's dims lie in it is a matter of strides, which
 only indices know. Everything here is immutable; fusion and planning make new steps.
@@ -70,9 +86,6 @@ class Load:
     index: Size
     mask: int | None = None
 
-    def __str__(self) -> str:
-        return f"{self.buffer}[{self.index}]" + (f" if %{self.mask}" if self.mask is not None else "")
-
 
 @dataclass(frozen=True, slots=True)
 class Op:
@@ -83,12 +96,6 @@ class Op:
     dtype: str
     attribute: Any = None
 
-    def __str__(self) -> str:
-        parts = [f"%{operand}" for operand in self.operands]
-        if self.attribute is not None:
-            parts.append(str(self.attribute))
-        return f"{self.name}({', '.join(parts)}): {self.dtype}"
-
 
 @dataclass(frozen=True, slots=True)
 class Body:
@@ -96,10 +103,6 @@ class Body:
 
     ops: tuple[Op, ...]
     results: tuple[int, ...]
-
-    def __str__(self) -> str:
-        lines = [f"%{place} = {op}" for place, op in enumerate(self.ops)]
-        return "\n".join([*lines, "return " + ", ".join(f"%{r}" for r in self.results)])
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,10 +116,6 @@ class Store:
     index: Size
     result: int
     mode: str = "set"
-
-    def __str__(self) -> str:
-        sign = "=" if self.mode == "set" else f"{self.mode}="
-        return f"{self.buffer}[{self.index}] {sign} result {self.result}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,8 +172,13 @@ class WithEpilogue:
     as the op "accumulator"."""
 
     __slots__ = ()
+    dtype: str
     epilogue: Map
     origin: SourceLocation
+
+    def sums_shape(self) -> tuple[Size, Size]:
+        """The rows and columns of the sums at one point of the batch."""
+        raise NotImplementedError
 
     def batch_loops(self) -> tuple[Loop, ...]:
         """The outer loops of the epilogue that no row of the sums crosses."""
@@ -207,6 +211,10 @@ class StepGroup:
         """Buffers that live inside the group only."""
         return ()
 
+    def given_values(self) -> dict[str, str]:
+        """What the first member's epilogue may read beside its own sums: names of ops, with their dtypes."""
+        return {}
+
 
 @dataclass(frozen=True, slots=True)
 class MatrixView:
@@ -238,6 +246,9 @@ class Gemm(WithEpilogue):
     dtype: str
     epilogue: Map
     origin: SourceLocation = SourceLocation()
+
+    def sums_shape(self) -> tuple[Size, Size]:
+        return self.m, self.n
 
     def batch_loops(self) -> tuple[Loop, ...]:
         return self.batch
@@ -283,6 +294,9 @@ class Convolution(WithEpilogue):
     epilogue: Map
     origin: SourceLocation = SourceLocation()
 
+    def sums_shape(self) -> tuple[Size, Size]:
+        return product((self.images, *self.out_size)), self.out_channels
+
     def operand_buffers(self) -> set[str]:
         return {self.x.buffer, self.weight.buffer}
 
@@ -326,6 +340,9 @@ class Attention(WithEpilogue):
     tiles: BlockMask | None = None
     lse: Store | None = None
     top: Store | None = None
+
+    def sums_shape(self) -> tuple[Size, Size]:
+        return self.queries, self.values
 
     def batch_loops(self) -> tuple[Loop, ...]:
         return self.batch

@@ -7,6 +7,7 @@ from typing import Literal, TypeAlias
 
 from ingot.lowering.index_expr import Size
 from ingot.lowering.loop_ir import Buffer, Stmt
+from ingot.lowering.loop_ir_printer import print_module
 
 # What products with weights multiply in: the tensors' own type, or bfloat16.
 Precision: TypeAlias = Literal["float32", "bfloat16"]
@@ -72,3 +73,6 @@ class Module:
     hints: dict[str, int] = field(default_factory=dict)
     draws: int = 0
     precision: Precision = "float32"
+
+    def __str__(self) -> str:
+        return print_module(self)

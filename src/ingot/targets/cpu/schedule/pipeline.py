@@ -8,8 +8,11 @@ is right, and slow. So a wrong result is traced to a pass by switching passes of
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Collection
+from typing import Literal
 
+from ingot.config import Settings
 from ingot.lowering.loop_module import Module
 from ingot.scheduling.fusion import fusion_passes
 from ingot.targets.cpu.schedule.dual_gemm import fuse_dual_gemms
@@ -32,14 +35,24 @@ def schedule(
     module: Module,
     disabled: Collection[str] = (),
     *,
+    check: Literal["structure", "numerics"] | None = None,
     observe: Callable[[str, Module, Module], None] = lambda name, before, after: None,
 ) -> Module:
     """The module after every pass that is not disabled. `observe` is called after each with the modules before and
-    after it. Raises ScheduleError where a pass made a module that is not well formed."""
-    verify_schedule(module, "lower")
+    after it. Raises ScheduleError where a pass made a module that is not well formed: the structure is verified in any
+    case, and dtypes, extents and accesses too with `check` or where the environment asks for it (INGOT_CHECK)."""
+    full = check is not None or Settings.from_environment().check
+    verify_schedule(module, "lower", full=full)
     for name, run in SCHEDULE:
         if name not in disabled:
             before, module = module, run(module)
-            verify_schedule(module, name)
+            if not _is_unchanged(before, module):
+                verify_schedule(module, name, full=full)
             observe(name, before, module)
     return module
+
+
+def _is_unchanged(before: Module, after: Module) -> bool:
+    """Whether a pass found nothing to do: what was verified before it needs no second look."""
+    same = len(before.steps) == len(after.steps) and all(map(operator.is_, before.steps, after.steps))
+    return same and before.buffers == after.buffers

@@ -2,11 +2,12 @@
 
     PackedGemm(…, b, factors, codes)    a product with a weight that is packed in panels of columns
     TiledConvolution(…, algorithm)      a convolution with a packed weight, by one of three algorithms
-    Siblings(steps)                     packed products of the same rows and sizes, task by task
-    Pair(steps)                         two products or convolutions, both of whose sums one epilogue reads
-    Strips(images, steps, …)            products and convolutions, a strip of lines at a time
+    GemmGroup(steps)                    packed products of the same rows and sizes, task by task
+    DualGemm(steps)                     two products or convolutions, both of whose sums one epilogue reads
+    StripMined(images, steps, …)        products and convolutions, a strip of lines at a time
 
-How a packed weight is made of the model's own is its layout: see weight_layouts.py.
+The loop IR's printer prints them by their fields, `packed_gemm m=… { … }`; verifier.py has their rules. How a packed
+weight is made of the model's own is its layout: see weight_layouts.py.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-from ingot.lowering.index_expr import Size
+from ingot.lowering.index_expr import Size, product
 from ingot.lowering.loop_ir import Gemm, Loop, Map, MatrixView, SourceLocation, StepGroup, Stmt, WithEpilogue
 
 # What a product multiplies: numbers as the sums are, bfloat16 with bfloat16 summed in float32, or uint8 with int8
@@ -73,6 +74,9 @@ class PackedGemm(WithEpilogue):
     factors: OperandFormat = "same"
     codes: QuantizedLayout | None = None
 
+    def sums_shape(self) -> tuple[Size, Size]:
+        return self.m, self.n
+
     def batch_loops(self) -> tuple[Loop, ...]:
         return self.batch
 
@@ -121,6 +125,9 @@ class TiledConvolution(WithEpilogue):
     factors: OperandFormat = "same"
     outside: int = 0
 
+    def sums_shape(self) -> tuple[Size, Size]:
+        return product((self.images, *self.out_size)), self.out_channels
+
     def operand_buffers(self) -> set[str]:
         return {self.x, self.weight}
 
@@ -152,6 +159,9 @@ class DualGemm(StepGroup):
 
     def members(self) -> tuple[Stmt, ...]:
         return self.steps
+
+    def given_values(self) -> dict[str, str]:
+        return {"beside": self.steps[1].dtype}
 
 
 @dataclass(frozen=True, slots=True)
