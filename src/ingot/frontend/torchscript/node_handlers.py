@@ -40,23 +40,13 @@ from ingot.frontend.torchscript.runtime_values import (
     numbers,
 )
 from ingot.ir import pytree
+from ingot.registry import Registry
 from ingot.torch_internals import torchscript as ts
 
 Rule = Callable[[TorchScriptInterpreter, ts.Node, list[Any]], Any]
-_RULES: dict[str, Rule] = {}
-
-
-def rule(*kinds: str) -> Callable[[Rule], Rule]:
-    """Registers what nodes of these kinds do. A second rule for a kind raises."""
-
-    def register(function: Rule) -> Rule:
-        for kind in kinds:
-            if kind in _RULES:
-                raise ValueError(f"{kind} has a rule already")
-            _RULES[kind] = function
-        return function
-
-    return register
+# What nodes of a kind do.
+_RULES: Registry[str, Rule] = Registry("rule")
+rule = _RULES.register
 
 
 def run(machine: TorchScriptInterpreter, node: ts.Node, env: Environment, name: str) -> Any:

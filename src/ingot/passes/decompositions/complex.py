@@ -1,20 +1,24 @@
 """Operators on complex numbers, said with their real and their imaginary parts.
 
-A rule takes what the operator takes, with Parts for complex tensors, and gives what it gives. `RULES` has them all but
-for Fourier's transforms (dft.py).
+A rule takes what the operator takes, with Parts for complex tensors, and gives what it gives. Those of Fourier's
+transforms are in dft.py.
 """
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from ingot.registry import Registry
+
 aten = torch.ops.aten
 Rule = Callable[..., Any]
-RULES: dict[Any, Rule] = {}
+RULES: Registry[Any, Rule] = Registry("rule for complex numbers")
+splits = RULES.register
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,16 +27,6 @@ class Parts:
 
     real: Any
     imaginary: Any
-
-
-def splits(*ops: Any) -> Callable[[Rule], Rule]:
-    def enter(rule: Rule) -> Rule:
-        for op in ops:
-            assert op not in RULES, op
-            RULES[op] = rule
-        return rule
-
-    return enter
 
 
 def nothing(like: torch.Tensor) -> torch.Tensor:
@@ -94,6 +88,7 @@ for _op in (
     *(aten.zeros_like.default, aten.empty_like.default),
 ):
     splits(_op)(_each(_op))
+splits(operator.getitem)(operator.getitem)
 
 
 @splits(aten.cat.default)

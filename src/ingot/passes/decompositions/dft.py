@@ -14,7 +14,7 @@ import torch
 from torch import fx
 
 from ingot.ir import metadata
-from ingot.passes.decompositions.complex import Parts, Rule, multiply, parts_of
+from ingot.passes.decompositions.complex import Parts, multiply, parts_of, splits
 
 aten = torch.ops.aten
 _WHOLE = 64  # as many numbers, or fewer, are transformed by one product
@@ -92,6 +92,7 @@ def _scale(x: Parts, lengths: list[Any], normalization: int, dtype: torch.dtype)
     return Parts(x.real.to(dtype), x.imaginary.to(dtype))
 
 
+@splits(aten._fft_c2c.default, tags=("transform",))
 def _c2c(x: Any, dims: list[int], normalization: int, forward: bool) -> Parts:
     x = parts_of(x)
     made = Parts(x.real.to(torch.float64), x.imaginary.to(torch.float64))
@@ -100,6 +101,7 @@ def _c2c(x: Any, dims: list[int], normalization: int, forward: bool) -> Parts:
     return _scale(made, [x.real.shape[dim] for dim in dims], normalization, x.real.dtype)
 
 
+@splits(aten._fft_r2c.default, tags=("transform",))
 def _r2c(x: torch.Tensor, dims: list[int], normalization: int, onesided: bool) -> Parts:
     made: Any = x.to(torch.float64)
     for dim in reversed(dims):
@@ -111,6 +113,7 @@ def _r2c(x: torch.Tensor, dims: list[int], normalization: int, onesided: bool) -
     return Parts(result.real.narrow(dims[-1], 0, there), result.imaginary.narrow(dims[-1], 0, there))
 
 
+@splits(aten._fft_c2r.default, tags=("transform",))
 def _c2r(x: Parts, dims: list[int], normalization: int, length: int) -> torch.Tensor:
     """The half of the spectrum that is not there is the mirror of the half that is."""
     made = Parts(x.real.to(torch.float64), x.imaginary.to(torch.float64))
@@ -125,6 +128,3 @@ def _c2r(x: Parts, dims: list[int], normalization: int, length: int) -> torch.Te
     lengths = [x.real.shape[dim] for dim in others] + [length]
     result: torch.Tensor = _scale(back, lengths, normalization, x.real.dtype).real
     return result
-
-
-RULES: dict[Any, Rule] = {aten._fft_c2c.default: _c2c, aten._fft_r2c.default: _r2c, aten._fft_c2r.default: _c2r}

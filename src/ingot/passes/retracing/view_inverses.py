@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import torch
 
 from ingot import torch_internals as internals
+from ingot.registry import Registry
 
 aten = torch.ops.aten
 
@@ -44,20 +45,9 @@ class View(NamedTuple):
 
 
 Inverse = Callable[[Emit, View, torch.Tensor], torch.Tensor]
-_INVERSES: dict[Any, Inverse] = {}
-
-
-def inverts(*targets: Any) -> Callable[[Inverse], Inverse]:
-    """Registers the inverse of view operators. A second one for an operator raises."""
-
-    def register(rule: Inverse) -> Inverse:
-        for target in targets:
-            if target in _INVERSES:
-                raise ValueError(f"{target} has an inverse already")
-            _INVERSES[target] = rule
-        return rule
-
-    return register
+# The inverses of view operators.
+_INVERSES: Registry[Any, Inverse] = Registry("inverse")
+inverts = _INVERSES.register
 
 
 def find_inverse(view: View, tensor: torch.Tensor) -> Inverse | None:

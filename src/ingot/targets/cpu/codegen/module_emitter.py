@@ -7,7 +7,7 @@ Identical kernels are written once; the run calls them in order, each with the m
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -35,6 +35,7 @@ from ingot.lowering.loop_ir import (
     While,
 )
 from ingot.lowering.loop_module import Module
+from ingot.registry import Registry
 from ingot.scheduling.buffer_planning import MemoryPlan, byte_size
 from ingot.targets.cpu.codegen.attention import attention_kernel, tiles_kernel
 from ingot.targets.cpu.codegen.attention_backward import gradient_kernel
@@ -276,9 +277,10 @@ class ModuleEmitter:
         return late
 
     def _step(self, step: Stmt) -> None:
-        if type(step) in _KERNELS:
+        write = _KERNELS.get(type(step))
+        if write is not None:
             writer = CKernelWriter(self.module.buffers, self.library, self.module.hints)
-            self._launch(_KERNELS[type(step)](writer, step), step)
+            self._launch(write(writer, step), step)
             return
         match step:
             case BindSymbol():
@@ -389,19 +391,15 @@ def _comment(origin: SourceLocation) -> str:
     return str(origin).replace("*/", "* /")
 
 
-_KERNELS: Mapping[type[Stmt], Callable[[CKernelWriter, Any], Kernel]] = {
-    Map: loop_kernel,
-    Reduce: loop_kernel,
-    LoopNest: loop_kernel,
-    Gemm: product_kernel,
-    PackedGemm: product_kernel,
-    GemmGroup: siblings_kernel,
-    DualGemm: pair_kernel,
-    TiledConvolution: convolution_kernel,
-    StripMined: strips_kernel,
-    Attention: attention_kernel,
-    ClassifyMaskBlocks: tiles_kernel,
-    AttentionBackward: gradient_kernel,
-    Scan: scan_kernel,
-    ExternKernel: routine_kernel,
-}
+_KERNELS: Registry[type[Stmt], Callable[[CKernelWriter, Any], Kernel]] = Registry("kernel writer")
+_KERNELS.register(Map, Reduce, LoopNest)(loop_kernel)
+_KERNELS.register(Gemm, PackedGemm)(product_kernel)
+_KERNELS.register(GemmGroup)(siblings_kernel)
+_KERNELS.register(DualGemm)(pair_kernel)
+_KERNELS.register(TiledConvolution)(convolution_kernel)
+_KERNELS.register(StripMined)(strips_kernel)
+_KERNELS.register(Attention)(attention_kernel)
+_KERNELS.register(ClassifyMaskBlocks)(tiles_kernel)
+_KERNELS.register(AttentionBackward)(gradient_kernel)
+_KERNELS.register(Scan)(scan_kernel)
+_KERNELS.register(ExternKernel)(routine_kernel)
