@@ -11,7 +11,7 @@ import torch
 from ingot.lowering.dtypes import INTEGERS, wide
 from ingot.lowering.index_expr import Expr, Size
 from ingot.lowering.loop_body import BodyBuilder
-from ingot.lowering.lower import RULES, Lowering, lowers
+from ingot.lowering.lower import Lowering, lowers
 from ingot.lowering.tensor_views import Deferred, Index, Strided, TensorValue, broadcast
 from ingot.lowering.unsupported import LoweringUnsupported, dtype_name
 
@@ -443,7 +443,6 @@ def elu(low: Lowering, x: TensorValue, alpha: float = 1.0, scale: float = 1.0, i
     aten.to.dtype_layout,
     aten.to.other,
     aten.type_as.default,
-    aten.convert_element_type.default if hasattr(aten, "convert_element_type") else "convert_element_type",
 )
 def cast(low: Lowering, x: TensorValue, *_: Any, **__: Any) -> TensorValue:
     dtype = low.out_dtype
@@ -467,14 +466,9 @@ def cast(low: Lowering, x: TensorValue, *_: Any, **__: Any) -> TensorValue:
     aten.lift_fresh.default,
     aten.resolve_conj.default,
     aten.resolve_neg.default,
-    aten.view_copy.default if False else "never",
 )
 def same(low: Lowering, x: TensorValue, *_: Any, **__: Any) -> TensorValue:
     return x
-
-
-RULES.pop("never", None)
-RULES.pop("convert_element_type", None)
 
 
 @lowers(aten.copy.default)
