@@ -112,9 +112,7 @@ def _copies(node: fx.Node) -> bool:
     """Whether a cast was asked for a copy. The result of an idle native_dropout is one."""
     if not isinstance(node.target, internals.OpOverload):
         return True
-    schema = node.target._schema.arguments
-    given = {argument.name: value for argument, value in zip(schema, node.args, strict=False)} | node.kwargs
-    return bool(given.get("copy"))
+    return bool(internals.bind_arguments(node.target, node.args, node.kwargs).get("copy"))
 
 
 # ---------------------------------------------------------------------- values

@@ -104,7 +104,7 @@ def _operator(machine: TorchScriptInterpreter, node: ts.Node, inputs: list[Any])
         raise machine.unsupported(f"Nothing is known of the TorchScript operator {qualified}.")
     if ts.has_kernel(qualified):
         return call(machine, found, inputs)
-    if any(argument.alias_info is not None and argument.alias_info.is_write for argument in found._schema.arguments):
+    if internals.mutated_positions(found):
         raise machine.unsupported(
             f"The TorchScript operator {qualified} has no rule.",
             why="it is the TorchScript interpreter's own and writes to what it is given",

@@ -38,10 +38,7 @@ class View(NamedTuple):
 
     def argument(self, name: str) -> Any:
         """An argument of the call by its name in the schema."""
-        for place, known in enumerate(self.func._schema.arguments):
-            if known.name == name:
-                return self.args[place] if place < len(self.args) else self.kwargs.get(name, known.default_value)
-        raise KeyError(name)
+        return internals.fill_arguments(self.func, self.args, self.kwargs)[name]
 
 
 Inverse = Callable[[Emit, View, torch.Tensor], torch.Tensor]
