@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from ingot.analysis.type_promotion import dtype_of_number, promote_operands
 from ingot.lowering.dtypes import INTEGERS, wide
 from ingot.lowering.index_expr import Expr, Size
 from ingot.lowering.loop_body import BodyBuilder
@@ -37,35 +38,15 @@ Scalar = int | float | bool
 # ---------------------------------------------------------------------- the way every elementwise rule goes
 
 
-def category(dtype: str) -> int:
-    return 0 if dtype == "bool" else 1 if dtype in INTEGERS else 2
-
-
 def promote(operands: Sequence[Any]) -> str:
-    """The dtype that torch computes these operands in: tensors before rank 0 before numbers."""
-    ranked: list[list[torch.dtype]] = [[], [], []]
+    """The dtype that torch computes these operands in."""
+    kinds: list[tuple[torch.dtype, int | None]] = []
     for operand in operands:
         if isinstance(operand, TensorValue):
-            ranked[0 if operand.rank else 1].append(getattr(torch, operand.dtype))
-        elif isinstance(operand, bool):
-            ranked[2].append(torch.bool)
-        elif isinstance(operand, (int, Expr)):
-            ranked[2].append(torch.int64)
-        elif isinstance(operand, float):
-            ranked[2].append(torch.get_default_dtype())
-    best: torch.dtype | None = None
-    for dtypes in ranked:
-        for dtype in dtypes:
-            if best is None:
-                best = dtype
-            elif (
-                dtypes is ranked[0]
-                or category(dtype_name(dtype)) > category(dtype_name(best))
-                or any(best is d for d in dtypes)
-                or category(dtype_name(best)) < category(dtype_name(dtype))
-            ):
-                best = torch.promote_types(best, dtype)
-    return dtype_name(best) if best is not None else "float32"
+            kinds.append((getattr(torch, operand.dtype), operand.rank))
+        elif isinstance(operand, (int, float, Expr)):
+            kinds.append((dtype_of_number(operand), None))
+    return dtype_name(promote_operands(kinds))
 
 
 def value_at(ops: BodyBuilder, operand: Any, index: Index, dtype: str) -> int:

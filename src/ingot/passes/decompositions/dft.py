@@ -8,13 +8,14 @@ as there are stages, a plain sum of products loses more.
 from __future__ import annotations
 
 import math
+import operator
 from typing import Any
 
 import torch
 from torch import fx
 
 from ingot.ir import metadata
-from ingot.passes.decompositions.complex import Parts, multiply, parts_of, splits
+from ingot.passes.decompositions.complex import Parts, multiply, parts_of, product, splits
 
 aten = torch.ops.aten
 _WHOLE = 64  # as many numbers, or fewer, are transformed by one product
@@ -63,10 +64,7 @@ def _last(x: Any, sign: int) -> Parts:
         turns = _turns(length, length, length, sign)
         if not isinstance(x, Parts):
             return Parts(x @ turns.real, x @ turns.imaginary)
-        return Parts(
-            x.real @ turns.real - x.imaginary @ turns.imaginary,
-            x.real @ turns.imaginary + x.imaginary @ turns.real,
-        )
+        return product(x, turns, operator.matmul)
     # Place second·a + b of the numbers, and first·d + c of the transform.
     grid = _each(x, lambda part: part.unflatten(-1, (first, second)).mT)  # …, b, a
     inner = multiply(_last(grid, sign), _turns(second, first, length, sign))  # …, b, c

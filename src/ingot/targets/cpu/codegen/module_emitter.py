@@ -14,7 +14,7 @@ from typing import Any
 from ingot.errors import UnsupportedOperator, format_error
 from ingot.lowering.cost_model import bytes_moved
 from ingot.lowering.dependence import all_steps, reads_and_writes
-from ingot.lowering.index_expr import Expr, Size, largest
+from ingot.lowering.index_expr import Expr, Size, largest, size_number
 from ingot.lowering.loop_ir import (
     Assert,
     Attention,
@@ -170,7 +170,7 @@ class ModuleEmitter:
         early = 0
         used: set[str] = set().union(*(name for step in steps for name in reads_and_writes(step)))
         self.known = set(module.symbols)
-        self.size_names = {name: f"n[{name[1:]}]" for name in size_names(module)}
+        self.size_names = {name: f"n[{size_number(name)}]" for name in size_names(module)}
         check_static_sizes(module, used)
         for number, argument in enumerate(module.inputs):
             if argument.buffer in used:
@@ -285,7 +285,7 @@ class ModuleEmitter:
         match step:
             case BindSymbol():
                 value = self._value(step.body, step.origin)
-                self.line(f"n[{step.symbol[1:]}] = {value};")
+                self.line(f"n[{size_number(step.symbol)}] = {value};")
                 self._end_value()
             case Assert():
                 value = self._value(step.body, step.origin)
@@ -313,8 +313,7 @@ class ModuleEmitter:
                 self._nested(step.steps)
                 self.line("}")
             case For():
-                number = step.loop.variable[1:]
-                at, count = f"n[{number}]", run_size(step.loop.extent)
+                at, count = f"n[{size_number(step.loop.variable)}]", run_size(step.loop.extent)
                 self.line(f"for ({at} = 0; {at} < {count} && !run->status; ++{at}) {{")
                 self._nested(step.steps)
                 self.line("}")
