@@ -18,6 +18,7 @@ from ingot.lowering.loop_ir import Body, Load, Op
 from ingot.lowering.lower import Lowering
 from ingot.lowering.subgraph_lowering import Given, lower_body
 from ingot.lowering.tensor_views import Strided, TensorValue
+from ingot.registry import Registry
 
 aten = torch.ops.aten
 
@@ -107,10 +108,13 @@ def test_a_whole_tensor_that_is_closed_over_is_read_at_a_computed_place() -> Non
 
 
 def test_rules_of_the_caller_win() -> None:
-    def shifted(low: Lowering, x: TensorValue) -> TensorValue:
+    own: Registry[Any, Any] = Registry("rule")
+
+    @own.register(aten.tanh.default)
+    def _shift(low: Lowering, x: TensorValue) -> TensorValue:
         return low.full((), 7.0, "float32")
 
-    body = body_of(lambda x: torch.tanh(x) * 2, [scalar(1.0)], [Given("float32")], extra={aten.tanh.default: shifted})
+    body = body_of(lambda x: torch.tanh(x) * 2, [scalar(1.0)], [Given("float32")], extra=own)
     assert replay(body, Numbers([1.0])) == [14.0]
 
 

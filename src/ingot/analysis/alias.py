@@ -30,7 +30,7 @@ def may_alias(node: fx.Node) -> bool:
     target = node.target
     if node.op != "call_function" or not isinstance(target, internals.OpOverload):
         return True
-    return any(r.alias_info is not None for r in target._schema.returns) or _is_composite(target)
+    return internals.declares_aliases(target) or _is_composite(target)
 
 
 # Composite operators, whose schemas say nothing of aliases, that always compute a tensor of their own.
@@ -66,46 +66,51 @@ def _does_nothing(node: fx.Node) -> bool:
     return train is False or (isinstance(rate, float | int) and rate == 0)
 
 
-class _Groups:
-    """Union-find over the nodes of all graphs; a region's values are one group with its operands, to be safe."""
+class AliasSets:
+    """Union-find over nodes: those in one set may lie in the same memory."""
+
+    def __init__(self) -> None:
+        self._parent: dict[fx.Node, fx.Node] = {}
+
+    def find(self, node: fx.Node) -> fx.Node:
+        """The node that stands for the whole set."""
+        while (above := self._parent.get(node, node)) is not node:
+            self._parent[node] = self._parent.get(above, above)
+            node = above
+        return node
+
+    def join(self, a: fx.Node, b: fx.Node) -> None:
+        self._parent[self.find(a)] = self.find(b)
+
+
+class _Groups(AliasSets):
+    """The sets of all graphs; a region's values are one set with its operands, to be safe."""
 
     def __init__(self, program: Program) -> None:
-        self._parent: dict[fx.Node, fx.Node] = {}
+        super().__init__()
         writes: list[fx.Node] = []
         for module in graph_modules(program.graph_module):
             for node in module.graph.nodes:
                 target: Any = node.target
                 if node.op == "call_function" and may_alias(node):
                     for argument in node.all_input_nodes:
-                        self._join(argument, node)
+                        self.join(argument, node)
                 functions = [n for n in node.all_input_nodes if n.op == "get_attr"]
                 for function in functions:
                     for inner in getattr(module, str(function.target)).graph.nodes:
                         if inner.op in ("placeholder", "output"):
-                            self._join(inner, node)
+                            self.join(inner, node)
                 if node.op == "output":
                     for value in node.all_input_nodes if module is not program.graph_module else ():
-                        self._join(value, node)
+                        self.join(value, node)
                 if isinstance(target, internals.OpOverload):
                     writes.extend(_written(node))
         self.written = {self.find(node) for node in writes}
 
-    def find(self, node: fx.Node) -> fx.Node:
-        while (above := self._parent.get(node, node)) is not node:
-            self._parent[node] = self._parent.get(above, above)
-            node = above
-        return node
-
-    def _join(self, a: fx.Node, b: fx.Node) -> None:
-        self._parent[self.find(a)] = self.find(b)
-
 
 def _written(node: fx.Node) -> list[fx.Node]:
     """The arguments that a node writes."""
-    schema = node.target._schema  # type: ignore[union-attr]
-    held = dict(zip((a.name for a in schema.arguments), node.args, strict=False)) | dict(node.kwargs)
-    names = [a.name for a in schema.arguments if a.alias_info is not None and a.alias_info.is_write]
+    target: Any = node.target
     found: list[fx.Node] = []
-    fx.map_arg([held.get(name) for name in names], found.append)
-    hidden: list[Any] = list(internals.unannotated_mutations(node.target, node.args))
-    return found + [n for n in hidden if isinstance(n, fx.Node)]
+    fx.map_arg(internals.mutated_values(target, node.args, node.kwargs), found.append)
+    return found

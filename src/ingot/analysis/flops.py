@@ -17,25 +17,15 @@ from typing import Any
 
 import torch
 
+from ingot.registry import Registry
+
 Shape = tuple[int, ...]
 Rule = Callable[..., int]
 
 aten = torch.ops.aten
 hop = torch.ops.higher_order
-_RULES: dict[Any, Rule] = {}
-
-
-def counts(*operators: Any) -> Callable[[Rule], Rule]:
-    """Registers a rule for operators. A second one for the same operator raises."""
-
-    def register(rule: Rule) -> Rule:
-        for operator in operators:
-            if operator in _RULES:
-                raise ValueError(f"{operator} has a counting rule already")
-            _RULES[operator] = rule
-        return rule
-
-    return register
+_RULES: Registry[Any, Rule] = Registry("counting rule")
+counts = _RULES.register
 
 
 def has_rule(operator: Any) -> bool:

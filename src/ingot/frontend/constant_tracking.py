@@ -156,9 +156,4 @@ def _is_symbolic(value: Any) -> bool:
 
 def mutated_tensors(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor]:
     """The tensors that a call writes to."""
-    written = metadata.tensors_in(internals.unannotated_mutations(func, args))
-    for index, argument in enumerate(func._schema.arguments):
-        if argument.alias_info is not None and argument.alias_info.is_write:
-            value = args[index] if index < len(args) else kwargs.get(argument.name)
-            written.extend(metadata.tensors_in(value))
-    return written
+    return metadata.tensors_in(internals.mutated_values(func, args, kwargs))

@@ -21,23 +21,13 @@ from ingot.frontend.graph_builder import Frame
 from ingot.frontend.source_locations import user_place
 from ingot.frontend.tracer import GraphTracer
 from ingot.ir import metadata, pytree
+from ingot.registry import Registry
 
 hop = torch.ops.higher_order
 Rule = Callable[..., Any]
-_RULES: dict[internals.HigherOrderOperator, Rule] = {}
-
-
-def records(*operators: internals.HigherOrderOperator) -> Callable[[Rule], Rule]:
-    """Registers a rule `(recorder, operator, *args, **kwargs) -> output` for operators. A second one raises."""
-
-    def register(rule: Rule) -> Rule:
-        for op in operators:
-            if op in _RULES:
-                raise ValueError(f"{op.name()} has a rule already")
-            _RULES[op] = rule
-        return rule
-
-    return register
+_RULES: Registry[internals.HigherOrderOperator, Rule] = Registry("capture rule")
+# The decorator of a rule `(recorder, operator, *args, **kwargs) -> output`.
+records = _RULES.register
 
 
 def install_rules(recorder: type[GraphTracer] = GraphTracer) -> None:

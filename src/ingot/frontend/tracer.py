@@ -143,7 +143,7 @@ class GraphTracer(internals.RecordingMode):
         default = torch.get_default_dtype()
         given = [t.dtype for t in metadata.tensors_in([*args, *kwargs.values()])]
         made = [t.dtype for t in metadata.tensors_in(out)]
-        names = [argument.name for argument in func._schema.arguments]
+        names = internals.argument_names(func)
         if default not in made or default in given or kwargs.get("dtype") is not None:
             return kwargs
         if "dtype" in names and len(args) <= names.index("dtype"):

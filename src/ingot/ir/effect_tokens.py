@@ -79,7 +79,7 @@ def plain_target(node: fx.Node) -> Any:
 def _schema_of(op: internals.OpOverload) -> str:
     head, _, returns = str(op._schema).rpartition(" -> ")
     name, _, arguments = head.partition("::")[2].partition("(")
-    token = "token" if all(a.name != "token" for a in op._schema.arguments) else "token_"
+    token = "token_" if "token" in internals.argument_names(op) else "token"
     taken = f"Tensor {token}" + (f", {arguments}" if arguments != ")" else ")")
     results = [part for part in (returns[1:-1] if returns.startswith("(") else returns,) if part]
     return f"{name}({taken} -> " + (f"(Tensor, {results[0]})" if results else "Tensor")

@@ -54,20 +54,17 @@ def origin_of(target: Any) -> internals.OpOverload | None:
 
 def written(op: internals.OpOverload) -> list[int]:
     """The positions of the arguments that an operator writes to."""
-    found = [a.alias_info for a in op._schema.arguments]
-    return [i for i, alias in enumerate(found) if alias is not None and alias.is_write]
+    return list(internals.mutated_positions(op))
 
 
 def returned(op: internals.OpOverload) -> list[int | None]:
     """For each result of an operator the argument that it is, or None for one of its own."""
-    sets = {frozenset(a.alias_info.before_set): i for i, a in enumerate(op._schema.arguments) if a.alias_info}
-    return [sets.get(frozenset(r.alias_info.before_set)) if r.alias_info else None for r in op._schema.returns]
+    return list(internals.returned_positions(op))
 
 
 def arguments_of(op: internals.OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -> list[Any]:
     """The arguments of a call, in the schema's order, with defaults."""
-    rest = op._schema.arguments[len(args) :]
-    return [*args, *(kwargs.get(a.name, a.default_value) for a in rest)]
+    return list(internals.fill_arguments(op, args, kwargs).values())
 
 
 def _schema_of(op: internals.OpOverload) -> str:
@@ -80,10 +77,9 @@ def _schema_of(op: internals.OpOverload) -> str:
 
 def _kernel_of(op: internals.OpOverload) -> Any:
     places, origins = written(op), returned(op)
-    names = [a.name for a in op._schema.arguments]
 
     def run(*args: Any, **kwargs: Any) -> Any:
-        targets = [args[place] if place < len(args) else kwargs[names[place]] for place in places]
+        targets = internals.values_at(op, places, args, kwargs)
         # What is given twice is one tensor, of which one copy is made.
         copies = {id(t): t.clone() for t in metadata.tensors_in(targets)}
         out = op(*_copy(args, copies), **_copy(kwargs, copies))

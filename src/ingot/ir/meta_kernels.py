@@ -13,12 +13,17 @@ from typing import Any
 
 import torch
 
+from ingot.registry import Registry
+
 aten = torch.ops.aten
+_KERNELS: Registry[Any, Callable[..., Any]] = Registry("fake kernel")
+# Those that compute what the operator does, by other operators, for every size: a graph may hold them in its place.
+COMPOSED: Registry[Any, Callable[..., Any]] = Registry("composition")
 
 
 def on_fakes(operator: Any) -> Callable[..., Any]:
     """What to call in place of an operator, where all that counts are shapes and types."""
-    rule: Callable[..., Any] = _RULES.get(operator, operator)
+    rule: Callable[..., Any] = _KERNELS.get(operator, operator)
     return rule
 
 
@@ -56,6 +61,7 @@ def shape_along_dim(x: torch.Tensor, index: torch.Tensor, dim: int) -> list[Any]
     return [*shape[:dim], index.shape[dim], *shape[dim:]]
 
 
+@_KERNELS.register(aten.take_along_dim.default)
 def _take_along_dim(x: torch.Tensor, index: torch.Tensor, dim: int | None = None) -> torch.Tensor:
     if dim is None or not any(isinstance(size, torch.SymInt) for size in (*x.shape, *index.shape)):
         made: torch.Tensor = aten.take_along_dim.default(x, index, dim)
@@ -63,6 +69,7 @@ def _take_along_dim(x: torch.Tensor, index: torch.Tensor, dim: int | None = None
     return x.new_empty(shape_along_dim(x, index, dim))
 
 
+@_KERNELS.register(aten.native_dropout.default)
 def _native_dropout(x: torch.Tensor, p: float, train: bool | None) -> Any:
     """On the CPU a dropout that does nothing copies; torch's rule for fakes returns its argument."""
     made, mask = aten.native_dropout.default(x, p, train)
@@ -120,6 +127,7 @@ def _adaptive_pool(operator: Any) -> Callable[..., Any]:
     return rule
 
 
+@COMPOSED.register(aten.max_pool1d.default)
 def _max_pool1d(
     x: torch.Tensor, kernel: Any, stride: Any = (), padding: Any = 0, dilation: Any = 1, ceil_mode: bool = False
 ) -> torch.Tensor:
@@ -137,6 +145,7 @@ def _items(value: Any) -> list[Any]:
     return list(value) if isinstance(value, list | tuple) else [value]
 
 
+@COMPOSED.register(aten.tensor_split.sections)
 def _split_in_sections(x: torch.Tensor, sections: Any, dim: int = 0) -> Any:
     """Torch asks of each part whether it is one of the larger ones, which depends on the size."""
     if not x.dim() or type(sections) is not int or sections < 1 or not isinstance(x.shape[dim], torch.SymInt):
@@ -146,6 +155,7 @@ def _split_in_sections(x: torch.Tensor, sections: Any, dim: int = 0) -> Any:
     return [aten.slice.Tensor(x, dim, *ends) for ends in itertools.pairwise([*starts, x.shape[dim]])]
 
 
+@COMPOSED.register(aten.tensor_split.indices)
 def _split_at_indices(x: torch.Tensor, indices: Sequence[Any], dim: int = 0) -> Any:
     """Torch asks whether each place lies inside, which a slice between plain numbers does not."""
     if not x.dim() or not isinstance(x.shape[dim], torch.SymInt):
@@ -165,19 +175,16 @@ _ADAPTIVE_POOLS = (
 )
 _CHOOSE_OF_DIM = (aten.max.dim, aten.min.dim, aten.median.dim, aten.nanmedian.dim, aten.mode.default)
 _CHOOSE_OF_ALL = (aten.max.default, aten.min.default)
-# Rules that compute what the operator does, by other operators, for every size: a graph may hold those in its place.
-COMPOSED: dict[Any, Callable[..., Any]] = {
-    aten.max_pool1d.default: _max_pool1d,
-    aten.tensor_split.sections: _split_in_sections,
-    aten.tensor_split.indices: _split_at_indices,
-}
-_RULES = {
-    **{op: _upsample(op) for name in _RESIZING for op in (getattr(aten, name).default, getattr(aten, name).vec)},
-    **{op: _pad(op) for op in (aten.pad.default, aten.constant_pad_nd.default)},
-    **{op: _choose(op) for op in (*_CHOOSE_OF_DIM, *_CHOOSE_OF_ALL)},
-    **{op: _adaptive_pool(op) for op in _ADAPTIVE_POOLS},
-    aten.native_dropout.default: _native_dropout,
-    **{op: _recurrent(op) for op in (aten.lstm.input, aten.gru.input, aten.rnn_tanh.input, aten.rnn_relu.input)},
-    aten.take_along_dim.default: _take_along_dim,
-    **COMPOSED,
-}
+for _packet in (getattr(aten, name) for name in _RESIZING):
+    for _operator in (_packet.default, _packet.vec):
+        _KERNELS.add(_operator, _upsample(_operator))
+for _operator in (aten.pad.default, aten.constant_pad_nd.default):
+    _KERNELS.add(_operator, _pad(_operator))
+for _operator in (*_CHOOSE_OF_DIM, *_CHOOSE_OF_ALL):
+    _KERNELS.add(_operator, _choose(_operator))
+for _operator in _ADAPTIVE_POOLS:
+    _KERNELS.add(_operator, _adaptive_pool(_operator))
+for _operator in (aten.lstm.input, aten.gru.input, aten.rnn_tanh.input, aten.rnn_relu.input):
+    _KERNELS.add(_operator, _recurrent(_operator))
+for _operator, _kernel in COMPOSED.items():
+    _KERNELS.add(_operator, _kernel)

@@ -176,6 +176,16 @@ def symbol(name: str, below: Size | None = None, signed: bool = False) -> Expr:
     return Expr({(Symbol(name, below, signed),): 1})
 
 
+def size_name(number: int) -> str:
+    """What the sizes of a run are called, by their place in its table of sizes."""
+    return f"n{number}"
+
+
+def size_number(name: str) -> int:
+    """The place of a size in the run's table."""
+    return int(name.removeprefix("n"))
+
+
 def size_symbol(name: str, below: Size | None = None, signed: bool = False) -> Expr:
     """A size of the run."""
     return Expr({(RuntimeSize(name, below, signed),): 1})

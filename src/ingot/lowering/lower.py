@@ -1,4 +1,4 @@
-"""A Program becomes a Module: one rule an operator, from tensors to loops.
+"""A Program becomes a Module: one rule per operator, from tensors to loops.
 
     @lowers(aten.relu.default)
     def relu(low, x): return low.pointwise("relu", x)
@@ -17,6 +17,7 @@ import torch
 from torch import fx
 
 from ingot import torch_internals as internals
+from ingot.analysis.graph_interpreter import SYMBOLIC, GraphInterpreter
 from ingot.errors import CompileError
 from ingot.ir import symbolic_dims
 from ingot.ir.metadata import source_of, value_of
@@ -31,41 +32,35 @@ from ingot.lowering.module_signature import Interface
 from ingot.lowering.strategy import LoweringStrategy
 from ingot.lowering.tensor_views import Deferred, Strided, TensorValue
 from ingot.lowering.unsupported import SUPPORTED, LoweringUnsupported, dtype_name, unsupported_error
+from ingot.registry import Registry
 
 Rule = Callable[..., Any]
 R = TypeVar("R", bound=Rule)
-RULES: dict[Any, Rule] = {}
-# Operators of RULES whose rule gives better code than those of the operators that they are made of.
-_WHOLE: set[Any] = set()
+RULES: Registry[Any, Rule] = Registry("lowering rule")
 
 # An expression longer than this is cut: its parts are then computed once, and by shorter loops.
 LONG = 48
 
 
 def lowers(*targets: Any, whole: Sequence[Any] = ()) -> Callable[[R], R]:
-    """Registers the rule for these operators, and for those that are `whole`: decompositions leave them as they are. A
-    second registration is a bug."""
+    """Registers the rule for these operators, and for those that are `whole`: decompositions leave them as they are,
+    since this rule gives better code than those of the operators that they are made of."""
 
     def register(rule: R) -> R:
-        for target in (*targets, *whole):
-            assert target not in RULES, f"{target} has two rules"
-            RULES[target] = rule
-        _WHOLE.update(whole)
-        return rule
+        RULES.register(*targets)(rule)
+        return RULES.register(*whole, tags=("whole",))(rule)
 
     return register
 
 
-def rule_of(target: Any) -> Rule | None:
-    """The rule of an operator; that of a library which may not be installed is registered by the operator's name."""
-    return RULES.get(target) or RULES.get(str(target))
+rule_of = RULES.find
 
 
 def whole_operators() -> tuple[Any, ...]:
     """The operators that a program should still have when it is lowered."""
     import ingot.lowering.rules  # noqa: F401  fills RULES
 
-    return tuple(sorted(_WHOLE, key=str))
+    return tuple(sorted(RULES.list_tagged("whole"), key=str))
 
 
 def lower(program: Program, strategy: LoweringStrategy | None = None, precision: Precision = "float32") -> Module:
@@ -80,9 +75,7 @@ def lower(program: Program, strategy: LoweringStrategy | None = None, precision:
     if valueless is not None:
         raise CompileError(valueless)
     lowering = Lowering(program, strategy, precision)
-    missing = lowering.missing()
-    if missing:
-        raise unsupported_error(missing)
+    lowering.check_supported()
     return lowering.module()
 
 
@@ -97,43 +90,33 @@ def _round(tensor: TensorValue) -> None:
         )
 
 
-class Lowering(LoopBuilder):
-    """One lowering: what rules are given. `values` has the value of every node so far."""
+class Lowering(LoopBuilder, GraphInterpreter):
+    """One lowering: what rules are given."""
+
+    refusals = (LoweringUnsupported,)
 
     def __init__(
         self, program: Program, strategy: LoweringStrategy | None = None, precision: Precision = "float32"
     ) -> None:
-        super().__init__(next(iter(program.graph.nodes)), strategy or LoweringStrategy(), precision)
-        self.program = program
-        self.values: dict[fx.Node, Any] = {}
+        LoopBuilder.__init__(self, next(iter(program.graph.nodes)), strategy or LoweringStrategy(), precision)
+        GraphInterpreter.__init__(self, program)
 
-    def missing(self) -> list[tuple[fx.Node, str]]:
-        """Nodes that no rule can take, with why."""
-        from ingot.ir.outlining import graph_modules
+    def explain(self, node: fx.Node) -> str | None:
+        inner = node.op == "placeholder" and node.graph is not self.program.graph  # as the operand was explained
+        return None if inner else super().explain(node)
 
-        found = []
-        for graph_module in graph_modules(self.program.graph_module):
-            for node in graph_module.graph.nodes:
-                given = node.op == "placeholder" and node.users and node.graph is self.program.graph
-                if node.op == "call_function" or given:
-                    reason = self._complaint(node)
-                    if reason is not None:
-                        found.append((node, reason))
-        return found
+    def explain_rule(self, node: fx.Node) -> str | None:
+        return "there is no rule for it" if rule_of(node.target) is None else None
 
-    def _complaint(self, node: fx.Node) -> str | None:
-        value = value_of(node)
-        if isinstance(value, (int, float, bool, torch.SymInt, torch.SymFloat, torch.SymBool)):
-            return None
-        if node.op == "call_function" and rule_of(node.target) is None:
-            return "there is no rule for it"
-        for part in value if isinstance(value, (tuple, list)) else (value,):
-            if isinstance(part, torch.Tensor):
-                if dtype_name(part.dtype) not in SUPPORTED:
-                    return f"dtype {dtype_name(part.dtype)} is not supported"
-                if part.layout is not torch.strided or part.device.type not in self.strategy.devices:
-                    return f"a {part.layout} tensor on {part.device} is not supported"
+    def explain_tensor(self, tensor: torch.Tensor) -> str | None:
+        if dtype_name(tensor.dtype) not in SUPPORTED:
+            return f"dtype {dtype_name(tensor.dtype)} is not supported"
+        if tensor.layout is not torch.strided or tensor.device.type not in self.strategy.devices:
+            return f"a {tensor.layout} tensor on {tensor.device} is not supported"
         return None
+
+    def unsupported_error(self, found: Sequence[tuple[fx.Node, str]]) -> Exception:
+        return unsupported_error(found)
 
     def module(self) -> Module:
         interface = Interface(self, self.program, self.values)
@@ -152,32 +135,11 @@ class Lowering(LoopBuilder):
             precision=self.precision,
         )
 
-    def run(self, graph: fx.Graph) -> Any:
-        """Lowers every node of a graph whose placeholders have values; returns the value of its output."""
-        failed: list[tuple[fx.Node, str]] = []
-        for node in graph.nodes:
-            if node.op in ("placeholder", "get_attr"):
-                continue
-            if node.op == "output":
-                if failed:
-                    raise unsupported_error(failed)
-                return self.argument(node.args[0])
-            outer, self.node = self.node, node
-            try:
-                self.values[node] = self._lowered(node)
-            except LoweringUnsupported as error:
-                failed.append((node, str(error)))
-                self._told |= self._graphs  # one complaint about a size is enough
-                self.values[node] = self._poison_value(node)
-            finally:
-                self.node = outer
-        raise AssertionError("a graph has an output")
-
-    def _lowered(self, node: fx.Node) -> Any:
+    def evaluate(self, node: fx.Node) -> Any:
         value = value_of(node)
         if isinstance(value, (int, float, bool)):
             return value
-        if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
+        if isinstance(value, SYMBOLIC):
             rule = rule_of(node.target)
             if rule is not None:
                 rule(self, *map(self.argument, node.args))
@@ -241,37 +203,15 @@ class Lowering(LoopBuilder):
         if isinstance(tensor.data, Deferred) and ((users > 1 and cost > CHEAP) or cost > LONG):
             self.realize(tensor)
 
-    def _poison_value(self, node: fx.Node) -> Any:
-        """Something of the right type, so that lowering goes on and finds every other complaint."""
-        value = value_of(node)
-        parts = value if isinstance(value, (tuple, list)) else (value,)
-        made = [self._zeros(v) if isinstance(v, torch.Tensor) else v for v in parts]
-        return made if isinstance(value, (tuple, list)) else made[0]
-
-    def _zeros(self, value: torch.Tensor) -> TensorValue:
+    def stand_in(self, value: Any) -> Any:
+        self._told |= self._graphs  # one complaint about a size is enough
+        if not isinstance(value, torch.Tensor):
+            return value
         try:
             shape = self.shape_of(value)
         except LoweringUnsupported:  # it is a size that was complained of
             shape = (1,) * value.dim()
         return self.full(shape, 0, dtype_name(value.dtype))
-
-    def argument(self, value: Any) -> Any:
-        """An argument of a node, with nodes replaced by their values and symbolic numbers by Sizes."""
-        if isinstance(value, fx.Node):
-            if value.op == "get_attr":
-                return getattr(value.graph.owning_module, str(value.target))
-            return self.values[value]
-        if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
-            return self.symbolic(value)
-        if isinstance(value, (list, tuple)):
-            return (
-                type(value)(self.argument(v) for v in value)
-                if type(value) in (list, tuple)
-                else [*map(self.argument, value)]
-            )
-        if isinstance(value, dict):
-            return {k: self.argument(v) for k, v in value.items()}
-        return value
 
     def constant(self, tensor: TensorValue) -> torch.Tensor | None:
         """The elements of state that is never written, in their own order; None of anything else."""

@@ -9,13 +9,13 @@ that kernels are made with; there is one table. What a body cannot do is memory 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import fx
 
+from ingot.analysis.graph_interpreter import NUMBERS
 from ingot.analysis.side_effects import asserts
 from ingot.errors import UnsupportedOperator, format_error
 from ingot.ir.metadata import module_path_of, source_of, value_of
@@ -26,6 +26,7 @@ from ingot.lowering.loop_ir import Body, Buffer
 from ingot.lowering.lower import Lowering, Rule, rule_of
 from ingot.lowering.tensor_views import Deferred, TensorValue
 from ingot.lowering.unsupported import LoweringUnsupported
+from ingot.registry import Registry
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +41,7 @@ def lower_body(
     inputs: Sequence[Given | Size | TensorValue],
     *,
     around: Lowering,
-    extra: Mapping[Any, Rule] | None = None,
+    extra: Registry[Any, Rule] | None = None,
     writers: Collection[Any] = (),
 ) -> Body:
     """The subgraph's results, scalars all of them, as one body; equal subexpressions of all of them are shared.
@@ -68,13 +69,13 @@ def lower_results(
     inputs: Sequence[Given | Size | TensorValue],
     *,
     around: Lowering,
-    extra: Mapping[Any, Rule] | None = None,
+    extra: Registry[Any, Rule] | None = None,
     writers: Collection[Any] = (),
 ) -> list[Any]:
     """What the subgraph gives, each result as rules give it: nothing of it is computed yet."""
     import ingot.lowering.rules  # noqa: F401  fills the table of rules; some of them lower bodies themselves
 
-    inside = _BodyLowering(around, dict(extra or {}), frozenset(writers))
+    inside = _BodyLowering(around, extra, frozenset(writers))
     placeholders = [node for node in graph_module.graph.nodes if node.op == "placeholder"]
     for number, (node, given) in enumerate(zip(placeholders, inputs, strict=True)):
         inside.values[node] = _input(number, given) if isinstance(given, Given) else given
@@ -92,23 +93,23 @@ def _input(number: int, given: Given) -> TensorValue:
 class _BodyLowering(Lowering):
     """A lowering that has no memory: sizes, symbols and buffers are those of the lowering around it."""
 
-    def __init__(self, around: Lowering, extra: dict[Any, Rule], writers: frozenset[Any]) -> None:
+    def __init__(self, around: Lowering, extra: Registry[Any, Rule] | None, writers: frozenset[Any]) -> None:
         self.__dict__.update(around.__dict__)
         self.around = around
         self.extra = extra
         self.storing = writers
         self.values = dict(around.values)
 
-    def _lowered(self, node: fx.Node) -> Any:
-        rule = self.extra.get(node.target) or self.extra.get(str(node.target))
-        numbers = (int, float, bool, torch.SymInt, torch.SymFloat, torch.SymBool)  # arithmetic on sizes needs no rule
-        if rule is None and rule_of(node.target) is None and not isinstance(value_of(node), numbers):
+    def evaluate(self, node: fx.Node) -> Any:
+        rule = None if self.extra is None else self.extra.find(node.target)
+        sizes = isinstance(value_of(node), NUMBERS)  # arithmetic on sizes needs no rule
+        if rule is None and rule_of(node.target) is None and not sizes:
             raise raise_unsupported(node, "it is not supported in a body: there is no rule for it")
         if asserts(node):
             raise raise_unsupported(node, "it is not supported in a body: an assertion is a step of its own")
         try:
             if rule is None:
-                return super()._lowered(node)
+                return super().evaluate(node)
             arguments = {name: self.argument(value) for name, value in node.kwargs.items()}
             return rule(self, *map(self.argument, node.args), **arguments)
         except LoweringUnsupported as failure:

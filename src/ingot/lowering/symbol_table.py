@@ -12,7 +12,18 @@ import torch
 
 from ingot import torch_internals as internals
 from ingot.ir import symbolic_dims
-from ingot.lowering.index_expr import UNKNOWN, Expr, Size, divide, estimate, largest, remainder, size_symbol, smallest
+from ingot.lowering.index_expr import (
+    UNKNOWN,
+    Expr,
+    Size,
+    divide,
+    estimate,
+    largest,
+    remainder,
+    size_name,
+    size_symbol,
+    smallest,
+)
 from ingot.lowering.loop_body import BodyBuilder
 from ingot.lowering.tensor_views import Deferred, Shape, TensorValue
 from ingot.lowering.unsupported import LoweringUnsupported
@@ -31,7 +42,7 @@ class SymbolTable:
 
     def _name(self, s: sympy.Symbol) -> str:
         if s not in self._names:
-            self._names[s] = f"n{len(self._names)}"
+            self._names[s] = size_name(len(self._names))
         return self._names[s]
 
     def symbol_of(self, s: sympy.Symbol, hint: int | None = None) -> str:
@@ -65,7 +76,7 @@ class SymbolTable:
 
     def new_symbol(self) -> str:
         """A size of our own: a loop's count."""
-        name = f"n{len(self._names)}"
+        name = size_name(len(self._names))
         self._names[sympy.Dummy()] = name
         self.hints[name] = UNKNOWN
         return name

@@ -19,10 +19,9 @@ from ingot.ir.outlining import graph_modules
 from ingot.ir.program import Program
 from ingot.ir.signature import MUTATION_KINDS, STATE_KINDS, InputKind, OutputKind
 from ingot.ir.unsupported import explain_missing_values
-from ingot.onnx.dtypes import TO_ONNX, name_of
 from ingot.onnx.exporter import Exporter
 from ingot.onnx.node_builder import find_used_nodes
-from ingot.onnx.registry import OLDEST_OPSET, RULES, TAKES, rule_for, rule_of, unsupported_error
+from ingot.onnx.registry import OLDEST_OPSET, RULES, TAKES, unsupported_error
 from ingot.onnx.values import OnnxValue, sizes_of
 
 DEFAULT_OPSET = 20
@@ -96,9 +95,7 @@ def convert(program: Program, opset: int | None = None) -> Exported:
     if valueless is not None:
         raise OnnxError(valueless)
     ex = Exporter(program, _enough(program) if opset is None else check_opset(opset))
-    missing = _missing(program)
-    if missing:
-        raise unsupported_error(missing)
+    ex.check_supported()
     inputs, state = _placeholders(ex)
     names = _output_names(ex)  # before nodes take names: these are what the user sees
     outputs = _outputs(ex, ex.run(program.graph), names)
@@ -138,34 +135,6 @@ def _format_assertion(node: fx.Node, message: str) -> str:
 def _ir_version(opset: int) -> int:
     found: int = onnx.helper.find_min_ir_version_for([onnx.helper.make_opsetid("", opset)], ignore_unknown=True)
     return found
-
-
-def _missing(program: Program) -> list[tuple[fx.Node, str]]:
-    """Nodes that no rule can take, with why."""
-    found = []
-    for module in graph_modules(program.graph_module):
-        for node in module.graph.nodes:
-            given = node.op == "placeholder" and node.users
-            if node.op == "call_function" or given:
-                reason = _complaint(node)
-                if reason is not None:
-                    found.append((node, reason))
-    return found
-
-
-def _complaint(node: fx.Node) -> str | None:
-    value = value_of(node)
-    if isinstance(value, int | float | bool | torch.SymInt | torch.SymFloat | torch.SymBool):
-        return None
-    if node.op == "call_function" and rule_for(node) is None:
-        return "there is no rule for it" if rule_of(node.target) is None else "there is no rule for complex numbers"
-    for part in value if isinstance(value, tuple | list) else (value,):
-        if isinstance(part, torch.Tensor):
-            if part.dtype not in TO_ONNX and part.dtype not in (torch.complex64, torch.complex128):
-                return f"ONNX has no {name_of(part.dtype)}"
-            if part.layout is not torch.strided:
-                return f"ONNX has no {part.layout} tensors"
-    return None
 
 
 # ---------------------------------------------------------------------- inputs

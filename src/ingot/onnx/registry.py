@@ -11,61 +11,58 @@ from ingot import torch_internals as internals
 from ingot.errors import UnsupportedByOnnx, format_error
 from ingot.ir.metadata import tensors_in, value_of
 from ingot.ir.unsupported import listed
+from ingot.registry import Registry
 
 Rule = Callable[..., Any]
 R = TypeVar("R", bound=Rule)
-RULES: dict[Any, Rule] = {}
+RULES: Registry[Any, Rule] = Registry("ONNX rule")
 # Rules for nodes that take or give complex numbers: ONNX has none, so these are all that they are given to.
-PAIR_RULES: dict[Any, Rule] = {}
+PAIR_RULES: Registry[Any, Rule] = Registry("ONNX rule for complex numbers")
 # Whether the rule of an operator that is made of others can take a node; without an entry it takes all.
-TAKES: dict[Any, Callable[[Any], bool]] = {}
+TAKES: Registry[Any, Callable[[Any], bool]] = Registry("condition")
 
 OLDEST_OPSET = 18
 
 
-def exports(*targets: Any, takes: Callable[[Any], bool] | None = None) -> Callable[[R], R]:
-    """Registers the rule for these operators; a second registration is a bug.
+def exports(*targets: Any, takes: Callable[[Any], bool] | None = None, moves_data: bool = False) -> Callable[[R], R]:
+    """Registers the rule for these operators; a second registration raises.
 
-    `takes` is for an operator that is made of others: nodes that it says no to are decomposed.
+    `takes` is for an operator that is made of others: nodes that it says no to are decomposed. A rule that `moves_data`
+    moves elements, holds graphs, or minds the type itself: it is given bfloat16 as it is, and others get float32.
     """
 
     def register(rule: R) -> R:
-        for target in targets:
-            if target in RULES:
-                raise ValueError(f"there is a rule for {target} already: {RULES[target].__name__}")
-            RULES[target] = rule
-            if takes is not None:
-                TAKES[target] = takes
-        return rule
+        if takes is not None:
+            TAKES.register(*targets)(takes)
+        return RULES.register(*targets, tags=("moves_data",) if moves_data else ())(rule)
 
     return register
 
 
-def exports_pairs(*targets: Any) -> Callable[[R], R]:
-    """Registers the rule for these operators on complex numbers, which are pairs along a last dim."""
+# Registers the rule for operators on complex numbers, which are pairs along a last dim.
+exports_pairs = PAIR_RULES.register
 
-    def register(rule: R) -> R:
-        for target in targets:
-            if target in PAIR_RULES:
-                raise ValueError(f"there is a rule for {target} on complex numbers already")
-            PAIR_RULES[target] = rule
-        return rule
 
-    return register
+def is_complex(node: fx.Node) -> bool:
+    """Whether an operator takes or gives complex numbers."""
+    if not isinstance(node.target, internals.OpOverload):  # a graph inside, or a part of several results
+        return False
+    values = [value_of(node), *(value_of(given) for given in node.all_input_nodes)]
+    return any(tensor.dtype.is_complex for value in values for tensor in tensors_in(value))
 
 
 def rule_for(node: fx.Node) -> Rule | None:
     """The rule that a node needs."""
-    if not isinstance(node.target, internals.OpOverload):  # a graph inside, or a part of several results
-        return rule_of(node.target)
-    values = [value_of(node), *(value_of(given) for given in node.all_input_nodes)]
-    complex_ = any(tensor.dtype.is_complex for value in values for tensor in tensors_in(value))
-    return PAIR_RULES.get(node.target) if complex_ else rule_of(node.target)
+    return PAIR_RULES.get(node.target) if is_complex(node) else rule_of(node.target)
 
 
-def rule_of(target: Any) -> Rule | None:
-    """The rule of an operator; that of a library which may not be installed is registered by the operator's name."""
-    return RULES.get(target) or RULES.get(str(target))
+def moves_data(node: fx.Node) -> bool:
+    """Whether the rule that a node needs computes nothing: then its arguments stay in their own types."""
+    return is_complex(node) or RULES.has_tag(node.target, "moves_data")
+
+
+# The rule of an operator; that of a library which may not be installed is registered by the operator's name.
+rule_of = RULES.find
 
 
 class OnnxUnsupported(Exception):

@@ -18,7 +18,7 @@ from ingot.ir import symbolic_dims
 from ingot.onnx.values import OnnxValue, Size
 
 if TYPE_CHECKING:
-    from ingot.onnx.exporter import Exporter
+    from ingot.onnx.graph_builder import OnnxGraphBuilder
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ class SizeNotComputed(Exception):
     """Nothing that ran so far tells a size."""
 
 
-Operation = Callable[["Exporter", Sequence[OnnxValue]], OnnxValue]
+Operation = Callable[["OnnxGraphBuilder", Sequence[OnnxValue]], OnnxValue]
 
 
 def _plain(kind: str) -> Operation:
@@ -50,22 +50,22 @@ def _whole(kind: str) -> Operation:
     return lambda ex, parts: ex.cast(ex.op(kind, ex.cast(parts[0], torch.float64)), torch.int64)
 
 
-def _floor_divide(ex: Exporter, parts: Sequence[OnnxValue]) -> OnnxValue:
+def _floor_divide(ex: OnnxGraphBuilder, parts: Sequence[OnnxValue]) -> OnnxValue:
     """Of integers, rounded down: what is left over by Mod is taken off first."""
     over, under = parts
     return ex.op("Div", ex.op("Sub", over, ex.op("Mod", over, under)), under)
 
 
-def _power(ex: Exporter, parts: Sequence[OnnxValue]) -> OnnxValue:
+def _power(ex: OnnxGraphBuilder, parts: Sequence[OnnxValue]) -> OnnxValue:
     return ex.op("Pow", *parts)
 
 
-def _log2(ex: Exporter, parts: Sequence[OnnxValue]) -> OnnxValue:
+def _log2(ex: OnnxGraphBuilder, parts: Sequence[OnnxValue]) -> OnnxValue:
     natural = ex.op("Log", ex.cast(parts[0], torch.float64))
     return ex.op("Div", natural, ex.number(math.log(2), torch.float64))
 
 
-def _differ(ex: Exporter, parts: Sequence[OnnxValue]) -> OnnxValue:
+def _differ(ex: OnnxGraphBuilder, parts: Sequence[OnnxValue]) -> OnnxValue:
     return ex.op("Not", ex.op("Equal", *parts))
 
 
@@ -113,7 +113,7 @@ def _speaks_of(key: Any, symbol: sympy.Symbol) -> bool:
 class SymbolicSizes:
     """The sizes of one export. `exporter.memo` keeps what a scope has computed already."""
 
-    def __init__(self, exporter: Exporter) -> None:
+    def __init__(self, exporter: OnnxGraphBuilder) -> None:
         self._exporter = exporter
         self._origins: dict[sympy.Symbol, SymbolOrigin] = {}
 

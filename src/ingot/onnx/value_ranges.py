@@ -16,6 +16,7 @@ import onnx_ir as ir
 import torch
 
 from ingot.onnx.dtypes import TO_ONNX
+from ingot.registry import Registry
 
 if TYPE_CHECKING:
     from ingot.onnx.exporter import Exporter
@@ -46,9 +47,10 @@ def _find_bounds(ex: Exporter, value: ir.Value, depth: int) -> Bounds | None:
     if stored is not None:
         return _constant_bounds(stored)
     node = value.producer()
-    if node is None or node.op_type not in _RULES or value.dtype not in _FROM_ONNX:
+    found = None if node is None else _RULES.get(node.op_type)
+    if node is None or found is None or value.dtype not in _FROM_ONNX:
         return None
-    places, rule = _RULES[node.op_type]
+    places, rule = found
     inputs = [given for given in node.inputs[places] if given is not None]
     parts = [_lookup_bounds(ex, given, depth - 1) for given in inputs]
     known = [part for part in parts if part is not None]
@@ -62,7 +64,11 @@ def _constant_bounds(stored: torch.Tensor) -> Bounds | None:
     return None if math.isnan(low) or math.isnan(high) else (low, high)
 
 
-# ---------------------------------------------------------------------- one rule an operator
+# ---------------------------------------------------------------------- one rule per operator
+
+# By ONNX's operator: which inputs count, and what their bounds make of the result's.
+_FIRST, _ALL = slice(0, 1), slice(None)
+_RULES: Registry[str, tuple[slice, Rule]] = Registry("bounds rule")
 
 
 def _hull(parts: list[Bounds], dtype: torch.dtype) -> Bounds | None:
@@ -94,22 +100,17 @@ def _compute(function: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]) -> 
     return rule
 
 
-_FIRST, _ALL = slice(0, 1), slice(None)
-_RULES: dict[str, tuple[slice, Rule]] = {
-    **dict.fromkeys(
-        (
-            *("Identity", "Reshape", "Transpose", "Unsqueeze", "Squeeze", "Expand", "Slice", "Tile"),
-            *("Gather", "GatherElements", "GatherND"),
-        ),
-        (_FIRST, _hull),
-    ),
-    "Where": (slice(1, 3), _hull),
-    "Concat": (_ALL, _hull),
-    "Cast": (_FIRST, _cast),
-    "Not": (_FIRST, lambda parts, _: (1 - parts[0][1], 1 - parts[0][0])),
-    "And": (_ALL, lambda parts, _: (min(low for low, _ in parts), min(high for _, high in parts))),
-    "Or": (_ALL, lambda parts, _: (max(low for low, _ in parts), max(high for _, high in parts))),
-    "Add": (_ALL, _compute(torch.add)),
-    "Sub": (_ALL, _compute(torch.sub)),
-    "Mul": (_ALL, _compute(torch.mul)),
-}
+for _kind in (
+    *("Identity", "Reshape", "Transpose", "Unsqueeze", "Squeeze", "Expand", "Slice", "Tile"),
+    *("Gather", "GatherElements", "GatherND"),
+):
+    _RULES.add(_kind, (_FIRST, _hull))
+_RULES.add("Where", (slice(1, 3), _hull))
+_RULES.add("Concat", (_ALL, _hull))
+_RULES.add("Cast", (_FIRST, _cast))
+_RULES.add("Not", (_FIRST, lambda parts, _: (1 - parts[0][1], 1 - parts[0][0])))
+_RULES.add("And", (_ALL, lambda parts, _: (min(low for low, _ in parts), min(high for _, high in parts))))
+_RULES.add("Or", (_ALL, lambda parts, _: (max(low for low, _ in parts), max(high for _, high in parts))))
+_RULES.add("Add", (_ALL, _compute(torch.add)))
+_RULES.add("Sub", (_ALL, _compute(torch.sub)))
+_RULES.add("Mul", (_ALL, _compute(torch.mul)))

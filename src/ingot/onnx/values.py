@@ -15,6 +15,7 @@ import sympy
 import torch
 
 from ingot import torch_internals as internals
+from ingot.analysis.type_promotion import dtype_of_number, promote_operands
 
 Size: TypeAlias = "int | sympy.Expr"
 Number: TypeAlias = "int | float | bool"
@@ -73,28 +74,11 @@ def axes(dims: Any, rank: int) -> list[int]:
 
 
 def promote(operands: Iterable[Any]) -> torch.dtype:
-    """The type that torch computes these operands in: tensors before those of rank 0 before numbers."""
-    ranked: list[list[torch.dtype]] = [[], [], []]
+    """The type that torch computes these operands in."""
+    kinds: list[tuple[torch.dtype, int | None]] = []
     for operand in operands:
         if isinstance(operand, OnnxValue):
-            ranked[0 if operand.rank else 1].append(operand.dtype)
-        elif isinstance(operand, bool):
-            ranked[2].append(torch.bool)
-        elif isinstance(operand, int | sympy.Basic):
-            ranked[2].append(torch.int64)
-        elif isinstance(operand, float):
-            ranked[2].append(torch.get_default_dtype())
-    best: torch.dtype | None = None
-    for dtypes in ranked:
-        joined: torch.dtype | None = None
-        for dtype in dtypes:
-            joined = dtype if joined is None else torch.promote_types(joined, dtype)
-        if joined is not None and (best is None or _category(joined) > _category(best)):
-            best = joined
-    return best or torch.float32
-
-
-def _category(dtype: torch.dtype) -> int:
-    if dtype is torch.bool:
-        return 0
-    return 2 if dtype.is_floating_point else 1
+            kinds.append((operand.dtype, operand.rank))
+        elif isinstance(operand, int | float | sympy.Basic):
+            kinds.append((dtype_of_number(operand), None))
+    return promote_operands(kinds)

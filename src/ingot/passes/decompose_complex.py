@@ -8,7 +8,6 @@ back = aten.view_as_real(mul)           back = aten.cat([sub, add], -1)
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -24,13 +23,12 @@ from ingot.ir.signature import STATE_KINDS, InputKind, values_of
 from ingot.passes.decompose import overloads
 from ingot.passes.decompositions import dft
 from ingot.passes.decompositions.aten import Rules
-from ingot.passes.decompositions.complex import RULES, Parts, Rule
+from ingot.passes.decompositions.complex import RULES, Parts
 from ingot.passes.grad_mode import grad_mode
 from ingot.passes.insert_effect_tokens import strip_tokens
 from ingot.passes.manager import register
 from ingot.passes.retracing.retrace import Replay
 
-_RULES: dict[Any, Rule] = {operator.getitem: operator.getitem, **RULES, **dft.RULES}
 _GRAD_MODE = torch.ops.higher_order.wrap_with_set_grad_enabled
 
 
@@ -79,9 +77,9 @@ def _splits(program: Program, node: fx.Node, kinds: Collection[InputKind]) -> bo
         return node.graph is not program.graph  # whoever calls the region is asked as well
     if node.target is _GRAD_MODE:
         return True
-    if node.target in dft.RULES and not dft.fits(node):
+    if RULES.has_tag(node.target, "transform") and not dft.fits(node):
         return False
-    return node.target in _RULES and not (_is_complex(node) and node.name in _names_of_calls(program))
+    return node.target in RULES and not (_is_complex(node) and node.name in _names_of_calls(program))
 
 
 def _names_of_calls(program: Program) -> frozenset[str]:
@@ -118,7 +116,7 @@ class _Splitting(Replay):
             with torch.set_grad_enabled(enabled):
                 return function(*operands)
         try:
-            return _RULES[node.target](*args, **kwargs)
+            return RULES[node.target](*args, **kwargs)
         except IngotError:
             raise
         except Exception as failure:

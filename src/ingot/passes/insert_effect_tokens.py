@@ -140,8 +140,7 @@ def _is_draw(op: Any, node: fx.Node) -> bool:
     if not isinstance(op, internals.OpOverload) or torch.Tag.nondeterministic_seeded not in op.tags:
         return False
     own = node.args if op is node.target else node.args[1:]
-    given = dict(zip((a.name for a in op._schema.arguments), own, strict=False)) | dict(node.kwargs)
-    values = {a.name: given.get(a.name, a.default_value) for a in op._schema.arguments}
+    values = internals.fill_arguments(op, own, node.kwargs)
     off = any(values.get(name) is False for name in _SWITCHES)
     return not off and not any(type(values.get(name)) in (int, float) and values[name] == 0 for name in _RATES)
 

@@ -25,6 +25,7 @@ from ingot.ir.outlining import graph_modules
 from ingot.ir.program import Program
 from ingot.passes.cse import follow, named_values
 from ingot.passes.manager import register
+from ingot.registry import Registry
 
 aten = torch.ops.aten
 
@@ -33,26 +34,11 @@ Rule = Callable[[fx.Node], Any]
 # Changes a node so that it reaches further back, and says whether it did.
 Shortening = Callable[[fx.Node], bool]
 
-_REMOVES: dict[Any, Rule] = {}
-_SHORTENS: dict[Any, Shortening] = {}
-
-
-def removes(*targets: Any) -> Callable[[Rule], Rule]:
-    """Enters the rule that says what an operator hands on. A second rule for one operator raises."""
-    return lambda rule: _enter(_REMOVES, targets, rule)
-
-
-def shortens(*targets: Any) -> Callable[[Shortening], Shortening]:
-    """Enters the rule that lets an operator skip the views before it. A second rule for one operator raises."""
-    return lambda rule: _enter(_SHORTENS, targets, rule)
-
-
-def _enter(table: dict[Any, Any], targets: Sequence[Any], rule: Any) -> Any:
-    for target in targets:
-        if target in table:
-            raise ValueError(f"there is a rule for {target} already: {table[target].__name__}")
-        table[target] = rule
-    return rule
+# What an operator hands on, and how one skips the views before it.
+_REMOVES: Registry[Any, Rule] = Registry("removal rule")
+_SHORTENS: Registry[Any, Shortening] = Registry("shortening rule")
+removes = _REMOVES.register
+shortens = _SHORTENS.register
 
 
 @register(takes=FUNCTIONAL)
@@ -126,9 +112,7 @@ def _copies(node: fx.Node) -> bool:
     """Whether a cast was asked for a copy. The result of an idle native_dropout is one."""
     if not isinstance(node.target, internals.OpOverload):
         return True
-    schema = node.target._schema.arguments
-    given = {argument.name: value for argument, value in zip(schema, node.args, strict=False)} | node.kwargs
-    return bool(given.get("copy"))
+    return bool(internals.bind_arguments(node.target, node.args, node.kwargs).get("copy"))
 
 
 # ---------------------------------------------------------------------- values

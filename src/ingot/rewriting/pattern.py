@@ -138,16 +138,7 @@ def arguments_of(node: fx.Node) -> dict[str, Any]:
     target: Any = node.target
     if not isinstance(target, internals.OpOverload):
         return {**{str(place): value for place, value in enumerate(node.args)}, **node.kwargs}
-    found: dict[str, Any] = {}
-    positional = list(node.args)
-    for argument in target._schema.arguments:
-        if positional:
-            found[argument.name] = positional.pop(0)
-        elif argument.name in node.kwargs:
-            found[argument.name] = node.kwargs[argument.name]
-        else:
-            found[argument.name] = argument.default_value
-    return found
+    return internals.fill_arguments(target, node.args, node.kwargs)
 
 
 def _parameters(function: Callable[..., Any], count: int) -> list[inspect.Parameter]:

@@ -216,11 +216,11 @@ class _Keeping(ReplayRecorder):
 
     def _kept(self, func: Any, mine: fx.Node, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         written = arguments_of(mine)
-        names = [argument.name for argument in func._schema.arguments]
-        made = {**dict(zip(names, args, strict=False)), **kwargs}
+        names, defaults = internals.argument_names(func), internals.fill_arguments(func, (), {})
+        made = internals.bind_arguments(func, args, kwargs)
         for name, value in written.items():
             found = fx.map_arg(self._match.literals.get(f"{mine.name}.{name}"), metadata.value_of)
-            now = made.get(name, _default(func, name))
+            now = made.get(name, defaults.get(name))
             if f"{mine.name}.{name}" in self._match.literals and _same(now, value) and not _same(now, found):
                 made[name] = found
         kept = len(args)
@@ -233,10 +233,6 @@ def _same(value: Any, written: Any) -> bool:
     if isinstance(value, list | tuple) and isinstance(written, list | tuple):
         return len(value) == len(written) and all(map(_same, value, written))
     return type(value) is type(written) and bool(value == written)
-
-
-def _default(func: Any, name: str) -> Any:
-    return next((a.default_value for a in func._schema.arguments if a.name == name), None)
 
 
 def _trace_replacement(

@@ -22,6 +22,7 @@ import torch
 
 from ingot import torch_internals as internals
 from ingot.ir import symbolic_dims
+from ingot.registry import Registry
 
 Json = Any
 T = TypeVar("T")
@@ -170,6 +171,9 @@ def _reject(tag: str, cursor: Cursor) -> NoReturn:
     cursor.wrong("a value of a known kind")
 
 
+_READERS: Registry[str, Callable[[Cursor], Any]] = Registry("reader")
+
+
 def read_plain(cursor: Cursor, other: Read = _reject) -> Any:
     """The value that `write_plain` wrote; tags that are not its own go to `other`."""
     value = cursor.value
@@ -194,22 +198,26 @@ def _read_pair(pair: Cursor, other: Read) -> tuple[Any, Any]:
     return (found if type(found) in _KEYS else key.wrong("a key")), read_plain(value, other)
 
 
+@_READERS.register("float")
 def _read_float(cursor: Cursor) -> float:
     if isinstance(cursor.value, float):
         return cursor.value
     return cursor.one_of({text: float(text) for text in ("inf", "-inf", "nan")}, "inf, -inf or nan")
 
 
+@_READERS.register("complex")
 def _read_complex(cursor: Cursor) -> complex:
     real, imaginary = cursor.items(2)
     parts = [read_plain(part) for part in (real, imaginary)]
     return complex(*parts) if all(isinstance(part, float) for part in parts) else cursor.wrong("two floats")
 
 
+@_READERS.register("bytes")
 def _read_bytes(cursor: Cursor) -> bytes:
     return bytes.fromhex(cursor.matching(re.compile("([0-9a-f]{2})*"), "bytes in hexadecimal"))
 
 
+@_READERS.register("device")
 def read_device(cursor: Cursor) -> torch.device:
     text = cursor.matching(_DEVICE, "a device")
     try:
@@ -218,20 +226,14 @@ def read_device(cursor: Cursor) -> torch.device:
         cursor.wrong("a device that this torch knows")
 
 
+@_READERS.register("dtype")
 def read_dtype(cursor: Cursor) -> torch.dtype:
     return cursor.one_of(DTYPES, "a dtype")
 
 
-_READERS: dict[str, Callable[[Cursor], Any]] = {
-    "float": _read_float,
-    "complex": _read_complex,
-    "bytes": _read_bytes,
-    "dtype": read_dtype,
-    "device": read_device,
-    "layout": lambda cursor: cursor.one_of(_LAYOUTS, "a layout"),
-    "memory_format": lambda cursor: cursor.one_of(_FORMATS, "a memory format"),
-    "ellipsis": lambda cursor: Ellipsis if cursor.boolean() else cursor.wrong("true"),
-}
+_READERS.register("layout")(lambda cursor: cursor.one_of(_LAYOUTS, "a layout"))
+_READERS.register("memory_format")(lambda cursor: cursor.one_of(_FORMATS, "a memory format"))
+_READERS.register("ellipsis")(lambda cursor: Ellipsis if cursor.boolean() else cursor.wrong("true"))
 
 
 # ---------------------------------------------------------------------- sizes and the values of nodes

@@ -70,6 +70,16 @@ from ingot.torch_internals.monkeypatches import (
     skip_noop_module_to,
     suppress_conv_backend_guards,
 )
+from ingot.torch_internals.operator_schemas import (
+    aliased_positions,
+    argument_names,
+    bind_arguments,
+    fill_arguments,
+    mutated_positions,
+    mutated_values,
+    returned_positions,
+    values_at,
+)
 from ingot.torch_internals.operators import (
     all_decompositions,
     below_autograd,

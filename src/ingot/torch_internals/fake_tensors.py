@@ -25,6 +25,7 @@ from torch.fx.experimental.symbolic_shapes import (
 
 from ingot.torch_internals.isolation import Patches
 from ingot.torch_internals.monkeypatches import patch_attributes
+from ingot.torch_internals.operator_schemas import argument_names, bind_arguments
 from ingot.torch_internals.operators import computes_new_tensor, declares_aliases, without_dispatch
 from ingot.torch_internals.symbols import OwnShapeEnv, expr_of, is_unbacked, questions_unwatched
 
@@ -183,8 +184,7 @@ def _kernel_sizes_checked() -> bool:
 
 
 def _check_kernel_size(func: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-    names = (argument.name for argument in func._schema.arguments)
-    given = {**dict(zip(names, args, strict=False)), **kwargs}
+    given = bind_arguments(func, args, kwargs)
     if given["transposed"]:
         return
     sizes, kernel = given["input"].shape[2:], given["weight"].shape[2:]
@@ -276,7 +276,7 @@ def _place_of_dim(func: Any) -> int | None:
     """Where among its arguments an operator takes the dim of its first that it works on."""
     if not isinstance(func, OpOverload) or func.namespace != "aten" or func._opname.startswith("unsqueeze"):
         return None
-    names = [argument.name for argument in func._schema.arguments]
+    names = argument_names(func)
     return names.index("dim") if "dim" in names and names[0] in ("self", "input") else None
 
 
@@ -295,7 +295,7 @@ def _check_dim(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Non
 @functools.cache
 def _list_operators_with_dim() -> dict[Any, int]:
     """The operators with hand-written fake kernels that take a dim, and its place among their arguments."""
-    places = {op: [argument.name for argument in op._schema.arguments] for op in _HAND_WRITTEN}
+    places = {op: argument_names(op) for op in _HAND_WRITTEN}
     return {op: names.index("dim") for op, names in places.items() if "dim" in names}
 
 

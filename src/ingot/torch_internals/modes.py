@@ -24,6 +24,7 @@ from torch.utils._python_dispatch import (
 
 from ingot.torch_internals import isolation
 from ingot.torch_internals.isolation import Patches, Region, is_patched_here
+from ingot.torch_internals.operator_schemas import argument_names
 from ingot.torch_internals.operators import set_grad_enabled
 
 T = TypeVar("T")
@@ -46,7 +47,7 @@ class _OwnDraws(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         given = dict(kwargs or {})
         if torch.Tag.nondeterministic_seeded in func.tags:
-            if all(argument.name != "generator" for argument in func._schema.arguments):
+            if "generator" not in argument_names(func):
                 raise NotImplementedError(f"{func} takes no generator")
             given["generator"] = self._generator
         return func(*args, **given)

@@ -48,6 +48,7 @@ from ingot.analysis.shape_inference.resize_aliasing import find_resized
 from ingot.errors import ShapeError, format_error
 from ingot.ir import metadata, pytree, symbolic_dims
 from ingot.ir.program import Program, check_program
+from ingot.registry import Registry
 
 hop = torch.ops.higher_order
 MOST_ROUNDS = 5
@@ -278,19 +279,10 @@ class _Part:
 # ---------------------------------------------------------------------- graphs inside
 
 Rule = Callable[[_Analysis, list[Any]], Type]
-_RULES: dict[Any, Rule] = {}
+_RULES: Registry[Any, Rule] = Registry("typing rule")
 
 
-def _rule(target: Any) -> Callable[[Rule], Rule]:
-    def register(function: Rule) -> Rule:
-        assert target not in _RULES
-        _RULES[target] = function
-        return function
-
-    return register
-
-
-@_rule(hop.cond)
+@_RULES.register(hop.cond)
 def _cond(analysis: _Analysis, args: list[Any]) -> Type:
     _, true, false, operands = args
     found: list[Type] = []
@@ -306,7 +298,7 @@ def _cond(analysis: _Analysis, args: list[Any]) -> Type:
     return found[0] if len(found) == 1 else join(*found)
 
 
-@_rule(hop.while_loop)
+@_RULES.register(hop.while_loop)
 def _while_loop(analysis: _Analysis, args: list[Any]) -> Type:
     condition, body, carried, additional = args
 
@@ -322,7 +314,7 @@ def _while_loop(analysis: _Analysis, args: list[Any]) -> Type:
         return TupleType(tuple(never.carried))
 
 
-@_rule(hop.scan)
+@_RULES.register(hop.scan)
 def _scan(analysis: _Analysis, args: list[Any]) -> Type:
     combine, initial, rows, additional = args
     inputs = [*map(_row, _types(rows)), *_types(additional)]
@@ -339,14 +331,14 @@ def _scan(analysis: _Analysis, args: list[Any]) -> Type:
         raise never.failure from never.failure.__cause__
 
 
-@_rule(hop.map_impl)
+@_RULES.register(hop.map_impl)
 def _map(analysis: _Analysis, args: list[Any]) -> Type:
     function, rows, extra = args
     after = analysis.inner(function.value, [*map(_row, _types(rows)), *_types(extra)])
     return TupleType(tuple(_stack(_count(rows), one) for one in after))
 
 
-@_rule(hop.associative_scan)
+@_RULES.register(hop.associative_scan)
 def _associative_scan(analysis: _Analysis, args: list[Any]) -> Type:
     combine, rows, additional = args
     lefts = [*map(_row, _types(rows))]
@@ -406,12 +398,12 @@ def _stack(count: Dim, row: Type) -> Type:
     return TensorType(row.dtype, row.device, None if row.dims is None else (count, *row.dims))
 
 
-@_rule(hop.wrap_with_set_grad_enabled)
+@_RULES.register(hop.wrap_with_set_grad_enabled)
 def _grad_region(analysis: _Analysis, args: list[Any]) -> Type:
     return TupleType(tuple(analysis.run(args[1].value, _types(args[2:]))))
 
 
-@_rule(hop.wrap_with_autocast)
+@_RULES.register(hop.wrap_with_autocast)
 def _autocast_region(analysis: _Analysis, args: list[Any]) -> Type:
     *autocast, function = args[:5]
     analysis.autocasts.append(tuple(autocast))
@@ -421,19 +413,19 @@ def _autocast_region(analysis: _Analysis, args: list[Any]) -> Type:
         analysis.autocasts.pop()
 
 
-@_rule(internals.enter_autocast)
+@_RULES.register(internals.enter_autocast)
 def _enter_autocast(analysis: _Analysis, args: list[Any]) -> Type:
     analysis.autocasts.append(tuple(args))
     return LiteralType(None)
 
 
-@_rule(internals.exit_autocast)
+@_RULES.register(internals.exit_autocast)
 def _exit_autocast(analysis: _Analysis, args: list[Any]) -> Type:
     analysis.autocasts.pop()
     return LiteralType(None)
 
 
-@_rule(internals.set_grad_enabled)
+@_RULES.register(internals.set_grad_enabled)
 def _set_grad_enabled(analysis: _Analysis, args: list[Any]) -> Type:
     return LiteralType(None)
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import operator
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import fx
 
 from ingot import torch_internals as internals
+from ingot.analysis.alias import AliasSets
 from ingot.ir import subgraphs
 
 aten = torch.ops.aten
@@ -16,25 +18,16 @@ aten = torch.ops.aten
 
 def find_resized(graph: fx.Graph) -> set[fx.Node]:
     """Nodes whose shape may be another one at another time of the run."""
-    owners: dict[fx.Node, fx.Node] = {}
-
-    def owner(node: fx.Node) -> fx.Node:
-        while owners.get(node, node) is not node:
-            node = owners[node]
-        return node
-
-    def unite(a: fx.Node, b: fx.Node) -> None:
-        owners[owner(a)] = owner(b)
-
+    sets = AliasSets()
     lost: list[fx.Node] = []
     for node in graph.nodes:
         for shared in _shared(node):
-            unite(node, shared)
+            sets.join(node, shared)
         lost.extend(_resizes(node))
     if not lost:
         return set()
-    memories = {owner(node) for node in lost}
-    return {node for node in graph.nodes if owner(node) in memories}
+    memories = {sets.find(node) for node in lost}
+    return {node for node in graph.nodes if sets.find(node) in memories}
 
 
 def _shared(node: fx.Node) -> list[fx.Node]:
@@ -47,10 +40,7 @@ def _shared(node: fx.Node) -> list[fx.Node]:
     if not isinstance(target, internals.OpOverload):
         # What a branch or a region gives out may be what went in.
         return [n for n in node.all_input_nodes if n.op != "get_attr"] if target in subgraphs.LAYOUTS else []
-    found = []
-    for argument, value in _arguments(node):
-        if argument.alias_info is not None and isinstance(value, fx.Node):
-            found.append(value)
+    found = _nodes_at(node, internals.aliased_positions(target))
     # reshape, contiguous, to … do not say that they may give back what they got.
     if not found and not internals.returns_fresh_tensor(target):
         found = [n for n in node.all_input_nodes if n.op != "get_attr"]
@@ -66,16 +56,10 @@ def _resizes(node: fx.Node) -> list[fx.Node]:
         return _resized_inside(node)
     if not isinstance(target, internals.OpOverload):
         return []
-    return [
-        value
-        for argument, value in _arguments(node)
-        if isinstance(value, fx.Node)
-        and argument.alias_info is not None
-        and argument.alias_info.is_write
-        and (
-            target in _RESIZERS or (torch.Tag.inplace_view in target.tags and target not in _KEEPERS) or argument.is_out
-        )
-    ]
+    resizes = target in _RESIZERS or (torch.Tag.inplace_view in target.tags and target not in _KEEPERS)
+    schema = target._schema.arguments
+    places = [place for place in internals.mutated_positions(target) if resizes or schema[place].is_out]
+    return _nodes_at(node, places)
 
 
 # It changes what is known of a tensor in place, but not its shape.
@@ -102,11 +86,9 @@ def _resized_inside(node: fx.Node) -> list[fx.Node]:
     return []
 
 
-def _arguments(node: fx.Node) -> list[tuple[Any, Any]]:
+def _nodes_at(node: fx.Node, positions: Sequence[int]) -> list[fx.Node]:
+    """The nodes that a call has at some of its arguments, alone or in a list."""
     target: Any = node.target
-    found = []
-    for index, argument in enumerate(target._schema.arguments):
-        value = node.args[index] if index < len(node.args) else node.kwargs.get(argument.name)
-        for item in value if isinstance(value, list | tuple) else [value]:
-            found.append((argument, item))
+    found: list[fx.Node] = []
+    fx.map_arg(internals.values_at(target, positions, node.args, node.kwargs), found.append)
     return found

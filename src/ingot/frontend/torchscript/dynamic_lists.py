@@ -16,10 +16,12 @@ from ingot import torch_internals as internals
 from ingot.frontend.torchscript.interpreter import TorchScriptInterpreter, UnsupportedControlFlow
 from ingot.frontend.torchscript.runtime_values import DynamicList, RuntimeScalar, as_tensor, number
 from ingot.frontend.torchscript.scalar_ops import RULES as PLAIN
+from ingot.registry import Registry
 from ingot.torch_internals import torchscript as ts
 
 aten = torch.ops.aten
 Rule = Callable[..., Any]
+_RULES: Registry[str, Rule] = Registry("rule")
 
 # They hand a list on, or add items at its end.
 _PASSING = frozenset(
@@ -74,11 +76,13 @@ def _all(machine: TorchScriptInterpreter, rows: DynamicList) -> torch.Tensor:
 # ---------------------------------------------------------------------- rules
 
 
+@_RULES.register("aten::unbind")
 def _unbind(machine: TorchScriptInterpreter, tensor: torch.Tensor, dim: int) -> Any:
     moved = _tensor(machine, aten.movedim.int, tensor, dim, 0)
     return [DynamicList(moved, moved.shape[0])]
 
 
+@_RULES.register("aten::len")
 def _len(machine: TorchScriptInterpreter, whole: list[Any]) -> Any:
     total: Any = 0
     for item in whole:
@@ -86,6 +90,7 @@ def _len(machine: TorchScriptInterpreter, whole: list[Any]) -> Any:
     return total
 
 
+@_RULES.register("aten::stack")
 def _stack(machine: TorchScriptInterpreter, whole: list[Any], dim: int = 0) -> Any:
     parts = [
         _all(machine, item) if isinstance(item, DynamicList) else _tensor(machine, aten.unsqueeze.default, item, 0)
@@ -96,6 +101,7 @@ def _stack(machine: TorchScriptInterpreter, whole: list[Any], dim: int = 0) -> A
     return _tensor(machine, aten.movedim.int, stacked, 0, dim).clone(memory_format=torch.contiguous_format)
 
 
+@_RULES.register("aten::cat")
 def _cat(machine: TorchScriptInterpreter, whole: list[Any], dim: int = 0) -> Any:
     parts = []
     for item in whole:
@@ -107,6 +113,7 @@ def _cat(machine: TorchScriptInterpreter, whole: list[Any], dim: int = 0) -> Any
     return _tensor(machine, aten.cat.default, parts, dim)
 
 
+@_RULES.register("aten::reverse")
 def _reverse(machine: TorchScriptInterpreter, whole: list[Any]) -> Any:
     whole[:] = [
         DynamicList(_tensor(machine, aten.flip.default, _all(machine, item), [0]), item.count)
@@ -117,6 +124,7 @@ def _reverse(machine: TorchScriptInterpreter, whole: list[Any]) -> Any:
     return ()
 
 
+@_RULES.register("aten::slice")
 def _slice(machine: TorchScriptInterpreter, whole: list[Any], start: Any, end: Any, step: Any) -> Any:
     """What keeps the rows whole, and any part of rows that stand alone."""
     places = [place for place, item in enumerate(whole) if isinstance(item, DynamicList)]
@@ -130,6 +138,7 @@ def _slice(machine: TorchScriptInterpreter, whole: list[Any], start: Any, end: A
     raise UnsupportedControlFlow("the list indices depend on a data-dependent loop count", machine.place)
 
 
+@_RULES.register("aten::__getitem__")
 def _getitem(machine: TorchScriptInterpreter, whole: list[Any], key: Any) -> Any:
     places = [place for place, item in enumerate(whole) if isinstance(item, DynamicList)]
     after = len(whole) - 1 - places[-1]
@@ -157,14 +166,3 @@ def _last(machine: TorchScriptInterpreter, rows: DynamicList, before: torch.Tens
     place = torch.clamp(as_tensor(rows.count) - 1, min=0).reshape(1)
     row = _tensor(machine, aten.index_select.default, rows.tensor, 0, place).squeeze(0)
     return _tensor(machine, aten.where.self, as_tensor(rows.count) > 0, row, before)
-
-
-_RULES: dict[str, Rule] = {
-    "aten::unbind": _unbind,
-    "aten::len": _len,
-    "aten::stack": _stack,
-    "aten::cat": _cat,
-    "aten::__getitem__": _getitem,
-    "aten::reverse": _reverse,
-    "aten::slice": _slice,
-}

@@ -303,11 +303,7 @@ def _tensors(value: Any) -> list[torch.Tensor]:
 
 
 def _written(func: internals.OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[torch.Tensor]:
-    written = _tensors(list(internals.unannotated_mutations(func, args)))
-    for index, argument in enumerate(func._schema.arguments):
-        if argument.alias_info is not None and argument.alias_info.is_write:
-            written += _tensors(args[index] if index < len(args) else kwargs.get(argument.name))
-    return written
+    return _tensors(internals.mutated_values(func, args, kwargs))
 
 
 def _strides_kept(base: torch.Tensor, copy: torch.Tensor) -> bool:

@@ -13,11 +13,14 @@ import torch.nn.functional as F
 
 from ingot import torch_internals as internals
 from ingot.frontend.torchscript.interpreter import TorchScriptInterpreter
+from ingot.registry import Registry
 from ingot.torch_internals import torchscript as ts
 
 aten = torch.ops.aten
+RULES: Registry[str, Callable[..., Any]] = Registry("rule")
 
 
+@RULES.register("prim::ConstantMKLDNNTensor")
 def constant(machine: TorchScriptInterpreter, node: ts.Node, inputs: list[Any]) -> Any:
     held = ts.tensor_in(node, "value")
 
@@ -29,6 +32,7 @@ def constant(machine: TorchScriptInterpreter, node: ts.Node, inputs: list[Any]) 
     return machine.once(held, plain)
 
 
+@RULES.register("aten::to_mkldnn", "aten::to_dense")
 def convert(machine: TorchScriptInterpreter, node: ts.Node, inputs: list[Any]) -> Any:
     """To a layout and back again are copies, which in-place operators may then write to."""
     if inputs[0].layout is not torch.strided:
@@ -36,12 +40,14 @@ def convert(machine: TorchScriptInterpreter, node: ts.Node, inputs: list[Any]) -
     return machine.operate(aten.clone.default, (inputs[0],), {})
 
 
+@RULES.register("prim::mkldnn_convolution")
 def convolution(machine: TorchScriptInterpreter, node: ts.Node, inputs: list[Any]) -> Any:
     x, weight, bias, stride, padding, dilation, groups = inputs
     args = (x, weight, bias, stride, padding, dilation, False, [0] * len(stride), groups)
     return machine.operate(aten.convolution.default, args, {})
 
 
+@RULES.register("prim::BroadcastMKLDNNTensors")
 def broadcast(machine: TorchScriptInterpreter, node: ts.Node, inputs: list[Any]) -> Any:
     return machine.operate(aten.broadcast_tensors.default, (inputs,), {})
 
@@ -71,12 +77,6 @@ def _compute(compute: Callable[..., Any], in_place: bool) -> Callable[..., Any]:
     return run
 
 
-RULES: dict[str, Callable[..., Any]] = {
-    "prim::ConstantMKLDNNTensor": constant,
-    "aten::to_mkldnn": convert,
-    "aten::to_dense": convert,
-    "prim::mkldnn_convolution": convolution,
-    "prim::BroadcastMKLDNNTensors": broadcast,
-    **{f"prim::{name}": _compute(compute, False) for name, compute in _COMPUTED.items()},
-    **{f"prim::{name}_": _compute(compute, True) for name, compute in _COMPUTED.items()},
-}
+for _name, _function in _COMPUTED.items():
+    RULES.register(f"prim::{_name}")(_compute(_function, False))
+    RULES.register(f"prim::{_name}_")(_compute(_function, True))

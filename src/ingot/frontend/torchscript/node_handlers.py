@@ -40,23 +40,13 @@ from ingot.frontend.torchscript.runtime_values import (
     numbers,
 )
 from ingot.ir import pytree
+from ingot.registry import Registry
 from ingot.torch_internals import torchscript as ts
 
 Rule = Callable[[TorchScriptInterpreter, ts.Node, list[Any]], Any]
-_RULES: dict[str, Rule] = {}
-
-
-def rule(*kinds: str) -> Callable[[Rule], Rule]:
-    """Registers what nodes of these kinds do. A second rule for a kind raises."""
-
-    def register(function: Rule) -> Rule:
-        for kind in kinds:
-            if kind in _RULES:
-                raise ValueError(f"{kind} has a rule already")
-            _RULES[kind] = function
-        return function
-
-    return register
+# What nodes of a kind do.
+_RULES: Registry[str, Rule] = Registry("rule")
+rule = _RULES.register
 
 
 def run(machine: TorchScriptInterpreter, node: ts.Node, env: Environment, name: str) -> Any:
@@ -114,7 +104,7 @@ def _operator(machine: TorchScriptInterpreter, node: ts.Node, inputs: list[Any])
         raise machine.unsupported(f"Nothing is known of the TorchScript operator {qualified}.")
     if ts.has_kernel(qualified):
         return call(machine, found, inputs)
-    if any(argument.alias_info is not None and argument.alias_info.is_write for argument in found._schema.arguments):
+    if internals.mutated_positions(found):
         raise machine.unsupported(
             f"The TorchScript operator {qualified} has no rule.",
             why="it is the TorchScript interpreter's own and writes to what it is given",

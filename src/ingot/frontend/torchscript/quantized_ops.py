@@ -17,6 +17,7 @@ import torch
 from ingot import torch_internals as internals
 from ingot.frontend.torchscript.interpreter import TorchScriptInterpreter
 from ingot.frontend.torchscript.runtime_values import RuntimeScalar, as_tensor
+from ingot.registry import Registry
 from ingot.torch_internals import torchscript as ts
 
 aten = torch.ops.aten
@@ -26,7 +27,7 @@ STORED: dict[torch.dtype, torch.dtype] = {
     torch.qint32: torch.int32,
 }
 Rule = Callable[..., Any]
-_RULES: dict[str, Rule] = {}
+_RULES: Registry[str, Rule] = Registry("rule")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -80,7 +81,7 @@ def handles(name: str, inputs: list[Any]) -> bool:
     """Whether an operator is one of this file's."""
     if name.startswith("quantized::") or any(isinstance(v, QuantizedTensor) for v in _flat(inputs)):
         return True
-    return name in _RULES and name not in _GIVEN_QUANTIZED
+    return name in _RULES and not _RULES.has_tag(name, "given_quantized")
 
 
 def run(
@@ -133,25 +134,12 @@ _AVERAGING = frozenset(
 _ASKING = frozenset(f"aten::{name}" for name in ("size", "dim", "numel", "stride", "is_contiguous", "len"))
 
 
-_GIVEN_QUANTIZED: set[str] = set()
-
-
 def rule(*names: str, given_quantized: bool = False) -> Callable[[Rule], Rule]:
     """Registers `(machine, *inputs) -> value` for operators. A second rule for one raises.
 
     `given_quantized` is for operators that floats have too: they are meant where they are given quantized tensors.
     """
-
-    def register(function: Rule) -> Rule:
-        for name in names:
-            if given_quantized:
-                _GIVEN_QUANTIZED.add(name)
-            if name in _RULES:
-                raise ValueError(f"{name} has a rule already")
-            _RULES[name] = function
-        return function
-
-    return register
+    return _RULES.register(*names, tags=("given_quantized",) if given_quantized else ())
 
 
 # ---------------------------------------------------------------------- in and out

@@ -25,23 +25,13 @@ from ingot.frontend.torchscript.runtime_values import (
     kind_of,
     number,
 )
+from ingot.registry import Registry
 from ingot.torch_internals import torchscript as ts
 
 Rule = Callable[..., Any]
-RULES: dict[str, Rule] = {}
-
-
-def rule(*names: str) -> Callable[[Rule], Rule]:
-    """Registers `(machine, *inputs) -> value` for aten::name. A second rule for a name raises."""
-
-    def register(function: Rule) -> Rule:
-        for name in names:
-            if name in RULES:
-                raise ValueError(f"aten::{name} has a rule already")
-            RULES[name] = function
-        return function
-
-    return register
+# `(machine, *inputs) -> value` for aten::name, by the name.
+RULES: Registry[str, Rule] = Registry("rule")
+rule = RULES.register
 
 
 def leaves(values: list[Any], kind: Any = object) -> list[Any]:

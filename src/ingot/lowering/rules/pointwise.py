@@ -8,10 +8,11 @@ from typing import Any
 
 import torch
 
+from ingot.analysis.type_promotion import dtype_of_number, promote_operands
 from ingot.lowering.dtypes import INTEGERS, wide
 from ingot.lowering.index_expr import Expr, Size
 from ingot.lowering.loop_body import BodyBuilder
-from ingot.lowering.lower import RULES, Lowering, lowers
+from ingot.lowering.lower import Lowering, lowers
 from ingot.lowering.tensor_views import Deferred, Index, Strided, TensorValue, broadcast
 from ingot.lowering.unsupported import LoweringUnsupported, dtype_name
 
@@ -37,35 +38,15 @@ Scalar = int | float | bool
 # ---------------------------------------------------------------------- the way every elementwise rule goes
 
 
-def category(dtype: str) -> int:
-    return 0 if dtype == "bool" else 1 if dtype in INTEGERS else 2
-
-
 def promote(operands: Sequence[Any]) -> str:
-    """The dtype that torch computes these operands in: tensors before rank 0 before numbers."""
-    ranked: list[list[torch.dtype]] = [[], [], []]
+    """The dtype that torch computes these operands in."""
+    kinds: list[tuple[torch.dtype, int | None]] = []
     for operand in operands:
         if isinstance(operand, TensorValue):
-            ranked[0 if operand.rank else 1].append(getattr(torch, operand.dtype))
-        elif isinstance(operand, bool):
-            ranked[2].append(torch.bool)
-        elif isinstance(operand, (int, Expr)):
-            ranked[2].append(torch.int64)
-        elif isinstance(operand, float):
-            ranked[2].append(torch.get_default_dtype())
-    best: torch.dtype | None = None
-    for dtypes in ranked:
-        for dtype in dtypes:
-            if best is None:
-                best = dtype
-            elif (
-                dtypes is ranked[0]
-                or category(dtype_name(dtype)) > category(dtype_name(best))
-                or any(best is d for d in dtypes)
-                or category(dtype_name(best)) < category(dtype_name(dtype))
-            ):
-                best = torch.promote_types(best, dtype)
-    return dtype_name(best) if best is not None else "float32"
+            kinds.append((getattr(torch, operand.dtype), operand.rank))
+        elif isinstance(operand, (int, float, Expr)):
+            kinds.append((dtype_of_number(operand), None))
+    return dtype_name(promote_operands(kinds))
 
 
 def value_at(ops: BodyBuilder, operand: Any, index: Index, dtype: str) -> int:
@@ -443,7 +424,6 @@ def elu(low: Lowering, x: TensorValue, alpha: float = 1.0, scale: float = 1.0, i
     aten.to.dtype_layout,
     aten.to.other,
     aten.type_as.default,
-    aten.convert_element_type.default if hasattr(aten, "convert_element_type") else "convert_element_type",
 )
 def cast(low: Lowering, x: TensorValue, *_: Any, **__: Any) -> TensorValue:
     dtype = low.out_dtype
@@ -467,14 +447,9 @@ def cast(low: Lowering, x: TensorValue, *_: Any, **__: Any) -> TensorValue:
     aten.lift_fresh.default,
     aten.resolve_conj.default,
     aten.resolve_neg.default,
-    aten.view_copy.default if False else "never",
 )
 def same(low: Lowering, x: TensorValue, *_: Any, **__: Any) -> TensorValue:
     return x
-
-
-RULES.pop("never", None)
-RULES.pop("convert_element_type", None)
 
 
 @lowers(aten.copy.default)

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from ingot.analysis.complex_arithmetic import multiply_parts
 from ingot.onnx.exporter import Exporter
 from ingot.onnx.registry import OnnxUnsupported, exports_pairs
 from ingot.onnx.values import OnnxValue, Size, axis
@@ -118,15 +119,21 @@ def mul(ex: Exporter, x: Any, y: Any) -> OnnxValue:
         factor, both = (a, y) if b is None else (c, x)
         wide = ex.unsqueeze(factor, _rank(x if b is None else y))
         return number(ex.op("Mul", ex.cast(pairs(both), _REAL[ex.dtype]), wide), ex.shape)
-    real = ex.op("Sub", ex.op("Mul", a, c), ex.op("Mul", b, d))
-    return make_pair(ex, real, ex.op("Add", ex.op("Mul", a, d), ex.op("Mul", b, c)))
+    return _product(ex, "Mul", (a, b), (c, d))
 
 
 @exports_pairs(aten.mm.default, aten.bmm.default, aten.mv.default, aten.matmul.default)
 def product(ex: Exporter, x: OnnxValue, y: OnnxValue) -> OnnxValue:
-    a, b, c, d = (part for operand in (x, y) for part in parts(ex, operand, ex.dtype))
-    real = ex.op("Sub", ex.op("MatMul", a, c), ex.op("MatMul", b, d))
-    return make_pair(ex, real, ex.op("Add", ex.op("MatMul", a, d), ex.op("MatMul", b, c)))
+    (a, b), (c, d) = (parts(ex, operand, ex.dtype) for operand in (x, y))
+    assert b is not None and d is not None
+    return _product(ex, "MatMul", (a, b), (c, d))
+
+
+def _product(ex: Exporter, kind: str, x: tuple[OnnxValue, OnnxValue], y: tuple[OnnxValue, OnnxValue]) -> OnnxValue:
+    def compute(kind: str) -> Callable[[OnnxValue, OnnxValue], OnnxValue]:
+        return lambda left, right: ex.op(kind, left, right)
+
+    return make_pair(ex, *multiply_parts(x, y, compute(kind), compute("Sub"), compute("Add")))
 
 
 def _rank(x: Any) -> int:

@@ -71,7 +71,7 @@ def close_graph(ex: Exporter, results: Sequence[OnnxValue], inputs: Sequence[Onn
 # ---------------------------------------------------------------------- branches
 
 
-@exports(hop.cond)
+@exports(hop.cond, moves_data=True)
 def cond(
     ex: Exporter, predicate: Any, yes: fx.GraphModule, no: fx.GraphModule, operands: Sequence[Any] = ()
 ) -> list[OnnxValue]:
@@ -105,7 +105,7 @@ def _carry(ex: Exporter, operand: OnnxValue, name: str) -> OnnxValue:
     return ex.named_input(f"{ex.node.name}.{name}", operand.dtype, operand.shape or ())
 
 
-@exports(hop.while_loop)
+@exports(hop.while_loop, moves_data=True)
 def while_loop(
     ex: Exporter, test: fx.GraphModule, body: fx.GraphModule, carried: Sequence[Any], additional: Sequence[Any] = ()
 ) -> list[OnnxValue]:
@@ -147,19 +147,19 @@ def _scan(
     return ex.plain("Scan", [*init, *xs], dtypes, body=graph, num_scan_inputs=len(xs))
 
 
-@exports(hop.scan)
+@exports(hop.scan, moves_data=True)
 def scan(
     ex: Exporter, combine: fx.GraphModule, init: Sequence[Any], xs: Sequence[OnnxValue], additional: Sequence[Any] = ()
 ) -> list[OnnxValue]:
     return _scan(ex, combine, [as_tensor(ex, part) for part in init], xs, additional)
 
 
-@exports(hop.map_impl)
+@exports(hop.map_impl, moves_data=True)
 def map_(ex: Exporter, function: fx.GraphModule, xs: Sequence[OnnxValue], extra: Sequence[Any] = ()) -> list[OnnxValue]:
     return _scan(ex, function, [], xs, extra)
 
 
-@exports(hop.associative_scan)
+@exports(hop.associative_scan, moves_data=True)
 def associative_scan(
     ex: Exporter, combine: fx.GraphModule, xs: Sequence[OnnxValue], additional: Sequence[Any] = ()
 ) -> list[OnnxValue]:
@@ -187,32 +187,32 @@ def associative_scan(
 # ---------------------------------------------------------------------- regions and effects
 
 
-@exports(hop.wrap_with_set_grad_enabled)
+@exports(hop.wrap_with_set_grad_enabled, moves_data=True)
 def grad_region(ex: Exporter, enabled: bool, function: fx.GraphModule, *operands: Any) -> list[Any]:
     """A file has no gradients: the region is its nodes."""
     return export_inside(ex, function, operands)
 
 
-@exports(aten._assert_async.msg, aten._assert_async.default, aten._assert_scalar.default)
+@exports(aten._assert_async.msg, aten._assert_async.default, aten._assert_scalar.default, moves_data=True)
 def assertion(ex: Exporter, truth: Any, message: str = "") -> None:
     """ONNX has no assertions: the report says which ones are missing."""
     if ex.node.args[0] is not True:  # what the graph says: a condition that was checked before is known to hold
         ex.dropped.append((ex.node, message))
 
 
-@exports(aten.sym_constrain_range.default, aten.sym_constrain_range_for_size.default)
+@exports(aten.sym_constrain_range.default, aten.sym_constrain_range_for_size.default, moves_data=True)
 def range_check(ex: Exporter, value: Any, *, min: int | None = None, max: int | None = None) -> None:
     """An assertion, too."""
     if isinstance(ex.node.args[0], fx.Node):
         ex.dropped.append((ex.node, f"a value between {min} and {max}"))
 
 
-@exports(aten._assert_tensor_metadata.default)
+@exports(aten._assert_tensor_metadata.default, moves_data=True)
 def fact(ex: Exporter, *_: Any, **__: Any) -> None:
     """What capture knew already: there is nothing left to ask when it runs."""
 
 
-@exports(aten._local_scalar_dense.default, aten.item.default)
+@exports(aten._local_scalar_dense.default, aten.item.default, moves_data=True)
 def item(ex: Exporter, x: OnnxValue) -> OnnxValue:
     """A tensor's one value as a number."""
     value = value_of(ex.node)

@@ -12,7 +12,8 @@ from typing import Any
 
 import torch
 
-from ingot.onnx.exporter import Exporter, may_be_zero
+from ingot.onnx.exporter import Exporter
+from ingot.onnx.graph_builder import may_be_zero
 from ingot.onnx.registry import exports
 from ingot.onnx.rules.control_flow import close_graph
 from ingot.onnx.values import OnnxValue, axis

@@ -23,12 +23,12 @@ def _places(ex: Exporter, index: OnnxValue) -> OnnxValue:
     return index if index.dtype in (torch.int32, torch.int64) else ex.cast(index, torch.int64)
 
 
-@exports(aten.embedding.default)
+@exports(aten.embedding.default, moves_data=True)
 def embedding(ex: Exporter, weight: OnnxValue, index: OnnxValue, *_: Any, **__: Any) -> OnnxValue:
     return ex.op("Gather", weight, _places(ex, index), axis=0)
 
 
-@exports(aten.index_select.default)
+@exports(aten.index_select.default, moves_data=True)
 def index_select(ex: Exporter, x: OnnxValue, dim: int, index: OnnxValue) -> OnnxValue:
     if not x.rank:
         return x
@@ -36,7 +36,7 @@ def index_select(ex: Exporter, x: OnnxValue, dim: int, index: OnnxValue) -> Onnx
     return ex.op("Gather", x, _places(ex, places), axis=axis(dim, x.rank))
 
 
-@exports(aten.gather.default)
+@exports(aten.gather.default, moves_data=True)
 def gather(ex: Exporter, x: OnnxValue, dim: int, index: OnnxValue, *, sparse_grad: bool = False) -> OnnxValue:
     places = _places(ex, index)
     if not x.rank:
@@ -47,12 +47,12 @@ def gather(ex: Exporter, x: OnnxValue, dim: int, index: OnnxValue, *, sparse_gra
     return ex.op("GatherElements", x, places, axis=axis(dim, x.rank))
 
 
-@exports(aten.take.default)
+@exports(aten.take.default, moves_data=True)
 def take(ex: Exporter, x: OnnxValue, index: OnnxValue) -> OnnxValue:
     return ex.op("Gather", ex.reshape(x, [-1]), index, axis=0)
 
 
-@exports(aten.nonzero.default)
+@exports(aten.nonzero.default, moves_data=True)
 def nonzero(ex: Exporter, x: OnnxValue) -> OnnxValue:
     if not x.rank:  # one place without coordinates, or none
         flag = ex.cast(ex.reshape(truth(ex, x), [1]), torch.int64)
@@ -63,7 +63,7 @@ def nonzero(ex: Exporter, x: OnnxValue) -> OnnxValue:
     return ex.op("Transpose", found, perm=[1, 0])
 
 
-@exports(aten.masked_select.default)
+@exports(aten.masked_select.default, moves_data=True)
 def masked_select(ex: Exporter, x: OnnxValue, mask: OnnxValue) -> OnnxValue:
     shape = _broadcast(x.sizes, mask.sizes)
     flat, kept = (ex.reshape(ex.expand(part, shape), [-1]) for part in (x, mask))
@@ -111,7 +111,7 @@ def _count(ex: Exporter, mask: OnnxValue) -> Any:
     return sympy.Symbol(f"chosen_{mask.value.name}")
 
 
-@exports(aten.index.Tensor, aten._unsafe_index.Tensor)
+@exports(aten.index.Tensor, aten._unsafe_index.Tensor, moves_data=True)
 def index(ex: Exporter, x: OnnxValue, indices: Sequence[OnnxValue | None]) -> OnnxValue:
     at, found = _find_indexed(ex, x, indices)
     if not at:
@@ -151,7 +151,7 @@ def _common_shape(ex: Exporter, found: Sequence[OnnxValue]) -> OnnxValue:
     return ex.op("Shape", total)
 
 
-@exports(aten.index_put.default, aten._unsafe_index_put.default, aten._index_put_impl.default)
+@exports(aten.index_put.default, aten._unsafe_index_put.default, aten._index_put_impl.default, moves_data=True)
 def index_put(
     ex: Exporter,
     x: OnnxValue,
@@ -230,18 +230,18 @@ def _write_at(ex: Exporter, x: OnnxValue, index: OnnxValue, source: OnnxValue, a
     return ex.op("ScatterElements", x, index, source, axis=at, reduction=reduction)
 
 
-@exports(aten.scatter.src)
+@exports(aten.scatter.src, moves_data=True)
 def scatter(ex: Exporter, x: OnnxValue, dim: int, index: OnnxValue, source: OnnxValue) -> OnnxValue:
     return export_scatter(ex, x, dim, index, source, "none")
 
 
-@exports(aten.scatter.value)
+@exports(aten.scatter.value, moves_data=True)
 def scatter_value(ex: Exporter, x: OnnxValue, dim: int, index: OnnxValue, value: Any) -> OnnxValue:
     filling = ex.operand(value, x.dtype)
     return export_scatter(ex, x, dim, index, OnnxValue(filling.value, x.dtype, ()), "none")
 
 
-@exports(aten.scatter_add.default)
+@exports(aten.scatter_add.default, moves_data=True)
 def scatter_add(ex: Exporter, x: OnnxValue, dim: int, index: OnnxValue, source: OnnxValue) -> OnnxValue:
     return export_scatter(ex, x, dim, index, source, "add")
 
@@ -249,14 +249,14 @@ def scatter_add(ex: Exporter, x: OnnxValue, dim: int, index: OnnxValue, source: 
 _REDUCTIONS = {"sum": "add", "prod": "mul", "amax": "max", "amin": "min", "add": "add", "multiply": "mul"}
 
 
-@exports(aten.scatter.reduce)
+@exports(aten.scatter.reduce, moves_data=True)
 def scatter_reduce_old(
     ex: Exporter, x: OnnxValue, dim: int, index: OnnxValue, source: OnnxValue, *, reduce: str
 ) -> OnnxValue:
     return export_scatter(ex, x, dim, index, source, _REDUCTIONS[reduce])
 
 
-@exports(aten.scatter.value_reduce)
+@exports(aten.scatter.value_reduce, moves_data=True)
 def scatter_value_reduce(
     ex: Exporter, x: OnnxValue, dim: int, index: OnnxValue, value: Any, *, reduce: str
 ) -> OnnxValue:
@@ -264,7 +264,7 @@ def scatter_value_reduce(
     return export_scatter(ex, x, dim, index, OnnxValue(filling.value, x.dtype, ()), _REDUCTIONS[reduce])
 
 
-@exports(aten.scatter_reduce.two)
+@exports(aten.scatter_reduce.two, moves_data=True)
 def scatter_reduce(
     ex: Exporter, x: OnnxValue, dim: int, index: OnnxValue, source: OnnxValue, reduce: str, *, include_self: bool = True
 ) -> OnnxValue:
@@ -304,7 +304,7 @@ def _reset_targets(ex: Exporter, x: OnnxValue, dim: int, index: OnnxValue, reduc
 # ---------------------------------------------------------------------- writing parts
 
 
-@exports(aten.slice_scatter.default)
+@exports(aten.slice_scatter.default, moves_data=True)
 def slice_scatter(
     ex: Exporter, x: OnnxValue, source: OnnxValue, dim: int = 0, start: Size | None = None, end: Size | None = None,
     step: int = 1,
@@ -337,7 +337,7 @@ def slice_scatter(
     return ex.op("ScatterElements", x, index, source, axis=at)
 
 
-@exports(aten.select_scatter.default)
+@exports(aten.select_scatter.default, moves_data=True)
 def select_scatter(ex: Exporter, x: OnnxValue, source: OnnxValue, dim: int, index: Size) -> OnnxValue:
     at = axis(dim, x.rank)
     sizes = [*x.sizes[:at], 1, *x.sizes[at + 1 :]]
@@ -346,18 +346,18 @@ def select_scatter(ex: Exporter, x: OnnxValue, source: OnnxValue, dim: int, inde
     return ex.op("ScatterElements", x, places, part, axis=at)
 
 
-@exports(aten.index_fill.int_Scalar, aten.index_fill.int_Tensor)
+@exports(aten.index_fill.int_Scalar, aten.index_fill.int_Tensor, moves_data=True)
 def index_fill(ex: Exporter, x: OnnxValue, dim: int, index: OnnxValue, value: Any) -> OnnxValue:
     filling = ex.operand(value, x.dtype)
     return _scatter_rows(ex, x, dim, index, OnnxValue(filling.value, x.dtype, ()), "none")
 
 
-@exports(aten.index_copy.default)
+@exports(aten.index_copy.default, moves_data=True)
 def index_copy(ex: Exporter, x: OnnxValue, dim: int, index: OnnxValue, source: OnnxValue) -> OnnxValue:
     return _scatter_rows(ex, x, dim, index, source, "none")
 
 
-@exports(aten.index_add.default)
+@exports(aten.index_add.default, moves_data=True)
 def index_add(
     ex: Exporter, x: OnnxValue, dim: int, index: OnnxValue, source: OnnxValue, *, alpha: Any = 1
 ) -> OnnxValue:
@@ -386,7 +386,7 @@ def _scatter_rows(
     return ex.reshape(OnnxValue(made.value, made.dtype, x.shape), shape)
 
 
-@exports(aten.masked_scatter.default)
+@exports(aten.masked_scatter.default, moves_data=True)
 def masked_scatter(ex: Exporter, x: OnnxValue, mask: OnnxValue, source: OnnxValue) -> OnnxValue:
     """Where the mask is true for the nth time stands the nth element of the source."""
     shape = _broadcast(x.sizes, mask.sizes)

@@ -92,6 +92,7 @@ def _zeros(ex: Exporter, scales: OnnxValue, dtype: torch.dtype) -> OnnxValue:
 @exports(
     *("quantized_decomposed.quantize_per_tensor.default", "quantized_decomposed.quantize_per_tensor.tensor"),
     "quantized_decomposed.quantize_per_tensor.tensor2",
+    moves_data=True,
 )
 def quantize_per_tensor(
     ex: Exporter, x: OnnxValue, scale: Any, zero: Any, low: Any, high: Any, dtype: torch.dtype, **_: Any
@@ -102,6 +103,7 @@ def quantize_per_tensor(
 @exports(
     *("quantized_decomposed.dequantize_per_tensor.default", "quantized_decomposed.dequantize_per_tensor.tensor"),
     "quantized_decomposed.dequantize_per_tensor.tensor2",
+    moves_data=True,
 )
 def dequantize_per_tensor(
     ex: Exporter, x: OnnxValue, scale: Any, zero: Any, low: Any, high: Any, dtype: torch.dtype, **_: Any
@@ -109,7 +111,7 @@ def dequantize_per_tensor(
     return dequantize(ex, x, scale, zero, dtype)
 
 
-@exports("quantized_decomposed.quantize_per_channel.default")
+@exports("quantized_decomposed.quantize_per_channel.default", moves_data=True)
 def quantize_per_channel(
     ex: Exporter,
     x: OnnxValue,
@@ -124,7 +126,7 @@ def quantize_per_channel(
     return quantize(ex, x, scales, zeros, low, high, dtype, axis(at, x.rank))
 
 
-@exports("quantized_decomposed.dequantize_per_channel.default")
+@exports("quantized_decomposed.dequantize_per_channel.default", moves_data=True)
 def dequantize_per_channel(
     ex: Exporter, x: OnnxValue, scales: OnnxValue, zeros: OnnxValue | None, at: int, low: int, high: int,
     dtype: torch.dtype,
@@ -133,7 +135,7 @@ def dequantize_per_channel(
     return dequantize(ex, x, scales, zeros, dtype, axis(at, x.rank))
 
 
-@exports("quantized_decomposed.convert_element_type.no_fuse")
+@exports("quantized_decomposed.convert_element_type.no_fuse", moves_data=True)
 def convert_element_type(ex: Exporter, x: OnnxValue, dtype: torch.dtype) -> OnnxValue:
     return ex.cast(x, dtype)
 
@@ -141,7 +143,7 @@ def convert_element_type(ex: Exporter, x: OnnxValue, dtype: torch.dtype) -> Onnx
 # ---------------------------------------------------------------------- a scale for each stretch of a row
 
 
-@exports("quantized_decomposed.dequantize_per_channel_group.default")
+@exports("quantized_decomposed.dequantize_per_channel_group.default", moves_data=True)
 def dequantize_per_channel_group(
     ex: Exporter, x: OnnxValue, scales: OnnxValue, zeros: OnnxValue | None, low: int, high: int, dtype: torch.dtype,
     group: int,
@@ -181,7 +183,7 @@ def _narrow(
     return ex.nibbles(name if name.endswith("int4") else f"{name}.int4", stored), shifts
 
 
-@exports("quantized_decomposed.quantize_per_channel_group.default")
+@exports("quantized_decomposed.quantize_per_channel_group.default", moves_data=True)
 def quantize_per_channel_group(
     ex: Exporter, x: OnnxValue, scales: OnnxValue, zeros: OnnxValue, low: int, high: int, dtype: torch.dtype, group: int
 ) -> OnnxValue:
@@ -208,7 +210,7 @@ def _clamp_below(ex: Exporter, x: OnnxValue, least: float) -> OnnxValue:
     return ex.op("Max", x, ex.number(least, x.dtype))
 
 
-@exports("quantized_decomposed.choose_qparams.tensor")
+@exports("quantized_decomposed.choose_qparams.tensor", moves_data=True)
 def choose_qparams(ex: Exporter, x: OnnxValue, low: int, high: int, eps: float, dtype: torch.dtype) -> list[OnnxValue]:
     least, largest = _range(ex, x, None, False)
     scale = ex.op("Div", ex.op("Sub", largest, least), ex.number(float(high - low), torch.float32))
@@ -219,7 +221,7 @@ def choose_qparams(ex: Exporter, x: OnnxValue, low: int, high: int, eps: float, 
     return [_one(ex, scale), _one(ex, zero)]
 
 
-@exports("quantized_decomposed.choose_qparams_symmetric.tensor")
+@exports("quantized_decomposed.choose_qparams_symmetric.tensor", moves_data=True)
 def choose_qparams_symmetric(
     ex: Exporter, x: OnnxValue, low: int, high: int, eps: float, dtype: torch.dtype
 ) -> list[OnnxValue]:
@@ -233,7 +235,7 @@ def _one(ex: Exporter, x: OnnxValue) -> OnnxValue:
     return ex.reshape(OnnxValue(x.value, x.dtype, ()), [1])
 
 
-@exports("quantized_decomposed.choose_qparams_per_token.default")
+@exports("quantized_decomposed.choose_qparams_per_token.default", moves_data=True)
 def choose_qparams_per_token(ex: Exporter, x: OnnxValue, dtype: torch.dtype) -> list[OnnxValue]:
     size = ex.op("Abs", x)
     farthest = extreme_over(ex, "ReduceMax", OnnxValue(size.value, x.dtype, x.shape), [-1], True)
@@ -244,6 +246,7 @@ def choose_qparams_per_token(ex: Exporter, x: OnnxValue, dtype: torch.dtype) -> 
 @exports(
     "quantized_decomposed.choose_qparams_per_token_asymmetric.default",
     "quantized_decomposed._choose_qparams_per_token_asymmetric_impl.default",
+    moves_data=True,
 )
 def choose_qparams_per_token_asymmetric(ex: Exporter, x: OnnxValue, dtype: torch.dtype) -> list[OnnxValue]:
     """From -128 to 127: the zero point is counted from the end where it is rounded by less."""
@@ -259,7 +262,7 @@ def choose_qparams_per_token_asymmetric(ex: Exporter, x: OnnxValue, dtype: torch
     return [scale, zero]
 
 
-@exports("quantized_decomposed.quantize_per_token.default")
+@exports("quantized_decomposed.quantize_per_token.default", moves_data=True)
 def quantize_per_token(
     ex: Exporter, x: OnnxValue, scales: OnnxValue, zeros: OnnxValue, low: int, high: int, dtype: torch.dtype
 ) -> OnnxValue:
@@ -269,7 +272,7 @@ def quantize_per_token(
     return ex.cast(clamp(ex, OnnxValue(numbers.value, wide, x.shape), float(low), float(high), wide), dtype)
 
 
-@exports("quantized_decomposed.dequantize_per_token.default")
+@exports("quantized_decomposed.dequantize_per_token.default", moves_data=True)
 def dequantize_per_token(
     ex: Exporter,
     x: OnnxValue,
@@ -299,13 +302,18 @@ def _kind(low: int, high: int) -> torch.dtype:
 
 @exports(
     *(aten.fake_quantize_per_tensor_affine.default, aten.fake_quantize_per_tensor_affine.tensor_qparams),
+    moves_data=True,
 )
 def fake_quantize(ex: Exporter, x: OnnxValue, scale: Any, zero: Any, low: int, high: int) -> OnnxValue:
     dtype = _kind(low, high)
     return dequantize(ex, quantize(ex, x, scale, zero, low, high, dtype), scale, zero, dtype)
 
 
-@exports(aten.fake_quantize_per_channel_affine.default, "quantized_decomposed.fake_quant_per_channel.default")
+@exports(
+    aten.fake_quantize_per_channel_affine.default,
+    "quantized_decomposed.fake_quant_per_channel.default",
+    moves_data=True,
+)
 def fake_quantize_per_channel(
     ex: Exporter, x: OnnxValue, scale: OnnxValue, zero: OnnxValue, at: int, low: int, high: int
 ) -> OnnxValue:

@@ -18,7 +18,7 @@ from ingot.onnx.values import OnnxValue, Size, axis, is_known, sizes_of
 aten = torch.ops.aten
 
 
-@exports(operator.getitem)
+@exports(operator.getitem, moves_data=True)
 def getitem(ex: Exporter, x: Any, index: int) -> Any:
     return x[index]
 
@@ -31,30 +31,33 @@ def getitem(ex: Exporter, x: Any, index: int) -> Any:
     *(aten.squeeze.dim, aten.squeeze.dims, aten.squeeze.default, aten.flatten.using_ints, aten.unflatten.int),
     *(aten.view_as.default, aten.ravel.default, aten.reshape_as.default, aten.atleast_1d.default),
     *(aten._reshape_alias.default, aten.view_copy.default, aten.squeeze_copy.dim, aten.unsqueeze_copy.default),
+    moves_data=True,
 )
 def reshape(ex: Exporter, x: OnnxValue, *_: Any) -> OnnxValue:
     """The result's shape is all there is to say."""
     return ex.reshape(x, ex.shape)
 
 
-@exports(aten.view.dtype)
+@exports(aten.view.dtype, moves_data=True)
 def view_dtype(ex: Exporter, x: OnnxValue, dtype: torch.dtype) -> OnnxValue:
     if dtype is x.dtype:
         return x
     raise OnnxUnsupported("a view as another dtype")
 
 
-@exports(aten.expand.default, aten.expand_copy.default, aten.expand_as.default, aten.broadcast_to.default)
+@exports(
+    aten.expand.default, aten.expand_copy.default, aten.expand_as.default, aten.broadcast_to.default, moves_data=True
+)
 def expand(ex: Exporter, x: OnnxValue, *_: Any, **__: Any) -> OnnxValue:
     return ex.expand(x, ex.shape)
 
 
-@exports(aten.permute.default, aten.permute_copy.default)
+@exports(aten.permute.default, aten.permute_copy.default, moves_data=True)
 def permute(ex: Exporter, x: OnnxValue, order: Sequence[int]) -> OnnxValue:
     return ex.transpose(x, [axis(d, x.rank) for d in order])
 
 
-@exports(aten.transpose.int, aten.swapaxes.default, aten.swapdims.default, aten.transpose_copy.int)
+@exports(aten.transpose.int, aten.swapaxes.default, aten.swapdims.default, aten.transpose_copy.int, moves_data=True)
 def transpose(ex: Exporter, x: OnnxValue, first: int, second: int) -> OnnxValue:
     if not x.rank:
         return x
@@ -64,7 +67,9 @@ def transpose(ex: Exporter, x: OnnxValue, first: int, second: int) -> OnnxValue:
     return ex.transpose(x, order)
 
 
-@exports(aten.t.default, aten.numpy_T.default, aten.mT.default, aten.adjoint.default, aten.t_copy.default)
+@exports(
+    aten.t.default, aten.numpy_T.default, aten.mT.default, aten.adjoint.default, aten.t_copy.default, moves_data=True
+)
 def turn(ex: Exporter, x: OnnxValue) -> OnnxValue:
     if x.rank < 2:
         return x
@@ -73,7 +78,7 @@ def turn(ex: Exporter, x: OnnxValue) -> OnnxValue:
     return ex.transpose(x, [*range(x.rank - 2), x.rank - 1, x.rank - 2])
 
 
-@exports(aten.movedim.int, aten.movedim.intlist)
+@exports(aten.movedim.int, aten.movedim.intlist, moves_data=True)
 def movedim(ex: Exporter, x: OnnxValue, source: Any, target: Any) -> OnnxValue:
     sources = [axis(d, x.rank) for d in (source if isinstance(source, list) else [source])]
     targets = [axis(d, x.rank) for d in (target if isinstance(target, list) else [target])]
@@ -85,7 +90,7 @@ def movedim(ex: Exporter, x: OnnxValue, source: Any, target: Any) -> OnnxValue:
 # ---------------------------------------------------------------------- parts
 
 
-@exports(aten.slice.Tensor, aten.slice_copy.Tensor)
+@exports(aten.slice.Tensor, aten.slice_copy.Tensor, moves_data=True)
 def slice_(
     ex: Exporter, x: OnnxValue, dim: int = 0, start: Size | None = None, end: Size | None = None, step: int = 1
 ) -> OnnxValue:
@@ -96,7 +101,7 @@ def slice_(
     return ex.slice(x, axis(dim, x.rank), start, end, step)
 
 
-@exports(aten.narrow.default, aten.narrow_copy.default)
+@exports(aten.narrow.default, aten.narrow_copy.default, moves_data=True)
 def narrow(ex: Exporter, x: OnnxValue, dim: int, start: Size, length: Size) -> OnnxValue:
     at = axis(dim, x.rank)
     if isinstance(start, int) and start < 0:
@@ -104,26 +109,26 @@ def narrow(ex: Exporter, x: OnnxValue, dim: int, start: Size, length: Size) -> O
     return ex.slice(x, at, start, start + length)
 
 
-@exports(aten.select.int, aten.select_copy.int)
+@exports(aten.select.int, aten.select_copy.int, moves_data=True)
 def select(ex: Exporter, x: OnnxValue, dim: int, index: Size) -> OnnxValue:
     return ex.op("Gather", x, ex.sizes.scalar(index), axis=axis(dim, x.rank))
 
 
-@exports(aten.split_with_sizes.default, aten.split_with_sizes_copy.default, aten.split.sizes)
+@exports(aten.split_with_sizes.default, aten.split_with_sizes_copy.default, aten.split.sizes, moves_data=True)
 def split_with_sizes(ex: Exporter, x: OnnxValue, sizes: Sequence[Size], dim: int = 0) -> list[OnnxValue]:
     if len(sizes) == 1:
         return [x]
     return ex.several("Split", len(sizes), x, ex.sizes.vector(sizes), axis=axis(dim, x.rank))
 
 
-@exports(aten.split.Tensor, aten.chunk.default, aten.tensor_split.sections, aten.unsafe_split.Tensor)
+@exports(aten.split.Tensor, aten.chunk.default, aten.tensor_split.sections, aten.unsafe_split.Tensor, moves_data=True)
 def split(ex: Exporter, x: OnnxValue, _: Any, dim: int = 0) -> list[OnnxValue]:
     """As many parts as torch made of it, each as long as that one."""
     at = axis(dim, x.rank)
     return split_with_sizes(ex, x, [sizes_of(part.shape)[at] for part in value_of(ex.node)], at)
 
 
-@exports(aten.unbind.int, aten.unbind_copy.int)
+@exports(aten.unbind.int, aten.unbind_copy.int, moves_data=True)
 def unbind(ex: Exporter, x: OnnxValue, dim: int = 0) -> list[OnnxValue]:
     at = axis(dim, x.rank)
     count = x.sizes[at]
@@ -132,7 +137,7 @@ def unbind(ex: Exporter, x: OnnxValue, dim: int = 0) -> list[OnnxValue]:
     return [ex.op("Gather", x, ex.number(place, torch.int64), axis=at) for place in range(count)]
 
 
-@exports(aten.diagonal.default, aten.diagonal_copy.default)
+@exports(aten.diagonal.default, aten.diagonal_copy.default, moves_data=True)
 def diagonal(ex: Exporter, x: OnnxValue, offset: int = 0, dim1: int = 0, dim2: int = 1) -> OnnxValue:
     first, second = axis(dim1, x.rank), axis(dim2, x.rank)
     order = [d for d in range(x.rank) if d not in (first, second)]
@@ -146,7 +151,7 @@ def diagonal(ex: Exporter, x: OnnxValue, offset: int = 0, dim1: int = 0, dim2: i
     return ex.op("Gather", flat, places, axis=len(batch))
 
 
-@exports(aten.unfold.default, aten.unfold_copy.default)
+@exports(aten.unfold.default, aten.unfold_copy.default, moves_data=True)
 def unfold(ex: Exporter, x: OnnxValue, dim: int, size: int, step: int) -> OnnxValue:
     """Windows along a dim; what is inside a window is the last dim."""
     if not x.rank:
@@ -160,7 +165,7 @@ def unfold(ex: Exporter, x: OnnxValue, dim: int, size: int, step: int) -> OnnxVa
     return ex.op("Transpose", windows, perm=order)
 
 
-@exports(aten.as_strided.default, aten.as_strided_copy.default)
+@exports(aten.as_strided.default, aten.as_strided_copy.default, moves_data=True)
 def as_strided(
     ex: Exporter, x: OnnxValue, sizes: Sequence[Size], strides: Sequence[Size], offset: Size | None = None
 ) -> OnnxValue:
@@ -186,7 +191,7 @@ def _join(ex: Exporter, parts: Sequence[OnnxValue], at: int) -> OnnxValue:
     return cast[0] if len(cast) == 1 else ex.op("Concat", *cast, axis=at)
 
 
-@exports(aten.cat.default, aten.concat.default, aten.concatenate.default)
+@exports(aten.cat.default, aten.concat.default, aten.concatenate.default, moves_data=True)
 def cat(ex: Exporter, parts: Sequence[OnnxValue], dim: int = 0) -> OnnxValue:
     """A part of shape [0] counts as nothing, whatever the others are."""
     rank = len(ex.shape)
@@ -194,7 +199,7 @@ def cat(ex: Exporter, parts: Sequence[OnnxValue], dim: int = 0) -> OnnxValue:
     return _join(ex, kept, axis(dim, rank)) if kept else ex.cast(parts[0], ex.dtype)
 
 
-@exports(aten.stack.default)
+@exports(aten.stack.default, moves_data=True)
 def stack(ex: Exporter, parts: Sequence[OnnxValue], dim: int = 0) -> OnnxValue:
     at = axis(dim, len(ex.shape))
     return _join(ex, [ex.unsqueeze(part, at) for part in parts], at)
@@ -203,7 +208,7 @@ def stack(ex: Exporter, parts: Sequence[OnnxValue], dim: int = 0) -> OnnxValue:
 # ---------------------------------------------------------------------- repetitions
 
 
-@exports(aten.repeat.default, aten.tile.default)
+@exports(aten.repeat.default, aten.tile.default, moves_data=True)
 def repeat(ex: Exporter, x: OnnxValue, repeats: Sequence[Size]) -> OnnxValue:
     rank = max(x.rank, len(repeats))
     x = ex.reshape(x, [*([1] * (rank - x.rank)), *x.sizes])
@@ -213,7 +218,7 @@ def repeat(ex: Exporter, x: OnnxValue, repeats: Sequence[Size]) -> OnnxValue:
     return ex.op("Tile", x, ex.sizes.vector(times))
 
 
-@exports(aten.repeat_interleave.self_int)
+@exports(aten.repeat_interleave.self_int, moves_data=True)
 def repeat_interleave(
     ex: Exporter, x: OnnxValue, repeats: Size, dim: int | None = None, *, output_size: Any = None
 ) -> OnnxValue:
@@ -227,7 +232,7 @@ def repeat_interleave(
     return ex.reshape(ex.op("Expand", wide, ex.sizes.vector(ones)), ex.shape)
 
 
-@exports(aten.flip.default)
+@exports(aten.flip.default, moves_data=True)
 def flip(ex: Exporter, x: OnnxValue, dims: Sequence[int]) -> OnnxValue:
     if not dims or not x.rank:
         return x
@@ -237,7 +242,7 @@ def flip(ex: Exporter, x: OnnxValue, dims: Sequence[int]) -> OnnxValue:
     return ex.op("Slice", x, ex.ints([-1] * count), ex.ints(ends), ex.ints(at), ex.ints([-1] * count))
 
 
-@exports(aten.roll.default)
+@exports(aten.roll.default, moves_data=True)
 def roll(ex: Exporter, x: OnnxValue, shifts: Any, dims: Any = ()) -> OnnxValue:
     if not x.rank:
         return x
@@ -277,7 +282,7 @@ def _pad(ex: Exporter, x: OnnxValue, pad: Sequence[Size], mode: str, value: Any 
     return ex.op("Pad", x, ex.sizes.vector([*befores, *afters]), filling, mode=mode)
 
 
-@exports(aten.constant_pad_nd.default)
+@exports(aten.constant_pad_nd.default, moves_data=True)
 def constant_pad(ex: Exporter, x: OnnxValue, pad: Sequence[Size], value: Any = 0) -> OnnxValue:
     """Negative pads cut, before the others are added: kernels disagree on both at once."""
     for place in range(len(pad) // 2):
@@ -293,14 +298,14 @@ def constant_pad(ex: Exporter, x: OnnxValue, pad: Sequence[Size], value: Any = 0
 
 
 @exports(
-    *(aten.reflection_pad1d.default, aten.reflection_pad2d.default, aten.reflection_pad3d.default),
+    *(aten.reflection_pad1d.default, aten.reflection_pad2d.default, aten.reflection_pad3d.default), moves_data=True
 )
 def reflection_pad(ex: Exporter, x: OnnxValue, pad: Sequence[Size]) -> OnnxValue:
     return _pad_by_index(ex, x, pad, "reflect")
 
 
 @exports(
-    *(aten.replication_pad1d.default, aten.replication_pad2d.default, aten.replication_pad3d.default),
+    *(aten.replication_pad1d.default, aten.replication_pad2d.default, aten.replication_pad3d.default), moves_data=True
 )
 def replication_pad(ex: Exporter, x: OnnxValue, pad: Sequence[Size]) -> OnnxValue:
     return _pad_by_index(ex, x, pad, "edge")
@@ -323,7 +328,7 @@ def _pad_modes(node: Any) -> bool:
     return str(node.args[2] if len(node.args) > 2 else node.kwargs.get("mode", "constant")) == "constant"
 
 
-@exports(aten.pad.default, takes=_pad_modes)
+@exports(aten.pad.default, takes=_pad_modes, moves_data=True)
 def pad(ex: Exporter, x: OnnxValue, pad: Sequence[Size], mode: str = "constant", value: Any = None) -> OnnxValue:
     return constant_pad(ex, x, pad, 0 if value is None else value)
 
@@ -343,5 +348,5 @@ def _triangle(upper: int) -> Any:
     return rule
 
 
-exports(aten.triu.default)(_triangle(1))
-exports(aten.tril.default)(_triangle(0))
+exports(aten.triu.default, moves_data=True)(_triangle(1))
+exports(aten.tril.default, moves_data=True)(_triangle(0))

@@ -13,14 +13,15 @@ from typing import Any
 import torch
 
 from ingot import torch_internals as internals
-from ingot.errors import PassError, format_error
 from ingot.ir.dialects import decompositions, is_composite
 from ingot.ir.meta_kernels import shape_along_dim
 from ingot.passes.decompositions.uint8_interpolate import resampled_bytes
+from ingot.registry import Registry
 
 aten = torch.ops.aten
 Rule = Callable[..., Any]
-_OWN: dict[Any, Rule] = {}
+_OWN: Registry[Any, Rule] = Registry("decomposition")
+decomposes = _OWN.register
 
 
 class Rules:
@@ -34,18 +35,6 @@ class Rules:
         if op in self._kept or not is_composite(op):
             return None
         return _OWN.get(op) or self._table.get(op) or op.decompose
-
-
-def decomposes(op: Any) -> Callable[[Rule], Rule]:
-    """Registers our rule for an operator; a second one raises."""
-
-    def enter(rule: Rule) -> Rule:
-        if op in _OWN:
-            raise PassError(format_error(f"There is a rule for {op} already."))
-        _OWN[op] = rule
-        return rule
-
-    return enter
 
 
 # ---------------------------------------------------------------------- draws

@@ -1,20 +1,26 @@
 """Operators on complex numbers, said with their real and their imaginary parts.
 
-A rule takes what the operator takes, with Parts for complex tensors, and gives what it gives. `RULES` has them all but
-for Fourier's transforms (dft.py).
+A rule takes what the operator takes, with Parts for complex tensors, and gives what it gives. Those of Fourier's
+transforms are in dft.py.
 """
 
 from __future__ import annotations
 
+import functools
+import operator
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from ingot.analysis.complex_arithmetic import multiply_parts
+from ingot.registry import Registry
+
 aten = torch.ops.aten
 Rule = Callable[..., Any]
-RULES: dict[Any, Rule] = {}
+RULES: Registry[Any, Rule] = Registry("rule for complex numbers")
+splits = RULES.register
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,16 +29,6 @@ class Parts:
 
     real: Any
     imaginary: Any
-
-
-def splits(*ops: Any) -> Callable[[Rule], Rule]:
-    def enter(rule: Rule) -> Rule:
-        for op in ops:
-            assert op not in RULES, op
-            RULES[op] = rule
-        return rule
-
-    return enter
 
 
 def nothing(like: torch.Tensor) -> torch.Tensor:
@@ -94,6 +90,7 @@ for _op in (
     *(aten.zeros_like.default, aten.empty_like.default),
 ):
     splits(_op)(_each(_op))
+splits(operator.getitem)(operator.getitem)
 
 
 @splits(aten.cat.default)
@@ -193,16 +190,17 @@ def _conj(x: Parts) -> Parts:
 # ---------------------------------------------------------------------- arithmetic
 
 
+def product(x: Parts, y: Parts, times: Callable[[Any, Any], Any]) -> Parts:
+    """The product of numbers, or of matrices, by what multiplies their parts."""
+    return Parts(*multiply_parts((x.real, x.imaginary), (y.real, y.imaginary), times))
+
+
 def multiply(x: Any, y: Any) -> Parts:
     if is_real(x) or is_real(y):
         number, factor = (y, x) if is_real(x) else (x, y)
         number = parts_of(number)
         return Parts(number.real * factor, number.imaginary * factor)
-    x, y = parts_of(x), parts_of(y)
-    return Parts(
-        x.real * y.real - x.imaginary * y.imaginary,
-        x.real * y.imaginary + x.imaginary * y.real,
-    )
+    return product(parts_of(x), parts_of(y), operator.mul)
 
 
 splits(aten.mul.Tensor, aten.mul.Scalar)(multiply)
@@ -283,27 +281,16 @@ def _same(x: Parts, y: Parts) -> torch.Tensor:
 # ---------------------------------------------------------------------- products of matrices
 
 
-def _product(op: Any) -> Rule:
-    def rule(x: Parts, y: Parts) -> Parts:
-        return Parts(
-            op(x.real, y.real) - op(x.imaginary, y.imaginary),
-            op(x.real, y.imaginary) + op(x.imaginary, y.real),
-        )
-
-    return rule
-
-
 for _op in (aten.mm.default, aten.bmm.default, aten.matmul.default, aten.mv.default, aten.dot.default):
-    splits(_op)(_product(_op))
+    splits(_op)(functools.partial(product, times=_op))
 
 
 @splits(aten.addmm.default, aten.baddbmm.default)
 def _addmm(base: Parts, x: Parts, y: Parts, *, beta: Any = 1, alpha: Any = 1) -> Parts:
-    product = _product(torch.matmul)(x, y)
-    return _sum(base if beta == 1 else multiply(base, beta), product, alpha)
+    return _sum(base if beta == 1 else multiply(base, beta), product(x, y, torch.matmul), alpha)
 
 
 @splits(aten.linear.default)
 def _linear(x: Parts, weight: Parts, bias: Parts | None = None) -> Parts:
-    made = _product(torch.matmul)(x, Parts(weight.real.mT, weight.imaginary.mT))
+    made = product(x, Parts(weight.real.mT, weight.imaginary.mT), torch.matmul)
     return made if bias is None else _sum(made, bias)

@@ -8,13 +8,14 @@ as there are stages, a plain sum of products loses more.
 from __future__ import annotations
 
 import math
+import operator
 from typing import Any
 
 import torch
 from torch import fx
 
 from ingot.ir import metadata
-from ingot.passes.decompositions.complex import Parts, Rule, multiply, parts_of
+from ingot.passes.decompositions.complex import Parts, multiply, parts_of, product, splits
 
 aten = torch.ops.aten
 _WHOLE = 64  # as many numbers, or fewer, are transformed by one product
@@ -63,10 +64,7 @@ def _last(x: Any, sign: int) -> Parts:
         turns = _turns(length, length, length, sign)
         if not isinstance(x, Parts):
             return Parts(x @ turns.real, x @ turns.imaginary)
-        return Parts(
-            x.real @ turns.real - x.imaginary @ turns.imaginary,
-            x.real @ turns.imaginary + x.imaginary @ turns.real,
-        )
+        return product(x, turns, operator.matmul)
     # Place second·a + b of the numbers, and first·d + c of the transform.
     grid = _each(x, lambda part: part.unflatten(-1, (first, second)).mT)  # …, b, a
     inner = multiply(_last(grid, sign), _turns(second, first, length, sign))  # …, b, c
@@ -92,6 +90,7 @@ def _scale(x: Parts, lengths: list[Any], normalization: int, dtype: torch.dtype)
     return Parts(x.real.to(dtype), x.imaginary.to(dtype))
 
 
+@splits(aten._fft_c2c.default, tags=("transform",))
 def _c2c(x: Any, dims: list[int], normalization: int, forward: bool) -> Parts:
     x = parts_of(x)
     made = Parts(x.real.to(torch.float64), x.imaginary.to(torch.float64))
@@ -100,6 +99,7 @@ def _c2c(x: Any, dims: list[int], normalization: int, forward: bool) -> Parts:
     return _scale(made, [x.real.shape[dim] for dim in dims], normalization, x.real.dtype)
 
 
+@splits(aten._fft_r2c.default, tags=("transform",))
 def _r2c(x: torch.Tensor, dims: list[int], normalization: int, onesided: bool) -> Parts:
     made: Any = x.to(torch.float64)
     for dim in reversed(dims):
@@ -111,6 +111,7 @@ def _r2c(x: torch.Tensor, dims: list[int], normalization: int, onesided: bool) -
     return Parts(result.real.narrow(dims[-1], 0, there), result.imaginary.narrow(dims[-1], 0, there))
 
 
+@splits(aten._fft_c2r.default, tags=("transform",))
 def _c2r(x: Parts, dims: list[int], normalization: int, length: int) -> torch.Tensor:
     """The half of the spectrum that is not there is the mirror of the half that is."""
     made = Parts(x.real.to(torch.float64), x.imaginary.to(torch.float64))
@@ -125,6 +126,3 @@ def _c2r(x: Parts, dims: list[int], normalization: int, length: int) -> torch.Te
     lengths = [x.real.shape[dim] for dim in others] + [length]
     result: torch.Tensor = _scale(back, lengths, normalization, x.real.dtype).real
     return result
-
-
-RULES: dict[Any, Rule] = {aten._fft_c2c.default: _c2c, aten._fft_r2c.default: _r2c, aten._fft_c2r.default: _c2r}

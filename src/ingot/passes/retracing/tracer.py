@@ -136,7 +136,7 @@ class ReplayRecorder(GraphTracer):
             return False
         if func is torch.ops.aten.dropout.default:
             return False  # kept, so that it can be switched on again; as a view it is its argument
-        if any(argument.alias_info is not None for argument in func._schema.arguments):
+        if internals.aliased_positions(func):
             return True
         with self.paused(), internals.ignore_fresh_symbols(self.env):
             out = self.run(func, args, kwargs)

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import torch
 
 from ingot import torch_internals as internals
+from ingot.registry import Registry
 
 aten = torch.ops.aten
 
@@ -37,27 +38,13 @@ class View(NamedTuple):
 
     def argument(self, name: str) -> Any:
         """An argument of the call by its name in the schema."""
-        for place, known in enumerate(self.func._schema.arguments):
-            if known.name == name:
-                return self.args[place] if place < len(self.args) else self.kwargs.get(name, known.default_value)
-        raise KeyError(name)
+        return internals.fill_arguments(self.func, self.args, self.kwargs)[name]
 
 
 Inverse = Callable[[Emit, View, torch.Tensor], torch.Tensor]
-_INVERSES: dict[Any, Inverse] = {}
-
-
-def inverts(*targets: Any) -> Callable[[Inverse], Inverse]:
-    """Registers the inverse of view operators. A second one for an operator raises."""
-
-    def register(rule: Inverse) -> Inverse:
-        for target in targets:
-            if target in _INVERSES:
-                raise ValueError(f"{target} has an inverse already")
-            _INVERSES[target] = rule
-        return rule
-
-    return register
+# The inverses of view operators.
+_INVERSES: Registry[Any, Inverse] = Registry("inverse")
+inverts = _INVERSES.register
 
 
 def find_inverse(view: View, tensor: torch.Tensor) -> Inverse | None:

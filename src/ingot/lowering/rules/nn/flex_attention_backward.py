@@ -22,9 +22,12 @@ from ingot.lowering.rules.nn.flex_attention import FlexAttentionCall
 from ingot.lowering.subgraph_lowering import lower_results
 from ingot.lowering.tensor_views import Deferred, Strided, TensorValue, contiguous_strides
 from ingot.lowering.unsupported import LoweringUnsupported
+from ingot.registry import Registry
 
 aten = torch.ops.aten
 hop = torch.ops.higher_order
+# Rules that win over the general ones inside the function's own gradient.
+_RULES: Registry[Any, Callable[..., Any]] = Registry("gradient rule")
 
 
 @dataclass(frozen=True)
@@ -270,14 +273,17 @@ def _place(target: Any, places: tuple[Any, ...], values: Any) -> Sparse:
     return Sparse(target.shape, found.dtype, (*before, *(((*places, *inner), value) for inner, value in found.entries)))
 
 
+@_RULES.register(aten.index_put.default)
 def _index_put(low: Lowering, x: Any, indices: Sequence[Any], values: Any, accumulate: bool = False) -> Any:
     return _place(x, tuple(indices), values)
 
 
+@_RULES.register("flex_lib.zeros_and_scatter.default")  # torch registers it late
 def _zeros_and_scatter(low: Lowering, shape: Sequence[Size], indices: Sequence[Any], values: Any) -> Any:
     return _place(low.full(tuple(shape), 0, values.dtype), tuple(indices), values)
 
 
+@_RULES.register(aten.select_scatter.default)
 def _select_scatter(low: Lowering, x: Any, source: Any, dim: int, place: Any) -> Any:
     found = _as_sparse(source)
     assert found is not None
@@ -288,6 +294,7 @@ def _select_scatter(low: Lowering, x: Any, source: Any, dim: int, place: Any) ->
     return Sparse(x.shape, found.dtype, entries)
 
 
+@_RULES.register(aten.add.Tensor)
 def _add(low: Lowering, a: Any, b: Any, *, alpha: Any = 1) -> Any:
     if not isinstance(a, Sparse) and not isinstance(b, Sparse):
         return _general(aten.add.Tensor)(low, a, b, alpha=alpha)
@@ -316,11 +323,8 @@ def _general(target: Any) -> Callable[..., Any]:
     return rule
 
 
-_RULES: dict[Any, Callable[..., Any]] = {
-    aten.index_put.default: _index_put,
-    aten.select_scatter.default: _select_scatter,
-    aten.add.Tensor: _add,
-    "flex_lib.zeros_and_scatter.default": _zeros_and_scatter,  # torch registers it late
-    **{target: _each(target) for target in (aten.neg.default, aten.mul.Tensor, aten.mul.Scalar, aten.div.Tensor)},
-    **{target: _each(target) for target in (aten._to_copy.default, aten.alias.default, aten.clone.default)},
-}
+for _target in (
+    *(aten.neg.default, aten.mul.Tensor, aten.mul.Scalar, aten.div.Tensor),
+    *(aten._to_copy.default, aten.alias.default, aten.clone.default),
+):
+    _RULES.add(_target, _each(_target))

@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from ingot.errors import CompileError, format_error
-from ingot.lowering.index_expr import Div, Expr, MinMax, Mod, RuntimeSize, Size, Symbol
+from ingot.lowering.index_expr import Div, Expr, MinMax, Mod, RuntimeSize, Size, Symbol, size_number
 from ingot.lowering.loop_module import Module
 from ingot.scheduling.buffer_planning import byte_size
 
@@ -39,7 +39,7 @@ def checked_text(size: Size) -> str:
 
 def _atom_text(atom: Symbol | Div | Mod | MinMax) -> str:
     if isinstance(atom, Symbol):
-        return f"n[{atom.name[1:]}]"
+        return f"n[{size_number(atom.name)}]"
     left, right = checked_text(atom.left), checked_text(atom.right)
     if isinstance(atom, MinMax):
         return f"ig_{atom.which}({left}, {right})"

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from ingot.lowering.dependence import all_steps, reads_and_writes
-from ingot.lowering.index_expr import Expr, RuntimeSize, Size, require_static
+from ingot.lowering.index_expr import Expr, RuntimeSize, Size, require_static, size_number
 from ingot.lowering.loop_ir import BindSymbol, For
 from ingot.lowering.loop_module import Module, PackedWeight
 from ingot.scheduling.buffer_planning import ALIGN, byte_size
@@ -57,7 +57,7 @@ def place_weights(module: Module) -> tuple[tuple[PlacedWeight, ...], int]:
 
 def exports(module: Module, sites: Sequence[str], weights_size: int) -> str:
     """The C text of what the library exports; `sites` are what its errors name."""
-    numbers = [int(name[1:]) for name in size_names(module)]
+    numbers = [size_number(name) for name in size_names(module)]
     values: Mapping[str, object] = {
         "INPUTS": len(module.inputs),
         "OUTPUTS": len(module.outputs),
@@ -106,10 +106,10 @@ def _bind(module: Module) -> str:
             else f"*(const int64_t *)inputs[{symbol.place}].data"
         )
         told = f"({place} - {symbol.offset})" if symbol.offset else place
-        lines.append(f"    n[{name[1:]}] = {told}{f' / {symbol.slope}' if symbol.slope != 1 else ''};")
+        lines.append(f"    n[{size_number(name)}] = {told}{f' / {symbol.slope}' if symbol.slope != 1 else ''};")
         high = "INT64_MAX" if symbol.high is None else symbol.high
         lines.append(
-            f"    if (!ig_range({quote(symbol.name)}, n[{name[1:]}], {symbol.low}, {high}, message, size)) "
+            f"    if (!ig_range({quote(symbol.name)}, n[{size_number(name)}], {symbol.low}, {high}, message, size)) "
             "return INGOT_INVALID;"
         )
     for number, argument in enumerate(module.inputs):
@@ -151,7 +151,7 @@ def _shapes(module: Module) -> str:
 def run_size(size: Size) -> str:
     """A size where `n` holds the sizes of the run."""
     symbols = size.symbols if isinstance(size, Expr) else ()
-    names = {s.name: f"n[{s.name[1:]}]" for s in symbols if isinstance(s, RuntimeSize)}
+    names = {s.name: f"n[{size_number(s.name)}]" for s in symbols if isinstance(s, RuntimeSize)}
     return size_text(size, names)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from ingot.lowering.index_expr import Expr, RuntimeSize, Size, estimate
+from ingot.lowering.index_expr import Expr, RuntimeSize, Size, estimate, size_number
 from ingot.lowering.loop_ir import Body, Buffer, Store
 from ingot.targets.cpu.codegen.c_expressions import STORED, CBodyEmitter, size_text
 from ingot.targets.cpu.codegen.checked_sizes import is_run_size
@@ -141,7 +141,7 @@ class CKernelWriter:
             const = "" if buffer in self.written else "const "
             head.append(f"    {const}{stored} *const {name} = c->p[{len(head)}];")
         head += [
-            f"    const int64_t {name} = c->n[{name[1:]}];" for name in sorted(self.sizes, key=lambda n: int(n[1:]))
+            f"    const int64_t {name} = c->n[{size_number(name)}];" for name in sorted(self.sizes, key=size_number)
         ]
         text = "\n".join([*head, *self.lines])
         return Kernel(text, list(self.pointers), total, grain, self.scratch, tuple(self.computed))

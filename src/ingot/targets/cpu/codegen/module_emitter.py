@@ -7,14 +7,14 @@ Identical kernels are written once; the run calls them in order, each with the m
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ingot.errors import UnsupportedOperator, format_error
 from ingot.lowering.cost_model import bytes_moved
 from ingot.lowering.dependence import all_steps, reads_and_writes
-from ingot.lowering.index_expr import Expr, Size, largest
+from ingot.lowering.index_expr import Expr, Size, largest, size_number
 from ingot.lowering.loop_ir import (
     Assert,
     Attention,
@@ -35,6 +35,7 @@ from ingot.lowering.loop_ir import (
     While,
 )
 from ingot.lowering.loop_module import Module
+from ingot.registry import Registry
 from ingot.scheduling.buffer_planning import MemoryPlan, byte_size
 from ingot.targets.cpu.codegen.attention import attention_kernel, tiles_kernel
 from ingot.targets.cpu.codegen.attention_backward import gradient_kernel
@@ -169,7 +170,7 @@ class ModuleEmitter:
         early = 0
         used: set[str] = set().union(*(name for step in steps for name in reads_and_writes(step)))
         self.known = set(module.symbols)
-        self.size_names = {name: f"n[{name[1:]}]" for name in size_names(module)}
+        self.size_names = {name: f"n[{size_number(name)}]" for name in size_names(module)}
         check_static_sizes(module, used)
         for number, argument in enumerate(module.inputs):
             if argument.buffer in used:
@@ -276,14 +277,15 @@ class ModuleEmitter:
         return late
 
     def _step(self, step: Stmt) -> None:
-        if type(step) in _KERNELS:
+        write = _KERNELS.get(type(step))
+        if write is not None:
             writer = CKernelWriter(self.module.buffers, self.library, self.module.hints)
-            self._launch(_KERNELS[type(step)](writer, step), step)
+            self._launch(write(writer, step), step)
             return
         match step:
             case BindSymbol():
                 value = self._value(step.body, step.origin)
-                self.line(f"n[{step.symbol[1:]}] = {value};")
+                self.line(f"n[{size_number(step.symbol)}] = {value};")
                 self._end_value()
             case Assert():
                 value = self._value(step.body, step.origin)
@@ -311,8 +313,7 @@ class ModuleEmitter:
                 self._nested(step.steps)
                 self.line("}")
             case For():
-                number = step.loop.variable[1:]
-                at, count = f"n[{number}]", run_size(step.loop.extent)
+                at, count = f"n[{size_number(step.loop.variable)}]", run_size(step.loop.extent)
                 self.line(f"for ({at} = 0; {at} < {count} && !run->status; ++{at}) {{")
                 self._nested(step.steps)
                 self.line("}")
@@ -389,19 +390,15 @@ def _comment(origin: SourceLocation) -> str:
     return str(origin).replace("*/", "* /")
 
 
-_KERNELS: Mapping[type[Stmt], Callable[[CKernelWriter, Any], Kernel]] = {
-    Map: loop_kernel,
-    Reduce: loop_kernel,
-    LoopNest: loop_kernel,
-    Gemm: product_kernel,
-    PackedGemm: product_kernel,
-    GemmGroup: siblings_kernel,
-    DualGemm: pair_kernel,
-    TiledConvolution: convolution_kernel,
-    StripMined: strips_kernel,
-    Attention: attention_kernel,
-    ClassifyMaskBlocks: tiles_kernel,
-    AttentionBackward: gradient_kernel,
-    Scan: scan_kernel,
-    ExternKernel: routine_kernel,
-}
+_KERNELS: Registry[type[Stmt], Callable[[CKernelWriter, Any], Kernel]] = Registry("kernel writer")
+_KERNELS.register(Map, Reduce, LoopNest)(loop_kernel)
+_KERNELS.register(Gemm, PackedGemm)(product_kernel)
+_KERNELS.register(GemmGroup)(siblings_kernel)
+_KERNELS.register(DualGemm)(pair_kernel)
+_KERNELS.register(TiledConvolution)(convolution_kernel)
+_KERNELS.register(StripMined)(strips_kernel)
+_KERNELS.register(Attention)(attention_kernel)
+_KERNELS.register(ClassifyMaskBlocks)(tiles_kernel)
+_KERNELS.register(AttentionBackward)(gradient_kernel)
+_KERNELS.register(Scan)(scan_kernel)
+_KERNELS.register(ExternKernel)(routine_kernel)
