@@ -16,12 +16,12 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from . import arrays, describing, native_library, pytree, signing, symbol_binding
+from . import description, pytree, symbol_binding
 from . import self_test as sampling
-from .bfloat16 import BFloat16Array
-from .container import Container, open_container, skip_program
-from .copying import Uncopied
-from .describing import best_library, weights_of
+from .container import Container, open_container, signing, skip_program
+from .container.manifest import ABI, Spec, read_spec
+from .container.signing import Trust
+from .description import best_library, weights_of
 from .dtypes import BFLOAT16
 from .errors import (
     DamagedFile,
@@ -33,9 +33,10 @@ from .errors import (
     UntrustedFile,
     format_error,
 )
-from .manifest import ABI, Spec, read_spec
-from .output_pool import ResultMemory
-from .signing import Trust
+from .native import arrays, native_library
+from .native.bfloat16 import BFloat16Array
+from .native.copy_guard import Uncopied
+from .native.output_pool import ResultMemory
 
 _PLANS_LIMIT = 256
 
@@ -119,7 +120,7 @@ class Model(Uncopied):
         self._native = native_library.NativeModel(library, weights, threads)
         self._memory = ResultMemory(len(spec.outputs))
         self._plans: dict[Any, _Plan] = {}
-        self._places = describing.argument_places(spec)
+        self._places = description.argument_places(spec)
         self._symbols = [number for number, asked in enumerate(spec.inputs) if asked.symbol is not None]
         self._mutated = [number for number, asked in enumerate(spec.inputs) if asked.mutated]
         named = spec.arguments.children[1]
@@ -156,7 +157,7 @@ class Model(Uncopied):
         first, second = spec.arguments.children
         assert isinstance(first, pytree.Branch)
         for number, (child, value) in enumerate(zip(first.children, positional, strict=True)):
-            pytree.flatten(child, value, describing.parameter(spec, number), leaves)
+            pytree.flatten(child, value, description.parameter(spec, number), leaves)
         pytree.flatten(second, keyed, "", leaves)
         return leaves
 
@@ -223,7 +224,7 @@ class Model(Uncopied):
 
     def describe(self) -> str:
         """What the model takes and gives, for people to read."""
-        return describing.text_of(self.path, self.spec, self.isa, self._weights.size)
+        return description.text_of(self.path, self.spec, self.isa, self._weights.size)
 
     def close(self) -> None:
         """Gives back the model's threads and memory. Calls that are under way end first; later ones raise."""

@@ -6,12 +6,12 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from .bfloat16 import BFloat16Array
 from .container import Container
+from .container.manifest import InputSpec, OutputSpec, SampleSpec, Spec
+from .container.safetensors_member import as_numpy, parse_header
 from .dtypes import BFLOAT16, Dtype
 from .errors import DamagedFile, SelfTestFailed, format_error
-from .manifest import InputSpec, OutputSpec, SampleSpec, Spec
-from .safetensors_member import as_numpy, parse_header
+from .native.bfloat16 import BFloat16Array
 
 MUTATED = "mutated."  # in front of an input's name: what it was after the call
 

@@ -2,9 +2,9 @@
 
 from collections.abc import Mapping, Sequence
 
+from .container.manifest import Spec
 from .errors import InputError, format_error
 from .expressions import Expression, solve
-from .manifest import Spec
 
 _RECOMPILE = "capture and compile the model again"
 

@@ -32,11 +32,11 @@ from ingot.targets.cpu.build.compile_process import save_failed
 from ingot.targets.cpu.build.isa import Isa
 from ingot.targets.cpu.codegen.module_emitter import CSource
 from ingot.targets.cpu.codegen.weight_packing import WeightBlob
-from ingot_runtime.copying import Uncopied
+from ingot_runtime.container.manifest import ABI, read_spec
 from ingot_runtime.cpu_features import cores
-from ingot_runtime.manifest import ABI, read_spec
 from ingot_runtime.model import Model
-from ingot_runtime.native_library import NativeLibrary
+from ingot_runtime.native.copy_guard import Uncopied
+from ingot_runtime.native.native_library import NativeLibrary
 
 _WEIGHTS, _LIBRARY = "weights", "library"
 _KERNEL = re.compile(r"^IG_KERNEL void k\d+\(", re.MULTILINE)

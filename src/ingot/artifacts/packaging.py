@@ -25,8 +25,8 @@ from ingot.ir.pytree import Tree, leaf_paths
 from ingot.ir.signature import Input, InputKind, Output, OutputKind
 from ingot.serialization.values import Json, Unwritable, write_plain
 from ingot_runtime import BFloat16Array, Member, TensorsMember, cpu_features, dtypes, write_container
-from ingot_runtime.manifest import ABI, read_spec
-from ingot_runtime.safetensors_member import Tensor
+from ingot_runtime.container.manifest import ABI, read_spec
+from ingot_runtime.container.safetensors_member import Tensor
 from ingot_runtime.self_test import MUTATED
 
 FOLDER = "native"

@@ -26,7 +26,7 @@ from ingot.frontend.source_locations import SourceLocationInterpreter
 from ingot.ir import execution
 from ingot.ir.program import Program
 from ingot.ir.signature import InputKind
-from ingot_runtime.copying import Uncopied
+from ingot_runtime.native.copy_guard import Uncopied
 
 aten = torch.ops.aten
 

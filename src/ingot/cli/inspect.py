@@ -86,7 +86,7 @@ def _inspect_compiled(reference: str) -> Result | None:
     from ingot.cli.factory import named_file
     from ingot_runtime import describe
     from ingot_runtime.container import open_container, skip_program
-    from ingot_runtime.manifest import read_spec
+    from ingot_runtime.container.manifest import read_spec
 
     file = named_file(reference)
     if file is None:

@@ -10,9 +10,9 @@ from torch import fx, nn
 
 from ingot import torch_internals as internals
 from ingot.analysis.side_effects import assertions_explained
+from ingot.interop.train_eval import switch_mode
 from ingot.ir import execution
 from ingot.ir.signature import InputKind
-from ingot.ir.train_eval import switch_mode
 
 if TYPE_CHECKING:
     from ingot.ir.program import Program

@@ -19,9 +19,9 @@ from ingot import torch_internals as internals
 from ingot.analysis.side_effects import assertions_explained
 from ingot.errors import UnflattenError, format_error
 from ingot.interop.module import tensor_at
+from ingot.interop.train_eval import switch_mode
 from ingot.ir import execution, pytree, subgraphs
 from ingot.ir.signature import CallSignature, InputKind
-from ingot.ir.train_eval import switch_mode
 
 if TYPE_CHECKING:
     from ingot.ir.program import Program

@@ -20,7 +20,7 @@ from torch import fx
 
 from ingot import torch_internals as internals
 from ingot.ir import functional_custom_ops
-from ingot.ir.custom_ops import define, defining, differentiate
+from ingot.torch_internals.custom_ops import define, defining, differentiate
 
 PREFIX = "ingot_"
 _WITH: dict[internals.OpOverload, internals.OpOverload] = {}

@@ -19,7 +19,7 @@ from torch import fx
 from ingot import torch_internals as internals
 from ingot.errors import PassError, format_error
 from ingot.ir import metadata
-from ingot.ir.custom_ops import define, defining, differentiate
+from ingot.torch_internals.custom_ops import define, defining, differentiate
 
 PREFIX = "unwritten_"
 _ALIAS = re.compile(r"(\w)\(\w+!?(?: -> [\w*]+)?\)")

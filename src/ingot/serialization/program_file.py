@@ -30,7 +30,8 @@ from ingot.ir.symbolic_dims import Constraint, Dim
 from ingot.serialization.graph import GraphReader, GraphWriter
 from ingot.serialization.tensors import TensorWriter, read_tensors
 from ingot.serialization.values import Cursor, Json, Malformed, Unwritable, read_plain, write_plain
-from ingot_runtime import Container, Member, canonical_json, open_container, write_container
+from ingot_runtime import Container, Member, open_container, write_container
+from ingot_runtime.container import canonical_json
 
 PROGRAM_SCHEMA = 1
 GRAPH, WEIGHTS, EXAMPLE = "graph.json", "weights.safetensors", "example.safetensors"

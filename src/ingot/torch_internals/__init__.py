@@ -108,6 +108,7 @@ from ingot.torch_internals.pytree import (
     registered_container,
 )
 from ingot.torch_internals.quantized import quantized_operator, quantized_operators
+from ingot.torch_internals.shape_env import ProgramShapeEnv, WatchedShapeEnv, questions_unwatched
 from ingot.torch_internals.shape_env_state import (
     RestoredShapeEnv,
     SymbolFacts,
@@ -129,8 +130,6 @@ from ingot.torch_internals.symbolic_math import symbolic_math, symbolic_min_max
 from ingot.torch_internals.symbols import (
     FixedSize,
     NamedSource,
-    ProgramShapeEnv,
-    WatchedShapeEnv,
     adopt_symbol,
     bounds,
     declare_guards,
@@ -147,7 +146,6 @@ from ingot.torch_internals.symbols import (
     nothing_learned,
     pending_symbols,
     portable_expr_of,
-    questions_unwatched,
     range_of,
     rename_symbol,
     scope_checks,

@@ -26,7 +26,8 @@ from torch.fx.experimental.symbolic_shapes import (
 from ingot.torch_internals.isolation import Patches
 from ingot.torch_internals.monkeypatches import patch_attributes
 from ingot.torch_internals.operators import computes_new_tensor, declares_aliases, without_dispatch
-from ingot.torch_internals.symbols import OwnShapeEnv, expr_of, is_unbacked, questions_unwatched
+from ingot.torch_internals.shape_env import OwnShapeEnv, questions_unwatched
+from ingot.torch_internals.symbols import expr_of, is_unbacked
 
 
 def fake_mode(env: ShapeEnv | None) -> FakeTensorMode:

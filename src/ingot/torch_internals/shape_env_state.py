@@ -21,7 +21,8 @@ from torch.utils import _pytree
 from torch.utils._sympy.numbers import int_oo
 from torch.utils._sympy.value_ranges import ValueRanges
 
-from ingot.torch_internals.symbols import NamedSource, ProgramShapeEnv, ignore_fresh_symbols
+from ingot.torch_internals.shape_env import ProgramShapeEnv
+from ingot.torch_internals.symbols import NamedSource, ignore_fresh_symbols
 
 
 class RestoredShapeEnv(ProgramShapeEnv):

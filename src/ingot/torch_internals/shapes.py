@@ -20,7 +20,8 @@ from torch.overrides import TorchFunctionMode
 
 from ingot.torch_internals.fake_tensors import fake_mode
 from ingot.torch_internals.monkeypatches import silence_fake_tensor_logs
-from ingot.torch_internals.symbols import OwnShapeEnv, new_symbol, symbolic_value
+from ingot.torch_internals.shape_env import OwnShapeEnv
+from ingot.torch_internals.symbols import new_symbol, symbolic_value
 
 READS_VALUES: tuple[type[Exception], ...] = (
     DataDependentOutputException,

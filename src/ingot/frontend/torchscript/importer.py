@@ -12,10 +12,11 @@ from torch import nn
 
 from ingot.errors import CaptureError, format_error
 from ingot.frontend import dynamic_shapes as dynamic
+from ingot.frontend.capture_session import CaptureSession
 from ingot.frontend.torchscript import module_adapter
 from ingot.frontend.torchscript.example_inputs import examples_of
 from ingot.frontend.torchscript.interpreter import TorchScriptInterpreter
-from ingot.frontend.trace import CaptureSession, freeze_automatic, run_session
+from ingot.frontend.trace import freeze_automatic, run_session
 from ingot.ir.program import Program
 from ingot.torch_internals import torchscript as ts
 

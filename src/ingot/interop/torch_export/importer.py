@@ -18,6 +18,7 @@ from torch.export import graph_signature as torch_signature
 from ingot import torch_internals as internals
 from ingot.errors import ConversionError, format_error
 from ingot.interop.torch_export.values import Environment, correct_autocast, graph_modules
+from ingot.interop.train_eval import FLAGS
 from ingot.ir import metadata
 from ingot.ir import symbolic_dims as dims_
 from ingot.ir.clone import copy_graph_module
@@ -26,7 +27,6 @@ from ingot.ir.program import Program
 from ingot.ir.pytree import LEAF, Tree, keys_of_parts, leaf_paths, name_of_class
 from ingot.ir.signature import CallSignature, Input, InputKind, ModuleCall, Output, OutputKind, Signature, Value
 from ingot.ir.symbolic_dims import Constraint, Dim
-from ingot.ir.train_eval import FLAGS
 
 _STATE_KINDS = {
     torch_signature.InputKind.PARAMETER: InputKind.PARAMETER,

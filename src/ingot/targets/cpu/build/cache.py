@@ -42,7 +42,7 @@ from ingot.targets.cpu.build.cache_safety import NotOurs
 from ingot.targets.cpu.build.compile_process import storage_error, sync_folder
 from ingot.targets.cpu.build.isa import Isa
 from ingot.targets.cpu.build.toolchain import RUN_FLAGS, SECONDS, Toolchain
-from ingot_runtime.manifest import ABI
+from ingot_runtime.container.manifest import ABI
 
 LIMIT = 2 << 30
 

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ingot_runtime.cpu_features import cores
-from ingot_runtime.page_allocator import map_pages
+from ingot_runtime.native.page_allocator import map_pages
 
 # Bytes that are worth a thread, and that it asks for at a time.
 WORTH = 64 << 20

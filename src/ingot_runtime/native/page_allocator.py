@@ -3,7 +3,7 @@
 import contextlib
 import mmap
 
-from .errors import OutOfMemory
+from ..errors import OutOfMemory
 
 
 def map_pages(size: int) -> mmap.mmap:

@@ -4,10 +4,10 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple, NoReturn, TypeVar
 
-from . import dtypes, pytree
-from .dtypes import Dtype
-from .errors import DamagedFile, NotCompiled, UnsupportedSchema
-from .expressions import Expression, NotAnExpression, parse
+from .. import dtypes, pytree
+from ..dtypes import Dtype
+from ..errors import DamagedFile, NotCompiled, UnsupportedSchema
+from ..expressions import Expression, NotAnExpression, parse
 from .member_names import MANIFEST
 
 ABI = 1

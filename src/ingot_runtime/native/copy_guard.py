@@ -2,7 +2,7 @@
 
 from typing import Any, Self
 
-from .errors import CopyError, format_error
+from ..errors import CopyError, format_error
 
 
 class Uncopied:

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ..dtypes import BFLOAT16, Dtype
+from ..errors import CallError, InputError, format_error
 from . import dlpack
 from .bfloat16 import BFloat16Array
-from .dtypes import BFLOAT16, Dtype
-from .errors import CallError, InputError, format_error
 
 _INT64_MIN, _INT64_MAX = -(2**63), 2**63 - 1
 

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Callable, Iterable
 
-from .errors import UnsafeFile
+from ..errors import UnsafeFile
 
 MANIFEST = "manifest.json"
 SIGNATURE = "signature.ed25519"

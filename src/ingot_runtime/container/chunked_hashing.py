@@ -5,8 +5,8 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
+from ..cpu_features import cores
 from . import checksums
-from .cpu_features import cores
 
 PIECE = 4 << 20
 SHA256, SUMS = "sha256", "sums"  # the kinds of hash

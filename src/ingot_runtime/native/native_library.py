@@ -19,9 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from . import elf
-from .copying import Uncopied
-from .errors import (
+from ..errors import (
     AssertionFailed,
     ClosedModel,
     DamagedFile,
@@ -32,6 +30,8 @@ from .errors import (
     OutOfMemory,
     format_error,
 )
+from . import elf
+from .copy_guard import Uncopied
 
 ALIGNMENT = 64
 THREADS_LIMIT = 1024

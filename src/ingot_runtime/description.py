@@ -5,12 +5,13 @@ print(ingot_runtime.describe("m.ingot"))
 
 import os
 
-from . import cpu_features, native_library, pytree
+from . import cpu_features, pytree
 from .container import Container, open_container, skip_program
+from .container.manifest import Spec, read_spec
+from .container.safetensors_member import data_begin, parse_header
+from .container.signing import Trust, check_trust
 from .errors import DamagedFile, MissingInstructionSet
-from .manifest import Spec, read_spec
-from .safetensors_member import data_begin, parse_header
-from .signing import Trust, check_trust
+from .native import native_library
 
 
 def describe(path: str | os.PathLike[str], *, trust: Trust = True) -> str:

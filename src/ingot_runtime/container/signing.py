@@ -12,9 +12,10 @@ import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
 
-from .container import Container, open_container, write_container
-from .errors import InvalidKey, SigningUnavailable, UntrustedFile, format_error
+from ..errors import InvalidKey, SigningUnavailable, UntrustedFile, format_error
 from .member_names import SIGNATURE
+from .reader import Container, open_container
+from .writer import write_container
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey

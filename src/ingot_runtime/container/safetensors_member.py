@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from ..errors import DamagedFile
 from . import canonical_json
-from .errors import DamagedFile
 
 # safetensors' name of each element type, and the numpy type of as_numpy; numpy has no bfloat16 and no float8, these
 # are given as the raw bits.

@@ -7,7 +7,7 @@ error before anything of it is mapped.
 import struct
 from collections.abc import Collection, Iterator
 
-from .cpu_features import architecture
+from ..cpu_features import architecture
 
 _MAGIC = b"\x7fELF\x02\x01\x01"  # 64 bits, little-endian, version 1
 _HEADER = struct.Struct("<16sHHIQQQIHHHHHH")
