@@ -172,10 +172,10 @@ class Model(Uncopied):
         """Runs the model as `run` does; gives the seconds of each of its kernel launches."""
         seconds: list[float] = []
 
-        def timed(model: native_library.NativeModel, inputs: Any, outputs: Any) -> None:
+        def time_call(model: native_library.NativeModel, inputs: Any, outputs: Any) -> None:
             seconds.extend(model.profile(inputs, outputs, launches))
 
-        self._run(self._native, leaves, (), timed)
+        self._run(self._native, leaves, (), time_call)
         return seconds
 
     def seed(self, value: int) -> None:

@@ -87,7 +87,7 @@ class _Groups:
                     for value in node.all_input_nodes if module is not program.graph_module else ():
                         self._join(value, node)
                 if isinstance(target, internals.OpOverload):
-                    writes.extend(_written(node))
+                    writes.extend(_mutated_arguments(node))
         self.written = {self.find(node) for node in writes}
 
     def find(self, node: fx.Node) -> fx.Node:
@@ -100,7 +100,7 @@ class _Groups:
         self._parent[self.find(a)] = self.find(b)
 
 
-def _written(node: fx.Node) -> list[fx.Node]:
+def _mutated_arguments(node: fx.Node) -> list[fx.Node]:
     """The arguments that a node writes."""
     schema = node.target._schema  # type: ignore[union-attr]
     held = dict(zip((a.name for a in schema.arguments), node.args, strict=False)) | dict(node.kwargs)

@@ -123,20 +123,20 @@ class CompiledModel(Uncopied):
                 launch.origin.module,
                 launch.origin.source,
                 seconds,
-                _known(launch.flops, sizes),
-                _known(launch.effort, sizes),
-                _known(launch.bytes, sizes),
+                _evaluate_size(launch.flops, sizes),
+                _evaluate_size(launch.effort, sizes),
+                _evaluate_size(launch.bytes, sizes),
             )
             for launch, seconds in zip(self._source.launches, medians(runs), strict=True)
         ]
         return Profile(tuple(rows), measure_roofline(self.threads))
 
     def _symbols(self, leaves: Sequence[Any]) -> dict[str, int]:
-        def told(known: SymbolSource) -> int:
+        def read_symbol(known: SymbolSource) -> int:
             leaf = leaves[known.place]
             return (int(leaf if known.dim < 0 else leaf.shape[known.dim]) - known.offset) // known.slope
 
-        return {name: told(known) for name, known in self._module.symbols.items()}
+        return {name: read_symbol(known) for name, known in self._module.symbols.items()}
 
     def seed(self, value: int) -> None:
         """Random draws of later calls follow from this number alone."""
@@ -245,7 +245,7 @@ def _manifest(program: Program, module: Module) -> dict[str, Any]:
     return made if module.precision == "float32" else {**made, "precision": module.precision}
 
 
-def _known(size: Size, sizes: Mapping[str, int]) -> int:
+def _evaluate_size(size: Size, sizes: Mapping[str, int]) -> int:
     """A size by numbers; 0 where only the run itself could tell."""
     found = substitute(size, sizes)
     return found if isinstance(found, int) else 0

@@ -87,7 +87,7 @@ class TrainableModel(Uncopied):
             torch.autograd.grad(results, asked, zeros, allow_unused=True)
 
     def _half(self, graph: fx.GraphModule, inputs: Sequence[Any]) -> Callable[[list[Any]], list[Any]]:
-        half = CompiledGraph.of(graph, inputs, self._build)
+        half = CompiledGraph.build(graph, inputs, self._build)
         self._halves.append(half)
         return half
 
@@ -112,7 +112,7 @@ class CompiledGraph:
     sources: tuple[tuple[str, Any], ...]  # of each result: ("argument", place), ("result", place) or ("value", itself)
 
     @staticmethod
-    def of(graph: fx.GraphModule, inputs: Sequence[Any], build: Build) -> CompiledGraph:
+    def build(graph: fx.GraphModule, inputs: Sequence[Any], build: Build) -> CompiledGraph:
         places = {n: i for i, n in enumerate(n for n in graph.graph.nodes if n.op == "placeholder")}
         output = graph.graph.output_node()
         computed: dict[fx.Node, int] = {}

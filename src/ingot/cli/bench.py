@@ -14,7 +14,7 @@ from rich.table import Table
 
 from ingot.benchmarking import time_interleaved
 from ingot.cli.capture import Dynamic, add_ranges, parse_dynamic
-from ingot.cli.compile import DOING, Cached, Precise, Threads, opened
+from ingot.cli.compile import DOING, Cached, Precise, Threads, open_model
 from ingot.cli.console import AsJson, Debug, Result, Stages, command
 
 if TYPE_CHECKING:
@@ -103,7 +103,7 @@ def _prepare_model(
     from ingot.errors import CallError, format_error
     from ingot.ir.program import Program
 
-    model, args, kwargs = opened(reference, stages, dynamic_shapes)
+    model, args, kwargs = open_model(reference, stages, dynamic_shapes)
     compiled = compiler.compile(
         model,
         args,
@@ -139,9 +139,9 @@ def _tabulate_modules(profile: Profile) -> Table:
     table = Table("module", title="by module")
     for column in ("ms", "share", "GFLOP/s", "GB/s", "of peak"):
         table.add_column(column, justify="right")
-    for row in profile.by_module()[:20]:
+    for row in profile.group_by_module()[:20]:
         share = row.seconds / profile.seconds if profile.seconds else 0.0
-        numbers = (f"{row.gflops:.1f}", f"{row.gbytes:.1f}", f"{profile.of_peak(row):.0%}")
+        numbers = (f"{row.gflops:.1f}", f"{row.gbytes:.1f}", f"{profile.peak_fraction(row):.0%}")
         table.add_row(row.module, f"{1e3 * row.seconds:.3f}", f"{share:.1%}", *numbers)
     return table
 

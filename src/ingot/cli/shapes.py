@@ -41,7 +41,7 @@ def _dim(text: str) -> int | str | None:
     return int(text) if text.isdigit() else text
 
 
-def told(program: Program, inputs: dict[str, Dims]) -> list[dict[str, Any]]:
+def list_types(program: Program, inputs: dict[str, Dims]) -> list[dict[str, Any]]:
     """One row for each argument and each operator of the program's outermost graph."""
     from ingot.analysis.shape_inference import shapes_of
     from ingot.ir import metadata

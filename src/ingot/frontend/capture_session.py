@@ -149,7 +149,7 @@ class CaptureSession:
         frame = self.recorder.frame
         while frame.parent is not None:
             frame = frame.parent
-        with self.recorder.paused():
+        with self.recorder.pause():
             fake = self.state.fake_of(tensor)
         self.constants[target] = tensor
         node = frame.placeholder(self._name("c", target), tensor, before=self._first_argument, fake=fake)
@@ -172,7 +172,7 @@ class CaptureSession:
         self.recorder.sync_grad_mode()
         out_leaves, out_tree = pytree.flatten(result)
         assigned = self.state.assigned_buffers()
-        outputs = [self._output(leaf) for leaf in self._detached_from(assigned, out_leaves)]
+        outputs = [self._output(leaf) for leaf in self._detach_from_buffers(assigned, out_leaves)]
         self._write_assigned_buffers(assigned)
         self.recorder.checks.write_pending()
         for _ in ambient:
@@ -200,7 +200,7 @@ class CaptureSession:
         region.enter(internals.skip_noop_module_to())
         region.enter(internals.symbolic_math())
         region.enter(internals.on_autocast_switch(recorder.enter_autocast, recorder.exit_autocast))
-        region.enter(internals.checks_watched(recorder.checks.with_message))
+        region.enter(internals.checks_watched(recorder.checks.attach_message))
         region.enter(self.watch.env.report_checks(recorder.checks.note))
         self.modules.follow(region, recorder.sync_grad_mode, self._record_tracepoint)
         region.enter(self.mode)
@@ -213,28 +213,28 @@ class CaptureSession:
             self.state.set_at[id(table), name] = self.recorder.user_place()
 
     def _record_tracepoint(self, kind: str, leaves: list[Any], attributes: dict[str, Any]) -> None:
-        with self.modules.in_caller(kind == "module_call_inputs"):
+        with self.modules.enter_caller(kind == "module_call_inputs"):
             # A size that is computed for the marker is an argument of the call, so it belongs to the caller.
             arguments = tuple(self.recorder.argument(leaf) for leaf in leaves)
         self.recorder.append(internals.tracepoint, arguments, attributes, tuple(leaves), name="tracepoint")
 
-    def _detached_from(self, assigned: Sequence[tuple[Entry, torch.Tensor]], values: Sequence[Any]) -> list[Any]:
+    def _detach_from_buffers(self, assigned: Sequence[tuple[Entry, torch.Tensor]], values: Sequence[Any]) -> list[Any]:
         """The values, where one still looks at what an assigned buffer held before replaced by a copy of it."""
         written = {internals.storage_id(entry.fake) for entry, _ in assigned}
         copies: dict[int, torch.Tensor] = {}
 
-        def detached(value: Any) -> Any:
+        def detach(value: Any) -> Any:
             if not isinstance(value, internals.FakeTensor) or internals.storage_id(value) not in written:
                 return value
             if id(value) not in copies:
                 copies[id(value)] = self.recorder.record(torch.ops.aten.clone.default, (value,), {})
             return copies[id(value)]
 
-        return [detached(value) for value in values] if written else list(values)
+        return [detach(value) for value in values] if written else list(values)
 
     def _write_assigned_buffers(self, assigned: Sequence[tuple[Entry, torch.Tensor]]) -> None:
         """A Program's buffers stay where they are, so what forward assigned is copied into them at the end."""
-        values = self._detached_from(assigned, [value for _, value in assigned])
+        values = self._detach_from_buffers(assigned, [value for _, value in assigned])
         for (entry, _), value in zip(assigned, values, strict=True):
             target, source = self.recorder.frame.nodes[id(entry.fake)], self.recorder.node_of(value)
             self.recorder.append(torch.ops.aten.copy_.default, (target, source), {}, entry.fake)
@@ -316,7 +316,7 @@ class CaptureSession:
         )
 
     def _check_preserved(self) -> None:
-        missing = self.modules.uncalled()
+        missing = self.modules.find_uncalled()
         if missing:
             raise CaptureError(
                 format_error(

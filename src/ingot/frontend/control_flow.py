@@ -133,7 +133,7 @@ class Subgraphs:
 def _stand_in(recorder: GraphTracer, value: Any) -> Any:
     """A fresh fake like `value`, so that the inner graph does not mistake it for the outer one."""
     if isinstance(value, torch.Tensor):
-        with recorder.paused():
+        with recorder.pause():
             return recorder.run(torch.ops.aten.detach.default, (value,), {})
     return value
 
@@ -165,7 +165,7 @@ def call_recorded(
     # A number that one step reads is not a result; before torch 2.12 the fake kernels of these report it.
     per_step = op in (hop.scan, hop.map_impl)
     unreported = internals.ignore_fresh_symbols(recorder.env) if per_step else nullcontext()
-    with recorder.paused(), recorder.checks.ignored(), unreported:
+    with recorder.pause(), recorder.checks.ignore(), unreported:
         out = recorder.run(op, args, kwargs or {})
     recorder.append(op, node_args, kwargs or {}, out, name=op.name())
     return out
@@ -281,7 +281,7 @@ def _unknown_int(recorder: GraphTracer) -> Any:
 
 def _first_slice(recorder: GraphTracer, x: torch.Tensor) -> torch.Tensor:
     """What one step sees of a scanned tensor: its own memory, with the strides of `x.select(0, i)`."""
-    with recorder.paused():
+    with recorder.pause():
         step = recorder.run(torch.ops.aten.select.int, (x, 0, 0), {})
         fresh = {"dtype": x.dtype, "device": x.device}
         made: torch.Tensor = recorder.run(torch.ops.aten.empty_strided.default, (step.shape, step.stride()), fresh)
@@ -337,7 +337,7 @@ def call_directly(function: Callable[..., Any], args: tuple[Any, ...], kwargs: d
         args = (*args[:3], tuple(flat))
     results: list[tuple[list[Any], pytree.Tree]] = []
 
-    def flattened(inner: Callable[..., Any]) -> Callable[..., Any]:
+    def flatten_results(inner: Callable[..., Any]) -> Callable[..., Any]:
         def run(*leaves: Any) -> list[Any]:
             out, out_tree = pytree.flatten(inner(*(leaves if in_tree is None else pytree.unflatten(leaves, in_tree))))
             results.append((out, out_tree))
@@ -345,7 +345,7 @@ def call_directly(function: Callable[..., Any], args: tuple[Any, ...], kwargs: d
 
         return run
 
-    out = function(*(flattened(a) if callable(a) else a for a in args), **(kwargs or {}))
+    out = function(*(flatten_results(a) if callable(a) else a for a in args), **(kwargs or {}))
     leaves, out_tree = results[-1]
     if in_tree is not None:
         true, false = results[-2:]
@@ -359,7 +359,7 @@ def scan_directly(
 ) -> Any:
     """An associative scan of elements as its operator; one that mixes elements as torch writes it out."""
     seen = _Elementwise()
-    with recorder.paused(), seen:
+    with recorder.pause(), seen:
         slices = [recorder.run(torch.ops.aten.select_copy.int, (x, 0, 0), {}) for x in xs]
         function(*slices, *slices)
     if not seen.holds:

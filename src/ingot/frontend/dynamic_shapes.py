@@ -88,7 +88,7 @@ def declare(
         return declared
     by_leaf = _match(dynamic_shapes, tree, parameters)
     names = [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
-    paths = [_named(path, names) for path in leaf_paths(tree)]
+    paths = [_name_path(path, names) for path in leaf_paths(tree)]
     for index, raw in by_leaf.items():
         leaf, place = leaves[index], format_path(paths[index])
         if raw is None:
@@ -109,7 +109,7 @@ def declare(
     return declared
 
 
-def _named(path: Path, names: Sequence[str]) -> Path:
+def _name_path(path: Path, names: Sequence[str]) -> Path:
     """A leaf's path with a positional argument under its name."""
     side, key, *rest = path
     if side == 0 and isinstance(key, int):

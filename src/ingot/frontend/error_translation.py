@@ -85,7 +85,7 @@ def _compare_with_eager(failure: Exception, place: str, run_eager: Callable[[], 
     except Exception as eager:
         error: IngotError = EagerError(
             format_error(
-                f"The model fails in eager with these arguments: {_said(eager)}",
+                f"The model fails in eager with these arguments: {_summarize_exception(eager)}",
                 where=user_place(eager.__traceback__) or place,
                 why="what fails without Ingot fails with it too; the model's own exception is the cause of this one",
                 fix="make model(*args, **kwargs) run first",
@@ -114,7 +114,7 @@ def user_place(trace: TracebackType | None) -> str:
     return f"{source}" + (f": {source.text}" if source.text else "")
 
 
-def _said(failure: Exception) -> str:
+def _summarize_exception(failure: Exception) -> str:
     """An exception's name and what it says first; of one of TorchScript's, what it says after the script's lines."""
     said = re.findall(r"^\w+(?:Error|Exception): .*", str(failure), re.MULTILINE)
     if said and "TorchScript interpreter" in str(failure):

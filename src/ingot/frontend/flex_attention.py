@@ -108,7 +108,7 @@ class _Functions:
     def __init__(self, recorder: GraphTracer, query: Any) -> None:
         self.recorder = recorder
         wide = torch.float64 if query.dtype == torch.float64 else torch.float32
-        with recorder.paused():
+        with recorder.pause():
             self.value = query.new_zeros((), dtype=wide)
             self.place = query.new_zeros((), dtype=torch.int32)
 
@@ -157,35 +157,35 @@ class _Functions:
         if not isinstance(target, internals.OpOverload):
             return
         if torch.Tag.nondeterministic_seeded in target.tags:
-            raise self._refused(
+            raise self._function_error(
                 name, node, f"{target} draws random numbers", "draw them before, and read them by index"
             )
         if target._schema.is_mutable or internals.unannotated_mutations(target, node.args):
-            raise self._refused(name, node, f"{target} writes to a tensor", "return what is to be kept")
+            raise self._function_error(name, node, f"{target} writes to a tensor", "return what is to be kept")
 
     def _check_score(self, name: str, leaves: Sequence[Any], graph: fx.Graph) -> None:
         self._check_one(name, leaves, graph, "the score")
         if not leaves[0].is_floating_point():
             what = f"it returns {_kind(leaves[0])}, and a score is a floating-point number"
-            raise self._refused(name, graph.output_node(), what, "return the score, changed")
+            raise self._function_error(name, graph.output_node(), what, "return the score, changed")
 
     def _check_mask(self, name: str, leaves: Sequence[Any], graph: fx.Graph) -> None:
         self._check_one(name, leaves, graph, "whether the query sees the key")
         if leaves[0].dtype != torch.bool:
             what = f"it returns {_kind(leaves[0])}, and a mask is a bool"
-            raise self._refused(name, graph.output_node(), what, "compare: return q >= k, or x != 0")
+            raise self._function_error(name, graph.output_node(), what, "compare: return q >= k, or x != 0")
 
     def _check_one(self, name: str, leaves: Sequence[Any], graph: fx.Graph, wanted: str) -> None:
         fix = f"return one tensor of rank 0: {wanted}"
         output = graph.output_node()
         if len(leaves) != 1:
-            raise self._refused(name, output, f"it returns {len(leaves)} values", fix)
+            raise self._function_error(name, output, f"it returns {len(leaves)} values", fix)
         if not isinstance(leaves[0], torch.Tensor):
-            raise self._refused(name, output, f"it returns {leaves[0]!r}, which is no tensor", fix)
+            raise self._function_error(name, output, f"it returns {leaves[0]!r}, which is no tensor", fix)
         if leaves[0].dim():
-            raise self._refused(name, output, f"it returns {_kind(leaves[0])}", fix)
+            raise self._function_error(name, output, f"it returns {_kind(leaves[0])}", fix)
 
-    def _refused(self, name: str, node: fx.Node, why: str, fix: str) -> CaptureError:
+    def _function_error(self, name: str, node: fx.Node, why: str, fix: str) -> CaptureError:
         """An error at the user's line that made the node's value, or that calls attention."""
         made = next((n for n in node.all_input_nodes if n.op == "call_function"), node) if node.op == "output" else node
         source = metadata.source_of(made)

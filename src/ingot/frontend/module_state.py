@@ -133,7 +133,7 @@ class ModuleState:
         own = {id(entry.fake) for entry in self.entries}
         slots = self._slots.keys()
         for name, holder in holders(self.root):
-            before = self._before.before(holder)
+            before = self._before.previous_value(holder)
             for key, stored in _items(holder):
                 if not isinstance(stored, internals.FakeTensor) or id(stored) in own or (id(holder), key) in slots:
                     continue

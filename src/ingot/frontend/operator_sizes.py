@@ -54,7 +54,7 @@ class OperatorCall:
     kwargs: Any
 
     @classmethod
-    def of(cls, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> OperatorCall:
+    def from_call(cls, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> OperatorCall:
         return cls(func, _describe(tuple(args)), _describe(dict(kwargs)))
 
 
@@ -93,7 +93,7 @@ class OperatorSizes:
             if all(point[symbol] >= at_least for symbol in condition.free_symbols)
         )
 
-    def broken(self, call: OperatorCall, result: Any, asked: Sequence[sympy.Basic]) -> list[sympy.Basic]:
+    def find_violations(self, call: OperatorCall, result: Any, asked: Sequence[sympy.Basic]) -> list[sympy.Basic]:
         """Conditions that exclude the sizes at which the call fails, or gives other shapes than `result`'s.
 
         They are among those asked. One that excludes sizes at which all is well is taken only if no other will do.

@@ -59,7 +59,7 @@ class RunTimeChecks:
             self._write(check)
 
     @contextmanager
-    def with_message(self, message: Callable[[], Any] | None) -> Iterator[None]:
+    def attach_message(self, message: Callable[[], Any] | None) -> Iterator[None]:
         """Inside, checks that fail will say `message()`."""
         said = "" if message is None or self._recorder.inside_op else str(message())
         outer, self._message = self._message, said
@@ -69,7 +69,7 @@ class RunTimeChecks:
             self._message = outer
 
     @contextmanager
-    def ignored(self, scoped: bool = True) -> Iterator[None]:
+    def ignore(self, scoped: bool = True) -> Iterator[None]:
         """Inside, what operators ask for is in the graph already; `scoped`, it holds in a function of theirs only."""
         asked = len(self._pending)
         with internals.scope_checks(self._recorder.env) if scoped else nullcontext():

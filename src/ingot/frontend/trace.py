@@ -169,9 +169,9 @@ def _fix_arguments(
     for name, value in concrete.items():
         if name in names and names.index(name) < len(out):
             index = names.index(name)
-            out[index] = _fixed(name, value, out[index], fixed)
+            out[index] = _fix_value(name, value, out[index], fixed)
         elif name in names or name in kwargs:
-            kwargs[name] = _fixed(name, value, kwargs.get(name, value), fixed)
+            kwargs[name] = _fix_value(name, value, kwargs.get(name, value), fixed)
         else:
             raise CaptureError(
                 format_error(
@@ -182,7 +182,7 @@ def _fix_arguments(
     return tuple(out), kwargs, frozenset(fixed)
 
 
-def _fixed(name: str, value: Any, given: Any, fixed: set[int]) -> Any:
+def _fix_value(name: str, value: Any, given: Any, fixed: set[int]) -> Any:
     value_leaves, value_tree = pytree.flatten(value)
     given_leaves, given_tree = pytree.flatten(given)
     if value_tree != given_tree:

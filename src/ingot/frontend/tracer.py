@@ -124,8 +124,8 @@ class GraphTracer(internals.RecordingMode):
         node_kwargs = {key: self.argument(a) for key, a in kwargs.items()}
         known = self.known.arguments(args, kwargs, func) if not data_dependent else None
         if self._constants:
-            args, kwargs = self._without_constants(args), self._without_constants(kwargs)
-        with self.checks.ignored(scoped=False) if func in CHECKS else nullcontext():  # the node says it
+            args, kwargs = self._replace_constants(args), self._replace_constants(kwargs)
+        with self.checks.ignore(scoped=False) if func in CHECKS else nullcontext():  # the node says it
             out = self.run(func, args, kwargs)
         if not self._is_recorded(func, out):
             return out
@@ -133,12 +133,12 @@ class GraphTracer(internals.RecordingMode):
         self._check_plain((args, kwargs))
         self._note_writes(func, args, kwargs)
         if torch.get_default_dtype() is not self._default_dtype:
-            node_kwargs = self._with_dtype(func, args, node_kwargs, out)
+            node_kwargs = self._add_dtype(func, args, node_kwargs, out)
         self.append(func, node_args, node_kwargs, out)
         self.known.carry(func, known, args, kwargs, out, self.frame)
         return out
 
-    def _with_dtype(self, func: Any, args: Any, kwargs: dict[str, Any], out: Any) -> dict[str, Any]:
+    def _add_dtype(self, func: Any, args: Any, kwargs: dict[str, Any], out: Any) -> dict[str, Any]:
         """The arguments of a call with its dtype among them, where that follows from a default which forward set."""
         default = torch.get_default_dtype()
         given = [t.dtype for t in metadata.tensors_in([*args, *kwargs.values()])]
@@ -257,14 +257,14 @@ class GraphTracer(internals.RecordingMode):
             return node
         return self._find_alias(tensor)
 
-    def _without_constants(self, value: Any) -> Any:
+    def _replace_constants(self, value: Any) -> Any:
         """The value with real tensors replaced by fakes, since an operator on real ones alone would run for real."""
         if isinstance(value, torch.Tensor):
             return self._constants.get(id(value), value)
         if isinstance(value, list | tuple):
-            return type(value)(self._without_constants(item) for item in value)
+            return type(value)(self._replace_constants(item) for item in value)
         if isinstance(value, dict):
-            return {key: self._without_constants(item) for key, item in value.items()}
+            return {key: self._replace_constants(item) for key, item in value.items()}
         return value
 
     def _find_alias(self, tensor: torch.Tensor) -> fx.Node:
@@ -378,7 +378,7 @@ class GraphTracer(internals.RecordingMode):
             node = self.frame.graph.create_node("call_function", internals.set_grad_enabled, (grad,))
             self.annotate(node, None)
 
-    def paused(self) -> Any:
+    def pause(self) -> Any:
         """Inside, nothing is recorded."""
         return internals.recording_paused()
 

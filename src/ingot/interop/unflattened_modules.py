@@ -212,7 +212,7 @@ def call_control(op: Any, paths: Sequence[str], *args: Any) -> Any:
         def run(*values: Any) -> Any:
             split = len(values) - len(places)
             # It runs again when gradients are computed, and that is outside the model's call.
-            with _as_root(root), _held(zip(places.values(), values[split:], strict=True)):
+            with _as_root(root), _hold_tensors(zip(places.values(), values[split:], strict=True)):
                 return function(*values[:split])
 
         return run
@@ -225,7 +225,7 @@ def call_control(op: Any, paths: Sequence[str], *args: Any) -> Any:
 
 
 @contextmanager
-def _held(tensors: Iterable[tuple[list[tuple[dict[str, Any], str]], torch.Tensor]]) -> Iterator[None]:
+def _hold_tensors(tensors: Iterable[tuple[list[tuple[dict[str, Any], str]], torch.Tensor]]) -> Iterator[None]:
     """Inside, each tensor is at its places."""
     before = []
     try:

@@ -65,11 +65,11 @@ def _check_written(program: Program, arguments: Mapping[str, Any]) -> None:
 
 def tokens_of(program: Program) -> list[torch.Tensor]:
     """The first token of each chain of effects. It stands for an order and holds nothing."""
-    return [torch.empty(0) for _ in program.signature.of_kind(InputKind.TOKEN)]
+    return [torch.empty(0) for _ in program.signature.inputs_of_kind(InputKind.TOKEN)]
 
 
 def _argument_names(program: Program) -> list[str]:
-    return [i.name for i in program.signature.of_kind(InputKind.ARGUMENT)]
+    return [i.name for i in program.signature.inputs_of_kind(InputKind.ARGUMENT)]
 
 
 def finish(

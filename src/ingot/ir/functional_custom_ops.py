@@ -33,7 +33,7 @@ def has_form(target: Any) -> bool:
         isinstance(target, internals.OpOverload)
         and target.namespace not in ("aten", "prims", "prim")
         and target._schema.is_mutable
-        and all(str(target._schema.arguments[i].type) in ("Tensor", "List[Tensor]") for i in written(target))
+        and all(str(target._schema.arguments[i].type) in ("Tensor", "List[Tensor]") for i in mutated_positions(target))
     )
 
 
@@ -52,13 +52,13 @@ def origin_of(target: Any) -> internals.OpOverload | None:
     return _ORIGINS.get(target) if isinstance(target, internals.OpOverload) else None
 
 
-def written(op: internals.OpOverload) -> list[int]:
+def mutated_positions(op: internals.OpOverload) -> list[int]:
     """The positions of the arguments that an operator writes to."""
     found = [a.alias_info for a in op._schema.arguments]
     return [i for i, alias in enumerate(found) if alias is not None and alias.is_write]
 
 
-def returned(op: internals.OpOverload) -> list[int | None]:
+def returned_positions(op: internals.OpOverload) -> list[int | None]:
     """For each result of an operator the argument that it is, or None for one of its own."""
     sets = {frozenset(a.alias_info.before_set): i for i, a in enumerate(op._schema.arguments) if a.alias_info}
     return [sets.get(frozenset(r.alias_info.before_set)) if r.alias_info else None for r in op._schema.returns]
@@ -72,14 +72,14 @@ def arguments_of(op: internals.OpOverload, args: Sequence[Any], kwargs: dict[str
 
 def _schema_of(op: internals.OpOverload) -> str:
     head = _ALIAS.sub(r"\1", str(op._schema).rpartition(" -> ")[0]).partition("::")[2]
-    own = [str(r.type) for r, i in zip(op._schema.returns, returned(op), strict=True) if i is None]
-    results = [*own, *(str(op._schema.arguments[i].type) for i in written(op))]
+    own = [str(r.type) for r, i in zip(op._schema.returns, returned_positions(op), strict=True) if i is None]
+    results = [*own, *(str(op._schema.arguments[i].type) for i in mutated_positions(op))]
     spelled = [re.sub(r"^List\[(.*)\]$", r"\1[]", kind) for kind in results]
     return f"{head} -> " + (spelled[0] if len(spelled) == 1 else f"({', '.join(spelled)})")
 
 
 def _kernel_of(op: internals.OpOverload) -> Any:
-    places, origins = written(op), returned(op)
+    places, origins = mutated_positions(op), returned_positions(op)
     names = [a.name for a in op._schema.arguments]
 
     def run(*args: Any, **kwargs: Any) -> Any:
@@ -108,7 +108,7 @@ def check_apart(node: fx.Node) -> None:
     op: Any = node.target
     given = arguments_of(op, node.args, dict(node.kwargs))
     nodes = [n for n in node.all_input_nodes if isinstance(metadata.value_of(n), torch.Tensor)]
-    for place in written(op):
+    for place in mutated_positions(op):
         for target in given[place] if isinstance(given[place], list | tuple) else (given[place],):
             storage = internals.storage_id(metadata.value_of(target))
             twin = next((n for n in nodes if n is not target and _lies_in(n, storage)), None)

@@ -171,7 +171,7 @@ class Program:
 
     def parameters(self) -> dict[str, torch.Tensor]:
         """The parameters by name; a tied parameter is there under its first name."""
-        return {str(i.target): self.state_of(i) for i in self.signature.of_kind(InputKind.PARAMETER)}
+        return {str(i.target): self.state_of(i) for i in self.signature.inputs_of_kind(InputKind.PARAMETER)}
 
     def __str__(self) -> str:
         from ingot.ir.printer import print_program

@@ -236,7 +236,7 @@ def _check_mutation(program: Program, spec: Output, results_begun: bool, node: f
     if results_begun:
         yield Problem(f"The write to {spec.target} comes after the results.", node)
     if spec.kind is OutputKind.ARGUMENT_MUTATION:
-        known = {i.name for i in program.signature.of_kind(InputKind.ARGUMENT)}
+        known = {i.name for i in program.signature.inputs_of_kind(InputKind.ARGUMENT)}
     else:
         known = {str(i.target) for i in program.signature.state_inputs}
     if spec.target not in known:

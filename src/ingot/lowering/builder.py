@@ -125,7 +125,7 @@ class LoopBuilder(SymbolTable):
             Map(
                 tuple(Loop(variable, extent) for variable, extent in loops),
                 ops.finish([ops.cast(value, tensor.dtype)] if tensor.dtype in HALVES else [value]),
-                (Store(name, home.at(index), 0),),
+                (Store(name, home.offset_at(index), 0),),
                 self.origin,
             )
         )
@@ -202,7 +202,7 @@ class LoopBuilder(SymbolTable):
         index, loops = loop_variables(target.shape, range(target.rank))
         ops = BodyBuilder()
         value = ops.cast(source.load(ops, index), target.dtype)
-        store = Store(target.data.buffer, target.data.at(index), 0)
+        store = Store(target.data.buffer, target.data.offset_at(index), 0)
         self.steps.append(Map(tuple(Loop(v, e) for v, e in loops), ops.finish([value]), (store,), self.origin))
 
     def scatter(
@@ -217,7 +217,7 @@ class LoopBuilder(SymbolTable):
         index, loops = loop_variables(shape, range(len(shape)))
         ops = BodyBuilder()
         place, value = body(ops, index)
-        store = Store(target.data.buffer, target.data.at(place), 0, mode)
+        store = Store(target.data.buffer, target.data.offset_at(place), 0, mode)
         # The store names values of the body: they are results too, and the body is kept as it was written.
         named = store.index.symbols if isinstance(store.index, Expr) else ()
         written = Body(tuple(ops.ops), (value, *sorted({s.place for s in named if isinstance(s, BodyValue)})))
@@ -295,7 +295,7 @@ class LoopBuilder(SymbolTable):
             home = Strided(
                 self.buffer("temporary", dtype, physical).name, 0, tuple(steps[outer.index(d)] for d in kept)
             )
-            stores.append(Store(home.buffer, home.at(tuple(index[d] for d in kept)), number))
+            stores.append(Store(home.buffer, home.offset_at(tuple(index[d] for d in kept)), number))
             results.append(TensorValue(tuple(x.shape[d] for d in kept), dtype, home))
         self.steps.append(
             Reduce(

@@ -173,7 +173,7 @@ class BodyBuilder:
     def where(self, condition: int, yes: int, no: int) -> int:
         return yes if yes == no else self.emit("where", (condition, yes, no), self.dtype(yes))
 
-    def checked(self, value: int, size: Size, *, wraps: bool = True) -> Size:
+    def check_index(self, value: int, size: Size, *, wraps: bool = True) -> Size:
         """A value as an index into `size` places: if it `wraps`, negatives count from the end. Others fail the run."""
         value = self.cast(value, "int64")
         if not wraps:
@@ -198,7 +198,7 @@ class BodyBuilder:
         return self.ops[value].dtype
 
     @contextmanager
-    def masked(self, condition: int) -> Iterator[None]:
+    def mask(self, condition: int) -> Iterator[None]:
         """Loads inside happen only where the condition holds; elsewhere they give 0."""
         outer = self._mask
         self._mask = condition if outer is None else self.call("and", outer, condition)
@@ -210,7 +210,7 @@ class BodyBuilder:
     def zero_outside(self, condition: int, load: Callable[[], int]) -> int:
         """What `load` gives where the condition holds, and 0 elsewhere. A masked load alone does not say so much: what
         is computed from it, x + 1, is not 0 where x is."""
-        with self.masked(condition):
+        with self.mask(condition):
             value = load()
         source = self.ops[value]
         while source.name == "cast":

@@ -77,7 +77,7 @@ class Interface:
             s, slope, offset = line
             hint = (int(size.node.hint) - offset) // slope if dim >= 0 and size.node.has_hint() else None
             name = self.low.symbol_of(s, hint)
-            self.symbols.setdefault(name, replace(self._ranged(s, place, dim), slope=slope, offset=offset))
+            self.symbols.setdefault(name, replace(self._make_symbol_source(s, place, dim), slope=slope, offset=offset))
 
     def _scalar_input(self, node: fx.Node, name: str, value: Any) -> Argument:
         dtype = (
@@ -97,7 +97,7 @@ class Interface:
                 self.low.numbers[value.node.expr] = tensor
         return Argument(buffer, name, dtype, (), scalar=True)
 
-    def _ranged(self, s: sympy.Symbol, place: int, dim: int) -> SymbolSource:
+    def _make_symbol_source(self, s: sympy.Symbol, place: int, dim: int) -> SymbolSource:
         name = symbolic_dims.name_of(s)
         found = next((d for d in self.program.dims if d.name == name), None)
         if found is None:

@@ -156,12 +156,12 @@ class SymbolTable:
         def constant(c: int | float | bool) -> int:
             return ops.const(c, "bool" if isinstance(c, bool) else "float64" if isinstance(c, float) else "int64")
 
-        def known(s: sympy.Symbol) -> int:
+        def load_symbol(s: sympy.Symbol) -> int:
             if s in self.numbers:
                 return self.numbers[s].load(ops, ())
             return ops.index(self._symbol(s))
 
-        value = symbolic_dims.fold(expr, known, constant, apply)
+        value = symbolic_dims.fold(expr, load_symbol, constant, apply)
         return ops.cast(value, dtype)
 
     def shape_of(self, value: torch.Tensor) -> Shape:

@@ -172,7 +172,7 @@ class SymbolicSizes:
             return ex.number(size, torch.int64)
         return self._squeeze(self.one(size), size)
 
-    def computed(self, expr: sympy.Basic, dtype: torch.dtype) -> OnnxValue:
+    def compute_scalar(self, expr: sympy.Basic, dtype: torch.dtype) -> OnnxValue:
         """A symbolic float or bool as a tensor of rank 0."""
         return self._squeeze(self._compute(expr, dtype, flat=True), (expr, dtype))
 
@@ -187,11 +187,11 @@ class SymbolicSizes:
         ex = self._exporter
         key = ("size", expr, dtype)
         if key not in ex.memo:
-            made = symbolic_dims.fold(expr, self._symbol, self._constant, self._apply, self._known)
+            made = symbolic_dims.fold(expr, self._symbol, self._constant, self._apply, self._find_computed)
             ex.memo[key] = ex.cast(made, dtype)
         return ex.memo[key]
 
-    def _known(self, expr: sympy.Basic) -> OnnxValue | None:
+    def _find_computed(self, expr: sympy.Basic) -> OnnxValue | None:
         return self._exporter.memo.get(("size", expr, torch.int64))
 
     def _constant(self, value: int | float | bool) -> OnnxValue:

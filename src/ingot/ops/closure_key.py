@@ -109,7 +109,7 @@ class _ClosureWalk:
         used = {n: v for n, v in used.items() if isinstance(v, (*_PLAIN, torch.Tensor)) or _is_users(v)}
         named = {n: self.take(v) for n, v in used.items()}
 
-        def rebuilt(tensors: Sequence[torch.Tensor]) -> Any:
+        def rebuild(tensors: Sequence[torch.Tensor]) -> Any:
             scope = {**function.__globals__, **{n: part[1](tensors) for n, part in named.items()}}
             closure = tuple(types.CellType(part[1](tensors)) for part in cells)
             defaults, named_defaults = rest[1](tensors)
@@ -118,7 +118,7 @@ class _ClosureWalk:
             return made
 
         keys = (*(part[0] for part in cells), rest[0], *((n, part[0]) for n, part in named.items()))
-        return ("function", code, *keys), rebuilt
+        return ("function", code, *keys), rebuild
 
 
 def _is_users(value: Any) -> bool:

@@ -47,7 +47,7 @@ from ingot.quantization.qscheme import (
     Scheme,
     parameters_of,
     quantize,
-    quantized_by_rows,
+    quantize_rows,
     range_of,
 )
 from ingot.quantization.quantization_plan import (
@@ -95,7 +95,7 @@ def _freeze(prepared: PreparedProgram) -> tuple[Program, QuantizationPlan]:
 def _rename(table: QuantizationPlan, before: Mapping[Edge, fx.Node], after: Mapping[Edge, fx.Node]) -> QuantizationPlan:
     """A table of a program that trained, for what is left of it: what handed its argument on is that argument."""
 
-    def resolved(place: Edge) -> Edge:
+    def resolve(place: Edge) -> Edge:
         while place not in after:
             given = before[place].args[0]
             assert isinstance(given, fx.Node)
@@ -107,7 +107,7 @@ def _rename(table: QuantizationPlan, before: Mapping[Edge, fx.Node], after: Mapp
         points: dict[Edge, QuantizationPoint] = {}
         for point in group.points:
             users = None if point.users is None else [user for user in point.users if user in after]
-            found = points.setdefault(resolved(point.source), QuantizationPoint(resolved(point.source)))
+            found = points.setdefault(resolve(point.source), QuantizationPoint(resolve(point.source)))
             found.users = None if users is None or found.users is None else [*found.users, *users]
         groups.append(replace(group, points=list(points.values())))
     return QuantizationPlan(tuple(groups), table.weights)
@@ -135,8 +135,8 @@ class _Source:
         by_rows = scheme.granularity == "group" or (scheme.granularity == "channel" and scheme.axis == 0)
         if by_rows and known is None and not weight.transposed:
             if isinstance(self.tensor, Scaled):
-                return quantized_by_rows(self.tensor.weight.float(), scheme, self.tensor.factors)
-            return quantized_by_rows(self.tensor.float(), scheme)
+                return quantize_rows(self.tensor.weight.float(), scheme, self.tensor.factors)
+            return quantize_rows(self.tensor.float(), scheme)
         tensor = self.floats(weight)
         parameters = known or parameters_of(*range_of(tensor, scheme), scheme)
         return quantize(tensor, parameters, scheme), parameters
@@ -246,7 +246,7 @@ class _Conversion:
         for weight in weights:
             key, user = self._key(weight), self.nodes[weight.user]
             if key not in self.weights:
-                self.weights[key] = self._stored(weight, user, *found[key])
+                self.weights[key] = self._store_weight(weight, user, *found[key])
             if weight.transposed:
                 bias = (user.args[0],) if user.target is aten.addmm.default else ()
                 user.target, user.args = aten.linear.default, (user.args[weight.index - 1], self.weights[key], *bias)
@@ -287,7 +287,7 @@ class _Conversion:
         self.nodes[Edge(path, norm.result.name)] = norm.layer.node
         return norm
 
-    def _stored(
+    def _store_weight(
         self, weight: QuantizedWeight, user: fx.Node, found: _Source, numbers: torch.Tensor, parameters: Parameters
     ) -> fx.Node:
         """A weight as whole numbers in the program's state, and the node that makes floats of them."""

@@ -153,7 +153,7 @@ class WeightQuantizer(nn.Module):
         factor = (variance.detach() + self.eps).rsqrt()
         factor = factor if gamma is None else gamma * factor
         factor = torch.where(factor.abs() < _TINY, torch.ones_like(factor), factor)
-        factor = self._along_channels(factor, weight)
+        factor = self._align_to_channels(factor, weight)
         return self._simulate(weight * factor) / factor
 
     def parameters_for(self, weight: torch.Tensor) -> Parameters:
@@ -165,7 +165,7 @@ class WeightQuantizer(nn.Module):
         """What those ask who derive parameters of their own."""
         return self.inner.parameters_found() if self.inner is not None else None
 
-    def _along_channels(self, factor: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    def _align_to_channels(self, factor: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         tail = (1,) * (weight.dim() - 2)
         if self.groups is None:
             return factor.view(-1, 1, *tail)

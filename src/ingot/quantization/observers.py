@@ -116,11 +116,11 @@ class Histogram(Observer):
         high = torch.tensor([float(observer.high) for observer in observers], dtype=torch.float64)
         full = (counts.sum(1) > 0).nonzero().flatten()
         if len(full):
-            low[full], high[full] = cls.clipped(counts[full].double(), low[full], high[full], observers[0].scheme)
+            low[full], high[full] = cls.clip(counts[full].double(), low[full], high[full], observers[0].scheme)
         return low.float(), high.float()
 
     @staticmethod
-    def clipped(counts: torch.Tensor, low: torch.Tensor, high: torch.Tensor, scheme: Scheme) -> Range:
+    def clip(counts: torch.Tensor, low: torch.Tensor, high: torch.Tensor, scheme: Scheme) -> Range:
         """For each row of counts the pair of ends with the smallest error.
 
         Values inside are off by a step evenly spread, others by more.
@@ -154,7 +154,7 @@ class Percentile(Histogram):
     """All but one value in ten thousand on either side."""
 
     @staticmethod
-    def clipped(counts: torch.Tensor, low: torch.Tensor, high: torch.Tensor, scheme: Scheme) -> Range:
+    def clip(counts: torch.Tensor, low: torch.Tensor, high: torch.Tensor, scheme: Scheme) -> Range:
         total = counts.cumsum(1)
         whole = total[:, -1:]
         outside = whole * (1 - KEPT)

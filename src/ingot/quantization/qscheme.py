@@ -52,12 +52,12 @@ class Scheme:
         return self.qmax - self.qmin
 
 
-def unsigned(**changes: Any) -> Scheme:
+def unsigned_scheme(**changes: Any) -> Scheme:
     """uint8 with a zero point: what activations are quantized to."""
     return Scheme(torch.uint8, 0, 255, **changes)
 
 
-def signed(**changes: Any) -> Scheme:
+def signed_scheme(**changes: Any) -> Scheme:
     """int8, symmetric and without -128, so that a number and its negative are both there: weights."""
     return Scheme(torch.int8, -127, 127, symmetric=True, **changes)
 
@@ -131,7 +131,7 @@ def _round(parts: torch.Tensor, inverse: torch.Tensor, shift: torch.Tensor | Non
     return numbers.clamp_(scheme.qmin, scheme.qmax)
 
 
-def quantized_by_rows(
+def quantize_rows(
     tensor: torch.Tensor, scheme: Scheme, factors: torch.Tensor | None = None
 ) -> tuple[torch.Tensor, Parameters]:
     """The whole numbers of a tensor whose rows have scales of their own, and its parameters.

@@ -74,7 +74,7 @@ class Rewriting:
         pattern = _pattern(self.before, self.example_inputs, program.dialect)
         named = named_values(program)
 
-        def wanted(match: Match) -> bool:
+        def is_wanted(match: Match) -> bool:
             inner = set(match.nodes.values()) - set(match.results)
             free = not any(node.name in named for node in inner) and _place(match) is not None
             return free and (self.where is None or self.where(match))
@@ -82,7 +82,7 @@ class Rewriting:
         count = 0
         for module in list(graph_modules(program.graph_module)):
             moved: dict[fx.Node, fx.Node] = {}  # results that are other nodes now
-            for match in matches(pattern, module, wanted):
+            for match in matches(pattern, module, is_wanted):
                 made = _replace(program, module, _update_match(match, moved), self.after)
                 moved.update(made)
                 if module is program.graph_module:
@@ -212,9 +212,9 @@ class _Keeping(ReplayRecorder):
         number = self._seen[func] = self._seen.get(func, -1) + 1
         mine = calls[min(number, len(calls) - 1)]
         self.source = self._match.nodes[mine]
-        return super().record(func, *self._kept(func, mine, args, kwargs))
+        return super().record(func, *self._keep_arguments(func, mine, args, kwargs))
 
-    def _kept(self, func: Any, mine: fx.Node, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _keep_arguments(self, func: Any, mine: fx.Node, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         written = arguments_of(mine)
         names = [argument.name for argument in func._schema.arguments]
         made = {**dict(zip(names, args, strict=False)), **kwargs}
@@ -291,7 +291,7 @@ def _bind_input(recorder: ReplayRecorder, name: str, value: Any, values: dict[fx
         return value
     fake = metadata.value_of(value)
     if isinstance(fake, torch.Tensor):
-        with recorder.paused():
+        with recorder.pause():
             fake = recorder.run(torch.ops.aten.detach.default, (fake,), {})
     values[recorder.frame.placeholder(name, fake)] = value
     return fake

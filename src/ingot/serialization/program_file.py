@@ -440,7 +440,7 @@ def _read_example(
         return None
     arguments_at, tensors_at = cursor.fields("arguments", "tensors")
     tensors = read_tensors(tensors_at, container.read(EXAMPLE), container.path, EXAMPLE)
-    count = len(signature.of_kind(InputKind.ARGUMENT))
+    count = len(signature.inputs_of_kind(InputKind.ARGUMENT))
     given = iter([tensors[index.integer(0, len(tensors) - 1)] for index in arguments_at.items(count)])
     if not _rebuilds_quietly(signature.in_tree):
         return None

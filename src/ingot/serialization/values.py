@@ -101,7 +101,7 @@ class Cursor:
                 self.wrong(f"an object with {name}")
         return [Cursor(given.get(name), self, name) for name in known]
 
-    def tagged(self) -> tuple[str, Cursor]:
+    def read_tag(self) -> tuple[str, Cursor]:
         """The one field of an object that has one."""
         if not isinstance(self.value, dict) or len(self.value) != 1:
             self.wrong("a value")
@@ -177,7 +177,7 @@ def read_plain(cursor: Cursor, other: Read = _reject) -> Any:
         return value
     if isinstance(value, list):
         return [read_plain(item, other) for item in cursor.items()]
-    tag, inner = cursor.tagged()
+    tag, inner = cursor.read_tag()
     if tag == "tuple":
         return tuple(read_plain(item, other) for item in inner.items())
     if tag == "dict":

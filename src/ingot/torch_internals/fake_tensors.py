@@ -52,7 +52,7 @@ def fake_mode(env: ShapeEnv | None) -> FakeTensorMode:
         _check_dim(func, args, kwargs or {})
         place = _list_operators_with_dim().get(func)
         if place is not None:
-            args, kwargs = _counted_from_the_start(place, list(args), dict(kwargs or {}))
+            args, kwargs = _normalize_dims(place, list(args), dict(kwargs or {}))
         if func is torch.ops.aten.select.int and not _selections_checked():
             _check_selection(*args, **(kwargs or {}))
         if func in _CONVOLUTIONS and not _kernel_sizes_checked():
@@ -300,12 +300,12 @@ def _list_operators_with_dim() -> dict[Any, int]:
     return {op: names.index("dim") for op, names in places.items() if "dim" in names}
 
 
-def _counted_from_the_start(place: int, args: list[Any], kwargs: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
-    def counted(dim: Any) -> Any:
+def _normalize_dims(place: int, args: list[Any], kwargs: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
+    def normalize(dim: Any) -> Any:
         return dim + max(args[0].dim(), 1) if isinstance(dim, int) and dim < 0 else dim
 
-    args[place:] = [*map(counted, args[place : place + 1]), *args[place + 1 :]]
-    return args, {name: counted(value) if name == "dim" else value for name, value in kwargs.items()}
+    args[place:] = [*map(normalize, args[place : place + 1]), *args[place + 1 :]]
+    return args, {name: normalize(value) if name == "dim" else value for name, value in kwargs.items()}
 
 
 def _slice_within(

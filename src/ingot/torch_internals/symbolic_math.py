@@ -64,7 +64,7 @@ def _make_symbolic(form: Callable[..., Any], original: Callable[..., Any]) -> Ca
 
 
 def _extreme(either: Callable[..., Any], wins: Callable[..., Any], original: Callable[..., Any]) -> Callable[..., Any]:
-    def chosen(x: Any, y: Any) -> Any:
+    def choose(x: Any, y: Any) -> Any:
         """One of the two if it is known which; the first of equal ones."""
         if statically_known_true(wins(x, y)):
             return x
@@ -78,7 +78,7 @@ def _extreme(either: Callable[..., Any], wins: Callable[..., Any], original: Cal
             return original(*args, **options)
         items = tuple(args[0]) if len(args) == 1 else args
         if any(isinstance(item, torch.SymInt | torch.SymFloat) for item in items):
-            return functools.reduce(chosen, items)
+            return functools.reduce(choose, items)
         return original(items)
 
     return call

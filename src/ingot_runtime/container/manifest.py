@@ -204,10 +204,10 @@ def _size(place: str, size: Any, symbols: Mapping[str, SymbolSpec]) -> int | Exp
 def _spell(dtype: str, shape: Sequence[int | str], symbols: Mapping[str, SymbolSpec]) -> str:
     """As print(program) shows it: float32[batch, 768]"""
 
-    def named(found: re.Match[str]) -> str:
+    def name_symbol(found: re.Match[str]) -> str:
         return symbols[found[0]].name if found[0] in symbols else found[0]
 
-    sizes = [_NAME.sub(named, str(size)) for size in shape]
+    sizes = [_NAME.sub(name_symbol, str(size)) for size in shape]
     return f"{dtype}[{', '.join(sizes)}]"
 
 

@@ -103,22 +103,22 @@ class NativeLibrary(Uncopied):
     ingot_describe: Any
 
     def __init__(self, data: memoryview, *, path: str | None = None, member: str | None = None) -> None:
-        def damaged(why: str) -> DamagedFile:
+        def damage_error(why: str) -> DamagedFile:
             fix = "compile the model again, on this kind of machine and system"
             return DamagedFile("the library cannot be loaded", why, fix, path=path, member=member)
 
         if sys.platform == "linux" and (problem := elf.find_problem(data, _FUNCTIONS)) is not None:
-            raise damaged(problem)
+            raise damage_error(problem)
         try:
             library, unload = load_bytes(data)
         except OSError as failure:
-            raise damaged(str(failure)) from None
+            raise damage_error(str(failure)) from None
         _on_release(self, unload)
         for name, (result, arguments) in _FUNCTIONS.items():
             try:
                 function = getattr(library, name)
             except AttributeError:
-                raise damaged(f"it has no function {name}") from None
+                raise damage_error(f"it has no function {name}") from None
             function.restype, function.argtypes = result, arguments
             setattr(self, name, function)
         # Not part of the header: only Ingot's own profiler asks for it, of libraries that it has just made.

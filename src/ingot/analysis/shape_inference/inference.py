@@ -140,37 +140,40 @@ class _Analysis:
                     self.failures[node] = failure
                     raise
             elif node.op == "output":
-                results = self._typed(node.args[0])
+                results = self._type_argument(node.args[0])
                 return [_as_type(item) for item in (results if isinstance(results, list) else [results])]
             else:
                 found = UNKNOWN
             self.types[node] = _shapeless(found) if node in lost else found
         raise AssertionError("a graph has an output")
 
-    def _typed(self, argument: Any) -> Any:
+    def _type_argument(self, argument: Any) -> Any:
         """An argument with types in place of nodes."""
         if isinstance(argument, fx.Node):
             return self.types[argument]
         if isinstance(argument, list | tuple):
-            return [self._typed(item) for item in argument]
+            return [self._type_argument(item) for item in argument]
         return argument
 
     def _call(self, node: fx.Node) -> Type:
         target: Any = node.target
-        args, kwargs = self._typed(node.args), {key: self._typed(value) for key, value in node.kwargs.items()}
+        args, kwargs = (
+            self._type_argument(node.args),
+            {key: self._type_argument(value) for key, value in node.kwargs.items()},
+        )
         if target is operator.getitem and isinstance(args[0], TupleType) and isinstance(args[1], int):
             return self._item(node, args[0], args[1])
-        if target is operator.getitem and args[0] is UNKNOWN and (part := _Part.of(node)) is not None:
+        if target is operator.getitem and args[0] is UNKNOWN and (part := _Part.from_node(node)) is not None:
             made: Any = node.args[0]
-            taken = {key: self._typed(value) for key, value in made.kwargs.items()}
-            return self._operator(node, part, self._typed(made.args), taken)
+            taken = {key: self._type_argument(value) for key, value in made.kwargs.items()}
+            return self._operator(node, part, self._type_argument(made.args), taken)
         if target in _RULES:
             return _RULES[target](self, args)
         if self._as_captured(node):
             return type_of(metadata.value_of(node))
         if isinstance(target, internals.HigherOrderOperator):
             return UNKNOWN
-        return self._named(node, self._operator(node, target, args, kwargs))
+        return self._name_unbacked_size(node, self._operator(node, target, args, kwargs))
 
     def _item(self, node: fx.Node, values: TupleType, index: int) -> Type:
         if index < len(values.items):
@@ -201,7 +204,7 @@ class _Analysis:
     def _operator(self, node: fx.Node, target: Any, args: list[Any], kwargs: dict[str, Any]) -> Type:
         key = f"{target}|{args}|{kwargs}|{self.autocasts}"
         if key not in self._cache:
-            function = self._under_autocast(target)
+            function = self._wrap_autocast(target)
             try:
                 # The meta device knows no autocast.
                 self._cache[key] = answer(function, args, kwargs, self._bounds, on_meta=not self.autocasts)
@@ -223,7 +226,7 @@ class _Analysis:
             )
         ) from found
 
-    def _under_autocast(self, target: Callable[..., Any]) -> Callable[..., Any]:
+    def _wrap_autocast(self, target: Callable[..., Any]) -> Callable[..., Any]:
         if not self.autocasts:
             return target
         settings = list(self.autocasts)
@@ -247,7 +250,7 @@ class _Analysis:
             if not any(internals.may_be_negative(number, found) for number in numbers):
                 self._bounds.setdefault(symbol(symbolic_dims.name_of(found)), (0, None))
 
-    def _named(self, node: fx.Node, found: Type) -> Type:
+    def _name_unbacked_size(self, node: fx.Node, found: Type) -> Type:
         """A size that only the run finds out has the name that the program gave it, where it is found out but once."""
         if self._depth or not metadata.bindings_of(node):
             return found
@@ -263,7 +266,7 @@ class _Part:
     index: int
 
     @classmethod
-    def of(cls, node: fx.Node) -> _Part | None:
+    def from_node(cls, node: fx.Node) -> _Part | None:
         made, index = node.args
         target = made.target if isinstance(made, fx.Node) else None
         return cls(target, index) if isinstance(target, internals.OpOverload) and isinstance(index, int) else None

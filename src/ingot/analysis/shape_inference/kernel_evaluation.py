@@ -168,7 +168,7 @@ class KernelEvaluation:
 
     def _accepts(self, sizes: Sizes) -> bool:
         """Whether sizes work. The meta device is believed no more where it takes what fakes refuse."""
-        found = self._at(sizes)
+        found = self._type_at(sizes)
         if found is None:
             return False
         if self.on_meta:
@@ -213,7 +213,7 @@ class KernelEvaluation:
                 if not self._is_empty(other):
                     return other
                 every = False
-            ahead = [*(other for other in others if self._at(other) is None), *ahead]
+            ahead = [*(other for other in others if self._type_at(other) is None), *ahead]
         self.never = every and all(any(holds(way, sizes) for way in refused) for sizes in ahead)
         return None
 
@@ -226,7 +226,7 @@ class KernelEvaluation:
         assert self._first is not None
         return self._at_first
 
-    def _at(self, sizes: Sizes) -> Type | None:
+    def _type_at(self, sizes: Sizes) -> Type | None:
         """What comes of these sizes, None where they are refused; its devices may be the meta device."""
         key = tuple(sizes.values())
         if key not in self._tried:
@@ -236,7 +236,7 @@ class KernelEvaluation:
     def _run_at(self, sizes: Sizes) -> Type | None:
         if self.on_meta:
             try:
-                given = self._filled(sizes, _on_meta)
+                given = self._fill_arguments(sizes, _on_meta)
                 if given is None:
                     return None
                 with torch.no_grad():
@@ -266,7 +266,7 @@ class KernelEvaluation:
             tensors.append(torch.zeros(dims, dtype=dtype, device=device))
             return tensors[-1]
 
-        given = self._filled(sizes, real) if self.has_real else None
+        given = self._fill_arguments(sizes, real) if self.has_real else None
         if given is None or all(tensor.numel() for tensor in tensors):
             raise cannot
         try:
@@ -278,9 +278,9 @@ class KernelEvaluation:
 
     def _on_fakes(self, sizes: Sizes) -> Type:
         run = internals.SymbolicRun({})
-        return self._called(run, self._filled(sizes, run.tensor))
+        return self._call(run, self._fill_arguments(sizes, run.tensor))
 
-    def _filled(self, sizes: Sizes, tensor: Callable[..., torch.Tensor]) -> list[Any] | None:
+    def _fill_arguments(self, sizes: Sizes, tensor: Callable[..., torch.Tensor]) -> list[Any] | None:
         """The arguments at these sizes; None where there is no such tensor."""
 
         def real(value: Any) -> Any:
@@ -321,8 +321,8 @@ class KernelEvaluation:
                 if not self.on_meta or not told or self._on_fakes_too(sizes):
                     raise
                 self._leave_meta()
-            worked = self._worked(ways)
-            sizes = next((s for s, _ in worked if not self._known(s, ways)), None)
+            worked = self._find_feasible_samples(ways)
+            sizes = next((s for s, _ in worked if not self._is_path_known(s, ways)), None)
         found = agreed_type(worked, told, self.own)
         if sizes is not None:
             return attach_reason(dims_forgotten(found), UnknownReason.MANY_WAYS)
@@ -338,7 +338,7 @@ class KernelEvaluation:
             return False
         return True
 
-    def _known(self, sizes: Sizes, ways: list[list[sympy.Basic]]) -> bool:
+    def _is_path_known(self, sizes: Sizes, ways: list[list[sympy.Basic]]) -> bool:
         """Whether the kernel was followed on the way that it goes at these sizes.
 
         A small size stands for itself, since all of them are tried: it may answer a question about itself differently.
@@ -349,13 +349,13 @@ class KernelEvaluation:
             for way in ways
         )
 
-    def _worked(self, ways: list[list[sympy.Basic]]) -> list[tuple[Sizes, Type]]:
+    def _find_feasible_samples(self, ways: list[list[sympy.Basic]]) -> list[tuple[Sizes, Type]]:
         """Sizes near everything that was asked about, those that work, with what came of them."""
         assert self._first is not None
         asked = list(dict.fromkeys(condition for way in ways for condition in way))
         found: list[tuple[Sizes, Type]] = []
         for sizes in sizes_near(self._first, self.symbols, sorted(self.numbers), asked):
-            result = self._at(sizes)
+            result = self._type_at(sizes)
             if result is not None:
                 found.append((sizes, result))
         return found
@@ -377,16 +377,16 @@ class KernelEvaluation:
             return [real(item) for item in value] if isinstance(value, list) else value
 
         try:
-            found = self._called(run, [real(value) for value in self.values])
+            found = self._call(run, [real(value) for value in self.values])
         except InfeasibleTypes as refused:
             raise _InfeasiblePath(run.conditions()) from refused.__cause__
         return found, run.conditions()
 
-    def _called(self, run: internals.SymbolicRun, given: list[Any] | None) -> Type:
+    def _call(self, run: internals.SymbolicRun, given: list[Any] | None) -> Type:
         if given is None:
             raise InfeasibleTypes("there is no tensor of such sizes")
         try:
-            return type_of(run.call(self.function, [given], {}), run.named)
+            return type_of(run.call(self.function, [given], {}), run.rename_symbols)
         except Exception as failure:
             if not _is_refusal(failure):
                 raise CannotInfer(_doubt_about(failure)) from failure

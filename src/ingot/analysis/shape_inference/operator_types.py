@@ -78,7 +78,9 @@ def answer(
     try:
         of_torch = isinstance(function, internals.OpOverload) and function.namespace == "aten"
         on_cpu = all(t.device in (None, _CPU) for t in leaves_of(values) if isinstance(t, TensorType))
-        kernels = [KernelEvaluation(call, ranked, limits, on_meta, of_torch and on_cpu) for ranked in _ranked(values)]
+        kernels = [
+            KernelEvaluation(call, ranked, limits, on_meta, of_torch and on_cpu) for ranked in _enumerate_ranks(values)
+        ]
         return kernels[0].answer() if len(kernels) == 1 else _join_ranks(kernels)
     except CannotInfer as cannot:
         return InferredType(UNKNOWN, cannot.unknown_reason)
@@ -108,7 +110,7 @@ def _join_ranks(kernels: list[KernelEvaluation]) -> InferredType:
     return attach_reason(join_samples(one.type for one in answers), doubt)
 
 
-def _ranked(values: list[Any]) -> list[list[Any]]:
+def _enumerate_ranks(values: list[Any]) -> list[list[Any]]:
     """The values with each unknown rank replaced by each possible one."""
     count = sum(_open_ranks(value) for value in values)
     if count > _MOST_OPEN:

@@ -28,7 +28,7 @@ def find_resized(graph: fx.Graph) -> set[fx.Node]:
 
     lost: list[fx.Node] = []
     for node in graph.nodes:
-        for shared in _shared(node):
+        for shared in _aliased_arguments(node):
             unite(node, shared)
         lost.extend(_resizes(node))
     if not lost:
@@ -37,7 +37,7 @@ def find_resized(graph: fx.Graph) -> set[fx.Node]:
     return {node for node in graph.nodes if owner(node) in memories}
 
 
-def _shared(node: fx.Node) -> list[fx.Node]:
+def _aliased_arguments(node: fx.Node) -> list[fx.Node]:
     """The arguments that a node's value may share memory with."""
     target: Any = node.target
     if node.op != "call_function":
@@ -63,7 +63,7 @@ def _resizes(node: fx.Node) -> list[fx.Node]:
     if node.op != "call_function":
         return []
     if target in subgraphs.LAYOUTS:
-        return _resized_inside(node)
+        return _find_resized_operands(node)
     if not isinstance(target, internals.OpOverload):
         return []
     return [
@@ -89,7 +89,7 @@ _RESIZERS = frozenset(
 )
 
 
-def _resized_inside(node: fx.Node) -> list[fx.Node]:
+def _find_resized_operands(node: fx.Node) -> list[fx.Node]:
     """Operands that a function of a branch, loop or region resizes; which one is which, the functions know by place."""
     module = node.graph.owning_module
     layout = subgraphs.LAYOUTS[node.target]

@@ -48,15 +48,15 @@ def agreed_type(worked: list[tuple[Sizes, Type]], told: list[Type], own: Mapping
         bounded = (symbolic_dims.OPERATIONS[name].build(*pair) for pair in pairs for name in ("max", "min"))
         return next((c for c in bounded if right(c, values)), None)
 
-    def agreed(found: list[Type], told: list[Type]) -> Type:
+    def agree(found: list[Type], told: list[Type]) -> Type:
         if (tensors := _all(TensorType, found, told)) is not None:
-            return of_tensors(*tensors)
+            return agree_tensors(*tensors)
         if (tuples := _all(TupleType, found, told)) is not None:
             (mine, theirs), length = tuples, len(tuples[1][0].items)
             if any(len(t.items) != length for t in (*mine, *theirs)):
                 return UNKNOWN
             return TupleType(
-                tuple(agreed([f.items[i] for f in mine], [t.items[i] for t in theirs]) for i in range(length))
+                tuple(agree([f.items[i] for f in mine], [t.items[i] for t in theirs]) for i in range(length))
             )
         if (numbers := _all(NumberType, found, told)) is not None:
             (got, said), kind = numbers, numbers[1][0].kind
@@ -65,7 +65,7 @@ def agreed_type(worked: list[tuple[Sizes, Type]], told: list[Type], own: Mapping
             return NumberType(kind, one([_plain(f.value) for f in got], [t.value for t in said]))
         return told[0] if all(t == told[0] for t in (*found, *told)) else UNKNOWN
 
-    def of_tensors(found: list[TensorType], told: list[TensorType]) -> Type:
+    def agree_tensors(found: list[TensorType], told: list[TensorType]) -> Type:
         upper = join_samples(told)
         assert isinstance(upper, TensorType)
         dtype = upper.dtype if all(f.dtype is upper.dtype for f in found) else None
@@ -75,7 +75,7 @@ def agreed_type(worked: list[tuple[Sizes, Type]], told: list[Type], own: Mapping
         found_dims = [one([_plain(dim) for dim in mine], list(theirs)) for mine, theirs in zip(*columns, strict=True)]
         return TensorType(dtype, upper.device, tuple(found_dims))
 
-    return agreed([result for _, result in worked], told)
+    return agree([result for _, result in worked], told)
 
 
 def _all(kind: type[T], found: list[Type], told: list[Type]) -> tuple[list[T], list[T]] | None:

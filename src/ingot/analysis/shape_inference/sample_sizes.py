@@ -77,17 +77,17 @@ def sizes_otherwise(
 def _iterate_grid(lengths: Sequence[int]) -> Iterator[tuple[int, ...]]:
     """All places in a grid, those near the first corner first."""
 
-    def at(distance: int, left: Sequence[int]) -> Iterator[tuple[int, ...]]:
+    def choose_at(distance: int, left: Sequence[int]) -> Iterator[tuple[int, ...]]:
         if not left:
             if distance == 0:
                 yield ()
             return
         for place in range(min(distance, left[0] - 1) + 1):
-            for rest in at(distance - place, left[1:]):
+            for rest in choose_at(distance - place, left[1:]):
                 yield (place, *rest)
 
     for distance in range(sum(length - 1 for length in lengths) + 1):
-        yield from at(distance, lengths)
+        yield from choose_at(distance, lengths)
 
 
 def sizes_near(

@@ -54,7 +54,7 @@ def run(machine: TorchScriptInterpreter, kind: str, inputs: list[Any], general: 
 def fill(machine: TorchScriptInterpreter, rows: DynamicList, item: torch.Tensor) -> torch.Tensor:
     """The tensor with one row more."""
     at = as_tensor(rows.count).reshape(1)
-    new = machine.localized(item).unsqueeze(0)
+    new = machine.localize(item).unsqueeze(0)
     return _tensor(machine, aten.index_put.default, rows.tensor, [at], new)
 
 
@@ -67,7 +67,7 @@ def _all(machine: TorchScriptInterpreter, rows: DynamicList) -> torch.Tensor:
     """The rows that there are."""
     if isinstance(rows.count, RuntimeScalar):
         return _tensor(machine, aten.slice.Tensor, rows.tensor, 0, 0, number(rows.count))
-    tensor: torch.Tensor = machine.localized(rows.tensor)
+    tensor: torch.Tensor = machine.localize(rows.tensor)
     return tensor
 
 

@@ -144,7 +144,7 @@ def _model(
         return module_adapter.build(script, machine, method)
 
     def function(*args: Any, **kwargs: Any) -> Any:
-        given = module_adapter.bound(schema, args, kwargs, skip_self=False)
+        given = module_adapter.bind_arguments(schema, args, kwargs, skip_self=False)
         return machine.outermost(lambda: machine.call(graph, given, script.name))
 
     function.__signature__ = module_adapter.signature(schema)  # type: ignore[attr-defined]

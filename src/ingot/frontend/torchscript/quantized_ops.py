@@ -51,7 +51,7 @@ class QuantizedTensor:
         """How many steps each number is from zero, which float32 holds exactly."""
         return self.values.to(torch.float32) - self.zero_point
 
-    def averaged(self, counts: torch.Tensor) -> QuantizedTensor:
+    def from_counts(self, counts: torch.Tensor) -> QuantizedTensor:
         """Numbers of steps, rounded to whole ones: a half is a half, whatever the scale."""
         low, high = limits_of(self.dtype)
         whole = torch.clamp(torch.round(counts) + self.zero_point, low, high)
@@ -91,7 +91,7 @@ def run(
     if found is not None:
         return found(machine, *inputs)
     if name.startswith("quantized::"):
-        raise machine.unsupported(
+        raise machine.unsupported_error(
             f"The quantized operator {name} has no rule.",
             fix="leave this module in float, or quantize the program itself: ingot.quantize",
         )
@@ -102,7 +102,7 @@ def run(
             return out
         return [replace(first, values=o) for o in out] if isinstance(out, list | tuple) else replace(first, values=out)
     if name in _AVERAGING:
-        return first.averaged(general([first.counts(), *inputs[1:]]))
+        return first.from_counts(general([first.counts(), *inputs[1:]]))
     out = general([_floats(value) for value in inputs])
     return first.again(out) if isinstance(out, torch.Tensor) and out.dtype.is_floating_point else out
 
@@ -159,7 +159,7 @@ def rule(*names: str, given_quantized: bool = False) -> Callable[[Rule], Rule]:
 
 @rule("aten::quantize_per_tensor")
 def _quantize(machine: TorchScriptInterpreter, x: torch.Tensor, scale: Any, zero_point: Any, dtype: int) -> Any:
-    return quantize(machine.localized(x), scale, zero_point, ts.dtype_of_number(dtype))
+    return quantize(machine.localize(x), scale, zero_point, ts.dtype_of_number(dtype))
 
 
 @rule("aten::dequantize")
@@ -196,7 +196,7 @@ def _weights(machine: TorchScriptInterpreter, packed: Any, unpack: str) -> tuple
 
 def _unpack(machine: TorchScriptInterpreter, packed: Any, unpack: str) -> tuple[Any, ...]:
     assert machine.recorder is not None
-    with machine.recorder.paused(), internals.real_tensors(), torch.no_grad():
+    with machine.recorder.pause(), internals.real_tensors(), torch.no_grad():
         weight, bias = ts.unpack_weight(unpack, packed)
         bias = None if bias is None else bias.detach().clone()
         if weight.qscheme() == torch.per_tensor_affine:
@@ -248,7 +248,7 @@ def stored_half(machine: TorchScriptInterpreter, packed: Any) -> tuple[torch.Ten
 
     def unpack() -> tuple[torch.Tensor, torch.Tensor | None]:
         assert machine.recorder is not None
-        with machine.recorder.paused(), internals.real_tensors(), torch.no_grad():
+        with machine.recorder.pause(), internals.real_tensors(), torch.no_grad():
             weight, bias = ts.unpack_weight("linear_unpack_fp16", packed)
             return weight.to(torch.float16), None if bias is None else bias.detach().clone()
 

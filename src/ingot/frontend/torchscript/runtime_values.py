@@ -59,11 +59,11 @@ class RuntimeScalar:
             return cls(bool, tensor.reshape(()) != 0)
         whole = tensor if tensor.dim() == 0 else tensor.reshape(())
         if private and whole.dtype is DTYPES[kind]:
-            return cls.of(kind, whole)
-        return cls.of(kind, whole.to(DTYPES[kind], copy=True))
+            return cls.from_tensor(kind, whole)
+        return cls.from_tensor(kind, whole.to(DTYPES[kind], copy=True))
 
     @classmethod
-    def of(cls, kind: type, tensor: torch.Tensor) -> RuntimeScalar:
+    def from_tensor(cls, kind: type, tensor: torch.Tensor) -> RuntimeScalar:
         """The number in a tensor of no dims that has the kind's dtype and that nobody writes to."""
         return cls(kind, tensor, tensor.item() if kind is int else None)
 
@@ -150,7 +150,7 @@ class ContainerContents:
     def __init__(self, values: Any) -> None:
         self._held: list[tuple[Any, Any]] = [(c, c.copy()) for c in containers_in(values)]
 
-    def changed(self) -> list[Any]:
+    def find_changed(self) -> list[Any]:
         return [container for container, held in self._held if not _holds(container, held)]
 
     def restore(self) -> None:
@@ -218,7 +218,7 @@ def unflatten(leaves: Iterator[Any], shape: ValueStructure) -> Any:
     return shape.kind(*items) if hasattr(shape.kind, "_fields") else shape.kind(items)
 
 
-def mapped(function: Callable[[Any], Any], value: Any) -> Any:
+def map_leaves(function: Callable[[Any], Any], value: Any) -> Any:
     """The value with each leaf replaced."""
     leaves, shape = flatten(value)
     return unflatten(iter([function(leaf) for leaf in leaves]), shape)

@@ -118,7 +118,7 @@ def _arithmetic(
         return (
             RuntimeScalar(int, tensor, symbol)
             if internals.is_symbolic(symbol)
-            else RuntimeScalar.of(int, tensor.to(torch.int64))
+            else RuntimeScalar.from_tensor(int, tensor.to(torch.int64))
         )
 
     return compute
@@ -143,7 +143,7 @@ def _logical(on_bools: Callable[..., Any], on_tensors: Callable[..., Any], on_sy
         if any(isinstance(value, RuntimeScalar) for value in inputs):
             if all(kind_of(value) is bool for value in inputs):
                 return RuntimeScalar(bool, on_tensors(*map(as_tensor, inputs)))
-            return RuntimeScalar.of(int, on_tensors(*(as_tensor(value, torch.int64) for value in inputs)))
+            return RuntimeScalar.from_tensor(int, on_tensors(*(as_tensor(value, torch.int64) for value in inputs)))
         if any(internals.is_symbolic(value) for value in inputs):
             return on_symbols(*inputs)
         return on_bools(*inputs)
@@ -171,7 +171,7 @@ def _root(a: Any) -> Any:
     return internals.sym_sqrt(a) if internals.is_symbolic(a) else math.sqrt(a)
 
 
-def _rounded_evenly(a: Any) -> Any:
+def _round_half_even(a: Any) -> Any:
     """The interpreter's round() gives a float."""
     return torch.sym_float(round(a)) if internals.is_symbolic(a) else float(round(a))
 
@@ -196,7 +196,7 @@ _UNARY: dict[str, tuple[Callable[..., Any], Callable[..., Any], type | None]] = 
     "abs": (_magnitude, torch.abs, None),
     "fabs": (_magnitude, torch.abs, float),
     "sqrt": (_root, torch.sqrt, float),
-    "round": (_rounded_evenly, torch.round, float),
+    "round": (_round_half_even, torch.round, float),
     "ceil": (math.ceil, _round(torch.ceil), int),
     "floor": (math.floor, _round(torch.floor), int),
 }
@@ -249,7 +249,7 @@ for _name, (_plain, _tensor, _result) in _FUNCTIONS.items():
 
 
 @rule("divmod")
-def _divided_with_rest(machine: TorchScriptInterpreter, a: Any, b: Any) -> Any:
+def _divmod(machine: TorchScriptInterpreter, a: Any, b: Any) -> Any:
     return RULES["floordiv"](machine, a, b), RULES["remainder"](machine, a, b)
 
 
@@ -294,7 +294,7 @@ def extreme(largest: bool, a: Any, b: Any) -> Any:
     if isinstance(a, RuntimeScalar) or isinstance(b, RuntimeScalar):
         kind = float if float in (kind_of(a), kind_of(b)) else int
         choose = torch.maximum if largest else torch.minimum
-        return RuntimeScalar.of(kind, choose(as_tensor(a, DTYPES[kind]), as_tensor(b, DTYPES[kind])))
+        return RuntimeScalar.from_tensor(kind, choose(as_tensor(a, DTYPES[kind]), as_tensor(b, DTYPES[kind])))
     if internals.is_symbolic(a) or internals.is_symbolic(b):
         return torch.sym_max(a, b) if largest else torch.sym_min(a, b)
     return max(a, b) if largest else min(a, b)
@@ -306,14 +306,14 @@ def extreme(largest: bool, a: Any, b: Any) -> Any:
 def _conversion(kind: type) -> Rule:
     def convert(machine: TorchScriptInterpreter, value: Any) -> Any:
         if isinstance(value, torch.Tensor):
-            return RuntimeScalar.read(kind, machine.localized(value), private=machine.reads_last(value))
+            return RuntimeScalar.read(kind, machine.localize(value), private=machine.reads_last(value))
         if isinstance(value, RuntimeScalar):
             if kind is value.kind:
                 return value
             return (
                 RuntimeScalar(bool, value.tensor != 0)
                 if kind is bool
-                else RuntimeScalar.of(kind, value.tensor.to(DTYPES[kind]))
+                else RuntimeScalar.from_tensor(kind, value.tensor.to(DTYPES[kind]))
             )
         if internals.is_symbolic(value):
             if kind is bool:
@@ -324,7 +324,7 @@ def _conversion(kind: type) -> Rule:
     return convert
 
 
-def typed(machine: TorchScriptInterpreter, value: Any, kind: str) -> Any:
+def cast_to_kind(machine: TorchScriptInterpreter, value: Any, kind: str) -> Any:
     """A number as the kind that a graph says it is: the interpreter's power of two ints is a float, Python's is not."""
     wanted = _KINDS.get(kind)
     if wanted is None or not is_number(value) or kind_of(value) is wanted:
@@ -373,7 +373,7 @@ def _as_tensor(machine: TorchScriptInterpreter, data: Any, dtype: Any, device: A
 
 
 @rule("to")
-def _to(machine: TorchScriptInterpreter, tensor: torch.Tensor, *rest: Any) -> Any:
+def _convert_tensor(machine: TorchScriptInterpreter, tensor: torch.Tensor, *rest: Any) -> Any:
     """aten::to as the interpreter has it: to a device, a dtype, both, or to what another tensor is."""
     *targets, _, copy = rest
     kwargs: dict[str, Any] = {}
@@ -384,7 +384,7 @@ def _to(machine: TorchScriptInterpreter, tensor: torch.Tensor, *rest: Any) -> An
             kwargs["dtype"] = ts.dtype_of_number(target)
         elif target is not None:
             kwargs["device"] = target
-    return machine.localized(tensor).to(**kwargs, copy=copy)
+    return machine.localize(tensor).to(**kwargs, copy=copy)
 
 
 # ---------------------------------------------------------------------- rounds of a loop
@@ -442,7 +442,7 @@ def _is_contiguous(machine: TorchScriptInterpreter, tensor: torch.Tensor, *rest:
 
 @rule("cpu")
 def _cpu(machine: TorchScriptInterpreter, tensor: torch.Tensor) -> Any:
-    return machine.localized(tensor).to("cpu")
+    return machine.localize(tensor).to("cpu")
 
 
 @rule("device")
@@ -467,8 +467,8 @@ def _no(machine: TorchScriptInterpreter, *inputs: Any) -> Any:
 
 
 @rule("backward", "save", "manual_seed", "set_data")
-def _refused(machine: TorchScriptInterpreter, *inputs: Any) -> Any:
-    raise machine.unsupported("The script does something besides computing: it seeds, saves or differentiates.")
+def _reject_side_effect(machine: TorchScriptInterpreter, *inputs: Any) -> Any:
+    raise machine.unsupported_error("The script does something besides computing: it seeds, saves or differentiates.")
 
 
 def is_of_type(value: Any, kind: str) -> bool:

@@ -64,7 +64,7 @@ class SubgraphPlan:
     shapes: dict[int, ValueStructure] = field(default_factory=dict)
     growing: list[tuple[list[Any], Callable[[], torch.Tensor]]] = field(default_factory=list)
 
-    def shaped(self, slots: Sequence[int], values: Sequence[Any]) -> list[Any]:
+    def match_nesting(self, slots: Sequence[int], values: Sequence[Any]) -> list[Any]:
         """The values, with those that are uninitialized nested as other paths nest them."""
         pairs = zip(slots, values, strict=True)
         return [
@@ -82,7 +82,7 @@ class SubgraphPlan:
         if len(self.shapes) > known:
             raise RetryCapture
 
-    def filled(self, leaves: list[Any]) -> list[Any]:
+    def fill_uninitialized(self, leaves: list[Any]) -> list[Any]:
         """The leaves, with something in place of those that are uninitialized and that other paths give a type."""
         return [self.fills[i]() if leaf is UNSET and i in self.fills else leaf for i, leaf in enumerate(leaves)]
 
@@ -139,7 +139,7 @@ def enter_subgraph(
     machine: TorchScriptInterpreter, plan: SubgraphPlan, bases: Sequence[torch.Tensor]
 ) -> Iterator[list[torch.Tensor]]:
     """A scope in which copies of the plan's bases, as the function sees them, are there to be written to."""
-    outer = [machine.localized(base) for base in bases] if bases is plan.bases else list(bases)
+    outer = [machine.localize(base) for base in bases] if bases is plan.bases else list(bases)
     copies = [base.clone() for base in outer]
     with machine.scope(plan.bases, copies):
         yield copies
@@ -149,28 +149,30 @@ def content_of(container: Any) -> Any:
     return container.copy()
 
 
-def seen_elsewhere(machine: TorchScriptInterpreter, node: ts.Node, leaves: Sequence[Any]) -> list[int]:
+def find_escaping(machine: TorchScriptInterpreter, node: ts.Node, leaves: Sequence[Any]) -> list[int]:
     """Which leaves are memory of outside that somebody may still look at after the branch, so that copies differ."""
     found = []
     for i, leaf in enumerate(leaves):
-        outside = isinstance(leaf, torch.Tensor) and not machine.is_own(machine.localized(leaf))
-        if outside and not machine.forgotten_after(node, leaf):
+        outside = isinstance(leaf, torch.Tensor) and not machine.is_own(machine.localize(leaf))
+        if outside and not machine.is_dead_after(node, leaf):
             machine.tie(leaf)
             found.append(i)
     return found
 
 
-def given_out(machine: TorchScriptInterpreter, leaves: Sequence[Any]) -> list[torch.Tensor]:
+def pass_out(machine: TorchScriptInterpreter, leaves: Sequence[Any]) -> list[torch.Tensor]:
     """The leaves that are values, as tensors that share no memory with outside."""
     given: list[torch.Tensor] = []
     for leaf in leaves:
         if isinstance(leaf, torch.Tensor):
-            tensor = machine.localized(leaf)
+            tensor = machine.localize(leaf)
             fresh = machine.is_own(tensor) and machine.scopes and not _is_among(tensor, given)
             given.append(tensor if fresh and tensor.is_contiguous() else _copy(tensor))
         elif is_number(leaf):
             tensor = as_tensor(leaf)
-            given.append(tensor if machine.made_here(tensor) and not _is_among(tensor, given) else tensor.clone())
+            given.append(
+                tensor if machine.is_computed_here(tensor) and not _is_among(tensor, given) else tensor.clone()
+            )
     return given
 
 
@@ -178,12 +180,12 @@ def _is_among(tensor: torch.Tensor, others: Sequence[torch.Tensor]) -> bool:
     return any(tensor is known for known in others)
 
 
-def taken_in(machine: TorchScriptInterpreter, leaves: Sequence[Any]) -> list[torch.Tensor]:
+def pass_in(machine: TorchScriptInterpreter, leaves: Sequence[Any]) -> list[torch.Tensor]:
     """The leaves that are values, as tensors, no two of which are one."""
     taken: list[torch.Tensor] = []
     for leaf in leaves:
         if isinstance(leaf, torch.Tensor) or is_number(leaf):
-            tensor = machine.localized(leaf) if isinstance(leaf, torch.Tensor) else as_tensor(leaf)
+            tensor = machine.localize(leaf) if isinstance(leaf, torch.Tensor) else as_tensor(leaf)
             shared = any(internals.storage_id(tensor) == internals.storage_id(known) for known in taken)
             taken.append(tensor if tensor.is_contiguous() and not shared else _copy(tensor))
     return taken
@@ -194,14 +196,14 @@ def _copy(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.clone(memory_format=torch.contiguous_format)
 
 
-def taken_back(leaves: Sequence[Any], out: Iterator[torch.Tensor]) -> list[Any]:
+def restore_leaves(leaves: Sequence[Any], out: Iterator[torch.Tensor]) -> list[Any]:
     """The leaves with the values that came out in place of those that went in."""
     back: list[Any] = []
     for leaf in leaves:
         if isinstance(leaf, torch.Tensor):
             back.append(next(out))
         elif is_number(leaf):
-            back.append(RuntimeScalar.of(kind_of(leaf), next(out)))
+            back.append(RuntimeScalar.from_tensor(kind_of(leaf), next(out)))
         else:
             back.append(leaf)
     return back
@@ -235,7 +237,7 @@ def literal_of(value: ts.Value) -> Any:
     return ts.constant_of(node) if node.kind() == "prim::Constant" and not ts.is_function(value) else None
 
 
-def made_like(machine: TorchScriptInterpreter, value: Any, *rows: Any) -> Callable[[], Any]:
+def make_like(machine: TorchScriptInterpreter, value: Any, *rows: Any) -> Callable[[], Any]:
     """Makes something of the same type as a value, or so many rows of it, for where nobody looks."""
     if isinstance(value, torch.Tensor):
         sizes = [s for s in value.shape if internals.is_symbolic(s)]

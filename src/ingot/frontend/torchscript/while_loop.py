@@ -32,14 +32,14 @@ from ingot.frontend.torchscript.subgraph_capture import (
     content_of,
     describe,
     enter_subgraph,
-    given_out,
     inexpressible,
     literal_of,
-    made_like,
+    make_like,
     only_one,
+    pass_in,
+    pass_out,
     put_back,
-    taken_back,
-    taken_in,
+    restore_leaves,
 )
 from ingot.torch_internals import torchscript as ts
 
@@ -54,7 +54,7 @@ def loop(machine: TorchScriptInterpreter, node: ts.Node, env: Environment, name:
     trip, condition, *start = [env[value.debugName()] for value in node.inputs()]
     (body,) = node.blocks()
     if isinstance(condition, torch.Tensor):
-        condition = RuntimeScalar.read(bool, machine.localized(condition))
+        condition = RuntimeScalar.read(bool, machine.localize(condition))
     if condition is False or (type(trip) is int and trip <= 0):
         return only_one(start)
     if machine.unroll and _countable(trip, body):
@@ -124,16 +124,16 @@ def _while(
     kept = [slot for slot, value in enumerate(outputs) if value.debugName() == inputs[slot]]
     by_itself = [_is_base(value, plan) or plan.grows(value) for value in start]
     moving = [slot for slot in range(len(start)) if slot not in kept and not by_itself[slot]]
-    entering = plan.shaped(moving, [start[slot] for slot in moving])
+    entering = plan.match_nesting(moving, [start[slot] for slot in moving])
     leaves, shape = flatten([entering, [content_of(c) for c in plan.containers]])
-    leaves = plan.filled(leaves)
+    leaves = plan.fill_uninitialized(leaves)
     carried = [i for i, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor) or is_number(leaf)]
     flags = [] if always else [as_tensor(condition)]
     counts = [] if endless and not next(iter(body.inputs())).uses() else [as_tensor(0)]
     first = len(counts) + len(flags)
     made = [make() for _, make in plan.growing]
     shared: set[int] = set()
-    initial = (*counts, *flags, *taken_in(machine, leaves), *made, *plan.bases)
+    initial = (*counts, *flags, *pass_in(machine, leaves), *made, *plan.bases)
 
     def proceed(*values: torch.Tensor) -> torch.Tensor:
         within = None if endless else torch.lt(values[0], trip.tensor if isinstance(trip, RuntimeScalar) else trip)
@@ -148,7 +148,9 @@ def _while(
         inside: list[Any] = list(leaves)
         for i in carried:
             value = next(moved)
-            inside[i] = value if isinstance(leaves[i], torch.Tensor) else RuntimeScalar.of(kind_of(leaves[i]), value)
+            inside[i] = (
+                value if isinstance(leaves[i], torch.Tensor) else RuntimeScalar.from_tensor(kind_of(leaves[i]), value)
+            )
         tensors = [next(moved) for _ in plan.growing]
         with enter_subgraph(machine, plan, list(moved)) as copies:
             contents = ContainerContents(env.values())
@@ -168,7 +170,7 @@ def _while(
             now = [content_of(c) for c in plan.containers]
             newest = [_newest(machine, c, r, copies) for (c, _), r in zip(plan.growing, begun, strict=True)]
             grown = [dynamic_lists.fill(machine, *pair) for pair in zip(begun, newest, strict=True)]
-            changed = contents.changed()
+            changed = contents.find_changed()
             contents.restore()
             if plan.hold(changed):
                 raise RetryCapture
@@ -188,14 +190,14 @@ def _while(
             _check_bases(machine, plan, [(start[s], results[s]) for s in range(len(start)) if s not in moving])
             leaving = [results[slot] for slot in moving]
             plan.learn(moving, entering, leaving)
-            after, after_shape = flatten([plan.shaped(moving, leaving), now])
+            after, after_shape = flatten([plan.match_nesting(moving, leaving), now])
             _check_round(machine, plan, (leaves, shape), (after, after_shape))
             shared.update(i for i, leaf in enumerate(after) if _shares(leaf, newest))
             flag = [] if always else [as_tensor(proceeds)]
-            return [*(values[0] + 1 for _ in counts), *flag, *given_out(machine, after), *grown, *copies]
+            return [*(values[0] + 1 for _ in counts), *flag, *pass_out(machine, after), *grown, *copies]
 
     out = iter(list(hop.while_loop(proceed, step, initial, ()))[first:])
-    back = taken_back(leaves, out)
+    back = restore_leaves(leaves, out)
     finished, held = unflatten(iter(back), shape)
     for container, _ in plan.growing:
         container.append(DynamicList(next(out), number(trip)))
@@ -215,7 +217,7 @@ def _find_growing(
         if not isinstance(was, list) or len(now) != len(was) + 1 or not isinstance(now[-1], torch.Tensor):
             continue
         if all(one is other for one, other in zip(was, now, strict=False)):
-            plan.grow(container, made_like(machine, now[-1], trip))
+            plan.grow(container, make_like(machine, now[-1], trip))
             found = True
     if found:
         raise RetryCapture
@@ -228,7 +230,7 @@ def _newest(
     *_, last, newest = container if len(container) > 1 else (None, None)
     if last is not begun or not isinstance(newest, torch.Tensor):
         raise UnsupportedControlFlow("it does more to a list in a round than to append a tensor", machine.place)
-    if _shares(machine.localized(newest), written):
+    if _shares(machine.localize(newest), written):
         raise UnsupportedControlFlow(
             "what it appends to a list is written to in place, which the list sees", machine.place
         )
@@ -245,7 +247,7 @@ def _shares(value: Any, others: Sequence[torch.Tensor]) -> bool:
 
 
 def _counter(machine: TorchScriptInterpreter, tensor: torch.Tensor, trip: Any) -> RuntimeScalar:
-    count = RuntimeScalar.of(int, tensor)
+    count = RuntimeScalar.from_tensor(int, tensor)
     if internals.is_symbolic(count.symbol):
         (symbol,) = internals.expr_of(count.symbol).free_symbols
         assert machine.recorder is not None
@@ -262,8 +264,8 @@ def _is_base(value: Any, plan: SubgraphPlan) -> bool:
 def _check_bases(machine: TorchScriptInterpreter, plan: SubgraphPlan, pairs: list[tuple[Any, Any]]) -> None:
     for before, after in pairs:
         if _is_base(before, plan):
-            inside = machine.localized(before)
-            if not (isinstance(after, torch.Tensor) and internals.same_memory(inside, machine.localized(after))):
+            inside = machine.localize(before)
+            if not (isinstance(after, torch.Tensor) and internals.same_memory(inside, machine.localize(after))):
                 raise UnsupportedControlFlow(
                     "a tensor is written to in one round and replaced by another one", machine.place
                 )
@@ -279,7 +281,7 @@ def _check_round(
         raise UnsupportedControlFlow("it builds a list or a dict, which then grows from round to round", machine.place)
     for i, (one, other) in enumerate(zip(before[0], after[0], strict=True)):
         if one is UNSET and other is not UNSET:
-            plan.fills[i] = made_like(machine, other)
+            plan.fills[i] = make_like(machine, other)
             raise RetryCapture
         if not agree(one, other) or (isinstance(one, torch.Tensor) and _sizes(one) != _sizes(other)):
             raise UnsupportedControlFlow(

@@ -214,7 +214,7 @@ def _elements_of_map(low: Lowering, function: fx.GraphModule, xs: Sequence[Tenso
         slices = [tensor_views.select(x, 0, place) for x in xs]
         return [low.scalar(r) for r in lower_results(function, [*slices, *extra], around=low)]
 
-    def stacked(number: int, out: torch.Tensor, first: TensorValue) -> TensorValue:
+    def stack_results(number: int, out: torch.Tensor, first: TensorValue) -> TensorValue:
         def load(ops: BodyBuilder, index: Index) -> int:
             return results(index[0])[number].load(ops, index[1:])
 
@@ -222,7 +222,7 @@ def _elements_of_map(low: Lowering, function: fx.GraphModule, xs: Sequence[Tenso
 
     outs = value_of(low.node)
     tried = results(symbol("place", below=xs[0].shape[0]))  # refuses what is no function of elements
-    return [stacked(number, out, first) for number, (out, first) in enumerate(zip(outs, tried, strict=True))]
+    return [stack_results(number, out, first) for number, (out, first) in enumerate(zip(outs, tried, strict=True))]
 
 
 # ---------------------------------------------------------------------- regions

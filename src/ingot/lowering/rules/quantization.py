@@ -1,6 +1,6 @@
 """Quantization: integers that stand for numbers.
 
-A dequantized tensor is Deferred and remembers its integers: whatever can compute with those asks `quantized_of`, and
+A dequantized tensor is Deferred and remembers its integers: whatever can compute with those calls `find_quantized`, and
 anything else loads numbers. torch's operators for it are those of `quantized_decomposed`, a library that may not be
 loaded: they are registered by their names.
 """
@@ -16,7 +16,7 @@ from ingot.lowering import tensor_views
 from ingot.lowering.index_expr import require_static
 from ingot.lowering.loop_body import BodyBuilder
 from ingot.lowering.lower import Lowering, lowers
-from ingot.lowering.tensor_views import Deferred, Index, Quantized, TensorValue, dequantize_view, quantized_of
+from ingot.lowering.tensor_views import Deferred, Index, Quantized, TensorValue, dequantize_view, find_quantized
 from ingot.lowering.unsupported import LoweringUnsupported, dtype_name
 
 # Integers that rounding by one addition reaches, with room to spare.
@@ -111,7 +111,7 @@ def _quantize(
     dtype: torch.dtype,
 ) -> TensorValue:
     kind = dtype_name(dtype)
-    before = quantized_of(x)
+    before = find_quantized(x)
     limits = torch.iinfo(dtype)
     if before is not None and (lowest, highest) == (limits.min, limits.max) and axis is None:
         same = (before.scale, before.zero, before.axis, before.integers.dtype) == (scale, zero, None, kind)

@@ -103,8 +103,8 @@ class _Elements:
         additional: Sequence[Any],
     ) -> None:
         self.low, self.combine, self.start = low, combine, start
-        self.xs = [self._kept(x) for x in xs]
-        self.additional = [self._kept(a) if isinstance(a, TensorValue) else a for a in additional]
+        self.xs = [self._materialize(x) for x in xs]
+        self.additional = [self._materialize(a) if isinstance(a, TensorValue) else a for a in additional]
         shapes = {tensor.shape for tensor in start}
         if len(shapes) != 1 or not xs:
             raise _NotOfElements
@@ -113,7 +113,7 @@ class _Elements:
         self.index, named = loop_variables(self.shape, range(len(self.shape)))
         self.loops = tuple(Loop(*pair) for pair in named)
 
-    def _kept(self, tensor: TensorValue) -> TensorValue:
+    def _materialize(self, tensor: TensorValue) -> TensorValue:
         return self.low.materialize_if_expensive(tensor)
 
     def scan(self, outs: Sequence[Any]) -> list[TensorValue]:
@@ -179,7 +179,7 @@ class _Elements:
         stores = []
         for number, (tensor, index) in zip(stored, targets, strict=True):
             assert isinstance(tensor.data, Strided)
-            stores.append(Store(tensor.data.buffer, tensor.data.at(index), number))
+            stores.append(Store(tensor.data.buffer, tensor.data.offset_at(index), number))
         first = BodyBuilder()
         begin = first.finish([tensor.load(first, self.index) for tensor in start])
         body: Body = ops.finish(found)

@@ -81,7 +81,7 @@ def lower_scatter(
         places = low.materialize_if_expensive(places)
 
         def place(ops: BodyBuilder, index: Index) -> Index:
-            at = ops.checked(places.load(ops, index), x.shape[dim], wraps=wraps)
+            at = ops.check_index(places.load(ops, index), x.shape[dim], wraps=wraps)
             return (*index[:dim], at, *index[dim + 1 :])
 
         def write(ops: BodyBuilder, index: Index) -> tuple[Index, int]:
@@ -309,8 +309,8 @@ def masked_scatter(low: Lowering, x: TensorValue, mask: TensorValue, source: Ten
     def load(ops: BodyBuilder, index: Index) -> int:
         hit = ops.cast(mask.load(ops, index), "bool")
         number = ops.call("sub", order.load(ops, index), ops.const(1, "int64"))
-        with ops.masked(hit):
-            at = ops.checked(number, flat.numel)
+        with ops.mask(hit):
+            at = ops.check_index(number, flat.numel)
             place: list[Size] = []
             for size in reversed(sizes):
                 place.append(remainder(at, size))
@@ -333,7 +333,7 @@ def select_scatter(low: Lowering, x: TensorValue, source: TensorValue, dim: int,
 
     def load(ops: BodyBuilder, index: Index) -> int:
         hit = ops.call("eq", ops.index(index[dim]), ops.index(at))
-        with ops.masked(hit):
+        with ops.mask(hit):
             value = ops.cast(source.load(ops, (*index[:dim], *index[dim + 1 :])), wide(x.dtype))
         return ops.where(hit, value, x.load(ops, index))
 
@@ -359,7 +359,7 @@ def slice_scatter(
         )
         if step != 1:
             hit = ops.call("and", hit, ops.call("eq", ops.index(remainder(away, step)), ops.index(0)))
-        with ops.masked(hit):
+        with ops.mask(hit):
             value = ops.cast(source.load(ops, (*index[:dim], divide(away, step), *index[dim + 1 :])), wide(x.dtype))
         return ops.where(hit, value, x.load(ops, index))
 
@@ -376,7 +376,7 @@ def diagonal_scatter(
     def load(ops: BodyBuilder, index: Index) -> int:
         hit = ops.call("eq", ops.index(index[b] - index[a]), ops.index(offset))
         along = index[a] - max(-offset, 0)
-        with ops.masked(hit):
+        with ops.mask(hit):
             value = ops.cast(source.load(ops, (*(index[d] for d in rest), along)), wide(x.dtype))
         return ops.where(hit, value, x.load(ops, index))
 

@@ -59,17 +59,17 @@ def _cubic(middles: torch.Tensor, size: Any) -> tuple[list[torch.Tensor], list[t
     low = middles.floor()
     part = middles - low
 
-    def near(x: torch.Tensor) -> torch.Tensor:
+    def weigh_near(x: torch.Tensor) -> torch.Tensor:
         return ((_A + 2) * x - (_A + 3)) * x * x + 1
 
-    def far(x: torch.Tensor) -> torch.Tensor:
+    def weigh_far(x: torch.Tensor) -> torch.Tensor:
         return ((_A * x - 5 * _A) * x + 8 * _A) * x - 4 * _A
 
     return [(low + k).clamp(0, size - 1) for k in range(-1, 3)], [
-        far(part + 1),
-        near(part),
-        near(1 - part),
-        far(2 - part),
+        weigh_far(part + 1),
+        weigh_near(part),
+        weigh_near(1 - part),
+        weigh_far(2 - part),
     ]
 
 

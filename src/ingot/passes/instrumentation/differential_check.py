@@ -116,7 +116,7 @@ def trials(program: Program) -> Iterator[Trial]:
         except (RuntimeError, IndexError, AssertionError):
             return own  # an operator that has no float64, and says so in a way of its own
 
-    def near(leaves: list[Any]) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
+    def perturb(leaves: list[Any]) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
         for seed in range(_DRAWS):
             draws = torch.Generator().manual_seed(seed)
             moved = [_move(leaf, draws) for leaf in leaves]
@@ -130,7 +130,7 @@ def trials(program: Program) -> Iterator[Trial]:
 
     for index, leaves in enumerate(reference.inputs):
         own = reference._last[False, index].values
-        yield Trial(leaves, own, exactly(leaves, own), functools.partial(near, leaves))
+        yield Trial(leaves, own, exactly(leaves, own), functools.partial(perturb, leaves))
 
 
 def _is_double(value: Any) -> bool:

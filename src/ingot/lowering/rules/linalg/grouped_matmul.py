@@ -38,9 +38,9 @@ def multiply_groups(low: Lowering, x: TensorValue, weight: TensorValue, offs: Te
         (Store(buffer.name, (row + size_symbol(begin)) * columns + column, 0),),
         low.origin,
     )
-    left = MatrixView(x.data.buffer, x.data.at((size_symbol(begin), 0)), x.data.strides[0], x.data.strides[1])
+    left = MatrixView(x.data.buffer, x.data.offset_at((size_symbol(begin), 0)), x.data.strides[0], x.data.strides[1])
     data = weight.data
-    right = MatrixView(data.buffer, data.at((at, 0, 0)), data.strides[1], data.strides[2])
+    right = MatrixView(data.buffer, data.offset_at((at, 0, 0)), data.strides[1], data.strides[2])
     product = Gemm((), count, columns, depth, left, right, wide(dtype), epilogue, low.origin)
     chosen = low.strategy.lower_grouped_matmul(low, product, weight, at)
     low.steps.append(

@@ -51,7 +51,7 @@ def embedding_bag(
             return ops.call("ne", row, ops.const(padding_idx, "int64"))
 
         def value(ops: BodyBuilder, index: Index) -> int:
-            row = ops.checked(indices.load(ops, index[:1]), weight.shape[0], wraps=False)
+            row = ops.check_index(indices.load(ops, index[:1]), weight.shape[0], wraps=False)
             found = ops.cast(weight.load(ops, (row, index[1])), kind)
             if per_sample_weights is not None:
                 found = ops.call("mul", found, ops.cast(per_sample_weights.load(ops, index[:1]), kind))

@@ -191,13 +191,13 @@ def _adaptive(count: int) -> Any:
             return ex.squeeze(made, 0) if single else made
         for place, (i, o) in enumerate(zip(ins, outs, strict=True)):
             if i != o:
-                x = _pooled_along(ex, x, x.rank - count + place, i, o)
+                x = _pool_along(ex, x, x.rank - count + place, i, o)
         return x
 
     return rule
 
 
-def _pooled_along(ex: Exporter, x: OnnxValue, dim: int, size: Size, out: Size) -> OnnxValue:
+def _pool_along(ex: Exporter, x: OnnxValue, dim: int, size: Size, out: Size) -> OnnxValue:
     places, columns = ex.range(out), ex.range(size)
     inside, outside = ex.sizes.scalar(size), ex.sizes.scalar(out)
     one = ex.number(1, torch.int64)

@@ -102,7 +102,7 @@ class VectorEmitter:
     def __post_init__(self) -> None:
         self._rounded = _only_rounded(self.map.body)
         self._blind = all(op.name in _BLIND for op in self.map.body.ops)
-        self._limited = _limited_by_writing(self.map.body)
+        self._limited = _find_clamped(self.map.body)
 
     @property
     def column(self) -> str:
@@ -195,7 +195,7 @@ class VectorEmitter:
             given = constant_text(op.attribute.value, op.dtype) if op.name == "const" else f"v{place}"
             return f"ig_lanes_same_{_HELD[op.dtype]}({given})"
 
-        used = self._used()
+        used = self._find_used()
         for place, op in enumerate(self.body.ops):
             if place not in used or not self._varies(place) or place in self.parts or place in self._plain:
                 continue
@@ -211,7 +211,7 @@ class VectorEmitter:
             lines.append(f"{put}(&{at}, {name(result)});")
         return lines
 
-    def _used(self) -> set[int]:
+    def _find_used(self) -> set[int]:
         """What the results need, beyond what lies in memory already."""
         found: set[int] = set()
         waiting = list(self.body.results)
@@ -233,7 +233,7 @@ def _only_rounded(body: Body) -> set[int]:
     return found
 
 
-def _limited_by_writing(body: Body) -> dict[int, int]:
+def _find_clamped(body: Body) -> dict[int, int]:
     """Results that are fit(nearest(fmin(fmax(x, -zero), 255 - zero)) + zero), and where that fmin is: writing bytes
     limits them to 255 by itself. Nothing else may read what lies between."""
     uses = Counter(operand for op in body.ops for operand in op.operands)

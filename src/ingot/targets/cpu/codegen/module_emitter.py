@@ -295,31 +295,31 @@ class ModuleEmitter:
                 value = self._value(step.condition, step.origin)
                 self.line(f"const int taken = {value};")
                 self.line("if (taken) {")
-                self._nested(step.then)
+                self._emit_nested(step.then)
                 self.line("} else {")
-                self._nested(step.otherwise)
+                self._emit_nested(step.otherwise)
                 self.line("}")
                 self._end_value()
             case While():
                 self.line("while (!run->status) {")
-                self._nested(step.test)
+                self._emit_nested(step.test)
                 self.depth += 1
                 value = self._value(step.condition, step.origin)
                 self.line(f"if (!({value})) break;")
                 self._end_value()
                 self.depth -= 1
-                self._nested(step.steps)
+                self._emit_nested(step.steps)
                 self.line("}")
             case For():
                 number = step.loop.variable[1:]
                 at, count = f"n[{number}]", run_size(step.loop.extent)
                 self.line(f"for ({at} = 0; {at} < {count} && !run->status; ++{at}) {{")
-                self._nested(step.steps)
+                self._emit_nested(step.steps)
                 self.line("}")
             case _:
                 raise AssertionError(f"{type(step).__name__} has no kernel")
 
-    def _nested(self, steps: Sequence[Stmt]) -> None:
+    def _emit_nested(self, steps: Sequence[Stmt]) -> None:
         self.depth += 1
         for step in steps:
             self._step(step)
