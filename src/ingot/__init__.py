@@ -16,7 +16,7 @@
 
     prepared = ingot.quantize.prepare(program, ingot.quantize.int8_static())
     ingot.quantize.calibrate(prepared, batches)
-    program = ingot.quantize.convert(prepared)      # whole numbers: compile, export or save it like any program
+    program = ingot.quantize.convert(prepared)      # an integer (QDQ) program like any other
 
     compiled = ingot.compile(model, args, kwargs)   # or of a program
     compiled(*args, **kwargs)       # native code: torch tensors in and out

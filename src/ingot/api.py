@@ -29,7 +29,7 @@ def capture(
 
     `dynamic_shapes` maps argument names to dims: {"x": {0: "batch", 1: torch.export.Dim("seq", max=512)}}; a dim is a
     name, an expression of one ("2*seq"), "auto", or a torch.export.Dim. `preserve_module_call_signature` names the
-    submodules whose calls are kept, so that unflatten() gives them back as modules that can be swapped.
+    submodules whose calls are kept, so that unflatten() returns them as modules that can be swapped.
     `concrete_args` fixes arguments by name to values that every call must then repeat.
     """
     program = trace(
@@ -57,7 +57,7 @@ def from_torchscript(
     """A ScriptModule, a ScriptFunction, or a file of one (a path, or open) as a Program, its loops and branches intact.
 
     `args` are example arguments; a traced script remembers its own. `method` names another method than forward. A
-    branch that hangs on values becomes a cond and a loop a while_loop; `unroll` writes loops with a constant number of
+    data-dependent branch becomes a cond and such a loop a while_loop; `unroll` writes loops with a constant number of
     rounds out instead. The other options are those of `capture`. A quantized nn.Module is traced first.
     """
     program = import_script(

@@ -280,7 +280,7 @@ def _dims(fake: Any) -> dict[int, Any] | None:
 
 
 def _find_returned_arguments(program: Program, wrapper: _Wrapper) -> dict[int, int]:
-    """Which results are an argument itself, by number: x.add_(1) gives x.
+    """Which results are an argument itself, by number: x.add_(1) returns x.
 
     Raises where a result otherwise shares memory with an argument or another result, as native results never do.
     """

@@ -3,7 +3,7 @@
     IngotError
     ├── CaptureError                the model could not become a Program
     │   ├── EagerError              it does not run in eager either
-    │   ├── DataDependentError      Python asked for a value that only exists when the model runs
+    │   ├── DataDependentError      Python needs a value that exists only at run time
     │   ├── UntraceableError        a tensor left torch: numpy, a C extension, an object we cannot see into
     │   ├── StateError              forward changed state that is neither a parameter nor a buffer
     │   └── DynamicShapeError       a dynamic dim is frozen, related to another, or narrower than declared
@@ -21,7 +21,7 @@
     ├── ShapeError                  an operator of a Program cannot work on values of such shapes
     ├── PassError                   a pass was given what it cannot take
     │   ├── NumericsError           a pass changed what the program computes
-    │   ├── PatternError            a function is no pattern, or no replacement for one
+    │   ├── PatternError            a function cannot be a pattern, or a replacement for one
     │   └── QuantizeError           a program cannot be quantized as asked, or is not calibrated
     ├── CompileError                a Program could not become native code
     │   ├── UnsupportedOperator     an operator has no rule
@@ -38,7 +38,7 @@
     ├── OnnxError                   a Program could not become an ONNX file
     │   ├── OnnxUnavailable         a package that exports or verifies ONNX files is not installed
     │   ├── UnsupportedByOnnx       an operator has no rule, or ONNX cannot say it
-    │   └── OnnxMismatch            the file does not check, does not run, or gives something else than torch
+    │   └── OnnxMismatch            the file does not check, does not run, or does not match torch
     └── FileError                   a file cannot be used (ingot_runtime.errors draws that branch, and what a call of
         │                           a compiled model may raise)
         ├── MissingOperator         it uses an operator that is not registered in this process
@@ -154,7 +154,7 @@ class NumericsError(PassError):
 
 
 class PatternError(PassError):
-    """A function is no pattern, or no replacement for one."""
+    """A function cannot be a pattern, or a replacement for one."""
 
 
 class QuantizeError(PassError):
@@ -182,7 +182,7 @@ class UnsupportedMachine(CompileError):
 
 
 class NoCompiler(CompileError):
-    """No C compiler was found, or the one asked for does not work."""
+    """No C compiler was found, or the requested one does not work."""
 
 
 class CompilerFailed(CompileError):
@@ -240,7 +240,7 @@ class OnnxUnavailable(OnnxError):
 
 
 class OnnxMismatch(OnnxError):
-    """An ONNX model does not check, does not run, or gives something else than torch."""
+    """An ONNX model does not check, does not run, or does not match torch."""
 
 
 __all__ = [

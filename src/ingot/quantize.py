@@ -1,4 +1,4 @@
-"""Quantization: a program of floats becomes one of whole numbers.
+"""Quantization: converts a float program into a QDQ (integer) program.
 
 prepared = ingot.quantize.prepare(program, ingot.quantize.int8_static())
 ingot.quantize.calibrate(prepared, batches)             # or call prepared(x) yourself

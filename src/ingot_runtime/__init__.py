@@ -4,7 +4,7 @@
     model = ingot_runtime.load("m.ingot", trust="release.pub.pem")  # only if the holder of that key signed it
     logits = model(ids, mask=mask)                      # the original's arguments; numpy arrays, torch tensors, buffers
     model.self_test()                                   # the sample stored in the file, on this machine
-    ingot_runtime.describe("m.ingot")                   # what it takes and gives; nothing of it runs
+    ingot_runtime.describe("m.ingot")                   # what it takes and returns; nothing of it runs
 
     $ python -m ingot_runtime describe|run|self-test|extract m.ingot
 

@@ -15,7 +15,7 @@ from .native import native_library
 
 
 def describe(path: str | os.PathLike[str], *, trust: Trust = True) -> str:
-    """What a compiled file takes and gives, for people to read. Runs nothing that the file holds.
+    """What a compiled file takes and returns, for people to read. Runs nothing that the file holds.
 
     With keys as `trust` the file must be signed by one of them, as for `load`.
     """
@@ -30,7 +30,7 @@ def describe(path: str | os.PathLike[str], *, trust: Trust = True) -> str:
 
 
 def text_of(path: str, spec: Spec, isa: str | None, weights_size: int) -> str:
-    """What a model takes and gives, line by line. `isa` is the instruction set that runs here, if one does."""
+    """What a model takes and returns, line by line. `isa` is the instruction set that runs here, if one does."""
     runs = f"runs {isa} here" if isa is not None else "none of them runs here"
     return "\n".join(
         [
@@ -66,7 +66,7 @@ def parameter(spec: Spec, number: int) -> str:
 
 
 def best_library(spec: Spec, path: str, isa: str | None = None) -> str:
-    """The instruction set of the library that this machine runs best, or the one asked for.
+    """The instruction set of the library that this machine runs best, or the requested one.
 
     Raises MissingInstructionSet.
     """

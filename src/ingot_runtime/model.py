@@ -162,14 +162,14 @@ class Model(Uncopied):
         return leaves
 
     def run(self, leaves: Sequence[Any], buffers: Sequence[Any] = ()) -> list[Any]:
-        """Runs the model with one value an input, in the order of `spec.inputs`; gives one an output.
+        """Runs the model with one value per input, in the order of `spec.inputs`; returns one per output.
 
         `buffers` has one for each output, or None where it is to be allocated.
         """
         return self._run(self._native, leaves, buffers)
 
     def profile(self, leaves: Sequence[Any], launches: int) -> list[float]:
-        """Runs the model as `run` does; gives the seconds of each of its kernel launches."""
+        """Runs the model as `run` does; returns the seconds of each of its kernel launches."""
         seconds: list[float] = []
 
         def time_call(model: native_library.NativeModel, inputs: Any, outputs: Any) -> None:
@@ -190,7 +190,7 @@ class Model(Uncopied):
         return self._sample is not None
 
     def example(self) -> list[Any]:
-        """The sample's inputs, as copies to give to `run`. Raises SelfTestFailed where the file has none."""
+        """The sample's inputs, as copies to pass to `run`. Raises SelfTestFailed where the file has none."""
         if self._sample is None:
             raise SelfTestFailed(
                 format_error("The file has no sample to test with.", where=self.path, fix="compile the model again")
@@ -223,7 +223,7 @@ class Model(Uncopied):
         return sampling.compare(self.spec, self._sample, results, given, self.path)
 
     def describe(self) -> str:
-        """What the model takes and gives, for people to read."""
+        """What the model takes and returns, for people to read."""
         return description.text_of(self.path, self.spec, self.isa, self._weights.size)
 
     def close(self) -> None:

@@ -115,7 +115,7 @@ def _difference(found: NDArray[Any], stored: NDArray[Any], dtype: Dtype) -> NDAr
 def _make_failure(why: str, path: str) -> SelfTestFailed:
     return SelfTestFailed(
         format_error(
-            "The model does not give on this machine what it gave where it was compiled.",
+            "The model's results on this machine differ from those where it was compiled.",
             where=path,
             why=why,
             fix="do not use it here: compile it again on this machine, and report what you saw",

@@ -629,7 +629,7 @@ class TestFailedWrites:
 
     @pytest.mark.parametrize("size", [0, 3, 5])
     def test_a_member_of_another_size_than_it_said(self, tmp_path: Path, size: int) -> None:
-        with pytest.raises(ValueError, match=f"'s' said that it has {size} bytes"):
+        with pytest.raises(ValueError, match=f"'s' declares {size} bytes"):
             write_container(tmp_path / "m.ingot", {"s": Streamed(size, lambda: iter([b"12", b"34"]))}, {})
         assert list(tmp_path.iterdir()) == []
 

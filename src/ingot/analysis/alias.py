@@ -1,4 +1,4 @@
-"""Which values of a program may lie in the same memory, told from its graphs alone."""
+"""Which values of a program may lie in the same memory, by its graphs alone."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ def has_side_effects(node: fx.Node) -> bool:
 
 
 def op_has_side_effects(op: internals.OpOverload, node: fx.Node) -> bool:
-    """Whether a call of an operator does anything but give its value, or may do so."""
+    """Whether a call of an operator does, or may do, anything besides returning its value."""
     return (
         op.namespace not in ("aten", "prims")
         or op._schema.is_mutable
@@ -83,7 +83,7 @@ def assertions_explained() -> Iterator[None]:
 
 
 def _running(trace: TracebackType | None) -> fx.Node | None:
-    """The node of a GraphModule that an exception comes from: the innermost one, told by the line of generated code."""
+    """The innermost node of a GraphModule that an exception comes from, found by the line of generated code."""
     found: fx.Node | None = None
     while trace is not None:
         module = trace.tb_frame.f_locals.get("self")

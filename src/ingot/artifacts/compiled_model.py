@@ -184,7 +184,7 @@ class CompiledModel(Uncopied):
         return Model("<memory>", spec, library, self._blob.memory, threads or 0, None)
 
     def _sample(self) -> SampleCall | None:
-        """The example call, with what torch gives for it."""
+        """The example call, with torch's result."""
         example = self.program.example_inputs
         if example is None or self.draws:
             return None
@@ -246,7 +246,7 @@ def _manifest(program: Program, module: Module) -> dict[str, Any]:
 
 
 def _evaluate_size(size: Size, sizes: Mapping[str, int]) -> int:
-    """A size by numbers; 0 where only the run itself could tell."""
+    """A size as a number; 0 where it is data-dependent."""
     found = substitute(size, sizes)
     return found if isinstance(found, int) else 0
 

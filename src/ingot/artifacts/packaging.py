@@ -4,7 +4,7 @@
     write_native("m.ingot", manifest_native={"inputs": …, "outputs": …, "symbols": …, "call": call_of(program)},
                  libraries={"x86-64-v4": Path("m.so")}, source=c_text, weights=packed, sample=Sample(…))
 
-The same arguments give the same bytes.
+The same arguments produce the same bytes.
 """
 
 from __future__ import annotations
@@ -188,7 +188,7 @@ def _leaves(values: tuple[Input, ...] | tuple[Output, ...], kind: InputKind | Ou
             raise SaveError(
                 format_error(
                     f"The tensor argument {value.name or value.target} is a constant of the program.",
-                    why="a compiled file cannot tell whether a later call repeats it",
+                    why="a compiled file cannot check whether a later call passes the same tensor",
                     fix="capture the model with it as an argument like any other",
                 )
             )

@@ -54,11 +54,11 @@ class Profile:
         return self.limits.seconds(row.effort, row.bytes) / row.seconds if row.seconds else 0.0
 
     def group_by_kernel(self) -> list[ProfileRow]:
-        """One row a kernel, the longest first."""
+        """One row per kernel, the longest first."""
         return _group_rows(self.rows, lambda row: row.kernel)
 
     def group_by_module(self, depth: int | None = None) -> list[ProfileRow]:
-        """One row a module, cut to `depth` parts of its path, the longest first."""
+        """One row per module, cut to `depth` parts of its path, the longest first."""
         return _group_rows(self.rows, lambda row: ".".join(row.module.split(".")[:depth]))
 
     def chrome_trace(self, path: str | os.PathLike[str]) -> None:

@@ -2,7 +2,7 @@
 
     trained = ingot.compile(model, args, training=True)
     loss = trained(*args).sum()
-    loss.backward()                 # gradients of the model's own parameters, and of arguments that ask for them
+    loss.backward()                 # gradients of the model's own parameters, and of arguments that require them
 
 torch's autograd writes the backward of the captured graph, operator by operator, and cuts both apart; each half is then
 a graph like any other and is compiled like any other. Parameters are arguments of both: a step of an optimizer changes
@@ -59,7 +59,7 @@ class TrainableModel(Uncopied):
 
     @property
     def backward(self) -> CompiledModel | None:
-        """The native code of the backward half; None where nothing asks for a gradient."""
+        """The native code of the backward half; None where nothing requires a gradient."""
         return self._halves[1].compiled if len(self._halves) > 1 else None
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:

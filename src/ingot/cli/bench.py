@@ -125,7 +125,7 @@ def _prepare_model(
 
 
 def _prepare_file(file: Path, threads: int, stages: Stages) -> Calls:
-    """Native code of a compiled file on its own sample. There is no model beside which to time it."""
+    """Native code of a compiled file on its own sample. There is no model to compare it with."""
     import ingot_runtime
 
     with stages("load", f"loading {file}"):

@@ -113,5 +113,5 @@ def _difference(
 
 
 def _writes_state(program: Program) -> bool:
-    """Whether one call changes what the next one gives."""
+    """Whether one call changes the result of the next."""
     return any("MUTATION" in output.kind.name for output in program.signature.outputs)

@@ -176,4 +176,4 @@ def _format_check(difference: float | None, check: bool) -> str:
         return "no (--no-check)"
     if difference is None:
         return "no: the model draws random numbers, or its example is not known"
-    return f"the file gives what torch gives; largest difference {difference:.2g}"
+    return f"the file and torch agree; largest difference {difference:.2g}"

@@ -90,7 +90,7 @@ def build(reference: str) -> Example:
 
 
 def call(reference: str) -> Any:
-    """Imports the function behind a reference and gives what it returns. Raises FactoryError."""
+    """Imports the function behind a reference and returns its result. Raises FactoryError."""
     module_name, separator, attribute = reference.rpartition(":")
     if not (module_name and separator and attribute):
         raise ReferenceSyntaxError(

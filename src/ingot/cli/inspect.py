@@ -79,7 +79,7 @@ def run(
 
 
 def _inspect_compiled(reference: str) -> Result | None:
-    """What a compiled file takes and gives, and for which machines it is; None for anything else.
+    """What a compiled file takes and returns, and for which machines it is; None for anything else.
 
     Everything comes from the manifest: nothing of the file runs.
     """

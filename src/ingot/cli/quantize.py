@@ -1,4 +1,4 @@
-"""`ingot quantize`: a factory's model, or a saved program, becomes a program of whole numbers."""
+"""`ingot quantize`: quantizes a factory's model, or a saved program."""
 
 from __future__ import annotations
 

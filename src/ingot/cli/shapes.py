@@ -73,5 +73,5 @@ def table(rows: list[dict[str, Any]]) -> Table:
         columns["why_not_more"] = "why it is not known"
     shown = Table(*columns.values())
     for row in rows:
-        shown.add_row(*(Text(row[key]) for key in columns))  # a type in brackets is no markup
+        shown.add_row(*(Text(row[key]) for key in columns))  # a type in brackets is not markup
     return shown

@@ -18,7 +18,7 @@ Shape = tuple[int, ...]
 
 
 class SizeError(IngotError):
-    """A size was asked for that the program has not."""
+    """A size was requested that the program does not have."""
 
     exit_code = 2
 

@@ -100,7 +100,7 @@ def _bisect(reference: str, dynamic_shapes: Any, precision: Any, stages: Stages)
         "tried": tried,
     }
     if found.difference is None:
-        return Result(data, ("right: compiled code gives what eager gives.",))
+        return Result(data, ("correct: compiled code and eager agree.",))
     lines = [f"wrong: {found.difference}"]
     if found.culprit is None:
         lines.append("pass: none of the optional ones; the result is wrong without all of them too.")

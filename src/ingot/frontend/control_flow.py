@@ -145,7 +145,7 @@ def _same(a: Any, b: Any) -> bool:
 
 
 def _is_operand(node: fx.Node, value: torch.Tensor) -> bool:
-    """Whether a value of a branch, which a node of it gives, is a tensor that it was given, perhaps written to."""
+    """Whether a value that a node of a branch returns is one of its inputs, perhaps written to."""
     placeholders = [n for n in node.graph.nodes if n.op == "placeholder"]
     return node in placeholders or any(metadata.value_of(n) is value for n in placeholders)
 
@@ -319,8 +319,8 @@ def _check_carry(recorder: GraphTracer, name: str, before: Sequence[Any], after:
             format_error(
                 f"A {name} carries {_describe(before)} in and {_describe(after)} out.",
                 where=recorder.user_place(),
-                why="each round takes what the last one gave",
-                fix="make each round return tensors of the shape and dtype it was given",
+                why="each iteration takes what the previous one returned",
+                fix="let each iteration return tensors of the shape and dtype that it takes",
             )
         )
 
@@ -328,7 +328,7 @@ def _check_carry(recorder: GraphTracer, name: str, before: Sequence[Any], after:
 def call_directly(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any] | None = None) -> Any:
     """What torch.cond and its kin call instead of compiling themselves.
 
-    The operators take and give flat lists, the user's functions nested ones: this is where they are nested and
+    The operators take and return flat lists, the user's functions nested ones: this is where they are nested and
     flattened.
     """
     in_tree: pytree.Tree | None = None

@@ -181,7 +181,7 @@ class _Functions:
         if len(leaves) != 1:
             raise self._function_error(name, output, f"it returns {len(leaves)} values", fix)
         if not isinstance(leaves[0], torch.Tensor):
-            raise self._function_error(name, output, f"it returns {leaves[0]!r}, which is no tensor", fix)
+            raise self._function_error(name, output, f"it returns {leaves[0]!r}, which is not a tensor", fix)
         if leaves[0].dim():
             raise self._function_error(name, output, f"it returns {_kind(leaves[0])}", fix)
 
@@ -200,7 +200,7 @@ def _kind(value: torch.Tensor) -> str:
 
 
 class _PlacesStayTensors(TorchFunctionMode):
-    """Inside, table[i] with an `i` of rank 0 reads a computed place; elsewhere torch asks for the value of i."""
+    """Inside, table[i] with an `i` of rank 0 reads a computed place; elsewhere torch reads the value of i."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is torch.Tensor.__getitem__ and _places(args[1]):

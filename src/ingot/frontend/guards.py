@@ -5,7 +5,7 @@
 
 A question that Python code asks decides which graph is recorded, so it counts in full. A question that an operator asks
 (is this dim 1, so that it broadcasts?) counts where it excludes sizes of two and more. Where it excludes smaller sizes
-only, the operator is run again at those sizes (`operator_sizes`): it counts if the operator fails there, or gives
+only, the operator is run again at those sizes (`operator_sizes`): it counts if the operator fails there, or returns
 another shape than the graph says.
 """
 
@@ -38,7 +38,7 @@ class Guard:
     """A condition that held in the trace.
 
     `by_operator`: an operator asked it, and it counts from size two on. `refused_by`: the operator that does not work,
-    or gives another shape, where the condition does not hold.
+    or returns another shape, where the condition does not hold.
     """
 
     condition: sympy.Basic
@@ -65,7 +65,7 @@ class GuardRecorder:
         return self.paused or self._asked_by_operator()
 
     def _is_idle(self, expr: sympy.Basic, value: sympy.Basic) -> bool:
-        """Whether the trace does not hang on the answer: an operator asks, and all it excludes is sizes 0 and 1."""
+        """Whether the trace does not depend on the answer: an operator asks, and all it excludes is sizes 0 and 1."""
         if self.paused:
             return True
         idle = _spares_sizes_from_two(_condition(expr, value))
@@ -79,7 +79,7 @@ class GuardRecorder:
 
     @contextmanager
     def operator(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[list[Any]]:
-        """Inside, an operator runs; the caller puts what it gives into the list.
+        """Inside, an operator runs; the caller puts its result into the list.
 
         Afterwards those of its questions count that exclude sizes at which it does not do what the graph says. Control
         flow is left out: the operators of its bodies were watched one by one, and running it again would record them.
@@ -141,7 +141,7 @@ def _spares_sizes_from_two(condition: sympy.Basic) -> bool:
     """Whether a condition holds wherever the sizes that it speaks of, the factors of each side, are two or more.
 
     A condition that two things differ counts as such too: it excludes single sizes, at which an operator may do
-    something special but gives the same shape.
+    something special but returns the same shape.
     """
     if isinstance(condition, sympy.Ne):
         return True
@@ -161,7 +161,7 @@ def _spares_sizes_from_two(condition: sympy.Basic) -> bool:
         if isinstance(side, sympy.Pow) and side.exp.is_Integer:
             return sympy.Pow(stand_in(side.base), side.exp)
         if len(side.free_symbols) > 1 and isinstance(side, sympy.Add):
-            return side  # a difference of two dims is no size
+            return side  # a difference of two dims is not a size
         return stand_ins.setdefault(side, sympy.Symbol(f"t{len(stand_ins)}", integer=True, positive=True))
 
     left, right = (stand_in(side) for side in condition.args)
@@ -379,7 +379,7 @@ class ConstraintSolver:
                     f"The dim {root.name} ({root.where}) is declared in [{root.range[0]}, {root.range[1]}], but this "
                     f"trace holds for {dims_.format_dim(condition)} only.",
                     where=_place(question.source),
-                    why=f"{question.refused_by} fails, or gives another shape, at the other sizes"
+                    why=f"{question.refused_by} fails, or returns another shape, at the other sizes"
                     if question.refused_by
                     else "the model's code takes another path for the other sizes",
                     fix=f"declare {wanted}, or make the line independent of the size",

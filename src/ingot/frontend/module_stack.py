@@ -1,8 +1,8 @@
 """Which module call the model is in while it runs: the module stack of every node, and the list of calls.
 
 A module that hangs in the tree under several names is known by the name it was reached by: for the time of the
-capture, the tables of children that hold such a module note which of their keys are asked for. In `self.a(self.b(x))`
-the name asked for last is called first; what a loop hands out is called in the loop's order.
+capture, the tables of children that hold such a module note which of their keys are read. In `self.a(self.b(x))`
+the name read last is called first; what a loop hands out is called in the loop's order.
 
 A preserved module gets a marker before and after its body, with the leaves of its arguments and of its result.
 """
@@ -55,7 +55,7 @@ class ModuleTracker:
                 close = difflib.get_close_matches(name, known, n=3)
                 raise CaptureError(
                     format_error(
-                        f"preserve_module_call_signature names {name!r}, which is no submodule of "
+                        f"preserve_module_call_signature names {name!r}, which is not a submodule of "
                         f"{type(root).__name__}.",
                         fix=f"did you mean {', '.join(map(repr, close))}?" if close else "see model.named_modules()",
                     )
@@ -232,7 +232,7 @@ class ModuleTracker:
 
 
 class _WatchedChildren(dict[str, Any]):
-    """A module's table of children that reports each key it is asked for, and whether a loop asks."""
+    """A module's table of children that reports each key that is read, and whether a loop reads it."""
 
     def __init__(
         self,

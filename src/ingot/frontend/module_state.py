@@ -77,7 +77,7 @@ class ModuleState:
         return self.mode.from_tensor(tensor, static_shapes=True)
 
     def name_of_attribute(self, tensor: torch.Tensor) -> str | None:
-        """The path of a tensor that hangs on a module as a plain attribute."""
+        """The path of a tensor that is a plain attribute of a module."""
         for path, module in self.root.named_modules() if self.root is not None else ():
             for key, value in vars(module).items():
                 if value is tensor:

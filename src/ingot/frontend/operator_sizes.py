@@ -3,7 +3,7 @@
     Call            an operator's arguments, with sizes as expressions
     OperatorSizes   runs a call again on fakes whose sizes are numbers, and compares the shapes of the results
 
-A trace at size 5 says what an operator gives at size 5. Its questions about sizes say where that may differ; this
+A trace at size 5 says what an operator returns at size 5. Its questions about sizes say where that may differ; this
 module asks the operator itself.
 """
 
@@ -29,7 +29,7 @@ _TRIED = 8  # at how many of those an operator is run
 
 
 class _DataDependentSize(Exception):
-    """A size depends on a value that only a run has."""
+    """A size is data-dependent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +94,7 @@ class OperatorSizes:
         )
 
     def find_violations(self, call: OperatorCall, result: Any, asked: Sequence[sympy.Basic]) -> list[sympy.Basic]:
-        """Conditions that exclude the sizes at which the call fails, or gives other shapes than `result`'s.
+        """Conditions that exclude the sizes at which the call fails, or returns other shapes than `result`'s.
 
         They are among those asked. One that excludes sizes at which all is well is taken only if no other will do.
         """

@@ -79,7 +79,7 @@ def trace(
 
 
 def _choose_wider(program: Program, again: Callable[[], Program]) -> Program:
-    """The program, or what `again` gives, if that needs fewer sizes to be equal to something or bounded above."""
+    """The program, or what `again` returns, if that needs fewer sizes to be equal to something or bounded above."""
 
     def count(found: Program) -> int:
         equations = sum(isinstance(constraint.condition, sympy.Eq) for constraint in found.constraints)
@@ -175,7 +175,7 @@ def _fix_arguments(
         else:
             raise CaptureError(
                 format_error(
-                    f"concrete_args names {name!r}, which is no argument of the model.",
+                    f"concrete_args names {name!r}, which is not an argument of the model.",
                     why=f"its arguments are {', '.join(names)}",
                 )
             )

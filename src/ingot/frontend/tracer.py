@@ -150,7 +150,7 @@ class GraphTracer(internals.RecordingMode):
             return {**kwargs, "dtype": default}
         raise UntraceableError(
             format_error(
-                f"The dtype that {func} gives follows from the default dtype, which forward changes.",
+                f"The dtype that {func} returns depends on the default dtype, which forward changes.",
                 where=self.user_place(),
                 why="a Program does not set torch's default dtype when it runs",
                 fix="convert the tensors with .to(dtype) instead of torch.set_default_dtype",
@@ -447,7 +447,7 @@ class GraphTracer(internals.RecordingMode):
         return "" if source is None else f"{source}" + (f": {source.text}" if source.text else "")
 
     def varies(self, tensor: torch.Tensor) -> bool:
-        """Whether a tensor may be another one at the next call: it hangs on arguments, draws, or state that changes."""
+        """Whether a tensor may differ at the next call: it depends on arguments, random draws, or mutable state."""
         start = self.frame.nodes.get(id(tensor))
         if start is None:
             return True
@@ -461,7 +461,7 @@ class GraphTracer(internals.RecordingMode):
                 return True
             if isinstance(node.target, internals.OpOverload) and torch.Tag.nondeterministic_seeded in node.target.tags:
                 return True
-            # What hangs on sizes and dtypes alone is computed anew for each of them.
+            # What depends on sizes and dtypes only is recomputed for each of them.
             inputs = node.all_input_nodes[: _VALUES_USED.get(node.target)]
             waiting.extend(n for n in inputs if n not in seen)
             seen.update(inputs)

@@ -28,7 +28,7 @@ class ProgramModule(nn.Module):
     def __init__(self, program: Program) -> None:
         super().__init__()
         self.training = program.training
-        plain = vars(self)  # not through nn.Module: a graph is no submodule, and a program no state
+        plain = vars(self)  # not through nn.Module: neither graph nor program is a submodule
         plain["program"] = program
         plain["_graphs"] = {program.training: program.graph_module}
         plain["_targets"] = [str(i.target) for i in program.signature.state_inputs]

@@ -77,7 +77,7 @@ class Unflattened(nn.Module):
     def __init__(self, path: str, type_name: str, training: bool) -> None:
         super().__init__()
         self.training = training
-        plain = vars(self)  # bodies are no submodules
+        plain = vars(self)  # bodies are not submodules
         plain["path"] = path
         plain["type_name"] = type_name
         plain["captured_training"] = training
@@ -137,7 +137,7 @@ class Unflattened(nn.Module):
 
 
 class UnflattenedRoot(Unflattened):
-    """The whole model: takes the captured model's arguments and gives its result."""
+    """The whole model: takes the captured model's arguments and returns its result."""
 
     program: Program
 

@@ -6,7 +6,7 @@
     ingot_aten::_assert_async.msg(Tensor token, Tensor self, str assert_msg) -> Tensor
     ingot_aten::bernoulli(Tensor token, Tensor self, *, Generator? generator=None) -> (Tensor, Tensor)
 
-An operator `ns::name` becomes `ingot_ns::name`, which is defined when it is first asked for. A token is an empty
+An operator `ns::name` becomes `ingot_ns::name`, which is defined at first use. A token is an empty
 tensor: it goes through branches and loops like any other, and depending on it is what keeps effects in order.
 """
 

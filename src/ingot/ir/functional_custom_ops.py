@@ -4,7 +4,7 @@
     user::stamp(Tensor(a!) x, Tensor y) -> Tensor       unwritten_user::stamp(Tensor x, Tensor y) -> (Tensor, Tensor)
 
 Such an operator returns what the other returns and then what was written, in the order of the arguments. It is defined
-when it is first asked for.
+at first use.
 """
 
 from __future__ import annotations

@@ -131,7 +131,7 @@ class Program:
         return unflatten(self)
 
     def save(self, path: str | PathLike[str]) -> None:
-        """Writes the program to one file, atomically: the same program gives the same bytes."""
+        """Writes the program to one file, atomically: the same program produces the same bytes."""
         from ingot.serialization.program_file import save
 
         save(self, path)
@@ -188,11 +188,11 @@ def check_program(value: object, door: str) -> None:
 
     if isinstance(value, Program):
         return
-    maker = "ingot.capture(model, args) makes one of a module or a function"
+    maker = "ingot.capture(model, args) creates one from a module or a function"
     if isinstance(value, ExportedProgram):
-        maker = "ingot.from_exported(exported) makes one of it"
+        maker = "ingot.from_exported(exported) converts it"
     elif isinstance(value, torch.jit.ScriptModule | torch.jit.ScriptFunction):
-        maker = "ingot.from_torchscript(script, args) makes one of it"
+        maker = "ingot.from_torchscript(script, args) converts it"
     elif isinstance(getattr(value, "program", None), Program):
         maker = "its attribute `program` is one"
     raise NotAProgram(format_error(f"{door} takes a Program, not {_kind(value)}.", fix=maker))

@@ -1,4 +1,4 @@
-"""Everything of a program that a back end cannot take, told at once."""
+"""Everything in a program that a target does not support, reported at once."""
 
 from __future__ import annotations
 

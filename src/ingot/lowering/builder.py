@@ -156,7 +156,7 @@ class LoopBuilder(SymbolTable):
             return self.realize(tensor, order=range(tensor.rank))
         strides = contiguous_strides(tensor.shape)
         whole = all(a == b or size == 1 for a, b, size in zip(data.strides, strides, tensor.shape, strict=True))
-        if whole:  # a dim of size 1 has any stride in memory, but readers ask for that of the order
+        if whole:  # a dim of size 1 has any stride in memory, but readers expect that of the order
             return TensorValue(tensor.shape, tensor.dtype, Strided(data.buffer, data.offset, strides))
         return self.realize(self.lazy_copy(tensor), order=range(tensor.rank))
 
@@ -185,7 +185,7 @@ class LoopBuilder(SymbolTable):
         )
 
     def align(self, tensor: TensorValue, shape: Shape) -> TensorValue:
-        """The tensor, broadcast to `shape` where only the run tells which of its dims are broadcast."""
+        """The tensor, broadcast to `shape` where it is known only at run time which of its dims are broadcast."""
         lead = len(shape) - tensor.rank
         for size, full in zip(tensor.shape, shape[lead:], strict=True):
             self.check_fit(size, full)
@@ -212,7 +212,7 @@ class LoopBuilder(SymbolTable):
         body: Callable[[BodyBuilder, Index], tuple[Index, int]],
         mode: str = "set",
     ) -> None:
-        """At every point of `shape`, in row-major order, writes the value that `body` gives to the place it gives."""
+        """For each point of `shape`, in row-major order, writes the value of `body` to the index of `body`."""
         assert isinstance(target.data, Strided)
         index, loops = loop_variables(shape, range(len(shape)))
         ops = BodyBuilder()

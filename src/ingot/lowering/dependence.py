@@ -266,7 +266,7 @@ def can_hoist_over(step: Stmt, over: Sequence[Stmt]) -> bool:
 
 
 def _symbols(step: Stmt) -> set[str]:
-    """The sizes that a step is told by steps before it, loops' variables among them."""
+    """The sizes that earlier steps bind for a step, loop variables among them."""
     assert isinstance(step, (Map, Reduce))
     loops = (*step.loops, *step.over) if isinstance(step, Reduce) else step.loops
     sizes: list[object] = [*(loop.extent for loop in loops), *(store.index for store in step.stores)]

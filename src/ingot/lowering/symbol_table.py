@@ -1,6 +1,6 @@
 """The sizes of one lowering: torch's symbols and what is computed from them, as Sizes of the IR and as operations.
 
-A symbol of the graph is named n0, n1, …; it is *told* once an input or a step gives it a value.
+A symbol of the graph is named n0, n1, …; it is *bound* once an input or a step defines its value.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class SymbolTable:
 
     def __init__(self) -> None:
         self.hints: dict[str, int] = {}
-        self.numbers: dict[sympy.Symbol, TensorValue] = {}  # floats and bools that the run itself tells
+        self.numbers: dict[sympy.Symbol, TensorValue] = {}  # data-dependent floats and bools
         self._names: dict[sympy.Symbol, str] = {}
         self._told: set[str] = set()  # symbols that an input or a step gives a value
         self._signed: dict[sympy.Symbol, bool] = {}
@@ -35,7 +35,7 @@ class SymbolTable:
         return self._names[s]
 
     def symbol_of(self, s: sympy.Symbol, hint: int | None = None) -> str:
-        """The name of a size that is told here, by an input or by the run itself."""
+        """The name of a size that an input or a step binds."""
         name = self._name(s)
         self._told.add(name)
         self.hints.setdefault(name, UNKNOWN if hint is None else hint)

@@ -108,7 +108,7 @@ class Fit(Enum):
 
     EQUAL = "equal"
     BROADCAST = "broadcast"
-    UNKNOWN = "unknown"  # one of the two, and only the run tells
+    UNKNOWN = "unknown"  # one of the two, known only at run time
 
 
 def compare(size: Size, full: Size) -> Fit:

@@ -31,7 +31,7 @@ except ModuleNotFoundError as error:
 else:
     _missing = None
 
-# Told the name of each stage; what it gives is entered while the stage runs.
+# Called with the name of each stage; the context manager that it returns is entered while the stage runs.
 Watch = Callable[[str], AbstractContextManager[object]]
 
 

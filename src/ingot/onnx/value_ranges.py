@@ -62,7 +62,7 @@ def _constant_bounds(stored: torch.Tensor) -> Bounds | None:
     return None if math.isnan(low) or math.isnan(high) else (low, high)
 
 
-# ---------------------------------------------------------------------- one rule an operator
+# ---------------------------------------------------------------------- one rule per operator
 
 
 def _hull(parts: list[Bounds], dtype: torch.dtype) -> Bounds | None:

@@ -142,7 +142,7 @@ def _names(code: types.CodeType) -> set[str]:
 
 
 def _replace_attributes(module: nn.Module, attributes: dict[str, Any]) -> nn.Module:
-    """A module like this one with other tensors; what is no parameter any more is a plain attribute."""
+    """A module like this one with other tensors; what is not a parameter any more is a plain attribute."""
     made = copy.copy(module)
     made.__dict__ = {**attributes}
     return made

@@ -41,7 +41,7 @@ def accuracy_control(
 ) -> AccuracyControlResult:
     """Quantizes the program so that `evaluate` of it falls by `max_drop` at most.
 
-    `evaluate` gives a number that is better if it is larger; it is called with programs. Layers are ranked by the noise
+    `evaluate` takes a program and returns a number; larger is better. Layers are ranked by the noise
     that each adds by itself. More and more of the worst stay in float, twice as many each time, until the score is
     kept; then as many are quantized again as can be. With all layers in float the score is the float program's own.
     """

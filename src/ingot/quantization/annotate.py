@@ -25,7 +25,7 @@ from ingot.quantization.quantization_plan import Builder, Edge, QuantizationPlan
 from ingot.quantization.recipes import Recipe
 
 aten = torch.ops.aten
-# What quantize and dequantize take and give.
+# What quantize and dequantize take and return.
 FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 
 
@@ -84,7 +84,7 @@ class _AnnotationWalk:
         weight: Any = node.args[rule.weight] if rule.weight is not None else None
         if rule.weight is not None and recipe.weight is not None:
             if self.folding.state(self.level, weight) is None or not _is_float(weight):
-                return  # a weight that is computed or written anew in each call is no weight
+                return  # a weight that is computed or written in each call is not quantized as a weight
             shape = metadata.value_of(weight).shape
             scheme = _fit_scheme(recipe.weight, rule.channels(node), shape[::-1] if rule.transposed else shape)
             if scheme is None:

@@ -1,4 +1,4 @@
-"""From a prepared module to a program of whole numbers: quantize and dequantize around operators on floats.
+"""From a prepared module to a QDQ program: quantize and dequantize around operators on floats.
 
 before   conv2d = aten.conv2d(x, p_conv_weight, p_conv_bias)
 after    x_quantized = quantize_per_tensor(x, 0.02, 128, 0, 255, uint8)
@@ -6,7 +6,7 @@ after    x_quantized = quantize_per_tensor(x, 0.02, 128, 0, 255, uint8)
          conv2d_weight = dequantize_per_channel(b_conv_weight_int8, b_conv_weight_scale, …, 0, -127, 127, int8)
          conv2d = aten.conv2d(x_dequantized, conv2d_weight, p_conv_bias)
 
-QuantizedWeights are stored as whole numbers. Compilers join dequantize, operator and quantize into one integer kernel.
+QuantizedWeights are stored as integers. Compilers join dequantize, operator and quantize into one integer kernel.
 """
 
 from __future__ import annotations
@@ -233,7 +233,7 @@ class _Conversion:
     # ------------------------------------------------------------------ weights
 
     def _store(self, weights: Sequence[QuantizedWeight], quantizers: dict[str, Any]) -> None:
-        """Weights become whole numbers: first all tensors, then the graph, which caches like better than turns."""
+        """Quantizes weights: first all tensors, then the graph, which is better for the caches than taking turns."""
         for weight in weights:  # all of a family before the first of it is stored
             self._observe(weight, quantizers)
         found: dict[_Key, tuple[_Source, torch.Tensor, Parameters]] = {}
@@ -290,7 +290,7 @@ class _Conversion:
     def _store_weight(
         self, weight: QuantizedWeight, user: fx.Node, found: _Source, numbers: torch.Tensor, parameters: Parameters
     ) -> fx.Node:
-        """A weight as whole numbers in the program's state, and the node that makes floats of them."""
+        """A weight as integers in the program's state, and the node that dequantizes them."""
         scheme, target, level = weight.scheme, found.spec.target, self.levels[weight.user.graph]
         if found.norm is not None:
             self._settle(weight.user.graph, found.norm).put_bias(self.folding, level)
@@ -342,14 +342,14 @@ def _compute(node: fx.Node, of: fx.Node) -> fx.Node:
 
 
 def _numbers(node: fx.Node, of: fx.Node, scheme: Scheme) -> fx.Node:
-    """Gives a node the value of another as whole numbers; quicker than to compute it."""
+    """Sets a node's value to another's as integers; faster than computing it."""
     metadata.set_value(node, internals.fake_like(metadata.value_of(of), scheme.dtype))
     metadata.inherit_origin(node, of)
     return node
 
 
 def _output_dtype_option(node: fx.Node) -> dict[str, Any]:
-    """What dequantize is told, so that it gives the dtype of a node."""
+    """The arguments of dequantize, so that it returns the dtype of a node."""
     dtype = metadata.value_of(node).dtype
     return {} if dtype is torch.float32 else {"out_dtype": dtype}
 

@@ -90,7 +90,7 @@ class ForeignQuantizer(nn.Module):
 
 
 class DerivedQuantizer(nn.Module):
-    """Parameters computed from those of others, whenever they are asked for."""
+    """Parameters computed from those of others, whenever they are read."""
 
     def __init__(self, scheme: Scheme, derived: Derived, sources: list[Any], *, simulates: bool) -> None:
         super().__init__()
@@ -180,7 +180,7 @@ class WeightQuantizer(nn.Module):
 
 
 def quantizer_of(scheme: Scheme, how: How, others: Mapping[str, nn.Module], *, simulates: bool) -> Any:
-    """The module for a group or weight. `others` are those that a derived one may hang on."""
+    """The module for a group or weight. `others` are those that a derived one may depend on."""
     if isinstance(how, ObserverSpec):
         return ForeignQuantizer(scheme, how.make(), simulates=simulates)
     if isinstance(how, Derived):
@@ -189,7 +189,7 @@ def quantizer_of(scheme: Scheme, how: How, others: Mapping[str, nn.Module], *, s
 
 
 def parameters_of_all(quantizers: Sequence[Any]) -> list[Parameters | None]:
-    """What `parameters_found` of each quantizer gives, many times faster."""
+    """What `parameters_found` of each quantizer returns, many times faster."""
     watching = {q: q.observer for q in quantizers if isinstance(q, Quantizer) and q.observer is not None}
     seen = {q: observer for q, observer in watching.items() if observer.seen}
     known = dict(zip(seen, parameters_seen(list(seen.values())), strict=True))

@@ -171,7 +171,7 @@ def _rebin(counts: torch.Tensor, low: float, high: float, start: float, end: flo
 
 
 def parameters_seen(observers: Sequence[Observer]) -> list[Parameters]:
-    """What `parameters_now` of each observer gives."""
+    """What `parameters_now` of each observer returns."""
     found: dict[Observer, Parameters] = {}
     alike: dict[Any, list[Histogram]] = {}
     for observer in observers:

@@ -134,7 +134,7 @@ def _table(base: Program, recipe: Recipe | Annotator, *, training: bool) -> Quan
 
 
 def prepare_for_evaluation(program: Program, *, parameters: bool = True, batch_norm: bool = True) -> Program:
-    """A functional copy in evaluation mode, with batch norm and what does not hang on the arguments folded.
+    """A functional copy in evaluation mode, with batch norm and what does not depend on the arguments folded.
 
     With `parameters`, what is computed from parameters alone is folded as well.
     """

@@ -1,4 +1,4 @@
-"""How a tensor becomes whole numbers: a Scheme says it, Parameters are what comes of it for one tensor.
+"""How a tensor is quantized: a Scheme says it, Parameters are its result for one tensor.
 
     number = clamp(round(value / scale) + zero_point, qmin, qmax)        rounded half to even
     value  = (number - zero_point) * scale
@@ -116,7 +116,7 @@ def spread(parameters: Parameters, tensor: torch.Tensor, scheme: Scheme) -> Para
 
 
 def quantize(tensor: torch.Tensor, parameters: Parameters, scheme: Scheme) -> torch.Tensor:
-    """The whole numbers of a tensor; by a multiplication, as torch's operators have it."""
+    """The integers of a tensor; by a multiplication, as torch's operators have it."""
     parts = tensor.unflatten(-1, (-1, scheme.group_size)) if scheme.granularity == "group" else tensor
     by = spread(parameters, tensor, scheme)
     inverse, shift = 1.0 / by.scale, by.zero_point if bool(by.zero_point.any()) else None
@@ -134,7 +134,7 @@ def _round(parts: torch.Tensor, inverse: torch.Tensor, shift: torch.Tensor | Non
 def quantize_rows(
     tensor: torch.Tensor, scheme: Scheme, factors: torch.Tensor | None = None
 ) -> tuple[torch.Tensor, Parameters]:
-    """The whole numbers of a tensor whose rows have scales of their own, and its parameters.
+    """The integers of a tensor whose rows have scales of their own, and its parameters.
 
     With `factors`, one for each row, of the product with these. It is never made: its range is that of the row, times
     the factor, and its numbers are those of the row by a scale that the factor is part of. Rows are computed so many
@@ -163,7 +163,7 @@ def quantize_rows(
 
 
 def dequantize(numbers: torch.Tensor, parameters: Parameters, scheme: Scheme) -> torch.Tensor:
-    """What whole numbers stand for, as float32."""
+    """What integers stand for, as float32."""
     parts = numbers.unflatten(-1, (-1, scheme.group_size)) if scheme.granularity == "group" else numbers
     by = spread(parameters, numbers, scheme)
     return ((parts.float() - by.zero_point) * by.scale).reshape(numbers.shape)

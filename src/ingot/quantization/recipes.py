@@ -127,7 +127,7 @@ def int4_weight_only(
 ) -> Recipe:
     """Weights from -8 to 7, `group_size` neighbours of a row to a scale; everything else stays float.
 
-    Where a row is no multiple of `group_size` long, the largest divisor of both is taken.
+    Where the length of a row is not a multiple of `group_size`, the largest divisor of both is taken.
     """
     weight = Scheme(torch.int8, -8, 7, symmetric=True, granularity="group", group_size=group_size)
     return Recipe("int4_weight_only", None, weight, frozenset(kinds), overrides)

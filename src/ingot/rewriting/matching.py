@@ -212,7 +212,7 @@ def _orders(mine: fx.Node, asked: Mapping[str, Any], given: dict[str, Any]) -> I
 
 
 def _is_literal(value: Any) -> bool:
-    """Whether a value is no tensor: numbers, lists of them, sizes that only the run tells."""
+    """Whether a value is not a tensor: numbers, lists of them, data-dependent sizes."""
     if isinstance(value, fx.Node):
         return internals.is_symbolic(metadata.value_of(value))
     if isinstance(value, list | tuple):

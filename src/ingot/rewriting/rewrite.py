@@ -183,7 +183,7 @@ def _check_alike(old: Any, made: Any, node: fx.Node) -> None:
         return
     raise PatternError(
         format_error(
-            f"A replacement gives {describe_value(made)} where the pattern gives {describe_value(old)}.",
+            f"A replacement returns {describe_value(made)} where the pattern returns {describe_value(old)}.",
             where=metadata.where(node),
             fix="let the replacement return what the pattern returns, of the same type and rank",
         )
@@ -268,13 +268,13 @@ def _trace_replacement(
         if len(results) != len(match.results):
             raise PatternError(
                 format_error(
-                    f"The replacement gives {len(results)} results, the pattern {len(match.results)}.",
+                    f"The replacement returns {len(results)} results, the pattern {len(match.results)}.",
                     where=metadata.where(node),
                 )
             )
         if not all(isinstance(result, torch.Tensor) for result in results):
             raise PatternError(
-                format_error("The replacement gives something that is no tensor.", where=metadata.where(node))
+                format_error("The replacement returns something that is not a tensor.", where=metadata.where(node))
             )
         return [recorder.node_of(result) for result in results]
 

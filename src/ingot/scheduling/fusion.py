@@ -4,10 +4,10 @@
     epilogue_fusion   a Map that reads a product where it is written becomes the product's epilogue
     map_fusion        Maps over the same loops, one reading the other where it writes, become one
     row_fusion        Reduces and Maps that share their outer loops become a LoopNest (row_fusion.py)
-    loop_collapse     loops that memory does not tell apart become one (loop_collapse.py)
+    loop_collapse     loops that are contiguous in memory become one (loop_collapse.py)
 
 Each is a pass over modules that computes the same; `fusion_passes` lists them in order. Nothing here looks at
-operators: only at loops, reads and writes. How far fusion goes depends on the target: it gives the `FusionLimits`.
+operators: only at loops, reads and writes. How far fusion goes depends on the target: it sets the `FusionLimits`.
 """
 
 from __future__ import annotations

@@ -6,8 +6,8 @@
     ├── weights.safetensors    parameters, buffers and constants; tied ones once
     └── example.safetensors    the tensors of the example arguments, unless they are large
 
-The same program gives the same bytes. A file is data: nothing in it is unpickled, evaluated or imported, and everything
-is checked before it is used. What differs from run to run (how long a pass took) is left out.
+The same program produces the same bytes. A file is data: nothing in it is unpickled, evaluated or imported, and
+everything is checked before it is used. What differs from run to run (how long a pass took) is left out.
 """
 
 from __future__ import annotations

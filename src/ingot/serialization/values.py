@@ -269,7 +269,7 @@ class ValueWriter:
         self._symbols.update(symbols)
 
     def symbols(self) -> Json:
-        """What must be known of each symbol met so far, in an order that does not hang on hashes."""
+        """What must be known of each symbol met so far, in an order that does not depend on hashes."""
         found = sorted(self._symbols, key=lambda s: (s.name.rstrip("0123456789"), len(s.name), s.name))
         return [self._facts(symbol) for symbol in found]
 

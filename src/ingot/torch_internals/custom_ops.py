@@ -29,7 +29,7 @@ def define(namespace: str, schema: str, run: Callable[..., Any], fake: Callable[
 
 
 def differentiate(made: OpOverload, run: Callable[..., Any]) -> None:
-    """Where a gradient is asked for, the derivative of what `run` calls is the operator's own."""
+    """Where a gradient is needed, the operator has the derivative of what `run` calls."""
 
     def call(*args: Any, **kwargs: Any) -> Any:
         tensors = [t for t in (*args, *kwargs.values()) if isinstance(t, torch.Tensor | list | tuple)]

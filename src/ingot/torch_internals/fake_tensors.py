@@ -36,18 +36,17 @@ def fake_mode(env: ShapeEnv | None) -> FakeTensorMode:
     that unique returns are integers, and a convolution's kernel, the values of x[indices] = values and the sources of
     slices fit.
 
-    Some of those kernels slice the shape at the dim as it comes, and give unique_consecutive(f32[5], dim=-1) two dims.
-    Before torch 2.12 those of unique give the indices the dtype of the values. Before 2.13 that of x[i] does not ask
-    whether i is in range, and those of convolutions whether the kernel is larger than the input, as every real kernel
-    does.
-    No class of our own: control flow knows this mode by its class.
+    Some of those kernels slice the shape at the dim as it comes, and return two dims for unique_consecutive(f32[5],
+    dim=-1). Before torch 2.12 those of unique return indices with the dtype of the values. Before 2.13 that of x[i]
+    does not ask whether i is in range, and those of convolutions whether the kernel is larger than the input, as every
+    real kernel does. No class of our own: control flow knows this mode by its class.
     """
     mode = FakeTensorMode(allow_non_fake_inputs=True, shape_env=env)
     theirs = mode.dispatch
 
     def dispatch(func: Any, types: Any, args: Any = (), kwargs: Any = None) -> object:
         if func is torch.ops.aten.item.default:
-            # For a tensor that begins at a symbolic place torch has another rule, which asks for the value at once.
+            # For a tensor that begins at a symbolic place torch has another rule, which reads the value at once.
             func = torch.ops.aten._local_scalar_dense.default
         _check_dim(func, args, kwargs or {})
         place = _list_operators_with_dim().get(func)
@@ -120,7 +119,7 @@ _DENSE_IN_FACT = frozenset(
 
 @functools.cache
 def may_be_restrided(func: Any) -> bool:
-    """Whether an operator gives other strides than its shape function says, of arguments that are not contiguous."""
+    """Whether an operator returns other strides than its shape function says, of arguments that are not contiguous."""
     if func is torch.ops.aten.zero.default:
         with without_dispatch():
             return bool(func(torch.empty(2, 3, device="meta").t()).stride() != (1, 3))  # so before torch 2.13

@@ -13,7 +13,7 @@ for each other. These are the module that is captured, which holds fakes meanwhi
 model's code changes; and torch's compilers, which know functions by identity.
 
 The lock cannot deadlock with others of ours or of torch's. It is one lock, and re-entrant. Before it, and never after,
-a thread takes the lock of torch.compile, whose threads ask for ours when they call a backend; a nested region takes
+a thread takes the lock of torch.compile, whose threads take ours when they call a backend; a nested region takes
 neither. Inside, torch.compile is off and nothing else of ours blocks. The short lock `_guard` is a leaf: under it only
 attributes are set. What remains is the model's own code: a forward that waits for another thread which captures waits
 forever.

@@ -159,7 +159,7 @@ def intercept_control_flow(call: Callable[..., Any]) -> Patches:
 def intercept_associative_scan(call: Callable[..., Any]) -> Patches:
     """Inside, an associative scan that torch would write out as a tree of slices is `call(original, function, xs)`.
 
-    `function` takes the leaves of two places and gives those of one; `original()` is what torch would do.
+    `function` takes the leaves of two elements and returns those of one; `original()` is what torch would do.
     """
 
     def direct(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -221,7 +221,7 @@ def checks_watched(
 ) -> Patches:
     """Inside, torch._check and its variants run in `with_message(message)` where the run decides about the condition.
 
-    torch._assert is one of them: as written, it would ask for the condition's value.
+    torch._assert is one of them: as written, it would read the condition's value.
     """
 
     def checking(check_with: Callable[..., None]) -> Callable[..., None]:
@@ -269,7 +269,7 @@ def flex_attention_called_directly() -> Patches:
     name = "_FLEX_ATTENTION_DISABLE_COMPILE_DEBUG"
     return Patches(
         (_flex, name, Shared(ThreadFlag(_flex, name))),
-        # torch's own kernel has no backward on the CPU and refuses what asks for gradients; ours has one.
+        # torch's own kernel has no backward on the CPU and rejects what requires gradients; ours has one.
         (_flex, "_validate_device", lambda _: lambda *_: None),
         # A mask's function that reads a table: torch would write its own node for that.
         *([(reads, "mod_index", lambda _: torch.ops.aten.index.Tensor)] if reads is not None else []),

@@ -146,7 +146,7 @@ wrap_with_set_grad_enabled: HigherOrderOperator = torch.ops.higher_order.wrap_wi
 
 
 def is_declared_effectful(op: OpOverload) -> bool:
-    """Whether somebody told torch that an operator has an effect."""
+    """Whether an operator is registered with torch as having an effect."""
     return _simple_registry.singleton.find(op._name).effect.effect is not None
 
 

@@ -22,7 +22,7 @@ from ingot.torch_internals.modes import save_modes
 
 
 class _Setting(NamedTuple):
-    """How a setting is asked for, how it is set to what was answered, and which functions set it."""
+    """How a setting is read, how it is restored, and which functions set it."""
 
     ask: Callable[[], Any]
     put: Callable[[Any], Any]

@@ -130,11 +130,11 @@ class ProgramShapeEnv(OwnShapeEnv):
 
 
 class WatchedShapeEnv(ProgramShapeEnv):
-    """A shape environment that reports every symbolic expression whose value is asked for.
+    """A shape environment that reports every symbolic expression whose value is requested.
 
-    Where `may_be_idle()`, `is_idle(expr, value)` says of a question whether the trace does not hang on the answer: then
-    it is answered, and only `on_idle(expr, value)` hears of it. Callbacks return before torch evaluates, so that none
-    of their frames stands between torch and the user's.
+    Where `may_be_idle()`, `is_idle(expr, value)` says whether the trace is independent of the answer to a question:
+    then it is answered, and only `on_idle(expr, value)` is called. Callbacks return before torch evaluates, so that
+    none of their frames stands between torch and the user's.
     """
 
     def __init__(
@@ -187,7 +187,7 @@ class WatchedShapeEnv(ProgramShapeEnv):
 
     @contextlib.contextmanager
     def report_checks(self, on_check: Callable[[sympy.Basic], None]) -> Iterator[None]:
-        """Inside, each condition that a run-time check asks for is reported at once, unless it is known to hold."""
+        """Inside, each condition of a run-time check is reported at once, unless it is known to hold."""
         self._on_check = on_check
         try:
             yield
@@ -208,7 +208,7 @@ class WatchedShapeEnv(ProgramShapeEnv):
 
 
 def _decides_assertion(frame: FrameType) -> bool:
-    """Whether a frame asks for a truth without which an assert statement fails."""
+    """Whether a frame evaluates the condition of an assert statement."""
     instructions = list(dis.get_instructions(frame.f_code))
     by_offset = {each.offset: index for index, each in enumerate(instructions)}
     index = bisect_right(list(by_offset), frame.f_lasti) - 1

@@ -39,7 +39,7 @@ class RestoredShapeEnv(ProgramShapeEnv):
 
 @dataclass(frozen=True, slots=True)
 class SymbolFacts:
-    """What a shape environment knows of a symbol; None is no bound, and no hint for a symbol known only at run time."""
+    """What a shape environment knows of a symbol; None means unbounded, or no hint for a data-dependent symbol."""
 
     name: str
     hint: int | None
@@ -69,7 +69,7 @@ def restore_symbol(env: RestoredShapeEnv, facts: SymbolFacts) -> sympy.Symbol:
     ranged = ValueRanges(-int_oo if facts.low is None else facts.low, int_oo if facts.high is None else facts.high)
     if facts.hint is None:
         if kind not in ("u", "zuf") or len(number) > 9:
-            raise ValueError(f"{facts.name} is no name of a number that is known only at run time")
+            raise ValueError(f"{facts.name} is not the name of a data-dependent number")
         with ignore_fresh_symbols(env):
             if kind == "zuf":
                 env.unbacked_symfloat_counter = int(number)
@@ -81,7 +81,7 @@ def restore_symbol(env: RestoredShapeEnv, facts: SymbolFacts) -> sympy.Symbol:
             env.size_like.add(symbol)
         return symbol
     if not facts.name.startswith("s") or facts.hint not in ranged or facts.low == facts.high:
-        raise ValueError(f"{facts.name} = {facts.hint} in {ranged} is no dynamic size")
+        raise ValueError(f"{facts.name} = {facts.hint} in {ranged} is not a dynamic size")
     return env.create_symbol(
         facts.hint,
         NamedSource(facts.name[1:]),

@@ -18,7 +18,7 @@ from ingot.torch_internals.symbols import sym_log2, sym_sqrt
 
 
 def symbolic_math() -> Patches:
-    """Inside, functions of `math` take sizes that are symbols, and give symbols.
+    """Inside, functions of `math` take symbolic sizes, and return symbols.
 
     Python's own ask a symbol for its number, which holds for the example alone.
     """

@@ -61,7 +61,7 @@ class NamedSource(GuardSource):
 
 
 def new_symbol(env: ShapeEnv, name: str, hint: int, low: int, high: int | None) -> sympy.Symbol:
-    """A size symbol with its range; `high` None is no bound."""
+    """A size symbol with its range; `high` is None if it is unbounded."""
     ranged = ValueRanges(low, int_oo if high is None else high)
     symbol = env.create_symbol(
         hint,
@@ -84,7 +84,7 @@ def symint(env: ShapeEnv, expr: sympy.Expr) -> int | torch.SymInt:
 
 
 def may_be_negative(value: torch.SymInt, symbol: sympy.Symbol) -> bool:
-    """Whether a symbol of this number is one that only the run tells, and nothing says that it is 0 or more."""
+    """Whether a symbol of this number is unbacked and not known to be 0 or more."""
     if not symbol_is_type(symbol, SymT.UNBACKED_INT):
         return False
     known = value.node.shape_env.var_to_range.get(symbol)
@@ -118,7 +118,7 @@ def is_symbolic(value: Any) -> bool:
 def expr_to_check(value: Any) -> sympy.Basic:
     """The expression of a value as a run-time check must compute it.
 
-    A number that only the run tells is its own symbol, and a condition is what was asked, also where a check says what
+    An unbacked number is its own symbol, and a condition is what was asked, also where a check says what
     the number is equal to or that the condition holds: that check is yet to be made.
     """
     expr = value.node._expr
@@ -146,7 +146,7 @@ def rename_symbol(env: ShapeEnv, fresh: sympy.Symbol, known: sympy.Symbol) -> No
 
 @contextlib.contextmanager
 def scope_checks(env: ShapeEnv) -> Iterator[None]:
-    """What run-time checks inside say about numbers that only the run tells is forgotten afterwards.
+    """What run-time checks inside say about unbacked numbers is forgotten afterwards.
 
     A branch may not run, and then its checks say nothing about what follows it.
     """
@@ -235,7 +235,7 @@ def adopt_symbol(env: ShapeEnv, symbol: sympy.Symbol, origin: ShapeEnv) -> sympy
     if hint is not None:
         env.backed_var_to_val[symbol] = hint
     elif symbol.name[-1:].isdigit():
-        # A symbol that only a run makes known: the next one that is made must not get its name.
+        # An unbacked symbol: the next one that is created must not get its name.
         number = int("".join(filter(str.isdigit, symbol.name))) + 1
         env.unbacked_symint_counter = max(env.unbacked_symint_counter, number)
         env.unbacked_symfloat_counter = max(env.unbacked_symfloat_counter, number)
@@ -276,7 +276,7 @@ class FixedSize(Exception):
 def guards_suppressed(env: ShapeEnv) -> Iterator[None]:
     """Inside, questions about sizes are answered by the example and leave no trace.
 
-    To ask for the number itself is an error, FixedSize, unless it is the same for all sizes.
+    To read the number itself is an error, FixedSize, unless it is the same for all sizes.
     """
     usual = env.evaluate_expr
 
@@ -290,13 +290,13 @@ def guards_suppressed(env: ShapeEnv) -> Iterator[None]:
 
 
 def bounds(found: ValueRanges[Any]) -> tuple[int, int | None]:
-    """The least and greatest number of a range; None is no bound above."""
+    """The least and greatest number of a range; None if it is unbounded above."""
     low = int(found.lower) if found.lower.is_Integer else -(2**63)
     return low, int(found.upper) if found.upper.is_Integer else None
 
 
 def range_of(size: torch.SymInt) -> tuple[int, int | None]:
-    """The least and greatest number that a symbol may be; None is no bound above."""
+    """The least and greatest number that a symbol may be; None if it is unbounded above."""
     return bounds(size.node.shape_env.var_to_range[size.node.expr])
 
 

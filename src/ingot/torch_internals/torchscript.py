@@ -55,13 +55,13 @@ def children(script: Any) -> list[tuple[str, Any]]:
 
 
 def parameters(script: Any) -> list[tuple[str, torch.Tensor]]:
-    """The parameters that hang on this module itself."""
+    """The parameters of this module itself."""
     table: Any = torch._C.ParameterDict(script._c)
     return list(table.items())
 
 
 def buffers(script: Any) -> list[tuple[str, torch.Tensor]]:
-    """The buffers that hang on this module itself."""
+    """The buffers of this module itself."""
     table: Any = torch._C.BufferDict(script._c)
     return list(table.items())
 
@@ -144,13 +144,13 @@ def constant_of(node: Node) -> Any:
 
 
 def tensor_in(node: Node, name: str) -> torch.Tensor:
-    """A tensor that hangs on a node itself."""
+    """A tensor attribute of a node."""
     held: torch.Tensor = node.t(name)
     return held
 
 
 def number_in(node: Node, name: str) -> float:
-    """A number that hangs on a node itself."""
+    """A number attribute of a node."""
     return float(node.f(name) if node.kindOf(name) == "f" else node.i(name))
 
 
@@ -255,7 +255,7 @@ def quantize(x: torch.Tensor, scale: Any, zero: Any, low: int, high: int, dtype:
 
 
 def dequantize(x: torch.Tensor, scale: Any, zero: Any, low: int, high: int, dtype: torch.dtype) -> torch.Tensor:
-    """Floats for whole numbers."""
+    """Floats of integers."""
     operator = quantized_operators().dequantize_per_tensor
     return (operator.tensor if isinstance(scale, torch.Tensor) else operator.default)(x, scale, zero, low, high, dtype)
 
@@ -267,7 +267,7 @@ def dequantize_channels(
 
 
 def quantize_by_range(x: torch.Tensor, low: int, high: int, dtype: torch.dtype) -> torch.Tensor:
-    """Floats as they come out of whole numbers whose scale is chosen by what the tensor holds."""
+    """Floats as dynamic quantization rounds them: the scale follows from the tensor's values."""
     smallest = float(torch.finfo(torch.float32).eps)
     scale, zero = quantized_operators().choose_qparams.tensor(x, low, high, smallest, dtype)
     return dequantize(quantize(x, scale, zero, low, high, dtype), scale, zero, low, high, dtype)

@@ -34,7 +34,7 @@ class InputSpec(NamedTuple):
 
 
 class OutputSpec(NamedTuple):
-    """One output. `is_scalar` for a number of the model's result that is no tensor."""
+    """One output. `is_scalar` for a number in the model's result that is not a tensor."""
 
     name: str
     dtype: Dtype

@@ -1,4 +1,4 @@
-"""Whose file it is: Ed25519 signatures of `.ingot` files, and what the `trust` argument of `load` asks for.
+"""Whose file it is: Ed25519 signatures of `.ingot` files, and what the `trust` argument of `load` requires.
 
     write_keys("release.pem", "release.pub.pem")            a new key pair; keep the first file secret
     sign_file("m.ingot", "release.pem")                     the file again, with a signature
@@ -30,7 +30,7 @@ _KEY_FILE_LIMIT = 1 << 16
 
 
 def check_trust(container: Container, trust: Trust) -> None:
-    """Raises UntrustedFile unless one of the keys in `trust` signed the file; a bool asks for no signature.
+    """Raises UntrustedFile unless one of the keys in `trust` signed the file; a bool requires no signature.
 
     Raises InvalidKey for a key that is not an Ed25519 public key, SigningUnavailable without `cryptography`.
     """

@@ -33,7 +33,7 @@ def write_container(
     manifest: Mapping[str, Any],
     sign: Callable[[bytes], bytes] | None = None,
 ) -> None:
-    """Writes a `.ingot` file: the same members and manifest fields give the same bytes, always.
+    """Writes a `.ingot` file: the same members and manifest fields always produce the same bytes.
 
     `manifest` adds fields to the manifest; "format", "schema" and "members" are the container's own. The file appears
     whole or not at all: whatever happens on the way, nothing is left behind and an older file at `path` is untouched.
@@ -107,7 +107,7 @@ def _write_data(file: BinaryIO, slot: archive.Slot, member: Member, kind: str) -
             file.write(part)
     if written != slot.size:
         amount = "more" if written > slot.size else f"only {written}"
-        raise ValueError(f"member {slot.name!r} said that it has {slot.size} bytes, and gave {amount}")
+        raise ValueError(f"member {slot.name!r} declares {slot.size} bytes, but has {amount}")
     return hasher.finish(), crc
 
 

@@ -1,6 +1,6 @@
 """Shared libraries of Linux, looked at without loading them: loading one runs code of its own.
 
-This is no guard against malice. It gives a library that is damaged, of another machine, or of another program a named
+This does not guard against malice. A library that is damaged, of another machine, or of another program gets a named
 error before anything of it is mapped.
 """
 

@@ -121,7 +121,7 @@ class NativeLibrary(Uncopied):
                 raise damage_error(f"it has no function {name}") from None
             function.restype, function.argtypes = result, arguments
             setattr(self, name, function)
-        # Not part of the header: only Ingot's own profiler asks for it, of libraries that it has just made.
+        # Not part of the header: only Ingot's own profiler uses it, on libraries that it has just built.
         self.ingot_profile = getattr(library, "ingot_profile", None)
         if self.ingot_profile is not None:
             self.ingot_profile.restype, self.ingot_profile.argtypes = ctypes.c_int, (ctypes.c_void_p, *_PROFILE)
@@ -165,7 +165,7 @@ class NativeModel(Uncopied):
         self._call(self._library.ingot_run, inputs, outputs)
 
     def profile(self, inputs: Any, outputs: Any, launches: int) -> list[float]:
-        """As `run`; gives the seconds of each launch."""
+        """As `run`; returns the seconds of each launch."""
         seconds = (ctypes.c_double * max(launches, 1))()
         self._call(self._library.ingot_profile, inputs, outputs, seconds)
         return seconds[:launches]

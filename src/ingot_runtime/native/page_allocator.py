@@ -22,6 +22,6 @@ def map_pages(size: int) -> mmap.mmap:
 
 
 def advise(pages: mmap.mmap, name: str) -> None:
-    """Advice is no more than that: a system may not know it, or not take it."""
+    """Only advice: a system may ignore it."""
     with contextlib.suppress(AttributeError, OSError):
         pages.madvise(getattr(mmap, name))

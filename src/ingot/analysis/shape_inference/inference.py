@@ -3,9 +3,9 @@
 Graphs are walked in order, each operator typed by its own kernel. Control flow is where types meet:
 
     cond               the join of its branches; a branch that cannot work on these types is never left
-    while_loop, scan   what is carried is joined with what a round gives until nothing changes. The first rounds forget
+    while_loop, scan   what is carried is joined with an iteration's result until nothing changes. The first ones forget
                        the sizes that change, the next one forgets all sizes of what still changes, and the last one
-                       forgets everything: five rounds at most
+                       forgets everything: five iterations at most
     map                its graph, on a row
     regions            their graph, under their autocast
 
@@ -102,13 +102,13 @@ class _Analysis:
         self.rounds = 0
         self.autocasts: list[tuple[Any, ...]] = []
         self._declared = declared.keys()
-        # Of a number that the run finds out nothing is known, until it is the size of something.
+        # Nothing is known of a data-dependent number until it is the size of something.
         self._bounds: dict[sympy.Symbol, tuple[int, int | None]] = {**dict.fromkeys(sizes, (0, None)), **declared}
         self._depth = 0
         self._cache: dict[str, InferredType | InfeasibleTypes] = {}
 
     def run(self, module: fx.GraphModule, inputs: Sequence[Type]) -> list[Type]:
-        """Types every node of a graph and returns the types of what it gives out."""
+        """Types every node of a graph and returns the types of its results."""
         outer = list(self.autocasts)
         try:
             return self._run(module, inputs)
@@ -116,7 +116,7 @@ class _Analysis:
             self.autocasts = outer
 
     def inner(self, module: Any, inputs: Sequence[Type]) -> list[Type]:
-        """The same of a branch or a body, in which a size that the run finds out may be another one each time."""
+        """The same for a branch or a body, in which a data-dependent size may differ each time."""
         self._depth += 1
         try:
             return self.run(module, inputs)
@@ -182,9 +182,9 @@ class _Analysis:
         assert isinstance(made, fx.Node)
         raise ShapeError(
             format_error(
-                f"{made.target} gives {len(values.items)} values, and the program takes number {index + 1} of them.",
+                f"{made.target} returns {len(values.items)} values, but the program reads value {index + 1}.",
                 where=metadata.where(made),
-                why=f"it gives {values}; when the program was captured there were more",
+                why=f"it returns {values}; when the program was captured there were more",
                 fix="change the shapes that go in, or capture the program with such shapes",
             )
         )
@@ -240,7 +240,7 @@ class _Analysis:
         return run
 
     def _learn(self, node: fx.Node) -> None:
-        """What the run finds out at a node is 0 or more, where it is a size or was asserted to be."""
+        """A data-dependent number of a node is 0 or more, where it is a size or was asserted to be."""
         bound = metadata.bindings_of(node)
         if not bound:
             return
@@ -251,7 +251,7 @@ class _Analysis:
                 self._bounds.setdefault(symbol(symbolic_dims.name_of(found)), (0, None))
 
     def _name_unbacked_size(self, node: fx.Node, found: Type) -> Type:
-        """A size that only the run finds out has the name that the program gave it, where it is found out but once."""
+        """A data-dependent size has the name that the program gave it, where only one node defines it."""
         if self._depth or not metadata.bindings_of(node):
             return found
         bound = frozenset(symbol(symbolic_dims.name_of(s)) for s in metadata.bindings_of(node))
@@ -260,7 +260,7 @@ class _Analysis:
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """One of the values that an operator gives. How many those are may be unknown; one that is taken is there."""
+    """One of the values that an operator returns. How many there are may be unknown; one that is read exists."""
 
     target: internals.OpOverload
     index: int

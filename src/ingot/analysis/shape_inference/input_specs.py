@@ -47,7 +47,7 @@ def argument_types(program: Program, inputs: Mapping[str, Spec] | None) -> list[
                 raise _spec_error(
                     f"A size of {place} is given the name {symbol.name}.",
                     "choose another name",
-                    "that is the name of a number that the program finds out when it runs",
+                    "that is the name of a data-dependent size of the program",
                 )
     return list(types.values())
 
@@ -67,7 +67,7 @@ def _describe_value(value: object) -> str:
 
 
 def _unbacked_symbols(module: fx.GraphModule) -> Iterator[sympy.Symbol]:
-    """The names that a program and the graphs inside it give to what a run finds out."""
+    """The names of data-dependent numbers in a program and the graphs inside it."""
     for graph in module.modules():
         if isinstance(graph, fx.GraphModule):
             for node in graph.graph.nodes:
@@ -104,7 +104,7 @@ def _match_placeholders(
 def _name(given: Input, place: str) -> str:
     if given.kind is InputKind.LITERAL:
         raise _spec_error(
-            f"Something is said of {place}, which is no value of the run.",
+            f"A type is given for {place}, which is a constant of the program.",
             "leave it out, or capture the program with another value",
             f"it was captured as the constant {_describe_value(given.value)}",
         )
@@ -175,10 +175,10 @@ def _dim(place: str, index: int, dim: Any) -> Dim:
     if isinstance(expr, sympy.Basic) and not expr.is_number:
         expr = expr.xreplace({s: symbol(s.name) for s in expr.free_symbols if isinstance(s, sympy.Symbol)})
         if not expr.is_integer:
-            raise dim_error("it is not a whole number whatever its names stand for; // divides without a rest")
+            raise dim_error("it is not an integer for all values of its names; use // for integer division")
         return expr
     if isinstance(expr, bool | torch.SymInt) or not isinstance(expr, SupportsIndex):
-        raise dim_error("that is no size")
+        raise dim_error("that is not a size")
     size = operator.index(expr)
     if not 0 <= size < 2**63:
         raise dim_error("no tensor has such a size")

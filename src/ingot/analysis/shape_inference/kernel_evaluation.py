@@ -49,15 +49,15 @@ class InfeasibleTypes(Exception):
 class UnknownReason(StrEnum):
     """Why a type says less than it might."""
 
-    NOT_GIVEN = "what goes in is unknown: a dtype, a value, or more than two ranks"
+    NOT_GIVEN = "an input is unknown: its dtype, its value, or more than two ranks"
     READS_VALUES = "its kernel reads values"
     NO_KERNEL = "it has no fake kernel for such arguments"
-    KERNEL_FAILS = "its fake kernel fails, and not by refusing the arguments"
-    NO_SIZES = "no sizes were found that it takes"
-    SYMBOLS_REFUSED = "its kernel refuses symbols where it takes numbers"
-    A_RANK = "a rank was neither seen to work nor shown impossible"
+    KERNEL_FAILS = "its fake kernel fails for another reason than invalid arguments"
+    NO_SIZES = "no valid sizes were found"
+    SYMBOLS_REFUSED = "its kernel rejects symbols where it accepts numbers"
+    A_RANK = "a rank was neither accepted nor proven impossible"
     MANY_WAYS = "too many size-dependent paths"
-    RUNS_DIFFER = "different sizes or ranks gave different results"
+    RUNS_DIFFER = "results differ between sizes or ranks"
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,7 +188,7 @@ class KernelEvaluation:
         """From sizes that are refused to such as answer one of the kernel's questions differently, and so on.
 
         Among several symbols, sizes of 0 do not do: where nothing is computed checks are skipped, so that what is near
-        such sizes does not show what others give. Of a single symbol everything is near.
+        such sizes does not show what others return. Of a single symbol everything is near.
         """
         ahead: list[Sizes] = [next(first_sizes(self.symbols, []))]
         refused: list[list[sympy.Basic]] = []
@@ -257,7 +257,7 @@ class KernelEvaluation:
             return self._on_nothing(sizes, cannot)
 
     def _on_nothing(self, sizes: Sizes, cannot: CannotInfer) -> Type | None:
-        """What the operator itself gives for tensors of which one is empty, where its fake kernel slips on that."""
+        """What the operator itself returns for tensors of which one is empty, where its fake kernel fails on that."""
         tensors: list[torch.Tensor] = []
 
         def real(dims: list[int], dtype: torch.dtype, device: torch.device | None) -> torch.Tensor:
@@ -434,7 +434,7 @@ def _is_refusal(failure: Exception) -> bool:
 
 
 def _doubt_about(failure: Exception) -> UnknownReason:
-    """What a failure that is no refusal means."""
+    """What a failure means that does not reject the arguments."""
     if isinstance(failure, internals.NO_KERNEL):
         return UnknownReason.NO_KERNEL
     valueless = any(word in str(failure).lower() for word in _VALUELESS)

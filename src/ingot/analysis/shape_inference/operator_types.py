@@ -6,12 +6,12 @@ There is no table of shape rules here. Where sizes are unknown or symbols, the k
   condition on sizes that it asks about on its way;
 - on numbers, many of them: at and beside every size where one of those conditions changes (sample_sizes.py).
 
-What is said of a dim is an expression that gives the right number in every run that worked. A run in which the kernel
+What is said of a dim is an expression that is right in every run that succeeded. A run in which the kernel
 refuses the sizes counts for nothing, since no real call gets past it. Where there are more ways than are followed, dims
 are unknown; where a kernel cannot run on symbols, so is everything.
 
-    add(f32[?], f32[3])     1 and 3 work, and give 3                        so f32[3]
-    add(f32[?], f32[n])     1 and n work and give n; so does 5 if n is 1    so f32[?]
+    add(f32[?], f32[3])     1 and 3 work, and return 3                      so f32[3]
+    add(f32[?], f32[n])     1 and n work and return n; so does 5 if n is 1  so f32[?]
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def result_type(
     bounds: Bounds | None = None,
     on_meta: bool = True,
 ) -> Type:
-    """The type of what `function` returns; arguments that are values of the run are given by their types.
+    """The type of what `function` returns; values are given by their types.
 
     `bounds` are the ranges of symbols; one without is 0 or more if it is a size. `on_meta` False: the function behaves
     differently on torch's meta device, which is the quick way to run on numbers. Raises InfeasibleTypes where no sizes
@@ -68,7 +68,7 @@ def answer(
     bounds: Bounds | None = None,
     on_meta: bool = True,
 ) -> InferredType:
-    """What `result_type` tells, and why it is no more."""
+    """What `result_type` returns, and why it is not more precise."""
     limits = {symbol.name: range_ for symbol, range_ in (bounds or {}).items()}
     values = [*args, *kwargs.values()]
 

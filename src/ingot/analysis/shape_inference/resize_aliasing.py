@@ -15,7 +15,7 @@ aten = torch.ops.aten
 
 
 def find_resized(graph: fx.Graph) -> set[fx.Node]:
-    """Nodes whose shape may be another one at another time of the run."""
+    """Nodes whose shape may change while the program runs."""
     owners: dict[fx.Node, fx.Node] = {}
 
     def owner(node: fx.Node) -> fx.Node:
@@ -45,20 +45,20 @@ def _aliased_arguments(node: fx.Node) -> list[fx.Node]:
     if target is operator.getitem:
         return [n for n in node.all_input_nodes if n.op != "get_attr"][:1]
     if not isinstance(target, internals.OpOverload):
-        # What a branch or a region gives out may be what went in.
+        # The result of a branch or a region may be one of its inputs.
         return [n for n in node.all_input_nodes if n.op != "get_attr"] if target in subgraphs.LAYOUTS else []
     found = []
     for argument, value in _arguments(node):
         if argument.alias_info is not None and isinstance(value, fx.Node):
             found.append(value)
-    # reshape, contiguous, to … do not say that they may give back what they got.
+    # reshape, contiguous, to … do not declare that they may return their input.
     if not found and not internals.returns_fresh_tensor(target):
         found = [n for n in node.all_input_nodes if n.op != "get_attr"]
     return found
 
 
 def _resizes(node: fx.Node) -> list[fx.Node]:
-    """What a node gives another shape in place."""
+    """The tensors that a node resizes in place."""
     target: Any = node.target
     if node.op != "call_function":
         return []

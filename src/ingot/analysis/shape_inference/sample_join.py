@@ -86,7 +86,7 @@ def _all(kind: type[T], found: list[Type], told: list[Type]) -> tuple[list[T], l
 
 
 def _plain(value: Any) -> Any:
-    """A number; None where only the run finds it out."""
+    """A number; None where it is data-dependent."""
     return None if isinstance(value, sympy.Basic) else value
 
 

@@ -1,6 +1,6 @@
 """Sizes to try an operator with: those at which it may begin to behave differently.
 
-A call has symbols: the program's own, by their names, and one for each dim and whole number that is unknown. Operators
+A call has symbols: the program's own, by their names, and one for each dim and integer that is unknown. Operators
 compare sizes with each other and with numbers, so what is worth trying is 0, 1, the numbers among the arguments, where
 something that a run was asked about changes its answer, one beside each of these, and a few that mean nothing.
 """
@@ -48,7 +48,7 @@ def first_sizes(symbols: Mapping[str, Limits], numbers: Sequence[int]) -> Iterat
 def sizes_otherwise(
     sizes: Sizes, symbols: Mapping[str, Limits], asked: Sequence[sympy.Basic]
 ) -> tuple[list[Sizes], bool]:
-    """Sizes that give the same answers up to a question and another one to it; the last question first.
+    """Sizes with the same answers up to a question and another one to it; the last question first.
 
     And whether each question has such sizes or can have none. What was tried is all there is to a question about a
     single symbol that is free; one that an earlier answer ties to others, as in Eq(n, m), changes together with them.

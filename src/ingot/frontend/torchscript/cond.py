@@ -186,7 +186,7 @@ def _cond(
 
 
 def env_value(machine: TorchScriptInterpreter, value: ts.Value, env: Environment) -> Any:
-    """A value that both branches give out: one from outside, or a constant."""
+    """A value that both branches return: one from outside, or a constant."""
     name = value.debugName()
     return env[name] if name in env else ts.constant_of(value.node())
 
@@ -222,7 +222,7 @@ def _align(
             other = make_like(machine, one)()
         if not agree(one, other):
             raise UnsupportedControlFlow(
-                f"one side gives {describe(one)} where the other gives {describe(other)}", machine.place
+                f"one branch returns {describe(one)} where the other returns {describe(other)}", machine.place
             )
         leaves.append(other)
     return leaves
@@ -232,11 +232,11 @@ def _unlike(one: ValueStructure, other: ValueStructure) -> str:
     """How two values are nested differently, said of the first place where they are."""
     if one.kind is other.kind and one.keys == other.keys and len(one.children) == len(other.children):
         pairs = zip(one.children, other.children, strict=True)
-        return next((_unlike(a, b) for a, b in pairs if a != b), "its two sides give values of different classes")
+        return next((_unlike(a, b) for a, b in pairs if a != b), "its branches return values of different classes")
     if one == LEAF or other == LEAF:
         nested = other if one == LEAF else one
-        return f"one side gives {_title(nested)} where the other gives a single value or None"
-    return f"one side gives {_title(one)} where the other gives {_title(other)}"
+        return f"one branch returns {_title(nested)} where the other returns a single value or None"
+    return f"one branch returns {_title(one)} where the other returns {_title(other)}"
 
 
 def _title(shape: ValueStructure) -> str:

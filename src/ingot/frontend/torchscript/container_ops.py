@@ -112,7 +112,7 @@ def _order_items(machine: TorchScriptInterpreter, items: list[Any], reverse: boo
         return sorted(items, reverse=reverse)
     if not all(is_number(item) for item in items):
         raise machine.unsupported_error(
-            "A list is sorted by what a run finds out.", fix="stack it and use torch.sort, which sorts a tensor"
+            "A list is sorted by data-dependent values.", fix="stack it and use torch.sort, which sorts a tensor"
         )
     kind = kind_of(items[0])
     ordered, _ = torch.sort(torch.stack([as_tensor(item, DTYPES[kind]) for item in items]), descending=reverse)
@@ -243,7 +243,7 @@ def _is_not(machine: TorchScriptInterpreter, a: Any, b: Any) -> Any:
 
 
 def _make_text(text: str, *values: Any) -> str:
-    """Text made of values: of a kind of its own where a run makes it another one."""
+    """Text with values in it: of a type of its own where a value is data-dependent."""
     return RuntimeString(text) if any(map(_is_unsure, leaves([*values]))) else text
 
 

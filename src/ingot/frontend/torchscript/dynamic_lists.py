@@ -1,6 +1,6 @@
-"""Lists that are as long as a run makes them: `for t in range(x.size(0)): out.append(h)`, `x.unbind(0)`.
+"""Lists whose length is data-dependent: `for t in range(x.size(0)): out.append(h)`, `x.unbind(0)`.
 
-Such items are the rows of one tensor, and the list holds them as one `DynamicList` among its items. What asks for them
+Such items are the rows of one tensor, and the list holds them as one `DynamicList` among its items. What needs them
 all, for how many there are, or for one of them is answered with the tensor; what else a script may do to a list needs
 its length, and is refused.
 """
@@ -48,7 +48,7 @@ def run(machine: TorchScriptInterpreter, kind: str, inputs: list[Any], general: 
         return found(machine, *inputs)
     if kind in _PASSING:
         return general()
-    raise UnsupportedControlFlow(f"{kind} needs to know how long a list is that a loop of the run fills", machine.place)
+    raise UnsupportedControlFlow(f"{kind} needs the length of a list that a data-dependent loop fills", machine.place)
 
 
 def fill(machine: TorchScriptInterpreter, rows: DynamicList, item: torch.Tensor) -> torch.Tensor:
@@ -92,7 +92,7 @@ def _stack(machine: TorchScriptInterpreter, whole: list[Any], dim: int = 0) -> A
         for item in whole
     ]
     stacked = parts[0] if len(parts) == 1 else _tensor(machine, aten.cat.default, parts, 0)
-    # A tensor of its own, as stack gives one: the rows may be views of an argument.
+    # A tensor of its own, as stack returns one: the rows may be views of an argument.
     return _tensor(machine, aten.movedim.int, stacked, 0, dim).clone(memory_format=torch.contiguous_format)
 
 
@@ -153,7 +153,7 @@ def _row(machine: TorchScriptInterpreter, rows: DynamicList, place: Any) -> torc
 def _last(machine: TorchScriptInterpreter, rows: DynamicList, before: torch.Tensor) -> torch.Tensor:
     """The newest row, and what stood before the rows while there is none."""
     if before.dtype is not rows.tensor.dtype or before.dim() != rows.tensor.dim() - 1:
-        raise UnsupportedControlFlow("the items of a list differ, and a loop of the run fills it", machine.place)
+        raise UnsupportedControlFlow("the items of a list differ, and a data-dependent loop fills it", machine.place)
     place = torch.clamp(as_tensor(rows.count) - 1, min=0).reshape(1)
     row = _tensor(machine, aten.index_select.default, rows.tensor, 0, place).squeeze(0)
     return _tensor(machine, aten.where.self, as_tensor(rows.count) > 0, row, before)

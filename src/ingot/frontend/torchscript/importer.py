@@ -113,7 +113,7 @@ def _load(path: Any) -> Any:
     except Exception as failure:
         raise CaptureError(
             format_error(
-                f"{path if isinstance(path, Path) else 'It'} is no TorchScript file that this torch can read.",
+                f"{path if isinstance(path, Path) else 'It'} is not a TorchScript file that this torch can read.",
                 why=str(failure).strip().splitlines()[0],
                 fix="give a file that torch.jit.save wrote",
             )

@@ -29,7 +29,7 @@ class UnsupportedControlFlow(Exception):
 
 
 class OuterMutation(Exception):
-    """Something inside a scope writes to memory of outside, which the scope must then take in and give out."""
+    """Something inside a scope writes to outer memory, which must then be an input and an output of the scope."""
 
     def __init__(self, base: torch.Tensor, depth: int) -> None:
         super().__init__()
@@ -75,7 +75,7 @@ class TorchScriptInterpreter:
         except UnsupportedControlFlow as failure:
             raise DataDependentError(
                 format_error(
-                    "The script does something with a value of the run that a graph cannot express.",
+                    "The script uses a data-dependent value in a way that a graph cannot express.",
                     where=failure.place,
                     why=str(failure),
                     fix="compute with tensors: stack the list and index it, use torch.where",
@@ -96,7 +96,7 @@ class TorchScriptInterpreter:
         return results[0] if len(results) == 1 else tuple(results)
 
     def run_block(self, block: ts.Block, env: Environment, name: str) -> list[Any]:
-        """Runs the nodes of a block and returns what it gives out. `env` is added to."""
+        """Runs the nodes of a block and returns its results. Adds to `env`."""
         self.run_nodes(block, env, name)
         return [env[value.debugName()] for value in block.outputs()]
 
@@ -143,16 +143,16 @@ class TorchScriptInterpreter:
         return UntraceableError(format_error(what, where=self.place, why=why, fix=fix))
 
     def check_result(self, value: Any) -> Any:
-        """The value itself, if a Program can give it out."""
+        """The value itself, if a Program can return it."""
         if any(isinstance(leaf, runtime_values.DynamicList) for leaf in runtime_values.flatten(value)[0]):
-            raise UnsupportedControlFlow("it gives out a list that is as long as the run makes it", self.place)
+            raise UnsupportedControlFlow("it returns a list whose length is data-dependent", self.place)
         return self.unspoken(value)
 
     def unspoken(self, value: Any) -> Any:
-        """The value itself, if there is no text in it that a value of the run is part of."""
+        """The value itself, if it contains no text with a data-dependent value."""
         if any(isinstance(leaf, runtime_values.RuntimeString) for leaf in runtime_values.flatten(value)[0]):
             raise self.unsupported_error(
-                "Text is made of a value of the run and used for more than a message.",
+                "Text with a data-dependent value is used for more than a message.",
                 why="a Program computes tensors and numbers; text is what it was when the script was imported",
                 fix="return or compare the number itself",
             )
@@ -193,8 +193,8 @@ class TorchScriptInterpreter:
             memory = internals.storage_id(tensor)
             if memory in self.tied:
                 raise self.unsupported_error(
-                    "A tensor is written in place that may or may not be the same as another one.",
-                    why=f"which of two tensors it is, is decided when the model runs: {self.tied[memory]}",
+                    "A tensor that may alias another one is written in place.",
+                    why=f"which of two tensors it is depends on data: {self.tied[memory]}",
                     fix="clone() the tensor before the branch or the loop, or compute a new one instead of writing",
                 )
             if self.scopes and memory not in self.scopes[-1].own:
@@ -276,7 +276,7 @@ class TorchScriptInterpreter:
             return copy
         if tensor.dtype is not base.dtype or not _strides_kept(base, copy):
             raise self.unsupported_error(
-                "A branch or a loop writes to memory that several tensors look at in different ways.",
+                "A branch or a loop writes to memory that several different views share.",
                 fix="write to the tensor itself and make the views inside",
             )
         offset = tensor.storage_offset() - base.storage_offset()
@@ -287,7 +287,7 @@ class TorchScriptInterpreter:
         return not self.scopes or internals.storage_id(tensor) in self.scopes[-1].own
 
     def is_computed_here(self, tensor: torch.Tensor) -> bool:
-        """Whether a call in the graph that is being recorded gave a tensor: it is no argument of the graph."""
+        """Whether a call in the graph that is being recorded returned a tensor: it is not an argument of the graph."""
         assert self.recorder is not None
         node = self.recorder.frame.nodes.get(id(tensor))
         return node is not None and node.op == "call_function"

@@ -27,7 +27,7 @@ MANGLED = re.compile(r"___torch_mangle_\d+\.")
 class ScriptModuleAdapter(nn.Module):
     """One module of a script. Its `forward` is the script's.
 
-    The script and the machine hang on the class, one for each part: what hangs on the module is its state.
+    The script and the interpreter are attributes of the class, one per part; the module holds its state.
     """
 
     called: ClassVar[str]  # the method that a call of the part runs

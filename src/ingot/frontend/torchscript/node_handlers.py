@@ -79,7 +79,7 @@ def _general(machine: TorchScriptInterpreter, node: ts.Node, inputs: list[Any]) 
     return found(machine, node, inputs) if found is not None else _operator(machine, node, inputs)
 
 
-# What may be done with text that a value of the run is part of.
+# What may be done with text that contains a data-dependent value.
 _SPEAKING = frozenset(
     (
         *("prim::Print", "prim::RaiseException", "prim::ListConstruct", "prim::TupleConstruct", "prim::unchecked_cast"),
@@ -111,7 +111,7 @@ def _operator(machine: TorchScriptInterpreter, node: ts.Node, inputs: list[Any])
         return scalar_ops.cast_to_kind(machine, out, str(node.output().type())) if node.outputsSize() == 1 else out
     found = internals.operator_named(namespace, name, overload or "default")
     if found is None:
-        raise machine.unsupported_error(f"Nothing is known of the TorchScript operator {qualified}.")
+        raise machine.unsupported_error(f"The TorchScript operator {qualified} is unknown.")
     if ts.has_kernel(qualified):
         return call(machine, found, inputs)
     if any(argument.alias_info is not None and argument.alias_info.is_write for argument in found._schema.arguments):
@@ -125,7 +125,7 @@ def _operator(machine: TorchScriptInterpreter, node: ts.Node, inputs: list[Any])
         for leaf in scalar_ops.leaves(inputs)
     ):
         raise machine.unsupported_error(
-            f"The TorchScript operator {qualified} has no meaning for values that only a run finds out.",
+            f"The TorchScript operator {qualified} does not support data-dependent values.",
             why="it is the TorchScript interpreter's own and works on plain values",
             fix="compute this with tensors",
         )
@@ -136,8 +136,8 @@ def call(machine: TorchScriptInterpreter, func: internals.OpOverload, inputs: li
     """An operator on values as a TorchScript graph hands them over: by position, dtypes as numbers."""
     if scalar_ops.leaves(inputs, ts.ScriptObject):
         raise machine.unsupported_error(
-            f"The operator {func} is given an object that torch alone can look into.",
-            why="a Program holds tensors and plain values; weights that are packed for one kernel are neither",
+            f"The operator {func} takes an opaque object of torch.",
+            why="a Program holds tensors and plain values, not weights packed for one kernel",
             fix="leave this module as it was before it was quantized, and quantize the program: ingot.quantize",
         )
     args: list[Any] = []
@@ -193,7 +193,7 @@ def _list(machine: TorchScriptInterpreter, node: ts.Node, inputs: list[Any]) -> 
 def _tuple(machine: TorchScriptInterpreter, node: ts.Node, inputs: list[Any]) -> Any:
     kind = node.output().type()
     names = ts.field_names(kind)
-    if not names or not kind.annotation_str.startswith("__torch__."):  # what torch.max gives has names, and no class
+    if not names or not kind.annotation_str.startswith("__torch__."):  # the result of torch.max has names, but no class
         return tuple(inputs)
     return _namedtuple_class(kind.annotation_str, tuple(names))(*inputs)
 

@@ -1,8 +1,8 @@
 """Quantized tensors and operators: quantize and dequantize around the same operator on floats.
 
-A quantized tensor is its whole numbers with the scale and the zero point that they are read with; fakes have no such
-dtype. Weights come out of the packed objects that quantized modules hold, as whole numbers and as they are, so that
-the graph shows what is stored. The sums are float32's, where torch's kernels add whole numbers: results may differ by
+A quantized tensor is its integers with their scale and zero point; fakes have no such
+dtype. Weights come out of the packed objects that quantized modules hold, as the integers that they are, so that
+the graph shows what is stored. The sums are float32's, where torch's kernels add integers: results may differ by
 one step where a sum falls between two.
 """
 
@@ -31,7 +31,7 @@ _RULES: dict[str, Rule] = {}
 
 @dataclass(frozen=True, slots=True, eq=False)
 class QuantizedTensor:
-    """A tensor of whole numbers, and what they mean: (number - zero point) * scale."""
+    """A tensor of integers, and what they mean: (integer - zero point) * scale."""
 
     values: torch.Tensor
     scale: float | torch.Tensor
@@ -52,7 +52,7 @@ class QuantizedTensor:
         return self.values.to(torch.float32) - self.zero_point
 
     def from_counts(self, counts: torch.Tensor) -> QuantizedTensor:
-        """Numbers of steps, rounded to whole ones: a half is a half, whatever the scale."""
+        """Numbers of steps, rounded to integers: a half is a half, whatever the scale."""
         low, high = limits_of(self.dtype)
         whole = torch.clamp(torch.round(counts) + self.zero_point, low, high)
         return replace(self, values=whole.to(STORED[self.dtype]))
@@ -63,7 +63,7 @@ class QuantizedTensor:
 
 
 def quantize(floats: torch.Tensor, scale: Any, zero_point: Any, dtype: torch.dtype) -> QuantizedTensor:
-    """Floats as whole numbers; scale and zero point are numbers, or tensors where a module keeps them in buffers."""
+    """Quantizes floats; scale and zero point are numbers, or tensors where a module keeps them in buffers."""
     if isinstance(scale, RuntimeScalar | torch.Tensor) or isinstance(zero_point, RuntimeScalar | torch.Tensor):
         scale, zero_point = (v if isinstance(v, torch.Tensor) else as_tensor(v) for v in (scale, zero_point))
     low, high = limits_of(dtype)
@@ -71,7 +71,7 @@ def quantize(floats: torch.Tensor, scale: Any, zero_point: Any, dtype: torch.dty
 
 
 def limits_of(dtype: torch.dtype) -> tuple[int, int]:
-    """The least and the greatest whole number of a quantized dtype."""
+    """The least and the greatest integer of a quantized dtype."""
     limits = torch.iinfo(STORED[dtype])
     return limits.min, limits.max
 
@@ -125,11 +125,11 @@ _MOVING = frozenset(
         *("unsqueeze", "expand", "clone", "detach", "chunk", "split", "unbind", "narrow", "flip"),
     )
 )
-# What they give is a number of steps too, but for the fraction.
+# What they return is a number of steps too, but for the fraction.
 _AVERAGING = frozenset(
     f"aten::{name}" for name in ("mean", "avg_pool1d", "avg_pool2d", "avg_pool3d", "adaptive_avg_pool2d")
 )
-# They ask about a tensor, and what they answer is no tensor.
+# They query a tensor and do not return one.
 _ASKING = frozenset(f"aten::{name}" for name in ("size", "dim", "numel", "stride", "is_contiguous", "len"))
 
 

@@ -1,6 +1,6 @@
 """The TorchScript interpreter's own operators: numbers, and questions about a tensor.
 
-A number may be one that only a run finds out; then arithmetic on it is arithmetic on tensors of no dims (int64 and
+A number may be data-dependent; then arithmetic on it is arithmetic on 0-d tensors (int64 and
 float64, as Python's own numbers), and on symbols too where it is an int, so that sizes computed from it stay related.
 """
 
@@ -66,9 +66,7 @@ def index(machine: TorchScriptInterpreter, value: Any) -> int:
     if isinstance(value, RuntimeScalar) or (
         internals.is_symbolic(value) and any(map(internals.is_unbacked, _symbols(value)))
     ):
-        raise UnsupportedControlFlow(
-            "which item of a list, or how many, is decided by a value of the run", machine.place
-        )
+        raise UnsupportedControlFlow("a list index or length is data-dependent", machine.place)
     return int(value)
 
 
@@ -81,7 +79,7 @@ def truth(machine: TorchScriptInterpreter, value: Any) -> bool:
     if isinstance(value, RuntimeScalar) or (
         internals.is_symbolic(value) and any(map(internals.is_unbacked, _symbols(value)))
     ):
-        raise UnsupportedControlFlow("a value of the run decides what a list or a dict holds", machine.place)
+        raise UnsupportedControlFlow("the contents of a list or a dict are data-dependent", machine.place)
     return bool(value)
 
 
@@ -172,7 +170,7 @@ def _root(a: Any) -> Any:
 
 
 def _round_half_even(a: Any) -> Any:
-    """The interpreter's round() gives a float."""
+    """The interpreter's round() returns a float."""
     return torch.sym_float(round(a)) if internals.is_symbolic(a) else float(round(a))
 
 
@@ -215,7 +213,7 @@ _FUNCTIONS: dict[str, tuple[Callable[..., Any], Callable[..., Any], type]] = {
     "log": (math.log, lambda a, *base: torch.log(a) / torch.log(base[0]) if base else torch.log(a), float),
     "gcd": (math.gcd, torch.gcd, int),
 }
-# Questions whose answers stay symbols here; the operators of these names give plain numbers.
+# Questions whose answers stay symbols here; the operators of these names return plain numbers.
 _ASKED = frozenset({"size", "stride", "numel", "dim", "storage_offset", "item"})
 # What a traced graph computes sizes with.
 _TRACED = frozenset({"add", "sub", "mul", "div", "floor_divide", "remainder", "neg", "Int", "rsub"})
@@ -468,7 +466,7 @@ def _no(machine: TorchScriptInterpreter, *inputs: Any) -> Any:
 
 @rule("backward", "save", "manual_seed", "set_data")
 def _reject_side_effect(machine: TorchScriptInterpreter, *inputs: Any) -> Any:
-    raise machine.unsupported_error("The script does something besides computing: it seeds, saves or differentiates.")
+    raise machine.unsupported_error("The script has a side effect: it seeds, saves or differentiates.")
 
 
 def is_of_type(value: Any, kind: str) -> bool:

@@ -5,7 +5,7 @@ on a size that stays open becomes a cond; a loop becomes a while_loop. Both are 
 for them, and what goes in and out of their functions is tensors only:
 
     tensors                     as they are; one that comes from outside goes out as a copy
-    numbers                     tensors of no dims
+    numbers                     0-d tensors
     None, text, modules         nothing: they must be the same on both paths, or in every round
     memory of outside           that is written to inside: copied in, given out, written back afterwards
     lists and dicts             by what they hold; one that changes inside goes out as well
@@ -83,12 +83,12 @@ class SubgraphPlan:
             raise RetryCapture
 
     def fill_uninitialized(self, leaves: list[Any]) -> list[Any]:
-        """The leaves, with something in place of those that are uninitialized and that other paths give a type."""
+        """The leaves, with something in place of those that are uninitialized and whose type other paths define."""
         return [self.fills[i]() if leaf is UNSET and i in self.fills else leaf for i, leaf in enumerate(leaves)]
 
     def write(self, base: torch.Tensor) -> None:
         if any(internals.storage_id(base) == internals.storage_id(known) for known in self.bases):
-            raise UnsupportedControlFlow("memory is written to that changes its place from round to round")
+            raise UnsupportedControlFlow("a tensor is written to whose memory changes between iterations")
         self.bases.append(base)
 
     def grow(self, container: list[Any], make: Callable[[], torch.Tensor]) -> None:
@@ -128,7 +128,7 @@ def attempts(machine: TorchScriptInterpreter, env: Environment, record: Callable
             contents.restore()
             torch.set_grad_enabled(grad)
             raise
-    raise UnsupportedControlFlow("what a branch or a loop changes grows with every look at it", machine.place)
+    raise UnsupportedControlFlow("the state that a branch or a loop changes has no fixpoint", machine.place)
 
 
 # ---------------------------------------------------------------------- in and out
@@ -243,7 +243,7 @@ def make_like(machine: TorchScriptInterpreter, value: Any, *rows: Any) -> Callab
         sizes = [s for s in value.shape if internals.is_symbolic(s)]
         if any(internals.is_unbacked(symbol) for s in sizes for symbol in internals.expr_of(s).free_symbols):
             raise UnsupportedControlFlow(
-                "a value is left open on one path whose size only the other one knows", machine.place
+                "a value is uninitialized on one path, and only the other path knows its size", machine.place
             )
         return functools.partial(torch.zeros, (*rows, *value.shape), dtype=value.dtype, device=value.device)
     return kind_of(value) if is_number(value) else lambda: value

@@ -1,4 +1,4 @@
-"""prim::Loop: unrolled where that is asked for, else a while_loop; its inputs and outputs: subgraph_capture.py."""
+"""prim::Loop: unrolled where that is requested, else a while_loop; its inputs and outputs: subgraph_capture.py."""
 
 from __future__ import annotations
 
@@ -91,14 +91,14 @@ def _unroll(
     try:
         while count < trip and condition:
             if count >= UNROLLED_ROUNDS:
-                raise failure or UnsupportedControlFlow(f"it takes more than {UNROLLED_ROUNDS} rounds")
+                raise failure or UnsupportedControlFlow(f"it takes more than {UNROLLED_ROUNDS} iterations")
             inner = {**env, **dict(zip(inputs, (count, *values), strict=True))}
             condition, *values = machine.run_block(body, inner, name)
             if not isinstance(condition, bool):
                 if isinstance(condition, RuntimeScalar | torch.Tensor) or any(
                     map(internals.is_unbacked, internals.expr_of(condition).free_symbols)
                 ):
-                    raise failure or UnsupportedControlFlow("a value of the run ends it")
+                    raise failure or UnsupportedControlFlow("its end is data-dependent")
                 condition = bool(condition)  # a question about sizes, like any other
             count += 1
     except UnsupportedControlFlow as problem:
@@ -185,7 +185,7 @@ def _while(
                 _find_growing(machine, plan, number(trip), lists)
             if any(results[s] is not start[s] for s in range(len(start)) if plan.grows(start[s])):
                 raise UnsupportedControlFlow(
-                    "a list is appended to in one round and replaced by another one", machine.place
+                    "a list is appended to in one iteration and replaced in another", machine.place
                 )
             _check_bases(machine, plan, [(start[s], results[s]) for s in range(len(start)) if s not in moving])
             leaving = [results[slot] for slot in moving]
@@ -229,11 +229,9 @@ def _newest(
     """What a round appended to a list, which held the rows so far at its end. The rows hold a copy of it."""
     *_, last, newest = container if len(container) > 1 else (None, None)
     if last is not begun or not isinstance(newest, torch.Tensor):
-        raise UnsupportedControlFlow("it does more to a list in a round than to append a tensor", machine.place)
+        raise UnsupportedControlFlow("it does more to a list in one iteration than append a tensor", machine.place)
     if _shares(machine.localize(newest), written):
-        raise UnsupportedControlFlow(
-            "what it appends to a list is written to in place, which the list sees", machine.place
-        )
+        raise UnsupportedControlFlow("a tensor is written to in place after it was appended to a list", machine.place)
     if not machine.is_own(newest):
         machine.tie(newest)
     return newest
@@ -267,7 +265,7 @@ def _check_bases(machine: TorchScriptInterpreter, plan: SubgraphPlan, pairs: lis
             inside = machine.localize(before)
             if not (isinstance(after, torch.Tensor) and internals.same_memory(inside, machine.localize(after))):
                 raise UnsupportedControlFlow(
-                    "a tensor is written to in one round and replaced by another one", machine.place
+                    "a tensor is written to in one iteration and replaced in another", machine.place
                 )
 
 
@@ -278,14 +276,14 @@ def _check_round(
     after: tuple[list[Any], ValueStructure],
 ) -> None:
     if before[1] != after[1]:
-        raise UnsupportedControlFlow("it builds a list or a dict, which then grows from round to round", machine.place)
+        raise UnsupportedControlFlow("it builds a list or a dict that grows between iterations", machine.place)
     for i, (one, other) in enumerate(zip(before[0], after[0], strict=True)):
         if one is UNSET and other is not UNSET:
             plan.fills[i] = make_like(machine, other)
             raise RetryCapture
         if not agree(one, other) or (isinstance(one, torch.Tensor) and _sizes(one) != _sizes(other)):
             raise UnsupportedControlFlow(
-                f"a round takes {describe(one)} and gives {describe(other)} to the next one", machine.place
+                f"an iteration takes {describe(one)} and passes {describe(other)} to the next", machine.place
             )
 
 

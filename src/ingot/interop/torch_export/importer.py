@@ -193,7 +193,7 @@ def _build_tree(spec: internals.TreeSpec, leaves: Sequence[Any], none: Any) -> t
     out: list[Any] = []
     rest = iter(leaves)
     shape = _tree(spec, rest, out, none)
-    assert next(rest, out) is out, "more leaves than the spec has places"
+    assert next(rest, out) is out, "more leaves than the spec has slots"
     return out, shape
 
 

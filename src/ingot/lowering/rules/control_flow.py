@@ -75,7 +75,7 @@ def memory(low: Lowering, shape: Sequence[Size], dtype: str, order: Sequence[int
 
 
 def allocate_like(low: Lowering, value: Any) -> TensorValue | None:
-    """Memory for a value of this type; None for what is no value at all."""
+    """Memory for a value of this type; None for None."""
     if isinstance(value, torch.Tensor):
         return memory(low, low.shape_of(value), dtype_name(value.dtype))
     if isinstance(value, (int, torch.SymInt)) and not isinstance(value, bool):
@@ -221,7 +221,7 @@ def _elements_of_map(low: Lowering, function: fx.GraphModule, xs: Sequence[Tenso
         return TensorValue(low.shape_of(out), first.dtype, Deferred(load, first.cost))
 
     outs = value_of(low.node)
-    tried = results(symbol("place", below=xs[0].shape[0]))  # refuses what is no function of elements
+    tried = results(symbol("place", below=xs[0].shape[0]))  # raises for what is not elementwise
     return [stack_results(number, out, first) for number, (out, first) in enumerate(zip(outs, tried, strict=True))]
 
 

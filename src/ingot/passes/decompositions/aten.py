@@ -175,7 +175,7 @@ def _threshold(x: torch.Tensor, threshold: Any, value: Any) -> torch.Tensor:
     return torch.where(x <= limit, other, x)
 
 
-# ---------------------------------------------------------------------- images of bytes
+# ---------------------------------------------------------------------- uint8 images
 
 
 RESAMPLED: dict[Any, Rule] = {
@@ -200,7 +200,7 @@ def _split(x: torch.Tensor, size: Any, dim: int = 0) -> Any:
 
 @decomposes(aten.select_scatter.default)
 def _select_scatter(x: torch.Tensor, part: torch.Tensor, dim: int, index: Any) -> torch.Tensor:
-    """torch's asks whether the index is negative, which nobody knows of a number that only the run finds out, and
+    """torch's asks whether the index is negative, which is unknown for a data-dependent number, and
     returns what both dtypes promote to, where the operator returns that of the tensor."""
     part = part.to(x.dtype)
     if not internals.is_symbolic(index):
@@ -217,7 +217,7 @@ def _select_scatter(x: torch.Tensor, part: torch.Tensor, dim: int, index: Any) -
 
 
 def _linspace(op: Any) -> Rule:
-    """torch's rule computes whole numbers in float32, from ends that were not cut to whole numbers before."""
+    """torch's rule computes integers in float32, from ends that were not truncated to integers before."""
     usual = decompositions()[op]
 
     def rule(start: Any, end: Any, steps: int, *, dtype: torch.dtype | None = None, **kwargs: Any) -> torch.Tensor:
@@ -284,7 +284,7 @@ for _op in (aten.lstm.input, aten.gru.input, aten.rnn_tanh.input, aten.rnn_relu.
 
 @decomposes(aten.take_along_dim.default)
 def _take_along_dim(x: torch.Tensor, index: torch.Tensor, dim: int | None = None) -> torch.Tensor:
-    """torch's own asks for sizes as plain numbers. With a dim it takes every index modulo the size of that dim."""
+    """torch's own rule reads sizes as plain numbers. With a dim it takes every index modulo the size of that dim."""
     if dim is None:
         return x.reshape(-1).gather(0, index.reshape(-1))
     shape = shape_along_dim(x, index, dim)

@@ -1,7 +1,7 @@
 """Operators on complex numbers, said with their real and their imaginary parts.
 
-A rule takes what the operator takes, with Parts for complex tensors, and gives what it gives. `RULES` has them all but
-for Fourier's transforms (dft.py).
+A rule takes what the operator takes, with Parts for complex tensors, and returns what it returns. `RULES` has them all
+but for FFTs (dft.py).
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ for _op in (
 
 @splits(aten.cat.default)
 def _cat(given: Any, dim: int = 0) -> Any:
-    return _each(aten.cat.default)([parts_of(x) for x in given], dim)  # whole numbers are numbers here, no indices
+    return _each(aten.cat.default)([parts_of(x) for x in given], dim)  # integers are numbers here, not indices
 
 
 @splits(aten.where.self)

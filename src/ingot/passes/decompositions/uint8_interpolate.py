@@ -1,6 +1,6 @@
 """Images of bytes at another size, in what native code has rules for.
 
-torch computes them with whole numbers: one dim after the other, the last first; the share of each place in each place
+torch computes them with integers: one dim after the other, the last first; the share of each place in each place
 of the result has 15 bits, and every dim's result is rounded to bytes. Its own decompositions compute with floats, or
 round a share that stands for several places outside the image in parts, and get some bytes otherwise.
 """
@@ -87,7 +87,7 @@ def _once(places: list[torch.Tensor], shares: list[torch.Tensor]) -> tuple[list[
 
 
 def _interpolate_dim(x: torch.Tensor, dim: int, places: list[torch.Tensor], shares: list[torch.Tensor]) -> torch.Tensor:
-    """One dim at its new size: sums of whole numbers, rounded to bytes."""
+    """One dim at its new size: sums of integers, rounded to uint8."""
     units = 2.0 ** torch.arange(_MOST_BITS + 1, dtype=torch.float64)
     unit = torch.where((torch.stack(shares).amax() * units + 0.5).floor() < 2**15, units, 1.0).amax()
     shape = [-1 if d == dim else 1 for d in range(x.dim())]

@@ -94,9 +94,9 @@ class Trial:
     """One call of a program: its arguments as leaves, and what it makes known in its own dtypes and in float64.
 
     `own` and `exact` map "result …", "argument …" and "state …" to values, in the order of the program's results.
-    `near` gives such pairs for inputs that are a few roundings away: how far the program's own dtypes are from float64
-    is one draw in each call, and may be a lucky one. Of a program in float64 nothing more exact is known: there the
-    last pair is as far apart as float32 is from it, in float64's finer roundings.
+    `near` returns such pairs for inputs that are a few roundings away: how far the program's own dtypes are from
+    float64 is one draw in each call, and may be a lucky one. Of a program in float64 nothing more exact is known: there
+    the last pair is as far apart as float32 is from it, in float64's finer roundings.
     """
 
     leaves: list[Any]

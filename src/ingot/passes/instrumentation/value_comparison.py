@@ -15,7 +15,7 @@ TOLERANCE |= {torch.complex128: TOLERANCE[torch.float64], torch.complex64: TOLER
 
 
 def compare_values(a: Any, b: Any, exact: bool, computed_in: torch.dtype | None = None) -> str | None:
-    """How two values differ, or None. `exact` asks for the same bits; else for those of the dtype computed in."""
+    """How two values differ, or None. `exact` requires the same bits; else `computed_in` sets the tolerance."""
     if isinstance(a, list | tuple) and isinstance(b, list | tuple):
         problems = (compare_values(x, y, exact, computed_in) for x, y in zip(a, b, strict=False))
         return next((p for p in problems if p), None) or (None if len(a) == len(b) else "has another length")

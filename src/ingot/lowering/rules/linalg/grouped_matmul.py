@@ -60,7 +60,7 @@ def grouped_mm(
     out_dtype: torch.dtype | None = None
 ) -> TensorValue:  # fmt: skip
     if x.rank != 2 or weight.rank != 3 or offs is None or bias is not None:
-        raise LoweringUnsupported("a grouped product of other than rows and a matrix for each group of them")
+        raise LoweringUnsupported("a grouped product of other operands than rows and one matrix per group")
     return multiply_groups(low, x, weight, offs)
 
 

@@ -206,7 +206,7 @@ def _as_matrices(low: Lowering, a: TensorValue, b: TensorValue, dtype: str) -> T
 
 
 def _zero_empty_rows(low: Lowering, weighed: TensorValue, soft: TensorValue, kind: str) -> TensorValue:
-    """A row that is masked away whole gives zeros, as torch has it, not nan."""
+    """A fully masked row returns zeros, as in torch, not nan."""
     last = weighed.rank - 1
     (top,) = low.reduce(weighed, (last,), ("max",), lambda ops, v, index: (v,), (kind,))
 

@@ -21,7 +21,7 @@ aten = torch.ops.aten
 
 @dataclass(frozen=True, slots=True)
 class ConvWindows:
-    """How a convolution walks over its input, one number a spatial dim."""
+    """How a convolution walks over its input, one number per spatial dim."""
 
     stride: tuple[int, ...]
     padding: tuple[Any, ...]

@@ -29,7 +29,7 @@ def embedding_bag(
     The three further results serve torch's backward, and which of them it fills depends on the mode: they are refused.
     """
     if any(user.args[1] != 0 for user in low.node.users):
-        raise LoweringUnsupported("a result of it besides the first, which only its backward reads")
+        raise LoweringUnsupported("a result other than the first, which only its backward reads")
     kind, count, width = wide(weight.dtype), indices.shape[0], weight.shape[1]
     bags = offsets.shape[0] - (1 if include_last_offset else 0)
     indices = low.materialize_if_expensive(indices)

@@ -209,7 +209,7 @@ class FlexAttentionCall:
     # ------------------------------------------------------------------ functions
 
     def score(self, function: fx.GraphModule) -> Body | None:
-        """The score's body, or None where it gives the score as it is."""
+        """The score's body, or None where it returns the score unchanged."""
         body = lower_body(
             function,
             [self.value("accumulator"), *self.places(), *self.materialize(self.score_operands)],

@@ -136,7 +136,7 @@ def _natural(low: Lowering, lse: TensorValue, kind: str) -> TensorValue:
 def _delta(
     low: Lowering, out: TensorValue, gradient: TensorValue, grad_lse: TensorValue | None, call: FlexAttentionCall
 ) -> TensorValue:
-    """Σ out · ∂out of each row, less what the log of its sum is asked for."""
+    """Σ out · ∂out of each row, less the gradient of the log of its sum."""
     kind = call.kind
 
     def both(ops: BodyBuilder, index: Any) -> int:
@@ -250,9 +250,7 @@ def _as_sparse(result: Any) -> Sparse | None:
         return Sparse((), result.dtype, (((), result),))
     if isinstance(result, TensorValue) and _is_zero(result):
         return Sparse(result.shape, result.dtype, ())
-    raise LoweringUnsupported(
-        "a score function whose gradient in a tensor that it closes over is no sum of values at places"
-    )
+    raise LoweringUnsupported("a score function whose gradient for a closed-over tensor is not a sum of indexed values")
 
 
 def _is_zero(tensor: Any) -> bool:

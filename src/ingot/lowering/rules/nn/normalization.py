@@ -28,7 +28,7 @@ def softmax(low: Lowering, x: TensorValue, dim: int, *_: Any, **__: Any) -> Tens
     logarithm = low.node.target in (aten._log_softmax.default, aten.log_softmax.int)
     kind = wide(low.out_dtype)
     if kind != wide(x.dtype):
-        # The dtype that was asked for is that of the whole computation, not of its result only.
+        # The requested dtype is that of the whole computation, not of its result only.
         given = x
         x = TensorValue(x.shape, kind, Deferred(lambda ops, index: ops.cast(given.load(ops, index), kind), x.cost + 1))
     if not x.rank:

@@ -1,6 +1,6 @@
 """Windows over the last one to three dims: the largest, and where it was; the average; with sizes given or adapted.
 
-A window that hangs over the border is not masked for a maximum: taps outside stand for the nearest tap inside, which
+A window that extends over the border is not masked for a maximum: taps outside stand for the nearest tap inside, which
 changes no maximum and no first place of one.
 """
 

@@ -63,7 +63,7 @@ class Cache:
     """A folder of compiled libraries, for any number of processes; without a folder nothing is kept between calls.
 
     `limit` is the size in bytes above which the libraries that were not used for the longest time are removed. One that
-    was handed out in the last `recent` seconds stays: whoever asked for it may not have loaded it yet.
+    was handed out in the last `recent` seconds stays: whoever requested it may not have loaded it yet.
     """
 
     folder: Path | None

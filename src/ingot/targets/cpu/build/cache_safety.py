@@ -77,7 +77,7 @@ def read_file(path: Path) -> bytes:
 
 
 def read_secret(path: Path) -> bytes:
-    """This user's secret, made when it is first asked for, by one of any number of processes.
+    """This user's secret, created at first use, by one of any number of processes.
 
     Raises UnsafeCache where others may know it, and OSError where it can be neither read nor made.
     """

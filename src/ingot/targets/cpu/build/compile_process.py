@@ -40,7 +40,7 @@ _NO_HEADERS = re.compile(
 
 
 def build(commands: Sequence[Sequence[str]], folder: Path, timeout: float) -> str:
-    """Runs commands at the same time in `folder`; gives what they said, in their order.
+    """Runs commands in parallel in `folder`; returns their output, in their order.
 
     Raises CompilerFailed, or one of its kinds, for the first that fails; the others are ended then. A command is ended
     together with the programs that it runs. OSError is left to the caller, and where a command says that it could not
@@ -230,7 +230,7 @@ def _failure(command: Sequence[str], code: int, text: str, folder: Path) -> Comp
             command=command,
             output=text,
         )
-    fix = "this is a fault of Ingot: report it, with the source"
+    fix = "this is a bug in Ingot: report it with the source"
     if _NO_HEADERS.search(text):
         fix = (
             "install the C library's headers: the package is called libc6-dev, glibc-devel, musl-dev or build-essential"

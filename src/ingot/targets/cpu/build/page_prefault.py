@@ -1,7 +1,7 @@
-"""Memory for large weights, asked for ahead of time.
+"""Memory for large weights, allocated ahead of time.
 
 The system hands out fresh memory at about the speed at which weights are packed into it, or slower. While a model is
-captured one core has nothing to do: it asks for the memory of weights that will be about as large as the model's own.
+captured one core has nothing to do: it allocates memory for weights that will be about as large as the model's own.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from ingot_runtime.cpu_features import cores
 from ingot_runtime.native.page_allocator import map_pages
 
-# Bytes that are worth a thread, and that it asks for at a time.
+# Bytes that are worth a thread, and that it touches at a time.
 WORTH = 64 << 20
 PIECE = 16 << 20
 

@@ -149,7 +149,7 @@ def _shapes(module: Module) -> str:
 
 
 def run_size(size: Size) -> str:
-    """A size where `n` holds the sizes of the run."""
+    """A size where `n` holds the run-time sizes."""
     symbols = size.symbols if isinstance(size, Expr) else ()
     names = {s.name: f"n[{s.name[1:]}]" for s in symbols if isinstance(s, RuntimeSize)}
     return size_text(size, names)

@@ -224,7 +224,7 @@ class VectorEmitter:
 
 
 def _only_rounded(body: Body) -> set[int]:
-    """The values of which nothing but whole numbers comes."""
+    """The values that are always integers."""
     found: set[int] = set(range(len(body.ops))) - set(body.results)
     for place in range(len(body.ops) - 1, -1, -1):
         op = body.ops[place]

@@ -212,7 +212,7 @@ class ModuleEmitter:
         return [*head, "{", "    (void)n, (void)outputs, (void)inputs, (void)model;", *self.lines, "}", ""]
 
     def _limit(self, size: Size, origin: SourceLocation, most: int | None = None) -> None:
-        """Has a size checked: ahead of the run if it can be, else here."""
+        """Has a size checked: before the kernels run if possible, else here."""
         if not isinstance(size, Expr):
             return
         if {s.name for s in size.symbols} <= self.known:

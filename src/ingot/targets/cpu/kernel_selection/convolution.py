@@ -97,7 +97,7 @@ def _match_int8_convolution(low: Lowering, x: TensorValue, weight: TensorValue) 
 
 
 NHWC = (0, 2, 3, 1)
-# Where Winograd's way pays: channels, least and most, and tiles of 2×2 outputs.
+# Where the Winograd algorithm pays off: channels, least and most, and tiles of 2×2 outputs.
 TILED_CHANNELS = (32, 256)
 TILES = 40
 
@@ -247,7 +247,7 @@ def _fills_vectors(low: Lowering, weight: TensorValue, windows: ConvWindows) -> 
 
 
 def _pays_as_tiles(low: Lowering, shape: tuple[Size, ...], weight: TensorValue, windows: ConvWindows) -> bool:
-    """Whether Winograd's way is the faster one: enough tiles to use each of the 16/9 as many weights often enough, and
+    """Whether the Winograd algorithm is faster: enough tiles to use each of the 16/9 as many weights often enough, and
     enough channels to make up for the sums before and after."""
     assert isinstance(weight.data, Strided)
     plain = weight.shape[2:] == (3, 3) and windows.stride == windows.dilation == (1, 1) and windows.groups == 1
@@ -400,7 +400,7 @@ def _few_a_channel(
     """One or a few outputs a channel, any number of channels: a sum over taps, along the channels."""
     dtype, kind = low.out_dtype, wide(low.out_dtype)
     whole = _match_int8_convolution(low, x, weight)
-    if whole is not None:  # whole numbers in float32, which holds their sums
+    if whole is not None:  # integers in float32, which holds their sums
         x, weight = _less_zero(whole), whole.weight
     assert isinstance(weight.data, Strided)
     outs, taps = shape[1], weight.shape[2:]

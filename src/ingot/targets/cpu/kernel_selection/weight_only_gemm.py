@@ -1,4 +1,4 @@
-"""Products with weights that are whole numbers: which ones, and how they are packed.
+"""Products with weight-only quantized weights: which ones, and how they are packed.
 
 A weight that is dequantized from constants is never written out: a product of numbers with it reads the integers, in 4
 or 8 bits, and widens them where it multiplies. (What multiplies integers with integers is in `int8_gemm.py`.)
