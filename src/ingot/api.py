@@ -58,7 +58,7 @@ def from_torchscript(
 
     `args` are example arguments; a traced script remembers its own. `method` names another method than forward. A
     data-dependent branch becomes a cond and such a loop a while_loop; `unroll` writes loops with a constant number of
-    rounds out instead. The other options are those of `capture`. A quantized nn.Module is traced first.
+    iterations out instead. The other options are those of `capture`. A quantized nn.Module is traced first.
     """
     program = import_script(
         script,

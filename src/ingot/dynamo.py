@@ -5,7 +5,7 @@
         compiled(x)
 
 It is for inference. A graph that needs gradients, or that cannot be compiled, runs in eager instead, and a message of
-the logger "ingot.dynamo" says why. Weights are packed when a graph is compiled; if they change, they are packed anew.
+the logger "ingot.dynamo" says why. Weights are packed when a graph is compiled; if they change, they are packed again.
 torch finds this file by the entry point group "torch_dynamo_backends".
 """
 

@@ -139,7 +139,7 @@ class UnwritableFile(_AccessError):
 
 
 class MissingFolder(UnwritableFile, FileNotFoundError):
-    """The folder that a file is to be written to does not exist."""
+    """The folder of a file to write does not exist."""
 
 
 class CopyError(IngotError, TypeError):

@@ -134,7 +134,7 @@ class Model(Uncopied):
         """Runs the model with the original's arguments; returns numpy arrays, nested as the original's result is.
 
         bfloat16, which numpy lacks, comes as BFloat16Array. `out=` takes buffers for the outputs, nested as the result
-        is, None where one is to be allocated; where the model itself has an argument of that name, use `call`.
+        is, None to allocate one; where the model itself has an argument of that name, use `call`.
         Raises CallError for what the model was not compiled for, and what the model itself raises.
         """
         out = None if self._has_own_out else kwargs.pop("out", None)
@@ -164,7 +164,7 @@ class Model(Uncopied):
     def run(self, leaves: Sequence[Any], buffers: Sequence[Any] = ()) -> list[Any]:
         """Runs the model with one value per input, in the order of `spec.inputs`; returns one per output.
 
-        `buffers` has one for each output, or None where it is to be allocated.
+        `buffers` has one for each output, or None to allocate it.
         """
         return self._run(self._native, leaves, buffers)
 

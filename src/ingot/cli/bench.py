@@ -1,4 +1,4 @@
-"""`ingot bench`: a model's native code beside eager, in turn, in one process."""
+"""`ingot bench`: a model's native code compared with eager, interleaved, in one process."""
 
 from __future__ import annotations
 
@@ -191,5 +191,5 @@ def _report(data: dict[str, Any]) -> tuple[Any, ...]:
             f"Eager takes {theirs / ours:.2f} times as long. Largest difference {data['largest_difference']:.2g}."
         )
     else:
-        text.append("A compiled file holds no model to time beside it; `ingot bench MODULE:FACTORY` does that.")
+        text.append("A compiled file holds no model to compare with; `ingot bench MODULE:FACTORY` compares.")
     return (*text, _NOTE)

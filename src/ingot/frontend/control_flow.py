@@ -215,7 +215,7 @@ def _while_loop(
     additional: Sequence[Any],
     **kw: Any,
 ) -> Any:
-    # A carried int changes from round to round, so inside the loop it is a size that nobody knows yet.
+    # A carried int changes between iterations, so inside the loop it is an unbacked size.
     inside = [_unknown_int(recorder) if isinstance(c, int | torch.SymInt) else c for c in carried]
     graphs = Subgraphs(recorder)
     graphs.record("cond_graph", cond_fn, (*inside, *additional))

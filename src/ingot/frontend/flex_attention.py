@@ -161,7 +161,7 @@ class _Functions:
                 name, node, f"{target} draws random numbers", "draw them before, and read them by index"
             )
         if target._schema.is_mutable or internals.unannotated_mutations(target, node.args):
-            raise self._function_error(name, node, f"{target} writes to a tensor", "return what is to be kept")
+            raise self._function_error(name, node, f"{target} writes to a tensor", "return the values to keep")
 
     def _check_score(self, name: str, leaves: Sequence[Any], graph: fx.Graph) -> None:
         self._check_one(name, leaves, graph, "the score")

@@ -139,7 +139,7 @@ class ModuleState:
                     continue
                 old = _tensors(before)
                 if isinstance(_get(before, key), torch.Tensor) and id(_get(before, key)) not in self.read_constants:
-                    continue  # computed anew before each use (weight_norm's hook), so nothing is carried over
+                    continue  # recomputed before each use (weight_norm's hook), so nothing is carried over
                 if not varies(stored) and not any(id(tensor) in self.read_constants for tensor in old):
                     continue
                 raise StateError(

@@ -182,8 +182,8 @@ class Program:
         return f"<ingot.Program: {len(self.graph.nodes)} nodes, {len(self.state_dict)} tensors, {self.dialect.name}>"
 
 
-def check_program(value: object, door: str) -> None:
-    """Raises NotAProgram, which says how to make a Program of what `door` was given."""
+def check_program(value: object, entry_point: str) -> None:
+    """Raises NotAProgram, which says how to convert the argument of `entry_point` to a Program."""
     from torch.export import ExportedProgram
 
     if isinstance(value, Program):
@@ -195,7 +195,7 @@ def check_program(value: object, door: str) -> None:
         maker = "ingot.from_torchscript(script, args) converts it"
     elif isinstance(getattr(value, "program", None), Program):
         maker = "its attribute `program` is one"
-    raise NotAProgram(format_error(f"{door} takes a Program, not {_kind(value)}.", fix=maker))
+    raise NotAProgram(format_error(f"{entry_point} takes a Program, not {_kind(value)}.", fix=maker))
 
 
 def _kind(value: object) -> str:

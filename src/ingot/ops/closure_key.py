@@ -1,4 +1,4 @@
-"""Functions taken apart: what they close over, so that tensors may be handed in anew at each call.
+"""Decomposed closures: what functions close over, so that each call may pass other tensors.
 
     part = decompose_closure(score_mod)
     part.key                     equal for functions that do the same with tensors of the same types
@@ -122,7 +122,7 @@ class _ClosureWalk:
 
 
 def _is_users(value: Any) -> bool:
-    """Whether a function is to be looked into; torch's own have nothing that changes."""
+    """Whether to look into a function; torch's own have nothing that changes."""
     return isinstance(value, types.FunctionType) and not (value.__module__ or "").startswith(("torch.", "math"))
 
 

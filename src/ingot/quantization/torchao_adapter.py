@@ -256,7 +256,8 @@ def _scheme(spec: Any, slot: Slot) -> Scheme:
     if spec.dtype not in (torch.int8, torch.uint8, torch.int16, torch.int32):
         raise QuantizeError(
             format_error(
-                f"{_format(slot)} is to be {spec.dtype}.", where=metadata.where(_source(slot)), fix="use integers"
+                f"{_format(slot)} has quantized dtype {spec.dtype}; expected an integer dtype.",
+                where=metadata.where(_source(slot)),
             )
         )
     limits = torch.iinfo(spec.dtype)

@@ -5,7 +5,7 @@ linear = aten.linear(x, p_fc_weight)            linear_relu = mine.linear_relu(x
 relu = aten.relu(linear)                        return (linear_relu,)
 return (relu,)
 
-The replacement is traced anew for every match, on what the pattern's inputs are there: their shapes, and the literals
+The replacement is traced again for every match, on what the pattern's inputs are there: their shapes, and the literals
 that the match has. So it may look at sizes, and compute with an eps. What it does not name itself it keeps: where it
 gives an operator a literal that the pattern gives the same operator, it means the match's.
 """

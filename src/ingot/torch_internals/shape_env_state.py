@@ -61,7 +61,7 @@ def symbol_facts(env: ShapeEnv, symbol: sympy.Symbol) -> SymbolFacts:
 
 
 def restore_symbol(env: RestoredShapeEnv, facts: SymbolFacts) -> sympy.Symbol:
-    """The symbol that `symbol_facts` described, anew. Symbols known only at run time come in the order of their names.
+    """Restores the symbol that `symbol_facts` described. Unbacked symbols come in the order of their names.
 
     Raises ValueError for a name that torch would not give, or a range that the hint is not in.
     """

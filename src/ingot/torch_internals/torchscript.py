@@ -1,6 +1,6 @@
 """What torch does not document about TorchScript: its graphs, and the passes that we let run over a copy of one.
 
-A part of the door that `torch_internals` is: when a torch release moves something, this is the place to change.
+Part of `torch_internals`: when a torch release moves something, only this file needs to change.
 """
 
 from __future__ import annotations

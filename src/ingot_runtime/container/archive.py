@@ -7,7 +7,7 @@
     [ZIP64 end record and locator]     only where a number does not fit the plain end record
     end record | comment
 
-Nothing here reads an archive. The reader builds these same records anew and compares them with what the file holds,
+Nothing here reads an archive. The reader builds the same records again and compares them with what the file holds,
 so a file that differs anywhere is refused without a parser that could be misled.
 """
 

@@ -272,7 +272,7 @@ def _compare(found: memoryview, expected: bytes, offset: int, path: str, member:
 
 
 def _begins(data: memoryview, expected: bytes) -> bool:
-    """Whether data begins so, as far as it goes: data that is cut short is to be called that, and not foreign."""
+    """Whether data begins so, as far as it goes: truncated data is reported as such, and not as foreign."""
     return data[: len(expected)] == expected[: len(data)]
 
 

@@ -133,7 +133,7 @@ class _Analysis:
                 found = type_of(getattr(module, str(node.target), None))
             elif node.op == "call_function":
                 self._learn(node)
-                self.failures.pop(node, None)  # of an earlier round
+                self.failures.pop(node, None)  # of an earlier iteration
                 try:
                     found = self._call(node)
                 except ShapeError as failure:
@@ -212,7 +212,7 @@ class _Analysis:
                 self._cache[key] = refused
         found = self._cache[key]
         if not isinstance(found, InfeasibleTypes):
-            self.unknown_reasons.pop(node, None)  # of an earlier round
+            self.unknown_reasons.pop(node, None)  # of an earlier iteration
             if found.unknown_reason is not None:
                 self.unknown_reasons[node] = found.unknown_reason
             return found.type
@@ -317,11 +317,11 @@ def _while_loop(analysis: _Analysis, args: list[Any]) -> Type:
         analysis.inner(condition.value, [*now, *_types(additional)])
         return analysis.inner(body.value, [*now, *_types(additional)])
 
-    # It is asked before the first round too: if it cannot work, nor can the loop.
+    # It is evaluated before the first iteration too: if it fails, so does the loop.
     analysis.inner(condition.value, [*_types(carried), *_types(additional)])
     try:
         return TupleType(tuple(_iterate_to_fixpoint(analysis, turn, _types(carried))))
-    except _LoopNeverRuns as never:  # it fails, or is left before its first round
+    except _LoopNeverRuns as never:  # it fails, or ends before its first iteration
         return TupleType(tuple(never.carried))
 
 
@@ -338,7 +338,7 @@ def _scan(analysis: _Analysis, args: list[Any]) -> Type:
 
     try:
         return TupleType((*_iterate_to_fixpoint(analysis, turn, _types(initial)), *stacked))
-    except _LoopNeverRuns as never:  # no scan is without a round: torch refuses one over no rows
+    except _LoopNeverRuns as never:  # every scan has an iteration: torch rejects one over no rows
         raise never.failure from never.failure.__cause__
 
 
@@ -359,7 +359,7 @@ def _associative_scan(analysis: _Analysis, args: list[Any]) -> Type:
 
 
 class _LoopNeverRuns(Exception):
-    """A loop's first round cannot end; what is carried is as at the start."""
+    """A loop's first iteration fails; what is carried is as at the start."""
 
     def __init__(self, carried: list[Type], failure: ShapeError) -> None:
         super().__init__()
@@ -370,7 +370,7 @@ class _LoopNeverRuns(Exception):
 def _iterate_to_fixpoint(
     analysis: _Analysis, turn: Callable[[list[Type]], list[Type]], start: list[Type]
 ) -> list[Type]:
-    """What is carried, in every round: a fixpoint, reached in at most MOST_ROUNDS."""
+    """What is carried, in every iteration: a fixpoint, reached in at most MOST_ROUNDS."""
     now = start
     for round_ in range(1, MOST_ROUNDS + 1):
         analysis.rounds = max(analysis.rounds, round_)

@@ -121,7 +121,7 @@ def _load(path: Any) -> Any:
 
 
 def _entry(script: Any, method: str) -> tuple[Any, ts.Graph]:
-    """The schema and the graph of what is to be imported."""
+    """The schema and the graph of what is imported."""
     if isinstance(script, ts.ScriptFunction):
         return script.schema, script.graph
     if not ts.has_method(script, method):

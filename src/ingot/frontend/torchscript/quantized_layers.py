@@ -86,7 +86,7 @@ def _relu6(machine: TorchScriptInterpreter, x: QuantizedTensor, inplace: bool = 
 
 @rule("quantized::mul_scalar")
 def _scale(machine: TorchScriptInterpreter, x: QuantizedTensor, factor: float) -> Any:
-    """The same numbers, read with another scale; turned round where the factor is negative."""
+    """The same numbers, read with another scale; flipped where the factor is negative."""
     if factor == 0:
         return replace(x, values=torch.zeros_like(x.values), scale=1.0, zero_point=0)
     if factor > 0:

@@ -385,7 +385,7 @@ def _convert_tensor(machine: TorchScriptInterpreter, tensor: torch.Tensor, *rest
     return machine.localize(tensor).to(**kwargs, copy=copy)
 
 
-# ---------------------------------------------------------------------- rounds of a loop
+# ---------------------------------------------------------------------- iterations of a loop
 
 
 @rule("__range_length")

@@ -6,7 +6,7 @@ for them, and what goes in and out of their functions is tensors only:
 
     tensors                     as they are; one that comes from outside goes out as a copy
     numbers                     0-d tensors
-    None, text, modules         nothing: they must be the same on both paths, or in every round
+    None, text, modules         nothing: they must be the same on both paths, or in every iteration
     memory of outside           that is written to inside: copied in, given out, written back afterwards
     lists and dicts             by what they hold; one that changes inside goes out as well
 
@@ -92,7 +92,7 @@ class SubgraphPlan:
         self.bases.append(base)
 
     def grow(self, container: list[Any], make: Callable[[], torch.Tensor]) -> None:
-        """Notes that each round appends to a list what is a row of the tensor that is made."""
+        """Records that each iteration appends a row of the resulting tensor to a list."""
         self.containers = [known for known in self.containers if known is not container]
         self.growing.append((container, make))
 
@@ -192,7 +192,7 @@ def pass_in(machine: TorchScriptInterpreter, leaves: Sequence[Any]) -> list[torc
 
 
 def _copy(tensor: torch.Tensor) -> torch.Tensor:
-    """A copy in rows: what goes through an operator lies the same on every path and in every round."""
+    """A contiguous copy: an operator's inputs and outputs have the same layout on every path and in every iteration."""
     return tensor.clone(memory_format=torch.contiguous_format)
 
 

@@ -45,7 +45,7 @@ from ingot.torch_internals import torchscript as ts
 
 hop = torch.ops.higher_order
 
-# A loop that is unrolled may take so many rounds; beyond it the graph would be of no use to anybody.
+# The most iterations of an unrolled loop; beyond it the graph would be too large to be useful.
 UNROLLED_ROUNDS = 4096
 
 
@@ -70,7 +70,7 @@ def loop(machine: TorchScriptInterpreter, node: ts.Node, env: Environment, name:
 
 
 def _countable(trip: Any, body: ts.Block) -> bool:
-    """Whether the number of rounds is a constant of the script."""
+    """Whether the number of iterations is a constant of the script."""
     return type(trip) is int and trip < UNROLLED_ROUNDS and literal_of(next(iter(body.outputs()))) is True
 
 
@@ -84,7 +84,7 @@ def _unroll(
     name: str,
     failure: UnsupportedControlFlow | None = None,
 ) -> Any:
-    """The rounds one after another, as many as there are while the script is imported."""
+    """Unrolls the iterations, as many as there are while the script is imported."""
     contents = ContainerContents(env.values())
     inputs = [value.debugName() for value in body.inputs()]
     count = 0
@@ -176,7 +176,7 @@ def _while(
                 raise RetryCapture
             if always and internals.is_symbolic(number(trip)):
                 lists = [*zip(plan.containers, held, now, strict=True)]
-                # `a += [b]` hands the list itself to the next round.
+                # `a += [b]` passes the list itself to the next iteration.
                 lists += [
                     (start[slot], lengthened[place], given[place])
                     for place, slot in enumerate(moving)
@@ -211,7 +211,7 @@ def _while(
 def _find_growing(
     machine: TorchScriptInterpreter, plan: SubgraphPlan, trip: Any, lists: Sequence[tuple[Any, Any, Any]]
 ) -> None:
-    """Lists that have one tensor more after a round than before it: what they hold are rows of one tensor."""
+    """Lists that have one tensor more after an iteration than before it: their items are rows of one tensor."""
     found = False
     for container, was, now in lists:
         if not isinstance(was, list) or len(now) != len(was) + 1 or not isinstance(now[-1], torch.Tensor):
@@ -226,7 +226,7 @@ def _find_growing(
 def _newest(
     machine: TorchScriptInterpreter, container: list[Any], begun: DynamicList, written: Sequence[torch.Tensor]
 ) -> torch.Tensor:
-    """What a round appended to a list, which held the rows so far at its end. The rows hold a copy of it."""
+    """What an iteration appended to a list that ended with the rows so far. The rows hold a copy of it."""
     *_, last, newest = container if len(container) > 1 else (None, None)
     if last is not begun or not isinstance(newest, torch.Tensor):
         raise UnsupportedControlFlow("it does more to a list in one iteration than append a tensor", machine.place)

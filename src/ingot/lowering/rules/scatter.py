@@ -62,7 +62,7 @@ def lower_scatter(
     low: Lowering, x: TensorValue, dim: int, places: TensorValue, source: Any, mode: str = "set", include: bool = True,
     mean: bool = False, wraps: bool = False
 ) -> TensorValue:  # fmt: skip
-    """x with source[…] written to places[…] of `dim`. Without `include` what is hit starts anew.
+    """x with source[…] written to places[…] of `dim`. Without `include`, what is hit starts from the identity.
 
     If it `wraps`, negative places count from the end.
     """

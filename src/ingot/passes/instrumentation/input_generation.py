@@ -28,7 +28,7 @@ def generate_inputs(program: Program) -> Iterator[list[list[Any]]]:
 
 
 def _other_sizes(program: Program, example: list[Any]) -> Iterator[list[list[Any]]]:
-    """The example's arguments at the least sizes, and at larger, unrelated ones: drawn anew, or else its own values."""
+    """The example's arguments at the least sizes, and at larger, unrelated ones: drawn, or else its own values."""
     if not program.dims:
         return
     fakes = {n.name: metadata.value_of(n) for n in program.graph.nodes if n.op == "placeholder"}

@@ -9,7 +9,7 @@
 
 A library appears by one rename and is never changed, so a process may die at any moment and leave nothing worse than
 files in work/, which go when they are old. Every library is checked against its name before it is handed out, by a code
-that takes this user's secret to make (cache_safety.py); one that does not fit is thrown away and made anew. Locks only
+that takes this user's secret to make (cache_safety.py); one that does not match is deleted and built again. Locks only
 keep processes from doing the same work twice: nothing goes wrong without them. A cache that cannot be written, or that
 others can write to, is done without, and the library lies in a temporary folder of the process.
 """
@@ -249,7 +249,7 @@ class _Folder:
                 with contextlib.suppress(OSError):
                     os.utime(file, follow_symlinks=False)  # for the clean-up
                 return _Entry(file, data)
-            _log.warning("%s is not used, and compiled anew: %s", file, why)
+            _log.warning("%s is not used, and compiled again: %s", file, why)
             with contextlib.suppress(OSError):
                 file.unlink()
         return None

@@ -113,7 +113,7 @@ def _make_secret(path: Path) -> None:
             os.link(temporary, path)
         except FileExistsError:  # another process was first: its secret counts
             pass
-        except OSError:  # a file system without links; entries of a process that lost are made anew
+        except OSError:  # a file system without links; entries of a process that lost are built again
             os.replace(temporary, path)
     finally:
         with contextlib.suppress(FileNotFoundError):
