@@ -1,4 +1,4 @@
-"""What a compiled file says of itself, read from its manifest: nothing of its native code is loaded.
+"""A description of a compiled file, read from its manifest: none of its native code is loaded.
 
 print(ingot_runtime.describe("m.ingot"))
 """

@@ -343,7 +343,7 @@ class Model(Uncopied):
         return made
 
     def _check_overlaps(self, given: Arrays, made: Arrays, buffers: Sequence[Any]) -> None:
-        """What is written must be nobody else's: the model reads and writes in an order of its own."""
+        """What is written must not alias anything else: the model reads and writes in any order."""
         written = [(self._places[number], given[number], number) for number in self._mutated]
         if buffers:
             written += [

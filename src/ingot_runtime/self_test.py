@@ -19,7 +19,7 @@ Arrays = tuple[NDArray[Any], ...]
 
 
 class StoredSample(NamedTuple):
-    """A call: one array an input, one an output, and one an input that the model writes to; bfloat16 as its bits."""
+    """A call: one array per input, one per output, and one per mutated input; bfloat16 as its bits."""
 
     inputs: Arrays
     outputs: Arrays

@@ -19,7 +19,7 @@ SWITCHES = (internals.enter_autocast, internals.exit_autocast, internals.set_gra
 
 
 def has_side_effects(node: fx.Node) -> bool:
-    """Whether a node must stay even if nobody uses its value: it writes, draws, asserts, switches, or may do so."""
+    """Whether a node must stay even if its value is unused: it writes, draws, asserts, switches, or may do so."""
     target = node.target
     if node.op in ("placeholder", "output"):
         return True

@@ -168,5 +168,5 @@ def _origin(node: Any) -> Any:
 
 
 def _example(value: torch.Tensor) -> torch.Tensor:
-    """A tensor like the one that the graph was made with; nobody reads it."""
+    """A tensor like the one that the graph was traced with; its values are not read."""
     return torch.zeros(tuple(map(int, value.shape)), dtype=value.dtype)

@@ -3,7 +3,7 @@
     ingot capture pkg.module:factory -o model.ingot     factory() -> (model, args, kwargs)
     ingot compile pkg.module:factory -o model.ingot     native code, in one file
     ingot run model.ingot --input x=x.npy               of a compiled file; torch is not needed
-    ingot bench pkg.module:factory                      beside eager
+    ingot bench pkg.module:factory                      compared with eager
     ingot inspect model.ingot
     ingot onnx pkg.module:factory -o model.onnx         an ONNX file, run in ONNX Runtime against torch
     ingot quantize pkg.module:factory -o model.ingot --data pkg.module:batches      an integer program

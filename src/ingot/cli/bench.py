@@ -47,7 +47,7 @@ def run(
     as_json: AsJson = False,
     debug: Debug = False,
 ) -> Result:
-    """Time a model's native code beside the same model in eager PyTorch."""
+    """Time a model's native code and the same model in eager PyTorch."""
     dynamic_shapes = parse_dynamic(dynamic or ())
     stages = Stages()
     with stages("import", "importing torch"):

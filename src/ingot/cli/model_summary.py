@@ -1,7 +1,7 @@
 """What a program consists of, by module: parameters, FLOPs, bytes written, operators.
 
 Inner graphs count too: both branches of a cond as nodes, the costlier one as work; the body of a scan or map once for
-each step; the body of a while_loop once, since nobody knows how often it will run.
+each step; the body of a while_loop once, since its number of iterations is unknown.
 """
 
 from __future__ import annotations

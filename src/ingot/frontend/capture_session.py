@@ -35,7 +35,7 @@ class Untranslated(Exception):
 
 
 class CaptureSession:
-    """One capture: the fakes, the recorder, and the program that comes of it."""
+    """One capture: the fakes, the recorder, and the resulting program."""
 
     def __init__(
         self,
@@ -256,7 +256,7 @@ class CaptureSession:
         def run(region: internals.Region) -> Any:
             internals.keep_process_state(region)
             self.state.keep(region, self.recorder.mutated_storages)
-            region.enter(internals.disable_torch_compile())  # which would wait for whoever compiles and waits for us
+            region.enter(internals.disable_torch_compile())  # it would wait for a compilation that waits for us
             with torch.no_grad():
                 return self._original(*args, **kwargs)
 

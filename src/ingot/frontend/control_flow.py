@@ -401,7 +401,7 @@ def _is_value(leaf: Any) -> bool:
 
 
 def prune(graph: fx.Graph, kept: Collection[fx.Node] = ()) -> None:
-    """Erases nodes whose value nobody uses and that do nothing else: no write, no draw, no assertion. `kept` stay."""
+    """Erases unused nodes without side effects: no write, no random draw, no assertion. `kept` stay."""
     for node in reversed(graph.nodes):
         if not node.users and node not in kept and node.op in ("call_function", "get_attr") and not _acts(node):
             graph.erase_node(node)

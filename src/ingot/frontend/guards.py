@@ -29,7 +29,7 @@ from ingot.ir.metadata import Source
 from ingot.ir.printer import operator_name
 from ingot.ir.symbolic_dims import Constraint, Dim
 
-_PERIODS = 64  # sizes that are tried one by one, beside one that a condition holds for
+_PERIODS = 64  # sizes that are tried one by one, next to one for which a condition holds
 _EXTREMES = (internals.sympy_functions.Min, internals.sympy_functions.Max)
 
 

@@ -84,7 +84,7 @@ class GraphTracer(internals.RecordingMode):
         self.mutated_storages: set[int] = set()
         self.known = ConstantTracker(self.mutated_storages)
         self.arguments: set[fx.Node] = set()
-        self.kept: set[fx.Node] = set()  # they stay even if nobody uses them
+        self.kept: set[fx.Node] = set()  # they stay even if they are unused
         self._lift_constant = lift_constant
         self._constants: dict[int, torch.Tensor] = {}
         self._real_storage: dict[int, int] = {}

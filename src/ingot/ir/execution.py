@@ -39,7 +39,7 @@ def run_leaves(program: Program, leaves: list[Any]) -> Any:
 
 
 def _check_written(program: Program, arguments: Mapping[str, Any]) -> None:
-    """What a functional graph writes back must be nobody else's, not even its own: it computed with the old values."""
+    """What a functional graph writes back must not alias anything: it computed with the old values."""
     for output in program.signature.outputs:
         if output.kind is not OutputKind.ARGUMENT_MUTATION:
             continue

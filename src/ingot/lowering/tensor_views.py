@@ -53,7 +53,7 @@ class Deferred:
 
 
 class TensorValue:
-    """A value of the graph. `data` becomes a Strided when the tensor is realized; nobody keeps the Deferred."""
+    """A value of the graph. `data` becomes a Strided when the tensor is realized; the Deferred is dropped."""
 
     __slots__ = ("data", "dtype", "shape")
 

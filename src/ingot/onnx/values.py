@@ -22,7 +22,7 @@ Number: TypeAlias = "int | float | bool"
 
 @dataclass(frozen=True, slots=True)
 class OnnxValue:
-    """A value of the ONNX graph with its type in torch's words. `shape` is None where nobody needs to know it."""
+    """A value of the ONNX graph with its type in torch's words. `shape` is None where it is not needed."""
 
     value: ir.Value
     dtype: torch.dtype

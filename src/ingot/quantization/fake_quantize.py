@@ -116,7 +116,7 @@ def _reshape_parameters(scale: torch.Tensor, zero: torch.Tensor, scheme: Scheme)
 
 
 def _innermost(quantizer: Any) -> Any:
-    """What somebody else made, if it is wrapped."""
+    """The wrapped foreign object, if there is one."""
     while getattr(quantizer, "inner", None) is not None:
         quantizer = quantizer.inner
     return quantizer

@@ -42,7 +42,7 @@ class Fixed:
 
 @dataclass(frozen=True, slots=True)
 class ObserverSpec:
-    """A module that observes or simulates, by somebody else: called on tensors, and asked to calculate_qparams()."""
+    """A foreign observer or fake-quantizer: called on tensors; calculate_qparams() returns its parameters."""
 
     make: Callable[[], Any]
 

@@ -92,7 +92,7 @@ def matches(pattern: Pattern, module: fx.GraphModule, where: Guard | None = None
 
 
 def _is_closed(match: Match, own: Collection[fx.Node]) -> bool:
-    """Whether nobody outside uses what lies inside."""
+    """Whether the inner values of a match have no users outside."""
     results = set(match.results)
     return all(node in results or all(user in own for user in node.users) for node in match.nodes.values())
 

@@ -1,6 +1,6 @@
 """Fusion: fewer passes over memory.
 
-    dead_steps        steps that nobody needs are removed (dependence.py)
+    dead_steps        steps whose results are unused are removed (dependence.py)
     epilogue_fusion   a Map that reads a product where it is written becomes the product's epilogue
     map_fusion        Maps over the same loops, one reading the other where it writes, become one
     row_fusion        Reduces and Maps that share their outer loops become a LoopNest (row_fusion.py)

@@ -58,7 +58,7 @@ def save(program: Program, path: str | PathLike[str]) -> None:
 
 
 def pack(program: Program) -> tuple[dict[str, Member], dict[str, Json]]:
-    """The members that a file has for a program, and what its manifest says of who wrote it. Raises SaveError."""
+    """The members that a file has for a program, and what its manifest says about its writer. Raises SaveError."""
     members: dict[str, Member] = {}
     weights, example = TensorWriter(), _example(program)
     graphs = GraphWriter()

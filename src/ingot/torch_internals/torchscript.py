@@ -241,7 +241,7 @@ def trace_module(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[st
 
 
 def _quietly() -> warnings_ignored:
-    """Inside, torch does not say that TorchScript is deprecated: whoever imports a script knows."""
+    """Inside, torch does not warn that TorchScript is deprecated."""
     return warnings_ignored(".*deprecated")
 
 

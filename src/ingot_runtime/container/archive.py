@@ -1,8 +1,8 @@
 """The ZIP records of a `.ingot` file: for given members there is exactly one archive, byte for byte.
 
-    local header | padding | data      one a member; data is stored, and begins on a multiple of ALIGNMENT
+    local header | padding | data      one per member; data is stored, and begins on a multiple of ALIGNMENT
     ...
-    directory entry                    one a member, in the same order
+    directory entry                    one per member, in the same order
     ...
     [ZIP64 end record and locator]     only where a number does not fit the plain end record
     end record | comment

@@ -1,4 +1,4 @@
-"""What the manifest says of a model's native code, checked and typed. docs/reference/file_format.md shows the JSON."""
+"""What the manifest says about native code, checked and typed. docs/reference/file_format.md shows the JSON."""
 
 import re
 from collections.abc import Collection, Mapping, Sequence
@@ -80,7 +80,7 @@ class Spec(NamedTuple):
 
 
 def read_spec(manifest: Mapping[str, Any], members: Collection[str], path: str) -> Spec:
-    """What the manifest of a file with these members says of its native code; `path` is for messages.
+    """What the manifest of a file with these members says about its native code; `path` is for messages.
 
     Raises NotCompiled where it has none, UnsupportedSchema for another ABI, DamagedFile for what Ingot would not write.
     """

@@ -244,7 +244,7 @@ def _crc(data: memoryview, slot: archive.Slot, entry: Mapping[str, Any]) -> int:
 
 
 def _forgetting(mapped: mmap.mmap) -> Callable[[int, int], None] | None:
-    """Takes pages that were only checked out of this process again: members that nobody reads cost no memory."""
+    """Releases pages that were only read for checking: members that are not used cost no memory."""
     if not hasattr(mmap, "MADV_DONTNEED"):
         return None
 

@@ -1,4 +1,4 @@
-"""Memory for large results: that of results which nobody holds any more, before any of the system's.
+"""Memory for large results: reuses that of results which are no longer referenced before it allocates.
 
 The system clears fresh memory page by page, which takes longer than most kernels take to fill it. A model therefore
 keeps the memory of as many results as one call returns, for its next call; the system may take it back before. What a
@@ -38,7 +38,7 @@ class ResultMemory:
         return np.asarray(_Result(self._pages(size), shape, dtype, weakref.ref(self)))
 
     def keep(self, pages: "_Pages") -> None:
-        """Takes what a result lay in that nobody holds any more."""
+        """Takes back the memory of a result that is no longer referenced."""
         pages.may_be_taken_back()
         self._kept.append(pages)
 

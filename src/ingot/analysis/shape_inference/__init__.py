@@ -1,7 +1,7 @@
 """Shape analysis: what is known of every value of a program, for every run of it.
 
 lattice.py            types and their join: dtype, device, rank, dims as numbers, symbols, expressions, or unknown
-input_specs.py        what a caller says of arguments, read and checked
+input_specs.py        what a caller says about arguments, read and checked
 operator_types.py     an operator's type, for every rank that its arguments may have
 kernel_evaluation.py  one fake kernel at known ranks: one run for each path that sizes can make it take
 sample_sizes.py       which sizes are worth a run

@@ -58,7 +58,7 @@ class Inferred:
     """The type of every node, inner graphs' included, by the node itself or by a name of the outermost graph.
 
     A node that no run gets to, behind one that always fails in a branch or a loop, has none; `failures` says which one
-    that is, and why. `unknown_reasons` says of operators whose types leave something open why they do.
+    that is, and why. `unknown_reasons` says why the types of operators are incomplete.
     """
 
     types: dict[fx.Node, Type] = field(default_factory=dict)
@@ -301,7 +301,7 @@ def _cond(analysis: _Analysis, args: list[Any]) -> Type:
     for side in (true, false):
         try:
             found.append(TupleType(tuple(analysis.inner(side.value, _types(operands)))))
-        except ShapeError as failure:  # whoever takes this branch gets an exception and nothing else
+        except ShapeError as failure:  # taking this branch raises
             refusal = refusal or failure
     if not found:
         assert refusal is not None

@@ -1,4 +1,4 @@
-"""What a caller says of a program's arguments, read and checked before analysis begins.
+"""What a caller says about a program's arguments, read and checked before analysis begins.
 
 inputs := {argument: spec}         by its own name, its place ("past[0].keys"), or its placeholder's name
 spec   := (dim, …) | TensorType    of a tensor; None: its rank is unknown

@@ -137,7 +137,7 @@ class KernelEvaluation:
 
     def _dim(self, value: Dim, unknown: Limits) -> Any:
         if value is None:
-            name = f"?{len(self.symbols)}"  # which is nobody else's
+            name = f"?{len(self.symbols)}"  # which no other symbol has
             self.symbols[name] = unknown
             return sympy.Symbol(name, integer=True)
         if isinstance(value, sympy.Basic):
@@ -227,7 +227,7 @@ class KernelEvaluation:
         return self._at_first
 
     def _type_at(self, sizes: Sizes) -> Type | None:
-        """What comes of these sizes, None where they are refused; its devices may be the meta device."""
+        """The type at these sizes, None where they are rejected; its devices may be the meta device."""
         key = tuple(sizes.values())
         if key not in self._tried:
             self._tried[key] = self._run_at(sizes)

@@ -1,13 +1,13 @@
 """The type of what an operator returns, from its own fake kernel.
 
-There is no table of shape rules here. Where sizes are unknown or symbols, the kernel is asked twice over:
+There is no table of shape rules here. Where sizes are unknown or symbols, the kernel is evaluated in two ways:
 
 - on symbols, once for each way that sizes make it go: it says what it returns as expressions of them, and every
   condition on sizes that it asks about on its way;
-- on numbers, many of them: at and beside every size where one of those conditions changes (sample_sizes.py).
+- on many numbers: at and next to every size where one of those conditions changes (sample_sizes.py).
 
-What is said of a dim is an expression that is right in every run that succeeded. A run in which the kernel
-refuses the sizes counts for nothing, since no real call gets past it. Where there are more ways than are followed, dims
+The inferred dim is an expression that is right in every run that succeeded. A run in which the kernel
+rejects the sizes counts for nothing, since no real call gets past it. Where there are more ways than are followed, dims
 are unknown; where a kernel cannot run on symbols, so is everything.
 
     add(f32[?], f32[3])     1 and 3 work, and return 3                      so f32[3]

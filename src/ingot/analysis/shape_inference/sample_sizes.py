@@ -2,7 +2,7 @@
 
 A call has symbols: the program's own, by their names, and one for each dim and integer that is unknown. Operators
 compare sizes with each other and with numbers, so what is worth trying is 0, 1, the numbers among the arguments, where
-something that a run was asked about changes its answer, one beside each of these, and a few that mean nothing.
+the answer to a question of a run changes, the neighbours of these, and a few arbitrary ones.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@
     container_ops.py      … those on lists, dicts and text
     cond.py               data-dependent branches become cond
     while_loop.py         and loops while_loop
-    subgraph_capture.py   what goes in and out of either
+    subgraph_capture.py   the inputs and outputs of either
     dynamic_lists.py      lists whose length is data-dependent
     runtime_values.py     what flows: tensors, plain values, data-dependent numbers
     quantized_ops.py      quantized tensors and layers; quantized_layers.py, those that are one operator on floats

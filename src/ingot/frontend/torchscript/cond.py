@@ -1,4 +1,4 @@
-"""prim::If: taken where its condition is known, else a cond; subgraph_capture.py says what goes in and out of it."""
+"""prim::If: taken where its condition is known, else a cond; its inputs and outputs: subgraph_capture.py."""
 
 from __future__ import annotations
 

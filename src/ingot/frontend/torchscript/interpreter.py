@@ -215,14 +215,14 @@ class TorchScriptInterpreter:
         return tensor
 
     def reads_last(self, tensor: torch.Tensor) -> bool:
-        """Whether the node being run is all that ever looks at a tensor, so that nobody can write to it."""
+        """Whether the node being run is the only use of a tensor, so that nothing can write to it."""
         assert self.recorder is not None
         made_by = self.recorder.frame.nodes.get(id(tensor))
         value = next(iter(self._nodes[-1].inputs()))
         return made_by is not None and internals.returns_fresh_tensor(made_by.target) and len(value.uses()) == 1
 
     def is_dead_after(self, node: ts.Node, tensor: torch.Tensor) -> bool:
-        """Whether nobody can look at a tensor of outside once `node` has run: it was made for this block alone."""
+        """Whether an outer tensor is dead once `node` has run: it was created for this block only."""
         assert self.recorder is not None
         frame = self.recorder.frame.parent
         made_by = frame.nodes.get(id(tensor)) if frame is not None else None

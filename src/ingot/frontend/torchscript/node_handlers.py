@@ -238,7 +238,7 @@ def _join(machine: TorchScriptInterpreter, node: ts.Node, inputs: list[Any]) -> 
 
 @rule("aten::_convolution")
 def _convolution(machine: TorchScriptInterpreter, node: ts.Node, inputs: list[Any]) -> Any:
-    """What a trace writes for a convolution; how cuDNN is to compute it is nobody's business here."""
+    """What a trace writes for a convolution; the cuDNN flags are ignored."""
     return call(machine, torch.ops.aten.convolution.default, inputs[:9])
 
 
@@ -259,7 +259,7 @@ def _same(machine: TorchScriptInterpreter, node: ts.Node, inputs: list[Any]) -> 
 
 @rule("prim::NumToTensor")
 def _number_to_tensor(machine: TorchScriptInterpreter, node: ts.Node, inputs: list[Any]) -> Any:
-    """A traced size stays the size that it is until somebody needs it as a tensor."""
+    """A traced size stays a size until it is needed as a tensor."""
     return inputs[0] if internals.is_symbolic(inputs[0]) else as_tensor(inputs[0])
 
 

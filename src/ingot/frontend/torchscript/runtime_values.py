@@ -39,7 +39,7 @@ class RuntimeString(str):
 class RuntimeScalar:
     """A number known only at run time: as a 0-d tensor, and, for an int, as the symbol that sizes are made of.
 
-    The tensor is nobody else's, so that a write to what it was read from does not change it.
+    The tensor is a private copy, so that a write to its source does not change it.
     """
 
     kind: type
@@ -50,7 +50,7 @@ class RuntimeScalar:
     def read(cls, kind: type, tensor: torch.Tensor, private: bool = False) -> Any:
         """int(tensor), float(tensor) or bool(tensor): a plain number where the recorder knows the value.
 
-        `private` says that nobody can write to the tensor afterwards.
+        `private`: nothing can write to the tensor afterwards.
         """
         known = tensor.item()
         if isinstance(known, int | float | bool):
@@ -64,7 +64,7 @@ class RuntimeScalar:
 
     @classmethod
     def from_tensor(cls, kind: type, tensor: torch.Tensor) -> RuntimeScalar:
-        """The number in a 0-d tensor that has the kind's dtype and that nobody writes to."""
+        """The number in a 0-d tensor that has the kind's dtype and is never written to."""
         return cls(kind, tensor, tensor.item() if kind is int else None)
 
 

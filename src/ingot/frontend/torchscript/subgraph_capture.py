@@ -1,8 +1,8 @@
-"""What branches and loops have in common: functions of a graph, and what goes in and out of them.
+"""What branches and loops have in common: subgraphs, and their inputs and outputs.
 
 A branch whose condition is known while the script is imported is taken, and that is all. One that hangs on a value or
 on a size that stays open becomes a cond; a loop becomes a while_loop. Both are recorded by the rules that capture has
-for them, and what goes in and out of their functions is tensors only:
+for them, whose inputs and outputs are tensors only:
 
     tensors                     as they are; one that comes from outside goes out as a copy
     numbers                     0-d tensors
@@ -51,12 +51,12 @@ _ATTEMPTS = 32
 
 
 class RetryCapture(Exception):
-    """The functions must be recorded again, now that more is known of what goes in and out."""
+    """The functions must be recorded again, now that more of their inputs and outputs is known."""
 
 
 @dataclass(slots=True)
 class SubgraphPlan:
-    """What goes in and out of the functions of one operator besides what the script says."""
+    """Inputs and outputs of the functions of one operator besides those in the script."""
 
     bases: list[torch.Tensor] = field(default_factory=list)
     containers: list[Any] = field(default_factory=list)
@@ -150,7 +150,7 @@ def content_of(container: Any) -> Any:
 
 
 def find_escaping(machine: TorchScriptInterpreter, node: ts.Node, leaves: Sequence[Any]) -> list[int]:
-    """Which leaves are memory of outside that somebody may still look at after the branch, so that copies differ."""
+    """Which leaves are outer memory that may still be read after the branch, so that copies would differ."""
     found = []
     for i, leaf in enumerate(leaves):
         outside = isinstance(leaf, torch.Tensor) and not machine.is_own(machine.localize(leaf))
@@ -238,7 +238,7 @@ def literal_of(value: ts.Value) -> Any:
 
 
 def make_like(machine: TorchScriptInterpreter, value: Any, *rows: Any) -> Callable[[], Any]:
-    """Makes something of the same type as a value, or so many rows of it, for where nobody looks."""
+    """Creates a placeholder of the same type as a value, or of so many rows of it, that is never read."""
     if isinstance(value, torch.Tensor):
         sizes = [s for s in value.shape if internals.is_symbolic(s)]
         if any(internals.is_unbacked(symbol) for s in sizes for symbol in internals.expr_of(s).free_symbols):

@@ -45,7 +45,7 @@ def narrow(x: TensorValue, dtype: str) -> TensorValue:
 
 
 def writable(low: Lowering, x: TensorValue) -> TensorValue:
-    """A copy of the tensor, dense, that nobody else reads."""
+    """A dense copy of the tensor without other readers."""
     name = low.buffer("temporary", x.dtype, x.shape).name
     low.realize(low.lazy_copy(x), into=name)
     return TensorValue(x.shape, x.dtype, Strided(name, 0, contiguous_strides(x.shape)))

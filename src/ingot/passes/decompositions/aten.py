@@ -134,7 +134,7 @@ def _roll(x: torch.Tensor, shifts: Any, dims: Any = ()) -> torch.Tensor:
 
 @decomposes(aten.vander.default)
 def _vander(x: torch.Tensor, N: int | None = None, increasing: bool = False) -> torch.Tensor:
-    """torch's writes to parts of an empty tensor; this one puts the first column beside the others."""
+    """torch's writes to parts of an empty tensor; this one concatenates the first column and the others."""
     count = x.shape[0] if N is None else N
     column = (x if x.is_floating_point() or x.is_complex() else x.to(torch.int64)).unsqueeze(-1)
     made = torch.ones_like(column)
@@ -144,7 +144,7 @@ def _vander(x: torch.Tensor, N: int | None = None, increasing: bool = False) -> 
     return made if increasing else made.flip(-1)
 
 
-# ---------------------------------------------------------------------- numbers beside half-precision tensors
+# ---------------------------------------------------------------------- numbers combined with half-precision tensors
 
 
 @decomposes(aten.softshrink.default)

@@ -94,7 +94,7 @@ def _attend_in_blocks(
             masked = ops.call("add", score, ops.cast(more, kind))
         body = ops.finish([masked])
     shape = (*lead, queries, columns)
-    # Heads beside each other, as the layer that follows reads them.
+    # Heads are adjacent, as the layer that follows reads them.
     rank = len(shape)
     order = (*range(rank - 3), rank - 2, rank - 3, rank - 1) if rank > 2 else (0, 1)
     physical = [shape[d] for d in order]

@@ -144,7 +144,7 @@ def _substitute_accumulator(value: int) -> Callable[[Op, tuple[int, ...], BodyBu
 
 
 def _allocate_result(low: Lowering, q: TensorValue, columns: int, dtype: str) -> tuple[TensorValue, Strided]:
-    """Memory for the result, heads beside each other, as the layer that follows reads them."""
+    """Memory for the result with adjacent heads, as the layer that follows reads them."""
     images, heads, queries, _ = q.shape
     shape = (images, heads, queries, columns)
     buffer = low.buffer("temporary", dtype, (images, queries, heads, columns))

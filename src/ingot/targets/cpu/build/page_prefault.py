@@ -24,7 +24,7 @@ PIECE = 16 << 20
 class Pages:
     """Inside `with`, memory for about `size` bytes is made ready, for `take` to give.
 
-    What nobody takes is given back.
+    What is not taken is released.
     """
 
     def __init__(self, size: int) -> None:

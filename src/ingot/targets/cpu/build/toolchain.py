@@ -162,7 +162,7 @@ class Toolchain:
         )
 
     def _check_library(self, library: Path, said: str) -> None:
-        """A compiler that reports success may still have made nothing; whoever loads that would crash or wonder."""
+        """Checks the output: a compiler that reports success may still have written nothing that can be loaded."""
         try:
             with library.open("rb") as file:
                 begins = file.read(4)

@@ -1,4 +1,4 @@
-"""Pairs as C: the kernel of the first step, with the second one's sums of each tile beside its own."""
+"""Dual GEMMs as C: the kernel of the first step, which also computes the second one's sums of each tile."""
 
 from __future__ import annotations
 

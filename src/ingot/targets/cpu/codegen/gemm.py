@@ -38,7 +38,7 @@ TILES = 24
 TASKS = 32
 # Rows that are one tile for every instruction set.
 LOWEST = 6
-# Bytes of weights that stay in a core's own cache beside the rows.
+# Bytes of weights that stay in a core's own cache along with the rows.
 CACHED = 1 << 18
 _KINDS: dict[OperandFormat, str] = {"bfloat16": "bf16", "int8": "u8"}
 

@@ -53,9 +53,9 @@ _TEXT: dict[tuple[str, str], str] = {
     ("whole", "float32"): "({0} + 0x1.8p23f) - 0x1.8p23f",
     ("fit", "int32"): "{0}",
 }  # fmt: skip
-# The same where nothing but a rounded number comes of the result: at most 6e-7 off.
+# The same where the result is rounded afterwards: at most 6e-7 off.
 _ROUNDED: dict[tuple[str, str], str] = {("erf", "float32"): "ig_lanes_near_erf_f32({0})"}
-# And where, besides, nobody can tell 0 from -0, which is what a small negative number is rounded to.
+# And where, besides, 0 and -0 are equivalent, which is what a small negative number is rounded to.
 _UNSIGNED: dict[tuple[str, str], str] = {("whole", "float32"): "ig_lanes_round_f32({0})"}
 _BLIND = {*_SIGNS, "relu", "square", "whole", "nearest", "fit", "max", "min", "fmax", "fmin", "cast", "load", "const",
           "accumulator", "beside"}  # fmt: skip

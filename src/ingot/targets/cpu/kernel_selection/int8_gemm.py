@@ -27,7 +27,7 @@ EXACT_TERMS = 2**24 // (255 * 128)
 @dataclass(frozen=True, slots=True)
 class Factored:
     """A product of integers. `rows` are uint8 or int8; as uint8 (`convert_to_uint8`) they dequantize with
-    `zero` and `scale`, of which there may be one a row. `weight` is int8 and constant, its zero point 0; `scales` go
+    `zero` and `scale`, of which there may be one per row. `weight` is int8 and constant, its zero point 0; `scales` go
     with its columns, times `scale` where that is a number."""
 
     rows: TensorValue
