@@ -1,4 +1,4 @@
-"""The sample call stored in a file: what went in, what came out where it was compiled, and the comparison."""
+"""The sample call stored in a file: its inputs, its results where it was compiled, and the comparison."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple

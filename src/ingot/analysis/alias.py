@@ -1,4 +1,4 @@
-"""Which values of a program may lie in the same memory, by its graphs alone."""
+"""Alias analysis: which values of a program may share memory."""
 
 from __future__ import annotations
 

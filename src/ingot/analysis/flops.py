@@ -1,4 +1,4 @@
-"""FLOPs: one rule per operator, from the shapes that go in and the shape that comes out.
+"""FLOPs: one rule per operator, from the shapes of its inputs and its output.
 
 Counted are matrix products, convolutions, attention and recurrent layers: two for each multiply-add. Everything else
 (elementwise operators, reductions, norms, softmax, biases) is left out, as in torch.utils.flop_counter: it is a few

@@ -1,4 +1,4 @@
-"""Which nodes do something besides computing their value, and what a failing assertion says."""
+"""Side effects: which nodes have one, and the message of a failing assertion."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs a graph so that autograd goes back along its associative scans, in memory that grows with their length.
+"""The gradient of associative scans, in memory that is linear in their length.
 
 With y[0] = x[0] and y[t] = f(y[t-1], x[t]), the gradient runs back along the same chain:
 

@@ -1,4 +1,4 @@
-"""Models that train: forward and backward as native code, joined by torch's autograd.
+"""Training: forward and backward as native code, connected by torch's autograd.
 
     trained = ingot.compile(model, args, training=True)
     loss = trained(*args).sum()

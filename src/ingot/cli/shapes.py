@@ -1,4 +1,4 @@
-"""What shape analysis knows of a program's values, for `ingot inspect --shapes`."""
+"""What shape inference knows about a program's values, for `ingot inspect --shapes`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Asks the real kernels whether they take the dtypes that a captured operator is called with.
+"""Checks that the real kernels support the dtypes that a captured operator is called with.
 
 Fake kernels compute shapes and dtypes, and check less than the kernels they stand for: `mm` of float32 and int64 or a
 pooling of int64 has a fake result and raises in eager. So every ATen operator runs on small real tensors, once in a

@@ -1,4 +1,4 @@
-"""Attention with a user's functions: flex_attention and its backward stay one operator each, the functions inside.
+"""flex_attention: it and its backward stay one operator each, with the user's functions as subgraphs.
 
     flex_attention(q, k, v, score_mod, (…, mask_mod), scale, options, score operands, mask operands)
     flex_attention_backward(q, k, v, out, lse, ∂out, ∂lse, score_mod, joint, (…, mask_mod), scale, options, …)

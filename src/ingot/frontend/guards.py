@@ -1,4 +1,4 @@
-"""What a trace asks of dynamic sizes, and what follows from it.
+"""Guards: the conditions on dynamic sizes that a trace depends on, and what follows from them.
 
     Watch           notes every question about a symbol's value that the model's code, or an operator, asked
     conclude(...)   those questions → errors (a dim was frozen or tied), narrower ranges, constraints for later calls

@@ -1,4 +1,4 @@
-"""Whether an operator does what the graph says at other sizes than those of the trace.
+"""Whether an operator behaves as the graph says at other sizes than those of the trace.
 
     Call            an operator's arguments, with sizes as expressions
     OperatorSizes   runs a call again on fakes whose sizes are numbers, and compares the shapes of the results

@@ -1,4 +1,4 @@
-"""Run-time checks: conditions on values known only at run time become assertions of the graph, where they are asked.
+"""Run-time checks: conditions on values known only at run time become assertions in the graph.
 
 torch._check, an assert statement and operators all tell the shape environment what it may take for granted. The
 environment reports each condition that is new to it, and a node is written at once: what the environment knows later

@@ -1,4 +1,4 @@
-"""Everything that can be changed through a module: its attributes, and the lists, dicts and plain objects behind them.
+"""A snapshot of a module's mutable state: its attributes, and the lists, dicts and plain objects they refer to.
 
 `holders` walks it, `Snapshot` keeps it and puts it back. Other modules count, registered or not; tensors, functions and
 what belongs to torch itself do not. `keep_memories_clean` sees to functions that remember their results.

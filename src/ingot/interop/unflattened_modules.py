@@ -1,4 +1,4 @@
-"""The modules of a rebuilt hierarchy, and what their graphs call: a child, or control flow whose functions call one.
+"""The modules of an unflattened hierarchy, and what their graphs call: children, or control flow that calls them.
 
 unflatten.py makes them. A preserved module is called as the model called it, so any module with that signature may be
 put in its place.

@@ -1,4 +1,4 @@
-"""The operators that stand for custom operators which write to their arguments: they write to copies.
+"""Functional forms of custom operators that mutate their arguments: they write to copies.
 
     user::bump(Tensor(a!) x, float by) -> ()            unwritten_user::bump(Tensor x, float by) -> Tensor
     user::stamp(Tensor(a!) x, Tensor y) -> Tensor       unwritten_user::stamp(Tensor x, Tensor y) -> (Tensor, Tensor)

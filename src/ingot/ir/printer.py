@@ -1,4 +1,4 @@
-"""print(program): a graph as code that a person wants to read.
+"""print(program): a graph as readable code.
 
     # Encoder: 5 nodes, CAPTURED, evaluation
     #   dims         batch in [1, 64]

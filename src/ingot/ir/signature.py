@@ -1,4 +1,4 @@
-"""What goes into a Program's graph and what comes out of it.
+"""The inputs and outputs of a Program's graph.
 
 The graph is lifted: it closes over nothing. Its placeholders are, in this order, parameters, buffers, constants and the
 tensors of the user's arguments; its output is a flat tuple of mutations, then the tensors of the result.

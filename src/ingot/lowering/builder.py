@@ -1,4 +1,4 @@
-"""Making memory and steps: what rules build a program's loops with."""
+"""The builder of loop IR: rules create buffers and steps with it."""
 
 from __future__ import annotations
 

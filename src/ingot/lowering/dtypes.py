@@ -1,4 +1,4 @@
-"""The types of elements: how wide they are, and what is computed in what."""
+"""Element types: their widths, and the types that they are computed in."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From a recipe to a table: a walk over each graph, from its end to its beginning.
+"""From a recipe to a table: a backward walk over each graph.
 
 A product has its activations and its weight quantized. What lies before it follows from that: an operator that keeps
 values is crossed, so that its input has the parameters of its output, and a sum joins in where all that reads it is

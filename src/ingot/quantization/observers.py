@@ -1,4 +1,4 @@
-"""Observers: what is learned of a value's range from the data that goes through.
+"""Observers: they estimate a value's range from data.
 
     minmax           the smallest and the largest value seen
     moving_average   the same of each batch, averaged; what training uses

@@ -1,4 +1,4 @@
-"""Where quantization loses: layer by layer, the noise that each adds, and how much of its range is used.
+"""Quantization error by layer: the noise that each adds, and how much of its range is used.
 
     report(program, quantized, batches)                     prints a table with bars, returns it
     report(program, quantized, batches).save("report.html")

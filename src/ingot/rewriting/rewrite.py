@@ -1,4 +1,4 @@
-"""Rewrites: what looks like one function becomes another.
+"""Rewrites: replaces every match of one function by another.
 
 before                                          after rewrite(before=lambda x, w: F.relu(F.linear(x, w)), …)
 linear = aten.linear(x, p_fc_weight)            linear_relu = mine.linear_relu(x, p_fc_weight)

@@ -1,4 +1,4 @@
-"""Every non-public torch name that Ingot leans on enters here, so that a new torch release is this package's work.
+"""Every non-public torch name that Ingot uses is imported here: a new torch release changes only this package.
 
 Public names (torch.fx, torch.ops, torch.export, FX graphs, ATen) are imported where they are used.
 """

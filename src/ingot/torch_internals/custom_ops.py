@@ -1,4 +1,4 @@
-"""Operators of our own that stand for others in a graph: how they are defined, and how they are differentiated."""
+"""Definition and differentiation of custom operators that stand for others in a graph."""
 
 from __future__ import annotations
 

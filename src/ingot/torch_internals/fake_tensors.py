@@ -1,4 +1,4 @@
-"""Fake tensors: making them, and asking what memory they stand for."""
+"""Fake tensors: creating them, and which memory they stand for."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Functions of torch that are others while something runs, on the thread that runs it."""
+"""Context managers that temporarily monkey-patch torch, on the current thread only."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Operators: what their schemas do not say, and those that torch keeps to itself."""
+"""Operators: what their schemas do not say, and non-public ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Shape environments: what torch knows about sizes, for one thread, for a program, and for a capture that listens."""
+"""Shape environments: what torch knows about sizes, for a thread, for a program, and for a capture with guards."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a file keeps of torch's symbols, and how they come to be again."""
+"""What a file stores of torch's symbols, and how they are restored."""
 
 from __future__ import annotations
 

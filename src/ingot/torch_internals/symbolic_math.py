@@ -1,4 +1,4 @@
-"""Python's functions of numbers, of sizes that are symbols."""
+"""Python's math functions for symbolic sizes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Symbols of sizes and the environment that knows about them."""
+"""Size symbols, their expressions, and context managers around shape environments."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Members in pieces, each with its own hash: all cores check one large member, and damage has a place."""
+"""Members in pieces, each with its own hash: all cores check one large member, and damage is located."""
 
 import threading
 from collections import deque

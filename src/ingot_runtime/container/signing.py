@@ -1,4 +1,4 @@
-"""Whose file it is: Ed25519 signatures of `.ingot` files, and what the `trust` argument of `load` requires.
+"""Ed25519 signatures of `.ingot` files, and what the `trust` argument of `load` requires.
 
     write_keys("release.pem", "release.pub.pem")            a new key pair; keep the first file secret
     sign_file("m.ingot", "release.pem")                     the file again, with a signature

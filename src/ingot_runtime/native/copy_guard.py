@@ -1,4 +1,4 @@
-"""What holds native code: it cannot be pickled, and says how to hand it on instead."""
+"""Objects that hold native code cannot be pickled or copied; the error says what to do instead."""
 
 from typing import Any, Self
 

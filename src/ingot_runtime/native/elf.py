@@ -1,4 +1,4 @@
-"""Shared libraries of Linux, looked at without loading them: loading one runs code of its own.
+"""Checks of ELF shared libraries without loading them: loading one runs its code.
 
 This does not guard against malice. A library that is damaged, of another machine, or of another program gets a named
 error before anything of it is mapped.

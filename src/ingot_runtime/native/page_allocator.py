@@ -1,4 +1,4 @@
-"""Memory of the system's own, for what is large."""
+"""Large allocations, mapped directly from the system."""
 
 import contextlib
 import mmap

@@ -1,4 +1,4 @@
-"""Shape analysis: what is known of every value of a program, for every run of it.
+"""Shape inference: what is known about every value of a program, for all calls.
 
 lattice.py            types and their join: dtype, device, rank, dims as numbers, symbols, expressions, or unknown
 input_specs.py        what a caller says about arguments, read and checked

@@ -1,4 +1,4 @@
-"""What torch.jit.optimize_for_inference leaves: oneDNN's layouts, and its operators, on plain tensors.
+"""Operators of torch.jit.optimize_for_inference: oneDNN's layouts and operators, on plain tensors.
 
 Layouts are how one machine likes to hold a tensor, and no part of what a script computes.
 """

@@ -1,4 +1,4 @@
-"""Quantized operators that are one operator on floats, given a scale and a zero point for what comes out."""
+"""Quantized operators that are one float operator, with a scale and a zero point for the result."""
 
 from __future__ import annotations
 

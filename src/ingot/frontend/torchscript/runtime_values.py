@@ -1,4 +1,4 @@
-"""What flows through a TorchScript graph while it is imported.
+"""Values of a TorchScript graph while it is imported.
 
 Tensors are fakes, and everything else is a plain Python value: a list is a list, None is None. Four kinds are ours:
 

@@ -1,4 +1,4 @@
-"""The TorchScript interpreter's own operators: numbers, and questions about a tensor.
+"""The TorchScript interpreter's own operators: numbers, and queries of tensors.
 
 A number may be data-dependent; then arithmetic on it is arithmetic on 0-d tensors (int64 and
 float64, as Python's own numbers), and on symbols too where it is an int, so that sizes computed from it stay related.

@@ -1,4 +1,4 @@
-"""Products of groups of rows, each with a matrix of its own: what mixtures of experts are made of."""
+"""Grouped matrix products, one matrix per group of rows, as mixtures of experts use them."""
 
 from __future__ import annotations
 

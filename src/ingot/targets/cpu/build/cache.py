@@ -1,4 +1,4 @@
-"""Libraries that were compiled before, found by what they were compiled from.
+"""The compilation cache: libraries, found by what they were compiled from.
 
     Cache.from_settings(settings).read_library(source, isa, toolchain)     the bytes of a library, to be loaded
 

@@ -1,4 +1,4 @@
-"""What makes the cache's folder this user's own, and an entry one that this user's Ingot made.
+"""Safety of the cache: its folder belongs to this user, and its entries were written by this user's Ingot.
 
 Whoever can put a library into the cache has it run by the next compilation. So the folder and what lies in it must
 belong to this user and be writable by nobody else, and an entry's name has a code (HMAC-SHA256) of its bytes that takes

@@ -1,4 +1,4 @@
-"""Running a compiler, and putting what it made in its place: where disks fill up and processes are killed.
+"""Runs a compiler and publishes its output, where disks fill up and processes are killed.
 
 `build` turns every way in which a command can end into an answer or an exception, and `publish` makes a file appear at
 once and whole. Neither knows what a compiler's flags mean.

@@ -1,4 +1,4 @@
-"""C compilers: finding one, and making a shared library of a C file with it.
+"""C compilers: finding one, and compiling a C file to a shared library with it.
 
     toolchain = find(settings)                                  # $CC, gcc, clang, cc, or the ziglang package
     toolchain.compile_library(source, isa.host(), Path("model.so"))

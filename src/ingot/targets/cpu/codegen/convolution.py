@@ -1,4 +1,4 @@
-"""Convolutions as C, three ways: windows under the product's tile, one channel at a time, and Winograd's tiles.
+"""Convolutions as C, three ways: windows under the product's tile, one channel at a time, and Winograd tiles.
 
 The epilogue of each is the one of products: rows are pixels, columns are output channels.
 """

@@ -1,4 +1,4 @@
-"""What a library exports, as C: which inputs it takes, the sizes that they tell, its outputs and its state."""
+"""What a library exports, as C: its inputs, the sizes that they bind, its outputs and its state."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Maps with integers of 8 bits, in vectors written by hand: see c/lanes.h.
+"""Maps of 8-bit integers in hand-written vectors: see c/lanes.h.
 
 A body's operations become operations on 16 columns at a time. What has no such form (an exp, say) is computed by a
 plain loop first, with all that it needs, into a line of floats; the vectors go on from there. What only decides which

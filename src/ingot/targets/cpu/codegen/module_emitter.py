@@ -1,4 +1,4 @@
-"""One C file a model: prelude, the library functions it uses, its kernels, the run, and the functions it exports.
+"""One C file per model: prelude, the library functions it uses, its kernels, the run, and the functions it exports.
 
     emit(module, plan) -> Source(text, weights)
 

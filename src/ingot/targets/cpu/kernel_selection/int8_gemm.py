@@ -1,4 +1,4 @@
-"""Products of integers: what a dequantized tensor and a dequantized weight are multiplied as.
+"""Integer products of a dequantized tensor and a dequantized weight.
 
     Σ_k (x - zero)·s · w·t[j]  =  s·t[j] · (Σ_k x·w[j] - zero · Σ_k w[j])
 

@@ -1,4 +1,4 @@
-"""Copies for products: what is multiplied with a weight, stored as the product reads it.
+"""Conversion of operands: what is multiplied with a weight, stored as the product reads it.
 
 That is a step of its own, in the loops of the step that computed the original, so that fusion makes one of the two.
 Whatever else reads it still reads it as it was.

@@ -1,4 +1,4 @@
-"""Weights in the layouts that kernels read: what is derived from a weight of the model, ahead of time."""
+"""Weights in the layouts that kernels read, packed ahead of time."""
 
 from __future__ import annotations
 
