@@ -126,7 +126,7 @@ class _NativeGraph:
             wrapper, program = _capture(self._graph, inputs, self._roles, state)
         returned = _find_returned_arguments(program, wrapper)
         # torch.compile runs a model in the mode that it is in.
-        with internals.warnings_ignored(".*train mode"):
+        with internals.ignore_warnings(".*train mode"):
             compiled = compiler.compile(program, **self._options)
         compiled.program.example_inputs = None  # would keep the first call's tensors
         kept = tuple(sorted(state))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from ingot.quantization.observers import OBSERVERS, observer_for, parameters_seen
+from ingot.quantization.observers import OBSERVERS, find_all_parameters, observer_for
 from ingot.quantization.qscheme import (
     Granularity,
     Scheme,
@@ -100,7 +100,7 @@ def test_all_at_once_is_one_by_one() -> None:
     observers = [observer_for(kind) for kind in [*kinds, Scheme(torch.int8, -128, 127, symmetric=True)] for _ in DATA]
     for observer, x in zip(observers, [*DATA.values()] * 5, strict=True):
         observer.observe(x)
-    for observer, found in zip(observers, parameters_seen(observers), strict=True):
+    for observer, found in zip(observers, find_all_parameters(observers), strict=True):
         alone = observer.parameters_now()
         assert torch.equal(found.scale, alone.scale) and torch.equal(found.zero_point, alone.zero_point)
 

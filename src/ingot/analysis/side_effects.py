@@ -68,7 +68,7 @@ def asserts(node: fx.Node) -> bool:
 
 
 @contextmanager
-def assertions_explained() -> Iterator[None]:
+def explain_assertions() -> Iterator[None]:
     """Inside, an assertion of a graph that fails raises AssertionFailed, with the user's line and the module's path."""
     try:
         yield

@@ -28,7 +28,7 @@ from ingot.ir.signature import InputKind, OutputKind
 from ingot.lowering.index_expr import Expr, Size, substitute
 from ingot.lowering.loop_module import Module, Precision, SymbolSource
 from ingot.serialization.program_file import pack
-from ingot.targets.cpu.build.compile_process import save_failed
+from ingot.targets.cpu.build.compile_process import save_error
 from ingot.targets.cpu.build.isa import Isa
 from ingot.targets.cpu.codegen.module_emitter import CSource
 from ingot.targets.cpu.codegen.weight_packing import WeightBlob
@@ -163,7 +163,7 @@ class CompiledModel(Uncopied):
                 fields=fields,
             )
         except OSError as error:
-            raise save_failed(error, path) from error
+            raise save_error(error, path) from error
 
     def close(self) -> None:
         """Gives back the model's threads and memory."""

@@ -90,7 +90,7 @@ class ConstantTracker:
             self._asked.append(tensor)  # kept alive, so that its id stays its own
             with (
                 internals.real_tensors(),
-                internals.recording_paused(),
+                internals.pause_recording(),
             ):  # a copy, since what forward does to it happens to the copy
                 value = tensor.detach().clone()
             self._values[id(tensor)] = _Known(value, frozenset({internals.storage_id(tensor)}))

@@ -154,7 +154,7 @@ def _output_of(graph: fx.Graph) -> fx.Node:
     return graph.output_node()
 
 
-def call_recorded(
+def record_call(
     recorder: GraphTracer,
     op: Any,
     node_args: tuple[Any, ...],
@@ -202,7 +202,7 @@ def _cond(recorder: GraphTracer, op: Any, pred: Any, true_fn: Any, false_fn: Any
     pred_node = recorder.argument(pred)
     values = (*operands, *extra)
     nodes = recorder.argument(values)
-    return call_recorded(recorder, op, (pred_node, *graphs.attributes(modules), nodes), (pred, *modules, values))
+    return record_call(recorder, op, (pred_node, *graphs.attributes(modules), nodes), (pred, *modules, values))
 
 
 @records(hop.while_loop)
@@ -225,7 +225,7 @@ def _while_loop(
     modules, extra = graphs.finish()
     values = (tuple(carried), (*additional, *extra))
     nodes = tuple(recorder.argument(group) for group in values)
-    return call_recorded(recorder, op, (*graphs.attributes(modules), *nodes), (*modules, *values), kw or None)
+    return record_call(recorder, op, (*graphs.attributes(modules), *nodes), (*modules, *values), kw or None)
 
 
 @records(hop.scan)
@@ -239,7 +239,7 @@ def _scan(
     modules, extra = graphs.finish()
     values = (list(init), list(xs), (*additional_inputs, *extra))
     nodes = tuple(recorder.argument(group) for group in values)
-    return call_recorded(recorder, op, (*graphs.attributes(modules), *nodes), (*modules, *values))
+    return record_call(recorder, op, (*graphs.attributes(modules), *nodes), (*modules, *values))
 
 
 @records(hop.associative_scan)
@@ -250,7 +250,7 @@ def _associative_scan(recorder: GraphTracer, op: Any, combine: Any, xs: list[Any
     modules, extra = graphs.finish()
     values = (list(xs), (*additional_inputs, *extra))
     nodes = tuple(recorder.argument(group) for group in values)
-    return call_recorded(recorder, op, (*graphs.attributes(modules), *nodes), (*modules, *values))
+    return record_call(recorder, op, (*graphs.attributes(modules), *nodes), (*modules, *values))
 
 
 @records(hop.map_impl)
@@ -261,7 +261,7 @@ def _map(recorder: GraphTracer, op: Any, function: Any, xs: Sequence[Any], pos_a
     modules, extra = graphs.finish()
     values = (list(xs), [*pos_args, *extra])
     nodes = tuple(recorder.argument(group) for group in values)
-    return call_recorded(recorder, op, (*graphs.attributes(modules), *nodes), (*modules, *values))
+    return record_call(recorder, op, (*graphs.attributes(modules), *nodes), (*modules, *values))
 
 
 @records(internals.tracepoint)

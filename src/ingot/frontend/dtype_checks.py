@@ -66,7 +66,7 @@ def check_dtypes(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> None
         return
     draws = torch.Tag.nondeterministic_seeded in func.tags
     with (
-        internals.warnings_ignored(),
+        internals.ignore_warnings(),
         internals.below_autograd(),
         internals.own_draws() if draws else internals.without_dispatch(),
         internals.without_python_kernels(),

@@ -18,7 +18,7 @@ from torch.overrides import TorchFunctionMode
 
 from ingot import torch_internals as internals
 from ingot.errors import CaptureError, format_error
-from ingot.frontend.control_flow import Subgraphs, call_recorded, records, unwrap_single_output
+from ingot.frontend.control_flow import Subgraphs, record_call, records, unwrap_single_output
 from ingot.frontend.tracer import GraphTracer
 from ingot.ir import metadata
 
@@ -53,7 +53,7 @@ def _flex_attention(
     )
     blocks = (*block_mask[:-1], mask.module)
     args = (query, key, value, score.module, blocks, scale, kernel_options, score_all, mask_all)
-    return call_recorded(recorder, op, node_args, args)
+    return record_call(recorder, op, node_args, args)
 
 
 @records(hop.flex_attention_backward)
@@ -92,7 +92,7 @@ def _flex_attention_backward(
     )
     blocks = (*block_mask[:-1], mask.module)
     args = (*tensors, score.module, both.module, blocks, scale, kernel_options, score_all, mask_all)
-    return call_recorded(recorder, op, node_args, args)
+    return record_call(recorder, op, node_args, args)
 
 
 class _Recorded:

@@ -98,7 +98,7 @@ class GuardRecorder:
             asked = self._asked.pop()
         if not asked or self.paused or not results:
             return
-        with internals.questions_unwatched(self.env):
+        with internals.suspend_watching(self.env):
             for condition in self._sizes.find_violations(
                 call or OperatorCall.from_call(func, args, kwargs), results[0], list(asked)
             ):

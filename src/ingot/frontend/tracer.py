@@ -169,7 +169,7 @@ class GraphTracer(internals.RecordingMode):
         with watched as results:
             self.inside_op += 1
             try:
-                with internals.below_autograd(), internals.aliases_kept(self.mode, func):
+                with internals.below_autograd(), internals.keep_aliases(self.mode, func):
                     out = on_fakes(func)(*args, **kwargs)
             finally:
                 self.inside_op -= 1
@@ -380,7 +380,7 @@ class GraphTracer(internals.RecordingMode):
 
     def pause(self) -> Any:
         """Inside, nothing is recorded."""
-        return internals.recording_paused()
+        return internals.pause_recording()
 
     def enter_autocast(self, device: str, dtype: torch.dtype, enabled: bool, cache: bool) -> None:
         if self.inside_op:

@@ -9,7 +9,7 @@ import torch
 from torch import fx, nn
 
 from ingot import torch_internals as internals
-from ingot.analysis.side_effects import assertions_explained
+from ingot.analysis.side_effects import explain_assertions
 from ingot.interop.train_eval import switch_mode
 from ingot.ir import execution
 from ingot.ir.signature import InputKind
@@ -40,7 +40,7 @@ class ProgramModule(nn.Module):
         specs = program.signature.user_inputs
         arguments = {i.name: leaf for i, leaf in zip(specs, leaves, strict=True) if i.kind is InputKind.ARGUMENT}
         state = [tensor_at(self, name) for name in self._targets]
-        with assertions_explained(), internals.modes_restored():
+        with explain_assertions(), internals.restore_modes():
             values = self.graph_module(*execution.tokens_of(program), *state, *arguments.values())
         return execution.finish(program, list(values), arguments, lambda name: tensor_at(self, name))
 

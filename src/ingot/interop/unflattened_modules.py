@@ -16,7 +16,7 @@ import torch
 from torch import fx, nn
 
 from ingot import torch_internals as internals
-from ingot.analysis.side_effects import assertions_explained
+from ingot.analysis.side_effects import explain_assertions
 from ingot.errors import UnflattenError, format_error
 from ingot.interop.module import tensor_at
 from ingot.interop.train_eval import switch_mode
@@ -87,7 +87,7 @@ class Unflattened(nn.Module):
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         pending = _PENDING.get()
         if pending is None or pending.module is not self:
-            with assertions_explained(), internals.modes_restored(), _as_root(self):
+            with explain_assertions(), internals.restore_modes(), _as_root(self):
                 return self._call(_Pending(self, self._body_alone(), (), []), args, kwargs)
         _PENDING.set(None)
         return self._call(pending, args, kwargs)
@@ -147,7 +147,7 @@ class UnflattenedRoot(Unflattened):
         specs = program.signature.user_inputs
         arguments = {i.name: x for i, x in zip(specs, leaves, strict=True) if i.kind is InputKind.ARGUMENT}
         body = next(iter(self.bodies.values()))
-        with assertions_explained(), internals.modes_restored(), _as_root(self):
+        with explain_assertions(), internals.restore_modes(), _as_root(self):
             values = self._run(body, [arguments[name] for name in body.arguments])
         return execution.finish(program, values, arguments, lambda name: tensor_at(self, name))
 

@@ -10,7 +10,7 @@ import sympy
 import torch
 
 from ingot import torch_internals as internals
-from ingot.analysis.side_effects import assertions_explained
+from ingot.analysis.side_effects import explain_assertions
 from ingot.errors import InputError, LiteralError, StructureError, format_error
 from ingot.ir import metadata, pytree, symbolic_dims
 from ingot.ir.signature import Input, InputKind, OutputKind
@@ -33,7 +33,7 @@ def run_leaves(program: Program, leaves: list[Any]) -> Any:
     names = _argument_names(program)
     _check_written(program, dict(zip(names, tensors, strict=True)))
     state = [program.state_of(i) for i in program.signature.state_inputs]
-    with assertions_explained(), internals.modes_restored():
+    with explain_assertions(), internals.restore_modes():
         values = program.graph_module(*tokens_of(program), *state, *tensors)
     return finish(program, list(values), dict(zip(names, tensors, strict=True)))
 

@@ -395,7 +395,7 @@ class _FakeRun:
 
     def _first_problem(self, region: internals.Region) -> Problem | None:
         region.enter(internals.exporting())
-        region.enter(internals.nothing_learned(self.env))
+        region.enter(internals.discard_guards(self.env))
         region.hold(internals.enable_python_dispatcher())
         region.enter(self.mode)
         for device in ("cpu", "cuda"):

@@ -241,7 +241,7 @@ class _Conversion:
             key, quantizer = self._key(weight), quantizers.get(weight.name)
             if key not in found and key not in self.weights:
                 source = self._source(weight)
-                known = quantizer.parameters_found() if quantizer is not None else None
+                known = quantizer.find_parameters() if quantizer is not None else None
                 found[key] = (source, *source.numbers(weight, known))
         for weight in weights:
             key, user = self._key(weight), self.nodes[weight.user]

@@ -170,7 +170,7 @@ def _rebin(counts: torch.Tensor, low: float, high: float, start: float, end: flo
     return torch.zeros_like(counts).index_add_(0, places, counts)
 
 
-def parameters_seen(observers: Sequence[Observer]) -> list[Parameters]:
+def find_all_parameters(observers: Sequence[Observer]) -> list[Parameters]:
     """What `parameters_now` of each observer returns."""
     found: dict[Observer, Parameters] = {}
     alike: dict[Any, list[Histogram]] = {}

@@ -21,7 +21,6 @@ from torch.utils._sympy.value_ranges import ValueRanges, bound_sympy
 from ingot.torch_internals.autograd_tracing import TracesOfGradients, compile_with_autograd, graph_of
 from ingot.torch_internals.export import export_verifier, export_violation, guards_of
 from ingot.torch_internals.fake_tensors import (
-    aliases_kept,
     fake_dense,
     fake_like,
     fake_mode,
@@ -29,6 +28,7 @@ from ingot.torch_internals.fake_tensors import (
     fake_sized,
     is_plain,
     is_static_input,
+    keep_aliases,
     may_be_restrided,
     may_overlap,
     new_fake_mode,
@@ -37,7 +37,7 @@ from ingot.torch_internals.fake_tensors import (
     same_strides,
     storage_id,
 )
-from ingot.torch_internals.isolation import Patches, Region, warnings_ignored
+from ingot.torch_internals.isolation import Patches, Region, ignore_warnings
 from ingot.torch_internals.modes import (
     DispatchMode,
     Functionalization,
@@ -45,30 +45,30 @@ from ingot.torch_internals.modes import (
     autocasts_in_force,
     grad_mode,
     is_inside_transform,
-    modes_restored,
     own_draws,
+    pause_recording,
     real_tensors,
-    recording_paused,
+    restore_modes,
     run_isolated,
 )
 from ingot.torch_internals.monkeypatches import (
     TORCH_FOLDER,
     MemoryHidden,
-    checks_watched,
+    call_flex_attention_directly,
     default_decompositions,
     detach_from_dynamo,
+    disable_mkldnn,
     disable_torch_compile,
     exporting,
-    flex_attention_called_directly,
     forbid_data_ptr,
     intercept_associative_scan,
     intercept_control_flow,
-    mkldnn_off,
     on_autocast_switch,
     on_module_setattr,
     silence_fake_tensor_logs,
     skip_noop_module_to,
     suppress_conv_backend_guards,
+    watch_checks,
 )
 from ingot.torch_internals.operators import (
     all_decompositions,
@@ -108,7 +108,7 @@ from ingot.torch_internals.pytree import (
     registered_container,
 )
 from ingot.torch_internals.quantized import quantized_operator, quantized_operators
-from ingot.torch_internals.shape_env import ProgramShapeEnv, WatchedShapeEnv, questions_unwatched
+from ingot.torch_internals.shape_env import ProgramShapeEnv, WatchedShapeEnv, suspend_watching
 from ingot.torch_internals.shape_env_state import (
     RestoredShapeEnv,
     SymbolFacts,
@@ -121,7 +121,7 @@ from ingot.torch_internals.shape_env_state import (
 from ingot.torch_internals.shapes import CANNOT_TELL, NO_KERNEL, READS_VALUES, SymbolicRun
 from ingot.torch_internals.symbolic_indexing import (
     TracedTensor,
-    python_calls_dispatched,
+    dispatch_python_calls,
     read_by,
     trace_indices,
     untrace_indices,
@@ -133,9 +133,9 @@ from ingot.torch_internals.symbols import (
     adopt_symbol,
     bounds,
     declare_guards,
+    discard_guards,
     expr_of,
     expr_to_check,
-    guards_suppressed,
     ignore_fresh_symbols,
     is_replaced,
     is_symbolic,
@@ -143,12 +143,12 @@ from ingot.torch_internals.symbols import (
     may_be_negative,
     narrow,
     new_symbol,
-    nothing_learned,
     pending_symbols,
     portable_expr_of,
     range_of,
     rename_symbol,
     scope_checks,
+    suppress_size_guards,
     surely_equal,
     sym_log2,
     sym_sqrt,

@@ -26,7 +26,7 @@ from torch.fx.experimental.symbolic_shapes import (
 from ingot.torch_internals.isolation import Patches
 from ingot.torch_internals.monkeypatches import patch_attributes
 from ingot.torch_internals.operators import computes_new_tensor, declares_aliases, without_dispatch
-from ingot.torch_internals.shape_env import OwnShapeEnv, questions_unwatched
+from ingot.torch_internals.shape_env import OwnShapeEnv, suspend_watching
 from ingot.torch_internals.symbols import expr_of, is_unbacked
 
 
@@ -52,9 +52,9 @@ def fake_mode(env: ShapeEnv | None) -> FakeTensorMode:
         place = _list_operators_with_dim().get(func)
         if place is not None:
             args, kwargs = _normalize_dims(place, list(args), dict(kwargs or {}))
-        if func is torch.ops.aten.select.int and not _selections_checked():
+        if func is torch.ops.aten.select.int and not _checks_selections():
             _check_selection(*args, **(kwargs or {}))
-        if func in _CONVOLUTIONS and not _kernel_sizes_checked():
+        if func in _CONVOLUTIONS and not _checks_kernel_sizes():
             _check_kernel_size(func, args, kwargs or {})
         if func in _INDEX_PUTS:
             _check_values_fit(*args, **(kwargs or {}))
@@ -77,7 +77,7 @@ def fake_mode(env: ShapeEnv | None) -> FakeTensorMode:
         scripted = any(isinstance(argument, torch.ScriptObject) for argument in args)
         with (
             patch_attributes(mode, cache_enabled=False) if scripted else contextlib.nullcontext(),
-            _divisions_unasked() if _is_pooling(func) else contextlib.nullcontext(),
+            _skip_division_guards() if _is_pooling(func) else contextlib.nullcontext(),
         ):
             made = theirs(func, types, args, kwargs)
         return _cast_indices(made) if func in _UNIQUE else made
@@ -131,7 +131,7 @@ def _is_pooling(func: Any) -> bool:
     return "pool" in func.name()
 
 
-def _divisions_unasked() -> contextlib.AbstractContextManager[None]:
+def _skip_division_guards() -> contextlib.AbstractContextManager[None]:
     """Inside, shape functions of pooling divide sizes without asking whether the division is exact.
 
     Before torch 2.13 they ask. The answer changes nothing, but would hold for the example's size alone.
@@ -140,7 +140,7 @@ def _divisions_unasked() -> contextlib.AbstractContextManager[None]:
 
 
 @functools.cache
-def _selections_checked() -> bool:
+def _checks_selections() -> bool:
     """Whether torch's own shape function of select refuses an index that is out of range."""
     with FakeTensorMode():
         try:
@@ -171,7 +171,7 @@ _CONVOLUTIONS = frozenset(
 
 
 @functools.cache
-def _kernel_sizes_checked() -> bool:
+def _checks_kernel_sizes() -> bool:
     """Whether torch's own shape function of convolutions refuses a kernel that is larger than the input in one dim."""
     with without_dispatch():
         image, kernel = torch.empty(1, 1, 2, 4, device="meta"), torch.empty(1, 1, 3, 3, device="meta")
@@ -336,7 +336,7 @@ def _slice_within(
     sizes[dim] = length if step == 1 else (length + step - 1) // step
     offset = x.storage_offset() + begin * strides[dim]
     strides[dim] = strides[dim] * step
-    with questions_unwatched(symbolic[0].node.shape_env):  # whether it lies inside its storage: a slice always does
+    with suspend_watching(symbolic[0].node.shape_env):  # whether it lies inside its storage: a slice always does
         return x.as_strided(sizes, strides, offset)
 
 
@@ -356,7 +356,7 @@ def _choose(which: Callable[[Any, Any], Any], value: Any, limit: Any) -> Any:
 
 
 @contextlib.contextmanager
-def aliases_kept(mode: FakeTensorMode, func: Any) -> Iterator[None]:
+def keep_aliases(mode: FakeTensorMode, func: Any) -> Iterator[None]:
     """Inside, what a call on fakes returns shares memory with its arguments as it would on real tensors.
 
     The mode's cache holds types of results, and makes new memory for any result whose schema declares no alias.

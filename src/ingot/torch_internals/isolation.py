@@ -220,10 +220,10 @@ class _IgnoredHere:
 
 
 _FILTER: Any = ("ignore", _IgnoredHere(), Warning, None, 0)
-_ignoring: set[warnings_ignored] = set()
+_ignoring: set[ignore_warnings] = set()
 
 
-class warnings_ignored(contextlib.AbstractContextManager[None]):
+class ignore_warnings(contextlib.AbstractContextManager[None]):
     """Inside, warnings whose text begins like the pattern are not shown on this thread, nor raised.
 
     The filters of the warnings module belong to the process, and leaving catch_warnings in two threads in another order
@@ -307,7 +307,7 @@ class Region:
         self._state = state
 
     def enter(self, context: contextlib.AbstractContextManager[Any]) -> None:
-        if isinstance(context, Patches | warnings_ignored):
+        if isinstance(context, Patches | ignore_warnings):
             context.__enter__()  # writes itself down
             return
         if isinstance(context, contextlib._GeneratorContextManager):

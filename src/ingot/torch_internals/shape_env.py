@@ -228,7 +228,7 @@ def _decides_assertion(frame: FrameType) -> bool:
 
 
 @contextlib.contextmanager
-def questions_unwatched(env: ShapeEnv) -> Iterator[None]:
+def suspend_watching(env: ShapeEnv) -> Iterator[None]:
     """Inside, questions about sizes are answered by the example; no guard and no watcher hears of them."""
     watched = isinstance(env, WatchedShapeEnv)
     with patch_attributes(env, unwatched=True) if watched else contextlib.nullcontext(), env.suppress_guards():

@@ -16,7 +16,7 @@ from ingot.torch_internals.isolation import Patches
 from ingot.torch_internals.symbols import is_symbolic
 
 
-def python_calls_dispatched() -> Patches:
+def dispatch_python_calls() -> Patches:
     """Inside, calls that torch would answer without its dispatcher reach it all the same.
 
     torch.tensor takes symbolic numbers and tensors, which torch's own parser would read as numbers; so would

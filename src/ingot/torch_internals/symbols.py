@@ -177,7 +177,7 @@ def scope_checks(env: ShapeEnv) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def nothing_learned(env: ShapeEnv | None) -> Iterator[None]:
+def discard_guards(env: ShapeEnv | None) -> Iterator[None]:
     """Inside, calls on fakes add no guard, no assertion and no pending symbol to the environment."""
     if env is None:
         yield
@@ -273,7 +273,7 @@ class FixedSize(Exception):
 
 
 @contextlib.contextmanager
-def guards_suppressed(env: ShapeEnv) -> Iterator[None]:
+def suppress_size_guards(env: ShapeEnv) -> Iterator[None]:
     """Inside, questions about sizes are answered by the example and leave no trace.
 
     To read the number itself is an error, FixedSize, unless it is the same for all sizes.

@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 
 import torch
 
-from ingot.torch_internals.isolation import warnings_ignored
+from ingot.torch_internals.isolation import ignore_warnings
 from ingot.torch_internals.quantized import quantized_operators
 
 # torch describes these to type checkers in part, and in part wrongly.
@@ -236,13 +236,13 @@ def is_quantized(module: torch.nn.Module) -> bool:
 
 def trace_module(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """torch's trace of a module. What it warns of is what any trace does: it follows one path."""
-    with warnings_ignored():
+    with ignore_warnings():
         return torch.jit.trace(module, args, example_kwarg_inputs=kwargs or None, check_trace=False)
 
 
-def _quietly() -> warnings_ignored:
+def _quietly() -> ignore_warnings:
     """Inside, torch does not warn that TorchScript is deprecated."""
-    return warnings_ignored(".*deprecated")
+    return ignore_warnings(".*deprecated")
 
 
 # ---------------------------------------------------------------------- quantized modules

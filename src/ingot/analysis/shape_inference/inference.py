@@ -169,7 +169,7 @@ class _Analysis:
             return self._operator(node, part, self._type_argument(made.args), taken)
         if target in _RULES:
             return _RULES[target](self, args)
-        if self._as_captured(node):
+        if self._matches_capture(node):
             return type_of(metadata.value_of(node))
         if isinstance(target, internals.HigherOrderOperator):
             return UNKNOWN
@@ -189,7 +189,7 @@ class _Analysis:
             )
         )
 
-    def _as_captured(self, node: fx.Node) -> bool:
+    def _matches_capture(self, node: fx.Node) -> bool:
         """Whether what was recorded of a node holds: it came of arguments of these types, in sizes that are named."""
         if self.autocasts or not metadata.has_value(node):
             return False

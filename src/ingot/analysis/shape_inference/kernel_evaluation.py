@@ -23,7 +23,7 @@ from ingot.analysis.shape_inference.lattice import (
     complete,
     type_of,
 )
-from ingot.analysis.shape_inference.sample_join import agreed_type, dims_forgotten
+from ingot.analysis.shape_inference.sample_join import agreed_type, forget_dims
 from ingot.analysis.shape_inference.sample_sizes import (
     HUGE,
     SMALL,
@@ -325,7 +325,7 @@ class KernelEvaluation:
             sizes = next((s for s, _ in worked if not self._is_path_known(s, ways)), None)
         found = agreed_type(worked, told, self.own)
         if sizes is not None:
-            return attach_reason(dims_forgotten(found), UnknownReason.MANY_WAYS)
+            return attach_reason(forget_dims(found), UnknownReason.MANY_WAYS)
         return attach_reason(
             found, UnknownReason.RUNS_DIFFER if all(map(complete, told)) else UnknownReason.READS_VALUES
         )

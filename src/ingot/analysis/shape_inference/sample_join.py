@@ -90,10 +90,10 @@ def _plain(value: Any) -> Any:
     return None if isinstance(value, sympy.Basic) else value
 
 
-def dims_forgotten(type_: Type) -> Type:
+def forget_dims(type_: Type) -> Type:
     """What is left of a type when only ranks are believed."""
     if isinstance(type_, TensorType):
         return TensorType(type_.dtype, type_.device, None if type_.dims is None else (None,) * len(type_.dims))
     if isinstance(type_, TupleType):
-        return TupleType(tuple(map(dims_forgotten, type_.items)))
+        return TupleType(tuple(map(forget_dims, type_.items)))
     return NumberType(type_.kind) if isinstance(type_, NumberType) else type_

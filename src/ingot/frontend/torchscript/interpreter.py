@@ -274,7 +274,7 @@ class TorchScriptInterpreter:
         """What `tensor` is of `base`, of `copy`."""
         if internals.same_memory(tensor, base):
             return copy
-        if tensor.dtype is not base.dtype or not _strides_kept(base, copy):
+        if tensor.dtype is not base.dtype or not _keep_strides(base, copy):
             raise self.unsupported_error(
                 "A branch or a loop writes to memory that several different views share.",
                 fix="write to the tensor itself and make the views inside",
@@ -312,5 +312,5 @@ def _mutated_tensors(
     return written
 
 
-def _strides_kept(base: torch.Tensor, copy: torch.Tensor) -> bool:
+def _keep_strides(base: torch.Tensor, copy: torch.Tensor) -> bool:
     return [internals.expr_of(s) for s in base.stride()] == [internals.expr_of(s) for s in copy.stride()]

@@ -59,7 +59,7 @@ class Environment:
         sizes, strides = [self.move_value(s) for s in value.shape], [self.move_value(s) for s in value.stride()]
         if all(isinstance(number, int) for number in (*sizes, *strides)):
             return internals.fake_dense(self.mode, value, value.requires_grad)
-        with internals.guards_suppressed(self.env):
+        with internals.suppress_size_guards(self.env):
             return internals.fake_sized(self.mode, value, sizes, strides)
 
     def _symbolic(self, value: Any) -> Any:

@@ -256,7 +256,7 @@ def _recurrent(op: Any) -> Rule:
         batch_first: bool,
     ) -> Any:
         if not train or dropout == 0 or layers == 1:
-            with internals.mkldnn_off():  # else an operator of one library, for float32 alone
+            with internals.disable_mkldnn():  # else an operator of one library, for float32 alone
                 return decompositions()[op](x, state, weights, biases, layers, 0.0, train, both_ways, batch_first)
         several = isinstance(state, list | tuple)
         states = list(state) if several else [state]

@@ -44,7 +44,7 @@ def _values_by_node(program: Program, leaves: list[Any]) -> dict[str, Any]:
     tensors = [x for x, i in zip(given, program.signature.user_inputs, strict=True) if i.kind is InputKind.ARGUMENT]
     state = [running.state_of(i) for i in running.signature.state_inputs]
     recording = _Recording(program.graph_module)
-    with torch.random.fork_rng(devices=[]), torch.no_grad(), internals.modes_restored():
+    with torch.random.fork_rng(devices=[]), torch.no_grad(), internals.restore_modes():
         torch.manual_seed(SEED)
         recording.run(*state, *tensors)
     return recording.seen

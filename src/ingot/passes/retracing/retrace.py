@@ -50,7 +50,7 @@ class Replay:
             recorder = self.recorder
             control_flow.install_rules(type(recorder))
             region.enter(internals.on_autocast_switch(recorder.enter_autocast, recorder.exit_autocast))
-            region.enter(internals.guards_suppressed(recorder.env))
+            region.enter(internals.suppress_size_guards(recorder.env))
             region.enter(self.mode)
             region.hold(internals.enable_python_dispatcher())
             region.enter(recorder)

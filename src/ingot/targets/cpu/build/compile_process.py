@@ -133,7 +133,7 @@ def storage_error(error: OSError, folder: Path | None) -> StorageError:
     return _storage(place, _why(error))
 
 
-def save_failed(error: OSError, path: str | os.PathLike[str]) -> StorageError:
+def save_error(error: OSError, path: str | os.PathLike[str]) -> StorageError:
     """What an OSError means for someone who saves a compiled model to `path`."""
     why = _why(error)
     fix = "make room, or choose another folder; nothing was written, and a file that was there before is as it was"

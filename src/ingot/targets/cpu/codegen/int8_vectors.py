@@ -100,7 +100,7 @@ class VectorEmitter:
     _limited: dict[int, int] = field(default_factory=dict)  # bytes that writing limits, and the limit that this spares
 
     def __post_init__(self) -> None:
-        self._rounded = _only_rounded(self.map.body)
+        self._rounded = _find_rounded(self.map.body)
         self._blind = all(op.name in _BLIND for op in self.map.body.ops)
         self._limited = _find_clamped(self.map.body)
 
@@ -223,8 +223,8 @@ class VectorEmitter:
         return found
 
 
-def _only_rounded(body: Body) -> set[int]:
-    """The values that are always integers."""
+def _find_rounded(body: Body) -> set[int]:
+    """The values that reach the results only through a rounding to integers."""
     found: set[int] = set(range(len(body.ops))) - set(body.results)
     for place in range(len(body.ops) - 1, -1, -1):
         op = body.ops[place]
