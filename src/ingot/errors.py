@@ -29,7 +29,7 @@
     │   ├── UnknownTarget           there is no target of the name that was given
     │   ├── UnsupportedMachine      an instruction set that is not known, or that the compiler does not support
     │   ├── NoCompiler              there is no C compiler that works
-    │   ├── CompilerFailed          the C compiler refused the source, or made no library of it
+    │   ├── CompilerFailed          the C compiler rejected the source, or built no library
     │   │   ├── CompilerTimeout     it did not end in time
     │   │   └── CompilerKilled      a signal ended it: out of memory, most often
     │   └── StorageError            a disk is full, a folder is read-only or not there

@@ -227,7 +227,7 @@ class Model(Uncopied):
         return description.text_of(self.path, self.spec, self.isa, self._weights.size)
 
     def close(self) -> None:
-        """Gives back the model's threads and memory. Calls that are under way end first; later ones raise."""
+        """Releases the model's threads and memory. Calls that are under way end first; later ones raise."""
         self._native.close()
         self._memory.close()
 

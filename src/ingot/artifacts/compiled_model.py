@@ -166,7 +166,7 @@ class CompiledModel(Uncopied):
             raise save_error(error, path) from error
 
     def close(self) -> None:
-        """Gives back the model's threads and memory."""
+        """Releases the model's threads and memory."""
         self.model.close()
 
     def _open(self, isa: Isa, threads: int | None) -> Model:

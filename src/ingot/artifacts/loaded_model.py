@@ -46,7 +46,7 @@ class LoadedModel(Uncopied):
         return self.model.self_test()
 
     def close(self) -> None:
-        """Gives back the model's threads and memory."""
+        """Releases the model's threads and memory."""
         self.model.close()
 
     def __enter__(self) -> Self:

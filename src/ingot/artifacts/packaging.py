@@ -90,7 +90,7 @@ def write_native(
 
     `manifest_native` has "inputs", "outputs", "symbols" and "call" of docs/reference/file_format.md; the rest of that
     part follows from the other arguments. `libraries` maps instruction sets to shared libraries. `members` and `fields`
-    are what else the file and its manifest hold: the program. Raises ValueError for what the runtime would refuse to
+    are what else the file and its manifest hold: the program. Raises ValueError for what the runtime would not
     load.
     """
     packed = weights if isinstance(weights, PackedWeights) else pack_weights(weights)

@@ -98,7 +98,7 @@ class TrainableModel(Uncopied):
             raise UnsupportedOperator(f"The gradient of this model has no native code. {error}") from error
 
     def close(self) -> None:
-        """Gives back the threads and memory of both halves."""
+        """Releases the threads and memory of both halves."""
         for half in self._halves:
             if half.compiled is not None:
                 half.compiled.close()

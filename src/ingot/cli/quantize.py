@@ -25,7 +25,7 @@ def run(
     ] = "int8_static",
     data: Annotated[
         str | None,
-        typer.Option("--data", metavar="MODULE:FUNCTION", help="Gives batches to calibrate with; else the example."),
+        typer.Option("--data", metavar="MODULE:FUNCTION", help="Returns batches to calibrate with; else the example."),
     ] = None,
     limit: Annotated[int | None, typer.Option("--limit", help="How many batches at most.")] = None,
     in_float: Annotated[

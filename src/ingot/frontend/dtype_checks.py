@@ -81,7 +81,7 @@ Trial = Callable[[Sequence[torch.dtype]], Any]
 
 
 def _ask(trials: Sequence[Trial], dtypes: list[torch.dtype]) -> str | None:
-    """Why the operator refuses these dtypes; None if it does not, or would refuse any."""
+    """Why the operator rejects these dtypes; None if it does not, or would reject any."""
     failures: list[Exception] = []
     for trial in trials:
         try:

@@ -60,7 +60,7 @@ def trace(
         raise
     except CaptureError as failure:
         if isinstance(failure.__cause__, DtypesRefused):
-            # Eager takes these dtypes, so the small tensors of the check were refused for another reason.
+            # Eager takes these dtypes, so the small tensors of the check were rejected for another reason.
             failure.__cause__.accept()
             return trace(
                 model, args, kwargs, dynamic_shapes=dynamic_shapes,

@@ -86,7 +86,7 @@ def _pad(operator: Any) -> Callable[..., Any]:
 
 def _upsample(operator: Any) -> Callable[..., Any]:
     def rule(x: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-        for size in x.shape[1:]:  # torch's own kernels refuse these, its fake ones do not
+        for size in x.shape[1:]:  # torch's own kernels reject these, its fake ones do not
             torch._check(size > 0, lambda: "an image without elements cannot be resized")
         made: torch.Tensor = operator(x, *args, **kwargs)
         for size in made.shape[2:]:
@@ -97,7 +97,7 @@ def _upsample(operator: Any) -> Callable[..., Any]:
 
 
 def _choose(operator: Any) -> Callable[..., Any]:
-    """Torch's own kernels refuse to choose one of no elements, its fake ones do not."""
+    """Torch's own kernels raise for a choice among no elements, its fake ones do not."""
 
     def rule(x: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         if operator in _CHOOSE_OF_ALL:

@@ -28,7 +28,7 @@ SELECTIONS = frozenset({"neg", "abs", "max", "min", "fmax", "fmin", "relu", "whe
 
 
 class Handler(Protocol, Generic[T]):
-    """What a body is replayed on: one call an op, its operands already values of the handler."""
+    """What a body is replayed on: one call per op, its operands already values of the handler."""
 
     def op(self, place: int, op: Op, operands: tuple[T, ...]) -> T: ...
 

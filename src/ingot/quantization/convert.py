@@ -130,7 +130,7 @@ class _Source:
         return tensor.t().contiguous() if weight.transposed else tensor
 
     def numbers(self, weight: QuantizedWeight, known: Parameters | None) -> tuple[torch.Tensor, Parameters]:
-        """Whole numbers and their parameters: those that are known, or the weight's own."""
+        """Integers and their parameters: those that are known, or the weight's own."""
         scheme = weight.scheme
         by_rows = scheme.granularity == "group" or (scheme.granularity == "channel" and scheme.axis == 0)
         if by_rows and known is None and not weight.transposed:
@@ -332,7 +332,7 @@ def _call(before: fx.Node, name: str, args: tuple[Any, ...], *, called: str, kwa
 
 
 def _compute(node: fx.Node, of: fx.Node) -> fx.Node:
-    """Gives a node the value that it computes, and the origin of another."""
+    """Sets a node's value to what it computes, and its origin to that of another."""
     metadata.inherit_origin(node, of)
     target: Any = node.target
     args, kwargs = fx.map_arg((node.args, node.kwargs), metadata.value_of)

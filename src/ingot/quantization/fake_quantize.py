@@ -59,7 +59,7 @@ class Quantizer(nn.Module):
 
 
 class ForeignQuantizer(nn.Module):
-    """Somebody else's observer or fake-quantizer, which learns in train mode only.
+    """A foreign observer or fake-quantizer, which learns in train mode only.
 
     In training it computes what it computes. In eval mode we simulate with the parameters that it would be converted
     with: torch's fused fake-quantizer trains symmetric weights with a scale that is off by one part in 256 from those.

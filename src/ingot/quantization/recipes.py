@@ -2,8 +2,8 @@
 
     ingot.quantize.int8_static()                           activations by calibration, weights by channel
     ingot.quantize.int8_dynamic()                          activations by what each call holds
-    ingot.quantize.int8_weight_only()                      weights alone
-    ingot.quantize.int4_weight_only(group_size=32)         weights alone, 32 neighbours to a scale
+    ingot.quantize.int8_weight_only()                      weight-only
+    ingot.quantize.int4_weight_only(group_size=32)         weight-only, one scale per 32 neighbours
 
 A recipe is a frozen dataclass. `overrides` maps module paths to another recipe, or to None for float:
 

@@ -71,7 +71,7 @@ Guard = Callable[[Match], bool]
 
 
 def matches(pattern: Pattern, module: fx.GraphModule, where: Guard | None = None) -> list[Match]:
-    """All matches in one graph that share no node, earlier ones first. `where` may refuse one by what it sees."""
+    """All matches in one graph that share no node, earlier ones first. `where` may reject a match."""
     found: list[Match] = []
     taken: set[fx.Node] = set()
     anchor = pattern.results[-1]

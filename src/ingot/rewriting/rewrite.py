@@ -52,7 +52,7 @@ def rewrite(
 ) -> tuple[Program, int]:
     """A new program in which every match of `before` is `after`, and how many there were.
 
-    Both take the inputs that `example_inputs` are examples of. `where` is asked of each match, and may refuse it.
+    Both take the inputs that `example_inputs` are examples of. `where` is called with each match, and may reject it.
     `check` is that of `transform`. Raises PatternError, and changes nothing, if either function will not do.
     """
     check_program(program, "rewrite")

@@ -431,7 +431,7 @@ class ValueReader:
 
 
 def build_guarded(cursor: Cursor, build: Callable[[], T]) -> T:
-    """Builds from data of the right form; torch and sympy still refuse some of it, with exceptions of any kind."""
+    """Builds from data of the right form; torch and sympy still reject some of it, with exceptions of any kind."""
     try:
         return build()
     except RecursionError:

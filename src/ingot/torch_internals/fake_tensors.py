@@ -32,7 +32,7 @@ from ingot.torch_internals.symbols import expr_of, is_unbacked
 
 def fake_mode(env: ShapeEnv | None) -> FakeTensorMode:
     """torch's, with seven corrections: fake kernels that torch wrote by hand get no dim that counts from the end, x[i]
-    has a number where i is a symbol and is refused where i is out of range, x[:2] has min(n, 2) elements, the indices
+    has a number where i is a symbol and is an error where i is out of range, x[:2] has min(n, 2) elements, the indices
     that unique returns are integers, and a convolution's kernel, the values of x[indices] = values and the sources of
     slices fit.
 
@@ -141,7 +141,7 @@ def _skip_division_guards() -> contextlib.AbstractContextManager[None]:
 
 @functools.cache
 def _checks_selections() -> bool:
-    """Whether torch's own shape function of select refuses an index that is out of range."""
+    """Whether torch's own shape function of select rejects an index that is out of range."""
     with FakeTensorMode():
         try:
             torch.empty(2).select(0, 2)
@@ -153,7 +153,7 @@ def _checks_selections() -> bool:
 def _check_selection(self: Any, dim: int, index: Any) -> None:
     """Raises what the real kernel does for an index out of range; what depends on a tensor's values is not known."""
     if not self.dim():
-        return  # torch refuses it
+        return  # torch raises
     size = self.shape[dim]
     if guard_or_false(index >= size) or guard_or_false(index < -size):
         raise IndexError(
@@ -172,7 +172,7 @@ _CONVOLUTIONS = frozenset(
 
 @functools.cache
 def _checks_kernel_sizes() -> bool:
-    """Whether torch's own shape function of convolutions refuses a kernel that is larger than the input in one dim."""
+    """Whether torch's own shape function of convolutions rejects a kernel that is larger than the input in one dim."""
     with without_dispatch():
         image, kernel = torch.empty(1, 1, 2, 4, device="meta"), torch.empty(1, 1, 3, 3, device="meta")
         try:

@@ -249,13 +249,13 @@ def _quietly() -> ignore_warnings:
 
 
 def quantize(x: torch.Tensor, scale: Any, zero: Any, low: int, high: int, dtype: torch.dtype) -> torch.Tensor:
-    """Whole numbers of a dtype for floats."""
+    """Quantizes floats to integers of a dtype."""
     operator = quantized_operators().quantize_per_tensor
     return (operator.tensor if isinstance(scale, torch.Tensor) else operator.default)(x, scale, zero, low, high, dtype)
 
 
 def dequantize(x: torch.Tensor, scale: Any, zero: Any, low: int, high: int, dtype: torch.dtype) -> torch.Tensor:
-    """Floats of integers."""
+    """Dequantizes integers to floats."""
     operator = quantized_operators().dequantize_per_tensor
     return (operator.tensor if isinstance(scale, torch.Tensor) else operator.default)(x, scale, zero, low, high, dtype)
 

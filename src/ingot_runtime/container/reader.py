@@ -117,7 +117,7 @@ class Container:
         return data
 
     def close(self) -> None:
-        """Gives the file back; the memory of views still in use goes when the last of them does."""
+        """Closes the file; the memory of views still in use is released with the last of them."""
         self._view.release()
         _unmap(self._map)
 

@@ -178,7 +178,7 @@ class NativeModel(Uncopied):
             self._leave()
 
     def close(self) -> None:
-        """Gives back threads and memory, now or when the last call that is under way returns."""
+        """Releases threads and memory, now or when the last call that is under way returns."""
         with self._lock:
             self._is_closing = True
             if self._calls:

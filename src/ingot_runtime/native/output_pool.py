@@ -43,7 +43,7 @@ class ResultMemory:
         self._kept.append(pages)
 
     def close(self) -> None:
-        """Gives everything back to the system, now and later."""
+        """Releases everything to the system, now and later."""
         self._kept = deque(maxlen=0)
 
     def _pages(self, size: int) -> "_Pages":

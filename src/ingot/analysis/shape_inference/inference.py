@@ -353,7 +353,7 @@ def _map(analysis: _Analysis, args: list[Any]) -> Type:
 def _associative_scan(analysis: _Analysis, args: list[Any]) -> Type:
     combine, rows, additional = args
     lefts = [*map(_row, _types(rows))]
-    # What is combined is as what it is combined of, or the operator refuses.
+    # The combined value has the type of its operands, or the operator raises.
     analysis.inner(combine.value, [*lefts, *lefts, *_types(additional)])
     return TupleType(tuple(_types(rows)))
 

@@ -105,7 +105,7 @@ class KernelEvaluation:
     _tried_usual: bool = False
     _searched: bool = False
     _tried: dict[tuple[int, ...], Type | None] = field(default_factory=dict)
-    never: bool = False  # whatever the kernel asks about sizes, it refuses them
+    never: bool = False  # the kernel rejects sizes on every path
     _open_numbers: bool = False
 
     def __post_init__(self) -> None:
@@ -167,7 +167,7 @@ class KernelEvaluation:
         return self._first is not None
 
     def _accepts(self, sizes: Sizes) -> bool:
-        """Whether sizes work. The meta device is believed no more where it takes what fakes refuse."""
+        """Whether sizes work. The meta device is not used any more once it accepts what fakes reject."""
         found = self._type_at(sizes)
         if found is None:
             return False
@@ -185,7 +185,7 @@ class KernelEvaluation:
         self._tried.clear()
 
     def _search_feasible_sizes(self) -> Sizes | None:
-        """From sizes that are refused to such as answer one of the kernel's questions differently, and so on.
+        """Searches from rejected sizes to sizes that answer one of the kernel's questions differently, and so on.
 
         Among several symbols, sizes of 0 do not do: where nothing is computed checks are skipped, so that what is near
         such sizes does not show what others return. Of a single symbol everything is near.
@@ -399,7 +399,7 @@ class _NoSuchTensor(Exception):
 
 
 class _InfeasiblePath(CannotInfer):
-    """A kernel refuses on symbols; `asked` is what it asked before."""
+    """A kernel rejects symbols; `asked` is what it asked before."""
 
     def __init__(self, asked: list[sympy.Basic]) -> None:
         super().__init__(UnknownReason.SYMBOLS_REFUSED)
@@ -418,7 +418,7 @@ def _on_meta(sizes: list[int], dtype: torch.dtype, device: torch.device | None) 
     return torch.empty(sizes, dtype=dtype, device="meta")
 
 
-# What Python code says that did not think of a size of 0: a fake kernel's own mistake, and no refusal.
+# What Python code raises that does not expect a size of 0: a bug of a fake kernel, not a rejection.
 _SLIPS = (TypeError, ZeroDivisionError)
 
 # What only a tensor without values says.
@@ -426,7 +426,7 @@ _VALUELESS = ("data pointer", "not allocated", "storage", "fake", "meta")
 
 
 def _is_refusal(failure: Exception) -> bool:
-    """Whether an operator said that it cannot work on such arguments, and not that it cannot say."""
+    """Whether an operator rejected its arguments, rather than failed to infer."""
     if isinstance(failure, internals.CANNOT_TELL) or not isinstance(failure, RuntimeError | IndexError | ValueError):
         return False
     said = str(failure).lower()

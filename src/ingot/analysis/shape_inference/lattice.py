@@ -139,7 +139,7 @@ Naming: TypeAlias = Callable[[sympy.Basic], sympy.Basic | None]
 def type_of(value: Any, named: Naming | None = None) -> Type:
     """What is known of a value, real or fake.
 
-    `named` renames symbols, or says None of an expression that is not to be known; by default they get the dims' names.
+    `named` renames symbols, or returns None for an expression to forget; by default they get the dims' names.
     """
     named = named or _canonicalize_symbols
     if isinstance(value, torch.Tensor):

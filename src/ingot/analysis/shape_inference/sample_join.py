@@ -27,7 +27,7 @@ def join_samples(types: Iterable[Type]) -> Type:
 
 
 def agreed_type(worked: list[tuple[Sizes, Type]], told: list[Type], own: Mapping[str, sympy.Symbol]) -> Type:
-    """The type that is right at all sizes; what symbols told of dims is believed where numbers bear it out."""
+    """The type that is right at all sizes; dims inferred on symbols are kept where they hold on numbers."""
     sizes = [sizes for sizes, _ in worked]
 
     def speaks(candidate: Any) -> bool:
@@ -42,7 +42,7 @@ def agreed_type(worked: list[tuple[Sizes, Type]], told: list[Type], own: Mapping
         alone = next((c for c in dict.fromkeys([*said, *own.values()]) if right(c, values)), None)
         if alone is not None or not all(isinstance(c, int | sympy.Basic) for c in said):
             return alone
-        # What is told may have a bound: a slice that ends beyond the end, one of an empty tensor.
+        # An inferred dim may have a bound: a slice that ends beyond the end, one of an empty tensor.
         bounds = [*said, *own.values(), sympy.Integer(0)]
         pairs = [pair for pair in itertools.product(said, bounds) if pair[0] != pair[1]]
         bounded = (symbolic_dims.OPERATIONS[name].build(*pair) for pair in pairs for name in ("max", "min"))

@@ -2,7 +2,7 @@
 
 Such items are the rows of one tensor, and the list holds them as one `DynamicList` among its items. What needs them
 all, for how many there are, or for one of them is answered with the tensor; what else a script may do to a list needs
-its length, and is refused.
+its length, and is an error.
 """
 
 from __future__ import annotations

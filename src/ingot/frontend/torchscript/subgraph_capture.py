@@ -1,6 +1,6 @@
 """What branches and loops have in common: subgraphs, and their inputs and outputs.
 
-A branch whose condition is known while the script is imported is taken, and that is all. One that hangs on a value or
+A branch whose condition is known while the script is imported is taken, and that is all. One that depends on a value or
 on a size that stays open becomes a cond; a loop becomes a while_loop. Both are recorded by the rules that capture has
 for them, whose inputs and outputs are tensors only:
 

@@ -30,7 +30,7 @@ class Environment:
         self._moved: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
 
     def move(self, module: fx.GraphModule) -> None:
-        """Gives every node of the graph, regions included, a value of this environment in place of its own."""
+        """Replaces the value of every node of the graph, regions included, by one of this environment."""
         for inner in graph_modules(module):
             for node in inner.graph.nodes:
                 if metadata.has_value(node):

@@ -171,7 +171,7 @@ def index_reduce(
     )
 
 
-# What torch makes of these takes negative indices that they refuse, or refuses those that they take.
+# torch's decompositions of these accept negative indices that they reject, or reject those that they accept.
 @lowers(whole=[aten.index_add.default])
 def index_add(
     low: Lowering, x: TensorValue, dim: int, places: TensorValue, source: TensorValue, *, alpha: Any = 1

@@ -18,7 +18,7 @@ aten = torch.ops.aten
 
 @exports(aten.rsqrt.default)
 def rsqrt(ex: Exporter, x: OnnxValue) -> OnnxValue:
-    """The inverse is useful beyond products; where it is unused, it is removed."""
+    """The reciprocal of a square root, which is one node for all its uses."""
     x = ex.cast(x, ex.dtype)
     return ex.op("Reciprocal", ex.once(("sqrt", x.value), lambda: ex.op("Sqrt", x)))
 

@@ -164,7 +164,7 @@ def unfold(ex: Exporter, x: OnnxValue, dim: int, size: int, step: int) -> OnnxVa
 def as_strided(
     ex: Exporter, x: OnnxValue, sizes: Sequence[Size], strides: Sequence[Size], offset: Size | None = None
 ) -> OnnxValue:
-    """By place among the elements in row-major order: where they are, unless they have other strides."""
+    """Elements by their position in row-major order, which is their offset in contiguous memory."""
     source: Any = value_of(ex.node.args[0])  # type: ignore[arg-type]
     if not source.is_contiguous():
         raise OnnxUnsupported("strides of a tensor that is not contiguous")

@@ -56,7 +56,8 @@ class Reference:
                 except (RuntimeError, IndexError):
                     if not self.inputs:
                         raise
-                    # The model itself refuses what we made up: a kernel larger than the image, a row no table has.
+                    # The model itself rejects generated inputs: a kernel larger than the image, a row that no table
+                    # has.
                     continue
                 self._last[False, len(self.inputs)] = observed
                 self.inputs.append(leaves)

@@ -26,7 +26,8 @@ def embedding_bag(
 ) -> tuple[TensorValue, ...]:  # fmt: skip
     """Bag b has the rows from place offsets[b] to offsets[b + 1]; a row that is `padding_idx` counts for nothing.
 
-    The three further results serve torch's backward, and which of them it fills depends on the mode: they are refused.
+    The three further results serve torch's backward, and which of them it fills depends on the mode: they are not
+    supported.
     """
     if any(user.args[1] != 0 for user in low.node.users):
         raise LoweringUnsupported("a result other than the first, which only its backward reads")
