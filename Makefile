@@ -45,12 +45,13 @@ demo: setup  ## compile ResNet-50 and BERT-base, compare them with eager, save t
 test: setup  ## run the tests, without the slow suites
 	@$(BIN)/python -m pytest -q -n 2 -m "not slow"
 
-check: setup  ## run what CI runs: format, lint, types, import layers, names, tests
+check: setup  ## run what CI runs: format, lint, types, import layers, names, file sizes, tests
 	@echo "check: ruff format" && $(BIN)/ruff format --quiet --check .
 	@echo "check: ruff lint"   && $(BIN)/ruff check --quiet .
 	@echo "check: mypy"        && $(BIN)/mypy --no-error-summary
 	@echo "check: imports"     && $(BIN)/lint-imports --no-logo
 	@echo "check: names"       && $(BIN)/python tools/check_names.py
+	@echo "check: layout"      && $(BIN)/python tools/check_layout.py
 	@echo "check: tests"       && $(BIN)/python -m pytest -q -n 2 -m "not slow"
 
 docs: $(DOCS)  ## build the documentation site in build/site; warnings are errors

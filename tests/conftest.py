@@ -40,7 +40,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 @pytest.fixture(autouse=True)
 def _modes_kept() -> Iterator[None]:
     """A module that torch.export made leaves grad mode and autocast as they are where a check inside it fails."""
-    with internals.modes_restored():
+    with internals.restore_modes():
         yield
 
 

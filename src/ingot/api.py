@@ -1,4 +1,4 @@
-"""How a Program begins: a model is captured, or TorchScript imported.
+"""Entry points that create a Program: capture of a model, import of TorchScript.
 
 Apart from the compiler, so that capture-only users do not import the code generator.
 """

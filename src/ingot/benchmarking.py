@@ -1,4 +1,4 @@
-"""Calls of several kinds, timed in turn."""
+"""Calls of several kinds, timed interleaved."""
 
 from __future__ import annotations
 

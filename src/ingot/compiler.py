@@ -19,8 +19,8 @@ from ingot.artifacts.loaded_model import LoadedModel
 from ingot.autograd.compiled_autograd import TrainableModel
 from ingot.config import Settings
 from ingot.errors import MissingMember, PassError, UnknownTarget, format_error
+from ingot.interop.train_eval import warn_of_train_mode
 from ingot.ir.program import Program
-from ingot.ir.train_eval import warn_of_train_mode
 from ingot.lowering.loop_module import Precision
 from ingot.passes.decompose_complex import has_complex
 from ingot.serialization import program_file
@@ -31,8 +31,8 @@ from ingot.targets.cpu.target import CPU, CpuTarget
 from ingot.targets.registry import find_target
 from ingot_runtime import Trust, open_container
 from ingot_runtime.container import skip_nothing, skip_program
+from ingot_runtime.container.signing import check_trust
 from ingot_runtime.model import check_threads, model_of
-from ingot_runtime.signing import check_trust
 
 # Told the name of each stage; what it gives is entered while the stage runs.
 StageHook: TypeAlias = Callable[[str], AbstractContextManager[object]]

@@ -5,7 +5,7 @@
         compiled(x)
 
 It is for inference. A graph that needs gradients, or that cannot be compiled, runs in eager instead, and a message of
-the logger "ingot.dynamo" says why. Weights are packed when a graph is compiled; if they change, they are packed anew.
+the logger "ingot.dynamo" says why. Weights are packed when a graph is compiled; if they change, they are packed again.
 torch finds this file by the entry point group "torch_dynamo_backends".
 """
 
@@ -119,14 +119,14 @@ class _NativeGraph:
     def _build(self, inputs: Sequence[Any]) -> None:
         state = frozenset(place for place, role in enumerate(self._roles) if role == "state")
         wrapper, program = _capture(self._graph, inputs, self._roles, state)
-        written = wrapper.written_by(program)
+        written = wrapper.mutated_state(program)
         if written:
             # What the graph writes to is the caller's: an argument, so that native code writes to it where it lies.
             state -= written
             wrapper, program = _capture(self._graph, inputs, self._roles, state)
-        returned = _returned(program, wrapper)
+        returned = _find_returned_arguments(program, wrapper)
         # torch.compile runs a model in the mode that it is in.
-        with internals.warnings_ignored(".*train mode"):
+        with internals.ignore_warnings(".*train mode"):
             compiled = compiler.compile(program, **self._options)
         compiled.program.example_inputs = None  # would keep the first call's tensors
         kept = tuple(sorted(state))
@@ -239,7 +239,7 @@ class _Wrapper(nn.Module):
                 found[place] = 0
         return SourceLocationInterpreter(self.graph).run(*(found[place] for place in range(len(self.roles))))
 
-    def written_by(self, program: Program) -> frozenset[int]:
+    def mutated_state(self, program: Program) -> frozenset[int]:
         """The state that the graph writes to: a Program has its own copy of that, and of nothing else."""
         mine = {place: getattr(self, name) for place, name in self.names.items()}
         theirs = program.state_dict
@@ -279,8 +279,8 @@ def _dims(fake: Any) -> dict[int, Any] | None:
     return found or None
 
 
-def _returned(program: Program, wrapper: _Wrapper) -> dict[int, int]:
-    """Which results are an argument itself, by number: x.add_(1) gives x.
+def _find_returned_arguments(program: Program, wrapper: _Wrapper) -> dict[int, int]:
+    """Which results are an argument itself, by number: x.add_(1) returns x.
 
     Raises where a result otherwise shares memory with an argument or another result, as native results never do.
     """

@@ -3,7 +3,7 @@
     IngotError
     ├── CaptureError                the model could not become a Program
     │   ├── EagerError              it does not run in eager either
-    │   ├── DataDependentError      Python asked for a value that only exists when the model runs
+    │   ├── DataDependentError      Python needs a value that exists only at run time
     │   ├── UntraceableError        a tensor left torch: numpy, a C extension, an object we cannot see into
     │   ├── StateError              forward changed state that is neither a parameter nor a buffer
     │   └── DynamicShapeError       a dynamic dim is frozen, related to another, or narrower than declared
@@ -154,7 +154,7 @@ class NumericsError(PassError):
 
 
 class PatternError(PassError):
-    """A function is no pattern, or no replacement for one."""
+    """A function cannot be a pattern, or a replacement for one."""
 
 
 class QuantizeError(PassError):
@@ -182,7 +182,7 @@ class UnsupportedMachine(CompileError):
 
 
 class NoCompiler(CompileError):
-    """No C compiler was found, or the one asked for does not work."""
+    """No C compiler was found, or the requested one does not work."""
 
 
 class CompilerFailed(CompileError):
@@ -240,7 +240,7 @@ class OnnxUnavailable(OnnxError):
 
 
 class OnnxMismatch(OnnxError):
-    """An ONNX model does not check, does not run, or gives something else than torch."""
+    """An ONNX model does not check, does not run, or does not match torch."""
 
 
 __all__ = [

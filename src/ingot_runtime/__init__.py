@@ -4,7 +4,7 @@
     model = ingot_runtime.load("m.ingot", trust="release.pub.pem")  # only if the holder of that key signed it
     logits = model(ids, mask=mask)                      # the original's arguments; numpy arrays, torch tensors, buffers
     model.self_test()                                   # the sample stored in the file, on this machine
-    ingot_runtime.describe("m.ingot")                   # what it takes and gives; nothing of it runs
+    ingot_runtime.describe("m.ingot")                   # what it takes and returns; nothing of it runs
 
     $ python -m ingot_runtime describe|run|self-test|extract m.ingot
 
@@ -19,9 +19,10 @@ The file itself, for those who want what is in it:
 # The start of a process pays for what is imported here. So records are named tuples, because making one dataclass takes
 # 0.4 ms, and a module that only some calls need is imported in the function that needs it.
 
-from .bfloat16 import BFloat16Array
 from .container import SCHEMA, Container, Member, StreamedMember, check_container, open_container, write_container
-from .describing import describe
+from .container.safetensors_member import DTYPES, TensorEntry, TensorsMember, as_numpy, parse_header
+from .container.signing import Key, Trust, sign_file, write_keys
+from .description import describe
 from .errors import (
     AssertionFailed,
     CallError,
@@ -53,9 +54,8 @@ from .errors import (
     UnwritableFile,
 )
 from .model import Model, load
+from .native.bfloat16 import BFloat16Array
 from .pytree import FieldTuple, Record
-from .safetensors_member import DTYPES, TensorEntry, TensorsMember, as_numpy, parse_header
-from .signing import Key, Trust, sign_file, write_keys
 
 __all__ = [
     "DTYPES",

@@ -9,11 +9,11 @@ from typing import Any
 from . import files
 from .cli_run import run_file, write_results
 from .container import open_container
-from .describing import best_library, describe, weights_of
+from .container.manifest import read_spec
+from .container.signing import Trust, check_trust
+from .description import best_library, describe, weights_of
 from .errors import IngotError
-from .manifest import read_spec
 from .model import load
-from .signing import Trust, check_trust
 
 HEADER = Path(__file__).parent / "include" / "ingot.h"
 

@@ -7,14 +7,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .bfloat16 import BFloat16Array
+from .container.manifest import InputSpec
+from .container.signing import Trust
 from .dtypes import BFLOAT16
 from .errors import InputError, format_error
 from .files import replacing, unreadable
-from .manifest import InputSpec
 from .model import Model, load
+from .native.bfloat16 import BFloat16Array
 from .self_test import MUTATED
-from .signing import Trust
 
 Results = dict[str, NDArray[Any]]
 

@@ -1,4 +1,4 @@
-"""What this machine's processor can do, and which instruction sets that is enough for.
+"""Features of this machine's processor, and the instruction sets that it supports.
 
     missing("x86-64-v4")                          ["avx512f", …]: what this machine lacks to run such a library
     best(["x86-64-v3", "x86-64-v4", "plain"])     the most able of those that it can run

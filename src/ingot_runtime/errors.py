@@ -6,7 +6,7 @@
     │   ├── UnsupportedSchema       a good file, of a version that this release does not read
     │   ├── DamagedFile             cut short, a flipped bit, an inconsistent size field, a record that is not canonical
     │   ├── UnsafeFile              a member name that could leave its folder, or that two members share
-    │   ├── MissingMember           a good file without the member that was asked for (also a KeyError)
+    │   ├── MissingMember           a good file without the requested member (also a KeyError)
     │   ├── UntrustedFile           a file that may not be used: not signed, or not by a key that is trusted
     │   ├── NotCompiled             a good file without native code
     │   ├── MissingInstructionSet   native code, and none of it for this machine
@@ -139,7 +139,7 @@ class UnwritableFile(_AccessError):
 
 
 class MissingFolder(UnwritableFile, FileNotFoundError):
-    """The folder that a file is to be written to does not exist."""
+    """The folder of a file to write does not exist."""
 
 
 class CopyError(IngotError, TypeError):
@@ -195,7 +195,7 @@ class ClosedModel(IngotError, ValueError):
 
 
 class SelfTestFailed(IngotError):
-    """The model's stored sample did not give the stored result on this machine."""
+    """The model's stored sample did not reproduce the stored result on this machine."""
 
 
 def format_error(what: str, *, where: str | None = None, why: str | None = None, fix: str | None = None) -> str:

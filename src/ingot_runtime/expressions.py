@@ -86,7 +86,7 @@ def solve(expression: Expression, size: int, sizes: Mapping[str, int]) -> dict[s
     """The value of the one symbol that `sizes` lacks, at which the expression has this size.
 
     An empty dict where no symbol or more than one is open, or where it stands in something that is not linear in it.
-    None where no whole number will do.
+    None where no integer satisfies it.
     """
     open_symbols = expression.symbols - sizes.keys()
     try:

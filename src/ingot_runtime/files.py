@@ -1,4 +1,4 @@
-"""Opening and replacing files, with errors that name the file that was asked for, and why it cannot be used.
+"""Opening and replacing files, with errors that name the file and why it cannot be used.
 
 with reading(path) as file: ...                       UnreadableFile, MissingFile
 with replacing(path, "the report") as file: ...       whole or not at all; UnwritableFile, MissingFolder

@@ -16,12 +16,12 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from . import arrays, describing, native_library, pytree, signing, symbol_binding
+from . import description, pytree, symbol_binding
 from . import self_test as sampling
-from .bfloat16 import BFloat16Array
-from .container import Container, open_container, skip_program
-from .copying import Uncopied
-from .describing import best_library, weights_of
+from .container import Container, open_container, signing, skip_program
+from .container.manifest import ABI, Spec, read_spec
+from .container.signing import Trust
+from .description import best_library, weights_of
 from .dtypes import BFLOAT16
 from .errors import (
     DamagedFile,
@@ -33,9 +33,10 @@ from .errors import (
     UntrustedFile,
     format_error,
 )
-from .manifest import ABI, Spec, read_spec
-from .output_pool import ResultMemory
-from .signing import Trust
+from .native import arrays, native_library
+from .native.bfloat16 import BFloat16Array
+from .native.copy_guard import Uncopied
+from .native.output_pool import ResultMemory
 
 _PLANS_LIMIT = 256
 
@@ -119,7 +120,7 @@ class Model(Uncopied):
         self._native = native_library.NativeModel(library, weights, threads)
         self._memory = ResultMemory(len(spec.outputs))
         self._plans: dict[Any, _Plan] = {}
-        self._places = describing.argument_places(spec)
+        self._places = description.argument_places(spec)
         self._symbols = [number for number, asked in enumerate(spec.inputs) if asked.symbol is not None]
         self._mutated = [number for number, asked in enumerate(spec.inputs) if asked.mutated]
         named = spec.arguments.children[1]
@@ -133,7 +134,7 @@ class Model(Uncopied):
         """Runs the model with the original's arguments; returns numpy arrays, nested as the original's result is.
 
         bfloat16, which numpy lacks, comes as BFloat16Array. `out=` takes buffers for the outputs, nested as the result
-        is, None where one is to be allocated; where the model itself has an argument of that name, use `call`.
+        is, None to allocate one; where the model itself has an argument of that name, use `call`.
         Raises CallError for what the model was not compiled for, and what the model itself raises.
         """
         out = None if self._has_own_out else kwargs.pop("out", None)
@@ -156,25 +157,25 @@ class Model(Uncopied):
         first, second = spec.arguments.children
         assert isinstance(first, pytree.Branch)
         for number, (child, value) in enumerate(zip(first.children, positional, strict=True)):
-            pytree.flatten(child, value, describing.parameter(spec, number), leaves)
+            pytree.flatten(child, value, description.parameter(spec, number), leaves)
         pytree.flatten(second, keyed, "", leaves)
         return leaves
 
     def run(self, leaves: Sequence[Any], buffers: Sequence[Any] = ()) -> list[Any]:
-        """Runs the model with one value an input, in the order of `spec.inputs`; gives one an output.
+        """Runs the model with one value per input, in the order of `spec.inputs`; returns one per output.
 
-        `buffers` has one for each output, or None where it is to be allocated.
+        `buffers` has one for each output, or None to allocate it.
         """
         return self._run(self._native, leaves, buffers)
 
     def profile(self, leaves: Sequence[Any], launches: int) -> list[float]:
-        """Runs the model as `run` does; gives the seconds of each of its kernel launches."""
+        """Runs the model as `run` does; returns the seconds of each of its kernel launches."""
         seconds: list[float] = []
 
-        def timed(model: native_library.NativeModel, inputs: Any, outputs: Any) -> None:
+        def time_call(model: native_library.NativeModel, inputs: Any, outputs: Any) -> None:
             seconds.extend(model.profile(inputs, outputs, launches))
 
-        self._run(self._native, leaves, (), timed)
+        self._run(self._native, leaves, (), time_call)
         return seconds
 
     def seed(self, value: int) -> None:
@@ -189,7 +190,7 @@ class Model(Uncopied):
         return self._sample is not None
 
     def example(self) -> list[Any]:
-        """The sample's inputs, as copies to give to `run`. Raises SelfTestFailed where the file has none."""
+        """The sample's inputs, as copies to pass to `run`. Raises SelfTestFailed where the file has none."""
         if self._sample is None:
             raise SelfTestFailed(
                 format_error("The file has no sample to test with.", where=self.path, fix="compile the model again")
@@ -222,11 +223,11 @@ class Model(Uncopied):
         return sampling.compare(self.spec, self._sample, results, given, self.path)
 
     def describe(self) -> str:
-        """What the model takes and gives, for people to read."""
-        return describing.text_of(self.path, self.spec, self.isa, self._weights.size)
+        """What the model takes and returns, for people to read."""
+        return description.text_of(self.path, self.spec, self.isa, self._weights.size)
 
     def close(self) -> None:
-        """Gives back the model's threads and memory. Calls that are under way end first; later ones raise."""
+        """Releases the model's threads and memory. Calls that are under way end first; later ones raise."""
         self._native.close()
         self._memory.close()
 
@@ -342,7 +343,7 @@ class Model(Uncopied):
         return made
 
     def _check_overlaps(self, given: Arrays, made: Arrays, buffers: Sequence[Any]) -> None:
-        """What is written must be nobody else's: the model reads and writes in an order of its own."""
+        """What is written must not alias anything else: the model reads and writes in any order."""
         written = [(self._places[number], given[number], number) for number in self._mutated]
         if buffers:
             written += [

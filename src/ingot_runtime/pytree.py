@@ -190,7 +190,7 @@ def flatten(tree: Tree, value: Any, at: str, found: list[Any]) -> None:
 
 
 def parts(tree: Branch, value: Any, at: str) -> Sequence[Any]:
-    """The parts of a value, one a child of the tree. Raises StructureError where it has others, naming `at`."""
+    """The parts of a value, one per child of the tree. Raises StructureError where it has others, naming `at`."""
     if tree.kind in _SEQUENCES or (tree.kind == "namedtuple" and isinstance(value, list | tuple)):
         if not isinstance(value, list | tuple):
             raise _wrong(at, value, f"a {tree.kind} of {len(tree.keys)}")

@@ -1,4 +1,4 @@
-"""The sample call stored in a file: what went in, what came out where it was compiled, and the comparison."""
+"""The sample call stored in a file: its inputs, its results where it was compiled, and the comparison."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -6,12 +6,12 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from .bfloat16 import BFloat16Array
 from .container import Container
+from .container.manifest import InputSpec, OutputSpec, SampleSpec, Spec
+from .container.safetensors_member import as_numpy, parse_header
 from .dtypes import BFLOAT16, Dtype
 from .errors import DamagedFile, SelfTestFailed, format_error
-from .manifest import InputSpec, OutputSpec, SampleSpec, Spec
-from .safetensors_member import as_numpy, parse_header
+from .native.bfloat16 import BFloat16Array
 
 MUTATED = "mutated."  # in front of an input's name: what it was after the call
 
@@ -19,7 +19,7 @@ Arrays = tuple[NDArray[Any], ...]
 
 
 class StoredSample(NamedTuple):
-    """A call: one array an input, one an output, and one an input that the model writes to; bfloat16 as its bits."""
+    """A call: one array per input, one per output, and one per mutated input; bfloat16 as its bits."""
 
     inputs: Arrays
     outputs: Arrays
@@ -115,7 +115,7 @@ def _difference(found: NDArray[Any], stored: NDArray[Any], dtype: Dtype) -> NDAr
 def _make_failure(why: str, path: str) -> SelfTestFailed:
     return SelfTestFailed(
         format_error(
-            "The model does not give on this machine what it gave where it was compiled.",
+            "The model's results on this machine differ from those where it was compiled.",
             where=path,
             why=why,
             fix="do not use it here: compile it again on this machine, and report what you saw",

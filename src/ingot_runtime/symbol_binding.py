@@ -2,9 +2,9 @@
 
 from collections.abc import Mapping, Sequence
 
+from .container.manifest import Spec
 from .errors import InputError, format_error
 from .expressions import Expression, solve
-from .manifest import Spec
 
 _RECOMPILE = "capture and compile the model again"
 
@@ -66,7 +66,7 @@ def _bind_expressions(
     while len(sizes) != before:
         before = len(sizes)
         for expression, size, where in left:
-            solved = _or_refused(spec, expression, size, where, sizes)
+            solved = _solve_or_raise(spec, expression, size, where, sizes)
             for symbol, value in solved.items():
                 sizes[symbol] = value
                 first[symbol] = f"{spec.symbols[symbol].name}, by {where},"
@@ -76,7 +76,7 @@ def _bind_expressions(
         # An expression in several symbols that nothing binds is for the library to check: it knows what it needs.
 
 
-def _or_refused(
+def _solve_or_raise(
     spec: Spec, expression: Expression, size: int, where: str, sizes: Mapping[str, int]
 ) -> Mapping[str, int]:
     solved = solve(expression, size, sizes)

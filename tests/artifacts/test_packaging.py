@@ -19,7 +19,7 @@ import ingot
 from ingot.artifacts.packaging import call_of, pack_weights, write_native
 from ingot.errors import SaveError
 from ingot_runtime import BFloat16Array, LiteralError, StructureError, as_numpy, parse_header, pytree
-from ingot_runtime.safetensors_member import data_begin
+from ingot_runtime.container.safetensors_member import data_begin
 
 Pair = namedtuple("Pair", ["first", "second"])
 

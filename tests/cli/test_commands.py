@@ -221,7 +221,7 @@ def test_inspect_shapes() -> None:
 def test_inspect_shapes_of_other_arguments() -> None:
     result = run("inspect", factory("net"), "--shape", "x=rows,4", "--shape", "image=?,4,9,?")
     assert result.exit_code == 0, result.stderr
-    for text in ("f32[rows, 8]", "f32[?, 8, 4, ?]", "different sizes or ranks gave"):
+    for text in ("f32[rows, 8]", "f32[?, 8, 4, ?]", "results differ between sizes or ranks"):
         assert text in result.stdout
     any_rank = run_json("inspect", factory("net"), "--shape", "x=...")["values"]
     assert any_rank[0]["type"] == "f32[…]"

@@ -32,8 +32,8 @@ from ingot.errors import (
     UnsupportedMachine,
     UnsupportedOperator,
 )
-from ingot_runtime import container as containers
 from ingot_runtime import write_container
+from ingot_runtime.container import schema
 
 HERE = Path(__file__).name
 
@@ -422,7 +422,7 @@ def test_files_of_other_releases(
         with pytest.raises(ingot_runtime.UnsupportedSchema, match=text):
             load(file)
     with monkeypatch.context() as patch:
-        patch.setattr(containers, "SCHEMA", max(containers.READABLE) + 1)
+        patch.setattr(schema, "SCHEMA", max(schema.READABLE) + 1)
         rewritten_by_the_next = contextlib.suppress(ingot_runtime.UnsupportedSchema)
         with rewritten_by_the_next:
             write_container(file, {}, {"native": {}})

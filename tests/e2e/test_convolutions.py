@@ -176,4 +176,4 @@ def test_limits_are_plausible_and_kernels_are_compared_with_them() -> None:
     assert Roofline(10.0, 5.0).seconds(20, 5) == 2 and Roofline(10.0, 5.0).seconds(1, 50) == 10
     x = torch.randn(64, 64)
     profile = build(nn.Linear(64, 64), (x,)).profile(x)
-    assert "of peak" in str(profile) and all(profile.of_peak(row) > 0 for row in profile.rows)
+    assert "of peak" in str(profile) and all(profile.peak_fraction(row) > 0 for row in profile.rows)

@@ -60,7 +60,7 @@ def random_mask(b: Any, h: Any, i: Any, j: Any) -> Any:
 SCORES: list[tuple[Any, type[IngotError], str]] = [
     (two_values, CaptureError, "returns 2 values"),
     (a_shape, CaptureError, r"returns float32\[16\]"),
-    (no_tensor, CaptureError, "which is no tensor"),
+    (no_tensor, CaptureError, "which is not a tensor"),
     (whole_number, CaptureError, "a score is a floating-point number"),
     (random_draw, CaptureError, "aten.rand.default draws random numbers"),
     (write, CaptureError, "aten.add_.Tensor writes to a tensor"),

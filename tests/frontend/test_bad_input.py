@@ -271,7 +271,7 @@ def test_capture_works_after_every_failure() -> None:
         ((x(), x(), x()), {}, {}, "too many positional arguments"),
         ((x(),), {"z": x()}, {}, "unexpected keyword argument 'z'"),
         (x(), {}, {}, "args is a tensor.\n.*as a tuple"),
-        ((x(),), {}, {"concrete_args": {"z": 1}}, "concrete_args names 'z', which is no argument"),
+        ((x(),), {}, {"concrete_args": {"z": 1}}, "concrete_args names 'z', which is not an argument"),
         ((x(), 2.0), {}, {"concrete_args": {"b": 3.0}}, "concrete_args fixes b to 3.0, but the example has 2.0"),
     ],
 )
@@ -297,7 +297,7 @@ def test_an_argument_that_holds_itself() -> None:
 
 def test_an_unknown_preserved_module() -> None:
     model = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
-    with unchanged(model), pytest.raises(CaptureError, match="names 'O', which is no submodule of Sequential"):
+    with unchanged(model), pytest.raises(CaptureError, match="names 'O', which is not a submodule of Sequential"):
         ingot.capture(model, (x(),), preserve_module_call_signature=["O"])
 
 

@@ -402,14 +402,14 @@ def test_an_unused_dim_is_free() -> None:
 @pytest.mark.parametrize(
     ("spec", "says"),
     [
-        ({"b": {0: "n"}}, "dynamic_shapes names 'b', which is no argument of this call.\n.*the arguments are a"),
+        ({"b": {0: "n"}}, "dynamic_shapes names 'b', which is not an argument of this call.\n.*the arguments are a"),
         ({"a": {2: "n"}}, "a has 2 dims, so it has no dim 2"),
         ({"a": ("n",)}, "gives 1 dims for a, which has 2"),
         ({"a": {0: "n m"}}, "The dim 'n m' cannot be read"),
         ({"a": {0: 1.5}}, "declared as 1.5"),
         ({"a": 3}, "dynamic_shapes for a is 3"),
         (7, "dynamic_shapes is a int"),
-        ({"a": {0: "2*n"}}, "example's 3 is no such number"),
+        ({"a": {0: "2*n"}}, "example's 3 does not match it"),
         (({0: "n"}, {0: "m"}), "has 2 parts|2 arguments"),
         ({"a": {0: "0*n"}}, r"'0\*n' cannot be read"),
         ({"a": {True: "n"}}, "no dim True"),

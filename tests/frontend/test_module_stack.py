@@ -45,7 +45,7 @@ class Nested(nn.Module):
 def test_nested_arguments() -> None:
     batch = {"x": x(), "more": [x(), {"deep": x() + 1}]}
     program = check(Nested(), (batch, Pair(x(), x() * 3), x(), x() - 2), {"a": x(), "b": x() * 5})
-    assert [i.name for i in program.signature.of_kind(InputKind.ARGUMENT)][:3] == [
+    assert [i.name for i in program.signature.inputs_of_kind(InputKind.ARGUMENT)][:3] == [
         "batch_x",
         "batch_more_0",
         "batch_more_1_deep",
@@ -118,7 +118,7 @@ def test_concrete_args_fix_leaves_inside() -> None:
 
     pair = {"x": x(), "by": x() * 2, "flag": True}
     program = ingot.capture(f, (pair,), concrete_args={"pair": {"x": fx.PH, "by": x() * 2, "flag": True}})
-    assert [i.name for i in program.signature.of_kind(InputKind.ARGUMENT)] == ["pair_x"]
+    assert [i.name for i in program.signature.inputs_of_kind(InputKind.ARGUMENT)] == ["pair_x"]
     assert_same(program({"x": x() + 1, "by": x() * 2, "flag": True}), (x() + 1) * (x() * 2) + 1)
     with pytest.raises(LiteralError, match=r"pair\.by is another tensor"):
         program({"x": x(), "by": x() * 3, "flag": True})

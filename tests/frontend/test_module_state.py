@@ -32,7 +32,7 @@ class Tied(nn.Module):
 
 def test_tied_parameters_stay_one() -> None:
     program = check(Tied(), (torch.tensor([[1, 2, 3]]),))
-    assert len(program.signature.of_kind(InputKind.PARAMETER)) == 1
+    assert len(program.signature.inputs_of_kind(InputKind.PARAMETER)) == 1
     assert program.state_dict["embed.weight"] is program.state_dict["head.weight"]
     with torch.no_grad():
         program.state_dict["head.weight"].zero_()
@@ -56,7 +56,7 @@ def test_shared_submodules_under_several_names() -> None:
     program = check(Model(), (x(),))
     paths = [call.path for call in program.module_calls]
     assert paths == ["", "first", "second", "all.0", "all.1", "all.2", "second@1"]
-    assert len(program.signature.of_kind(InputKind.PARAMETER)) == 2
+    assert len(program.signature.inputs_of_kind(InputKind.PARAMETER)) == 2
 
 
 def test_non_persistent_buffers_are_constants_of_the_program() -> None:
@@ -340,9 +340,9 @@ class Constants(nn.Module):
 
 def test_tensors_made_or_closed_over_are_constants() -> None:
     program = check(Constants(), (x(),))
-    names = [i.target for i in program.signature.of_kind(InputKind.CONSTANT)]
+    names = [i.target for i in program.signature.inputs_of_kind(InputKind.CONSTANT)]
     assert "plain" in names and len(names) == 5
-    assert [i.target for i in program.signature.of_kind(InputKind.PARAMETER)] == ["trained"]
+    assert [i.target for i in program.signature.inputs_of_kind(InputKind.PARAMETER)] == ["trained"]
 
 
 def test_tensors_made_of_tensors() -> None:

@@ -357,7 +357,7 @@ def test_an_int_argument_stays_one() -> None:
 def test_literals_are_checked_on_both_sides() -> None:
     case = CASES["literals"]
     program = from_exported(exported(case, Literals(), "non-strict"))
-    assert [i.value for i in program.signature.of_kind(InputKind.LITERAL)] == [None, 3, "mul", True, 0.5]
+    assert [i.value for i in program.signature.inputs_of_kind(InputKind.LITERAL)] == [None, 3, "mul", True, 0.5]
     assert [o.value for o in program.signature.outputs if o.kind is OutputKind.LITERAL] == [3, None, "mul"]
     with pytest.raises(CallError, match="times"):
         program(X, None, 4, "mul", flag=True, rate=0.5)
@@ -394,7 +394,7 @@ def test_effects(decompose: bool) -> None:
 
     ep = export(Prints(), (X,))
     program = from_exported(ep.run_decompositions() if decompose else ep)
-    assert bool(program.signature.of_kind(InputKind.TOKEN)) == decompose
+    assert bool(program.signature.inputs_of_kind(InputKind.TOKEN)) == decompose
     same(program(X), X + 1)
     same(program.module()(X), X + 1)
     same(to_exported(program).module()(X), X + 1)

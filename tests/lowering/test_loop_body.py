@@ -51,8 +51,8 @@ def test_a_cast_to_the_same_dtype_is_nothing_and_to_a_half_rounds() -> None:
 def test_what_no_result_needs_is_pruned_and_checks_stay() -> None:
     ops = BodyBuilder()
     unused = ops.call("exp", ops.load("x", I + 1, "float32"))
-    place = ops.checked(ops.load("places", I, "int64"), 8)
-    lost = ops.checked(ops.load("places", I + 1, "int64"), 5)
+    place = ops.check_index(ops.load("places", I, "int64"), 8)
+    lost = ops.check_index(ops.load("places", I + 1, "int64"), 5)
     body = ops.finish([ops.load("x", place, "float32")])
     assert unused < len(ops.ops) and lost is not None
     assert print_body(body) == (
@@ -69,7 +69,7 @@ def test_what_no_result_needs_is_pruned_and_checks_stay() -> None:
 
 def test_a_checked_place_counts_from_the_end_and_fails_outside() -> None:
     ops = BodyBuilder()
-    body = ops.finish([ops.load("x", ops.checked(ops.load("places", I, "int64"), 8), "float32")])
+    body = ops.finish([ops.load("x", ops.check_index(ops.load("places", I, "int64"), 8), "float32")])
     assert [run(body, MEMORY, {"i0": i})[0] for i in range(8)] == [MEMORY["x"][p] for p in MEMORY["places"]]
     with pytest.raises(IndexError):
         run(body, {**MEMORY, "places": [8]}, {"i0": 0})
@@ -78,9 +78,9 @@ def test_a_checked_place_counts_from_the_end_and_fails_outside() -> None:
 def test_masks_nest_and_hide_what_lies_outside() -> None:
     ops = BodyBuilder()
     low = ops.call("lt", ops.const(1, "int64"), ops.index(I))
-    with ops.masked(low):
+    with ops.mask(low):
         high = ops.call("lt", ops.index(I), ops.const(4, "int64"))
-        with ops.masked(high):
+        with ops.mask(high):
             inner = ops.load("x", I - 2, "float32")
         outer = ops.load("x", I - 2, "float32")
     assert inner != outer
@@ -105,7 +105,7 @@ def test_whole_numbers_are_no_nan_and_unsigned_ones_not_negative() -> None:
 
 def test_rewriting_renames_symbols_and_answers_loads() -> None:
     ops = BodyBuilder()
-    place = ops.checked(ops.load("places", I, "int64"), 8)
+    place = ops.check_index(ops.load("places", I, "int64"), 8)
     body = ops.finish([ops.call("neg", ops.load("x", place, "float32")), ops.load("y", I, "float32")])
 
     def y_is_two(op: Op, operands: tuple[int, ...], into: BodyBuilder) -> int | None:

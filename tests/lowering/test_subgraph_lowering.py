@@ -151,7 +151,7 @@ def test_memory_is_the_surrounding_lowerings_where_the_caller_allows_it() -> Non
 
 
 def test_a_result_with_a_shape_is_refused() -> None:
-    with pytest.raises(UnsupportedOperator, match="a body gives scalars"):
+    with pytest.raises(UnsupportedOperator, match="a body returns scalars"):
         body_of(lambda x: x.reshape(1) * 2, [scalar(1.0)], [Given("float32")])
 
 

@@ -102,7 +102,7 @@ class Nothing(nn.Module):
 
 
 def test_a_model_that_gives_nothing(tmp_path: Path) -> None:
-    with pytest.raises(OnnxError, match="gives no tensor"):
+    with pytest.raises(OnnxError, match="returns no tensor"):
         ingot.export_onnx(captured(Nothing()), tmp_path / "m.onnx")
 
 

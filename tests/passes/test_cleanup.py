@@ -121,7 +121,7 @@ def test_dce_drops_outputs_and_operands_of_regions() -> None:
         other = program.graph.call_function(aten.sin.default, (find(program, "x"),), name="other")
     other.meta = dict(sin.meta)
     sin.replace_all_uses_with(other)  # now nobody needs the region's second result
-    program.signature = program.signature.renamed({sin.name: other.name})
+    program.signature = program.signature.rename_nodes({sin.name: other.name})
     model.function = lambda self, x: (unused_in_regions(self, x)[0], x.sin())
     after = checked(model, program, [dce])
     (region,) = [n for n in after.graph.nodes if n.target is hop.wrap_with_autocast]
@@ -175,7 +175,7 @@ def test_dce_keeps_statistics_that_batch_norm_updates() -> None:
     program = ingot.capture(nn.Sequential(nn.BatchNorm1d(4), nn.Flatten()).train(), (torch.randn(3, 4),))
     node = next(n for n in program.graph.nodes if n.target is aten.batch_norm.default)
     node.replace_all_uses_with(node.args[0])  # type: ignore[arg-type]
-    signature = program.signature.renamed({node.name: "x"})
+    signature = program.signature.rename_nodes({node.name: "x"})
     program.signature = signature
     assert dce(program) == 0 or node in set(program.graph.nodes)
 

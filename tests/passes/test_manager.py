@@ -177,7 +177,7 @@ def test_a_pass_that_raises_leaves_the_caller_s_program(program: ingot.Program) 
 
 def test_structure_is_checked(program: ingot.Program) -> None:
     def dangling(program: ingot.Program) -> int:
-        program.signature = program.signature.renamed({"softmax": "gone"})
+        program.signature = program.signature.rename_nodes({"softmax": "gone"})
         return 1
 
     with pytest.raises(VerifyError):

@@ -365,7 +365,7 @@ def test_what_is_not_understood_is_told() -> None:
 
     with pytest.raises(QuantizeError, match="OtherSpec, which is not known here"):
         prepare(program, ByFunction(strange))
-    with pytest.raises(QuantizeError, match="share the parameters of something that has none"):
+    with pytest.raises(QuantizeError, match="shares the parameters of something that has none"):
         prepare(program, ByFunction(nothing))
     with pytest.raises(QuantizeError, match="neither a recipe nor a Quantizer"):
         prepare(program, 8)  # type: ignore[arg-type]

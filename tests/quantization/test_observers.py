@@ -5,18 +5,18 @@ from __future__ import annotations
 import pytest
 import torch
 
-from ingot.quantization.observers import OBSERVERS, observer_for, parameters_seen
+from ingot.quantization.observers import OBSERVERS, find_all_parameters, observer_for
 from ingot.quantization.qscheme import (
     Granularity,
     Scheme,
     dequantize,
     parameters_of,
     quantize,
-    quantized_by_rows,
+    quantize_rows,
     range_of,
-    signed,
+    signed_scheme,
     simulate,
-    unsigned,
+    unsigned_scheme,
 )
 
 G = torch.Generator().manual_seed(0)
@@ -28,7 +28,7 @@ DATA = {
     "constant": torch.full((10,), 2.5),
     "zeros": torch.zeros(10),
 }
-SCHEMES = {"uint8": unsigned(), "int8": Scheme(torch.int8, -128, 127, symmetric=True)}
+SCHEMES = {"uint8": unsigned_scheme(), "int8": Scheme(torch.int8, -128, 127, symmetric=True)}
 
 
 def error(x: torch.Tensor, low: torch.Tensor, high: torch.Tensor, scheme: Scheme) -> float:
@@ -67,7 +67,7 @@ def test_moving_average_by_hand() -> None:
 
 @pytest.mark.parametrize("granularity", ["tensor", "channel", "group"])
 def test_integers_are_those_of_the_formula(granularity: str) -> None:
-    scheme = signed(granularity=granularity, axis=0, group_size=4 if granularity == "group" else 0)
+    scheme = signed_scheme(granularity=granularity, axis=0, group_size=4 if granularity == "group" else 0)
     x = torch.randn(6, 8, generator=G)
     parameters = parameters_of(*range_of(x, scheme), scheme)
     numbers = quantize(x, parameters, scheme)
@@ -82,7 +82,7 @@ def test_integers_are_those_of_the_formula(granularity: str) -> None:
 
 
 def test_gradients_pass_where_the_value_is_in_range() -> None:
-    scheme = unsigned()
+    scheme = unsigned_scheme()
     x = torch.tensor([-1.0, 0.1, 0.5, 3.0], requires_grad=True)
     simulate(x, parameters_of(torch.tensor(0.0), torch.tensor(1.0), scheme), scheme).sum().backward()
     assert x.grad is not None and x.grad.tolist() == [0.0, 1.0, 1.0, 0.0]
@@ -92,7 +92,7 @@ def test_a_scheme_must_hold_its_numbers() -> None:
     with pytest.raises(ValueError, match="does not hold"):
         Scheme(torch.int8, 0, 255)
     with pytest.raises(ValueError, match="group_size"):
-        signed(granularity="group")
+        signed_scheme(granularity="group")
 
 
 def test_all_at_once_is_one_by_one() -> None:
@@ -100,7 +100,7 @@ def test_all_at_once_is_one_by_one() -> None:
     observers = [observer_for(kind) for kind in [*kinds, Scheme(torch.int8, -128, 127, symmetric=True)] for _ in DATA]
     for observer, x in zip(observers, [*DATA.values()] * 5, strict=True):
         observer.observe(x)
-    for observer, found in zip(observers, parameters_seen(observers), strict=True):
+    for observer, found in zip(observers, find_all_parameters(observers), strict=True):
         alone = observer.parameters_now()
         assert torch.equal(found.scale, alone.scale) and torch.equal(found.zero_point, alone.zero_point)
 
@@ -114,7 +114,7 @@ def test_row_by_row_is_the_tensor_at_once(
     monkeypatch.setattr("ingot.passes.fold_batch_norm._AT_ONCE", 24)  # a row, or two
     scheme = Scheme(torch.int8, -127, 127, symmetric, granularity, group_size=4 if granularity == "group" else 0)
     x = torch.randn(shape, generator=G)
-    numbers, parameters = quantized_by_rows(x, scheme)
+    numbers, parameters = quantize_rows(x, scheme)
     expected = parameters_of(*range_of(x, scheme), scheme)
     assert torch.equal(parameters.scale, expected.scale) and torch.equal(parameters.zero_point, expected.zero_point)
     assert torch.equal(numbers, quantize(x, expected, scheme))
@@ -122,7 +122,7 @@ def test_row_by_row_is_the_tensor_at_once(
     factors = torch.randn(shape[0], generator=G, dtype=torch.float64)
     factors[0] = 0.0
     product = (x.double() * factors.view(-1, *[1] * (x.dim() - 1))).float()
-    numbers, parameters = quantized_by_rows(x, scheme, factors)
+    numbers, parameters = quantize_rows(x, scheme, factors)
     expected = parameters_of(*range_of(product, scheme), scheme)
     assert torch.equal(parameters.scale, expected.scale) and torch.equal(parameters.zero_point, expected.zero_point)
     assert torch.equal(numbers, quantize(product, expected, scheme))  # no value lies between two numbers

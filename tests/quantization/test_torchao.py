@@ -84,7 +84,7 @@ def test_a_trained_module_computes_what_it_is_converted_to(per_channel: bool) ->
     step = torchao_runner.step_of(made, result)
     assert (result - simulated).abs().max() < 0.01 * step
     (weight,) = [m.inner for name, m in module.named_modules() if name.endswith("_weight")]
-    trained, converted = weight.inner.scale.flatten(), weight.parameters_found().scale.flatten()
+    trained, converted = weight.inner.scale.flatten(), weight.find_parameters().scale.flatten()
     assert ((trained / converted - 1).abs() > 1 / 300).all()  # why it has to be taken care of
 
 

@@ -385,10 +385,10 @@ def test_what_is_no_pattern() -> None:
 def test_what_is_no_replacement() -> None:
     relu = torch.relu
     own = torch.randn(4, 4)
-    refused(relu, lambda x: (x, x), (MATRIX,), "gives 2 results")
-    refused(relu, lambda x: x.relu().double(), (MATRIX,), "gives f64")
-    refused(relu, lambda x: x.relu().sum(), (MATRIX,), "where the pattern gives")
-    refused(relu, lambda x: 3, (MATRIX,), "no tensor")
+    refused(relu, lambda x: (x, x), (MATRIX,), "returns 2 results")
+    refused(relu, lambda x: x.relu().double(), (MATRIX,), "returns f64")
+    refused(relu, lambda x: x.relu().sum(), (MATRIX,), "where the pattern returns")
+    refused(relu, lambda x: 3, (MATRIX,), "not a tensor")
     refused(relu, lambda x: x @ torch.ones(3), (MATRIX,), "fails|tensor of its own")
     program = ingot.capture(relu, (MATRIX,))
     with pytest.raises(ingot.IngotError, match="tensor of its own"):

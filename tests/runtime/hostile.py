@@ -13,8 +13,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from ingot_runtime import archive, canonical_json, check_container, checksums, chunked_hashing
-from ingot_runtime.container import SCHEMA, Container
+from ingot_runtime import check_container
+from ingot_runtime.container import SCHEMA, Container, archive, canonical_json, checksums, chunked_hashing
 from tests.runtime.native_model import COMPILER
 
 FUNCTIONS = ("ingot_describe", "ingot_open", "ingot_sizes", "ingot_run", "ingot_seed", "ingot_close")

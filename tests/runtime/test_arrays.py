@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ingot_runtime import BFloat16Array, FieldTuple, Record, dlpack, dtypes
+from ingot_runtime import BFloat16Array, FieldTuple, Record, dtypes
+from ingot_runtime.native import dlpack
 
 torch = pytest.importorskip("torch")
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ingot_runtime import checksums, chunked_hashing
+from ingot_runtime.container import checksums, chunked_hashing
 
 PAGE = 4096
 WORD = 8
@@ -39,7 +39,7 @@ class TestSha256:
 
     @pytest.mark.skipif(checksums._python_sha256 is None, reason="this Python has OpenSSL's SHA-256 only")
     def test_small_data_does_without_openssl(self) -> None:
-        use = "from ingot_runtime import checksums; checksums.sha256(b'x')"
+        use = "from ingot_runtime.container import checksums; checksums.sha256(b'x')"
         code = f"import sys; {use}; assert '_hashlib' not in sys.modules"
         subprocess.run([sys.executable, "-c", code], check=True)
 

@@ -28,16 +28,11 @@ from ingot_runtime import (
     NotAnIngotFile,
     UnsafeFile,
     UnsupportedSchema,
-    archive,
-    canonical_json,
     check_container,
-    checksums,
-    chunked_hashing,
-    container,
     open_container,
     write_container,
 )
-from ingot_runtime.container import READABLE
+from ingot_runtime.container import READABLE, archive, canonical_json, checksums, chunked_hashing, schema
 
 MEMBERS = {"weights/a.bin": bytes(range(70)), "graph.json": b"{}", "empty": b""}
 TENSORS = {**MEMBERS, "w.safetensors": bytes(range(201))}
@@ -453,8 +448,8 @@ class TestForgery:
 
     def test_an_older_schema(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         data = written(tmp_path)
-        monkeypatch.setattr(container, "SCHEMA", SCHEMA + 1)
-        monkeypatch.setattr(container, "READABLE", (SCHEMA + 1,))
+        monkeypatch.setattr(schema, "SCHEMA", SCHEMA + 1)
+        monkeypatch.setattr(schema, "READABLE", (SCHEMA + 1,))
         error = refusal(data)
         assert isinstance(error, UnsupportedSchema) and "older" in str(error)
 
@@ -634,7 +629,7 @@ class TestFailedWrites:
 
     @pytest.mark.parametrize("size", [0, 3, 5])
     def test_a_member_of_another_size_than_it_said(self, tmp_path: Path, size: int) -> None:
-        with pytest.raises(ValueError, match=f"'s' said that it has {size} bytes"):
+        with pytest.raises(ValueError, match=f"'s' declares {size} bytes"):
             write_container(tmp_path / "m.ingot", {"s": Streamed(size, lambda: iter([b"12", b"34"]))}, {})
         assert list(tmp_path.iterdir()) == []
 
@@ -643,7 +638,7 @@ class TestFailedWrites:
         [
             ({"schema": SCHEMA}, "schema"), ({"members": {}, "format": 1}, "format, members"),
             ({"x": float("nan")}, "JSON"),
-            pytest.param({"x": "x" * container.MANIFEST_LIMIT}, "put large data in a member", id="too large"),
+            pytest.param({"x": "x" * schema.MANIFEST_LIMIT}, "put large data in a member", id="too large"),
         ],
     )  # fmt: skip
     def test_bad_manifest_fields(self, tmp_path: Path, fields: dict[str, Any], message: str) -> None:

@@ -17,9 +17,11 @@ from typing import Any
 
 import pytest
 
-from ingot_runtime import FileError, IngotError, UntrustedFile, canonical_json, check_container, describe, elf, load
+from ingot_runtime import FileError, IngotError, UntrustedFile, check_container, describe, load
 from ingot_runtime.__main__ import main
+from ingot_runtime.container import canonical_json
 from ingot_runtime.model import model_of
+from ingot_runtime.native import elf
 from tests.runtime import hostile
 from tests.runtime.native_model import COMPILER, ISA, needs_compiler, write
 

@@ -19,17 +19,17 @@ from ingot_runtime import (
     Model,
     NotCompiled,
     UnsupportedSchema,
-    canonical_json,
     check_container,
     cpu_features,
     load,
-    native_library,
     open_container,
     parse_header,
     write_container,
 )
 from ingot_runtime.__main__ import HEADER, main
-from ingot_runtime.manifest import ABI, read_spec
+from ingot_runtime.container import canonical_json
+from ingot_runtime.container.manifest import ABI, read_spec
+from ingot_runtime.native import native_library
 from tests.runtime import native_model
 from tests.runtime.native_model import (
     AFFINE,

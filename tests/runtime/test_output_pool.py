@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ingot_runtime import output_pool, page_allocator
-from ingot_runtime.output_pool import WORTH, ResultMemory
+from ingot_runtime.native import output_pool, page_allocator
+from ingot_runtime.native.output_pool import WORTH, ResultMemory
 
 FLOAT = np.dtype(np.float32)
 SHAPE = (WORTH // 4 + 3,)

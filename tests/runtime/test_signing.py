@@ -17,8 +17,6 @@ from ingot_runtime import (
     SigningUnavailable,
     UnsafeFile,
     UntrustedFile,
-    archive,
-    canonical_json,
     check_container,
     describe,
     load,
@@ -28,7 +26,7 @@ from ingot_runtime import (
     write_keys,
 )
 from ingot_runtime.__main__ import main
-from ingot_runtime.container import SIGNED_SCHEMA
+from ingot_runtime.container import SIGNED_SCHEMA, archive, canonical_json
 from tests.runtime.native_model import COMPILER, W, needs_compiler, write_affine
 
 pytest.importorskip("cryptography")

@@ -15,7 +15,8 @@ import ingot
 from ingot import torch_internals as internals
 from ingot.errors import DamagedFile, ForbiddenOperator, SaveError, UnsupportedOperator
 from ingot.serialization.allowed_operators import HIGHER_ORDER, TABLE, is_allowed
-from ingot_runtime import canonical_json, open_container, write_container
+from ingot_runtime import open_container, write_container
+from ingot_runtime.container import canonical_json
 from tests.serialization import operator_table
 
 

@@ -16,7 +16,7 @@ import torch
 import ingot
 from ingot.errors import FileError, ForbiddenOperator, IngotError
 from ingot.serialization import program_file
-from ingot_runtime import canonical_json
+from ingot_runtime.container import canonical_json
 from tests.runtime import hostile
 
 GRAPH, WEIGHTS, EXAMPLE = program_file.GRAPH, program_file.WEIGHTS, program_file.EXAMPLE

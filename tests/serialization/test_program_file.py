@@ -39,7 +39,8 @@ from ingot.ir.program import PassRecord, Program
 from ingot.ir.pytree import ResultRecord
 from ingot.serialization import program_file
 from ingot.serialization.program_file import load, save
-from ingot_runtime import MissingMember, canonical_json, open_container, write_container
+from ingot_runtime import MissingMember, open_container, write_container
+from ingot_runtime.container import canonical_json
 from tests.frontend.checks import assert_same
 
 SOURCE = Path(program_file.__file__).parents[2]

@@ -1,4 +1,4 @@
-"""Which values of a program may lie in the same memory, told from its graphs alone."""
+"""Alias analysis: which values of a program may share memory."""
 
 from __future__ import annotations
 
@@ -104,11 +104,11 @@ class _Groups(AliasSets):
                     for value in node.all_input_nodes if module is not program.graph_module else ():
                         self.join(value, node)
                 if isinstance(target, internals.OpOverload):
-                    writes.extend(_written(node))
+                    writes.extend(_mutated_arguments(node))
         self.written = {self.find(node) for node in writes}
 
 
-def _written(node: fx.Node) -> list[fx.Node]:
+def _mutated_arguments(node: fx.Node) -> list[fx.Node]:
     """The arguments that a node writes."""
     target: Any = node.target
     found: list[fx.Node] = []

@@ -1,4 +1,4 @@
-"""FLOPs: one rule an operator, from the shapes that go in and the shape that comes out.
+"""FLOPs: one rule per operator, from the shapes of its inputs and its output.
 
 Counted are matrix products, convolutions, attention and recurrent layers: two for each multiply-add. Everything else
 (elementwise operators, reductions, norms, softmax, biases) is left out, as in torch.utils.flop_counter: it is a few
@@ -145,7 +145,7 @@ def _einsum(equation: str, operands: Sequence[Shape], *, path: Sequence[int] | N
         pair = set(pending[i]), set(pending[j])
         rest = [labels for k, labels in enumerate(pending) if k not in (i, j)]
         kept = final.union(*rest)
-        # What only one of the two has and nobody needs later is summed before they are multiplied.
+        # What only one of the two has and is not needed later is summed before they are multiplied.
         used = (pair[0] & pair[1]) | ((pair[0] | pair[1]) & kept)
         if used - kept:
             total += 2 * prod(size[label] for label in used)

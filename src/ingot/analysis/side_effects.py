@@ -1,4 +1,4 @@
-"""Which nodes do something besides computing their value, and what a failing assertion says."""
+"""Side effects: which nodes have one, and the message of a failing assertion."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SWITCHES = (internals.enter_autocast, internals.exit_autocast, internals.set_gra
 
 
 def has_side_effects(node: fx.Node) -> bool:
-    """Whether a node must stay even if nobody uses its value: it writes, draws, asserts, switches, or may do so."""
+    """Whether a node must stay even if its value is unused: it writes, draws, asserts, switches, or may do so."""
     target = node.target
     if node.op in ("placeholder", "output"):
         return True
@@ -35,7 +35,7 @@ def has_side_effects(node: fx.Node) -> bool:
 
 
 def op_has_side_effects(op: internals.OpOverload, node: fx.Node) -> bool:
-    """Whether a call of an operator does anything but give its value, or may do so."""
+    """Whether a call of an operator does, or may do, anything besides returning its value."""
     return (
         op.namespace not in ("aten", "prims")
         or op._schema.is_mutable
@@ -68,7 +68,7 @@ def asserts(node: fx.Node) -> bool:
 
 
 @contextmanager
-def assertions_explained() -> Iterator[None]:
+def explain_assertions() -> Iterator[None]:
     """Inside, an assertion of a graph that fails raises AssertionFailed, with the user's line and the module's path."""
     try:
         yield
@@ -83,7 +83,7 @@ def assertions_explained() -> Iterator[None]:
 
 
 def _running(trace: TracebackType | None) -> fx.Node | None:
-    """The node of a GraphModule that an exception comes from: the innermost one, told by the line of generated code."""
+    """The innermost node of a GraphModule that an exception comes from, found by the line of generated code."""
     found: fx.Node | None = None
     while trace is not None:
         module = trace.tb_frame.f_locals.get("self")

@@ -1,1 +1,1 @@
-"""Compiled models: in memory, in files, and what is measured of them."""
+"""Compiled models: in memory, in files, and their profiles."""

@@ -30,15 +30,15 @@ from ingot.lowering.index_expr import Expr, Size, substitute
 from ingot.lowering.loop_ir_printer import print_module
 from ingot.lowering.loop_module import Module, Precision, SymbolSource
 from ingot.serialization.program_file import pack
-from ingot.targets.cpu.build.compile_process import save_failed
+from ingot.targets.cpu.build.compile_process import save_error
 from ingot.targets.cpu.build.isa import Isa
 from ingot.targets.cpu.codegen.module_emitter import CSource
 from ingot.targets.cpu.codegen.weight_packing import WeightBlob
-from ingot_runtime.copying import Uncopied
+from ingot_runtime.container.manifest import ABI, read_spec
 from ingot_runtime.cpu_features import cores
-from ingot_runtime.manifest import ABI, read_spec
 from ingot_runtime.model import Model
-from ingot_runtime.native_library import NativeLibrary
+from ingot_runtime.native.copy_guard import Uncopied
+from ingot_runtime.native.native_library import NativeLibrary
 
 _WEIGHTS, _LIBRARY = "weights", "library"
 _KERNEL = re.compile(r"^IG_KERNEL void k\d+\(", re.MULTILINE)
@@ -134,20 +134,20 @@ class CompiledModel(Uncopied):
                 launch.origin.module,
                 launch.origin.source,
                 seconds,
-                _known(launch.flops, sizes),
-                _known(launch.effort, sizes),
-                _known(launch.bytes, sizes),
+                _evaluate_size(launch.flops, sizes),
+                _evaluate_size(launch.effort, sizes),
+                _evaluate_size(launch.bytes, sizes),
             )
             for launch, seconds in zip(self._source.launches, medians(runs), strict=True)
         ]
         return Profile(tuple(rows), measure_roofline(self.threads))
 
     def _symbols(self, leaves: Sequence[Any]) -> dict[str, int]:
-        def told(known: SymbolSource) -> int:
+        def read_symbol(known: SymbolSource) -> int:
             leaf = leaves[known.place]
             return (int(leaf if known.dim < 0 else leaf.shape[known.dim]) - known.offset) // known.slope
 
-        return {name: told(known) for name, known in self._module.symbols.items()}
+        return {name: read_symbol(known) for name, known in self._module.symbols.items()}
 
     def seed(self, value: int) -> None:
         """Seeds the random numbers of later calls."""
@@ -174,7 +174,7 @@ class CompiledModel(Uncopied):
                 fields=fields,
             )
         except OSError as error:
-            raise save_failed(error, path) from error
+            raise save_error(error, path) from error
 
     def close(self) -> None:
         """Releases the model's threads and memory."""
@@ -195,7 +195,7 @@ class CompiledModel(Uncopied):
         return Model("<memory>", spec, library, self._blob.memory, threads or 0, None)
 
     def _sample(self) -> SampleCall | None:
-        """The example call, with what torch gives for it."""
+        """The example call, with torch's result."""
         example = self.program.example_inputs
         if example is None or self.draws:
             return None
@@ -256,8 +256,8 @@ def _manifest(program: Program, module: Module) -> dict[str, Any]:
     return made if module.precision == "float32" else {**made, "precision": module.precision}
 
 
-def _known(size: Size, sizes: Mapping[str, int]) -> int:
-    """A size by numbers; 0 where only the run itself could tell."""
+def _evaluate_size(size: Size, sizes: Mapping[str, int]) -> int:
+    """A size as a number; 0 where it is data-dependent."""
     found = substitute(size, sizes)
     return found if isinstance(found, int) else 0
 

@@ -12,7 +12,7 @@ from typing import Any, Self
 
 from ingot.artifacts.tensor_exchange import native_of, torch_of, wants_arrays
 from ingot_runtime import Model, pytree
-from ingot_runtime.copying import Uncopied
+from ingot_runtime.native.copy_guard import Uncopied
 
 
 class LoadedModel(Uncopied):

@@ -4,7 +4,7 @@
     write_native("m.ingot", manifest_native={"inputs": …, "outputs": …, "symbols": …, "call": call_of(program)},
                  libraries={"x86-64-v4": Path("m.so")}, source=c_text, weights=packed, sample=Sample(…))
 
-The same arguments give the same bytes.
+The same arguments produce the same bytes.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from ingot.ir.pytree import Tree, leaf_paths
 from ingot.ir.signature import Input, InputKind, Output, OutputKind
 from ingot.serialization.values import Json, Unwritable, write_plain
 from ingot_runtime import BFloat16Array, Member, TensorsMember, cpu_features, dtypes, write_container
-from ingot_runtime.manifest import ABI, read_spec
-from ingot_runtime.safetensors_member import Tensor
+from ingot_runtime.container.manifest import ABI, read_spec
+from ingot_runtime.container.safetensors_member import Tensor
 from ingot_runtime.self_test import MUTATED
 
 FOLDER = "native"
@@ -90,7 +90,7 @@ def write_native(
 
     `manifest_native` has "inputs", "outputs", "symbols" and "call" of docs/reference/file_format.md; the rest of that
     part follows from the other arguments. `libraries` maps instruction sets to shared libraries. `members` and `fields`
-    are what else the file and its manifest hold: the program. Raises ValueError for what the runtime would refuse to
+    are what else the file and its manifest hold: the program. Raises ValueError for what the runtime would not
     load.
     """
     packed = weights if isinstance(weights, PackedWeights) else pack_weights(weights)
@@ -188,7 +188,7 @@ def _leaves(values: tuple[Input, ...] | tuple[Output, ...], kind: InputKind | Ou
             raise SaveError(
                 format_error(
                     f"The tensor argument {value.name or value.target} is a constant of the program.",
-                    why="a compiled file cannot tell whether a later call repeats it",
+                    why="a compiled file cannot check whether a later call passes the same tensor",
                     fix="capture the model with it as an argument like any other",
                 )
             )

@@ -49,25 +49,25 @@ class Profile:
         """The time of all launches."""
         return sum(row.seconds for row in self.rows)
 
-    def of_peak(self, row: ProfileRow) -> float:
+    def peak_fraction(self, row: ProfileRow) -> float:
         """The least time that the row's work takes on this machine, over the time it took. Bytes that a cache holds
         may come faster than from memory: above 1 a row was not held up by memory at all."""
         return self.limits.seconds(row.effort, row.bytes) / row.seconds if row.seconds else 0.0
 
-    def by_kernel(self) -> list[ProfileRow]:
-        """One row a kernel, the longest first."""
-        return _grouped(self.rows, lambda row: row.kernel)
+    def group_by_kernel(self) -> list[ProfileRow]:
+        """One row per kernel, the longest first."""
+        return _group_rows(self.rows, lambda row: row.kernel)
 
-    def by_module(self, depth: int | None = None) -> list[ProfileRow]:
-        """One row a module, cut to `depth` parts of its path, the longest first."""
-        return _grouped(self.rows, lambda row: ".".join(row.module.split(".")[:depth]))
+    def group_by_module(self, depth: int | None = None) -> list[ProfileRow]:
+        """One row per module, cut to `depth` parts of its path, the longest first."""
+        return _group_rows(self.rows, lambda row: ".".join(row.module.split(".")[:depth]))
 
     def chrome_trace(self, path: str | os.PathLike[str]) -> None:
         """Writes a file that chrome://tracing and Perfetto show."""
         events, at = [], 0.0
         for row in self.rows:
             arguments = {"module": row.module, "source": row.source, "GFLOP/s": row.gflops, "GB/s": row.gbytes,
-                         "of peak": self.of_peak(row)}  # fmt: skip
+                         "of peak": self.peak_fraction(row)}  # fmt: skip
             events.append(
                 {
                     "name": f"{row.op} {row.kernel}",
@@ -87,11 +87,11 @@ class Profile:
         calls = {kernel: 0 for kernel in {row.kernel for row in self.rows}}
         for row in self.rows:
             calls[row.kernel] += 1
-        for row in self.by_kernel():
+        for row in self.group_by_kernel():
             share = row.seconds / self.seconds if self.seconds else 0.0
             lines.append(
                 f"{row.kernel:<8}{row.seconds * 1e3:>9.3f}{share:>8.1%}{calls[row.kernel]:>7}{row.gflops:>10.1f}"
-                f"{row.gbytes:>8.1f}{self.of_peak(row):>9.0%}  {row.op}  {row.module}"
+                f"{row.gbytes:>8.1f}{self.peak_fraction(row):>9.0%}  {row.op}  {row.module}"
             )
         peak = (
             f"peak: {self.limits.flops / 1e9:.0f} GFLOP/s of float32, {self.limits.bytes / 1e9:.0f} GB/s, measured here"
@@ -99,7 +99,7 @@ class Profile:
         return "\n".join([*lines, f"{'all':<8}{self.seconds * 1e3:>9.3f}  {peak}"])
 
 
-def _grouped(rows: Iterable[ProfileRow], key: Callable[[ProfileRow], str]) -> list[ProfileRow]:
+def _group_rows(rows: Iterable[ProfileRow], key: Callable[[ProfileRow], str]) -> list[ProfileRow]:
     groups: dict[str, list[ProfileRow]] = {}
     for row in rows:
         groups.setdefault(key(row), []).append(row)

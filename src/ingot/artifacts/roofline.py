@@ -14,7 +14,7 @@ from ingot.targets.cpu.build.cache import Cache
 from ingot.targets.cpu.build.isa import host
 from ingot.targets.cpu.build.toolchain import find
 from ingot.targets.cpu.codegen.headers import resource
-from ingot_runtime.native_library import load_bytes
+from ingot_runtime.native.native_library import load_bytes
 
 _TRIES = 3
 _BYTES = 128 << 20  # a thread: more than caches hold

@@ -1,4 +1,4 @@
-"""Values between torch and native code: what goes in is used where it lies, what comes out is not copied."""
+"""Values between torch and native code: inputs are used in place, results are not copied."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def wants_arrays(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
 
 
 def native_of(leaf: Any) -> Any:
-    """An argument as the runtime takes it. Native code has no gradients, so a tensor goes in without its history.
+    """An argument as the runtime takes it. Native code has no gradients, so a tensor is passed without its history.
 
     Raises InputError for a tensor of a class whose memory is not its values: a fake, a distributed one.
     """

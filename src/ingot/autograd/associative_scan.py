@@ -1,8 +1,8 @@
-"""Runs a graph so that autograd goes back along its associative scans, in memory that grows with their length.
+"""The gradient of associative scans, in memory that is linear in their length.
 
 With y[0] = x[0] and y[t] = f(y[t-1], x[t]), the gradient runs back along the same chain:
 
-    g[t] = ∂y[t] + carried            what y[t] is asked for, by itself and by y[t+1]
+    g[t] = ∂y[t] + carried            the gradient of y[t], by itself and by y[t+1]
     carried, ∂x[t] = vjp f(y[t-1], x[t]) of g[t]
 
 which is a scan whose combine function is the vjp of the user's. torch's own gradient holds a matrix of all pairs of
@@ -52,7 +52,7 @@ def _fits(more: torch.Tensor, shape: torch.Size) -> bool:
 
 
 def _scan(combine: fx.GraphModule, xs: Sequence[torch.Tensor], additional: Sequence[Any]) -> list[torch.Tensor]:
-    """What asks for a gradient among `additional` is scanned along, the same at every place: its gradient is a sum."""
+    """What requires a gradient among `additional` is scanned too, the same at every position: its gradient is a sum."""
     shape = xs[0].shape
     kept = [number for number, more in enumerate(additional) if more.requires_grad]
     spread = [additional[number].expand(shape) for number in kept]

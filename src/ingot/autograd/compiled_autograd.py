@@ -1,8 +1,8 @@
-"""Models that train: forward and backward as native code, joined by torch's autograd.
+"""Training: forward and backward as native code, connected by torch's autograd.
 
     trained = ingot.compile(model, args, training=True)
     loss = trained(*args).sum()
-    loss.backward()                 # gradients of the model's own parameters, and of arguments that ask for them
+    loss.backward()                 # gradients of the model's own parameters, and of arguments that require them
 
 torch's autograd writes the backward of the captured graph, operator by operator, and cuts both apart; each half is then
 a graph like any other and is compiled like any other. Parameters are arguments of both: a step of an optimizer changes
@@ -26,7 +26,7 @@ from ingot.frontend.source_locations import SourceLocationInterpreter
 from ingot.ir import execution
 from ingot.ir.program import Program
 from ingot.ir.signature import InputKind
-from ingot_runtime.copying import Uncopied
+from ingot_runtime.native.copy_guard import Uncopied
 
 aten = torch.ops.aten
 
@@ -87,7 +87,7 @@ class TrainableModel(Uncopied):
             torch.autograd.grad(results, asked, zeros, allow_unused=True)
 
     def _half(self, graph: fx.GraphModule, inputs: Sequence[Any]) -> Callable[[list[Any]], list[Any]]:
-        half = CompiledGraph.of(graph, inputs, self._build)
+        half = CompiledGraph.build(graph, inputs, self._build)
         self._halves.append(half)
         return half
 
@@ -112,7 +112,7 @@ class CompiledGraph:
     sources: tuple[tuple[str, Any], ...]  # of each result: ("argument", place), ("result", place) or ("value", itself)
 
     @staticmethod
-    def of(graph: fx.GraphModule, inputs: Sequence[Any], build: Build) -> CompiledGraph:
+    def build(graph: fx.GraphModule, inputs: Sequence[Any], build: Build) -> CompiledGraph:
         places = {n: i for i, n in enumerate(n for n in graph.graph.nodes if n.op == "placeholder")}
         output = graph.graph.output_node()
         computed: dict[fx.Node, int] = {}
@@ -168,5 +168,5 @@ def _origin(node: Any) -> Any:
 
 
 def _example(value: torch.Tensor) -> torch.Tensor:
-    """A tensor like the one that the graph was made with; nobody reads it."""
+    """A tensor like the one that the graph was traced with; its values are not read."""
     return torch.zeros(tuple(map(int, value.shape)), dtype=value.dtype)

@@ -3,10 +3,10 @@
     ingot capture pkg.module:factory -o model.ingot     factory() -> (model, args, kwargs)
     ingot compile pkg.module:factory -o model.ingot     native code, in one file
     ingot run model.ingot --input x=x.npy               of a compiled file; torch is not needed
-    ingot bench pkg.module:factory                      beside eager
+    ingot bench pkg.module:factory                      compared with eager
     ingot inspect model.ingot
     ingot onnx pkg.module:factory -o model.onnx         an ONNX file, run in ONNX Runtime against torch
-    ingot quantize pkg.module:factory -o model.ingot --data pkg.module:batches      a program of whole numbers
+    ingot quantize pkg.module:factory -o model.ingot --data pkg.module:batches      an integer program
     ingot verify pkg.module:factory                     every pass, with numbers compared after each
     ingot sign model.ingot --key key.pem                so that load(…, trust="key.pub.pem") knows that it is yours
     ingot keygen key.pem

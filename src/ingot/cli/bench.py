@@ -1,4 +1,4 @@
-"""`ingot bench`: a model's native code beside eager, in turn, in one process."""
+"""`ingot bench`: a model's native code compared with eager, interleaved, in one process."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rich.table import Table
 
 from ingot.benchmarking import time_interleaved
 from ingot.cli.capture import Dynamic, add_ranges, parse_dynamic
-from ingot.cli.compile import DOING, Cached, Precise, Threads, opened
+from ingot.cli.compile import DOING, Cached, Precise, Threads, open_model
 from ingot.cli.console import AsJson, Debug, Result, Stages, command
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ def run(
     as_json: AsJson = False,
     debug: Debug = False,
 ) -> Result:
-    """Time a model's native code beside the same model in eager PyTorch."""
+    """Time a model's native code and the same model in eager PyTorch."""
     dynamic_shapes = parse_dynamic(dynamic or ())
     stages = Stages()
     with stages("import", "importing torch"):
@@ -103,7 +103,7 @@ def _prepare_model(
     from ingot.errors import CallError, format_error
     from ingot.ir.program import Program
 
-    model, args, kwargs = opened(reference, stages, dynamic_shapes)
+    model, args, kwargs = open_model(reference, stages, dynamic_shapes)
     compiled = compiler.compile(
         model,
         args,
@@ -125,7 +125,7 @@ def _prepare_model(
 
 
 def _prepare_file(file: Path, threads: int, stages: Stages) -> Calls:
-    """Native code of a compiled file on its own sample. There is no model beside which to time it."""
+    """Native code of a compiled file on its own sample. There is no model to compare it with."""
     import ingot_runtime
 
     with stages("load", f"loading {file}"):
@@ -139,9 +139,9 @@ def _tabulate_modules(profile: Profile) -> Table:
     table = Table("module", title="by module")
     for column in ("ms", "share", "GFLOP/s", "GB/s", "of peak"):
         table.add_column(column, justify="right")
-    for row in profile.by_module()[:20]:
+    for row in profile.group_by_module()[:20]:
         share = row.seconds / profile.seconds if profile.seconds else 0.0
-        numbers = (f"{row.gflops:.1f}", f"{row.gbytes:.1f}", f"{profile.of_peak(row):.0%}")
+        numbers = (f"{row.gflops:.1f}", f"{row.gbytes:.1f}", f"{profile.peak_fraction(row):.0%}")
         table.add_row(row.module, f"{1e3 * row.seconds:.3f}", f"{share:.1%}", *numbers)
     return table
 
@@ -191,5 +191,5 @@ def _report(data: dict[str, Any]) -> tuple[Any, ...]:
             f"Eager takes {theirs / ours:.2f} times as long. Largest difference {data['largest_difference']:.2g}."
         )
     else:
-        text.append("A compiled file holds no model to time beside it; `ingot bench MODULE:FACTORY` does that.")
+        text.append("A compiled file holds no model to compare with; `ingot bench MODULE:FACTORY` compares.")
     return (*text, _NOTE)

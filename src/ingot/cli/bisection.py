@@ -1,4 +1,4 @@
-"""Which optional pass makes compiled code wrong: passes are switched off until the result is right.
+"""Bisection: disables optional passes to find the one that makes compiled code wrong.
 
 A program is compiled with the first n of OPTIONAL_PASSES on and the others off. With none it is right, with all it is
 wrong; bisection finds the n at which it turns wrong, and the last pass of those n is named.
@@ -113,5 +113,5 @@ def _difference(
 
 
 def _writes_state(program: Program) -> bool:
-    """Whether one call changes what the next one gives."""
+    """Whether one call changes the result of the next."""
     return any("MUTATION" in output.kind.name for output in program.signature.outputs)

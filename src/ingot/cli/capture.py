@@ -62,7 +62,8 @@ def run(
     ] = None,
     method: Annotated[str, typer.Option("--method", help="The method of a TorchScript file.")] = "forward",
     unroll: Annotated[
-        bool, typer.Option("--unroll", help="Write out a TorchScript file's loops with a constant number of rounds.")
+        bool,
+        typer.Option("--unroll", help="Unroll a TorchScript file's loops with a constant number of iterations."),
     ] = False,
     show_code: Annotated[bool, typer.Option("--print", help="Print the program's code.")] = False,
     verify: Annotated[bool, typer.Option(help="Check the program's invariants.")] = True,

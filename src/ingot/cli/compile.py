@@ -60,7 +60,7 @@ def run(
     with stages("import", "importing torch"):
         from ingot import compiler
         from ingot_runtime.files import write_file
-    model, args, kwargs = opened(reference, stages, dynamic_shapes)
+    model, args, kwargs = open_model(reference, stages, dynamic_shapes)
     compiled = compiler.compile(
         model,
         args,
@@ -91,8 +91,8 @@ def run(
         "instruction_sets": list(compiled.libraries),
         "weight_bytes": compiled.weight_bytes,
         "precision": compiled.precision,
-        "takes": [_spelled(item) for item in compiled.model.spec.inputs],
-        "gives": [_spelled(item) for item in compiled.model.spec.outputs],
+        "takes": [_format_spec(item) for item in compiled.model.spec.inputs],
+        "gives": [_format_spec(item) for item in compiled.model.spec.outputs],
         "dims": [str(symbol) for symbol in compiled.model.spec.symbols.values()],
         "largest_difference": difference,
         "source": None if source is None else str(source),
@@ -103,7 +103,9 @@ def run(
     return Result(data, (_summary(data, check),))
 
 
-def opened(reference: str, stages: Stages, dynamic_shapes: Any = None) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
+def open_model(
+    reference: str, stages: Stages, dynamic_shapes: Any = None
+) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
     """What `pipeline.compile` takes: a factory's model with its arguments, or a saved program without any.
 
     Raises FactoryError, a FileError, or AlreadyCompiled for a file that holds native code and no program.
@@ -146,7 +148,7 @@ def _difference(file: Path, threads: int | None) -> float | None:
         return model.self_test() if model.has_sample else None
 
 
-def _spelled(item: Any) -> str:
+def _format_spec(item: Any) -> str:
     return f"{item.name}: {item.spelled}"
 
 
@@ -180,4 +182,4 @@ def _format_check(difference: float | None, check: bool) -> str:
         return "no (--no-check)"
     if difference is None:
         return "no: the model draws random numbers, or its example is not known"
-    return f"the file gives what torch gives; largest difference {difference:.2g}"
+    return f"the file and torch agree; largest difference {difference:.2g}"

@@ -26,7 +26,7 @@ P = ParamSpec("P")
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of text.")]
 Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
 
-# Nobody sees the edge of a file or a pipe, and rich would fold tables at 80 columns there.
+# A file or a pipe has no width, and rich would fold tables at 80 columns there.
 _WIDTH_OF_A_PIPE = 160
 
 

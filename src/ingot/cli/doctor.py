@@ -66,7 +66,7 @@ def run(as_json: AsJson = False, debug: Debug = False) -> Result:
     with stages("packages", "looking at packages"):
         packages = [_python(), *(_package(package) for package in PACKAGES)]
     with stages("torch", "importing torch"):
-        packages = [_imported(finding) if finding.what == "torch" else finding for finding in packages]
+        packages = [_check_import(finding) if finding.what == "torch" else finding for finding in packages]
     with stages("compilers", "trying C compilers"):
         found = system_info.compilers(settings.compiler)
     processor = system_info.processor()
@@ -117,7 +117,7 @@ def _numbers(version: str) -> tuple[int, ...]:
     return tuple(int(part) for part in match[0].split(".")) if match else ()
 
 
-def _imported(finding: Finding) -> Finding:
+def _check_import(finding: Finding) -> Finding:
     """A package that is installed may still not load: a library is missing, or the build is for another machine."""
     if not finding.ok:
         return finding

@@ -90,7 +90,7 @@ def build(reference: str) -> Example:
 
 
 def call(reference: str) -> Any:
-    """Imports the function behind a reference and gives what it returns. Raises FactoryError."""
+    """Imports the function behind a reference and returns its result. Raises FactoryError."""
     module_name, separator, attribute = reference.rpartition(":")
     if not (module_name and separator and attribute):
         raise ReferenceSyntaxError(
@@ -128,7 +128,7 @@ def _import_module(name: str) -> ModuleType:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
         if error.name is None or not f"{name}.".startswith(f"{error.name}."):
-            raise _failed(name, error) from error
+            raise _module_failure(name, error) from error
         raise ReferenceMissing(
             format_error(
                 f"There is no module {name}.",
@@ -137,7 +137,7 @@ def _import_module(name: str) -> ModuleType:
             )
         ) from error
     except Exception as error:
-        raise _failed(name, error) from error
+        raise _module_failure(name, error) from error
 
 
 def _import_file(text: str) -> ModuleType:
@@ -161,11 +161,11 @@ def _import_file(text: str) -> ModuleType:
         spec.loader.exec_module(module)
     except Exception as error:
         del sys.modules[name]
-        raise _failed(text, error, str(path)) from error
+        raise _module_failure(text, error, str(path)) from error
     return module
 
 
-def _failed(name: str, error: Exception, file: str | None = None) -> ModuleFailed:
+def _module_failure(name: str, error: Exception, file: str | None = None) -> ModuleFailed:
     if file is None:
         spec = importlib.util.find_spec(name.partition(".")[0])
         file = spec.origin if spec is not None else None

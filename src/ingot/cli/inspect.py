@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ingot.cli.console import AsJson, Debug, Result, Stages, command, human
-from ingot.cli.shapes import parse_shapes, table, told
+from ingot.cli.shapes import list_types, parse_shapes, table
 
 if TYPE_CHECKING:
     from ingot.cli.model_summary import ModelSummary, SummaryRow
@@ -65,7 +65,7 @@ def run(
     program = open_program(reference, stages)
     if shapes or given:
         with stages("shapes", "inferring shapes"):
-            values = told(program, given)
+            values = list_types(program, given)
         return Result({"reference": reference, "values": values}, (table(values),))
     with stages("count", "counting"):
         counted = model_summary.take(program, chosen)
@@ -79,14 +79,14 @@ def run(
 
 
 def _inspect_compiled(reference: str) -> Result | None:
-    """What a compiled file takes and gives, and for which machines it is; None for anything else.
+    """What a compiled file takes and returns, and for which machines it is; None for anything else.
 
     Everything comes from the manifest: nothing of the file runs.
     """
     from ingot.cli.factory import named_file
     from ingot_runtime import describe
     from ingot_runtime.container import open_container, skip_program
-    from ingot_runtime.manifest import read_spec
+    from ingot_runtime.container.manifest import read_spec
 
     file = named_file(reference)
     if file is None:
@@ -109,10 +109,10 @@ def _inspect_compiled(reference: str) -> Result | None:
 def open_program(reference: str, stages: Stages) -> Program:
     """The program in a file, or the one that a factory's model is captured as."""
     from ingot import api
-    from ingot.cli.compile import opened
+    from ingot.cli.compile import open_model
     from ingot.ir.program import Program
 
-    model, args, kwargs = opened(reference, stages)
+    model, args, kwargs = open_model(reference, stages)
     if isinstance(model, Program):
         return model
     with stages("capture", "capturing"):

@@ -1,7 +1,7 @@
 """What a program consists of, by module: parameters, FLOPs, bytes written, operators.
 
 Inner graphs count too: both branches of a cond as nodes, the costlier one as work; the body of a scan or map once for
-each step; the body of a while_loop once, since nobody knows how often it will run.
+each step; the body of a while_loop once, since its number of iterations is unknown.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ def _measure(module: fx.GraphModule, sizes: SymbolValues, outer: str) -> list[Op
         inner = [_measure(child, sizes, path) for child in _graphs(module, node)]
         known, flops, written = True, 0, 0
         try:
-            flops, written = _flops(node, sizes), _written(node, sizes, bool(inner))
+            flops, written = _flops(node, sizes), _count_bytes_written(node, sizes, bool(inner))
             times = _repeats(node, inner, sizes)
         except UnknownSize:
             known, times = False, [1] * len(inner)
@@ -140,7 +140,7 @@ _DROPOUTS = frozenset(
 )
 
 
-def _written(node: fx.Node, sizes: SymbolValues, has_graphs: bool) -> int:
+def _count_bytes_written(node: fx.Node, sizes: SymbolValues, has_graphs: bool) -> int:
     """The bytes of the tensors that a node makes or fills; none for a view of a tensor that is there already."""
     target, value = node.target, metadata.value_of(node)
     if isinstance(target, internals.HigherOrderOperator):
@@ -265,12 +265,12 @@ def _rows(program: Program, work: Sequence[OpStats]) -> Iterator[SummaryRow]:
         size = tensor.numel() * tensor.element_size()
         add(owner, SummaryRow(owner, "", parameters=tensor.numel(), parameter_bytes=size))
 
-    def below(path: str) -> Iterator[SummaryRow]:
+    def walk(path: str) -> Iterator[SummaryRow]:
         yield totals[path]
         for child in children.get(path, ()):
-            yield from below(child)
+            yield from walk(child)
 
-    yield from below("")
+    yield from walk("")
 
 
 def _lineage(path: str) -> Iterator[str]:

@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ingot.cli.capture import Dynamic, add_ranges, parse_dynamic
-from ingot.cli.compile import opened
+from ingot.cli.compile import open_model
 from ingot.cli.console import AsJson, Debug, Result, Stages, command, human
 
 # What a person reads while each stage runs.
@@ -45,7 +45,7 @@ def run(
         from ingot import api
         from ingot.ir.program import Program
         from ingot.onnx.api import export_onnx
-    model, args, kwargs = opened(reference, stages, dynamic_shapes)
+    model, args, kwargs = open_model(reference, stages, dynamic_shapes)
     program = model
     if not isinstance(model, Program):
         with stages("capture", "capturing"):

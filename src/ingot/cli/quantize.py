@@ -1,4 +1,4 @@
-"""`ingot quantize`: a factory's model, or a saved program, becomes a program of whole numbers."""
+"""`ingot quantize`: quantizes a factory's model, or a saved program."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ingot.cli.capture import Dynamic, add_ranges, parse_dynamic
-from ingot.cli.compile import opened
+from ingot.cli.compile import open_model
 from ingot.cli.console import AsJson, Debug, Result, Stages, command, human
 
 
@@ -25,7 +25,7 @@ def run(
     ] = "int8_static",
     data: Annotated[
         str | None,
-        typer.Option("--data", metavar="MODULE:FUNCTION", help="Gives batches to calibrate with; else the example."),
+        typer.Option("--data", metavar="MODULE:FUNCTION", help="Returns batches to calibrate with; else the example."),
     ] = None,
     limit: Annotated[int | None, typer.Option("--limit", help="How many batches at most.")] = None,
     in_float: Annotated[
@@ -49,7 +49,7 @@ def run(
         from ingot.quantization.recipes import RECIPES
     if recipe not in RECIPES:
         raise typer.BadParameter(f"there is no recipe {recipe!r}: give one of {', '.join(RECIPES)}.")
-    model, args, kwargs = opened(reference, stages, dynamic_shapes)
+    model, args, kwargs = open_model(reference, stages, dynamic_shapes)
     program = model
     if not isinstance(model, Program):
         with stages("capture", "capturing"):

@@ -1,4 +1,4 @@
-"""What shape analysis knows of a program's values, for `ingot inspect --shapes`."""
+"""What shape inference knows about a program's values, for `ingot inspect --shapes`."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def _dim(text: str) -> int | str | None:
     return int(text) if text.isdigit() else text
 
 
-def told(program: Program, inputs: dict[str, Dims]) -> list[dict[str, Any]]:
+def list_types(program: Program, inputs: dict[str, Dims]) -> list[dict[str, Any]]:
     """One row for each argument and each operator of the program's outermost graph."""
     from ingot.analysis.shape_inference import shapes_of
     from ingot.ir import metadata
@@ -73,5 +73,5 @@ def table(rows: list[dict[str, Any]]) -> Table:
         columns["why_not_more"] = "why it is not known"
     shown = Table(*columns.values())
     for row in rows:
-        shown.add_row(*(Text(row[key]) for key in columns))  # a type in brackets is no markup
+        shown.add_row(*(Text(row[key]) for key in columns))  # a type in brackets is not markup
     return shown

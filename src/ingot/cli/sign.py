@@ -1,4 +1,4 @@
-"""`ingot sign` and `ingot keygen`: files that say, in a way that can be checked, who made them."""
+"""`ingot sign` and `ingot keygen`: signed files."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ Shape = tuple[int, ...]
 
 
 class SizeError(IngotError):
-    """A size was asked for that the program has not."""
+    """A size was requested that the program does not have."""
 
     exit_code = 2
 
@@ -96,7 +96,7 @@ def _check(program: Program, chosen: Mapping[str, int]) -> None:
 
 def _dynamic_dims(program: Program) -> Iterator[tuple[str, str, int, torch.SymInt]]:
     """(dim name, placeholder, index, SymInt) for each input dim that is a dynamic dim and nothing else."""
-    arguments = {i.name for i in program.signature.of_kind(InputKind.ARGUMENT)}
+    arguments = {i.name for i in program.signature.inputs_of_kind(InputKind.ARGUMENT)}
     for node in program.graph.nodes:
         value = metadata.value_of(node) if node.op == "placeholder" and node.name in arguments else None
         if not isinstance(value, torch.Tensor):

@@ -61,7 +61,7 @@ def processor(cpuinfo: Path = Path("/proc/cpuinfo")) -> Processor:
     from ingot_runtime.cpu_features import cores  # brings numpy, which --help does without
 
     return Processor(
-        model=_model(text) or _named_elsewhere(),
+        model=_model(text) or _find_processor_name(),
         architecture=platform.machine(),
         cores=os.cpu_count() or 1,
         usable=cores(),
@@ -86,7 +86,7 @@ def _model(cpuinfo: str) -> str | None:
     return found[1] if found else None
 
 
-def _named_elsewhere() -> str:
+def _find_processor_name() -> str:
     if sys.platform == "darwin":
         with contextlib.suppress(OSError, subprocess.SubprocessError):
             asked = ("sysctl", "-n", "machdep.cpu.brand_string")

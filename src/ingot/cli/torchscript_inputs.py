@@ -1,4 +1,4 @@
-"""A TorchScript file on the command line: what `--input` says of its arguments."""
+"""A TorchScript file on the command line: its arguments as `--input` describes them."""
 
 from __future__ import annotations
 

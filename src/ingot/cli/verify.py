@@ -10,7 +10,7 @@ import typer
 from rich.table import Table
 
 from ingot.cli.capture import Dynamic, Reference, add_ranges, parse_dynamic
-from ingot.cli.compile import Precise, opened
+from ingot.cli.compile import Precise, open_model
 from ingot.cli.console import AsJson, Debug, Result, Stages, command
 
 
@@ -81,7 +81,7 @@ def _bisect(reference: str, dynamic_shapes: Any, precision: Any, stages: Stages)
         from ingot import api
         from ingot.cli.bisection import bisect
         from ingot.ir.program import Program
-    model, args, kwargs = opened(reference, stages, dynamic_shapes)
+    model, args, kwargs = open_model(reference, stages, dynamic_shapes)
     with stages("capture", "capturing"):
         program = (
             model
@@ -100,7 +100,7 @@ def _bisect(reference: str, dynamic_shapes: Any, precision: Any, stages: Stages)
         "tried": tried,
     }
     if found.difference is None:
-        return Result(data, ("right: compiled code gives what eager gives.",))
+        return Result(data, ("correct: compiled code and eager agree.",))
     lines = [f"wrong: {found.difference}"]
     if found.culprit is None:
         lines.append("pass: none of the optional ones; the result is wrong without all of them too.")

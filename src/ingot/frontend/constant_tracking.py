@@ -1,4 +1,4 @@
-"""Small values that are known while the model runs on fakes, so that Python may ask for them."""
+"""Small values that are known while the model runs on fakes, so that Python may read them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ingot.ir import metadata
 
 aten = torch.ops.aten
 
-# Values of tensors this small are carried along when they are known, so that Python may ask for them.
+# Values of tensors this small are carried along when they are known, so that Python may read them.
 VALUE_LIMIT = 1024
 CONSTANT_LIMIT = 2**20
 
@@ -90,7 +90,7 @@ class ConstantTracker:
             self._asked.append(tensor)  # kept alive, so that its id stays its own
             with (
                 internals.real_tensors(),
-                internals.recording_paused(),
+                internals.pause_recording(),
             ):  # a copy, since what forward does to it happens to the copy
                 value = tensor.detach().clone()
             self._values[id(tensor)] = _Known(value, frozenset({internals.storage_id(tensor)}))
@@ -129,7 +129,7 @@ class ConstantTracker:
         self._values.pop(id(tensor), None)
 
     def answer(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], place: Callable[[], str]) -> Any:
-        """What an operator that asks for a value gives, or None where it is not known. `place` is who asks."""
+        """What an operator that reads a value returns, or None where it is unknown. `place` is the user's line."""
         call = self.arguments(args, kwargs)
         if call is None:
             return None
@@ -142,7 +142,7 @@ class ConstantTracker:
             if state in self._mutated:
                 raise DataDependentError(
                     format_error(
-                        "The model's Python code asks for the value of a buffer that forward also writes.",
+                        "The model's Python code reads the value of a buffer that forward also writes.",
                         where=place,
                         why="the next call would have to take another path",
                         fix="keep the value in a tensor, or use torch.cond or torch.where",

@@ -123,7 +123,7 @@ class Subgraphs:
 def _stand_in(recorder: GraphTracer, value: Any) -> Any:
     """A fresh fake like `value`, so that the inner graph does not mistake it for the outer one."""
     if isinstance(value, torch.Tensor):
-        with recorder.paused():
+        with recorder.pause():
             return recorder.run(torch.ops.aten.detach.default, (value,), {})
     return value
 
@@ -135,7 +135,7 @@ def _same(a: Any, b: Any) -> bool:
 
 
 def _is_operand(node: fx.Node, value: torch.Tensor) -> bool:
-    """Whether a value of a branch, which a node of it gives, is a tensor that it was given, perhaps written to."""
+    """Whether a value that a node of a branch returns is one of its inputs, perhaps written to."""
     placeholders = [n for n in node.graph.nodes if n.op == "placeholder"]
     return node in placeholders or any(metadata.value_of(n) is value for n in placeholders)
 
@@ -144,7 +144,7 @@ def _output_of(graph: fx.Graph) -> fx.Node:
     return graph.output_node()
 
 
-def call_recorded(
+def record_call(
     recorder: GraphTracer,
     op: Any,
     node_args: tuple[Any, ...],
@@ -155,7 +155,7 @@ def call_recorded(
     # A number that one step reads is not a result; before torch 2.12 the fake kernels of these report it.
     per_step = op in (hop.scan, hop.map_impl)
     unreported = internals.ignore_fresh_symbols(recorder.env) if per_step else nullcontext()
-    with recorder.paused(), recorder.checks.ignored(), unreported:
+    with recorder.pause(), recorder.checks.ignore(), unreported:
         out = recorder.run(op, args, kwargs or {})
     recorder.append(op, node_args, kwargs or {}, out, name=op.name())
     return out
@@ -192,7 +192,7 @@ def _cond(recorder: GraphTracer, op: Any, pred: Any, true_fn: Any, false_fn: Any
     pred_node = recorder.argument(pred)
     values = (*operands, *extra)
     nodes = recorder.argument(values)
-    return call_recorded(recorder, op, (pred_node, *graphs.attributes(modules), nodes), (pred, *modules, values))
+    return record_call(recorder, op, (pred_node, *graphs.attributes(modules), nodes), (pred, *modules, values))
 
 
 @records(hop.while_loop)
@@ -205,7 +205,7 @@ def _while_loop(
     additional: Sequence[Any],
     **kw: Any,
 ) -> Any:
-    # A carried int changes from round to round, so inside the loop it is a size that nobody knows yet.
+    # A carried int changes between iterations, so inside the loop it is an unbacked size.
     inside = [_unknown_int(recorder) if isinstance(c, int | torch.SymInt) else c for c in carried]
     graphs = Subgraphs(recorder)
     graphs.record("cond_graph", cond_fn, (*inside, *additional))
@@ -215,7 +215,7 @@ def _while_loop(
     modules, extra = graphs.finish()
     values = (tuple(carried), (*additional, *extra))
     nodes = tuple(recorder.argument(group) for group in values)
-    return call_recorded(recorder, op, (*graphs.attributes(modules), *nodes), (*modules, *values), kw or None)
+    return record_call(recorder, op, (*graphs.attributes(modules), *nodes), (*modules, *values), kw or None)
 
 
 @records(hop.scan)
@@ -229,7 +229,7 @@ def _scan(
     modules, extra = graphs.finish()
     values = (list(init), list(xs), (*additional_inputs, *extra))
     nodes = tuple(recorder.argument(group) for group in values)
-    return call_recorded(recorder, op, (*graphs.attributes(modules), *nodes), (*modules, *values))
+    return record_call(recorder, op, (*graphs.attributes(modules), *nodes), (*modules, *values))
 
 
 @records(hop.associative_scan)
@@ -240,7 +240,7 @@ def _associative_scan(recorder: GraphTracer, op: Any, combine: Any, xs: list[Any
     modules, extra = graphs.finish()
     values = (list(xs), (*additional_inputs, *extra))
     nodes = tuple(recorder.argument(group) for group in values)
-    return call_recorded(recorder, op, (*graphs.attributes(modules), *nodes), (*modules, *values))
+    return record_call(recorder, op, (*graphs.attributes(modules), *nodes), (*modules, *values))
 
 
 @records(hop.map_impl)
@@ -251,7 +251,7 @@ def _map(recorder: GraphTracer, op: Any, function: Any, xs: Sequence[Any], pos_a
     modules, extra = graphs.finish()
     values = (list(xs), [*pos_args, *extra])
     nodes = tuple(recorder.argument(group) for group in values)
-    return call_recorded(recorder, op, (*graphs.attributes(modules), *nodes), (*modules, *values))
+    return record_call(recorder, op, (*graphs.attributes(modules), *nodes), (*modules, *values))
 
 
 @records(internals.tracepoint)
@@ -271,7 +271,7 @@ def _unknown_int(recorder: GraphTracer) -> Any:
 
 def _first_slice(recorder: GraphTracer, x: torch.Tensor) -> torch.Tensor:
     """What one step sees of a scanned tensor: its own memory, with the strides of `x.select(0, i)`."""
-    with recorder.paused():
+    with recorder.pause():
         step = recorder.run(torch.ops.aten.select.int, (x, 0, 0), {})
         fresh = {"dtype": x.dtype, "device": x.device}
         made: torch.Tensor = recorder.run(torch.ops.aten.empty_strided.default, (step.shape, step.stride()), fresh)
@@ -309,8 +309,8 @@ def _check_carry(recorder: GraphTracer, name: str, before: Sequence[Any], after:
             format_error(
                 f"A {name} carries {_describe(before)} in and {_describe(after)} out.",
                 where=recorder.user_place(),
-                why="each round takes what the last one gave",
-                fix="make each round return tensors of the shape and dtype it was given",
+                why="each iteration takes what the previous one returned",
+                fix="let each iteration return tensors of the shape and dtype that it takes",
             )
         )
 
@@ -318,7 +318,7 @@ def _check_carry(recorder: GraphTracer, name: str, before: Sequence[Any], after:
 def call_directly(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any] | None = None) -> Any:
     """What torch.cond and its kin call instead of compiling themselves.
 
-    The operators take and give flat lists, the user's functions nested ones: this is where they are nested and
+    The operators take and return flat lists, the user's functions nested ones: this is where they are nested and
     flattened.
     """
     in_tree: pytree.Tree | None = None
@@ -327,7 +327,7 @@ def call_directly(function: Callable[..., Any], args: tuple[Any, ...], kwargs: d
         args = (*args[:3], tuple(flat))
     results: list[tuple[list[Any], pytree.Tree]] = []
 
-    def flattened(inner: Callable[..., Any]) -> Callable[..., Any]:
+    def flatten_results(inner: Callable[..., Any]) -> Callable[..., Any]:
         def run(*leaves: Any) -> list[Any]:
             out, out_tree = pytree.flatten(inner(*(leaves if in_tree is None else pytree.unflatten(leaves, in_tree))))
             results.append((out, out_tree))
@@ -335,7 +335,7 @@ def call_directly(function: Callable[..., Any], args: tuple[Any, ...], kwargs: d
 
         return run
 
-    out = function(*(flattened(a) if callable(a) else a for a in args), **(kwargs or {}))
+    out = function(*(flatten_results(a) if callable(a) else a for a in args), **(kwargs or {}))
     leaves, out_tree = results[-1]
     if in_tree is not None:
         true, false = results[-2:]
@@ -349,7 +349,7 @@ def scan_directly(
 ) -> Any:
     """An associative scan of elements as its operator; one that mixes elements as torch writes it out."""
     seen = _Elementwise()
-    with recorder.paused(), seen:
+    with recorder.pause(), seen:
         slices = [recorder.run(torch.ops.aten.select_copy.int, (x, 0, 0), {}) for x in xs]
         function(*slices, *slices)
     if not seen.holds:
@@ -391,7 +391,7 @@ def _is_value(leaf: Any) -> bool:
 
 
 def prune(graph: fx.Graph, kept: Collection[fx.Node] = ()) -> None:
-    """Erases nodes whose value nobody uses and that do nothing else: no write, no draw, no assertion. `kept` stay."""
+    """Erases unused nodes without side effects: no write, no random draw, no assertion. `kept` stay."""
     for node in reversed(graph.nodes):
         if not node.users and node not in kept and node.op in ("call_function", "get_attr") and not _acts(node):
             graph.erase_node(node)

@@ -1,4 +1,4 @@
-"""Asks the real kernels whether they take the dtypes that a captured operator is called with.
+"""Checks that the real kernels support the dtypes that a captured operator is called with.
 
 Fake kernels compute shapes and dtypes, and check less than the kernels they stand for: `mm` of float32 and int64 or a
 pooling of int64 has a fake result and raises in eager. So every ATen operator runs on small real tensors, once in a
@@ -66,7 +66,7 @@ def check_dtypes(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> None
         return
     draws = torch.Tag.nondeterministic_seeded in func.tags
     with (
-        internals.warnings_ignored(),
+        internals.ignore_warnings(),
         internals.below_autograd(),
         internals.own_draws() if draws else internals.without_dispatch(),
         internals.without_python_kernels(),
@@ -81,7 +81,7 @@ Trial = Callable[[Sequence[torch.dtype]], Any]
 
 
 def _ask(trials: Sequence[Trial], dtypes: list[torch.dtype]) -> str | None:
-    """Why the operator refuses these dtypes; None if it does not, or would refuse any."""
+    """Why the operator rejects these dtypes; None if it does not, or would reject any."""
     failures: list[Exception] = []
     for trial in trials:
         try:

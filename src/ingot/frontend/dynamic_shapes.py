@@ -88,7 +88,7 @@ def declare(
         return declared
     by_leaf = _match(dynamic_shapes, tree, parameters)
     names = [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
-    paths = [_named(path, names) for path in leaf_paths(tree)]
+    paths = [_name_path(path, names) for path in leaf_paths(tree)]
     for index, raw in by_leaf.items():
         leaf, place = leaves[index], format_path(paths[index])
         if raw is None:
@@ -109,7 +109,7 @@ def declare(
     return declared
 
 
-def _named(path: Path, names: Sequence[str]) -> Path:
+def _name_path(path: Path, names: Sequence[str]) -> Path:
     """A leaf's path with a positional argument under its name."""
     side, key, *rest = path
     if side == 0 and isinstance(key, int):
@@ -178,7 +178,7 @@ def _match(spec: Any, tree: Tree, parameters: Sequence[inspect.Parameter]) -> di
         else:
             raise DynamicShapeError(
                 format_error(
-                    f"dynamic_shapes names {name!r}, which is no argument of this call.",
+                    f"dynamic_shapes names {name!r}, which is not an argument of this call.",
                     why=f"the arguments are {', '.join(named) or 'none'}",
                 )
             )
@@ -288,7 +288,7 @@ def _read_text(text: str, default_name: str) -> DimSpec:
 
 
 def _bounds(dim: Any) -> tuple[int | None, int | None]:
-    """The bounds of a torch.export.Dim. One without a max has a huge number there, which was not asked for."""
+    """The bounds of a torch.export.Dim. One without a max has a huge number there, which the user did not set."""
     high = dim.max
     unbounded = not isinstance(high, int) or high >= 2**62
     return int(dim.min), (None if unbounded else int(high))
@@ -307,7 +307,7 @@ def _gather_roots(declared: DynamicShapeSpec, leaves: Sequence[Any], paths: Sequ
             if left or example < 0:
                 raise DynamicShapeError(
                     format_error(
-                        f"{place} is declared {_format_spec(spec)}, but the example's {size} is no such number."
+                        f"{place} is declared {_format_spec(spec)}, but the example's {size} does not match it."
                     )
                 )
             root = declared.roots.get(spec.name)

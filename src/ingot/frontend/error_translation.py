@@ -33,7 +33,7 @@ def translate(failure: Exception, run_eager: Callable[[], Any]) -> IngotError:
     if isinstance(failure, internals.GuardOnDataDependentSymNode | internals.DataDependentOutputException):
         return DataDependentError(
             format_error(
-                "The model's Python code asks for a value that is known only when the model runs.",
+                "The model's Python code needs a value that is known only at run time.",
                 where=place,
                 why="a branch, a loop bound or a size depends on the contents of a tensor: " + _first_line(text),
                 fix="use torch.cond or torch.where for a branch, torch.while_loop for a loop, "
@@ -52,9 +52,9 @@ def translate(failure: Exception, run_eager: Callable[[], Any]) -> IngotError:
     if isinstance(failure, internals.UnsupportedOperatorException) or "register_fake" in text or "fake impl" in text:
         return UntraceableError(
             format_error(
-                f"An operator does not say what shape it returns: {_first_line(text)}",
+                f"An operator has no shape function: {_first_line(text)}",
                 where=place,
-                why="a capture runs the model on tensors without values, so each operator must tell its output's shape",
+                why="a capture runs the model on tensors without values, so each operator must define its shape",
                 fix="register a fake kernel for it with torch.library.register_fake",
             )
         )
@@ -85,7 +85,7 @@ def _compare_with_eager(failure: Exception, place: str, run_eager: Callable[[], 
     except Exception as eager:
         error: IngotError = EagerError(
             format_error(
-                f"The model fails in eager with these arguments: {_said(eager)}",
+                f"The model fails in eager with these arguments: {_summarize_exception(eager)}",
                 where=user_place(eager.__traceback__) or place,
                 why="what fails without Ingot fails with it too; the model's own exception is the cause of this one",
                 fix="make model(*args, **kwargs) run first",
@@ -114,7 +114,7 @@ def user_place(trace: TracebackType | None) -> str:
     return f"{source}" + (f": {source.text}" if source.text else "")
 
 
-def _said(failure: Exception) -> str:
+def _summarize_exception(failure: Exception) -> str:
     """An exception's name and what it says first; of one of TorchScript's, what it says after the script's lines."""
     said = re.findall(r"^\w+(?:Error|Exception): .*", str(failure), re.MULTILINE)
     if said and "TorchScript interpreter" in str(failure):

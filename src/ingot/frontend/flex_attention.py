@@ -1,4 +1,4 @@
-"""Attention with a user's functions: flex_attention and its backward stay one operator each, the functions inside.
+"""flex_attention: it and its backward stay one operator each, with the user's functions as subgraphs.
 
     flex_attention(q, k, v, score_mod, (…, mask_mod), scale, options, score operands, mask operands)
     flex_attention_backward(q, k, v, out, lse, ∂out, ∂lse, score_mod, joint, (…, mask_mod), scale, options, …)
@@ -18,7 +18,7 @@ from torch.overrides import TorchFunctionMode
 
 from ingot import torch_internals as internals
 from ingot.errors import CaptureError, format_error
-from ingot.frontend.control_flow import Subgraphs, call_recorded, records, unwrap_single_output
+from ingot.frontend.control_flow import Subgraphs, record_call, records, unwrap_single_output
 from ingot.frontend.tracer import GraphTracer
 from ingot.ir import metadata
 
@@ -53,7 +53,7 @@ def _flex_attention(
     )
     blocks = (*block_mask[:-1], mask.module)
     args = (query, key, value, score.module, blocks, scale, kernel_options, score_all, mask_all)
-    return call_recorded(recorder, op, node_args, args)
+    return record_call(recorder, op, node_args, args)
 
 
 @records(hop.flex_attention_backward)
@@ -92,7 +92,7 @@ def _flex_attention_backward(
     )
     blocks = (*block_mask[:-1], mask.module)
     args = (*tensors, score.module, both.module, blocks, scale, kernel_options, score_all, mask_all)
-    return call_recorded(recorder, op, node_args, args)
+    return record_call(recorder, op, node_args, args)
 
 
 class _Recorded:
@@ -108,7 +108,7 @@ class _Functions:
     def __init__(self, recorder: GraphTracer, query: Any) -> None:
         self.recorder = recorder
         wide = torch.float64 if query.dtype == torch.float64 else torch.float32
-        with recorder.paused():
+        with recorder.pause():
             self.value = query.new_zeros((), dtype=wide)
             self.place = query.new_zeros((), dtype=torch.int32)
 
@@ -157,35 +157,35 @@ class _Functions:
         if not isinstance(target, internals.OpOverload):
             return
         if torch.Tag.nondeterministic_seeded in target.tags:
-            raise self._refused(
+            raise self._function_error(
                 name, node, f"{target} draws random numbers", "draw them before, and read them by index"
             )
         if target._schema.is_mutable or internals.unannotated_mutations(target, node.args):
-            raise self._refused(name, node, f"{target} writes to a tensor", "return what is to be kept")
+            raise self._function_error(name, node, f"{target} writes to a tensor", "return the values to keep")
 
     def _check_score(self, name: str, leaves: Sequence[Any], graph: fx.Graph) -> None:
         self._check_one(name, leaves, graph, "the score")
         if not leaves[0].is_floating_point():
             what = f"it returns {_kind(leaves[0])}, and a score is a floating-point number"
-            raise self._refused(name, graph.output_node(), what, "return the score, changed")
+            raise self._function_error(name, graph.output_node(), what, "return the score, changed")
 
     def _check_mask(self, name: str, leaves: Sequence[Any], graph: fx.Graph) -> None:
         self._check_one(name, leaves, graph, "whether the query sees the key")
         if leaves[0].dtype != torch.bool:
             what = f"it returns {_kind(leaves[0])}, and a mask is a bool"
-            raise self._refused(name, graph.output_node(), what, "compare: return q >= k, or x != 0")
+            raise self._function_error(name, graph.output_node(), what, "compare: return q >= k, or x != 0")
 
     def _check_one(self, name: str, leaves: Sequence[Any], graph: fx.Graph, wanted: str) -> None:
         fix = f"return one tensor of rank 0: {wanted}"
         output = graph.output_node()
         if len(leaves) != 1:
-            raise self._refused(name, output, f"it returns {len(leaves)} values", fix)
+            raise self._function_error(name, output, f"it returns {len(leaves)} values", fix)
         if not isinstance(leaves[0], torch.Tensor):
-            raise self._refused(name, output, f"it returns {leaves[0]!r}, which is no tensor", fix)
+            raise self._function_error(name, output, f"it returns {leaves[0]!r}, which is not a tensor", fix)
         if leaves[0].dim():
-            raise self._refused(name, output, f"it returns {_kind(leaves[0])}", fix)
+            raise self._function_error(name, output, f"it returns {_kind(leaves[0])}", fix)
 
-    def _refused(self, name: str, node: fx.Node, why: str, fix: str) -> CaptureError:
+    def _function_error(self, name: str, node: fx.Node, why: str, fix: str) -> CaptureError:
         """An error at the user's line that made the node's value, or that calls attention."""
         made = next((n for n in node.all_input_nodes if n.op == "call_function"), node) if node.op == "output" else node
         source = metadata.source_of(made)
@@ -200,7 +200,7 @@ def _kind(value: torch.Tensor) -> str:
 
 
 class _PlacesStayTensors(TorchFunctionMode):
-    """Inside, table[i] with an `i` of rank 0 reads a computed place; elsewhere torch asks for the value of i."""
+    """Inside, table[i] with an `i` of rank 0 reads a computed place; elsewhere torch reads the value of i."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is torch.Tensor.__getitem__ and _places(args[1]):

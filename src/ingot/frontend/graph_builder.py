@@ -1,4 +1,4 @@
-"""One graph being written: its nodes, and which of them made the values that are alive in it."""
+"""One graph being built: its nodes, and which of them computed the live values."""
 
 from __future__ import annotations
 

@@ -1,11 +1,11 @@
-"""What a trace asks of dynamic sizes, and what follows from it.
+"""Guards: the conditions on dynamic sizes that a trace depends on, and what follows from them.
 
     Watch           notes every question about a symbol's value that the model's code, or an operator, asked
     conclude(...)   those questions → errors (a dim was frozen or tied), narrower ranges, constraints for later calls
 
 A question that Python code asks decides which graph is recorded, so it counts in full. A question that an operator asks
 (is this dim 1, so that it broadcasts?) counts where it excludes sizes of two and more. Where it excludes smaller sizes
-only, the operator is run again at those sizes (`operator_sizes`): it counts if the operator fails there, or gives
+only, the operator is run again at those sizes (`operator_sizes`): it counts if the operator fails there, or returns
 another shape than the graph says.
 """
 
@@ -29,7 +29,7 @@ from ingot.ir.metadata import Source
 from ingot.ir.printer import operator_name
 from ingot.ir.symbolic_dims import Constraint, Dim
 
-_PERIODS = 64  # sizes that are tried one by one, beside one that a condition holds for
+_PERIODS = 64  # sizes that are tried one by one, next to one for which a condition holds
 _EXTREMES = (internals.sympy_functions.Min, internals.sympy_functions.Max)
 
 
@@ -38,7 +38,7 @@ class Guard:
     """A condition that held in the trace.
 
     `by_operator`: an operator asked it, and it counts from size two on. `refused_by`: the operator that does not work,
-    or gives another shape, where the condition does not hold.
+    or returns another shape, where the condition does not hold.
     """
 
     condition: sympy.Basic
@@ -52,7 +52,7 @@ class GuardRecorder:
 
     def __init__(self, asked_by_operator: Callable[[], bool], place: Callable[[], Source | None]) -> None:
         self.questions: dict[tuple[sympy.Basic, bool], Guard] = {}
-        self.env = internals.WatchedShapeEnv(self._evaluate, self._may_be_idle, self._is_idle, self._answered)
+        self.env = internals.WatchedShapeEnv(self._evaluate, self._may_be_idle, self._is_idle, self._record_answer)
         self.paused = False
         self.roots: dict[sympy.Symbol, RootDim] = {}
         self._asked: list[dict[sympy.Basic, None]] = []  # by each operator that runs
@@ -65,7 +65,7 @@ class GuardRecorder:
         return self.paused or self._asked_by_operator()
 
     def _is_idle(self, expr: sympy.Basic, value: sympy.Basic) -> bool:
-        """Whether the trace does not hang on the answer: an operator asks, and all it excludes is sizes 0 and 1."""
+        """Whether the trace does not depend on the answer: an operator asks, and all it excludes is sizes 0 and 1."""
         if self.paused:
             return True
         idle = _spares_sizes_from_two(_condition(expr, value))
@@ -73,13 +73,13 @@ class GuardRecorder:
             self.env.idle_answers[expr] = value
         return idle
 
-    def _answered(self, expr: sympy.Basic, value: sympy.Basic) -> None:
+    def _record_answer(self, expr: sympy.Basic, value: sympy.Basic) -> None:
         if self._asked and not self.paused:
             self._asked[-1][_condition(expr, value)] = None
 
     @contextmanager
     def operator(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[list[Any]]:
-        """Inside, an operator runs; the caller puts what it gives into the list.
+        """Inside, an operator runs; the caller puts its result into the list.
 
         Afterwards those of its questions count that exclude sizes at which it does not do what the graph says. Control
         flow is left out: the operators of its bodies were watched one by one, and running it again would record them.
@@ -87,7 +87,9 @@ class GuardRecorder:
         if isinstance(func, internals.HigherOrderOperator):
             yield []
             return
-        call = OperatorCall.of(func, args, kwargs) if torch.Tag.inplace_view in getattr(func, "tags", ()) else None
+        call = (
+            OperatorCall.from_call(func, args, kwargs) if torch.Tag.inplace_view in getattr(func, "tags", ()) else None
+        )
         self._asked.append({})
         results: list[Any] = []
         try:
@@ -96,15 +98,17 @@ class GuardRecorder:
             asked = self._asked.pop()
         if not asked or self.paused or not results:
             return
-        with internals.questions_unwatched(self.env):
-            for condition in self._sizes.broken(call or OperatorCall.of(func, args, kwargs), results[0], list(asked)):
+        with internals.suspend_watching(self.env):
+            for condition in self._sizes.find_violations(
+                call or OperatorCall.from_call(func, args, kwargs), results[0], list(asked)
+            ):
                 self._note(condition, False, self._place(), operator_name(func))
 
     def _evaluate(self, expr: sympy.Basic, value: sympy.Basic) -> None:
         by_operator = self._asked_by_operator()
         fresh = len(self.env.guards) > self._guards_seen
         if by_operator:
-            self._answered(expr, value)
+            self._record_answer(expr, value)
         if by_operator and not fresh:
             return
         source = self._place()
@@ -137,7 +141,7 @@ def _spares_sizes_from_two(condition: sympy.Basic) -> bool:
     """Whether a condition holds wherever the sizes that it speaks of, the factors of each side, are two or more.
 
     A condition that two things differ counts as such too: it excludes single sizes, at which an operator may do
-    something special but gives the same shape.
+    something special but returns the same shape.
     """
     if isinstance(condition, sympy.Ne):
         return True
@@ -157,7 +161,7 @@ def _spares_sizes_from_two(condition: sympy.Basic) -> bool:
         if isinstance(side, sympy.Pow) and side.exp.is_Integer:
             return sympy.Pow(stand_in(side.base), side.exp)
         if len(side.free_symbols) > 1 and isinstance(side, sympy.Add):
-            return side  # a difference of two dims is no size
+            return side  # a difference of two dims is not a size
         return stand_ins.setdefault(side, sympy.Symbol(f"t{len(stand_ins)}", integer=True, positive=True))
 
     left, right = (stand_in(side) for side in condition.args)
@@ -210,7 +214,7 @@ def derive_constraints(
     if found.problems:
         raise DynamicShapeError("\n".join(found.problems.values()))
     found.check_examples()
-    dims = tuple(Dim(r.name, *found.ranges[s], r.auto) for s, r in roots.items() if not found.tied(s))
+    dims = tuple(Dim(r.name, *found.ranges[s], r.auto) for s, r in roots.items() if not found.is_tied(s))
     return dims, tuple(found.constraints.values())
 
 
@@ -223,7 +227,7 @@ class ConstraintSolver:
         self._env = env
         self._random = random.Random(0)
 
-    def tied(self, symbol: sympy.Symbol) -> bool:
+    def is_tied(self, symbol: sympy.Symbol) -> bool:
         return bool(self._env.replace(symbol) != symbol)
 
     def merge_ranges(self, questions: Sequence[Guard]) -> None:
@@ -289,7 +293,7 @@ class ConstraintSolver:
     def add_guard(self, question: Guard) -> None:
         condition = question.condition
         if not isinstance(condition, sympy.Eq):
-            condition = condition.xreplace({s: self._env.replace(s) for s in condition.free_symbols if self.tied(s)})
+            condition = condition.xreplace({s: self._env.replace(s) for s in condition.free_symbols if self.is_tied(s)})
             if condition in (sympy.true, sympy.false):
                 return
         if self._is_proved(condition, 2 if question.by_operator else 0):
@@ -299,7 +303,7 @@ class ConstraintSolver:
         if isinstance(condition, sympy.Eq) and not self._holds_everywhere(condition, at_least):
             if len(symbols) == 1 and self._cuts_one_end(condition, symbols[0]):
                 self._narrow(condition, symbols[0], question)
-            elif len(symbols) > 1 and not any(map(self.tied, symbols)) and self._holds_everywhere(condition, None):
+            elif len(symbols) > 1 and not any(map(self.is_tied, symbols)) and self._holds_everywhere(condition, None):
                 self._constrain(condition, question)
             else:
                 self._equality(condition, symbols, question)
@@ -321,7 +325,7 @@ class ConstraintSolver:
                 self._constrain(condition, question)
             return
         names = " and ".join(dims_.name_of(s) for s in symbols)
-        tie = next((s for s in symbols if self.tied(s)), None)
+        tie = next((s for s in symbols if self.is_tied(s)), None)
         if tie is not None:
             other = dims_.format_dim(self._env.replace(tie))
             fix = f'declare that dim as "{other}" instead of "{dims_.name_of(tie)}"'
@@ -355,7 +359,7 @@ class ConstraintSolver:
 
     def _narrow(self, condition: sympy.Basic, symbol: sympy.Symbol, question: Guard) -> None:
         root = self.roots[symbol]
-        low, high = self._supported(condition, symbol, root.hint)
+        low, high = self._find_feasible_interval(condition, symbol, root.hint)
         old_low, old_high = self.ranges[symbol]
         scattered = self._holds_beyond(condition, symbol, low, high)
         if low == high and (old_low, old_high) != (low, high) and not scattered:
@@ -375,7 +379,7 @@ class ConstraintSolver:
                     f"The dim {root.name} ({root.where}) is declared in [{root.range[0]}, {root.range[1]}], but this "
                     f"trace holds for {dims_.format_dim(condition)} only.",
                     where=_place(question.source),
-                    why=f"{question.refused_by} fails, or gives another shape, at the other sizes"
+                    why=f"{question.refused_by} fails, or returns another shape, at the other sizes"
                     if question.refused_by
                     else "the model's code takes another path for the other sizes",
                     fix=f"declare {wanted}, or make the line independent of the size",
@@ -400,7 +404,9 @@ class ConstraintSolver:
         bound = internals.bound_sympy(condition, ranges)
         return bool(bound.is_singleton() and bound.lower == sympy.true)
 
-    def _supported(self, condition: sympy.Basic, symbol: sympy.Symbol, hint: int) -> tuple[int, int | None]:
+    def _find_feasible_interval(
+        self, condition: sympy.Basic, symbol: sympy.Symbol, hint: int
+    ) -> tuple[int, int | None]:
         """The interval of sizes around the example for which the condition holds."""
 
         def holds(size: int) -> bool:
@@ -439,9 +445,9 @@ class ConstraintSolver:
 
     def _cuts_one_end(self, condition: sympy.Basic, symbol: sympy.Symbol) -> bool:
         """Whether an equality holds for an interval of sizes that reaches to one end of the range, and no others."""
-        if self.tied(symbol):
+        if self.is_tied(symbol):
             return False
-        low, high = self._supported(condition, symbol, self.roots[symbol].hint)
+        low, high = self._find_feasible_interval(condition, symbol, self.roots[symbol].hint)
         floor, ceiling = self.ranges[symbol]
         return (
             low != high and (low <= floor or high == ceiling) and not self._holds_beyond(condition, symbol, low, high)

@@ -1,8 +1,8 @@
 """Which module call the model is in while it runs: the module stack of every node, and the list of calls.
 
 A module that hangs in the tree under several names is known by the name it was reached by: for the time of the
-capture, the tables of children that hold such a module note which of their keys are asked for. In `self.a(self.b(x))`
-the name asked for last is called first; what a loop hands out is called in the loop's order.
+capture, the tables of children that hold such a module note which of their keys are read. In `self.a(self.b(x))`
+the name read last is called first; what a loop hands out is called in the loop's order.
 
 A preserved module gets a marker before and after its body, with the leaves of its arguments and of its result.
 """
@@ -55,7 +55,7 @@ class ModuleTracker:
                 close = difflib.get_close_matches(name, known, n=3)
                 raise CaptureError(
                     format_error(
-                        f"preserve_module_call_signature names {name!r}, which is no submodule of "
+                        f"preserve_module_call_signature names {name!r}, which is not a submodule of "
                         f"{type(root).__name__}.",
                         fix=f"did you mean {', '.join(map(repr, close))}?" if close else "see model.named_modules()",
                     )
@@ -75,12 +75,12 @@ class ModuleTracker:
             for module, children in tables:
                 module.__dict__["_modules"] = children
 
-        def before(module: nn.Module, args: Any) -> None:
+        def enter_module(module: nn.Module, args: Any) -> None:
             if threading.get_ident() == thread:
                 boundary()
                 self._push(module)
 
-        def after(module: nn.Module, args: Any, out: Any) -> None:
+        def exit_module(module: nn.Module, args: Any, out: Any) -> None:
             boundary()
             self._pop(module)
 
@@ -93,14 +93,14 @@ class ModuleTracker:
             # Global hooks run before a module's own, so ours must come first among them to still be inside the call.
             if self._marks(module):
                 self._record_tracepoint("module_call_outputs", out, mark)
-            after(module, args, out)
+            exit_module(module, args, out)
 
         region.defer(remove)
         self._watch_shared_children(tables)  # from here on a look at the children counts as the model's
         if self.root is None:
             return
         registry = nn.modules.module
-        hooks.append(registry.register_module_forward_pre_hook(before))
+        hooks.append(registry.register_module_forward_pre_hook(enter_module))
         hooks.append(registry.register_module_forward_hook(mark_outputs, always_call=True))
         for module in modules:
             if self._preserve.intersection(self._names[id(module)]):
@@ -113,7 +113,7 @@ class ModuleTracker:
                 )
 
     @contextmanager
-    def in_caller(self, applies: bool = True) -> Iterator[None]:
+    def enter_caller(self, applies: bool = True) -> Iterator[None]:
         """Inside, new nodes belong to the module that called the present one."""
         entry = self.entry
         if applies and len(self._entries) > 1:
@@ -134,7 +134,7 @@ class ModuleTracker:
             self.trees, self._counts, self._called_by = trees, counts, called
             raise
 
-    def uncalled(self) -> list[str]:
+    def find_uncalled(self) -> list[str]:
         """The preserved names that no call went by."""
         called = {call.module for call in self.calls}
         return sorted(name for name in self._preserve if name not in called)
@@ -232,7 +232,7 @@ class ModuleTracker:
 
 
 class _WatchedChildren(dict[str, Any]):
-    """A module's table of children that reports each key it is asked for, and whether a loop asks."""
+    """A module's table of children that reports each key that is read, and whether a loop reads it."""
 
     def __init__(
         self,

@@ -77,7 +77,7 @@ class ModuleState:
         return self.mode.from_tensor(tensor, static_shapes=True)
 
     def name_of_attribute(self, tensor: torch.Tensor) -> str | None:
-        """The path of a tensor that hangs on a module as a plain attribute."""
+        """The path of a tensor that is a plain attribute of a module."""
         for path, module in self.root.named_modules() if self.root is not None else ():
             for key, value in vars(module).items():
                 if value is tensor:
@@ -133,13 +133,13 @@ class ModuleState:
         own = {id(entry.fake) for entry in self.entries}
         slots = self._slots.keys()
         for name, holder in holders(self.root):
-            before = self._before.before(holder)
+            before = self._before.previous_value(holder)
             for key, stored in _items(holder):
                 if not isinstance(stored, internals.FakeTensor) or id(stored) in own or (id(holder), key) in slots:
                     continue
                 old = _tensors(before)
                 if isinstance(_get(before, key), torch.Tensor) and id(_get(before, key)) not in self.read_constants:
-                    continue  # computed anew before each use (weight_norm's hook), so nothing is carried over
+                    continue  # recomputed before each use (weight_norm's hook), so nothing is carried over
                 if not varies(stored) and not any(id(tensor) in self.read_constants for tensor in old):
                     continue
                 raise StateError(

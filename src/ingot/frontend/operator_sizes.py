@@ -1,9 +1,9 @@
-"""Whether an operator does what the graph says at other sizes than those of the trace.
+"""Whether an operator behaves as the graph says at other sizes than those of the trace.
 
     Call            an operator's arguments, with sizes as expressions
     OperatorSizes   runs a call again on fakes whose sizes are numbers, and compares the shapes of the results
 
-A trace at size 5 says what an operator gives at size 5. Its questions about sizes say where that may differ; this
+A trace at size 5 says what an operator returns at size 5. Its questions about sizes say where that may differ; this
 module asks the operator itself.
 """
 
@@ -29,7 +29,7 @@ _TRIED = 8  # at how many of those an operator is run
 
 
 class _DataDependentSize(Exception):
-    """A size depends on a value that only a run has."""
+    """A size is data-dependent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ class OperatorCall:
     kwargs: Any
 
     @classmethod
-    def of(cls, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> OperatorCall:
+    def from_call(cls, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> OperatorCall:
         return cls(func, _describe(tuple(args)), _describe(dict(kwargs)))
 
 
@@ -93,8 +93,8 @@ class OperatorSizes:
             if all(point[symbol] >= at_least for symbol in condition.free_symbols)
         )
 
-    def broken(self, call: OperatorCall, result: Any, asked: Sequence[sympy.Basic]) -> list[sympy.Basic]:
-        """Conditions that exclude the sizes at which the call fails, or gives other shapes than `result`'s.
+    def find_violations(self, call: OperatorCall, result: Any, asked: Sequence[sympy.Basic]) -> list[sympy.Basic]:
+        """Conditions that exclude the sizes at which the call fails, or returns other shapes than `result`'s.
 
         They are among those asked. One that excludes sizes at which all is well is taken only if no other will do.
         """

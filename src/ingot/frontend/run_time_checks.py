@@ -1,8 +1,8 @@
-"""Run-time checks: conditions on values known only at run time become assertions of the graph, where they are asked.
+"""Run-time checks: conditions on values known only at run time become assertions in the graph.
 
 torch._check, an assert statement and operators all tell the shape environment what it may take for granted. The
 environment reports each condition that is new to it, and a node is written at once: what the environment knows later
-implies the condition, and nothing would ask for it again.
+implies the condition, and nothing would check it again.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class RunTimeChecks:
         self._pending: list[Check] = []  # asked by the operator that runs now
 
     def note(self, condition: sympy.Basic) -> None:
-        """Writes an assertion where the user's code stands; one that an operator asks for follows that operator."""
+        """Writes an assertion where the user's code stands; one that an operator needs follows that operator."""
         check = Check(condition, self._message or assertion_message(user_frame()))
         if self._recorder.inside_op:
             self._pending.append(check)
@@ -59,7 +59,7 @@ class RunTimeChecks:
             self._write(check)
 
     @contextmanager
-    def with_message(self, message: Callable[[], Any] | None) -> Iterator[None]:
+    def attach_message(self, message: Callable[[], Any] | None) -> Iterator[None]:
         """Inside, checks that fail will say `message()`."""
         said = "" if message is None or self._recorder.inside_op else str(message())
         outer, self._message = self._message, said
@@ -69,15 +69,15 @@ class RunTimeChecks:
             self._message = outer
 
     @contextmanager
-    def ignored(self, scoped: bool = True) -> Iterator[None]:
-        """Inside, what operators ask for is in the graph already; `scoped`, it holds in a function of theirs only."""
+    def ignore(self, scoped: bool = True) -> Iterator[None]:
+        """Inside, the checks that operators need are in the graph already; `scoped`: they hold only inside."""
         asked = len(self._pending)
         with internals.scope_checks(self._recorder.env) if scoped else nullcontext():
             yield
         del self._pending[asked:]
 
     def write_pending(self) -> None:
-        """Writes the checks that operators asked for since the last time."""
+        """Writes the checks that operators requested since the last time."""
         if not self._pending or self._recorder.inside_op:
             return
         checks, self._pending = self._pending, []

@@ -1,4 +1,4 @@
-"""Frames of the user's code: neither torch's nor ours, or those that stand for it while a graph runs."""
+"""Source locations: frames of the user's code, or those that stand for it while a graph runs."""
 
 from __future__ import annotations
 

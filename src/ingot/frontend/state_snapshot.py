@@ -1,4 +1,4 @@
-"""Everything that can be changed through a module: its attributes, and the lists, dicts and plain objects behind them.
+"""A snapshot of a module's mutable state: its attributes, and the lists, dicts and plain objects they refer to.
 
 `holders` walks it, `Snapshot` keeps it and puts it back. Other modules count, registered or not; tensors, functions and
 what belongs to torch itself do not. `keep_memories_clean` sees to functions that remember their results.
@@ -50,11 +50,11 @@ def holders(root: nn.Module | None) -> Iterator[tuple[str, Any]]:
         else:
             own = vars(value)
             yield name, own
-            parts = [(part, item) for key, item in own.items() for part, item in _named(name, key, item)]
+            parts = [(part, item) for key, item in own.items() for part, item in _name_items(name, key, item)]
         waiting.extend((part, item) for part, item in parts if _is_holder(item))
 
 
-def _named(name: str, key: str, item: Any) -> Iterator[tuple[str, Any]]:
+def _name_items(name: str, key: str, item: Any) -> Iterator[tuple[str, Any]]:
     """An attribute under the name that the user gave it: module.weight, not module._parameters['weight']."""
     prefix = f"{name}." if name else ""
     yield (name if key in TABLES else f"{prefix}{key}"), item
@@ -83,27 +83,27 @@ class Snapshot:
                 self._kept.append((holder, copied))
                 self._copies[id(holder)] = copied
 
-    def before(self, holder: Any) -> Any:
+    def previous_value(self, holder: Any) -> Any:
         """What a container held, or None where it is new."""
         return self._copies.get(id(holder))
 
     def swap(self, replacements: dict[int, torch.Tensor]) -> None:
         """Puts another tensor wherever one of the given ids stands."""
 
-        def swapped(value: Any) -> Any:
+        def replace(value: Any) -> Any:
             if isinstance(value, torch.Tensor):
                 return replacements.get(id(value), value)
             if type(value) is tuple and any(isinstance(item, torch.Tensor | tuple) for item in value):
-                return tuple(swapped(item) for item in value)
+                return tuple(replace(item) for item in value)
             return value
 
         for holder, copied in self._kept:
             if isinstance(holder, dict):
-                changed = {key: new for key, item in copied.items() if (new := swapped(item)) is not item}
+                changed = {key: new for key, item in copied.items() if (new := replace(item)) is not item}
                 holder.update(changed)
             elif type(holder) in _LISTS:
                 for index, item in enumerate(copied):
-                    if (new := swapped(item)) is not item:
+                    if (new := replace(item)) is not item:
                         holder[index] = new
 
     def restore(self) -> None:

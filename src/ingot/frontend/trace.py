@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import sympy
@@ -15,19 +13,12 @@ from torch.export import ExportedProgram
 
 from ingot import torch_internals as internals
 from ingot.errors import CaptureError, DynamicShapeError, EagerError, LiteralError, format_error
-from ingot.frontend import control_flow, error_translation, guards
 from ingot.frontend import dynamic_shapes as dynamic
+from ingot.frontend import error_translation, guards
+from ingot.frontend.capture_session import CaptureSession, Untranslated
 from ingot.frontend.dtype_checks import DtypesRefused
-from ingot.frontend.module_stack import ModuleTracker
-from ingot.frontend.module_state import Entry, ModuleState
-from ingot.frontend.source_locations import user_frame
-from ingot.frontend.state_snapshot import keep_memories_clean
-from ingot.frontend.tracer import GraphTracer
-from ingot.ir import metadata, pytree
-from ingot.ir.metadata import Source
-from ingot.ir.names import identifier, unique
+from ingot.ir import pytree
 from ingot.ir.program import Program
-from ingot.ir.signature import CallSignature, Input, InputKind, Output, OutputKind, Signature
 
 
 def trace(
@@ -69,7 +60,7 @@ def trace(
         raise
     except CaptureError as failure:
         if isinstance(failure.__cause__, DtypesRefused):
-            # Eager takes these dtypes, so the small tensors of the check were refused for another reason.
+            # Eager takes these dtypes, so the small tensors of the check were rejected for another reason.
             failure.__cause__.accept()
             return trace(
                 model, args, kwargs, dynamic_shapes=dynamic_shapes,
@@ -88,7 +79,7 @@ def trace(
 
 
 def _choose_wider(program: Program, again: Callable[[], Program]) -> Program:
-    """The program, or what `again` gives, if that needs fewer sizes to be equal to something or bounded above."""
+    """The program, or what `again` returns, if that needs fewer sizes to be equal to something or bounded above."""
 
     def count(found: Program) -> int:
         equations = sum(isinstance(constraint.condition, sympy.Eq) for constraint in found.constraints)
@@ -140,14 +131,6 @@ def run_session(make: Callable[[], CaptureSession]) -> Program:
         del failure, error  # their tracebacks hold this frame, and the fakes
 
 
-class Untranslated(Exception):
-    """The model failed while it was traced."""
-
-    def __init__(self, failure: Exception) -> None:
-        super().__init__(str(failure))
-        self.failure = failure
-
-
 def _check_open(model: object) -> None:
     """Raises CaptureError if the model, or a part of it, is in a form that another function of ours reads."""
     if isinstance(model, ExportedProgram):
@@ -171,311 +154,6 @@ def _check_open(model: object) -> None:
             )
 
 
-class CaptureSession:
-    """One capture: the fakes, the recorder, and the program that comes of it."""
-
-    def __init__(
-        self,
-        model: nn.Module | Callable[..., Any],
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        dynamic_shapes: Any,
-        preserve: Sequence[str],
-        fixed: frozenset[int],
-        exporting: bool,
-        static: frozenset[str] = frozenset(),
-        enlarged: bool = False,
-    ) -> None:
-        self.model = model
-        self.fixed = fixed
-        self.exporting = exporting
-        self.larger_by_symbols = False
-        owner = getattr(model, "__self__", None)  # of a bound method, whose parameters are parameters too
-        self.root = model if isinstance(model, nn.Module) else owner if isinstance(owner, nn.Module) else None
-        self.call = model.forward if isinstance(model, nn.Module) else model
-        self.args, self.kwargs = args, kwargs
-        self.leaves, self.in_tree = pytree.flatten((args, kwargs))
-        parameters = dynamic.signature_parameters(self.call)
-        self.parameter_names = tuple(
-            p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
-        )
-        self.declared = dynamic.declare(dynamic_shapes, self.leaves, self.in_tree, parameters, static, enlarged)
-        self.watch = guards.GuardRecorder(lambda: self.recorder.operator_asks(), _user_source)
-        self.mode = internals.fake_mode(self.watch.env)
-        self.modules = ModuleTracker(self.root, preserve)
-        self.state = ModuleState(self.root, self.mode)
-        self.recorder = GraphTracer(self.mode, self.modules, self._lift_constant, self.watch)
-        self.inputs: list[Input] = []
-        self.constants: dict[str, torch.Tensor] = {}
-        self._first_argument: fx.Node | None = None
-        self._names: set[str] = set()
-
-    def run(self) -> Program:
-        frame = self.recorder.frame
-        for entry in self.state.entries:
-            kind = InputKind.PARAMETER if entry.is_parameter else InputKind.BUFFER
-            node = frame.placeholder(self._name("p" if entry.is_parameter else "b", entry.name), entry.fake)
-            self.inputs.append(Input(kind, node.name, entry.name, persistent=entry.persistent))
-            if not entry.persistent:
-                # A buffer that no state dict can replace is as good as a constant until something writes to it.
-                self.recorder.known.record_value(entry.fake, entry.tensor)
-        fake_leaves = self._fake_arguments()
-        fake_args, fake_kwargs = pytree.unflatten(fake_leaves, self.in_tree)
-        try:
-            outputs, out_tree = internals.run_isolated(lambda region: self._trace(region, fake_args, fake_kwargs))
-        except Exception as failure:
-            raise Untranslated(failure) from failure
-        dims, constraints = guards.derive_constraints(self.declared, self.watch)
-        self.watch.env.seal(constraint.condition for constraint in constraints)
-        self._check_preserved()
-        returned = [output for output, _ in outputs if output.kind is not OutputKind.LITERAL]
-        node = frame.graph.output(tuple(n for _, n in outputs if n is not None))
-        metadata.set_value(node, tuple(metadata.value_of(n) for _, n in outputs if n is not None))
-        assert isinstance(node.args[0], tuple) and len(returned) == len(node.args[0])
-        control_flow.prune(frame.graph)
-        signature = Signature(tuple(self.inputs), tuple(o for o, _ in outputs), self.in_tree, out_tree)
-        return self._program(signature, dims, constraints)
-
-    # ------------------------------------------------------------------ inputs
-
-    def _name(self, prefix: str, text: str) -> str:
-        name = identifier(f"{prefix}_{text}" if prefix else text)
-        name = unique(name, self._names)
-        self._names.add(name)
-        return name
-
-    def _fake_arguments(self) -> list[Any]:
-        fakes: list[Any] = []
-        seen: dict[int, Any] = {}
-        for index, (leaf, path) in enumerate(zip(self.leaves, pytree.leaf_paths(self.in_tree), strict=True)):
-            if not isinstance(leaf, torch.Tensor):
-                self.inputs.append(Input(InputKind.LITERAL, value=leaf))
-                fakes.append(leaf)
-                continue
-            if id(leaf) in self.fixed:
-                target = unique(f"{format_access(path)}", {*self.constants, *self.state.names})
-                self.constants[target] = leaf.detach()
-                self.inputs.append(Input(InputKind.LITERAL, target=target))
-                fakes.append(leaf)
-                continue
-            position = path[1]
-            if path[0] == 0 and isinstance(position, int):
-                names = self.parameter_names
-                position = names[position] if position < len(names) else f"arg{position}"
-            name = self._name("", "_".join(str(step) for step in (position, *path[2:])))
-            specs = self.declared.specs.get(index)
-            if specs:
-                fake = dynamic.make_fake(leaf, specs, self.declared, self.mode, self.watch)
-            elif id(leaf) in seen:
-                fake = self.recorder.run(torch.ops.aten.detach.default, (seen[id(leaf)],), {})
-            else:
-                fake = self.state.fake_of(leaf)
-            seen[id(leaf)] = fake
-            node = self.recorder.frame.placeholder(name, fake)
-            self._first_argument = self._first_argument or node
-            self.recorder.arguments.add(node)
-            self.inputs.append(Input(InputKind.ARGUMENT, node.name))
-            fakes.append(fake)
-        return fakes
-
-    def _lift_constant(self, tensor: torch.Tensor) -> None:
-        """A real tensor that forward uses, closed over or made on the spot, becomes a constant of the program."""
-        attribute = self.state.name_of_attribute(tensor)
-        target = unique(attribute or "constant", {*self.constants, *self.state.names})
-        self.state.read_constants.add(id(tensor))
-        frame = self.recorder.frame
-        while frame.parent is not None:
-            frame = frame.parent
-        with self.recorder.paused():
-            fake = self.state.fake_of(tensor)
-        self.constants[target] = tensor
-        node = frame.placeholder(self._name("c", target), tensor, before=self._first_argument, fake=fake)
-        self.inputs.append(Input(InputKind.CONSTANT, node.name, target))
-
-    # ------------------------------------------------------------------ the trace
-
-    def _trace(
-        self, region: internals.Region, args: Any, kwargs: Any
-    ) -> tuple[list[tuple[Output, fx.Node | None]], pytree.Tree]:
-        """Runs the model on fakes: the outputs of the graph and their structure."""
-        control_flow.install_rules()
-        self.state.swap(region)
-        keep_memories_clean(region, self.root or self.model)
-        self._enter(region)
-        ambient = internals.autocasts_in_force()
-        for settings in ambient:
-            self.recorder.enter_autocast(*settings)
-        result = self.model(*args, **kwargs)
-        self.recorder.sync_grad_mode()
-        out_leaves, out_tree = pytree.flatten(result)
-        assigned = self.state.assigned_buffers()
-        outputs = [self._output(leaf) for leaf in self._detached_from(assigned, out_leaves)]
-        self._write_assigned_buffers(assigned)
-        self.recorder.checks.write_pending()
-        for _ in ambient:
-            self.recorder.exit_autocast()
-        self.state.check_stored(self.recorder.origin, self.recorder.varies)
-        self.recorder.known.check_answers()
-        return outputs, out_tree
-
-    def _enter(self, region: internals.Region) -> None:
-        """In the region, torch and Python are as the trace needs them, on this thread."""
-        recorder = self.recorder
-        if self.larger_by_symbols:
-            region.enter(internals.symbolic_min_max())
-        region.enter(internals.silence_fake_tensor_logs())
-        region.enter(internals.disable_torch_compile())
-        region.enter(internals.forbid_data_ptr())
-        if self.exporting:
-            region.enter(internals.exporting())
-        region.enter(internals.suppress_conv_backend_guards(self.watch.env))
-        region.enter(internals.on_module_setattr(self._attribute_set))
-        region.enter(internals.intercept_control_flow(control_flow.call_directly))
-        region.enter(internals.intercept_associative_scan(partial(control_flow.scan_directly, recorder)))
-        region.enter(internals.flex_attention_called_directly())
-        region.enter(internals.python_calls_dispatched())
-        region.enter(internals.skip_noop_module_to())
-        region.enter(internals.symbolic_math())
-        region.enter(internals.on_autocast_switch(recorder.enter_autocast, recorder.exit_autocast))
-        region.enter(internals.checks_watched(recorder.checks.with_message))
-        region.enter(self.watch.env.report_checks(recorder.checks.note))
-        self.modules.follow(region, recorder.sync_grad_mode, self._record_tracepoint)
-        region.enter(self.mode)
-        region.hold(internals.enable_python_dispatcher())
-        region.enter(recorder)
-        internals.keep_process_state(region)  # put back before the modes above are left, in their order
-
-    def _attribute_set(self, module: nn.Module, name: str) -> None:
-        for table in (vars(module), module._parameters, module._buffers):
-            self.state.set_at[id(table), name] = self.recorder.user_place()
-
-    def _record_tracepoint(self, kind: str, leaves: list[Any], attributes: dict[str, Any]) -> None:
-        with self.modules.in_caller(kind == "module_call_inputs"):
-            # A size that is computed for the marker is an argument of the call, so it belongs to the caller.
-            arguments = tuple(self.recorder.argument(leaf) for leaf in leaves)
-        self.recorder.append(internals.tracepoint, arguments, attributes, tuple(leaves), name="tracepoint")
-
-    def _detached_from(self, assigned: Sequence[tuple[Entry, torch.Tensor]], values: Sequence[Any]) -> list[Any]:
-        """The values, where one still looks at what an assigned buffer held before replaced by a copy of it."""
-        written = {internals.storage_id(entry.fake) for entry, _ in assigned}
-        copies: dict[int, torch.Tensor] = {}
-
-        def detached(value: Any) -> Any:
-            if not isinstance(value, internals.FakeTensor) or internals.storage_id(value) not in written:
-                return value
-            if id(value) not in copies:
-                copies[id(value)] = self.recorder.record(torch.ops.aten.clone.default, (value,), {})
-            return copies[id(value)]
-
-        return [detached(value) for value in values] if written else list(values)
-
-    def _write_assigned_buffers(self, assigned: Sequence[tuple[Entry, torch.Tensor]]) -> None:
-        """A Program's buffers stay where they are, so what forward assigned is copied into them at the end."""
-        values = self._detached_from(assigned, [value for _, value in assigned])
-        for (entry, _), value in zip(assigned, values, strict=True):
-            target, source = self.recorder.frame.nodes[id(entry.fake)], self.recorder.node_of(value)
-            self.recorder.append(torch.ops.aten.copy_.default, (target, source), {}, entry.fake)
-            self.recorder.mutated_storages.add(internals.storage_id(entry.fake))
-
-    def _output(self, leaf: Any) -> tuple[Output, fx.Node | None]:
-        if isinstance(leaf, torch.Tensor) or internals.is_symbolic(leaf):
-            node = self.recorder.argument(leaf)
-            if isinstance(node, fx.Node):
-                return Output(OutputKind.RESULT, node.name), node
-            leaf = node
-        return Output(OutputKind.LITERAL, value=leaf), None
-
-    def run_eager(self) -> Any:
-        """The model on copies of the real arguments, as a diagnosis; it and the random state are put back."""
-        copies = [leaf.detach().clone() if isinstance(leaf, torch.Tensor) else leaf for leaf in self.leaves]
-        args, kwargs = pytree.unflatten(copies, self.in_tree)
-
-        def run(region: internals.Region) -> Any:
-            internals.keep_process_state(region)
-            self.state.keep(region, self.recorder.mutated_storages)
-            region.enter(internals.disable_torch_compile())  # which would wait for whoever compiles and waits for us
-            with torch.no_grad():
-                return self._original(*args, **kwargs)
-
-        return internals.run_isolated(run)
-
-    @property
-    def _original(self) -> Callable[..., Any]:
-        """What runs in eager."""
-        return self.model
-
-    # ------------------------------------------------------------------ the program
-
-    def _program(self, signature: Signature, dims: Any, constraints: Any) -> Program:
-        order = {kind: i for i, kind in enumerate(InputKind)}
-        state_inputs = sorted(
-            (i for i in signature.inputs if i.kind in (InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT)),
-            key=lambda i: order[i.kind],
-        )
-        user_inputs = [i for i in signature.inputs if i.kind in (InputKind.ARGUMENT, InputKind.LITERAL)]
-        signature = replace(signature, inputs=(*state_inputs, *user_inputs))
-        state: dict[str, torch.Tensor] = {}
-        written = self.recorder.mutated_storages
-        # The program owns the state that it writes, so that it and the model do not update each other's.
-        constants = {
-            k: t.detach().clone() if internals.storage_id(t) in written else t for k, t in self.constants.items()
-        }
-        fresh: dict[int, torch.Tensor] = {}
-        self.state.check_overlaps(written, self.constants)
-        for name, entry in self.state.names.items():
-            tensor = entry.tensor
-            if not entry.is_parameter and internals.storage_id(entry.fake) in written:
-                tensor = fresh.setdefault(id(tensor), tensor.detach().clone())
-            (state if entry.persistent else constants)[name] = tensor
-        frame = self.recorder.frame
-        calls = tuple(
-            replace(call, signature=CallSignature((), (), *self.modules.trees[call.path]))
-            if call.path in self.modules.trees
-            else call
-            for call in self.modules.calls
-        )
-        graph_module = internals.LazyGraphModule(frame.root, frame.graph)
-        for module in graph_module.modules():
-            for node in module.graph.nodes if isinstance(module, fx.GraphModule) else ():
-                for tensor in metadata.tensors_in(metadata.value_of(node)):
-                    internals.untrace_indices(tensor)
-        return Program(
-            graph_module=graph_module,
-            signature=signature,
-            state_dict=state,
-            constants=constants,
-            module_calls=calls,
-            dims=dims,
-            constraints=constraints,
-            parameter_names=self.parameter_names,
-            example_inputs=(self.args, self.kwargs),
-            training=self.root.training if self.root is not None else False,
-        )
-
-    def _check_preserved(self) -> None:
-        missing = self.modules.uncalled()
-        if missing:
-            raise CaptureError(
-                format_error(
-                    f"The preserved module {missing[0]!r} is never called under that name.",
-                    why=self.modules.other_names(missing[0]),
-                    fix="preserve the name that the model calls it by",
-                )
-            )
-
-
-def format_access(path: pytree.Path) -> str:
-    """A leaf's path below the args/kwargs level, as a state key."""
-    return "_".join(str(step) for step in path[1:])
-
-
-def _user_source() -> Source | None:
-    frame = user_frame()
-    if frame is None:
-        return None
-    return Source(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name)
-
-
 def _fix_arguments(
     call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], concrete: Mapping[str, Any] | None
 ) -> tuple[tuple[Any, ...], dict[str, Any], frozenset[int]]:
@@ -491,20 +169,20 @@ def _fix_arguments(
     for name, value in concrete.items():
         if name in names and names.index(name) < len(out):
             index = names.index(name)
-            out[index] = _fixed(name, value, out[index], fixed)
+            out[index] = _fix_value(name, value, out[index], fixed)
         elif name in names or name in kwargs:
-            kwargs[name] = _fixed(name, value, kwargs.get(name, value), fixed)
+            kwargs[name] = _fix_value(name, value, kwargs.get(name, value), fixed)
         else:
             raise CaptureError(
                 format_error(
-                    f"concrete_args names {name!r}, which is no argument of the model.",
+                    f"concrete_args names {name!r}, which is not an argument of the model.",
                     why=f"its arguments are {', '.join(names)}",
                 )
             )
     return tuple(out), kwargs, frozenset(fixed)
 
 
-def _fixed(name: str, value: Any, given: Any, fixed: set[int]) -> Any:
+def _fix_value(name: str, value: Any, given: Any, fixed: set[int]) -> Any:
     value_leaves, value_tree = pytree.flatten(value)
     given_leaves, given_tree = pytree.flatten(given)
     if value_tree != given_tree:

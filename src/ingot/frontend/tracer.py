@@ -84,7 +84,7 @@ class GraphTracer(internals.RecordingMode):
         self.mutated_storages: set[int] = set()
         self.known = ConstantTracker(self.mutated_storages)
         self.arguments: set[fx.Node] = set()
-        self.kept: set[fx.Node] = set()  # they stay even if nobody uses them
+        self.kept: set[fx.Node] = set()  # they stay even if they are unused
         self._lift_constant = lift_constant
         self._constants: dict[int, torch.Tensor] = {}
         self._real_storage: dict[int, int] = {}
@@ -124,8 +124,8 @@ class GraphTracer(internals.RecordingMode):
         node_kwargs = {key: self.argument(a) for key, a in kwargs.items()}
         known = self.known.arguments(args, kwargs, func) if not data_dependent else None
         if self._constants:
-            args, kwargs = self._without_constants(args), self._without_constants(kwargs)
-        with self.checks.ignored(scoped=False) if func in CHECKS else nullcontext():  # the node says it
+            args, kwargs = self._replace_constants(args), self._replace_constants(kwargs)
+        with self.checks.ignore(scoped=False) if func in CHECKS else nullcontext():  # the node says it
             out = self.run(func, args, kwargs)
         if not self._is_recorded(func, out):
             return out
@@ -133,12 +133,12 @@ class GraphTracer(internals.RecordingMode):
         self._check_plain((args, kwargs))
         self._note_writes(func, args, kwargs)
         if torch.get_default_dtype() is not self._default_dtype:
-            node_kwargs = self._with_dtype(func, args, node_kwargs, out)
+            node_kwargs = self._add_dtype(func, args, node_kwargs, out)
         self.append(func, node_args, node_kwargs, out)
         self.known.carry(func, known, args, kwargs, out, self.frame)
         return out
 
-    def _with_dtype(self, func: Any, args: Any, kwargs: dict[str, Any], out: Any) -> dict[str, Any]:
+    def _add_dtype(self, func: Any, args: Any, kwargs: dict[str, Any], out: Any) -> dict[str, Any]:
         """The arguments of a call with its dtype among them, where that follows from a default which forward set."""
         default = torch.get_default_dtype()
         given = [t.dtype for t in metadata.tensors_in([*args, *kwargs.values()])]
@@ -150,7 +150,7 @@ class GraphTracer(internals.RecordingMode):
             return {**kwargs, "dtype": default}
         raise UntraceableError(
             format_error(
-                f"The dtype that {func} gives follows from the default dtype, which forward changes.",
+                f"The dtype that {func} returns depends on the default dtype, which forward changes.",
                 where=self.user_place(),
                 why="a Program does not set torch's default dtype when it runs",
                 fix="convert the tensors with .to(dtype) instead of torch.set_default_dtype",
@@ -169,7 +169,7 @@ class GraphTracer(internals.RecordingMode):
         with watched as results:
             self.inside_op += 1
             try:
-                with internals.below_autograd(), internals.aliases_kept(self.mode, func):
+                with internals.below_autograd(), internals.keep_aliases(self.mode, func):
                     out = on_fakes(func)(*args, **kwargs)
             finally:
                 self.inside_op -= 1
@@ -257,14 +257,14 @@ class GraphTracer(internals.RecordingMode):
             return node
         return self._find_alias(tensor)
 
-    def _without_constants(self, value: Any) -> Any:
+    def _replace_constants(self, value: Any) -> Any:
         """The value with real tensors replaced by fakes, since an operator on real ones alone would run for real."""
         if isinstance(value, torch.Tensor):
             return self._constants.get(id(value), value)
         if isinstance(value, list | tuple):
-            return type(value)(self._without_constants(item) for item in value)
+            return type(value)(self._replace_constants(item) for item in value)
         if isinstance(value, dict):
-            return {key: self._without_constants(item) for key, item in value.items()}
+            return {key: self._replace_constants(item) for key, item in value.items()}
         return value
 
     def _find_alias(self, tensor: torch.Tensor) -> fx.Node:
@@ -378,9 +378,9 @@ class GraphTracer(internals.RecordingMode):
             node = self.frame.graph.create_node("call_function", internals.set_grad_enabled, (grad,))
             self.annotate(node, None)
 
-    def paused(self) -> Any:
+    def pause(self) -> Any:
         """Inside, nothing is recorded."""
-        return internals.recording_paused()
+        return internals.pause_recording()
 
     def enter_autocast(self, device: str, dtype: torch.dtype, enabled: bool, cache: bool) -> None:
         if self.inside_op:
@@ -447,7 +447,7 @@ class GraphTracer(internals.RecordingMode):
         return "" if source is None else f"{source}" + (f": {source.text}" if source.text else "")
 
     def varies(self, tensor: torch.Tensor) -> bool:
-        """Whether a tensor may be another one at the next call: it hangs on arguments, draws, or state that changes."""
+        """Whether a tensor may differ at the next call: it depends on arguments, random draws, or mutable state."""
         start = self.frame.nodes.get(id(tensor))
         if start is None:
             return True
@@ -461,7 +461,7 @@ class GraphTracer(internals.RecordingMode):
                 return True
             if isinstance(node.target, internals.OpOverload) and torch.Tag.nondeterministic_seeded in node.target.tags:
                 return True
-            # What hangs on sizes and dtypes alone is computed anew for each of them.
+            # What depends on sizes and dtypes only is recomputed for each of them.
             inputs = node.all_input_nodes[: _VALUES_USED.get(node.target)]
             waiting.extend(n for n in inputs if n not in seen)
             seen.update(inputs)

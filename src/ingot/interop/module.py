@@ -9,10 +9,10 @@ import torch
 from torch import fx, nn
 
 from ingot import torch_internals as internals
-from ingot.analysis.side_effects import assertions_explained
+from ingot.analysis.side_effects import explain_assertions
+from ingot.interop.train_eval import switch_mode
 from ingot.ir import execution
 from ingot.ir.signature import InputKind
-from ingot.ir.train_eval import switch_mode
 
 if TYPE_CHECKING:
     from ingot.ir.program import Program
@@ -28,7 +28,7 @@ class ProgramModule(nn.Module):
     def __init__(self, program: Program) -> None:
         super().__init__()
         self.training = program.training
-        plain = vars(self)  # not through nn.Module: a graph is no submodule, and a program no state
+        plain = vars(self)  # not through nn.Module: neither graph nor program is a submodule
         plain["program"] = program
         plain["_graphs"] = {program.training: program.graph_module}
         plain["_targets"] = [str(i.target) for i in program.signature.state_inputs]
@@ -40,7 +40,7 @@ class ProgramModule(nn.Module):
         specs = program.signature.user_inputs
         arguments = {i.name: leaf for i, leaf in zip(specs, leaves, strict=True) if i.kind is InputKind.ARGUMENT}
         state = [tensor_at(self, name) for name in self._targets]
-        with assertions_explained(), internals.modes_restored():
+        with explain_assertions(), internals.restore_modes():
             values = self.graph_module(*execution.tokens_of(program), *state, *arguments.values())
         return execution.finish(program, list(values), arguments, lambda name: tensor_at(self, name))
 

@@ -125,7 +125,7 @@ class _Builder:
         output = next(iter(reversed(graph.nodes)))
         placeholders = {n.name: n for n in graph.nodes if n.op == "placeholder"}
         body = CallBody("", "")
-        body.arguments = [i.name for i in self.program.signature.of_kind(InputKind.ARGUMENT)]
+        body.arguments = [i.name for i in self.program.signature.inputs_of_kind(InputKind.ARGUMENT)]
         stack = next((metadata.module_stack_of(n) for n in nodes if metadata.module_stack_of(n)), ())
         self._write(
             body,
@@ -175,7 +175,7 @@ class _Builder:
         """The nodes with each run of a child's nodes replaced by a call of it."""
         items: list[_Item] = []
         controlled: set[fx.Node] = set()
-        for group in _grouped(nodes, depth):
+        for group in _group_nodes(nodes, depth):
             if group.call is not None:
                 items.append(self._cut_call(owner, group, set(returned), depth))
                 continue
@@ -221,7 +221,7 @@ class _Builder:
                 for attribute, function in item.functions.items():
                     values[attribute] = _attach(graph, root, attribute, function)
                 args = subgraphs.replace_shared(item.node, item.operands)
-                paths = sorted({path for function in item.functions.values() for path in self._called(function)})
+                paths = sorted({path for function in item.functions.values() for path in self._find_called(function)})
                 made = values[item.node] = _copy(graph, item.node, args, values)
                 if paths and subgraphs.LAYOUTS[item.node.target].shared is not None:  # a region runs its function here
                     made.args, made.target = (item.node.target, paths, *made.args), call_control  # type: ignore[arg-type]
@@ -230,7 +230,7 @@ class _Builder:
             else:
                 values[item] = _copy(graph, item, item.args, values)
 
-    def _called(self, module: fx.GraphModule) -> set[str]:
+    def _find_called(self, module: fx.GraphModule) -> set[str]:
         """The paths of the modules that a function calls, and of those that they call."""
         found: set[str] = set()
         waiting = [module]
@@ -371,7 +371,7 @@ def _write_call(graph: fx.Graph, call: _ChildCall, values: dict[fx.Node, fx.Node
             values[output] = part
 
 
-def _grouped(nodes: Sequence[fx.Node], depth: int) -> list[_Group]:
+def _group_nodes(nodes: Sequence[fx.Node], depth: int) -> list[_Group]:
     """Runs of nodes by the child call that they are in; a lone node between two runs of one call joins them."""
 
     def call_of(node: fx.Node) -> str | None:

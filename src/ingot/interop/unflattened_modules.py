@@ -1,4 +1,4 @@
-"""The modules of a rebuilt hierarchy, and what their graphs call: a child, or control flow whose functions call one.
+"""The modules of an unflattened hierarchy, and what their graphs call: children, or control flow that calls them.
 
 unflatten.py makes them. A preserved module is called as the model called it, so any module with that signature may be
 put in its place.
@@ -16,12 +16,12 @@ import torch
 from torch import fx, nn
 
 from ingot import torch_internals as internals
-from ingot.analysis.side_effects import assertions_explained
+from ingot.analysis.side_effects import explain_assertions
 from ingot.errors import UnflattenError, format_error
 from ingot.interop.module import tensor_at
+from ingot.interop.train_eval import switch_mode
 from ingot.ir import execution, pytree, subgraphs
 from ingot.ir.signature import CallSignature, InputKind
-from ingot.ir.train_eval import switch_mode
 
 if TYPE_CHECKING:
     from ingot.ir.program import Program
@@ -77,7 +77,7 @@ class Unflattened(nn.Module):
     def __init__(self, path: str, type_name: str, training: bool) -> None:
         super().__init__()
         self.training = training
-        plain = vars(self)  # bodies are no submodules
+        plain = vars(self)  # bodies are not submodules
         plain["path"] = path
         plain["type_name"] = type_name
         plain["captured_training"] = training
@@ -87,7 +87,7 @@ class Unflattened(nn.Module):
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         pending = _PENDING.get()
         if pending is None or pending.module is not self:
-            with assertions_explained(), internals.modes_restored(), _as_root(self):
+            with explain_assertions(), internals.restore_modes(), _as_root(self):
                 return self._call(_Pending(self, self._body_alone(), (), []), args, kwargs)
         _PENDING.set(None)
         return self._call(pending, args, kwargs)
@@ -137,7 +137,7 @@ class Unflattened(nn.Module):
 
 
 class UnflattenedRoot(Unflattened):
-    """The whole model: takes the captured model's arguments and gives its result."""
+    """The whole model: takes the captured model's arguments and returns its result."""
 
     program: Program
 
@@ -147,7 +147,7 @@ class UnflattenedRoot(Unflattened):
         specs = program.signature.user_inputs
         arguments = {i.name: x for i, x in zip(specs, leaves, strict=True) if i.kind is InputKind.ARGUMENT}
         body = next(iter(self.bodies.values()))
-        with assertions_explained(), internals.modes_restored(), _as_root(self):
+        with explain_assertions(), internals.restore_modes(), _as_root(self):
             values = self._run(body, [arguments[name] for name in body.arguments])
         return execution.finish(program, values, arguments, lambda name: tensor_at(self, name))
 
@@ -212,7 +212,7 @@ def call_control(op: Any, paths: Sequence[str], *args: Any) -> Any:
         def run(*values: Any) -> Any:
             split = len(values) - len(places)
             # It runs again when gradients are computed, and that is outside the model's call.
-            with _as_root(root), _held(zip(places.values(), values[split:], strict=True)):
+            with _as_root(root), _hold_tensors(zip(places.values(), values[split:], strict=True)):
                 return function(*values[:split])
 
         return run
@@ -225,7 +225,7 @@ def call_control(op: Any, paths: Sequence[str], *args: Any) -> Any:
 
 
 @contextmanager
-def _held(tensors: Iterable[tuple[list[tuple[dict[str, Any], str]], torch.Tensor]]) -> Iterator[None]:
+def _hold_tensors(tensors: Iterable[tuple[list[tuple[dict[str, Any], str]], torch.Tensor]]) -> Iterator[None]:
     """Inside, each tensor is at its places."""
     before = []
     try:

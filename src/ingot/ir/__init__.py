@@ -1,1 +1,1 @@
-"""What everything else speaks: the program, its signature, metadata, dims, dialects, verifier, printer, file format."""
+"""The IR: programs, signatures, metadata, dims, dialects, the verifier and the printer."""

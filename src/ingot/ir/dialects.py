@@ -4,7 +4,7 @@
     FUNCTIONAL  no writes, no aliases that matter, no mode switches; effects carry tokens
     CORE        FUNCTIONAL, and only torch's core ATen set (and what the caller asked to keep whole)
 
-A pass is registered with the dialect that it takes and the one that it gives; the verifier checks the latter.
+A pass is registered with the dialect that it takes and the one that it produces; the verifier checks the latter.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@
     ingot_aten::_assert_async.msg(Tensor token, Tensor self, str assert_msg) -> Tensor
     ingot_aten::bernoulli(Tensor token, Tensor self, *, Generator? generator=None) -> (Tensor, Tensor)
 
-An operator `ns::name` becomes `ingot_ns::name`, which is defined when it is first asked for. A token is an empty
+An operator `ns::name` becomes `ingot_ns::name`, which is defined at first use. A token is an empty
 tensor: it goes through branches and loops like any other, and depending on it is what keeps effects in order.
 """
 
@@ -20,7 +20,7 @@ from torch import fx
 
 from ingot import torch_internals as internals
 from ingot.ir import functional_custom_ops
-from ingot.ir.custom_ops import define, defining, differentiate
+from ingot.torch_internals.custom_ops import define, defining, differentiate
 
 PREFIX = "ingot_"
 _WITH: dict[internals.OpOverload, internals.OpOverload] = {}

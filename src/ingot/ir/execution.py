@@ -10,7 +10,7 @@ import sympy
 import torch
 
 from ingot import torch_internals as internals
-from ingot.analysis.side_effects import assertions_explained
+from ingot.analysis.side_effects import explain_assertions
 from ingot.errors import InputError, LiteralError, StructureError, format_error
 from ingot.ir import metadata, pytree, symbolic_dims
 from ingot.ir.signature import Input, InputKind, OutputKind
@@ -33,13 +33,13 @@ def run_leaves(program: Program, leaves: list[Any]) -> Any:
     names = _argument_names(program)
     _check_written(program, dict(zip(names, tensors, strict=True)))
     state = [program.state_of(i) for i in program.signature.state_inputs]
-    with assertions_explained(), internals.modes_restored():
+    with explain_assertions(), internals.restore_modes():
         values = program.graph_module(*tokens_of(program), *state, *tensors)
     return finish(program, list(values), dict(zip(names, tensors, strict=True)))
 
 
 def _check_written(program: Program, arguments: Mapping[str, Any]) -> None:
-    """What a functional graph writes back must be nobody else's, not even its own: it computed with the old values."""
+    """What a functional graph writes back must not alias anything: it computed with the old values."""
     for output in program.signature.outputs:
         if output.kind is not OutputKind.ARGUMENT_MUTATION:
             continue
@@ -65,11 +65,11 @@ def _check_written(program: Program, arguments: Mapping[str, Any]) -> None:
 
 def tokens_of(program: Program) -> list[torch.Tensor]:
     """The first token of each chain of effects. It stands for an order and holds nothing."""
-    return [torch.empty(0) for _ in program.signature.of_kind(InputKind.TOKEN)]
+    return [torch.empty(0) for _ in program.signature.inputs_of_kind(InputKind.TOKEN)]
 
 
 def _argument_names(program: Program) -> list[str]:
-    return [i.name for i in program.signature.of_kind(InputKind.ARGUMENT)]
+    return [i.name for i in program.signature.inputs_of_kind(InputKind.ARGUMENT)]
 
 
 def finish(

@@ -1,10 +1,10 @@
-"""The operators that stand for custom operators which write to their arguments: they write to copies.
+"""Functional forms of custom operators that mutate their arguments: they write to copies.
 
     user::bump(Tensor(a!) x, float by) -> ()            unwritten_user::bump(Tensor x, float by) -> Tensor
     user::stamp(Tensor(a!) x, Tensor y) -> Tensor       unwritten_user::stamp(Tensor x, Tensor y) -> (Tensor, Tensor)
 
 Such an operator returns what the other returns and then what was written, in the order of the arguments. It is defined
-when it is first asked for.
+at first use.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from torch import fx
 from ingot import torch_internals as internals
 from ingot.errors import PassError, format_error
 from ingot.ir import metadata
-from ingot.ir.custom_ops import define, defining, differentiate
+from ingot.torch_internals.custom_ops import define, defining, differentiate
 
 PREFIX = "unwritten_"
 _ALIAS = re.compile(r"(\w)\(\w+!?(?: -> [\w*]+)?\)")
@@ -33,7 +33,7 @@ def has_form(target: Any) -> bool:
         isinstance(target, internals.OpOverload)
         and target.namespace not in ("aten", "prims", "prim")
         and target._schema.is_mutable
-        and all(str(target._schema.arguments[i].type) in ("Tensor", "List[Tensor]") for i in written(target))
+        and all(str(target._schema.arguments[i].type) in ("Tensor", "List[Tensor]") for i in mutated_positions(target))
     )
 
 
@@ -52,12 +52,12 @@ def origin_of(target: Any) -> internals.OpOverload | None:
     return _ORIGINS.get(target) if isinstance(target, internals.OpOverload) else None
 
 
-def written(op: internals.OpOverload) -> list[int]:
+def mutated_positions(op: internals.OpOverload) -> list[int]:
     """The positions of the arguments that an operator writes to."""
     return list(internals.mutated_positions(op))
 
 
-def returned(op: internals.OpOverload) -> list[int | None]:
+def returned_positions(op: internals.OpOverload) -> list[int | None]:
     """For each result of an operator the argument that it is, or None for one of its own."""
     return list(internals.returned_positions(op))
 
@@ -69,14 +69,14 @@ def arguments_of(op: internals.OpOverload, args: Sequence[Any], kwargs: dict[str
 
 def _schema_of(op: internals.OpOverload) -> str:
     head = _ALIAS.sub(r"\1", str(op._schema).rpartition(" -> ")[0]).partition("::")[2]
-    own = [str(r.type) for r, i in zip(op._schema.returns, returned(op), strict=True) if i is None]
-    results = [*own, *(str(op._schema.arguments[i].type) for i in written(op))]
+    own = [str(r.type) for r, i in zip(op._schema.returns, returned_positions(op), strict=True) if i is None]
+    results = [*own, *(str(op._schema.arguments[i].type) for i in mutated_positions(op))]
     spelled = [re.sub(r"^List\[(.*)\]$", r"\1[]", kind) for kind in results]
     return f"{head} -> " + (spelled[0] if len(spelled) == 1 else f"({', '.join(spelled)})")
 
 
 def _kernel_of(op: internals.OpOverload) -> Any:
-    places, origins = written(op), returned(op)
+    places, origins = mutated_positions(op), returned_positions(op)
 
     def run(*args: Any, **kwargs: Any) -> Any:
         targets = internals.values_at(op, places, args, kwargs)
@@ -104,7 +104,7 @@ def check_apart(node: fx.Node) -> None:
     op: Any = node.target
     given = arguments_of(op, node.args, dict(node.kwargs))
     nodes = [n for n in node.all_input_nodes if isinstance(metadata.value_of(n), torch.Tensor)]
-    for place in written(op):
+    for place in mutated_positions(op):
         for target in given[place] if isinstance(given[place], list | tuple) else (given[place],):
             storage = internals.storage_id(metadata.value_of(target))
             twin = next((n for n in nodes if n is not target and _lies_in(n, storage)), None)

@@ -1,7 +1,7 @@
-"""What some operators give of fakes, where torch's own rules would ask more of them than the operators do.
+"""Meta kernels of some operators, where torch's own require more than the operators do.
 
 Torch computes the shapes of a recurrent layer step by step, so that a number of steps that is not known is frozen at
-the example's; take_along_dim and max_pool1d ask for their sizes as plain numbers.
+the example's; take_along_dim and max_pool1d read their sizes as plain numbers.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def _recurrent(operator: Any) -> Callable[..., Any]:
             made, *last = operator(x, state, weights, biases, layers, dropout, train, both_ways, batch_first)
             if all(a.dim() == b.dim() for a, b in zip(last, states, strict=True)):
                 return made, *last
-            # torch 2.11 gives the states of an LSTM with projections a dim too many.
+            # torch 2.11 returns the states of an LSTM with projections with a dim too many.
             return made, *(torch.empty_like(part) for part in states)
         batch, width = x.shape[int(not batch_first)], states[0].shape[-1]
         made = x.new_empty((steps, batch, (1 + both_ways) * width))
@@ -55,7 +55,7 @@ def _recurrent(operator: Any) -> Callable[..., Any]:
 
 
 def shape_along_dim(x: torch.Tensor, index: torch.Tensor, dim: int) -> list[Any]:
-    """The shape of what take_along_dim gives: broadcast, but for the dim, which is the index's own."""
+    """The shape of what take_along_dim returns: broadcast, but for the dim, which is the index's own."""
     dim = dim % x.dim()
     shape: list[Any] = list(torch.logical_or(x.any(dim), index.any(dim)).shape)  # torch's own way to broadcast
     return [*shape[:dim], index.shape[dim], *shape[dim:]]
@@ -93,7 +93,7 @@ def _pad(operator: Any) -> Callable[..., Any]:
 
 def _upsample(operator: Any) -> Callable[..., Any]:
     def rule(x: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-        for size in x.shape[1:]:  # torch's own kernels refuse these, its fake ones do not
+        for size in x.shape[1:]:  # torch's own kernels reject these, its fake ones do not
             torch._check(size > 0, lambda: "an image without elements cannot be resized")
         made: torch.Tensor = operator(x, *args, **kwargs)
         for size in made.shape[2:]:
@@ -104,7 +104,7 @@ def _upsample(operator: Any) -> Callable[..., Any]:
 
 
 def _choose(operator: Any) -> Callable[..., Any]:
-    """Torch's own kernels refuse to choose one of no elements, its fake ones do not."""
+    """Torch's own kernels raise for a choice among no elements, its fake ones do not."""
 
     def rule(x: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         if operator in _CHOOSE_OF_ALL:

@@ -102,7 +102,7 @@ def set_module_stack(node: fx.Node, stack: Iterable[ModuleFrame]) -> None:
 
 
 def stack_entry(stack: Iterable[ModuleFrame]) -> dict[str, tuple[str, str]]:
-    """A module stack as nodes hold it; nodes of one call may share the dict, which nobody changes in place."""
+    """A module stack as nodes hold it; nodes of one call may share the dict, which is never changed in place."""
     return {frame.call: (frame.path, frame.type) for frame in stack}
 
 

@@ -1,4 +1,4 @@
-"""Names that are legal in a graph, made from names the user knows."""
+"""Names that are legal in a graph, derived from the user's."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Cutting consecutive nodes out into a sub-GraphModule, and putting a sub-GraphModule's nodes back.
+"""Outlining consecutive nodes into a sub-GraphModule, and inlining a sub-GraphModule's nodes.
 
     outline    nodes → one call node and a getitem for each value that is used outside
     split      any labelling of nodes → runs of equal labels outlined, in order

@@ -1,4 +1,4 @@
-"""print(program): a graph as code that a person wants to read.
+"""print(program): a graph as readable code.
 
     # Encoder: 5 nodes, CAPTURED, evaluation
     #   dims         batch in [1, 64]
@@ -142,7 +142,7 @@ def _header(program: Program) -> list[str]:
     named = {InputKind.PARAMETER: "parameters", InputKind.BUFFER: "buffers", InputKind.CONSTANT: "constants"}
     brief = len(program.signature.state_inputs) > _LISTED_STATE
     for kind, label in named.items():
-        sections.append((label, _state(program, program.signature.of_kind(kind), brief)))
+        sections.append((label, _state(program, program.signature.inputs_of_kind(kind), brief)))
     lines = [f"# {name}: {nodes} nodes, {program.dialect.name}, {mode}"]
     for label, entries in sections:
         for index, entry in enumerate(entries):
@@ -192,17 +192,17 @@ def _arguments(program: Program) -> list[str]:
     shown = []
     for spec, path in zip(program.signature.user_inputs, pytree.leaf_paths(program.signature.in_tree), strict=False):
         if spec.kind is InputKind.ARGUMENT:
-            place = pytree.format_path(_named(program, path))
+            place = pytree.format_path(_name_argument(program, path))
             origin = f"  # {place}" if place != spec.name else ""
             known = _format(placeholders[spec.name]) if spec.name in placeholders else literal(None)
             shown.append(f"{spec.name}: {known},{origin}")
         else:
             value = "a fixed tensor" if spec.target is not None else literal(spec.value)
-            shown.append(f"{pytree.format_path(_named(program, path))}={value},")
+            shown.append(f"{pytree.format_path(_name_argument(program, path))}={value},")
     return shown
 
 
-def _named(program: Program, path: pytree.Path) -> pytree.Path:
+def _name_argument(program: Program, path: pytree.Path) -> pytree.Path:
     side, key, *rest = path
     names = program.parameter_names
     if side == 0 and isinstance(key, int):
@@ -408,10 +408,10 @@ def _results(program: Program) -> Iterator[str]:
             yield f"{output.target} ← {output.name}  # {what}"
         elif output.kind is OutputKind.TOKEN:
             yield f"token ← {output.name}"
-    yield from _returned(program)
+    yield from _format_return(program)
 
 
-def _returned(program: Program) -> list[str]:
+def _format_return(program: Program) -> list[str]:
     shape, outputs = program.signature.out_tree, program.signature.user_outputs
     values = {node.name: metadata.value_of(node) for node in program.graph.nodes}
     names = [o.name if o.kind is OutputKind.RESULT else literal(o.value) for o in outputs]
@@ -430,8 +430,8 @@ def _returned(program: Program) -> list[str]:
     if len(line) <= _RETURN_WIDTH:
         return [line]
 
-    def described(text: str, output: Output) -> str:
+    def describe(text: str, output: Output) -> str:
         return f"{text}: {describe_value(values.get(output.name))}," if output.kind is OutputKind.RESULT else f"{text},"
 
     long = names if flat else [f"{path} = {name}" for path, name in pairs]
-    return [f"return {opening}", *_indent(map(described, long, outputs)), closing]
+    return [f"return {opening}", *_indent(map(describe, long, outputs)), closing]

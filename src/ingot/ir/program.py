@@ -146,7 +146,7 @@ class Program:
         return unflatten(self)
 
     def save(self, path: str | PathLike[str]) -> None:
-        """Writes the program to one file, atomically: the same program gives the same bytes."""
+        """Writes the program to one file, atomically: the same program produces the same bytes."""
         from ingot.serialization.program_file import save
 
         save(self, path)
@@ -186,7 +186,7 @@ class Program:
 
     def parameters(self) -> dict[str, torch.Tensor]:
         """The parameters by name; a tied parameter is there under its first name."""
-        return {str(i.target): self.state_of(i) for i in self.signature.of_kind(InputKind.PARAMETER)}
+        return {str(i.target): self.state_of(i) for i in self.signature.inputs_of_kind(InputKind.PARAMETER)}
 
     def __str__(self) -> str:
         from ingot.ir.printer import print_program
@@ -197,20 +197,20 @@ class Program:
         return f"<ingot.Program: {len(self.graph.nodes)} nodes, {len(self.state_dict)} tensors, {self.dialect.name}>"
 
 
-def check_program(value: object, door: str) -> None:
-    """Raises NotAProgram, which says how to make a Program of what `door` was given."""
+def check_program(value: object, entry_point: str) -> None:
+    """Raises NotAProgram, which says how to convert the argument of `entry_point` to a Program."""
     from torch.export import ExportedProgram
 
     if isinstance(value, Program):
         return
-    maker = "ingot.capture(model, args) makes one of a module or a function"
+    maker = "ingot.capture(model, args) creates one from a module or a function"
     if isinstance(value, ExportedProgram):
-        maker = "ingot.from_exported(exported) makes one of it"
+        maker = "ingot.from_exported(exported) converts it"
     elif isinstance(value, torch.jit.ScriptModule | torch.jit.ScriptFunction):
-        maker = "ingot.from_torchscript(script, args) makes one of it"
+        maker = "ingot.from_torchscript(script, args) converts it"
     elif isinstance(getattr(value, "program", None), Program):
         maker = "its attribute `program` is one"
-    raise NotAProgram(format_error(f"{door} takes a Program, not {_kind(value)}.", fix=maker))
+    raise NotAProgram(format_error(f"{entry_point} takes a Program, not {_kind(value)}.", fix=maker))
 
 
 def _kind(value: object) -> str:

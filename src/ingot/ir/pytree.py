@@ -163,7 +163,7 @@ def unflatten(leaves: Sequence[Any], tree: Tree) -> Any:
     """The nested value whose leaves are `leaves`."""
     iterator = iter(leaves)
     value = _unflatten(iterator, tree)
-    assert next(iterator, tree) is tree, "more leaves than the tree has places"
+    assert next(iterator, tree) is tree, "more leaves than the tree has slots"
     return value
 
 

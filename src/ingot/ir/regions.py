@@ -120,7 +120,7 @@ def cut_grad_mode(module: fx.GraphModule) -> int:
 
 
 def _cut_grad(module: fx.GraphModule, ambient: bool, mode: bool) -> tuple[int, bool]:
-    """Cuts the regions of a graph whose own mode is `ambient` and that begins in `mode`; gives the mode it ends in."""
+    """Outlines the regions of a graph whose own mode is `ambient` and that begins in `mode`; returns its last mode."""
     count = 0
     runs: list[tuple[bool, list[fx.Node]]] = []
     for node in list(module.graph.nodes):

@@ -1,4 +1,4 @@
-"""What goes into a Program's graph and what comes out of it.
+"""The inputs and outputs of a Program's graph.
 
 The graph is lifted: it closes over nothing. Its placeholders are, in this order, parameters, buffers, constants and the
 tensors of the user's arguments; its output is a flat tuple of mutations, then the tensors of the result.
@@ -80,7 +80,7 @@ class Signature:
     in_tree: Tree
     out_tree: Tree
 
-    def renamed(self, names: Mapping[str, str]) -> Signature:
+    def rename_nodes(self, names: Mapping[str, str]) -> Signature:
         """The signature after every node of `names` has become the one that it maps to."""
         return replace(
             self,
@@ -88,7 +88,7 @@ class Signature:
             outputs=tuple(_rename_output(o, names) for o in self.outputs),
         )
 
-    def of_kind(self, *kinds: InputKind) -> tuple[Input, ...]:
+    def inputs_of_kind(self, *kinds: InputKind) -> tuple[Input, ...]:
         return tuple(i for i in self.inputs if i.kind in kinds)
 
     @property
@@ -150,7 +150,7 @@ class CallSignature:
     in_tree: Tree
     out_tree: Tree
 
-    def renamed(self, names: Mapping[str, str]) -> CallSignature:
+    def rename_nodes(self, names: Mapping[str, str]) -> CallSignature:
         return replace(
             self,
             inputs=tuple(replace(v, name=names.get(v.name, v.name)) for v in self.inputs),
@@ -174,7 +174,8 @@ class ModuleCall:
 def rename_calls(calls: Iterable[ModuleCall], names: Mapping[str, str]) -> tuple[ModuleCall, ...]:
     """The calls after every node of `names` has become the one that it maps to."""
     return tuple(
-        replace(call, signature=call.signature.renamed(names)) if call.signature is not None else call for call in calls
+        replace(call, signature=call.signature.rename_nodes(names)) if call.signature is not None else call
+        for call in calls
     )
 
 

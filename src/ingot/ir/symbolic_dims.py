@@ -1,7 +1,7 @@
 """Symbolic sizes: a program's named dims, and expressions over them.
 
     Dim         a name with a range: batch in [1, 64]
-    Constraint  a boolean expression that every call must satisfy, with the user's line that asked for it
+    Constraint  a boolean expression that every call must satisfy, with the user's line that needs it
     expression  a sympy expression over dims; in a file a number, a name, or ["floordiv", expression, expression]
 
 One table, `OPERATIONS`, says how each operation is spelled in sympy, in an FX graph and in a file; `fold` walks an
@@ -31,7 +31,7 @@ _f = internals.sympy_functions
 
 @dataclass(frozen=True, slots=True)
 class Dim:
-    """A dynamic size. `high` None is no bound. `auto` dims were inferred and may be tied to others."""
+    """A dynamic size, unbounded if `high` is None. `auto` dims were inferred and may be tied to others."""
 
     name: str
     low: int

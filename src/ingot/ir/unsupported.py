@@ -1,4 +1,4 @@
-"""Everything of a program that a back end cannot take, told at once."""
+"""Everything in a program that a target does not support, reported at once."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def explain_missing_values(program: Program) -> str | None:
     return None
 
 
-def listed(found: Sequence[tuple[fx.Node, str]]) -> tuple[int, str]:
+def list_operators(found: Sequence[tuple[fx.Node, str]]) -> tuple[int, str]:
     """How many different operators there are, and a line for each with each reason and where it is used."""
     places: dict[tuple[str, str], list[str]] = {}
     for node, reason in found:

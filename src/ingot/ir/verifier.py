@@ -236,7 +236,7 @@ def _check_mutation(program: Program, spec: Output, results_begun: bool, node: f
     if results_begun:
         yield Problem(f"The write to {spec.target} comes after the results.", node)
     if spec.kind is OutputKind.ARGUMENT_MUTATION:
-        known = {i.name for i in program.signature.of_kind(InputKind.ARGUMENT)}
+        known = {i.name for i in program.signature.inputs_of_kind(InputKind.ARGUMENT)}
     else:
         known = {str(i.target) for i in program.signature.state_inputs}
     if spec.target not in known:
@@ -395,7 +395,7 @@ class _FakeRun:
 
     def _first_problem(self, region: internals.Region) -> Problem | None:
         region.enter(internals.exporting())
-        region.enter(internals.nothing_learned(self.env))
+        region.enter(internals.discard_guards(self.env))
         region.hold(internals.enable_python_dispatcher())
         region.enter(self.mode)
         for device in ("cpu", "cuda"):

@@ -1,4 +1,4 @@
-"""Making memory and steps: what rules build a program's loops with."""
+"""The builder of loop IR: rules create buffers and steps with it."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ class LoopBuilder(SymbolTable):
             Map(
                 tuple(Loop(variable, extent) for variable, extent in loops),
                 ops.finish([ops.cast(value, tensor.dtype)] if tensor.dtype in HALVES else [value]),
-                (Store(name, home.at(index), 0),),
+                (Store(name, home.offset_at(index), 0),),
                 self.origin,
             )
         )
@@ -156,7 +156,7 @@ class LoopBuilder(SymbolTable):
             return self.realize(tensor, order=range(tensor.rank))
         strides = contiguous_strides(tensor.shape)
         whole = all(a == b or size == 1 for a, b, size in zip(data.strides, strides, tensor.shape, strict=True))
-        if whole:  # a dim of size 1 has any stride in memory, but readers ask for that of the order
+        if whole:  # a dim of size 1 has any stride in memory, but readers expect that of the order
             return TensorValue(tensor.shape, tensor.dtype, Strided(data.buffer, data.offset, strides))
         return self.realize(self.lazy_copy(tensor), order=range(tensor.rank))
 
@@ -185,7 +185,7 @@ class LoopBuilder(SymbolTable):
         )
 
     def align(self, tensor: TensorValue, shape: Shape) -> TensorValue:
-        """The tensor, broadcast to `shape` where only the run tells which of its dims are broadcast."""
+        """The tensor, broadcast to `shape` where it is known only at run time which of its dims are broadcast."""
         lead = len(shape) - tensor.rank
         for size, full in zip(tensor.shape, shape[lead:], strict=True):
             self.check_fit(size, full)
@@ -202,7 +202,7 @@ class LoopBuilder(SymbolTable):
         index, loops = loop_variables(target.shape, range(target.rank))
         ops = BodyBuilder()
         value = ops.cast(source.load(ops, index), target.dtype)
-        store = Store(target.data.buffer, target.data.at(index), 0)
+        store = Store(target.data.buffer, target.data.offset_at(index), 0)
         self.steps.append(Map(tuple(Loop(v, e) for v, e in loops), ops.finish([value]), (store,), self.origin))
 
     def scatter(
@@ -212,12 +212,12 @@ class LoopBuilder(SymbolTable):
         body: Callable[[BodyBuilder, Index], tuple[Index, int]],
         mode: str = "set",
     ) -> None:
-        """At every point of `shape`, in row-major order, writes the value that `body` gives to the place it gives."""
+        """For each point of `shape`, in row-major order, writes the value of `body` to the index of `body`."""
         assert isinstance(target.data, Strided)
         index, loops = loop_variables(shape, range(len(shape)))
         ops = BodyBuilder()
         place, value = body(ops, index)
-        store = Store(target.data.buffer, target.data.at(place), 0, mode)
+        store = Store(target.data.buffer, target.data.offset_at(place), 0, mode)
         # The store names values of the body: they are results too, and the body is kept as it was written.
         named = store.index.symbols if isinstance(store.index, Expr) else ()
         written = Body(tuple(ops.ops), (value, *sorted({s.place for s in named if isinstance(s, BodyValue)})))
@@ -295,7 +295,7 @@ class LoopBuilder(SymbolTable):
             home = Strided(
                 self.buffer("temporary", dtype, physical).name, 0, tuple(steps[outer.index(d)] for d in kept)
             )
-            stores.append(Store(home.buffer, home.at(tuple(index[d] for d in kept)), number))
+            stores.append(Store(home.buffer, home.offset_at(tuple(index[d] for d in kept)), number))
             results.append(TensorValue(tuple(x.shape[d] for d in kept), dtype, home))
         self.steps.append(
             Reduce(

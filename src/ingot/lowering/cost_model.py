@@ -1,4 +1,4 @@
-"""The work a step cannot do without: floating-point operations, and bytes that must be read or written once."""
+"""The minimum work of a step: floating-point operations, and bytes that must be read or written."""
 
 from __future__ import annotations
 

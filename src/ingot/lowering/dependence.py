@@ -1,4 +1,4 @@
-"""Who reads and writes what: steps that nobody needs, and steps that may change places."""
+"""Dependence analysis: what steps read and write, which are unused, and which may be reordered."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def child_blocks(step: Stmt) -> tuple[tuple[Stmt, ...], ...]:
     return ()
 
 
-# Steps that need not run if nobody reads what they write.
+# Steps that need not run if what they write is unused.
 _WITHOUT_EFFECTS = (WithEpilogue, ClassifyMaskBlocks, AttentionBackward, Scan)
 
 
@@ -136,7 +136,7 @@ def is_temporary(name: str, buffers: dict[str, Buffer]) -> bool:
 
 
 def eliminate_dead_steps(steps: Sequence[Stmt], buffers: dict[str, Buffer], outside: dict[str, int]) -> list[Stmt]:
-    """Without stores to temporaries that nobody reads, and without steps that store nothing or visit no point."""
+    """Without stores to unused temporaries, and without steps that store nothing or visit no point."""
     needed = set(outside)
     kept: list[Stmt] = []
     for step in reversed(steps):
@@ -266,7 +266,7 @@ def can_hoist_over(step: Stmt, over: Sequence[Stmt]) -> bool:
 
 
 def _symbols(step: Stmt) -> set[str]:
-    """The sizes that a step is told by steps before it, loops' variables among them."""
+    """The sizes that earlier steps bind for a step, loop variables among them."""
     assert isinstance(step, (Map, Reduce))
     loops = (*step.loops, *step.over) if isinstance(step, Reduce) else step.loops
     sizes: list[object] = [*(loop.extent for loop in loops), *(store.index for store in step.stores)]

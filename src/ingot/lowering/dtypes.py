@@ -1,4 +1,4 @@
-"""The types of elements: how wide they are, and what is computed in what."""
+"""Element types: their widths, and the types that they are computed in."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def round_number(value: float, dtype: str) -> float:
         return value
     try:
         if dtype == "float16":
-            return _stored_as("<e", _stored_as("<f", value))
+            return _round_trip("<e", _round_trip("<f", value))
         (bits,) = struct.unpack("<I", struct.pack("<f", value))
     except OverflowError:
         return math.copysign(math.inf, value)
@@ -44,6 +44,6 @@ def round_number(value: float, dtype: str) -> float:
     return float(rounded)
 
 
-def _stored_as(layout: str, value: float) -> float:
+def _round_trip(layout: str, value: float) -> float:
     (stored,) = struct.unpack(layout, struct.pack(layout, value))
     return float(stored)

@@ -12,8 +12,8 @@
     >>> str((i + 2) * n - n)
     'n0 + i0*n0'
 
-A size is an int or an Expr; arithmetic on either gives whichever is simpler. Ranges of loop variables let division and
-remainder cancel: with j in [0, 8), (8*i + j) // 8 is i.
+A size is an int or an Expr; arithmetic on either returns whichever is simpler. Ranges of loop variables let division
+and remainder cancel: with j in [0, 8), (8*i + j) // 8 is i.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Symbol:
 
 @dataclass(frozen=True, slots=True)
 class RuntimeSize(Symbol):
-    """A size that an input or a step of the run gives a value, or the turn of a loop around steps."""
+    """A size that an input or a step binds, or the iteration of a loop around steps."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,7 +187,7 @@ def size_number(name: str) -> int:
 
 
 def size_symbol(name: str, below: Size | None = None, signed: bool = False) -> Expr:
-    """A size of the run."""
+    """A run-time size."""
     return Expr({(RuntimeSize(name, below, signed),): 1})
 
 
@@ -258,7 +258,7 @@ def estimate(size: Size, hints: Mapping[str, int]) -> int:
 
 def require_static(size: Size) -> int:
     """A size that is a number whatever the inputs are."""
-    assert isinstance(size, int), f"{size} is not known ahead of the run"
+    assert isinstance(size, int), f"{size} is not known before the program runs"
     return size
 
 

@@ -28,7 +28,7 @@ SELECTIONS = frozenset({"neg", "abs", "max", "min", "fmax", "fmin", "relu", "whe
 
 
 class Handler(Protocol, Generic[T]):
-    """What a body is replayed on: one call an op, its operands already values of the handler."""
+    """What a body is replayed on: one call per op, its operands already values of the handler."""
 
     def op(self, place: int, op: Op, operands: tuple[T, ...]) -> T: ...
 
@@ -66,7 +66,7 @@ class BodyBuilder:
 
     def _shorter(self, name: str, operands: Sequence[int], attribute: Any) -> int | None:
         """Numbers that were rounded to a few bits and come back as floats never need be integers:
-        (float)((uint8)(nearest(x) + zero)) - zero is the whole number nearest to x. What is at least 0 times something
+        (float)((uint8)(nearest(x) + zero)) - zero is the integer nearest to x. What is at least 0 times something
         is at least 0."""
         if not operands:
             return None
@@ -147,13 +147,13 @@ class BodyBuilder:
         return self._halves.get(value) == dtype
 
     def call(self, name: str, *operands: int) -> int:
-        """An operation whose operands have one dtype already; a comparison gives bool."""
+        """An operation whose operands have one dtype already; a comparison returns bool."""
         dtype = "bool" if name in COMPARISONS else self.dtype(operands[0])
         known = self._known_result(name, operands)
         return self.emit(name, operands, dtype) if known is None else known
 
     def _known_result(self, name: str, operands: tuple[int, ...]) -> int | None:
-        """What needs no operation: whole numbers are no nan, unsigned ones not negative. Compilers warn of these."""
+        """Folds what is known: an integer is never nan, an unsigned one never negative. Compilers warn of these."""
         of = self.dtype(operands[0])
         if name in ("isnan", "isinf") and of not in FLOATS:
             return self.const(False, "bool")
@@ -173,7 +173,7 @@ class BodyBuilder:
     def where(self, condition: int, yes: int, no: int) -> int:
         return yes if yes == no else self.emit("where", (condition, yes, no), self.dtype(yes))
 
-    def checked(self, value: int, size: Size, *, wraps: bool = True) -> Size:
+    def check_index(self, value: int, size: Size, *, wraps: bool = True) -> Size:
         """A value as an index into `size` places: if it `wraps`, negatives count from the end. Others fail the run."""
         value = self.cast(value, "int64")
         if not wraps:
@@ -198,8 +198,8 @@ class BodyBuilder:
         return self.ops[value].dtype
 
     @contextmanager
-    def masked(self, condition: int) -> Iterator[None]:
-        """Loads inside happen only where the condition holds; elsewhere they give 0."""
+    def mask(self, condition: int) -> Iterator[None]:
+        """Loads inside happen only where the condition holds; elsewhere they return 0."""
         outer = self._mask
         self._mask = condition if outer is None else self.call("and", outer, condition)
         try:
@@ -208,9 +208,9 @@ class BodyBuilder:
             self._mask = outer
 
     def zero_outside(self, condition: int, load: Callable[[], int]) -> int:
-        """What `load` gives where the condition holds, and 0 elsewhere. A masked load alone does not say so much: what
-        is computed from it, x + 1, is not 0 where x is."""
-        with self.masked(condition):
+        """What `load` returns where the condition holds, and 0 elsewhere. A masked load alone does not say so much:
+        what is computed from it, x + 1, is not 0 where x is."""
+        with self.mask(condition):
             value = load()
         source = self.ops[value]
         while source.name == "cast":
@@ -218,7 +218,7 @@ class BodyBuilder:
         return value if source.name == "load" else self.where(condition, value, self.const(0, self.dtype(value)))
 
     def once(self, key: C, compute: Callable[[], T]) -> T:
-        """What `compute` gives for this key, computed once for each mask."""
+        """What `compute` returns for this key, computed once per mask."""
         full = (key, self._mask)
         if full not in self._cached:
             self._cached[full] = compute()

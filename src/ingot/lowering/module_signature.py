@@ -1,4 +1,4 @@
-"""A program's inputs and outputs as arguments of its module: buffers, the sizes that they tell, mutations."""
+"""A program's inputs and outputs as arguments of its module: buffers, the sizes that they bind, mutations."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from ingot.lowering.unsupported import SUPPORTED, dtype_name, unsupported_error
 
 @dataclass
 class Interface:
-    """`inputs` comes first and gives placeholders their `values`; `symbols` are then the sizes that inputs tell."""
+    """`inputs` comes first and sets the placeholders' `values`; `symbols` are then the sizes that inputs bind."""
 
     low: LoopBuilder
     program: Program
@@ -65,7 +65,7 @@ class Interface:
         return TensorValue(shape, dtype_name(value.dtype), Strided(name, 0, contiguous_strides(shape)))
 
     def _bind_input_symbols(self, values: Sequence[Any]) -> None:
-        """Which input tells a symbol: one that has it as a dim, or else in a dim that is a line of it, 2·n + 1."""
+        """Which input binds a symbol: one that has it as a dim, or else in a dim that is a line of it, 2·n + 1."""
         found: list[tuple[torch.SymInt, int, int]] = []
         for place, value in enumerate(values):
             sizes = list(enumerate(value.shape)) if isinstance(value, torch.Tensor) else [(-1, value)]
@@ -77,7 +77,7 @@ class Interface:
             s, slope, offset = line
             hint = (int(size.node.hint) - offset) // slope if dim >= 0 and size.node.has_hint() else None
             name = self.low.symbol_of(s, hint)
-            self.symbols.setdefault(name, replace(self._ranged(s, place, dim), slope=slope, offset=offset))
+            self.symbols.setdefault(name, replace(self._make_symbol_source(s, place, dim), slope=slope, offset=offset))
 
     def _scalar_input(self, node: fx.Node, name: str, value: Any) -> Argument:
         dtype = (
@@ -97,7 +97,7 @@ class Interface:
                 self.low.numbers[value.node.expr] = tensor
         return Argument(buffer, name, dtype, (), scalar=True)
 
-    def _ranged(self, s: sympy.Symbol, place: int, dim: int) -> SymbolSource:
+    def _make_symbol_source(self, s: sympy.Symbol, place: int, dim: int) -> SymbolSource:
         name = symbolic_dims.name_of(s)
         found = next((d for d in self.program.dims if d.name == name), None)
         if found is None:
@@ -128,7 +128,7 @@ class Interface:
                     else self._input_buffer(str(spec.target))
                 )
                 if self.low.buffers[target].shape != tensor.shape:
-                    why = f"it gives {spec.target} another shape, which native code cannot do to what others hold"
+                    why = f"it changes the shape of {spec.target}, which native code cannot do to a caller's tensor"
                     raise unsupported_error([(node, why)])
                 writes.append((target, self.low.realize(tensor)))
         # All results are in memory before any state is overwritten: they may read the state as it was.

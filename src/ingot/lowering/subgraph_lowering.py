@@ -48,7 +48,7 @@ def lower_body(
 
     `extra` has rules that win over the general ones. `writers` are operators that may make or write memory, which
     the surrounding lowering, `around`, then owns. Raises UnsupportedOperator, naming the operator itself and the
-    user's line, for one that has no rule, that needs memory, or whose result is no scalar.
+    user's line, for one that has no rule, that needs memory, or whose result is not a scalar.
     """
     results = lower_results(graph_module, inputs, around=around, extra=extra, writers=writers)
     ops = BodyBuilder()
@@ -58,7 +58,7 @@ def lower_body(
         if tensor.rank:
             output = next(node for node in graph_module.graph.nodes if node.op == "output")
             raise raise_unsupported(
-                output, f"a result has the shape [{', '.join(map(str, tensor.shape))}]: a body gives scalars"
+                output, f"a result has the shape [{', '.join(map(str, tensor.shape))}]: a body returns scalars"
             )
         values.append(tensor.load(ops, ()))
     return ops.finish(values)
@@ -72,7 +72,7 @@ def lower_results(
     extra: Registry[Any, Rule] | None = None,
     writers: Collection[Any] = (),
 ) -> list[Any]:
-    """What the subgraph gives, each result as rules give it: nothing of it is computed yet."""
+    """The results of the subgraph, each as rules return it: nothing of it is computed yet."""
     import ingot.lowering.rules  # noqa: F401  fills the table of rules; some of them lower bodies themselves
 
     inside = _BodyLowering(around, extra, frozenset(writers))

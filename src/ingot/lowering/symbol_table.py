@@ -1,6 +1,6 @@
 """The sizes of one lowering: torch's symbols and what is computed from them, as Sizes of the IR and as operations.
 
-A symbol of the graph is named n0, n1, …; it is *told* once an input or a step gives it a value.
+A symbol of the graph is named n0, n1, …; it is *bound* once an input or a step defines its value.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class SymbolTable:
 
     def __init__(self) -> None:
         self.hints: dict[str, int] = {}
-        self.numbers: dict[sympy.Symbol, TensorValue] = {}  # floats and bools that the run itself tells
+        self.numbers: dict[sympy.Symbol, TensorValue] = {}  # data-dependent floats and bools
         self._names: dict[sympy.Symbol, str] = {}
         self._told: set[str] = set()  # symbols that an input or a step gives a value
         self._signed: dict[sympy.Symbol, bool] = {}
@@ -46,7 +46,7 @@ class SymbolTable:
         return self._names[s]
 
     def symbol_of(self, s: sympy.Symbol, hint: int | None = None) -> str:
-        """The name of a size that is told here, by an input or by the run itself."""
+        """The name of a size that an input or a step binds."""
         name = self._name(s)
         self._told.add(name)
         self.hints.setdefault(name, UNKNOWN if hint is None else hint)
@@ -167,12 +167,12 @@ class SymbolTable:
         def constant(c: int | float | bool) -> int:
             return ops.const(c, "bool" if isinstance(c, bool) else "float64" if isinstance(c, float) else "int64")
 
-        def known(s: sympy.Symbol) -> int:
+        def load_symbol(s: sympy.Symbol) -> int:
             if s in self.numbers:
                 return self.numbers[s].load(ops, ())
             return ops.index(self._symbol(s))
 
-        value = symbolic_dims.fold(expr, known, constant, apply)
+        value = symbolic_dims.fold(expr, load_symbol, constant, apply)
         return ops.cast(value, dtype)
 
     def shape_of(self, value: torch.Tensor) -> Shape:

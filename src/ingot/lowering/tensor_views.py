@@ -29,7 +29,7 @@ class Strided:
     offset: Size
     strides: tuple[Size, ...]
 
-    def at(self, index: Index) -> Size:
+    def offset_at(self, index: Index) -> Size:
         place = self.offset
         for i, stride in zip(index, self.strides, strict=True):
             place = place + i * stride
@@ -53,7 +53,7 @@ class Deferred:
 
 
 class TensorValue:
-    """A value of the graph. `data` becomes a Strided when the tensor is realized; nobody keeps the Deferred."""
+    """A value of the graph. `data` becomes a Strided when the tensor is realized; the Deferred is dropped."""
 
     __slots__ = ("data", "dtype", "shape")
 
@@ -78,7 +78,7 @@ class TensorValue:
         """The element at `index`, as a value of the body."""
         data = self.data
         if isinstance(data, Strided):
-            return ops.load(data.buffer, data.at(index), self.dtype)
+            return ops.load(data.buffer, data.offset_at(index), self.dtype)
         return ops.once((data, index), lambda: data.load(ops, index))
 
     def __repr__(self) -> str:
@@ -108,7 +108,7 @@ class Fit(Enum):
 
     EQUAL = "equal"
     BROADCAST = "broadcast"
-    UNKNOWN = "unknown"  # one of the two, and only the run tells
+    UNKNOWN = "unknown"  # one of the two, known only at run time
 
 
 def compare(size: Size, full: Size) -> Fit:
@@ -215,7 +215,7 @@ def _order(strides: Sequence[Size]) -> tuple[int, ...] | None:
     return tuple(sorted(range(len(steps)), key=lambda d: (-steps[d], d)))
 
 
-def quantized_of(tensor: TensorValue | None) -> Quantized | None:
+def find_quantized(tensor: TensorValue | None) -> Quantized | None:
     """What a tensor was dequantized from, if it was and is not in memory yet."""
     return tensor.data.quantized if isinstance(tensor, TensorValue) and isinstance(tensor.data, Deferred) else None
 
@@ -233,16 +233,16 @@ def _follow_integers(
 
     def decorate(view: View[P]) -> View[P]:
         @wraps(view)
-        def viewed(tensor: TensorValue, /, *args: P.args, **kwargs: P.kwargs) -> TensorValue:
-            found = quantized_of(tensor)
+        def apply_view(tensor: TensorValue, /, *args: P.args, **kwargs: P.kwargs) -> TensorValue:
+            found = find_quantized(tensor)
             if found is None:
                 return view(tensor, *args, **kwargs)
             axis = None if found.axis is None else moved(found.axis, *args, **kwargs)
             if (axis is None and found.axis is not None) or found.tokens or (found.group is not None and not groups):
                 return view(tensor, *args, **kwargs)
-            return dequantize_view(replace(found, integers=viewed(found.integers, *args, **kwargs), axis=axis))
+            return dequantize_view(replace(found, integers=apply_view(found.integers, *args, **kwargs), axis=axis))
 
-        return viewed
+        return apply_view
 
     return decorate
 

@@ -8,7 +8,7 @@ import torch
 from torch import fx
 
 from ingot.errors import UnsupportedOperator, format_error
-from ingot.ir.unsupported import listed
+from ingot.ir.unsupported import list_operators
 from ingot.lowering.dtypes import FLOATS, INTEGERS
 
 SUPPORTED = frozenset(["bool", *INTEGERS, *FLOATS])
@@ -24,7 +24,7 @@ class LoweringUnsupported(Exception):
 
 def unsupported_error(found: Sequence[tuple[fx.Node, str]]) -> UnsupportedOperator:
     """One error for everything that cannot be lowered: each operator once with a reason, and where it is used."""
-    count, lines = listed(found)
+    count, lines = list_operators(found)
     kind = "input" if all(node.op == "placeholder" for node, _ in found) else "operator"
     return UnsupportedOperator(
         format_error(

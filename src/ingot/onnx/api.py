@@ -15,10 +15,10 @@ import torch
 from ingot import _gc, passes
 from ingot import torch_internals as internals
 from ingot.errors import OnnxError, OnnxUnavailable, format_error
+from ingot.interop.train_eval import warn_of_train_mode
 from ingot.ir import symbolic_dims
 from ingot.ir.metadata import value_of
 from ingot.ir.program import Program, check_program
-from ingot.ir.train_eval import warn_of_train_mode
 from ingot.passes.instrumentation import differential_check
 
 # The packages of the extra `onnx` are optional: without them this module imports, and export_onnx raises.
@@ -31,7 +31,7 @@ except ModuleNotFoundError as error:
 else:
     _missing = None
 
-# Told the name of each stage; what it gives is entered while the stage runs.
+# Called with the name of each stage; the context manager that it returns is entered while the stage runs.
 Watch = Callable[[str], AbstractContextManager[object]]
 
 

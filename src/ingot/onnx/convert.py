@@ -34,7 +34,7 @@ IR_VERSION = 10
 class Exported:
     """A model, and what those who run it need to know of it.
 
-    `inputs` names, for each ONNX input that the caller gives, the program's placeholder; `state` names the inputs that
+    `inputs` names, for each ONNX input that the caller passes, the program's placeholder; `state` names the inputs that
     have a default, a buffer that the model writes to, with the state's key. `outputs` are the results in order and
     then what was written: ("result", place) or ("state", key) or ("argument", placeholder). `dropped` says what the
     model asserts and the file does not: message and line of each.
@@ -82,7 +82,7 @@ _SINCE = {"quantized_decomposed.dequantize_per_channel_group.default": 21}
 
 
 def _enough(program: Program) -> int:
-    """The default opset, or the newer one that an operator of the program asks for."""
+    """The default opset, or the newer one that an operator of the program needs."""
     nodes = (node for module in graph_modules(program.graph_module) for node in module.graph.nodes)
     return max((_SINCE.get(str(node.target), DEFAULT_OPSET) for node in nodes), default=DEFAULT_OPSET)
 
@@ -246,8 +246,8 @@ def _outputs(ex: Exporter, values: Sequence[Any], names: Sequence[str]) -> list[
     if not results and not writes:
         raise OnnxError(
             format_error(
-                "The model gives no tensor, and an ONNX file has to.",
-                why="what it returns is None, or plain values, which a graph does not hold",
+                "The model returns no tensor, but an ONNX file must.",
+                why="it returns None or plain values, which an ONNX graph cannot hold",
                 fix="return a tensor from forward",
             )
         )
@@ -269,7 +269,7 @@ def _output_names(ex: Exporter) -> list[str]:
 
 
 def _result_places(program: Program) -> list[tuple[int, str]]:
-    """The place of each result that the graph gives among the leaves of the user's, and its path there."""
+    """The position of each result of the graph among the leaves of the user's result, and its path there."""
     paths = pytree.leaf_paths(program.signature.out_tree)
     found = []
     for place, (spec, path) in enumerate(zip(program.signature.user_outputs, paths, strict=True)):

@@ -136,7 +136,7 @@ class Exporter(OnnxGraphBuilder, GraphInterpreter):
         if expr.is_number or expr in (sympy.true, sympy.false):
             return float(expr) if isinstance(value, torch.SymFloat) else bool(expr)
         dtype = torch.float64 if isinstance(value, torch.SymFloat) else torch.bool
-        made = self.sizes.computed(expr, dtype)
+        made = self.sizes.compute_scalar(expr, dtype)
         if made.value.shape is None:  # it may be a result of the model
             made.value.shape = onnx_shape(())
         return OnnxValue(made.value, dtype, ())

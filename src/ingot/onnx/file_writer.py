@@ -74,7 +74,7 @@ def stage_file(path: str | PathLike[str]) -> Iterator[Path]:
 
 
 def write(model: ir.Model, path: Path, *, external_data: bool = False) -> list[str]:
-    """Writes the model, and `path`.data beside it where it is asked for or needed. Returns the names of the files."""
+    """Writes the model, and `path`.data beside it where it is requested or needed. Returns the names of the files."""
     beside = f"{path.name}.data"
     if not external_data:
         pieces = _pieces(model, _InlineTensors())

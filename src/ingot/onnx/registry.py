@@ -10,7 +10,7 @@ from torch import fx
 from ingot import torch_internals as internals
 from ingot.errors import UnsupportedByOnnx, format_error
 from ingot.ir.metadata import tensors_in, value_of
-from ingot.ir.unsupported import listed
+from ingot.ir.unsupported import list_operators
 from ingot.registry import Registry
 
 Rule = Callable[..., Any]
@@ -71,7 +71,7 @@ class OnnxUnsupported(Exception):
 
 def unsupported_error(found: Sequence[tuple[fx.Node, str]]) -> UnsupportedByOnnx:
     """One error for everything that ONNX cannot say: each operator once with a reason, and where it is used."""
-    count, lines = listed(found)
+    count, lines = list_operators(found)
     return UnsupportedByOnnx(
         format_error(
             f"{count} operator{'s' if count > 1 else ''} cannot be exported to ONNX:\n{lines}",

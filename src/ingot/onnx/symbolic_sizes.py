@@ -1,6 +1,6 @@
 """Sizes as nodes: where the value of each symbol comes from, and arithmetic on them in int64.
 
-A symbol comes from a dim of a tensor (an input's, or a result's whose size only the run tells) or from a scalar. Its
+A symbol comes from a dim of a tensor (an input's, or a result's whose size is data-dependent) or from a scalar. Its
 nodes are written when they are first needed, once in each scope that can see them.
 """
 
@@ -32,7 +32,7 @@ class SymbolOrigin:
 
 
 class SizeNotComputed(Exception):
-    """Nothing that ran so far tells a size."""
+    """Nothing that ran so far binds a size."""
 
 
 Operation = Callable[["OnnxGraphBuilder", Sequence[OnnxValue]], OnnxValue]
@@ -118,7 +118,7 @@ class SymbolicSizes:
         self._origins: dict[sympy.Symbol, SymbolOrigin] = {}
 
     def learn(self, expr: Any, tensor: OnnxValue, dim: int | None) -> None:
-        """What a size tells of a symbol that is not known yet: it is one, or is linear in one with whole numbers."""
+        """Binds an unknown symbol by a size: the size is the symbol, or linear in it with integer factors."""
         line = symbolic_dims.line_of(expr) if isinstance(expr, sympy.Basic) else None
         if line is None:
             return
@@ -130,7 +130,7 @@ class SymbolicSizes:
     def bind(self, expr: sympy.Basic, tensor: OnnxValue) -> None:
         """A symbol of a graph inside takes the value of this scalar, whatever it was in another scope."""
         if not expr.is_Symbol:
-            raise SizeNotComputed(f"a graph inside is given the number {symbolic_dims.format_dim(expr)}")
+            raise SizeNotComputed(f"a nested graph takes the number {symbolic_dims.format_dim(expr)}")
         self._origins[expr] = SymbolOrigin(tensor, None)
         memo = self._exporter.memo
         for key in [key for key in memo if _speaks_of(key, expr)]:
@@ -172,7 +172,7 @@ class SymbolicSizes:
             return ex.number(size, torch.int64)
         return self._squeeze(self.one(size), size)
 
-    def computed(self, expr: sympy.Basic, dtype: torch.dtype) -> OnnxValue:
+    def compute_scalar(self, expr: sympy.Basic, dtype: torch.dtype) -> OnnxValue:
         """A symbolic float or bool as a tensor of rank 0."""
         return self._squeeze(self._compute(expr, dtype, flat=True), (expr, dtype))
 
@@ -187,11 +187,11 @@ class SymbolicSizes:
         ex = self._exporter
         key = ("size", expr, dtype)
         if key not in ex.memo:
-            made = symbolic_dims.fold(expr, self._symbol, self._constant, self._apply, self._known)
+            made = symbolic_dims.fold(expr, self._symbol, self._constant, self._apply, self._find_computed)
             ex.memo[key] = ex.cast(made, dtype)
         return ex.memo[key]
 
-    def _known(self, expr: sympy.Basic) -> OnnxValue | None:
+    def _find_computed(self, expr: sympy.Basic) -> OnnxValue | None:
         return self._exporter.memo.get(("size", expr, torch.int64))
 
     def _constant(self, value: int | float | bool) -> OnnxValue:

@@ -1,6 +1,6 @@
 """What rules speak: tensors of the ONNX graph, and sizes.
 
-A Size is an int, or a sympy expression of the program's dims and of sizes that only the run tells. Rules compute with
+A Size is an int, or a sympy expression of the program's dims and of data-dependent sizes. Rules compute with
 sizes in Python; `Sizes` in symbolic_sizes.py makes nodes of them where a node needs one.
 """
 
@@ -23,7 +23,7 @@ Number: TypeAlias = "int | float | bool"
 
 @dataclass(frozen=True, slots=True)
 class OnnxValue:
-    """A value of the ONNX graph with its type in torch's words. `shape` is None where nobody needs to know it."""
+    """A value of the ONNX graph with its type in torch's words. `shape` is None where it is not needed."""
 
     value: ir.Value
     dtype: torch.dtype

@@ -25,8 +25,8 @@ from ingot.onnx.convert import Exported
 
 ALLOWED = 4.0
 ROUNDINGS = 8
-# How many times smaller than elsewhere torch's error may be by luck. Past that it is no luck: a decision fell otherwise
-# there, and says nothing of what is right here.
+# How many times smaller than elsewhere torch's error may be by luck. Beyond that a decision went the other way there,
+# and says nothing about what is right here.
 LUCK = 8.0
 # Of the largest value, what torch's error in float64, which nothing more exact tells, is taken for at most: what has
 # gone through 32 bits is some thousands of times further off.
@@ -41,7 +41,7 @@ Run: TypeAlias = "Callable[[Mapping[str, Array]], list[Any]]"
 class ExampleCall:
     """What one call of the program is: values by placeholder, and what each output should be, in both precisions.
 
-    `label` says which call it is: "batch = 2, seq = 8". `near` gives what outputs should be, in both precisions, for
+    `label` says which call it is: "batch = 2, seq = 8". `near` returns what outputs should be, in both precisions, for
     arguments a few roundings away; it is asked where torch's error in this call may have been small by luck.
     """
 
@@ -69,10 +69,10 @@ def check_file(path: Path) -> None:
     try:
         onnx.checker.check_model(str(path), full_check=True)
     except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError) as error:
-        raise OnnxMismatch(format_error(f"The model that was written does not check: {error}.", fix=_REPORT)) from error
+        raise OnnxMismatch(format_error(f"The ONNX checker rejects the model: {error}.", fix=_REPORT)) from error
 
 
-_REPORT = "this is a fault of Ingot: please report it with the model; verify=False writes the file all the same"
+_REPORT = "this is a bug in Ingot: please report it with the model; verify=False writes the file anyway"
 
 
 def compare(path: Path, exported: Exported, calls: Sequence[ExampleCall]) -> tuple[str, list[CallDifference]]:
@@ -220,7 +220,7 @@ def _difference(exported: Exported, call: ExampleCall, results: Sequence[torch.T
         if problem is not None:
             raise OnnxMismatch(
                 format_error(
-                    f"The exported model gives something else than torch: output {name} {problem}.",
+                    f"The exported model does not match torch: output {name} {problem}.",
                     where=call.label or "at the example's sizes",
                     fix=_REPORT,
                 )

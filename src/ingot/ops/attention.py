@@ -2,7 +2,7 @@
 
     out = ingot.attention(q, k, v, score_mod=lambda s, b, h, i, j: s + bias[h, i - j + n], mask_mod=causal)
 
-It is compiled once for each function and each set of sizes; tensors that the functions close over are read anew at each
+It is compiled once for each function and each set of sizes; tensors that the functions close over are read at each
 call, and take part in autograd. Functions are told apart by what they do and close over, not by identity: a lambda that
 is written inside forward is compiled once.
 """
@@ -46,11 +46,11 @@ def attention(
 ) -> Any:
     """Σ_j softmax_j(score_mod(scale · q[i] · k[j]) where mask_mod) · v[j], for tensors [batch, heads, length, depth].
 
-    `score_mod(score, batch, head, query, key)` gives a score, `mask_mod(batch, head, query, key)` whether the query
+    `score_mod(score, batch, head, query, key)` returns a score, `mask_mod(batch, head, query, key)` whether the query
     sees the key; both are functions of scalars that may read tensors they close over at computed places. Tiles that the
     mask hides whole are skipped. A `block_mask` hides the blocks that it does not list, besides; with both, a pair must
-    pass both. A query that sees no key gives zeros. With `enable_gqa` the keys' heads may be fewer, each for a group of
-    the queries'. `return_lse` gives log Σ_j exp(score) of each query as well. Gradients reach the three tensors and
+    pass both. A query that sees no key returns zeros. With `enable_gqa` the keys' heads may be fewer, each for a group
+    of the queries'. `return_lse` also returns log Σ_j exp(score) of each query. Gradients reach the three tensors and
     what `score_mod` closes over.
 
     Raises CaptureError or UnsupportedOperator, at the line of the function, for one that cannot run inside a kernel,

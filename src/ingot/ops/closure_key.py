@@ -1,4 +1,4 @@
-"""Functions taken apart: what they close over, so that tensors may be handed in anew at each call.
+"""Decomposed closures: what functions close over, so that each call may pass other tensors.
 
     part = decompose_closure(score_mod)
     part.key                     equal for functions that do the same with tensors of the same types
@@ -109,7 +109,7 @@ class _ClosureWalk:
         used = {n: v for n, v in used.items() if isinstance(v, (*_PLAIN, torch.Tensor)) or _is_users(v)}
         named = {n: self.take(v) for n, v in used.items()}
 
-        def rebuilt(tensors: Sequence[torch.Tensor]) -> Any:
+        def rebuild(tensors: Sequence[torch.Tensor]) -> Any:
             scope = {**function.__globals__, **{n: part[1](tensors) for n, part in named.items()}}
             closure = tuple(types.CellType(part[1](tensors)) for part in cells)
             defaults, named_defaults = rest[1](tensors)
@@ -118,11 +118,11 @@ class _ClosureWalk:
             return made
 
         keys = (*(part[0] for part in cells), rest[0], *((n, part[0]) for n, part in named.items()))
-        return ("function", code, *keys), rebuilt
+        return ("function", code, *keys), rebuild
 
 
 def _is_users(value: Any) -> bool:
-    """Whether a function is to be looked into; torch's own have nothing that changes."""
+    """Whether to look into a function; torch's own have nothing that changes."""
     return isinstance(value, types.FunctionType) and not (value.__module__ or "").startswith(("torch.", "math"))
 
 
@@ -142,7 +142,7 @@ def _names(code: types.CodeType) -> set[str]:
 
 
 def _replace_attributes(module: nn.Module, attributes: dict[str, Any]) -> nn.Module:
-    """A module like this one with other tensors; what is no parameter any more is a plain attribute."""
+    """A module like this one with other tensors; what is not a parameter any more is a plain attribute."""
     made = copy.copy(module)
     made.__dict__ = {**attributes}
     return made

@@ -251,7 +251,7 @@ class Folding:
         graph = level.module.graph
         known: dict[fx.Node, Any] = dict(given)
         with ExitStack() as stack:
-            stack.enter_context(internals.modes_restored())
+            stack.enter_context(internals.restore_modes())
             stack.enter_context(torch.no_grad())
             for device, dtype, enabled, cache in modes:
                 stack.enter_context(torch.autocast(device, dtype, enabled, cache))

@@ -104,5 +104,5 @@ def named_values(program: Program) -> frozenset[str]:
 def follow(program: Program, names: Mapping[str, str]) -> None:
     """Lets the program's signature and module calls name the nodes that took the place of others."""
     if names:
-        program.signature = program.signature.renamed(names)
+        program.signature = program.signature.rename_nodes(names)
         program.module_calls = rename_calls(program.module_calls, names)

@@ -325,9 +325,9 @@ def _on_copies(node: fx.Node) -> fx.Node:
     """A custom operator works on copies of what it writes to, which are then written."""
     functional_custom_ops.check_apart(node)
     op: Any = node.target
-    graph, origins = node.graph, functional_custom_ops.returned(op)
+    graph, origins = node.graph, functional_custom_ops.returned_positions(op)
     arguments = functional_custom_ops.arguments_of(op, node.args, node.kwargs)
-    places = functional_custom_ops.written(op)
+    places = functional_custom_ops.mutated_positions(op)
     given, value = [arguments[place] for place in places], metadata.value_of(node)
     values = [value] if len(origins) == 1 else list(value or ())
     own = [v for v, origin in zip(values, origins, strict=True) if origin is None]

@@ -48,7 +48,9 @@ def tracepoints(program: Program) -> int:
             continue
         found.update({key: tuple(_resolve(value, renamed) for value in values) for key, values in marked.items()})
         if module is program.graph_module:
-            program.signature = program.signature.renamed({old: _last(new, renamed) for old, new in renamed.items()})
+            program.signature = program.signature.rename_nodes(
+                {old: _last(new, renamed) for old, new in renamed.items()}
+            )
         module.recompile()
     program.module_calls = tuple(_set_signature(call, found) for call in program.module_calls)
     return count

@@ -1,4 +1,4 @@
-"""Quantization that keeps an accuracy: the layers that lose most stay in float, as few of them as it takes."""
+"""Accuracy control: the layers that lose most stay in float, as few as possible."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From a recipe to a table: a walk over each graph, from its end to its beginning.
+"""From a recipe to a table: a backward walk over each graph.
 
 A product has its activations and its weight quantized. What lies before it follows from that: an operator that keeps
 values is crossed, so that its input has the parameters of its output, and a sum joins in where all that reads it is
@@ -25,7 +25,7 @@ from ingot.quantization.quantization_plan import Builder, Edge, QuantizationPlan
 from ingot.quantization.recipes import Recipe
 
 aten = torch.ops.aten
-# What quantize and dequantize take and give.
+# What quantize and dequantize take and return.
 FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 
 
@@ -72,7 +72,9 @@ class _AnnotationWalk:
 
     def _recipe_at(self, node: fx.Node, rule: Rule) -> Recipe | None:
         names = dict.fromkeys((node.name, str(self._place(node))))  # in a graph inside, by its path as well
-        found = self.recipe.at([*(frame.path for frame in metadata.module_stack_of(node)), *(f"@{n}" for n in names)])
+        found = self.recipe.select(
+            [*(frame.path for frame in metadata.module_stack_of(node)), *(f"@{n}" for n in names)]
+        )
         return found if found is not None and rule.kind in found.kinds else None
 
     def _product(self, node: fx.Node, rule: Rule) -> None:
@@ -82,7 +84,7 @@ class _AnnotationWalk:
         weight: Any = node.args[rule.weight] if rule.weight is not None else None
         if rule.weight is not None and recipe.weight is not None:
             if self.folding.state(self.level, weight) is None or not _is_float(weight):
-                return  # a weight that is computed or written anew in each call is no weight
+                return  # a weight that is computed or written in each call is not quantized as a weight
             shape = metadata.value_of(weight).shape
             scheme = _fit_scheme(recipe.weight, rule.channels(node), shape[::-1] if rule.transposed else shape)
             if scheme is None:
@@ -98,7 +100,7 @@ class _AnnotationWalk:
         scheme = recipe.activation if recipe is not None else None
         if scheme is None or scheme.dynamic or len(sources) != len(rule.activations) or node.kwargs:
             return
-        if all(map(_is_float, (node, *sources))) and self._quantized_after(node):
+        if all(map(_is_float, (node, *sources))) and self._is_quantized_after(node):
             for source in sources:
                 self.builder.edge(self._place(source), self._place(node), scheme)
 
@@ -113,13 +115,13 @@ class _AnnotationWalk:
             if _is_float(source):
                 self.builder.share(self.builder.edge(self._place(source), self._place(node), key[1]), key)
 
-    def _quantized_after(self, node: fx.Node) -> bool:
+    def _is_quantized_after(self, node: fx.Node) -> bool:
         """Whether all users of a value read it with a fixed scale, right away or after an activation function."""
         for user in node.users:
             key = self.builder.reads(self._place(node), self._place(user))
             if key is not None and not key[1].dynamic:
                 continue
-            if user.target not in ACTIVATIONS or not self._quantized_after(user):
+            if user.target not in ACTIVATIONS or not self._is_quantized_after(user):
                 return False
         return bool(node.users)
 

@@ -51,7 +51,7 @@ def calibrate(
 
 
 class bar:
-    """A progress bar on a terminal, and nothing elsewhere; entering it gives the function that takes a step."""
+    """A progress bar on a terminal, and nothing elsewhere; entering it returns the function that takes a step."""
 
     def __init__(self, what: str, total: int | None, *, shown: bool = True) -> None:
         self._progress = Progress(

@@ -1,4 +1,4 @@
-"""From a prepared module to a program of whole numbers: quantize and dequantize around operators on floats.
+"""From a prepared module to a QDQ program: quantize and dequantize around operators on floats.
 
 before   conv2d = aten.conv2d(x, p_conv_weight, p_conv_bias)
 after    x_quantized = quantize_per_tensor(x, 0.02, 128, 0, 255, uint8)
@@ -6,7 +6,7 @@ after    x_quantized = quantize_per_tensor(x, 0.02, 128, 0, 255, uint8)
          conv2d_weight = dequantize_per_channel(b_conv_weight_int8, b_conv_weight_scale, …, 0, -127, 127, int8)
          conv2d = aten.conv2d(x_dequantized, conv2d_weight, p_conv_bias)
 
-QuantizedWeights are stored as whole numbers. Compilers join dequantize, operator and quantize into one integer kernel.
+QuantizedWeights are stored as integers. Compilers join dequantize, operator and quantize into one integer kernel.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ from ingot.quantization.qscheme import (
     Scheme,
     parameters_of,
     quantize,
-    quantized_by_rows,
+    quantize_rows,
     range_of,
 )
 from ingot.quantization.quantization_plan import (
@@ -95,7 +95,7 @@ def _freeze(prepared: PreparedProgram) -> tuple[Program, QuantizationPlan]:
 def _rename(table: QuantizationPlan, before: Mapping[Edge, fx.Node], after: Mapping[Edge, fx.Node]) -> QuantizationPlan:
     """A table of a program that trained, for what is left of it: what handed its argument on is that argument."""
 
-    def resolved(place: Edge) -> Edge:
+    def resolve(place: Edge) -> Edge:
         while place not in after:
             given = before[place].args[0]
             assert isinstance(given, fx.Node)
@@ -107,7 +107,7 @@ def _rename(table: QuantizationPlan, before: Mapping[Edge, fx.Node], after: Mapp
         points: dict[Edge, QuantizationPoint] = {}
         for point in group.points:
             users = None if point.users is None else [user for user in point.users if user in after]
-            found = points.setdefault(resolved(point.source), QuantizationPoint(resolved(point.source)))
+            found = points.setdefault(resolve(point.source), QuantizationPoint(resolve(point.source)))
             found.users = None if users is None or found.users is None else [*found.users, *users]
         groups.append(replace(group, points=list(points.values())))
     return QuantizationPlan(tuple(groups), table.weights)
@@ -130,13 +130,13 @@ class _Source:
         return tensor.t().contiguous() if weight.transposed else tensor
 
     def numbers(self, weight: QuantizedWeight, known: Parameters | None) -> tuple[torch.Tensor, Parameters]:
-        """Whole numbers and their parameters: those that are known, or the weight's own."""
+        """Integers and their parameters: those that are known, or the weight's own."""
         scheme = weight.scheme
         by_rows = scheme.granularity == "group" or (scheme.granularity == "channel" and scheme.axis == 0)
         if by_rows and known is None and not weight.transposed:
             if isinstance(self.tensor, Scaled):
-                return quantized_by_rows(self.tensor.weight.float(), scheme, self.tensor.factors)
-            return quantized_by_rows(self.tensor.float(), scheme)
+                return quantize_rows(self.tensor.weight.float(), scheme, self.tensor.factors)
+            return quantize_rows(self.tensor.float(), scheme)
         tensor = self.floats(weight)
         parameters = known or parameters_of(*range_of(tensor, scheme), scheme)
         return quantize(tensor, parameters, scheme), parameters
@@ -233,7 +233,7 @@ class _Conversion:
     # ------------------------------------------------------------------ weights
 
     def _store(self, weights: Sequence[QuantizedWeight], quantizers: dict[str, Any]) -> None:
-        """Weights become whole numbers: first all tensors, then the graph, which caches like better than turns."""
+        """Quantizes weights: first all tensors, then the graph, which is better for the caches than taking turns."""
         for weight in weights:  # all of a family before the first of it is stored
             self._observe(weight, quantizers)
         found: dict[_Key, tuple[_Source, torch.Tensor, Parameters]] = {}
@@ -241,12 +241,12 @@ class _Conversion:
             key, quantizer = self._key(weight), quantizers.get(weight.name)
             if key not in found and key not in self.weights:
                 source = self._source(weight)
-                known = quantizer.parameters_found() if quantizer is not None else None
+                known = quantizer.find_parameters() if quantizer is not None else None
                 found[key] = (source, *source.numbers(weight, known))
         for weight in weights:
             key, user = self._key(weight), self.nodes[weight.user]
             if key not in self.weights:
-                self.weights[key] = self._stored(weight, user, *found[key])
+                self.weights[key] = self._store_weight(weight, user, *found[key])
             if weight.transposed:
                 bias = (user.args[0],) if user.target is aten.addmm.default else ()
                 user.target, user.args = aten.linear.default, (user.args[weight.index - 1], self.weights[key], *bias)
@@ -287,10 +287,10 @@ class _Conversion:
         self.nodes[Edge(path, norm.result.name)] = norm.layer.node
         return norm
 
-    def _stored(
+    def _store_weight(
         self, weight: QuantizedWeight, user: fx.Node, found: _Source, numbers: torch.Tensor, parameters: Parameters
     ) -> fx.Node:
-        """A weight as whole numbers in the program's state, and the node that makes floats of them."""
+        """A weight as integers in the program's state, and the node that dequantizes them."""
         scheme, target, level = weight.scheme, found.spec.target, self.levels[weight.user.graph]
         if found.norm is not None:
             self._settle(weight.user.graph, found.norm).put_bias(self.folding, level)
@@ -332,7 +332,7 @@ def _call(before: fx.Node, name: str, args: tuple[Any, ...], *, called: str, kwa
 
 
 def _compute(node: fx.Node, of: fx.Node) -> fx.Node:
-    """Gives a node the value that it computes, and the origin of another."""
+    """Sets a node's value to what it computes, and its origin to that of another."""
     metadata.inherit_origin(node, of)
     target: Any = node.target
     args, kwargs = fx.map_arg((node.args, node.kwargs), metadata.value_of)
@@ -342,14 +342,14 @@ def _compute(node: fx.Node, of: fx.Node) -> fx.Node:
 
 
 def _numbers(node: fx.Node, of: fx.Node, scheme: Scheme) -> fx.Node:
-    """Gives a node the value of another as whole numbers; quicker than to compute it."""
+    """Sets a node's value to another's as integers; faster than computing it."""
     metadata.set_value(node, internals.fake_like(metadata.value_of(of), scheme.dtype))
     metadata.inherit_origin(node, of)
     return node
 
 
 def _output_dtype_option(node: fx.Node) -> dict[str, Any]:
-    """What dequantize is told, so that it gives the dtype of a node."""
+    """The arguments of dequantize, so that it returns the dtype of a node."""
     dtype = metadata.value_of(node).dtype
     return {} if dtype is torch.float32 else {"out_dtype": dtype}
 

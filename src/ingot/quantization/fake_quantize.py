@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ingot.quantization.observers import Observer, observer_for, parameters_seen
+from ingot.quantization.observers import Observer, find_all_parameters, observer_for
 from ingot.quantization.qscheme import Parameters, Scheme, parameters_of, range_of, simulate
 from ingot.quantization.quantization_plan import Derived, How, ObserverSpec
 
@@ -38,10 +38,10 @@ class Quantizer(nn.Module):
             return x
         if self.scheme.dynamic:
             return simulate(x, parameters_of(*range_of(x.detach().float(), self.scheme), self.scheme), self.scheme)
-        parameters = self.parameters_found()
+        parameters = self.find_parameters()
         return x if parameters is None else simulate(x, parameters, self.scheme)
 
-    def parameters_found(self) -> Parameters | None:
+    def find_parameters(self) -> Parameters | None:
         """The parameters that are known by now, or None."""
         if self.fixed is not None or self.observer is None:
             return self.fixed
@@ -49,7 +49,7 @@ class Quantizer(nn.Module):
 
     def calculate_qparams(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Scale and zero point, as those ask who derive parameters of their own."""
-        found = self.parameters_found()
+        found = self.find_parameters()
         assert found is not None
         return found.scale, found.zero_point
 
@@ -59,7 +59,7 @@ class Quantizer(nn.Module):
 
 
 class ForeignQuantizer(nn.Module):
-    """Somebody else's observer or fake-quantizer, which learns in train mode only.
+    """A foreign observer or fake-quantizer, which learns in train mode only.
 
     In training it computes what it computes. In eval mode we simulate with the parameters that it would be converted
     with: torch's fused fake-quantizer trains symmetric weights with a scale that is off by one part in 256 from those.
@@ -77,10 +77,10 @@ class ForeignQuantizer(nn.Module):
             made: torch.Tensor = self.inner(x.float())  # theirs are for float32; in a region values may be others
             return made.to(x.dtype)
         enabled = getattr(self.inner, "fake_quant_enabled", None)
-        parameters = self.parameters_found() if enabled is None or bool(enabled) else None
+        parameters = self.find_parameters() if enabled is None or bool(enabled) else None
         return x if parameters is None else simulate(x, parameters, self.scheme)
 
-    def parameters_found(self) -> Parameters | None:
+    def find_parameters(self) -> Parameters | None:
         observer = getattr(self.inner, "activation_post_process", self.inner)
         low = getattr(observer, "min_val", None)
         if low is not None and (not low.numel() or bool(torch.isinf(low).any())):
@@ -90,7 +90,7 @@ class ForeignQuantizer(nn.Module):
 
 
 class DerivedQuantizer(nn.Module):
-    """Parameters computed from those of others, whenever they are asked for."""
+    """Parameters computed from those of others, whenever they are read."""
 
     def __init__(self, scheme: Scheme, derived: Derived, sources: list[Any], *, simulates: bool) -> None:
         super().__init__()
@@ -98,12 +98,12 @@ class DerivedQuantizer(nn.Module):
         vars(self)["_of"] = (derived, sources)  # they are modules of their own already
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        parameters = self.parameters_found() if self.simulates else None
+        parameters = self.find_parameters() if self.simulates else None
         return x if parameters is None else simulate(x, parameters, self.scheme)
 
-    def parameters_found(self) -> Parameters | None:
+    def find_parameters(self) -> Parameters | None:
         derived, sources = vars(self)["_of"]
-        if any(source.parameters_found() is None for source in sources):
+        if any(source.find_parameters() is None for source in sources):
             return None
         scale, zero = derived.derive([_innermost(source) for source in sources])
         return _reshape_parameters(scale, zero, self.scheme)
@@ -116,7 +116,7 @@ def _reshape_parameters(scale: torch.Tensor, zero: torch.Tensor, scheme: Scheme)
 
 
 def _innermost(quantizer: Any) -> Any:
-    """What somebody else made, if it is wrapped."""
+    """The wrapped foreign object, if there is one."""
     while getattr(quantizer, "inner", None) is not None:
         quantizer = quantizer.inner
     return quantizer
@@ -153,19 +153,19 @@ class WeightQuantizer(nn.Module):
         factor = (variance.detach() + self.eps).rsqrt()
         factor = factor if gamma is None else gamma * factor
         factor = torch.where(factor.abs() < _TINY, torch.ones_like(factor), factor)
-        factor = self._along_channels(factor, weight)
+        factor = self._align_to_channels(factor, weight)
         return self._simulate(weight * factor) / factor
 
     def parameters_for(self, weight: torch.Tensor) -> Parameters:
         """The parameters that a weight is stored with."""
-        found = self.inner.parameters_found() if self.inner is not None else None
+        found = self.inner.find_parameters() if self.inner is not None else None
         return found or parameters_of(*range_of(weight.detach().float(), self.scheme), self.scheme)
 
-    def parameters_found(self) -> Parameters | None:
+    def find_parameters(self) -> Parameters | None:
         """What those ask who derive parameters of their own."""
-        return self.inner.parameters_found() if self.inner is not None else None
+        return self.inner.find_parameters() if self.inner is not None else None
 
-    def _along_channels(self, factor: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    def _align_to_channels(self, factor: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         tail = (1,) * (weight.dim() - 2)
         if self.groups is None:
             return factor.view(-1, 1, *tail)
@@ -180,7 +180,7 @@ class WeightQuantizer(nn.Module):
 
 
 def quantizer_of(scheme: Scheme, how: How, others: Mapping[str, nn.Module], *, simulates: bool) -> Any:
-    """The module for a group or weight. `others` are those that a derived one may hang on."""
+    """The module for a group or weight. `others` are those that a derived one may depend on."""
     if isinstance(how, ObserverSpec):
         return ForeignQuantizer(scheme, how.make(), simulates=simulates)
     if isinstance(how, Derived):
@@ -189,8 +189,8 @@ def quantizer_of(scheme: Scheme, how: How, others: Mapping[str, nn.Module], *, s
 
 
 def parameters_of_all(quantizers: Sequence[Any]) -> list[Parameters | None]:
-    """What `parameters_found` of each quantizer gives, many times faster."""
+    """What `find_parameters` of each quantizer returns, many times faster."""
     watching = {q: q.observer for q in quantizers if isinstance(q, Quantizer) and q.observer is not None}
     seen = {q: observer for q, observer in watching.items() if observer.seen}
-    known = dict(zip(seen, parameters_seen(list(seen.values())), strict=True))
-    return [known[q] if q in known else q.parameters_found() for q in quantizers]
+    known = dict(zip(seen, find_all_parameters(list(seen.values())), strict=True))
+    return [known[q] if q in known else q.find_parameters() for q in quantizers]

@@ -1,4 +1,4 @@
-"""Observers: what is learned of a value's range from the data that goes through.
+"""Observers: they estimate a value's range from data.
 
     minmax           the smallest and the largest value seen
     moving_average   the same of each batch, averaged; what training uses
@@ -116,11 +116,11 @@ class Histogram(Observer):
         high = torch.tensor([float(observer.high) for observer in observers], dtype=torch.float64)
         full = (counts.sum(1) > 0).nonzero().flatten()
         if len(full):
-            low[full], high[full] = cls.clipped(counts[full].double(), low[full], high[full], observers[0].scheme)
+            low[full], high[full] = cls.clip(counts[full].double(), low[full], high[full], observers[0].scheme)
         return low.float(), high.float()
 
     @staticmethod
-    def clipped(counts: torch.Tensor, low: torch.Tensor, high: torch.Tensor, scheme: Scheme) -> Range:
+    def clip(counts: torch.Tensor, low: torch.Tensor, high: torch.Tensor, scheme: Scheme) -> Range:
         """For each row of counts the pair of ends with the smallest error.
 
         Values inside are off by a step evenly spread, others by more.
@@ -154,7 +154,7 @@ class Percentile(Histogram):
     """All but one value in ten thousand on either side."""
 
     @staticmethod
-    def clipped(counts: torch.Tensor, low: torch.Tensor, high: torch.Tensor, scheme: Scheme) -> Range:
+    def clip(counts: torch.Tensor, low: torch.Tensor, high: torch.Tensor, scheme: Scheme) -> Range:
         total = counts.cumsum(1)
         whole = total[:, -1:]
         outside = whole * (1 - KEPT)
@@ -170,8 +170,8 @@ def _rebin(counts: torch.Tensor, low: float, high: float, start: float, end: flo
     return torch.zeros_like(counts).index_add_(0, places, counts)
 
 
-def parameters_seen(observers: Sequence[Observer]) -> list[Parameters]:
-    """What `parameters_now` of each observer gives."""
+def find_all_parameters(observers: Sequence[Observer]) -> list[Parameters]:
+    """What `parameters_now` of each observer returns."""
     found: dict[Observer, Parameters] = {}
     alike: dict[Any, list[Histogram]] = {}
     for observer in observers:

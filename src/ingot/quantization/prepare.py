@@ -18,11 +18,11 @@ from torch import fx, nn
 from ingot import _gc, passes
 from ingot.errors import QuantizeError, format_error
 from ingot.interop.module import ProgramModule
+from ingot.interop.train_eval import switch_mode
 from ingot.ir import metadata
 from ingot.ir.names import unique
 from ingot.ir.outlining import graph_modules
 from ingot.ir.program import Program, check_program
-from ingot.ir.train_eval import switch_mode
 from ingot.passes.constant_fold import Folding
 from ingot.passes.fold_batch_norm import layer_of
 from ingot.passes.functionalize import remove_private_writes
@@ -133,7 +133,7 @@ def _table(base: Program, recipe: Recipe | Annotator, *, training: bool) -> Quan
 
 
 def prepare_for_evaluation(program: Program, *, parameters: bool = True, batch_norm: bool = True) -> Program:
-    """A functional copy in evaluation mode, with batch norm and what does not hang on the arguments folded.
+    """A functional copy in evaluation mode, with batch norm and what does not depend on the arguments folded.
 
     With `parameters`, what is computed from parameters alone is folded as well.
     """

@@ -1,4 +1,4 @@
-"""How a tensor becomes whole numbers: a Scheme says it, Parameters are what comes of it for one tensor.
+"""How a tensor is quantized: a Scheme says it, Parameters are its result for one tensor.
 
     number = clamp(round(value / scale) + zero_point, qmin, qmax)        rounded half to even
     value  = (number - zero_point) * scale
@@ -53,12 +53,12 @@ class Scheme:
         return self.qmax - self.qmin
 
 
-def unsigned(**changes: Any) -> Scheme:
+def unsigned_scheme(**changes: Any) -> Scheme:
     """uint8 with a zero point: what activations are quantized to."""
     return Scheme(torch.uint8, 0, 255, **changes)
 
 
-def signed(**changes: Any) -> Scheme:
+def signed_scheme(**changes: Any) -> Scheme:
     """int8, symmetric and without -128, so that a number and its negative are both there: weights."""
     return Scheme(torch.int8, -127, 127, symmetric=True, **changes)
 
@@ -117,7 +117,7 @@ def spread(parameters: Parameters, tensor: torch.Tensor, scheme: Scheme) -> Para
 
 
 def quantize(tensor: torch.Tensor, parameters: Parameters, scheme: Scheme) -> torch.Tensor:
-    """The whole numbers of a tensor; by a multiplication, as torch's operators have it."""
+    """The integers of a tensor; by a multiplication, as torch's operators have it."""
     parts = tensor.unflatten(-1, (-1, scheme.group_size)) if scheme.granularity == "group" else tensor
     by = spread(parameters, tensor, scheme)
     inverse, shift = 1.0 / by.scale, by.zero_point if bool(by.zero_point.any()) else None
@@ -132,10 +132,10 @@ def _round(parts: torch.Tensor, inverse: torch.Tensor, shift: torch.Tensor | Non
     return numbers.clamp_(scheme.qmin, scheme.qmax)
 
 
-def quantized_by_rows(
+def quantize_rows(
     tensor: torch.Tensor, scheme: Scheme, factors: torch.Tensor | None = None
 ) -> tuple[torch.Tensor, Parameters]:
-    """The whole numbers of a tensor whose rows have scales of their own, and its parameters.
+    """The integers of a tensor whose rows have scales of their own, and its parameters.
 
     With `factors`, one for each row, of the product with these. It is never made: its range is that of the row, times
     the factor, and its numbers are those of the row by a scale that the factor is part of. Rows are computed so many
@@ -164,7 +164,7 @@ def quantized_by_rows(
 
 
 def dequantize(numbers: torch.Tensor, parameters: Parameters, scheme: Scheme) -> torch.Tensor:
-    """What whole numbers stand for, as float32."""
+    """What integers stand for, as float32."""
     parts = numbers.unflatten(-1, (-1, scheme.group_size)) if scheme.granularity == "group" else numbers
     by = spread(parameters, numbers, scheme)
     return ((parts.float() - by.zero_point) * by.scale).reshape(numbers.shape)

@@ -73,7 +73,7 @@ ACTIVATIONS = frozenset(
     }
 )
 
-# Operators that give values that they were given: on both sides the numbers mean the same.
+# Operators that return values of their inputs: on both sides the numbers mean the same.
 KEEPING = frozenset(
     {
         *(aten.max_pool1d.default, aten.max_pool2d.default, aten.max_pool3d.default),
@@ -90,7 +90,7 @@ KEEPING = frozenset(
 
 
 def keeps_values(node: fx.Node) -> bool:
-    """Whether a node gives values that it was given, or zeros."""
+    """Whether a node returns values of its inputs, or zeros."""
     if node.target in (aten.pad.default, aten.constant_pad_nd.default):
         mode = node.args[2] if node.target is aten.pad.default and len(node.args) > 2 else "constant"
         value = node.args[-1] if len(node.args) > (3 if node.target is aten.pad.default else 2) else None

@@ -1,4 +1,4 @@
-"""What is to be quantized in a program, as a table: one form for our own recipes and for annotations of others.
+"""What to quantize in a program, as a table: one form for our own recipes and for annotations of others.
 
 A *point* is the value of one node as some of its users read it. Points with one set of parameters are a *group*: the
 consumers of one value with one scheme, the two sides of a pooling, everything that is concatenated. A *weight* is an
@@ -42,7 +42,7 @@ class Fixed:
 
 @dataclass(frozen=True, slots=True)
 class ObserverSpec:
-    """A module that observes or simulates, by somebody else: called on tensors, and asked to calculate_qparams()."""
+    """A foreign observer or fake-quantizer: called on tensors; calculate_qparams() returns its parameters."""
 
     make: Callable[[], Any]
 

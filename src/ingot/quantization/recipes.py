@@ -2,8 +2,8 @@
 
     ingot.quantize.int8_static()                           activations by calibration, weights by channel
     ingot.quantize.int8_dynamic()                          activations by what each call holds
-    ingot.quantize.int8_weight_only()                      weights alone
-    ingot.quantize.int4_weight_only(group_size=32)         weights alone, 32 neighbours to a scale
+    ingot.quantize.int8_weight_only()                      weight-only
+    ingot.quantize.int4_weight_only(group_size=32)         weight-only, one scale per 32 neighbours
 
 A recipe is a frozen dataclass. `overrides` maps module paths to another recipe, or to None for float:
 
@@ -20,7 +20,7 @@ from typing import Literal
 
 import torch
 
-from ingot.quantization.qscheme import Scheme, signed, unsigned
+from ingot.quantization.qscheme import Scheme, signed_scheme, unsigned_scheme
 
 # What recipes speak of. "add" joins in where everything that reads the sum is quantized.
 KINDS = ("conv", "linear", "matmul", "attention", "embedding", "add")
@@ -47,7 +47,7 @@ class Recipe:
         if unknown:
             raise ValueError(f"there is no kind {unknown[0]!r}: give some of {', '.join(KINDS)}")
 
-    def at(self, paths: Collection[str]) -> Recipe | None:
+    def select(self, paths: Collection[str]) -> Recipe | None:
         """The recipe for a node inside the modules with these paths."""
         found: Recipe | None = self
         for pattern, other in self.overrides.items():
@@ -61,7 +61,7 @@ class Recipe:
 
 
 def _weights(per_channel: bool) -> Scheme:
-    return signed(granularity="channel" if per_channel else "tensor")
+    return signed_scheme(granularity="channel" if per_channel else "tensor")
 
 
 def _activations(dtype: Literal["uint8", "int8"], symmetric: bool) -> Scheme:
@@ -69,7 +69,7 @@ def _activations(dtype: Literal["uint8", "int8"], symmetric: bool) -> Scheme:
         return Scheme(torch.int8, -128, 127, symmetric=symmetric)
     if dtype != "uint8":
         raise ValueError(f"activations as {dtype!r}: give 'uint8' or 'int8'")
-    return replace(unsigned(), symmetric=symmetric)
+    return replace(unsigned_scheme(), symmetric=symmetric)
 
 
 def int8_static(

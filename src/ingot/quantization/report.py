@@ -1,4 +1,4 @@
-"""Where quantization loses: layer by layer, the noise that each adds, and how much of its range is used.
+"""Quantization error by layer: the noise that each adds, and how much of its range is used.
 
     report(program, quantized, batches)                     prints a table with bars, returns it
     report(program, quantized, batches).save("report.html")
@@ -213,7 +213,7 @@ def _compare(
             seen.signal += _power(a)
             seen.noise += _power(a - b)
     for place, node in layers.items():
-        # a branch that only one of them took, or a turn that only one of them made, is not compared
+        # a branch that only one of them took, or an iteration that only one of them ran, is not compared
         for before, after in zip(floats.get(place.graph, ()), whole.get(place.graph, ()), strict=False):
             if node.name in before:
                 _measure(node, before, after, seen.sums[place])

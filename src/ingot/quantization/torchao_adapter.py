@@ -2,7 +2,7 @@
 
 A quantizer is shown the program as torch.export's users know it: parameters are attributes. What it writes about nodes
 is read back by their names. Nothing of torchao is imported: a spec is known by its class's name, and the observers and
-fake-quantizers that it asks for are made by its own constructor, so that they learn what they learn in torchao.
+fake-quantizers that it requests are created by its own constructor, so that they learn what they learn in torchao.
 """
 
 from __future__ import annotations
@@ -184,7 +184,7 @@ class _Reading:
             if slot in seen or self.specs[slot].edge_or_node not in self.specs:
                 raise QuantizeError(
                     format_error(
-                        f"{_format(slot)} is to share the parameters of something that has none.",
+                        f"{_format(slot)} shares the parameters of something that has none.",
                         where=metadata.where(_source(slot)),
                         fix="let a SharedQuantizationSpec point at an edge or node with a spec of its own",
                     )
@@ -256,7 +256,8 @@ def _scheme(spec: Any, slot: Slot) -> Scheme:
     if spec.dtype not in (torch.int8, torch.uint8, torch.int16, torch.int32):
         raise QuantizeError(
             format_error(
-                f"{_format(slot)} is to be {spec.dtype}.", where=metadata.where(_source(slot)), fix="use integers"
+                f"{_format(slot)} has quantized dtype {spec.dtype}; expected an integer dtype.",
+                where=metadata.where(_source(slot)),
             )
         )
     limits = torch.iinfo(spec.dtype)

@@ -71,7 +71,7 @@ Guard = Callable[[Match], bool]
 
 
 def matches(pattern: Pattern, module: fx.GraphModule, where: Guard | None = None) -> list[Match]:
-    """All matches in one graph that share no node, earlier ones first. `where` may refuse one by what it sees."""
+    """All matches in one graph that share no node, earlier ones first. `where` may reject a match."""
     found: list[Match] = []
     taken: set[fx.Node] = set()
     anchor = pattern.results[-1]
@@ -92,7 +92,7 @@ def matches(pattern: Pattern, module: fx.GraphModule, where: Guard | None = None
 
 
 def _is_closed(match: Match, own: Collection[fx.Node]) -> bool:
-    """Whether nobody outside uses what lies inside."""
+    """Whether the inner values of a match have no users outside."""
     results = set(match.results)
     return all(node in results or all(user in own for user in node.users) for node in match.nodes.values())
 
@@ -212,7 +212,7 @@ def _orders(mine: fx.Node, asked: Mapping[str, Any], given: dict[str, Any]) -> I
 
 
 def _is_literal(value: Any) -> bool:
-    """Whether a value is no tensor: numbers, lists of them, sizes that only the run tells."""
+    """Whether a value is not a tensor: numbers, lists of them, data-dependent sizes."""
     if isinstance(value, fx.Node):
         return internals.is_symbolic(metadata.value_of(value))
     if isinstance(value, list | tuple):

@@ -162,7 +162,7 @@ def _name(function: Callable[..., Any]) -> str:
 
 
 def _eliminate_dead_code(graph: fx.Graph) -> None:
-    """Without what nobody uses; a copy back to an input that torch wrote down does not belong to the pattern."""
+    """Without unused nodes; a copy back to an input that torch recorded is not part of the pattern."""
     for node in reversed(list(graph.nodes)):
         target: Any = node.target
         if node.op in ("placeholder", "output") or node.users:

@@ -1,11 +1,11 @@
-"""Rewrites: what looks like one function becomes another.
+"""Rewrites: replaces every match of one function by another.
 
 before                                          after rewrite(before=lambda x, w: F.relu(F.linear(x, w)), …)
 linear = aten.linear(x, p_fc_weight)            linear_relu = mine.linear_relu(x, p_fc_weight)
 relu = aten.relu(linear)                        return (linear_relu,)
 return (relu,)
 
-The replacement is traced anew for every match, on what the pattern's inputs are there: their shapes, and the literals
+The replacement is traced again for every match, on what the pattern's inputs are there: their shapes, and the literals
 that the match has. So it may look at sizes, and compute with an eps. What it does not name itself it keeps: where it
 gives an operator a literal that the pattern gives the same operator, it means the match's.
 """
@@ -74,7 +74,7 @@ class Rewriting:
         pattern = _pattern(self.before, self.example_inputs, program.dialect)
         named = named_values(program)
 
-        def wanted(match: Match) -> bool:
+        def is_wanted(match: Match) -> bool:
             inner = set(match.nodes.values()) - set(match.results)
             free = not any(node.name in named for node in inner) and _place(match) is not None
             return free and (self.where is None or self.where(match))
@@ -82,7 +82,7 @@ class Rewriting:
         count = 0
         for module in list(graph_modules(program.graph_module)):
             moved: dict[fx.Node, fx.Node] = {}  # results that are other nodes now
-            for match in matches(pattern, module, wanted):
+            for match in matches(pattern, module, is_wanted):
                 made = _replace(program, module, _update_match(match, moved), self.after)
                 moved.update(made)
                 if module is program.graph_module:
@@ -183,7 +183,7 @@ def _check_alike(old: Any, made: Any, node: fx.Node) -> None:
         return
     raise PatternError(
         format_error(
-            f"A replacement gives {describe_value(made)} where the pattern gives {describe_value(old)}.",
+            f"A replacement returns {describe_value(made)} where the pattern returns {describe_value(old)}.",
             where=metadata.where(node),
             fix="let the replacement return what the pattern returns, of the same type and rank",
         )
@@ -212,9 +212,9 @@ class _Keeping(ReplayRecorder):
         number = self._seen[func] = self._seen.get(func, -1) + 1
         mine = calls[min(number, len(calls) - 1)]
         self.source = self._match.nodes[mine]
-        return super().record(func, *self._kept(func, mine, args, kwargs))
+        return super().record(func, *self._keep_arguments(func, mine, args, kwargs))
 
-    def _kept(self, func: Any, mine: fx.Node, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _keep_arguments(self, func: Any, mine: fx.Node, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         written = arguments_of(mine)
         names, defaults = internals.argument_names(func), internals.fill_arguments(func, (), {})
         made = internals.bind_arguments(func, args, kwargs)
@@ -264,13 +264,13 @@ def _trace_replacement(
         if len(results) != len(match.results):
             raise PatternError(
                 format_error(
-                    f"The replacement gives {len(results)} results, the pattern {len(match.results)}.",
+                    f"The replacement returns {len(results)} results, the pattern {len(match.results)}.",
                     where=metadata.where(node),
                 )
             )
         if not all(isinstance(result, torch.Tensor) for result in results):
             raise PatternError(
-                format_error("The replacement gives something that is no tensor.", where=metadata.where(node))
+                format_error("The replacement returns something that is not a tensor.", where=metadata.where(node))
             )
         return [recorder.node_of(result) for result in results]
 
@@ -287,7 +287,7 @@ def _bind_input(recorder: ReplayRecorder, name: str, value: Any, values: dict[fx
         return value
     fake = metadata.value_of(value)
     if isinstance(fake, torch.Tensor):
-        with recorder.paused():
+        with recorder.pause():
             fake = recorder.run(torch.ops.aten.detach.default, (fake,), {})
     values[recorder.frame.placeholder(name, fake)] = value
     return fake

@@ -1,4 +1,4 @@
-"""The arena: where every temporary lies, so that what is never alive together may share memory.
+"""Buffer planning: offsets of temporaries in one arena; those that are never live together may share memory.
 
 With static sizes each buffer gets an offset, largest first, at the lowest place that is free during its life. With
 dynamic sizes buffers share slots instead: a slot is as large as the largest buffer it will hold, which the run works

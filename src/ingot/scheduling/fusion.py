@@ -1,13 +1,13 @@
 """Fusion: fewer passes over memory.
 
-    dead_steps        steps that nobody needs are removed (dependence.py)
+    dead_steps        steps whose results are unused are removed (dependence.py)
     epilogue_fusion   a Map that reads a product where it is written becomes the product's epilogue
     map_fusion        Maps over the same loops, one reading the other where it writes, become one
     row_fusion        Reduces and Maps that share their outer loops become a LoopNest (row_fusion.py)
-    loop_collapse     loops that memory does not tell apart become one (loop_collapse.py)
+    loop_collapse     loops that are contiguous in memory become one (loop_collapse.py)
 
 Each is a pass over modules that computes the same; `fusion_passes` lists them in order. Nothing here looks at
-operators: only at loops, reads and writes. How far fusion goes depends on the target: it gives the `FusionLimits`.
+operators: only at loops, reads and writes. How far fusion goes depends on the target: it sets the `FusionLimits`.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def _transform(
     for step in steps:
         used.update(set().union(*reads_and_writes(step)))
 
-    def inside(step: Stmt, inner: tuple[Stmt, ...]) -> tuple[Stmt, ...]:
+    def fuse_inner(step: Stmt, inner: tuple[Stmt, ...]) -> tuple[Stmt, ...]:
         r, w = reads_and_writes(step)
         seen = used.copy()
         seen.subtract(w - r)  # a loop reads what it wrote the time before
@@ -78,11 +78,11 @@ def _transform(
     for step in steps:
         match step:
             case If():
-                step = replace(step, then=inside(step, step.then), otherwise=inside(step, step.otherwise))
+                step = replace(step, then=fuse_inner(step, step.then), otherwise=fuse_inner(step, step.otherwise))
             case While():
-                step = replace(step, test=inside(step, step.test), steps=inside(step, step.steps))
+                step = replace(step, test=fuse_inner(step, step.test), steps=fuse_inner(step, step.steps))
             case For():
-                step = replace(step, steps=inside(step, step.steps))
+                step = replace(step, steps=fuse_inner(step, step.steps))
         done.append(step)
     return done
 
@@ -125,14 +125,14 @@ def _absorb(
         return None
     ops, results = rewrite(old.body, symbols=names)
 
-    def known(op: Op, operands: tuple[int, ...], ops: BodyBuilder) -> int | None:
+    def substitute_known(op: Op, operands: tuple[int, ...], ops: BodyBuilder) -> int | None:
         if isinstance(op.attribute, Load) and op.attribute.buffer in at:
             value = results[at[op.attribute.buffer][1]]
             mask = op.attribute.mask  # where it is false, the value is 0
             return value if mask is None else ops.where(mask, value, ops.const(0, op.dtype))
         return None
 
-    ops, added = rewrite(step.body, into=ops, replace=known)
+    ops, added = rewrite(step.body, into=ops, replace=substitute_known)
     used = reads_and_writes(step)[0]
     kept = [s for s in old.stores if counts[s.buffer] > (s.buffer in used) or not is_temporary(s.buffer, buffers)]
     stores = [Store(s.buffer, substitute(s.index, names), number) for number, s in enumerate(kept)]
@@ -214,12 +214,12 @@ def _join(first: Map, second: Map) -> Map:
     at = {s.buffer: s.result for s in first.stores}
     ops, results = rewrite(first.body)
 
-    def known(op: Op, operands: tuple[int, ...], ops: BodyBuilder) -> int | None:
+    def substitute_known(op: Op, operands: tuple[int, ...], ops: BodyBuilder) -> int | None:
         if isinstance(op.attribute, Load) and op.attribute.buffer in at:
             return results[at[op.attribute.buffer]]
         return None
 
-    ops, added = rewrite(second.body, into=ops, replace=known)
+    ops, added = rewrite(second.body, into=ops, replace=substitute_known)
     stores = (*first.stores, *(replace(s, result=s.result + len(results)) for s in second.stores))
     return replace(first, body=ops.finish([*results, *added]), stores=stores)
 

@@ -1,4 +1,4 @@
-"""What a target says about fusion: how far it pays there."""
+"""A target's limits of fusion."""
 
 from __future__ import annotations
 

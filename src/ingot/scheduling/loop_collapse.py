@@ -1,4 +1,4 @@
-"""Collapsing: loops that memory does not tell apart become one."""
+"""Collapsing: loops that are contiguous in memory become one."""
 
 from __future__ import annotations
 

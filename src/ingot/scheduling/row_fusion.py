@@ -162,15 +162,15 @@ def _nest(
 
 
 def _localize(step: Map | Reduce, local: set[str], single: set[str], zero: dict[str, Size]) -> Map | Reduce:
-    def within_row(use: Load | Store) -> Size:
+    def offset_in_row(use: Load | Store) -> Size:
         return 0 if use.buffer in single else substitute(use.index, zero)
 
-    def known(op: Op, operands: tuple[int, ...], ops: BodyBuilder) -> int | None:
+    def substitute_known(op: Op, operands: tuple[int, ...], ops: BodyBuilder) -> int | None:
         if isinstance(op.attribute, Load) and op.attribute.buffer in local:
             access = op.attribute
-            return ops.emit("load", (), op.dtype, Load(access.buffer, within_row(access), access.mask))
+            return ops.emit("load", (), op.dtype, Load(access.buffer, offset_in_row(access), access.mask))
         return None
 
-    ops, results = rewrite(step.body, replace=known)
-    stores = tuple(replace(s, index=within_row(s)) if s.buffer in local else s for s in step.stores)
+    ops, results = rewrite(step.body, replace=substitute_known)
+    stores = tuple(replace(s, index=offset_in_row(s)) if s.buffer in local else s for s in step.stores)
     return replace(step, body=ops.finish(results), stores=stores)

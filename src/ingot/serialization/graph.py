@@ -272,7 +272,7 @@ class GraphReader:
         if op != "call_function":
             name = identifiers(cursor, "an argument")
             return cursor.wrong("a name") if keyword.iskeyword(name) else name
-        tag, inner = cursor.tagged()
+        tag, inner = cursor.read_tag()
         if tag == "function":
             return inner.one_of(FUNCTIONS, "a function that a program may call")
         if tag == "higher_order":

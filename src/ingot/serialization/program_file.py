@@ -6,8 +6,8 @@
     ├── weights.safetensors    parameters, buffers and constants; tied ones once
     └── example.safetensors    the tensors of the example arguments, unless they are large
 
-The same program gives the same bytes. A file is data: nothing in it is unpickled, evaluated or imported, and everything
-is checked before it is used. What differs from run to run (how long a pass took) is left out.
+The same program produces the same bytes. A file is data: nothing in it is unpickled, evaluated or imported, and
+everything is checked before it is used. What differs from run to run (how long a pass took) is left out.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ from ingot.ir.symbolic_dims import Constraint, Dim
 from ingot.serialization.graph import GraphReader, GraphWriter
 from ingot.serialization.tensors import TensorWriter, read_tensors
 from ingot.serialization.values import Cursor, Json, Malformed, Unwritable, read_plain, write_plain
-from ingot_runtime import Container, Member, canonical_json, open_container, write_container
+from ingot_runtime import Container, Member, open_container, write_container
+from ingot_runtime.container import canonical_json
 
 PROGRAM_SCHEMA = 1
 GRAPH, WEIGHTS, EXAMPLE = "graph.json", "weights.safetensors", "example.safetensors"
@@ -57,7 +58,7 @@ def save(program: Program, path: str | PathLike[str]) -> None:
 
 
 def pack(program: Program) -> tuple[dict[str, Member], dict[str, Json]]:
-    """The members that a file has for a program, and what its manifest says of who wrote it. Raises SaveError."""
+    """The members that a file has for a program, and what its manifest says about its writer. Raises SaveError."""
     members: dict[str, Member] = {}
     weights, example = TensorWriter(), _example(program)
     graphs = GraphWriter()
@@ -439,7 +440,7 @@ def _read_example(
         return None
     arguments_at, tensors_at = cursor.fields("arguments", "tensors")
     tensors = read_tensors(tensors_at, container.read(EXAMPLE), container.path, EXAMPLE)
-    count = len(signature.of_kind(InputKind.ARGUMENT))
+    count = len(signature.inputs_of_kind(InputKind.ARGUMENT))
     given = iter([tensors[index.integer(0, len(tensors) - 1)] for index in arguments_at.items(count)])
     if not _rebuilds_quietly(signature.in_tree):
         return None

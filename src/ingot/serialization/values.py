@@ -102,7 +102,7 @@ class Cursor:
                 self.wrong(f"an object with {name}")
         return [Cursor(given.get(name), self, name) for name in known]
 
-    def tagged(self) -> tuple[str, Cursor]:
+    def read_tag(self) -> tuple[str, Cursor]:
         """The one field of an object that has one."""
         if not isinstance(self.value, dict) or len(self.value) != 1:
             self.wrong("a value")
@@ -181,7 +181,7 @@ def read_plain(cursor: Cursor, other: Read = _reject) -> Any:
         return value
     if isinstance(value, list):
         return [read_plain(item, other) for item in cursor.items()]
-    tag, inner = cursor.tagged()
+    tag, inner = cursor.read_tag()
     if tag == "tuple":
         return tuple(read_plain(item, other) for item in inner.items())
     if tag == "dict":
@@ -271,7 +271,7 @@ class ValueWriter:
         self._symbols.update(symbols)
 
     def symbols(self) -> Json:
-        """What must be known of each symbol met so far, in an order that does not hang on hashes."""
+        """What must be known of each symbol met so far, in an order that does not depend on hashes."""
         found = sorted(self._symbols, key=lambda s: (s.name.rstrip("0123456789"), len(s.name), s.name))
         return [self._facts(symbol) for symbol in found]
 
@@ -433,7 +433,7 @@ class ValueReader:
 
 
 def build_guarded(cursor: Cursor, build: Callable[[], T]) -> T:
-    """Builds from data of the right form; torch and sympy still refuse some of it, with exceptions of any kind."""
+    """Builds from data of the right form; torch and sympy still reject some of it, with exceptions of any kind."""
     try:
         return build()
     except RecursionError:

@@ -29,7 +29,7 @@ class Target(ABC, Generic[S]):
     name: str
     # Choices of kernels and scheduling passes, in order; each may be left out, and the result computes the same.
     optional_passes: tuple[str, ...] = ()
-    # Layouts of weights that its strategy and its schedule ask for, beside the model's own.
+    # Layouts of weights that its strategy and its schedule use, besides the model's own.
     layouts: tuple[type[WeightLayout], ...] = ()
 
     @property

@@ -1,4 +1,4 @@
-"""The targets there are, by name."""
+"""The registry of targets, by name."""
 
 from __future__ import annotations
 

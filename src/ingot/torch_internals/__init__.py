@@ -1,4 +1,4 @@
-"""Every non-public torch name that Ingot leans on enters here, so that a new torch release is this package's work.
+"""Every non-public torch name that Ingot uses is imported here: a new torch release changes only this package.
 
 Public names (torch.fx, torch.ops, torch.export, FX graphs, ATen) are imported where they are used.
 """
@@ -21,7 +21,6 @@ from torch.utils._sympy.value_ranges import ValueRanges, bound_sympy
 from ingot.torch_internals.autograd_tracing import TracesOfGradients, compile_with_autograd, graph_of
 from ingot.torch_internals.export import export_verifier, export_violation, guards_of
 from ingot.torch_internals.fake_tensors import (
-    aliases_kept,
     fake_dense,
     fake_like,
     fake_mode,
@@ -29,6 +28,7 @@ from ingot.torch_internals.fake_tensors import (
     fake_sized,
     is_plain,
     is_static_input,
+    keep_aliases,
     may_be_restrided,
     may_overlap,
     new_fake_mode,
@@ -37,7 +37,7 @@ from ingot.torch_internals.fake_tensors import (
     same_strides,
     storage_id,
 )
-from ingot.torch_internals.isolation import Patches, Region, warnings_ignored
+from ingot.torch_internals.isolation import Patches, Region, ignore_warnings
 from ingot.torch_internals.modes import (
     DispatchMode,
     Functionalization,
@@ -45,30 +45,30 @@ from ingot.torch_internals.modes import (
     autocasts_in_force,
     grad_mode,
     is_inside_transform,
-    modes_restored,
     own_draws,
+    pause_recording,
     real_tensors,
-    recording_paused,
+    restore_modes,
     run_isolated,
 )
 from ingot.torch_internals.monkeypatches import (
     TORCH_FOLDER,
     MemoryHidden,
-    checks_watched,
+    call_flex_attention_directly,
     default_decompositions,
     detach_from_dynamo,
+    disable_mkldnn,
     disable_torch_compile,
     exporting,
-    flex_attention_called_directly,
     forbid_data_ptr,
     intercept_associative_scan,
     intercept_control_flow,
-    mkldnn_off,
     on_autocast_switch,
     on_module_setattr,
     silence_fake_tensor_logs,
     skip_noop_module_to,
     suppress_conv_backend_guards,
+    watch_checks,
 )
 from ingot.torch_internals.operator_schemas import (
     aliased_positions,
@@ -118,6 +118,7 @@ from ingot.torch_internals.pytree import (
     registered_container,
 )
 from ingot.torch_internals.quantized import quantized_operator, quantized_operators
+from ingot.torch_internals.shape_env import ProgramShapeEnv, WatchedShapeEnv, suspend_watching
 from ingot.torch_internals.shape_env_state import (
     RestoredShapeEnv,
     SymbolFacts,
@@ -130,7 +131,7 @@ from ingot.torch_internals.shape_env_state import (
 from ingot.torch_internals.shapes import CANNOT_TELL, NO_KERNEL, READS_VALUES, SymbolicRun
 from ingot.torch_internals.symbolic_indexing import (
     TracedTensor,
-    python_calls_dispatched,
+    dispatch_python_calls,
     read_by,
     trace_indices,
     untrace_indices,
@@ -139,14 +140,12 @@ from ingot.torch_internals.symbolic_math import symbolic_math, symbolic_min_max
 from ingot.torch_internals.symbols import (
     FixedSize,
     NamedSource,
-    ProgramShapeEnv,
-    WatchedShapeEnv,
     adopt_symbol,
     bounds,
     declare_guards,
+    discard_guards,
     expr_of,
     expr_to_check,
-    guards_suppressed,
     ignore_fresh_symbols,
     is_replaced,
     is_symbolic,
@@ -154,13 +153,12 @@ from ingot.torch_internals.symbols import (
     may_be_negative,
     narrow,
     new_symbol,
-    nothing_learned,
     pending_symbols,
     portable_expr_of,
-    questions_unwatched,
     range_of,
     rename_symbol,
     scope_checks,
+    suppress_size_guards,
     surely_equal,
     sym_log2,
     sym_sqrt,

@@ -78,7 +78,7 @@ class TracesOfGradients(fx.Interpreter):
 
 
 def _score_and_gradient(write: Callable[..., Any], score: Any, *rest: Any) -> tuple[Any, Any]:
-    """A score function and the graph of its gradient, with traces. torch calls both, and would write them anew."""
+    """A score function and the graph of its gradient, with traces. torch calls both, and would trace them again."""
     traced = TracesOfGradients(score).run if isinstance(score, fx.GraphModule) else score
     _, gradient = write(traced, *rest)
     return score, fx.Interpreter(gradient).run

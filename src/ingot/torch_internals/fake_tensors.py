@@ -1,4 +1,4 @@
-"""Fake tensors: making them, and asking what memory they stand for."""
+"""Fake tensors: creating them, and which memory they stand for."""
 
 from __future__ import annotations
 
@@ -27,35 +27,35 @@ from ingot.torch_internals.isolation import Patches
 from ingot.torch_internals.monkeypatches import patch_attributes
 from ingot.torch_internals.operator_schemas import argument_names, bind_arguments
 from ingot.torch_internals.operators import computes_new_tensor, declares_aliases, without_dispatch
-from ingot.torch_internals.symbols import OwnShapeEnv, expr_of, is_unbacked, questions_unwatched
+from ingot.torch_internals.shape_env import OwnShapeEnv, suspend_watching
+from ingot.torch_internals.symbols import expr_of, is_unbacked
 
 
 def fake_mode(env: ShapeEnv | None) -> FakeTensorMode:
     """torch's, with seven corrections: fake kernels that torch wrote by hand get no dim that counts from the end, x[i]
-    has a number where i is a symbol and is refused where i is out of range, x[:2] has min(n, 2) elements, the indices
+    has a number where i is a symbol and is an error where i is out of range, x[:2] has min(n, 2) elements, the indices
     that unique returns are integers, and a convolution's kernel, the values of x[indices] = values and the sources of
     slices fit.
 
-    Some of those kernels slice the shape at the dim as it comes, and give unique_consecutive(f32[5], dim=-1) two dims.
-    Before torch 2.12 those of unique give the indices the dtype of the values. Before 2.13 that of x[i] does not ask
-    whether i is in range, and those of convolutions whether the kernel is larger than the input, as every real kernel
-    does.
-    No class of our own: control flow knows this mode by its class.
+    Some of those kernels slice the shape at the dim as it comes, and return two dims for unique_consecutive(f32[5],
+    dim=-1). Before torch 2.12 those of unique return indices with the dtype of the values. Before 2.13 that of x[i]
+    does not ask whether i is in range, and those of convolutions whether the kernel is larger than the input, as every
+    real kernel does. No class of our own: control flow knows this mode by its class.
     """
     mode = FakeTensorMode(allow_non_fake_inputs=True, shape_env=env)
     theirs = mode.dispatch
 
     def dispatch(func: Any, types: Any, args: Any = (), kwargs: Any = None) -> object:
         if func is torch.ops.aten.item.default:
-            # For a tensor that begins at a symbolic place torch has another rule, which asks for the value at once.
+            # For a tensor that begins at a symbolic place torch has another rule, which reads the value at once.
             func = torch.ops.aten._local_scalar_dense.default
         _check_dim(func, args, kwargs or {})
         place = _list_operators_with_dim().get(func)
         if place is not None:
-            args, kwargs = _counted_from_the_start(place, list(args), dict(kwargs or {}))
-        if func is torch.ops.aten.select.int and not _selections_checked():
+            args, kwargs = _normalize_dims(place, list(args), dict(kwargs or {}))
+        if func is torch.ops.aten.select.int and not _checks_selections():
             _check_selection(*args, **(kwargs or {}))
-        if func in _CONVOLUTIONS and not _kernel_sizes_checked():
+        if func in _CONVOLUTIONS and not _checks_kernel_sizes():
             _check_kernel_size(func, args, kwargs or {})
         if func in _INDEX_PUTS:
             _check_values_fit(*args, **(kwargs or {}))
@@ -78,7 +78,7 @@ def fake_mode(env: ShapeEnv | None) -> FakeTensorMode:
         scripted = any(isinstance(argument, torch.ScriptObject) for argument in args)
         with (
             patch_attributes(mode, cache_enabled=False) if scripted else contextlib.nullcontext(),
-            _divisions_unasked() if _is_pooling(func) else contextlib.nullcontext(),
+            _skip_division_guards() if _is_pooling(func) else contextlib.nullcontext(),
         ):
             made = theirs(func, types, args, kwargs)
         return _cast_indices(made) if func in _UNIQUE else made
@@ -120,7 +120,7 @@ _DENSE_IN_FACT = frozenset(
 
 @functools.cache
 def may_be_restrided(func: Any) -> bool:
-    """Whether an operator gives other strides than its shape function says, of arguments that are not contiguous."""
+    """Whether an operator returns other strides than its shape function says, of arguments that are not contiguous."""
     if func is torch.ops.aten.zero.default:
         with without_dispatch():
             return bool(func(torch.empty(2, 3, device="meta").t()).stride() != (1, 3))  # so before torch 2.13
@@ -132,7 +132,7 @@ def _is_pooling(func: Any) -> bool:
     return "pool" in func.name()
 
 
-def _divisions_unasked() -> contextlib.AbstractContextManager[None]:
+def _skip_division_guards() -> contextlib.AbstractContextManager[None]:
     """Inside, shape functions of pooling divide sizes without asking whether the division is exact.
 
     Before torch 2.13 they ask. The answer changes nothing, but would hold for the example's size alone.
@@ -141,8 +141,8 @@ def _divisions_unasked() -> contextlib.AbstractContextManager[None]:
 
 
 @functools.cache
-def _selections_checked() -> bool:
-    """Whether torch's own shape function of select refuses an index that is out of range."""
+def _checks_selections() -> bool:
+    """Whether torch's own shape function of select rejects an index that is out of range."""
     with FakeTensorMode():
         try:
             torch.empty(2).select(0, 2)
@@ -154,7 +154,7 @@ def _selections_checked() -> bool:
 def _check_selection(self: Any, dim: int, index: Any) -> None:
     """Raises what the real kernel does for an index out of range; what depends on a tensor's values is not known."""
     if not self.dim():
-        return  # torch refuses it
+        return  # torch raises
     size = self.shape[dim]
     if guard_or_false(index >= size) or guard_or_false(index < -size):
         raise IndexError(
@@ -172,8 +172,8 @@ _CONVOLUTIONS = frozenset(
 
 
 @functools.cache
-def _kernel_sizes_checked() -> bool:
-    """Whether torch's own shape function of convolutions refuses a kernel that is larger than the input in one dim."""
+def _checks_kernel_sizes() -> bool:
+    """Whether torch's own shape function of convolutions rejects a kernel that is larger than the input in one dim."""
     with without_dispatch():
         image, kernel = torch.empty(1, 1, 2, 4, device="meta"), torch.empty(1, 1, 3, 3, device="meta")
         try:
@@ -299,12 +299,12 @@ def _list_operators_with_dim() -> dict[Any, int]:
     return {op: names.index("dim") for op, names in places.items() if "dim" in names}
 
 
-def _counted_from_the_start(place: int, args: list[Any], kwargs: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
-    def counted(dim: Any) -> Any:
+def _normalize_dims(place: int, args: list[Any], kwargs: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
+    def normalize(dim: Any) -> Any:
         return dim + max(args[0].dim(), 1) if isinstance(dim, int) and dim < 0 else dim
 
-    args[place:] = [*map(counted, args[place : place + 1]), *args[place + 1 :]]
-    return args, {name: counted(value) if name == "dim" else value for name, value in kwargs.items()}
+    args[place:] = [*map(normalize, args[place : place + 1]), *args[place + 1 :]]
+    return args, {name: normalize(value) if name == "dim" else value for name, value in kwargs.items()}
 
 
 def _slice_within(
@@ -336,7 +336,7 @@ def _slice_within(
     sizes[dim] = length if step == 1 else (length + step - 1) // step
     offset = x.storage_offset() + begin * strides[dim]
     strides[dim] = strides[dim] * step
-    with questions_unwatched(symbolic[0].node.shape_env):  # whether it lies inside its storage: a slice always does
+    with suspend_watching(symbolic[0].node.shape_env):  # whether it lies inside its storage: a slice always does
         return x.as_strided(sizes, strides, offset)
 
 
@@ -356,7 +356,7 @@ def _choose(which: Callable[[Any, Any], Any], value: Any, limit: Any) -> Any:
 
 
 @contextlib.contextmanager
-def aliases_kept(mode: FakeTensorMode, func: Any) -> Iterator[None]:
+def keep_aliases(mode: FakeTensorMode, func: Any) -> Iterator[None]:
     """Inside, what a call on fakes returns shares memory with its arguments as it would on real tensors.
 
     The mode's cache holds types of results, and makes new memory for any result whose schema declares no alias.

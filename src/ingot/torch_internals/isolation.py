@@ -13,7 +13,7 @@ for each other. These are the module that is captured, which holds fakes meanwhi
 model's code changes; and torch's compilers, which know functions by identity.
 
 The lock cannot deadlock with others of ours or of torch's. It is one lock, and re-entrant. Before it, and never after,
-a thread takes the lock of torch.compile, whose threads ask for ours when they call a backend; a nested region takes
+a thread takes the lock of torch.compile, whose threads take ours when they call a backend; a nested region takes
 neither. Inside, torch.compile is off and nothing else of ours blocks. The short lock `_guard` is a leaf: under it only
 attributes are set. What remains is the model's own code: a forward that waits for another thread which captures waits
 forever.
@@ -220,10 +220,10 @@ class _IgnoredHere:
 
 
 _FILTER: Any = ("ignore", _IgnoredHere(), Warning, None, 0)
-_ignoring: set[warnings_ignored] = set()
+_ignoring: set[ignore_warnings] = set()
 
 
-class warnings_ignored(contextlib.AbstractContextManager[None]):
+class ignore_warnings(contextlib.AbstractContextManager[None]):
     """Inside, warnings whose text begins like the pattern are not shown on this thread, nor raised.
 
     The filters of the warnings module belong to the process, and leaving catch_warnings in two threads in another order
@@ -307,7 +307,7 @@ class Region:
         self._state = state
 
     def enter(self, context: contextlib.AbstractContextManager[Any]) -> None:
-        if isinstance(context, Patches | warnings_ignored):
+        if isinstance(context, Patches | ignore_warnings):
             context.__enter__()  # writes itself down
             return
         if isinstance(context, contextlib._GeneratorContextManager):

@@ -77,7 +77,7 @@ class RecordingMode(ProxyTorchDispatchMode):
         return func(*args, **kwargs)  # arithmetic on sizes is written down where a size is used
 
 
-def recording_paused() -> contextlib.AbstractContextManager[Any]:
+def pause_recording() -> contextlib.AbstractContextManager[Any]:
     """Inside, the RecordingMode that is active sees nothing."""
     return disable_proxy_modes_tracing()
 
@@ -104,7 +104,7 @@ class grad_mode:
 
 
 @contextlib.contextmanager
-def modes_restored() -> Iterator[None]:
+def restore_modes() -> Iterator[None]:
     """Afterwards grad mode and autocast are as they were, even if a graph's switches were left half done."""
     restore = save_switches()
     try:

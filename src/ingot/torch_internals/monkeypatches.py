@@ -1,4 +1,4 @@
-"""Functions of torch that are others while something runs, on the thread that runs it."""
+"""Context managers that temporarily monkey-patch torch, on the current thread only."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ from torch.fx.experimental.symbolic_shapes import (
 from torch.nn.attention import flex_attention as _flex
 
 from ingot.torch_internals.isolation import Patches, Shared, ThreadFlag
-from ingot.torch_internals.modes import recording_paused
+from ingot.torch_internals.modes import pause_recording
 
 # The package has a function of the module's name.
 _associative_scan = importlib.import_module("torch._higher_order_ops.associative_scan")
 TORCH_FOLDER: str = torch.__path__[0]
 
 
-def mkldnn_off() -> Patches:
+def disable_mkldnn() -> Patches:
     """Inside, torch's decompositions do not choose operators that only oneDNN has."""
     return Patches((torch._C, "_get_mkldnn_enabled", lambda _: lambda: False))
 
@@ -159,7 +159,7 @@ def intercept_control_flow(call: Callable[..., Any]) -> Patches:
 def intercept_associative_scan(call: Callable[..., Any]) -> Patches:
     """Inside, an associative scan that torch would write out as a tree of slices is `call(original, function, xs)`.
 
-    `function` takes the leaves of two places and gives those of one; `original()` is what torch would do.
+    `function` takes the leaves of two elements and returns those of one; `original()` is what torch would do.
     """
 
     def direct(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -216,12 +216,12 @@ def on_autocast_switch(on_enter: Callable[..., None], on_exit: Callable[[], None
     return Patches((cls, "__enter__", entering), (cls, "__exit__", leaving))
 
 
-def checks_watched(
+def watch_checks(
     with_message: Callable[[Callable[[], Any] | None], contextlib.AbstractContextManager[None]],
 ) -> Patches:
     """Inside, torch._check and its variants run in `with_message(message)` where the run decides about the condition.
 
-    torch._assert is one of them: as written, it would ask for the condition's value.
+    torch._assert is one of them: as written, it would read the condition's value.
     """
 
     def checking(check_with: Callable[..., None]) -> Callable[..., None]:
@@ -254,7 +254,7 @@ def skip_noop_module_to() -> Patches:
     def skipping(original: Callable[..., Any]) -> Callable[..., Any]:
         def apply(self: torch.nn.Module, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Any:
             tensors = [*self.parameters(recurse), *self.buffers(recurse)]
-            with recording_paused():
+            with pause_recording():
                 idle = all(fn(tensor) is tensor for tensor in tensors)
             return self if idle else original(self, fn, recurse)
 
@@ -263,13 +263,13 @@ def skip_noop_module_to() -> Patches:
     return Patches((torch.nn.Module, "_apply", skipping))
 
 
-def flex_attention_called_directly() -> Patches:
+def call_flex_attention_directly() -> Patches:
     """Inside, flex_attention reaches its operator without compiling itself first."""
     reads = sys.modules.get("torch._dynamo._trace_wrapped_higher_order_op")
     name = "_FLEX_ATTENTION_DISABLE_COMPILE_DEBUG"
     return Patches(
         (_flex, name, Shared(ThreadFlag(_flex, name))),
-        # torch's own kernel has no backward on the CPU and refuses what asks for gradients; ours has one.
+        # torch's own kernel has no backward on the CPU and rejects what requires gradients; ours has one.
         (_flex, "_validate_device", lambda _: lambda *_: None),
         # A mask's function that reads a table: torch would write its own node for that.
         *([(reads, "mod_index", lambda _: torch.ops.aten.index.Tensor)] if reads is not None else []),

@@ -1,4 +1,4 @@
-"""Operators: what their schemas do not say, and those that torch keeps to itself."""
+"""Operators: what their schemas do not say, and non-public ones."""
 
 from __future__ import annotations
 
@@ -146,7 +146,7 @@ wrap_with_set_grad_enabled: HigherOrderOperator = torch.ops.higher_order.wrap_wi
 
 
 def is_declared_effectful(op: OpOverload) -> bool:
-    """Whether somebody told torch that an operator has an effect."""
+    """Whether an operator is registered with torch as having an effect."""
     return _simple_registry.singleton.find(op._name).effect.effect is not None
 
 

@@ -1,4 +1,4 @@
-"""What a model's code may set for the whole process or thread, and how it is put back after a capture.
+"""Process-wide and thread-wide settings that a model's code may change, and how they are restored.
 
 Of what belongs to the process, other threads may set it meanwhile, and draw random numbers. So where there are other
 threads, only those settings are put back that the capturing thread itself has touched: functions that set something,
@@ -23,7 +23,7 @@ from ingot.torch_internals.modes import save_modes
 
 
 class _Setting(NamedTuple):
-    """How a setting is asked for, how it is set to what was answered, and which functions set it."""
+    """How a setting is read, how it is restored, and which functions set it."""
 
     ask: Callable[[], Any]
     put: Callable[[Any], Any]

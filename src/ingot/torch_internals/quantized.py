@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch._ops import OpOverload
 
-from ingot.torch_internals.isolation import warnings_ignored
+from ingot.torch_internals.isolation import ignore_warnings
 
 NAMESPACE = "quantized_decomposed"
 
@@ -16,7 +16,7 @@ NAMESPACE = "quantized_decomposed"
 @cache
 def quantized_operators() -> Any:
     """The namespace of these operators, with every one of them registered."""
-    with warnings_ignored(".*deprecated"):
+    with ignore_warnings(".*deprecated"):
         from torch.ao.quantization.fx import _decomposed as library  # noqa: F401
     return torch.ops.quantized_decomposed
 

@@ -1,4 +1,4 @@
-"""What a file keeps of torch's symbols, and how they come to be again."""
+"""What a file stores of torch's symbols, and how they are restored."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ from torch.utils import _pytree
 from torch.utils._sympy.numbers import int_oo
 from torch.utils._sympy.value_ranges import ValueRanges
 
-from ingot.torch_internals.symbols import NamedSource, ProgramShapeEnv, ignore_fresh_symbols
+from ingot.torch_internals.shape_env import ProgramShapeEnv
+from ingot.torch_internals.symbols import NamedSource, ignore_fresh_symbols
 
 
 class RestoredShapeEnv(ProgramShapeEnv):
@@ -38,7 +39,7 @@ class RestoredShapeEnv(ProgramShapeEnv):
 
 @dataclass(frozen=True, slots=True)
 class SymbolFacts:
-    """What a shape environment knows of a symbol; None is no bound, and no hint for a symbol known only at run time."""
+    """What a shape environment knows of a symbol; None means unbounded, or no hint for a data-dependent symbol."""
 
     name: str
     hint: int | None
@@ -60,7 +61,7 @@ def symbol_facts(env: ShapeEnv, symbol: sympy.Symbol) -> SymbolFacts:
 
 
 def restore_symbol(env: RestoredShapeEnv, facts: SymbolFacts) -> sympy.Symbol:
-    """The symbol that `symbol_facts` described, anew. Symbols known only at run time come in the order of their names.
+    """Restores the symbol that `symbol_facts` described. Unbacked symbols come in the order of their names.
 
     Raises ValueError for a name that torch would not give, or a range that the hint is not in.
     """
@@ -68,7 +69,7 @@ def restore_symbol(env: RestoredShapeEnv, facts: SymbolFacts) -> sympy.Symbol:
     ranged = ValueRanges(-int_oo if facts.low is None else facts.low, int_oo if facts.high is None else facts.high)
     if facts.hint is None:
         if kind not in ("u", "zuf") or len(number) > 9:
-            raise ValueError(f"{facts.name} is no name of a number that is known only at run time")
+            raise ValueError(f"{facts.name} is not the name of a data-dependent number")
         with ignore_fresh_symbols(env):
             if kind == "zuf":
                 env.unbacked_symfloat_counter = int(number)
@@ -80,7 +81,7 @@ def restore_symbol(env: RestoredShapeEnv, facts: SymbolFacts) -> sympy.Symbol:
             env.size_like.add(symbol)
         return symbol
     if not facts.name.startswith("s") or facts.hint not in ranged or facts.low == facts.high:
-        raise ValueError(f"{facts.name} = {facts.hint} in {ranged} is no dynamic size")
+        raise ValueError(f"{facts.name} = {facts.hint} in {ranged} is not a dynamic size")
     return env.create_symbol(
         facts.hint,
         NamedSource(facts.name[1:]),

@@ -20,7 +20,8 @@ from torch.overrides import TorchFunctionMode
 
 from ingot.torch_internals.fake_tensors import fake_mode
 from ingot.torch_internals.monkeypatches import silence_fake_tensor_logs
-from ingot.torch_internals.symbols import OwnShapeEnv, new_symbol, symbolic_value
+from ingot.torch_internals.shape_env import OwnShapeEnv
+from ingot.torch_internals.symbols import new_symbol, symbolic_value
 
 READS_VALUES: tuple[type[Exception], ...] = (
     DataDependentOutputException,
@@ -95,7 +96,7 @@ class SymbolicRun:
                 stack.enter_context(mode)
             return function(*args, **kwargs)
 
-    def named(self, expr: sympy.Basic) -> sympy.Basic | None:
+    def rename_symbols(self, expr: sympy.Basic) -> sympy.Basic | None:
         """An expression in symbols by their names; None of what the operator itself found out."""
         known = expr.xreplace(self._names)
         return known if known.free_symbols <= set(self._names.values()) else None
@@ -104,5 +105,5 @@ class SymbolicRun:
         """What was asked about sizes, as it came out."""
         asked = [guard.expr for guard in self._env.guards[self._asked_before :]]
         asked += [check.expr for checks in self._env.deferred_runtime_asserts.values() for check in checks]
-        named = [self.named(expr) for expr in asked if expr not in (sympy.true, True)]
+        named = [self.rename_symbols(expr) for expr in asked if expr not in (sympy.true, True)]
         return [expr for expr in named if expr is not None]

@@ -1,4 +1,4 @@
-"""Symbolic indices: fakes of a trace take them, where torch would ask for their values."""
+"""Symbolic indices: fakes of a trace take them, where torch would read their values."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from ingot.torch_internals.isolation import Patches
 from ingot.torch_internals.symbols import is_symbolic
 
 
-def python_calls_dispatched() -> Patches:
+def dispatch_python_calls() -> Patches:
     """Inside, calls that torch would answer without its dispatcher reach it all the same.
 
-    torch.tensor takes symbolic numbers and tensors, which torch's own parser would ask for their values; so would
+    torch.tensor takes symbolic numbers and tensors, which torch's own parser would read as numbers; so would
     torch._assert of a tensor. x.contiguous() is a call even where the fake x is contiguous already: the real one need
     not be, since kernels choose strides of their own.
     """
@@ -54,7 +54,7 @@ def python_calls_dispatched() -> Patches:
 
 
 class TracedTensor(FakeTensor):
-    """A fake whose indices may be symbolic numbers and 0-d tensors, which torch's own indexing asks for their values.
+    """A fake whose indices may be symbolic numbers and 0-d tensors, which torch's own indexing reads as numbers.
 
     Only a class of its own can have an indexing of its own: put into torch.Tensor for a while, a __getitem__ leaves a
     slot behind that makes every 0-d tensor pass for a sequence from then on.
@@ -107,7 +107,7 @@ def _index_is_symbolic(index: Any) -> bool:
 
 
 def _index_is_mapped(index: Any) -> bool:
-    """Whether an index is made of tensors, one of which vmap runs over: nobody can be asked for its value."""
+    """Whether an index is made of tensors, one of which vmap runs over: its value cannot be read."""
     items = index if isinstance(index, tuple) else (index,)
     return all(isinstance(item, torch.Tensor) for item in items) and any(
         map(torch._C._functorch.is_batchedtensor, items)

@@ -1,4 +1,4 @@
-"""Python's functions of numbers, of sizes that are symbols."""
+"""Python's math functions for symbolic sizes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ingot.torch_internals.symbols import sym_log2, sym_sqrt
 
 
 def symbolic_math() -> Patches:
-    """Inside, functions of `math` take sizes that are symbols, and give symbols.
+    """Inside, functions of `math` take symbolic sizes, and return symbols.
 
     Python's own ask a symbol for its number, which holds for the example alone.
     """
@@ -64,7 +64,7 @@ def _make_symbolic(form: Callable[..., Any], original: Callable[..., Any]) -> Ca
 
 
 def _extreme(either: Callable[..., Any], wins: Callable[..., Any], original: Callable[..., Any]) -> Callable[..., Any]:
-    def chosen(x: Any, y: Any) -> Any:
+    def choose(x: Any, y: Any) -> Any:
         """One of the two if it is known which; the first of equal ones."""
         if statically_known_true(wins(x, y)):
             return x
@@ -78,7 +78,7 @@ def _extreme(either: Callable[..., Any], wins: Callable[..., Any], original: Cal
             return original(*args, **options)
         items = tuple(args[0]) if len(args) == 1 else args
         if any(isinstance(item, torch.SymInt | torch.SymFloat) for item in items):
-            return functools.reduce(chosen, items)
+            return functools.reduce(choose, items)
         return original(items)
 
     return call

@@ -1,6 +1,6 @@
 """What torch does not document about TorchScript: its graphs, and the passes that we let run over a copy of one.
 
-A part of the door that `torch_internals` is: when a torch release moves something, this is the place to change.
+Part of `torch_internals`: when a torch release moves something, only this file needs to change.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 
 import torch
 
-from ingot.torch_internals.isolation import warnings_ignored
+from ingot.torch_internals.isolation import ignore_warnings
 from ingot.torch_internals.quantized import quantized_operators
 
 # torch describes these to type checkers in part, and in part wrongly.
@@ -55,13 +55,13 @@ def children(script: Any) -> list[tuple[str, Any]]:
 
 
 def parameters(script: Any) -> list[tuple[str, torch.Tensor]]:
-    """The parameters that hang on this module itself."""
+    """The parameters of this module itself."""
     table: Any = torch._C.ParameterDict(script._c)
     return list(table.items())
 
 
 def buffers(script: Any) -> list[tuple[str, torch.Tensor]]:
-    """The buffers that hang on this module itself."""
+    """The buffers of this module itself."""
     table: Any = torch._C.BufferDict(script._c)
     return list(table.items())
 
@@ -144,13 +144,13 @@ def constant_of(node: Node) -> Any:
 
 
 def tensor_in(node: Node, name: str) -> torch.Tensor:
-    """A tensor that hangs on a node itself."""
+    """A tensor attribute of a node."""
     held: torch.Tensor = node.t(name)
     return held
 
 
 def number_in(node: Node, name: str) -> float:
-    """A number that hangs on a node itself."""
+    """A number attribute of a node."""
     return float(node.f(name) if node.kindOf(name) == "f" else node.i(name))
 
 
@@ -236,26 +236,26 @@ def is_quantized(module: torch.nn.Module) -> bool:
 
 def trace_module(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """torch's trace of a module. What it warns of is what any trace does: it follows one path."""
-    with warnings_ignored():
+    with ignore_warnings():
         return torch.jit.trace(module, args, example_kwarg_inputs=kwargs or None, check_trace=False)
 
 
-def _quietly() -> warnings_ignored:
-    """Inside, torch does not say that TorchScript is deprecated: whoever imports a script knows."""
-    return warnings_ignored(".*deprecated")
+def _quietly() -> ignore_warnings:
+    """Inside, torch does not warn that TorchScript is deprecated."""
+    return ignore_warnings(".*deprecated")
 
 
 # ---------------------------------------------------------------------- quantized modules
 
 
 def quantize(x: torch.Tensor, scale: Any, zero: Any, low: int, high: int, dtype: torch.dtype) -> torch.Tensor:
-    """Whole numbers of a dtype for floats."""
+    """Quantizes floats to integers of a dtype."""
     operator = quantized_operators().quantize_per_tensor
     return (operator.tensor if isinstance(scale, torch.Tensor) else operator.default)(x, scale, zero, low, high, dtype)
 
 
 def dequantize(x: torch.Tensor, scale: Any, zero: Any, low: int, high: int, dtype: torch.dtype) -> torch.Tensor:
-    """Floats for whole numbers."""
+    """Dequantizes integers to floats."""
     operator = quantized_operators().dequantize_per_tensor
     return (operator.tensor if isinstance(scale, torch.Tensor) else operator.default)(x, scale, zero, low, high, dtype)
 
@@ -267,7 +267,7 @@ def dequantize_channels(
 
 
 def quantize_by_range(x: torch.Tensor, low: int, high: int, dtype: torch.dtype) -> torch.Tensor:
-    """Floats as they come out of whole numbers whose scale is chosen by what the tensor holds."""
+    """Floats as dynamic quantization rounds them: the scale follows from the tensor's values."""
     smallest = float(torch.finfo(torch.float32).eps)
     scale, zero = quantized_operators().choose_qparams.tensor(x, low, high, smallest, dtype)
     return dequantize(quantize(x, scale, zero, low, high, dtype), scale, zero, low, high, dtype)

@@ -66,7 +66,7 @@ def test_dims(program: Program, spec: Any, wanted: str) -> None:
         (("", 3), "neither a name nor an expression"),
         (("?", 3), "neither a name nor an expression"),
         (("__import__('os')", 3), "neither a name nor an expression"),
-        ((sympy.Symbol("n") / 2, 3), "not a whole number"),
+        ((sympy.Symbol("n") / 2, 3), "not an integer"),
         ((..., 3), "Dim 0 of x is given as Ellipsis"),
         (TYPE("float32", CPU, (2, 3)), "has the dtype 'float32'"),
         (TYPE(torch.float32, "cpu", (2, 3)), "has the device 'cpu'"),

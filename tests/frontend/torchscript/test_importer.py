@@ -52,7 +52,7 @@ def test_from_an_open_file() -> None:
     file.seek(0)
     (x,) = case.arguments()[0]
     assert torch.equal(ingot.from_torchscript(file, (x,))(x), case.script()(x))
-    with pytest.raises(CaptureError, match="is no TorchScript file"):
+    with pytest.raises(CaptureError, match="is not a TorchScript file"):
         ingot.from_torchscript(io.BytesIO(b"no archive"))
 
 
@@ -64,7 +64,7 @@ def test_an_error_in_a_file_names_the_line_of_the_users_module(tmp_path: Path) -
 
 def test_no_file(tmp_path: Path) -> None:
     (tmp_path / "bad.pt").write_bytes(b"no archive")
-    with pytest.raises(CaptureError, match="is no TorchScript file"):
+    with pytest.raises(CaptureError, match="is not a TorchScript file"):
         ingot.from_torchscript(tmp_path / "bad.pt")
 
 
@@ -213,11 +213,11 @@ def test_down_the_road_and_to_native_code(name: str, tmp_path: Path, monkeypatch
     ("function", "error", "says", "line"),
     [
         ("grows", DataDependentError, "builds a list", "while bool"),
-        ("grows_a_tensor", DataDependentError, "gives a tensor", "while bool"),
-        ("picks_from_a_list", DataDependentError, "which item of a list", "parts[int(x.sum())]"),
-        ("one_side_is_none", DataDependentError, "where the other gives", "if bool(x.sum() > 0)"),
+        ("grows_a_tensor", DataDependentError, "passes a tensor", "while bool"),
+        ("picks_from_a_list", DataDependentError, "a list index or length is data-dependent", "parts[int(x.sum())]"),
+        ("one_side_is_none", DataDependentError, "where the other returns", "if bool(x.sum() > 0)"),
         ("always_raises", EagerError, "the model is out of order", "raise"),
-        ("a_tuple_or_none", DataDependentError, "a tuple of 2 items where the other gives", "if bool(x.sum() < 1)"),
+        ("a_tuple_or_none", DataDependentError, "a tuple of 2 items where the other returns", "if bool(x.sum() < 1)"),
         ("named_by_a_value", UntraceableError, "used for more than a message", "found["),
         (
             "casts_in_a_branch",
@@ -227,7 +227,7 @@ def test_down_the_road_and_to_native_code(name: str, tmp_path: Path, monkeypatch
         ),
         ("fails", EagerError, "RuntimeError: shape '[2, 5]' is invalid", "y.view(2, 5)"),
         ("calls_python", UntraceableError, "left_to_python, a Python function", "left_to_python(x) + 1"),
-        ("writes_one_of_two", UntraceableError, "may or may not be the same", "y.add_(1)"),
+        ("writes_one_of_two", UntraceableError, "may alias another one", "y.add_(1)"),
     ],
 )
 def test_refused(function: str, error: type[Exception], says: str, line: str) -> None:
@@ -241,10 +241,10 @@ def test_refused(function: str, error: type[Exception], says: str, line: str) ->
 @pytest.mark.parametrize(
     ("function", "says", "line"),
     [
-        ("one_tensor_all_along", "written to in place, which the list sees", "for t in range"),
-        ("written_afterwards", "may or may not be the same as another one", "h.zero_()"),
-        ("rows_written_afterwards", "may or may not be the same as another one", "x.zero_()"),
-        ("given_out", "gives out a list that is as long as the run makes it", "out.append"),
+        ("one_tensor_all_along", "written to in place after it was appended to a list", "for t in range"),
+        ("written_afterwards", "may alias another one", "h.zero_()"),
+        ("rows_written_afterwards", "may alias another one", "x.zero_()"),
+        ("given_out", "returns a list whose length is data-dependent", "out.append"),
         ("two_a_round", "builds a list or a dict", "for t in range"),
     ],
 )

@@ -75,7 +75,7 @@ def test_weights_of_16_bits() -> None:
 
 
 def test_weights_that_nobody_can_look_into_are_refused() -> None:
-    with pytest.raises(UntraceableError, match=r"(?s)quantized_lstm.*torch alone can look into.*ingot.quantize"):
+    with pytest.raises(UntraceableError, match=r"(?s)quantized_lstm.*opaque object of torch.*ingot.quantize"):
         ingot.from_torchscript(recurrent(), (torch.randn(5, 2, 3),))
 
 

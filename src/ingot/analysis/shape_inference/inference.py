@@ -3,9 +3,9 @@
 Graphs are walked in order, each operator typed by its own kernel. Control flow is where types meet:
 
     cond               the join of its branches; a branch that cannot work on these types is never left
-    while_loop, scan   what is carried is joined with what a round gives until nothing changes. The first rounds forget
+    while_loop, scan   what is carried is joined with an iteration's result until nothing changes. The first ones forget
                        the sizes that change, the next one forgets all sizes of what still changes, and the last one
-                       forgets everything: five rounds at most
+                       forgets everything: five iterations at most
     map                its graph, on a row
     regions            their graph, under their autocast
 
@@ -59,7 +59,7 @@ class Inferred:
     """The type of every node, inner graphs' included, by the node itself or by a name of the outermost graph.
 
     A node that no run gets to, behind one that always fails in a branch or a loop, has none; `failures` says which one
-    that is, and why. `unknown_reasons` says of operators whose types leave something open why they do.
+    that is, and why. `unknown_reasons` says why the types of operators are incomplete.
     """
 
     types: dict[fx.Node, Type] = field(default_factory=dict)
@@ -103,13 +103,13 @@ class _Analysis:
         self.rounds = 0
         self.autocasts: list[tuple[Any, ...]] = []
         self._declared = declared.keys()
-        # Of a number that the run finds out nothing is known, until it is the size of something.
+        # Nothing is known of a data-dependent number until it is the size of something.
         self._bounds: dict[sympy.Symbol, tuple[int, int | None]] = {**dict.fromkeys(sizes, (0, None)), **declared}
         self._depth = 0
         self._cache: dict[str, InferredType | InfeasibleTypes] = {}
 
     def run(self, module: fx.GraphModule, inputs: Sequence[Type]) -> list[Type]:
-        """Types every node of a graph and returns the types of what it gives out."""
+        """Types every node of a graph and returns the types of its results."""
         outer = list(self.autocasts)
         try:
             return self._run(module, inputs)
@@ -117,7 +117,7 @@ class _Analysis:
             self.autocasts = outer
 
     def inner(self, module: Any, inputs: Sequence[Type]) -> list[Type]:
-        """The same of a branch or a body, in which a size that the run finds out may be another one each time."""
+        """The same for a branch or a body, in which a data-dependent size may differ each time."""
         self._depth += 1
         try:
             return self.run(module, inputs)
@@ -134,44 +134,47 @@ class _Analysis:
                 found = type_of(getattr(module, str(node.target), None))
             elif node.op == "call_function":
                 self._learn(node)
-                self.failures.pop(node, None)  # of an earlier round
+                self.failures.pop(node, None)  # of an earlier iteration
                 try:
                     found = self._call(node)
                 except ShapeError as failure:
                     self.failures[node] = failure
                     raise
             elif node.op == "output":
-                results = self._typed(node.args[0])
+                results = self._type_argument(node.args[0])
                 return [_as_type(item) for item in (results if isinstance(results, list) else [results])]
             else:
                 found = UNKNOWN
             self.types[node] = _shapeless(found) if node in lost else found
         raise AssertionError("a graph has an output")
 
-    def _typed(self, argument: Any) -> Any:
+    def _type_argument(self, argument: Any) -> Any:
         """An argument with types in place of nodes."""
         if isinstance(argument, fx.Node):
             return self.types[argument]
         if isinstance(argument, list | tuple):
-            return [self._typed(item) for item in argument]
+            return [self._type_argument(item) for item in argument]
         return argument
 
     def _call(self, node: fx.Node) -> Type:
         target: Any = node.target
-        args, kwargs = self._typed(node.args), {key: self._typed(value) for key, value in node.kwargs.items()}
+        args, kwargs = (
+            self._type_argument(node.args),
+            {key: self._type_argument(value) for key, value in node.kwargs.items()},
+        )
         if target is operator.getitem and isinstance(args[0], TupleType) and isinstance(args[1], int):
             return self._item(node, args[0], args[1])
-        if target is operator.getitem and args[0] is UNKNOWN and (part := _Part.of(node)) is not None:
+        if target is operator.getitem and args[0] is UNKNOWN and (part := _Part.from_node(node)) is not None:
             made: Any = node.args[0]
-            taken = {key: self._typed(value) for key, value in made.kwargs.items()}
-            return self._operator(node, part, self._typed(made.args), taken)
+            taken = {key: self._type_argument(value) for key, value in made.kwargs.items()}
+            return self._operator(node, part, self._type_argument(made.args), taken)
         if target in _RULES:
             return _RULES[target](self, args)
-        if self._as_captured(node):
+        if self._matches_capture(node):
             return type_of(metadata.value_of(node))
         if isinstance(target, internals.HigherOrderOperator):
             return UNKNOWN
-        return self._named(node, self._operator(node, target, args, kwargs))
+        return self._name_unbacked_size(node, self._operator(node, target, args, kwargs))
 
     def _item(self, node: fx.Node, values: TupleType, index: int) -> Type:
         if index < len(values.items):
@@ -180,14 +183,14 @@ class _Analysis:
         assert isinstance(made, fx.Node)
         raise ShapeError(
             format_error(
-                f"{made.target} gives {len(values.items)} values, and the program takes number {index + 1} of them.",
+                f"{made.target} returns {len(values.items)} values, but the program reads value {index + 1}.",
                 where=metadata.where(made),
-                why=f"it gives {values}; when the program was captured there were more",
+                why=f"it returns {values}; when the program was captured there were more",
                 fix="change the shapes that go in, or capture the program with such shapes",
             )
         )
 
-    def _as_captured(self, node: fx.Node) -> bool:
+    def _matches_capture(self, node: fx.Node) -> bool:
         """Whether what was recorded of a node holds: it came of arguments of these types, in sizes that are named."""
         if self.autocasts or not metadata.has_value(node):
             return False
@@ -202,7 +205,7 @@ class _Analysis:
     def _operator(self, node: fx.Node, target: Any, args: list[Any], kwargs: dict[str, Any]) -> Type:
         key = f"{target}|{args}|{kwargs}|{self.autocasts}"
         if key not in self._cache:
-            function = self._under_autocast(target)
+            function = self._wrap_autocast(target)
             try:
                 # The meta device knows no autocast.
                 self._cache[key] = answer(function, args, kwargs, self._bounds, on_meta=not self.autocasts)
@@ -210,7 +213,7 @@ class _Analysis:
                 self._cache[key] = refused
         found = self._cache[key]
         if not isinstance(found, InfeasibleTypes):
-            self.unknown_reasons.pop(node, None)  # of an earlier round
+            self.unknown_reasons.pop(node, None)  # of an earlier iteration
             if found.unknown_reason is not None:
                 self.unknown_reasons[node] = found.unknown_reason
             return found.type
@@ -224,7 +227,7 @@ class _Analysis:
             )
         ) from found
 
-    def _under_autocast(self, target: Callable[..., Any]) -> Callable[..., Any]:
+    def _wrap_autocast(self, target: Callable[..., Any]) -> Callable[..., Any]:
         if not self.autocasts:
             return target
         settings = list(self.autocasts)
@@ -238,7 +241,7 @@ class _Analysis:
         return run
 
     def _learn(self, node: fx.Node) -> None:
-        """What the run finds out at a node is 0 or more, where it is a size or was asserted to be."""
+        """A data-dependent number of a node is 0 or more, where it is a size or was asserted to be."""
         bound = metadata.bindings_of(node)
         if not bound:
             return
@@ -248,8 +251,8 @@ class _Analysis:
             if not any(internals.may_be_negative(number, found) for number in numbers):
                 self._bounds.setdefault(symbol(symbolic_dims.name_of(found)), (0, None))
 
-    def _named(self, node: fx.Node, found: Type) -> Type:
-        """A size that only the run finds out has the name that the program gave it, where it is found out but once."""
+    def _name_unbacked_size(self, node: fx.Node, found: Type) -> Type:
+        """A data-dependent size has the name that the program gave it, where only one node defines it."""
         if self._depth or not metadata.bindings_of(node):
             return found
         bound = frozenset(symbol(symbolic_dims.name_of(s)) for s in metadata.bindings_of(node))
@@ -258,13 +261,13 @@ class _Analysis:
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """One of the values that an operator gives. How many those are may be unknown; one that is taken is there."""
+    """One of the values that an operator returns. How many there are may be unknown; one that is read exists."""
 
     target: internals.OpOverload
     index: int
 
     @classmethod
-    def of(cls, node: fx.Node) -> _Part | None:
+    def from_node(cls, node: fx.Node) -> _Part | None:
         made, index = node.args
         target = made.target if isinstance(made, fx.Node) else None
         return cls(target, index) if isinstance(target, internals.OpOverload) and isinstance(index, int) else None
@@ -290,7 +293,7 @@ def _cond(analysis: _Analysis, args: list[Any]) -> Type:
     for side in (true, false):
         try:
             found.append(TupleType(tuple(analysis.inner(side.value, _types(operands)))))
-        except ShapeError as failure:  # whoever takes this branch gets an exception and nothing else
+        except ShapeError as failure:  # taking this branch raises
             refusal = refusal or failure
     if not found:
         assert refusal is not None
@@ -306,11 +309,11 @@ def _while_loop(analysis: _Analysis, args: list[Any]) -> Type:
         analysis.inner(condition.value, [*now, *_types(additional)])
         return analysis.inner(body.value, [*now, *_types(additional)])
 
-    # It is asked before the first round too: if it cannot work, nor can the loop.
+    # It is evaluated before the first iteration too: if it fails, so does the loop.
     analysis.inner(condition.value, [*_types(carried), *_types(additional)])
     try:
         return TupleType(tuple(_iterate_to_fixpoint(analysis, turn, _types(carried))))
-    except _LoopNeverRuns as never:  # it fails, or is left before its first round
+    except _LoopNeverRuns as never:  # it fails, or ends before its first iteration
         return TupleType(tuple(never.carried))
 
 
@@ -327,7 +330,7 @@ def _scan(analysis: _Analysis, args: list[Any]) -> Type:
 
     try:
         return TupleType((*_iterate_to_fixpoint(analysis, turn, _types(initial)), *stacked))
-    except _LoopNeverRuns as never:  # no scan is without a round: torch refuses one over no rows
+    except _LoopNeverRuns as never:  # every scan has an iteration: torch rejects one over no rows
         raise never.failure from never.failure.__cause__
 
 
@@ -342,13 +345,13 @@ def _map(analysis: _Analysis, args: list[Any]) -> Type:
 def _associative_scan(analysis: _Analysis, args: list[Any]) -> Type:
     combine, rows, additional = args
     lefts = [*map(_row, _types(rows))]
-    # What is combined is as what it is combined of, or the operator refuses.
+    # The combined value has the type of its operands, or the operator raises.
     analysis.inner(combine.value, [*lefts, *lefts, *_types(additional)])
     return TupleType(tuple(_types(rows)))
 
 
 class _LoopNeverRuns(Exception):
-    """A loop's first round cannot end; what is carried is as at the start."""
+    """A loop's first iteration fails; what is carried is as at the start."""
 
     def __init__(self, carried: list[Type], failure: ShapeError) -> None:
         super().__init__()
@@ -359,7 +362,7 @@ class _LoopNeverRuns(Exception):
 def _iterate_to_fixpoint(
     analysis: _Analysis, turn: Callable[[list[Type]], list[Type]], start: list[Type]
 ) -> list[Type]:
-    """What is carried, in every round: a fixpoint, reached in at most MOST_ROUNDS."""
+    """What is carried, in every iteration: a fixpoint, reached in at most MOST_ROUNDS."""
     now = start
     for round_ in range(1, MOST_ROUNDS + 1):
         analysis.rounds = max(analysis.rounds, round_)

@@ -1,4 +1,4 @@
-"""What a caller says of a program's arguments, read and checked before analysis begins.
+"""What a caller says about a program's arguments, read and checked before analysis begins.
 
 inputs := {argument: spec}         by its own name, its place ("past[0].keys"), or its placeholder's name
 spec   := (dim, …) | TensorType    of a tensor; None: its rank is unknown
@@ -34,20 +34,20 @@ _DIMS = (
 def argument_types(program: Program, inputs: Mapping[str, Spec] | None) -> list[Type]:
     """The type of every placeholder: as captured, or as `inputs` says. Raises ShapeError."""
     if not isinstance(inputs, Mapping | None):
-        raise _refused(
-            f"`inputs` is {_told(inputs)}.", 'give a dict by the arguments\' names: {"x": ("batch", None, 3)}'
+        raise _spec_error(
+            f"`inputs` is {_describe_value(inputs)}.", 'give a dict by the arguments\' names: {"x": ("batch", None, 3)}'
         )
     placeholders = [node for node in program.graph.nodes if node.op == "placeholder"]
     types = {node.name: type_of(metadata.value_of(node)) for node in placeholders}
-    taken = {symbol.name for symbol in _found_out(program.graph_module)}
+    taken = {symbol.name for symbol in _unbacked_symbols(program.graph_module)}
     for name, place, spec in _match_placeholders(program, inputs or {}, types):
         types[name] = _type(types[name], place, spec)
         for symbol in sorted(symbols_of(types[name]), key=str):
             if symbol.name in taken:
-                raise _refused(
+                raise _spec_error(
                     f"A size of {place} is given the name {symbol.name}.",
                     "choose another name",
-                    "that is the name of a number that the program finds out when it runs",
+                    "that is the name of a data-dependent size of the program",
                 )
     return list(types.values())
 
@@ -57,17 +57,17 @@ def symbol(name: str) -> sympy.Symbol:
     return sympy.Symbol(name, integer=True)
 
 
-def _refused(what: str, fix: str | None = None, why: str | None = None) -> ShapeError:
+def _spec_error(what: str, fix: str | None = None, why: str | None = None) -> ShapeError:
     return ShapeError(format_error(what, why=why, fix=fix))
 
 
-def _told(value: object) -> str:
+def _describe_value(value: object) -> str:
     text = "a tensor" if isinstance(value, torch.Tensor) else repr(value)
     return text if len(text) < 60 else f"{text[:60]}…"
 
 
-def _found_out(module: fx.GraphModule) -> Iterator[sympy.Symbol]:
-    """The names that a program and the graphs inside it give to what a run finds out."""
+def _unbacked_symbols(module: fx.GraphModule) -> Iterator[sympy.Symbol]:
+    """The names of data-dependent numbers in a program and the graphs inside it."""
     for graph in module.modules():
         if isinstance(graph, fx.GraphModule):
             for node in graph.graph.nodes:
@@ -97,16 +97,16 @@ def _match_placeholders(
         if not whole and not inside:
             if key not in types:
                 named = ", ".join(place for place, _, given in places if given.kind is InputKind.ARGUMENT)
-                raise _refused(f"The program has no argument {key}.", why=f"its arguments are {named}")
+                raise _spec_error(f"The program has no argument {key}.", why=f"its arguments are {named}")
             yield key, key, spec
 
 
 def _name(given: Input, place: str) -> str:
     if given.kind is InputKind.LITERAL:
-        raise _refused(
-            f"Something is said of {place}, which is no value of the run.",
+        raise _spec_error(
+            f"A type is given for {place}, which is a constant of the program.",
             "leave it out, or capture the program with another value",
-            f"it was captured as the constant {_told(given.value)}",
+            f"it was captured as the constant {_describe_value(given.value)}",
         )
     return given.name
 
@@ -122,8 +122,8 @@ def _follow(key: str, spec: Any, path: Sequence[Any]) -> Any:
         elif isinstance(spec, list | tuple) and isinstance(step, int):
             spec = spec[step] if step < len(spec) else _NOTHING
         elif spec is not _NOTHING:
-            raise _refused(
-                f"{key} is given as {_told(spec)}, and it holds several values.",
+            raise _spec_error(
+                f"{key} is given as {_describe_value(spec)}, and it holds several values.",
                 "give a dict by their keys or a list, with the dims of each",
             )
     return spec
@@ -138,31 +138,31 @@ def _type(known: Type, place: str, spec: Any) -> Type:
             return NumberType(known.kind)
         if isinstance(spec, NumberType) and spec.kind is known.kind and isinstance(spec.value, known.kind | None):
             return spec
-        raise _refused(
-            f"{place} is given as {_told(spec)}, and it is {known}.",
+        raise _spec_error(
+            f"{place} is given as {_describe_value(spec)}, and it is {known}.",
             f"give NumberType({known.kind.__name__}, its value), or None for any value",
         )
     if not isinstance(known, TensorType):
-        raise _refused(f"Dims are given for {place}, which is {known}.", why="only tensors have dims")
+        raise _spec_error(f"Dims are given for {place}, which is {known}.", why="only tensors have dims")
     if spec is None:
         return TensorType(known.dtype, known.device, None)
     dtype, device, given = known.dtype, known.device, spec
     if isinstance(spec, TensorType):
         dtype, device, given = spec.dtype, spec.device, spec.dims
         if not isinstance(dtype, torch.dtype | None):
-            raise _refused(f"The type of {place} has the dtype {dtype!r}.", "give torch.float32 …, or None")
+            raise _spec_error(f"The type of {place} has the dtype {dtype!r}.", "give torch.float32 …, or None")
         if not isinstance(device, torch.device | None):
-            raise _refused(f"The type of {place} has the device {device!r}.", 'give torch.device("cpu") …, or None')
+            raise _spec_error(f"The type of {place} has the device {device!r}.", 'give torch.device("cpu") …, or None')
         if given is None:
             return spec
     if not isinstance(given, list | tuple):
-        raise _refused(f"{place} is given as {_told(given)}.", _DIMS)
+        raise _spec_error(f"{place} is given as {_describe_value(given)}.", _DIMS)
     return TensorType(dtype, device, tuple(_dim(place, index, dim) for index, dim in enumerate(given)))
 
 
 def _dim(place: str, index: int, dim: Any) -> Dim:
-    def refused(why: str) -> ShapeError:
-        return _refused(f"Dim {index} of {place} is given as {_told(dim)}.", _DIMS, why)
+    def dim_error(why: str) -> ShapeError:
+        return _spec_error(f"Dim {index} of {place} is given as {_describe_value(dim)}.", _DIMS, why)
 
     if dim is None:
         return None
@@ -171,17 +171,17 @@ def _dim(place: str, index: int, dim: Any) -> Dim:
         try:
             expr = _parse(ast.parse(dim.strip(), mode="eval").body)
         except (SyntaxError, ValueError, KeyError):
-            raise refused("that is neither a name nor an expression of names") from None
+            raise dim_error("that is neither a name nor an expression of names") from None
     if isinstance(expr, sympy.Basic) and not expr.is_number:
         expr = expr.xreplace({s: symbol(s.name) for s in expr.free_symbols if isinstance(s, sympy.Symbol)})
         if not expr.is_integer:
-            raise refused("it is not a whole number whatever its names stand for; // divides without a rest")
+            raise dim_error("it is not an integer for all values of its names; use // for integer division")
         return expr
     if isinstance(expr, bool | torch.SymInt) or not isinstance(expr, SupportsIndex):
-        raise refused("that is no size")
+        raise dim_error("that is not a size")
     size = operator.index(expr)
     if not 0 <= size < 2**63:
-        raise refused("no tensor has such a size")
+        raise dim_error("no tensor has such a size")
     return size
 
 

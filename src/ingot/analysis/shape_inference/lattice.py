@@ -3,7 +3,7 @@
     type   := tensor dtype? device? dims?       dims? None: the rank is unknown
             | number kind value?                an int, float or bool
             | tuple type*
-            | literal value                     text, None, dtypes: what is no value of the run
+            | literal value                     text, None, dtypes: constants
             | UNKNOWN
     dim    := int | expression of symbols | None
 
@@ -120,7 +120,7 @@ def widen(type_: Type) -> Type:
 
 
 def sizeless(type_: Type) -> bool:
-    """Whether a type says nothing of sizes; how many values there are may hang on a size."""
+    """Whether a type says nothing of sizes; how many values there are may depend on a size."""
     return isinstance(type_, _Unknown) or (isinstance(type_, TensorType) and type_.dims is None)
 
 
@@ -139,7 +139,7 @@ Naming: TypeAlias = Callable[[sympy.Basic], sympy.Basic | None]
 def type_of(value: Any, named: Naming | None = None) -> Type:
     """What is known of a value, real or fake.
 
-    `named` renames symbols, or says None of an expression that is not to be known; by default they get the dims' names.
+    `named` renames symbols, or returns None for an expression to forget; by default they get the dims' names.
     """
     named = named or _canonicalize_symbols
     if isinstance(value, torch.Tensor):

@@ -1,102 +1,48 @@
 """The type of what an operator returns, from its own fake kernel.
 
-There is no table of shape rules here. Where sizes are unknown or symbols, the kernel is asked twice over:
+There is no table of shape rules here. Where sizes are unknown or symbols, the kernel is evaluated in two ways:
 
 - on symbols, once for each way that sizes make it go: it says what it returns as expressions of them, and every
   condition on sizes that it asks about on its way;
-- on numbers, many of them: at and beside every size where one of those conditions changes (sample_sizes.py).
+- on many numbers: at and next to every size where one of those conditions changes (sample_sizes.py).
 
-What is said of a dim is an expression that gives the right number in every run that worked. A run in which the kernel
-refuses the sizes counts for nothing, since no real call gets past it. Where there are more ways than are followed, dims
+The inferred dim is an expression that is right in every run that succeeded. A run in which the kernel
+rejects the sizes counts for nothing, since no real call gets past it. Where there are more ways than are followed, dims
 are unknown; where a kernel cannot run on symbols, so is everything.
 
-    add(f32[?], f32[3])     1 and 3 work, and give 3                        so f32[3]
-    add(f32[?], f32[n])     1 and n work and give n; so does 5 if n is 1    so f32[?]
+    add(f32[?], f32[3])     1 and 3 work, and return 3                      so f32[3]
+    add(f32[?], f32[n])     1 and n work and return n; so does 5 if n is 1  so f32[?]
 """
 
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from enum import StrEnum
 from typing import Any
 
 import sympy
 import torch
 
 from ingot import torch_internals as internals
-from ingot.analysis.shape_inference.lattice import (
-    UNKNOWN,
-    Dim,
-    LiteralType,
-    NumberType,
-    TensorType,
-    TupleType,
-    Type,
-    complete,
-    join,
-    sizeless,
-    type_of,
+from ingot.analysis.shape_inference.kernel_evaluation import (
+    CannotInfer,
+    InfeasibleTypes,
+    InferredType,
+    KernelEvaluation,
+    UnknownReason,
+    attach_reason,
+    leaves_of,
+    parts_of,
 )
-from ingot.analysis.shape_inference.sample_join import agreed_type, dims_forgotten, join_samples
-from ingot.analysis.shape_inference.sample_sizes import (
-    HUGE,
-    SMALL,
-    Limits,
-    Sizes,
-    first_sizes,
-    holds,
-    sizes_near,
-    sizes_otherwise,
-    value_of,
-)
+from ingot.analysis.shape_inference.lattice import UNKNOWN, TensorType, Type, join, sizeless
+from ingot.analysis.shape_inference.sample_join import join_samples
 
 # A tensor whose rank is unknown is tried with each of these; where two ranks are, with each pair.
 RANKS = range(6)
 _MOST_OPEN = 2
-_WAYS = 16
-_REFUSED_WAYS = 6
 _CPU = torch.device("cpu")
-_ANY_SIZE: Limits = (0, None)
-_ANY_NUMBER: Limits = (-(2**31), None)
 
 Bounds = Mapping[sympy.Symbol, tuple[int, int | None]]
-
-
-class InfeasibleTypes(Exception):
-    """An operator cannot work on values of these types, whatever their sizes; the cause is what it said."""
-
-
-class UnknownReason(StrEnum):
-    """Why a type says less than it might."""
-
-    NOT_GIVEN = "what goes in is unknown: a dtype, a value, or more than two ranks"
-    READS_VALUES = "its kernel reads values"
-    NO_KERNEL = "it has no fake kernel for such arguments"
-    KERNEL_FAILS = "its fake kernel fails, and not by refusing the arguments"
-    NO_SIZES = "no sizes were found that it takes"
-    SYMBOLS_REFUSED = "its kernel refuses symbols where it takes numbers"
-    A_RANK = "a rank was neither seen to work nor shown impossible"
-    MANY_WAYS = "too many size-dependent paths"
-    RUNS_DIFFER = "different sizes or ranks gave different results"
-
-
-@dataclass(frozen=True, slots=True)
-class InferredType:
-    """A type; where it does not say everything, the main reason."""
-
-    type: Type
-    unknown_reason: UnknownReason | None = None
-
-
-class _CannotInfer(Exception):
-    """A fake kernel does not say what it returns."""
-
-    def __init__(self, doubt: UnknownReason) -> None:
-        super().__init__(doubt)
-        self.unknown_reason = doubt
 
 
 def result_type(
@@ -106,7 +52,7 @@ def result_type(
     bounds: Bounds | None = None,
     on_meta: bool = True,
 ) -> Type:
-    """The type of what `function` returns; arguments that are values of the run are given by their types.
+    """The type of what `function` returns; values are given by their types.
 
     `bounds` are the ranges of symbols; one without is 0 or more if it is a size. `on_meta` False: the function behaves
     differently on torch's meta device, which is the quick way to run on numbers. Raises InfeasibleTypes where no sizes
@@ -122,7 +68,7 @@ def answer(
     bounds: Bounds | None = None,
     on_meta: bool = True,
 ) -> InferredType:
-    """What `result_type` tells, and why it is no more."""
+    """What `result_type` returns, and why it is not more precise."""
     limits = {symbol.name: range_ for symbol, range_ in (bounds or {}).items()}
     values = [*args, *kwargs.values()]
 
@@ -131,16 +77,18 @@ def answer(
 
     try:
         of_torch = isinstance(function, internals.OpOverload) and function.namespace == "aten"
-        on_cpu = all(t.device in (None, _CPU) for t in _leaves(values) if isinstance(t, TensorType))
-        kernels = [_Kernel(call, ranked, limits, on_meta, of_torch and on_cpu) for ranked in _ranked(values)]
+        on_cpu = all(t.device in (None, _CPU) for t in leaves_of(values) if isinstance(t, TensorType))
+        kernels = [
+            KernelEvaluation(call, ranked, limits, on_meta, of_torch and on_cpu) for ranked in _enumerate_ranks(values)
+        ]
         return kernels[0].answer() if len(kernels) == 1 else _join_ranks(kernels)
-    except _CannotInfer as cannot:
+    except CannotInfer as cannot:
         return InferredType(UNKNOWN, cannot.unknown_reason)
 
 
-def _join_ranks(kernels: list[_Kernel]) -> InferredType:
+def _join_ranks(kernels: list[KernelEvaluation]) -> InferredType:
     """What kernels of different ranks have in common; ranks that are shown to be impossible do not count."""
-    working: list[_Kernel] = []
+    working: list[KernelEvaluation] = []
     quick: Type | None = None
     # To show that a rank is impossible takes long. Those that plainly work go first: they may leave nothing to say.
     for kernel in sorted(kernels, key=lambda kernel: not kernel.is_feasible_at_common_sizes()):
@@ -159,394 +107,28 @@ def _join_ranks(kernels: list[_Kernel]) -> InferredType:
         return InferredType(quick, UnknownReason.RUNS_DIFFER)
     answers = [kernel.answer() for kernel in working]
     doubt = next((one.unknown_reason for one in answers if one.unknown_reason is not None), UnknownReason.RUNS_DIFFER)
-    return _answer(join_samples(one.type for one in answers), doubt)
+    return attach_reason(join_samples(one.type for one in answers), doubt)
 
 
-def _answer(type_: Type, doubt: UnknownReason) -> InferredType:
-    return InferredType(type_, None if complete(type_) else doubt)
-
-
-def _ranked(values: list[Any]) -> list[list[Any]]:
+def _enumerate_ranks(values: list[Any]) -> list[list[Any]]:
     """The values with each unknown rank replaced by each possible one."""
     count = sum(_open_ranks(value) for value in values)
     if count > _MOST_OPEN:
-        raise _CannotInfer(UnknownReason.NOT_GIVEN)
+        raise CannotInfer(UnknownReason.NOT_GIVEN)
     return [_set_ranks(values, iter(ranks)) for ranks in itertools.product(RANKS, repeat=count)]
 
 
 def _open_ranks(value: Any) -> int:
     if isinstance(value, TensorType):
         return value.dims is None
-    return sum(map(_open_ranks, _parts(value) or ()))
+    return sum(map(_open_ranks, parts_of(value) or ()))
 
 
 def _set_ranks(value: Any, ranks: Iterator[int]) -> Any:
     if isinstance(value, TensorType):
         return value if value.dims is not None else TensorType(value.dtype, value.device, (None,) * next(ranks))
-    parts = _parts(value)
+    parts = parts_of(value)
     return value if parts is None else [_set_ranks(part, ranks) for part in parts]
 
 
-def _parts(value: Any) -> Sequence[Any] | None:
-    if isinstance(value, TupleType):
-        return value.items
-    return value if isinstance(value, list | tuple) else None
-
-
-# ---------------------------------------------------------------------- one kernel, all ranks known
-
-
-@dataclass(slots=True)
-class _Kernel:
-    """One call whose ranks are known. Its symbols are the program's, and one for each dim and number unknown."""
-
-    function: Callable[[list[Any]], Any]
-    values: list[Any]
-    bounds: Mapping[str, Limits]
-    on_meta: bool = True
-    has_real: bool = False  # the function may be called on real tensors of the CPU
-    symbols: dict[str, Limits] = field(default_factory=dict)
-    own: dict[str, sympy.Symbol] = field(default_factory=dict)
-    numbers: set[int] = field(default_factory=set)
-    refusal: Exception | None = None
-    _first: Sizes | None = None
-    _at_first: Type = UNKNOWN
-    _tried_usual: bool = False
-    _searched: bool = False
-    _tried: dict[tuple[int, ...], Type | None] = field(default_factory=dict)
-    never: bool = False  # whatever the kernel asks about sizes, it refuses them
-    _open_numbers: bool = False
-
-    def __post_init__(self) -> None:
-        self.values = [self._symbolize(value) for value in self.values]
-        tensors = any(isinstance(leaf, TensorType) for leaf in _leaves(self.values))
-        devices = any(isinstance(leaf, torch.device) for leaf in _leaves(self.values))
-        # What makes tensors of its own makes them on a device of its own, and real ones at that.
-        self.on_meta = self.on_meta and tensors and not devices
-
-    def _symbolize(self, value: Any) -> Any:
-        """A value in which every dim and number that is unknown is a symbol."""
-        if isinstance(value, TensorType):
-            if value.dtype is None:
-                raise _CannotInfer(UnknownReason.NOT_GIVEN)
-            return TensorType(value.dtype, value.device, tuple(self._dim(d, _ANY_SIZE) for d in value.dims or ()))
-        if isinstance(value, NumberType):
-            if value.kind is int:
-                return NumberType(int, self._dim(value.value, _ANY_NUMBER))
-            self._open_numbers |= value.value is None
-            return NumberType(value.kind, self._dim(value.value, _ANY_NUMBER) if value.value is not None else None)
-        if value is UNKNOWN:
-            raise _CannotInfer(UnknownReason.NOT_GIVEN)
-        parts = _parts(value)
-        if parts is not None:
-            return [self._symbolize(part) for part in parts]
-        if isinstance(value, int) and not isinstance(value, bool):
-            self.numbers.add(abs(value))
-        return value.value if isinstance(value, LiteralType) else value
-
-    def _dim(self, value: Dim, unknown: Limits) -> Any:
-        if value is None:
-            name = f"?{len(self.symbols)}"  # which is nobody else's
-            self.symbols[name] = unknown
-            return sympy.Symbol(name, integer=True)
-        if isinstance(value, sympy.Basic):
-            for symbol in sorted(value.free_symbols, key=lambda s: str(s.name)):
-                limits = self.bounds.get(symbol.name, unknown)
-                self.symbols[symbol.name] = max(limits, self.symbols.get(symbol.name, limits), key=lambda at: at[0])
-                self.own[symbol.name] = symbol
-        elif isinstance(value, int):
-            self.numbers.add(abs(value))
-        return value
-
-    # ------------------------------------------------------------------ on numbers
-
-    def is_feasible_at_common_sizes(self) -> bool:
-        """Whether there are sizes among the usual ones that the kernel takes."""
-        if not self._tried_usual:
-            self._tried_usual = True
-            usual = first_sizes(self.symbols, sorted(self.numbers))
-            self._first = next((sizes for sizes in usual if self._accepts(sizes)), None)
-        return self._first is not None
-
-    def is_feasible(self) -> bool:
-        """Whether there are sizes that the kernel takes: usual ones, or those that its questions lead to."""
-        if not self.is_feasible_at_common_sizes() and not self._searched:
-            self._searched = True
-            self._first = self._search_feasible_sizes()
-        return self._first is not None
-
-    def _accepts(self, sizes: Sizes) -> bool:
-        """Whether sizes work. The meta device is believed no more where it takes what fakes refuse."""
-        found = self._at(sizes)
-        if found is None:
-            return False
-        if self.on_meta:
-            try:
-                found = self._on_fakes(sizes)
-            except InfeasibleTypes:
-                self._leave_meta()
-                return False
-        self._at_first = found
-        return True
-
-    def _leave_meta(self) -> None:
-        self.on_meta = False
-        self._tried.clear()
-
-    def _search_feasible_sizes(self) -> Sizes | None:
-        """From sizes that are refused to such as answer one of the kernel's questions differently, and so on.
-
-        Among several symbols, sizes of 0 do not do: where nothing is computed checks are skipped, so that what is near
-        such sizes does not show what others give. Of a single symbol everything is near.
-        """
-        ahead: list[Sizes] = [next(first_sizes(self.symbols, []))]
-        refused: list[list[sympy.Basic]] = []
-        every = True
-        while ahead and len(refused) < _REFUSED_WAYS:
-            sizes = ahead.pop(0)
-            if any(holds(way, sizes) for way in refused):
-                continue  # it goes the same way, to the same end
-            try:
-                self._on_symbols(sizes)
-                return None  # numbers and symbols do not agree
-            except _InfeasiblePath as impossible:
-                asked = impossible.asked
-            except _CannotInfer:
-                return None
-            refused.append(asked)
-            others, all_answers = sizes_otherwise(sizes, self.symbols, asked)
-            every = every and all_answers
-            for other in others:
-                if not self._accepts(other):
-                    continue
-                if not self._is_empty(other):
-                    return other
-                every = False
-            ahead = [*(other for other in others if self._at(other) is None), *ahead]
-        self.never = every and all(any(holds(way, sizes) for way in refused) for sizes in ahead)
-        return None
-
-    def _is_empty(self, sizes: Sizes) -> bool:
-        sizes_of_0 = any(size == 0 and self.symbols[name][0] >= 0 for name, size in sizes.items())
-        return len(self.symbols) > 1 and sizes_of_0
-
-    def type_at_first(self) -> Type:
-        """The type at the first sizes that work."""
-        assert self._first is not None
-        return self._at_first
-
-    def _at(self, sizes: Sizes) -> Type | None:
-        """What comes of these sizes, None where they are refused; its devices may be the meta device."""
-        key = tuple(sizes.values())
-        if key not in self._tried:
-            self._tried[key] = self._run_at(sizes)
-        return self._tried[key]
-
-    def _run_at(self, sizes: Sizes) -> Type | None:
-        if self.on_meta:
-            try:
-                given = self._filled(sizes, _on_meta)
-                if given is None:
-                    return None
-                with torch.no_grad():
-                    return type_of(self.function(given))
-            except Exception as failure:
-                if _is_refusal(failure):
-                    self.refusal = self.refusal or failure
-                    return None
-                self.on_meta = False
-        try:
-            return self._on_fakes(sizes)
-        except InfeasibleTypes as refused:
-            self.refusal = self.refusal or refused
-            return None
-        except _CannotInfer as cannot:
-            if not isinstance(cannot.__cause__, _SLIPS):
-                raise
-            return self._on_nothing(sizes, cannot)
-
-    def _on_nothing(self, sizes: Sizes, cannot: _CannotInfer) -> Type | None:
-        """What the operator itself gives for tensors of which one is empty, where its fake kernel slips on that."""
-        tensors: list[torch.Tensor] = []
-
-        def real(dims: list[int], dtype: torch.dtype, device: torch.device | None) -> torch.Tensor:
-            if math.prod(dims) > HUGE:
-                raise cannot
-            tensors.append(torch.zeros(dims, dtype=dtype, device=device))
-            return tensors[-1]
-
-        given = self._filled(sizes, real) if self.has_real else None
-        if given is None or all(tensor.numel() for tensor in tensors):
-            raise cannot
-        try:
-            with torch.no_grad():
-                return type_of(self.function(given))
-        except RuntimeError as failure:
-            self.refusal = self.refusal or failure
-            return None
-
-    def _on_fakes(self, sizes: Sizes) -> Type:
-        run = internals.SymbolicRun({})
-        return self._called(run, self._filled(sizes, run.tensor))
-
-    def _filled(self, sizes: Sizes, tensor: Callable[..., torch.Tensor]) -> list[Any] | None:
-        """The arguments at these sizes; None where there is no such tensor."""
-
-        def real(value: Any) -> Any:
-            if isinstance(value, TensorType):
-                dims = [value_of(dim, sizes) for dim in value.dims or ()]
-                if not all(dim is not None and dim >= 0 for dim in dims):
-                    raise _NoSuchTensor
-                return tensor(dims, value.dtype, value.device)
-            if isinstance(value, NumberType):
-                return value_of(value.value, sizes) if value.value is not None else value.kind(0.7)
-            return [real(item) for item in value] if isinstance(value, list) else value
-
-        try:
-            return [real(value) for value in self.values]
-        except _NoSuchTensor:
-            return None
-
-    # ------------------------------------------------------------------ on symbols
-
-    def answer(self) -> InferredType:
-        """The type for all sizes."""
-        if not self.symbols and not self._open_numbers:
-            return _answer(self._on_fakes({}), UnknownReason.READS_VALUES)
-        if not self.is_feasible():
-            if not self.never or self.refusal is None:
-                return InferredType(UNKNOWN, UnknownReason.NO_SIZES)
-            raise InfeasibleTypes(str(self.refusal)) from self.refusal
-        assert self._first is not None
-        told: list[Type] = []
-        ways: list[list[sympy.Basic]] = []
-        sizes: Sizes | None = self._first
-        while sizes is not None and len(told) < _WAYS:
-            try:
-                result, asked = self._on_symbols(sizes)
-                told.append(result)
-                ways.append(asked)
-            except _InfeasiblePath:
-                if not self.on_meta or not told or self._on_fakes_too(sizes):
-                    raise
-                self._leave_meta()
-            worked = self._worked(ways)
-            sizes = next((s for s, _ in worked if not self._known(s, ways)), None)
-        found = agreed_type(worked, told, self.own)
-        if sizes is not None:
-            return _answer(dims_forgotten(found), UnknownReason.MANY_WAYS)
-        return _answer(found, UnknownReason.RUNS_DIFFER if all(map(complete, told)) else UnknownReason.READS_VALUES)
-
-    def _on_fakes_too(self, sizes: Sizes) -> bool:
-        """Whether sizes that the meta device takes work on fakes."""
-        try:
-            self._on_fakes(sizes)
-        except InfeasibleTypes:
-            return False
-        return True
-
-    def _known(self, sizes: Sizes, ways: list[list[sympy.Basic]]) -> bool:
-        """Whether the kernel was followed on the way that it goes at these sizes.
-
-        A small size stands for itself, since all of them are tried: it may answer a question about itself differently.
-        """
-        small = {name for name, size in sizes.items() if size in SMALL}
-        return any(
-            all(value_of(asked, sizes) or {s.name for s in asked.free_symbols} <= small for asked in way)
-            for way in ways
-        )
-
-    def _worked(self, ways: list[list[sympy.Basic]]) -> list[tuple[Sizes, Type]]:
-        """Sizes near everything that was asked about, those that work, with what came of them."""
-        assert self._first is not None
-        asked = list(dict.fromkeys(condition for way in ways for condition in way))
-        found: list[tuple[Sizes, Type]] = []
-        for sizes in sizes_near(self._first, self.symbols, sorted(self.numbers), asked):
-            result = self._at(sizes)
-            if result is not None:
-                found.append((sizes, result))
-        return found
-
-    def _on_symbols(self, sizes: Sizes) -> tuple[Type, list[sympy.Basic]]:
-        run = internals.SymbolicRun({name: (sizes[name], *limits) for name, limits in self.symbols.items()})
-
-        def real(value: Any) -> Any:
-            if isinstance(value, TensorType):
-                assert value.dtype is not None
-                for dim in value.dims or ():
-                    if isinstance(dim, sympy.Basic) and not value_of(dim >= 0, sizes):
-                        raise _InfeasiblePath([dim < 0])
-                return run.tensor(value.dims or (), value.dtype, value.device)
-            if isinstance(value, NumberType):
-                if value.value is None:
-                    return run.some(value.kind)
-                return run.number(value.value) if isinstance(value.value, sympy.Basic) else value.value
-            return [real(item) for item in value] if isinstance(value, list) else value
-
-        try:
-            found = self._called(run, [real(value) for value in self.values])
-        except InfeasibleTypes as refused:
-            raise _InfeasiblePath(run.conditions()) from refused.__cause__
-        return found, run.conditions()
-
-    def _called(self, run: internals.SymbolicRun, given: list[Any] | None) -> Type:
-        if given is None:
-            raise InfeasibleTypes("there is no tensor of such sizes")
-        try:
-            return type_of(run.call(self.function, [given], {}), run.named)
-        except Exception as failure:
-            if not _is_refusal(failure):
-                raise _CannotInfer(_doubt_about(failure)) from failure
-            self.refusal = self.refusal or failure
-            raise InfeasibleTypes(str(failure)) from failure
-
-
-class _NoSuchTensor(Exception):
-    """An expression gives no size, or one below 0."""
-
-
-class _InfeasiblePath(_CannotInfer):
-    """A kernel refuses on symbols; `asked` is what it asked before."""
-
-    def __init__(self, asked: list[sympy.Basic]) -> None:
-        super().__init__(UnknownReason.SYMBOLS_REFUSED)
-        self.asked = asked
-
-
-def _leaves(value: Any) -> Iterator[Any]:
-    if isinstance(value, list):
-        for item in value:
-            yield from _leaves(item)
-    else:
-        yield value
-
-
-def _on_meta(sizes: list[int], dtype: torch.dtype, device: torch.device | None) -> torch.Tensor:
-    return torch.empty(sizes, dtype=dtype, device="meta")
-
-
-# What Python code says that did not think of a size of 0: a fake kernel's own mistake, and no refusal.
-_SLIPS = (TypeError, ZeroDivisionError)
-
-# What only a tensor without values says.
-_VALUELESS = ("data pointer", "not allocated", "storage", "fake", "meta")
-
-
-def _is_refusal(failure: Exception) -> bool:
-    """Whether an operator said that it cannot work on such arguments, and not that it cannot say."""
-    if isinstance(failure, internals.CANNOT_TELL) or not isinstance(failure, RuntimeError | IndexError | ValueError):
-        return False
-    said = str(failure).lower()
-    return "overflow" in said or not any(word in said for word in _VALUELESS)
-
-
-def _doubt_about(failure: Exception) -> UnknownReason:
-    """What a failure that is no refusal means."""
-    if isinstance(failure, internals.NO_KERNEL):
-        return UnknownReason.NO_KERNEL
-    valueless = any(word in str(failure).lower() for word in _VALUELESS)
-    return (
-        UnknownReason.READS_VALUES
-        if isinstance(failure, internals.READS_VALUES) or valueless
-        else UnknownReason.KERNEL_FAILS
-    )
+__all__ = ["Bounds", "InfeasibleTypes", "InferredType", "UnknownReason", "answer", "result_type"]

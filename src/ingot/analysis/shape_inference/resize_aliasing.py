@@ -17,11 +17,11 @@ aten = torch.ops.aten
 
 
 def find_resized(graph: fx.Graph) -> set[fx.Node]:
-    """Nodes whose shape may be another one at another time of the run."""
+    """Nodes whose shape may change while the program runs."""
     sets = AliasSets()
     lost: list[fx.Node] = []
     for node in graph.nodes:
-        for shared in _shared(node):
+        for shared in _aliased_arguments(node):
             sets.join(node, shared)
         lost.extend(_resizes(node))
     if not lost:
@@ -30,7 +30,7 @@ def find_resized(graph: fx.Graph) -> set[fx.Node]:
     return {node for node in graph.nodes if sets.find(node) in memories}
 
 
-def _shared(node: fx.Node) -> list[fx.Node]:
+def _aliased_arguments(node: fx.Node) -> list[fx.Node]:
     """The arguments that a node's value may share memory with."""
     target: Any = node.target
     if node.op != "call_function":
@@ -38,22 +38,22 @@ def _shared(node: fx.Node) -> list[fx.Node]:
     if target is operator.getitem:
         return [n for n in node.all_input_nodes if n.op != "get_attr"][:1]
     if not isinstance(target, internals.OpOverload):
-        # What a branch or a region gives out may be what went in.
+        # The result of a branch or a region may be one of its inputs.
         return [n for n in node.all_input_nodes if n.op != "get_attr"] if target in subgraphs.LAYOUTS else []
     found = _nodes_at(node, internals.aliased_positions(target))
-    # reshape, contiguous, to … do not say that they may give back what they got.
+    # reshape, contiguous, to … do not declare that they may return their input.
     if not found and not internals.returns_fresh_tensor(target):
         found = [n for n in node.all_input_nodes if n.op != "get_attr"]
     return found
 
 
 def _resizes(node: fx.Node) -> list[fx.Node]:
-    """What a node gives another shape in place."""
+    """The tensors that a node resizes in place."""
     target: Any = node.target
     if node.op != "call_function":
         return []
     if target in subgraphs.LAYOUTS:
-        return _resized_inside(node)
+        return _find_resized_operands(node)
     if not isinstance(target, internals.OpOverload):
         return []
     resizes = target in _RESIZERS or (torch.Tag.inplace_view in target.tags and target not in _KEEPERS)
@@ -73,7 +73,7 @@ _RESIZERS = frozenset(
 )
 
 
-def _resized_inside(node: fx.Node) -> list[fx.Node]:
+def _find_resized_operands(node: fx.Node) -> list[fx.Node]:
     """Operands that a function of a branch, loop or region resizes; which one is which, the functions know by place."""
     module = node.graph.owning_module
     layout = subgraphs.LAYOUTS[node.target]

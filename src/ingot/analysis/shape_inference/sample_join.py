@@ -27,7 +27,7 @@ def join_samples(types: Iterable[Type]) -> Type:
 
 
 def agreed_type(worked: list[tuple[Sizes, Type]], told: list[Type], own: Mapping[str, sympy.Symbol]) -> Type:
-    """The type that is right at all sizes; what symbols told of dims is believed where numbers bear it out."""
+    """The type that is right at all sizes; dims inferred on symbols are kept where they hold on numbers."""
     sizes = [sizes for sizes, _ in worked]
 
     def speaks(candidate: Any) -> bool:
@@ -42,21 +42,21 @@ def agreed_type(worked: list[tuple[Sizes, Type]], told: list[Type], own: Mapping
         alone = next((c for c in dict.fromkeys([*said, *own.values()]) if right(c, values)), None)
         if alone is not None or not all(isinstance(c, int | sympy.Basic) for c in said):
             return alone
-        # What is told may have a bound: a slice that ends beyond the end, one of an empty tensor.
+        # An inferred dim may have a bound: a slice that ends beyond the end, one of an empty tensor.
         bounds = [*said, *own.values(), sympy.Integer(0)]
         pairs = [pair for pair in itertools.product(said, bounds) if pair[0] != pair[1]]
         bounded = (symbolic_dims.OPERATIONS[name].build(*pair) for pair in pairs for name in ("max", "min"))
         return next((c for c in bounded if right(c, values)), None)
 
-    def agreed(found: list[Type], told: list[Type]) -> Type:
+    def agree(found: list[Type], told: list[Type]) -> Type:
         if (tensors := _all(TensorType, found, told)) is not None:
-            return of_tensors(*tensors)
+            return agree_tensors(*tensors)
         if (tuples := _all(TupleType, found, told)) is not None:
             (mine, theirs), length = tuples, len(tuples[1][0].items)
             if any(len(t.items) != length for t in (*mine, *theirs)):
                 return UNKNOWN
             return TupleType(
-                tuple(agreed([f.items[i] for f in mine], [t.items[i] for t in theirs]) for i in range(length))
+                tuple(agree([f.items[i] for f in mine], [t.items[i] for t in theirs]) for i in range(length))
             )
         if (numbers := _all(NumberType, found, told)) is not None:
             (got, said), kind = numbers, numbers[1][0].kind
@@ -65,7 +65,7 @@ def agreed_type(worked: list[tuple[Sizes, Type]], told: list[Type], own: Mapping
             return NumberType(kind, one([_plain(f.value) for f in got], [t.value for t in said]))
         return told[0] if all(t == told[0] for t in (*found, *told)) else UNKNOWN
 
-    def of_tensors(found: list[TensorType], told: list[TensorType]) -> Type:
+    def agree_tensors(found: list[TensorType], told: list[TensorType]) -> Type:
         upper = join_samples(told)
         assert isinstance(upper, TensorType)
         dtype = upper.dtype if all(f.dtype is upper.dtype for f in found) else None
@@ -75,7 +75,7 @@ def agreed_type(worked: list[tuple[Sizes, Type]], told: list[Type], own: Mapping
         found_dims = [one([_plain(dim) for dim in mine], list(theirs)) for mine, theirs in zip(*columns, strict=True)]
         return TensorType(dtype, upper.device, tuple(found_dims))
 
-    return agreed([result for _, result in worked], told)
+    return agree([result for _, result in worked], told)
 
 
 def _all(kind: type[T], found: list[Type], told: list[Type]) -> tuple[list[T], list[T]] | None:
@@ -86,14 +86,14 @@ def _all(kind: type[T], found: list[Type], told: list[Type]) -> tuple[list[T], l
 
 
 def _plain(value: Any) -> Any:
-    """A number; None where only the run finds it out."""
+    """A number; None where it is data-dependent."""
     return None if isinstance(value, sympy.Basic) else value
 
 
-def dims_forgotten(type_: Type) -> Type:
+def forget_dims(type_: Type) -> Type:
     """What is left of a type when only ranks are believed."""
     if isinstance(type_, TensorType):
         return TensorType(type_.dtype, type_.device, None if type_.dims is None else (None,) * len(type_.dims))
     if isinstance(type_, TupleType):
-        return TupleType(tuple(map(dims_forgotten, type_.items)))
+        return TupleType(tuple(map(forget_dims, type_.items)))
     return NumberType(type_.kind) if isinstance(type_, NumberType) else type_

@@ -1,8 +1,8 @@
 """Sizes to try an operator with: those at which it may begin to behave differently.
 
-A call has symbols: the program's own, by their names, and one for each dim and whole number that is unknown. Operators
+A call has symbols: the program's own, by their names, and one for each dim and integer that is unknown. Operators
 compare sizes with each other and with numbers, so what is worth trying is 0, 1, the numbers among the arguments, where
-something that a run was asked about changes its answer, one beside each of these, and a few that mean nothing.
+the answer to a question of a run changes, the neighbours of these, and a few arbitrary ones.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def first_sizes(symbols: Mapping[str, Limits], numbers: Sequence[int]) -> Iterat
 def sizes_otherwise(
     sizes: Sizes, symbols: Mapping[str, Limits], asked: Sequence[sympy.Basic]
 ) -> tuple[list[Sizes], bool]:
-    """Sizes that give the same answers up to a question and another one to it; the last question first.
+    """Sizes with the same answers up to a question and another one to it; the last question first.
 
     And whether each question has such sizes or can have none. What was tried is all there is to a question about a
     single symbol that is free; one that an earlier answer ties to others, as in Eq(n, m), changes together with them.
@@ -77,17 +77,17 @@ def sizes_otherwise(
 def _iterate_grid(lengths: Sequence[int]) -> Iterator[tuple[int, ...]]:
     """All places in a grid, those near the first corner first."""
 
-    def at(distance: int, left: Sequence[int]) -> Iterator[tuple[int, ...]]:
+    def choose_at(distance: int, left: Sequence[int]) -> Iterator[tuple[int, ...]]:
         if not left:
             if distance == 0:
                 yield ()
             return
         for place in range(min(distance, left[0] - 1) + 1):
-            for rest in at(distance - place, left[1:]):
+            for rest in choose_at(distance - place, left[1:]):
                 yield (place, *rest)
 
     for distance in range(sum(length - 1 for length in lengths) + 1):
-        yield from at(distance, lengths)
+        yield from choose_at(distance, lengths)
 
 
 def sizes_near(

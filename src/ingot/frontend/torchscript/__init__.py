@@ -5,11 +5,11 @@
     node_handlers.py      what each node does: operators of torch as they are, the interpreter's own ones in Python
     scalar_ops.py         … those on numbers, and questions about a tensor
     container_ops.py      … those on lists, dicts and text
-    cond.py               branches that hang on values become cond
+    cond.py               data-dependent branches become cond
     while_loop.py         and loops while_loop
-    subgraph_capture.py   what goes in and out of either
-    dynamic_lists.py      lists that are as long as a run makes them
-    runtime_values.py     what flows: tensors, plain values, numbers that only a run finds out
+    subgraph_capture.py   the inputs and outputs of either
+    dynamic_lists.py      lists whose length is data-dependent
+    runtime_values.py     what flows: tensors, plain values, data-dependent numbers
     quantized_ops.py      quantized tensors and layers; quantized_layers.py, those that are one operator on floats
     mkldnn_ops.py         what optimize_for_inference leaves
     source_locations.py   where in the user's code a node comes from

@@ -1,4 +1,4 @@
-"""prim::If: taken where its condition is known, else a cond; subgraph_capture.py says what goes in and out of it."""
+"""prim::If: taken where its condition is known, else a cond; its inputs and outputs: subgraph_capture.py."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ from ingot.frontend.torchscript.subgraph_capture import (
     content_of,
     describe,
     enter_subgraph,
-    given_out,
+    find_escaping,
     inexpressible,
     literal_of,
-    made_like,
+    make_like,
     only_one,
+    pass_out,
     put_back,
-    seen_elsewhere,
-    taken_back,
+    restore_leaves,
 )
 from ingot.torch_internals import torchscript as ts
 
@@ -47,7 +47,7 @@ def branch(machine: TorchScriptInterpreter, node: ts.Node, env: Environment, nam
     pred = env[next(iter(node.inputs())).debugName()]
     blocks = list(node.blocks())
     if isinstance(pred, torch.Tensor):
-        pred = RuntimeScalar.read(bool, machine.localized(pred))
+        pred = RuntimeScalar.read(bool, machine.localize(pred))
     if isinstance(pred, bool | int):
         return only_one(machine.run_block(blocks[0 if pred else 1], env, name))
     combined = _combine(machine, pred, blocks, env, name)
@@ -55,7 +55,7 @@ def branch(machine: TorchScriptInterpreter, node: ts.Node, env: Environment, nam
         return combined
     raising = [_raises(block) for block in blocks]
     if any(raising):
-        return _asserted(machine, pred, blocks, raising, env, name)
+        return _assert_branch(machine, pred, blocks, raising, env, name)
     try:
         return attempts(machine, env, lambda plan: _cond(machine, node, pred, env, name, plan))
     except UnsupportedControlFlow as failure:
@@ -104,7 +104,7 @@ def _raises(block: ts.Block) -> bool:
     return any(node.kind() == "prim::RaiseException" for node in block.nodes())
 
 
-def _asserted(
+def _assert_branch(
     machine: TorchScriptInterpreter, pred: Any, blocks: list[ts.Block], raising: list[bool], env: Environment, name: str
 ) -> Any:
     """A branch that raises is an assertion that the other one is taken."""
@@ -152,27 +152,27 @@ def _cond(
                 inner = dict(env)
                 results = machine.run_block(block, inner, name)
                 held = [content_of(c) for c in plan.containers]
-                changed = contents.changed()
+                changed = contents.find_changed()
                 contents.restore()
                 if plan.hold(changed):
                     raise RetryCapture
-                given.append(plan.shaped(slots, [results[slot] for slot in slots]))
+                given.append(plan.match_nesting(slots, [results[slot] for slot in slots]))
                 plan.learn(slots, given[0], given[-1])
                 leaves, shape = flatten([given[-1], held])
                 if first:
                     leaves = _align(machine, plan, first[0], (leaves, shape))
                 else:
-                    leaves = plan.filled(leaves)
+                    leaves = plan.fill_uninitialized(leaves)
                     first.append((leaves, shape))
-                shared.update(seen_elsewhere(machine, node, leaves))
-                return [*given_out(machine, leaves), *copies]
+                shared.update(find_escaping(machine, node, leaves))
+                return [*pass_out(machine, leaves), *copies]
 
         return run
 
     condition = pred.tensor if isinstance(pred, RuntimeScalar) else pred
     out = iter(hop.cond(condition, function(blocks[0]), function(blocks[1]), ()))
     leaves, shape = first[0]
-    back = taken_back(leaves, out)
+    back = restore_leaves(leaves, out)
     machine.tie(*(back[i] for i in shared))
     results, held = unflatten(iter(back), shape)
     put_back(machine, plan, held, out)
@@ -186,7 +186,7 @@ def _cond(
 
 
 def env_value(machine: TorchScriptInterpreter, value: ts.Value, env: Environment) -> Any:
-    """A value that both branches give out: one from outside, or a constant."""
+    """A value that both branches return: one from outside, or a constant."""
     name = value.debugName()
     return env[name] if name in env else ts.constant_of(value.node())
 
@@ -216,13 +216,13 @@ def _align(
     leaves = []
     for i, (one, other) in enumerate(zip(first[0], second[0], strict=True)):
         if one is UNSET and other is not UNSET:
-            plan.fills[i] = made_like(machine, other)
+            plan.fills[i] = make_like(machine, other)
             raise RetryCapture
         if other is UNSET and one is not UNSET:
-            other = made_like(machine, one)()
+            other = make_like(machine, one)()
         if not agree(one, other):
             raise UnsupportedControlFlow(
-                f"one side gives {describe(one)} where the other gives {describe(other)}", machine.place
+                f"one branch returns {describe(one)} where the other returns {describe(other)}", machine.place
             )
         leaves.append(other)
     return leaves
@@ -232,11 +232,11 @@ def _unlike(one: ValueStructure, other: ValueStructure) -> str:
     """How two values are nested differently, said of the first place where they are."""
     if one.kind is other.kind and one.keys == other.keys and len(one.children) == len(other.children):
         pairs = zip(one.children, other.children, strict=True)
-        return next((_unlike(a, b) for a, b in pairs if a != b), "its two sides give values of different classes")
+        return next((_unlike(a, b) for a, b in pairs if a != b), "its branches return values of different classes")
     if one == LEAF or other == LEAF:
         nested = other if one == LEAF else one
-        return f"one side gives {_title(nested)} where the other gives a single value or None"
-    return f"one side gives {_title(one)} where the other gives {_title(other)}"
+        return f"one branch returns {_title(nested)} where the other returns a single value or None"
+    return f"one branch returns {_title(one)} where the other returns {_title(other)}"
 
 
 def _title(shape: ValueStructure) -> str:

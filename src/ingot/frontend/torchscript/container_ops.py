@@ -62,7 +62,7 @@ def _extend(machine: TorchScriptInterpreter, whole: list[Any], items: list[Any])
 
 
 @rule("add_")
-def _extended(machine: TorchScriptInterpreter, whole: list[Any], items: list[Any]) -> Any:
+def _extend_in_place(machine: TorchScriptInterpreter, whole: list[Any], items: list[Any]) -> Any:
     whole.extend(items)
     return whole
 
@@ -103,7 +103,7 @@ def _sort(machine: TorchScriptInterpreter, whole: list[Any], reverse: bool = Fal
 
 
 @rule("sorted")
-def _sorted(machine: TorchScriptInterpreter, whole: list[Any]) -> Any:
+def _sort_copy(machine: TorchScriptInterpreter, whole: list[Any]) -> Any:
     return _order_items(machine, whole, False)
 
 
@@ -111,12 +111,12 @@ def _order_items(machine: TorchScriptInterpreter, items: list[Any], reverse: boo
     if all(isinstance(item, int | float | bool | str) for item in items):
         return sorted(items, reverse=reverse)
     if not all(is_number(item) for item in items):
-        raise machine.unsupported(
-            "A list is sorted by what a run finds out.", fix="stack it and use torch.sort, which sorts a tensor"
+        raise machine.unsupported_error(
+            "A list is sorted by data-dependent values.", fix="stack it and use torch.sort, which sorts a tensor"
         )
     kind = kind_of(items[0])
     ordered, _ = torch.sort(torch.stack([as_tensor(item, DTYPES[kind]) for item in items]), descending=reverse)
-    return [RuntimeScalar.of(kind, ordered.select(0, position).clone()) for position in range(len(items))]
+    return [RuntimeScalar.from_tensor(kind, ordered.select(0, position).clone()) for position in range(len(items))]
 
 
 @rule("remove")
@@ -242,8 +242,8 @@ def _is_not(machine: TorchScriptInterpreter, a: Any, b: Any) -> Any:
     return a is not b
 
 
-def _written(text: str, *values: Any) -> str:
-    """Text made of values: of a kind of its own where a run makes it another one."""
+def _make_text(text: str, *values: Any) -> str:
+    """Text with values in it: of a type of its own where a value is data-dependent."""
     return RuntimeString(text) if any(map(_is_unsure, leaves([*values]))) else text
 
 
@@ -253,7 +253,7 @@ def _is_unsure(value: Any) -> bool:
 
 @rule("format")
 def _format(machine: TorchScriptInterpreter, text: str, *values: Any) -> Any:
-    return _written(text.format(*map(number, values)), text, *values)
+    return _make_text(text.format(*map(number, values)), text, *values)
 
 
 @rule("percentFormat")
@@ -264,12 +264,12 @@ def _percent(machine: TorchScriptInterpreter, text: str, *values: Any) -> Any:
 
 @rule("str")
 def _str(machine: TorchScriptInterpreter, value: Any) -> Any:
-    return _written(str(number(value)), value)
+    return _make_text(str(number(value)), value)
 
 
 @rule("join")
 def _join(machine: TorchScriptInterpreter, text: str, parts: list[str]) -> Any:
-    return _written(text.join(parts), parts)
+    return _make_text(text.join(parts), parts)
 
 
 @rule("list_with_default")

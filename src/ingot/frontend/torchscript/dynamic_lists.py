@@ -1,8 +1,8 @@
-"""Lists that are as long as a run makes them: `for t in range(x.size(0)): out.append(h)`, `x.unbind(0)`.
+"""Lists whose length is data-dependent: `for t in range(x.size(0)): out.append(h)`, `x.unbind(0)`.
 
-Such items are the rows of one tensor, and the list holds them as one `DynamicList` among its items. What asks for them
+Such items are the rows of one tensor, and the list holds them as one `DynamicList` among its items. What needs them
 all, for how many there are, or for one of them is answered with the tensor; what else a script may do to a list needs
-its length, and is refused.
+its length, and is an error.
 """
 
 from __future__ import annotations
@@ -50,13 +50,13 @@ def run(machine: TorchScriptInterpreter, kind: str, inputs: list[Any], general: 
         return found(machine, *inputs)
     if kind in _PASSING:
         return general()
-    raise UnsupportedControlFlow(f"{kind} needs to know how long a list is that a loop of the run fills", machine.place)
+    raise UnsupportedControlFlow(f"{kind} needs the length of a list that a data-dependent loop fills", machine.place)
 
 
 def fill(machine: TorchScriptInterpreter, rows: DynamicList, item: torch.Tensor) -> torch.Tensor:
     """The tensor with one row more."""
     at = as_tensor(rows.count).reshape(1)
-    new = machine.localized(item).unsqueeze(0)
+    new = machine.localize(item).unsqueeze(0)
     return _tensor(machine, aten.index_put.default, rows.tensor, [at], new)
 
 
@@ -69,7 +69,7 @@ def _all(machine: TorchScriptInterpreter, rows: DynamicList) -> torch.Tensor:
     """The rows that there are."""
     if isinstance(rows.count, RuntimeScalar):
         return _tensor(machine, aten.slice.Tensor, rows.tensor, 0, 0, number(rows.count))
-    tensor: torch.Tensor = machine.localized(rows.tensor)
+    tensor: torch.Tensor = machine.localize(rows.tensor)
     return tensor
 
 
@@ -97,7 +97,7 @@ def _stack(machine: TorchScriptInterpreter, whole: list[Any], dim: int = 0) -> A
         for item in whole
     ]
     stacked = parts[0] if len(parts) == 1 else _tensor(machine, aten.cat.default, parts, 0)
-    # A tensor of its own, as stack gives one: the rows may be views of an argument.
+    # A tensor of its own, as stack returns one: the rows may be views of an argument.
     return _tensor(machine, aten.movedim.int, stacked, 0, dim).clone(memory_format=torch.contiguous_format)
 
 
@@ -162,7 +162,7 @@ def _row(machine: TorchScriptInterpreter, rows: DynamicList, place: Any) -> torc
 def _last(machine: TorchScriptInterpreter, rows: DynamicList, before: torch.Tensor) -> torch.Tensor:
     """The newest row, and what stood before the rows while there is none."""
     if before.dtype is not rows.tensor.dtype or before.dim() != rows.tensor.dim() - 1:
-        raise UnsupportedControlFlow("the items of a list differ, and a loop of the run fills it", machine.place)
+        raise UnsupportedControlFlow("the items of a list differ, and a data-dependent loop fills it", machine.place)
     place = torch.clamp(as_tensor(rows.count) - 1, min=0).reshape(1)
     row = _tensor(machine, aten.index_select.default, rows.tensor, 0, place).squeeze(0)
     return _tensor(machine, aten.where.self, as_tensor(rows.count) > 0, row, before)

@@ -12,10 +12,11 @@ from torch import nn
 
 from ingot.errors import CaptureError, format_error
 from ingot.frontend import dynamic_shapes as dynamic
+from ingot.frontend.capture_session import CaptureSession
 from ingot.frontend.torchscript import module_adapter
 from ingot.frontend.torchscript.example_inputs import examples_of
 from ingot.frontend.torchscript.interpreter import TorchScriptInterpreter
-from ingot.frontend.trace import CaptureSession, freeze_automatic, run_session
+from ingot.frontend.trace import freeze_automatic, run_session
 from ingot.ir.program import Program
 from ingot.torch_internals import torchscript as ts
 
@@ -112,7 +113,7 @@ def _load(path: Any) -> Any:
     except Exception as failure:
         raise CaptureError(
             format_error(
-                f"{path if isinstance(path, Path) else 'It'} is no TorchScript file that this torch can read.",
+                f"{path if isinstance(path, Path) else 'It'} is not a TorchScript file that this torch can read.",
                 why=str(failure).strip().splitlines()[0],
                 fix="give a file that torch.jit.save wrote",
             )
@@ -120,7 +121,7 @@ def _load(path: Any) -> Any:
 
 
 def _entry(script: Any, method: str) -> tuple[Any, ts.Graph]:
-    """The schema and the graph of what is to be imported."""
+    """The schema and the graph of what is imported."""
     if isinstance(script, ts.ScriptFunction):
         return script.schema, script.graph
     if not ts.has_method(script, method):
@@ -143,7 +144,7 @@ def _model(
         return module_adapter.build(script, machine, method)
 
     def function(*args: Any, **kwargs: Any) -> Any:
-        given = module_adapter.bound(schema, args, kwargs, skip_self=False)
+        given = module_adapter.bind_arguments(schema, args, kwargs, skip_self=False)
         return machine.outermost(lambda: machine.call(graph, given, script.name))
 
     function.__signature__ = module_adapter.signature(schema)  # type: ignore[attr-defined]

@@ -29,7 +29,7 @@ class UnsupportedControlFlow(Exception):
 
 
 class OuterMutation(Exception):
-    """Something inside a scope writes to memory of outside, which the scope must then take in and give out."""
+    """Something inside a scope writes to outer memory, which must then be an input and an output of the scope."""
 
     def __init__(self, base: torch.Tensor, depth: int) -> None:
         super().__init__()
@@ -71,11 +71,11 @@ class TorchScriptInterpreter:
     def outermost(self, run: Callable[[], Any]) -> Any:
         """The result of a script as its caller gets it: numbers are numbers."""
         try:
-            return runtime_values.numbers(self.checked(run()))
+            return runtime_values.numbers(self.check_result(run()))
         except UnsupportedControlFlow as failure:
             raise DataDependentError(
                 format_error(
-                    "The script does something with a value of the run that a graph cannot express.",
+                    "The script uses a data-dependent value in a way that a graph cannot express.",
                     where=failure.place,
                     why=str(failure),
                     fix="compute with tensors: stack the list and index it, use torch.where",
@@ -96,7 +96,7 @@ class TorchScriptInterpreter:
         return results[0] if len(results) == 1 else tuple(results)
 
     def run_block(self, block: ts.Block, env: Environment, name: str) -> list[Any]:
-        """Runs the nodes of a block and returns what it gives out. `env` is added to."""
+        """Runs the nodes of a block and returns its results. Adds to `env`."""
         self.run_nodes(block, env, name)
         return [env[value.debugName()] for value in block.outputs()]
 
@@ -139,20 +139,20 @@ class TorchScriptInterpreter:
         own = [source for source in self._place if source is not None and is_user_code(source.file)]
         return source_locations.format_source(own[-1] if own else self._place[-1] or self._latest)
 
-    def unsupported(self, what: str, why: str = "", fix: str = "") -> UntraceableError:
+    def unsupported_error(self, what: str, why: str = "", fix: str = "") -> UntraceableError:
         return UntraceableError(format_error(what, where=self.place, why=why, fix=fix))
 
-    def checked(self, value: Any) -> Any:
-        """The value itself, if a Program can give it out."""
+    def check_result(self, value: Any) -> Any:
+        """The value itself, if a Program can return it."""
         if any(isinstance(leaf, runtime_values.DynamicList) for leaf in runtime_values.flatten(value)[0]):
-            raise UnsupportedControlFlow("it gives out a list that is as long as the run makes it", self.place)
+            raise UnsupportedControlFlow("it returns a list whose length is data-dependent", self.place)
         return self.unspoken(value)
 
     def unspoken(self, value: Any) -> Any:
-        """The value itself, if there is no text in it that a value of the run is part of."""
+        """The value itself, if it contains no text with a data-dependent value."""
         if any(isinstance(leaf, runtime_values.RuntimeString) for leaf in runtime_values.flatten(value)[0]):
-            raise self.unsupported(
-                "Text is made of a value of the run and used for more than a message.",
+            raise self.unsupported_error(
+                "Text with a data-dependent value is used for more than a message.",
                 why="a Program computes tensors and numbers; text is what it was when the script was imported",
                 fix="return or compare the number itself",
             )
@@ -174,27 +174,27 @@ class TorchScriptInterpreter:
 
     def operate(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """Calls an operator of torch. Inside a scope, memory of outside is replaced by the scope's own."""
-        args = tuple(self.localized(arg) for arg in args)
-        kwargs = {key: self.localized(value) for key, value in kwargs.items()}
+        args = tuple(self.localize(arg) for arg in args)
+        kwargs = {key: self.localize(value) for key, value in kwargs.items()}
         if isinstance(func, internals.OpOverload):
             self._check_writes(func, args, kwargs)
         out = func(*args, **kwargs)
-        self.made(out, (args, kwargs))
+        self.record_allocation(out, (args, kwargs))
         return out
 
-    def made(self, out: Any, inputs: Any) -> None:
+    def record_allocation(self, out: Any, inputs: Any) -> None:
         """Notes memory that was made in the innermost scope."""
         if self.scopes:
             taken = {internals.storage_id(t) for t in _tensors(inputs)}
             self.scopes[-1].own |= {internals.storage_id(t) for t in _tensors(out)} - taken
 
     def _check_writes(self, func: internals.OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-        for tensor in _written(func, args, kwargs):
+        for tensor in _mutated_tensors(func, args, kwargs):
             memory = internals.storage_id(tensor)
             if memory in self.tied:
-                raise self.unsupported(
-                    "A tensor is written in place that may or may not be the same as another one.",
-                    why=f"which of two tensors it is, is decided when the model runs: {self.tied[memory]}",
+                raise self.unsupported_error(
+                    "A tensor that may alias another one is written in place.",
+                    why=f"which of two tensors it is depends on data: {self.tied[memory]}",
                     fix="clone() the tensor before the branch or the loop, or compute a new one instead of writing",
                 )
             if self.scopes and memory not in self.scopes[-1].own:
@@ -215,14 +215,14 @@ class TorchScriptInterpreter:
         return tensor
 
     def reads_last(self, tensor: torch.Tensor) -> bool:
-        """Whether the node being run is all that ever looks at a tensor, so that nobody can write to it."""
+        """Whether the node being run is the only use of a tensor, so that nothing can write to it."""
         assert self.recorder is not None
         made_by = self.recorder.frame.nodes.get(id(tensor))
         value = next(iter(self._nodes[-1].inputs()))
         return made_by is not None and internals.returns_fresh_tensor(made_by.target) and len(value.uses()) == 1
 
-    def forgotten_after(self, node: ts.Node, tensor: torch.Tensor) -> bool:
-        """Whether nobody can look at a tensor of outside once `node` has run: it was made for this block alone."""
+    def is_dead_after(self, node: ts.Node, tensor: torch.Tensor) -> bool:
+        """Whether an outer tensor is dead once `node` has run: it was created for this block only."""
         assert self.recorder is not None
         frame = self.recorder.frame.parent
         made_by = frame.nodes.get(id(tensor)) if frame is not None else None
@@ -254,7 +254,7 @@ class TorchScriptInterpreter:
         finally:
             self.scopes.pop()
 
-    def localized(self, value: Any) -> Any:
+    def localize(self, value: Any) -> Any:
         """The value with memory of outside, where a scope has a copy of it, replaced by that copy."""
         if not any(scope.stand_ins for scope in self.scopes):
             return value
@@ -267,16 +267,16 @@ class TorchScriptInterpreter:
         if isinstance(value, runtime_values.RuntimeScalar):
             return value  # its tensor is never written to
         if isinstance(value, list | tuple | dict):
-            return runtime_values.mapped(self.localized, value)
+            return runtime_values.map_leaves(self.localize, value)
         return value
 
     def _view_like(self, tensor: torch.Tensor, base: torch.Tensor, copy: torch.Tensor) -> torch.Tensor:
         """What `tensor` is of `base`, of `copy`."""
         if internals.same_memory(tensor, base):
             return copy
-        if tensor.dtype is not base.dtype or not _strides_kept(base, copy):
-            raise self.unsupported(
-                "A branch or a loop writes to memory that several tensors look at in different ways.",
+        if tensor.dtype is not base.dtype or not _keep_strides(base, copy):
+            raise self.unsupported_error(
+                "A branch or a loop writes to memory that several different views share.",
                 fix="write to the tensor itself and make the views inside",
             )
         offset = tensor.storage_offset() - base.storage_offset()
@@ -286,8 +286,8 @@ class TorchScriptInterpreter:
         """Whether the innermost scope made a tensor's memory."""
         return not self.scopes or internals.storage_id(tensor) in self.scopes[-1].own
 
-    def made_here(self, tensor: torch.Tensor) -> bool:
-        """Whether a call in the graph that is being recorded gave a tensor: it is no argument of the graph."""
+    def is_computed_here(self, tensor: torch.Tensor) -> bool:
+        """Whether a call in the graph that is being recorded returned a tensor: it is not an argument of the graph."""
         assert self.recorder is not None
         node = self.recorder.frame.nodes.get(id(tensor))
         return node is not None and node.op == "call_function"
@@ -302,9 +302,11 @@ def _tensors(value: Any) -> list[torch.Tensor]:
     return [leaf for leaf in runtime_values.flatten(value)[0] if isinstance(leaf, torch.Tensor)]
 
 
-def _written(func: internals.OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[torch.Tensor]:
+def _mutated_tensors(
+    func: internals.OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> list[torch.Tensor]:
     return _tensors(internals.mutated_values(func, args, kwargs))
 
 
-def _strides_kept(base: torch.Tensor, copy: torch.Tensor) -> bool:
+def _keep_strides(base: torch.Tensor, copy: torch.Tensor) -> bool:
     return [internals.expr_of(s) for s in base.stride()] == [internals.expr_of(s) for s in copy.stride()]

@@ -1,4 +1,4 @@
-"""What torch.jit.optimize_for_inference leaves: oneDNN's layouts, and its operators, on plain tensors.
+"""Operators of torch.jit.optimize_for_inference: oneDNN's layouts and operators, on plain tensors.
 
 Layouts are how one machine likes to hold a tensor, and no part of what a script computes.
 """
@@ -26,7 +26,7 @@ def constant(machine: TorchScriptInterpreter, node: ts.Node, inputs: list[Any]) 
 
     def plain() -> torch.Tensor:
         assert machine.recorder is not None
-        with machine.recorder.paused(), internals.real_tensors(), torch.no_grad():
+        with machine.recorder.pause(), internals.real_tensors(), torch.no_grad():
             return held.to_dense()
 
     return machine.once(held, plain)
@@ -69,9 +69,9 @@ _COMPUTED: dict[str, Callable[..., Any]] = {
 
 def _compute(compute: Callable[..., Any], in_place: bool) -> Callable[..., Any]:
     def run(machine: TorchScriptInterpreter, node: ts.Node, inputs: list[Any]) -> Any:
-        inputs = [machine.localized(value) for value in inputs]
+        inputs = [machine.localize(value) for value in inputs]
         made = compute(machine, node, *inputs)
-        machine.made(made, inputs)
+        machine.record_allocation(made, inputs)
         return machine.operate(aten.copy_.default, (inputs[0], made), {}) if in_place else made
 
     return run

@@ -1,4 +1,4 @@
-"""A ScriptModule as a tree of nn.Modules: the same names, the same tensors, and methods that the machine runs.
+"""A ScriptModule as a tree of nn.Modules: the same names, the same tensors, and methods that the interpreter runs.
 
 What is a parameter, what a buffer and what a plain attribute, the script itself says; which of them are one tensor is
 told by identity, never by value.
@@ -27,7 +27,7 @@ MANGLED = re.compile(r"___torch_mangle_\d+\.")
 class ScriptModuleAdapter(nn.Module):
     """One module of a script. Its `forward` is the script's.
 
-    The script and the machine hang on the class, one for each part: what hangs on the module is its state.
+    The script and the interpreter are attributes of the class, one per part; the module holds its state.
     """
 
     called: ClassVar[str]  # the method that a call of the part runs
@@ -41,13 +41,13 @@ class ScriptModuleAdapter(nn.Module):
     def run(self, method: str, args: tuple[Any, ...], kwargs: Mapping[str, Any] | None = None) -> Any:
         """Calls a method of the script on this part."""
         found = ts.method_of(self._script, method)
-        given = bound(found.schema, args, kwargs or {}, skip_self=True)
+        given = bind_arguments(found.schema, args, kwargs or {}, skip_self=True)
         return self._machine.call(found.graph, (self, *given), method)
 
     def run_with_hooks(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """A call of the whole script; inside one, the graph of the caller runs the hooks of what it calls."""
         before, after = ts.hooks_of(self._script)
-        given = bound(ts.method_of(self._script, "forward").schema, args, kwargs, skip_self=True)
+        given = bind_arguments(ts.method_of(self._script, "forward").schema, args, kwargs, skip_self=True)
         for hook in before:
             changed = self._machine.call(hook.graph, (self, given), hook.name)
             if changed is not None:
@@ -124,7 +124,9 @@ def signature(schema: Any) -> inspect.Signature:
     return inspect.Signature(parameters)
 
 
-def bound(schema: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, skip_self: bool) -> tuple[Any, ...]:
+def bind_arguments(
+    schema: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, skip_self: bool
+) -> tuple[Any, ...]:
     """The values of every argument of a schema, in order."""
     arguments = signature(schema)
     if skip_self:
@@ -139,4 +141,4 @@ def is_state(part: ScriptModuleAdapter, name: str) -> bool:
     return name in part._buffers or name in part._parameters
 
 
-__all__ = ["MANGLED", "ScriptModuleAdapter", "bound", "build", "is_state", "signature"]
+__all__ = ["MANGLED", "ScriptModuleAdapter", "bind_arguments", "build", "is_state", "signature"]

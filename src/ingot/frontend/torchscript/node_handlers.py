@@ -69,7 +69,7 @@ def _general(machine: TorchScriptInterpreter, node: ts.Node, inputs: list[Any]) 
     return found(machine, node, inputs) if found is not None else _operator(machine, node, inputs)
 
 
-# What may be done with text that a value of the run is part of.
+# What may be done with text that contains a data-dependent value.
 _SPEAKING = frozenset(
     (
         *("prim::Print", "prim::RaiseException", "prim::ListConstruct", "prim::TupleConstruct", "prim::unchecked_cast"),
@@ -94,18 +94,18 @@ def _operator(machine: TorchScriptInterpreter, node: ts.Node, inputs: list[Any])
     if name in container_ops.WRITING:
         for attribute, container in machine.attributes:
             if container is inputs[0]:
-                raise _changed(machine, attribute)
+                raise _changed_attribute_error(machine, attribute)
     if name in scalar_ops.RULES and (not ts.has_kernel(qualified) or scalar_ops.wins(name, inputs)):
         out = scalar_ops.RULES[name](machine, *inputs)
-        machine.made(out, inputs)
-        return scalar_ops.typed(machine, out, str(node.output().type())) if node.outputsSize() == 1 else out
+        machine.record_allocation(out, inputs)
+        return scalar_ops.cast_to_kind(machine, out, str(node.output().type())) if node.outputsSize() == 1 else out
     found = internals.operator_named(namespace, name, overload or "default")
     if found is None:
-        raise machine.unsupported(f"Nothing is known of the TorchScript operator {qualified}.")
+        raise machine.unsupported_error(f"The TorchScript operator {qualified} is unknown.")
     if ts.has_kernel(qualified):
         return call(machine, found, inputs)
     if internals.mutated_positions(found):
-        raise machine.unsupported(
+        raise machine.unsupported_error(
             f"The TorchScript operator {qualified} has no rule.",
             why="it is the TorchScript interpreter's own and writes to what it is given",
             fix="make a new value instead",
@@ -114,8 +114,8 @@ def _operator(machine: TorchScriptInterpreter, node: ts.Node, inputs: list[Any])
         isinstance(leaf, torch.Tensor | RuntimeScalar) or internals.is_symbolic(leaf)
         for leaf in scalar_ops.leaves(inputs)
     ):
-        raise machine.unsupported(
-            f"The TorchScript operator {qualified} has no meaning for values that only a run finds out.",
+        raise machine.unsupported_error(
+            f"The TorchScript operator {qualified} does not support data-dependent values.",
             why="it is the TorchScript interpreter's own and works on plain values",
             fix="compute this with tensors",
         )
@@ -125,9 +125,9 @@ def _operator(machine: TorchScriptInterpreter, node: ts.Node, inputs: list[Any])
 def call(machine: TorchScriptInterpreter, func: internals.OpOverload, inputs: list[Any]) -> Any:
     """An operator on values as a TorchScript graph hands them over: by position, dtypes as numbers."""
     if scalar_ops.leaves(inputs, ts.ScriptObject):
-        raise machine.unsupported(
-            f"The operator {func} is given an object that torch alone can look into.",
-            why="a Program holds tensors and plain values; weights that are packed for one kernel are neither",
+        raise machine.unsupported_error(
+            f"The operator {func} takes an opaque object of torch.",
+            why="a Program holds tensors and plain values, not weights packed for one kernel",
             fix="leave this module as it was before it was quantized, and quantize the program: ingot.quantize",
         )
     args: list[Any] = []
@@ -170,7 +170,7 @@ def _constant(machine: TorchScriptInterpreter, node: ts.Node, inputs: list[Any])
 
 
 @rule("prim::Uninitialized")
-def _uninitialized(machine: TorchScriptInterpreter, node: ts.Node, inputs: list[Any]) -> Any:
+def _make_uninitialized(machine: TorchScriptInterpreter, node: ts.Node, inputs: list[Any]) -> Any:
     return UNSET
 
 
@@ -183,13 +183,13 @@ def _list(machine: TorchScriptInterpreter, node: ts.Node, inputs: list[Any]) -> 
 def _tuple(machine: TorchScriptInterpreter, node: ts.Node, inputs: list[Any]) -> Any:
     kind = node.output().type()
     names = ts.field_names(kind)
-    if not names or not kind.annotation_str.startswith("__torch__."):  # what torch.max gives has names, and no class
+    if not names or not kind.annotation_str.startswith("__torch__."):  # the result of torch.max has names, but no class
         return tuple(inputs)
-    return _named(kind.annotation_str, tuple(names))(*inputs)
+    return _namedtuple_class(kind.annotation_str, tuple(names))(*inputs)
 
 
 @functools.cache
-def _named(written: str, fields: tuple[str, ...]) -> Any:
+def _namedtuple_class(written: str, fields: tuple[str, ...]) -> Any:
     """The user's own class of a NamedTuple where it is imported, one of the same fields where it is not."""
     home, _, title = MANGLED.sub("", written).removeprefix("__torch__.").rpartition(".")
     found: Any = pytree.class_named("namedtuple", f"{home}:{title}")
@@ -228,7 +228,7 @@ def _join(machine: TorchScriptInterpreter, node: ts.Node, inputs: list[Any]) -> 
 
 @rule("aten::_convolution")
 def _convolution(machine: TorchScriptInterpreter, node: ts.Node, inputs: list[Any]) -> Any:
-    """What a trace writes for a convolution; how cuDNN is to compute it is nobody's business here."""
+    """What a trace writes for a convolution; the cuDNN flags are ignored."""
     return call(machine, torch.ops.aten.convolution.default, inputs[:9])
 
 
@@ -249,18 +249,18 @@ def _same(machine: TorchScriptInterpreter, node: ts.Node, inputs: list[Any]) -> 
 
 @rule("prim::NumToTensor")
 def _number_to_tensor(machine: TorchScriptInterpreter, node: ts.Node, inputs: list[Any]) -> Any:
-    """A traced size stays the size that it is until somebody needs it as a tensor."""
+    """A traced size stays a size until it is needed as a tensor."""
     return inputs[0] if internals.is_symbolic(inputs[0]) else as_tensor(inputs[0])
 
 
 @rule("prim::Print", "aten::warn")
-def _said(machine: TorchScriptInterpreter, node: ts.Node, inputs: list[Any]) -> Any:
+def _ignore_message(machine: TorchScriptInterpreter, node: ts.Node, inputs: list[Any]) -> Any:
     return ()
 
 
 @rule("prim::PythonOp", "prim::IgnoredPythonOp")
 def _python(machine: TorchScriptInterpreter, node: ts.Node, inputs: list[Any]) -> Any:
-    raise machine.unsupported(
+    raise machine.unsupported_error(
         f"The script calls {ts.python_name(node)}, a Python function that it does not contain.",
         why="@torch.jit.ignore leaves a function to Python, and neither a graph nor a file can hold it",
         fix="script the function too, take it off this path, or give the nn.Module itself to ingot.capture",
@@ -302,12 +302,12 @@ def _set(machine: TorchScriptInterpreter, node: ts.Node, inputs: list[Any]) -> A
             machine.operate(torch.ops.aten.copy_.default, (owner.attribute(name), value), {})
         else:
             setattr(owner, name, value)
-    elif not (isinstance(owner, ScriptModuleAdapter) and _unchanged(owner.attribute(name), value)):
-        raise _changed(machine, name)
+    elif not (isinstance(owner, ScriptModuleAdapter) and _is_unchanged(owner.attribute(name), value)):
+        raise _changed_attribute_error(machine, name)
     return ()
 
 
-def _changed(machine: TorchScriptInterpreter, name: str) -> StateError:
+def _changed_attribute_error(machine: TorchScriptInterpreter, name: str) -> StateError:
     return StateError(
         format_error(
             f"The script changes its attribute {name}, which a Program cannot keep.",
@@ -318,7 +318,7 @@ def _changed(machine: TorchScriptInterpreter, name: str) -> StateError:
     )
 
 
-def _unchanged(before: Any, now: Any) -> bool:
+def _is_unchanged(before: Any, now: Any) -> bool:
     return before is now or (
         type(before) is type(now) and not scalar_ops.leaves([before, now], torch.Tensor) and before == now
     )
@@ -358,7 +358,7 @@ def _context(machine: TorchScriptInterpreter, node: ts.Node, inputs: list[Any]) 
 def _autocast(machine: TorchScriptInterpreter, owner: Instance, entering: bool) -> Any:
     """The interpreter casts by a pass over the whole graph; what it casts is what torch's own context does."""
     if machine.scopes:
-        raise machine.unsupported(
+        raise machine.unsupported_error(
             "An autocast region lies inside a data-dependent branch or loop.",
             fix="put the branch or the loop into the region",
         )
@@ -439,12 +439,12 @@ def _to_list(machine: TorchScriptInterpreter, node: ts.Node, inputs: list[Any]) 
     tensor = inputs[0]
     kind = {torch.bool: bool}.get(tensor.dtype, float if tensor.dtype.is_floating_point else int)
 
-    def nested(part: torch.Tensor) -> Any:
+    def nest(part: torch.Tensor) -> Any:
         if part.dim() == 0:
             return RuntimeScalar.read(kind, part)
-        return [nested(part.select(0, position)) for position in range(scalar_ops.index(machine, part.shape[0]))]
+        return [nest(part.select(0, position)) for position in range(scalar_ops.index(machine, part.shape[0]))]
 
-    return nested(tensor)
+    return nest(tensor)
 
 
 __all__ = ["call", "container_ops", "number", "quantized_layers", "rule", "run"]

@@ -1,4 +1,4 @@
-"""Quantized operators that are one operator on floats, given a scale and a zero point for what comes out."""
+"""Quantized operators that are one float operator, with a scale and a zero point for the result."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def _relu6(machine: TorchScriptInterpreter, x: QuantizedTensor, inplace: bool = 
 
 @rule("quantized::mul_scalar")
 def _scale(machine: TorchScriptInterpreter, x: QuantizedTensor, factor: float) -> Any:
-    """The same numbers, read with another scale; turned round where the factor is negative."""
+    """The same numbers, read with another scale; flipped where the factor is negative."""
     if factor == 0:
         return replace(x, values=torch.zeros_like(x.values), scale=1.0, zero_point=0)
     if factor > 0:
@@ -101,7 +101,7 @@ def _shift(machine: TorchScriptInterpreter, x: QuantizedTensor, by: float) -> An
     """The same numbers, read from another zero point; where that lies outside, the scale grows until it is the end."""
     low, high = limits_of(x.dtype)
     if isinstance(x.scale, torch.Tensor) or isinstance(x.zero_point, torch.Tensor):
-        raise machine.unsupported("A number is added to a quantized tensor whose scale is a tensor.")
+        raise machine.unsupported_error("A number is added to a quantized tensor whose scale is a tensor.")
     zero_point = x.zero_point - round(by / x.scale)
     if low <= zero_point <= high:
         return replace(x, zero_point=zero_point)
@@ -115,7 +115,7 @@ def _shift(machine: TorchScriptInterpreter, x: QuantizedTensor, by: float) -> An
 def _linear_half(machine: TorchScriptInterpreter, x: torch.Tensor, packed: Any) -> torch.Tensor:
     """Weights that are rounded to float16, and float32 again when they are used."""
     weight, bias = stored_half(machine, packed)
-    return F.linear(machine.localized(x), weight.to(torch.float32), bias)
+    return F.linear(machine.localize(x), weight.to(torch.float32), bias)
 
 
 @rule("quantized::linear_relu_dynamic_fp16")

@@ -1,8 +1,8 @@
 """Quantized tensors and operators: quantize and dequantize around the same operator on floats.
 
-A quantized tensor is its whole numbers with the scale and the zero point that they are read with; fakes have no such
-dtype. Weights come out of the packed objects that quantized modules hold, as whole numbers and as they are, so that
-the graph shows what is stored. The sums are float32's, where torch's kernels add whole numbers: results may differ by
+A quantized tensor is its integers with their scale and zero point; fakes have no such
+dtype. Weights come out of the packed objects that quantized modules hold, as the integers that they are, so that
+the graph shows what is stored. The sums are float32's, where torch's kernels add integers: results may differ by
 one step where a sum falls between two.
 """
 
@@ -32,7 +32,7 @@ _RULES: Registry[str, Rule] = Registry("rule")
 
 @dataclass(frozen=True, slots=True, eq=False)
 class QuantizedTensor:
-    """A tensor of whole numbers, and what they mean: (number - zero point) * scale."""
+    """A tensor of integers, and what they mean: (integer - zero point) * scale."""
 
     values: torch.Tensor
     scale: float | torch.Tensor
@@ -52,8 +52,8 @@ class QuantizedTensor:
         """How many steps each number is from zero, which float32 holds exactly."""
         return self.values.to(torch.float32) - self.zero_point
 
-    def averaged(self, counts: torch.Tensor) -> QuantizedTensor:
-        """Numbers of steps, rounded to whole ones: a half is a half, whatever the scale."""
+    def from_counts(self, counts: torch.Tensor) -> QuantizedTensor:
+        """Numbers of steps, rounded to integers: a half is a half, whatever the scale."""
         low, high = limits_of(self.dtype)
         whole = torch.clamp(torch.round(counts) + self.zero_point, low, high)
         return replace(self, values=whole.to(STORED[self.dtype]))
@@ -64,7 +64,7 @@ class QuantizedTensor:
 
 
 def quantize(floats: torch.Tensor, scale: Any, zero_point: Any, dtype: torch.dtype) -> QuantizedTensor:
-    """Floats as whole numbers; scale and zero point are numbers, or tensors where a module keeps them in buffers."""
+    """Quantizes floats; scale and zero point are numbers, or tensors where a module keeps them in buffers."""
     if isinstance(scale, RuntimeScalar | torch.Tensor) or isinstance(zero_point, RuntimeScalar | torch.Tensor):
         scale, zero_point = (v if isinstance(v, torch.Tensor) else as_tensor(v) for v in (scale, zero_point))
     low, high = limits_of(dtype)
@@ -72,7 +72,7 @@ def quantize(floats: torch.Tensor, scale: Any, zero_point: Any, dtype: torch.dty
 
 
 def limits_of(dtype: torch.dtype) -> tuple[int, int]:
-    """The least and the greatest whole number of a quantized dtype."""
+    """The least and the greatest integer of a quantized dtype."""
     limits = torch.iinfo(STORED[dtype])
     return limits.min, limits.max
 
@@ -92,7 +92,7 @@ def run(
     if found is not None:
         return found(machine, *inputs)
     if name.startswith("quantized::"):
-        raise machine.unsupported(
+        raise machine.unsupported_error(
             f"The quantized operator {name} has no rule.",
             fix="leave this module in float, or quantize the program itself: ingot.quantize",
         )
@@ -103,7 +103,7 @@ def run(
             return out
         return [replace(first, values=o) for o in out] if isinstance(out, list | tuple) else replace(first, values=out)
     if name in _AVERAGING:
-        return first.averaged(general([first.counts(), *inputs[1:]]))
+        return first.from_counts(general([first.counts(), *inputs[1:]]))
     out = general([_floats(value) for value in inputs])
     return first.again(out) if isinstance(out, torch.Tensor) and out.dtype.is_floating_point else out
 
@@ -126,11 +126,11 @@ _MOVING = frozenset(
         *("unsqueeze", "expand", "clone", "detach", "chunk", "split", "unbind", "narrow", "flip"),
     )
 )
-# What they give is a number of steps too, but for the fraction.
+# What they return is a number of steps too, but for the fraction.
 _AVERAGING = frozenset(
     f"aten::{name}" for name in ("mean", "avg_pool1d", "avg_pool2d", "avg_pool3d", "adaptive_avg_pool2d")
 )
-# They ask about a tensor, and what they answer is no tensor.
+# They query a tensor and do not return one.
 _ASKING = frozenset(f"aten::{name}" for name in ("size", "dim", "numel", "stride", "is_contiguous", "len"))
 
 
@@ -147,7 +147,7 @@ def rule(*names: str, given_quantized: bool = False) -> Callable[[Rule], Rule]:
 
 @rule("aten::quantize_per_tensor")
 def _quantize(machine: TorchScriptInterpreter, x: torch.Tensor, scale: Any, zero_point: Any, dtype: int) -> Any:
-    return quantize(machine.localized(x), scale, zero_point, ts.dtype_of_number(dtype))
+    return quantize(machine.localize(x), scale, zero_point, ts.dtype_of_number(dtype))
 
 
 @rule("aten::dequantize")
@@ -184,7 +184,7 @@ def _weights(machine: TorchScriptInterpreter, packed: Any, unpack: str) -> tuple
 
 def _unpack(machine: TorchScriptInterpreter, packed: Any, unpack: str) -> tuple[Any, ...]:
     assert machine.recorder is not None
-    with machine.recorder.paused(), internals.real_tensors(), torch.no_grad():
+    with machine.recorder.pause(), internals.real_tensors(), torch.no_grad():
         weight, bias = ts.unpack_weight(unpack, packed)
         bias = None if bias is None else bias.detach().clone()
         if weight.qscheme() == torch.per_tensor_affine:
@@ -236,7 +236,7 @@ def stored_half(machine: TorchScriptInterpreter, packed: Any) -> tuple[torch.Ten
 
     def unpack() -> tuple[torch.Tensor, torch.Tensor | None]:
         assert machine.recorder is not None
-        with machine.recorder.paused(), internals.real_tensors(), torch.no_grad():
+        with machine.recorder.pause(), internals.real_tensors(), torch.no_grad():
             weight, bias = ts.unpack_weight("linear_unpack_fp16", packed)
             return weight.to(torch.float16), None if bias is None else bias.detach().clone()
 

@@ -1,10 +1,10 @@
-"""What flows through a TorchScript graph while it is imported.
+"""Values of a TorchScript graph while it is imported.
 
 Tensors are fakes, and everything else is a plain Python value: a list is a list, None is None. Four kinds are ours:
 
     RuntimeScalar    a data-dependent number: `int(x.sum())`, or the counter of a loop
     RuntimeString    text with such a number in it
-    DynamicList      the items of a list that is as long as a run makes it
+    DynamicList      the items of a list whose length is data-dependent
     UNSET            what TorchScript leaves uninitialized where a path cannot reach its use
 """
 
@@ -30,16 +30,16 @@ UNSET = _Unset()
 
 
 class RuntimeString(str):
-    """Text that has a value of the run in it, which nobody knows while a script is imported: good to be printed."""
+    """Text with a data-dependent value in it, which is unknown while a script is imported: good only for printing."""
 
     __slots__ = ()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RuntimeScalar:
-    """A number known only at run time: as a tensor of no dims, and, for an int, as the symbol that sizes are made of.
+    """A number known only at run time: as a 0-d tensor, and, for an int, as the symbol that sizes are made of.
 
-    The tensor is nobody else's, so that a write to what it was read from does not change it.
+    The tensor is a private copy, so that a write to its source does not change it.
     """
 
     kind: type
@@ -50,7 +50,7 @@ class RuntimeScalar:
     def read(cls, kind: type, tensor: torch.Tensor, private: bool = False) -> Any:
         """int(tensor), float(tensor) or bool(tensor): a plain number where the recorder knows the value.
 
-        `private` says that nobody can write to the tensor afterwards.
+        `private`: nothing can write to the tensor afterwards.
         """
         known = tensor.item()
         if isinstance(known, int | float | bool):
@@ -59,18 +59,18 @@ class RuntimeScalar:
             return cls(bool, tensor.reshape(()) != 0)
         whole = tensor if tensor.dim() == 0 else tensor.reshape(())
         if private and whole.dtype is DTYPES[kind]:
-            return cls.of(kind, whole)
-        return cls.of(kind, whole.to(DTYPES[kind], copy=True))
+            return cls.from_tensor(kind, whole)
+        return cls.from_tensor(kind, whole.to(DTYPES[kind], copy=True))
 
     @classmethod
-    def of(cls, kind: type, tensor: torch.Tensor) -> RuntimeScalar:
-        """The number in a tensor of no dims that has the kind's dtype and that nobody writes to."""
+    def from_tensor(cls, kind: type, tensor: torch.Tensor) -> RuntimeScalar:
+        """The number in a 0-d tensor that has the kind's dtype and is never written to."""
         return cls(kind, tensor, tensor.item() if kind is int else None)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DynamicList:
-    """Items of a list, as many as a run makes: the first `count` rows of a tensor."""
+    """Items of a list of data-dependent length: the first `count` rows of a tensor."""
 
     tensor: torch.Tensor
     count: Any
@@ -106,7 +106,7 @@ def number(value: Any) -> Any:
 
 
 def numbers(value: Any) -> Any:
-    """The value with every RuntimeScalar in it as `number` gives it."""
+    """The value with every RuntimeScalar in it converted by `number`."""
     if isinstance(value, list | tuple):
         return type(value)(*map(numbers, value)) if hasattr(value, "_fields") else type(value)(map(numbers, value))
     if isinstance(value, dict):
@@ -115,7 +115,7 @@ def numbers(value: Any) -> Any:
 
 
 def as_tensor(value: Any, dtype: torch.dtype | None = None) -> torch.Tensor:
-    """A number as a tensor of no dims."""
+    """A number as a 0-d tensor."""
     dtype = dtype or DTYPES[kind_of(value)]
     if isinstance(value, RuntimeScalar):
         return value.tensor if value.tensor.dtype is dtype else value.tensor.to(dtype)
@@ -150,7 +150,7 @@ class ContainerContents:
     def __init__(self, values: Any) -> None:
         self._held: list[tuple[Any, Any]] = [(c, c.copy()) for c in containers_in(values)]
 
-    def changed(self) -> list[Any]:
+    def find_changed(self) -> list[Any]:
         return [container for container, held in self._held if not _holds(container, held)]
 
     def restore(self) -> None:
@@ -218,7 +218,7 @@ def unflatten(leaves: Iterator[Any], shape: ValueStructure) -> Any:
     return shape.kind(*items) if hasattr(shape.kind, "_fields") else shape.kind(items)
 
 
-def mapped(function: Callable[[Any], Any], value: Any) -> Any:
+def map_leaves(function: Callable[[Any], Any], value: Any) -> Any:
     """The value with each leaf replaced."""
     leaves, shape = flatten(value)
     return unflatten(iter([function(leaf) for leaf in leaves]), shape)

@@ -1,6 +1,6 @@
-"""The TorchScript interpreter's own operators: numbers, and questions about a tensor.
+"""The TorchScript interpreter's own operators: numbers, and queries of tensors.
 
-A number may be one that only a run finds out; then arithmetic on it is arithmetic on tensors of no dims (int64 and
+A number may be data-dependent; then arithmetic on it is arithmetic on 0-d tensors (int64 and
 float64, as Python's own numbers), and on symbols too where it is an int, so that sizes computed from it stay related.
 """
 
@@ -56,9 +56,7 @@ def index(machine: TorchScriptInterpreter, value: Any) -> int:
     if isinstance(value, RuntimeScalar) or (
         internals.is_symbolic(value) and any(map(internals.is_unbacked, _symbols(value)))
     ):
-        raise UnsupportedControlFlow(
-            "which item of a list, or how many, is decided by a value of the run", machine.place
-        )
+        raise UnsupportedControlFlow("a list index or length is data-dependent", machine.place)
     return int(value)
 
 
@@ -71,7 +69,7 @@ def truth(machine: TorchScriptInterpreter, value: Any) -> bool:
     if isinstance(value, RuntimeScalar) or (
         internals.is_symbolic(value) and any(map(internals.is_unbacked, _symbols(value)))
     ):
-        raise UnsupportedControlFlow("a value of the run decides what a list or a dict holds", machine.place)
+        raise UnsupportedControlFlow("the contents of a list or a dict are data-dependent", machine.place)
     return bool(value)
 
 
@@ -108,7 +106,7 @@ def _arithmetic(
         return (
             RuntimeScalar(int, tensor, symbol)
             if internals.is_symbolic(symbol)
-            else RuntimeScalar.of(int, tensor.to(torch.int64))
+            else RuntimeScalar.from_tensor(int, tensor.to(torch.int64))
         )
 
     return compute
@@ -133,7 +131,7 @@ def _logical(on_bools: Callable[..., Any], on_tensors: Callable[..., Any], on_sy
         if any(isinstance(value, RuntimeScalar) for value in inputs):
             if all(kind_of(value) is bool for value in inputs):
                 return RuntimeScalar(bool, on_tensors(*map(as_tensor, inputs)))
-            return RuntimeScalar.of(int, on_tensors(*(as_tensor(value, torch.int64) for value in inputs)))
+            return RuntimeScalar.from_tensor(int, on_tensors(*(as_tensor(value, torch.int64) for value in inputs)))
         if any(internals.is_symbolic(value) for value in inputs):
             return on_symbols(*inputs)
         return on_bools(*inputs)
@@ -161,8 +159,8 @@ def _root(a: Any) -> Any:
     return internals.sym_sqrt(a) if internals.is_symbolic(a) else math.sqrt(a)
 
 
-def _rounded_evenly(a: Any) -> Any:
-    """The interpreter's round() gives a float."""
+def _round_half_even(a: Any) -> Any:
+    """The interpreter's round() returns a float."""
     return torch.sym_float(round(a)) if internals.is_symbolic(a) else float(round(a))
 
 
@@ -186,7 +184,7 @@ _UNARY: dict[str, tuple[Callable[..., Any], Callable[..., Any], type | None]] = 
     "abs": (_magnitude, torch.abs, None),
     "fabs": (_magnitude, torch.abs, float),
     "sqrt": (_root, torch.sqrt, float),
-    "round": (_rounded_evenly, torch.round, float),
+    "round": (_round_half_even, torch.round, float),
     "ceil": (math.ceil, _round(torch.ceil), int),
     "floor": (math.floor, _round(torch.floor), int),
 }
@@ -205,7 +203,7 @@ _FUNCTIONS: dict[str, tuple[Callable[..., Any], Callable[..., Any], type]] = {
     "log": (math.log, lambda a, *base: torch.log(a) / torch.log(base[0]) if base else torch.log(a), float),
     "gcd": (math.gcd, torch.gcd, int),
 }
-# Questions whose answers stay symbols here; the operators of these names give plain numbers.
+# Questions whose answers stay symbols here; the operators of these names return plain numbers.
 _ASKED = frozenset({"size", "stride", "numel", "dim", "storage_offset", "item"})
 # What a traced graph computes sizes with.
 _TRACED = frozenset({"add", "sub", "mul", "div", "floor_divide", "remainder", "neg", "Int", "rsub"})
@@ -239,7 +237,7 @@ for _name, (_plain, _tensor, _result) in _FUNCTIONS.items():
 
 
 @rule("divmod")
-def _divided_with_rest(machine: TorchScriptInterpreter, a: Any, b: Any) -> Any:
+def _divmod(machine: TorchScriptInterpreter, a: Any, b: Any) -> Any:
     return RULES["floordiv"](machine, a, b), RULES["remainder"](machine, a, b)
 
 
@@ -284,7 +282,7 @@ def extreme(largest: bool, a: Any, b: Any) -> Any:
     if isinstance(a, RuntimeScalar) or isinstance(b, RuntimeScalar):
         kind = float if float in (kind_of(a), kind_of(b)) else int
         choose = torch.maximum if largest else torch.minimum
-        return RuntimeScalar.of(kind, choose(as_tensor(a, DTYPES[kind]), as_tensor(b, DTYPES[kind])))
+        return RuntimeScalar.from_tensor(kind, choose(as_tensor(a, DTYPES[kind]), as_tensor(b, DTYPES[kind])))
     if internals.is_symbolic(a) or internals.is_symbolic(b):
         return torch.sym_max(a, b) if largest else torch.sym_min(a, b)
     return max(a, b) if largest else min(a, b)
@@ -296,14 +294,14 @@ def extreme(largest: bool, a: Any, b: Any) -> Any:
 def _conversion(kind: type) -> Rule:
     def convert(machine: TorchScriptInterpreter, value: Any) -> Any:
         if isinstance(value, torch.Tensor):
-            return RuntimeScalar.read(kind, machine.localized(value), private=machine.reads_last(value))
+            return RuntimeScalar.read(kind, machine.localize(value), private=machine.reads_last(value))
         if isinstance(value, RuntimeScalar):
             if kind is value.kind:
                 return value
             return (
                 RuntimeScalar(bool, value.tensor != 0)
                 if kind is bool
-                else RuntimeScalar.of(kind, value.tensor.to(DTYPES[kind]))
+                else RuntimeScalar.from_tensor(kind, value.tensor.to(DTYPES[kind]))
             )
         if internals.is_symbolic(value):
             if kind is bool:
@@ -314,7 +312,7 @@ def _conversion(kind: type) -> Rule:
     return convert
 
 
-def typed(machine: TorchScriptInterpreter, value: Any, kind: str) -> Any:
+def cast_to_kind(machine: TorchScriptInterpreter, value: Any, kind: str) -> Any:
     """A number as the kind that a graph says it is: the interpreter's power of two ints is a float, Python's is not."""
     wanted = _KINDS.get(kind)
     if wanted is None or not is_number(value) or kind_of(value) is wanted:
@@ -363,7 +361,7 @@ def _as_tensor(machine: TorchScriptInterpreter, data: Any, dtype: Any, device: A
 
 
 @rule("to")
-def _to(machine: TorchScriptInterpreter, tensor: torch.Tensor, *rest: Any) -> Any:
+def _convert_tensor(machine: TorchScriptInterpreter, tensor: torch.Tensor, *rest: Any) -> Any:
     """aten::to as the interpreter has it: to a device, a dtype, both, or to what another tensor is."""
     *targets, _, copy = rest
     kwargs: dict[str, Any] = {}
@@ -374,10 +372,10 @@ def _to(machine: TorchScriptInterpreter, tensor: torch.Tensor, *rest: Any) -> An
             kwargs["dtype"] = ts.dtype_of_number(target)
         elif target is not None:
             kwargs["device"] = target
-    return machine.localized(tensor).to(**kwargs, copy=copy)
+    return machine.localize(tensor).to(**kwargs, copy=copy)
 
 
-# ---------------------------------------------------------------------- rounds of a loop
+# ---------------------------------------------------------------------- iterations of a loop
 
 
 @rule("__range_length")
@@ -432,7 +430,7 @@ def _is_contiguous(machine: TorchScriptInterpreter, tensor: torch.Tensor, *rest:
 
 @rule("cpu")
 def _cpu(machine: TorchScriptInterpreter, tensor: torch.Tensor) -> Any:
-    return machine.localized(tensor).to("cpu")
+    return machine.localize(tensor).to("cpu")
 
 
 @rule("device")
@@ -457,8 +455,8 @@ def _no(machine: TorchScriptInterpreter, *inputs: Any) -> Any:
 
 
 @rule("backward", "save", "manual_seed", "set_data")
-def _refused(machine: TorchScriptInterpreter, *inputs: Any) -> Any:
-    raise machine.unsupported("The script does something besides computing: it seeds, saves or differentiates.")
+def _reject_side_effect(machine: TorchScriptInterpreter, *inputs: Any) -> Any:
+    raise machine.unsupported_error("The script has a side effect: it seeds, saves or differentiates.")
 
 
 def is_of_type(value: Any, kind: str) -> bool:

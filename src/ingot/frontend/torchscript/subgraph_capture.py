@@ -1,12 +1,12 @@
-"""What branches and loops have in common: functions of a graph, and what goes in and out of them.
+"""What branches and loops have in common: subgraphs, and their inputs and outputs.
 
-A branch whose condition is known while the script is imported is taken, and that is all. One that hangs on a value or
+A branch whose condition is known while the script is imported is taken, and that is all. One that depends on a value or
 on a size that stays open becomes a cond; a loop becomes a while_loop. Both are recorded by the rules that capture has
-for them, and what goes in and out of their functions is tensors only:
+for them, whose inputs and outputs are tensors only:
 
     tensors                     as they are; one that comes from outside goes out as a copy
-    numbers                     tensors of no dims
-    None, text, modules         nothing: they must be the same on both paths, or in every round
+    numbers                     0-d tensors
+    None, text, modules         nothing: they must be the same on both paths, or in every iteration
     memory of outside           that is written to inside: copied in, given out, written back afterwards
     lists and dicts             by what they hold; one that changes inside goes out as well
 
@@ -51,12 +51,12 @@ _ATTEMPTS = 32
 
 
 class RetryCapture(Exception):
-    """The functions must be recorded again, now that more is known of what goes in and out."""
+    """The functions must be recorded again, now that more of their inputs and outputs is known."""
 
 
 @dataclass(slots=True)
 class SubgraphPlan:
-    """What goes in and out of the functions of one operator besides what the script says."""
+    """Inputs and outputs of the functions of one operator besides those in the script."""
 
     bases: list[torch.Tensor] = field(default_factory=list)
     containers: list[Any] = field(default_factory=list)
@@ -64,7 +64,7 @@ class SubgraphPlan:
     shapes: dict[int, ValueStructure] = field(default_factory=dict)
     growing: list[tuple[list[Any], Callable[[], torch.Tensor]]] = field(default_factory=list)
 
-    def shaped(self, slots: Sequence[int], values: Sequence[Any]) -> list[Any]:
+    def match_nesting(self, slots: Sequence[int], values: Sequence[Any]) -> list[Any]:
         """The values, with those that are uninitialized nested as other paths nest them."""
         pairs = zip(slots, values, strict=True)
         return [
@@ -82,17 +82,17 @@ class SubgraphPlan:
         if len(self.shapes) > known:
             raise RetryCapture
 
-    def filled(self, leaves: list[Any]) -> list[Any]:
-        """The leaves, with something in place of those that are uninitialized and that other paths give a type."""
+    def fill_uninitialized(self, leaves: list[Any]) -> list[Any]:
+        """The leaves, with something in place of those that are uninitialized and whose type other paths define."""
         return [self.fills[i]() if leaf is UNSET and i in self.fills else leaf for i, leaf in enumerate(leaves)]
 
     def write(self, base: torch.Tensor) -> None:
         if any(internals.storage_id(base) == internals.storage_id(known) for known in self.bases):
-            raise UnsupportedControlFlow("memory is written to that changes its place from round to round")
+            raise UnsupportedControlFlow("a tensor is written to whose memory changes between iterations")
         self.bases.append(base)
 
     def grow(self, container: list[Any], make: Callable[[], torch.Tensor]) -> None:
-        """Notes that each round appends to a list what is a row of the tensor that is made."""
+        """Records that each iteration appends a row of the resulting tensor to a list."""
         self.containers = [known for known in self.containers if known is not container]
         self.growing.append((container, make))
 
@@ -128,7 +128,7 @@ def attempts(machine: TorchScriptInterpreter, env: Environment, record: Callable
             contents.restore()
             torch.set_grad_enabled(grad)
             raise
-    raise UnsupportedControlFlow("what a branch or a loop changes grows with every look at it", machine.place)
+    raise UnsupportedControlFlow("the state that a branch or a loop changes has no fixpoint", machine.place)
 
 
 # ---------------------------------------------------------------------- in and out
@@ -139,7 +139,7 @@ def enter_subgraph(
     machine: TorchScriptInterpreter, plan: SubgraphPlan, bases: Sequence[torch.Tensor]
 ) -> Iterator[list[torch.Tensor]]:
     """A scope in which copies of the plan's bases, as the function sees them, are there to be written to."""
-    outer = [machine.localized(base) for base in bases] if bases is plan.bases else list(bases)
+    outer = [machine.localize(base) for base in bases] if bases is plan.bases else list(bases)
     copies = [base.clone() for base in outer]
     with machine.scope(plan.bases, copies):
         yield copies
@@ -149,28 +149,30 @@ def content_of(container: Any) -> Any:
     return container.copy()
 
 
-def seen_elsewhere(machine: TorchScriptInterpreter, node: ts.Node, leaves: Sequence[Any]) -> list[int]:
-    """Which leaves are memory of outside that somebody may still look at after the branch, so that copies differ."""
+def find_escaping(machine: TorchScriptInterpreter, node: ts.Node, leaves: Sequence[Any]) -> list[int]:
+    """Which leaves are outer memory that may still be read after the branch, so that copies would differ."""
     found = []
     for i, leaf in enumerate(leaves):
-        outside = isinstance(leaf, torch.Tensor) and not machine.is_own(machine.localized(leaf))
-        if outside and not machine.forgotten_after(node, leaf):
+        outside = isinstance(leaf, torch.Tensor) and not machine.is_own(machine.localize(leaf))
+        if outside and not machine.is_dead_after(node, leaf):
             machine.tie(leaf)
             found.append(i)
     return found
 
 
-def given_out(machine: TorchScriptInterpreter, leaves: Sequence[Any]) -> list[torch.Tensor]:
+def pass_out(machine: TorchScriptInterpreter, leaves: Sequence[Any]) -> list[torch.Tensor]:
     """The leaves that are values, as tensors that share no memory with outside."""
     given: list[torch.Tensor] = []
     for leaf in leaves:
         if isinstance(leaf, torch.Tensor):
-            tensor = machine.localized(leaf)
+            tensor = machine.localize(leaf)
             fresh = machine.is_own(tensor) and machine.scopes and not _is_among(tensor, given)
             given.append(tensor if fresh and tensor.is_contiguous() else _copy(tensor))
         elif is_number(leaf):
             tensor = as_tensor(leaf)
-            given.append(tensor if machine.made_here(tensor) and not _is_among(tensor, given) else tensor.clone())
+            given.append(
+                tensor if machine.is_computed_here(tensor) and not _is_among(tensor, given) else tensor.clone()
+            )
     return given
 
 
@@ -178,30 +180,30 @@ def _is_among(tensor: torch.Tensor, others: Sequence[torch.Tensor]) -> bool:
     return any(tensor is known for known in others)
 
 
-def taken_in(machine: TorchScriptInterpreter, leaves: Sequence[Any]) -> list[torch.Tensor]:
+def pass_in(machine: TorchScriptInterpreter, leaves: Sequence[Any]) -> list[torch.Tensor]:
     """The leaves that are values, as tensors, no two of which are one."""
     taken: list[torch.Tensor] = []
     for leaf in leaves:
         if isinstance(leaf, torch.Tensor) or is_number(leaf):
-            tensor = machine.localized(leaf) if isinstance(leaf, torch.Tensor) else as_tensor(leaf)
+            tensor = machine.localize(leaf) if isinstance(leaf, torch.Tensor) else as_tensor(leaf)
             shared = any(internals.storage_id(tensor) == internals.storage_id(known) for known in taken)
             taken.append(tensor if tensor.is_contiguous() and not shared else _copy(tensor))
     return taken
 
 
 def _copy(tensor: torch.Tensor) -> torch.Tensor:
-    """A copy in rows: what goes through an operator lies the same on every path and in every round."""
+    """A contiguous copy: an operator's inputs and outputs have the same layout on every path and in every iteration."""
     return tensor.clone(memory_format=torch.contiguous_format)
 
 
-def taken_back(leaves: Sequence[Any], out: Iterator[torch.Tensor]) -> list[Any]:
+def restore_leaves(leaves: Sequence[Any], out: Iterator[torch.Tensor]) -> list[Any]:
     """The leaves with the values that came out in place of those that went in."""
     back: list[Any] = []
     for leaf in leaves:
         if isinstance(leaf, torch.Tensor):
             back.append(next(out))
         elif is_number(leaf):
-            back.append(RuntimeScalar.of(kind_of(leaf), next(out)))
+            back.append(RuntimeScalar.from_tensor(kind_of(leaf), next(out)))
         else:
             back.append(leaf)
     return back
@@ -235,13 +237,13 @@ def literal_of(value: ts.Value) -> Any:
     return ts.constant_of(node) if node.kind() == "prim::Constant" and not ts.is_function(value) else None
 
 
-def made_like(machine: TorchScriptInterpreter, value: Any, *rows: Any) -> Callable[[], Any]:
-    """Makes something of the same type as a value, or so many rows of it, for where nobody looks."""
+def make_like(machine: TorchScriptInterpreter, value: Any, *rows: Any) -> Callable[[], Any]:
+    """Creates a placeholder of the same type as a value, or of so many rows of it, that is never read."""
     if isinstance(value, torch.Tensor):
         sizes = [s for s in value.shape if internals.is_symbolic(s)]
         if any(internals.is_unbacked(symbol) for s in sizes for symbol in internals.expr_of(s).free_symbols):
             raise UnsupportedControlFlow(
-                "a value is left open on one path whose size only the other one knows", machine.place
+                "a value is uninitialized on one path, and only the other path knows its size", machine.place
             )
         return functools.partial(torch.zeros, (*rows, *value.shape), dtype=value.dtype, device=value.device)
     return kind_of(value) if is_number(value) else lambda: value

@@ -1,4 +1,4 @@
-"""prim::Loop: unrolled where that is asked for, else a while_loop; its inputs and outputs: subgraph_capture.py."""
+"""prim::Loop: unrolled where that is requested, else a while_loop; its inputs and outputs: subgraph_capture.py."""
 
 from __future__ import annotations
 
@@ -32,20 +32,20 @@ from ingot.frontend.torchscript.subgraph_capture import (
     content_of,
     describe,
     enter_subgraph,
-    given_out,
     inexpressible,
     literal_of,
-    made_like,
+    make_like,
     only_one,
+    pass_in,
+    pass_out,
     put_back,
-    taken_back,
-    taken_in,
+    restore_leaves,
 )
 from ingot.torch_internals import torchscript as ts
 
 hop = torch.ops.higher_order
 
-# A loop that is unrolled may take so many rounds; beyond it the graph would be of no use to anybody.
+# The most iterations of an unrolled loop; beyond it the graph would be too large to be useful.
 UNROLLED_ROUNDS = 4096
 
 
@@ -54,7 +54,7 @@ def loop(machine: TorchScriptInterpreter, node: ts.Node, env: Environment, name:
     trip, condition, *start = [env[value.debugName()] for value in node.inputs()]
     (body,) = node.blocks()
     if isinstance(condition, torch.Tensor):
-        condition = RuntimeScalar.read(bool, machine.localized(condition))
+        condition = RuntimeScalar.read(bool, machine.localize(condition))
     if condition is False or (type(trip) is int and trip <= 0):
         return only_one(start)
     if machine.unroll and _countable(trip, body):
@@ -70,7 +70,7 @@ def loop(machine: TorchScriptInterpreter, node: ts.Node, env: Environment, name:
 
 
 def _countable(trip: Any, body: ts.Block) -> bool:
-    """Whether the number of rounds is a constant of the script."""
+    """Whether the number of iterations is a constant of the script."""
     return type(trip) is int and trip < UNROLLED_ROUNDS and literal_of(next(iter(body.outputs()))) is True
 
 
@@ -84,21 +84,21 @@ def _unroll(
     name: str,
     failure: UnsupportedControlFlow | None = None,
 ) -> Any:
-    """The rounds one after another, as many as there are while the script is imported."""
+    """Unrolls the iterations, as many as there are while the script is imported."""
     contents = ContainerContents(env.values())
     inputs = [value.debugName() for value in body.inputs()]
     count = 0
     try:
         while count < trip and condition:
             if count >= UNROLLED_ROUNDS:
-                raise failure or UnsupportedControlFlow(f"it takes more than {UNROLLED_ROUNDS} rounds")
+                raise failure or UnsupportedControlFlow(f"it takes more than {UNROLLED_ROUNDS} iterations")
             inner = {**env, **dict(zip(inputs, (count, *values), strict=True))}
             condition, *values = machine.run_block(body, inner, name)
             if not isinstance(condition, bool):
                 if isinstance(condition, RuntimeScalar | torch.Tensor) or any(
                     map(internals.is_unbacked, internals.expr_of(condition).free_symbols)
                 ):
-                    raise failure or UnsupportedControlFlow("a value of the run ends it")
+                    raise failure or UnsupportedControlFlow("its end is data-dependent")
                 condition = bool(condition)  # a question about sizes, like any other
             count += 1
     except UnsupportedControlFlow as problem:
@@ -124,16 +124,16 @@ def _while(
     kept = [slot for slot, value in enumerate(outputs) if value.debugName() == inputs[slot]]
     by_itself = [_is_base(value, plan) or plan.grows(value) for value in start]
     moving = [slot for slot in range(len(start)) if slot not in kept and not by_itself[slot]]
-    entering = plan.shaped(moving, [start[slot] for slot in moving])
+    entering = plan.match_nesting(moving, [start[slot] for slot in moving])
     leaves, shape = flatten([entering, [content_of(c) for c in plan.containers]])
-    leaves = plan.filled(leaves)
+    leaves = plan.fill_uninitialized(leaves)
     carried = [i for i, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor) or is_number(leaf)]
     flags = [] if always else [as_tensor(condition)]
     counts = [] if endless and not next(iter(body.inputs())).uses() else [as_tensor(0)]
     first = len(counts) + len(flags)
     made = [make() for _, make in plan.growing]
     shared: set[int] = set()
-    initial = (*counts, *flags, *taken_in(machine, leaves), *made, *plan.bases)
+    initial = (*counts, *flags, *pass_in(machine, leaves), *made, *plan.bases)
 
     def proceed(*values: torch.Tensor) -> torch.Tensor:
         within = None if endless else torch.lt(values[0], trip.tensor if isinstance(trip, RuntimeScalar) else trip)
@@ -148,7 +148,9 @@ def _while(
         inside: list[Any] = list(leaves)
         for i in carried:
             value = next(moved)
-            inside[i] = value if isinstance(leaves[i], torch.Tensor) else RuntimeScalar.of(kind_of(leaves[i]), value)
+            inside[i] = (
+                value if isinstance(leaves[i], torch.Tensor) else RuntimeScalar.from_tensor(kind_of(leaves[i]), value)
+            )
         tensors = [next(moved) for _ in plan.growing]
         with enter_subgraph(machine, plan, list(moved)) as copies:
             contents = ContainerContents(env.values())
@@ -168,13 +170,13 @@ def _while(
             now = [content_of(c) for c in plan.containers]
             newest = [_newest(machine, c, r, copies) for (c, _), r in zip(plan.growing, begun, strict=True)]
             grown = [dynamic_lists.fill(machine, *pair) for pair in zip(begun, newest, strict=True)]
-            changed = contents.changed()
+            changed = contents.find_changed()
             contents.restore()
             if plan.hold(changed):
                 raise RetryCapture
             if always and internals.is_symbolic(number(trip)):
                 lists = [*zip(plan.containers, held, now, strict=True)]
-                # `a += [b]` hands the list itself to the next round.
+                # `a += [b]` passes the list itself to the next iteration.
                 lists += [
                     (start[slot], lengthened[place], given[place])
                     for place, slot in enumerate(moving)
@@ -183,19 +185,19 @@ def _while(
                 _find_growing(machine, plan, number(trip), lists)
             if any(results[s] is not start[s] for s in range(len(start)) if plan.grows(start[s])):
                 raise UnsupportedControlFlow(
-                    "a list is appended to in one round and replaced by another one", machine.place
+                    "a list is appended to in one iteration and replaced in another", machine.place
                 )
             _check_bases(machine, plan, [(start[s], results[s]) for s in range(len(start)) if s not in moving])
             leaving = [results[slot] for slot in moving]
             plan.learn(moving, entering, leaving)
-            after, after_shape = flatten([plan.shaped(moving, leaving), now])
+            after, after_shape = flatten([plan.match_nesting(moving, leaving), now])
             _check_round(machine, plan, (leaves, shape), (after, after_shape))
             shared.update(i for i, leaf in enumerate(after) if _shares(leaf, newest))
             flag = [] if always else [as_tensor(proceeds)]
-            return [*(values[0] + 1 for _ in counts), *flag, *given_out(machine, after), *grown, *copies]
+            return [*(values[0] + 1 for _ in counts), *flag, *pass_out(machine, after), *grown, *copies]
 
     out = iter(list(hop.while_loop(proceed, step, initial, ()))[first:])
-    back = taken_back(leaves, out)
+    back = restore_leaves(leaves, out)
     finished, held = unflatten(iter(back), shape)
     for container, _ in plan.growing:
         container.append(DynamicList(next(out), number(trip)))
@@ -209,13 +211,13 @@ def _while(
 def _find_growing(
     machine: TorchScriptInterpreter, plan: SubgraphPlan, trip: Any, lists: Sequence[tuple[Any, Any, Any]]
 ) -> None:
-    """Lists that have one tensor more after a round than before it: what they hold are rows of one tensor."""
+    """Lists that have one tensor more after an iteration than before it: their items are rows of one tensor."""
     found = False
     for container, was, now in lists:
         if not isinstance(was, list) or len(now) != len(was) + 1 or not isinstance(now[-1], torch.Tensor):
             continue
         if all(one is other for one, other in zip(was, now, strict=False)):
-            plan.grow(container, made_like(machine, now[-1], trip))
+            plan.grow(container, make_like(machine, now[-1], trip))
             found = True
     if found:
         raise RetryCapture
@@ -224,14 +226,12 @@ def _find_growing(
 def _newest(
     machine: TorchScriptInterpreter, container: list[Any], begun: DynamicList, written: Sequence[torch.Tensor]
 ) -> torch.Tensor:
-    """What a round appended to a list, which held the rows so far at its end. The rows hold a copy of it."""
+    """What an iteration appended to a list that ended with the rows so far. The rows hold a copy of it."""
     *_, last, newest = container if len(container) > 1 else (None, None)
     if last is not begun or not isinstance(newest, torch.Tensor):
-        raise UnsupportedControlFlow("it does more to a list in a round than to append a tensor", machine.place)
-    if _shares(machine.localized(newest), written):
-        raise UnsupportedControlFlow(
-            "what it appends to a list is written to in place, which the list sees", machine.place
-        )
+        raise UnsupportedControlFlow("it does more to a list in one iteration than append a tensor", machine.place)
+    if _shares(machine.localize(newest), written):
+        raise UnsupportedControlFlow("a tensor is written to in place after it was appended to a list", machine.place)
     if not machine.is_own(newest):
         machine.tie(newest)
     return newest
@@ -245,7 +245,7 @@ def _shares(value: Any, others: Sequence[torch.Tensor]) -> bool:
 
 
 def _counter(machine: TorchScriptInterpreter, tensor: torch.Tensor, trip: Any) -> RuntimeScalar:
-    count = RuntimeScalar.of(int, tensor)
+    count = RuntimeScalar.from_tensor(int, tensor)
     if internals.is_symbolic(count.symbol):
         (symbol,) = internals.expr_of(count.symbol).free_symbols
         assert machine.recorder is not None
@@ -262,10 +262,10 @@ def _is_base(value: Any, plan: SubgraphPlan) -> bool:
 def _check_bases(machine: TorchScriptInterpreter, plan: SubgraphPlan, pairs: list[tuple[Any, Any]]) -> None:
     for before, after in pairs:
         if _is_base(before, plan):
-            inside = machine.localized(before)
-            if not (isinstance(after, torch.Tensor) and internals.same_memory(inside, machine.localized(after))):
+            inside = machine.localize(before)
+            if not (isinstance(after, torch.Tensor) and internals.same_memory(inside, machine.localize(after))):
                 raise UnsupportedControlFlow(
-                    "a tensor is written to in one round and replaced by another one", machine.place
+                    "a tensor is written to in one iteration and replaced in another", machine.place
                 )
 
 
@@ -276,14 +276,14 @@ def _check_round(
     after: tuple[list[Any], ValueStructure],
 ) -> None:
     if before[1] != after[1]:
-        raise UnsupportedControlFlow("it builds a list or a dict, which then grows from round to round", machine.place)
+        raise UnsupportedControlFlow("it builds a list or a dict that grows between iterations", machine.place)
     for i, (one, other) in enumerate(zip(before[0], after[0], strict=True)):
         if one is UNSET and other is not UNSET:
-            plan.fills[i] = made_like(machine, other)
+            plan.fills[i] = make_like(machine, other)
             raise RetryCapture
         if not agree(one, other) or (isinstance(one, torch.Tensor) and _sizes(one) != _sizes(other)):
             raise UnsupportedControlFlow(
-                f"a round takes {describe(one)} and gives {describe(other)} to the next one", machine.place
+                f"an iteration takes {describe(one)} and passes {describe(other)} to the next", machine.place
             )
 
 

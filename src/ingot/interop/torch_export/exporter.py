@@ -148,7 +148,7 @@ class _Literals:
         with self.graph.inserting_before(self.before):
             node = self.graph.placeholder(name)
         node.name = name
-        value = spec.value if spec.target is None else self.environment.moved(self.program.constants[spec.target])
+        value = spec.value if spec.target is None else self.environment.move_value(self.program.constants[spec.target])
         if isinstance(value, torch.ScriptObject):
             raise _unknown_object(value, f"takes, as {'.'.join(map(str, (position, *rest)))},")
         metadata.set_value(node, value)
@@ -324,12 +324,12 @@ def _call_value(value: Value) -> Any:
 
 def _state(program: Program) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
     """The tensors by name; buffers are copied, once where two names share one, and parameters are nn.Parameters."""
-    parameters = {i.target for i in program.signature.of_kind(InputKind.PARAMETER)}
-    buffers = {i.target for i in program.signature.of_kind(InputKind.BUFFER)}
-    fixed = {i.target for i in program.signature.of_kind(InputKind.LITERAL)}
+    parameters = {i.target for i in program.signature.inputs_of_kind(InputKind.PARAMETER)}
+    buffers = {i.target for i in program.signature.inputs_of_kind(InputKind.BUFFER)}
+    fixed = {i.target for i in program.signature.inputs_of_kind(InputKind.LITERAL)}
     made: dict[int, torch.Tensor] = {}
 
-    def owned(name: str, tensor: torch.Tensor) -> torch.Tensor:
+    def own(name: str, tensor: torch.Tensor) -> torch.Tensor:
         if id(tensor) not in made:
             if name in buffers:
                 made[id(tensor)] = tensor.detach().clone()
@@ -339,8 +339,8 @@ def _state(program: Program) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
                 made[id(tensor)] = tensor.detach()  # torch puts constants where only buffers and plain tensors may be
         return made.get(id(tensor), tensor)
 
-    state = {name: owned(name, tensor) for name, tensor in program.state_dict.items()}
-    constants = {name: owned(name, tensor) for name, tensor in program.constants.items() if name not in fixed}
+    state = {name: own(name, tensor) for name, tensor in program.state_dict.items()}
+    constants = {name: own(name, tensor) for name, tensor in program.constants.items() if name not in fixed}
     return state, constants
 
 

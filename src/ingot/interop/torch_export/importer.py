@@ -18,6 +18,7 @@ from torch.export import graph_signature as torch_signature
 from ingot import torch_internals as internals
 from ingot.errors import ConversionError, format_error
 from ingot.interop.torch_export.values import Environment, correct_autocast, graph_modules
+from ingot.interop.train_eval import FLAGS
 from ingot.ir import metadata
 from ingot.ir import symbolic_dims as dims_
 from ingot.ir.clone import copy_graph_module
@@ -26,7 +27,6 @@ from ingot.ir.program import Program
 from ingot.ir.pytree import LEAF, Tree, keys_of_parts, leaf_paths, name_of_class
 from ingot.ir.signature import CallSignature, Input, InputKind, ModuleCall, Output, OutputKind, Signature, Value
 from ingot.ir.symbolic_dims import Constraint, Dim
-from ingot.ir.train_eval import FLAGS
 
 _STATE_KINDS = {
     torch_signature.InputKind.PARAMETER: InputKind.PARAMETER,
@@ -128,8 +128,8 @@ def _signature(exported: ExportedProgram, module: fx.GraphModule, root: Any) -> 
     _set_outputs(module.graph, outputs)
     results = [o for o in outputs if o.kind in (OutputKind.RESULT, OutputKind.LITERAL)]
     mutations = [o for o in outputs if o.kind not in (OutputKind.RESULT, OutputKind.LITERAL)]
-    inputs, in_tree = _nested(root.in_spec, users, _NONE_INPUT)
-    returned, out_tree = _nested(root.out_spec, results, _NONE_OUTPUT)
+    inputs, in_tree = _build_tree(root.in_spec, users, _NONE_INPUT)
+    returned, out_tree = _build_tree(root.out_spec, results, _NONE_OUTPUT)
     return Signature((*state, *inputs), (*mutations, *returned), in_tree, out_tree)
 
 
@@ -188,12 +188,12 @@ def _custom_object(arg: Any) -> ConversionError:
 # ---------------------------------------------------------------------- trees
 
 
-def _nested(spec: internals.TreeSpec, leaves: Sequence[Any], none: Any) -> tuple[list[Any], Tree]:
+def _build_tree(spec: internals.TreeSpec, leaves: Sequence[Any], none: Any) -> tuple[list[Any], Tree]:
     """The tree of a TreeSpec, and the leaves with `none` where torch leaves a dataclass's None fields out."""
     out: list[Any] = []
     rest = iter(leaves)
     shape = _tree(spec, rest, out, none)
-    assert next(rest, out) is out, "more leaves than the spec has places"
+    assert next(rest, out) is out, "more leaves than the spec has slots"
     return out, shape
 
 
@@ -256,8 +256,8 @@ def _module_calls(module: fx.GraphModule, entries: Mapping[str, Any]) -> tuple[M
 def _call_signature(signature: Any) -> CallSignature | None:
     if signature is None:
         return None
-    inputs, in_tree = _nested(signature.in_spec, [_value(arg) for arg in signature.inputs], _NONE_VALUE)
-    outputs, out_tree = _nested(signature.out_spec, [_value(arg) for arg in signature.outputs], _NONE_VALUE)
+    inputs, in_tree = _build_tree(signature.in_spec, [_value(arg) for arg in signature.inputs], _NONE_VALUE)
+    outputs, out_tree = _build_tree(signature.out_spec, [_value(arg) for arg in signature.outputs], _NONE_VALUE)
     return CallSignature(tuple(inputs), tuple(outputs), in_tree, out_tree)
 
 
@@ -276,16 +276,16 @@ def _value(arg: Any) -> Value:
 
 def _state(exported: ExportedProgram, signature: Signature) -> tuple[dict[str, Any], dict[str, Any]]:
     """The tensors by name; buffers are copied, once where two names share one."""
-    buffers = {i.target for i in signature.of_kind(InputKind.BUFFER)}
+    buffers = {i.target for i in signature.inputs_of_kind(InputKind.BUFFER)}
     copies: dict[int, torch.Tensor] = {}
 
-    def owned(name: str, tensor: torch.Tensor) -> torch.Tensor:
+    def own(name: str, tensor: torch.Tensor) -> torch.Tensor:
         if id(tensor) not in copies and name in buffers:
             copies[id(tensor)] = tensor.detach().clone()
         return copies.get(id(tensor), tensor)
 
-    state = {name: owned(name, tensor) for name, tensor in exported.state_dict.items()}
-    constants = {name: owned(name, t) for name, t in exported.constants.items() if isinstance(t, torch.Tensor)}
+    state = {name: own(name, tensor) for name, tensor in exported.state_dict.items()}
+    constants = {name: own(name, t) for name, t in exported.constants.items() if isinstance(t, torch.Tensor)}
     return state, constants
 
 
@@ -298,7 +298,7 @@ def _sizes(module: fx.GraphModule, signature: Signature) -> Sizes:
     """For each argument its symbolic sizes: how Python asks for one (".size()[0]", "" for an int), and what it is."""
     values = {n.name: metadata.value_of(n) for n in module.graph.nodes if n.op == "placeholder"}
     found: Sizes = {}
-    for i in signature.of_kind(InputKind.ARGUMENT):
+    for i in signature.inputs_of_kind(InputKind.ARGUMENT):
         value = values[i.name]
         asked = (
             [("", value)]

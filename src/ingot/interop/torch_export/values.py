@@ -30,18 +30,18 @@ class Environment:
         self._moved: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
 
     def move(self, module: fx.GraphModule) -> None:
-        """Gives every node of the graph, regions included, a value of this environment in place of its own."""
+        """Replaces the value of every node of the graph, regions included, by one of this environment."""
         for inner in graph_modules(module):
             for node in inner.graph.nodes:
                 if metadata.has_value(node):
-                    metadata.set_value(node, self.moved(metadata.value_of(node)))
+                    metadata.set_value(node, self.move_value(metadata.value_of(node)))
 
     @property
     def free_symbols(self) -> list[sympy.Symbol]:
         """The symbols that are not known to be equal to something else."""
         return [symbol for symbol in self.symbols if not internals.is_replaced(self.env, symbol)]
 
-    def moved(self, value: Any) -> Any:
+    def move_value(self, value: Any) -> Any:
         """The same value in this environment."""
         if isinstance(value, torch.Tensor):
             found = self._moved.get(id(value))
@@ -51,15 +51,15 @@ class Environment:
         if internals.is_symbolic(value):
             return self._symbolic(value)
         if isinstance(value, list | tuple):
-            items = [self.moved(item) for item in value]
+            items = [self.move_value(item) for item in value]
             return items if isinstance(value, list) else tuple(items)
         return value
 
     def _fake(self, value: torch.Tensor) -> torch.Tensor:
-        sizes, strides = [self.moved(s) for s in value.shape], [self.moved(s) for s in value.stride()]
+        sizes, strides = [self.move_value(s) for s in value.shape], [self.move_value(s) for s in value.stride()]
         if all(isinstance(number, int) for number in (*sizes, *strides)):
             return internals.fake_dense(self.mode, value, value.requires_grad)
-        with internals.guards_suppressed(self.env):
+        with internals.suppress_size_guards(self.env):
             return internals.fake_sized(self.mode, value, sizes, strides)
 
     def _symbolic(self, value: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Rules, one file a family; importing this package fills `ingot.lowering.lower.RULES`."""
+"""Lowering rules, one file per family; importing this package fills `ingot.lowering.lower.RULES`."""
 
 from ingot.lowering.rules import (  # noqa: F401
     boolean_indexing,

@@ -1,4 +1,4 @@
-"""Masks as indices: how many places they name is found out by the run.
+"""Boolean indexing: the number of selected elements is data-dependent.
 
 A running sum of the mask numbers the places that it names, and its last element counts them. Each place is then
 written where its number says; those that the mask leaves out go to one slot behind the last.

@@ -39,7 +39,7 @@ def finalize_result(low: Lowering, operands: Sequence[Any]) -> list[Any]:
 def lower_inside(
     low: Lowering, graph_module: fx.GraphModule, operands: Sequence[Any], turn: tuple[Size, Size] = (0, 1)
 ) -> tuple[list[Stmt], list[Any]]:
-    """The steps of a subgraph, and its results. `turn` is which turn of a loop they are, and of how many."""
+    """The steps of a subgraph, and its results. `turn` is the iteration of a loop that they are, and of how many."""
     placeholders = [n for n in graph_module.graph.nodes if n.op == "placeholder"]
     for node, value in zip(placeholders, operands, strict=True):
         low.values[node] = value
@@ -75,7 +75,7 @@ def memory(low: Lowering, shape: Sequence[Size], dtype: str, order: Sequence[int
 
 
 def allocate_like(low: Lowering, value: Any) -> TensorValue | None:
-    """Memory for a value of this type; None for what is no value at all."""
+    """Memory for a value of this type; None for None."""
     if isinstance(value, torch.Tensor):
         return memory(low, low.shape_of(value), dtype_name(value.dtype))
     if isinstance(value, (int, torch.SymInt)) and not isinstance(value, bool):
@@ -92,7 +92,7 @@ def truth(low: Lowering, value: Any) -> Body:
 
 
 def bind_carried_number(low: Lowering, node: fx.Node, home: TensorValue) -> tuple[Any, list[Stmt]]:
-    """A carried number as a size, and the step that reads it at the beginning of each turn."""
+    """A carried number as a size, and the step that reads it at the beginning of each iteration."""
     value = value_of(node)
     if not isinstance(value, torch.SymInt):
         return home, []
@@ -185,7 +185,7 @@ def while_loop(
 
 
 def _count(low: Lowering) -> tuple[Size, TensorValue, Stmt]:
-    """The number of a turn, the memory that it is kept in, and the step that reads it when a turn begins."""
+    """The number of an iteration, its memory, and the step that reads it when an iteration begins."""
     name, home = low.new_symbol(), memory(low, (), "int64")
     ops = BodyBuilder()
     return size_symbol(name, below=TURNS), home, BindSymbol(name, ops.finish([home.load(ops, ())]), low.origin)
@@ -214,15 +214,15 @@ def _elements_of_map(low: Lowering, function: fx.GraphModule, xs: Sequence[Tenso
         slices = [tensor_views.select(x, 0, place) for x in xs]
         return [low.scalar(r) for r in lower_results(function, [*slices, *extra], around=low)]
 
-    def stacked(number: int, out: torch.Tensor, first: TensorValue) -> TensorValue:
+    def stack_results(number: int, out: torch.Tensor, first: TensorValue) -> TensorValue:
         def load(ops: BodyBuilder, index: Index) -> int:
             return results(index[0])[number].load(ops, index[1:])
 
         return TensorValue(low.shape_of(out), first.dtype, Deferred(load, first.cost))
 
     outs = value_of(low.node)
-    tried = results(symbol("place", below=xs[0].shape[0]))  # refuses what is no function of elements
-    return [stacked(number, out, first) for number, (out, first) in enumerate(zip(outs, tried, strict=True))]
+    tried = results(symbol("place", below=xs[0].shape[0]))  # raises for what is not elementwise
+    return [stack_results(number, out, first) for number, (out, first) in enumerate(zip(outs, tried, strict=True))]
 
 
 # ---------------------------------------------------------------------- regions

@@ -50,7 +50,7 @@ def arange(low: Lowering, *args: Any, **_: Any) -> TensorValue:
     start: Any = 0 if target is aten.arange.default else args[0]
     step: Any = args[2] if target is aten.arange.start_step and len(args) > 2 else 1
     dtype = low.out_dtype
-    if dtype in INTEGERS:  # torch counts the places with the numbers it was given, and fills them with whole ones
+    if dtype in INTEGERS:  # torch counts the places with the numbers it was given, and fills them with integers
         start, step = (int(v) if isinstance(v, float) else v for v in (start, step))
 
     def load(ops: BodyBuilder, index: Index) -> int:

@@ -18,7 +18,7 @@ aten, prims = torch.ops.aten, torch.ops.prims
 
 
 def _register() -> None:
-    """torch's primitives take operands of one dtype and give the same one, comparisons bool."""
+    """torch's primitives take operands of one dtype and return the same dtype, comparisons bool."""
     same = (
         "add sub mul div sqrt exp log neg abs pow sin cos tan tanh sinh cosh asin acos atan asinh acosh atanh erf erfc "
         "exp2 expm1 log2 log10 log1p lgamma digamma floor ceil trunc round sign reciprocal rsqrt atan2 fmod "

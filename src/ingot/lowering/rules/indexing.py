@@ -22,7 +22,7 @@ def embedding(low: Lowering, weight: TensorValue, places: TensorValue, *_: Any) 
     weight = low.strategy.prepare_table(low, weight)
 
     def load(ops: BodyBuilder, index: Index) -> int:
-        row = ops.checked(places.load(ops, index[: places.rank]), weight.shape[0], wraps=False)
+        row = ops.check_index(places.load(ops, index[: places.rank]), weight.shape[0], wraps=False)
         return weight.load(ops, (row, *index[places.rank :]))
 
     return TensorValue(low.shape_of(low.out), low.out_dtype, Deferred(load, 3 + places.cost))
@@ -37,7 +37,7 @@ def index_select(low: Lowering, x: TensorValue, dim: int, places: TensorValue) -
 
     def load(ops: BodyBuilder, index: Index) -> int:
         at = (index[dim],) if places.rank else ()
-        place = ops.checked(places.load(ops, at), x.shape[dim], wraps=False)
+        place = ops.check_index(places.load(ops, at), x.shape[dim], wraps=False)
         return x.load(ops, (*index[:dim], place, *index[dim + 1 :]))
 
     return TensorValue(low.shape_of(low.out), x.dtype, Deferred(load, 3 + places.cost))
@@ -54,8 +54,8 @@ def gather(low: Lowering, x: TensorValue, dim: int, places: TensorValue, **_: An
 
     def load(ops: BodyBuilder, index: Index) -> int:
         if not places.rank:
-            return x.load(ops, (ops.checked(places.load(ops, ()), x.shape[0], wraps=False),))
-        place = ops.checked(places.load(ops, index), x.shape[dim], wraps=False)
+            return x.load(ops, (ops.check_index(places.load(ops, ()), x.shape[0], wraps=False),))
+        place = ops.check_index(places.load(ops, index), x.shape[dim], wraps=False)
         return x.load(ops, (*index[:dim], place, *index[dim + 1 :]))
 
     return TensorValue(places.shape, x.dtype, Deferred(load, 3 + places.cost))
@@ -81,7 +81,7 @@ def element(
         if tensor is None:
             places.append(next(rest))
         else:
-            places.append(ops.checked(tensor.load(ops, broadcast(inner, tensor.shape)), size))
+            places.append(ops.check_index(tensor.load(ops, broadcast(inner, tensor.shape)), size))
     return tuple(places)
 
 

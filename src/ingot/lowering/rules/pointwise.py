@@ -28,8 +28,8 @@ HEAVY = frozenset(
     )
 )
 
-# Beside a half, torch keeps a number in float32 as the second operand of these and of the divisions below; all others
-# round it to the half first.
+# Combined with a half, torch keeps a number in float32 as the second operand of these and of the divisions below; all
+# others round it to the half first.
 WIDE_NUMBER = frozenset({"mul", "floordiv"})
 
 Scalar = int | float | bool

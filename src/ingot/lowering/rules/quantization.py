@@ -1,6 +1,6 @@
 """Quantization: integers that stand for numbers.
 
-A dequantized tensor is Deferred and remembers its integers: whatever can compute with those asks `quantized_of`, and
+A dequantized tensor is Deferred and remembers its integers: whatever can compute with those calls `find_quantized`, and
 anything else loads numbers. torch's operators for it are those of `quantized_decomposed`, a library that may not be
 loaded: they are registered by their names.
 """
@@ -16,7 +16,7 @@ from ingot.lowering import tensor_views
 from ingot.lowering.index_expr import require_static
 from ingot.lowering.loop_body import BodyBuilder
 from ingot.lowering.lower import Lowering, lowers
-from ingot.lowering.tensor_views import Deferred, Index, Quantized, TensorValue, dequantize_view, quantized_of
+from ingot.lowering.tensor_views import Deferred, Index, Quantized, TensorValue, dequantize_view, find_quantized
 from ingot.lowering.unsupported import LoweringUnsupported, dtype_name
 
 # Integers that rounding by one addition reaches, with room to spare.
@@ -90,7 +90,7 @@ def _ends(lowest: Any, highest: Any) -> tuple[int, int] | None:
 
 def _dequantize(low: Lowering, x: TensorValue, found: Quantized) -> TensorValue:
     if low.out_dtype not in ("float32", "bfloat16", "float16"):
-        raise LoweringUnsupported(f"it gives {low.out_dtype}")
+        raise LoweringUnsupported(f"it returns {low.out_dtype}")
     if len(low.node.users) > 1:
         found = replace(found, integers=low.materialize_if_expensive(x))
     if isinstance(found.zero, TensorValue):
@@ -111,7 +111,7 @@ def _quantize(
     dtype: torch.dtype,
 ) -> TensorValue:
     kind = dtype_name(dtype)
-    before = quantized_of(x)
+    before = find_quantized(x)
     limits = torch.iinfo(dtype)
     if before is not None and (lowest, highest) == (limits.min, limits.max) and axis is None:
         same = (before.scale, before.zero, before.axis, before.integers.dtype) == (scale, zero, None, kind)
@@ -145,7 +145,7 @@ def _inverse(ops: BodyBuilder, numbers: Quantized, index: Index) -> int:
 
 
 def _nearest(ops: BodyBuilder, value: int, numbers: Quantized, index: Index, ends: tuple[int, int], kind: str) -> int:
-    """Rounded between the ends less the zero point: whole numbers, so that it is the same as rounding first."""
+    """Rounded between the ends less the zero point: those are integers, so it is the same as rounding first."""
     zero = numbers.parameter(ops, numbers.zero, index, "int32")
     for name, end in zip(("fmax", "fmin"), ends, strict=True):
         value = ops.call(name, value, _fold_difference(ops, "sub", end, zero, "float32"))
@@ -164,7 +164,7 @@ def _round(ops: BodyBuilder, value: int, numbers: Quantized, index: Index, ends:
 
 
 def _fold_difference(ops: BodyBuilder, name: str, left: int, right: int, dtype: str) -> int:
-    """A difference of whole numbers, computed here where both are known."""
+    """A difference of integers, computed here where both are known."""
     a, b = ops.ops[left], ops.ops[right]
     if a.name == b.name == "const":
         return ops.const(a.attribute.value - b.attribute.value, dtype)

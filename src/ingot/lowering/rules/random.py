@@ -24,7 +24,7 @@ def draw_tensor(
     number, turn = low.draw(), low.turn
 
     def load(ops: BodyBuilder, index: Index) -> int:
-        flat = turn  # each turn of a loop draws anew
+        flat = turn  # each iteration of a loop draws again
         for size, i in zip(shape, index, strict=True):
             flat = flat * size + i
 

@@ -92,7 +92,7 @@ def associative_scan(
 
 
 class _Elements:
-    """A scan whose function is one of elements: loops over the points of the state, the turns inside them."""
+    """A scan whose function is one of elements: loops over the points of the state, the iterations inside them."""
 
     def __init__(
         self,
@@ -103,8 +103,8 @@ class _Elements:
         additional: Sequence[Any],
     ) -> None:
         self.low, self.combine, self.start = low, combine, start
-        self.xs = [self._kept(x) for x in xs]
-        self.additional = [self._kept(a) if isinstance(a, TensorValue) else a for a in additional]
+        self.xs = [self._materialize(x) for x in xs]
+        self.additional = [self._materialize(a) if isinstance(a, TensorValue) else a for a in additional]
         shapes = {tensor.shape for tensor in start}
         if len(shapes) != 1 or not xs:
             raise _NotOfElements
@@ -113,11 +113,11 @@ class _Elements:
         self.index, named = loop_variables(self.shape, range(len(self.shape)))
         self.loops = tuple(Loop(*pair) for pair in named)
 
-    def _kept(self, tensor: TensorValue) -> TensorValue:
+    def _materialize(self, tensor: TensorValue) -> TensorValue:
         return self.low.materialize_if_expensive(tensor)
 
     def scan(self, outs: Sequence[Any]) -> list[TensorValue]:
-        """The last state, and what each turn gave beside it."""
+        """The last state, and what each iteration returned besides it."""
         low, count = self.low, len(self.start)
         at = symbol("t", below=self.length)
         results = self._results([tensor_views.select(x, 0, at) for x in self.xs])
@@ -127,7 +127,7 @@ class _Elements:
         last = [memory(low, self.shape, tensor.dtype) for tensor in self.start]
         targets: list[tuple[TensorValue, Index]] = [(t, self.index) for t in last]
         targets += [(s, (at, *self.index)) for s in stacked if s is not None]
-        # The last state is written at every turn: the last one counts.
+        # The last state is written in every iteration: the last one counts.
         self._append(results, [*range(count), *range(count, len(results))], targets, self.length, self.start)
         return [*last, *(s for s in stacked if s is not None)]
 
@@ -174,12 +174,12 @@ class _Elements:
                 raise _NotOfElements
             value = result.load(ops, self.index if result.rank else ())
             dtype = start[number].dtype if number < count else targets[stored.index(number)][0].dtype
-            # What is carried narrow is rounded at each turn, as torch does.
+            # What is carried in a narrow dtype is rounded in each iteration, as torch does.
             found.append(ops.cast(ops.cast(value, dtype), wide(dtype)))
         stores = []
         for number, (tensor, index) in zip(stored, targets, strict=True):
             assert isinstance(tensor.data, Strided)
-            stores.append(Store(tensor.data.buffer, tensor.data.at(index), number))
+            stores.append(Store(tensor.data.buffer, tensor.data.offset_at(index), number))
         first = BodyBuilder()
         begin = first.finish([tensor.load(first, self.index) for tensor in start])
         body: Body = ops.finish(found)

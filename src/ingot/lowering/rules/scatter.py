@@ -45,7 +45,7 @@ def narrow(x: TensorValue, dtype: str) -> TensorValue:
 
 
 def writable(low: Lowering, x: TensorValue) -> TensorValue:
-    """A copy of the tensor, dense, that nobody else reads."""
+    """A dense copy of the tensor without other readers."""
     name = low.buffer("temporary", x.dtype, x.shape).name
     low.realize(low.lazy_copy(x), into=name)
     return TensorValue(x.shape, x.dtype, Strided(name, 0, contiguous_strides(x.shape)))
@@ -62,7 +62,7 @@ def lower_scatter(
     low: Lowering, x: TensorValue, dim: int, places: TensorValue, source: Any, mode: str = "set", include: bool = True,
     mean: bool = False, wraps: bool = False
 ) -> TensorValue:  # fmt: skip
-    """x with source[…] written to places[…] of `dim`. Without `include` what is hit starts anew.
+    """x with source[…] written to places[…] of `dim`. Without `include`, what is hit starts from the identity.
 
     If it `wraps`, negative places count from the end.
     """
@@ -81,7 +81,7 @@ def lower_scatter(
         places = low.materialize_if_expensive(places)
 
         def place(ops: BodyBuilder, index: Index) -> Index:
-            at = ops.checked(places.load(ops, index), x.shape[dim], wraps=wraps)
+            at = ops.check_index(places.load(ops, index), x.shape[dim], wraps=wraps)
             return (*index[:dim], at, *index[dim + 1 :])
 
         def write(ops: BodyBuilder, index: Index) -> tuple[Index, int]:
@@ -171,7 +171,7 @@ def index_reduce(
     )
 
 
-# What torch makes of these takes negative indices that they refuse, or refuses those that they take.
+# torch's decompositions of these accept negative indices that they reject, or reject those that they accept.
 @lowers(whole=[aten.index_add.default])
 def index_add(
     low: Lowering, x: TensorValue, dim: int, places: TensorValue, source: TensorValue, *, alpha: Any = 1
@@ -309,8 +309,8 @@ def masked_scatter(low: Lowering, x: TensorValue, mask: TensorValue, source: Ten
     def load(ops: BodyBuilder, index: Index) -> int:
         hit = ops.cast(mask.load(ops, index), "bool")
         number = ops.call("sub", order.load(ops, index), ops.const(1, "int64"))
-        with ops.masked(hit):
-            at = ops.checked(number, flat.numel)
+        with ops.mask(hit):
+            at = ops.check_index(number, flat.numel)
             place: list[Size] = []
             for size in reversed(sizes):
                 place.append(remainder(at, size))
@@ -333,7 +333,7 @@ def select_scatter(low: Lowering, x: TensorValue, source: TensorValue, dim: int,
 
     def load(ops: BodyBuilder, index: Index) -> int:
         hit = ops.call("eq", ops.index(index[dim]), ops.index(at))
-        with ops.masked(hit):
+        with ops.mask(hit):
             value = ops.cast(source.load(ops, (*index[:dim], *index[dim + 1 :])), wide(x.dtype))
         return ops.where(hit, value, x.load(ops, index))
 
@@ -359,7 +359,7 @@ def slice_scatter(
         )
         if step != 1:
             hit = ops.call("and", hit, ops.call("eq", ops.index(remainder(away, step)), ops.index(0)))
-        with ops.masked(hit):
+        with ops.mask(hit):
             value = ops.cast(source.load(ops, (*index[:dim], divide(away, step), *index[dim + 1 :])), wide(x.dtype))
         return ops.where(hit, value, x.load(ops, index))
 
@@ -376,7 +376,7 @@ def diagonal_scatter(
     def load(ops: BodyBuilder, index: Index) -> int:
         hit = ops.call("eq", ops.index(index[b] - index[a]), ops.index(offset))
         along = index[a] - max(-offset, 0)
-        with ops.masked(hit):
+        with ops.mask(hit):
             value = ops.cast(source.load(ops, (*(index[d] for d in rest), along)), wide(x.dtype))
         return ops.where(hit, value, x.load(ops, index))
 

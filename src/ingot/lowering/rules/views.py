@@ -24,7 +24,7 @@ from ingot.lowering.index_expr import (
 from ingot.lowering.loop_body import BodyBuilder
 from ingot.lowering.loop_ir import BindSymbol
 from ingot.lowering.lower import Lowering, lowers
-from ingot.lowering.tensor_views import Deferred, Index, TensorValue, quantized_of
+from ingot.lowering.tensor_views import Deferred, Index, TensorValue, find_quantized
 from ingot.lowering.unsupported import LoweringUnsupported
 
 aten = torch.ops.aten
@@ -244,7 +244,7 @@ def cat(low: Lowering, tensors: Sequence[TensorValue], dim: int = 0) -> TensorVa
             within = ops.call("ge", place, ops.index(start))
             if number < len(tensors) - 1:  # by number: the last tensor may be among the others too
                 within = ops.call("and", within, ops.call("lt", place, ops.index(start + tensor.shape[dim])))
-            with ops.masked(within):
+            with ops.mask(within):
                 value = ops.cast(tensor.load(ops, inside), _wide(dtype))
             result = value if result is None else ops.where(within, value, result)
         return result if result is not None else ops.const(0, dtype)
@@ -324,7 +324,7 @@ def strided_place(
         at = offset
         for i, step in zip(index, stride, strict=True):
             at = at + i * step
-        return at if is_known else ops.checked(ops.index(at), count, wraps=False)
+        return at if is_known else ops.check_index(ops.index(at), count, wraps=False)
 
     return place
 
@@ -350,11 +350,11 @@ def pad(low: Lowering, x: TensorValue, padding: Sequence[Size], *more: Any, **kw
     elif more:
         value = more[0]
     if mode != "constant":
-        return _padded_from_inside(low, x, padding, mode)
+        return _pad_from_inside(low, x, padding, mode)
     shape, dtype = low.shape_of(low.out), low.out_dtype
     if all(p == 0 for p in padding):
         return x
-    found = quantized_of(x)
+    found = find_quantized(x)
     if found is not None:
         low.materialize_if_expensive(found.integers)
     elif x.cost > 1:
@@ -375,7 +375,7 @@ def pad(low: Lowering, x: TensorValue, padding: Sequence[Size], *more: Any, **kw
         inner = tuple(i - b for i, b in zip(index, before, strict=True))
         if within is None:
             return x.load(ops, inner)
-        with ops.masked(within):
+        with ops.mask(within):
             inside = x.load(ops, inner)
         return ops.where(within, inside, ops.const(value or 0, dtype))
 
@@ -384,7 +384,7 @@ def pad(low: Lowering, x: TensorValue, padding: Sequence[Size], *more: Any, **kw
     return TensorValue(shape, dtype, Deferred(load, x.cost + 3, low.order_of(x), margin))
 
 
-def _padded_from_inside(low: Lowering, x: TensorValue, padding: Sequence[Size], mode: str) -> TensorValue:
+def _pad_from_inside(low: Lowering, x: TensorValue, padding: Sequence[Size], mode: str) -> TensorValue:
     """Places outside take an element from inside: mirrored at the border, the border itself, or from the other side."""
     x = low.materialize_if_expensive(x)
     before: list[Size] = [0] * x.rank
@@ -414,17 +414,17 @@ def _padded_from_inside(low: Lowering, x: TensorValue, padding: Sequence[Size], 
 
 @lowers(aten.reflection_pad1d.default, aten.reflection_pad2d.default, aten.reflection_pad3d.default)
 def reflection_pad(low: Lowering, x: TensorValue, padding: Sequence[Size]) -> TensorValue:
-    return _padded_from_inside(low, x, padding, "reflect")
+    return _pad_from_inside(low, x, padding, "reflect")
 
 
 @lowers(aten.replication_pad1d.default, aten.replication_pad2d.default, aten.replication_pad3d.default)
 def replication_pad(low: Lowering, x: TensorValue, padding: Sequence[Size]) -> TensorValue:
-    return _padded_from_inside(low, x, padding, "replicate")
+    return _pad_from_inside(low, x, padding, "replicate")
 
 
 @lowers(aten._pad_circular.default)
 def circular_pad(low: Lowering, x: TensorValue, padding: Sequence[Size]) -> TensorValue:
-    return _padded_from_inside(low, x, padding, "circular")
+    return _pad_from_inside(low, x, padding, "circular")
 
 
 @lowers(aten.roll.default)

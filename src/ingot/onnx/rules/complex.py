@@ -233,12 +233,12 @@ def _transform(ex: Exporter, x: OnnxValue, dim: int, *, inverse: bool = False, o
 
 
 def _wide(ex: Exporter, x: OnnxValue) -> OnnxValue:
-    """In float64: kernels for lengths that are no power of two lose digits in float32."""
+    """In float64: kernels for lengths that are not powers of two lose digits in float32."""
     return OnnxValue(ex.cast(x, torch.float64).value, torch.float64, x.shape)
 
 
 def _result(ex: Exporter, x: OnnxValue) -> OnnxValue:
-    """A transform as the complex numbers that the node gives."""
+    """A transform as the complex numbers that the node returns."""
     return number(OnnxValue(ex.cast(x, _REAL[ex.dtype]).value, _REAL[ex.dtype], x.shape))
 
 
@@ -282,7 +282,7 @@ def fft_c2r(ex: Exporter, x: OnnxValue, dims: Sequence[int], normalization: int,
         made = _transform(ex, made, axis(dim, x.rank), inverse=True)
     at = axis(last, x.rank)
     if not isinstance(length, int):
-        raise OnnxUnsupported("an inverse transform to a size that is not a number")
+        raise OnnxUnsupported("an inverse transform to a dynamic size")
     half = OnnxValue(ex.slice(made, at, 0, length // 2 + 1).value, made.dtype)
     mirror = ex.slice(made, at, 1, length - length // 2)
     turned = ex.op("Slice", mirror, ex.ints([-1]), ex.ints([-(2**63)]), ex.ints([at]), ex.ints([-1]))

@@ -36,7 +36,7 @@ def export_inside(ex: Exporter, module: fx.GraphModule, operands: Sequence[Any])
 
 
 def _as_number(ex: Exporter, node: fx.Node, value: Any) -> Any:
-    """A tensor where the graph has a number: the number's symbol is told by it."""
+    """A tensor where the graph has a number: it binds the number's symbol."""
     fake = value_of(node)
     if isinstance(value, OnnxValue) and isinstance(fake, torch.SymInt | torch.SymFloat | torch.SymBool):
         ex.sizes.bind(fake.node.expr, value)
@@ -109,7 +109,7 @@ def _carry(ex: Exporter, operand: OnnxValue, name: str) -> OnnxValue:
 def while_loop(
     ex: Exporter, test: fx.GraphModule, body: fx.GraphModule, carried: Sequence[Any], additional: Sequence[Any] = ()
 ) -> list[OnnxValue]:
-    """ONNX's Loop asks for the truth of the condition before and at the end of each turn."""
+    """ONNX's Loop evaluates the condition before, and at the end of, each iteration."""
     start = [as_tensor(ex, operand) for operand in carried]
     (first,) = export_inside(ex, test, [*start, *additional])
     with ex.inner_scope():

@@ -55,7 +55,7 @@ def arange(ex: Exporter, *bounds: Any, **_: Any) -> OnnxValue:
         dtype = torch.float64
         places = ex.cast(ex.range(count), dtype)
         return ex.op("Add", ex.op("Mul", places, ex.operand(step, dtype)), ex.operand(start, dtype))
-    # torch counts the places with the numbers it was given, and fills them with whole ones.
+    # torch counts the places with the numbers it was given, and fills them with integers.
     start, step = (int(v) if isinstance(v, float) else v for v in (start, step))
     places = ex.range(count)
     if step != 1:

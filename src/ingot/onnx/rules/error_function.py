@@ -6,7 +6,7 @@ In float64, and for tails, they are spelled out:
     erfc(x) = exp(-x²) · T(t) / (1 + 2x)             from 0 on, t = (x - 3.75) / (x + 3.75)
 
 S and T are polynomials through the zeros of Chebyshev polynomials (of u = x² from 0 to 1, and of t from -1 to 1), made
-with 60 digits. Beside 60 digits they are off by 1 and by 4 units in the last place of float64.
+with 60 digits. Compared with 60 digits they are off by 1 and by 4 units in the last place of float64.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Products of groups of rows, each with a matrix of its own: what mixtures of experts are made of."""
+"""Grouped matrix products, one matrix per group of rows, as mixtures of experts use them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def multiply_groups(ex: Exporter, x: OnnxValue, weight: OnnxValue, offs: OnnxVal
     """Rows of x up to offs[g], and from offs[g - 1] on, times weight[g]. Rows behind the last offset are zeros."""
     groups, _, columns = weight.sizes
     if not isinstance(groups, int):
-        raise OnnxUnsupported("a number of groups that only the run tells")
+        raise OnnxUnsupported("a data-dependent number of groups")
     ends = ex.cast(offs, torch.int64)
     begin, at, one = ex.ints([0]), ex.ints([0]), ex.ints([1])
     made = []
@@ -40,5 +40,5 @@ def grouped_mm(
     out_dtype: Any = None,
 ) -> OnnxValue:  # fmt: skip
     if x.rank != 2 or weight.rank != 3 or offs is None or bias is not None:
-        raise OnnxUnsupported("a grouped product of other than rows and a matrix for each group of them")
+        raise OnnxUnsupported("a grouped product of other operands than rows and one matrix per group")
     return multiply_groups(ex, x, weight, offs)

@@ -83,7 +83,7 @@ def _broadcast(*shapes: Sequence[Size]) -> list[Size]:
 
 
 def _find_indexed(ex: Exporter, x: OnnxValue, indices: Sequence[OnnxValue | None]) -> tuple[list[int], list[OnnxValue]]:
-    """The dims that are indexed, and their indices as whole numbers: a mask is the places where it is true."""
+    """The dims that are indexed, and their indices as integers: a mask becomes the positions where it is true."""
     at: list[int] = []
     found: list[OnnxValue] = []
     dim = 0
@@ -107,7 +107,7 @@ def _find_indexed(ex: Exporter, x: OnnxValue, indices: Sequence[OnnxValue | None
 
 
 def _count(ex: Exporter, mask: OnnxValue) -> Any:
-    """The size of what a mask chooses, which only the run tells: something of its own that equals itself."""
+    """The size of what a mask selects, which is data-dependent: a value that equals only itself."""
     return sympy.Symbol(f"chosen_{mask.value.name}")
 
 
@@ -144,7 +144,7 @@ def _gather(
 
 
 def _common_shape(ex: Exporter, found: Sequence[OnnxValue]) -> OnnxValue:
-    """The shape that tensors broadcast to, as a vector: from the tensors, since only the run may know it."""
+    """The shape that tensors broadcast to, as a vector: from the tensors, since it may be data-dependent."""
     total = found[0]
     for part in found[1:]:
         total = ex.op("Add", total, part)
@@ -381,7 +381,7 @@ def _scatter_rows(
     if source.rank != x.rank:
         source = ex.expand(source, sizes) if not source.rank else ex.reshape(source, sizes)
     if reduction != "none" and x.dtype is torch.bool:
-        raise OnnxUnsupported("a sum of bools at places")
+        raise OnnxUnsupported("an accumulation of bools by index")
     made = _write_at(ex, x, places, ex.cast(source, x.dtype), at, reduction)
     return ex.reshape(OnnxValue(made.value, made.dtype, x.shape), shape)
 

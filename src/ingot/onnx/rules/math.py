@@ -18,7 +18,7 @@ aten = torch.ops.aten
 
 @exports(aten.rsqrt.default)
 def rsqrt(ex: Exporter, x: OnnxValue) -> OnnxValue:
-    """Of use to others than products, too; where it is not, nobody reads the inverse and it goes."""
+    """The reciprocal of a square root, which is one node for all its uses."""
     x = ex.cast(x, ex.dtype)
     return ex.op("Reciprocal", ex.once(("sqrt", x.value), lambda: ex.op("Sqrt", x)))
 

@@ -154,7 +154,7 @@ def floor_divide(ex: Exporter, x: Any, y: Any) -> OnnxValue:
         signs = ex.op("Xor", ex.op("Less", over, zero), ex.op("Less", under, zero))
         above = ex.op("And", signs, ex.op("Not", ex.op("Equal", left, zero)))
         return ex.op("Sub", quotient, ex.cast(above, ex.dtype))
-    # As torch does: from the remainder, so that no rounding of the quotient jumps over a whole number.
+    # As torch does: from the remainder, so that no rounding of the quotient crosses an integer.
     quotient = ex.op("Div", over, under)
     left = ex.op("Mod", over, under, fmod=1)
     exact = ex.op("Div", ex.op("Sub", over, left), under)

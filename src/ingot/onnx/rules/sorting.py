@@ -136,7 +136,7 @@ def unique_consecutive(
 
 
 def _drop_unrequested(ex: Exporter, *parts: tuple[OnnxValue, bool]) -> list[OnnxValue]:
-    """Results that were not asked for have no elements."""
+    """Results that were not requested are empty."""
     return [part if asked else ex.constant(torch.zeros(0, dtype=torch.int64)) for part, asked in parts]
 
 
@@ -191,7 +191,7 @@ def repeated_places(ex: Exporter, counts: OnnxValue, *, output_size: Any = None)
 def histc(ex: Exporter, x: OnnxValue, bins: int = 100, low: Any = 0, high: Any = 0) -> OnnxValue:
     """How many elements are in each of equal ranges; the last one has its upper end too."""
     if low == high:
-        raise OnnxUnsupported("ranges that follow from the smallest and the largest element")
+        raise OnnxUnsupported("ranges that depend on the smallest and the largest element")
     dtype = torch.float64
     value = ex.reshape(ex.cast(x, dtype), [-1])
     first, last = ex.operand(low, dtype), ex.operand(high, dtype)

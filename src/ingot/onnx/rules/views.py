@@ -133,7 +133,7 @@ def unbind(ex: Exporter, x: OnnxValue, dim: int = 0) -> list[OnnxValue]:
     at = axis(dim, x.rank)
     count = x.sizes[at]
     if not isinstance(count, int):
-        raise OnnxUnsupported("unbind along a dim whose size is not a number")
+        raise OnnxUnsupported("unbind along a dynamic dim")
     return [ex.op("Gather", x, ex.number(place, torch.int64), axis=at) for place in range(count)]
 
 
@@ -169,10 +169,10 @@ def unfold(ex: Exporter, x: OnnxValue, dim: int, size: int, step: int) -> OnnxVa
 def as_strided(
     ex: Exporter, x: OnnxValue, sizes: Sequence[Size], strides: Sequence[Size], offset: Size | None = None
 ) -> OnnxValue:
-    """By place among the elements in row-major order: there they lie, as long as nobody gave them other strides."""
+    """Elements by their position in row-major order, which is their offset in contiguous memory."""
     source: Any = value_of(ex.node.args[0])  # type: ignore[arg-type]
     if not source.is_contiguous():
-        raise OnnxUnsupported("strides of a tensor that does not lie in memory in its own order")
+        raise OnnxUnsupported("strides of a tensor that is not contiguous")
     flat = ex.reshape(x, [-1])
     places: OnnxValue = ex.sizes.scalar(offset or 0)
     for place, (size, stride) in enumerate(zip(sizes, strides, strict=True)):
@@ -314,7 +314,7 @@ def replication_pad(ex: Exporter, x: OnnxValue, pad: Sequence[Size]) -> OnnxValu
 def _pad_by_index(ex: Exporter, x: OnnxValue, pad: Sequence[Size], mode: str) -> OnnxValue:
     """Sides that are negative cut, after the others were added: what they cut may have been added."""
     if any(not isinstance(side, int) for side in pad):
-        raise OnnxUnsupported("such a padding with sizes that are not numbers")
+        raise OnnxUnsupported("such a padding with dynamic sizes")
     numbers = [int(side) for side in pad]
     made = _pad(ex, x, [max(side, 0) for side in numbers], mode)
     for place in range(len(numbers) // 2):

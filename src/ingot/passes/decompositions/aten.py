@@ -123,7 +123,7 @@ def _roll(x: torch.Tensor, shifts: Any, dims: Any = ()) -> torch.Tensor:
 
 @decomposes(aten.vander.default)
 def _vander(x: torch.Tensor, N: int | None = None, increasing: bool = False) -> torch.Tensor:
-    """torch's writes to parts of an empty tensor; this one puts the first column beside the others."""
+    """torch's writes to parts of an empty tensor; this one concatenates the first column and the others."""
     count = x.shape[0] if N is None else N
     column = (x if x.is_floating_point() or x.is_complex() else x.to(torch.int64)).unsqueeze(-1)
     made = torch.ones_like(column)
@@ -133,7 +133,7 @@ def _vander(x: torch.Tensor, N: int | None = None, increasing: bool = False) -> 
     return made if increasing else made.flip(-1)
 
 
-# ---------------------------------------------------------------------- numbers beside half-precision tensors
+# ---------------------------------------------------------------------- numbers combined with half-precision tensors
 
 
 @decomposes(aten.softshrink.default)
@@ -164,7 +164,7 @@ def _threshold(x: torch.Tensor, threshold: Any, value: Any) -> torch.Tensor:
     return torch.where(x <= limit, other, x)
 
 
-# ---------------------------------------------------------------------- images of bytes
+# ---------------------------------------------------------------------- uint8 images
 
 
 RESAMPLED: dict[Any, Rule] = {
@@ -189,7 +189,7 @@ def _split(x: torch.Tensor, size: Any, dim: int = 0) -> Any:
 
 @decomposes(aten.select_scatter.default)
 def _select_scatter(x: torch.Tensor, part: torch.Tensor, dim: int, index: Any) -> torch.Tensor:
-    """torch's asks whether the index is negative, which nobody knows of a number that only the run finds out, and
+    """torch's asks whether the index is negative, which is unknown for a data-dependent number, and
     returns what both dtypes promote to, where the operator returns that of the tensor."""
     part = part.to(x.dtype)
     if not internals.is_symbolic(index):
@@ -206,7 +206,7 @@ def _select_scatter(x: torch.Tensor, part: torch.Tensor, dim: int, index: Any) -
 
 
 def _linspace(op: Any) -> Rule:
-    """torch's rule computes whole numbers in float32, from ends that were not cut to whole numbers before."""
+    """torch's rule computes integers in float32, from ends that were not truncated to integers before."""
     usual = decompositions()[op]
 
     def rule(start: Any, end: Any, steps: int, *, dtype: torch.dtype | None = None, **kwargs: Any) -> torch.Tensor:
@@ -245,7 +245,7 @@ def _recurrent(op: Any) -> Rule:
         batch_first: bool,
     ) -> Any:
         if not train or dropout == 0 or layers == 1:
-            with internals.mkldnn_off():  # else an operator of one library, for float32 alone
+            with internals.disable_mkldnn():  # else an operator of one library, for float32 alone
                 return decompositions()[op](x, state, weights, biases, layers, 0.0, train, both_ways, batch_first)
         several = isinstance(state, list | tuple)
         states = list(state) if several else [state]
@@ -273,7 +273,7 @@ for _op in (aten.lstm.input, aten.gru.input, aten.rnn_tanh.input, aten.rnn_relu.
 
 @decomposes(aten.take_along_dim.default)
 def _take_along_dim(x: torch.Tensor, index: torch.Tensor, dim: int | None = None) -> torch.Tensor:
-    """torch's own asks for sizes as plain numbers. With a dim it takes every index modulo the size of that dim."""
+    """torch's own rule reads sizes as plain numbers. With a dim it takes every index modulo the size of that dim."""
     if dim is None:
         return x.reshape(-1).gather(0, index.reshape(-1))
     shape = shape_along_dim(x, index, dim)

@@ -1,7 +1,7 @@
 """Operators on complex numbers, said with their real and their imaginary parts.
 
-A rule takes what the operator takes, with Parts for complex tensors, and gives what it gives. Those of Fourier's
-transforms are in dft.py.
+A rule takes what the operator takes, with Parts for complex tensors, and returns what it returns. Those of FFTs are in
+dft.py.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ splits(operator.getitem)(operator.getitem)
 
 @splits(aten.cat.default)
 def _cat(given: Any, dim: int = 0) -> Any:
-    return _each(aten.cat.default)([parts_of(x) for x in given], dim)  # whole numbers are numbers here, no indices
+    return _each(aten.cat.default)([parts_of(x) for x in given], dim)  # integers are numbers here, not indices
 
 
 @splits(aten.where.self)

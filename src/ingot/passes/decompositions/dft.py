@@ -1,4 +1,4 @@
-"""Fourier's transforms as products of matrices.
+"""FFTs as matrix products.
 
 A transform of p·q numbers is p transforms of q, a turn of each, and q transforms of p: a long one becomes products with
 small matrices, which are constants where the length is. Sums are of float64: torch's own in float32 lose as many digits
@@ -50,7 +50,7 @@ def _split(number: int) -> tuple[int, int]:
 
 
 def _turns(rows: Any, columns: Any, length: Any, sign: int) -> Parts:
-    """e^(2πi·sign·row·column/length), exact in the angle: the product of the numbers is reduced as a whole number."""
+    """e^(2πi·sign·row·column/length), exact in the angle: the product of the numbers is reduced as an integer."""
     steps = torch.arange(rows)[:, None] * torch.arange(columns)[None, :] % length
     angles = steps.to(torch.float64) * (2 * math.pi * sign / length)
     return Parts(angles.cos(), angles.sin())

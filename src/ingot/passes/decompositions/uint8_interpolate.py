@@ -1,6 +1,6 @@
 """Images of bytes at another size, in what native code has rules for.
 
-torch computes them with whole numbers: one dim after the other, the last first; the share of each place in each place
+torch computes them with integers: one dim after the other, the last first; the share of each place in each place
 of the result has 15 bits, and every dim's result is rounded to bytes. Its own decompositions compute with floats, or
 round a share that stands for several places outside the image in parts, and get some bytes otherwise.
 """
@@ -59,17 +59,17 @@ def _cubic(middles: torch.Tensor, size: Any) -> tuple[list[torch.Tensor], list[t
     low = middles.floor()
     part = middles - low
 
-    def near(x: torch.Tensor) -> torch.Tensor:
+    def weigh_near(x: torch.Tensor) -> torch.Tensor:
         return ((_A + 2) * x - (_A + 3)) * x * x + 1
 
-    def far(x: torch.Tensor) -> torch.Tensor:
+    def weigh_far(x: torch.Tensor) -> torch.Tensor:
         return ((_A * x - 5 * _A) * x + 8 * _A) * x - 4 * _A
 
     return [(low + k).clamp(0, size - 1) for k in range(-1, 3)], [
-        far(part + 1),
-        near(part),
-        near(1 - part),
-        far(2 - part),
+        weigh_far(part + 1),
+        weigh_near(part),
+        weigh_near(1 - part),
+        weigh_far(2 - part),
     ]
 
 
@@ -87,7 +87,7 @@ def _once(places: list[torch.Tensor], shares: list[torch.Tensor]) -> tuple[list[
 
 
 def _interpolate_dim(x: torch.Tensor, dim: int, places: list[torch.Tensor], shares: list[torch.Tensor]) -> torch.Tensor:
-    """One dim at its new size: sums of whole numbers, rounded to bytes."""
+    """One dim at its new size: sums of integers, rounded to uint8."""
     units = 2.0 ** torch.arange(_MOST_BITS + 1, dtype=torch.float64)
     unit = torch.where((torch.stack(shares).amax() * units + 0.5).floor() < 2**15, units, 1.0).amax()
     shape = [-1 if d == dim else 1 for d in range(x.dim())]

@@ -50,7 +50,7 @@ class Replay:
             recorder = self.recorder
             control_flow.install_rules(type(recorder))
             region.enter(internals.on_autocast_switch(recorder.enter_autocast, recorder.exit_autocast))
-            region.enter(internals.guards_suppressed(recorder.env))
+            region.enter(internals.suppress_size_guards(recorder.env))
             region.enter(self.mode)
             region.hold(internals.enable_python_dispatcher())
             region.enter(recorder)
@@ -74,7 +74,7 @@ class Replay:
             if node.op == "placeholder":
                 value = metadata.value_of(node)
                 if isinstance(value, torch.Tensor):
-                    with self.recorder.paused():
+                    with self.recorder.pause():
                         value = self.recorder.run(torch.ops.aten.detach.default, (value,), {})
                 made = self.recorder.frame.placeholder(node.name, value)
                 metadata.inherit_origin(made, node)
@@ -184,12 +184,12 @@ class Replay:
 
     def _call_writing(self, op: Any, args: Any, kwargs: Any) -> Any:
         """A custom operator works on copies of what it writes to, which are then written."""
-        origins = functional_custom_ops.returned(op)
+        origins = functional_custom_ops.returned_positions(op)
         given = functional_custom_ops.arguments_of(op, args, kwargs)
         made = functional_custom_ops.make_functional(op)(*args, **kwargs)
         values = list(made) if isinstance(made, tuple) else [made]
         results = [values.pop(0) if origin is None else given[origin] for origin in origins]
-        for place, value in zip(functional_custom_ops.written(op), values, strict=True):
+        for place, value in zip(functional_custom_ops.mutated_positions(op), values, strict=True):
             pairs = (
                 [(given[place], value)] if isinstance(value, torch.Tensor) else zip(given[place], value, strict=True)
             )

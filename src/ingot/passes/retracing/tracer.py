@@ -138,7 +138,7 @@ class ReplayRecorder(GraphTracer):
             return False  # kept, so that it can be switched on again; as a view it is its argument
         if internals.aliased_positions(func):
             return True
-        with self.paused(), internals.ignore_fresh_symbols(self.env):
+        with self.pause(), internals.ignore_fresh_symbols(self.env):
             out = self.run(func, args, kwargs)
         tensors = metadata.tensors_in([*args, *kwargs.values()])
         return any(find_shared(t, tensors) is not None for t in metadata.tensors_in(out))
@@ -185,7 +185,7 @@ class ReplayRecorder(GraphTracer):
                     new = torch.ops.aten._to_copy.default(new, dtype=args[0].dtype)
             self._store(args[0], new)
             return args[0]
-        with self.paused():
+        with self.pause():
             functionalization = internals.Functionalization(pre_dispatch=not self._below)
             tensors = {id(t): t for t in metadata.tensors_in([*args, *kwargs.values()])}
             wrapped = {key: functionalization.wrap(tensor) for key, tensor in tensors.items()}
@@ -193,7 +193,7 @@ class ReplayRecorder(GraphTracer):
         with self._physical if self._below else self, functionalization:
             out = func(*given[0], **given[1])
         for tensor in {id(t): t for t in mutated_tensors(func, args, kwargs)}.values():
-            with self.paused():
+            with self.pause():
                 new = functionalization.unwrap(wrapped[id(tensor)])
             if new is not tensor:
                 self._store(tensor, new)
@@ -233,14 +233,14 @@ class ReplayRecorder(GraphTracer):
         ):
             self._refuse_resize()
         node = self.node_of(tensor)
-        with self.paused():
+        with self.pause():
             twin = self.run(aten.detach.default, (tensor,), {})
         self.frame.bind(twin, node)
         for known in self.frame.graph.nodes:
             if metadata.value_of(known) is tensor:
                 metadata.set_value(known, twin)
         self.aliases.replace(tensor, twin)
-        with self.paused():
+        with self.pause():
             self.run(func, args, kwargs)
         made = self.record(view, args[1:] if view is aten.alias.default else (twin, *args[1:]), kwargs)
         self.aliases.add_same(tensor, made)

@@ -1,4 +1,4 @@
-"""The CPU as a target: one C file, made into a library by the C compiler of this machine."""
+"""The CPU target: one C file, compiled to a library by this machine's C compiler."""
 
 from __future__ import annotations
 

@@ -274,11 +274,11 @@ def _diagonal(low: Lowering, made: TensorValue, pivots: TensorValue) -> tuple[Te
     shape = made.shape[:-1]
     diagonal = TensorValue(shape, "float64", Deferred(lambda ops, i: made.load(ops, (*i, i[-1])), 1))
 
-    def swapped(ops: BodyBuilder, index: Index) -> int:
+    def load_sign(ops: BodyBuilder, index: Index) -> int:
         stays = ops.call("eq", ops.cast(pivots.load(ops, index), "int64"), ops.index(index[-1] + 1))
         return ops.where(stays, ops.const(1, "float64"), ops.const(-1, "float64"))
 
-    return diagonal, TensorValue(shape, "float64", Deferred(swapped, 2))
+    return diagonal, TensorValue(shape, "float64", Deferred(load_sign, 2))
 
 
 def _product(low: Lowering, factors: Sequence[TensorValue]) -> TensorValue:

@@ -1,4 +1,4 @@
-"""Products of groups of rows, each with a matrix of its own: what mixtures of experts are made of."""
+"""Grouped matrix products, one matrix per group of rows, as mixtures of experts use them."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ def multiply_groups(low: Lowering, x: TensorValue, weight: TensorValue, offs: Te
         (Store(buffer.name, (row + size_symbol(begin)) * columns + column, 0),),
         low.origin,
     )
-    left = MatrixView(x.data.buffer, x.data.at((size_symbol(begin), 0)), x.data.strides[0], x.data.strides[1])
+    left = MatrixView(x.data.buffer, x.data.offset_at((size_symbol(begin), 0)), x.data.strides[0], x.data.strides[1])
     data = weight.data
-    right = MatrixView(data.buffer, data.at((at, 0, 0)), data.strides[1], data.strides[2])
+    right = MatrixView(data.buffer, data.offset_at((at, 0, 0)), data.strides[1], data.strides[2])
     product = Gemm((), count, columns, depth, left, right, wide(dtype), epilogue, low.origin)
     chosen = low.strategy.lower_grouped_matmul(low, product, weight, at)
     low.steps.append(
@@ -60,7 +60,7 @@ def grouped_mm(
     out_dtype: torch.dtype | None = None
 ) -> TensorValue:  # fmt: skip
     if x.rank != 2 or weight.rank != 3 or offs is None or bias is not None:
-        raise LoweringUnsupported("a grouped product of other than rows and a matrix for each group of them")
+        raise LoweringUnsupported("a grouped product of other operands than rows and one matrix per group")
     return multiply_groups(low, x, weight, offs)
 
 

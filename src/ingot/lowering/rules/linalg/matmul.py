@@ -23,8 +23,8 @@ from ingot.lowering.tensor_views import (
     TensorValue,
     contiguous_strides,
     dequantize_view,
+    find_quantized,
     loop_variables,
-    quantized_of,
 )
 
 aten = torch.ops.aten
@@ -95,14 +95,14 @@ class ProductResult:
         shape, dtype = self.tensor.shape, self.tensor.dtype
         bias = low.align(bias, shape) if bias is not None else None
         value = _add_bias(ops, value, bias, self.index, alpha, beta, dtype)
-        store = Store(self.home.buffer, self.home.at(self.index), 0)
+        store = Store(self.home.buffer, self.home.offset_at(self.index), 0)
         return Map(self.loops, ops.finish([ops.cast(value, dtype)]), (store,), low.origin)
 
 
 def _matrix(tensor: TensorValue, batch: Index) -> MatrixView:
     data = tensor.data
     assert isinstance(data, Strided)
-    return MatrixView(data.buffer, data.at((*batch, 0, 0)), data.strides[-2], data.strides[-1])
+    return MatrixView(data.buffer, data.offset_at((*batch, 0, 0)), data.strides[-2], data.strides[-1])
 
 
 def _add_bias(
@@ -218,7 +218,7 @@ def _multiply(low: Lowering, x: TensorValue, weight: TensorValue) -> TensorValue
 
 def as_rows(low: Lowering, x: TensorValue) -> TensorValue:
     """All leading dims as one, without a copy where strides allow it."""
-    found = quantized_of(x)
+    found = find_quantized(x)
     if found is not None and found.axis is None:
         rows = as_rows(low, found.integers)
         if found.tokens:

@@ -79,7 +79,7 @@ def _attend_in_blocks(
     for tensor in (q, k, v):
         strided = low.realize(tensor)
         assert isinstance(strided.data, Strided)
-        offset = strided.data.at((*_heads(low, batch, strided.shape[:-2], lead), 0, 0))
+        offset = strided.data.offset_at((*_heads(low, batch, strided.shape[:-2], lead), 0, 0))
         matrices.append(MatrixView(strided.data.buffer, offset, strided.data.strides[-2], strided.data.strides[-1]))
     queries, keys, depth, columns = q.shape[-2], k.shape[-2], q.shape[-1], v.shape[-1]
     body = None
@@ -94,7 +94,7 @@ def _attend_in_blocks(
             masked = ops.call("add", score, ops.cast(more, kind))
         body = ops.finish([masked])
     shape = (*lead, queries, columns)
-    # Heads beside each other, as the layer that follows reads them.
+    # Heads are adjacent, as the layer that follows reads them.
     rank = len(shape)
     order = (*range(rank - 3), rank - 2, rank - 3, rank - 1) if rank > 2 else (0, 1)
     physical = [shape[d] for d in order]
@@ -105,7 +105,9 @@ def _attend_in_blocks(
     index = (*batch, *(symbol(loop.variable, below=loop.extent) for loop in (row, column)))
     ops = BodyBuilder()
     value = ops.cast(ops.emit("accumulator", (), kind), dtype)
-    epilogue = Map((*loops, row, column), ops.finish([value]), (Store(buffer.name, home.at(index), 0),), low.origin)
+    epilogue = Map(
+        (*loops, row, column), ops.finish([value]), (Store(buffer.name, home.offset_at(index), 0),), low.origin
+    )
     assert isinstance(depth, int) and isinstance(columns, int)
     low.steps.append(
         Attention(
@@ -204,7 +206,7 @@ def _as_matrices(low: Lowering, a: TensorValue, b: TensorValue, dtype: str) -> T
 
 
 def _zero_empty_rows(low: Lowering, weighed: TensorValue, soft: TensorValue, kind: str) -> TensorValue:
-    """A row that is masked away whole gives zeros, as torch has it, not nan."""
+    """A fully masked row returns zeros, as in torch, not nan."""
     last = weighed.rank - 1
     (top,) = low.reduce(weighed, (last,), ("max",), lambda ops, v, index: (v,), (kind,))
 

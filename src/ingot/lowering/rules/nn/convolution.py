@@ -21,14 +21,14 @@ aten = torch.ops.aten
 
 @dataclass(frozen=True, slots=True)
 class ConvWindows:
-    """How a convolution walks over its input, one number a spatial dim."""
+    """How a convolution walks over its input, one number per spatial dim."""
 
     stride: tuple[int, ...]
     padding: tuple[Any, ...]
     dilation: tuple[int, ...]
     groups: int
 
-    def behind(self) -> ConvWindows:
+    def prepend_dim(self) -> ConvWindows:
         """With one more dim in front, of one place."""
         return ConvWindows((1, *self.stride), (0, *self.padding), (1, *self.dilation), self.groups)
 
@@ -84,7 +84,9 @@ def _whole(
     value = ops.emit("accumulator", (), kind)
     if bias is not None:
         value = ops.call("add", value, ops.cast(bias.load(ops, (index[-1],)), kind))
-    epilogue = Map(loops, ops.finish([ops.cast(value, dtype)]), (Store(buffer.name, home.at(index), 0),), low.origin)
+    epilogue = Map(
+        loops, ops.finish([ops.cast(value, dtype)]), (Store(buffer.name, home.offset_at(index), 0),), low.origin
+    )
     low.steps.append(
         Convolution(
             images=shape[0],
@@ -163,7 +165,7 @@ def sum_over_taps(
             made if kind == dtype else TensorValue(shape, dtype, Deferred(lambda ops, index: made.load(ops, index), 1))
         )
 
-    def with_bias(ops: BodyBuilder, index: Index) -> int:
+    def add_bias(ops: BodyBuilder, index: Index) -> int:
         return ops.call("add", made.load(ops, index), ops.cast(bias.load(ops, (index[1],)), kind))
 
-    return TensorValue(shape, dtype, Deferred(with_bias, 2))
+    return TensorValue(shape, dtype, Deferred(add_bias, 2))

@@ -26,10 +26,11 @@ def embedding_bag(
 ) -> tuple[TensorValue, ...]:  # fmt: skip
     """Bag b has the rows from place offsets[b] to offsets[b + 1]; a row that is `padding_idx` counts for nothing.
 
-    The three further results serve torch's backward, and which of them it fills depends on the mode: they are refused.
+    The three further results serve torch's backward, and which of them it fills depends on the mode: they are not
+    supported.
     """
     if any(user.args[1] != 0 for user in low.node.users):
-        raise LoweringUnsupported("a result of it besides the first, which only its backward reads")
+        raise LoweringUnsupported("a result other than the first, which only its backward reads")
     kind, count, width = wide(weight.dtype), indices.shape[0], weight.shape[1]
     bags = offsets.shape[0] - (1 if include_last_offset else 0)
     indices = low.materialize_if_expensive(indices)
@@ -51,7 +52,7 @@ def embedding_bag(
             return ops.call("ne", row, ops.const(padding_idx, "int64"))
 
         def value(ops: BodyBuilder, index: Index) -> int:
-            row = ops.checked(indices.load(ops, index[:1]), weight.shape[0], wraps=False)
+            row = ops.check_index(indices.load(ops, index[:1]), weight.shape[0], wraps=False)
             found = ops.cast(weight.load(ops, (row, index[1])), kind)
             if per_sample_weights is not None:
                 found = ops.call("mul", found, ops.cast(per_sample_weights.load(ops, index[:1]), kind))

@@ -69,10 +69,12 @@ def flex_attention(
     row, column = (Loop(f"i{len(call.batch) + n}", size) for n, size in enumerate((call.queries, columns)))
     index = (*call.at, *(symbol(loop.variable, below=loop.extent) for loop in (row, column)))
     epilogue = Map(
-        (*call.batch, row, column), ops.finish([value]), (Store(home.buffer, home.at(index), 0),), low.origin
+        (*call.batch, row, column), ops.finish([value]), (Store(home.buffer, home.offset_at(index), 0),), low.origin
     )
     numbers = [low.buffer("temporary", call.kind, q.shape[:-1]).name for _ in range(2)]
-    place = Strided(numbers[0], 0, contiguous_strides(q.shape[:-1])).at((*call.at, symbol("i", below=call.queries)))
+    place = Strided(numbers[0], 0, contiguous_strides(q.shape[:-1])).offset_at(
+        (*call.at, symbol("i", below=call.queries))
+    )
     mask = call.mask()
     low.steps.append(
         Attention(
@@ -108,7 +110,7 @@ def _few_queries(low: Lowering, call: FlexAttentionCall, score_mod: fx.GraphModu
         lead = {str(mine): theirs for mine, theirs in zip(call.at, index[:2], strict=True) if mine != 0}
         names: dict[str, Size] = {**lead, "i": index[2], "j": index[3]}
         if score is not None:
-            value = rewrite(score, symbols=names, into=ops, replace=_given(value))[1][0]
+            value = rewrite(score, symbols=names, into=ops, replace=_substitute_accumulator(value))[1][0]
         if mask is not None:
             holds = rewrite(mask, symbols=names, into=ops)[1][0]
             value = ops.where(holds, value, ops.const(-math.inf, kind))
@@ -137,12 +139,12 @@ def _log_of_weights(ops: BodyBuilder, total: int, kind: str) -> int:
     return ops.call("log", ops.where(none, ops.const(1, kind), total))
 
 
-def _given(value: int) -> Callable[[Op, tuple[int, ...], BodyBuilder], int | None]:
+def _substitute_accumulator(value: int) -> Callable[[Op, tuple[int, ...], BodyBuilder], int | None]:
     return lambda op, operands, ops: value if op.name == "accumulator" else None
 
 
 def _allocate_result(low: Lowering, q: TensorValue, columns: int, dtype: str) -> tuple[TensorValue, Strided]:
-    """Memory for the result, heads beside each other, as the layer that follows reads them."""
+    """Memory for the result with adjacent heads, as the layer that follows reads them."""
     images, heads, queries, _ = q.shape
     shape = (images, heads, queries, columns)
     buffer = low.buffer("temporary", dtype, (images, queries, heads, columns))
@@ -202,20 +204,22 @@ class FlexAttentionCall:
             head if strided.shape[1] == self.q.shape[1] else head // (self.q.shape[1] // strided.shape[1]),
         )
         strides = strided.data.strides
-        return MatrixView(strided.data.buffer, strided.data.at((*lead, 0, 0)), strides[-2], strides[-1])
+        return MatrixView(strided.data.buffer, strided.data.offset_at((*lead, 0, 0)), strides[-2], strides[-1])
 
     # ------------------------------------------------------------------ functions
 
     def score(self, function: fx.GraphModule) -> Body | None:
-        """The score's body, or None where it gives the score as it is."""
+        """The score's body, or None where it returns the score unchanged."""
         body = lower_body(
-            function, [self.value("accumulator"), *self.places(), *self.kept(self.score_operands)], around=self.low
+            function,
+            [self.value("accumulator"), *self.places(), *self.materialize(self.score_operands)],
+            around=self.low,
         )
         return None if body.ops[body.results[0]].name == "accumulator" else self._cast(body)
 
     def mask(self) -> Body | None:
         """The mask's body, what the lists of blocks say included; None where every pair counts."""
-        inputs = [*self.places(), *self.kept(self.mask_operands)]
+        inputs = [*self.places(), *self.materialize(self.mask_operands)]
         body = lower_body(self.block_mask[-1], inputs, around=self.low)
         result = body.ops[body.results[0]]
         always = result.name == "const" and bool(result.attribute.value)
@@ -236,7 +240,7 @@ class FlexAttentionCall:
         at: list[Size] = [*self.at, symbol("i", below=self.queries), symbol("j", below=self.keys)]
         return [TensorValue((), "int32", Deferred(_as_value(place), 1)) for place in at]
 
-    def kept(self, operands: Sequence[Any]) -> list[Any]:
+    def materialize(self, operands: Sequence[Any]) -> list[Any]:
         """Operands, in memory where each element would be computed for every pair."""
         return [
             self.low.materialize_if_expensive(operand) if isinstance(operand, TensorValue) else operand
@@ -269,7 +273,7 @@ class FlexAttentionCall:
             listed = ops.call("lt", ops.index(index[-1]), count)
             nowhere = ops.const(0, "int64") if table.shape[-1] == 1 else ops.index(table.shape[-1] - 1)
             place = ops.where(listed, ops.cast(places.load(ops, index), "int64"), nowhere)
-            return (*index[:-1], ops.checked(place, table.shape[-1])), ops.const(kind, "uint8")
+            return (*index[:-1], ops.check_index(place, table.shape[-1])), ops.const(kind, "uint8")
 
         self.low.scatter(table, places.shape, write)
 

@@ -65,7 +65,7 @@ def flex_attention_backward(
     mask = call.mask()
     bodies = _Bodies(call, score_mod, joint, _natural(low, lse, call.kind), _delta(low, out, gradient, grad_lse, call))
     homes = [_dense(low, tensor) for tensor in (q, k, v)]
-    tables, scatters = bodies.scattered(low)
+    tables, scatters = bodies.make_scatters(low)
     common: dict[str, Any] = {
         "batch": _both_loops(call),
         "queries": call.queries,
@@ -139,7 +139,7 @@ def _natural(low: Lowering, lse: TensorValue, kind: str) -> TensorValue:
 def _delta(
     low: Lowering, out: TensorValue, gradient: TensorValue, grad_lse: TensorValue | None, call: FlexAttentionCall
 ) -> TensorValue:
-    """Σ out · ∂out of each row, less what the log of its sum is asked for."""
+    """Σ out · ∂out of each row, less the gradient of the log of its sum."""
     kind = call.kind
 
     def both(ops: BodyBuilder, index: Any) -> int:
@@ -177,7 +177,12 @@ class _Bodies:
     ) -> None:
         self.call, self.lse, self.delta = call, lse, delta
         self.score = call.score(score_mod)
-        inputs = [call.value("accumulator"), *call.places(), call.value("gradient"), *call.kept(call.score_operands)]
+        inputs = [
+            call.value("accumulator"),
+            *call.places(),
+            call.value("gradient"),
+            *call.materialize(call.score_operands),
+        ]
         results = lower_results(joint, inputs, around=call.low, extra=_RULES)
         self.slope: TensorValue = results[0]
         self.gradients = [_as_sparse(result) for result in results[5:]]
@@ -200,10 +205,10 @@ class _Bodies:
         slope = ops.call("mul", weight, slope)
         body = self._joint()
 
-        def given(op: Op, operands: tuple[int, ...], into: BodyBuilder) -> int | None:
+        def substitute_gradient(op: Op, operands: tuple[int, ...], into: BodyBuilder) -> int | None:
             return slope if op.name == "gradient" else None
 
-        first, *gains = rewrite(body, into=ops, replace=given)[1]
+        first, *gains = rewrite(body, into=ops, replace=substitute_gradient)[1]
         made = [ops.cast(value, kind) for value in (first, *gains)]
         if holds is not None:
             made = [ops.where(holds, value, nothing) for value in made]
@@ -214,7 +219,7 @@ class _Bodies:
         values = [self.slope, *(value for gradient in self.gradients if gradient for _, value in gradient.entries)]
         return ops.finish([value.load(ops, ()) for value in values])
 
-    def scattered(self, low: Lowering) -> tuple[list[TensorValue | None], tuple[Scatter, ...]]:
+    def make_scatters(self, low: Lowering) -> tuple[list[TensorValue | None], tuple[Scatter, ...]]:
         """Tables of zeros, a copy for each part of the work, and how each value that tables gain gets there."""
         tables: list[TensorValue | None] = []
         scatters: list[Scatter] = []
@@ -228,10 +233,10 @@ class _Bodies:
             for places, _ in gradient.entries:
                 ops = BodyBuilder()
                 index = [
-                    ops.checked(place.load(ops, ()), size) if isinstance(place, TensorValue) else place
+                    ops.check_index(place.load(ops, ()), size) if isinstance(place, TensorValue) else place
                     for place, size in zip(places, gradient.shape, strict=True)
                 ]
-                store = Store(table.data.buffer, table.data.at((symbol("part", below=parts), *index)), 0, "add")
+                store = Store(table.data.buffer, table.data.offset_at((symbol("part", below=parts), *index)), 0, "add")
                 named = [place for place, op in enumerate(ops.ops) if op.name == "check"]
                 scatters.append(Scatter(Body(tuple(ops.ops), tuple(named)), store))
             tables.append(table)
@@ -248,9 +253,7 @@ def _as_sparse(result: Any) -> Sparse | None:
         return Sparse((), result.dtype, (((), result),))
     if isinstance(result, TensorValue) and _is_zero(result):
         return Sparse(result.shape, result.dtype, ())
-    raise LoweringUnsupported(
-        "a score function whose gradient in a tensor that it closes over is no sum of values at places"
-    )
+    raise LoweringUnsupported("a score function whose gradient for a closed-over tensor is not a sum of indexed values")
 
 
 def _is_zero(tensor: Any) -> bool:

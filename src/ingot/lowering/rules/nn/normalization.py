@@ -28,7 +28,7 @@ def softmax(low: Lowering, x: TensorValue, dim: int, *_: Any, **__: Any) -> Tens
     logarithm = low.node.target in (aten._log_softmax.default, aten.log_softmax.int)
     kind = wide(low.out_dtype)
     if kind != wide(x.dtype):
-        # The dtype that was asked for is that of the whole computation, not of its result only.
+        # The requested dtype is that of the whole computation, not of its result only.
         given = x
         x = TensorValue(x.shape, kind, Deferred(lambda ops, index: ops.cast(given.load(ops, index), kind), x.cost + 1))
     if not x.rank:
@@ -41,11 +41,11 @@ def softmax_of(low: Lowering, x: TensorValue, dim: int, logarithm: bool, kind: s
     x = low.materialize_if_expensive(x)
     top = reduce(low, x, [dim], True, "max", wide(x.dtype))
 
-    def shifted(ops: BodyBuilder, index: Index) -> int:
+    def shift(ops: BodyBuilder, index: Index) -> int:
         return ops.cast(ops.call("sub", x.load(ops, index), top.load(ops, index_row(index, [dim]))), kind)
 
     def exponential(ops: BodyBuilder, index: Index) -> int:
-        return ops.call("exp", shifted(ops, index))
+        return ops.call("exp", shift(ops, index))
 
     powers = TensorValue(x.shape, kind, Deferred(exponential, 12, low.order_of(x)))
     if not logarithm:
@@ -55,7 +55,7 @@ def softmax_of(low: Lowering, x: TensorValue, dim: int, logarithm: bool, kind: s
     def load(ops: BodyBuilder, index: Index) -> int:
         row = index_row(index, [dim])
         if logarithm:
-            return ops.call("sub", shifted(ops, index), ops.call("log", total.load(ops, row)))
+            return ops.call("sub", shift(ops, index), ops.call("log", total.load(ops, row)))
         return ops.call("div", powers.load(ops, index), total.load(ops, row))
 
     return TensorValue(x.shape, dtype, Deferred(load, 12 if logarithm else 3, low.order_of(x)))

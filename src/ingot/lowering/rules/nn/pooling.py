@@ -1,6 +1,6 @@
 """Windows over the last one to three dims: the largest, and where it was; the average; with sizes given or adapted.
 
-A window that hangs over the border is not masked for a maximum: taps outside stand for the nearest tap inside, which
+A window that extends over the border is not masked for a maximum: taps outside stand for the nearest tap inside, which
 changes no maximum and no first place of one.
 """
 
@@ -17,7 +17,7 @@ from ingot.lowering.index_expr import Size, divide, largest, product, remainder,
 from ingot.lowering.loop_body import BodyBuilder
 from ingot.lowering.lower import Lowering, lowers
 from ingot.lowering.rules.scatter import narrow
-from ingot.lowering.tensor_views import Deferred, Index, TensorValue, dequantize_view, quantized_of
+from ingot.lowering.tensor_views import Deferred, Index, TensorValue, dequantize_view, find_quantized
 
 aten = torch.ops.aten
 
@@ -48,7 +48,7 @@ def _largest(
 ) -> tuple[TensorValue, TensorValue]:
     """The largest element of each window, and its place in the pooled dims, flattened. Integers that stand for numbers
     are compared as they are where they stand in the same order."""
-    found = quantized_of(x)
+    found = find_quantized(x)
     if found is not None and found.in_order:
         best, places = _largest(low, found.integers, shape, taps, reach, indexed)
         return dequantize_view(replace(found, integers=best)), places
@@ -199,7 +199,7 @@ def avg_pool(
     lead = x.rank - count
     kind = wide(x.dtype)
 
-    def inside(ops: BodyBuilder, d: int, place: Size, tap: Size) -> tuple[Size, int | None]:
+    def find_tap(ops: BodyBuilder, d: int, place: Size, tap: Size) -> tuple[Size, int | None]:
         at = place * steps[d] - before[d] + tap
         return at, None if before[d] == 0 and not ceil_mode else _is_within(ops, at, x.shape[lead + d])
 
@@ -218,7 +218,7 @@ def avg_pool(
 
     # A window may be far larger than the image: taps behind its end are not even counted.
     reached = [smallest(tap, x.shape[lead + d] + 2 * before[d]) for d, tap in enumerate(taps)]
-    return _averages(low, x, low.shape_of(low.out), reached, inside, divisor)
+    return _averages(low, x, low.shape_of(low.out), reached, find_tap, divisor)
 
 
 @lowers(aten._adaptive_avg_pool2d.default, aten._adaptive_avg_pool3d.default, aten.adaptive_avg_pool1d.default)
@@ -231,7 +231,7 @@ def adaptive_avg_pool(low: Lowering, x: TensorValue, size: Any) -> TensorValue:
     taps = [_widest(x.shape[lead + d], shape[lead + d]) for d in range(count)]
     kind = wide(x.dtype)
 
-    def inside(ops: BodyBuilder, d: int, place: Size, tap: Size) -> tuple[Size, int | None]:
+    def find_tap(ops: BodyBuilder, d: int, place: Size, tap: Size) -> tuple[Size, int | None]:
         size, out = x.shape[lead + d], shape[lead + d]
         start, end = _window(place, size, out)
         if isinstance(size, int) and isinstance(out, int) and size % out == 0:
@@ -245,4 +245,4 @@ def adaptive_avg_pool(low: Lowering, x: TensorValue, size: Any) -> TensorValue:
             total = total * (end - start)
         return ops.index(total, kind)
 
-    return _averages(low, x, shape, taps, inside, divisor)
+    return _averages(low, x, shape, taps, find_tap, divisor)

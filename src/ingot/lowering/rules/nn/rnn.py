@@ -103,7 +103,7 @@ def _iterate_time(
     out: TensorValue,
     reverse: bool,
 ) -> list[TensorValue]:
-    """One direction of one layer: writes every step's hidden state to `out`, and gives the last states."""
+    """One direction of one layer: writes every step's hidden state to `out`, and returns the last states."""
     length, batch = x.shape[0], x.shape[1]
     flat = matmul(low, as_rows(low, x), tensor_views.permute(weights.of_input, (1, 0)), weights.input_bias)
     gates = tensor_views.reshape(flat, (length, batch, weights.of_input.shape[0]), low.hint)

@@ -119,7 +119,7 @@ def _add(ex: Exporter, mask: OnnxValue, dtype: torch.dtype) -> OnnxValue:
 
 
 def _zero_hidden_rows(ex: Exporter, made: OnnxValue, mask: OnnxValue) -> OnnxValue:
-    """A query that may see nothing gets zeros from torch, where a softmax alone gives nan."""
+    """A query that may see nothing gets zeros from torch, where a softmax alone returns nan."""
 
     def make() -> OnnxValue:
         last = ex.ints([-1])

@@ -24,7 +24,7 @@ def embedding_bag(
 ) -> list[OnnxValue]:  # fmt: skip
     """A row belongs to the last bag that begins at it or before; rows of the padding index count in none."""
     if any(user.args[1] != 0 for user in ex.node.users):
-        raise OnnxUnsupported("what is kept for the backward pass of a bag")
+        raise OnnxUnsupported("results of embedding_bag that only its backward reads")
     bags, width = ex.shape
     index = ex.cast(indices, torch.int64)
     starts = ex.cast(offsets, torch.int64)
@@ -68,7 +68,7 @@ def embedding_backward(
     ex: Exporter, gradient: OnnxValue, indices: OnnxValue, count: Any, padding: int, by_frequency: bool
 ) -> OnnxValue:
     if by_frequency:
-        raise OnnxUnsupported("gradients that are scaled by how often an index is there")
+        raise OnnxUnsupported("scale_grad_by_freq")
     width = gradient.sizes[-1]
     places: Any = 1
     for size in indices.sizes:

@@ -31,8 +31,8 @@ def _resize(
 ) -> OnnxValue:
     """To the result's size; by factors where the user gave them, since coordinates follow these then.
 
-    `by_torch` interpolates images of one row. Where kernels cannot do what it does, it is asked for the share that each
-    place has in each place of the result, and a product does the rest.
+    `by_torch` interpolates images of one row. Where kernels cannot do what it does, it is queried for the share that
+    each place has in each place of the result, and a product does the rest.
     """
     if any(size == 0 for size in x.sizes):
         raise OnnxUnsupported("resampling without elements")
@@ -45,7 +45,7 @@ def _resize(
     if not given and runs and "antialias" not in how:
         return ex.op("Resize", x, None, None, ex.sizes.vector(ex.shape), **how)
     if by_torch is None or not is_known(x.sizes[2:]) or not is_known(ex.shape[2:]):
-        raise OnnxUnsupported("resampling by factors that do not give the size, or of sizes that are not numbers")
+        raise OnnxUnsupported("resampling by factors that do not match the output size, or with dynamic sizes")
     # The last dim first, as torch does it: of bytes each dim's result is rounded.
     for place, (size, out) in reversed(list(enumerate(zip(x.sizes[2:], ex.shape[2:], strict=True)))):
         shares = _shares(by_torch, int(size), int(out), scales[place] if scales is not None else None)
@@ -58,7 +58,7 @@ def _resize(
 
 
 def _bytes_along(ex: Exporter, x: OnnxValue, dim: int, out: Size, shares: torch.Tensor) -> OnnxValue:
-    """As torch does it for images of bytes: shares are whole numbers of 15 bits, and each dim's result is bytes."""
+    """As torch does it for uint8 images: weights are 15-bit integers, and each dim's result is uint8."""
     largest = float(shares.max())
     bits = next(bits for bits in range(22, -1, -1) if int(largest * 2**bits + 0.5) < 2**15)
     whole = torch.where(shares < 0, shares * 2**bits - 0.5, shares * 2**bits + 0.5).trunc()
@@ -202,7 +202,7 @@ def _cubic(ex: Exporter, away: OnnxValue) -> OnnxValue:
 
 
 def _filter(ex: Exporter, curve: Curve, size: Size, out: Size, scale: float | None, align_corners: bool) -> OnnxValue:
-    """[size, out] in float64, of sizes that only the run tells: a curve as wide as one place of the result, if that is
+    """[size, out] in float64, of data-dependent sizes: a curve as wide as one place of the result, if that is
     more than one of the image, around the middle of each; shares sum up to 1."""
     wide, one = torch.float64, ex.number(1.0, torch.float64)
     before, after = (ex.cast(ex.sizes.scalar(count), wide) for count in (size, out))
@@ -228,7 +228,7 @@ def _antialias(op: Any, curve: Curve) -> Any:
                 ex, x, factors, lambda rows, out, scale: op(rows, out, align_corners, None, scale), antialias=1
             )
         if x.dtype is torch.uint8:
-            raise OnnxUnsupported("resampling of bytes, of sizes that are not numbers")
+            raise OnnxUnsupported("resampling of uint8 images with dynamic sizes")
         for place, (size, out) in enumerate(zip(x.sizes[2:], ex.shape[2:], strict=True)):
             shares = _filter(ex, curve, size, out, factors[place] if factors else None, align_corners)
             x = multiply_along(ex, x, 2 + place, out, ex.cast(shares, x.dtype))

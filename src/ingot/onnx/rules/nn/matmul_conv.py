@@ -175,7 +175,7 @@ def convolve(
     if not x.is_float:
         raise OnnxUnsupported("a convolution of integers")
     if any(size == 0 for size in (*x.sizes, *ex.shape)):
-        raise OnnxUnsupported("a convolution without elements")
+        raise OnnxUnsupported("an empty convolution")
     x = ex.unsqueeze(x, 0) if single else x
     if isinstance(padding, str):
         pads = None if padding == "same" else [0] * 2 * count
@@ -208,10 +208,10 @@ def transpose(
     if not x.is_float:
         raise OnnxUnsupported("a convolution of integers")
     if any(size == 0 for size in (*x.sizes, *ex.shape)):
-        raise OnnxUnsupported("a convolution without elements")
+        raise OnnxUnsupported("an empty convolution")
     x = ex.unsqueeze(x, 0) if single else x
     strides, pads, more = spread(stride, count), spread(padding, count), spread(extra, count)
-    # One that only the run tells is at most this: what is too much is cut off at the end.
+    # A data-dependent one is at most this: the excess is cut off at the end.
     unknown = not is_known(more)
     more = [grow if isinstance(grow, int) else step - 1 for grow, step in zip(more, strides, strict=True)]
     # ONNX lets a result grow by less than a stride; what goes over it is less padding, or rows of zeros.

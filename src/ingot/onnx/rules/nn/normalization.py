@@ -57,7 +57,7 @@ def _normalize_last(
 def native_layer_norm(
     ex: Exporter, x: OnnxValue, shape: Sequence[Size], weight: OnnxValue | None, bias: OnnxValue | None, eps: float
 ) -> list[OnnxValue]:
-    """Mean and inverse deviation as well: computed apart, since kernels do not give them."""
+    """Mean and inverse deviation as well: computed apart, since kernels do not return them."""
     made = layer_norm(ex, x, shape, weight, bias, eps)
     if not any(user.args[1] != 0 for user in ex.node.users):
         return [made, made, made]
@@ -99,7 +99,7 @@ def _batch_norm(
 ) -> OnnxValue:
     """With the statistics that were learned."""
     if x.rank < 2:
-        raise OnnxUnsupported("a batch norm of other than rows of channels")
+        raise OnnxUnsupported("a batch norm without a channel dim")
     if not ex.says(x.dtype, eps):
         learned = [_reshape_per_channel(ex, ex.cast(part, x.dtype), x.rank) for part in (mean, variance)]
         return _normalize(ex, x, learned[0], learned[1], weight, bias, eps)[0]

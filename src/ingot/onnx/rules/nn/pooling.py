@@ -67,7 +67,7 @@ def _max_pool(count: int, indices: bool) -> Any:
         ceil_mode: bool = False,
     ) -> Any:  # fmt: skip
         if x.dtype is torch.int64:
-            raise OnnxUnsupported("pooling of int64, which kernels for floats do not hold")
+            raise OnnxUnsupported("pooling of int64, which float kernels cannot represent")
         if not x.is_float:
             x = ex.cast(x, torch.float64 if x.dtype is torch.int32 else torch.float32)
         windows = PoolWindows(ex, x, count, kernel, stride or None, padding, dilation)
@@ -115,7 +115,7 @@ def _avg_pool(count: int) -> Any:
         x, single = _add_batch(ex, x, count)
         afters = windows.afters()
         if ceil_mode and afters is None:
-            raise OnnxUnsupported("windows that reach over the edge of a size that is not a number")
+            raise OnnxUnsupported("windows that exceed a dynamic size")
         over = ceil_mode and any(a > b for a, b in zip(afters or (), windows.before, strict=True))
         if not over and divisor_override is None:
             made = ex.op(
@@ -191,13 +191,13 @@ def _adaptive(count: int) -> Any:
             return ex.squeeze(made, 0) if single else made
         for place, (i, o) in enumerate(zip(ins, outs, strict=True)):
             if i != o:
-                x = _pooled_along(ex, x, x.rank - count + place, i, o)
+                x = _pool_along(ex, x, x.rank - count + place, i, o)
         return x
 
     return rule
 
 
-def _pooled_along(ex: Exporter, x: OnnxValue, dim: int, size: Size, out: Size) -> OnnxValue:
+def _pool_along(ex: Exporter, x: OnnxValue, dim: int, size: Size, out: Size) -> OnnxValue:
     places, columns = ex.range(out), ex.range(size)
     inside, outside = ex.sizes.scalar(size), ex.sizes.scalar(out)
     one = ex.number(1, torch.int64)
@@ -221,7 +221,7 @@ def _adaptive_max(count: int) -> Any:
         ins, outs = x.sizes[-count:], ex.shape[-count:]
         pairs = list(zip(ins, outs, strict=True))
         if not is_known(ins) or not is_known(outs) or any(int(o) == 0 or int(i) % int(o) for i, o in pairs):
-            raise OnnxUnsupported("the largest of windows that are not all as long")
+            raise OnnxUnsupported("max pooling with windows of different sizes")
         steps = [int(i) // int(o) for i, o in pairs]
         made: list[OnnxValue] = _max_pool(count, True)(ex, x, steps, steps)
         return made

@@ -1,4 +1,4 @@
-"""Libraries that were compiled before, found by what they were compiled from.
+"""The compilation cache: libraries, found by what they were compiled from.
 
     Cache.from_settings(settings).read_library(source, isa, toolchain)     the bytes of a library, to be loaded
 
@@ -9,7 +9,7 @@
 
 A library appears by one rename and is never changed, so a process may die at any moment and leave nothing worse than
 files in work/, which go when they are old. Every library is checked against its name before it is handed out, by a code
-that takes this user's secret to make (cache_safety.py); one that does not fit is thrown away and made anew. Locks only
+that takes this user's secret to make (cache_safety.py); one that does not match is deleted and built again. Locks only
 keep processes from doing the same work twice: nothing goes wrong without them. A cache that cannot be written, or that
 others can write to, is done without, and the library lies in a temporary folder of the process.
 """
@@ -42,7 +42,7 @@ from ingot.targets.cpu.build.cache_safety import NotOurs
 from ingot.targets.cpu.build.compile_process import storage_error, sync_folder
 from ingot.targets.cpu.build.isa import Isa
 from ingot.targets.cpu.build.toolchain import RUN_FLAGS, SECONDS, Toolchain
-from ingot_runtime.manifest import ABI
+from ingot_runtime.container.manifest import ABI
 
 LIMIT = 2 << 30
 
@@ -63,7 +63,7 @@ class Cache:
     """A folder of compiled libraries, for any number of processes; without a folder nothing is kept between calls.
 
     `limit` is the size in bytes above which the libraries that were not used for the longest time are removed. One that
-    was handed out in the last `recent` seconds stays: whoever asked for it may not have loaded it yet.
+    was handed out in the last `recent` seconds stays: whoever requested it may not have loaded it yet.
     """
 
     folder: Path | None
@@ -249,7 +249,7 @@ class _Folder:
                 with contextlib.suppress(OSError):
                     os.utime(file, follow_symlinks=False)  # for the clean-up
                 return _Entry(file, data)
-            _log.warning("%s is not used, and compiled anew: %s", file, why)
+            _log.warning("%s is not used, and compiled again: %s", file, why)
             with contextlib.suppress(OSError):
                 file.unlink()
         return None

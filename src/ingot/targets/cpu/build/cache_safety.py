@@ -1,4 +1,4 @@
-"""What makes the cache's folder this user's own, and an entry one that this user's Ingot made.
+"""Safety of the cache: its folder belongs to this user, and its entries were written by this user's Ingot.
 
 Whoever can put a library into the cache has it run by the next compilation. So the folder and what lies in it must
 belong to this user and be writable by nobody else, and an entry's name has a code (HMAC-SHA256) of its bytes that takes
@@ -77,7 +77,7 @@ def read_file(path: Path) -> bytes:
 
 
 def read_secret(path: Path) -> bytes:
-    """This user's secret, made when it is first asked for, by one of any number of processes.
+    """This user's secret, created at first use, by one of any number of processes.
 
     Raises UnsafeCache where others may know it, and OSError where it can be neither read nor made.
     """
@@ -113,7 +113,7 @@ def _make_secret(path: Path) -> None:
             os.link(temporary, path)
         except FileExistsError:  # another process was first: its secret counts
             pass
-        except OSError:  # a file system without links; entries of a process that lost are made anew
+        except OSError:  # a file system without links; entries of a process that lost are built again
             os.replace(temporary, path)
     finally:
         with contextlib.suppress(FileNotFoundError):

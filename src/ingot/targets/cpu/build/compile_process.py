@@ -1,4 +1,4 @@
-"""Running a compiler, and putting what it made in its place: where disks fill up and processes are killed.
+"""Runs a compiler and publishes its output, where disks fill up and processes are killed.
 
 `build` turns every way in which a command can end into an answer or an exception, and `publish` makes a file appear at
 once and whole. Neither knows what a compiler's flags mean.
@@ -40,7 +40,7 @@ _NO_HEADERS = re.compile(
 
 
 def build(commands: Sequence[Sequence[str]], folder: Path, timeout: float) -> str:
-    """Runs commands at the same time in `folder`; gives what they said, in their order.
+    """Runs commands in parallel in `folder`; returns their output, in their order.
 
     Raises CompilerFailed, or one of its kinds, for the first that fails; the others are ended then. A command is ended
     together with the programs that it runs. OSError is left to the caller, and where a command says that it could not
@@ -133,7 +133,7 @@ def storage_error(error: OSError, folder: Path | None) -> StorageError:
     return _storage(place, _why(error))
 
 
-def save_failed(error: OSError, path: str | os.PathLike[str]) -> StorageError:
+def save_error(error: OSError, path: str | os.PathLike[str]) -> StorageError:
     """What an OSError means for someone who saves a compiled model to `path`."""
     why = _why(error)
     fix = "make room, or choose another folder; nothing was written, and a file that was there before is as it was"
@@ -230,7 +230,7 @@ def _failure(command: Sequence[str], code: int, text: str, folder: Path) -> Comp
             command=command,
             output=text,
         )
-    fix = "this is a fault of Ingot: report it, with the source"
+    fix = "this is a bug in Ingot: report it with the source"
     if _NO_HEADERS.search(text):
         fix = (
             "install the C library's headers: the package is called libc6-dev, glibc-devel, musl-dev or build-essential"

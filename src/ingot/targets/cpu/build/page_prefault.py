@@ -1,7 +1,7 @@
-"""Memory for large weights, asked for ahead of time.
+"""Memory for large weights, allocated ahead of time.
 
 The system hands out fresh memory at about the speed at which weights are packed into it, or slower. While a model is
-captured one core has nothing to do: it asks for the memory of weights that will be about as large as the model's own.
+captured one core has nothing to do: it allocates memory for weights that will be about as large as the model's own.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ingot_runtime.cpu_features import cores
-from ingot_runtime.page_allocator import map_pages
+from ingot_runtime.native.page_allocator import map_pages
 
-# Bytes that are worth a thread, and that it asks for at a time.
+# Bytes that are worth a thread, and that it touches at a time.
 WORTH = 64 << 20
 PIECE = 16 << 20
 
@@ -24,7 +24,7 @@ PIECE = 16 << 20
 class Pages:
     """Inside `with`, memory for about `size` bytes is made ready, for `take` to give.
 
-    What nobody takes is given back.
+    What is not taken is released.
     """
 
     def __init__(self, size: int) -> None:

@@ -1,4 +1,4 @@
-"""C compilers: finding one, and making a shared library of a C file with it.
+"""C compilers: finding one, and compiling a C file to a shared library with it.
 
     toolchain = find(settings)                                  # $CC, gcc, clang, cc, or the ziglang package
     toolchain.compile_library(source, isa.host(), Path("model.so"))
@@ -162,7 +162,7 @@ class Toolchain:
         )
 
     def _check_library(self, library: Path, said: str) -> None:
-        """A compiler that reports success may still have made nothing; whoever loads that would crash or wonder."""
+        """Checks the output: a compiler that reports success may still have written nothing that can be loaded."""
         try:
             with library.open("rb") as file:
                 begins = file.read(4)

@@ -1,1 +1,1 @@
-"""C for CPUs: a lowered Module becomes one readable C file, and a compiler makes a library of it."""
+"""C for CPUs: a lowered Module becomes one readable C file, which a compiler builds into a library."""

@@ -1,4 +1,4 @@
-"""Attention's gradient as C: the blocks of the forward kernel once more, scores computed anew, none kept.
+"""Attention's gradient as C: the blocks of the forward kernel once more, scores are recomputed, none is stored.
 
 One kernel runs along queries (dq, and what a score function's tables gain), another along keys (dk, dv), so that each
 sum has one owner and results do not depend on threads. In both, 48 rows of one side are packed as [depth][48]; blocks

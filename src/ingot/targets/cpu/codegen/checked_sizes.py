@@ -22,7 +22,7 @@ MOST_BYTES = 1 << 56
 
 
 def checked_text(size: Size) -> str:
-    """A size of the run as C; `over`, an int, becomes 1 where any part of it cannot be computed in int64_t."""
+    """A run-time size as C; `over`, an int, becomes 1 where any part of it cannot be computed in int64_t."""
     if isinstance(size, int):
         return str(size)
     total = ""
@@ -47,7 +47,7 @@ def _atom_text(atom: Symbol | Div | Mod | MinMax) -> str:
 
 
 def is_run_size(size: Size) -> bool:
-    """Whether a size depends on sizes of the run alone, and on no loop variable or value."""
+    """Whether a size depends on run-time sizes only, not on a loop variable or value."""
     return isinstance(size, Expr) and all(isinstance(s, RuntimeSize) for s in size.symbols)
 
 

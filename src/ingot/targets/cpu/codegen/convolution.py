@@ -1,4 +1,4 @@
-"""Convolutions as C, three ways: windows under the product's tile, one channel at a time, and Winograd's tiles.
+"""Convolutions as C, three ways: windows under the product's tile, one channel at a time, and Winograd tiles.
 
 The epilogue of each is the one of products: rows are pixels, columns are output channels.
 """
@@ -118,7 +118,7 @@ def _sums(out: CKernelWriter, step: TiledConvolution, image: str, panel: str, ti
     kind, width = factor_kind(step), step.panel
     terms = _taps(step) * require_static(whole_terms(step, step.channels))
     out.library.share("window", kind, width)
-    outside = out.library.outside(kind, step.outside, step.channels)
+    outside = out.library.padding_array(kind, step.outside, step.channels)
     out.line(f"ig_windows_{kind}(rows, &window, {image}, {outside}, row, high);")
     weight = f"{out.pointer(step.weight)} + {panel} * {terms * width}"
     more = ahead(step, weight, str(terms), width)

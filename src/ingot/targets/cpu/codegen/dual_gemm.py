@@ -1,4 +1,4 @@
-"""Pairs as C: the kernel of the first step, with the second one's sums of each tile beside its own."""
+"""Dual GEMMs as C: the kernel of the first step, which also computes the second one's sums of each tile."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from ingot.targets.cpu.schedule.statements import DualGemm, PackedGemm
 def pair_kernel(out: CKernelWriter, pair: DualGemm) -> Kernel:
     first, second = pair.steps
 
-    def beside() -> None:
+    def write_second() -> None:
         if isinstance(second, PackedGemm):
             write_product_beside(out, second)
         else:
             write_windows_beside(out, second)
 
     if isinstance(first, PackedGemm):
-        return product_kernel(out, first, beside)
-    return windows_kernel(out, first, beside)
+        return product_kernel(out, first, write_second)
+    return windows_kernel(out, first, write_second)

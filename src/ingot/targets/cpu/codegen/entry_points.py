@@ -1,4 +1,4 @@
-"""What a library exports, as C: which inputs it takes, the sizes that they tell, its outputs and its state."""
+"""What a library exports, as C: its inputs, the sizes that they bind, its outputs and its state."""
 
 from __future__ import annotations
 
@@ -149,7 +149,7 @@ def _shapes(module: Module) -> str:
 
 
 def run_size(size: Size) -> str:
-    """A size where `n` holds the sizes of the run."""
+    """A size where `n` holds the run-time sizes."""
     symbols = size.symbols if isinstance(size, Expr) else ()
     names = {s.name: f"n[{size_number(s.name)}]" for s in symbols if isinstance(s, RuntimeSize)}
     return size_text(size, names)

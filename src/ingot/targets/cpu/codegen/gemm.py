@@ -38,7 +38,7 @@ TILES = 24
 TASKS = 32
 # Rows that are one tile for every instruction set.
 LOWEST = 6
-# Bytes of weights that stay in a core's own cache beside the rows.
+# Bytes of weights that stay in a core's own cache along with the rows.
 CACHED = 1 << 18
 _KINDS: dict[OperandFormat, str] = {"bfloat16": "bf16", "int8": "u8"}
 
@@ -164,14 +164,14 @@ def _sums(out: CKernelWriter, step: AnyGemm, kind: str, real: str, width: int) -
 
 
 def ahead(step: Gemm | Tiled, panel: str, terms: str, width: int) -> str:
-    """One more argument of a tile of integers: what it may ask for ahead of time."""
+    """One more argument of an integer tile: what it may prefetch."""
     if factors_of(step) != "int8":
         return ""
     return f", IG_AHEAD({panel}, {terms}, {width}, (row - first) / IG_HIGH({STORED[step.dtype]}, {width}))"
 
 
 def _coded_tiles(out: CKernelWriter, step: PackedGemm, codes: QuantizedLayout, width: int) -> None:
-    """The same where the panel's weights are whole numbers. For one tile they are widened in registers, for more rows
+    """The same where the panel's weights are integers. For one tile they are widened in registers, for more rows
     once into memory."""
     kind = f"s{codes.bits}{'z' if codes.zeros else ''}"
     many = not isinstance(step.m, int) or step.m > LOWEST

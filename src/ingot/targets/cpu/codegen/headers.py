@@ -1,4 +1,4 @@
-"""The C headers that generated files are put together from, and every name that they define.
+"""The C headers that generated files are assembled from, and every name that they define.
 
 All of them go into one file, and C has one name space: `definitions` holds each name with the header that defines it,
 and raises where a second header defines it too. What macros write out (`ig_tile_##kind##_##width`) is not in it: their

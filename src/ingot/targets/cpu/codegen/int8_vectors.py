@@ -1,4 +1,4 @@
-"""Maps with integers of 8 bits, in vectors written by hand: see c/lanes.h.
+"""Maps of 8-bit integers in hand-written vectors: see c/lanes.h.
 
 A body's operations become operations on 16 columns at a time. What has no such form (an exp, say) is computed by a
 plain loop first, with all that it needs, into a line of floats; the vectors go on from there. What only decides which
@@ -53,9 +53,9 @@ _TEXT: dict[tuple[str, str], str] = {
     ("whole", "float32"): "({0} + 0x1.8p23f) - 0x1.8p23f",
     ("fit", "int32"): "{0}",
 }  # fmt: skip
-# The same where nothing but a rounded number comes of the result: at most 6e-7 off.
+# The same where the result is rounded afterwards: at most 6e-7 off.
 _ROUNDED: dict[tuple[str, str], str] = {("erf", "float32"): "ig_lanes_near_erf_f32({0})"}
-# And where, besides, nobody can tell 0 from -0, which is what a small negative number is rounded to.
+# And where, besides, 0 and -0 are equivalent, which is what a small negative number is rounded to.
 _UNSIGNED: dict[tuple[str, str], str] = {("whole", "float32"): "ig_lanes_round_f32({0})"}
 _BLIND = {*_SIGNS, "relu", "square", "whole", "nearest", "fit", "max", "min", "fmax", "fmin", "cast", "load", "const",
           "accumulator", "beside"}  # fmt: skip
@@ -100,9 +100,9 @@ class VectorEmitter:
     _limited: dict[int, int] = field(default_factory=dict)  # bytes that writing limits, and the limit that this spares
 
     def __post_init__(self) -> None:
-        self._rounded = _only_rounded(self.map.body)
+        self._rounded = _find_rounded(self.map.body)
         self._blind = all(op.name in _BLIND for op in self.map.body.ops)
-        self._limited = _limited_by_writing(self.map.body)
+        self._limited = _find_clamped(self.map.body)
 
     @property
     def column(self) -> str:
@@ -195,7 +195,7 @@ class VectorEmitter:
             given = constant_text(op.attribute.value, op.dtype) if op.name == "const" else f"v{place}"
             return f"ig_lanes_same_{_HELD[op.dtype]}({given})"
 
-        used = self._used()
+        used = self._find_used()
         for place, op in enumerate(self.body.ops):
             if place not in used or not self._varies(place) or place in self.parts or place in self._plain:
                 continue
@@ -211,7 +211,7 @@ class VectorEmitter:
             lines.append(f"{put}(&{at}, {name(result)});")
         return lines
 
-    def _used(self) -> set[int]:
+    def _find_used(self) -> set[int]:
         """What the results need, beyond what lies in memory already."""
         found: set[int] = set()
         waiting = list(self.body.results)
@@ -223,8 +223,8 @@ class VectorEmitter:
         return found
 
 
-def _only_rounded(body: Body) -> set[int]:
-    """The values of which nothing but whole numbers comes."""
+def _find_rounded(body: Body) -> set[int]:
+    """The values that reach the results only through a rounding to integers."""
     found: set[int] = set(range(len(body.ops))) - set(body.results)
     for place in range(len(body.ops) - 1, -1, -1):
         op = body.ops[place]
@@ -233,7 +233,7 @@ def _only_rounded(body: Body) -> set[int]:
     return found
 
 
-def _limited_by_writing(body: Body) -> dict[int, int]:
+def _find_clamped(body: Body) -> dict[int, int]:
     """Results that are fit(nearest(fmin(fmax(x, -zero), 255 - zero)) + zero), and where that fmin is: writing bytes
     limits them to 255 by itself. Nothing else may read what lies between."""
     uses = Counter(operand for op in body.ops for operand in op.operands)

@@ -21,7 +21,7 @@ class Kernel:
     total: Size
     grain: Size
     scratch: Size = 0
-    sizes: tuple[Expr, ...] = ()  # of the run, that the text computes
+    sizes: tuple[Expr, ...] = ()  # run-time sizes that the text computes
 
 
 @dataclass
@@ -36,7 +36,7 @@ class CKernelWriter:
     pointers: dict[str, str] = field(default_factory=dict)
     written: set[str] = field(default_factory=set)
     sizes: set[str] = field(default_factory=set)
-    computed: dict[Expr, None] = field(default_factory=dict)  # sizes of the run that the text computes
+    computed: dict[Expr, None] = field(default_factory=dict)  # run-time sizes that the text computes
     locals: dict[str, tuple[str, bool]] = field(default_factory=dict)  # name, and whether it is an array
     scratch: Size = 0
 

@@ -1,4 +1,4 @@
-"""One C file a model: prelude, the library functions it uses, its kernels, the run, and the functions it exports.
+"""One C file per model: prelude, the library functions it uses, its kernels, the run, and the functions it exports.
 
     emit(module, plan) -> Source(text, weights)
 
@@ -213,7 +213,7 @@ class ModuleEmitter:
         return [*head, "{", "    (void)n, (void)outputs, (void)inputs, (void)model;", *self.lines, "}", ""]
 
     def _limit(self, size: Size, origin: SourceLocation, most: int | None = None) -> None:
-        """Has a size checked: ahead of the run if it can be, else here."""
+        """Has a size checked: before the kernels run if possible, else here."""
         if not isinstance(size, Expr):
             return
         if {s.name for s in size.symbols} <= self.known:
@@ -297,30 +297,30 @@ class ModuleEmitter:
                 value = self._value(step.condition, step.origin)
                 self.line(f"const int taken = {value};")
                 self.line("if (taken) {")
-                self._nested(step.then)
+                self._emit_nested(step.then)
                 self.line("} else {")
-                self._nested(step.otherwise)
+                self._emit_nested(step.otherwise)
                 self.line("}")
                 self._end_value()
             case While():
                 self.line("while (!run->status) {")
-                self._nested(step.test)
+                self._emit_nested(step.test)
                 self.depth += 1
                 value = self._value(step.condition, step.origin)
                 self.line(f"if (!({value})) break;")
                 self._end_value()
                 self.depth -= 1
-                self._nested(step.steps)
+                self._emit_nested(step.steps)
                 self.line("}")
             case For():
                 at, count = f"n[{size_number(step.loop.variable)}]", run_size(step.loop.extent)
                 self.line(f"for ({at} = 0; {at} < {count} && !run->status; ++{at}) {{")
-                self._nested(step.steps)
+                self._emit_nested(step.steps)
                 self.line("}")
             case _:
                 raise AssertionError(f"{type(step).__name__} has no kernel")
 
-    def _nested(self, steps: Sequence[Stmt]) -> None:
+    def _emit_nested(self, steps: Sequence[Stmt]) -> None:
         self.depth += 1
         for step in steps:
             self._step(step)

@@ -57,7 +57,7 @@ class RuntimeLibrary:
         if name == "attention":
             self.functions |= {f"ig_exp_{kind}", _NARROW_EXP[kind]}
 
-    def outside(self, kind: str, value: int, channels: int) -> str:
+    def padding_array(self, kind: str, value: int, channels: int) -> str:
         """The name of as many times this value as a window reads where it leaves its image."""
         self._outside[kind, value] = max(self._outside.get((kind, value), 0), channels)
         return f"ig_outside_{kind}_{value}"
@@ -75,7 +75,7 @@ class RuntimeLibrary:
         self._packs |= other._packs
         self._shared |= other._shared
         for (kind, value), channels in other._outside.items():
-            self.outside(kind, value, channels)
+            self.padding_array(kind, value, channels)
 
     def text(self, group: Callable[[], int] = lambda: 0) -> str:
         """What stands before a model's own part, or before those of several. `group` gives the group of each shared
@@ -94,7 +94,7 @@ class RuntimeLibrary:
             parts.append(f"static const {_REALS[kind]} ig_outside_{kind}_{value}[{channels}]{start};")
         parts += [resource(_HEADERS[name]) for name in _HEADERS if any(name == one for one, *_ in shared)]
         for one in shared:
-            parts += _declared_and_defined(*one, group())
+            parts += _declare_and_define(*one, group())
         for kind, dtype in sorted(self._packs):
             read = _READS.get(dtype, "IG_AS_IT_IS")
             parts.append(f"IG_PACK({kind}, {_REALS[kind]}, {dtype}, {STORED[dtype]}, {read})")
@@ -117,7 +117,7 @@ def _sum(name: Shared, kind: str) -> str:
     return "f32" if name in ("depth", "depths") and kind == "u8" else _SUMS[kind][0] if kind in _SUMS else kind
 
 
-def _declared_and_defined(name: Shared, kind: str, sizes: tuple[int, ...], group: int) -> list[str]:
+def _declare_and_define(name: Shared, kind: str, sizes: tuple[int, ...], group: int) -> list[str]:
     macro, arguments = f"IG_{name.upper()}", ", ".join([kind, _REALS[kind], *map(str, sizes)])
     if name in ("depth", "depths"):
         sums = _sum(name, kind)

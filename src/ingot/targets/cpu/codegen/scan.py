@@ -1,8 +1,8 @@
-"""Scans as C: the state of a block of neighbouring points lies in vectors, and the turns follow one another.
+"""Scans as C: the state of a block of neighbouring points lies in vectors, and the iterations follow one another.
 
 for each block of up to 64, 128 or 256 points of the innermost loop
     start → state
-    for each turn: body(state, what is read at this turn) → state, results to memory
+    for each iteration: body(state, what it reads) → state, results to memory
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from ingot.targets.cpu.codegen.c_expressions import COMPUTED
 from ingot.targets.cpu.codegen.kernel_writer import CKernelWriter, Kernel
 from ingot.targets.cpu.codegen.loop_nests import GRAIN, declare_flags, report_flags, simd, unflatten
 
-# Neighbouring points whose states are carried together: the more, the longer the pieces of memory that a turn reads and
-# writes. But there must be work for several threads.
+# Neighbouring points whose states are carried together: the more, the longer the pieces of memory that an iteration
+# reads and writes. But there must be work for several threads.
 LANES = (256, 128, 64)
 TASKS = 8
 
@@ -48,7 +48,7 @@ def scan_kernel(out: CKernelWriter, step: Scan) -> Kernel:
 
 
 def _lanes(out: CKernelWriter, step: Scan, lane: str, *, start: bool) -> None:
-    """The first state, or one turn, of every point of the block."""
+    """The first state, or one iteration, of every point of the block."""
     body = step.start if start else step.body
     count = len(step.start.results)
     code = out.statements(body, [lane])

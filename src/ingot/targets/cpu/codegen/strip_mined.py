@@ -1,4 +1,4 @@
-"""Strips as C: one task is a strip of lines, and every step's part of it follows the other.
+"""Strip-mined steps as C: one task is a strip of lines, and the steps' parts of it follow one another.
 
 A strip of what lies between two steps is in the worker's scratch. Its pointer is moved back by what the strip does not
 hold, so that the steps' own indices, which count from the first line of the first image, are right as they are. Where

@@ -29,9 +29,9 @@ from ingot.targets.cpu.schedule.weight_layouts import (
     WeightView,
     WinogradPanelLayout,
 )
-from ingot_runtime import native_library
 from ingot_runtime.cpu_features import cores
 from ingot_runtime.dtypes import BY_NAME
+from ingot_runtime.native import native_library
 
 # Threads that pack weights, at most.
 THREADS = 8

@@ -22,7 +22,7 @@ from ingot.lowering.tensor_views import (
     TensorValue,
     contiguous_strides,
     dequantize_view,
-    quantized_of,
+    find_quantized,
 )
 from ingot.targets.cpu.kernel_selection.choices import may_use
 from ingot.targets.cpu.kernel_selection.int8_gemm import EXACT_TERMS, Factored, is_weight, match_int8_product
@@ -38,7 +38,7 @@ def lower_convolution(
     transposed: bool
 ) -> TensorValue:  # fmt: skip
     """By the algorithm that is the fastest for it; as loops where there is none."""
-    coded = quantized_of(weight)
+    coded = find_quantized(weight)
     if coded is not None and is_weight(low, coded, 0) and _match_int8_convolution(low, x, weight) is None:
         return _lower_scaled(low, x, coded, bias, shape, windows, transposed)
     if _uses_windows(low, x, weight, shape, transposed):
@@ -97,7 +97,7 @@ def _match_int8_convolution(low: Lowering, x: TensorValue, weight: TensorValue) 
 
 
 NHWC = (0, 2, 3, 1)
-# Where Winograd's way pays: channels, least and most, and tiles of 2×2 outputs.
+# Where the Winograd algorithm pays off: channels, least and most, and tiles of 2×2 outputs.
 TILED_CHANNELS = (32, 256)
 TILES = 40
 
@@ -112,7 +112,7 @@ def _channels_last(
 ) -> TensorValue:
     if weight.rank == 3:
         x, weight = tensor_views.insert(x, 2), tensor_views.insert(weight, 2)
-        flat = _channels_last(low, x, weight, bias, (*shape[:2], 1, shape[2]), windows.behind())
+        flat = _channels_last(low, x, weight, bias, (*shape[:2], 1, shape[2]), windows.prepend_dim())
         return tensor_views.drop(flat, (2,))
     channels, outs = require_static(x.shape[1]), require_static(weight.shape[0])
     kernel = weight.shape[2:]
@@ -139,7 +139,7 @@ def _nhwc(low: Lowering, x: TensorValue) -> TensorValue:
 
 def _nhwc_integers(low: Lowering, x: TensorValue) -> TensorValue:
     """The tensor as before, its integers in memory with channels last."""
-    found = quantized_of(x)
+    found = find_quantized(x)
     assert found is not None
     return dequantize_view(replace(found, integers=_nhwc(low, found.integers)))
 
@@ -186,10 +186,12 @@ def _lower_convolution(
     sums = "int32" if whole is not None and way == "windows" else kind
     value = ops.emit("accumulator", (), sums)
     if whole is not None:
-        value = whole.finished(ops, value, _sums(low, whole) if sums == "int32" else None, index[3])
+        value = whole.finish_sums(ops, value, _sums(low, whole) if sums == "int32" else None, index[3])
     if bias is not None:
         value = ops.call("add", value, ops.cast(bias.load(ops, (index[3],)), kind))
-    epilogue = Map(loops, ops.finish([ops.cast(value, dtype)]), (Store(buffer.name, home.at(index), 0),), low.origin)
+    epilogue = Map(
+        loops, ops.finish([ops.cast(value, dtype)]), (Store(buffer.name, home.offset_at(index), 0),), low.origin
+    )
     low.steps.append(
         TiledConvolution(
             images=shape[0],
@@ -245,7 +247,7 @@ def _fills_vectors(low: Lowering, weight: TensorValue, windows: ConvWindows) -> 
 
 
 def _pays_as_tiles(low: Lowering, shape: tuple[Size, ...], weight: TensorValue, windows: ConvWindows) -> bool:
-    """Whether Winograd's way is the faster one: enough tiles to use each of the 16/9 as many weights often enough, and
+    """Whether the Winograd algorithm is faster: enough tiles to use each of the 16/9 as many weights often enough, and
     enough channels to make up for the sums before and after."""
     assert isinstance(weight.data, Strided)
     plain = weight.shape[2:] == (3, 3) and windows.stride == windows.dilation == (1, 1) and windows.groups == 1
@@ -380,7 +382,7 @@ def pad(x: TensorValue, before: Sequence[Size], sizes: Sequence[Size], outside: 
                 test = ops.call(name, ops.index(place), ops.index(limit))
                 inside = test if inside is None else ops.call("and", inside, test)
         assert inside is not None
-        with ops.masked(inside):
+        with ops.mask(inside):
             value = x.load(ops, (*index[:2], *places))
         return ops.where(inside, value, ops.const(outside, x.dtype))
 
@@ -398,7 +400,7 @@ def _few_a_channel(
     """One or a few outputs a channel, any number of channels: a sum over taps, along the channels."""
     dtype, kind = low.out_dtype, wide(low.out_dtype)
     whole = _match_int8_convolution(low, x, weight)
-    if whole is not None:  # whole numbers in float32, which holds their sums
+    if whole is not None:  # integers in float32, which holds their sums
         x, weight = _less_zero(whole), whole.weight
     assert isinstance(weight.data, Strided)
     outs, taps = shape[1], weight.shape[2:]
@@ -434,7 +436,7 @@ def _few_a_channel(
     def finish(ops: BodyBuilder, index: Index) -> int:
         value = made.load(ops, index)
         if whole is not None:
-            value = whole.finished(ops, value, None, index[1])
+            value = whole.finish_sums(ops, value, None, index[1])
         return value if bias is None else ops.call("add", value, ops.cast(bias.load(ops, (index[1],)), kind))
 
     return TensorValue(shape, dtype, Deferred(finish, 2, NHWC))

@@ -1,4 +1,4 @@
-"""Products of integers: what a dequantized tensor and a dequantized weight are multiplied as.
+"""Integer products of a dequantized tensor and a dequantized weight.
 
     Σ_k (x - zero)·s · w·t[j]  =  s·t[j] · (Σ_k x·w[j] - zero · Σ_k w[j])
 
@@ -15,7 +15,7 @@ from ingot.lowering import tensor_views
 from ingot.lowering.builder import LoopBuilder
 from ingot.lowering.index_expr import Size, product
 from ingot.lowering.loop_body import BodyBuilder
-from ingot.lowering.tensor_views import Deferred, Quantized, Strided, TensorValue, quantized_of
+from ingot.lowering.tensor_views import Deferred, Quantized, Strided, TensorValue, find_quantized
 from ingot.targets.cpu.kernel_selection.choices import may_use
 from ingot.targets.cpu.kernel_selection.packed_weights import scale_vector, sum_columns
 
@@ -26,8 +26,8 @@ EXACT_TERMS = 2**24 // (255 * 128)
 
 @dataclass(frozen=True, slots=True)
 class Factored:
-    """A product of integers. `rows` are uint8 or int8; as uint8 (`operand_conversion.unsigned`) they dequantize with
-    `zero` and `scale`, of which there may be one a row. `weight` is int8 and constant, its zero point 0; `scales` go
+    """A product of integers. `rows` are uint8 or int8; as uint8 (`convert_to_uint8`) they dequantize with
+    `zero` and `scale`, of which there may be one per row. `weight` is int8 and constant, its zero point 0; `scales` go
     with its columns, times `scale` where that is a number."""
 
     rows: TensorValue
@@ -47,7 +47,7 @@ class Factored:
         times = -1 if isinstance(self.zero, TensorValue) else -self.zero
         return sum_columns(low, self.weight.data.buffer, offset, shape, strides, times)
 
-    def finished(self, ops: BodyBuilder, total: int, sums: TensorValue | None, column: Size, row: Size = 0) -> int:
+    def finish_sums(self, ops: BodyBuilder, total: int, sums: TensorValue | None, column: Size, row: Size = 0) -> int:
         """The float32 that a sum of products of integers stands for."""
         if sums is not None:
             more = sums.load(ops, (column,))
@@ -55,9 +55,9 @@ class Factored:
                 zero = ops.cast(_load_row_value(ops, self.zero, row), "int32")
                 more = ops.call("mul", more, zero)
             total = ops.call("add", total, more)
-        return self.scaled(ops, ops.cast(total, "float32"), column, row)
+        return self.apply_scales(ops, ops.cast(total, "float32"), column, row)
 
-    def scaled(self, ops: BodyBuilder, value: int, column: Size, row: Size = 0) -> int:
+    def apply_scales(self, ops: BodyBuilder, value: int, column: Size, row: Size = 0) -> int:
         scale = self.scales
         times = ops.cast(scale.load(ops, (column,)), "float32") if isinstance(scale, TensorValue) else None
         if isinstance(self.scale, TensorValue):
@@ -79,7 +79,7 @@ def _load_row_value(ops: BodyBuilder, tensor: TensorValue, row: Size) -> int:
 
 def match_int8_product(low: LoopBuilder, x: TensorValue, weight: TensorValue, columns: int) -> Factored | None:
     """The product of x with a weight whose dim `columns` has the results', where it is one of integers."""
-    left, right = quantized_of(x), quantized_of(weight)
+    left, right = find_quantized(x), find_quantized(weight)
     if not may_use(low, "int8"):
         return None
     if left is None or right is None or left.axis is not None or not is_weight(low, right, columns):

@@ -52,14 +52,14 @@ def lower_matmul(
     if factors != "same" and a.data.strides[-1] != 1:
         a = low.make_contiguous(a)
     assert isinstance(a.data, Strided)
-    left = MatrixView(a.data.buffer, a.data.at((0, 0)), a.data.strides[-2], a.data.strides[-1])
+    left = MatrixView(a.data.buffer, a.data.offset_at((0, 0)), a.data.strides[-2], a.data.strides[-1])
     result = ProductResult.make(low, (m, n), low.out_dtype, order)
     ops = BodyBuilder()
     sums = "int32" if whole is not None else wide(low.out_dtype)
     value = ops.emit("accumulator", (), sums)
     if whole is not None:
         i, j = result.index
-        value = whole.finished(ops, value, _column_sums(low, whole), j, i)
+        value = whole.finish_sums(ops, value, _column_sums(low, whole), j, i)
     epilogue = result.epilogue(low, ops, value, bias, alpha, beta)
     low.steps.append(PackedGemm((), m, n, k, left, right, sums, epilogue, low.origin, factors, codes))
     return result.tensor

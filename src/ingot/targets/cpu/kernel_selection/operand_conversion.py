@@ -1,4 +1,4 @@
-"""Copies for products: what is multiplied with a weight, stored as the product reads it.
+"""Conversion of operands: what is multiplied with a weight, stored as the product reads it.
 
 That is a step of its own, in the loops of the step that computed the original, so that fusion makes one of the two.
 Whatever else reads it still reads it as it was.
@@ -28,19 +28,19 @@ def is_narrow(low: LoopBuilder, weight: TensorValue) -> bool:
 
 def narrow(low: LoopBuilder, x: TensorValue) -> TensorValue:
     """The tensor in memory as bfloat16, its dims in the order they have."""
-    return _stored_as(low, x, "bfloat16", lambda ops, value: value)
+    return _store_as(low, x, "bfloat16", lambda ops, value: value)
 
 
 def convert_to_uint8(low: LoopBuilder, x: TensorValue) -> TensorValue:
     """Integers in memory as uint8, their dims in the order they have; those that were int8 have become 128 larger."""
 
-    def shifted(ops: BodyBuilder, value: int) -> int:
+    def shift(ops: BodyBuilder, value: int) -> int:
         return ops.emit("fit", (ops.call("add", ops.cast(value, "int32"), ops.const(128, "int32")),), "uint8")
 
-    return _stored_as(low, x, "uint8", shifted)
+    return _store_as(low, x, "uint8", shift)
 
 
-def _stored_as(low: LoopBuilder, x: TensorValue, dtype: str, convert: Callable[[BodyBuilder, int], int]) -> TensorValue:
+def _store_as(low: LoopBuilder, x: TensorValue, dtype: str, convert: Callable[[BodyBuilder, int], int]) -> TensorValue:
     x = low.realize(x)
     if x.dtype == dtype:
         return x

@@ -1,4 +1,4 @@
-"""Weights in the layouts that kernels read: what is derived from a weight of the model, ahead of time."""
+"""Weights in the layouts that kernels read, packed ahead of time."""
 
 from __future__ import annotations
 
@@ -73,13 +73,13 @@ def pack_scales(low: LoopBuilder, tensor: TensorValue, width: int, minus: int = 
 
 
 def pack_codes(low: LoopBuilder, codes: TensorValue, width: int, bits: int, group: int, minus: int) -> str:
-    """A weight [columns, terms] of whole numbers, each less `minus`, as panels of words: see `CodeWordLayout`."""
+    """A weight [columns, terms] of integers, each less `minus`, as panels of words: see `CodeWordLayout`."""
     buffer, view = _columns(codes, width)
     return _derive(low, buffer, "uint32", CodeWordLayout(view, bits, group, minus))
 
 
 def pack_rows(low: LoopBuilder, codes: TensorValue, bits: int, minus: int) -> str:
-    """A weight [rows, columns] of whole numbers, each less `minus`, as words, each row from a new one on."""
+    """A weight [rows, columns] of integers, each less `minus`, as words; each row begins a new word."""
     assert isinstance(codes.data, Strided) and isinstance(codes.shape[1], int)
     view = WeightView(codes.data.offset, (*codes.shape, 1), (*codes.data.strides, 1))
     return _derive(low, codes.data.buffer, "uint32", CodeWordLayout(view, bits, codes.shape[1], minus))

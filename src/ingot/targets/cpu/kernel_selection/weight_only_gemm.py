@@ -1,4 +1,4 @@
-"""Products with weights that are whole numbers: which ones, and how they are packed.
+"""Products with weight-only quantized weights: which ones, and how they are packed.
 
 A weight that is dequantized from constants is never written out: a product of numbers with it reads the integers, in 4
 or 8 bits, and widens them where it multiplies. (What multiplies integers with integers is in `int8_gemm.py`.)
@@ -15,7 +15,15 @@ from ingot.lowering import tensor_views
 from ingot.lowering.index_expr import Size, divide, remainder
 from ingot.lowering.loop_body import BodyBuilder
 from ingot.lowering.lower import Lowering
-from ingot.lowering.tensor_views import Deferred, Index, Quantized, Strided, TensorValue, dequantize_view, quantized_of
+from ingot.lowering.tensor_views import (
+    Deferred,
+    Index,
+    Quantized,
+    Strided,
+    TensorValue,
+    dequantize_view,
+    find_quantized,
+)
 from ingot.targets.cpu.kernel_selection.choices import may_use
 from ingot.targets.cpu.kernel_selection.packed_weights import pack_codes, pack_rows, pack_scales
 from ingot.targets.cpu.schedule.statements import PackedMatrix, QuantizedLayout
@@ -27,7 +35,7 @@ _EXACT = 1 << 23
 
 def packed_codes(low: Lowering, b: TensorValue, m: Size) -> tuple[PackedMatrix, QuantizedLayout] | None:
     """A weight b[k, n] as panels of codes; None where it has none that a product of `m` rows could read."""
-    found = quantized_of(b) if may_use(low, "packed_codes") else None
+    found = find_quantized(b) if may_use(low, "packed_codes") else None
     if found is None or low.out_dtype != "float32" or found.axis not in (None, 1):
         return None
     codes = low.constant(found.integers)
@@ -52,7 +60,7 @@ def packed_codes(low: Lowering, b: TensorValue, m: Size) -> tuple[PackedMatrix, 
 
 def pack_table(low: Lowering, table: TensorValue) -> TensorValue:
     """A table whose integers take 4 bits, stored in so many, for who reads rows of it; any other as it is."""
-    found = quantized_of(table) if may_use(low, "packed_codes") else None
+    found = find_quantized(table) if may_use(low, "packed_codes") else None
     codes = low.constant(found.integers) if found is not None else None
     if found is None or codes is None or codes.dtype not in (torch.int8, torch.uint8) or table.rank != 2:
         return table

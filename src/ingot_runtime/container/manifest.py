@@ -1,13 +1,13 @@
-"""What the manifest says of a model's native code, checked and typed. docs/reference/file_format.md shows the JSON."""
+"""What the manifest says about native code, checked and typed. docs/reference/file_format.md shows the JSON."""
 
 import re
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple, NoReturn, TypeVar
 
-from . import dtypes, pytree
-from .dtypes import Dtype
-from .errors import DamagedFile, NotCompiled, UnsupportedSchema
-from .expressions import Expression, NotAnExpression, parse
+from .. import dtypes, pytree
+from ..dtypes import Dtype
+from ..errors import DamagedFile, NotCompiled, UnsupportedSchema
+from ..expressions import Expression, NotAnExpression, parse
 from .member_names import MANIFEST
 
 ABI = 1
@@ -34,7 +34,7 @@ class InputSpec(NamedTuple):
 
 
 class OutputSpec(NamedTuple):
-    """One output. `is_scalar` for a number of the model's result that is no tensor."""
+    """One output. `is_scalar` for a number in the model's result that is not a tensor."""
 
     name: str
     dtype: Dtype
@@ -80,7 +80,7 @@ class Spec(NamedTuple):
 
 
 def read_spec(manifest: Mapping[str, Any], members: Collection[str], path: str) -> Spec:
-    """What the manifest of a file with these members says of its native code; `path` is for messages.
+    """What the manifest of a file with these members says about its native code; `path` is for messages.
 
     Raises NotCompiled where it has none, UnsupportedSchema for another ABI, DamagedFile for what Ingot would not write.
     """
@@ -204,10 +204,10 @@ def _size(place: str, size: Any, symbols: Mapping[str, SymbolSpec]) -> int | Exp
 def _spell(dtype: str, shape: Sequence[int | str], symbols: Mapping[str, SymbolSpec]) -> str:
     """As print(program) shows it: float32[batch, 768]"""
 
-    def named(found: re.Match[str]) -> str:
+    def name_symbol(found: re.Match[str]) -> str:
         return symbols[found[0]].name if found[0] in symbols else found[0]
 
-    sizes = [_NAME.sub(named, str(size)) for size in shape]
+    sizes = [_NAME.sub(name_symbol, str(size)) for size in shape]
     return f"{dtype}[{', '.join(sizes)}]"
 
 

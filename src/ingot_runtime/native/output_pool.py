@@ -1,7 +1,7 @@
-"""Memory for large results: that of results which nobody holds any more, before any of the system's.
+"""Memory for large results: reuses that of results which are no longer referenced before it allocates.
 
 The system clears fresh memory page by page, which takes longer than most kernels take to fill it. A model therefore
-keeps the memory of as many results as one call gives, for its next call; the system may take it back before. What a
+keeps the memory of as many results as one call returns, for its next call; the system may take it back before. What a
 caller still holds, or a view of it, is never touched.
 """
 
@@ -25,7 +25,7 @@ class ResultMemory:
     """Arrays for the results of a model. Any number of threads may use it at once."""
 
     def __init__(self, results: int) -> None:
-        """`results` is how many a call gives."""
+        """`results` is how many a call returns."""
         # Adding to a deque and taking from it are one step each, and need no lock: a result may die at any moment, in
         # the middle of `empty` too. One that is full lets the oldest go.
         self._kept: deque[_Pages] = deque(maxlen=results)
@@ -38,12 +38,12 @@ class ResultMemory:
         return np.asarray(_Result(self._pages(size), shape, dtype, weakref.ref(self)))
 
     def keep(self, pages: "_Pages") -> None:
-        """Takes what a result lay in that nobody holds any more."""
+        """Takes back the memory of a result that is no longer referenced."""
         pages.may_be_taken_back()
         self._kept.append(pages)
 
     def close(self) -> None:
-        """Gives everything back to the system, now and later."""
+        """Releases everything to the system, now and later."""
         self._kept = deque(maxlen=0)
 
     def _pages(self, size: int) -> "_Pages":

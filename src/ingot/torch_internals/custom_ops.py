@@ -1,4 +1,4 @@
-"""Operators of our own that stand for others in a graph: how they are defined, and how they are differentiated."""
+"""Definition and differentiation of custom operators that stand for others in a graph."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from typing import Any
 
 import torch
 
-from ingot import torch_internals as internals
+from ingot.torch_internals.operators import OpOverload, below_autograd, operator_named
 
 _LIBRARIES: dict[str, torch.library.Library] = {}
 # Held while an operator that is not there yet is defined: a second definition is an error.
 defining = threading.RLock()
 
 
-def define(namespace: str, schema: str, run: Callable[..., Any], fake: Callable[..., Any]) -> internals.OpOverload:
+def define(namespace: str, schema: str, run: Callable[..., Any], fake: Callable[..., Any]) -> OpOverload:
     """A new operator with this schema, computed by `run` and on fakes by `fake`."""
     library = _LIBRARIES.setdefault(namespace, torch.library.Library(namespace, "FRAGMENT"))
     library.define(schema)
@@ -23,19 +23,19 @@ def define(namespace: str, schema: str, run: Callable[..., Any], fake: Callable[
     name, _, overload = full.partition(".")
     library.impl(full, run, "CompositeExplicitAutograd")
     torch.library.register_fake(f"{namespace}::{full}", fake, lib=library)
-    made = internals.operator_named(namespace, name, overload or "default")
+    made = operator_named(namespace, name, overload or "default")
     assert made is not None
     return made
 
 
-def differentiate(made: internals.OpOverload, run: Callable[..., Any]) -> None:
-    """Where a gradient is asked for, the derivative of what `run` calls is the operator's own."""
+def differentiate(made: OpOverload, run: Callable[..., Any]) -> None:
+    """Where a gradient is needed, the operator has the derivative of what `run` calls."""
 
     def call(*args: Any, **kwargs: Any) -> Any:
         tensors = [t for t in (*args, *kwargs.values()) if isinstance(t, torch.Tensor | list | tuple)]
         if torch.is_grad_enabled() and any(t.requires_grad for group in tensors for t in _tensors(group)):
             return run(*args, **kwargs)
-        with internals.below_autograd():
+        with below_autograd():
             return made(*args, **kwargs)
 
     name = made._schema.name.partition("::")[2]

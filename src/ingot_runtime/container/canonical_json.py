@@ -1,4 +1,4 @@
-"""JSON with one spelling: the writer has one, the reader refuses what two readers could take for different things."""
+"""JSON with one spelling: the writer has one, the reader rejects what two readers could understand differently."""
 
 import json
 from typing import Any, NoReturn

@@ -1,13 +1,13 @@
-"""Shared libraries of Linux, looked at without loading them: loading one runs code of its own.
+"""Checks of ELF shared libraries without loading them: loading one runs its code.
 
-This is no guard against malice. It gives a library that is damaged, of another machine, or of another program a named
+This does not guard against malice. A library that is damaged, of another machine, or of another program gets a named
 error before anything of it is mapped.
 """
 
 import struct
 from collections.abc import Collection, Iterator
 
-from .cpu_features import architecture
+from ..cpu_features import architecture
 
 _MAGIC = b"\x7fELF\x02\x01\x01"  # 64 bits, little-endian, version 1
 _HEADER = struct.Struct("<16sHHIQQQIHHHHHH")

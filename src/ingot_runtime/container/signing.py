@@ -1,4 +1,4 @@
-"""Whose file it is: Ed25519 signatures of `.ingot` files, and what the `trust` argument of `load` asks for.
+"""Ed25519 signatures of `.ingot` files, and what the `trust` argument of `load` requires.
 
     write_keys("release.pem", "release.pub.pem")            a new key pair; keep the first file secret
     sign_file("m.ingot", "release.pem")                     the file again, with a signature
@@ -12,9 +12,10 @@ import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
 
-from .container import Container, open_container, write_container
-from .errors import InvalidKey, SigningUnavailable, UntrustedFile, format_error
+from ..errors import InvalidKey, SigningUnavailable, UntrustedFile, format_error
 from .member_names import SIGNATURE
+from .reader import Container, open_container
+from .writer import write_container
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
@@ -29,7 +30,7 @@ _KEY_FILE_LIMIT = 1 << 16
 
 
 def check_trust(container: Container, trust: Trust) -> None:
-    """Raises UntrustedFile unless one of the keys in `trust` signed the file; a bool asks for no signature.
+    """Raises UntrustedFile unless one of the keys in `trust` signed the file; a bool requires no signature.
 
     Raises InvalidKey for a key that is not an Ed25519 public key, SigningUnavailable without `cryptography`.
     """

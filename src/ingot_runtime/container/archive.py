@@ -1,13 +1,13 @@
 """The ZIP records of a `.ingot` file: for given members there is exactly one archive, byte for byte.
 
-    local header | padding | data      one a member; data is stored, and begins on a multiple of ALIGNMENT
+    local header | padding | data      one per member; data is stored, and begins on a multiple of ALIGNMENT
     ...
-    directory entry                    one a member, in the same order
+    directory entry                    one per member, in the same order
     ...
     [ZIP64 end record and locator]     only where a number does not fit the plain end record
     end record | comment
 
-Nothing here reads an archive. The reader builds these same records anew and compares them with what the file holds,
+Nothing here reads an archive. The reader builds the same records again and compares them with what the file holds,
 so a file that differs anywhere is refused without a parser that could be misled.
 """
 

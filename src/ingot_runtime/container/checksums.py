@@ -36,7 +36,7 @@ def sums(data: memoryview) -> str:
     Differs for certain where the data differs within 8 KiB only (a flipped bit, a burst, a page that was lost: no
     column then has two changed words), and where two pages of 4 KiB trade places. Other damage it misses only where
     the changes cancel in every column that they touch: words that trade places at a distance of exactly a multiple of
-    8248 bytes, for one. That is no accident of a disk or a network. It is easily done on purpose, and a hash that
+    8248 bytes, for one. No disk or network does that by accident. It is easily done on purpose, and a hash that
     stands in the same file as the data never was a guard against that.
     """
     rows = len(data) // (8 * ROW)

@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from ..errors import DamagedFile
 from . import canonical_json
-from .errors import DamagedFile
 
 # safetensors' name of each element type, and the numpy type of as_numpy; numpy has no bfloat16 and no float8, these
 # are given as the raw bits.
@@ -47,7 +47,7 @@ _LENGTH_SIZE = 8
 _DATA_ALIGNMENT = 64
 _RANK_LIMIT = 32  # numpy 1's; numpy 2 and torch have 64
 _BYTES_LIMIT = 2**63  # what numpy and torch can count
-_METADATA = "__metadata__"  # the one header key that is no tensor
+_METADATA = "__metadata__"  # the one header key that is not a tensor
 
 Buffer = bytes | bytearray | memoryview | NDArray[Any]
 Tensor = tuple[str, Sequence[int], Buffer | Callable[[], Buffer]]
@@ -90,7 +90,7 @@ def as_numpy(view: memoryview, entry: TensorEntry) -> NDArray[Any]:
 class TensorsMember:
     """Tensors as a member to write: a mapping from name to (dtype, shape, data), data row-major and little-endian.
 
-    Data is a buffer, or a function that gives one when its turn comes, so that no two need be in memory at once.
+    Data is a buffer, or a function that returns one when its turn comes, so that no two need be in memory at once.
     The order of the mapping matters only where `aligned`: then it is the order in the file, and `offsets` says where
     each tensor lies, a multiple of 64, counted from the first byte of data. Raises ValueError for a tensor that cannot
     be written.
@@ -213,7 +213,7 @@ def _parse_entry(name: str, entry: object, data_begin: int) -> TensorEntry:
     match entry:
         case {"dtype": str(dtype), "shape": list(shape), "data_offsets": [begin, end], **rest} if not rest:
             if not all(type(n) is int for n in [*shape, begin, end]):
-                raise ValueError(f"tensor {name!r} has a shape or offsets that are not whole numbers")
+                raise ValueError(f"tensor {name!r} has a shape or offsets that are not integers")
         case _:
             raise ValueError(f"the entry for tensor {name!r} is not a dtype, a shape and two offsets")
     size = _byte_size(name, dtype, shape)

@@ -1,12 +1,12 @@
-"""Members in pieces, each with its own hash: all cores check one large member, and damage has a place."""
+"""Members in pieces, each with its own hash: all cores check one large member, and damage is located."""
 
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
+from ..cpu_features import cores
 from . import checksums
-from .cpu_features import cores
 
 PIECE = 4 << 20
 SHA256, SUMS = "sha256", "sums"  # the kinds of hash

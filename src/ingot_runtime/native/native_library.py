@@ -19,9 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from . import elf
-from .copying import Uncopied
-from .errors import (
+from ..errors import (
     AssertionFailed,
     ClosedModel,
     DamagedFile,
@@ -32,6 +30,8 @@ from .errors import (
     OutOfMemory,
     format_error,
 )
+from . import elf
+from .copy_guard import Uncopied
 
 ALIGNMENT = 64
 THREADS_LIMIT = 1024
@@ -103,25 +103,25 @@ class NativeLibrary(Uncopied):
     ingot_describe: Any
 
     def __init__(self, data: memoryview, *, path: str | None = None, member: str | None = None) -> None:
-        def damaged(why: str) -> DamagedFile:
+        def damage_error(why: str) -> DamagedFile:
             fix = "compile the model again, on this kind of machine and system"
             return DamagedFile("the library cannot be loaded", why, fix, path=path, member=member)
 
         if sys.platform == "linux" and (problem := elf.find_problem(data, _FUNCTIONS)) is not None:
-            raise damaged(problem)
+            raise damage_error(problem)
         try:
             library, unload = load_bytes(data)
         except OSError as failure:
-            raise damaged(str(failure)) from None
+            raise damage_error(str(failure)) from None
         _on_release(self, unload)
         for name, (result, arguments) in _FUNCTIONS.items():
             try:
                 function = getattr(library, name)
             except AttributeError:
-                raise damaged(f"it has no function {name}") from None
+                raise damage_error(f"it has no function {name}") from None
             function.restype, function.argtypes = result, arguments
             setattr(self, name, function)
-        # Not part of the header: only Ingot's own profiler asks for it, of libraries that it has just made.
+        # Not part of the header: only Ingot's own profiler uses it, on libraries that it has just built.
         self.ingot_profile = getattr(library, "ingot_profile", None)
         if self.ingot_profile is not None:
             self.ingot_profile.restype, self.ingot_profile.argtypes = ctypes.c_int, (ctypes.c_void_p, *_PROFILE)
@@ -165,7 +165,7 @@ class NativeModel(Uncopied):
         self._call(self._library.ingot_run, inputs, outputs)
 
     def profile(self, inputs: Any, outputs: Any, launches: int) -> list[float]:
-        """As `run`; gives the seconds of each launch."""
+        """As `run`; returns the seconds of each launch."""
         seconds = (ctypes.c_double * max(launches, 1))()
         self._call(self._library.ingot_profile, inputs, outputs, seconds)
         return seconds[:launches]
@@ -178,7 +178,7 @@ class NativeModel(Uncopied):
             self._leave()
 
     def close(self) -> None:
-        """Gives back threads and memory, now or when the last call that is under way returns."""
+        """Releases threads and memory, now or when the last call that is under way returns."""
         with self._lock:
             self._is_closing = True
             if self._calls:

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Callable, Iterable
 
-from .errors import UnsafeFile
+from ..errors import UnsafeFile
 
 MANIFEST = "manifest.json"
 SIGNATURE = "signature.ed25519"
@@ -50,5 +50,5 @@ def check_names(names: Iterable[str], path: str) -> None:
 
 
 def _unsafe(name: str, why: str, path: str) -> UnsafeFile:
-    fix = "name the member otherwise; do not use a file from elsewhere that has such a name"
+    fix = "use another member name; do not use a file from elsewhere that has such a name"
     return UnsafeFile(f"the member name {name!r} is not safe", why, fix, path=path, member=name)

@@ -1,8 +1,8 @@
-"""What holds native code: it cannot be pickled, and says how to hand it on instead."""
+"""Objects that hold native code cannot be pickled or copied; the error says what to do instead."""
 
 from typing import Any, Self
 
-from .errors import CopyError, format_error
+from ..errors import CopyError, format_error
 
 
 class Uncopied:

@@ -1,20 +1,21 @@
-"""What a compiled file says of itself, read from its manifest: nothing of its native code is loaded.
+"""A description of a compiled file, read from its manifest: none of its native code is loaded.
 
 print(ingot_runtime.describe("m.ingot"))
 """
 
 import os
 
-from . import cpu_features, native_library, pytree
+from . import cpu_features, pytree
 from .container import Container, open_container, skip_program
+from .container.manifest import Spec, read_spec
+from .container.safetensors_member import data_begin, parse_header
+from .container.signing import Trust, check_trust
 from .errors import DamagedFile, MissingInstructionSet
-from .manifest import Spec, read_spec
-from .safetensors_member import data_begin, parse_header
-from .signing import Trust, check_trust
+from .native import native_library
 
 
 def describe(path: str | os.PathLike[str], *, trust: Trust = True) -> str:
-    """What a compiled file takes and gives, for people to read. Runs nothing that the file holds.
+    """What a compiled file takes and returns, for people to read. Runs nothing that the file holds.
 
     With keys as `trust` the file must be signed by one of them, as for `load`.
     """
@@ -29,7 +30,7 @@ def describe(path: str | os.PathLike[str], *, trust: Trust = True) -> str:
 
 
 def text_of(path: str, spec: Spec, isa: str | None, weights_size: int) -> str:
-    """What a model takes and gives, line by line. `isa` is the instruction set that runs here, if one does."""
+    """What a model takes and returns, line by line. `isa` is the instruction set that runs here, if one does."""
     runs = f"runs {isa} here" if isa is not None else "none of them runs here"
     return "\n".join(
         [
@@ -65,7 +66,7 @@ def parameter(spec: Spec, number: int) -> str:
 
 
 def best_library(spec: Spec, path: str, isa: str | None = None) -> str:
-    """The instruction set of the library that this machine runs best, or the one asked for.
+    """The instruction set of the library that this machine runs best, or the requested one.
 
     Raises MissingInstructionSet.
     """

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ..dtypes import BFLOAT16, Dtype
+from ..errors import CallError, InputError, format_error
 from . import dlpack
 from .bfloat16 import BFloat16Array
-from .dtypes import BFLOAT16, Dtype
-from .errors import CallError, InputError, format_error
 
 _INT64_MIN, _INT64_MAX = -(2**63), 2**63 - 1
 
@@ -127,7 +127,7 @@ def _from_buffer(value: Any, dtype: Dtype, place: str, error: type[CallError]) -
         raise error(
             format_error(
                 f"{place} is a {type(value).__name__}, but the model was compiled for a tensor of {dtype.name}.",
-                fix="pass a numpy array (np.asarray makes one of a list), a torch tensor or another with DLPack, or a "
+                fix="pass a numpy array (np.asarray converts a list), a torch tensor or another with DLPack, or a "
                 "buffer",
             )
         ) from None

@@ -1,9 +1,9 @@
-"""Memory of the system's own, for what is large."""
+"""Large allocations, mapped directly from the system."""
 
 import contextlib
 import mmap
 
-from .errors import OutOfMemory
+from ..errors import OutOfMemory
 
 
 def map_pages(size: int) -> mmap.mmap:
@@ -22,6 +22,6 @@ def map_pages(size: int) -> mmap.mmap:
 
 
 def advise(pages: mmap.mmap, name: str) -> None:
-    """Advice is no more than that: a system may not know it, or not take it."""
+    """Only advice: a system may ignore it."""
     with contextlib.suppress(AttributeError, OSError):
         pages.madvise(getattr(mmap, name))

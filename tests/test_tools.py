@@ -1,0 +1,38 @@
+"""The scripts of `make check`: what they report."""
+
+import importlib.util
+from pathlib import Path
+from types import ModuleType
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def load(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(name, ROOT / "tools" / f"{name}.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_layout_limits(tmp_path: Path) -> None:
+    layout = load("check_layout")
+    folder = tmp_path / "src" / "ingot" / "passes"
+    folder.mkdir(parents=True)
+    for number in range(layout.MODULES):
+        (folder / f"m{number:02}.py").write_text("x = 1\n" * layout.LINES)
+    assert list(layout.find(tmp_path)) == []
+    (folder / "m00.py").write_text("x = 1\n" * (layout.LINES + 1))
+    (folder / "last.py").write_text("")
+    assert list(layout.find(tmp_path)) == [
+        "src/ingot/passes/m00.py: 501 lines, and at most 500 are allowed",
+        "src/ingot/passes: 21 modules, and at most 20 are allowed",
+    ]
+
+
+def test_names_that_are_not_verbs() -> None:
+    names = load("check_names")
+    assert all(map(names.is_participle, ("_told", "narrowed", "taken_in", "made_here")))
+    assert not any(map(names.is_participle, ("feed", "mutated_tensors", "searchsorted", "narrow")))
+    assert all(map(names.is_prepositional, ("of", "in_blocks", "_without_dead")))
+    assert not any(map(names.is_prepositional, ("from_numpy", "to_exported", "insert")))
