@@ -107,9 +107,9 @@ def epilogue(to: str = "t", dtype: str = "float32") -> Map:
 def gather() -> Map:
     """A body with masks, checks, casts and a store that adds."""
     ops = BodyBuilder()
-    at = ops.checked(ops.load("places", ROW, "int64"), N)
+    at = ops.check_index(ops.load("places", ROW, "int64"), N)
     inside = ops.call("lt", ops.index(COLUMN * 2), ops.const(8, "int64"))
-    with ops.masked(inside):
+    with ops.mask(inside):
         value = ops.load("x", at * 8 + COLUMN * 2, "float32")
     half = ops.cast(value, "bfloat16")
     body = Body(tuple(ops.ops), (half, 1))
