@@ -2,7 +2,7 @@
 
     module  ::= Module(buffers, steps, inputs, outputs, weights, symbols)   (loop_module.py)
     step    ::= Map(loops, body, stores)                 body at every point of the loops
-              | Reduce(loops, over, kinds, body, stores) one accumulator a result of the body, at every point of loops
+              | Reduce(loops, over, kinds, body, stores) one accumulator per result, at every point of loops
               | LoopNest(outer, steps, local)            Maps and Reduces that share their outer loops, in order
               | Gemm(batch, m, n, k, a, b, epilogue)     matrix products, with a Map as their epilogue
               | Convolution(…, epilogue)                 the same over windows
@@ -20,21 +20,7 @@
     op      ::= load buffer[index] (if mask)             index is an Expr over loop variables, sizes and earlier values
               | const value | index expr | cast x | check index | draw | <name of a scalar operation> operands …
 
-As text (loop_ir_printer.py; `compiled.loop_ir`), a step in { } has what is inside it, and // where it comes from:
-
-    module  ::= module { input… output… symbol… buffer… step… }
-    buffer  ::= buffer NAME: DTYPE[size, …] KIND (= TENSOR OF THE MODEL (as LAYOUT))
-    step    ::= map (loop, …) (collides) { op… store… }  | reduce (loop, …) over (loop, …) { op… store… }
-              | nest (loop, …) (local NAME, …) { step… }
-              | scan (loop, …) over (loop) (backwards) { start { body } turn { body store… } }
-              | extern NAME(buffer, …, size, …) -> buffer, …   | bind NAME { body }  | assert MESSAGE { body }
-              | if { condition { body } then { step… } else { step… } }
-              | while { test { step… } condition { body } do { step… } }  | for (loop) { step… }
-              | CLASS field=value … { field = view … field { body } … epilogue (loop, …) { op… store… } step… }
-    loop    ::= VARIABLE < size
-    op      ::= %PLACE = NAME %OPERAND, …, attribute: DTYPE      attribute of a load: buffer[index] (if %MASK)
-    store   ::= store buffer[index] = (KIND OF REDUCTION) %PLACE     add=, prod=, max=, min= accumulate
-    body    ::= op… yield %PLACE, …
+Its text has a grammar of its own: loop_ir_printer.py.
 
 A buffer is dense memory with a shape in *physical* order; how a tensor's dims lie in it is a matter of strides, which
 only indices know. Everything here is immutable; fusion and planning make new steps.

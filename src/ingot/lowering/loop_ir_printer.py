@@ -17,7 +17,21 @@
 A value of a body is %7, in an index too. Steps that are one block of loops and a body, and control flow, have a form of
 their own (`_FORMS`). Every other step, those of targets among them, is printed by its fields: numbers and names follow
 its name, a view, a layout or a store has a line, bodies and steps are blocks inside it. A field that has its default is
-left out. What the text means is in loop_ir.py.
+left out. What the text means is in loop_ir.py. Its grammar; // is followed by where a step comes from:
+
+    module  ::= module { input… output… symbol… buffer… step… }
+    buffer  ::= buffer NAME: DTYPE[size, …] KIND (= TENSOR OF THE MODEL (as LAYOUT))
+    step    ::= map (loop, …) (collides) { op… store… }  | reduce (loop, …) over (loop, …) { op… store… }
+              | nest (loop, …) (local NAME, …) { step… }
+              | scan (loop, …) over (loop) (backwards) { start { body } turn { body store… } }
+              | extern NAME(buffer, …, size, …) -> buffer, …   | bind NAME { body }  | assert MESSAGE { body }
+              | if { condition { body } then { step… } else { step… } }
+              | while { test { step… } condition { body } do { step… } }  | for (loop) { step… }
+              | CLASS field=value … { field = view … field { body } … epilogue (loop, …) { op… store… } step… }
+    loop    ::= VARIABLE < size
+    op      ::= %PLACE = NAME %OPERAND, …, attribute: DTYPE      attribute of a load: buffer[index] (if %MASK)
+    store   ::= store buffer[index] = (KIND OF REDUCTION) %PLACE     add=, prod=, max=, min= accumulate
+    body    ::= op… yield %PLACE, …
 """
 
 from __future__ import annotations
