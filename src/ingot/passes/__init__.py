@@ -4,6 +4,8 @@
 they did.
 """
 
+from typing import TYPE_CHECKING, Any
+
 from ingot.passes.annotate_shapes import annotate_shapes
 from ingot.passes.autocast import autocast
 from ingot.passes.canonicalize import canonicalize
@@ -20,19 +22,12 @@ from ingot.passes.legalize import legalize
 from ingot.passes.manager import REGISTRY, register, transform
 from ingot.passes.propagate_known_sizes import propagate_known_sizes
 from ingot.passes.remove_noops import remove_noops
+from ingot.passes.remove_private_writes import remove_private_writes
 from ingot.passes.tracepoints import tracepoints
 
-DEFAULT_PIPELINE = (
-    tracepoints,
-    autocast,
-    grad_mode,
-    insert_effect_tokens,
-    functionalize,
-    decompose,
-    constant_fold,
-    cse,
-    dce,
-)
+if TYPE_CHECKING:
+    from ingot.pipelines import DEFAULT as DEFAULT_PIPELINE
+
 __all__ = [
     "DEFAULT_PIPELINE",
     "REGISTRY",
@@ -53,6 +48,16 @@ __all__ = [
     "propagate_known_sizes",
     "register",
     "remove_noops",
+    "remove_private_writes",
     "tracepoints",
     "transform",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """DEFAULT_PIPELINE, which lies with the other pipelines: they import the passes."""
+    if name == "DEFAULT_PIPELINE":
+        from ingot.pipelines import DEFAULT
+
+        return DEFAULT
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -30,7 +30,7 @@ from ingot.ir.signature import Input, InputKind
 from ingot.ir.verifier import verify
 from ingot.passes.constant_fold import Folding
 from ingot.passes.cse import follow
-from ingot.passes.dce import dce
+from ingot.passes.dce import remove_unused
 from ingot.passes.fold_batch_norm import Folded, Scaled, fold_norm_into_layer, layer_of
 from ingot.quantization.fake_quantize import WeightQuantizer, parameters_of_all, quantizer_of
 from ingot.quantization.prepare import (
@@ -171,7 +171,7 @@ class _Conversion:
         current = dict(self.nodes)
         for group, point in table.points():
             self._point(group.scheme, found.get(group.name), point, current)
-        dce(self.program)
+        remove_unused(self.program)
         self.folding.drop_unused()
         for level in self.levels.values():
             level.module.recompile()
