@@ -15,14 +15,13 @@ from ingot.passes.dce import dce
 from ingot.passes.decompose import decompose
 from ingot.passes.decompose_complex import decompose_complex
 from ingot.passes.erase_effect_tokens import erase_effect_tokens
-from ingot.passes.functionalize import functionalize
+from ingot.passes.functionalize import functionalize, remove_private_writes
 from ingot.passes.grad_mode import grad_mode
 from ingot.passes.insert_effect_tokens import declare_effect, insert_effect_tokens
 from ingot.passes.legalize import legalize
 from ingot.passes.manager import REGISTRY, register, transform
 from ingot.passes.propagate_known_sizes import propagate_known_sizes
 from ingot.passes.remove_noops import remove_noops
-from ingot.passes.remove_private_writes import remove_private_writes
 from ingot.passes.tracepoints import tracepoints
 
 if TYPE_CHECKING:

@@ -23,8 +23,12 @@ from dataclasses import dataclass, field
 from os import PathLike
 from typing import Any, Literal, Protocol
 
+from torch import fx
+
 from ingot.errors import PassError, format_error
+from ingot.ir import metadata
 from ingot.ir.dialects import Dialect
+from ingot.ir.outlining import graph_modules
 from ingot.ir.program import PassRecord, Program, check_program
 from ingot.ir.verifier import verify
 
@@ -110,7 +114,8 @@ def transform(
 ) -> Program:
     """A new program: this one after the passes. Raises PassError or VerifyError, and changes nothing, if one fails.
 
-    `check` is None, "structure" (the verifier after each pass) or "numerics" (results before and after as well).
+    `check` is None, "structure" (the verifier after each pass, and the fake kernels of the nodes that it changed) or
+    "numerics" (results before and after as well).
     `snapshots` is a folder that gets a JSON file of each stage, to look at; or a function that is called with each
     pass's name and the program that came of it.
     """
@@ -152,11 +157,14 @@ def run_pipeline(
         _check_dialect(program, info)
         _check_options(stage.function, info, options)
         previous = program.copy() if reference is not None else None
+        states = _node_states(program) if check == "structure" and not info.retraces else {}
         changes = _run_pass(program, stage, info, options)
         same = previous is not None and differential_check.is_unchanged(previous, program)
-        if check is not None:
-            verify(program, fake_run=check == "numerics" and not (same and changes == 0 and verified))
-            verified = verified or check == "numerics"
+        if check == "numerics":
+            verify(program, fake_run=not (same and changes == 0 and verified))
+            verified = True
+        elif check == "structure":
+            verify(program, fake_run=_changed_nodes(program, states) if not info.retraces else False)
         if reference is not None and previous is not None and not same:
             reference.compare(previous, program, info, functools.partial(stage.function, **options))
         if show is not None:
@@ -191,6 +199,27 @@ def _run_pass(program: Program, stage: Stage, info: PassInfo, options: dict[str,
     program.history = (*program.history, PassRecord(info.name, changes, seconds, before, after, shown))
     _log.info("%s: %d changes, %.1f ms, %d → %d nodes", info.name, changes, seconds * 1e3, before, after)
     return changes
+
+
+# A node's operator, arguments and value. They are compared by identity: fx makes new ones of what it changes.
+_State = tuple[Any, ...]
+
+
+def _node_states(program: Program) -> dict[fx.Node, _State]:
+    nodes = (node for module in graph_modules(program.graph_module) for node in module.graph.nodes)
+    return {node: (node.target, node.args, node.kwargs, metadata.value_of(node)) for node in nodes}
+
+
+def _changed_nodes(program: Program, before: Mapping[fx.Node, _State]) -> set[fx.Node]:
+    """The nodes that are new or not what they were, and those that use a value that is not what it was."""
+    changed: set[fx.Node] = set()
+    for node, state in _node_states(program).items():
+        old = before.get(node)
+        if old is None or any(a is not b for a, b in zip(state, old, strict=True)):
+            changed.add(node)
+            if old is None or state[-1] is not old[-1]:
+                changed.update(node.users)
+    return changed
 
 
 def _bind(program: Program, info: PassInfo, options: Mapping[str, Any], arguments: Arguments) -> dict[str, Any]:
