@@ -11,6 +11,7 @@ another shape than the graph says.
 
 from __future__ import annotations
 
+import logging
 import random
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -28,6 +29,8 @@ from ingot.ir import symbolic_dims as dims_
 from ingot.ir.metadata import Source
 from ingot.ir.printer import operator_name
 from ingot.ir.symbolic_dims import Constraint, Dim
+
+_log = logging.getLogger("ingot.guards")
 
 _PERIODS = 64  # sizes that are tried one by one, beside one that a condition holds for
 _EXTREMES = (internals.sympy_functions.Min, internals.sympy_functions.Max)
@@ -123,6 +126,10 @@ class GuardRecorder:
     def _note(self, condition: sympy.Basic, by_operator: bool, source: Source | None, refused_by: str = "") -> None:
         if condition not in (sympy.true, sympy.false):
             self._sizes.require(condition, 2 if by_operator else 0)
+            if _log.isEnabledFor(logging.INFO) and (condition, by_operator) not in self.questions:
+                asker = refused_by or ("an operator" if by_operator else "the model")
+                level = logging.DEBUG if by_operator else logging.INFO
+                _log.log(level, "%s, asked by %s at %s", Constraint(condition, ""), asker, _place(source) or "no line")
             self.questions.setdefault((condition, by_operator), Guard(condition, by_operator, source, refused_by))
 
 

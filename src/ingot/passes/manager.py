@@ -164,7 +164,7 @@ def run_pipeline(
             verify(program, fake_run=not (same and changes == 0 and verified))
             verified = True
         elif check == "structure":
-            verify(program, fake_run=_changed_nodes(program, states) if not info.retraces else False)
+            verify(program, fake_run=_find_changed_nodes(program, states) if not info.retraces else False)
         if reference is not None and previous is not None and not same:
             reference.compare(previous, program, info, functools.partial(stage.function, **options))
         if show is not None:
@@ -195,9 +195,9 @@ def _run_pass(program: Program, stage: Stage, info: PassInfo, options: dict[str,
         program.dialect = info.gives
     program.graph_module.recompile()
     after = len(program.graph.nodes)
-    shown = tuple(sorted((name, _shown(stage.options[name], value)) for name, value in options.items()))
-    program.history = (*program.history, PassRecord(info.name, changes, seconds, before, after, shown))
-    _log.info("%s: %d changes, %.1f ms, %d → %d nodes", info.name, changes, seconds * 1e3, before, after)
+    recorded = tuple(sorted((name, _summarize_option(stage.options[name], value)) for name, value in options.items()))
+    program.history = (*program.history, PassRecord(info.name, changes, seconds, before, after, recorded))
+    _log.info("%s: changes %d, %.1f ms, nodes %d → %d", info.name, changes, seconds * 1e3, before, after)
     return changes
 
 
@@ -210,7 +210,7 @@ def _node_states(program: Program) -> dict[fx.Node, _State]:
     return {node: (node.target, node.args, node.kwargs, metadata.value_of(node)) for node in nodes}
 
 
-def _changed_nodes(program: Program, before: Mapping[fx.Node, _State]) -> set[fx.Node]:
+def _find_changed_nodes(program: Program, before: Mapping[fx.Node, _State]) -> set[fx.Node]:
     """The nodes that are new or not what they were, and those that use a value that is not what it was."""
     changed: set[fx.Node] = set()
     for node, state in _node_states(program).items():
@@ -240,7 +240,7 @@ def _bind(program: Program, info: PassInfo, options: Mapping[str, Any], argument
     return bound
 
 
-def _shown(given: Any, value: Any) -> Any:
+def _summarize_option(given: Any, value: Any) -> Any:
     """An option as the history has it: a pipeline's argument that is longer than a number is recorded by its name."""
     plain = value is None or isinstance(value, bool | int | float | str)
     return given.name if isinstance(given, PipelineArgument) and not plain else value
