@@ -40,7 +40,8 @@ _MUTATION = {
 def functionalize(program: Program) -> int:
     """Replays the graph with new values in place of writes; mutated state and arguments become outputs.
 
-    Mode switches become regions, as `autocast` and `grad_mode` make them. Returns the number of writes and switches.
+    Mode switches become regions, as `autocast` and `grad_mode` make them. Returns the number of writes, and that of
+    autocast pairs and grad-mode switches.
     """
     return wrap_switches(program.graph_module) + replace_writes(program)
 
