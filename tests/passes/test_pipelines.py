@@ -14,7 +14,7 @@ from torch import nn
 import ingot
 from ingot import passes, pipelines
 from ingot.compiler import OPTIONAL_PASSES, run_cpu_pipeline
-from ingot.errors import PassError
+from ingot.errors import AssertionFailed, PassError
 from ingot.ir.program import PassRecord, Program
 from ingot.onnx.api import run_onnx_pipeline
 from ingot.passes.insert_effect_tokens import _Threading
@@ -114,6 +114,25 @@ def test_training_runs_its_pipeline_and_both_halves_the_native_one(
     for half in (trained.forward, trained.backward):
         assert half is not None
         assert recorded(half.program.history) == steps([*pipelines.CAPTURE, *pipelines.NATIVE])
+    trained.close()
+
+
+class Positive(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        torch._assert_async((x > 0).all(), "not positive")
+        y = x.exp()
+        torch._assert_async((y < 100).all(), "too large")
+        return y
+
+
+def test_assertions_of_a_model_that_trains_are_kept_in_order() -> None:
+    x = torch.tensor([1.0, 2.0], requires_grad=True)
+    trained = ingot.compile(Positive(), (x,), training=True)
+    trained(x).sum().backward()
+    assert torch.allclose(x.grad, x.exp())  # type: ignore[arg-type]
+    for wrong, message in ((-x, "not positive"), (x * 50, "too large"), (x * torch.tensor([-1, 50]), "not positive")):
+        with pytest.raises(AssertionFailed, match=message):
+            trained(wrong)
     trained.close()
 
 
