@@ -37,6 +37,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from ingot import _gc
+from ingot.config import configure_logging
 
 if TYPE_CHECKING:
     from ingot import errors, passes, quantize, rewriting
@@ -52,6 +53,8 @@ if TYPE_CHECKING:
     from ingot.rewriting.rewrite import rewrite
 
 __version__ = "0.1.0"
+
+configure_logging()
 
 _HOMES = {
     "IngotError": "ingot.errors",

@@ -10,10 +10,11 @@ from typing import Any
 
 from torch import nn
 
-from ingot import passes
+from ingot import pipelines
 from ingot.frontend import trace
 from ingot.frontend.torchscript.importer import Script, import_script
 from ingot.ir.program import Program
+from ingot.passes.manager import run_pipeline
 
 
 def capture(
@@ -40,7 +41,7 @@ def capture(
         preserve_module_call_signature=preserve_module_call_signature,
         concrete_args=concrete_args,
     )
-    passes.tracepoints(program)  # markers are an implementation detail of the trace: no Program shows them
+    run_pipeline(program, pipelines.CAPTURE)  # markers belong to the trace: no Program shows them
     return program
 
 
@@ -69,5 +70,5 @@ def from_torchscript(
         preserve_module_call_signature=preserve_module_call_signature,
         unroll=unroll,
     )
-    passes.tracepoints(program)
+    run_pipeline(program, pipelines.CAPTURE)
     return program

@@ -11,7 +11,7 @@ from typing import Any, Literal, TypeAlias, get_args, overload
 import torch
 from torch import nn
 
-from ingot import _gc, passes
+from ingot import _gc, pipelines
 from ingot import torch_internals as internals
 from ingot.api import capture
 from ingot.artifacts.compiled_model import CompiledModel
@@ -22,7 +22,7 @@ from ingot.errors import MissingMember, PassError, UnknownTarget, format_error
 from ingot.interop.train_eval import warn_of_train_mode
 from ingot.ir.program import Program
 from ingot.lowering.loop_module import Precision
-from ingot.passes.decompose_complex import has_complex
+from ingot.passes.manager import run_pipeline
 from ingot.serialization import program_file
 from ingot.targets.base import Target
 from ingot.targets.cpu.build.isa import host
@@ -42,10 +42,8 @@ def _ignore_stage(stage: str) -> AbstractContextManager[object]:
     return nullcontext()
 
 
-# Optimizations of the graph: without them a program computes the same.
-GRAPH_PASSES = ("constant_fold", "fold_batch_norm", "remove_noops", "cse")
 # Everything that `compile` can do without, in order: passes over the graph, choices of kernels, passes over loops.
-OPTIONAL_PASSES = (*GRAPH_PASSES, *CPU.optional_passes)
+OPTIONAL_PASSES = (*pipelines.OPTIONAL, *CPU.optional_passes)
 
 
 @overload
@@ -226,12 +224,7 @@ def _compile_training(
     with on_stage("capture"):
         program = model if isinstance(model, Program) else capture(model, args, kwargs)
     with on_stage("passes"):
-        program = passes.transform(
-            program, [p for p in passes.DEFAULT_PIPELINE if p not in _AFTER_DECOMPOSE], check=None
-        )
-        if has_complex(program):  # else the forward half hands complex numbers to the backward one
-            passes.decompose(program, keep=target.preserved_ops)
-            passes.decompose_complex(program, keep=target.preserved_ops)
+        program = _run_pipeline(program, pipelines.TRAINING, target)
     return TrainableModel(program, build)
 
 
@@ -263,27 +256,11 @@ def load(path: str | os.PathLike[str], *, native: bool = True, trust: Trust = Tr
 
 def run_cpu_pipeline(program: Program, disabled: Collection[str] = (), target: Target[Any] = CPU) -> Program:
     """The program as lowering takes it: functional, core operators and those that the target keeps whole, effects in
-    order. Passes of GRAPH_PASSES that are `disabled` are left out."""
-    whole = target.preserved_ops
-    program = passes.transform(program, [p for p in passes.DEFAULT_PIPELINE if p not in _AFTER_DECOMPOSE], check=None)
-    passes.propagate_known_sizes(program)  # what lies behind a branch or a loop may have sizes that are known
-    _fold(program, disabled)  # a batch norm that is gone need not be decomposed
-    passes.decompose(program, keep=whole)
-    passes.legalize(program, keep=whole)
-    if passes.decompose_complex(program, keep=whole, parameters=True):
-        passes.legalize(program, keep=whole)
-    _fold(program, disabled)
-    for name, clean in (("remove_noops", passes.remove_noops), ("cse", passes.cse)):
-        if name not in disabled:
-            clean(program)
-    passes.dce(program)
-    passes.erase_effect_tokens(program)
-    return program
+    order. Passes of `pipelines.OPTIONAL` that are `disabled` are left out."""
+    return _run_pipeline(program, pipelines.omit_passes(pipelines.NATIVE, disabled), target)
 
 
-def _fold(program: Program, disabled: Collection[str]) -> None:
-    if "constant_fold" not in disabled:
-        passes.constant_fold(program, batch_norm="fold_batch_norm" not in disabled)
-
-
-_AFTER_DECOMPOSE = (passes.decompose, passes.constant_fold, passes.cse, passes.dce)
+def _run_pipeline(program: Program, pipeline: pipelines.Pipeline, target: Target[Any]) -> Program:
+    made = program.copy()
+    run_pipeline(made, pipeline, arguments={pipelines.PRESERVED_OPS.name: target.preserved_ops})
+    return made

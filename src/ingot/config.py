@@ -1,6 +1,7 @@
 """The one place where environment variables are read.
 
-INGOT_LOGS            what to log, names with commas between them: "capture,passes"
+INGOT_LOGS            what to log to stderr, names of LOGS with commas between them: "passes,guards", "all"; "+passes"
+                      logs more of it, "-passes" errors only
 INGOT_CACHE_DIR       where compiled models are kept; the user's cache folder where it is not given. It must belong to
                       the user, and nobody else may write to it
 INGOT_DISABLE_CACHE   anything but "", "0", "false", "no" and "off" keeps Ingot from reading or writing it
@@ -12,12 +13,21 @@ CC                    the C compiler, with arguments if need be ("ccache gcc"); 
 
 from __future__ import annotations
 
+import logging
 import os
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import platformdirs
+
+# The parts that log, each through the logger of its name: ingot.passes, …
+LOGS = ("passes", "guards", "lowering", "schedule", "codegen", "cache", "dynamo")
+
+_LEVELS = {"+": logging.DEBUG, "-": logging.ERROR}
+_HANDLER = logging.StreamHandler()  # to stderr: stdout belongs to the program
+_HANDLER.setFormatter(logging.Formatter("[%(name)s] %(message)s"))
 
 _OFF = frozenset({"", "0", "false", "no", "off"})
 
@@ -55,3 +65,26 @@ class Settings:
 
 def _names(text: str) -> tuple[str, ...]:
     return tuple(name for part in text.split(",") if (name := part.strip()))
+
+
+def configure_logging(settings: Settings | None = None) -> None:
+    """Lets the parts that INGOT_LOGS names write to stderr. Warns of a name that is not one of LOGS."""
+    levels: dict[str, int] = {}
+    unknown: list[str] = []
+    for name in (Settings.from_environment() if settings is None else settings).logs:
+        part = name.lstrip("+-")
+        level = _LEVELS.get(name[0], logging.INFO)
+        if part not in (*LOGS, "all"):
+            unknown.append(part)
+        levels |= dict.fromkeys(LOGS if part == "all" else [part], level)
+    if unknown:
+        warnings.warn(
+            f"INGOT_LOGS names {', '.join(map(repr, unknown))}, which do not log: known are {', '.join(LOGS)} and all",
+            stacklevel=2,
+        )
+    for part in LOGS:
+        if part in levels:
+            logger = logging.getLogger(f"ingot.{part}")
+            logger.setLevel(levels[part])
+            logger.addHandler(_HANDLER)
+            logger.propagate = False  # or a handler of the root logger would write the message again

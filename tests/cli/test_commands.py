@@ -99,7 +99,7 @@ def test_capture_prints_code() -> None:
 
 def test_capture_keeps_snapshots_of_passes(tmp_path: Path) -> None:
     data = run_json("capture", factory("net"), "--passes", "functionalize,decompose", "--snapshots", str(tmp_path))
-    assert [step["pass"] for step in data["passes"]] == ["functionalize", "decompose"]
+    assert [step["pass"] for step in data["passes"]] == ["tracepoints", "functionalize", "decompose"]
     assert sorted(f.name for f in tmp_path.iterdir()) == [
         "00_before.json",
         "01_functionalize.json",

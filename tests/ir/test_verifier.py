@@ -272,6 +272,46 @@ def value_missing_inside(program: Program) -> None:
     metadata.set_value(next(iter(graph_of(program, "true_graph").graph.nodes)), None)
 
 
+@breaks("schema", "sum_1 does not fit the schema of aten.sum.default: it takes 1 positional argument, and is given 3")
+def too_many_arguments(program: Program) -> None:
+    found = node(program, "sum_1")
+    found.args = (*found.args, 2, 3)
+
+
+@breaks("schema", "mul does not fit the schema of aten.mul.Tensor: it needs the argument other")
+def too_few_arguments(program: Program) -> None:
+    mul = node(program, "mul")
+    mul.args = mul.args[:1]
+
+
+@breaks("schema", "it has no argument out; its arguments are self, other")
+def unknown_keyword(program: Program) -> None:
+    node(program, "mul").kwargs = {"out": node(program, "linear")}
+
+
+@breaks("schema", "it is given other twice")
+def argument_twice(program: Program) -> None:
+    node(program, "mul").kwargs = {"other": 2}
+
+
+@breaks("schema", "self is 'x', and must be a Tensor")
+def text_for_a_tensor(program: Program) -> None:
+    mul = node(program, "mul")
+    mul.args = ("x", mul.args[1])
+
+
+@breaks("schema", "self is [arg0], and must be a Tensor")
+def list_in_a_branch(program: Program) -> None:
+    inner = graph_of(program, "true_graph").graph
+    sin = next(n for n in inner.nodes if n.name == "sin")
+    sin.args = ([sin.args[0]],)
+
+
+@breaks("schema", "dtype is b_scale, and must be an Optional[ScalarType]")
+def node_for_a_dtype(program: Program) -> None:
+    node(program, "sum_1").kwargs = {"dtype": node(program, "b_scale")}
+
+
 @breaks("dialect", "may not stand in a CAPTURED program: a module-call marker was left behind")
 def marker_left(program: Program) -> None:
     inner = graph_of(program, "true_graph").graph

@@ -13,6 +13,7 @@ from torch import fx, nn
 import ingot
 from ingot import passes
 from ingot.errors import NumericsError, PassError, VerifyError
+from ingot.ir import metadata
 from ingot.ir.dialects import CAPTURED, CORE
 from ingot.passes.instrumentation import differential_check
 from ingot.passes.manager import REGISTRY, register
@@ -185,16 +186,52 @@ def test_structure_is_checked(program: ingot.Program) -> None:
     ingot.transform(program, [dangling], check=None)
 
 
+def test_structure_means_what_schemas_and_fake_kernels_take(program: ingot.Program) -> None:
+    def change(target: Any, *args: Any) -> Callable[[ingot.Program], int]:
+        def pass_(program: ingot.Program) -> int:
+            find(program, target).args = args
+            return 1
+
+        return pass_
+
+    x = find(program, aten.relu.default).args[0]
+    schema = change(aten.relu.default, 1, 2, 3)
+    with pytest.raises(VerifyError, match="it takes 1 positional argument, and is given 3"):
+        ingot.transform(program, [schema])
+
+    def wrong_rank(program: ingot.Program) -> int:
+        node = find(program, aten.relu.default)
+        node.target, node.args = aten.permute.default, (node.args[0], [0, 1, 2])
+        return 1
+
+    with pytest.raises(VerifyError, match="relu cannot be run on what its arguments claim to be"):
+        ingot.transform(program, [wrong_rank])
+    ingot.transform(program, [wrong_rank], check=None)
+    assert x is find(program, aten.relu.default).args[0], "the caller's program is as it was"
+
+
+def test_structure_runs_what_uses_a_changed_value(program: ingot.Program) -> None:
+    """The node whose claim a pass changes is wrong, and so may be those that use it; others are not run again."""
+
+    def widen(program: ingot.Program) -> int:
+        node = find(program, aten.linear.default)
+        metadata.set_value(node, metadata.value_of(node).double())
+        return 1
+
+    with pytest.raises(VerifyError, match="linear claims to be f64"):
+        ingot.transform(program, [widen])
+
+
 def test_history_records_each_pass(program: ingot.Program) -> None:
     def named(program: ingot.Program, *, limit: int = 1) -> int:
         return 0
 
     seen: list[str] = []
     out = ingot.transform(program, [named, (named, {"limit": 3})], snapshots=lambda name, p: seen.append(name))
-    assert [step.name for step in out.history] == seen == ["named", "named"]
-    assert out.history[1].options == (("limit", 3),)
-    assert out.history[0].nodes_before == out.history[0].nodes_after == len(program.graph.nodes)
-    assert program.history == ()
+    assert [step.name for step in out.history] == ["tracepoints", *seen] == ["tracepoints", "named", "named"]
+    assert out.history[2].options == (("limit", 3),)
+    assert out.history[1].nodes_before == out.history[1].nodes_after == len(program.graph.nodes)
+    assert [step.name for step in program.history] == ["tracepoints"]
 
 
 def test_options_and_results_are_checked(program: ingot.Program) -> None:
@@ -224,4 +261,4 @@ def test_plain_fx_passes_work(program: ingot.Program) -> None:
     def drop_getitems(program: ingot.Program) -> int:
         return sum(n.target is operator.getitem for n in program.graph.nodes)
 
-    assert ingot.transform(program, [drop_getitems]).history[0].changes == 0
+    assert ingot.transform(program, [drop_getitems]).history[-1].changes == 0

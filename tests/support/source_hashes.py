@@ -30,9 +30,11 @@ from torch.nn.attention import flex_attention as flex
 
 from ingot.api import capture
 from ingot.autograd.compiled_autograd import TrainableModel
-from ingot.compiler import OPTIONAL_PASSES, run_cpu_pipeline
+from ingot.compiler import OPTIONAL_PASSES, _run_pipeline, run_cpu_pipeline
 from ingot.ir.metadata import value_of
 from ingot.ir.program import Program
+from ingot.pipelines import TRAINING
+from ingot.targets.cpu.target import CPU
 from tests.support import int8_layers
 from tests.support.kernel_functions import ATTENDING, COMBINING, HEADS, LENGTH, combine_along, masking, scoring
 from tests.support.kernel_models import CASES, model_of, x
@@ -229,13 +231,7 @@ def _trained(model: nn.Module, args: Sequence[torch.Tensor]) -> list[Program]:
         types = [value_of(result) for result in results]
         return lambda *_: [torch.zeros(tuple(t.shape), dtype=t.dtype) for t in types]
 
-    from ingot import passes
-    from ingot.compiler import _AFTER_DECOMPOSE
-
-    program = capture(model, tuple(args))
-    TrainableModel(
-        passes.transform(program, [p for p in passes.DEFAULT_PIPELINE if p not in _AFTER_DECOMPOSE], check=None), build
-    )
+    TrainableModel(_run_pipeline(capture(model, tuple(args)), TRAINING, CPU), build)
     return found
 
 

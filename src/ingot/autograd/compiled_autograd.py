@@ -23,7 +23,7 @@ from ingot.artifacts.compiled_model import CompiledModel
 from ingot.autograd.associative_scan import Differentiable
 from ingot.errors import UnsupportedOperator
 from ingot.frontend.source_locations import SourceLocationInterpreter
-from ingot.ir import execution
+from ingot.ir import effect_tokens, execution
 from ingot.ir.program import Program
 from ingot.ir.signature import InputKind
 from ingot_runtime.native.copy_guard import Uncopied
@@ -120,7 +120,9 @@ class CompiledGraph:
         results: Any = output.args[0]
         for result in results:
             node = _origin(result)
-            if node in places:
+            if effect_tokens.is_token(node):  # native code has none: its effects are in order
+                sources.append(("value", effect_tokens.new_token()))
+            elif node in places:
                 sources.append(("argument", places[node]))
             elif isinstance(node, fx.Node):
                 sources.append(("result", computed.setdefault(node, len(computed))))

@@ -39,7 +39,7 @@ def run(
         from ingot import api
         from ingot.cli.factory import build
         from ingot.passes import DEFAULT_PIPELINE, transform
-        from ingot.passes.manager import info_of
+        from ingot.passes.manager import info_of, stage_of
         from ingot.passes.pipeline_parser import parse
     chosen = parse(passes) if passes is not None else list(DEFAULT_PIPELINE)
     with stages("build", f"building {reference}"):
@@ -48,8 +48,8 @@ def run(
         program = api.capture(example.model, example.args, example.kwargs, dynamic_shapes=add_ranges(dynamic_shapes))
     rows: list[dict[str, Any]] = []
     for item in chosen:
-        name = info_of(item[0] if isinstance(item, tuple) else item).name
-        with stages(name, f"checking {name}"):
+        info = info_of(stage_of(item).function)
+        with stages(info.name, f"checking {info.name}"):
             program = transform(program, [item], check="numerics")
         step = program.history[-1]
         rows.append(
@@ -59,9 +59,7 @@ def run(
                 "nodes_before": step.nodes_before,
                 "nodes_after": step.nodes_after,
                 "seconds": round(step.seconds, 4),
-                "agrees": "bit for bit"
-                if info_of(item[0] if isinstance(item, tuple) else item).exact
-                else "to rounding",
+                "agrees": "bit for bit" if info.exact else "to rounding",
             }
         )
     table = Table("pass", "changes", "nodes", "seconds", "numbers agree")

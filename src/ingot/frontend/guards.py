@@ -1,7 +1,7 @@
 """Guards: the conditions on dynamic sizes that a trace depends on, and what follows from them.
 
-    Watch           notes every question about a symbol's value that the model's code, or an operator, asked
-    conclude(...)   those questions → errors (a dim was frozen or tied), narrower ranges, constraints for later calls
+    GuardRecorder   records every guard on a symbol that the model's code, or an operator, evaluates
+    conclude(...)   those guards → errors (a dim was frozen or tied), narrower ranges, constraints for later calls
 
 A question that Python code asks decides which graph is recorded, so it counts in full. A question that an operator asks
 (is this dim 1, so that it broadcasts?) counts where it excludes sizes of two and more. Where it excludes smaller sizes
@@ -11,6 +11,7 @@ another shape than the graph says.
 
 from __future__ import annotations
 
+import logging
 import random
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -29,6 +30,7 @@ from ingot.ir.metadata import Source
 from ingot.ir.printer import operator_name
 from ingot.ir.symbolic_dims import Constraint, Dim
 
+_log = logging.getLogger("ingot.guards")
 _PERIODS = 64  # sizes that are tried one by one, next to one for which a condition holds
 _EXTREMES = (internals.sympy_functions.Min, internals.sympy_functions.Max)
 
@@ -127,6 +129,10 @@ class GuardRecorder:
     def _note(self, condition: sympy.Basic, by_operator: bool, source: Source | None, refused_by: str = "") -> None:
         if condition not in (sympy.true, sympy.false):
             self._sizes.require(condition, 2 if by_operator else 0)
+            if _log.isEnabledFor(logging.INFO) and (condition, by_operator) not in self.questions:
+                asker = refused_by or ("an operator" if by_operator else "the model")
+                level = logging.DEBUG if by_operator else logging.INFO
+                _log.log(level, "%s, asked by %s at %s", Constraint(condition, ""), asker, _place(source) or "no line")
             self.questions.setdefault((condition, by_operator), Guard(condition, by_operator, source, refused_by))
 
 

@@ -12,6 +12,7 @@ tensor: it goes through branches and loops like any other, and depending on it i
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable
 from typing import Any
 
@@ -69,6 +70,18 @@ def operator_named(namespace: str, name: str, overload: str) -> internals.OpOver
 def is_derived(namespace: str) -> bool:
     """Whether the operators of a namespace are forms of others, which `operator_named` defines."""
     return namespace.startswith((PREFIX, functional_custom_ops.PREFIX))
+
+
+def is_token(node: Any) -> bool:
+    """Whether a node's value is a token."""
+    if not isinstance(node, fx.Node):
+        return False
+    if node.target is operator.getitem and node.args[1] == 0:
+        source: Any = node.args[0]
+        op = remove_token(source.target)
+        return op is not None and bool(op._schema.returns)
+    op = remove_token(node.target)
+    return node.target in (make_token, pass_token) or (op is not None and not op._schema.returns)
 
 
 def plain_target(node: fx.Node) -> Any:

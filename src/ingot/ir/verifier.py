@@ -9,6 +9,7 @@
     trees       the trees of the user's arguments and result have as many leaves as the signature has entries
     state       every parameter, buffer and constant is there, with the dtype and shape of its placeholder
     values      every node that computes something knows its value
+    schema      the arguments of an operator are such as its schema declares
     dialect     no node stands where the program's dialect does not allow it; no marker is left
     calls       module calls have names of their own, and their arguments and results exist
     dims        dims have names of their own and ranges that are not empty; nothing else sizes an argument
@@ -23,8 +24,7 @@ from __future__ import annotations
 import math
 import operator
 from collections import Counter
-from collections.abc import Callable, Generator, Iterator
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Collection, Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import sympy
@@ -32,9 +32,10 @@ import torch
 from torch import fx
 
 from ingot import torch_internals as internals
+from ingot.analysis.fake_run import find_failure, symbols_in
+from ingot.analysis.schema_check import find_mismatch
 from ingot.errors import VerifyError, format_error
 from ingot.ir import metadata, symbolic_dims
-from ingot.ir.meta_kernels import on_fakes
 from ingot.ir.printer import describe_value, neighbourhood, operator_name
 from ingot.ir.signature import MUTATION_KINDS, STATE_KINDS, Input, InputKind, Output, OutputKind
 
@@ -54,18 +55,21 @@ Check = Callable[["Program"], Iterator[Problem]]
 _CHECKS: dict[str, Check] = {}
 
 
-def verify(program: Program, *, fake_run: bool = True) -> None:
-    """Raises VerifyError if the program breaks an invariant. `fake_run` False leaves out the last and longest check."""
+def verify(program: Program, *, fake_run: bool | Collection[fx.Node] = True) -> None:
+    """Raises VerifyError if the program breaks an invariant.
+
+    `fake_run` False leaves out the last and longest check; nodes in its place are all that it runs.
+    """
+    only = fake_run if not isinstance(fake_run, bool) else None if fake_run else ()
     for name, check in _CHECKS.items():
-        if name == "fake-run" and not fake_run:
-            continue
-        for problem in check(program):
+        for problem in _run_on_fakes(program, only) if name == "fake-run" else check(program):
             raise VerifyError(_message(program, name, problem))
 
 
 def _message(program: Program, check: str, problem: Problem) -> str:
-    if program.history:
-        fix = f"the program was changed last by {program.history[-1].name}; look there, or report it"
+    changed = next((step.name for step in reversed(program.history) if step.changes), None)
+    if changed is not None:
+        fix = f"the program was changed last by {changed}; look there, or report it"
     else:
         fix = "look at what changed the program since it was captured; if nothing did, report it with the model"
     node = problem.node
@@ -297,6 +301,18 @@ def _returns_something(target: Any) -> bool:
     return target not in _SWITCHES
 
 
+@checks("schema")
+def _check_schema(program: Program) -> Iterator[Problem]:
+    for node in _nodes(program):
+        mismatch = find_mismatch(node) if node.op == "call_function" else None
+        if mismatch is not None:
+            yield Problem(f"{node.name} does not fit the schema of {node.target}: {mismatch}.", node, _schema(node))
+
+
+def _schema(node: fx.Node) -> str:
+    return f"the schema is {node.target._schema}"  # type: ignore[union-attr]
+
+
 @checks("dialect")
 def _check_dialect(program: Program) -> Iterator[Problem]:
     for node in _nodes(program):
@@ -344,18 +360,11 @@ def _check_dims(program: Program) -> Iterator[Problem]:
                 yield Problem(f"The constraint {constraint} is about {symbolic_dims.name_of(symbol)}, which is no dim.")
     for node in program.graph.nodes:
         if node.op == "placeholder":
-            for symbol in _sort_symbols(_symbols(metadata.value_of(node))):
+            for symbol in _sort_symbols(symbols_in(metadata.value_of(node))):
                 if symbolic_dims.name_of(symbol) not in known:
                     yield Problem(
                         f"The input {node.name} has the size {symbolic_dims.name_of(symbol)}, which is no dim.", node
                     )
-
-
-def _symbols(value: Any) -> set[sympy.Symbol]:
-    """The symbols in a value's sizes."""
-    sizes: list[Any] = [size for tensor in metadata.tensors_in(value) for size in tensor.shape]
-    sizes.extend(value if isinstance(value, list | tuple) else [value])
-    return {symbol for size in sizes if internals.is_symbolic(size) for symbol in size.node.expr.free_symbols}
 
 
 def _sort_symbols(symbols: set[sympy.Symbol]) -> list[sympy.Symbol]:
@@ -367,176 +376,11 @@ def _sort_symbols(symbols: set[sympy.Symbol]) -> list[sympy.Symbol]:
 
 @checks("fake-run")
 def _check_fake_run(program: Program) -> Iterator[Problem]:
-    tensors = (t for node in _nodes(program) for t in metadata.tensors_in(metadata.value_of(node)))
-    fake = next((t for t in tensors if isinstance(t, internals.FakeTensor)), None)
-    if fake is not None:
-        yield from _FakeRun(program, fake.fake_mode).problems()
+    return _run_on_fakes(program, None)
 
 
-class _FakeRun:
-    """Runs every node by itself, on the values that its arguments claim.
-
-    If each node is right given its arguments, the whole is right; and a node that is not is the one to blame, while in
-    a run from end to end it would be one of those after it.
-    """
-
-    def __init__(self, program: Program, mode: internals.FakeTensorMode) -> None:
-        self.program = program
-        self.mode = mode
-        self.env: internals.ShapeEnv | None = mode.shape_env
-        self.known = {s for node in _nodes(program) for s in _symbols(metadata.value_of(node))}
-        self.asserted: dict[sympy.Basic, sympy.Basic] = {}  # by the graph so far, or by one around it
-
-    def problems(self) -> Iterator[Problem]:
-        # The generator is closed in here: a caller that stops at the first problem must not leave contexts open.
-        first = internals.run_isolated(self._first_problem)
-        if first is not None:
-            yield first
-
-    def _first_problem(self, region: internals.Region) -> Problem | None:
-        region.enter(internals.exporting())
-        region.enter(internals.discard_guards(self.env))
-        region.hold(internals.enable_python_dispatcher())
-        region.enter(self.mode)
-        for device in ("cpu", "cuda"):
-            torch.set_autocast_enabled(device, False)  # what is on around verify() does not belong to the program
-        with closing(self._graph(self.program.graph_module)) as problems:
-            return next(problems, None)
-
-    def _graph(self, module: fx.GraphModule) -> Generator[Problem]:
-        casts: dict[fx.Node, Any] = {}
-        grad, asserted = torch.is_grad_enabled(), dict(self.asserted)
-        try:
-            for node in module.graph.nodes:
-                if node.op != "call_function":
-                    continue
-                if node.target is internals.enter_autocast:
-                    casts[node] = internals.enter_autocast(*node.args)
-                elif node.target is internals.exit_autocast:
-                    internals.exit_autocast(casts.pop(node.args[0]))
-                elif node.target is internals.set_grad_enabled:
-                    internals.set_grad_enabled(*node.args)
-                else:
-                    yield from self._inner_graphs(module, node)
-                    yield from self._node(module, node)
-        finally:
-            for cast in reversed(casts.values()):
-                internals.exit_autocast(cast)
-            internals.set_grad_enabled(grad)
-            self.asserted = asserted
-
-    def _inner_graphs(self, module: fx.GraphModule, node: fx.Node) -> Iterator[Problem]:
-        for argument in node.all_input_nodes:
-            if argument.op == "get_attr":
-                with _region(node):
-                    yield from self._graph(getattr(module, str(argument.target)))
-
-    def _node(self, module: fx.GraphModule, node: fx.Node) -> Iterator[Problem]:
-        target: Any = node.target
-        writes = isinstance(target, internals.OpOverload) and target._schema.is_mutable
-
-        def value(argument: fx.Node) -> Any:
-            if argument.op == "get_attr":
-                return getattr(module, str(argument.target))
-            claimed = metadata.value_of(argument)
-            return self._copy(claimed) if writes else claimed
-
-        args, kwargs = fx.map_arg(node.args, value), fx.map_arg(node.kwargs, value)
-        try:
-            with internals.below_autograd():
-                computed = on_fakes(target)(*args, **kwargs)
-        except Exception as failure:
-            reason = (str(failure).strip().splitlines() or [""])[0]
-            yield Problem(
-                f"{node.name} cannot be run on what its arguments claim to be.",
-                node,
-                f"{type(failure).__name__}: {reason}",
-            )
-            return
-        claimed = metadata.value_of(node)
-        if target is torch.ops.aten._assert_scalar.default and internals.is_symbolic(args[0]):
-            condition = internals.expr_to_check(args[0])
-            if isinstance(condition, sympy.Eq) and isinstance(condition.lhs, sympy.Symbol):
-                self.asserted[condition.lhs] = condition.rhs
-        sizes = _Sizes(self.env, self.known, metadata.bindings_of(node) or {}, self.asserted)
-        if not sizes.same(claimed, computed):
-            yield Problem(
-                f"{node.name} claims to be {describe_value(claimed)}, but computes {describe_value(computed)}.", node
-            )
-
-    def _copy(self, value: Any) -> Any:
-        """A fake that may be written to, so that the one in the program stays as it is."""
-        if isinstance(value, list | tuple):
-            return type(value)(self._copy(item) for item in value)
-        if not isinstance(value, torch.Tensor) or value.layout is not torch.strided:
-            return value
-        return internals.fake_sized(self.mode, value.detach(), value.shape, value.stride())
-
-
-@contextmanager
-def _region(node: fx.Node) -> Iterator[None]:
-    """Inside, the modes are those in which a region's operator runs its graph."""
-    if node.target is torch.ops.higher_order.wrap_with_autocast:
-        device, dtype, enabled, cache = node.args[:4]
-        with torch.autocast(str(device), dtype=dtype, enabled=bool(enabled), cache_enabled=cache):  # type: ignore[arg-type]
-            yield
-    elif node.target is torch.ops.higher_order.wrap_with_set_grad_enabled:
-        with internals.grad_mode(bool(node.args[0])):
-            yield
-    else:
-        yield
-
-
-class _Sizes:
-    """Compares values. A run may give an unknown size (u0) another name; it must then do so everywhere."""
-
-    def __init__(
-        self,
-        env: internals.ShapeEnv | None,
-        known: set[sympy.Symbol],
-        bindings: Any,
-        asserted: dict[sympy.Basic, sympy.Basic],
-    ) -> None:
-        self.env, self.known, self.asserted = env, known, asserted
-        self.bindings = tuple(bindings)
-        self.renamed: dict[sympy.Symbol, sympy.Basic] = {}
-
-    def same(self, claimed: Any, computed: Any) -> bool:
-        if isinstance(claimed, list | tuple) and isinstance(computed, list | tuple):
-            return len(claimed) == len(computed) and all(map(self.same, claimed, computed))
-        if isinstance(claimed, torch.Tensor) and isinstance(computed, torch.Tensor):
-            return (
-                claimed.dtype == computed.dtype
-                and claimed.device == computed.device
-                and claimed.layout == computed.layout
-                and claimed.dim() == computed.dim()
-                and all(map(self._same_size, claimed.shape, computed.shape))
-            )
-        if internals.is_symbolic(claimed) or internals.is_symbolic(computed):
-            return self._same_size(claimed, computed)
-        return type(claimed) is type(computed) and bool(claimed == computed)
-
-    def _same_size(self, claimed: Any, computed: Any) -> bool:
-        if claimed is None or computed is None:
-            return False
-        a, b = internals.expr_of(claimed), internals.expr_of(computed).xreplace(self.renamed)
-        if isinstance(b, sympy.Symbol) and self._is_fresh(b) and self._is_unknown(a):
-            self.renamed[b] = a
-            return True
-        fresh = [symbol for symbol in b.free_symbols if self._is_fresh(symbol)]
-        own = [symbol for symbol in a.free_symbols if symbol in self.bindings]
-        if len(fresh) == len(own) == 1 and b.xreplace({fresh[0]: own[0]}) == a:  # item() of a bool is u0 == 1
-            self.renamed[fresh[0]] = own[0]
-            return True
-        if a in self.bindings and any(map(internals.is_unbacked, b.free_symbols)):
-            return True  # another node asked the same, or told since what this one did not know: 6 - u0 instead of u1
-        return internals.surely_equal(self.env, a.xreplace(self.asserted), b.xreplace(self.asserted))
-
-    def _is_fresh(self, symbol: sympy.Symbol) -> bool:
-        return symbol not in self.known and internals.is_unbacked(symbol)
-
-    def _is_unknown(self, expr: sympy.Basic) -> bool:
-        """Whether a claim may stand for a size that only running the node tells: a symbol, or what is known of it."""
-        if isinstance(expr, sympy.Symbol):
-            return internals.is_unbacked(expr)
-        return any(internals.surely_equal(self.env, symbol, expr) for symbol in self.bindings)
+def _run_on_fakes(program: Program, only: Collection[fx.Node] | None) -> Iterator[Problem]:
+    if only is None or only:
+        failure = find_failure(program.graph_module, list(_nodes(program)), only)
+        if failure is not None:
+            yield Problem(*failure)

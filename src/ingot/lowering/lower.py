@@ -9,6 +9,7 @@ TensorValues. The node being lowered is `low.node`, its type `low.out`.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
@@ -33,6 +34,8 @@ from ingot.lowering.strategy import LoweringStrategy
 from ingot.lowering.tensor_views import Deferred, Strided, TensorValue
 from ingot.lowering.unsupported import SUPPORTED, LoweringUnsupported, dtype_name, unsupported_error
 from ingot.registry import Registry
+
+_log = logging.getLogger("ingot.lowering")
 
 Rule = Callable[..., Any]
 R = TypeVar("R", bound=Rule)
@@ -76,7 +79,15 @@ def lower(program: Program, strategy: LoweringStrategy | None = None, precision:
         raise CompileError(valueless)
     lowering = Lowering(program, strategy, precision)
     lowering.check_supported()
-    return lowering.module()
+    module = lowering.module()
+    _log.info(
+        "%d nodes → %d steps, %d buffers, %d weights",
+        len(program.graph.nodes),
+        len(module.steps),
+        len(module.buffers),
+        len(module.weights),
+    )
+    return module
 
 
 def _round(tensor: TensorValue) -> None:

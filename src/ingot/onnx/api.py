@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from ingot import _gc, passes
+from ingot import _gc, pipelines
 from ingot import torch_internals as internals
 from ingot.errors import OnnxError, OnnxUnavailable, format_error
 from ingot.interop.train_eval import warn_of_train_mode
@@ -20,6 +20,7 @@ from ingot.ir import symbolic_dims
 from ingot.ir.metadata import value_of
 from ingot.ir.program import Program, check_program
 from ingot.passes.instrumentation import differential_check
+from ingot.passes.manager import run_pipeline
 
 # The packages of the extra `onnx` are optional: without them this module imports, and export_onnx raises.
 try:
@@ -145,17 +146,9 @@ def export_onnx(
 
 def run_onnx_pipeline(program: Program) -> Program:
     """The program as the exporter takes it: functional, and decomposed only where ONNX has no operator."""
-    program = passes.transform(
-        program, [passes.tracepoints, passes.autocast, passes.grad_mode, passes.functionalize], check=None
-    )
-    passes.propagate_known_sizes(program)  # what lies behind a branch or a loop may have sizes that are known
-    passes.constant_fold(program)
-    kept = convert.whole(program)
-    passes.decompose(program, keep=kept)
-    passes.legalize(program, keep=kept)
-    for clean in (passes.constant_fold, passes.remove_noops, passes.cse, passes.dce, passes.erase_effect_tokens):
-        clean(program)
-    return program
+    made = program.copy()
+    run_pipeline(made, pipelines.ONNX, arguments={pipelines.PRESERVED_OPS.name: convert.whole})
+    return made
 
 
 def _calls(program: Program, exported: convert.Exported) -> list[verification.ExampleCall]:

@@ -4,6 +4,8 @@
 they did.
 """
 
+from typing import TYPE_CHECKING, Any
+
 from ingot.passes.annotate_shapes import annotate_shapes
 from ingot.passes.autocast import autocast
 from ingot.passes.canonicalize import canonicalize
@@ -13,7 +15,7 @@ from ingot.passes.dce import dce
 from ingot.passes.decompose import decompose
 from ingot.passes.decompose_complex import decompose_complex
 from ingot.passes.erase_effect_tokens import erase_effect_tokens
-from ingot.passes.functionalize import functionalize
+from ingot.passes.functionalize import functionalize, remove_private_writes
 from ingot.passes.grad_mode import grad_mode
 from ingot.passes.insert_effect_tokens import declare_effect, insert_effect_tokens
 from ingot.passes.legalize import legalize
@@ -22,17 +24,9 @@ from ingot.passes.propagate_known_sizes import propagate_known_sizes
 from ingot.passes.remove_noops import remove_noops
 from ingot.passes.tracepoints import tracepoints
 
-DEFAULT_PIPELINE = (
-    tracepoints,
-    autocast,
-    grad_mode,
-    insert_effect_tokens,
-    functionalize,
-    decompose,
-    constant_fold,
-    cse,
-    dce,
-)
+if TYPE_CHECKING:
+    from ingot.pipelines import DEFAULT as DEFAULT_PIPELINE
+
 __all__ = [
     "DEFAULT_PIPELINE",
     "REGISTRY",
@@ -53,6 +47,16 @@ __all__ = [
     "propagate_known_sizes",
     "register",
     "remove_noops",
+    "remove_private_writes",
     "tracepoints",
     "transform",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """DEFAULT_PIPELINE, which lies with the other pipelines: they import the passes."""
+    if name == "DEFAULT_PIPELINE":
+        from ingot.pipelines import DEFAULT
+
+        return DEFAULT
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

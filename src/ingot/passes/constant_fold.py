@@ -28,7 +28,7 @@ from ingot.ir.names import identifier, unique
 from ingot.ir.program import Program
 from ingot.ir.signature import MUTATION_KINDS, STATE_KINDS, Input, InputKind
 from ingot.passes.cse import follow, named_values
-from ingot.passes.dce import dce
+from ingot.passes.dce import remove_unused
 from ingot.passes.fold_batch_norm import fold_batch_norms, operator_of
 from ingot.passes.manager import register
 
@@ -61,7 +61,7 @@ def constant_fold(
     folding.write_signature()
     follow(program, folding.names)
     count += folding.fold_constants(root, folding.known_inputs())
-    count += dce(program) if count else 0  # operands that regions do not need any more
+    count += remove_unused(program) if count else 0  # operands that regions do not need any more
     return count + folding.drop_unused()
 
 

@@ -37,6 +37,11 @@ def dce(program: Program) -> int:
 
     A value that is an argument or a result of a preserved module call counts as used.
     """
+    return remove_unused(program)
+
+
+def remove_unused(program: Program) -> int:
+    """What `dce` does, for passes that leave something unused behind."""
     return _clean(program.graph_module, set(values_of(program.module_calls)))
 
 

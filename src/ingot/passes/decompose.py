@@ -15,37 +15,51 @@ from torch import fx
 
 from ingot import torch_internals as internals
 from ingot.errors import PassError, format_error
-from ingot.ir.dialects import CORE, FUNCTIONAL, core, is_composite
+from ingot.ir import effect_tokens
+from ingot.ir.dialects import CORE, FUNCTIONAL, core
 from ingot.ir.outlining import graph_modules
 from ingot.ir.program import Program
+from ingot.ir.regions import cut_grad_mode
 from ingot.passes.decompositions.aten import Rules
-from ingot.passes.grad_mode import grad_mode
 from ingot.passes.insert_effect_tokens import strip_tokens
 from ingot.passes.manager import register
 from ingot.passes.retracing.retrace import Replay
+from ingot.passes.retracing.tracer import Decompositions
 
 
-@register(takes=FUNCTIONAL, gives=CORE, exact=False)
+@register(takes=FUNCTIONAL, gives=CORE, exact=False, retraces=True)
 def decompose(program: Program, *, keep: Sequence[Any] = ()) -> int:
     """Replays the graph with decompositions. `keep` lists operators to leave whole: overloads, or names ("linear").
 
-    What autocast does becomes explicit: its casts are nodes, and its regions are gone.
+    What autocast does becomes explicit: its casts are nodes, and its regions are gone. Returns the number of operators
+    that were replaced and of regions.
     """
     kept = overloads(keep)
+    return replace_operators(program, kept, Rules(kept))
+
+
+def replace_operators(program: Program, kept: Collection[Any], rules: Decompositions) -> int:
+    """Makes the program CORE but for the operators `kept`, in one replay with these rules; none if nothing changes."""
     program.dialect = core(str(op) for op in kept)
-    nodes = (node for module in graph_modules(program.graph_module) for node in module.graph.nodes)
-    if not any(_changes(node, kept) for node in nodes):
+    if not _find_replaced(program, rules):
         return 0
-    before = len(program.graph.nodes)
     with strip_tokens(program):
-        Replay(program, Rules(kept)).record_all(program.signature.graph_outputs)
-    grad_mode(program)
-    return max(1, abs(len(program.graph.nodes) - before))
+        wanted = _find_replaced(program, rules)
+        replay = Replay(program, rules)
+        replay.record_all(program.signature.graph_outputs)
+    cut_grad_mode(program.graph_module)  # a replay opens regions
+    return sum(node not in replay.recorder.replayed for node in wanted)
 
 
-def _changes(node: fx.Node, kept: Collection[Any]) -> bool:
-    target: Any = node.target
-    return target is torch.ops.higher_order.wrap_with_autocast or (is_composite(target) and target not in kept)
+def _find_replaced(program: Program, rules: Decompositions) -> list[fx.Node]:
+    """The nodes of every graph that a replay with these rules replaces, unless a rule declines."""
+    nodes = (node for module in graph_modules(program.graph_module) for node in module.graph.nodes)
+    return [node for node in nodes if _is_replaced(node, rules)]
+
+
+def _is_replaced(node: fx.Node, rules: Decompositions) -> bool:
+    target = effect_tokens.plain_target(node)
+    return target is torch.ops.higher_order.wrap_with_autocast or rules.get(target) is not None
 
 
 def overloads(keep: Sequence[Any]) -> set[Any]:

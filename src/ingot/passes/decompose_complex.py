@@ -1,6 +1,6 @@
 """Replaces complex numbers, of which native code has none, by their real and their imaginary parts.
 
-before                                  after split_complex
+before                                  after decompose_complex
 pairs = aten.view_as_complex(x)         real = aten.select(x, -1, 0); imaginary = aten.select(x, -1, 1)
 mul = aten.mul(pairs, turns)            … four products, a sub and an add
 back = aten.view_as_real(mul)           back = aten.cat([sub, add], -1)
@@ -19,12 +19,12 @@ from ingot.ir import metadata
 from ingot.ir.dialects import CORE
 from ingot.ir.outlining import graph_modules
 from ingot.ir.program import Program
+from ingot.ir.regions import cut_grad_mode
 from ingot.ir.signature import STATE_KINDS, InputKind, values_of
 from ingot.passes.decompose import overloads
 from ingot.passes.decompositions import dft
 from ingot.passes.decompositions.aten import Rules
 from ingot.passes.decompositions.complex import RULES, Parts
-from ingot.passes.grad_mode import grad_mode
 from ingot.passes.insert_effect_tokens import strip_tokens
 from ingot.passes.manager import register
 from ingot.passes.retracing.retrace import Replay
@@ -32,7 +32,7 @@ from ingot.passes.retracing.retrace import Replay
 _GRAD_MODE = torch.ops.higher_order.wrap_with_set_grad_enabled
 
 
-@register(takes=CORE, gives=CORE, exact=False)
+@register(takes=CORE, gives=CORE, exact=False, retraces=True)
 def decompose_complex(program: Program, *, keep: Sequence[Any] = (), parameters: bool = False) -> int:
     """Replays the graph with two values for each complex one; `keep` is that of `decompose`.
 
@@ -47,7 +47,7 @@ def decompose_complex(program: Program, *, keep: Sequence[Any] = (), parameters:
     with strip_tokens(program):
         replay = _Splitting(program, Rules(overloads(keep)), found)
         replay.record_all(program.signature.graph_outputs)
-    grad_mode(program)
+    cut_grad_mode(program.graph_module)  # a replay opens regions
     return len(found)
 
 

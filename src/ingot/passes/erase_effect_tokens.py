@@ -41,18 +41,22 @@ _GROUPS: dict[Any, tuple[int, ...]] = {
 @register(takes=CAPTURED)
 def erase_effect_tokens(program: Program) -> int:
     """Every call that takes a token becomes the call that it stands for, in every graph; no token is left."""
-    modules = list(graph_modules(program.graph_module))
-    count = sum(
-        effect_tokens.remove_token(node.target) is not None for module in modules for node in module.graph.nodes
-    )
-    if not count and not any(node.target is effect_tokens.make_token for node in program.graph.nodes):
+    return erase_tokens(program)
+
+
+def erase_tokens(program: Program) -> int:
+    """What `erase_effect_tokens` does, for passes that need effects as ordinary calls."""
+    nodes = [node for module in graph_modules(program.graph_module) for node in module.graph.nodes]
+    count = sum(effect_tokens.remove_token(node.target) is not None for node in nodes)
+    unused = sum(node.target is effect_tokens.make_token for node in nodes)
+    if not count and not unused:
         return 0
     removed = _Stripping().strip(program.graph_module, set())
     returned = iter(range(len(program.signature.graph_outputs)))
     outputs = program.signature.outputs
     kept = tuple(o for o in outputs if o.kind is OutputKind.LITERAL or next(returned) not in removed)
     program.signature = replace(program.signature, outputs=kept)
-    return max(1, count)
+    return count or unused
 
 
 class _Stripping:

@@ -5,6 +5,8 @@ add_ = aten.add_(b_count, 1)                add = aten.add(b_count, 1)
 slice = aten.slice(x, 0, 0, 2)              mul = aten.mul(aten.slice(x, 0, 0, 2), 2)
 mul_ = aten.mul_(slice, 2)                  slice_scatter = aten.slice_scatter(x, mul, 0, 0, 2)
 return (x + b_count,)                       return (add, slice_scatter, slice_scatter + add)
+
+`remove_private_writes` does the part that needs no retrace.
 """
 
 from __future__ import annotations
@@ -21,9 +23,8 @@ from ingot.ir import metadata
 from ingot.ir.dialects import CAPTURED, FUNCTIONAL
 from ingot.ir.outlining import graph_modules
 from ingot.ir.program import Program
+from ingot.ir.regions import wrap_switches
 from ingot.ir.signature import InputKind, Output, OutputKind
-from ingot.passes.autocast import autocast
-from ingot.passes.grad_mode import grad_mode
 from ingot.passes.manager import register
 from ingot.passes.retracing.retrace import Replay
 
@@ -35,16 +36,23 @@ _MUTATION = {
 }
 
 
-@register(takes=CAPTURED, gives=FUNCTIONAL)
+@register(takes=CAPTURED, gives=FUNCTIONAL, retraces=True)
 def functionalize(program: Program) -> int:
-    """Replays the graph with new values in place of writes; mutated state and arguments become outputs."""
-    autocast(program)
-    grad_mode(program)
+    """Replays the graph with new values in place of writes; mutated state and arguments become outputs.
+
+    Mode switches become regions, as `autocast` and `grad_mode` make them. Returns the number of writes, and that of
+    autocast pairs and grad-mode switches.
+    """
+    return wrap_switches(program.graph_module) + replace_writes(program)
+
+
+def replace_writes(program: Program) -> int:
+    """Replaces every write of a program without mode switches, and says how many there were."""
     modules = list(graph_modules(program.graph_module))
-    private = sum(remove_private_writes(module) for module in modules)
-    if not any(_writes(node) for module in modules for node in module.graph.nodes):
+    private = sum(map(replace_private_writes, modules))
+    writes = sum(is_write(node) for module in modules for node in module.graph.nodes)
+    if not writes:
         return private
-    before = len(program.graph.nodes)
     replay = Replay(program)
     replay.left_out = written_dropouts(program)
     replay.recorder.functional = True
@@ -71,18 +79,26 @@ def functionalize(program: Program) -> int:
         )
 
     replay.record(run)
-    autocast(program)
-    grad_mode(program)
-    return max(1, abs(len(program.graph.nodes) - before))
+    wrap_switches(program.graph_module)  # a replay opens regions
+    return private + writes
 
 
-def remove_private_writes(module: fx.GraphModule) -> int:
-    """Writes to a value that is new and that only the write itself uses need no replay: y = x.add_(1) is x.add(1)."""
+# ---------------------------------------------------------------------- private writes
+
+
+@register(takes=CAPTURED)
+def remove_private_writes(program: Program) -> int:
+    """In every graph, a write to a value that is new and that only the write itself uses needs no memory of its own."""
+    return sum(map(replace_private_writes, graph_modules(program.graph_module)))
+
+
+def replace_private_writes(module: fx.GraphModule) -> int:
+    """Replaces the private writes of one graph: y = x.add_(1) is x.add(1)."""
     count = 0
     kept: dict[Any, bool] = {}
     for node in module.graph.nodes:
         written = node.args[0] if node.args else None
-        if not _writes(node) or not isinstance(written, fx.Node) or len(written.users) != 1:
+        if not is_write(node) or not isinstance(written, fx.Node) or len(written.users) != 1:
             continue
         functional = internals.pointwise_form(node.target)
         if functional is None or not internals.computes_new_tensor(written.target):
@@ -99,8 +115,15 @@ def remove_private_writes(module: fx.GraphModule) -> int:
     return count
 
 
+def is_write(node: fx.Node) -> bool:
+    """Whether a node calls an operator that writes to an argument, whether its schema says so or not."""
+    target: Any = node.target
+    hidden = internals.unannotated_mutations(target, node.args)
+    return isinstance(target, internals.OpOverload) and (target._schema.is_mutable or bool(hidden))
+
+
 def _kind(argument: Any) -> Any:
-    """What the type of a result hangs on in an argument of an elementwise operator."""
+    """What the type of a result depends on in an argument of an elementwise operator."""
     value = metadata.value_of(argument) if isinstance(argument, fx.Node) else argument
     return (value.dtype, value.dim() == 0) if isinstance(value, torch.Tensor) else type(value)
 
@@ -111,9 +134,3 @@ def _keeps_type(node: fx.Node, functional: Any) -> bool:
     with internals.below_autograd():
         computed = functional(*args, **kwargs)
     return bool(computed.dtype == metadata.value_of(node).dtype)
-
-
-def _writes(node: fx.Node) -> bool:
-    target: Any = node.target
-    hidden = internals.unannotated_mutations(target, node.args)
-    return isinstance(target, internals.OpOverload) and (target._schema.is_mutable or bool(hidden))

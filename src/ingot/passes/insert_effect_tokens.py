@@ -30,7 +30,7 @@ from ingot.ir.outlining import drop_unused, graph_modules
 from ingot.ir.program import Program
 from ingot.ir.signature import Output, OutputKind
 from ingot.passes.erase_effect_tokens import (
-    erase_effect_tokens,
+    erase_tokens,
     name_node,
     output_of,
     prepend_output,
@@ -71,11 +71,16 @@ def insert_effect_tokens(program: Program, *, random: bool = False) -> int:
     Assertions, prints, declared operators and custom operators that return nothing are effects; writes are not:
     functionalize sees to them. Run again on a program with tokens, it puts new effects into the chain.
     """
+    return thread_tokens(program, random)
+
+
+def thread_tokens(program: Program, random: bool) -> int:
+    """What `insert_effect_tokens` does, for passes that make effects."""
     modules = list(graph_modules(program.graph_module))
     kind = _Kind(random or _draws_have_tokens(program))
     if not any(kind.holds(node) for module in modules for node in module.graph.nodes):
         return 0
-    erase_effect_tokens(program)
+    erase_tokens(program)
     threading = _Threading(kind, _fake_mode_of(program))
     graph = program.graph
     last_input = [node for node in graph.nodes if node.op == "placeholder"][-1:]
@@ -94,14 +99,13 @@ def insert_effect_tokens(program: Program, *, random: bool = False) -> int:
 def strip_tokens(program: Program) -> Iterator[None]:
     """Inside, effects are ordinary calls, for a pass that replaces operators; afterwards those there have tokens.
 
-    So do effects that an operator turns out to be made of. A program whose effects have none yet keeps them so.
+    So do effects that an operator turns out to be made of. A program without tokens stays without, and nothing is done.
     """
     random = _draws_have_tokens(program)
-    plain = _Kind(random).within(program.graph_module)
-    erase_effect_tokens(program)
+    erased = erase_tokens(program)
     yield
-    if not plain:
-        insert_effect_tokens(program, random=random)
+    if erased:
+        thread_tokens(program, random)
 
 
 # ---------------------------------------------------------------------- what an effect is

@@ -1,6 +1,6 @@
 """Replaces what native code has no rule for by what it has one for.
 
-before                                          after expand
+before                                          after legalize
 up = aten.upsample_bilinear2d(x, [4, 4], False) index = aten._unsafe_index(x, [None, None, rows, columns]); …
 
 Where speed matters an operator has a rule of its own; those in `EXPANDED` are worth no more than torch's own way of
@@ -11,21 +11,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache
-from typing import Any, cast
+from typing import Any
 
 import torch
 
 from ingot import torch_internals as internals
-from ingot.ir.dialects import CORE, SHAPE_QUERY_OPS
+from ingot.ir.dialects import CORE, FUNCTIONAL, SHAPE_QUERY_OPS
 from ingot.ir.outlining import graph_modules
 from ingot.ir.program import Program
-from ingot.passes.decompose import overloads
+from ingot.passes.decompose import overloads, replace_operators
 from ingot.passes.decompositions.aten import RESAMPLED, Rules
-from ingot.passes.functionalize import functionalize
-from ingot.passes.grad_mode import grad_mode
-from ingot.passes.insert_effect_tokens import strip_tokens
+from ingot.passes.functionalize import replace_writes
 from ingot.passes.manager import register
-from ingot.passes.retracing.retrace import Replay
 
 # Core operators, and some outside the core set, that torch has a decomposition for.
 EXPANDED = (
@@ -45,22 +42,17 @@ EXPANDED = (
 RULED = ("bitwise_and", "bitwise_or", "bitwise_xor", "bitwise_left_shift", "bitwise_right_shift", "copysign")
 
 
-@register(takes=CORE, gives=CORE, exact=False)
+@register(takes=FUNCTIONAL, gives=CORE, exact=False, retraces=True)
 def legalize(program: Program, *, keep: Sequence[Any] = ()) -> int:
-    """Replays the graph with these decompositions. `keep` lists operators to leave whole, as in `decompose`."""
-    rules = _Rules(overloads(keep))
-    before = len(program.graph.nodes)
-    changed = 0
-    if any(rules.get(node.target) for node in _calls(program)):
-        with strip_tokens(program):
-            replay = Replay(program, cast(Any, rules))  # it asks for no more than `get`
-            replay.record_all(program.signature.graph_outputs)
-        grad_mode(program)
-        changed = 1
-    if any(node.target._schema.is_mutable for node in _calls(program)):
-        functionalize(program)  # some of torch's decompositions are written with updates in place
-        changed = 1
-    return max(changed, abs(len(program.graph.nodes) - before))
+    """Replays the graph with these decompositions and those of `decompose`, in one go. `keep` is as in `decompose`.
+
+    Returns the number of operators that were replaced, and of autocast regions.
+    """
+    kept = overloads(keep)
+    count = replace_operators(program, kept, _Rules(kept))
+    if count and any(node.target._schema.is_mutable for node in _calls(program)):
+        replace_writes(program)  # some of torch's decompositions are written with updates in place
+    return count
 
 
 def _calls(program: Program) -> Iterator[Any]:

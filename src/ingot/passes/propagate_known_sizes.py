@@ -21,15 +21,14 @@ from ingot.ir import metadata, symbolic_dims
 from ingot.ir.dialects import CAPTURED
 from ingot.ir.outlining import graph_modules
 from ingot.ir.program import Program
-from ingot.passes.autocast import autocast
-from ingot.passes.grad_mode import grad_mode
+from ingot.ir.regions import wrap_switches
 from ingot.passes.manager import register
 from ingot.passes.retracing.retrace import Replay
 
 aten = torch.ops.aten
 
 
-@register(takes=CAPTURED)
+@register(takes=CAPTURED, retraces=True)
 def propagate_known_sizes(program: Program) -> int:
     """Replaces what branches agree on and what a loop leaves as it was, so that everything behind has known sizes.
 
@@ -130,8 +129,6 @@ class _Writer:
 def _retrace_types(program: Program) -> None:
     """Runs the graph on fakes again: what lies behind a number has other sizes now."""
     outputs = list(program.signature.graph_outputs)
-    autocast(program)
-    grad_mode(program)
+    wrap_switches(program.graph_module)
     Replay(program).record_all(outputs)
-    autocast(program)
-    grad_mode(program)
+    wrap_switches(program.graph_module)

@@ -12,7 +12,6 @@ QuantizedWeights are stored as integers. Compilers join dequantize, operator and
 from __future__ import annotations
 
 import operator
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
@@ -25,13 +24,13 @@ from ingot import torch_internals as internals
 from ingot.errors import QuantizeError, format_error
 from ingot.interop.module import tensor_at
 from ingot.ir import metadata
-from ingot.ir.program import PassRecord, Program
+from ingot.ir.program import Program
 from ingot.ir.signature import Input, InputKind
-from ingot.ir.verifier import verify
 from ingot.passes.constant_fold import Folding
 from ingot.passes.cse import follow
-from ingot.passes.dce import dce
+from ingot.passes.dce import remove_unused
 from ingot.passes.fold_batch_norm import Folded, Scaled, fold_norm_into_layer, layer_of
+from ingot.passes.manager import run_pipeline
 from ingot.quantization.fake_quantize import WeightQuantizer, parameters_of_all, quantizer_of
 from ingot.quantization.prepare import (
     PreparedProgram,
@@ -70,14 +69,13 @@ def convert(prepared: PreparedProgram) -> Program:
 
     Raises QuantizeError if a value was never observed: calibrate first.
     """
-    began = time.perf_counter()
     with _gc.pause():
         program, table = _freeze(prepared)
-        before = len(program.graph.nodes)
-        count = _Conversion(program, table, prepared).run()
-    seconds = time.perf_counter() - began
-    program.history = (*program.history, PassRecord("convert", count, seconds, before, len(program.graph.nodes)))
-    verify(program, fake_run=False)
+
+        def convert(base: Program) -> int:
+            return _Conversion(base, table, prepared).run()
+
+        run_pipeline(program, [convert], "structure")
     return program
 
 
@@ -171,7 +169,7 @@ class _Conversion:
         current = dict(self.nodes)
         for group, point in table.points():
             self._point(group.scheme, found.get(group.name), point, current)
-        dce(self.program)
+        remove_unused(self.program)
         self.folding.drop_unused()
         for level in self.levels.values():
             level.module.recompile()

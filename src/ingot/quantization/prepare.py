@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import fx, nn
 
-from ingot import _gc, passes
+from ingot import _gc, pipelines
 from ingot.errors import QuantizeError, format_error
 from ingot.interop.module import ProgramModule
 from ingot.interop.train_eval import switch_mode
@@ -25,7 +25,7 @@ from ingot.ir.outlining import graph_modules
 from ingot.ir.program import Program, check_program
 from ingot.passes.constant_fold import Folding
 from ingot.passes.fold_batch_norm import layer_of
-from ingot.passes.functionalize import remove_private_writes
+from ingot.passes.manager import run_pipeline
 from ingot.quantization.annotate import annotate
 from ingot.quantization.fake_quantize import WeightQuantizer, quantizer_of
 from ingot.quantization.quantization_plan import (
@@ -138,11 +138,7 @@ def prepare_for_evaluation(program: Program, *, parameters: bool = True, batch_n
     With `parameters`, what is computed from parameters alone is folded as well.
     """
     base = _switch_to_evaluation(program)
-    passes.functionalize(base)
-    base.dialect = passes.manager.info_of(passes.functionalize).gives or base.dialect
-    passes.constant_fold(base, parameters=parameters, batch_norm=batch_norm)
-    passes.remove_noops(base)
-    passes.dce(base)
+    run_pipeline(base, pipelines.QUANTIZATION, arguments={"parameters": parameters, "batch_norm": batch_norm})
     return base
 
 
@@ -265,8 +261,5 @@ def prepare_qat(program: Program, recipe: Recipe | Annotator) -> PreparedProgram
     """
     check_program(program, "prepare_qat")
     base = program.copy()
-    passes.autocast(base)
-    passes.grad_mode(base)
-    for module in graph_modules(base.graph_module):
-        remove_private_writes(module)
+    run_pipeline(base, pipelines.QUANTIZATION_AWARE)
     return PreparedProgram(base, _table(base, recipe, training=True), simulates=True)

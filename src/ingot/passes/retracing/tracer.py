@@ -39,6 +39,7 @@ class ReplayRecorder(GraphTracer):
         self.aliases = AliasTracker(self)
         self._below = False  # whether calls come from below autograd and autocast
         self._physical = PhysicalMode(self._record_below)
+        self.replayed: set[fx.Node] = set()  # sources whose operator was recorded as it is
         self._restrided: set[fx.Node] = set()  # values that may have other strides than their fakes
 
     def annotate(self, node: fx.Node, value: Any, trace: str | None = None) -> None:
@@ -58,6 +59,7 @@ class ReplayRecorder(GraphTracer):
             )
         if self.source is not None and self._replays(func):
             name = self.source.name
+            self.replayed.add(self.source)
         node = super().append(func, args, kwargs, out, name)
         inherited = self._restrided and not self._restrided.isdisjoint(node.all_input_nodes)
         if inherited or internals.may_be_restrided(func):

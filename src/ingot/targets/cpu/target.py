@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Collection, Sequence
 from typing import get_args
 
@@ -22,6 +23,8 @@ from ingot.targets.cpu.schedule.pipeline import SCHEDULE, schedule
 from ingot.targets.cpu.schedule.weight_layouts import PackedLayout
 from ingot_runtime.cpu_features import cores
 
+_log = logging.getLogger("ingot.codegen")
+
 # C compilers that may work on one model at the same time. The C text does not depend on it; the library's bytes do.
 PARTS = 8
 
@@ -38,7 +41,15 @@ class CpuTarget(Target[CSource]):
         return schedule(module, disabled)
 
     def emit(self, module: Module, *, title: str = "model") -> CSource:
-        return emit(module, plan(module), title=title)
+        source = emit(module, plan(module), title=title)
+        _log.info(
+            "%s: %d bytes of C, %d kernel launches, %d bytes of weights",
+            title,
+            len(source.text.encode()),
+            len(source.launches),
+            source.weights_size,
+        )
+        return source
 
     def build(
         self, source: CSource, machines: str | Sequence[str] | None = None, *, cache: bool = True

@@ -209,11 +209,14 @@ class _Folder:
     ) -> _Entry:
         found = self._look_up(name)
         if found is not None:
+            _log.info("hit: %s", name)
             return found
         with self._lock(name):
             found = self._look_up(name)
             if found is not None:
+                _log.info("hit, once another process had compiled it: %s", name)
                 return found
+            _log.info("miss: %s", name)
             try:
                 self._make("work")
                 with tempfile.TemporaryDirectory(dir=self.path / "work", ignore_cleanup_errors=True) as work:

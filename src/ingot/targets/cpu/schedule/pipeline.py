@@ -8,6 +8,7 @@ is right, and slow. So a wrong result is traced to a pass by switching passes of
 
 from __future__ import annotations
 
+import logging
 import operator
 from collections.abc import Callable, Collection
 from typing import Literal
@@ -21,6 +22,8 @@ from ingot.targets.cpu.schedule.limits import FUSION_LIMITS
 from ingot.targets.cpu.schedule.loop_order import order_loops
 from ingot.targets.cpu.schedule.strip_mining import strip_mine
 from ingot.targets.cpu.schedule.verifier import verify_schedule
+
+_log = logging.getLogger("ingot.schedule")
 
 SCHEDULE: tuple[tuple[str, Callable[[Module], Module]], ...] = (
     *fusion_passes(FUSION_LIMITS),
@@ -48,6 +51,7 @@ def schedule(
             before, module = module, run(module)
             if not _is_unchanged(before, module):
                 verify_schedule(module, name, full=full)
+            _log.info("%s: %d → %d steps", name, len(before.steps), len(module.steps))
             observe(name, before, module)
     return module
 
