@@ -1,7 +1,7 @@
 """Guards: the conditions on dynamic sizes that a trace depends on, and what follows from them.
 
-    GuardRecorder   records every guard on a symbol that the model's code, or an operator, evaluates
-    conclude(...)   those guards → errors (a dim was frozen or tied), narrower ranges, constraints for later calls
+    GuardRecorder             records every guard on a symbol that the model's code, or an operator, evaluates
+    derive_constraints(...)   those guards → errors (a dim is specialized or tied), narrower ranges, constraints
 
 A question that Python code asks decides which graph is recorded, so it counts in full. A question that an operator asks
 (is this dim 1, so that it broadcasts?) counts where it excludes sizes of two and more. Where it excludes smaller sizes
