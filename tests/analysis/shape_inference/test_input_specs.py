@@ -109,7 +109,7 @@ def test_arguments_inside_of_others() -> None:
         ingot.shapes_of(program, {"past": ("n",)})
     with pytest.raises(ShapeError, match=r"no argument x.*\n.*past.keys, past.values\[0\]"):
         ingot.shapes_of(program, {"x": ("n",)})
-    with pytest.raises(ShapeError, match=r"said of k.*\n.*captured as the constant 2"):
+    with pytest.raises(ShapeError, match=r"is given for k.*\n.*captured as the constant 2"):
         ingot.shapes_of(program, {"k": None})
 
 

@@ -181,9 +181,10 @@ class _Analysis:
             return values.items[index]
         made = node.args[0]
         assert isinstance(made, fx.Node)
+        count = f"{len(values.items)} value{'s' * (len(values.items) != 1)}"
         raise ShapeError(
             format_error(
-                f"{made.target} returns {len(values.items)} values, but the program reads value {index + 1}.",
+                f"{made.target} returns {count}, but the program reads value {index + 1}.",
                 where=metadata.where(made),
                 why=f"it returns {values}; when the program was captured there were more",
                 fix="change the shapes that go in, or capture the program with such shapes",
