@@ -12,6 +12,7 @@ from collections.abc import Callable, Collection
 
 from ingot.lowering.loop_module import Module
 from ingot.scheduling.fusion import fusion_passes
+from ingot.targets.base import ScheduleObserver, ignore_pass
 from ingot.targets.cpu.schedule.dual_gemm import fuse_dual_gemms
 from ingot.targets.cpu.schedule.horizontal_fusion import group_sibling_gemms
 from ingot.targets.cpu.schedule.limits import FUSION_LIMITS
@@ -32,7 +33,7 @@ def schedule(
     module: Module,
     disabled: Collection[str] = (),
     *,
-    observe: Callable[[str, Module, Module], None] = lambda name, before, after: None,
+    observe: ScheduleObserver = ignore_pass,
 ) -> Module:
     """The module after every pass that is not disabled. `observe` is called after each with the modules before and
     after it. Raises ScheduleError where a pass made a module that is not well formed."""
