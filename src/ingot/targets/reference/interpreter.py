@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from ingot.errors import AssertionFailed, InputError, InterpreterError, format_error
+from ingot.errors import AssertionFailed, IngotError, InputError, InterpreterError, format_error
 from ingot.lowering.dependence import body_reads
 from ingot.lowering.index_expr import Size, evaluate, product
 from ingot.lowering.loop_body import replay
@@ -119,7 +119,9 @@ class Interpreter:
             if rule is None:
                 raise Fault("the interpreter has no rule for it")
             rule(self, step)
-        except Fault as fault:
+        except IngotError:
+            raise
+        except (Fault, ValueError, IndexError) as fault:  # NumPy's own errors tell of sizes that do not fit
             raise InterpreterError(
                 format_error(f"A step cannot be interpreted: {type(step).__name__} ({step.origin}).", why=str(fault))
             ) from fault

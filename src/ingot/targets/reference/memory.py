@@ -52,7 +52,7 @@ def encode(values: Array, dtype: str) -> Array:
     if dtype == "bfloat16":
         return np.asarray(round_to_bfloat16(values).view(np.uint32) >> 16, np.uint16)
     if dtype == "bool":
-        return (values != 0).astype(np.uint8)
+        return np.asarray(values != 0, np.uint8)
     return values.astype(stored_type(dtype), copy=False)
 
 

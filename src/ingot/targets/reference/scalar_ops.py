@@ -78,7 +78,8 @@ def _special(function: Callable[[torch.Tensor], torch.Tensor]) -> Function:
 
 
 def _sigmoid(x: Array) -> Array:
-    return np.where(x >= 0, 1 / (1 + np.exp(-np.abs(x))), np.exp(-np.abs(x)) / (1 + np.exp(-np.abs(x)))) + x * 0
+    small = np.exp(-np.abs(x))
+    return np.asarray(np.where(x >= 0, 1, small) / (1 + small))
 
 
 _MAGIC = np.float32(1.5 * 2**23)

@@ -47,7 +47,7 @@ class Difference:
 def schedule_checked(target: Target[Any], program: Program, module: Module, disabled: Collection[str] = ()) -> Module:
     """The scheduled module, after every pass has been checked. Raises ScheduleError, which names the first that is
     wrong. A module that draws random numbers is not compared with torch, which draws others."""
-    check = ScheduleCheck(target, program, module)
+    check = ScheduleCheck(target, program)
     check.compare_with_torch(module)
     made = target.schedule(module, disabled, observe=check.compare)
     check.compare("buffer_planning", made, made, plan(made))
@@ -55,10 +55,11 @@ def schedule_checked(target: Target[Any], program: Program, module: Module, disa
 
 
 class ScheduleCheck:
-    """The example's inputs, and what the last module gave for them."""
+    """The inputs of one call, those of the example unless others are given, and what the last module gave for them."""
 
-    def __init__(self, target: Target[Any], program: Program, module: Module) -> None:
-        if program.example_inputs is None:
+    def __init__(self, target: Target[Any], program: Program, inputs: tuple[Any, Any] | None = None) -> None:
+        given = inputs or program.example_inputs
+        if given is None:
             raise ScheduleError(
                 format_error(
                     "The program has no example inputs to check its schedule on.",
@@ -67,7 +68,8 @@ class ScheduleCheck:
             )
         self.target = target
         self.program = program
-        args, kwargs = _copy(program.example_inputs)
+        self.inputs = given
+        args, kwargs = _copy(given)
         self.leaves = [
             leaf
             for leaf, spec in zip(check_call(program, args, kwargs), program.signature.user_inputs, strict=True)
@@ -130,7 +132,7 @@ class ScheduleCheck:
         """What torch gives, by the buffers of the module: results, and inputs and states that it writes."""
         program = self.program.copy()
         program.state_dict = {name: state.detach().clone() for name, state in self.program.state_dict.items()}
-        args, kwargs = _copy(self.program.example_inputs)
+        args, kwargs = _copy(self.inputs)
         given, _ = flatten((args, kwargs))
         with torch.no_grad():
             leaves, _ = flatten(program(*args, **kwargs))
