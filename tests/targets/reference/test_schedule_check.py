@@ -253,7 +253,9 @@ def patched(owner: Any, name: str, value: Any) -> Callable[[pytest.MonkeyPatch],
 
 MUTANTS = {
     "a step is dropped": Mutant("products", "dead_steps", behind("dead_steps", drop_first), "no step before it writes"),
-    "a write to a state is dropped": Mutant("counting", "map_fusion", behind("map_fusion", drop_state_write), "differs"),
+    "a write to a state is dropped": Mutant(
+        "counting", "map_fusion", behind("map_fusion", drop_state_write), "differs"
+    ),
     "an epilogue goes past a writer": Mutant(
         "counting", "epilogue_fusion", patched(History, "may_follow", lambda self, step, place: True)
     ),
@@ -263,7 +265,9 @@ MUTANTS = {
     "a mask is dropped": Mutant(
         "shift", "map_fusion", behind("map_fusion", change_steps(change_body(drop_mask))), "it accesses"
     ),
-    "a reduction is of another kind": Mutant("normalized", "row_fusion", behind("row_fusion", change_steps(change_kind))),
+    "a reduction is of another kind": Mutant(
+        "normalized", "row_fusion", behind("row_fusion", change_steps(change_kind))
+    ),
     "loops are collapsed that memory tells apart": Mutant(
         "transpose", "loop_collapse", patched(loop_collapse, "_one", lambda index, first, second: True)
     ),
@@ -277,7 +281,9 @@ MUTANTS = {
     "a sibling reads elsewhere": Mutant(
         "products", "siblings", patched(horizontal_fusion, "_belongs", lambda step, family: True), "nan or infinite"
     ),
-    "panels of another width": Mutant("products", "strips", behind("strips", change_steps(change_width)), "differs by up to"),
+    "panels of another width": Mutant(
+        "products", "strips", behind("strips", change_steps(change_width)), "differs by up to"
+    ),
     "buffers overlap in the arena": Mutant(
         "residual", "buffer_planning", patched(buffer_planning._Overlaps, "find", lambda self, span: [])
     ),

@@ -53,7 +53,8 @@ def encode(values: Array, dtype: str) -> Array:
         return np.asarray(round_to_bfloat16(values).view(np.uint32) >> 16, np.uint16)
     if dtype == "bool":
         return np.asarray(values != 0, np.uint8)
-    return values.astype(stored_type(dtype), copy=False)
+    with np.errstate(all="ignore"):  # what is too large for a half is infinite
+        return values.astype(stored_type(dtype), copy=False)
 
 
 def round_to_bfloat16(values: Array) -> Array:
