@@ -19,11 +19,10 @@ from ingot.errors import AssertionFailed, InputError, InterpreterError
 from ingot.lowering import loop_ir
 from ingot.lowering.index_expr import symbol
 from ingot.lowering.loop_body import BodyBuilder
-from ingot.lowering.loop_ir import Buffer, Loop, LoopNest, Map, Store, StepGroup, Stmt, WithEpilogue
+from ingot.lowering.loop_ir import Buffer, Loop, LoopNest, Map, StepGroup, Stmt, Store, WithEpilogue
 from ingot.lowering.loop_module import Argument, Module
 from ingot.lowering.lower import lower
 from ingot.scheduling.buffer_planning import plan
-from ingot.targets.cpu.schedule import statements
 from ingot.targets.cpu.target import CPU
 from ingot.targets.reference import interpreter as interpreters
 from ingot.targets.reference.interpreted_model import InterpretedModel

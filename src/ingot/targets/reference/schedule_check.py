@@ -24,7 +24,7 @@ from ingot.lowering.dependence import reads_and_writes
 from ingot.lowering.loop_ir import Stmt
 from ingot.lowering.loop_module import Module, PackedWeight
 from ingot.scheduling.buffer_planning import MemoryPlan, plan
-from ingot.targets.base import Target
+from ingot.targets.base import ScheduleObserver, Target, ignore_pass
 from ingot.targets.reference.interpreter import Interpreter
 from ingot.targets.reference.memory import Array, decode
 from ingot.targets.reference.tensor_arrays import pack_state, store_inputs, store_tensor
@@ -44,12 +44,25 @@ class Difference:
     problem: str
 
 
-def schedule_checked(target: Target[Any], program: Program, module: Module, disabled: Collection[str] = ()) -> Module:
+def schedule_checked(
+    target: Target[Any],
+    program: Program,
+    module: Module,
+    disabled: Collection[str] = (),
+    *,
+    observe: ScheduleObserver = ignore_pass,
+) -> Module:
     """The scheduled module, after every pass has been checked. Raises ScheduleError, which names the first that is
-    wrong. A module that draws random numbers is not compared with torch, which draws others."""
+    wrong. A module that draws random numbers is not compared with torch, which draws others. `observe` is called after
+    each pass that is right."""
     check = ScheduleCheck(target, program)
     check.compare_with_torch(module)
-    made = target.schedule(module, disabled, observe=check.compare)
+
+    def compare(name: str, before: Module, after: Module) -> None:
+        check.compare(name, before, after)
+        observe(name, before, after)
+
+    made = target.schedule(module, disabled, observe=compare)
     check.compare("buffer_planning", made, made, plan(made))
     return made
 
