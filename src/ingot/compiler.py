@@ -140,7 +140,7 @@ def compile(
     machine = found if isinstance(found, ReferenceTarget) and not training else _find_cpu(found)
     check_threads(threads)
     _check_precision(precision)
-    _check_check(check)
+    _validate_check(check)
     disabled = resolve_disabled(disable_passes)
     if training:
         assert isinstance(machine, CpuTarget)
@@ -197,7 +197,7 @@ def _check_precision(precision: str) -> None:
         raise ValueError(f"precision is {precision!r}: give {' or '.join(map(repr, known))}")
 
 
-def _check_check(check: str | None) -> None:
+def _validate_check(check: str | None) -> None:
     if check not in (None, "structure", "numerics"):
         raise ValueError(f"check is {check!r}: give None, 'structure' or 'numerics'")
 

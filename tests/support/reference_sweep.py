@@ -1,7 +1,9 @@
-"""Loops interpreted before and after every scheduling step, and compared with torch: the zoo, and random programs.
+"""Loops interpreted before and after every scheduling step, and compared with torch: the zoo, random programs and
+networks.
 
     python -m tests.support.reference_sweep zoo      --journal J.jsonl [--start N --count N --minutes M]
     python -m tests.support.reference_sweep programs --journal J.jsonl [--start N --count N --minutes M]
+    python -m tests.support.reference_sweep networks --journal J.jsonl [--start N --count N --minutes M]
     python -m tests.support.reference_sweep report   --journal J.jsonl --write docs/reports/reference_target.md
 
 Each appends a line of JSON per model or program to the journal; what the journal has already is left out. The module
@@ -20,7 +22,7 @@ import sys
 import time
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -29,18 +31,26 @@ import torch
 
 from ingot.api import capture
 from ingot.compiler import run_cpu_pipeline
-from ingot.errors import CaptureError, ScheduleError, UnsupportedOperator
+from ingot.errors import CaptureError, InputError, PassError, ScheduleError, UnsupportedOperator
 from ingot.ir.program import Program
-from ingot.lowering.loop_module import Module
+from ingot.lowering.loop_module import Module, Precision
 from ingot.scheduling.buffer_planning import plan
 from ingot.targets.cpu.target import CPU
 from ingot.targets.reference.interpreted_model import InterpretedModel
 from ingot.targets.reference.schedule_check import ScheduleCheck
+from tests.fuzz import networks
 from tests.support.differential import Batch, complain, dynamic_shapes, sizes_of
 from tests.support.oracle import Wrong, in_double, run, worst_ratio
 from tests.support.random_programs import make
 from tests.support.zoo import ZOO
 
+# What the report calls each kind, by the beginning of its names.
+SHOWN = {
+    "zoo:static": "zoo, static",
+    "zoo:dynamic": "zoo, dynamic",
+    "programs": "random programs",
+    "networks": "random networks",
+}
 # Every so many-th random program has a dynamic size.
 DYNAMIC = 5
 
@@ -56,10 +66,12 @@ class Row:
     seconds: float = 0.0
 
 
-def schedule_observed(module: Module) -> tuple[Module, list[tuple[str, Module, Module]]]:
+def schedule_observed(
+    module: Module, disabled: Collection[str] = ()
+) -> tuple[Module, list[tuple[str, Module, Module]]]:
     """The scheduled module, and every pass that changed something, with the modules before and after it."""
     seen: list[tuple[str, Module, Module]] = []
-    made = CPU.schedule(module, observe=lambda *one: seen.append(one))
+    made = CPU.schedule(module, disabled, observe=lambda *one: seen.append(one))
     return made, [one for one in seen if one[1].steps != one[2].steps or one[1].buffers != one[2].buffers]
 
 
@@ -117,18 +129,49 @@ def judge_program(name: str) -> int:
     return steps
 
 
+def judge_network(name: str) -> int:
+    """The random network of a number, in float32 or bfloat16 or quantized. Raises Wrong or ScheduleError."""
+    network = networks.make(int(name))
+    model, program = networks.capture(network)
+    wide = network.wide_model()
+    precision: Precision = "bfloat16" if network.mode == "products in bfloat16" else "float32"
+    steps = 0
+    for variant in network.variants:
+        passed = run_cpu_pipeline(program, variant)
+        module = CPU.lower(passed, precision, variant)
+        made, seen = schedule_observed(module, variant)
+        for number, sizes in enumerate(network.every_size):
+            args = network.arguments(sizes, number)
+            try:
+                steps += compare_steps(passed, made, seen, (args, {}))
+                results = [list(InterpretedModel(CPU, passed, one)(*args)) for one in (module, made)]
+            except InputError:
+                if 0 in sizes.values():  # which may be refused
+                    continue
+                raise
+            for got in results:
+                why = networks.problem_at(sizes, model, wide, program, network.mode, args, got)
+                if why:
+                    raise Wrong(f"{why} at {sizes}\n{network}")
+    return steps
+
+
 # ---------------------------------------------------------------------- the run
 
 
 def judge(kind: str, name: str) -> Row:
     begin = time.perf_counter()
-    judges: dict[str, Callable[[str], int]] = {"zoo": judge_model, "programs": judge_program}
+    judges: dict[str, Callable[[str], int]] = {
+        "zoo": judge_model,
+        "programs": judge_program,
+        "networks": judge_network,
+    }
     steps, outcome, detail = 0, "right", ""
     try:
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), torch.no_grad():
             warnings.simplefilter("ignore")
             steps = judges[kind](name)
-    except (UnsupportedOperator, CaptureError) as error:
+    except (UnsupportedOperator, CaptureError, PassError) as error:
         outcome, detail = "refused", f"{type(error).__name__}: {error}"
     except (Wrong, ScheduleError) as error:
         outcome, detail = "wrong", f"{type(error).__name__}: {error}"
@@ -178,17 +221,16 @@ def write_report(rows: dict[str, Row]) -> str:
     lines = [
         "# The reference target",
         "",
-        "Written by `python -m tests.support.reference_sweep`. Loops of the zoo's models and of random programs,",
+        "Written by `python -m tests.support.reference_sweep`. Loops of models, random programs and random networks,",
         "interpreted with NumPy as they were lowered for the CPU, after every scheduling step that changed them, and",
         "with temporaries at their planned places in one array. After a step they give what they gave before; at the",
-        "beginning and at the end they are as near to float64 as eager is, as native code must be. Random programs of",
-        "dynamic sizes run at four sizes.",
+        "beginning and at the end they are as near to float64 as eager is, as native code must be. Random programs and",
+        "networks of dynamic sizes run at several sizes.",
         "",
         "| | interpreted | right | refused by a named error | wrong | scheduling steps compared |",
         "|---|---|---|---|---|---|",
     ]
-    shown = {"zoo:static": "zoo, static", "zoo:dynamic": "zoo, dynamic", "programs": "random programs"}
-    for prefix, label in shown.items():
+    for prefix, label in SHOWN.items():
         group = [row for row in rows.values() if row.name.startswith(prefix)]
         counts = Counter(row.outcome for row in group)
         wrong, steps = counts["wrong"] + counts["failed"], sum(row.steps for row in group)
@@ -204,7 +246,7 @@ def write_report(rows: dict[str, Row]) -> str:
 
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("kind", choices=("zoo", "programs", "report"))
+    parser.add_argument("kind", choices=("zoo", "programs", "networks", "report"))
     parser.add_argument("--journal", type=Path, required=True)
     parser.add_argument("--start", type=int, default=0)
     parser.add_argument("--count", type=int, default=10**9)

@@ -47,7 +47,7 @@ from ingot.lowering.loop_ir import (
 )
 from ingot.lowering.loop_module import Module
 from ingot.scheduling.buffer_planning import MemoryPlan
-from ingot.targets.base import Fault, ReferenceRule
+from ingot.targets.base import Fault, ReferenceRule, StepRunner
 from ingot.targets.reference.attention import classify_mask_blocks, run_attention, run_attention_backward
 from ingot.targets.reference.body_evaluator import BodyEvaluator, LocalBuffer, make_local
 from ingot.targets.reference.extern_kernels import KERNELS
@@ -118,7 +118,8 @@ class Interpreter:
         try:
             if rule is None:
                 raise Fault("the interpreter has no rule for it")
-            rule(self, step)
+            runner: StepRunner = self
+            rule(runner, step)
         except IngotError:
             raise
         except (Fault, ValueError, IndexError) as fault:  # NumPy's own errors tell of sizes that do not fit
