@@ -16,7 +16,7 @@ from ingot.errors import ScheduleError
 from ingot.lowering.dependence import History, reads_and_writes
 from ingot.lowering.index_expr import Expr, coefficient_of, substitute, symbol
 from ingot.lowering.loop_body import BodyBuilder, rewrite
-from ingot.lowering.loop_ir import Body, Load, LoopNest, Map, Op, Reduce, Stmt
+from ingot.lowering.loop_ir import Body, Gemm, Load, LoopNest, Map, Op, Reduce, Stmt
 from ingot.lowering.loop_module import Module
 from ingot.scheduling import buffer_planning, fusion, loop_collapse
 from ingot.targets.cpu.schedule import horizontal_fusion, pipeline
@@ -396,3 +396,12 @@ def test_the_last_fusion_pass_is_one_that_the_schedule_has() -> None:
     names = {name for name, _ in pipeline.SCHEDULE} | {"buffer_planning"}
     assert {mutant.step for mutant in MUTANTS.values()} <= names
     assert {name for name, _ in fusion.fusion_passes(pipeline.FUSION_LIMITS)} <= names
+
+
+def test_both_halves_of_a_model_that_trains_are_checked(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, given = Chained(), x(9, 16)
+    trained = ingot.compile(model, (given,), training=True, check="numerics")
+    torch.testing.assert_close(trained(given), model(given))
+    behind("siblings", change_steps(lambda step: replace(step, k=1) if isinstance(step, Gemm) else step))(monkeypatch)
+    with pytest.raises(ScheduleError, match="'siblings'"):
+        ingot.compile(model, (given,), training=True, check="numerics")(given)
