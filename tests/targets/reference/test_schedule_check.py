@@ -327,6 +327,7 @@ def test_a_fault_is_laid_at_its_step(name: str, monkeypatch: pytest.MonkeyPatch)
     said = str(caught.value)
     assert f"{mutant.step!r}" in said.splitlines()[0], said
     assert mutant.says in said, said
+    assert ("disable_passes" in said) == (mutant.step != "buffer_planning")  # which cannot be left out
 
 
 def test_the_error_names_output_difference_and_line(monkeypatch: pytest.MonkeyPatch) -> None:

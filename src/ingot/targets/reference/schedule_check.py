@@ -99,7 +99,7 @@ class ScheduleCheck:
         arrays = interpreter.memory.arrays
         if memory_plan is not None:  # temporaries have overwritten each other by now
             arrays = {name: array for name, array in arrays.items() if module.buffers[name].kind != "temporary"}
-        return {name: decode(array, module.buffers[name].dtype) for name, array in arrays.items() if array.size}
+        return {name: _read(array, module.buffers[name].dtype) for name, array in arrays.items() if array.size}
 
     def compare(self, name: str, before: Module, after: Module, memory_plan: MemoryPlan | None = None) -> None:
         """Raises ScheduleError if the module computes something else after a pass than before it."""
@@ -109,12 +109,20 @@ class ScheduleCheck:
         try:
             new = self.run(after, memory_plan)
         except InterpreterError as error:
-            raise ScheduleError(_explain(name, str(error))) from error
+            raise ScheduleError(self._explain(name, str(error))) from error
         found = find_difference(after, old, new, _tolerance(after, _BETWEEN_MODULES))
         if found is not None:
-            raise ScheduleError(_explain(name, _locate(after, found, old, new)))
+            raise ScheduleError(self._explain(name, _locate(after, found, old, new)))
         if memory_plan is None:
             self._known = (after, new)
+
+    def _explain(self, name: str, why: str) -> str:
+        avoid = f", and compile with disable_passes={{{name!r}}} until then"
+        return format_error(
+            f"The scheduling step {name!r} changed what the module computes.",
+            why=why,
+            fix=f"report this bug of Ingot{avoid if name in self.target.optional_passes else ''}",
+        )
 
     def _values_of(self, module: Module) -> dict[str, Array]:
         if self._known is None or self._known[0] is not module:
@@ -127,7 +135,7 @@ class ScheduleCheck:
         try:
             mine = self._values_of(module)
         except InterpreterError as error:
-            raise ScheduleError(_explain("lower", str(error))) from error
+            raise ScheduleError(_explain_lowering(str(error))) from error
         try:
             theirs = {} if module.draws else self._run_torch(module)
         except (RuntimeError, ValueError):  # an operator that torch has for its own compiler alone
@@ -137,7 +145,7 @@ class ScheduleCheck:
         found = find_difference(module, theirs, mine, _tolerance(module, _AGAINST_TORCH))
         if found is not None:
             raise ScheduleError(
-                _explain("lower", f"torch gives something else: {_locate(module, found, theirs, mine)}")
+                _explain_lowering(f"torch gives something else: {_locate(module, found, theirs, mine)}")
             )
         return True
 
@@ -162,10 +170,15 @@ class ScheduleCheck:
             if module.buffers[weight.buffer].kind == "state":
                 found[weight.buffer] = program.state_dict[weight.source]
         return {
-            name: decode(store_tensor(value, module.buffers[name].dtype), module.buffers[name].dtype).reshape(-1)
+            name: _read(store_tensor(value, module.buffers[name].dtype), module.buffers[name].dtype).reshape(-1)
             for name, value in found.items()
             if not isinstance(value, torch.Tensor) or value.numel()
         }
+
+
+def _read(array: Array, dtype: str) -> Array:
+    """What is stored, as values; bools stay bytes, since a temporary may have some that nothing wrote."""
+    return array if dtype == "bool" else decode(array, dtype)
 
 
 def _copy(value: Any) -> Any:
@@ -236,11 +249,5 @@ def _locate(module: Module, found: Difference, old: Mapping[str, Array], new: Ma
     return f"{shown} {found.problem}{where}"
 
 
-def _explain(name: str, why: str) -> str:
-    if name == "lower":
-        return format_error("A module does not compute what its program does.", why=why, fix="report this bug of Ingot")
-    return format_error(
-        f"The scheduling step {name!r} changed what the module computes.",
-        why=why,
-        fix=f"report this bug of Ingot, and compile with disable_passes={{{name!r}}} until then",
-    )
+def _explain_lowering(why: str) -> str:
+    return format_error("A module does not compute what its program does.", why=why, fix="report this bug of Ingot")
