@@ -161,6 +161,13 @@ def test_functions(name: str) -> None:
     compare(function, args)
 
 
+def test_convolutions_of_no_image() -> None:
+    batch = torch.export.Dim("batch", min=0, max=9)
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(3, 5, 3, stride=2, padding=1), nn.ReLU(), nn.Conv2d(5, 4, 1)).eval()
+    compare(model, (x(2, 3, 9, 7),), (x(0, 3, 9, 7),), (x(1, 3, 9, 7),), dynamic_shapes=({0: batch},))
+
+
 def test_attention_of_no_batch_and_of_one_key() -> None:
     batch, length = torch.export.Dim("batch", min=0, max=9), torch.export.Dim("length", min=1, max=90)
 

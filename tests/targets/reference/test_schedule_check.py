@@ -72,6 +72,16 @@ class Chained(nn.Module):
         return self.c(torch.relu(self.b(first))) + first
 
 
+class Replacing(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(16, 16)
+
+    def forward(self, a: X) -> X:
+        a.copy_(self.linear(a))
+        return a.sum()
+
+
 class Normalized(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -98,6 +108,7 @@ def transpose(a: X) -> X:
 MODELS: dict[str, tuple[Callable[[], Any], Callable[[], tuple[X, ...]]]] = {
     "products": (Products, lambda: (x(20, 16),)),
     "counting": (Counting, lambda: (x(5, 6),)),
+    "replacing": (Replacing, lambda: (x(9, 16),)),
     "residual": (Chained, lambda: (x(9, 16),)),
     "normalized": (Normalized, lambda: (x(3, 40),)),
     "shift": (lambda: shift, lambda: (x(3, 11),)),
@@ -232,11 +243,12 @@ def change_width(step: Stmt) -> Stmt:
     return replace(step, b=replace(step.b, width=16)) if isinstance(step, PackedGemm) else step
 
 
-def keep_first_store(step: Stmt) -> Stmt:
-    """Loses what the epilogue stores for a second reader."""
-    if not isinstance(step, PackedGemm) or len(step.epilogue.stores) < 2:
+def write_to_operand(step: Stmt) -> Stmt:
+    """The product's result goes where its rows are."""
+    if not isinstance(step, PackedGemm):
         return step
-    return step.replace_epilogue(replace(step.epilogue, stores=step.epilogue.stores[1:]))
+    stores = (*step.epilogue.stores, replace(step.epilogue.stores[0], buffer=step.a.buffer))
+    return step.replace_epilogue(replace(step.epilogue, stores=stores))
 
 
 @dataclass(frozen=True)
@@ -264,6 +276,9 @@ MUTANTS = {
     ),
     "a mask is dropped": Mutant(
         "shift", "map_fusion", behind("map_fusion", change_steps(change_body(drop_mask))), "it accesses"
+    ),
+    "an epilogue overwrites its operand": Mutant(
+        "replacing", "epilogue_fusion", behind("epilogue_fusion", change_steps(write_to_operand)), "which it reads"
     ),
     "a reduction is of another kind": Mutant(
         "normalized", "row_fusion", behind("row_fusion", change_steps(change_kind))

@@ -44,6 +44,7 @@ from ingot.lowering.loop_ir import (
     Stmt,
     Store,
     While,
+    WithEpilogue,
 )
 from ingot.lowering.loop_module import Module
 from ingot.scheduling.buffer_planning import MemoryPlan
@@ -52,7 +53,8 @@ from ingot.targets.reference.attention import classify_mask_blocks, run_attentio
 from ingot.targets.reference.body_evaluator import BodyEvaluator, LocalBuffer, make_local
 from ingot.targets.reference.extern_kernels import KERNELS
 from ingot.targets.reference.index_grid import Grid, IntArray, evaluate_index, halve, make_grid, pick_points
-from ingot.targets.reference.memory import Array, Memory, computed_type, encode, write
+from ingot.targets.reference.memory import Array, Memory, encode, write
+from ingot.targets.reference.products import cut_view, run_convolution, run_gemm
 from ingot.targets.reference.reductions import combine, start_value
 
 # Points of a grid that are evaluated at once.
@@ -118,6 +120,7 @@ class Interpreter:
         try:
             if rule is None:
                 raise Fault("the interpreter has no rule for it")
+            _check_operands(step)
             runner: StepRunner = self
             rule(runner, step)
         except IngotError:
@@ -249,7 +252,7 @@ class Interpreter:
         flat = np.ascontiguousarray(self.values(view.buffer))
         steps = (self.size(view.rows), self.size(view.columns))
         offsets = self.place(view.offset, batch)
-        return [_cut(flat, offset, (rows, columns), steps, view.buffer) for offset in offsets]
+        return [cut_view(flat, offset, (rows, columns), steps, view.buffer) for offset in offsets]
 
     def place(self, offset: Size, batch: Sequence[Loop]) -> list[int]:
         """An offset at each point of the batch loops, in order."""
@@ -258,28 +261,12 @@ class Interpreter:
         return [int(place) for place in places.reshape(-1)]
 
 
-def _cut(flat: Array, offset: int, shape: Sequence[int], steps: Sequence[int], name: str) -> Array:
-    """A strided part of a buffer, which must have all of it."""
-    if 0 in shape:
-        return np.empty(shape, flat.dtype)
-    reach = [(size - 1) * step for size, step in zip(shape, steps, strict=True)]
-    low, high = offset + sum(min(r, 0) for r in reach), offset + sum(max(r, 0) for r in reach)
-    if low < 0 or high >= flat.size:
-        raise Fault(f"it reads {name} from {low} to {high}, and {name} has {flat.size} elements")
-    strides = [step * flat.itemsize for step in steps]
-    return np.lib.stride_tricks.as_strided(flat[offset:], shape, strides, writeable=False)
-
-
-def multiply(a: Array, b: Array, dtype: str) -> Array:
-    """A product of matrices in float64, which is exact for integers of 8 bits, as values of the sums' dtype."""
-    with np.errstate(all="ignore"):
-        return round_sums(a.astype(np.float64) @ b.astype(np.float64), dtype)
-
-
-def round_sums(sums: Array, dtype: str) -> Array:
-    """Sums in float64 as values of their dtype."""
-    made = sums.astype(np.int64) if computed_type(dtype).kind in "iu" else sums
-    return made.astype(computed_type(dtype))
+def _check_operands(step: Stmt) -> None:
+    """An epilogue runs while other sums are still computed: it may overwrite nothing that they read."""
+    if isinstance(step, WithEpilogue):
+        lost = step.operand_buffers() & {store.buffer for store in step.epilogue.stores}
+        if lost:
+            raise Fault(f"its epilogue overwrites {', '.join(sorted(lost))}, which it reads")
 
 
 def _is_in_place(steps: Sequence[Map | Reduce], local: Sequence[str] = ()) -> bool:
@@ -358,70 +345,6 @@ def _run_scan(run: Interpreter, step: Scan) -> None:
             run.store(store, results[store.result], here, evaluator.index(store.index), False)
 
 
-# ---------------------------------------------------------------------- products
-
-
-def _run_gemm(run: Interpreter, step: Gemm) -> None:
-    m, n, k = (run.size(size) for size in (step.m, step.n, step.k))
-    check_batch(step.batch, step.epilogue)
-    left = run.matrices(step.a, step.batch, m, k)
-    right = run.matrices(step.b, step.batch, k, n)
-    sums = [multiply(a, b, step.dtype) for a, b in zip(left, right, strict=True)]
-    run.run_epilogue(step.epilogue, np.stack(sums) if sums else np.empty(0, computed_type(step.dtype)))
-
-
-def check_batch(batch: Sequence[Loop], epilogue: Map) -> None:
-    """The outer loops of an epilogue are those of its step: kernels open them once for both."""
-    if tuple(epilogue.loops[: len(batch)]) != tuple(batch):
-        raise Fault("the outer loops of its epilogue are not its own")
-
-
-def _run_convolution(run: Interpreter, step: Convolution) -> None:
-    images, groups = run.size(step.images), step.groups
-    size, out = (tuple(map(run.size, sizes)) for sizes in (step.size, step.out_size))
-    shape = (images, groups * step.channels, *size)
-    steps = [run.size(stride) for stride in step.x.strides]
-    x = _cut(np.ascontiguousarray(run.values(step.x.buffer)), run.size(step.x.offset), shape, steps, step.x.buffer)
-    taps = (step.out_channels, step.channels, *step.kernel)
-    steps = [run.size(stride) for stride in step.weight.strides]
-    flat = np.ascontiguousarray(run.values(step.weight.buffer))
-    weight = _cut(flat, run.size(step.weight.offset), taps, steps, step.weight.buffer)
-    sums = convolve(x, weight, out, step.stride, [run.size(p) for p in step.padding], step.dilation, groups)
-    run.run_epilogue(step.epilogue, round_sums(np.moveaxis(sums, 1, -1), step.dtype))
-
-
-def convolve(
-    x: Array,
-    weight: Array,
-    out: Sequence[int],
-    stride: Sequence[int],
-    padding: Sequence[int],
-    dilation: Sequence[int],
-    groups: int,
-    outside: float = 0.0,
-) -> Array:
-    """[n, o, p…] in float64: a product of matrices for each tap. What a window reads outside the image is `outside`."""
-    images, channels, *size = x.shape
-    outs, kernel = weight.shape[0], weight.shape[2:]
-    reach = [(o - 1) * s + (k - 1) * d + 1 for o, s, k, d in zip(out, stride, kernel, dilation, strict=True)]
-    before = [max(p, 0) for p in padding]
-    after = [max(r - p - n, 0) for r, p, n in zip(reach, padding, size, strict=True)]
-    margins = [(0, 0), (0, 0), *zip(before, after, strict=True)]
-    padded = np.pad(x.astype(np.float64), margins, constant_values=outside)
-    each = (groups, outs // groups)
-    total = np.zeros((images, *each, math.prod(out)))
-    for tap in np.ndindex(*kernel):
-        starts = [b - p + t * d for b, p, t, d in zip(before, padding, tap, dilation, strict=True)]
-        cut = [
-            slice(b, b + (o - 1) * s + 1, s) if o else slice(0, 0) for b, o, s in zip(starts, out, stride, strict=True)
-        ]
-        window = padded[(slice(None), slice(None), *cut)].reshape(images, groups, channels // groups, -1)
-        factors = weight[(slice(None), slice(None), *tap)].astype(np.float64).reshape(*each, -1)
-        with np.errstate(all="ignore"):
-            total += factors @ window
-    return total.reshape(images, outs, *out)
-
-
 # ---------------------------------------------------------------------- the rest
 
 
@@ -468,8 +391,8 @@ _RULES: dict[type[Stmt], Callable[[Any, Any], None]] = {
     Reduce: _run_reduce,
     LoopNest: _run_nest,
     Scan: _run_scan,
-    Gemm: _run_gemm,
-    Convolution: _run_convolution,
+    Gemm: run_gemm,
+    Convolution: run_convolution,
     Attention: run_attention,
     AttentionBackward: run_attention_backward,
     ClassifyMaskBlocks: classify_mask_blocks,
