@@ -89,6 +89,10 @@ ENTRIES = (
     _report("native_zoo", "{python} -m tests.support.zoo_sweep {journal} &&"
             " {python} -m tests.support.zoo_sweep {journal} --report {output}", *_NATIVE),
     _report("native_programs", "{python} -m pytest -q -m slow tests/e2e/test_random_programs.py", *_NATIVE),
+    _report("reference_target", "{python} -m tests.support.reference_sweep zoo --journal {journal} &&"
+            " {python} -m tests.support.reference_sweep networks --count 200 --journal {journal} &&"
+            " {python} -m tests.support.reference_sweep programs --count 2000 --journal {journal} --write {output}",
+            *_NATIVE),
     _report("winograd", "{python} -m tests.support.winograd_accuracy > {output}", *_BACK_END),
     _report("onnx_samples", "{python} -m tests.onnx.sample_sweep --json {journal} --write {output}", *_ONNX,
             "tests/onnx"),

@@ -21,13 +21,16 @@ from ingot.config import Settings
 from ingot.errors import MissingMember, PassError, UnknownTarget, format_error
 from ingot.interop.train_eval import warn_of_train_mode
 from ingot.ir.program import Program
-from ingot.lowering.loop_module import Precision
-from ingot.passes.manager import run_pipeline
+from ingot.lowering.loop_module import Module, Precision
+from ingot.passes.manager import Check, run_pipeline
 from ingot.serialization import program_file
 from ingot.targets.base import Target
 from ingot.targets.cpu.build.isa import host
 from ingot.targets.cpu.build.page_prefault import Pages
 from ingot.targets.cpu.target import CPU, CpuTarget
+from ingot.targets.reference.interpreted_model import InterpretedModel
+from ingot.targets.reference.schedule_check import schedule_checked
+from ingot.targets.reference.target import ReferenceTarget
 from ingot.targets.registry import find_target
 from ingot_runtime import Trust, open_container
 from ingot_runtime.container import skip_nothing, skip_program
@@ -47,6 +50,21 @@ OPTIONAL_PASSES = (*pipelines.OPTIONAL, *CPU.optional_passes)
 
 
 @overload
+def compile(  # type: ignore[overload-overlap]  # a string that is not known ahead may be that of this target, too
+    model: nn.Module | Callable[..., Any] | Program,
+    args: Sequence[Any] = ...,
+    kwargs: Mapping[str, Any] | None = ...,
+    *,
+    dynamic_shapes: Any = ...,
+    target: Literal["reference"],
+    precision: Precision = ...,
+    disable_passes: Collection[str] = ...,
+    check: Check = ...,
+    on_stage: StageHook = ...,
+) -> InterpretedModel: ...
+
+
+@overload
 def compile(
     model: nn.Module | Callable[..., Any] | Program,
     args: Sequence[Any] = ...,
@@ -60,6 +78,7 @@ def compile(
     precision: Precision = ...,
     disable_passes: Collection[str] = ...,
     training: Literal[False] = ...,
+    check: Check = ...,
     on_stage: StageHook = ...,
 ) -> CompiledModel: ...
 
@@ -75,6 +94,7 @@ def compile(
     cache: bool = ...,
     disable_passes: Collection[str] = ...,
     training: Literal[True],
+    check: Check = ...,
     on_stage: StageHook = ...,
 ) -> TrainableModel: ...
 
@@ -92,8 +112,9 @@ def compile(
     precision: Precision = "float32",
     disable_passes: Collection[str] = (),
     training: bool = False,
+    check: Check = None,
     on_stage: StageHook = _ignore_stage,
-) -> CompiledModel | TrainableModel:
+) -> CompiledModel | TrainableModel | InterpretedModel:
     """The model, or a Program of it, as native code that is called like the model.
 
     `target` is the machine to compile for: a name or a Target. `threads` defaults to one per core. `cache=False` runs
@@ -103,23 +124,36 @@ def compile(
     among `OPTIONAL_PASSES`, besides those in INGOT_DISABLE_PASSES; the result computes the same, more slowly.
     `on_stage` is called with the name of each stage and returns a context manager that the stage runs in.
 
+    `target` "reference" interprets the model's loops with NumPy, slowly: the result is an InterpretedModel, which is
+    called in the same way and has no file. With `check` "numerics" the loops are interpreted on the example before and
+    after every scheduling step, and ScheduleError names the first that changes what they compute, or says that they do
+    not compute what torch does; "structure" runs every rule of the loop IR's verifier after every step.
+
     With `training`, forward and backward both become native code, and autograd goes through the call: gradients reach
     the model's own parameters and the arguments. The sizes are then those of the example.
     """
-    machine = _find_cpu(target)
+    found = find_target(target)
+    machine = found if isinstance(found, ReferenceTarget) and not training else _find_cpu(found)
     check_threads(threads)
     _check_precision(precision)
+    _validate_check(check)
     disabled = resolve_disabled(disable_passes)
     if training:
-        return _compile_training(machine, model, args, kwargs, dynamic_shapes, threads, cache, disabled, on_stage)
+        assert isinstance(machine, CpuTarget)
+        return _compile_training(
+            machine, model, args, kwargs, dynamic_shapes, threads, cache, disabled, check, on_stage
+        )
     with _gc.pause(), internals.real_tensors(), Pages(_state_bytes(model)) as pages:
         with on_stage("capture"):
             program = (
                 model if isinstance(model, Program) else capture(model, args, kwargs, dynamic_shapes=dynamic_shapes)
             )
         warn_of_train_mode(program, stacklevel=3)
+        if isinstance(machine, ReferenceTarget):
+            program, module = _lower_program(machine, program, precision, disabled, check, on_stage)
+            return InterpretedModel(machine, program, module)
         return _compile_program(
-            machine, program, type(model).__name__, threads, cache, isa, precision, disabled, on_stage, pages
+            machine, program, type(model).__name__, threads, cache, isa, precision, disabled, check, on_stage, pages
         )
 
 
@@ -159,6 +193,29 @@ def _check_precision(precision: str) -> None:
         raise ValueError(f"precision is {precision!r}: give {' or '.join(map(repr, known))}")
 
 
+def _validate_check(check: str | None) -> None:
+    if check not in (None, "structure", "numerics"):
+        raise ValueError(f"check is {check!r}: give None, 'structure' or 'numerics'")
+
+
+def _lower_program(
+    target: Target[Any],
+    program: Program,
+    precision: Precision,
+    disabled: frozenset[str],
+    check: Check,
+    on_stage: StageHook,
+) -> tuple[Program, Module]:
+    """The program after its passes, and its scheduled loops."""
+    with on_stage("passes"):
+        program = run_cpu_pipeline(program, disabled, target)
+    with on_stage("lower"):
+        module = target.lower(program, precision, disabled)
+        if check == "numerics":
+            return program, schedule_checked(target, program, module, disabled)
+        return program, target.schedule(module, disabled, verify=check is not None)
+
+
 def _compile_program(
     target: CpuTarget,
     program: Program,
@@ -168,13 +225,11 @@ def _compile_program(
     isa: str | Sequence[str] | None,
     precision: Precision,
     disabled: frozenset[str],
+    check: Check,
     on_stage: StageHook,
     pages: Pages,
 ) -> CompiledModel:
-    with on_stage("passes"):
-        program = run_cpu_pipeline(program, disabled, target)
-    with on_stage("lower"):
-        module = target.schedule(target.lower(program, precision, disabled), disabled)
+    program, module = _lower_program(target, program, precision, disabled, check, on_stage)
     with on_stage("emit"):
         source = target.emit(module, title=title)
     with on_stage("cc"), ThreadPoolExecutor(1) as aside:  # the C compiler works while the weights are packed
@@ -201,6 +256,7 @@ def _compile_training(
     threads: int | None,
     cache: bool,
     disabled: frozenset[str],
+    check: Check,
     on_stage: StageHook,
 ) -> TrainableModel:
     if dynamic_shapes is not None or (isinstance(model, Program) and model.dims):
@@ -213,10 +269,10 @@ def _compile_training(
 
     def build(half: nn.Module, inputs: Sequence[torch.Tensor]) -> CompiledModel:
         with on_stage("capture"):
-            program = capture(half, inputs)
+            program = capture(half, inputs if check != "numerics" else _draw(inputs))
         with Pages(0) as pages:
             compiled = _compile_program(
-                target, program, type(half).__name__, threads, cache, None, "float32", disabled, on_stage, pages
+                target, program, type(half).__name__, threads, cache, None, "float32", disabled, check, on_stage, pages
             )
         compiled.program.example_inputs = None  # tensors as large as the model's own, that nobody reads
         return compiled
@@ -226,6 +282,14 @@ def _compile_training(
     with on_stage("passes"):
         program = _run_pipeline(program, pipelines.TRAINING, target)
     return TrainableModel(program, build)
+
+
+def _draw(inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Random numbers in place of the zeros that the halves of a model are captured on: with those, all is right."""
+    draws = torch.Generator().manual_seed(0)
+    return [
+        torch.randn(x.shape, generator=draws, dtype=x.dtype) if x.is_floating_point() else x.clone() for x in inputs
+    ]
 
 
 def load(path: str | os.PathLike[str], *, native: bool = True, trust: Trust = True) -> Program | LoadedModel:

@@ -26,6 +26,7 @@
     ├── CompileError                a Program could not become native code
     │   ├── UnsupportedOperator     an operator has no rule
     │   ├── ScheduleError           a scheduling pass broke the module that it was given: a bug in Ingot
+    │   ├── InterpreterError        a step of a module accesses what it may not, or has no meaning: a bug in Ingot
     │   ├── UnknownTarget           there is no target of the name that was given
     │   ├── UnsupportedMachine      an instruction set that is not known, or that the compiler does not support
     │   ├── NoCompiler              there is no C compiler that works
@@ -173,6 +174,10 @@ class ScheduleError(CompileError):
     """A scheduling pass made a module that is not well formed: a bug in Ingot, named by its pass."""
 
 
+class InterpreterError(CompileError):
+    """A step of a module cannot be interpreted: it accesses memory outside its buffers, for one."""
+
+
 class UnknownTarget(CompileError, ValueError):
     """There is no target of the name that was given."""
 
@@ -262,6 +267,7 @@ __all__ = [
     "ForbiddenOperator",
     "IngotError",
     "InputError",
+    "InterpreterError",
     "InvalidKey",
     "LiteralError",
     "MissingFile",

@@ -140,7 +140,7 @@ def test_everything_is_verified_where_checking_is_on(monkeypatch: pytest.MonkeyP
     schedule(module)
     said = "scheduling pass 'loop_order'(.|\n)*which is outside its 16 elements, at i1 = 15"
     with pytest.raises(ScheduleError, match=said):
-        schedule(module, check="structure")
+        schedule(module, verify=True)
     monkeypatch.setenv("INGOT_CHECK", "1")
     with pytest.raises(ScheduleError, match=said):
         schedule(module)
@@ -189,7 +189,7 @@ def check_items(prefix: str, every: int) -> int:
             for program in item.programs():
                 disabled = item.options.get("disabled", ())
                 module = CPU.lower(program, item.options.get("precision", "float32"), disabled)
-                schedule(module, disabled, check="structure")
+                schedule(module, disabled, verify=True)
                 count += 1
     return count
 
@@ -198,7 +198,7 @@ def check_items(prefix: str, every: int) -> int:
 def test_models_of_every_kernel_hold(name: str) -> None:
     case = CASES[name]
     _, module = lowered(model_of(name), case.args(), dynamic_shapes=case.dynamic_shapes, fused=False)
-    schedule(module, check="structure")
+    schedule(module, verify=True)
 
 
 def test_a_sample_of_models_holds() -> None:

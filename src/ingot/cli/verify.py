@@ -1,6 +1,7 @@
 """`ingot verify`: a factory's model with its numbers compared after every pass.
 
-With --bisect the compiled model is compared with eager, and where they differ the pass that is to blame is found."""
+With --bisect the compiled model is compared with eager, and where they differ the pass that is to blame is found. With
+--schedule its loops are interpreted before and after every scheduling step."""
 
 from __future__ import annotations
 
@@ -24,6 +25,9 @@ def run(
     bisect: Annotated[
         bool, typer.Option("--bisect", help="Compile instead; if a result is wrong, find the pass that makes it so.")
     ] = False,
+    schedule: Annotated[
+        bool, typer.Option("--schedule", help="Interpret the loops before and after every scheduling step instead.")
+    ] = False,
     precision: Precise = "float32",
     as_json: AsJson = False,
     debug: Debug = False,
@@ -31,9 +35,14 @@ def run(
     """Run every pass on a model and compare results before and after, in its own dtype and in float64."""
     dynamic_shapes = parse_dynamic(dynamic or ())
     stages = Stages()
+    if bisect and schedule:
+        raise typer.BadParameter("--bisect and --schedule are two ways to find a wrong pass: give one of them.")
+    if (bisect or schedule) and passes is not None:
+        name = "--bisect" if bisect else "--schedule"
+        raise typer.BadParameter(f"{name} compiles with the passes of compile: leave --passes out.")
+    if schedule:
+        return _check_schedule(reference, dynamic_shapes, precision, stages)
     if bisect:
-        if passes is not None:
-            raise typer.BadParameter("--bisect compiles with the passes of compile: leave --passes out.")
         return _bisect(reference, dynamic_shapes, precision, stages)
     with stages("import", "importing torch"):
         from ingot import api
@@ -72,6 +81,40 @@ def run(
             row["agrees"],
         )
     return Result({"reference": reference, "dialect": program.dialect.name, "passes": rows}, (table,))
+
+
+def _check_schedule(reference: str, dynamic_shapes: Any, precision: Any, stages: Stages) -> Result:
+    with stages("import", "importing torch"):
+        from ingot import api
+        from ingot.compiler import run_cpu_pipeline
+        from ingot.ir.program import Program
+        from ingot.targets.cpu.target import CPU
+        from ingot.targets.reference.schedule_check import schedule_checked
+    model, args, kwargs = open_model(reference, stages, dynamic_shapes)
+    with stages("capture", "capturing"):
+        program = (
+            model
+            if isinstance(model, Program)
+            else api.capture(model, args, kwargs, dynamic_shapes=add_ranges(dynamic_shapes))
+        )
+    with stages("lower", "lowering"):
+        program = run_cpu_pipeline(program)
+        module = CPU.lower(program, precision)
+    rows: list[dict[str, Any]] = []
+    with stages("schedule", "interpreting before and after every step"):
+        scheduled = schedule_checked(
+            CPU,
+            program,
+            module,
+            observe=lambda name, before, after: rows.append(
+                {"step": name, "steps_before": len(before.steps), "steps_after": len(after.steps)}
+            ),
+        )
+    rows.append({"step": "buffer_planning", "steps_before": len(scheduled.steps), "steps_after": len(scheduled.steps)})
+    table = Table("scheduling step", "steps of the module", "numbers agree")
+    for row in rows:
+        table.add_row(row["step"], f"{row['steps_before']} → {row['steps_after']}", "yes")
+    return Result({"reference": reference, "schedule": rows}, (table,))
 
 
 def _bisect(reference: str, dynamic_shapes: Any, precision: Any, stages: Stages) -> Result:

@@ -11,15 +11,71 @@ A target is stateless: one object serves every compilation.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Mapping, Sequence
-from typing import Any, Generic, TypeVar
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any, Generic, Protocol, TypeAlias, TypeVar
+
+import torch
+from numpy.typing import NDArray
 
 from ingot.ir.program import Program
-from ingot.lowering.loop_module import Module, Precision, WeightLayout
+from ingot.lowering.index_expr import Size
+from ingot.lowering.loop_ir import Buffer, Loop, Map, MatrixView, Stmt
+from ingot.lowering.loop_module import Module, PackedWeight, Precision, WeightLayout
 from ingot.lowering.lower import lower, whole_operators
 from ingot.lowering.strategy import LoweringStrategy
 
 S = TypeVar("S")
+# Told of each scheduling pass: its name, and the modules before and after it.
+ScheduleObserver: TypeAlias = Callable[[str, Module, Module], None]
+
+
+def ignore_pass(name: str, before: Module, after: Module) -> None:
+    """The observer that looks at nothing."""
+
+
+class Fault(Exception):
+    """A step does what no step may: the interpreter adds which step it is."""
+
+
+class StepRunner(Protocol):
+    """What the interpreter of the loop IR gives to a rule that explains a target's own step.
+
+    Values are arrays in the dtype that they are computed in: float32 for the halves.
+    """
+
+    def size(self, size: Size) -> int:
+        """A size of this run."""
+
+    def values(self, name: str) -> NDArray[Any]:
+        """All elements of a buffer, flat."""
+
+    def write(self, name: str, values: NDArray[Any]) -> None:
+        """Writes all elements of a buffer."""
+
+    def poison(self, name: str) -> None:
+        """Makes a buffer one that nothing wrote."""
+
+    def matrices(self, view: MatrixView, batch: Sequence[Loop], rows: int, columns: int) -> list[NDArray[Any]]:
+        """The matrix of each point of the batch loops, in order."""
+
+    def place(self, offset: Size, batch: Sequence[Loop]) -> list[int]:
+        """An offset at each point of the batch loops, in order."""
+
+    def halve(self, count: int) -> tuple[NDArray[Any], NDArray[Any]]:
+        """Points that must not depend on each other, in two parts to be evaluated one after another."""
+
+    def run_epilogue(
+        self,
+        epilogue: Map,
+        sums: NDArray[Any],
+        beside: NDArray[Any] | None = None,
+        points: NDArray[Any] | None = None,
+    ) -> None:
+        """An epilogue on sums in the order of its points: all of them, or those at `points`."""
+
+
+# Interprets one of a target's own steps.
+ReferenceRule: TypeAlias = Callable[[Any, Any], None]
 
 
 class Target(ABC, Generic[S]):
@@ -31,6 +87,8 @@ class Target(ABC, Generic[S]):
     optional_passes: tuple[str, ...] = ()
     # Layouts of weights that its strategy and its schedule use, besides the model's own.
     layouts: tuple[type[WeightLayout], ...] = ()
+    # What the interpreter of the loop IR does with its own types of steps, and with its extern kernels by name.
+    reference_rules: Mapping[type[Stmt] | str, ReferenceRule] = {}
 
     @property
     def preserved_ops(self) -> tuple[Any, ...]:
@@ -46,8 +104,22 @@ class Target(ABC, Generic[S]):
         return lower(program, self.strategy(disabled), precision)
 
     @abstractmethod
-    def schedule(self, module: Module, disabled: Collection[str] = ()) -> Module:
-        """The module in fewer or faster steps, without the passes that are disabled; computes the same."""
+    def schedule(
+        self,
+        module: Module,
+        disabled: Collection[str] = (),
+        *,
+        verify: bool = False,
+        observe: ScheduleObserver = ignore_pass,
+    ) -> Module:
+        """The module in fewer or faster steps, without the passes that are disabled; computes the same. `verify`: every
+        rule of the loop IR's verifier holds after each pass, not only those that cost little. `observe` is called after
+        each pass."""
+
+    def pack_weight(self, weight: PackedWeight, buffer: Buffer, state: torch.Tensor) -> torch.Tensor:
+        """A tensor of the program's state as the module's steps read it. This target stores all as they are."""
+        assert weight.layout is None, f"{type(weight.layout).__name__} is not a layout of this target"
+        return state
 
     @abstractmethod
     def emit(self, module: Module, *, title: str = "model") -> S:

@@ -7,8 +7,9 @@ from typing import Any
 from ingot.errors import UnknownTarget, format_error
 from ingot.targets.base import Target
 from ingot.targets.cpu.target import CPU
+from ingot.targets.reference.target import REFERENCE
 
-TARGETS: dict[str, Target[Any]] = {CPU.name: CPU}
+TARGETS: dict[str, Target[Any]] = {CPU.name: CPU, REFERENCE.name: REFERENCE}
 
 
 def find_target(target: str | Target[Any]) -> Target[Any]:

@@ -196,7 +196,8 @@ def test_fewer_parts_than_were_captured_are_an_error(size: int) -> None:
 
     program = ingot.capture(model, (torch.zeros(6),))
     with pytest.raises(
-        ShapeError, match=r"(?s)split.Tensor returns \d values?, but the program reads value 3.*test_programs.py:\d+: .*# here"
+        ShapeError,
+        match=r"(?s)split.Tensor returns \d values?, but the program reads value 3.*test_programs.py:\d+: .*# here",
     ):
         ingot.shapes_of(program, {"x": (size,)})
 

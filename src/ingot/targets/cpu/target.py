@@ -6,20 +6,25 @@ import logging
 from collections.abc import Collection, Sequence
 from typing import get_args
 
+import torch
+
 from ingot.config import Settings
 from ingot.ir.program import Program
-from ingot.lowering.loop_module import Module
-from ingot.scheduling.buffer_planning import plan
-from ingot.targets.base import Target
+from ingot.lowering.index_expr import require_static
+from ingot.lowering.loop_ir import Buffer
+from ingot.lowering.loop_module import Module, PackedWeight
+from ingot.scheduling.buffer_planning import byte_size, plan
+from ingot.targets.base import ScheduleObserver, Target, ignore_pass
 from ingot.targets.cpu.build.cache import Cache
 from ingot.targets.cpu.build.isa import find_isa, host
 from ingot.targets.cpu.build.page_prefault import Pages
 from ingot.targets.cpu.build.toolchain import find
 from ingot.targets.cpu.codegen.module_emitter import CSource, emit
-from ingot.targets.cpu.codegen.weight_packing import WeightBlob, fill
+from ingot.targets.cpu.codegen.weight_packing import WeightBlob, fill, pack_weight
 from ingot.targets.cpu.kernel_selection.choices import KERNELS
 from ingot.targets.cpu.kernel_selection.strategy import CpuStrategy
 from ingot.targets.cpu.schedule.pipeline import SCHEDULE, schedule
+from ingot.targets.cpu.schedule.reference_semantics import REFERENCE_RULES
 from ingot.targets.cpu.schedule.weight_layouts import PackedLayout
 from ingot_runtime.cpu_features import cores
 
@@ -33,12 +38,20 @@ class CpuTarget(Target[CSource]):
     name = "cpu"
     optional_passes = (*KERNELS, *dict.fromkeys(name for name, _ in SCHEDULE))
     layouts = get_args(PackedLayout)
+    reference_rules = REFERENCE_RULES
 
     def strategy(self, disabled: Collection[str] = ()) -> CpuStrategy:
         return CpuStrategy(disabled)
 
-    def schedule(self, module: Module, disabled: Collection[str] = ()) -> Module:
-        return schedule(module, disabled)
+    def schedule(
+        self,
+        module: Module,
+        disabled: Collection[str] = (),
+        *,
+        verify: bool = False,
+        observe: ScheduleObserver = ignore_pass,
+    ) -> Module:
+        return schedule(module, disabled, verify=verify, observe=observe)
 
     def emit(self, module: Module, *, title: str = "model") -> CSource:
         source = emit(module, plan(module), title=title)
@@ -64,6 +77,11 @@ class CpuTarget(Target[CSource]):
             name: store.read_library(source.text, one, tools, extra_flags=(f'-DIG_ISA="{name}"',), parts=parts)
             for name, one in wanted.items()
         }
+
+    def pack_weight(self, weight: PackedWeight, buffer: Buffer, state: torch.Tensor) -> torch.Tensor:
+        made = torch.empty(require_static(byte_size(buffer)), dtype=torch.uint8)
+        pack_weight(made, weight, buffer, state)
+        return made.view(getattr(torch, buffer.dtype))
 
     def pack_weights(self, program: Program, module: Module, source: CSource, pages: Pages | None = None) -> WeightBlob:
         """The program's state as the module's kernels read it."""

@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 
 from ingot.ir.program import Program
 from ingot.lowering.index_expr import require_static
-from ingot.lowering.loop_module import Module
+from ingot.lowering.loop_ir import Buffer
+from ingot.lowering.loop_module import Module, PackedWeight
 from ingot.scheduling.buffer_planning import ALIGN
 from ingot.targets.cpu.build.page_prefault import Pages
 from ingot.targets.cpu.codegen.entry_points import PlacedWeight
@@ -64,38 +65,46 @@ def fill(program: Program, module: Module, source: CSource, pages: Pages | None 
 
     def write(place: PlacedWeight) -> None:
         weight = place.weight
-        state = program.state_dict.get(weight.source)
-        if state is None:
-            state = program.constants[weight.source]
-        state = state.detach().resolve_neg().resolve_conj()  # memory is copied below, and a lazy sign is not in it
-        dtype = getattr(torch, module.buffers[weight.buffer].dtype)
         target = torch.from_numpy(array[place.offset : place.offset + place.size])
-        layout: Any = weight.layout
-        match layout:
-            case None:
-                _assign(target.view(dtype).view(state.shape), state)
-            case StridedLayout():
-                _copy(target.view(dtype), state, layout.view)
-            case ScaledLayout():
-                _copy(target.view(dtype), state * layout.times if layout.times != 1 else state, layout.view)
-            case ColumnSumsLayout():
-                _sum(target.view(dtype), state, layout.view, layout.times)
-            case PanelLayout():
-                _copy(target.view(dtype), state - layout.minus if layout.minus else state, layout.view)
-            case WinogradPanelLayout():
-                _copy(target.view(dtype), winograd(state.to(dtype)), layout.view)
-            case InterleavedPanelLayout():
-                _interleave(target.view(dtype), state, layout)
-            case CodeWordLayout():
-                codes = state.to(torch.int16) - layout.minus if layout.minus else state
-                _words(target, codes.to(torch.int8), layout)
-            case _:
-                raise AssertionError(f"{type(layout).__name__} is not a layout of this target")
+        pack_weight(target, weight, module.buffers[weight.buffer], find_state(program, weight))
 
     with ThreadPoolExecutor(min(cores(), THREADS)) as threads:
         for _ in threads.map(write, (place for place in source.weights if place.size)):
             pass
     return WeightBlob(array, native_library.Blob(raw.data, begin), source.weights, module)
+
+
+def find_state(program: Program, weight: PackedWeight) -> torch.Tensor:
+    """The tensor of the program that a weight is made of."""
+    state = program.state_dict.get(weight.source)
+    return program.constants[weight.source] if state is None else state
+
+
+def pack_weight(target: torch.Tensor, weight: PackedWeight, buffer: Buffer, state: torch.Tensor) -> None:
+    """Fills the bytes `target` with one weight, as kernels read it."""
+    state = state.detach().resolve_neg().resolve_conj()  # memory is copied below, and a lazy sign is not in it
+    dtype = getattr(torch, buffer.dtype)
+    layout: Any = weight.layout
+    match layout:
+        case None:
+            _assign(target.view(dtype).view(state.shape), state)
+        case StridedLayout():
+            _copy(target.view(dtype), state, layout.view)
+        case ScaledLayout():
+            _copy(target.view(dtype), state * layout.times if layout.times != 1 else state, layout.view)
+        case ColumnSumsLayout():
+            _sum(target.view(dtype), state, layout.view, layout.times)
+        case PanelLayout():
+            _copy(target.view(dtype), state - layout.minus if layout.minus else state, layout.view)
+        case WinogradPanelLayout():
+            _copy(target.view(dtype), winograd(state.to(dtype)), layout.view)
+        case InterleavedPanelLayout():
+            _interleave(target.view(dtype), state, layout)
+        case CodeWordLayout():
+            codes = state.to(torch.int16) - layout.minus if layout.minus else state
+            _words(target, codes.to(torch.int8), layout)
+        case _:
+            raise AssertionError(f"{type(layout).__name__} is not a layout of this target")
 
 
 def winograd(taps: torch.Tensor) -> torch.Tensor:

@@ -11,11 +11,11 @@ from __future__ import annotations
 import logging
 import operator
 from collections.abc import Callable, Collection
-from typing import Literal
 
 from ingot.config import Settings
 from ingot.lowering.loop_module import Module
 from ingot.scheduling.fusion import fusion_passes
+from ingot.targets.base import ScheduleObserver, ignore_pass
 from ingot.targets.cpu.schedule.dual_gemm import fuse_dual_gemms
 from ingot.targets.cpu.schedule.horizontal_fusion import group_sibling_gemms
 from ingot.targets.cpu.schedule.limits import FUSION_LIMITS
@@ -38,13 +38,13 @@ def schedule(
     module: Module,
     disabled: Collection[str] = (),
     *,
-    check: Literal["structure", "numerics"] | None = None,
-    observe: Callable[[str, Module, Module], None] = lambda name, before, after: None,
+    verify: bool = False,
+    observe: ScheduleObserver = ignore_pass,
 ) -> Module:
     """The module after every pass that is not disabled. `observe` is called after each with the modules before and
     after it. Raises ScheduleError where a pass made a module that is not well formed: the structure is verified in any
-    case, and dtypes, extents and accesses too with `check` or where the environment asks for it (INGOT_CHECK)."""
-    full = check is not None or Settings.from_environment().check
+    case, and dtypes, extents and accesses too with `verify` or where the environment asks for it (INGOT_CHECK)."""
+    full = verify or Settings.from_environment().check
     verify_schedule(module, "lower", full=full)
     for name, run in SCHEDULE:
         if name not in disabled:

@@ -1,0 +1,1 @@
+"""The reference target: loops interpreted with NumPy."""
