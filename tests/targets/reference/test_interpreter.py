@@ -297,7 +297,7 @@ def test_a_load_outside_a_buffer_names_its_step() -> None:
 def test_a_masked_load_reads_nothing_where_the_mask_is_false() -> None:
     i, ops = index("i0", 4), BodyBuilder()
     inside = ops.call("lt", ops.index(i), ops.const(3, "int64"))
-    with ops.masked(inside):
+    with ops.mask(inside):
         value = ops.load("a", i + 1, "float32")
     step = Map((Loop("i0", 4),), ops.finish([value]), (Store("o", i, 0),))
     assert interpret(module_of(step)).tolist() == [1, 2, 3, 0]
