@@ -13,7 +13,7 @@ from torch import nn
 from typer.testing import CliRunner
 
 import ingot
-from ingot import compiler, passes
+from ingot import compiler, passes, pipelines
 from ingot.cli import app
 from ingot.errors import PassError
 from ingot.ir.program import Program
@@ -81,15 +81,15 @@ def test_a_broken_scheduling_pass_is_named(monkeypatch: pytest.MonkeyPatch, brok
 
 
 def test_a_broken_pass_over_the_graph_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = passes.cse
-
     def wrong(program: Program) -> int:
         for node in program.graph.nodes:
             if node.target is torch.ops.aten.relu.default:
                 node.target = torch.ops.aten.neg.default
-        return whole(program)
+        return passes.cse(program)
 
-    monkeypatch.setattr(passes, "cse", wrong)
+    wrong.__name__ = "cse"
+    made = tuple(wrong if item is passes.cse else item for item in pipelines.NATIVE)
+    monkeypatch.setattr(pipelines, "NATIVE", made)
     code, data = run()
     assert code == 1 and data["pass"] == "cse"
 
@@ -150,9 +150,9 @@ def test_the_environment_switches_passes_off(monkeypatch: pytest.MonkeyPatch) ->
     seen: list[frozenset[str]] = []
     whole = CPU.schedule
 
-    def watched(module: Module, disabled: frozenset[str]) -> Module:
+    def watched(module: Module, disabled: frozenset[str], **options: Any) -> Module:
         seen.append(disabled)
-        return whole(module, disabled)
+        return whole(module, disabled, **options)
 
     monkeypatch.setattr(CPU, "schedule", watched)
     monkeypatch.setenv("INGOT_DISABLE_PASSES", "pairs, strips")
