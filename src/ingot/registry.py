@@ -44,7 +44,7 @@ class Registry(Mapping[K, V]):
     def add(self, key: K, rule: V, *, tags: Collection[str] = ()) -> None:
         """Adds the rule for one key."""
         if key in self._rules:
-            raise ValueError(f"{key} has two {self._kind}s: {_name(self._rules[key])} and {_name(rule)}")
+            raise ValueError(f"{key} has a second {self._kind}: {_name(self._rules[key])} and {_name(rule)}")
         self._rules[key] = rule
         for tag in tags:
             self._tags.setdefault(tag, set()).add(key)

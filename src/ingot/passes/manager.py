@@ -31,6 +31,7 @@ from ingot.ir.dialects import Dialect
 from ingot.ir.outlining import graph_modules
 from ingot.ir.program import PassRecord, Program, check_program
 from ingot.ir.verifier import verify
+from ingot.registry import Registry
 
 _log = logging.getLogger("ingot.passes")
 
@@ -76,7 +77,7 @@ class PassInfo:
     retraces: bool = False
 
 
-REGISTRY: dict[str, Callable[..., int]] = {}
+REGISTRY: Registry[str, Callable[..., int]] = Registry("pass")
 _INFO: dict[Callable[..., int], PassInfo] = {}
 
 
@@ -91,9 +92,7 @@ def register(
 
     def enter(function: Callable[..., int]) -> Callable[..., int]:
         name = function.__name__
-        if name in REGISTRY:
-            raise ValueError(f"the pass {name} is registered already")
-        REGISTRY[name] = function
+        REGISTRY.add(name, function)
         _INFO[function] = PassInfo(name, takes, gives, exact, computes, retraces)
         return function
 
@@ -115,9 +114,8 @@ def transform(
     """A new program: this one after the passes. Raises PassError or VerifyError, and changes nothing, if one fails.
 
     `check` is None, "structure" (the verifier after each pass, and the fake kernels of the nodes that it changed) or
-    "numerics" (results before and after as well).
-    `snapshots` is a folder that gets a JSON file of each stage, to look at; or a function that is called with each
-    pass's name and the program that came of it.
+    "numerics" (results before and after as well). `snapshots` is a folder that gets a JSON file of each stage, or a
+    function that is called with each pass's name and the program after it.
     """
     check_program(program, "transform")
     if callable(passes):
