@@ -131,7 +131,7 @@ def test_fields_of_a_registered_dataclass_are_names(tmp_path: Path) -> None:
 
 def test_a_second_rule_for_an_operator_raises() -> None:
     target = next(iter(RULES))
-    with pytest.raises(ValueError, match="has two"):
+    with pytest.raises(ValueError, match="has a second"):
         exports(target)(lambda ex: None)
 
 
