@@ -14,6 +14,7 @@ from torch import nn
 import ingot
 from ingot import passes
 from ingot.errors import CaptureError, PassError
+from ingot.ir import metadata
 from ingot.ir.outlining import graph_modules
 from ingot.ir.signature import OutputKind
 from ingot.passes.decompositions import aten as decompositions
@@ -238,9 +239,24 @@ def test_circular_padding_goes_around_once() -> None:
         ingot.capture(Circular([-1, 2]), (torch.rand(2, 3, 2),))
 
 
+def test_symbols_stay_bound_by_their_nodes() -> None:
+    def read_twice(x: torch.Tensor) -> torch.Tensor:
+        y = torch.zeros(8, dtype=torch.int64)
+        y[0] = x[0]
+        first, second = x[5].item(), x[5].item()
+        torch._check(first * 2 + second > 3)
+        return y + first
+
+    program = ingot.capture(read_twice, (torch.arange(8),))
+    program = ingot.transform(program, [passes.functionalize, passes.cse])
+    items = [node for node in program.graph.nodes if node.target is torch.ops.aten.item.default]
+    bound = [set(metadata.bindings_of(node)) for node in items]
+    assert bound == [{metadata.value_of(node).node.expr} for node in items] and len(bound) == 2
+
+
 def test_a_decomposition_that_writes_through_views(monkeypatch: pytest.MonkeyPatch) -> None:
     """torch's own rule fills an empty tensor slice by slice."""
-    monkeypatch.delitem(decompositions._OWN, torch.ops.aten._pad_circular.default)
+    monkeypatch.delitem(decompositions._OWN._rules, torch.ops.aten._pad_circular.default)
     x = torch.rand(2, 3, 4)
     program = ingot.transform(ingot.capture(Circular([1, 1]), (x,)), [passes.functionalize])
     assert torch.equal(ingot.transform(program, [passes.decompose])(x), Circular([1, 1])(x))

@@ -274,7 +274,7 @@ def test_a_decomposition_that_fixes_a_size_is_an_error(monkeypatch: pytest.Monke
 
     program = ingot.capture(Large(), (torch.randn(5, 1, 3, 3),), dynamic_shapes={"x": {0: "n"}})
     monkeypatch.setitem(
-        aten._OWN, torch.ops.aten.upsample_bicubic2d.vec, lambda x, *_: x.new_zeros(int(x.shape[0]), 1, 4, 4)
+        aten._OWN._rules, torch.ops.aten.upsample_bicubic2d.vec, lambda x, *_: x.new_zeros(int(x.shape[0]), 1, 4, 4)
     )
     with pytest.raises(PassError, match="cannot be decomposed for every size n"):
         passes.decompose(program)

@@ -83,7 +83,8 @@ def check_road(captured: ingot.Program, calls: list[Call]) -> None:
     back = ingot.transform(road, [passes.erase_effect_tokens])
     for call in calls:
         args, *_ = call
-        assert_alike(call, running(stages["insert_effect_tokens"], args), True, "after effects")
+        assert_alike(call, running(stages["grad_mode"], args), True, "after grad_mode")
+        assert_alike(call, running(stages["insert_effect_tokens"], args), False, "after insert_effect_tokens")
         assert_alike(call, running(road, args), False, "after the pipeline")
         assert_alike(call, running(back, args), False, "after erase_effect_tokens")
 

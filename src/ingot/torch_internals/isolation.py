@@ -380,8 +380,9 @@ def _close_contexts(trace: types.TracebackType | None) -> None:
     while trace is not None:
         if trace.tb_frame.f_code.co_filename == contextlib.__file__:
             context = trace.tb_frame.f_locals.get("self")
-            if isinstance(context, contextlib._GeneratorContextManager):
-                context.gen.close()
+            generator = getattr(context, "gen", None)  # missing where the interrupt came before it was made
+            if isinstance(context, contextlib._GeneratorContextManager) and generator is not None:
+                generator.close()
         trace = trace.tb_next
 
 

@@ -275,7 +275,7 @@ MUTANTS = {
         "flip", "map_fusion", behind("map_fusion", change_steps(change_body(unflip))), "differs by up to"
     ),
     "a mask is dropped": Mutant(
-        "shift", "map_fusion", behind("map_fusion", change_steps(change_body(drop_mask))), "it accesses"
+        "shift", "map_fusion", behind("map_fusion", change_steps(change_body(drop_mask))), "is outside its 33 elements"
     ),
     "an epilogue overwrites its operand": Mutant(
         "replacing", "epilogue_fusion", behind("epilogue_fusion", change_steps(write_to_operand)), "which it reads"
@@ -290,7 +290,7 @@ MUTANTS = {
     "a loop ends early": Mutant(
         "transpose", "loop_order", behind("loop_order", change_steps(shorten_loop)), "nan or infinite"
     ),
-    "a strip loses a line": Mutant("strips", "strips", behind("strips", change_steps(lose_a_line)), "nan or infinite"),
+    "a strip loses a line": Mutant("strips", "strips", behind("strips", change_steps(lose_a_line)), "pixels of a grid"),
     "a strip reads too few lines": Mutant("strips", "strips", behind("strips", change_steps(narrow_window))),
     "a pair drops its second sum": Mutant("pair", "pairs", behind("pairs", change_steps(drop_second_sum)), "differ"),
     "a sibling reads elsewhere": Mutant(

@@ -136,6 +136,8 @@ class ReplayRecorder(GraphTracer):
         """Whether a composite operator returns a view of its arguments; its parts tell of which."""
         if not internals.is_composite_implicit(func) or internals.returns_fresh_tensor(func):
             return False
+        if not any("Tensor" in str(result.type) for result in func._schema.returns):
+            return False  # item(): to try it would bind the symbol that the recorded call is to bind
         if func is torch.ops.aten.dropout.default:
             return False  # kept, so that it can be switched on again; as a view it is its argument
         if internals.aliased_positions(func):
