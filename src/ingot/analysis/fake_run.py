@@ -62,7 +62,7 @@ class _FakeRun:
     def _run(self, region: internals.Region, module: fx.GraphModule) -> FakeRunFailure | None:
         region.enter(internals.exporting())
         region.enter(internals.discard_guards(self.env))
-        region.hold(internals.enable_python_dispatcher())
+        region.hold(internals.enable_python_dispatcher)
         region.enter(self.mode)
         for device in ("cpu", "cuda"):
             torch.set_autocast_enabled(device, False)  # what is on around verify() does not belong to the program

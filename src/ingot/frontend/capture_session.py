@@ -204,7 +204,7 @@ class CaptureSession:
         region.enter(self.watch.env.report_checks(recorder.checks.note))
         self.modules.follow(region, recorder.sync_grad_mode, self._record_tracepoint)
         region.enter(self.mode)
-        region.hold(internals.enable_python_dispatcher())
+        region.hold(internals.enable_python_dispatcher)
         region.enter(recorder)
         internals.keep_process_state(region)  # put back before the modes above are left, in their order
 

@@ -289,15 +289,18 @@ class _Entered:
 
 
 class _Held:
-    """A guard of torch's, which may be left any number of times, entered or not."""
+    """A guard of torch's, which may be left any number of times, entered or not.
+
+    It takes effect when it is made, so nothing else may hold it: an interrupt then either frees it or finds it here.
+    """
 
     shared = False
 
-    def __init__(self, guard: contextlib.AbstractContextManager[Any]) -> None:
-        self._guard = guard
+    def __init__(self) -> None:
+        self.guard: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
 
     def undo(self) -> None:
-        self._guard.__exit__(None, None, None)
+        self.guard.__exit__(None, None, None)
 
 
 class Region:
@@ -319,10 +322,12 @@ class Region:
         context.__enter__()
         entry.entered = True
 
-    def hold(self, guard: contextlib.AbstractContextManager[Any]) -> None:
-        """Enters a guard written in C++."""
-        self._state.journal.append(_Held(guard))
-        guard.__enter__()
+    def hold(self, make: Callable[[], contextlib.AbstractContextManager[Any]]) -> None:
+        """Makes and enters a guard written in C++."""
+        entry = _Held()
+        self._state.journal.append(entry)
+        entry.guard = make()
+        entry.guard.__enter__()
 
     def defer(self, function: Callable[[], None], *, shared: bool = True) -> None:
         """Calls the function afterwards, perhaps twice. `shared`: it puts back what other threads can see."""
@@ -346,23 +351,25 @@ def _undone(state: _State, body: Callable[[Region], T], modes: Callable[[], Call
     mark, before = len(state.journal), state.depth
     try:
         try:
-            state.depth = before + 1
-            _active.add(state)
-            region = Region(state)
-            region.defer(modes(), shared=False)
-            return body(region)
-        except BaseException as failure:
-            chain = list(_chain(failure))
-            for one in chain:
-                _close_contexts(one.__traceback__)
-            interrupt = next((one for one in chain if isinstance(one, KeyboardInterrupt)), failure)
-            if interrupt is not failure:  # torch's modes, ending out of order, raised something else on its way
-                raise interrupt from None
-            raise
+            try:
+                state.depth = before + 1
+                _active.add(state)
+                region = Region(state)
+                region.defer(modes(), shared=False)
+                return body(region)
+            except BaseException as failure:
+                for one in _chain(failure):
+                    _close_contexts(one.__traceback__)
+                raise
+            finally:
+                _unwind(state, mark, before)
         finally:
-            _unwind(state, mark, before)
-    finally:
-        _unwind(state, mark, before, final=True)
+            _unwind(state, mark, before, final=True)
+    except Exception as failure:
+        interrupt = next((one for one in _chain(failure) if isinstance(one, KeyboardInterrupt)), None)
+        if interrupt is not None:  # torch's modes, ending out of order, raised something else on its way
+            raise interrupt from None
+        raise
 
 
 def _chain(failure: BaseException | None) -> Iterator[BaseException]:

@@ -52,7 +52,7 @@ class Replay:
             region.enter(internals.on_autocast_switch(recorder.enter_autocast, recorder.exit_autocast))
             region.enter(internals.suppress_size_guards(recorder.env))
             region.enter(self.mode)
-            region.hold(internals.enable_python_dispatcher())
+            region.hold(internals.enable_python_dispatcher)
             region.enter(recorder)
             return body()
 
