@@ -72,6 +72,8 @@ NATIVE: Pipeline = (
     functionalize,
     propagate_known_sizes,  # what lies behind a branch or a loop may have sizes that are known
     constant_fold,  # a batch norm that is gone need not be decomposed
+    # First, and apart: legalize alone would take core operators apart that lowering has rules for.
+    (decompose, {"keep": PRESERVED_OPS}),
     (legalize, {"keep": PRESERVED_OPS}),
     (decompose_complex, {"keep": PRESERVED_OPS, "parameters": True}),
     Stage(legalize, {"keep": PRESERVED_OPS}, when=_last_pass_changed),
@@ -100,6 +102,7 @@ ONNX: Pipeline = (
     functionalize,
     propagate_known_sizes,
     constant_fold,
+    (decompose, {"keep": PRESERVED_OPS}),
     (legalize, {"keep": PRESERVED_OPS}),
     constant_fold,
     remove_noops,

@@ -206,12 +206,12 @@ def test_a_stage_whose_condition_does_not_hold_is_not_run() -> None:
     assert recorded(program.history) == steps(pipelines.CAPTURE)
 
 
-def test_native_code_retraces_once_for_decompose_and_legalize(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_native_code_retraces_once_for_decompose_and_once_for_legalize(monkeypatch: pytest.MonkeyPatch) -> None:
     retraced: list[Program] = []
     record_all = Replay.record_all
     monkeypatch.setattr(Replay, "record_all", lambda self, o: (retraced.append(self.program), record_all(self, o))[1])
     run_cpu_pipeline(plain())
-    assert len(retraced) == 1
+    assert len(retraced) == 2
 
 
 def test_tokens_are_threaded_once_or_not_at_all(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -269,3 +269,20 @@ def test_no_module_calls_a_pass_itself() -> None:
 )
 def test_a_call_beside_the_manager_is_found(text: str) -> None:
     assert len(list(calls_of_passes(ast.parse(text)))) == 1
+
+
+def test_batch_norm_that_cannot_be_folded_takes_the_rule_for_the_core_operator() -> None:
+    """Its decomposition by torch has a square root and a reciprocal, which end in kernels of their own."""
+
+    class Flat(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear, self.norm = torch.nn.Linear(8, 16), torch.nn.BatchNorm1d(16)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.norm(self.linear(x).flatten(0, 1))
+
+    x = torch.randn(2, 5, 8)
+    program = run_cpu_pipeline(ingot.capture(Flat().eval(), (x,)))
+    names = {str(node.target) for node in program.graph.nodes if node.op == "call_function"}
+    assert "aten._native_batch_norm_legit_no_training.default" in names and "aten.reciprocal.default" not in names
