@@ -43,11 +43,11 @@ int main(int argc, char **argv) {
         char *path = strtok(NULL, ":");
         if (input) {
             for (char *size = strtok(NULL, "x"); size; size = strtok(NULL, "x")) shapes[taken][rank++] = atoll(size);
-            inputs[taken] = (ingot_tensor){mapped(path), dtype, rank, shapes[taken], NULL};
+            inputs[taken] = (ingot_tensor){.data = mapped(path), .dtype = dtype, .rank = rank, .shape = shapes[taken]};
             taken++;
         } else {
             written[given] = path;
-            outputs[given++] = (ingot_tensor){NULL, dtype, atoi(strtok(NULL, ":")), NULL, NULL};
+            outputs[given++] = (ingot_tensor){.dtype = dtype, .rank = atoi(strtok(NULL, ":"))};
         }
     }
     void *library = dlopen(argv[1], RTLD_NOW);

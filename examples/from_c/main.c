@@ -30,11 +30,11 @@ int main(int argc, char **argv) {
     int64_t in_shape[2] = {atoll(argv[3]), atoll(argv[4])}, out_shape[2];
     float *x = malloc(sizeof(float) * in_shape[0] * in_shape[1]);
     for (int64_t i = 0; i < in_shape[0] * in_shape[1]; i++) x[i] = (float)i;
-    ingot_tensor input = {x, INGOT_FLOAT32, 2, in_shape, NULL};
+    ingot_tensor input = {.data = x, .dtype = INGOT_FLOAT32, .rank = 2, .shape = in_shape};
     char message[1024] = "";
     if (sizes_of(model, &input, out_shape, message, sizeof message)) return fprintf(stderr, "%s\n", message), 1;
     float *y = malloc(sizeof(float) * out_shape[0] * out_shape[1]);
-    ingot_tensor output = {y, INGOT_FLOAT32, 2, out_shape, NULL};
+    ingot_tensor output = {.data = y, .dtype = INGOT_FLOAT32, .rank = 2, .shape = out_shape};
     if (run(model, &input, &output, message, sizeof message)) return fprintf(stderr, "%s\n", message), 1;
     for (int64_t i = 0; i < out_shape[0] * out_shape[1]; i++) printf("%g%c", y[i], (i + 1) % out_shape[1] ? ' ' : '\n');
     close_model(model);

@@ -409,4 +409,4 @@ class TestCommand:
         assert f"#define INGOT_ABI {ABI}" in text
         for name in native_library._FUNCTIONS:
             assert f"{name}(" in text
-        assert ctypes.sizeof(native_library.NativeTensor) == 32 and ctypes.sizeof(native_library._Info) == 40
+        assert ctypes.sizeof(native_library.NativeTensor) == 40 and ctypes.sizeof(native_library._Info) == 40

@@ -35,6 +35,7 @@ from ingot.targets.cpu.codegen.entry_points import DTYPES
 from ingot.targets.cpu.codegen.runtime_library import RuntimeLibrary
 from ingot.targets.cpu.codegen.weight_packing import fill
 from ingot.targets.cpu.target import CPU
+from ingot_runtime.native.native_library import NativeTensor
 from tests.support.core_aten import outside
 from tests.support.samples import Case, Expectation, expectation, fresh, judge
 
@@ -224,22 +225,12 @@ def _run_forked(parts: dict[int, Part], library: Path) -> dict[int, Outcome]:
 # ---------------------------------------------------------------------- one call
 
 
-class _Tensor(ctypes.Structure):
-    _fields_ = (
-        ("data", ctypes.c_void_p),
-        ("dtype", ctypes.c_int32),
-        ("rank", ctypes.c_int32),
-        ("shape", ctypes.POINTER(ctypes.c_int64)),
-        ("strides", ctypes.POINTER(ctypes.c_int64)),
-    )
-
-
 def _arguments(tensors: Sequence[torch.Tensor]) -> Any:
-    made = (_Tensor * max(len(tensors), 1))()
+    made = (NativeTensor * max(len(tensors), 1))()
     for place, tensor in enumerate(tensors):
         shape = (ctypes.c_int64 * max(tensor.dim(), 1))(*tensor.shape)
         code = DTYPES.index(str(tensor.dtype).removeprefix("torch."))
-        made[place] = _Tensor(tensor.data_ptr(), code, tensor.dim(), shape, None)
+        made[place] = NativeTensor(tensor.data_ptr(), code, tensor.dim(), shape, None)
     return made
 
 

@@ -10,7 +10,7 @@ from ..errors import DamagedFile, NotCompiled, UnsupportedSchema
 from ..expressions import Expression, NotAnExpression, parse
 from .member_names import MANIFEST
 
-ABI = 1
+ABI = 2
 # What products with weights are multiplied in.
 PRECISIONS = ("float32", "bfloat16")
 

@@ -56,6 +56,8 @@ class NativeTensor(ctypes.Structure):
         ("rank", ctypes.c_int32),
         ("shape", ctypes.POINTER(ctypes.c_int64)),
         ("strides", ctypes.POINTER(ctypes.c_int64)),
+        ("device", ctypes.c_int32),
+        ("reserved", ctypes.c_int32),
     )
 
 

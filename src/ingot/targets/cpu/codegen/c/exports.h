@@ -7,7 +7,7 @@
 INGOT_EXPORT const ingot_info *ingot_describe(void)
 {
     /* One text serves every instruction set and all weights of this layout: no hash of them is in it. */
-    static const ingot_info info = {1, IG_INPUTS, IG_OUTPUTS, IG_SYMBOLS, IG_ISA, "", IG_WEIGHTS_SIZE};
+    static const ingot_info info = {2, IG_INPUTS, IG_OUTPUTS, IG_SYMBOLS, IG_ISA, "", IG_WEIGHTS_SIZE};
     return &info;
 }
 

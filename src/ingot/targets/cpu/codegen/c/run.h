@@ -4,7 +4,7 @@
 #include <sys/mman.h>
 #endif
 
-enum { INGOT_OK, INGOT_INVALID, INGOT_ASSERTION, INGOT_INDEX, INGOT_MEMORY, INGOT_ZERO_DIVISION };
+enum { INGOT_OK, INGOT_INVALID, INGOT_ASSERTION, INGOT_INDEX, INGOT_MEMORY, INGOT_ZERO_DIVISION, INGOT_DEVICE };
 
 typedef struct {
     void *data;
@@ -12,6 +12,7 @@ typedef struct {
     int32_t rank;
     const int64_t *shape;
     const int64_t *strides;
+    int32_t device, reserved;
 } ingot_tensor;
 
 typedef struct {
@@ -181,6 +182,7 @@ IG_OPTIONAL int ig_input(const ingot_tensor *t, const char *name, int dtype, int
 {
     if (t->dtype != dtype) return ig_say(message, size, name, "the dtype code", t->dtype, dtype);
     if (t->rank != rank) return ig_say(message, size, name, "the rank", t->rank, rank);
+    if (t->device) return ig_say(message, size, name, "the device", t->device, 0);
     if (t->strides) {
         int64_t step = 1;
         for (int d = rank - 1; d >= 0; --d) {
