@@ -1,0 +1,1 @@
+"""From text to cubins and a host library."""

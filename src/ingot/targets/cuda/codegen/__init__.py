@@ -1,0 +1,1 @@
+"""Device and host text of a module."""

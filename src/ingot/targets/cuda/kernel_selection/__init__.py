@@ -1,0 +1,1 @@
+"""What is chosen while a program is lowered for a GPU."""

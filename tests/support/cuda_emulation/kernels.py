@@ -1,0 +1,184 @@
+"""Runs the kernels of a module, step by step, without the host text.
+
+    run_module(module, weights, inputs) -> outputs
+
+For modules whose control flow does not depend on data. The whole target, with its host text, is tested through the
+emulated driver.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import subprocess
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ingot.lowering.dtypes import BYTES
+from ingot.lowering.index_expr import Size, evaluate
+from ingot.lowering.loop_ir import Stmt
+from ingot.lowering.loop_module import Module
+from ingot.targets.cuda.codegen.device_library import DeviceLibrary
+from ingot.targets.cuda.codegen.kernel import CudaKernel
+from ingot.targets.cuda.codegen.kernel_rules import KERNELS
+from ingot.targets.cuda.codegen.kernel_writer import CudaKernelWriter, StepScratch
+
+_HEADER = Path(__file__).with_name("emulator.h")
+_FLAGS = ("-std=c++17", "-O1", "-DIG_EMULATED", "-shared", "-fPIC", "-fvisibility=hidden", "-w", "-ffp-contract=off")
+# Bytes around every buffer that no kernel may write.
+_GUARD = 64
+
+
+class _Context(ctypes.Structure):
+    _fields_ = (
+        ("status", ctypes.c_void_p),
+        ("site", ctypes.c_int),
+        ("seed", ctypes.c_uint64),
+        ("draw", ctypes.c_uint64),
+    )
+
+
+@dataclass(frozen=True)
+class WrittenStep:
+    """The kernels of a step, by name, and the memory that they share."""
+
+    step: Stmt
+    kernels: tuple[tuple[str, CudaKernel], ...]
+    scratch: StepScratch
+
+
+def write_kernels(module: Module) -> tuple[str, list[WrittenStep]]:
+    """The device text of a module's steps, and their kernels."""
+    library, steps, texts = DeviceLibrary(), [], []
+    number = 0
+    for step in module.steps:
+        writer = CudaKernelWriter(module.buffers, library, module.hints)
+        made = KERNELS[type(step)](writer, step)
+        kernels = (made,) if isinstance(made, CudaKernel) else tuple(made)
+        named = []
+        for kernel in kernels:
+            name = f"k{number}"
+            number += 1
+            named.append((name, kernel))
+            texts.append(kernel_text(name, kernel))
+        steps.append(WrittenStep(step, tuple(named), writer.scratch))
+    return "\n".join([library.text(), *texts]), steps
+
+
+def kernel_text(name: str, kernel: CudaKernel) -> str:
+    parameters = ", ".join([*kernel.signature, "ig_context context"])
+    return (
+        f'extern "C" __global__ void __launch_bounds__({kernel.block}) {name}({parameters})\n{{\n{kernel.text}\n}}\n'
+        f"IG_KERNEL_ENTRY({name})\n"
+    )
+
+
+def build_text(text: str, folder: Path | None = None) -> ctypes.CDLL:
+    """The device text as a library for this machine."""
+    whole = f'#include "{_HEADER}"\n{text}'
+    name = hashlib.sha256(whole.encode() + _HEADER.read_bytes()).hexdigest()[:20]
+    folder = folder or Path(tempfile.gettempdir()) / "ingot-cuda-emulation"
+    folder.mkdir(exist_ok=True)
+    library = folder / f"{name}.so"
+    if not library.exists():
+        source = folder / f"{name}.cpp"
+        source.write_text(whole)
+        made = folder / f"{name}.{np.random.randint(1 << 30)}.so"
+        done = subprocess.run(["g++", *_FLAGS, "-o", made, source], capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr[:4000]
+        made.rename(library)
+    return ctypes.CDLL(str(library))
+
+
+class GuardedMemory:
+    """An array with bytes around it that must keep their value."""
+
+    def __init__(self, size: int) -> None:
+        self.bytes: NDArray[np.uint8] = np.full(size + 2 * _GUARD + 256, 0xA5, np.uint8)
+        self.begin = -(-(self.bytes.ctypes.data + _GUARD) // 256) * 256 - self.bytes.ctypes.data
+        self.size = size
+
+    @property
+    def view(self) -> NDArray[np.uint8]:
+        return self.bytes[self.begin : self.begin + self.size]
+
+    @property
+    def address(self) -> int:
+        return int(self.bytes.ctypes.data) + self.begin
+
+    def check(self, name: str) -> None:
+        before, after = self.bytes[: self.begin], self.bytes[self.begin + self.size :]
+        assert (before == 0xA5).all() and (after == 0xA5).all(), f"a kernel wrote outside of {name}"
+
+
+def run_module(
+    module: Module,
+    values: Mapping[str, NDArray[Any]],
+    sizes: Mapping[str, int] | None = None,
+    *,
+    seed: int = 0,
+    draw: int = 0,
+) -> dict[str, NDArray[Any]]:
+    """All buffers of the module after its steps. `values` has inputs, weights and state by buffer, bfloat16 as uint16.
+    Raises RuntimeError with the status word where a kernel reports a fault."""
+    known = dict(sizes or {})
+    text, steps = write_kernels(module)
+    library = build_text(text)
+    memory: dict[str, GuardedMemory] = {}
+    for name, buffer in module.buffers.items():
+        memory[name] = GuardedMemory(evaluate(buffer.size, known) * BYTES[buffer.dtype])
+        if name in values:
+            memory[name].view[:] = np.ascontiguousarray(values[name]).reshape(-1).view(np.uint8)
+    status = (ctypes.c_uint * 1)()
+    for written in steps:
+        _run_step(library, written, memory, known, _Context(ctypes.addressof(status), 7, seed, draw))
+        if status[0]:
+            raise RuntimeError(f"status {status[0] & 255}, site {status[0] >> 8}")
+        for name, one in memory.items():
+            one.check(name)
+    return {name: _typed(one, module.buffers[name].dtype) for name, one in memory.items()}
+
+
+def _run_step(
+    library: ctypes.CDLL,
+    written: WrittenStep,
+    memory: Mapping[str, GuardedMemory],
+    known: Mapping[str, int],
+    context: _Context,
+) -> None:
+    scratch = GuardedMemory(evaluate(written.scratch.size, known))
+    for name, kernel in written.kernels:
+        grid = [evaluate(one, known) for one in (kernel.grid.x, kernel.grid.y, kernel.grid.z)]
+        if not all(grid):
+            continue
+        arguments: list[Any] = []
+        for buffer in kernel.buffers:
+            offset = written.scratch.offsets.get(buffer)
+            at = memory[buffer].address if offset is None else scratch.address + evaluate(offset, known)
+            arguments.append(ctypes.c_void_p(at))
+        arguments += [ctypes.c_int64(known[size]) for size in kernel.sizes]
+        arguments.append(context)
+        addresses = (ctypes.c_void_p * len(arguments))(*[ctypes.addressof(one) for one in arguments])
+        blocks = (ctypes.c_uint * 3)(*grid)
+        shared = evaluate(kernel.shared, known)
+        assert kernel.block <= 1024 and shared <= 227 << 10, f"{name}: {kernel.block} threads, {shared} bytes"
+        getattr(library, f"{name}__entry")(addresses, blocks, kernel.block, ctypes.c_size_t(shared))
+        scratch.check("the step's scratch")
+
+
+def _typed(memory: GuardedMemory, dtype: str) -> NDArray[Any]:
+    numpy = {"bfloat16": "uint16", "bool": "bool"}.get(dtype, dtype)
+    return memory.view.view(numpy)
+
+
+def check_cubin(text: str, architectures: Sequence[str] = ("sm_80", "sm_90a")) -> dict[str, bytes]:
+    """The text compiled by NVRTC for each architecture. Raises CompileError."""
+    from ingot.targets.cuda.build.nvrtc import compile_text
+
+    return {architecture: compile_text(text, architecture) for architecture in architectures}
