@@ -87,6 +87,8 @@ def library() -> Any:
     tried = []
     for path in _candidates():
         try:
+            for builtins in Path(path).parent.glob("libnvrtc-builtins.so.*"):  # which NVRTC finds only where it is loaded
+                ctypes.CDLL(str(builtins))
             return ctypes.CDLL(path)
         except OSError as failure:
             tried.append(str(failure))
@@ -103,7 +105,7 @@ def _candidates() -> Iterator[str]:
     folder = Path(sysconfig.get_paths()["purelib"]) / "nvidia"
     for name in _LIBRARIES:
         yield from (str(path) for path in sorted(folder.glob(f"*/lib/{name}")))
-    yield from _LIBRARIES
+    yield from _LIBRARIES  # wherever the system's loader looks
 
 
 def _check(status: int) -> None:
