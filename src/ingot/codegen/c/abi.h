@@ -1,0 +1,16 @@
+enum { INGOT_OK, INGOT_INVALID, INGOT_ASSERTION, INGOT_INDEX, INGOT_MEMORY, INGOT_ZERO_DIVISION };
+
+typedef struct {
+    void *data;
+    int32_t dtype;
+    int32_t rank;
+    const int64_t *shape;
+    const int64_t *strides;
+} ingot_tensor;
+
+typedef struct {
+    int32_t abi, inputs, outputs, symbols;
+    const char *isa;
+    const char *weights;
+    uint64_t weights_size;
+} ingot_info;
