@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import re
+import shutil
+import subprocess
+from importlib import resources
 from pathlib import Path
 
 import pytest
 
-from ingot.codegen import headers
+from ingot.codegen import headers, math_library
 from ingot.codegen.headers import PORTABLE, HeaderSet
 
 AGAIN = "IG_FN float ig_round_f32(float x) { return x; }\n"
@@ -67,3 +71,46 @@ def test_a_second_definition_is_an_error(second: str) -> None:
     found = dict(PORTABLE.definitions())
     with pytest.raises(ValueError, match=r"ig_round_f32 is defined in math_base\.h and in new\.h"):
         headers.define(found, "new.h", second)
+
+
+# Headers beside the math library's, and macros written out of them.
+ROUTINES = {
+    "prelude.h": "",
+    "index_arithmetic.h": "",
+    "checked_sizes.h": "",
+    "sort.h": "IG_SORT(f32, float)\nIG_MODE(f32, float)\nIG_SEARCH(f32, float)",
+    "scan.h": "IG_SCAN(sum, +, 0, f32, float, double)\nIG_SCAN_PLACES(max, >=, f32, float)\n"
+    "IG_SCAN_LOGSUMEXP(f32, float)",
+    "linalg.h": "IG_CHOLESKY(f64, double)\nIG_LU(f64, double)\nIG_TRIANGULAR(f64, double)",
+    "qr_svd.h": "",
+    "abi.h": "",
+    "argument_checks.h": "",
+}
+
+
+def test_portable_headers_are_cpp_too(tmp_path: Path) -> None:
+    """Compilers for devices read C++."""
+    compiler = shutil.which("g++") or shutil.which("clang++")
+    if compiler is None:
+        pytest.skip("no C++ compiler")
+    folder = resources.files("ingot.codegen") / "c"
+    assert {file.name for file in folder.iterdir()} == {*ROUTINES, *math_library.RESOURCES}
+    texts = {name: f"{PORTABLE.read(name)}\n{macros}\n" for name, macros in ROUTINES.items()}
+    includes = "".join(f"#include <{name}>\n" for name in ("cstdint", "cstdio", "cstring"))
+    first = "".join(texts.pop(name) for name in list(ROUTINES)[:3])
+    source = tmp_path / "portable.cpp"
+    source.write_text(
+        "\n".join([includes, first, math_library.source_of(math_library.functions()), *texts.values()]),
+        encoding="utf-8",
+    )
+    done = subprocess.run([compiler, "-std=c++17", "-fsyntax-only", str(source)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("name", sorted(file.name for file in (resources.files("ingot.codegen") / "c").iterdir()))
+def test_portable_headers_name_no_machine(name: str) -> None:
+    text = PORTABLE.read(name)
+    assert (
+        re.findall(r"vector_size|pthread\w*|_Atomic|stdatomic|__asm__|__builtin_ia32\w*|\w*intrin\.h|arm_neon", text)
+        == []
+    )

@@ -1,10 +1,3 @@
-#include <stdatomic.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
 #define INF_F32 (__builtin_inff())
 #define INF_F64 (__builtin_inf())
 #define NAN_F32 (__builtin_nanf(""))

@@ -21,7 +21,7 @@ Shared: TypeAlias = Literal[
 ]  # fmt: skip
 
 # What every file begins with, and what stands between the library and the model's own part.
-_PRELUDE = ("prelude.h", "index_arithmetic.h", "checked_sizes.h", "parts.h", "thread_pool.h")
+_PRELUDE = ("includes.h", "prelude.h", "index_arithmetic.h", "checked_sizes.h", "parts.h", "thread_pool.h")
 _RUN = ("run_includes.h", "abi.h", "run.h", "argument_checks.h")
 _CODED = ("s4", "s8", "s4z", "s8z")  # see weight_only_gemm.h
 _REALS = {"f32": "float", "f64": "double", "bf16": "uint16_t", "u8": "uint8_t", "i32": "int32_t"}
