@@ -21,8 +21,8 @@ from torch.nn import functional as F
 import ingot
 import ingot_runtime
 from ingot.artifacts.compiled_model import CompiledModel
+from ingot.codegen.build.isa import ISAS, Isa, missing_features
 from ingot.lowering.loop_ir import Stmt
-from ingot.targets.cpu.build.isa import ISAS, Isa, missing_features
 from ingot.targets.cpu.schedule.statements import GemmGroup, PackedGemm, StripMined, TiledConvolution
 from tests.support.kernel_models import Block, ConvNet, Inverted
 from tests.support.pipeline_fixtures import assemble, lowered

@@ -138,11 +138,11 @@ def test_a_file_in_parts_gives_the_same_as_the_file_as_a_whole(tmp_path_factory:
     from pathlib import Path
 
     from ingot.artifacts.compiled_model import CompiledModel
+    from ingot.codegen.build.isa import host
+    from ingot.codegen.build.toolchain import find
     from ingot.scheduling.buffer_planning import plan
-    from ingot.targets.cpu.build.isa import host
-    from ingot.targets.cpu.build.toolchain import find
     from ingot.targets.cpu.codegen.module_emitter import emit
-    from ingot.targets.cpu.codegen.weight_packing import fill
+    from ingot.targets.cpu.target import CPU
 
     model = nn.Sequential(
         nn.Conv2d(3, 32, 3, 2), nn.ReLU6(), nn.Conv2d(32, 32, 3, padding=1, groups=32), nn.GELU(),
@@ -158,7 +158,7 @@ def test_a_file_in_parts_gives_the_same_as_the_file_as_a_whole(tmp_path_factory:
         library = Path(tmp_path_factory.mktemp("parts")) / "m.so"
         flags = (f'-DIG_ISA="{host().name}"', "-O1")
         find().compile_library(source.text, host(), library, extra_flags=flags, parts=parts)
-        blob = fill(program, module, source)
+        blob = CPU.pack_weights(program, module, source)
         results.append(CompiledModel(program, module, source, blob, {host().name: library.read_bytes()}, host(), 2)(x))
     assert all(torch.equal(results[0], other) for other in results[1:])
 

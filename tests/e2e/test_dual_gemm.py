@@ -9,8 +9,8 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from ingot.codegen.build.isa import ISAS, Isa, missing_features
 from ingot.lowering.loop_module import Module
-from ingot.targets.cpu.build.isa import ISAS, Isa, missing_features
 from ingot.targets.cpu.schedule.cost_model import flops, weighted_flops
 from ingot.targets.cpu.schedule.statements import DualGemm, PackedGemm, TiledConvolution
 from tests.support.int8_layers import Residual, inputs, layer

@@ -17,8 +17,8 @@ from torch import nn
 from torch.nn import functional as F
 
 from ingot.artifacts.compiled_model import CompiledModel
+from ingot.codegen.build.isa import ISAS, Isa, missing_features
 from ingot.lowering.loop_ir import Gemm, Stmt
-from ingot.targets.cpu.build.isa import ISAS, Isa, missing_features
 from ingot.targets.cpu.schedule.cost_model import flops, weighted_flops
 from ingot.targets.cpu.schedule.statements import GemmGroup, PackedGemm, StripMined, TiledConvolution
 from tests.support.int8_layers import LIMITS, Inverted, Layer, Q, inputs, through

@@ -11,11 +11,11 @@ from torch import Tensor, nn
 
 import ingot
 import ingot_runtime
+from ingot.codegen.checked_sizes import MOST_BYTES, SizeLimits, check_static_sizes, checked_text
 from ingot.errors import CompileError
 from ingot.lowering.index_expr import largest, symbol
 from ingot.lowering.loop_ir import Buffer
 from ingot.lowering.loop_module import Module
-from ingot.targets.cpu.codegen.checked_sizes import MOST_BYTES, SizeLimits, check_static_sizes, checked_text
 
 
 class Apply(nn.Module):

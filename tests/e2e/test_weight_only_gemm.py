@@ -16,8 +16,8 @@ from torch import nn
 import ingot
 import ingot_runtime
 from ingot.artifacts.compiled_model import CompiledModel
+from ingot.codegen.build.isa import ISAS, Isa, missing_features
 from ingot.lowering.loop_ir import Stmt
-from ingot.targets.cpu.build.isa import ISAS, Isa, missing_features
 from ingot.targets.cpu.schedule.statements import GemmGroup, PackedGemm
 from tests.support.pipeline_fixtures import assemble, lowered
 from tests.support.weight_only_layers import Coded, Several, Tied, quantized

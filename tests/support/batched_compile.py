@@ -25,15 +25,14 @@ from typing import Any
 import torch
 
 import ingot
+from ingot.codegen.build.isa import host
+from ingot.codegen.entry_points import DTYPES
 from ingot.compiler import run_cpu_pipeline
 from ingot.ir.program import Program
 from ingot.lowering.loop_module import Module
 from ingot.scheduling.buffer_planning import plan
-from ingot.targets.cpu.build.isa import host
 from ingot.targets.cpu.codegen import module_emitter as c_file
-from ingot.targets.cpu.codegen.entry_points import DTYPES
 from ingot.targets.cpu.codegen.runtime_library import RuntimeLibrary
-from ingot.targets.cpu.codegen.weight_packing import fill
 from ingot.targets.cpu.target import CPU
 from ingot_runtime.native.native_library import NativeTensor
 from tests.support.core_aten import outside
@@ -245,7 +244,7 @@ def _run_part(library: Any, part: Part) -> Outcome:
 def call(library: Any, part: Part) -> list[torch.Tensor]:
     """Opens the model, runs it on the case's inputs, closes it. Raises RuntimeError with the library's message."""
     prefix = part.prefix
-    blob = fill(part.program, part.module, part.source)
+    blob = CPU.pack_weights(part.program, part.module, part.source)
     model = ctypes.c_void_p()
     status = library[f"{prefix}ingot_open"](ctypes.c_void_p(blob.array.ctypes.data), 1, ctypes.byref(model))
     assert status == 0, f"open gave {status}"

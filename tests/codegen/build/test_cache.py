@@ -15,17 +15,17 @@ from pathlib import Path
 
 import pytest
 
+from ingot.codegen.build import cache as cache_module
+from ingot.codegen.build import cache_safety, isa
+from ingot.codegen.build.cache import Cache, key
+from ingot.codegen.build.toolchain import Toolchain, find
 from ingot.config import Settings, secret_path
 from ingot.errors import CompilerFailed, CompilerKilled
-from ingot.targets.cpu.build import cache as cache_module
-from ingot.targets.cpu.build import cache_safety, isa
-from ingot.targets.cpu.build.cache import Cache, key
-from ingot.targets.cpu.build.toolchain import Toolchain, find
 from tests.support.compilers import ELF, LIBRARY, SOURCE, WRITES, fake, named
 from tests.support.processes import files, fork, in_child, wait_for
 
 HOST = isa.host()
-ROOT = Path(__file__).parents[4]
+ROOT = Path(__file__).parents[3]
 
 
 def counting(folder: Path, body: str = WRITES) -> Toolchain:
@@ -89,8 +89,8 @@ def test_a_key_is_the_same_in_another_process(tmp_path: Path) -> None:
     compiler = fake(tmp_path)
     code = (
         "import sys; from pathlib import Path\n"
-        "from ingot.targets.cpu.build import isa; from ingot.targets.cpu.build.cache import key\n"
-        "from ingot.targets.cpu.build.toolchain import Toolchain\n"
+        "from ingot.codegen.build import isa; from ingot.codegen.build.cache import key\n"
+        "from ingot.codegen.build.toolchain import Toolchain\n"
         "print(key(sys.argv[1], isa.host(), Toolchain('x', ('x',), sys.argv[2], sys.argv[3])))"
     )
     command = (sys.executable, "-c", code, SOURCE, compiler.identity, compiler.target)
@@ -270,7 +270,7 @@ def _ask_and_die(steps: int, cache: Cache, compiler: Toolchain) -> None:
 
 
 def _storm(folder: Path, kills: int, compiler: str) -> dict[str, float]:
-    command = (sys.executable, "-m", "tests.targets.cpu.build.cache_stress", str(folder), "--kills", str(kills))
+    command = (sys.executable, "-m", "tests.codegen.build.cache_stress", str(folder), "--kills", str(kills))
     done = subprocess.run((*command, "--compiler", compiler), cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0 and done.stderr == "", done.stderr
     figures: dict[str, float] = json.loads(done.stdout)

@@ -12,7 +12,7 @@ import sys
 
 import numpy
 
-from tests.targets.cpu.codegen.math_harness import TYPES, loops
+from tests.codegen.math_harness import TYPES, loops
 
 COUNT = 20_000
 NUMPY = {c: dtype for c, dtype in TYPES.values()}

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from ingot.codegen.build import isa
 from ingot.errors import UnsupportedMachine
-from ingot.targets.cpu.build import isa
 from ingot_runtime import cpu_features
 
 # The flags of one core of four real machines, cut down to what matters and something that does not.

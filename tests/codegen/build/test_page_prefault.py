@@ -7,8 +7,8 @@ import threading
 import numpy as np
 import pytest
 
-from ingot.targets.cpu.build import page_prefault
-from ingot.targets.cpu.build.page_prefault import Pages
+from ingot.codegen.build import page_prefault
+from ingot.codegen.build.page_prefault import Pages
 
 
 @pytest.fixture(autouse=True)

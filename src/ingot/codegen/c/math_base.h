@@ -1,8 +1,8 @@
 /* Math of generated code, 1 of 7: bits, rounding, exact arithmetic, scaling.
  *
  * A model's file holds the functions it uses and what those need, each taken from the comment that names it to the
- * next such comment (ingot.codegen.mathlib). Unless a comment says otherwise a function is branch-free, calls nothing
- * outside these files, takes every value including inf, nan and denormals, and vectorizes in a loop under
+ * next such comment (ingot.codegen.math_library). Unless a comment says otherwise a function is branch-free, calls
+ * nothing outside these files, takes every value including inf, nan and denormals, and vectorizes in a loop under
  * `#pragma omp simd`. Results are within 4 units in the last place (2 for exp and log).
  */
 

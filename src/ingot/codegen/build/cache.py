@@ -35,13 +35,13 @@ from typing import NamedTuple
 
 import filelock
 
+from ingot.codegen.build import cache_safety
+from ingot.codegen.build.cache_safety import NotOurs
+from ingot.codegen.build.compile_process import storage_error, sync_folder
+from ingot.codegen.build.isa import Isa
+from ingot.codegen.build.toolchain import RUN_FLAGS, SECONDS, Toolchain
 from ingot.config import Settings, secret_path
 from ingot.errors import CacheError, StorageError, UnsafeCache, UnsafeCacheWarning, format_error
-from ingot.targets.cpu.build import cache_safety
-from ingot.targets.cpu.build.cache_safety import NotOurs
-from ingot.targets.cpu.build.compile_process import storage_error, sync_folder
-from ingot.targets.cpu.build.isa import Isa
-from ingot.targets.cpu.build.toolchain import RUN_FLAGS, SECONDS, Toolchain
 from ingot_runtime.container.manifest import ABI
 
 LIMIT = 2 << 30

@@ -21,10 +21,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from ingot.codegen.build.compile_process import build, keep, publish, storage_error
+from ingot.codegen.build.isa import Isa
 from ingot.config import Settings
 from ingot.errors import CompilerFailed, NoCompiler, UnsupportedMachine, format_error
-from ingot.targets.cpu.build.compile_process import build, keep, publish, storage_error
-from ingot.targets.cpu.build.isa import Isa
 from ingot_runtime.cpu_features import architecture
 
 FLAGS = (

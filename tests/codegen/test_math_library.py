@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from ingot.targets.cpu.codegen import math_library
-from tests.targets.cpu.codegen import fit_math
-from tests.targets.cpu.codegen.math_harness import (
+from ingot.codegen import math_library
+from tests.codegen import fit_math
+from tests.codegen.math_harness import (
     FLAGS,
     SANITIZED,
     Build,
@@ -72,7 +72,7 @@ class TestSourceOf:
         assert used == set(function.needs)
 
     def test_every_resource_is_listed(self) -> None:
-        folder = files("ingot.targets.cpu.codegen") / "c"
+        folder = files("ingot.codegen") / "c"
         math = {f.name for f in folder.iterdir() if f.name.startswith("math_")}
         assert math | {"random.h"} == set(math_library.RESOURCES)
 
@@ -121,7 +121,7 @@ class TestCompiled:
             compiled_folder, library_text(), "gcc", [*isa_flags(Build("gcc", host_isas()[-1])), *SANITIZED]
         )
         program = Path(__file__).parent / "math_every_value.py"
-        root = Path(__file__).parents[4]
+        root = Path(__file__).parents[2]
         path = os.pathsep.join([str(root), str(root / "src")])
         done = subprocess.run(
             [sys.executable, str(program), str(target)],

@@ -13,11 +13,11 @@ from pathlib import Path
 
 import pytest
 
+from ingot.codegen.build import cache_safety, isa
+from ingot.codegen.build.cache import Cache
+from ingot.codegen.build.toolchain import find
 from ingot.config import secret_path
 from ingot.errors import StorageError, UnsafeCache, UnsafeCacheWarning
-from ingot.targets.cpu.build import cache_safety, isa
-from ingot.targets.cpu.build.cache import Cache
-from ingot.targets.cpu.build.toolchain import find
 from tests.support.compilers import LIBRARY, SOURCE, fake
 from tests.support.processes import files
 
@@ -218,8 +218,8 @@ def test_a_second_process_finds_the_entry(cache: Cache, tmp_path: Path) -> None:
     cache.library(SOURCE, HOST, compiler)
     code = (
         "import sys; from pathlib import Path\n"
-        "from ingot.targets.cpu.build import isa; from ingot.targets.cpu.build.cache import Cache\n"
-        "from ingot.targets.cpu.build.toolchain import Toolchain\n"
+        "from ingot.codegen.build import isa; from ingot.codegen.build.cache import Cache\n"
+        "from ingot.codegen.build.toolchain import Toolchain\n"
         "tool = Toolchain(sys.argv[3], ('/bin/false',), sys.argv[4], sys.argv[5])\n"
         "sys.stdout.buffer.write(Cache(Path(sys.argv[1])).read_library(sys.argv[2], isa.host(), tool))"
     )

@@ -14,7 +14,7 @@ import pytest
 import torch
 from mpmath import mp, mpf
 
-from tests.targets.cpu.codegen.math_harness import UNARY, builds, call, library
+from tests.codegen.math_harness import UNARY, builds, call, library
 
 Array = numpy.ndarray
 BUILDS = builds()

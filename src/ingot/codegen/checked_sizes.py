@@ -17,7 +17,7 @@ from ingot.lowering.index_expr import Div, Expr, MinMax, Mod, RuntimeSize, Size,
 from ingot.lowering.loop_module import Module
 from ingot.scheduling.buffer_planning import byte_size
 
-# As IG_MOST_BYTES in prelude.h: more than any machine addresses, and small enough for sums of a few such sizes.
+# As IG_MOST_BYTES in checked_sizes.h: more than any machine addresses, and small enough for sums of a few such sizes.
 MOST_BYTES = 1 << 56
 
 

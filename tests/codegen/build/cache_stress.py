@@ -1,6 +1,6 @@
 """Processes killed at random moments while they compile through a cache that eight others use.
 
-    python -m tests.targets.cpu.build.cache_stress FOLDER --kills 1000 --compiler gcc     prints figures as JSON
+    python -m tests.codegen.build.cache_stress FOLDER --kills 1000 --compiler gcc     prints figures as JSON
 
 A victim asks for a library that nobody has made, and is killed (SIGKILL) after a random time of up to 1.3 compilations.
 Eight others never stop to ask for that library and for earlier ones, and check everything they get: with a script that
@@ -25,9 +25,9 @@ import traceback
 from collections.abc import Callable
 from pathlib import Path
 
-from ingot.targets.cpu.build import isa
-from ingot.targets.cpu.build.cache import Cache, key
-from ingot.targets.cpu.build.toolchain import Toolchain, find
+from ingot.codegen.build import isa
+from ingot.codegen.build.cache import Cache, key
+from ingot.codegen.build.toolchain import Toolchain, find
 from tests.support.compilers import ELF, WRITES, fake, named
 
 OTHERS = 8

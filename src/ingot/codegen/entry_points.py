@@ -1,17 +1,16 @@
-"""What a library exports, as C: its inputs, the sizes that they bind, its outputs and its state."""
+"""The tables behind a library's exports, as C: its inputs, the sizes that they bind, its outputs and its state."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from ingot.codegen.c_expressions import size_text
 from ingot.lowering.dependence import all_steps, reads_and_writes
 from ingot.lowering.index_expr import Expr, RuntimeSize, Size, require_static, size_number
 from ingot.lowering.loop_ir import BindSymbol, For
 from ingot.lowering.loop_module import Module, PackedWeight
 from ingot.scheduling.buffer_planning import ALIGN, byte_size
-from ingot.targets.cpu.codegen.c_expressions import size_text
-from ingot.targets.cpu.codegen.headers import resource
 
 # In the order of `enum ingot_dtype`.
 DTYPES = [
@@ -55,8 +54,9 @@ def place_weights(module: Module) -> tuple[tuple[PlacedWeight, ...], int]:
     return tuple(placed), placed[-1].offset + placed[-1].size if placed else 0
 
 
-def exports(module: Module, sites: Sequence[str], weights_size: int) -> str:
-    """The C text of what the library exports; `sites` are what its errors name."""
+def export_tables(module: Module, sites: Sequence[str], weights_size: int) -> str:
+    """What the exported functions read, behind abi.h and argument_checks.h: counts as macros, `ig_bind`, `ig_shapes`,
+    and what they need. `sites` are what errors name."""
     numbers = [size_number(name) for name in size_names(module)]
     values: Mapping[str, object] = {
         "INPUTS": len(module.inputs),
@@ -68,8 +68,7 @@ def exports(module: Module, sites: Sequence[str], weights_size: int) -> str:
     }
     text = "".join(f"#define IG_{name} {value}\n" for name, value in values.items())
     text += "static const char *const ig_sites[] = {" + ", ".join(quote(site) for site in [*sites, ""]) + "};\n"
-    text += _bind(module) + _shapes(module)
-    return text + resource("exports.h")
+    return text + _bind(module) + _shapes(module)
 
 
 def size_names(module: Module) -> set[str]:

@@ -10,7 +10,7 @@ import numpy
 import pytest
 import torch
 
-from tests.targets.cpu.codegen.math_harness import INTEGER_OPS, INTEGERS, TYPES, builds, call, library
+from tests.codegen.math_harness import INTEGER_OPS, INTEGERS, TYPES, builds, call, library
 
 Array = numpy.ndarray
 BUILDS = builds()

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 HERE = Path(__file__).parent
-HEADERS = HERE.parents[3] / "src" / "ingot" / "targets" / "cpu" / "codegen" / "c"
+HEADERS = HERE.parents[1] / "src" / "ingot" / "codegen" / "c"
 FLAGS = ["-O3", "-fopenmp-simd", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=off", "-fwrapv"]
 DTYPES = {
     "uniform_f32": np.float32,

@@ -1,7 +1,7 @@
-"""Where the polynomials of `targets/cpu/codegen/c/math_*.h` come from.
+"""Where the polynomials of `codegen/c/math_*.h` come from.
 
-    python tests/targets/cpu/codegen/fit_math.py            # fit every polynomial again and write it into the headers
-    python tests/targets/cpu/codegen/fit_math.py exp_f32    # print how far one of them is from its function
+    python tests/codegen/fit_math.py            # fit every polynomial again and write it into the headers
+    python tests/codegen/fit_math.py exp_f32    # print how far one of them is from its function
 
 A header holds, between two comments, the lines that this file writes:
 
@@ -26,7 +26,7 @@ import mpmath
 import numpy
 from mpmath import mp, mpf
 
-HEADERS = Path(__file__).parents[4] / "src" / "ingot" / "targets" / "cpu" / "codegen" / "c"
+HEADERS = Path(__file__).parents[2] / "src" / "ingot" / "codegen" / "c"
 BLOCK = re.compile(r"( *)/\* poly (\w+)\((\w+)\): (\w+) \*/\n(.*?) */\* end \*/\n", re.DOTALL)
 DIGITS = 60
 

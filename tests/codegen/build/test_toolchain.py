@@ -14,6 +14,8 @@ from pathlib import Path
 
 import pytest
 
+from ingot.codegen.build import isa, toolchain
+from ingot.codegen.build.toolchain import WARNINGS, Toolchain, find
 from ingot.errors import (
     CompilerFailed,
     CompilerKilled,
@@ -22,8 +24,6 @@ from ingot.errors import (
     StorageError,
     UnsupportedMachine,
 )
-from ingot.targets.cpu.build import isa, toolchain
-from ingot.targets.cpu.build.toolchain import WARNINGS, Toolchain, find
 from tests.support.compilers import SOURCE, WRITES, fake, named, script
 from tests.support.processes import wait_for
 

@@ -2,7 +2,7 @@
 
     source_of(["ig_tanh_f32"])    # the C text of ig_prelude, ig_bits_f32, …, ig_expm1_f32, ig_tanh_f32
 
-They live in `targets/cpu/codegen/c/math_*.h`. Each function begins with a comment that names it and what it needs,
+They live in `codegen/c/math_*.h`. Each function begins with a comment that names it and what it needs,
 
     /* ig_tanh_f32: needs ig_expm1_f32 */
 
@@ -15,7 +15,8 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
-from importlib.resources import files
+
+from ingot.codegen.headers import PORTABLE
 
 # The order of the text: a function stands after everything it needs.
 RESOURCES = (
@@ -51,9 +52,7 @@ def source_of(names: Iterable[str]) -> str:
     while stack:
         name = stack.pop()
         if name not in table:
-            raise KeyError(
-                f"no math function is called {name!r}; ingot.targets.cpu.codegen.math_library.functions() lists them"
-            )
+            raise KeyError(f"no math function is called {name!r}; ingot.codegen.math_library.functions() lists them")
         if name not in wanted:
             wanted.add(name)
             stack.extend((PRELUDE, *table[name].needs))
@@ -64,9 +63,8 @@ def source_of(names: Iterable[str]) -> str:
 def functions() -> Mapping[str, Function]:
     """Every function, by name, in the order of the headers; read once a process."""
     table: dict[str, Function] = {}
-    folder = files("ingot.targets.cpu.codegen") / "c"
     for resource in RESOURCES:
-        for function in _parse((folder / resource).read_text(encoding="utf-8")):
+        for function in _parse(PORTABLE.read(resource)):
             assert function.name not in table, f"{resource}: {function.name} is there twice"
             assert all(need in table for need in function.needs), f"{resource}: {function.name} stands before its needs"
             table[function.name] = function

@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy
 from filelock import FileLock
 
-from ingot.targets.cpu.codegen import math_library
+from ingot.codegen import math_library
 
 FLAGS = [
     "-std=gnu11",

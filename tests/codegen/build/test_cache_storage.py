@@ -14,10 +14,10 @@ from pathlib import Path
 
 import pytest
 
+from ingot.codegen.build import compile_process, isa
+from ingot.codegen.build.cache import Cache
+from ingot.codegen.build.toolchain import Toolchain, find
 from ingot.errors import CacheError, StorageError
-from ingot.targets.cpu.build import compile_process, isa
-from ingot.targets.cpu.build.cache import Cache
-from ingot.targets.cpu.build.toolchain import Toolchain, find
 from tests.support.compilers import LIBRARY, SOURCE, fake
 from tests.support.processes import files, in_child
 
@@ -132,8 +132,8 @@ def test_a_cache_folder_that_is_a_file(tmp_path: Path, caplog: pytest.LogCapture
 
 def test_the_private_folder_goes_with_the_process(tmp_path: Path) -> None:
     code = (
-        "import os, sys; from ingot.targets.cpu.build import isa; from ingot.targets.cpu.build.cache import Cache\n"
-        "from ingot.targets.cpu.build.toolchain import find\n"
+        "import os, sys; from ingot.codegen.build import isa; from ingot.codegen.build.cache import Cache\n"
+        "from ingot.codegen.build.toolchain import find\n"
         "library = Cache(None).library('int answer(void) { return 42; }', isa.host(), find())\n"
         "if os.fork() == 0: sys.exit()  # which runs what is registered for the end, in the child\n"
         "os.wait(); assert library.exists(); print(library)"
