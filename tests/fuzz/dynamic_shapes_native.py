@@ -20,7 +20,7 @@ from ingot.scheduling.buffer_planning import plan
 from ingot.targets.cpu.codegen import module_emitter as c_file
 from ingot.targets.cpu.codegen.runtime_library import RuntimeLibrary
 from ingot.targets.cpu.target import CPU
-from tests.support.batched_compile import _NAMES, _arguments
+from tests.support.operator_samples.batched_compile import _NAMES, _arguments
 
 FLAGS = ("-O0", "-fPIC", "-shared", "-fopenmp-simd", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast",
          "-fwrapv", "-fno-strict-aliasing", "-w")  # fmt: skip

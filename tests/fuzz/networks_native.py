@@ -20,7 +20,7 @@ from ingot.scheduling.buffer_planning import plan
 from ingot.targets.cpu.codegen import module_emitter as c_file
 from ingot.targets.cpu.codegen.runtime_library import RuntimeLibrary
 from ingot.targets.cpu.target import CPU
-from tests.support.batched_compile import _arguments
+from tests.support.operator_samples.batched_compile import _arguments
 
 # As models are compiled, but for -O3: what the optimizer does is its own affair, and takes most of the time. One file
 # in so many is compiled with -O1, which contracts products and sums as -O3 does.

@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from tests.support.random_operations import OPS, Op
+from tests.support.random_programs.operations import OPS, Op
 
 FLOATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 DTYPES = (torch.float32, torch.float32, torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.int64,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from tests.fuzz.networks_drawing import Draft, Rejected, Value
+from tests.fuzz.grammars.networks_drawing import Draft, Rejected, Value
 
 Rule = Callable[[Draft], Any]
 RULES: list[tuple[float, Rule]] = []

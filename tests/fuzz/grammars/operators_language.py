@@ -1,4 +1,4 @@
-"""Operators beside the usual ones of `tests.support.random_operations`: numbers that no half dtype has,
+"""Operators beside the usual ones of `tests.support.random_programs.operations`: numbers that no half dtype has,
 casts back and forth, writes of another dtype, softmax of large products, integers that no float has, sizes of 1."""
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from tests.support.random_operations import OPS, Op, Wanted, without_sign_of_zero
-from tests.support.random_programs import USUAL, Choices, Language, Program, Source, Step
+from tests.support.random_programs.operations import OPS, Op, Wanted, without_sign_of_zero
+from tests.support.random_programs.programs import USUAL, Choices, Language, Program, Source, Step
 
 X = torch.Tensor
 NUMBERS = (0.1, 1.001, 3.3, 1 / 3, -0.7, 2.5, 1e-3)

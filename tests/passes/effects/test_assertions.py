@@ -16,8 +16,8 @@ from ingot.passes.decompose import decompose
 from ingot.passes.erase_effect_tokens import erase_effect_tokens
 from ingot.passes.functionalize import functionalize
 from ingot.passes.insert_effect_tokens import insert_effect_tokens
-from tests.passes import effectful_ops
-from tests.passes.effectful_ops import AssertAndCond, Base, Regions, complain, made, program_of
+from tests.passes.effects import effectful_ops
+from tests.passes.effects.effectful_ops import AssertAndCond, Base, Regions, complain, made, program_of
 
 
 def failure_of(program: Callable[..., Any], *args: Any) -> str:

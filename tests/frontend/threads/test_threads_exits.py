@@ -18,8 +18,8 @@ from torch import nn
 
 import ingot
 from ingot.errors import CaptureError, IngotError
-from tests.frontend.shared_state import changed, identities, module_state, thread_state
-from tests.frontend.thread_models import CASES, Casting, Counting, Scaled
+from tests.frontend.threads.shared_state import changed, identities, module_state, thread_state
+from tests.frontend.threads.thread_models import CASES, Casting, Counting, Scaled
 
 X = torch.ones(2, 4)
 ROWS = {"x": {0: "rows"}}

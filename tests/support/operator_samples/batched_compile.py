@@ -35,8 +35,8 @@ from ingot.targets.cpu.codegen import module_emitter as c_file
 from ingot.targets.cpu.codegen.runtime_library import RuntimeLibrary
 from ingot.targets.cpu.target import CPU
 from ingot_runtime.native.native_library import NativeTensor
-from tests.support.core_aten import outside
-from tests.support.samples import Case, Expectation, expectation, fresh, judge
+from tests.support.operator_samples.core_aten import outside
+from tests.support.operator_samples.samples import Case, Expectation, expectation, fresh, judge
 
 BATCH = 256
 # As models are compiled, but for -O3: what the optimizer does is its own affair, and takes most of the time. It also

@@ -12,7 +12,7 @@ from torch import nn
 from ingot.artifacts.compiled_model import CompiledModel
 from ingot.errors import CaptureError, UnsupportedOperator
 from tests.support.pipeline_fixtures import build, lowered
-from tests.support.random_programs import EXAMPLES, Program, widened
+from tests.support.random_programs.programs import EXAMPLES, Program, widened
 
 # Units in the last place, of the least precise dtype on the way, that no eager run may be asked to beat.
 ULPS = 16

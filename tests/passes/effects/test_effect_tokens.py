@@ -25,7 +25,7 @@ from ingot.passes.decompose import decompose
 from ingot.passes.erase_effect_tokens import erase_effect_tokens
 from ingot.passes.functionalize import functionalize
 from ingot.passes.insert_effect_tokens import declare_effect, insert_effect_tokens, strip_tokens
-from tests.passes.effectful_ops import (
+from tests.passes.effects.effectful_ops import (
     MODELS,
     TO_EFFECTS,
     Base,

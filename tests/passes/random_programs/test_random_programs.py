@@ -21,8 +21,8 @@ import ingot
 from ingot import passes
 from ingot.passes.instrumentation.differential_check import compare_values
 from ingot.passes.manager import info_of
-from tests.passes import programs
-from tests.passes.effectful_ops import heard
+from tests.passes.effects.effectful_ops import heard
+from tests.passes.random_programs import programs
 
 QUICK, LONG, PART = 200, 2000, 250
 OPTIONS: dict[str, list[dict[str, Any]]] = {

@@ -17,8 +17,8 @@ from typing import Any
 
 import torch
 
-from tests.support.batched_compile import Outcome
-from tests.support.samples import EVERY, KINDS, Case, cases
+from tests.support.operator_samples.batched_compile import Outcome
+from tests.support.operator_samples.samples import EVERY, KINDS, Case, cases
 
 # What both pages say of how results are judged.
 JUDGED = (

@@ -21,7 +21,7 @@ from torch import fx
 from ingot import passes
 from ingot.ir.outlining import graph_modules
 from ingot.ir.program import Program
-from tests.support.samples import Case, fresh
+from tests.support.operator_samples.samples import Case, fresh
 
 
 def outside(case: Case, captured: Program | None) -> tuple[str, ...]:

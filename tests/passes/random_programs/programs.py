@@ -25,7 +25,7 @@ from torch import nn
 
 import ingot
 from ingot.passes.insert_effect_tokens import declare_effect
-from tests.passes.effectful_ops import SAID, count, pair, pure, say
+from tests.passes.effects.effectful_ops import SAID, count, pair, pure, say
 
 NOTED: list[torch.Tensor] = []
 

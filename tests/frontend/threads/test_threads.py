@@ -18,8 +18,8 @@ from torch import nn
 
 import ingot
 from ingot.frontend import dtype_checks
-from tests.frontend.shared_state import changed, identities, module_state, thread_state
-from tests.frontend.thread_models import CASES, Casting
+from tests.frontend.threads.shared_state import changed, identities, module_state, thread_state
+from tests.frontend.threads.thread_models import CASES, Casting
 
 THREADS = 8
 CAPTURES = 500
