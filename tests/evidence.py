@@ -52,7 +52,13 @@ _IR = (
 )
 _CAPTURE = ("src/ingot/frontend", *_IR)
 _PASSES = (*_CAPTURE, "src/ingot/passes", "src/ingot/rewriting")
-_BACK_END = ("src/ingot/lowering", "src/ingot/scheduling", "src/ingot/targets", "src/ingot/artifacts")
+_BACK_END = (
+    "src/ingot/lowering",
+    "src/ingot/scheduling",
+    "src/ingot/codegen",
+    "src/ingot/targets",
+    "src/ingot/artifacts",
+)
 _NATIVE = (*_PASSES, *_BACK_END, "src/ingot_runtime")
 _ONNX = (*_PASSES, "src/ingot/onnx")
 _QUANTIZE = (*_NATIVE, "src/ingot/quantization")

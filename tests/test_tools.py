@@ -4,6 +4,8 @@ import importlib.util
 from pathlib import Path
 from types import ModuleType
 
+import pytest
+
 ROOT = Path(__file__).resolve().parents[1]
 
 
@@ -15,9 +17,10 @@ def load(name: str) -> ModuleType:
     return module
 
 
-def test_layout_limits(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["src/ingot/passes", "tests/e2e", "benchmarks", "examples", "runtime", "tools"])
+def test_layout_limits(name: str, tmp_path: Path) -> None:
     layout = load("check_layout")
-    folder = tmp_path / "src" / "ingot" / "passes"
+    folder = tmp_path / name
     folder.mkdir(parents=True)
     for number in range(layout.MODULES):
         (folder / f"m{number:02}.py").write_text("x = 1\n" * layout.LINES)
@@ -25,9 +28,15 @@ def test_layout_limits(tmp_path: Path) -> None:
     (folder / "m00.py").write_text("x = 1\n" * (layout.LINES + 1))
     (folder / "last.py").write_text("")
     assert list(layout.find(tmp_path)) == [
-        "src/ingot/passes/m00.py: 501 lines, and at most 500 are allowed",
-        "src/ingot/passes: 21 modules, and at most 20 are allowed",
+        f"{name}/m00.py: 501 lines, and at most 500 are allowed",
+        f"{name}: 21 modules, and at most 20 are allowed",
     ]
+
+
+def test_layout_covers_every_folder_with_code() -> None:
+    folders = [path for path in ROOT.iterdir() if path.is_dir() and not path.name.startswith(".")]
+    with_code = {path.name for path in folders if any(path.rglob("*.py"))}
+    assert with_code - {"build", "dist"} == set(load("check_layout").SOURCES)
 
 
 def test_names_that_are_not_verbs() -> None:

@@ -1,4 +1,4 @@
-"""Checks the limits on files and folders in src/: python tools/check_layout.py
+"""Checks the limits on files and folders of Python code: python tools/check_layout.py
 
 A file has at most 500 lines, a folder at most 20 modules: what is larger has more than one concern.
 """
@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-SOURCES = ("src/ingot", "src/ingot_runtime")
+SOURCES = ("src", "benchmarks", "examples", "runtime", "tests", "tools")
 LINES = 500
 MODULES = 20
 

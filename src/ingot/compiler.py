@@ -17,6 +17,8 @@ from ingot.api import capture
 from ingot.artifacts.compiled_model import CompiledModel
 from ingot.artifacts.loaded_model import LoadedModel
 from ingot.autograd.compiled_autograd import TrainableModel
+from ingot.codegen.build.isa import host
+from ingot.codegen.build.page_prefault import Pages
 from ingot.config import Settings
 from ingot.errors import MissingMember, PassError, UnknownTarget, format_error
 from ingot.interop.train_eval import warn_of_train_mode
@@ -25,8 +27,6 @@ from ingot.lowering.loop_module import Module, Precision
 from ingot.passes.manager import Check, run_pipeline
 from ingot.serialization import program_file
 from ingot.targets.base import Target
-from ingot.targets.cpu.build.isa import host
-from ingot.targets.cpu.build.page_prefault import Pages
 from ingot.targets.cpu.target import CPU, CpuTarget
 from ingot.targets.reference.interpreted_model import InterpretedModel
 from ingot.targets.reference.schedule_check import schedule_checked

@@ -315,7 +315,7 @@ def test_a_cache_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 def test_no_folder_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from ingot.targets.cpu.build import cache
+    from ingot.codegen.build import cache
 
     def nowhere(*args: Any, **kwargs: Any) -> Any:
         raise OSError(errno.EROFS, os.strerror(errno.EROFS), "/tmp")

@@ -17,14 +17,14 @@ from torch import nn
 
 import ingot
 from ingot.errors import UnsupportedOperator
-from tests.frontend import test_module_stack, test_module_state, test_operations
+from tests.frontend import test_layers, test_module_stack, test_module_state, test_operations
 from tests.support.oracle import EPSILON, quick_compiler, worst_ratio
 
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning", "ignore::DeprecationWarning"),
 ]
-MODULES: tuple[ModuleType, ...] = (test_module_stack, test_operations, test_module_state)
+MODULES: tuple[ModuleType, ...] = (test_module_stack, test_operations, test_layers, test_module_state)
 Call = tuple[tuple[Any, ...], dict[str, Any]]
 Model = nn.Module | Callable[..., Any]
 

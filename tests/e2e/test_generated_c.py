@@ -15,9 +15,9 @@ import pytest
 import torch
 from torch import nn
 
+from ingot.codegen.build.toolchain import Toolchain, find
 from ingot.config import Settings
 from ingot.scheduling.buffer_planning import plan
-from ingot.targets.cpu.build.toolchain import Toolchain, find
 from ingot.targets.cpu.codegen.module_emitter import emit
 from tests.support.kernel_models import CASES, Block, model_of
 from tests.support.pipeline_fixtures import assemble, build, lowered

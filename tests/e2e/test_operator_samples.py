@@ -10,9 +10,18 @@ import pytest
 import torch
 
 import ingot
-from tests.support.batched_compile import Outcome, run
-from tests.support.core_aten import outside
-from tests.support.samples import Case, Expectation, cases, expectation, fresh, judge, operators, run_by_eager
+from tests.support.operator_samples.batched_compile import Outcome, run
+from tests.support.operator_samples.core_aten import outside
+from tests.support.operator_samples.samples import (
+    Case,
+    Expectation,
+    cases,
+    expectation,
+    fresh,
+    judge,
+    operators,
+    run_by_eager,
+)
 
 # A few of every family that has rules of its own.
 SLICE = [

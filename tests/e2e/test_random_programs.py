@@ -13,9 +13,9 @@ import torch
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from tests.support.differential import Batch, Verdict, compare, complaints, try_all
 from tests.support.pipeline_fixtures import build
-from tests.support.random_programs import Program, Source, Step, make
+from tests.support.random_programs.differential import Batch, Verdict, compare, complaints, try_all
+from tests.support.random_programs.programs import Program, Source, Step, make
 
 numbers = st.lists(st.integers(0, 2**60), min_size=4, max_size=9)
 SETTINGS = settings(

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 import torch
 
+from ingot.codegen.build.toolchain import find
 from ingot.config import Settings
-from ingot.targets.cpu.build.toolchain import find
 from tests.support.kernel_models import CASES, model_of
 from tests.support.pipeline_fixtures import build
 
@@ -44,7 +44,7 @@ def sanitized(name: str, kind: str, folder: Path, callers: int, rounds: int) -> 
     # Built, not run, in this process, which has no sanitizer in it: the library is for the other one.
     plain = build(model_of(name), case.args(), dynamic_shapes=case.dynamic_shapes, tools=tools)
     made = folder / "sanitized.so"
-    from ingot.targets.cpu.build.isa import host
+    from ingot.codegen.build.isa import host
 
     extra = (f'-DIG_ISA="{host().name}"', "-O1", "-g", *flags)
     tools.compile_library(plain.source, host(), made, extra_flags=extra)

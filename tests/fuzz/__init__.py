@@ -4,4 +4,5 @@
     python -m tests.fuzz networks --journal build/fuzz_networks.jsonl --report docs/reports/fuzz_networks.md
 
 A generator is a module of this folder with `make(seed)` and `check(seeds)`; `driver.KINDS` lists them.
+`grammars` has what their programs are made of.
 """

@@ -21,7 +21,7 @@ from torch import nn
 import ingot
 from ingot import passes
 from ingot.errors import CompilerFailed, IngotError
-from tests.fuzz import aliasing_statements as statements
+from tests.fuzz.grammars import aliasing_statements as statements
 from tests.fuzz.verdict import Verdict
 
 BATCH = 8  # programs that share one C file

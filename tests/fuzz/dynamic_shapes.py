@@ -23,7 +23,7 @@ from torch import nn
 import ingot
 from ingot.ir import symbolic_dims
 from tests.fuzz.dynamic_shapes_native import Part, compile_parts, lower_part, run_part
-from tests.fuzz.dynamic_shapes_programs import HEAD, Drawing, Program
+from tests.fuzz.grammars.dynamic_shapes_programs import HEAD, Drawing, Program
 from tests.fuzz.verdict import Verdict
 
 BATCH = 64

@@ -12,16 +12,15 @@ from typing import Any
 
 import torch
 
+from ingot.codegen.build.isa import host
 from ingot.compiler import run_cpu_pipeline
 from ingot.ir.execution import finish
 from ingot.lowering.loop_module import Module
 from ingot.scheduling.buffer_planning import plan
-from ingot.targets.cpu.build.isa import host
 from ingot.targets.cpu.codegen import module_emitter as c_file
 from ingot.targets.cpu.codegen.runtime_library import RuntimeLibrary
-from ingot.targets.cpu.codegen.weight_packing import fill
 from ingot.targets.cpu.target import CPU
-from tests.support.batched_compile import _NAMES, _arguments
+from tests.support.operator_samples.batched_compile import _NAMES, _arguments
 
 FLAGS = ("-O0", "-fPIC", "-shared", "-fopenmp-simd", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast",
          "-fwrapv", "-fno-strict-aliasing", "-w")  # fmt: skip
@@ -78,7 +77,7 @@ def compile_parts(parts: Sequence[Part], folder: Path, name: str = "programs") -
 def run_part(part: Part, args: Sequence[torch.Tensor]) -> Sequence[torch.Tensor] | str:
     """The results, or the message of the error that the library gives."""
     functions, prefix = part.loaded, part.prefix
-    blob = fill(part.program, part.module, part.source)
+    blob = CPU.pack_weights(part.program, part.module, part.source)
     model = ctypes.c_void_p()
     status = functions[f"{prefix}ingot_open"](ctypes.c_void_p(blob.array.ctypes.data), 1, ctypes.byref(model))
     if status:

@@ -29,9 +29,9 @@ import ingot
 from ingot.compiler import OPTIONAL_PASSES
 from ingot.errors import CompilerFailed, IngotError
 from tests.fuzz import networks_native as native
-from tests.fuzz.networks_drawing import Draft, Rejected, Value
+from tests.fuzz.grammars.networks_drawing import Draft, Rejected, Value
+from tests.fuzz.grammars.networks_rules import RULES
 from tests.fuzz.networks_judge import compare_outputs
-from tests.fuzz.networks_rules import RULES
 from tests.fuzz.verdict import Verdict
 
 # Networks that share a C file, and of how many one is compiled as users do.

@@ -13,15 +13,14 @@ from typing import Any
 import torch
 
 import ingot
+from ingot.codegen.build.isa import host
 from ingot.compiler import run_cpu_pipeline
 from ingot.lowering.loop_module import Module, Precision
 from ingot.scheduling.buffer_planning import plan
-from ingot.targets.cpu.build.isa import host
 from ingot.targets.cpu.codegen import module_emitter as c_file
 from ingot.targets.cpu.codegen.runtime_library import RuntimeLibrary
-from ingot.targets.cpu.codegen.weight_packing import fill
 from ingot.targets.cpu.target import CPU
-from tests.support.batched_compile import _arguments
+from tests.support.operator_samples.batched_compile import _arguments
 
 # As models are compiled, but for -O3: what the optimizer does is its own affair, and takes most of the time. One file
 # in so many is compiled with -O1, which contracts products and sums as -O3 does.
@@ -93,7 +92,7 @@ def compile_parts(parts: Sequence[Part], folder: Path, optimize: bool, name: str
 def call(part: Part, args: Sequence[torch.Tensor], threads: int) -> list[torch.Tensor]:
     """Opens the model, runs it, closes it. Raises RuntimeError with the library's message."""
     functions, prefix = part.loaded, part.prefix
-    blob = fill(part.program, part.module, part.source)
+    blob = CPU.pack_weights(part.program, part.module, part.source)
     model = ctypes.c_void_p()
     status = functions[f"{prefix}ingot_open"](ctypes.c_void_p(blob.array.ctypes.data), threads, ctypes.byref(model))
     if status:

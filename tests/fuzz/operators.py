@@ -2,9 +2,9 @@
 
     python -m tests.fuzz operators --count 1000
 
-A program is as in `tests.support.random_programs`, in the language of `operators_language`. Integers, bools and exact
-must be eager's bits; other floats may be four times as far from float64 as eager is. One program in twelve ends with a
-call that eager refuses, and must be refused.
+A program is as in `tests.support.random_programs.programs`, in the language of `grammars.operators_language`. Integers,
+bools and exact must be eager's bits; other floats may be four times as far from float64 as eager is. One program in
+twelve ends with a call that eager refuses, and must be refused.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ import torch
 
 import ingot
 from ingot.errors import IngotError
+from tests.fuzz.grammars.operators_language import LANGUAGE, add_illegal_call
 from tests.fuzz.networks_native import Part, call, compile_parts, lower_part
-from tests.fuzz.operators_language import LANGUAGE, add_illegal_call
 from tests.fuzz.verdict import Verdict
-from tests.support.differential import Batch, complain, dynamic_shapes, shorten, sizes_of
-from tests.support.random_programs import Program
-from tests.support.random_programs import make as make_program
+from tests.support.random_programs.differential import Batch, complain, dynamic_shapes, shorten, sizes_of
+from tests.support.random_programs.programs import Program
+from tests.support.random_programs.programs import make as make_program
 
 # Programs that share a C file. Every second file is optimized: gcc is then a third of the time, and wrong casts and
 # contractions of products show.

@@ -10,8 +10,8 @@ import torch
 
 from tests.fuzz import networks
 from tests.fuzz import networks_native as native
+from tests.fuzz.grammars.networks_rules import RULES
 from tests.fuzz.networks_judge import RoundedEitherWay, difference
-from tests.fuzz.networks_rules import RULES
 
 SEEDS = range(1, 15)
 

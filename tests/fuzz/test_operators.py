@@ -9,11 +9,11 @@ import torch
 import torch.nn.functional as F
 
 from tests.fuzz import operators
-from tests.fuzz.operators_language import LANGUAGE, NEW, NUMBERS
-from tests.support.differential import Batch, compare_bits, complaints
+from tests.fuzz.grammars.operators_language import LANGUAGE, NEW, NUMBERS
 from tests.support.pipeline_fixtures import build
-from tests.support.random_operations import attend
-from tests.support.random_programs import Program, Source, Step
+from tests.support.random_programs.differential import Batch, compare_bits, complaints
+from tests.support.random_programs.operations import attend
+from tests.support.random_programs.programs import Program, Source, Step
 
 
 def test_a_program_depends_on_its_seed_alone() -> None:

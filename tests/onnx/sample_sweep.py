@@ -11,8 +11,8 @@ from collections.abc import Sequence
 
 from tests.onnx.core_share import share
 from tests.onnx.samples import run
-from tests.support.sample_report import JUDGED, Row, command, counts, failures
-from tests.support.samples import KINDS, OTHERS
+from tests.support.operator_samples.sample_report import JUDGED, Row, command, counts, failures
+from tests.support.operator_samples.samples import KINDS, OTHERS
 
 
 def main() -> None:

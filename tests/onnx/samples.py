@@ -27,9 +27,9 @@ import ingot
 from ingot.onnx.api import run_onnx_pipeline
 from ingot.onnx.convert import Exported, convert
 from ingot.onnx.verification import _tensor, feeds_of, run_session
-from tests.support.batched_compile import Outcome
-from tests.support.core_aten import outside
-from tests.support.samples import Case, Expectation, expectation, fresh, judge
+from tests.support.operator_samples.batched_compile import Outcome
+from tests.support.operator_samples.core_aten import outside
+from tests.support.operator_samples.samples import Case, Expectation, expectation, fresh, judge
 
 BATCH = 200
 PATIENCE = 60  # seconds of its own work that one model may take

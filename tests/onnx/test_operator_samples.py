@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tests.onnx.samples import outcome_of
-from tests.support.samples import cases
+from tests.support.operator_samples.samples import cases
 
 # One or more of each family of rules.
 OPS = (

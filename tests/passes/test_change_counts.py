@@ -13,7 +13,7 @@ from torch.nn import functional as F
 import ingot
 from ingot import passes
 from ingot.ir.program import Program
-from tests.passes.effectful_ops import say
+from tests.passes.effects.effectful_ops import say
 
 aten = torch.ops.aten
 X = torch.linspace(-1, 2, 12).view(3, 4)

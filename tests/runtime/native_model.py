@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from ingot.artifacts.packaging import PackedWeights, SampleCall, pack_weights, write_native
-from ingot_runtime import BFloat16Array
+from ingot_runtime import BFloat16Array, CallError, Model
 from ingot_runtime.__main__ import HEADER
 
 HERE = Path(__file__).parent
@@ -190,3 +190,18 @@ def write(
     }
     write_native(path, **{**options, **changes})
     return path
+
+
+def changed(**changes: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Good arguments but for some, by name."""
+    (x, total), keyed = arguments()
+    named = {"x": x, "total": total, **keyed, **changes}
+    return (named.pop("x"), named.pop("total")), named
+
+
+def refused(model: Model, kind: type[CallError], *words: str, **changes: Any) -> None:
+    args, kwargs = changed(**changes)
+    with pytest.raises(kind) as caught:
+        model(*args, **kwargs)
+    for word in words:
+        assert word in str(caught.value), (word, str(caught.value))

@@ -5,9 +5,9 @@ from __future__ import annotations
 import platform
 from pathlib import Path
 
+from ingot.codegen.build import toolchain
+from ingot.codegen.build.toolchain import Toolchain
 from ingot.config import Settings
-from ingot.targets.cpu.build import toolchain
-from ingot.targets.cpu.build.toolchain import Toolchain
 
 ELF = b"\x7fELF"
 

@@ -28,9 +28,9 @@ from torch.overrides import TorchFunctionMode
 
 import ingot
 from ingot.artifacts.compiled_model import CompiledModel
+from ingot.codegen.build import toolchain
 from ingot.errors import IngotError, InputError
 from ingot.ir import pytree
-from ingot.targets.cpu.build import toolchain
 from tests.support.zoo import Entry, entry
 
 ALLOWED = 4.0

@@ -11,14 +11,13 @@ from torch import nn
 
 from ingot.api import capture
 from ingot.artifacts.compiled_model import CompiledModel
+from ingot.codegen.build.isa import Isa, host
+from ingot.codegen.build.toolchain import WARNINGS, Toolchain, find
 from ingot.compiler import run_cpu_pipeline
 from ingot.ir.program import Program
 from ingot.lowering.loop_module import Module, Precision
 from ingot.scheduling.buffer_planning import plan
-from ingot.targets.cpu.build.isa import Isa, host
-from ingot.targets.cpu.build.toolchain import WARNINGS, Toolchain, find
 from ingot.targets.cpu.codegen.module_emitter import emit
-from ingot.targets.cpu.codegen.weight_packing import fill
 from ingot.targets.cpu.target import CPU
 
 # clang says of a loop that it did not vectorize it, which is no fault of the loop.
@@ -44,7 +43,7 @@ def emit_program(
     """The C text and the packed weights of a program that `run_cpu_pipeline` gave."""
     module = CPU.schedule(CPU.lower(program, precision, disabled), disabled)
     source = emit(module, plan(module), title="test")
-    blob = fill(program, module, source)
+    blob = CPU.pack_weights(program, module, source)
     return source.text, b"".join(blob.array[place.offset :][: place.size].tobytes() for place in source.weights)
 
 
@@ -63,7 +62,7 @@ def assemble(
     with tempfile.TemporaryDirectory() as folder:
         library = Path(folder) / "model.so"
         (tools or find()).compile_library(source.text, isa, library, extra_flags=(f'-DIG_ISA="{isa.name}"', *flags))
-        blob = fill(program, module, source)
+        blob = CPU.pack_weights(program, module, source)
         return CompiledModel(program, module, source, blob, {isa.name: library.read_bytes()}, isa, threads)
 
 

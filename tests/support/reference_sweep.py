@@ -39,9 +39,9 @@ from ingot.targets.cpu.target import CPU
 from ingot.targets.reference.interpreted_model import InterpretedModel
 from ingot.targets.reference.schedule_check import ScheduleCheck
 from tests.fuzz import networks
-from tests.support.differential import Batch, complain, dynamic_shapes, sizes_of
 from tests.support.oracle import Wrong, in_double, run, worst_ratio
-from tests.support.random_programs import make
+from tests.support.random_programs.differential import Batch, complain, dynamic_shapes, sizes_of
+from tests.support.random_programs.programs import make
 from tests.support.zoo import ZOO
 
 # What the report calls each kind, by the beginning of its names.

@@ -9,9 +9,9 @@ from __future__ import annotations
 import functools
 from collections.abc import Sequence
 
-from tests.support.batched_compile import run
-from tests.support.sample_report import JUDGED, Row, command, counts, failures
-from tests.support.samples import KINDS, OTHERS
+from tests.support.operator_samples.batched_compile import run
+from tests.support.operator_samples.sample_report import JUDGED, Row, command, counts, failures
+from tests.support.operator_samples.samples import KINDS, OTHERS
 
 
 def main() -> None:
@@ -26,7 +26,7 @@ def markdown(rows: Sequence[Row], most: int | None, note: str = "") -> str:
         f"{every} of every operator of torch's own table (`op_db`), compiled and compared with eager in float64:",
         "an error of at most 4 times eager's own; of operators that work element by element, at every element by",
         "itself. A sample is of core ATen if torch's decompositions take it to operators with `torch.Tag.core` alone",
-        "(`tests/support/core_aten.py` asks). Inputs that are strided, empty or scalar are made of "
+        "(`tests/support/operator_samples/core_aten.py` asks). Inputs that are strided, empty or scalar are made of "
         f"{OTHERS} to {2 * OTHERS - 1} samples of",
         "each operator and dtype, or all if there are fewer, where eager takes them. Written by `make opinfo-native`.",
         *JUDGED,

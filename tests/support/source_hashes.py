@@ -240,7 +240,7 @@ def _trained(model: nn.Module, args: Sequence[torch.Tensor]) -> list[Program]:
 
 def _samples() -> Iterator[Item]:
     from tests.e2e.test_operator_samples import SLICE
-    from tests.support.samples import cases, fresh
+    from tests.support.operator_samples.samples import cases, fresh
 
     for name in SLICE:
         for case in cases([name], most=1, kinds=("plain", "scalar")):

@@ -22,6 +22,9 @@ from ingot.artifacts.packaging import SampleCall, argument_names, call_of, resul
 from ingot.artifacts.profiler import Profile, ProfileRow, medians
 from ingot.artifacts.roofline import measure_roofline
 from ingot.artifacts.tensor_exchange import native_of, torch_of, wants_arrays
+from ingot.codegen.build.compile_process import save_error
+from ingot.codegen.build.isa import Isa
+from ingot.codegen.weight_blob import WeightBlob
 from ingot.ir.execution import check_call
 from ingot.ir.program import Program
 from ingot.ir.pytree import flatten, unflatten
@@ -30,10 +33,7 @@ from ingot.lowering.index_expr import Expr, Size, substitute
 from ingot.lowering.loop_ir_printer import print_module
 from ingot.lowering.loop_module import Module, Precision, SymbolSource
 from ingot.serialization.program_file import pack
-from ingot.targets.cpu.build.compile_process import save_error
-from ingot.targets.cpu.build.isa import Isa
 from ingot.targets.cpu.codegen.module_emitter import CSource
-from ingot.targets.cpu.codegen.weight_packing import WeightBlob
 from ingot_runtime.container.manifest import ABI, read_spec
 from ingot_runtime.cpu_features import cores
 from ingot_runtime.model import Model

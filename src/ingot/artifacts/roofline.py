@@ -9,10 +9,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from ingot.codegen.build.cache import Cache
+from ingot.codegen.build.isa import host
+from ingot.codegen.build.toolchain import find
 from ingot.config import Settings
-from ingot.targets.cpu.build.cache import Cache
-from ingot.targets.cpu.build.isa import host
-from ingot.targets.cpu.build.toolchain import find
 from ingot.targets.cpu.codegen.headers import resource
 from ingot_runtime.native.native_library import load_bytes
 

@@ -138,8 +138,8 @@ def _compiler(found: tuple[system_info.Compiler, ...]) -> Finding:
 
 
 def _cache(settings: Settings) -> Finding:
+    from ingot.codegen.build.cache_safety import check_folder
     from ingot.errors import UnsafeCache
-    from ingot.targets.cpu.build.cache_safety import check_folder
 
     folder = str(settings.cache_dir)
     if settings.disable_cache:

@@ -96,7 +96,7 @@ def _find_processor_name() -> str:
 
 def compilers(named: str = "") -> tuple[Compiler, ...]:
     """The C compilers that can be found, or the one that CC names, each tried on a function of one line."""
-    from ingot.targets.cpu.build.toolchain import candidates  # brings numpy too
+    from ingot.codegen.build.toolchain import candidates  # brings numpy too
 
     return tuple(
         Compiler(name, command, _version(command), try_compiler(command)) for name, command in candidates(named)

@@ -21,10 +21,10 @@ import torch
 import ingot
 from ingot.ir import pytree
 from ingot.ir.outlining import graph_modules
-from tests.frontend.torchscript import models, models_dynamic_lists, models_exits, models_numbers
+from tests.frontend.torchscript import models, models_dynamic_lists, models_exits, models_loops, models_numbers
 from tests.frontend.torchscript.cases import CASES, Case
 
-FILES = (models, models_exits, models_numbers, models_dynamic_lists)  # they fill CASES
+FILES = (models, models_loops, models_exits, models_numbers, models_dynamic_lists)  # they fill CASES
 
 _TITLE = """# TorchScript: compared with torch's converter
 

@@ -16,7 +16,7 @@ from ingot.cli import app
 from ingot.errors import CaptureError, DataDependentError, EagerError, StateError, UntraceableError
 from ingot.ir import metadata
 from ingot.ir.signature import InputKind
-from tests.frontend.torchscript import models, models_dynamic_lists, models_exits, models_refused
+from tests.frontend.torchscript import models, models_dynamic_lists, models_exits, models_loops, models_refused
 from tests.frontend.torchscript.cases import CASES, Case
 from tests.frontend.torchscript.test_models import operators
 
@@ -175,7 +175,7 @@ def test_unflatten_gives_the_modules_back() -> None:
 
 
 def test_unrolled_on_request() -> None:
-    script = torch.jit.script(models.counted)
+    script = torch.jit.script(models_loops.counted)
     x = torch.randn(3)
     kept = ingot.from_torchscript(script, (x, 4))
     written_out = ingot.from_torchscript(script, (x, 4), unroll=True)

@@ -8,6 +8,11 @@ from typing import get_args
 
 import torch
 
+from ingot.codegen.build.cache import Cache
+from ingot.codegen.build.isa import find_isa, host
+from ingot.codegen.build.page_prefault import Pages
+from ingot.codegen.build.toolchain import find
+from ingot.codegen.weight_blob import WeightBlob, fill
 from ingot.config import Settings
 from ingot.ir.program import Program
 from ingot.lowering.index_expr import require_static
@@ -15,12 +20,8 @@ from ingot.lowering.loop_ir import Buffer
 from ingot.lowering.loop_module import Module, PackedWeight
 from ingot.scheduling.buffer_planning import byte_size, plan
 from ingot.targets.base import ScheduleObserver, Target, ignore_pass
-from ingot.targets.cpu.build.cache import Cache
-from ingot.targets.cpu.build.isa import find_isa, host
-from ingot.targets.cpu.build.page_prefault import Pages
-from ingot.targets.cpu.build.toolchain import find
 from ingot.targets.cpu.codegen.module_emitter import CSource, emit
-from ingot.targets.cpu.codegen.weight_packing import WeightBlob, fill, pack_weight
+from ingot.targets.cpu.codegen.weight_packing import pack_weight
 from ingot.targets.cpu.kernel_selection.choices import KERNELS
 from ingot.targets.cpu.kernel_selection.strategy import CpuStrategy
 from ingot.targets.cpu.schedule.pipeline import SCHEDULE, schedule
@@ -85,7 +86,7 @@ class CpuTarget(Target[CSource]):
 
     def pack_weights(self, program: Program, module: Module, source: CSource, pages: Pages | None = None) -> WeightBlob:
         """The program's state as the module's kernels read it."""
-        return fill(program, module, source, pages)
+        return fill(program, module, source.weights, source.weights_size, pack_weight, pages)
 
 
 CPU = CpuTarget()

@@ -1,4 +1,4 @@
-"""One C name space: every header, macro and math function together in one file, and who defines what."""
+"""One C name space: every header, macro and math function together in one file."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ from torch import nn
 from torch.nn import functional as F
 
 import ingot
-from ingot.targets.cpu.build.isa import find_isa
-from ingot.targets.cpu.build.toolchain import find
-from ingot.targets.cpu.codegen import headers, math_library
-from ingot.targets.cpu.codegen.c_expressions import STORED
+from ingot.codegen import math_library
+from ingot.codegen.build.isa import find_isa
+from ingot.codegen.build.toolchain import find
+from ingot.codegen.c_expressions import STORED
+from ingot.targets.cpu.codegen.headers import HEADERS
 from ingot.targets.cpu.codegen.runtime_library import RuntimeLibrary
 from ingot_runtime.cpu_features import architecture
 
@@ -67,26 +68,9 @@ def test_everything_fits_into_one_file(isa: str, tmp_path: Path) -> None:
 
 
 def test_every_math_function_is_defined_once() -> None:
-    defined = headers.definitions()
+    defined = HEADERS.definitions()
     for name in math_library.functions():
         assert name == math_library.PRELUDE or defined[name] in math_library.RESOURCES
-
-
-@pytest.mark.parametrize(
-    "second",
-    [
-        "IG_FN float ig_round_f32(float x) { return x; }",
-        "static inline __attribute__((always_inline)) int ig_round_f32(int a,\n    int b)\n{\n}",
-        "#define ig_round_f32(x) (x)",
-        "typedef float ig_round_f32 __attribute__((vector_size(64)));",
-        "typedef struct {\n    int a;\n} ig_round_f32;",
-        "enum { IG_A = 1, ig_round_f32 };",
-    ],
-)
-def test_a_second_definition_is_an_error(second: str) -> None:
-    found = dict(headers.definitions())
-    with pytest.raises(ValueError, match=r"ig_round_f32 is defined in math_base\.h and in new\.h"):
-        headers.define(found, "new.h", second)
 
 
 class Quantized(nn.Module):

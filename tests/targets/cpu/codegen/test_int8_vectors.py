@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from ingot.targets.cpu.codegen.headers import resource
-from tests.targets.cpu.codegen.math_harness import builds, compile_c, isa_flags
+from tests.codegen.math_harness import builds, compile_c, isa_flags
 
 MAIN = builds()[0]
 pytestmark = pytest.mark.skipif(MAIN.isa != "x86-64-v4", reason="these vectors are of 64 bytes")

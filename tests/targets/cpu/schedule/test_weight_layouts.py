@@ -10,12 +10,12 @@ import pytest
 import torch
 from torch import nn
 
+from ingot.codegen.entry_points import PlacedWeight
 from ingot.lowering.dtypes import BYTES
 from ingot.lowering.index_expr import product, require_static
 from ingot.lowering.loop_ir import Buffer
 from ingot.lowering.loop_module import PackedWeight, WeightLayout
-from ingot.targets.cpu.codegen.entry_points import PlacedWeight
-from ingot.targets.cpu.codegen.weight_packing import fill, winograd
+from ingot.targets.cpu.codegen.weight_packing import winograd
 from ingot.targets.cpu.schedule.weight_layouts import (
     CodeWordLayout,
     ColumnSumsLayout,
@@ -44,7 +44,7 @@ def stored(layout: PackedLayout, dtype: str, state: torch.Tensor) -> np.ndarray:
     module: Any = SimpleNamespace(buffers={"w1": Buffer("w1", dtype, shape, "weight")})
     program: Any = SimpleNamespace(state_dict={"state": state}, constants={})
     source: Any = SimpleNamespace(weights=(placed,), weights_size=size)
-    made = fill(program, module, source).array[:size].copy()
+    made = CPU.pack_weights(program, module, source).array[:size].copy()
     return torch.from_numpy(made).view(getattr(torch, dtype)).view(shape).float().numpy()
 
 
@@ -116,7 +116,7 @@ def test_codes(bits: int, minus: int) -> None:
     module: Any = SimpleNamespace(buffers={"w1": Buffer("w1", "uint32", shape, "weight")})
     program: Any = SimpleNamespace(state_dict={"state": x}, constants={})
     source: Any = SimpleNamespace(weights=(placed,), weights_size=size)
-    words = fill(program, module, source).array[:size].copy().view(np.uint32).reshape(shape)
+    words = CPU.pack_weights(program, module, source).array[:size].copy().view(np.uint32).reshape(shape)
     for term in range(TERMS):
         code = (words[:, :, term // 3] >> np.uint32(bits * (term % 3))) & np.uint32((1 << bits) - 1)
         signed = (code.astype(np.int64) ^ half) - half

@@ -11,11 +11,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 
+from ingot.codegen.c_expressions import STORED, SUFFIX, constant_text
 from ingot.lowering.dtypes import BYTES
 from ingot.lowering.index_expr import product
 from ingot.lowering.loop_body import BodyBuilder, rewrite
 from ingot.lowering.loop_ir import Attention, BlockMask, Body, ClassifyMaskBlocks, MatrixView
-from ingot.targets.cpu.codegen.c_expressions import STORED, SUFFIX, constant_text
 from ingot.targets.cpu.codegen.gemm import write_columns
 from ingot.targets.cpu.codegen.kernel_writer import CKernelWriter, Kernel
 from ingot.targets.cpu.codegen.loop_nests import declare_flags, report_flags, simd, unflatten

@@ -10,13 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from ingot.codegen.c_expressions import STORED, SUFFIX, constant_text
 from ingot.lowering.dtypes import BYTES
 from ingot.lowering.index_expr import Size, product, symbol
 from ingot.lowering.loop_ir import AttentionBackward, MatrixView, Scatter, Store
 from ingot.targets.cpu.codegen.attention import KEYS as ROWS
 from ingot.targets.cpu.codegen.attention import QUERIES as LANES
 from ingot.targets.cpu.codegen.attention import emit_over_block, lines, read, tiles
-from ingot.targets.cpu.codegen.c_expressions import STORED, SUFFIX, constant_text
 from ingot.targets.cpu.codegen.kernel_writer import CKernelWriter, Kernel
 from ingot.targets.cpu.codegen.loop_nests import declare_flags, report_flags, simd, unflatten
 

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from ingot.codegen.c_expressions import STORED, SUFFIX
 from ingot.lowering.index_expr import Size
 from ingot.lowering.loop_ir import ExternKernel
-from ingot.targets.cpu.codegen.c_expressions import STORED, SUFFIX
 from ingot.targets.cpu.codegen.kernel_writer import CKernelWriter, Kernel
 
 Emitter = Callable[[CKernelWriter, ExternKernel], Size]

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from ingot.codegen.c_expressions import STORED, SUFFIX
 from ingot.lowering.dtypes import BYTES
 from ingot.lowering.index_expr import Size, require_static
-from ingot.targets.cpu.codegen.c_expressions import STORED, SUFFIX
 from ingot.targets.cpu.codegen.gemm import (
     Beside,
     ahead,

@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
+from ingot.codegen.c_expressions import STORED, SUFFIX, CBodyEmitter, constant_text
 from ingot.lowering.dtypes import BYTES
 from ingot.lowering.index_expr import Size, product
 from ingot.lowering.loop_ir import Gemm, Map
-from ingot.targets.cpu.codegen.c_expressions import STORED, SUFFIX, CBodyEmitter, constant_text
 from ingot.targets.cpu.codegen.int8_vectors import LANES, VectorEmitter, has_bytes
 from ingot.targets.cpu.codegen.kernel_writer import CKernelWriter, Kernel
 from ingot.targets.cpu.codegen.loop_nests import declare_flags, report_flags, simd, unflatten

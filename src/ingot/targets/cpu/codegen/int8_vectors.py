@@ -17,10 +17,10 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from ingot.codegen.c_expressions import CBodyEmitter, constant_text
 from ingot.lowering.index_expr import coefficient_of
 from ingot.lowering.loop_body import prune
 from ingot.lowering.loop_ir import Body, Load, Map, Op, Store
-from ingot.targets.cpu.codegen.c_expressions import CBodyEmitter, constant_text
 
 if TYPE_CHECKING:
     from ingot.targets.cpu.codegen.kernel_writer import CKernelWriter

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from ingot.codegen.c_expressions import STORED, CBodyEmitter, size_text
+from ingot.codegen.checked_sizes import is_run_size
 from ingot.lowering.index_expr import Expr, RuntimeSize, Size, estimate, size_number
 from ingot.lowering.loop_ir import Body, Buffer, Store
-from ingot.targets.cpu.codegen.c_expressions import STORED, CBodyEmitter, size_text
-from ingot.targets.cpu.codegen.checked_sizes import is_run_size
 from ingot.targets.cpu.codegen.runtime_library import RuntimeLibrary
 
 

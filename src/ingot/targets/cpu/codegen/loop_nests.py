@@ -19,10 +19,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from ingot.codegen.c_expressions import COMPUTED, STORED, CBodyEmitter, constant_text
 from ingot.lowering.dtypes import BYTES
 from ingot.lowering.index_expr import Size, product
 from ingot.lowering.loop_ir import Loop, LoopNest, Map, Reduce
-from ingot.targets.cpu.codegen.c_expressions import COMPUTED, STORED, CBodyEmitter, constant_text
 from ingot.targets.cpu.codegen.int8_vectors import LANES, VectorEmitter, writes_bytes
 from ingot.targets.cpu.codegen.kernel_writer import CKernelWriter, Kernel
 from ingot.targets.cpu.schedule.loop_order import is_outer_reduction

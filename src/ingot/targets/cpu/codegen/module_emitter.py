@@ -11,6 +11,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from ingot.codegen.c_expressions import STORED, CBodyEmitter, size_text
+from ingot.codegen.checked_sizes import MOST_BYTES, SizeLimits, check_static_sizes, is_run_size
+from ingot.codegen.entry_points import PlacedWeight, export_tables, place_weights, run_size, size_names
 from ingot.errors import UnsupportedOperator, format_error
 from ingot.lowering.cost_model import bytes_moved
 from ingot.lowering.dependence import all_steps, reads_and_writes
@@ -40,12 +43,10 @@ from ingot.scheduling.buffer_planning import MemoryPlan, byte_size
 from ingot.targets.cpu.codegen.attention import attention_kernel, tiles_kernel
 from ingot.targets.cpu.codegen.attention_backward import gradient_kernel
 from ingot.targets.cpu.codegen.builtin_kernels import routine_kernel
-from ingot.targets.cpu.codegen.c_expressions import STORED, CBodyEmitter, size_text
-from ingot.targets.cpu.codegen.checked_sizes import MOST_BYTES, SizeLimits, check_static_sizes, is_run_size
 from ingot.targets.cpu.codegen.convolution import convolution_kernel
 from ingot.targets.cpu.codegen.dual_gemm import pair_kernel
-from ingot.targets.cpu.codegen.entry_points import PlacedWeight, exports, place_weights, run_size, size_names
 from ingot.targets.cpu.codegen.gemm import product_kernel, siblings_kernel
+from ingot.targets.cpu.codegen.headers import resource
 from ingot.targets.cpu.codegen.kernel_writer import CKernelWriter, Kernel
 from ingot.targets.cpu.codegen.loop_nests import loop_kernel
 from ingot.targets.cpu.codegen.runtime_library import RuntimeLibrary
@@ -127,7 +128,8 @@ class ModuleEmitter:
         parts = ["\n".join([f"#if IG_IN({n})", *group, "#endif"]) for n, group in enumerate(groups) if group]
         names = f"IG_KERNEL ig_kernel {', '.join(self.kernels.values())};\n" if kernels else ""
         fits = self.limits.split(self.module.symbols)[0].function()
-        rest = "\n".join(["#if IG_IN_RUN", *fits, *bound, exports(self.module, list(self.sites), size), "#endif\n"])
+        exports = export_tables(self.module, list(self.sites), size) + resource("exports.h")
+        rest = "\n".join(["#if IG_IN_RUN", *fits, *bound, exports, "#endif\n"])
         return CSource("\n".join([names, *parts, rest]), weights, size, tuple(self.launches), count)
 
     def _share_out(self, kernels: Sequence[str]) -> int:

@@ -3,7 +3,7 @@
 library.functions    the math library's, by name: see math_library.py
 library.pack(…)      copies that widen and turn what a product reads
 library.share(…)     the inner loops of products and the like: one function, called by kernels of all parts
-library.routines     hand-written kernels: a header of `targets/cpu/codegen/c` and a macro in it
+library.routines     hand-written kernels: a C header and a macro in it
 """
 
 from __future__ import annotations
@@ -12,14 +12,17 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
-from ingot.targets.cpu.codegen.c_expressions import STORED
+from ingot.codegen.c_expressions import STORED
+from ingot.codegen.math_library import source_of
 from ingot.targets.cpu.codegen.headers import resource
-from ingot.targets.cpu.codegen.math_library import source_of
 
 Shared: TypeAlias = Literal[
     "tile", "window", "depth", "depths", "attention", "scores", "winograd", "stream", "widen"
 ]  # fmt: skip
 
+# What every file begins with, and what stands between the library and the model's own part.
+_PRELUDE = ("includes.h", "prelude.h", "index_arithmetic.h", "checked_sizes.h", "parts.h", "thread_pool.h")
+_RUN = ("run_includes.h", "abi.h", "run.h", "argument_checks.h")
 _CODED = ("s4", "s8", "s4z", "s8z")  # see weight_only_gemm.h
 _REALS = {"f32": "float", "f64": "double", "bf16": "uint16_t", "u8": "uint8_t", "i32": "int32_t"}
 _REALS |= dict.fromkeys(_CODED, "float")
@@ -81,7 +84,7 @@ class RuntimeLibrary:
         """What stands before a model's own part, or before those of several. `group` gives the group of each shared
         function, in the order in which they stand."""
         shared = sorted(self._shared)
-        parts = [resource("prelude.h"), resource("thread_pool.h"), source_of(sorted(self.functions)), self._routines()]
+        parts = [*map(resource, _PRELUDE), source_of(sorted(self.functions)), self._routines()]
         if shared or self._packs or self.by_lanes:
             parts += [resource("vectors.h"), resource("gemm.h")]
         parts += [resource("simd.h")] if self.by_lanes else []
@@ -98,7 +101,7 @@ class RuntimeLibrary:
         for kind, dtype in sorted(self._packs):
             read = _READS.get(dtype, "IG_AS_IT_IS")
             parts.append(f"IG_PACK({kind}, {_REALS[kind]}, {dtype}, {STORED[dtype]}, {read})")
-        return "\n".join([*parts, resource("run.h")])
+        return "\n".join([*parts, *map(resource, _RUN)])
 
     def _routines(self) -> str:
         """Each header once, and behind it what is written out of it."""

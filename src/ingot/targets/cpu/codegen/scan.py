@@ -7,9 +7,9 @@ for each block of up to 64, 128 or 256 points of the innermost loop
 
 from __future__ import annotations
 
+from ingot.codegen.c_expressions import COMPUTED
 from ingot.lowering.index_expr import product
 from ingot.lowering.loop_ir import Loop, Scan
-from ingot.targets.cpu.codegen.c_expressions import COMPUTED
 from ingot.targets.cpu.codegen.kernel_writer import CKernelWriter, Kernel
 from ingot.targets.cpu.codegen.loop_nests import GRAIN, declare_flags, report_flags, simd, unflatten
 

@@ -7,8 +7,8 @@ the worker did the strip above just before, the lines that both need are moved t
 
 from __future__ import annotations
 
+from ingot.codegen.c_expressions import STORED
 from ingot.lowering.dtypes import BYTES
-from ingot.targets.cpu.codegen.c_expressions import STORED
 from ingot.targets.cpu.codegen.convolution import write_lines
 from ingot.targets.cpu.codegen.gemm import write_product_rows
 from ingot.targets.cpu.codegen.kernel_writer import CKernelWriter, Kernel

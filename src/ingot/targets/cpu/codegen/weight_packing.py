@@ -1,24 +1,18 @@
-"""The weights blob: every constant that kernels read, in the order and layout they read it in."""
+"""Weights in the layouts that this target's kernels read."""
 
 from __future__ import annotations
 
 import math
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ingot.ir.program import Program
+from ingot.codegen.weight_blob import assign
 from ingot.lowering.index_expr import require_static
 from ingot.lowering.loop_ir import Buffer
-from ingot.lowering.loop_module import Module, PackedWeight
-from ingot.scheduling.buffer_planning import ALIGN
-from ingot.targets.cpu.build.page_prefault import Pages
-from ingot.targets.cpu.codegen.entry_points import PlacedWeight
-from ingot.targets.cpu.codegen.module_emitter import CSource
+from ingot.lowering.loop_module import PackedWeight
 from ingot.targets.cpu.schedule.weight_layouts import (
     CodeWordLayout,
     ColumnSumsLayout,
@@ -30,54 +24,6 @@ from ingot.targets.cpu.schedule.weight_layouts import (
     WeightView,
     WinogradPanelLayout,
 )
-from ingot_runtime.cpu_features import cores
-from ingot_runtime.dtypes import BY_NAME
-from ingot_runtime.native import native_library
-
-# Threads that pack weights, at most.
-THREADS = 8
-
-
-@dataclass(frozen=True)
-class WeightBlob:
-    """The bytes in memory, and where each weight lies in them."""
-
-    array: NDArray[np.uint8]
-    memory: native_library.Blob
-    placed: tuple[PlacedWeight, ...]
-    module: Module
-
-    def tensors(self) -> dict[str, Any]:
-        """Each weight as safetensors has it: dtype, shape, bytes."""
-        found: dict[str, Any] = {}
-        for place in self.placed:
-            buffer = self.module.buffers[place.weight.buffer]
-            shape = tuple(map(require_static, buffer.shape))
-            found[place.weight.buffer] = (BY_NAME[buffer.dtype].stored, shape, self.array[place.offset :][: place.size])
-        return found
-
-
-def fill(program: Program, module: Module, source: CSource, pages: Pages | None = None) -> WeightBlob:
-    """Packs the program's state as the module's kernels read it."""
-    raw = (pages or Pages(0)).take(source.weights_size + ALIGN)
-    begin = -raw.ctypes.data % ALIGN
-    array = raw[begin : begin + source.weights_size]
-
-    def write(place: PlacedWeight) -> None:
-        weight = place.weight
-        target = torch.from_numpy(array[place.offset : place.offset + place.size])
-        pack_weight(target, weight, module.buffers[weight.buffer], find_state(program, weight))
-
-    with ThreadPoolExecutor(min(cores(), THREADS)) as threads:
-        for _ in threads.map(write, (place for place in source.weights if place.size)):
-            pass
-    return WeightBlob(array, native_library.Blob(raw.data, begin), source.weights, module)
-
-
-def find_state(program: Program, weight: PackedWeight) -> torch.Tensor:
-    """The tensor of the program that a weight is made of."""
-    state = program.state_dict.get(weight.source)
-    return program.constants[weight.source] if state is None else state
 
 
 def pack_weight(target: torch.Tensor, weight: PackedWeight, buffer: Buffer, state: torch.Tensor) -> None:
@@ -87,7 +33,7 @@ def pack_weight(target: torch.Tensor, weight: PackedWeight, buffer: Buffer, stat
     layout: Any = weight.layout
     match layout:
         case None:
-            _assign(target.view(dtype).view(state.shape), state)
+            assign(target.view(dtype).view(state.shape), state)
         case StridedLayout():
             _copy(target.view(dtype), state, layout.view)
         case ScaledLayout():
@@ -119,7 +65,7 @@ def _copy(target: torch.Tensor, state: torch.Tensor, view: WeightView | PanelVie
     shape, strides = tuple(map(require_static, view.shape)), tuple(map(require_static, view.strides))
     flat = state.contiguous().reshape(-1)
     if not isinstance(view, PanelView):
-        _assign(target.view(shape), torch.as_strided(flat, shape, strides, offset))
+        assign(target.view(shape), torch.as_strided(flat, shape, strides, offset))
         return
     columns = view.columns
     groups, panels, *depth, width = shape
@@ -131,13 +77,13 @@ def _copy(target: torch.Tensor, state: torch.Tensor, view: WeightView | PanelVie
             made[0, panel].copy_(flat[offset + panel * panel_step :][: width * depth[0]].view(width, depth[0]).T)
     elif whole:
         full = (groups, whole, *depth, width)
-        _assign(made[:, :whole], torch.as_strided(flat, full, (group_step, panel_step, *steps, column_step), offset))
+        assign(made[:, :whole], torch.as_strided(flat, full, (group_step, panel_step, *steps, column_step), offset))
     if whole < panels:
         rest = columns - whole * width
         part = (groups, *depth, rest)
         made[:, whole].zero_()
         source = torch.as_strided(flat, part, (group_step, *steps, column_step), offset + whole * panel_step)
-        _assign(made[:, whole, ..., :rest], source)
+        assign(made[:, whole, ..., :rest], source)
 
 
 def _interleave(target: torch.Tensor, state: torch.Tensor, layout: InterleavedPanelLayout) -> None:
@@ -174,11 +120,3 @@ def _words(target: torch.Tensor, codes: torch.Tensor, layout: CodeWordLayout) ->
     if layout.bits == 4:
         words = (words[:, 0::2] & 15 | words[:, 1::2] << 4).astype(np.uint8)
     np.copyto(target.numpy().reshape(-1, width, 4), words.transpose(0, 2, 1))
-
-
-def _assign(target: torch.Tensor, source: torch.Tensor) -> None:
-    """A copy on this thread alone: torch's own would share it out over cores on which the C compiler is at work."""
-    if target.dtype is source.dtype and target.dtype is not torch.bfloat16:
-        np.copyto(target.numpy(), source.numpy())
-    else:
-        target.copy_(source)
