@@ -17,24 +17,29 @@ from typing import Any
 from ingot.errors import CompileError, NoCompiler, format_error
 
 # Functions that are not annotated are device functions; products and sums are contracted only where the text says so.
-FLAGS = ("--std=c++17", "--device-as-default-execution-space", "--fmad=true", "--extra-device-vectorization")
+FLAGS = (
+    "--std=c++17",
+    "--device-as-default-execution-space",
+    "--fmad=true",
+    "--extra-device-vectorization",
+    "--diag-suppress=177",
+)
 _LIBRARIES = ("libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so")
 # Headers that device text may include, and NVRTC does not have.
 _STDINT = """typedef signed char int8_t;
 typedef short int16_t;
 typedef int int32_t;
-typedef long long int64_t;
+typedef long int64_t;
 typedef unsigned char uint8_t;
 typedef unsigned short uint16_t;
 typedef unsigned int uint32_t;
-typedef unsigned long long uint64_t;
-typedef unsigned long long uintptr_t;
-typedef unsigned long long size_t;
-#define INT64_C(x) x##LL
-#define UINT64_C(x) x##ULL
-#define INT64_MIN (-9223372036854775807LL - 1)
-#define INT64_MAX 9223372036854775807LL
-#define UINT64_MAX 18446744073709551615ULL
+typedef unsigned long uint64_t;
+typedef unsigned long uintptr_t;
+#define INT64_C(x) x##L
+#define UINT64_C(x) x##UL
+#define INT64_MIN (-9223372036854775807L - 1)
+#define INT64_MAX 9223372036854775807L
+#define UINT64_MAX 18446744073709551615UL
 #define INT32_MIN (-2147483647 - 1)
 #define INT32_MAX 2147483647
 #define UINT32_MAX 4294967295u
@@ -87,7 +92,9 @@ def library() -> Any:
     tried = []
     for path in _candidates():
         try:
-            for builtins in Path(path).parent.glob("libnvrtc-builtins.so.*"):  # which NVRTC finds only where it is loaded
+            for builtins in Path(path).parent.glob(
+                "libnvrtc-builtins.so.*"
+            ):  # which NVRTC finds only where it is loaded
                 ctypes.CDLL(str(builtins))
             return ctypes.CDLL(path)
         except OSError as failure:

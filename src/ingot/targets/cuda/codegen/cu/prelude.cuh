@@ -1,6 +1,34 @@
 /* What every device text begins with. Functions without a word are device functions: NVRTC is told so. */
 #include <stdint.h>
 
+#ifndef IG_EMULATED
+/* The names that gcc has for functions of the device's math library. */
+#define __builtin_inff() __int_as_float(0x7f800000)
+#define __builtin_nanf(text) __int_as_float(0x7fc00000)
+#define __builtin_inf() __longlong_as_double(0x7ff0000000000000LL)
+#define __builtin_nan(text) __longlong_as_double(0x7ff8000000000000LL)
+#define __builtin_fabsf fabsf
+#define __builtin_fabs fabs
+#define __builtin_sqrtf __fsqrt_rn
+#define __builtin_sqrt sqrt
+#define __builtin_floorf floorf
+#define __builtin_floor floor
+#define __builtin_ceilf ceilf
+#define __builtin_ceil ceil
+#define __builtin_truncf truncf
+#define __builtin_trunc trunc
+#define __builtin_rintf rintf
+#define __builtin_rint rint
+#define __builtin_copysignf copysignf
+#define __builtin_copysign copysign
+#define __builtin_fmaf fmaf
+#define __builtin_fma fma
+#define __builtin_fmaxf fmaxf
+#define __builtin_fmax fmax
+#define __builtin_fminf fminf
+#define __builtin_fmin fmin
+#endif
+
 #define INF_F32 (__builtin_inff())
 #define INF_F64 (__builtin_inf())
 #define NAN_F32 (__builtin_nanf(""))
