@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ingot.codegen.c_expressions import STORED, CBodyEmitter, size_text
@@ -117,10 +117,12 @@ class CudaKernelWriter:
         gradient: str = "gradient",
         beside: str = "beside",
         prefix: str = "v",
+        place: Callable[[str, Size], str] | None = None,
     ) -> CBodyEmitter:
+        """The body as statements; `place` spells the elements of buffers where they are not in memory."""
         made = CBodyEmitter(
-            body, self.place, self.buffers, self.library.functions, inner=inner, middle=middle, prefix=prefix,
-            accumulator=accumulator, gradient=gradient, beside=beside,
+            body, place or self.place, self.buffers, self.library.functions, inner=inner, middle=middle, prefix=prefix,
+            accumulator=accumulator, gradient=gradient, beside=beside, seed="context.seed", first_draw="context.draw",
         )  # fmt: skip
         for op in body.ops:
             if isinstance(op.attribute, Expr):
