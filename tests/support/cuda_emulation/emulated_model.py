@@ -11,13 +11,12 @@ import ctypes
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-
 from ingot.ir.program import Program
 from ingot.lowering.dependence import reads_and_writes
 from ingot.lowering.dtypes import BYTES
-from ingot.lowering.lower import lower
 from ingot.lowering.loop_ir import Buffer, Stmt
 from ingot.lowering.loop_module import Module
+from ingot.lowering.lower import lower
 from ingot.scheduling.buffer_planning import MemoryPlan
 from ingot.targets.cuda.codegen.device_library import DeviceLibrary
 from ingot.targets.cuda.codegen.kernel_rules import KERNELS
@@ -166,5 +165,3 @@ def build_models(programs: Sequence[tuple[Program, Module]]) -> list[EmulatedMod
 def has_kernels(module: Module) -> bool:
     """Whether every step of a module has a kernel writer."""
     return all(type(step) in KERNELS for step in module.steps)
-
-

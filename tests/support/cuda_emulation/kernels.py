@@ -21,8 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ingot.lowering.dependence import all_steps, local_buffers
-from ingot.lowering.dtypes import BYTES
-from ingot.lowering.index_expr import Size, evaluate
+from ingot.lowering.index_expr import evaluate
 from ingot.lowering.loop_ir import Stmt
 from ingot.lowering.loop_module import Module
 from ingot.targets.cuda.codegen.device_library import DeviceLibrary

@@ -120,7 +120,13 @@ def declare(out: CudaKernelWriter, accumulators: Sequence[Accumulator]) -> None:
 
 
 def open_terms(
-    out: CudaKernelWriter, accumulators: Sequence[Accumulator], type_: str, first: str, end: str, by: str, width: int = 1
+    out: CudaKernelWriter,
+    accumulators: Sequence[Accumulator],
+    type_: str,
+    first: str,
+    end: str,
+    by: str,
+    width: int = 1,
 ) -> None:
     """Opens the loop of a thread's terms `term` in units of `width`, where sums that are carried in float64 go by
     runs; `close_terms` closes it."""

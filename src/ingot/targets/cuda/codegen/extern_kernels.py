@@ -71,7 +71,9 @@ def _mode(out: CudaKernelWriter, step: ExternKernel) -> Size:
     dtype = out.buffers[step.reads[0]].dtype
     out.library.use("sort.h", f"IG_MODE({dtype}, {STORED[dtype]})")
     length = out.size(n)
-    out.line(f"ig_mode_{dtype}({x} + at * ({length}), {from_} + at * ({length}), {value} + at, {place} + at, {length});")
+    out.line(
+        f"ig_mode_{dtype}({x} + at * ({length}), {from_} + at * ({length}), {value} + at, {place} + at, {length});"
+    )
     return rows
 
 

@@ -79,7 +79,11 @@ def write_nest(out: CudaKernelWriter, step: LoopNest) -> CudaKernel:
     threads = choose_threads(out.hint(total), inner)
     read, written = reads_and_writes(step)
     loops = [loop for one in step.steps for loop in _all_loops(one)]
-    types = {loop_type(out, sorted(read | written), _all_loops(one), [one.body]) for one in step.steps} if loops else {"int"}
+    types = (
+        {loop_type(out, sorted(read | written), _all_loops(one), [one.body]) for one in step.steps}
+        if loops
+        else {"int"}
+    )
     type_ = "int64_t" if "int64_t" in types else "int"
     made = _Nest(out, step, threads, type_)
     warps = WARPS if threads == WARP else 1

@@ -117,9 +117,7 @@ def write_statements(out: CudaKernelWriter, body: Body, inner: str, names: dict[
     """The body's statements, with loads of these places from vectors."""
     place = out.place
     taken = {key: f"{name}.at[lane]" for key, name in names.items()}
-    return out.statements(
-        body, [inner], place=lambda buffer, index: taken.get((buffer, index)) or place(buffer, index)
-    )
+    return out.statements(body, [inner], place=lambda buffer, index: taken.get((buffer, index)) or place(buffer, index))
 
 
 def store_results(out: CudaKernelWriter, stores: Sequence[Store], code: CBodyEmitter) -> None:
@@ -201,9 +199,7 @@ def _write_scatter(out: CudaKernelWriter, step: Map) -> CudaKernel:
         out.line(f"if (at >= {out.size(total)}) return;")
         unflatten(out, "at", type_, apart)
     for loop in along:
-        out.open(
-            f"for ({type_} {loop.variable} = 0; {loop.variable} < {out.size(loop.extent)}; ++{loop.variable})"
-        )
+        out.open(f"for ({type_} {loop.variable} = 0; {loop.variable} < {out.size(loop.extent)}; ++{loop.variable})")
     code = out.statements(step.body, ())
     out.declare_flags(code)
     for line in (*code.before, *code.inside):

@@ -1,8 +1,8 @@
 """Reductions: how many threads, and which, compute one output.
 
-    along memory     neighbouring threads take neighbouring terms of one output: a group of lanes, or a block
-    across memory    neighbouring threads take neighbouring outputs, and rows of threads take terms
-    in parts         blocks of their own take parts of an output's terms; a second kernel puts them together
+along memory     neighbouring threads take neighbouring terms of one output: a group of lanes, or a block
+across memory    neighbouring threads take neighbouring outputs, and rows of threads take terms
+in parts         blocks of their own take parts of an output's terms; a second kernel puts them together
 """
 
 from __future__ import annotations
