@@ -33,12 +33,15 @@ from ingot.targets.cuda.schedule.limits import reduces_across
 
 # Bytes of shared memory that the local buffers of a block may have: what every GPU since sm_80 has.
 SHARED = 96 << 10
-# Warps of a block whose outer points have a warp each, and inner points up to which one warp is enough.
+# Warps of a block whose outer points have a warp each, and inner points up to which one warp is enough: more of them
+# where there are warps enough to fill a GPU.
 WARPS = 4
 SHORT = 256
+SHORT_OF_MANY = 1024
 # Threads of a block that has one outer point, by how many outer points there are.
 MOST_THREADS = 512
 BUSY_BLOCKS = 132
+BUSY_WARPS = 16 * BUSY_BLOCKS
 
 
 @dataclass
@@ -108,7 +111,7 @@ def write_nest(out: CudaKernelWriter, step: LoopNest) -> CudaKernel:
 
 def choose_threads(points: int, inner: int) -> int:
     """A warp for a short point; else about four inner points for each thread, and more of them where points are few."""
-    if inner <= SHORT and points >= BUSY_BLOCKS:
+    if points >= BUSY_BLOCKS and inner <= (SHORT_OF_MANY if points >= BUSY_WARPS else SHORT):
         return WARP
     threads = 2 * WARP
     most = MOST_THREADS if points >= BUSY_BLOCKS else 2 * MOST_THREADS
@@ -203,12 +206,12 @@ def _write_map(made: _Nest, step: Map, loops: Sequence[Loop]) -> None:
 
 
 def _find_vectors(made: _Nest, step: Map | Reduce, loops: Sequence[Loop]) -> VectorAccesses | None:
-    """Vectors along the innermost loop, as wide as leaves work for all threads."""
+    """Vectors along the innermost loop, as wide as leaves work for more than half of the threads."""
     out = made.out
     stores = step.stores if isinstance(step, Map) else ()
     points = out.hint(product([loop.extent for loop in loops]))
     found = find_vectors(out, step.body, stores, loops[-1])
-    while found is not None and points // found.width < made.threads:
+    while found is not None and points // found.width * 2 <= made.threads:
         found = find_vectors(out, step.body, stores, loops[-1], found.width // 2)
     return found
 
