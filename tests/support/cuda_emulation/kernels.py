@@ -2,8 +2,8 @@
 
     run_module(module, weights, inputs) -> outputs
 
-For modules whose control flow does not depend on data. The whole target, with its host text, is tested through the
-emulated driver.
+Control flow, sizes that steps find out, and steps that no writer is for are the reference target's. The whole target,
+with its host text, is tested through the emulated driver.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ingot.lowering.dependence import all_steps, local_buffers
 from ingot.lowering.dtypes import BYTES
 from ingot.lowering.index_expr import Size, evaluate
 from ingot.lowering.loop_ir import Stmt
@@ -31,11 +32,12 @@ from ingot.targets.cuda.codegen.kernel_writer import CudaKernelWriter, StepScrat
 
 _HEADER = Path(__file__).with_name("emulator.h")
 _FLAGS = ("-std=c++17", "-O1", "-DIG_EMULATED", "-shared", "-fPIC", "-fvisibility=hidden", "-w", "-ffp-contract=off")
+_NUMPY = {"bfloat16": "uint16"}
 # Bytes around every buffer that no kernel may write.
 _GUARD = 64
 
 
-class _Context(ctypes.Structure):
+class KernelContext(ctypes.Structure):
     _fields_ = (
         ("status", ctypes.c_void_p),
         ("site", ctypes.c_int),
@@ -55,20 +57,30 @@ class WrittenStep:
 
 def write_kernels(module: Module) -> tuple[str, list[WrittenStep]]:
     """The device text of a module's steps, and their kernels."""
-    library, steps, texts = DeviceLibrary(), [], []
+    library = DeviceLibrary()
+    steps, text = write_steps(module, library)
+    return f"{library.text()}\n{text}", steps
+
+
+def write_steps(module: Module, library: DeviceLibrary, prefix: str = "k") -> tuple[list[WrittenStep], str]:
+    """The kernels of every step that has a writer, steps inside others among them, and their text; names begin with the
+    prefix."""
+    steps, texts = [], []
     number = 0
-    for step in module.steps:
+    for step in all_steps(module.steps):
+        if type(step) not in KERNELS:
+            continue
         writer = CudaKernelWriter(module.buffers, library, module.hints)
         made = KERNELS[type(step)](writer, step)
         kernels = (made,) if isinstance(made, CudaKernel) else tuple(made)
         named = []
         for kernel in kernels:
-            name = f"k{number}"
+            name = f"{prefix}{number}"
             number += 1
             named.append((name, kernel))
             texts.append(kernel_text(name, kernel))
         steps.append(WrittenStep(step, tuple(named), writer.scratch))
-    return "\n".join([library.text(), *texts]), steps
+    return steps, "\n".join(texts)
 
 
 def kernel_text(name: str, kernel: CudaKernel) -> str:
@@ -127,30 +139,28 @@ def run_module(
 ) -> dict[str, NDArray[Any]]:
     """All buffers of the module after its steps. `values` has inputs, weights and state by buffer, bfloat16 as uint16.
     Raises RuntimeError with the status word where a kernel reports a fault."""
-    known = dict(sizes or {})
+    from tests.support.cuda_emulation.emulated_model import EmulatedInterpreter  # which uses this module
+
     text, steps = write_kernels(module)
-    library = build_text(text)
-    memory: dict[str, GuardedMemory] = {}
-    for name, buffer in module.buffers.items():
-        memory[name] = GuardedMemory(evaluate(buffer.size, known) * BYTES[buffer.dtype])
-        if name in values:
-            memory[name].view[:] = np.ascontiguousarray(values[name]).reshape(-1).view(np.uint8)
-    status = (ctypes.c_uint * 1)()
-    for written in steps:
-        _run_step(library, written, memory, known, _Context(ctypes.addressof(status), 7, seed, draw))
-        if status[0]:
-            raise RuntimeError(f"status {status[0] & 255}, site {status[0] >> 8}")
-        for name, one in memory.items():
-            one.check(name)
-    return {name: _typed(one, module.buffers[name].dtype) for name, one in memory.items()}
+    run = EmulatedInterpreter(module, {}, build_text(text), steps, seed=seed, first_draw=draw)
+    run.sizes.update(sizes or {})
+    for name, value in values.items():
+        run.memory.assign(name, value)
+    run.run_steps(module.steps)
+    local = {name for step in all_steps(module.steps) for name in local_buffers(step)}
+    return {
+        name: run.memory.array(name).view(_NUMPY.get(buffer.dtype, buffer.dtype))
+        for name, buffer in module.buffers.items()
+        if name not in local
+    }
 
 
-def _run_step(
+def run_step(
     library: ctypes.CDLL,
     written: WrittenStep,
     memory: Mapping[str, GuardedMemory],
     known: Mapping[str, int],
-    context: _Context,
+    context: KernelContext,
 ) -> None:
     scratch = GuardedMemory(evaluate(written.scratch.size, known))
     for name, kernel in written.kernels:
@@ -170,11 +180,6 @@ def _run_step(
         assert kernel.block <= 1024 and shared <= 227 << 10, f"{name}: {kernel.block} threads, {shared} bytes"
         getattr(library, f"{name}__entry")(addresses, blocks, kernel.block, ctypes.c_size_t(shared))
         scratch.check("the step's scratch")
-
-
-def _typed(memory: GuardedMemory, dtype: str) -> NDArray[Any]:
-    numpy = {"bfloat16": "uint16", "bool": "bool"}.get(dtype, dtype)
-    return memory.view.view(numpy)
 
 
 def check_cubin(text: str, architectures: Sequence[str] = ("sm_80", "sm_90a")) -> dict[str, bytes]:

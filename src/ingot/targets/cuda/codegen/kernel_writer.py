@@ -119,10 +119,10 @@ class CudaKernelWriter:
         prefix: str = "v",
         place: Callable[[str, Size], str] | None = None,
     ) -> CBodyEmitter:
-        """The body as statements; `place` spells elements of buffers where that is not `self.place`."""
+        """The body as statements; `place` spells the elements of buffers where they are not in memory."""
         made = CBodyEmitter(
             body, place or self.place, self.buffers, self.library.functions, inner=inner, middle=middle, prefix=prefix,
-            accumulator=accumulator, gradient=gradient, beside=beside,
+            accumulator=accumulator, gradient=gradient, beside=beside, seed="context.seed", first_draw="context.draw",
         )  # fmt: skip
         for op in body.ops:
             if isinstance(op.attribute, Expr):
