@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from ingot.codegen.c_expressions import STORED
-from ingot.lowering.dtypes import BYTES
+from ingot.lowering.dtypes import BYTES, HALVES
 from ingot.lowering.index_expr import Size, product
 from ingot.lowering.loop_ir import Gemm, Loop, MatrixView, WithEpilogue
 from ingot.targets.cuda.codegen.epilogue import count_columns, index_type, runs_down, write_finish
@@ -20,7 +20,7 @@ from ingot.targets.cuda.codegen.kernel import CudaKernel, Grid
 from ingot.targets.cuda.codegen.kernel_rules import KERNELS
 from ingot.targets.cuda.codegen.kernel_writer import CudaKernelWriter
 from ingot.targets.cuda.codegen.loops import unflatten
-from ingot.targets.cuda.schedule.alignment import count_neighbours
+from ingot.targets.cuda.schedule.alignment import MOST_BYTES, count_neighbours
 from ingot.targets.cuda.schedule.statements import PLAIN_TILE, GemmTile, TiledGemm
 from ingot.targets.cuda.schedule.tiling import lies_along
 from ingot.targets.cuda.schedule.verifier import count_threads
@@ -58,17 +58,23 @@ def _write_tiles(
     out: CudaKernelWriter, step: Gemm, algorithm: str, tile: GemmTile, parts: int
 ) -> CudaKernel | Sequence[CudaKernel]:
     threads = count_threads(algorithm, tile)
-    element = max(BYTES[out.buffers[view.buffer].dtype] for view in (step.a, step.b))
-    terms = tile.depth // element
+    dtypes = [out.buffers[view.buffer].dtype for view in (step.a, step.b)]
+    terms = count_terms(tile, dtypes)
 
     def write_operands(type_: str) -> tuple[TileOperand, TileOperand]:
-        across = algorithm == "tensor" and element == 2
+        across = algorithm == "tensor" and dtypes[0] in HALVES
         return (
             _matrix_operand(out, step.a, "top", "rows", step.m, step.k, (tile.rows, terms, threads), across, True),
             _matrix_operand(out, step.b, "left", "columns", step.n, step.k, (tile.columns, terms, threads), across, False),
         )
 
     return write_product(out, step, algorithm, tile, parts, step.batch, step.n, step.k, terms, write_operands)
+
+
+def count_terms(tile: GemmTile, dtypes: Sequence[str]) -> int:
+    """The terms of a tile: as many bytes as it says, of the larger elements, and whole pieces of the smaller ones."""
+    sizes = [BYTES[dtype] for dtype in dtypes]
+    return max(tile.depth // max(sizes), MOST_BYTES // min(sizes))
 
 
 def write_product(
@@ -118,8 +124,7 @@ def write_product(
     else:
         _write_partial(out, partial, sum_type, m, n, points, each, bool(batch), groups)
     out.line(f"ig_finish_tile<{tile.rows}, {tile.columns}, {each}, {threads}, {across}>(tile, rows, columns, finish);")
-    element = max(BYTES[a.dtype], BYTES[b.dtype])
-    stage = (tile.rows * BYTES[a.dtype] + tile.columns * BYTES[b.dtype]) * (tile.depth // element)
+    stage = (tile.rows * BYTES[a.dtype] + tile.columns * BYTES[b.dtype]) * terms
     shared = max(stage * tile.stages, tile.rows * (tile.columns + 8) * BYTES[step.dtype])
     made = out.finish(Grid(points * down * along * parts), threads, shared, waits=True)
     if parts == 1:
@@ -171,7 +176,7 @@ def _matrix_operand(
     """A matrix as it lies: by aligned copies along the terms, or, where `across` may be, along the rows."""
     buffer = out.buffers[view.buffer]
     row_step, term_step = (view.rows, view.columns) if is_left else (view.columns, view.rows)
-    most = 16 // BYTES[buffer.dtype]
+    most = MOST_BYTES // BYTES[buffer.dtype]
     along = lies_along(view, count, terms, 1, rows_first=is_left)
     lies_across = across and not along and row_step == 1
     steps = [view.offset, count, term_step] if lies_across else [view.offset, terms, *([] if count == 1 else [row_step])]

@@ -50,7 +50,7 @@ WIDE_TILES = (
 _TENSOR_RATE = 2.3e6
 _SIMT_RATE = 0.2e6
 _CACHE_RATE = 42e3
-_CACHE_RATE_ALONE = 100e3
+_CACHE_RATE_ALONE = 60e3
 _READ_TIME = 0.8
 _LAUNCH_TIME = 1.5
 # Sums of a warp at which shared memory is as fast as the tensor cores: rows · columns / (rows + columns).

@@ -42,12 +42,12 @@ def _check_tiled_gemm(step: TiledGemm, facts: Facts) -> str | None:
 def _check_implicit_gemm(step: ImplicitGemm, facts: Facts) -> str | None:
     if step.out_channels % step.groups:
         return f"{step.out_channels} output channels are not {step.groups} groups"
-    if step.algorithm == "channels":
-        return None if step.channels == 1 else f"{step.channels} channels of a group are not one"
     shape = (step.images, step.channels * step.groups, *step.size)
     fault = facts.find_strided_fault("x", step.x, shape, {}) or facts.find_strided_fault(
         "weight", step.weight, (step.out_channels, step.channels, *step.kernel), {}
     )
+    if fault is None and step.algorithm == "channels":
+        return None if step.channels == 1 else f"a group has {step.channels} channels, and not one"
     return fault or _check_tile(step.algorithm, step.tile, step.split_k)
 
 

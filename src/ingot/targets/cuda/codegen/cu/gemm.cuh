@@ -30,6 +30,7 @@ static inline void ig_place_tile(int64_t tile, int64_t down, int64_t across, int
 template <int LINE> static inline int ig_swizzle(int line, int byte)
 {
     constexpr int pieces = LINE / 16;
+    static_assert(pieces > 0, "a line is whole pieces");
     const int turn = pieces >= 8 ? line & 7 : line / (8 / pieces) & (pieces - 1);
     return line * LINE + (((byte >> 4) ^ turn) << 4 | (byte & 15));
 }
