@@ -50,8 +50,8 @@ def _write_tiles(
 
     def write_operands(type_: str) -> tuple[TileOperand, TileOperand]:
         return (
-            _image_operand(out, step, (tile.rows, terms, threads)),
-            _weight_operand(out, step, columns, depth, (tile.columns, terms, threads)),
+            _image_operand(out, step, type_, (tile.rows, terms, threads)),
+            _weight_operand(out, step, type_, columns, depth, (tile.columns, terms, threads)),
         )
 
     return write_product(
@@ -95,7 +95,7 @@ def _count_channels(view: StridedView, channel: int, channels: int, most: int) -
     return count_neighbours([view.offset, channels, *others], most) if view.strides[channel] == 1 else 1
 
 
-def _image_operand(out: CudaKernelWriter, step: Convolution, tile: tuple[int, int, int]) -> TileOperand:
+def _image_operand(out: CudaKernelWriter, step: Convolution, index: str, tile: tuple[int, int, int]) -> TileOperand:
     buffer = out.buffers[step.x.buffer]
     each = _count_channels(step.x, 1, step.channels, MOST_BYTES // BYTES[buffer.dtype])
     whole = "true" if step.channels % tile[1] == 0 else "false"
@@ -108,7 +108,7 @@ def _image_operand(out: CudaKernelWriter, step: Convolution, tile: tuple[int, in
     start = f"{out.pointer(step.x.buffer)} + ({out.size(step.x.offset)})"
     if step.groups > 1:
         start += f" + (int64_t)group * ({out.size(channel * step.channels)})"
-    type_ = f"ig_window_tile<{STORED[buffer.dtype]}, {tile[0]}, {tile[1]}, {each}, {whole}, {tile[2]}>"
+    type_ = f"ig_window_tile<{STORED[buffer.dtype]}, {index}, {tile[0]}, {tile[1]}, {each}, {whole}, {tile[2]}>"
     return TileOperand(type_, f"({start}, window, top, rows)", buffer.dtype, buffer.kind == "weight")
 
 
@@ -124,7 +124,7 @@ def is_tap_major(step: Convolution) -> bool:
 
 
 def _weight_operand(
-    out: CudaKernelWriter, step: Convolution, columns: int, depth: int, tile: tuple[int, int, int]
+    out: CudaKernelWriter, step: Convolution, index: str, columns: int, depth: int, tile: tuple[int, int, int]
 ) -> TileOperand:
     view = step.weight
     buffer = out.buffers[view.buffer]
@@ -144,7 +144,7 @@ def _weight_operand(
         [1] * taps,
     )  # fmt: skip
     out.line(f"const ig_window taps = {window};")
-    type_ = f"ig_window_tile<{STORED[buffer.dtype]}, {tile[0]}, {tile[1]}, {each}, false, {tile[2]}>"
+    type_ = f"ig_window_tile<{STORED[buffer.dtype]}, {index}, {tile[0]}, {tile[1]}, {each}, false, {tile[2]}>"
     return TileOperand(type_, f"({start}, taps, 0, columns)", buffer.dtype, is_weight)
 
 
@@ -164,7 +164,7 @@ def _write_channels(out: CudaKernelWriter, step: ImplicitGemm) -> CudaKernel:
     pixels, _ = step.sums_shape()
     runs = pixels * (step.out_channels // each)
     out.line("ig_start_next();")
-    out.line(f"const int64_t run = (int64_t)blockIdx.x * {_THREADS} + (int64_t)threadIdx.x;")
+    out.line(f"const {type_} run = ({type_})blockIdx.x * {_THREADS} + ({type_})threadIdx.x;")
     out.line(f"if (run >= {out.size(runs)}) return;")
     out.line("ig_wait_for_previous();")
     out.line(f"const {type_} left = ({type_})(run % {step.out_channels // each}) * {each};")
@@ -172,23 +172,23 @@ def _write_channels(out: CudaKernelWriter, step: ImplicitGemm) -> CudaKernel:
     write_finish(out, step, type_, each, row="top", column="left")
     sum_type = STORED[step.dtype]
     out.line(f"ig_vector<{sum_type}, {each}> total = {{}};")
-    rest = "(int64_t)top"
+    rest = "top"
     offset, places = [], []
     for dim in range(len(step.kernel) - 1, -1, -1):
         size = out.size(step.out_size[dim])
-        out.line(f"const int64_t rest{dim} = {rest} / ({size}), p{dim}_ = ({rest} % ({size})) * {step.stride[dim]} - ({out.size(step.padding[dim])});")  # noqa: E501
+        out.line(f"const {type_} rest{dim} = {rest} / ({size}), p{dim}_ = ({rest} % ({size})) * {step.stride[dim]} - ({out.size(step.padding[dim])});")  # noqa: E501
         rest = f"rest{dim}"
     count = require_static(product(step.kernel))
     out.line("#pragma unroll" if count <= _UNROLLED_TAPS else "#pragma unroll 1")
     out.open(f"for (int tap = 0; tap < {count}; ++tap)")
     below = 1
     for dim in range(len(step.kernel) - 1, -1, -1):
-        out.line(f"const int64_t tap{dim} = tap / {below} % {step.kernel[dim]}, y{dim} = p{dim}_ + tap{dim} * {step.dilation[dim]};")  # noqa: E501
+        out.line(f"const {type_} tap{dim} = tap / {below} % {step.kernel[dim]}, y{dim} = p{dim}_ + tap{dim} * {step.dilation[dim]};")  # noqa: E501
         below *= step.kernel[dim]
         places.append(f"(uint64_t)y{dim} < (uint64_t)({out.size(step.size[dim])})")
         offset.append(f"y{dim} * ({out.size(step.x.strides[2 + dim])})")
     out.line(f"if (!({' && '.join(places)})) continue;")
-    x = f"{out.pointer(step.x.buffer)} + ({out.size(step.x.offset)}) + {rest} * ({out.size(step.x.strides[0])}) + {' + '.join(offset)}"  # noqa: E501
+    x = f"{out.pointer(step.x.buffer)} + ({out.size(step.x.offset)}) + (int64_t){rest} * ({out.size(step.x.strides[0])}) + {' + '.join(offset)}"  # noqa: E501
     taps = " + ".join(
         f"tap{dim} * ({out.size(step.weight.strides[2 + dim])})" for dim in range(len(step.kernel))
     )

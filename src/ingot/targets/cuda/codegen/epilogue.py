@@ -8,14 +8,14 @@ vector; what does not depend on the column is computed once.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from ingot.codegen.c_expressions import STORED
 from ingot.lowering.dependence import reads_and_writes
-from ingot.lowering.dtypes import BYTES
+from ingot.lowering.dtypes import BYTES, HALVES
 from ingot.lowering.index_expr import BodyValue, Expr, Size, coefficient_of, substitute
 from ingot.lowering.loop_body import reads
-from ingot.lowering.loop_ir import Map, Store, WithEpilogue
+from ingot.lowering.loop_ir import Body, Map, Store, WithEpilogue
 from ingot.targets.cuda.codegen.kernel_writer import CudaKernelWriter
 from ingot.targets.cuda.codegen.loops import unflatten
 from ingot.targets.cuda.schedule.alignment import count_neighbours, is_multiple
@@ -23,6 +23,8 @@ from ingot.targets.cuda.schedule.alignment import count_neighbours, is_multiple
 # Columns of a run, and bytes that a run may have in one buffer.
 MOST_COLUMNS = 8
 MOST_RUN_BYTES = 32
+# What stores a run of floats as halves.
+_STORES = {"bfloat16": "ig_store_bf16", "float16": "ig_store_f16"}
 
 
 def index_type(out: CudaKernelWriter, step: WithEpilogue) -> str:
@@ -88,8 +90,8 @@ def write_finish(
     epilogue, lead = step.epilogue, len(step.batch_loops())
     rows, last = epilogue.loops[lead:-1], epilogue.loops[-1].variable
     runs = _Runs(out, epilogue, each)
-    code = out.statements(epilogue.body, [last], "sums[w]", place=runs.place)
     vectors = _find_vector_stores(epilogue, runs)
+    code = out.statements(_show_unrounded(out, epilogue), [last], "sums[w]", place=runs.place)
     out.open(f"const auto finish = [&](const int line, const int place, const {STORED[step.dtype]} *sums)")
     if rows:
         out.line(f"const {type_} at = ({type_})({row});")
@@ -101,7 +103,8 @@ def write_finish(
     for line in code.before:
         out.line(line)
     for number, store in vectors.items():
-        out.line(f"ig_vector<{STORED[out.buffers[store.buffer].dtype]}, {each}> out{number};")
+        dtype = out.buffers[store.buffer].dtype
+        out.line(f"ig_vector<{'float' if dtype in HALVES else STORED[dtype]}, {each}> out{number};")
     if each > 1:
         out.line("#pragma unroll")
     out.open(f"for (int w = 0; w < {each}; ++w)")
@@ -111,7 +114,9 @@ def write_finish(
     for number, store in enumerate(epilogue.stores):
         value = code.results[store.result]
         if number in vectors:
-            out.line(f"out{number}.at[w] = {out.stored_value(out.buffers[store.buffer].dtype, value)};")
+            dtype = out.buffers[store.buffer].dtype
+            halves = code.results[len(epilogue.body.results) + store.result]
+            out.line(f"out{number}.at[w] = {halves if dtype in HALVES else out.stored_value(dtype, value)};")
             continue
         given = code.empty_dims(store.index)
         guard = f"if ({' && '.join(given)}) " if given else ""
@@ -119,10 +124,24 @@ def write_finish(
     out.close()
     for number, store in vectors.items():
         out.written.add(store.buffer)
-        out.line(f"ig_store<{each}>({out.pointer(store.buffer)} + begin + ({runs.begin(store.index)}), out{number});")
+        name = _STORES.get(out.buffers[store.buffer].dtype, "ig_store")
+        out.line(f"{name}<{each}>({out.pointer(store.buffer)} + begin + ({runs.begin(store.index)}), out{number});")
     out.report_flags(code)
     out.depth -= 1
     out.line("};")
+
+
+def _show_unrounded(out: CudaKernelWriter, epilogue: Map) -> Body:
+    """The body, with each result a second time, before it was rounded to the half that is stored: a run of those is
+    rounded two at a time."""
+    body = epilogue.body
+    more = list(body.results)
+    for place, result in enumerate(body.results):
+        op = body.ops[result]
+        stored = {out.buffers[store.buffer].dtype for store in epilogue.stores if store.result == place}
+        if op.name == "cast" and stored <= {op.attribute} and body.ops[op.operands[0]].dtype == "float32":
+            more[place] = op.operands[0]
+    return replace(body, results=(*body.results, *more))
 
 
 def _find_vector_stores(epilogue: Map, runs: _Runs) -> dict[int, Store]:

@@ -145,17 +145,17 @@ def _place_block(
     groups: int,
 ) -> None:
     """Which tile of which product a block has, and which part of its terms."""
-    out.line("int64_t rest = (int64_t)blockIdx.x;")
+    out.line("unsigned rest = blockIdx.x;")
     if parts > 1:
         out.line(f"const int part = (int)(rest % {parts});")
         out.line(f"rest /= {parts};")
-    tiles = out.size(down * along)
-    out.line("int64_t tile_row, tile_column;")
-    out.line(f"ig_place_tile(rest % ({tiles}), {out.size(down)}, {out.size(along)}, &tile_row, &tile_column);")
+    tiles = f"(unsigned)({out.size(down * along)})"
+    out.line("unsigned tile_row, tile_column;")
+    out.line(f"ig_place_tile(rest % {tiles}, {out.size(down)}, {out.size(along)}, &tile_row, &tile_column);")
     if groups > 1:
-        out.line(f"const {type_} group = ({type_})(rest / ({tiles}));")
+        out.line(f"const {type_} group = ({type_})(rest / {tiles});")
     elif batch:
-        out.line(f"const {type_} o = ({type_})(rest / ({tiles}));")
+        out.line(f"const {type_} o = ({type_})(rest / {tiles});")
         unflatten(out, "o", type_, batch)
     out.line(f"const {type_} top = ({type_})tile_row * {tile.rows}, left = ({type_})tile_column * {tile.columns};")
     out.line(f"const int rows = (int)ig_min({tile.rows}, {out.size(m)} - top);")
@@ -264,7 +264,7 @@ def _write_adder(
     runs = points * m * (n // each)
     pointer = out.scratch_pointer(partial, sum_type)
     out.line("ig_start_next();")
-    out.line(f"const int64_t run = (int64_t)blockIdx.x * {_ADDERS} + (int64_t)threadIdx.x;")
+    out.line(f"const {type_} run = ({type_})blockIdx.x * {_ADDERS} + ({type_})threadIdx.x;")
     out.line(f"if (run >= {out.size(runs)}) return;")
     out.line("ig_wait_for_previous();")
     out.line(f"const {type_} left = ({type_})(run % ({out.size(n // each)})) * {each};")
@@ -276,7 +276,7 @@ def _write_adder(
         unflatten(out, "o", type_, batch)
     column = "left" if groups == 1 else f"group * {out.size(n)} + left"
     write_finish(out, step, type_, each, row="top", column=column)
-    out.line(f"auto total = ig_load<{each}>({pointer} + run * {each});")
+    out.line(f"auto total = ig_load<{each}>({pointer} + (int64_t)run * {each});")
     out.line("#pragma unroll")
     out.open(f"for (int part = 1; part < {parts}; ++part)")
     out.line(f"const auto more = ig_load<{each}>({pointer} + ((int64_t)part * ({out.size(runs)}) + run) * {each});")

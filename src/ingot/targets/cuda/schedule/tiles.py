@@ -23,7 +23,7 @@ MOST_PARTS = 16
 # Rows, columns, bytes of depth, stages, warps down and along.
 TENSOR_TILES = (
     GemmTile(128, 256, 128, 4, 2, 4),
-    GemmTile(128, 128, 128, 3, 2, 4),
+    GemmTile(128, 128, 128, 3, 2, 2),
     GemmTile(128, 64, 128, 4, 2, 2),
     GemmTile(64, 128, 128, 4, 2, 2),
     GemmTile(64, 64, 128, 6, 2, 2),
@@ -36,7 +36,7 @@ TENSOR_TILES = (
 # Rows, columns, bytes of depth, stages, sums of a thread down and along.
 SIMT_TILES = (
     GemmTile(128, 128, 64, 3, 8, 8),
-    GemmTile(64, 64, 64, 4, 4, 4),
+    GemmTile(64, 64, 64, 4, 8, 4),
     GemmTile(32, 64, 64, 4, 4, 4),
     GemmTile(32, 32, 64, 4, 4, 2),
 )

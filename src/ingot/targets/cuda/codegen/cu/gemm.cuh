@@ -14,15 +14,31 @@
 template <int N, class T> static inline ig_vector<T, N> ig_load(const T *from) { return ig_load_vector<T, N>(from); }
 template <int N, class T> static inline void ig_store(T *to, const ig_vector<T, N> &value) { ig_store_vector<T, N>(to, value); }
 
+/* Floats, two at a time, as halves. */
+template <int N> static inline void ig_store_bf16(uint16_t *to, const ig_vector<float, N> &value)
+{
+    ig_vector<uint32_t, N / 2> pairs;
+#pragma unroll
+    for (int i = 0; i < N / 2; ++i) pairs.at[i] = ig_pack_bf16(value.at[2 * i], value.at[2 * i + 1]);
+    ig_store_vector<uint32_t, N / 2>((uint32_t *)to, pairs);
+}
+template <int N> static inline void ig_store_f16(uint16_t *to, const ig_vector<float, N> &value)
+{
+    ig_vector<uint32_t, N / 2> pairs;
+#pragma unroll
+    for (int i = 0; i < N / 2; ++i) pairs.at[i] = ig_pack_f16(value.at[2 * i], value.at[2 * i + 1]);
+    ig_store_vector<uint32_t, N / 2>((uint32_t *)to, pairs);
+}
+
 /* sum + a · b, rounded once where the types are floats. */
 static inline float ig_multiply_add(float a, float b, float sum) { return __builtin_fmaf(a, b, sum); }
 static inline double ig_multiply_add(double a, double b, double sum) { return __builtin_fma(a, b, sum); }
 template <class T> static inline T ig_multiply_add(T a, T b, T sum) { return (T)(sum + a * b); }
 
 /* Tiles one after another in blocks of 8 rows of tiles: those that run at the same time share rows and columns. */
-static inline void ig_place_tile(int64_t tile, int64_t down, int64_t across, int64_t *row, int64_t *column)
+static inline void ig_place_tile(unsigned tile, unsigned down, unsigned across, unsigned *row, unsigned *column)
 {
-    const int64_t block = 8 * across, first = tile / block * 8, high = down - first < 8 ? down - first : 8;
+    const unsigned block = 8 * across, first = tile / block * 8, high = down - first < 8 ? down - first : 8;
     *row = first + tile % block % high;
     *column = tile % block / high;
 }
@@ -35,6 +51,7 @@ template <int LINE> static inline int ig_swizzle(int line, int byte)
     return line * LINE + (((byte >> 4) ^ turn) << 4 | (byte & 15));
 }
 
+/* Where it is not valid, zeros; nothing is read then. */
 template <int BYTES> static inline void ig_copy_piece(char *to, const void *from, bool valid)
 {
     if constexpr (BYTES == 16) ig_cp_async16(to, from, valid);
@@ -65,7 +82,7 @@ template <class T_, int ROWS_, int TERMS_, int EACH, bool ACROSS_, int THREADS> 
             const int line = at / EVERY, place = at % EVERY * EACH;
             const int row = ACROSS ? place : line, term = ACROSS ? line : place;
             const bool valid = row < rows && first + term < last;
-            const T *const source = valid ? from + (row * row_step + (first + term) * term_step) : from;
+            const T *const source = from + (row * row_step + (first + term) * term_step);
             ig_copy_piece<EACH * (int)sizeof(T)>(to + ig_swizzle<LINE>(line, place * (int)sizeof(T)), source, valid);
         }
     }
@@ -79,7 +96,7 @@ struct ig_window {
 };
 
 /* Rows [top, top + rows) of a convolution. WHOLE: all terms of a tile are of one tap. */
-template <class T_, int ROWS_, int TERMS_, int EACH, bool WHOLE, int THREADS> struct ig_window_tile {
+template <class T_, class Index, int ROWS_, int TERMS_, int EACH, bool WHOLE, int THREADS> struct ig_window_tile {
     using T = T_;
     static constexpr int ROWS = ROWS_, TERMS = TERMS_, BYTES = ROWS * TERMS * (int)sizeof(T), LINE = TERMS * (int)sizeof(T);
     static constexpr bool ACROSS = false;
@@ -89,12 +106,12 @@ template <class T_, int ROWS_, int TERMS_, int EACH, bool WHOLE, int THREADS> st
     int64_t base[COUNT];
     int place[COUNT][3];
 
-    inline ig_window_tile(const T *from_, const ig_window &w_, int64_t top, int rows) : from(from_), w(w_)
+    inline ig_window_tile(const T *from_, const ig_window &w_, Index top, int rows) : from(from_), w(w_)
     {
 #pragma unroll
         for (int i = 0; i < COUNT; ++i) {
             const int row = (i * THREADS + (int)threadIdx.x) / EVERY;
-            int64_t rest = top + row;
+            Index rest = top + row;
             base[i] = 0;
 #pragma unroll
             for (int d = 2; d >= 0; --d) {
@@ -102,7 +119,7 @@ template <class T_, int ROWS_, int TERMS_, int EACH, bool WHOLE, int THREADS> st
                 rest /= w.out[d];
                 base[i] += place[i][d] * w.step[d];
             }
-            base[i] += rest * w.image;
+            base[i] += (int64_t)rest * w.image;
             if (row >= rows) place[i][0] = -(1 << 30);
         }
     }
@@ -125,7 +142,7 @@ template <class T_, int ROWS_, int TERMS_, int EACH, bool WHOLE, int THREADS> st
                 valid = valid && (unsigned)(place[i][d] + moved) < (unsigned)w.size[d];
                 offset += moved * w.step[d];
             }
-            ig_copy_piece<EACH * (int)sizeof(T)>(to + ig_swizzle<LINE>(line, within * (int)sizeof(T)), valid ? from + offset : from, valid);
+            ig_copy_piece<EACH * (int)sizeof(T)>(to + ig_swizzle<LINE>(line, within * (int)sizeof(T)), from + offset, valid);
         }
     }
 };
@@ -139,14 +156,14 @@ static inline void ig_run_pipeline(Sums &sums, const A &a, const B &b, int64_t f
     static_assert(A::TERMS == B::TERMS, "tiles of as many terms");
     char *const shared = ig_shared();
     const int steps = (int)((last - first + TERMS - 1) / TERMS);
-#pragma unroll
+#pragma unroll 1
     for (int s = 0; s < STAGES - 1; ++s)
         if (s < steps) {
             if (WEIGHTS & 1) a.copy(shared + s * STAGE, first + s * TERMS, last);
             if (WEIGHTS & 2) b.copy(shared + s * STAGE + A::BYTES, first + s * TERMS, last);
         }
     ig_wait_for_previous();
-#pragma unroll
+#pragma unroll 1
     for (int s = 0; s < STAGES - 1; ++s) {
         if (s < steps) {
             if (!(WEIGHTS & 1)) a.copy(shared + s * STAGE, first + s * TERMS, last);
