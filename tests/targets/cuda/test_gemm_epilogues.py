@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -40,7 +41,7 @@ def compare(model: nn.Module, args: tuple[Any, ...], run: Callable[..., Any]) ->
     """What `run` gives, against the model in float64: as near as its coarsest dtype lets it be."""
     found = run(*args)
     with torch.no_grad():
-        expected = model.double()(*map(in_double, args))
+        expected = copy.deepcopy(model).double()(*map(in_double, args))
     leaves = torch.utils._pytree.tree_leaves
     for ours, theirs in zip(leaves(found), leaves(expected), strict=True):
         assert ours.shape == theirs.shape

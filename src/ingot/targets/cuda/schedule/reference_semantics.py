@@ -46,12 +46,12 @@ def _run_implicit_gemm(run: StepRunner, step: ImplicitGemm) -> None:
             np.arange(o) * stride + t * dilation - run.size(padding)
             for o, stride, t, dilation, padding in zip(out, step.stride, tap, step.dilation, step.padding, strict=True)
         ]
-        inside = [(place >= 0) & (place < n) for place, n in zip(places, size, strict=True)]
-        found = x[(slice(None), slice(None), slice(None), *np.ix_(*[np.where(i, p, 0) for i, p in zip(inside, places, strict=True)]))]
-        mask = np.ones(out, bool)
-        for one in np.ix_(*inside):
-            mask = mask & one
-        window = np.where(mask, found, 0).astype(np.float64).reshape(images, step.groups, step.channels, -1)
+        window = x
+        for axis, (place, n) in enumerate(zip(places, size, strict=True), start=3):
+            inside = (place >= 0) & (place < n)
+            window = np.take(window, np.where(inside, place, 0), axis)
+            window = np.where(inside.reshape([-1 if dim == axis else 1 for dim in range(x.ndim)]), window, 0)
+        window = window.astype(np.float64).reshape(images, step.groups, step.channels, -1)
         factors = weight[(slice(None), slice(None), slice(None), *tap)].astype(np.float64)
         with np.errstate(all="ignore"):
             total += factors @ window
