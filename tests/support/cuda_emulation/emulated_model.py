@@ -11,21 +11,25 @@ import ctypes
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
+import torch
+
 from ingot.ir.program import Program
 from ingot.lowering.dependence import reads_and_writes
 from ingot.lowering.dtypes import BYTES
 from ingot.lowering.loop_ir import Buffer, Stmt
-from ingot.lowering.loop_module import Module
+from ingot.lowering.loop_module import Module, PackedWeight
 from ingot.lowering.lower import lower
 from ingot.scheduling.buffer_planning import MemoryPlan
 from ingot.targets.cuda.codegen.device_library import DeviceLibrary
 from ingot.targets.cuda.codegen.kernel_rules import KERNELS
 from ingot.targets.cuda.kernel_selection.strategy import CudaStrategy
 from ingot.targets.cuda.schedule.pipeline import schedule
+from ingot.targets.cuda.schedule.reference_semantics import REFERENCE_RULES
+from ingot.targets.cuda.schedule.weight_layouts import pack_weight
 from ingot.targets.reference.interpreted_model import InterpretedModel
 from ingot.targets.reference.interpreter import Interpreter
 from ingot.targets.reference.memory import Array, Memory, poison, stored_type
-from ingot.targets.reference.target import REFERENCE
+from ingot.targets.reference.target import ReferenceTarget
 from ingot.targets.reference.tensor_arrays import read_tensor, store_inputs
 from ingot_runtime.errors import IndexOutOfRange
 from tests.support.cuda_emulation.kernels import (
@@ -116,6 +120,15 @@ def note_block_sizes(run: Interpreter, step: Stmt) -> None:
         run.block_sizes[step.buffer] = (step.high, step.wide)
 
 
+class PackingTarget(ReferenceTarget):
+    """The reference target, with this target's layouts of weights and its own steps."""
+
+    reference_rules = REFERENCE_RULES
+
+    def pack_weight(self, weight: PackedWeight, buffer: Buffer, state: torch.Tensor) -> torch.Tensor:
+        return pack_weight(weight, buffer, state)
+
+
 class EmulatedModel(InterpretedModel):
     """A module that is scheduled for CUDA. `library` and `steps` are given where several modules share a library."""
 
@@ -126,7 +139,7 @@ class EmulatedModel(InterpretedModel):
         library: ctypes.CDLL | None = None,
         steps: Sequence[WrittenStep] | None = None,
     ) -> None:
-        super().__init__(REFERENCE, program, module)
+        super().__init__(PackingTarget(), program, module)
         if library is None or steps is None:
             text, steps = write_kernels(module)
             library = build_text(text)

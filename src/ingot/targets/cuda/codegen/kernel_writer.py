@@ -173,7 +173,7 @@ class CudaKernelWriter:
 
     # ------------------------------------------------------------------ the end
 
-    def finish(self, grid: Grid, block: int, shared: Size = 0) -> CudaKernel:
+    def finish(self, grid: Grid, block: int, shared: Size = 0, *, waits: bool = False) -> CudaKernel:
         signature = []
         for buffer, name in self.pointers.items():
             type_ = self.types[buffer] if buffer in self.types else STORED[self.buffers[buffer].dtype]
@@ -183,5 +183,5 @@ class CudaKernelWriter:
         signature += [f"const int64_t {name}" for name in sizes]
         text = "\n".join(self.lines)
         return CudaKernel(
-            text, tuple(signature), tuple(self.pointers), sizes, grid, block, shared, tuple(self.computed)
+            text, tuple(signature), tuple(self.pointers), sizes, grid, block, shared, tuple(self.computed), waits
         )
