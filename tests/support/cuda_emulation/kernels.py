@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ingot.lowering.dtypes import BYTES
-from ingot.lowering.index_expr import Size, evaluate
+from ingot.lowering.index_expr import evaluate
 from ingot.lowering.loop_ir import Stmt
 from ingot.lowering.loop_module import Module
 from ingot.targets.cuda.codegen.device_library import DeviceLibrary
@@ -99,9 +99,9 @@ def build_text(text: str, folder: Path | None = None) -> ctypes.CDLL:
 class GuardedMemory:
     """An array with bytes around it that must keep their value."""
 
-    def __init__(self, size: int) -> None:
-        self.bytes: NDArray[np.uint8] = np.full(size + 2 * _GUARD + 256, 0xA5, np.uint8)
-        self.begin = -(-(self.bytes.ctypes.data + _GUARD) // 256) * 256 - self.bytes.ctypes.data
+    def __init__(self, size: int, shift: int = 0) -> None:
+        self.bytes: NDArray[np.uint8] = np.full(size + 2 * _GUARD + 256 + shift, 0xA5, np.uint8)
+        self.begin = -(-(self.bytes.ctypes.data + _GUARD) // 256) * 256 - self.bytes.ctypes.data + shift
         self.size = size
 
     @property
@@ -124,15 +124,18 @@ def run_module(
     *,
     seed: int = 0,
     draw: int = 0,
+    shift: int = 0,
 ) -> dict[str, NDArray[Any]]:
-    """All buffers of the module after its steps. `values` has inputs, weights and state by buffer, bfloat16 as uint16.
+    """All buffers of the module after its steps. `values` has inputs, weights and state by buffer, bfloat16 as uint16;
+    they begin `shift` bytes behind a multiple of 256.
     Raises RuntimeError with the status word where a kernel reports a fault."""
     known = dict(sizes or {})
     text, steps = write_kernels(module)
     library = build_text(text)
     memory: dict[str, GuardedMemory] = {}
     for name, buffer in module.buffers.items():
-        memory[name] = GuardedMemory(evaluate(buffer.size, known) * BYTES[buffer.dtype])
+        size = evaluate(buffer.size, known) * BYTES[buffer.dtype]
+        memory[name] = GuardedMemory(size, shift if name in values else 0)
         if name in values:
             memory[name].view[:] = np.ascontiguousarray(values[name]).reshape(-1).view(np.uint8)
     status = (ctypes.c_uint * 1)()
