@@ -53,16 +53,17 @@ class EmulatedMemory(Memory):
         super().__init__(buffers, sizes, plan)
         self.guarded: dict[str, GuardedMemory] = {}
         self._sources: dict[str, Array] = {}
+        self.shift = 0  # bytes by which what is assigned lies behind a multiple of 256
 
     def assign(self, name: str, array: Array) -> None:
         super().assign(name, array)
         self._sources[name] = self.arrays[name]
-        self.arrays[name] = self._allocate(name)
+        self.arrays[name] = self._allocate(name, self.shift)
         self.arrays[name][...] = self._sources[name]
 
-    def _allocate(self, name: str) -> Array:
+    def _allocate(self, name: str, shift: int = 0) -> Array:
         dtype, count = self.buffers[name].dtype, self.count(name)
-        memory = self.guarded[name] = GuardedMemory(count * BYTES[dtype])
+        memory = self.guarded[name] = GuardedMemory(count * BYTES[dtype], shift)
         made = memory.view.view(stored_type(dtype))
         made[...] = poison(count, dtype)
         return made

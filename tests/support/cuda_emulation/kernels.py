@@ -110,9 +110,9 @@ def build_text(text: str, folder: Path | None = None) -> ctypes.CDLL:
 class GuardedMemory:
     """An array with bytes around it that must keep their value."""
 
-    def __init__(self, size: int) -> None:
-        self.bytes: NDArray[np.uint8] = np.full(size + 2 * _GUARD + 256, 0xA5, np.uint8)
-        self.begin = -(-(self.bytes.ctypes.data + _GUARD) // 256) * 256 - self.bytes.ctypes.data
+    def __init__(self, size: int, shift: int = 0) -> None:
+        self.bytes: NDArray[np.uint8] = np.full(size + 2 * _GUARD + 256 + shift, 0xA5, np.uint8)
+        self.begin = -(-(self.bytes.ctypes.data + _GUARD) // 256) * 256 - self.bytes.ctypes.data + shift
         self.size = size
 
     @property
@@ -135,14 +135,17 @@ def run_module(
     *,
     seed: int = 0,
     draw: int = 0,
+    shift: int = 0,
 ) -> dict[str, NDArray[Any]]:
-    """All buffers of the module after its steps. `values` has inputs, weights and state by buffer, bfloat16 as uint16.
+    """All buffers of the module after its steps. `values` has inputs, weights and state by buffer, bfloat16 as uint16;
+    they begin `shift` bytes behind a multiple of 256.
     Raises RuntimeError with the status word where a kernel reports a fault."""
     from tests.support.cuda_emulation.emulated_model import EmulatedInterpreter  # which uses this module
 
     text, steps = write_kernels(module)
     run = EmulatedInterpreter(module, {}, build_text(text), steps, seed=seed, first_draw=draw)
     run.sizes.update(sizes or {})
+    run.memory.shift = shift
     for name, value in values.items():
         run.memory.assign(name, value)
     run.run_steps(module.steps)
