@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import functools
 import hashlib
 import os
 import subprocess
@@ -54,3 +56,36 @@ def build_driver() -> Path:
         assert done.returncode == 0, done.stderr[:4000]
         made.rename(library)
     return library
+
+
+class EmulatedDriver:
+    """What the emulated driver tells of itself."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._library = ctypes.CDLL(str(path))
+        self._library.ig_emulated_bytes.restype = ctypes.c_size_t
+
+    def calls(self, name: str) -> int:
+        """How often a function was called so far."""
+        return int(self._library.ig_emulated_calls(name.encode()))
+
+    @property
+    def bytes(self) -> int:
+        """Device memory that is in use."""
+        return int(self._library.ig_emulated_bytes())
+
+    @property
+    def objects(self) -> int:
+        """Modules, functions, streams, events and graphs that exist."""
+        return int(self._library.ig_emulated_objects())
+
+    @property
+    def depth(self) -> int:
+        """How many contexts this thread has pushed."""
+        return int(self._library.ig_emulated_depth())
+
+
+@functools.cache
+def open_driver() -> EmulatedDriver:
+    return EmulatedDriver(build_driver())
