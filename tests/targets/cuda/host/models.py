@@ -43,3 +43,8 @@ class Gather(nn.Module):
     def forward(self, table: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
         found = table[index] * 2
         return torch.stack([found, found.sqrt().log().exp().sin().cos().tan().abs()])
+
+
+def build() -> tuple[nn.Module, tuple[torch.Tensor, ...]]:
+    """For the command line."""
+    return Several().eval(), (torch.randn(4, 5), torch.randn(3, 7))
