@@ -28,6 +28,7 @@ from ingot.targets.cuda.codegen.device_library import DeviceLibrary
 from ingot.targets.cuda.codegen.kernel import CudaKernel
 from ingot.targets.cuda.codegen.kernel_rules import KERNELS
 from ingot.targets.cuda.codegen.kernel_writer import CudaKernelWriter, StepScratch
+from ingot.targets.cuda.codegen.module_emitter import kernel_text
 
 _HEADER = Path(__file__).with_name("emulator.h")
 _FLAGS = ("-std=c++17", "-O1", "-DIG_EMULATED", "-shared", "-fPIC", "-fvisibility=hidden", "-w", "-ffp-contract=off")
@@ -82,15 +83,12 @@ def write_steps(module: Module, library: DeviceLibrary, prefix: str = "k") -> tu
     return steps, "\n".join(texts)
 
 
-def kernel_text(name: str, kernel: CudaKernel) -> str:
-    parameters = ", ".join([*kernel.signature, "ig_context context"])
-    return (
-        f'extern "C" __global__ void __launch_bounds__({kernel.block}) {name}({parameters})\n{{\n{kernel.text}\n}}\n'
-        f"IG_KERNEL_ENTRY({name})\n"
-    )
-
-
 def build_text(text: str, folder: Path | None = None) -> ctypes.CDLL:
+    """The device text as a library for this machine, loaded."""
+    return ctypes.CDLL(str(build_library(text, folder)))
+
+
+def build_library(text: str, folder: Path | None = None) -> Path:
     """The device text as a library for this machine."""
     whole = f'#include "{_HEADER}"\n{text}'
     name = hashlib.sha256(whole.encode() + _HEADER.read_bytes()).hexdigest()[:20]
@@ -104,7 +102,7 @@ def build_text(text: str, folder: Path | None = None) -> ctypes.CDLL:
         done = subprocess.run(["g++", *_FLAGS, "-o", made, source], capture_output=True, text=True)
         assert done.returncode == 0, done.stderr[:4000]
         made.rename(library)
-    return ctypes.CDLL(str(library))
+    return library
 
 
 class GuardedMemory:
