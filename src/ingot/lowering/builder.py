@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -78,6 +79,15 @@ class LoopBuilder(SymbolTable):
         source = source_of(self.node)
         place = f"{'/'.join(source.file.replace(chr(92), '/').split('/')[-2:])}:{source.line}" if source else ""
         return SourceLocation(module_path_of(self.node), place, str(self.node.target).removeprefix("aten."))
+
+    @contextmanager
+    def attribute_steps(self, node: Any) -> Iterator[None]:
+        """Steps that are written inside carry the origin of `node`; where it is a plain number, that of before."""
+        outer, self.node = self.node, node if isinstance(node, fx.Node) else self.node
+        try:
+            yield
+        finally:
+            self.node = outer
 
     def buffer(self, kind: str, dtype: str, shape: Sequence[Size]) -> Buffer:
         name = f"{kind[0]}{self._count}"
