@@ -70,6 +70,19 @@ def test_the_module_of_a_result_is_the_one_that_computes_it() -> None:
     compiled.close()
 
 
+class Largest(nn.Module):
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        values, _ = torch.topk(x, 2)  # the call
+        return values, values
+
+
+def test_one_result_of_several_carries_the_call() -> None:
+    module = lower(run_cpu_pipeline(ingot.capture(Largest(), (torch.randn(2, 5),))))
+    copied = module.steps[-1]
+    assert isinstance(copied, Map) and module.buffers[copied.stores[0].buffer].kind == "output"
+    assert (copied.origin.op, mark(copied.origin.source)) == ("topk.default", "the call")
+
+
 class Picked(nn.Module):
     def forward(self, x: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
         return x[places]  # the index
