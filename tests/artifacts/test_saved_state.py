@@ -1,4 +1,4 @@
-"""Saving a compiled model runs it once through torch, on copies: no state changes, and the bytes are always the same."""
+"""Saving a compiled model runs it once through torch, on copies: no state changes, and the bytes are the same."""
 
 from __future__ import annotations
 
