@@ -108,7 +108,7 @@ class Interface:
         specs = self.program.signature.graph_outputs
         outputs: list[Argument] = []
         taken: set[str] = set()
-        writes: list[tuple[str, TensorValue]] = []
+        writes: list[tuple[fx.Node, str, TensorValue]] = []
         by_target = {w.source: w.buffer for w in self.low.weights.values()}
         nodes = next(n for n in reversed(self.program.graph.nodes) if n.op == "output").args[0]
         for spec, value, node in zip(specs, values, nodes, strict=True):
@@ -117,7 +117,8 @@ class Interface:
             tensor = value if isinstance(value, TensorValue) else self.low.scalar(value)
             if spec.kind is OutputKind.RESULT:
                 self._check_known(tensor, node)
-                buffer = self._output_buffer(tensor, taken)
+                with self.low.attribute_steps(node):
+                    buffer = self._output_buffer(tensor, taken)
                 taken.add(buffer)
                 is_tensor = isinstance(node, fx.Node) and isinstance(value_of(node), torch.Tensor)
                 outputs.append(Argument(buffer, spec.name, tensor.dtype, tensor.shape, scalar=not is_tensor))
@@ -130,11 +131,16 @@ class Interface:
                 if self.low.buffers[target].shape != tensor.shape:
                     why = f"it changes the shape of {spec.target}, which native code cannot do to a caller's tensor"
                     raise unsupported_error([(node, why)])
-                writes.append((target, self.low.realize(tensor)))
+                with self.low.attribute_steps(node):
+                    writes.append((node, target, self.low.realize(tensor)))
         # All results are in memory before any state is overwritten: they may read the state as it was.
-        copied = [(target, self.low.copy(tensor)) for target, tensor in writes]
-        for target, tensor in copied:
-            self.low.realize(self.low.lazy_copy(tensor), into=target)
+        copied: list[tuple[fx.Node, str, TensorValue]] = []
+        for node, target, tensor in writes:
+            with self.low.attribute_steps(node):
+                copied.append((node, target, self.low.copy(tensor)))
+        for node, target, tensor in copied:
+            with self.low.attribute_steps(node):
+                self.low.realize(self.low.lazy_copy(tensor), into=target)
         return outputs
 
     def _check_known(self, tensor: TensorValue, node: fx.Node) -> None:
