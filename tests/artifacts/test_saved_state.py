@@ -59,3 +59,22 @@ def test_saving_changes_no_state_and_gives_the_same_bytes(tmp_path: Path, with_p
     assert len({file.read_bytes() for file in files}) == 1
     ingot_runtime.load(files[2]).self_test()
     compiled.close()
+
+
+class CountingInAttribute(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = torch.zeros(3)  # not registered: a constant of the program, and written all the same
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.count.add_(1)
+        return x + self.count
+
+
+def test_a_tensor_attribute_that_forward_writes_is_state(tmp_path: Path) -> None:
+    compiled = ingot.compile(CountingInAttribute(), (torch.zeros(3),))
+    assert [compiled(torch.zeros(3)).tolist() for _ in range(2)] == [[1.0] * 3, [2.0] * 3]
+    compiled.save(tmp_path / "m.ingot")
+    model = ingot_runtime.load(tmp_path / "m.ingot")
+    model.self_test()
+    assert model(torch.zeros(3)).tolist() == [1.0] * 3

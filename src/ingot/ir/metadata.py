@@ -195,5 +195,15 @@ def fake_mode_of(nodes: Iterable[fx.Node]) -> internals.FakeTensorMode:
     return next((mode for mode in modes if mode is not None), None) or internals.new_fake_mode()[0]
 
 
+def is_complex(node: fx.Node) -> bool:
+    """Whether a node gives complex numbers."""
+    return any(tensor.dtype.is_complex for tensor in tensors_in(value_of(node)))
+
+
+def touches_complex(node: fx.Node) -> bool:
+    """Whether a node takes or gives complex numbers."""
+    return is_complex(node) or any(map(is_complex, node.all_input_nodes))
+
+
 def _type_name(kind: Any) -> str:
     return f"{kind.__module__}.{kind.__qualname__}" if isinstance(kind, type) else str(kind)

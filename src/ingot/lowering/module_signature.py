@@ -13,7 +13,7 @@ from torch import fx
 from ingot.ir import symbolic_dims
 from ingot.ir.metadata import value_of
 from ingot.ir.program import Program
-from ingot.ir.signature import STATE_KINDS, InputKind, OutputKind
+from ingot.ir.signature import MUTATION_KINDS, STATE_KINDS, OutputKind
 from ingot.lowering.builder import LoopBuilder
 from ingot.lowering.index_expr import Expr
 from ingot.lowering.loop_ir import Buffer
@@ -34,24 +34,25 @@ class Interface:
     def inputs(self) -> list[Argument]:
         inputs: list[Argument] = []
         nodes = [n for n in self.program.graph.nodes if n.op == "placeholder"]
-        mutated = {
-            o.target
-            for o in self.program.signature.outputs
-            if o.kind in (OutputKind.BUFFER_MUTATION, OutputKind.PARAMETER_MUTATION, OutputKind.ARGUMENT_MUTATION)
-        }
+        state_targets, argument_targets = set(), set()
+        for output in self.program.signature.outputs:
+            if output.kind is OutputKind.ARGUMENT_MUTATION:
+                argument_targets.add(output.target)
+            elif output.kind in MUTATION_KINDS:
+                state_targets.add(output.target)
         given = zip(self.program.signature.placeholders, nodes, strict=True)
         self._bind_input_symbols([value_of(node) for spec, node in given if spec.kind not in STATE_KINDS])
         for spec, node in zip(self.program.signature.placeholders, nodes, strict=True):
             value = value_of(node)
             if spec.kind in STATE_KINDS:
-                kind = "state" if spec.target in mutated and spec.kind is not InputKind.CONSTANT else "weight"
+                kind = "state" if spec.target in state_targets else "weight"
                 self.values[node] = self._state(spec, node, kind)
             elif isinstance(value, torch.Tensor):
                 shape, dtype = self.low.shape_of(value), dtype_name(value.dtype)
                 if dtype not in SUPPORTED:
                     raise unsupported_error([(node, f"dtype {dtype} is not supported")])
                 name = self.low.buffer("input", dtype, shape).name
-                inputs.append(Argument(name, spec.name, dtype, shape, spec.name in mutated))
+                inputs.append(Argument(name, spec.name, dtype, shape, spec.name in argument_targets))
                 self.values[node] = TensorValue(shape, dtype, Strided(name, 0, contiguous_strides(shape)))
             else:
                 inputs.append(self._scalar_input(node, spec.name, value))
