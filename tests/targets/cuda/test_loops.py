@@ -54,6 +54,7 @@ def test_permuted_maps() -> None:
     bench = Statements()
     for shape in ((5, 7), (33, 65), (64, 32), (1, 40), (40, 1)):
         add_map(bench, "float32", shape, "float32", (1, 0))
+    assert "__shared__ float tile0[32][33];" in write_kernels(bench.module)[0]
     for order in ((0, 2, 1), (2, 1, 0), (1, 2, 0), (2, 0, 1), (1, 0, 2)):
         add_map(bench, "bfloat16", (3, 34, 32), "bfloat16", order)
         add_map(bench, "uint8", (2, 17, 64), "uint8", order)
@@ -78,7 +79,7 @@ def test_a_map_that_has_no_loops_and_one_of_runtime_sizes() -> None:
 def test_neighbouring_elements_are_loaded_at_once() -> None:
     """Where memory is dense and aligned, by 16 bytes; elsewhere one by one."""
     bench = Statements()
-    add_map(bench, "float32", (512, 256), "bfloat16")
+    add_map(bench, "float32", (1024, 256), "bfloat16")
     text = write_kernels(bench.module)[0].split("extern", 1)[1]
     assert re.findall(r"ig_load_vector<(\w+), (\d+)>", text) == [("float", "8"), ("uint16_t", "8")]
     assert "ig_store_vector<float, 8>" in text
@@ -132,9 +133,11 @@ def add_scatter(bench: Statements, dtype: str, rows: int, wide: int, mode: str) 
     target = bench.give(draw_values((targets, wide), dtype, 1), dtype)
     ops = BodyBuilder()
     row = ops.check_index(ops.load(index, i(0, rows), "int64"), targets)
+    checked = len(ops.ops) - 1
     value = ops.load(x, i(0, rows) * wide + i(1, wide), dtype)
     stores = (Store(target, row * wide + i(1, wide), 0, mode),)
-    bench.add(Map((Loop("i0", rows), Loop("i1", wide)), ops.finish([value]), stores, collides=True))
+    body = ops.finish([value, checked])
+    bench.add(Map((Loop("i0", rows), Loop("i1", wide)), body, stores, collides=True))
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64", "int64", "int32", "bool"])
@@ -159,6 +162,18 @@ def test_scatters_run_beside_each_other_where_they_never_meet() -> None:
     bench.add(Map(loops_, ops.finish([value]), (Store(y, i(0, 6) * 2 + i(1, 8), 0, "add"),), collides=True))
     assert "blockIdx" not in write_kernels(bench.module)[0].split("extern")[-1]
     bench.compare(ulps=0)
+
+
+def test_transpositions_of_runtime_sizes() -> None:
+    n = size_symbol("n0")
+    bench = Statements({"n0": 45})
+    x, y = bench.give(draw_values((45, 70), "float32"), "float32", (n, 70)), bench.make("float32", (70, n))
+    ops = BodyBuilder()
+    value = ops.call("neg", ops.load(x, i(1, n) * 70 + i(0, 70), "float32"))
+    body = ops.finish([ops.call("add", value, ops.load(x, i(0, 70), "float32"))])
+    bench.add(Map((Loop("i0", 70), Loop("i1", n)), body, (Store(y, i(0, 70) * n + i(1, n), 0),)))
+    assert "tile0[x][r]" in write_kernels(bench.module)[0]
+    bench.compare()
 
 
 @needs_nvrtc

@@ -27,7 +27,7 @@ from ingot.targets.cuda.codegen.accumulators import (
 )
 from ingot.targets.cuda.codegen.kernel import WARP, CudaKernel, Grid
 from ingot.targets.cuda.codegen.kernel_writer import CudaKernelWriter
-from ingot.targets.cuda.codegen.loops import loop_type, store_results, unflatten, use_nothing, write_points
+from ingot.targets.cuda.codegen.loop_points import loop_type, store_results, unflatten, use_nothing, write_points
 from ingot.targets.cuda.codegen.vector_accesses import VectorAccesses, find_vectors, is_register
 from ingot.targets.cuda.schedule.limits import reduces_across
 

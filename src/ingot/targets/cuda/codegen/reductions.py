@@ -28,7 +28,7 @@ from ingot.targets.cuda.codegen.kernel import WARP, CudaKernel, Grid
 from ingot.targets.cuda.codegen.kernel_rules import KERNELS
 from ingot.targets.cuda.codegen.kernel_writer import CudaKernelWriter
 from ingot.targets.cuda.codegen.loop_nests import write_nest
-from ingot.targets.cuda.codegen.loops import loop_type, unflatten, write_points
+from ingot.targets.cuda.codegen.loop_points import loop_type, unflatten, write_points
 from ingot.targets.cuda.codegen.vector_accesses import VectorAccesses, find_vectors
 from ingot.targets.cuda.schedule.limits import reduces_across
 
