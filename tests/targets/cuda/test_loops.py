@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ import pytest
 from ingot.lowering.index_expr import Size, product, size_symbol, symbol
 from ingot.lowering.loop_body import BodyBuilder
 from ingot.lowering.loop_ir import Loop, Map, Store
+from ingot.targets.cuda.build.nvrtc import compile_text
 from ingot.targets.cuda.codegen import loops  # noqa: F401  # which registers its writers
 from tests.support.cuda_emulation.kernels import write_kernels
 from tests.support.cuda_emulation.statements import Statements, draw_values, needs_nvrtc
@@ -88,6 +90,15 @@ def test_neighbouring_elements_are_loaded_at_once() -> None:
     assert "ig_load_vector" not in write_kernels(bench.module)[0]
 
 
+@needs_nvrtc
+def test_vectors_are_one_instruction() -> None:
+    bench = Statements()
+    add_map(bench, "bfloat16", (1024, 2048), "float32")
+    text = compile_text(write_kernels(bench.module)[0], "sm_90a", ptx=True).decode()
+    found = Counter(re.findall(r"(?:ld|st)\.global[\w.]*", text))
+    assert found == {"ld.global.nc.v4.u32": 1, "ld.global.nc.v4.f32": 2, "st.global.v4.u32": 1}
+
+
 def test_vectors_of_gathered_rows_and_masked_ones() -> None:
     bench = Statements()
     rows = bench.give(np.array([3, 0, 2, 2, -1, 4]), "int64")
@@ -153,6 +164,10 @@ def test_scatters_run_beside_each_other_where_they_never_meet() -> None:
     bench = Statements()
     add_scatter(bench, "float32", 9, 33, "add")
     assert "const int i1 = at;" in write_kernels(bench.module)[0]
+    assert "ig_atomic" not in write_kernels(bench.module)[0]
+    bench = Statements()
+    add_scatter(bench, "int64", 9, 1, "add")
+    assert "ig_atomic_add(&" in write_kernels(bench.module)[0]
     # A store that steps over less than the loop runs over meets its neighbour.
     bench = Statements()
     x, y = bench.give(draw_values((6, 8), "float32"), "float32"), bench.give(draw_values((20,), "float32"), "float32")
@@ -183,4 +198,7 @@ def test_maps_compile_for_every_architecture() -> None:
         add_map(bench, dtype, (3, 32), dtype)
         add_map(bench, dtype, (33, 5), dtype, (1, 0))
     add_scatter(bench, "float32", 9, 33, "add")
+    for mode in ("add", "max", "min"):
+        add_scatter(bench, "int64", 9, 3, mode)
+        add_scatter(bench, "int32", 9, 3, mode)
     bench.compare(cubin=True)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from ingot.codegen.c_expressions import STORED, CBodyEmitter
 from ingot.lowering.dependence import body_reads, reads_and_writes
 from ingot.lowering.index_expr import Expr, Size, bounds, coefficient_of, product
 from ingot.lowering.loop_body import reads
-from ingot.lowering.loop_ir import Loop, Map
+from ingot.lowering.loop_ir import Loop, Map, Store
 from ingot.targets.cuda.codegen.kernel import CudaKernel, Grid
 from ingot.targets.cuda.codegen.kernel_rules import KERNELS
 from ingot.targets.cuda.codegen.kernel_writer import CudaKernelWriter
@@ -77,11 +78,14 @@ def order_loops(step: Map) -> Map:
 
 def _write_scatter(out: CudaKernelWriter, step: Map) -> CudaKernel:
     """Points in row-major order, where several may write the same element. Those that never meet run beside each
-    other: points with different values of a loop that tells the places of all stores apart."""
+    other: points with different values of a loop that tells the places of all stores apart. So do all points where
+    the order does not matter."""
     read, written = reads_and_writes(step)
-    apart: tuple[Loop, ...] = ()
     targets = {store.buffer for store in step.stores}
-    if len(targets) == len(step.stores) and not body_reads(step.body) & targets:
+    is_plain = len(targets) == len(step.stores) and not body_reads(step.body) & targets
+    in_any_order = is_plain and all(_is_unordered(out, store) for store in step.stores)
+    apart: tuple[Loop, ...] = step.loops if in_any_order else ()
+    if is_plain and not in_any_order:
         apart = tuple(loop for loop in step.loops if all(_tells_apart(store.index, loop) for store in step.stores))
     along = tuple(loop for loop in step.loops if loop not in apart)
     type_ = loop_type(out, sorted(read | written), step.loops, [step.body])
@@ -98,25 +102,52 @@ def _write_scatter(out: CudaKernelWriter, step: Map) -> CudaKernel:
     out.declare_flags(code)
     for line in (*code.before, *code.inside):
         out.line(line)
-    store_results(out, step.stores, code)
+    for store in step.stores:
+        if in_any_order:
+            _accumulate(out, store, code)
+        else:
+            store_results(out, (store,), code)
     out.report_flags(code)
     for _ in along:
         out.close()
     return out.finish(Grid((total + block - 1) // block), block)
 
 
+def _is_unordered(out: CudaKernelWriter, store: Store) -> bool:
+    """Whether a store gives the same in any order of points: sums and extremes of integers, and bools that become
+    true."""
+    dtype = out.buffers[store.buffer].dtype
+    if dtype == "bool":
+        return store.mode in ("add", "max")
+    return dtype in ("int32", "int64") and store.mode in ("add", "max", "min")
+
+
+def _accumulate(out: CudaKernelWriter, store: Store, code: CBodyEmitter) -> None:
+    """A store that many threads may do to one element at once."""
+    out.written.add(store.buffer)
+    dtype, value = out.buffers[store.buffer].dtype, code.results[store.result]
+    place = out.place(store.buffer, store.index)
+    given = code.empty_dims(store.index)
+    if dtype == "bool":
+        out.line(f"if ({' && '.join([*given, f'({value}) != 0'])}) {place} = 1;")
+        return
+    out.library.use("atomics.cuh")
+    guard = f"if ({' && '.join(given)}) " if given else ""
+    out.line(f"{guard}ig_atomic_{store.mode}(&{place}, ({STORED[dtype]})({value}));")
+
+
 def _tells_apart(index: Size, loop: Loop) -> bool:
     """Whether two points with different values of the loop's variable always have different indices: what it is
     multiplied by steps over all smaller terms, and the others are multiples of what it runs over."""
     by = coefficient_of(index, loop.variable)
-    if not isinstance(index, Expr) or not isinstance(by, int) or by < 1 or not isinstance(loop.extent, int):
+    if not isinstance(index, Expr) or not isinstance(by, int) or by < 1:
         return False
-    whole = by * loop.extent
+    whole = by * loop.extent if isinstance(loop.extent, int) else 0
     small: Size = 0
     for term, coefficient in index.terms.items():
         if any(getattr(atom, "name", None) == loop.variable for atom in term):
             continue
-        if coefficient % whole:
+        if not whole or coefficient % whole:
             small = small + Expr({term: coefficient})
     low, high = bounds(small)
     return low is not None and high is not None and low >= 0 and high < by
