@@ -38,6 +38,14 @@ def test_sorts_are_stable_and_put_nan_last(dtype: str) -> None:
     bench.compare(ulps=0)
 
 
+def test_rows_too_long_for_shared_memory_are_sorted_in_global_memory() -> None:
+    bench = Statements()
+    add_sort(bench, "float32", 2, 6500, descending=False)
+    (step,) = write_kernels(bench.module)[1]
+    assert step.kernels[0][1].shared == 0 and step.scratch.size == 2 * 6500 * 8 // 256 * 256 + 256
+    bench.compare(ulps=0)
+
+
 @pytest.mark.parametrize("kind", ["sum", "prod", "logsumexp"])
 def test_cumulative_scans(kind: str) -> None:
     bench = Statements()

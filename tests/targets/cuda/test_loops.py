@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ import pytest
 from ingot.lowering.index_expr import Size, product, size_symbol, symbol
 from ingot.lowering.loop_body import BodyBuilder
 from ingot.lowering.loop_ir import Loop, Map, Store
+from ingot.targets.cuda.build.nvrtc import compile_text
 from ingot.targets.cuda.codegen import loops  # noqa: F401  # which registers its writers
 from tests.support.cuda_emulation.kernels import write_kernels
 from tests.support.cuda_emulation.statements import Statements, draw_values, needs_nvrtc
@@ -54,6 +56,7 @@ def test_permuted_maps() -> None:
     bench = Statements()
     for shape in ((5, 7), (33, 65), (64, 32), (1, 40), (40, 1)):
         add_map(bench, "float32", shape, "float32", (1, 0))
+    assert "__shared__ float tile0[32][33];" in write_kernels(bench.module)[0]
     for order in ((0, 2, 1), (2, 1, 0), (1, 2, 0), (2, 0, 1), (1, 0, 2)):
         add_map(bench, "bfloat16", (3, 34, 32), "bfloat16", order)
         add_map(bench, "uint8", (2, 17, 64), "uint8", order)
@@ -78,13 +81,22 @@ def test_a_map_that_has_no_loops_and_one_of_runtime_sizes() -> None:
 def test_neighbouring_elements_are_loaded_at_once() -> None:
     """Where memory is dense and aligned, by 16 bytes; elsewhere one by one."""
     bench = Statements()
-    add_map(bench, "float32", (512, 256), "bfloat16")
+    add_map(bench, "float32", (1024, 256), "bfloat16")
     text = write_kernels(bench.module)[0].split("extern", 1)[1]
     assert re.findall(r"ig_load_vector<(\w+), (\d+)>", text) == [("float", "8"), ("uint16_t", "8")]
     assert "ig_store_vector<float, 8>" in text
     bench = Statements()
     add_map(bench, "float32", (512, 255), "float32")
     assert "ig_load_vector" not in write_kernels(bench.module)[0]
+
+
+@needs_nvrtc
+def test_vectors_are_one_instruction() -> None:
+    bench = Statements()
+    add_map(bench, "bfloat16", (1024, 2048), "float32")
+    text = compile_text(write_kernels(bench.module)[0], "sm_90a", ptx=True).decode()
+    found = Counter(re.findall(r"(?:ld|st)\.global[\w.]*", text))
+    assert found == {"ld.global.nc.v4.u32": 1, "ld.global.nc.v4.f32": 2, "st.global.v4.u32": 1}
 
 
 def test_vectors_of_gathered_rows_and_masked_ones() -> None:
@@ -132,9 +144,11 @@ def add_scatter(bench: Statements, dtype: str, rows: int, wide: int, mode: str) 
     target = bench.give(draw_values((targets, wide), dtype, 1), dtype)
     ops = BodyBuilder()
     row = ops.check_index(ops.load(index, i(0, rows), "int64"), targets)
+    checked = len(ops.ops) - 1
     value = ops.load(x, i(0, rows) * wide + i(1, wide), dtype)
     stores = (Store(target, row * wide + i(1, wide), 0, mode),)
-    bench.add(Map((Loop("i0", rows), Loop("i1", wide)), ops.finish([value]), stores, collides=True))
+    body = ops.finish([value, checked])
+    bench.add(Map((Loop("i0", rows), Loop("i1", wide)), body, stores, collides=True))
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64", "int64", "int32", "bool"])
@@ -150,6 +164,10 @@ def test_scatters_run_beside_each_other_where_they_never_meet() -> None:
     bench = Statements()
     add_scatter(bench, "float32", 9, 33, "add")
     assert "const int i1 = at;" in write_kernels(bench.module)[0]
+    assert "ig_atomic" not in write_kernels(bench.module)[0]
+    bench = Statements()
+    add_scatter(bench, "int64", 9, 1, "add")
+    assert "ig_atomic_add(&" in write_kernels(bench.module)[0]
     # A store that steps over less than the loop runs over meets its neighbour.
     bench = Statements()
     x, y = bench.give(draw_values((6, 8), "float32"), "float32"), bench.give(draw_values((20,), "float32"), "float32")
@@ -161,6 +179,18 @@ def test_scatters_run_beside_each_other_where_they_never_meet() -> None:
     bench.compare(ulps=0)
 
 
+def test_transpositions_of_runtime_sizes() -> None:
+    n = size_symbol("n0")
+    bench = Statements({"n0": 45})
+    x, y = bench.give(draw_values((45, 70), "float32"), "float32", (n, 70)), bench.make("float32", (70, n))
+    ops = BodyBuilder()
+    value = ops.call("neg", ops.load(x, i(1, n) * 70 + i(0, 70), "float32"))
+    body = ops.finish([ops.call("add", value, ops.load(x, i(0, 70), "float32"))])
+    bench.add(Map((Loop("i0", 70), Loop("i1", n)), body, (Store(y, i(0, 70) * n + i(1, n), 0),)))
+    assert "tile0[x][r]" in write_kernels(bench.module)[0]
+    bench.compare()
+
+
 @needs_nvrtc
 def test_maps_compile_for_every_architecture() -> None:
     bench = Statements()
@@ -168,4 +198,7 @@ def test_maps_compile_for_every_architecture() -> None:
         add_map(bench, dtype, (3, 32), dtype)
         add_map(bench, dtype, (33, 5), dtype, (1, 0))
     add_scatter(bench, "float32", 9, 33, "add")
+    for mode in ("add", "max", "min"):
+        add_scatter(bench, "int64", 9, 3, mode)
+        add_scatter(bench, "int32", 9, 3, mode)
     bench.compare(cubin=True)

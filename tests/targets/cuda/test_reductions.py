@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from ingot.lowering.index_expr import Size, size_symbol, symbol
 from ingot.lowering.loop_body import BodyBuilder
 from ingot.lowering.loop_ir import Loop, LoopNest, Map, Reduce, Store
 from ingot.targets.cuda.codegen import loop_nests, reductions
-from tests.support.cuda_emulation.kernels import write_kernels
+from tests.support.cuda_emulation.kernels import run_module, write_kernels
 from tests.support.cuda_emulation.statements import Statements, draw_values, needs_nvrtc
 
 KINDS = ("sum", "prod", "max", "min", "any", "all", "argmax", "argmin")
@@ -187,6 +188,24 @@ def test_a_barrier_that_is_left_out_is_found(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(loop_nests._Nest, "wait_for", lambda self, step: None)
     with pytest.raises(AssertionError):
         bench.compare()
+
+
+def test_all_lanes_agree_on_a_zero() -> None:
+    """Of 0 and -0 each lane might keep its own: x / max(x) would then be infinite with either sign in one row."""
+    bench = Statements()
+    rows = np.zeros((140, 64))
+    rows[:, ::3] = -0.0
+    x, y, top = bench.give(rows, "float32"), bench.make("float32", (140, 64)), bench.make("float32", ())
+    i0, i1, r0, outer = symbol("i0", 140), symbol("i1", 64), symbol("r0", 64), Loop("i0", 140)
+    ops = BodyBuilder()
+    body = ops.finish([ops.load(x, i0 * 64 + r0, "float32")])
+    first = Reduce((outer,), (Loop("r0", 64),), ("max",), body, (Store(top, 0, 0),))
+    ops = BodyBuilder()
+    body = ops.finish([ops.call("reciprocal", ops.load(top, 0, "float32"))])
+    second = Map((outer, Loop("i1", 64)), body, (Store(y, i0 * 64 + i1, 0),))
+    bench.add(LoopNest((outer,), (first, second), (top,)))
+    found = run_module(bench.module, bench.values)[y].reshape(140, 64)
+    assert (found == found[:, :1]).all()
 
 
 @needs_nvrtc

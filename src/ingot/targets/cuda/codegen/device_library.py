@@ -9,7 +9,6 @@ from importlib.resources import files
 from ingot.codegen.headers import PORTABLE
 from ingot.codegen.math_library import source_of
 
-
 # Functions that a device has instructions for: those of the math library take another name.
 CONVERSIONS = ("f32_to_bf16", "bf16_to_f32", "f32_to_f16", "f16_to_f32", "as_bf16_f32", "as_f16_f32")
 

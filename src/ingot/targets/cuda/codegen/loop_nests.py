@@ -27,12 +27,13 @@ from ingot.targets.cuda.codegen.accumulators import (
 )
 from ingot.targets.cuda.codegen.kernel import WARP, CudaKernel, Grid
 from ingot.targets.cuda.codegen.kernel_writer import CudaKernelWriter
-from ingot.targets.cuda.codegen.loops import loop_type, store_results, unflatten, use_nothing, write_points
+from ingot.targets.cuda.codegen.loop_points import loop_type, store_results, unflatten, use_nothing, write_points
 from ingot.targets.cuda.codegen.vector_accesses import VectorAccesses, find_vectors, is_register
 from ingot.targets.cuda.schedule.limits import reduces_across
 
-# Bytes of shared memory that the local buffers of a block may have: what every GPU since sm_80 has.
-SHARED = 96 << 10
+# Bytes of shared memory that the local buffers of a block may have. Every GPU since sm_80 has 99 KB; partial results of
+# reductions need some of it.
+SHARED = 80 << 10
 # Warps of a block whose outer points have a warp each, and inner points up to which one warp is enough: more of them
 # where there are warps enough to fill a GPU.
 WARPS = 4
