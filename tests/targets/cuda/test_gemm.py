@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -10,11 +9,11 @@ from typing import Any
 import pytest
 
 from ingot.lowering.loop_ir import Gemm, Stmt
+from ingot.lowering.loop_module import Module
 from ingot.targets.cuda.codegen import gemm as _gemm  # registers its writers
 from ingot.targets.cuda.schedule.statements import GemmTile, TiledGemm
 from ingot.targets.cuda.schedule.tiles import SIMT_TILES, TENSOR_TILES, WIDE_TILES
 from ingot.targets.cuda.schedule.tiling import choose_tiles
-from ingot.lowering.loop_module import Module
 from tests.support.cuda_emulation.products import Case, Operand, check_cases, join_cases
 
 assert _gemm.KERNELS
@@ -95,7 +94,11 @@ def test_simt(dtype: str) -> None:
 
 def test_mixed_types_and_any_strides() -> None:
     cases = []
-    for left, right, out in (("bfloat16", "float32", "float32"), ("float16", "float16", "float32"), ("int8", "int64", "int64")):
+    for left, right, out in (
+        ("bfloat16", "float32", "float32"),
+        ("float16", "float16", "float32"),
+        ("int8", "int64", "int64"),
+    ):
         a, b = Operand((20, 37), left, transposed=True, pad=3), Operand((37, 18), right, pad=1, offset=5)
         cases.append(Case(a, b, tiled("simt", SIMT), out))
         cases.append(Case(a, b, lambda step: step, out))  # a Gemm that no pass has seen
@@ -107,7 +110,10 @@ def test_batches() -> None:
     cases = []
     for algorithm, dtype, tile in (("tensor", "bfloat16", SMALL), ("simt", "float32", SIMT)):
         a = Operand((2, 3, 17, 40), dtype)
-        for b in (Operand((2, 3, 40, 24), dtype, broadcast=(0,)), Operand((2, 3, 40, 24), dtype, True, broadcast=(0, 1))):
+        for b in (
+            Operand((2, 3, 40, 24), dtype, broadcast=(0,)),
+            Operand((2, 3, 40, 24), dtype, True, broadcast=(0, 1)),
+        ):
             cases.append(Case(a, b, tiled(algorithm, tile)))
             cases.append(Case(a, b, tiled(algorithm, tile, split_k=2)))
     a, b = Operand((2, 3, 40), "bfloat16"), Operand((2, 40, 24), "bfloat16", True)
@@ -143,7 +149,9 @@ def scheduled(cases: list[Case]) -> Module:
 
 
 def test_choice_of_algorithms() -> None:
-    def choose(m: int, n: int, k: int, dtype: str = "bfloat16", out: str | None = None, right: bool = True) -> TiledGemm:
+    def choose(
+        m: int, n: int, k: int, dtype: str = "bfloat16", out: str | None = None, right: bool = True
+    ) -> TiledGemm:
         a, b = pair(m, n, k, dtype, right=right)
         (step,) = scheduled([Case(a, b, lambda step: step, out)]).steps
         assert isinstance(step, TiledGemm)

@@ -114,7 +114,8 @@ def _image_operand(out: CudaKernelWriter, step: Convolution, index: str, tile: t
 
 def is_tap_major(step: Convolution) -> bool:
     """Whether all terms of an output channel's weight are neighbours, in the order (tap…, channel)."""
-    expected, strides = step.channels, []
+    expected = step.channels
+    strides: list[int] = []
     for taps in reversed(step.kernel):
         strides.insert(0, expected)
         expected *= taps
@@ -153,59 +154,76 @@ def _write_channels(out: CudaKernelWriter, step: ImplicitGemm) -> CudaKernel:
     out.library.use("vectors.cuh")
     out.library.use(HEADER)
     type_ = index_type(out, step)
-    per_group = step.out_channels // step.groups
-    views = (step.x, step.weight)
-    dtypes = [out.buffers[view.buffer].dtype for view in views]
     each = count_columns(step.epilogue)
-    if per_group == 1:
-        dense = [_count_channels(step.x, 1, step.groups, each), _count_channels(step.weight, 0, step.out_channels, each)]
-    else:
-        dense = [1, _count_channels(step.weight, 0, step.out_channels, each)]
     pixels, _ = step.sums_shape()
     runs = pixels * (step.out_channels // each)
+    sum_type = STORED[step.dtype]
     out.line("ig_start_next();")
     out.line(f"const {type_} run = ({type_})blockIdx.x * {_THREADS} + ({type_})threadIdx.x;")
     out.line(f"if (run >= {out.size(runs)}) return;")
     out.line("ig_wait_for_previous();")
-    out.line(f"const {type_} left = ({type_})(run % {step.out_channels // each}) * {each};")
-    out.line(f"const {type_} top = ({type_})(run / {step.out_channels // each});")
+    out.line(f"const {type_} left = run % {step.out_channels // each} * {each};")
+    out.line(f"const {type_} top = run / {step.out_channels // each};")
     write_finish(out, step, type_, each, row="top", column="left")
-    sum_type = STORED[step.dtype]
+    image = _write_pixel(out, step, type_)
     out.line(f"ig_vector<{sum_type}, {each}> total = {{}};")
-    rest = "top"
-    offset, places = [], []
-    for dim in range(len(step.kernel) - 1, -1, -1):
-        size = out.size(step.out_size[dim])
-        out.line(f"const {type_} rest{dim} = {rest} / ({size}), p{dim}_ = ({rest} % ({size})) * {step.stride[dim]} - ({out.size(step.padding[dim])});")  # noqa: E501
-        rest = f"rest{dim}"
-    count = require_static(product(step.kernel))
-    out.line("#pragma unroll" if count <= _UNROLLED_TAPS else "#pragma unroll 1")
-    out.open(f"for (int tap = 0; tap < {count}; ++tap)")
-    below = 1
-    for dim in range(len(step.kernel) - 1, -1, -1):
-        out.line(f"const {type_} tap{dim} = tap / {below} % {step.kernel[dim]}, y{dim} = p{dim}_ + tap{dim} * {step.dilation[dim]};")  # noqa: E501
-        below *= step.kernel[dim]
-        places.append(f"(uint64_t)y{dim} < (uint64_t)({out.size(step.size[dim])})")
-        offset.append(f"y{dim} * ({out.size(step.x.strides[2 + dim])})")
-    out.line(f"if (!({' && '.join(places)})) continue;")
-    x = f"{out.pointer(step.x.buffer)} + ({out.size(step.x.offset)}) + (int64_t){rest} * ({out.size(step.x.strides[0])}) + {' + '.join(offset)}"  # noqa: E501
-    taps = " + ".join(
-        f"tap{dim} * ({out.size(step.weight.strides[2 + dim])})" for dim in range(len(step.kernel))
-    )
-    weight = f"{out.pointer(step.weight.buffer)} + ({out.size(step.weight.offset)}) + {taps}"
-    steps = (step.x.strides[1], step.weight.strides[0])
-    for name, start, view_step, count_, dtype in zip(
-        ("x", "weight"), (x, weight), steps, dense, dtypes, strict=True
-    ):
-        channel = f"((left + w) / {per_group})" if name == "x" else "(left + w)"
-        if count_ == each and each > 1:
-            out.line(f"const auto {name} = ig_load<{each}>({start} + left);")
-        else:
-            out.line(f"ig_vector<{STORED[dtype]}, {each}> {name};")
-            out.line(f"for (int w = 0; w < {each}; ++w) {name}.at[w] = ({start})[(int64_t){channel} * ({out.size(view_step)})];")  # noqa: E501
+    taps = require_static(product(step.kernel))
+    out.line("#pragma unroll" if taps <= _UNROLLED_TAPS else "#pragma unroll 1")
+    out.open(f"for (int tap = 0; tap < {taps}; ++tap)")
+    x_offset, weight_offset = _write_tap(out, step, type_)
+    x = f"{out.pointer(step.x.buffer)} + ({out.size(step.x.offset)}) + (int64_t){image} + {x_offset}"
+    weight = f"{out.pointer(step.weight.buffer)} + ({out.size(step.weight.offset)}) + {weight_offset}"
+    per_group = step.out_channels // step.groups
+    dense = per_group == 1 and _count_channels(step.x, 1, step.groups, each) == each
+    channel = "left + w" if per_group == 1 else f"(left + w) / {per_group}"
+    _write_run(out, "x", step.x, x, dense, channel, step.x.strides[1], each)
+    dense = _count_channels(step.weight, 0, step.out_channels, each) == each
+    _write_run(out, "weight", step.weight, weight, dense, "left + w", step.weight.strides[0], each)
+    values = [
+        f"({sum_type}){widen(out, out.buffers[view.buffer].dtype, f'{name}.at[w]')}"
+        for name, view in (("x", step.x), ("weight", step.weight))
+    ]
     out.line("#pragma unroll")
-    values = [f"({sum_type}){widen(out, dtype, f'{name}.at[w]')}" for name, dtype in zip(("x", "weight"), dtypes, strict=True)]  # noqa: E501
-    out.line(f"for (int w = 0; w < {each}; ++w) total.at[w] = ig_multiply_add({values[0]}, {values[1]}, total.at[w]);")
+    out.line(f"for (int w = 0; w < {each}; ++w) total.at[w] = ig_multiply_add({', '.join(values)}, total.at[w]);")
     out.close()
     out.line("finish(0, 0, total.at);")
     return out.finish(Grid((runs + _THREADS - 1) // _THREADS), _THREADS, waits=True)
+
+
+def _write_pixel(out: CudaKernelWriter, step: Convolution, type_: str) -> str:
+    """Declares where the window of pixel `top` begins, `begin0` and on. Returns where its image does."""
+    rest = "top"
+    for dim in range(len(step.kernel) - 1, -1, -1):
+        size = out.size(step.out_size[dim])
+        place = f"{rest} % ({size}) * {step.stride[dim]} - ({out.size(step.padding[dim])})"
+        out.line(f"const {type_} begin{dim} = ({type_})({place});")
+        out.line(f"const {type_} rest{dim} = {rest} / ({type_})({size});")
+        rest = f"rest{dim}"
+    return f"{rest} * ({out.size(step.x.strides[0])})"
+
+
+def _write_tap(out: CudaKernelWriter, step: Convolution, type_: str) -> tuple[str, str]:
+    """Leaves out a tap that is outside the image. Returns where it lies in the image, and where its weight does."""
+    below, inside, x, weight = 1, [], [], []
+    for dim in range(len(step.kernel) - 1, -1, -1):
+        out.line(f"const {type_} tap{dim} = tap / {below} % {step.kernel[dim]};")
+        out.line(f"const {type_} at{dim} = begin{dim} + tap{dim} * {step.dilation[dim]};")
+        below *= step.kernel[dim]
+        inside.append(f"at{dim} >= 0 && at{dim} < ({type_})({out.size(step.size[dim])})")
+        x.append(f"at{dim} * ({out.size(step.x.strides[2 + dim])})")
+        weight.append(f"tap{dim} * ({out.size(step.weight.strides[2 + dim])})")
+    out.line(f"if (!({' && '.join(inside)})) continue;")
+    return " + ".join(x), " + ".join(weight)
+
+
+def _write_run(
+    out: CudaKernelWriter, name: str, view: StridedView, start: str, dense: bool, channel: str, step: Size, each: int
+) -> None:
+    """Declares the elements of a run of channels: neighbours, or `step` apart."""
+    if dense and each > 1:
+        out.line(f"const auto {name} = ig_load<{each}>({start} + left);")
+        return
+    out.line(f"const {STORED[out.buffers[view.buffer].dtype]} *const {name}_of = {start};")
+    out.line(f"ig_vector<{STORED[out.buffers[view.buffer].dtype]}, {each}> {name};")
+    out.line("#pragma unroll")
+    out.line(f"for (int w = 0; w < {each}; ++w) {name}.at[w] = {name}_of[(int64_t)({channel}) * ({out.size(step)})];")

@@ -83,7 +83,12 @@ class _Runs:
 
 
 def write_finish(
-    out: CudaKernelWriter, step: WithEpilogue, type_: str, each: int, row: str = "top + line", column: str = "left + place"
+    out: CudaKernelWriter,
+    step: WithEpilogue,
+    type_: str,
+    each: int,
+    row: str = "top + line",
+    column: str = "left + place",
 ) -> None:
     """Declares `finish`. `row` and `column` are the place of a run's first sum, over `line` and `place`; the batch's
     variables have values already."""

@@ -65,7 +65,9 @@ def _write_tiles(
         across = algorithm == "tensor" and dtypes[0] in HALVES
         return (
             _matrix_operand(out, step.a, "top", "rows", step.m, step.k, (tile.rows, terms, threads), across, True),
-            _matrix_operand(out, step.b, "left", "columns", step.n, step.k, (tile.columns, terms, threads), across, False),
+            _matrix_operand(
+                out, step.b, "left", "columns", step.n, step.k, (tile.columns, terms, threads), across, False
+            ),
         )
 
     return write_product(out, step, algorithm, tile, parts, step.batch, step.n, step.k, terms, write_operands)
@@ -179,7 +181,9 @@ def _matrix_operand(
     most = MOST_BYTES // BYTES[buffer.dtype]
     along = lies_along(view, count, terms, 1, rows_first=is_left)
     lies_across = across and not along and row_step == 1
-    steps = [view.offset, count, term_step] if lies_across else [view.offset, terms, *([] if count == 1 else [row_step])]
+    steps = (
+        [view.offset, count, term_step] if lies_across else [view.offset, terms, *([] if count == 1 else [row_step])]
+    )
     each = count_neighbours(steps, most) if along or lies_across else 1
     if lies_across and each == 1:
         lies_across = False
@@ -198,7 +202,9 @@ def _declare_sums(
         out.line(f"ig_tensor_sums<{_MULTIPLY[a.dtype]}, tile_a, tile_b, {tile.down}, {tile.along}> sums_of;")
         return
     for name, operand in (("a", a), ("b", b)):
-        out.line(f"const auto widen_{name} = []({STORED[operand.dtype]} x) {{ return {widen(out, operand.dtype, 'x')}; }};")
+        out.line(
+            f"const auto widen_{name} = []({STORED[operand.dtype]} x) {{ return {widen(out, operand.dtype, 'x')}; }};"
+        )
     out.line(
         f"ig_simt_sums<{sum_type}, tile_a, tile_b, {tile.down}, {tile.along}, decltype(widen_a), decltype(widen_b)> "
         "sums_of(widen_a, widen_b);"
@@ -241,7 +247,8 @@ def _write_partial(
     point = "group" if groups > 1 else "o" if batched else "0"
     out.open(f"const auto finish = [&](const int line, const int place, const {sum_type} *sums)")
     out.line(f"const int64_t at = ((int64_t)part * ({out.size(points)}) + {point}) * ({out.size(m)}) + top + line;")
-    out.line(f"ig_store<{each}>({pointer} + at * ({out.size(n)}) + left + place, *(const ig_vector<{sum_type}, {each}> *)sums);")
+    out.line(f"const auto run = ig_load<{each}>(sums);")
+    out.line(f"ig_store<{each}>({pointer} + at * ({out.size(n)}) + left + place, run);")
     out.depth -= 1
     out.line("};")
 

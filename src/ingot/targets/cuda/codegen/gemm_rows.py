@@ -52,7 +52,8 @@ def write_rows(out: CudaKernelWriter, step: TiledGemm) -> CudaKernel:
     early = "true" if out.buffers[lines.buffer].kind == "weight" else "false"
     out.line(f"const auto widen = []({STORED[dtype]} value) {{ return {_widen(out, dtype)}; }};")
     out.line(
-        f"ig_add_lines<{few}, {wide}, {_READS // wide}, {each}, {early}>(sums_of, {_start(out, x)}, {out.size(x_step)}, "
+        f"ig_add_lines<{few}, {wide}, {_READS // wide}, {each}, {early}>("
+        f"sums_of, {_start(out, x)}, {out.size(x_step)}, "
         f"{_start(out, lines)} + (int64_t)first * ({out.size(line_step)}), {out.size(line_step)}, valid, "
         f"((int64_t)part * {WARP} + ig_lane()) * {each}, {parts * WARP * each}, {out.size(step.k)}, widen);"
     )

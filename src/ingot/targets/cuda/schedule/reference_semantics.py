@@ -39,7 +39,9 @@ def _run_implicit_gemm(run: StepRunner, step: ImplicitGemm) -> None:
     x = _cut(run, step.x, shape, steps)
     each = step.out_channels // step.groups
     outer, inner, *taps = map(run.size, step.weight.strides)
-    weight = _cut(run, step.weight, (step.groups, each, step.channels, *step.kernel), [outer * each, outer, inner, *taps])
+    weight = _cut(
+        run, step.weight, (step.groups, each, step.channels, *step.kernel), [outer * each, outer, inner, *taps]
+    )
     total = np.zeros((images, step.groups, each, int(np.prod(out))))
     for tap in np.ndindex(*step.kernel):
         places = [

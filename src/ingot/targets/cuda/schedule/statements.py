@@ -1,7 +1,7 @@
 """Steps of the CUDA schedule: what it adds to the loop IR, in types of its own.
 
     TiledGemm(…, algorithm, tile, split_k)       a product, and how its sums are shared out
-    ImplicitGemm(…, algorithm, tile, split_k)    a convolution as a product: rows are pixels, terms are taps and channels
+    ImplicitGemm(…, algorithm, tile, split_k)    a convolution as a product of pixels by taps and channels
 
 The loop IR's printer prints them by their fields; verifier.py has their rules.
 """

@@ -66,7 +66,15 @@ class TileChoice:
 
 
 def choose_tile(
-    tiles: Sequence[GemmTile], points: int, m: int, n: int, k: int, element: int, *, tensor: bool, may_split: bool = True
+    tiles: Sequence[GemmTile],
+    points: int,
+    m: int,
+    n: int,
+    k: int,
+    element: int,
+    *,
+    tensor: bool,
+    may_split: bool = True,
 ) -> TileChoice:
     """The fastest tile for so many products of m × n sums of k terms, of elements of so many bytes."""
     best: tuple[float, int] | None = None
@@ -76,7 +84,9 @@ def choose_tile(
         steps = max(-(-k * element // tile.depth), 1)
         parts = [1]
         if may_split and blocks < PROCESSORS:
-            parts += [part for part in range(2, MOST_PARTS + 1) if part <= steps // 2 and blocks * part <= 2 * PROCESSORS]
+            parts += [
+                part for part in range(2, MOST_PARTS + 1) if part <= steps // 2 and blocks * part <= 2 * PROCESSORS
+            ]
         for part in parts:
             time = _estimate(tile, blocks * part, -(-steps // part), element, tensor)
             if part > 1:

@@ -54,9 +54,7 @@ def _tile_gemm(step: Gemm, module: Module) -> TiledGemm:
     tiles = TENSOR_TILES if tensor else WIDE_TILES if BYTES[step.dtype] == 8 else SIMT_TILES
     element = max(BYTES[dtype] for dtype in dtypes)
     choice = choose_tile(tiles, points, m, n, k, element, tensor=tensor)
-    return replace(
-        made, algorithm="tensor" if tensor else "simt", tile=choice.tile, split_k=choice.split_k
-    )
+    return replace(made, algorithm="tensor" if tensor else "simt", tile=choice.tile, split_k=choice.split_k)
 
 
 def _reads_rows_once(step: Gemm, dtypes: tuple[str, str]) -> bool:
@@ -90,9 +88,7 @@ def _tile_convolution(step: Convolution, module: Module) -> ImplicitGemm:
     tiles = TENSOR_TILES if tensor else WIDE_TILES if BYTES[step.dtype] == 8 else SIMT_TILES
     element = max(BYTES[dtype] for dtype in dtypes)
     choice = choose_tile(tiles, step.groups, m, n, k, element, tensor=tensor)
-    return replace(
-        made, algorithm="tensor" if tensor else "simt", tile=choice.tile, split_k=choice.split_k
-    )
+    return replace(made, algorithm="tensor" if tensor else "simt", tile=choice.tile, split_k=choice.split_k)
 
 
 def _fields_of(step: Gemm | Convolution) -> dict[str, Any]:

@@ -256,15 +256,19 @@ template <class Multiply, class A, class B, int DOWN, int ALONG> struct ig_tenso
     }
     inline void add(const char *a, const char *b)
     {
-        uint32_t left[2][M][4], right[2][N][2];
-        load_a(left[0], a, 0);
-        load_b(right[0], b, 0);
+        /* Fragments of the next terms are loaded while these are multiplied, where registers are left for them. */
+        constexpr int AHEAD = M * N < 32 ? 1 : 0;
+        uint32_t left[1 + AHEAD][M][4], right[1 + AHEAD][N][2];
+        if (AHEAD) {
+            load_a(left[0], a, 0);
+            load_b(right[0], b, 0);
+        }
 #pragma unroll
         for (int depth = 0; depth < DEPTH; ++depth) {
-            const int now = depth & 1;
-            if (depth + 1 < DEPTH) {
-                load_a(left[now ^ 1], a, depth + 1);
-                load_b(right[now ^ 1], b, depth + 1);
+            const int now = AHEAD ? depth & 1 : 0, next = AHEAD ? now ^ 1 : 0;
+            if (depth + AHEAD < DEPTH) {
+                load_a(left[next], a, depth + AHEAD);
+                load_b(right[next], b, depth + AHEAD);
             }
 #pragma unroll
             for (int m = 0; m < M; ++m)
