@@ -1,16 +1,13 @@
 """NVIDIA's driver through ctypes: what there is, and memory for arrays of our own. Models do without: their library
-opens the driver itself.
-
-The driver is the library that INGOT_CUDA_DRIVER names, else libcuda.so.1.
-"""
+opens the driver itself."""
 
 import contextlib
 import ctypes
 import functools
-import os
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
+from .. import config
 from ..errors import DeviceUnavailable, OutOfMemory, format_error
 
 _OUT_OF_MEMORY = 2
@@ -112,7 +109,7 @@ class CudaDriver:
 
 def find_driver() -> CudaDriver:
     """The driver of this machine. Raises DeviceUnavailable where there is none, or no device."""
-    return _open_driver(os.environ.get("INGOT_CUDA_DRIVER") or "libcuda.so.1")
+    return _open_driver(config.driver_library())
 
 
 @functools.cache
