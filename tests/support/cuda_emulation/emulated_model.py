@@ -25,7 +25,7 @@ from ingot.targets.cuda.codegen.kernel_rules import KERNELS
 from ingot.targets.cuda.kernel_selection.strategy import CudaStrategy
 from ingot.targets.cuda.schedule.pipeline import schedule
 from ingot.targets.cuda.schedule.reference_semantics import REFERENCE_RULES
-from ingot.targets.cuda.schedule.weight_layouts import pack_weight
+from ingot.targets.cuda.schedule.weight_layouts import lay_out
 from ingot.targets.reference.interpreted_model import InterpretedModel
 from ingot.targets.reference.interpreter import Interpreter
 from ingot.targets.reference.memory import Array, Memory, poison, stored_type
@@ -127,7 +127,7 @@ class PackingTarget(ReferenceTarget):
     reference_rules = REFERENCE_RULES
 
     def pack_weight(self, weight: PackedWeight, buffer: Buffer, state: torch.Tensor) -> torch.Tensor:
-        return pack_weight(weight, buffer, state)
+        return lay_out(weight, buffer, state)
 
 
 class EmulatedModel(InterpretedModel):
