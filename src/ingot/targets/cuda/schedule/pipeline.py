@@ -9,6 +9,7 @@ from collections.abc import Callable, Collection
 from ingot.config import Settings
 from ingot.lowering.loop_module import Module
 from ingot.scheduling.fusion import fusion_passes
+from ingot.scheduling.state_updates import update_state_in_place
 from ingot.targets.base import ScheduleObserver, ignore_pass
 from ingot.targets.cuda.schedule.limits import FUSION_LIMITS
 from ingot.targets.cuda.schedule.tiling import choose_tiles
@@ -17,6 +18,7 @@ from ingot.targets.cuda.schedule.verifier import verify_schedule
 _log = logging.getLogger("ingot.schedule")
 
 SCHEDULE: tuple[tuple[str, Callable[[Module], Module]], ...] = (
+    ("state_updates", update_state_in_place),
     *fusion_passes(FUSION_LIMITS),
     ("tiles", choose_tiles),
 )
