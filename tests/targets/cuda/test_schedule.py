@@ -1,4 +1,4 @@
-"""The CUDA schedule's passes: their loop IR as text, their numbers on the interpreter, and their kernels in emulation."""
+"""The CUDA schedule: loop IR of its passes as text, numbers on the interpreter, and kernels in emulation."""
 
 from __future__ import annotations
 
@@ -85,6 +85,10 @@ def print_pass(module: Module, name: str) -> str:
     return found[-1]
 
 
+def list_results(results: torch.Tensor | tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+    return (results,) if isinstance(results, torch.Tensor) else results
+
+
 def check_calls(model: nn.Module, calls: list[tuple[torch.Tensor, ...]], tolerance: float) -> Module:
     """Several calls by emulated kernels, and what they leave in the state, against eager in float64."""
     program, module = lower(copy.deepcopy(model), calls[0])
@@ -93,7 +97,8 @@ def check_calls(model: nn.Module, calls: list[tuple[torch.Tensor, ...]], toleran
     for args in calls:
         with torch.no_grad():
             expected = exact(*(a.double() if a.is_floating_point() else a for a in args))
-        torch.testing.assert_close(mine(*args).double(), expected.double(), rtol=tolerance, atol=tolerance)
+        for one, other in zip(list_results(mine(*args)), list_results(expected), strict=True):
+            torch.testing.assert_close(one.double(), other.double(), rtol=tolerance, atol=tolerance)
     return scheduled
 
 

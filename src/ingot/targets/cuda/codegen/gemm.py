@@ -64,8 +64,8 @@ def _write_tiles(
     def write_operands(type_: str) -> tuple[TileOperand, TileOperand]:
         across = algorithm == "tensor" and dtypes[0] in HALVES
         return (
-            _matrix_operand(out, step.a, "top", "rows", step.m, step.k, (tile.rows, terms, threads), across, True),
-            _matrix_operand(
+            make_matrix_operand(out, step.a, "top", "rows", step.m, step.k, (tile.rows, terms, threads), across, True),
+            make_matrix_operand(
                 out, step.b, "left", "columns", step.n, step.k, (tile.columns, terms, threads), across, False
             ),
         )
@@ -110,7 +110,7 @@ def write_product(
     out.line(f"typedef {b.type} tile_b;")
     out.line(f"const tile_a a{a.value};")
     out.line(f"const tile_b b{b.value};")
-    _declare_sums(out, algorithm, tile, sum_type, a, b)
+    declare_sums(out, algorithm, tile, sum_type, a, b)
     first, last = _write_range(out, k, terms, parts)
     weights = a.weight + 2 * b.weight
     out.line(f"ig_run_pipeline<{tile.stages}, {weights}>(sums_of, a, b, {first}, {last});")
@@ -164,7 +164,7 @@ def _place_block(
     out.line(f"const int columns = (int)ig_min({tile.columns}, {out.size(n)} - left);")
 
 
-def _matrix_operand(
+def make_matrix_operand(
     out: CudaKernelWriter,
     view: MatrixView,
     first: str,
@@ -174,8 +174,10 @@ def _matrix_operand(
     tile: tuple[int, int, int],
     across: bool,
     is_left: bool,
+    start: str = "",
 ) -> TileOperand:
-    """A matrix as it lies: by aligned copies along the terms, or, where `across` may be, along the rows."""
+    """A matrix as it lies: by aligned copies along the terms, or, where `across` may be, along the rows. `start`: a
+    pointer to its first element, where that is not known from the view alone."""
     buffer = out.buffers[view.buffer]
     row_step, term_step = (view.rows, view.columns) if is_left else (view.columns, view.rows)
     most = MOST_BYTES // BYTES[buffer.dtype]
@@ -191,11 +193,12 @@ def _matrix_operand(
     row_text, term_text = out.size(row_step), out.size(term_step)
     flag = "true" if lies_across else "false"
     type_ = f"ig_matrix_tile<{stored}, {tile[0]}, {tile[1]}, {each}, {flag}, {tile[2]}>"
-    start = f"{out.pointer(view.buffer)} + ({out.size(view.offset)}) + (int64_t){first} * ({row_text})"
+    start = start or f"{out.pointer(view.buffer)} + ({out.size(view.offset)})"
+    start = f"{start} + (int64_t){first} * ({row_text})"
     return TileOperand(type_, f" = {{{start}, {row_text}, {term_text}, {rows}}}", buffer.dtype, buffer.kind == "weight")
 
 
-def _declare_sums(
+def declare_sums(
     out: CudaKernelWriter, algorithm: str, tile: GemmTile, sum_type: str, a: TileOperand, b: TileOperand
 ) -> None:
     if algorithm == "tensor":

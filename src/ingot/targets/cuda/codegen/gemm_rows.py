@@ -17,7 +17,7 @@ from ingot.targets.cuda.schedule.tiles import FEW_ROWS, PROCESSORS
 WARPS = 8
 _MOST_WARPS = 16 * PROCESSORS
 # Reads of a lane that are under way at a time.
-_READS = 8
+READS = 8
 
 
 def write_rows(out: CudaKernelWriter, step: TiledGemm) -> CudaKernel:
@@ -35,7 +35,7 @@ def write_rows(out: CudaKernelWriter, step: TiledGemm) -> CudaKernel:
     wide = 4 if few > 4 else 2
     points = product([loop.extent for loop in step.batch])
     groups = (many + wide - 1) // wide
-    parts = _count_parts(out, points * groups, step.k, each)
+    parts = count_parts(out, points * groups, step.k, each)
     together = WARPS // parts  # groups of lines of a block
     blocks = (groups + together - 1) // together
     type_ = index_type(out, step)
@@ -50,9 +50,9 @@ def write_rows(out: CudaKernelWriter, step: TiledGemm) -> CudaKernel:
     out.line(f"const int valid = (int)ig_clamp({out.size(many)} - first, {wide});")
     out.line(f"float sums_of[{few}][{wide}];")
     early = "true" if out.buffers[lines.buffer].kind == "weight" else "false"
-    out.line(f"const auto widen = []({STORED[dtype]} value) {{ return {_widen(out, dtype)}; }};")
+    out.line(f"const auto widen = []({STORED[dtype]} value) {{ return {widen_element(out, dtype)}; }};")
     out.line(
-        f"ig_add_lines<{few}, {wide}, {_READS // wide}, {each}, {early}>("
+        f"ig_add_lines<{few}, {wide}, {READS // wide}, {each}, {early}>("
         f"sums_of, {_start(out, x)}, {out.size(x_step)}, "
         f"{_start(out, lines)} + (int64_t)first * ({out.size(line_step)}), {out.size(line_step)}, valid, "
         f"((int64_t)part * {WARP} + ig_lane()) * {each}, {parts * WARP * each}, {out.size(step.k)}, widen);"
@@ -64,7 +64,7 @@ def write_rows(out: CudaKernelWriter, step: TiledGemm) -> CudaKernel:
     return out.finish(Grid(points * blocks), WARPS * WARP, shared, waits=True)
 
 
-def _count_parts(out: CudaKernelWriter, groups: Size, k: Size, each: int) -> int:
+def count_parts(out: CudaKernelWriter, groups: Size, k: Size, each: int) -> int:
     """How many warps share the terms of a line: enough for all multiprocessors, each with some terms."""
     parts, count, terms = 1, max(out.hint(groups), 1), out.hint(k)
     while parts < WARPS and count * parts < _MOST_WARPS and terms > parts * WARP * each:
@@ -76,7 +76,7 @@ def _start(out: CudaKernelWriter, view: MatrixView) -> str:
     return f"{out.pointer(view.buffer)} + ({out.size(view.offset)})"
 
 
-def _widen(out: CudaKernelWriter, dtype: str) -> str:
+def widen_element(out: CudaKernelWriter, dtype: str) -> str:
     if dtype == "float32":
         return "value"
     name = "ig_bf16_to_f32" if dtype == "bfloat16" else "ig_f16_to_f32"

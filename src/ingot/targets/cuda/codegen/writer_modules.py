@@ -16,6 +16,8 @@ _MODULES = (
     "attention",
     "mask_blocks",
     "attention_backward",
+    "groups.map_groups",
+    "groups.gemm_groups",
 )
 
 for _module in _MODULES:

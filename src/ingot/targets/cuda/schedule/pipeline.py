@@ -11,7 +11,9 @@ from ingot.lowering.loop_module import Module
 from ingot.scheduling.fusion import fusion_passes
 from ingot.scheduling.state_updates import update_state_in_place
 from ingot.targets.base import ScheduleObserver, ignore_pass
+from ingot.targets.cuda.schedule.gemm_groups import group_gemms
 from ingot.targets.cuda.schedule.limits import FUSION_LIMITS
+from ingot.targets.cuda.schedule.map_groups import group_maps
 from ingot.targets.cuda.schedule.tiling import choose_tiles
 from ingot.targets.cuda.schedule.verifier import verify_schedule
 
@@ -20,7 +22,9 @@ _log = logging.getLogger("ingot.schedule")
 SCHEDULE: tuple[tuple[str, Callable[[Module], Module]], ...] = (
     ("state_updates", update_state_in_place),
     *fusion_passes(FUSION_LIMITS),
+    ("map_groups", group_maps),
     ("tiles", choose_tiles),
+    ("gemm_groups", group_gemms),
 )
 
 

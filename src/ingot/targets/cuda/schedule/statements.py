@@ -2,6 +2,8 @@
 
     TiledGemm(…, algorithm, tile, split_k)       a product, and how its sums are shared out
     ImplicitGemm(…, algorithm, tile, split_k)    a convolution as a product of pixels by taps and channels
+    MapGroup(steps)                              Maps that do not depend on each other, as one kernel
+    GemmGroup(steps)                             products of the same rows, as one kernel
 
 The loop IR's printer prints them by their fields; verifier.py has their rules.
 """
@@ -11,7 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-from ingot.lowering.loop_ir import Convolution, Gemm
+from ingot.lowering.loop_ir import Convolution, Gemm, Map, SourceLocation, StepGroup, Stmt
 
 # How sums are computed: on tensor cores, by multiply-adds of threads with a block of sums each, or, where one side has
 # a few rows only, by warps that read the other side once. "channels": each thread has neighbouring channels of a pixel.
@@ -57,3 +59,26 @@ class ImplicitGemm(Convolution):
     algorithm: ConvolutionAlgorithm = "simt"
     tile: GemmTile = PLAIN_TILE
     split_k: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class MapGroup(StepGroup):
+    """Maps none of which uses what another one writes: each has blocks of its own in one grid."""
+
+    steps: tuple[Map, ...]
+    origin: SourceLocation = SourceLocation()
+
+    def members(self) -> tuple[Stmt, ...]:
+        return self.steps
+
+
+@dataclass(frozen=True, slots=True)
+class GemmGroup(StepGroup):
+    """Products of the same left operand by several right ones, none of which uses what another one writes: each has
+    blocks of its own in one grid. They have the same algorithm and tile, and do not split their terms."""
+
+    steps: tuple[TiledGemm, ...]
+    origin: SourceLocation = SourceLocation()
+
+    def members(self) -> tuple[Stmt, ...]:
+        return self.steps

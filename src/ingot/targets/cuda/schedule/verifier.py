@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from ingot.lowering.dependence import can_hoist_over
 from ingot.lowering.loop_ir import Stmt
 from ingot.lowering.loop_ir_verifier import verify_module
 from ingot.lowering.loop_module import Module
 from ingot.lowering.verification.access_rules import Facts
 from ingot.lowering.verification.step_rules import extents
-from ingot.targets.cuda.schedule.statements import GemmTile, ImplicitGemm, TiledGemm
+from ingot.targets.cuda.schedule.statements import GemmGroup, GemmTile, ImplicitGemm, MapGroup, TiledGemm
 
 # Bytes of a line of a tile in shared memory, at least: a piece that one copy moves.
 _PIECE = 16
@@ -64,6 +65,26 @@ def _check_tile(algorithm: str, tile: GemmTile, parts: int) -> str | None:
     return None if threads % 32 == 0 and threads <= _MOST_THREADS else f"a tile of {tile} needs {threads} threads"
 
 
+def _check_group(step: GemmGroup | MapGroup, facts: Facts) -> str | None:
+    for number, one in enumerate(step.steps):
+        others = (*step.steps[:number], *step.steps[number + 1 :])
+        if not can_hoist_over(one, others):
+            return f"its member {number} uses what another one writes"
+    return None
+
+
+def _check_gemm_group(step: GemmGroup, facts: Facts) -> str | None:
+    first = step.steps[0]
+    for one in step.steps:
+        if one.split_k != 1 or one.batch:
+            return "a member splits its terms, or has a batch"
+        if (one.a, one.m, one.k, one.dtype) != (first.a, first.m, first.k, first.dtype):
+            return "its members do not have the same rows"
+        if (one.algorithm, one.tile) != (first.algorithm, first.tile):
+            return "its members do not have the same tile"
+    return _check_group(step, facts)
+
+
 def count_threads(algorithm: str, tile: GemmTile) -> int:
     """The threads of a block that computes a tile."""
     if algorithm == "tensor":
@@ -74,4 +95,6 @@ def count_threads(algorithm: str, tile: GemmTile) -> int:
 _RULES: dict[type, Callable[[Any, Facts], str | None]] = {
     TiledGemm: _check_tiled_gemm,
     ImplicitGemm: _check_implicit_gemm,
+    MapGroup: _check_group,
+    GemmGroup: _check_gemm_group,
 }

@@ -1,0 +1,1 @@
+"""Kernels of several steps: each has blocks of its own in one grid."""
