@@ -198,7 +198,7 @@ class CompiledModel(Uncopied):
         }
         spec = read_spec(manifest, {_LIBRARY, _WEIGHTS, *images}, "<memory>")
         library = NativeLibrary(memoryview(self.libraries[self.isa]), path="<memory>", member=_LIBRARY)
-        return self._target.open_model(spec, library, self._blob.memory, images, threads)
+        return self._target.open_model(spec, library, self._blob.memory, images, threads, _device_of(self.program))
 
     def _sample(self) -> SampleCall | None:
         """The example call, with torch's result."""
@@ -225,6 +225,12 @@ class CompiledModel(Uncopied):
     def draws(self) -> bool:
         """Whether the model draws random numbers."""
         return draws_numbers(self._source)
+
+
+def _device_of(program: Program) -> int:
+    """The number of the GPU that the program's tensors lie on; 0 where they lie on none."""
+    values = [*program.state_dict.values(), *program.constants.values(), *flatten(program.example_inputs)[0]]
+    return next((x.get_device() for x in values if isinstance(x, torch.Tensor) and x.is_cuda), 0)
 
 
 def _tolerance(manifest: Mapping[str, Any], precision: str) -> float:
