@@ -24,6 +24,7 @@ from ingot.artifacts.tensor_exchange import native_of, run_model, wants_arrays
 from ingot.codegen.build.compile_process import save_error
 from ingot.codegen.native_source import NativeSource, draws_numbers, is_image
 from ingot.codegen.weight_blob import WeightBlob
+from ingot.ir.clone import copy_written_state
 from ingot.ir.execution import check_call
 from ingot.ir.program import Program
 from ingot.ir.pytree import flatten, unflatten
@@ -60,7 +61,7 @@ class CompiledModel(Uncopied):
         threads: int | None = None,
     ) -> None:
         """Use `ingot.compile`."""
-        self.program = program
+        self.program = copy_written_state(program)  # a call of the one that was compiled would change what is saved
         self.libraries = dict(libraries)
         self.isa = target.host_library()
         self._target = target
@@ -213,7 +214,7 @@ class CompiledModel(Uncopied):
             for name, value in inputs.items()
         }
         with torch.no_grad():
-            result = self.program.copy()(*args, **kwargs)
+            result = copy_written_state(self.program)(*args, **kwargs)
         kinds = [output.kind for output in self.program.signature.user_outputs]
         leaves = [leaf for leaf, kind in zip(flatten(result)[0], kinds, strict=True) if kind is OutputKind.RESULT]
         made = zip(leaves, self._manifest["outputs"], strict=True)

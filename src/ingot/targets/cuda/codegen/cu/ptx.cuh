@@ -95,12 +95,25 @@ static inline float ig_exp2_fast(float x)
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
     return y;
 }
+/* The larger of two numbers, or nan where one is. */
+static inline float ig_max_nan(float a, float b)
+{
+    float larger;
+    asm("max.NaN.f32 %0, %1, %2;" : "=f"(larger) : "f"(a), "f"(b));
+    return larger;
+}
 /* The kernel before this one in the stream: wait until what it wrote is there; let the next one begin. */
 static inline void ig_wait_for_previous()
 {
 #if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif
+}
+/* The pointer, of which the compiler knows nothing more: reads through it stay behind a wait that stands before it. */
+template <class T> static inline T *ig_pointer_after(T *pointer)
+{
+    asm volatile("" : "+l"(pointer)::"memory");
+    return pointer;
 }
 static inline void ig_start_next()
 {
@@ -152,7 +165,9 @@ static inline uint32_t ig_half_bits(float value)
 static inline uint32_t ig_pack_bf16(float low, float high) { return ig_brain_bits(low) | ig_brain_bits(high) << 16; }
 static inline uint32_t ig_pack_f16(float low, float high) { return ig_half_bits(low) | ig_half_bits(high) << 16; }
 static inline float ig_exp2_fast(float x) { return std::exp2(x); }
+static inline float ig_max_nan(float a, float b) { return (a > b) | (a != a) ? a : b; }
 static inline void ig_wait_for_previous() {}
+template <class T> static inline T *ig_pointer_after(T *pointer) { return pointer; }
 static inline void ig_start_next() {}
 static inline void ig_fail(const ig_context &context, unsigned status)
 {
