@@ -118,7 +118,8 @@ class CompiledModel(Uncopied):
     def _leaves(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
         if all(isinstance(value, torch.Tensor) for value in (*args, *kwargs.values())):
             return [native_of(leaf) for leaf in self.model.leaves(args, kwargs)]  # the runtime checks the rest
-        leaves = check_call(self.program, tuple(args), dict(kwargs))
+        # A model for a GPU takes tensors of the host and of the device, whatever it was captured with.
+        leaves = check_call(self.program, tuple(args), dict(kwargs), devices=not self.model.spec.images)
         specs = self.program.signature.user_inputs
         return [native_of(leaf) for leaf, spec in zip(leaves, specs, strict=True) if spec.kind is InputKind.ARGUMENT]
 

@@ -18,7 +18,7 @@ INGOT_EXPORT const ingot_info *ingot_describe(void)
 
 INGOT_EXPORT int ingot_open(const void *weights, int threads, ingot_model **out)
 {
-    (void)weights, (void)threads, (void)out;
+    (void)weights, (void)threads, (void)out, (void)ig_states; /* state lies where it lies in the weights */
     return INGOT_DEVICE;
 }
 
