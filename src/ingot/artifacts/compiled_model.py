@@ -59,11 +59,12 @@ class CompiledModel(Uncopied):
         libraries: Mapping[str, bytes],
         target: NativeTarget[Any],
         threads: int | None = None,
+        isa: str | None = None,
     ) -> None:
         """Use `ingot.compile`."""
         self.program = copy_written_state(program)  # a call of the one that was compiled would change what is saved
         self.libraries = dict(libraries)
-        self.isa = target.host_library()
+        self.isa = isa or target.host_library()
         self._target = target
         self._source = source
         self._module = module
