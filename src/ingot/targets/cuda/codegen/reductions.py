@@ -138,9 +138,9 @@ def _declare_output(out: CudaKernelWriter, step: Reduce, team: Team, type_: str,
         inner, rank = f"threadIdx.x / {team.threads}", f"threadIdx.x % {team.threads}"
         if team.across:
             inner, rank = f"threadIdx.x % {team.outputs}", f"threadIdx.x / {team.outputs}"
-        out.line(f"const {type_} place = ({type_})blockIdx.x * {team.outputs} + ({type_})({inner});")
-        out.line(f"const bool live = place < {size};")
-        out.line(f"const {type_} output = live ? place : {size} - 1;")
+        out.line(f"const {type_} slot = ({type_})blockIdx.x * {team.outputs} + ({type_})({inner});")
+        out.line(f"const bool live = slot < {size};")
+        out.line(f"const {type_} output = live ? slot : {size} - 1;")
         if team.threads > 1:
             out.line(f"const int rank = (int)({rank});")
     unflatten(out, "output", type_, step.loops)
@@ -214,11 +214,11 @@ def _write_last(
     type_ = out.index_type(sorted(reads_and_writes(step)[1]), [loop.extent for loop in step.loops])
     _declare_output(out, step, last, type_, outputs)
     declare(out, accumulators)
-    out.open(f"for (int part = rank; part < {team.parts}; part += {WARP})")
+    out.open(f"for (int piece = rank; piece < {team.parts}; piece += {WARP})")
     for one in accumulators:
         for kind, name, _ in one.variables():
             pointer = out.scratch_pointer(memory[name], kind)
-            out.line(f"const {kind} their_{name} = {pointer}[(int64_t)output * {team.parts} + part];")
+            out.line(f"const {kind} their_{name} = {pointer}[(int64_t)output * {team.parts} + piece];")
         for line in one.merge(lambda name: f"their_{name}"):
             out.line(line)
     out.close()
