@@ -13,7 +13,10 @@ from ingot.codegen.c_expressions import CBodyEmitter
 from ingot.lowering.dependence import reads_and_writes
 from ingot.lowering.index_expr import Size, product
 from ingot.lowering.loop_ir import LoopNest, Reduce
-from ingot.targets.cuda.codegen.accumulators import (
+from ingot.targets.cuda.codegen.kernel import WARP, CudaKernel, Grid
+from ingot.targets.cuda.codegen.kernel_rules import KERNELS
+from ingot.targets.cuda.codegen.kernel_writer import CudaKernelWriter
+from ingot.targets.cuda.codegen.loop_kernels.accumulators import (
     Accumulator,
     close_terms,
     count_terms,
@@ -24,12 +27,9 @@ from ingot.targets.cuda.codegen.accumulators import (
     merge_rows,
     open_terms,
 )
-from ingot.targets.cuda.codegen.kernel import WARP, CudaKernel, Grid
-from ingot.targets.cuda.codegen.kernel_rules import KERNELS
-from ingot.targets.cuda.codegen.kernel_writer import CudaKernelWriter
-from ingot.targets.cuda.codegen.loop_nests import write_nest
-from ingot.targets.cuda.codegen.loop_points import loop_type, unflatten, write_points
-from ingot.targets.cuda.codegen.vector_accesses import VectorAccesses, find_vectors
+from ingot.targets.cuda.codegen.loop_kernels.loop_nests import write_nest
+from ingot.targets.cuda.codegen.loop_kernels.loop_points import loop_type, unflatten, write_points
+from ingot.targets.cuda.codegen.loop_kernels.vector_accesses import VectorAccesses, find_vectors
 from ingot.targets.cuda.schedule.limits import reduces_across
 
 # Threads of a block that several outputs share.
@@ -51,7 +51,7 @@ KERNELS.register(LoopNest)(write_nest)
 @dataclass(frozen=True, slots=True)
 class Team:
     """Who computes an output: `threads` of a block of `block` threads, which lie along its terms unless `across`, in
-    each of `parts` blocks. `split`: the terms are cut into parts at all."""
+    each of `parts` blocks."""
 
     threads: int
     block: int

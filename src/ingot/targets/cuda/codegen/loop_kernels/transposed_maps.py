@@ -16,8 +16,8 @@ from ingot.lowering.loop_body import reads
 from ingot.lowering.loop_ir import Loop, Map
 from ingot.targets.cuda.codegen.kernel import CudaKernel, Grid
 from ingot.targets.cuda.codegen.kernel_writer import CudaKernelWriter
-from ingot.targets.cuda.codegen.loop_points import loop_type, store_results, unflatten
-from ingot.targets.cuda.codegen.vector_accesses import Place
+from ingot.targets.cuda.codegen.loop_kernels.loop_points import loop_type, store_results, unflatten
+from ingot.targets.cuda.codegen.loop_kernels.vector_accesses import Place
 
 TILE = 32
 ROWS = 8
