@@ -104,10 +104,10 @@ def make_forms() -> list[Module]:
         cases.append(Case(a, b, tiled("tensor", TENSOR_TILES[-1], split_k=2)))
     modules = [join_cases(cases)]
     layers = (nn.Conv2d(64, 64, 3, padding=1), nn.Conv2d(3, 64, 7, 2, 3), nn.Conv2d(32, 32, 3, groups=32))
-    for layer in layers:
-        for dtype in (torch.bfloat16, torch.float32):
-            made = nn.Sequential(layer, nn.GELU()).to(dtype).eval()
-            modules.append(lower_model(made, (randn(1, layer.in_channels, 20, 20, dtype=dtype),))[1])
+    for number, layer in enumerate(layers):
+        dtype = torch.float32 if number == 0 else torch.bfloat16
+        made = nn.Sequential(layer, nn.GELU()).to(dtype).eval()
+        modules.append(lower_model(made, (randn(1, layer.in_channels, 20, 20, dtype=dtype),))[1])
     return modules
 
 

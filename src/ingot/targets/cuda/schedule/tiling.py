@@ -11,7 +11,7 @@ from ingot.lowering.index_expr import Size, estimate, product
 from ingot.lowering.loop_ir import Convolution, For, Gemm, If, MatrixView, Stmt, While
 from ingot.lowering.loop_module import Module
 from ingot.targets.cuda.schedule.alignment import is_multiple
-from ingot.targets.cuda.schedule.statements import ImplicitGemm, TiledGemm
+from ingot.targets.cuda.schedule.statements import GemmTile, ImplicitGemm, TiledGemm
 from ingot.targets.cuda.schedule.tiles import FEW_ROWS, SIMT_TILES, TENSOR_TILES, WIDE_TILES, choose_tile
 
 
@@ -42,6 +42,11 @@ def uses_tensor_cores(module_dtypes: tuple[str, str], sums: str) -> bool:
     return first == second and ((first in HALVES and sums == "float32") or (first == "int8" and sums == "int32"))
 
 
+def find_tiles(tensor: bool, sums: str) -> tuple[GemmTile, ...]:
+    """The tiles for products on tensor cores or not, with sums of this type."""
+    return TENSOR_TILES if tensor else WIDE_TILES if BYTES[sums] == 8 else SIMT_TILES
+
+
 def _tile_gemm(step: Gemm, module: Module) -> TiledGemm:
     dtypes = (module.buffers[step.a.buffer].dtype, module.buffers[step.b.buffer].dtype)
     made = TiledGemm(**_fields_of(step))
@@ -51,9 +56,8 @@ def _tile_gemm(step: Gemm, module: Module) -> TiledGemm:
     hints: Mapping[str, int] = module.hints
     m, n, k = (estimate(size, hints) for size in (step.m, step.n, step.k))
     points = estimate(product([loop.extent for loop in step.batch]), hints)
-    tiles = TENSOR_TILES if tensor else WIDE_TILES if BYTES[step.dtype] == 8 else SIMT_TILES
     element = max(BYTES[dtype] for dtype in dtypes)
-    choice = choose_tile(tiles, points, m, n, k, element, tensor=tensor)
+    choice = choose_tile(find_tiles(tensor, step.dtype), points, m, n, k, element, tensor=tensor)
     return replace(made, algorithm="tensor" if tensor else "simt", tile=choice.tile, split_k=choice.split_k)
 
 
@@ -85,9 +89,8 @@ def _tile_convolution(step: Convolution, module: Module) -> ImplicitGemm:
     m = estimate(product((step.images, *step.out_size)), hints)
     n = step.out_channels // step.groups
     k = step.channels * estimate(product(step.kernel), hints)
-    tiles = TENSOR_TILES if tensor else WIDE_TILES if BYTES[step.dtype] == 8 else SIMT_TILES
     element = max(BYTES[dtype] for dtype in dtypes)
-    choice = choose_tile(tiles, step.groups, m, n, k, element, tensor=tensor)
+    choice = choose_tile(find_tiles(tensor, step.dtype), step.groups, m, n, k, element, tensor=tensor)
     return replace(made, algorithm="tensor" if tensor else "simt", tile=choice.tile, split_k=choice.split_k)
 
 
