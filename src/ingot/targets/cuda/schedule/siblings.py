@@ -23,8 +23,8 @@ from ingot.lowering.loop_body import reads
 from ingot.lowering.loop_ir import BindSymbol, For, If, Loop, Map, Stmt, While
 from ingot.lowering.loop_module import Module
 from ingot.targets.cuda.schedule.statements import ImplicitGemm, SiblingGemms, TiledGemm
-from ingot.targets.cuda.schedule.tiles import PROCESSORS, choose_tile
-from ingot.targets.cuda.schedule.tiling import find_tiles
+from ingot.targets.cuda.schedule.tiles import PROCESSORS, TileAlgorithm, choose_tile, is_warpgroup_tile
+from ingot.targets.cuda.schedule.tiling import find_convolution_algorithm, find_gemm_algorithm
 
 Tiled: TypeAlias = TiledGemm | ImplicitGemm
 
@@ -32,6 +32,8 @@ Tiled: TypeAlias = TiledGemm | ImplicitGemm
 _REACH = 4
 # Blocks of a product that fills the GPU alone, a few times over.
 _MANY_BLOCKS = 4 * PROCESSORS
+# Algorithms between which the tile decides.
+_ON_TENSOR_CORES = {"warpgroup": "tensor"}
 
 
 def join_siblings(module: Module) -> Module:
@@ -95,7 +97,10 @@ def _rows_of(step: Tiled) -> tuple[str, Size, Size, tuple[Loop, ...]]:
 def _are_alike(step: Tiled, other: Tiled) -> bool:
     """Whether one kernel may compute both: by the same algorithm, into sums of one type."""
     groups = [one.groups for one in (step, other) if isinstance(one, ImplicitGemm)]
-    same = (step.algorithm, step.dtype) == (other.algorithm, other.dtype)
+    same = (_ON_TENSOR_CORES.get(step.algorithm, step.algorithm), step.dtype) == (
+        _ON_TENSOR_CORES.get(other.algorithm, other.algorithm),
+        other.dtype,
+    )
     return same and step.algorithm != "channels" and all(count == 1 for count in groups)
 
 
@@ -139,13 +144,22 @@ def _make_group(steps: tuple[Tiled, ...], in_turn: bool, place: int, module: Mod
     widths = [estimate(step.sums_shape()[1], hints) for step in steps]
     depths = [estimate(_rows_of(step)[2], hints) for step in steps]
     columns, depth = (widths[0], sum(depths)) if in_turn else (sum(widths), depths[0])
-    read = sorted(steps[0].operand_buffers())
-    tiles = find_tiles(steps[0].algorithm == "tensor", steps[0].dtype)
-    element = max(BYTES[module.buffers[name].dtype] for name in read)
-    choice = choose_tile(
-        tiles, points, rows, columns, depth, element, tensor=steps[0].algorithm == "tensor", may_split=False
-    )
+    element = max(BYTES[module.buffers[name].dtype] for name in steps[0].operand_buffers())
+    each = [_find_algorithm(step, module) for step in steps]
+    by: TileAlgorithm = "warpgroup" if "warpgroup" in each else each[0]
+    choice = choose_tile(by, points, rows, columns, depth, element, steps[0].dtype, may_split=False)
     blocks = points * -(-rows // choice.tile.rows) * -(-columns // choice.tile.columns)
     if blocks > _MANY_BLOCKS:
         return None
-    return place, SiblingGemms(tuple(replace(step, tile=choice.tile, split_k=1) for step in steps), in_turn, origin)
+    fitting = is_warpgroup_tile(choice.tile)
+    made = tuple(
+        replace(step, tile=choice.tile, split_k=1, algorithm="tensor" if one == "warpgroup" and not fitting else one)
+        for step, one in zip(steps, each, strict=True)
+    )
+    return place, SiblingGemms(made, in_turn, origin)
+
+
+def _find_algorithm(step: Tiled, module: Module) -> TileAlgorithm:
+    if isinstance(step, TiledGemm):
+        return find_gemm_algorithm(step, module)
+    return find_convolution_algorithm(step, module)

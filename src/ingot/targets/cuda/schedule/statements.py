@@ -14,10 +14,11 @@ from typing import Literal, TypeAlias
 
 from ingot.lowering.loop_ir import Convolution, Gemm, SourceLocation, StepGroup, Stmt
 
-# How sums are computed: on tensor cores, by multiply-adds of threads with a block of sums each, or, where one side has
-# a few rows only, by warps that read the other side once. "channels": each thread has neighbouring channels of a pixel.
-GemmAlgorithm: TypeAlias = Literal["tensor", "simt", "rows"]
-ConvolutionAlgorithm: TypeAlias = Literal["tensor", "simt", "channels"]
+# How sums are computed: on tensor cores, by warps or by groups of four of them (on a GPU that has these, else by
+# warps), by multiply-adds of threads with a block of sums each, or, where one side has a few rows only, by warps that
+# read the other side once. "channels": each thread has neighbouring channels of a pixel.
+GemmAlgorithm: TypeAlias = Literal["tensor", "warpgroup", "simt", "rows"]
+ConvolutionAlgorithm: TypeAlias = Literal["tensor", "warpgroup", "simt", "channels"]
 
 
 @dataclass(frozen=True, slots=True)

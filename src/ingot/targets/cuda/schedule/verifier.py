@@ -12,6 +12,7 @@ from ingot.lowering.loop_module import Module
 from ingot.lowering.verification.access_rules import Facts
 from ingot.lowering.verification.step_rules import extents
 from ingot.targets.cuda.schedule.statements import GemmTile, ImplicitGemm, SiblingGemms, TiledGemm
+from ingot.targets.cuda.schedule.tiles import is_warpgroup_tile
 
 # Bytes of a line of a tile in shared memory, at least: a piece that one copy moves.
 _PIECE = 16
@@ -56,8 +57,10 @@ def _check_siblings(group: SiblingGemms, facts: Facts) -> str | None:
     steps = group.steps
     if len(steps) < 2 or any(step.split_k > 1 or step.algorithm == "channels" for step in steps):
         return "siblings are two or more, and each has all terms of its tiles"
-    if len({(step.algorithm, step.algorithm == "rows" or step.tile) for step in steps}) > 1:
+    if len({None if step.algorithm == "rows" else step.tile for step in steps}) > 1:
         return "siblings have different tiles"
+    if len({count_threads(step.algorithm, step.tile) for step in steps}) > 1:
+        return "siblings have blocks of different sizes"
     if group.in_turn:
         shapes = {(step.sums_shape(), step.batch_loops()) for step in steps}
         depths = {step.k for step in steps if isinstance(step, TiledGemm) and step.algorithm == "rows"}
@@ -79,15 +82,17 @@ def _check_tile(algorithm: str, tile: GemmTile, parts: int) -> str | None:
         return f"{tile.depth} bytes of depth are not whole pieces of {_PIECE}"
     if tile.rows % tile.down or tile.columns % tile.along:
         return f"a tile of {tile} cannot be shared out as {tile.down} × {tile.along}"
-    if algorithm == "tensor" and (tile.rows // tile.down % 16 or tile.columns // tile.along % 16):
+    if algorithm in ("tensor", "warpgroup") and (tile.rows // tile.down % 16 or tile.columns // tile.along % 16):
         return f"a warp's part of {tile}, of {tile.down} × {tile.along}, is not whole fragments of 16"
+    if algorithm == "warpgroup" and not is_warpgroup_tile(tile):
+        return f"a tile of {tile} is not one of groups of four warps"
     threads = count_threads(algorithm, tile)
     return None if threads % 32 == 0 and threads <= _MOST_THREADS else f"a tile of {tile} needs {threads} threads"
 
 
 def count_threads(algorithm: str, tile: GemmTile) -> int:
     """The threads of a block that computes a tile."""
-    if algorithm == "tensor":
+    if algorithm in ("tensor", "warpgroup"):
         return 32 * tile.down * tile.along
     return tile.rows // tile.down * (tile.columns // tile.along)
 

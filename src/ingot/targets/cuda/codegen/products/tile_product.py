@@ -25,7 +25,12 @@ from ingot.targets.cuda.schedule.verifier import count_threads
 # Threads of a block that adds up parts of sums.
 _ADDERS = 128
 # What tensor cores multiply, by the type of the elements.
-_MULTIPLY = {"bfloat16": "ig_multiply_bf16", "float16": "ig_multiply_f16", "int8": "ig_multiply_s8"}
+_MULTIPLY = {
+    "bfloat16": "ig_multiply_bf16",
+    "float16": "ig_multiply_f16",
+    "int8": "ig_multiply_s8",
+    "float32": "ig_multiply_tf32",  # of fewer bits: no pass chooses it unasked
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,6 +170,11 @@ def _declare_sums(out: CudaKernelWriter, made: TileProduct, a: TileOperand, b: T
     tile = made.tile
     if made.algorithm == "tensor":
         out.line(f"ig_tensor_sums<{_MULTIPLY[a.dtype]}, tile_a, tile_b, {tile.down}, {tile.along}> sums_of;")
+        return
+    if made.algorithm == "warpgroup":
+        out.library.use("wgmma.cuh")
+        types = f"{_MULTIPLY[a.dtype]}, tile_a, tile_b, {tile.down}, {tile.along}, {tile.stages}"
+        out.line(f"ig_warpgroup_sums<{types}> sums_of;")
         return
     for name, operand in (("a", a), ("b", b)):
         value = widen(out, operand.dtype, "x")
