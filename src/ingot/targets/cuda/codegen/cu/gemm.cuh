@@ -149,6 +149,7 @@ template <class T_, class Index, int ROWS_, int TERMS_, int EACH, bool WHOLE, in
 };
 
 /* Copies tiles ahead of the one that is multiplied, and of those whose products may still be under way (Sums::LAG).
+   Sums that are computed while the threads go on begin before the next copies, others after them.
    WEIGHTS are operands (1: a, 2: b) that no kernel of the run writes: their first tiles are copied before the kernel
    before this one has ended. */
 template <int STAGES, int WEIGHTS, class Sums, class A, class B>
@@ -178,13 +179,15 @@ static inline void ig_run_pipeline(Sums &sums, const A &a, const B &b, int64_t f
         ig_cp_async_wait<AHEAD - 1>();
         Sums::show_copies();
         __syncthreads();
+        const char *const now = shared + slot * STAGE;
+        sums.begin(now, now + A::BYTES);
         if (step + AHEAD < steps) {
             const int64_t at = first + (int64_t)(step + AHEAD) * TERMS;
             a.copy(shared + next * STAGE, at, last);
             b.copy(shared + next * STAGE + A::BYTES, at, last);
         }
         ig_cp_async_commit();
-        sums.add(shared + slot * STAGE, shared + slot * STAGE + A::BYTES);
+        sums.end(now, now + A::BYTES);
         slot = slot + 1 == STAGES ? 0 : slot + 1;
         next = next + 1 == STAGES ? 0 : next + 1;
     }
@@ -230,6 +233,7 @@ template <class Multiply, class A, class B, int DOWN, int ALONG> struct ig_tenso
                 for (int i = 0; i < 4; ++i) sums[m][n][i] = 0;
     }
     static inline void show_copies() {}
+    inline void begin(const char *, const char *) {}
     inline void finish() {}
     static inline void load_a(uint32_t (&to)[M][4], const char *tile, int depth)
     {
@@ -261,7 +265,7 @@ template <class Multiply, class A, class B, int DOWN, int ALONG> struct ig_tenso
             to[n + 1][0] = pair[2], to[n + 1][1] = pair[3];
         }
     }
-    inline void add(const char *a, const char *b)
+    inline void end(const char *a, const char *b)
     {
         /* Fragments of the next terms are loaded while these are multiplied, where registers are left for them. */
         constexpr int AHEAD = M * N < 32 ? 1 : 0;
@@ -314,6 +318,7 @@ template <class Sum_, class A, class B, int DOWN, int ALONG, class WidenA, class
     int row, column;
 
     static inline void show_copies() {}
+    inline void begin(const char *, const char *) {}
     inline void finish() {}
     inline ig_simt_sums(WidenA widen_a_, WidenB widen_b_) : widen_a(widen_a_), widen_b(widen_b_)
     {
@@ -327,7 +332,7 @@ template <class Sum_, class A, class B, int DOWN, int ALONG, class WidenA, class
 #pragma unroll
             for (int j = 0; j < ALONG; ++j) sums[i][j] = 0;
     }
-    inline void add(const char *a, const char *b)
+    inline void end(const char *a, const char *b)
     {
         using TA = typename A::T;
         using TB = typename B::T;

@@ -101,7 +101,7 @@ template <class Multiply, class A, class B, int DOWN, int ALONG, int STAGES> str
             for (int i = 0; i < N / 2; ++i) sums[m][i] = 0;
     }
     static inline void show_copies() { ig_show_copies(); }
-    inline void add(const char *a, const char *b)
+    inline void begin(const char *a, const char *b)
     {
         const uint64_t left = ig_describe_tile(a + ig_warp() / 4 * HIGH * 128), right = ig_describe_tile(b);
         ig_begin_products();
@@ -111,8 +111,8 @@ template <class Multiply, class A, class B, int DOWN, int ALONG, int STAGES> str
             for (int m = 0; m < M; ++m)
                 ig_add_product(Multiply(), sums[m], ig_move_tile(left, m * 64 * 128 + depth * 32), ig_move_tile(right, depth * 32));
         ig_commit_products();
-        ig_wait_for_products<LAG>();
     }
+    inline void end(const char *, const char *) { ig_wait_for_products<LAG>(); }
     inline void finish() { ig_wait_for_products<0>(); }
     /* Into rows of COLUMNS + 8 sums. */
     inline void spread(float *tile) const
