@@ -16,16 +16,16 @@ import torch
 from ingot.ir.program import Program
 from ingot.lowering.dependence import reads_and_writes
 from ingot.lowering.dtypes import BYTES
-from ingot.lowering.lower import lower
 from ingot.lowering.loop_ir import Buffer, Stmt
 from ingot.lowering.loop_module import Module, PackedWeight
+from ingot.lowering.lower import lower
 from ingot.scheduling.buffer_planning import MemoryPlan
 from ingot.targets.cuda.codegen.device_library import DeviceLibrary
 from ingot.targets.cuda.codegen.kernel_rules import KERNELS
 from ingot.targets.cuda.kernel_selection.strategy import CudaStrategy
 from ingot.targets.cuda.schedule.pipeline import schedule
 from ingot.targets.cuda.schedule.reference_semantics import REFERENCE_RULES
-from ingot.targets.cuda.schedule.weight_layouts import pack_weight
+from ingot.targets.cuda.schedule.weight_layouts import lay_out
 from ingot.targets.reference.interpreted_model import InterpretedModel
 from ingot.targets.reference.interpreter import Interpreter
 from ingot.targets.reference.memory import Array, Memory, poison, stored_type
@@ -53,16 +53,17 @@ class EmulatedMemory(Memory):
         super().__init__(buffers, sizes, plan)
         self.guarded: dict[str, GuardedMemory] = {}
         self._sources: dict[str, Array] = {}
+        self.shift = 0  # bytes by which what is assigned lies behind a multiple of 256
 
     def assign(self, name: str, array: Array) -> None:
         super().assign(name, array)
         self._sources[name] = self.arrays[name]
-        self.arrays[name] = self._allocate(name)
+        self.arrays[name] = self._allocate(name, self.shift)
         self.arrays[name][...] = self._sources[name]
 
-    def _allocate(self, name: str) -> Array:
+    def _allocate(self, name: str, shift: int = 0) -> Array:
         dtype, count = self.buffers[name].dtype, self.count(name)
-        memory = self.guarded[name] = GuardedMemory(count * BYTES[dtype])
+        memory = self.guarded[name] = GuardedMemory(count * BYTES[dtype], shift)
         made = memory.view.view(stored_type(dtype))
         made[...] = poison(count, dtype)
         return made
@@ -126,7 +127,7 @@ class PackingTarget(ReferenceTarget):
     reference_rules = REFERENCE_RULES
 
     def pack_weight(self, weight: PackedWeight, buffer: Buffer, state: torch.Tensor) -> torch.Tensor:
-        return pack_weight(weight, buffer, state)
+        return lay_out(weight, buffer, state)
 
 
 class EmulatedModel(InterpretedModel):
@@ -178,5 +179,3 @@ def build_models(programs: Sequence[tuple[Program, Module]]) -> list[EmulatedMod
 def has_kernels(module: Module) -> bool:
     """Whether every step of a module has a kernel writer."""
     return all(type(step) in KERNELS for step in module.steps)
-
-

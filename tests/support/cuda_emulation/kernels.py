@@ -21,14 +21,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ingot.lowering.dependence import all_steps, local_buffers
-from ingot.lowering.dtypes import BYTES
-from ingot.lowering.index_expr import Size, evaluate
+from ingot.lowering.index_expr import evaluate
 from ingot.lowering.loop_ir import Stmt
 from ingot.lowering.loop_module import Module
 from ingot.targets.cuda.codegen.device_library import DeviceLibrary
 from ingot.targets.cuda.codegen.kernel import CudaKernel
 from ingot.targets.cuda.codegen.kernel_rules import KERNELS
 from ingot.targets.cuda.codegen.kernel_writer import CudaKernelWriter, StepScratch
+from ingot.targets.cuda.codegen.module_emitter import kernel_text
 
 _HEADER = Path(__file__).with_name("emulator.h")
 _FLAGS = ("-std=c++17", "-O1", "-DIG_EMULATED", "-shared", "-fPIC", "-fvisibility=hidden", "-w", "-ffp-contract=off")
@@ -83,15 +83,12 @@ def write_steps(module: Module, library: DeviceLibrary, prefix: str = "k") -> tu
     return steps, "\n".join(texts)
 
 
-def kernel_text(name: str, kernel: CudaKernel) -> str:
-    parameters = ", ".join([*kernel.signature, "ig_context context"])
-    return (
-        f'extern "C" __global__ void __launch_bounds__({kernel.block}) {name}({parameters})\n{{\n{kernel.text}\n}}\n'
-        f"IG_KERNEL_ENTRY({name})\n"
-    )
-
-
 def build_text(text: str, folder: Path | None = None) -> ctypes.CDLL:
+    """The device text as a library for this machine, loaded."""
+    return ctypes.CDLL(str(build_library(text, folder)))
+
+
+def build_library(text: str, folder: Path | None = None) -> Path:
     """The device text as a library for this machine."""
     whole = f'#include "{_HEADER}"\n{text}'
     name = hashlib.sha256(whole.encode() + _HEADER.read_bytes()).hexdigest()[:20]
@@ -105,15 +102,15 @@ def build_text(text: str, folder: Path | None = None) -> ctypes.CDLL:
         done = subprocess.run(["g++", *_FLAGS, "-o", made, source], capture_output=True, text=True)
         assert done.returncode == 0, done.stderr[:4000]
         made.rename(library)
-    return ctypes.CDLL(str(library))
+    return library
 
 
 class GuardedMemory:
     """An array with bytes around it that must keep their value."""
 
-    def __init__(self, size: int) -> None:
-        self.bytes: NDArray[np.uint8] = np.full(size + 2 * _GUARD + 256, 0xA5, np.uint8)
-        self.begin = -(-(self.bytes.ctypes.data + _GUARD) // 256) * 256 - self.bytes.ctypes.data
+    def __init__(self, size: int, shift: int = 0) -> None:
+        self.bytes: NDArray[np.uint8] = np.full(size + 2 * _GUARD + 256 + shift, 0xA5, np.uint8)
+        self.begin = -(-(self.bytes.ctypes.data + _GUARD) // 256) * 256 - self.bytes.ctypes.data + shift
         self.size = size
 
     @property
@@ -136,14 +133,17 @@ def run_module(
     *,
     seed: int = 0,
     draw: int = 0,
+    shift: int = 0,
 ) -> dict[str, NDArray[Any]]:
-    """All buffers of the module after its steps. `values` has inputs, weights and state by buffer, bfloat16 as uint16.
+    """All buffers of the module after its steps. `values` has inputs, weights and state by buffer, bfloat16 as uint16;
+    they begin `shift` bytes behind a multiple of 256.
     Raises RuntimeError with the status word where a kernel reports a fault."""
     from tests.support.cuda_emulation.emulated_model import EmulatedInterpreter  # which uses this module
 
     text, steps = write_kernels(module)
     run = EmulatedInterpreter(module, {}, build_text(text), steps, seed=seed, first_draw=draw)
     run.sizes.update(sizes or {})
+    run.memory.shift = shift
     for name, value in values.items():
         run.memory.assign(name, value)
     run.run_steps(module.steps)

@@ -120,7 +120,13 @@ def declare(out: CudaKernelWriter, accumulators: Sequence[Accumulator]) -> None:
 
 
 def open_terms(
-    out: CudaKernelWriter, accumulators: Sequence[Accumulator], type_: str, first: str, end: str, by: str, width: int = 1
+    out: CudaKernelWriter,
+    accumulators: Sequence[Accumulator],
+    type_: str,
+    first: str,
+    end: str,
+    by: str,
+    width: int = 1,
 ) -> None:
     """Opens the loop of a thread's terms `term` in units of `width`, where sums that are carried in float64 go by
     runs; `close_terms` closes it."""
@@ -162,6 +168,11 @@ def merge_block(out: CudaKernelWriter, accumulators: Sequence[Accumulator], thre
     """Makes the variables of all threads of a block one. `number` keeps apart the memory of several calls."""
     merge_lanes(out, accumulators, WARP)
     if threads == WARP:
+        for one in accumulators:
+            if (
+                one.kind in ("max", "min") and one.dtype in FLOATS
+            ):  # of 0 and -0, and of two nan, each lane keeps its own
+                out.line(f"{one.name} = ig_shuffle({one.name}, 0);")
         return
     warps = threads // WARP
     memory = {name: f"warps{number}_{name}" for one in accumulators for _, name, _ in one.variables()}

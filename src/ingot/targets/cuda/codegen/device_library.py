@@ -9,6 +9,9 @@ from importlib.resources import files
 from ingot.codegen.headers import PORTABLE
 from ingot.codegen.math_library import source_of
 
+# Functions that a device has instructions for: those of the math library take another name.
+CONVERSIONS = ("f32_to_bf16", "bf16_to_f32", "f32_to_f16", "f16_to_f32", "as_bf16_f32", "as_f16_f32")
+
 
 @dataclass
 class DeviceLibrary:
@@ -26,7 +29,10 @@ class DeviceLibrary:
             self.macros.setdefault(header, {}).setdefault(macro)
 
     def text(self) -> str:
-        parts = [device_header("prelude.cuh"), source_of(sorted(self.functions)), device_header("ptx.cuh")]
+        renamed = [f"#define ig_{name} ig_portable_{name}" for name in CONVERSIONS]
+        restored = [f"#undef ig_{name}" for name in CONVERSIONS]
+        parts = [device_header("prelude.cuh"), *renamed, source_of(sorted(self.functions)), *restored]
+        parts += [device_header("ptx.cuh"), device_header("conversions.cuh")]
         for header in self.headers:
             parts += [device_header(header), *self.macros.get(header, ())]
         return "\n".join(parts)

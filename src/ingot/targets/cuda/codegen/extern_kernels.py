@@ -1,6 +1,7 @@
 """Hand-written kernels: sorting, scans and small linear algebra, a thread for each row, line or matrix.
 
 Each is a macro or a function of a C header that all targets share, written out once for each dtype that a model uses.
+Long rows are sorted, and long lines are scanned, by a block each.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from collections.abc import Callable
 from ingot.codegen.c_expressions import STORED
 from ingot.lowering.index_expr import Size
 from ingot.lowering.loop_ir import ExternKernel
-from ingot.targets.cuda.codegen.kernel import CudaKernel, Grid
+from ingot.targets.cuda.codegen.kernel import WARP, CudaKernel, Grid
 from ingot.targets.cuda.codegen.kernel_rules import KERNELS
 from ingot.targets.cuda.codegen.kernel_writer import CudaKernelWriter
 
@@ -22,8 +23,20 @@ BLOCK = 64
 _CARRIED = {"float32": "double", "float64": "double"}
 
 
+# Elements from which on a row or a line has a block of its own.
+LONG_ROW = 17
+LONG_LINE = 65
+SCAN_THREADS = 256
+# Elements of a row whose places lie in shared memory while they are sorted.
+MOST_SHARED = 6144
+
+
 @KERNELS.register(ExternKernel)
 def write_extern(out: CudaKernelWriter, step: ExternKernel) -> CudaKernel:
+    if step.name == "sort" and out.hint(step.sizes[1]) >= LONG_ROW:
+        return _write_block_sort(out, step)
+    if step.name == "scan" and _suits_block_scan(out, step):
+        return _write_block_scan(out, step)
     for name in (*step.reads, *step.writes):
         out.pointer(name)
     out.written.update(step.writes)
@@ -36,6 +49,60 @@ def write_extern(out: CudaKernelWriter, step: ExternKernel) -> CudaKernel:
     out.line(f"if (at >= {out.size(total)}) return;")
     out.lines += body.lines
     return out.finish(Grid((total + BLOCK - 1) // BLOCK), BLOCK)
+
+
+# ---------------------------------------------------------------------- by blocks
+
+
+def _write_block_sort(out: CudaKernelWriter, step: ExternKernel) -> CudaKernel:
+    rows, n = step.sizes
+    x, values, places = _pointers(out, step)
+    out.written.update(step.writes)
+    out.library.use("sort.cuh")
+    length = out.size(n)
+    threads = WARP
+    while threads < 1024 and threads < out.hint(n):
+        threads *= 2
+    shared = 8 * n if isinstance(n, int) and n <= MOST_SHARED else 0
+    out.line(f"const int64_t at = (int64_t)blockIdx.x * ({length});")
+    if shared:
+        out.line(f"int *const from = (int *)ig_shared(), *const to = from + {length};")
+    else:
+        memory = out.scratch_pointer(out.scratch.reserve(rows * n * 8), "int", written=True)
+        out.line(f"int *const from = {memory} + 2 * at, *const to = from + {length};")
+    down = int(dict(step.attributes)["descending"])
+    out.line(f"ig_sort_row({x} + at, {values} + at, {places} + at, from, to, (int)({length}), {down}, {threads});")
+    return out.finish(Grid(rows), threads, shared)
+
+
+def _suits_block_scan(out: CudaKernelWriter, step: ExternKernel) -> bool:
+    """Where parts of a line may be put together in any order without a result that runs over: a sum of doubles, or a
+    product, may on its way."""
+    _, n, inner = step.sizes
+    kind, dtype = dict(step.attributes)["kind"], out.buffers[step.reads[0]].dtype
+    if inner != 1 or out.hint(n) < LONG_LINE:
+        return False
+    return bool(kind == "logsumexp" or (kind == "sum" and dtype != "float64"))
+
+
+def _write_block_scan(out: CudaKernelWriter, step: ExternKernel) -> CudaKernel:
+    outer, n, _ = step.sizes
+    x, y = _pointers(out, step)
+    out.written.update(step.writes)
+    kind, dtype = dict(step.attributes)["kind"], out.buffers[step.reads[0]].dtype
+    wide, start = _CARRIED.get(dtype, STORED[dtype]), "0"
+    out.library.use("scan.cuh")
+    if kind == "logsumexp":
+        out.library.functions.update({"ig_exp_f64", "ig_log1p_f64"})
+        out.library.use("scan.cuh", "IG_STEP_LOGSUMEXP")
+        start = "-INF_F64"
+    length = out.size(n)
+    out.line(f"const int64_t at = (int64_t)blockIdx.x * ({length});")
+    out.line(f"ig_scan_line<{SCAN_THREADS}>({x} + at, {y} + at, {length}, ({wide})({start}), ig_step_{kind}());")
+    return out.finish(Grid(outer), SCAN_THREADS)
+
+
+# ---------------------------------------------------------------------- by threads
 
 
 def _own(out: CudaKernelWriter, total: Size, name: str, type_: str, count: Size) -> None:
@@ -71,7 +138,9 @@ def _mode(out: CudaKernelWriter, step: ExternKernel) -> Size:
     dtype = out.buffers[step.reads[0]].dtype
     out.library.use("sort.h", f"IG_MODE({dtype}, {STORED[dtype]})")
     length = out.size(n)
-    out.line(f"ig_mode_{dtype}({x} + at * ({length}), {from_} + at * ({length}), {value} + at, {place} + at, {length});")
+    out.line(
+        f"ig_mode_{dtype}({x} + at * ({length}), {from_} + at * ({length}), {value} + at, {place} + at, {length});"
+    )
     return rows
 
 

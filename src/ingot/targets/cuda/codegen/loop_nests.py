@@ -27,18 +27,22 @@ from ingot.targets.cuda.codegen.accumulators import (
 )
 from ingot.targets.cuda.codegen.kernel import WARP, CudaKernel, Grid
 from ingot.targets.cuda.codegen.kernel_writer import CudaKernelWriter
-from ingot.targets.cuda.codegen.loops import loop_type, store_results, unflatten, use_nothing, write_points
+from ingot.targets.cuda.codegen.loop_points import loop_type, store_results, unflatten, use_nothing, write_points
 from ingot.targets.cuda.codegen.vector_accesses import VectorAccesses, find_vectors, is_register
 from ingot.targets.cuda.schedule.limits import reduces_across
 
-# Bytes of shared memory that the local buffers of a block may have: what every GPU since sm_80 has.
-SHARED = 96 << 10
-# Warps of a block whose outer points have a warp each, and inner points up to which one warp is enough.
+# Bytes of shared memory that the local buffers of a block may have. Every GPU since sm_80 has 99 KB; partial results of
+# reductions need some of it.
+SHARED = 80 << 10
+# Warps of a block whose outer points have a warp each, and inner points up to which one warp is enough: more of them
+# where there are warps enough to fill a GPU.
 WARPS = 4
 SHORT = 256
+SHORT_OF_MANY = 1024
 # Threads of a block that has one outer point, by how many outer points there are.
 MOST_THREADS = 512
 BUSY_BLOCKS = 132
+BUSY_WARPS = 16 * BUSY_BLOCKS
 
 
 @dataclass
@@ -79,7 +83,11 @@ def write_nest(out: CudaKernelWriter, step: LoopNest) -> CudaKernel:
     threads = choose_threads(out.hint(total), inner)
     read, written = reads_and_writes(step)
     loops = [loop for one in step.steps for loop in _all_loops(one)]
-    types = {loop_type(out, sorted(read | written), _all_loops(one), [one.body]) for one in step.steps} if loops else {"int"}
+    types = (
+        {loop_type(out, sorted(read | written), _all_loops(one), [one.body]) for one in step.steps}
+        if loops
+        else {"int"}
+    )
     type_ = "int64_t" if "int64_t" in types else "int"
     made = _Nest(out, step, threads, type_)
     warps = WARPS if threads == WARP else 1
@@ -104,7 +112,7 @@ def write_nest(out: CudaKernelWriter, step: LoopNest) -> CudaKernel:
 
 def choose_threads(points: int, inner: int) -> int:
     """A warp for a short point; else about four inner points for each thread, and more of them where points are few."""
-    if inner <= SHORT and points >= BUSY_BLOCKS:
+    if points >= BUSY_BLOCKS and inner <= (SHORT_OF_MANY if points >= BUSY_WARPS else SHORT):
         return WARP
     threads = 2 * WARP
     most = MOST_THREADS if points >= BUSY_BLOCKS else 2 * MOST_THREADS
@@ -199,12 +207,12 @@ def _write_map(made: _Nest, step: Map, loops: Sequence[Loop]) -> None:
 
 
 def _find_vectors(made: _Nest, step: Map | Reduce, loops: Sequence[Loop]) -> VectorAccesses | None:
-    """Vectors along the innermost loop, as wide as leaves work for all threads."""
+    """Vectors along the innermost loop, as wide as leaves work for more than half of the threads."""
     out = made.out
     stores = step.stores if isinstance(step, Map) else ()
     points = out.hint(product([loop.extent for loop in loops]))
     found = find_vectors(out, step.body, stores, loops[-1])
-    while found is not None and points // found.width < made.threads:
+    while found is not None and points // found.width * 2 <= made.threads:
         found = find_vectors(out, step.body, stores, loops[-1], found.width // 2)
     return found
 

@@ -2,135 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from ingot.codegen.c_expressions import STORED, CBodyEmitter
 from ingot.lowering.dependence import body_reads, reads_and_writes
 from ingot.lowering.index_expr import Expr, Size, bounds, coefficient_of, product
 from ingot.lowering.loop_body import reads
-from ingot.lowering.loop_ir import Body, Loop, Map, Store
+from ingot.lowering.loop_ir import Loop, Map, Store
 from ingot.targets.cuda.codegen.kernel import CudaKernel, Grid
 from ingot.targets.cuda.codegen.kernel_rules import KERNELS
-from ingot.targets.cuda.codegen.kernel_writer import INT_LIMIT, CudaKernelWriter
-from ingot.targets.cuda.codegen.vector_accesses import (
-    Place,
-    VectorAccesses,
-    base_variable,
-    find_vectors,
-    first_place,
-    load_condition,
-)
+from ingot.targets.cuda.codegen.kernel_writer import CudaKernelWriter
+from ingot.targets.cuda.codegen.loop_points import loop_type, store_results, unflatten, use_nothing, write_points
+from ingot.targets.cuda.codegen.transposed_maps import find_transposition, write_transposed
+from ingot.targets.cuda.codegen.vector_accesses import VectorAccesses, find_vectors
 
 BLOCK = 256
 # Threads that keep a GPU busy: wider vectors are not worth fewer of them.
 BUSY = 132 * 256
 # A loop that is run along instead of the last one is at least this long.
 WIDE = 16
-
-
-def unflatten(out: CudaKernelWriter, name: str, type_: str, loops: Sequence[Loop]) -> None:
-    """Declares the loops' variables for a place in their row-major order."""
-    rest = name
-    for number in range(len(loops) - 1, 0, -1):
-        loop = loops[number]
-        extent = f"({type_})({out.size(loop.extent)})"
-        out.line(f"const {type_} {loop.variable} = {rest} % {extent};")
-        after = loops[0].variable if number == 1 else f"{name}{number}"
-        out.line(f"const {type_} {after} = {rest} / {extent};")
-        rest = after
-    if len(loops) == 1:
-        out.line(f"const {type_} {loops[0].variable} = {rest};")
-
-
-def loop_type(out: CudaKernelWriter, buffers: Sequence[str], loops: Sequence[Loop], bodies: Sequence[Body]) -> str:
-    """The type of loop variables: int where every index and extent is known to fit."""
-    type_ = out.index_type(buffers, [loop.extent for loop in loops])
-    for body in bodies:
-        for op in body.ops:
-            if isinstance(op.attribute, Expr) and op.name == "index":
-                low, high = bounds(op.attribute)
-                if low is None or high is None or low <= -INT_LIMIT or high >= INT_LIMIT:
-                    return "int64_t"
-    return type_
-
-
-def write_points(
-    out: CudaKernelWriter,
-    body: Body,
-    loops: Sequence[Loop],
-    flat: str,
-    type_: str,
-    vectors: VectorAccesses | None,
-    use: Callable[[CBodyEmitter], None],
-    stores: Sequence[Store] = (),
-) -> None:
-    """The body at the point, or at the points of the vector, of a place in the loops' row-major order. `use` writes
-    what becomes of its results at one point; `stores` are written behind it."""
-    if vectors is None:
-        unflatten(out, flat, type_, loops)
-        code = out.statements(body, ())
-        out.declare_flags(code)
-        for line in (*code.before, *code.inside):
-            out.line(line)
-        use(code)
-        store_results(out, stores, code)
-        out.report_flags(code)
-        return
-    *around, loop = loops
-    width, base = vectors.width, base_variable(loop.variable)
-    out.library.use("vectors.cuh")
-    unflatten(out, flat, type_, [*around, Loop(f"{loop.variable}_n", loop.extent // width)])
-    out.line(f"const {type_} {base} = {loop.variable}_n * {width};")
-    names = {place: f"x{number}" for number, place in enumerate(vectors.loads)}
-    code = write_statements(out, body, loop.variable, names)
-    out.declare_flags(code)
-    for line in code.before:
-        out.line(line)
-    for (buffer, index), load in vectors.loads.items():
-        stored, name = STORED[out.buffers[buffer].dtype], names[buffer, index]
-        taken = f"ig_load_vector<{stored}, {width}>(&{out.place(buffer, first_place(index, loop))})"
-        given = load_condition(code, load)
-        out.line(f"ig_vector<{stored}, {width}> {name}{';' if given else f' = {taken};'}")
-        if given:
-            out.line(f"if ({given}) {name} = {taken};")
-    kept = [out.buffers[store.buffer].dtype for store in stores]
-    for number, dtype in enumerate(kept):
-        out.line(f"ig_vector<{STORED[dtype]}, {width}> y{number};")
-    out.lines.append("#pragma unroll")
-    out.open(f"for (int lane = 0; lane < {width}; ++lane)")
-    out.line(f"const {type_} {loop.variable} = {base} + lane;")
-    for line in code.inside:
-        out.line(line)
-    use(code)
-    for number, (store, dtype) in enumerate(zip(stores, kept, strict=True)):
-        out.line(f"y{number}.at[lane] = {out.stored_value(dtype, code.results[store.result])};")
-    out.close()
-    for number, (store, dtype) in enumerate(zip(stores, kept, strict=True)):
-        out.written.add(store.buffer)
-        place = out.place(store.buffer, first_place(store.index, loop))
-        out.line(f"ig_store_vector<{STORED[dtype]}, {width}>(&{place}, y{number});")
-    out.report_flags(code)
-
-
-def write_statements(out: CudaKernelWriter, body: Body, inner: str, names: dict[Place, str]) -> CBodyEmitter:
-    """The body's statements, with loads of these places from vectors."""
-    place = out.place
-    taken = {key: f"{name}.at[lane]" for key, name in names.items()}
-    return out.statements(
-        body, [inner], place=lambda buffer, index: taken.get((buffer, index)) or place(buffer, index)
-    )
-
-
-def store_results(out: CudaKernelWriter, stores: Sequence[Store], code: CBodyEmitter) -> None:
-    for store in stores:
-        given = code.empty_dims(store.index)
-        guard = f"if ({' && '.join(given)}) " if given else ""
-        out.line(f"{guard}{out.store(store, code.results[store.result])}")
-
-
-def use_nothing(code: CBodyEmitter) -> None:
-    """For bodies whose results are stored only."""
 
 
 # ---------------------------------------------------------------------- maps
@@ -146,6 +36,9 @@ def write_map(out: CudaKernelWriter, step: Map) -> CudaKernel:
     total: Size = product([loop.extent for loop in loops])
     type_ = loop_type(out, sorted(read | written), loops, [step.body])
     vectors = find_map_vectors(out, step) if loops else None
+    transposition = find_transposition(out, step) if loops and vectors is None else None
+    if transposition is not None:
+        return write_transposed(out, step, transposition)
     units = total // vectors.width if vectors else total
     block = BLOCK if out.hint(units) >= BUSY else BLOCK // 2
     out.line(f"const {type_} at = ({type_})blockIdx.x * {block} + ({type_})threadIdx.x;")
@@ -185,11 +78,14 @@ def order_loops(step: Map) -> Map:
 
 def _write_scatter(out: CudaKernelWriter, step: Map) -> CudaKernel:
     """Points in row-major order, where several may write the same element. Those that never meet run beside each
-    other: points with different values of a loop that tells the places of all stores apart."""
+    other: points with different values of a loop that tells the places of all stores apart. So do all points where
+    the order does not matter."""
     read, written = reads_and_writes(step)
-    apart: tuple[Loop, ...] = ()
     targets = {store.buffer for store in step.stores}
-    if len(targets) == len(step.stores) and not body_reads(step.body) & targets:
+    is_plain = len(targets) == len(step.stores) and not body_reads(step.body) & targets
+    in_any_order = is_plain and all(_is_unordered(out, store) for store in step.stores)
+    apart: tuple[Loop, ...] = step.loops if in_any_order else ()
+    if is_plain and not in_any_order:
         apart = tuple(loop for loop in step.loops if all(_tells_apart(store.index, loop) for store in step.stores))
     along = tuple(loop for loop in step.loops if loop not in apart)
     type_ = loop_type(out, sorted(read | written), step.loops, [step.body])
@@ -201,32 +97,57 @@ def _write_scatter(out: CudaKernelWriter, step: Map) -> CudaKernel:
         out.line(f"if (at >= {out.size(total)}) return;")
         unflatten(out, "at", type_, apart)
     for loop in along:
-        out.open(
-            f"for ({type_} {loop.variable} = 0; {loop.variable} < {out.size(loop.extent)}; ++{loop.variable})"
-        )
+        out.open(f"for ({type_} {loop.variable} = 0; {loop.variable} < {out.size(loop.extent)}; ++{loop.variable})")
     code = out.statements(step.body, ())
     out.declare_flags(code)
     for line in (*code.before, *code.inside):
         out.line(line)
-    store_results(out, step.stores, code)
+    for store in step.stores:
+        if in_any_order:
+            _accumulate(out, store, code)
+        else:
+            store_results(out, (store,), code)
     out.report_flags(code)
     for _ in along:
         out.close()
     return out.finish(Grid((total + block - 1) // block), block)
 
 
+def _is_unordered(out: CudaKernelWriter, store: Store) -> bool:
+    """Whether a store gives the same in any order of points: sums and extremes of integers, and bools that become
+    true."""
+    dtype = out.buffers[store.buffer].dtype
+    if dtype == "bool":
+        return store.mode in ("add", "max")
+    return dtype in ("int32", "int64") and store.mode in ("add", "max", "min")
+
+
+def _accumulate(out: CudaKernelWriter, store: Store, code: CBodyEmitter) -> None:
+    """A store that many threads may do to one element at once."""
+    out.written.add(store.buffer)
+    dtype, value = out.buffers[store.buffer].dtype, code.results[store.result]
+    place = out.place(store.buffer, store.index)
+    given = code.empty_dims(store.index)
+    if dtype == "bool":
+        out.line(f"if ({' && '.join([*given, f'({value}) != 0'])}) {place} = 1;")
+        return
+    out.library.use("atomics.cuh")
+    guard = f"if ({' && '.join(given)}) " if given else ""
+    out.line(f"{guard}ig_atomic_{store.mode}(&{place}, ({STORED[dtype]})({value}));")
+
+
 def _tells_apart(index: Size, loop: Loop) -> bool:
     """Whether two points with different values of the loop's variable always have different indices: what it is
     multiplied by steps over all smaller terms, and the others are multiples of what it runs over."""
     by = coefficient_of(index, loop.variable)
-    if not isinstance(index, Expr) or not isinstance(by, int) or by < 1 or not isinstance(loop.extent, int):
+    if not isinstance(index, Expr) or not isinstance(by, int) or by < 1:
         return False
-    whole = by * loop.extent
+    whole = by * loop.extent if isinstance(loop.extent, int) else 0
     small: Size = 0
     for term, coefficient in index.terms.items():
         if any(getattr(atom, "name", None) == loop.variable for atom in term):
             continue
-        if coefficient % whole:
+        if not whole or coefficient % whole:
             small = small + Expr({term: coefficient})
     low, high = bounds(small)
     return low is not None and high is not None and low >= 0 and high < by

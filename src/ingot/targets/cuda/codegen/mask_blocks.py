@@ -9,7 +9,7 @@ from ingot.lowering.loop_ir import ClassifyMaskBlocks, Loop
 from ingot.targets.cuda.codegen.kernel import CudaKernel, Grid
 from ingot.targets.cuda.codegen.kernel_rules import KERNELS
 from ingot.targets.cuda.codegen.kernel_writer import CudaKernelWriter
-from ingot.targets.cuda.codegen.loops import loop_type, unflatten, write_points
+from ingot.targets.cuda.codegen.loop_points import loop_type, unflatten, write_points
 
 BLOCK = 256
 
@@ -24,8 +24,9 @@ def write_mask_blocks(out: CudaKernelWriter, step: ClassifyMaskBlocks) -> CudaKe
     pairs = (Loop("i", step.queries), Loop("j", step.keys))
     type_ = loop_type(out, sorted(read | written), (*step.batch, *pairs), [step.mask])
     out.line(f"const {type_} tile = ({type_})blockIdx.x;")
-    out.line(f"const {type_} point = tile / ({out.size(down * right)}), within = tile % ({out.size(down * right)});")
-    out.line(f"const {type_} top = within / ({out.size(right)}) * {step.high}, left = within % ({out.size(right)}) * {step.wide};")
+    tiles, columns = out.size(down * right), out.size(right)
+    out.line(f"const {type_} point = tile / ({tiles}), within = tile % ({tiles});")
+    out.line(f"const {type_} top = within / ({columns}) * {step.high}, left = within % ({columns}) * {step.wide};")
     unflatten(out, "point", type_, step.batch)
     out.line("int some = 0, all = 1;")
     out.open(f"for (int pair = (int)threadIdx.x; pair < {step.high * step.wide}; pair += {BLOCK})")

@@ -1,8 +1,8 @@
 """Reductions: how many threads, and which, compute one output.
 
-    along memory     neighbouring threads take neighbouring terms of one output: a group of lanes, or a block
-    across memory    neighbouring threads take neighbouring outputs, and rows of threads take terms
-    in parts         blocks of their own take parts of an output's terms; a second kernel puts them together
+along memory     neighbouring threads take neighbouring terms of one output: a group of lanes, or a block
+across memory    neighbouring threads take neighbouring outputs, and rows of threads take terms
+in parts         blocks of their own take parts of an output's terms; a second kernel puts them together
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from ingot.targets.cuda.codegen.kernel import WARP, CudaKernel, Grid
 from ingot.targets.cuda.codegen.kernel_rules import KERNELS
 from ingot.targets.cuda.codegen.kernel_writer import CudaKernelWriter
 from ingot.targets.cuda.codegen.loop_nests import write_nest
-from ingot.targets.cuda.codegen.loops import loop_type, unflatten, write_points
+from ingot.targets.cuda.codegen.loop_points import loop_type, unflatten, write_points
 from ingot.targets.cuda.codegen.vector_accesses import VectorAccesses, find_vectors
 from ingot.targets.cuda.schedule.limits import reduces_across
 
@@ -39,8 +39,10 @@ LONG = 1024
 # Blocks that keep a GPU busy, and terms that a part has at least.
 BUSY_BLOCKS = 132
 PART = 4096
-# Neighbouring outputs of a block that reduces across memory.
+# Neighbouring outputs of a block that reduces across memory, and results of a step up to which its rows of threads have
+# shared memory enough.
 COLUMNS = 32
+MOST_RESULTS = 8
 
 
 KERNELS.register(LoopNest)(write_nest)
@@ -68,6 +70,8 @@ def write_reduce(out: CudaKernelWriter, step: Reduce) -> list[CudaKernel]:
     read, written = reads_and_writes(step)
     in_place = bool(read & written)
     team = choose_team(out.hint(outputs), out.hint(terms), across=reduces_across(step), splits=not in_place)
+    if team.across and len(step.kinds) > MOST_RESULTS:
+        team = Team(1, THREADS, across=True)
     vectors = None
     if not team.across and step.over:
         vectors = find_vectors(out, step.body, (), step.over[-1])

@@ -25,9 +25,8 @@ class ReorderedLayout(WeightLayout):
         return (*self.shape[:-1], self.padded)
 
 
-def pack_weight(weight: PackedWeight, buffer: Buffer, state: torch.Tensor) -> torch.Tensor:
+def lay_out(weight: PackedWeight, buffer: Buffer, state: torch.Tensor) -> torch.Tensor:
     """A tensor of the program's state as the module's steps read it."""
-    state = state.detach().resolve_neg().resolve_conj()
     layout = weight.layout
     if layout is None:
         return state

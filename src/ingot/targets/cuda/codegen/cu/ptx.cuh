@@ -95,6 +95,13 @@ static inline float ig_exp2_fast(float x)
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
     return y;
 }
+/* The larger of two numbers, or nan where one is. */
+static inline float ig_max_nan(float a, float b)
+{
+    float larger;
+    asm("max.NaN.f32 %0, %1, %2;" : "=f"(larger) : "f"(a), "f"(b));
+    return larger;
+}
 /* The kernel before this one in the stream: wait until what it wrote is there; let the next one begin. */
 static inline void ig_wait_for_previous()
 {
@@ -158,6 +165,7 @@ static inline uint32_t ig_half_bits(float value)
 static inline uint32_t ig_pack_bf16(float low, float high) { return ig_brain_bits(low) | ig_brain_bits(high) << 16; }
 static inline uint32_t ig_pack_f16(float low, float high) { return ig_half_bits(low) | ig_half_bits(high) << 16; }
 static inline float ig_exp2_fast(float x) { return std::exp2(x); }
+static inline float ig_max_nan(float a, float b) { return (a > b) | (a != a) ? a : b; }
 static inline void ig_wait_for_previous() {}
 template <class T> static inline T *ig_pointer_after(T *pointer) { return pointer; }
 static inline void ig_start_next() {}

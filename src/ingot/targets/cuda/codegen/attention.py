@@ -1,0 +1,348 @@
+"""Attention: tiles of queries against tiles of keys, softmax as they come, never the whole matrix of scores.
+
+Halves run on tensor cores, float32 in tiles of a thread's own sums, and float64, or what is too wide for either, a
+query to each warp: all by the same functions of the step. Where there are too few queries to fill the GPU, keys are
+split: each part leaves its maximum, total and sums, which a second kernel combines in order.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
+from ingot.codegen.c_expressions import SUFFIX, constant_text
+from ingot.lowering.dtypes import BYTES, HALVES
+from ingot.lowering.index_expr import Size, coefficient_of, product, substitute
+from ingot.lowering.loop_ir import Attention, Body, Op
+from ingot.targets.cuda.codegen.attention_functions import (
+    BodyFunctions,
+    computed_real,
+    half_dtype,
+    is_multiple,
+    load_mode,
+)
+from ingot.targets.cuda.codegen.kernel import WARP, CudaKernel, Grid
+from ingot.targets.cuda.codegen.kernel_rules import KERNELS
+from ingot.targets.cuda.codegen.kernel_writer import CudaKernelWriter
+from ingot.targets.cuda.codegen.loops import unflatten
+from ingot.targets.cuda.schedule.attention_tiles import (
+    SHARED_LIMIT,
+    SIMT_THREADS,
+    WIDEST,
+    MmaTile,
+    choose_mma_tile,
+    choose_simt_tile,
+    choose_split,
+)
+
+# Warps of a block that has a query to each.
+_WARPS = 4
+# Threads of the kernel that combines parts.
+_COMBINING = 128
+
+
+@KERNELS.register(Attention)
+def write_attention(out: CudaKernelWriter, step: Attention) -> Sequence[CudaKernel]:
+    if step.score is None and not step.scale > 0:
+        # The largest product is then not the largest score.
+        step = replace(step, score=Body((Op("accumulator", (), step.dtype),), (0,)))
+    return _AttentionWriter(out, step).write()
+
+
+class _AttentionWriter:
+    """The kernels of one step."""
+
+    def __init__(self, out: CudaKernelWriter, step: Attention) -> None:
+        self.out, self.step = out, step
+        extents = [*(loop.extent for loop in step.batch), step.queries]
+        buffers = step.operand_buffers() | {store.buffer for store in step.epilogue.stores}
+        self.type_ = out.index_type(sorted(buffers), [*extents, step.keys])
+        self.real = computed_real(step.dtype)
+        self.kind = SUFFIX[step.dtype]
+        self.points = product([loop.extent for loop in step.batch])
+        self.functions = BodyFunctions(out, self.type_, self.real)
+        self.splits = 1
+
+    def write(self) -> list[CudaKernel]:
+        step, out = self.step, self.out
+        half = half_dtype(out, (step.q, step.k, step.v))
+        narrow = max(step.depth, step.values) <= WIDEST and step.depth > 0
+        if narrow and half is not None:
+            first = self._write_mma(half)
+        elif narrow and step.dtype == "float32":
+            first = self._write_simt()
+        else:
+            return [self._write_rows()]
+        return [first] if self.splits == 1 else [first, self._write_combination()]
+
+    # ------------------------------------------------------------------ the forms
+
+    def _write_mma(self, half: str) -> CudaKernel:
+        step, out = self.step, self.out
+        operations = sum(len(body.ops) for body in (step.score, step.mask) if body)
+        points, queries = out.hint(self.points), out.hint(step.queries)
+        tile = choose_mma_tile(step.depth, step.values, points, queries, operations)
+        for header in ("attention_tile.cuh", "attention.cuh"):
+            out.library.use(header)
+        grid = self._open_block(tile.rows, tile.keys)
+        matrices = (("q", step.q, step.depth), ("k", step.k, step.depth), ("v", step.v, step.values))
+        names = [self.functions.declare_matrix(name, matrix) for name, matrix, _ in matrices]
+        functions = self._declare_functions(pairs=True)
+        scale, factor, unit = self._scales()
+        out.line(f"using shape = {_shape(tile, half, step, [load_mode(m, w) for _, m, w in matrices])};")
+        out.line(f"ig_attend<shape, {self._flags()}>({', '.join(names)}, {self._range()}, {scale}, {factor}, {unit},")
+        out.line(f"    {', '.join(functions)});")
+        self.functions.report_flags()
+        return out.finish(grid, tile.threads, tile.memory_size(step.depth, step.values))
+
+    def _write_simt(self) -> CudaKernel:
+        step, out = self.step, self.out
+        tile = choose_simt_tile(step.depth, step.values)
+        for header in ("attention_tile.cuh", "attention_simt.cuh"):
+            out.library.use(header)
+        grid = self._open_block(tile.rows, tile.keys)
+        elements, functions = self._declare_elements(), self._declare_functions()
+        out.line(f"using shape = ig_simt_shape<{tile.rows}, {tile.keys}, {step.depth}, {step.values}>;")
+        out.line(
+            f"ig_attend_simt<shape, {self._flags()}>({', '.join(elements)}, {self._range()}, {self._scale()}, exp,"
+        )
+        out.line(f"    {', '.join(functions)});")
+        self.functions.report_flags()
+        return out.finish(grid, SIMT_THREADS, tile.memory_size(step.depth, step.values))
+
+    def _write_rows(self) -> CudaKernel:
+        step, out = self.step, self.out
+        for header in ("attention_tile.cuh", "attention_simt.cuh"):
+            out.library.use(header)
+        each = (step.values + WARP) * BYTES[step.dtype]
+        warps = _WARPS if each * _WARPS <= SHARED_LIMIT else 1
+        grid = self._open_block(warps, WARP, split=False)
+        elements, functions = self._declare_elements(), self._declare_functions()
+        out.line(f"const {self.type_} own = first + ig_warp();")
+        limit = "(own + 1 < end ? own + 1 : end)" if step.causal else "end"
+        infinity = constant_text(math.inf, step.dtype)
+        out.open(f"if (own < ({self.type_})({out.size(step.queries)}))")
+        out.line(
+            f"ig_attend_rows<{self.real}, {self._flags()}>({', '.join(elements)}, {step.depth}, {step.values}, own, "
+            f"begin, {limit}, {self._scale()}, {infinity}, exp,"
+        )
+        out.line(f"    {', '.join(functions)});")
+        out.close()
+        self.functions.report_flags()
+        return out.finish(grid, warps * WARP, each * warps)
+
+    # ------------------------------------------------------------------ their parts
+
+    def _open_block(self, rows: int, keys: int, *, split: bool = True) -> Grid:
+        """Declares a block's queries, `first` on, and keys, `begin` to `end`, and its point of the batch, `o`."""
+        step, out, type_ = self.step, self.out, self.type_
+        if split:
+            sizes = out.hint(self.points), out.hint(step.queries)
+            self.splits = choose_split(*sizes, rows, out.hint(step.keys))
+        blocks = (step.queries + rows - 1) // rows
+        out.line("ig_wait_for_previous();")
+        out.line(f"const {type_} blocks = {out.size(blocks)}, task = ({type_})blockIdx.x / blocks;")
+        # The last queries have the most keys to see, where later ones are hidden: they begin first.
+        number = f"({type_})blockIdx.x % blocks"
+        out.line(f"const {type_} first = ({f'blocks - 1 - {number}' if step.causal else number}) * {rows};")
+        out.line(f"const {type_} o = task / {self.splits};")
+        unflatten(out, "o", type_, step.batch)
+        limit = f"({type_})({out.size(step.keys)})"
+        if step.causal:
+            limit = f"(first + {rows} < {limit} ? first + {rows} : {limit})"
+        out.line(f"const {type_} limit = {limit};")
+        if self.splits == 1:
+            out.line(f"const {type_} begin = 0, end = limit;")
+        else:
+            share = f"(limit + {keys * self.splits - 1}) / {keys * self.splits} * {keys}"
+            out.line(f"const {type_} part = task % {self.splits}, share = {share};")
+            out.line(f"const {type_} begin = part * share < limit ? part * share : limit;")
+            out.line(f"const {type_} end = begin + share < limit ? begin + share : limit;")
+        self.functions.declare_flags()
+        return Grid(self.points * blocks * self.splits)
+
+    def _range(self) -> str:
+        return f"({self.type_})({self.out.size(self.step.queries)}), first, begin, end"
+
+    def _flags(self) -> str:
+        step = self.step
+        named = (("IG_SCORE", step.score), ("IG_MASK", step.mask), ("IG_BLOCKS", step.tiles))
+        flags = [name for name, one in named if one is not None] + ["IG_CAUSAL"] * step.causal
+        return " | ".join(flags) or "0"
+
+    def _scale(self) -> str:
+        return constant_text(self.step.scale, self.step.dtype)
+
+    def _scales(self) -> tuple[str, str, str]:
+        """What products are multiplied with to be scores; what these are, to be exponents of 2; and what a maximum of
+        them is multiplied with to be a score."""
+        step = self.step
+        log2e = 1 / math.log(2)
+        if step.score is None:
+            return "1.0f", constant_text(step.scale * log2e, "float32"), self._scale()
+        return self._scale(), constant_text(log2e, "float32"), "1.0f"
+
+    def _declare_elements(self) -> list[str]:
+        step, out = self.step, self.out
+        exp = f"ig_exp_{self.kind}"
+        out.library.functions.add(exp)
+        out.line(f"const auto exp = [](const {self.real} x) -> {self.real} {{ return {exp}(x); }};")
+        matrices = (("load_q", step.q), ("load_k", step.k), ("load_v", step.v))
+        return [self.functions.declare_elements(name, matrix) for name, matrix in matrices]
+
+    def _declare_functions(self, *, pairs: bool = False) -> list[str]:
+        step, made = self.step, self.functions
+        names = [
+            made.declare_body("score", step.score, ["acc"], self.real, "s"),
+            made.declare_body("mask", step.mask, [], "int", "m"),
+            made.declare_kinds(step.tiles),
+        ]
+        if self.splits > 1:
+            self._declare_parts()
+        else:
+            self._declare_results()
+        if pairs:
+            self._declare_pairs()
+        return [*names, "row", "cells" if pairs else "cell"]
+
+    # ------------------------------------------------------------------ results
+
+    def _declare_results(self) -> None:
+        """What a query's maximum and total are stored as, and the epilogue at one element."""
+        step, out, type_, real = self.step, self.out, self.type_, self.real
+        out.open(
+            f"const auto row = [&](const {type_} i, const {real} top, const {real} total, const bool leads) -> {real}"
+        )
+        if step.lse is not None:
+            out.library.functions.add(f"ig_log_{self.kind}")
+        for store, text in ((step.lse, f"top + ig_log_{self.kind}(total)"), (step.top, "top")):
+            if store is not None:
+                # Of no key at all: log 0.
+                out.line(f"if (leads) {{ {out.store(store, f'(total == 0 ? top : {text})')} }}")
+        # A query whose keys are all hidden has a total of 0: its result is 0, as torch has it.
+        out.line("return total == 0 ? 0 : 1 / total;")
+        self.functions.end()
+        epilogue = step.epilogue
+        *rows, column = epilogue.loops[len(step.batch) :]
+        parameters = f"const {type_} at, const {type_} {column.variable}"
+        code = self.functions.note(out.statements(epilogue.body, ["at", column.variable], prefix="e"))
+        out.open(f"const auto cell = [&]({parameters}, const {real} acc)")
+        unflatten(out, "at", type_, rows)
+        for line in (*code.before, *code.between, *code.inside):
+            out.line(line)
+        for store in epilogue.stores:
+            given = code.empty_dims(store.index)
+            guard = f"if ({' && '.join(given)}) " if given else ""
+            out.line(f"{guard}{out.store(store, code.results[store.result])}")
+        self.functions.end()
+
+    def _declare_pairs(self) -> None:
+        """Two sums of a row: stored as one word, where the epilogue stores 16-bit elements side by side."""
+        out, type_, values = self.out, self.type_, self.step.values
+        parameters = f"const {type_} at, const {type_} column, const float a, const float b"
+        word = self._word_store() if self.splits == 1 else None
+        if word is not None:
+            self._declare_value(word)
+        out.open(f"const auto cells = [&]({parameters})")
+        if word is not None:
+            buffer, index = word
+            pointer, dtype = out.pointer(buffer), out.buffers[buffer].dtype
+            pack = "ig_pack_bf16" if dtype == "bfloat16" else "ig_pack_f16"
+            *rows, last = self.step.epilogue.loops[len(self.step.batch) :]
+            out.open(f"if (((uintptr_t){pointer} & 3) == 0)")
+            unflatten(out, "at", type_, rows)
+            out.line(f"const {type_} {last.variable} = column;")
+            out.line(f"uint32_t *const word = (uint32_t *)({pointer} + ({out.size(index)}));")
+            out.line(f"*word = {pack}(value(at, column, a), value(at, column + 1, b));")
+            out.line("return;")
+            out.close()
+        out.line("cell(at, column, a);")
+        guard = f"if (column + 1 < {values}) " if values % 2 else ""
+        out.line(f"{guard}cell(at, column + 1, b);")
+        self.functions.end()
+
+    def _word_store(self) -> tuple[str, Size] | None:
+        """The epilogue's one store, if two columns of it are one aligned word."""
+        epilogue = self.step.epilogue
+        column = epilogue.loops[-1].variable
+        if len(epilogue.stores) != 1 or self.step.values % 2:
+            return None
+        (store,) = epilogue.stores
+        if store.mode != "set" or self.out.buffers[store.buffer].dtype not in HALVES:
+            return None
+        if any(op.name == "check" for op in epilogue.body.ops) or coefficient_of(store.index, column) != 1:
+            return None
+        return (store.buffer, store.index) if is_multiple(substitute(store.index, {column: 0}), 2) else None
+
+    def _declare_value(self, word: tuple[str, Size]) -> None:
+        out, type_, epilogue = self.out, self.type_, self.step.epilogue
+        *rows, column = epilogue.loops[len(self.step.batch) :]
+        code = self.functions.note(out.statements(epilogue.body, ["at", column.variable], prefix="e"))
+        out.open(f"const auto value = [&](const {type_} at, const {type_} {column.variable}, const float acc) -> float")
+        unflatten(out, "at", type_, rows)
+        for line in (*code.before, *code.between, *code.inside):
+            out.line(line)
+        out.line(f"return {code.results[epilogue.stores[0].result]};")
+        self.functions.end()
+
+    # ------------------------------------------------------------------ parts
+
+    def _declare_parts(self) -> None:
+        """Where a part leaves its maximum, total and sums: by part, point and query."""
+        step, out, type_ = self.step, self.out, self.type_
+        slots = self.points * step.queries
+        numbers = [out.scratch.reserve(slots * self.splits * BYTES["float32"]) for _ in range(2)]
+        sums = out.scratch.reserve(slots * self.splits * step.values * BYTES["float32"])
+        self.parts = (*numbers, sums)
+        tops, totals, at = (out.scratch_pointer(name, "float", written=True) for name in self.parts)
+        out.line(f"const int64_t slot = ((int64_t)part * ({out.size(self.points)}) + o) * ({out.size(step.queries)});")
+        out.open(
+            f"const auto row = [&](const {type_} i, const float top, const float total, const bool leads) -> float"
+        )
+        out.line(f"if (leads) {tops}[slot + i] = top, {totals}[slot + i] = total;")
+        out.line("return 1;")
+        self.functions.end()
+        out.open(f"const auto cell = [&](const {type_} i, const {type_} column, const float sum)")
+        out.line(f"{at}[(slot + i) * {step.values} + column] = sum;")
+        self.functions.end()
+
+    def _write_combination(self) -> CudaKernel:
+        """A query to each block: its parts in order, then what follows."""
+        step, out, type_, splits = self.step, self.out.next_kernel(), self.type_, self.splits
+        self.out, self.functions, self.splits = out, BodyFunctions(out, type_, self.real), 1
+        out.library.functions.add("ig_exp_f32")
+        tops, totals, at = (out.scratch_pointer(name, "float") for name in self.parts)
+        out.line("ig_wait_for_previous();")
+        out.line(f"const {type_} task = ({type_})blockIdx.x, query = task % ({out.size(step.queries)});")
+        out.line(f"const {type_} o = task / ({out.size(step.queries)});")
+        out.line(f"const int64_t slots = (int64_t)({out.size(self.points)}) * ({out.size(step.queries)});")
+        unflatten(out, "o", type_, step.batch)
+        self.functions.declare_flags()
+        self._declare_results()
+        out.line("float top = -INF_F32, total = 0;")
+        out.line(f"for (int part = 0; part < {splits}; ++part) top = ig_max_nan(top, {tops}[part * slots + task]);")
+        out.line("const float from = top == -INF_F32 ? 0.0f : top;")
+        out.line("float *const weights = (float *)ig_shared();")
+        part = "(int)threadIdx.x"
+        out.line(f"if ({part} < {splits}) weights[{part}] = ig_exp_f32({tops}[{part} * slots + task] - from);")
+        out.line("__syncthreads();")
+        out.line(f"for (int part = 0; part < {splits}; ++part) total += weights[part] * {totals}[part * slots + task];")
+        out.line("ig_start_next();")
+        out.line("const float share = row(query, top, total, threadIdx.x == 0);")
+        out.open(f"for (int column = (int)threadIdx.x; column < {step.values}; column += {_COMBINING})")
+        out.line("float sum = 0;")
+        out.line(
+            f"for (int part = 0; part < {splits}; ++part) "
+            f"sum += weights[part] * {at}[(part * slots + task) * {step.values} + column];"
+        )
+        out.line(f"cell(query, ({type_})column, sum * share);")
+        out.close()
+        self.functions.report_flags()
+        return out.finish(Grid(self.points * step.queries), _COMBINING, splits * BYTES["float32"])
+
+
+def _shape(tile: MmaTile, half: str, step: Attention, modes: Sequence[str]) -> str:
+    brain, kept = ("true" if holds else "false" for holds in (half == "bfloat16", tile.keeps_own))
+    numbers = f"{tile.warps}, {tile.tiles}, {tile.keys}, {step.depth}, {step.values}"
+    return f"ig_attention_shape<{brain}, {numbers}, {kept}, {', '.join(modes)}>"

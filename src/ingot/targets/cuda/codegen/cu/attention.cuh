@@ -1,0 +1,187 @@
+/* softmax(score(scale · q · k) where mask) · v for 16-bit elements: a warp has TILES times 16 queries, keys and values
+ * come in tiles of KEYS, two of which lie in shared memory: one that is worked on, one that is being copied.
+ *
+ * The functions that a step gives:
+ *   score(i, j, value) and mask(i, j)      its bodies
+ *   kind(block of queries, block of keys)  0, 1, 2: what the table of blocks says
+ *   row(i, top, total, leads) -> share     once for each query: the largest score, and the sum of weights to it; what
+ *                                          sums are multiplied with. One lane of four leads.
+ *   cells(i, column, a, b)                 two sums of a row, of which the second may lie past the last column
+ */
+template <bool BRAIN, int WARPS, int TILES, int KEYS, int DEPTH, int VALUES, bool KEPT, int Q_MODE, int K_MODE, int V_MODE>
+struct ig_attention_shape {
+    static constexpr bool brain = BRAIN, kept = KEPT;
+    static constexpr int warps = WARPS, tiles = TILES, keys = KEYS, depth = DEPTH, values = VALUES;
+    static constexpr int q_mode = Q_MODE, k_mode = K_MODE, v_mode = V_MODE;
+    static constexpr int rows = WARPS * TILES * 16, threads = WARPS * 32;
+    static constexpr int q_size = rows * ig_pitch(DEPTH), k_size = KEYS * ig_pitch(DEPTH), v_size = KEYS * ig_pitch(VALUES);
+};
+
+/* The first tile from `at` on of which any row of the block [first, first + ROWS) sees a key. */
+template <int FLAGS, int ROWS, int KEYS, class I, class Kind>
+static inline I ig_next_tile(I at, I end, I first, I queries, const Kind &kind)
+{
+    if constexpr ((FLAGS & IG_BLOCKS) != 0) {
+        for (; at < end; at += KEYS) {
+            int any = 0;
+            for (I row = first; row < first + ROWS && row < queries; row += IG_BLOCK)
+                any |= kind(row / IG_BLOCK, at / IG_BLOCK);
+            if (any) break;
+        }
+    }
+    return at;
+}
+
+/* Weights of a tile's scores, in place; what was summed up before is scaled to the new maximum. `factor` is what scores
+ * are multiplied with to become exponents of 2. */
+template <int TILES, int KEYS, int WIDE>
+static inline void ig_soften(float (*scores)[KEYS / 8][4], float (*top)[2], float (*total)[2], float (*sums)[WIDE / 8][4], float factor)
+{
+    IG_UNROLL
+    for (int m = 0; m < TILES; ++m) {
+        float scale[2];
+        IG_UNROLL
+        for (int half = 0; half < 2; ++half) {
+            float best = top[m][half];
+            IG_UNROLL
+            for (int n = 0; n < KEYS / 8; ++n)
+                best = ig_max_nan(best, ig_max_nan(scores[m][n][2 * half], scores[m][n][2 * half + 1]));
+            best = ig_max_nan(best, ig_shuffle_xor(best, 1));
+            best = ig_max_nan(best, ig_shuffle_xor(best, 2));
+            /* While every score is -inf there is nothing to scale, and -inf - -inf would be nan. */
+            const float from = best == -INF_F32 ? 0.0f : best * factor;
+            scale[half] = ig_exp2_fast(top[m][half] * factor - from);
+            top[m][half] = best;
+            float added = 0;
+            IG_UNROLL
+            for (int n = 0; n < KEYS / 8; ++n)
+                IG_UNROLL
+                for (int e = 2 * half; e < 2 * half + 2; ++e) {
+                    scores[m][n][e] = ig_exp2_fast(__builtin_fmaf(scores[m][n][e], factor, -from));
+                    added += scores[m][n][e];
+                }
+            total[m][half] = total[m][half] * scale[half] + added;
+        }
+        if (ig_ballot((scale[0] != 1) | (scale[1] != 1))) {
+            IG_UNROLL
+            for (int n = 0; n < WIDE / 8; ++n)
+                IG_UNROLL
+                for (int e = 0; e < 4; ++e) sums[m][n][e] *= scale[e / 2];
+        }
+    }
+}
+
+/* Queries first … of a block, keys begin … end. Scores are the products times `scale`; where there is no body, and
+ * the scale is positive, it is a part of `factor` instead, and `unit` turns a maximum of products to one of scores. */
+template <class S, int FLAGS, class I, class Score, class Mask, class Kind, class Row, class Cells>
+static inline void ig_attend(
+    const ig_matrix16<I> &q, const ig_matrix16<I> &k, const ig_matrix16<I> &v, I queries, I first, I begin, I end, float scale,
+    float factor, float unit, const Score &score, const Mask &mask, const Kind &kind, const Row &row, const Cells &cells)
+{
+    constexpr int wide = ig_padded(S::values);
+    uint16_t *const own = (uint16_t *)ig_shared(), *const stages = own + S::q_size;
+    const bool q_aligned = ig_is_aligned16(q.at), k_aligned = ig_is_aligned16(k.at), v_aligned = ig_is_aligned16(v.at);
+    const int warp_row = ig_warp() * S::tiles * 16;
+    auto load = [&](int stage, I at) {
+        uint16_t *const to = stages + stage * (S::k_size + S::v_size);
+        ig_load_tile<S::threads, S::keys, S::depth, S::k_mode>(to, k, k_aligned, at, end);
+        ig_load_tile<S::threads, S::keys, S::values, S::v_mode>(to + S::k_size, v, v_aligned, at, end);
+        ig_cp_async_commit();
+    };
+    float sums[S::tiles][wide / 8][4] = {}, top[S::tiles][2], total[S::tiles][2] = {};
+    I rows[S::tiles][2]; /* past the last query there is nothing to read: its row stands for them */
+    IG_UNROLL
+    for (int m = 0; m < S::tiles; ++m)
+        IG_UNROLL
+        for (int half = 0; half < 2; ++half) {
+            const I i = first + warp_row + m * 16 + half * 8 + ig_lane() / 4;
+            top[m][half] = -INF_F32;
+            rows[m][half] = i < queries ? i : queries - 1;
+        }
+    I at = ig_next_tile<FLAGS, S::rows, S::keys>(begin, end, first, queries, kind);
+    if (at < end) {
+        ig_load_tile<S::threads, S::rows, S::depth, S::q_mode>(own, q, q_aligned, first, queries);
+        load(0, at);
+        uint32_t fragments[S::tiles][S::kept ? ig_padded(S::depth) / 16 : 1][4];
+        const uint16_t *const my_rows = own + warp_row * ig_pitch(S::depth) + ig_own_offset(ig_pitch(S::depth));
+        if (S::kept) {
+            ig_cp_async_wait<0>();
+            __syncthreads();
+            ig_keep_fragments<S::tiles, S::depth, S::kept>(fragments, my_rows);
+        }
+        for (int stage = 0;; stage ^= 1) {
+            ig_cp_async_wait<0>();
+            __syncthreads(); /* the tile has come, and nobody reads the one before it any more */
+            const I next = ig_next_tile<FLAGS, S::rows, S::keys>(at + S::keys, end, first, queries, kind);
+            if (next < end) load(stage ^ 1, next);
+            int shown = 1;
+            if constexpr ((FLAGS & IG_BLOCKS) != 0)
+                shown = first + warp_row < queries ? kind((first + warp_row) / IG_BLOCK, at / IG_BLOCK) : 0;
+            if ((FLAGS & IG_CAUSAL) && at >= first + warp_row + S::tiles * 16) shown = 0;
+            if (shown) {
+                const uint16_t *const k_tile = stages + stage * (S::k_size + S::v_size), *const v_tile = k_tile + S::k_size;
+                float scores[S::tiles][S::keys / 8][4] = {};
+                ig_multiply_rows<S::brain, S::tiles, S::keys, S::depth, S::kept>(
+                    scores, fragments, my_rows, k_tile + ig_other_offset(ig_pitch(S::depth)));
+                const I column = at + ig_lane() % 4 * 2;
+                if constexpr ((FLAGS & IG_SCORE) != 0) {
+                    IG_UNROLL
+                    for (int n = 0; n < S::keys / 8; ++n)
+                        IG_UNROLL
+                        for (int e = 0; e < 4; ++e) {
+                            const I j = column + n * 8 + e % 2;
+                            IG_UNROLL
+                            for (int m = 0; m < S::tiles; ++m)
+                                scores[m][n][e] = score(rows[m][e / 2], j < end ? j : end - 1, scores[m][n][e] * scale);
+                        }
+                }
+                if constexpr ((FLAGS & IG_MASK) != 0) {
+                    if (!(FLAGS & IG_BLOCKS) || shown == 1) {
+                        IG_UNROLL
+                        for (int n = 0; n < S::keys / 8; ++n)
+                            IG_UNROLL
+                            for (int e = 0; e < 4; ++e) {
+                                const I j = column + n * 8 + e % 2;
+                                IG_UNROLL
+                                for (int m = 0; m < S::tiles; ++m)
+                                    if (!mask(rows[m][e / 2], j < end ? j : end - 1)) scores[m][n][e] = -INF_F32;
+                            }
+                    }
+                }
+                if (at + S::keys > end || ((FLAGS & IG_CAUSAL) && at + S::keys > first + warp_row + 1)) {
+                    IG_UNROLL
+                    for (int n = 0; n < S::keys / 8; ++n)
+                        IG_UNROLL
+                        for (int e = 0; e < 4; ++e) {
+                            const I j = column + n * 8 + e % 2;
+                            IG_UNROLL
+                            for (int m = 0; m < S::tiles; ++m)
+                                if (j >= end || ((FLAGS & IG_CAUSAL) && j > rows[m][e / 2])) scores[m][n][e] = -INF_F32;
+                        }
+                }
+                ig_soften<S::tiles, S::keys, wide>(scores, top, total, sums, factor);
+                ig_mix_rows<S::brain, S::tiles, S::keys, S::values>(sums, scores, v_tile + ig_mixed_offset(ig_pitch(S::values)));
+            }
+            if (next >= end) break;
+            at = next;
+        }
+    }
+    ig_start_next();
+    IG_UNROLL
+    for (int m = 0; m < S::tiles; ++m)
+        IG_UNROLL
+        for (int half = 0; half < 2; ++half) {
+            float whole = total[m][half];
+            whole += ig_shuffle_xor(whole, 1);
+            whole += ig_shuffle_xor(whole, 2);
+            const I i = first + warp_row + m * 16 + half * 8 + ig_lane() / 4;
+            if (i < queries) {
+                const float share = row(i, top[m][half] * unit, whole, ig_lane() % 4 == 0);
+                IG_UNROLL
+                for (int n = 0; n < wide / 8; ++n) {
+                    const int column = n * 8 + ig_lane() % 4 * 2;
+                    if (column < S::values) cells(i, (I)column, sums[m][n][2 * half] * share, sums[m][n][2 * half + 1] * share);
+                }
+            }
+        }
+}

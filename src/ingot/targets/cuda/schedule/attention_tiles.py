@@ -1,0 +1,140 @@
+"""Tiles of attention: how many queries a block of threads takes, how many keys at a time, and into how many parts the
+keys are split where there are too few blocks for the GPU."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ingot.targets.cuda.codegen.kernel import WARP
+
+# Queries and keys of the blocks of a mask, as cu/attention_tile.cuh has it.
+MASK_BLOCK = 64
+# Multiprocessors of the largest GPU: a grid with fewer blocks leaves some of them idle.
+PROCESSORS = 132
+# Bytes of shared memory that every architecture since sm_80 has for one block: the device text is one for all.
+SHARED_LIMIT = 99 << 10
+# Rows of matrix elements that one instruction takes.
+FRAGMENT = 16
+# The widest rows that tensor cores are used for, and that threads have accumulators for.
+WIDEST = 256
+# Keys that are worth a part of their own, and the most parts.
+PART_KEYS = 128
+PARTS = 32
+# Operations of the bodies that are written out into one kernel.
+WRITTEN_OPERATIONS = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class MmaTile:
+    """A block of threads on tensor cores: each warp has `tiles` times 16 queries against `keys` keys at a time.
+    `keeps_own`: whether the fragments of its own rows stay in registers."""
+
+    warps: int
+    tiles: int
+    keys: int
+    keeps_own: bool
+
+    @property
+    def rows(self) -> int:
+        return self.warps * self.tiles * FRAGMENT
+
+    @property
+    def threads(self) -> int:
+        return self.warps * WARP
+
+    @property
+    def copies(self) -> int:
+        """How often the text of a score's body is written out in a kernel."""
+        return self.tiles * self.keys // 8 * 4
+
+    def memory_size(self, depth: int, values: int) -> int:
+        """Bytes of shared memory: the queries, and two tiles of keys and of values."""
+        return 2 * (self.rows * _pitch(depth) + 2 * self.keys * (_pitch(depth) + _pitch(values)))
+
+
+# By the widest rows, the largest tile first: registers hold rows · width sums, and rows · keys scores.
+_MMA_TILES: tuple[tuple[int, tuple[MmaTile, ...]], ...] = (
+    (64, (MmaTile(4, 2, 64, True), MmaTile(4, 1, 64, True), MmaTile(2, 1, 64, True), MmaTile(1, 1, 64, True))),
+    (128, (MmaTile(4, 2, 32, False), MmaTile(4, 1, 32, True), MmaTile(2, 1, 32, True), MmaTile(1, 1, 32, True))),
+    (WIDEST, (MmaTile(4, 1, 32, False), MmaTile(2, 1, 32, False), MmaTile(1, 1, 32, False))),
+)
+_LONG_BODY_TILES = (MmaTile(4, 1, 16, True), MmaTile(1, 1, 16, True))
+
+
+def choose_mma_tile(depth: int, values: int, points: int, queries: int, operations: int = 0) -> MmaTile:
+    """The largest tile of which there are enough to fill the GPU, else the smallest that takes all queries."""
+    width = max(depth, values)
+    tiles = next(tiles for limit, tiles in _MMA_TILES if width <= limit)
+    if operations * tiles[-1].copies > WRITTEN_OPERATIONS:
+        tiles = tuple(MmaTile(tile.warps, tile.tiles, tile.keys, width <= 128) for tile in _LONG_BODY_TILES)
+    fitting = [tile for tile in tiles if operations * tile.copies <= WRITTEN_OPERATIONS] or list(tiles[-1:])
+    for tile in fitting:
+        if points * -(-queries // tile.rows) >= PROCESSORS:
+            return tile
+    return next((tile for tile in reversed(fitting) if tile.rows >= queries), fitting[-1])
+
+
+def choose_split(points: int, queries: int, rows: int, keys: int) -> int:
+    """Into how many parts the keys are split: with few blocks, so many that each processor has two."""
+    blocks = max(points * -(-queries // rows), 1)
+    return max(min(-(-2 * PROCESSORS // blocks), keys // PART_KEYS, PARTS), 1) if blocks < PROCESSORS else 1
+
+
+@dataclass(frozen=True, slots=True)
+class SimtTile:
+    """256 threads on queries by keys, in float32."""
+
+    rows: int
+    keys: int
+
+    def memory_size(self, depth: int, values: int) -> int:
+        pitch = ((depth + 3) // 4 | 1) * 4
+        columns = (values + 15) // 16 * 16
+        return 4 * ((self.rows + self.keys) * pitch + self.keys * columns + self.rows * (self.keys + 4))
+
+
+@dataclass(frozen=True, slots=True)
+class GradientTile:
+    """A block of threads on tensor cores: each warp has 16 rows of one side, against `others` of the other at a time.
+    `passes`: which of the two results each of its kernels gives."""
+
+    warps: int
+    others: int
+    passes: tuple[tuple[bool, bool], ...]
+
+    @property
+    def rows(self) -> int:
+        return self.warps * FRAGMENT
+
+    @property
+    def threads(self) -> int:
+        return self.warps * WARP
+
+    def memory_size(self, depth: int, values: int) -> int:
+        """Bytes of shared memory: the own rows, and two tiles of the others', each by both widths."""
+        return 2 * (self.rows + 2 * self.others) * (_pitch(depth) + _pitch(values))
+
+
+# By the widest rows. Sums of two results of 256 columns each are more than registers hold.
+_GRADIENT_TILES = ((64, 4, 64, 1), (128, 4, 32, 1), (WIDEST, 4, 16, 2))
+
+
+def choose_gradient_tile(depth: int, values: int, side: str) -> GradientTile:
+    width = max(depth, values)
+    _, warps, others, kernels = next(row for row in _GRADIENT_TILES if width <= row[0])
+    if side == "queries":
+        return GradientTile(warps, others, ((True, False),))
+    return GradientTile(warps, others, ((True, True),) if kernels == 1 else ((True, False), (False, True)))
+
+
+SIMT_THREADS = 256
+_SIMT_TILES = (SimtTile(64, 64), SimtTile(64, 32), SimtTile(32, 32), SimtTile(32, 16), SimtTile(16, 16))
+
+
+def choose_simt_tile(depth: int, values: int) -> SimtTile:
+    return next(tile for tile in _SIMT_TILES if tile.memory_size(depth, values) <= SHARED_LIMIT)
+
+
+def _pitch(width: int) -> int:
+    """Elements from one row of a tile to the next."""
+    return (width + 15) // 16 * 16 + 8

@@ -1,0 +1,147 @@
+"""Every form of attention's kernels as cubins: NVRTC takes them, tensor cores are used, registers suffice."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sysconfig
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import ingot
+import ingot.targets.cuda.codegen.attention
+import ingot.targets.cuda.codegen.attention_backward
+from ingot.autograd.compiled_autograd import TrainableModel
+from ingot.compiler import _run_pipeline
+from ingot.errors import NoCompiler
+from ingot.lowering.loop_ir import Attention, AttentionBackward
+from ingot.lowering.loop_module import Module
+from ingot.pipelines import TRAINING
+from ingot.targets.cuda.build import nvrtc
+from tests.support.cuda_emulation.emulated_steps import EmulatedSteps
+from tests.support.cuda_emulation.kernels import check_cubin, write_kernels
+from tests.support.kernel_functions import ATTENDING
+from tests.targets.cuda.test_attention import Flexible
+from tests.targets.cuda.test_attention_gradient import Trained
+
+ARCHITECTURES = ("sm_80", "sm_90a")
+
+
+def skip_without_nvrtc() -> None:
+    try:
+        nvrtc.library()
+    except NoCompiler as error:
+        pytest.skip(str(error))
+
+
+def cut(module: Module, kind: type[Any]) -> Module:
+    """The module's steps of one type."""
+    return replace(module, steps=tuple(step for step in module.steps if isinstance(step, kind)))
+
+
+def operands(dtype: torch.dtype, heads: int, queries: int, keys: int, depth: int) -> list[torch.Tensor]:
+    return [torch.zeros(1, heads, length, depth, dtype=dtype) for length in (queries, keys, keys)]
+
+
+def attend_plainly(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    return F.scaled_dot_product_attention(q, k, v)
+
+
+def attend_causally(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    return F.scaled_dot_product_attention(q, k, v, is_causal=True)
+
+
+def alibi_model() -> nn.Module:
+    return Flexible(ATTENDING["alibi"], ATTENDING["alibi"].tables())
+
+
+def window_model() -> nn.Module:
+    return Flexible(ATTENDING["window"], [])
+
+
+FORWARD: dict[str, tuple[Any, tuple[Any, ...]]] = {
+    "large": (attend_causally, (torch.bfloat16, 16, 2048, 2048, 64)),
+    "deep": (attend_plainly, (torch.float16, 16, 2048, 2048, 128)),
+    "deepest": (attend_plainly, (torch.bfloat16, 2, 256, 256, 136)),
+    "decoding": (attend_plainly, (torch.bfloat16, 8, 1, 1024, 128)),
+    "odd depth": (attend_plainly, (torch.float16, 2, 20, 20, 33)),
+    "score": (alibi_model(), (torch.bfloat16, 4, 4096, 200, 64)),
+    "mask": (window_model(), (torch.bfloat16, 4, 4096, 200, 64)),
+    "float32": (attend_plainly, (torch.float32, 2, 64, 600, 64)),
+    "float64": (attend_plainly, (torch.float64, 2, 5, 20, 8)),
+}
+
+
+@pytest.fixture(scope="module")
+def forward_text() -> str:
+    """All forms in one text: each form's steps, with buffers and kernels renamed by form."""
+    texts = []
+    for name, (model, sizes) in FORWARD.items():
+        module = cut(EmulatedSteps({Attention}).compile(model, operands(*sizes)).module, Attention)
+        text, _ = write_kernels(module)
+        texts.append(f"// {name}\n{text}")
+    return "\f".join(texts)
+
+
+@pytest.mark.parametrize("name", FORWARD)
+def test_forward(name: str, forward_text: str, tmp_path: Path) -> None:
+    skip_without_nvrtc()
+    text = next(part for part in forward_text.split("\f") if part.startswith(f"// {name}\n"))
+    for cubin in check_cubin(text, ARCHITECTURES).values():
+        check_machine_code(cubin, tmp_path, halves="ig_attend<" in text)
+
+
+def check_machine_code(cubin: bytes, folder: Path, *, halves: bool) -> None:
+    """Where the tools are: tensor cores are used for halves alone, and nothing is kept in local memory."""
+    tools = Path(sysconfig.get_paths()["purelib"]) / "nvidia"
+    found = next(tools.glob("*/bin/nvdisasm"), None)
+    if found is None:
+        return
+    path = folder / "kernel.cubin"
+    path.write_bytes(cubin)
+    code = subprocess.run([found, "-c", path], capture_output=True, text=True, check=True).stdout
+    assert ("HMMA" in code) == halves
+    assert not re.search(r"\b(LDL|STL)\b", code)
+
+
+def zeros_of(module: Module) -> list[torch.Tensor]:
+    return [torch.zeros([int(str(n)) for n in o.shape], dtype=getattr(torch, o.dtype)) for o in module.outputs]
+
+
+def backward_module(name: str, dtype: torch.dtype, depth: int) -> Module:
+    """The backward half of a model, which is not run."""
+    found: list[Module] = []
+    emulated = EmulatedSteps({AttentionBackward})
+
+    def build(half: nn.Module, inputs: Sequence[torch.Tensor]) -> Any:
+        module = emulated.compile(half, inputs).module
+        found.append(module)
+        return lambda *_: zeros_of(module)
+
+    model = Trained(ATTENDING[name])
+    given = [t.requires_grad_() for t in operands(dtype, 4, 64, 64, depth)]
+    TrainableModel(_run_pipeline(ingot.capture(model, tuple(given)), TRAINING, emulated), build)
+    return cut(found[1], AttentionBackward)
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype", "depth"),
+    [
+        ("alibi", torch.bfloat16, 64),
+        ("window", torch.float16, 128),
+        ("plain", torch.bfloat16, 136),
+        ("relative", torch.float32, 24),
+    ],
+)
+def test_backward(name: str, dtype: torch.dtype, depth: int, tmp_path: Path) -> None:
+    skip_without_nvrtc()
+    text, steps = write_kernels(backward_module(name, dtype, depth))
+    assert len(steps) == 2
+    check_cubin(text, ARCHITECTURES)
