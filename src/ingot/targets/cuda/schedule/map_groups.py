@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from ingot.lowering.dependence import can_hoist_over, reads_and_writes
+from ingot.lowering.dependence import can_hoist_over
 from ingot.lowering.index_expr import coefficient_of, product
 from ingot.lowering.loop_body import reads
 from ingot.lowering.loop_ir import Map, Stmt

@@ -11,9 +11,9 @@ from ingot.lowering.loop_module import Module
 from ingot.scheduling.fusion import fusion_passes
 from ingot.scheduling.state_updates import update_state_in_place
 from ingot.targets.base import ScheduleObserver, ignore_pass
-from ingot.targets.cuda.schedule.gemm_groups import group_gemms
 from ingot.targets.cuda.schedule.limits import FUSION_LIMITS
 from ingot.targets.cuda.schedule.map_groups import group_maps
+from ingot.targets.cuda.schedule.siblings import join_siblings
 from ingot.targets.cuda.schedule.tiling import choose_tiles
 from ingot.targets.cuda.schedule.verifier import verify_schedule
 
@@ -24,7 +24,7 @@ SCHEDULE: tuple[tuple[str, Callable[[Module], Module]], ...] = (
     *fusion_passes(FUSION_LIMITS),
     ("map_groups", group_maps),
     ("tiles", choose_tiles),
-    ("gemm_groups", group_gemms),
+    ("siblings", join_siblings),
 )
 
 

@@ -2,8 +2,8 @@
 
     TiledGemm(…, algorithm, tile, split_k)       a product, and how its sums are shared out
     ImplicitGemm(…, algorithm, tile, split_k)    a convolution as a product of pixels by taps and channels
+    SiblingGemms(steps, in_turn)                 products that one kernel computes
     MapGroup(steps)                              Maps that do not depend on each other, as one kernel
-    GemmGroup(steps)                             products of the same rows, as one kernel
 
 The loop IR's printer prints them by their fields; verifier.py has their rules.
 """
@@ -15,10 +15,11 @@ from typing import Literal, TypeAlias
 
 from ingot.lowering.loop_ir import Convolution, Gemm, Map, SourceLocation, StepGroup, Stmt
 
-# How sums are computed: on tensor cores, by multiply-adds of threads with a block of sums each, or, where one side has
-# a few rows only, by warps that read the other side once. "channels": each thread has neighbouring channels of a pixel.
-GemmAlgorithm: TypeAlias = Literal["tensor", "simt", "rows"]
-ConvolutionAlgorithm: TypeAlias = Literal["tensor", "simt", "channels"]
+# How sums are computed: on tensor cores, by warps or by groups of four of them (on a GPU that has these, else by
+# warps), by multiply-adds of threads with a block of sums each, or, where one side has a few rows only, by warps that
+# read the other side once. "channels": each thread has neighbouring channels of a pixel.
+GemmAlgorithm: TypeAlias = Literal["tensor", "warpgroup", "simt", "rows"]
+ConvolutionAlgorithm: TypeAlias = Literal["tensor", "warpgroup", "simt", "channels"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +39,7 @@ class GemmTile:
         return f"{self.rows}x{self.columns}x{self.depth}"
 
 
+_NOWHERE = SourceLocation()
 # The tile of a step that no pass has chosen one for.
 PLAIN_TILE = GemmTile(64, 64, 64, 2, 4, 4)
 
@@ -62,23 +64,28 @@ class ImplicitGemm(Convolution):
 
 
 @dataclass(frozen=True, slots=True)
-class MapGroup(StepGroup):
-    """Maps none of which uses what another one writes: each has blocks of its own in one grid."""
+class SiblingGemms(StepGroup):
+    """Products and convolutions that one kernel computes, with blocks of as many threads.
 
-    steps: tuple[Map, ...]
-    origin: SourceLocation = SourceLocation()
+    Each has blocks of its own, and none uses what another one writes; or, `in_turn`, they have the same rows, columns
+    and tiles, and each block computes them one after another: an epilogue may read what an earlier product wrote at
+    the same place.
+    """
+
+    steps: tuple[TiledGemm | ImplicitGemm, ...]
+    in_turn: bool = False
+    origin: SourceLocation = _NOWHERE
 
     def members(self) -> tuple[Stmt, ...]:
         return self.steps
 
 
 @dataclass(frozen=True, slots=True)
-class GemmGroup(StepGroup):
-    """Products of the same left operand by several right ones, none of which uses what another one writes: each has
-    blocks of its own in one grid. They have the same algorithm and tile, and do not split their terms."""
+class MapGroup(StepGroup):
+    """Maps none of which uses what another one writes: each has blocks of its own in one grid."""
 
-    steps: tuple[TiledGemm, ...]
-    origin: SourceLocation = SourceLocation()
+    steps: tuple[Map, ...]
+    origin: SourceLocation = _NOWHERE
 
     def members(self) -> tuple[Stmt, ...]:
         return self.steps

@@ -8,7 +8,7 @@ from ingot.lowering.loop_ir import Map
 from ingot.targets.cuda.codegen.kernel import CudaKernel, Grid
 from ingot.targets.cuda.codegen.kernel_rules import KERNELS
 from ingot.targets.cuda.codegen.kernel_writer import CudaKernelWriter
-from ingot.targets.cuda.codegen.loop_points import loop_type, use_nothing, write_points
+from ingot.targets.cuda.codegen.loop_kernels.loop_points import loop_type, use_nothing, write_points
 from ingot.targets.cuda.codegen.loops import count_apart, find_map_vectors, order_loops, write_scatter_points
 from ingot.targets.cuda.schedule.statements import MapGroup
 

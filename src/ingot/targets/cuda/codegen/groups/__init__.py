@@ -1,1 +1,0 @@
-"""Kernels of several steps: each has blocks of its own in one grid."""
