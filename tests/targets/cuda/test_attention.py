@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,9 +13,12 @@ from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 import ingot.targets.cuda.codegen.attention  # noqa: F401  registers the writer
 from ingot.lowering.loop_ir import Attention
+from ingot.lowering.loop_ir_verifier import verify_module
 from ingot.targets.cuda.codegen.kernel import CudaKernel
 from ingot.targets.cuda.kernel_selection.strategy import CudaStrategy
 from ingot.targets.cuda.schedule import attention_tiles
+from ingot.targets.cuda.schedule.grouped_heads import pack_grouped_heads
+from ingot.targets.reference.interpreted_model import InterpretedModel
 from tests.support.cuda_emulation.emulated_steps import EmulatedSteps
 from tests.support.cuda_emulation.kernels import run_module, write_kernels
 from tests.support.kernel_functions import ATTENDING, Attending, attend, masking, scoring
@@ -165,6 +169,36 @@ def test_few_queries_split_their_keys(dtype: torch.dtype, queries: int, depth: i
     assert main.grid.x == 2 * 4 and combination.grid.x == 2 * queries
     again, _ = run(Attend(), *given)
     assert torch.equal(ours, again)
+
+
+class Decoding(nn.Module):
+    """One token: heads in groups over a cache of which a part is filled."""
+
+    def forward(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        q = q.view(q.shape[0], 1, -1, k.shape[-1]).transpose(1, 2)
+        out = F.scaled_dot_product_attention(q, k, v, mask, enable_gqa=True)
+        return out.transpose(1, 2).flatten(2) + 1
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+@pytest.mark.parametrize(("heads", "kept"), [(8, 2), (6, 1), (34, 1)])
+def test_heads_that_share_keys_are_rows_of_one_tile(dtype: torch.dtype, heads: int, kept: int) -> None:
+    q, k, v = (draw(2, *shape, 16, dtype=dtype) for shape in ((heads,), (kept, 300), (kept, 300)))
+    mask = draw(2, heads, 1, 300, dtype=dtype, seed=5)
+    mask[..., 200:] = -torch.inf
+    ours, emulated = run(Decoding(), q.flatten(1), k, v, mask)
+    check(ours, Decoding()(*double((q.flatten(1), k, v, mask))), dtype)
+    step, _ = emulated.steps[-1]
+    assert isinstance(step, Attention)
+    packed = pack_grouped_heads(step)
+    assert packed.queries == (2 if heads == 34 else heads // kept)
+    program = EmulatedSteps(())
+    interpreted = program.compile(Decoding(), (q.flatten(1), k, v, mask))
+    steps = tuple(pack_grouped_heads(s) if isinstance(s, Attention) else s for s in interpreted.module.steps)
+    module = replace(interpreted.module, steps=steps)
+    verify_module(module, "pack_grouped_heads", full=True)
+    again = InterpretedModel(program, interpreted.program, module)(q.flatten(1), k, v, mask)
+    check(again, interpreted(q.flatten(1), k, v, mask), dtype)
 
 
 def test_split_keys_with_hidden_parts() -> None:

@@ -13,8 +13,8 @@ from dataclasses import replace
 
 from ingot.codegen.c_expressions import SUFFIX, constant_text
 from ingot.lowering.dtypes import BYTES, HALVES
-from ingot.lowering.index_expr import Size, coefficient_of, product, substitute
-from ingot.lowering.loop_ir import Attention, Body, Op
+from ingot.lowering.index_expr import coefficient_of, product, substitute
+from ingot.lowering.loop_ir import Attention, Body, Op, Store
 from ingot.targets.cuda.codegen.attention_functions import (
     BodyFunctions,
     computed_real,
@@ -35,6 +35,7 @@ from ingot.targets.cuda.schedule.attention_tiles import (
     choose_simt_tile,
     choose_split,
 )
+from ingot.targets.cuda.schedule.grouped_heads import pack_grouped_heads
 
 # Warps of a block that has a query to each.
 _WARPS = 4
@@ -44,6 +45,7 @@ _COMBINING = 128
 
 @KERNELS.register(Attention)
 def write_attention(out: CudaKernelWriter, step: Attention) -> Sequence[CudaKernel]:
+    step = pack_grouped_heads(step)
     if step.score is None and not step.scale > 0:
         # The largest product is then not the largest score.
         step = replace(step, score=Body((Op("accumulator", (), step.dtype),), (0,)))
@@ -80,9 +82,11 @@ class _AttentionWriter:
 
     def _write_mma(self, half: str) -> CudaKernel:
         step, out = self.step, self.out
-        operations = sum(len(body.ops) for body in (step.score, step.mask) if body)
+        operations = [op.name for body in (step.score, step.mask) if body for op in body.ops]
         points, queries = out.hint(self.points), out.hint(step.queries)
-        tile = choose_mma_tile(step.depth, step.values, points, queries, operations)
+        tile = choose_mma_tile(
+            step.depth, step.values, points, queries, len(operations), gathers="check" in operations
+        )
         for header in ("attention_tile.cuh", "attention.cuh"):
             out.library.use(header)
         grid = self._open_block(tile.rows, tile.keys)
@@ -241,29 +245,27 @@ class _AttentionWriter:
         """Two sums of a row: stored as one word, where the epilogue stores 16-bit elements side by side."""
         out, type_, values = self.out, self.type_, self.step.values
         parameters = f"const {type_} at, const {type_} column, const float a, const float b"
-        word = self._word_store() if self.splits == 1 else None
-        if word is not None:
-            self._declare_value(word)
+        store = self._word_store() if self.splits == 1 else None
+        if store is not None:
+            self._declare_value(store)
         out.open(f"const auto cells = [&]({parameters})")
-        if word is not None:
-            buffer, index = word
-            pointer, dtype = out.pointer(buffer), out.buffers[buffer].dtype
+        if store is not None:
+            dtype = out.buffers[store.buffer].dtype
             pack = "ig_pack_bf16" if dtype == "bfloat16" else "ig_pack_f16"
             *rows, last = self.step.epilogue.loops[len(self.step.batch) :]
-            out.open(f"if (((uintptr_t){pointer} & 3) == 0)")
             unflatten(out, "at", type_, rows)
             out.line(f"const {type_} {last.variable} = column;")
-            out.line(f"uint32_t *const word = (uint32_t *)({pointer} + ({out.size(index)}));")
-            out.line(f"*word = {pack}(value(at, column, a), value(at, column + 1, b));")
-            out.line("return;")
-            out.close()
-        out.line("cell(at, column, a);")
-        guard = f"if (column + 1 < {values}) " if values % 2 else ""
-        out.line(f"{guard}cell(at, column + 1, b);")
+            out.line(f"const uint32_t word = {pack}(value(at, column, a), value(at, column + 1, b));")
+            out.line(f"uint16_t *const place = {out.pointer(store.buffer)} + ({out.size(store.index)});")
+            out.line("if (((uintptr_t)place & 3) == 0) *(uint32_t *)place = word;")
+            out.line("else place[0] = (uint16_t)word, place[1] = (uint16_t)(word >> 16);")
+        else:
+            out.line("cell(at, column, a);")
+            out.line(f"{f'if (column + 1 < {values}) ' if values % 2 else ''}cell(at, column + 1, b);")
         self.functions.end()
 
-    def _word_store(self) -> tuple[str, Size] | None:
-        """The epilogue's one store, if two columns of it are one aligned word."""
+    def _word_store(self) -> Store | None:
+        """The epilogue's one store, if two columns of it are one word."""
         epilogue = self.step.epilogue
         column = epilogue.loops[-1].variable
         if len(epilogue.stores) != 1 or self.step.values % 2:
@@ -273,17 +275,25 @@ class _AttentionWriter:
             return None
         if any(op.name == "check" for op in epilogue.body.ops) or coefficient_of(store.index, column) != 1:
             return None
-        return (store.buffer, store.index) if is_multiple(substitute(store.index, {column: 0}), 2) else None
+        return store if is_multiple(substitute(store.index, {column: 0}), 2) else None
 
-    def _declare_value(self, word: tuple[str, Size]) -> None:
+    def _declare_value(self, store: Store) -> None:
+        """The epilogue's result. What is rounded where it is stored need not be rounded before."""
         out, type_, epilogue = self.out, self.type_, self.step.epilogue
         *rows, column = epilogue.loops[len(self.step.batch) :]
-        code = self.functions.note(out.statements(epilogue.body, ["at", column.variable], prefix="e"))
+        body, result = epilogue.body, epilogue.body.results[store.result]
+        last = body.ops[result]
+        if last.name == "cast" and last.attribute == out.buffers[store.buffer].dtype:
+            (operand,) = last.operands
+            result = operand if body.ops[operand].dtype == "float32" else result
+        code = self.functions.note(
+            out.statements(Body(body.ops, (result,)), ["at", column.variable], accumulator="acc", prefix="e")
+        )
         out.open(f"const auto value = [&](const {type_} at, const {type_} {column.variable}, const float acc) -> float")
         unflatten(out, "at", type_, rows)
         for line in (*code.before, *code.between, *code.inside):
             out.line(line)
-        out.line(f"return {code.results[epilogue.stores[0].result]};")
+        out.line(f"return {code.results[0]};")
         self.functions.end()
 
     # ------------------------------------------------------------------ parts

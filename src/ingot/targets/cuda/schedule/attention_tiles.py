@@ -3,10 +3,10 @@ keys are split where there are too few blocks for the GPU."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from ingot.targets.cuda.codegen.kernel import WARP
-
+# Threads of a warp.
+WARP = 32
 # Queries and keys of the blocks of a mask, as cu/attention_tile.cuh has it.
 MASK_BLOCK = 64
 # Multiprocessors of the largest GPU: a grid with fewer blocks leaves some of them idle.
@@ -61,17 +61,24 @@ _MMA_TILES: tuple[tuple[int, tuple[MmaTile, ...]], ...] = (
 _LONG_BODY_TILES = (MmaTile(4, 1, 16, True), MmaTile(1, 1, 16, True))
 
 
-def choose_mma_tile(depth: int, values: int, points: int, queries: int, operations: int = 0) -> MmaTile:
-    """The largest tile of which there are enough to fill the GPU, else the smallest that takes all queries."""
+def choose_mma_tile(
+    depth: int, values: int, points: int, queries: int, operations: int = 0, *, gathers: bool = False
+) -> MmaTile:
+    """The largest tile of which there are enough to fill the GPU, else the smallest. Bodies, of so many operations, need
+    registers too, those that read at computed places the most."""
     width = max(depth, values)
     tiles = next(tiles for limit, tiles in _MMA_TILES if width <= limit)
+    if operations:
+        tiles = tuple(replace(tile, keeps_own=tile.keeps_own and tile.tiles == 1) for tile in tiles)
+    if gathers and width > 64:
+        tiles = tuple(tile for tile in tiles if tile.tiles == 1)
     if operations * tiles[-1].copies > WRITTEN_OPERATIONS:
-        tiles = tuple(MmaTile(tile.warps, tile.tiles, tile.keys, width <= 128) for tile in _LONG_BODY_TILES)
+        tiles = tuple(replace(tile, keeps_own=width <= 128) for tile in _LONG_BODY_TILES)
     fitting = [tile for tile in tiles if operations * tile.copies <= WRITTEN_OPERATIONS] or list(tiles[-1:])
     for tile in fitting:
         if points * -(-queries // tile.rows) >= PROCESSORS:
             return tile
-    return next((tile for tile in reversed(fitting) if tile.rows >= queries), fitting[-1])
+    return fitting[-1]
 
 
 def choose_split(points: int, queries: int, rows: int, keys: int) -> int:
