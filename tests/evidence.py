@@ -56,7 +56,9 @@ _BACK_END = (
     "src/ingot/lowering",
     "src/ingot/scheduling",
     "src/ingot/codegen",
-    "src/ingot/targets",
+    "src/ingot/targets/base.py",
+    "src/ingot/targets/cpu",
+    "src/ingot/targets/reference",
     "src/ingot/artifacts",
 )
 _NATIVE = (*_PASSES, *_BACK_END, "src/ingot_runtime")

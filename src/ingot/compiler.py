@@ -17,7 +17,6 @@ from ingot.api import capture
 from ingot.artifacts.compiled_model import CompiledModel
 from ingot.artifacts.loaded_model import LoadedModel
 from ingot.autograd.compiled_autograd import TrainableModel
-from ingot.codegen.build.isa import host
 from ingot.codegen.build.page_prefault import Pages
 from ingot.config import Settings
 from ingot.errors import MissingMember, PassError, UnknownTarget, format_error
@@ -26,12 +25,12 @@ from ingot.ir.program import Program
 from ingot.lowering.loop_module import Module, Precision
 from ingot.passes.manager import Check, run_pipeline
 from ingot.serialization import program_file
-from ingot.targets.base import Target
-from ingot.targets.cpu.target import CPU, CpuTarget
+from ingot.targets.base import NativeTarget, Target
+from ingot.targets.cpu.target import CPU
 from ingot.targets.reference.interpreted_model import InterpretedModel
 from ingot.targets.reference.schedule_check import schedule_checked
 from ingot.targets.reference.target import ReferenceTarget
-from ingot.targets.registry import find_target
+from ingot.targets.registry import TARGETS, find_target
 from ingot_runtime import Trust, open_container
 from ingot_runtime.container import skip_nothing, skip_program
 from ingot_runtime.container.signing import check_trust
@@ -124,6 +123,10 @@ def compile(
     among `OPTIONAL_PASSES`, besides those in INGOT_DISABLE_PASSES; the result computes the same, more slowly.
     `on_stage` is called with the name of each stage and returns a context manager that the stage runs in.
 
+    `target` "cuda" compiles for NVIDIA's GPUs, and needs none: without one the model can be saved, and a call raises
+    DeviceUnavailable. `isa` then names architectures of GPUs ("sm_90a", "sm_80") in place of the default ones, and
+    "ptx" adds text that those to come compile for themselves. Tensors may lie on the GPU or on the host.
+
     `target` "reference" interprets the model's loops with NumPy, slowly: the result is an InterpretedModel, which is
     called in the same way and has no file. With `check` "numerics" the loops are interpreted on the example before and
     after every scheduling step, and ScheduleError names the first that changes what they compute, or says that they do
@@ -133,13 +136,13 @@ def compile(
     the model's own parameters and the arguments. The sizes are then those of the example.
     """
     found = find_target(target)
-    machine = found if isinstance(found, ReferenceTarget) and not training else _find_cpu(found)
+    machine = found if isinstance(found, ReferenceTarget) and not training else _check_native(found)
     check_threads(threads)
     _check_precision(precision)
     _validate_check(check)
     disabled = resolve_disabled(disable_passes)
     if training:
-        assert isinstance(machine, CpuTarget)
+        assert isinstance(machine, NativeTarget)
         return _compile_training(
             machine, model, args, kwargs, dynamic_shapes, threads, cache, disabled, check, on_stage
         )
@@ -161,7 +164,9 @@ def resolve_disabled(names: Collection[str]) -> frozenset[str]:
     """The passes to leave out: those given, and those that the environment names. Raises PassError for unknown ones."""
     given = {names} if isinstance(names, str) else set(names)
     disabled = given | set(Settings.from_environment().disabled_passes)
-    unknown = sorted(disabled - set(OPTIONAL_PASSES))
+    unknown = sorted(
+        disabled - set(OPTIONAL_PASSES) - {name for one in TARGETS.values() for name in one.optional_passes}
+    )
     if unknown:
         raise PassError(
             format_error(
@@ -173,18 +178,17 @@ def resolve_disabled(names: Collection[str]) -> frozenset[str]:
     return frozenset(disabled)
 
 
-def _find_cpu(target: str | Target[Any]) -> CpuTarget:
+def _check_native(target: Target[Any]) -> NativeTarget[Any]:
     """The target, which must be one whose libraries this process can load."""
-    found = find_target(target)
-    if not isinstance(found, CpuTarget):
+    if not isinstance(target, NativeTarget):
         raise UnknownTarget(
             format_error(
-                f"A model cannot be compiled and called for the target {found.name!r}.",
-                why="a compiled model runs on the CPU",
-                fix='give target="cpu", or call the target itself: lower, schedule, emit, build',
+                f"A model cannot be compiled and called for the target {target.name!r}.",
+                why="a compiled model runs on the CPU or on a GPU",
+                fix='give target="cpu" or target="cuda", or call the target itself: lower, schedule, emit, build',
             )
         )
-    return found
+    return target
 
 
 def _check_precision(precision: str) -> None:
@@ -217,7 +221,7 @@ def _lower_program(
 
 
 def _compile_program(
-    target: CpuTarget,
+    target: NativeTarget[Any],
     program: Program,
     title: str,
     threads: int | None,
@@ -235,7 +239,7 @@ def _compile_program(
     with on_stage("cc"), ThreadPoolExecutor(1) as aside:  # the C compiler works while the weights are packed
         libraries = aside.submit(target.build, source, isa, cache=cache)
         blob = target.pack_weights(program, module, source, pages)
-    return CompiledModel(program, module, source, blob, libraries.result(), host(), threads)
+    return CompiledModel(program, module, source, blob, libraries.result(), target, threads)
 
 
 def _state_bytes(model: nn.Module | Callable[..., Any] | Program) -> int:
@@ -248,7 +252,7 @@ def _state_bytes(model: nn.Module | Callable[..., Any] | Program) -> int:
 
 
 def _compile_training(
-    target: CpuTarget,
+    target: NativeTarget[Any],
     model: nn.Module | Callable[..., Any] | Program,
     args: Sequence[Any],
     kwargs: Mapping[str, Any] | None,

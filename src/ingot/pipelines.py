@@ -104,6 +104,9 @@ ONNX: Pipeline = (
     constant_fold,
     (decompose, {"keep": PRESERVED_OPS}),
     (legalize, {"keep": PRESERVED_OPS}),
+    # What has to stay complex, the exporter takes or refuses by name.
+    (decompose_complex, {"keep": PRESERVED_OPS, "parameters": True, "partial": True}),
+    Stage(legalize, {"keep": PRESERVED_OPS}, when=_last_pass_changed),
     constant_fold,
     remove_noops,
     cse,

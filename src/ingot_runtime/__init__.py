@@ -29,6 +29,7 @@ from .errors import (
     ClosedModel,
     CopyError,
     DamagedFile,
+    DeviceUnavailable,
     DivisionByZero,
     FileError,
     IndexOutOfRange,
@@ -55,6 +56,7 @@ from .errors import (
 )
 from .model import Model, load
 from .native.bfloat16 import BFloat16Array
+from .native.device_array import DeviceArray
 from .pytree import FieldTuple, Record
 
 __all__ = [
@@ -67,6 +69,8 @@ __all__ = [
     "Container",
     "CopyError",
     "DamagedFile",
+    "DeviceArray",
+    "DeviceUnavailable",
     "DivisionByZero",
     "FieldTuple",
     "FileError",

@@ -55,11 +55,15 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument("--output", required=True, metavar="FILE.npz", help="bfloat16 results are stored as float32")
     run.add_argument("--seed", type=int, help="of random draws")
     run.add_argument("--threads", type=int)
+    run.add_argument("--device", type=int, default=0, help="the number of the GPU, of a model for one")
     test = command("self-test", _self_test, "Run the sample stored in the file, and compare.")
     test.add_argument("--threads", type=int)
+    test.add_argument("--device", type=int, default=0, help="the number of the GPU, of a model for one")
     command("describe", _describe, "What the model takes and gives. Runs nothing of the file.")
     extract = command(
-        "extract", _extract, "Write model.so, weights.bin and ingot.h, for use from C. Runs nothing of it."
+        "extract",
+        _extract,
+        "Write model.so, weights.bin, ingot.h and code for GPUs, for use from C. Runs nothing of it.",
     )
     extract.add_argument("folder", help="made if it is not there")
     extract.add_argument("--isa", help="which library, if not the best for this machine")
@@ -71,14 +75,15 @@ def _trust(options: argparse.Namespace) -> Trust:
 
 
 def _run(options: argparse.Namespace) -> None:
-    results = run_file(options.file, options.input, seed=options.seed, threads=options.threads, trust=_trust(options))
+    chosen = {"seed": options.seed, "threads": options.threads, "device": options.device}
+    results = run_file(options.file, options.input, trust=_trust(options), **chosen)
     write_results(options.output, results)
     for name, array in results.items():
         print(f"{name}: {array.dtype}{list(array.shape)}")
 
 
 def _self_test(options: argparse.Namespace) -> None:
-    with load(options.file, options.threads, trust=_trust(options)) as model:
+    with load(options.file, options.threads, trust=_trust(options), device=options.device) as model:
         print(f"{options.file}: good on this machine, {model.isa}; largest difference {model.self_test():.3g}")
 
 
@@ -100,7 +105,11 @@ def _extract(options: argparse.Namespace) -> None:
         files.write_file(folder / "model.so", container.copy(spec.libraries[isa]), "the library")
         files.write_file(folder / "weights.bin", blob.view, "the file of weights")
         files.write_file(folder / "ingot.h", HEADER.read_bytes(), "the header")
-    print(f"{folder}: model.so ({isa}), weights.bin ({blob.size:,} bytes), ingot.h")
+        images = []
+        for member in spec.images.values():
+            images.append(Path(member).name)
+            files.write_file(folder / images[-1], container.copy(member), "the code for a GPU")
+    print(f"{folder}: {', '.join([f'model.so ({isa})', *images, f'weights.bin ({blob.size:,} bytes)', 'ingot.h'])}")
 
 
 if __name__ == "__main__":

@@ -26,13 +26,14 @@ def run_file(
     seed: int | None = None,
     threads: int | None = None,
     trust: Trust = True,
+    device: int = 0,
 ) -> Results:
     """The results of a model by name, bfloat16 as float32; inputs that it writes to under "mutated." and their name.
 
     `inputs` are texts: NAME=FILE.npy, or NAME=NUMBER for a scalar. Raises InputError, and what `load` and a call raise.
     """
     given = dict(_pair(text) for text in inputs)
-    with load(file, threads, trust=trust) as model:
+    with load(file, threads, trust=trust, device=device) as model:
         values = _values(model, given)
         if seed is not None:
             model.seed(seed)

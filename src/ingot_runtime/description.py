@@ -32,9 +32,10 @@ def describe(path: str | os.PathLike[str], *, trust: Trust = True) -> str:
 def text_of(path: str, spec: Spec, isa: str | None, weights_size: int) -> str:
     """What a model takes and returns, line by line. `isa` is the instruction set that runs here, if one does."""
     runs = f"runs {isa} here" if isa is not None else "none of them runs here"
+    needs = f"; computes on a GPU: {', '.join(spec.images)}" if spec.images else ""
     return "\n".join(
         [
-            f"{path}: {', '.join(spec.libraries)}; {runs}",
+            f"{path}: {', '.join(spec.libraries)}; {runs}{needs}",
             *(
                 f"  takes  {place}: {asked.spelled}{' (written to)' if asked.mutated else ''}"
                 for place, asked in zip(argument_places(spec), spec.inputs, strict=True)

@@ -23,6 +23,7 @@
     ├── IndexOutOfRange             an index that the model computed or was given (also an IndexError)
     ├── DivisionByZero              an integer was divided by zero (also a ZeroDivisionError)
     ├── OutOfMemory                 (also a MemoryError)
+    ├── DeviceUnavailable           no driver, no GPU, no code for it, or it failed (also a RuntimeError)
     ├── InvalidKey                  something else than an Ed25519 key was given for one (also a ValueError)
     ├── SigningUnavailable          signatures need a package that is not installed (also an ImportError)
     ├── ClosedModel                 a model was called after close() (also a ValueError)
@@ -180,6 +181,10 @@ class DivisionByZero(IngotError, ZeroDivisionError):
 
 class OutOfMemory(IngotError, MemoryError):
     """There is no memory for what the model needs."""
+
+
+class DeviceUnavailable(IngotError, RuntimeError):
+    """There is no GPU that the model can run on: no driver, no device, no code for it. Or the device failed."""
 
 
 class InvalidKey(IngotError, ValueError):

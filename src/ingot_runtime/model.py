@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from . import description, pytree, symbol_binding
 from . import self_test as sampling
 from .container import Container, open_container, signing, skip_program
-from .container.manifest import ABI, Spec, read_spec
+from .container.manifest import ABI, InputSpec, OutputSpec, Spec, read_spec
 from .container.signing import Trust
 from .description import best_library, weights_of
 from .dtypes import BFLOAT16
@@ -51,7 +51,7 @@ class _Plan(NamedTuple):
     output_shapes: tuple[tuple[int, ...], ...]
 
 
-def load(path: str | os.PathLike[str], threads: int | None = None, *, trust: Trust = True) -> "Model":
+def load(path: str | os.PathLike[str], threads: int | None = None, *, trust: Trust = True, device: int = 0) -> "Model":
     """The model of a compiled file. Everything that is used is checked first; its weights are mapped, not read.
 
     Loading a compiled file runs native code that it holds, with all rights of this process: load files of people that
@@ -60,11 +60,12 @@ def load(path: str | os.PathLike[str], threads: int | None = None, *, trust: Tru
     mapped as code; False, nobody: the file is checked and UntrustedFile is raised.
 
     `threads`: how many to compute with; None for one per core. Raises a FileError for what is wrong with the file or
-    with this machine, or where it cannot be opened.
+    with this machine, or where it cannot be opened. A model that was compiled for a GPU runs on the one with the number
+    `device`; DeviceUnavailable says what is missing on a machine without one.
     """
     check_threads(threads)
     with open_container(path, writable=False, skip=skip_program) as container:
-        return model_of(container, threads, trust)
+        return model_of(container, threads, trust, device)
 
 
 def check_threads(threads: int | None) -> None:
@@ -73,7 +74,7 @@ def check_threads(threads: int | None) -> None:
         raise ValueError(f"threads is {threads!r}: give a number from 1 to {native_library.THREADS_LIMIT}, or None")
 
 
-def model_of(container: Container, threads: int | None = None, trust: Trust = True) -> "Model":
+def model_of(container: Container, threads: int | None = None, trust: Trust = True, device: int = 0) -> "Model":
     """The model of an open file, which may be closed afterwards; as `load`."""
     check_threads(threads)
     signing.check_trust(container, trust)
@@ -82,6 +83,7 @@ def model_of(container: Container, threads: int | None = None, trust: Trust = Tr
     weights = weights_of(container, spec)
     sample = None if spec.sample is None else sampling.read_sample(container, spec, spec.sample)
     code = container.copy(spec.libraries[isa])
+    images = {architecture: container.copy(member) for architecture, member in spec.images.items()}
     if trust is False:
         raise UntrustedFile(
             "the file holds native code, which was not loaded",
@@ -93,7 +95,11 @@ def model_of(container: Container, threads: int | None = None, trust: Trust = Tr
         )
     # Here the code of the file begins to run: all checks of the file come before this line.
     library = native_library.NativeLibrary(memoryview(code), path=container.path, member=spec.libraries[isa])
-    _check_library(library, spec, isa, weights, container.path)
+    check_library(library, spec, isa, weights, container.path)
+    if images:
+        from .device_model import DeviceModel  # here, because only files for a GPU need it
+
+        return DeviceModel(container.path, spec, library, weights, images, device, sample)
     return Model(container.path, spec, library, weights, threads or 0, sample)
 
 
@@ -117,7 +123,7 @@ class Model(Uncopied):
         self._weights = weights
         self._threads = threads
         self._sample = sample
-        self._native = native_library.NativeModel(library, weights, threads)
+        self._opened: native_library.NativeModel | None = None
         self._memory = ResultMemory(len(spec.outputs))
         self._plans: dict[Any, _Plan] = {}
         self._places = description.argument_places(spec)
@@ -125,6 +131,19 @@ class Model(Uncopied):
         self._mutated = [number for number, asked in enumerate(spec.inputs) if asked.mutated]
         named = spec.arguments.children[1]
         self._has_own_out = "out" in spec.parameters or (isinstance(named, pytree.Branch) and "out" in named.keys)
+        self._start()
+
+    def _start(self) -> None:
+        self._opened = self._open_native()
+
+    def _open_native(self) -> native_library.NativeModel:
+        """The model as it is in the file."""
+        return native_library.NativeModel(self._library, self._weights, self._threads)
+
+    @property
+    def _native(self) -> native_library.NativeModel:
+        assert self._opened is not None
+        return self._opened
 
     def again(self) -> "Model":
         """The same model as it was when it was loaded: with threads, memory and state of its own."""
@@ -210,7 +229,7 @@ class Model(Uncopied):
             raise SelfTestFailed(
                 format_error("The file has no sample to test with.", where=self.path, fix="compile the model again")
             )
-        fresh = native_library.NativeModel(self._library, self._weights, self._threads)
+        fresh = self._open_native()
         try:
             given = [array.copy() for array in self._sample.inputs]
             wrapped = [
@@ -272,22 +291,16 @@ class Model(Uncopied):
     def _take(self, leaves: Sequence[Any], held: list[Any]) -> Arrays:
         if len(leaves) != len(self.spec.inputs):
             raise InputError(f"The model takes {len(self.spec.inputs)} inputs, and got {len(leaves)}.")
-        given = []
-        for asked, place, leaf in zip(self.spec.inputs, self._places, leaves, strict=True):
-            if type(leaf) in (bool, int, float) and not asked.shape and not asked.mutated:
-                given.append(arrays.number(leaf, asked.dtype, place))
-                continue
-            array = arrays.view(leaf, asked.dtype, len(asked.shape), place, held, InputError)
-            if asked.mutated and not array.flags.writeable:
-                raise InputError(
-                    format_error(
-                        f"{place} is read-only, but the model writes to it.",
-                        why="or its sign is kept apart from its memory: x.is_neg()",
-                        fix="pass a copy that can be written",
-                    )
-                )
-            given.append(array)
-        return given
+        asked = zip(self.spec.inputs, self._places, leaves, strict=True)
+        return [self._take_leaf(one, place, leaf, held) for one, place, leaf in asked]
+
+    def _take_leaf(self, asked: InputSpec, place: str, leaf: Any, held: list[Any]) -> NDArray[Any]:
+        if type(leaf) in (bool, int, float) and not asked.shape and not asked.mutated:
+            return arrays.number(leaf, asked.dtype, place)
+        array = arrays.view(leaf, asked.dtype, len(asked.shape), place, held, InputError)
+        if asked.mutated and not array.flags.writeable:
+            raise read_only_error(place)
+        return array
 
     def _plan(self, model: native_library.NativeModel, given: Arrays) -> _Plan:
         sizes = tuple(array.shape for array in given)
@@ -316,31 +329,38 @@ class Model(Uncopied):
         for number, (asked, shape) in enumerate(zip(self.spec.outputs, plan.output_shapes, strict=True)):
             buffer = buffers[number] if buffers else None
             if buffer is None:
-                try:
-                    made.append(self._memory.empty(shape, asked.dtype.numpy))
-                except (MemoryError, ValueError) as failure:  # ValueError: more than numpy can count
-                    raise OutOfMemory(f"There is no memory for the output {asked.name}: {failure}") from None
-                continue
-            place = f"the buffer for {asked.name}"
-            array = arrays.view(buffer, asked.dtype, asked.rank, place, held, OutputError)
-            if array.shape != shape:
-                small = " too small" if array.size < np.prod(shape, dtype=np.int64) else ""
-                raise OutputError(
-                    format_error(
-                        f"{place} is{small}: {array.shape}, but the output is {shape}.",
-                        fix="pass one of exactly that shape; of a larger one, a part: buffer[:n]",
-                    )
-                )
-            if not array.flags.writeable or not arrays.is_ready(array):
-                raise OutputError(
-                    format_error(
-                        f"{place} cannot be written to as it is.",
-                        why="it is read-only" if not array.flags.writeable else "it is not contiguous, or not aligned",
-                        fix=f"pass np.empty({shape}, np.{asked.dtype.numpy.name})",
-                    )
-                )
-            made.append(array)
+                made.append(self._empty(asked, shape))
+            else:
+                made.append(self._take_buffer(buffer, asked, shape, f"the buffer for {asked.name}", held))
         return made
+
+    def _empty(self, asked: OutputSpec, shape: tuple[int, ...]) -> NDArray[Any]:
+        try:
+            return self._memory.empty(shape, asked.dtype.numpy)
+        except (MemoryError, ValueError) as failure:  # ValueError: more than numpy can count
+            raise OutOfMemory(f"There is no memory for the output {asked.name}: {failure}") from None
+
+    def _take_buffer(
+        self, buffer: Any, asked: OutputSpec, shape: tuple[int, ...], place: str, held: list[Any]
+    ) -> NDArray[Any]:
+        array = arrays.view(buffer, asked.dtype, asked.rank, place, held, OutputError)
+        if array.shape != shape:
+            small = " too small" if array.size < np.prod(shape, dtype=np.int64) else ""
+            raise OutputError(
+                format_error(
+                    f"{place} is{small}: {array.shape}, but the output is {shape}.",
+                    fix="pass one of exactly that shape; of a larger one, a part: buffer[:n]",
+                )
+            )
+        if not array.flags.writeable or not arrays.is_ready(array):
+            raise OutputError(
+                format_error(
+                    f"{place} cannot be written to as it is.",
+                    why="it is read-only" if not array.flags.writeable else "it is not contiguous, or not aligned",
+                    fix=f"pass np.empty({shape}, np.{asked.dtype.numpy.name})",
+                )
+            )
+        return array
 
     def _check_overlaps(self, given: Arrays, made: Arrays, buffers: Sequence[Any]) -> None:
         """What is written must not alias anything else: the model reads and writes in any order."""
@@ -380,7 +400,17 @@ class Model(Uncopied):
         return BFloat16Array(array) if asked.dtype.name == BFLOAT16 else array
 
 
-def _check_library(
+def read_only_error(place: str) -> InputError:
+    return InputError(
+        format_error(
+            f"{place} is read-only, but the model writes to it.",
+            why="or its sign is kept apart from its memory: x.is_neg()",
+            fix="pass a copy that can be written",
+        )
+    )
+
+
+def check_library(
     library: native_library.NativeLibrary, spec: Spec, isa: str, weights: native_library.Blob, path: str
 ) -> None:
     if library.abi != ABI:

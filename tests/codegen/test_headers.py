@@ -97,6 +97,7 @@ def test_portable_headers_are_cpp_too(tmp_path: Path) -> None:
     assert {file.name for file in folder.iterdir()} == {*ROUTINES, *math_library.RESOURCES}
     texts = {name: f"{PORTABLE.read(name)}\n{macros}\n" for name, macros in ROUTINES.items()}
     includes = "".join(f"#include <{name}>\n" for name in ("cstdint", "cstdio", "cstring"))
+    includes += "#define IG_HOST_ONLY 1\n"
     first = "".join(texts.pop(name) for name in list(ROUTINES)[:3])
     source = tmp_path / "portable.cpp"
     source.write_text(

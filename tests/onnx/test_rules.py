@@ -19,6 +19,7 @@ from ingot.errors import PassError, UnsupportedByOnnx
 from ingot.onnx.api import OnnxReport
 from ingot.onnx.convert import NEWEST_OPSET
 from tests.onnx.core_share import share
+from tests.passes import test_decompose_complex
 
 X = torch.Tensor
 
@@ -214,6 +215,53 @@ def test_complex_numbers_inside(tmp_path: Path) -> None:
         return torch.fft.irfft(waves @ torch.complex(x[0, :1, :5].mT, x[0, 1:2, :5].mT) + waves, n=8)
 
     exported(tmp_path, spectral, torch.randn(2, 3, 8), torch.randn(3, 4, 2))
+
+
+@pytest.mark.parametrize("name", test_decompose_complex.OPERATORS)
+def test_operators_on_complex_numbers(name: str, tmp_path: Path) -> None:
+    """What native code takes, by the same formulas."""
+
+    def model(a: X, b: X) -> X:
+        z, w = torch.complex(a, b), torch.complex(b, a + 1)
+        return test_decompose_complex.real(test_decompose_complex.OPERATORS[name](z, w, a - b))
+
+    exported(tmp_path, model, *torch.randn(2, 4, 4))
+
+
+def test_preserved_module_calls_may_be_complex(tmp_path: Path) -> None:
+    model, x = test_decompose_complex.Calling(), torch.randn(3, 2)
+    program = ingot.capture(model, (x,), preserve_module_call_signature=("inner",))
+    assert ingot.export_onnx(program, tmp_path / "m.onnx").differences
+
+
+@pytest.mark.parametrize(
+    ("model", "words"),
+    [
+        (lambda x: torch.view_as_complex(x) * 2, r"1 operator .*\n +output: .* a result is one"),
+        (
+            lambda x: (torch.view_as_complex(x) * 2).acos().real,
+            r"1 operator .*\n +aten.acos.default: .* complex numbers",
+        ),
+        (test_decompose_complex._branching, r"1 operator .*\n +cond: there is no rule for complex numbers"),
+    ],
+    ids=["a result", "no rule", "a branch"],
+)
+def test_only_what_must_be_complex_is_refused(model: Callable[..., Any], words: str, tmp_path: Path) -> None:
+    with pytest.raises(UnsupportedByOnnx, match=words):
+        exported(tmp_path, model, torch.randn(3, 2))
+
+
+def test_a_complex_argument_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UnsupportedByOnnx, match=r"1 operator .*\n +.*an argument is one"):
+        exported(tmp_path, lambda z: (z * 2).abs(), torch.randn(3, dtype=torch.complex64))
+
+
+def test_a_transform_is_one_node(tmp_path: Path) -> None:
+    def model(x: X) -> X:
+        return torch.view_as_real(torch.fft.fft(torch.view_as_complex(x)))
+
+    _, kinds = exported(tmp_path, model, torch.randn(3, 8, 2, dtype=torch.float64))
+    assert kinds == ["DFT"]
 
 
 @pytest.mark.parametrize("opset", [18, 20])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable
 from typing import Any
 
@@ -12,7 +13,7 @@ from torch import nn
 import ingot
 from ingot import passes
 from ingot.errors import UnsupportedOperator
-from ingot.ir.metadata import tensors_in, value_of
+from ingot.ir.metadata import tensors_in, touches_complex, value_of
 from ingot.ir.outlining import graph_modules
 
 Function = Callable[..., torch.Tensor]
@@ -95,6 +96,7 @@ OPERATORS: dict[str, Callable[[Any, Any, Any], Any]] = {
     "assigned": lambda z, w, x: z.clone().index_put((torch.tensor([1]),), w[:1]),
     "triu": lambda z, w, x: z.triu(),
     "new ones": lambda z, w, x: z + torch.full((4,), 1 + 2j, dtype=z.dtype) * torch.ones_like(w) + torch.zeros_like(z),
+    "new real ones": lambda z, w, x: torch.zeros_like(z, dtype=x.dtype) + torch.full_like(z, 2, dtype=x.dtype) + z.real,
     "equal": lambda z, w, x: (z == w) | (z != z.clone()),
     "isnan": lambda z, w, x: torch.isnan(z / 0),
     "another dtype": lambda z, w, x: z.to(torch.complex64) * 2,
@@ -142,6 +144,20 @@ def test_complex_state_at_any_size() -> None:
         x = torch.randn(2, size, 3, 8)
         close(native(x), model(x))
     assert program.state_dict["table"].is_complex() and model.table.is_complex(), "what is given stays as it was"
+
+
+def test_state_that_is_a_conjugate() -> None:
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("turns", torch.randn(4, dtype=torch.complex128).conj())
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return real(torch.view_as_complex(x) * self.turns)
+
+    model, x = Model(), torch.randn(4, 2, dtype=torch.float64)
+    assert model.turns.is_conj()
+    close(split(model, (x,))(x), model(x))
 
 
 def test_under_no_grad() -> None:
@@ -280,3 +296,60 @@ def test_an_argument_that_is_complex() -> None:
     z = torch.randn(3, dtype=torch.complex64)
     with pytest.raises(UnsupportedOperator, match="complex64 is not supported"):
         ingot.compile(lambda z: z.abs(), (z,))
+
+
+# ---------------------------------------------------------------------- a part of the program
+
+
+class Squaring(nn.Module):
+    def forward(self, z: torch.Tensor) -> torch.Tensor:
+        return z * z
+
+
+class Calling(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = Squaring()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return real(self.inner(torch.view_as_complex(x) * 2) + 1)
+
+
+# For each model the operators that still take or give a complex tensor, but for the steps to and from one.
+PARTIAL: dict[str, tuple[Any, set[str]]] = {
+    "all of it": (lambda x: real(torch.view_as_complex(x) * 2), set()),
+    "a result": (lambda x: torch.view_as_complex(x) * 2, {"output"}),
+    "no rule": (lambda x: real((torch.view_as_complex(x) * 2).acos() + 1), {"aten.acos.default"}),
+    "a branch": (_branching, {"cond", "output"}),
+    "an FFT that is kept": (lambda x: real(torch.fft.fft(x) * 2j), {"aten._fft_r2c.default"}),
+    "nothing but an FFT": (lambda x: real(torch.fft.fft(torch.view_as_complex(x))), {"aten._fft_c2c.default"}),
+    "a preserved call": (Calling(), set()),
+}
+KEPT = [torch.ops.aten._fft_r2c.default, torch.ops.aten._fft_c2c.default]
+STEPS = [torch.ops.aten.view_as_complex.default, torch.ops.aten.view_as_real.default, operator.getitem]
+
+
+@pytest.mark.parametrize("name", PARTIAL)
+def test_partial(name: str) -> None:
+    model, expected = PARTIAL[name]
+    options = {"preserve_module_call_signature": ("inner",)} if isinstance(model, nn.Module) else {}
+    x = torch.randn(3, 2, dtype=torch.float64)
+    before = ingot.transform(ingot.capture(model, (x,), **options), ROAD[:-1])
+    run = (passes.decompose_complex, {"keep": KEPT, "partial": True})
+    program = ingot.transform(before, [run])
+    nodes = [node for module in graph_modules(program.graph_module) for node in module.graph.nodes]
+    left = {str(n.target) for n in nodes if touches_complex(n) and n.op != "placeholder" and n.target not in STEPS}
+    assert left == expected
+    assert (program.history[-1].changes > 0) == (name != "nothing but an FFT")
+    assert ingot.transform(program, [run]).history[-1].changes == 0
+    close(real(program(x)), real(model(x)))
+
+
+def test_partial_with_a_complex_argument() -> None:
+    def model(z: torch.Tensor) -> torch.Tensor:
+        return (z * 2j + 1).abs()
+
+    z = torch.randn(3, dtype=torch.complex128)
+    program = ingot.transform(ingot.capture(model, (z,)), [*ROAD[:-1], (passes.decompose_complex, {"partial": True})])
+    assert [str(n.target) for n in program.graph.nodes if touches_complex(n)] == ["z", "aten.view_as_real.default"]
+    close(program(z), model(z))

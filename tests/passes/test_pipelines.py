@@ -102,6 +102,8 @@ def test_native_code_runs_the_native_pipeline() -> None:
 def test_onnx_runs_its_pipeline() -> None:
     pytest.importorskip("onnx_ir")
     assert recorded(run_onnx_pipeline(plain()).history) == steps([*pipelines.CAPTURE, *pipelines.ONNX])
+    again = recorded(run_onnx_pipeline(turned()).history)
+    assert again == steps([*pipelines.CAPTURE, *pipelines.ONNX], conditions=True), "complex numbers: legalized again"
 
 
 @pytest.mark.parametrize(("model", "shape", "conditions"), [(nn.Linear(2, 2), (3, 2), False), (Turned(), (3, 2), True)])

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import copy
 import os
-import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -20,11 +19,12 @@ import torch
 
 from ingot.artifacts.packaging import SampleCall, argument_names, call_of, result_names, write_native
 from ingot.artifacts.profiler import Profile, ProfileRow, medians
-from ingot.artifacts.roofline import measure_roofline
-from ingot.artifacts.tensor_exchange import native_of, torch_of, wants_arrays
+from ingot.artifacts.roofline import Roofline, measure_roofline
+from ingot.artifacts.tensor_exchange import native_of, run_model, wants_arrays
 from ingot.codegen.build.compile_process import save_error
-from ingot.codegen.build.isa import Isa
+from ingot.codegen.native_source import NativeSource, draws_numbers, is_image
 from ingot.codegen.weight_blob import WeightBlob
+from ingot.ir.clone import copy_written_state
 from ingot.ir.execution import check_call
 from ingot.ir.program import Program
 from ingot.ir.pytree import flatten, unflatten
@@ -33,7 +33,7 @@ from ingot.lowering.index_expr import Expr, Size, substitute
 from ingot.lowering.loop_ir_printer import print_module
 from ingot.lowering.loop_module import Module, Precision, SymbolSource
 from ingot.serialization.program_file import pack
-from ingot.targets.cpu.codegen.module_emitter import CSource
+from ingot.targets.base import NativeTarget
 from ingot_runtime.container.manifest import ABI, read_spec
 from ingot_runtime.cpu_features import cores
 from ingot_runtime.model import Model
@@ -41,36 +41,36 @@ from ingot_runtime.native.copy_guard import Uncopied
 from ingot_runtime.native.native_library import NativeLibrary
 
 _WEIGHTS, _LIBRARY = "weights", "library"
-_KERNEL = re.compile(r"^IG_KERNEL void k\d+\(", re.MULTILINE)
 
 
 class CompiledModel(Uncopied):
     """A model as native code. Any number of threads may call it at once.
 
     Attributes: `program` (as it was lowered), `isa` (the instruction set that runs here), `libraries` (bytes by
-    instruction set), `threads`.
+    instruction set, and by architecture of a GPU), `threads`.
     """
 
     def __init__(
         self,
         program: Program,
         module: Module,
-        source: CSource,
+        source: NativeSource,
         blob: WeightBlob,
         libraries: Mapping[str, bytes],
-        isa: Isa,
+        target: NativeTarget[Any],
         threads: int | None = None,
     ) -> None:
         """Use `ingot.compile`."""
-        self.program = program
+        self.program = copy_written_state(program)  # a call of the one that was compiled would change what is saved
         self.libraries = dict(libraries)
-        self.isa = isa.name
+        self.isa = target.host_library()
+        self._target = target
         self._source = source
         self._module = module
         self._manifest = _manifest(program, module)
         self._blob = blob
         self.threads = threads or cores()
-        self.model = self._open(isa, threads)
+        self.model = self._open(threads)
 
     def __deepcopy__(self, memo: Any) -> CompiledModel:
         """A model of its own, with threads and memory of its own; library, weights and program never change and are
@@ -83,7 +83,7 @@ class CompiledModel(Uncopied):
 
     @property
     def source(self) -> str:
-        """The C text that was compiled."""
+        """The text of the kernels that were compiled: C, or CUDA C++."""
         return self._source.text
 
     @property
@@ -98,8 +98,8 @@ class CompiledModel(Uncopied):
 
     @property
     def kernels(self) -> int:
-        """The number of different kernels in the C text."""
-        return len(_KERNEL.findall(self.source))
+        """The number of different kernels in the text."""
+        return self._source.kernel_count
 
     @property
     def weight_bytes(self) -> int:
@@ -110,7 +110,7 @@ class CompiledModel(Uncopied):
         """Calls the model. Returns torch tensors, or NumPy arrays if the arguments hold arrays and no tensor."""
         if wants_arrays(args, kwargs):
             return self.model.call(args, kwargs)
-        results = iter([torch_of(value) for value in self.model.run(self._leaves(args, kwargs))])
+        results = iter(run_model(self.model, self._leaves(args, kwargs)))
         outputs = self.program.signature.user_outputs
         leaves = [o.value if o.kind is OutputKind.LITERAL else next(results) for o in outputs]
         return unflatten(leaves, self.program.signature.out_tree)
@@ -140,7 +140,8 @@ class CompiledModel(Uncopied):
             )
             for launch, seconds in zip(self._source.launches, medians(runs), strict=True)
         ]
-        return Profile(tuple(rows), measure_roofline(self.threads))
+        known = self._target.peak_rates
+        return Profile(tuple(rows), measure_roofline(self.threads) if known is None else Roofline(*known))
 
     def _symbols(self, leaves: Sequence[Any]) -> dict[str, int]:
         def read_symbol(known: SymbolSource) -> int:
@@ -166,8 +167,9 @@ class CompiledModel(Uncopied):
             write_native(
                 path,
                 manifest_native=self._manifest,
-                libraries=self.libraries,
-                source=self.source,
+                libraries={name: data for name, data in self.libraries.items() if not is_image(name)},
+                images=self._images(),
+                source=self._source.files,
                 weights=self._blob.tensors(),
                 sample=self._sample(),
                 members=members,
@@ -180,19 +182,24 @@ class CompiledModel(Uncopied):
         """Releases the model's threads and memory."""
         self.model.close()
 
-    def _open(self, isa: Isa, threads: int | None) -> Model:
+    def _images(self) -> dict[str, bytes]:
+        return {name: data for name, data in self.libraries.items() if is_image(name)}
+
+    def _open(self, threads: int | None) -> Model:
+        images = self._images()
         manifest = {
             "native": {
                 **self._manifest,
                 "abi": ABI,
-                "libraries": [{"isa": isa.name, "member": _LIBRARY}],
+                "libraries": [{"isa": self.isa, "member": _LIBRARY}],
+                "images": [{"architecture": name, "member": name} for name in images],
                 "weights": _WEIGHTS,
                 "weights_sha256": "",
             }
         }
-        spec = read_spec(manifest, {_LIBRARY, _WEIGHTS}, "<memory>")
-        library = NativeLibrary(memoryview(self.libraries[isa.name]), path="<memory>", member=_LIBRARY)
-        return Model("<memory>", spec, library, self._blob.memory, threads or 0, None)
+        spec = read_spec(manifest, {_LIBRARY, _WEIGHTS, *images}, "<memory>")
+        library = NativeLibrary(memoryview(self.libraries[self.isa]), path="<memory>", member=_LIBRARY)
+        return self._target.open_model(spec, library, self._blob.memory, images, threads)
 
     def _sample(self) -> SampleCall | None:
         """The example call, with torch's result."""
@@ -207,7 +214,7 @@ class CompiledModel(Uncopied):
             for name, value in inputs.items()
         }
         with torch.no_grad():
-            result = self.program.copy()(*args, **kwargs)
+            result = copy_written_state(self.program)(*args, **kwargs)
         kinds = [output.kind for output in self.program.signature.user_outputs]
         leaves = [leaf for leaf, kind in zip(flatten(result)[0], kinds, strict=True) if kind is OutputKind.RESULT]
         made = zip(leaves, self._manifest["outputs"], strict=True)
@@ -218,7 +225,7 @@ class CompiledModel(Uncopied):
     @property
     def draws(self) -> bool:
         """Whether the model draws random numbers."""
-        return "ig_uniform" in self.source or "ig_normal" in self.source or "ig_randint" in self.source
+        return draws_numbers(self._source)
 
 
 def _tolerance(manifest: Mapping[str, Any], precision: str) -> float:

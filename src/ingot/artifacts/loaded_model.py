@@ -10,7 +10,7 @@ from __future__ import annotations
 from types import TracebackType
 from typing import Any, Self
 
-from ingot.artifacts.tensor_exchange import native_of, torch_of, wants_arrays
+from ingot.artifacts.tensor_exchange import native_of, run_model, wants_arrays
 from ingot_runtime import Model, pytree
 from ingot_runtime.native.copy_guard import Uncopied
 
@@ -31,7 +31,7 @@ class LoadedModel(Uncopied):
         if wants_arrays(args, kwargs):
             return self.model.call(args, kwargs)
         leaves = [native_of(leaf) for leaf in self.model.leaves(args, kwargs)]
-        results = [torch_of(value) for value in self.model.run(leaves)]
+        results = run_model(self.model, leaves)
         return pytree.unflatten(self.model.spec.result, {"input": leaves, "output": results})
 
     def __repr__(self) -> str:

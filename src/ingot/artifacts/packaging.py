@@ -80,8 +80,9 @@ def write_native(
     *,
     manifest_native: Mapping[str, Json],
     libraries: Mapping[str, Path | bytes],
-    source: str,
+    source: str | Mapping[str, str],
     weights: PackedWeights | Mapping[str, ArrayLike],
+    images: Mapping[str, bytes] | None = None,
     sample: SampleCall | None = None,
     members: Mapping[str, Member] | None = None,
     fields: Mapping[str, Json] | None = None,
@@ -89,9 +90,10 @@ def write_native(
     """Writes a compiled file, whole or not at all.
 
     `manifest_native` has "inputs", "outputs", "symbols" and "call" of docs/reference/file_format.md; the rest of that
-    part follows from the other arguments. `libraries` maps instruction sets to shared libraries. `members` and `fields`
-    are what else the file and its manifest hold: the program. Raises ValueError for what the runtime would not
-    load.
+    part follows from the other arguments. `libraries` maps instruction sets to shared libraries, `images` architectures
+    of GPUs to code for them. `source` is the C text, or several texts by the names of their files, that of the kernels
+    first. `members` and `fields` are what else the file and its manifest hold: the program. Raises ValueError for what
+    the runtime would not load.
     """
     packed = weights if isinstance(weights, PackedWeights) else pack_weights(weights)
     isas = [isa for isa in cpu_features.FEATURES if isa in libraries]  # the most able first
@@ -99,20 +101,25 @@ def write_native(
         raise ValueError(
             f"no machine is known to run {', '.join(unknown)}; known are {', '.join(cpu_features.FEATURES)}"
         )
+    texts = {SOURCE: source} if isinstance(source, str) else {f"{FOLDER}/{name}": text for name, text in source.items()}
+    members_of = {name: _name_image(name) for name in images or {}}
     native: dict[str, Json] = {
         **manifest_native,
         "abi": ABI,
         "libraries": [{"isa": isa, "member": f"{FOLDER}/{isa}.so"} for isa in isas],
-        "source": SOURCE,
+        "source": next(iter(texts)),
         "weights": WEIGHTS,
         "weights_sha256": packed.sha256,
     }
     everything: dict[str, Member] = {
         **(members or {}),
         **{f"{FOLDER}/{isa}.so": _library(libraries[isa]) for isa in isas},
-        SOURCE: source.encode(),
+        **{member: (images or {})[name] for name, member in members_of.items()},
+        **{name: text.encode() for name, text in texts.items()},
         WEIGHTS: packed.member,
     }
+    if members_of:
+        native["images"] = [{"architecture": name, "member": member} for name, member in members_of.items()]
     if sample is not None:
         native["sample"] = {"inputs": SAMPLE_INPUTS, "outputs": SAMPLE_OUTPUTS, "tolerance": sample.tolerance}
         after = {MUTATED + name: value for name, value in sample.mutated.items()}
@@ -124,6 +131,11 @@ def write_native(
     except Exception as failure:
         raise ValueError(f"the runtime would not load this file: {failure}") from failure
     write_container(path, everything, manifest)
+
+
+def _name_image(architecture: str) -> str:
+    kind = "ptx" if architecture.startswith("compute_") else "cubin"
+    return f"{FOLDER}/{architecture}.{kind}"
 
 
 def call_of(program: Program) -> Json:

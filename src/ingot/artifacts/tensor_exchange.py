@@ -10,7 +10,9 @@ import torch
 
 from ingot.errors import InputError, format_error
 from ingot.ir.pytree import flatten
-from ingot_runtime import BFloat16Array
+from ingot_runtime import BFloat16Array, Model
+from ingot_runtime.device_model import DeviceModel
+from ingot_runtime.native.device_array import DeviceTensor
 
 _PLAIN = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
 
@@ -46,3 +48,39 @@ def torch_of(value: Any) -> Any:
     if isinstance(value, BFloat16Array):
         return torch.from_numpy(value.bits).view(torch.bfloat16)
     return torch.from_numpy(value) if isinstance(value, np.ndarray) else value
+
+
+def run_model(model: Model, leaves: Sequence[Any]) -> list[Any]:
+    """Runs a model with what `native_of` gave, one value per input; returns torch's tensors and numbers.
+
+    A model on a GPU takes tensors of that GPU where they lie, and is queued on torch's current stream: its results then
+    lie there too. Tensors of the host are copied, and so are results for a call without any on the GPU.
+    """
+    if isinstance(model, DeviceModel) and any(isinstance(leaf, torch.Tensor) and leaf.is_cuda for leaf in leaves):
+        return _run_on_device(model, leaves)
+    return [torch_of(value) for value in model.run(leaves)]
+
+
+def _run_on_device(model: DeviceModel, leaves: Sequence[Any]) -> list[Any]:
+    device = torch.device("cuda", model.device)
+    dense = [leaf.resolve_neg().contiguous() if _is_on_device(leaf) else leaf for leaf in leaves]
+    views = [_view(leaf) if _is_on_device(leaf) else leaf for leaf in dense]
+
+    def allocate(shape: tuple[int, ...], dtype: str, _: int) -> tuple[torch.Tensor, int]:
+        made = torch.empty(shape, dtype=getattr(torch, dtype), device=device)
+        return made, made.data_ptr()
+
+    results = model.run(views, stream=torch.cuda.current_stream(device).cuda_stream, allocate=allocate)
+    for given, used, asked in zip(leaves, dense, model.spec.inputs, strict=True):
+        if asked.mutated and used is not given:
+            given.copy_(used)
+    return [torch_of(value) for value in results]
+
+
+def _is_on_device(leaf: Any) -> bool:
+    return isinstance(leaf, torch.Tensor) and leaf.is_cuda
+
+
+def _view(tensor: torch.Tensor) -> DeviceTensor:
+    name = str(tensor.dtype).removeprefix("torch.")
+    return DeviceTensor(tensor.data_ptr(), name, tuple(tensor.shape), tensor.get_device(), owner=tensor)

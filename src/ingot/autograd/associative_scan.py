@@ -22,18 +22,7 @@ from ingot import torch_internals as internals
 hop = torch.ops.higher_order
 
 
-class Differentiable(fx.Interpreter):
-    """A graph's own meaning, with our gradient for associative scans."""
-
-    def call_function(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if target is hop.associative_scan:
-            combine, xs, additional = args
-            if _is_ours(xs, additional):
-                return _scan(combine, xs, additional)
-        return super().call_function(target, args, kwargs)
-
-
-def _is_ours(xs: Sequence[torch.Tensor], additional: Sequence[Any]) -> bool:
+def is_ours(xs: Sequence[torch.Tensor], additional: Sequence[Any]) -> bool:
     """Whether what the function closes over fits each element: then its gradient does, too."""
     shape = torch.broadcast_shapes(*(x.shape[1:] for x in xs))
     if any(x.shape[1:] != shape or not x.is_floating_point() for x in xs):
@@ -51,7 +40,9 @@ def _fits(more: torch.Tensor, shape: torch.Size) -> bool:
         return False
 
 
-def _scan(combine: fx.GraphModule, xs: Sequence[torch.Tensor], additional: Sequence[Any]) -> list[torch.Tensor]:
+def scan_differentiable(
+    combine: fx.GraphModule, xs: Sequence[torch.Tensor], additional: Sequence[Any]
+) -> list[torch.Tensor]:
     """What requires a gradient among `additional` is scanned too, the same at every position: its gradient is a sum."""
     shape = xs[0].shape
     kept = [number for number, more in enumerate(additional) if more.requires_grad]

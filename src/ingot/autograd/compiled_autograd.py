@@ -20,8 +20,8 @@ from torch import fx, nn
 
 from ingot import torch_internals as internals
 from ingot.artifacts.compiled_model import CompiledModel
-from ingot.autograd.associative_scan import Differentiable
-from ingot.errors import UnsupportedOperator
+from ingot.autograd.differentiable_graph import Differentiable
+from ingot.errors import CompileError, IngotError, UnsupportedOperator, format_error
 from ingot.frontend.source_locations import SourceLocationInterpreter
 from ingot.ir import effect_tokens, execution
 from ingot.ir.program import Program
@@ -67,8 +67,27 @@ class TrainableModel(Uncopied):
 
     def _run_differentiable(self, leaves: Sequence[Any]) -> Any:
         given, state = self._inputs(leaves)
-        values = self._run(*state.values(), *given.values())
+        values = self._run_graph(*state.values(), *given.values())
         return execution.finish(self.program, list(values), given, state.__getitem__)
+
+    def _run_graph(self, *inputs: Any) -> tuple[Any, ...]:
+        """The results of the graph. The first call traces it: what torch raises there gets a name."""
+        try:
+            results: tuple[Any, ...] = self._run(*inputs)
+            return results
+        except (IngotError, MemoryError):
+            raise
+        except Exception as error:
+            if self._halves:  # both graphs are written: it is not about them
+                raise
+            raise CompileError(
+                format_error(
+                    "torch's autograd cannot write the gradient of this model.",
+                    why=f"it raised {type(error).__name__}: {str(error).strip()}",
+                    fix="check that a loss of the model has a gradient in eager; detach what needs none, or compile "
+                    "the model without training=True",
+                )
+            ) from error
 
     def _inputs(self, leaves: Sequence[Any]) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
         program = self.program
@@ -80,7 +99,7 @@ class TrainableModel(Uncopied):
         """Runs both halves on the example, and leaves no trace in the model: no gradient, no changed buffer."""
         given, state = self._inputs(leaves)
         inputs = [*state.values(), *given.values()]
-        results = [r for r in self._run(*inputs) if isinstance(r, torch.Tensor) and r.requires_grad]
+        results = [r for r in self._run_graph(*inputs) if isinstance(r, torch.Tensor) and r.requires_grad]
         asked = [t for t in inputs if isinstance(t, torch.Tensor) and t.requires_grad]
         if results:
             zeros = [torch.zeros_like(r) for r in results]

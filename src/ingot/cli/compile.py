@@ -38,9 +38,15 @@ def run(
     ],
     output: Annotated[Path | None, typer.Option("-o", "--output", help="Save the compiled model to this file.")] = None,
     dynamic: Dynamic = None,
+    target: Annotated[Literal["cpu", "cuda"], typer.Option("--target", help="The machine to compile for.")] = "cpu",
     isa: Annotated[
         list[str] | None,
-        typer.Option("--isa", metavar="NAME", help="Build for this instruction set as well as for ours. Repeatable."),
+        typer.Option(
+            "--isa",
+            metavar="NAME",
+            help="Build for this instruction set as well as for ours; for CUDA: for this architecture (sm_90a, ptx). "
+            "Repeatable.",
+        ),
     ] = None,
     threads: Threads = None,
     precision: Precise = "float32",
@@ -66,6 +72,7 @@ def run(
         args,
         kwargs,
         dynamic_shapes=add_ranges(dynamic_shapes),
+        target=target,
         threads=threads,
         cache=cache,
         isa=isa,
@@ -76,13 +83,13 @@ def run(
         write_file(source, compiled.source, "the C source")
     if loop_ir is not None:
         write_file(loop_ir, compiled.loop_ir, "the loops")
-    difference = None
+    difference, unchecked = None, ""
     if output is not None:
         with stages("save", f"saving {output}"):
             compiled.save(output, program=program)
         if check:
             with stages("check", "running the example through the file"):
-                difference = _difference(output, threads)
+                difference, unchecked = _difference(output, threads)
     compiled.close()
     data = {
         "reference": reference,
@@ -95,6 +102,7 @@ def run(
         "gives": [_format_spec(item) for item in compiled.model.spec.outputs],
         "dims": [str(symbol) for symbol in compiled.model.spec.symbols.values()],
         "largest_difference": difference,
+        "unchecked": unchecked,
         "source": None if source is None else str(source),
         "loop_ir": None if loop_ir is None else str(loop_ir),
         "file": None if output is None else {"path": str(output), "bytes": output.stat().st_size},
@@ -140,12 +148,18 @@ def _program(reference: str) -> Any:
         ) from None
 
 
-def _difference(file: Path, threads: int | None) -> float | None:
-    """How far the file's own sample is off on this machine; None where it has none. Raises SelfTestFailed."""
+def _difference(file: Path, threads: int | None) -> tuple[float | None, str]:
+    """How far the file's own sample is off on this machine; None and the reason where that cannot be told. Raises
+    SelfTestFailed."""
     import ingot_runtime
 
-    with ingot_runtime.load(file, threads) as model:
-        return model.self_test() if model.has_sample else None
+    try:
+        with ingot_runtime.load(file, threads) as model:
+            if model.has_sample:
+                return model.self_test(), ""
+    except ingot_runtime.DeviceUnavailable as missing:  # compiled here for a machine with a GPU
+        return None, str(missing).splitlines()[0]
+    return None, "the model draws random numbers, or its example is not known"
 
 
 def _format_spec(item: Any) -> str:
@@ -166,7 +180,7 @@ def _summary(data: dict[str, Any], check: bool) -> Table:
         rows.append(("loops", data["loop_ir"]))
     if data["file"] is not None:
         rows.append(("saved", f"{data['file']['path']} ({human(data['file']['bytes'], 'B')})"))
-        rows.append(("checked", _format_check(data["largest_difference"], check)))
+        rows.append(("checked", _format_check(data["largest_difference"], data["unchecked"], check)))
     else:
         rows.append(("saved", "no (-o FILE.ingot)"))
     seconds = {name: taken for name, taken in data["seconds"].items() if name != "import"}
@@ -177,9 +191,9 @@ def _summary(data: dict[str, Any], check: bool) -> Table:
     return table
 
 
-def _format_check(difference: float | None, check: bool) -> str:
+def _format_check(difference: float | None, unchecked: str, check: bool) -> str:
     if not check:
         return "no (--no-check)"
     if difference is None:
-        return "no: the model draws random numbers, or its example is not known"
+        return f"no: {unchecked}"
     return f"the file and torch agree; largest difference {difference:.2g}"

@@ -50,6 +50,7 @@ PACKAGES = (
     Package("onnxruntime", None, "verifying ONNX files, and a peer in benchmarks", needed=False),
     Package("openvino", None, "a peer in benchmarks", needed=False),
     Package("ziglang", None, "a C compiler where the system has none", needed=False),
+    Package("nvidia-cuda-nvrtc", "13", 'compiling for target="cuda"', needed=False),
 )
 
 _COMPILER_FIX = (
@@ -60,7 +61,7 @@ _COMPILER_FIX = (
 
 @command
 def run(as_json: AsJson = False, debug: Debug = False) -> Result:
-    """Show versions, processor, C compiler and cache, and what is missing."""
+    """Show versions, processor, C compiler, cache, GPU and its driver, and what is missing."""
     stages = Stages()
     settings = Settings.from_environment()
     with stages("packages", "looking at packages"):
@@ -69,8 +70,10 @@ def run(as_json: AsJson = False, debug: Debug = False) -> Result:
         packages = [_check_import(finding) if finding.what == "torch" else finding for finding in packages]
     with stages("compilers", "trying C compilers"):
         found = system_info.compilers(settings.compiler)
+    with stages("cuda", "looking for a GPU"):
+        cuda = system_info.cuda_support()
     processor = system_info.processor()
-    others = [_compiler(found), _cache(settings)]
+    others = [_compiler(found), _cache(settings), *_cuda(cuda)]
     problems = [finding for finding in (*packages, *others) if finding.needed and not finding.ok]
     data = {
         "ok": not problems,
@@ -79,6 +82,7 @@ def run(as_json: AsJson = False, debug: Debug = False) -> Result:
         "packages": {p.name: system_info.version_of(p.name) for p in PACKAGES},
         "system": platform.platform(),
         "processor": asdict(processor),
+        "cuda": asdict(cuda),
         "compilers": [{**asdict(compiler), "works": compiler.works} for compiler in found],
         "cache": {
             "folder": str(settings.cache_dir),
@@ -154,6 +158,16 @@ def _cache(settings: Settings) -> Finding:
         return Finding("cache", folder, True, needed=True)
     fix = "set INGOT_CACHE_DIR to a folder that you may write to, or INGOT_DISABLE_CACHE=1 to do without"
     return Finding("cache", f"{folder} cannot be written: {problem}", False, needed=True, fix=fix)
+
+
+def _cuda(found: system_info.CudaSupport) -> list[Finding]:
+    """A GPU is optional: models for one are compiled without it, and others run without it."""
+    devices = [Finding("GPU", device, True, needed=False) for device in found.devices]
+    return [
+        Finding("CUDA driver", found.driver, found.runs, needed=False),
+        *devices,
+        Finding("NVRTC", found.compiler, found.compiles, needed=False),
+    ]
 
 
 # ---------------------------------------------------------------------- report

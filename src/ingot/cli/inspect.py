@@ -97,7 +97,7 @@ def _inspect_compiled(reference: str) -> Result | None:
         spec = read_spec(container.manifest, container.names, container.path)
     data = {
         "reference": reference,
-        "instruction_sets": list(spec.libraries),
+        "instruction_sets": [*spec.libraries, *spec.images],
         "precision": spec.precision,
         "takes": [f"{item.name}: {item.spelled}" for item in spec.inputs],
         "gives": [f"{item.name}: {item.spelled}" for item in spec.outputs],

@@ -134,6 +134,43 @@ def try_compiler(command: tuple[str, ...]) -> str | None:
     return None if answer == 42 else f"the library it makes answers {answer} instead of 42"
 
 
+@dataclass(frozen=True, slots=True)
+class CudaSupport:
+    """What runs and what compiles models for NVIDIA's GPUs; where something is missing, a sentence in its place."""
+
+    driver: str
+    devices: tuple[str, ...]
+    compiler: str
+    runs: bool
+    compiles: bool
+
+
+def cuda_support() -> CudaSupport:
+    """Asks the driver and NVRTC."""
+    from ingot.errors import CompileError
+    from ingot.targets.cuda.build import nvrtc
+    from ingot_runtime import IngotError
+    from ingot_runtime.native.cuda_driver import find_driver
+
+    try:
+        driver = find_driver()
+        devices = tuple(f"{one.name}, {one.architecture}, {one.memory / 2**30:.0f} GiB" for one in driver.devices())
+        found = f"supports CUDA {'.'.join(map(str, driver.version))}"
+    except IngotError as error:
+        devices, found = (), _shorten(error)
+    try:
+        compiler, compiles = ".".join(map(str, nvrtc.version())), True
+    except CompileError as error:
+        compiler, compiles = _shorten(error), False
+    return CudaSupport(found, devices, compiler, bool(devices), compiles)
+
+
+def _shorten(error: Exception) -> str:
+    """What happened and why, on one line."""
+    lines = [line.strip().removeprefix("why: ") for line in str(error).splitlines()]
+    return " ".join(lines[:2])
+
+
 def writable(folder: Path) -> str | None:
     """Why nothing can be written in a folder, or in the one it would be made in; None where it can."""
     place = folder

@@ -112,7 +112,8 @@ class CBodyEmitter:
     only, and those that depend on neither, which go before the loops.
 
     `place(buffer, index)` spells the element of a buffer; `accumulator`, `gradient` and `beside` are what the kernel
-    hands in; `names` has symbols that this text calls otherwise; `library` collects the functions that it calls.
+    hands in; `names` has symbols that this text calls otherwise; `library` collects the functions that it calls; `seed`
+    and `first_draw` are what random draws of the run follow from.
     """
 
     def __init__(
@@ -129,12 +130,16 @@ class CBodyEmitter:
         gradient: str = "gradient",
         beside: str = "beside",
         names: Mapping[str, str] | None = None,
+        seed: str = "c->run->seed",
+        first_draw: str = "c->run->draw",
     ) -> None:
         self.body = body
         self.place = place
         self.buffers = buffers
         self.library = library
         self.prefix = prefix
+        self.seed = seed
+        self.first_draw = first_draw
         self.given = {"accumulator": accumulator, "gradient": gradient, "beside": beside}
         self.before: list[str] = []
         self.between: list[str] = []
@@ -204,7 +209,7 @@ class CBodyEmitter:
                 return f"{operands[0]} ? {operands[1]} : {operands[2]}"
             case "draw":
                 kind, number = attribute
-                return f"{self._library(kind)}(c->run->seed, c->run->draw + {number}, {', '.join(operands)})"
+                return f"{self._library(kind)}({self.seed}, {self.first_draw} + {number}, {', '.join(operands)})"
         return self._operation(op, operands)
 
     def _size(self, size: Size) -> str:

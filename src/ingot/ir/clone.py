@@ -1,11 +1,18 @@
-"""Copies of graphs that share tensors and metadata values and nothing else."""
+"""Copies of graphs that share tensors and metadata values and nothing else, and of programs on state of their own."""
 
 from __future__ import annotations
+
+import copy
+from typing import TYPE_CHECKING
 
 from torch import fx, nn
 
 from ingot import torch_internals as internals
 from ingot.ir import metadata
+from ingot.ir.signature import MUTATION_KINDS
+
+if TYPE_CHECKING:
+    from ingot.ir.program import Program
 
 
 def copy_graph_module(module: fx.GraphModule) -> fx.GraphModule:
@@ -28,3 +35,17 @@ def copy_graph_module(module: fx.GraphModule) -> fx.GraphModule:
         metadata.copy_metadata(node, copied)
         nodes[node] = copied
     return internals.LazyGraphModule(root, graph)
+
+
+def copy_written_state(program: Program) -> Program:
+    """A functional program's graph on copies of the state that it writes: to call it does not change this one's state.
+
+    Graph and other tensors are shared. A graph that itself writes, as a captured one may, would still write to them.
+    """
+    written = {o.target for o in program.signature.outputs if o.kind in MUTATION_KINDS}
+    tensors = [*program.state_dict.items(), *program.constants.items()]
+    copies = {id(tensor): tensor.detach().clone() for name, tensor in tensors if name in written}
+    made = copy.copy(program)
+    made.state_dict = {name: copies.get(id(tensor), tensor) for name, tensor in program.state_dict.items()}
+    made.constants = {name: copies.get(id(tensor), tensor) for name, tensor in program.constants.items()}
+    return made

@@ -20,6 +20,8 @@ from typing import Any
 import torch
 from torch import fx
 
+from ingot import torch_internals as internals
+
 _VALUE, _TRACE, _STACK, _BINDINGS = "val", "stack_trace", "nn_module_stack", "unbacked_bindings"
 _TYPE = "ingot_type"
 _ANNOTATION, _FUNCTION = "quantization_annotation", "torch_fn"
@@ -185,6 +187,22 @@ def tensors_in(value: Any) -> list[torch.Tensor]:
     if isinstance(value, list | tuple):
         return [tensor for item in value for tensor in tensors_in(item)]
     return []
+
+
+def fake_mode_of(nodes: Iterable[fx.Node]) -> internals.FakeTensorMode:
+    """The mode of the fake tensors that nodes have as values; a new one where they have none."""
+    modes = (internals.fake_mode_of(tensor) for node in nodes for tensor in tensors_in(value_of(node)))
+    return next((mode for mode in modes if mode is not None), None) or internals.new_fake_mode()[0]
+
+
+def is_complex(node: fx.Node) -> bool:
+    """Whether a node gives complex numbers."""
+    return any(tensor.dtype.is_complex for tensor in tensors_in(value_of(node)))
+
+
+def touches_complex(node: fx.Node) -> bool:
+    """Whether a node takes or gives complex numbers."""
+    return is_complex(node) or any(map(is_complex, node.all_input_nodes))
 
 
 def _type_name(kind: Any) -> str:

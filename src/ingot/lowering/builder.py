@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import operator
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -75,9 +77,22 @@ class LoopBuilder(SymbolTable):
 
     @property
     def origin(self) -> SourceLocation:
-        source = source_of(self.node)
+        """The line, module and operator of the node being lowered; of one result of several, those of the call."""
+        node: Any = self.node
+        while node.target is operator.getitem:
+            node = node.args[0]
+        source = source_of(node)
         place = f"{'/'.join(source.file.replace(chr(92), '/').split('/')[-2:])}:{source.line}" if source else ""
-        return SourceLocation(module_path_of(self.node), place, str(self.node.target).removeprefix("aten."))
+        return SourceLocation(module_path_of(node), place, str(node.target).removeprefix("aten."))
+
+    @contextmanager
+    def attribute_steps(self, node: Any) -> Iterator[None]:
+        """Steps that are written inside carry the origin of `node`; where it is a plain number, that of before."""
+        outer, self.node = self.node, node if isinstance(node, fx.Node) else self.node
+        try:
+            yield
+        finally:
+            self.node = outer
 
     def buffer(self, kind: str, dtype: str, shape: Sequence[Size]) -> Buffer:
         name = f"{kind[0]}{self._count}"

@@ -13,7 +13,7 @@ from torch import fx
 from ingot.ir import symbolic_dims
 from ingot.ir.metadata import value_of
 from ingot.ir.program import Program
-from ingot.ir.signature import STATE_KINDS, InputKind, OutputKind
+from ingot.ir.signature import MUTATION_KINDS, STATE_KINDS, OutputKind
 from ingot.lowering.builder import LoopBuilder
 from ingot.lowering.index_expr import Expr
 from ingot.lowering.loop_ir import Buffer
@@ -34,24 +34,25 @@ class Interface:
     def inputs(self) -> list[Argument]:
         inputs: list[Argument] = []
         nodes = [n for n in self.program.graph.nodes if n.op == "placeholder"]
-        mutated = {
-            o.target
-            for o in self.program.signature.outputs
-            if o.kind in (OutputKind.BUFFER_MUTATION, OutputKind.PARAMETER_MUTATION, OutputKind.ARGUMENT_MUTATION)
-        }
+        state_targets, argument_targets = set(), set()
+        for output in self.program.signature.outputs:
+            if output.kind is OutputKind.ARGUMENT_MUTATION:
+                argument_targets.add(output.target)
+            elif output.kind in MUTATION_KINDS:
+                state_targets.add(output.target)
         given = zip(self.program.signature.placeholders, nodes, strict=True)
         self._bind_input_symbols([value_of(node) for spec, node in given if spec.kind not in STATE_KINDS])
         for spec, node in zip(self.program.signature.placeholders, nodes, strict=True):
             value = value_of(node)
             if spec.kind in STATE_KINDS:
-                kind = "state" if spec.target in mutated and spec.kind is not InputKind.CONSTANT else "weight"
+                kind = "state" if spec.target in state_targets else "weight"
                 self.values[node] = self._state(spec, node, kind)
             elif isinstance(value, torch.Tensor):
                 shape, dtype = self.low.shape_of(value), dtype_name(value.dtype)
                 if dtype not in SUPPORTED:
                     raise unsupported_error([(node, f"dtype {dtype} is not supported")])
                 name = self.low.buffer("input", dtype, shape).name
-                inputs.append(Argument(name, spec.name, dtype, shape, spec.name in mutated))
+                inputs.append(Argument(name, spec.name, dtype, shape, spec.name in argument_targets))
                 self.values[node] = TensorValue(shape, dtype, Strided(name, 0, contiguous_strides(shape)))
             else:
                 inputs.append(self._scalar_input(node, spec.name, value))
@@ -108,7 +109,7 @@ class Interface:
         specs = self.program.signature.graph_outputs
         outputs: list[Argument] = []
         taken: set[str] = set()
-        writes: list[tuple[str, TensorValue]] = []
+        writes: list[tuple[fx.Node, str, TensorValue]] = []
         by_target = {w.source: w.buffer for w in self.low.weights.values()}
         nodes = next(n for n in reversed(self.program.graph.nodes) if n.op == "output").args[0]
         for spec, value, node in zip(specs, values, nodes, strict=True):
@@ -117,7 +118,8 @@ class Interface:
             tensor = value if isinstance(value, TensorValue) else self.low.scalar(value)
             if spec.kind is OutputKind.RESULT:
                 self._check_known(tensor, node)
-                buffer = self._output_buffer(tensor, taken)
+                with self.low.attribute_steps(node):
+                    buffer = self._output_buffer(tensor, taken)
                 taken.add(buffer)
                 is_tensor = isinstance(node, fx.Node) and isinstance(value_of(node), torch.Tensor)
                 outputs.append(Argument(buffer, spec.name, tensor.dtype, tensor.shape, scalar=not is_tensor))
@@ -130,11 +132,16 @@ class Interface:
                 if self.low.buffers[target].shape != tensor.shape:
                     why = f"it changes the shape of {spec.target}, which native code cannot do to a caller's tensor"
                     raise unsupported_error([(node, why)])
-                writes.append((target, self.low.realize(tensor)))
+                with self.low.attribute_steps(node):
+                    writes.append((node, target, self.low.realize(tensor)))
         # All results are in memory before any state is overwritten: they may read the state as it was.
-        copied = [(target, self.low.copy(tensor)) for target, tensor in writes]
-        for target, tensor in copied:
-            self.low.realize(self.low.lazy_copy(tensor), into=target)
+        copied: list[tuple[fx.Node, str, TensorValue]] = []
+        for node, target, tensor in writes:
+            with self.low.attribute_steps(node):
+                copied.append((node, target, self.low.copy(tensor)))
+        for node, target, tensor in copied:
+            with self.low.attribute_steps(node):
+                self.low.realize(self.low.lazy_copy(tensor), into=target)
         return outputs
 
     def _check_known(self, tensor: TensorValue, node: fx.Node) -> None:

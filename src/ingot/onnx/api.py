@@ -19,6 +19,7 @@ from ingot.interop.train_eval import warn_of_train_mode
 from ingot.ir import symbolic_dims
 from ingot.ir.metadata import value_of
 from ingot.ir.program import Program, check_program
+from ingot.passes.decompose_complex import has_rule
 from ingot.passes.instrumentation import differential_check
 from ingot.passes.manager import run_pipeline
 
@@ -147,7 +148,8 @@ def export_onnx(
 def run_onnx_pipeline(program: Program) -> Program:
     """The program as the exporter takes it: functional, and decomposed only where ONNX has no operator."""
     made = program.copy()
-    run_pipeline(made, pipelines.ONNX, arguments={pipelines.PRESERVED_OPS.name: convert.whole})
+    preserved = functools.partial(convert.whole, splits=has_rule)
+    run_pipeline(made, pipelines.ONNX, arguments={pipelines.PRESERVED_OPS.name: preserved})
     return made
 
 

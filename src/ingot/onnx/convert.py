@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,7 +21,7 @@ from ingot.ir.signature import MUTATION_KINDS, STATE_KINDS, InputKind, OutputKin
 from ingot.ir.unsupported import explain_missing_values
 from ingot.onnx.exporter import Exporter
 from ingot.onnx.node_builder import find_used_nodes
-from ingot.onnx.registry import OLDEST_OPSET, RULES, TAKES, unsupported_error
+from ingot.onnx.registry import OLDEST_OPSET, RULES, TAKES, rule_for, unsupported_error
 from ingot.onnx.values import OnnxValue, sizes_of
 
 DEFAULT_OPSET = 20
@@ -49,16 +49,22 @@ class Exported:
     dropped: tuple[str, ...] = ()
 
 
-def whole(program: Program) -> list[Any]:
-    """The operators that need not be decomposed: there are rules for them that take every node of this program."""
+def whole(program: Program, splits: Callable[[Any], bool]) -> list[Any]:
+    """The operators that need not be decomposed: there are rules for them that take every node of this program.
+
+    `splits` says whether a pass can replace an operator on complex numbers by operators on their parts.
+    """
     import ingot.onnx.rules  # noqa: F401  fills RULES
 
     taken: dict[Any, bool] = {}
+    refused: set[Any] = set()  # on complex numbers: what these are made of may have rules
     for module in graph_modules(program.graph_module):
         for node in module.graph.nodes:
             if node.target in TAKES:
                 taken[node.target] = taken.get(node.target, True) and TAKES[node.target](node)
-    fits = (op for op in RULES if op not in TAKES or taken.get(op, False))
+            if rule_for(node) is None and not splits(node.target):
+                refused.add(node.target)
+    fits = (op for op in RULES if (op not in TAKES or taken.get(op, False)) and op not in refused)
     return [op for op in fits if isinstance(op, internals.OpOverload)]
 
 

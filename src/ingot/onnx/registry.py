@@ -7,58 +7,47 @@ from typing import Any, TypeVar
 
 from torch import fx
 
-from ingot import torch_internals as internals
 from ingot.errors import UnsupportedByOnnx, format_error
-from ingot.ir.metadata import tensors_in, value_of
+from ingot.ir.metadata import touches_complex
 from ingot.ir.unsupported import list_operators
 from ingot.registry import Registry
 
 Rule = Callable[..., Any]
 R = TypeVar("R", bound=Rule)
 RULES: Registry[Any, Rule] = Registry("ONNX rule")
-# Rules for nodes that take or give complex numbers: ONNX has none, so these are all that they are given to.
-PAIR_RULES: Registry[Any, Rule] = Registry("ONNX rule for complex numbers")
 # Whether the rule of an operator that is made of others can take a node; without an entry it takes all.
 TAKES: Registry[Any, Callable[[Any], bool]] = Registry("condition")
 
 OLDEST_OPSET = 18
 
 
-def exports(*targets: Any, takes: Callable[[Any], bool] | None = None, moves_data: bool = False) -> Callable[[R], R]:
+def exports(
+    *targets: Any, takes: Callable[[Any], bool] | None = None, moves_data: bool = False, pairs: bool = False
+) -> Callable[[R], R]:
     """Registers the rule for these operators; a second registration raises.
 
     `takes` is for an operator that is made of others: nodes that it says no to are decomposed. A rule that `moves_data`
-    moves elements, holds graphs, or minds the type itself: it is given bfloat16 as it is, and others get float32.
+    moves elements, holds graphs, or minds the type itself: it is given bfloat16 as it is, and others get float32. ONNX
+    has no complex numbers: only a rule with `pairs` is given them, as pairs of real numbers along a last dim.
     """
 
     def register(rule: R) -> R:
         if takes is not None:
             TAKES.register(*targets)(takes)
-        return RULES.register(*targets, tags=("moves_data",) if moves_data else ())(rule)
+        tags = [tag for tag, wanted in (("moves_data", moves_data), ("pairs", pairs)) if wanted]
+        return RULES.register(*targets, tags=tags)(rule)
 
     return register
 
 
-# Registers the rule for operators on complex numbers, which are pairs along a last dim.
-exports_pairs = PAIR_RULES.register
-
-
-def is_complex(node: fx.Node) -> bool:
-    """Whether an operator takes or gives complex numbers."""
-    if not isinstance(node.target, internals.OpOverload):  # a graph inside, or a part of several results
-        return False
-    values = [value_of(node), *(value_of(given) for given in node.all_input_nodes)]
-    return any(tensor.dtype.is_complex for value in values for tensor in tensors_in(value))
-
-
 def rule_for(node: fx.Node) -> Rule | None:
     """The rule that a node needs."""
-    return PAIR_RULES.get(node.target) if is_complex(node) else rule_of(node.target)
+    return None if touches_complex(node) and not RULES.has_tag(node.target, "pairs") else rule_of(node.target)
 
 
 def moves_data(node: fx.Node) -> bool:
     """Whether the rule that a node needs computes nothing: then its arguments stay in their own types."""
-    return is_complex(node) or RULES.has_tag(node.target, "moves_data")
+    return RULES.has_tag(node.target, "moves_data")
 
 
 # The rule of an operator; that of a library which may not be installed is registered by the operator's name.

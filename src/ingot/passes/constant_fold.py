@@ -115,8 +115,7 @@ class Folding:
         self.placeholders = {n.name: n for n in inputs}
         self._behind: dict[str, list[Input]] = {}  # state to come behind other state, in the order it was added
         self.used = {n.name for n in inputs if n.users}
-        modes = (internals.fake_mode_of(t) for n in inputs for t in metadata.tensors_in(metadata.value_of(n)))
-        self.mode = next((m for m in modes if m is not None), None) or internals.new_fake_mode()[0]
+        self.mode = metadata.fake_mode_of(inputs)
 
     # ------------------------------------------------------------------ state
 

@@ -1,4 +1,4 @@
-"""Replaces complex numbers, of which native code has none, by their real and their imaginary parts.
+"""Replaces complex numbers, of which native code and ONNX have none, by their real and their imaginary parts.
 
 before                                  after decompose_complex
 pairs = aten.view_as_complex(x)         real = aten.select(x, -1, 0); imaginary = aten.select(x, -1, 1)
@@ -8,6 +8,7 @@ back = aten.view_as_real(mul)           back = aten.cat([sub, add], -1)
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -20,39 +21,60 @@ from ingot.ir.dialects import CORE
 from ingot.ir.outlining import graph_modules
 from ingot.ir.program import Program
 from ingot.ir.regions import cut_grad_mode
-from ingot.ir.signature import STATE_KINDS, InputKind, values_of
+from ingot.ir.signature import STATE_KINDS, InputKind, Output, values_of
 from ingot.passes.decompose import overloads
 from ingot.passes.decompositions import dft
 from ingot.passes.decompositions.aten import Rules
-from ingot.passes.decompositions.complex import RULES, Parts
+from ingot.passes.decompositions.complex import RULES, Parts, put_together, take_apart
 from ingot.passes.insert_effect_tokens import strip_tokens
 from ingot.passes.manager import register
 from ingot.passes.retracing.retrace import Replay
+from ingot.passes.retracing.tracer import map_values
 
 _GRAD_MODE = torch.ops.higher_order.wrap_with_set_grad_enabled
+# Steps to and from complex numbers, and to one of several.
+_BORDER = (torch.ops.aten.view_as_complex.default, torch.ops.aten.view_as_real.default, operator.getitem)
 
 
 @register(takes=CORE, gives=CORE, exact=False, retraces=True)
-def decompose_complex(program: Program, *, keep: Sequence[Any] = (), parameters: bool = False) -> int:
-    """Replays the graph with two values for each complex one; `keep` is that of `decompose`.
+def decompose_complex(
+    program: Program, *, keep: Sequence[Any] = (), parameters: bool = False, partial: bool = False
+) -> int:
+    """Replays the graph with two values for each complex one; `keep` is that of `decompose`, and keeps FFTs too.
 
-    All or nothing: the program stays as it is if an operator has no rule for complex numbers, or if one is an argument
-    or a result, is written to, or passes through a branch, a loop or a preserved module call. State that is complex
-    becomes real, with one more dim of 2; parameters only where that is asked for, as no gradient reaches them then.
+    All or nothing: the program stays as it is if an operator has no rule for complex numbers or is kept, or if one is
+    an argument or a result, is written to, or passes through a branch, a loop or a preserved module call. With
+    `partial` those stay complex, between view_as_complex and view_as_real, and all others are replaced.
+
+    State that is complex becomes real, with one more dim of 2; parameters only where that is asked for, as no gradient
+    reaches them then.
     """
     kinds = STATE_KINDS if parameters else STATE_KINDS - {InputKind.PARAMETER}
-    found = [node for node in _nodes(program) if _touches(node)]
-    if not found or not all(_splits(program, node, kinds) for node in found):
+    kept = overloads(keep)
+    found = [node for node in _nodes(program) if metadata.touches_complex(node)]
+    split = [node for node in found if _splits(program, node, kinds, kept)]
+    if partial:
+        split = split if any(map(_computes, split)) else []
+    elif len(split) < len(found) or _names_of_calls(program).intersection(
+        n.name for n in found if metadata.is_complex(n)
+    ):
+        return 0
+    if not split:
         return 0
     with strip_tokens(program):
-        replay = _Splitting(program, Rules(overloads(keep)), found)
+        replay = _Splitting(program, Rules(kept), found, split)
         replay.record_all(program.signature.graph_outputs)
     cut_grad_mode(program.graph_module)  # a replay opens regions
-    return len(found)
+    return len(split)
 
 
 def has_complex(program: Program) -> bool:
-    return any(map(_is_complex, _nodes(program)))
+    return any(map(metadata.is_complex, _nodes(program)))
+
+
+def has_rule(op: Any) -> bool:
+    """Whether an operator on complex numbers can be replaced by operators on their parts."""
+    return op in RULES
 
 
 def _nodes(program: Program) -> Iterator[fx.Node]:
@@ -60,15 +82,12 @@ def _nodes(program: Program) -> Iterator[fx.Node]:
         yield from module.graph.nodes
 
 
-def _is_complex(node: fx.Node) -> bool:
-    return any(tensor.dtype.is_complex for tensor in metadata.tensors_in(metadata.value_of(node)))
+def _computes(node: fx.Node) -> bool:
+    """Whether a node is more than a step to or from complex numbers, or an end of a graph."""
+    return node.op == "call_function" and node.target not in _BORDER
 
 
-def _touches(node: fx.Node) -> bool:
-    return _is_complex(node) or any(map(_is_complex, node.all_input_nodes))
-
-
-def _splits(program: Program, node: fx.Node, kinds: Collection[InputKind]) -> bool:
+def _splits(program: Program, node: fx.Node, kinds: Collection[InputKind], kept: Collection[Any]) -> bool:
     if node.op == "placeholder" and node.graph is program.graph:
         written = {output.target for output in program.signature.outputs}
         known = next(i for i in program.signature.placeholders if i.name == node.name)
@@ -77,9 +96,9 @@ def _splits(program: Program, node: fx.Node, kinds: Collection[InputKind]) -> bo
         return node.graph is not program.graph  # whoever calls the region is asked as well
     if node.target is _GRAD_MODE:
         return True
-    if RULES.has_tag(node.target, "transform") and not dft.fits(node):
+    if RULES.has_tag(node.target, "transform") and (node.target in kept or not dft.fits(node)):
         return False
-    return node.target in RULES and not (_is_complex(node) and node.name in _names_of_calls(program))
+    return node.target in RULES
 
 
 def _names_of_calls(program: Program) -> frozenset[str]:
@@ -87,27 +106,41 @@ def _names_of_calls(program: Program) -> frozenset[str]:
 
 
 class _Splitting(Replay):
-    """A replay in which the value of a complex node is its Parts; `found` are the nodes that take or give one."""
+    """A replay in which the value of a complex node is its Parts.
 
-    def __init__(self, program: Program, rules: Rules, found: Collection[fx.Node]) -> None:
+    `found` are the nodes that take or give one. Those that are not in `split` are called with complex tensors.
+    """
+
+    def __init__(self, program: Program, rules: Rules, found: Collection[fx.Node], split: Collection[fx.Node]) -> None:
         super().__init__(program, rules)
-        self._found = frozenset(found)
+        self._split = frozenset(split)
+        self._whole = frozenset(found) - self._split
         self._inputs = [node for node in program.graph.nodes if node.op == "placeholder"]
         state = {i.name: str(i.target) for i in program.signature.placeholders}
-        for node in self._found.intersection(self._inputs):
+        for node in self._split.intersection(self._inputs):
             held = program.state_dict if state[node.name] in program.state_dict else program.constants
             held[state[node.name]] = torch.view_as_real(held[state[node.name]].detach().resolve_conj())
             with self.mode:
-                metadata.set_value(node, torch.view_as_real(metadata.value_of(node)))
+                metadata.set_value(node, torch.view_as_real(metadata.value_of(node).resolve_conj()))
 
     def placeholders(self) -> list[Any]:
         values = zip(self._inputs, super().placeholders(), strict=True)
         return [
-            Parts(value.select(-1, 0), value.select(-1, 1)) if node in self._found else value for node, value in values
+            Parts(value.select(-1, 0), value.select(-1, 1)) if node in self._split else take_apart(value)
+            for node, value in values
         ]
 
+    def finish(self, results: Sequence[Any], outputs: Sequence[Output]) -> None:
+        super().finish(list(map(put_together, results)), outputs)
+
+    def _follow(self, node: fx.Node, value: Any) -> None:
+        super()._follow(node, value if node.op == "placeholder" else put_together(value))
+
     def _call(self, node: fx.Node, values: Mapping[fx.Node, Any]) -> Any:
-        if node not in self._found:
+        if node in self._whole:
+            complete = {given: map_values(_complete, values[given]) for given in node.all_input_nodes}
+            return map_values(take_apart, super()._call(node, complete))
+        if node not in self._split:
             return super()._call(node, values)
         args: Any = fx.map_arg(node.args, lambda n: values[n])
         kwargs: Any = fx.map_arg(node.kwargs, lambda n: values[n])
@@ -116,7 +149,7 @@ class _Splitting(Replay):
             with torch.set_grad_enabled(enabled):
                 return function(*operands)
         try:
-            return RULES[node.target](*args, **kwargs)
+            made = RULES[node.target](*args, **kwargs)
         except IngotError:
             raise
         except Exception as failure:
@@ -126,3 +159,16 @@ class _Splitting(Replay):
                     where=metadata.where(node),
                 )
             ) from failure
+        # Of a complex tensor in a real dtype, as zeros_like may be asked for, torch keeps the real part.
+        return made.real if isinstance(made, Parts) and not metadata.is_complex(node) else made
+
+
+def _complete(value: Any) -> Any:
+    """What an operator is called with that takes complex tensors: Parts as one, a graph as a function of such."""
+    if not callable(value):
+        return put_together(value)
+
+    def call(*inputs: Any) -> Any:
+        return map_values(put_together, value(*map_values(take_apart, inputs)))
+
+    return call

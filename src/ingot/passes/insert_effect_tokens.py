@@ -81,7 +81,8 @@ def thread_tokens(program: Program, random: bool) -> int:
     if not any(kind.holds(node) for module in modules for node in module.graph.nodes):
         return 0
     erase_tokens(program)
-    threading = _Threading(kind, _fake_mode_of(program))
+    nodes = (node for module in graph_modules(program.graph_module) for node in module.graph.nodes)
+    threading = _Threading(kind, metadata.fake_mode_of(nodes))
     graph = program.graph
     last_input = [node for node in graph.nodes if node.op == "placeholder"][-1:]
     with graph.inserting_after(last_input[0]) if last_input else graph.inserting_before(next(iter(graph.nodes))):
@@ -147,16 +148,6 @@ def _is_draw(op: Any, node: fx.Node) -> bool:
     values = internals.fill_arguments(op, own, node.kwargs)
     off = any(values.get(name) is False for name in _SWITCHES)
     return not off and not any(type(values.get(name)) in (int, float) and values[name] == 0 for name in _RATES)
-
-
-def _fake_mode_of(program: Program) -> internals.FakeTensorMode:
-    for module in graph_modules(program.graph_module):
-        for node in module.graph.nodes:
-            for tensor in metadata.tensors_in(metadata.value_of(node)):
-                found = internals.fake_mode_of(tensor)
-                if found is not None:
-                    return found
-    return internals.new_fake_mode()[0]
 
 
 # ---------------------------------------------------------------------- tokens in

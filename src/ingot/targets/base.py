@@ -17,14 +17,21 @@ from typing import Any, Generic, Protocol, TypeAlias, TypeVar
 import torch
 from numpy.typing import NDArray
 
+from ingot.codegen.build.page_prefault import Pages
+from ingot.codegen.native_source import NativeSource
+from ingot.codegen.weight_blob import WeightBlob
 from ingot.ir.program import Program
 from ingot.lowering.index_expr import Size
 from ingot.lowering.loop_ir import Buffer, Loop, Map, MatrixView, Stmt
 from ingot.lowering.loop_module import Module, PackedWeight, Precision, WeightLayout
 from ingot.lowering.lower import lower, whole_operators
 from ingot.lowering.strategy import LoweringStrategy
+from ingot_runtime.container.manifest import Spec
+from ingot_runtime.model import Model
+from ingot_runtime.native.native_library import Blob, NativeLibrary
 
 S = TypeVar("S")
+N = TypeVar("N", bound=NativeSource)
 # Told of each scheduling pass: its name, and the modules before and after it.
 ScheduleObserver: TypeAlias = Callable[[str, Module, Module], None]
 
@@ -130,3 +137,24 @@ class Target(ABC, Generic[S]):
         self, source: S, machines: str | Sequence[str] | None = None, *, cache: bool = True
     ) -> Mapping[str, bytes]:
         """A library for this machine, and for each other one that is named."""
+
+
+class NativeTarget(Target[N]):
+    """A machine whose code this process can load and call."""
+
+    # Operations and bytes in a second that it can do at most; None: those of this machine's processor, measured.
+    peak_rates: tuple[float, float] | None = None
+
+    @abstractmethod
+    def pack_weights(self, program: Program, module: Module, source: N, pages: Pages | None = None) -> WeightBlob:
+        """The program's state as the module's kernels read it."""
+
+    @abstractmethod
+    def host_library(self) -> str:
+        """The name of the library, among those that `build` gives, that this process loads."""
+
+    @abstractmethod
+    def open_model(
+        self, spec: Spec, library: NativeLibrary, weights: Blob, images: Mapping[str, bytes], threads: int | None
+    ) -> Model:
+        """The model of a library that was just built, and of what `build` gave for GPUs."""

@@ -7,9 +7,10 @@ from typing import Any
 from ingot.errors import UnknownTarget, format_error
 from ingot.targets.base import Target
 from ingot.targets.cpu.target import CPU
+from ingot.targets.cuda.target import CUDA
 from ingot.targets.reference.target import REFERENCE
 
-TARGETS: dict[str, Target[Any]] = {CPU.name: CPU, REFERENCE.name: REFERENCE}
+TARGETS: dict[str, Target[Any]] = {CPU.name: CPU, CUDA.name: CUDA, REFERENCE.name: REFERENCE}
 
 
 def find_target(target: str | Target[Any]) -> Target[Any]:

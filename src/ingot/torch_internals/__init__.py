@@ -18,7 +18,12 @@ from torch.utils._sympy import functions as sympy_functions
 from torch.utils._sympy.numbers import int_oo
 from torch.utils._sympy.value_ranges import ValueRanges, bound_sympy
 
-from ingot.torch_internals.autograd_tracing import TracesOfGradients, compile_with_autograd, graph_of
+from ingot.torch_internals.autograd_tracing import (
+    TracesOfGradients,
+    compile_with_autograd,
+    graph_of,
+    lacks_gradient,
+)
 from ingot.torch_internals.export import export_verifier, export_violation, guards_of
 from ingot.torch_internals.fake_tensors import (
     fake_dense,

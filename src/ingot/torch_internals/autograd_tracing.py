@@ -63,6 +63,11 @@ def _write(region: Region, made: Callable[..., Any], inputs: Sequence[Any]) -> A
     return made(*inputs)
 
 
+def lacks_gradient(tensor: torch.Tensor) -> bool:
+    """Whether torch has no gradient of the operator that gave a tensor, and would raise where it is asked for it."""
+    return tensor.grad_fn is not None and tensor.grad_fn.name().endswith("NotImplemented")
+
+
 class TracesOfGradients(fx.Interpreter):
     """Runs a graph so that a tracer that keeps traces gives those of its nodes to what it writes of their gradients."""
 

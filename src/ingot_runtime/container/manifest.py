@@ -18,6 +18,7 @@ T = TypeVar("T")
 
 _RANK_LIMIT = 32
 _NAME = re.compile(r"[A-Za-z_]\w*")
+_ARCHITECTURE = re.compile(r"(sm|compute)_\d{2,3}[a-z]?")
 _SIZE_LIMIT = 2**62
 _TOLERANCE_LIMIT = 1e30  # an int beyond what a float holds is below infinity, too
 
@@ -63,7 +64,8 @@ class SampleSpec(NamedTuple):
 
 
 class Spec(NamedTuple):
-    """Everything that the manifest says. `libraries` maps instruction sets to members."""
+    """Everything that the manifest says. `libraries` maps instruction sets to members, `images` the architectures of
+    GPUs: where there are any, the model runs on one."""
 
     inputs: tuple[InputSpec, ...]
     outputs: tuple[OutputSpec, ...]
@@ -77,6 +79,7 @@ class Spec(NamedTuple):
     weights_sha256: str
     sample: SampleSpec | None
     precision: str = "float32"
+    images: Mapping[str, str] = {}
 
 
 def read_spec(manifest: Mapping[str, Any], members: Collection[str], path: str) -> Spec:
@@ -136,6 +139,12 @@ def _read(native: Any, members: Collection[str]) -> Spec:
     if precision not in PRECISIONS:
         _wrong("precision", precision)
     libraries = {_get(item, "isa", str): _get(item, "member", str) for item in _get(native, "libraries", list)}
+    images = {}
+    if "images" in native:
+        images = {_get(item, "architecture", str): _get(item, "member", str) for item in _get(native, "images", list)}
+        for architecture in images:
+            if _ARCHITECTURE.fullmatch(architecture) is None:
+                _wrong("images", architecture)
     sample = native.get("sample")
     spec = Spec(
         inputs=inputs,
@@ -150,8 +159,9 @@ def _read(native: Any, members: Collection[str]) -> Spec:
         weights_sha256=_get(native, "weights_sha256", str),
         sample=None if sample is None else _sample(sample),
         precision=precision,
+        images=images,
     )
-    named = [*libraries.values(), spec.weights, spec.source]
+    named = [*libraries.values(), *images.values(), spec.weights, spec.source]
     named += [] if spec.sample is None else [spec.sample.inputs, spec.sample.outputs]
     if absent := [member for member in named if member is not None and member not in members]:
         raise ValueError(f"it names members that are not there: {', '.join(absent)}")

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 CPU = 1  # kDLCPU
+CUDA = 2  # kDLCUDA
 _HOST_DEVICES = frozenset({CPU, 3, 11, 13})  # also memory that CUDA or ROCm has pinned, and CUDA's managed memory
 BFLOAT = 4  # kDLBfloat
 
@@ -61,6 +62,11 @@ class _Tensor(ctypes.Structure):
     )
 
 
+class _Managed(ctypes.Structure):
+    # A DLManagedTensor, of DLPack 0.
+    _fields_ = (("tensor", _Tensor), ("context", ctypes.c_void_p), ("deleter", ctypes.c_void_p))
+
+
 class _Versioned(ctypes.Structure):
     # A DLManagedTensorVersioned, of DLPack 1.
     _fields_ = (
@@ -79,6 +85,11 @@ _is_valid.argtypes = (ctypes.py_object, ctypes.c_char_p)
 _get_pointer = ctypes.pythonapi.PyCapsule_GetPointer
 _get_pointer.restype = ctypes.c_void_p
 _get_pointer.argtypes = (ctypes.py_object, ctypes.c_char_p)
+
+
+_new_capsule = ctypes.pythonapi.PyCapsule_New
+_new_capsule.restype = ctypes.py_object
+_new_capsule.argtypes = (ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p)
 
 
 class NotImportable(Exception):
@@ -124,6 +135,69 @@ def import_(value: DlpackExporter) -> tuple[str, NDArray[Any], Any]:
     return name, array, capsule
 
 
+def import_device(value: DlpackExporter, stream: int) -> tuple[tuple[int, str, tuple[int, ...], int, bool, bool], Any]:
+    """A tensor on a GPU: its address, dtype, shape, device, whether it is contiguous and whether it is read-only; and
+    what keeps its memory alive. What it holds is there for work on `stream`, 0 for the default one. Raises
+    NotImportable."""
+    if _is_lazy(value):
+        raise NotImportable("its sign is kept apart from its memory: x.resolve_neg().resolve_conj()")
+    try:
+        capsule = _export(value, stream=stream or 1)  # 1 is DLPack's number for CUDA's default stream
+        tensor, is_read_only = _open(capsule)
+    except (BufferError, RuntimeError, ValueError, TypeError) as failure:
+        raise NotImportable(str(failure)) from failure
+    kind = tensor.dtype
+    name = _NAMES.get((kind.code, kind.bits)) if kind.lanes == 1 else None
+    if name is None:
+        raise NotImportable(f"its elements are of DLPack's type {kind.code} with {kind.lanes} times {kind.bits} bits")
+    shape = tuple(tensor.shape[: tensor.rank]) if tensor.rank else ()
+    strides = tuple(tensor.strides[: tensor.rank]) if tensor.strides and tensor.rank else None
+    address = (tensor.data or 0) + tensor.byte_offset
+    return (address, name, shape, tensor.device.number, _is_contiguous(shape, strides), is_read_only), capsule
+
+
+def _is_contiguous(shape: tuple[int, ...], strides: tuple[int, ...] | None) -> bool:
+    expected = 1
+    for size, step in zip(reversed(shape), reversed(strides or ()), strict=False):
+        if size not in (0, 1) and step != expected:
+            return 0 in shape
+        expected *= size
+    return True
+
+
+# Tensors that other libraries have, by the address of their record, with what keeps their memory alive.
+_exported: dict[int, Any] = {}
+
+
+def _forget(record: int) -> None:
+    _exported.pop(record, None)
+
+
+def _forget_unused(capsule: int) -> None:
+    """Of a capsule that nobody has taken the tensor out of."""
+    alive = ctypes.cast(capsule, ctypes.py_object)
+    if _is_valid(alive, _CAPSULE):
+        _exported.pop(_get_pointer(alive, _CAPSULE), None)
+
+
+_Callback = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
+_deleter, _destructor = _Callback(_forget), _Callback(_forget_unused)
+
+
+def export_device(owner: object, address: int, dtype: str, shape: tuple[int, ...], device: int) -> Any:
+    """A capsule for a dense tensor on a GPU, which keeps its owner alive."""
+    code, bits = next(kind for kind, name in _NAMES.items() if name == dtype)
+    sizes = (ctypes.c_int64 * max(len(shape), 1))(*shape)
+    tensor = _Tensor(
+        address, _Device(CUDA, device), len(shape), _DataType(code, bits, 1),
+        ctypes.cast(sizes, ctypes.POINTER(ctypes.c_int64)), None, 0,
+    )  # fmt: skip
+    record = _Managed(tensor, None, ctypes.cast(_deleter, ctypes.c_void_p))
+    at = ctypes.addressof(record)
+    _exported[at] = (record, sizes, owner)
+    return _new_capsule(at, _CAPSULE, ctypes.cast(_destructor, ctypes.c_void_p))
+
+
 def relabel(capsule: Any, code: int) -> Any:
     """The capsule, its elements now said to be of another type of the same size."""
     _open(capsule)[0].dtype.code = code
@@ -136,11 +210,11 @@ def _is_lazy(value: Any) -> bool:
     return any(callable(question) and question() is True for question in asked)
 
 
-def _export(value: DlpackExporter) -> Any:
+def _export(value: DlpackExporter, **options: Any) -> Any:
     try:
-        return value.__dlpack__(max_version=_VERSION)
+        return value.__dlpack__(max_version=_VERSION, **options)
     except TypeError:  # it knows DLPack 0 only, which cannot say that a tensor is read-only
-        return value.__dlpack__()
+        return value.__dlpack__(**options)
 
 
 def _open(capsule: Any) -> tuple[_Tensor, bool]:

@@ -13,7 +13,7 @@ import os
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -23,6 +23,7 @@ from ..errors import (
     AssertionFailed,
     ClosedModel,
     DamagedFile,
+    DeviceUnavailable,
     DivisionByZero,
     IndexOutOfRange,
     IngotError,
@@ -43,6 +44,7 @@ _STATUS: dict[int, tuple[type[IngotError], str]] = {
     3: (IndexOutOfRange, "an index is out of range"),
     4: (OutOfMemory, "there is no memory for what the model needs"),
     5: (DivisionByZero, "an integer was divided by zero"),
+    6: (DeviceUnavailable, "there is no device that the model can run on"),
 }
 _RTLD_NOLOAD = 4  # glibc's and musl's; Python's os module does not always have it
 
@@ -89,6 +91,21 @@ _FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
 _PROFILE = (_Tensors, _Tensors, ctypes.POINTER(ctypes.c_double), ctypes.c_char_p, ctypes.c_size_t)
 
 
+class NativeImage(ctypes.Structure):
+    """`ingot_image`."""
+
+    _fields_ = (("architecture", ctypes.c_char_p), ("data", ctypes.c_void_p), ("size", ctypes.c_size_t))
+
+
+_DEVICE_FUNCTIONS: dict[str, tuple[Any, ...]] = {
+    "ingot_open_device": (
+        ctypes.c_void_p, ctypes.POINTER(NativeImage), ctypes.c_int, ctypes.c_int, ctypes.POINTER(ctypes.c_void_p),
+        ctypes.c_char_p, ctypes.c_size_t,
+    ),
+    "ingot_enqueue": (ctypes.c_void_p, _Tensors, _Tensors, ctypes.c_void_p, ctypes.c_char_p, ctypes.c_size_t),
+}  # fmt: skip
+
+
 class NativeLibrary(Uncopied):
     """A loaded library. It is unloaded when the last reference to it goes.
 
@@ -102,6 +119,8 @@ class NativeLibrary(Uncopied):
     ingot_seed: Any
     ingot_close: Any
     ingot_profile: Any
+    ingot_open_device: Any
+    ingot_enqueue: Any
     ingot_describe: Any
 
     def __init__(self, data: memoryview, *, path: str | None = None, member: str | None = None) -> None:
@@ -127,6 +146,11 @@ class NativeLibrary(Uncopied):
         self.ingot_profile = getattr(library, "ingot_profile", None)
         if self.ingot_profile is not None:
             self.ingot_profile.restype, self.ingot_profile.argtypes = ctypes.c_int, (ctypes.c_void_p, *_PROFILE)
+        for name, arguments in _DEVICE_FUNCTIONS.items():  # of libraries for a GPU only
+            function = getattr(library, name, None)
+            if function is not None:
+                function.restype, function.argtypes = ctypes.c_int, arguments
+            setattr(self, name, function)
         info = self.ingot_describe().contents
         self.abi: int = info.abi
         self.inputs: int = info.inputs
@@ -142,10 +166,12 @@ class NativeModel(Uncopied):
     def __init__(self, library: NativeLibrary, weights: "Blob", threads: int = 0) -> None:
         """`threads`: 0 for one per core."""
         handle = ctypes.c_void_p()
-        status = library.ingot_open(weights.address, threads, ctypes.byref(handle))
+        message = ctypes.create_string_buffer(_MESSAGE_SIZE)
+        status = self._open(library, weights, threads, handle, message)
         if status or not handle.value:
             kind, sentence = _STATUS.get(status, (IngotError, f"the library returned the code {status}"))
-            raise kind(format_error("The model could not be opened.", why=sentence))
+            said = message.value.decode("utf-8", "replace")
+            raise kind(said or format_error("The model could not be opened.", why=sentence))
         self._library = library
         self._handle = handle.value
         self._lock = threading.Lock()
@@ -156,6 +182,12 @@ class NativeModel(Uncopied):
             library.ingot_close(handle.value)
 
         self._release = _on_release(self, release)
+
+    def _open(
+        self, library: NativeLibrary, weights: "Blob", threads: int, handle: ctypes.c_void_p, message: Any
+    ) -> int:
+        status: int = library.ingot_open(weights.address, threads, ctypes.byref(handle))
+        return status
 
     def sizes(self, inputs: Any, count: int) -> list[int]:
         """The sizes of every output, one after another: `count` numbers."""
@@ -210,6 +242,37 @@ class NativeModel(Uncopied):
             is_last = self._is_closing and not self._calls
         if is_last:
             self._release()
+
+
+class NativeDeviceModel(NativeModel):
+    """One `ingot_model` on a GPU: weights, state and memory lie there."""
+
+    def __init__(
+        self, library: NativeLibrary, weights: "Blob", images: Mapping[str, bytes | memoryview], device: int
+    ) -> None:
+        """`images` are by architecture; weights and images need not stay. Raises DeviceUnavailable."""
+        self._images = {name: bytes(data) for name, data in images.items()}
+        self._device = device
+        super().__init__(library, weights)
+        self._images = {}
+
+    def _open(
+        self, library: NativeLibrary, weights: "Blob", threads: int, handle: ctypes.c_void_p, message: Any
+    ) -> int:
+        if library.ingot_open_device is None:
+            return 6
+        images = (NativeImage * max(len(self._images), 1))()
+        for image, (name, data) in zip(images, self._images.items(), strict=False):
+            image.architecture, image.size = name.encode(), len(data)
+            image.data = ctypes.cast(ctypes.c_char_p(data), ctypes.c_void_p)
+        status: int = library.ingot_open_device(
+            weights.address, images, len(self._images), self._device, ctypes.byref(handle), message, len(message)
+        )
+        return status
+
+    def enqueue(self, inputs: Any, outputs: Any, stream: int) -> None:
+        """Queues a run on a stream of the driver's: its number, 0 for the default one."""
+        self._call(self._library.ingot_enqueue, inputs, outputs, ctypes.c_void_p(stream))
 
 
 class Blob:

@@ -186,7 +186,13 @@ template <class... A> static void ig_call(void (*kernel)(A...), void **arguments
 {
     ig_call_with(kernel, arguments, std::index_sequence_for<A...>());
 }
+/* The sizes of its arguments, with a 0 behind them: a driver that keeps a launch for later copies so much. */
+template <class... A> struct ig_argument_sizes {
+    static constexpr size_t values[] = {sizeof(A)..., 0};
+};
+template <class... A> static const size_t *ig_sizes_of(void (*)(A...)) { return ig_argument_sizes<A...>::values; }
 #define IG_KERNEL_ENTRY(kernel) \
+    extern "C" __attribute__((visibility("default"))) const size_t *kernel##__sizes() { return ig_sizes_of(kernel); } \
     extern "C" __attribute__((visibility("default"))) void kernel##__entry( \
         void **arguments, const unsigned *grid, unsigned threads, size_t shared) \
     { \

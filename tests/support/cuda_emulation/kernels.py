@@ -2,8 +2,8 @@
 
     run_module(module, weights, inputs) -> outputs
 
-For modules whose control flow does not depend on data. The whole target, with its host text, is tested through the
-emulated driver.
+Control flow, sizes that steps find out, and steps that no writer is for are the reference target's. The whole target,
+with its host text, is tested through the emulated driver.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ingot.lowering.dtypes import BYTES
+from ingot.lowering.dependence import all_steps, local_buffers
 from ingot.lowering.index_expr import evaluate
 from ingot.lowering.loop_ir import Stmt
 from ingot.lowering.loop_module import Module
@@ -28,14 +28,16 @@ from ingot.targets.cuda.codegen.device_library import DeviceLibrary
 from ingot.targets.cuda.codegen.kernel import CudaKernel
 from ingot.targets.cuda.codegen.kernel_rules import KERNELS
 from ingot.targets.cuda.codegen.kernel_writer import CudaKernelWriter, StepScratch
+from ingot.targets.cuda.codegen.module_emitter import kernel_text
 
 _HEADER = Path(__file__).with_name("emulator.h")
 _FLAGS = ("-std=c++17", "-O1", "-DIG_EMULATED", "-shared", "-fPIC", "-fvisibility=hidden", "-w", "-ffp-contract=off")
+_NUMPY = {"bfloat16": "uint16"}
 # Bytes around every buffer that no kernel may write.
 _GUARD = 64
 
 
-class _Context(ctypes.Structure):
+class KernelContext(ctypes.Structure):
     _fields_ = (
         ("status", ctypes.c_void_p),
         ("site", ctypes.c_int),
@@ -55,31 +57,38 @@ class WrittenStep:
 
 def write_kernels(module: Module) -> tuple[str, list[WrittenStep]]:
     """The device text of a module's steps, and their kernels."""
-    library, steps, texts = DeviceLibrary(), [], []
+    library = DeviceLibrary()
+    steps, text = write_steps(module, library)
+    return f"{library.text()}\n{text}", steps
+
+
+def write_steps(module: Module, library: DeviceLibrary, prefix: str = "k") -> tuple[list[WrittenStep], str]:
+    """The kernels of every step that has a writer, steps inside others among them, and their text; names begin with the
+    prefix."""
+    steps, texts = [], []
     number = 0
-    for step in module.steps:
+    for step in all_steps(module.steps):
+        if type(step) not in KERNELS:
+            continue
         writer = CudaKernelWriter(module.buffers, library, module.hints)
         made = KERNELS[type(step)](writer, step)
         kernels = (made,) if isinstance(made, CudaKernel) else tuple(made)
         named = []
         for kernel in kernels:
-            name = f"k{number}"
+            name = f"{prefix}{number}"
             number += 1
             named.append((name, kernel))
             texts.append(kernel_text(name, kernel))
         steps.append(WrittenStep(step, tuple(named), writer.scratch))
-    return "\n".join([library.text(), *texts]), steps
-
-
-def kernel_text(name: str, kernel: CudaKernel) -> str:
-    parameters = ", ".join([*kernel.signature, "ig_context context"])
-    return (
-        f'extern "C" __global__ void __launch_bounds__({kernel.block}) {name}({parameters})\n{{\n{kernel.text}\n}}\n'
-        f"IG_KERNEL_ENTRY({name})\n"
-    )
+    return steps, "\n".join(texts)
 
 
 def build_text(text: str, folder: Path | None = None) -> ctypes.CDLL:
+    """The device text as a library for this machine, loaded."""
+    return ctypes.CDLL(str(build_library(text, folder)))
+
+
+def build_library(text: str, folder: Path | None = None) -> Path:
     """The device text as a library for this machine."""
     whole = f'#include "{_HEADER}"\n{text}'
     name = hashlib.sha256(whole.encode() + _HEADER.read_bytes()).hexdigest()[:20]
@@ -93,7 +102,7 @@ def build_text(text: str, folder: Path | None = None) -> ctypes.CDLL:
         done = subprocess.run(["g++", *_FLAGS, "-o", made, source], capture_output=True, text=True)
         assert done.returncode == 0, done.stderr[:4000]
         made.rename(library)
-    return ctypes.CDLL(str(library))
+    return library
 
 
 class GuardedMemory:
@@ -129,31 +138,29 @@ def run_module(
     """All buffers of the module after its steps. `values` has inputs, weights and state by buffer, bfloat16 as uint16;
     they begin `shift` bytes behind a multiple of 256.
     Raises RuntimeError with the status word where a kernel reports a fault."""
-    known = dict(sizes or {})
+    from tests.support.cuda_emulation.emulated_model import EmulatedInterpreter  # which uses this module
+
     text, steps = write_kernels(module)
-    library = build_text(text)
-    memory: dict[str, GuardedMemory] = {}
-    for name, buffer in module.buffers.items():
-        size = evaluate(buffer.size, known) * BYTES[buffer.dtype]
-        memory[name] = GuardedMemory(size, shift if name in values else 0)
-        if name in values:
-            memory[name].view[:] = np.ascontiguousarray(values[name]).reshape(-1).view(np.uint8)
-    status = (ctypes.c_uint * 1)()
-    for written in steps:
-        _run_step(library, written, memory, known, _Context(ctypes.addressof(status), 7, seed, draw))
-        if status[0]:
-            raise RuntimeError(f"status {status[0] & 255}, site {status[0] >> 8}")
-        for name, one in memory.items():
-            one.check(name)
-    return {name: _typed(one, module.buffers[name].dtype) for name, one in memory.items()}
+    run = EmulatedInterpreter(module, {}, build_text(text), steps, seed=seed, first_draw=draw)
+    run.sizes.update(sizes or {})
+    run.memory.shift = shift
+    for name, value in values.items():
+        run.memory.assign(name, value)
+    run.run_steps(module.steps)
+    local = {name for step in all_steps(module.steps) for name in local_buffers(step)}
+    return {
+        name: run.memory.array(name).view(_NUMPY.get(buffer.dtype, buffer.dtype))
+        for name, buffer in module.buffers.items()
+        if name not in local
+    }
 
 
-def _run_step(
+def run_step(
     library: ctypes.CDLL,
     written: WrittenStep,
     memory: Mapping[str, GuardedMemory],
     known: Mapping[str, int],
-    context: _Context,
+    context: KernelContext,
 ) -> None:
     scratch = GuardedMemory(evaluate(written.scratch.size, known))
     for name, kernel in written.kernels:
@@ -173,11 +180,6 @@ def _run_step(
         assert kernel.block <= 1024 and shared <= 227 << 10, f"{name}: {kernel.block} threads, {shared} bytes"
         getattr(library, f"{name}__entry")(addresses, blocks, kernel.block, ctypes.c_size_t(shared))
         scratch.check("the step's scratch")
-
-
-def _typed(memory: GuardedMemory, dtype: str) -> NDArray[Any]:
-    numpy = {"bfloat16": "uint16", "bool": "bool"}.get(dtype, dtype)
-    return memory.view.view(numpy)
 
 
 def check_cubin(text: str, architectures: Sequence[str] = ("sm_80", "sm_90a")) -> dict[str, bytes]:

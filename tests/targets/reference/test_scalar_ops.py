@@ -17,7 +17,7 @@ from ingot.targets.cpu.codegen import builtin_kernels
 from ingot.targets.cpu.target import CPU
 from ingot.targets.reference.body_evaluator import GIVEN, BodyEvaluator
 from ingot.targets.reference.extern_kernels import KERNELS
-from ingot.targets.reference.index_grid import Grid, evaluate_index, halve, make_grid, pick_points
+from ingot.targets.reference.index_grid import IndexGrid, evaluate_index, halve, make_grid, pick_points
 from ingot.targets.reference.memory import Memory, decode, encode
 from ingot.targets.reference.random_numbers import DRAWS
 from ingot.targets.reference.scalar_ops import SCALAR_OPS, cast, constant
@@ -310,4 +310,4 @@ def test_a_body_on_arrays() -> None:
     from ingot.targets.base import Fault
 
     with pytest.raises(Fault, match="no scalar operation 'frobnicate'"):
-        BodyEvaluator(Memory({}, {}), Grid((), {}), {}, {}).op(0, Op("frobnicate", (), "float32"), ())
+        BodyEvaluator(Memory({}, {}), IndexGrid((), {}), {}, {}).op(0, Op("frobnicate", (), "float32"), ())

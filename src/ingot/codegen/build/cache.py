@@ -120,6 +120,24 @@ class Cache:
                 failed=failed,
             )
 
+        return self._find_or_make(name, compile_to, timeout)
+
+    def read_image(
+        self, text: str, made_by: Sequence[str], make: Callable[[], bytes], timeout: float = SECONDS
+    ) -> bytes:
+        """What `make` makes of a text, now or earlier. `made_by` tells all else that the bytes depend on: compiler,
+        version, flags."""
+        name = hashlib.sha256(f"{json.dumps([_FORMAT, 'image', *made_by])}\n{text}".encode()).hexdigest()
+
+        def compile_to(destination: Path, failed: Path | None) -> None:
+            with destination.open("wb") as file:
+                file.write(make())
+                file.flush()
+                os.fsync(file.fileno())
+
+        return self._find_or_make(name, compile_to, timeout).data
+
+    def _find_or_make(self, name: str, compile_to: Callable[[Path, Path | None], None], timeout: float) -> _Entry:
         if self.folder is None:
             return _private_folder(timeout, fresh=True).entry(name, compile_to)
         try:

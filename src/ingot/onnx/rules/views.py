@@ -18,7 +18,7 @@ from ingot.onnx.values import OnnxValue, Size, axis, is_known, sizes_of
 aten = torch.ops.aten
 
 
-@exports(operator.getitem, moves_data=True)
+@exports(operator.getitem, moves_data=True, pairs=True)
 def getitem(ex: Exporter, x: Any, index: int) -> Any:
     return x[index]
 

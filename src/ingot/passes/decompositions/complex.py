@@ -14,7 +14,6 @@ from typing import Any
 
 import torch
 
-from ingot.analysis.complex_arithmetic import multiply_parts
 from ingot.registry import Registry
 
 aten = torch.ops.aten
@@ -25,10 +24,32 @@ splits = RULES.register
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """A complex tensor: two real ones of its shape. Of a complex literal: two numbers."""
+    """A complex tensor: two real ones of its shape. Of a complex literal: two numbers.
+
+    `pairs` is the tensor of both, along a last dim of 2, where a complex tensor was taken apart.
+    """
 
     real: Any
     imaginary: Any
+    pairs: torch.Tensor | None = None
+
+
+def take_apart(value: Any) -> Any:
+    """A complex tensor as Parts; anything else as it is."""
+    if not isinstance(value, torch.Tensor) or not value.is_complex():
+        return value
+    pairs = torch.view_as_real(value.resolve_conj())
+    return Parts(pairs.select(-1, 0), pairs.select(-1, 1), pairs)
+
+
+def put_together(value: Any) -> Any:
+    """Parts as a complex tensor; anything else as it is."""
+    return torch.view_as_complex(pairs_of(value)) if isinstance(value, Parts) else value
+
+
+def pairs_of(x: Parts) -> torch.Tensor:
+    """Both parts along a last dim of 2."""
+    return torch.cat([x.real.unsqueeze(-1), x.imaginary.unsqueeze(-1)], -1) if x.pairs is None else x.pairs
 
 
 def nothing(like: torch.Tensor) -> torch.Tensor:
@@ -159,11 +180,7 @@ def _view_as_complex(x: torch.Tensor) -> Parts:
     return Parts(x.select(-1, 0), x.select(-1, 1))
 
 
-@splits(aten.view_as_real.default)
-def _view_as_real(x: Parts) -> torch.Tensor:
-    return torch.cat([x.real.unsqueeze(-1), x.imaginary.unsqueeze(-1)], -1)
-
-
+splits(aten.view_as_real.default)(pairs_of)
 splits(aten.real.default)(lambda x: x.real if isinstance(x, Parts) else x)
 splits(aten.imag.default)(lambda x: x.imaginary)
 
@@ -191,8 +208,9 @@ def _conj(x: Parts) -> Parts:
 
 
 def product(x: Parts, y: Parts, times: Callable[[Any, Any], Any]) -> Parts:
-    """The product of numbers, or of matrices, by what multiplies their parts."""
-    return Parts(*multiply_parts((x.real, x.imaginary), (y.real, y.imaginary), times))
+    """(a + bi)(c + di) = (ac - bd) + (ad + bc)i, of numbers or, where `times` is theirs, of matrices."""
+    real = times(x.real, y.real) - times(x.imaginary, y.imaginary)
+    return Parts(real, times(x.real, y.imaginary) + times(x.imaginary, y.real))
 
 
 def multiply(x: Any, y: Any) -> Parts:

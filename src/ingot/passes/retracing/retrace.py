@@ -37,7 +37,7 @@ class Replay:
 
     def __init__(self, program: Program, decompositions: Decompositions | None = None) -> None:
         self.program = program
-        self.mode = _mode_of(program)
+        self.mode = metadata.fake_mode_of(program.graph.nodes)
         self.recorder = ReplayRecorder(self.mode, decompositions)
         self.left_out: Collection[fx.Node] = ()  # nodes that are their first argument, and are not recorded
         self._named = values_of(program.module_calls)
@@ -226,15 +226,6 @@ class Replay:
         name_apart(self.program.graph_module, self._followed.values())
         names = {name: node.name for name, node in self._followed.items()}
         self.program.module_calls = rename_calls(self.program.module_calls, names)
-
-
-def _mode_of(program: Program) -> internals.FakeTensorMode:
-    for node in program.graph.nodes:
-        for tensor in metadata.tensors_in(metadata.value_of(node)):
-            found = internals.fake_mode_of(tensor)
-            if found is not None:
-                return found
-    return internals.new_fake_mode()[0]
 
 
 def argument_targets(program: Program) -> list[tuple[InputKind, str, str | None]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import get_args
 
 import torch
@@ -19,7 +19,7 @@ from ingot.lowering.index_expr import require_static
 from ingot.lowering.loop_ir import Buffer
 from ingot.lowering.loop_module import Module, PackedWeight
 from ingot.scheduling.buffer_planning import byte_size, plan
-from ingot.targets.base import ScheduleObserver, Target, ignore_pass
+from ingot.targets.base import NativeTarget, ScheduleObserver, ignore_pass
 from ingot.targets.cpu.codegen.module_emitter import CSource, emit
 from ingot.targets.cpu.codegen.weight_packing import pack_weight
 from ingot.targets.cpu.kernel_selection.choices import KERNELS
@@ -27,7 +27,10 @@ from ingot.targets.cpu.kernel_selection.strategy import CpuStrategy
 from ingot.targets.cpu.schedule.pipeline import SCHEDULE, schedule
 from ingot.targets.cpu.schedule.reference_semantics import REFERENCE_RULES
 from ingot.targets.cpu.schedule.weight_layouts import PackedLayout
+from ingot_runtime.container.manifest import Spec
 from ingot_runtime.cpu_features import cores
+from ingot_runtime.model import Model
+from ingot_runtime.native.native_library import Blob, NativeLibrary
 
 _log = logging.getLogger("ingot.codegen")
 
@@ -35,7 +38,7 @@ _log = logging.getLogger("ingot.codegen")
 PARTS = 8
 
 
-class CpuTarget(Target[CSource]):
+class CpuTarget(NativeTarget[CSource]):
     name = "cpu"
     optional_passes = (*KERNELS, *dict.fromkeys(name for name, _ in SCHEDULE))
     layouts = get_args(PackedLayout)
@@ -87,6 +90,14 @@ class CpuTarget(Target[CSource]):
     def pack_weights(self, program: Program, module: Module, source: CSource, pages: Pages | None = None) -> WeightBlob:
         """The program's state as the module's kernels read it."""
         return fill(program, module, source.weights, source.weights_size, pack_weight, pages)
+
+    def host_library(self) -> str:
+        return host().name
+
+    def open_model(
+        self, spec: Spec, library: NativeLibrary, weights: Blob, images: Mapping[str, bytes], threads: int | None
+    ) -> Model:
+        return Model("<memory>", spec, library, weights, threads or 0, None)
 
 
 CPU = CpuTarget()

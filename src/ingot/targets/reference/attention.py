@@ -21,7 +21,7 @@ from ingot.lowering.loop_ir import (
     Store,
 )
 from ingot.targets.base import Fault
-from ingot.targets.reference.index_grid import Grid, evaluate_index, make_grid
+from ingot.targets.reference.index_grid import IndexGrid, evaluate_index, make_grid
 from ingot.targets.reference.memory import Array, computed_type
 
 if TYPE_CHECKING:
@@ -35,13 +35,13 @@ def _batch_points(run: Interpreter, batch: Sequence[Loop]) -> Iterator[tuple[int
         yield number, {loop.variable: np.asarray(at, np.int64) for loop, at in zip(batch, place, strict=True)}
 
 
-def _pairs(point: dict[str, Array], queries: int, keys: int) -> Grid:
+def _pairs(point: dict[str, Array], queries: int, keys: int) -> IndexGrid:
     """Every pair of a query i and a key j at one point of the batch."""
     grid = make_grid(("i", "j"), (queries, keys))
-    return Grid(grid.shape, {**grid.variables, **point})
+    return IndexGrid(grid.shape, {**grid.variables, **point})
 
 
-def _evaluate(run: Interpreter, body: Body, grid: Grid, **given: Array) -> list[Array]:
+def _evaluate(run: Interpreter, body: Body, grid: IndexGrid, **given: Array) -> list[Array]:
     evaluator = run.evaluate(body, grid, given)
     return [np.broadcast_to(evaluator.values[result], grid.shape) for result in body.results]
 
@@ -118,7 +118,7 @@ def _score(run: Interpreter, step: Attention, q: Array, k: Array, point: dict[st
 
 def _store_rows(run: Interpreter, store: Store, point: dict[str, Array], values: Array) -> None:
     rows = make_grid(("i",), (values.size,))
-    grid = Grid(rows.shape, {**rows.variables, **point})
+    grid = IndexGrid(rows.shape, {**rows.variables, **point})
     index = np.asarray(evaluate_index(store.index, {**run.sizes, **grid.variables}), np.int64)
     run.store(store, values, grid, index, False)
 

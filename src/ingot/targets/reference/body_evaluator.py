@@ -11,7 +11,7 @@ import numpy as np
 from ingot.lowering.index_expr import Size, value_name
 from ingot.lowering.loop_ir import Load, Op
 from ingot.targets.base import Fault
-from ingot.targets.reference.index_grid import LANE, Grid, evaluate_index
+from ingot.targets.reference.index_grid import LANE, IndexGrid, evaluate_index
 from ingot.targets.reference.memory import Array, Memory, check_range, computed_type, decode, poison
 from ingot.targets.reference.random_numbers import DRAWS
 from ingot.targets.reference.scalar_ops import SCALAR_OPS, cast, constant
@@ -29,7 +29,7 @@ class LocalBuffer:
     size: int
     dtype: str
 
-    def place(self, name: str, index: Array, grid: Grid) -> Array:
+    def place(self, name: str, index: Array, grid: IndexGrid) -> Array:
         check_range(name, index, self.size)
         return np.asarray(index + grid.variables[LANE] * self.size)
 
@@ -43,7 +43,7 @@ class BodyEvaluator:
     """`given` has what the kernel around the body hands in, by the name of its op; the states of a scan are a list."""
 
     memory: Memory
-    grid: Grid
+    grid: IndexGrid
     local: Mapping[str, LocalBuffer]
     given: Mapping[str, Any]
     seed: int = 0
@@ -111,7 +111,7 @@ class BodyEvaluator:
             found = self._read(access.buffer, np.where(mask, index, 0), self.grid)
         return np.where(mask, found, np.zeros((), found.dtype))
 
-    def _read(self, name: str, index: Array, grid: Grid) -> Array:
+    def _read(self, name: str, index: Array, grid: IndexGrid) -> Array:
         local = self.local.get(name)
         if local is None:
             return self.memory.load(name, index)

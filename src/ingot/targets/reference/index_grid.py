@@ -22,7 +22,7 @@ LANE = "@lane"
 
 
 @dataclass(frozen=True, slots=True)
-class Grid:
+class IndexGrid:
     """Points in row-major order; each variable is an array that broadcasts to `shape`."""
 
     shape: tuple[int, ...]
@@ -32,7 +32,7 @@ class Grid:
     def size(self) -> int:
         return int(np.prod(self.shape, dtype=np.int64))
 
-    def extend(self, names: Sequence[str], extents: Sequence[int]) -> Grid:
+    def extend(self, names: Sequence[str], extents: Sequence[int]) -> IndexGrid:
         """With loops inside those that it has."""
         rank, more = len(self.shape), len(names)
         variables = {name: array.reshape(*array.shape, *(1,) * more) for name, array in self.variables.items()}
@@ -40,13 +40,13 @@ class Grid:
             shape = [1] * (rank + more)
             shape[rank + place] = extent
             variables[name] = np.arange(extent, dtype=np.int64).reshape(shape)
-        return Grid((*self.shape, *extents), variables)
+        return IndexGrid((*self.shape, *extents), variables)
 
-    def split(self, most: int, axes: int | None = None) -> Iterator[tuple[tuple[slice, ...], Grid]]:
+    def split(self, most: int, axes: int | None = None) -> Iterator[tuple[tuple[slice, ...], IndexGrid]]:
         """Parts of at most so many points, in order, cut along the first `axes` dims; with the place of each part."""
         yield from self._split(most, len(self.shape) if axes is None else axes, (slice(None),) * len(self.shape))
 
-    def _split(self, most: int, axes: int, at: tuple[slice, ...]) -> Iterator[tuple[tuple[slice, ...], Grid]]:
+    def _split(self, most: int, axes: int, at: tuple[slice, ...]) -> Iterator[tuple[tuple[slice, ...], IndexGrid]]:
         axis = next((axis for axis in range(axes) if self.shape[axis] > 1), None)
         if self.size <= most or axis is None:
             yield at, self
@@ -61,18 +61,18 @@ class Grid:
             }
             shape = (*self.shape[:axis], last - first, *self.shape[axis + 1 :])
             there = (*at[:axis], slice(begin + first, begin + last), *at[axis + 1 :])
-            yield from Grid(shape, variables)._split(most, axes, there)
+            yield from IndexGrid(shape, variables)._split(most, axes, there)
 
 
-def make_grid(names: Sequence[str], extents: Sequence[int]) -> Grid:
-    return Grid((), {}).extend(names, extents)
+def make_grid(names: Sequence[str], extents: Sequence[int]) -> IndexGrid:
+    return IndexGrid((), {}).extend(names, extents)
 
 
-def pick_points(names: Sequence[str], extents: Sequence[int], points: IntArray) -> Grid:
+def pick_points(names: Sequence[str], extents: Sequence[int], points: IntArray) -> IndexGrid:
     """Some of the points of loops, by their places in row-major order, as a grid of one dim."""
     places = np.unravel_index(points, tuple(extents)) if extents else ()
     variables = {name: place.astype(np.int64) for name, place in zip(names, places, strict=True)}
-    return Grid((points.size,), {**variables, LANE: np.arange(points.size, dtype=np.int64)})
+    return IndexGrid((points.size,), {**variables, LANE: np.arange(points.size, dtype=np.int64)})
 
 
 def halve(count: int) -> tuple[IntArray, IntArray]:

@@ -52,7 +52,7 @@ from ingot.targets.base import Fault, ReferenceRule, StepRunner
 from ingot.targets.reference.attention import classify_mask_blocks, run_attention, run_attention_backward
 from ingot.targets.reference.body_evaluator import BodyEvaluator, LocalBuffer, make_local
 from ingot.targets.reference.extern_kernels import KERNELS
-from ingot.targets.reference.index_grid import Grid, IntArray, evaluate_index, halve, make_grid, pick_points
+from ingot.targets.reference.index_grid import IndexGrid, IntArray, evaluate_index, halve, make_grid, pick_points
 from ingot.targets.reference.memory import Array, Memory, encode, write
 from ingot.targets.reference.products import cut_view, run_convolution, run_gemm
 from ingot.targets.reference.reductions import combine, start_value
@@ -136,10 +136,10 @@ class Interpreter:
     def extents(self, loops: Sequence[Loop]) -> tuple[int, ...]:
         return tuple(self.size(loop.extent) for loop in loops)
 
-    def grid(self, loops: Sequence[Loop]) -> Grid:
+    def grid(self, loops: Sequence[Loop]) -> IndexGrid:
         return make_grid([loop.variable for loop in loops], self.extents(loops))
 
-    def pick(self, loops: Sequence[Loop], points: IntArray) -> Grid:
+    def pick(self, loops: Sequence[Loop], points: IntArray) -> IndexGrid:
         return pick_points([loop.variable for loop in loops], self.extents(loops), points)
 
     def values(self, name: str) -> Array:
@@ -160,16 +160,16 @@ class Interpreter:
 
     # ------------------------------------------------------------------ bodies
 
-    def evaluate(self, body: Body, grid: Grid, given: Mapping[str, Any] | None = None) -> BodyEvaluator:
+    def evaluate(self, body: Body, grid: IndexGrid, given: Mapping[str, Any] | None = None) -> BodyEvaluator:
         """The body at every point. What it gives is in the evaluator's values; the results are the body's places."""
         evaluator = BodyEvaluator(self.memory, grid, self.local, given or {}, self.seed, self.first_draw)
         replay(body, evaluator)
         return evaluator
 
     def evaluate_number(self, body: Body) -> Any:
-        return self.evaluate(body, Grid((), {})).values[body.results[0]].item()
+        return self.evaluate(body, IndexGrid((), {})).values[body.results[0]].item()
 
-    def store(self, store: Store, value: Array, grid: Grid, index: Array, collides: bool) -> None:
+    def store(self, store: Store, value: Array, grid: IndexGrid, index: Array, collides: bool) -> None:
         """Writes a value at every point of the grid."""
         index, value = np.broadcast_to(index, grid.shape).reshape(-1), np.broadcast_to(value, grid.shape)
         local = self.local.get(store.buffer)
@@ -193,7 +193,7 @@ class Interpreter:
             if int(seen.sum()) != index.size and int(index.max()) < size:
                 raise Fault(f"several points write the same element of {name}")
 
-    def run_map(self, step: Map, grid: Grid, given: Mapping[str, Array] | None = None) -> None:
+    def run_map(self, step: Map, grid: IndexGrid, given: Mapping[str, Array] | None = None) -> None:
         """The body at the points of a grid. What is `given` has the grid's shape."""
         if not grid.size:
             return
@@ -205,7 +205,7 @@ class Interpreter:
                 value = evaluator.values[step.body.results[store.result]]
                 self.store(store, value, part, evaluator.index(store.index), step.collides)
 
-    def run_reduce(self, step: Reduce, grid: Grid) -> None:
+    def run_reduce(self, step: Reduce, grid: IndexGrid) -> None:
         """Every result over the loops inside, at the points of a grid of the loops outside."""
         if not grid.size:
             return
@@ -316,7 +316,7 @@ def _inner_points(step: Map | Reduce, outer: int) -> Size:
     return product([loop.extent for loop in loops])
 
 
-def _run_inner(run: Interpreter, step: Map | Reduce, grid: Grid, outer: int) -> None:
+def _run_inner(run: Interpreter, step: Map | Reduce, grid: IndexGrid, outer: int) -> None:
     inner = step.loops[outer:]
     grid = grid.extend([loop.variable for loop in inner], run.extents(inner))
     try:
@@ -337,7 +337,7 @@ def _run_scan(run: Interpreter, step: Scan) -> None:
     state = [begun.values[result] for result in step.start.results]
     turns = range(run.size(step.over.extent))
     for turn in reversed(turns) if step.back else turns:
-        here = Grid(grid.shape, {**grid.variables, step.over.variable: np.asarray(turn, np.int64)})
+        here = IndexGrid(grid.shape, {**grid.variables, step.over.variable: np.asarray(turn, np.int64)})
         evaluator = run.evaluate(step.body, here, {"input": state})
         results = [evaluator.values[result] for result in step.body.results]
         state = results[:count]

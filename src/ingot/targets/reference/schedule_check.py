@@ -16,6 +16,7 @@ import numpy as np
 import torch
 
 from ingot.errors import InterpreterError, ScheduleError, format_error
+from ingot.ir.clone import copy_written_state
 from ingot.ir.execution import check_call
 from ingot.ir.program import Program
 from ingot.ir.pytree import flatten, unflatten
@@ -151,8 +152,7 @@ class ScheduleCheck:
 
     def _run_torch(self, module: Module) -> dict[str, Array]:
         """What torch gives, by the buffers of the module: results, and inputs and states that it writes."""
-        program = self.program.copy()
-        program.state_dict = {name: state.detach().clone() for name, state in self.program.state_dict.items()}
+        program = copy_written_state(self.program)
         args, kwargs = _copy(self.inputs)
         given, _ = flatten((args, kwargs))
         with torch.no_grad():

@@ -67,8 +67,7 @@ def _is_product(node: fx.Node) -> bool:
     operands: Any
     equation, operands, *_ = node.args
     values = [value_of(operand) for operand in operands]
-    whole = _letters(equation, [sizes_of(value.shape) for value in values]) is not None
-    return whole and not any(value.dtype.is_complex for value in values)
+    return _letters(equation, [sizes_of(value.shape) for value in values]) is not None
 
 
 @exports(aten.einsum.default, takes=_is_product)

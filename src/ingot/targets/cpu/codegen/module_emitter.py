@@ -7,13 +7,15 @@ Identical kernels are written once; the run calls them in order, each with the m
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ingot.codegen.c_expressions import STORED, CBodyEmitter, size_text
 from ingot.codegen.checked_sizes import MOST_BYTES, SizeLimits, check_static_sizes, is_run_size
 from ingot.codegen.entry_points import PlacedWeight, export_tables, place_weights, run_size, size_names
+from ingot.codegen.native_source import KernelLaunch
 from ingot.errors import UnsupportedOperator, format_error
 from ingot.lowering.cost_model import bytes_moved
 from ingot.lowering.dependence import all_steps, reads_and_writes
@@ -60,17 +62,7 @@ from ingot.targets.cpu.schedule.statements import DualGemm, GemmGroup, PackedGem
 GROUP = 4000
 GROUPS = 4
 SHARED_WORK = 4000
-
-
-@dataclass(frozen=True, slots=True)
-class KernelLaunch:
-    """One call of a kernel, for the profiler: what it stands for, and the work that it must do at least."""
-
-    kernel: str
-    origin: SourceLocation
-    flops: Size
-    effort: Size
-    bytes: Size
+_KERNEL = re.compile(r"^IG_KERNEL void k\d+\(", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +74,14 @@ class CSource:
     weights_size: int
     launches: tuple[KernelLaunch, ...] = ()
     groups: int = 1
+
+    @property
+    def files(self) -> Mapping[str, str]:
+        return {"model.c": self.text}
+
+    @property
+    def kernel_count(self) -> int:
+        return len(_KERNEL.findall(self.text))
 
 
 def emit(module: Module, plan: MemoryPlan, *, title: str = "model") -> CSource:

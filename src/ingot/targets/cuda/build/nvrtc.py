@@ -16,11 +16,14 @@ from typing import Any
 
 from ingot.errors import CompileError, NoCompiler, format_error
 
-# Functions that are not annotated are device functions; products and sums are contracted only where the text says so.
+# Functions that are not annotated are device functions. A product and a sum become one operation only where the text
+# says so (ig_fma_f32): which ones a compiler joins depends on what lies around an expression, so the same expression,
+# recomputed in another kernel, would have other bits; and the exact sums of the math library need each rounding.
 FLAGS = (
     "--std=c++17",
     "--device-as-default-execution-space",
-    "--fmad=true",
+    "--fmad=false",
+    "--device-int128",
     "--extra-device-vectorization",
     "--diag-suppress=177",
 )

@@ -6,26 +6,33 @@ from dataclasses import dataclass, field
 from functools import cache
 from importlib.resources import files
 
+from ingot.codegen.headers import PORTABLE
 from ingot.codegen.math_library import source_of
+
+# Functions that a device has instructions for: those of the math library take another name.
+CONVERSIONS = ("f32_to_bf16", "bf16_to_f32", "f32_to_f16", "f16_to_f32", "as_bf16_f32", "as_f16_f32")
 
 
 @dataclass
 class DeviceLibrary:
-    """Filled while kernels are written. `functions` are of the math library, `headers` files of `cu/`, in the order in
-    which they must stand, and `macros` what is written out of them, by header."""
+    """Filled while kernels are written. `functions` are of the math library, `headers` files of `cu/` or portable ones,
+    in the order in which they must stand, and `macros` what is written out of them, by header."""
 
     functions: set[str] = field(default_factory=set)
     headers: dict[str, None] = field(default_factory=dict)
     macros: dict[str, dict[str, None]] = field(default_factory=dict)
 
     def use(self, header: str, macro: str = "") -> None:
-        """Includes a header of `cu/`, and behind it the text of a macro that it defines."""
+        """Includes a header, and behind it the text of a macro that it defines."""
         self.headers.setdefault(header)
         if macro:
             self.macros.setdefault(header, {}).setdefault(macro)
 
     def text(self) -> str:
-        parts = [device_header("prelude.cuh"), source_of(sorted(self.functions)), device_header("ptx.cuh")]
+        renamed = [f"#define ig_{name} ig_portable_{name}" for name in CONVERSIONS]
+        restored = [f"#undef ig_{name}" for name in CONVERSIONS]
+        parts = [device_header("prelude.cuh"), *renamed, source_of(sorted(self.functions)), *restored]
+        parts += [device_header("ptx.cuh"), device_header("conversions.cuh")]
         for header in self.headers:
             parts += [device_header(header), *self.macros.get(header, ())]
         return "\n".join(parts)
@@ -33,5 +40,7 @@ class DeviceLibrary:
 
 @cache
 def device_header(name: str) -> str:
-    """The text of a header of `cu/`."""
+    """The text of a header of `cu/`, or of one that C targets share."""
+    if name.endswith(".h"):
+        return PORTABLE.read(name)
     return (files("ingot.targets.cuda.codegen") / "cu" / name).read_text(encoding="utf-8")

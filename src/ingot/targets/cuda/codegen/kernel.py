@@ -28,7 +28,9 @@ class CudaKernel:
     `signature` declares its parameters but for the context, which is the last; `buffers` and `sizes` are what the host
     passes for them, in this order. A buffer that begins with "scratch:" is a part of the step's own memory, at the
     offset behind the colon. `block` is its number of threads, `shared` the bytes of its dynamic shared memory.
-    `computed` are run-time sizes that the text computes, `limits` those that must not overflow.
+    `computed` are run-time sizes that the text computes, `limits` those that must not overflow. With `waits`, the text
+    waits for the kernel before it (`ig_wait_for_previous`) before it reads or writes what others write: its launch may
+    overlap that kernel's end.
     """
 
     text: str
@@ -39,3 +41,4 @@ class CudaKernel:
     block: int
     shared: Size = 0
     computed: tuple[Expr, ...] = ()
+    waits: bool = False

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ingot.codegen.c_expressions import STORED, CBodyEmitter, size_text
@@ -117,10 +117,12 @@ class CudaKernelWriter:
         gradient: str = "gradient",
         beside: str = "beside",
         prefix: str = "v",
+        place: Callable[[str, Size], str] | None = None,
     ) -> CBodyEmitter:
+        """The body as statements; `place` spells the elements of buffers where they are not in memory."""
         made = CBodyEmitter(
-            body, self.place, self.buffers, self.library.functions, inner=inner, middle=middle, prefix=prefix,
-            accumulator=accumulator, gradient=gradient, beside=beside,
+            body, place or self.place, self.buffers, self.library.functions, inner=inner, middle=middle, prefix=prefix,
+            accumulator=accumulator, gradient=gradient, beside=beside, seed="context.seed", first_draw="context.draw",
         )  # fmt: skip
         for op in body.ops:
             if isinstance(op.attribute, Expr):
@@ -171,7 +173,7 @@ class CudaKernelWriter:
 
     # ------------------------------------------------------------------ the end
 
-    def finish(self, grid: Grid, block: int, shared: Size = 0) -> CudaKernel:
+    def finish(self, grid: Grid, block: int, shared: Size = 0, *, waits: bool = False) -> CudaKernel:
         signature = []
         for buffer, name in self.pointers.items():
             type_ = self.types[buffer] if buffer in self.types else STORED[self.buffers[buffer].dtype]
@@ -181,5 +183,5 @@ class CudaKernelWriter:
         signature += [f"const int64_t {name}" for name in sizes]
         text = "\n".join(self.lines)
         return CudaKernel(
-            text, tuple(signature), tuple(self.pointers), sizes, grid, block, shared, tuple(self.computed)
+            text, tuple(signature), tuple(self.pointers), sizes, grid, block, shared, tuple(self.computed), waits
         )

@@ -1,54 +1,153 @@
-"""Maps: one thread per point."""
+"""Maps: threads over points, several neighbouring points each where memory is dense there."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from dataclasses import replace
 
-from ingot.lowering.dependence import reads_and_writes
-from ingot.lowering.index_expr import Size, product
-from ingot.lowering.loop_ir import Loop, Map
+from ingot.codegen.c_expressions import STORED, CBodyEmitter
+from ingot.lowering.dependence import body_reads, reads_and_writes
+from ingot.lowering.index_expr import Expr, Size, bounds, coefficient_of, product
+from ingot.lowering.loop_body import reads
+from ingot.lowering.loop_ir import Loop, Map, Store
 from ingot.targets.cuda.codegen.kernel import CudaKernel, Grid
 from ingot.targets.cuda.codegen.kernel_rules import KERNELS
 from ingot.targets.cuda.codegen.kernel_writer import CudaKernelWriter
+from ingot.targets.cuda.codegen.loop_points import loop_type, store_results, unflatten, use_nothing, write_points
+from ingot.targets.cuda.codegen.transposed_maps import find_transposition, write_transposed
+from ingot.targets.cuda.codegen.vector_accesses import VectorAccesses, find_vectors
 
 BLOCK = 256
+# Threads that keep a GPU busy: wider vectors are not worth fewer of them.
+BUSY = 132 * 256
+# A loop that is run along instead of the last one is at least this long.
+WIDE = 16
 
 
-def unflatten(out: CudaKernelWriter, name: str, type_: str, loops: Sequence[Loop]) -> None:
-    """Declares the loops' variables for a place in their row-major order."""
-    rest = name
-    for number in range(len(loops) - 1, 0, -1):
-        loop = loops[number]
-        extent = f"({type_})({out.size(loop.extent)})"
-        out.line(f"const {type_} {loop.variable} = {rest} % {extent};")
-        after = loops[0].variable if number == 1 else f"{name}{number}"
-        out.line(f"const {type_} {after} = {rest} / {extent};")
-        rest = after
-    if len(loops) == 1:
-        out.line(f"const {type_} {loops[0].variable} = {rest};")
+# ---------------------------------------------------------------------- maps
 
 
 @KERNELS.register(Map)
 def write_map(out: CudaKernelWriter, step: Map) -> CudaKernel:
-    read, written = reads_and_writes(step)
-    total: Size = product([loop.extent for loop in step.loops])
-    type_ = out.index_type(sorted(read | written), [loop.extent for loop in step.loops])
     if step.collides:
-        out.open(f"for ({type_} o = 0; o < {out.size(total)}; ++o)")
-    else:
-        out.line(f"const {type_} o = ({type_})blockIdx.x * {BLOCK} + ({type_})threadIdx.x;")
-        out.line(f"if (o >= {out.size(total)}) return;")
-    unflatten(out, "o", type_, step.loops)
+        return _write_scatter(out, step)
+    step = order_loops(step)
+    loops = step.loops
+    read, written = reads_and_writes(step)
+    total: Size = product([loop.extent for loop in loops])
+    type_ = loop_type(out, sorted(read | written), loops, [step.body])
+    vectors = find_map_vectors(out, step) if loops else None
+    transposition = find_transposition(out, step) if loops and vectors is None else None
+    if transposition is not None:
+        return write_transposed(out, step, transposition)
+    units = total // vectors.width if vectors else total
+    block = BLOCK if out.hint(units) >= BUSY else BLOCK // 2
+    out.line(f"const {type_} at = ({type_})blockIdx.x * {block} + ({type_})threadIdx.x;")
+    out.line(f"if (at >= {out.size(units)}) return;")
+    write_points(out, step.body, loops, "at", type_, vectors, use_nothing, step.stores)
+    return out.finish(Grid((units + block - 1) // block), block)
+
+
+def find_map_vectors(out: CudaKernelWriter, step: Map) -> VectorAccesses | None:
+    """Vectors along the innermost loop, the wider the more points there are."""
+    found = find_vectors(out, step.body, step.stores, step.loops[-1])
+    total = out.hint(product([loop.extent for loop in step.loops]))
+    while found is not None and found.width > 2 and total // found.width < BUSY // 2:
+        found = find_vectors(out, step.body, step.stores, step.loops[-1], found.width // 2)
+    return found
+
+
+def order_loops(step: Map) -> Map:
+    """The same points in another order: innermost the loop along which memory is dense, stores before loads."""
+    if len(step.loops) < 2:
+        return step
+
+    def dense(loop: Loop) -> tuple[int, int]:
+        stores = sum(coefficient_of(store.index, loop.variable) == 1 for store in step.stores)
+        return stores, sum(coefficient_of(load.index, loop.variable) == 1 for load in reads(step.body))
+
+    *_, last = step.loops
+    long = [loop for loop in step.loops if not isinstance(loop.extent, int) or loop.extent >= WIDE]
+    best = max(long, key=dense, default=last)
+    if dense(best) <= dense(last):
+        return step
+    return replace(step, loops=(*(loop for loop in step.loops if loop is not best), best))
+
+
+# ---------------------------------------------------------------------- scatters
+
+
+def _write_scatter(out: CudaKernelWriter, step: Map) -> CudaKernel:
+    """Points in row-major order, where several may write the same element. Those that never meet run beside each
+    other: points with different values of a loop that tells the places of all stores apart. So do all points where
+    the order does not matter."""
+    read, written = reads_and_writes(step)
+    targets = {store.buffer for store in step.stores}
+    is_plain = len(targets) == len(step.stores) and not body_reads(step.body) & targets
+    in_any_order = is_plain and all(_is_unordered(out, store) for store in step.stores)
+    apart: tuple[Loop, ...] = step.loops if in_any_order else ()
+    if is_plain and not in_any_order:
+        apart = tuple(loop for loop in step.loops if all(_tells_apart(store.index, loop) for store in step.stores))
+    along = tuple(loop for loop in step.loops if loop not in apart)
+    type_ = loop_type(out, sorted(read | written), step.loops, [step.body])
+    total: Size = product([loop.extent for loop in apart])
+    block = 1
+    if apart:
+        block = BLOCK // 2
+        out.line(f"const {type_} at = ({type_})blockIdx.x * {block} + ({type_})threadIdx.x;")
+        out.line(f"if (at >= {out.size(total)}) return;")
+        unflatten(out, "at", type_, apart)
+    for loop in along:
+        out.open(f"for ({type_} {loop.variable} = 0; {loop.variable} < {out.size(loop.extent)}; ++{loop.variable})")
     code = out.statements(step.body, ())
     out.declare_flags(code)
     for line in (*code.before, *code.inside):
         out.line(line)
     for store in step.stores:
-        given = code.empty_dims(store.index)
-        guard = f"if ({' && '.join(given)}) " if given else ""
-        out.line(f"{guard}{out.store(store, code.results[store.result])}")
+        if in_any_order:
+            _accumulate(out, store, code)
+        else:
+            store_results(out, (store,), code)
     out.report_flags(code)
-    if step.collides:
+    for _ in along:
         out.close()
-        return out.finish(Grid(1), 1)
-    return out.finish(Grid((total + BLOCK - 1) // BLOCK), BLOCK)
+    return out.finish(Grid((total + block - 1) // block), block)
+
+
+def _is_unordered(out: CudaKernelWriter, store: Store) -> bool:
+    """Whether a store gives the same in any order of points: sums and extremes of integers, and bools that become
+    true."""
+    dtype = out.buffers[store.buffer].dtype
+    if dtype == "bool":
+        return store.mode in ("add", "max")
+    return dtype in ("int32", "int64") and store.mode in ("add", "max", "min")
+
+
+def _accumulate(out: CudaKernelWriter, store: Store, code: CBodyEmitter) -> None:
+    """A store that many threads may do to one element at once."""
+    out.written.add(store.buffer)
+    dtype, value = out.buffers[store.buffer].dtype, code.results[store.result]
+    place = out.place(store.buffer, store.index)
+    given = code.empty_dims(store.index)
+    if dtype == "bool":
+        out.line(f"if ({' && '.join([*given, f'({value}) != 0'])}) {place} = 1;")
+        return
+    out.library.use("atomics.cuh")
+    guard = f"if ({' && '.join(given)}) " if given else ""
+    out.line(f"{guard}ig_atomic_{store.mode}(&{place}, ({STORED[dtype]})({value}));")
+
+
+def _tells_apart(index: Size, loop: Loop) -> bool:
+    """Whether two points with different values of the loop's variable always have different indices: what it is
+    multiplied by steps over all smaller terms, and the others are multiples of what it runs over."""
+    by = coefficient_of(index, loop.variable)
+    if not isinstance(index, Expr) or not isinstance(by, int) or by < 1:
+        return False
+    whole = by * loop.extent if isinstance(loop.extent, int) else 0
+    small: Size = 0
+    for term, coefficient in index.terms.items():
+        if any(getattr(atom, "name", None) == loop.variable for atom in term):
+            continue
+        if not whole or coefficient % whole:
+            small = small + Expr({term: coefficient})
+    low, high = bounds(small)
+    return low is not None and high is not None and low >= 0 and high < by

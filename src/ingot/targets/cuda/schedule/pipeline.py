@@ -7,15 +7,19 @@ import operator
 from collections.abc import Callable, Collection
 
 from ingot.config import Settings
-from ingot.lowering.loop_ir_verifier import verify_module
 from ingot.lowering.loop_module import Module
 from ingot.scheduling.fusion import fusion_passes
 from ingot.targets.base import ScheduleObserver, ignore_pass
 from ingot.targets.cuda.schedule.limits import FUSION_LIMITS
+from ingot.targets.cuda.schedule.tiling import choose_tiles
+from ingot.targets.cuda.schedule.verifier import verify_schedule
 
 _log = logging.getLogger("ingot.schedule")
 
-SCHEDULE: tuple[tuple[str, Callable[[Module], Module]], ...] = tuple(fusion_passes(FUSION_LIMITS))
+SCHEDULE: tuple[tuple[str, Callable[[Module], Module]], ...] = (
+    *fusion_passes(FUSION_LIMITS),
+    ("tiles", choose_tiles),
+)
 
 
 def schedule(
@@ -27,12 +31,12 @@ def schedule(
 ) -> Module:
     """The module after every pass that is not disabled, verified after each that changed it."""
     full = verify or Settings.from_environment().check
-    verify_module(module, "lower", full=full)
+    verify_schedule(module, "lower", full=full)
     for name, run in SCHEDULE:
         if name not in disabled:
             before, module = module, run(module)
             if not _is_unchanged(before, module):
-                verify_module(module, name, full=full)
+                verify_schedule(module, name, full=full)
             _log.info("%s: %d → %d steps", name, len(before.steps), len(module.steps))
             observe(name, before, module)
     return module

@@ -1,32 +1,40 @@
 /* What every device text begins with. Functions without a word are device functions: NVRTC is told so. */
 #include <stdint.h>
 
+/* A device has fused multiply-adds and rounds in one instruction: by these names the math library asks for it. */
+#ifndef __FMA__
+#define __FMA__ 1
+#endif
+#ifndef __SSE4_1__
+#define __SSE4_1__ 1
+#endif
+
 #ifndef IG_EMULATED
-/* The names that gcc has for functions of the device's math library. */
+/* The names that gcc has for functions of the device's math library. Those of doubles are overloaded here. */
 #define __builtin_inff() __int_as_float(0x7f800000)
 #define __builtin_nanf(text) __int_as_float(0x7fc00000)
 #define __builtin_inf() __longlong_as_double(0x7ff0000000000000LL)
 #define __builtin_nan(text) __longlong_as_double(0x7ff8000000000000LL)
 #define __builtin_fabsf fabsf
-#define __builtin_fabs fabs
+#define __builtin_fabs(x) fabs((double)(x))
 #define __builtin_sqrtf __fsqrt_rn
-#define __builtin_sqrt sqrt
+#define __builtin_sqrt(x) sqrt((double)(x))
 #define __builtin_floorf floorf
-#define __builtin_floor floor
+#define __builtin_floor(x) floor((double)(x))
 #define __builtin_ceilf ceilf
-#define __builtin_ceil ceil
+#define __builtin_ceil(x) ceil((double)(x))
 #define __builtin_truncf truncf
-#define __builtin_trunc trunc
+#define __builtin_trunc(x) trunc((double)(x))
 #define __builtin_rintf rintf
-#define __builtin_rint rint
+#define __builtin_rint(x) rint((double)(x))
 #define __builtin_copysignf copysignf
-#define __builtin_copysign copysign
+#define __builtin_copysign(x, y) copysign((double)(x), (double)(y))
 #define __builtin_fmaf fmaf
-#define __builtin_fma fma
+#define __builtin_fma(x, y, z) fma((double)(x), (double)(y), (double)(z))
 #define __builtin_fmaxf fmaxf
-#define __builtin_fmax fmax
+#define __builtin_fmax(x, y) fmax((double)(x), (double)(y))
 #define __builtin_fminf fminf
-#define __builtin_fmin fmin
+#define __builtin_fmin(x, y) fmin((double)(x), (double)(y))
 #endif
 
 #define INF_F32 (__builtin_inff())

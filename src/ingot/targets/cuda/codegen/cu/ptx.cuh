@@ -109,6 +109,12 @@ static inline void ig_wait_for_previous()
     asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif
 }
+/* The pointer, of which the compiler knows nothing more: reads through it stay behind a wait that stands before it. */
+template <class T> static inline T *ig_pointer_after(T *pointer)
+{
+    asm volatile("" : "+l"(pointer)::"memory");
+    return pointer;
+}
 static inline void ig_start_next()
 {
 #if __CUDA_ARCH__ >= 900
@@ -161,6 +167,7 @@ static inline uint32_t ig_pack_f16(float low, float high) { return ig_half_bits(
 static inline float ig_exp2_fast(float x) { return std::exp2(x); }
 static inline float ig_max_nan(float a, float b) { return (a > b) | (a != a) ? a : b; }
 static inline void ig_wait_for_previous() {}
+template <class T> static inline T *ig_pointer_after(T *pointer) { return pointer; }
 static inline void ig_start_next() {}
 static inline void ig_fail(const ig_context &context, unsigned status)
 {

@@ -1,0 +1,270 @@
+/* A run's launches: recorded one after another, then sent to the device as one graph. */
+
+typedef struct {
+    int kernel, number; /* number: which of the module's launches, for the profiler */
+    unsigned grid[3], block, shared;
+    int first, count; /* its arguments: words of 8 bytes, the context's four behind the others */
+} ig_launch;
+
+typedef struct {
+    ig_launch *launches;
+    uint64_t *words;
+    int count, room, word_count, word_room;
+} ig_launch_list;
+
+typedef struct {
+    ig_launch_list list; /* as the graph has it now */
+    ig_cu_graph graph;
+    ig_cu_graph_exec exec;
+    ig_cu_node *nodes;
+    uint64_t used; /* when: the one that was used longest ago makes room */
+} ig_graph;
+
+enum { IG_GRAPHS = 8, IG_SEEN = 32, IG_GRAPH_LEAST = 2, IG_CONTEXT_WORDS = 4 };
+
+typedef struct ig_block {
+    struct ig_block *next;
+    ig_address memory;
+} ig_block;
+
+typedef struct ig_run {
+    struct ig_run *next;
+    struct ingot_model *model;
+    ig_cu_stream own, stream, last; /* its own, the one of this call, the one of the call before */
+    ig_cu_event done, begin, end;
+    int was_used;
+    volatile unsigned *status_word; /* pinned: what kernels report, and behind it a value that they compute */
+    volatile int64_t *value;
+    ig_address status_address, value_address;
+    ig_address arena, scratch, staging;
+    int64_t arena_size, scratch_size, staging_size;
+    ig_block *blocks; /* what was allocated on the way */
+    ig_address inputs[IG_INPUTS + 1], outputs[IG_OUTPUTS + 1];
+    uint64_t seed, draw;
+    ig_launch_list list;
+    ig_graph graphs[IG_GRAPHS];
+    uint64_t seen[IG_SEEN], calls;
+    int status, site;
+    double *seconds; /* of each launch, where somebody wants to know */
+    char *message;
+    size_t message_size;
+} ig_run;
+
+typedef struct ingot_model {
+    ig_cu_context context;
+    ig_cu_module module;
+    ig_cu_function functions[IG_KERNELS + 1];
+    int device, run_count;
+    ig_address weights;
+    ig_run *idle;
+    pthread_mutex_t lock, turn;
+    ig_cu_event done; /* of the last call that used the state, and its stream */
+    ig_cu_stream last;
+    int was_used;
+    uint64_t seed, draws;
+} ingot_model;
+
+IG_OPTIONAL void ig_fail_run(ig_run *run, int status, int site)
+{
+    if (run->status) return;
+    run->status = status;
+    run->site = site;
+}
+
+/* The sentence is written where the driver failed: `site` is -2. */
+IG_OPTIONAL void ig_fail_driver(ig_run *run, const char *what, int result)
+{
+    if (!run->status) ig_fail_run(run, ig_driver_failure(what, result, run->message, run->message_size), -2);
+}
+
+#define IG_TRY(run, name, ...) \
+    do { \
+        const int ig_result = ig_driver.name(__VA_ARGS__); \
+        if (ig_result) ig_fail_driver(run, #name, ig_result); \
+    } while (0)
+
+/* Room for `more` behind `count` elements. */
+static void *ig_grow(void *memory, int count, int more, int *room, size_t element)
+{
+    if (count + more <= *room) return memory;
+    const int wanted = 2 * (count + more);
+    void *const grown = realloc(memory, (size_t)wanted * element);
+    if (grown) *room = wanted;
+    return grown;
+}
+
+static void ig_free_list(ig_launch_list *list)
+{
+    free(list->launches);
+    free(list->words);
+    memset(list, 0, sizeof *list);
+}
+
+/* The addresses of a launch's arguments, as the driver takes them. */
+static void ig_point_at_words(const ig_launch_list *list, const ig_launch *launch, void **parameters)
+{
+    const int plain = launch->count - IG_CONTEXT_WORDS;
+    for (int w = 0; w <= plain; ++w) parameters[w] = &list->words[launch->first + w];
+}
+
+static void ig_launch_now(ig_run *run, const ig_launch_list *list, const ig_launch *launch)
+{
+    void *parameters[IG_MOST_WORDS + 1];
+    ig_point_at_words(list, launch, parameters);
+    if (run->seconds) IG_TRY(run, cuEventRecord, run->begin, run->stream);
+    IG_TRY(run, cuLaunchKernel, run->model->functions[launch->kernel], launch->grid[0], launch->grid[1], launch->grid[2],
+           launch->block, 1, 1, launch->shared, run->stream, parameters, 0);
+    if (run->seconds && !run->status) {
+        float milliseconds = 0;
+        IG_TRY(run, cuEventRecord, run->end, run->stream);
+        IG_TRY(run, cuEventSynchronize, run->end);
+        if (!run->status) IG_TRY(run, cuEventElapsedTime, &milliseconds, run->begin, run->end);
+        run->seconds[launch->number] += 1e-3 * milliseconds;
+    }
+}
+
+/* Records a launch; where steps wait for values of the device, does it. An empty grid is none. */
+__attribute__((noinline, unused)) static void ig_add_launch(
+    ig_run *run, int number, int kernel, int site, const int64_t *grid, int64_t block, int64_t shared, int draws,
+    const uint64_t *words, int count)
+{
+    if (run->status || grid[0] <= 0 || grid[1] <= 0 || grid[2] <= 0) return;
+    if (grid[0] > INT32_MAX || grid[1] > 65535 || grid[2] > 65535) {
+        ig_fail_run(run, INGOT_MEMORY, site);
+        return;
+    }
+    ig_launch_list *const list = &run->list;
+    if (IG_AT_ONCE) list->count = list->word_count = 0;
+    ig_launch *const launches = ig_grow(list->launches, list->count, 1, &list->room, sizeof *launches);
+    if (launches) list->launches = launches;
+    uint64_t *const all = ig_grow(list->words, list->word_count, count + IG_CONTEXT_WORDS, &list->word_room, sizeof *all);
+    if (all) list->words = all;
+    if (!launches || !all) {
+        ig_fail_run(run, INGOT_MEMORY, -1);
+        return;
+    }
+    ig_launch *const launch = &launches[list->count++];
+    memset(launch, 0, sizeof *launch); /* lists are compared as bytes */
+    *launch = (ig_launch){kernel, number, {(unsigned)grid[0], (unsigned)grid[1], (unsigned)grid[2]}, (unsigned)block,
+                          (unsigned)shared, list->word_count, count + IG_CONTEXT_WORDS};
+    uint64_t *const to = all + list->word_count;
+    memcpy(to, words, (size_t)count * sizeof *to);
+    to[count] = run->status_address;
+    to[count + 1] = (uint64_t)(unsigned)site;
+    to[count + 2] = draws ? run->seed : 0;
+    to[count + 3] = draws ? run->draw : 0;
+    list->word_count += count + IG_CONTEXT_WORDS;
+    if (IG_AT_ONCE) ig_launch_now(run, list, launch);
+}
+
+#define LAUNCH(number, kernel, site, x, y, z, block, shared, draws, ...) \
+    ig_add_launch(run, number, kernel, site, (const int64_t[]){x, y, z}, block, shared, draws, \
+                  (const uint64_t[]){__VA_ARGS__}, (int)(sizeof((const uint64_t[]){__VA_ARGS__}) / sizeof(uint64_t)))
+
+/* ---- graphs */
+
+static void ig_free_graph(ig_graph *graph)
+{
+    if (graph->exec) ig_driver.cuGraphExecDestroy(graph->exec);
+    if (graph->graph) ig_driver.cuGraphDestroy(graph->graph);
+    free(graph->nodes);
+    ig_free_list(&graph->list);
+    memset(graph, 0, sizeof *graph);
+}
+
+static int ig_same_launches(const ig_launch_list *a, const ig_launch_list *b)
+{
+    return a->count == b->count && a->word_count == b->word_count &&
+           !memcmp(a->launches, b->launches, (size_t)a->count * sizeof *a->launches);
+}
+
+static ig_node_parameters ig_node_of(const ig_run *run, const ig_launch_list *list, const ig_launch *launch, void **parameters)
+{
+    ig_point_at_words(list, launch, parameters);
+    return (ig_node_parameters){run->model->functions[launch->kernel], {launch->grid[0], launch->grid[1], launch->grid[2]},
+                                {launch->block, 1, 1}, launch->shared, parameters, 0};
+}
+
+/* A graph of the run's launches, one behind another. Whether the driver has made one. */
+static int ig_build_graph(ig_run *run, ig_graph *graph)
+{
+    const ig_launch_list *const list = &run->list;
+    void *parameters[IG_MOST_WORDS + 1];
+    ig_free_graph(graph);
+    graph->nodes = malloc((size_t)list->count * sizeof *graph->nodes);
+    if (!graph->nodes || ig_driver.cuGraphCreate(&graph->graph, 0)) return 0;
+    for (int l = 0; l < list->count; ++l) {
+        const ig_node_parameters node = ig_node_of(run, list, &list->launches[l], parameters);
+        if (ig_driver.cuGraphAddKernelNode(&graph->nodes[l], graph->graph, l ? &graph->nodes[l - 1] : 0, l > 0, &node)) return 0;
+    }
+    if (ig_driver.cuGraphInstantiateWithFlags(&graph->exec, graph->graph, 0)) return 0;
+    graph->list = (ig_launch_list){malloc((size_t)list->count * sizeof *list->launches),
+                                   malloc((size_t)list->word_count * sizeof *list->words),
+                                   list->count, list->count, list->word_count, list->word_count};
+    if (!graph->list.launches || !graph->list.words) return 0;
+    memcpy(graph->list.launches, list->launches, (size_t)list->count * sizeof *list->launches);
+    memcpy(graph->list.words, list->words, (size_t)list->word_count * sizeof *list->words);
+    return 1;
+}
+
+/* Gives the graph this run's arguments: the nodes whose arguments differ get theirs. */
+static int ig_update_graph(ig_run *run, ig_graph *graph)
+{
+    const ig_launch_list *const list = &run->list;
+    void *parameters[IG_MOST_WORDS + 1];
+    for (int l = 0; l < list->count; ++l) {
+        const ig_launch *const launch = &list->launches[l];
+        uint64_t *const known = graph->list.words + launch->first;
+        const size_t bytes = (size_t)launch->count * sizeof *known;
+        if (!memcmp(known, list->words + launch->first, bytes)) continue;
+        const ig_node_parameters node = ig_node_of(run, list, launch, parameters);
+        if (ig_driver.cuGraphExecKernelNodeSetParams(graph->exec, graph->nodes[l], &node)) return 0;
+        memcpy(known, list->words + launch->first, bytes);
+    }
+    return 1;
+}
+
+/* Whether launches like these came before: only then a graph of them is worth its making, where sizes differ. */
+static int ig_was_seen(ig_run *run)
+{
+    const ig_launch_list *const list = &run->list;
+    uint64_t hash = 0xcbf29ce484222325u;
+    const unsigned char *const bytes = (const unsigned char *)list->launches;
+    for (size_t b = 0; b < (size_t)list->count * sizeof *list->launches; ++b) hash = (hash ^ bytes[b]) * 0x100000001b3u;
+    for (int s = 0; s < IG_SEEN; ++s)
+        if (run->seen[s] == hash) return 1;
+    run->seen[run->calls % IG_SEEN] = hash;
+    return 0;
+}
+
+static ig_graph *ig_find_graph(ig_run *run)
+{
+    ig_graph *oldest = &run->graphs[0];
+    for (int g = 0; g < IG_GRAPHS; ++g) {
+        ig_graph *const graph = &run->graphs[g];
+        if (graph->exec && ig_same_launches(&graph->list, &run->list)) {
+            if (ig_update_graph(run, graph)) return graph;
+            ig_free_graph(graph);
+        }
+        if (graph->used < oldest->used) oldest = graph;
+    }
+    if (IG_SYMBOLS && !ig_was_seen(run)) return 0;
+    if (ig_build_graph(run, oldest)) return oldest;
+    ig_free_graph(oldest);
+    return 0;
+}
+
+/* Sends what was recorded to the device. */
+static void ig_launch_all(ig_run *run)
+{
+    ig_launch_list *const list = &run->list;
+    if (IG_AT_ONCE || run->status) return;
+    ++run->calls;
+    ig_graph *const graph = list->count >= IG_GRAPH_LEAST && !run->seconds ? ig_find_graph(run) : 0;
+    if (graph) {
+        graph->used = run->calls;
+        IG_TRY(run, cuGraphLaunch, graph->exec, run->stream);
+        return;
+    }
+    for (int l = 0; l < list->count && !run->status; ++l) ig_launch_now(run, list, &list->launches[l]);
+}

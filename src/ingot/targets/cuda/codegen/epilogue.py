@@ -1,0 +1,159 @@
+"""Epilogues: what becomes of sums, as a function of a run of neighbouring columns.
+
+    const auto finish = [&](const int line, const int place, const float *sums) { … };
+
+Columns of a run are `each` neighbours. What lies side by side in memory along them, aligned, is read and written as one
+vector; what does not depend on the column is computed once.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+from ingot.codegen.c_expressions import STORED
+from ingot.lowering.dependence import reads_and_writes
+from ingot.lowering.dtypes import BYTES, HALVES
+from ingot.lowering.index_expr import BodyValue, Expr, Size, coefficient_of, substitute
+from ingot.lowering.loop_body import reads
+from ingot.lowering.loop_ir import Body, Map, Store, WithEpilogue
+from ingot.targets.cuda.codegen.kernel_writer import CudaKernelWriter
+from ingot.targets.cuda.codegen.loops import unflatten
+from ingot.targets.cuda.schedule.alignment import count_neighbours, is_multiple
+
+# Columns of a run, and bytes that a run may have in one buffer.
+MOST_COLUMNS = 8
+MOST_RUN_BYTES = 32
+# What stores a run of floats as halves.
+_STORES = {"bfloat16": "ig_store_bf16", "float16": "ig_store_f16"}
+
+
+def index_type(out: CudaKernelWriter, step: WithEpilogue) -> str:
+    """The type of a step's loop variables."""
+    read, written = reads_and_writes(step)
+    return out.index_type(sorted(read | written), [loop.extent for loop in step.epilogue.loops])
+
+
+def count_columns(epilogue: Map, groups: int = 1) -> int:
+    """How many neighbouring columns a run has: of all that there are, or of one group of them."""
+    return count_neighbours([epilogue.loops[-1].extent // groups], MOST_COLUMNS)
+
+
+def runs_down(epilogue: Map, lead: int) -> bool:
+    """Whether what is stored lies along the rows and not along the columns."""
+    rows, column = epilogue.loops[lead:-1], epilogue.loops[-1].variable
+    if not rows or not epilogue.stores:
+        return False
+    return all(
+        coefficient_of(store.index, column) != 1 and coefficient_of(store.index, rows[-1].variable) == 1
+        for store in epilogue.stores
+    )
+
+
+@dataclass
+class _Runs:
+    """Runs of columns that a body reads and writes as vectors, by buffer and index."""
+
+    out: CudaKernelWriter
+    epilogue: Map
+    each: int
+    loads: dict[tuple[str, Size], str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.column = self.epilogue.loops[-1].variable
+        # A masked load may be of a place that is not there.
+        self.certain = {(load.buffer, load.index) for load in reads(self.epilogue.body) if load.mask is None}
+
+    def place(self, buffer: str, index: Size) -> str:
+        if (buffer, index) not in self.certain or not self.is_run(buffer, index):
+            return self.out.place(buffer, index)
+        return f"{self.loads.setdefault((buffer, index), f'in{len(self.loads)}')}.at[w]"
+
+    def is_run(self, buffer: str, index: Size) -> bool:
+        """Whether a run of columns is neighbours in memory, aligned."""
+        fits = self.each * BYTES[self.out.buffers[buffer].dtype] <= MOST_RUN_BYTES and buffer not in self.out.locals
+        if self.each == 1 or not fits or coefficient_of(index, self.column) != 1:
+            return False
+        assert isinstance(index, Expr)
+        known = not any(isinstance(symbol, BodyValue) for symbol in index.symbols)
+        return known and is_multiple(substitute(index, {self.column: 0}), self.each)
+
+    def begin(self, index: Size) -> str:
+        """The place of a run's first column."""
+        return self.out.size(substitute(index, {self.column: 0}))
+
+
+def write_finish(
+    out: CudaKernelWriter,
+    step: WithEpilogue,
+    type_: str,
+    each: int,
+    row: str = "top + line",
+    column: str = "left + place",
+) -> None:
+    """Declares `finish`. `row` and `column` are the place of a run's first sum, over `line` and `place`; the batch's
+    variables have values already."""
+    epilogue, lead = step.epilogue, len(step.batch_loops())
+    rows, last = epilogue.loops[lead:-1], epilogue.loops[-1].variable
+    runs = _Runs(out, epilogue, each)
+    vectors = _find_vector_stores(epilogue, runs)
+    code = out.statements(_show_unrounded(out, epilogue), [last], "sums[w]", place=runs.place)
+    out.open(f"const auto finish = [&](const int line, const int place, const {STORED[step.dtype]} *sums)")
+    if rows:
+        out.line(f"const {type_} at = ({type_})({row});")
+        unflatten(out, "at", type_, rows)
+    out.line(f"const {type_} begin = ({type_})({column});")
+    out.declare_flags(code)
+    for (buffer, index), name in runs.loads.items():
+        out.line(f"const auto {name} = ig_load<{each}>({out.pointer(buffer)} + begin + ({runs.begin(index)}));")
+    for line in code.before:
+        out.line(line)
+    for number, store in vectors.items():
+        dtype = out.buffers[store.buffer].dtype
+        out.line(f"ig_vector<{'float' if dtype in HALVES else STORED[dtype]}, {each}> out{number};")
+    if each > 1:
+        out.line("#pragma unroll")
+    out.open(f"for (int w = 0; w < {each}; ++w)")
+    out.line(f"const {type_} {last} = begin + w;")
+    for line in code.inside:
+        out.line(line)
+    for number, store in enumerate(epilogue.stores):
+        value = code.results[store.result]
+        if number in vectors:
+            dtype = out.buffers[store.buffer].dtype
+            halves = code.results[len(epilogue.body.results) + store.result]
+            out.line(f"out{number}.at[w] = {halves if dtype in HALVES else out.stored_value(dtype, value)};")
+            continue
+        given = code.empty_dims(store.index)
+        guard = f"if ({' && '.join(given)}) " if given else ""
+        out.line(f"{guard}{out.store(store, value)}")
+    out.close()
+    for number, store in vectors.items():
+        out.written.add(store.buffer)
+        name = _STORES.get(out.buffers[store.buffer].dtype, "ig_store")
+        out.line(f"{name}<{each}>({out.pointer(store.buffer)} + begin + ({runs.begin(store.index)}), out{number});")
+    out.report_flags(code)
+    out.depth -= 1
+    out.line("};")
+
+
+def _show_unrounded(out: CudaKernelWriter, epilogue: Map) -> Body:
+    """The body, with each result a second time, before it was rounded to the half that is stored: a run of those is
+    rounded two at a time."""
+    body = epilogue.body
+    more = list(body.results)
+    for place, result in enumerate(body.results):
+        op = body.ops[result]
+        stored = {out.buffers[store.buffer].dtype for store in epilogue.stores if store.result == place}
+        if op.name == "cast" and stored <= {op.attribute} and body.ops[op.operands[0]].dtype == "float32":
+            more[place] = op.operands[0]
+    return replace(body, results=(*body.results, *more))
+
+
+def _find_vector_stores(epilogue: Map, runs: _Runs) -> dict[int, Store]:
+    """Stores of whole runs, by their number. Where a buffer is written twice, the order of columns matters."""
+    names = [store.buffer for store in epilogue.stores]
+    return {
+        number: store
+        for number, store in enumerate(epilogue.stores)
+        if store.mode == "set" and names.count(store.buffer) == 1 and runs.is_run(store.buffer, store.index)
+    }

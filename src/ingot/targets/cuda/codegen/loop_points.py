@@ -1,0 +1,119 @@
+"""Points of loops in device text: variables of a place, the body there, and its stores."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from ingot.codegen.c_expressions import STORED, CBodyEmitter
+from ingot.lowering.index_expr import Expr, bounds
+from ingot.lowering.loop_ir import Body, Loop, Store
+from ingot.targets.cuda.codegen.kernel_writer import INT_LIMIT, CudaKernelWriter
+from ingot.targets.cuda.codegen.vector_accesses import (
+    Place,
+    VectorAccesses,
+    base_variable,
+    first_place,
+    load_condition,
+)
+
+
+def unflatten(out: CudaKernelWriter, name: str, type_: str, loops: Sequence[Loop]) -> None:
+    """Declares the loops' variables for a place in their row-major order."""
+    rest = name
+    for number in range(len(loops) - 1, 0, -1):
+        loop = loops[number]
+        extent = f"({type_})({out.size(loop.extent)})"
+        out.line(f"const {type_} {loop.variable} = {rest} % {extent};")
+        after = loops[0].variable if number == 1 else f"{name}{number}"
+        out.line(f"const {type_} {after} = {rest} / {extent};")
+        rest = after
+    if len(loops) == 1:
+        out.line(f"const {type_} {loops[0].variable} = {rest};")
+
+
+def loop_type(out: CudaKernelWriter, buffers: Sequence[str], loops: Sequence[Loop], bodies: Sequence[Body]) -> str:
+    """The type of loop variables: int where every index and extent is known to fit."""
+    type_ = out.index_type(buffers, [loop.extent for loop in loops])
+    for body in bodies:
+        for op in body.ops:
+            if isinstance(op.attribute, Expr) and op.name == "index":
+                low, high = bounds(op.attribute)
+                if low is None or high is None or low <= -INT_LIMIT or high >= INT_LIMIT:
+                    return "int64_t"
+    return type_
+
+
+def write_points(
+    out: CudaKernelWriter,
+    body: Body,
+    loops: Sequence[Loop],
+    flat: str,
+    type_: str,
+    vectors: VectorAccesses | None,
+    use: Callable[[CBodyEmitter], None],
+    stores: Sequence[Store] = (),
+) -> None:
+    """The body at the point, or at the points of the vector, of a place in the loops' row-major order. `use` writes
+    what becomes of its results at one point; `stores` are written behind it."""
+    if vectors is None:
+        unflatten(out, flat, type_, loops)
+        code = out.statements(body, ())
+        out.declare_flags(code)
+        for line in (*code.before, *code.inside):
+            out.line(line)
+        use(code)
+        store_results(out, stores, code)
+        out.report_flags(code)
+        return
+    *around, loop = loops
+    width, base = vectors.width, base_variable(loop.variable)
+    out.library.use("vectors.cuh")
+    unflatten(out, flat, type_, [*around, Loop(f"{loop.variable}_n", loop.extent // width)])
+    out.line(f"const {type_} {base} = {loop.variable}_n * {width};")
+    names = {place: f"x{number}" for number, place in enumerate(vectors.loads)}
+    code = write_statements(out, body, loop.variable, names)
+    out.declare_flags(code)
+    for line in code.before:
+        out.line(line)
+    for (buffer, index), load in vectors.loads.items():
+        stored, name = STORED[out.buffers[buffer].dtype], names[buffer, index]
+        taken = f"ig_load_vector<{stored}, {width}>(&{out.place(buffer, first_place(index, loop))})"
+        given = load_condition(code, load)
+        out.line(f"ig_vector<{stored}, {width}> {name}{';' if given else f' = {taken};'}")
+        if given:
+            out.line(f"if ({given}) {name} = {taken};")
+    kept = [out.buffers[store.buffer].dtype for store in stores]
+    for number, dtype in enumerate(kept):
+        out.line(f"ig_vector<{STORED[dtype]}, {width}> y{number};")
+    out.lines.append("#pragma unroll")
+    out.open(f"for (int lane = 0; lane < {width}; ++lane)")
+    out.line(f"const {type_} {loop.variable} = {base} + lane;")
+    for line in code.inside:
+        out.line(line)
+    use(code)
+    for number, (store, dtype) in enumerate(zip(stores, kept, strict=True)):
+        out.line(f"y{number}.at[lane] = {out.stored_value(dtype, code.results[store.result])};")
+    out.close()
+    for number, (store, dtype) in enumerate(zip(stores, kept, strict=True)):
+        out.written.add(store.buffer)
+        place = out.place(store.buffer, first_place(store.index, loop))
+        out.line(f"ig_store_vector<{STORED[dtype]}, {width}>(&{place}, y{number});")
+    out.report_flags(code)
+
+
+def write_statements(out: CudaKernelWriter, body: Body, inner: str, names: dict[Place, str]) -> CBodyEmitter:
+    """The body's statements, with loads of these places from vectors."""
+    place = out.place
+    taken = {key: f"{name}.at[lane]" for key, name in names.items()}
+    return out.statements(body, [inner], place=lambda buffer, index: taken.get((buffer, index)) or place(buffer, index))
+
+
+def store_results(out: CudaKernelWriter, stores: Sequence[Store], code: CBodyEmitter) -> None:
+    for store in stores:
+        given = code.empty_dims(store.index)
+        guard = f"if ({' && '.join(given)}) " if given else ""
+        out.line(f"{guard}{out.store(store, code.results[store.result])}")
+
+
+def use_nothing(code: CBodyEmitter) -> None:
+    """For bodies whose results are stored only."""

@@ -1,0 +1,126 @@
+"""Two texts per model: the device's kernels in CUDA C++, and the host's run and exports in C.
+
+    emit(module, plan) -> CudaSource(device, host, weights, …)
+
+Identical kernels are written once. The run records their launches, each with the module path and the user's line.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from ingot.codegen.entry_points import PlacedWeight, place_weights
+from ingot.codegen.native_source import KernelLaunch
+from ingot.errors import UnsupportedOperator, format_error
+from ingot.lowering.cost_model import bytes_moved, flops
+from ingot.lowering.loop_ir import SourceLocation, Stmt
+from ingot.lowering.loop_module import Module
+from ingot.scheduling.buffer_planning import MemoryPlan
+from ingot.targets.cuda.codegen import writer_modules as writer_modules
+from ingot.targets.cuda.codegen.device_library import DeviceLibrary
+from ingot.targets.cuda.codegen.host_text import HostText, KernelTable
+from ingot.targets.cuda.codegen.kernel import CudaKernel
+from ingot.targets.cuda.codegen.kernel_rules import KERNELS
+from ingot.targets.cuda.codegen.kernel_writer import CudaKernelWriter, StepScratch
+
+# Bytes of arguments that every driver takes.
+ARGUMENT_BYTES = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class CudaSource:
+    """The texts, and the blob of weights that they expect."""
+
+    device: str
+    host: str
+    weights: tuple[PlacedWeight, ...]
+    weights_size: int
+    launches: tuple[KernelLaunch, ...] = ()
+    kernel_count: int = 0
+
+    @property
+    def text(self) -> str:
+        return self.device
+
+    @property
+    def files(self) -> Mapping[str, str]:
+        return {"model.cu": self.device, "model.c": self.host}
+
+
+def emit(module: Module, plan: MemoryPlan, *, title: str = "model") -> CudaSource:
+    return CudaModuleEmitter(module, plan, title).emit()
+
+
+def kernel_text(name: str, kernel: CudaKernel, origin: SourceLocation | None = None) -> str:
+    """A kernel as the device text has it."""
+    parameters = ", ".join([*kernel.signature, "ig_context context"])
+    comment = f"/* {str(origin).replace('*/', '* /')} */\n" if origin is not None else ""
+    return (
+        f'{comment}extern "C" __global__ void __launch_bounds__({kernel.block}) {name}({parameters})\n'
+        f"{{\n{kernel.text}\n}}\nIG_KERNEL_ENTRY({name})\n"
+    )
+
+
+@dataclass
+class CudaModuleEmitter:
+    module: Module
+    plan: MemoryPlan
+    title: str
+    library: DeviceLibrary = field(default_factory=DeviceLibrary)
+    table: KernelTable = field(default_factory=KernelTable)
+    texts: list[str] = field(default_factory=list)
+    launches: list[KernelLaunch] = field(default_factory=list)
+
+    def emit(self) -> CudaSource:
+        weights, size = place_weights(self.module)
+        text = HostText(self.module, self.plan, self.table, self._write_step, self._add_kernel, self.library)
+        host = text.write(weights, size)
+        count = len(self.table.shared)
+        banner = (
+            f"/* {self.title}, compiled by Ingot: {{}}.\n\n   {len(self.module.inputs)} inputs, "
+            f"{len(self.module.outputs)} outputs, {count} kernels. */\n"
+        )
+        device = "\n".join([banner.format("what runs on the GPU"), self.library.text(), *self.texts])
+        return CudaSource(
+            device, banner.format("what runs on the host") + host, weights, size, tuple(self.launches), count
+        )
+
+    def _write_step(self, step: Stmt) -> tuple[Sequence[CudaKernel], StepScratch]:
+        write = KERNELS.get(type(step))
+        if write is None:
+            raise UnsupportedOperator(
+                format_error(
+                    f"{step.origin.op or 'An operator'} cannot be compiled for the CUDA target.",
+                    where=", ".join(part for part in (step.origin.source, step.origin.module) if part) or None,
+                    why=f"there is no kernel for a {type(step).__name__} yet",
+                    fix='compile the model for target="cpu", or rewrite this line with other operators',
+                )
+            )
+        writer = self.writer()
+        made = write(writer, step)
+        kernels = (made,) if isinstance(made, CudaKernel) else tuple(made)
+        return kernels, writer.scratch
+
+    def writer(self) -> CudaKernelWriter:
+        return CudaKernelWriter(self.module.buffers, self.library, self.module.hints)
+
+    def _add_kernel(self, kernel: CudaKernel, step: Stmt, is_first: bool) -> tuple[int, int]:
+        """The number of the kernel, which is written once, and of this launch of it. A step's work counts for its
+        first kernel."""
+        if 8 * (len(kernel.buffers) + len(kernel.sizes)) + 32 > ARGUMENT_BYTES:
+            raise UnsupportedOperator(
+                format_error(
+                    "A kernel reads and writes more tensors than can be passed to it.",
+                    where=str(step.origin),
+                    fix="compile with disable_passes that fuse less",
+                )
+            )
+        known = self.table.find(kernel)
+        if known is None:
+            known = self.table.add(kernel)
+            self.texts.append(kernel_text(f"k{known}", kernel, step.origin))
+        work = flops(step) if is_first else 0
+        moved = bytes_moved(step, self.module.buffers) if is_first else 0
+        self.launches.append(KernelLaunch(f"k{known}", step.origin, work, work, moved))
+        return known, len(self.launches) - 1

@@ -1,0 +1,192 @@
+"""Convolutions with weights: activations with channels last, weights in the order in which their terms are read."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ingot.lowering import tensor_views
+from ingot.lowering.builder import LoopBuilder
+from ingot.lowering.dtypes import FLOATS, HALVES, wide
+from ingot.lowering.index_expr import Size, require_static, symbol
+from ingot.lowering.loop_body import BodyBuilder
+from ingot.lowering.loop_ir import Convolution, Loop, Map, Store, StridedView
+from ingot.lowering.lower import Lowering
+from ingot.lowering.rules.linalg.matmul import as_rows, matmul
+from ingot.lowering.rules.nn.convolution import ConvWindows
+from ingot.lowering.tensor_views import Deferred, Index, Strided, TensorValue, contiguous_strides
+from ingot.targets.cuda.schedule.weight_layouts import ReorderedLayout
+
+# Channels that one copy of 8 bytes takes: fewer are padded to as many.
+FEW_CHANNELS = 4
+
+
+def lower_convolution(
+    low: Lowering, x: TensorValue, weight: TensorValue, bias: TensorValue | None, shape: tuple[Size, ...],
+    windows: ConvWindows,
+    transposed: bool
+) -> TensorValue | None:  # fmt: skip
+    """A convolution whose weight is known ahead of time; None of any other."""
+    if transposed or not _is_packable(low, x, weight, shape):
+        return None
+    x, windows = _strip_margin(x, windows)
+    if _is_pointwise(weight, windows):
+        return _lower_pointwise(low, x, weight, bias, shape)
+    outs, channels = require_static(weight.shape[0]), require_static(weight.shape[1])
+    if channels == 1 and windows.groups > 1:
+        image, packed = _make_channels_last(low, x), _pack_channels(low, weight)
+        return _append(low, image, packed, channels, bias, shape, windows, outs)
+    few = channels < FEW_CHANNELS and windows.groups == 1 and weight.dtype in HALVES
+    padded = FEW_CHANNELS if few else channels
+    image = _make_channels_last(low, _pad_channels(x, padded) if few else x)
+    return _append(low, image, _pack_taps(low, weight, padded), padded, bias, shape, windows, outs)
+
+
+def _is_packable(low: Lowering, x: TensorValue, weight: TensorValue, shape: tuple[Size, ...]) -> bool:
+    constant = isinstance(weight.data, Strided) and low.buffers[weight.data.buffer].kind == "weight"
+    alike = low.out_dtype in FLOATS and x.dtype == weight.dtype == low.out_dtype
+    numbers = all(isinstance(size, int) for size in (*weight.shape, x.shape[1]))
+    empty = any(size == 0 for size in (*shape, *weight.shape, *x.shape))
+    return weight.rank in (3, 4, 5) and constant and alike and numbers and not empty
+
+
+def _is_pointwise(weight: TensorValue, windows: ConvWindows) -> bool:
+    """Whether every output is a sum over the channels of one pixel, the same place."""
+    taps = all(size == 1 for size in weight.shape[2:])
+    still = all(step == 1 for step in windows.stride) and all(p == 0 for p in windows.padding)
+    return taps and still and windows.groups == 1
+
+
+def _last(rank: int) -> tuple[int, ...]:
+    return (0, *range(2, rank), 1)
+
+
+def _first(rank: int) -> tuple[int, ...]:
+    return (0, rank - 1, *range(1, rank - 1))
+
+
+def _lower_pointwise(
+    low: Lowering, x: TensorValue, weight: TensorValue, bias: TensorValue | None, shape: tuple[Size, ...]
+) -> TensorValue:
+    rank = x.rank
+    rows = as_rows(low, tensor_views.permute(_make_channels_last(low, x), _last(rank)))
+    flat = tensor_views.drop(weight, tuple(range(2, rank)))
+    made = matmul(low, rows, tensor_views.permute(flat, (1, 0)), bias)
+    whole = tensor_views.reshape(made, (shape[0], *shape[2:], shape[1]), low.hint)
+    return tensor_views.permute(whole, _first(rank))
+
+
+def _make_channels_last(low: Lowering, x: TensorValue) -> TensorValue:
+    """The tensor in memory with channels last, dense."""
+    order = _last(x.rank)
+    if isinstance(x.data, Deferred):
+        return low.realize(x, order=order)
+    return tensor_views.permute(low.make_contiguous(tensor_views.permute(x, order)), _first(x.rank))
+
+
+def _pad_channels(x: TensorValue, channels: int) -> TensorValue:
+    """The tensor with so many channels, those behind its own zeros."""
+    own = x.shape[1]
+
+    def load(ops: BodyBuilder, index: Index) -> int:
+        there = ops.call("lt", ops.index(index[1]), ops.index(own))
+        return ops.zero_outside(there, lambda: x.load(ops, index))
+
+    return TensorValue((x.shape[0], channels, *x.shape[2:]), x.dtype, Deferred(load, x.cost + 2))
+
+
+def _pack_taps(low: LoopBuilder, weight: TensorValue, padded: int) -> StridedView:
+    """[output channel, tap…, channel], as a view of (output channel, channel, tap…)."""
+    outer, channel, *taps = weight.shape
+    outer_step, channel_step, *tap_steps = _strides_of(weight)
+    layout = _layout(weight, (outer, *taps, channel), (outer_step, *tap_steps, channel_step), padded)
+    return _derive(low, weight, layout, _first(weight.rank))
+
+
+def _pack_channels(low: LoopBuilder, weight: TensorValue) -> StridedView:
+    """[tap…, output channel], as a view of (output channel, 1, tap…)."""
+    outer, _, *taps = weight.shape
+    outer_step, _, *tap_steps = _strides_of(weight)
+    layout = _layout(weight, (1, *taps, outer), (0, *tap_steps, outer_step), require_static(outer))
+    rank = weight.rank
+    return _derive(low, weight, layout, (rank - 1, 0, *range(1, rank - 1)))
+
+
+def _strides_of(weight: TensorValue) -> tuple[Size, ...]:
+    assert isinstance(weight.data, Strided)
+    return weight.data.strides
+
+
+def _layout(weight: TensorValue, shape: tuple[Size, ...], strides: tuple[Size, ...], padded: int) -> ReorderedLayout:
+    assert isinstance(weight.data, Strided)
+    offset = require_static(weight.data.offset)
+    return ReorderedLayout(offset, tuple(map(require_static, shape)), tuple(map(require_static, strides)), padded)
+
+
+def _derive(low: LoopBuilder, weight: TensorValue, layout: ReorderedLayout, order: tuple[int, ...]) -> StridedView:
+    """The packed weight, its dims in this order."""
+    assert isinstance(weight.data, Strided)
+    shape = layout.stored_shape()
+    strides = contiguous_strides(shape)
+    name = low.derive_weight(weight.data.buffer, weight.dtype, shape, layout)
+    return StridedView(name, 0, tuple(strides[d] for d in order))
+
+
+def _strip_margin(x: TensorValue, windows: ConvWindows) -> tuple[TensorValue, ConvWindows]:
+    """The image without the zeros around it, which are the convolution's own padding then."""
+    margin = x.data.margin if isinstance(x.data, Deferred) else None
+    if margin is None or margin[0].shape[:2] != x.shape[:2]:
+        return x, windows
+    inner, before = margin
+    padding = tuple(p + b for p, b in zip(windows.padding, before[2:], strict=True))
+    return inner, replace(windows, padding=padding)
+
+
+def _append(
+    low: Lowering,
+    x: TensorValue,
+    weight: StridedView,
+    channels: int,
+    bias: TensorValue | None,
+    shape: tuple[Size, ...],
+    windows: ConvWindows,
+    outs: int,
+) -> TensorValue:
+    """The step, its result with channels last."""
+    dtype, kind = low.out_dtype, wide(low.out_dtype)
+    assert isinstance(x.data, Strided)
+    physical = (shape[0], *shape[2:], outs)
+    buffer = low.buffer("temporary", dtype, physical)
+    home = Strided(buffer.name, 0, contiguous_strides(physical))
+    loops = tuple(Loop(f"i{d}", size) for d, size in enumerate(physical))
+    index = tuple(symbol(loop.variable, below=loop.extent) for loop in loops)
+    ops = BodyBuilder()
+    value = ops.emit("accumulator", (), kind)
+    if bias is not None:
+        value = ops.call("add", value, ops.cast(bias.load(ops, (index[-1],)), kind))
+    body = ops.finish([ops.cast(value, dtype)])
+    epilogue = Map(loops, body, (Store(buffer.name, home.offset_at(index), 0),), low.origin)
+    low.steps.append(
+        Convolution(
+            images=shape[0],
+            channels=channels,
+            out_channels=outs,
+            groups=windows.groups,
+            size=x.shape[2:],
+            out_size=shape[2:],
+            kernel=_kernel_of(low, weight),
+            stride=windows.stride,
+            padding=windows.padding,
+            dilation=windows.dilation,
+            x=StridedView(x.data.buffer, x.data.offset, x.data.strides),
+            weight=weight,
+            dtype=kind,
+            epilogue=epilogue,
+            origin=low.origin,
+        )
+    )
+    return tensor_views.permute(TensorValue(physical, dtype, home), _first(len(shape)))
+
+
+def _kernel_of(low: LoopBuilder, weight: StridedView) -> tuple[int, ...]:
+    """The taps of a packed weight: all of its dims but the first and the last."""
+    return tuple(map(require_static, low.buffers[weight.buffer].shape[1:-1]))

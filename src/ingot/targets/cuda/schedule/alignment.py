@@ -1,0 +1,23 @@
+"""Which accesses are aligned: how many neighbours one instruction may move."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from ingot.lowering.index_expr import Size, as_expr
+
+# Bytes that one instruction moves at most. Buffers, those of callers too, begin at a multiple of it.
+MOST_BYTES = 16
+
+
+def is_multiple(size: Size, of: int) -> bool:
+    """Whether a size is a multiple of a number for certain, whatever its symbols are."""
+    return all(coefficient % of == 0 for coefficient in as_expr(size).terms.values())
+
+
+def count_neighbours(sizes: Iterable[Size], most: int) -> int:
+    """The largest power of two up to `most` that divides all of these."""
+    given, count = list(sizes), most
+    while count > 1 and not all(is_multiple(size, count) for size in given):
+        count //= 2
+    return count

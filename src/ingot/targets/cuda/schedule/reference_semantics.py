@@ -1,0 +1,77 @@
+"""What the CUDA target's own steps mean, for the interpreter of the loop IR: the same as without their tiles.
+
+Sums are computed in float64, or of integers in int64, and rounded once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ingot.lowering.dtypes import wide
+from ingot.lowering.loop_ir import Stmt, StridedView
+from ingot.targets.base import Fault, ReferenceRule, StepRunner
+from ingot.targets.cuda.schedule.statements import ImplicitGemm, TiledGemm
+
+Array: TypeAlias = NDArray[Any]
+
+
+def _run_tiled_gemm(run: StepRunner, step: TiledGemm) -> None:
+    m, n, k = (run.size(size) for size in (step.m, step.n, step.k))
+    if tuple(step.epilogue.loops[: len(step.batch)]) != step.batch:
+        raise Fault("the outer loops of its epilogue are not its own")
+    kind = np.float64 if step.dtype.startswith("float") else np.int64
+    left, right = run.matrices(step.a, step.batch, m, k), run.matrices(step.b, step.batch, k, n)
+    with np.errstate(all="ignore"):
+        sums = [a.astype(kind) @ b.astype(kind) for a, b in zip(left, right, strict=True)]
+    run.run_epilogue(step.epilogue, np.stack(sums).astype(wide(step.dtype)) if sums else np.empty(0, step.dtype))
+
+
+def _run_implicit_gemm(run: StepRunner, step: ImplicitGemm) -> None:
+    """A product of matrices for each tap, of what its windows read."""
+    images, size, out = run.size(step.images), list(map(run.size, step.size)), list(map(run.size, step.out_size))
+    shape = (images, step.groups, step.channels, *size)
+    channel = run.size(step.x.strides[1])
+    steps = [run.size(step.x.strides[0]), channel * step.channels, channel, *map(run.size, step.x.strides[2:])]
+    x = _cut(run, step.x, shape, steps)
+    each = step.out_channels // step.groups
+    outer, inner, *taps = map(run.size, step.weight.strides)
+    weight = _cut(
+        run, step.weight, (step.groups, each, step.channels, *step.kernel), [outer * each, outer, inner, *taps]
+    )
+    total = np.zeros((images, step.groups, each, int(np.prod(out))))
+    for tap in np.ndindex(*step.kernel):
+        places = [
+            np.arange(o) * stride + t * dilation - run.size(padding)
+            for o, stride, t, dilation, padding in zip(out, step.stride, tap, step.dilation, step.padding, strict=True)
+        ]
+        window = x
+        for axis, (place, n) in enumerate(zip(places, size, strict=True), start=3):
+            inside = (place >= 0) & (place < n)
+            window = np.take(window, np.where(inside, place, 0), axis)
+            window = np.where(inside.reshape([-1 if dim == axis else 1 for dim in range(x.ndim)]), window, 0)
+        window = window.astype(np.float64).reshape(images, step.groups, step.channels, -1)
+        factors = weight[(slice(None), slice(None), slice(None), *tap)].astype(np.float64)
+        with np.errstate(all="ignore"):
+            total += factors @ window
+    sums = np.moveaxis(total.reshape(images, step.out_channels, -1), 1, -1)
+    run.run_epilogue(step.epilogue, sums.astype(wide(step.dtype)))
+
+
+def _cut(run: StepRunner, view: StridedView, shape: tuple[int, ...], steps: list[int]) -> Array:
+    flat = np.ascontiguousarray(run.values(view.buffer))
+    offset = run.size(view.offset)
+    last = offset + sum((n - 1) * step for n, step in zip(shape, steps, strict=True))
+    if offset < 0 or last >= flat.size:
+        raise Fault(f"it reads {view.buffer}[{last}], and {view.buffer} has {flat.size} elements")
+    strides = [step * flat.itemsize for step in steps]
+    return np.lib.stride_tricks.as_strided(flat[offset:], shape, strides, writeable=False)
+
+
+REFERENCE_RULES: Mapping[type[Stmt] | str, ReferenceRule] = {
+    TiledGemm: _run_tiled_gemm,
+    ImplicitGemm: _run_implicit_gemm,
+}

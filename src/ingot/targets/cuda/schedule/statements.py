@@ -1,0 +1,59 @@
+"""Steps of the CUDA schedule: what it adds to the loop IR, in types of its own.
+
+    TiledGemm(…, algorithm, tile, split_k)       a product, and how its sums are shared out
+    ImplicitGemm(…, algorithm, tile, split_k)    a convolution as a product of pixels by taps and channels
+
+The loop IR's printer prints them by their fields; verifier.py has their rules.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+from ingot.lowering.loop_ir import Convolution, Gemm
+
+# How sums are computed: on tensor cores, by multiply-adds of threads with a block of sums each, or, where one side has
+# a few rows only, by warps that read the other side once. "channels": each thread has neighbouring channels of a pixel.
+GemmAlgorithm: TypeAlias = Literal["tensor", "simt", "rows"]
+ConvolutionAlgorithm: TypeAlias = Literal["tensor", "simt", "channels"]
+
+
+@dataclass(frozen=True, slots=True)
+class GemmTile:
+    """What a block computes: `rows` × `columns` sums, `depth` bytes of the terms of each operand at a time, of which
+    `stages` are in shared memory. `down` × `along` are the warps that share it (tensor), or the sums that each thread
+    has (simt)."""
+
+    rows: int
+    columns: int
+    depth: int
+    stages: int
+    down: int
+    along: int
+
+    def __str__(self) -> str:
+        return f"{self.rows}x{self.columns}x{self.depth}"
+
+
+# The tile of a step that no pass has chosen one for.
+PLAIN_TILE = GemmTile(64, 64, 64, 2, 4, 4)
+
+
+@dataclass(frozen=True, slots=True)
+class TiledGemm(Gemm):
+    """A Gemm with its algorithm. With `split_k`, so many blocks share the terms of a tile; their sums are added in
+    order."""
+
+    algorithm: GemmAlgorithm = "simt"
+    tile: GemmTile = PLAIN_TILE
+    split_k: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class ImplicitGemm(Convolution):
+    """A Convolution with its algorithm, as TiledGemm. Each group is a product of its own."""
+
+    algorithm: ConvolutionAlgorithm = "simt"
+    tile: GemmTile = PLAIN_TILE
+    split_k: int = 1

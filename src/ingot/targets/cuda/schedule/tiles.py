@@ -1,0 +1,116 @@
+"""Tiles of products, as data, and which one is the fastest for a product by a model of an H200.
+
+The numbers of the model are the machine's: what its tensor cores multiply, what a multiprocessor gets from the second
+level of the cache, how long a read takes. They choose, and mean nothing else: every tile computes the same sums.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ingot.targets.cuda.schedule.statements import GemmTile
+
+# Multiprocessors of an H200.
+PROCESSORS = 132
+# Shared memory of a multiprocessor, and what a block of it costs besides its own.
+SHARED_BYTES = 227 << 10
+# Rows, or columns, of a product that is read once by warps.
+FEW_ROWS = 8
+# Parts of the terms that blocks may share, at most.
+MOST_PARTS = 16
+
+# Rows, columns, bytes of depth, stages, warps down and along.
+TENSOR_TILES = (
+    GemmTile(128, 256, 128, 4, 2, 4),
+    GemmTile(128, 128, 128, 3, 2, 2),
+    GemmTile(128, 64, 128, 4, 2, 2),
+    GemmTile(64, 128, 128, 4, 2, 2),
+    GemmTile(64, 64, 128, 6, 2, 2),
+    GemmTile(64, 32, 128, 8, 2, 2),
+    GemmTile(32, 64, 128, 8, 2, 2),
+    GemmTile(32, 32, 128, 8, 2, 2),
+    GemmTile(16, 64, 128, 8, 1, 4),
+    GemmTile(16, 32, 128, 8, 1, 2),
+)
+# Rows, columns, bytes of depth, stages, sums of a thread down and along.
+SIMT_TILES = (
+    GemmTile(128, 128, 64, 3, 8, 8),
+    GemmTile(64, 64, 64, 4, 8, 4),
+    GemmTile(32, 64, 64, 4, 4, 4),
+    GemmTile(32, 32, 64, 4, 4, 2),
+)
+# The same for sums of 8 bytes.
+WIDE_TILES = (
+    GemmTile(64, 64, 128, 3, 4, 4),
+    GemmTile(32, 32, 128, 4, 4, 2),
+)
+
+# Of the model: multiply-adds and bytes per microsecond of one multiprocessor, microseconds of a read and of a kernel.
+_TENSOR_RATE = 2.3e6
+_SIMT_RATE = 0.2e6
+_CACHE_RATE = 42e3
+_CACHE_RATE_ALONE = 60e3
+_READ_TIME = 0.8
+_LAUNCH_TIME = 1.5
+# Sums of a warp at which shared memory is as fast as the tensor cores: rows · columns / (rows + columns).
+_FULL_WARP = 20.0
+
+
+@dataclass(frozen=True, slots=True)
+class TileChoice:
+    """A tile, and in how many parts its terms are computed."""
+
+    tile: GemmTile
+    split_k: int
+
+
+def choose_tile(
+    tiles: Sequence[GemmTile],
+    points: int,
+    m: int,
+    n: int,
+    k: int,
+    element: int,
+    *,
+    tensor: bool,
+    may_split: bool = True,
+) -> TileChoice:
+    """The fastest tile for so many products of m × n sums of k terms, of elements of so many bytes."""
+    best: tuple[float, int] | None = None
+    chosen = TileChoice(tiles[0], 1)
+    for number, tile in enumerate(tiles):
+        blocks = max(points * -(-m // tile.rows) * -(-n // tile.columns), 1)
+        steps = max(-(-k * element // tile.depth), 1)
+        parts = [1]
+        if may_split and blocks < PROCESSORS:
+            parts += [
+                part for part in range(2, MOST_PARTS + 1) if part <= steps // 2 and blocks * part <= 2 * PROCESSORS
+            ]
+        for part in parts:
+            time = _estimate(tile, blocks * part, -(-steps // part), element, tensor)
+            if part > 1:
+                time += _LAUNCH_TIME + 2 * part * points * m * n * 4 / (PROCESSORS * _CACHE_RATE)
+            if best is None or (time, number) < best:
+                best, chosen = (time, number), TileChoice(tile, part)
+    return chosen
+
+
+def _estimate(tile: GemmTile, blocks: int, steps: int, element: int, tensor: bool) -> float:
+    """Microseconds that blocks of so many steps take."""
+    stage = (tile.rows + tile.columns) * tile.depth
+    resident = max(min(SHARED_BYTES // max(stage * tile.stages, 1), 4), 1)
+    waves = -(-blocks // PROCESSORS)
+    together = min(waves, resident)
+    multiplications = tile.rows * tile.columns * (tile.depth / element)
+    if tensor:
+        high, wide = tile.rows / tile.down, tile.columns / tile.along
+        rate = _TENSOR_RATE * 2 / element * min(1.0, high * wide / (high + wide) / _FULL_WARP)
+    else:
+        rate = _SIMT_RATE * min(1.0, tile.down * tile.along / 32)
+    busy = min(blocks, PROCESSORS) / PROCESSORS
+    bandwidth = min(_CACHE_RATE_ALONE, _CACHE_RATE / busy)
+    step = max(multiplications / rate, stage / bandwidth)
+    # One block alone also waits for its reads, of which all stages but one are under way.
+    step = max(step, _READ_TIME / max(tile.stages - 1, 1) / together)
+    return _READ_TIME + waves * steps * step

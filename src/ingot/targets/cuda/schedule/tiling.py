@@ -1,0 +1,95 @@
+"""The pass that gives every product and convolution an algorithm and a tile."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import fields, replace
+from typing import Any
+
+from ingot.lowering.dtypes import BYTES, HALVES
+from ingot.lowering.index_expr import Size, estimate, product
+from ingot.lowering.loop_ir import Convolution, For, Gemm, If, MatrixView, Stmt, While
+from ingot.lowering.loop_module import Module
+from ingot.targets.cuda.schedule.alignment import is_multiple
+from ingot.targets.cuda.schedule.statements import ImplicitGemm, TiledGemm
+from ingot.targets.cuda.schedule.tiles import FEW_ROWS, SIMT_TILES, TENSOR_TILES, WIDE_TILES, choose_tile
+
+
+def choose_tiles(module: Module) -> Module:
+    """Every Gemm as a TiledGemm, every Convolution as an ImplicitGemm."""
+    return replace(module, steps=tuple(_choose(step, module) for step in module.steps))
+
+
+def _choose(step: Stmt, module: Module) -> Stmt:
+    def each(steps: tuple[Stmt, ...]) -> tuple[Stmt, ...]:
+        return tuple(_choose(inner, module) for inner in steps)
+
+    match step:
+        case If():
+            return replace(step, then=each(step.then), otherwise=each(step.otherwise))
+        case While():
+            return replace(step, test=each(step.test), steps=each(step.steps))
+        case For():
+            return replace(step, steps=each(step.steps))
+    if type(step) is Gemm:
+        return _tile_gemm(step, module)
+    return _tile_convolution(step, module) if type(step) is Convolution else step
+
+
+def uses_tensor_cores(module_dtypes: tuple[str, str], sums: str) -> bool:
+    """Whether tensor cores multiply elements of these two types into such sums exactly as they are."""
+    first, second = module_dtypes
+    return first == second and ((first in HALVES and sums == "float32") or (first == "int8" and sums == "int32"))
+
+
+def _tile_gemm(step: Gemm, module: Module) -> TiledGemm:
+    dtypes = (module.buffers[step.a.buffer].dtype, module.buffers[step.b.buffer].dtype)
+    made = TiledGemm(**_fields_of(step))
+    if _reads_rows_once(step, dtypes):
+        return replace(made, algorithm="rows")
+    tensor = uses_tensor_cores(dtypes, step.dtype)
+    hints: Mapping[str, int] = module.hints
+    m, n, k = (estimate(size, hints) for size in (step.m, step.n, step.k))
+    points = estimate(product([loop.extent for loop in step.batch]), hints)
+    tiles = TENSOR_TILES if tensor else WIDE_TILES if BYTES[step.dtype] == 8 else SIMT_TILES
+    element = max(BYTES[dtype] for dtype in dtypes)
+    choice = choose_tile(tiles, points, m, n, k, element, tensor=tensor)
+    return replace(made, algorithm="tensor" if tensor else "simt", tile=choice.tile, split_k=choice.split_k)
+
+
+def _reads_rows_once(step: Gemm, dtypes: tuple[str, str]) -> bool:
+    """Whether one side has a few rows only, and both lie along the terms so that 16 bytes of them are read at once."""
+    few = [side for side in (step.m, step.n) if isinstance(side, int) and side <= FEW_ROWS]
+    alike = dtypes[0] == dtypes[1] and (
+        (dtypes[0] in HALVES and step.dtype == "float32") or dtypes[0] == step.dtype == "float32"
+    )
+    each = 16 // BYTES[dtypes[0]]
+    along = lies_along(step.a, step.m, step.k, each, rows_first=True)
+    return bool(few) and alike and along and lies_along(step.b, step.n, step.k, each, rows_first=False)
+
+
+def lies_along(view: MatrixView, rows: Size, terms: Size, each: int, *, rows_first: bool) -> bool:
+    """Whether terms of a row (of a column, for the right operand) are neighbours, `each` of them aligned."""
+    row_step, term_step = (view.rows, view.columns) if rows_first else (view.columns, view.rows)
+    steps = [view.offset, terms, *([] if rows == 1 else [row_step])]
+    return term_step == 1 and all(is_multiple(size, each) for size in steps)
+
+
+def _tile_convolution(step: Convolution, module: Module) -> ImplicitGemm:
+    dtypes = (module.buffers[step.x.buffer].dtype, module.buffers[step.weight.buffer].dtype)
+    made = ImplicitGemm(**_fields_of(step))
+    if step.channels == 1 and step.groups > 1:
+        return replace(made, algorithm="channels")
+    tensor = uses_tensor_cores(dtypes, step.dtype)
+    hints: Mapping[str, int] = module.hints
+    m = estimate(product((step.images, *step.out_size)), hints)
+    n = step.out_channels // step.groups
+    k = step.channels * estimate(product(step.kernel), hints)
+    tiles = TENSOR_TILES if tensor else WIDE_TILES if BYTES[step.dtype] == 8 else SIMT_TILES
+    element = max(BYTES[dtype] for dtype in dtypes)
+    choice = choose_tile(tiles, step.groups, m, n, k, element, tensor=tensor)
+    return replace(made, algorithm="tensor" if tensor else "simt", tile=choice.tile, split_k=choice.split_k)
+
+
+def _fields_of(step: Gemm | Convolution) -> dict[str, Any]:
+    return {field.name: getattr(step, field.name) for field in fields(step)}

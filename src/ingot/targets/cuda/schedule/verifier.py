@@ -1,0 +1,77 @@
+"""What the CUDA target's own steps must hold, beside what every module must. One rule per type of step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from ingot.lowering.loop_ir import Stmt
+from ingot.lowering.loop_ir_verifier import verify_module
+from ingot.lowering.loop_module import Module
+from ingot.lowering.verification.access_rules import Facts
+from ingot.lowering.verification.step_rules import extents
+from ingot.targets.cuda.schedule.statements import GemmTile, ImplicitGemm, TiledGemm
+
+# Bytes of a line of a tile in shared memory, at least: a piece that one copy moves.
+_PIECE = 16
+# Threads of a block, at most.
+_MOST_THREADS = 1024
+
+
+def verify_schedule(module: Module, after: str, *, full: bool = True) -> None:
+    """Raises ScheduleError, which names the scheduling pass `after`, where the module is not well formed."""
+    rules = _RULES if full else {}
+
+    def find_fault(step: Stmt, facts: Facts) -> str | None:
+        rule = rules.get(type(step))
+        return None if rule is None else rule(step, facts)
+
+    verify_module(module, after, find_fault, full=full)
+
+
+def _check_tiled_gemm(step: TiledGemm, facts: Facts) -> str | None:
+    around = extents(step.batch)
+    fault = facts.find_matrix_fault("a", step.a, step.m, step.k, around) or facts.find_matrix_fault(
+        "b", step.b, step.k, step.n, around
+    )
+    if fault is None and step.algorithm == "rows":
+        return None if step.split_k == 1 else "a product that is read once has all its terms in one block"
+    return fault or _check_tile(step.algorithm, step.tile, step.split_k)
+
+
+def _check_implicit_gemm(step: ImplicitGemm, facts: Facts) -> str | None:
+    if step.out_channels % step.groups:
+        return f"{step.out_channels} output channels are not {step.groups} groups"
+    shape = (step.images, step.channels * step.groups, *step.size)
+    fault = facts.find_strided_fault("x", step.x, shape, {}) or facts.find_strided_fault(
+        "weight", step.weight, (step.out_channels, step.channels, *step.kernel), {}
+    )
+    if fault is None and step.algorithm == "channels":
+        return None if step.channels == 1 else f"a group has {step.channels} channels, and not one"
+    return fault or _check_tile(step.algorithm, step.tile, step.split_k)
+
+
+def _check_tile(algorithm: str, tile: GemmTile, parts: int) -> str | None:
+    if parts < 1 or tile.stages < 2:
+        return f"{tile.stages} stages and {parts} parts, and there must be two and one at least"
+    if tile.depth % _PIECE:
+        return f"{tile.depth} bytes of depth are not whole pieces of {_PIECE}"
+    if tile.rows % tile.down or tile.columns % tile.along:
+        return f"a tile of {tile} cannot be shared out as {tile.down} × {tile.along}"
+    if algorithm == "tensor" and (tile.rows // tile.down % 16 or tile.columns // tile.along % 16):
+        return f"a warp's part of {tile}, of {tile.down} × {tile.along}, is not whole fragments of 16"
+    threads = count_threads(algorithm, tile)
+    return None if threads % 32 == 0 and threads <= _MOST_THREADS else f"a tile of {tile} needs {threads} threads"
+
+
+def count_threads(algorithm: str, tile: GemmTile) -> int:
+    """The threads of a block that computes a tile."""
+    if algorithm == "tensor":
+        return 32 * tile.down * tile.along
+    return tile.rows // tile.down * (tile.columns // tile.along)
+
+
+_RULES: dict[type, Callable[[Any, Facts], str | None]] = {
+    TiledGemm: _check_tiled_gemm,
+    ImplicitGemm: _check_implicit_gemm,
+}

@@ -1,0 +1,164 @@
+"""The CUDA target: kernels in CUDA C++, compiled by NVRTC for each architecture, and a library for the host in C."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Collection, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+import torch
+
+from ingot.codegen.build.cache import Cache
+from ingot.codegen.build.isa import ISAS, Isa, find_isa
+from ingot.codegen.build.page_prefault import Pages
+from ingot.codegen.build.toolchain import find
+from ingot.codegen.weight_blob import WeightBlob, fill
+from ingot.config import Settings
+from ingot.errors import UnsupportedMachine, format_error
+from ingot.ir.program import Program
+from ingot.lowering.index_expr import require_static
+from ingot.lowering.loop_ir import Buffer
+from ingot.lowering.loop_module import Module, PackedWeight
+from ingot.scheduling.buffer_planning import byte_size, plan
+from ingot.targets.base import NativeTarget, ScheduleObserver, ignore_pass
+from ingot.targets.cuda.build import nvrtc
+from ingot.targets.cuda.codegen.module_emitter import CudaSource, emit
+from ingot.targets.cuda.codegen.weight_packing import pack_weight
+from ingot.targets.cuda.kernel_selection.strategy import CudaStrategy
+from ingot.targets.cuda.schedule.pipeline import SCHEDULE, schedule
+from ingot.targets.cuda.schedule.reference_semantics import REFERENCE_RULES
+from ingot.targets.cuda.schedule.weight_layouts import ReorderedLayout
+from ingot_runtime.container.manifest import Spec
+from ingot_runtime.cpu_features import architecture
+from ingot_runtime.device_model import DeviceModel
+from ingot_runtime.native.native_library import Blob, NativeLibrary
+
+_log = logging.getLogger("ingot.codegen")
+
+# Hopper with all that it can do, and everything from Ampere on that has its major version.
+ARCHITECTURES = ("sm_90a", "sm_80")
+# What PTX is written for: GPUs that came later compile it when a model is opened.
+PTX = "compute_80"
+_ARCHITECTURE = re.compile(r"sm_\d{2,3}a?")
+# The host's part only launches: to optimize it takes time and gives none.
+_HOST_FLAGS = ("-O1",)
+_BASELINES = {"x86_64": "x86-64", "aarch64": "aarch64"}
+
+
+class CudaTarget(NativeTarget[CudaSource]):
+    name = "cuda"
+    peak_rates = (0.0, 0.0)  # not known: no row of a profile is compared with them
+    optional_passes = tuple(dict.fromkeys(name for name, _ in SCHEDULE))
+    layouts = (ReorderedLayout,)
+    reference_rules = REFERENCE_RULES
+
+    def strategy(self, disabled: Collection[str] = ()) -> CudaStrategy:
+        return CudaStrategy()
+
+    def schedule(
+        self,
+        module: Module,
+        disabled: Collection[str] = (),
+        *,
+        verify: bool = False,
+        observe: ScheduleObserver = ignore_pass,
+    ) -> Module:
+        return schedule(module, disabled, verify=verify, observe=observe)
+
+    def emit(self, module: Module, *, title: str = "model") -> CudaSource:
+        source = emit(module, plan(module), title=title)
+        _log.info(
+            "%s: %d bytes of CUDA C++, %d kernel launches, %d bytes of weights",
+            title,
+            len(source.device.encode()),
+            len(source.launches),
+            source.weights_size,
+        )
+        return source
+
+    def build(
+        self, source: CudaSource, machines: str | Sequence[str] | None = None, *, cache: bool = True
+    ) -> dict[str, bytes]:
+        """A library for the host, and an image for each architecture: those that are named, else `ARCHITECTURES`.
+
+        "sm_86" names an architecture, "ptx" text that newer ones compile, any other name an instruction set of a host
+        to build for besides this one's. Needs no GPU.
+        """
+        names = [machines] if isinstance(machines, str) else list(machines or ())
+        architectures, hosts = split_machines(names)
+        store = Cache.from_settings(Settings.from_environment()) if cache else Cache(None)
+        with ThreadPoolExecutor(len(architectures)) as threads:  # NVRTC runs without Python's lock
+            images = threads.map(lambda name: self.build_image(source.device, name, store), architectures)
+            flags = (*_HOST_FLAGS, f"-DIG_CUDA_VERSION={self.toolkit_version()}")
+            tools = find()
+            made = {
+                isa.name: store.read_library(source.host, isa, tools, extra_flags=(*flags, f'-DIG_ISA="{isa.name}"'))
+                for isa in hosts
+            }
+            return {**made, **dict(zip(architectures, images, strict=True))}
+
+    def build_image(self, text: str, name: str, store: Cache) -> bytes:
+        """The device text compiled for an architecture."""
+        version = ".".join(map(str, nvrtc.version()))
+        made_by = ("nvrtc", version, name, *nvrtc.FLAGS)
+        is_text = name.startswith("compute_")
+        return store.read_image(
+            text, made_by, lambda: nvrtc.compile_text(text, name.replace("compute_", "sm_"), ptx=is_text)
+        )
+
+    def toolkit_version(self) -> int:
+        """Of what compiles the images, as the driver counts: 13000 for CUDA 13.0."""
+        major, minor = nvrtc.version()
+        return 1000 * major + 10 * minor
+
+    def pack_weight(self, weight: PackedWeight, buffer: Buffer, state: torch.Tensor) -> torch.Tensor:
+        made = torch.empty(require_static(byte_size(buffer)), dtype=torch.uint8)
+        pack_weight(made, weight, buffer, state)
+        return made.view(getattr(torch, buffer.dtype))
+
+    def pack_weights(
+        self, program: Program, module: Module, source: CudaSource, pages: Pages | None = None
+    ) -> WeightBlob:
+        """The program's state as the module's kernels read it."""
+        return fill(program, module, source.weights, source.weights_size, pack_weight, pages)
+
+    def host_library(self) -> str:
+        return baseline().name
+
+    def open_model(
+        self, spec: Spec, library: NativeLibrary, weights: Blob, images: Mapping[str, bytes], threads: int | None
+    ) -> DeviceModel:
+        """The device is looked for by the first call: a model can be compiled and saved where there is none."""
+        return DeviceModel("<memory>", spec, library, weights, images, 0, None, is_lazy=True)
+
+
+def baseline() -> Isa:
+    """The instruction set that every host of this kind has: the GPU computes."""
+    return ISAS[_BASELINES.get(architecture(), "plain")]
+
+
+def split_machines(names: Sequence[str]) -> tuple[list[str], list[Isa]]:
+    """Architectures of GPUs to build images for, and hosts to build libraries for. Raises UnsupportedMachine."""
+    hosts = {baseline().name: baseline()}
+    architectures = []
+    for name in names:
+        if name == "ptx":
+            continue
+        if _ARCHITECTURE.fullmatch(name):
+            architectures.append(name)
+        elif name in ISAS:
+            hosts[name] = find_isa(name)
+        else:
+            raise UnsupportedMachine(
+                format_error(
+                    f"there is no architecture called {name!r}",
+                    why='a GPU\'s is called "sm_80", "sm_90a" and so on; "ptx" is text for those to come',
+                    fix=f"use such a name, or an instruction set of a host: {', '.join(ISAS)}",
+                )
+            )
+    wanted = architectures or list(ARCHITECTURES)
+    return list(dict.fromkeys([*wanted, *([PTX] if "ptx" in names else [])])), list(hosts.values())
+
+
+CUDA = CudaTarget()

@@ -1,0 +1,78 @@
+"""Small models on the GPU of this machine, each kernel kind once: python -m tests.targets.cuda.gpu_smoke"""
+
+from __future__ import annotations
+
+import copy
+import sys
+import traceback
+import warnings
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import ingot
+from benchmarks import cuda_models
+
+
+class Function(nn.Module):
+    def __init__(self, function: Callable[..., torch.Tensor]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, *args: torch.Tensor) -> torch.Tensor:
+        return self.function(*args)
+
+
+def _cases() -> dict[str, tuple[nn.Module, tuple[torch.Tensor, ...]]]:
+    r = torch.randn
+    return {
+        "pointwise": (Function(lambda x, y: torch.sin(x) * y.t() + torch.erf(x)), (r(70, 50), r(50, 70))),
+        "softmax": (Function(lambda x: x.softmax(-1)), (r(300, 1000),)),
+        "sum of all": (Function(lambda x: x.sum()), (r(3000, 100),)),
+        "sum over the first dim": (Function(lambda x: x.sum(0)), (r(3000, 100),)),
+        "layer norm": (nn.LayerNorm(768), (r(64, 768),)),
+        "sort": (Function(lambda x: x.sort(-1).values), (r(10, 1000),)),
+        "cumsum": (Function(lambda x: x.cumsum(-1)), (r(10, 1000),)),
+        "linear": (nn.Linear(256, 512), (r(100, 256),)),
+        "linear, one row": (nn.Linear(2048, 512), (r(1, 2048),)),
+        "linear, deep": (nn.Linear(4096, 64), (r(32, 4096),)),
+        "conv": (nn.Conv2d(64, 64, 3, padding=1), (r(2, 64, 28, 28),)),
+        "conv of an image": (nn.Conv2d(3, 64, 7, stride=2, padding=3), (r(2, 3, 224, 224),)),
+        "depthwise": (nn.Conv2d(64, 64, 3, padding=1, groups=64), (r(2, 64, 28, 28),)),
+        "attention": (Function(F.scaled_dot_product_attention), (r(2, 4, 200, 64), r(2, 4, 200, 64), r(2, 4, 200, 64))),
+        "attention, one query": (
+            Function(F.scaled_dot_product_attention),
+            (r(1, 8, 1, 64), r(1, 8, 900, 64), r(1, 8, 900, 64)),
+        ),
+        "ALiBi": (cuda_models.Alibi(), (r(1, 4, 256, 64), r(1, 4, 256, 64), r(1, 4, 256, 64))),
+    }
+
+
+def main() -> int:
+    warnings.simplefilter("ignore")
+    wrong = 0
+    for name, (model, args) in _cases().items():
+        for dtype in (torch.float32, torch.bfloat16):
+            mine = copy.deepcopy(model).eval().to("cuda", dtype)
+            given = tuple(arg.to("cuda", dtype) for arg in args)
+            exact = copy.deepcopy(mine).double()(*[arg.double() for arg in given])
+            try:
+                torch.backends.cuda.matmul.allow_tf32 = False
+                torch.backends.cudnn.allow_tf32 = False
+                eager = (mine(*given).double() - exact).abs().max().item()
+                ours = (ingot.compile(mine, given, target="cuda")(*given).double() - exact).abs().max().item()
+            except Exception as error:
+                wrong += 1
+                print(f"{name} {dtype}: FAILED {type(error).__name__}: {str(error)[:1500]}")
+                traceback.print_exc(limit=-3)
+                continue
+            is_wrong = not ours <= 4 * eager + 2e-6 * exact.abs().max().item()
+            wrong += is_wrong
+            print(f"{name} {dtype}: {'WRONG' if is_wrong else 'right'} ours {ours:.3g} eager {eager:.3g}", flush=True)
+    return wrong
+
+
+if __name__ == "__main__":
+    sys.exit(main() > 0)
