@@ -13,27 +13,29 @@ from dataclasses import replace
 
 from ingot.codegen.c_expressions import SUFFIX, constant_text
 from ingot.lowering.dtypes import BYTES, HALVES
-from ingot.lowering.index_expr import coefficient_of, product, substitute
-from ingot.lowering.loop_ir import Attention, Body, Op, Store
+from ingot.lowering.index_expr import coefficient_of, product, substitute, symbol
+from ingot.lowering.loop_ir import Attention, Body, MatrixView, Op, Store
 from ingot.targets.cuda.codegen.attention_functions import (
     BodyFunctions,
     computed_real,
     half_dtype,
-    is_multiple,
     load_mode,
 )
 from ingot.targets.cuda.codegen.kernel import WARP, CudaKernel, Grid
 from ingot.targets.cuda.codegen.kernel_rules import KERNELS
 from ingot.targets.cuda.codegen.kernel_writer import CudaKernelWriter
-from ingot.targets.cuda.codegen.loops import unflatten
+from ingot.targets.cuda.codegen.loop_points import unflatten
+from ingot.targets.cuda.schedule.alignment import is_multiple
 from ingot.targets.cuda.schedule.attention_tiles import (
     SHARED_LIMIT,
     SIMT_THREADS,
     WIDEST,
+    WIDEST_SUMS,
     MmaTile,
     choose_mma_tile,
     choose_simt_tile,
     choose_split,
+    split_columns,
 )
 from ingot.targets.cuda.schedule.grouped_heads import pack_grouped_heads
 
@@ -41,6 +43,8 @@ from ingot.targets.cuda.schedule.grouped_heads import pack_grouped_heads
 _WARPS = 4
 # Threads of the kernel that combines parts.
 _COMBINING = 128
+# Operations of a score's body that need no registers of their own.
+_LIGHT = frozenset({"accumulator", "index", "cast", "add", "sub", "mul", "neg"})
 
 
 @KERNELS.register(Attention)
@@ -65,16 +69,20 @@ class _AttentionWriter:
         self.points = product([loop.extent for loop in step.batch])
         self.functions = BodyFunctions(out, self.type_, self.real)
         self.splits = 1
+        # Columns of the values that a block has sums for, and how many such parts there are.
+        self.columns = split_columns(step.values) or step.values
+        self.chunks = step.values // self.columns if self.columns else 1
 
     def write(self) -> list[CudaKernel]:
         step, out = self.step, self.out
         half = half_dtype(out, (step.q, step.k, step.v))
-        narrow = max(step.depth, step.values) <= WIDEST and step.depth > 0
+        narrow = 0 < step.depth <= WIDEST and self.columns <= WIDEST_SUMS
         if narrow and half is not None:
             first = self._write_mma(half)
         elif narrow and step.dtype == "float32":
             first = self._write_simt()
         else:
+            self.columns, self.chunks = step.values, 1
             return [self._write_rows()]
         return [first] if self.splits == 1 else [first, self._write_combination()]
 
@@ -82,38 +90,53 @@ class _AttentionWriter:
 
     def _write_mma(self, half: str) -> CudaKernel:
         step, out = self.step, self.out
-        operations = [op.name for body in (step.score, step.mask) if body for op in body.ops]
-        points, queries = out.hint(self.points), out.hint(step.queries)
+        operations = [*self._list_operations(step.score), *self._list_operations(step.mask)]
         tile = choose_mma_tile(
-            step.depth, step.values, points, queries, len(operations), gathers="check" in operations
+            step.depth,
+            self.columns,
+            out.hint(self.points * self.chunks),
+            out.hint(step.queries),
+            len(operations),
+            light=not step.causal and step.mask is None and all(op.name in _LIGHT for op in operations),
+            gathers=any(op.name == "check" for op in operations),
         )
         for header in ("attention_tile.cuh", "attention.cuh"):
             out.library.use(header)
         grid = self._open_block(tile.rows, tile.keys)
-        matrices = (("q", step.q, step.depth), ("k", step.k, step.depth), ("v", step.v, step.values))
+        matrices = (("q", step.q, step.depth), ("k", step.k, step.depth), ("v", self._values(), self.columns))
         names = [self.functions.declare_matrix(name, matrix) for name, matrix, _ in matrices]
         functions = self._declare_functions(pairs=True)
         scale, factor, unit = self._scales()
-        out.line(f"using shape = {_shape(tile, half, step, [load_mode(m, w) for _, m, w in matrices])};")
+        out.line(
+            f"using shape = {_shape(tile, half, step.depth, self.columns, [load_mode(m, w) for _, m, w in matrices])};"
+        )
         out.line(f"ig_attend<shape, {self._flags()}>({', '.join(names)}, {self._range()}, {scale}, {factor}, {unit},")
         out.line(f"    {', '.join(functions)});")
         self.functions.report_flags()
-        return out.finish(grid, tile.threads, tile.memory_size(step.depth, step.values))
+        made = out.finish(grid, tile.threads, tile.memory_size(step.depth, self.columns), waits=True)
+        return replace(made, resident=tile.resident)
+
+    def _list_operations(self, body: Body | None) -> list[Op]:
+        """What a body computes for each pair."""
+        if body is None:
+            return []
+        levels = self.out.statements(body, ["i", "j"]).levels
+        return [op for op, level in zip(body.ops, levels, strict=True) if level]
 
     def _write_simt(self) -> CudaKernel:
         step, out = self.step, self.out
-        tile = choose_simt_tile(step.depth, step.values)
+        tile = choose_simt_tile(step.depth, self.columns)
         for header in ("attention_tile.cuh", "attention_simt.cuh"):
             out.library.use(header)
         grid = self._open_block(tile.rows, tile.keys)
         elements, functions = self._declare_elements(), self._declare_functions()
-        out.line(f"using shape = ig_simt_shape<{tile.rows}, {tile.keys}, {step.depth}, {step.values}>;")
+        out.line(f"using shape = ig_simt_shape<{tile.rows}, {tile.keys}, {step.depth}, {self.columns}>;")
         out.line(
             f"ig_attend_simt<shape, {self._flags()}>({', '.join(elements)}, {self._range()}, {self._scale()}, exp,"
         )
         out.line(f"    {', '.join(functions)});")
         self.functions.report_flags()
-        return out.finish(grid, SIMT_THREADS, tile.memory_size(step.depth, step.values))
+        return out.finish(grid, SIMT_THREADS, tile.memory_size(step.depth, self.columns), waits=True)
 
     def _write_rows(self) -> CudaKernel:
         step, out = self.step, self.out
@@ -134,7 +157,7 @@ class _AttentionWriter:
         out.line(f"    {', '.join(functions)});")
         out.close()
         self.functions.report_flags()
-        return out.finish(grid, warps * WARP, each * warps)
+        return out.finish(grid, warps * WARP, each * warps, waits=True)
 
     # ------------------------------------------------------------------ their parts
 
@@ -142,11 +165,13 @@ class _AttentionWriter:
         """Declares a block's queries, `first` on, and keys, `begin` to `end`, and its point of the batch, `o`."""
         step, out, type_ = self.step, self.out, self.type_
         if split:
-            sizes = out.hint(self.points), out.hint(step.queries)
+            sizes = out.hint(self.points * self.chunks), out.hint(step.queries)
             self.splits = choose_split(*sizes, rows, out.hint(step.keys))
         blocks = (step.queries + rows - 1) // rows
         out.line("ig_wait_for_previous();")
-        out.line(f"const {type_} blocks = {out.size(blocks)}, task = ({type_})blockIdx.x / blocks;")
+        out.line(f"const {type_} blocks = {out.size(blocks)}, task = ({type_})blockIdx.x / blocks / {self.chunks};")
+        if self.chunks > 1:
+            out.line(f"const {type_} base = ({type_})blockIdx.x / blocks % {self.chunks} * {self.columns};")
         # The last queries have the most keys to see, where later ones are hidden: they begin first.
         number = f"({type_})blockIdx.x % blocks"
         out.line(f"const {type_} first = ({f'blocks - 1 - {number}' if step.causal else number}) * {rows};")
@@ -164,7 +189,7 @@ class _AttentionWriter:
             out.line(f"const {type_} begin = part * share < limit ? part * share : limit;")
             out.line(f"const {type_} end = begin + share < limit ? begin + share : limit;")
         self.functions.declare_flags()
-        return Grid(self.points * blocks * self.splits)
+        return Grid(self.points * blocks * self.splits * self.chunks)
 
     def _range(self) -> str:
         return f"({self.type_})({self.out.size(self.step.queries)}), first, begin, end"
@@ -192,7 +217,7 @@ class _AttentionWriter:
         exp = f"ig_exp_{self.kind}"
         out.library.functions.add(exp)
         out.line(f"const auto exp = [](const {self.real} x) -> {self.real} {{ return {exp}(x); }};")
-        matrices = (("load_q", step.q), ("load_k", step.k), ("load_v", step.v))
+        matrices = (("load_q", step.q), ("load_k", step.k), ("load_v", self._values()))
         return [self.functions.declare_elements(name, matrix) for name, matrix in matrices]
 
     def _declare_functions(self, *, pairs: bool = False) -> list[str]:
@@ -208,7 +233,27 @@ class _AttentionWriter:
             self._declare_results()
         if pairs:
             self._declare_pairs()
-        return [*names, "row", "cells" if pairs else "cell"]
+        results = ["row", "cells" if pairs else "cell"]
+        return [*names, *(self._declare_chunk(*results) if self.chunks > 1 else results)]
+
+    def _values(self) -> MatrixView:
+        """The values' columns that a block has sums for."""
+        v = self.step.v
+        return v if self.chunks == 1 else replace(v, offset=v.offset + symbol("base") * v.columns)
+
+    def _declare_chunk(self, row: str, cells: str) -> list[str]:
+        """The functions of results for a part of the columns, of which the first stores what there is once per row."""
+        out, type_, real = self.out, self.type_, self.real
+        numbers = f"const {real} top, const {real} total, const bool leads"
+        out.open(f"const auto chunk_row = [&](const {type_} i, {numbers}) -> {real}")
+        out.line(f"return {row}(i, top, total, leads && base == 0);")
+        self.functions.end()
+        given = ["a", "b"] if cells == "cells" else ["a"]
+        declared = ", ".join(f"const {real} {name}" for name in given)
+        out.open(f"const auto chunk_cells = [&](const {type_} i, const {type_} column, {declared})")
+        out.line(f"{cells}(i, column + base, {', '.join(given)});")
+        self.functions.end()
+        return ["chunk_row", "chunk_cells"]
 
     # ------------------------------------------------------------------ results
 
@@ -255,10 +300,8 @@ class _AttentionWriter:
             *rows, last = self.step.epilogue.loops[len(self.step.batch) :]
             unflatten(out, "at", type_, rows)
             out.line(f"const {type_} {last.variable} = column;")
-            out.line(f"const uint32_t word = {pack}(value(at, column, a), value(at, column + 1, b));")
-            out.line(f"uint16_t *const place = {out.pointer(store.buffer)} + ({out.size(store.index)});")
-            out.line("if (((uintptr_t)place & 3) == 0) *(uint32_t *)place = word;")
-            out.line("else place[0] = (uint16_t)word, place[1] = (uint16_t)(word >> 16);")
+            out.line(f"uint32_t *const word = (uint32_t *)({out.pointer(store.buffer)} + ({out.size(store.index)}));")
+            out.line(f"*word = {pack}(value(at, column, a), value(at, column + 1, b));")
         else:
             out.line("cell(at, column, a);")
             out.line(f"{f'if (column + 1 < {values}) ' if values % 2 else ''}cell(at, column + 1, b);")
@@ -349,10 +392,10 @@ class _AttentionWriter:
         out.line(f"cell(query, ({type_})column, sum * share);")
         out.close()
         self.functions.report_flags()
-        return out.finish(Grid(self.points * step.queries), _COMBINING, splits * BYTES["float32"])
+        return out.finish(Grid(self.points * step.queries), _COMBINING, splits * BYTES["float32"], waits=True)
 
 
-def _shape(tile: MmaTile, half: str, step: Attention, modes: Sequence[str]) -> str:
+def _shape(tile: MmaTile, half: str, depth: int, values: int, modes: Sequence[str]) -> str:
     brain, kept = ("true" if holds else "false" for holds in (half == "bfloat16", tile.keeps_own))
-    numbers = f"{tile.warps}, {tile.tiles}, {tile.keys}, {step.depth}, {step.values}"
+    numbers = f"{tile.warps}, {tile.tiles}, {tile.keys}, {depth}, {values}"
     return f"ig_attention_shape<{brain}, {numbers}, {kept}, {', '.join(modes)}>"

@@ -80,27 +80,22 @@ static inline void ig_attend(
 {
     constexpr int wide = ig_padded(S::values);
     uint16_t *const own = (uint16_t *)ig_shared(), *const stages = own + S::q_size;
-    const bool q_aligned = ig_is_aligned16(q.at), k_aligned = ig_is_aligned16(k.at), v_aligned = ig_is_aligned16(v.at);
     const int warp_row = ig_warp() * S::tiles * 16;
     auto load = [&](int stage, I at) {
         uint16_t *const to = stages + stage * (S::k_size + S::v_size);
-        ig_load_tile<S::threads, S::keys, S::depth, S::k_mode>(to, k, k_aligned, at, end);
-        ig_load_tile<S::threads, S::keys, S::values, S::v_mode>(to + S::k_size, v, v_aligned, at, end);
+        ig_load_tile<S::threads, S::keys, S::depth, S::k_mode>(to, k, at, end);
+        ig_load_tile<S::threads, S::keys, S::values, S::v_mode>(to + S::k_size, v, at, end);
         ig_cp_async_commit();
     };
     float sums[S::tiles][wide / 8][4] = {}, top[S::tiles][2], total[S::tiles][2] = {};
-    I rows[S::tiles][2]; /* past the last query there is nothing to read: its row stands for them */
     IG_UNROLL
-    for (int m = 0; m < S::tiles; ++m)
-        IG_UNROLL
-        for (int half = 0; half < 2; ++half) {
-            const I i = first + warp_row + m * 16 + half * 8 + ig_lane() / 4;
-            top[m][half] = -INF_F32;
-            rows[m][half] = i < queries ? i : queries - 1;
-        }
+    for (int m = 0; m < S::tiles; ++m) top[m][0] = top[m][1] = -INF_F32;
+    const I own_row = first + warp_row + ig_lane() / 4;
+    /* Past the last query there is nothing to read: it stands for them. */
+    auto query = [&](int m, int half) { return own_row + m * 16 + half * 8 < queries ? own_row + m * 16 + half * 8 : queries - 1; };
     I at = ig_next_tile<FLAGS, S::rows, S::keys>(begin, end, first, queries, kind);
     if (at < end) {
-        ig_load_tile<S::threads, S::rows, S::depth, S::q_mode>(own, q, q_aligned, first, queries);
+        ig_load_tile<S::threads, S::rows, S::depth, S::q_mode>(own, q, first, queries);
         load(0, at);
         uint32_t fragments[S::tiles][S::kept ? ig_padded(S::depth) / 16 : 1][4];
         const uint16_t *const my_rows = own + warp_row * ig_pitch(S::depth) + ig_own_offset(ig_pitch(S::depth));
@@ -132,7 +127,7 @@ static inline void ig_attend(
                             const I j = column + n * 8 + e % 2;
                             IG_UNROLL
                             for (int m = 0; m < S::tiles; ++m)
-                                scores[m][n][e] = score(rows[m][e / 2], j < end ? j : end - 1, scores[m][n][e] * scale);
+                                scores[m][n][e] = score(query(m, e / 2), j < end ? j : end - 1, scores[m][n][e] * scale);
                         }
                 }
                 if constexpr ((FLAGS & IG_MASK) != 0) {
@@ -144,7 +139,7 @@ static inline void ig_attend(
                                 const I j = column + n * 8 + e % 2;
                                 IG_UNROLL
                                 for (int m = 0; m < S::tiles; ++m)
-                                    if (!mask(rows[m][e / 2], j < end ? j : end - 1)) scores[m][n][e] = -INF_F32;
+                                    if (!mask(query(m, e / 2), j < end ? j : end - 1)) scores[m][n][e] = -INF_F32;
                             }
                     }
                 }
@@ -156,7 +151,7 @@ static inline void ig_attend(
                             const I j = column + n * 8 + e % 2;
                             IG_UNROLL
                             for (int m = 0; m < S::tiles; ++m)
-                                if (j >= end || ((FLAGS & IG_CAUSAL) && j > rows[m][e / 2])) scores[m][n][e] = -INF_F32;
+                                if (j >= end || ((FLAGS & IG_CAUSAL) && j > own_row + m * 16 + e / 2 * 8)) scores[m][n][e] = -INF_F32;
                         }
                 }
                 ig_soften<S::tiles, S::keys, wide>(scores, top, total, sums, factor);
@@ -174,7 +169,7 @@ static inline void ig_attend(
             float whole = total[m][half];
             whole += ig_shuffle_xor(whole, 1);
             whole += ig_shuffle_xor(whole, 2);
-            const I i = first + warp_row + m * 16 + half * 8 + ig_lane() / 4;
+            const I i = first + ig_warp() * S::tiles * 16 + ig_lane() / 4 + m * 16 + half * 8;
             if (i < queries) {
                 const float share = row(i, top[m][half] * unit, whole, ig_lane() % 4 == 0);
                 IG_UNROLL
