@@ -71,9 +71,10 @@ class DeviceModel(Model):
 
     @property
     def _native(self) -> native_library.NativeModel:
-        with self._opening:
-            if self._opened is None:
-                self._opened = self._open_native()
+        if self._opened is None:
+            with self._opening:
+                if self._opened is None:
+                    self._opened = self._open_native()
         return self._opened
 
     def close(self) -> None:
@@ -220,6 +221,8 @@ class DeviceModel(Model):
                 for number in range(len(made))
                 if buffers[number] is not None
             ]
+        if not written:
+            return
         names = [*self._places, *(f"the buffer for {output.name}" for output in self.spec.outputs)]
         everything = [*given, *made]
         for place, number in written:

@@ -1,6 +1,6 @@
 """What a compiled model is held to: eager run in float64, at every size, and the same bits without torch.
 
-    python -m tests.support.oracle FOLDER static:bert dynamic:gpt2 …      one line of JSON a model
+    python -m tests.support.oracle TARGET FOLDER static:bert dynamic:gpt2 …      one line of JSON a model
 
 The error of compiled code against float64 may be four times that of eager float32 against it, and no less than a few
 roundings of a number as large as the output's largest.
@@ -228,14 +228,18 @@ def quick_compiler(level: str = "-O1") -> Iterator[None]:
         toolchain.FLAGS = before
 
 
-def judge(item: Entry, kind: str, folder: Path) -> Verdict:
+def judge(item: Entry, kind: str, folder: Path, target: str = "cpu") -> Verdict:
     """Compiles an entry of the zoo, "static" or "dynamic", and judges it; leaves a file and its calls in `folder`."""
     model, inputs = item.build(), item.inputs(item.sizes)
     run(model, inputs)  # some keep what they make at the first call
     begin = time.perf_counter()
     try:
         compiled = ingot.compile(
-            model, (), copy.deepcopy(inputs), dynamic_shapes=item.dynamic if kind == "dynamic" else None
+            model,
+            (),
+            copy.deepcopy(inputs),
+            dynamic_shapes=item.dynamic if kind == "dynamic" else None,
+            target=target,
         )
     except IngotError as error:
         return Verdict(item.name, kind, "refused", f"{type(error).__name__}: {error}", time.perf_counter() - begin)
@@ -351,12 +355,12 @@ def verdict_on(name: str, judge: Callable[[Entry, str], Verdict]) -> Verdict:
 
 
 def main() -> None:
-    folder = Path(sys.argv[1])
+    target, folder = sys.argv[1], Path(sys.argv[2])
     torch.set_num_threads(1)
-    for name in sys.argv[2:]:
+    for name in sys.argv[3:]:
         print(json.dumps({"begin": name}), flush=True)
         with quick_compiler():
-            verdict = verdict_on(name, functools.partial(judge, folder=folder))
+            verdict = verdict_on(name, functools.partial(judge, folder=folder, target=target))
         print(json.dumps(asdict(verdict)), flush=True)
 
 

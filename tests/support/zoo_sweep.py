@@ -1,6 +1,7 @@
 """Every model of the zoo compiled and judged, and the table of what became of it.
 
     python -m tests.support.zoo_sweep RESULTS.jsonl [kind:name …]       judge; what RESULTS has already is left out
+        [--target cuda] [--jobs 16] [--minutes 5]                       for another target; several processes
     python -m tests.support.zoo_sweep RESULTS.jsonl --report FILE.md [NOTE]    write the table, with a note
 
 One process judges a dozen models; one that hangs or crashes is ended, its model noted, and the rest go on.
@@ -8,11 +9,14 @@ One process judges a dozen models; one that hangs or crashes is ended, its model
 
 from __future__ import annotations
 
+import argparse
 import json
+import queue
 import selectors
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -23,14 +27,37 @@ from tests.support.zoo_page import Row, left_of, page, read
 
 CHUNK = 12
 SECONDS = 300.0
+_WRITING = threading.Lock()
 
 
-def sweep(names: Sequence[str], results: Path) -> None:
-    """Judges these models and appends a line for each to `results`."""
+def sweep(names: Sequence[str], results: Path, target: str = "cpu", jobs: int = 1, minutes: float = 1e9) -> None:
+    """Judges these models and appends a line for each to `results`; begins none after so many minutes."""
+    left: queue.SimpleQueue[list[str]] = queue.SimpleQueue()
+    size = max(1, min(CHUNK, len(names) // (2 * jobs)))
+    for first in range(0, len(names), size):
+        left.put(list(names[first : first + size]))
+    deadline = time.monotonic() + 60 * minutes
+
+    def work() -> None:
+        while time.monotonic() < deadline:
+            try:
+                part = left.get_nowait()
+            except queue.Empty:
+                return
+            _judge(part, results, target)
+
+    workers = [threading.Thread(target=work) for _ in range(jobs)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+
+
+def _judge(names: Sequence[str], results: Path, target: str) -> None:
     left = list(names)
     while left:
         with tempfile.TemporaryDirectory(prefix="ingot-zoo-") as folder:
-            rows = _chunk(left[:CHUNK], Path(folder))
+            rows = _chunk(left, Path(folder), target)
             left = left[len(rows) :]
             wrong = without_torch(Path(folder))
         for row in rows:
@@ -38,13 +65,13 @@ def sweep(names: Sequence[str], results: Path) -> None:
             row["from_file"] = row["outcome"] == "right" and not wrong
             if row["outcome"] == "right" and (mine or (wrong and not wrong[0].startswith(("static-", "dynamic-")))):
                 row |= {"outcome": "wrong", "detail": f"without torch: {(mine or wrong)[0]}"}
-        with results.open("a", encoding="utf-8") as file:
+        with _WRITING, results.open("a", encoding="utf-8") as file:
             file.writelines(json.dumps(row) + "\n" for row in rows)
 
 
-def _chunk(names: Sequence[str], folder: Path) -> list[Row]:
+def _chunk(names: Sequence[str], folder: Path, target: str) -> list[Row]:
     """The verdicts on the first of these models, as many as one process came to."""
-    command = [sys.executable, "-W", "ignore", "-m", "tests.support.oracle", str(folder), *names]
+    command = [sys.executable, "-W", "ignore", "-m", "tests.support.oracle", target, str(folder), *names]
     rows: list[Row] = []
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
         assert process.stdout is not None
@@ -88,11 +115,19 @@ def report(rows: Sequence[Row], note: str = "") -> str:
 
 
 def main() -> None:
-    results, *rest = sys.argv[1:]
-    if rest[:1] == ["--report"]:
-        Path(rest[1]).write_text(report(read(Path(results)), " ".join(rest[2:])), encoding="utf-8")
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("results", type=Path)
+    parser.add_argument("names", nargs="*", help="static:bert, dynamic:gpt2 …; with --report, a note")
+    parser.add_argument("--report", type=Path)
+    parser.add_argument("--target", default="cpu")
+    parser.add_argument("--jobs", type=int, default=1)
+    parser.add_argument("--minutes", type=float, default=1e9)
+    given = parser.parse_args()
+    if given.report:
+        given.report.write_text(report(read(given.results), " ".join(given.names)), encoding="utf-8")
         return
-    sweep(rest or left_of(every(), Path(results)), Path(results))
+    names = given.names or left_of(every(), given.results)
+    sweep(names, given.results, given.target, given.jobs, given.minutes)
 
 
 if __name__ == "__main__":

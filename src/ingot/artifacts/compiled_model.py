@@ -118,7 +118,8 @@ class CompiledModel(Uncopied):
     def _leaves(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
         if all(isinstance(value, torch.Tensor) for value in (*args, *kwargs.values())):
             return [native_of(leaf) for leaf in self.model.leaves(args, kwargs)]  # the runtime checks the rest
-        leaves = check_call(self.program, tuple(args), dict(kwargs))
+        # A model for a GPU takes tensors of the host and of the device, whatever it was captured with.
+        leaves = check_call(self.program, tuple(args), dict(kwargs), devices=not self.model.spec.images)
         specs = self.program.signature.user_inputs
         return [native_of(leaf) for leaf, spec in zip(leaves, specs, strict=True) if spec.kind is InputKind.ARGUMENT]
 
@@ -199,7 +200,7 @@ class CompiledModel(Uncopied):
         }
         spec = read_spec(manifest, {_LIBRARY, _WEIGHTS, *images}, "<memory>")
         library = NativeLibrary(memoryview(self.libraries[self.isa]), path="<memory>", member=_LIBRARY)
-        return self._target.open_model(spec, library, self._blob.memory, images, threads)
+        return self._target.open_model(spec, library, self._blob.memory, images, threads, _device_of(self.program))
 
     def _sample(self) -> SampleCall | None:
         """The example call, with torch's result."""
@@ -226,6 +227,12 @@ class CompiledModel(Uncopied):
     def draws(self) -> bool:
         """Whether the model draws random numbers."""
         return draws_numbers(self._source)
+
+
+def _device_of(program: Program) -> int:
+    """The number of the GPU that the program's tensors lie on; 0 where they lie on none."""
+    values = [*program.state_dict.values(), *program.constants.values(), *flatten(program.example_inputs)[0]]
+    return next((x.get_device() for x in values if isinstance(x, torch.Tensor) and x.is_cuda), 0)
 
 
 def _tolerance(manifest: Mapping[str, Any], precision: str) -> float:

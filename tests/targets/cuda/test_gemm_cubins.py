@@ -17,7 +17,7 @@ from ingot.errors import NoCompiler
 from ingot.lowering.loop_module import Module
 from ingot.targets.cuda.build import nvrtc
 from ingot.targets.cuda.codegen import convolution as _convolution  # registers its writers
-from ingot.targets.cuda.schedule.tiles import SIMT_TILES, TENSOR_TILES, WIDE_TILES
+from ingot.targets.cuda.schedule.tiles import SIMT_TILES, TENSOR_TILES, WIDE_TILES, is_warpgroup_tile
 from tests.support.cuda_emulation.kernels import check_cubin, write_kernels
 from tests.support.cuda_emulation.products import Case, join_cases
 from tests.targets.cuda.test_gemm import pair, tiled
@@ -74,6 +74,21 @@ def test_tensor_kernels_use_tensor_cores_and_spill_nothing(tmp_path: Path) -> No
         assert count(found, "STL", "LDL") == 0, f"{name} spills registers"
 
 
+def test_groups_of_warps_use_their_instructions(tmp_path: Path) -> None:
+    cases = []
+    for tile in TENSOR_TILES:
+        if is_warpgroup_tile(tile):
+            a, b = pair(4096, 4096, 1024, "bfloat16")
+            cases.append(Case(a, b, tiled("warpgroup", tile)))
+    text, _ = write_kernels(join_cases(cases))
+    cubins = check_cubin(text)
+    for name, found in disassemble(cubins["sm_90a"], tmp_path).items():
+        assert count(found, "HGMMA") > 0 and count(found, "HMMA") == 0, name
+        assert count(found, "STL", "LDL") == 0, f"{name} spills registers"
+    for name, found in disassemble(cubins["sm_80"], tmp_path).items():
+        assert count(found, "HMMA") > 0, name
+
+
 def test_other_kernels_spill_nothing(tmp_path: Path) -> None:
     cases = []
     for dtype, tiles in (("float32", SIMT_TILES), ("float64", WIDE_TILES)):
@@ -104,10 +119,10 @@ def make_forms() -> list[Module]:
         cases.append(Case(a, b, tiled("tensor", TENSOR_TILES[-1], split_k=2)))
     modules = [join_cases(cases)]
     layers = (nn.Conv2d(64, 64, 3, padding=1), nn.Conv2d(3, 64, 7, 2, 3), nn.Conv2d(32, 32, 3, groups=32))
-    for layer in layers:
-        for dtype in (torch.bfloat16, torch.float32):
-            made = nn.Sequential(layer, nn.GELU()).to(dtype).eval()
-            modules.append(lower_model(made, (randn(1, layer.in_channels, 20, 20, dtype=dtype),))[1])
+    for number, layer in enumerate(layers):
+        dtype = torch.float32 if number == 0 else torch.bfloat16
+        made = nn.Sequential(layer, nn.GELU()).to(dtype).eval()
+        modules.append(lower_model(made, (randn(1, layer.in_channels, 20, 20, dtype=dtype),))[1])
     return modules
 
 

@@ -8,7 +8,8 @@ import pytest
 from ingot.lowering.index_expr import Size, size_symbol, symbol
 from ingot.lowering.loop_body import BodyBuilder
 from ingot.lowering.loop_ir import Loop, LoopNest, Map, Reduce, Store
-from ingot.targets.cuda.codegen import loop_nests, reductions
+from ingot.targets.cuda.codegen import reductions
+from ingot.targets.cuda.codegen.loop_kernels import loop_nests
 from tests.support.cuda_emulation.kernels import run_module, write_kernels
 from tests.support.cuda_emulation.statements import Statements, draw_values, needs_nvrtc
 

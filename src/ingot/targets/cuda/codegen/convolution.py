@@ -13,11 +13,21 @@ from ingot.codegen.c_expressions import STORED
 from ingot.lowering.dtypes import BYTES
 from ingot.lowering.index_expr import Size, product, require_static
 from ingot.lowering.loop_ir import Convolution, StridedView
-from ingot.targets.cuda.codegen.epilogue import count_columns, index_type, write_finish
-from ingot.targets.cuda.codegen.gemm import HEADER, TileOperand, count_terms, widen, write_product
+from ingot.targets.cuda.codegen.gemm import BLOCKS
 from ingot.targets.cuda.codegen.kernel import CudaKernel, Grid
 from ingot.targets.cuda.codegen.kernel_rules import KERNELS
 from ingot.targets.cuda.codegen.kernel_writer import CudaKernelWriter
+from ingot.targets.cuda.codegen.products.epilogue import count_columns, index_type, write_finish
+from ingot.targets.cuda.codegen.products.tile_product import (
+    BlockWork,
+    TileOperand,
+    TileProduct,
+    count_terms,
+    use_headers,
+    widen,
+    write_blocks,
+    write_product,
+)
 from ingot.targets.cuda.schedule.alignment import MOST_BYTES, count_neighbours
 from ingot.targets.cuda.schedule.statements import PLAIN_TILE, GemmTile, ImplicitGemm
 from ingot.targets.cuda.schedule.verifier import count_threads
@@ -30,19 +40,22 @@ _UNROLLED_TAPS = 64
 
 @KERNELS.register(Convolution)
 def write_convolution(out: CudaKernelWriter, step: Convolution) -> CudaKernel | Sequence[CudaKernel]:
-    return _write_tiles(out, step, "simt", PLAIN_TILE, 1)
+    return write_product(out, _plan_product(out, step, "simt", PLAIN_TILE, 1))
 
 
 @KERNELS.register(ImplicitGemm)
 def write_implicit_gemm(out: CudaKernelWriter, step: ImplicitGemm) -> CudaKernel | Sequence[CudaKernel]:
     if step.algorithm == "channels":
         return _write_channels(out, step)
-    return _write_tiles(out, step, step.algorithm, step.tile, step.split_k)
+    return write_product(out, _plan_product(out, step, step.algorithm, step.tile, step.split_k))
 
 
-def _write_tiles(
-    out: CudaKernelWriter, step: Convolution, algorithm: str, tile: GemmTile, parts: int
-) -> CudaKernel | Sequence[CudaKernel]:
+@BLOCKS.register(ImplicitGemm)
+def write_convolution_blocks(out: CudaKernelWriter, step: ImplicitGemm, block: str) -> BlockWork:
+    return write_blocks(out, _plan_product(out, step, step.algorithm, step.tile, 1), block)
+
+
+def _plan_product(out: CudaKernelWriter, step: Convolution, algorithm: str, tile: GemmTile, parts: int) -> TileProduct:
     threads = count_threads(algorithm, tile)
     terms = count_terms(tile, [out.buffers[view.buffer].dtype for view in (step.x, step.weight)])
     columns = step.out_channels // step.groups
@@ -54,9 +67,7 @@ def _write_tiles(
             _weight_operand(out, step, type_, columns, depth, (tile.columns, terms, threads)),
         )
 
-    return write_product(
-        out, step, algorithm, tile, parts, (), columns, depth, terms, write_operands, groups=step.groups
-    )
+    return TileProduct(step, algorithm, tile, columns, depth, terms, write_operands, groups=step.groups, parts=parts)
 
 
 def _fill_dims(values: Sequence[Size], fill: Size) -> tuple[Size, ...]:
@@ -151,8 +162,7 @@ def _weight_operand(
 
 def _write_channels(out: CudaKernelWriter, step: ImplicitGemm) -> CudaKernel:
     """Groups of one channel: a thread has a run of neighbouring output channels of a pixel, and adds up its taps."""
-    out.library.use("vectors.cuh")
-    out.library.use(HEADER)
+    use_headers(out)
     type_ = index_type(out, step)
     each = count_columns(step.epilogue)
     pixels, _ = step.sums_shape()

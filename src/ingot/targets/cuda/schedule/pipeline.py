@@ -11,6 +11,7 @@ from ingot.lowering.loop_module import Module
 from ingot.scheduling.fusion import fusion_passes
 from ingot.targets.base import ScheduleObserver, ignore_pass
 from ingot.targets.cuda.schedule.limits import FUSION_LIMITS
+from ingot.targets.cuda.schedule.siblings import join_siblings
 from ingot.targets.cuda.schedule.tiling import choose_tiles
 from ingot.targets.cuda.schedule.verifier import verify_schedule
 
@@ -19,6 +20,7 @@ _log = logging.getLogger("ingot.schedule")
 SCHEDULE: tuple[tuple[str, Callable[[Module], Module]], ...] = (
     *fusion_passes(FUSION_LIMITS),
     ("tiles", choose_tiles),
+    ("siblings", join_siblings),
 )
 
 

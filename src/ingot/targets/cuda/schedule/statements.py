@@ -2,6 +2,7 @@
 
     TiledGemm(…, algorithm, tile, split_k)       a product, and how its sums are shared out
     ImplicitGemm(…, algorithm, tile, split_k)    a convolution as a product of pixels by taps and channels
+    SiblingGemms(steps, in_turn)                 products that one kernel computes
 
 The loop IR's printer prints them by their fields; verifier.py has their rules.
 """
@@ -11,12 +12,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-from ingot.lowering.loop_ir import Convolution, Gemm
+from ingot.lowering.loop_ir import Convolution, Gemm, SourceLocation, StepGroup, Stmt
 
-# How sums are computed: on tensor cores, by multiply-adds of threads with a block of sums each, or, where one side has
-# a few rows only, by warps that read the other side once. "channels": each thread has neighbouring channels of a pixel.
-GemmAlgorithm: TypeAlias = Literal["tensor", "simt", "rows"]
-ConvolutionAlgorithm: TypeAlias = Literal["tensor", "simt", "channels"]
+# How sums are computed: on tensor cores, by warps or by groups of four of them (on a GPU that has these, else by
+# warps), by multiply-adds of threads with a block of sums each, or, where one side has a few rows only, by warps that
+# read the other side once. "channels": each thread has neighbouring channels of a pixel.
+GemmAlgorithm: TypeAlias = Literal["tensor", "warpgroup", "simt", "rows"]
+ConvolutionAlgorithm: TypeAlias = Literal["tensor", "warpgroup", "simt", "channels"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +38,7 @@ class GemmTile:
         return f"{self.rows}x{self.columns}x{self.depth}"
 
 
+_NOWHERE = SourceLocation()
 # The tile of a step that no pass has chosen one for.
 PLAIN_TILE = GemmTile(64, 64, 64, 2, 4, 4)
 
@@ -57,3 +60,20 @@ class ImplicitGemm(Convolution):
     algorithm: ConvolutionAlgorithm = "simt"
     tile: GemmTile = PLAIN_TILE
     split_k: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class SiblingGemms(StepGroup):
+    """Products and convolutions that one kernel computes, with blocks of as many threads.
+
+    Each has blocks of its own, and none uses what another one writes; or, `in_turn`, they have the same rows, columns
+    and tiles, and each block computes them one after another: an epilogue may read what an earlier product wrote at
+    the same place.
+    """
+
+    steps: tuple[TiledGemm | ImplicitGemm, ...]
+    in_turn: bool = False
+    origin: SourceLocation = _NOWHERE
+
+    def members(self) -> tuple[Stmt, ...]:
+        return self.steps

@@ -6,10 +6,14 @@ level of the cache, how long a read takes. They choose, and mean nothing else: e
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal, TypeAlias
 
+from ingot.lowering.dtypes import BYTES
 from ingot.targets.cuda.schedule.statements import GemmTile
+
+# Algorithms that have tiles.
+TileAlgorithm: TypeAlias = Literal["tensor", "warpgroup", "simt"]
 
 # Multiprocessors of an H200.
 PROCESSORS = 132
@@ -48,6 +52,7 @@ WIDE_TILES = (
 
 # Of the model: multiply-adds and bytes per microsecond of one multiprocessor, microseconds of a read and of a kernel.
 _TENSOR_RATE = 2.3e6
+_WARPGROUP_RATE = 3.0e6
 _SIMT_RATE = 0.2e6
 _CACHE_RATE = 42e3
 _CACHE_RATE_ALONE = 60e3
@@ -59,58 +64,63 @@ _FULL_WARP = 20.0
 
 @dataclass(frozen=True, slots=True)
 class TileChoice:
-    """A tile, and in how many parts its terms are computed."""
+    """A tile, the algorithm that computes it, and in how many parts its terms are computed."""
 
     tile: GemmTile
+    algorithm: TileAlgorithm
     split_k: int
 
 
+def is_warpgroup_tile(tile: GemmTile) -> bool:
+    """Whether groups of four warps can compute a tile: 64 rows each, lines of 128 bytes, columns of one instruction."""
+    groups, rest = divmod(tile.down * tile.along, 4)
+    return not rest and tile.rows % (64 * groups) == 0 and tile.columns in (64, 128, 256) and tile.depth == 128
+
+
 def choose_tile(
-    tiles: Sequence[GemmTile],
-    points: int,
-    m: int,
-    n: int,
-    k: int,
-    element: int,
-    *,
-    tensor: bool,
-    may_split: bool = True,
+    algorithm: TileAlgorithm, points: int, m: int, n: int, k: int, element: int, sums: str, *, may_split: bool = True
 ) -> TileChoice:
-    """The fastest tile for so many products of m × n sums of k terms, of elements of so many bytes."""
+    """The fastest tile for so many products of m × n sums of k terms, of elements of so many bytes. By "warpgroup", tiles
+    that are not for groups of warps are computed by warps."""
     best: tuple[float, int] | None = None
-    chosen = TileChoice(tiles[0], 1)
+    tiles: tuple[GemmTile, ...] = TENSOR_TILES
+    if algorithm == "simt":
+        tiles = WIDE_TILES if BYTES[sums] == 8 else SIMT_TILES
+    chosen = TileChoice(tiles[0], algorithm, 1)
     for number, tile in enumerate(tiles):
+        by = "tensor" if algorithm == "warpgroup" and not is_warpgroup_tile(tile) else algorithm
         blocks = max(points * -(-m // tile.rows) * -(-n // tile.columns), 1)
         steps = max(-(-k * element // tile.depth), 1)
-        parts = [1]
-        if may_split and blocks < PROCESSORS:
-            parts += [
-                part for part in range(2, MOST_PARTS + 1) if part <= steps // 2 and blocks * part <= 2 * PROCESSORS
-            ]
-        for part in parts:
-            time = _estimate(tile, blocks * part, -(-steps // part), element, tensor)
+        most = min(MOST_PARTS, steps // 2, 2 * PROCESSORS // blocks) if may_split and blocks < PROCESSORS else 1
+        for part in range(1, max(most, 1) + 1):
+            time = _estimate(tile, by, blocks * part, -(-steps // part), element)
             if part > 1:
                 time += _LAUNCH_TIME + 2 * part * points * m * n * 4 / (PROCESSORS * _CACHE_RATE)
             if best is None or (time, number) < best:
-                best, chosen = (time, number), TileChoice(tile, part)
+                best, chosen = (time, number), TileChoice(tile, by, part)
     return chosen
 
 
-def _estimate(tile: GemmTile, blocks: int, steps: int, element: int, tensor: bool) -> float:
+def _estimate(tile: GemmTile, algorithm: TileAlgorithm, blocks: int, steps: int, element: int) -> float:
     """Microseconds that blocks of so many steps take."""
     stage = (tile.rows + tile.columns) * tile.depth
     resident = max(min(SHARED_BYTES // max(stage * tile.stages, 1), 4), 1)
     waves = -(-blocks // PROCESSORS)
     together = min(waves, resident)
-    multiplications = tile.rows * tile.columns * (tile.depth / element)
-    if tensor:
-        high, wide = tile.rows / tile.down, tile.columns / tile.along
-        rate = _TENSOR_RATE * 2 / element * min(1.0, high * wide / (high + wide) / _FULL_WARP)
-    else:
-        rate = _SIMT_RATE * min(1.0, tile.down * tile.along / 32)
     busy = min(blocks, PROCESSORS) / PROCESSORS
     bandwidth = min(_CACHE_RATE_ALONE, _CACHE_RATE / busy)
-    step = max(multiplications / rate, stage / bandwidth)
+    multiplications = tile.rows * tile.columns * (tile.depth / element)
+    step = max(multiplications / _find_rate(tile, algorithm, element), stage / bandwidth)
     # One block alone also waits for its reads, of which all stages but one are under way.
     step = max(step, _READ_TIME / max(tile.stages - 1, 1) / together)
     return _READ_TIME + waves * steps * step
+
+
+def _find_rate(tile: GemmTile, algorithm: TileAlgorithm, element: int) -> float:
+    """Multiply-adds of one multiprocessor in a microsecond."""
+    if algorithm == "simt":
+        return _SIMT_RATE * min(1.0, tile.down * tile.along / 32)
+    if algorithm == "warpgroup":
+        return _WARPGROUP_RATE * 2 / element
+    high, wide = tile.rows / tile.down, tile.columns / tile.along
+    return _TENSOR_RATE * 2 / element * min(1.0, high * wide / (high + wide) / _FULL_WARP)

@@ -12,7 +12,7 @@ from ingot.lowering.loop_ir import Convolution, For, Gemm, If, MatrixView, Stmt,
 from ingot.lowering.loop_module import Module
 from ingot.targets.cuda.schedule.alignment import is_multiple
 from ingot.targets.cuda.schedule.statements import ImplicitGemm, TiledGemm
-from ingot.targets.cuda.schedule.tiles import FEW_ROWS, SIMT_TILES, TENSOR_TILES, WIDE_TILES, choose_tile
+from ingot.targets.cuda.schedule.tiles import FEW_ROWS, TileAlgorithm, choose_tile
 
 
 def choose_tiles(module: Module) -> Module:
@@ -36,10 +36,12 @@ def _choose(step: Stmt, module: Module) -> Stmt:
     return _tile_convolution(step, module) if type(step) is Convolution else step
 
 
-def uses_tensor_cores(module_dtypes: tuple[str, str], sums: str) -> bool:
-    """Whether tensor cores multiply elements of these two types into such sums exactly as they are."""
-    first, second = module_dtypes
-    return first == second and ((first in HALVES and sums == "float32") or (first == "int8" and sums == "int32"))
+def find_algorithm(first: str, second: str, sums: str, *, along: bool) -> TileAlgorithm:
+    """What computes products of elements of these two types into such sums, exactly as they are. `along`: both operands
+    lie along the terms, as groups of warps read them."""
+    if first == second and first in HALVES and sums == "float32":
+        return "warpgroup" if along else "tensor"
+    return "tensor" if first == second == "int8" and sums == "int32" else "simt"
 
 
 def _tile_gemm(step: Gemm, module: Module) -> TiledGemm:
@@ -47,14 +49,24 @@ def _tile_gemm(step: Gemm, module: Module) -> TiledGemm:
     made = TiledGemm(**_fields_of(step))
     if _reads_rows_once(step, dtypes):
         return replace(made, algorithm="rows")
-    tensor = uses_tensor_cores(dtypes, step.dtype)
     hints: Mapping[str, int] = module.hints
     m, n, k = (estimate(size, hints) for size in (step.m, step.n, step.k))
     points = estimate(product([loop.extent for loop in step.batch]), hints)
-    tiles = TENSOR_TILES if tensor else WIDE_TILES if BYTES[step.dtype] == 8 else SIMT_TILES
     element = max(BYTES[dtype] for dtype in dtypes)
-    choice = choose_tile(tiles, points, m, n, k, element, tensor=tensor)
-    return replace(made, algorithm="tensor" if tensor else "simt", tile=choice.tile, split_k=choice.split_k)
+    choice = choose_tile(find_gemm_algorithm(step, module), points, m, n, k, element, step.dtype)
+    return replace(made, algorithm=choice.algorithm, tile=choice.tile, split_k=choice.split_k)
+
+
+def find_gemm_algorithm(step: Gemm, module: Module) -> TileAlgorithm:
+    dtypes = (module.buffers[step.a.buffer].dtype, module.buffers[step.b.buffer].dtype)
+    along = lies_along(step.a, step.m, step.k, 1, rows_first=True)
+    along = along and lies_along(step.b, step.n, step.k, 1, rows_first=False)
+    return find_algorithm(*dtypes, step.dtype, along=along)
+
+
+def find_convolution_algorithm(step: Convolution, module: Module) -> TileAlgorithm:
+    dtypes = (module.buffers[step.x.buffer].dtype, module.buffers[step.weight.buffer].dtype)
+    return find_algorithm(*dtypes, step.dtype, along=True)
 
 
 def _reads_rows_once(step: Gemm, dtypes: tuple[str, str]) -> bool:
@@ -80,15 +92,13 @@ def _tile_convolution(step: Convolution, module: Module) -> ImplicitGemm:
     made = ImplicitGemm(**_fields_of(step))
     if step.channels == 1 and step.groups > 1:
         return replace(made, algorithm="channels")
-    tensor = uses_tensor_cores(dtypes, step.dtype)
     hints: Mapping[str, int] = module.hints
     m = estimate(product((step.images, *step.out_size)), hints)
     n = step.out_channels // step.groups
     k = step.channels * estimate(product(step.kernel), hints)
-    tiles = TENSOR_TILES if tensor else WIDE_TILES if BYTES[step.dtype] == 8 else SIMT_TILES
     element = max(BYTES[dtype] for dtype in dtypes)
-    choice = choose_tile(tiles, step.groups, m, n, k, element, tensor=tensor)
-    return replace(made, algorithm="tensor" if tensor else "simt", tile=choice.tile, split_k=choice.split_k)
+    choice = choose_tile(find_convolution_algorithm(step, module), step.groups, m, n, k, element, step.dtype)
+    return replace(made, algorithm=choice.algorithm, tile=choice.tile, split_k=choice.split_k)
 
 
 def _fields_of(step: Gemm | Convolution) -> dict[str, Any]:

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from ingot.lowering.dependence import reads_and_writes
 from ingot.lowering.loop_ir import Stmt
 from ingot.lowering.loop_ir_verifier import verify_module
 from ingot.lowering.loop_module import Module
 from ingot.lowering.verification.access_rules import Facts
 from ingot.lowering.verification.step_rules import extents
-from ingot.targets.cuda.schedule.statements import GemmTile, ImplicitGemm, TiledGemm
+from ingot.targets.cuda.schedule.statements import GemmTile, ImplicitGemm, SiblingGemms, TiledGemm
+from ingot.targets.cuda.schedule.tiles import is_warpgroup_tile
 
 # Bytes of a line of a tile in shared memory, at least: a piece that one copy moves.
 _PIECE = 16
@@ -20,7 +22,7 @@ _MOST_THREADS = 1024
 
 def verify_schedule(module: Module, after: str, *, full: bool = True) -> None:
     """Raises ScheduleError, which names the scheduling pass `after`, where the module is not well formed."""
-    rules = _RULES if full else {}
+    rules = _RULES if full else _STRUCTURE
 
     def find_fault(step: Stmt, facts: Facts) -> str | None:
         rule = rules.get(type(step))
@@ -51,6 +53,28 @@ def _check_implicit_gemm(step: ImplicitGemm, facts: Facts) -> str | None:
     return fault or _check_tile(step.algorithm, step.tile, step.split_k)
 
 
+def _check_siblings(group: SiblingGemms, facts: Facts) -> str | None:
+    steps = group.steps
+    if len(steps) < 2 or any(step.split_k > 1 or step.algorithm == "channels" for step in steps):
+        return "siblings are two or more, and each has all terms of its tiles"
+    if len({None if step.algorithm == "rows" else step.tile for step in steps}) > 1:
+        return "siblings have different tiles"
+    if len({count_threads(step.algorithm, step.tile) for step in steps}) > 1:
+        return "siblings have blocks of different sizes"
+    if group.in_turn:
+        shapes = {(step.sums_shape(), step.batch_loops()) for step in steps}
+        depths = {step.k for step in steps if isinstance(step, TiledGemm) and step.algorithm == "rows"}
+        alike = len(shapes) == 1 and len(depths) < 2
+        return None if alike else "products in turn have different rows, columns or, of few rows, terms"
+    for place, step in enumerate(steps):
+        read, written = reads_and_writes(step)
+        for other in steps[:place]:
+            other_read, other_written = reads_and_writes(other)
+            if read & other_written or written & (other_read | other_written):
+                return "a sibling uses what another one writes"
+    return None
+
+
 def _check_tile(algorithm: str, tile: GemmTile, parts: int) -> str | None:
     if parts < 1 or tile.stages < 2:
         return f"{tile.stages} stages and {parts} parts, and there must be two and one at least"
@@ -58,20 +82,25 @@ def _check_tile(algorithm: str, tile: GemmTile, parts: int) -> str | None:
         return f"{tile.depth} bytes of depth are not whole pieces of {_PIECE}"
     if tile.rows % tile.down or tile.columns % tile.along:
         return f"a tile of {tile} cannot be shared out as {tile.down} × {tile.along}"
-    if algorithm == "tensor" and (tile.rows // tile.down % 16 or tile.columns // tile.along % 16):
+    if algorithm in ("tensor", "warpgroup") and (tile.rows // tile.down % 16 or tile.columns // tile.along % 16):
         return f"a warp's part of {tile}, of {tile.down} × {tile.along}, is not whole fragments of 16"
+    if algorithm == "warpgroup" and not is_warpgroup_tile(tile):
+        return f"a tile of {tile} is not one of groups of four warps"
     threads = count_threads(algorithm, tile)
     return None if threads % 32 == 0 and threads <= _MOST_THREADS else f"a tile of {tile} needs {threads} threads"
 
 
 def count_threads(algorithm: str, tile: GemmTile) -> int:
     """The threads of a block that computes a tile."""
-    if algorithm == "tensor":
+    if algorithm in ("tensor", "warpgroup"):
         return 32 * tile.down * tile.along
     return tile.rows // tile.down * (tile.columns // tile.along)
 
 
+# Rules that look at the steps alone.
+_STRUCTURE: dict[type, Callable[[Any, Facts], str | None]] = {SiblingGemms: _check_siblings}
 _RULES: dict[type, Callable[[Any, Facts], str | None]] = {
+    **_STRUCTURE,
     TiledGemm: _check_tiled_gemm,
     ImplicitGemm: _check_implicit_gemm,
 }

@@ -2,6 +2,7 @@
  *
  *   ig_matrix_tile, ig_window_tile    copy a tile of an operand to shared memory, by cp.async where it is aligned
  *   ig_tensor_sums, ig_simt_sums      multiply two such tiles, on tensor cores or by plain multiply-adds
+ *   ig_warpgroup_sums                 the same by groups of four warps (wgmma.cuh)
  *   ig_run_pipeline                   copies ahead while it multiplies
  *   ig_finish_tile                    the sums, through shared memory, as runs of neighbouring columns
  *
@@ -147,44 +148,50 @@ template <class T_, class Index, int ROWS_, int TERMS_, int EACH, bool WHOLE, in
     }
 };
 
-/* Copies STAGES - 1 tiles ahead of the one that is multiplied. WEIGHTS are operands (1: a, 2: b) that no kernel of the
-   run writes: their first tiles are copied before the kernel before this one has ended. */
+/* Copies tiles ahead of the one that is multiplied, and of those whose products may still be under way (Sums::LAG).
+   Sums that are computed while the threads go on begin before the next copies, others after them.
+   WEIGHTS are operands (1: a, 2: b) that no kernel of the run writes: their first tiles are copied before the kernel
+   before this one has ended. */
 template <int STAGES, int WEIGHTS, class Sums, class A, class B>
 static inline void ig_run_pipeline(Sums &sums, const A &a, const B &b, int64_t first, int64_t last)
 {
-    constexpr int TERMS = A::TERMS, STAGE = A::BYTES + B::BYTES;
-    static_assert(A::TERMS == B::TERMS, "tiles of as many terms");
+    constexpr int TERMS = A::TERMS, STAGE = A::BYTES + B::BYTES, AHEAD = STAGES - 1 - Sums::LAG;
+    static_assert(A::TERMS == B::TERMS && AHEAD > 0, "tiles of as many terms, and one ahead");
     char *const shared = ig_shared();
     const int steps = (int)((last - first + TERMS - 1) / TERMS);
 #pragma unroll 1
-    for (int s = 0; s < STAGES - 1; ++s)
+    for (int s = 0; s < AHEAD; ++s)
         if (s < steps) {
             if (WEIGHTS & 1) a.copy(shared + s * STAGE, first + s * TERMS, last);
             if (WEIGHTS & 2) b.copy(shared + s * STAGE + A::BYTES, first + s * TERMS, last);
         }
     ig_wait_for_previous();
 #pragma unroll 1
-    for (int s = 0; s < STAGES - 1; ++s) {
+    for (int s = 0; s < AHEAD; ++s) {
         if (s < steps) {
             if (!(WEIGHTS & 1)) a.copy(shared + s * STAGE, first + s * TERMS, last);
             if (!(WEIGHTS & 2)) b.copy(shared + s * STAGE + A::BYTES, first + s * TERMS, last);
         }
         ig_cp_async_commit();
     }
-    int slot = 0, next = STAGES - 1;
+    int slot = 0, next = AHEAD;
     for (int step = 0; step < steps; ++step) {
-        ig_cp_async_wait<STAGES - 2>();
+        ig_cp_async_wait<AHEAD - 1>();
+        Sums::show_copies();
         __syncthreads();
-        if (step + STAGES - 1 < steps) {
-            const int64_t at = first + (int64_t)(step + STAGES - 1) * TERMS;
+        const char *const now = shared + slot * STAGE;
+        sums.begin(now, now + A::BYTES);
+        if (step + AHEAD < steps) {
+            const int64_t at = first + (int64_t)(step + AHEAD) * TERMS;
             a.copy(shared + next * STAGE, at, last);
             b.copy(shared + next * STAGE + A::BYTES, at, last);
         }
         ig_cp_async_commit();
-        sums.add(shared + slot * STAGE, shared + slot * STAGE + A::BYTES);
+        sums.end(now, now + A::BYTES);
         slot = slot + 1 == STAGES ? 0 : slot + 1;
         next = next + 1 == STAGES ? 0 : next + 1;
     }
+    sums.finish();
     ig_cp_async_wait<0>();
     __syncthreads();
 }
@@ -213,6 +220,7 @@ template <class Multiply, class A, class B, int DOWN, int ALONG> struct ig_tenso
     static constexpr int HIGH = A::ROWS / DOWN, WIDE = B::ROWS / ALONG, M = HIGH / 16, N = WIDE / 8;
     static constexpr int DEPTH = A::TERMS * (int)sizeof(typename A::T) / 32;
     static_assert(HIGH % 16 == 0 && WIDE % 16 == 0, "whole fragments");
+    static constexpr int LAG = 0;
     Sum sums[M][N][4];
 
     inline ig_tensor_sums()
@@ -224,6 +232,9 @@ template <class Multiply, class A, class B, int DOWN, int ALONG> struct ig_tenso
 #pragma unroll
                 for (int i = 0; i < 4; ++i) sums[m][n][i] = 0;
     }
+    static inline void show_copies() {}
+    inline void begin(const char *, const char *) {}
+    inline void finish() {}
     static inline void load_a(uint32_t (&to)[M][4], const char *tile, int depth)
     {
         const int lane = ig_lane(), top = ig_warp() / ALONG * HIGH;
@@ -254,7 +265,7 @@ template <class Multiply, class A, class B, int DOWN, int ALONG> struct ig_tenso
             to[n + 1][0] = pair[2], to[n + 1][1] = pair[3];
         }
     }
-    inline void add(const char *a, const char *b)
+    inline void end(const char *a, const char *b)
     {
         /* Fragments of the next terms are loaded while these are multiplied, where registers are left for them. */
         constexpr int AHEAD = M * N < 32 ? 1 : 0;
@@ -300,11 +311,15 @@ template <class Sum_, class A, class B, int DOWN, int ALONG, class WidenA, class
     static constexpr int HIGH = A::ROWS / DOWN, WIDE = B::ROWS / ALONG;
     static constexpr int EACH = 16 / (int)(sizeof(typename A::T) > sizeof(typename B::T) ? sizeof(typename A::T) : sizeof(typename B::T));
     static_assert(!A::ACROSS && !B::ACROSS, "lines lie along the terms");
+    static constexpr int LAG = 0;
     Sum sums[DOWN][ALONG];
     WidenA widen_a;
     WidenB widen_b;
     int row, column;
 
+    static inline void show_copies() {}
+    inline void begin(const char *, const char *) {}
+    inline void finish() {}
     inline ig_simt_sums(WidenA widen_a_, WidenB widen_b_) : widen_a(widen_a_), widen_b(widen_b_)
     {
         /* A warp takes 4 × 8 threads, or what the tile has. */
@@ -317,7 +332,7 @@ template <class Sum_, class A, class B, int DOWN, int ALONG, class WidenA, class
 #pragma unroll
             for (int j = 0; j < ALONG; ++j) sums[i][j] = 0;
     }
-    inline void add(const char *a, const char *b)
+    inline void end(const char *a, const char *b)
     {
         using TA = typename A::T;
         using TB = typename B::T;

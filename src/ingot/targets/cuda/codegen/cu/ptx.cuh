@@ -15,7 +15,7 @@
 #define IG_RESIDENT(blocks) 1
 #endif
 
-extern __shared__ __align__(128) char ig_shared_memory[];
+extern __shared__ __align__(1024) char ig_shared_memory[];
 static inline char *ig_shared() { return ig_shared_memory; }
 static inline int ig_lane() { return (int)(threadIdx.x & 31); }
 static inline int ig_warp() { return (int)(threadIdx.x >> 5); }

@@ -6,10 +6,11 @@ from ingot.codegen.c_expressions import STORED
 from ingot.lowering.dtypes import BYTES
 from ingot.lowering.index_expr import Size, product
 from ingot.lowering.loop_ir import MatrixView
-from ingot.targets.cuda.codegen.epilogue import index_type, write_finish
-from ingot.targets.cuda.codegen.kernel import WARP, CudaKernel, Grid
+from ingot.targets.cuda.codegen.kernel import WARP
 from ingot.targets.cuda.codegen.kernel_writer import CudaKernelWriter
 from ingot.targets.cuda.codegen.loops import unflatten
+from ingot.targets.cuda.codegen.products.epilogue import index_type, write_finish
+from ingot.targets.cuda.codegen.products.tile_product import BlockWork, use_headers, widen
 from ingot.targets.cuda.schedule.statements import TiledGemm
 from ingot.targets.cuda.schedule.tiles import FEW_ROWS, PROCESSORS
 
@@ -20,10 +21,9 @@ _MOST_WARPS = 16 * PROCESSORS
 _READS = 8
 
 
-def write_rows(out: CudaKernelWriter, step: TiledGemm) -> CudaKernel:
-    """The side with fewer rows is x; each warp has a few lines of the other one."""
-    out.library.use("vectors.cuh")
-    out.library.use("gemm.cuh")
+def write_row_blocks(out: CudaKernelWriter, step: TiledGemm, number: str = "blockIdx.x") -> BlockWork:
+    """The work of block `number`: the side with fewer rows is x; each warp has a few lines of the other one."""
+    use_headers(out)
     out.library.use("gemm_rows.cuh")
     swapped = not (isinstance(step.m, int) and step.m <= FEW_ROWS)
     few, many = (step.n, step.m) if swapped else (step.m, step.n)
@@ -39,8 +39,7 @@ def write_rows(out: CudaKernelWriter, step: TiledGemm) -> CudaKernel:
     together = WARPS // parts  # groups of lines of a block
     blocks = (groups + together - 1) // together
     type_ = index_type(out, step)
-    out.line("ig_start_next();")
-    block = "(int64_t)blockIdx.x"
+    block = f"(int64_t)({number})"
     if step.batch:
         out.line(f"const {type_} o = ({type_})({block} / ({out.size(blocks)}));")
         unflatten(out, "o", type_, step.batch)
@@ -50,7 +49,7 @@ def write_rows(out: CudaKernelWriter, step: TiledGemm) -> CudaKernel:
     out.line(f"const int valid = (int)ig_clamp({out.size(many)} - first, {wide});")
     out.line(f"float sums_of[{few}][{wide}];")
     early = "true" if out.buffers[lines.buffer].kind == "weight" else "false"
-    out.line(f"const auto widen = []({STORED[dtype]} value) {{ return {_widen(out, dtype)}; }};")
+    out.line(f"const auto widen = []({STORED[dtype]} value) {{ return {widen(out, dtype, 'value')}; }};")
     out.line(
         f"ig_add_lines<{few}, {wide}, {_READS // wide}, {each}, {early}>("
         f"sums_of, {_start(out, x)}, {out.size(x_step)}, "
@@ -61,7 +60,7 @@ def write_rows(out: CudaKernelWriter, step: TiledGemm) -> CudaKernel:
     write_finish(out, step, type_, 1, row=row, column=column)
     out.line(f"ig_finish_lines<{few}, {wide}, {parts}>(sums_of, group, part, valid, finish);")
     shared = WARPS * few * wide * 4 if parts > 1 else 0
-    return out.finish(Grid(points * blocks), WARPS * WARP, shared, waits=True)
+    return BlockWork(points * blocks, WARPS * WARP, shared)
 
 
 def _count_parts(out: CudaKernelWriter, groups: Size, k: Size, each: int) -> int:
@@ -74,11 +73,3 @@ def _count_parts(out: CudaKernelWriter, groups: Size, k: Size, each: int) -> int
 
 def _start(out: CudaKernelWriter, view: MatrixView) -> str:
     return f"{out.pointer(view.buffer)} + ({out.size(view.offset)})"
-
-
-def _widen(out: CudaKernelWriter, dtype: str) -> str:
-    if dtype == "float32":
-        return "value"
-    name = "ig_bf16_to_f32" if dtype == "bfloat16" else "ig_f16_to_f32"
-    out.library.functions.add(name)
-    return f"{name}(value)"

@@ -1,0 +1,1 @@
+"""What kernels of products and convolutions are written of."""
