@@ -24,7 +24,7 @@ from ingot.targets.cuda.codegen.attention_functions import (
 from ingot.targets.cuda.codegen.kernel import WARP, CudaKernel, Grid
 from ingot.targets.cuda.codegen.kernel_rules import KERNELS
 from ingot.targets.cuda.codegen.kernel_writer import CudaKernelWriter
-from ingot.targets.cuda.codegen.loop_points import unflatten
+from ingot.targets.cuda.codegen.loop_kernels.loop_points import unflatten
 from ingot.targets.cuda.schedule.alignment import is_multiple
 from ingot.targets.cuda.schedule.attention_tiles import (
     SHARED_LIMIT,

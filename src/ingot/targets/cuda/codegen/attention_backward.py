@@ -18,7 +18,7 @@ from ingot.targets.cuda.codegen.attention_functions import BodyFunctions, comput
 from ingot.targets.cuda.codegen.kernel import WARP, CudaKernel, Grid
 from ingot.targets.cuda.codegen.kernel_rules import KERNELS
 from ingot.targets.cuda.codegen.kernel_writer import CudaKernelWriter
-from ingot.targets.cuda.codegen.loop_points import unflatten
+from ingot.targets.cuda.codegen.loop_kernels.loop_points import unflatten
 from ingot.targets.cuda.schedule.attention_tiles import SHARED_LIMIT, WIDEST_SUMS, GradientTile, choose_gradient_tile
 
 # Warps of a block that has a row to each.
