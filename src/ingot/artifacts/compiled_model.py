@@ -102,6 +102,11 @@ class CompiledModel(Uncopied):
         return self._source.kernel_count
 
     @property
+    def launches(self) -> int:
+        """The number of kernel launches of a call, where none is in a loop or branch."""
+        return len(self._source.launches)
+
+    @property
     def weight_bytes(self) -> int:
         """The size of the weights, packed as the kernels read them."""
         return self._source.weights_size
