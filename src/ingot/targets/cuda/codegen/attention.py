@@ -31,10 +31,12 @@ from ingot.targets.cuda.schedule.attention_tiles import (
     SIMT_THREADS,
     WIDEST,
     WIDEST_SUMS,
+    GroupTile,
     MmaTile,
     choose_mma_tile,
     choose_simt_tile,
     choose_split,
+    find_group_tile,
     split_columns,
 )
 from ingot.targets.cuda.schedule.grouped_heads import pack_grouped_heads
@@ -43,6 +45,8 @@ from ingot.targets.cuda.schedule.grouped_heads import pack_grouped_heads
 _WARPS = 4
 # Threads of the kernel that combines parts.
 _COMBINING = 128
+# Operations of bodies that groups of warps have room for.
+_GROUP_OPERATIONS = 64
 # Operations of a score's body that need no registers of their own.
 _LIGHT = frozenset({"accumulator", "index", "cast", "add", "sub", "mul", "neg"})
 
@@ -90,26 +94,25 @@ class _AttentionWriter:
 
     def _write_mma(self, half: str) -> CudaKernel:
         step, out = self.step, self.out
+        matrices = (("q", step.q, step.depth), ("k", step.k, step.depth), ("v", self._values(), self.columns))
+        modes = [load_mode(matrix, width) for _, matrix, width in matrices]
+        points, queries = out.hint(self.points * self.chunks), out.hint(step.queries)
         operations = [*self._list_operations(step.score), *self._list_operations(step.mask)]
-        tile = choose_mma_tile(
-            step.depth,
-            self.columns,
-            out.hint(self.points * self.chunks),
-            out.hint(step.queries),
-            len(operations),
-            light=not step.causal and step.mask is None and all(op.name in _LIGHT for op in operations),
-            gathers=any(op.name == "check" for op in operations),
-        )
-        for header in ("attention_tile.cuh", "attention.cuh"):
+        tile: MmaTile | GroupTile | None = None
+        if set(modes) == {"IG_PIECES"} and len(operations) <= _GROUP_OPERATIONS:
+            tile = find_group_tile(step.depth, self.columns, points, queries)
+        if tile is None:
+            light = not step.causal and step.mask is None and all(op.name in _LIGHT for op in operations)
+            gathers = any(op.name == "check" for op in operations)
+            sizes = (step.depth, self.columns, points, queries, len(operations))
+            tile = choose_mma_tile(*sizes, light=light, gathers=gathers)
+        for header in ("attention_tile.cuh", "attention.cuh", "attention_group.cuh"):
             out.library.use(header)
         grid = self._open_block(tile.rows, tile.keys)
-        matrices = (("q", step.q, step.depth), ("k", step.k, step.depth), ("v", self._values(), self.columns))
         names = [self.functions.declare_matrix(name, matrix) for name, matrix, _ in matrices]
         functions = self._declare_functions(pairs=True)
         scale, factor, unit = self._scales()
-        out.line(
-            f"using shape = {_shape(tile, half, step.depth, self.columns, [load_mode(m, w) for _, m, w in matrices])};"
-        )
+        out.line(f"using shape = {_shape(tile, half, step.depth, self.columns, modes)};")
         out.line(f"ig_attend<shape, {self._flags()}>({', '.join(names)}, {self._range()}, {scale}, {factor}, {unit},")
         out.line(f"    {', '.join(functions)});")
         self.functions.report_flags()
@@ -395,7 +398,10 @@ class _AttentionWriter:
         return out.finish(Grid(self.points * step.queries), _COMBINING, splits * BYTES["float32"], waits=True)
 
 
-def _shape(tile: MmaTile, half: str, depth: int, values: int, modes: Sequence[str]) -> str:
-    brain, kept = ("true" if holds else "false" for holds in (half == "bfloat16", tile.keeps_own))
+def _shape(tile: MmaTile | GroupTile, half: str, depth: int, values: int, modes: Sequence[str]) -> str:
+    brain = "true" if half == "bfloat16" else "false"
+    if isinstance(tile, GroupTile):
+        return f"ig_group_shape<{brain}, {tile.warps}, {depth}, {values}, {tile.elsewhere}>"
+    kept = "true" if tile.keeps_own else "false"
     numbers = f"{tile.warps}, {tile.tiles}, {tile.keys}, {depth}, {values}"
     return f"ig_attention_shape<{brain}, {numbers}, {kept}, {', '.join(modes)}>"

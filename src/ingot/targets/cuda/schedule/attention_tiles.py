@@ -65,6 +65,40 @@ _MMA_TILES: tuple[tuple[int, tuple[MmaTile, ...]], ...] = (
 _LONG_BODY_TILES = (MmaTile(2, 1, 16, True), MmaTile(1, 1, 16, True))
 
 
+@dataclass(frozen=True, slots=True)
+class GroupTile:
+    """A block of threads in groups of four warps, on Hopper's tensor cores: each warp has 16 queries, keys come 64 at a
+    time, or `elsewhere` on other architectures."""
+
+    warps: int
+    elsewhere: int
+    resident: int = 1
+    keys: int = 64
+
+    @property
+    def rows(self) -> int:
+        return self.warps * FRAGMENT
+
+    @property
+    def threads(self) -> int:
+        return self.warps * WARP
+
+    def memory_size(self, depth: int, values: int) -> int:
+        """Bytes of shared memory, for either kind of instruction."""
+        lines = 2 * (self.rows * depth + 2 * self.keys * (depth + values))
+        return max(lines, MmaTile(self.warps, 1, self.elsewhere, True).memory_size(depth, values))
+
+
+# By depth and columns of values.
+_GROUP_TILES = {(64, 64): GroupTile(8, 64), (128, 128): GroupTile(8, 32)}
+
+
+def find_group_tile(depth: int, values: int, points: int, queries: int) -> GroupTile | None:
+    """The tile for groups of warps, where rows are whole lines and blocks fill the GPU."""
+    tile = _GROUP_TILES.get((depth, values))
+    return tile if tile is not None and points * -(-queries // tile.rows) >= PROCESSORS else None
+
+
 def choose_mma_tile(
     depth: int,
     values: int,
