@@ -277,8 +277,10 @@ def test_tiles_fit(width: int, operations: int) -> None:
         assert attention_tiles.MASK_BLOCK % (tile.tiles * attention_tiles.FRAGMENT) == 0
         assert attention_tiles.MASK_BLOCK % tile.keys == 0
     assert attention_tiles.choose_simt_tile(width, columns).memory_size(width, columns) <= limit
-    for side in ("queries", "keys") if width <= attention_tiles.WIDEST_SUMS else ():
-        assert attention_tiles.choose_gradient_tile(width, width, side).memory_size(width, width) <= limit
+    if width <= attention_tiles.WIDEST_SUMS:
+        for side in ("queries", "keys"):
+            assert attention_tiles.choose_gradient_tile(width, width, side).memory_size(width, width) <= limit
+        assert attention_tiles.choose_gradient_simt_tile(width, width).gradient_memory_size(width, width) <= limit
 
 
 def test_blocks_of_masks_are_those_of_the_strategy() -> None:

@@ -151,6 +151,10 @@ class SimtTile:
         columns = (values + 15) // 16 * 16
         return 4 * ((self.rows + self.keys) * pitch + self.keys * columns + self.rows * (self.keys + 4))
 
+    def gradient_memory_size(self, depth: int, values: int) -> int:
+        pitches = sum(((width + 3) // 4 | 1) * 4 for width in (depth, values))
+        return 4 * ((self.rows + self.keys) * pitches + 2 * self.rows * (self.keys + 4))
+
 
 @dataclass(frozen=True, slots=True)
 class GradientTile:
@@ -192,6 +196,11 @@ _SIMT_TILES = (SimtTile(64, 64), SimtTile(64, 32), SimtTile(32, 32), SimtTile(32
 
 def choose_simt_tile(depth: int, values: int) -> SimtTile:
     return next(tile for tile in _SIMT_TILES if tile.memory_size(depth, values) <= SHARED_LIMIT)
+
+
+def choose_gradient_simt_tile(depth: int, values: int) -> SimtTile:
+    """Own rows, and those of the other side, whose elements and weights shared memory holds."""
+    return next(tile for tile in _SIMT_TILES if tile.gradient_memory_size(depth, values) <= SHARED_LIMIT)
 
 
 def _pitch(width: int) -> int:
