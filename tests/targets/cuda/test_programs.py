@@ -61,13 +61,13 @@ def check(seeds: Collection[int], disabled: Collection[str] = ()) -> tuple[int, 
 
 
 def test_programs() -> None:
-    count, wrong = check(range(24))
+    count, wrong = check(range(20))
     assert not wrong, wrong[0]
-    assert count >= 15
+    assert count >= 12
 
 
 @pytest.mark.parametrize("name", PASSES)
 def test_programs_without_a_pass(name: str) -> None:
-    count, wrong = check(range(100, 108), (name,))
+    count, wrong = check(range(100, 106), (name,))
     assert not wrong, wrong[0]
-    assert count >= 4
+    assert count >= 3

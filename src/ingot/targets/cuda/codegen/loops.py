@@ -12,9 +12,15 @@ from ingot.lowering.loop_ir import Loop, Map, Store
 from ingot.targets.cuda.codegen.kernel import CudaKernel, Grid
 from ingot.targets.cuda.codegen.kernel_rules import KERNELS
 from ingot.targets.cuda.codegen.kernel_writer import CudaKernelWriter
-from ingot.targets.cuda.codegen.loop_points import loop_type, store_results, unflatten, use_nothing, write_points
-from ingot.targets.cuda.codegen.transposed_maps import find_transposition, write_transposed
-from ingot.targets.cuda.codegen.vector_accesses import VectorAccesses, find_vectors
+from ingot.targets.cuda.codegen.loop_kernels.loop_points import (
+    loop_type,
+    store_results,
+    unflatten,
+    use_nothing,
+    write_points,
+)
+from ingot.targets.cuda.codegen.loop_kernels.transposed_maps import find_transposition, write_transposed
+from ingot.targets.cuda.codegen.loop_kernels.vector_accesses import VectorAccesses, find_vectors
 
 BLOCK = 256
 # Threads that keep a GPU busy: wider vectors are not worth fewer of them.

@@ -9,7 +9,7 @@ from ingot.lowering.loop_ir import ClassifyMaskBlocks, Loop
 from ingot.targets.cuda.codegen.kernel import CudaKernel, Grid
 from ingot.targets.cuda.codegen.kernel_rules import KERNELS
 from ingot.targets.cuda.codegen.kernel_writer import CudaKernelWriter
-from ingot.targets.cuda.codegen.loop_points import loop_type, unflatten, write_points
+from ingot.targets.cuda.codegen.loop_kernels.loop_points import loop_type, unflatten, write_points
 
 BLOCK = 256
 

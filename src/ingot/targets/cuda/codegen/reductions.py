@@ -13,7 +13,10 @@ from ingot.codegen.c_expressions import CBodyEmitter
 from ingot.lowering.dependence import reads_and_writes
 from ingot.lowering.index_expr import Size, product
 from ingot.lowering.loop_ir import LoopNest, Reduce
-from ingot.targets.cuda.codegen.accumulators import (
+from ingot.targets.cuda.codegen.kernel import WARP, CudaKernel, Grid
+from ingot.targets.cuda.codegen.kernel_rules import KERNELS
+from ingot.targets.cuda.codegen.kernel_writer import CudaKernelWriter
+from ingot.targets.cuda.codegen.loop_kernels.accumulators import (
     Accumulator,
     close_terms,
     count_terms,
@@ -24,12 +27,9 @@ from ingot.targets.cuda.codegen.accumulators import (
     merge_rows,
     open_terms,
 )
-from ingot.targets.cuda.codegen.kernel import WARP, CudaKernel, Grid
-from ingot.targets.cuda.codegen.kernel_rules import KERNELS
-from ingot.targets.cuda.codegen.kernel_writer import CudaKernelWriter
-from ingot.targets.cuda.codegen.loop_nests import write_nest
-from ingot.targets.cuda.codegen.loop_points import loop_type, unflatten, write_points
-from ingot.targets.cuda.codegen.vector_accesses import VectorAccesses, find_vectors
+from ingot.targets.cuda.codegen.loop_kernels.loop_nests import write_nest
+from ingot.targets.cuda.codegen.loop_kernels.loop_points import loop_type, unflatten, write_points
+from ingot.targets.cuda.codegen.loop_kernels.vector_accesses import VectorAccesses, find_vectors
 from ingot.targets.cuda.schedule.limits import reduces_across
 
 # Threads of a block that several outputs share.
@@ -51,7 +51,7 @@ KERNELS.register(LoopNest)(write_nest)
 @dataclass(frozen=True, slots=True)
 class Team:
     """Who computes an output: `threads` of a block of `block` threads, which lie along its terms unless `across`, in
-    each of `parts` blocks. `split`: the terms are cut into parts at all."""
+    each of `parts` blocks."""
 
     threads: int
     block: int
@@ -138,9 +138,9 @@ def _declare_output(out: CudaKernelWriter, step: Reduce, team: Team, type_: str,
         inner, rank = f"threadIdx.x / {team.threads}", f"threadIdx.x % {team.threads}"
         if team.across:
             inner, rank = f"threadIdx.x % {team.outputs}", f"threadIdx.x / {team.outputs}"
-        out.line(f"const {type_} place = ({type_})blockIdx.x * {team.outputs} + ({type_})({inner});")
-        out.line(f"const bool live = place < {size};")
-        out.line(f"const {type_} output = live ? place : {size} - 1;")
+        out.line(f"const {type_} slot = ({type_})blockIdx.x * {team.outputs} + ({type_})({inner});")
+        out.line(f"const bool live = slot < {size};")
+        out.line(f"const {type_} output = live ? slot : {size} - 1;")
         if team.threads > 1:
             out.line(f"const int rank = (int)({rank});")
     unflatten(out, "output", type_, step.loops)
@@ -214,11 +214,11 @@ def _write_last(
     type_ = out.index_type(sorted(reads_and_writes(step)[1]), [loop.extent for loop in step.loops])
     _declare_output(out, step, last, type_, outputs)
     declare(out, accumulators)
-    out.open(f"for (int part = rank; part < {team.parts}; part += {WARP})")
+    out.open(f"for (int piece = rank; piece < {team.parts}; piece += {WARP})")
     for one in accumulators:
         for kind, name, _ in one.variables():
             pointer = out.scratch_pointer(memory[name], kind)
-            out.line(f"const {kind} their_{name} = {pointer}[(int64_t)output * {team.parts} + part];")
+            out.line(f"const {kind} their_{name} = {pointer}[(int64_t)output * {team.parts} + piece];")
         for line in one.merge(lambda name: f"their_{name}"):
             out.line(line)
     out.close()

@@ -9,7 +9,7 @@ from ingot.lowering.loop_ir import Scan
 from ingot.targets.cuda.codegen.kernel import CudaKernel, Grid
 from ingot.targets.cuda.codegen.kernel_rules import KERNELS
 from ingot.targets.cuda.codegen.kernel_writer import CudaKernelWriter
-from ingot.targets.cuda.codegen.loop_points import loop_type, store_results, unflatten
+from ingot.targets.cuda.codegen.loop_kernels.loop_points import loop_type, store_results, unflatten
 
 # Few threads to a block: points are often few, and they should have many multiprocessors.
 BLOCK = 64

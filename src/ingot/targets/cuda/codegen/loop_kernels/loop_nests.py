@@ -15,7 +15,9 @@ from ingot.lowering.dependence import reads_and_writes
 from ingot.lowering.dtypes import BYTES
 from ingot.lowering.index_expr import Size, product
 from ingot.lowering.loop_ir import Loop, LoopNest, Map, Reduce
-from ingot.targets.cuda.codegen.accumulators import (
+from ingot.targets.cuda.codegen.kernel import WARP, CudaKernel, Grid
+from ingot.targets.cuda.codegen.kernel_writer import CudaKernelWriter
+from ingot.targets.cuda.codegen.loop_kernels.accumulators import (
     Accumulator,
     close_terms,
     count_terms,
@@ -25,10 +27,14 @@ from ingot.targets.cuda.codegen.accumulators import (
     merge_lanes,
     open_terms,
 )
-from ingot.targets.cuda.codegen.kernel import WARP, CudaKernel, Grid
-from ingot.targets.cuda.codegen.kernel_writer import CudaKernelWriter
-from ingot.targets.cuda.codegen.loop_points import loop_type, store_results, unflatten, use_nothing, write_points
-from ingot.targets.cuda.codegen.vector_accesses import VectorAccesses, find_vectors, is_register
+from ingot.targets.cuda.codegen.loop_kernels.loop_points import (
+    loop_type,
+    store_results,
+    unflatten,
+    use_nothing,
+    write_points,
+)
+from ingot.targets.cuda.codegen.loop_kernels.vector_accesses import VectorAccesses, find_vectors, is_register
 from ingot.targets.cuda.schedule.limits import reduces_across
 
 # Bytes of shared memory that the local buffers of a block may have. Every GPU since sm_80 has 99 KB; partial results of

@@ -8,7 +8,7 @@ from ingot.codegen.c_expressions import STORED, CBodyEmitter
 from ingot.lowering.index_expr import Expr, bounds
 from ingot.lowering.loop_ir import Body, Loop, Store
 from ingot.targets.cuda.codegen.kernel_writer import INT_LIMIT, CudaKernelWriter
-from ingot.targets.cuda.codegen.vector_accesses import (
+from ingot.targets.cuda.codegen.loop_kernels.vector_accesses import (
     Place,
     VectorAccesses,
     base_variable,

@@ -16,8 +16,8 @@ from ingot.lowering.loop_body import reads
 from ingot.lowering.loop_ir import Loop, Map
 from ingot.targets.cuda.codegen.kernel import CudaKernel, Grid
 from ingot.targets.cuda.codegen.kernel_writer import CudaKernelWriter
-from ingot.targets.cuda.codegen.loop_points import loop_type, store_results, unflatten
-from ingot.targets.cuda.codegen.vector_accesses import Place
+from ingot.targets.cuda.codegen.loop_kernels.loop_points import loop_type, store_results, unflatten
+from ingot.targets.cuda.codegen.loop_kernels.vector_accesses import Place
 
 TILE = 32
 ROWS = 8
@@ -75,7 +75,7 @@ def write_transposed(out: CudaKernelWriter, step: Map, made: Transposition) -> C
     unflatten(out, "tile", type_, names)
     unflatten(out, "rest", type_, outer)
     out.line(f"const int x = (int)threadIdx.x % {TILE}, y = (int)threadIdx.x / {TILE};")
-    tiles = {place: f"tile{number}" for number, place in enumerate(made.loads)}
+    tiles = {place: f"staged{number}" for number, place in enumerate(made.loads)}
     for (buffer, _), name in tiles.items():
         dtype = out.buffers[buffer].dtype
         # One more word per row: neighbours in a column are then in different banks.

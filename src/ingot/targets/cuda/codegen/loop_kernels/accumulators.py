@@ -194,7 +194,7 @@ def merge_block(out: CudaKernelWriter, accumulators: Sequence[Accumulator], thre
 def merge_rows(out: CudaKernelWriter, accumulators: Sequence[Accumulator], columns: int, rows: int) -> None:
     """Makes the variables of the threads of a column one, where thread number row · columns + column is in it: those of
     its first row then hold it."""
-    out.line(f"const int column = (int)threadIdx.x % {columns};")
+    out.line(f"const int stack = (int)threadIdx.x % {columns};")
     for one in accumulators:
         for type_, name, _ in one.variables():
             out.line(f"__shared__ {type_} rows_{name}[{rows * columns}];")
@@ -202,6 +202,6 @@ def merge_rows(out: CudaKernelWriter, accumulators: Sequence[Accumulator], colum
     out.line("__syncthreads();")
     out.open(f"for (int r = 1; r < {rows}; ++r)")
     for one in accumulators:
-        for line in one.merge(lambda name: f"rows_{name}[r * {columns} + column]"):
+        for line in one.merge(lambda name: f"rows_{name}[r * {columns} + stack]"):
             out.line(line)
     out.close()

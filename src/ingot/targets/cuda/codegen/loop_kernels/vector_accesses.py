@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from ingot.codegen.c_expressions import CBodyEmitter
 from ingot.lowering.dtypes import BYTES
-from ingot.lowering.index_expr import BodyValue, Expr, Size, coefficient_of, depends_on, substitute
+from ingot.lowering.index_expr import BodyValue, Expr, Size, coefficient_of, depends_on, substitute, symbol
 from ingot.lowering.loop_body import reads
 from ingot.lowering.loop_ir import Body, Load, Loop, Store
 from ingot.targets.cuda.codegen.kernel_writer import CudaKernelWriter
@@ -22,8 +22,8 @@ Place = tuple[str, Size]
 
 @dataclass(frozen=True, slots=True)
 class VectorAccesses:
-    """`width` elements along a loop: loads that are one vector each, by buffer and index, with the load itself, and
-    whether all stores are. The other loads stay scalar."""
+    """`width` elements along a loop: the loads that are one vector each, by buffer and index. All stores are; loads at
+    computed places stay scalar."""
 
     width: int
     loads: dict[Place, Load]
@@ -77,8 +77,6 @@ def base_variable(variable: str) -> str:
 
 def first_place(index: Size, loop: Loop) -> Size:
     """The index of the first of the elements."""
-    from ingot.lowering.index_expr import symbol
-
     return substitute(index, {loop.variable: symbol(base_variable(loop.variable), below=loop.extent)})
 
 

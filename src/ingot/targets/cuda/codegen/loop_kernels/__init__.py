@@ -1,0 +1,1 @@
+"""What kernels of loops are made of: points, vectors, accumulators, nests."""
