@@ -17,7 +17,7 @@ from ingot.lowering.index_expr import BodyValue, Expr, Size, coefficient_of, sub
 from ingot.lowering.loop_body import reads
 from ingot.lowering.loop_ir import Body, Map, Store, WithEpilogue
 from ingot.targets.cuda.codegen.kernel_writer import CudaKernelWriter
-from ingot.targets.cuda.codegen.loops import unflatten
+from ingot.targets.cuda.codegen.loop_kernels.loop_points import unflatten
 from ingot.targets.cuda.schedule.alignment import count_neighbours, is_multiple
 
 # Columns of a run, and bytes that a run may have in one buffer.

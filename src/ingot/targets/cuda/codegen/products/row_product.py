@@ -8,7 +8,7 @@ from ingot.lowering.index_expr import Size, product
 from ingot.lowering.loop_ir import MatrixView
 from ingot.targets.cuda.codegen.kernel import WARP
 from ingot.targets.cuda.codegen.kernel_writer import CudaKernelWriter
-from ingot.targets.cuda.codegen.loops import unflatten
+from ingot.targets.cuda.codegen.loop_kernels.loop_points import unflatten
 from ingot.targets.cuda.codegen.products.epilogue import index_type, write_finish
 from ingot.targets.cuda.codegen.products.tile_product import BlockWork, use_headers, widen
 from ingot.targets.cuda.schedule.statements import TiledGemm

@@ -16,7 +16,7 @@ from ingot.lowering.index_expr import Size, product
 from ingot.lowering.loop_ir import Loop, WithEpilogue
 from ingot.targets.cuda.codegen.kernel import CudaKernel, Grid
 from ingot.targets.cuda.codegen.kernel_writer import CudaKernelWriter
-from ingot.targets.cuda.codegen.loops import unflatten
+from ingot.targets.cuda.codegen.loop_kernels.loop_points import unflatten
 from ingot.targets.cuda.codegen.products.epilogue import count_columns, index_type, runs_down, write_finish
 from ingot.targets.cuda.schedule.alignment import MOST_BYTES
 from ingot.targets.cuda.schedule.statements import GemmTile
