@@ -176,6 +176,7 @@ def _write_channels(out: CudaKernelWriter, step: ImplicitGemm) -> CudaKernel:
     out.line(f"const {type_} top = run / {step.out_channels // each};")
     write_finish(out, step, type_, each, row="top", column="left")
     image = _write_pixel(out, step, type_)
+    out.line("const loaded given = fetch(0, 0);")
     out.line(f"ig_vector<{sum_type}, {each}> total = {{}};")
     taps = require_static(product(step.kernel))
     out.line("#pragma unroll" if taps <= _UNROLLED_TAPS else "#pragma unroll 1")
@@ -196,7 +197,7 @@ def _write_channels(out: CudaKernelWriter, step: ImplicitGemm) -> CudaKernel:
     out.line("#pragma unroll")
     out.line(f"for (int w = 0; w < {each}; ++w) total.at[w] = ig_multiply_add({', '.join(values)}, total.at[w]);")
     out.close()
-    out.line("finish(0, 0, total.at);")
+    out.line("finish(0, 0, total.at, given);")
     return out.finish(Grid((runs + _THREADS - 1) // _THREADS), _THREADS, waits=True)
 
 

@@ -60,8 +60,8 @@ static inline void ig_add_lines(float (&sums)[ROWS][LINES], const T *x, int64_t 
 
 /* The sums of all lanes, of PARTS warps that share lines: warp 0 of them gives each to finish(row, line, sum). `group`
    is the number of the warps' lines in the block. */
-template <int ROWS, int LINES, int PARTS, class Finish>
-static inline void ig_finish_lines(float (&sums)[ROWS][LINES], int group, int part, int valid, Finish finish)
+template <int ROWS, int LINES, int PARTS, class Fetch, class Finish>
+static inline void ig_finish_lines(float (&sums)[ROWS][LINES], int group, int part, int valid, Fetch fetch, Finish finish)
 {
     float *const shared = (float *)ig_shared() + group * PARTS * ROWS * LINES;
     const int lane = ig_lane();
@@ -82,5 +82,5 @@ static inline void ig_finish_lines(float (&sums)[ROWS][LINES], int group, int pa
 #pragma unroll
             for (int other = 1; other < PARTS; ++other) mine += shared[other * ROWS * LINES + lane];
     }
-    if (part == 0 && lane < ROWS * LINES && lane % LINES < valid) finish(lane / LINES, lane % LINES, &mine);
+    if (part == 0 && lane < ROWS * LINES && lane % LINES < valid) finish(lane / LINES, lane % LINES, &mine, fetch(lane / LINES, lane % LINES));
 }

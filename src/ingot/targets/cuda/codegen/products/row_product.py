@@ -58,7 +58,7 @@ def write_row_blocks(out: CudaKernelWriter, step: TiledGemm, number: str = "bloc
     )
     row, column = ("first + place", "line") if swapped else ("line", "first + place")
     write_finish(out, step, type_, 1, row=row, column=column)
-    out.line(f"ig_finish_lines<{few}, {wide}, {parts}>(sums_of, group, part, valid, finish);")
+    out.line(f"ig_finish_lines<{few}, {wide}, {parts}>(sums_of, group, part, valid, fetch, finish);")
     shared = WARPS * few * wide * 4 if parts > 1 else 0
     return BlockWork(points * blocks, WARPS * WARP, shared)
 
