@@ -30,7 +30,7 @@ from ingot.targets.cuda.codegen.products.tile_product import (
 )
 from ingot.targets.cuda.schedule.alignment import MOST_BYTES, count_neighbours
 from ingot.targets.cuda.schedule.statements import PLAIN_TILE, GemmTile, ImplicitGemm
-from ingot.targets.cuda.schedule.verifier import count_threads
+from ingot.targets.cuda.schedule.tiles import count_threads
 
 # Threads of a block, each with a run of channels.
 _THREADS = 128

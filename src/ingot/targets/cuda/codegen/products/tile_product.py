@@ -20,7 +20,7 @@ from ingot.targets.cuda.codegen.loop_kernels.loop_points import unflatten
 from ingot.targets.cuda.codegen.products.epilogue import count_columns, index_type, runs_down, write_finish
 from ingot.targets.cuda.schedule.alignment import MOST_BYTES
 from ingot.targets.cuda.schedule.statements import GemmTile
-from ingot.targets.cuda.schedule.verifier import count_threads
+from ingot.targets.cuda.schedule.tiles import count_threads
 
 # Threads of a block that adds up parts of sums.
 _ADDERS = 128
