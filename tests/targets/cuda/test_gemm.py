@@ -162,6 +162,13 @@ def test_few_rows(dtype: str) -> None:
     check_cases(cases)
 
 
+def test_lines_in_several_turns() -> None:
+    """More lines than blocks have at a time; of one warp each, and of warps that share terms."""
+    a, b = pair(2, 9001, 16, "bfloat16")
+    batched = Operand((40, 1, 2048), "float32"), Operand((40, 2048, 21), "float32", transposed=True)
+    check_cases([Case(a, b, tiled("rows")), Case(*batched, tiled("rows"))])
+
+
 def scheduled(cases: list[Case]) -> Module:
     return choose_tiles(join_cases(cases))
 

@@ -101,14 +101,27 @@ def _window_text(
 
 
 def _count_channels(view: StridedView, channel: int, channels: int, most: int) -> int:
-    """How many neighbouring channels are aligned wherever a window lies."""
+    """How many neighbouring channels are aligned at every place."""
     others = [stride for dim, stride in enumerate(view.strides) if dim != channel]
     return count_neighbours([view.offset, channels, *others], most) if view.strides[channel] == 1 else 1
 
 
+def _count_window_channels(step: Convolution, most: int) -> int:
+    """The same of an image, wherever a window may lie: it goes by whole strides and dilations."""
+    image, channel, *steps = step.x.strides
+    if channel != 1:
+        return 1
+    places = [
+        unit * step_
+        for dim, step_ in enumerate(steps)
+        for unit in (step.stride[dim], step.padding[dim], step.dilation[dim] if step.kernel[dim] > 1 else 0)
+    ]
+    return count_neighbours([step.x.offset, step.channels, image, *places], most)
+
+
 def _image_operand(out: CudaKernelWriter, step: Convolution, index: str, tile: tuple[int, int, int]) -> TileOperand:
     buffer = out.buffers[step.x.buffer]
-    each = _count_channels(step.x, 1, step.channels, MOST_BYTES // BYTES[buffer.dtype])
+    each = _count_window_channels(step, MOST_BYTES // BYTES[buffer.dtype])
     whole = "true" if step.channels % tile[1] == 0 else "false"
     image, channel, *steps = step.x.strides
     window = _window_text(

@@ -89,8 +89,8 @@ def is_warpgroup_tile(tile: GemmTile) -> bool:
 def choose_tile(
     algorithm: TileAlgorithm, points: int, m: int, n: int, k: int, element: int, sums: str, *, may_split: bool = True
 ) -> TileChoice:
-    """The fastest tile for so many products of m × n sums of k terms, of elements of so many bytes. By "warpgroup", tiles
-    that are not for groups of warps are computed by warps."""
+    """The fastest tile for so many products of m × n sums of k terms, of elements of so many bytes. By "warpgroup",
+    tiles that are not for groups of warps are computed by warps."""
     best: tuple[float, int, int] | None = None
     tiles: tuple[GemmTile, ...] = TENSOR_TILES
     if algorithm == "simt":

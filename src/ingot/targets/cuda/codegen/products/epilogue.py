@@ -94,16 +94,16 @@ def write_finish(
     row: str = "top + line",
     column: str = "left + place",
 ) -> None:
-    """Declares `fetch` and `finish`. `row` and `column` are the place of a run's first sum, over `line` and `place`; the batch's
-    variables have values already."""
+    """Declares `fetch` and `finish`. `row` and `column` are the place of a run's first sum, over `line` and `place`; the
+    batch's variables have values already."""
     epilogue, lead = step.epilogue, len(step.batch_loops())
     rows, last = epilogue.loops[lead:-1], epilogue.loops[-1].variable
     runs = _Runs(out, epilogue, each)
     vectors = _find_vector_stores(epilogue, runs)
     code = out.statements(_show_unrounded(out, epilogue), [last], "sums[w]", place=runs.place)
     _write_fetch(out, runs, rows, type_, row, column)
-    given = f"const int line, const int place, const {STORED[step.dtype]} *sums, const loaded &given"
-    out.open(f"const auto finish = [&]({given})")
+    sums = f"const {STORED[step.dtype]} *sums"
+    out.open(f"const auto finish = [&](const int line, const int place, {sums}, const loaded &given)")
     _write_place(out, rows, type_, row, column)
     out.declare_flags(code)
     for line in code.before:
