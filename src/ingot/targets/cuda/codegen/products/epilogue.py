@@ -94,8 +94,8 @@ def write_finish(
     row: str = "top + line",
     column: str = "left + place",
 ) -> None:
-    """Declares `fetch` and `finish`. `row` and `column` are the place of a run's first sum, over `line` and `place`; the
-    batch's variables have values already."""
+    """Declares `fetch` and `finish`. `row` and `column` are the place of a run's first sum, over `line` and `place`.
+    The batch's variables have values already."""
     epilogue, lead = step.epilogue, len(step.batch_loops())
     rows, last = epilogue.loops[lead:-1], epilogue.loops[-1].variable
     runs = _Runs(out, epilogue, each)
