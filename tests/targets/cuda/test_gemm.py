@@ -8,12 +8,14 @@ from typing import Any
 
 import pytest
 
+from ingot.errors import ScheduleError
 from ingot.lowering.loop_ir import Gemm, Stmt
 from ingot.lowering.loop_module import Module
 from ingot.targets.cuda.codegen import gemm as _gemm  # registers its writers
 from ingot.targets.cuda.schedule.statements import GemmTile, TiledGemm
 from ingot.targets.cuda.schedule.tiles import SIMT_TILES, TENSOR_TILES, WIDE_TILES, is_warpgroup_tile
 from ingot.targets.cuda.schedule.tiling import choose_tiles
+from ingot.targets.cuda.schedule.verifier import verify_schedule
 from tests.support.cuda_emulation.products import Case, Operand, check_cases, join_cases
 
 assert _gemm.KERNELS
@@ -171,6 +173,28 @@ def test_lines_in_several_turns() -> None:
 
 def scheduled(cases: list[Case]) -> Module:
     return choose_tiles(join_cases(cases))
+
+
+def test_refused_tiles() -> None:
+    a, b = pair(70, 72, 264, "bfloat16")
+    module = join_cases([Case(a, b, tiled("tensor", SMALL))])
+
+    def refuse(why: str, **changed: Any) -> None:
+        (step,) = module.steps
+        assert isinstance(step, TiledGemm)
+        with pytest.raises(ScheduleError, match=why):
+            verify_schedule(replace(module, steps=(replace(step, **changed),)), "tiles")
+
+    verify_schedule(module, "tiles")
+    refuse("two and one at least", split_k=0)
+    refuse("two and one at least", tile=replace(SMALL, stages=1))
+    refuse("whole pieces", tile=replace(SMALL, depth=120))
+    refuse("cannot be shared out", tile=replace(SMALL, down=3))
+    refuse("whole fragments", tile=replace(SMALL, along=4))
+    refuse("groups of four warps", algorithm="warpgroup")
+    refuse("threads", algorithm="simt", tile=replace(SMALL, down=1, along=1, rows=64, columns=64))
+    refuse("all its terms in one block", algorithm="rows", split_k=2)
+    refuse("outside", k=265)
 
 
 def test_choice_of_algorithms() -> None:

@@ -17,7 +17,7 @@ TileAlgorithm: TypeAlias = Literal["tensor", "warpgroup", "simt"]
 
 # Multiprocessors of an H200.
 PROCESSORS = 132
-# Shared memory of a multiprocessor, and what a block of it costs besides its own.
+# Shared memory that the blocks of a multiprocessor may have.
 SHARED_BYTES = 227 << 10
 # Rows, or columns, of a product that is read once by warps.
 FEW_ROWS = 8
@@ -50,8 +50,9 @@ WIDE_TILES = (
     GemmTile(32, 32, 128, 4, 4, 2),
 )
 
-# Of the model, measured on an H200: multiply-adds and bytes per microsecond of one multiprocessor, microseconds of a
-# read, of an epilogue, and of the second kernel where blocks share terms.
+# Of the model: multiply-adds and bytes per microsecond of one multiprocessor, microseconds of a read, of an epilogue,
+# and of the second kernel where blocks share terms. The rate of warps on tensor cores, the epilogue and the second
+# kernel are what an H200 showed; the others are estimates.
 _TENSOR_RATE = 1.3e6
 _WARPGROUP_RATE = 2.4e6
 _SIMT_RATE = 0.2e6
