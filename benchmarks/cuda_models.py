@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -10,8 +9,6 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import nn
-
-import ingot
 
 WIDTH, LAYERS, HEADS, KEY_HEADS, HIDDEN, VOCABULARY = 2048, 16, 32, 8, 5632, 32000
 DEPTH = WIDTH // HEADS
@@ -122,11 +119,6 @@ def alibi(score: torch.Tensor, b: Any, h: Any, i: Any, j: Any) -> torch.Tensor:
 
 class Alibi(nn.Module):
     def forward(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-        return ingot.attention(q, k, v, score_mod=alibi)
-
-
-class FlexAlibi(nn.Module):
-    def forward(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         from torch.nn.attention.flex_attention import flex_attention
 
         return flex_attention(q, k, v, score_mod=alibi)
@@ -134,14 +126,12 @@ class FlexAlibi(nn.Module):
 
 @dataclass(frozen=True)
 class Row:
-    """One row of the table. `peer` is what torch.compile takes where it is not the model itself; `bytes` and `flops`
-    are what the GPU must read and compute at least."""
+    """One row of the table. `flops` is what the GPU must compute at least."""
 
     name: str
     build: Callable[[], nn.Module]
     inputs: Callable[[], tuple[torch.Tensor, ...]]
     flops: float
-    peer: Callable[[], nn.Module] | None = None
 
 
 def _ids(batch: int, length: int) -> Callable[[], tuple[torch.Tensor, ...]]:
@@ -177,8 +167,7 @@ ROWS = (
     Row("Llama 0.84B, one token", lambda: Llama(1024), _tokens(1, 700), _llama_flops(1, 1024)),
     Row("Llama 0.84B, prefill 512", Llama, _tokens(512, 0), _llama_flops(512, 256)),
     *(
-        Row(f"ALiBi attention, S = {length}", Alibi, _heads(length), 4.0 * 2 * 16 * length * length * 64, FlexAlibi)
+        Row(f"ALiBi attention, S = {length}", Alibi, _heads(length), 4.0 * 2 * 16 * length * length * 64)
         for length in (1024, 4096, 16384)
     ),
 )
-assert math.isclose(DEPTH, 64)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Literal, TypeAlias, get_args, overload
@@ -178,6 +178,11 @@ def resolve_disabled(names: Collection[str]) -> frozenset[str]:
     return frozenset(disabled)
 
 
+def choose_target(tensors: Iterable[Any]) -> str:
+    """The name of the target whose code takes these tensors where they lie."""
+    return "cuda" if any(isinstance(x, torch.Tensor) and x.is_cuda for x in tensors) else "cpu"
+
+
 def _check_native(target: Target[Any]) -> NativeTarget[Any]:
     """The target, which must be one whose libraries this process can load."""
     if not isinstance(target, NativeTarget):
@@ -292,11 +297,14 @@ def _draw(inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     """Random numbers in place of the zeros that the halves of a model are captured on: with those, all is right."""
     draws = torch.Generator().manual_seed(0)
     return [
-        torch.randn(x.shape, generator=draws, dtype=x.dtype) if x.is_floating_point() else x.clone() for x in inputs
+        torch.randn(x.shape, generator=draws, dtype=x.dtype).to(x.device) if x.is_floating_point() else x.clone()
+        for x in inputs
     ]
 
 
-def load(path: str | os.PathLike[str], *, native: bool = True, trust: Trust = True) -> Program | LoadedModel:
+def load(
+    path: str | os.PathLike[str], *, native: bool = True, trust: Trust = True, device: int = 0
+) -> Program | LoadedModel:
     """Loads a `.ingot` file: a saved Program, or a compiled model, which takes and returns torch tensors.
 
     Loading a compiled file runs its native code. `native=False` returns the Program that it was compiled from and runs
@@ -305,12 +313,14 @@ def load(path: str | os.PathLike[str], *, native: bool = True, trust: Trust = Tr
     `trust` says whose files may run, as in `ingot_runtime.load`. True: anybody's. One or more public keys: those that a
     holder of one of them signed. False: nobody's; a saved Program may then call only operators of torch and Ingot.
 
+    A model that was compiled for a GPU runs on the one with the number `device`.
+
     Raises a FileError if the file is not valid, VerifyError if a Program breaks its invariants, OSError if the file
     cannot be opened.
     """
     with open_container(path, skip=skip_program if native else skip_nothing) as container:
         if native and "native" in container.manifest:
-            return LoadedModel(model_of(container, trust=trust))
+            return LoadedModel(model_of(container, trust=trust, device=device))
         check_trust(container, trust)
         if program_file.GRAPH not in container.names and "native" in container.manifest:
             raise MissingMember(

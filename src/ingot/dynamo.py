@@ -24,7 +24,7 @@ from torch import fx, nn
 from ingot import api, compiler
 from ingot import torch_internals as internals
 from ingot.artifacts.compiled_model import CompiledModel
-from ingot.artifacts.tensor_exchange import native_of, torch_of
+from ingot.artifacts.tensor_exchange import native_of, run_model
 from ingot.errors import CallError, CaptureError, CompileError, IngotError, format_error
 from ingot.frontend.source_locations import SourceLocationInterpreter
 from ingot.ir.metadata import value_of
@@ -48,7 +48,8 @@ class GraphNotSupported(CompileError):
 def compile_graph(graph: fx.GraphModule, inputs: Sequence[Any], *, options: Mapping[str, Any] | None = None) -> Graph:
     """What torch.compile calls with each graph: native code for it, or the graph itself, which runs in eager.
 
-    `options` are `threads`, torch's own number by default, `cache` and `disable_passes`, as in `ingot.compile`.
+    A graph of tensors on a GPU runs there, on torch's current stream. `options` are `threads`, torch's own number by
+    default, `cache` and `disable_passes`, as in `ingot.compile`.
     """
     chosen = dict(options or {})
     unknown = ", ".join(key for key in chosen if key not in _OPTIONS)
@@ -127,7 +128,7 @@ class _NativeGraph:
         returned = _find_returned_arguments(program, wrapper)
         # torch.compile runs a model in the mode that it is in.
         with internals.ignore_warnings(".*train mode"):
-            compiled = compiler.compile(program, **self._options)
+            compiled = compiler.compile(program, target=compiler.choose_target(inputs), **self._options)
         compiled.program.example_inputs = None  # would keep the first call's tensors
         kept = tuple(sorted(state))
         self._native = _Native(compiled, wrapper.given, kept, _version(inputs, kept), returned)
@@ -146,10 +147,9 @@ class _Native:
     def run(self, args: Sequence[Any]) -> Any:
         if self.compiled.draws:  # torch.manual_seed decides about our draws too
             self.compiled.seed(int(torch.randint(0, 2**62, ())))
-        results = self.compiled.model.run([native_of(args[place]) for place in self.given])
+        results = run_model(self.compiled.model, [native_of(args[place]) for place in self.given])
         found = [
-            args[self.returned[number]] if number in self.returned else torch_of(result)
-            for number, result in enumerate(results)
+            args[self.returned[number]] if number in self.returned else result for number, result in enumerate(results)
         ]
         produced = iter(found)
         signature = self.compiled.program.signature

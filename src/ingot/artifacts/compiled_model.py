@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from ingot.artifacts.device_calls import DeviceCalls
 from ingot.artifacts.packaging import SampleCall, argument_names, call_of, result_names, write_native
 from ingot.artifacts.profiler import Profile, ProfileRow, medians
 from ingot.artifacts.roofline import Roofline, measure_roofline
@@ -59,11 +60,12 @@ class CompiledModel(Uncopied):
         libraries: Mapping[str, bytes],
         target: NativeTarget[Any],
         threads: int | None = None,
+        isa: str | None = None,
     ) -> None:
         """Use `ingot.compile`."""
         self.program = copy_written_state(program)  # a call of the one that was compiled would change what is saved
         self.libraries = dict(libraries)
-        self.isa = target.host_library()
+        self.isa = isa or target.host_library()
         self._target = target
         self._source = source
         self._module = module
@@ -71,6 +73,7 @@ class CompiledModel(Uncopied):
         self._blob = blob
         self.threads = threads or cores()
         self.model = self._open(threads)
+        self._device_calls = DeviceCalls.of(self.model)
 
     def __deepcopy__(self, memo: Any) -> CompiledModel:
         """A model of its own, with threads and memory of its own; library, weights and program never change and are
@@ -79,6 +82,7 @@ class CompiledModel(Uncopied):
             raise self._refusal("copied")
         made = copy.copy(self)
         made.model = self.model.again()
+        made._device_calls = DeviceCalls.of(made.model)
         return made
 
     @property
@@ -102,6 +106,11 @@ class CompiledModel(Uncopied):
         return self._source.kernel_count
 
     @property
+    def launches(self) -> int:
+        """The number of kernel launches of a call, where none is in a loop or branch."""
+        return len(self._source.launches)
+
+    @property
     def weight_bytes(self) -> int:
         """The size of the weights, packed as the kernels read them."""
         return self._source.weights_size
@@ -110,7 +119,8 @@ class CompiledModel(Uncopied):
         """Calls the model. Returns torch tensors, or NumPy arrays if the arguments hold arrays and no tensor."""
         if wants_arrays(args, kwargs):
             return self.model.call(args, kwargs)
-        results = iter(run_model(self.model, self._leaves(args, kwargs)))
+        plain = self._device_calls.run(args) if self._device_calls is not None and not kwargs else None
+        results = iter(plain if plain is not None else run_model(self.model, self._leaves(args, kwargs)))
         outputs = self.program.signature.user_outputs
         leaves = [o.value if o.kind is OutputKind.LITERAL else next(results) for o in outputs]
         return unflatten(leaves, self.program.signature.out_tree)
@@ -118,7 +128,8 @@ class CompiledModel(Uncopied):
     def _leaves(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
         if all(isinstance(value, torch.Tensor) for value in (*args, *kwargs.values())):
             return [native_of(leaf) for leaf in self.model.leaves(args, kwargs)]  # the runtime checks the rest
-        leaves = check_call(self.program, tuple(args), dict(kwargs))
+        # A model for a GPU takes tensors of the host and of the device, whatever it was captured with.
+        leaves = check_call(self.program, tuple(args), dict(kwargs), devices=not self.model.spec.images)
         specs = self.program.signature.user_inputs
         return [native_of(leaf) for leaf, spec in zip(leaves, specs, strict=True) if spec.kind is InputKind.ARGUMENT]
 
@@ -199,7 +210,7 @@ class CompiledModel(Uncopied):
         }
         spec = read_spec(manifest, {_LIBRARY, _WEIGHTS, *images}, "<memory>")
         library = NativeLibrary(memoryview(self.libraries[self.isa]), path="<memory>", member=_LIBRARY)
-        return self._target.open_model(spec, library, self._blob.memory, images, threads)
+        return self._target.open_model(spec, library, self._blob.memory, images, threads, _device_of(self.program))
 
     def _sample(self) -> SampleCall | None:
         """The example call, with torch's result."""
@@ -226,6 +237,12 @@ class CompiledModel(Uncopied):
     def draws(self) -> bool:
         """Whether the model draws random numbers."""
         return draws_numbers(self._source)
+
+
+def _device_of(program: Program) -> int:
+    """The number of the GPU that the program's tensors lie on; 0 where they lie on none."""
+    values = [*program.state_dict.values(), *program.constants.values(), *flatten(program.example_inputs)[0]]
+    return next((x.get_device() for x in values if isinstance(x, torch.Tensor) and x.is_cuda), 0)
 
 
 def _tolerance(manifest: Mapping[str, Any], precision: str) -> float:

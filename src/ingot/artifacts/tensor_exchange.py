@@ -12,8 +12,11 @@ from ingot.errors import InputError, format_error
 from ingot.ir.pytree import flatten
 from ingot_runtime import BFloat16Array, Model
 from ingot_runtime.device_model import DeviceModel
+from ingot_runtime.dtypes import BY_NAME
 from ingot_runtime.native.device_array import DeviceTensor
 
+_DTYPES: dict[str, torch.dtype] = {name: getattr(torch, name) for name in BY_NAME}
+_NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 _PLAIN = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
 
 
@@ -63,11 +66,11 @@ def run_model(model: Model, leaves: Sequence[Any]) -> list[Any]:
 
 def _run_on_device(model: DeviceModel, leaves: Sequence[Any]) -> list[Any]:
     device = torch.device("cuda", model.device)
-    dense = [leaf.resolve_neg().contiguous() if _is_on_device(leaf) else leaf for leaf in leaves]
-    views = [_view(leaf) if _is_on_device(leaf) else leaf for leaf in dense]
+    dense = [_make_dense(leaf) if isinstance(leaf, torch.Tensor) and leaf.is_cuda else leaf for leaf in leaves]
+    views = [_view(leaf) if isinstance(leaf, torch.Tensor) and leaf.is_cuda else leaf for leaf in dense]
 
     def allocate(shape: tuple[int, ...], dtype: str, _: int) -> tuple[torch.Tensor, int]:
-        made = torch.empty(shape, dtype=getattr(torch, dtype), device=device)
+        made = torch.empty(shape, dtype=_DTYPES[dtype], device=device)
         return made, made.data_ptr()
 
     results = model.run(views, stream=torch.cuda.current_stream(device).cuda_stream, allocate=allocate)
@@ -77,10 +80,11 @@ def _run_on_device(model: DeviceModel, leaves: Sequence[Any]) -> list[Any]:
     return [torch_of(value) for value in results]
 
 
-def _is_on_device(leaf: Any) -> bool:
-    return isinstance(leaf, torch.Tensor) and leaf.is_cuda
+def _make_dense(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor itself, where its memory is its values in order; else a copy."""
+    return tensor if tensor.is_contiguous() and not tensor.is_neg() else tensor.resolve_neg().contiguous()
 
 
 def _view(tensor: torch.Tensor) -> DeviceTensor:
-    name = str(tensor.dtype).removeprefix("torch.")
+    name = _NAMES.get(tensor.dtype) or str(tensor.dtype).removeprefix("torch.")
     return DeviceTensor(tensor.data_ptr(), name, tuple(tensor.shape), tensor.get_device(), owner=tensor)

@@ -190,4 +190,4 @@ def _origin(node: Any) -> Any:
 
 def _example(value: torch.Tensor) -> torch.Tensor:
     """A tensor like the one that the graph was traced with; its values are not read."""
-    return torch.zeros(tuple(map(int, value.shape)), dtype=value.dtype)
+    return torch.zeros(tuple(map(int, value.shape)), dtype=value.dtype, device=value.device)

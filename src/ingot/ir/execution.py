@@ -107,10 +107,13 @@ def _write(target: torch.Tensor, value: torch.Tensor) -> None:
 # ---------------------------------------------------------------------- checks
 
 
-def check_call(program: Program, args: tuple[Any, ...], kwargs: dict[str, Any], *, dtypes: bool = True) -> list[Any]:
+def check_call(
+    program: Program, args: tuple[Any, ...], kwargs: dict[str, Any], *, dtypes: bool = True, devices: bool = True
+) -> list[Any]:
     """The leaves of the arguments, in the program's order. Raises CallError if they do not fit.
 
-    Without `dtypes` any dtype will do: a module that was converted takes what it was converted to.
+    Without `dtypes` any dtype and device will do: a module that was converted takes what it was converted to. Without
+    `devices`, tensors may lie anywhere.
     """
     signature = program.signature
     args, kwargs = _arrange(program, args, kwargs)
@@ -127,7 +130,7 @@ def check_call(program: Program, args: tuple[Any, ...], kwargs: dict[str, Any], 
             _check_literal(program, spec, leaf, place)
         else:
             arguments.append((place, spec, leaf))
-    _check_arguments(program, arguments, dtypes)
+    _check_arguments(program, arguments, dtypes, dtypes and devices)
     return leaves
 
 
@@ -219,7 +222,7 @@ def _both_nan(a: Any, b: Any) -> bool:
     return isinstance(a, float) and isinstance(b, float) and math.isnan(a) and math.isnan(b)
 
 
-def _check_arguments(program: Program, arguments: list[tuple[str, Input, Any]], dtypes: bool) -> None:
+def _check_arguments(program: Program, arguments: list[tuple[str, Input, Any]], dtypes: bool, devices: bool) -> None:
     fakes = _argument_values(program)
     sizes: dict[sympy.Symbol, int] = {}
     first: dict[sympy.Symbol, str] = {}
@@ -227,7 +230,7 @@ def _check_arguments(program: Program, arguments: list[tuple[str, Input, Any]], 
     for place, spec, given in arguments:
         fake = fakes[spec.name]
         if isinstance(fake, torch.Tensor):
-            _check_tensor(place, given, fake, dtypes)
+            _check_tensor(place, given, fake, dtypes, devices)
             asked = [(f"dim {d} of {place}", size, fake.shape[d]) for d, size in enumerate(given.shape)]
         elif type(given) is not int:
             raise InputError(format_error(f"{place} is {given!r}, but the program was captured with any int there."))
@@ -251,7 +254,7 @@ def _check_arguments(program: Program, arguments: list[tuple[str, Input, Any]], 
     _check_sizes(program, sizes, first, derived)
 
 
-def _check_tensor(place: str, tensor: Any, fake: torch.Tensor, dtypes: bool) -> None:
+def _check_tensor(place: str, tensor: Any, fake: torch.Tensor, dtypes: bool, devices: bool) -> None:
     """Everything of a tensor but its dynamic sizes."""
     if not isinstance(tensor, torch.Tensor):
         raise InputError(format_error(f"{place} is {tensor!r}, but the program was captured with a tensor there."))
@@ -262,7 +265,7 @@ def _check_tensor(place: str, tensor: Any, fake: torch.Tensor, dtypes: bool) -> 
                 fix=f"convert it with .to({fake.dtype}), or capture again with this dtype",
             )
         )
-    if dtypes and tensor.device != fake.device:
+    if devices and tensor.device != fake.device:
         raise InputError(
             format_error(
                 f"{place} is on {tensor.device}, but the program was captured with a tensor on {fake.device}.",

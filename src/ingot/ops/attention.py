@@ -89,7 +89,7 @@ class _AttentionCall:
     training: bool
 
     def key(self, tensors: Sequence[torch.Tensor]) -> Hashable:
-        types = tuple((tuple(t.shape), t.dtype, self.training and t.requires_grad) for t in tensors)
+        types = tuple((tuple(t.shape), t.dtype, t.device, self.training and t.requires_grad) for t in tensors)
         blocks = tuple(self.block_mask.BLOCK_SIZE) if self.block_mask is not None else ()
         listed = [getattr(self.block_mask, name, None) is None for name in _LISTS]
         options = (self.scale, self.grouped, self.lse, self.training, torch.get_num_threads())
@@ -107,7 +107,7 @@ class _Attention(nn.Module):
             # Given none, torch makes one that says nothing, and its making would be traced. It takes one image of keys
             # for all queries beside blocks of each image only.
             images = 1 if query.shape[0] == key.shape[0] else query.shape[0]
-            one = torch.ones(images, 1, 1, dtype=torch.int32)
+            one = torch.ones(images, 1, 1, dtype=torch.int32, device=query.device)
             lengths = (query.shape[-2], key.shape[-2])
             self.blocks = BlockMask.from_kv_blocks(one, one[..., None] - 1, BLOCK_SIZE=_NO_BLOCKS, seq_lengths=lengths)
 
@@ -154,12 +154,13 @@ class _Cache:
 
 def _compile(call: _AttentionCall, tensors: Sequence[torch.Tensor]) -> Callable[..., Any]:
     model, threads = _Attention(call, *tensors[:2]), torch.get_num_threads()
+    target = compiler.choose_target(tensors)
     made: Any
     if call.training:
-        made = compiler.compile(model, tensors, threads=threads, training=True)
+        made = compiler.compile(model, tensors, target=target, threads=threads, training=True)
     else:
         with torch.no_grad():
-            made = compiler.compile(model, [t.detach() for t in tensors], threads=threads)
+            made = compiler.compile(model, [t.detach() for t in tensors], target=target, threads=threads)
     made.program.example_inputs = None  # the first call's tensors
     return made  # type: ignore[no-any-return]
 
@@ -199,8 +200,8 @@ def _problem(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, grouped: bool) -
             "pass enable_gqa=True" if k.shape[1] and not q.shape[1] % k.shape[1] else "make one a multiple of the other"
         )
         return "the heads differ", fix
-    if any(t.device.type != "cpu" for t in (q, k, v)):
-        return "native code runs on the CPU", "move them: x.cpu()"
+    if len({t.device for t in (q, k, v)}) != 1 or q.device.type not in ("cpu", "cuda"):
+        return "native code runs on the CPU or on one CUDA device", "move them: x.cpu()"
     return None
 
 

@@ -155,6 +155,12 @@ class NativeTarget(Target[N]):
 
     @abstractmethod
     def open_model(
-        self, spec: Spec, library: NativeLibrary, weights: Blob, images: Mapping[str, bytes], threads: int | None
+        self,
+        spec: Spec,
+        library: NativeLibrary,
+        weights: Blob,
+        images: Mapping[str, bytes],
+        threads: int | None,
+        device: int,
     ) -> Model:
-        """The model of a library that was just built, and of what `build` gave for GPUs."""
+        """The model of a library that was just built, and of what `build` gave for GPUs: on the one of that number."""

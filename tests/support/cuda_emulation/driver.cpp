@@ -68,6 +68,10 @@ struct Node {
 };
 struct Graph {
     std::vector<std::unique_ptr<Node>> nodes;
+    size_t joined = 0; /* nodes that follow the one before them */
+};
+struct Edge {
+    unsigned char from_port, to_port, type, reserved[5];
 };
 struct Exec {
     std::map<Node *, Node> nodes;
@@ -440,15 +444,26 @@ EXPORT int cuGraphAddKernelNode(Node **node, Graph *graph, Node *const *after, s
 {
     BEGIN_IN_CONTEXT(cuGraphAddKernelNode);
     check_alive(graph, "cuGraphAddKernelNode");
-    if (!graph->nodes.empty() && (count != 1 || *after != graph->nodes.back().get())) stop("a node does not follow the one before it");
+    if (count > 1 || (count && (graph->nodes.empty() || *after != graph->nodes.back().get()))) stop("a node does not follow the one before it");
+    graph->joined += count;
     graph->nodes.push_back(std::make_unique<Node>(node_of(given)));
     *node = graph->nodes.back().get();
+    return SUCCESS;
+}
+EXPORT int cuGraphAddDependencies_v2(Graph *graph, Node *const *from, Node *const *to, const Edge *edge, size_t count)
+{
+    BEGIN_IN_CONTEXT(cuGraphAddDependencies_v2);
+    const size_t nodes = check_alive(graph, "cuGraphAddDependencies")->nodes.size();
+    if (count != 1 || nodes < 2 || *to != graph->nodes.back().get() || *from != graph->nodes[nodes - 2].get()) stop("an edge does not join the last two nodes");
+    if (edge->from_port != 1 || edge->to_port || edge->type != 1) return INVALID_VALUE;
+    ++graph->joined;
     return SUCCESS;
 }
 EXPORT int cuGraphInstantiateWithFlags(Exec **exec, Graph *graph, unsigned long long)
 {
     BEGIN_IN_CONTEXT(cuGraphInstantiateWithFlags);
     check_alive(graph, "cuGraphInstantiate");
+    if (graph->joined + 1 != graph->nodes.size()) stop("a node of the graph waits for none");
     auto *const made = new Exec;
     for (auto &node : graph->nodes) made->nodes.emplace(node.get(), *node), made->order.push_back(node.get());
     alive.insert(*exec = made);

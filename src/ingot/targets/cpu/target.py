@@ -95,7 +95,13 @@ class CpuTarget(NativeTarget[CSource]):
         return host().name
 
     def open_model(
-        self, spec: Spec, library: NativeLibrary, weights: Blob, images: Mapping[str, bytes], threads: int | None
+        self,
+        spec: Spec,
+        library: NativeLibrary,
+        weights: Blob,
+        images: Mapping[str, bytes],
+        threads: int | None,
+        device: int,
     ) -> Model:
         return Model("<memory>", spec, library, weights, threads or 0, None)
 

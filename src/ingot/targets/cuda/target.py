@@ -127,10 +127,16 @@ class CudaTarget(NativeTarget[CudaSource]):
         return baseline().name
 
     def open_model(
-        self, spec: Spec, library: NativeLibrary, weights: Blob, images: Mapping[str, bytes], threads: int | None
+        self,
+        spec: Spec,
+        library: NativeLibrary,
+        weights: Blob,
+        images: Mapping[str, bytes],
+        threads: int | None,
+        device: int,
     ) -> DeviceModel:
         """The device is looked for by the first call: a model can be compiled and saved where there is none."""
-        return DeviceModel("<memory>", spec, library, weights, images, 0, None, is_lazy=True)
+        return DeviceModel("<memory>", spec, library, weights, images, device, None, is_lazy=True)
 
 
 def baseline() -> Isa:

@@ -18,8 +18,8 @@ from ingot.targets.cuda.codegen.attention_functions import BodyFunctions, comput
 from ingot.targets.cuda.codegen.kernel import WARP, CudaKernel, Grid
 from ingot.targets.cuda.codegen.kernel_rules import KERNELS
 from ingot.targets.cuda.codegen.kernel_writer import CudaKernelWriter
-from ingot.targets.cuda.codegen.loops import unflatten
-from ingot.targets.cuda.schedule.attention_tiles import SHARED_LIMIT, WIDEST, GradientTile, choose_gradient_tile
+from ingot.targets.cuda.codegen.loop_kernels.loop_points import unflatten
+from ingot.targets.cuda.schedule.attention_tiles import SHARED_LIMIT, WIDEST_SUMS, GradientTile, choose_gradient_tile
 
 # Warps of a block that has a row to each.
 _WARPS = 8
@@ -28,7 +28,7 @@ _WARPS = 8
 @KERNELS.register(AttentionBackward)
 def write_attention_backward(out: CudaKernelWriter, step: AttentionBackward) -> Sequence[CudaKernel]:
     half = half_dtype(out, (step.q, step.k, step.v, step.gradient))
-    if half is not None and 0 < max(step.depth, step.values) <= WIDEST and min(step.depth, step.values) > 0:
+    if half is not None and 0 < max(step.depth, step.values) <= WIDEST_SUMS and min(step.depth, step.values) > 0:
         kernels: list[CudaKernel] = []
         tile = choose_gradient_tile(step.depth, step.values, step.side)
         for results in tile.passes:
@@ -106,7 +106,7 @@ class _GradientWriter:
                 self._declare_cells(name, buffer, width, scale)
                 out.line(f"ig_store_sums<{width}, {type_}>(sums.{name}[0], first, rows, store_{name});")
         self.functions.report_flags()
-        return out.finish(points, tile.threads, tile.memory_size(step.depth, step.values))
+        return out.finish(points, tile.threads, tile.memory_size(step.depth, step.values), waits=True)
 
     def write_rows(self) -> CudaKernel:
         step, out, side, type_ = self.step, self.out, self.side, self.type_
@@ -141,7 +141,7 @@ class _GradientWriter:
             out.close()
         out.close()
         self.functions.report_flags()
-        return out.finish(grid, warps * WARP, each * warps * BYTES[step.dtype])
+        return out.finish(grid, warps * WARP, each * warps * BYTES[step.dtype], waits=True)
 
     def write_scatter(self) -> CudaKernel:
         """A part of all queries to each block: warps compute what pairs add, the first warp adds it."""
@@ -201,7 +201,7 @@ class _GradientWriter:
         out.close()
         out.close()
         self.functions.report_flags()
-        return out.finish(Grid(parts), _WARPS * WARP, _WARPS * WARP * count * BYTES[step.dtype])
+        return out.finish(Grid(parts), _WARPS * WARP, _WARPS * WARP * count * BYTES[step.dtype], waits=True)
 
     # ------------------------------------------------------------------ their parts
 
@@ -291,11 +291,10 @@ class _GradientWriter:
         out.written.add(buffer)
         if dtype in HALVES and width % 2 == 0:
             pack = "ig_pack_bf16" if dtype == "bfloat16" else "ig_pack_f16"
-            out.open(f"if (((uintptr_t){pointer} & 3) == 0)")
             place = f"{pointer} + ((o * ({out.size(self.side.rows)}) + own) * {width} + d0)"
             out.line(f"*(uint32_t *)({place}) = {pack}(a{factor}, b{factor});")
-            out.line("return;")
-            out.close()
+            self.functions.end()
+            return
         for number, value in enumerate(("a", "b")):
             out.open(f"if (d0 + {number} < {width})")
             out.line(f"const {type_} d = d0 + {number};")

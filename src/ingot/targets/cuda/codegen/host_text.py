@@ -32,10 +32,12 @@ RESULT = "result:"
 
 @dataclass
 class KernelTable:
-    """The kernels so far: what each is, and the dynamic shared memory that it needs; -1 where sizes tell."""
+    """The kernels so far: what each is, the dynamic shared memory that it needs, -1 where sizes tell, and whether it
+    waits for the kernel before it."""
 
     numbers: dict[tuple[str, tuple[str, ...], int], int] = field(default_factory=dict)
     shared: list[int] = field(default_factory=list)
+    waits: list[int] = field(default_factory=list)
     words: int = 0  # arguments that a kernel has at most
 
     def find(self, kernel: CudaKernel) -> int | None:
@@ -48,6 +50,7 @@ class KernelTable:
     def add(self, kernel: CudaKernel) -> int:
         number = self.numbers[kernel.text, kernel.signature, kernel.block] = len(self.shared)
         self.shared.append(0)
+        self.waits.append(int(kernel.waits))
         self._need(number, kernel.shared)
         self.words = max(self.words, len(kernel.buffers) + len(kernel.sizes))
         return number
@@ -93,6 +96,7 @@ class HostText:
             "unsigned char ig_input_uses": [*uses, 0],  # 1: read, 2: written
             "int ig_size_inputs": [*sorted(set(places)), -1],
             "int ig_kernel_shared": [*self.table.shared, 0],
+            "unsigned char ig_kernel_waits": [*self.table.waits, 0],
         }
         macros = {"KERNELS": len(self.table.shared), "MOST_WORDS": self.table.words, "AT_ONCE": int(waits(self.module))}
         text = "".join(f"#define IG_{name} {value}\n" for name, value in macros.items())

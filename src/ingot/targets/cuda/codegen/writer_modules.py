@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
-from importlib import import_module
-from importlib.util import find_spec
-
-_PACKAGE = "ingot.targets.cuda.codegen"
-_MODULES = (
-    "loops",
-    "reductions",
-    "scan",
-    "extern_kernels",
-    "gemm",
-    "convolution",
-    "attention",
-    "mask_blocks",
-    "attention_backward",
+from ingot.targets.cuda.codegen import (
+    attention,
+    attention_backward,
+    convolution,
+    extern_kernels,
+    gemm,
+    loops,
+    mask_blocks,
+    reductions,
+    scan,
 )
 
-for _module in _MODULES:
-    if find_spec(f"{_PACKAGE}.{_module}") is not None:
-        import_module(f"{_PACKAGE}.{_module}")
+WRITERS = (
+    attention,
+    attention_backward,
+    convolution,
+    extern_kernels,
+    gemm,
+    loops,
+    mask_blocks,
+    reductions,
+    scan,
+)

@@ -18,7 +18,7 @@ INGOT_EXPORT const ingot_info *ingot_describe(void)
 
 INGOT_EXPORT int ingot_open(const void *weights, int threads, ingot_model **out)
 {
-    (void)weights, (void)threads, (void)out;
+    (void)weights, (void)threads, (void)out, (void)ig_states; /* state lies where it lies in the weights */
     return INGOT_DEVICE;
 }
 
@@ -92,6 +92,8 @@ static int ig_open_in_context(ingot_model *model, const void *weights, const ing
 {
     int status = ig_load_image(model, image, message, size);
     if (status) return status;
+    /* Code for older architectures has no instruction that waits. */
+    model->overlaps = ig_driver.cuGraphAddDependencies_v2 && ig_architecture_number(image->architecture) >= 90;
     status = ig_find_kernels(model, device, message, size);
     if (status) return status;
     IG_CALL(cuEventCreate, &model->done, IG_EVENT_WITHOUT_TIME);

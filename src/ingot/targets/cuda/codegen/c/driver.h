@@ -17,6 +17,11 @@ typedef struct {
     void **parameters, **extra;
 } ig_node_parameters;
 
+typedef struct { /* how a node depends on the one before: from when on it may begin */
+    unsigned char from_port, to_port, type, reserved[5];
+} ig_edge;
+
+enum { IG_PORT_PROGRAMMATIC = 1, IG_EDGE_PROGRAMMATIC = 1 };
 enum { IG_CUDA_OUT_OF_MEMORY = 2, IG_CUDA_NO_DEVICE = 100, IG_CUDA_INVALID_IMAGE = 200, IG_CUDA_NOT_READY = 600 };
 enum { IG_ATTRIBUTE_SHARED_LIMIT = 97, IG_ATTRIBUTE_MAJOR = 75, IG_ATTRIBUTE_MINOR = 76 };
 enum { IG_FUNCTION_STATIC_SHARED = 1, IG_FUNCTION_DYNAMIC_SHARED = 8 };
@@ -74,6 +79,8 @@ static struct {
     void *library;
     int version; /* of CUDA that it supports: 13000 for 13.0 */
     IG_DRIVER_FUNCTIONS(IG_DECLARE_FUNCTION)
+    /* From CUDA 12.3 on. */
+    int (*cuGraphAddDependencies_v2)(ig_cu_graph, const ig_cu_node *, const ig_cu_node *, const ig_edge *, size_t);
 } ig_driver;
 
 static pthread_mutex_t ig_driver_lock = PTHREAD_MUTEX_INITIALIZER;
@@ -121,6 +128,7 @@ static int ig_load_functions(const char *name, char *message, size_t size)
         return INGOT_DEVICE; \
     }
     IG_DRIVER_FUNCTIONS(IG_FIND_FUNCTION)
+    *(void **)&ig_driver.cuGraphAddDependencies_v2 = dlsym(library, "cuGraphAddDependencies_v2");
     const int result = ig_driver.cuInit(0);
     if (result == IG_CUDA_NO_DEVICE) {
         dlclose(library);
@@ -149,6 +157,13 @@ static int ig_load_driver(char *message, size_t size)
     }
     pthread_mutex_unlock(&ig_driver_lock);
     return status;
+}
+
+/* The number of an image's architecture: 90 of "sm_90a". */
+static long ig_architecture_number(const char *architecture)
+{
+    const char *const digits = strchr(architecture, '_');
+    return digits ? strtol(digits + 1, 0, 10) : 0;
 }
 
 /* How well an image runs on a device: 0 for not at all. Code with a letter behind its number runs on just this one;

@@ -55,6 +55,7 @@ typedef struct ingot_model {
     ig_cu_module module;
     ig_cu_function functions[IG_KERNELS + 1];
     int device, run_count;
+    int overlaps; /* whether a kernel that waits for the one before it may begin earlier */
     ig_address weights;
     ig_run *idle;
     pthread_mutex_t lock, turn;
@@ -194,8 +195,12 @@ static int ig_build_graph(ig_run *run, ig_graph *graph)
     graph->nodes = malloc((size_t)list->count * sizeof *graph->nodes);
     if (!graph->nodes || ig_driver.cuGraphCreate(&graph->graph, 0)) return 0;
     for (int l = 0; l < list->count; ++l) {
+        static const ig_edge overlapped = {.from_port = IG_PORT_PROGRAMMATIC, .type = IG_EDGE_PROGRAMMATIC};
         const ig_node_parameters node = ig_node_of(run, list, &list->launches[l], parameters);
-        if (ig_driver.cuGraphAddKernelNode(&graph->nodes[l], graph->graph, l ? &graph->nodes[l - 1] : 0, l > 0, &node)) return 0;
+        ig_cu_node *const before = l ? &graph->nodes[l - 1] : 0, *const now = &graph->nodes[l];
+        const int overlaps = before && run->model->overlaps && ig_kernel_waits[list->launches[l].kernel];
+        if (ig_driver.cuGraphAddKernelNode(now, graph->graph, overlaps ? 0 : before, before && !overlaps, &node)) return 0;
+        if (overlaps && ig_driver.cuGraphAddDependencies_v2(graph->graph, before, now, &overlapped, 1)) return 0;
     }
     if (ig_driver.cuGraphInstantiateWithFlags(&graph->exec, graph->graph, 0)) return 0;
     graph->list = (ig_launch_list){malloc((size_t)list->count * sizeof *list->launches),
