@@ -12,7 +12,7 @@ from ingot.lowering.loop_module import Module
 from ingot.lowering.verification.access_rules import Facts
 from ingot.lowering.verification.step_rules import extents
 from ingot.targets.cuda.schedule.statements import GemmTile, ImplicitGemm, MapGroup, SiblingGemms, TiledGemm
-from ingot.targets.cuda.schedule.tiles import is_warpgroup_tile
+from ingot.targets.cuda.schedule.tiles import count_threads, is_warpgroup_tile
 
 # Bytes of a line of a tile in shared memory, at least: a piece that one copy moves.
 _PIECE = 16
@@ -96,13 +96,6 @@ def _check_tile(algorithm: str, tile: GemmTile, parts: int) -> str | None:
         return f"a tile of {tile} is not one of groups of four warps"
     threads = count_threads(algorithm, tile)
     return None if threads % 32 == 0 and threads <= _MOST_THREADS else f"a tile of {tile} needs {threads} threads"
-
-
-def count_threads(algorithm: str, tile: GemmTile) -> int:
-    """The threads of a block that computes a tile."""
-    if algorithm in ("tensor", "warpgroup"):
-        return 32 * tile.down * tile.along
-    return tile.rows // tile.down * (tile.columns // tile.along)
 
 
 # Rules that look at the steps alone.
