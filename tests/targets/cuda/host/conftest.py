@@ -20,3 +20,9 @@ def driver(monkeypatch: pytest.MonkeyPatch) -> Iterator[EmulatedDriver]:
     gc.collect()
     assert (found.bytes, found.objects) == before, "memory, streams or graphs are left on the device"
     assert found.depth == 0, "a context is still current"
+
+
+@pytest.fixture(autouse=True)
+def _several_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Small maps stay kernels of their own: what the host does with several launches is tested here."""
+    monkeypatch.setenv("INGOT_DISABLE_PASSES", "map_groups")
