@@ -13,37 +13,47 @@ from dataclasses import replace
 
 from ingot.codegen.c_expressions import SUFFIX, constant_text
 from ingot.lowering.dtypes import BYTES, HALVES
-from ingot.lowering.index_expr import Size, coefficient_of, product, substitute
-from ingot.lowering.loop_ir import Attention, Body, Op
+from ingot.lowering.index_expr import coefficient_of, product, substitute, symbol
+from ingot.lowering.loop_ir import Attention, Body, MatrixView, Op, Store
 from ingot.targets.cuda.codegen.attention_functions import (
     BodyFunctions,
     computed_real,
     half_dtype,
-    is_multiple,
     load_mode,
 )
 from ingot.targets.cuda.codegen.kernel import WARP, CudaKernel, Grid
 from ingot.targets.cuda.codegen.kernel_rules import KERNELS
 from ingot.targets.cuda.codegen.kernel_writer import CudaKernelWriter
-from ingot.targets.cuda.codegen.loops import unflatten
+from ingot.targets.cuda.codegen.loop_kernels.loop_points import unflatten
+from ingot.targets.cuda.schedule.alignment import is_multiple
 from ingot.targets.cuda.schedule.attention_tiles import (
     SHARED_LIMIT,
     SIMT_THREADS,
     WIDEST,
+    WIDEST_SUMS,
+    GroupTile,
     MmaTile,
     choose_mma_tile,
     choose_simt_tile,
     choose_split,
+    find_group_tile,
+    split_columns,
 )
+from ingot.targets.cuda.schedule.grouped_heads import pack_grouped_heads
 
 # Warps of a block that has a query to each.
 _WARPS = 4
 # Threads of the kernel that combines parts.
 _COMBINING = 128
+# Operations of bodies that groups of warps have room for.
+_GROUP_OPERATIONS = 64
+# Operations of a score's body that need no registers of their own.
+_LIGHT = frozenset({"accumulator", "index", "cast", "add", "sub", "mul", "neg"})
 
 
 @KERNELS.register(Attention)
 def write_attention(out: CudaKernelWriter, step: Attention) -> Sequence[CudaKernel]:
+    step = pack_grouped_heads(step)
     if step.score is None and not step.scale > 0:
         # The largest product is then not the largest score.
         step = replace(step, score=Body((Op("accumulator", (), step.dtype),), (0,)))
@@ -63,16 +73,20 @@ class _AttentionWriter:
         self.points = product([loop.extent for loop in step.batch])
         self.functions = BodyFunctions(out, self.type_, self.real)
         self.splits = 1
+        # Columns of the values that a block has sums for, and how many such parts there are.
+        self.columns = split_columns(step.values) or step.values
+        self.chunks = step.values // self.columns if self.columns else 1
 
     def write(self) -> list[CudaKernel]:
         step, out = self.step, self.out
         half = half_dtype(out, (step.q, step.k, step.v))
-        narrow = max(step.depth, step.values) <= WIDEST and step.depth > 0
+        narrow = 0 < step.depth <= WIDEST and self.columns <= WIDEST_SUMS
         if narrow and half is not None:
             first = self._write_mma(half)
         elif narrow and step.dtype == "float32":
             first = self._write_simt()
         else:
+            self.columns, self.chunks = step.values, 1
             return [self._write_rows()]
         return [first] if self.splits == 1 else [first, self._write_combination()]
 
@@ -80,36 +94,52 @@ class _AttentionWriter:
 
     def _write_mma(self, half: str) -> CudaKernel:
         step, out = self.step, self.out
-        operations = sum(len(body.ops) for body in (step.score, step.mask) if body)
-        points, queries = out.hint(self.points), out.hint(step.queries)
-        tile = choose_mma_tile(step.depth, step.values, points, queries, operations)
-        for header in ("attention_tile.cuh", "attention.cuh"):
+        matrices = (("q", step.q, step.depth), ("k", step.k, step.depth), ("v", self._values(), self.columns))
+        modes = [load_mode(matrix, width) for _, matrix, width in matrices]
+        points, queries = out.hint(self.points * self.chunks), out.hint(step.queries)
+        operations = [*self._list_operations(step.score), *self._list_operations(step.mask)]
+        tile: MmaTile | GroupTile | None = None
+        if set(modes) == {"IG_PIECES"} and len(operations) <= _GROUP_OPERATIONS:
+            tile = find_group_tile(step.depth, self.columns, points, queries)
+        if tile is None:
+            light = not step.causal and step.mask is None and all(op.name in _LIGHT for op in operations)
+            gathers = any(op.name == "check" for op in operations)
+            sizes = (step.depth, self.columns, points, queries, len(operations))
+            tile = choose_mma_tile(*sizes, light=light, gathers=gathers)
+        for header in ("attention_tile.cuh", "attention.cuh", "attention_group.cuh"):
             out.library.use(header)
         grid = self._open_block(tile.rows, tile.keys)
-        matrices = (("q", step.q, step.depth), ("k", step.k, step.depth), ("v", step.v, step.values))
         names = [self.functions.declare_matrix(name, matrix) for name, matrix, _ in matrices]
         functions = self._declare_functions(pairs=True)
         scale, factor, unit = self._scales()
-        out.line(f"using shape = {_shape(tile, half, step, [load_mode(m, w) for _, m, w in matrices])};")
+        out.line(f"using shape = {_shape(tile, half, step.depth, self.columns, modes)};")
         out.line(f"ig_attend<shape, {self._flags()}>({', '.join(names)}, {self._range()}, {scale}, {factor}, {unit},")
         out.line(f"    {', '.join(functions)});")
         self.functions.report_flags()
-        return out.finish(grid, tile.threads, tile.memory_size(step.depth, step.values))
+        made = out.finish(grid, tile.threads, tile.memory_size(step.depth, self.columns), waits=True)
+        return replace(made, resident=tile.resident)
+
+    def _list_operations(self, body: Body | None) -> list[Op]:
+        """What a body computes for each pair."""
+        if body is None:
+            return []
+        levels = self.out.statements(body, ["i", "j"]).levels
+        return [op for op, level in zip(body.ops, levels, strict=True) if level]
 
     def _write_simt(self) -> CudaKernel:
         step, out = self.step, self.out
-        tile = choose_simt_tile(step.depth, step.values)
+        tile = choose_simt_tile(step.depth, self.columns)
         for header in ("attention_tile.cuh", "attention_simt.cuh"):
             out.library.use(header)
         grid = self._open_block(tile.rows, tile.keys)
         elements, functions = self._declare_elements(), self._declare_functions()
-        out.line(f"using shape = ig_simt_shape<{tile.rows}, {tile.keys}, {step.depth}, {step.values}>;")
+        out.line(f"using shape = ig_simt_shape<{tile.rows}, {tile.keys}, {step.depth}, {self.columns}>;")
         out.line(
             f"ig_attend_simt<shape, {self._flags()}>({', '.join(elements)}, {self._range()}, {self._scale()}, exp,"
         )
         out.line(f"    {', '.join(functions)});")
         self.functions.report_flags()
-        return out.finish(grid, SIMT_THREADS, tile.memory_size(step.depth, step.values))
+        return out.finish(grid, SIMT_THREADS, tile.memory_size(step.depth, self.columns), waits=True)
 
     def _write_rows(self) -> CudaKernel:
         step, out = self.step, self.out
@@ -130,7 +160,7 @@ class _AttentionWriter:
         out.line(f"    {', '.join(functions)});")
         out.close()
         self.functions.report_flags()
-        return out.finish(grid, warps * WARP, each * warps)
+        return out.finish(grid, warps * WARP, each * warps, waits=True)
 
     # ------------------------------------------------------------------ their parts
 
@@ -138,11 +168,13 @@ class _AttentionWriter:
         """Declares a block's queries, `first` on, and keys, `begin` to `end`, and its point of the batch, `o`."""
         step, out, type_ = self.step, self.out, self.type_
         if split:
-            sizes = out.hint(self.points), out.hint(step.queries)
+            sizes = out.hint(self.points * self.chunks), out.hint(step.queries)
             self.splits = choose_split(*sizes, rows, out.hint(step.keys))
         blocks = (step.queries + rows - 1) // rows
         out.line("ig_wait_for_previous();")
-        out.line(f"const {type_} blocks = {out.size(blocks)}, task = ({type_})blockIdx.x / blocks;")
+        out.line(f"const {type_} blocks = {out.size(blocks)}, task = ({type_})blockIdx.x / blocks / {self.chunks};")
+        if self.chunks > 1:
+            out.line(f"const {type_} base = ({type_})blockIdx.x / blocks % {self.chunks} * {self.columns};")
         # The last queries have the most keys to see, where later ones are hidden: they begin first.
         number = f"({type_})blockIdx.x % blocks"
         out.line(f"const {type_} first = ({f'blocks - 1 - {number}' if step.causal else number}) * {rows};")
@@ -160,7 +192,7 @@ class _AttentionWriter:
             out.line(f"const {type_} begin = part * share < limit ? part * share : limit;")
             out.line(f"const {type_} end = begin + share < limit ? begin + share : limit;")
         self.functions.declare_flags()
-        return Grid(self.points * blocks * self.splits)
+        return Grid(self.points * blocks * self.splits * self.chunks)
 
     def _range(self) -> str:
         return f"({self.type_})({self.out.size(self.step.queries)}), first, begin, end"
@@ -188,7 +220,7 @@ class _AttentionWriter:
         exp = f"ig_exp_{self.kind}"
         out.library.functions.add(exp)
         out.line(f"const auto exp = [](const {self.real} x) -> {self.real} {{ return {exp}(x); }};")
-        matrices = (("load_q", step.q), ("load_k", step.k), ("load_v", step.v))
+        matrices = (("load_q", step.q), ("load_k", step.k), ("load_v", self._values()))
         return [self.functions.declare_elements(name, matrix) for name, matrix in matrices]
 
     def _declare_functions(self, *, pairs: bool = False) -> list[str]:
@@ -204,7 +236,27 @@ class _AttentionWriter:
             self._declare_results()
         if pairs:
             self._declare_pairs()
-        return [*names, "row", "cells" if pairs else "cell"]
+        results = ["row", "cells" if pairs else "cell"]
+        return [*names, *(self._declare_chunk(*results) if self.chunks > 1 else results)]
+
+    def _values(self) -> MatrixView:
+        """The values' columns that a block has sums for."""
+        v = self.step.v
+        return v if self.chunks == 1 else replace(v, offset=v.offset + symbol("base") * v.columns)
+
+    def _declare_chunk(self, row: str, cells: str) -> list[str]:
+        """The functions of results for a part of the columns, of which the first stores what there is once per row."""
+        out, type_, real = self.out, self.type_, self.real
+        numbers = f"const {real} top, const {real} total, const bool leads"
+        out.open(f"const auto chunk_row = [&](const {type_} i, {numbers}) -> {real}")
+        out.line(f"return {row}(i, top, total, leads && base == 0);")
+        self.functions.end()
+        given = ["a", "b"] if cells == "cells" else ["a"]
+        declared = ", ".join(f"const {real} {name}" for name in given)
+        out.open(f"const auto chunk_cells = [&](const {type_} i, const {type_} column, {declared})")
+        out.line(f"{cells}(i, column + base, {', '.join(given)});")
+        self.functions.end()
+        return ["chunk_row", "chunk_cells"]
 
     # ------------------------------------------------------------------ results
 
@@ -241,29 +293,25 @@ class _AttentionWriter:
         """Two sums of a row: stored as one word, where the epilogue stores 16-bit elements side by side."""
         out, type_, values = self.out, self.type_, self.step.values
         parameters = f"const {type_} at, const {type_} column, const float a, const float b"
-        word = self._word_store() if self.splits == 1 else None
-        if word is not None:
-            self._declare_value(word)
+        store = self._word_store() if self.splits == 1 else None
+        if store is not None:
+            self._declare_value(store)
         out.open(f"const auto cells = [&]({parameters})")
-        if word is not None:
-            buffer, index = word
-            pointer, dtype = out.pointer(buffer), out.buffers[buffer].dtype
+        if store is not None:
+            dtype = out.buffers[store.buffer].dtype
             pack = "ig_pack_bf16" if dtype == "bfloat16" else "ig_pack_f16"
             *rows, last = self.step.epilogue.loops[len(self.step.batch) :]
-            out.open(f"if (((uintptr_t){pointer} & 3) == 0)")
             unflatten(out, "at", type_, rows)
             out.line(f"const {type_} {last.variable} = column;")
-            out.line(f"uint32_t *const word = (uint32_t *)({pointer} + ({out.size(index)}));")
+            out.line(f"uint32_t *const word = (uint32_t *)({out.pointer(store.buffer)} + ({out.size(store.index)}));")
             out.line(f"*word = {pack}(value(at, column, a), value(at, column + 1, b));")
-            out.line("return;")
-            out.close()
-        out.line("cell(at, column, a);")
-        guard = f"if (column + 1 < {values}) " if values % 2 else ""
-        out.line(f"{guard}cell(at, column + 1, b);")
+        else:
+            out.line("cell(at, column, a);")
+            out.line(f"{f'if (column + 1 < {values}) ' if values % 2 else ''}cell(at, column + 1, b);")
         self.functions.end()
 
-    def _word_store(self) -> tuple[str, Size] | None:
-        """The epilogue's one store, if two columns of it are one aligned word."""
+    def _word_store(self) -> Store | None:
+        """The epilogue's one store, if two columns of it are one word."""
         epilogue = self.step.epilogue
         column = epilogue.loops[-1].variable
         if len(epilogue.stores) != 1 or self.step.values % 2:
@@ -273,17 +321,25 @@ class _AttentionWriter:
             return None
         if any(op.name == "check" for op in epilogue.body.ops) or coefficient_of(store.index, column) != 1:
             return None
-        return (store.buffer, store.index) if is_multiple(substitute(store.index, {column: 0}), 2) else None
+        return store if is_multiple(substitute(store.index, {column: 0}), 2) else None
 
-    def _declare_value(self, word: tuple[str, Size]) -> None:
+    def _declare_value(self, store: Store) -> None:
+        """The epilogue's result. What is rounded where it is stored need not be rounded before."""
         out, type_, epilogue = self.out, self.type_, self.step.epilogue
         *rows, column = epilogue.loops[len(self.step.batch) :]
-        code = self.functions.note(out.statements(epilogue.body, ["at", column.variable], prefix="e"))
+        body, result = epilogue.body, epilogue.body.results[store.result]
+        last = body.ops[result]
+        if last.name == "cast" and last.attribute == out.buffers[store.buffer].dtype:
+            (operand,) = last.operands
+            result = operand if body.ops[operand].dtype == "float32" else result
+        code = self.functions.note(
+            out.statements(Body(body.ops, (result,)), ["at", column.variable], accumulator="acc", prefix="e")
+        )
         out.open(f"const auto value = [&](const {type_} at, const {type_} {column.variable}, const float acc) -> float")
         unflatten(out, "at", type_, rows)
         for line in (*code.before, *code.between, *code.inside):
             out.line(line)
-        out.line(f"return {code.results[epilogue.stores[0].result]};")
+        out.line(f"return {code.results[0]};")
         self.functions.end()
 
     # ------------------------------------------------------------------ parts
@@ -339,10 +395,13 @@ class _AttentionWriter:
         out.line(f"cell(query, ({type_})column, sum * share);")
         out.close()
         self.functions.report_flags()
-        return out.finish(Grid(self.points * step.queries), _COMBINING, splits * BYTES["float32"])
+        return out.finish(Grid(self.points * step.queries), _COMBINING, splits * BYTES["float32"], waits=True)
 
 
-def _shape(tile: MmaTile, half: str, step: Attention, modes: Sequence[str]) -> str:
-    brain, kept = ("true" if holds else "false" for holds in (half == "bfloat16", tile.keeps_own))
-    numbers = f"{tile.warps}, {tile.tiles}, {tile.keys}, {step.depth}, {step.values}"
+def _shape(tile: MmaTile | GroupTile, half: str, depth: int, values: int, modes: Sequence[str]) -> str:
+    brain = "true" if half == "bfloat16" else "false"
+    if isinstance(tile, GroupTile):
+        return f"ig_group_shape<{brain}, {tile.warps}, {depth}, {values}, {tile.elsewhere}>"
+    kept = "true" if tile.keeps_own else "false"
+    numbers = f"{tile.warps}, {tile.tiles}, {tile.keys}, {depth}, {values}"
     return f"ig_attention_shape<{brain}, {numbers}, {kept}, {', '.join(modes)}>"

@@ -1,8 +1,9 @@
 """Attention's gradient: the tiles of the forward kernel once more, scores are recomputed, none is stored.
 
 One kernel runs along queries (dq), another along keys (dk, dv), so that each sum has one owner. Halves run on tensor
-cores, all else with a row to each warp. What a score function's tables gain is added by a kernel of its own: each part
-of the work is a block, whose first warp adds what all warps have computed, in order.
+cores, float32 in tiles of a thread's own sums, all else with a row to each warp. What a score function's tables gain
+is added by a kernel of its own: each part of the work is a block, whose first warp adds what all warps have computed,
+in order.
 """
 
 from __future__ import annotations
@@ -18,8 +19,15 @@ from ingot.targets.cuda.codegen.attention_functions import BodyFunctions, comput
 from ingot.targets.cuda.codegen.kernel import WARP, CudaKernel, Grid
 from ingot.targets.cuda.codegen.kernel_rules import KERNELS
 from ingot.targets.cuda.codegen.kernel_writer import CudaKernelWriter
-from ingot.targets.cuda.codegen.loops import unflatten
-from ingot.targets.cuda.schedule.attention_tiles import SHARED_LIMIT, WIDEST, GradientTile, choose_gradient_tile
+from ingot.targets.cuda.codegen.loop_kernels.loop_points import unflatten
+from ingot.targets.cuda.schedule.attention_tiles import (
+    SHARED_LIMIT,
+    SIMT_THREADS,
+    WIDEST_SUMS,
+    GradientTile,
+    choose_gradient_simt_tile,
+    choose_gradient_tile,
+)
 
 # Warps of a block that has a row to each.
 _WARPS = 8
@@ -28,12 +36,15 @@ _WARPS = 8
 @KERNELS.register(AttentionBackward)
 def write_attention_backward(out: CudaKernelWriter, step: AttentionBackward) -> Sequence[CudaKernel]:
     half = half_dtype(out, (step.q, step.k, step.v, step.gradient))
-    if half is not None and 0 < max(step.depth, step.values) <= WIDEST and min(step.depth, step.values) > 0:
+    fits = min(step.depth, step.values) > 0 and max(step.depth, step.values) <= WIDEST_SUMS
+    if half is not None and fits:
         kernels: list[CudaKernel] = []
         tile = choose_gradient_tile(step.depth, step.values, step.side)
         for results in tile.passes:
             writer = out if not kernels else out.next_kernel()
             kernels.append(_GradientWriter(writer, step).write_mma(half, tile, results))
+    elif step.dtype == "float32" and fits:
+        kernels = [_GradientWriter(out, step).write_simt()]
     else:
         kernels = [_GradientWriter(out, step).write_rows()]
     if step.scatter:
@@ -106,7 +117,43 @@ class _GradientWriter:
                 self._declare_cells(name, buffer, width, scale)
                 out.line(f"ig_store_sums<{width}, {type_}>(sums.{name}[0], first, rows, store_{name});")
         self.functions.report_flags()
-        return out.finish(points, tile.threads, tile.memory_size(step.depth, step.values))
+        return out.finish(points, tile.threads, tile.memory_size(step.depth, step.values), waits=True)
+
+    def write_simt(self) -> CudaKernel:
+        step, out, side, type_ = self.step, self.out, self.side, self.type_
+        for header in ("attention_tile.cuh", "attention_simt.cuh", "attention_backward_simt.cuh"):
+            out.library.use(header)
+        tile = choose_gradient_simt_tile(step.depth, step.values)
+        grid = self._open_block(tile.rows)
+        second = step.side == "keys"
+        numbers = f"{tile.rows}, {tile.keys}, {step.depth}, {step.values}, {'true' if second else 'false'}"
+        out.line(f"using shape = ig_gradient_simt_shape<{numbers}>;")
+        out.line("shape sums;")
+        out.open("")
+        self._enter_group()
+        own = [self.functions.declare_elements(name, m) for name, m in (("x", side.x), ("y", side.y))]
+        out.line(f"ig_load_own_elements<shape>({', '.join(own)}, first, rows);")
+        out.close()
+        self._open_points()
+        others = [self.functions.declare_elements(name, m) for name, m in (("u", side.u), ("w", side.w))]
+        functions = self._declare_functions()
+        out.line(
+            f"ig_differentiate_simt<shape, {self._flags()}>(sums, {', '.join(others)}, rows, first, others, "
+            f"{self._scale()},"
+        )
+        out.line(f"    {', '.join(functions)});")
+        self._close_points()
+        out.line("ig_start_next();")
+        widths = (("first", step.first, step.depth, "depth"), ("second", step.second, step.values, "values"))
+        for name, buffer, width, columns in widths[: 2 if second else 1]:
+            value = f"(sum * {self._scale()})" if name == "first" else "sum"
+            out.open(f"const auto store_{name} = [&](const {type_} own, const {type_} d, const float sum)")
+            out.line(self._store(buffer, width, value))
+            self.functions.end()
+            shape = f"shape::high, shape::{columns}_columns, {type_}"
+            out.line(f"ig_store_elements<{shape}>(sums.{name}, first, rows, {width}, store_{name});")
+        self.functions.report_flags()
+        return out.finish(grid, SIMT_THREADS, tile.gradient_memory_size(step.depth, step.values), waits=True)
 
     def write_rows(self) -> CudaKernel:
         step, out, side, type_ = self.step, self.out, self.side, self.type_
@@ -141,7 +188,7 @@ class _GradientWriter:
             out.close()
         out.close()
         self.functions.report_flags()
-        return out.finish(grid, warps * WARP, each * warps * BYTES[step.dtype])
+        return out.finish(grid, warps * WARP, each * warps * BYTES[step.dtype], waits=True)
 
     def write_scatter(self) -> CudaKernel:
         """A part of all queries to each block: warps compute what pairs add, the first warp adds it."""
@@ -201,7 +248,7 @@ class _GradientWriter:
         out.close()
         out.close()
         self.functions.report_flags()
-        return out.finish(Grid(parts), _WARPS * WARP, _WARPS * WARP * count * BYTES[step.dtype])
+        return out.finish(Grid(parts), _WARPS * WARP, _WARPS * WARP * count * BYTES[step.dtype], waits=True)
 
     # ------------------------------------------------------------------ their parts
 
@@ -291,11 +338,10 @@ class _GradientWriter:
         out.written.add(buffer)
         if dtype in HALVES and width % 2 == 0:
             pack = "ig_pack_bf16" if dtype == "bfloat16" else "ig_pack_f16"
-            out.open(f"if (((uintptr_t){pointer} & 3) == 0)")
             place = f"{pointer} + ((o * ({out.size(self.side.rows)}) + own) * {width} + d0)"
             out.line(f"*(uint32_t *)({place}) = {pack}(a{factor}, b{factor});")
-            out.line("return;")
-            out.close()
+            self.functions.end()
+            return
         for number, value in enumerate(("a", "b")):
             out.open(f"if (d0 + {number} < {width})")
             out.line(f"const {type_} d = d0 + {number};")

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 
 from ingot.codegen.c_expressions import COMPUTED, STORED, CBodyEmitter
 from ingot.lowering.dtypes import HALVES
-from ingot.lowering.index_expr import Size, as_expr
 from ingot.lowering.loop_ir import BlockMask, Body, MatrixView
 from ingot.targets.cuda.codegen.kernel_writer import CudaKernelWriter
+from ingot.targets.cuda.schedule.alignment import MOST_BYTES, is_multiple
 
-# 16-bit elements of a 16-byte piece.
-PIECE = 8
+# 16-bit elements of a piece that one instruction copies.
+PIECE = MOST_BYTES // 2
 
 
 @dataclass
@@ -105,11 +105,6 @@ def load_mode(matrix: MatrixView, width: int) -> str:
     if matrix.columns == 1 and whole:
         return "IG_PIECES"
     return "IG_ACROSS_ROWS" if matrix.rows == 1 and matrix.columns != 1 else "IG_ALONG_ROW"
-
-
-def is_multiple(size: Size, number: int) -> bool:
-    """Whether a size is certainly a multiple of a number."""
-    return all(coefficient % number == 0 for coefficient in as_expr(size).terms.values())
 
 
 def half_dtype(out: CudaKernelWriter, matrices: Sequence[MatrixView]) -> str | None:

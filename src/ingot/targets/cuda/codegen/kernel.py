@@ -30,7 +30,7 @@ class CudaKernel:
     offset behind the colon. `block` is its number of threads, `shared` the bytes of its dynamic shared memory.
     `computed` are run-time sizes that the text computes, `limits` those that must not overflow. With `waits`, the text
     waits for the kernel before it (`ig_wait_for_previous`) before it reads or writes what others write: its launch may
-    overlap that kernel's end.
+    overlap that kernel's end. `resident` blocks at least are to run on a multiprocessor at once: it bounds registers.
     """
 
     text: str
@@ -42,3 +42,4 @@ class CudaKernel:
     shared: Size = 0
     computed: tuple[Expr, ...] = ()
     waits: bool = False
+    resident: int = 1

@@ -56,8 +56,9 @@ def kernel_text(name: str, kernel: CudaKernel, origin: SourceLocation | None = N
     """A kernel as the device text has it."""
     parameters = ", ".join([*kernel.signature, "ig_context context"])
     comment = f"/* {str(origin).replace('*/', '* /')} */\n" if origin is not None else ""
+    bounds = f"{kernel.block}, IG_RESIDENT({kernel.resident})" if kernel.resident > 1 else f"{kernel.block}"
     return (
-        f'{comment}extern "C" __global__ void __launch_bounds__({kernel.block}) {name}({parameters})\n'
+        f'{comment}extern "C" __global__ void __launch_bounds__({bounds}) {name}({parameters})\n'
         f"{{\n{kernel.text}\n}}\nIG_KERNEL_ENTRY({name})\n"
     )
 

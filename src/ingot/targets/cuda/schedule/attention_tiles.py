@@ -3,10 +3,10 @@ keys are split where there are too few blocks for the GPU."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from ingot.targets.cuda.codegen.kernel import WARP
-
+# Threads of a warp.
+WARP = 32
 # Queries and keys of the blocks of a mask, as cu/attention_tile.cuh has it.
 MASK_BLOCK = 64
 # Multiprocessors of the largest GPU: a grid with fewer blocks leaves some of them idle.
@@ -15,8 +15,9 @@ PROCESSORS = 132
 SHARED_LIMIT = 99 << 10
 # Rows of matrix elements that one instruction takes.
 FRAGMENT = 16
-# The widest rows that tensor cores are used for, and that threads have accumulators for.
-WIDEST = 256
+# The widest rows that are multiplied in tiles, and the most columns that threads have sums for.
+WIDEST = 512
+WIDEST_SUMS = 256
 # Keys that are worth a part of their own, and the most parts.
 PART_KEYS = 128
 PARTS = 32
@@ -27,12 +28,14 @@ WRITTEN_OPERATIONS = 4096
 @dataclass(frozen=True, slots=True)
 class MmaTile:
     """A block of threads on tensor cores: each warp has `tiles` times 16 queries against `keys` keys at a time.
-    `keeps_own`: whether the fragments of its own rows stay in registers."""
+    `keeps_own`: whether the fragments of its own rows stay in registers. `resident`: how many blocks a multiprocessor
+    has registers for, where bodies need few."""
 
     warps: int
     tiles: int
     keys: int
     keeps_own: bool
+    resident: int = 1
 
     @property
     def rows(self) -> int:
@@ -54,24 +57,80 @@ class MmaTile:
 
 # By the widest rows, the largest tile first: registers hold rows · width sums, and rows · keys scores.
 _MMA_TILES: tuple[tuple[int, tuple[MmaTile, ...]], ...] = (
-    (64, (MmaTile(4, 2, 64, True), MmaTile(4, 1, 64, True), MmaTile(2, 1, 64, True), MmaTile(1, 1, 64, True))),
+    (64, (MmaTile(4, 2, 64, False, 3), MmaTile(4, 1, 64, True), MmaTile(2, 1, 64, True), MmaTile(1, 1, 64, True))),
     (128, (MmaTile(4, 2, 32, False), MmaTile(4, 1, 32, True), MmaTile(2, 1, 32, True), MmaTile(1, 1, 32, True))),
-    (WIDEST, (MmaTile(4, 1, 32, False), MmaTile(2, 1, 32, False), MmaTile(1, 1, 32, False))),
+    (256, (MmaTile(4, 1, 32, False), MmaTile(2, 1, 32, False), MmaTile(1, 1, 32, False))),
+    (WIDEST, (MmaTile(2, 1, 16, False), MmaTile(1, 1, 16, False))),
 )
-_LONG_BODY_TILES = (MmaTile(4, 1, 16, True), MmaTile(1, 1, 16, True))
+_LONG_BODY_TILES = (MmaTile(2, 1, 16, True), MmaTile(1, 1, 16, True))
 
 
-def choose_mma_tile(depth: int, values: int, points: int, queries: int, operations: int = 0) -> MmaTile:
-    """The largest tile of which there are enough to fill the GPU, else the smallest that takes all queries."""
+@dataclass(frozen=True, slots=True)
+class GroupTile:
+    """A block of threads in groups of four warps, on Hopper's tensor cores: each warp has 16 queries, keys come 64 at a
+    time, or `elsewhere` on other architectures."""
+
+    warps: int
+    elsewhere: int
+    resident: int = 1
+    keys: int = 64
+
+    @property
+    def rows(self) -> int:
+        return self.warps * FRAGMENT
+
+    @property
+    def threads(self) -> int:
+        return self.warps * WARP
+
+    def memory_size(self, depth: int, values: int) -> int:
+        """Bytes of shared memory, for either kind of instruction."""
+        lines = 2 * (self.rows * depth + 2 * self.keys * (depth + values))
+        return max(lines, MmaTile(self.warps, 1, self.elsewhere, True).memory_size(depth, values))
+
+
+# By depth and columns of values.
+_GROUP_TILES = {(64, 64): GroupTile(8, 64), (128, 128): GroupTile(8, 32)}
+
+
+def find_group_tile(depth: int, values: int, points: int, queries: int) -> GroupTile | None:
+    """The tile for groups of warps, where rows are whole lines and blocks fill the GPU."""
+    tile = _GROUP_TILES.get((depth, values))
+    return tile if tile is not None and points * -(-queries // tile.rows) >= PROCESSORS else None
+
+
+def choose_mma_tile(
+    depth: int,
+    values: int,
+    points: int,
+    queries: int,
+    operations: int = 0,
+    *,
+    light: bool = True,
+    gathers: bool = False,
+) -> MmaTile:
+    """The largest tile of which there are enough to fill the GPU, else the smallest. Bodies, of so many operations,
+    need registers too, but for light ones, and those that load from computed places the most."""
     width = max(depth, values)
     tiles = next(tiles for limit, tiles in _MMA_TILES if width <= limit)
+    if not light:
+        tiles = tuple(replace(tile, resident=1) for tile in tiles)
+    if gathers and width > 64:
+        tiles = tuple(tile for tile in tiles if tile.tiles == 1)
     if operations * tiles[-1].copies > WRITTEN_OPERATIONS:
-        tiles = tuple(MmaTile(tile.warps, tile.tiles, tile.keys, width <= 128) for tile in _LONG_BODY_TILES)
+        tiles = tuple(replace(tile, keeps_own=width <= 128) for tile in _LONG_BODY_TILES)
     fitting = [tile for tile in tiles if operations * tile.copies <= WRITTEN_OPERATIONS] or list(tiles[-1:])
     for tile in fitting:
         if points * -(-queries // tile.rows) >= PROCESSORS:
             return tile
-    return next((tile for tile in reversed(fitting) if tile.rows >= queries), fitting[-1])
+    return fitting[-1]
+
+
+def split_columns(values: int) -> int | None:
+    """How many of the values' columns a block has sums for: all, or equal parts of them. None where there are none."""
+    if values <= WIDEST_SUMS:
+        return values
+    return next((width for width in range(WIDEST_SUMS, FRAGMENT - 1, -FRAGMENT) if values % width == 0), None)
 
 
 def choose_split(points: int, queries: int, rows: int, keys: int) -> int:
@@ -91,6 +150,10 @@ class SimtTile:
         pitch = ((depth + 3) // 4 | 1) * 4
         columns = (values + 15) // 16 * 16
         return 4 * ((self.rows + self.keys) * pitch + self.keys * columns + self.rows * (self.keys + 4))
+
+    def gradient_memory_size(self, depth: int, values: int) -> int:
+        pitches = sum(((width + 3) // 4 | 1) * 4 for width in (depth, values))
+        return 4 * ((self.rows + self.keys) * pitches + 2 * self.rows * (self.keys + 4))
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +179,7 @@ class GradientTile:
 
 
 # By the widest rows. Sums of two results of 256 columns each are more than registers hold.
-_GRADIENT_TILES = ((64, 4, 64, 1), (128, 4, 32, 1), (WIDEST, 4, 16, 2))
+_GRADIENT_TILES = ((64, 4, 64, 1), (128, 4, 32, 1), (WIDEST_SUMS, 4, 16, 2))
 
 
 def choose_gradient_tile(depth: int, values: int, side: str) -> GradientTile:
@@ -133,6 +196,11 @@ _SIMT_TILES = (SimtTile(64, 64), SimtTile(64, 32), SimtTile(32, 32), SimtTile(32
 
 def choose_simt_tile(depth: int, values: int) -> SimtTile:
     return next(tile for tile in _SIMT_TILES if tile.memory_size(depth, values) <= SHARED_LIMIT)
+
+
+def choose_gradient_simt_tile(depth: int, values: int) -> SimtTile:
+    """Own rows, and those of the other side, whose elements and weights shared memory holds."""
+    return next(tile for tile in _SIMT_TILES if tile.gradient_memory_size(depth, values) <= SHARED_LIMIT)
 
 
 def _pitch(width: int) -> int:

@@ -12,9 +12,39 @@ template <bool BRAIN, int WARPS, int TILES, int KEYS, int DEPTH, int VALUES, boo
 struct ig_attention_shape {
     static constexpr bool brain = BRAIN, kept = KEPT;
     static constexpr int warps = WARPS, tiles = TILES, keys = KEYS, depth = DEPTH, values = VALUES;
-    static constexpr int q_mode = Q_MODE, k_mode = K_MODE, v_mode = V_MODE;
     static constexpr int rows = WARPS * TILES * 16, threads = WARPS * 32;
+    static constexpr int together = TILES * 16; /* rows that are skipped together */
     static constexpr int q_size = rows * ig_pitch(DEPTH), k_size = KEYS * ig_pitch(DEPTH), v_size = KEYS * ig_pitch(VALUES);
+
+    uint32_t fragments[TILES][KEPT ? ig_padded(DEPTH) / 16 : 1][4]; /* of the own rows */
+    const uint16_t *own;
+
+    template <class I> static inline void load_q(uint16_t *to, const ig_matrix16<I> &q, I first, I last)
+    {
+        ig_load_tile<threads, rows, DEPTH, Q_MODE>(to, q, first, last);
+    }
+    template <class I> static inline void load_k(uint16_t *to, const ig_matrix16<I> &k, I first, I last)
+    {
+        ig_load_tile<threads, KEYS, DEPTH, K_MODE>(to, k, first, last);
+    }
+    template <class I> static inline void load_v(uint16_t *to, const ig_matrix16<I> &v, I first, I last)
+    {
+        ig_load_tile<threads, KEYS, VALUES, V_MODE>(to, v, first, last);
+    }
+    static inline void show_copies() {}
+    inline void keep(const uint16_t *tile)
+    {
+        own = tile + ig_warp() * TILES * 16 * ig_pitch(DEPTH) + ig_own_offset(ig_pitch(DEPTH));
+        ig_keep_fragments<TILES, DEPTH, KEPT>(fragments, own);
+    }
+    inline void multiply(float (*scores)[KEYS / 8][4], const uint16_t *k) const
+    {
+        ig_multiply_rows<BRAIN, TILES, KEYS, DEPTH, KEPT>(scores, fragments, own, k + ig_other_offset(ig_pitch(DEPTH)));
+    }
+    inline void mix(float (*sums)[ig_padded(VALUES) / 8][4], const float (*weights)[KEYS / 8][4], const uint16_t *v) const
+    {
+        ig_mix_rows<BRAIN, TILES, KEYS, VALUES>(sums, weights, v + ig_mixed_offset(ig_pitch(VALUES)));
+    }
 };
 
 /* The first tile from `at` on of which any row of the block [first, first + ROWS) sees a key. */
@@ -80,49 +110,42 @@ static inline void ig_attend(
 {
     constexpr int wide = ig_padded(S::values);
     uint16_t *const own = (uint16_t *)ig_shared(), *const stages = own + S::q_size;
-    const bool q_aligned = ig_is_aligned16(q.at), k_aligned = ig_is_aligned16(k.at), v_aligned = ig_is_aligned16(v.at);
-    const int warp_row = ig_warp() * S::tiles * 16;
+    const int warp_row = ig_warp() * S::tiles * 16, group_row = warp_row / S::together * S::together;
     auto load = [&](int stage, I at) {
         uint16_t *const to = stages + stage * (S::k_size + S::v_size);
-        ig_load_tile<S::threads, S::keys, S::depth, S::k_mode>(to, k, k_aligned, at, end);
-        ig_load_tile<S::threads, S::keys, S::values, S::v_mode>(to + S::k_size, v, v_aligned, at, end);
+        S::load_k(to, k, at, end);
+        S::load_v(to + S::k_size, v, at, end);
         ig_cp_async_commit();
     };
     float sums[S::tiles][wide / 8][4] = {}, top[S::tiles][2], total[S::tiles][2] = {};
-    I rows[S::tiles][2]; /* past the last query there is nothing to read: its row stands for them */
     IG_UNROLL
-    for (int m = 0; m < S::tiles; ++m)
-        IG_UNROLL
-        for (int half = 0; half < 2; ++half) {
-            const I i = first + warp_row + m * 16 + half * 8 + ig_lane() / 4;
-            top[m][half] = -INF_F32;
-            rows[m][half] = i < queries ? i : queries - 1;
-        }
+    for (int m = 0; m < S::tiles; ++m) top[m][0] = top[m][1] = -INF_F32;
+    const I own_row = first + warp_row + ig_lane() / 4;
+    /* Past the last query there is nothing to read: it stands for them. */
+    auto query = [&](int m, int half) { return own_row + m * 16 + half * 8 < queries ? own_row + m * 16 + half * 8 : queries - 1; };
     I at = ig_next_tile<FLAGS, S::rows, S::keys>(begin, end, first, queries, kind);
     if (at < end) {
-        ig_load_tile<S::threads, S::rows, S::depth, S::q_mode>(own, q, q_aligned, first, queries);
+        S::load_q(own, q, first, queries);
         load(0, at);
-        uint32_t fragments[S::tiles][S::kept ? ig_padded(S::depth) / 16 : 1][4];
-        const uint16_t *const my_rows = own + warp_row * ig_pitch(S::depth) + ig_own_offset(ig_pitch(S::depth));
-        if (S::kept) {
-            ig_cp_async_wait<0>();
-            __syncthreads();
-            ig_keep_fragments<S::tiles, S::depth, S::kept>(fragments, my_rows);
-        }
+        ig_cp_async_wait<0>();
+        S::show_copies();
+        __syncthreads();
+        S engine;
+        engine.keep(own);
         for (int stage = 0;; stage ^= 1) {
             ig_cp_async_wait<0>();
+            S::show_copies();
             __syncthreads(); /* the tile has come, and nobody reads the one before it any more */
             const I next = ig_next_tile<FLAGS, S::rows, S::keys>(at + S::keys, end, first, queries, kind);
             if (next < end) load(stage ^ 1, next);
             int shown = 1;
             if constexpr ((FLAGS & IG_BLOCKS) != 0)
-                shown = first + warp_row < queries ? kind((first + warp_row) / IG_BLOCK, at / IG_BLOCK) : 0;
-            if ((FLAGS & IG_CAUSAL) && at >= first + warp_row + S::tiles * 16) shown = 0;
+                shown = first + group_row < queries ? kind((first + group_row) / IG_BLOCK, at / IG_BLOCK) : 0;
+            if ((FLAGS & IG_CAUSAL) && at >= first + group_row + S::together) shown = 0;
             if (shown) {
                 const uint16_t *const k_tile = stages + stage * (S::k_size + S::v_size), *const v_tile = k_tile + S::k_size;
                 float scores[S::tiles][S::keys / 8][4] = {};
-                ig_multiply_rows<S::brain, S::tiles, S::keys, S::depth, S::kept>(
-                    scores, fragments, my_rows, k_tile + ig_other_offset(ig_pitch(S::depth)));
+                engine.multiply(scores, k_tile);
                 const I column = at + ig_lane() % 4 * 2;
                 if constexpr ((FLAGS & IG_SCORE) != 0) {
                     IG_UNROLL
@@ -132,7 +155,7 @@ static inline void ig_attend(
                             const I j = column + n * 8 + e % 2;
                             IG_UNROLL
                             for (int m = 0; m < S::tiles; ++m)
-                                scores[m][n][e] = score(rows[m][e / 2], j < end ? j : end - 1, scores[m][n][e] * scale);
+                                scores[m][n][e] = score(query(m, e / 2), j < end ? j : end - 1, scores[m][n][e] * scale);
                         }
                 }
                 if constexpr ((FLAGS & IG_MASK) != 0) {
@@ -144,7 +167,7 @@ static inline void ig_attend(
                                 const I j = column + n * 8 + e % 2;
                                 IG_UNROLL
                                 for (int m = 0; m < S::tiles; ++m)
-                                    if (!mask(rows[m][e / 2], j < end ? j : end - 1)) scores[m][n][e] = -INF_F32;
+                                    if (!mask(query(m, e / 2), j < end ? j : end - 1)) scores[m][n][e] = -INF_F32;
                             }
                     }
                 }
@@ -156,11 +179,11 @@ static inline void ig_attend(
                             const I j = column + n * 8 + e % 2;
                             IG_UNROLL
                             for (int m = 0; m < S::tiles; ++m)
-                                if (j >= end || ((FLAGS & IG_CAUSAL) && j > rows[m][e / 2])) scores[m][n][e] = -INF_F32;
+                                if (j >= end || ((FLAGS & IG_CAUSAL) && j > own_row + m * 16 + e / 2 * 8)) scores[m][n][e] = -INF_F32;
                         }
                 }
                 ig_soften<S::tiles, S::keys, wide>(scores, top, total, sums, factor);
-                ig_mix_rows<S::brain, S::tiles, S::keys, S::values>(sums, scores, v_tile + ig_mixed_offset(ig_pitch(S::values)));
+                engine.mix(sums, scores, v_tile);
             }
             if (next >= end) break;
             at = next;
@@ -174,7 +197,7 @@ static inline void ig_attend(
             float whole = total[m][half];
             whole += ig_shuffle_xor(whole, 1);
             whole += ig_shuffle_xor(whole, 2);
-            const I i = first + warp_row + m * 16 + half * 8 + ig_lane() / 4;
+            const I i = first + ig_warp() * S::tiles * 16 + ig_lane() / 4 + m * 16 + half * 8;
             if (i < queries) {
                 const float share = row(i, top[m][half] * unit, whole, ig_lane() % 4 == 0);
                 IG_UNROLL

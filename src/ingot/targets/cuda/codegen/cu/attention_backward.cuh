@@ -21,8 +21,8 @@ struct ig_gradient_shape {
 template <class S, class I> static inline void ig_load_own(const ig_matrix16<I> &x, const ig_matrix16<I> &y, I first, I rows)
 {
     uint16_t *const to = (uint16_t *)ig_shared();
-    ig_load_tile<S::threads, S::rows, S::depth, S::x_mode>(to, x, ig_is_aligned16(x.at), first, rows);
-    ig_load_tile<S::threads, S::rows, S::values, S::y_mode>(to + S::x_size, y, ig_is_aligned16(y.at), first, rows);
+    ig_load_tile<S::threads, S::rows, S::depth, S::x_mode>(to, x, first, rows);
+    ig_load_tile<S::threads, S::rows, S::values, S::y_mode>(to + S::x_size, y, first, rows);
     ig_cp_async_commit();
 }
 
@@ -50,12 +50,11 @@ static inline void ig_differentiate(
     const Masked &masked, const Kind &kind)
 {
     uint16_t *const own_x = (uint16_t *)ig_shared(), *const own_y = own_x + S::x_size, *const stages = own_y + S::y_size;
-    const bool u_aligned = ig_is_aligned16(u.at), w_aligned = ig_is_aligned16(w.at);
     const int warp_row = ig_warp() * 16;
     auto load = [&](int stage, I at) {
         uint16_t *const to = stages + stage * (S::u_size + S::w_size);
-        ig_load_tile<S::threads, S::others, S::depth, S::u_mode>(to, u, u_aligned, at, others);
-        ig_load_tile<S::threads, S::others, S::values, S::w_mode>(to + S::u_size, w, w_aligned, at, others);
+        ig_load_tile<S::threads, S::others, S::depth, S::u_mode>(to, u, at, others);
+        ig_load_tile<S::threads, S::others, S::values, S::w_mode>(to + S::u_size, w, at, others);
         ig_cp_async_commit();
     };
     I own[2];

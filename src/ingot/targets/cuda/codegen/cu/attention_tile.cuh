@@ -19,15 +19,13 @@ struct ig_unused {};
 constexpr int ig_padded(int wide) { return (wide + 15) / 16 * 16; }
 constexpr int ig_pitch(int wide) { return ig_padded(wide) + 8; }
 
-static inline bool ig_is_aligned16(const void *p) { return ((uintptr_t)p & 15) == 0; }
-
 /* Rows first … of a matrix to a tile of ROWS: zeros from the row `last` on. */
 template <int THREADS, int ROWS, int WIDE, int MODE, class I>
-static inline void ig_load_tile(uint16_t *to, const ig_matrix16<I> &from, bool aligned, I first, I last)
+static inline void ig_load_tile(uint16_t *to, const ig_matrix16<I> &from, I first, I last)
 {
     constexpr int padded = ig_padded(WIDE), pitch = ig_pitch(WIDE);
     const int thread = (int)threadIdx.x;
-    if (MODE == IG_PIECES && aligned) {
+    if constexpr (MODE == IG_PIECES) {
         constexpr int pieces = padded / 8, total = ROWS * pieces;
         IG_UNROLL
         for (int n = 0; n < (total + THREADS - 1) / THREADS; ++n) {
@@ -38,13 +36,13 @@ static inline void ig_load_tile(uint16_t *to, const ig_matrix16<I> &from, bool a
             const bool valid = first + row < last && column < WIDE;
             ig_cp_async16(to + row * pitch + column, from.at + (valid ? (first + row) * from.rows + column : 0), valid);
         }
-        return;
-    }
-    for (int n = thread; n < ROWS * padded; n += THREADS) {
-        const int row = MODE == IG_ACROSS_ROWS ? n % ROWS : n / padded;
-        const int column = MODE == IG_ACROSS_ROWS ? n / ROWS : n % padded;
-        const bool valid = first + row < last && column < WIDE;
-        to[row * pitch + column] = valid ? from.at[(first + row) * from.rows + column * from.columns] : (uint16_t)0;
+    } else {
+        for (int n = thread; n < ROWS * padded; n += THREADS) {
+            const int row = MODE == IG_ACROSS_ROWS ? n % ROWS : n / padded;
+            const int column = MODE == IG_ACROSS_ROWS ? n / ROWS : n % padded;
+            const bool valid = first + row < last && column < WIDE;
+            to[row * pitch + column] = valid ? from.at[(first + row) * from.rows + column * from.columns] : (uint16_t)0;
+        }
     }
 }
 

@@ -8,6 +8,12 @@
 #ifndef IG_EMULATED
 #define IG_KERNEL_ENTRY(kernel)
 #define IG_ALL 0xffffffffu
+/* Blocks that a multiprocessor is to have registers for: older ones have no shared memory for as many. */
+#if __CUDA_ARCH__ >= 900
+#define IG_RESIDENT(blocks) blocks
+#else
+#define IG_RESIDENT(blocks) 1
+#endif
 
 extern __shared__ __align__(1024) char ig_shared_memory[];
 static inline char *ig_shared() { return ig_shared_memory; }
