@@ -1,6 +1,6 @@
 """Small models with each kind of kernel, on the GPU of this machine.
 
-    python -m tests.targets.cuda.gpu.cases [NAME …]         a line for each; also under compute-sanitizer
+python -m tests.targets.cuda.gpu.cases [NAME …]         a line for each; also under compute-sanitizer
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from torch import nn
 
 import ingot
 from benchmarks import cuda_models
-
 
 DTYPES = (torch.float32, torch.bfloat16)
 
