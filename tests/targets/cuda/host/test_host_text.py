@@ -18,7 +18,7 @@ from ingot.codegen.build.toolchain import WARNINGS, find
 from ingot.targets.cuda.codegen.host_text import HEADERS
 from ingot_runtime.__main__ import main as run_runtime
 from tests.support.cuda_emulation.target import EMULATED, EmulatedDriver, open_driver
-from tests.targets.cuda.host.models import Counter, Several, Writer
+from tests.targets.cuda.host.models import APART, Counter, Several, Writer
 
 ARGS = (torch.randn(4, 5), torch.randn(3, 7))
 
@@ -101,7 +101,7 @@ def test_rounding_without_the_system_s_math_library(tmp_path: Path) -> None:
 
 def test_kernels_that_are_alike_are_written_once() -> None:
     compiled = ingot.compile(
-        lambda x, y: ((x + 1).T * 2, (y + 1).T * 2), (torch.randn(3, 4), torch.randn(3, 4)), target=EMULATED
+        lambda x, y: ((x + 1).T * 2, (y + 1).T * 2), (torch.randn(3, 4), torch.randn(3, 4)), target=EMULATED, **APART
     )
     assert compiled.kernels == 1 and len(compiled._source.launches) == 2
     assert compiled.source.count("__launch_bounds__") == 1
