@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import nn
+
+# Without the pass that makes one kernel of small ones: what the host does with several is to be seen.
+APART: dict[str, Any] = {"disable_passes": ("map_groups",)}
 
 
 class Several(nn.Module):

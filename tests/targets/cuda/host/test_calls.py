@@ -11,7 +11,7 @@ import torch
 
 import ingot
 from tests.support.cuda_emulation.target import EMULATED, EmulatedDriver
-from tests.targets.cuda.host.models import Counter, Gather, Several, Writer
+from tests.targets.cuda.host.models import APART, Counter, Gather, Several, Writer
 
 
 def same(found: Any, expected: Any) -> None:
@@ -20,7 +20,7 @@ def same(found: Any, expected: Any) -> None:
 
 def test_calls_give_what_eager_gives_and_later_ones_only_update_a_graph(driver: EmulatedDriver) -> None:
     model, args = Several().eval(), (torch.randn(4, 5), torch.randn(3, 7))
-    compiled = ingot.compile(model, args, target=EMULATED)
+    compiled = ingot.compile(model, args, target=EMULATED, **APART)
     assert compiled.kernels == 4 and set(compiled.libraries) == {"x86-64", "sm_90a", "sm_80"}
     before = {
         name: driver.calls(name) for name in ("cuGraphLaunch", "cuGraphCreate", "cuLaunchKernel", "cuMemAlloc_v2")
@@ -54,7 +54,8 @@ def test_arrays_of_numpy_in_and_out(driver: EmulatedDriver) -> None:
 def test_sizes_differ_from_call_to_call(driver: EmulatedDriver) -> None:
     model = Several().eval()
     shapes = {"x": {0: torch.export.Dim("rows", min=0)}, "y": {1: "columns"}}
-    compiled = ingot.compile(model, (torch.randn(4, 5), torch.randn(3, 7)), dynamic_shapes=shapes, target=EMULATED)
+    args = torch.randn(4, 5), torch.randn(3, 7)
+    compiled = ingot.compile(model, args, dynamic_shapes=shapes, target=EMULATED, **APART)
     graphs, launches = driver.calls("cuGraphCreate"), driver.calls("cuGraphLaunch")
     for rows, columns in [(4, 7), (1, 1), (0, 1), (300, 70), (4, 7), (4, 7), (300, 70), (2, 9)]:
         args = (torch.randn(rows, 5), torch.randn(3, columns))
@@ -67,7 +68,7 @@ def test_sizes_differ_from_call_to_call(driver: EmulatedDriver) -> None:
 
 def test_more_sizes_than_graphs_are_kept(driver: EmulatedDriver) -> None:
     compiled = ingot.compile(
-        lambda x: (x + 1, x.T * 2), (torch.randn(4, 5),), dynamic_shapes=({0: "rows"},), target=EMULATED
+        lambda x: (x + 1, x.T * 2), (torch.randn(4, 5),), dynamic_shapes=({0: "rows"},), target=EMULATED, **APART
     )
     for rows in [*range(2, 14), *range(2, 14), *range(2, 14)]:
         x = torch.randn(rows, 5)
@@ -211,7 +212,8 @@ def test_an_assertion_on_values_is_raised(driver: EmulatedDriver) -> None:
 
 
 def test_a_profile_has_every_launch(driver: EmulatedDriver) -> None:
-    compiled = ingot.compile(Several().eval(), (torch.randn(4, 5), torch.randn(3, 7)), target=EMULATED)
+    args = torch.randn(4, 5), torch.randn(3, 7)
+    compiled = ingot.compile(Several().eval(), args, target=EMULATED, **APART)
     profile = compiled.profile(torch.randn(4, 5), torch.randn(3, 7), repeat=2)
     assert [row.seconds for row in profile.rows] == [0.0005] * 4 and "k3" in str(profile)
     compiled.close()

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
+import math
 import os
+import platform
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -12,9 +15,10 @@ import torch
 
 import ingot
 from ingot.codegen.build.toolchain import WARNINGS, find
+from ingot.targets.cuda.codegen.host_text import HEADERS
 from ingot_runtime.__main__ import main as run_runtime
 from tests.support.cuda_emulation.target import EMULATED, EmulatedDriver, open_driver
-from tests.targets.cuda.host.models import Counter, Several, Writer
+from tests.targets.cuda.host.models import APART, Counter, Several, Writer
 
 ARGS = (torch.randn(4, 5), torch.randn(3, 7))
 
@@ -73,9 +77,31 @@ def _compile(arguments: list[str], folder: Path) -> None:
     assert done.returncode == 0, done.stderr[:2000]
 
 
+def test_rounding_without_the_system_s_math_library(tmp_path: Path) -> None:
+    """On processors that have no instruction for it: a call of trunc() would not link."""
+    names = {"trunc": math.trunc, "floor": math.floor, "ceil": math.ceil, "rint": round}
+    text = HEADERS.read("host_includes.h") + "".join(
+        f"double {name}_of(double x) {{ return __builtin_{name}(x); }}\n" for name in names
+    )
+    (tmp_path / "rounding.c").write_text(text)
+    flags = ["-std=gnu11", "-Os", "-march=x86-64", "-fPIC", "-shared", "-fno-trapping-math", "-Wl,-z,defs"]
+    if platform.machine() != "x86_64":
+        pytest.skip("every other processor rounds in one instruction")
+    _compile([*flags, "-o", "rounding.so", "rounding.c"], tmp_path)
+    library = ctypes.CDLL(str(tmp_path / "rounding.so"))
+    for name, exact in names.items():
+        function = getattr(library, f"{name}_of")
+        function.restype, function.argtypes = ctypes.c_double, (ctypes.c_double,)
+        for x in (0.0, 0.5, 1.5, 2.5, 0.9, 123.999, 0.49999999999999994, 2.0**52 - 0.5, 2.0**52, 1e300):
+            for signed in (x, -x):
+                found = function(signed)
+                assert found == exact(signed) and math.copysign(1, found) == math.copysign(1, signed), (name, signed)
+        assert math.isnan(function(math.nan)) and function(-math.inf) == -math.inf
+
+
 def test_kernels_that_are_alike_are_written_once() -> None:
     compiled = ingot.compile(
-        lambda x, y: ((x + 1).T * 2, (y + 1).T * 2), (torch.randn(3, 4), torch.randn(3, 4)), target=EMULATED
+        lambda x, y: ((x + 1).T * 2, (y + 1).T * 2), (torch.randn(3, 4), torch.randn(3, 4)), target=EMULATED, **APART
     )
     assert compiled.kernels == 1 and len(compiled._source.launches) == 2
     assert compiled.source.count("__launch_bounds__") == 1
