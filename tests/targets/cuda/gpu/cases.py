@@ -1,6 +1,6 @@
 """Small models with each kind of kernel, on the GPU of this machine.
 
-    python -m tests.targets.cuda.gpu.cases [NAME …]         a line for each; also under compute-sanitizer
+python -m tests.targets.cuda.gpu.cases [NAME …]         a line for each; also under compute-sanitizer
 """
 
 from __future__ import annotations
