@@ -46,7 +46,7 @@ def update_state_in_place(module: Module) -> Module:
             kept = module.buffers[state].kind == "state" and module.buffers[value].kind == "temporary"
             if kept and program.may_compute_in(place, value, state):
                 program.merge(value, state)
-    return replace(module, steps=tuple(program.left()))
+    return replace(module, steps=tuple(program.list_steps()))
 
 
 class _Program:
@@ -71,7 +71,7 @@ class _Program:
             if isinstance(step, Map):
                 yield place, step
 
-    def left(self) -> list[Stmt]:
+    def list_steps(self) -> list[Stmt]:
         return [step for step in self.steps if step is not None]
 
     def find_copy(self, step: Map) -> tuple[str, str] | None:
