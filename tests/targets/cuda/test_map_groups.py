@@ -6,8 +6,10 @@ from collections.abc import Callable
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 
+from ingot.targets.cuda.build import nvrtc
 from ingot.targets.cuda.codegen import writer_modules as _writers
 from ingot.targets.cuda.schedule.statements import MapGroup
 from ingot.targets.cuda.target import CUDA
@@ -54,3 +56,23 @@ def test_groups_compile_by_nvrtc() -> None:
         text, _ = write_kernels(CUDA.schedule(module, verify=True))
         cubins = check_cubin(text)
         assert set(cubins) == {"sm_80", "sm_90a"} and all(cubins.values())
+
+
+@pytest.mark.skipif(not _has_nvrtc(), reason="there is no NVRTC: pip install nvidia-cuda-nvrtc")
+def test_small_kernels_read_nothing_before_they_wait() -> None:
+    """But for weights, which no kernel writes: a promise of constant memory lets reads move over the wait."""
+
+    class Plain(nn.Module):
+        def forward(self, x: torch.Tensor, at: torch.Tensor) -> tuple[torch.Tensor, ...]:
+            y = F.layer_norm(x, (3,)) @ x.t()
+            return *Independent()(x, at), torch.softmax(y.reshape(1, -1), -1), torch.exp(x), x[:, 0].sum()
+
+    module = lower(Plain(), (torch.randn(5, 3), torch.tensor([4, 0, 4, 1, 2])))[1]
+    text, steps = write_kernels(CUDA.schedule(module, verify=True))
+    small = {name for step in steps for name, kernel in step.kernels if kernel.waits}
+    assert len(small) >= 3
+    ptx = nvrtc.compile_text(text, "sm_90a", ptx=True).decode()
+    for kernel in ptx.split(".entry ")[1:]:
+        name = kernel.split("(")[0]
+        if name in small:
+            assert "ld.global" not in kernel[: kernel.index("griddepcontrol.wait")], name

@@ -173,7 +173,13 @@ class CudaKernelWriter:
 
     # ------------------------------------------------------------------ the end
 
-    def finish(self, grid: Grid, block: int, shared: Size = 0, *, waits: bool = False) -> CudaKernel:
+    def finish(
+        self, grid: Grid, block: int, shared: Size = 0, *, waits: bool = False, is_small: bool = False
+    ) -> CudaKernel:
+        """The kernel. One that `is_small` takes as long as its launch: it begins, and lets the next one begin, before
+        the one before it has ended, and then waits for that one."""
+        if is_small and not waits:
+            self.lines[:0] = self._wait_first()
         signature = []
         for buffer, name in self.pointers.items():
             type_ = self.types[buffer] if buffer in self.types else STORED[self.buffers[buffer].dtype]
@@ -183,5 +189,15 @@ class CudaKernelWriter:
         signature += [f"const int64_t {name}" for name in sizes]
         text = "\n".join(self.lines)
         return CudaKernel(
-            text, tuple(signature), tuple(self.pointers), sizes, grid, block, shared, tuple(self.computed), waits
-        )
+            text, tuple(signature), tuple(self.pointers), sizes, grid, block, shared, tuple(self.computed),
+            waits or is_small,
+        )  # fmt: skip
+
+    def _wait_first(self) -> list[str]:
+        """Reads through pointers that promise constant memory would not stay behind the wait: only weights are."""
+        lines = ["ig_start_next();", "ig_wait_for_previous();"]
+        for buffer, name in self.pointers.items():
+            is_weight = buffer in self.buffers and self.buffers[buffer].kind == "weight"
+            if buffer not in self.written and not is_weight:
+                lines.append(f"{name} = ig_pointer_after({name});")
+        return ["    " + line for line in lines]

@@ -25,6 +25,8 @@ from ingot.targets.cuda.codegen.loop_kernels.vector_accesses import VectorAccess
 BLOCK = 256
 # Threads that keep a GPU busy: wider vectors are not worth fewer of them.
 BUSY = 132 * 256
+# Threads of a kernel that takes as long as its launch.
+SMALL = 132 * 256
 # A loop that is run along instead of the last one is at least this long.
 WIDE = 16
 
@@ -50,7 +52,7 @@ def write_map(out: CudaKernelWriter, step: Map) -> CudaKernel:
     out.line(f"const {type_} at = ({type_})blockIdx.x * {block} + ({type_})threadIdx.x;")
     out.line(f"if (at >= {out.size(units)}) return;")
     write_points(out, step.body, loops, "at", type_, vectors, use_nothing, step.stores)
-    return out.finish(Grid((units + block - 1) // block), block)
+    return out.finish(Grid((units + block - 1) // block), block, is_small=out.hint(units) <= SMALL)
 
 
 def find_map_vectors(out: CudaKernelWriter, step: Map) -> VectorAccesses | None:
@@ -85,7 +87,7 @@ def order_loops(step: Map) -> Map:
 def _write_scatter(out: CudaKernelWriter, step: Map) -> CudaKernel:
     block = 1 if count_apart(out, step) is None else BLOCK // 2
     total = write_scatter_points(out, step, f"blockIdx.x * {block} + threadIdx.x" if block > 1 else "")
-    return out.finish(Grid((total + block - 1) // block), block)
+    return out.finish(Grid((total + block - 1) // block), block, is_small=out.hint(total) <= SMALL)
 
 
 def count_apart(out: CudaKernelWriter, step: Map) -> Size | None:

@@ -9,7 +9,7 @@ from ingot.targets.cuda.codegen.kernel import CudaKernel, Grid
 from ingot.targets.cuda.codegen.kernel_rules import KERNELS
 from ingot.targets.cuda.codegen.kernel_writer import CudaKernelWriter
 from ingot.targets.cuda.codegen.loop_kernels.loop_points import loop_type, use_nothing, write_points
-from ingot.targets.cuda.codegen.loops import count_apart, find_map_vectors, order_loops, write_scatter_points
+from ingot.targets.cuda.codegen.loops import SMALL, count_apart, find_map_vectors, order_loops, write_scatter_points
 from ingot.targets.cuda.schedule.statements import MapGroup
 
 BLOCK = 128
@@ -25,7 +25,7 @@ def write_map_group(out: CudaKernelWriter, step: MapGroup) -> CudaKernel:
         out.line("return;")
         out.close()
         blocks = blocks + own
-    return out.finish(Grid(blocks), BLOCK)
+    return out.finish(Grid(blocks), BLOCK, is_small=out.hint(blocks) <= SMALL // BLOCK)
 
 
 def _count_threads(out: CudaKernelWriter, step: Map) -> Size:

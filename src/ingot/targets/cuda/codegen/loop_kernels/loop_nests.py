@@ -49,6 +49,8 @@ SHORT_OF_MANY = 1024
 MOST_THREADS = 512
 BUSY_BLOCKS = 132
 BUSY_WARPS = 16 * BUSY_BLOCKS
+# Threads of a kernel that takes as long as its launch.
+SMALL = 256 * BUSY_BLOCKS
 
 
 @dataclass
@@ -113,7 +115,8 @@ def write_nest(out: CudaKernelWriter, step: LoopNest) -> CudaKernel:
         else:
             _write_reduce(made, one, one.loops[depth:])
         out.close()
-    return out.finish(Grid((total + warps - 1) // warps), threads * warps, shared)
+    is_small = out.hint(total) * threads <= SMALL
+    return out.finish(Grid((total + warps - 1) // warps), threads * warps, shared, is_small=is_small)
 
 
 def choose_threads(points: int, inner: int) -> int:
