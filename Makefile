@@ -5,10 +5,11 @@ STAMP  := $(VENV)/.setup-done
 TORCHAO := $(VENV)/torchao
 DOCS   := $(VENV)/.docs-done
 TORCH  := $(shell sed -n 's/^\(torch==[^ ]*\).*/\1/p' requirements-dev.txt)
+CUDA_PYTHON ?= python3
 PIP    := $(BIN)/python -m pip install -qq --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check test-slow docs docs-serve format clean evidence evidence-status \
+.PHONY: help setup demo test test-cuda bench-cuda check test-slow docs docs-serve format clean evidence evidence-status \
         fuzz-passes fuzz-shapes opinfo-native opinfo-onnx opinfo-shapes \
         report-onnx-zoo report-passes report-quantize report-torch test-torchao report-torchscript \
         bench-bfloat16 bench-capture bench-cpu bench-decoding bench-functions bench-growth bench-onnx bench-passes \
@@ -44,6 +45,10 @@ demo: setup  ## compile ResNet-50 and BERT-base, compare them with eager, save t
 
 test: setup  ## run the tests, without the slow suites
 	@$(BIN)/python -m pytest -q -n 2 -m "not slow"
+
+test-cuda:  ## on a machine with an NVIDIA GPU, a torch for it and NVRTC: kernels and models on the GPU
+	@$(CUDA_PYTHON) -m pytest -q tests/targets/cuda
+	@compute-sanitizer --tool memcheck --error-exitcode 1 $(CUDA_PYTHON) -m tests.targets.cuda.gpu.cases
 
 check: setup  ## run what CI runs: format, lint, types, import layers, names, file sizes, tests
 	@echo "check: ruff format" && $(BIN)/ruff format --quiet --check .
@@ -92,6 +97,9 @@ bench-passes: setup  ## compare the default pipeline with run_decompositions(), 
 
 bench-cpu: setup  ## compare with eager, torch.compile, ONNX Runtime and OpenVINO, to benchmarks/results/cpu.json
 	@$(BIN)/python -m tests.evidence run --force bench-cpu
+
+bench-cuda:  ## on a machine with an NVIDIA GPU: compare with torch.compile, to benchmarks/results/cuda.json
+	@$(CUDA_PYTHON) benchmarks/cuda.py --json benchmarks/results/cuda.json
 
 bench-bfloat16: setup  ## compare precision="bfloat16" with float32, to benchmarks/results/bfloat16.json
 	@$(BIN)/python -m tests.evidence run --force bench-bfloat16

@@ -31,6 +31,30 @@ def allocate_array(shape: tuple[int, ...], dtype: str, device: int) -> tuple[Any
     return made, made.address
 
 
+class BoundCall:
+    """A call of a model whose tensors lie on its device and have known sizes: only their addresses are left to give."""
+
+    __slots__ = ("_inputs", "_native", "_outputs", "dtypes", "shapes")
+
+    def __init__(
+        self, native: native_library.NativeDeviceModel, inputs: Any, outputs: Any, shapes: Sequence[tuple[int, ...]],
+        dtypes: Sequence[str]
+    ) -> None:  # fmt: skip
+        """Use `DeviceModel.bind`."""
+        self._native, self._inputs, self._outputs = native, inputs, outputs
+        self.shapes, self.dtypes = shapes, dtypes
+
+    def __call__(self, inputs: Sequence[int], outputs: Sequence[int], stream: int) -> None:
+        """Queues the call: with addresses on the device that are multiples of their elements' sizes."""
+        given = type(self._inputs).from_buffer_copy(self._inputs)
+        made = type(self._outputs).from_buffer_copy(self._outputs)
+        for number, address in enumerate(inputs):
+            given[number].data = address
+        for number, address in enumerate(outputs):
+            made[number].data = address
+        self._native.enqueue(given, made, stream)
+
+
 class DeviceModel(Model):
     """A loaded model on a GPU. Any number of threads may call it at once; one that has state runs one call at a time.
 
@@ -82,6 +106,25 @@ class DeviceModel(Model):
             super().close()
 
     # ------------------------------------------------------------------ calls
+
+    def bind(self, shapes: Sequence[tuple[int, ...]]) -> BoundCall | None:
+        """What calls with contiguous inputs of these sizes share, where all of them lie on the device; None for a model
+        that writes to its inputs, or takes or returns numbers: such calls need more checks. Raises InputError."""
+        spec = self.spec
+        if self._mutated or self._symbols or any(output.is_scalar for output in spec.outputs):
+            return None
+        native = self._native
+        assert isinstance(native, native_library.NativeDeviceModel)
+        given: Any = [
+            DeviceTensor(0, asked.dtype.name, tuple(shape), self.device)
+            for asked, shape in zip(spec.inputs, shapes, strict=True)
+        ]
+        plan = self._plan(native, given)
+        inputs, outputs = (type(one).from_buffer_copy(one) for one in (plan.inputs, plan.outputs))
+        for tensor in (*inputs, *outputs):
+            tensor.device = self.device + 1
+        inputs.kept, outputs.kept = plan.inputs.kept, plan.outputs.kept  # the sizes that they point to
+        return BoundCall(native, inputs, outputs, plan.output_shapes, [output.dtype.name for output in spec.outputs])
 
     def run(
         self,

@@ -63,7 +63,7 @@ def assemble(
         library = Path(folder) / "model.so"
         (tools or find()).compile_library(source.text, isa, library, extra_flags=(f'-DIG_ISA="{isa.name}"', *flags))
         blob = CPU.pack_weights(program, module, source)
-        return CompiledModel(program, module, source, blob, {isa.name: library.read_bytes()}, isa, threads)
+        return CompiledModel(program, module, source, blob, {isa.name: library.read_bytes()}, CPU, threads, isa.name)
 
 
 def build(

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from ingot.artifacts.device_calls import DeviceCalls
 from ingot.artifacts.packaging import SampleCall, argument_names, call_of, result_names, write_native
 from ingot.artifacts.profiler import Profile, ProfileRow, medians
 from ingot.artifacts.roofline import Roofline, measure_roofline
@@ -59,11 +60,12 @@ class CompiledModel(Uncopied):
         libraries: Mapping[str, bytes],
         target: NativeTarget[Any],
         threads: int | None = None,
+        isa: str | None = None,
     ) -> None:
         """Use `ingot.compile`."""
         self.program = copy_written_state(program)  # a call of the one that was compiled would change what is saved
         self.libraries = dict(libraries)
-        self.isa = target.host_library()
+        self.isa = isa or target.host_library()
         self._target = target
         self._source = source
         self._module = module
@@ -71,6 +73,7 @@ class CompiledModel(Uncopied):
         self._blob = blob
         self.threads = threads or cores()
         self.model = self._open(threads)
+        self._device_calls = DeviceCalls.create(self.model)
 
     def __deepcopy__(self, memo: Any) -> CompiledModel:
         """A model of its own, with threads and memory of its own; library, weights and program never change and are
@@ -79,6 +82,7 @@ class CompiledModel(Uncopied):
             raise self._refusal("copied")
         made = copy.copy(self)
         made.model = self.model.again()
+        made._device_calls = DeviceCalls.create(made.model)
         return made
 
     @property
@@ -115,7 +119,8 @@ class CompiledModel(Uncopied):
         """Calls the model. Returns torch tensors, or NumPy arrays if the arguments hold arrays and no tensor."""
         if wants_arrays(args, kwargs):
             return self.model.call(args, kwargs)
-        results = iter(run_model(self.model, self._leaves(args, kwargs)))
+        plain = self._device_calls.run(args) if self._device_calls is not None and not kwargs else None
+        results = iter(plain if plain is not None else run_model(self.model, self._leaves(args, kwargs)))
         outputs = self.program.signature.user_outputs
         leaves = [o.value if o.kind is OutputKind.LITERAL else next(results) for o in outputs]
         return unflatten(leaves, self.program.signature.out_tree)

@@ -10,6 +10,7 @@ from __future__ import annotations
 from types import TracebackType
 from typing import Any, Self
 
+from ingot.artifacts.device_calls import DeviceCalls
 from ingot.artifacts.tensor_exchange import native_of, run_model, wants_arrays
 from ingot_runtime import Model, pytree
 from ingot_runtime.native.copy_guard import Uncopied
@@ -21,6 +22,7 @@ class LoadedModel(Uncopied):
     def __init__(self, model: Model) -> None:
         """Use `ingot.load`."""
         self.model = model
+        self._device_calls = DeviceCalls.create(model)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Calls the model. Returns torch tensors, or NumPy arrays if the arguments hold arrays and no tensor.
@@ -30,6 +32,9 @@ class LoadedModel(Uncopied):
         """
         if wants_arrays(args, kwargs):
             return self.model.call(args, kwargs)
+        plain = self._device_calls.run(args) if self._device_calls is not None and not kwargs else None
+        if plain is not None:
+            return pytree.unflatten(self.model.spec.result, {"input": args, "output": plain})
         leaves = [native_of(leaf) for leaf in self.model.leaves(args, kwargs)]
         results = run_model(self.model, leaves)
         return pytree.unflatten(self.model.spec.result, {"input": leaves, "output": results})

@@ -47,8 +47,10 @@ def _row_partner(step: Map | Reduce, groups: Sequence[list[Stmt]], module: Modul
         if not (r & group_w or r & group_r):
             continue
         members = [s for s in group if isinstance(s, (Map, Reduce))]
-        outer = _count_shared_loops([*members, step], limits)
-        if outer and _worth(outer, [*members, step], module, limits) and _rows_agree([*members, step], outer):
+        together = [*members, step]
+        outer = _count_shared_loops(together, limits)
+        worth = _worth(outer, together, module, limits) if outer else _is_lone_row(together, limits)
+        if worth and _rows_agree(together, outer):
             later = [s for other in groups[place + 1 :] for s in other]
             if can_hoist_over(step, later):
                 return place
@@ -76,14 +78,23 @@ def _count_shared_loops(steps: Sequence[Map | Reduce], limits: FusionLimits) -> 
 def _worth(outer: int, steps: Sequence[Map | Reduce], module: Module, limits: FusionLimits) -> bool:
     """Few outer points are not worth giving up the parallel work inside them."""
     count = estimate(product([loop.extent for loop in steps[0].loops[:outer]]), module.hints)
-    row = max(
-        estimate(
-            product([loop.extent for loop in (*s.loops[outer:], *(s.over if isinstance(s, Reduce) else ()))]),
-            module.hints,
-        )
-        for s in steps
-    )
+    row = max(estimate(_inner_points(s, outer), module.hints) for s in steps)
     return count >= limits.outer_points or row <= limits.row_length
+
+
+def _inner_points(step: Map | Reduce, outer: int) -> Size:
+    over = step.over if isinstance(step, Reduce) else ()
+    return product([loop.extent for loop in (*step.loops[outer:], *over)])
+
+
+def _is_lone_row(steps: Sequence[Map | Reduce], limits: FusionLimits) -> bool:
+    """Whether the steps are all there is of one row: reductions to one value, and Maps of known, small sizes."""
+    if not limits.lone_row_length:
+        return False
+    reductions = [s for s in steps if isinstance(s, Reduce)]
+    sizes = [_inner_points(s, 0) for s in steps]
+    small = all(isinstance(size, int) and size <= limits.lone_row_length for size in sizes)
+    return small and bool(reductions) and not any(s.loops for s in reductions)
 
 
 def _row_size(store: Store, outer: Sequence[Loop]) -> Size | None:
@@ -103,7 +114,9 @@ def _row_size(store: Store, outer: Sequence[Loop]) -> Size | None:
 
 
 def _rows_agree(steps: Sequence[Map | Reduce], outer: int) -> bool:
-    """Whether every step reads what another one writes only from its own row."""
+    """Whether every step reads what another one writes only from its own row. One row has all there is."""
+    if not outer:
+        return True
     loops = steps[0].loops[:outer]
     written: dict[str, list[Store]] = {}
     for step in steps:
@@ -146,7 +159,7 @@ def _nest(
     for step in steps:
         for store in step.stores:
             name = store.buffer
-            size = _row_size(store, outer)
+            size = _row_size(store, outer) if outer else buffers[name].size
             alone = counts[name] == inside[name] and writers[name] == written[name]
             mine = is_temporary(name, buffers) and alone and name not in local
             if mine and size is not None and is_in_range(substitute(store.index, zero), size):

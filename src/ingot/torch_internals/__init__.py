@@ -52,6 +52,7 @@ from ingot.torch_internals.modes import (
     is_inside_transform,
     own_draws,
     pause_recording,
+    raw_cuda_stream,
     real_tensors,
     restore_modes,
     run_isolated,

@@ -253,3 +253,9 @@ def is_inside_transform() -> bool:
 def real_tensors() -> contextlib.AbstractContextManager[Any]:
     """Inside, no fake mode: calls compute on real tensors."""
     return unset_fake_temporarily()
+
+
+def raw_cuda_stream(device: int) -> int:
+    """The driver's handle of torch's current stream on a CUDA device."""
+    found: int = torch._C._cuda_getCurrentRawStream(device)
+    return found

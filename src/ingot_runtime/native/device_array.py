@@ -43,7 +43,11 @@ def view_device(value: Any, stream: int) -> DeviceTensor | None:
         return DeviceTensor(value.address, value.dtype, value.shape, value.device, owner=value)
     if isinstance(value, np.ndarray) or not hasattr(value, "__dlpack_device__"):
         return None
-    if value.__dlpack_device__()[0] != dlpack.CUDA:
+    try:
+        kind, _ = value.__dlpack_device__()
+    except (BufferError, RuntimeError, ValueError, TypeError):
+        return None  # what it is, is said where tensors of the host are taken
+    if kind != dlpack.CUDA:
         return None
     found, capsule = dlpack.import_device(value, stream)
     return DeviceTensor(*found, owner=capsule)

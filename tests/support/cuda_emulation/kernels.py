@@ -12,6 +12,7 @@ import ctypes
 import hashlib
 import subprocess
 import tempfile
+import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,6 +36,7 @@ _FLAGS = ("-std=c++17", "-O1", "-DIG_EMULATED", "-shared", "-fPIC", "-fvisibilit
 _NUMPY = {"bfloat16": "uint16"}
 # Bytes around every buffer that no kernel may write.
 _GUARD = 64
+_LOCK = threading.Lock()
 
 
 class KernelContext(ctypes.Structure):
@@ -95,13 +97,14 @@ def build_library(text: str, folder: Path | None = None) -> Path:
     folder = folder or Path(tempfile.gettempdir()) / "ingot-cuda-emulation"
     folder.mkdir(exist_ok=True)
     library = folder / f"{name}.so"
-    if not library.exists():
-        source = folder / f"{name}.cpp"
-        source.write_text(whole)
-        made = folder / f"{name}.{np.random.randint(1 << 30)}.so"
-        done = subprocess.run(["g++", *_FLAGS, "-o", made, source], capture_output=True, text=True)
-        assert done.returncode == 0, done.stderr[:4000]
-        made.rename(library)
+    with _LOCK:  # two images of one text are asked for at the same time
+        if not library.exists():
+            with tempfile.TemporaryDirectory(dir=folder) as own:  # other processes may write the same one
+                source, made = Path(own, "device.cpp"), Path(own, "device.so")
+                source.write_text(whole)
+                done = subprocess.run(["g++", *_FLAGS, "-o", made, source], capture_output=True, text=True)
+                assert done.returncode == 0, done.stderr[:4000]
+                made.rename(library)
     return library
 
 

@@ -25,7 +25,7 @@ from ingot.lowering.loop_module import Module
 from ingot.targets.cuda.build.nvrtc import library
 from ingot.targets.reference.interpreter import Interpreter
 from ingot.targets.reference.memory import decode, encode
-from tests.support.cuda_emulation.kernels import check_cubin, run_module, write_kernels
+from tests.support.cuda_emulation.kernels import run_module
 
 # How far results may be apart, in units in the last place of the largest of a buffer, or of 1, the size of what is
 # added: sums are of another order.
@@ -62,7 +62,7 @@ class Statements:
     def module(self) -> Module:
         return Module(self.buffers, tuple(self.steps), (), (), (), {}, dict(self.sizes))
 
-    def compare(self, *, cubin: bool = False, ulps: float = ULPS, seed: int = 0) -> dict[str, NDArray[Any]]:
+    def compare(self, *, ulps: float = ULPS, seed: int = 0) -> dict[str, NDArray[Any]]:
         """What the kernels give, after it was compared with what the interpreter gives. Integers must be equal."""
         module = self.module
         meant = Interpreter(module, {}, seed=seed)
@@ -75,8 +75,6 @@ class Statements:
         for name, buffer in module.buffers.items():
             if name not in local:
                 self._compare(name, buffer.dtype, found[name], meant.memory.array(name), ulps)
-        if cubin:
-            check_cubin(write_kernels(module)[0])
         return found
 
     def _compare(self, name: str, dtype: str, found: NDArray[Any], meant: NDArray[Any], ulps: float) -> None:

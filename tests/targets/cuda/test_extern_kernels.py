@@ -137,7 +137,7 @@ def test_scans_by_a_function(back: bool) -> None:
         body = ops.finish([value, first, second])
         stores = (Store(y, t * lanes + i, 2),)
         bench.add(Scan((Loop("i0", lanes),), Loop("t", n), start, body, stores, back=back))
-    bench.compare(cubin=False)
+    bench.compare()
 
 
 def test_draws_are_the_interpreters() -> None:

@@ -8,12 +8,14 @@ from typing import Any
 
 import pytest
 
+from ingot.errors import ScheduleError
 from ingot.lowering.loop_ir import Gemm, Stmt
 from ingot.lowering.loop_module import Module
 from ingot.targets.cuda.codegen import gemm as _gemm  # registers its writers
 from ingot.targets.cuda.schedule.statements import GemmTile, TiledGemm
 from ingot.targets.cuda.schedule.tiles import SIMT_TILES, TENSOR_TILES, WIDE_TILES, is_warpgroup_tile
 from ingot.targets.cuda.schedule.tiling import choose_tiles
+from ingot.targets.cuda.schedule.verifier import verify_schedule
 from tests.support.cuda_emulation.products import Case, Operand, check_cases, join_cases
 
 assert _gemm.KERNELS
@@ -162,8 +164,37 @@ def test_few_rows(dtype: str) -> None:
     check_cases(cases)
 
 
+def test_lines_in_several_turns() -> None:
+    """More lines than blocks have at a time; of one warp each, and of warps that share terms."""
+    a, b = pair(2, 9001, 16, "bfloat16")
+    batched = Operand((40, 1, 2048), "float32"), Operand((40, 2048, 21), "float32", transposed=True)
+    check_cases([Case(a, b, tiled("rows")), Case(*batched, tiled("rows"))])
+
+
 def scheduled(cases: list[Case]) -> Module:
     return choose_tiles(join_cases(cases))
+
+
+def test_refused_tiles() -> None:
+    a, b = pair(70, 72, 264, "bfloat16")
+    module = join_cases([Case(a, b, tiled("tensor", SMALL))])
+
+    def refuse(why: str, **changed: Any) -> None:
+        (step,) = module.steps
+        assert isinstance(step, TiledGemm)
+        with pytest.raises(ScheduleError, match=why):
+            verify_schedule(replace(module, steps=(replace(step, **changed),)), "tiles")
+
+    verify_schedule(module, "tiles")
+    refuse("two and one at least", split_k=0)
+    refuse("two and one at least", tile=replace(SMALL, stages=1))
+    refuse("whole pieces", tile=replace(SMALL, depth=120))
+    refuse("cannot be shared out", tile=replace(SMALL, down=3))
+    refuse("whole fragments", tile=replace(SMALL, along=4))
+    refuse("groups of four warps", algorithm="warpgroup")
+    refuse("threads", algorithm="simt", tile=replace(SMALL, down=1, along=1, rows=64, columns=64))
+    refuse("all its terms in one block", algorithm="rows", split_k=2)
+    refuse("outside", k=265)
 
 
 def test_choice_of_algorithms() -> None:
@@ -185,7 +216,8 @@ def test_choice_of_algorithms() -> None:
     assert choose(1, 2048, 2047).algorithm == "tensor"  # rows that are not aligned
     assert choose(1, 2048, 2048, right=False).algorithm == "tensor"  # the weight lies along its columns
     assert choose(128, 768, 768, "float32").algorithm == "simt"
-    assert choose(128, 768, 768, "float64").tile in WIDE_TILES
+    assert choose(128, 768, 768, "float64").tile.depth == 128
+    assert choose(512, 64, 64).tile.stages == 2  # one step of terms: the other blocks get the shared memory
     assert choose(128, 768, 768, "int8", "int32").algorithm == "tensor"
     assert choose(128, 768, 768, "int64").algorithm == "simt"
     for m, n, k in ((128, 768, 768), (128, 3072, 768), (128, 768, 3072), (512, 2048, 2048)):

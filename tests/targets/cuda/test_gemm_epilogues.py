@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -97,6 +98,15 @@ def test_epilogues(dtype: torch.dtype) -> None:
         interpreted = InterpretedModel(PackingTarget(), program, module)
         compare(model, args, run)
         compare(model, args, interpreted)
+
+
+def test_epilogues_of_shared_terms() -> None:
+    """The second kernel, which adds up the parts, has the epilogue."""
+    for model, args in make_layers(torch.bfloat16)[:7]:
+        program, module = lower_model(model, args)
+        steps = [replace(one, split_k=2) if isinstance(one, TiledGemm) else one for one in module.steps]
+        assert steps != list(module.steps)
+        compare(model, args, EmulatedModel(program, replace(module, steps=tuple(steps))))
 
 
 def test_what_follows_a_product_is_its_epilogue() -> None:

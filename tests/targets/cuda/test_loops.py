@@ -13,7 +13,7 @@ from ingot.lowering.loop_body import BodyBuilder
 from ingot.lowering.loop_ir import Loop, Map, Store
 from ingot.targets.cuda.build.nvrtc import compile_text
 from ingot.targets.cuda.codegen import loops  # noqa: F401  # which registers its writers
-from tests.support.cuda_emulation.kernels import write_kernels
+from tests.support.cuda_emulation.kernels import check_cubin, write_kernels
 from tests.support.cuda_emulation.statements import Statements, draw_values, needs_nvrtc
 
 DTYPES = ("float32", "float64", "bfloat16", "float16", "int64", "int32", "int8", "uint8", "bool")
@@ -46,7 +46,7 @@ def add_map(bench: Statements, dtype: str, shape: tuple[int, ...], other: str, o
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_maps_of_every_dtype_and_length(dtype: str) -> None:
     bench = Statements()
-    for length in LENGTHS:
+    for length in LENGTHS if dtype in ("float32", "bfloat16") else LENGTHS[::2]:
         add_map(bench, dtype, (length,), "float32" if dtype != "bool" else "bool")
         add_map(bench, dtype, (3, length), dtype)
     bench.compare()
@@ -217,4 +217,4 @@ def test_maps_compile_for_every_architecture() -> None:
     for mode in ("add", "max", "min"):
         add_scatter(bench, "int64", 9, 3, mode)
         add_scatter(bench, "int32", 9, 3, mode)
-    bench.compare(cubin=True)
+    check_cubin(write_kernels(bench.module)[0])

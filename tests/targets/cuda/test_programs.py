@@ -61,13 +61,40 @@ def check(seeds: Collection[int], disabled: Collection[str] = ()) -> tuple[int, 
 
 
 def test_programs() -> None:
-    count, wrong = check(range(24))
+    count, wrong = check(range(20))
     assert not wrong, wrong[0]
-    assert count >= 15
+    assert count >= 12
 
 
 @pytest.mark.parametrize("name", PASSES)
 def test_programs_without_a_pass(name: str) -> None:
-    count, wrong = check(range(100, 108), (name,))
+    count, wrong = check(range(100, 106), (name,))
     assert not wrong, wrong[0]
-    assert count >= 4
+    assert count >= 3
+
+
+# ---------------------------------------------------------------------- control flow, on the emulated memory
+
+
+class Branch(torch.nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.cond(x.sum() > 0, lambda v: v.exp(), lambda v: v - 1, (x,))
+
+
+class Repeat(torch.nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        count = torch.zeros((), dtype=torch.int64)
+        return torch.while_loop(lambda n, v: v.sum() < 100, lambda n, v: (n + 1, v * 2), (count, x))[1]
+
+
+class Pick(torch.nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.nonzero(x > 0).sum(0)
+
+
+@pytest.mark.parametrize("model", [Branch(), Repeat(), Pick()], ids=lambda model: type(model).__name__)
+def test_control_flow(model: torch.nn.Module) -> None:
+    program = run_cpu_pipeline(ingot.capture(model, (torch.ones(3, 5),)))
+    emulated = EmulatedModel(program, lower_for_cuda(program))
+    for x in (torch.ones(3, 5), torch.arange(15.0).reshape(3, 5) - 5):
+        torch.testing.assert_close(emulated(x), model(x), rtol=1e-6, atol=0)

@@ -10,7 +10,7 @@ from ingot.lowering.loop_body import BodyBuilder
 from ingot.lowering.loop_ir import Loop, LoopNest, Map, Reduce, Store
 from ingot.targets.cuda.codegen import reductions
 from ingot.targets.cuda.codegen.loop_kernels import loop_nests
-from tests.support.cuda_emulation.kernels import run_module, write_kernels
+from tests.support.cuda_emulation.kernels import check_cubin, run_module, write_kernels
 from tests.support.cuda_emulation.statements import Statements, draw_values, needs_nvrtc
 
 KINDS = ("sum", "prod", "max", "min", "any", "all", "argmax", "argmin")
@@ -51,7 +51,7 @@ def add_reduce(
 def test_every_kind_and_length(dtype: str, across: bool) -> None:
     bench = Statements()
     kinds = KINDS if dtype != "bool" else ("max", "min", "any", "all", "argmax")
-    for length in LENGTHS:
+    for length in LENGTHS if dtype in ("float32", "bfloat16") else LENGTHS[::2]:
         if not length and dtype == "bool":
             continue
         some = tuple(kind for kind in kinds if length or not kind.startswith("arg"))
@@ -212,15 +212,17 @@ def test_all_lanes_agree_on_a_zero() -> None:
 @needs_nvrtc
 def test_reductions_compile_for_every_architecture() -> None:
     bench = Statements()
-    for dtype in ("float32", "float64", "bfloat16", "int64", "int32", "uint8"):
+    for dtype in ("float32", "bfloat16", "int64"):
         add_reduce(bench, dtype, 5, 33, KINDS)
         add_reduce(bench, dtype, 33, 40, KINDS, across=True)
         add_reduce(bench, dtype, 2, 1025, KINDS)
     add_reduce(bench, "float32", 2, 70000, ("sum", "argmax"))
+    for dtype in ("float64", "int32", "uint8"):
+        add_reduce(bench, dtype, 5, 33, KINDS)
     add_softmax(bench, "bfloat16", 4, 64)
     add_softmax(bench, "float32", 140, 64)
     add_wide_nest(bench, 3, 5, 7, across=False)
-    bench.compare(cubin=True)
+    check_cubin(write_kernels(bench.module)[0])
 
 
 def test_teams() -> None:

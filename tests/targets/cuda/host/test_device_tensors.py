@@ -129,6 +129,13 @@ def test_what_cannot_be_taken(driver: EmulatedDriver, tmp_path: Path) -> None:
         del array, tensor
 
 
+def test_what_has_no_memory_is_named(driver: EmulatedDriver) -> None:
+    compiled = ingot.compile(lambda x: x + 1, (torch.randn(4),), target=EMULATED)
+    with pytest.raises(InputError, match="x is a Tensor that cannot be used"):
+        compiled(torch.randn(4, device="meta"))
+    compiled.close()
+
+
 def test_a_model_of_the_host_takes_none(driver: EmulatedDriver) -> None:
     compiled = ingot.compile(lambda x: x + 1, (torch.randn(4),))
     with pytest.raises(InputError, match="not in the memory of the CPU"):

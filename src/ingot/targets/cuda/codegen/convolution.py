@@ -30,7 +30,7 @@ from ingot.targets.cuda.codegen.products.tile_product import (
 )
 from ingot.targets.cuda.schedule.alignment import MOST_BYTES, count_neighbours
 from ingot.targets.cuda.schedule.statements import PLAIN_TILE, GemmTile, ImplicitGemm
-from ingot.targets.cuda.schedule.verifier import count_threads
+from ingot.targets.cuda.schedule.tiles import count_threads
 
 # Threads of a block, each with a run of channels.
 _THREADS = 128
@@ -101,14 +101,27 @@ def _window_text(
 
 
 def _count_channels(view: StridedView, channel: int, channels: int, most: int) -> int:
-    """How many neighbouring channels are aligned wherever a window lies."""
+    """How many neighbouring channels are aligned at every place."""
     others = [stride for dim, stride in enumerate(view.strides) if dim != channel]
     return count_neighbours([view.offset, channels, *others], most) if view.strides[channel] == 1 else 1
 
 
+def _count_window_channels(step: Convolution, most: int) -> int:
+    """The same of an image, wherever a window may lie: it goes by whole strides and dilations."""
+    image, channel, *steps = step.x.strides
+    if channel != 1:
+        return 1
+    places = [
+        unit * step_
+        for dim, step_ in enumerate(steps)
+        for unit in (step.stride[dim], step.padding[dim], step.dilation[dim] if step.kernel[dim] > 1 else 0)
+    ]
+    return count_neighbours([step.x.offset, step.channels, image, *places], most)
+
+
 def _image_operand(out: CudaKernelWriter, step: Convolution, index: str, tile: tuple[int, int, int]) -> TileOperand:
     buffer = out.buffers[step.x.buffer]
-    each = _count_channels(step.x, 1, step.channels, MOST_BYTES // BYTES[buffer.dtype])
+    each = _count_window_channels(step, MOST_BYTES // BYTES[buffer.dtype])
     whole = "true" if step.channels % tile[1] == 0 else "false"
     image, channel, *steps = step.x.strides
     window = _window_text(
@@ -176,6 +189,7 @@ def _write_channels(out: CudaKernelWriter, step: ImplicitGemm) -> CudaKernel:
     out.line(f"const {type_} top = run / {step.out_channels // each};")
     write_finish(out, step, type_, each, row="top", column="left")
     image = _write_pixel(out, step, type_)
+    out.line("const loaded given = fetch(0, 0);")
     out.line(f"ig_vector<{sum_type}, {each}> total = {{}};")
     taps = require_static(product(step.kernel))
     out.line("#pragma unroll" if taps <= _UNROLLED_TAPS else "#pragma unroll 1")
@@ -196,7 +210,7 @@ def _write_channels(out: CudaKernelWriter, step: ImplicitGemm) -> CudaKernel:
     out.line("#pragma unroll")
     out.line(f"for (int w = 0; w < {each}; ++w) total.at[w] = ig_multiply_add({', '.join(values)}, total.at[w]);")
     out.close()
-    out.line("finish(0, 0, total.at);")
+    out.line("finish(0, 0, total.at, given);")
     return out.finish(Grid((runs + _THREADS - 1) // _THREADS), _THREADS, waits=True)
 
 

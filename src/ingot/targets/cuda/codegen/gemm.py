@@ -24,8 +24,8 @@ from ingot.targets.cuda.codegen.products.tile_product import (
 )
 from ingot.targets.cuda.schedule.alignment import MOST_BYTES, count_neighbours
 from ingot.targets.cuda.schedule.statements import PLAIN_TILE, GemmTile, SiblingGemms, TiledGemm
+from ingot.targets.cuda.schedule.tiles import count_threads
 from ingot.targets.cuda.schedule.tiling import lies_along
-from ingot.targets.cuda.schedule.verifier import count_threads
 
 # Writes the work of block number `block` of a step, as a part of a kernel.
 BLOCKS: Registry[type[Stmt], Callable[[CudaKernelWriter, Any, str], BlockWork]] = Registry("CUDA block writer")

@@ -83,24 +83,41 @@ def order_loops(step: Map) -> Map:
 
 
 def _write_scatter(out: CudaKernelWriter, step: Map) -> CudaKernel:
-    """Points in row-major order, where several may write the same element. Those that never meet run beside each
-    other: points with different values of a loop that tells the places of all stores apart. So do all points where
-    the order does not matter."""
-    read, written = reads_and_writes(step)
+    block = 1 if count_apart(out, step) is None else BLOCK // 2
+    total = write_scatter_points(out, step, f"blockIdx.x * {block} + threadIdx.x" if block > 1 else "")
+    return out.finish(Grid((total + block - 1) // block), block)
+
+
+def count_apart(out: CudaKernelWriter, step: Map) -> Size | None:
+    """How many threads a scatter has; None if its points all run in one."""
+    apart, _ = _split_loops(out, step)
+    return product([loop.extent for loop in apart]) if apart else None
+
+
+def _split_loops(out: CudaKernelWriter, step: Map) -> tuple[tuple[Loop, ...], bool]:
+    """The loops that threads go over, and whether all points may run in any order."""
     targets = {store.buffer for store in step.stores}
     is_plain = len(targets) == len(step.stores) and not body_reads(step.body) & targets
-    in_any_order = is_plain and all(_is_unordered(out, store) for store in step.stores)
-    apart: tuple[Loop, ...] = step.loops if in_any_order else ()
-    if is_plain and not in_any_order:
-        apart = tuple(loop for loop in step.loops if all(_tells_apart(store.index, loop) for store in step.stores))
+    if is_plain and all(_is_unordered(out, store) for store in step.stores):
+        return step.loops, True
+    apart = [loop for loop in step.loops if all(_tells_apart(store.index, loop) for store in step.stores)]
+    return tuple(apart) if is_plain else (), False
+
+
+def write_scatter_points(out: CudaKernelWriter, step: Map, thread: str) -> Size:
+    """Points in row-major order, where several may write the same element. Those that never meet run beside each
+    other: points with different values of a loop that tells the places of all stores apart. So do all points where
+    the order does not matter. Returns how many threads it takes; `thread` is the number of one, where there are
+    several."""
+    read, written = reads_and_writes(step)
+    apart, in_any_order = _split_loops(out, step)
     along = tuple(loop for loop in step.loops if loop not in apart)
     type_ = loop_type(out, sorted(read | written), step.loops, [step.body])
     total: Size = product([loop.extent for loop in apart])
-    block = 1
-    if apart:
-        block = BLOCK // 2
-        out.line(f"const {type_} at = ({type_})blockIdx.x * {block} + ({type_})threadIdx.x;")
+    if thread:
+        out.line(f"const {type_} at = ({type_})({thread});")
         out.line(f"if (at >= {out.size(total)}) return;")
+    if apart:
         unflatten(out, "at", type_, apart)
     for loop in along:
         out.open(f"for ({type_} {loop.variable} = 0; {loop.variable} < {out.size(loop.extent)}; ++{loop.variable})")
@@ -116,7 +133,7 @@ def _write_scatter(out: CudaKernelWriter, step: Map) -> CudaKernel:
     out.report_flags(code)
     for _ in along:
         out.close()
-    return out.finish(Grid((total + block - 1) // block), block)
+    return total
 
 
 def _is_unordered(out: CudaKernelWriter, store: Store) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from ingot.lowering import tensor_views
@@ -16,7 +17,7 @@ from ingot.lowering.rules.nn.convolution import ConvWindows
 from ingot.lowering.tensor_views import Deferred, Index, Strided, TensorValue, contiguous_strides
 from ingot.targets.cuda.schedule.weight_layouts import ReorderedLayout
 
-# Channels that one copy of 8 bytes takes: fewer are padded to as many.
+# Channels of which two pixels are one copy of 16 bytes: fewer are padded to as many.
 FEW_CHANNELS = 4
 
 
@@ -35,10 +36,33 @@ def lower_convolution(
     if channels == 1 and windows.groups > 1:
         image, packed = _make_channels_last(low, x), _pack_channels(low, weight)
         return _append(low, image, packed, channels, bias, shape, windows, outs)
-    few = channels < FEW_CHANNELS and windows.groups == 1 and weight.dtype in HALVES
-    padded = FEW_CHANNELS if few else channels
-    image = _make_channels_last(low, _pad_channels(x, padded) if few else x)
-    return _append(low, image, _pack_taps(low, weight, padded), padded, bias, shape, windows, outs)
+    if channels < FEW_CHANNELS and windows.groups == 1 and weight.dtype in HALVES and windows.dilation[-1] == 1:
+        return _lower_few_channels(low, x, weight, bias, shape, windows)
+    packed = _pack_taps(low, weight, require_static(weight.shape[-1]), channels)
+    return _append(low, _make_channels_last(low, x), packed, channels, bias, shape, windows, outs)
+
+
+def _lower_few_channels(
+    low: Lowering, x: TensorValue, weight: TensorValue, bias: TensorValue | None, shape: tuple[Size, ...],
+    windows: ConvWindows
+) -> TensorValue:  # fmt: skip
+    """Few channels are padded to as many as one copy takes, and the image to all that windows reach: the taps of a line
+    then lie side by side, as if they were channels of one tap."""
+    outs, *taps = (require_static(weight.shape[0]), *map(require_static, weight.shape[2:]))
+    line = taps[-1] + -taps[-1] % 2  # taps of a line, those behind the last with zeros for weights
+    reach = [(size - 1) * step for size, step in zip(shape[2:], windows.stride, strict=True)]
+    sizes = [first + (count - 1) * gap + 1 for first, count, gap in zip(reach, taps, windows.dilation, strict=True)]
+    sizes[-1] = (reach[-1] + line + 1) // 2 * 2  # so that lines of the image are aligned
+    image = _make_channels_last(low, _pad_image(x, FEW_CHANNELS, windows.padding, sizes))
+    assert isinstance(image.data, Strided)
+    outer, channel, *steps = image.data.strides
+    lines = Strided(image.data.buffer, image.data.offset, (outer, channel, *steps))
+    channels = line * FEW_CHANNELS
+    view = TensorValue((x.shape[0], channels, *sizes[:-1], sizes[-1] - line + 1), x.dtype, lines)
+    packed = _pack_taps(low, weight, line, FEW_CHANNELS)
+    flat = StridedView(packed.buffer, 0, (*packed.strides[:-1], channels))
+    moved = ConvWindows(windows.stride, (0,) * len(taps), (*windows.dilation[:-1], 1), 1)
+    return _append(low, view, flat, channels, bias, shape, moved, outs, (*taps[:-1], 1))
 
 
 def _is_packable(low: Lowering, x: TensorValue, weight: TensorValue, shape: tuple[Size, ...]) -> bool:
@@ -83,21 +107,26 @@ def _make_channels_last(low: Lowering, x: TensorValue) -> TensorValue:
     return tensor_views.permute(low.make_contiguous(tensor_views.permute(x, order)), _first(x.rank))
 
 
-def _pad_channels(x: TensorValue, channels: int) -> TensorValue:
-    """The tensor with so many channels, those behind its own zeros."""
-    own = x.shape[1]
+def _pad_image(x: TensorValue, channels: int, before: Sequence[Size], sizes: Sequence[Size]) -> TensorValue:
+    """The tensor with so many channels and of these sizes, its own from `before` on, and zeros around it."""
 
     def load(ops: BodyBuilder, index: Index) -> int:
-        there = ops.call("lt", ops.index(index[1]), ops.index(own))
-        return ops.zero_outside(there, lambda: x.load(ops, index))
+        inside = ops.call("lt", ops.index(index[1]), ops.index(x.shape[1]))
+        places = [place - first for place, first in zip(index[2:], before, strict=True)]
+        for place, size in zip(places, x.shape[2:], strict=True):
+            for name, limit in (("ge", 0), ("lt", size)):
+                inside = ops.call("and", inside, ops.call(name, ops.index(place), ops.index(limit)))
+        return ops.zero_outside(inside, lambda: x.load(ops, (*index[:2], *places)))
 
-    return TensorValue((x.shape[0], channels, *x.shape[2:]), x.dtype, Deferred(load, x.cost + 2))
+    return TensorValue((x.shape[0], channels, *sizes), x.dtype, Deferred(load, x.cost + 3))
 
 
-def _pack_taps(low: LoopBuilder, weight: TensorValue, padded: int) -> StridedView:
-    """[output channel, tap…, channel], as a view of (output channel, channel, tap…)."""
+def _pack_taps(low: LoopBuilder, weight: TensorValue, line: int, channels: int) -> StridedView:
+    """[output channel, tap…, channel], with so many taps in a line and so many channels, as a view of (output channel,
+    channel, tap…)."""
     outer, channel, *taps = weight.shape
     outer_step, channel_step, *tap_steps = _strides_of(weight)
+    padded = (*map(require_static, (outer, *taps[:-1])), line, channels)
     layout = _layout(weight, (outer, *taps, channel), (outer_step, *tap_steps, channel_step), padded)
     return _derive(low, weight, layout, _first(weight.rank))
 
@@ -106,7 +135,8 @@ def _pack_channels(low: LoopBuilder, weight: TensorValue) -> StridedView:
     """[tap…, output channel], as a view of (output channel, 1, tap…)."""
     outer, _, *taps = weight.shape
     outer_step, _, *tap_steps = _strides_of(weight)
-    layout = _layout(weight, (1, *taps, outer), (0, *tap_steps, outer_step), require_static(outer))
+    shape = (1, *map(require_static, taps), require_static(outer))
+    layout = _layout(weight, shape, (0, *tap_steps, outer_step), shape)
     rank = weight.rank
     return _derive(low, weight, layout, (rank - 1, 0, *range(1, rank - 1)))
 
@@ -116,7 +146,9 @@ def _strides_of(weight: TensorValue) -> tuple[Size, ...]:
     return weight.data.strides
 
 
-def _layout(weight: TensorValue, shape: tuple[Size, ...], strides: tuple[Size, ...], padded: int) -> ReorderedLayout:
+def _layout(
+    weight: TensorValue, shape: tuple[Size, ...], strides: tuple[Size, ...], padded: tuple[int, ...]
+) -> ReorderedLayout:
     assert isinstance(weight.data, Strided)
     offset = require_static(weight.data.offset)
     return ReorderedLayout(offset, tuple(map(require_static, shape)), tuple(map(require_static, strides)), padded)
@@ -150,8 +182,9 @@ def _append(
     shape: tuple[Size, ...],
     windows: ConvWindows,
     outs: int,
+    kernel: tuple[int, ...] | None = None,
 ) -> TensorValue:
-    """The step, its result with channels last."""
+    """The step, its result with channels last. `kernel` are its taps, if not those of the packed weight."""
     dtype, kind = low.out_dtype, wide(low.out_dtype)
     assert isinstance(x.data, Strided)
     physical = (shape[0], *shape[2:], outs)
@@ -173,7 +206,7 @@ def _append(
             groups=windows.groups,
             size=x.shape[2:],
             out_size=shape[2:],
-            kernel=_kernel_of(low, weight),
+            kernel=kernel or _kernel_of(low, weight),
             stride=windows.stride,
             padding=windows.padding,
             dilation=windows.dilation,

@@ -3,6 +3,7 @@
     TiledGemm(…, algorithm, tile, split_k)       a product, and how its sums are shared out
     ImplicitGemm(…, algorithm, tile, split_k)    a convolution as a product of pixels by taps and channels
     SiblingGemms(steps, in_turn)                 products that one kernel computes
+    MapGroup(steps)                              Maps that do not depend on each other, as one kernel
 
 The loop IR's printer prints them by their fields; verifier.py has their rules.
 """
@@ -12,7 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-from ingot.lowering.loop_ir import Convolution, Gemm, SourceLocation, StepGroup, Stmt
+from ingot.lowering.loop_ir import Convolution, Gemm, Map, SourceLocation, StepGroup, Stmt
 
 # How sums are computed: on tensor cores, by warps or by groups of four of them (on a GPU that has these, else by
 # warps), by multiply-adds of threads with a block of sums each, or, where one side has a few rows only, by warps that
@@ -73,6 +74,17 @@ class SiblingGemms(StepGroup):
 
     steps: tuple[TiledGemm | ImplicitGemm, ...]
     in_turn: bool = False
+    origin: SourceLocation = _NOWHERE
+
+    def members(self) -> tuple[Stmt, ...]:
+        return self.steps
+
+
+@dataclass(frozen=True, slots=True)
+class MapGroup(StepGroup):
+    """Maps none of which uses what another one writes: each has blocks of its own in one grid."""
+
+    steps: tuple[Map, ...]
     origin: SourceLocation = _NOWHERE
 
     def members(self) -> tuple[Stmt, ...]:

@@ -6,7 +6,7 @@ level of the cache, how long a read takes. They choose, and mean nothing else: e
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias
 
 from ingot.lowering.dtypes import BYTES
@@ -17,7 +17,7 @@ TileAlgorithm: TypeAlias = Literal["tensor", "warpgroup", "simt"]
 
 # Multiprocessors of an H200.
 PROCESSORS = 132
-# Shared memory of a multiprocessor, and what a block of it costs besides its own.
+# Shared memory that the blocks of a multiprocessor may have.
 SHARED_BYTES = 227 << 10
 # Rows, or columns, of a product that is read once by warps.
 FEW_ROWS = 8
@@ -50,16 +50,26 @@ WIDE_TILES = (
     GemmTile(32, 32, 128, 4, 4, 2),
 )
 
-# Of the model: multiply-adds and bytes per microsecond of one multiprocessor, microseconds of a read and of a kernel.
-_TENSOR_RATE = 2.3e6
-_WARPGROUP_RATE = 3.0e6
+# Of the model: multiply-adds and bytes per microsecond of one multiprocessor, microseconds of a read, of an epilogue,
+# and of the second kernel where blocks share terms. The rate of warps on tensor cores, the epilogue and the second
+# kernel are what an H200 showed; the others are estimates.
+_TENSOR_RATE = 1.3e6
+_WARPGROUP_RATE = 2.4e6
 _SIMT_RATE = 0.2e6
 _CACHE_RATE = 42e3
 _CACHE_RATE_ALONE = 60e3
 _READ_TIME = 0.8
-_LAUNCH_TIME = 1.5
+_EPILOGUE_TIME = 0.6
+_LAUNCH_TIME = 2.5
+# Bytes that an epilogue reads and writes for a sum, and sums of a thread whose reads are under way at a time.
+_EPILOGUE_BYTES = 3
+_EPILOGUE_SUMS = 32
 # Sums of a warp at which shared memory is as fast as the tensor cores: rows · columns / (rows + columns).
 _FULL_WARP = 20.0
+# Registers and threads of a multiprocessor, and the registers of a thread besides its sums.
+_REGISTERS = 1 << 16
+_THREADS = 2048
+_OTHER_REGISTERS = 72
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,9 +90,9 @@ def is_warpgroup_tile(tile: GemmTile) -> bool:
 def choose_tile(
     algorithm: TileAlgorithm, points: int, m: int, n: int, k: int, element: int, sums: str, *, may_split: bool = True
 ) -> TileChoice:
-    """The fastest tile for so many products of m × n sums of k terms, of elements of so many bytes. By "warpgroup", tiles
-    that are not for groups of warps are computed by warps."""
-    best: tuple[float, int] | None = None
+    """The fastest tile for so many products of m × n sums of k terms, of elements of so many bytes. By "warpgroup",
+    tiles that are not for groups of warps are computed by warps."""
+    best: tuple[float, int, int] | None = None
     tiles: tuple[GemmTile, ...] = TENSOR_TILES
     if algorithm == "simt":
         tiles = WIDE_TILES if BYTES[sums] == 8 else SIMT_TILES
@@ -93,27 +103,50 @@ def choose_tile(
         steps = max(-(-k * element // tile.depth), 1)
         most = min(MOST_PARTS, steps // 2, 2 * PROCESSORS // blocks) if may_split and blocks < PROCESSORS else 1
         for part in range(1, max(most, 1) + 1):
-            time = _estimate(tile, by, blocks * part, -(-steps // part), element)
+            trimmed = trim_stages(tile, -(-steps // part))
+            time = _estimate(trimmed, by, blocks * part, -(-steps // part), element)
             if part > 1:
                 time += _LAUNCH_TIME + 2 * part * points * m * n * 4 / (PROCESSORS * _CACHE_RATE)
-            if best is None or (time, number) < best:
-                best, chosen = (time, number), TileChoice(tile, by, part)
+            # Of tiles that are about as fast, the one that computes the least besides the sums, then the largest.
+            rank = (round(time, 1), blocks * tile.rows * tile.columns, number)
+            if best is None or rank < best:
+                best, chosen = rank, TileChoice(trimmed, by, part)
     return chosen
 
 
+def trim_stages(tile: GemmTile, steps: int) -> GemmTile:
+    """The tile with no more stages than a block of so many steps can use: shared memory is left for other blocks."""
+    return replace(tile, stages=max(2, min(tile.stages, steps + 1)))
+
+
+def count_threads(algorithm: str, tile: GemmTile) -> int:
+    """The threads of a block that computes a tile."""
+    if algorithm in ("tensor", "warpgroup"):
+        return 32 * tile.down * tile.along
+    return tile.rows // tile.down * (tile.columns // tile.along)
+
+
+def _count_resident(tile: GemmTile, algorithm: TileAlgorithm) -> int:
+    """How many blocks a multiprocessor runs at a time."""
+    threads = count_threads(algorithm, tile)
+    shared = max((tile.rows + tile.columns) * tile.depth * tile.stages, tile.rows * (tile.columns + 8) * 4) + 1024
+    registers = min(255, tile.rows * tile.columns // threads + _OTHER_REGISTERS)
+    return max(min(SHARED_BYTES // shared, _THREADS // threads, _REGISTERS // (threads * registers)), 1)
+
+
 def _estimate(tile: GemmTile, algorithm: TileAlgorithm, blocks: int, steps: int, element: int) -> float:
-    """Microseconds that blocks of so many steps take."""
+    """Microseconds that blocks of so many steps take. Those that run on one multiprocessor share what it multiplies and
+    reads in a time, and wait at the same time."""
+    together = min(_count_resident(tile, algorithm), -(-blocks // PROCESSORS))
+    rounds = -(-blocks // (PROCESSORS * together))
     stage = (tile.rows + tile.columns) * tile.depth
-    resident = max(min(SHARED_BYTES // max(stage * tile.stages, 1), 4), 1)
-    waves = -(-blocks // PROCESSORS)
-    together = min(waves, resident)
-    busy = min(blocks, PROCESSORS) / PROCESSORS
-    bandwidth = min(_CACHE_RATE_ALONE, _CACHE_RATE / busy)
+    bandwidth = min(_CACHE_RATE_ALONE, _CACHE_RATE * PROCESSORS / min(blocks, PROCESSORS))
     multiplications = tile.rows * tile.columns * (tile.depth / element)
     step = max(multiplications / _find_rate(tile, algorithm, element), stage / bandwidth)
-    # One block alone also waits for its reads, of which all stages but one are under way.
-    step = max(step, _READ_TIME / max(tile.stages - 1, 1) / together)
-    return _READ_TIME + waves * steps * step
+    busy = steps * step + tile.rows * tile.columns * _EPILOGUE_BYTES / bandwidth
+    turns = 1 + tile.rows * tile.columns / (count_threads(algorithm, tile) * _EPILOGUE_SUMS)
+    waiting = _READ_TIME + steps * max(step, _READ_TIME / max(tile.stages - 1, 1)) + _EPILOGUE_TIME * turns
+    return rounds * max(together * busy, waiting)
 
 
 def _find_rate(tile: GemmTile, algorithm: TileAlgorithm, element: int) -> float:

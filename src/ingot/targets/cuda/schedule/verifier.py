@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from ingot.lowering.dependence import reads_and_writes
@@ -11,8 +11,8 @@ from ingot.lowering.loop_ir_verifier import verify_module
 from ingot.lowering.loop_module import Module
 from ingot.lowering.verification.access_rules import Facts
 from ingot.lowering.verification.step_rules import extents
-from ingot.targets.cuda.schedule.statements import GemmTile, ImplicitGemm, SiblingGemms, TiledGemm
-from ingot.targets.cuda.schedule.tiles import is_warpgroup_tile
+from ingot.targets.cuda.schedule.statements import GemmTile, ImplicitGemm, MapGroup, SiblingGemms, TiledGemm
+from ingot.targets.cuda.schedule.tiles import count_threads, is_warpgroup_tile
 
 # Bytes of a line of a tile in shared memory, at least: a piece that one copy moves.
 _PIECE = 16
@@ -66,12 +66,20 @@ def _check_siblings(group: SiblingGemms, facts: Facts) -> str | None:
         depths = {step.k for step in steps if isinstance(step, TiledGemm) and step.algorithm == "rows"}
         alike = len(shapes) == 1 and len(depths) < 2
         return None if alike else "products in turn have different rows, columns or, of few rows, terms"
+    return _check_apart(steps)
+
+
+def _check_map_group(group: MapGroup, facts: Facts) -> str | None:
+    return _check_apart(group.steps) if len(group.steps) > 1 else "a group is two or more"
+
+
+def _check_apart(steps: Sequence[Stmt]) -> str | None:
     for place, step in enumerate(steps):
         read, written = reads_and_writes(step)
         for other in steps[:place]:
             other_read, other_written = reads_and_writes(other)
             if read & other_written or written & (other_read | other_written):
-                return "a sibling uses what another one writes"
+                return "a member uses what another one writes"
     return None
 
 
@@ -90,15 +98,8 @@ def _check_tile(algorithm: str, tile: GemmTile, parts: int) -> str | None:
     return None if threads % 32 == 0 and threads <= _MOST_THREADS else f"a tile of {tile} needs {threads} threads"
 
 
-def count_threads(algorithm: str, tile: GemmTile) -> int:
-    """The threads of a block that computes a tile."""
-    if algorithm in ("tensor", "warpgroup"):
-        return 32 * tile.down * tile.along
-    return tile.rows // tile.down * (tile.columns // tile.along)
-
-
 # Rules that look at the steps alone.
-_STRUCTURE: dict[type, Callable[[Any, Facts], str | None]] = {SiblingGemms: _check_siblings}
+_STRUCTURE: dict[type, Callable[[Any, Facts], str | None]] = {SiblingGemms: _check_siblings, MapGroup: _check_map_group}
 _RULES: dict[type, Callable[[Any, Facts], str | None]] = {
     **_STRUCTURE,
     TiledGemm: _check_tiled_gemm,

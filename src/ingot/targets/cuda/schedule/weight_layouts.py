@@ -13,16 +13,16 @@ from ingot.lowering.loop_module import PackedWeight, WeightLayout
 
 @dataclass(frozen=True, slots=True)
 class ReorderedLayout(WeightLayout):
-    """A strided view of the tensor's row-major elements, one after another. The last dim has `padded` places, those
-    behind its own are zeros."""
+    """A strided view of the tensor's row-major elements, one after another, in a tensor of the shape `padded`: what is
+    behind the view's own elements are zeros."""
 
     offset: int
     shape: tuple[int, ...]
     strides: tuple[int, ...]
-    padded: int
+    padded: tuple[int, ...]
 
     def stored_shape(self) -> tuple[Size, ...]:
-        return (*self.shape[:-1], self.padded)
+        return self.padded
 
 
 def lay_out(weight: PackedWeight, buffer: Buffer, state: torch.Tensor) -> torch.Tensor:
@@ -32,6 +32,6 @@ def lay_out(weight: PackedWeight, buffer: Buffer, state: torch.Tensor) -> torch.
         return state
     assert isinstance(layout, ReorderedLayout), f"{type(layout).__name__} is not a layout of this target"
     found = torch.as_strided(state.contiguous().reshape(-1), layout.shape, layout.strides, layout.offset)
-    made = torch.zeros(*layout.shape[:-1], layout.padded, dtype=getattr(torch, buffer.dtype))
-    made[..., : layout.shape[-1]].copy_(found)
+    made = torch.zeros(layout.padded, dtype=getattr(torch, buffer.dtype))
+    made[tuple(slice(size) for size in layout.shape)].copy_(found)
     return made

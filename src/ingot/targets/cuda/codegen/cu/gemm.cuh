@@ -366,16 +366,27 @@ template <class Sum_, class A, class B, int DOWN, int ALONG, class WidenA, class
     }
 };
 
-/* Each run of EACH neighbouring columns of a tile of sums: finish(row, column, sums). Neighbouring threads take
-   neighbouring runs of a row, or, with DOWN, of a column. */
-template <int ROWS, int COLUMNS, int EACH, int THREADS, bool DOWN, class Sum, class Finish>
-static inline void ig_finish_tile(const Sum *tile, int rows, int columns, Finish finish)
+/* Each run of EACH neighbouring columns of a tile of sums: finish(row, column, sums, fetch(row, column)). Neighbouring
+   threads take neighbouring runs of a row, or, with DOWN, of a column. What a few runs read is under way at a time. */
+template <int ROWS, int COLUMNS, int EACH, int THREADS, bool DOWN, class Sum, class Fetch, class Finish>
+static inline void ig_finish_tile(const Sum *tile, int rows, int columns, Fetch fetch, Finish finish)
 {
-    constexpr int RUNS = COLUMNS / EACH;
-    for (int at = (int)threadIdx.x; at < ROWS * RUNS; at += THREADS) {
-        const int row = DOWN ? at % ROWS : at / RUNS, column = (DOWN ? at / ROWS : at % RUNS) * EACH;
-        if (row >= rows || column >= columns) continue;
-        const ig_vector<Sum, EACH> sums = ig_load<EACH>(tile + row * (COLUMNS + 8) + column);
-        finish(row, column, sums.at);
+    constexpr int RUNS = COLUMNS / EACH, BATCH = 4;
+#pragma unroll 1
+    for (int first = (int)threadIdx.x; first < ROWS * RUNS; first += BATCH * THREADS) {
+        decltype(fetch(0, 0)) given[BATCH];
+        int row[BATCH], column[BATCH];
+#pragma unroll
+        for (int i = 0; i < BATCH; ++i) {
+            const int at = first + i * THREADS;
+            row[i] = DOWN ? at % ROWS : at / RUNS, column[i] = (DOWN ? at / ROWS : at % RUNS) * EACH;
+            if (row[i] < rows && column[i] < columns) given[i] = fetch(row[i], column[i]);
+        }
+#pragma unroll
+        for (int i = 0; i < BATCH; ++i)
+            if (row[i] < rows && column[i] < columns) {
+                const ig_vector<Sum, EACH> sums = ig_load<EACH>(tile + row[i] * (COLUMNS + 8) + column[i]);
+                finish(row[i], column[i], sums.at, given[i]);
+            }
     }
 }

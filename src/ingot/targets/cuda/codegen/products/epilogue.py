@@ -1,13 +1,17 @@
 """Epilogues: what becomes of sums, as a function of a run of neighbouring columns.
 
-    const auto finish = [&](const int line, const int place, const float *sums) { … };
+    struct loaded { … };
+    const auto fetch = [&](const int line, const int place) { … return found; };
+    const auto finish = [&](const int line, const int place, const float *sums, const loaded &given) { … };
 
 Columns of a run are `each` neighbours. What lies side by side in memory along them, aligned, is read and written as one
-vector; what does not depend on the column is computed once.
+vector; what does not depend on the column is computed once. Vectors are read by `fetch`, so that those of several runs
+are under way before the first is used.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from ingot.codegen.c_expressions import STORED
@@ -15,9 +19,9 @@ from ingot.lowering.dependence import reads_and_writes
 from ingot.lowering.dtypes import BYTES, HALVES
 from ingot.lowering.index_expr import BodyValue, Expr, Size, coefficient_of, substitute
 from ingot.lowering.loop_body import reads
-from ingot.lowering.loop_ir import Body, Map, Store, WithEpilogue
+from ingot.lowering.loop_ir import Body, Loop, Map, Store, WithEpilogue
 from ingot.targets.cuda.codegen.kernel_writer import CudaKernelWriter
-from ingot.targets.cuda.codegen.loops import unflatten
+from ingot.targets.cuda.codegen.loop_kernels.loop_points import unflatten
 from ingot.targets.cuda.schedule.alignment import count_neighbours, is_multiple
 
 # Columns of a run, and bytes that a run may have in one buffer.
@@ -66,7 +70,7 @@ class _Runs:
     def place(self, buffer: str, index: Size) -> str:
         if (buffer, index) not in self.certain or not self.is_run(buffer, index):
             return self.out.place(buffer, index)
-        return f"{self.loads.setdefault((buffer, index), f'in{len(self.loads)}')}.at[w]"
+        return f"given.{self.loads.setdefault((buffer, index), f'in{len(self.loads)}')}.at[w]"
 
     def is_run(self, buffer: str, index: Size) -> bool:
         """Whether a run of columns is neighbours in memory, aligned."""
@@ -90,21 +94,18 @@ def write_finish(
     row: str = "top + line",
     column: str = "left + place",
 ) -> None:
-    """Declares `finish`. `row` and `column` are the place of a run's first sum, over `line` and `place`; the batch's
-    variables have values already."""
+    """Declares `fetch` and `finish`. `row` and `column` are the place of a run's first sum, over `line` and `place`.
+    The batch's variables have values already."""
     epilogue, lead = step.epilogue, len(step.batch_loops())
     rows, last = epilogue.loops[lead:-1], epilogue.loops[-1].variable
     runs = _Runs(out, epilogue, each)
     vectors = _find_vector_stores(epilogue, runs)
     code = out.statements(_show_unrounded(out, epilogue), [last], "sums[w]", place=runs.place)
-    out.open(f"const auto finish = [&](const int line, const int place, const {STORED[step.dtype]} *sums)")
-    if rows:
-        out.line(f"const {type_} at = ({type_})({row});")
-        unflatten(out, "at", type_, rows)
-    out.line(f"const {type_} begin = ({type_})({column});")
+    _write_fetch(out, runs, rows, type_, row, column)
+    sums = f"const {STORED[step.dtype]} *sums"
+    out.open(f"const auto finish = [&](const int line, const int place, {sums}, const loaded &given)")
+    _write_place(out, rows, type_, row, column)
     out.declare_flags(code)
-    for (buffer, index), name in runs.loads.items():
-        out.line(f"const auto {name} = ig_load<{each}>({out.pointer(buffer)} + begin + ({runs.begin(index)}));")
     for line in code.before:
         out.line(line)
     for number, store in vectors.items():
@@ -132,6 +133,33 @@ def write_finish(
         name = _STORES.get(out.buffers[store.buffer].dtype, "ig_store")
         out.line(f"{name}<{each}>({out.pointer(store.buffer)} + begin + ({runs.begin(store.index)}), out{number});")
     out.report_flags(code)
+    out.depth -= 1
+    out.line("};")
+
+
+def _write_place(out: CudaKernelWriter, rows: Sequence[Loop], type_: str, row: str, column: str) -> None:
+    """Declares the variables of the rows, and `begin`, the first column of a run."""
+    if rows:
+        out.line(f"const {type_} at = ({type_})({row});")
+        unflatten(out, "at", type_, rows)
+    out.line(f"const {type_} begin = ({type_})({column});")
+
+
+def _write_fetch(out: CudaKernelWriter, runs: _Runs, rows: Sequence[Loop], type_: str, row: str, column: str) -> None:
+    """Declares `loaded`, the vectors that a run reads, and `fetch`, which reads them."""
+    out.open("struct loaded")
+    for (buffer, _), name in runs.loads.items():
+        out.line(f"ig_vector<{STORED[out.buffers[buffer].dtype]}, {runs.each}> {name};")
+    out.depth -= 1
+    out.line("};")
+    out.open("const auto fetch = [&](const int line, const int place)")
+    out.line("loaded found;")
+    if runs.loads:
+        _write_place(out, rows, type_, row, column)
+    for (buffer, index), name in runs.loads.items():
+        place = f"{out.pointer(buffer)} + begin + ({runs.begin(index)})"
+        out.line(f"found.{name} = ig_load<{runs.each}>({place});")
+    out.line("return found;")
     out.depth -= 1
     out.line("};")
 

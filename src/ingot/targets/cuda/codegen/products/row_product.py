@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from ingot.codegen.c_expressions import STORED
 from ingot.lowering.dtypes import BYTES
-from ingot.lowering.index_expr import Size, product
+from ingot.lowering.index_expr import Size, product, smallest
 from ingot.lowering.loop_ir import MatrixView
 from ingot.targets.cuda.codegen.kernel import WARP
 from ingot.targets.cuda.codegen.kernel_writer import CudaKernelWriter
-from ingot.targets.cuda.codegen.loops import unflatten
+from ingot.targets.cuda.codegen.loop_kernels.loop_points import unflatten
 from ingot.targets.cuda.codegen.products.epilogue import index_type, write_finish
 from ingot.targets.cuda.codegen.products.tile_product import BlockWork, use_headers, widen
 from ingot.targets.cuda.schedule.statements import TiledGemm
@@ -19,10 +19,12 @@ WARPS = 8
 _MOST_WARPS = 16 * PROCESSORS
 # Reads of a lane that are under way at a time.
 _READS = 8
+# Blocks of a multiprocessor that run at a time.
+_RESIDENT = 2
 
 
 def write_row_blocks(out: CudaKernelWriter, step: TiledGemm, number: str = "blockIdx.x") -> BlockWork:
-    """The work of block `number`: the side with fewer rows is x; each warp has a few lines of the other one."""
+    """The work of block `number`: the side with fewer rows is x; each warp has a few lines of the other at a time."""
     use_headers(out)
     out.library.use("gemm_rows.cuh")
     swapped = not (isinstance(step.m, int) and step.m <= FEW_ROWS)
@@ -36,31 +38,38 @@ def write_row_blocks(out: CudaKernelWriter, step: TiledGemm, number: str = "bloc
     points = product([loop.extent for loop in step.batch])
     groups = (many + wide - 1) // wide
     parts = _count_parts(out, points * groups, step.k, each)
-    together = WARPS // parts  # groups of lines of a block
-    blocks = (groups + together - 1) // together
+    together = WARPS // parts  # groups of lines of a block at a time
+    blocks = _count_blocks(out, (groups + together - 1) // together, points)
     type_ = index_type(out, step)
-    block = f"(int64_t)({number})"
+    out.line(f"const int64_t block = (int64_t)({number}) % ({out.size(blocks)});")
     if step.batch:
-        out.line(f"const {type_} o = ({type_})({block} / ({out.size(blocks)}));")
+        out.line(f"const {type_} o = ({type_})((int64_t)({number}) / ({out.size(blocks)}));")
         unflatten(out, "o", type_, step.batch)
-        block = f"{block} % ({out.size(blocks)})"
-    out.line(f"const int part = ig_warp() % {parts}, group = ig_warp() / {parts};")
-    out.line(f"const {type_} first = ({type_})((({block}) * {together} + group) * {wide});")
-    out.line(f"const int valid = (int)ig_clamp({out.size(many)} - first, {wide});")
-    out.line(f"float sums_of[{few}][{wide}];")
-    early = "true" if out.buffers[lines.buffer].kind == "weight" else "false"
-    out.line(f"const auto widen = []({STORED[dtype]} value) {{ return {widen(out, dtype, 'value')}; }};")
-    out.line(
-        f"ig_add_lines<{few}, {wide}, {_READS // wide}, {each}, {early}>("
-        f"sums_of, {_start(out, x)}, {out.size(x_step)}, "
-        f"{_start(out, lines)} + (int64_t)first * ({out.size(line_step)}), {out.size(line_step)}, valid, "
-        f"((int64_t)part * {WARP} + ig_lane()) * {each}, {parts * WARP * each}, {out.size(step.k)}, widen);"
-    )
+    out.line(f"const {type_} first = ({type_})(block * {together * wide});")
     row, column = ("first + place", "line") if swapped else ("line", "first + place")
     write_finish(out, step, type_, 1, row=row, column=column)
-    out.line(f"ig_finish_lines<{few}, {wide}, {parts}>(sums_of, group, part, valid, finish);")
-    shared = WARPS * few * wide * 4 if parts > 1 else 0
-    return BlockWork(points * blocks, WARPS * WARP, shared)
+    out.line(f"const auto widen = []({STORED[dtype]} value) {{ return {widen(out, dtype, 'value')}; }};")
+    out.open("const auto give = [&](int line, int place, float sum)")
+    out.line("finish(line, place, &sum, fetch(line, place));")
+    out.depth -= 1
+    out.line("};")
+    early = "true" if out.buffers[lines.buffer].kind == "weight" else "false"
+    shape = f"{few}, {wide}, {_READS // wide}, {each}, {parts}, {together}, {early}"
+    sizes = ", ".join(out.size(size) for size in (line_step, many, step.k))
+    out.line(
+        f"ig_stream_lines<{shape}>({_start(out, x)}, {out.size(x_step)}, {_start(out, lines)}, {sizes}, "
+        f"(int64_t)first, (int64_t)({out.size(blocks * (together * wide))}), widen, give);"
+    )
+    return BlockWork(points * blocks, WARPS * WARP, 2 * WARPS * few * wide * 4)
+
+
+def _count_blocks(out: CudaKernelWriter, needed: Size, points: Size) -> Size:
+    """Blocks that stream lines: no more than run at a time, and each with as many turns."""
+    most = max(_RESIDENT * PROCESSORS // max(out.hint(points), 1), 1)
+    if not isinstance(needed, int):
+        return smallest(needed, most)
+    turns = max(-(-needed // most), 1)
+    return -(-needed // turns)
 
 
 def _count_parts(out: CudaKernelWriter, groups: Size, k: Size, each: int) -> int:

@@ -16,11 +16,11 @@ from ingot.lowering.index_expr import Size, product
 from ingot.lowering.loop_ir import Loop, WithEpilogue
 from ingot.targets.cuda.codegen.kernel import CudaKernel, Grid
 from ingot.targets.cuda.codegen.kernel_writer import CudaKernelWriter
-from ingot.targets.cuda.codegen.loops import unflatten
+from ingot.targets.cuda.codegen.loop_kernels.loop_points import unflatten
 from ingot.targets.cuda.codegen.products.epilogue import count_columns, index_type, runs_down, write_finish
 from ingot.targets.cuda.schedule.alignment import MOST_BYTES
 from ingot.targets.cuda.schedule.statements import GemmTile
-from ingot.targets.cuda.schedule.verifier import count_threads
+from ingot.targets.cuda.schedule.tiles import count_threads
 
 # Threads of a block that adds up parts of sums.
 _ADDERS = 128
@@ -140,7 +140,7 @@ def write_blocks(out: CudaKernelWriter, made: TileProduct, block: str = "blockId
     else:
         _write_partial(out, made, partial)
     shape = f"{tile.rows}, {tile.columns}, {made.run}, {threads}, {across}"
-    out.line(f"ig_finish_tile<{shape}>(tile, rows, columns, finish);")
+    out.line(f"ig_finish_tile<{shape}>(tile, rows, columns, fetch, finish);")
     stage = (tile.rows * BYTES[a.dtype] + tile.columns * BYTES[b.dtype]) * made.terms
     shared = max(stage * tile.stages, tile.rows * (tile.columns + 8) * BYTES[step.dtype])
     return BlockWork(made.points * down * along * made.parts, threads, shared)
@@ -208,7 +208,9 @@ def _write_partial(out: CudaKernelWriter, made: TileProduct, partial: str) -> No
     pointer = out.scratch_pointer(partial, made.sum_type, written=True)
     point = "group" if made.groups > 1 else "o" if made.batch else "0"
     points, m, n = (out.size(size) for size in (made.points, made.rows, made.columns))
-    out.open(f"const auto finish = [&](const int line, const int place, const {made.sum_type} *sums)")
+    out.line("struct loaded {};")
+    out.line("const auto fetch = [](int, int) { return loaded{}; };")
+    out.open(f"const auto finish = [&](const int line, const int place, const {made.sum_type} *sums, loaded)")
     out.line(f"const int64_t at = ((int64_t)part * ({points}) + {point}) * ({m}) + top + line;")
     out.line(f"const auto run = ig_load<{made.run}>(sums);")
     out.line(f"ig_store<{made.run}>({pointer} + at * ({n}) + left + place, run);")
@@ -238,6 +240,7 @@ def _write_adder(out: CudaKernelWriter, made: TileProduct, partial: str) -> Cuda
         out.line(f"const {type_} o = {point};")
         unflatten(out, "o", type_, made.batch)
     write_finish(out, step, type_, each, row="top", column=column)
+    out.line("const loaded given = fetch(0, 0);")
     out.line(f"auto total = ig_load<{each}>({pointer} + (int64_t)run * {each});")
     out.line("#pragma unroll")
     out.open(f"for (int part = 1; part < {made.parts}; ++part)")
@@ -245,5 +248,5 @@ def _write_adder(out: CudaKernelWriter, made: TileProduct, partial: str) -> Cuda
     out.line("#pragma unroll")
     out.line(f"for (int w = 0; w < {each}; ++w) total.at[w] += more.at[w];")
     out.close()
-    out.line("finish(0, 0, total.at);")
+    out.line("finish(0, 0, total.at, given);")
     return out.finish(Grid((runs + _ADDERS - 1) // _ADDERS), _ADDERS, waits=True)

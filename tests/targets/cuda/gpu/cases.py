@@ -1,4 +1,7 @@
-"""Small models on the GPU of this machine, each kernel kind once: python -m tests.targets.cuda.gpu_smoke"""
+"""Small models with each kind of kernel, on the GPU of this machine.
+
+python -m tests.targets.cuda.gpu.cases [NAME …]         a line for each; also under compute-sanitizer
+"""
 
 from __future__ import annotations
 
@@ -15,6 +18,8 @@ from torch import nn
 import ingot
 from benchmarks import cuda_models
 
+DTYPES = (torch.float32, torch.bfloat16)
+
 
 class Function(nn.Module):
     def __init__(self, function: Callable[..., torch.Tensor]) -> None:
@@ -25,7 +30,7 @@ class Function(nn.Module):
         return self.function(*args)
 
 
-def _cases() -> dict[str, tuple[nn.Module, tuple[torch.Tensor, ...]]]:
+def cases() -> dict[str, tuple[nn.Module, tuple[torch.Tensor, ...]]]:
     r = torch.randn
     return {
         "pointwise": (Function(lambda x, y: torch.sin(x) * y.t() + torch.erf(x)), (r(70, 50), r(50, 70))),
@@ -50,27 +55,38 @@ def _cases() -> dict[str, tuple[nn.Module, tuple[torch.Tensor, ...]]]:
     }
 
 
+def judge(name: str, dtype: torch.dtype) -> tuple[float, float, float]:
+    """The largest errors of compiled code and of eager against float64, and the largest value."""
+    model, args = cases()[name]
+    mine = copy.deepcopy(model).eval().to("cuda", dtype)
+    given = tuple(arg.to("cuda", dtype) for arg in args)
+    exact = copy.deepcopy(mine).double()(*[arg.double() for arg in given])
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
+    with torch.no_grad():
+        eager = float((mine(*given).double() - exact).abs().max())
+        ours = float((ingot.compile(mine, given, target="cuda")(*given).double() - exact).abs().max())
+    return ours, eager, float(exact.abs().max())
+
+
+def is_right(ours: float, eager: float, largest: float) -> bool:
+    return ours <= 4 * eager + 2e-6 * largest
+
+
 def main() -> int:
     warnings.simplefilter("ignore")
     wrong = 0
-    for name, (model, args) in _cases().items():
-        for dtype in (torch.float32, torch.bfloat16):
-            mine = copy.deepcopy(model).eval().to("cuda", dtype)
-            given = tuple(arg.to("cuda", dtype) for arg in args)
-            exact = copy.deepcopy(mine).double()(*[arg.double() for arg in given])
+    for name in sys.argv[1:] or cases():
+        for dtype in DTYPES:
             try:
-                torch.backends.cuda.matmul.allow_tf32 = False
-                torch.backends.cudnn.allow_tf32 = False
-                eager = (mine(*given).double() - exact).abs().max().item()
-                ours = (ingot.compile(mine, given, target="cuda")(*given).double() - exact).abs().max().item()
+                errors = judge(name, dtype)
             except Exception as error:
                 wrong += 1
                 print(f"{name} {dtype}: FAILED {type(error).__name__}: {str(error)[:1500]}")
                 traceback.print_exc(limit=-3)
                 continue
-            is_wrong = not ours <= 4 * eager + 2e-6 * exact.abs().max().item()
-            wrong += is_wrong
-            print(f"{name} {dtype}: {'WRONG' if is_wrong else 'right'} ours {ours:.3g} eager {eager:.3g}", flush=True)
+            wrong += not is_right(*errors)
+            found = "right" if is_right(*errors) else "WRONG"
+            print(f"{name} {dtype}: {found} ours {errors[0]:.3g} eager {errors[1]:.3g}", flush=True)
     return wrong
 
 
