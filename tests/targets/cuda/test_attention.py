@@ -25,7 +25,7 @@ from tests.support.cuda_emulation.kernels import write_kernels
 from tests.support.kernel_functions import ATTENDING, Attending, attend, masking, scoring
 
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 4e-6, torch.float16: 2e-3, torch.bfloat16: 1.2e-2}
-LENGTHS = [(1, 1), (5, 16), (16, 5), (63, 65), (64, 64), (65, 127), (127, 63), (128, 129), (129, 128), (3, 200)]
+LENGTHS = [(1, 1), (5, 16), (63, 65), (64, 127), (129, 128), (16, 200)]
 
 
 def draw(*shape: int, dtype: torch.dtype, seed: int = 0) -> torch.Tensor:
@@ -94,15 +94,22 @@ def test_lengths_by_one_kernel(dtype: torch.dtype, depth: int, values: int, caus
     shapes = {"q": {2: queries}, "k": {2: keys}, "v": {2: keys}}
     emulated = EmulatedSteps({Attention})
     compiled = emulated.compile(model, draw_operands(dtype, 40, 70, depth, values), dynamic_shapes=shapes)
-    for queries, keys in LENGTHS if max(depth, values) <= 64 else LENGTHS[:6]:
+    for queries, keys in LENGTHS if max(depth, values) <= 128 else LENGTHS[:4]:
         given = draw_operands(dtype, queries, keys, depth, values)
         check(compiled(*given), model(*double(given)), dtype, f"{queries} × {keys}")
     assert emulated.steps
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
-@pytest.mark.parametrize("shape", [(1, 1, 65, 70), (1, 2, 1, 70)], ids=str)
-@pytest.mark.parametrize("boolean", [True, False], ids=["boolean", "additive"])
+@pytest.mark.parametrize(
+    ("dtype", "shape", "boolean"),
+    [
+        (torch.bfloat16, (1, 1, 65, 70), True),
+        (torch.bfloat16, (1, 2, 1, 70), False),
+        (torch.float32, (1, 1, 65, 70), False),
+        (torch.float32, (1, 2, 1, 70), True),
+    ],
+    ids=str,
+)
 def test_masks(dtype: torch.dtype, shape: tuple[int, ...], boolean: bool) -> None:
     given = draw_operands(dtype, 65, 70, 32)
     mask = draw(*shape, dtype=dtype, seed=9)
@@ -132,7 +139,6 @@ def test_rows_that_see_nothing_are_zeros_and_nan_stays() -> None:
 def test_wide_rows(dtype: torch.dtype, depth: int, values: int) -> None:
     """Columns of values in parts, each with the scores once more; past what tiles hold, a query to each warp."""
     given = draw_operands(dtype, 20, 140, depth, values)
-    check(run(Attend(), *given)[0], Attend()(*double(given)), dtype)
     case = Attending()
     (out, lse), _ = run(Flexible(case, []), *given)
     exact = attend(case, *double(given), [])
@@ -155,8 +161,7 @@ class Layer(nn.Module):
         return out.transpose(1, 2).flatten(2) * 2 + more
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
-@pytest.mark.parametrize("depth", [16, 20])
+@pytest.mark.parametrize(("dtype", "depth"), [(torch.bfloat16, 16), (torch.float16, 20), (torch.float32, 16)], ids=str)
 def test_heads_side_by_side(dtype: torch.dtype, depth: int) -> None:
     given = [draw(2, 70, heads, depth, dtype=dtype, seed=heads) for heads in (4, 2, 2)]
     given.append(draw(2, 70, 4 * depth, dtype=dtype, seed=7))
@@ -175,8 +180,10 @@ def test_keys_that_lie_across() -> None:
         check(run(attend_across, q, k, v)[0], attend_across(*double((q, k, v))), dtype)
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
-@pytest.mark.parametrize(("queries", "depth"), [(1, 64), (7, 24), (16, 128)])
+@pytest.mark.parametrize(
+    ("dtype", "queries", "depth"),
+    [(torch.bfloat16, 1, 64), (torch.float16, 7, 24), (torch.bfloat16, 16, 128), (torch.float32, 3, 40)],
+)
 def test_few_queries_split_their_keys(dtype: torch.dtype, queries: int, depth: int) -> None:
     given = draw_operands(dtype, queries, 530, depth)
     ours, emulated = run(Attend(), *given)
@@ -196,8 +203,9 @@ class Decoding(nn.Module):
         return out.transpose(1, 2).flatten(2) + 1
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
-@pytest.mark.parametrize(("heads", "kept"), [(8, 2), (6, 1), (34, 1)])
+@pytest.mark.parametrize(
+    ("dtype", "heads", "kept"), [(torch.bfloat16, 8, 2), (torch.float32, 6, 1), (torch.bfloat16, 34, 1)]
+)
 def test_heads_that_share_keys_are_rows_of_one_tile(dtype: torch.dtype, heads: int, kept: int) -> None:
     q, k, v = (draw(2, *shape, 16, dtype=dtype) for shape in ((heads,), (kept, 300), (kept, 300)))
     mask = draw(2, heads, 1, 300, dtype=dtype, seed=5)
@@ -249,7 +257,7 @@ def test_score_and_mask_functions(name: str) -> None:
     case = ATTENDING[name]
     torch.manual_seed(3)
     tables = case.tables()
-    dtypes = (torch.bfloat16, torch.float32) if name in ("alibi", "documents", "empty rows") else (torch.bfloat16,)
+    dtypes = (torch.bfloat16, torch.float32) if name in ("alibi", "empty rows") else (torch.bfloat16,)
     for dtype in dtypes:
         q, k, v = (draw(2, h, n, 24, dtype=dtype, seed=n) for h, n in ((4, 67), (2, 133), (2, 133)))
         (out, lse), _ = run(Flexible(case, tables), q, k, v)

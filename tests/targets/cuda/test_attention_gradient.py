@@ -54,11 +54,9 @@ def copy_leaves(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
     [
         ("plain", torch.bfloat16, (67, 130, 64, 64), 2),
         ("plain", torch.float32, (40, 35, 20, 13), 2),
-        ("alibi", torch.float16, (65, 64, 24, 40), 4),
-        ("window", torch.bfloat16, (200, 199, 16, 16), 1),
-        ("soft cap", torch.float32, (70, 66, 8, 8), 4),
+        ("window", torch.float16, (200, 199, 16, 40), 1),
         ("relative", torch.bfloat16, (33, 40, 128, 16), 2),
-        ("per head", torch.float32, (20, 70, 16, 8), 2),
+        ("per head", torch.float32, (66, 70, 16, 8), 2),
         ("buckets", torch.bfloat16, (20, 35, 7, 5), 1),
         ("temperature", torch.float64, (9, 33, 8, 8), 2),
         ("empty rows", torch.bfloat16, (66, 130, 144, 16), 2),

@@ -23,8 +23,9 @@ def uses_groups(emulated: EmulatedSteps) -> bool:
     return "using shape = ig_group_shape<" in write_kernels(emulated.steps[-1][1])[0]
 
 
-@pytest.mark.parametrize(("dtype", "depth"), [(torch.bfloat16, 64), (torch.float16, 128)], ids=str)
-@pytest.mark.parametrize("causal", [False, True], ids=["all", "causal"])
+@pytest.mark.parametrize(
+    ("dtype", "depth", "causal"), [(torch.bfloat16, 64, True), (torch.float16, 128, False)], ids=str
+)
 def test_lengths(dtype: torch.dtype, depth: int, causal: bool) -> None:
     model = Attend(is_causal=causal)
     queries, keys = torch.export.Dim("queries", max=4096), torch.export.Dim("keys", max=4096)
@@ -37,7 +38,7 @@ def test_lengths(dtype: torch.dtype, depth: int, causal: bool) -> None:
     assert uses_groups(emulated)
 
 
-@pytest.mark.parametrize("name", ["alibi", "window", "documents", "empty rows"])
+@pytest.mark.parametrize("name", ["alibi", "window", "empty rows"])
 def test_functions(name: str) -> None:
     case = ATTENDING[name]
     tables = case.tables()
