@@ -73,7 +73,7 @@ class CompiledModel(Uncopied):
         self._blob = blob
         self.threads = threads or cores()
         self.model = self._open(threads)
-        self._device_calls = DeviceCalls.of(self.model)
+        self._device_calls = DeviceCalls.create(self.model)
 
     def __deepcopy__(self, memo: Any) -> CompiledModel:
         """A model of its own, with threads and memory of its own; library, weights and program never change and are
@@ -82,7 +82,7 @@ class CompiledModel(Uncopied):
             raise self._refusal("copied")
         made = copy.copy(self)
         made.model = self.model.again()
-        made._device_calls = DeviceCalls.of(made.model)
+        made._device_calls = DeviceCalls.create(made.model)
         return made
 
     @property

@@ -29,7 +29,7 @@ class DeviceCalls:
         self._bound: dict[Any, tuple[BoundCall, list[tuple[tuple[int, ...], torch.dtype]]] | None] = {}
 
     @staticmethod
-    def of(model: Any) -> DeviceCalls | None:
+    def create(model: Any) -> DeviceCalls | None:
         """Of a model on a GPU whose arguments are its inputs, one after another; None for any other."""
         if not isinstance(model, DeviceModel):
             return None

@@ -22,7 +22,7 @@ class LoadedModel(Uncopied):
     def __init__(self, model: Model) -> None:
         """Use `ingot.load`."""
         self.model = model
-        self._device_calls = DeviceCalls.of(model)
+        self._device_calls = DeviceCalls.create(model)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Calls the model. Returns torch tensors, or NumPy arrays if the arguments hold arrays and no tensor.

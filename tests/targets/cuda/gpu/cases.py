@@ -18,7 +18,6 @@ from torch import nn
 import ingot
 from benchmarks import cuda_models
 
-
 DTYPES = (torch.float32, torch.bfloat16)
 
 

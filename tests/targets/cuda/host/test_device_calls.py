@@ -31,7 +31,7 @@ def load(model: Any, args: tuple[Any, ...], folder: Path, **options: Any) -> Dev
 
 
 def calls_of(model: DeviceModel) -> DeviceCalls:
-    made = DeviceCalls.of(model)
+    made = DeviceCalls.create(model)
     assert made is not None
     made._device = torch.device("cpu")
     return made

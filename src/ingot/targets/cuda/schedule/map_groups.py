@@ -69,5 +69,5 @@ def _is_dense(step: Map) -> bool:
     if not step.loops or step.collides:
         return False
     along = step.loops[-1].variable
-    places = [*(load.index for load in reads(step.body)), *(store.index for store in step.stores)]
-    return all(coefficient_of(place, along) in {0, 1} for place in places)
+    places = [use.index for use in reads(step.body)] + [store.index for store in step.stores]
+    return all(coefficient_of(place, along) in (0, 1) for place in places)
