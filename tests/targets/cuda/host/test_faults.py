@@ -16,7 +16,7 @@ from tests.targets.cuda.host.models import Several
 
 @pytest.fixture
 def compiled() -> CompiledModel:
-    return ingot.compile(Several().eval(), ARGS, target=EMULATED)
+    return ingot.compile(Several().eval(), ARGS, target=EMULATED, disable_passes={"map_groups"})
 
 
 ARGS = (torch.randn(4, 5), torch.randn(3, 7))
@@ -78,7 +78,7 @@ def test_the_device_is_not_one_that_it_runs_on(
 def test_code_that_a_driver_cannot_load_names_both_versions(
     driver: EmulatedDriver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    compiled = ingot.compile(Several().eval(), ARGS, target=EMULATED)
+    compiled = ingot.compile(Several().eval(), ARGS, target=EMULATED, disable_passes={"map_groups"})
     compiled.model._images = {"sm_90a": b"\x7fELF\1 of another kind" + bytes(64)}  # type: ignore[attr-defined]
     monkeypatch.setenv("INGOT_EMULATED_VERSION", "12020")
     with pytest.raises(DeviceUnavailable, match=r"sm_90a.*\n.*supports CUDA 12.2.*of CUDA 13.0\n.*newer NVIDIA driver"):
@@ -87,7 +87,7 @@ def test_code_that_a_driver_cannot_load_names_both_versions(
 
 def test_the_image_is_the_best_for_the_device(driver: EmulatedDriver, monkeypatch: pytest.MonkeyPatch) -> None:
     """Images that are not chosen are not code here: to load one fails."""
-    good = ingot.compile(Several().eval(), ARGS, target=EMULATED).libraries["sm_80"]
+    good = ingot.compile(Several().eval(), ARGS, target=EMULATED, disable_passes={"map_groups"}).libraries["sm_80"]
     for capability, best, others in [
         (90, "sm_90a", ("sm_90", "sm_80", "compute_80")),
         (90, "sm_90", ("sm_80", "sm_91", "sm_100a", "compute_90")),
@@ -97,7 +97,7 @@ def test_the_image_is_the_best_for_the_device(driver: EmulatedDriver, monkeypatc
         (120, "compute_120a", ("compute_80", "sm_100")),
     ]:
         monkeypatch.setenv("INGOT_EMULATED_CC", str(capability))
-        compiled = ingot.compile(Several().eval(), ARGS, target=EMULATED)
+        compiled = ingot.compile(Several().eval(), ARGS, target=EMULATED, disable_passes={"map_groups"})
         images = {**{name: b"not code" + bytes(8) for name in others}, best: good}
         compiled.model._images = images  # type: ignore[attr-defined]
         assert len(compiled(*ARGS)) == 4, (capability, best)
@@ -142,7 +142,7 @@ def test_a_call_that_fails_on_the_device(
     driver: EmulatedDriver, monkeypatch: pytest.MonkeyPatch, function: str
 ) -> None:
     model = Several().eval()
-    compiled = ingot.compile(model, ARGS, target=EMULATED)
+    compiled = ingot.compile(model, ARGS, target=EMULATED, disable_passes={"map_groups"})
     compiled(*ARGS)
     with monkeypatch.context() as wrong:
         wrong.setenv("INGOT_EMULATED_FAULT", f"{function}:{driver.calls(function)}")
@@ -157,7 +157,7 @@ def test_without_graphs_kernels_are_launched(
     driver: EmulatedDriver, monkeypatch: pytest.MonkeyPatch, function: str
 ) -> None:
     model = Several().eval()
-    compiled = ingot.compile(model, ARGS, target=EMULATED)
+    compiled = ingot.compile(model, ARGS, target=EMULATED, disable_passes={"map_groups"})
     before = driver.calls("cuLaunchKernel")
     monkeypatch.setenv("INGOT_EMULATED_FAULT", f"{function}:{driver.calls(function)}")
     torch.testing.assert_close(compiled(*ARGS), model(*ARGS))
