@@ -12,7 +12,7 @@ APART: dict[str, Any] = {"disable_passes": ("map_groups",)}
 
 
 class Several(nn.Module):
-    """Four kernels: results of different shapes are not fused."""
+    """Four kernels where the pass map_groups is off: results of different shapes are not fused."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -39,7 +39,7 @@ def test_it_compiles_and_saves_without_a_gpu(tmp_path: Path, monkeypatch: pytest
     for name in ("sm_90a", "sm_80"):
         header = compiled.libraries[name]
         assert header[:4] == b"\x7fELF" and int.from_bytes(header[18:20], "little") == EM_CUDA
-    assert compiled.source.count("__global__") >= 4 and "extern" in compiled.source
+    assert "__global__" in compiled.source and "extern" in compiled.source
     compiled.save(tmp_path / "m.ingot", program=True)
     with pytest.raises(DeviceUnavailable, match="There is no CUDA driver"):
         compiled(*ARGS)
