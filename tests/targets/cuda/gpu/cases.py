@@ -51,6 +51,12 @@ def cases() -> dict[str, tuple[nn.Module, tuple[torch.Tensor, ...]]]:
             Function(F.scaled_dot_product_attention),
             (r(1, 8, 1, 64), r(1, 8, 900, 64), r(1, 8, 900, 64)),
         ),
+        "attention of many blocks": (
+            Function(F.scaled_dot_product_attention),
+            (r(4, 16, 512, 64), r(4, 16, 512, 64), r(4, 16, 512, 64)),
+        ),
+        "ALiBi of many blocks": (cuda_models.Alibi(), (r(2, 16, 1024, 64), r(2, 16, 1024, 64), r(2, 16, 1024, 64))),
+        "products of many blocks": (nn.Linear(768, 3072), (r(4096, 768),)),
         "ALiBi": (cuda_models.Alibi(), (r(1, 4, 256, 64), r(1, 4, 256, 64), r(1, 4, 256, 64))),
     }
 

@@ -11,7 +11,6 @@ from ingot.lowering.loop_module import Module
 from ingot.scheduling.fusion import fusion_passes
 from ingot.scheduling.state_updates import update_state_in_place
 from ingot.targets.base import ScheduleObserver, ignore_pass
-from ingot.targets.cuda.schedule.gated_products import split_gated_products
 from ingot.targets.cuda.schedule.limits import FUSION_LIMITS
 from ingot.targets.cuda.schedule.map_groups import group_maps
 from ingot.targets.cuda.schedule.siblings import join_siblings
@@ -22,7 +21,6 @@ _log = logging.getLogger("ingot.schedule")
 
 SCHEDULE: tuple[tuple[str, Callable[[Module], Module]], ...] = (
     ("state_updates", update_state_in_place),
-    ("gated_products", split_gated_products),
     *fusion_passes(FUSION_LIMITS),
     ("map_groups", group_maps),
     ("tiles", choose_tiles),
