@@ -116,14 +116,14 @@ static int ig_load_functions(const char *name, char *message, size_t size)
     if (!library) {
         const char *const why = dlerror();
         if (message && size)
-            snprintf(message, size, "There is no CUDA driver.\n  why: %s\n  what to do: install the NVIDIA driver, version 525 or newer, on this machine",
-                     why ? why : name);
+            snprintf(message, size, "There is no CUDA driver.\n  why: %s\n  what to do: install the NVIDIA driver, version %s or newer, on this machine",
+                     why ? why : name, IG_LEAST_DRIVER);
         return INGOT_DEVICE;
     }
 #define IG_FIND_FUNCTION(function, parameters) \
     if (!(*(void **)&ig_driver.function = dlsym(library, #function))) { \
         if (message && size) \
-            snprintf(message, size, "The CUDA driver is too old.\n  why: %s has no function %s\n  what to do: install version 525 or newer", name, #function); \
+            snprintf(message, size, "The CUDA driver is too old.\n  why: %s has no function %s\n  what to do: install version %s or newer", name, #function, IG_LEAST_DRIVER); \
         dlclose(library); \
         return INGOT_DEVICE; \
     }

@@ -11,6 +11,8 @@
 #ifndef IG_CUDA_VERSION
 #define IG_CUDA_VERSION 13000 /* of what compiled the kernels */
 #endif
+/* The driver that runs kernels of that CUDA. */
+#define IG_LEAST_DRIVER (IG_CUDA_VERSION >= 13000 ? "580" : "525")
 
 #if defined(__x86_64__) && !defined(__SSE4_1__)
 /* Rounding is no instruction of the oldest processors, and a compiler may call the system's math library, which the
