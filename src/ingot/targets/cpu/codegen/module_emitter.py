@@ -13,12 +13,12 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ingot.codegen.c_expressions import STORED, CBodyEmitter, size_text
-from ingot.codegen.checked_sizes import MOST_BYTES, SizeLimits, check_static_sizes, is_run_size
+from ingot.codegen.checked_sizes import MOST_BYTES, check_static_sizes, is_run_size
 from ingot.codegen.entry_points import PlacedWeight, export_tables, place_weights, run_size, size_names
 from ingot.codegen.native_source import KernelLaunch
-from ingot.errors import UnsupportedOperator, format_error
+from ingot.codegen.run_text import RunText
 from ingot.lowering.cost_model import bytes_moved
-from ingot.lowering.dependence import all_steps, reads_and_writes
+from ingot.lowering.dependence import reads_and_writes
 from ingot.lowering.index_expr import Expr, Size, largest, size_number
 from ingot.lowering.loop_ir import (
     Assert,
@@ -94,20 +94,11 @@ def emit_body(module: Module, plan: MemoryPlan, library: RuntimeLibrary) -> CSou
 
 
 @dataclass
-class ModuleEmitter:
-    module: Module
-    plan: MemoryPlan
+class ModuleEmitter(RunText):
     title: str
     library: RuntimeLibrary = field(default_factory=RuntimeLibrary)
     kernels: dict[str, str] = field(default_factory=dict)
     comments: dict[str, SourceLocation] = field(default_factory=dict)
-    lines: list[str] = field(default_factory=list)
-    sites: dict[str, int] = field(default_factory=dict)
-    scratch: list[Size] = field(default_factory=list)
-    known: set[str] = field(default_factory=set)  # sizes that the run has when it begins
-    limits: SizeLimits = field(default_factory=SizeLimits)
-    size_names: dict[str, str] = field(default_factory=dict)  # as the run calls them
-    depth: int = 1
     launches: list[KernelLaunch] = field(default_factory=list)
     shared_groups: Iterator[int] = field(default_factory=lambda: iter(()))
     kernel_groups: list[int] = field(default_factory=list)
@@ -162,9 +153,6 @@ class ModuleEmitter:
 
     # ------------------------------------------------------------------ the run
 
-    def line(self, text: str) -> None:
-        self.lines.append("    " * self.depth + text)
-
     def _run(self, weights: Sequence[PlacedWeight]) -> list[str]:
         module = self.module
         head = [*_signature()]
@@ -176,76 +164,25 @@ class ModuleEmitter:
         check_static_sizes(module, used)
         for number, argument in enumerate(module.inputs):
             if argument.buffer in used:
-                self.line(f"void *const {argument.buffer} = inputs[{number}].data;")
+                self._declare(argument.buffer, f"inputs[{number}].data")
         while early < len(steps) and isinstance(steps[early], (BindSymbol, Assert)):
             self._step(steps[early])
             early += 1
         self.known = set(module.symbols) | {step.symbol for step in steps[:early] if isinstance(step, BindSymbol)}
         for number, argument in enumerate(module.outputs):
             if argument.buffer in used:
-                self.line(f"void *const {argument.buffer} = outputs[{number}].data;")
+                self._declare(argument.buffer, f"outputs[{number}].data")
         for placed in weights:
             kind = module.buffers[placed.weight.buffer].kind
             base = "weights" if kind == "weight" else "state"
-            self.line(f"void *const {placed.weight.buffer} = (char *)model->{base} + {placed.offset};")
-        self._limit_buffers()
-        for argument in module.outputs:
-            for size in argument.shape:
-                if isinstance(size, Expr) and {s.name for s in size.symbols} <= self.known:
-                    self.limits.add(size, MOST_BYTES, self._site(argument.name))
-        place = len(self.lines)
-        late = self._arena(self.known)
-        reserve = len(self.lines)
-        told = set(self.known)
-        for step in steps[early:]:
-            for name in sorted(late & set().union(*reads_and_writes(step))):
-                self._check_size(name, told)
-                self._limit(byte_size(module.buffers[name]), step.origin, MOST_BYTES)
-                self.line(f"void *const {name} = ig_allocate(run, {run_size(byte_size(module.buffers[name]))});")
-                self.line("if (run->status) return;")
-                late.discard(name)
-            self._step(step)
-            told |= {step.symbol} if isinstance(step, BindSymbol) else set()
-        total: Size = 0
-        for size in self.scratch:
-            total = largest(total, size)
-        self.lines.insert(reserve, f"    if (!ig_reserve_scratch(run, {run_size(total)})) return;")
-        # Sizes that the first steps find out, ahead of the arena.
-        self.lines[place:place] = [f"    {line}" for line in self.limits.split(module.symbols)[1].statements()]
+            self._declare(placed.weight.buffer, f"(char *)model->{base} + {placed.offset}")
+        self._write_steps(steps[early:])
         return [*head, "{", "    (void)n, (void)outputs, (void)inputs, (void)model;", *self.lines, "}", ""]
 
-    def _limit(self, size: Size, origin: SourceLocation, most: int | None = None) -> None:
-        """Has a size checked: before the kernels run if possible, else here."""
-        if not isinstance(size, Expr):
-            return
-        if {s.name for s in size.symbols} <= self.known:
-            self.limits.add(size, most, self._site(str(origin)))
-        else:
-            one = SizeLimits()
-            one.add(size, most, self._site(str(origin)))
-            self.lines += ["    " * self.depth + line for line in one.statements()]
+    def _declare(self, name: str, address: str) -> None:
+        self.line(f"void *const {name} = {address};")
 
-    def _limit_buffers(self) -> None:
-        """Has those checked whose sizes are known when the run begins."""
-        for step in all_steps(self.module.steps):
-            for name in sorted(set().union(*reads_and_writes(step))):
-                size = byte_size(self.module.buffers[name])
-                if isinstance(size, Expr) and {s.name for s in size.symbols} <= self.known:
-                    self._limit(size, step.origin, MOST_BYTES)
-
-    def _check_size(self, name: str, told: set[str]) -> None:
-        """Memory is taken between steps of the whole run: inside a branch or loop it is too late."""
-        size = byte_size(self.module.buffers[name])
-        unknown = {s.name for s in size.symbols} - told if isinstance(size, Expr) else set()
-        if unknown:
-            raise UnsupportedOperator(
-                format_error(
-                    "A tensor inside a branch or loop has a size that only the branch or loop itself tells.",
-                    fix="compute that size before it, or run the program through torch: program(*args)",
-                )
-            )
-
-    def _arena(self, known: set[str]) -> set[str]:
+    def _arena(self) -> set[str]:
         """Declares the temporaries; returns those whose size is not known when the run begins."""
         buffers = self.module.buffers
         if not self.plan.dynamic:
@@ -261,7 +198,7 @@ class ModuleEmitter:
             size: Size = 0
             for name in slot:
                 bytes_ = byte_size(buffers[name])
-                if isinstance(bytes_, Expr) and not {s.name for s in bytes_.symbols} <= known:
+                if isinstance(bytes_, Expr) and not {s.name for s in bytes_.symbols} <= self.known:
                     late.add(name)
                 else:
                     size = largest(size, bytes_)
@@ -322,12 +259,6 @@ class ModuleEmitter:
             case _:
                 raise AssertionError(f"{type(step).__name__} has no kernel")
 
-    def _emit_nested(self, steps: Sequence[Stmt]) -> None:
-        self.depth += 1
-        for step in steps:
-            self._step(step)
-        self.depth -= 1
-
     def _value(self, body: Body, origin: SourceLocation) -> str:
         """The body's result in a block that `_end_value` closes."""
         names = self.size_names
@@ -348,10 +279,6 @@ class ModuleEmitter:
         if code.zero_checks:
             self.line(f"if (zero) ig_fail_run(run, INGOT_ZERO_DIVISION, {self._site(str(origin))});")
         return code.results[0]
-
-    def _end_value(self) -> None:
-        self.depth -= 1
-        self.line("}")
 
     def _element(self, buffer: str, index: Size) -> str:
         # Statements has given the symbols their names here already.
@@ -376,9 +303,6 @@ class ModuleEmitter:
         numbers = (self._site(str(origin)), run_size(kernel.total), run_size(kernel.grain))
         arguments = ", ".join([str(len(self.launches) - 1), name, *map(str, numbers), *(kernel.buffers or ["0"])])
         self.line(f"LAUNCH({arguments});  /* {_comment(origin)} */")
-
-    def _site(self, text: str) -> int:
-        return self.sites.setdefault(text, len(self.sites))
 
 
 def _signature() -> list[str]:

@@ -8,13 +8,11 @@ is right, and slow. So a wrong result is traced to a pass by switching passes of
 
 from __future__ import annotations
 
-import logging
-import operator
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 
-from ingot.config import Settings
 from ingot.lowering.loop_module import Module
 from ingot.scheduling.fusion import fusion_passes
+from ingot.scheduling.pass_runner import SchedulePass, run_schedule
 from ingot.targets.base import ScheduleObserver, ignore_pass
 from ingot.targets.cpu.schedule.dual_gemm import fuse_dual_gemms
 from ingot.targets.cpu.schedule.horizontal_fusion import group_sibling_gemms
@@ -23,9 +21,7 @@ from ingot.targets.cpu.schedule.loop_order import order_loops
 from ingot.targets.cpu.schedule.strip_mining import strip_mine
 from ingot.targets.cpu.schedule.verifier import verify_schedule
 
-_log = logging.getLogger("ingot.schedule")
-
-SCHEDULE: tuple[tuple[str, Callable[[Module], Module]], ...] = (
+SCHEDULE: tuple[SchedulePass, ...] = (
     *fusion_passes(FUSION_LIMITS),
     ("loop_order", order_loops),
     ("strips", strip_mine),
@@ -41,22 +37,5 @@ def schedule(
     verify: bool = False,
     observe: ScheduleObserver = ignore_pass,
 ) -> Module:
-    """The module after every pass that is not disabled. `observe` is called after each with the modules before and
-    after it. Raises ScheduleError where a pass made a module that is not well formed: the structure is verified in any
-    case, and dtypes, extents and accesses too with `verify` or where the environment asks for it (INGOT_CHECK)."""
-    full = verify or Settings.from_environment().check
-    verify_schedule(module, "lower", full=full)
-    for name, run in SCHEDULE:
-        if name not in disabled:
-            before, module = module, run(module)
-            if not _is_unchanged(before, module):
-                verify_schedule(module, name, full=full)
-            _log.info("%s: %d → %d steps", name, len(before.steps), len(module.steps))
-            observe(name, before, module)
-    return module
-
-
-def _is_unchanged(before: Module, after: Module) -> bool:
-    """Whether a pass found nothing to do: what was verified before it needs no second look."""
-    same = len(before.steps) == len(after.steps) and all(map(operator.is_, before.steps, after.steps))
-    return same and before.buffers == after.buffers
+    """The module after every pass that is not disabled, as `run_schedule` has it."""
+    return run_schedule(SCHEDULE, verify_schedule, module, disabled, verify=verify, observe=observe)

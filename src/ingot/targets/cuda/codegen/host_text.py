@@ -11,16 +11,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from ingot.codegen.c_expressions import CBodyEmitter
-from ingot.codegen.checked_sizes import MOST_BYTES, SizeLimits, check_static_sizes, is_run_size
+from ingot.codegen.checked_sizes import MOST_BYTES, check_static_sizes, is_run_size
 from ingot.codegen.entry_points import PlacedWeight, export_tables, run_size, size_names
 from ingot.codegen.headers import HeaderSet
 from ingot.codegen.math_library import source_of
-from ingot.errors import UnsupportedOperator, format_error
+from ingot.codegen.run_text import RunText
 from ingot.lowering.dependence import all_steps, body_reads, reads_and_writes
 from ingot.lowering.index_expr import Expr, Size, largest, size_number
-from ingot.lowering.loop_ir import Assert, BindSymbol, Body, For, If, SourceLocation, Stmt, While
+from ingot.lowering.loop_ir import Assert, BindSymbol, Body, For, If, Stmt, While
 from ingot.lowering.loop_module import Module
-from ingot.scheduling.buffer_planning import MemoryPlan, byte_size
+from ingot.scheduling.buffer_planning import byte_size
 from ingot.targets.cuda.codegen.device_library import DeviceLibrary
 from ingot.targets.cuda.codegen.kernel import CudaKernel, Grid
 from ingot.targets.cuda.codegen.kernel_writer import CudaKernelWriter, StepScratch
@@ -61,23 +61,14 @@ class KernelTable:
 
 
 @dataclass
-class HostText:
+class HostText(RunText):
     """The host's text as it is written. `write_step` gives the kernels of a step, `add_kernel` enters one of them."""
 
-    module: Module
-    plan: MemoryPlan
     table: KernelTable
     write_step: Callable[[Stmt], tuple[Sequence[CudaKernel], StepScratch]]
     add_kernel: Callable[[CudaKernel, Stmt, bool], tuple[int, int]]
     library: DeviceLibrary
     functions: set[str] = field(default_factory=set)  # of the math library, that the host calls
-    lines: list[str] = field(default_factory=list)
-    sites: dict[str, int] = field(default_factory=dict)
-    scratch: list[Size] = field(default_factory=list)
-    known: set[str] = field(default_factory=set)  # sizes that the run has when it begins
-    limits: SizeLimits = field(default_factory=SizeLimits)
-    size_names: dict[str, str] = field(default_factory=dict)  # as the run calls them
-    depth: int = 1
 
     def write(self, weights: Sequence[PlacedWeight], weights_size: int) -> str:
         run = self._run(weights)
@@ -106,9 +97,6 @@ class HostText:
 
     # ------------------------------------------------------------------ the run
 
-    def line(self, text: str) -> None:
-        self.lines.append("    " * self.depth + text)
-
     def _run(self, weights: Sequence[PlacedWeight]) -> list[str]:
         module = self.module
         steps = list(module.steps)
@@ -118,74 +106,23 @@ class HostText:
         check_static_sizes(module, used)
         for number, argument in enumerate(module.inputs):
             if argument.buffer in used:
-                self.line(f"const ig_address {argument.buffer} = run->inputs[{number}];")
+                self._declare(argument.buffer, f"run->inputs[{number}]")
         for number, argument in enumerate(module.outputs):
             if argument.buffer in used:
-                self.line(f"const ig_address {argument.buffer} = run->outputs[{number}];")
+                self._declare(argument.buffer, f"run->outputs[{number}]")
         for placed in weights:
-            self.line(f"const ig_address {placed.weight.buffer} = model->weights + {placed.offset};")
+            self._declare(placed.weight.buffer, f"model->weights + {placed.offset}")
         early = 0
         while early < len(steps) and isinstance(steps[early], (BindSymbol, Assert)):
             self._step(steps[early])
             early += 1
         self.known |= {step.symbol for step in steps[:early] if isinstance(step, BindSymbol)}
-        self._limit_buffers()
-        for argument in module.outputs:
-            for size in argument.shape:
-                if isinstance(size, Expr) and {s.name for s in size.symbols} <= self.known:
-                    self.limits.add(size, MOST_BYTES, self._site(argument.name))
-        place = len(self.lines)
-        late = self._arena()
-        reserve = len(self.lines)
-        told = set(self.known)
-        for step in steps[early:]:
-            for name in sorted(late & set().union(*reads_and_writes(step))):
-                self._check_size(name, told)
-                self._limit(byte_size(module.buffers[name]), step.origin, MOST_BYTES)
-                self.line(f"const ig_address {name} = ig_allocate(run, {run_size(byte_size(module.buffers[name]))});")
-                self.line("if (run->status) return;")
-                late.discard(name)
-            self._step(step)
-            told |= {step.symbol} if isinstance(step, BindSymbol) else set()
-        total: Size = 0
-        for size in self.scratch:
-            total = largest(total, size)
-        self.lines.insert(reserve, f"    if (!ig_reserve_scratch(run, {run_size(total)})) return;")
-        # Sizes that the first steps find out, ahead of the arena.
-        self.lines[place:place] = [f"    {line}" for line in self.limits.split(module.symbols)[1].statements()]
+        self._write_steps(steps[early:])
         head = "static void ig_model_run(ingot_model *model, ig_run *run, int64_t *n)"
         return [head, "{", "    (void)n, (void)model;", *self.lines, "}", ""]
 
-    def _limit(self, size: Size, origin: SourceLocation, most: int | None = None) -> None:
-        """Has a size checked: before the kernels run if possible, else here."""
-        if not isinstance(size, Expr):
-            return
-        if {s.name for s in size.symbols} <= self.known:
-            self.limits.add(size, most, self._site(str(origin)))
-        else:
-            one = SizeLimits()
-            one.add(size, most, self._site(str(origin)))
-            self.lines += ["    " * self.depth + line for line in one.statements()]
-
-    def _limit_buffers(self) -> None:
-        """Has those checked whose sizes are known when the run begins."""
-        for step in all_steps(self.module.steps):
-            for name in sorted(set().union(*reads_and_writes(step))):
-                size = byte_size(self.module.buffers[name])
-                if isinstance(size, Expr) and {s.name for s in size.symbols} <= self.known:
-                    self._limit(size, step.origin, MOST_BYTES)
-
-    def _check_size(self, name: str, told: set[str]) -> None:
-        """Memory is taken between steps of the whole run: inside a branch or loop it is too late."""
-        size = byte_size(self.module.buffers[name])
-        unknown = {s.name for s in size.symbols} - told if isinstance(size, Expr) else set()
-        if unknown:
-            raise UnsupportedOperator(
-                format_error(
-                    "A tensor inside a branch or loop has a size that only the branch or loop itself tells.",
-                    fix="compute that size before it, or run the program through torch: program(*args)",
-                )
-            )
+    def _declare(self, name: str, address: str) -> None:
+        self.line(f"const ig_address {name} = {address};")
 
     def _arena(self) -> set[str]:
         """Declares the temporaries; returns those whose size is not known when the run begins."""
@@ -254,12 +191,6 @@ class HostText:
                 self.line("}")
             case _:
                 self._launch(step)
-
-    def _emit_nested(self, steps: Sequence[Stmt]) -> None:
-        self.depth += 1
-        for step in steps:
-            self._step(step)
-        self.depth -= 1
 
     def _launch(self, step: Stmt) -> None:
         kernels, scratch = self.write_step(step)
@@ -337,10 +268,6 @@ class HostText:
             self.line(f"if (zero) ig_fail_run(run, INGOT_ZERO_DIVISION, {self._site(str(step.origin))});")
         return f"({code.results[0]})"
 
-    def _end_value(self) -> None:
-        self.depth -= 1
-        self.line("}")
-
     def _writer(self) -> CudaKernelWriter:
         return CudaKernelWriter(self.module.buffers, self.library, self.module.hints)
 
@@ -349,9 +276,6 @@ class HostText:
         for text in (*code.before, *code.inside):
             out.line(text)
         out.report_flags(code)
-
-    def _site(self, text: str) -> int:
-        return self.sites.setdefault(text, len(self.sites))
 
 
 def waits(module: Module) -> bool:
