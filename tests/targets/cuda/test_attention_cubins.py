@@ -102,12 +102,12 @@ def test_forward(name: str, forward_text: str, tmp_path: Path) -> None:
 
 
 def check_machine_code(cubin: bytes, folder: Path, product: str | None) -> None:
-    """Where the tools are: tensor cores are used for halves alone, and next to nothing is kept in local memory: the
+    """Tensor cores are used for halves alone, and next to nothing is kept in local memory: the
     tile that leaves registers for three blocks may lack one."""
     tools = Path(sysconfig.get_paths()["purelib"]) / "nvidia"
     found = next(tools.glob("*/bin/nvdisasm"), None)
     if found is None:
-        return
+        pytest.skip("nvdisasm is not installed: pip install nvidia-cuda-nvdisasm")
     path = folder / "kernel.cubin"
     path.write_bytes(cubin)
     code = subprocess.run([found, "-c", path], capture_output=True, text=True, check=True).stdout

@@ -2,7 +2,7 @@
 
 Control flow is the host's. A value that only sizes decide is computed in C; one that lies in the device's memory is
 computed by a kernel of one thread, which writes it to memory that both see, and the host waits for it. Such a run
-launches at once; every other one becomes a graph.
+launches its kernels immediately; every other run becomes a CUDA graph.
 """
 
 from __future__ import annotations

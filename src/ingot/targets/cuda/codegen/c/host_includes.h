@@ -15,7 +15,7 @@
 #define IG_LEAST_DRIVER (IG_CUDA_VERSION >= 13000 ? "580" : "525")
 
 #if defined(__x86_64__) && !defined(__SSE4_1__)
-/* Rounding is no instruction of the oldest processors, and a compiler may call the system's math library, which the
+/* The oldest processors have no instruction that rounds, and a compiler may call the system's math library, which the
    model does not need otherwise. */
 static inline double ig_host_trunc(double x)
 {

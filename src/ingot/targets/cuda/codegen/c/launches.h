@@ -186,7 +186,7 @@ static ig_node_parameters ig_node_of(const ig_run *run, const ig_launch_list *li
                                 {launch->block, 1, 1}, launch->shared, parameters, 0};
 }
 
-/* A graph of the run's launches, one behind another. Whether the driver has made one. */
+/* A graph of the run's launches, one after another. Returns whether the driver made one. */
 static int ig_build_graph(ig_run *run, ig_graph *graph)
 {
     const ig_launch_list *const list = &run->list;
