@@ -43,6 +43,15 @@ class Entry:
     covers: tuple[str, ...]
 
 
+# What runs only where a model lies on a GPU: evidence on the CPU does not depend on it.
+GPU_ONLY = (
+    "src/ingot/targets/cuda",
+    "src/ingot/artifacts/device_calls.py",
+    "src/ingot_runtime/device_model.py",
+    "src/ingot_runtime/native/cuda_driver.py",
+    "src/ingot_runtime/native/device_array.py",
+    "src/ingot_runtime/native/dlpack.py",
+)
 _IR = (
     "src/ingot/ir",
     "src/ingot/analysis",
@@ -148,20 +157,20 @@ def _git(*arguments: str) -> str:
     return subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()
 
 
-def _present(paths: Sequence[str]) -> list[str]:
-    return [path for path in paths if (ROOT / path).exists()]
+def _covered(paths: Sequence[str]) -> list[str]:
+    """These paths without what runs on a GPU only, as arguments for git."""
+    return [*paths, *(f":(exclude){path}" for path in GPU_ONLY)]
 
 
 def state_of(paths: Sequence[str]) -> State:
     """The state of the code now, as far as these paths go."""
-    present = _present(paths)
-    return State(_git("rev-parse", "HEAD"), bool(present and _git("status", "--porcelain", "--", *present)))
+    return State(_git("rev-parse", "HEAD"), bool(_git("status", "--porcelain", "--", *_covered(paths))))
 
 
 def digest_of(paths: Sequence[str]) -> str:
     """A hash of what lies under these paths, committed or not."""
     hashed = hashlib.sha256()
-    listed = _git("ls-files", "--cached", "--others", "--exclude-standard", "--", *paths).splitlines()
+    listed = _git("ls-files", "--cached", "--others", "--exclude-standard", "--", *_covered(paths)).splitlines()
     for name in sorted(set(listed)):
         file = ROOT / name
         hashed.update(f"{name}\0".encode() + (file.read_bytes() if file.is_file() else b"") + b"\0")
@@ -171,7 +180,7 @@ def digest_of(paths: Sequence[str]) -> str:
 def commits_since(commit: str, paths: Sequence[str]) -> int | None:
     """How many commits changed these paths after a commit; None where the commit is not known here."""
     try:
-        return int(_git("rev-list", "--count", f"{commit}..HEAD", "--", *paths))
+        return int(_git("rev-list", "--count", f"{commit}..HEAD", "--", *_covered(paths)))
     except subprocess.CalledProcessError:
         return None
 

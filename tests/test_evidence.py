@@ -44,6 +44,9 @@ def test_a_report_names_its_commit_and_grows_old(project: Path) -> None:
     assert not evidence.is_old(one)
     commit(project, "other", "notes.txt")
     assert not evidence.is_old(one), "nothing that it covers changed"
+    (project / "src/ingot_runtime").mkdir()
+    commit(project, "only runs on a GPU", "src/ingot_runtime/device_model.py")
+    assert not evidence.is_old(one), "what runs on a GPU says nothing of the CPU"
     commit(project, "2")
     assert evidence.is_old(one)
     assert evidence.commits_since(head, one.covers) == 1

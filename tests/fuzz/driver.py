@@ -25,6 +25,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from tests.evidence import GPU_ONLY
 from tests.fuzz.verdict import Verdict
 
 KINDS = ("networks", "operators", "aliasing", "dynamic_shapes")
@@ -60,7 +61,7 @@ def _name_processor() -> str:
 
 
 # What no verdict depends on: programs are judged as native code of the CPU.
-APART = ("src/ingot/targets/cuda", "src/ingot/onnx", "src/ingot/cli")
+APART = (*GPU_ONLY, "src/ingot/onnx", "src/ingot/cli")
 
 
 def digest_code() -> str:
