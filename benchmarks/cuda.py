@@ -2,8 +2,8 @@
 
     python benchmarks/cuda.py [--only NAME …] [--without torch.compile] [--json results/cuda.json]
 
-Of each: one call with a synchronization behind it, the time between calls that follow one another, the host's own time
-of a call, compile time with empty caches, and the error against float64 beside eager's. Peers take turns; medians.
+Of each: one call with a synchronization behind it, the time between calls that follow one another, the time that the host
+takes to queue one of these, compile time with empty caches, and the error against float64 beside eager's. Peers take turns; medians.
 """
 
 from __future__ import annotations
@@ -117,15 +117,16 @@ def time_calls(
         for name, call in calls.items():
             began = time.perf_counter()
             call(*args)
-            host[name].append(time.perf_counter() - began)
             torch.cuda.synchronize()
             single[name].append(time.perf_counter() - began)
     for _ in range(5):
         for name, call in calls.items():
             begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
             begin.record()
+            began = time.perf_counter()
             for _ in range(20):
                 call(*args)
+            host[name].append((time.perf_counter() - began) / 20)
             end.record()
             torch.cuda.synchronize()
             chained[name].append(begin.elapsed_time(end) / 20)
