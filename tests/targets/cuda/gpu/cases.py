@@ -67,8 +67,7 @@ def judge(name: str, dtype: torch.dtype) -> tuple[float, float, float]:
     mine = copy.deepcopy(model).eval().to("cuda", dtype)
     given = tuple(arg.to("cuda", dtype) for arg in args)
     exact = copy.deepcopy(mine).double()(*[arg.double() for arg in given])
-    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
-    with torch.no_grad():
+    with torch.no_grad(), torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
         eager = float((mine(*given).double() - exact).abs().max())
         ours = float((ingot.compile(mine, given, target="cuda")(*given).double() - exact).abs().max())
     return ours, eager, float(exact.abs().max())
