@@ -427,6 +427,29 @@ EXPORT int cuLaunchKernel(Function *function, unsigned x, unsigned y, unsigned z
     run(function, grid, bx, shared, arguments);
     return SUCCESS;
 }
+/* The map is what was asked for, as the emulator reads it. */
+EXPORT int cuTensorMapEncodeTiled(void *map, int dtype, unsigned rank, void *address, const uint64_t *sizes, const uint64_t *steps,
+                                  const unsigned *box, const unsigned *every, int interleave, int swizzle, int, int fill)
+{
+    BEGIN_IN_CONTEXT(cuTensorMapEncodeTiled);
+    const uintptr_t at = (uintptr_t)address;
+    if ((uintptr_t)map % 64 || at % 16 || rank < 1 || rank > 5 || interleave || fill) return INVALID_VALUE;
+    uint64_t *const words = (uint64_t *)map;
+    memset(words, 0, 128);
+    words[0] = at;
+    words[1] = (unsigned)dtype | rank << 8 | (unsigned)swizzle << 16;
+    static const uint64_t bytes[] = {1, 2, 4, 4, 8, 8, 2, 4, 8, 2};
+    uint64_t last = sizes[0] * bytes[dtype];
+    for (unsigned d = 0; d < rank; ++d) {
+        if (!sizes[d] || sizes[d] > (uint64_t)1 << 32 || !box[d] || box[d] > 256 || every[d] != 1) return INVALID_VALUE;
+        if (d && (!steps[d - 1] || steps[d - 1] % 16 || steps[d - 1] >= (uint64_t)1 << 40)) return INVALID_VALUE;
+        words[2 + d] = sizes[d];
+        words[11 + d] = box[d];
+        if (d) words[6 + d] = steps[d - 1], last += (sizes[d] - 1) * steps[d - 1];
+    }
+    check_range(at, last, "a tensor's map");
+    return SUCCESS;
+}
 EXPORT int cuGraphCreate(Graph **graph, unsigned)
 {
     BEGIN_IN_CONTEXT(cuGraphCreate);

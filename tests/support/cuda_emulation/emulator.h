@@ -2,10 +2,14 @@
  *
  * A block's threads are fibers of one thread of the system. They run in turn, each until it must wait for others: at a
  * barrier of the block or of its warp. What a warp does together (shuffles, votes, ldmatrix, mma) goes through memory
- * of the warp between two such barriers. Copies by cp.async happen as late as they may: where they are waited for.
+ * of the warp between two such barriers. Copies by cp.async happen as late as they may: where they are waited for. So do
+ * copies that a barrier in shared memory counts, and what blocks of a cluster send each other: when no thread can run.
+ *
+ * The blocks of a cluster run together; variables that a kernel declares as shared would be the same for all of them.
  *
  * Mistakes end the process with a sentence: a barrier that some threads of the block never reach, a block that waits
- * forever, a copy that nobody waited for, dynamic shared memory that the kernel writes past its end.
+ * forever, a copy that nobody waited for, dynamic shared memory that the kernel writes past its end, a barrier that was
+ * never set up or at which too many arrive.
  */
 #include <sys/mman.h>
 
@@ -15,6 +19,8 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <deque>
+#include <functional>
 #include <vector>
 
 #define __global__
@@ -30,10 +36,10 @@
 struct ig_dim3 {
     unsigned x, y, z;
 };
-static ig_dim3 blockIdx, gridDim, blockDim;
+static ig_dim3 gridDim, blockDim;
 
 enum { IG_STACK = 128 << 10, IG_GUARD = 256 };
-enum ig_state { IG_RUNS, IG_AT_BLOCK, IG_AT_WARP, IG_DONE };
+enum ig_state { IG_RUNS, IG_AT_BLOCK, IG_AT_WARP, IG_AT_CONDITION, IG_DONE };
 
 struct ig_copy {
     char *to;
@@ -43,10 +49,12 @@ struct ig_copy {
 
 struct ig_fiber {
     void *stack_pointer;
-    ig_dim3 thread;
-    int lane, warp;
+    ig_dim3 thread, block;
+    int lane, warp, rank; /* rank: of its block in the cluster */
     ig_state state;
-    const void *where; /* of the barrier: all threads of a warp or block wait at barriers of one kind, at any place */
+    bool (*is_over)(const ig_fiber &); /* what it waits for, where that is no barrier of a warp or block */
+    const void *where;
+    unsigned phase;
     std::vector<std::vector<ig_copy>> copies; /* by group; the last is open */
 };
 
@@ -64,9 +72,14 @@ static size_t ig_stack_count;
 static const char *ig_kernel_name = "?";
 static std::vector<char> ig_dynamic;
 static char *ig_dynamic_begin;
+static size_t ig_dynamic_pitch; /* from one block's memory to the next one's in a cluster */
+static size_t ig_block_warps;
+static unsigned ig_cluster_arrivals, ig_cluster_phase;
+static std::deque<std::function<void()>> ig_sent; /* copies that are under way */
 static void (*ig_thread_body)();
 
 #define threadIdx (ig_current->thread)
+#define blockIdx (ig_current->block)
 
 extern "C" void ig_switch(void **from, void *to);
 asm(".text\n.hidden ig_switch\n.globl ig_switch\n.type ig_switch, @function\nig_switch:\n"
@@ -97,6 +110,14 @@ static void ig_enter()
     ig_stop("a thread runs on after its end");
 }
 
+static void ig_wait_until(bool (*is_over)(const ig_fiber &), const void *where, unsigned phase)
+{
+    ig_current->is_over = is_over;
+    ig_current->where = where;
+    ig_current->phase = phase;
+    if (!is_over(*ig_current)) ig_yield(IG_AT_CONDITION);
+}
+
 static void __syncthreads() { ig_yield(IG_AT_BLOCK); }
 static void ig_syncwarp() { ig_yield(IG_AT_WARP); }
 
@@ -109,15 +130,20 @@ static void ig_prepare_stacks(size_t count)
     ig_stack_count = count;
 }
 
-static void ig_run_block(int threads)
+/* Runs the blocks of a cluster, of which there may be one, from block `first` on. */
+static void ig_run_cluster(int threads, int blocks, ig_dim3 first)
 {
-    ig_fibers.resize((size_t)threads);
-    ig_warps.resize((size_t)(threads + 31) / 32);
-    for (int t = 0; t < threads; ++t) {
+    ig_fibers.resize((size_t)(threads * blocks));
+    ig_block_warps = (size_t)(threads + 31) / 32;
+    ig_warps.resize(ig_block_warps * (size_t)blocks);
+    ig_cluster_arrivals = ig_cluster_phase = 0;
+    for (int t = 0; t < threads * blocks; ++t) {
         ig_fiber &fiber = ig_fibers[(size_t)t];
-        fiber.thread = {(unsigned)t, 0, 0};
-        fiber.lane = t % 32;
-        fiber.warp = t / 32;
+        fiber.thread = {(unsigned)(t % threads), 0, 0};
+        fiber.rank = t / threads;
+        fiber.block = {first.x + (unsigned)fiber.rank, first.y, first.z};
+        fiber.lane = t % threads % 32;
+        fiber.warp = t % threads / 32;
         fiber.state = IG_RUNS;
         fiber.copies.assign(1, {});
         void **top = (void **)(ig_stacks + (size_t)(t + 1) * IG_STACK) - 8;
@@ -127,52 +153,74 @@ static void ig_run_block(int threads)
     for (;;) {
         bool ran = false;
         for (ig_fiber &fiber : ig_fibers) {
+            if (fiber.state == IG_AT_CONDITION && fiber.is_over(fiber)) fiber.state = IG_RUNS;
             if (fiber.state != IG_RUNS) continue;
             ran = true;
             ig_current = &fiber;
             ig_switch(&ig_scheduler, fiber.stack_pointer);
         }
-        size_t done = 0, at_block = 0;
-        for (ig_fiber &fiber : ig_fibers) done += fiber.state == IG_DONE, at_block += fiber.state == IG_AT_BLOCK;
-        if (done == ig_fibers.size()) return;
-        if (at_block == ig_fibers.size()) {
-            for (ig_fiber &fiber : ig_fibers) fiber.state = IG_RUNS;
+        size_t done = 0;
+        bool released = false;
+        for (int rank = 0; rank < blocks; ++rank) {
+            ig_fiber *const begin = &ig_fibers[(size_t)(rank * threads)], *const end = begin + threads;
+            int at_block = 0;
+            for (ig_fiber *fiber = begin; fiber < end; ++fiber) done += fiber->state == IG_DONE, at_block += fiber->state == IG_AT_BLOCK;
+            if (at_block == threads) {
+                released = true;
+                for (ig_fiber *fiber = begin; fiber < end; ++fiber) fiber->state = IG_RUNS;
+                continue;
+            }
+            for (ig_fiber *warp = begin; warp < end; warp += 32) {
+                ig_fiber *const last = std::min(warp + 32, end);
+                bool together = true;
+                for (ig_fiber *fiber = warp; fiber < last; ++fiber) together &= fiber->state == IG_AT_WARP;
+                if (!together) continue;
+                released = true;
+                for (ig_fiber *fiber = warp; fiber < last; ++fiber) fiber->state = IG_RUNS;
+            }
+        }
+        if (ran || released) continue;
+        if (!ig_sent.empty()) {
+            const auto copy = ig_sent.front();
+            ig_sent.pop_front();
+            copy();
             continue;
         }
-        bool released = false;
-        for (size_t first = 0; first < ig_fibers.size(); first += 32) {
-            const size_t last = std::min(first + 32, ig_fibers.size());
-            bool together = true;
-            for (size_t t = first; t < last; ++t) together &= ig_fibers[t].state == IG_AT_WARP;
-            if (!together) continue;
-            released = true;
-            for (size_t t = first; t < last; ++t) ig_fibers[t].state = IG_RUNS;
-        }
-        if (!ran && !released)
-            ig_stop(done ? "some threads wait at a barrier, and others have ended" : "threads wait at different barriers");
+        if (done == ig_fibers.size()) return;
+        for (ig_fiber &fiber : ig_fibers)
+            if (fiber.state != IG_DONE) ig_current = &fiber; /* whose block is named */
+        ig_stop(done ? "some threads wait at a barrier, and others have ended" : "threads wait at different barriers");
     }
 }
 
 /* Runs a kernel: `body` is one thread of it. */
-template <class F> static void ig_run_kernel(const char *name, const unsigned *grid, unsigned threads, size_t shared, F body)
+template <class F> static void ig_run_kernel(const char *name, const unsigned *grid, unsigned threads, size_t shared, unsigned cluster, F body)
 {
     static F *now;
+    static ig_fiber outside;
     now = &body;
+    ig_current = &outside;
     ig_kernel_name = name;
     ig_thread_body = [] { (*now)(); };
-    ig_prepare_stacks(threads);
-    ig_dynamic.assign(shared + 128 + IG_GUARD, (char)0xCB);
-    ig_dynamic_begin = (char *)(((uintptr_t)ig_dynamic.data() + 127) / 128 * 128);
+    ig_prepare_stacks(threads * cluster);
+    ig_dynamic_pitch = (shared + 2 * IG_GUARD + 1023) / 1024 * 1024;
+    ig_dynamic.assign(ig_dynamic_pitch * cluster + 1024, (char)0xCB);
+    ig_dynamic_begin = (char *)(((uintptr_t)ig_dynamic.data() + 1023) / 1024 * 1024);
     gridDim = {grid[0], grid[1], grid[2]};
     blockDim = {threads, 1, 1};
+    if (grid[0] % cluster) ig_stop("its grid is not whole clusters");
     for (unsigned z = 0; z < grid[2]; ++z)
         for (unsigned y = 0; y < grid[1]; ++y)
-            for (unsigned x = 0; x < grid[0]; ++x) {
-                blockIdx = {x, y, z};
-                std::memset(ig_dynamic_begin, 0xFF, shared); /* nan: nothing may rely on what a block before left */
-                ig_run_block((int)threads);
-                for (int at = 0; at < 64; ++at)
-                    if (ig_dynamic_begin[shared + (size_t)at] != (char)0xCB) ig_stop("it wrote past its dynamic shared memory");
+            for (unsigned x = 0; x < grid[0]; x += cluster) {
+                /* nan: nothing may rely on what a block before left */
+                for (unsigned rank = 0; rank < cluster; ++rank) std::memset(ig_dynamic_begin + rank * ig_dynamic_pitch, 0xFF, shared);
+                ig_run_cluster((int)threads, (int)cluster, {x, y, z});
+                ig_current = &outside;
+                outside.block = {x, y, z};
+                for (unsigned rank = 0; rank < cluster; ++rank)
+                    for (int at = 0; at < 64; ++at)
+                        if (ig_dynamic_begin[rank * ig_dynamic_pitch + shared + (size_t)at] != (char)0xCB)
+                            ig_stop("it wrote past its dynamic shared memory");
             }
 }
 
@@ -191,22 +239,26 @@ template <class... A> struct ig_argument_sizes {
     static constexpr size_t values[] = {sizeof(A)..., 0};
 };
 template <class... A> static const size_t *ig_sizes_of(void (*)(A...)) { return ig_argument_sizes<A...>::values; }
-#define IG_KERNEL_ENTRY(kernel) \
+#define IG_KERNEL_ENTRY(kernel) IG_ENTRY(kernel, 1)
+/* The same for a kernel whose blocks are clusters of so many. */
+#define IG_CLUSTER_ENTRY(kernel, blocks) IG_ENTRY(kernel, blocks)
+#define IG_ENTRY(kernel, blocks) \
     extern "C" __attribute__((visibility("default"))) const size_t *kernel##__sizes() { return ig_sizes_of(kernel); } \
     extern "C" __attribute__((visibility("default"))) void kernel##__entry( \
         void **arguments, const unsigned *grid, unsigned threads, size_t shared) \
     { \
-        ig_run_kernel(#kernel, grid, threads, shared, [=] { ig_call(kernel, arguments); }); \
+        ig_run_kernel(#kernel, grid, threads, shared, blocks, [=] { ig_call(kernel, arguments); }); \
     }
 
-static inline char *ig_shared() { return ig_dynamic_begin; }
+static inline char *ig_shared() { return ig_dynamic_begin + (size_t)ig_current->rank * ig_dynamic_pitch; }
 static inline int ig_lane() { return ig_current->lane; }
 static inline int ig_warp() { return ig_current->warp; }
+static inline ig_warp_memory &ig_own_warp() { return ig_warps[(size_t)ig_current->rank * ig_block_warps + (size_t)ig_current->warp]; }
 
 template <class T> static T ig_shuffle(T value, int from)
 {
     static_assert(sizeof(T) <= 8, "a word at most");
-    auto &memory = ig_warps[(size_t)ig_current->warp];
+    auto &memory = ig_own_warp();
     std::memcpy(&memory.words[ig_current->lane][0], &value, sizeof value);
     ig_syncwarp();
     T found;
@@ -225,7 +277,7 @@ template <class T> static T ig_shuffle_down(T value, int by)
 }
 static unsigned ig_ballot(int holds)
 {
-    auto &memory = ig_warps[(size_t)ig_current->warp];
+    auto &memory = ig_own_warp();
     memory.words[ig_current->lane][0] = holds != 0;
     ig_syncwarp();
     unsigned found = 0;
@@ -257,7 +309,7 @@ static void ig_cp_async_wait_all_but(int groups)
 static void ig_ldmatrix(uint32_t *to, int count, const void *row, bool transposed)
 {
     if ((uintptr_t)row % 16) ig_stop("a row of ldmatrix is not aligned");
-    auto &memory = ig_warps[(size_t)ig_current->warp];
+    auto &memory = ig_own_warp();
     const int lane = ig_current->lane;
     memory.rows[lane] = row;
     ig_syncwarp();
@@ -289,7 +341,7 @@ static float ig_brain_value(uint16_t bits)
 /* d (16×8) += a (16×k) · b (k×8) for the whole warp; elements of `a` and `b` lie 4 / size to a register. */
 template <class S, class E, class Read> static void ig_mma(S *d, const uint32_t *a, const uint32_t *b, int k, Read read)
 {
-    auto &memory = ig_warps[(size_t)ig_current->warp];
+    auto &memory = ig_own_warp();
     const int lane = ig_current->lane, each = (int)(4 / sizeof(E));
     for (int i = 0; i < 4; ++i) memory.words[lane][i] = a[i];
     for (int i = 0; i < 2; ++i) memory.words[lane][4 + i] = b[i];
@@ -310,4 +362,107 @@ template <class S, class E, class Read> static void ig_mma(S *d, const uint32_t 
         d[i] += sum;
     }
     ig_syncwarp();
+}
+
+/* ---- clusters, barriers in shared memory, and the copies that they count (cu/async_copies.cuh) */
+
+typedef char *ig_place; /* an address in the shared memory of a block of the cluster */
+
+static void ig_arrive_at_cluster()
+{
+    ig_current->phase = ig_cluster_phase;
+    if (++ig_cluster_arrivals == ig_fibers.size()) ig_cluster_arrivals = 0, ++ig_cluster_phase;
+}
+static void ig_wait_for_cluster()
+{
+    ig_wait_until([](const ig_fiber &fiber) { return ig_cluster_phase != fiber.phase; }, nullptr, ig_current->phase);
+}
+static ig_place ig_place_in(ig_place place, unsigned rank) { return place + ((int64_t)rank - ig_current->rank) * (int64_t)ig_dynamic_pitch; }
+
+struct ig_barrier {
+    int16_t expected, missing;
+    int32_t state; /* twice the bytes that are on their way, and the phase's parity */
+};
+static ig_barrier ig_read_barrier(const void *place)
+{
+    ig_barrier found;
+    std::memcpy(&found, place, sizeof found);
+    if ((uintptr_t)place % 8 || found.expected <= 0) ig_stop("a barrier in shared memory was not set up");
+    return found;
+}
+static void ig_change_barrier(ig_place place, int arrivals, int bytes)
+{
+    ig_barrier now = ig_read_barrier(place);
+    now.missing = (int16_t)(now.missing - arrivals);
+    now.state += 2 * bytes;
+    if (now.missing < 0) ig_stop("more threads arrive at a barrier in shared memory than it expects");
+    if (!now.missing && now.state >> 1 == 0) now.missing = now.expected, now.state ^= 1;
+    std::memcpy(place, &now, sizeof now);
+}
+static void ig_set_up_barrier(ig_place place, unsigned arrivals)
+{
+    const ig_barrier made = {(int16_t)arrivals, (int16_t)arrivals, 0};
+    std::memcpy(place, &made, sizeof made);
+}
+static void ig_wait_at_barrier(ig_place place, unsigned parity)
+{
+    ig_read_barrier(place);
+    ig_wait_until([](const ig_fiber &fiber) { return ((unsigned)ig_read_barrier(fiber.where).state & 1) != fiber.phase; }, place, parity);
+}
+
+static void ig_send_bytes(ig_place to, const void *from, unsigned bytes, ig_place barrier)
+{
+    if ((uintptr_t)to % 16 || (uintptr_t)from % 16 || bytes % 16) ig_stop("a bulk copy is not aligned");
+    std::memset(to, 0xFF, bytes);
+    ig_sent.push_back([=] {
+        std::memcpy(to, from, bytes);
+        ig_change_barrier(barrier, 0, -(int)bytes);
+    });
+}
+static void ig_send_floats(ig_place to, const float *values, ig_place barrier)
+{
+    std::vector<float> kept(values, values + 4);
+    ig_sent.push_back([=] {
+        std::memcpy(to, kept.data(), 16);
+        ig_change_barrier(barrier, 0, -16);
+    });
+}
+
+/* A tensor's map as the emulated driver makes it: what the host text asks the driver for. */
+struct ig_tensor_map {
+    uint64_t address, format, sizes[5], steps[4], box[5]; /* format: dtype, rank and swizzle, 8 bits each */
+};
+static void ig_send_box(ig_place to, const ig_tensor_map &map, const int *at, ig_place barrier)
+{
+    static const int bytes_of[] = {1, 2, 4, 4, 8, 8, 2, 4, 8, 2};
+    const int rank = (int)(map.format >> 8 & 255), element = bytes_of[map.format & 255], swizzle = (int)(map.format >> 16 & 255);
+    if (rank < 1 || rank > 5 || map.address % 16) ig_stop("a tensor's map is wrong");
+    const int line = (int)map.box[0] * element;
+    if ((uintptr_t)to % 128 || line % 16 || (swizzle && line != 16 << swizzle)) ig_stop("a box of a tensor's map does not fit its layout");
+    int lines = 1;
+    for (int d = 1; d < rank; ++d) lines *= (int)map.box[d];
+    std::memset(to, 0xFF, (size_t)(line * lines));
+    std::vector<int> first(at, at + rank);
+    const ig_tensor_map kept = map;
+    ig_sent.push_back([=] {
+        for (int l = 0; l < lines; ++l) {
+            const char *from = (const char *)kept.address;
+            bool there = true;
+            int rest = l;
+            for (int d = 1; d < rank; ++d) {
+                const int64_t place = first[(size_t)d] + rest % (int)kept.box[d];
+                rest /= (int)kept.box[d];
+                there &= place >= 0 && place < (int64_t)kept.sizes[d];
+                from += place * (int64_t)kept.steps[d - 1];
+            }
+            for (int byte = 0; byte < line; byte += element) {
+                const int64_t place = first[0] + byte / element;
+                uintptr_t target = (uintptr_t)to + (uintptr_t)(l * line + byte);
+                if (swizzle) target ^= (target >> 7 & ((1u << swizzle) - 1)) << 4;
+                if (there && place >= 0 && place < (int64_t)kept.sizes[0]) std::memcpy((void *)target, from + place * element, (size_t)element);
+                else std::memset((void *)target, 0, (size_t)element);
+            }
+        }
+        ig_change_barrier(barrier, 0, -line * lines);
+    });
 }

@@ -22,11 +22,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ingot.lowering.dependence import all_steps, local_buffers
+from ingot.lowering.dtypes import BYTES
 from ingot.lowering.index_expr import evaluate
 from ingot.lowering.loop_ir import Stmt
 from ingot.lowering.loop_module import Module
 from ingot.targets.cuda.codegen.device_library import DeviceLibrary
-from ingot.targets.cuda.codegen.kernel import CudaKernel
+from ingot.targets.cuda.codegen.kernel import MAP_WORDS, CudaKernel, map_words
 from ingot.targets.cuda.codegen.kernel_rules import KERNELS
 from ingot.targets.cuda.codegen.kernel_writer import CudaKernelWriter, StepScratch
 from ingot.targets.cuda.codegen.module_emitter import kernel_text
@@ -170,11 +171,17 @@ def run_step(
         grid = [evaluate(one, known) for one in (kernel.grid.x, kernel.grid.y, kernel.grid.z)]
         if not all(grid):
             continue
+
+        def find(buffer: str, inside: StepScratch = written.scratch, own: GuardedMemory = scratch) -> int:
+            offset = inside.offsets.get(buffer)
+            return memory[buffer].address if offset is None else own.address + evaluate(offset, known)
+
         arguments: list[Any] = []
-        for buffer in kernel.buffers:
-            offset = written.scratch.offsets.get(buffer)
-            at = memory[buffer].address if offset is None else scratch.address + evaluate(offset, known)
-            arguments.append(ctypes.c_void_p(at))
+        for made in kernel.maps:
+            begin = find(made.buffer) + evaluate(made.offset, known) * BYTES[made.dtype]
+            words = [begin, *(evaluate(size, known) for size in map_words(made))]
+            arguments.append((ctypes.c_uint64 * MAP_WORDS)(*words))
+        arguments += [ctypes.c_void_p(find(buffer)) for buffer in kernel.buffers]
         arguments += [ctypes.c_int64(known[size]) for size in kernel.sizes]
         arguments.append(context)
         addresses = (ctypes.c_void_p * len(arguments))(*[ctypes.addressof(one) for one in arguments])

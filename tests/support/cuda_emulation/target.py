@@ -22,7 +22,8 @@ class EmulatedCudaTarget(CudaTarget):
     """Its image of every architecture is a library that the emulated driver loads."""
 
     def build_image(self, text: str, name: str, store: Cache) -> bytes:
-        return build_library(text).read_bytes()
+        # What only Hopper has is not in the text for other architectures.
+        return build_library(text if name == "sm_90a" else f"#define IG_EMULATED_PLAIN 1\n{text}").read_bytes()
 
     def toolkit_version(self) -> int:
         return 13000

@@ -17,7 +17,6 @@ from tests.targets.cuda.test_attention import Attend, Flexible, check, double, d
 def one_processor(monkeypatch: pytest.MonkeyPatch) -> None:
     """A GPU that one block fills: then small problems have large tiles."""
     monkeypatch.setattr(attention_tiles, "PROCESSORS", 1)
-    monkeypatch.setattr(attention_tiles, "GROUPS_ARE_RIGHT", True)
 
 
 def uses_groups(emulated: EmulatedSteps) -> bool:

@@ -15,12 +15,13 @@ from ingot.codegen.c_expressions import SUFFIX, constant_text
 from ingot.lowering.dtypes import BYTES, HALVES
 from ingot.lowering.index_expr import coefficient_of, product, substitute, symbol
 from ingot.lowering.loop_ir import Attention, Body, MatrixView, Op, Store
-from ingot.targets.cuda.codegen.attention_functions import (
+from ingot.targets.cuda.codegen.attention_kernels.body_functions import (
     BodyFunctions,
     computed_real,
     half_dtype,
     load_mode,
 )
+from ingot.targets.cuda.codegen.attention_kernels.score_functions import Slope, find_slope, is_free
 from ingot.targets.cuda.codegen.kernel import WARP, CudaKernel, Grid
 from ingot.targets.cuda.codegen.kernel_rules import KERNELS
 from ingot.targets.cuda.codegen.kernel_writer import CudaKernelWriter
@@ -73,6 +74,9 @@ class _AttentionWriter:
         self.points = product([loop.extent for loop in step.batch])
         self.functions = BodyFunctions(out, self.type_, self.real)
         self.splits = 1
+        # Bodies that tiles compute for places past the last one, and the slope of scores in tiles.
+        self.free: frozenset[str] = frozenset()
+        self.slope: Slope | None = None
         # Columns of the values that a block has sums for, and how many such parts there are.
         self.columns = split_columns(step.values) or step.values
         self.chunks = step.values // self.columns if self.columns else 1
@@ -108,6 +112,9 @@ class _AttentionWriter:
             tile = choose_mma_tile(*sizes, light=light, gathers=gathers)
         for header in ("attention_tile.cuh", "attention.cuh", "attention_group.cuh"):
             out.library.use(header)
+        bodies = (("IG_FREE_SCORE", step.score), ("IG_FREE_MASK", step.mask))
+        self.free = frozenset(name for name, body in bodies if is_free(out, body))
+        self.slope = find_slope(out, step) if "IG_FREE_SCORE" in self.free else None
         grid = self._open_block(tile.rows, tile.keys)
         names = [self.functions.declare_matrix(name, matrix) for name, matrix, _ in matrices]
         functions = self._declare_functions(pairs=True)
@@ -200,7 +207,7 @@ class _AttentionWriter:
     def _flags(self) -> str:
         step = self.step
         named = (("IG_SCORE", step.score), ("IG_MASK", step.mask), ("IG_BLOCKS", step.tiles))
-        flags = [name for name, one in named if one is not None] + ["IG_CAUSAL"] * step.causal
+        flags = [name for name, one in named if one is not None] + ["IG_CAUSAL"] * step.causal + sorted(self.free)
         return " | ".join(flags) or "0"
 
     def _scale(self) -> str:
@@ -211,7 +218,7 @@ class _AttentionWriter:
         them is multiplied with to be a score."""
         step = self.step
         log2e = 1 / math.log(2)
-        if step.score is None:
+        if step.score is None or self.slope is not None:
             return "1.0f", constant_text(step.scale * log2e, "float32"), self._scale()
         return self._scale(), constant_text(log2e, "float32"), "1.0f"
 
@@ -226,7 +233,9 @@ class _AttentionWriter:
     def _declare_functions(self, *, pairs: bool = False) -> list[str]:
         step, made = self.step, self.functions
         names = [
-            made.declare_body("score", step.score, ["acc"], self.real, "s"),
+            made.declare_score(step, self.slope)
+            if "IG_FREE_SCORE" in self.free
+            else made.declare_body("score", step.score, ["acc"], self.real, "s"),
             made.declare_body("mask", step.mask, [], "int", "m"),
             made.declare_kinds(step.tiles),
         ]

@@ -17,12 +17,13 @@ from ingot.codegen.headers import HeaderSet
 from ingot.codegen.math_library import source_of
 from ingot.codegen.run_text import RunText
 from ingot.lowering.dependence import all_steps, body_reads, reads_and_writes
+from ingot.lowering.dtypes import BYTES
 from ingot.lowering.index_expr import Expr, Size, largest, size_number
 from ingot.lowering.loop_ir import Assert, BindSymbol, Body, For, If, Stmt, While
 from ingot.lowering.loop_module import Module
 from ingot.scheduling.buffer_planning import byte_size
 from ingot.targets.cuda.codegen.device_library import DeviceLibrary
-from ingot.targets.cuda.codegen.kernel import CudaKernel, Grid
+from ingot.targets.cuda.codegen.kernel import CudaKernel, Grid, map_words
 from ingot.targets.cuda.codegen.kernel_writer import CudaKernelWriter, StepScratch
 
 HEADERS = HeaderSet(("ingot.codegen", "ingot.targets.cuda.codegen"))
@@ -32,24 +33,29 @@ RESULT = "result:"
 
 @dataclass
 class KernelTable:
-    """The kernels so far: what each is, the dynamic shared memory that it needs, -1 where sizes tell, and whether it
-    waits for the kernel before it."""
+    """The kernels so far: what each is, the dynamic shared memory that it needs, -1 where sizes tell, and that of its
+    text for older GPUs, -1 where it is the same; whether it waits for the kernel before it, and how many maps of
+    tensors it takes."""
 
-    numbers: dict[tuple[str, tuple[str, ...], int], int] = field(default_factory=dict)
+    numbers: dict[tuple[str, tuple[str, ...], int, int], int] = field(default_factory=dict)
     shared: list[int] = field(default_factory=list)
+    plain_shared: list[int] = field(default_factory=list)
     waits: list[int] = field(default_factory=list)
-    words: int = 0  # arguments that a kernel has at most
+    maps: list[int] = field(default_factory=list)
+    words: int = 0  # arguments that a kernel has at most, without maps
 
     def find(self, kernel: CudaKernel) -> int | None:
         """The number of a kernel with the same text; the table remembers what this one needs."""
-        number = self.numbers.get((kernel.text, kernel.signature, kernel.block))
+        number = self.numbers.get(_key_of(kernel))
         if number is not None:
             self._need(number, kernel.shared)
         return number
 
     def add(self, kernel: CudaKernel) -> int:
-        number = self.numbers[kernel.text, kernel.signature, kernel.block] = len(self.shared)
+        number = self.numbers[_key_of(kernel)] = len(self.shared)
         self.shared.append(0)
+        self.plain_shared.append(-1 if kernel.plain_shared is None else kernel.plain_shared)
+        self.maps.append(len(kernel.maps))
         self.waits.append(int(kernel.waits))
         self._need(number, kernel.shared)
         self.words = max(self.words, len(kernel.buffers) + len(kernel.sizes))
@@ -58,6 +64,10 @@ class KernelTable:
     def _need(self, number: int, shared: Size) -> None:
         before = self.shared[number]
         self.shared[number] = max(before, shared) if isinstance(shared, int) and before >= 0 else -1
+
+
+def _key_of(kernel: CudaKernel) -> tuple[str, tuple[str, ...], int, int]:
+    return kernel.text, kernel.signature, kernel.block, kernel.cluster
 
 
 @dataclass
@@ -87,9 +97,16 @@ class HostText(RunText):
             "unsigned char ig_input_uses": [*uses, 0],  # 1: read, 2: written
             "int ig_size_inputs": [*sorted(set(places)), -1],
             "int ig_kernel_shared": [*self.table.shared, 0],
+            "int ig_plain_shared": [*self.table.plain_shared, 0],
             "unsigned char ig_kernel_waits": [*self.table.waits, 0],
+            "unsigned char ig_kernel_maps": [*self.table.maps, 0],
         }
-        macros = {"KERNELS": len(self.table.shared), "MOST_WORDS": self.table.words, "AT_ONCE": int(waits(self.module))}
+        macros = {
+            "KERNELS": len(self.table.shared),
+            "MOST_WORDS": self.table.words,
+            "MOST_MAPS": max(self.table.maps, default=0),
+            "AT_ONCE": int(waits(self.module)),
+        }
         text = "".join(f"#define IG_{name} {value}\n" for name, value in macros.items())
         return text + "".join(
             f"static const {name}[] = {{{', '.join(map(str, values))}}};\n" for name, values in lists.items()
@@ -205,13 +222,19 @@ class HostText(RunText):
     def _launch_kernel(
         self, kernel: CudaKernel, step: Stmt, is_first: bool, scratch: StepScratch, site: str = ""
     ) -> None:
-        for size in (*kernel.computed, kernel.grid.x, kernel.grid.y, kernel.grid.z, kernel.shared):
+        map_sizes = [size for made in kernel.maps for size in (made.offset, *made.sizes, *made.steps)]
+        for size in (*kernel.computed, kernel.grid.x, kernel.grid.y, kernel.grid.z, kernel.shared, *map_sizes):
             self._limit(size, step.origin)
         number, launch = self.add_kernel(kernel, step, is_first)
         grid = (kernel.grid.x, kernel.grid.y, kernel.grid.z)
         draws = int("context.seed" in kernel.text)
         head = [launch, number, self._site(site or str(step.origin)), *map(run_size, grid), kernel.block]
-        words = [self._address(buffer, scratch) for buffer in kernel.buffers]
+        words: list[str] = []
+        for made in kernel.maps:
+            begin = f"{run_size(made.offset)} * {BYTES[made.dtype]}"
+            words.append(f"{self._address(made.buffer, scratch)} + (uint64_t)({begin})")
+            words += [f"(uint64_t)({run_size(size)})" for size in map_words(made)]
+        words += [self._address(buffer, scratch) for buffer in kernel.buffers]
         words += [f"(uint64_t)n[{size_number(name)}]" for name in kernel.sizes]
         arguments = ", ".join(map(str, [*head, run_size(kernel.shared), draws, *(words or ["0"])]))
         self.line(f"LAUNCH({arguments});  /* {str(step.origin).replace('*/', '* /')} */")

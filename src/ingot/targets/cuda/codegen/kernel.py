@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+from ingot.lowering.dtypes import BYTES
 from ingot.lowering.index_expr import Expr, Size
 
 # Threads of a warp.
@@ -22,6 +24,42 @@ class Grid:
 
 
 @dataclass(frozen=True, slots=True)
+class TensorMap:
+    """A tensor inside a buffer as copies of boxes read it: the innermost dim first, which is dense; the steps of the
+    others, in elements. A box is so many elements along each dim, 128 bytes along the innermost one, and lies in shared
+    memory swizzled as `ig_swizzle<128>` has it. The view begins at, and its steps are, multiples of 16 bytes."""
+
+    buffer: str
+    offset: Size
+    dtype: str
+    sizes: tuple[Size, ...]
+    steps: tuple[Size, ...]
+    box: tuple[int, ...]
+
+
+# Words of 8 bytes by which the host tells the driver of a map, as many as a map itself has.
+MAP_WORDS = 16
+# Dims that a map may have.
+MAP_RANK = 5
+# What the driver calls the types of elements, and the layout of boxes.
+_MAP_DTYPES = {"float16": 6, "float32": 7, "bfloat16": 9}
+_MAP_SWIZZLE = 3
+
+
+def map_words(made: TensorMap) -> list[Size]:
+    """What the host tells the driver of a map, behind the tensor's address: format, sizes, steps in bytes, box."""
+    rank, bytes_ = len(made.sizes), BYTES[made.dtype]
+    assert 2 <= rank <= MAP_RANK and len(made.steps) == rank - 1 and made.box[0] * bytes_ == 128
+
+    def pad(sizes: Sequence[Size], to: int) -> list[Size]:
+        return [*sizes, *[1] * (to - len(sizes))]
+
+    steps = pad([step * bytes_ for step in made.steps], MAP_RANK - 1)
+    kind = _MAP_DTYPES[made.dtype] | rank << 8 | _MAP_SWIZZLE << 16
+    return [kind, *pad(made.sizes, MAP_RANK), *steps, *pad(made.box, MAP_RANK)]
+
+
+@dataclass(frozen=True, slots=True)
 class CudaKernel:
     """One kernel: the text of a function without its name, and its launch.
 
@@ -31,6 +69,10 @@ class CudaKernel:
     `computed` are run-time sizes that the text computes, `limits` those that must not overflow. With `waits`, the text
     waits for the kernel before it (`ig_wait_for_previous`) before it reads or writes what others write: its launch may
     overlap that kernel's end. `resident` blocks at least are to run on a multiprocessor at once: it bounds registers.
+
+    `maps` are what it takes for the parameters `map0`, `map1`, …, which stand before all others, and `cluster` how many
+    blocks along x are a cluster; GPUs that have no such things run a text that does without, whose dynamic shared
+    memory is `plain_shared`. The text tells which by IG_HOPPER of cu/async_copies.cuh.
     """
 
     text: str
@@ -43,3 +85,6 @@ class CudaKernel:
     computed: tuple[Expr, ...] = ()
     waits: bool = False
     resident: int = 1
+    cluster: int = 1
+    maps: tuple[TensorMap, ...] = ()
+    plain_shared: int | None = None

@@ -9,7 +9,7 @@ from ingot.codegen.c_expressions import STORED, CBodyEmitter, size_text
 from ingot.codegen.kernel_text import KernelText
 from ingot.lowering.index_expr import Size, size_number
 from ingot.targets.cuda.codegen.device_library import DeviceLibrary
-from ingot.targets.cuda.codegen.kernel import CudaKernel, Grid
+from ingot.targets.cuda.codegen.kernel import CudaKernel, Grid, TensorMap
 
 # What an `int` counts.
 INT_LIMIT = 2**31
@@ -40,6 +40,7 @@ class CudaKernelWriter(KernelText[DeviceLibrary]):
 
     scratch: StepScratch = field(default_factory=StepScratch)
     types: dict[str, str] = field(default_factory=dict)  # of scratch, by its name
+    maps: list[TensorMap] = field(default_factory=list)
 
     def next_kernel(self) -> CudaKernelWriter:
         """A writer for another kernel of the same step."""
@@ -51,6 +52,12 @@ class CudaKernelWriter(KernelText[DeviceLibrary]):
         if written:
             self.written.add(name)
         return self.pointer(name)
+
+    def tensor_map(self, made: TensorMap) -> str:
+        """The name of the parameter by which the kernel takes a map."""
+        if made not in self.maps:
+            self.maps.append(made)
+        return f"map{self.maps.index(made)}"
 
     def index_type(self, names: Sequence[str], extents: Sequence[Size]) -> str:
         """The type of loop variables: int where every place of these buffers and every extent is known to fit."""
@@ -95,7 +102,7 @@ class CudaKernelWriter(KernelText[DeviceLibrary]):
         text = "\n".join(self.lines)
         return CudaKernel(
             text, tuple(signature), tuple(self.pointers), sizes, grid, block, shared, tuple(self.computed),
-            waits or is_small,
+            waits or is_small, maps=tuple(self.maps),
         )  # fmt: skip
 
     def _wait_first(self) -> list[str]:

@@ -20,7 +20,7 @@ from ingot.scheduling.buffer_planning import MemoryPlan
 from ingot.targets.cuda.codegen import writer_modules as writer_modules
 from ingot.targets.cuda.codegen.device_library import DeviceLibrary
 from ingot.targets.cuda.codegen.host_text import HostText, KernelTable
-from ingot.targets.cuda.codegen.kernel import CudaKernel
+from ingot.targets.cuda.codegen.kernel import MAP_WORDS, CudaKernel
 from ingot.targets.cuda.codegen.kernel_rules import KERNELS
 from ingot.targets.cuda.codegen.kernel_writer import CudaKernelWriter, StepScratch
 
@@ -54,12 +54,16 @@ def emit(module: Module, plan: MemoryPlan, *, title: str = "model") -> CudaSourc
 
 def kernel_text(name: str, kernel: CudaKernel, origin: SourceLocation | None = None) -> str:
     """A kernel as the device text has it."""
-    parameters = ", ".join([*kernel.signature, "ig_context context"])
+    maps = [f"const __grid_constant__ ig_tensor_map map{number}" for number in range(len(kernel.maps))]
+    parameters = ", ".join([*maps, *kernel.signature, "ig_context context"])
     comment = f"/* {str(origin).replace('*/', '* /')} */\n" if origin is not None else ""
     bounds = f"{kernel.block}, IG_RESIDENT({kernel.resident})" if kernel.resident > 1 else f"{kernel.block}"
+    cluster, entry = "", f"IG_KERNEL_ENTRY({name})"
+    if kernel.cluster > 1:
+        cluster, entry = f"IG_CLUSTER({kernel.cluster}) ", f"IG_CLUSTER_ENTRY({name}, {kernel.cluster})"
     return (
-        f'{comment}extern "C" __global__ void __launch_bounds__({bounds}) {name}({parameters})\n'
-        f"{{\n{kernel.text}\n}}\nIG_KERNEL_ENTRY({name})\n"
+        f'{comment}extern "C" __global__ void {cluster}__launch_bounds__({bounds}) {name}({parameters})\n'
+        f"{{\n{kernel.text}\n}}\n{entry}\n"
     )
 
 
@@ -109,7 +113,8 @@ class CudaModuleEmitter:
     def _add_kernel(self, kernel: CudaKernel, step: Stmt, is_first: bool) -> tuple[int, int]:
         """The number of the kernel, which is written once, and of this launch of it. A step's work counts for its
         first kernel."""
-        if 8 * (len(kernel.buffers) + len(kernel.sizes)) + 32 > ARGUMENT_BYTES:
+        words = MAP_WORDS * len(kernel.maps) + len(kernel.buffers) + len(kernel.sizes)
+        if 8 * words + 32 > ARGUMENT_BYTES:
             raise UnsupportedOperator(
                 format_error(
                     "A kernel reads and writes more tensors than can be passed to it.",

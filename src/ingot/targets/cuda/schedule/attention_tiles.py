@@ -89,17 +89,13 @@ class GroupTile:
         return max(lines, MmaTile(self.warps, 1, self.elsewhere, True).memory_size(depth, values))
 
 
-# Attention by groups of warps is right in emulation and wrong on an H200 (an error of 1.1 of the largest value at
-# S = 1,024), most likely for its descriptor of the transposed values. No program gets it until a GPU says that it is
-# right; the GPU's cases in tests/targets/cuda/gpu reach it.
-GROUPS_ARE_RIGHT = False
 # By depth and columns of values.
 _GROUP_TILES = {(64, 64): GroupTile(8, 64), (128, 128): GroupTile(8, 32)}
 
 
 def find_group_tile(depth: int, values: int, points: int, queries: int) -> GroupTile | None:
     """The tile for groups of warps, where rows are whole lines and blocks fill the GPU."""
-    tile = _GROUP_TILES.get((depth, values)) if GROUPS_ARE_RIGHT else None
+    tile = _GROUP_TILES.get((depth, values))
     return tile if tile is not None and points * -(-queries // tile.rows) >= PROCESSORS else None
 
 

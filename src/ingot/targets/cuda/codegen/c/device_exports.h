@@ -74,9 +74,10 @@ static int ig_find_kernels(ingot_model *model, int device, char *message, size_t
         int own = 0;
         snprintf(name, sizeof name, "k%d", k);
         IG_CALL(cuModuleGetFunction, &model->functions[k], model->module, name);
-        if (ig_kernel_shared[k] >= 0 && ig_kernel_shared[k] <= 48 << 10) continue;
+        const int needed = !model->is_hopper && ig_plain_shared[k] >= 0 ? ig_plain_shared[k] : ig_kernel_shared[k];
+        if (needed >= 0 && needed <= 48 << 10) continue;
         IG_CALL(cuFuncGetAttribute, &own, IG_FUNCTION_STATIC_SHARED, model->functions[k]);
-        const int asked = ig_kernel_shared[k] < 0 ? most - own : ig_kernel_shared[k];
+        const int asked = needed < 0 ? most - own : needed;
         if (asked > most - own) {
             if (message && size)
                 snprintf(message, size, "A kernel of the model needs more shared memory than this GPU has.\n  why: it needs %d bytes, and there are %d\n"
@@ -93,6 +94,7 @@ static int ig_open_in_context(ingot_model *model, const void *weights, const ing
     int status = ig_load_image(model, image, message, size);
     if (status) return status;
     /* Code for older architectures has no instruction that waits. */
+    model->is_hopper = !strcmp(image->architecture, "sm_90a");
     model->overlaps = ig_driver.cuGraphAddDependencies_v2 && ig_architecture_number(image->architecture) >= 90;
     status = ig_find_kernels(model, device, message, size);
     if (status) return status;

@@ -81,6 +81,9 @@ static struct {
     IG_DRIVER_FUNCTIONS(IG_DECLARE_FUNCTION)
     /* From CUDA 12.3 on. */
     int (*cuGraphAddDependencies_v2)(ig_cu_graph, const ig_cu_node *, const ig_cu_node *, const ig_edge *, size_t);
+    /* From CUDA 12.0 on: map, dtype, rank, address, sizes, steps in bytes, box, steps inside it, and how a box lies. */
+    int (*cuTensorMapEncodeTiled)(void *, int, unsigned, void *, const uint64_t *, const uint64_t *, const unsigned *,
+                                  const unsigned *, int, int, int, int);
 } ig_driver;
 
 static pthread_mutex_t ig_driver_lock = PTHREAD_MUTEX_INITIALIZER;
@@ -129,6 +132,7 @@ static int ig_load_functions(const char *name, char *message, size_t size)
     }
     IG_DRIVER_FUNCTIONS(IG_FIND_FUNCTION)
     *(void **)&ig_driver.cuGraphAddDependencies_v2 = dlsym(library, "cuGraphAddDependencies_v2");
+    *(void **)&ig_driver.cuTensorMapEncodeTiled = dlsym(library, "cuTensorMapEncodeTiled");
     const int result = ig_driver.cuInit(0);
     if (result == IG_CUDA_NO_DEVICE) {
         dlclose(library);

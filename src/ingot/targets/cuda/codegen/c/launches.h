@@ -3,7 +3,7 @@
 typedef struct {
     int kernel, number; /* number: which of the module's launches, for the profiler */
     unsigned grid[3], block, shared;
-    int first, count; /* its arguments: words of 8 bytes, the context's four behind the others */
+    int first, count; /* its arguments: words of 8 bytes, those of maps before the others, the context's four behind */
 } ig_launch;
 
 typedef struct {
@@ -20,7 +20,13 @@ typedef struct {
     uint64_t used; /* when: the one that was used longest ago makes room */
 } ig_graph;
 
-enum { IG_GRAPHS = 8, IG_SEEN = 32, IG_GRAPH_LEAST = 2, IG_CONTEXT_WORDS = 4 };
+enum { IG_GRAPHS = 8, IG_SEEN = 32, IG_GRAPH_LEAST = 2, IG_CONTEXT_WORDS = 4, IG_MAP_WORDS = 16 };
+
+/* What a launch's parameters point at besides its words: maps of tensors as the driver makes them. */
+typedef struct {
+    _Alignas(64) unsigned char maps[IG_MOST_MAPS + 1][128];
+    void *parameters[IG_MOST_MAPS + IG_MOST_WORDS + 1];
+} ig_arguments;
 
 typedef struct ig_block {
     struct ig_block *next;
@@ -56,6 +62,7 @@ typedef struct ingot_model {
     ig_cu_function functions[IG_KERNELS + 1];
     int device, run_count;
     int overlaps; /* whether a kernel that waits for the one before it may begin earlier */
+    int is_hopper; /* whether kernels have the text that uses maps of tensors and clusters */
     ig_address weights;
     ig_run *idle;
     pthread_mutex_t lock, turn;
@@ -101,20 +108,43 @@ static void ig_free_list(ig_launch_list *list)
     memset(list, 0, sizeof *list);
 }
 
-/* The addresses of a launch's arguments, as the driver takes them. */
-static void ig_point_at_words(const ig_launch_list *list, const ig_launch *launch, void **parameters)
+/* A map: address, format (dtype, rank and swizzle, 8 bits each), 5 sizes, 4 steps in bytes, 5 sizes of a box. */
+IG_OPTIONAL int ig_encode_map(const uint64_t *words, void *map)
 {
-    const int plain = launch->count - IG_CONTEXT_WORDS;
-    for (int w = 0; w <= plain; ++w) parameters[w] = &list->words[launch->first + w];
+    enum { NOT_SUPPORTED = 801, WIDE_READS = 3 };
+    const unsigned format = (unsigned)words[1], every[] = {1, 1, 1, 1, 1};
+    unsigned box[5];
+    for (int d = 0; d < 5; ++d) box[d] = (unsigned)words[11 + d];
+    if (!ig_driver.cuTensorMapEncodeTiled) return NOT_SUPPORTED;
+    return ig_driver.cuTensorMapEncodeTiled(map, (int)(format & 255), format >> 8 & 255, (void *)(uintptr_t)words[0], words + 2,
+                                            words + 7, box, every, 0, (int)(format >> 16 & 255), WIDE_READS, 0);
+}
+
+/* The addresses of a launch's arguments, as the driver takes them. Returns what the driver said. */
+static int ig_gather_arguments(const ig_run *run, const ig_launch_list *list, const ig_launch *launch, ig_arguments *made)
+{
+    const int maps = ig_kernel_maps[launch->kernel], plain = launch->count - IG_CONTEXT_WORDS - maps * IG_MAP_WORDS;
+    uint64_t *const words = list->words + launch->first;
+    for (int m = 0; m < maps; ++m) {
+        const int result = run->model->is_hopper ? ig_encode_map(words + m * IG_MAP_WORDS, made->maps[m]) : 0;
+        if (result) return result;
+        made->parameters[m] = made->maps[m];
+    }
+    for (int w = 0; w <= plain; ++w) made->parameters[maps + w] = &words[maps * IG_MAP_WORDS + w];
+    return 0;
 }
 
 static void ig_launch_now(ig_run *run, const ig_launch_list *list, const ig_launch *launch)
 {
-    void *parameters[IG_MOST_WORDS + 1];
-    ig_point_at_words(list, launch, parameters);
+    ig_arguments made;
+    const int result = ig_gather_arguments(run, list, launch, &made);
+    if (result) {
+        ig_fail_driver(run, "cuTensorMapEncodeTiled", result);
+        return;
+    }
     if (run->seconds) IG_TRY(run, cuEventRecord, run->begin, run->stream);
     IG_TRY(run, cuLaunchKernel, run->model->functions[launch->kernel], launch->grid[0], launch->grid[1], launch->grid[2],
-           launch->block, 1, 1, launch->shared, run->stream, parameters, 0);
+           launch->block, 1, 1, launch->shared, run->stream, made.parameters, 0);
     if (run->seconds && !run->status) {
         float milliseconds = 0;
         IG_TRY(run, cuEventRecord, run->end, run->stream);
@@ -134,6 +164,7 @@ __attribute__((noinline, unused)) static void ig_add_launch(
         ig_fail_run(run, INGOT_MEMORY, site);
         return;
     }
+    if (!run->model->is_hopper && ig_plain_shared[kernel] >= 0) shared = ig_plain_shared[kernel];
     ig_launch_list *const list = &run->list;
     if (IG_AT_ONCE) list->count = list->word_count = 0;
     ig_launch *const launches = ig_grow(list->launches, list->count, 1, &list->room, sizeof *launches);
@@ -179,24 +210,26 @@ static int ig_same_launches(const ig_launch_list *a, const ig_launch_list *b)
            !memcmp(a->launches, b->launches, (size_t)a->count * sizeof *a->launches);
 }
 
-static ig_node_parameters ig_node_of(const ig_run *run, const ig_launch_list *list, const ig_launch *launch, void **parameters)
+/* A launch as a node of a graph has it. Returns whether the driver made its arguments. */
+static int ig_make_node(const ig_run *run, const ig_launch_list *list, const ig_launch *launch, ig_arguments *arguments, ig_node_parameters *node)
 {
-    ig_point_at_words(list, launch, parameters);
-    return (ig_node_parameters){run->model->functions[launch->kernel], {launch->grid[0], launch->grid[1], launch->grid[2]},
-                                {launch->block, 1, 1}, launch->shared, parameters, 0};
+    *node = (ig_node_parameters){run->model->functions[launch->kernel], {launch->grid[0], launch->grid[1], launch->grid[2]},
+                                 {launch->block, 1, 1}, launch->shared, arguments->parameters, 0};
+    return !ig_gather_arguments(run, list, launch, arguments);
 }
 
 /* A graph of the run's launches, one after another. Returns whether the driver made one. */
 static int ig_build_graph(ig_run *run, ig_graph *graph)
 {
     const ig_launch_list *const list = &run->list;
-    void *parameters[IG_MOST_WORDS + 1];
+    ig_arguments arguments;
+    ig_node_parameters node;
     ig_free_graph(graph);
     graph->nodes = malloc((size_t)list->count * sizeof *graph->nodes);
     if (!graph->nodes || ig_driver.cuGraphCreate(&graph->graph, 0)) return 0;
     for (int l = 0; l < list->count; ++l) {
         static const ig_edge overlapped = {.from_port = IG_PORT_PROGRAMMATIC, .type = IG_EDGE_PROGRAMMATIC};
-        const ig_node_parameters node = ig_node_of(run, list, &list->launches[l], parameters);
+        if (!ig_make_node(run, list, &list->launches[l], &arguments, &node)) return 0;
         ig_cu_node *const before = l ? &graph->nodes[l - 1] : 0, *const now = &graph->nodes[l];
         const int overlaps = before && run->model->overlaps && ig_kernel_waits[list->launches[l].kernel];
         if (ig_driver.cuGraphAddKernelNode(now, graph->graph, overlaps ? 0 : before, before && !overlaps, &node)) return 0;
@@ -216,13 +249,14 @@ static int ig_build_graph(ig_run *run, ig_graph *graph)
 static int ig_update_graph(ig_run *run, ig_graph *graph)
 {
     const ig_launch_list *const list = &run->list;
-    void *parameters[IG_MOST_WORDS + 1];
+    ig_arguments arguments;
+    ig_node_parameters node;
     for (int l = 0; l < list->count; ++l) {
         const ig_launch *const launch = &list->launches[l];
         uint64_t *const known = graph->list.words + launch->first;
         const size_t bytes = (size_t)launch->count * sizeof *known;
         if (!memcmp(known, list->words + launch->first, bytes)) continue;
-        const ig_node_parameters node = ig_node_of(run, list, launch, parameters);
+        if (!ig_make_node(run, list, launch, &arguments, &node)) return 0;
         if (ig_driver.cuGraphExecKernelNodeSetParams(graph->exec, graph->nodes[l], &node)) return 0;
         memcpy(known, list->words + launch->first, bytes);
     }

@@ -2,7 +2,8 @@
  * come in tiles of KEYS, two of which lie in shared memory: one that is worked on, one that is being copied.
  *
  * The functions that a step gives:
- *   score(i, j, value) and mask(i, j)      its bodies
+ *   score(i, j, value) and mask(i, j)      its bodies; with IG_FREE_SCORE a score's places are sums of two numbers, of
+ *                                          which the first is one for all scores of a thread in a tile
  *   kind(block of queries, block of keys)  0, 1, 2: what the table of blocks says
  *   row(i, top, total, leads) -> share     once for each query: the largest score, and the sum of weights to it; what
  *                                          sums are multiplied with. One lane of four leads.
@@ -155,7 +156,9 @@ static inline void ig_attend(
                             const I j = column + n * 8 + e % 2;
                             IG_UNROLL
                             for (int m = 0; m < S::tiles; ++m)
-                                scores[m][n][e] = score(query(m, e / 2), j < end ? j : end - 1, scores[m][n][e] * scale);
+                                if constexpr ((FLAGS & IG_FREE_SCORE) != 0)
+                                    scores[m][n][e] = score(own_row, m * 16 + e / 2 * 8, column, n * 8 + e % 2, scores[m][n][e] * scale);
+                                else scores[m][n][e] = score(query(m, e / 2), j < end ? j : end - 1, scores[m][n][e] * scale);
                         }
                 }
                 if constexpr ((FLAGS & IG_MASK) != 0) {
@@ -167,7 +170,8 @@ static inline void ig_attend(
                                 const I j = column + n * 8 + e % 2;
                                 IG_UNROLL
                                 for (int m = 0; m < S::tiles; ++m)
-                                    if (!mask(query(m, e / 2), j < end ? j : end - 1)) scores[m][n][e] = -INF_F32;
+                                    if (!((FLAGS & IG_FREE_MASK) ? mask(own_row + m * 16 + e / 2 * 8, j) : mask(query(m, e / 2), j < end ? j : end - 1)))
+                                        scores[m][n][e] = -INF_F32;
                             }
                     }
                 }
