@@ -14,6 +14,7 @@ from ingot.targets.cuda.codegen.kernel import CudaKernel, Grid
 from ingot.targets.cuda.codegen.kernel_rules import KERNELS
 from ingot.targets.cuda.codegen.kernel_writer import CudaKernelWriter
 from ingot.targets.cuda.codegen.products.row_product import write_row_blocks
+from ingot.targets.cuda.codegen.products.stream_product import write_stream
 from ingot.targets.cuda.codegen.products.tile_product import (
     BlockWork,
     TileOperand,
@@ -38,6 +39,8 @@ def write_gemm(out: CudaKernelWriter, step: Gemm) -> CudaKernel | Sequence[CudaK
 
 @KERNELS.register(TiledGemm)
 def write_tiled_gemm(out: CudaKernelWriter, step: TiledGemm) -> CudaKernel | Sequence[CudaKernel]:
+    if step.algorithm == "stream":
+        return write_stream(out, step)
     if step.algorithm != "rows":
         return write_product(out, _plan_product(out, step, step.algorithm, step.tile, step.split_k))
     out.line("ig_start_next();")

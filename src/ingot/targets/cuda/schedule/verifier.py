@@ -12,6 +12,7 @@ from ingot.lowering.loop_module import Module
 from ingot.lowering.verification.access_rules import Facts
 from ingot.lowering.verification.step_rules import extents
 from ingot.targets.cuda.schedule.statements import GemmTile, ImplicitGemm, MapGroup, SiblingGemms, TiledGemm
+from ingot.targets.cuda.schedule.streams import find_stream_fault
 from ingot.targets.cuda.schedule.tiles import count_threads, is_warpgroup_tile
 
 # Bytes of a line of a tile in shared memory, at least: a piece that one copy moves.
@@ -36,6 +37,8 @@ def _check_tiled_gemm(step: TiledGemm, facts: Facts) -> str | None:
     fault = facts.find_matrix_fault("a", step.a, step.m, step.k, around) or facts.find_matrix_fault(
         "b", step.b, step.k, step.n, around
     )
+    if fault is None and step.algorithm == "stream":
+        return find_stream_fault(step, facts.buffers)
     if fault is None and step.algorithm == "rows":
         return None if step.split_k == 1 else "a product that is read once has all its terms in one block"
     return fault or _check_tile(step.algorithm, step.tile, step.split_k)
