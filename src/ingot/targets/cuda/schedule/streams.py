@@ -30,7 +30,7 @@ _TERMS = 32 * WARPS
 _RING_BYTES = 66 << 10
 # Bytes of the sums of a block, and of all its shared memory: a GPU of sm_80 has so much.
 _SUM_BYTES = 32 << 10
-_MOST_SHARED = 160 << 10
+MOST_SHARED = 160 << 10
 # Weights with fewer elements are read in the time that it takes to ask for them.
 _LEAST_ELEMENTS = 1 << 19
 
@@ -95,7 +95,7 @@ def find_stream_fault(step: TiledGemm, buffers: Mapping[str, Buffer]) -> str | N
     along = lies_along(step.a, m, k, 8, rows_first=True) and lies_along(step.b, n, k, 8, rows_first=False)
     if not along or not isinstance(step.b.offset, int):
         return "a streamed product's operands lie along the terms, aligned to 16 bytes"
-    if plan_stream(m, n, k).shared > _MOST_SHARED:
+    if plan_stream(m, n, k).shared > MOST_SHARED:
         return "a streamed product's rows and sums lie in shared memory"
     return None
 

@@ -11,7 +11,15 @@ from ingot.lowering.loop_ir_verifier import verify_module
 from ingot.lowering.loop_module import Module
 from ingot.lowering.verification.access_rules import Facts
 from ingot.lowering.verification.step_rules import extents
-from ingot.targets.cuda.schedule.statements import GemmTile, ImplicitGemm, MapGroup, SiblingGemms, TiledGemm
+from ingot.targets.cuda.schedule.statements import (
+    GemmTile,
+    ImplicitGemm,
+    MapGroup,
+    SiblingGemms,
+    StreamedGemm,
+    TiledGemm,
+)
+from ingot.targets.cuda.schedule.streamed_groups import find_group_fault
 from ingot.targets.cuda.schedule.streams import find_stream_fault
 from ingot.targets.cuda.schedule.tiles import count_threads, is_warpgroup_tile
 
@@ -76,6 +84,10 @@ def _check_map_group(group: MapGroup, facts: Facts) -> str | None:
     return _check_apart(group.steps) if len(group.steps) > 1 else "a group is two or more"
 
 
+def _check_streamed(group: StreamedGemm, facts: Facts) -> str | None:
+    return find_group_fault(group, facts.buffers)
+
+
 def _check_apart(steps: Sequence[Stmt]) -> str | None:
     for place, step in enumerate(steps):
         read, written = reads_and_writes(step)
@@ -102,7 +114,11 @@ def _check_tile(algorithm: str, tile: GemmTile, parts: int) -> str | None:
 
 
 # Rules that look at the steps alone.
-_STRUCTURE: dict[type, Callable[[Any, Facts], str | None]] = {SiblingGemms: _check_siblings, MapGroup: _check_map_group}
+_STRUCTURE: dict[type, Callable[[Any, Facts], str | None]] = {
+    SiblingGemms: _check_siblings,
+    MapGroup: _check_map_group,
+    StreamedGemm: _check_streamed,
+}
 _RULES: dict[type, Callable[[Any, Facts], str | None]] = {
     **_STRUCTURE,
     TiledGemm: _check_tiled_gemm,

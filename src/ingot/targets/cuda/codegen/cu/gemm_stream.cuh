@@ -163,3 +163,12 @@ template <int ROWS> static inline void ig_keep_rows(char *to, int pitch, const u
         for (int v = (int)threadIdx.x; v < terms / 8; v += IG_STREAM_THREADS)
             ig_store_vector<uint16_t, 8>((uint16_t *)(to + r * pitch) + v * 8, ig_load_vector<uint16_t, 8>(x + r * step + v * 8));
 }
+
+/* Weights that are used as soon as the kernel before this one has ended, to the second level of the cache. */
+static inline void ig_prefetch_elements(const void *from, int64_t bytes)
+{
+#ifndef IG_EMULATED
+    for (int64_t at = (int64_t)threadIdx.x * 128; at < bytes; at += IG_STREAM_THREADS * 128)
+        asm volatile("prefetch.global.L2 [%0];" ::"l"((const char *)from + at));
+#endif
+}
