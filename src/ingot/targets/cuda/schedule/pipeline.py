@@ -12,6 +12,8 @@ from ingot.targets.base import ScheduleObserver, ignore_pass
 from ingot.targets.cuda.schedule.limits import FUSION_LIMITS
 from ingot.targets.cuda.schedule.map_groups import group_maps
 from ingot.targets.cuda.schedule.siblings import join_siblings
+from ingot.targets.cuda.schedule.streamed_groups import fold_gates, fold_rows
+from ingot.targets.cuda.schedule.streams import stream_weights
 from ingot.targets.cuda.schedule.tiling import choose_tiles
 from ingot.targets.cuda.schedule.verifier import verify_schedule
 
@@ -21,6 +23,9 @@ SCHEDULE: tuple[SchedulePass, ...] = (
     ("map_groups", group_maps),
     ("tiles", choose_tiles),
     ("siblings", join_siblings),
+    ("streams", stream_weights),
+    ("gates", fold_gates),
+    ("row_prologues", fold_rows),
 )
 
 

@@ -4,6 +4,7 @@
     ImplicitGemm(…, algorithm, tile, split_k)    a convolution as a product of pixels by taps and channels
     SiblingGemms(steps, in_turn)                 products that one kernel computes
     MapGroup(steps)                              Maps that do not depend on each other, as one kernel
+    StreamedGemm(steps, local)                   a streamed product with a row before it, or a Map of its halves behind
 
 The loop IR's printer prints them by their fields; verifier.py has their rules.
 """
@@ -13,12 +14,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-from ingot.lowering.loop_ir import Convolution, Gemm, Map, SourceLocation, StepGroup, Stmt
+from ingot.lowering.loop_ir import Convolution, Gemm, LoopNest, Map, SourceLocation, StepGroup, Stmt
 
 # How sums are computed: on tensor cores, by warps or by groups of four of them (on a GPU that has these, else by
 # warps), by multiply-adds of threads with a block of sums each, or, where one side has a few rows only, by warps that
-# read the other side once. "channels": each thread has neighbouring channels of a pixel.
-GemmAlgorithm: TypeAlias = Literal["tensor", "warpgroup", "simt", "rows"]
+# read the other side once ("rows"), or that take it from shared memory, to which it is copied ahead ("stream").
+# "channels": each thread has neighbouring channels of a pixel.
+GemmAlgorithm: TypeAlias = Literal["tensor", "warpgroup", "simt", "rows", "stream"]
 ConvolutionAlgorithm: TypeAlias = Literal["tensor", "warpgroup", "simt", "channels"]
 
 
@@ -89,3 +91,36 @@ class MapGroup(StepGroup):
 
     def members(self) -> tuple[Stmt, ...]:
         return self.steps
+
+
+@dataclass(frozen=True, slots=True)
+class StreamedGemm(StepGroup):
+    """A product by "stream" in one kernel with what computes its one row, before it, and with the Map that alone reads
+    its result, behind it: column i and column i + n / 2 at a time. `local` buffers are not in memory; every block
+    computes the row for itself, and the first one stores it where others read it."""
+
+    steps: tuple[LoopNest | TiledGemm | Map, ...]
+    local: tuple[str, ...] = ()
+    origin: SourceLocation = _NOWHERE
+
+    def members(self) -> tuple[Stmt, ...]:
+        return self.steps
+
+    def local_buffers(self) -> tuple[str, ...]:
+        return self.local
+
+    @property
+    def product(self) -> TiledGemm:
+        return next(step for step in self.steps if isinstance(step, TiledGemm))
+
+    @property
+    def row(self) -> LoopNest | None:
+        """What computes the product's one row."""
+        first = self.steps[0]
+        return first if isinstance(first, LoopNest) else None
+
+    @property
+    def gate(self) -> Map | None:
+        """What becomes of the product's two halves."""
+        last = self.steps[-1]
+        return last if isinstance(last, Map) else None
