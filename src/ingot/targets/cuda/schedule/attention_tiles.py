@@ -99,6 +99,79 @@ def find_group_tile(depth: int, values: int, points: int, queries: int) -> Group
     return tile if tile is not None and points * -(-queries // tile.rows) >= PROCESSORS else None
 
 
+@dataclass(frozen=True, slots=True)
+class BulkTile:
+    """A block of threads on Hopper: a group of four warps copies, `groups` multiply, 64 queries each against `keys`
+    keys at a time, of which `stages` tiles lie in shared memory. `overlaps`: whether the next scores are multiplied
+    while weights are computed; `turns`: whether groups take turns. `more` and `fewer` are the registers of threads that
+    multiply and of those that copy. Elsewhere single warps have 16 queries, and `elsewhere` keys at a time."""
+
+    groups: int
+    keys: int
+    stages: int
+    overlaps: bool
+    turns: bool
+    resident: int
+    more: int
+    fewer: int
+    elsewhere: int
+
+    @property
+    def rows(self) -> int:
+        return self.groups * GROUP_ROWS
+
+    @property
+    def threads(self) -> int:
+        return (self.groups + 1) * GROUP_WARPS * WARP
+
+    def memory_size(self, depth: int) -> int:
+        """Bytes of shared memory on Hopper: the queries, tiles of keys and values, barriers."""
+        return 2 * depth * (self.rows + 2 * self.stages * self.keys) + 8 * (1 + 4 * self.stages)
+
+    def plain_memory_size(self, depth: int) -> int:
+        return MmaTile(self.groups * GROUP_WARPS, 1, self.elsewhere, True).memory_size(depth, depth)
+
+
+# Warps of a group, and its queries.
+GROUP_WARPS, GROUP_ROWS = 4, 64
+# Operations of bodies that threads have registers for.
+BULK_OPERATIONS = 16
+# Keys that are worth tiles with more queries, since a block then has less to wait for.
+LONG = 4096
+# For rows of 64 elements: as a rule; where later keys are hidden, and blocks have unequal work; for many keys, also
+# with a body. Measured on an H200.
+BULK_64 = BulkTile(2, 64, 3, False, False, 2, 104, 32, 64)
+BULK_64_SMALL = BulkTile(1, 128, 2, True, False, 2, 216, 40, 64)
+BULK_64_LONG = BulkTile(3, 128, 2, True, False, 1, 160, 32, 64)
+BULK_64_LONG_BODY = replace(BULK_64_LONG, turns=True)
+# For rows of 128: where there are many blocks, and where there are few.
+BULK_128 = BulkTile(2, 128, 2, True, True, 1, 240, 24, 32)
+BULK_128_SMALL = BulkTile(1, 128, 1, False, False, 2, 216, 40, 32)
+
+
+def choose_bulk_tile(
+    depth: int, points: int, queries: int, keys: int, operations: int, *, causal: bool
+) -> BulkTile | None:
+    """The tile for groups that multiply and one that copies, where blocks fill the GPU."""
+
+    def blocks(tile: BulkTile) -> int:
+        return points * -(-queries // tile.rows)
+
+    if operations > BULK_OPERATIONS or keys < 1 or depth not in (64, 128):
+        return None
+    # Two blocks of the small tiles run on a processor at once: a few less than there are processors still beat others.
+    few = PROCESSORS * 3 // 4
+    if depth == 128:
+        if blocks(BULK_128) >= PROCESSORS and keys >= LONG // 2:
+            return BULK_128
+        return BULK_128_SMALL if blocks(BULK_128_SMALL) >= few else None
+    if not causal and keys >= LONG and blocks(BULK_64_LONG) >= (4 if operations else 8) * PROCESSORS:
+        return BULK_64_LONG_BODY if operations else BULK_64_LONG
+    if not causal and blocks(BULK_64) >= PROCESSORS:
+        return BULK_64
+    return BULK_64_SMALL if blocks(BULK_64_SMALL) >= few else None
+
+
 def choose_mma_tile(
     depth: int,
     values: int,
