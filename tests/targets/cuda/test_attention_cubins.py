@@ -79,6 +79,8 @@ FORWARD: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "deep": (attend_causally, (torch.bfloat16, 16, 2048, 2048, 96)),
     "deepest": (attend_plainly, (torch.bfloat16, 2, 256, 256, 136)),
     "decoding": (attend_plainly, (torch.bfloat16, 8, 1, 1024, 128)),
+    "decoding, long": (attend_plainly, (torch.float16, 8, 8, 4096, 128)),
+    "decoding, parts": (attend_plainly, (torch.bfloat16, 8, 16, 1024, 128)),
     "odd depth": (attend_plainly, (torch.float16, 2, 20, 20, 33)),
     "score": (alibi_model(), (torch.bfloat16, 4, 8192, 200, 40)),
     "mask": (window_model(), (torch.bfloat16, 4, 8192, 200, 40)),

@@ -1,4 +1,4 @@
-"""Attention whose keys and values are copied by maps of tensors, through the host text that makes these maps."""
+"""Attention by what only Hopper has, through the host text: maps of tensors, and clusters of blocks."""
 
 from __future__ import annotations
 
@@ -31,4 +31,16 @@ def test_attention(driver: EmulatedDriver, monkeypatch: pytest.MonkeyPatch, capa
         exact = attend_twice(*(t.double() for t in given))
         torch.testing.assert_close(compiled(*given).double(), exact, rtol=1.2e-2, atol=1.2e-2)
     assert (driver.calls("cuTensorMapEncodeTiled") > before) is (capability == "90")
+    compiled.close()
+
+
+@pytest.mark.parametrize("capability", ["90", "80"])
+def test_decoding(driver: EmulatedDriver, monkeypatch: pytest.MonkeyPatch, capability: str) -> None:
+    def decode(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        return F.scaled_dot_product_attention(q * 2, k, v, enable_gqa=True) + 1
+
+    monkeypatch.setenv("INGOT_EMULATED_CC", capability)
+    given = tuple(torch.randn(1, heads, length, 64).half() for heads, length in ((8, 1), (2, 300), (2, 300)))
+    compiled = ingot.compile(decode, given, target=EMULATED)
+    torch.testing.assert_close(compiled(*given).double(), decode(*(t.double() for t in given)), rtol=4e-3, atol=4e-3)
     compiled.close()

@@ -172,6 +172,40 @@ def choose_bulk_tile(
     return BULK_64_SMALL if blocks(BULK_64_SMALL) >= few else None
 
 
+@dataclass(frozen=True, slots=True)
+class TokenTile:
+    """A cluster of blocks on a few queries that share their keys: each warp reads keys `rounds` times at once; `once`:
+    these are all of them."""
+
+    queries: int
+    rounds: int
+    once: bool
+
+    @property
+    def threads(self) -> int:
+        return TOKEN_WARPS * WARP
+
+    def memory_size(self, depth: int) -> int:
+        """Bytes of shared memory: sums, tops and totals of each warp, and of the block."""
+        return 4 * (TOKEN_WARPS + 1) * self.queries * (depth + 2)
+
+
+# Blocks of a cluster, warps of each of them, and the most queries that threads have sums for.
+TOKEN_PARTS, TOKEN_WARPS, TOKEN_QUERIES = 8, 8, 8
+# The most keys that a lane reads at once, with so many queries at most; sums of more queries need registers as well.
+TOKEN_ROUNDS = ((4, 8), (TOKEN_QUERIES, 4))
+
+
+def find_token_tile(depth: int, points: int, queries: int, keys: int, *, is_static: bool = True) -> TokenTile | None:
+    """The tile for few queries, where blocks that have all keys do not fill the GPU, and each part is worth a block."""
+    if depth not in (64, 128) or not 1 <= queries <= TOKEN_QUERIES or points >= PROCESSORS or keys < 2 * PART_KEYS:
+        return None
+    at_once = TOKEN_PARTS * TOKEN_WARPS * (8 * WARP // depth)
+    most = next(rounds for limit, rounds in TOKEN_ROUNDS if queries <= limit)
+    needed = -(-keys // at_once)
+    return TokenTile(queries, min(needed, most), is_static and needed <= most)
+
+
 def choose_mma_tile(
     depth: int,
     values: int,
