@@ -22,7 +22,7 @@ from ingot.targets.cuda.codegen.attention_kernels.body_functions import (
     load_mode,
 )
 from ingot.targets.cuda.codegen.attention_kernels.box_copies import BoxCopy, find_box_copy
-from ingot.targets.cuda.codegen.attention_kernels.score_functions import Slope, find_slope, is_free
+from ingot.targets.cuda.codegen.attention_kernels.score_functions import Slope, find_slope, hide_by_mask, is_free
 from ingot.targets.cuda.codegen.attention_kernels.shapes import bulk_shape_text, shape_text, token_shape_text
 from ingot.targets.cuda.codegen.kernel import WARP, CudaKernel, Grid
 from ingot.targets.cuda.codegen.kernel_rules import KERNELS
@@ -61,7 +61,7 @@ _LIGHT = frozenset({"accumulator", "index", "cast", "add", "sub", "mul", "neg"})
 
 @KERNELS.register(Attention)
 def write_attention(out: CudaKernelWriter, step: Attention) -> Sequence[CudaKernel]:
-    step = pack_grouped_heads(step)
+    step = hide_by_mask(pack_grouped_heads(step))
     if step.score is None and not step.scale > 0:
         # The largest product is then not the largest score.
         step = replace(step, score=Body((Op("accumulator", (), step.dtype),), (0,)))
