@@ -4,7 +4,7 @@
     ImplicitGemm(…, algorithm, tile, split_k)    a convolution as a product of pixels by taps and channels
     SiblingGemms(steps, in_turn)                 products that one kernel computes
     MapGroup(steps)                              Maps that do not depend on each other, as one kernel
-    StreamedGemm(steps, local)                   a streamed product with a row before it, or a Map of its halves behind
+    StreamedGemm(steps, local)                   a streamed product with its row before it, or Maps of pairs behind
 
 The loop IR's printer prints them by their fields; verifier.py has their rules.
 """
@@ -95,11 +95,11 @@ class MapGroup(StepGroup):
 
 @dataclass(frozen=True, slots=True)
 class StreamedGemm(StepGroup):
-    """A product by "stream" in one kernel with what computes its one row, before it, and with the Map that alone reads
-    its result, behind it: column i and column i + n / 2 at a time. `local` buffers are not in memory; every block
-    computes the row for itself, and the first one stores it where others read it."""
+    """A product by "stream" in one kernel with what computes its one row, before it, and with the Maps that alone read
+    its result, behind it: pairs of columns, as column_pairs.py finds them. `local` buffers are not in memory; every
+    block computes the row for itself, and the first one stores it where others read it."""
 
-    steps: tuple[LoopNest | TiledGemm | Map, ...]
+    steps: tuple[LoopNest | TiledGemm | Map | MapGroup, ...]
     local: tuple[str, ...] = ()
     origin: SourceLocation = _NOWHERE
 
@@ -120,7 +120,12 @@ class StreamedGemm(StepGroup):
         return first if isinstance(first, LoopNest) else None
 
     @property
-    def gate(self) -> Map | None:
-        """What becomes of the product's two halves."""
+    def gate(self) -> Map | MapGroup | None:
+        """What becomes of pairs of the product's columns."""
         last = self.steps[-1]
-        return last if isinstance(last, Map) else None
+        return last if isinstance(last, (Map, MapGroup)) else None
+
+    @property
+    def gate_maps(self) -> tuple[Map, ...]:
+        gate = self.gate
+        return gate.steps if isinstance(gate, MapGroup) else () if gate is None else (gate,)
