@@ -27,7 +27,7 @@ from ingot.targets.cuda.schedule.streams import THREADS, WARPS, StreamPlan, plan
 _MULTIPLY = {"bfloat16": "ig_mma_bf16", "float16": "ig_mma_f16"}
 # Blocks of a multiprocessor that there are registers for: of this kernel, and of the next one.
 _RESIDENT = 2
-# Bytes of a weight that is fetched for the row's computation.
+# Bytes of a buffer that is fetched for the row's computation.
 _MOST_FETCHED = 1 << 16
 
 
@@ -47,13 +47,14 @@ def write_stream(out: CudaKernelWriter, group: StreamedGemm) -> CudaKernel:
     out.line("ig_start_next();")
     out.line(f"if (ig_warp() == {WARPS}) stream.ask({plan.slots});")
     if group.row is not None:
-        _fetch_weights(out, group.row)
+        _fetch_row(out, group.row, weights=True)
     out.line("ig_wait_for_previous();")
     place = len(out.lines)
     if group.row is None:
         row = f"{_start(out, step.a)}, {out.size(step.a.rows)}, {step.k}"
         out.line(f"ig_keep_rows<{step.m}>(x, {plan.pitch}, {row});")
     else:
+        _fetch_row(out, group.row, weights=False)
         _write_row(out, group.row, step.a.buffer)
     if pairs is None:
         write_finish(out, step, type_, 1, row="line", column="first + place", ahead=True)
@@ -121,12 +122,12 @@ def _write_row(out: CudaKernelWriter, row: LoopNest, buffer: str) -> None:
         out.written.discard(name)
 
 
-def _fetch_weights(out: CudaKernelWriter, row: LoopNest) -> None:
-    """They may come before the kernel before has ended, too."""
-    for name in sorted(reads_and_writes(row)[0]):
+def _fetch_row(out: CudaKernelWriter, row: LoopNest, *, weights: bool) -> None:
+    """What the row is computed of: weights may come before the kernel before has ended, the rest at once behind it."""
+    for name in sorted(reads_and_writes(row)[0] - set(row.local)):
         buffer = out.buffers[name]
         bytes_ = buffer.size * BYTES[buffer.dtype]
-        if buffer.kind == "weight" and isinstance(bytes_, int) and bytes_ <= _MOST_FETCHED:
+        if (buffer.kind == "weight") == weights and isinstance(bytes_, int) and bytes_ <= _MOST_FETCHED:
             out.line(f"ig_prefetch_elements({out.pointer(name)}, {bytes_});")
 
 
