@@ -18,9 +18,10 @@ from ingot.lowering.loop_ir import Convolution, Gemm, LoopNest, Map, SourceLocat
 
 # How sums are computed: on tensor cores, by warps or by groups of four of them (on a GPU that has these, else by
 # warps), by multiply-adds of threads with a block of sums each, or, where one side has a few rows only, by warps that
-# read the other side once ("rows"), or that take it from shared memory, to which it is copied ahead ("stream").
+# read the other side once ("rows"), or that take it from shared memory, to which it is copied ahead ("stream"). "bulk":
+# by groups of four warps while one thread asks for tiles; the right operand is a weight in the layout SwizzledTiles.
 # "channels": each thread has neighbouring channels of a pixel.
-GemmAlgorithm: TypeAlias = Literal["tensor", "warpgroup", "simt", "rows", "stream"]
+GemmAlgorithm: TypeAlias = Literal["tensor", "warpgroup", "simt", "rows", "stream", "bulk"]
 ConvolutionAlgorithm: TypeAlias = Literal["tensor", "warpgroup", "simt", "channels"]
 
 
@@ -28,7 +29,7 @@ ConvolutionAlgorithm: TypeAlias = Literal["tensor", "warpgroup", "simt", "channe
 class GemmTile:
     """What a block computes: `rows` × `columns` sums, `depth` bytes of the terms of each operand at a time, of which
     `stages` are in shared memory. `down` × `along` are the warps that share it (tensor), or the sums that each thread
-    has (simt)."""
+    has (simt). Where `turns` is 2, so many groups of `down` × `along` warps take tiles in turn (bulk)."""
 
     rows: int
     columns: int
@@ -36,6 +37,7 @@ class GemmTile:
     stages: int
     down: int
     along: int
+    turns: int = 1
 
     def __str__(self) -> str:
         return f"{self.rows}x{self.columns}x{self.depth}"
@@ -49,7 +51,7 @@ PLAIN_TILE = GemmTile(64, 64, 64, 2, 4, 4)
 @dataclass(frozen=True, slots=True)
 class TiledGemm(Gemm):
     """A Gemm with its algorithm. With `split_k`, so many blocks share the terms of a tile; their sums are added in
-    order."""
+    order. With "bulk", these are a cluster, and `b` names a weight in tiles, which no steps describe."""
 
     algorithm: GemmAlgorithm = "simt"
     tile: GemmTile = PLAIN_TILE
