@@ -30,6 +30,14 @@ class Function(nn.Module):
         return self.function(*args)
 
 
+def attend_in_groups(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    return F.scaled_dot_product_attention(q, k, v, enable_gqa=True)
+
+
+def attend_causally(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+
+
 def cases() -> dict[str, tuple[nn.Module, tuple[torch.Tensor, ...]]]:
     r = torch.randn
     return {
@@ -56,6 +64,19 @@ def cases() -> dict[str, tuple[nn.Module, tuple[torch.Tensor, ...]]]:
             (r(4, 16, 512, 64), r(4, 16, 512, 64), r(4, 16, 512, 64)),
         ),
         "ALiBi of many blocks": (cuda_models.Alibi(), (r(2, 16, 1024, 64), r(2, 16, 1024, 64), r(2, 16, 1024, 64))),
+        "attention, one token": (Function(attend_in_groups), (r(1, 32, 1, 64), r(1, 8, 1000, 64), r(1, 8, 1000, 64))),
+        "attention, one token, deep": (
+            Function(attend_in_groups),
+            (r(1, 32, 1, 128), r(1, 8, 3000, 128), r(1, 8, 3000, 128)),
+        ),
+        "attention, long": (
+            Function(F.scaled_dot_product_attention),
+            (r(1, 48, 4096, 64), r(1, 48, 4096, 64), r(1, 48, 4096, 64)),
+        ),
+        "ALiBi, long": (cuda_models.Alibi(), (r(1, 24, 4096, 64), r(1, 24, 4096, 64), r(1, 24, 4096, 64))),
+        "attention, causal": (Function(attend_causally), (r(1, 32, 500, 64), r(1, 8, 500, 64), r(1, 8, 500, 64))),
+        "attention, deep": (Function(attend_causally), (r(2, 16, 2050, 128), r(2, 4, 2050, 128), r(2, 4, 2050, 128))),
+        "attention, deep, few": (Function(attend_causally), (r(1, 16, 500, 128), r(1, 4, 500, 128), r(1, 4, 500, 128))),
         "products of many blocks": (nn.Linear(768, 3072), (r(4096, 768),)),
         "ALiBi": (cuda_models.Alibi(), (r(1, 4, 256, 64), r(1, 4, 256, 64), r(1, 4, 256, 64))),
     }
