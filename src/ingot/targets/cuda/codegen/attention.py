@@ -194,6 +194,7 @@ class _AttentionWriter:
         step, out, type_ = self.step, self.out, self.type_
         for header in ("vectors.cuh", "attention_tile.cuh", "async_copies.cuh", "attention_token.cuh"):
             out.library.use(header)
+        out.line("ig_start_next();")  # the product behind it asks for its weights meanwhile
         out.line("ig_wait_for_previous();")
         out.line(f"const {type_} o = ({type_})blockIdx.x / {TOKEN_PARTS};")
         out.line(f"const int part = (int)(blockIdx.x % {TOKEN_PARTS});")

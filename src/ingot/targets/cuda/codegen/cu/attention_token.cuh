@@ -127,7 +127,6 @@ static inline void ig_attend_token(
         }
         if (S::once) break;
     }
-    ig_start_next();
     if constexpr (!S::once) {
         IG_UNROLL
         for (int g = 0; g < QUERIES; ++g) leave(g);
