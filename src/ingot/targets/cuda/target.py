@@ -28,7 +28,7 @@ from ingot.targets.cuda.codegen.weight_packing import pack_weight
 from ingot.targets.cuda.kernel_selection.strategy import CudaStrategy
 from ingot.targets.cuda.schedule.pipeline import SCHEDULE, schedule
 from ingot.targets.cuda.schedule.reference_semantics import REFERENCE_RULES
-from ingot.targets.cuda.schedule.weight_layouts import ReorderedLayout
+from ingot.targets.cuda.schedule.weight_layouts import ReorderedLayout, SwizzledTiles
 from ingot_runtime.container.manifest import Spec
 from ingot_runtime.cpu_features import architecture
 from ingot_runtime.device_model import DeviceModel
@@ -50,7 +50,7 @@ class CudaTarget(NativeTarget[CudaSource]):
     name = "cuda"
     peak_rates = (0.0, 0.0)  # not known: no row of a profile is compared with them
     optional_passes = tuple(dict.fromkeys(name for name, _ in SCHEDULE))
-    layouts = (ReorderedLayout,)
+    layouts = (ReorderedLayout, SwizzledTiles)
     reference_rules = REFERENCE_RULES
 
     def strategy(self, disabled: Collection[str] = ()) -> CudaStrategy:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -18,14 +20,14 @@ from ingot.lowering.loop_ir import LoopNest, Map
 from ingot.lowering.loop_module import Module
 from ingot.targets.cuda.codegen import writer_modules as _writers
 from ingot.targets.cuda.schedule import streams
-from ingot.targets.cuda.schedule.statements import StreamedGemm, TiledGemm
+from ingot.targets.cuda.schedule.statements import MapGroup, StreamedGemm, TiledGemm
 from ingot.targets.cuda.schedule.verifier import verify_schedule
 from ingot.targets.cuda.target import CUDA
 from ingot.targets.reference.interpreted_model import InterpretedModel
 from tests.support.cuda_emulation.emulated_model import EmulatedModel, PackingTarget
 from tests.support.cuda_emulation.kernels import check_cubin, write_kernels
 from tests.targets.cuda.test_gemm_cubins import _has_nvrtc
-from tests.targets.cuda.test_gemm_epilogues import compare, randn
+from tests.targets.cuda.test_gemm_epilogues import TOLERANCES, compare, in_double, randn
 from tests.targets.cuda.test_schedule import print_pass
 
 assert _writers
@@ -63,6 +65,33 @@ class Gated(nn.Module):
         return (y, rows) if self.keeps else (y,)
 
 
+class Rotated(nn.Module):
+    """The first half of a decoder's layer: queries, and keys and values that go to their caches."""
+
+    keys: torch.Tensor
+    values: torch.Tensor
+
+    def __init__(self, width: int = 24, heads: int = 3, key_heads: int = 2, depth: int = 6, length: int = 5) -> None:
+        super().__init__()
+        self.norm, self.heads, self.key_heads, self.depth = Norm(width), heads, key_heads, depth
+        self.qkv = nn.Linear(width, (heads + 2 * key_heads) * depth, bias=False)
+        for name in ("keys", "values"):
+            self.register_buffer(name, torch.zeros(1, key_heads, length, depth))
+
+    def rotate(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+        first, second = x.chunk(2, -1)
+        return x * cos + torch.cat((-second, first), -1) * sin
+
+    def forward(
+        self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, at: torch.Tensor
+    ) -> tuple[torch.Tensor, ...]:
+        parts = self.qkv(self.norm(x)).view(1, 1, -1, self.depth).transpose(1, 2)
+        q, k, v = parts.split((self.heads, self.key_heads, self.key_heads), 1)
+        self.keys.index_copy_(2, at, self.rotate(k, cos, sin))
+        self.values.index_copy_(2, at, v)
+        return self.rotate(q, cos, sin), self.keys + 0, self.values * 2
+
+
 class Twice(nn.Module):
     """One row, two products of it."""
 
@@ -91,6 +120,16 @@ def check(model: nn.Module, x: torch.Tensor, disabled: Sequence[str] = ()) -> Mo
     return module
 
 
+def compare_with(exact: nn.Module, args: tuple[torch.Tensor, ...], run: Callable[..., Any]) -> None:
+    """As `compare`, of models that have a state."""
+    found = run(*args)
+    with torch.no_grad():
+        expected = exact(*map(in_double, args))
+    for ours, theirs in zip(found, expected, strict=True):
+        error = float((ours.double() - theirs).abs().max() / theirs.abs().max())
+        assert error <= TOLERANCES[args[0].dtype], error
+
+
 def list_groups(module: Module) -> list[list[type]]:
     return [[type(one) for one in step.steps] for step in module.steps if isinstance(step, StreamedGemm)]
 
@@ -114,6 +153,33 @@ def test_gates_of_several_rows() -> None:
     for rows in (2, 5, 8):
         module = check(Gated(40, 136).bfloat16().eval(), randn(rows, 40))
         assert list_groups(module) == [[TiledGemm, Map]]
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_rotations_and_caches_are_in_the_product(dtype: torch.dtype) -> None:
+    """Calls one after another: each writes one place of the caches."""
+    torch.manual_seed(0)
+    for sizes in ((24, 3, 2, 6), (16, 4, 1, 4), (40, 5, 5, 34)):
+        model = Rotated(*sizes).to(dtype).eval()
+        angles = torch.randn(5, sizes[3] // 2).repeat(1, 2)
+        calls = [
+            (randn(1, 1, sizes[0], dtype=dtype, seed=at), *(f(angles[[at]]).to(dtype) for f in (torch.cos, torch.sin)))
+            for at in (3, 0, 4)
+        ]
+        program, _, module = schedule(copy.deepcopy(model), (*calls[0], torch.tensor([3])))
+        assert list_groups(module)[0] == [LoopNest, TiledGemm, MapGroup]
+        mine, exact = EmulatedModel(program, module), copy.deepcopy(model).double()
+        for args, at in zip(calls, (3, 0, 4), strict=True):
+            compare_with(exact, (*args, torch.tensor([at])), mine)
+
+
+def test_an_index_outside_of_a_cache_is_reported() -> None:
+    model = Rotated().bfloat16().eval()
+    args = (randn(1, 1, 24), randn(1, 6), randn(1, 6))
+    program, _, module = schedule(model, (*args, torch.tensor([0])))
+    assert list_groups(module)
+    with pytest.raises(Exception, match=r"index|status|out of range"):
+        EmulatedModel(program, module)(*args, torch.tensor([5]))
 
 
 def test_a_row_that_others_read_is_stored() -> None:
@@ -166,7 +232,7 @@ def test_refused_groups() -> None:
 
     refuse("a row before it", replace(group, steps=(product, row, gate)))
     refuse("not streamed", replace(group, steps=(row, replace(product, algorithm="rows"), gate)))
-    refuse("other columns", replace(group, steps=(row, product, replace(gate, body=product.epilogue.body))))
+    refuse("does not read the result", replace(group, steps=(row, product, replace(gate, body=product.epilogue.body))))
     (store,) = gate.stores
     into = next(name for name in module.buffers if module.buffers[name].kind == "input")
     refuse("other blocks", replace(group, steps=(row, product, replace(gate, stores=(replace(store, buffer=into),)))))

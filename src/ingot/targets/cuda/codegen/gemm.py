@@ -13,6 +13,7 @@ from ingot.registry import Registry
 from ingot.targets.cuda.codegen.kernel import CudaKernel, Grid
 from ingot.targets.cuda.codegen.kernel_rules import KERNELS
 from ingot.targets.cuda.codegen.kernel_writer import CudaKernelWriter
+from ingot.targets.cuda.codegen.products.bulk_product import write_bulk_product
 from ingot.targets.cuda.codegen.products.row_product import write_row_blocks
 from ingot.targets.cuda.codegen.products.stream_product import write_stream
 from ingot.targets.cuda.codegen.products.tile_product import (
@@ -39,6 +40,8 @@ def write_gemm(out: CudaKernelWriter, step: Gemm) -> CudaKernel | Sequence[CudaK
 
 @KERNELS.register(TiledGemm)
 def write_tiled_gemm(out: CudaKernelWriter, step: TiledGemm) -> CudaKernel | Sequence[CudaKernel]:
+    if step.algorithm == "bulk":
+        return write_bulk_product(out, (step,))
     if step.algorithm == "stream":
         return write_stream(out, StreamedGemm((step,), (), step.origin))
     if step.algorithm != "rows":
@@ -64,6 +67,9 @@ def write_gemm_blocks(out: CudaKernelWriter, step: TiledGemm, block: str) -> Blo
 def write_siblings(out: CudaKernelWriter, siblings: SiblingGemms) -> CudaKernel:
     """The blocks of one product after those of another; or, where one reads what another has written at its own place,
     the same blocks in turn."""
+    bulk = [step for step in siblings.steps if isinstance(step, TiledGemm) and step.algorithm == "bulk"]
+    if bulk:
+        return write_bulk_product(out, bulk, in_turn=siblings.in_turn)
     out.line("ig_start_next();")
     works: list[BlockWork] = []
     first: Size = 0

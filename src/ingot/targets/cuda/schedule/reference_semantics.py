@@ -15,6 +15,7 @@ from ingot.lowering.dtypes import wide
 from ingot.lowering.loop_ir import Stmt, StridedView
 from ingot.targets.base import Fault, ReferenceRule, StepRunner
 from ingot.targets.cuda.schedule.statements import ImplicitGemm, TiledGemm
+from ingot.targets.cuda.schedule.weight_layouts import find_pieces
 
 Array: TypeAlias = NDArray[Any]
 
@@ -24,10 +25,20 @@ def _run_tiled_gemm(run: StepRunner, step: TiledGemm) -> None:
     if tuple(step.epilogue.loops[: len(step.batch)]) != step.batch:
         raise Fault("the outer loops of its epilogue are not its own")
     kind = np.float64 if step.dtype.startswith("float") else np.int64
-    left, right = run.matrices(step.a, step.batch, m, k), run.matrices(step.b, step.batch, k, n)
+    left = run.matrices(step.a, step.batch, m, k)
+    right = [_read_tiles(run, step)] if step.algorithm == "bulk" else run.matrices(step.b, step.batch, k, n)
     with np.errstate(all="ignore"):
         sums = [a.astype(kind) @ b.astype(kind) for a, b in zip(left, right, strict=True)]
     run.run_epilogue(step.epilogue, np.stack(sums).astype(wide(step.dtype)) if sums else np.empty(0, step.dtype))
+
+
+def _read_tiles(run: StepRunner, step: TiledGemm) -> Array:
+    """A weight that lies in tiles, as a matrix of terms by columns."""
+    n, k, columns = run.size(step.n), run.size(step.k), step.tile.columns
+    tiles = np.ascontiguousarray(run.values(step.b.buffer)).reshape(-1, k // 64, columns, 8, 8)
+    places = find_pieces(columns).numpy()  # a piece's place is found as a place's piece is
+    lines = tiles[:, :, np.arange(columns)[:, None], places]
+    return lines.transpose(0, 2, 1, 3, 4).reshape(-1, k)[:n].T
 
 
 def _run_implicit_gemm(run: StepRunner, step: ImplicitGemm) -> None:

@@ -4,7 +4,7 @@
     ImplicitGemm(…, algorithm, tile, split_k)    a convolution as a product of pixels by taps and channels
     SiblingGemms(steps, in_turn)                 products that one kernel computes
     MapGroup(steps)                              Maps that do not depend on each other, as one kernel
-    StreamedGemm(steps, local)                   a streamed product with a row before it, or a Map of its halves behind
+    StreamedGemm(steps, local)                   a streamed product with its row before it, or Maps of pairs behind
 
 The loop IR's printer prints them by their fields; verifier.py has their rules.
 """
@@ -18,9 +18,10 @@ from ingot.lowering.loop_ir import Convolution, Gemm, LoopNest, Map, SourceLocat
 
 # How sums are computed: on tensor cores, by warps or by groups of four of them (on a GPU that has these, else by
 # warps), by multiply-adds of threads with a block of sums each, or, where one side has a few rows only, by warps that
-# read the other side once ("rows"), or that take it from shared memory, to which it is copied ahead ("stream").
+# read the other side once ("rows"), or that take it from shared memory, to which it is copied ahead ("stream"). "bulk":
+# by groups of four warps while one thread asks for tiles; the right operand is a weight in the layout SwizzledTiles.
 # "channels": each thread has neighbouring channels of a pixel.
-GemmAlgorithm: TypeAlias = Literal["tensor", "warpgroup", "simt", "rows", "stream"]
+GemmAlgorithm: TypeAlias = Literal["tensor", "warpgroup", "simt", "rows", "stream", "bulk"]
 ConvolutionAlgorithm: TypeAlias = Literal["tensor", "warpgroup", "simt", "channels"]
 
 
@@ -28,7 +29,7 @@ ConvolutionAlgorithm: TypeAlias = Literal["tensor", "warpgroup", "simt", "channe
 class GemmTile:
     """What a block computes: `rows` × `columns` sums, `depth` bytes of the terms of each operand at a time, of which
     `stages` are in shared memory. `down` × `along` are the warps that share it (tensor), or the sums that each thread
-    has (simt)."""
+    has (simt). Where `turns` is 2, so many groups of `down` × `along` warps take tiles in turn (bulk)."""
 
     rows: int
     columns: int
@@ -36,6 +37,7 @@ class GemmTile:
     stages: int
     down: int
     along: int
+    turns: int = 1
 
     def __str__(self) -> str:
         return f"{self.rows}x{self.columns}x{self.depth}"
@@ -49,7 +51,7 @@ PLAIN_TILE = GemmTile(64, 64, 64, 2, 4, 4)
 @dataclass(frozen=True, slots=True)
 class TiledGemm(Gemm):
     """A Gemm with its algorithm. With `split_k`, so many blocks share the terms of a tile; their sums are added in
-    order."""
+    order. With "bulk", these are a cluster, and `b` names a weight in tiles, which no steps describe."""
 
     algorithm: GemmAlgorithm = "simt"
     tile: GemmTile = PLAIN_TILE
@@ -95,11 +97,11 @@ class MapGroup(StepGroup):
 
 @dataclass(frozen=True, slots=True)
 class StreamedGemm(StepGroup):
-    """A product by "stream" in one kernel with what computes its one row, before it, and with the Map that alone reads
-    its result, behind it: column i and column i + n / 2 at a time. `local` buffers are not in memory; every block
-    computes the row for itself, and the first one stores it where others read it."""
+    """A product by "stream" in one kernel with what computes its one row, before it, and with the Maps that alone read
+    its result, behind it: pairs of columns, as column_pairs.py finds them. `local` buffers are not in memory; every
+    block computes the row for itself, and the first one stores it where others read it."""
 
-    steps: tuple[LoopNest | TiledGemm | Map, ...]
+    steps: tuple[LoopNest | TiledGemm | Map | MapGroup, ...]
     local: tuple[str, ...] = ()
     origin: SourceLocation = _NOWHERE
 
@@ -120,7 +122,12 @@ class StreamedGemm(StepGroup):
         return first if isinstance(first, LoopNest) else None
 
     @property
-    def gate(self) -> Map | None:
-        """What becomes of the product's two halves."""
+    def gate(self) -> Map | MapGroup | None:
+        """What becomes of pairs of the product's columns."""
         last = self.steps[-1]
-        return last if isinstance(last, Map) else None
+        return last if isinstance(last, (Map, MapGroup)) else None
+
+    @property
+    def gate_maps(self) -> tuple[Map, ...]:
+        gate = self.gate
+        return gate.steps if isinstance(gate, MapGroup) else () if gate is None else (gate,)

@@ -6,7 +6,8 @@
     Map        silu(z[i]) · z[i + n / 2]
 
 A row of a few thousand elements is computed in less time than a kernel's launch takes: every block does it for itself,
-while its first weights are on their way. A gate reads columns i and i + n / 2, and one block has them both.
+while its first weights are on their way. A gate reads columns i and i + n / 2, a rotation those of one head, and one
+block has them both.
 """
 
 from __future__ import annotations
@@ -15,24 +16,25 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from ingot.lowering.dependence import can_hoist_over, reads_and_writes
-from ingot.lowering.index_expr import Size, substitute, symbol
-from ingot.lowering.loop_body import reads
 from ingot.lowering.loop_ir import Buffer, LoopNest, Map, Stmt
 from ingot.lowering.loop_module import Module
-from ingot.targets.cuda.schedule.statements import StreamedGemm, TiledGemm
+from ingot.targets.cuda.schedule.column_pairs import find_pairs
+from ingot.targets.cuda.schedule.statements import MapGroup, StreamedGemm, TiledGemm
 from ingot.targets.cuda.schedule.streams import MOST_SHARED, plan_stream
 
 # Terms of a row that every block computes: more of them take longer than a launch.
 MOST_ROW_TERMS = 8192
+# The members of a group.
+_ORDERS = {(*row, TiledGemm, *gate) for row in ((), (LoopNest,)) for gate in ((), (Map,), (MapGroup,)) if row or gate}
 # Steps between a product and what joins it, at most.
 _REACH = 4
 
 
 def fold_gates(module: Module) -> Module:
-    """Puts Maps of a streamed product's halves into its kernel; computes the same."""
+    """Puts Maps of pairs of a streamed product's columns into its kernel; computes the same."""
     done: list[Stmt] = []
     for step in module.steps:
-        found = _find_halves(step, done, module) if isinstance(step, Map) else None
+        found = _find_product(step, done, module) if isinstance(step, (Map, MapGroup)) else None
         if found is None:
             done.append(step)
         else:
@@ -41,12 +43,12 @@ def fold_gates(module: Module) -> Module:
     return replace(module, steps=tuple(done))
 
 
-def _find_halves(gate: Map, done: Sequence[Stmt], module: Module) -> tuple[int, StreamedGemm] | None:
-    """The product whose one result a Map alone reads, and what the two become."""
+def _find_product(gate: Map | MapGroup, done: Sequence[Stmt], module: Module) -> tuple[int, StreamedGemm] | None:
+    """The product whose one result a Map, or a group of them, alone reads, and what the two become."""
     read = reads_and_writes(gate)[0]
     for place in range(len(done) - 1, max(len(done) - 2 - _REACH, -1), -1):
         group = _as_group(done[place])
-        if group is None or group.gate is not None or not can_hoist_over(gate, done[place + 1 :]):
+        if group is None or group.gate is not None or not _can_join(gate, done[place + 1 :]):
             continue
         buffer = group.product.epilogue.stores[0].buffer
         if buffer not in read or module.buffers[buffer].kind != "temporary" or _count_users(module, buffer) != 2:
@@ -99,6 +101,10 @@ def _as_group(step: Stmt) -> StreamedGemm | None:
     return None
 
 
+def _can_join(gate: Map | MapGroup, over: Sequence[Stmt]) -> bool:
+    return all(can_hoist_over(one, over) for one in (gate.steps if isinstance(gate, MapGroup) else (gate,)))
+
+
 def _count_users(module: Module, buffer: str) -> int:
     return sum(buffer in set().union(*reads_and_writes(step)) for step in module.steps)
 
@@ -113,18 +119,17 @@ def _are_apart(step: Stmt, other: Stmt) -> bool:
 
 def find_group_fault(group: StreamedGemm, buffers: Mapping[str, Buffer]) -> str | None:
     """Why these steps cannot be one kernel; None where they can."""
-    kinds = [type(step) for step in group.steps]
-    if kinds.count(TiledGemm) != 1 or kinds not in (
-        [LoopNest, TiledGemm], [TiledGemm, Map], [LoopNest, TiledGemm, Map]
-    ):  # fmt: skip
-        return "it is a product with a row before it, a Map behind it, or both"
+    kinds = tuple(type(step) for step in group.steps)
+    if kinds not in _ORDERS:
+        return "it is a product with a row before it, Maps behind it, or both"
     product = group.product
     if product.algorithm != "stream" or product.batch:
         return "its product is not streamed"
     row, gate = group.row, group.gate
     fault = None if row is None else _find_row_fault(row, product, buffers)
     if fault is None and gate is not None:
-        fault = _find_gate_fault(gate, product)
+        found = find_pairs(group.gate_maps, product)
+        fault = found if isinstance(found, str) else None
         assert isinstance(product.m, int) and isinstance(product.n, int) and isinstance(product.k, int)
         if fault is None and plan_stream(product.m, product.n, product.k, pairs=True).shared > MOST_SHARED:
             fault = "its rows and sums lie in shared memory"
@@ -155,39 +160,3 @@ def _find_row_fault(row: LoopNest, product: TiledGemm, buffers: Mapping[str, Buf
     read = set().union(*(reads_and_writes(step)[0] for step in row.steps))
     collides = any(isinstance(step, Map) and step.collides for step in row.steps)
     return "its row depends on itself" if view.buffer in read or collides else None
-
-
-def _find_gate_fault(gate: Map, product: TiledGemm) -> str | None:
-    """The Map goes over the rows and half of the columns, and reads of the product's result these columns and those
-    that lie as many further."""
-    n, stores = product.n, product.epilogue.stores
-    assert isinstance(n, int)
-    half = n // 2
-    extents = [loop.extent for loop in gate.loops]
-    if n % 2 or gate.collides or len(stores) != 1 or stores[0].mode != "set":
-        return "its product does not have two halves"
-    if extents != [product.m, half] and not (product.m == 1 and extents == [half]):
-        return "its gate has other rows and columns"
-    buffer = stores[0].buffer
-    if place_of(product.epilogue, stores[0].index) != _flat(product):
-        return "its product's result is not dense"
-    first = _flat(product)
-    loads = [load for load in reads(gate.body) if load.buffer == buffer]
-    found = [place_of(gate, load.index) for load in loads if load.mask is None]
-    if not loads or len(found) < len(loads) or any(place not in (first, first + half) for place in found):
-        return "its gate reads other columns"
-    return "its gate writes what it reads" if buffer in {store.buffer for store in gate.stores} else None
-
-
-def _flat(product: TiledGemm) -> Size:
-    column = symbol("column")
-    return column if product.m == 1 else symbol("row") * product.n + column
-
-
-def place_of(step: Map, index: Size) -> Size:
-    """An index over a Map's loops, with these called "row", of which there may be none, and "column"."""
-    *rows, column = step.loops
-    names: dict[str, Size] = {column.variable: symbol("column")}
-    for number, loop in enumerate(rows):
-        names[loop.variable] = 0 if loop.extent == 1 else symbol(f"row{number or ''}")
-    return substitute(index, names)

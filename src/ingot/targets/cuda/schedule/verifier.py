@@ -11,6 +11,8 @@ from ingot.lowering.loop_ir_verifier import verify_module
 from ingot.lowering.loop_module import Module
 from ingot.lowering.verification.access_rules import Facts
 from ingot.lowering.verification.step_rules import extents
+from ingot.targets.cuda.schedule.bulk_products import rows_fit
+from ingot.targets.cuda.schedule.bulk_tiles import BULK_TERMS, find_bulk_fault
 from ingot.targets.cuda.schedule.statements import (
     GemmTile,
     ImplicitGemm,
@@ -42,6 +44,8 @@ def verify_schedule(module: Module, after: str, *, full: bool = True) -> None:
 
 def _check_tiled_gemm(step: TiledGemm, facts: Facts) -> str | None:
     around = extents(step.batch)
+    if step.algorithm == "bulk":
+        return _check_bulk(step, facts)
     fault = facts.find_matrix_fault("a", step.a, step.m, step.k, around) or facts.find_matrix_fault(
         "b", step.b, step.k, step.n, around
     )
@@ -50,6 +54,18 @@ def _check_tiled_gemm(step: TiledGemm, facts: Facts) -> str | None:
     if fault is None and step.algorithm == "rows":
         return None if step.split_k == 1 else "a product that is read once has all its terms in one block"
     return fault or _check_tile(step.algorithm, step.tile, step.split_k)
+
+
+def _check_bulk(step: TiledGemm, facts: Facts) -> str | None:
+    fault = facts.find_matrix_fault("a", step.a, step.m, step.k, {}) or find_bulk_fault(step.tile, step.split_k)
+    if fault is not None:
+        return fault
+    if step.batch or not isinstance(step.n, int) or not isinstance(step.k, int) or not rows_fit(step):
+        return "a product by tiles of a weight is one, of known columns and terms, with rows that are aligned"
+    if step.n % 8 or not step.k or step.k % (BULK_TERMS * step.split_k):
+        return f"{step.n} columns of {step.k} terms are not whole runs of 8 and stages of {BULK_TERMS} for each part"
+    columns = -(-step.n // step.tile.columns) * step.tile.columns
+    return facts.find_size_fault(step.b.buffer, (columns, step.k))
 
 
 def _check_implicit_gemm(step: ImplicitGemm, facts: Facts) -> str | None:
@@ -66,11 +82,19 @@ def _check_implicit_gemm(step: ImplicitGemm, facts: Facts) -> str | None:
 
 def _check_siblings(group: SiblingGemms, facts: Facts) -> str | None:
     steps = group.steps
-    if len(steps) < 2 or any(step.split_k > 1 or step.algorithm == "channels" for step in steps):
+    is_bulk = any(step.algorithm == "bulk" for step in steps)
+    if len(steps) < 2 or any((step.split_k > 1 and not is_bulk) or step.algorithm == "channels" for step in steps):
         return "siblings are two or more, and each has all terms of its tiles"
+    if is_bulk:
+        kinds = {
+            (step.algorithm, step.split_k, step.a, step.m, step.k) if isinstance(step, TiledGemm) else None
+            for step in steps
+        }
+        if len(kinds) > 1 or (group.in_turn and (steps[0].split_k > 1 or steps[0].tile.turns > 1)):
+            return "siblings by tiles of their weights have other rows, terms or parts, or cannot be computed in turn"
     if len({None if step.algorithm == "rows" else step.tile for step in steps}) > 1:
         return "siblings have different tiles"
-    if len({count_threads(step.algorithm, step.tile) for step in steps}) > 1:
+    if not is_bulk and len({count_threads(step.algorithm, step.tile) for step in steps}) > 1:
         return "siblings have blocks of different sizes"
     if group.in_turn:
         shapes = {(step.sums_shape(), step.batch_loops()) for step in steps}

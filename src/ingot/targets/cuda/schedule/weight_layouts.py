@@ -25,11 +25,44 @@ class ReorderedLayout(WeightLayout):
         return self.padded
 
 
+@dataclass(frozen=True, slots=True)
+class SwizzledTiles(WeightLayout):
+    """A matrix in tiles as shared memory has them: [n / columns][k / 64][columns][8 pieces][8 terms], the piece of 8
+    terms at place p being number p ^ column % 8. The matrix is `n` columns of `k` terms; column c's term t is element
+    offset + c · column_step + t · term_step of the tensor. Columns that are missing in the last tile are zeros."""
+
+    offset: int
+    n: int
+    k: int
+    column_step: int
+    term_step: int
+    columns: int
+
+    def stored_shape(self) -> tuple[int, ...]:
+        return -(-self.n // self.columns), self.k // 64, self.columns, 64
+
+    def spread(self, flat: torch.Tensor) -> torch.Tensor:
+        """The tensor's elements in tiles."""
+        matrix = torch.as_strided(flat, (self.n, self.k), (self.column_step, self.term_step), self.offset)
+        across, down = -(-self.n // self.columns), self.k // 64
+        padded = torch.zeros(across * self.columns, self.k, dtype=flat.dtype)
+        padded[: self.n] = matrix
+        tiles = padded.view(across, self.columns, down, 8, 8).permute(0, 2, 1, 3, 4)
+        return tiles[:, :, torch.arange(self.columns)[:, None], find_pieces(self.columns)].reshape(self.stored_shape())
+
+
+def find_pieces(columns: int) -> torch.Tensor:
+    """Which piece of a column's 64 terms lies at each of its 8 places."""
+    return torch.arange(8)[None, :] ^ torch.arange(columns)[:, None] % 8
+
+
 def lay_out(weight: PackedWeight, buffer: Buffer, state: torch.Tensor) -> torch.Tensor:
     """A tensor of the program's state as the module's steps read it."""
     layout = weight.layout
     if layout is None:
         return state
+    if isinstance(layout, SwizzledTiles):
+        return layout.spread(state.contiguous().reshape(-1).to(getattr(torch, buffer.dtype)))
     assert isinstance(layout, ReorderedLayout), f"{type(layout).__name__} is not a layout of this target"
     found = torch.as_strided(state.contiguous().reshape(-1), layout.shape, layout.strides, layout.offset)
     made = torch.zeros(layout.padded, dtype=getattr(torch, buffer.dtype))

@@ -3,8 +3,9 @@ offsets constants. Distances of a query and a key are then converted to float32 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ingot.codegen.c_expressions import CBodyEmitter, constant_text, size_text
 from ingot.lowering.index_expr import Expr, Size, bounds, substitute, symbol
@@ -19,6 +20,27 @@ _PAST = 1024
 _GUARDED = frozenset({"load", "check", "draw", "floordiv", "truncdiv", "floormod", "fmod"})
 # Slopes are divided by scales that are not far from 1.
 _SCALES = (2.0**-20, 2.0**20)
+
+
+def hide_by_mask(step: Attention) -> Attention:
+    """A score that is -inf where a condition does not hold, and nothing else, as a mask: products then need no scale of
+    their own."""
+    body = step.score
+    if body is None or step.mask is not None or step.tiles is not None:
+        return step
+    (result,) = body.results
+    last = body.ops[result]
+    if last.name != "where":
+        return step
+    condition, shown, hidden = last.operands
+    if body.ops[shown].name != "accumulator" or body.ops[hidden].name != "const" or body.ops[condition].dtype != "bool":
+        return step
+    depends = [False] * len(body.ops)
+    for place, op in enumerate(body.ops):
+        depends[place] = op.name == "accumulator" or any(depends[operand] for operand in op.operands)
+    if body.ops[hidden].attribute.value != -math.inf or depends[condition]:
+        return step
+    return replace(step, score=None, mask=Body(body.ops, (condition,)))
 
 
 def is_free(out: CudaKernelWriter, body: Body | None) -> bool:

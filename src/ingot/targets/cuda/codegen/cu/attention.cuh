@@ -9,11 +9,11 @@
  *                                          sums are multiplied with. One lane of four leads.
  *   cells(i, column, a, b)                 two sums of a row, of which the second may lie past the last column
  */
-template <bool BRAIN, int WARPS, int TILES, int KEYS, int DEPTH, int VALUES, bool KEPT, int Q_MODE, int K_MODE, int V_MODE>
+template <bool BRAIN, int WARPS, int TILES, int KEYS, int DEPTH, int VALUES, bool KEPT, int Q_MODE, int K_MODE, int V_MODE, int IDLE = 0>
 struct ig_attention_shape {
     static constexpr bool brain = BRAIN, kept = KEPT;
     static constexpr int warps = WARPS, tiles = TILES, keys = KEYS, depth = DEPTH, values = VALUES;
-    static constexpr int rows = WARPS * TILES * 16, threads = WARPS * 32;
+    static constexpr int rows = WARPS * TILES * 16, threads = (WARPS + IDLE) * 32; /* idle warps copy only */
     static constexpr int together = TILES * 16; /* rows that are skipped together */
     static constexpr int q_size = rows * ig_pitch(DEPTH), k_size = KEYS * ig_pitch(DEPTH), v_size = KEYS * ig_pitch(VALUES);
 
@@ -124,6 +124,7 @@ static inline void ig_attend(
     const I own_row = first + warp_row + ig_lane() / 4;
     /* Past the last query there is nothing to read: it stands for them. */
     auto query = [&](int m, int half) { return own_row + m * 16 + half * 8 < queries ? own_row + m * 16 + half * 8 : queries - 1; };
+    const bool works = S::threads == S::warps * 32 || ig_warp() < S::warps;
     I at = ig_next_tile<FLAGS, S::rows, S::keys>(begin, end, first, queries, kind);
     if (at < end) {
         S::load_q(own, q, first, queries);
@@ -132,7 +133,7 @@ static inline void ig_attend(
         S::show_copies();
         __syncthreads();
         S engine;
-        engine.keep(own);
+        if (works) engine.keep(own);
         for (int stage = 0;; stage ^= 1) {
             ig_cp_async_wait<0>();
             S::show_copies();
@@ -141,9 +142,9 @@ static inline void ig_attend(
             if (next < end) load(stage ^ 1, next);
             int shown = 1;
             if constexpr ((FLAGS & IG_BLOCKS) != 0)
-                shown = first + group_row < queries ? kind((first + group_row) / IG_BLOCK, at / IG_BLOCK) : 0;
+                shown = works && first + group_row < queries ? kind((first + group_row) / IG_BLOCK, at / IG_BLOCK) : 0;
             if ((FLAGS & IG_CAUSAL) && at >= first + group_row + S::together) shown = 0;
-            if (shown) {
+            if (shown && works) {
                 const uint16_t *const k_tile = stages + stage * (S::k_size + S::v_size), *const v_tile = k_tile + S::k_size;
                 float scores[S::tiles][S::keys / 8][4] = {};
                 engine.multiply(scores, k_tile);
@@ -194,6 +195,7 @@ static inline void ig_attend(
         }
     }
     ig_start_next();
+    if (!works) return;
     IG_UNROLL
     for (int m = 0; m < S::tiles; ++m)
         IG_UNROLL

@@ -1,7 +1,7 @@
 /* Products in which one side, x, has a few rows, and the other, the lines, are weights, which go through shared memory.
  *
- * A block has neighbouring lines, 8 of them at a time (with PAIRS, 4, and 4 that lie HALF lines further). One warp, the
- * last, asks for TERMS terms of all 8, a copy for each line, into one of SLOTS slots of a ring; 8 others multiply what has
+ * A block has neighbouring lines, 8 of them at a time; where lines are in pairs, 4, and 4 that lie HALF lines further, in
+ * each group of 2 · HALF lines (HALF is 0 where they are not, and all numbers of lines are of the first ones). One warp, the last, asks for TERMS terms of all 8, a copy for each line, into one of SLOTS slots of a ring; 8 others multiply what has
  * come by all rows of x, which lie in shared memory, and give the slot back. Weights are written by no kernel: the first
  * slots are asked for before the kernel before this one has ended. On GPUs without such copies, warps read the lines.
  *
@@ -13,41 +13,38 @@
  */
 enum { IG_STREAM_LINES = 8, IG_STREAM_WARPS = 8, IG_STREAM_THREADS = 32 * (IG_STREAM_WARPS + 1) };
 
-#ifdef IG_HOPPER
-/* ig_copy_bytes of what nobody reads again. */
-static inline void ig_copy_once(ig_place to, const void *from, unsigned bytes, ig_place barrier)
-{
-#ifndef IG_EMULATED
-    uint64_t policy;
-    asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
-    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], %4;" ::"r"(to),
-                 "l"(from), "r"(bytes), "r"(barrier), "l"(policy) : "memory");
-#else
-    ig_copy_bytes(to, from, bytes, barrier);
-#endif
-}
-#endif
-
 /* The bytes from one line to the next: 8 lines of a warp's pieces lie in different banks. */
 template <int TERMS> static inline constexpr int ig_stream_pitch() { return TERMS * 2 + 64; }
 
-template <int ROWS, int SLOTS, int TERMS, bool PAIRS> struct ig_line_stream {
+/* The line of a pair's first one, by the pair's number. */
+template <int HALF> static inline int ig_find_line(int pair)
+{
+    constexpr int EACH = HALF > 0 ? HALF : 1;
+    return pair / EACH * 2 * EACH + pair % EACH;
+}
+
+template <int ROWS, int SLOTS, int TERMS, int HALF> struct ig_line_stream {
     static constexpr int PITCH = ig_stream_pitch<TERMS>(), SLOT = IG_STREAM_LINES * PITCH;
+    static constexpr bool PAIRS = HALF > 0;
     static constexpr int EACH = PAIRS ? IG_STREAM_LINES / 2 : IG_STREAM_LINES;
 
-    const uint16_t *lines; /* the first of the block */
-    int64_t step, half;    /* elements from line to line, and from a line to the other one of its pair */
-    int count, terms;
+    const uint16_t *lines;
+    int64_t step; /* elements from line to line */
+    int first, count, terms;
     int group, term; /* what is asked for next */
     int at;          /* the slot that is filled, or used, next, and the parity of its phase */
     unsigned phase;
 
-    inline ig_line_stream(const uint16_t *first, int64_t line_step, int64_t pair_step, int line_count, int term_count)
-        : lines(first), step(line_step), half(pair_step), count(line_count), terms(term_count), group(0), term(0), at(0), phase(0)
+    inline ig_line_stream(const uint16_t *all, int64_t line_step, int begin, int line_count, int term_count)
+        : lines(all), step(line_step), first(begin), count(line_count), terms(term_count), group(0), term(0), at(0), phase(0)
     {
     }
     /* Line number `line` of the group that begins at `from`; whether it is there. */
-    inline const uint16_t *find(int from, int line) const { return lines + (from + line % EACH) * step + line / EACH * half; }
+    inline const uint16_t *find(int from, int line) const
+    {
+        const int number = first + from + line % EACH;
+        return lines + (PAIRS ? ig_find_line<HALF>(number) + line / EACH * HALF : number) * step;
+    }
     inline bool has(int from, int line) const { return line < IG_STREAM_LINES && from + line % EACH < count; }
     inline void advance()
     {
@@ -164,11 +161,8 @@ template <int ROWS> static inline void ig_keep_rows(char *to, int pitch, const u
             ig_store_vector<uint16_t, 8>((uint16_t *)(to + r * pitch) + v * 8, ig_load_vector<uint16_t, 8>(x + r * step + v * 8));
 }
 
-/* Weights that are used as soon as the kernel before this one has ended, to the second level of the cache. */
+/* Weights that are used as soon as the kernel before this one has ended. */
 static inline void ig_prefetch_elements(const void *from, int64_t bytes)
 {
-#ifndef IG_EMULATED
-    for (int64_t at = (int64_t)threadIdx.x * 128; at < bytes; at += IG_STREAM_THREADS * 128)
-        asm volatile("prefetch.global.L2 [%0];" ::"l"((const char *)from + at));
-#endif
+    for (int64_t at = (int64_t)threadIdx.x * 128; at < bytes; at += IG_STREAM_THREADS * 128) ig_prefetch((const char *)from + at);
 }

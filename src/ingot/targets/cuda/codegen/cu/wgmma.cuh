@@ -60,7 +60,7 @@ static inline uint64_t ig_describe_tile(const void *tile) { return (uint64_t)((c
 static inline uint64_t ig_move_tile(uint64_t tile, int bytes) { return tile + (uint64_t)bytes; }
 static inline void ig_begin_products() {}
 static inline void ig_commit_products() {}
-template <int N> static inline void ig_wait_for_products() {}
+template <int N> static inline void ig_wait_for_products() { ig_syncwarp(); } /* a warp has them together */
 static inline void ig_show_copies() {}
 template <int SUMS, class Read> static void ig_emulate_wgmma(float (&d)[SUMS], uint64_t a, uint64_t b, Read read)
 {

@@ -1,7 +1,7 @@
 """Products of few rows whose weights are copied ahead through shared memory (cu/gemm_stream.cuh).
 
-With a row before it, each block computes that into shared memory while its first weights are on their way; with a gate,
-a block has two halves of the columns, and gives a sum of each to `finish`.
+With a row before it, each block computes that into shared memory while its first weights are on their way; with Maps of
+pairs of columns behind it, a block has both columns of a pair, and `finish` gets their sums.
 """
 
 from __future__ import annotations
@@ -11,22 +11,23 @@ from dataclasses import replace
 from ingot.codegen.c_expressions import STORED
 from ingot.lowering.dependence import reads_and_writes
 from ingot.lowering.dtypes import BYTES
-from ingot.lowering.index_expr import Size
-from ingot.lowering.loop_ir import LoopNest, Map, MatrixView
+from ingot.lowering.index_expr import BodyValue, Expr, Size
+from ingot.lowering.loop_body import reads
+from ingot.lowering.loop_ir import LoopNest, MatrixView
 from ingot.targets.cuda.codegen.kernel import CudaKernel, Grid
 from ingot.targets.cuda.codegen.kernel_writer import CudaKernelWriter
 from ingot.targets.cuda.codegen.loop_kernels.loop_nests import write_row
 from ingot.targets.cuda.codegen.loop_kernels.loop_points import loop_type, store_results, unflatten
 from ingot.targets.cuda.codegen.products.epilogue import index_type, write_finish
 from ingot.targets.cuda.codegen.products.tile_product import use_headers
+from ingot.targets.cuda.schedule.column_pairs import ColumnPairs, PairMap, find_pairs, is_own_column
 from ingot.targets.cuda.schedule.statements import StreamedGemm, TiledGemm
-from ingot.targets.cuda.schedule.streamed_groups import place_of
 from ingot.targets.cuda.schedule.streams import THREADS, WARPS, StreamPlan, plan_stream
 
 _MULTIPLY = {"bfloat16": "ig_mma_bf16", "float16": "ig_mma_f16"}
 # Blocks of a multiprocessor that there are registers for: of this kernel, and of the next one.
 _RESIDENT = 2
-# Bytes of a weight that is fetched for the row's computation.
+# Bytes of a buffer that is fetched for the row's computation.
 _MOST_FETCHED = 1 << 16
 
 
@@ -34,28 +35,32 @@ def write_stream(out: CudaKernelWriter, group: StreamedGemm) -> CudaKernel:
     use_headers(out)
     out.library.use("async_copies.cuh")
     out.library.use("gemm_stream.cuh")
-    step, gate = group.product, group.gate
+    step = group.product
     assert isinstance(step.m, int) and isinstance(step.n, int) and isinstance(step.k, int)
-    plan = plan_stream(step.m, step.n, step.k, pairs=gate is not None)
+    pairs = find_pairs(group.gate_maps, step) if group.gate_maps else None
+    assert not isinstance(pairs, str), pairs
+    half = 0 if pairs is None else pairs.half
+    plan = plan_stream(step.m, step.n, step.k, pairs=pairs is not None)
     type_ = _find_type(out, group)
-    _declare_stream(out, step, plan, type_, pairs=gate is not None)
+    _declare_stream(out, step, plan, type_, half)
     out.line("stream.set_up();")
     out.line("ig_start_next();")
     out.line(f"if (ig_warp() == {WARPS}) stream.ask({plan.slots});")
     if group.row is not None:
-        _fetch_weights(out, group.row)
+        _fetch_row(out, group.row, weights=True)
     out.line("ig_wait_for_previous();")
     place = len(out.lines)
     if group.row is None:
         row = f"{_start(out, step.a)}, {out.size(step.a.rows)}, {step.k}"
         out.line(f"ig_keep_rows<{step.m}>(x, {plan.pitch}, {row});")
     else:
+        _fetch_row(out, group.row, weights=False)
         _write_row(out, group.row, step.a.buffer)
-    if gate is None:
+    if pairs is None:
         write_finish(out, step, type_, 1, row="line", column="first + place", ahead=True)
     else:
-        _write_gate(out, step, gate, type_)
-    _write_sums(out, step, plan, pairs=gate is not None)
+        _write_pairs(out, step, pairs, type_)
+    _write_sums(out, step, plan, 1 if pairs is None else 2)
     if group.row is not None and step.a.buffer not in group.local:
         _keep_row(out, step)
     out.lines[place:place] = _follow_wait(out)
@@ -64,29 +69,27 @@ def write_stream(out: CudaKernelWriter, group: StreamedGemm) -> CudaKernel:
 
 def _find_type(out: CudaKernelWriter, group: StreamedGemm) -> str:
     types = {index_type(out, group.product)}
-    if group.gate is not None:
-        read, written = reads_and_writes(group.gate)
-        types.add(loop_type(out, sorted(read | written), group.gate.loops, [group.gate.body]))
+    for one in group.gate_maps:
+        read, written = reads_and_writes(one)
+        types.add(loop_type(out, sorted(read | written), one.loops, [one.body]))
     return "int64_t" if "int64_t" in types else "int"
 
 
-def _declare_stream(out: CudaKernelWriter, step: TiledGemm, plan: StreamPlan, type_: str, *, pairs: bool) -> None:
-    """The lines of a block, and its shared memory."""
+def _declare_stream(out: CudaKernelWriter, step: TiledGemm, plan: StreamPlan, type_: str, half: int) -> None:
+    """The lines of a block, or the first ones of its pairs, and its shared memory."""
     assert isinstance(step.n, int)
-    lines = step.n // 2 if pairs else step.n
-    out.line(f"const {type_} first = ({type_})((int64_t)blockIdx.x * {lines} / {plan.blocks});")
+    lines = step.n // 2 if half else step.n
+    out.line(f"const int first = (int)((int64_t)blockIdx.x * {lines} / {plan.blocks});")
     out.line(f"const int count = (int)((int64_t)(blockIdx.x + 1) * {lines} / {plan.blocks} - first);")
     line = out.size(step.b.columns)
-    start = f"{_start(out, step.b)} + (int64_t)first * {line}"
-    half = f"(int64_t){lines} * {line}" if pairs else "0"
-    shape = f"{step.m}, {plan.slots}, {plan.terms}, {'true' if pairs else 'false'}"
-    out.line(f"ig_line_stream<{shape}> stream({start}, {line}, {half}, count, {step.k});")
+    shape = f"{step.m}, {plan.slots}, {plan.terms}, {half}"
+    out.line(f"ig_line_stream<{shape}> stream({_start(out, step.b)}, {line}, first, count, {step.k});")
     out.line(f"char *const x = ig_shared() + {plan.x};")
     out.line(f"float *const sums_of = (float *)(ig_shared() + {plan.sums});")
 
 
-def _write_sums(out: CudaKernelWriter, step: TiledGemm, plan: StreamPlan, *, pairs: bool) -> None:
-    """The sums, each given to `finish`. What that reads is asked for before they are there."""
+def _write_sums(out: CudaKernelWriter, step: TiledGemm, plan: StreamPlan, each: int) -> None:
+    """The sums, one or `each` pair given to `finish`. What that reads is asked for before they are there."""
     out.line(f"const int own = (int)threadIdx.x, total = {step.m} * count;")
     out.line("loaded given;")
     out.line("if (own < total) given = fetch(own / count, own % count);")
@@ -97,7 +100,7 @@ def _write_sums(out: CudaKernelWriter, step: TiledGemm, plan: StreamPlan, *, pai
     out.line("__syncthreads();")
     out.open(f"for (int i = own; i < total; i += {THREADS})")
     out.line("const int line = i / count, place = i % count;")
-    found = [f"stream.find_sum(sums_of, line, place, {other})" for other in ("false", "true")[: 1 + pairs]]
+    found = [f"stream.find_sum(sums_of, line, place, {other})" for other in ("false", "true")[:each]]
     out.line(f"const float sums[] = {{{', '.join(found)}}};")
     out.line("finish(line, place, sums, i == own ? given : fetch(line, place));")
     out.close()
@@ -119,12 +122,12 @@ def _write_row(out: CudaKernelWriter, row: LoopNest, buffer: str) -> None:
         out.written.discard(name)
 
 
-def _fetch_weights(out: CudaKernelWriter, row: LoopNest) -> None:
-    """They may come before the kernel before has ended, too."""
-    for name in sorted(reads_and_writes(row)[0]):
+def _fetch_row(out: CudaKernelWriter, row: LoopNest, *, weights: bool) -> None:
+    """What the row is computed of: weights may come before the kernel before has ended, the rest at once behind it."""
+    for name in sorted(reads_and_writes(row)[0] - set(row.local)):
         buffer = out.buffers[name]
         bytes_ = buffer.size * BYTES[buffer.dtype]
-        if buffer.kind == "weight" and isinstance(bytes_, int) and bytes_ <= _MOST_FETCHED:
+        if (buffer.kind == "weight") == weights and isinstance(bytes_, int) and bytes_ <= _MOST_FETCHED:
             out.line(f"ig_prefetch_elements({out.pointer(name)}, {bytes_});")
 
 
@@ -139,50 +142,100 @@ def _keep_row(out: CudaKernelWriter, step: TiledGemm) -> None:
     out.close()
 
 
-# ---------------------------------------------------------------------- the gate behind
+# ---------------------------------------------------------------------- pairs of columns behind
 
 
-def _write_gate(out: CudaKernelWriter, step: TiledGemm, gate: Map, type_: str) -> None:
-    """`finish` of two sums: the epilogue of each, rounded as memory would hold it, then the gate of both."""
+def _write_pairs(out: CudaKernelWriter, step: TiledGemm, pairs: ColumnPairs, type_: str) -> None:
+    """`finish` of two sums: the epilogue of each, rounded as memory would hold it, then the Maps of both."""
     (store,) = step.epilogue.stores
     *rows, column = step.epilogue.loops
-    assert isinstance(step.n, int)
-    half = step.n // 2
+    dtype = out.buffers[store.buffer].dtype
+    begin = f"const {type_} begin = ig_find_line<{pairs.half}>(first + place);"
     out.line("struct loaded {};")
-    out.line("const auto fetch = [](int, int) { return loaded{}; };")
+    out.open("const auto fetch = [&](const int line, const int place)")
+    out.line(begin)
+    for pair in pairs.maps:
+        _prefetch(out, pair, store.buffer, type_)
+    out.line("return loaded{};")
+    out.depth -= 1
+    out.line("};")
     out.open("const auto finish = [&](const int line, const int place, const float *sums, loaded)")
-    out.line(f"{STORED[out.buffers[store.buffer].dtype]} halves[2];")
-    for number in range(2):
-        out.open("")
-        if rows:
-            out.line(f"const {type_} at = line;")
-            unflatten(out, "at", type_, rows)
-        out.line(f"const {type_} {column.variable} = first + place + {number * half};")
-        code = out.statements(step.epilogue.body, (), f"sums[{number}]")
-        out.declare_flags(code)
-        for line in (*code.before, *code.inside):
-            out.line(line)
-        value = out.stored_value(out.buffers[store.buffer].dtype, code.results[store.result])
-        out.line(f"halves[{number}] = {value};")
-        out.report_flags(code)
-        out.close()
-    for loop, text in zip(reversed(gate.loops), ("first + place", "line"), strict=False):
-        out.line(f"const {type_} {loop.variable} = {text};")
+    out.line(begin)
+    out.line(f"{STORED[dtype]} halves[2];")
+    out.line("#pragma unroll")
+    out.open("for (int w = 0; w < 2; ++w)")
+    if rows:
+        out.line(f"const {type_} at = line;")
+        unflatten(out, "at", type_, rows)
+    out.line(f"const {type_} {column.variable} = begin + w * {pairs.half};")
+    code = out.statements(step.epilogue.body, (), "sums[w]")
+    out.declare_flags(code)
+    for line in (*code.before, *code.inside):
+        out.line(line)
+    out.line(f"halves[w] = {out.stored_value(dtype, code.results[store.result])};")
+    out.report_flags(code)
+    out.close()
+    for pair in pairs.maps:
+        _write_pair_map(out, pair, step, pairs.half, type_)
+    out.depth -= 1
+    out.line("};")
+
+
+def _write_pair_map(out: CudaKernelWriter, pair: PairMap, step: TiledGemm, half: int, type_: str) -> None:
+    """The points of a Map at a pair: its one, or those of its two columns."""
+    (store,) = step.epilogue.stores
 
     def find_place(buffer: str, index: Size) -> str:
         if buffer != store.buffer:
             return out.place(buffer, index)
-        first = place_of(step.epilogue, store.index)
-        return f"halves[{0 if place_of(gate, index) == first else 1}]"
+        own = is_own_column(pair, step, index)
+        return f"halves[{'w' if own else '1 - w'}]"
 
-    code = out.statements(gate.body, (), place=find_place)
+    if pair.points == 2:
+        out.open(f"if (begin >= {pair.first} && begin < {pair.first + pair.count})")
+        out.line("#pragma unroll")
+    out.open(f"for (int w = 0; w < {pair.points}; ++w)")
+    _declare_point(out, pair, type_, f" + w * {half}")
+    code = out.statements(pair.step.body, (), place=find_place)
     out.declare_flags(code)
     for line in (*code.before, *code.inside):
         out.line(line)
-    store_results(out, gate.stores, code)
+    store_results(out, pair.step.stores, code)
     out.report_flags(code)
-    out.depth -= 1
-    out.line("};")
+    out.close()
+    if pair.points == 2:
+        out.close()
+
+
+def _declare_point(out: CudaKernelWriter, pair: PairMap, type_: str, further: str) -> None:
+    """The variables of a Map's loops at the pair."""
+    loops = pair.step.loops
+    if pair.points == 2:
+        out.line(f"const {type_} point = begin - {pair.first}{further};")
+        unflatten(out, "point", type_, loops)
+        return
+    for loop, text in zip(reversed(loops), ("begin", "line"), strict=False):
+        out.line(f"const {type_} {loop.variable} = {text};")
+
+
+def _prefetch(out: CudaKernelWriter, pair: PairMap, result: str, type_: str) -> None:
+    """What a Map reads beside the product is asked for before the sums are there."""
+    found = [
+        out.place(load.buffer, load.index)
+        for load in reads(pair.step.body)
+        if load.mask is None and load.buffer != result and not _is_computed(load.index)
+    ]
+    if not found:
+        return
+    out.open(f"if (begin >= {pair.first} && begin < {pair.first + pair.count * (2 // pair.points)})")
+    _declare_point(out, pair, type_, "")
+    for text in dict.fromkeys(found):
+        out.line(f"ig_prefetch(&{text});")
+    out.close()
+
+
+def _is_computed(index: Size) -> bool:
+    return isinstance(index, Expr) and any(isinstance(one, BodyValue) for one in index.symbols)
 
 
 def _follow_wait(out: CudaKernelWriter) -> list[str]:

@@ -123,7 +123,7 @@ def test_faults_are_told(message: str) -> None:
     before, after = FAULTS[message]
     assert before in TEXT
     program = (
-        "import tests.targets.cuda.test_async_copies as module\n"
+        "import tests.targets.cuda.hopper.test_async_copies as module\n"
         f"module.TEXT = module.TEXT.replace({before!r}, {after!r})\nmodule.test_copies_and_clusters()\n"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)

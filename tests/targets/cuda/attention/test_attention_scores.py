@@ -80,3 +80,26 @@ def test_a_tile_converts_once(tmp_path: Path) -> None:
     for architecture in ("sm_80", "sm_90a"):
         (code,) = disassemble(check_cubin(text, [architecture])[architecture], tmp_path).values()
         assert count(code, "I2F", "I2FP") + len(re.findall(r"\bI2FP?\.", code)) < 8
+
+
+HIDING: dict[str, tuple[Callable[..., torch.Tensor], bool]] = {
+    "hidden": (lambda s, b, h, i, j, t: torch.where(j - i < 40, s, -torch.inf), True),
+    "by a table": (lambda s, b, h, i, j, t: torch.where(t[j % 2] > 0, s, -torch.inf), True),
+    "lowered": (lambda s, b, h, i, j, t: torch.where(j - i < 40, s, -2.0), False),
+    "by itself": (lambda s, b, h, i, j, t: torch.where(s < 1, s, -torch.inf), False),
+    "shifted": (lambda s, b, h, i, j, t: torch.where(j - i < 40, s + 1, -torch.inf), False),
+}
+
+
+@pytest.mark.parametrize("name", HIDING)
+def test_scores_that_only_hide_are_masks(name: str) -> None:
+    score, is_mask = HIDING[name]
+    case = Attending(score, None, lambda: [SLOPES])
+    for dtype in (torch.bfloat16, torch.float32):
+        q, k, v = (draw(1, 2, n, 64, dtype=dtype, seed=n) for n in (67, 133, 133))
+        (out, lse), emulated = run(Flexible(case, [SLOPES]), q, k, v)
+        exact = attend(case, *double((q, k, v)), [SLOPES.double()])
+        check(out, exact[0], dtype, name)
+        check(lse, exact[1], torch.float32, name)
+        text, _ = write_kernels(emulated.steps[-1][1])
+        assert ("const auto mask = " in text) == is_mask
