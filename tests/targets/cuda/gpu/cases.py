@@ -62,6 +62,19 @@ def attend_causally(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.
     return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
 
 
+class Projections(nn.Module):
+    """Products of one input; with a gate, what the first one lets through of the second one."""
+
+    def __init__(self, terms: int, *columns: int, gated: bool = False) -> None:
+        super().__init__()
+        self.parts = nn.ModuleList(nn.Linear(terms, n) for n in columns)
+        self.gated = gated
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        made = [part(x) for part in self.parts]
+        return F.silu(made[0]) * made[1] if self.gated else torch.cat(made, -1)
+
+
 def cases() -> dict[str, tuple[nn.Module, tuple[torch.Tensor, ...]]]:
     r = torch.randn
     return {
@@ -108,8 +121,21 @@ def cases() -> dict[str, tuple[nn.Module, tuple[torch.Tensor, ...]]]:
         "attention, deep": (Function(attend_causally), (r(2, 16, 2050, 128), r(2, 4, 2050, 128), r(2, 4, 2050, 128))),
         "attention, deep, few": (Function(attend_causally), (r(1, 16, 500, 128), r(1, 4, 500, 128), r(1, 4, 500, 128))),
         "products of many blocks": (nn.Linear(768, 3072), (r(4096, 768),)),
+        "products of rows that fill no tile": (nn.Linear(768, 2304), (r(4001, 768),)),
+        "two products of many rows": (_feed_forward(768, 3072), (r(4095, 768),)),
+        "two products of 128 rows": (_feed_forward(768, 3072), (r(128, 768),)),
+        "two products of 61 rows": (_feed_forward(768, 3072), (r(61, 768),)),
+        "products of one input": (Projections(768, 768, 768, 768), (r(4096, 768),)),
+        "products of one input, 128 rows": (Projections(768, 768, 768, 768), (r(128, 768),)),
+        "products of one input, unlike": (Projections(2048, 2048, 256, 256), (r(512, 2048),)),
+        "a gate": (Projections(2048, 5632, 5632, gated=True), (r(512, 2048),)),
+        "shared terms of 512 rows": (nn.Linear(5632, 2048), (r(512, 5632),)),
         "ALiBi": (cuda_models.Alibi(), (r(1, 4, 256, 64), r(1, 4, 256, 64), r(1, 4, 256, 64))),
     }
+
+
+def _feed_forward(width: int, inner: int) -> nn.Module:
+    return nn.Sequential(nn.Linear(width, inner), nn.GELU(), nn.Linear(inner, width))
 
 
 def judge(name: str, dtype: torch.dtype) -> tuple[float, float, float]:

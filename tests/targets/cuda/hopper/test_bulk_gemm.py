@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -24,6 +26,7 @@ from ingot.targets.reference.interpreted_model import InterpretedModel
 from tests.support.cuda_emulation.emulated_model import PackingTarget, build_models
 from tests.support.cuda_emulation.kernels import build_text, check_cubin, write_kernels
 from tests.support.cuda_emulation.statements import needs_nvrtc
+from tests.targets.cuda.test_gemm_cubins import count, disassemble
 from tests.targets.cuda.test_gemm_epilogues import Layer, compare, lower_model, randn
 
 SMALL = GemmTile(64, 32, 128, 3, 4, 1)
@@ -228,8 +231,15 @@ def test_choice() -> None:
 
 
 @needs_nvrtc
-def test_forms_compile(monkeypatch: pytest.MonkeyPatch) -> None:
-    for tile, parts in ((BULK_TILES[1], 1), (SMALL, 2)):
+def test_forms_compile(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """For every architecture; on Hopper with its copies and products, and no registers that are spilled to memory."""
+    in_turn = next(tile for tile in BULK_TILES if tile.turns > 1)
+    for tile, parts, then in ((BULK_TILES[2], 1, F.gelu), (in_turn, 1, torch.relu), (BULK_TILES[-1], 2, add_rest)):
         use_tile(monkeypatch, tile, parts)
-        text, _ = write_kernels(lower_model(*make_product(300, 384, 256, add_rest))[1])
-        assert all(check_cubin(text).values())
+        text, _ = write_kernels(lower_model(*make_product(300, 384, 1024, then))[1])
+        cubins = check_cubin(text)
+        assert cubins["sm_80"]
+        (found,) = disassemble(cubins["sm_90a"], tmp_path).values()
+        for name in ("HGMMA", "UTMALDG", "UBLKCP", "SYNCS"):
+            assert re.search(rf"\b{name}\b", found), name
+        assert count(found, "STL", "LDL") == 0 and bool(re.search(r"\bUCGABAR", found)) == (parts > 1), tile

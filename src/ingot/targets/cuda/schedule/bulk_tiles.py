@@ -47,7 +47,7 @@ _STEP_TIME = 0.17
 _READ_TIME = 0.9
 _START_TIME = 2.0
 _EPILOGUE_TIME = 0.6
-_SUM_TIMES = {"plain": 0.0115, "reads": 0.04, "functions": 0.04}
+_SUM_TIMES = {"plain": 0.0115, "reads": 0.04, "functions": 0.03}
 # How much longer an epilogue takes while another group multiplies.
 _TURN_FACTOR = 1.5
 # What it takes to share sums among so many blocks, and each sum of a thread.

@@ -11,6 +11,7 @@ are under way before the first is used.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
@@ -28,6 +29,7 @@ from ingot.targets.cuda.schedule.alignment import count_neighbours, is_multiple
 MOST_COLUMNS = 8
 MOST_RUN_BYTES = 32
 # What stores a run of floats as halves.
+_ERF = re.compile(r"const float v(?P<number>\d+) = ig_erf_f32\(\w+\);")
 _STORES = {"bfloat16": "ig_store_bf16", "float16": "ig_store_f16"}
 
 
@@ -104,6 +106,7 @@ def write_finish(
     runs = _Runs(out, epilogue, each, ahead)
     vectors = _find_vector_stores(epilogue, runs)
     code = out.statements(_show_unrounded(out, epilogue), [last], "sums[w]", place=runs.place)
+    inside = _shorten_functions(out, epilogue.body, code.inside)
     _write_fetch(out, runs, rows, type_, row, column)
     sums = f"const {STORED[step.dtype]} *sums"
     out.open(f"const auto finish = [&](const int line, const int place, {sums}, const loaded &given)")
@@ -118,7 +121,7 @@ def write_finish(
         out.line("#pragma unroll")
     out.open(f"for (int w = 0; w < {each}; ++w)")
     out.line(f"const {type_} {last} = begin + w;")
-    for line in code.inside:
+    for line in inside:
         out.line(line)
     for number, store in enumerate(epilogue.stores):
         value = code.results[store.result]
@@ -178,6 +181,31 @@ def _show_unrounded(out: CudaKernelWriter, epilogue: Map) -> Body:
         if op.name == "cast" and stored <= {op.attribute} and body.ops[op.operands[0]].dtype == "float32":
             more[place] = op.operands[0]
     return replace(body, results=(*body.results, *more))
+
+
+def _shorten_functions(out: CudaKernelWriter, body: Body, lines: Sequence[str]) -> list[str]:
+    """The statements, with 1 + erf(x) as one function where all that is computed of it is rounded to bfloat16."""
+    made = list(lines)
+    for place, line in enumerate(lines):
+        found = _ERF.fullmatch(line)
+        if found is None or not _is_rounded(body, int(found["number"])):
+            continue
+        name = f"v{found['number']}"
+        uses = [other for other, text in enumerate(lines) if other != place and re.search(rf"\b{name}\b", text)]
+        if len(uses) == 1 and lines[uses[0]].endswith(f" = {name} + 1.0f;"):
+            out.library.use("bfloat16_functions.cuh")
+            made[place] = line.replace("ig_erf_f32(", "ig_erf_plus_one(")
+            made[uses[0]] = made[uses[0]].replace(f"{name} + 1.0f", name)
+    return made
+
+
+def _is_rounded(body: Body, number: int) -> bool:
+    """Whether no result depends on an op but through its rounding to bfloat16."""
+    exact = {number}
+    for place, op in enumerate(body.ops):
+        if exact & set(op.operands) and (op.name, op.attribute) != ("cast", "bfloat16"):
+            exact.add(place)
+    return not exact & set(body.results)
 
 
 def _find_vector_stores(epilogue: Map, runs: _Runs) -> dict[int, Store]:
