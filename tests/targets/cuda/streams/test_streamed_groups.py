@@ -192,6 +192,24 @@ def test_a_row_that_others_read_is_stored() -> None:
     assert not list_groups(check(Twice().bfloat16().eval(), randn(1, 24)))  # siblings are one kernel already
 
 
+def test_a_row_that_the_epilogue_reads_too() -> None:
+    class Added(nn.Module):
+        def __init__(self, halves: int) -> None:
+            super().__init__()
+            self.halves, self.norm, self.linear = halves, Norm(24), nn.Linear(24, 24 * halves)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            rows = self.norm(x)
+            first, second = (self.linear(rows).chunk(2, -1)) if self.halves == 2 else (self.linear(rows), 1)
+            return torch.tanh(first) * second + rows
+
+    torch.manual_seed(0)
+    for halves in (1, 2):
+        module = check(Added(halves).bfloat16().eval(), randn(1, 24))
+        assert list_groups(module) == [[LoopNest, TiledGemm, *([Map] if halves == 2 else [])]]
+        assert len(module.steps) == 1
+
+
 def test_what_stays_apart() -> None:
     """Columns that are not halves, a result that is read twice, and passes that are off."""
 

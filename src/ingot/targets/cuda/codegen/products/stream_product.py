@@ -61,6 +61,7 @@ def write_stream(out: CudaKernelWriter, group: StreamedGemm) -> CudaKernel:
     else:
         _write_pairs(out, step, pairs, type_)
     _write_sums(out, step, plan, 1 if pairs is None else 2)
+    out.locals.clear()
     if group.row is not None and step.a.buffer not in group.local:
         _keep_row(out, step)
     out.lines[place:place] = _follow_wait(out)
@@ -110,16 +111,14 @@ def _write_sums(out: CudaKernelWriter, step: TiledGemm, plan: StreamPlan, each: 
 
 
 def _write_row(out: CudaKernelWriter, row: LoopNest, buffer: str) -> None:
-    """The one row, where the product reads it in shared memory."""
+    """The one row, where the product, and what is behind it, reads it in shared memory."""
     stored = STORED[out.buffers[buffer].dtype]
     out.line(f"{stored} *const own_row = ({stored} *)x;")
     out.locals[buffer] = ("own_row", True)
     out.open("")
     write_row(out, row, THREADS)
     out.close()
-    for name in (buffer, *row.local):
-        del out.locals[name]
-        out.written.discard(name)
+    out.written -= {buffer, *row.local}
 
 
 def _fetch_row(out: CudaKernelWriter, row: LoopNest, *, weights: bool) -> None:
@@ -223,7 +222,7 @@ def _prefetch(out: CudaKernelWriter, pair: PairMap, result: str, type_: str) -> 
     found = [
         out.place(load.buffer, load.index)
         for load in reads(pair.step.body)
-        if load.mask is None and load.buffer != result and not _is_computed(load.index)
+        if load.mask is None and load.buffer not in (result, *out.locals) and not _is_computed(load.index)
     ]
     if not found:
         return
