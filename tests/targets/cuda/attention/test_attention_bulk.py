@@ -53,16 +53,18 @@ def test_tiles(name: str, causal: bool, monkeypatch: pytest.MonkeyPatch) -> None
     force_tile(monkeypatch, tile)
     dtype = torch.float16 if causal else torch.bfloat16
     model = Attend(is_causal=causal)
-    for queries, keys in ((67, 300), (tile.rows + 1, tile.keys)) if not causal else ((201, 201),):
-        given = draw_operands(dtype, queries, keys, depth)
-        check(run_bulk(model, *given), model(*double(given)), dtype, f"{queries} × {keys}")
+    queries, keys = (201, 201) if causal else (tile.rows + 1, 300)
+    given = draw_operands(dtype, queries, keys, depth)
+    check(run_bulk(model, *given), model(*double(given)), dtype)
     if not causal:
         emulate_plainly(monkeypatch)
         check(run_bulk(model, *given), model(*double(given)), dtype, "elsewhere")
 
 
-@pytest.mark.parametrize("name", ["64", "64, small", "64, long, body", "128"])
-@pytest.mark.parametrize("case", ["alibi", "window", "soft cap"])
+@pytest.mark.parametrize(
+    ("name", "case"),
+    [("64", "alibi"), ("64", "window"), ("64, small", "soft cap"), ("64, long, body", "alibi"), ("128", "window")],
+)
 def test_functions(name: str, case: str, monkeypatch: pytest.MonkeyPatch) -> None:
     depth, tile = TILES[name]
     force_tile(monkeypatch, tile)
@@ -96,8 +98,8 @@ def test_projections_with_padding(boolean: bool, monkeypatch: pytest.MonkeyPatch
     mask[0, ..., 77:] = False
     given = mask if boolean else torch.zeros(mask.shape, dtype=x.dtype).masked_fill(~mask, -torch.inf)
     exact = Projected()(x.double(), mask if boolean else given.double())
-    check(run_bulk(Projected(), x, given), exact, x.dtype)
-    emulate_plainly(monkeypatch)
+    if boolean:
+        emulate_plainly(monkeypatch)
     check(run_bulk(Projected(), x, given), exact, x.dtype)
 
 
