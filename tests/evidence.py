@@ -20,7 +20,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -34,13 +34,14 @@ class Entry:
     """One output: the shell command that makes it, and the paths whose changes make it old.
 
     In the command {python} is this interpreter, {output} the file to write and {journal} a file that keeps results
-    between runs; a command without a journal begins anew.
+    between runs; a command without a journal begins anew. A journal whose lines name their code is never thrown away.
     """
 
     name: str
     output: str
     command: str
     covers: tuple[str, ...]
+    names_code: bool = False
 
 
 # What runs only where a model lies on a GPU: evidence on the CPU does not depend on it.
@@ -91,7 +92,7 @@ def _benchmark(name: str, command: str, *covers: str) -> Entry:
 
 def _fuzz(kind: str, count: int) -> Entry:
     command = f"{{python}} -m tests.fuzz {kind} --count {count} --journal {{journal}} --report {{output}}"
-    return _report(f"fuzz_{kind}", command, *_NATIVE, "tests/fuzz")
+    return replace(_report(f"fuzz_{kind}", command, *_NATIVE, "tests/fuzz"), names_code=True)
 
 
 ENTRIES = (
@@ -225,7 +226,8 @@ def _journal(entry: Entry, digest: str) -> Path:
     WORK.mkdir(parents=True, exist_ok=True)
     journal, begun = WORK / f"{entry.name}.jsonl", WORK / f"{entry.name}.digest"
     if not begun.exists() or begun.read_text() != digest:
-        journal.unlink(missing_ok=True)
+        if not entry.names_code:
+            journal.unlink(missing_ok=True)
         begun.write_text(digest)
     return journal
 

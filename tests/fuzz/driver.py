@@ -1,7 +1,8 @@
 """Runs a generator on a range of seeds, in child processes, with a journal that a later run continues.
 
 A child that dies or hangs costs one program, not the run: its seeds are split until one seed alone brings it down, and
-that one is "crashed". Journal lines made by other code (a digest of src/ and of this folder) are not used.
+that one is "crashed". Journal lines made by other code (a digest of src/ and of this folder) are not used, unless that
+code is named as an earlier one: the report then counts each apart.
 """
 
 from __future__ import annotations
@@ -74,16 +75,18 @@ def digest_code() -> str:
     return digest.hexdigest()[:16]
 
 
-def read_journal(paths: Iterable[Path], code: str) -> dict[int, Row]:
-    """The rows of these journals that this code made, by seed; a line that was cut off is left out."""
-    rows = {}
+def read_journal(paths: Iterable[Path], *codes: str) -> dict[int, Row]:
+    """The rows of these journals that one of these codes made, by seed: of the first of them, if several did. A line
+    that was cut off is left out."""
+    rows: dict[int, Row] = {}
     for path in paths:
         for line in path.read_text().splitlines() if path.exists() else ():
             try:
                 row = Row(**json.loads(line))
             except (ValueError, TypeError):
                 continue
-            if row.code == code:
+            known = rows.get(row.seed)
+            if row.code in codes and (known is None or codes.index(row.code) <= codes.index(known.code)):
                 rows[row.seed] = row
     return rows
 
@@ -167,10 +170,18 @@ def _read_child(kind: str, seeds: Sequence[int]) -> Iterator[tuple[Any, Verdict 
         yield ("hung" if hung.is_set() else f"the process ended with {status}: {errors.read()[-1500:]}"), None
 
 
-def run(kind: str, seeds: Iterable[int], journal: Path, jobs: int, slice_size: int, minutes: float) -> None:
+def run(
+    kind: str,
+    seeds: Iterable[int],
+    journal: Path,
+    jobs: int,
+    slice_size: int,
+    minutes: float,
+    earlier: Sequence[str] = (),
+) -> None:
     """Checks the seeds that the journal does not have yet and appends to it, for about so many minutes."""
     code, where = digest_code(), describe_machine()
-    known = read_journal([journal], code)
+    known = read_journal([journal], code, *earlier)
     missing = [seed for seed in seeds if seed not in known]
     slices: queue.SimpleQueue[list[int]] = queue.SimpleQueue()
     for start in range(0, len(missing), slice_size):
@@ -216,16 +227,17 @@ def write_report(kind: str, rows: dict[int, Row], path: Path, commit: str) -> No
         f"Written by `python -m tests.fuzz {kind}` at commit {commit} (sources {digest_code()}).",
         f"`tests/fuzz/{kind}.py` says what is drawn and how it is judged.",
         "",
-        "| machine | programs | right | refused by a named error | wrong | crashed |",
-        "|---|---|---|---|---|---|",
+        "| sources | machine | programs | right | refused by a named error | wrong | crashed |",
+        "|---|---|---|---|---|---|---|",
     ]
-    places = sorted({row.where for row in rows.values()})
-    for where in [*places, "all"] if len(places) > 1 else places:
-        count = collections.Counter(row.kind for row in rows.values() if where in (row.where, "all"))
+    every = ("all", "")
+    groups = sorted({(row.code, row.where) for row in rows.values()})
+    for group in [*groups, every] if len(groups) > 1 else groups:
+        count = collections.Counter(row.kind for row in rows.values() if group in ((row.code, row.where), every))
         total = max(count.total(), 1)
         lines.append(
-            f"| {where} | {total:,} | {count['right']:,} | {count['refused']:,} ({count['refused'] / total:.2%})"
-            f" | {count['wrong']:,} | {count['crashed']:,} |"
+            f"| {' | '.join(group)} | {total:,} | {count['right']:,}"
+            f" | {count['refused']:,} ({count['refused'] / total:.2%}) | {count['wrong']:,} | {count['crashed']:,} |"
         )
     lines.append("")
     for verdict, title in (("refused", "refused"), ("right", "right, but narrower than declared")):
@@ -254,6 +266,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--slice", type=int, default=200, help="seeds per child process")
     parser.add_argument("--minutes", type=float, default=1e9, help="begin no new slice after this time")
     parser.add_argument("--journal", type=Path, nargs="+", help="where verdicts go; further ones are only read")
+    parser.add_argument("--earlier", nargs="*", default=[], help="digests of earlier code whose verdicts count too")
     parser.add_argument("--report", type=Path)
     parser.add_argument("--commit", help="the commit that the report names; asked of git if not given")
     parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
@@ -264,8 +277,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     journals = options.journal or [ROOT / "build" / f"fuzz_{options.kind}.jsonl"]
     if options.count:
         seeds = range(options.first, options.first + options.count)
-        run(options.kind, seeds, journals[0], options.jobs, options.slice, options.minutes)
-    rows = read_journal(journals, digest_code())
+        run(options.kind, seeds, journals[0], options.jobs, options.slice, options.minutes, options.earlier)
+    rows = read_journal(journals, digest_code(), *options.earlier)
     if options.report:
         commit = options.commit or _ask_git("rev-parse", "--short=12", "HEAD") + (
             " with changes" if _ask_git("status", "--porcelain", "--", "src", "tests") else ""

@@ -34,3 +34,16 @@ def test_a_journal_is_continued_and_other_code_is_not_believed(tmp_path: Path) -
     rows = driver.read_journal([journal], driver.digest_code())
     assert {seed: row.kind for seed, row in rows.items()} == {0: "right", 1: "right", 2: "right"}
     assert rows[0].reason == "kept"
+
+
+def test_earlier_code_counts_apart_where_it_is_named(tmp_path: Path) -> None:
+    journal, report = tmp_path / "j.jsonl", tmp_path / "r.md"
+    rows = [
+        {"seed": seed, "kind": kind, "reason": "", "code": code, "where": "here"}
+        for seed, kind, code in ((0, "right", "before"), (1, "crashed", "before"), (1, "right", driver.digest_code()))
+    ]
+    journal.write_text("".join(f"{json.dumps(row)}\n" for row in [*rows[1:], rows[0]]))
+    assert driver.main(["scripted", "--journal", str(journal), "--report", str(report), "--earlier", "before"]) == 0
+    text = report.read_text()
+    assert f"| {driver.digest_code()} | here | 1 | 1 | 0 (0.00%) | 0 | 0 |" in text
+    assert "| before | here | 1 | 1 | 0 (0.00%) | 0 | 0 |" in text and "| all |  | 2 | 2 |" in text

@@ -225,11 +225,12 @@ class CBodyEmitter:
         return f"{' && '.join(given)} ? {at} : 0" if given else at
 
     def empty_dims(self, index: Size) -> list[str]:
-        """Sizes of dims that may be empty, so that even the place 0, which stands for a bad one, is outside."""
+        """Whether dims that may be empty are not: of an empty one even the place 0, which stands for a bad one, is
+        outside."""
         symbols = sorted(index.symbols, key=str) if isinstance(index, Expr) else []
         checks = [self.body.ops[s.place] for s in symbols if isinstance(s, BodyValue)]
         sizes = [op.attribute for op in checks if op.name == "check" and (bounds(op.attribute)[0] or 0) < 1]
-        return [_enclose(self._size(size)) for size in sizes]
+        return [f"{_enclose(self._size(size))} > 0" for size in sizes]
 
     def _cast(self, before: str, after: str, value: str) -> str:
         if after in ("bfloat16", "float16"):

@@ -143,3 +143,17 @@ def test_a_dim_transposed_with_itself_is_still_a_view() -> None:
 
 def test_a_convolution_of_no_channels_in_groups_gives_none() -> None:
     check(lambda a, w: F.conv1d(a, w, groups=2), x(1, 0, 3), x(4, 0, 1))
+
+
+def test_a_dim_that_may_be_empty_is_compared_and_not_multiplied_in_a_condition() -> None:
+    """gcc warns of `(n*3) ? … : 0`, and this test compiles with -Werror."""
+
+    def f(a: X, at: X) -> X:
+        return a.transpose(0, 1).reshape(-1)[at]
+
+    compiled = build(
+        f, (x(3, 5), torch.tensor([14, 0])), dynamic_shapes={"a": {1: torch.export.Dim("n", min=0)}, "at": None}
+    )
+    for size in (5, 1, 7):
+        a, at = x(3, size), torch.tensor([3 * size - 1, 0])
+        torch.testing.assert_close(compiled(a, at), f(a, at), rtol=0, atol=0)
