@@ -239,10 +239,10 @@ template <class... A> struct ig_argument_sizes {
     static constexpr size_t values[] = {sizeof(A)..., 0};
 };
 template <class... A> static const size_t *ig_sizes_of(void (*)(A...)) { return ig_argument_sizes<A...>::values; }
-#define IG_KERNEL_ENTRY(kernel) IG_DEFINE_ENTRY(kernel, 1)
+#define IG_KERNEL_ENTRY(kernel) IG_ENTRY(kernel, 1)
 /* The same for a kernel whose blocks are clusters of so many. */
-#define IG_CLUSTER_ENTRY(kernel, blocks) IG_DEFINE_ENTRY(kernel, blocks)
-#define IG_DEFINE_ENTRY(kernel, blocks) \
+#define IG_CLUSTER_ENTRY(kernel, blocks) IG_ENTRY(kernel, blocks)
+#define IG_ENTRY(kernel, blocks) \
     extern "C" __attribute__((visibility("default"))) const size_t *kernel##__sizes() { return ig_sizes_of(kernel); } \
     extern "C" __attribute__((visibility("default"))) void kernel##__entry( \
         void **arguments, const unsigned *grid, unsigned threads, size_t shared) \

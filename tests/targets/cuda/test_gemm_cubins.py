@@ -83,7 +83,9 @@ def test_groups_of_warps_use_their_instructions(tmp_path: Path) -> None:
     text, _ = write_kernels(join_cases(cases))
     cubins = check_cubin(text)
     for name, found in disassemble(cubins["sm_90a"], tmp_path).items():
-        assert count(found, "HGMMA") > 0 and count(found, "HMMA") == 0, name
+        assert count(found, "HGMMA") > 0 and count(found, "HMMA", "LDSM") == 0, name
+        # Both operands lie in shared memory: what registers keep across turns of a loop, ptxas may lose.
+        assert not re.search(r"\bHGMMA\S* R\d+, R\d+, gdesc", found), name
         assert count(found, "STL", "LDL") == 0, f"{name} spills registers"
     for name, found in disassemble(cubins["sm_80"], tmp_path).items():
         assert count(found, "HMMA") > 0, name

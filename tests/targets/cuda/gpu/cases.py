@@ -30,6 +30,38 @@ class Function(nn.Module):
         return self.function(*args)
 
 
+class GatedLayer(nn.Module):
+    """Of one row: a norm and a gate in the kernel of a streamed product, and a residual in that of another."""
+
+    def __init__(self, width: int, hidden: int) -> None:
+        super().__init__()
+        self.norm = cuda_models.RmsNorm(width)
+        self.up, self.down = nn.Linear(width, 2 * hidden, bias=False), nn.Linear(hidden, width)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        gate, up = self.up(self.norm(x)).chunk(2, -1)
+        return x + self.down(F.silu(gate) * up)
+
+
+class RotatedHeads(nn.Module):
+    """Of one row: heads that are rotated in the kernel of the product."""
+
+    def __init__(self, width: int, heads: int, depth: int) -> None:
+        super().__init__()
+        self.norm, self.heads, self.q = cuda_models.RmsNorm(width), heads, nn.Linear(width, heads * depth, bias=False)
+
+    def forward(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+        return cuda_models.rotate(self.q(self.norm(x)).view(1, self.heads, -1), cos, sin)
+
+
+def attend_in_groups(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    return F.scaled_dot_product_attention(q, k, v, enable_gqa=True)
+
+
+def attend_causally(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+
+
 class Projections(nn.Module):
     """Products of one input; with a gate, what the first one lets through of the second one."""
 
@@ -55,6 +87,12 @@ def cases() -> dict[str, tuple[nn.Module, tuple[torch.Tensor, ...]]]:
         "cumsum": (Function(lambda x: x.cumsum(-1)), (r(10, 1000),)),
         "linear": (nn.Linear(256, 512), (r(100, 256),)),
         "linear, one row": (nn.Linear(2048, 512), (r(1, 2048),)),
+        "linear, streamed": (nn.Linear(2048, 3072), (r(1, 2048),)),
+        "linear, streamed, odd": (nn.Linear(2056, 2053), (r(3, 2056),)),
+        "linear, streamed, eight rows": (nn.Linear(5632, 2048), (r(8, 5632),)),
+        "gated layer, streamed": (GatedLayer(2048, 5632), (r(1, 2048),)),
+        "gated layer, four rows": (GatedLayer(768, 1016), (r(4, 768),)),
+        "rotated heads, streamed": (RotatedHeads(2048, 32, 64), (r(1, 2048), r(1, 64), r(1, 64))),
         "linear, deep": (nn.Linear(4096, 64), (r(32, 4096),)),
         "conv": (nn.Conv2d(64, 64, 3, padding=1), (r(2, 64, 28, 28),)),
         "conv of an image": (nn.Conv2d(3, 64, 7, stride=2, padding=3), (r(2, 3, 224, 224),)),
@@ -69,6 +107,19 @@ def cases() -> dict[str, tuple[nn.Module, tuple[torch.Tensor, ...]]]:
             (r(4, 16, 512, 64), r(4, 16, 512, 64), r(4, 16, 512, 64)),
         ),
         "ALiBi of many blocks": (cuda_models.Alibi(), (r(2, 16, 1024, 64), r(2, 16, 1024, 64), r(2, 16, 1024, 64))),
+        "attention, one token": (Function(attend_in_groups), (r(1, 32, 1, 64), r(1, 8, 1000, 64), r(1, 8, 1000, 64))),
+        "attention, one token, deep": (
+            Function(attend_in_groups),
+            (r(1, 32, 1, 128), r(1, 8, 3000, 128), r(1, 8, 3000, 128)),
+        ),
+        "attention, long": (
+            Function(F.scaled_dot_product_attention),
+            (r(1, 48, 4096, 64), r(1, 48, 4096, 64), r(1, 48, 4096, 64)),
+        ),
+        "ALiBi, long": (cuda_models.Alibi(), (r(1, 24, 4096, 64), r(1, 24, 4096, 64), r(1, 24, 4096, 64))),
+        "attention, causal": (Function(attend_causally), (r(1, 32, 500, 64), r(1, 8, 500, 64), r(1, 8, 500, 64))),
+        "attention, deep": (Function(attend_causally), (r(2, 16, 2050, 128), r(2, 4, 2050, 128), r(2, 4, 2050, 128))),
+        "attention, deep, few": (Function(attend_causally), (r(1, 16, 500, 128), r(1, 4, 500, 128), r(1, 4, 500, 128))),
         "products of many blocks": (nn.Linear(768, 3072), (r(4096, 768),)),
         "products of rows that fill no tile": (nn.Linear(768, 2304), (r(4001, 768),)),
         "two products of many rows": (_feed_forward(768, 3072), (r(4095, 768),)),

@@ -15,12 +15,15 @@ from ingot.codegen.c_expressions import SUFFIX, constant_text
 from ingot.lowering.dtypes import BYTES, HALVES
 from ingot.lowering.index_expr import coefficient_of, product, substitute, symbol
 from ingot.lowering.loop_ir import Attention, Body, MatrixView, Op, Store
-from ingot.targets.cuda.codegen.attention_functions import (
+from ingot.targets.cuda.codegen.attention_kernels.body_functions import (
     BodyFunctions,
     computed_real,
     half_dtype,
     load_mode,
 )
+from ingot.targets.cuda.codegen.attention_kernels.box_copies import BoxCopy, find_box_copy
+from ingot.targets.cuda.codegen.attention_kernels.score_functions import Slope, find_slope, hide_by_mask, is_free
+from ingot.targets.cuda.codegen.attention_kernels.shapes import bulk_shape_text, shape_text, token_shape_text
 from ingot.targets.cuda.codegen.kernel import WARP, CudaKernel, Grid
 from ingot.targets.cuda.codegen.kernel_rules import KERNELS
 from ingot.targets.cuda.codegen.kernel_writer import CudaKernelWriter
@@ -29,14 +32,19 @@ from ingot.targets.cuda.schedule.alignment import is_multiple
 from ingot.targets.cuda.schedule.attention_tiles import (
     SHARED_LIMIT,
     SIMT_THREADS,
+    TOKEN_PARTS,
     WIDEST,
     WIDEST_SUMS,
+    BulkTile,
     GroupTile,
     MmaTile,
+    TokenTile,
+    choose_bulk_tile,
     choose_mma_tile,
     choose_simt_tile,
     choose_split,
     find_group_tile,
+    find_token_tile,
     split_columns,
 )
 from ingot.targets.cuda.schedule.grouped_heads import pack_grouped_heads
@@ -53,7 +61,7 @@ _LIGHT = frozenset({"accumulator", "index", "cast", "add", "sub", "mul", "neg"})
 
 @KERNELS.register(Attention)
 def write_attention(out: CudaKernelWriter, step: Attention) -> Sequence[CudaKernel]:
-    step = pack_grouped_heads(step)
+    step = hide_by_mask(pack_grouped_heads(step))
     if step.score is None and not step.scale > 0:
         # The largest product is then not the largest score.
         step = replace(step, score=Body((Op("accumulator", (), step.dtype),), (0,)))
@@ -73,6 +81,9 @@ class _AttentionWriter:
         self.points = product([loop.extent for loop in step.batch])
         self.functions = BodyFunctions(out, self.type_, self.real)
         self.splits = 1
+        # Bodies that tiles compute for places past the last one, and the slope of scores in tiles.
+        self.free: frozenset[str] = frozenset()
+        self.slope: Slope | None = None
         # Columns of the values that a block has sums for, and how many such parts there are.
         self.columns = split_columns(step.values) or step.values
         self.chunks = step.values // self.columns if self.columns else 1
@@ -81,6 +92,9 @@ class _AttentionWriter:
         step, out = self.step, self.out
         half = half_dtype(out, (step.q, step.k, step.v))
         narrow = 0 < step.depth <= WIDEST and self.columns <= WIDEST_SUMS
+        token = self._find_token() if narrow and half is not None else None
+        if half is not None and token is not None:
+            return [self._write_token(half, token)]
         if narrow and half is not None:
             first = self._write_mma(half)
         elif narrow and step.dtype == "float32":
@@ -98,8 +112,10 @@ class _AttentionWriter:
         modes = [load_mode(matrix, width) for _, matrix, width in matrices]
         points, queries = out.hint(self.points * self.chunks), out.hint(step.queries)
         operations = [*self._list_operations(step.score), *self._list_operations(step.mask)]
-        tile: MmaTile | GroupTile | None = None
-        if set(modes) == {"IG_PIECES"} and len(operations) <= _GROUP_OPERATIONS:
+        in_pieces = set(modes) == {"IG_PIECES"}
+        bulk = self._find_bulk(half, operations) if in_pieces else None
+        tile: MmaTile | GroupTile | BulkTile | None = bulk[0] if bulk is not None else None
+        if tile is None and in_pieces and len(operations) <= _GROUP_OPERATIONS:
             tile = find_group_tile(step.depth, self.columns, points, queries)
         if tile is None:
             light = not step.causal and step.mask is None and all(op.name in _LIGHT for op in operations)
@@ -108,16 +124,95 @@ class _AttentionWriter:
             tile = choose_mma_tile(*sizes, light=light, gathers=gathers)
         for header in ("attention_tile.cuh", "attention.cuh", "attention_group.cuh"):
             out.library.use(header)
-        grid = self._open_block(tile.rows, tile.keys)
+        bodies = (("IG_FREE_SCORE", step.score), ("IG_FREE_MASK", step.mask))
+        self.free = frozenset(name for name, body in bodies if is_free(out, body))
+        self.slope = find_slope(out, step) if "IG_FREE_SCORE" in self.free else None
+        grid = self._open_block(tile.rows, tile.keys, split=bulk is None)
         names = [self.functions.declare_matrix(name, matrix) for name, matrix, _ in matrices]
         functions = self._declare_functions(pairs=True)
-        scale, factor, unit = self._scales()
-        out.line(f"using shape = {_shape(tile, half, step.depth, self.columns, modes)};")
-        out.line(f"ig_attend<shape, {self._flags()}>({', '.join(names)}, {self._range()}, {scale}, {factor}, {unit},")
+        scales = ", ".join(self._scales())
+        if bulk is not None:
+            self._call_bulk(*bulk, half, functions, scales)
+        out.line(f"using shape = {shape_text(tile, half, step.depth, self.columns, modes)};")
+        out.line(f"ig_attend<shape, {self._flags()}>({', '.join(names)}, {self._range()}, {scales},")
         out.line(f"    {', '.join(functions)});")
+        if bulk is not None:
+            out.line("#endif")
         self.functions.report_flags()
-        made = out.finish(grid, tile.threads, tile.memory_size(step.depth, self.columns), waits=True)
-        return replace(made, resident=tile.resident)
+        plain = None
+        if isinstance(tile, BulkTile):
+            memory, plain = tile.memory_size(step.depth), tile.plain_memory_size(step.depth)
+        else:
+            memory = tile.memory_size(step.depth, self.columns)
+        made = out.finish(grid, tile.threads, memory, waits=True)
+        return replace(made, resident=tile.resident, plain_shared=plain)
+
+    def _find_bulk(self, half: str, operations: Sequence[Op]) -> tuple[BulkTile, list[BoxCopy]] | None:
+        """The tile for copies by maps of tensors, and these copies."""
+        step, points = self.step, self.points
+        queries, keys = step.queries, step.keys
+        if not (isinstance(points, int) and isinstance(queries, int) and isinstance(keys, int)):
+            return None
+        if step.tiles is not None or step.values != step.depth or any(op.name == "check" for op in operations):
+            return None
+        tile = choose_bulk_tile(step.depth, points, queries, keys, len(operations), causal=step.causal)
+        if tile is None:
+            return None
+        rows = ((step.q, queries, tile.rows), (step.k, keys, tile.keys), (step.v, keys, tile.keys))
+        copies = [find_box_copy(one, half, step.batch, (length, step.depth), box) for one, length, box in rows]
+        found = [copy for copy in copies if copy is not None]
+        return (tile, found) if len(found) == len(rows) else None
+
+    def _call_bulk(
+        self, tile: BulkTile, copies: Sequence[BoxCopy], half: str, functions: Sequence[str], scales: str
+    ) -> None:
+        """The text for GPUs that have such copies; that for others follows it."""
+        step, out = self.step, self.out
+        for header in ("async_copies.cuh", "attention_bulk.cuh"):
+            out.library.use(header)
+        score, mask, _kind, *results = functions
+        out.line("#ifdef IG_HOPPER")
+        names = [copy.declare(out, f"copy_{name}") for copy, name in zip(copies, "qkv", strict=True)]
+        out.line(f"using shape = {bulk_shape_text(tile, half, step.depth)};")
+        sizes = f"({self.type_})({out.size(step.queries)}), first, end"
+        out.line(f"ig_attend_bulk<shape, {self._flags()}>({', '.join(names)}, {sizes}, {scales},")
+        out.line(f"    {', '.join([score, mask, *results])});")
+        out.line("#else")
+
+    def _find_token(self) -> TokenTile | None:
+        """The tile for few queries, whose keys a cluster of blocks shares."""
+        step, out = self.step, self.out
+        modes = {load_mode(matrix, step.depth) for matrix in (step.q, step.k, step.v)}
+        if step.causal or step.tiles is not None or step.values != step.depth or modes != {"IG_PIECES"}:
+            return None
+        if not isinstance(step.queries, int):
+            return None
+        sizes = (step.depth, out.hint(self.points), step.queries, out.hint(step.keys))
+        return find_token_tile(*sizes, is_static=isinstance(step.keys, int))
+
+    def _write_token(self, half: str, tile: TokenTile) -> CudaKernel:
+        step, out, type_ = self.step, self.out, self.type_
+        for header in ("vectors.cuh", "attention_tile.cuh", "async_copies.cuh", "attention_token.cuh"):
+            out.library.use(header)
+        out.line("ig_start_next();")  # the product behind it asks for its weights meanwhile
+        out.line("ig_wait_for_previous();")
+        out.line(f"const {type_} o = ({type_})blockIdx.x / {TOKEN_PARTS};")
+        out.line(f"const int part = (int)(blockIdx.x % {TOKEN_PARTS});")
+        unflatten(out, "o", type_, step.batch)
+        self.functions.declare_flags()
+        matrices = (("q", step.q), ("k", step.k), ("v", step.v))
+        names = [self.functions.declare_matrix(name, matrix) for name, matrix in matrices]
+        score, mask, _kind, *results = self._declare_functions()
+        scale, factor, _unit = self._scales()
+        out.line(f"using shape = {token_shape_text(tile, half, step.depth)};")
+        out.open("if (part < shape::parts)")
+        keys = f"({type_})({out.size(step.keys)}), part"
+        out.line(f"ig_attend_token<shape, {self._flags()}>({', '.join(names)}, {keys}, {scale}, {factor},")
+        out.line(f"    {', '.join([score, mask, *results])});")
+        out.close()
+        self.functions.report_flags()
+        made = out.finish(Grid(self.points * TOKEN_PARTS), tile.threads, tile.memory_size(step.depth), waits=True)
+        return replace(made, cluster=TOKEN_PARTS)
 
     def _list_operations(self, body: Body | None) -> list[Op]:
         """What a body computes for each pair."""
@@ -200,7 +295,7 @@ class _AttentionWriter:
     def _flags(self) -> str:
         step = self.step
         named = (("IG_SCORE", step.score), ("IG_MASK", step.mask), ("IG_BLOCKS", step.tiles))
-        flags = [name for name, one in named if one is not None] + ["IG_CAUSAL"] * step.causal
+        flags = [name for name, one in named if one is not None] + ["IG_CAUSAL"] * step.causal + sorted(self.free)
         return " | ".join(flags) or "0"
 
     def _scale(self) -> str:
@@ -211,7 +306,7 @@ class _AttentionWriter:
         them is multiplied with to be a score."""
         step = self.step
         log2e = 1 / math.log(2)
-        if step.score is None:
+        if step.score is None or self.slope is not None:
             return "1.0f", constant_text(step.scale * log2e, "float32"), self._scale()
         return self._scale(), constant_text(log2e, "float32"), "1.0f"
 
@@ -226,7 +321,9 @@ class _AttentionWriter:
     def _declare_functions(self, *, pairs: bool = False) -> list[str]:
         step, made = self.step, self.functions
         names = [
-            made.declare_body("score", step.score, ["acc"], self.real, "s"),
+            made.declare_score(step, self.slope)
+            if "IG_FREE_SCORE" in self.free
+            else made.declare_body("score", step.score, ["acc"], self.real, "s"),
             made.declare_body("mask", step.mask, [], "int", "m"),
             made.declare_kinds(step.tiles),
         ]
@@ -396,12 +493,3 @@ class _AttentionWriter:
         out.close()
         self.functions.report_flags()
         return out.finish(Grid(self.points * step.queries), _COMBINING, splits * BYTES["float32"], waits=True)
-
-
-def _shape(tile: MmaTile | GroupTile, half: str, depth: int, values: int, modes: Sequence[str]) -> str:
-    brain = "true" if half == "bfloat16" else "false"
-    if isinstance(tile, GroupTile):
-        return f"ig_group_shape<{brain}, {tile.warps}, {depth}, {values}, {tile.elsewhere}>"
-    kept = "true" if tile.keeps_own else "false"
-    numbers = f"{tile.warps}, {tile.tiles}, {tile.keys}, {depth}, {values}"
-    return f"ig_attention_shape<{brain}, {numbers}, {kept}, {', '.join(modes)}>"

@@ -15,7 +15,12 @@ from ingot.codegen.c_expressions import constant_text
 from ingot.lowering.dtypes import BYTES, HALVES
 from ingot.lowering.index_expr import Size, product, symbol
 from ingot.lowering.loop_ir import AttentionBackward, Body, MatrixView, Scatter, Store
-from ingot.targets.cuda.codegen.attention_functions import BodyFunctions, computed_real, half_dtype, load_mode
+from ingot.targets.cuda.codegen.attention_kernels.body_functions import (
+    BodyFunctions,
+    computed_real,
+    half_dtype,
+    load_mode,
+)
 from ingot.targets.cuda.codegen.kernel import WARP, CudaKernel, Grid
 from ingot.targets.cuda.codegen.kernel_rules import KERNELS
 from ingot.targets.cuda.codegen.kernel_writer import CudaKernelWriter

@@ -15,6 +15,7 @@ from ingot.targets.cuda.codegen.kernel_rules import KERNELS
 from ingot.targets.cuda.codegen.kernel_writer import CudaKernelWriter
 from ingot.targets.cuda.codegen.products.bulk_product import write_bulk_product
 from ingot.targets.cuda.codegen.products.row_product import write_row_blocks
+from ingot.targets.cuda.codegen.products.stream_product import write_stream
 from ingot.targets.cuda.codegen.products.tile_product import (
     BlockWork,
     TileOperand,
@@ -24,7 +25,7 @@ from ingot.targets.cuda.codegen.products.tile_product import (
     write_product,
 )
 from ingot.targets.cuda.schedule.alignment import MOST_BYTES, count_neighbours
-from ingot.targets.cuda.schedule.statements import PLAIN_TILE, GemmTile, SiblingGemms, TiledGemm
+from ingot.targets.cuda.schedule.statements import PLAIN_TILE, GemmTile, SiblingGemms, StreamedGemm, TiledGemm
 from ingot.targets.cuda.schedule.tiles import count_threads
 from ingot.targets.cuda.schedule.tiling import lies_along
 
@@ -41,11 +42,18 @@ def write_gemm(out: CudaKernelWriter, step: Gemm) -> CudaKernel | Sequence[CudaK
 def write_tiled_gemm(out: CudaKernelWriter, step: TiledGemm) -> CudaKernel | Sequence[CudaKernel]:
     if step.algorithm == "bulk":
         return write_bulk_product(out, (step,))
+    if step.algorithm == "stream":
+        return write_stream(out, StreamedGemm((step,), (), step.origin))
     if step.algorithm != "rows":
         return write_product(out, _plan_product(out, step, step.algorithm, step.tile, step.split_k))
     out.line("ig_start_next();")
     work = write_row_blocks(out, step)
     return out.finish(Grid(work.blocks), work.threads, work.shared, waits=True)
+
+
+@KERNELS.register(StreamedGemm)
+def write_streamed_gemm(out: CudaKernelWriter, group: StreamedGemm) -> CudaKernel:
+    return write_stream(out, group)
 
 
 @BLOCKS.register(TiledGemm)

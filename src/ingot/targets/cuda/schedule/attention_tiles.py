@@ -89,18 +89,121 @@ class GroupTile:
         return max(lines, MmaTile(self.warps, 1, self.elsewhere, True).memory_size(depth, values))
 
 
-# Attention by groups of warps is right in emulation and wrong on an H200 (an error of 1.1 of the largest value at
-# S = 1,024), most likely for its descriptor of the transposed values. No program gets it until a GPU says that it is
-# right; the GPU's cases in tests/targets/cuda/gpu reach it.
-GROUPS_ARE_RIGHT = False
 # By depth and columns of values.
 _GROUP_TILES = {(64, 64): GroupTile(8, 64), (128, 128): GroupTile(8, 32)}
 
 
 def find_group_tile(depth: int, values: int, points: int, queries: int) -> GroupTile | None:
     """The tile for groups of warps, where rows are whole lines and blocks fill the GPU."""
-    tile = _GROUP_TILES.get((depth, values)) if GROUPS_ARE_RIGHT else None
+    tile = _GROUP_TILES.get((depth, values))
     return tile if tile is not None and points * -(-queries // tile.rows) >= PROCESSORS else None
+
+
+@dataclass(frozen=True, slots=True)
+class BulkTile:
+    """A block of threads on Hopper: a group of four warps copies, `groups` multiply, 64 queries each against `keys`
+    keys at a time, of which `stages` tiles lie in shared memory. `overlaps`: whether the next scores are multiplied
+    while weights are computed; `turns`: whether groups take turns. `more` and `fewer` are the registers of threads that
+    multiply and of those that copy. Elsewhere single warps have 16 queries, and `elsewhere` keys at a time."""
+
+    groups: int
+    keys: int
+    stages: int
+    overlaps: bool
+    turns: bool
+    resident: int
+    more: int
+    fewer: int
+    elsewhere: int
+
+    @property
+    def rows(self) -> int:
+        return self.groups * GROUP_ROWS
+
+    @property
+    def threads(self) -> int:
+        return (self.groups + 1) * GROUP_WARPS * WARP
+
+    def memory_size(self, depth: int) -> int:
+        """Bytes of shared memory on Hopper: the queries, tiles of keys and values, barriers."""
+        return 2 * depth * (self.rows + 2 * self.stages * self.keys) + 8 * (1 + 4 * self.stages)
+
+    def plain_memory_size(self, depth: int) -> int:
+        return MmaTile(self.groups * GROUP_WARPS, 1, self.elsewhere, True).memory_size(depth, depth)
+
+
+# Warps of a group, and its queries.
+GROUP_WARPS, GROUP_ROWS = 4, 64
+# Operations of bodies that threads have registers for.
+BULK_OPERATIONS = 16
+# Keys that are worth tiles with more queries, since a block then has less to wait for.
+LONG = 4096
+# For rows of 64 elements: as a rule; where later keys are hidden, and blocks have unequal work; for many keys, also
+# with a body. Measured on an H200.
+BULK_64 = BulkTile(2, 64, 3, False, False, 2, 104, 32, 64)
+BULK_64_SMALL = BulkTile(1, 128, 2, True, False, 2, 216, 40, 64)
+BULK_64_LONG = BulkTile(3, 128, 2, True, False, 1, 160, 32, 64)
+BULK_64_LONG_BODY = replace(BULK_64_LONG, turns=True)
+# For rows of 128: where there are many blocks, and where there are few.
+BULK_128 = BulkTile(2, 128, 2, True, True, 1, 240, 24, 32)
+BULK_128_SMALL = BulkTile(1, 128, 1, False, False, 2, 216, 40, 32)
+
+
+def choose_bulk_tile(
+    depth: int, points: int, queries: int, keys: int, operations: int, *, causal: bool
+) -> BulkTile | None:
+    """The tile for groups that multiply and one that copies, where blocks fill the GPU."""
+
+    def blocks(tile: BulkTile) -> int:
+        return points * -(-queries // tile.rows)
+
+    if operations > BULK_OPERATIONS or keys < 1 or depth not in (64, 128):
+        return None
+    # Two blocks of the small tiles run on a processor at once: a few less than there are processors still beat others.
+    few = PROCESSORS * 3 // 4
+    if depth == 128:
+        if blocks(BULK_128) >= PROCESSORS and keys >= LONG // 2:
+            return BULK_128
+        return BULK_128_SMALL if blocks(BULK_128_SMALL) >= few else None
+    if not causal and keys >= LONG and blocks(BULK_64_LONG) >= (4 if operations else 8) * PROCESSORS:
+        return BULK_64_LONG_BODY if operations else BULK_64_LONG
+    if not causal and blocks(BULK_64) >= PROCESSORS:
+        return BULK_64
+    return BULK_64_SMALL if blocks(BULK_64_SMALL) >= few else None
+
+
+@dataclass(frozen=True, slots=True)
+class TokenTile:
+    """A cluster of blocks on a few queries that share their keys: each warp reads keys `rounds` times at once; `once`:
+    these are all of them."""
+
+    queries: int
+    rounds: int
+    once: bool
+
+    @property
+    def threads(self) -> int:
+        return TOKEN_WARPS * WARP
+
+    def memory_size(self, depth: int) -> int:
+        """Bytes of shared memory: sums, tops and totals of each warp, and of the block."""
+        return 4 * (TOKEN_WARPS + 1) * self.queries * (depth + 2)
+
+
+# Blocks of a cluster, warps of each of them, and the most queries that threads have sums for.
+TOKEN_PARTS, TOKEN_WARPS, TOKEN_QUERIES = 8, 8, 8
+# The most keys that a lane reads at once, with so many queries at most; sums of more queries need registers as well.
+TOKEN_ROUNDS = ((4, 8), (TOKEN_QUERIES, 4))
+
+
+def find_token_tile(depth: int, points: int, queries: int, keys: int, *, is_static: bool = True) -> TokenTile | None:
+    """The tile for few queries, where blocks that have all keys do not fill the GPU, and each part is worth a block."""
+    if depth not in (64, 128) or not 1 <= queries <= TOKEN_QUERIES or points >= PROCESSORS or keys < 2 * PART_KEYS:
+        return None
+    at_once = TOKEN_PARTS * TOKEN_WARPS * (8 * WARP // depth)
+    most = next(rounds for limit, rounds in TOKEN_ROUNDS if queries <= limit)
+    needed = -(-keys // at_once)
+    return TokenTile(queries, min(needed, most), is_static and needed <= most)
 
 
 def choose_mma_tile(

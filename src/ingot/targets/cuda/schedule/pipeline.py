@@ -13,6 +13,8 @@ from ingot.targets.cuda.schedule.bulk_products import pack_products
 from ingot.targets.cuda.schedule.limits import FUSION_LIMITS
 from ingot.targets.cuda.schedule.map_groups import group_maps
 from ingot.targets.cuda.schedule.siblings import join_siblings
+from ingot.targets.cuda.schedule.streamed_groups import fold_gates, fold_rows
+from ingot.targets.cuda.schedule.streams import stream_weights
 from ingot.targets.cuda.schedule.tiling import choose_tiles
 from ingot.targets.cuda.schedule.verifier import verify_schedule
 
@@ -23,6 +25,9 @@ SCHEDULE: tuple[SchedulePass, ...] = (
     ("tiles", choose_tiles),
     ("siblings", join_siblings),
     ("bulk_products", pack_products),
+    ("streams", stream_weights),
+    ("gates", fold_gates),
+    ("row_prologues", fold_rows),
 )
 
 

@@ -4,6 +4,7 @@
     ImplicitGemm(…, algorithm, tile, split_k)    a convolution as a product of pixels by taps and channels
     SiblingGemms(steps, in_turn)                 products that one kernel computes
     MapGroup(steps)                              Maps that do not depend on each other, as one kernel
+    StreamedGemm(steps, local)                   a streamed product with its row before it, or Maps of pairs behind
 
 The loop IR's printer prints them by their fields; verifier.py has their rules.
 """
@@ -13,13 +14,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-from ingot.lowering.loop_ir import Convolution, Gemm, Map, SourceLocation, StepGroup, Stmt
+from ingot.lowering.loop_ir import Convolution, Gemm, LoopNest, Map, SourceLocation, StepGroup, Stmt
 
 # How sums are computed: on tensor cores, by warps or by groups of four of them (on a GPU that has these, else by
 # warps), by multiply-adds of threads with a block of sums each, or, where one side has a few rows only, by warps that
-# read the other side once. "bulk": by groups of four warps while one thread asks for tiles; the right operand is a
-# weight in the layout SwizzledTiles. "channels": each thread has neighbouring channels of a pixel.
-GemmAlgorithm: TypeAlias = Literal["tensor", "warpgroup", "simt", "rows", "bulk"]
+# read the other side once ("rows"), or that take it from shared memory, to which it is copied ahead ("stream"). "bulk":
+# by groups of four warps while one thread asks for tiles; the right operand is a weight in the layout SwizzledTiles.
+# "channels": each thread has neighbouring channels of a pixel.
+GemmAlgorithm: TypeAlias = Literal["tensor", "warpgroup", "simt", "rows", "stream", "bulk"]
 ConvolutionAlgorithm: TypeAlias = Literal["tensor", "warpgroup", "simt", "channels"]
 
 
@@ -91,3 +93,41 @@ class MapGroup(StepGroup):
 
     def members(self) -> tuple[Stmt, ...]:
         return self.steps
+
+
+@dataclass(frozen=True, slots=True)
+class StreamedGemm(StepGroup):
+    """A product by "stream" in one kernel with what computes its one row, before it, and with the Maps that alone read
+    its result, behind it: pairs of columns, as column_pairs.py finds them. `local` buffers are not in memory; every
+    block computes the row for itself, and the first one stores it where others read it."""
+
+    steps: tuple[LoopNest | TiledGemm | Map | MapGroup, ...]
+    local: tuple[str, ...] = ()
+    origin: SourceLocation = _NOWHERE
+
+    def members(self) -> tuple[Stmt, ...]:
+        return self.steps
+
+    def local_buffers(self) -> tuple[str, ...]:
+        return self.local
+
+    @property
+    def product(self) -> TiledGemm:
+        return next(step for step in self.steps if isinstance(step, TiledGemm))
+
+    @property
+    def row(self) -> LoopNest | None:
+        """What computes the product's one row."""
+        first = self.steps[0]
+        return first if isinstance(first, LoopNest) else None
+
+    @property
+    def gate(self) -> Map | MapGroup | None:
+        """What becomes of pairs of the product's columns."""
+        last = self.steps[-1]
+        return last if isinstance(last, (Map, MapGroup)) else None
+
+    @property
+    def gate_maps(self) -> tuple[Map, ...]:
+        gate = self.gate
+        return gate.steps if isinstance(gate, MapGroup) else () if gate is None else (gate,)

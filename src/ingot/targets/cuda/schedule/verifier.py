@@ -13,7 +13,16 @@ from ingot.lowering.verification.access_rules import Facts
 from ingot.lowering.verification.step_rules import extents
 from ingot.targets.cuda.schedule.bulk_products import rows_fit
 from ingot.targets.cuda.schedule.bulk_tiles import BULK_TERMS, find_bulk_fault
-from ingot.targets.cuda.schedule.statements import GemmTile, ImplicitGemm, MapGroup, SiblingGemms, TiledGemm
+from ingot.targets.cuda.schedule.statements import (
+    GemmTile,
+    ImplicitGemm,
+    MapGroup,
+    SiblingGemms,
+    StreamedGemm,
+    TiledGemm,
+)
+from ingot.targets.cuda.schedule.streamed_groups import find_group_fault
+from ingot.targets.cuda.schedule.streams import find_stream_fault
 from ingot.targets.cuda.schedule.tiles import count_threads, is_warpgroup_tile
 
 # Bytes of a line of a tile in shared memory, at least: a piece that one copy moves.
@@ -40,6 +49,8 @@ def _check_tiled_gemm(step: TiledGemm, facts: Facts) -> str | None:
     fault = facts.find_matrix_fault("a", step.a, step.m, step.k, around) or facts.find_matrix_fault(
         "b", step.b, step.k, step.n, around
     )
+    if fault is None and step.algorithm == "stream":
+        return find_stream_fault(step, facts.buffers)
     if fault is None and step.algorithm == "rows":
         return None if step.split_k == 1 else "a product that is read once has all its terms in one block"
     return fault or _check_tile(step.algorithm, step.tile, step.split_k)
@@ -97,6 +108,10 @@ def _check_map_group(group: MapGroup, facts: Facts) -> str | None:
     return _check_apart(group.steps) if len(group.steps) > 1 else "a group is two or more"
 
 
+def _check_streamed(group: StreamedGemm, facts: Facts) -> str | None:
+    return find_group_fault(group, facts.buffers)
+
+
 def _check_apart(steps: Sequence[Stmt]) -> str | None:
     for place, step in enumerate(steps):
         read, written = reads_and_writes(step)
@@ -123,7 +138,11 @@ def _check_tile(algorithm: str, tile: GemmTile, parts: int) -> str | None:
 
 
 # Rules that look at the steps alone.
-_STRUCTURE: dict[type, Callable[[Any, Facts], str | None]] = {SiblingGemms: _check_siblings, MapGroup: _check_map_group}
+_STRUCTURE: dict[type, Callable[[Any, Facts], str | None]] = {
+    SiblingGemms: _check_siblings,
+    MapGroup: _check_map_group,
+    StreamedGemm: _check_streamed,
+}
 _RULES: dict[type, Callable[[Any, Facts], str | None]] = {
     **_STRUCTURE,
     TiledGemm: _check_tiled_gemm,

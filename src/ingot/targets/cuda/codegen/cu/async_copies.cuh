@@ -78,6 +78,14 @@ static inline void ig_copy_bytes(ig_place to, const void *from, unsigned bytes, 
     asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to), "l"(from),
                  "r"(bytes), "r"(barrier) : "memory");
 }
+/* The same of what nobody reads again. */
+static inline void ig_copy_once(ig_place to, const void *from, unsigned bytes, ig_place barrier)
+{
+    uint64_t policy;
+    asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], %4;" ::"r"(to),
+                 "l"(from), "r"(bytes), "r"(barrier), "l"(policy) : "memory");
+}
 /* Copies a box of a tensor from its element (x, y, …) on, x being the innermost dim. What lies outside is 0. */
 static inline void ig_copy_box(ig_place to, const ig_tensor_map &map, int x, int y, ig_place barrier)
 {
@@ -124,6 +132,7 @@ static inline void ig_arrive(ig_place barrier) { ig_change_barrier(barrier, 1, 0
 static inline void ig_arrive_expecting(ig_place barrier, unsigned bytes) { ig_change_barrier(barrier, 1, (int)bytes); }
 static inline void ig_wait_for_blocks(ig_place barrier, unsigned parity) { ig_wait_at_barrier(barrier, parity); }
 static inline void ig_copy_bytes(ig_place to, const void *from, unsigned bytes, ig_place barrier) { ig_send_bytes(to, from, bytes, barrier); }
+static inline void ig_copy_once(ig_place to, const void *from, unsigned bytes, ig_place barrier) { ig_send_bytes(to, from, bytes, barrier); }
 template <class... Rest> static inline void ig_copy_box(ig_place to, const ig_tensor_map &map, int x, int y, Rest... rest)
 {
     const auto send = [&](int z, int w, ig_place barrier) {

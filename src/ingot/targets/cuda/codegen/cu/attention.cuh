@@ -2,17 +2,18 @@
  * come in tiles of KEYS, two of which lie in shared memory: one that is worked on, one that is being copied.
  *
  * The functions that a step gives:
- *   score(i, j, value) and mask(i, j)      its bodies
+ *   score(i, j, value) and mask(i, j)      its bodies; with IG_FREE_SCORE a score's places are sums of two numbers, of
+ *                                          which the first is one for all scores of a thread in a tile
  *   kind(block of queries, block of keys)  0, 1, 2: what the table of blocks says
  *   row(i, top, total, leads) -> share     once for each query: the largest score, and the sum of weights to it; what
  *                                          sums are multiplied with. One lane of four leads.
  *   cells(i, column, a, b)                 two sums of a row, of which the second may lie past the last column
  */
-template <bool BRAIN, int WARPS, int TILES, int KEYS, int DEPTH, int VALUES, bool KEPT, int Q_MODE, int K_MODE, int V_MODE>
+template <bool BRAIN, int WARPS, int TILES, int KEYS, int DEPTH, int VALUES, bool KEPT, int Q_MODE, int K_MODE, int V_MODE, int IDLE = 0>
 struct ig_attention_shape {
     static constexpr bool brain = BRAIN, kept = KEPT;
     static constexpr int warps = WARPS, tiles = TILES, keys = KEYS, depth = DEPTH, values = VALUES;
-    static constexpr int rows = WARPS * TILES * 16, threads = WARPS * 32;
+    static constexpr int rows = WARPS * TILES * 16, threads = (WARPS + IDLE) * 32; /* idle warps copy only */
     static constexpr int together = TILES * 16; /* rows that are skipped together */
     static constexpr int q_size = rows * ig_pitch(DEPTH), k_size = KEYS * ig_pitch(DEPTH), v_size = KEYS * ig_pitch(VALUES);
 
@@ -123,6 +124,7 @@ static inline void ig_attend(
     const I own_row = first + warp_row + ig_lane() / 4;
     /* Past the last query there is nothing to read: it stands for them. */
     auto query = [&](int m, int half) { return own_row + m * 16 + half * 8 < queries ? own_row + m * 16 + half * 8 : queries - 1; };
+    const bool works = S::threads == S::warps * 32 || ig_warp() < S::warps;
     I at = ig_next_tile<FLAGS, S::rows, S::keys>(begin, end, first, queries, kind);
     if (at < end) {
         S::load_q(own, q, first, queries);
@@ -131,7 +133,7 @@ static inline void ig_attend(
         S::show_copies();
         __syncthreads();
         S engine;
-        engine.keep(own);
+        if (works) engine.keep(own);
         for (int stage = 0;; stage ^= 1) {
             ig_cp_async_wait<0>();
             S::show_copies();
@@ -140,9 +142,9 @@ static inline void ig_attend(
             if (next < end) load(stage ^ 1, next);
             int shown = 1;
             if constexpr ((FLAGS & IG_BLOCKS) != 0)
-                shown = first + group_row < queries ? kind((first + group_row) / IG_BLOCK, at / IG_BLOCK) : 0;
+                shown = works && first + group_row < queries ? kind((first + group_row) / IG_BLOCK, at / IG_BLOCK) : 0;
             if ((FLAGS & IG_CAUSAL) && at >= first + group_row + S::together) shown = 0;
-            if (shown) {
+            if (shown && works) {
                 const uint16_t *const k_tile = stages + stage * (S::k_size + S::v_size), *const v_tile = k_tile + S::k_size;
                 float scores[S::tiles][S::keys / 8][4] = {};
                 engine.multiply(scores, k_tile);
@@ -155,7 +157,9 @@ static inline void ig_attend(
                             const I j = column + n * 8 + e % 2;
                             IG_UNROLL
                             for (int m = 0; m < S::tiles; ++m)
-                                scores[m][n][e] = score(query(m, e / 2), j < end ? j : end - 1, scores[m][n][e] * scale);
+                                if constexpr ((FLAGS & IG_FREE_SCORE) != 0)
+                                    scores[m][n][e] = score(own_row, m * 16 + e / 2 * 8, column, n * 8 + e % 2, scores[m][n][e] * scale);
+                                else scores[m][n][e] = score(query(m, e / 2), j < end ? j : end - 1, scores[m][n][e] * scale);
                         }
                 }
                 if constexpr ((FLAGS & IG_MASK) != 0) {
@@ -167,7 +171,8 @@ static inline void ig_attend(
                                 const I j = column + n * 8 + e % 2;
                                 IG_UNROLL
                                 for (int m = 0; m < S::tiles; ++m)
-                                    if (!mask(query(m, e / 2), j < end ? j : end - 1)) scores[m][n][e] = -INF_F32;
+                                    if (!((FLAGS & IG_FREE_MASK) ? mask(own_row + m * 16 + e / 2 * 8, j) : mask(query(m, e / 2), j < end ? j : end - 1)))
+                                        scores[m][n][e] = -INF_F32;
                             }
                     }
                 }
@@ -190,6 +195,7 @@ static inline void ig_attend(
         }
     }
     ig_start_next();
+    if (!works) return;
     IG_UNROLL
     for (int m = 0; m < S::tiles; ++m)
         IG_UNROLL

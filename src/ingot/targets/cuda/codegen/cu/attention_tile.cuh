@@ -8,6 +8,8 @@
 enum { IG_PIECES, IG_ALONG_ROW, IG_ACROSS_ROWS }; /* how a tile is loaded */
 /* What a step has besides its products: bodies, a table of blocks, keys hidden behind the query. */
 enum { IG_SCORE = 1, IG_MASK = 2, IG_BLOCKS = 4, IG_CAUSAL = 8 };
+/* Bodies that may be computed for places past the last query or key. */
+enum { IG_FREE_SCORE = 16, IG_FREE_MASK = 32 };
 enum { IG_BLOCK = 64 }; /* queries, and keys, of a block of the table */
 
 template <class I> struct ig_matrix16 {

@@ -89,15 +89,8 @@ def write_nest(out: CudaKernelWriter, step: LoopNest) -> CudaKernel:
     depth = len(step.outer)
     inner = max(out.hint(_inner_points(one, depth)) for one in step.steps)
     threads = choose_threads(out.hint(total), inner)
-    read, written = reads_and_writes(step)
-    loops = [loop for one in step.steps for loop in _all_loops(one)]
-    types = (
-        {loop_type(out, sorted(read | written), _all_loops(one), [one.body]) for one in step.steps}
-        if loops
-        else {"int"}
-    )
-    type_ = "int64_t" if "int64_t" in types else "int"
-    made = _Nest(out, step, threads, type_)
+    made = _Nest(out, step, threads, _find_type(out, step))
+    type_ = made.type_
     warps = WARPS if threads == WARP else 1
     if threads == WARP:
         out.line(f"const {type_} point = ({type_})blockIdx.x * {warps} + ig_warp();")
@@ -107,7 +100,35 @@ def write_nest(out: CudaKernelWriter, step: LoopNest) -> CudaKernel:
     out.line(f"const int rank = {made.rank};")
     unflatten(out, "point", type_, step.outer)
     shared = _declare_locals(made, total, warps)
-    for one in step.steps:
+    _write_steps(made)
+    is_small = out.hint(total) * threads <= SMALL
+    return out.finish(Grid((total + warps - 1) // warps), threads * warps, shared, is_small=is_small)
+
+
+def write_row(out: CudaKernelWriter, step: LoopNest, threads: int) -> None:
+    """A nest without outer loops, as a part of a kernel: every block of so many threads computes it. Its own buffers
+    have one element each."""
+    made = _Nest(out, step, threads, _find_type(out, step))
+    out.line(f"const int rank = {made.rank};")
+    _declare_locals(made, 1, 1)
+    _write_steps(made)
+
+
+def _find_type(out: CudaKernelWriter, step: LoopNest) -> str:
+    """The type of all loops' variables."""
+    read, written = reads_and_writes(step)
+    loops = [loop for one in step.steps for loop in _all_loops(one)]
+    types = (
+        {loop_type(out, sorted(read | written), _all_loops(one), [one.body]) for one in step.steps}
+        if loops
+        else {"int"}
+    )
+    return "int64_t" if "int64_t" in types else "int"
+
+
+def _write_steps(made: _Nest) -> None:
+    out, depth = made.out, len(made.nest.outer)
+    for one in made.nest.steps:
         made.wait_for(one)
         out.open("")
         if isinstance(one, Map):
@@ -115,8 +136,6 @@ def write_nest(out: CudaKernelWriter, step: LoopNest) -> CudaKernel:
         else:
             _write_reduce(made, one, one.loops[depth:])
         out.close()
-    is_small = out.hint(total) * threads <= SMALL
-    return out.finish(Grid((total + warps - 1) // warps), threads * warps, shared, is_small=is_small)
 
 
 def choose_threads(points: int, inner: int) -> int:

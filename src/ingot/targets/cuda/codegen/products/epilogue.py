@@ -62,6 +62,7 @@ class _Runs:
     out: CudaKernelWriter
     epilogue: Map
     each: int
+    ahead: bool = False  # whether single columns are read by `fetch` too
     loads: dict[tuple[str, Size], str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -77,7 +78,7 @@ class _Runs:
     def is_run(self, buffer: str, index: Size) -> bool:
         """Whether a run of columns is neighbours in memory, aligned."""
         fits = self.each * BYTES[self.out.buffers[buffer].dtype] <= MOST_RUN_BYTES and buffer not in self.out.locals
-        if self.each == 1 or not fits or coefficient_of(index, self.column) != 1:
+        if (self.each == 1 and not self.ahead) or not fits or coefficient_of(index, self.column) != 1:
             return False
         assert isinstance(index, Expr)
         known = not any(isinstance(symbol, BodyValue) for symbol in index.symbols)
@@ -95,12 +96,14 @@ def write_finish(
     each: int,
     row: str = "top + line",
     column: str = "left + place",
+    *,
+    ahead: bool = False,
 ) -> None:
     """Declares `fetch` and `finish`. `row` and `column` are the place of a run's first sum, over `line` and `place`.
-    The batch's variables have values already."""
+    The batch's variables have values already. With `ahead`, `fetch` reads what it can where runs are one column too."""
     epilogue, lead = step.epilogue, len(step.batch_loops())
     rows, last = epilogue.loops[lead:-1], epilogue.loops[-1].variable
-    runs = _Runs(out, epilogue, each)
+    runs = _Runs(out, epilogue, each, ahead)
     vectors = _find_vector_stores(epilogue, runs)
     code = out.statements(_show_unrounded(out, epilogue), [last], "sums[w]", place=runs.place)
     inside = _shorten_functions(out, epilogue.body, code.inside)
@@ -208,6 +211,8 @@ def _is_rounded(body: Body, number: int) -> bool:
 def _find_vector_stores(epilogue: Map, runs: _Runs) -> dict[int, Store]:
     """Stores of whole runs, by their number. Where a buffer is written twice, the order of columns matters."""
     names = [store.buffer for store in epilogue.stores]
+    if runs.each == 1:
+        return {}
     return {
         number: store
         for number, store in enumerate(epilogue.stores)

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 from ingot.codegen.c_expressions import COMPUTED, STORED, CBodyEmitter
 from ingot.lowering.dtypes import HALVES
-from ingot.lowering.loop_ir import BlockMask, Body, MatrixView
+from ingot.lowering.loop_ir import Attention, BlockMask, Body, MatrixView
+from ingot.targets.cuda.codegen.attention_kernels.score_functions import ScoreEmitter, Slope
 from ingot.targets.cuda.codegen.kernel_writer import CudaKernelWriter
 from ingot.targets.cuda.schedule.alignment import MOST_BYTES, is_multiple
 
@@ -56,6 +57,20 @@ class BodyFunctions:
         self.out.line(f"return {code.results[0]};")
         self.end()
         return name
+
+    def declare_score(self, step: Attention, slope: Slope | None) -> str:
+        """The score as a function of two places, each a base and an offset."""
+        code = self.note(ScoreEmitter(self.out, step, slope))
+        for line in code.before:
+            self.out.line(line)
+        parameters = [f"const {self.type_} from_i, const int by_i, const {self.type_} from_j, const int by_j"]
+        self.out.open(f"const auto score = [&]({', '.join(parameters)}, const {self.real} acc) -> {self.real}")
+        self.out.line(f"const {self.type_} i = from_i + by_i, j = from_j + by_j;")
+        for line in (*code.between, *code.inside):
+            self.out.line(line)
+        self.out.line(f"return {code.results[0]};")
+        self.end()
+        return "score"
 
     def declare_kinds(self, tiles: BlockMask | None) -> str:
         """A function of a block of queries and one of keys: what the table says of them."""

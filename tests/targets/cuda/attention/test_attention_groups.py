@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from ingot.lowering.loop_ir import Attention
+from ingot.targets.cuda.codegen import attention
 from ingot.targets.cuda.schedule import attention_tiles
 from tests.support.cuda_emulation.emulated_steps import EmulatedSteps
 from tests.support.cuda_emulation.kernels import write_kernels
@@ -15,9 +16,9 @@ from tests.targets.cuda.test_attention import Attend, Flexible, check, double, d
 
 @pytest.fixture(autouse=True)
 def one_processor(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A GPU that one block fills: then small problems have large tiles."""
+    """A GPU that one block fills: then small problems have large tiles. Those with copies by maps are for others."""
     monkeypatch.setattr(attention_tiles, "PROCESSORS", 1)
-    monkeypatch.setattr(attention_tiles, "GROUPS_ARE_RIGHT", True)
+    monkeypatch.setattr(attention, "choose_bulk_tile", lambda *_, **__: None)
 
 
 def uses_groups(emulated: EmulatedSteps) -> bool:

@@ -1,0 +1,168 @@
+/* Products in which one side, x, has a few rows, and the other, the lines, are weights, which go through shared memory.
+ *
+ * A block has neighbouring lines, 8 of them at a time; where lines are in pairs, 4, and 4 that lie HALF lines further, in
+ * each group of 2 · HALF lines (HALF is 0 where they are not, and all numbers of lines are of the first ones). One warp, the last, asks for TERMS terms of all 8, a copy for each line, into one of SLOTS slots of a ring; 8 others multiply what has
+ * come by all rows of x, which lie in shared memory, and give the slot back. Weights are written by no kernel: the first
+ * slots are asked for before the kernel before this one has ended. On GPUs without such copies, warps read the lines.
+ *
+ * Sums are those of tensor cores, x being the left operand, of 16 rows of which ROWS are there. Lane 4 g + t has 8
+ * neighbouring terms of line g and of row g, from 8 t on, and takes them for those of two products: what matters is that
+ * both sides' terms are in the same order.
+ *
+ * Shared memory: the slots, their barriers, the rows of x, and the sums of each warp.
+ */
+enum { IG_STREAM_LINES = 8, IG_STREAM_WARPS = 8, IG_STREAM_THREADS = 32 * (IG_STREAM_WARPS + 1) };
+
+/* The bytes from one line to the next: 8 lines of a warp's pieces lie in different banks. */
+template <int TERMS> static inline constexpr int ig_stream_pitch() { return TERMS * 2 + 64; }
+
+/* The line of a pair's first one, by the pair's number. */
+template <int HALF> static inline int ig_find_line(int pair)
+{
+    constexpr int EACH = HALF > 0 ? HALF : 1;
+    return pair / EACH * 2 * EACH + pair % EACH;
+}
+
+template <int ROWS, int SLOTS, int TERMS, int HALF> struct ig_line_stream {
+    static constexpr int PITCH = ig_stream_pitch<TERMS>(), SLOT = IG_STREAM_LINES * PITCH;
+    static constexpr bool PAIRS = HALF > 0;
+    static constexpr int EACH = PAIRS ? IG_STREAM_LINES / 2 : IG_STREAM_LINES;
+
+    const uint16_t *lines;
+    int64_t step; /* elements from line to line */
+    int first, count, terms;
+    int group, term; /* what is asked for next */
+    int at;          /* the slot that is filled, or used, next, and the parity of its phase */
+    unsigned phase;
+
+    inline ig_line_stream(const uint16_t *all, int64_t line_step, int begin, int line_count, int term_count)
+        : lines(all), step(line_step), first(begin), count(line_count), terms(term_count), group(0), term(0), at(0), phase(0)
+    {
+    }
+    /* Line number `line` of the group that begins at `from`; whether it is there. */
+    inline const uint16_t *find(int from, int line) const
+    {
+        const int number = first + from + line % EACH;
+        return lines + (PAIRS ? ig_find_line<HALF>(number) + line / EACH * HALF : number) * step;
+    }
+    inline bool has(int from, int line) const { return line < IG_STREAM_LINES && from + line % EACH < count; }
+    inline void advance()
+    {
+        if (++at == SLOTS) at = 0, phase ^= 1;
+    }
+#ifdef IG_HOPPER
+    inline ig_place full() const { return ig_place_of(ig_shared() + SLOTS * SLOT + 8 * at); }
+    inline ig_place empty() const { return ig_place_of(ig_shared() + SLOTS * SLOT + 8 * (SLOTS + at)); }
+#endif
+    inline void set_up()
+    {
+#ifdef IG_HOPPER
+        if (threadIdx.x == 0) {
+            for (at = 0; at < SLOTS; ++at) {
+                ig_set_up_barrier(full(), 1);
+                ig_set_up_barrier(empty(), IG_STREAM_WARPS);
+            }
+            at = 0;
+            ig_show_barriers();
+        }
+        __syncthreads();
+#endif
+    }
+    /* Asks for what comes next, `most` slots of it. By the last warp. */
+    inline void ask(int most)
+    {
+#ifdef IG_HOPPER
+        const int lane = ig_lane();
+        for (int s = 0; s < most && group < count; ++s) {
+            const int length = (int)ig_min(TERMS, terms - term), there = (int)ig_min(EACH, count - group) * (PAIRS ? 2 : 1);
+            ig_wait_at_barrier(empty(), phase ^ 1);
+            if (lane == 0) ig_arrive_expecting(full(), (unsigned)(length * there * 2));
+            ig_syncwarp();
+            if (has(group, lane)) {
+                const ig_place to = ig_place_of(ig_shared() + at * SLOT + lane * PITCH);
+                ig_copy_once(to, find(group, lane) + term, (unsigned)length * 2, full());
+            }
+            advance();
+            term += TERMS;
+            if (term >= terms) term = 0, group += EACH;
+        }
+#endif
+    }
+    /* The sums of all lines by the terms of each warp: sums[((number of the line) · ROWS + row) · 8 + warp]. */
+    template <void multiply(float *, const uint32_t *, const uint32_t *)> inline void use(const char *x, int x_pitch, float *sums)
+    {
+        typedef ig_vector<uint32_t, 4> piece;
+        const int warp = ig_warp(), lane = ig_lane(), g = lane >> 2, t = lane & 3;
+        for (int from = 0, first = 0; from < count; from += EACH, first += IG_STREAM_LINES) {
+            float d[4] = {}, e[4] = {};
+            for (int begin = 0; begin < terms; begin += TERMS) {
+                const int length = (int)ig_min(TERMS, terms - begin);
+                const char *const row = x + g * x_pitch + begin * 2 + t * 16;
+#ifdef IG_HOPPER
+                ig_wait_at_barrier(full(), phase);
+                const char *const line = ig_shared() + at * SLOT + g * PITCH + t * 16;
+#else
+                const bool there = has(from, g);
+                const char *const line = (const char *)(find(from, there ? g : 0) + begin) + t * 16;
+#endif
+                const auto take = [&](int b) {
+                    const piece w = ig_load_vector<uint32_t, 4>((const uint32_t *)(line + b * 64));
+                    piece v = {};
+                    if (g < ROWS) v = ig_load_vector<uint32_t, 4>((const uint32_t *)(row + b * 64));
+                    const uint32_t a[4] = {v.at[0], 0, v.at[1], 0}, c[4] = {v.at[2], 0, v.at[3], 0};
+                    multiply(d, a, w.at);
+                    multiply(e, c, w.at + 2);
+                };
+                const auto take_rest = [&](int b) { /* where lanes have no terms */
+                    piece w = {}, v = {};
+                    if (b * 32 + t * 8 < length) {
+                        w = ig_load_vector<uint32_t, 4>((const uint32_t *)(line + b * 64));
+                        if (g < ROWS) v = ig_load_vector<uint32_t, 4>((const uint32_t *)(row + b * 64));
+                    }
+                    const uint32_t a[4] = {v.at[0], 0, v.at[1], 0}, c[4] = {v.at[2], 0, v.at[3], 0};
+                    multiply(d, a, w.at);
+                    multiply(e, c, w.at + 2);
+                };
+                if (length == TERMS) {
+#pragma unroll
+                    for (int i = 0; i < TERMS / 32 / IG_STREAM_WARPS; ++i) take(warp + i * IG_STREAM_WARPS);
+                } else {
+                    for (int b = warp; b < length / 32; b += IG_STREAM_WARPS) take(b);
+                    if (length % 32 && length / 32 % IG_STREAM_WARPS == warp) take_rest(length / 32);
+                }
+#ifdef IG_HOPPER
+                ig_syncwarp();
+                if (lane == 0) ig_arrive(empty());
+                advance();
+#endif
+            }
+            if (g < ROWS) {
+                sums[((first + 2 * t) * ROWS + g) * IG_STREAM_WARPS + warp] = d[0] + e[0];
+                sums[((first + 2 * t + 1) * ROWS + g) * IG_STREAM_WARPS + warp] = d[1] + e[1];
+            }
+        }
+    }
+    /* The sum of a row of x and a line, of its pair the second one where `other`. */
+    static inline float find_sum(const float *sums, int row, int line, bool other)
+    {
+        const int number = line / EACH * IG_STREAM_LINES + line % EACH + other * EACH;
+        const float *const parts = sums + (number * ROWS + row) * IG_STREAM_WARPS;
+        const ig_vector<float, 4> a = ig_load_vector<float, 4>(parts), b = ig_load_vector<float, 4>(parts + 4);
+        return ((a.at[0] + a.at[1]) + (a.at[2] + a.at[3])) + ((b.at[0] + b.at[1]) + (b.at[2] + b.at[3]));
+    }
+};
+
+/* Rows of x to shared memory, 16 bytes at a time. */
+template <int ROWS> static inline void ig_keep_rows(char *to, int pitch, const uint16_t *x, int64_t step, int terms)
+{
+#pragma unroll
+    for (int r = 0; r < ROWS; ++r)
+        for (int v = (int)threadIdx.x; v < terms / 8; v += IG_STREAM_THREADS)
+            ig_store_vector<uint16_t, 8>((uint16_t *)(to + r * pitch) + v * 8, ig_load_vector<uint16_t, 8>(x + r * step + v * 8));
+}
+
+/* Weights that are used as soon as the kernel before this one has ended. */
+static inline void ig_prefetch_elements(const void *from, int64_t bytes)
+{
+    for (int64_t at = (int64_t)threadIdx.x * 128; at < bytes; at += IG_STREAM_THREADS * 128) ig_prefetch((const char *)from + at);
+}

@@ -1,0 +1,122 @@
+"""The pass that has the weights of products of few rows copied ahead, through shared memory.
+
+    before                                   after
+    TiledGemm  x · w → y  algorithm=rows     TiledGemm  x · w → y  algorithm=stream
+
+A token is many such products one after another, each as fast as memory gives its weights. These are asked for before
+the kernel before has ended, and a few of them always are on their way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from ingot.lowering.dtypes import HALVES
+from ingot.lowering.loop_ir import Buffer, For, If, Stmt, While
+from ingot.lowering.loop_module import Module
+from ingot.targets.cuda.schedule.statements import TiledGemm
+from ingot.targets.cuda.schedule.tiles import FEW_ROWS, PROCESSORS
+from ingot.targets.cuda.schedule.tiling import lies_along
+
+# Lines of a slot, warps that multiply, and the threads of a block: one warp copies.
+LINES = 8
+WARPS = 8
+THREADS = 32 * (WARPS + 1)
+# Terms of a slot at most, the multiple that they are, and bytes of all slots: blocks of two kernels fit into one
+# multiprocessor, so that the next one's slots are filled while this one ends.
+MOST_TERMS = 2048
+_TERMS = 32 * WARPS
+_RING_BYTES = 66 << 10
+# Bytes of the sums of a block, and of all its shared memory: a GPU of sm_80 has so much.
+_SUM_BYTES = 32 << 10
+MOST_SHARED = 160 << 10
+# Weights with fewer elements are read in the time that it takes to ask for them.
+_LEAST_ELEMENTS = 1 << 19
+
+
+@dataclass(frozen=True, slots=True)
+class StreamPlan:
+    """How blocks share a streamed product. `lines` are those of a block at most, of pairs the first ones. Shared memory
+    has the slots, their barriers, the rows from `x` on, `pitch` bytes apart, and sums from `sums` on."""
+
+    blocks: int
+    lines: int
+    slots: int
+    terms: int
+    pitch: int
+    x: int
+    sums: int
+    shared: int
+
+
+def plan_stream(rows: int, n: int, k: int, *, pairs: bool = False) -> StreamPlan:
+    each = LINES // 2 if pairs else LINES
+    count = n // 2 if pairs else n
+    blocks = max(min(PROCESSORS, -(-count // each)), 1)
+    turns = -(-_sum_bytes(rows, count, blocks, each) // _SUM_BYTES)
+    if turns > 1:
+        blocks = turns * PROCESSORS
+    lines = -(-count // blocks)
+    terms = min(MOST_TERMS, _round_up(k, _TERMS))
+    slot = LINES * (2 * terms + 64)
+    fills = -(-lines // each) * -(-k // terms)
+    slots = max(2, min(_RING_BYTES // slot, fills))
+    x = _round_up(slots * (slot + 16), 128)
+    pitch = _round_up(2 * k, 128) + 64
+    sums = x + rows * pitch
+    return StreamPlan(
+        blocks, lines, slots, terms, pitch, x, sums, sums + _sum_bytes(rows, count, blocks, each)
+    )  # fmt: skip
+
+
+def _sum_bytes(rows: int, count: int, blocks: int, each: int) -> int:
+    """Of a block's sums, each as the parts that its warps have."""
+    lines = -(-count // blocks)
+    return -(-lines // each) * LINES * rows * WARPS * 4
+
+
+def _round_up(size: int, to: int) -> int:
+    return -(-size // to) * to
+
+
+def find_stream_fault(step: TiledGemm, buffers: Mapping[str, Buffer]) -> str | None:
+    """Why a product cannot be streamed; None where it can."""
+    m, n, k = step.m, step.n, step.k
+    if step.batch or not isinstance(m, int) or not isinstance(n, int) or not isinstance(k, int):
+        return "a streamed product has sizes that are known, and no batch"
+    if not 0 < m <= FEW_ROWS or n < 1 or k < 1 or step.split_k != 1:
+        return f"a streamed product has one to {FEW_ROWS} rows, and all its terms in one block"
+    first, second = (buffers[view.buffer] for view in (step.a, step.b))
+    if first.dtype != second.dtype or first.dtype not in HALVES or step.dtype != "float32":
+        return "a streamed product multiplies halves into sums of float32"
+    if second.kind != "weight":
+        return "a streamed product's right side is a weight: it is read before earlier steps have ended"
+    along = lies_along(step.a, m, k, 8, rows_first=True) and lies_along(step.b, n, k, 8, rows_first=False)
+    if not along or not isinstance(step.b.offset, int):
+        return "a streamed product's operands lie along the terms, aligned to 16 bytes"
+    if plan_stream(m, n, k).shared > MOST_SHARED:
+        return "a streamed product's rows and sums lie in shared memory"
+    return None
+
+
+def stream_weights(module: Module) -> Module:
+    """Products that warps would read line by line are streamed, where that is worth it."""
+    return replace(module, steps=tuple(_stream(step, module) for step in module.steps))
+
+
+def _stream(step: Stmt, module: Module) -> Stmt:
+    def each(steps: tuple[Stmt, ...]) -> tuple[Stmt, ...]:
+        return tuple(_stream(inner, module) for inner in steps)
+
+    match step:
+        case If():
+            return replace(step, then=each(step.then), otherwise=each(step.otherwise))
+        case While():
+            return replace(step, test=each(step.test), steps=each(step.steps))
+        case For():
+            return replace(step, steps=each(step.steps))
+    if isinstance(step, TiledGemm) and step.algorithm == "rows" and find_stream_fault(step, module.buffers) is None:
+        assert isinstance(step.n, int) and isinstance(step.k, int)
+        return replace(step, algorithm="stream") if step.n * step.k >= _LEAST_ELEMENTS else step
+    return step
