@@ -19,6 +19,8 @@ _LINE = 128
 _MANY_SUMS = 64
 # Sums of a thread at most that leave registers to an epilogue which needs some.
 _MOST_SUMS = 128
+# The same of sums that blocks share.
+_SHARED_SUMS = 96
 # Blocks of a cluster that share the terms of a tile.
 _PARTS = (1, 2, 4)
 # Columns that a weight may have more than the product, as a share of them.
@@ -107,7 +109,7 @@ def choose_bulk_tile(m: int, widths: list[int], k: int, epilogue: str, *, in_tur
         if tile.turns > 1 and (in_turn or (not is_simple and _count_sums(tile) > _MOST_SUMS)):
             continue
         for parts in _PARTS if not in_turn else (1,):
-            if steps % parts:
+            if steps % parts or (parts > 1 and _count_sums(tile) > _SHARED_SUMS):
                 continue
             trimmed = _trim_stages(tile, parts, steps // parts)
             if find_bulk_fault(trimmed, parts) or 2 * (tile.rows + tile.columns) * tile.depth > _PLAIN_BYTES:

@@ -43,30 +43,28 @@ static inline void ig_turn_quad(float (&pairs)[4][2])
 }
 
 /* The epilogue of COUNT blocks of 8 columns from `column` on, of this lane's row and the one 8 below it, as products
-   leave them: lanes of a quad have two columns of each. They turn them into runs of 8 columns of a row each. With AHEAD,
-   what the next runs read is under way while these are computed. */
-template <int COUNT, bool AHEAD, class Fetch, class Finish>
+   leave them: lanes of a quad have two columns of each. They turn them into runs of 8 columns of a row each. As many
+   runs' reads are under way at a time as ROOM registers hold. */
+template <int COUNT, int ROOM, class Fetch, class Finish>
 static inline void ig_finish_blocks(const float *sums, int row, int column, int rows, int columns, Fetch fetch, Finish finish)
 {
-    const int lane = ig_lane() & 3;
-    constexpr int WHOLE = COUNT / 4;
     typedef decltype(fetch(0, 0)) Loaded;
+    constexpr int WHOLE = COUNT / 4, FIT = ROOM / (2 * ((int)(sizeof(Loaded) + 3) / 4)), AHEAD = FIT < WHOLE ? FIT : WHOLE;
+    const int lane = ig_lane() & 3;
     const auto is_there = [&](int line, int place) { return line < rows && place < columns; };
-    Loaded next[2];
-    if constexpr (WHOLE > 0 && AHEAD) {
+    Loaded given[AHEAD > 0 ? AHEAD : 1][2];
+    const auto read = [&](Loaded(&to)[2], int group) {
+        const int place = column + 32 * group + 8 * lane;
 #pragma unroll
         for (int half = 0; half < 2; ++half)
-            if (is_there(row + 8 * half, column + 8 * lane)) next[half] = fetch(row + 8 * half, column + 8 * lane);
-    }
+            if (is_there(row + 8 * half, place)) to[half] = fetch(row + 8 * half, place);
+    };
+#pragma unroll
+    for (int group = 0; group < AHEAD; ++group) read(given[group], group);
 #pragma unroll
     for (int group = 0; group < WHOLE; ++group) {
-        const int place = column + 32 * group + 8 * lane;
-        Loaded given[2] = {next[0], next[1]};
-#pragma unroll
-        for (int half = 0; half < 2; ++half) {
-            const int later = AHEAD ? place + 32 : place;
-            if (is_there(row + 8 * half, later) && !(AHEAD && group + 1 == WHOLE)) next[half] = fetch(row + 8 * half, later);
-        }
+        const int place = column + 32 * group + 8 * lane, slot = AHEAD > 0 ? group % (AHEAD > 0 ? AHEAD : 1) : 0;
+        if (AHEAD <= 0) read(given[0], group);
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
             float pairs[4][2];
@@ -75,8 +73,9 @@ static inline void ig_finish_blocks(const float *sums, int row, int column, int 
 #pragma unroll
                 for (int e = 0; e < 2; ++e) pairs[j][e] = sums[4 * (4 * group + j) + 2 * half + e];
             ig_turn_quad(pairs);
-            if (is_there(row + 8 * half, place)) finish(row + 8 * half, place, &pairs[0][0], AHEAD ? given[half] : next[half]);
+            if (is_there(row + 8 * half, place)) finish(row + 8 * half, place, &pairs[0][0], given[slot][half]);
         }
+        if (AHEAD > 0 && group + AHEAD < WHOLE) read(given[slot], group + AHEAD);
     }
     if constexpr (COUNT % 4 != 0) {
         static_assert(COUNT % 4 == 2, "pairs of blocks");
@@ -186,7 +185,10 @@ template <class Form, class Multiply, class T, class Place, class Finish>
 static inline void ig_run_bulk(const ig_tensor_map &map, const T *, int64_t, int, int units, int together, int steps, Place place, Finish finish)
 {
     constexpr int STAGES = Form::STAGES, HIGH = Form::HIGH, COLUMNS = Form::COLUMNS, PARTS = Form::PARTS, OWN = Form::OWN;
-    constexpr bool TURNS = Form::TURNS, AHEAD = HIGH * COLUMNS < 320;
+    constexpr bool TURNS = Form::TURNS;
+    /* Registers that an epilogue has for what it reads, beside the sums and what it computes. */
+    constexpr int SUMS = HIGH * COLUMNS / 2;
+    constexpr int ROOM = SUMS > 96 ? 160 - SUMS : (Form::COPIERS == 4 ? 184 : 144) - (PARTS > 1 ? 4 * OWN : SUMS);
     const ig_place received = ig_place_of(ig_shared()) + STAGES * Form::STAGE, full = received + Form::RECEIVED;
     const ig_place empty = full + 8 * STAGES, added = empty + 8 * STAGES, turn = added + 8;
     const int part = PARTS > 1 ? (int)ig_cluster_rank() : 0;
@@ -252,14 +254,14 @@ static inline void ig_run_bulk(const ig_tensor_map &map, const T *, int64_t, int
                 finish(tile, [&](int rows, int columns, auto fetch, auto finish_run) {
 #pragma unroll
                     for (int high = 0; high < HIGH; ++high)
-                        ig_finish_blocks<COLUMNS / 8, AHEAD>(sums[high], top + high * 64, left, rows, columns, fetch, finish_run);
+                        ig_finish_blocks<COLUMNS / 8, ROOM>(sums[high], top + high * 64, left, rows, columns, fetch, finish_run);
                 });
             } else {
                 float own[4 * OWN];
                 ig_share_sums<Form>(sums, own, received, added, part);
                 const int at = part * OWN;
                 finish(tile, [&](int rows, int columns, auto fetch, auto finish_run) {
-                    ig_finish_blocks<OWN, AHEAD>(own, top + at / Form::BLOCKS * 64, left + at % Form::BLOCKS * 8, rows, columns, fetch, finish_run);
+                    ig_finish_blocks<OWN, ROOM>(own, top + at / Form::BLOCKS * 64, left + at % Form::BLOCKS * 8, rows, columns, fetch, finish_run);
                 });
             }
         }
@@ -311,7 +313,7 @@ static inline void ig_run_bulk(const ig_tensor_map &, const T *a, int64_t row_st
             finish(tile, [&](int all_rows, int columns, auto fetch, auto finish_run) {
 #pragma unroll
                 for (int m = 0; m < Sums::M; ++m)
-                    ig_finish_blocks<Sums::N, false>(&some.sums.sums[m][0][0], top + m * 16, begin, all_rows, columns, fetch, finish_run);
+                    ig_finish_blocks<Sums::N, 0>(&some.sums.sums[m][0][0], top + m * 16, begin, all_rows, columns, fetch, finish_run);
             });
         }
 }
