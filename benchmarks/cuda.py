@@ -2,8 +2,9 @@
 
     python benchmarks/cuda.py [--only NAME …] [--without torch.compile] [--json results/cuda.json]
 
-Of each: one call with a synchronization behind it, the time between calls that follow one another, the time that the host
-takes to queue one of these, compile time with empty caches, and the error against float64 beside eager's. Peers take turns; medians.
+Of each: one call with a synchronization behind it, the time between calls that follow one another, the time that the
+host takes to queue one of these, compile time with empty caches, and the error against float64 beside eager's. Peers
+take turns; medians.
 """
 
 from __future__ import annotations
