@@ -44,7 +44,7 @@ demo: setup  ## compile ResNet-50 and BERT-base, compare them with eager, save t
 	@$(BIN)/python examples/demo.py
 
 test: setup  ## run the tests, without the slow suites
-	@$(BIN)/python -m pytest -q -n 2 -m "not slow"
+	@$(BIN)/python -m pytest -q -n 2 --dist worksteal -m "not slow"
 
 test-cuda:  ## on a machine with an NVIDIA GPU, a torch for it and NVRTC: kernels and models on the GPU
 	@$(CUDA_PYTHON) -m pytest -q tests/targets/cuda
@@ -57,7 +57,7 @@ check: setup  ## run what CI runs: format, lint, types, import layers, names, fi
 	@echo "check: imports"     && $(BIN)/lint-imports --no-logo
 	@echo "check: names"       && $(BIN)/python tools/check_names.py
 	@echo "check: layout"      && $(BIN)/python tools/check_layout.py
-	@echo "check: tests"       && $(BIN)/python -m pytest -q -n 2 -m "not slow"
+	@echo "check: tests"       && $(BIN)/python -m pytest -q -n 2 --dist worksteal -m "not slow"
 
 docs: $(DOCS)  ## build the documentation site in build/site; warnings are errors
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet --strict
