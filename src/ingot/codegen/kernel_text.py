@@ -25,7 +25,7 @@ L = TypeVar("L", bound=FunctionLibrary)
 class KernelText(Generic[L]):
     """One kernel being written. A target's own writer says how it begins and ends."""
 
-    # The C text of the run's seed and of the number of its first random draw.
+    # C expressions for the run's seed and for the index of its first random draw.
     seed: ClassVar[str] = "c->run->seed"
     first_draw: ClassVar[str] = "c->run->draw"
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import bisect
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from ingot.lowering.index_expr import Expr
@@ -111,6 +111,23 @@ def child_blocks(step: Stmt) -> tuple[tuple[Stmt, ...], ...]:
         case For():
             return (step.steps,)
     return ()
+
+
+def map_child_blocks(step: Stmt, change: Callable[[tuple[Stmt, ...]], Iterable[Stmt]]) -> Stmt:
+    """The step with each list of steps inside it changed; a step without such lists as it is."""
+    match step:
+        case If():
+            return replace(step, then=tuple(change(step.then)), otherwise=tuple(change(step.otherwise)))
+        case While():
+            return replace(step, test=tuple(change(step.test)), steps=tuple(change(step.steps)))
+        case For():
+            return replace(step, steps=tuple(change(step.steps)))
+    return step
+
+
+def map_steps(steps: Iterable[Stmt], change: Callable[[Stmt], Stmt]) -> tuple[Stmt, ...]:
+    """The steps, and those in their branches and loops, each changed by itself."""
+    return tuple(change(map_child_blocks(step, lambda inner: map_steps(inner, change))) for step in steps)
 
 
 # Steps that need not run if what they write is unused.

@@ -24,11 +24,12 @@ from ingot.lowering.dependence import (
     count_readers,
     eliminate_dead_steps,
     is_temporary,
+    map_child_blocks,
     reads_and_writes,
 )
 from ingot.lowering.index_expr import Size, product, substitute, symbol
 from ingot.lowering.loop_body import BodyBuilder, reads, rewrite
-from ingot.lowering.loop_ir import Buffer, For, If, Load, Loop, Map, Op, Stmt, Store, While, WithEpilogue
+from ingot.lowering.loop_ir import Buffer, Load, Loop, Map, Op, Stmt, Store, WithEpilogue
 from ingot.lowering.loop_module import Module
 from ingot.scheduling.fusion_limits import FusionLimits
 from ingot.scheduling.loop_collapse import collapse_loops
@@ -67,24 +68,14 @@ def _transform(
     for step in steps:
         used.update(set().union(*reads_and_writes(step)))
 
-    def fuse_inner(step: Stmt, inner: tuple[Stmt, ...]) -> tuple[Stmt, ...]:
+    def fuse_inner(step: Stmt, inner: tuple[Stmt, ...]) -> list[Stmt]:
         r, w = reads_and_writes(step)
         seen = used.copy()
         seen.subtract(w - r)  # a loop reads what it wrote the time before
         around = {name: count for name, count in seen.items() if count > 0}
-        return tuple(_transform(run, list(inner), buffers, module, around))
+        return _transform(run, list(inner), buffers, module, around)
 
-    done: list[Stmt] = []
-    for step in steps:
-        match step:
-            case If():
-                step = replace(step, then=fuse_inner(step, step.then), otherwise=fuse_inner(step, step.otherwise))
-            case While():
-                step = replace(step, test=fuse_inner(step, step.test), steps=fuse_inner(step, step.steps))
-            case For():
-                step = replace(step, steps=fuse_inner(step, step.steps))
-        done.append(step)
-    return done
+    return [map_child_blocks(step, partial(fuse_inner, step)) for step in steps]
 
 
 # ---------------------------------------------------------------------- epilogues

@@ -14,15 +14,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-import pytest
 from numpy.typing import NDArray
 
-from ingot.errors import NoCompiler
 from ingot.lowering.dependence import all_steps, local_buffers
 from ingot.lowering.index_expr import Size
 from ingot.lowering.loop_ir import Buffer, Stmt
 from ingot.lowering.loop_module import Module
-from ingot.targets.cuda.build.nvrtc import library
 from ingot.targets.reference.interpreter import Interpreter
 from ingot.targets.reference.memory import decode, encode
 from tests.support.cuda_emulation.kernels import run_module
@@ -100,14 +97,3 @@ def draw_values(shape: tuple[int, ...], dtype: str, seed: int = 0, *, special: b
         flat = values.reshape(-1)
         flat[drawn.integers(0, flat.size, max(1, flat.size // 9))] = drawn.choice([np.nan, np.inf, -np.inf, 0.0, -0.0])
     return values
-
-
-def has_nvrtc() -> bool:
-    try:
-        library()
-    except NoCompiler:
-        return False
-    return True
-
-
-needs_nvrtc = pytest.mark.skipif(not has_nvrtc(), reason="NVRTC is not installed")

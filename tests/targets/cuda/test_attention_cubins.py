@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sysconfig
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -20,13 +18,12 @@ import ingot.targets.cuda.codegen.attention
 import ingot.targets.cuda.codegen.attention_backward
 from ingot.autograd.compiled_autograd import TrainableModel
 from ingot.compiler import _run_pipeline
-from ingot.errors import NoCompiler
 from ingot.lowering.loop_ir import Attention, AttentionBackward
 from ingot.lowering.loop_module import Module
 from ingot.pipelines import TRAINING
-from ingot.targets.cuda.build import nvrtc
 from tests.support.cuda_emulation.emulated_steps import EmulatedSteps
 from tests.support.cuda_emulation.kernels import check_cubin, write_kernels
+from tests.support.cuda_emulation.toolkit import disassemble, needs_nvrtc
 from tests.support.kernel_functions import ATTENDING
 from tests.targets.cuda.test_attention import Flexible
 from tests.targets.cuda.test_attention_gradient import Trained
@@ -34,11 +31,7 @@ from tests.targets.cuda.test_attention_gradient import Trained
 ARCHITECTURES = ("sm_80", "sm_90a")
 
 
-def skip_without_nvrtc() -> None:
-    try:
-        nvrtc.library()
-    except NoCompiler as error:
-        pytest.skip(str(error))
+pytestmark = needs_nvrtc
 
 
 def cut(module: Module, kind: type[Any]) -> Module:
@@ -102,7 +95,6 @@ def forward_text() -> str:
 
 @pytest.mark.parametrize("name", FORWARD)
 def test_forward(name: str, forward_text: str, tmp_path: Path) -> None:
-    skip_without_nvrtc()
     text = next(part for part in forward_text.split("\f") if part.startswith(f"// {name}\n"))
     for architecture, cubin in check_cubin(text, ARCHITECTURES).items():
         groups = architecture == "sm_90a" and re.search("using shape = ig_(group|bulk)_shape<", text)
@@ -114,13 +106,7 @@ def check_machine_code(cubin: bytes, folder: Path, product: str | None) -> None:
     """Tensor cores are used for halves alone, and next to nothing is kept in local memory: the
     tile that leaves registers for three blocks may lack one. What groups of warps multiply in registers
     is computed, never loaded."""
-    tools = Path(sysconfig.get_paths()["purelib"]) / "nvidia"
-    found = next(tools.glob("*/bin/nvdisasm"), None)
-    if found is None:
-        pytest.skip("nvdisasm is not installed: pip install nvidia-cuda-nvdisasm")
-    path = folder / "kernel.cubin"
-    path.write_bytes(cubin)
-    code = subprocess.run([found, "-c", path], capture_output=True, text=True, check=True).stdout
+    code = "".join(disassemble(cubin, folder).values())
     assert set(re.findall(r"\b(HG?MMA)\b", code)) == {product} - {None}
     if product == "HGMMA":
         # Fragments of queries that stay in registers for the whole loop are lost in it: none may be loaded.
@@ -160,7 +146,6 @@ def backward_module(name: str, dtype: torch.dtype, depth: int) -> Module:
     ],
 )
 def test_backward(name: str, dtype: torch.dtype, depth: int, tmp_path: Path) -> None:
-    skip_without_nvrtc()
     text, steps = write_kernels(backward_module(name, dtype, depth))
     assert len(steps) == 2
     check_cubin(text, ARCHITECTURES)

@@ -18,7 +18,7 @@ from ingot.codegen import math_library
 from ingot.codegen.headers import PORTABLE
 from ingot.targets.cuda.codegen.device_library import DeviceLibrary
 from tests.support.cuda_emulation.kernels import build_text, check_cubin
-from tests.support.cuda_emulation.statements import needs_nvrtc
+from tests.support.cuda_emulation.toolkit import needs_nvrtc
 
 NUMPY = {
     "float": np.float32,

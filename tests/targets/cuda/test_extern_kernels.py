@@ -18,7 +18,8 @@ from ingot.lowering.loop_ir import ClassifyMaskBlocks, ExternKernel, Loop, Map, 
 from ingot.targets.cuda.codegen import extern_kernels, loops, mask_blocks, reductions, scan  # noqa: F401
 from tests.support.cuda_emulation.emulated_model import EmulatedModel, lower_for_cuda
 from tests.support.cuda_emulation.kernels import check_cubin, run_module, write_kernels
-from tests.support.cuda_emulation.statements import Statements, draw_values, needs_nvrtc
+from tests.support.cuda_emulation.statements import Statements, draw_values
+from tests.support.cuda_emulation.toolkit import needs_nvrtc
 
 LENGTHS = (0, 1, 2, 31, 33, 257, 1030)
 

@@ -4,59 +4,24 @@ them fast, and without registers that are spilled to memory."""
 from __future__ import annotations
 
 import re
-import subprocess
-import sysconfig
-from functools import cache
 from pathlib import Path
 
-import pytest
 import torch
 from torch import nn
 
-from ingot.errors import NoCompiler
 from ingot.lowering.loop_module import Module
-from ingot.targets.cuda.build import nvrtc
 from ingot.targets.cuda.codegen import convolution as _convolution  # registers its writers
 from ingot.targets.cuda.schedule.tiles import SIMT_TILES, TENSOR_TILES, WIDE_TILES, is_warpgroup_tile
 from tests.support.cuda_emulation.kernels import check_cubin, write_kernels
 from tests.support.cuda_emulation.products import Case, join_cases
+from tests.support.cuda_emulation.toolkit import count, disassemble, needs_nvrtc
 from tests.targets.cuda.test_gemm import pair, tiled
 from tests.targets.cuda.test_gemm_epilogues import lower_model, randn
 
 assert _convolution.KERNELS
 
 
-def _has_nvrtc() -> bool:
-    try:
-        nvrtc.library()
-    except NoCompiler:
-        return False
-    return True
-
-
-pytestmark = pytest.mark.skipif(not _has_nvrtc(), reason="there is no NVRTC: pip install nvidia-cuda-nvrtc")
-
-
-@cache
-def find_disassembler() -> Path | None:
-    folder = Path(sysconfig.get_paths()["purelib"]) / "nvidia"
-    return next(iter(sorted(folder.glob("*/bin/nvdisasm"))), None)
-
-
-def disassemble(cubin: bytes, folder: Path) -> dict[str, str]:
-    """The instructions of each kernel, by its name."""
-    tool = find_disassembler()
-    if tool is None:
-        pytest.skip("there is no nvdisasm: pip install nvidia-cuda-nvdisasm")
-    file = folder / "kernels.cubin"
-    file.write_bytes(cubin)
-    text = subprocess.run([tool, "-c", file], capture_output=True, text=True, check=True).stdout
-    parts = re.split(r"\.section\s+\.text\.(k\d+)", text)
-    return dict(zip(parts[1::2], parts[2::2], strict=True))
-
-
-def count(text: str, *names: str) -> int:
-    return sum(len(re.findall(rf"\b{name}\b", text)) for name in names)
+pytestmark = needs_nvrtc
 
 
 def large(tile_number: int, right: bool) -> Case:

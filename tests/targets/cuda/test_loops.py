@@ -14,7 +14,8 @@ from ingot.lowering.loop_ir import Loop, Map, Store
 from ingot.targets.cuda.build.nvrtc import compile_text
 from ingot.targets.cuda.codegen import loops  # noqa: F401  # which registers its writers
 from tests.support.cuda_emulation.kernels import check_cubin, write_kernels
-from tests.support.cuda_emulation.statements import Statements, draw_values, needs_nvrtc
+from tests.support.cuda_emulation.statements import Statements, draw_values
+from tests.support.cuda_emulation.toolkit import needs_nvrtc
 
 DTYPES = ("float32", "float64", "bfloat16", "float16", "int64", "int32", "int8", "uint8", "bool")
 LENGTHS = (0, 1, 2, 3, 8, 31, 32, 33, 127, 1023, 1024, 1025)

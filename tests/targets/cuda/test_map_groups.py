@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -14,7 +13,7 @@ from ingot.targets.cuda.codegen import writer_modules as _writers
 from ingot.targets.cuda.schedule.statements import MapGroup
 from ingot.targets.cuda.target import CUDA
 from tests.support.cuda_emulation.kernels import check_cubin, write_kernels
-from tests.targets.cuda.test_gemm_cubins import _has_nvrtc
+from tests.support.cuda_emulation.toolkit import needs_nvrtc
 from tests.targets.cuda.test_schedule import Cache, check_calls, lower, print_pass
 
 assert _writers
@@ -48,7 +47,7 @@ def test_maps_that_depend_on_each_other_stay_apart() -> None:
     assert not any(isinstance(step, MapGroup) for step in module.steps)
 
 
-@pytest.mark.skipif(not _has_nvrtc(), reason="there is no NVRTC: pip install nvidia-cuda-nvrtc")
+@needs_nvrtc
 def test_groups_compile_by_nvrtc() -> None:
     modules = [lower(Independent(), (torch.randn(5, 3), torch.tensor([4, 0, 4, 1, 2])))[1]]
     modules.append(lower(Cache().bfloat16(), (torch.randn(1, 1, 32).bfloat16(), torch.tensor([2])))[1])
@@ -58,7 +57,7 @@ def test_groups_compile_by_nvrtc() -> None:
         assert set(cubins) == {"sm_80", "sm_90a"} and all(cubins.values())
 
 
-@pytest.mark.skipif(not _has_nvrtc(), reason="there is no NVRTC: pip install nvidia-cuda-nvrtc")
+@needs_nvrtc
 def test_small_kernels_read_nothing_before_they_wait() -> None:
     """But for weights, which no kernel writes: a promise of constant memory lets reads move over the wait."""
 

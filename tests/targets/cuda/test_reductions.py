@@ -11,7 +11,8 @@ from ingot.lowering.loop_ir import Loop, LoopNest, Map, Reduce, Store
 from ingot.targets.cuda.codegen import reductions
 from ingot.targets.cuda.codegen.loop_kernels import loop_nests
 from tests.support.cuda_emulation.kernels import check_cubin, run_module, write_kernels
-from tests.support.cuda_emulation.statements import Statements, draw_values, needs_nvrtc
+from tests.support.cuda_emulation.statements import Statements, draw_values
+from tests.support.cuda_emulation.toolkit import needs_nvrtc
 
 KINDS = ("sum", "prod", "max", "min", "any", "all", "argmax", "argmin")
 LENGTHS = (0, 1, 2, 3, 8, 31, 32, 33, 127, 1023, 1025, 2048)

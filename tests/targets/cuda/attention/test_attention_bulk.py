@@ -14,7 +14,7 @@ from ingot.lowering.loop_ir import Loop, MatrixView
 from ingot.targets.cuda.codegen import attention
 from ingot.targets.cuda.codegen.attention_kernels.box_copies import find_box_copy
 from ingot.targets.cuda.schedule import attention_tiles
-from ingot.targets.cuda.schedule.attention_tiles import BulkTile, choose_bulk_tile
+from ingot.targets.cuda.schedule.attention_tiles import BulkTile, choose_producer_tile
 from tests.support.cuda_emulation import kernels
 from tests.support.cuda_emulation.kernels import write_kernels
 from tests.support.kernel_functions import ATTENDING, Attending, attend
@@ -31,7 +31,7 @@ TILES: dict[str, tuple[int, BulkTile]] = {
 
 
 def force_tile(monkeypatch: pytest.MonkeyPatch, tile: BulkTile) -> None:
-    monkeypatch.setattr(attention, "choose_bulk_tile", lambda *_, **__: tile)
+    monkeypatch.setattr(attention, "choose_producer_tile", lambda *_, **__: tile)
 
 
 def emulate_plainly(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -131,7 +131,7 @@ def test_choice() -> None:
         ((64, 32, 1024, 1024), False, 200, None),
         ((96, 32, 1024, 1024), False, 0, None),
     ):
-        assert choose_bulk_tile(*sizes, operations, causal=causal) == expected, sizes
+        assert choose_producer_tile(*sizes, operations, causal=causal) == expected, sizes
     for depth, tile in TILES.values():
         assert tile.memory_size(depth) * tile.resident <= 227 << 10
         assert tile.plain_memory_size(depth) <= min(tiles.SHARED_LIMIT, tile.memory_size(depth))

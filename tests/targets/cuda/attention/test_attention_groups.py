@@ -18,7 +18,7 @@ from tests.targets.cuda.test_attention import Attend, Flexible, check, double, d
 def one_processor(monkeypatch: pytest.MonkeyPatch) -> None:
     """A GPU that one block fills: then small problems have large tiles. Those with copies by maps are for others."""
     monkeypatch.setattr(attention_tiles, "PROCESSORS", 1)
-    monkeypatch.setattr(attention, "choose_bulk_tile", lambda *_, **__: None)
+    monkeypatch.setattr(attention, "choose_producer_tile", lambda *_, **__: None)
 
 
 def uses_groups(emulated: EmulatedSteps) -> bool:

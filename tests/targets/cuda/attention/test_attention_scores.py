@@ -10,17 +10,15 @@ from pathlib import Path
 import pytest
 import torch
 
-from ingot.errors import NoCompiler
 from ingot.lowering.index_expr import symbol
 from ingot.lowering.loop_body import BodyBuilder
 from ingot.lowering.loop_ir import Attention
-from ingot.targets.cuda.build import nvrtc
 from ingot.targets.cuda.codegen.attention_kernels.score_functions import find_affine
 from tests.support.cuda_emulation.emulated_steps import EmulatedSteps
 from tests.support.cuda_emulation.kernels import check_cubin, write_kernels
+from tests.support.cuda_emulation.toolkit import count, disassemble, needs_nvrtc
 from tests.support.kernel_functions import Attending, attend
 from tests.targets.cuda.test_attention import Flexible, check, double, draw, run
-from tests.targets.cuda.test_gemm_cubins import count, disassemble
 
 SLOPES = torch.tensor([0.5, -0.037])
 # A score, and whether it is a product and a distance times a slope alone.
@@ -66,11 +64,8 @@ def test_distances_that_float32_holds() -> None:
     assert set(find_affine(body, below, below)) == {keys, queries, both, twice}
 
 
+@needs_nvrtc
 def test_a_tile_converts_once(tmp_path: Path) -> None:
-    try:
-        nvrtc.library()
-    except NoCompiler as error:
-        pytest.skip(str(error))
     case = Attending(SCORES["added"][0], None, lambda: [SLOPES])
     given = [torch.zeros(2, 16, 1024, 64, dtype=torch.bfloat16) for _ in range(3)]
     module = EmulatedSteps({Attention}).compile(Flexible(case, [torch.ones(16)]), given).module

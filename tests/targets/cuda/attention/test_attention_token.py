@@ -9,6 +9,7 @@ from ingot.lowering.loop_ir import Attention
 from ingot.targets.cuda.schedule.attention_tiles import TOKEN_PARTS, TokenTile, find_token_tile
 from tests.support.cuda_emulation.emulated_steps import EmulatedSteps
 from tests.support.cuda_emulation.kernels import check_cubin, write_kernels
+from tests.support.cuda_emulation.toolkit import needs_nvrtc
 from tests.support.kernel_functions import Attending, attend
 from tests.targets.cuda.attention.test_attention_bulk import emulate_plainly
 from tests.targets.cuda.test_attention import (
@@ -22,7 +23,6 @@ from tests.targets.cuda.test_attention import (
     kernels_of,
     run,
 )
-from tests.targets.cuda.test_attention_cubins import skip_without_nvrtc
 
 
 @pytest.mark.parametrize(
@@ -106,9 +106,9 @@ def test_choice() -> None:
     assert TokenTile(8, 4, False).memory_size(128) <= 48 << 10
 
 
+@needs_nvrtc
 @pytest.mark.parametrize(("queries", "depth"), [(4, 64), (1, 128), (8, 128)])
 def test_cubins(queries: int, depth: int) -> None:
-    skip_without_nvrtc()
     emulated = EmulatedSteps({Attention})
     given = [torch.zeros(1, 8, length, depth, dtype=torch.bfloat16) for length in (queries, 1024, 1024)]
     text, _ = write_kernels(emulated.compile(Attend(), given).module)

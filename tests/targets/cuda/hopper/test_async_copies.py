@@ -15,7 +15,7 @@ from ingot.targets.cuda.codegen.device_library import DeviceLibrary
 from ingot.targets.cuda.codegen.kernel import MAP_WORDS, CudaKernel, Grid, TensorMap, map_words
 from ingot.targets.cuda.codegen.module_emitter import kernel_text
 from tests.support.cuda_emulation.kernels import GuardedMemory, KernelContext, build_text, check_cubin
-from tests.support.cuda_emulation.statements import needs_nvrtc
+from tests.support.cuda_emulation.toolkit import needs_nvrtc
 
 ROWS, TERMS, BOX, THREADS = 13, 72, 8, 64
 

@@ -25,8 +25,7 @@ from ingot.targets.cuda.schedule.weight_layouts import SwizzledTiles
 from ingot.targets.reference.interpreted_model import InterpretedModel
 from tests.support.cuda_emulation.emulated_model import PackingTarget, build_models
 from tests.support.cuda_emulation.kernels import build_text, check_cubin, write_kernels
-from tests.support.cuda_emulation.statements import needs_nvrtc
-from tests.targets.cuda.test_gemm_cubins import count, disassemble
+from tests.support.cuda_emulation.toolkit import count, disassemble, needs_nvrtc
 from tests.targets.cuda.test_gemm_epilogues import Layer, compare, lower_model, randn
 
 SMALL = GemmTile(64, 32, 128, 3, 4, 1)
@@ -226,7 +225,8 @@ def test_choice() -> None:
     assert choose(4096, 2304, 768) == (128, 192, 2, 1)
     assert choose(512, 2048, 5632, "reads") == (128, 128, 1, 2)
     assert choose(512, 2048, 2048, "reads") == (128, 128, 1, 2)
-    assert choose_bulk_tile(512, [5632, 5632], 2048, "functions", in_turn=True).tile.columns == 176  # type: ignore[union-attr]
+    gates = choose_bulk_tile(512, [5632, 5632], 2048, "functions", in_turn=True)
+    assert gates is not None and gates.tile.columns == 176
     assert choose_bulk_tile(512, [8], 64, "plain", in_turn=False) is None
 
 

@@ -22,7 +22,7 @@ def attend_twice(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
 @pytest.mark.parametrize(("capability", "tile"), [("90", "BULK_64"), ("90", "BULK_64_SMALL"), ("80", "BULK_64_LONG")])
 def test_attention(driver: EmulatedDriver, monkeypatch: pytest.MonkeyPatch, capability: str, tile: str) -> None:
     monkeypatch.setenv("INGOT_EMULATED_CC", capability)
-    monkeypatch.setattr(attention, "choose_bulk_tile", lambda *_, **__: getattr(attention_tiles, tile))
+    monkeypatch.setattr(attention, "choose_producer_tile", lambda *_, **__: getattr(attention_tiles, tile))
     made = [torch.randn(2, 67, 384), torch.randn(2, 2, 67, 64)]
     compiled = ingot.compile(attend_twice, tuple(t.bfloat16() for t in made), target=EMULATED)
     before = driver.calls("cuTensorMapEncodeTiled")

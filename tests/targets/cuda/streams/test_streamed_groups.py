@@ -26,7 +26,7 @@ from ingot.targets.cuda.target import CUDA
 from ingot.targets.reference.interpreted_model import InterpretedModel
 from tests.support.cuda_emulation.emulated_model import EmulatedModel, PackingTarget
 from tests.support.cuda_emulation.kernels import check_cubin, write_kernels
-from tests.targets.cuda.test_gemm_cubins import _has_nvrtc
+from tests.support.cuda_emulation.toolkit import needs_nvrtc
 from tests.targets.cuda.test_gemm_epilogues import TOLERANCES, compare, in_double, randn
 from tests.targets.cuda.test_schedule import print_pass
 
@@ -256,7 +256,7 @@ def test_refused_groups() -> None:
     refuse("other blocks", replace(group, steps=(row, product, replace(gate, stores=(replace(store, buffer=into),)))))
 
 
-@pytest.mark.skipif(not _has_nvrtc(), reason="there is no NVRTC: pip install nvidia-cuda-nvrtc")
+@needs_nvrtc
 def test_groups_compile_by_nvrtc() -> None:
     for model, rows in ((Gated(40, 72), 1), (Gated(40, 72), 3), (Gated(40, 24, True, True), 1)):
         text, _ = write_kernels(schedule(model.bfloat16().eval(), (randn(rows, 40),))[2])

@@ -18,8 +18,8 @@ from ingot.targets.cuda.schedule.verifier import verify_schedule
 from tests.support.cuda_emulation import kernels
 from tests.support.cuda_emulation.kernels import check_cubin, write_kernels
 from tests.support.cuda_emulation.products import Case, Operand, check_cases, join_cases
+from tests.support.cuda_emulation.toolkit import count, disassemble, needs_nvrtc
 from tests.targets.cuda.test_gemm import pair, scheduled, tiled
-from tests.targets.cuda.test_gemm_cubins import _has_nvrtc, count, disassemble
 
 assert _gemm.KERNELS
 
@@ -107,7 +107,7 @@ def test_refused_streams() -> None:
         verify_schedule(without_weights(module), "streams")
 
 
-@pytest.mark.skipif(not _has_nvrtc(), reason="there is no NVRTC: pip install nvidia-cuda-nvrtc")
+@needs_nvrtc
 def test_kernels_copy_ahead_and_spill_nothing(tmp_path: Path) -> None:
     cases = [Case(*pair(m, 2048, 2048, "bfloat16"), tiled("stream")) for m in (1, 8)]
     cubins = check_cubin(write_kernels(join_cases(cases))[0])

@@ -39,8 +39,8 @@ from ingot.targets.cuda.schedule.attention_tiles import (
     GroupTile,
     MmaTile,
     TokenTile,
-    choose_bulk_tile,
     choose_mma_tile,
+    choose_producer_tile,
     choose_simt_tile,
     choose_split,
     find_group_tile,
@@ -155,7 +155,7 @@ class _AttentionWriter:
             return None
         if step.tiles is not None or step.values != step.depth or any(op.name == "check" for op in operations):
             return None
-        tile = choose_bulk_tile(step.depth, points, queries, keys, len(operations), causal=step.causal)
+        tile = choose_producer_tile(step.depth, points, queries, keys, len(operations), causal=step.causal)
         if tile is None:
             return None
         rows = ((step.q, queries, tile.rows), (step.k, keys, tile.keys), (step.v, keys, tile.keys))

@@ -149,7 +149,7 @@ BULK_128 = BulkTile(2, 128, 2, True, True, 1, 240, 24, 32)
 BULK_128_SMALL = BulkTile(1, 128, 1, False, False, 2, 216, 40, 32)
 
 
-def choose_bulk_tile(
+def choose_producer_tile(
     depth: int, points: int, queries: int, keys: int, operations: int, *, causal: bool
 ) -> BulkTile | None:
     """The tile for groups that multiply and one that copies, where blocks fill the GPU."""

@@ -12,10 +12,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
+from ingot.lowering.dependence import map_steps
 from ingot.lowering.dtypes import HALVES
 from ingot.lowering.index_expr import estimate
 from ingot.lowering.loop_body import reads
-from ingot.lowering.loop_ir import Buffer, For, If, Map, MatrixView, Stmt, While
+from ingot.lowering.loop_ir import Buffer, Map, MatrixView, Stmt
 from ingot.lowering.loop_module import Module, PackedWeight
 from ingot.targets.cuda.schedule.bulk_tiles import BULK_TERMS, choose_bulk_tile
 from ingot.targets.cuda.schedule.statements import GemmTile, SiblingGemms, TiledGemm
@@ -24,14 +25,14 @@ from ingot.targets.cuda.schedule.weight_layouts import SwizzledTiles
 
 # Elements of 16 bytes, by which rows are aligned, and which a run of columns has.
 _EACH = 8
-# Ops of a body that are no single instruction.
+# Operations that take many instructions.
 _FUNCTIONS = {"erf", "exp", "log", "tanh", "sin", "cos", "pow", "sigmoid", "gelu", "silu", "expm1", "log1p", "rsqrt"}
 
 
 def pack_products(module: Module) -> Module:
     """Products with weights as products by tiles of them; computes the same."""
     packing = _Packing(module, dict(module.buffers), {weight.buffer: weight for weight in module.weights})
-    steps = tuple(packing.change(step) for step in module.steps)
+    steps = map_steps(module.steps, packing.change)
     return replace(module, steps=steps, buffers=packing.buffers, weights=tuple(packing.weights.values()))
 
 
@@ -45,16 +46,7 @@ class _Packing:
     made: dict[tuple[str, SwizzledTiles], str] = field(default_factory=dict)
 
     def change(self, step: Stmt) -> Stmt:
-        def each(steps: tuple[Stmt, ...]) -> tuple[Stmt, ...]:
-            return tuple(self.change(inner) for inner in steps)
-
         match step:
-            case If():
-                return replace(step, then=each(step.then), otherwise=each(step.otherwise))
-            case While():
-                return replace(step, test=each(step.test), steps=each(step.steps))
-            case For():
-                return replace(step, steps=each(step.steps))
             case TiledGemm():
                 packed = self.pack((step,), in_turn=False)
                 return step if packed is None else packed[0]

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TypeAlias
 
-from ingot.lowering.dependence import can_hoist_over, reads_and_writes
+from ingot.lowering.dependence import can_hoist_over, map_child_blocks, reads_and_writes
 from ingot.lowering.dtypes import BYTES
 from ingot.lowering.index_expr import Size, estimate, product, substitute, symbol
 from ingot.lowering.loop_body import reads
@@ -44,14 +44,7 @@ def join_siblings(module: Module) -> Module:
 def _join(steps: Sequence[Stmt], module: Module) -> list[Stmt]:
     done: list[Stmt] = []
     for step in steps:
-        match step:
-            case If():
-                then, otherwise = (tuple(_join(inner, module)) for inner in (step.then, step.otherwise))
-                step = replace(step, then=then, otherwise=otherwise)
-            case While():
-                step = replace(step, test=tuple(_join(step.test, module)), steps=tuple(_join(step.steps, module)))
-            case For():
-                step = replace(step, steps=tuple(_join(step.steps, module)))
+        step = map_child_blocks(step, lambda inner: _join(inner, module))
         if isinstance(step, (TiledGemm, ImplicitGemm)):
             found = _find_place(step, done, module)
             if found is not None:

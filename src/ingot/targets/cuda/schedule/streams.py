@@ -12,8 +12,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+from ingot.lowering.dependence import map_steps
 from ingot.lowering.dtypes import HALVES
-from ingot.lowering.loop_ir import Buffer, For, If, Stmt, While
+from ingot.lowering.loop_ir import Buffer, Stmt
 from ingot.lowering.loop_module import Module
 from ingot.targets.cuda.schedule.statements import TiledGemm
 from ingot.targets.cuda.schedule.tiles import FEW_ROWS, PROCESSORS
@@ -102,21 +103,11 @@ def find_stream_fault(step: TiledGemm, buffers: Mapping[str, Buffer]) -> str | N
 
 def stream_weights(module: Module) -> Module:
     """Products that warps would read line by line are streamed, where that is worth it."""
-    return replace(module, steps=tuple(_stream(step, module) for step in module.steps))
 
+    def stream(step: Stmt) -> Stmt:
+        if isinstance(step, TiledGemm) and step.algorithm == "rows" and find_stream_fault(step, module.buffers) is None:
+            assert isinstance(step.n, int) and isinstance(step.k, int)
+            return replace(step, algorithm="stream") if step.n * step.k >= _LEAST_ELEMENTS else step
+        return step
 
-def _stream(step: Stmt, module: Module) -> Stmt:
-    def each(steps: tuple[Stmt, ...]) -> tuple[Stmt, ...]:
-        return tuple(_stream(inner, module) for inner in steps)
-
-    match step:
-        case If():
-            return replace(step, then=each(step.then), otherwise=each(step.otherwise))
-        case While():
-            return replace(step, test=each(step.test), steps=each(step.steps))
-        case For():
-            return replace(step, steps=each(step.steps))
-    if isinstance(step, TiledGemm) and step.algorithm == "rows" and find_stream_fault(step, module.buffers) is None:
-        assert isinstance(step.n, int) and isinstance(step.k, int)
-        return replace(step, algorithm="stream") if step.n * step.k >= _LEAST_ELEMENTS else step
-    return step
+    return replace(module, steps=map_steps(module.steps, stream))

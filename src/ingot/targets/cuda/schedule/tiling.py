@@ -6,9 +6,10 @@ from collections.abc import Mapping
 from dataclasses import fields, replace
 from typing import Any
 
+from ingot.lowering.dependence import map_steps
 from ingot.lowering.dtypes import BYTES, HALVES
 from ingot.lowering.index_expr import Size, estimate, product
-from ingot.lowering.loop_ir import Convolution, For, Gemm, If, MatrixView, Stmt, While
+from ingot.lowering.loop_ir import Convolution, Gemm, MatrixView, Stmt
 from ingot.lowering.loop_module import Module
 from ingot.targets.cuda.schedule.alignment import is_multiple
 from ingot.targets.cuda.schedule.statements import ImplicitGemm, TiledGemm
@@ -17,23 +18,13 @@ from ingot.targets.cuda.schedule.tiles import FEW_ROWS, TileAlgorithm, choose_ti
 
 def choose_tiles(module: Module) -> Module:
     """Every Gemm as a TiledGemm, every Convolution as an ImplicitGemm."""
-    return replace(module, steps=tuple(_choose(step, module) for step in module.steps))
 
+    def choose(step: Stmt) -> Stmt:
+        if type(step) is Gemm:
+            return _tile_gemm(step, module)
+        return _tile_convolution(step, module) if type(step) is Convolution else step
 
-def _choose(step: Stmt, module: Module) -> Stmt:
-    def each(steps: tuple[Stmt, ...]) -> tuple[Stmt, ...]:
-        return tuple(_choose(inner, module) for inner in steps)
-
-    match step:
-        case If():
-            return replace(step, then=each(step.then), otherwise=each(step.otherwise))
-        case While():
-            return replace(step, test=each(step.test), steps=each(step.steps))
-        case For():
-            return replace(step, steps=each(step.steps))
-    if type(step) is Gemm:
-        return _tile_gemm(step, module)
-    return _tile_convolution(step, module) if type(step) is Convolution else step
+    return replace(module, steps=map_steps(module.steps, choose))
 
 
 def find_algorithm(first: str, second: str, sums: str, *, along: bool) -> TileAlgorithm:

@@ -218,7 +218,7 @@ static int ig_make_node(const ig_run *run, const ig_launch_list *list, const ig_
     return !ig_gather_arguments(run, list, launch, arguments);
 }
 
-/* A graph of the run's launches, one after another. Returns whether the driver made one. */
+/* Builds a CUDA graph whose nodes are the launches of a run, in order. Returns 0 where the driver refuses. */
 static int ig_build_graph(ig_run *run, ig_graph *graph)
 {
     const ig_launch_list *const list = &run->list;

@@ -1,5 +1,5 @@
 /* Attention of a few queries that share their keys, as a model that decodes has them: PARTS blocks, which are a cluster,
- * have a part of the keys each, and combine their sums through each other's shared memory. Where there are no clusters,
+ * have a part of the keys each, and combine their sums through each other's shared memory. On GPUs without clusters,
  * the first block has all keys.
  *
  * A warp has 256 / DEPTH keys at a time, a lane 8 columns of one; what ROUNDS such times read is on its way at once. ONCE:
