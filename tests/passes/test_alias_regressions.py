@@ -54,6 +54,11 @@ ALIASES: dict[str, View] = {
     "view_as_complex": lambda v: torch.view_as_real(torch.view_as_complex(v.view(3, 2, 2)))[:, 0],
     "alias": aten.alias.default,
     "data": lambda v: v.data,
+    # On the CPU these copy, though torch's fake kernels return a view.
+    "channel_shuffle of one group": lambda v: torch.channel_shuffle(v.view(1, 2, 3, 2), 1),
+    "native_channel_shuffle of one group": lambda v: torch.native_channel_shuffle(v.view(1, 2, 3, 2), 1),
+    "channel_shuffle of single channels": lambda v: torch.channel_shuffle(v.view(6, 2, 1, 1), 2),
+    "channel_shuffle": lambda v: torch.channel_shuffle(v.view(1, 4, 3), 2),
 }
 
 
@@ -97,6 +102,14 @@ def test_a_write_reaches_whatever_shares_the_memory(name: str, through_view: boo
             check_as_eager(model, x)
         return
     check_as_eager(model, x)
+
+
+def test_fakes_of_composite_operators_with_a_cpu_kernel_are_known() -> None:
+    """Fakes run an operator's composite kernel, real tensors its CPU kernel: only the latter tells what is an alias."""
+    has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
+    names = {name for name in torch._C._dispatch_get_all_op_names() if name.startswith("aten::")}
+    both = {name for name in names if has_kernel(name, "CompositeImplicitAutograd") and has_kernel(name, "CPU")}
+    assert both <= {"aten::native_channel_shuffle", "aten::mish_backward", "aten::silu_backward"}
 
 
 class InPlaceViews(nn.Module):

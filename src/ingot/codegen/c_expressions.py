@@ -274,11 +274,10 @@ class CBodyEmitter:
         if floating and op.name in _FLOAT_BUILTINS:
             end = "f" if dtype == "float32" else ""
             return f"__builtin_{_FLOAT_BUILTINS[op.name]}{end}({', '.join(operands)})"
-        if op.name == "neg" and a.startswith("-"):
-            return f"-({a})"  # of a constant: two signs side by side would be a decrement
+        minus = f"-({a})" if a.startswith("-") else f"-{a}"  # two signs side by side would be a decrement
         simple = (_FLOAT_TEXT if floating else _INTEGER_TEXT).get(op.name) or _ANY_TEXT.get(op.name)
         if simple is not None:
-            return simple.format(a=a, b=b, one=constant_text(1, dtype), zero=constant_text(0, dtype))
+            return simple.format(a=a, b=b, minus=minus, one=constant_text(1, dtype), zero=constant_text(0, dtype))
         if not floating and op.name in ("floordiv", "truncdiv", "floormod", "fmod"):
             self.zero_checks = True
             name = {"fmod": "truncmod", "floormod": "remainder"}.get(op.name, op.name)
@@ -316,7 +315,7 @@ _INTEGER_TEXT = {
     "fmax": "{a} > {b} ? {a} : {b}",
     "fmin": "{a} < {b} ? {a} : {b}",
     "relu": "{a} < {zero} ? {zero} : {a}",
-    "abs": "{a} < {zero} ? -{a} : {a}",
+    "abs": "{a} < {zero} ? {minus} : {a}",
     "bitwise_not": "~{a}",
     "shl": "(uint64_t){b} > 63 ? 0 : {a} << {b}",
     "shr": "{a} >> ((uint64_t){b} > 63 ? 63 : {b})",
@@ -325,7 +324,7 @@ _INTEGER_TEXT = {
     **{name: "{a}" for name in ("floor", "ceil", "trunc", "round")},
 }
 _BOOLEAN = {"add": "{a} | {b}", "mul": "{a} & {b}", "bitwise_not": "!{a}", "max": "{a} | {b}", "min": "{a} & {b}"}
-_ANY_TEXT = {"neg": "-{a}", "not": "!{a}", "square": "{a} * {a}", "positive": "{a}"}
+_ANY_TEXT = {"neg": "{minus}", "not": "!{a}", "square": "{a} * {a}", "positive": "{a}"}
 
 
 def _rename(size: Size, names: Mapping[str, str]) -> Size:

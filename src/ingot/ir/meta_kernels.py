@@ -1,7 +1,8 @@
 """Meta kernels of some operators, where torch's own require more than the operators do.
 
 Torch computes the shapes of a recurrent layer step by step, so that a number of steps that is not known is frozen at
-the example's; take_along_dim and max_pool1d read their sizes as plain numbers.
+the example's; take_along_dim and max_pool1d read their sizes as plain numbers. Its kernel of channel_shuffle returns a
+view of one group, where the CPU kernel returns a copy.
 """
 
 from __future__ import annotations
@@ -141,6 +142,14 @@ def _max_pool1d(
     return made
 
 
+def _shuffle_channels(operator: Any) -> Callable[..., Any]:
+    def rule(x: torch.Tensor, groups: Any) -> torch.Tensor:
+        made: torch.Tensor = operator(x, groups)
+        return made.clone() if x.device.type == "cpu" else made
+
+    return rule
+
+
 def _items(value: Any) -> list[Any]:
     return list(value) if isinstance(value, list | tuple) else [value]
 
@@ -184,6 +193,8 @@ for _operator in (*_CHOOSE_OF_DIM, *_CHOOSE_OF_ALL):
     _KERNELS.add(_operator, _choose(_operator))
 for _operator in _ADAPTIVE_POOLS:
     _KERNELS.add(_operator, _adaptive_pool(_operator))
+for _operator in (aten.channel_shuffle.default, aten.native_channel_shuffle.default):
+    _KERNELS.add(_operator, _shuffle_channels(_operator))
 for _operator in (aten.lstm.input, aten.gru.input, aten.rnn_tanh.input, aten.rnn_relu.input):
     _KERNELS.add(_operator, _recurrent(_operator))
 for _operator, _kernel in COMPOSED.items():

@@ -417,6 +417,27 @@ def test_a_dim_that_is_a_multiple_of_what_no_argument_has(
     assert native.profile(x(2, example), x(2, example)).rows
 
 
+class OfConstants(nn.Module):
+    """Every operator that C spells itself, of constants: what is written before a sign must not join it."""
+
+    def forward(self, a: torch.Tensor) -> list[torch.Tensor]:
+        n, m = torch.full_like(a, -3), torch.full_like(a, -2)
+        found = [n.abs(), -n, n.sign(), n * n, n.relu(), n - m, n + m, torch.maximum(n, m), torch.minimum(n, m)]
+        found += [n // m, n % m, torch.fmod(n, m), n.clamp(-2, 5), n.clamp_max(-4), n < m, n == m, n.square()]
+        if not a.is_floating_point():
+            found += [~n, n & m, n | m, n ^ m, n << m.abs(), n >> m.abs()]
+        else:
+            found += [n / m, n.reciprocal(), n.floor(), n.isnan(), n.isinf(), torch.fmax(n, m), torch.copysign(n, m)]
+        return [value * a if value.dtype == a.dtype else value for value in found]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.int64, torch.int32, torch.int16, torch.int8])
+def test_operators_of_negative_constants(dtype: torch.dtype) -> None:
+    a = torch.arange(6).to(dtype).reshape(2, 3)
+    with torch.no_grad():
+        torch.testing.assert_close(ingot.compile(OfConstants().eval(), (a,))(a), OfConstants()(a), rtol=0, atol=0)
+
+
 @pytest.mark.parametrize("number", [-0.0, -2.0])
 def test_a_negative_constant_negated(number: float) -> None:
     class Negates(nn.Module):

@@ -89,7 +89,24 @@ def _other(rng: random.Random, values: Values) -> str:
     return rng.choice(sorted(values))
 
 
+# What they return for these arguments has the elements of theirs: a copy, or a view.
+_IDLE = (
+    *("torch.channel_shuffle({}, 1)", "torch.channel_shuffle({}, 2)", "F.pixel_shuffle({}, 1)", "F.pad({}, (0, 0))"),
+    *(
+        "F.pixel_unshuffle({}, 1)",
+        "{}.roll(0, 0)",
+        "torch.rot90({}, 0)",
+        "{}.flip(())",
+        "torch.cat([{}])",
+        "{}.tile(1)",
+    ),
+    *("torch.hstack([{}])", "torch.column_stack([{}])", "torch.diff({}, n=0)", "torch.matrix_power({}, 1)"),
+    *("{}.repeat_interleave(1, 0)", "F.max_pool1d({}, 1)", "F.avg_pool2d({}, 1)"),
+)
+
+
 _VIEWS: list[Draw] = [
+    lambda r, n, x, v: r.choice(_IDLE).format(n),
     *[lambda r, n, x, v: f"{n}[{_index(r, x)}]"] * 6,
     lambda r, n, x, v: f"{n}.select({_dim(r, x)}, 0)",
     lambda r, n, x, v: f"{n}.narrow({_dim(r, x)}, {r.randrange(2)}, {r.randrange(1, 3)})",
