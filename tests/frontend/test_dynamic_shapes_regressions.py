@@ -57,6 +57,28 @@ def test_slices_at_small_sizes(name: str) -> None:
         torch.testing.assert_close(compiled(x), function(x))
 
 
+@pytest.mark.parametrize("length", [2, 3, 5])
+@pytest.mark.parametrize("function", [lambda y: y[:, ::2].exp(), lambda y: y[:, ::3].sum(1), lambda y: y[:, 1::2] + 1])
+def test_which_stride_is_larger_excludes_no_size(length: int, function: Callable[..., torch.Tensor]) -> None:
+    """Fake kernels compare strides to lay out their results: 8*l > 16, where every second of l rows of 8 is taken."""
+    layer = nn.Linear(8, 8).bfloat16()
+    model = Function(lambda x: function(layer(x)))
+    shapes = {"x": {0: Dim("n", min=1, max=11), 1: Dim("l", min=1, max=11)}}
+    with torch.no_grad():
+        example = torch.randn(5, length, 8).bfloat16()
+        compiled = ingot.compile(model.eval(), (example,), dynamic_shapes=shapes, threads=1)
+        assert [(dim.low, dim.high) for dim in compiled.program.dims] == [(1, 11), (1, 11)]
+        for rows, columns in ((1, 1), (2, 1), (1, 2), (3, 3), (11, 11)):
+            x = torch.randn(rows, columns, 8).bfloat16()
+            torch.testing.assert_close(compiled(x), model(x))
+
+
+def test_an_operator_that_fails_at_small_sizes_is_named() -> None:
+    shapes = {"x": {2: Dim("l", min=1, max=11)}}
+    with pytest.raises(DynamicShapeError, match=r"(?s)holds for l >= 3 only.*aten.conv1d fails"):
+        ingot.capture(nn.Conv1d(8, 4, 3), (torch.randn(1, 8, 5),), dynamic_shapes={"input": shapes["x"]})
+
+
 # What eager refuses at size 1, with the dim that capture leaves.
 PARTIAL: dict[str, tuple[Callable[..., torch.Tensor], int]] = {
     "narrow": (lambda x: x.narrow(0, 0, 2) * 2, 2),

@@ -1,14 +1,18 @@
 """Runs a generator on a range of seeds, in child processes, with a journal that a later run continues.
 
 A child that dies or hangs costs one program, not the run: its seeds are split until one seed alone brings it down, and
-that one is "crashed". Journal lines made by other code (a digest of src/ and of this folder) are not used, unless that
-code is named as an earlier one: the report then counts each apart.
+that one is "crashed". Fresh memory in a child is full of NaN (`poison.c`).
+
+Journal lines made by other code (a digest of src/ and of this folder) are not used, unless that code is named as an
+earlier one: the report then counts each apart.
 """
 
 from __future__ import annotations
 
 import argparse
+import atexit
 import collections
+import functools
 import hashlib
 import importlib
 import importlib.metadata
@@ -132,6 +136,16 @@ def check_in_child(kind: str, seeds: Sequence[int]) -> Iterator[tuple[int, Verdi
             yield from check_in_child(kind, part)
 
 
+@functools.cache
+def poisoned_memory() -> str:
+    """The library of `poison.c`; built once, and removed when this process ends."""
+    folder = tempfile.TemporaryDirectory(prefix="ingot-poison-")
+    atexit.register(folder.cleanup)
+    library = Path(folder.name) / "poison.so"
+    subprocess.run(["gcc", "-O2", "-shared", "-fPIC", "-o", library, Path(__file__).parent / "poison.c"], check=True)
+    return str(library)
+
+
 def _read_child(kind: str, seeds: Sequence[int]) -> Iterator[tuple[Any, Verdict | None]]:
     """Verdicts as a child prints them; at the end, how it ended, with no verdict."""
     heard = time.monotonic()
@@ -153,7 +167,7 @@ def _read_child(kind: str, seeds: Sequence[int]) -> Iterator[tuple[Any, Verdict 
             stdout=subprocess.PIPE,
             stderr=errors,
             text=True,
-            env=os.environ | {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"},
+            env=os.environ | {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "LD_PRELOAD": poisoned_memory()},
         ) as child,
     ):
         assert child.stdin is not None and child.stdout is not None

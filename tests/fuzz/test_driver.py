@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import collections
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 from tests.fuzz import driver
@@ -22,6 +25,13 @@ def test_fatal_programs_are_found_among_others(tmp_path: Path) -> None:
     text = report.read_text()
     assert "at commit abc" in text and "| 2 | reason \\| 0 |" in text and "## crashed: seed 11" in text
     assert "| right, but narrower than declared | reason |\n|---|---|\n| 1 | reason \\| 0 |" in text
+
+
+def test_fresh_memory_is_nan() -> None:
+    """In a process like those of the generators, for sizes that come from the heap and from pages of their own."""
+    code = "import torch; print(all(torch.empty(n).isnan().all() for n in (1, 100, 10**7)))"
+    poisoned = os.environ | {"LD_PRELOAD": driver.poisoned_memory()}
+    assert subprocess.check_output([sys.executable, "-c", code], text=True, env=poisoned).strip() == "True"
 
 
 def test_a_journal_is_continued_and_other_code_is_not_believed(tmp_path: Path) -> None:

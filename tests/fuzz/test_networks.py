@@ -7,11 +7,12 @@ import warnings
 from pathlib import Path
 
 import torch
+from torch import nn
 
 from tests.fuzz import networks
 from tests.fuzz import networks_native as native
 from tests.fuzz.grammars.networks_rules import RULES
-from tests.fuzz.networks_judge import RoundedEitherWay, difference
+from tests.fuzz.networks_judge import RoundedEitherWay, difference, run_until_finite
 
 SEEDS = range(1, 15)
 
@@ -62,7 +63,22 @@ def test_what_the_judge_sees() -> None:
     assert "is off by" in difference(off, eager, exact, 2.0**-24)
     assert difference(off, eager, exact, 2.0**-24, spread=lambda: 1e-4) == ""
     off[3] = float("nan")
-    assert "nan or inf" in difference(off, eager, exact, 2.0**-24)
+    said = difference(off, eager, exact, 2.0**-24)
+    assert said == "has nan or inf in 1 of 7 places, eager in 0, float64 in 0"
+
+
+def test_eager_that_contradicts_itself_is_asked_again() -> None:
+    class Flickers(nn.Module):
+        calls = 0
+
+        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor]:
+            self.calls += 1
+            return (x / (self.calls != 1),)
+
+    x = torch.ones(2)
+    model = Flickers()
+    assert torch.equal(run_until_finite(model, [x], model(x), [x])[0], x)
+    assert run_until_finite(lambda x: (x / 0,), [x], [x / 0], [x])[0].isinf().all()
 
 
 def test_what_eager_does_not_decide() -> None:

@@ -4,9 +4,9 @@
     derive_constraints(...)   those guards → errors (a dim is specialized or tied), narrower ranges, constraints
 
 A question that Python code asks decides which graph is recorded, so it counts in full. A question that an operator asks
-(is this dim 1, so that it broadcasts?) counts where it excludes sizes of two and more. Where it excludes smaller sizes
-only, the operator is run again at those sizes (`operator_sizes`): it counts if the operator fails there, or returns
-another shape than the graph says.
+(is this dim 1, so that it broadcasts? which of two strides is larger?) counts where it excludes larger sizes. Where it
+excludes sizes 0 and 1, or sizes below the example's only, the operator is run again at those sizes (`operator_sizes`):
+it counts if the operator fails there, or returns another shape than the graph says.
 """
 
 from __future__ import annotations
@@ -67,13 +67,30 @@ class GuardRecorder:
         return self.paused or self._asked_by_operator()
 
     def _is_idle(self, expr: sympy.Basic, value: sympy.Basic) -> bool:
-        """Whether the trace does not depend on the answer: an operator asks, and all it excludes is sizes 0 and 1."""
+        """Whether the trace does not depend on the answer: an operator asks, and all it excludes is small sizes."""
         if self.paused:
             return True
-        idle = _spares_sizes_from_two(_condition(expr, value))
+        condition = _condition(expr, value)
+        idle = _spares_sizes_from_two(condition) or self._spares_larger_sizes(condition)
         if idle:
             self.env.idle_answers[expr] = value
         return idle
+
+    def _spares_larger_sizes(self, condition: sympy.Basic) -> bool:
+        """Whether an inequality about one dim holds at the example's size and at every larger one that is tried."""
+        if not isinstance(
+            condition, sympy.StrictGreaterThan | sympy.GreaterThan | sympy.StrictLessThan | sympy.LessThan
+        ):
+            return False
+        symbols = condition.free_symbols
+        if len(symbols) != 1 or not symbols <= self.roots.keys():
+            return False
+        (symbol,) = symbols
+        root = self.roots[symbol]
+        larger = [*range(root.hint, root.hint + _PERIODS), *(root.hint * 2**power for power in range(1, 40))]
+        high = root.range[1]
+        sizes = [size for size in larger if high is None or size <= high] + ([high] if high is not None else [])
+        return all(_holds(condition, {symbol: size}) for size in sizes)
 
     def _record_answer(self, expr: sympy.Basic, value: sympy.Basic) -> None:
         if self._asked and not self.paused:
