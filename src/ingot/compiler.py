@@ -164,13 +164,13 @@ def resolve_disabled(names: Collection[str]) -> frozenset[str]:
     """The passes to leave out: those given, and those that the environment names. Raises PassError for unknown ones."""
     given = {names} if isinstance(names, str) else set(names)
     disabled = given | set(Settings.from_environment().disabled_passes)
-    unknown = sorted(
-        disabled - set(OPTIONAL_PASSES) - {name for one in TARGETS.values() for name in one.optional_passes}
-    )
+    unknown = disabled - set(OPTIONAL_PASSES)
+    if unknown:  # or of another target, which is imported for that only
+        unknown -= {name for target in TARGETS for name in find_target(target).optional_passes}
     if unknown:
         raise PassError(
             format_error(
-                f"There is no optional pass {', '.join(map(repr, unknown))}.",
+                f"There is no optional pass {', '.join(map(repr, sorted(unknown)))}.",
                 why=f"those that can be left out are {', '.join(OPTIONAL_PASSES)}",
                 fix="give disable_passes, or INGOT_DISABLE_PASSES, names among these",
             )

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 import torch
 from torch import nn
@@ -25,6 +28,15 @@ def test_a_target_by_name_and_as_an_object() -> None:
         compiled = ingot.compile(model, (x,), target=target)
         torch.testing.assert_close(compiled(x), model(x))
         compiled.close()
+
+
+def test_a_model_for_the_cpu_imports_nothing_of_cuda() -> None:
+    code = (
+        "import sys, torch, ingot; x = torch.ones(2); ingot.compile(torch.nn.ReLU(), (x,))(x);"
+        "print([name for name in sys.modules if name.startswith('ingot.targets.cuda')])"
+    )
+    assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == "[]"
+    assert [find_target(name).name for name in TARGETS] == list(TARGETS)
 
 
 def test_an_unknown_target_lists_the_known_ones() -> None:

@@ -1,16 +1,19 @@
-"""The registry of targets, by name."""
+"""The registry of targets, by name. A target's modules are imported when it is first asked for."""
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import Any
 
 from ingot.errors import UnknownTarget, format_error
 from ingot.targets.base import Target
-from ingot.targets.cpu.target import CPU
-from ingot.targets.cuda.target import CUDA
-from ingot.targets.reference.target import REFERENCE
 
-TARGETS: dict[str, Target[Any]] = {CPU.name: CPU, CUDA.name: CUDA, REFERENCE.name: REFERENCE}
+# Where each target is defined: a module, and the name of the Target in it.
+TARGETS = {
+    "cpu": ("ingot.targets.cpu.target", "CPU"),
+    "cuda": ("ingot.targets.cuda.target", "CUDA"),
+    "reference": ("ingot.targets.reference.target", "REFERENCE"),
+}
 
 
 def find_target(target: str | Target[Any]) -> Target[Any]:
@@ -25,4 +28,6 @@ def find_target(target: str | Target[Any]) -> Target[Any]:
                 fix="give target= one of these names, or a Target",
             )
         )
-    return TARGETS[target]
+    module, name = TARGETS[target]
+    found: Target[Any] = getattr(import_module(module), name)
+    return found
