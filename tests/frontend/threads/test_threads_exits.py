@@ -126,8 +126,9 @@ def _imported() -> None:
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # where a generator is freed
+@pytest.mark.parametrize("step", [13, pytest.param(3, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", works())
-def test_an_interrupt_at_any_point(name: str) -> None:
+def test_an_interrupt_at_any_point(name: str, step: int) -> None:
     model = Everything()
     work = works()[name](model)
     Interrupt(0).run(work)
@@ -136,10 +137,11 @@ def test_an_interrupt_at_any_point(name: str) -> None:
     total = counter.count
     assert total > 1000
     check = Check(model)
-    # Every place near both ends, where things are changed and changed back, and some in the middle.
-    near = range(1, 700, 3), range(max(total - 900, 700), total + 1, 3), range(700, total, max(total // 60, 1))
+    # Places near both ends, where things are changed and changed back, and some in the middle.
+    middle = range(700, total, max(total * step // 180, 1))
+    places = {*range(1, 700, step), *range(max(total - 900, 700), total + 1, step), *middle}
     wrong = {}
-    for place in sorted({place for part in near for place in part}):
+    for place in sorted(places):
         failure = Interrupt(place).run(work)
         found = check.differences()
         if found:

@@ -24,7 +24,7 @@ from ingot.passes.manager import info_of
 from tests.passes.effects.effectful_ops import heard
 from tests.passes.random_programs import programs
 
-QUICK, LONG, PART = 200, 2000, 250
+QUICK, LONG, PART = 80, 2000, 250
 OPTIONS: dict[str, list[dict[str, Any]]] = {
     "insert_effect_tokens": [{}, {"random": True}],
     "decompose": [{}, {"keep": ["linear", "layer_norm", "softmax", "dropout"]}],
