@@ -24,7 +24,7 @@ import torch
 from ingot import torch_internals as internals
 from ingot.errors import DynamicShapeError, format_error
 from ingot.frontend.dynamic_shapes import DynamicShapeSpec, RootDim
-from ingot.frontend.operator_sizes import OperatorCall, OperatorSizes
+from ingot.frontend.operator_sizes import OperatorCall, OperatorSizes, holds
 from ingot.frontend.small_sizes import spares_sizes_from_two
 from ingot.ir import symbolic_dims as dims_
 from ingot.ir.metadata import Source
@@ -90,7 +90,7 @@ class GuardRecorder:
         larger = [*range(root.hint, root.hint + _PERIODS), *(root.hint * 2**power for power in range(1, 40))]
         high = root.range[1]
         sizes = [size for size in larger if high is None or size <= high] + ([high] if high is not None else [])
-        return all(_holds(condition, {symbol: size}) for size in sizes)
+        return all(holds(condition, {symbol: size}) for size in sizes)
 
     def _record_answer(self, expr: sympy.Basic, value: sympy.Basic) -> None:
         if self._asked and not self.paused:
@@ -243,7 +243,7 @@ class ConstraintSolver:
             Constraint(sympy.Le(symbol, high), "") for symbol, (_, high) in self.ranges.items() if high is not None
         ]
         for constraint in (*self.constraints.values(), *ranges):
-            if not _holds(constraint.condition, sizes):
+            if not holds(constraint.condition, sizes):
                 raised = [
                     root
                     for s, root in self.roots.items()
@@ -381,21 +381,21 @@ class ConstraintSolver:
     ) -> tuple[int, int | None]:
         """The interval of sizes around the example for which the condition holds."""
 
-        def holds(size: int) -> bool:
-            return _holds(condition, {symbol: size})
+        def fits(size: int) -> bool:
+            return holds(condition, {symbol: size})
 
         floor, ceiling = self.ranges[symbol]
         low = hint
-        while low > floor and holds(low - 1):
+        while low > floor and fits(low - 1):
             low -= 1
         step, high = 1, hint
         top = 2**40 if ceiling is None else ceiling
         near = min(hint + _PERIODS, top)
-        while high < near and holds(high + 1):  # a remainder comes back to its value: what is far says little of it
+        while high < near and fits(high + 1):  # a remainder comes back to its value: what is far says little of it
             high += 1
         if high < near:
             return low, high
-        while high < top and holds(min(high + step, top)):
+        while high < top and fits(min(high + step, top)):
             high = min(high + step, top)
             step *= 2
         if high >= top:
@@ -403,7 +403,7 @@ class ConstraintSolver:
         good, bad = high, min(high + step, top)
         while bad - good > 1:
             middle = (good + bad) // 2
-            good, bad = (middle, bad) if holds(middle) else (good, middle)
+            good, bad = (middle, bad) if fits(middle) else (good, middle)
         return low, good
 
     def _holds_beyond(self, condition: sympy.Basic, symbol: sympy.Symbol, low: int, high: int | None) -> bool:
@@ -413,7 +413,7 @@ class ConstraintSolver:
         floor, ceiling = self.ranges[symbol]
         top = high + _PERIODS if ceiling is None else min(ceiling, high + _PERIODS)
         sizes = [*range(floor, low), *range(high + 1, top + 1)]
-        return any(_holds(condition, {symbol: size}) for size in sizes)
+        return any(holds(condition, {symbol: size}) for size in sizes)
 
     def _cuts_one_end(self, condition: sympy.Basic, symbol: sympy.Symbol) -> bool:
         """Whether an equality holds for an interval of sizes that reaches to one end of the range, and no others."""
@@ -438,16 +438,9 @@ class ConstraintSolver:
                 least = self.roots[s].hint if at_least is None else at_least
                 low = max(low, least if high is None else min(least, high))
                 sizes[s] = self._random.randint(low, max(low, 4 * self.roots[s].hint + 64) if high is None else high)
-            if not _holds(condition, sizes):
+            if not holds(condition, sizes):
                 return False
         return True
-
-
-def _holds(condition: sympy.Basic, sizes: Mapping[sympy.Symbol, int]) -> bool:
-    try:
-        return bool(dims_.evaluate(condition, sizes))
-    except ZeroDivisionError:
-        return False
 
 
 def _divisor(condition: sympy.Basic, symbol: sympy.Symbol) -> int | None:
@@ -455,7 +448,7 @@ def _divisor(condition: sympy.Basic, symbol: sympy.Symbol) -> int | None:
     others = [dict.fromkeys(condition.free_symbols - {symbol}, size) for size in (7, 11, 24)]
     for step in range(2, 257):
         sizes = [{**other, symbol: size} for size in range(step, 6 * step) for other in others]
-        if all(_holds(condition, at) == (at[symbol] % step == 0) for at in sizes):
+        if all(holds(condition, at) == (at[symbol] % step == 0) for at in sizes):
             return step
     return None
 

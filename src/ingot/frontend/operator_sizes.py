@@ -88,7 +88,7 @@ class OperatorSizes:
 
     def _is_possible(self, point: Sizes) -> bool:
         return all(
-            _holds(condition, point)
+            holds(condition, point)
             for condition, at_least in self._required.items()
             if all(point[symbol] >= at_least for symbol in condition.free_symbols)
         )
@@ -111,11 +111,11 @@ class OperatorSizes:
                 (agreeing if self._agrees(call, described, point) else failing).append(point)
         if not failing or not self._agrees(call, described, self._hints()):
             return []
-        lost = {c: sum(not _holds(c, point) for point in agreeing) for c in excluded}
+        lost = {c: sum(not holds(c, point) for point in agreeing) for c in excluded}
         found: dict[sympy.Basic, None] = {}
         for failed in failing:
-            if all(_holds(condition, failed) for condition in found):
-                fitting = [c for c in excluded if not _holds(c, failed)]
+            if all(holds(condition, failed) for condition in found):
+                fitting = [c for c in excluded if not holds(c, failed)]
                 found[min(fitting, key=lambda c: (lost[c], len(c.free_symbols), sympy.count_ops(c)))] = None
         return list(found)
 
@@ -136,7 +136,7 @@ class OperatorSizes:
             candidates = [self._candidates(s, len(symbols), edges) for s in symbols]
             for sizes in itertools.islice(itertools.product(*candidates), 256):
                 point = self._hints() | dict(zip(symbols, sizes, strict=True))
-                if not _holds(condition, point):
+                if not holds(condition, point):
                     points.append(point)
         points.sort(key=self._distance)
         chosen = points if len(points) <= _TRIED else points[: _TRIED // 2] + points[-_TRIED // 2 :]
@@ -211,7 +211,8 @@ def _value(expr: sympy.Basic, point: Sizes) -> Any:
     return symbolic_dims.evaluate(expr, point)
 
 
-def _holds(condition: sympy.Basic, point: Sizes) -> bool:
+def holds(condition: sympy.Basic, point: Sizes) -> bool:
+    """Whether a condition holds at some sizes; one that divides by zero there does not."""
     try:
         return bool(symbolic_dims.evaluate(condition, point))
     except ZeroDivisionError:
