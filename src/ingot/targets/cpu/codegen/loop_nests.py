@@ -30,9 +30,9 @@ from ingot.targets.cpu.schedule.loop_order import is_outer_reduction
 # Outputs that a reduction across memory keeps at a time.
 BLOCK = 64
 # Terms of a float32 sum that are added before the sum moves on to float64: along memory, where every lane of a vector
-# has a sum of its own, and across it, where one sum takes all of them.
-RUN = 1024
-RUN_ACROSS = 64
+# has a sum of its own, and across it, where one sum takes all of them. Few, since equal terms all round the same way.
+RUN = 256
+RUN_ACROSS = 16
 # Bytes of a local array that may lie on the stack.
 STACK = 16384
 # Elements of work that are worth another thread.
