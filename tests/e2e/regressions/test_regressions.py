@@ -395,7 +395,7 @@ def test_sums_of_hundreds_of_numbers_are_as_good_as_eagers(side: int) -> None:
 
 @pytest.mark.parametrize("over", [(0,), (3,), (0, 2), (0, 3)])
 def test_sums_of_equal_numbers_are_as_good_as_eagers(over: tuple[int, ...]) -> None:
-    """Their roundings do not cancel: a norm of what `masked_fill` made equal was off by up to 19 times eager's error."""
+    """Their roundings do not cancel: a norm of what `masked_fill` made equal had up to 19 times eager's error."""
 
     def normalize(x: torch.Tensor) -> torch.Tensor:
         x = x.masked_fill(x >= -2.7, -0.7)
