@@ -1,0 +1,133 @@
+"""Runs torch's operator samples on the GPU of this machine and says what became of them.
+
+    python -m tests.targets.cuda.gpu.sample_sweep RESULTS.jsonl --dtype float32 bfloat16 --most 2 --jobs 14 --minutes 5
+
+Samples are judged as native code is: an error of at most 4 times eager's own on the CPU. Several processes share the
+operators. A process whose GPU context is lost, or that hangs, ends; its sample counts as crashed, and the next process
+goes on behind it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import signal
+import subprocess
+import sys
+import threading
+import time
+import traceback
+import warnings
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from torch.utils import _pytree as pytree
+
+import ingot
+from tests.support.operator_samples.batched_compile import Outcome
+from tests.support.operator_samples.sample_report import read
+from tests.support.operator_samples.samples import (
+    KINDS,
+    Case,
+    Expectation,
+    cases,
+    expectation,
+    fresh,
+    judge,
+    operators,
+)  # fmt: skip
+
+# Seconds that one sample may take to compile and run.
+PATIENCE = 120
+# What a process ends with if another one is to go on.
+AGAIN = 3
+
+
+def sweep(results: Path, given: argparse.Namespace) -> None:
+    """Runs as many processes as asked for, and joins what they found."""
+    end = time.time() + 60 * given.minutes
+    parts = [results.with_suffix(f".{number}.jsonl") for number in range(given.jobs)]
+
+    def work(number: int) -> None:
+        share = [f"--share={number}", f"--jobs={given.jobs}", f"--most={given.most}", f"--end={end}"]
+        command = [sys.executable, "-m", __spec__.name, str(parts[number]), *share, "--dtype", *given.dtype]
+        while time.time() < end and subprocess.run(command, check=False).returncode != 0:
+            pass
+
+    workers = [threading.Thread(target=work, args=(number,)) for number in range(given.jobs)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    rows = read(parts)
+    results.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    for row in rows:
+        if row["outcome"] in ("wrong", "crashed"):
+            print(f"{row['outcome']}: {row['op']} {row['number']} {row['dtype']} {row['kind']}: {row['reason'][:600]}")
+    print(dict(Counter((row["dtype"], row["outcome"]) for row in rows)))
+
+
+def run_share(journal: Path, names: Sequence[str], dtypes: Sequence[str], most: int, end: float) -> int:
+    """Judges the samples of these operators that the journal does not have. Returns what the process ends with."""
+    known = {(row["op"], row["number"], row["dtype"], row["kind"]) for row in read([journal])}
+    with journal.open("a", encoding="utf-8", buffering=1) as out:
+        for dtype in dtypes:
+            for case in cases(names, [getattr(torch, dtype)], KINDS, most):
+                if (case.op, case.number, dtype, case.kind) in known:
+                    continue
+                if time.time() > end:
+                    return 0
+                expected = expectation(case)
+                if expected is None:
+                    continue
+                row = {"op": case.op, "number": case.number, "dtype": dtype, "kind": case.kind}
+                # The last row of a sample counts: this one if the process does not come to another.
+                out.write(json.dumps({**row, "outcome": "crashed", "reason": "the process ended"}) + "\n")
+                signal.alarm(PATIENCE)
+                outcome = run_sample(case, expected)
+                signal.alarm(0)
+                out.write(json.dumps({**row, "outcome": outcome.kind, "reason": outcome.reason}) + "\n")
+                if outcome.kind == "crashed":
+                    return AGAIN
+    return 0
+
+
+def run_sample(case: Case, expected: Expectation) -> Outcome:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            compiled = ingot.compile(case.module, fresh(case), target="cuda", isa="sm_90a", cache=False)
+        except ingot.IngotError as error:
+            return Outcome("refused", f"{type(error).__name__}: {error}")
+        except Exception as error:
+            return Outcome("crashed", f"compiling: {type(error).__name__}: {error}\n{traceback.format_exc(limit=-6)}")
+        try:
+            if compiled.draws:  # its own random numbers, not torch's: only their type can be compared
+                expected = Expectation(expected.own, expected.exact, True)
+            complaint = judge(case, expected, pytree.tree_leaves(compiled(*fresh(case))))
+        except Exception as error:
+            return Outcome("crashed", f"running: {type(error).__name__}: {error}\n{traceback.format_exc(limit=-4)}")
+    return Outcome("wrong", complaint) if complaint else Outcome("passed")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("results", type=Path)
+    parser.add_argument("--dtype", nargs="*", default=["float32", "bfloat16"])
+    parser.add_argument("--most", type=int, default=2, help="samples of an operator, spread over all of them")
+    parser.add_argument("--jobs", type=int, default=4)
+    parser.add_argument("--minutes", type=float, default=1e6, help="begin no sample after this time")
+    parser.add_argument("--share", type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--end", type=float, help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    if given.share is None:
+        sweep(given.results, given)
+        return
+    names = sorted(operators())[given.share :: given.jobs]
+    sys.exit(run_share(given.results, names, given.dtype, given.most, given.end))
+
+
+if __name__ == "__main__":
+    main()
