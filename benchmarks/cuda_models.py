@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -117,21 +118,31 @@ def alibi(score: torch.Tensor, b: Any, h: Any, i: Any, j: Any) -> torch.Tensor:
     return score + (j - i) * torch.exp2(-(h + 1) * 0.5)
 
 
-class Alibi(nn.Module):
+def identity(score: torch.Tensor, b: Any, h: Any, i: Any, j: Any) -> torch.Tensor:
+    return score
+
+
+class FlexAttention(nn.Module):
+    def __init__(self, score_mod: Callable[..., torch.Tensor]) -> None:
+        super().__init__()
+        self.score_mod = score_mod
+
     def forward(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         from torch.nn.attention.flex_attention import flex_attention
 
-        return flex_attention(q, k, v, score_mod=alibi)
+        return flex_attention(q, k, v, score_mod=self.score_mod)
 
 
 @dataclass(frozen=True)
 class Row:
-    """One row of the table. `flops` is what the GPU must compute at least."""
+    """One row of the table. `flops` is what the GPU must compute at least; `peers` are functions that compute the same,
+    or less, and take the place of eager."""
 
     name: str
     build: Callable[[], nn.Module]
     inputs: Callable[[], tuple[torch.Tensor, ...]]
     flops: float
+    peers: tuple[tuple[str, Callable[..., Any]], ...] = ()
 
 
 def _ids(batch: int, length: int) -> Callable[[], tuple[torch.Tensor, ...]]:
@@ -167,7 +178,14 @@ ROWS = (
     Row("Llama 0.84B, one token", lambda: Llama(1024), _tokens(1, 700), _llama_flops(1, 1024)),
     Row("Llama 0.84B, prefill 512", Llama, _tokens(512, 0), _llama_flops(512, 256)),
     *(
-        Row(f"ALiBi attention, S = {length}", Alibi, _heads(length), 4.0 * 2 * 16 * length * length * 64)
+        Row(
+            f"{name} attention, S = {length}",
+            partial(FlexAttention, function),
+            _heads(length),
+            4.0 * 2 * 16 * length * length * 64,
+            (("SDPA", F.scaled_dot_product_attention),),
+        )
+        for name, function in (("ALiBi", alibi), ("Plain", identity))
         for length in (1024, 4096, 16384)
     ),
 )

@@ -106,7 +106,10 @@ def cases() -> dict[str, tuple[nn.Module, tuple[torch.Tensor, ...]]]:
             Function(F.scaled_dot_product_attention),
             (r(4, 16, 512, 64), r(4, 16, 512, 64), r(4, 16, 512, 64)),
         ),
-        "ALiBi of many blocks": (cuda_models.Alibi(), (r(2, 16, 1024, 64), r(2, 16, 1024, 64), r(2, 16, 1024, 64))),
+        "ALiBi of many blocks": (
+            cuda_models.FlexAttention(cuda_models.alibi),
+            (r(2, 16, 1024, 64), r(2, 16, 1024, 64), r(2, 16, 1024, 64)),
+        ),
         "attention, one token": (Function(attend_in_groups), (r(1, 32, 1, 64), r(1, 8, 1000, 64), r(1, 8, 1000, 64))),
         "attention, one token, deep": (
             Function(attend_in_groups),
@@ -116,7 +119,10 @@ def cases() -> dict[str, tuple[nn.Module, tuple[torch.Tensor, ...]]]:
             Function(F.scaled_dot_product_attention),
             (r(1, 48, 4096, 64), r(1, 48, 4096, 64), r(1, 48, 4096, 64)),
         ),
-        "ALiBi, long": (cuda_models.Alibi(), (r(1, 24, 4096, 64), r(1, 24, 4096, 64), r(1, 24, 4096, 64))),
+        "ALiBi, long": (
+            cuda_models.FlexAttention(cuda_models.alibi),
+            (r(1, 24, 4096, 64), r(1, 24, 4096, 64), r(1, 24, 4096, 64)),
+        ),
         "attention, causal": (Function(attend_causally), (r(1, 32, 500, 64), r(1, 8, 500, 64), r(1, 8, 500, 64))),
         "attention, deep": (Function(attend_causally), (r(2, 16, 2050, 128), r(2, 4, 2050, 128), r(2, 4, 2050, 128))),
         "attention, deep, few": (Function(attend_causally), (r(1, 16, 500, 128), r(1, 4, 500, 128), r(1, 4, 500, 128))),
@@ -130,7 +136,7 @@ def cases() -> dict[str, tuple[nn.Module, tuple[torch.Tensor, ...]]]:
         "products of one input, unlike": (Projections(2048, 2048, 256, 256), (r(512, 2048),)),
         "a gate": (Projections(2048, 5632, 5632, gated=True), (r(512, 2048),)),
         "shared terms of 512 rows": (nn.Linear(5632, 2048), (r(512, 5632),)),
-        "ALiBi": (cuda_models.Alibi(), (r(1, 4, 256, 64), r(1, 4, 256, 64), r(1, 4, 256, 64))),
+        "ALiBi": (cuda_models.FlexAttention(cuda_models.alibi), (r(1, 4, 256, 64), r(1, 4, 256, 64), r(1, 4, 256, 64))),
     }
 
 

@@ -1,0 +1,103 @@
+"""The tables of docs/reports/cuda.md, from benchmarks/results/cuda.json.
+
+python benchmarks/cuda_table.py            print them
+python benchmarks/cuda_table.py --write    put them into the report
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+RESULTS = ROOT / "benchmarks" / "results" / "cuda.json"
+REPORT = ROOT / "docs" / "reports" / "cuda.md"
+BEGIN, END = "<!-- tables of cuda.json: begin -->", "<!-- tables of cuda.json: end -->"
+MODES = ("reduce-overhead", "max-autotune")
+# Milliseconds of a call that a row is to take at most, and how many times as fast as torch.compile it is to be.
+GOALS = {
+    "BERT-base b1 s128": (0.40, 2.0),
+    "BERT-base b8 s512": (1.75, 1.3),
+    "ResNet-50 b4": (0.40, 1.9),
+    "ResNet-50 b32": (1.4, 1.3),
+    "Llama 0.84B, one token": (0.55, 2.0),
+    "Llama 0.84B, prefill 512": (1.9, 1.25),
+    "ALiBi attention, S = 1024": (None, 1.2),
+    "ALiBi attention, S = 4096": (None, 1.2),
+    "ALiBi attention, S = 16384": (None, 1.2),
+}
+
+
+def tables(results: dict[str, Any]) -> str:
+    """Speed, errors and compile time of every row that was measured."""
+    rows = {name: row for name, row in results["rows"].items() if "failed" not in row}
+    state = " with uncommitted changes" if results["dirty"] else ""
+    lines = [
+        f"{results['device']}, {results['machine']['cpu']}, torch {results['machine']['torch']}, commit"
+        f" `{str(results['commit'])[:9]}`{state}.",
+        "",
+        "| | call (goal), ms | back-to-back | host | launches | torch.compile: call | back-to-back | SDPA: call |"
+        " back-to-back | ratio: call (goal) | back-to-back | share of roofline |",
+        "|---|---|---|---|---|---|---|---|---|---|---|---|",
+    ]
+    for name, row in rows.items():
+        ours, peer, sdpa = row["Ingot"], _best(row), row.get("SDPA")
+        goal, ratio = GOALS.get(name, (None, None))
+        lines.append(
+            f"| {name} | {_time(ours, 'call')}{_goal(goal)} | {_time(ours, 'back-to-back')} | {_time(ours, 'host')} |"
+            f" {row['launches']} | {_time(peer, 'call')} | {_time(peer, 'back-to-back')} | {_time(sdpa, 'call')} |"
+            f" {_time(sdpa, 'back-to-back')} | {_ratio(peer, ours, 'call')}{_goal(ratio)} |"
+            f" {_ratio(peer, ours, 'back-to-back')} | {row['share of roofline']:.0%} |"
+        )
+    lines += [
+        "",
+        "| error, of the largest value | largest: Ingot | eager | mean: Ingot | eager |",
+        "|---|---|---|---|---|",
+    ]
+    for name, row in rows.items():
+        found = row["errors"]
+        kinds = ("Ingot", "eager", "Ingot, mean", "eager, mean")
+        lines.append(f"| {name} | " + " | ".join(f"{found[kind]:.5f}" for kind in kinds) + " |")
+    lines += ["", "| cold compile, s | Ingot | torch.compile | ratio |", "|---|---|---|---|"]
+    for name, row in rows.items():
+        spent = row["compile"]
+        peers = [spent[mode] for mode in MODES if mode in spent]
+        peer = f"{min(peers):.1f} | {min(peers) / spent['Ingot']:.1f}" if peers else "– | –"
+        lines.append(f"| {name} | {spent['Ingot']:.1f} | {peer} |")
+    failed = [f"- {name}: {row['failed'].splitlines()[0]}" for name, row in results["rows"].items() if "failed" in row]
+    return "\n".join([*lines, *(["", "Failed:", "", *failed] if failed else [])])
+
+
+def _best(row: dict[str, Any]) -> dict[str, float] | None:
+    """The times of torch.compile's better mode."""
+    found = [row[mode] for mode in MODES if mode in row]
+    return min(found, key=lambda times: float(times["call, ms"]), default=None)
+
+
+def _time(times: dict[str, float] | None, kind: str) -> str:
+    return "–" if times is None else f"{times[f'{kind}, ms']:.3f}"
+
+
+def _ratio(peer: dict[str, float] | None, ours: dict[str, float], kind: str) -> str:
+    return "–" if peer is None else f"{peer[f'{kind}, ms'] / ours[f'{kind}, ms']:.2f}"
+
+
+def _goal(value: float | None) -> str:
+    return "" if value is None else f" ({value:g})"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--write", action="store_true")
+    made = tables(json.loads(RESULTS.read_text(encoding="utf-8")))
+    if not parser.parse_args().write:
+        print(made)
+        return
+    before, _, rest = REPORT.read_text(encoding="utf-8").partition(BEGIN)
+    REPORT.write_text(f"{before}{BEGIN}\n{made}\n{END}{rest.partition(END)[2]}", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
