@@ -29,8 +29,6 @@ THREADS = 32 * (WARPS + 1)
 MOST_TERMS = 2048
 _TERMS = 32 * WARPS
 _RING_BYTES = 66 << 10
-# Bytes behind those in the slots that are brought into the cache: what memory gives while a kernel waits for another.
-_AHEAD_BYTES = 132 << 10
 # Bytes of the sums of a block, and of all its shared memory: a GPU of sm_80 has so much.
 _SUM_BYTES = 32 << 10
 MOST_SHARED = 160 << 10
@@ -41,13 +39,11 @@ _LEAST_ELEMENTS = 1 << 19
 @dataclass(frozen=True, slots=True)
 class StreamPlan:
     """How blocks share a streamed product. `lines` are those of a block at most, of pairs the first ones. Shared memory
-    has the slots, their barriers, the rows from `x` on, `pitch` bytes apart, and sums from `sums` on. `ahead` is how many
-    slots are in the cache before they are asked for."""
+    has the slots, their barriers, the rows from `x` on, `pitch` bytes apart, and sums from `sums` on."""
 
     blocks: int
     lines: int
     slots: int
-    ahead: int
     terms: int
     pitch: int
     x: int
@@ -67,12 +63,11 @@ def plan_stream(rows: int, n: int, k: int, *, pairs: bool = False) -> StreamPlan
     slot = LINES * (2 * terms + 64)
     fills = -(-lines // each) * -(-k // terms)
     slots = max(2, min(_RING_BYTES // slot, fills))
-    ahead = min(_AHEAD_BYTES // slot, fills - slots) if fills > slots else 0
     x = _round_up(slots * (slot + 16), 128)
     pitch = _round_up(2 * k, 128) + 64
     sums = x + rows * pitch
     return StreamPlan(
-        blocks, lines, slots, ahead, terms, pitch, x, sums, sums + _sum_bytes(rows, count, blocks, each)
+        blocks, lines, slots, terms, pitch, x, sums, sums + _sum_bytes(rows, count, blocks, each)
     )  # fmt: skip
 
 

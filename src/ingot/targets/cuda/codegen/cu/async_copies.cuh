@@ -86,11 +86,6 @@ static inline void ig_copy_once(ig_place to, const void *from, unsigned bytes, i
     asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], %4;" ::"r"(to),
                  "l"(from), "r"(bytes), "r"(barrier), "l"(policy) : "memory");
 }
-/* Has bytes, a multiple of 16 from a multiple of 16 on, brought into the cache of all multiprocessors. */
-static inline void ig_prefetch_bytes(const void *from, unsigned bytes)
-{
-    asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(bytes) : "memory");
-}
 /* Copies a box of a tensor from its element (x, y, …) on, x being the innermost dim. What lies outside is 0. */
 static inline void ig_copy_box(ig_place to, const ig_tensor_map &map, int x, int y, ig_place barrier)
 {
@@ -138,10 +133,6 @@ static inline void ig_arrive_expecting(ig_place barrier, unsigned bytes) { ig_ch
 static inline void ig_wait_for_blocks(ig_place barrier, unsigned parity) { ig_wait_at_barrier(barrier, parity); }
 static inline void ig_copy_bytes(ig_place to, const void *from, unsigned bytes, ig_place barrier) { ig_send_bytes(to, from, bytes, barrier); }
 static inline void ig_copy_once(ig_place to, const void *from, unsigned bytes, ig_place barrier) { ig_send_bytes(to, from, bytes, barrier); }
-static inline void ig_prefetch_bytes(const void *from, unsigned bytes) /* the emulator only sees whether memory is there */
-{
-    if (bytes) (void)*(const volatile char *)from, (void)((const volatile char *)from)[bytes - 1];
-}
 template <class... Rest> static inline void ig_copy_box(ig_place to, const ig_tensor_map &map, int x, int y, Rest... rest)
 {
     const auto send = [&](int z, int w, ig_place barrier) {

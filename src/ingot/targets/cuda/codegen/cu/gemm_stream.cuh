@@ -3,8 +3,7 @@
  * A block has neighbouring lines, 8 of them at a time; where lines are in pairs, 4, and 4 that lie HALF lines further, in
  * each group of 2 · HALF lines (HALF is 0 where they are not, and all numbers of lines are of the first ones). One warp, the last, asks for TERMS terms of all 8, a copy for each line, into one of SLOTS slots of a ring; 8 others multiply what has
  * come by all rows of x, which lie in shared memory, and give the slot back. Weights are written by no kernel: the first
- * slots are asked for before the kernel before this one has ended, and AHEAD slots more are brought into the cache, so that
- * memory is busy while this kernel waits. On GPUs without such copies, warps read the lines.
+ * slots are asked for before the kernel before this one has ended. On GPUs without such copies, warps read the lines.
  *
  * Sums are those of tensor cores, x being the left operand, of 16 rows of which ROWS are there. Lane 4 g + t has 8
  * neighbouring terms of line g and of row g, from 8 t on, and takes them for those of two products: what matters is that
@@ -24,7 +23,7 @@ template <int HALF> static inline int ig_find_line(int pair)
     return pair / EACH * 2 * EACH + pair % EACH;
 }
 
-template <int ROWS, int SLOTS, int TERMS, int HALF, int AHEAD> struct ig_line_stream {
+template <int ROWS, int SLOTS, int TERMS, int HALF> struct ig_line_stream {
     static constexpr int PITCH = ig_stream_pitch<TERMS>(), SLOT = IG_STREAM_LINES * PITCH;
     static constexpr bool PAIRS = HALF > 0;
     static constexpr int EACH = PAIRS ? IG_STREAM_LINES / 2 : IG_STREAM_LINES;
@@ -33,13 +32,11 @@ template <int ROWS, int SLOTS, int TERMS, int HALF, int AHEAD> struct ig_line_st
     int64_t step; /* elements from line to line */
     int first, count, terms;
     int group, term; /* what is asked for next */
-    int cached_group, cached_term; /* what is brought into the cache next */
     int at;          /* the slot that is filled, or used, next, and the parity of its phase */
     unsigned phase;
 
     inline ig_line_stream(const uint16_t *all, int64_t line_step, int begin, int line_count, int term_count)
-        : lines(all), step(line_step), first(begin), count(line_count), terms(term_count), group(0), term(0),
-          cached_group(0), cached_term(0), at(0), phase(0)
+        : lines(all), step(line_step), first(begin), count(line_count), terms(term_count), group(0), term(0), at(0), phase(0)
     {
     }
     /* Line number `line` of the group that begins at `from`; whether it is there. */
@@ -71,28 +68,8 @@ template <int ROWS, int SLOTS, int TERMS, int HALF, int AHEAD> struct ig_line_st
         __syncthreads();
 #endif
     }
-    /* Brings what is asked for later into the cache: so many slots of it. By the last warp. */
-    inline void cache(int most)
-    {
-#ifdef IG_HOPPER
-        const int lane = ig_lane();
-        for (int s = 0; s < most && cached_group < count; ++s) {
-            const int length = (int)ig_min(TERMS, terms - cached_term);
-            if (has(cached_group, lane)) ig_prefetch_bytes(find(cached_group, lane) + cached_term, (unsigned)length * 2);
-            cached_term += TERMS;
-            if (cached_term >= terms) cached_term = 0, cached_group += EACH;
-        }
-#endif
-    }
-    /* Asks for the first slots, before the kernel before this one has ended. By the last warp. */
-    inline void begin()
-    {
-        ask(SLOTS, false);
-        cached_group = group, cached_term = term;
-        cache(AHEAD);
-    }
-    /* Asks for what comes next, `most` slots of it, and for each of them brings another one into the cache. */
-    inline void ask(int most, bool is_caching = AHEAD > 0)
+    /* Asks for what comes next, `most` slots of it. By the last warp. */
+    inline void ask(int most)
     {
 #ifdef IG_HOPPER
         const int lane = ig_lane();
@@ -105,7 +82,6 @@ template <int ROWS, int SLOTS, int TERMS, int HALF, int AHEAD> struct ig_line_st
                 const ig_place to = ig_place_of(ig_shared() + at * SLOT + lane * PITCH);
                 ig_copy_once(to, find(group, lane) + term, (unsigned)length * 2, full());
             }
-            if (is_caching) cache(1);
             advance();
             term += TERMS;
             if (term >= terms) term = 0, group += EACH;

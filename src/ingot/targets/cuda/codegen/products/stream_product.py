@@ -45,7 +45,7 @@ def write_stream(out: CudaKernelWriter, group: StreamedGemm) -> CudaKernel:
     _declare_stream(out, step, plan, type_, half)
     out.line("stream.set_up();")
     out.line("ig_start_next();")
-    out.line(f"if (ig_warp() == {WARPS}) stream.begin();")
+    out.line(f"if (ig_warp() == {WARPS}) stream.ask({plan.slots});")
     if group.row is not None:
         _fetch_row(out, group.row, weights=True)
     out.line("ig_wait_for_previous();")
@@ -83,7 +83,7 @@ def _declare_stream(out: CudaKernelWriter, step: TiledGemm, plan: StreamPlan, ty
     out.line(f"const int first = (int)((int64_t)blockIdx.x * {lines} / {plan.blocks});")
     out.line(f"const int count = (int)((int64_t)(blockIdx.x + 1) * {lines} / {plan.blocks} - first);")
     line = out.size(step.b.columns)
-    shape = f"{step.m}, {plan.slots}, {plan.terms}, {half}, {plan.ahead}"
+    shape = f"{step.m}, {plan.slots}, {plan.terms}, {half}"
     out.line(f"ig_line_stream<{shape}> stream({_start(out, step.b)}, {line}, first, count, {step.k});")
     out.line(f"char *const x = ig_shared() + {plan.x};")
     out.line(f"float *const sums_of = (float *)(ig_shared() + {plan.sums});")
