@@ -106,7 +106,8 @@ def run_sample(case: Case, expected: Expectation) -> Outcome:
         try:
             if compiled.draws:  # its own random numbers, not torch's: only their type can be compared
                 expected = Expectation(expected.own, expected.exact, True)
-            complaint = judge(case, expected, pytree.tree_leaves(compiled(*fresh(case))))
+            results = [x.cpu() for x in pytree.tree_leaves(compiled(*fresh(case)))]
+            complaint = judge(case, expected, results)
         except Exception as error:
             return Outcome("crashed", f"running: {type(error).__name__}: {error}\n{traceback.format_exc(limit=-4)}")
     return Outcome("wrong", complaint) if complaint else Outcome("passed")
