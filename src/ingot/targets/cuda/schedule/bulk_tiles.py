@@ -44,7 +44,7 @@ BULK_TILES = (
 # Of the model: multiply-adds and bytes per microsecond of one multiprocessor, microseconds of a step at least, of a
 # read, of what comes before the first one, and of an epilogue: of each, and of each sum of a thread, by what it does.
 _RATE = 3.4e6
-_BANDWIDTH = 100e3
+_BANDWIDTH = 125e3
 _STEP_TIME = 0.17
 _READ_TIME = 0.9
 _START_TIME = 2.0
@@ -54,6 +54,9 @@ _SUM_TIMES = {"plain": 0.0115, "reads": 0.04, "functions": 0.03}
 _TURN_FACTOR = 1.5
 # What it takes to share sums among so many blocks, and each sum of a thread.
 _SHARE_TIMES = {1: (0.0, 0.0), 2: (0.2, 0.02), 4: (1.0, 0.04)}
+# Clusters of so many blocks that run at once, with one block on a multiprocessor: those of a cluster are neighbours, and
+# not every group of neighbours has a multiple of four.
+_CLUSTERS = {1: PROCESSORS, 2: PROCESSORS // 2, 4: 28}
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +141,7 @@ def _estimate(tile: GemmTile, parts: int, m: int, widths: list[int], steps: int,
     tiles = -(-m // tile.rows) * sum(-(-n // tile.columns) for n in widths)
     resident = 2 if 2 * (count_bulk_bytes(tile, parts) + 1024) <= SHARED_BYTES and _count_sums(tile) < _MANY_SUMS else 1
     together = min(resident, -(-tiles * parts // PROCESSORS)) if parts > 1 else 1
-    if parts > 1 and tiles * parts > PROCESSORS * resident:
+    if parts > 1 and tiles > _CLUSTERS[parts] * resident:
         return None
     rounds = -(-tiles * parts // (PROCESSORS * together))
     multiply = tile.rows * tile.columns * BULK_TERMS / _RATE
