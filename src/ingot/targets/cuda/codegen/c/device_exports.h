@@ -3,12 +3,6 @@
 #endif
 #define INGOT_EXPORT __attribute__((visibility("default")))
 
-typedef struct {
-    const char *architecture;
-    const void *data;
-    size_t size;
-} ingot_image;
-
 INGOT_EXPORT const ingot_info *ingot_describe(void)
 {
     /* One text serves every instruction set and all weights of this layout: no hash of them is in it. */
@@ -23,71 +17,6 @@ INGOT_EXPORT int ingot_open(const void *weights, int threads, ingot_model **out)
 }
 
 /* ---- opening */
-
-static int ig_choose_image(const ingot_image *images, int count, int device, const ingot_image **chosen, char *message, size_t size)
-{
-    int major = 0, minor = 0, best = 0;
-    IG_CALL(cuDeviceGetAttribute, &major, IG_ATTRIBUTE_MAJOR, device);
-    IG_CALL(cuDeviceGetAttribute, &minor, IG_ATTRIBUTE_MINOR, device);
-    for (int i = 0; i < count; ++i) {
-        const int rank = ig_rank_image(images[i].architecture, major, minor);
-        if (rank <= best) continue;
-        best = rank;
-        *chosen = &images[i];
-    }
-    if (best) return INGOT_OK;
-    char name[128] = "", have[256] = "";
-    ig_driver.cuDeviceGetName(name, sizeof name, device);
-    for (int i = 0; i < count; ++i)
-        snprintf(have + strlen(have), sizeof have - strlen(have), "%s%s", i ? ", " : "", images[i].architecture);
-    if (message && size)
-        snprintf(message, size, "The model has no code for this GPU.\n  why: %s is of the architecture sm_%d%d; there is code for %s\n"
-                 "  what to do: compile the model for it: isa=\"sm_%d%d\", or isa=\"ptx\" for all that are newer",
-                 *name ? name : "it", major, minor, *have ? have : "none", major, minor);
-    return INGOT_DEVICE;
-}
-
-static int ig_load_image(ingot_model *model, const ingot_image *image, char *message, size_t size)
-{
-    const int result = ig_driver.cuModuleLoadData(&model->module, image->data);
-    if (result == IG_CUDA_OUT_OF_MEMORY) return ig_driver_failure("cuModuleLoadData", result, message, size);
-    if (result) {
-        const char *why = 0;
-        ig_driver.cuGetErrorString(result, &why);
-        const int is_old = ig_driver.version < IG_CUDA_VERSION;
-        if (message && size)
-            snprintf(message, size, "The GPU's driver cannot load the model's code for %s.\n  why: %s (%d); the driver supports CUDA %d.%d, the code is of CUDA %d.%d\n"
-                     "  what to do: %s", image->architecture, why ? why : "an error without a name", result, ig_driver.version / 1000,
-                     ig_driver.version % 1000 / 10, IG_CUDA_VERSION / 1000, IG_CUDA_VERSION % 1000 / 10,
-                     is_old ? "install a newer NVIDIA driver" : "compile the model again");
-        return INGOT_DEVICE;
-    }
-    return INGOT_OK;
-}
-
-static int ig_find_kernels(ingot_model *model, int device, char *message, size_t size)
-{
-    int most = 0;
-    IG_CALL(cuDeviceGetAttribute, &most, IG_ATTRIBUTE_SHARED_LIMIT, device);
-    for (int k = 0; k < IG_KERNELS; ++k) {
-        char name[16];
-        int own = 0;
-        snprintf(name, sizeof name, "k%d", k);
-        IG_CALL(cuModuleGetFunction, &model->functions[k], model->module, name);
-        const int needed = !model->is_hopper && ig_plain_shared[k] >= 0 ? ig_plain_shared[k] : ig_kernel_shared[k];
-        if (needed >= 0 && needed <= 48 << 10) continue;
-        IG_CALL(cuFuncGetAttribute, &own, IG_FUNCTION_STATIC_SHARED, model->functions[k]);
-        const int asked = needed < 0 ? most - own : needed;
-        if (asked > most - own) {
-            if (message && size)
-                snprintf(message, size, "A kernel of the model needs more shared memory than this GPU has.\n  why: it needs %d bytes, and there are %d\n"
-                         "  what to do: compile the model for this GPU", asked + own, most);
-            return INGOT_DEVICE;
-        }
-        IG_CALL(cuFuncSetAttribute, model->functions[k], IG_FUNCTION_DYNAMIC_SHARED, asked);
-    }
-    return INGOT_OK;
-}
 
 static int ig_open_in_context(ingot_model *model, const void *weights, const ingot_image *image, int device, char *message, size_t size)
 {
@@ -118,7 +47,8 @@ INGOT_EXPORT void ingot_close(ingot_model *model)
         }
         if (model->weights) ig_driver.cuMemFree_v2(model->weights);
         if (model->done) ig_driver.cuEventDestroy_v2(model->done);
-        if (model->module) ig_driver.cuModuleUnload(model->module);
+        for (int p = 0; p < IG_PARTS; ++p)
+            if (model->modules[p]) ig_driver.cuModuleUnload(model->modules[p]);
         ig_driver.cuCtxPopCurrent_v2(&before);
         ig_driver.cuDevicePrimaryCtxRelease_v2(model->device);
     }
