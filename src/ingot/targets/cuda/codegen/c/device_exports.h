@@ -27,7 +27,7 @@ static int ig_open_in_context(ingot_model *model, const void *weights, const ing
     model->overlaps = ig_driver.cuGraphAddDependencies_v2 && ig_architecture_number(image->architecture) >= 90;
     status = ig_find_kernels(model, device, message, size);
     if (status) return status;
-    IG_CALL(cuEventCreate, &model->done, IG_EVENT_WITHOUT_TIME);
+    IG_CALL(cuEventCreate, &model->done.event, IG_EVENT_WITHOUT_TIME);
     if (!IG_WEIGHTS_SIZE) return INGOT_OK;
     IG_CALL(cuMemAlloc_v2, &model->weights, IG_WEIGHTS_SIZE);
     IG_CALL(cuMemcpyHtoDAsync_v2, model->weights, weights, IG_WEIGHTS_SIZE, 0);
@@ -46,7 +46,7 @@ INGOT_EXPORT void ingot_close(ingot_model *model)
             ig_free_run(run);
         }
         if (model->weights) ig_driver.cuMemFree_v2(model->weights);
-        if (model->done) ig_driver.cuEventDestroy_v2(model->done);
+        if (model->done.event) ig_driver.cuEventDestroy_v2(model->done.event);
         for (int p = 0; p < IG_PARTS; ++p)
             if (model->modules[p]) ig_driver.cuModuleUnload(model->modules[p]);
         ig_driver.cuCtxPopCurrent_v2(&before);
@@ -141,19 +141,20 @@ static int ig_check_places(const ingot_model *model, const ingot_tensor *tensors
 /* One call on the run's stream: what goes before it, its kernels, what goes behind it. Whether to wait for its end. */
 static int ig_run_once(ingot_model *model, ig_run *run, const ingot_tensor *inputs, const ingot_tensor *outputs, int64_t *n)
 {
-    if (run->was_used && run->last != run->stream) IG_TRY(run, cuStreamWaitEvent, run->stream, run->done, 0);
-    if (IG_STATEFUL && model->was_used && model->last != run->stream) IG_TRY(run, cuStreamWaitEvent, run->stream, model->done, 0);
+    ig_wait_for_end(run, &run->done);
+    if (IG_STATEFUL) ig_wait_for_end(run, &model->done);
     ig_stage(run, inputs, outputs);
-    if (!run->status) ig_model_run(model, run, n);
-    ig_launch_all(run);
+    ig_note_call(run, n);
+    ig_graph *const known = ig_known_graph(run);
+    if (known) ig_launch_graph(run, known);
+    else {
+        if (!run->status) ig_model_run(model, run, n);
+        ig_launch_all(run);
+    }
     const int to_host = ig_unstage(run, inputs, outputs);
     ig_free_blocks(run);
-    if (!ig_driver.cuEventRecord(run->done, run->stream)) run->was_used = 1;
-    run->last = run->stream;
-    if (IG_STATEFUL) {
-        if (!ig_driver.cuEventRecord(model->done, run->stream)) model->was_used = 1;
-        model->last = run->stream;
-    }
+    ig_set_end(&run->done, run->stream);
+    if (IG_STATEFUL) ig_set_end(&model->done, run->stream);
     return to_host;
 }
 
@@ -164,6 +165,15 @@ static void ig_explain(const ig_run *run, char *message, size_t size)
     snprintf(message, size, "%s%s", why[run->status], run->site < 0 ? "" : ig_sites[run->site]);
 }
 
+/* Whether a tensor is dense and of these sizes: then nothing has to be said about it. */
+static int ig_is_plain(const ingot_tensor *t, int dtype, int rank, const int64_t *sizes)
+{
+    if (t->dtype != dtype || t->rank != rank || t->strides) return 0;
+    for (int d = 0; d < rank; ++d)
+        if (t->shape[d] != sizes[d]) return 0;
+    return 1;
+}
+
 static int ig_execute(ingot_model *model, const ingot_tensor *inputs, const ingot_tensor *outputs, int own, ig_cu_stream stream,
                       double *seconds, char *message, size_t size)
 {
@@ -172,6 +182,7 @@ static int ig_execute(ingot_model *model, const ingot_tensor *inputs, const ingo
     if (status) return status;
     ig_shapes(n, sizes);
     for (int o = 0, at = 0; o < IG_OUTPUTS; at += ig_ranks[o++]) {
+        if (ig_is_plain(&outputs[o], ig_dtypes[o], ig_ranks[o], sizes + at)) continue;
         char name[32];
         snprintf(name, sizeof name, "output %d", o);
         if (!ig_input(&outputs[o], name, ig_dtypes[o], ig_ranks[o], message, size)) return INGOT_INVALID;
@@ -180,7 +191,10 @@ static int ig_execute(ingot_model *model, const ingot_tensor *inputs, const ingo
     }
     if (!ig_check_places(model, inputs, IG_INPUTS, "input", message, size)) return INGOT_INVALID;
     if (!ig_check_places(model, outputs, IG_OUTPUTS, "output", message, size)) return INGOT_INVALID;
-    IG_CALL(cuCtxPushCurrent_v2, model->context); /* and off again: the caller's context stays as it was */
+    ig_cu_context before = 0;
+    IG_CALL(cuCtxGetCurrent, &before);
+    const int is_entered = before != model->context;
+    if (is_entered) IG_CALL(cuCtxPushCurrent_v2, model->context); /* and off again: the caller's stays as it was */
     if (IG_STATEFUL) pthread_mutex_lock(&model->turn);
     ig_run *run = 0;
     status = ig_take_run(model, own, stream, &run, message, size);
@@ -197,8 +211,7 @@ static int ig_execute(ingot_model *model, const ingot_tensor *inputs, const ingo
         ig_give_run(model, run);
     }
     if (IG_STATEFUL) pthread_mutex_unlock(&model->turn);
-    ig_cu_context before;
-    ig_driver.cuCtxPopCurrent_v2(&before);
+    if (is_entered) ig_driver.cuCtxPopCurrent_v2(&before);
     return status;
 }
 
