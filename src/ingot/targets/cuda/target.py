@@ -103,7 +103,7 @@ class CudaTarget(NativeTarget[CudaSource]):
     def build_image(self, source: CudaSource, name: str, store: Cache, workers: Executor) -> bytes:
         """The device text compiled for an architecture, its parts at the same time."""
         version = ".".join(map(str, nvrtc.version()))
-        made_by = ("nvrtc", version, name, *nvrtc.FLAGS, FORMAT, str(len(source.parts)))
+        made_by = ("nvrtc", version, name, *nvrtc.FLAGS, FORMAT)
         is_text = name.startswith("compute_")
 
         def compile_part(text: str) -> bytes:
@@ -115,7 +115,7 @@ class CudaTarget(NativeTarget[CudaSource]):
             made = dict(zip(order, workers.map(compile_part, [texts[number] for number in order]), strict=True))
             return pack_parts([made[number] for number in range(len(texts))])
 
-        return store.read_image(source.device, made_by, compile_all)
+        return store.read_image("\0".join(source.parts), made_by, compile_all)  # also which kernels are together
 
     def toolkit_version(self) -> int:
         """Of what compiles the images, as the driver counts: 13000 for CUDA 13.0."""

@@ -153,3 +153,18 @@ def test_nvrtc_makes_the_same_bytes_with_any_number_of_threads(monkeypatch: pyte
         assert all(text.endswith(b"\0") and text.count(b".entry") == 1 for text in texts)
         assert all(part.startswith(b"\x7fELF") for part in unpack_parts(compiled.libraries["sm_90a"]))
     assert made[0] == made[1]
+
+
+def test_another_split_is_another_entry_of_the_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The host's library knows in which part a kernel is: an image that is split in another way does not serve it."""
+    try:
+        nvrtc.version()
+    except NoCompiler as missing:
+        pytest.skip(str(missing))
+    monkeypatch.setenv("INGOT_CACHE_DIR", str(tmp_path))
+    counts = []
+    for least in (10**6, 1, 10**6):
+        monkeypatch.setattr(device_parts, "LEAST", least)
+        compiled = ingot.compile(SEVERAL, ARGS, target="cuda", isa="sm_80")
+        counts.append(len(unpack_parts(compiled.libraries["sm_80"])))
+    assert counts == [1, compiled.kernels, 1]

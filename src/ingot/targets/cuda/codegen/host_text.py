@@ -113,7 +113,7 @@ class HostText(RunText):
         }
         macros = {
             "KERNELS": len(self.table.shared),
-            "PARTS": len(parts),
+            "IMAGE_PARTS": len(parts),
             "MOST_WORDS": self.table.words,
             "MOST_MAPS": max(self.table.maps, default=0),
             "AT_ONCE": int(waits(self.module)),

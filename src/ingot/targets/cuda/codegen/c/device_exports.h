@@ -47,7 +47,7 @@ INGOT_EXPORT void ingot_close(ingot_model *model)
         }
         if (model->weights) ig_driver.cuMemFree_v2(model->weights);
         if (model->done.event) ig_driver.cuEventDestroy_v2(model->done.event);
-        for (int p = 0; p < IG_PARTS; ++p)
+        for (int p = 0; p < IG_IMAGE_PARTS; ++p)
             if (model->modules[p]) ig_driver.cuModuleUnload(model->modules[p]);
         ig_driver.cuCtxPopCurrent_v2(&before);
         ig_driver.cuDevicePrimaryCtxRelease_v2(model->device);

@@ -64,12 +64,12 @@ static int ig_find_parts(const ingot_image *image, const void **parts, char *mes
     const char *why = 0;
     uint64_t count = 1;
     if (image->size < HEAD || memcmp(bytes, "IGPARTS1", 8)) {
-        if (IG_PARTS != 1) return ig_tell_damage(image, "it has no table of its parts", message, size);
+        if (IG_IMAGE_PARTS != 1) return ig_tell_damage(image, "it has no table of its parts", message, size);
         parts[0] = bytes; /* the driver says what is wrong with it */
         return INGOT_OK;
     }
     memcpy(&count, bytes + 8, sizeof count);
-    if (count != IG_PARTS) return ig_tell_damage(image, "it has another number of parts than the model's library knows", message, size);
+    if (count != IG_IMAGE_PARTS) return ig_tell_damage(image, "it has another number of parts than the model's library knows", message, size);
     uint64_t end = HEAD + ENTRY * count;
     if (end > image->size) return ig_tell_damage(image, "its table of parts is cut off", message, size);
     for (uint64_t p = 0; p < count && !why; ++p) {
@@ -86,11 +86,11 @@ static int ig_find_parts(const ingot_image *image, const void **parts, char *mes
 
 static int ig_load_image(ingot_model *model, const ingot_image *image, char *message, size_t size)
 {
-    const void *parts[IG_PARTS];
+    const void *parts[IG_IMAGE_PARTS];
     const int status = ig_find_parts(image, parts, message, size);
     if (status) return status;
     int result = 0;
-    for (int p = 0; p < IG_PARTS && !result; ++p) {
+    for (int p = 0; p < IG_IMAGE_PARTS && !result; ++p) {
         result = ig_driver.cuModuleLoadData(&model->modules[p], parts[p]);
         if (result) model->modules[p] = 0;
     }

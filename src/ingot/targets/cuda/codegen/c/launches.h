@@ -75,7 +75,7 @@ typedef struct ig_run {
 
 typedef struct ingot_model {
     ig_cu_context context;
-    ig_cu_module modules[IG_PARTS];
+    ig_cu_module modules[IG_IMAGE_PARTS];
     ig_cu_function functions[IG_KERNELS + 1];
     int device, run_count;
     int overlaps; /* whether a kernel that waits for the one before it may begin earlier */
