@@ -8,6 +8,7 @@
 A fault that the device finds in a call that nobody waited for, a bad index, is raised by a later call.
 """
 
+import ctypes
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -31,28 +32,87 @@ def allocate_array(shape: tuple[int, ...], dtype: str, device: int) -> tuple[Any
     return made, made.address
 
 
-class BoundCall:
-    """A call of a model whose tensors lie on its device and have known sizes: only their addresses are left to give."""
+_MESSAGE_SIZE = 2048
+_TENSOR_SIZE = ctypes.sizeof(native_library.NativeTensor)
+_TENSOR_WORDS = _TENSOR_SIZE // 8  # the first of them is the address
+# ingot_enqueue with plain numbers: to convert arrays takes longer than the call.
+_Enqueue = ctypes.CFUNCTYPE(
+    ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t
+)
 
-    __slots__ = ("_inputs", "_native", "_outputs", "dtypes", "shapes")
+
+class _NativeModel(native_library.NativeDeviceModel):
+    """A model on a GPU that takes a call's tensors by their addresses."""
+
+    def _open(self, library: native_library.NativeLibrary, *rest: Any) -> int:
+        status = super()._open(library, *rest)
+        if not status:
+            self._queue = _Enqueue(ctypes.cast(library.ingot_enqueue, ctypes.c_void_p).value or 0)
+        return status
+
+    def queue(self, frame: "_CallFrame", stream: int) -> None:
+        """As `enqueue`, with what the frame holds."""
+        self._enter()
+        try:
+            status = self._queue(self._handle, frame.inputs, frame.outputs, stream, frame.message_at, _MESSAGE_SIZE)
+        finally:
+            self._leave()
+        if status:
+            self._call(lambda *arguments: self._repeat(status, frame, *arguments))
+
+    def _repeat(self, status: int, frame: "_CallFrame", handle: Any, message: Any, size: int) -> int:
+        """The end of a call that has failed, for what raises its error."""
+        ctypes.memmove(message, frame.message, size)
+        return status
+
+
+class _CallFrame:
+    """What one call writes its addresses to: the tensors as words, and where they and its message lie."""
+
+    __slots__ = ("_tensors", "inputs", "message", "message_at", "outputs", "words")
+
+    def __init__(self, tensors: bytes, inputs: int) -> None:
+        self._tensors = ctypes.create_string_buffer(tensors, len(tensors))
+        self.inputs = ctypes.addressof(self._tensors)
+        self.outputs = self.inputs + inputs * _TENSOR_SIZE
+        self.words = memoryview(self._tensors).cast("B").cast("Q")
+        self.message = ctypes.create_string_buffer(_MESSAGE_SIZE)
+        self.message_at = ctypes.addressof(self.message)
+
+
+class BoundCall:
+    """A call of a model whose tensors lie on its device and have known sizes: only their addresses are left to give.
+    Any number of threads may use it."""
+
+    __slots__ = ("_count", "_idle", "_kept", "_native", "_tensors", "dtypes", "shapes")
 
     def __init__(
-        self, native: native_library.NativeDeviceModel, inputs: Any, outputs: Any, shapes: Sequence[tuple[int, ...]],
-        dtypes: Sequence[str]
+        self, native: _NativeModel, inputs: Any, outputs: Any, count: int,
+        shapes: Sequence[tuple[int, ...]], dtypes: Sequence[str]
     ) -> None:  # fmt: skip
-        """Use `DeviceModel.bind`."""
-        self._native, self._inputs, self._outputs = native, inputs, outputs
+        """Use `DeviceModel.bind`. `count`: of the inputs."""
+        self._native, self._count = native, count
+        self._tensors = bytes(inputs)[: count * _TENSOR_SIZE] + bytes(outputs)
+        self._kept = (inputs, outputs)  # the sizes that the tensors point to
+        self._idle: list[_CallFrame] = []  # frames that no call uses
         self.shapes, self.dtypes = shapes, dtypes
 
     def __call__(self, inputs: Sequence[int], outputs: Sequence[int], stream: int) -> None:
         """Queues the call: with addresses on the device that are multiples of their elements' sizes."""
-        given = type(self._inputs).from_buffer_copy(self._inputs)
-        made = type(self._outputs).from_buffer_copy(self._outputs)
-        for number, address in enumerate(inputs):
-            given[number].data = address
-        for number, address in enumerate(outputs):
-            made[number].data = address
-        self._native.enqueue(given, made, stream)
+        try:
+            frame = self._idle.pop()
+        except IndexError:
+            frame = _CallFrame(self._tensors, self._count)
+        words = frame.words
+        at = 0
+        for address in inputs:
+            words[at] = address
+            at += _TENSOR_WORDS
+        for address in outputs:
+            words[at] = address
+            at += _TENSOR_WORDS
+        self._native.queue(frame, stream)
+        self._idle.append(frame)  # not where it failed: the frame has its message
 
 
 class DeviceModel(Model):
@@ -91,7 +151,7 @@ class DeviceModel(Model):
             self._opened = self._open_native()
 
     def _open_native(self) -> native_library.NativeDeviceModel:
-        return native_library.NativeDeviceModel(self._library, self._weights, self._images, self.device)
+        return _NativeModel(self._library, self._weights, self._images, self.device)
 
     @property
     def _native(self) -> native_library.NativeModel:
@@ -114,7 +174,7 @@ class DeviceModel(Model):
         if self._mutated or self._symbols or any(output.is_scalar for output in spec.outputs):
             return None
         native = self._native
-        assert isinstance(native, native_library.NativeDeviceModel)
+        assert isinstance(native, _NativeModel)
         given: Any = [
             DeviceTensor(0, asked.dtype.name, tuple(shape), self.device)
             for asked, shape in zip(spec.inputs, shapes, strict=True)
@@ -124,7 +184,8 @@ class DeviceModel(Model):
         for tensor in (*inputs, *outputs):
             tensor.device = self.device + 1
         inputs.kept, outputs.kept = plan.inputs.kept, plan.outputs.kept  # the sizes that they point to
-        return BoundCall(native, inputs, outputs, plan.output_shapes, [output.dtype.name for output in spec.outputs])
+        names = [output.dtype.name for output in spec.outputs]
+        return BoundCall(native, inputs, outputs, len(spec.inputs), plan.output_shapes, names)
 
     def run(
         self,

@@ -14,6 +14,9 @@ from ingot import torch_internals as internals
 from ingot_runtime.device_model import BoundCall, DeviceModel
 from ingot_runtime.pytree import Branch, Leaf
 
+# What a result is made with: its sizes, steps and dtype.
+_Made = tuple[tuple[int, ...], tuple[int, ...], torch.dtype]
+
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 # Sizes that are kept apart.
 _LIMIT = 256
@@ -26,7 +29,7 @@ class DeviceCalls:
         self._model = model
         self._device = torch.device("cuda", model.device)
         self._dtypes = tuple(getattr(torch, asked.dtype.name) for asked in model.spec.inputs)
-        self._bound: dict[Any, tuple[BoundCall, list[tuple[tuple[int, ...], torch.dtype]]] | None] = {}
+        self._bound: dict[Any, tuple[BoundCall, list[_Made]] | None] = {}
 
     @staticmethod
     def create(model: Any) -> DeviceCalls | None:
@@ -49,7 +52,7 @@ class DeviceCalls:
         for arg, dtype in zip(args, self._dtypes, strict=True):
             if type(arg) not in _PLAIN or arg.dtype is not dtype or arg.get_device() != number:
                 return None
-            if not arg.is_contiguous() or arg.is_neg() or arg.is_conj():
+            if not arg.is_contiguous() or arg.is_neg():  # none is conjugated: no dtype is complex
                 return None
         key = tuple([arg.shape for arg in args])
         found = self._bound.get(key)
@@ -60,18 +63,28 @@ class DeviceCalls:
             if found is None:
                 return None
         bound, made = found
-        results = [torch.empty(shape, dtype=dtype, device=self._device) for shape, dtype in made]
+        device = self._device
+        results = [torch.empty_strided(shape, steps, dtype=dtype, device=device) for shape, steps, dtype in made]
         stream = internals.raw_cuda_stream(number)
         bound([arg.data_ptr() for arg in args], [result.data_ptr() for result in results], stream)
         return results
 
-    def _bind(self, key: Any) -> tuple[BoundCall, list[tuple[tuple[int, ...], torch.dtype]]] | None:
+    def _bind(self, key: Any) -> tuple[BoundCall, list[_Made]] | None:
         bound = self._model.bind(key)
         made = None
         if bound is not None:
-            shapes = zip(bound.shapes, bound.dtypes, strict=True)
-            made = (bound, [(shape, getattr(torch, dtype)) for shape, dtype in shapes])
+            results = zip(bound.shapes, bound.dtypes, strict=True)
+            made = (bound, [(shape, _dense_steps(shape), getattr(torch, dtype)) for shape, dtype in results])
         if len(self._bound) >= _LIMIT:
             self._bound.clear()
         self._bound[key] = made
         return made
+
+
+def _dense_steps(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """As torch has them: a dim of no elements counts as one."""
+    steps, step = [], 1
+    for size in reversed(shape):
+        steps.append(step)
+        step *= max(size, 1)
+    return tuple(reversed(steps))

@@ -217,6 +217,12 @@ EXPORT int cuDevicePrimaryCtxRelease_v2(int)
     if (--retained < 0) stop("a context is released more often than it was retained");
     return SUCCESS;
 }
+EXPORT int cuCtxGetCurrent(void **context)
+{
+    BEGIN(cuCtxGetCurrent);
+    *context = contexts.empty() ? nullptr : (void *)(intptr_t)contexts.back();
+    return SUCCESS;
+}
 EXPORT int cuCtxPushCurrent_v2(void *context)
 {
     BEGIN(cuCtxPushCurrent_v2);

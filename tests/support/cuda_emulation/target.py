@@ -8,9 +8,12 @@ import hashlib
 import os
 import subprocess
 import tempfile
+from concurrent.futures import Executor
 from pathlib import Path
 
 from ingot.codegen.build.cache import Cache
+from ingot.targets.cuda.build.image_parts import pack_parts
+from ingot.targets.cuda.codegen.module_emitter import CudaSource
 from ingot.targets.cuda.target import CudaTarget
 from tests.support.cuda_emulation.kernels import build_library
 
@@ -21,7 +24,11 @@ _FOLDER = Path(tempfile.gettempdir()) / "ingot-cuda-emulation"
 class EmulatedCudaTarget(CudaTarget):
     """Its image of every architecture is a library that the emulated driver loads."""
 
-    def build_image(self, text: str, name: str, store: Cache) -> bytes:
+    def build_image(self, source: CudaSource, name: str, store: Cache, workers: Executor) -> bytes:
+        # One library serves as every part: to compile each by itself takes many times as long.
+        return pack_parts([self.build_part(source.device, name)] * len(source.parts))
+
+    def build_part(self, text: str, name: str) -> bytes:
         # What only Hopper has is not in the text for other architectures.
         return build_library(text if name == "sm_90a" else f"#define IG_EMULATED_PLAIN 1\n{text}").read_bytes()
 
@@ -29,7 +36,15 @@ class EmulatedCudaTarget(CudaTarget):
         return 13000
 
 
+class EmulatedPartsTarget(EmulatedCudaTarget):
+    """As on a GPU: each part has just its own kernels."""
+
+    def build_image(self, source: CudaSource, name: str, store: Cache, workers: Executor) -> bytes:
+        return pack_parts([self.build_part(text, name) for text in source.parts])
+
+
 EMULATED = EmulatedCudaTarget()
+EMULATED_PARTS = EmulatedPartsTarget()
 
 
 def build_driver() -> Path:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Collection, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor, ThreadPoolExecutor
 
 import torch
 
@@ -23,6 +23,7 @@ from ingot.lowering.loop_module import Module, PackedWeight
 from ingot.scheduling.buffer_planning import byte_size, plan
 from ingot.targets.base import NativeTarget, ScheduleObserver, ignore_pass
 from ingot.targets.cuda.build import nvrtc
+from ingot.targets.cuda.build.image_parts import FORMAT, pack_parts
 from ingot.targets.cuda.codegen.module_emitter import CudaSource, emit
 from ingot.targets.cuda.codegen.weight_packing import pack_weight
 from ingot.targets.cuda.kernel_selection.strategy import CudaStrategy
@@ -30,7 +31,7 @@ from ingot.targets.cuda.schedule.pipeline import SCHEDULE, schedule
 from ingot.targets.cuda.schedule.reference_semantics import REFERENCE_RULES
 from ingot.targets.cuda.schedule.weight_layouts import ReorderedLayout, SwizzledTiles
 from ingot_runtime.container.manifest import Spec
-from ingot_runtime.cpu_features import architecture
+from ingot_runtime.cpu_features import architecture, cores
 from ingot_runtime.device_model import DeviceModel
 from ingot_runtime.native.native_library import Blob, NativeLibrary
 
@@ -88,8 +89,9 @@ class CudaTarget(NativeTarget[CudaSource]):
         names = [machines] if isinstance(machines, str) else list(machines or ())
         architectures, hosts = split_machines(names)
         store = Cache.from_settings(Settings.from_environment()) if cache else Cache(None)
-        with ThreadPoolExecutor(len(architectures)) as threads:  # NVRTC runs without Python's lock
-            images = threads.map(lambda name: self.build_image(source.device, name, store), architectures)
+        # NVRTC runs without Python's lock, and as often at once as it is called.
+        with ThreadPoolExecutor(cores()) as workers, ThreadPoolExecutor(len(architectures)) as threads:
+            images = threads.map(lambda name: self.build_image(source, name, store, workers), architectures)
             flags = (*_HOST_FLAGS, f"-DIG_CUDA_VERSION={self.toolkit_version()}")
             tools = find()
             made = {
@@ -98,14 +100,22 @@ class CudaTarget(NativeTarget[CudaSource]):
             }
             return {**made, **dict(zip(architectures, images, strict=True))}
 
-    def build_image(self, text: str, name: str, store: Cache) -> bytes:
-        """The device text compiled for an architecture."""
+    def build_image(self, source: CudaSource, name: str, store: Cache, workers: Executor) -> bytes:
+        """The device text compiled for an architecture, its parts at the same time."""
         version = ".".join(map(str, nvrtc.version()))
-        made_by = ("nvrtc", version, name, *nvrtc.FLAGS)
+        made_by = ("nvrtc", version, name, *nvrtc.FLAGS, FORMAT)
         is_text = name.startswith("compute_")
-        return store.read_image(
-            text, made_by, lambda: nvrtc.compile_text(text, name.replace("compute_", "sm_"), ptx=is_text)
-        )
+
+        def compile_part(text: str) -> bytes:
+            return nvrtc.compile_text(text, name.replace("compute_", "sm_"), ptx=is_text)
+
+        def compile_all() -> bytes:
+            texts = source.parts
+            order = sorted(range(len(texts)), key=lambda number: -len(texts[number]))  # what takes longest, first
+            made = dict(zip(order, workers.map(compile_part, [texts[number] for number in order]), strict=True))
+            return pack_parts([made[number] for number in range(len(texts))])
+
+        return store.read_image("\0".join(source.parts), made_by, compile_all)  # also which kernels are together
 
     def toolkit_version(self) -> int:
         """Of what compiles the images, as the driver counts: 13000 for CUDA 13.0."""

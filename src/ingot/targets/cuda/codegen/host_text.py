@@ -23,6 +23,7 @@ from ingot.lowering.loop_ir import Assert, BindSymbol, Body, For, If, Stmt, Whil
 from ingot.lowering.loop_module import Module
 from ingot.scheduling.buffer_planning import byte_size
 from ingot.targets.cuda.codegen.device_library import DeviceLibrary
+from ingot.targets.cuda.codegen.device_parts import split_kernels
 from ingot.targets.cuda.codegen.kernel import CudaKernel, Grid, map_words
 from ingot.targets.cuda.codegen.kernel_writer import CudaKernelWriter, StepScratch
 
@@ -42,6 +43,7 @@ class KernelTable:
     plain_shared: list[int] = field(default_factory=list)
     waits: list[int] = field(default_factory=list)
     maps: list[int] = field(default_factory=list)
+    lengths: list[int] = field(default_factory=list)  # of their texts
     words: int = 0  # arguments that a kernel has at most, without maps
 
     def find(self, kernel: CudaKernel) -> int | None:
@@ -57,9 +59,14 @@ class KernelTable:
         self.plain_shared.append(-1 if kernel.plain_shared is None else kernel.plain_shared)
         self.maps.append(len(kernel.maps))
         self.waits.append(int(kernel.waits))
+        self.lengths.append(len(kernel.text))
         self._need(number, kernel.shared)
         self.words = max(self.words, len(kernel.buffers) + len(kernel.sizes))
         return number
+
+    def parts(self) -> list[list[int]]:
+        """The kernels that are compiled together."""
+        return split_kernels(self.lengths)
 
     def _need(self, number: int, shared: Size) -> None:
         before = self.shared[number]
@@ -85,7 +92,7 @@ class HostText(RunText):
         fits = self.limits.split(self.module.symbols)[0].function()
         tables = [export_tables(self.module, list(self.sites), weights_size), self._tables()]
         before = ("host_includes.h", "prelude.h", "index_arithmetic.h", "checked_sizes.h", "abi.h", "argument_checks.h")
-        device = ("driver.h", "launches.h", "device_run.h")
+        device = ("driver.h", "launches.h", "images.h", "device_run.h")
         parts = [*map(HEADERS.read, before), source_of(sorted(self.functions)), *tables, *map(HEADERS.read, device)]
         return "\n".join([*parts, *fits, *run, HEADERS.read("device_exports.h")])
 
@@ -93,6 +100,8 @@ class HostText(RunText):
         used: set[str] = set().union(*(names for step in self.module.steps for names in reads_and_writes(step)))
         uses = [2 if argument.mutated else int(argument.buffer in used) for argument in self.module.inputs]
         places = [known.place for known in self.module.symbols.values() if known.dim < 0]
+        parts = self.table.parts()
+        part_of = {kernel: number for number, part in enumerate(parts) for kernel in part}
         lists = {
             "unsigned char ig_input_uses": [*uses, 0],  # 1: read, 2: written
             "int ig_size_inputs": [*sorted(set(places)), -1],
@@ -100,9 +109,11 @@ class HostText(RunText):
             "int ig_plain_shared": [*self.table.plain_shared, 0],
             "unsigned char ig_kernel_waits": [*self.table.waits, 0],
             "unsigned char ig_kernel_maps": [*self.table.maps, 0],
+            "unsigned char ig_kernel_parts": [*(part_of[kernel] for kernel in sorted(part_of)), 0],
         }
         macros = {
             "KERNELS": len(self.table.shared),
+            "IMAGE_PARTS": len(parts),
             "MOST_WORDS": self.table.words,
             "MOST_MAPS": max(self.table.maps, default=0),
             "AT_ONCE": int(waits(self.module)),

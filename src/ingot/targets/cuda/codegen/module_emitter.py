@@ -38,6 +38,8 @@ class CudaSource:
     weights_size: int
     launches: tuple[KernelLaunch, ...] = ()
     kernel_count: int = 0
+    # The device text as it is compiled: the library with a share of the kernels each.
+    parts: tuple[str, ...] = ()
 
     @property
     def text(self) -> str:
@@ -86,9 +88,11 @@ class CudaModuleEmitter:
             f"/* {self.title}, compiled by Ingot: {{}}.\n\n   {len(self.module.inputs)} inputs, "
             f"{len(self.module.outputs)} outputs, {count} kernels. */\n"
         )
-        device = "\n".join([banner.format("what runs on the GPU"), self.library.text(), *self.texts])
+        head = [banner.format("what runs on the GPU"), self.library.text()]
+        parts = tuple("\n".join([*head, *(self.texts[kernel] for kernel in part)]) for part in self.table.parts())
+        device = "\n".join([*head, *self.texts])
         return CudaSource(
-            device, banner.format("what runs on the host") + host, weights, size, tuple(self.launches), count
+            device, banner.format("what runs on the host") + host, weights, size, tuple(self.launches), count, parts
         )
 
     def _write_step(self, step: Stmt) -> tuple[Sequence[CudaKernel], StepScratch]:

@@ -3,12 +3,6 @@
 #endif
 #define INGOT_EXPORT __attribute__((visibility("default")))
 
-typedef struct {
-    const char *architecture;
-    const void *data;
-    size_t size;
-} ingot_image;
-
 INGOT_EXPORT const ingot_info *ingot_describe(void)
 {
     /* One text serves every instruction set and all weights of this layout: no hash of them is in it. */
@@ -24,71 +18,6 @@ INGOT_EXPORT int ingot_open(const void *weights, int threads, ingot_model **out)
 
 /* ---- opening */
 
-static int ig_choose_image(const ingot_image *images, int count, int device, const ingot_image **chosen, char *message, size_t size)
-{
-    int major = 0, minor = 0, best = 0;
-    IG_CALL(cuDeviceGetAttribute, &major, IG_ATTRIBUTE_MAJOR, device);
-    IG_CALL(cuDeviceGetAttribute, &minor, IG_ATTRIBUTE_MINOR, device);
-    for (int i = 0; i < count; ++i) {
-        const int rank = ig_rank_image(images[i].architecture, major, minor);
-        if (rank <= best) continue;
-        best = rank;
-        *chosen = &images[i];
-    }
-    if (best) return INGOT_OK;
-    char name[128] = "", have[256] = "";
-    ig_driver.cuDeviceGetName(name, sizeof name, device);
-    for (int i = 0; i < count; ++i)
-        snprintf(have + strlen(have), sizeof have - strlen(have), "%s%s", i ? ", " : "", images[i].architecture);
-    if (message && size)
-        snprintf(message, size, "The model has no code for this GPU.\n  why: %s is of the architecture sm_%d%d; there is code for %s\n"
-                 "  what to do: compile the model for it: isa=\"sm_%d%d\", or isa=\"ptx\" for all that are newer",
-                 *name ? name : "it", major, minor, *have ? have : "none", major, minor);
-    return INGOT_DEVICE;
-}
-
-static int ig_load_image(ingot_model *model, const ingot_image *image, char *message, size_t size)
-{
-    const int result = ig_driver.cuModuleLoadData(&model->module, image->data);
-    if (result == IG_CUDA_OUT_OF_MEMORY) return ig_driver_failure("cuModuleLoadData", result, message, size);
-    if (result) {
-        const char *why = 0;
-        ig_driver.cuGetErrorString(result, &why);
-        const int is_old = ig_driver.version < IG_CUDA_VERSION;
-        if (message && size)
-            snprintf(message, size, "The GPU's driver cannot load the model's code for %s.\n  why: %s (%d); the driver supports CUDA %d.%d, the code is of CUDA %d.%d\n"
-                     "  what to do: %s", image->architecture, why ? why : "an error without a name", result, ig_driver.version / 1000,
-                     ig_driver.version % 1000 / 10, IG_CUDA_VERSION / 1000, IG_CUDA_VERSION % 1000 / 10,
-                     is_old ? "install a newer NVIDIA driver" : "compile the model again");
-        return INGOT_DEVICE;
-    }
-    return INGOT_OK;
-}
-
-static int ig_find_kernels(ingot_model *model, int device, char *message, size_t size)
-{
-    int most = 0;
-    IG_CALL(cuDeviceGetAttribute, &most, IG_ATTRIBUTE_SHARED_LIMIT, device);
-    for (int k = 0; k < IG_KERNELS; ++k) {
-        char name[16];
-        int own = 0;
-        snprintf(name, sizeof name, "k%d", k);
-        IG_CALL(cuModuleGetFunction, &model->functions[k], model->module, name);
-        const int needed = !model->is_hopper && ig_plain_shared[k] >= 0 ? ig_plain_shared[k] : ig_kernel_shared[k];
-        if (needed >= 0 && needed <= 48 << 10) continue;
-        IG_CALL(cuFuncGetAttribute, &own, IG_FUNCTION_STATIC_SHARED, model->functions[k]);
-        const int asked = needed < 0 ? most - own : needed;
-        if (asked > most - own) {
-            if (message && size)
-                snprintf(message, size, "A kernel of the model needs more shared memory than this GPU has.\n  why: it needs %d bytes, and there are %d\n"
-                         "  what to do: compile the model for this GPU", asked + own, most);
-            return INGOT_DEVICE;
-        }
-        IG_CALL(cuFuncSetAttribute, model->functions[k], IG_FUNCTION_DYNAMIC_SHARED, asked);
-    }
-    return INGOT_OK;
-}
-
 static int ig_open_in_context(ingot_model *model, const void *weights, const ingot_image *image, int device, char *message, size_t size)
 {
     int status = ig_load_image(model, image, message, size);
@@ -98,7 +27,7 @@ static int ig_open_in_context(ingot_model *model, const void *weights, const ing
     model->overlaps = ig_driver.cuGraphAddDependencies_v2 && ig_architecture_number(image->architecture) >= 90;
     status = ig_find_kernels(model, device, message, size);
     if (status) return status;
-    IG_CALL(cuEventCreate, &model->done, IG_EVENT_WITHOUT_TIME);
+    IG_CALL(cuEventCreate, &model->done.event, IG_EVENT_WITHOUT_TIME);
     if (!IG_WEIGHTS_SIZE) return INGOT_OK;
     IG_CALL(cuMemAlloc_v2, &model->weights, IG_WEIGHTS_SIZE);
     IG_CALL(cuMemcpyHtoDAsync_v2, model->weights, weights, IG_WEIGHTS_SIZE, 0);
@@ -117,8 +46,9 @@ INGOT_EXPORT void ingot_close(ingot_model *model)
             ig_free_run(run);
         }
         if (model->weights) ig_driver.cuMemFree_v2(model->weights);
-        if (model->done) ig_driver.cuEventDestroy_v2(model->done);
-        if (model->module) ig_driver.cuModuleUnload(model->module);
+        if (model->done.event) ig_driver.cuEventDestroy_v2(model->done.event);
+        for (int p = 0; p < IG_IMAGE_PARTS; ++p)
+            if (model->modules[p]) ig_driver.cuModuleUnload(model->modules[p]);
         ig_driver.cuCtxPopCurrent_v2(&before);
         ig_driver.cuDevicePrimaryCtxRelease_v2(model->device);
     }
@@ -211,19 +141,20 @@ static int ig_check_places(const ingot_model *model, const ingot_tensor *tensors
 /* One call on the run's stream: what goes before it, its kernels, what goes behind it. Whether to wait for its end. */
 static int ig_run_once(ingot_model *model, ig_run *run, const ingot_tensor *inputs, const ingot_tensor *outputs, int64_t *n)
 {
-    if (run->was_used && run->last != run->stream) IG_TRY(run, cuStreamWaitEvent, run->stream, run->done, 0);
-    if (IG_STATEFUL && model->was_used && model->last != run->stream) IG_TRY(run, cuStreamWaitEvent, run->stream, model->done, 0);
+    ig_wait_for_end(run, &run->done);
+    if (IG_STATEFUL) ig_wait_for_end(run, &model->done);
     ig_stage(run, inputs, outputs);
-    if (!run->status) ig_model_run(model, run, n);
-    ig_launch_all(run);
+    ig_note_call(run, n);
+    ig_graph *const known = ig_known_graph(run);
+    if (known) ig_launch_graph(run, known);
+    else {
+        if (!run->status) ig_model_run(model, run, n);
+        ig_launch_all(run);
+    }
     const int to_host = ig_unstage(run, inputs, outputs);
     ig_free_blocks(run);
-    if (!ig_driver.cuEventRecord(run->done, run->stream)) run->was_used = 1;
-    run->last = run->stream;
-    if (IG_STATEFUL) {
-        if (!ig_driver.cuEventRecord(model->done, run->stream)) model->was_used = 1;
-        model->last = run->stream;
-    }
+    ig_set_end(&run->done, run->stream);
+    if (IG_STATEFUL) ig_set_end(&model->done, run->stream);
     return to_host;
 }
 
@@ -234,6 +165,15 @@ static void ig_explain(const ig_run *run, char *message, size_t size)
     snprintf(message, size, "%s%s", why[run->status], run->site < 0 ? "" : ig_sites[run->site]);
 }
 
+/* Whether a tensor is dense and of these sizes: then nothing has to be said about it. */
+static int ig_is_plain(const ingot_tensor *t, int dtype, int rank, const int64_t *sizes)
+{
+    if (t->dtype != dtype || t->rank != rank || t->strides) return 0;
+    for (int d = 0; d < rank; ++d)
+        if (t->shape[d] != sizes[d]) return 0;
+    return 1;
+}
+
 static int ig_execute(ingot_model *model, const ingot_tensor *inputs, const ingot_tensor *outputs, int own, ig_cu_stream stream,
                       double *seconds, char *message, size_t size)
 {
@@ -242,6 +182,7 @@ static int ig_execute(ingot_model *model, const ingot_tensor *inputs, const ingo
     if (status) return status;
     ig_shapes(n, sizes);
     for (int o = 0, at = 0; o < IG_OUTPUTS; at += ig_ranks[o++]) {
+        if (ig_is_plain(&outputs[o], ig_dtypes[o], ig_ranks[o], sizes + at)) continue;
         char name[32];
         snprintf(name, sizeof name, "output %d", o);
         if (!ig_input(&outputs[o], name, ig_dtypes[o], ig_ranks[o], message, size)) return INGOT_INVALID;
@@ -250,7 +191,10 @@ static int ig_execute(ingot_model *model, const ingot_tensor *inputs, const ingo
     }
     if (!ig_check_places(model, inputs, IG_INPUTS, "input", message, size)) return INGOT_INVALID;
     if (!ig_check_places(model, outputs, IG_OUTPUTS, "output", message, size)) return INGOT_INVALID;
-    IG_CALL(cuCtxPushCurrent_v2, model->context); /* and off again: the caller's context stays as it was */
+    ig_cu_context before = 0;
+    IG_CALL(cuCtxGetCurrent, &before);
+    const int is_entered = before != model->context;
+    if (is_entered) IG_CALL(cuCtxPushCurrent_v2, model->context); /* and off again: the caller's stays as it was */
     if (IG_STATEFUL) pthread_mutex_lock(&model->turn);
     ig_run *run = 0;
     status = ig_take_run(model, own, stream, &run, message, size);
@@ -267,8 +211,7 @@ static int ig_execute(ingot_model *model, const ingot_tensor *inputs, const ingo
         ig_give_run(model, run);
     }
     if (IG_STATEFUL) pthread_mutex_unlock(&model->turn);
-    ig_cu_context before;
-    ig_driver.cuCtxPopCurrent_v2(&before);
+    if (is_entered) ig_driver.cuCtxPopCurrent_v2(&before);
     return status;
 }
 

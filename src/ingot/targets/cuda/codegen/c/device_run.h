@@ -1,10 +1,31 @@
 /* A run: one call of the model, with memory of its own on the device, so that several callers never meet. */
 
+/* A use of something ends here on this stream. */
+static void ig_set_end(ig_end *end, ig_cu_stream stream)
+{
+    end->stream = stream;
+    end->is_recorded = stream != 0;
+    if (!stream || !ig_driver.cuEventRecord(end->event, stream)) end->was_used = 1;
+}
+
+/* The event behind the last use, of which there is one. */
+static ig_cu_event ig_event_of(ig_end *end)
+{
+    if (!end->is_recorded) end->is_recorded = !ig_driver.cuEventRecord(end->event, 0);
+    return end->event;
+}
+
+/* What this stream does next waits for that end. */
+static void ig_wait_for_end(ig_run *run, ig_end *end)
+{
+    if (end->was_used && end->stream != run->stream) IG_TRY(run, cuStreamWaitEvent, run->stream, ig_event_of(end), 0);
+}
+
 IG_OPTIONAL ig_address ig_reserve(ig_run *run, ig_address *memory, int64_t *held, int64_t size)
 {
     if (run->status) return 0;
     if (!*memory || *held < size) {
-        if (run->was_used) IG_TRY(run, cuEventSynchronize, run->done); /* the call before may still use it */
+        if (run->done.was_used) IG_TRY(run, cuEventSynchronize, ig_event_of(&run->done)); /* the call before may still use it */
         if (*memory) ig_driver.cuMemFree_v2(*memory);
         *memory = 0;
         *held = 0;
@@ -78,14 +99,14 @@ IG_OPTIONAL int64_t ig_read_value(ig_run *run)
 static void ig_free_run(ig_run *run)
 {
     if (!run) return;
-    if (run->was_used) ig_driver.cuEventSynchronize(run->done);
+    if (run->done.was_used) ig_driver.cuEventSynchronize(ig_event_of(&run->done));
     for (int g = 0; g < IG_GRAPHS; ++g) ig_free_graph(&run->graphs[g]);
     ig_free_list(&run->list);
     const ig_address memories[] = {run->arena, run->scratch, run->staging};
     for (int m = 0; m < 3; ++m)
         if (memories[m]) ig_driver.cuMemFree_v2(memories[m]);
     if (run->status_word) ig_driver.cuMemFreeHost((void *)run->status_word);
-    const ig_cu_event events[] = {run->done, run->begin, run->end};
+    const ig_cu_event events[] = {run->done.event, run->begin, run->end};
     for (int e = 0; e < 3; ++e)
         if (events[e]) ig_driver.cuEventDestroy_v2(events[e]);
     if (run->own) ig_driver.cuStreamDestroy_v2(run->own);
@@ -96,7 +117,7 @@ static int ig_prepare_run(ig_run *run, char *message, size_t size)
 {
     void *pinned = 0;
     IG_CALL(cuStreamCreate, &run->own, 0); /* one that waits for the default stream, as callers expect */
-    IG_CALL(cuEventCreate, &run->done, IG_EVENT_WITHOUT_TIME);
+    IG_CALL(cuEventCreate, &run->done.event, IG_EVENT_WITHOUT_TIME);
     IG_CALL(cuEventCreate, &run->begin, 0);
     IG_CALL(cuEventCreate, &run->end, 0);
     IG_CALL(cuMemHostAlloc, &pinned, 128, IG_HOST_MAPPED);
@@ -116,8 +137,7 @@ static int ig_take_run(ingot_model *model, int own, ig_cu_stream stream, ig_run 
     pthread_mutex_lock(&model->lock);
     for (ig_run **at = &model->idle; *at; at = &(*at)->next) {
         ig_run *const one = *at;
-        const int is_over = !one->was_used || !ig_driver.cuEventQuery(one->done);
-        if (is_over || (!own && one->last == stream)) {
+        if (!one->done.was_used || (!own && one->done.stream == stream) || !ig_driver.cuEventQuery(ig_event_of(&one->done))) {
             found = at;
             break;
         }
@@ -207,7 +227,7 @@ static void ig_stage(ig_run *run, const ingot_tensor *inputs, const ingot_tensor
     ig_address at = total ? ig_reserve(run, &run->staging, &run->staging_size, total) : 0;
     if (run->status) return;
     for (int i = 0; i < IG_INPUTS; ++i) {
-        run->inputs[i] = (ig_address)(uintptr_t)inputs[i].data;
+        run->inputs[i] = ig_input_uses[i] ? (ig_address)(uintptr_t)inputs[i].data : 0;
         if (!ig_input_uses[i] || !ig_is_staged(&inputs[i])) continue;
         run->inputs[i] = at;
         ig_copy_in(run, &inputs[i], at);

@@ -37,6 +37,7 @@ enum { IG_STREAM_NON_BLOCKING = 1, IG_EVENT_WITHOUT_TIME = 2, IG_HOST_MAPPED = 2
     F(cuDeviceGetAttribute, (int *, int, int)) \
     F(cuDevicePrimaryCtxRetain, (ig_cu_context *, int)) \
     F(cuDevicePrimaryCtxRelease_v2, (int)) \
+    F(cuCtxGetCurrent, (ig_cu_context *)) \
     F(cuCtxPushCurrent_v2, (ig_cu_context)) \
     F(cuCtxPopCurrent_v2, (ig_cu_context *)) \
     F(cuModuleLoadData, (ig_cu_module *, const void *)) \

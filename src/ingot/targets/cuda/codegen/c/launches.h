@@ -12,15 +12,23 @@ typedef struct {
     int count, room, word_count, word_room;
 } ig_launch_list;
 
+/* All that a run's launches depend on, where it draws no random numbers: calls that agree in it have the same ones. */
+typedef struct {
+    int64_t sizes[IG_SYMBOLS + 1];
+    ig_address inputs[IG_INPUTS + 1], outputs[IG_OUTPUTS + 1], arena, scratch;
+} ig_call;
+
 typedef struct {
     ig_launch_list list; /* as the graph has it now */
+    ig_call call; /* the call that it was made or updated for */
+    int is_known; /* whether that call tells all of it */
     ig_cu_graph graph;
     ig_cu_graph_exec exec;
     ig_cu_node *nodes;
     uint64_t used; /* when: the one that was used longest ago makes room */
 } ig_graph;
 
-enum { IG_GRAPHS = 8, IG_SEEN = 32, IG_GRAPH_LEAST = 2, IG_CONTEXT_WORDS = 4, IG_MAP_WORDS = 16 };
+enum { IG_GRAPHS = 8, IG_ALIKE = 4, IG_SEEN = 32, IG_GRAPH_LEAST = 2, IG_CONTEXT_WORDS = 4, IG_MAP_WORDS = 16 };
 
 /* What a launch's parameters point at besides its words: maps of tensors as the driver makes them. */
 typedef struct {
@@ -33,12 +41,20 @@ typedef struct ig_block {
     ig_address memory;
 } ig_block;
 
+/* Where the last use of something ends: an event behind it on its stream. On the default stream, which is always there,
+   it is recorded when somebody asks: what came there later is then waited for as well. */
+typedef struct {
+    ig_cu_event event;
+    ig_cu_stream stream;
+    int was_used, is_recorded;
+} ig_end;
+
 typedef struct ig_run {
     struct ig_run *next;
     struct ingot_model *model;
-    ig_cu_stream own, stream, last; /* its own, the one of this call, the one of the call before */
-    ig_cu_event done, begin, end;
-    int was_used;
+    ig_cu_stream own, stream; /* its own, the one of this call */
+    ig_end done; /* the call before */
+    ig_cu_event begin, end;
     volatile unsigned *status_word; /* pinned: what kernels report, and behind it a value that they compute */
     volatile int64_t *value;
     ig_address status_address, value_address;
@@ -46,10 +62,11 @@ typedef struct ig_run {
     int64_t arena_size, scratch_size, staging_size;
     ig_block *blocks; /* what was allocated on the way */
     ig_address inputs[IG_INPUTS + 1], outputs[IG_OUTPUTS + 1];
+    ig_call call;
     uint64_t seed, draw;
     ig_launch_list list;
     ig_graph graphs[IG_GRAPHS];
-    uint64_t seen[IG_SEEN], calls;
+    uint64_t seen[IG_SEEN], called[IG_SEEN], calls;
     int status, site;
     double *seconds; /* of each launch, where somebody wants to know */
     char *message;
@@ -58,7 +75,7 @@ typedef struct ig_run {
 
 typedef struct ingot_model {
     ig_cu_context context;
-    ig_cu_module module;
+    ig_cu_module modules[IG_IMAGE_PARTS];
     ig_cu_function functions[IG_KERNELS + 1];
     int device, run_count;
     int overlaps; /* whether a kernel that waits for the one before it may begin earlier */
@@ -66,9 +83,7 @@ typedef struct ingot_model {
     ig_address weights;
     ig_run *idle;
     pthread_mutex_t lock, turn;
-    ig_cu_event done; /* of the last call that used the state, and its stream */
-    ig_cu_stream last;
-    int was_used;
+    ig_end done; /* the last call that used the state */
     uint64_t seed, draws;
 } ingot_model;
 
@@ -276,21 +291,66 @@ static int ig_was_seen(ig_run *run)
     return 0;
 }
 
+/* Whether a call that agrees with this one in all that launches depend on came before; notes that this one did. */
+static int ig_was_called(ig_run *run)
+{
+    uint64_t words[sizeof run->call / sizeof(uint64_t)], hash = 0xcbf29ce484222325u;
+    if (IG_DRAWS || run->blocks) return 0;
+    memcpy(words, &run->call, sizeof words);
+    for (size_t w = 0; w < sizeof words / sizeof *words; ++w) hash = (hash ^ words[w] ^ hash >> 32) * 0x100000001b3u;
+    for (int s = 0; s < IG_SEEN; ++s)
+        if (run->called[s] == hash) return 1;
+    run->called[run->calls % IG_SEEN] = hash;
+    return 0;
+}
+
+/* A graph with the launches of this run: one that has others is updated, unless calls with these addresses come again,
+   as where two results take turns: such a call gets a graph of its own, if there is room. */
 static ig_graph *ig_find_graph(ig_run *run)
 {
-    ig_graph *oldest = &run->graphs[0];
+    ig_graph *oldest = &run->graphs[0], *same = 0;
+    int alike = 0;
     for (int g = 0; g < IG_GRAPHS; ++g) {
         ig_graph *const graph = &run->graphs[g];
-        if (graph->exec && ig_same_launches(&graph->list, &run->list)) {
-            if (ig_update_graph(run, graph)) return graph;
-            ig_free_graph(graph);
-        }
         if (graph->used < oldest->used) oldest = graph;
+        if (!graph->exec || !ig_same_launches(&graph->list, &run->list)) continue;
+        ++alike;
+        if (!same || graph->used < same->used) same = graph;
     }
-    if (IG_SYMBOLS && !ig_was_seen(run)) return 0;
+    if (!same && IG_SYMBOLS && !ig_was_seen(run)) return 0;
+    const int is_repeated = ig_was_called(run);
+    if (same && (!is_repeated || oldest->exec || alike >= IG_ALIKE)) {
+        if (ig_update_graph(run, same)) return same;
+        oldest = same;
+    }
     if (ig_build_graph(run, oldest)) return oldest;
     ig_free_graph(oldest);
     return 0;
+}
+
+/* Notes what this call's launches depend on. */
+static void ig_note_call(ig_run *run, const int64_t *n)
+{
+    memcpy(run->call.sizes, n, sizeof run->call.sizes);
+    memcpy(run->call.inputs, run->inputs, sizeof run->call.inputs);
+    memcpy(run->call.outputs, run->outputs, sizeof run->call.outputs);
+}
+
+/* The graph that has the launches of this call already. */
+static ig_graph *ig_known_graph(ig_run *run)
+{
+    if (IG_AT_ONCE || IG_DRAWS || run->status || run->seconds) return 0;
+    run->call.arena = run->arena;
+    run->call.scratch = run->scratch;
+    for (int g = 0; g < IG_GRAPHS; ++g)
+        if (run->graphs[g].is_known && !memcmp(&run->graphs[g].call, &run->call, sizeof run->call)) return &run->graphs[g];
+    return 0;
+}
+
+static void ig_launch_graph(ig_run *run, ig_graph *graph)
+{
+    graph->used = ++run->calls;
+    IG_TRY(run, cuGraphLaunch, graph->exec, run->stream);
 }
 
 /* Sends what was recorded to the device. */
@@ -299,10 +359,13 @@ static void ig_launch_all(ig_run *run)
     ig_launch_list *const list = &run->list;
     if (IG_AT_ONCE || run->status) return;
     ++run->calls;
+    run->call.arena = run->arena; /* which may have grown */
+    run->call.scratch = run->scratch;
     ig_graph *const graph = list->count >= IG_GRAPH_LEAST && !run->seconds ? ig_find_graph(run) : 0;
     if (graph) {
-        graph->used = run->calls;
-        IG_TRY(run, cuGraphLaunch, graph->exec, run->stream);
+        graph->call = run->call;
+        graph->is_known = !run->blocks; /* which lie elsewhere next time */
+        ig_launch_graph(run, graph);
         return;
     }
     for (int l = 0; l < list->count && !run->status; ++l) ig_launch_now(run, list, &list->launches[l]);
