@@ -4,9 +4,9 @@
     const auto fetch = [&](const int line, const int place) { … return found; };
     const auto finish = [&](const int line, const int place, const float *sums, const loaded &given) { … };
 
-Columns of a run are `each` neighbours. What lies side by side in memory along them, aligned, is read and written as one
-vector; what does not depend on the column is computed once. Vectors are read by `fetch`, so that those of several runs
-are under way before the first is used.
+Columns of a run are `each` neighbours; sums beside those of the run, where there are some, follow them. What lies side
+by side in memory along them, aligned, is read and written as one vector; what does not depend on the column is computed
+once. Vectors are read by `fetch`, so that those of several runs are under way before the first is used.
 """
 
 from __future__ import annotations
@@ -105,7 +105,9 @@ def write_finish(
     rows, last = epilogue.loops[lead:-1], epilogue.loops[-1].variable
     runs = _Runs(out, epilogue, each, ahead)
     vectors = _find_vector_stores(epilogue, runs)
-    code = out.statements(_show_unrounded(out, epilogue), [last], "sums[w]", place=runs.place)
+    code = out.statements(
+        _show_unrounded(out, epilogue), [last], "sums[w]", beside=f"sums[w + {each}]", place=runs.place
+    )
     inside = _shorten_functions(out, epilogue.body, code.inside)
     _write_fetch(out, runs, rows, type_, row, column)
     sums = f"const {STORED[step.dtype]} *sums"
