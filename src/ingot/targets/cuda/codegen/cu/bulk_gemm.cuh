@@ -46,9 +46,9 @@ static inline void ig_turn_quad(float (&pairs)[4][2])
 /* The epilogue of COUNT blocks of 8 columns, of this lane's row and the one 8 below it, as products leave them: lanes of
    a quad have two columns of each. They turn them into runs of 8 columns of a row each, or of two halves with EACH
    blocks in turn; the epilogue's columns begin at `column`. As many runs' reads are under way at a time as ROOM
-   registers hold. */
-template <int COUNT, int EACH, int ROOM, class Fetch, class Finish>
-static inline void ig_finish_blocks(const float *sums, int row, int column, int rows, int columns, Fetch fetch, Finish finish)
+   registers hold; the sums are there when `await`, which is called behind the first of them, has returned. */
+template <int COUNT, int EACH, int ROOM, class Fetch, class Finish, class Await>
+static inline void ig_finish_blocks(const float *sums, int row, int column, int rows, int columns, Fetch fetch, Finish finish, Await await)
 {
     typedef decltype(fetch(0, 0)) Loaded;
     constexpr int RUNS = COUNT / EACH, WHOLE = RUNS / 4, REST = RUNS % 4, FIT = ROOM / (2 * ((int)(sizeof(Loaded) + 3) / 4)), AHEAD = FIT < WHOLE ? FIT : WHOLE;
@@ -63,6 +63,7 @@ static inline void ig_finish_blocks(const float *sums, int row, int column, int 
     };
 #pragma unroll
     for (int group = 0; group < AHEAD; ++group) read(given[group], group);
+    await();
 #pragma unroll
     for (int group = 0; group < WHOLE; ++group) {
         const int place = column + 32 * group + 8 * lane, slot = AHEAD > 0 ? group % (AHEAD > 0 ? AHEAD : 1) : 0;
@@ -201,7 +202,7 @@ static inline void ig_run_bulk(const ig_tensor_map &map, const T *, int64_t, int
     constexpr bool TURNS = Form::TURNS;
     /* Registers that an epilogue has for what it reads, beside the sums and what it computes. */
     constexpr int SUMS = HIGH * COLUMNS / 2;
-    constexpr int ROOM = SUMS > 96 ? 160 - SUMS : (Form::COPIERS == 4 ? 184 : 144) - (PARTS > 1 ? 4 * OWN : SUMS);
+    constexpr int ROOM = (SUMS > 96 ? 160 : Form::COPIERS == 4 ? 184 : 144) - SUMS;
     const ig_place received = ig_place_of(ig_shared()) + STAGES * Form::STAGE, full = received + Form::RECEIVED;
     const ig_place empty = full + 8 * STAGES, added = empty + 8 * STAGES, turn = added + 8;
     const int part = PARTS > 1 ? (int)ig_cluster_rank() : 0;
@@ -267,14 +268,14 @@ static inline void ig_run_bulk(const ig_tensor_map &map, const T *, int64_t, int
                 finish(tile, [&](int rows, int columns, auto fetch, auto finish_run) {
 #pragma unroll
                     for (int high = 0; high < HIGH; ++high)
-                        ig_finish_blocks<COLUMNS / 8, Form::EACH, ROOM>(sums[high], top + high * 64, left, rows, columns, fetch, finish_run);
+                        ig_finish_blocks<COLUMNS / 8, Form::EACH, ROOM>(sums[high], top + high * 64, left, rows, columns, fetch, finish_run, [] {});
                 });
             } else {
                 float own[4 * OWN];
-                ig_share_sums<Form>(sums, own, received, added, part);
-                const int at = part * OWN;
+                const int at = part * OWN, first_row = top + at / Form::BLOCKS * 64, first_column = left + at % Form::BLOCKS * 8 / Form::EACH;
+                const auto share = [&] { ig_share_sums<Form>(sums, own, received, added, part); };
                 finish(tile, [&](int rows, int columns, auto fetch, auto finish_run) {
-                    ig_finish_blocks<OWN, Form::EACH, ROOM>(own, top + at / Form::BLOCKS * 64, left + at % Form::BLOCKS * 8 / Form::EACH, rows, columns, fetch, finish_run);
+                    ig_finish_blocks<OWN, Form::EACH, ROOM>(own, first_row, first_column, rows, columns, fetch, finish_run, share);
                 });
             }
         }
@@ -326,7 +327,7 @@ static inline void ig_run_bulk(const ig_tensor_map &, const T *a, int64_t row_st
             finish(tile, [&](int all_rows, int columns, auto fetch, auto finish_run) {
 #pragma unroll
                 for (int m = 0; m < Sums::M; ++m)
-                    ig_finish_blocks<Sums::N, Form::EACH, 0>(&some.sums.sums[m][0][0], top + m * 16, begin, all_rows, columns, fetch, finish_run);
+                    ig_finish_blocks<Sums::N, Form::EACH, 0>(&some.sums.sums[m][0][0], top + m * 16, begin, all_rows, columns, fetch, finish_run, [] {});
             });
         }
 }
