@@ -30,6 +30,7 @@ MOST_COLUMNS = 8
 MOST_RUN_BYTES = 32
 # What stores a run of floats as halves.
 _ERF = re.compile(r"const float v(?P<number>\d+) = ig_erf_f32\(\w+\);")
+_SIGMOID = re.compile(r"const float v(?P<number>\d+) = ig_sigmoid_f32\(\w+\);")
 _STORES = {"bfloat16": "ig_store_bf16", "float16": "ig_store_f16"}
 
 
@@ -186,9 +187,14 @@ def _show_unrounded(out: CudaKernelWriter, epilogue: Map) -> Body:
 
 
 def _shorten_functions(out: CudaKernelWriter, body: Body, lines: Sequence[str]) -> list[str]:
-    """The statements, with 1 + erf(x) as one function where all that is computed of it is rounded to bfloat16."""
+    """The statements, with shorter functions for 1 + erf(x) and for the sigmoid where all that is computed of it is
+    rounded to bfloat16."""
     made = list(lines)
     for place, line in enumerate(lines):
+        sigmoid = _SIGMOID.fullmatch(line)
+        if sigmoid is not None and _is_rounded(body, int(sigmoid["number"])):
+            out.library.use("bfloat16_functions.cuh")
+            made[place] = line.replace("ig_sigmoid_f32(", "ig_sigmoid_near(")
         found = _ERF.fullmatch(line)
         if found is None or not _is_rounded(body, int(found["number"])):
             continue
