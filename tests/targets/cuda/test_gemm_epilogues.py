@@ -135,7 +135,27 @@ def test_gelu_of_every_bfloat16() -> None:
     assert (error <= theirs).all(), x[error > theirs].tolist()[:9]
 
 
+def test_silu_of_every_bfloat16() -> None:
+    """The shorter sigmoid of results that are rounded: as near to float64 as eager is, or nearer, but for results that
+    are smaller than normal numbers."""
+    every = torch.arange(65536, dtype=torch.int32).to(torch.int16).view(torch.bfloat16)
+    x = every[every.isfinite()].reshape(-1, 1)
+    model = nn.Sequential(nn.Linear(1, 8, bias=False), nn.SiLU()).to(torch.bfloat16).eval()
+    with torch.no_grad():
+        model[0].weight.fill_(1.0)
+    program, module = lower_model(model, (x,))
+    assert "= ig_sigmoid_near(" in write_kernels(module)[0]
+    ours = EmulatedModel(program, module)(x)[:, 3].double()
+    exact = x[:, 0].double()
+    exact = exact * torch.sigmoid(exact)
+    error, theirs = (ours - exact).abs(), (F.silu(x[:, 0]).double() - exact).abs()
+    assert (error <= theirs + 2e-36).all(), x[error > theirs + 2e-36].tolist()[:9]
+
+
 def test_what_is_not_rounded_keeps_its_function() -> None:
+    for silu in (lambda y: F.silu(y.float()), lambda y: (F.silu(y), torch.sigmoid(y.float()))):
+        _, module = lower_model(Layer(64, 8, silu).to(torch.bfloat16).eval(), (randn(20, 64),))
+        assert "= ig_sigmoid_near(" not in write_kernels(module)[0]
     for then in (lambda y: F.gelu(y.float()), lambda y: (F.gelu(y), torch.erf(y.float()) + 1), torch.erf):
         _, module = lower_model(Layer(64, 8, then).to(torch.bfloat16).eval(), (randn(20, 64),))
         text, _ = write_kernels(module)

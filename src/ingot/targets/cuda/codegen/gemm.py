@@ -25,7 +25,15 @@ from ingot.targets.cuda.codegen.products.tile_product import (
     write_product,
 )
 from ingot.targets.cuda.schedule.alignment import MOST_BYTES, count_neighbours
-from ingot.targets.cuda.schedule.statements import PLAIN_TILE, GemmTile, SiblingGemms, StreamedGemm, TiledGemm
+from ingot.targets.cuda.schedule.bulk_gates import join_gate
+from ingot.targets.cuda.schedule.statements import (
+    PLAIN_TILE,
+    GatedGemm,
+    GemmTile,
+    SiblingGemms,
+    StreamedGemm,
+    TiledGemm,
+)
 from ingot.targets.cuda.schedule.tiles import count_threads
 from ingot.targets.cuda.schedule.tiling import lies_along
 
@@ -54,6 +62,11 @@ def write_tiled_gemm(out: CudaKernelWriter, step: TiledGemm) -> CudaKernel | Seq
 @KERNELS.register(StreamedGemm)
 def write_streamed_gemm(out: CudaKernelWriter, group: StreamedGemm) -> CudaKernel:
     return write_stream(out, group)
+
+
+@KERNELS.register(GatedGemm)
+def write_gated_gemm(out: CudaKernelWriter, group: GatedGemm) -> CudaKernel:
+    return write_bulk_product(out, (group.steps[0],), finished=(join_gate(group, out.buffers),))
 
 
 @BLOCKS.register(TiledGemm)

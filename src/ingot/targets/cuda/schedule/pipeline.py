@@ -9,6 +9,7 @@ from ingot.scheduling.fusion import fusion_passes
 from ingot.scheduling.pass_runner import SchedulePass, run_schedule
 from ingot.scheduling.state_updates import update_state_in_place
 from ingot.targets.base import ScheduleObserver, ignore_pass
+from ingot.targets.cuda.schedule.bulk_gates import fold_bulk_gates
 from ingot.targets.cuda.schedule.bulk_products import pack_products
 from ingot.targets.cuda.schedule.limits import FUSION_LIMITS
 from ingot.targets.cuda.schedule.map_groups import group_maps
@@ -25,6 +26,7 @@ SCHEDULE: tuple[SchedulePass, ...] = (
     ("tiles", choose_tiles),
     ("siblings", join_siblings),
     ("bulk_products", pack_products),
+    ("bulk_gates", fold_bulk_gates),
     ("streams", stream_weights),
     ("gates", fold_gates),
     ("row_prologues", fold_rows),

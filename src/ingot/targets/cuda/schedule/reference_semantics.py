@@ -38,7 +38,10 @@ def _read_tiles(run: StepRunner, step: TiledGemm) -> Array:
     tiles = np.ascontiguousarray(run.values(step.b.buffer)).reshape(-1, k // 64, columns, 8, 8)
     places = find_pieces(columns).numpy()  # a piece's place is found as a place's piece is
     lines = tiles[:, :, np.arange(columns)[:, None], places]
-    return lines.transpose(0, 2, 1, 3, 4).reshape(-1, k)[:n].T
+    matrix = lines.transpose(0, 2, 1, 3, 4).reshape(-1, k)[:n]
+    if step.pairs:
+        matrix = matrix.reshape(n // 16, 2, 8, k).swapaxes(0, 1).reshape(n, k)
+    return matrix.T
 
 
 def _run_implicit_gemm(run: StepRunner, step: ImplicitGemm) -> None:

@@ -27,7 +27,7 @@ MOST_ROW_TERMS = 8192
 # The members of a group.
 _ORDERS = {(*row, TiledGemm, *gate) for row in ((), (LoopNest,)) for gate in ((), (Map,), (MapGroup,)) if row or gate}
 # Steps between a product and what joins it, at most.
-_REACH = 4
+REACH = 4
 
 
 def fold_gates(module: Module) -> Module:
@@ -46,12 +46,12 @@ def fold_gates(module: Module) -> Module:
 def _find_product(gate: Map | MapGroup, done: Sequence[Stmt], module: Module) -> tuple[int, StreamedGemm] | None:
     """The product whose one result a Map, or a group of them, alone reads, and what the two become."""
     read = reads_and_writes(gate)[0]
-    for place in range(len(done) - 1, max(len(done) - 2 - _REACH, -1), -1):
+    for place in range(len(done) - 1, max(len(done) - 2 - REACH, -1), -1):
         group = _as_group(done[place])
-        if group is None or group.gate is not None or not _can_join(gate, done[place + 1 :]):
+        if group is None or group.gate is not None or not can_join(gate, done[place + 1 :]):
             continue
         buffer = group.product.epilogue.stores[0].buffer
-        if buffer not in read or module.buffers[buffer].kind != "temporary" or _count_users(module, buffer) != 2:
+        if buffer not in read or module.buffers[buffer].kind != "temporary" or count_users(module, buffer) != 2:
             continue
         made = replace(group, steps=(*group.steps, gate), local=(*group.local, buffer))
         return (place, made) if find_group_fault(made, module.buffers) is None else None
@@ -78,7 +78,7 @@ def _find_row(
 ) -> tuple[int, StreamedGemm] | None:
     """What computes the row of a product, and what the two become."""
     buffer = group.product.a.buffer
-    for place in range(len(done) - 1, max(len(done) - 2 - _REACH, -1), -1):
+    for place in range(len(done) - 1, max(len(done) - 2 - REACH, -1), -1):
         row = done[place]
         if buffer not in reads_and_writes(row)[1]:
             continue
@@ -101,11 +101,12 @@ def _as_group(step: Stmt) -> StreamedGemm | None:
     return None
 
 
-def _can_join(gate: Map | MapGroup, over: Sequence[Stmt]) -> bool:
+def can_join(gate: Map | MapGroup, over: Sequence[Stmt]) -> bool:
+    """Whether Maps may run before these steps instead of after them."""
     return all(can_hoist_over(one, over) for one in (gate.steps if isinstance(gate, MapGroup) else (gate,)))
 
 
-def _count_users(module: Module, buffer: str) -> int:
+def count_users(module: Module, buffer: str) -> int:
     return sum(buffer in set().union(*reads_and_writes(step)) for step in module.steps)
 
 

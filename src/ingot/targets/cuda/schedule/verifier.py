@@ -11,9 +11,11 @@ from ingot.lowering.loop_ir_verifier import verify_module
 from ingot.lowering.loop_module import Module
 from ingot.lowering.verification.access_rules import Facts
 from ingot.lowering.verification.step_rules import extents
+from ingot.targets.cuda.schedule.bulk_gates import find_gate_fault
 from ingot.targets.cuda.schedule.bulk_products import rows_fit
 from ingot.targets.cuda.schedule.bulk_tiles import BULK_TERMS, find_bulk_fault
 from ingot.targets.cuda.schedule.statements import (
+    GatedGemm,
     GemmTile,
     ImplicitGemm,
     MapGroup,
@@ -46,6 +48,8 @@ def _check_tiled_gemm(step: TiledGemm, facts: Facts) -> str | None:
     around = extents(step.batch)
     if step.algorithm == "bulk":
         return _check_bulk(step, facts)
+    if step.pairs:
+        return "only tiles of a weight hold columns in pairs"
     fault = facts.find_matrix_fault("a", step.a, step.m, step.k, around) or facts.find_matrix_fault(
         "b", step.b, step.k, step.n, around
     )
@@ -64,6 +68,8 @@ def _check_bulk(step: TiledGemm, facts: Facts) -> str | None:
         return "a product by tiles of a weight is one, of known columns and terms, with rows that are aligned"
     if step.n % 8 or not step.k or step.k % (BULK_TERMS * step.split_k):
         return f"{step.n} columns of {step.k} terms are not whole runs of 8 and stages of {BULK_TERMS} for each part"
+    if step.pairs and step.n % 16:
+        return f"halves of {step.n} columns are not whole runs of 8"
     columns = -(-step.n // step.tile.columns) * step.tile.columns
     return facts.find_size_fault(step.b.buffer, (columns, step.k))
 
@@ -112,6 +118,10 @@ def _check_streamed(group: StreamedGemm, facts: Facts) -> str | None:
     return find_group_fault(group, facts.buffers)
 
 
+def _check_gated(group: GatedGemm, facts: Facts) -> str | None:
+    return find_gate_fault(group)
+
+
 def _check_apart(steps: Sequence[Stmt]) -> str | None:
     for place, step in enumerate(steps):
         read, written = reads_and_writes(step)
@@ -142,6 +152,7 @@ _STRUCTURE: dict[type, Callable[[Any, Facts], str | None]] = {
     SiblingGemms: _check_siblings,
     MapGroup: _check_map_group,
     StreamedGemm: _check_streamed,
+    GatedGemm: _check_gated,
 }
 _RULES: dict[type, Callable[[Any, Facts], str | None]] = {
     **_STRUCTURE,

@@ -29,7 +29,8 @@ class ReorderedLayout(WeightLayout):
 class SwizzledTiles(WeightLayout):
     """A matrix in tiles as shared memory has them: [n / columns][k / 64][columns][8 pieces][8 terms], the piece of 8
     terms at place p being number p ^ column % 8. The matrix is `n` columns of `k` terms; column c's term t is element
-    offset + c · column_step + t · term_step of the tensor. Columns that are missing in the last tile are zeros."""
+    offset + c · column_step + t · term_step of the tensor. Columns that are missing in the last tile are zeros. With
+    `pairs`, runs of 8 columns of the first half and of the second one lie in turn."""
 
     offset: int
     n: int
@@ -37,6 +38,7 @@ class SwizzledTiles(WeightLayout):
     column_step: int
     term_step: int
     columns: int
+    pairs: bool = False
 
     def stored_shape(self) -> tuple[int, ...]:
         return -(-self.n // self.columns), self.k // 64, self.columns, 64
@@ -44,6 +46,8 @@ class SwizzledTiles(WeightLayout):
     def spread(self, flat: torch.Tensor) -> torch.Tensor:
         """The tensor's elements in tiles."""
         matrix = torch.as_strided(flat, (self.n, self.k), (self.column_step, self.term_step), self.offset)
+        if self.pairs:
+            matrix = matrix.reshape(2, self.n // 16, 8, self.k).transpose(0, 1).reshape(self.n, self.k)
         across, down = -(-self.n // self.columns), self.k // 64
         padded = torch.zeros(across * self.columns, self.k, dtype=flat.dtype)
         padded[: self.n] = matrix

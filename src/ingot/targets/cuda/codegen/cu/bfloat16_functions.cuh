@@ -15,3 +15,16 @@ static inline float ig_erf_plus_one(float x)
     const float rest = ig_exp2_fast(p * a);
     return x < 0.0f ? rest : 2.0f - rest;
 }
+
+/* 1 / (1 + e^-x) to 1e-5 of itself; what is smaller than the smallest normal number is 0. */
+static inline float ig_sigmoid_near(float x)
+{
+    const float all = 1.0f + ig_exp2_fast(-1.44269504f * x);
+#ifdef IG_EMULATED
+    return 1.0f / all;
+#else
+    float made;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(made) : "f"(all));
+    return made;
+#endif
+}

@@ -7,7 +7,8 @@
  *
  * Blocks take units of `together` tiles in turn: the tiles of a unit are of one place, and computed in order by the same
  * threads. Where the PARTS blocks of a cluster share the terms of a tile, each has a part of the columns' sums in the
- * end, which the others send to it. On other GPUs one block of them computes the tile as gemm.cuh does.
+ * end, which the others send to it. On other GPUs one block of them computes the tile as gemm.cuh does. Where EACH is 2,
+ * blocks of 8 columns of two halves lie in turn, and an epilogue has the sums of both: its columns are half as many.
  */
 struct ig_bulk_tile {
     int row, column, product; /* the first of each */
@@ -15,8 +16,8 @@ struct ig_bulk_tile {
 };
 
 /* GROUPS of four warps with HIGH · 64 rows each, of one tile or, with TURNS, of tiles in turn. COPIERS: warps besides. */
-template <int GROUPS_, int HIGH_, int COLUMNS_, int STAGES_, int PARTS_, bool TURNS_, int COPIERS_> struct ig_bulk_form {
-    static constexpr int GROUPS = GROUPS_, HIGH = HIGH_, COLUMNS = COLUMNS_, STAGES = STAGES_, PARTS = PARTS_, COPIERS = COPIERS_;
+template <int GROUPS_, int HIGH_, int COLUMNS_, int STAGES_, int PARTS_, bool TURNS_, int COPIERS_, int EACH_> struct ig_bulk_form {
+    static constexpr int GROUPS = GROUPS_, HIGH = HIGH_, COLUMNS = COLUMNS_, STAGES = STAGES_, PARTS = PARTS_, COPIERS = COPIERS_, EACH = EACH_;
     static constexpr bool TURNS = TURNS_;
     static constexpr int ROWS = 64 * HIGH * (TURNS ? 1 : GROUPS), THREADS = 128 * GROUPS, ALL = THREADS + 32 * COPIERS;
     static constexpr int A_BYTES = ROWS * 128, B_BYTES = COLUMNS * 128, STAGE = A_BYTES + B_BYTES;
@@ -42,14 +43,15 @@ static inline void ig_turn_quad(float (&pairs)[4][2])
                 }
 }
 
-/* The epilogue of COUNT blocks of 8 columns from `column` on, of this lane's row and the one 8 below it, as products
-   leave them: lanes of a quad have two columns of each. They turn them into runs of 8 columns of a row each. As many
-   runs' reads are under way at a time as ROOM registers hold. */
-template <int COUNT, int ROOM, class Fetch, class Finish>
-static inline void ig_finish_blocks(const float *sums, int row, int column, int rows, int columns, Fetch fetch, Finish finish)
+/* The epilogue of COUNT blocks of 8 columns, of this lane's row and the one 8 below it, as products leave them: lanes of
+   a quad have two columns of each. They turn them into runs of 8 columns of a row each, or of two halves with EACH
+   blocks in turn; the epilogue's columns begin at `column`. As many runs' reads are under way at a time as ROOM
+   registers hold; the sums are there when `await`, which is called behind the first of them, has returned. */
+template <int COUNT, int EACH, int ROOM, class Fetch, class Finish, class Await>
+static inline void ig_finish_blocks(const float *sums, int row, int column, int rows, int columns, Fetch fetch, Finish finish, Await await)
 {
     typedef decltype(fetch(0, 0)) Loaded;
-    constexpr int WHOLE = COUNT / 4, FIT = ROOM / (2 * ((int)(sizeof(Loaded) + 3) / 4)), AHEAD = FIT < WHOLE ? FIT : WHOLE;
+    constexpr int RUNS = COUNT / EACH, WHOLE = RUNS / 4, REST = RUNS % 4, FIT = ROOM / (2 * ((int)(sizeof(Loaded) + 3) / 4)), AHEAD = FIT < WHOLE ? FIT : WHOLE;
     const int lane = ig_lane() & 3;
     const auto is_there = [&](int line, int place) { return line < rows && place < columns; };
     Loaded given[AHEAD > 0 ? AHEAD : 1][2];
@@ -61,32 +63,44 @@ static inline void ig_finish_blocks(const float *sums, int row, int column, int 
     };
 #pragma unroll
     for (int group = 0; group < AHEAD; ++group) read(given[group], group);
+    await();
 #pragma unroll
     for (int group = 0; group < WHOLE; ++group) {
         const int place = column + 32 * group + 8 * lane, slot = AHEAD > 0 ? group % (AHEAD > 0 ? AHEAD : 1) : 0;
         if (AHEAD <= 0) read(given[0], group);
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
-            float pairs[4][2];
+            float pairs[EACH][4][2];
 #pragma unroll
-            for (int j = 0; j < 4; ++j)
+            for (int of = 0; of < EACH; ++of) {
 #pragma unroll
-                for (int e = 0; e < 2; ++e) pairs[j][e] = sums[4 * (4 * group + j) + 2 * half + e];
-            ig_turn_quad(pairs);
-            if (is_there(row + 8 * half, place)) finish(row + 8 * half, place, &pairs[0][0], given[slot][half]);
+                for (int j = 0; j < 4; ++j)
+#pragma unroll
+                    for (int e = 0; e < 2; ++e) pairs[of][j][e] = sums[4 * (EACH * (4 * group + j) + of) + 2 * half + e];
+                ig_turn_quad(pairs[of]);
+            }
+            if (is_there(row + 8 * half, place)) finish(row + 8 * half, place, &pairs[0][0][0], given[slot][half]);
         }
         if (AHEAD > 0 && group + AHEAD < WHOLE) read(given[slot], group + AHEAD);
     }
-    if constexpr (COUNT % 4 != 0) {
-        static_assert(COUNT % 4 == 2, "pairs of blocks");
-        const int line = row + 8 * (lane >> 1), place = column + 32 * WHOLE + 8 * (lane & 1);
-        float pairs[4][2];
+    /* The last runs: both rows at once where they are few, else one row after the other, with lanes that have none. */
+    constexpr int TIMES = REST == 3 ? 2 : REST ? 1 : 0, LANES = TIMES == 1 ? 2 : 4;
 #pragma unroll
-        for (int j = 0; j < 4; ++j)
+    for (int time = 0; time < TIMES; ++time) {
+        const int lower = LANES == 2 ? lane / LANES : time, line = row + 8 * lower, place = column + 32 * WHOLE + 8 * (lane % LANES);
+        float pairs[EACH][4][2];
 #pragma unroll
-            for (int e = 0; e < 2; ++e) pairs[j][e] = sums[4 * (4 * WHOLE + (j & 1)) + 2 * (j >> 1) + e];
-        ig_turn_quad(pairs);
-        if (is_there(line, place)) finish(line, place, &pairs[0][0], fetch(line, place));
+        for (int of = 0; of < EACH; ++of) {
+#pragma unroll
+            for (int j = 0; j < 4; ++j)
+#pragma unroll
+                for (int e = 0; e < 2; ++e) {
+                    const int block = j % LANES < REST ? j % LANES : REST - 1;
+                    pairs[of][j][e] = sums[4 * (EACH * (4 * WHOLE + block) + of) + 2 * (LANES == 2 ? j / LANES : time) + e];
+                }
+            ig_turn_quad(pairs[of]);
+        }
+        if (lane % LANES < REST && is_there(line, place)) finish(line, place, &pairs[0][0][0], fetch(line, place));
     }
 }
 
@@ -188,7 +202,7 @@ static inline void ig_run_bulk(const ig_tensor_map &map, const T *, int64_t, int
     constexpr bool TURNS = Form::TURNS;
     /* Registers that an epilogue has for what it reads, beside the sums and what it computes. */
     constexpr int SUMS = HIGH * COLUMNS / 2;
-    constexpr int ROOM = SUMS > 96 ? 160 - SUMS : (Form::COPIERS == 4 ? 184 : 144) - (PARTS > 1 ? 4 * OWN : SUMS);
+    constexpr int ROOM = (SUMS > 96 ? 160 : Form::COPIERS == 4 ? 184 : 144) - SUMS;
     const ig_place received = ig_place_of(ig_shared()) + STAGES * Form::STAGE, full = received + Form::RECEIVED;
     const ig_place empty = full + 8 * STAGES, added = empty + 8 * STAGES, turn = added + 8;
     const int part = PARTS > 1 ? (int)ig_cluster_rank() : 0;
@@ -249,19 +263,19 @@ static inline void ig_run_bulk(const ig_tensor_map &map, const T *, int64_t, int
             ig_wait_for_products<0>();
             if (lane == 0) ig_arrive(empty + 8 * last);
             ig_bulk_tile tile = place(unit * together + one);
-            const int top = ig_value_after(tile.row) + inside + (ig_warp() & 3) * 16 + (lane >> 2), left = ig_value_after(tile.column);
+            const int top = ig_value_after(tile.row) + inside + (ig_warp() & 3) * 16 + (lane >> 2), left = ig_value_after(tile.column) / Form::EACH;
             if constexpr (PARTS == 1) {
                 finish(tile, [&](int rows, int columns, auto fetch, auto finish_run) {
 #pragma unroll
                     for (int high = 0; high < HIGH; ++high)
-                        ig_finish_blocks<COLUMNS / 8, ROOM>(sums[high], top + high * 64, left, rows, columns, fetch, finish_run);
+                        ig_finish_blocks<COLUMNS / 8, Form::EACH, ROOM>(sums[high], top + high * 64, left, rows, columns, fetch, finish_run, [] {});
                 });
             } else {
                 float own[4 * OWN];
-                ig_share_sums<Form>(sums, own, received, added, part);
-                const int at = part * OWN;
+                const int at = part * OWN, first_row = top + at / Form::BLOCKS * 64, first_column = left + at % Form::BLOCKS * 8 / Form::EACH;
+                const auto share = [&] { ig_share_sums<Form>(sums, own, received, added, part); };
                 finish(tile, [&](int rows, int columns, auto fetch, auto finish_run) {
-                    ig_finish_blocks<OWN, ROOM>(own, top + at / Form::BLOCKS * 64, left + at % Form::BLOCKS * 8, rows, columns, fetch, finish_run);
+                    ig_finish_blocks<OWN, Form::EACH, ROOM>(own, first_row, first_column, rows, columns, fetch, finish_run, share);
                 });
             }
         }
@@ -309,11 +323,11 @@ static inline void ig_run_bulk(const ig_tensor_map &, const T *a, int64_t row_st
             ig_sums_of_some<Sums, WARPS> some;
             ig_run_pipeline<2, 2>(some, left, right, 0, (int64_t)steps * 64);
             if (ig_warp() >= WARPS) continue;
-            const int top = tile.row + ig_warp() / ALONG * Sums::HIGH + (ig_lane() >> 2), begin = tile.column + ig_warp() % ALONG * Sums::WIDE;
+            const int top = tile.row + ig_warp() / ALONG * Sums::HIGH + (ig_lane() >> 2), begin = (tile.column + ig_warp() % ALONG * Sums::WIDE) / Form::EACH;
             finish(tile, [&](int all_rows, int columns, auto fetch, auto finish_run) {
 #pragma unroll
                 for (int m = 0; m < Sums::M; ++m)
-                    ig_finish_blocks<Sums::N, 0>(&some.sums.sums[m][0][0], top + m * 16, begin, all_rows, columns, fetch, finish_run);
+                    ig_finish_blocks<Sums::N, Form::EACH, 0>(&some.sums.sums[m][0][0], top + m * 16, begin, all_rows, columns, fetch, finish_run, [] {});
             });
         }
 }

@@ -26,9 +26,17 @@ _POINTER = re.compile(r"\bp\d+\b")
 _MULTIPLY = {"bfloat16": ("ig_multiply_bf16", "bf16"), "float16": ("ig_multiply_f16", "f16")}
 
 
-def write_bulk_product(out: CudaKernelWriter, steps: Sequence[TiledGemm], *, in_turn: bool = False) -> CudaKernel:
-    """The kernel of a product, or of several that read the same rows."""
+def write_bulk_product(
+    out: CudaKernelWriter,
+    steps: Sequence[TiledGemm],
+    *,
+    in_turn: bool = False,
+    finished: Sequence[TiledGemm] | None = None,
+) -> CudaKernel:
+    """The kernel of a product, or of several that read the same rows. `finished` are the products with the epilogues
+    that are computed: where columns lie in pairs, those of both sums of a pair."""
     first = steps[0]
+    assert all(step.pairs == (finished is not None) for step in steps), "columns in pairs have a gate behind them"
     tile, parts, buffer = first.tile, first.split_k, out.buffers[first.a.buffer]
     multiply, type_name = _MULTIPLY[buffer.dtype]
     use_headers(out)
@@ -43,11 +51,12 @@ def write_bulk_product(out: CudaKernelWriter, steps: Sequence[TiledGemm], *, in_
     name = out.tensor_map(rows)
     out.line("ig_start_next();")
     units = _write_places(out, steps, in_turn)
-    _write_epilogues(out, steps)
+    _write_epilogues(out, finished or steps)
     groups = tile.down * tile.along * tile.turns // 4
     high = tile.rows // (16 * tile.down * tile.along)
     turns = "true" if tile.turns > 1 else "false"
-    form = f"{groups}, {high}, {tile.columns}, {tile.stages}, {parts}, {turns}, {count_copiers(tile)}"
+    each = 2 if first.pairs else 1
+    form = f"{groups}, {high}, {tile.columns}, {tile.stages}, {parts}, {turns}, {count_copiers(tile)}, {each}"
     start = f"{out.pointer(first.a.buffer)} + ({out.size(first.a.offset)})"
     together = len(steps) if in_turn else 1
     sizes = f"{out.size(row_step)}, (int)({out.size(first.m)}), (int)({out.size(units)}), {together}"

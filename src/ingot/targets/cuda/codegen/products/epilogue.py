@@ -4,9 +4,9 @@
     const auto fetch = [&](const int line, const int place) { … return found; };
     const auto finish = [&](const int line, const int place, const float *sums, const loaded &given) { … };
 
-Columns of a run are `each` neighbours. What lies side by side in memory along them, aligned, is read and written as one
-vector; what does not depend on the column is computed once. Vectors are read by `fetch`, so that those of several runs
-are under way before the first is used.
+Columns of a run are `each` neighbours; sums beside those of the run, where there are some, follow them. What lies side
+by side in memory along them, aligned, is read and written as one vector; what does not depend on the column is computed
+once. Vectors are read by `fetch`, so that those of several runs are under way before the first is used.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ MOST_COLUMNS = 8
 MOST_RUN_BYTES = 32
 # What stores a run of floats as halves.
 _ERF = re.compile(r"const float v(?P<number>\d+) = ig_erf_f32\(\w+\);")
+_SIGMOID = re.compile(r"const float v(?P<number>\d+) = ig_sigmoid_f32\(\w+\);")
 _STORES = {"bfloat16": "ig_store_bf16", "float16": "ig_store_f16"}
 
 
@@ -105,7 +106,9 @@ def write_finish(
     rows, last = epilogue.loops[lead:-1], epilogue.loops[-1].variable
     runs = _Runs(out, epilogue, each, ahead)
     vectors = _find_vector_stores(epilogue, runs)
-    code = out.statements(_show_unrounded(out, epilogue), [last], "sums[w]", place=runs.place)
+    code = out.statements(
+        _show_unrounded(out, epilogue), [last], "sums[w]", beside=f"sums[w + {each}]", place=runs.place
+    )
     inside = _shorten_functions(out, epilogue.body, code.inside)
     _write_fetch(out, runs, rows, type_, row, column)
     sums = f"const {STORED[step.dtype]} *sums"
@@ -184,9 +187,14 @@ def _show_unrounded(out: CudaKernelWriter, epilogue: Map) -> Body:
 
 
 def _shorten_functions(out: CudaKernelWriter, body: Body, lines: Sequence[str]) -> list[str]:
-    """The statements, with 1 + erf(x) as one function where all that is computed of it is rounded to bfloat16."""
+    """The statements, with shorter functions for 1 + erf(x) and for the sigmoid where all that is computed of it is
+    rounded to bfloat16."""
     made = list(lines)
     for place, line in enumerate(lines):
+        sigmoid = _SIGMOID.fullmatch(line)
+        if sigmoid is not None and _is_rounded(body, int(sigmoid["number"])):
+            out.library.use("bfloat16_functions.cuh")
+            made[place] = line.replace("ig_sigmoid_f32(", "ig_sigmoid_near(")
         found = _ERF.fullmatch(line)
         if found is None or not _is_rounded(body, int(found["number"])):
             continue
