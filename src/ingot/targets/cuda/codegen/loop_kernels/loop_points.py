@@ -15,6 +15,7 @@ from ingot.targets.cuda.codegen.loop_kernels.vector_accesses import (
     base_variable,
     first_place,
     load_condition,
+    uniform_lines,
 )
 
 
@@ -59,7 +60,6 @@ def write_points(
     """The body at the point, or at the points of the vector, of a place in the loops' row-major order. `use` writes
     what becomes of its results at one point; `stores` are written behind it. Vectors that are `kept` are in registers
     of these names, which stores fill; `local` buffers are nowhere else."""
-    kept = kept or {}
     if vectors is None:
         unflatten(out, flat, type_, loops)
         code = out.statements(body, ())
@@ -71,14 +71,31 @@ def write_points(
         out.report_flags(code)
         return
     *around, loop = loops
-    width, base = vectors.width, base_variable(loop.variable)
+    unflatten(out, flat, type_, [*around, Loop(f"{loop.variable}_n", loop.extent // vectors.width)])
+    out.line(f"const {type_} {base_variable(loop.variable)} = {loop.variable}_n * {vectors.width};")
+    write_vectors(out, body, loop, type_, vectors, use, stores, kept, local)
+
+
+def write_vectors(
+    out: CudaKernelWriter,
+    body: Body,
+    loop: Loop,
+    type_: str,
+    vectors: VectorAccesses,
+    use: Callable[[CBodyEmitter], None],
+    stores: Sequence[Store] = (),
+    kept: Mapping[Place, str] | None = None,
+    local: Collection[str] = (),
+) -> None:
+    """The body at the points of one vector along a loop, where the variable of its first point is declared."""
+    kept = kept or {}
+    width = vectors.width
     out.library.use("vectors.cuh")
-    unflatten(out, flat, type_, [*around, Loop(f"{loop.variable}_n", loop.extent // width)])
-    out.line(f"const {type_} {base} = {loop.variable}_n * {width};")
     names = {place: kept.get(place, f"x{number}") for number, place in enumerate(vectors.loads)}
     code = write_statements(out, body, loop.variable, names)
     out.declare_flags(code)
-    for line in code.before:
+    uniform = uniform_lines(out, code, vectors, loop)
+    for line in (*code.before, *uniform):
         out.line(line)
     for (buffer, index), load in vectors.loads.items():
         if (buffer, index) in kept:
@@ -96,9 +113,11 @@ def write_points(
             out.line(f"ig_vector<{STORED[dtype]}, {width}> {name};")
     out.lines.append("#pragma unroll")
     out.open(f"for (int lane = 0; lane < {width}; ++lane)")
-    out.line(f"const {type_} {loop.variable} = {base} + lane;")
+    out.line(f"const {type_} {loop.variable} = {base_variable(loop.variable)} + lane;")
+    declared = tuple(line[: line.index("=") + 1] for line in uniform)
     for line in code.inside:
-        out.line(line)
+        if not line.startswith(declared):
+            out.line(line)
     use(code)
     for name, store, dtype in zip(made, stores, dtypes, strict=True):
         out.line(f"{name}.at[lane] = {stored_result(out, code, store, dtype)};")
