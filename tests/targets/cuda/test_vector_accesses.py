@@ -36,7 +36,7 @@ def add_rotation(bench: Statements, dtype: str, rows: int, wide: int, half: int,
         low = ops.load(x, at - split, dtype)
     with ops.mask(before):
         high = ops.load(x, at + half, dtype)
-    turned = ops.call("where", before, ops.call("neg", high), low)
+    turned = ops.where(before, ops.call("neg", high), low)
     one = ops.call("mul", ops.load(x, at, dtype), ops.load(c, i1, dtype))
     other = ops.call("mul", turned, ops.load(s, i1, dtype))
     body = ops.finish([ops.cast(ops.call("add", ops.cast(one, dtype), ops.cast(other, dtype)), dtype)])
