@@ -85,6 +85,7 @@ def test_each_element_is_loaded_once() -> None:
     assert len(re.findall("= ig_load_vector<uint16_t, 8>", text)) == 3
     before, after = text.split("ig_wait_for_previous();")
     assert before.count("= ig_load_vector<uint16_t") == 1 and "ig_pointer_after" in after
+    assert text.count("= common0[unit][lane];") == text.count("common0[unit][lane] = v") == 1
     bench = Statements()
     add_norm(bench, "bfloat16", 128, 768, local=True)
     ((_, kernel),) = write_kernels(bench.module)[1][0].kernels
@@ -98,6 +99,7 @@ def test_registers_and_conversions_are_single_instructions() -> None:
     text = write_kernels(bench.module)[0]
     ptx = nvrtc.compile_text(text, "sm_90a", ptx=True).decode()
     assert ptx.count("ld.global") == 9 and ptx.count("st.global.v4") == 3
+    assert len(re.findall(r"cvt\.rn\.bf16x2", ptx)) == 24  # each sum is rounded once
     assert "ld.local" not in ptx and "st.local" not in ptx and not re.search(r"\bld\.v4", ptx)
     check_cubin(text)
 

@@ -27,6 +27,7 @@ from ingot.targets.cuda.codegen.loop_kernels.accumulators import (
     merge_lanes,
     open_terms,
 )
+from ingot.targets.cuda.codegen.loop_kernels.common_values import CommonValue, find_common_values
 from ingot.targets.cuda.codegen.loop_kernels.loop_points import (
     loop_type,
     store_results,
@@ -72,7 +73,9 @@ class _Nest:
     read: set[str] = field(default_factory=set)
     written: set[str] = field(default_factory=set)
     merges: int = 0
+    number: int = 0
     rows: RowRegisters | None = None
+    common: dict[int, dict[int, CommonValue]] = field(default_factory=dict)  # by the number of a step
 
     @property
     def rank(self) -> str:
@@ -117,6 +120,7 @@ def write_nest(out: CudaKernelWriter, step: LoopNest) -> CudaKernel:
     shared = _declare_locals(made, total, warps)
     if rows is not None:
         declare_row_registers(out, rows, type_)
+        made.common = find_common_values(out, rows, step)
     _write_steps(made)
     is_small = out.hint(total) * threads <= SMALL
     return out.finish(Grid((total + warps - 1) // warps), threads * warps, shared, is_small=is_small)
@@ -145,9 +149,10 @@ def _find_type(out: CudaKernelWriter, step: LoopNest) -> str:
 
 def _write_steps(made: _Nest) -> None:
     out, depth = made.out, len(made.nest.outer)
-    for one in made.nest.steps:
+    for number, one in enumerate(made.nest.steps):
         made.wait_for(one)
         out.open("")
+        made.number = number
         if isinstance(one, Map):
             _write_map(made, one, one.loops[depth:])
         else:
@@ -259,8 +264,11 @@ def _write_map(made: _Nest, step: Map, loops: Sequence[Loop]) -> None:
 def _write_kept_map(made: _Nest, rows: RowRegisters, step: Map, loop: Loop) -> None:
     out, names = made.out, rows.names(step, loop)
     vectors = find_row_vectors(out, rows, step, loop)
+    common = made.common.get(made.number)
     open_units(out, rows, made.type_, "at")
-    write_points(out, step.body, (loop,), "at", made.type_, vectors, use_nothing, step.stores, names, rows.local)
+    write_points(
+        out, step.body, (loop,), "at", made.type_, vectors, use_nothing, step.stores, names, rows.local, common
+    )
     close_units(out, rows)
 
 
@@ -350,8 +358,9 @@ def _write_terms(
     if made.rows is not None and step.over:
         rows, (loop,) = made.rows, step.over
         vectors, width = find_row_vectors(out, rows, step, loop), rows.width
+        names, common = rows.names(step, loop), made.common.get(made.number)
         open_units(out, rows, made.type_, "term")
-        write_points(out, step.body, (loop,), "term", made.type_, vectors, take, kept=rows.names(step, loop))
+        write_points(out, step.body, (loop,), "term", made.type_, vectors, take, kept=names, common=common)
         close_units(out, rows)
         return
     open_terms(out, accumulators, made.type_, first, out.size(count_terms(step) // width), str(by), width)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 
-from ingot.codegen.c_expressions import STORED, CBodyEmitter
+from ingot.codegen.c_expressions import COMPUTED, STORED, CBodyEmitter
 from ingot.lowering.dtypes import HALVES
 from ingot.lowering.index_expr import Expr, bounds
 from ingot.lowering.loop_ir import Body, Loop, Store
 from ingot.targets.cuda.codegen.kernel_writer import INT_LIMIT, CudaKernelWriter
+from ingot.targets.cuda.codegen.loop_kernels.common_values import CommonValue
 from ingot.targets.cuda.codegen.loop_kernels.vector_accesses import (
     Place,
     VectorAccesses,
@@ -56,10 +57,12 @@ def write_points(
     stores: Sequence[Store] = (),
     kept: Mapping[Place, str] | None = None,
     local: Collection[str] = (),
+    common: Mapping[int, CommonValue] | None = None,
 ) -> None:
     """The body at the point, or at the points of the vector, of a place in the loops' row-major order. `use` writes
     what becomes of its results at one point; `stores` are written behind it. Vectors that are `kept` are in registers
-    of these names, which stores fill; `local` buffers are nowhere else."""
+    of these names, which stores fill; `local` buffers are nowhere else. Some values of the body are
+    `common` with other steps."""
     if vectors is None:
         unflatten(out, flat, type_, loops)
         code = out.statements(body, ())
@@ -73,7 +76,7 @@ def write_points(
     *around, loop = loops
     unflatten(out, flat, type_, [*around, Loop(f"{loop.variable}_n", loop.extent // vectors.width)])
     out.line(f"const {type_} {base_variable(loop.variable)} = {loop.variable}_n * {vectors.width};")
-    write_vectors(out, body, loop, type_, vectors, use, stores, kept, local)
+    write_vectors(out, body, loop, type_, vectors, use, stores, kept, local, common)
 
 
 def write_vectors(
@@ -86,6 +89,7 @@ def write_vectors(
     stores: Sequence[Store] = (),
     kept: Mapping[Place, str] | None = None,
     local: Collection[str] = (),
+    common: Mapping[int, CommonValue] | None = None,
 ) -> None:
     """The body at the points of one vector along a loop, where the variable of its first point is declared."""
     kept = kept or {}
@@ -114,10 +118,19 @@ def write_vectors(
     out.lines.append("#pragma unroll")
     out.open(f"for (int lane = 0; lane < {width}; ++lane)")
     out.line(f"const {type_} {loop.variable} = {base_variable(loop.variable)} + lane;")
-    declared = tuple(line[: line.index("=") + 1] for line in uniform)
+    hoisted = {_begin(line) for line in uniform}
+    shared = {f"const {COMPUTED[body.ops[at].dtype]} {code.prefix}{at} =": one for at, one in (common or {}).items()}
     for line in code.inside:
-        if not line.startswith(declared):
-            out.line(line)
+        begin = _begin(line)
+        if begin in hoisted:
+            continue
+        register = f"{shared[begin].name}[unit][lane]" if begin in shared else ""
+        if register and not shared[begin].is_first:
+            out.line(f"{begin} {register};")
+            continue
+        out.line(line)
+        if register:
+            out.line(f"{register} = {begin.split()[-2]};")
     use(code)
     for name, store, dtype in zip(made, stores, dtypes, strict=True):
         out.line(f"{name}.at[lane] = {stored_result(out, code, store, dtype)};")
@@ -129,6 +142,11 @@ def write_vectors(
         place = out.place(store.buffer, first_place(store.index, loop))
         out.line(f"ig_store_vector<{STORED[dtype]}, {width}>(&{place}, {name});")
     out.report_flags(code)
+
+
+def _begin(line: str) -> str:
+    """What a declaration declares."""
+    return line[: line.find("=") + 1]
 
 
 def write_statements(out: CudaKernelWriter, body: Body, inner: str, names: dict[Place, str]) -> CBodyEmitter:

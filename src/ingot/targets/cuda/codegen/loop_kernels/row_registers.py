@@ -61,8 +61,15 @@ class RowRegisters:
         """The registers of the places that a step uses, in the loop over `unit`."""
         known = self.loads | self.passed
         used = [*((load.buffer, load.index) for load in reads(step.body)), *((s.buffer, s.index) for s in step.stores)]
-        found = {place: known.get(_general(place, loop)) for place in used}
+        found = {place: known.get(general_place(place, loop)) for place in used}
         return {place: f"{name}[unit]" for place, name in found.items() if name is not None}
+
+
+def row_loops(nest: LoopNest) -> Iterator[tuple[int, Map | Reduce, Loop]]:
+    """The steps that go over a row, with their numbers and loops."""
+    for number, (step, loop) in enumerate(_row_steps(nest)):
+        if step is not None and loop is not None:
+            yield number, step, loop
 
 
 def find_row_registers(out: CudaKernelWriter, nest: LoopNest) -> RowRegisters | None:
@@ -72,7 +79,7 @@ def find_row_registers(out: CudaKernelWriter, nest: LoopNest) -> RowRegisters | 
     if len(extents) != 1 or any(step is None for step, _ in steps):
         return None
     (extent,) = extents
-    rows = [(step, loop) for step, loop in steps if step is not None and loop is not None]
+    rows = [(step, loop) for _, step, loop in row_loops(nest)]
     if not isinstance(extent, int):
         return None
     vectors = _find_common(out, rows)
@@ -94,7 +101,7 @@ def find_row_registers(out: CudaKernelWriter, nest: LoopNest) -> RowRegisters | 
         for place, load in found.loads.items():
             is_fixed = place[0] not in written and place[0] not in nest.local
             if is_fixed and load.mask is None and not _is_computed(place[1]):
-                key = _general(place, loop)
+                key = general_place(place, loop)
                 uses[key] = uses.get(key, 0) + 1
     chosen: dict[Place, str] = {}
     left = MOST_BYTES
@@ -219,19 +226,19 @@ def _find_passed(
     passed: set[Place] = set()
     for (step, loop), found in zip(rows, vectors, strict=True):
         for load in reads(step.body):
-            key = _general((load.buffer, load.index), loop)
+            key = general_place((load.buffer, load.index), loop)
             is_plain = (load.buffer, load.index) in found.loads and load.mask is None and not _is_computed(load.index)
             if is_plain and key in stored:
                 alike[key] += 1
                 passed.add(key)
         for store in step.stores if isinstance(step, Map) else ():
-            key = _general((store.buffer, store.index), loop)
+            key = general_place((store.buffer, store.index), loop)
             alike[key] = alike.get(key, 0) + 1
             stored.add(key)
     return {place: None for place in alike if place in passed and alike[place] == uses[place[0]]}
 
 
-def _general(place: Place, loop: Loop) -> Place:
+def general_place(place: Place, loop: Loop) -> Place:
     """A place with the one variable that stands for all steps' loops over the row."""
     return place[0], substitute(place[1], {loop.variable: symbol(_ALONG, below=loop.extent)})
 
