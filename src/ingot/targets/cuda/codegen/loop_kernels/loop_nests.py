@@ -27,6 +27,7 @@ from ingot.targets.cuda.codegen.loop_kernels.accumulators import (
     merge_lanes,
     open_terms,
 )
+from ingot.targets.cuda.codegen.loop_kernels.column_nests import find_columns, write_columns
 from ingot.targets.cuda.codegen.loop_kernels.common_values import CommonValue, find_common_values
 from ingot.targets.cuda.codegen.loop_kernels.loop_points import (
     loop_type,
@@ -102,6 +103,9 @@ class _Nest:
 
 
 def write_nest(out: CudaKernelWriter, step: LoopNest) -> CudaKernel:
+    columns = find_columns(out, step)
+    if columns is not None:
+        return write_columns(out, step, columns, _find_type(out, step))
     total = product([loop.extent for loop in step.outer])
     depth = len(step.outer)
     inner = max(out.hint(_inner_points(one, depth)) for one in step.steps)

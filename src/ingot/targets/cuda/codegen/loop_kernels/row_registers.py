@@ -8,7 +8,7 @@ Each thread has `count` vectors of `width` neighbouring elements, one in every `
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from ingot.codegen.c_expressions import STORED
@@ -82,7 +82,7 @@ def find_row_registers(out: CudaKernelWriter, nest: LoopNest) -> RowRegisters | 
     rows = [(step, loop) for _, step, loop in row_loops(nest)]
     if not isinstance(extent, int):
         return None
-    vectors = _find_common(out, rows)
+    vectors = find_common_vectors(out, rows)
     if vectors is None:
         return None
     width = vectors[0].width
@@ -94,7 +94,7 @@ def find_row_registers(out: CudaKernelWriter, nest: LoopNest) -> RowRegisters | 
     count = -(-units // threads)
     if count * width > RUN:
         return None
-    passed = _find_passed(nest, rows, vectors)
+    passed = find_passed(nest, rows, vectors)
     written = {store.buffer for step in nest.steps for store in step.stores}
     uses: dict[Place, int] = {}
     for (_, loop), found in zip(rows, vectors, strict=True):
@@ -195,14 +195,15 @@ def _row_steps(nest: LoopNest) -> Iterator[tuple[Map | Reduce | None, Loop | Non
             yield step, loops[0] if loops else None
 
 
-def _find_common(out: CudaKernelWriter, rows: list[tuple[Map | Reduce, Loop]]) -> list[VectorAccesses] | None:
-    """Vectors of one width in all steps."""
+def find_common_vectors(
+    out: CudaKernelWriter, rows: Sequence[tuple[Map | Reduce, Loop]], most: int = WIDTHS[0]
+) -> list[VectorAccesses] | None:
+    """Vectors of one width in all steps. Those of a reduction that has outputs along the loop include its stores."""
     probe = _probe(out)
-    most = WIDTHS[0]
     while True:
         found = []
         for step, loop in rows:
-            stores = step.stores if isinstance(step, Map) else ()
+            stores = step.stores if loop in step.loops else ()
             vectors = find_vectors(probe, step.body, stores, loop, most)
             if vectors is None:
                 return None
@@ -213,8 +214,8 @@ def _find_common(out: CudaKernelWriter, rows: list[tuple[Map | Reduce, Loop]]) -
         most = least
 
 
-def _find_passed(
-    nest: LoopNest, rows: list[tuple[Map | Reduce, Loop]], vectors: list[VectorAccesses]
+def find_passed(
+    nest: LoopNest, rows: Sequence[tuple[Map | Reduce, Loop]], vectors: Sequence[VectorAccesses]
 ) -> dict[Place, None]:
     """Places that steps write and read, and whose buffers are used nowhere else in the nest."""
     uses: dict[str, int] = {}
@@ -231,7 +232,7 @@ def _find_passed(
             if is_plain and key in stored:
                 alike[key] += 1
                 passed.add(key)
-        for store in step.stores if isinstance(step, Map) else ():
+        for store in step.stores:
             key = general_place((store.buffer, store.index), loop)
             alike[key] = alike.get(key, 0) + 1
             stored.add(key)
