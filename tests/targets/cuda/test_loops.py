@@ -94,7 +94,7 @@ def test_neighbouring_elements_are_loaded_at_once() -> None:
 @needs_nvrtc
 def test_vectors_are_one_instruction() -> None:
     bench = Statements()
-    add_map(bench, "bfloat16", (1024, 2048), "float32")
+    add_map(bench, "bfloat16", (4096, 2048), "float32")
     text = compile_text(write_kernels(bench.module)[0], "sm_90a", ptx=True).decode()
     found = Counter(re.findall(r"(?:ld|st)\.global[\w.]*", text))
     assert found == {"ld.global.nc.v4.u32": 1, "ld.global.nc.v4.f32": 2, "st.global.v4.u32": 1}

@@ -5,9 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from ingot.lowering.index_expr import Size, size_symbol, symbol
+from ingot.lowering.index_expr import Size, size_symbol, smallest, symbol
 from ingot.lowering.loop_body import BodyBuilder
 from ingot.lowering.loop_ir import Loop, LoopNest, Map, Reduce, Store
+from ingot.targets.cuda.build import nvrtc
 from ingot.targets.cuda.codegen import reductions
 from ingot.targets.cuda.codegen.loop_kernels import loop_nests
 from tests.support.cuda_emulation.kernels import check_cubin, run_module, write_kernels
@@ -101,6 +102,47 @@ def test_reductions_over_several_loops_and_runtime_sizes() -> None:
     where = symbol("c", n) * 8 + symbol("d", 8)
     bench.add(Reduce((loops["c"], loops["d"]), (loops["a"], loops["b"]), ("argmax",), body, (Store(z, where, 0),)))
     bench.compare()
+
+
+def add_pool(bench: Statements, dtype: str, images: int, size: int, channels: int, kinds: tuple[str, ...]) -> None:
+    """Windows of 3 by 3 at every second place of images whose channels lie together; the last window is cut off."""
+    x = bench.give(draw_values((images, size, size, channels), dtype, size, special=True), dtype)
+    made = (size - 3) // 2 + 2
+    shape = (images, made, made, channels)
+    i = [symbol(f"i{number}", below) for number, below in enumerate(shape)]
+    r = [symbol(f"r{number}", 3) for number in range(2)]
+    row, column = (smallest(i[1 + d] * 2 + r[d], size - 1) for d in range(2))
+    ops = BodyBuilder()
+    value = ops.load(x, i[0] * (size * size * channels) + row * (size * channels) + column * channels + i[3], dtype)
+    where = ((i[0] * made + i[1]) * made + i[2]) * channels + i[3]
+    stores = tuple(
+        Store(bench.make("int64" if kind.startswith("arg") else dtype, shape), where, number)
+        for number, kind in enumerate(kinds)
+    )
+    loops = tuple(Loop(f"i{number}", below) for number, below in enumerate(shape))
+    over = (Loop("r0", 3), Loop("r1", 3))
+    bench.add(Reduce(loops, over, kinds, ops.finish([value] * len(kinds)), stores))
+
+
+def test_threads_that_have_several_neighbouring_outputs() -> None:
+    bench = Statements()
+    for dtype in ("float32", "bfloat16", "uint8"):
+        for images, size, channels in ((1, 5, 1), (2, 6, 3), (1, 7, 8), (3, 4, 20), (1, 33, 64)):
+            add_pool(bench, dtype, images, size, channels, ("max",))
+        add_pool(bench, dtype, 1, 9, 24, ("max", "argmax", "min"))
+    add_reduce(bench, "bfloat16", 264, 7, KINDS[:6], across=True, special=True)
+    bench.compare()
+
+
+@needs_nvrtc
+def test_outputs_of_a_pool_are_loaded_by_vectors() -> None:
+    bench = Statements()
+    add_pool(bench, "bfloat16", 8, 65, 64, ("max",))
+    text = write_kernels(bench.module)[0]
+    assert "ig_store_vector<uint16_t, 8>(" in text
+    found = nvrtc.compile_text(text, "sm_90a", ptx=True).decode()
+    assert found.count("ld.global.nc.v4.u32") == 9 and found.count("st.global.v4.u32") == 1
+    assert ".local" not in found.split(".entry", 1)[1]
 
 
 # ---------------------------------------------------------------------- nests

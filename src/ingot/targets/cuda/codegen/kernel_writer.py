@@ -41,6 +41,7 @@ class CudaKernelWriter(KernelText[DeviceLibrary]):
     scratch: StepScratch = field(default_factory=StepScratch)
     types: dict[str, str] = field(default_factory=dict)  # of scratch, by its name
     maps: list[TensorMap] = field(default_factory=list)
+    wait_at: int = 0  # the line before which a small kernel waits for the one before it
 
     def next_kernel(self) -> CudaKernelWriter:
         """A writer for another kernel of the same step."""
@@ -91,7 +92,8 @@ class CudaKernelWriter(KernelText[DeviceLibrary]):
         """The kernel. One that `is_small` takes as long as its launch: it begins, and lets the next one begin, before
         the one before it has ended, and then waits for that one."""
         if is_small and not waits:
-            self.lines[:0] = self._wait_first()
+            self.lines[self.wait_at : self.wait_at] = self._wait_for_previous()
+            self.lines[:0] = ["    ig_start_next();"]
         signature = []
         for buffer, name in self.pointers.items():
             type_ = self.types[buffer] if buffer in self.types else STORED[self.buffers[buffer].dtype]
@@ -105,9 +107,9 @@ class CudaKernelWriter(KernelText[DeviceLibrary]):
             waits or is_small, maps=tuple(self.maps),
         )  # fmt: skip
 
-    def _wait_first(self) -> list[str]:
+    def _wait_for_previous(self) -> list[str]:
         """Reads through pointers that promise constant memory would not stay behind the wait: only weights are."""
-        lines = ["ig_start_next();", "ig_wait_for_previous();"]
+        lines = ["ig_wait_for_previous();"]
         for buffer, name in self.pointers.items():
             is_weight = buffer in self.buffers and self.buffers[buffer].kind == "weight"
             if buffer not in self.written and not is_weight:

@@ -25,8 +25,8 @@ from ingot.targets.cuda.codegen.loop_kernels.vector_accesses import VectorAccess
 BLOCK = 256
 # Threads that keep a GPU busy: wider vectors are not worth fewer of them.
 BUSY = 132 * 256
-# Threads of a kernel that takes as long as its launch.
-SMALL = 132 * 256
+# Threads that a GPU runs at once: a kernel of no more begins before the one before it has ended.
+SMALL = 132 * 2048
 # A loop that is run along instead of the last one is at least this long.
 WIDE = 16
 
@@ -56,11 +56,16 @@ def write_map(out: CudaKernelWriter, step: Map) -> CudaKernel:
 
 
 def find_map_vectors(out: CudaKernelWriter, step: Map) -> VectorAccesses | None:
-    """Vectors along the innermost loop, the wider the more points there are."""
-    found = find_vectors(out, step.body, step.stores, step.loops[-1])
+    """Vectors along the innermost loop, the wider the more points there are. Where that loop is short, neighbouring
+    threads are neighbours along the one around it: loads may run along that one."""
+    inner = step.loops[-1]
+    found = find_vectors(out, step.body, step.stores, inner)
+    gathers = found is None and isinstance(inner.extent, int) and inner.extent < WIDE
+    if gathers:
+        found = find_vectors(out, step.body, step.stores, inner, gathers=True)
     total = out.hint(product([loop.extent for loop in step.loops]))
     while found is not None and found.width > 2 and total // found.width < BUSY // 2:
-        found = find_vectors(out, step.body, step.stores, step.loops[-1], found.width // 2)
+        found = find_vectors(out, step.body, step.stores, inner, found.width // 2, gathers=gathers)
     return found
 
 

@@ -30,6 +30,7 @@ from ingot.targets.cuda.codegen.loop_kernels.accumulators import (
 from ingot.targets.cuda.codegen.loop_kernels.loop_nests import write_nest
 from ingot.targets.cuda.codegen.loop_kernels.loop_points import loop_type, unflatten, write_points
 from ingot.targets.cuda.codegen.loop_kernels.vector_accesses import VectorAccesses, find_vectors
+from ingot.targets.cuda.codegen.loop_kernels.vector_outputs import find_output_vectors, write_vector_outputs
 from ingot.targets.cuda.schedule.limits import reduces_across
 
 # Threads of a block that several outputs share.
@@ -72,13 +73,16 @@ def write_reduce(out: CudaKernelWriter, step: Reduce) -> list[CudaKernel]:
     team = choose_team(out.hint(outputs), out.hint(terms), across=reduces_across(step), splits=not in_place)
     if team.across and len(step.kinds) > MOST_RESULTS:
         team = Team(1, THREADS, across=True)
+    type_ = loop_type(out, sorted(read | written), (*step.loops, *step.over), [step.body])
+    several = find_output_vectors(out, step) if team.across and team.threads == 1 and not in_place else None
+    if several is not None:
+        return [write_vector_outputs(out, step, several, type_)]
     vectors = None
     if not team.across and step.over:
         vectors = find_vectors(out, step.body, (), step.over[-1])
     width = vectors.width if vectors else 1
     each = (terms + team.threads * team.parts - 1) // (team.threads * team.parts)
     accumulators = make_accumulators(step, each)
-    type_ = loop_type(out, sorted(read | written), (*step.loops, *step.over), [step.body])
     _declare_output(out, step, team, type_, outputs)
     declare(out, accumulators)
     units: Size = terms // width

@@ -26,7 +26,19 @@ IG_OPTIONAL float ig_f16_to_f32(uint16_t x)
     asm("cvt.f32.f16 %0, %1;" : "=f"(made) : "h"(x));
     return made;
 }
+/* Both halves at once is the fast instruction: x in the high one, and 0 in the low one, is the rounded float itself. */
+IG_OPTIONAL float ig_as_bf16_f32(float x)
+{
+    union { uint32_t bits; float value; } made;
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(made.bits) : "f"(x), "f"(0.0f));
+    return made.value;
+}
 #else
+IG_OPTIONAL float ig_as_bf16_f32(float x)
+{
+    union { uint32_t bits; float value; } made = {ig_brain_bits(x) << 16};
+    return made.value;
+}
 IG_OPTIONAL uint16_t ig_f32_to_bf16(float x) { return (uint16_t)ig_brain_bits(x); }
 IG_OPTIONAL float ig_as_bf16_f32(float x)
 {

@@ -115,11 +115,13 @@ static inline void ig_wait_for_previous()
     asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif
 }
-/* The pointer, of which the compiler knows nothing more: reads through it stay behind a wait that stands before it. */
+/* The pointer, of which the compiler knows no more than that it is one to global memory: reads through it stay behind a
+   wait that stands before it. */
 template <class T> static inline T *ig_pointer_after(T *pointer)
 {
-    asm volatile("" : "+l"(pointer)::"memory");
-    return pointer;
+    size_t address = __cvta_generic_to_global((const void *)pointer);
+    asm volatile("" : "+l"(address)::"memory");
+    return (T *)__cvta_global_to_generic(address);
 }
 /* Asks for the line of memory that an element lies in: a read of it later is fast. */
 static inline void ig_prefetch(const void *element) { asm volatile("prefetch.global.L1 [%0];" ::"l"(element)); }

@@ -27,12 +27,22 @@ from ingot.targets.cuda.codegen.loop_kernels.accumulators import (
     merge_lanes,
     open_terms,
 )
+from ingot.targets.cuda.codegen.loop_kernels.column_nests import find_columns, write_columns
+from ingot.targets.cuda.codegen.loop_kernels.common_values import CommonValue, find_common_values
 from ingot.targets.cuda.codegen.loop_kernels.loop_points import (
     loop_type,
     store_results,
     unflatten,
     use_nothing,
     write_points,
+)
+from ingot.targets.cuda.codegen.loop_kernels.row_registers import (
+    RowRegisters,
+    close_units,
+    declare_row_registers,
+    find_row_registers,
+    find_row_vectors,
+    open_units,
 )
 from ingot.targets.cuda.codegen.loop_kernels.vector_accesses import VectorAccesses, find_vectors, is_register
 from ingot.targets.cuda.schedule.limits import reduces_across
@@ -49,8 +59,8 @@ SHORT_OF_MANY = 1024
 MOST_THREADS = 512
 BUSY_BLOCKS = 132
 BUSY_WARPS = 16 * BUSY_BLOCKS
-# Threads of a kernel that takes as long as its launch.
-SMALL = 256 * BUSY_BLOCKS
+# Threads that a GPU runs at once: a kernel of no more begins before the one before it has ended.
+SMALL = 2048 * BUSY_BLOCKS
 
 
 @dataclass
@@ -64,6 +74,9 @@ class _Nest:
     read: set[str] = field(default_factory=set)
     written: set[str] = field(default_factory=set)
     merges: int = 0
+    number: int = 0
+    rows: RowRegisters | None = None
+    common: dict[int, dict[int, CommonValue]] = field(default_factory=dict)  # by the number of a step
 
     @property
     def rank(self) -> str:
@@ -77,21 +90,30 @@ class _Nest:
     def wait_for(self, step: Map | Reduce) -> None:
         """Waits where the step touches what threads may have touched that are not the same."""
         read, written = reads_and_writes(step)
-        read, written = ({n for n in names if not is_register(self.out, n)} for names in (read, written))
+        read, written = ({n for n in names if not self._is_own(n)} for names in (read, written))
         if read & self.written or written & (self.read | self.written):
             self.wait()
         self.read |= read
         self.written |= written
 
+    def _is_own(self, name: str) -> bool:
+        """Whether each thread uses what it has written itself."""
+        passed = self.rows.passed if self.rows else {}
+        return is_register(self.out, name) or any(name == buffer for buffer, _ in passed)
+
 
 def write_nest(out: CudaKernelWriter, step: LoopNest) -> CudaKernel:
+    columns = find_columns(out, step)
+    if columns is not None:
+        return write_columns(out, step, columns, _find_type(out, step))
     total = product([loop.extent for loop in step.outer])
     depth = len(step.outer)
     inner = max(out.hint(_inner_points(one, depth)) for one in step.steps)
-    threads = choose_threads(out.hint(total), inner)
-    made = _Nest(out, step, threads, _find_type(out, step))
+    rows = find_row_registers(out, step)
+    threads = rows.threads if rows else choose_threads(out.hint(total), inner)
+    made = _Nest(out, step, threads, _find_type(out, step), rows=rows)
     type_ = made.type_
-    warps = WARPS if threads == WARP else 1
+    warps = WARPS if threads == WARP and out.hint(total) >= BUSY_BLOCKS else 1
     if threads == WARP:
         out.line(f"const {type_} point = ({type_})blockIdx.x * {warps} + ig_warp();")
         out.line(f"if (point >= {out.size(total)}) return;")
@@ -100,6 +122,9 @@ def write_nest(out: CudaKernelWriter, step: LoopNest) -> CudaKernel:
     out.line(f"const int rank = {made.rank};")
     unflatten(out, "point", type_, step.outer)
     shared = _declare_locals(made, total, warps)
+    if rows is not None:
+        declare_row_registers(out, rows, type_)
+        made.common = find_common_values(out, rows, step)
     _write_steps(made)
     is_small = out.hint(total) * threads <= SMALL
     return out.finish(Grid((total + warps - 1) // warps), threads * warps, shared, is_small=is_small)
@@ -128,9 +153,10 @@ def _find_type(out: CudaKernelWriter, step: LoopNest) -> str:
 
 def _write_steps(made: _Nest) -> None:
     out, depth = made.out, len(made.nest.outer)
-    for one in made.nest.steps:
+    for number, one in enumerate(made.nest.steps):
         made.wait_for(one)
         out.open("")
+        made.number = number
         if isinstance(one, Map):
             _write_map(made, one, one.loops[depth:])
         else:
@@ -166,6 +192,8 @@ def _declare_locals(made: _Nest, total: Size, warps: int) -> Size:
     places: list[tuple[str, str, int]] = []
     shared = 0
     for number, buffer_name in enumerate(nest.local):
+        if made.rows is not None and buffer_name in made.rows.local:
+            continue
         buffer, name = out.buffers[buffer_name], f"row{number}"
         stored, size = STORED[buffer.dtype], buffer.size
         out.locals[buffer_name] = (name, True)
@@ -226,12 +254,26 @@ def _write_map(made: _Nest, step: Map, loops: Sequence[Loop]) -> None:
             out.close()
         out.close()
         return
+    if made.rows is not None:
+        _write_kept_map(made, made.rows, step, loops[0])
+        return
     vectors = _find_vectors(made, step, loops)
     count = product([loop.extent for loop in loops])
     width = vectors.width if vectors else 1
     out.open(f"for ({made.type_} at = rank; at < {out.size(count // width)}; at += {made.threads})")
     write_points(out, step.body, loops, "at", made.type_, vectors, use_nothing, step.stores)
     out.close()
+
+
+def _write_kept_map(made: _Nest, rows: RowRegisters, step: Map, loop: Loop) -> None:
+    out, names = made.out, rows.names(step, loop)
+    vectors = find_row_vectors(out, rows, step, loop)
+    common = made.common.get(made.number)
+    open_units(out, rows, made.type_, "at")
+    write_points(
+        out, step.body, (loop,), "at", made.type_, vectors, use_nothing, step.stores, names, rows.local, common
+    )
+    close_units(out, rows)
 
 
 def _find_vectors(made: _Nest, step: Map | Reduce, loops: Sequence[Loop]) -> VectorAccesses | None:
@@ -272,7 +314,7 @@ def _write_reduce(made: _Nest, step: Reduce, loops: Sequence[Loop]) -> None:
     out, terms = made.out, count_terms(step)
     outputs = product([loop.extent for loop in loops])
     if not loops:
-        vectors = _find_vectors(made, step, step.over) if step.over else None
+        vectors = _find_vectors(made, step, step.over) if step.over and made.rows is None else None
         each = (terms + made.threads - 1) // made.threads
         accumulators = make_accumulators(step, each)
         declare(out, accumulators)
@@ -317,6 +359,14 @@ def _write_terms(
         for one, value in zip(accumulators, code.results, strict=True):
             out.line(one.add(value, place))
 
+    if made.rows is not None and step.over:
+        rows, (loop,) = made.rows, step.over
+        vectors, width = find_row_vectors(out, rows, step, loop), rows.width
+        names, common = rows.names(step, loop), made.common.get(made.number)
+        open_units(out, rows, made.type_, "term")
+        write_points(out, step.body, (loop,), "term", made.type_, vectors, take, kept=names, common=common)
+        close_units(out, rows)
+        return
     open_terms(out, accumulators, made.type_, first, out.size(count_terms(step) // width), str(by), width)
     write_points(out, step.body, step.over, "term", made.type_, vectors, take)
     close_terms(out, accumulators)
