@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -29,7 +30,8 @@ class ReorderedLayout(WeightLayout):
 class SwizzledTiles(WeightLayout):
     """A matrix in tiles as shared memory has them: [n / columns][k / 64][columns][8 pieces][8 terms], the piece of 8
     terms at place p being number p ^ column % 8. The matrix is `n` columns of `k` terms; column c's term t is element
-    offset + c · column_step + t · term_step of the tensor. Columns that are missing in the last tile are zeros."""
+    offset + c · column_step + t · term_step of the tensor. With taps, of so many sizes and steps, terms run over (tap…,
+    the others). Columns that are missing in the last tile are zeros."""
 
     offset: int
     n: int
@@ -37,13 +39,17 @@ class SwizzledTiles(WeightLayout):
     column_step: int
     term_step: int
     columns: int
+    taps: tuple[int, ...] = ()
+    tap_steps: tuple[int, ...] = ()
 
     def stored_shape(self) -> tuple[int, ...]:
         return -(-self.n // self.columns), self.k // 64, self.columns, 64
 
     def spread(self, flat: torch.Tensor) -> torch.Tensor:
         """The tensor's elements in tiles."""
-        matrix = torch.as_strided(flat, (self.n, self.k), (self.column_step, self.term_step), self.offset)
+        sizes = (self.n, *self.taps, self.k // math.prod(self.taps))
+        found = torch.as_strided(flat, sizes, (self.column_step, *self.tap_steps, self.term_step), self.offset)
+        matrix = found.reshape(self.n, self.k)
         across, down = -(-self.n // self.columns), self.k // 64
         padded = torch.zeros(across * self.columns, self.k, dtype=flat.dtype)
         padded[: self.n] = matrix

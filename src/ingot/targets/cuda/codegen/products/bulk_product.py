@@ -21,20 +21,20 @@ from ingot.targets.cuda.schedule.tiles import PROCESSORS
 # Columns of a run, as the threads have them.
 _RUN = 8
 # Stages of the text for other GPUs.
-_PLAIN_STAGES = 2
+PLAIN_STAGES = 2
 _POINTER = re.compile(r"\bp\d+\b")
-_MULTIPLY = {"bfloat16": ("ig_multiply_bf16", "bf16"), "float16": ("ig_multiply_f16", "f16")}
+MULTIPLY = {"bfloat16": ("ig_multiply_bf16", "bf16"), "float16": ("ig_multiply_f16", "f16")}
 
 
 def write_bulk_product(out: CudaKernelWriter, steps: Sequence[TiledGemm], *, in_turn: bool = False) -> CudaKernel:
     """The kernel of a product, or of several that read the same rows."""
     first = steps[0]
     tile, parts, buffer = first.tile, first.split_k, out.buffers[first.a.buffer]
-    multiply, type_name = _MULTIPLY[buffer.dtype]
+    multiply, type_name = MULTIPLY[buffer.dtype]
     use_headers(out)
     out.library.use("wgmma.cuh")
     out.library.use("async_copies.cuh")
-    out.library.use("bulk_gemm.cuh", _write_instruction(tile.columns, multiply, type_name))
+    out.library.use("bulk_gemm.cuh", write_instruction(tile.columns, multiply, type_name))
     assert isinstance(first.k, int)
     row_step = first.k if first.m == 1 else first.a.rows
     rows = TensorMap(
@@ -55,7 +55,7 @@ def write_bulk_product(out: CudaKernelWriter, steps: Sequence[TiledGemm], *, in_
     out.line(f"{call}({name}, {start}, {sizes}, {first.k // BULK_TERMS}, place, finish_tile);")
     grid = Grid(units * parts) if parts > 1 else Grid(smallest(units, PROCESSORS))
     kernel = out.finish(grid, count_bulk_threads(tile), count_bulk_bytes(tile, parts), waits=True)
-    plain = _PLAIN_STAGES * (tile.rows + tile.columns) * tile.depth
+    plain = PLAIN_STAGES * (tile.rows + tile.columns) * tile.depth
     return replace(kernel, cluster=parts, plain_shared=plain)
 
 
@@ -120,7 +120,7 @@ def _write_epilogues(out: CudaKernelWriter, steps: Sequence[TiledGemm]) -> None:
     out.line("};")
 
 
-def _write_instruction(columns: int, multiply: str, type_name: str) -> str:
+def write_instruction(columns: int, multiply: str, type_name: str) -> str:
     """`ig_set_product` of so many columns: sums plus a product, or, unless there is `more`, the product."""
     count = columns // 2
     sums = ", ".join(f"%{number}" for number in range(count))
