@@ -4,6 +4,7 @@ chosen."""
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ from tests.support.cuda_emulation.emulated_model import PackingTarget, build_mod
 from tests.support.cuda_emulation.kernels import build_text, check_cubin, write_kernels
 from tests.support.cuda_emulation.toolkit import count, disassemble, needs_nvrtc
 from tests.targets.cuda.test_gemm_epilogues import compare, lower_model, randn
+from tests.targets.cuda.test_schedule import lower, print_pass
 
 SMALL = GemmTile(64, 32, 128, 3, 4, 1)
 
@@ -116,6 +118,13 @@ def test_stage(batch: int, last: bool) -> None:
     verify_schedule(module, "bulk_windows")
     ((run),) = build_models([(program, module)])
     compare(model, args, run)
+
+
+def test_the_pass_as_text(golden: Callable[[str, str], None]) -> None:
+    torch.manual_seed(0)
+    layer = nn.Conv2d(64, 64, 3, stride=2, padding=1).to(torch.bfloat16).eval()
+    module = lower(nn.Sequential(layer, nn.ReLU()), (randn(2, 64, 6, 6),))[1]
+    golden("bulk_windows", print_pass(module, "bulk_windows"))
 
 
 def test_residual_that_is_broadcast(monkeypatch: pytest.MonkeyPatch) -> None:
