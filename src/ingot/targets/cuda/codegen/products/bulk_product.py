@@ -14,7 +14,13 @@ from ingot.targets.cuda.codegen.kernel import CudaKernel, Grid, TensorMap
 from ingot.targets.cuda.codegen.kernel_writer import CudaKernelWriter
 from ingot.targets.cuda.codegen.products.epilogue import index_type, write_finish
 from ingot.targets.cuda.codegen.products.tile_product import use_headers
-from ingot.targets.cuda.schedule.bulk_tiles import BULK_TERMS, count_bulk_bytes, count_bulk_threads, count_copiers
+from ingot.targets.cuda.schedule.bulk_tiles import (
+    BULK_TERMS,
+    count_bulk_bytes,
+    count_bulk_resident,
+    count_bulk_threads,
+    count_copiers,
+)
 from ingot.targets.cuda.schedule.statements import TiledGemm
 from ingot.targets.cuda.schedule.tiles import PROCESSORS
 
@@ -53,10 +59,11 @@ def write_bulk_product(out: CudaKernelWriter, steps: Sequence[TiledGemm], *, in_
     sizes = f"{out.size(row_step)}, (int)({out.size(first.m)}), (int)({out.size(units)}), {together}"
     call = f"ig_run_bulk<ig_bulk_form<{form}>, {multiply}>"
     out.line(f"{call}({name}, {start}, {sizes}, {first.k // BULK_TERMS}, place, finish_tile);")
-    grid = Grid(units * parts) if parts > 1 else Grid(smallest(units, PROCESSORS))
+    resident = count_bulk_resident(tile, parts)
+    grid = Grid(units * parts) if parts > 1 else Grid(smallest(units, PROCESSORS * resident))
     kernel = out.finish(grid, count_bulk_threads(tile), count_bulk_bytes(tile, parts), waits=True)
     plain = PLAIN_STAGES * (tile.rows + tile.columns) * tile.depth
-    return replace(kernel, cluster=parts, plain_shared=plain)
+    return replace(kernel, cluster=parts, plain_shared=plain, resident=resident if parts == 1 else 1)
 
 
 def _count_tiles(step: TiledGemm) -> int:

@@ -12,7 +12,13 @@ from ingot.targets.cuda.codegen.kernel_writer import CudaKernelWriter
 from ingot.targets.cuda.codegen.products.bulk_product import MULTIPLY, PLAIN_STAGES, write_instruction
 from ingot.targets.cuda.codegen.products.epilogue import index_type, write_finish
 from ingot.targets.cuda.codegen.products.tile_product import use_headers
-from ingot.targets.cuda.schedule.bulk_tiles import BULK_TERMS, count_bulk_bytes, count_bulk_threads, count_copiers
+from ingot.targets.cuda.schedule.bulk_tiles import (
+    BULK_TERMS,
+    count_bulk_bytes,
+    count_bulk_resident,
+    count_bulk_threads,
+    count_copiers,
+)
 from ingot.targets.cuda.schedule.bulk_windows import count_window_terms
 from ingot.targets.cuda.schedule.statements import ImplicitGemm
 from ingot.targets.cuda.schedule.tiles import PROCESSORS
@@ -42,9 +48,11 @@ def write_bulk_window(out: CudaKernelWriter, step: ImplicitGemm) -> CudaKernel:
     call = f"ig_run_bulk<ig_bulk_form<{form}>, {multiply}>"
     steps = count_window_terms(step) // BULK_TERMS
     out.line(f"{call}(source, {start}, 0, 0, (int)({out.size(units)}), 1, {steps}, place, finish_tile);")
-    grid = Grid(units * parts) if parts > 1 else Grid(smallest(units, PROCESSORS))
+    resident = count_bulk_resident(tile, parts)
+    grid = Grid(units * parts) if parts > 1 else Grid(smallest(units, PROCESSORS * resident))
     kernel = out.finish(grid, count_bulk_threads(tile), count_bulk_bytes(tile, parts), waits=True)
-    return replace(kernel, cluster=parts, plain_shared=PLAIN_STAGES * (tile.rows + tile.columns) * tile.depth)
+    plain = PLAIN_STAGES * (tile.rows + tile.columns) * tile.depth
+    return replace(kernel, cluster=parts, plain_shared=plain, resident=resident if parts == 1 else 1)
 
 
 def _fill(values: Sequence[Size], fill: Size) -> tuple[Size, Size]:
@@ -115,7 +123,7 @@ def _write_epilogue(out: CudaKernelWriter, step: ImplicitGemm) -> None:
     write_finish(out, step, index_type(out, step), _RUN, row="line", column="place")
     out.open("const auto fetch_row = [&](const int row, const int place)")
     out.line("const int line = source.number(row);")
-    out.line("return line < 0 ? loaded{} : fetch(line, place);")
+    out.line("return fetch(line < 0 ? 0 : line, place);")  # rows that are no pixels read some other one's
     out.depth -= 1
     out.line("};")
     out.open("const auto finish_row = [&](const int row, const int place, const float *sums, const loaded &given)")
