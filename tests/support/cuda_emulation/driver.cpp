@@ -447,8 +447,9 @@ EXPORT int cuTensorMapEncodeTiled(void *map, int dtype, unsigned rank, void *add
     static const uint64_t bytes[] = {1, 2, 4, 4, 8, 8, 2, 4, 8, 2};
     uint64_t last = sizes[0] * bytes[dtype];
     for (unsigned d = 0; d < rank; ++d) {
-        if (!sizes[d] || sizes[d] > (uint64_t)1 << 32 || !box[d] || box[d] > 256 || every[d] != 1) return INVALID_VALUE;
+        if (!sizes[d] || sizes[d] > (uint64_t)1 << 32 || !box[d] || box[d] > 256 || every[d] < 1 || every[d] > 8) return INVALID_VALUE;
         if (d && (!steps[d - 1] || steps[d - 1] % 16 || steps[d - 1] >= (uint64_t)1 << 40)) return INVALID_VALUE;
+        words[1] |= (uint64_t)(every[d] - 1) << (24 + 8 * d);
         words[2 + d] = sizes[d];
         words[11 + d] = box[d];
         if (d) words[6 + d] = steps[d - 1], last += (sizes[d] - 1) * steps[d - 1];

@@ -430,7 +430,9 @@ static void ig_send_floats(ig_place to, const float *values, ig_place barrier)
 
 /* A tensor's map as the emulated driver makes it: what the host text asks the driver for. */
 struct ig_tensor_map {
-    uint64_t address, format, sizes[5], steps[4], box[5]; /* format: dtype, rank and swizzle, 8 bits each */
+    uint64_t address, format, sizes[5], steps[4], box[5]; /* format: dtype, rank, swizzle and each dim's stride less one, 8 bits each */
+    int every(int d) const { return 1 + (int)(format >> (24 + 8 * d) & 255); }
+    int count(int d) const { return ((int)box[d] + every(d) - 1) / every(d); }
 };
 static void ig_send_box(ig_place to, const ig_tensor_map &map, const int *at, ig_place barrier)
 {
@@ -440,7 +442,7 @@ static void ig_send_box(ig_place to, const ig_tensor_map &map, const int *at, ig
     const int line = (int)map.box[0] * element;
     if ((uintptr_t)to % 128 || line % 16 || (swizzle && line != 16 << swizzle)) ig_stop("a box of a tensor's map does not fit its layout");
     int lines = 1;
-    for (int d = 1; d < rank; ++d) lines *= (int)map.box[d];
+    for (int d = 1; d < rank; ++d) lines *= map.count(d);
     std::memset(to, 0xFF, (size_t)(line * lines));
     std::vector<int> first(at, at + rank);
     const ig_tensor_map kept = map;
@@ -450,8 +452,8 @@ static void ig_send_box(ig_place to, const ig_tensor_map &map, const int *at, ig
             bool there = true;
             int rest = l;
             for (int d = 1; d < rank; ++d) {
-                const int64_t place = first[(size_t)d] + rest % (int)kept.box[d];
-                rest /= (int)kept.box[d];
+                const int64_t place = first[(size_t)d] + rest % kept.count(d) * kept.every(d);
+                rest /= kept.count(d);
                 there &= place >= 0 && place < (int64_t)kept.sizes[d];
                 from += place * (int64_t)kept.steps[d - 1];
             }

@@ -225,7 +225,6 @@ def test_choice() -> None:
     assert choose(4096, 2304, 768) == (128, 192, 2, 1)
     assert choose(512, 2048, 5632, "reads") == (128, 128, 1, 2)
     assert choose(512, 2048, 2048, "reads") == (128, 64, 1, 1)
-    assert choose(784, 1024, 256, "reads") == (128, 64, 1, 1)
     assert choose(784, 256, 1024) == (64, 64, 1, 2)
     assert choose(196, 512, 2048) == (128, 64, 1, 4)  # 32 clusters of four blocks do not run at once
     gates = choose_bulk_tile(512, [5632, 5632], 2048, "functions", in_turn=True)

@@ -17,6 +17,7 @@ from ingot.targets.cuda.codegen.gemm import BLOCKS
 from ingot.targets.cuda.codegen.kernel import CudaKernel, Grid
 from ingot.targets.cuda.codegen.kernel_rules import KERNELS
 from ingot.targets.cuda.codegen.kernel_writer import CudaKernelWriter
+from ingot.targets.cuda.codegen.products.bulk_window import write_bulk_window
 from ingot.targets.cuda.codegen.products.epilogue import count_columns, index_type, write_finish
 from ingot.targets.cuda.codegen.products.tile_product import (
     BlockWork,
@@ -47,6 +48,8 @@ def write_convolution(out: CudaKernelWriter, step: Convolution) -> CudaKernel | 
 def write_implicit_gemm(out: CudaKernelWriter, step: ImplicitGemm) -> CudaKernel | Sequence[CudaKernel]:
     if step.algorithm == "channels":
         return _write_channels(out, step)
+    if step.algorithm == "bulk":
+        return write_bulk_window(out, step)
     return write_product(out, _plan_product(out, step, step.algorithm, step.tile, step.split_k))
 
 

@@ -27,7 +27,8 @@ class Grid:
 class TensorMap:
     """A tensor inside a buffer as copies of boxes read it: the innermost dim first, which is dense; the steps of the
     others, in elements. A box is so many elements along each dim, 128 bytes along the innermost one, and lies in shared
-    memory swizzled as `ig_swizzle<128>` has it. The view begins at, and its steps are, multiples of 16 bytes."""
+    memory swizzled as `ig_swizzle<128>` has it. The view begins at, and its steps are, multiples of 16 bytes. With
+    `every`, a box takes elements so many apart along each dim."""
 
     buffer: str
     offset: Size
@@ -35,6 +36,7 @@ class TensorMap:
     sizes: tuple[Size, ...]
     steps: tuple[Size, ...]
     box: tuple[int, ...]
+    every: tuple[int, ...] = ()
 
 
 # Words of 8 bytes by which the host tells the driver of a map, as many as a map itself has.
@@ -44,10 +46,14 @@ MAP_RANK = 5
 # What the driver calls the types of elements, and the layout of boxes.
 _MAP_DTYPES = {"float16": 6, "float32": 7, "bfloat16": 9}
 _MAP_SWIZZLE = 3
+# How far apart the elements of a box may be, and how long what it spans.
+MAP_EVERY = 8
+MAP_SPAN = 256
 
 
 def map_words(made: TensorMap) -> list[Size]:
-    """What the host tells the driver of a map, behind the tensor's address: format, sizes, steps in bytes, box."""
+    """What the host tells the driver of a map, behind the tensor's address: format, sizes, steps in bytes, what a box
+    spans."""
     rank, bytes_ = len(made.sizes), BYTES[made.dtype]
     assert 2 <= rank <= MAP_RANK and len(made.steps) == rank - 1 and made.box[0] * bytes_ == 128
 
@@ -56,7 +62,12 @@ def map_words(made: TensorMap) -> list[Size]:
 
     steps = pad([step * bytes_ for step in made.steps], MAP_RANK - 1)
     kind = _MAP_DTYPES[made.dtype] | rank << 8 | _MAP_SWIZZLE << 16
-    return [kind, *pad(made.sizes, MAP_RANK), *steps, *pad(made.box, MAP_RANK)]
+    every = made.every or (1,) * rank
+    span = [one * apart for one, apart in zip(made.box, every, strict=True)]
+    assert all(1 <= apart <= MAP_EVERY for apart in every) and max(span) <= MAP_SPAN
+    for dim, apart in enumerate(every):
+        kind |= apart - 1 << 24 + 8 * dim
+    return [kind, *pad(made.sizes, MAP_RANK), *steps, *pad(span, MAP_RANK)]
 
 
 @dataclass(frozen=True, slots=True)

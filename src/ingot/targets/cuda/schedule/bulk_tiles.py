@@ -39,6 +39,7 @@ BULK_TILES = (
     GemmTile(64, 64, _LINE, 12, 4, 1),
     GemmTile(64, 96, _LINE, 8, 4, 1),
     GemmTile(128, 64, _LINE, 8, 8, 1),
+    GemmTile(128, 64, _LINE, 4, 8, 1),
 )  # fmt: skip
 
 # Of the model: multiply-adds and bytes per microsecond of one multiprocessor, microseconds of a step at least, of a
@@ -50,12 +51,15 @@ _READ_TIME = 0.9
 _START_TIME = 2.0
 _EPILOGUE_TIME = 0.6
 _SUM_TIMES = {"plain": 0.0115, "reads": 0.04, "functions": 0.03}
+# Bytes that the epilogues of a multiprocessor's blocks read and write in a microsecond, and bytes of a sum in memory.
+_EPILOGUE_RATE = 42e3
+_SUM_BYTES = {"plain": 2, "reads": 4, "functions": 4}
 # How much longer an epilogue takes while another group multiplies.
 _TURN_FACTOR = 1.5
 # What it takes to share sums among so many blocks, and each sum of a thread.
 _SHARE_TIMES = {1: (0.0, 0.0), 2: (0.2, 0.02), 4: (1.0, 0.04)}
-# Clusters of so many blocks that run at once, with one block on a multiprocessor: those of a cluster are neighbours, and
-# not every group of neighbours has a multiple of four.
+# Clusters of so many blocks that run at once, with one block on a multiprocessor: those of a cluster are neighbours,
+# and not every group of neighbours has a multiple of four.
 _CLUSTERS = {1: PROCESSORS, 2: PROCESSORS // 2, 4: 28}
 
 
@@ -81,6 +85,12 @@ def count_bulk_bytes(tile: GemmTile, parts: int) -> int:
     groups = tile.down * tile.along * tile.turns // 4
     received = (parts - 1) * 128 * groups * (_count_sums(tile) // parts) * 4
     return tile.stages * (tile.rows + tile.columns) * tile.depth + received + 16 * tile.stages + 24
+
+
+def count_bulk_resident(tile: GemmTile, parts: int) -> int:
+    """Blocks that run on a multiprocessor at a time: while one has its epilogue, another one multiplies."""
+    fits = 2 * (count_bulk_bytes(tile, parts) + 1024) <= SHARED_BYTES
+    return 2 if fits and tile.turns == 1 and _count_sums(tile) < _MANY_SUMS else 1
 
 
 def find_bulk_fault(tile: GemmTile, parts: int) -> str | None:
@@ -137,10 +147,11 @@ def _count_sums(tile: GemmTile) -> int:
 
 
 def _estimate(tile: GemmTile, parts: int, m: int, widths: list[int], steps: int, epilogue: str) -> float | None:
-    """Microseconds of a kernel. Blocks that share terms must all run at once; others take tiles in turn."""
+    """Microseconds of a kernel. Blocks that share terms must all run at once; others take tiles in turn, and those of a
+    multiprocessor share what it multiplies, reads and writes in a time, and wait at the same time."""
     tiles = -(-m // tile.rows) * sum(-(-n // tile.columns) for n in widths)
-    resident = 2 if 2 * (count_bulk_bytes(tile, parts) + 1024) <= SHARED_BYTES and _count_sums(tile) < _MANY_SUMS else 1
-    together = min(resident, -(-tiles * parts // PROCESSORS)) if parts > 1 else 1
+    resident = count_bulk_resident(tile, parts)
+    together = min(resident, -(-tiles * parts // PROCESSORS))
     if parts > 1 and tiles > _CLUSTERS[parts] * resident:
         return None
     rounds = -(-tiles * parts // (PROCESSORS * together))
@@ -148,8 +159,13 @@ def _estimate(tile: GemmTile, parts: int, m: int, widths: list[int], steps: int,
     # The weight's tiles that fit in the stages are there before the rows can be read.
     lines = tile.rows if steps <= tile.stages else tile.rows + tile.columns
     waiting = _STEP_TIME if steps <= tile.stages else max(_STEP_TIME, _READ_TIME / (tile.stages - 1))
-    step = max(together * multiply, together * lines * tile.depth / _BANDWIDTH, waiting)
     each = _SUM_TIMES[epilogue] * _count_sums(tile) / parts
+    if parts == 1 and together > 1:
+        sums = tile.rows * tile.columns * _SUM_BYTES[epilogue] / _EPILOGUE_RATE
+        busy = steps * max(multiply, lines * tile.depth / _BANDWIDTH) + sums
+        alone = steps * max(multiply, lines * tile.depth / _BANDWIDTH, waiting) + _EPILOGUE_TIME + each
+        return _START_TIME + rounds * max(together * busy, alone)
+    step = max(together * multiply, together * lines * tile.depth / _BANDWIDTH, waiting)
     if tile.turns > 1:
         finish = _EPILOGUE_TIME + _TURN_FACTOR * each
         return _START_TIME + rounds * max(steps * step, (steps * step + finish) / 2) + finish

@@ -11,6 +11,7 @@ from ingot.scheduling.state_updates import update_state_in_place
 from ingot.targets.base import ScheduleObserver, ignore_pass
 from ingot.targets.cuda.schedule.bulk_gates import fold_bulk_gates
 from ingot.targets.cuda.schedule.bulk_products import pack_products
+from ingot.targets.cuda.schedule.bulk_windows import pack_windows
 from ingot.targets.cuda.schedule.limits import FUSION_LIMITS
 from ingot.targets.cuda.schedule.map_groups import group_maps
 from ingot.targets.cuda.schedule.siblings import join_siblings
@@ -24,6 +25,7 @@ SCHEDULE: tuple[SchedulePass, ...] = (
     *fusion_passes(FUSION_LIMITS),
     ("map_groups", group_maps),
     ("tiles", choose_tiles),
+    ("bulk_windows", pack_windows),
     ("siblings", join_siblings),
     ("bulk_products", pack_products),
     ("bulk_gates", fold_bulk_gates),

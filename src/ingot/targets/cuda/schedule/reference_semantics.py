@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from ingot.lowering.dtypes import wide
 from ingot.lowering.loop_ir import Stmt, StridedView
 from ingot.targets.base import Fault, ReferenceRule, StepRunner
-from ingot.targets.cuda.schedule.statements import ImplicitGemm, TiledGemm
+from ingot.targets.cuda.schedule.statements import GemmTile, ImplicitGemm, TiledGemm
 from ingot.targets.cuda.schedule.weight_layouts import find_pieces
 
 Array: TypeAlias = NDArray[Any]
@@ -26,22 +26,26 @@ def _run_tiled_gemm(run: StepRunner, step: TiledGemm) -> None:
         raise Fault("the outer loops of its epilogue are not its own")
     kind = np.float64 if step.dtype.startswith("float") else np.int64
     left = run.matrices(step.a, step.batch, m, k)
-    right = [_read_tiles(run, step)] if step.algorithm == "bulk" else run.matrices(step.b, step.batch, k, n)
+    by_tiles = step.algorithm == "bulk"
+    right = [_read_columns(run, step, n, k).T] if by_tiles else run.matrices(step.b, step.batch, k, n)
     with np.errstate(all="ignore"):
         sums = [a.astype(kind) @ b.astype(kind) for a, b in zip(left, right, strict=True)]
     run.run_epilogue(step.epilogue, np.stack(sums).astype(wide(step.dtype)) if sums else np.empty(0, step.dtype))
 
 
-def _read_tiles(run: StepRunner, step: TiledGemm) -> Array:
-    """A weight that lies in tiles, as a matrix of terms by columns."""
-    n, k, columns = run.size(step.n), run.size(step.k), step.tile.columns
-    tiles = np.ascontiguousarray(run.values(step.b.buffer)).reshape(-1, k // 64, columns, 8, 8)
+def _read_columns(run: StepRunner, step: TiledGemm, n: int, k: int) -> Array:
+    """A product's weight that lies in tiles, its columns in their own order."""
+    matrix = _read_tiles(run, step.b.buffer, n, k, step.tile)
+    return matrix.reshape(n // 16, 2, 8, k).swapaxes(0, 1).reshape(n, k) if step.pairs else matrix
+
+
+def _read_tiles(run: StepRunner, buffer: str, n: int, k: int, tile: GemmTile) -> Array:
+    """A weight that lies in tiles, as a matrix of columns by terms."""
+    columns = tile.columns
+    tiles = np.ascontiguousarray(run.values(buffer)).reshape(-1, k // 64, columns, 8, 8)
     places = find_pieces(columns).numpy()  # a piece's place is found as a place's piece is
     lines = tiles[:, :, np.arange(columns)[:, None], places]
-    matrix = lines.transpose(0, 2, 1, 3, 4).reshape(-1, k)[:n]
-    if step.pairs:
-        matrix = matrix.reshape(n // 16, 2, 8, k).swapaxes(0, 1).reshape(n, k)
-    return matrix.T
+    return lines.transpose(0, 2, 1, 3, 4).reshape(-1, k)[:n]
 
 
 def _run_implicit_gemm(run: StepRunner, step: ImplicitGemm) -> None:
@@ -53,9 +57,14 @@ def _run_implicit_gemm(run: StepRunner, step: ImplicitGemm) -> None:
     x = _cut(run, step.x, shape, steps)
     each = step.out_channels // step.groups
     outer, inner, *taps = map(run.size, step.weight.strides)
-    weight = _cut(
-        run, step.weight, (step.groups, each, step.channels, *step.kernel), [outer * each, outer, inner, *taps]
-    )
+    if step.algorithm == "bulk":
+        terms = step.channels * int(np.prod(step.kernel))
+        tap_major = _read_tiles(run, step.weight.buffer, step.out_channels, terms, step.tile)
+        weight = np.moveaxis(tap_major.reshape(1, each, *step.kernel, step.channels), -1, 2)
+    else:
+        weight = _cut(
+            run, step.weight, (step.groups, each, step.channels, *step.kernel), [outer * each, outer, inner, *taps]
+        )
     total = np.zeros((images, step.groups, each, int(np.prod(out))))
     for tap in np.ndindex(*step.kernel):
         places = [

@@ -94,7 +94,7 @@ def _are_alike(step: Tiled, other: Tiled) -> bool:
         _ON_TENSOR_CORES.get(other.algorithm, other.algorithm),
         other.dtype,
     )
-    return same and step.algorithm != "channels" and all(count == 1 for count in groups)
+    return same and step.algorithm not in ("channels", "bulk") and all(count == 1 for count in groups)
 
 
 def _is_apart(step: Tiled, other: Tiled) -> bool:

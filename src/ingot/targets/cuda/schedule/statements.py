@@ -21,9 +21,10 @@ from ingot.lowering.loop_ir import Convolution, Gemm, LoopNest, Map, SourceLocat
 # warps), by multiply-adds of threads with a block of sums each, or, where one side has a few rows only, by warps that
 # read the other side once ("rows"), or that take it from shared memory, to which it is copied ahead ("stream"). "bulk":
 # by groups of four warps while one thread asks for tiles; the right operand is a weight in the layout SwizzledTiles.
-# "channels": each thread has neighbouring channels of a pixel.
+# Of a convolution, the rows of such a tile are a box of pixels. "channels": each thread has neighbouring channels of a
+# pixel.
 GemmAlgorithm: TypeAlias = Literal["tensor", "warpgroup", "simt", "rows", "stream", "bulk"]
-ConvolutionAlgorithm: TypeAlias = Literal["tensor", "warpgroup", "simt", "channels"]
+ConvolutionAlgorithm: TypeAlias = Literal["tensor", "warpgroup", "simt", "bulk", "channels"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,11 +64,13 @@ class TiledGemm(Gemm):
 
 @dataclass(frozen=True, slots=True)
 class ImplicitGemm(Convolution):
-    """A Convolution with its algorithm, as TiledGemm. Each group is a product of its own."""
+    """A Convolution with its algorithm, as TiledGemm. Each group is a product of its own. With "bulk", the rows of a
+    tile are a `box` of output pixels: so many images, lines and columns."""
 
     algorithm: ConvolutionAlgorithm = "simt"
     tile: GemmTile = PLAIN_TILE
     split_k: int = 1
+    box: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -14,6 +15,7 @@ from ingot.lowering.verification.step_rules import extents
 from ingot.targets.cuda.schedule.bulk_gates import find_gate_fault
 from ingot.targets.cuda.schedule.bulk_products import rows_fit
 from ingot.targets.cuda.schedule.bulk_tiles import BULK_TERMS, find_bulk_fault
+from ingot.targets.cuda.schedule.bulk_windows import count_window_terms, find_window_fault
 from ingot.targets.cuda.schedule.statements import (
     GatedGemm,
     GemmTile,
@@ -78,12 +80,27 @@ def _check_implicit_gemm(step: ImplicitGemm, facts: Facts) -> str | None:
     if step.out_channels % step.groups:
         return f"{step.out_channels} output channels are not {step.groups} groups"
     shape = (step.images, step.channels * step.groups, *step.size)
+    if step.algorithm == "bulk":
+        return facts.find_strided_fault("x", step.x, shape, {}) or _check_bulk_window(step, facts)
     fault = facts.find_strided_fault("x", step.x, shape, {}) or facts.find_strided_fault(
         "weight", step.weight, (step.out_channels, step.channels, *step.kernel), {}
     )
     if fault is None and step.algorithm == "channels":
         return None if step.channels == 1 else f"a group has {step.channels} channels, and not one"
     return fault or _check_tile(step.algorithm, step.tile, step.split_k)
+
+
+def _check_bulk_window(step: ImplicitGemm, facts: Facts) -> str | None:
+    fault = find_window_fault(step) or find_bulk_fault(step.tile, step.split_k)
+    if fault is not None:
+        return fault
+    terms = count_window_terms(step)
+    if terms % (BULK_TERMS * step.split_k):
+        return f"{terms} terms are not whole stages of {BULK_TERMS} for each part"
+    if len(step.box) != 1 + len(step.kernel) or min(step.box) < 1 or math.prod(step.box) > step.tile.rows:
+        return f"a box of {step.box} pixels is not the rows of a tile of {step.tile}"
+    columns = -(-step.out_channels // step.tile.columns) * step.tile.columns
+    return facts.find_size_fault(step.weight.buffer, (columns, terms))
 
 
 def _check_siblings(group: SiblingGemms, facts: Facts) -> str | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -29,8 +30,9 @@ class ReorderedLayout(WeightLayout):
 class SwizzledTiles(WeightLayout):
     """A matrix in tiles as shared memory has them: [n / columns][k / 64][columns][8 pieces][8 terms], the piece of 8
     terms at place p being number p ^ column % 8. The matrix is `n` columns of `k` terms; column c's term t is element
-    offset + c · column_step + t · term_step of the tensor. Columns that are missing in the last tile are zeros. With
-    `pairs`, runs of 8 columns of the first half and of the second one lie in turn."""
+    offset + c · column_step + t · term_step of the tensor. With taps, of so many sizes and steps, terms run over (tap…,
+    the others). Columns that are missing in the last tile are zeros. With `pairs`, runs of 8 columns of the first half
+    and of the second one lie in turn."""
 
     offset: int
     n: int
@@ -38,6 +40,8 @@ class SwizzledTiles(WeightLayout):
     column_step: int
     term_step: int
     columns: int
+    taps: tuple[int, ...] = ()
+    tap_steps: tuple[int, ...] = ()
     pairs: bool = False
 
     def stored_shape(self) -> tuple[int, ...]:
@@ -45,7 +49,9 @@ class SwizzledTiles(WeightLayout):
 
     def spread(self, flat: torch.Tensor) -> torch.Tensor:
         """The tensor's elements in tiles."""
-        matrix = torch.as_strided(flat, (self.n, self.k), (self.column_step, self.term_step), self.offset)
+        sizes = (self.n, *self.taps, self.k // math.prod(self.taps))
+        found = torch.as_strided(flat, sizes, (self.column_step, *self.tap_steps, self.term_step), self.offset)
+        matrix = found.reshape(self.n, self.k)
         if self.pairs:
             matrix = matrix.reshape(2, self.n // 16, 8, self.k).transpose(0, 1).reshape(self.n, self.k)
         across, down = -(-self.n // self.columns), self.k // 64

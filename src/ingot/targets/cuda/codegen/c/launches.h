@@ -123,13 +123,14 @@ static void ig_free_list(ig_launch_list *list)
     memset(list, 0, sizeof *list);
 }
 
-/* A map: address, format (dtype, rank and swizzle, 8 bits each), 5 sizes, 4 steps in bytes, 5 sizes of a box. */
+/* A map: address, format (dtype, rank, swizzle, and for each dim how far apart the elements of a box are, less one, 8 bits
+   each), 5 sizes, 4 steps in bytes, 5 spans of a box. */
 IG_OPTIONAL int ig_encode_map(const uint64_t *words, void *map)
 {
     enum { NOT_SUPPORTED = 801, WIDE_READS = 3 };
-    const unsigned format = (unsigned)words[1], every[] = {1, 1, 1, 1, 1};
-    unsigned box[5];
-    for (int d = 0; d < 5; ++d) box[d] = (unsigned)words[11 + d];
+    const unsigned format = (unsigned)words[1];
+    unsigned box[5], every[5];
+    for (int d = 0; d < 5; ++d) box[d] = (unsigned)words[11 + d], every[d] = 1 + (unsigned)(words[1] >> (24 + 8 * d) & 255);
     if (!ig_driver.cuTensorMapEncodeTiled) return NOT_SUPPORTED;
     return ig_driver.cuTensorMapEncodeTiled(map, (int)(format & 255), format >> 8 & 255, (void *)(uintptr_t)words[0], words + 2,
                                             words + 7, box, every, 0, (int)(format >> 16 & 255), WIDE_READS, 0);

@@ -122,16 +122,21 @@ static inline int ig_value_after(int value)
 }
 #endif
 
+/* Where the rows of tiles come from: a map of a matrix, or what bulk_window.cuh has for one. */
+template <class Form> static inline int ig_count_row_bytes(const ig_tensor_map &) { return Form::A_BYTES; }
+static inline const ig_tensor_map &ig_map_of(const ig_tensor_map &map) { return map; }
+static inline void ig_copy_rows(const ig_tensor_map &map, ig_place to, int step, int row, ig_place barrier) { ig_copy_box(to, map, step * 64, row, barrier); }
+
 /* The threads that copy: one of the first of their warps. */
-template <class Form, class Place>
-static inline void ig_copy_tiles(const ig_tensor_map &map, int units, int together, int steps, Place place, ig_place full, ig_place empty, int part)
+template <class Form, class Rows, class Place>
+static inline void ig_copy_tiles(const Rows &rows, int units, int together, int steps, Place place, ig_place full, ig_place empty, int part)
 {
     constexpr int STAGES = Form::STAGES;
     const ig_place base = ig_place_of(ig_shared());
     const int first = (int)blockIdx.x / Form::PARTS, every = (int)gridDim.x / Form::PARTS;
     const int own = steps / Form::PARTS, begin = part * own, ahead = own < STAGES ? own : STAGES;
     const auto ask_weight = [&](const char *weight, int step, int stage) {
-        ig_arrive_expecting(full + 8 * stage, Form::STAGE);
+        ig_arrive_expecting(full + 8 * stage, (unsigned)(ig_count_row_bytes<Form>(rows) + Form::B_BYTES));
         ig_copy_bytes(base + stage * Form::STAGE + Form::A_BYTES, weight + (int64_t)(begin + step) * Form::B_BYTES, Form::B_BYTES, full + 8 * stage);
     };
     if (ig_warp() != 4 * Form::GROUPS) {
@@ -140,7 +145,7 @@ static inline void ig_copy_tiles(const ig_tensor_map &map, int units, int togeth
     }
     /* No kernel writes the weight: its first tiles need not wait for the kernel before. */
     if (ig_lane() == 0 && first < units) {
-        ig_prefetch_map(map);
+        ig_prefetch_map(ig_map_of(rows));
         const ig_bulk_tile tile = place(first * together);
         for (int s = 0; s < ahead; ++s) ask_weight(tile.weight, s, s);
     }
@@ -158,7 +163,7 @@ static inline void ig_copy_tiles(const ig_tensor_map &map, int units, int togeth
                         ig_wait_at_barrier(empty + 8 * stage, parity);
                         ask_weight(tile.weight, step, stage);
                     }
-                    ig_copy_box(base + stage * Form::STAGE, map, (begin + step) * 64, tile.row, full + 8 * stage);
+                    ig_copy_rows(rows, base + stage * Form::STAGE, begin + step, tile.row, full + 8 * stage);
                     if (++stage == STAGES) stage = 0, parity ^= 1;
                 }
             }
@@ -195,8 +200,8 @@ template <class Form> static inline void ig_share_sums(const float (&sums)[Form:
         }
 }
 
-template <class Form, class Multiply, class T, class Place, class Finish>
-static inline void ig_run_bulk(const ig_tensor_map &map, const T *, int64_t, int, int units, int together, int steps, Place place, Finish finish)
+template <class Form, class Multiply, class Rows, class T, class Place, class Finish>
+static inline void ig_run_bulk(const Rows &source, const T *, int64_t, int, int units, int together, int steps, Place place, Finish finish)
 {
     constexpr int STAGES = Form::STAGES, HIGH = Form::HIGH, COLUMNS = Form::COLUMNS, PARTS = Form::PARTS, OWN = Form::OWN;
     constexpr bool TURNS = Form::TURNS;
@@ -221,7 +226,7 @@ static inline void ig_run_bulk(const ig_tensor_map &map, const T *, int64_t, int
     if (PARTS > 1) ig_arrive_at_cluster();
     if (ig_warp() >= 4 * Form::GROUPS) {
         if constexpr (Form::COPIERS == 4) ig_leave_registers<24>();
-        ig_copy_tiles<Form>(map, units, together, steps, place, full, empty, part);
+        ig_copy_tiles<Form>(source, units, together, steps, place, full, empty, part);
         return;
     }
     if constexpr (Form::COPIERS == 4) ig_take_registers<240>();
@@ -307,18 +312,24 @@ template <class Sums, int WARPS> struct ig_sums_of_some {
     inline void finish() {}
 };
 
-template <class Form, class Multiply, class T, class Place, class Finish>
-static inline void ig_run_bulk(const ig_tensor_map &, const T *a, int64_t row_step, int rows, int units, int together, int steps, Place place, Finish finish)
+/* A tile of the rows, as gemm.cuh copies it. */
+template <class Form, class T> static inline auto ig_make_tile(const ig_tensor_map &, const T *a, int64_t row_step, int rows, int row)
+{
+    return ig_matrix_tile<T, Form::ROWS, 64, 8, false, Form::ALL>{a + row * row_step, row_step, 1, rows - row};
+}
+
+template <class Form, class Multiply, class Rows, class T, class Place, class Finish>
+static inline void ig_run_bulk(const Rows &source, const T *a, int64_t row_step, int rows, int units, int together, int steps, Place place, Finish finish)
 {
     constexpr int COLUMNS = Form::COLUMNS, WARPS = 4 * Form::GROUPS, ALONG = COLUMNS % 32 ? 1 : 2, DOWN = WARPS / ALONG;
-    typedef ig_matrix_tile<T, Form::ROWS, 64, 8, false, Form::ALL> tile_a;
+    typedef decltype(ig_make_tile<Form>(source, a, row_step, rows, 0)) tile_a;
     typedef ig_packed_tile<COLUMNS, Form::ALL> tile_b;
     typedef ig_tensor_sums<Multiply, tile_a, tile_b, DOWN, ALONG> Sums;
     if ((int)blockIdx.x % Form::PARTS) return;
     for (int unit = (int)blockIdx.x / Form::PARTS; unit < units; unit += (int)gridDim.x / Form::PARTS)
         for (int one = 0; one < together; ++one) {
             const ig_bulk_tile tile = place(unit * together + one);
-            const tile_a left = {a + tile.row * row_step, row_step, 1, rows - tile.row};
+            const tile_a left = ig_make_tile<Form>(source, a, row_step, rows, tile.row);
             const tile_b right = {tile.weight};
             ig_sums_of_some<Sums, WARPS> some;
             ig_run_pipeline<2, 2>(some, left, right, 0, (int64_t)steps * 64);

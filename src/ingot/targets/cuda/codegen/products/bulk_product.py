@@ -14,16 +14,22 @@ from ingot.targets.cuda.codegen.kernel import CudaKernel, Grid, TensorMap
 from ingot.targets.cuda.codegen.kernel_writer import CudaKernelWriter
 from ingot.targets.cuda.codegen.products.epilogue import index_type, write_finish
 from ingot.targets.cuda.codegen.products.tile_product import use_headers
-from ingot.targets.cuda.schedule.bulk_tiles import BULK_TERMS, count_bulk_bytes, count_bulk_threads, count_copiers
+from ingot.targets.cuda.schedule.bulk_tiles import (
+    BULK_TERMS,
+    count_bulk_bytes,
+    count_bulk_resident,
+    count_bulk_threads,
+    count_copiers,
+)
 from ingot.targets.cuda.schedule.statements import TiledGemm
 from ingot.targets.cuda.schedule.tiles import PROCESSORS
 
 # Columns of a run, as the threads have them.
 _RUN = 8
 # Stages of the text for other GPUs.
-_PLAIN_STAGES = 2
+PLAIN_STAGES = 2
 _POINTER = re.compile(r"\bp\d+\b")
-_MULTIPLY = {"bfloat16": ("ig_multiply_bf16", "bf16"), "float16": ("ig_multiply_f16", "f16")}
+MULTIPLY = {"bfloat16": ("ig_multiply_bf16", "bf16"), "float16": ("ig_multiply_f16", "f16")}
 
 
 def write_bulk_product(
@@ -38,11 +44,11 @@ def write_bulk_product(
     first = steps[0]
     assert all(step.pairs == (finished is not None) for step in steps), "columns in pairs have a gate behind them"
     tile, parts, buffer = first.tile, first.split_k, out.buffers[first.a.buffer]
-    multiply, type_name = _MULTIPLY[buffer.dtype]
+    multiply, type_name = MULTIPLY[buffer.dtype]
     use_headers(out)
     out.library.use("wgmma.cuh")
     out.library.use("async_copies.cuh")
-    out.library.use("bulk_gemm.cuh", _write_instruction(tile.columns, multiply, type_name))
+    out.library.use("bulk_gemm.cuh", write_instruction(tile.columns, multiply, type_name))
     assert isinstance(first.k, int)
     row_step = first.k if first.m == 1 else first.a.rows
     rows = TensorMap(
@@ -62,10 +68,11 @@ def write_bulk_product(
     sizes = f"{out.size(row_step)}, (int)({out.size(first.m)}), (int)({out.size(units)}), {together}"
     call = f"ig_run_bulk<ig_bulk_form<{form}>, {multiply}>"
     out.line(f"{call}({name}, {start}, {sizes}, {first.k // BULK_TERMS}, place, finish_tile);")
-    grid = Grid(units * parts) if parts > 1 else Grid(smallest(units, PROCESSORS))
+    resident = count_bulk_resident(tile, parts)
+    grid = Grid(units * parts) if parts > 1 else Grid(smallest(units, PROCESSORS * resident))
     kernel = out.finish(grid, count_bulk_threads(tile), count_bulk_bytes(tile, parts), waits=True)
-    plain = _PLAIN_STAGES * (tile.rows + tile.columns) * tile.depth
-    return replace(kernel, cluster=parts, plain_shared=plain)
+    plain = PLAIN_STAGES * (tile.rows + tile.columns) * tile.depth
+    return replace(kernel, cluster=parts, plain_shared=plain, resident=resident if parts == 1 else 1)
 
 
 def _count_tiles(step: TiledGemm) -> int:
@@ -129,7 +136,7 @@ def _write_epilogues(out: CudaKernelWriter, steps: Sequence[TiledGemm]) -> None:
     out.line("};")
 
 
-def _write_instruction(columns: int, multiply: str, type_name: str) -> str:
+def write_instruction(columns: int, multiply: str, type_name: str) -> str:
     """`ig_set_product` of so many columns: sums plus a product, or, unless there is `more`, the product."""
     count = columns // 2
     sums = ", ".join(f"%{number}" for number in range(count))
