@@ -62,7 +62,7 @@ def add_norm(
 @pytest.mark.parametrize("form", [{}, {"stores": True}, {"local": True}])
 def test_rows_in_registers(dtype: str, form: dict[str, bool]) -> None:
     bench = Statements()
-    for rows, wide in ((1, 8), (3, 40), (7, 1), (5, 37), (2, 768), (140, 264), (133, 256), (2, 5000)):
+    for rows, wide in ((1, 8), (3, 0), (3, 40), (7, 1), (5, 37), (2, 768), (140, 264), (133, 256), (2, 5000)):
         add_norm(bench, dtype, rows, wide, **form)
     add_norm(bench, dtype, 5, 96, pitch=104, **form)
     add_norm(bench, dtype, 5, 96, pitch=101, **form)

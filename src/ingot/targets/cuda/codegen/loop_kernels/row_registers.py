@@ -80,7 +80,7 @@ def find_row_registers(out: CudaKernelWriter, nest: LoopNest) -> RowRegisters | 
         return None
     (extent,) = extents
     rows = [(step, loop) for _, step, loop in row_loops(nest)]
-    if not isinstance(extent, int):
+    if not isinstance(extent, int) or not extent:
         return None
     vectors = find_common_vectors(out, rows)
     if vectors is None:
