@@ -8,12 +8,6 @@ IG_OPTIONAL uint16_t ig_f32_to_bf16(float x)
     asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(made) : "f"(0.0f), "f"(x));
     return (uint16_t)made;
 }
-IG_OPTIONAL float ig_as_bf16_f32(float x)
-{
-    union { uint32_t bits; float value; } made;
-    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(made.bits) : "f"(x), "f"(0.0f));
-    return made.value;
-}
 IG_OPTIONAL uint16_t ig_f32_to_f16(float x)
 {
     uint16_t made;
@@ -34,11 +28,6 @@ IG_OPTIONAL float ig_as_bf16_f32(float x)
     return made.value;
 }
 #else
-IG_OPTIONAL float ig_as_bf16_f32(float x)
-{
-    union { uint32_t bits; float value; } made = {ig_brain_bits(x) << 16};
-    return made.value;
-}
 IG_OPTIONAL uint16_t ig_f32_to_bf16(float x) { return (uint16_t)ig_brain_bits(x); }
 IG_OPTIONAL float ig_as_bf16_f32(float x)
 {

@@ -21,7 +21,7 @@ from ingot.targets.cuda.schedule.bulk_tiles import (
     count_bulk_threads,
     count_copiers,
 )
-from ingot.targets.cuda.schedule.statements import TiledGemm
+from ingot.targets.cuda.schedule.statements import GemmTile, TiledGemm
 from ingot.targets.cuda.schedule.tiles import PROCESSORS
 
 # Columns of a run, as the threads have them.
@@ -44,11 +44,7 @@ def write_bulk_product(
     first = steps[0]
     assert all(step.pairs == (finished is not None) for step in steps), "columns in pairs have a gate behind them"
     tile, parts, buffer = first.tile, first.split_k, out.buffers[first.a.buffer]
-    multiply, type_name = MULTIPLY[buffer.dtype]
-    use_headers(out)
-    out.library.use("wgmma.cuh")
-    out.library.use("async_copies.cuh")
-    out.library.use("bulk_gemm.cuh", write_instruction(tile.columns, multiply, type_name))
+    use_bulk_headers(out, tile, buffer.dtype)
     assert isinstance(first.k, int)
     row_step = first.k if first.m == 1 else first.a.rows
     rows = TensorMap(
@@ -58,16 +54,32 @@ def write_bulk_product(
     out.line("ig_start_next();")
     units = _write_places(out, steps, in_turn)
     _write_epilogues(out, finished or steps)
-    groups = tile.down * tile.along * tile.turns // 4
-    high = tile.rows // (16 * tile.down * tile.along)
-    turns = "true" if tile.turns > 1 else "false"
-    each = 2 if first.pairs else 1
-    form = f"{groups}, {high}, {tile.columns}, {tile.stages}, {parts}, {turns}, {count_copiers(tile)}, {each}"
     start = f"{out.pointer(first.a.buffer)} + ({out.size(first.a.offset)})"
     together = len(steps) if in_turn else 1
     sizes = f"{out.size(row_step)}, (int)({out.size(first.m)}), (int)({out.size(units)}), {together}"
-    call = f"ig_run_bulk<ig_bulk_form<{form}>, {multiply}>"
+    call = call_bulk(tile, parts, buffer.dtype, each=2 if first.pairs else 1)
     out.line(f"{call}({name}, {start}, {sizes}, {first.k // BULK_TERMS}, place, finish_tile);")
+    return finish_bulk(out, tile, parts, units)
+
+
+def use_bulk_headers(out: CudaKernelWriter, tile: GemmTile, dtype: str) -> None:
+    use_headers(out)
+    out.library.use("wgmma.cuh")
+    out.library.use("async_copies.cuh")
+    out.library.use("bulk_gemm.cuh", write_instruction(tile.columns, *MULTIPLY[dtype]))
+
+
+def call_bulk(tile: GemmTile, parts: int, dtype: str, *, each: int = 1) -> str:
+    """The function that runs a block, without its arguments. `each`: sums of an element of the result."""
+    groups = tile.down * tile.along * tile.turns // 4
+    high = tile.rows // (16 * tile.down * tile.along)
+    turns = "true" if tile.turns > 1 else "false"
+    form = f"{groups}, {high}, {tile.columns}, {tile.stages}, {parts}, {turns}, {count_copiers(tile)}, {each}"
+    return f"ig_run_bulk<ig_bulk_form<{form}>, {MULTIPLY[dtype][0]}>"
+
+
+def finish_bulk(out: CudaKernelWriter, tile: GemmTile, parts: int, units: Size) -> CudaKernel:
+    """The kernel, of so many tiles."""
     resident = count_bulk_resident(tile, parts)
     grid = Grid(units * parts) if parts > 1 else Grid(smallest(units, PROCESSORS * resident))
     kernel = out.finish(grid, count_bulk_threads(tile), count_bulk_bytes(tile, parts), waits=True)

@@ -4,24 +4,15 @@ pixels."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
-from ingot.lowering.index_expr import Size, smallest
-from ingot.targets.cuda.codegen.kernel import CudaKernel, Grid, TensorMap
+from ingot.lowering.index_expr import Size
+from ingot.targets.cuda.codegen.kernel import CudaKernel, TensorMap
 from ingot.targets.cuda.codegen.kernel_writer import CudaKernelWriter
-from ingot.targets.cuda.codegen.products.bulk_product import MULTIPLY, PLAIN_STAGES, write_instruction
+from ingot.targets.cuda.codegen.products.bulk_product import call_bulk, finish_bulk, use_bulk_headers
 from ingot.targets.cuda.codegen.products.epilogue import index_type, write_finish
-from ingot.targets.cuda.codegen.products.tile_product import use_headers
-from ingot.targets.cuda.schedule.bulk_tiles import (
-    BULK_TERMS,
-    count_bulk_bytes,
-    count_bulk_resident,
-    count_bulk_threads,
-    count_copiers,
-)
+from ingot.targets.cuda.schedule.bulk_tiles import BULK_TERMS
 from ingot.targets.cuda.schedule.bulk_windows import count_window_terms
 from ingot.targets.cuda.schedule.statements import ImplicitGemm
-from ingot.targets.cuda.schedule.tiles import PROCESSORS
 
 # Columns of a run, as the threads have them.
 _RUN = 8
@@ -29,30 +20,18 @@ _RUN = 8
 
 def write_bulk_window(out: CudaKernelWriter, step: ImplicitGemm) -> CudaKernel:
     tile, parts, buffer = step.tile, step.split_k, out.buffers[step.x.buffer]
-    multiply, type_name = MULTIPLY[buffer.dtype]
-    use_headers(out)
-    out.library.use("wgmma.cuh")
-    out.library.use("async_copies.cuh")
-    out.library.use("bulk_gemm.cuh", write_instruction(tile.columns, multiply, type_name))
+    use_bulk_headers(out, tile, buffer.dtype)
     out.library.use("bulk_window.cuh")
     name = out.tensor_map(_map_image(step, buffer.dtype))
     out.line("ig_start_next();")
     _write_rows(out, step, name)
     units = _write_places(out, step)
     _write_epilogue(out, step)
-    groups = tile.down * tile.along * tile.turns // 4
-    high = tile.rows // (16 * tile.down * tile.along)
-    turns = "true" if tile.turns > 1 else "false"
-    form = f"{groups}, {high}, {tile.columns}, {tile.stages}, {parts}, {turns}, {count_copiers(tile)}"
     start = f"{out.pointer(step.x.buffer)} + ({out.size(step.x.offset)})"
-    call = f"ig_run_bulk<ig_bulk_form<{form}>, {multiply}>"
     steps = count_window_terms(step) // BULK_TERMS
+    call = call_bulk(tile, parts, buffer.dtype)
     out.line(f"{call}(source, {start}, 0, 0, (int)({out.size(units)}), 1, {steps}, place, finish_tile);")
-    resident = count_bulk_resident(tile, parts)
-    grid = Grid(units * parts) if parts > 1 else Grid(smallest(units, PROCESSORS * resident))
-    kernel = out.finish(grid, count_bulk_threads(tile), count_bulk_bytes(tile, parts), waits=True)
-    plain = PLAIN_STAGES * (tile.rows + tile.columns) * tile.depth
-    return replace(kernel, cluster=parts, plain_shared=plain, resident=resident if parts == 1 else 1)
+    return finish_bulk(out, tile, parts, units)
 
 
 def _fill(values: Sequence[Size], fill: Size) -> tuple[Size, Size]:
