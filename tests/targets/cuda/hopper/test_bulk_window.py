@@ -256,7 +256,7 @@ def test_forms_compile(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     for tile, parts in (
         (GemmTile(128, 128, 128, 6, 8, 1), 1),
         (GemmTile(256, 128, 128, 4, 8, 1), 1),
-        (GemmTile(128, 128, 128, 6, 4, 1, 2), 1),
+        (GemmTile(128, 64, 128, 4, 8, 1), 1),
         (GemmTile(64, 96, 128, 8, 4, 1), 3),
     ):
         use_tile(monkeypatch, tile, parts)

@@ -106,9 +106,11 @@ def find_bulk_fault(tile: GemmTile, parts: int) -> str | None:
     return None
 
 
-def choose_bulk_tile(m: int, widths: list[int], k: int, epilogue: str, *, in_turn: bool) -> BulkChoice | None:
+def choose_bulk_tile(
+    m: int, widths: list[int], k: int, epilogue: str, *, in_turn: bool, by_turns: bool = True
+) -> BulkChoice | None:
     """The fastest tile for m rows by weights of so many columns each, which one kernel computes: side by side or, in
-    turn, at the same places. None where none fits."""
+    turn, at the same places. `by_turns`: groups of warps may take tiles in turn. None where none fits."""
     steps = k // BULK_TERMS
     best: tuple[float, int] | None = None
     chosen: BulkChoice | None = None
@@ -116,7 +118,7 @@ def choose_bulk_tile(m: int, widths: list[int], k: int, epilogue: str, *, in_tur
         if any(-(-n // tile.columns) * tile.columns > (1 + _PADDING) * n for n in widths):
             continue
         is_simple = epilogue == "plain" and len(set(widths)) == 1
-        if tile.turns > 1 and (in_turn or (not is_simple and _count_sums(tile) > _MOST_SUMS)):
+        if tile.turns > 1 and (in_turn or not by_turns or (not is_simple and _count_sums(tile) > _MOST_SUMS)):
             continue
         for parts in _PARTS if not in_turn else (1,):
             if steps % parts or (parts > 1 and _count_sums(tile) > _SHARED_SUMS):

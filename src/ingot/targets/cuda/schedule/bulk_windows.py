@@ -59,7 +59,10 @@ class _Packing:
             return step
         usual = _count_boxes(images, pixels, choose_box(images, pixels, step.stride, _USUAL_ROWS)) * _USUAL_ROWS
         kind = find_epilogue_kind(step.epilogue, self.buffers)
-        choice = choose_bulk_tile(usual, [step.out_channels], count_window_terms(step), kind, in_turn=False)
+        # Groups that take tiles in turn have no registers left for the numbers of pixels.
+        choice = choose_bulk_tile(
+            usual, [step.out_channels], count_window_terms(step), kind, in_turn=False, by_turns=False
+        )
         if choice is None:
             return step
         box = choose_box(images, pixels, step.stride, choice.tile.rows)
