@@ -21,7 +21,7 @@ from ingot.targets.cuda.schedule.bulk_tiles import BulkChoice
 from ingot.targets.cuda.schedule.bulk_windows import choose_box
 from ingot.targets.cuda.schedule.statements import GemmTile, ImplicitGemm, SiblingGemms
 from ingot.targets.cuda.schedule.verifier import verify_schedule
-from ingot.targets.cuda.schedule.weight_layouts import SwizzledTiles
+from ingot.targets.cuda.schedule.weight_layouts import ReorderedLayout, SwizzledTiles
 from ingot.targets.reference.interpreted_model import InterpretedModel
 from tests.support.cuda_emulation.emulated_model import PackingTarget, build_models
 from tests.support.cuda_emulation.kernels import build_text, check_cubin, write_kernels
@@ -54,6 +54,7 @@ LAYERS: list[tuple[Any, tuple[int, ...]]] = [
     (lambda: nn.Conv2d(128, 48, 1, stride=2), (3, 128, 7, 6)),  # the shortcut of a block
     (lambda: nn.Conv2d(64, 24, (3, 2), stride=(1, 3), padding=(2, 0), dilation=(2, 1)), (1, 64, 8, 9)),
     (lambda: nn.Conv2d(128, 32, 5, padding=2), (1, 128, 3, 4)),  # windows that leave the image on all sides
+    (lambda: nn.Conv2d(3, 32, 7, stride=2, padding=3), (2, 3, 19, 22)),  # two lines of 8 taps of 4 channels are a stage
     (lambda: nn.Conv1d(64, 16, 4, padding=2, stride=2), (4, 64, 21)),
     (lambda: nn.Conv1d(64, 72, 3, dilation=2), (1, 64, 90)),
 ]
@@ -68,7 +69,7 @@ def test_layers(parts: int, monkeypatch: pytest.MonkeyPatch) -> None:
     for number, (make, shape) in enumerate(LAYERS):
         tile, fitting = forms[number % 3]
         layer = make()
-        terms = layer.weight[0].numel() // 64
+        terms = -(-layer.weight[0].numel() // 64)
         if parts not in fitting or terms % parts:
             continue
         use_tile(monkeypatch, tile, parts)
@@ -187,13 +188,24 @@ def test_text_for_other_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_layout() -> None:
     weight = torch.arange(20 * 64 * 3 * 2).float().view(20, 64, 3, 2)
-    layout = SwizzledTiles(0, 20, 64 * 6, 64 * 6, 6, 16, (3, 2), (2, 1))
+    source = ReorderedLayout(0, (20, 3, 2, 64), (64 * 6, 2, 1, 6), (20, 3, 2, 64))
+    layout = SwizzledTiles(0, 20, 64 * 6, 64 * 6, 1, 16, source)
     tiles = layout.spread(weight.reshape(-1))
     assert tiles.shape == layout.stored_shape() == (2, 6, 16, 64)
     for column, line, tap, channel in ((0, 0, 0, 0), (5, 2, 1, 9), (15, 1, 0, 63), (16, 0, 1, 40)):
         piece = (channel // 8) ^ column % 8
         found = tiles[column // 16, 2 * line + tap, column % 16, piece * 8 + channel % 8]
         assert found == weight[column, channel, line, tap]
+
+
+def test_folded_lines() -> None:
+    weight = torch.arange(4 * 3 * 7 * 7).float().view(4, 3, 7, 7)
+    layout = ReorderedLayout(0, (4, 7, 7, 3), (147, 7, 1, 49), (4, 8, 8, 4), 2)
+    made = layout.arrange(weight.reshape(-1))
+    assert made.shape == layout.stored_shape() == (4, 4, 8, 8)
+    for outer, line, tap, channel in ((0, 0, 0, 0), (3, 5, 6, 2), (1, 6, 3, 1)):
+        assert made[outer, line // 2, tap, line % 2 * 4 + channel] == weight[outer, channel, line, tap]
+    assert (made[:, 3, :, 4:] == 0).all() and (made[:, :, 7] == 0).all() and (made[..., 3] == 0).all()
 
 
 def test_boxes() -> None:

@@ -47,22 +47,40 @@ def _lower_few_channels(
     windows: ConvWindows
 ) -> TensorValue:  # fmt: skip
     """Few channels are padded to as many as one copy takes, and the image to all that windows reach: the taps of a line
-    then lie side by side, as if they were channels of one tap."""
+    then lie side by side, as if they were channels of one tap. Where windows move by an even number of lines, so do two
+    lines."""
     outs, *taps = (require_static(weight.shape[0]), *map(require_static, weight.shape[2:]))
     line = taps[-1] + -taps[-1] % 2  # taps of a line, those behind the last with zeros for weights
+    lines = 2 if len(taps) == 2 and windows.stride[0] % 2 == 0 and windows.dilation[0] == 1 else 1
+    if lines > 1:
+        taps[0] += -taps[0] % lines
     reach = [(size - 1) * step for size, step in zip(shape[2:], windows.stride, strict=True)]
     sizes = [first + (count - 1) * gap + 1 for first, count, gap in zip(reach, taps, windows.dilation, strict=True)]
     sizes[-1] = (reach[-1] + line + 1) // 2 * 2  # so that lines of the image are aligned
-    image = _make_channels_last(low, _pad_image(x, FEW_CHANNELS, windows.padding, sizes))
+    padded = _pad_image(x, FEW_CHANNELS, windows.padding, sizes)
+    stride, channels = windows.stride, line * lines * FEW_CHANNELS
+    if lines > 1:
+        padded = _fold_lines(padded, lines)
+        sizes[0], taps[0] = sizes[0] // lines, taps[0] // lines
+        stride = (stride[0] // lines, *stride[1:])
+    image = _make_channels_last(low, padded)
     assert isinstance(image.data, Strided)
-    outer, channel, *steps = image.data.strides
-    lines = Strided(image.data.buffer, image.data.offset, (outer, channel, *steps))
-    channels = line * FEW_CHANNELS
-    view = TensorValue((x.shape[0], channels, *sizes[:-1], sizes[-1] - line + 1), x.dtype, lines)
-    packed = _pack_taps(low, weight, line, FEW_CHANNELS)
+    view = TensorValue((x.shape[0], channels, *sizes[:-1], sizes[-1] - line + 1), x.dtype, image.data)
+    packed = _pack_taps(low, weight, line, FEW_CHANNELS, lines)
     flat = StridedView(packed.buffer, 0, (*packed.strides[:-1], channels))
-    moved = ConvWindows(windows.stride, (0,) * len(taps), (*windows.dilation[:-1], 1), 1)
+    moved = ConvWindows(stride, (0,) * len(taps), (*windows.dilation[:-1], 1), 1)
     return _append(low, view, flat, channels, bias, shape, moved, outs, (*taps[:-1], 1))
+
+
+def _fold_lines(x: TensorValue, lines: int) -> TensorValue:
+    """An image with so many lines as one: the channels of the first, then those of the next."""
+    images, channels, high, *rest = x.shape
+
+    def load(ops: BodyBuilder, index: Index) -> int:
+        image, channel, line, *others = index
+        return x.load(ops, (image, channel % channels, line * lines + channel // channels, *others))
+
+    return TensorValue((images, channels * lines, high // lines, *rest), x.dtype, Deferred(load, x.cost + 2))
 
 
 def _is_packable(low: Lowering, x: TensorValue, weight: TensorValue, shape: tuple[Size, ...]) -> bool:
@@ -121,14 +139,16 @@ def _pad_image(x: TensorValue, channels: int, before: Sequence[Size], sizes: Seq
     return TensorValue((x.shape[0], channels, *sizes), x.dtype, Deferred(load, x.cost + 3))
 
 
-def _pack_taps(low: LoopBuilder, weight: TensorValue, line: int, channels: int) -> StridedView:
-    """[output channel, tap…, channel], with so many taps in a line and so many channels, as a view of (output channel,
-    channel, tap…)."""
+def _pack_taps(low: LoopBuilder, weight: TensorValue, line: int, channels: int, lines: int = 1) -> StridedView:
+    """[output channel, tap…, channel], with so many taps in a line and so many channels, and so many lines folded into
+    one, as a view of (output channel, channel, tap…)."""
     outer, channel, *taps = weight.shape
     outer_step, channel_step, *tap_steps = _strides_of(weight)
     padded = (*map(require_static, (outer, *taps[:-1])), line, channels)
+    if lines > 1:
+        padded = (padded[0], padded[1] + -padded[1] % lines, *padded[2:])
     layout = _layout(weight, (outer, *taps, channel), (outer_step, *tap_steps, channel_step), padded)
-    return _derive(low, weight, layout, _first(weight.rank))
+    return _derive(low, weight, replace(layout, folded=lines), _first(weight.rank))
 
 
 def _pack_channels(low: LoopBuilder, weight: TensorValue) -> StridedView:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 import torch
@@ -15,24 +14,39 @@ from ingot.lowering.loop_module import PackedWeight, WeightLayout
 @dataclass(frozen=True, slots=True)
 class ReorderedLayout(WeightLayout):
     """A strided view of the tensor's row-major elements, one after another, in a tensor of the shape `padded`: what is
-    behind the view's own elements are zeros."""
+    behind the view's own elements are zeros. `folded` lines of a tensor [outer, line, tap, channel] lie side by side:
+    [outer, line / folded, tap, line % folded · channels + channel]."""
 
     offset: int
     shape: tuple[int, ...]
     strides: tuple[int, ...]
     padded: tuple[int, ...]
+    folded: int = 1
 
     def stored_shape(self) -> tuple[Size, ...]:
-        return self.padded
+        if self.folded == 1:
+            return self.padded
+        outer, lines, taps, channels = self.padded
+        return outer, lines // self.folded, taps, self.folded * channels
+
+    def arrange(self, flat: torch.Tensor) -> torch.Tensor:
+        """The tensor's elements in this order."""
+        made = torch.zeros(self.padded, dtype=flat.dtype)
+        made[tuple(slice(size) for size in self.shape)] = torch.as_strided(flat, self.shape, self.strides, self.offset)
+        if self.folded == 1:
+            return made
+        outer, lines, taps, channels = self.padded
+        parts = made.view(outer, lines // self.folded, self.folded, taps, channels).permute(0, 1, 3, 2, 4)
+        return parts.reshape(outer, lines // self.folded, taps, self.folded * channels)
 
 
 @dataclass(frozen=True, slots=True)
 class SwizzledTiles(WeightLayout):
     """A matrix in tiles as shared memory has them: [n / columns][k / 64][columns][8 pieces][8 terms], the piece of 8
     terms at place p being number p ^ column % 8. The matrix is `n` columns of `k` terms; column c's term t is element
-    offset + c · column_step + t · term_step of the tensor. With taps, of so many sizes and steps, terms run over (tap…,
-    the others). Columns that are missing in the last tile are zeros. With `pairs`, runs of 8 columns of the first half
-    and of the second one lie in turn."""
+    offset + c · column_step + t · term_step of the tensor or, with `source`, of the tensor in that layout. Columns that
+    are missing in the last tile are zeros. With `pairs`, runs of 8 columns of the first half and of the second one lie
+    in turn."""
 
     offset: int
     n: int
@@ -40,8 +54,7 @@ class SwizzledTiles(WeightLayout):
     column_step: int
     term_step: int
     columns: int
-    taps: tuple[int, ...] = ()
-    tap_steps: tuple[int, ...] = ()
+    source: ReorderedLayout | None = None
     pairs: bool = False
 
     def stored_shape(self) -> tuple[int, ...]:
@@ -49,9 +62,9 @@ class SwizzledTiles(WeightLayout):
 
     def spread(self, flat: torch.Tensor) -> torch.Tensor:
         """The tensor's elements in tiles."""
-        sizes = (self.n, *self.taps, self.k // math.prod(self.taps))
-        found = torch.as_strided(flat, sizes, (self.column_step, *self.tap_steps, self.term_step), self.offset)
-        matrix = found.reshape(self.n, self.k)
+        if self.source is not None:
+            flat = self.source.arrange(flat).reshape(-1)
+        matrix = torch.as_strided(flat, (self.n, self.k), (self.column_step, self.term_step), self.offset)
         if self.pairs:
             matrix = matrix.reshape(2, self.n // 16, 8, self.k).transpose(0, 1).reshape(self.n, self.k)
         across, down = -(-self.n // self.columns), self.k // 64
@@ -71,10 +84,8 @@ def lay_out(weight: PackedWeight, buffer: Buffer, state: torch.Tensor) -> torch.
     layout = weight.layout
     if layout is None:
         return state
+    flat = state.contiguous().reshape(-1).to(getattr(torch, buffer.dtype))
     if isinstance(layout, SwizzledTiles):
-        return layout.spread(state.contiguous().reshape(-1).to(getattr(torch, buffer.dtype)))
+        return layout.spread(flat)
     assert isinstance(layout, ReorderedLayout), f"{type(layout).__name__} is not a layout of this target"
-    found = torch.as_strided(state.contiguous().reshape(-1), layout.shape, layout.strides, layout.offset)
-    made = torch.zeros(layout.padded, dtype=getattr(torch, buffer.dtype))
-    made[tuple(slice(size) for size in layout.shape)].copy_(found)
-    return made
+    return layout.arrange(flat)

@@ -72,8 +72,7 @@ class _Packing:
         weight, buffer = self.weights.get(step.weight.buffer), self.buffers[step.weight.buffer]
         if weight is None or not isinstance(weight.layout, ReorderedLayout) or buffer.kind != "weight":
             return False
-        layout = weight.layout  # (output channel, tap…, channel)
-        dense = layout.shape == layout.padded == (step.out_channels, *step.kernel, step.channels)
+        dense = _lies_in_order(step) and buffer.size == step.out_channels * count_window_terms(step)
         alike = buffer.dtype == self.buffers[step.x.buffer].dtype and buffer.dtype in HALVES and step.dtype == "float32"
         return dense and alike and step.algorithm in ("tensor", "warpgroup") and find_window_fault(step) is None
 
@@ -81,11 +80,8 @@ class _Packing:
         weight = self.weights[step.weight.buffer]
         found = weight.layout
         assert isinstance(found, ReorderedLayout)
-        column_step, *tap_steps, term_step = found.strides
         terms = count_window_terms(step)
-        layout = SwizzledTiles(
-            found.offset, step.out_channels, terms, column_step, term_step, tile.columns, step.kernel, tuple(tap_steps)
-        )
+        layout = SwizzledTiles(0, step.out_channels, terms, terms, 1, tile.columns, found)
         name = self.made.get((weight.source, layout))
         if name is None:
             name = f"{step.weight.buffer}_boxes{len(self.made)}"
@@ -98,6 +94,17 @@ class _Packing:
 
 def count_window_terms(step: ImplicitGemm) -> int:
     return step.channels * math.prod(step.kernel)
+
+
+def _lies_in_order(step: ImplicitGemm) -> bool:
+    """Whether a weight is a matrix of output channels by (tap…, channel)."""
+    outer, channel, *taps = step.weight.strides
+    expected = step.channels
+    for size, found in zip(reversed(step.kernel), reversed(taps), strict=True):
+        if size > 1 and found != expected:
+            return False
+        expected *= size
+    return step.weight.offset == 0 and channel == 1 and outer == expected
 
 
 def find_window_fault(step: ImplicitGemm) -> str | None:
