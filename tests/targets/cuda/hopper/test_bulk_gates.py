@@ -16,8 +16,8 @@ from torch.nn import functional as F
 from ingot.errors import ScheduleError
 from ingot.lowering.loop_module import Module
 from ingot.targets.cuda.codegen.products import bulk_product
-from ingot.targets.cuda.schedule import bulk_gates, bulk_products
-from ingot.targets.cuda.schedule.bulk_tiles import BULK_TILES, BulkChoice
+from ingot.targets.cuda.schedule.bulk import gates, products
+from ingot.targets.cuda.schedule.bulk.tiles import BULK_TILES, BulkChoice
 from ingot.targets.cuda.schedule.statements import GatedGemm, GemmTile, SiblingGemms
 from ingot.targets.cuda.schedule.tiles import trim_stages
 from ingot.targets.cuda.schedule.verifier import verify_schedule
@@ -37,7 +37,7 @@ SMALL = GemmTile(64, 32, 128, 3, 4, 1)
 
 def use_tile(monkeypatch: pytest.MonkeyPatch, tile: GemmTile, parts: int = 1) -> None:
     """Makes the passes choose a tile, and kernels have two blocks that take tiles in turn."""
-    for module in (bulk_products, bulk_gates):
+    for module in (products, gates):
         monkeypatch.setattr(module, "choose_bulk_tile", lambda *_, **__: BulkChoice(tile, parts))
     monkeypatch.setattr(bulk_product, "PROCESSORS", 2)
 

@@ -16,8 +16,8 @@ from ingot.errors import ScheduleError
 from ingot.lowering.loop_ir import Stmt
 from ingot.lowering.loop_module import Module
 from ingot.targets.cuda.codegen.products import bulk_product
-from ingot.targets.cuda.schedule import bulk_products
-from ingot.targets.cuda.schedule.bulk_tiles import BULK_TILES, BulkChoice, choose_bulk_tile, count_bulk_bytes
+from ingot.targets.cuda.schedule.bulk import products
+from ingot.targets.cuda.schedule.bulk.tiles import BULK_TILES, BulkChoice, choose_bulk_tile, count_bulk_bytes
 from ingot.targets.cuda.schedule.statements import GemmTile, SiblingGemms, TiledGemm
 from ingot.targets.cuda.schedule.tiles import SHARED_BYTES, trim_stages
 from ingot.targets.cuda.schedule.verifier import verify_schedule
@@ -33,7 +33,7 @@ SMALL = GemmTile(64, 32, 128, 3, 4, 1)
 
 def use_tile(monkeypatch: pytest.MonkeyPatch, tile: GemmTile, parts: int = 1) -> None:
     """Makes the pass choose a tile, and kernels have two blocks that take tiles in turn."""
-    monkeypatch.setattr(bulk_products, "choose_bulk_tile", lambda *_, **__: BulkChoice(tile, parts))
+    monkeypatch.setattr(products, "choose_bulk_tile", lambda *_, **__: BulkChoice(tile, parts))
     monkeypatch.setattr(bulk_product, "PROCESSORS", 2)
 
 

@@ -16,9 +16,9 @@ from torch import nn
 from ingot.errors import ScheduleError
 from ingot.lowering.loop_module import Module
 from ingot.targets.cuda.codegen.products import bulk_product
-from ingot.targets.cuda.schedule import bulk_windows
-from ingot.targets.cuda.schedule.bulk_tiles import BulkChoice
-from ingot.targets.cuda.schedule.bulk_windows import choose_box
+from ingot.targets.cuda.schedule.bulk import windows
+from ingot.targets.cuda.schedule.bulk.tiles import BulkChoice
+from ingot.targets.cuda.schedule.bulk.windows import choose_box
 from ingot.targets.cuda.schedule.statements import GemmTile, ImplicitGemm, SiblingGemms
 from ingot.targets.cuda.schedule.verifier import verify_schedule
 from ingot.targets.cuda.schedule.weight_layouts import ReorderedLayout, SwizzledTiles
@@ -34,7 +34,7 @@ SMALL = GemmTile(64, 32, 128, 3, 4, 1)
 
 def use_tile(monkeypatch: pytest.MonkeyPatch, tile: GemmTile, parts: int = 1) -> None:
     """Makes the pass choose a tile, and kernels have two blocks that take tiles in turn."""
-    monkeypatch.setattr(bulk_windows, "choose_bulk_tile", lambda *_, **__: BulkChoice(tile, parts))
+    monkeypatch.setattr(windows, "choose_bulk_tile", lambda *_, **__: BulkChoice(tile, parts))
     monkeypatch.setattr(bulk_product, "PROCESSORS", 2)
 
 

@@ -25,7 +25,7 @@ from ingot.targets.cuda.codegen.products.tile_product import (
     write_product,
 )
 from ingot.targets.cuda.schedule.alignment import MOST_BYTES, count_neighbours
-from ingot.targets.cuda.schedule.bulk_gates import join_gate
+from ingot.targets.cuda.schedule.bulk.gates import join_gate
 from ingot.targets.cuda.schedule.statements import (
     PLAIN_TILE,
     GatedGemm,

@@ -9,9 +9,9 @@ from ingot.scheduling.fusion import fusion_passes
 from ingot.scheduling.pass_runner import SchedulePass, run_schedule
 from ingot.scheduling.state_updates import update_state_in_place
 from ingot.targets.base import ScheduleObserver, ignore_pass
-from ingot.targets.cuda.schedule.bulk_gates import fold_bulk_gates
-from ingot.targets.cuda.schedule.bulk_products import pack_products
-from ingot.targets.cuda.schedule.bulk_windows import pack_windows
+from ingot.targets.cuda.schedule.bulk.gates import fold_bulk_gates
+from ingot.targets.cuda.schedule.bulk.products import pack_products
+from ingot.targets.cuda.schedule.bulk.windows import pack_windows
 from ingot.targets.cuda.schedule.limits import FUSION_LIMITS
 from ingot.targets.cuda.schedule.map_groups import group_maps
 from ingot.targets.cuda.schedule.siblings import join_siblings

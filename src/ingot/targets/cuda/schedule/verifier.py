@@ -12,10 +12,10 @@ from ingot.lowering.loop_ir_verifier import verify_module
 from ingot.lowering.loop_module import Module
 from ingot.lowering.verification.access_rules import Facts
 from ingot.lowering.verification.step_rules import extents
-from ingot.targets.cuda.schedule.bulk_gates import find_gate_fault
-from ingot.targets.cuda.schedule.bulk_products import rows_fit
-from ingot.targets.cuda.schedule.bulk_tiles import BULK_TERMS, find_bulk_fault
-from ingot.targets.cuda.schedule.bulk_windows import count_window_terms, find_window_fault
+from ingot.targets.cuda.schedule.bulk.gates import find_gate_fault
+from ingot.targets.cuda.schedule.bulk.products import rows_fit
+from ingot.targets.cuda.schedule.bulk.tiles import BULK_TERMS, find_bulk_fault
+from ingot.targets.cuda.schedule.bulk.windows import count_window_terms, find_window_fault
 from ingot.targets.cuda.schedule.statements import (
     GatedGemm,
     GemmTile,

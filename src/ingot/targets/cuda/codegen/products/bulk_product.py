@@ -14,7 +14,7 @@ from ingot.targets.cuda.codegen.kernel import CudaKernel, Grid, TensorMap
 from ingot.targets.cuda.codegen.kernel_writer import CudaKernelWriter
 from ingot.targets.cuda.codegen.products.epilogue import index_type, write_finish
 from ingot.targets.cuda.codegen.products.tile_product import use_headers
-from ingot.targets.cuda.schedule.bulk_tiles import (
+from ingot.targets.cuda.schedule.bulk.tiles import (
     BULK_TERMS,
     count_bulk_bytes,
     count_bulk_resident,

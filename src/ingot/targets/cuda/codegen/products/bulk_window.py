@@ -10,8 +10,8 @@ from ingot.targets.cuda.codegen.kernel import CudaKernel, TensorMap
 from ingot.targets.cuda.codegen.kernel_writer import CudaKernelWriter
 from ingot.targets.cuda.codegen.products.bulk_product import call_bulk, finish_bulk, use_bulk_headers
 from ingot.targets.cuda.codegen.products.epilogue import index_type, write_finish
-from ingot.targets.cuda.schedule.bulk_tiles import BULK_TERMS
-from ingot.targets.cuda.schedule.bulk_windows import count_window_terms
+from ingot.targets.cuda.schedule.bulk.tiles import BULK_TERMS
+from ingot.targets.cuda.schedule.bulk.windows import count_window_terms
 from ingot.targets.cuda.schedule.statements import ImplicitGemm
 
 # Columns of a run, as the threads have them.

@@ -18,8 +18,8 @@ from ingot.lowering.index_expr import Size, estimate, symbol
 from ingot.lowering.loop_body import BodyBuilder, rewrite
 from ingot.lowering.loop_ir import Buffer, Load, Map, MatrixView, Op, Stmt
 from ingot.lowering.loop_module import Module, PackedWeight
-from ingot.targets.cuda.schedule.bulk_products import find_epilogue_kind
-from ingot.targets.cuda.schedule.bulk_tiles import choose_bulk_tile
+from ingot.targets.cuda.schedule.bulk.products import find_epilogue_kind
+from ingot.targets.cuda.schedule.bulk.tiles import choose_bulk_tile
 from ingot.targets.cuda.schedule.column_pairs import ColumnPairs, PairMap, find_pairs, is_own_column
 from ingot.targets.cuda.schedule.statements import GatedGemm, TiledGemm
 from ingot.targets.cuda.schedule.streamed_groups import REACH, can_join, count_users

@@ -18,7 +18,7 @@ from ingot.lowering.index_expr import estimate
 from ingot.lowering.loop_body import reads
 from ingot.lowering.loop_ir import Buffer, Map, MatrixView, Stmt
 from ingot.lowering.loop_module import Module, PackedWeight
-from ingot.targets.cuda.schedule.bulk_tiles import BULK_TERMS, choose_bulk_tile
+from ingot.targets.cuda.schedule.bulk.tiles import BULK_TERMS, choose_bulk_tile
 from ingot.targets.cuda.schedule.statements import GemmTile, SiblingGemms, TiledGemm
 from ingot.targets.cuda.schedule.tiling import lies_along
 from ingot.targets.cuda.schedule.weight_layouts import SwizzledTiles

@@ -4,7 +4,7 @@
     ImplicitGemm  x ∗ w → y      ImplicitGemm  x ∗ w, in tiles → y    algorithm="bulk", box=(images, lines, columns)
 
 The rows of a tile are a box of output pixels. For a tap and 64 channels, what they read is a box of the image, which
-one copy takes as it takes rows of a matrix (bulk_products.py): with zeros where it leaves the image, and every other
+one copy takes as it takes rows of a matrix (products.py): with zeros where it leaves the image, and every other
 pixel where windows move by two. Convolutions that do not fit stay as they are.
 """
 
@@ -18,8 +18,8 @@ from ingot.lowering.dtypes import HALVES
 from ingot.lowering.index_expr import estimate
 from ingot.lowering.loop_ir import Buffer, Stmt, StridedView
 from ingot.lowering.loop_module import Module, PackedWeight
-from ingot.targets.cuda.schedule.bulk_products import find_epilogue_kind
-from ingot.targets.cuda.schedule.bulk_tiles import BULK_TERMS, choose_bulk_tile
+from ingot.targets.cuda.schedule.bulk.products import find_epilogue_kind
+from ingot.targets.cuda.schedule.bulk.tiles import BULK_TERMS, choose_bulk_tile
 from ingot.targets.cuda.schedule.statements import GemmTile, ImplicitGemm
 from ingot.targets.cuda.schedule.weight_layouts import ReorderedLayout, SwizzledTiles
 
@@ -36,13 +36,13 @@ _MOST_PIXELS = 1 << 30
 
 def pack_windows(module: Module) -> Module:
     """Convolutions with weights as products by tiles of them; computes the same."""
-    packing = _Packing(module, dict(module.buffers), {weight.buffer: weight for weight in module.weights})
+    packing = _WindowPacking(module, dict(module.buffers), {weight.buffer: weight for weight in module.weights})
     steps = map_steps(module.steps, packing.change)
     return replace(module, steps=steps, buffers=packing.buffers, weights=tuple(packing.weights.values()))
 
 
 @dataclass
-class _Packing:
+class _WindowPacking:
     """The module's buffers and weights, with those that the pass makes."""
 
     module: Module
