@@ -26,6 +26,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 WORK = ROOT / "build" / "evidence"
 _STAMP = re.compile(r"^Evidence of commit ([0-9a-f]{40})( with uncommitted changes)?\.$", re.MULTILINE)
+# Where the driver of a GPU shows itself.
+GPU = Path("/dev/nvidiactl")
 _STOP = 30  # seconds that a command has to end
 
 
@@ -35,6 +37,7 @@ class Entry:
 
     In the command {python} is this interpreter, {output} the file to write and {journal} a file that keeps results
     between runs; a command without a journal begins anew. A journal whose lines name their code is never thrown away.
+    What needs a GPU is left out on machines without one.
     """
 
     name: str
@@ -42,6 +45,7 @@ class Entry:
     command: str
     covers: tuple[str, ...]
     names_code: bool = False
+    needs_gpu: bool = False
 
 
 # What runs only where a model lies on a GPU: evidence on the CPU does not depend on it.
@@ -62,11 +66,14 @@ _IR = (
 )
 _CAPTURE = ("src/ingot/frontend", *_IR)
 _PASSES = (*_CAPTURE, "src/ingot/passes", "src/ingot/rewriting")
-_BACK_END = (
+_SHARED = (
     "src/ingot/lowering",
     "src/ingot/scheduling",
     "src/ingot/codegen",
     "src/ingot/targets/base.py",
+)
+_BACK_END = (
+    *_SHARED,
     "src/ingot/targets/cpu",
     "src/ingot/targets/reference",
     "src/ingot/artifacts",
@@ -137,6 +144,8 @@ ENTRIES = (
     _benchmark("preparing", _TORCHAO + "{python} benchmarks/preparing.py --json {output}", *_QUANTIZE),
     _benchmark("quantize", _TORCHAO + "{python} benchmarks/quantize.py --json {output}", *_QUANTIZE),
     _benchmark("start", "{python} benchmarks/start.py", *_NATIVE),
+    replace(_benchmark("cuda", "{python} benchmarks/cuda.py --without max-autotune --json {output} &&"
+                       " {python} benchmarks/cuda_table.py --write", *_PASSES, *_SHARED, *GPU_ONLY), needs_gpu=True),
 )  # fmt: skip
 
 
@@ -159,8 +168,8 @@ def _git(*arguments: str) -> str:
 
 
 def _covered(paths: Sequence[str]) -> list[str]:
-    """These paths without what runs on a GPU only, as arguments for git."""
-    return [*paths, *(f":(exclude){path}" for path in GPU_ONLY)]
+    """These paths as arguments for git: without what runs on a GPU only, unless it is one of them."""
+    return [*paths, *(f":(exclude){path}" for path in GPU_ONLY if path not in paths)]
 
 
 def state_of(paths: Sequence[str]) -> State:
@@ -274,6 +283,9 @@ def run(names: Sequence[str], minutes: float, force: bool) -> int:
     for entry in chosen(names):
         if not force and not is_old(entry):
             print(f"{entry.name}: as new as the code", flush=True)
+            continue
+        if entry.needs_gpu and not GPU.exists():
+            print(f"{entry.name}: needs a GPU", flush=True)
             continue
         print(f"{entry.name}: {entry.output}", flush=True)
         outcome = make(entry, end - time.monotonic())

@@ -103,3 +103,15 @@ def test_the_table() -> None:
     results = {f"benchmarks/results/{path.name}" for path in (evidence.ROOT / "benchmarks/results").glob("*.json")}
     assert results <= {one.output for one in ENTRIES}
     assert evidence.status().count("\n") == len(ENTRIES)
+
+
+def test_what_needs_a_gpu_is_left_out_without_one(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    one = Entry("kernels", "kernels.json", "false", ("src",), needs_gpu=True)
+    monkeypatch.setattr(evidence, "ENTRIES", (one,))
+    monkeypatch.setattr(evidence, "GPU", tmp_path / "none")
+    assert evidence.run([], 1, force=True) == 0
+    assert capsys.readouterr().out == "kernels: needs a GPU\n"
+    monkeypatch.setattr(evidence, "GPU", tmp_path)
+    assert evidence.run([], 1, force=True) == 1
