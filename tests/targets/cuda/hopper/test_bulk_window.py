@@ -246,7 +246,7 @@ def test_rules() -> None:
     refuse("for each part", split_k=2, tile=SMALL)
     refuse("pixels is not the rows", box=(9, 9, 9))
     refuse("pixels is not the rows", box=(1, 1))
-    refuse("are no box", stride=(9, 1))
+    refuse("are not a box", stride=(9, 1))
     refuse("elements", tile=replace(step.tile, columns=96), split_k=1)
 
 

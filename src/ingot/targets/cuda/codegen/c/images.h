@@ -75,7 +75,7 @@ static int ig_find_parts(const ingot_image *image, const void **parts, char *mes
     for (uint64_t p = 0; p < count && !why; ++p) {
         uint64_t place[2];
         memcpy(place, bytes + HEAD + ENTRY * p, sizeof place);
-        if (place[0] < end || place[0] > image->size || place[1] > image->size - place[0]) why = "a part lies outside of it, or in another";
+        if (place[0] < end || place[0] > image->size || place[1] > image->size - place[0]) why = "a part lies beyond its end, or in another";
         else if (place[0] % ALIGNMENT) why = "a part does not begin where parts begin";
         else why = ig_part_problem(bytes + place[0], place[1]);
         parts[p] = bytes + place[0];

@@ -102,7 +102,7 @@ def _write_epilogue(out: CudaKernelWriter, step: ImplicitGemm) -> None:
     write_finish(out, step, index_type(out, step), _RUN, row="line", column="place")
     out.open("const auto fetch_row = [&](const int row, const int place)")
     out.line("const int line = source.number(row);")
-    out.line("return fetch(line < 0 ? 0 : line, place);")  # rows that are no pixels read some other one's
+    out.line("return fetch(line < 0 ? 0 : line, place);")  # rows without a pixel read some other one's
     out.depth -= 1
     out.line("};")
     out.open("const auto finish_row = [&](const int row, const int place, const float *sums, const loaded &given)")

@@ -11,14 +11,15 @@ and half as many columns are stored.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 from ingot.lowering.dependence import reads_and_writes
 from ingot.lowering.index_expr import Size, estimate, symbol
 from ingot.lowering.loop_body import BodyBuilder, rewrite
 from ingot.lowering.loop_ir import Buffer, Load, Map, MatrixView, Op, Stmt
-from ingot.lowering.loop_module import Module, PackedWeight
+from ingot.lowering.loop_module import Module
 from ingot.targets.cuda.schedule.bulk.products import find_epilogue_kind
+from ingot.targets.cuda.schedule.bulk.tiled_weights import TiledWeights
 from ingot.targets.cuda.schedule.bulk.tiles import choose_bulk_tile
 from ingot.targets.cuda.schedule.column_pairs import ColumnPairs, PairMap, find_pairs, is_own_column
 from ingot.targets.cuda.schedule.statements import GatedGemm, TiledGemm
@@ -28,7 +29,7 @@ from ingot.targets.cuda.schedule.weight_layouts import SwizzledTiles
 
 def fold_bulk_gates(module: Module) -> Module:
     """Puts Maps of pairs of columns into the kernels of products by tiles of a weight; computes the same."""
-    folding = _Folding(module, dict(module.buffers), {weight.buffer: weight for weight in module.weights})
+    folding = _GateFolding.create(module)
     done: list[Stmt] = []
     for step in module.steps:
         found = folding.find_product(step, done) if isinstance(step, Map) else None
@@ -37,18 +38,10 @@ def fold_bulk_gates(module: Module) -> Module:
         else:
             place, made = found
             done[place] = made
-    return replace(module, steps=tuple(done), buffers=folding.buffers, weights=tuple(folding.weights.values()))
+    return folding.finish(done)
 
 
-@dataclass
-class _Folding:
-    """The module's buffers and weights, with those that the pass makes."""
-
-    module: Module
-    buffers: dict[str, Buffer]
-    weights: dict[str, PackedWeight]
-    made: dict[tuple[str, SwizzledTiles], str] = field(default_factory=dict)
-
+class _GateFolding(TiledWeights):
     def find_product(self, gate: Map, done: Sequence[Stmt]) -> tuple[int, GatedGemm] | None:
         """The product whose one result a Map alone reads, and what the two become."""
         read = reads_and_writes(gate)[0]
@@ -78,10 +71,7 @@ class _Folding:
         if choice is None:
             return None
         layout = replace(weight.layout, columns=choice.tile.columns, pairs=True)
-        name = self.made.setdefault((weight.source, layout), f"{step.b.buffer}_pairs{len(self.made)}")
-        self.buffers[name] = replace(self.buffers[step.b.buffer], name=name, shape=layout.stored_shape())
-        self.weights[name] = PackedWeight(name, weight.source, layout)
-        view = MatrixView(name, 0, 1, step.k)
+        view = MatrixView(self.add(step.b.buffer, layout, "pairs"), 0, 1, step.k)
         return replace(group, steps=(replace(step, b=view, tile=choice.tile, split_k=choice.parts), gate))
 
 

@@ -10,14 +10,15 @@ not fit stay as they are.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 from ingot.lowering.dependence import map_steps
 from ingot.lowering.dtypes import HALVES
 from ingot.lowering.index_expr import estimate
 from ingot.lowering.loop_body import reads
 from ingot.lowering.loop_ir import Buffer, Map, MatrixView, Stmt
-from ingot.lowering.loop_module import Module, PackedWeight
+from ingot.lowering.loop_module import Module
+from ingot.targets.cuda.schedule.bulk.tiled_weights import TiledWeights
 from ingot.targets.cuda.schedule.bulk.tiles import BULK_TERMS, choose_bulk_tile
 from ingot.targets.cuda.schedule.statements import GemmTile, SiblingGemms, TiledGemm
 from ingot.targets.cuda.schedule.tiling import lies_along
@@ -31,20 +32,11 @@ _FUNCTIONS = {"erf", "exp", "log", "tanh", "sin", "cos", "pow", "sigmoid", "gelu
 
 def pack_products(module: Module) -> Module:
     """Products with weights as products by tiles of them; computes the same."""
-    packing = _Packing(module, dict(module.buffers), {weight.buffer: weight for weight in module.weights})
-    steps = map_steps(module.steps, packing.change)
-    return replace(module, steps=steps, buffers=packing.buffers, weights=tuple(packing.weights.values()))
+    packing = _ProductPacking.create(module)
+    return packing.finish(map_steps(module.steps, packing.change))
 
 
-@dataclass
-class _Packing:
-    """The module's buffers and weights, with those that the pass makes."""
-
-    module: Module
-    buffers: dict[str, Buffer]
-    weights: dict[str, PackedWeight]
-    made: dict[tuple[str, SwizzledTiles], str] = field(default_factory=dict)
-
+class _ProductPacking(TiledWeights):
     def change(self, step: Stmt) -> Stmt:
         match step:
             case TiledGemm():
@@ -88,13 +80,7 @@ class _Packing:
         assert isinstance(step.n, int) and isinstance(step.k, int) and isinstance(view.offset, int)
         assert isinstance(view.rows, int) and isinstance(view.columns, int)
         layout = SwizzledTiles(view.offset, step.n, step.k, view.columns, view.rows, tile.columns)
-        name = self.made.get((view.buffer, layout))
-        if name is None:
-            name = f"{view.buffer}_tiles{len(self.made)}"
-            self.made[view.buffer, layout] = name
-            dtype = self.buffers[view.buffer].dtype
-            self.buffers[name] = Buffer(name, dtype, layout.stored_shape(), "weight")
-            self.weights[name] = PackedWeight(name, self.weights[view.buffer].source, layout)
+        name = self.add(view.buffer, layout, "tiles")
         return replace(step, algorithm="bulk", tile=tile, split_k=parts, b=MatrixView(name, 0, 1, step.k))
 
 

@@ -11,14 +11,15 @@ pixel where windows move by two. Convolutions that do not fit stay as they are.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 from ingot.lowering.dependence import map_steps
 from ingot.lowering.dtypes import HALVES
 from ingot.lowering.index_expr import estimate
-from ingot.lowering.loop_ir import Buffer, Stmt, StridedView
-from ingot.lowering.loop_module import Module, PackedWeight
+from ingot.lowering.loop_ir import Stmt, StridedView
+from ingot.lowering.loop_module import Module
 from ingot.targets.cuda.schedule.bulk.products import find_epilogue_kind
+from ingot.targets.cuda.schedule.bulk.tiled_weights import TiledWeights
 from ingot.targets.cuda.schedule.bulk.tiles import BULK_TERMS, choose_bulk_tile
 from ingot.targets.cuda.schedule.statements import GemmTile, ImplicitGemm
 from ingot.targets.cuda.schedule.weight_layouts import ReorderedLayout, SwizzledTiles
@@ -36,20 +37,11 @@ _MOST_PIXELS = 1 << 30
 
 def pack_windows(module: Module) -> Module:
     """Convolutions with weights as products by tiles of them; computes the same."""
-    packing = _WindowPacking(module, dict(module.buffers), {weight.buffer: weight for weight in module.weights})
-    steps = map_steps(module.steps, packing.change)
-    return replace(module, steps=steps, buffers=packing.buffers, weights=tuple(packing.weights.values()))
+    packing = _WindowPacking.create(module)
+    return packing.finish(map_steps(module.steps, packing.change))
 
 
-@dataclass
-class _WindowPacking:
-    """The module's buffers and weights, with those that the pass makes."""
-
-    module: Module
-    buffers: dict[str, Buffer]
-    weights: dict[str, PackedWeight]
-    made: dict[tuple[str, SwizzledTiles], str] = field(default_factory=dict)
-
+class _WindowPacking(TiledWeights):
     def change(self, step: Stmt) -> Stmt:
         if not isinstance(step, ImplicitGemm) or not self.fits(step):
             return step
@@ -77,18 +69,11 @@ class _WindowPacking:
         return dense and alike and step.algorithm in ("tensor", "warpgroup") and find_window_fault(step) is None
 
     def pack(self, step: ImplicitGemm, tile: GemmTile, parts: int, box: tuple[int, ...]) -> ImplicitGemm:
-        weight = self.weights[step.weight.buffer]
-        found = weight.layout
+        found = self.weights[step.weight.buffer].layout
         assert isinstance(found, ReorderedLayout)
         terms = count_window_terms(step)
         layout = SwizzledTiles(0, step.out_channels, terms, terms, 1, tile.columns, found)
-        name = self.made.get((weight.source, layout))
-        if name is None:
-            name = f"{step.weight.buffer}_boxes{len(self.made)}"
-            self.made[weight.source, layout] = name
-            self.buffers[name] = Buffer(name, self.buffers[step.weight.buffer].dtype, layout.stored_shape(), "weight")
-            self.weights[name] = PackedWeight(name, weight.source, layout)
-        view = StridedView(name, 0, step.weight.strides)
+        view = StridedView(self.add(step.weight.buffer, layout, "boxes"), 0, step.weight.strides)
         return replace(step, algorithm="bulk", tile=tile, split_k=parts, box=box, weight=view)
 
 
@@ -116,10 +101,10 @@ def find_window_fault(step: ImplicitGemm) -> str | None:
     places = (step.x.offset, image, *steps)
     aligned = channel == 1 and all(isinstance(place, int) and place % _EACH == 0 for place in places)
     if not aligned or not all(isinstance(place, int) and place > 0 for place in places[1:]):
-        return "the pixels of an image are not aligned, or its channels are no neighbours"
+        return "the pixels of an image are not aligned, or its channels are not neighbours"
     if step.channels % BULK_TERMS or step.out_channels % _EACH:
         return f"{step.channels} channels and {step.out_channels} are not whole stages and runs of {_EACH}"
-    return None if max(step.stride) <= _MOST_STRIDE else f"windows that move by {max(step.stride)} are no box"
+    return None if max(step.stride) <= _MOST_STRIDE else f"windows that move by {max(step.stride)} are not a box"
 
 
 def choose_box(images: int, pixels: list[int], stride: tuple[int, ...], rows: int) -> tuple[int, ...]:
