@@ -4,7 +4,7 @@
     const auto fetch = [&](const int line, const int place) { … return found; };
     const auto finish = [&](const int line, const int place, const float *sums, const loaded &given) { … };
 
-Columns of a run are `each` neighbours; sums beside those of the run, where there are some, follow them. What lies side
+Columns of a run are `each` neighbours; sums beside those of a run, where there are some, follow them. What lies side
 by side in memory along them, aligned, is read and written as one vector; what does not depend on the column is computed
 once. Vectors are read by `fetch`, so that those of several runs are under way before the first is used.
 """
