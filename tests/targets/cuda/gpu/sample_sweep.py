@@ -2,9 +2,9 @@
 
     python -m tests.targets.cuda.gpu.sample_sweep RESULTS.jsonl --dtype float32 bfloat16 --most 2 --jobs 14 --minutes 5
 
-Samples are judged as native code is: an error of at most 4 times eager's own on the CPU. Several processes share the
-operators. A process whose GPU context is lost, or that hangs, ends; its sample counts as crashed, and the next process
-goes on behind it.
+Samples are judged as native code is: an error of at most 4 times eager's own on the CPU. Each is then saved, and a
+process without torch must get the same bits from the file. Several processes share the operators. One whose GPU context
+is lost, or that hangs, ends; its sample counts as crashed, and the next process goes on behind it.
 """
 
 from __future__ import annotations
@@ -12,9 +12,8 @@ from __future__ import annotations
 import argparse
 import json
 import signal
-import subprocess
 import sys
-import threading
+import tempfile
 import time
 import traceback
 import warnings
@@ -27,7 +26,7 @@ from torch.utils import _pytree as pytree
 
 import ingot
 from tests.support.operator_samples.batched_compile import Outcome
-from tests.support.operator_samples.sample_report import read
+from tests.support.operator_samples.sample_report import Row, read
 from tests.support.operator_samples.samples import (
     KINDS,
     Case,
@@ -38,63 +37,79 @@ from tests.support.operator_samples.samples import (
     judge,
     operators,
 )  # fmt: skip
+from tests.targets.cuda.gpu.saved_calls import repeat_without_torch, save_calls
+from tests.targets.cuda.gpu.shares import AGAIN, run_shares
 
-# Seconds that one sample may take to compile and run.
+# Seconds that one sample may take to compile and run, and samples whose files one process without torch runs.
 PATIENCE = 120
-# What a process ends with if another one is to go on.
-AGAIN = 3
+BATCH = 40
 
 
-def sweep(results: Path, given: argparse.Namespace) -> None:
-    """Runs as many processes as asked for, and joins what they found."""
-    end = time.time() + 60 * given.minutes
-    parts = [results.with_suffix(f".{number}.jsonl") for number in range(given.jobs)]
+class Journal:
+    """Rows of samples as they are judged. Those that passed are saved, and their files are run a batch at a time."""
 
-    def work(number: int) -> None:
-        share = [f"--share={number}", f"--jobs={given.jobs}", f"--most={given.most}", f"--end={end}"]
-        command = [sys.executable, "-m", __spec__.name, str(parts[number]), *share, "--dtype", *given.dtype]
-        while time.time() < end and subprocess.run(command, check=False).returncode != 0:
-            pass
+    def __init__(self, path: Path) -> None:
+        self._out = path.open("a", encoding="utf-8", buffering=1)
+        self._saved: dict[str, Row] = {}
+        self._folder = tempfile.TemporaryDirectory(prefix="ingot-samples-")
 
-    workers = [threading.Thread(target=work, args=(number,)) for number in range(given.jobs)]
-    for worker in workers:
-        worker.start()
-    for worker in workers:
-        worker.join()
-    rows = read(parts)
-    results.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    for row in rows:
-        if row["outcome"] in ("wrong", "crashed"):
-            print(f"{row['outcome']}: {row['op']} {row['number']} {row['dtype']} {row['kind']}: {row['reason'][:600]}")
-    print(dict(Counter((row["dtype"], row["outcome"]) for row in rows)))
+    def write(self, row: Row, kind: str, reason: str = "") -> None:
+        """The last row of a sample counts."""
+        self._out.write(json.dumps({**row, "outcome": kind, "reason": reason}) + "\n")
+
+    def next_file(self) -> Path:
+        return Path(self._folder.name) / f"{len(self._saved)}.ingot"
+
+    def add_file(self, file: Path, row: Row) -> None:
+        if file.exists():
+            self._saved[file.stem] = row
+        if len(self._saved) == BATCH:
+            self.run_files()
+
+    def run_files(self) -> None:
+        """Runs the files in a process without torch, and begins a new batch."""
+        if self._saved:
+            differs = repeat_without_torch(Path(self._folder.name))
+            for stem, row in self._saved.items():
+                if problem := differs.get(stem) or differs.get(""):
+                    self.write(row, "wrong", f"without torch: {problem}")
+        self._folder.cleanup()
+        self._folder = tempfile.TemporaryDirectory(prefix="ingot-samples-")
+        self._saved = {}
 
 
-def run_share(journal: Path, names: Sequence[str], dtypes: Sequence[str], most: int, end: float) -> int:
+def run_share(path: Path, names: Sequence[str], dtypes: Sequence[str], most: int, end: float) -> int:
     """Judges the samples of these operators that the journal does not have. Returns what the process ends with."""
-    known = {(row["op"], row["number"], row["dtype"], row["kind"]) for row in read([journal])}
-    with journal.open("a", encoding="utf-8", buffering=1) as out:
-        for dtype in dtypes:
-            for case in cases(names, [getattr(torch, dtype)], KINDS, most):
-                if (case.op, case.number, dtype, case.kind) in known:
-                    continue
-                if time.time() > end:
-                    return 0
-                expected = expectation(case)
-                if expected is None:
-                    continue
-                row = {"op": case.op, "number": case.number, "dtype": dtype, "kind": case.kind}
-                # The last row of a sample counts: this one if the process does not come to another.
-                out.write(json.dumps({**row, "outcome": "crashed", "reason": "the process ended"}) + "\n")
-                signal.alarm(PATIENCE)
-                outcome = run_sample(case, expected)
-                signal.alarm(0)
-                out.write(json.dumps({**row, "outcome": outcome.kind, "reason": outcome.reason}) + "\n")
-                if outcome.kind == "crashed":
-                    return AGAIN
+    known = {(row["op"], row["number"], row["dtype"], row["kind"]) for row in read([path])}
+    journal = Journal(path)
+    for dtype in dtypes:
+        for case in cases(names, [getattr(torch, dtype)], KINDS, most):
+            if (case.op, case.number, dtype, case.kind) in known:
+                continue
+            if time.time() > end:
+                break
+            expected = expectation(case)
+            if expected is None:
+                continue
+            row = {"op": case.op, "number": case.number, "dtype": dtype, "kind": case.kind}
+            journal.write(
+                row, "crashed", "the process ended"
+            )  # this row counts if the process does not come to another
+            file = journal.next_file()
+            signal.alarm(PATIENCE)
+            outcome = run_sample(case, expected, file)
+            signal.alarm(0)
+            journal.write(row, outcome.kind, outcome.reason)
+            journal.add_file(file, row)
+            if outcome.kind == "crashed":
+                journal.run_files()
+                return AGAIN
+    journal.run_files()
     return 0
 
 
-def run_sample(case: Case, expected: Expectation) -> Outcome:
+def run_sample(case: Case, expected: Expectation, file: Path) -> Outcome:
+    """Compiles a sample for the GPU and judges it; where it passed, leaves its file and call."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
@@ -108,6 +123,8 @@ def run_sample(case: Case, expected: Expectation) -> Outcome:
                 expected = Expectation(expected.own, expected.exact, True)
             results = [x.cpu() for x in pytree.tree_leaves(compiled(*fresh(case)))]
             complaint = judge(case, expected, results)
+            if not complaint and not compiled.draws:
+                save_calls(compiled, file, [(fresh(case), results)])
         except Exception as error:
             return Outcome("crashed", f"running: {type(error).__name__}: {error}\n{traceback.format_exc(limit=-4)}")
     return Outcome("wrong", complaint) if complaint else Outcome("passed")
@@ -124,7 +141,15 @@ def main() -> None:
     parser.add_argument("--end", type=float, help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.share is None:
-        sweep(given.results, given)
+        asked = [f"--most={given.most}", "--dtype", *given.dtype]
+        rows = read(run_shares(__spec__.name, given.results, given.jobs, given.minutes, asked))
+        given.results.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+        for row in rows:
+            if row["outcome"] in ("wrong", "crashed"):
+                print(
+                    f"{row['outcome']}: {row['op']} {row['number']} {row['dtype']} {row['kind']}: {row['reason'][:600]}"
+                )
+        print(dict(Counter((row["dtype"], row["outcome"]) for row in rows)))
         return
     names = sorted(operators())[given.share :: given.jobs]
     sys.exit(run_share(given.results, names, given.dtype, given.most, given.end))

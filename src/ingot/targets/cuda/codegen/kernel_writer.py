@@ -92,26 +92,25 @@ class CudaKernelWriter(KernelText[DeviceLibrary]):
         """The kernel. One that `is_small` takes as long as its launch: it begins, and lets the next one begin, before
         the one before it has ended, and then waits for that one."""
         if is_small and not waits:
-            self.lines[self.wait_at : self.wait_at] = self._wait_for_previous()
+            self.lines[self.wait_at : self.wait_at] = ["    ig_wait_for_previous();"]
             self.lines[:0] = ["    ig_start_next();"]
-        signature = []
-        for buffer, name in self.pointers.items():
-            type_ = self.types[buffer] if buffer in self.types else STORED[self.buffers[buffer].dtype]
-            is_written = buffer in self.written
-            signature.append(f"{type_} *{name}" if is_written else f"const {type_} *__restrict__ {name}")
+        overlaps = waits or is_small
+        signature = [self._declare_pointer(buffer, overlaps) for buffer in self.pointers]
         sizes = tuple(sorted(self.sizes, key=size_number))
         signature += [f"const int64_t {name}" for name in sizes]
         text = "\n".join(self.lines)
         return CudaKernel(
             text, tuple(signature), tuple(self.pointers), sizes, grid, block, shared, tuple(self.computed),
-            waits or is_small, maps=tuple(self.maps),
+            overlaps, maps=tuple(self.maps),
         )  # fmt: skip
 
-    def _wait_for_previous(self) -> list[str]:
-        """Reads through pointers that promise constant memory would not stay behind the wait: only weights are."""
-        lines = ["ig_wait_for_previous();"]
-        for buffer, name in self.pointers.items():
-            is_weight = buffer in self.buffers and self.buffers[buffer].kind == "weight"
-            if buffer not in self.written and not is_weight:
-                lines.append(f"{name} = ig_pointer_after({name});")
-        return ["    " + line for line in lines]
+    def _declare_pointer(self, buffer: str, overlaps: bool) -> str:
+        """A parameter. `__restrict__` promises that nobody writes the memory while the kernel runs, and the compiler then
+        reads it wherever it likes. Where the kernel before this one may still be running, that holds for weights only:
+        other reads would move in front of the wait."""
+        type_ = self.types[buffer] if buffer in self.types else STORED[self.buffers[buffer].dtype]
+        name = self.pointers[buffer]
+        if buffer in self.written:
+            return f"{type_} *{name}"
+        is_weight = buffer in self.buffers and self.buffers[buffer].kind == "weight"
+        return f"const {type_} *{'__restrict__ ' if is_weight or not overlaps else ''}{name}"

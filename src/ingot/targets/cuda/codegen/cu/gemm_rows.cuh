@@ -50,10 +50,7 @@ static inline void ig_stream_lines(const T *x, int64_t x_step, const T *lines, i
     const int64_t begin = (int64_t)(part * 32 + ig_lane()) * EACH, steps = (terms + STEP - 1) / STEP;
     float *const shared = (float *)ig_shared();
     ig_vector<T, EACH> ahead[AHEAD][LINES];
-    if (!EARLY) {
-        ig_wait_for_previous();
-        lines = ig_pointer_after(lines);
-    }
+    if (!EARLY) ig_wait_for_previous();
     int64_t line = first + group * LINES;
 #pragma unroll
     for (int u = 0; u < AHEAD; ++u)
@@ -61,7 +58,6 @@ static inline void ig_stream_lines(const T *x, int64_t x_step, const T *lines, i
         for (int l = 0; l < LINES; ++l)
             ahead[u][l] = ig_read_terms<EACH>(lines + (line + l) * line_step, begin + u * STEP, terms, line + l < count);
     if (EARLY) ig_wait_for_previous();
-    x = ig_pointer_after(x);
     int turn = 0;
     for (int64_t from = first; from < count; from += stride, line += stride, turn ^= 1) {
         float sums[ROWS][LINES];

@@ -115,14 +115,6 @@ static inline void ig_wait_for_previous()
     asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif
 }
-/* The pointer, of which the compiler knows no more than that it is one to global memory: reads through it stay behind a
-   wait that stands before it. */
-template <class T> static inline T *ig_pointer_after(T *pointer)
-{
-    size_t address = __cvta_generic_to_global((const void *)pointer);
-    asm volatile("" : "+l"(address)::"memory");
-    return (T *)__cvta_global_to_generic(address);
-}
 /* Asks for the line of memory that an element lies in: a read of it later is fast. */
 static inline void ig_prefetch(const void *element) { asm volatile("prefetch.global.L1 [%0];" ::"l"(element)); }
 static inline void ig_start_next()
@@ -177,7 +169,6 @@ static inline uint32_t ig_pack_f16(float low, float high) { return ig_half_bits(
 static inline float ig_exp2_fast(float x) { return std::exp2(x); }
 static inline float ig_max_nan(float a, float b) { return (a > b) | (a != a) ? a : b; }
 static inline void ig_wait_for_previous() {}
-template <class T> static inline T *ig_pointer_after(T *pointer) { return pointer; }
 static inline void ig_prefetch(const void *) {}
 static inline void ig_start_next() {}
 static inline void ig_fail(const ig_context &context, unsigned status)

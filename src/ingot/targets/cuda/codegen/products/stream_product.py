@@ -49,7 +49,6 @@ def write_stream(out: CudaKernelWriter, group: StreamedGemm) -> CudaKernel:
     if group.row is not None:
         _fetch_row(out, group.row, weights=True)
     out.line("ig_wait_for_previous();")
-    place = len(out.lines)
     if group.row is None:
         row = f"{_start(out, step.a)}, {out.size(step.a.rows)}, {step.k}"
         out.line(f"ig_keep_rows<{step.m}>(x, {plan.pitch}, {row});")
@@ -64,7 +63,6 @@ def write_stream(out: CudaKernelWriter, group: StreamedGemm) -> CudaKernel:
     out.locals.clear()
     if group.row is not None and step.a.buffer not in group.local:
         _keep_row(out, step)
-    out.lines[place:place] = _follow_wait(out)
     return replace(out.finish(Grid(plan.blocks), THREADS, plan.shared, waits=True), resident=_RESIDENT)
 
 
@@ -235,16 +233,6 @@ def _prefetch(out: CudaKernelWriter, pair: PairMap, result: str, type_: str) -> 
 
 def _is_computed(index: Size) -> bool:
     return isinstance(index, Expr) and any(isinstance(one, BodyValue) for one in index.symbols)
-
-
-def _follow_wait(out: CudaKernelWriter) -> list[str]:
-    """Reads through pointers that promise constant memory would not stay behind the wait: only weights are."""
-    lines = []
-    for buffer, name in out.pointers.items():
-        is_weight = buffer in out.buffers and out.buffers[buffer].kind == "weight"
-        if buffer not in out.written and not is_weight:
-            lines.append(f"    {name} = ig_pointer_after({name});")
-    return lines
 
 
 def _start(out: CudaKernelWriter, view: MatrixView) -> str:
