@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 import ingot
+import ingot_runtime
 from ingot.artifacts.packaging import call_of, pack_weights, write_native
 from ingot.errors import SaveError
 from ingot_runtime import BFloat16Array, LiteralError, StructureError, as_numpy, parse_header, pytree
@@ -183,3 +184,23 @@ class TestRefusals:
         object.__setattr__(literal, "value", object())
         with pytest.raises(SaveError, match="object"):
             call_of(program)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64, torch.bool], ids=str)
+def test_examples_of_any_strides_are_saved(dtype: torch.dtype, tmp_path: Path) -> None:
+    """One element is contiguous to torch, whatever its stride is."""
+    whole = torch.arange(64).reshape(8, 8).to(dtype)
+    for name, x in {
+        "one element": whole[0, ::2][:1],
+        "one element, from the middle": whole[3, 1::3][1:2],
+        "one row": whole[::2, ::2][:1],
+        "expanded": whole[1, 2].expand(2, 3),
+        "no dims": whole[1, 2],
+        "transposed": whole.t()[1:3],
+    }.items():
+        compiled = ingot.compile(nn.Identity(), (x,), cache=False)
+        compiled.save(tmp_path / f"{name}.ingot")
+        compiled.close()
+        with ingot_runtime.load(tmp_path / f"{name}.ingot") as loaded:
+            assert loaded._sample is not None, name
+            loaded.self_test()

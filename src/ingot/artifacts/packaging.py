@@ -246,4 +246,6 @@ def _tensor(name: str, value: ArrayLike) -> Tensor:
 
 
 def _torch_bytes(tensor: torch.Tensor) -> Any:
-    return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
+    dense = tensor.detach().cpu().contiguous()
+    # One element counts as contiguous whatever its stride is, but its bytes are only seen at a stride of 1.
+    return dense.as_strided((dense.numel(),), (1,)).view(torch.uint8).numpy()
