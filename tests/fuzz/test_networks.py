@@ -67,6 +67,18 @@ def test_what_the_judge_sees() -> None:
     assert said == "has nan or inf in 1 of 7 places, eager in 0, float64 in 0"
 
 
+def test_eager_may_be_the_one_with_nan() -> None:
+    """A convolution of torch's that reads memory which nothing wrote; float64 then decides, at every place."""
+    exact = torch.linspace(-1, 1, 7, dtype=torch.float64)
+    eager = torch.full([7], float("nan"))
+    assert difference(exact.float(), eager, exact, 2.0**-24) == ""
+    off = exact.float()
+    off[3] += 1e-4
+    assert "is off by 0.0001" in difference(off, eager, exact, 2.0**-24)
+    off[3] = float("inf")
+    assert "has nan or inf in 1 of 7 places" in difference(off, eager, exact, 2.0**-24)
+
+
 def test_eager_that_contradicts_itself_is_asked_again() -> None:
     class Flickers(nn.Module):
         calls = 0
