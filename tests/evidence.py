@@ -56,6 +56,7 @@ GPU_ONLY = (
     "src/ingot_runtime/native/cuda_driver.py",
     "src/ingot_runtime/native/device_array.py",
     "src/ingot_runtime/native/dlpack.py",
+    "tests/support/cuda_emulation",
 )
 _IR = (
     "src/ingot/ir",

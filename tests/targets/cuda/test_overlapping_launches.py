@@ -1,7 +1,7 @@
 """Kernels that begin before the one before them has ended: what that one writes is read behind the wait.
 
-Only a GPU shows a read that the compiler moved in front of the wait, and only sometimes. What allows it is visible here:
-a `__restrict__` pointer to memory that another kernel of the call writes, which NVRTC reads with `ld.global.nc`.
+Only a GPU shows a read that the compiler moved in front of the wait, and only sometimes. What allows it is visible
+here: a `__restrict__` pointer to memory that another kernel of the call writes, which NVRTC reads with `ld.global.nc`.
 """
 
 from __future__ import annotations

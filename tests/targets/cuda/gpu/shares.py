@@ -1,4 +1,4 @@
-"""Divides a sweep on the GPU among processes. Each has a share and a journal of its own, and begins again if it dies."""
+"""Divides a sweep on the GPU among processes: each has a share and a journal, and begins again if it dies."""
 
 from __future__ import annotations
 
