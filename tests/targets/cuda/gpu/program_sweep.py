@@ -76,8 +76,8 @@ def run_share(journal: Path, seeds: Iterable[int], end: float) -> int:
     missing = [seed for seed in seeds if seed not in known]
     with journal.open("a", encoding="utf-8", buffering=1) as out:
 
-        def write(seed: int, verdict: Verdict) -> None:
-            out.write(json.dumps({"seed": seed, "kind": verdict.kind, "reason": verdict.reason}) + "\n")
+        def write(seed: int, verdict: Verdict, **more: bool) -> None:
+            out.write(json.dumps({"seed": seed, "kind": verdict.kind, "reason": verdict.reason, **more}) + "\n")
 
         for first in range(0, len(missing), BATCH):
             with tempfile.TemporaryDirectory(prefix="ingot-programs-") as folder:
@@ -103,6 +103,8 @@ def run_share(journal: Path, seeds: Iterable[int], end: float) -> int:
                     problem = differs.get(str(seed)) or differs.get("")
                     if problem:
                         write(seed, Verdict("wrong", f"without torch: {problem}\n{networks.make(seed)}"))
+                    else:
+                        write(seed, Verdict("right"), from_file=True)
             if time.time() > end:
                 break
     return 0
@@ -138,6 +140,7 @@ def main() -> None:
     for reason, count in Counter(row["reason"] for row in rows if row["kind"] == "refused").most_common():
         print(f"refused {count}: {reason[:200]}")
     print(dict(Counter(row["kind"] for row in rows)))
+    print(f"{sum('from_file' in row for row in rows)} of them also from their file, without torch")
 
 
 if __name__ == "__main__":

@@ -71,8 +71,11 @@ class Journal:
         if self._saved:
             differs = repeat_without_torch(Path(self._folder.name))
             for stem, row in self._saved.items():
-                if problem := differs.get(stem) or differs.get(""):
+                problem = differs.get(stem) or differs.get("")
+                if problem:
                     self.write(row, "wrong", f"without torch: {problem}")
+                else:
+                    self.write({**row, "from_file": True}, "passed")
         self._folder.cleanup()
         self._folder = tempfile.TemporaryDirectory(prefix="ingot-samples-")
         self._saved = {}
@@ -92,9 +95,7 @@ def run_share(path: Path, names: Sequence[str], dtypes: Sequence[str], most: int
             if expected is None:
                 continue
             row = {"op": case.op, "number": case.number, "dtype": dtype, "kind": case.kind}
-            journal.write(
-                row, "crashed", "the process ended"
-            )  # this row counts if the process does not come to another
+            journal.write(row, "crashed", "the process ended")  # counts if no other row of this sample follows
             file = journal.next_file()
             signal.alarm(PATIENCE)
             outcome = run_sample(case, expected, file)
@@ -150,6 +151,7 @@ def main() -> None:
                     f"{row['outcome']}: {row['op']} {row['number']} {row['dtype']} {row['kind']}: {row['reason'][:600]}"
                 )
         print(dict(Counter((row["dtype"], row["outcome"]) for row in rows)))
+        print(f"{sum('from_file' in row for row in rows)} of them also from their file, without torch")
         return
     names = sorted(operators())[given.share :: given.jobs]
     sys.exit(run_share(given.results, names, given.dtype, given.most, given.end))
