@@ -18,12 +18,12 @@ from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 
+sys.path[0] = str(Path(__file__).resolve().parent.parent)  # not this folder: cuda.py would hide the package of its name
+
 import numpy as np
 import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import ingot
 from ingot.quantize import (

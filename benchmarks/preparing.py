@@ -18,9 +18,9 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-import torch
-
 sys.path[0] = str(Path(__file__).resolve().parent.parent)  # not this folder: onnx.py would hide the package of its name
+
+import torch
 
 import ingot
 from benchmarks.models import SUBJECTS, THREADS

@@ -1,0 +1,34 @@
+"""Scripts of benchmarks/ find the packages they import: their own folder has an onnx.py and a cuda.py."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+SCRIPTS = [path for path in sorted((ROOT / "benchmarks").glob("*.py")) if "__main__" in path.read_text()]
+
+
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.stem)
+def test_scripts_leave_their_folder_before_they_import(script: Path) -> None:
+    """Python puts a script's folder in front of all others; `sys.path[0] = …` puts the repository there instead."""
+    left = False
+    statements = [node for node in ast.walk(ast.parse(script.read_text())) if isinstance(node, ast.stmt)]
+    for node in sorted(statements, key=lambda node: node.lineno):
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "sys.path[0]":
+            left = True
+        names = [one.name for one in node.names] if isinstance(node, ast.Import) else []
+        names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+        foreign = [name for name in names if name.partition(".")[0] not in sys.stdlib_module_names]
+        assert left or not foreign, f"{script.name} imports {', '.join(foreign)} from wherever its own folder leads"
+
+
+def test_a_script_runs() -> None:
+    done = subprocess.run(
+        [sys.executable, "benchmarks/accuracy.py", "--help"], cwd=ROOT, capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0 and "--write" in done.stdout, done.stderr[-1500:]
