@@ -13,7 +13,6 @@ import json
 import random
 import signal
 import sys
-import tempfile
 import time
 import warnings
 from collections import Counter
@@ -28,11 +27,10 @@ from ingot.errors import IngotError
 from ingot.targets.cuda.target import CUDA
 from tests.fuzz import networks
 from tests.fuzz.verdict import Verdict
-from tests.targets.cuda.gpu.saved_calls import repeat_without_torch, save_calls
-from tests.targets.cuda.gpu.shares import AGAIN, run_shares
+from tests.targets.cuda.gpu.saved_calls import save_calls
+from tests.targets.cuda.gpu.shares import AGAIN, Journal, run_shares
 
-# Networks whose files one process without torch runs, and the seconds that one network may take.
-BATCH = 20
+# Seconds that one network may take.
 PATIENCE = 120
 
 
@@ -70,43 +68,27 @@ def check(network: networks.Network, file: Path) -> Verdict:
     return Verdict("right")
 
 
-def run_share(journal: Path, seeds: Iterable[int], end: float) -> int:
+def run_share(path: Path, seeds: Iterable[int], end: float) -> int:
     """Judges the seeds that the journal does not have. Returns what the process ends with."""
-    known = {row["seed"] for row in read(journal)}
-    missing = [seed for seed in seeds if seed not in known]
-    with journal.open("a", encoding="utf-8", buffering=1) as out:
-
-        def write(seed: int, verdict: Verdict, **more: bool) -> None:
-            out.write(json.dumps({"seed": seed, "kind": verdict.kind, "reason": verdict.reason, **more}) + "\n")
-
-        for first in range(0, len(missing), BATCH):
-            with tempfile.TemporaryDirectory(prefix="ingot-programs-") as folder:
-                saved = []
-                for seed in missing[first : first + BATCH]:
-                    if time.time() > end:
-                        break
-                    write(seed, Verdict("crashed", "the process ended"))  # the last row of a seed counts
-                    signal.alarm(PATIENCE)
-                    with warnings.catch_warnings(), torch.no_grad():
-                        warnings.simplefilter("ignore")
-                        verdict = check(networks.make(seed), Path(folder) / f"{seed}.ingot")
-                    signal.alarm(0)
-                    if verdict.kind == "right":
-                        saved.append(seed)
-                    write(seed, verdict)
-                    if (
-                        verdict.kind == "wrong" and "running at" in verdict.reason
-                    ):  # the context may be lost, and all behind it
-                        return AGAIN
-                differs = repeat_without_torch(Path(folder)) if saved else {}
-                for seed in saved:
-                    problem = differs.get(str(seed)) or differs.get("")
-                    if problem:
-                        write(seed, Verdict("wrong", f"without torch: {problem}\n{networks.make(seed)}"))
-                    else:
-                        write(seed, Verdict("right"), from_file=True)
-            if time.time() > end:
-                break
+    known = {row["seed"] for row in read(path)}
+    journal = Journal(path)
+    for seed in seeds:
+        if seed in known:
+            continue
+        if time.time() > end:
+            break
+        row = {"seed": seed}
+        file = journal.begin(row)
+        signal.alarm(PATIENCE)
+        with warnings.catch_warnings(), torch.no_grad():
+            warnings.simplefilter("ignore")
+            verdict = check(networks.make(seed), file)
+        signal.alarm(0)
+        journal.end(row, file, "passed" if verdict.kind == "right" else verdict.kind, verdict.reason)
+        if "running at" in verdict.reason:  # the context may be lost, and all that follows
+            journal.run_files()
+            return AGAIN
+    journal.run_files()
     return 0
 
 
@@ -135,11 +117,11 @@ def main() -> None:
     rows = [row for journal in journals for row in read(journal)]
     given.results.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     for row in rows:
-        if row["kind"] in ("wrong", "crashed"):
-            print(f"{row['seed']}: {row['kind']}: {row['reason'][:2000]}\n")
-    for reason, count in Counter(row["reason"] for row in rows if row["kind"] == "refused").most_common():
+        if row["outcome"] in ("wrong", "crashed"):
+            print(f"{row['seed']}: {row['outcome']}: {row['reason'][:2000]}\n")
+    for reason, count in Counter(row["reason"] for row in rows if row["outcome"] == "refused").most_common():
         print(f"refused {count}: {reason[:200]}")
-    print(dict(Counter(row["kind"] for row in rows)))
+    print(dict(Counter(row["outcome"] for row in rows)))
     print(f"{sum('from_file' in row for row in rows)} of them also from their file, without torch")
 
 

@@ -13,7 +13,6 @@ import argparse
 import json
 import signal
 import sys
-import tempfile
 import time
 import traceback
 import warnings
@@ -26,7 +25,7 @@ from torch.utils import _pytree as pytree
 
 import ingot
 from tests.support.operator_samples.batched_compile import Outcome
-from tests.support.operator_samples.sample_report import Row, read
+from tests.support.operator_samples.sample_report import read
 from tests.support.operator_samples.samples import (
     KINDS,
     Case,
@@ -37,48 +36,11 @@ from tests.support.operator_samples.samples import (
     judge,
     operators,
 )  # fmt: skip
-from tests.targets.cuda.gpu.saved_calls import repeat_without_torch, save_calls
-from tests.targets.cuda.gpu.shares import AGAIN, run_shares
+from tests.targets.cuda.gpu.saved_calls import save_calls
+from tests.targets.cuda.gpu.shares import AGAIN, Journal, run_shares
 
-# Seconds that one sample may take to compile and run, and samples whose files one process without torch runs.
+# Seconds that one sample may take to compile and run.
 PATIENCE = 120
-BATCH = 40
-
-
-class Journal:
-    """Rows of samples as they are judged. Those that passed are saved, and their files are run a batch at a time."""
-
-    def __init__(self, path: Path) -> None:
-        self._out = path.open("a", encoding="utf-8", buffering=1)
-        self._saved: dict[str, Row] = {}
-        self._folder = tempfile.TemporaryDirectory(prefix="ingot-samples-")
-
-    def write(self, row: Row, kind: str, reason: str = "") -> None:
-        """The last row of a sample counts."""
-        self._out.write(json.dumps({**row, "outcome": kind, "reason": reason}) + "\n")
-
-    def next_file(self) -> Path:
-        return Path(self._folder.name) / f"{len(self._saved)}.ingot"
-
-    def add_file(self, file: Path, row: Row) -> None:
-        if file.exists():
-            self._saved[file.stem] = row
-        if len(self._saved) == BATCH:
-            self.run_files()
-
-    def run_files(self) -> None:
-        """Runs the files in a process without torch, and begins a new batch."""
-        if self._saved:
-            differs = repeat_without_torch(Path(self._folder.name))
-            for stem, row in self._saved.items():
-                problem = differs.get(stem) or differs.get("")
-                if problem:
-                    self.write(row, "wrong", f"without torch: {problem}")
-                else:
-                    self.write({**row, "from_file": True}, "passed")
-        self._folder.cleanup()
-        self._folder = tempfile.TemporaryDirectory(prefix="ingot-samples-")
-        self._saved = {}
 
 
 def run_share(path: Path, names: Sequence[str], dtypes: Sequence[str], most: int, end: float) -> int:
@@ -95,13 +57,11 @@ def run_share(path: Path, names: Sequence[str], dtypes: Sequence[str], most: int
             if expected is None:
                 continue
             row = {"op": case.op, "number": case.number, "dtype": dtype, "kind": case.kind}
-            journal.write(row, "crashed", "the process ended")  # counts if no other row of this sample follows
-            file = journal.next_file()
+            file = journal.begin(row)
             signal.alarm(PATIENCE)
             outcome = run_sample(case, expected, file)
             signal.alarm(0)
-            journal.write(row, outcome.kind, outcome.reason)
-            journal.add_file(file, row)
+            journal.end(row, file, outcome.kind, outcome.reason)
             if outcome.kind == "crashed":
                 journal.run_files()
                 return AGAIN

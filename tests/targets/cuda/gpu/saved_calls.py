@@ -31,7 +31,7 @@ def save_calls(compiled: CompiledModel, file: Path, calls: Sequence[tuple[Sequen
         for kind, values in (("in", pytree.tree_leaves(args)), ("out", pytree.tree_leaves(results))):
             tensors = (value for value in values if isinstance(value, torch.Tensor))
             arrays |= dict(_array(f"{kind}.{place:04}", tensor) for place, tensor in enumerate(tensors))
-        np.savez(file.with_name(f"{file.stem}.{number}.npz"), **arrays)  # type: ignore[arg-type]
+        np.savez(file.with_name(f"{file.stem}.{number}.npz"), **arrays)
 
 
 def _array(name: str, tensor: torch.Tensor) -> tuple[str, np.ndarray]:
