@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, Literal, TypeAlias, get_args, overload
+from typing import Any, Literal, TypeAlias, overload
 
 import torch
 from torch import nn
@@ -19,7 +19,7 @@ from ingot.artifacts.loaded_model import LoadedModel
 from ingot.autograd.compiled_autograd import TrainableModel
 from ingot.codegen.build.page_prefault import Pages
 from ingot.config import Settings
-from ingot.errors import MissingMember, PassError, UnknownTarget, format_error
+from ingot.errors import MissingMember, PassError, UnknownTarget, UnsupportedPrecision, format_error
 from ingot.interop.train_eval import warn_of_train_mode
 from ingot.ir.program import Program
 from ingot.lowering.loop_module import Module, Precision
@@ -126,6 +126,8 @@ def compile(
     `target` "cuda" compiles for NVIDIA's GPUs, and needs none: without one the model can be saved, and a call raises
     DeviceUnavailable. `isa` then names architectures of GPUs ("sm_90a", "sm_80") in place of the default ones, and
     "ptx" adds text that those to come compile for themselves. Tensors may lie on the GPU or on the host.
+    `precision="tf32"` multiplies float32 on tensor cores, operands rounded to 10 bits of fraction, with sums in
+    float32; without it float32 stays float32, whatever torch.backends says.
 
     `target` "reference" interprets the model's loops with NumPy, slowly: the result is an InterpretedModel, which is
     called in the same way and has no file. With `check` "numerics" the loops are interpreted on the example before and
@@ -138,7 +140,7 @@ def compile(
     found = find_target(target)
     machine = found if isinstance(found, ReferenceTarget) and not training else _check_native(found)
     check_threads(threads)
-    _check_precision(precision)
+    _check_precision(precision, machine)
     _validate_check(check)
     disabled = resolve_disabled(disable_passes)
     if training:
@@ -196,10 +198,13 @@ def _check_native(target: Target[Any]) -> NativeTarget[Any]:
     return target
 
 
-def _check_precision(precision: str) -> None:
-    known = get_args(Precision)
-    if precision not in known:
-        raise ValueError(f"precision is {precision!r}: give {' or '.join(map(repr, known))}")
+def _check_precision(precision: str, target: Target[Any]) -> None:
+    if precision in target.precisions:
+        return
+    others = [name for name in TARGETS if precision in find_target(name).precisions and name != "reference"]
+    where = f", which the target {' or '.join(map(repr, others))} has" if others else ""
+    known = " or ".join(map(repr, target.precisions))
+    raise UnsupportedPrecision(f"precision is {precision!r}{where}: give {known} for the target {target.name!r}")
 
 
 def _validate_check(check: str | None) -> None:

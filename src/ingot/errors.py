@@ -182,6 +182,10 @@ class UnknownTarget(CompileError, ValueError):
     """There is no target of the name that was given."""
 
 
+class UnsupportedPrecision(CompileError, ValueError):
+    """A target's products cannot multiply in the precision that was given."""
+
+
 class UnsupportedMachine(CompileError):
     """An instruction set is not known, or the compiler does not support it."""
 

@@ -263,6 +263,8 @@ def test_a_file_says_what_it_is_multiplied_in(tmp_path: Path, compiled: Path) ->
         assert shown.exit_code == 0 and "takes" in shown.stdout
         assert ("multiplied in bfloat16" in shown.stdout) == (said == "bfloat16") and data["precision"] == said
     assert run("compile", factory("pair"), "--precision", "int3").exit_code == 2
+    refused = run("compile", factory("pair"), "--precision", "tf32")
+    assert refused.exit_code and "which the target 'cuda' has" in refused.stderr
     assert run("bench", factory("pair"), "--repeat", "1", "--precision", "bfloat16").exit_code == 0
 
 

@@ -247,7 +247,7 @@ def _device_of(program: Program) -> int:
 
 def _tolerance(manifest: Mapping[str, Any], precision: str) -> float:
     dtypes = {precision, *(item["dtype"] for item in (*manifest["inputs"], *manifest["outputs"]))}
-    return 5e-2 if dtypes & {"float16", "bfloat16"} else 1e-3
+    return 5e-2 if dtypes & {"float16", "bfloat16", "tf32"} else 1e-3
 
 
 def _value(leaf: Any, dtype: str) -> Any:

@@ -19,6 +19,12 @@ Precise = Annotated[
     Literal["float32", "bfloat16"],
     typer.Option("--precision", help="What matrix products and convolutions with weights multiply in."),
 ]
+PreciseForTarget = Annotated[
+    Literal["float32", "bfloat16", "tf32"],
+    typer.Option(
+        "--precision", help="What matrix products and convolutions multiply in: bfloat16 on a CPU, tf32 on a GPU."
+    ),
+]
 Cached = Annotated[bool, typer.Option("--cache/--no-cache", help="Use libraries that were compiled before.")]
 
 # What a person reads while each stage of the pipeline runs.
@@ -49,7 +55,7 @@ def run(
         ),
     ] = None,
     threads: Threads = None,
-    precision: Precise = "float32",
+    precision: PreciseForTarget = "float32",
     cache: Cached = True,
     program: Annotated[
         bool, typer.Option("--program", help="Save the program as well, to compile it elsewhere; twice the size.")

@@ -9,8 +9,9 @@ from ingot.lowering.index_expr import Size
 from ingot.lowering.loop_ir import Buffer, Stmt
 from ingot.lowering.loop_ir_printer import print_module
 
-# What products with weights multiply in: the tensors' own type, or bfloat16.
-Precision: TypeAlias = Literal["float32", "bfloat16"]
+# What float32 products multiply in: float32, or fewer bits. "bfloat16": products with weights, which are stored in it.
+# "tf32": on tensor cores, operands rounded to 10 bits of fraction; sums are in float32. Each target has some of them.
+Precision: TypeAlias = Literal["float32", "bfloat16", "tf32"]
 
 
 class WeightLayout:
@@ -61,7 +62,7 @@ class SymbolSource:
 class Module:
     """A whole program. `symbols` are the sizes that inputs tell, with the input and dim that tells each.
 
-    `draws` is how many draws of random numbers a run makes. `precision` is what products with weights multiply in.
+    `draws` is how many draws of random numbers a run makes. `precision` is what float32 products multiply in.
     """
 
     buffers: dict[str, Buffer]

@@ -92,6 +92,8 @@ class Target(ABC, Generic[S]):
     name: str
     # Choices of kernels and scheduling passes, in order; each may be left out, and the result computes the same.
     optional_passes: tuple[str, ...] = ()
+    # What float32 products may multiply in.
+    precisions: tuple[Precision, ...] = ("float32",)
     # Layouts of weights that its strategy and its schedule use, besides the model's own.
     layouts: tuple[type[WeightLayout], ...] = ()
     # What the interpreter of the loop IR does with its own types of steps, and with its extern kernels by name.

@@ -11,8 +11,8 @@ from ..expressions import Expression, NotAnExpression, parse
 from .member_names import MANIFEST
 
 ABI = 2
-# What products with weights are multiplied in.
-PRECISIONS = ("float32", "bfloat16")
+# What float32 products are multiplied in.
+PRECISIONS = ("float32", "bfloat16", "tf32")
 
 T = TypeVar("T")
 

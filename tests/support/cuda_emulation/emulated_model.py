@@ -17,7 +17,7 @@ from ingot.ir.program import Program
 from ingot.lowering.dependence import reads_and_writes
 from ingot.lowering.dtypes import BYTES
 from ingot.lowering.loop_ir import Buffer, Stmt
-from ingot.lowering.loop_module import Module, PackedWeight
+from ingot.lowering.loop_module import Module, PackedWeight, Precision
 from ingot.lowering.lower import lower
 from ingot.scheduling.buffer_planning import MemoryPlan
 from ingot.targets.cuda.codegen.device_library import DeviceLibrary
@@ -160,9 +160,9 @@ class EmulatedModel(InterpretedModel):
         return [read_tensor(array, output) for array, output in zip(outputs, self.module.outputs, strict=True)]
 
 
-def lower_for_cuda(program: Program, disabled: Collection[str] = ()) -> Module:
+def lower_for_cuda(program: Program, disabled: Collection[str] = (), precision: Precision = "float32") -> Module:
     """The program's loops as this target schedules them."""
-    return schedule(lower(program, CudaStrategy(), "float32"), disabled, verify=True)
+    return schedule(lower(program, CudaStrategy(), precision), disabled, verify=True)
 
 
 def build_models(programs: Sequence[tuple[Program, Module]]) -> list[EmulatedModel]:

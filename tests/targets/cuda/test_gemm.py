@@ -66,12 +66,6 @@ def test_groups_of_warps() -> None:
     check_cases(cases)
 
 
-def test_fewer_bits_on_request() -> None:
-    """float32 on tensor cores: no pass asks for it, since products then keep 10 bits of a number."""
-    a, b = pair(33, 40, 68, "float32")
-    check_cases([Case(a, b, tiled("tensor", SMALL))], {"float32": 2.0**-9})
-
-
 SMALL = GemmTile(32, 32, 128, 3, 2, 2)
 SIMT = GemmTile(32, 32, 64, 3, 4, 2)
 

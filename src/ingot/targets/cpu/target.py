@@ -40,6 +40,7 @@ PARTS = 8
 
 class CpuTarget(NativeTarget[CSource]):
     name = "cpu"
+    precisions = ("float32", "bfloat16")
     optional_passes = (*KERNELS, *dict.fromkeys(name for name, _ in SCHEDULE))
     layouts = get_args(PackedLayout)
     reference_rules = REFERENCE_RULES

@@ -49,6 +49,7 @@ _BASELINES = {"x86_64": "x86-64", "aarch64": "aarch64"}
 
 class CudaTarget(NativeTarget[CudaSource]):
     name = "cuda"
+    precisions = ("float32", "tf32")
     peak_rates = (0.0, 0.0)  # not known: no row of a profile is compared with them
     optional_passes = tuple(dict.fromkeys(name for name, _ in SCHEDULE))
     layouts = (ReorderedLayout, SwizzledTiles)

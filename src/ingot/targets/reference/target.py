@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from typing import get_args
 
 from ingot.errors import UnsupportedMachine, format_error
 from ingot.lowering.loop_ir_verifier import verify_module
-from ingot.lowering.loop_module import Module
+from ingot.lowering.loop_module import Module, Precision
 from ingot.lowering.strategy import LoweringStrategy
 from ingot.targets.base import ScheduleObserver, Target, ignore_pass
 
@@ -15,6 +16,7 @@ class ReferenceTarget(Target[Module]):
     """Its source is the module itself."""
 
     name = "reference"
+    precisions = get_args(Precision)  # it computes the same with any: sums are in float64
 
     def strategy(self, disabled: Collection[str] = ()) -> LoweringStrategy:
         return LoweringStrategy()

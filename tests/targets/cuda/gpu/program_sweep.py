@@ -42,7 +42,7 @@ def check(network: networks.Network, file: Path) -> Verdict:
         return networks.failure(network, error, "capturing")
     draw = random.Random(network.seed)
     off = [name for name in CUDA.optional_passes if draw.random() < 0.4] if draw.random() < 0.25 else []
-    precision: Any = "bfloat16" if network.mode == "products in bfloat16" else "float32"
+    precision: Any = "tf32" if network.mode == "products in bfloat16" else "float32"  # judged as the coarser one
     try:
         compiled = ingot.compile(program, target="cuda", precision=precision, cache=False, disable_passes=off)
     except Exception as error:

@@ -10,7 +10,7 @@ import torch
 from tests.support.oracle import judge as judge_model
 from tests.support.oracle import without_torch
 from tests.support.zoo import entry
-from tests.targets.cuda.gpu.cases import DTYPES, cases, is_right, judge
+from tests.targets.cuda.gpu.cases import DTYPES, TF32, cases, is_right, judge, uses_tensor_cores
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 
@@ -22,6 +22,12 @@ MODELS = ("static:bert", "dynamic:bert", "static:resnet", "dynamic:llama", "stat
 def test_kernels_are_as_near_to_float64_as_eager(name: str, dtype: torch.dtype) -> None:
     errors = judge(name, dtype)
     assert is_right(*errors), errors
+
+
+@pytest.mark.parametrize("name", TF32)
+def test_products_in_tf32_are_as_near_to_float64_as_eager(name: str) -> None:
+    ours, eager, largest = judge(name, torch.float32, "tf32")
+    assert is_right(ours, eager, largest) and uses_tensor_cores(ours, largest), (ours, eager, largest)
 
 
 @pytest.mark.parametrize("name", MODELS)

@@ -23,6 +23,7 @@ from ingot.lowering.loop_ir import Convolution, Gemm, LoopNest, Map, SourceLocat
 # by groups of four warps while one thread asks for tiles; the right operand is a weight in the layout SwizzledTiles.
 # Of a convolution, the rows of such a tile are a box of pixels. "channels": each thread has neighbouring channels of a
 # pixel.
+# Tensor cores multiply float32 too, rounded to tf32, in modules of that precision only.
 GemmAlgorithm: TypeAlias = Literal["tensor", "warpgroup", "simt", "rows", "stream", "bulk"]
 ConvolutionAlgorithm: TypeAlias = Literal["tensor", "warpgroup", "simt", "bulk", "channels"]
 

@@ -10,7 +10,7 @@ from ingot.lowering.dependence import map_steps
 from ingot.lowering.dtypes import BYTES, HALVES
 from ingot.lowering.index_expr import Size, estimate, product
 from ingot.lowering.loop_ir import Convolution, Gemm, MatrixView, Stmt
-from ingot.lowering.loop_module import Module
+from ingot.lowering.loop_module import Module, Precision
 from ingot.targets.cuda.schedule.alignment import is_multiple
 from ingot.targets.cuda.schedule.statements import ImplicitGemm, TiledGemm
 from ingot.targets.cuda.schedule.tiles import FEW_ROWS, TileAlgorithm, choose_tile
@@ -27,11 +27,13 @@ def choose_tiles(module: Module) -> Module:
     return replace(module, steps=map_steps(module.steps, choose))
 
 
-def find_algorithm(first: str, second: str, sums: str, *, along: bool) -> TileAlgorithm:
-    """What computes products of elements of these two types into such sums, exactly as they are. `along`: both operands
-    lie along the terms, as groups of warps read them."""
+def find_algorithm(first: str, second: str, sums: str, precision: Precision, *, along: bool) -> TileAlgorithm:
+    """What computes products of elements of these two types into such sums: exactly as they are but for floats in a
+    module of the precision "tf32". `along`: both operands lie along the terms, as groups of warps read them."""
     if first == second and first in HALVES and sums == "float32":
         return "warpgroup" if along else "tensor"
+    if first == second == sums == "float32" and precision == "tf32":
+        return "tensor"
     return "tensor" if first == second == "int8" and sums == "int32" else "simt"
 
 
@@ -52,12 +54,12 @@ def find_gemm_algorithm(step: Gemm, module: Module) -> TileAlgorithm:
     dtypes = (module.buffers[step.a.buffer].dtype, module.buffers[step.b.buffer].dtype)
     along = lies_along(step.a, step.m, step.k, 1, rows_first=True)
     along = along and lies_along(step.b, step.n, step.k, 1, rows_first=False)
-    return find_algorithm(*dtypes, step.dtype, along=along)
+    return find_algorithm(*dtypes, step.dtype, module.precision, along=along)
 
 
 def find_convolution_algorithm(step: Convolution, module: Module) -> TileAlgorithm:
     dtypes = (module.buffers[step.x.buffer].dtype, module.buffers[step.weight.buffer].dtype)
-    return find_algorithm(*dtypes, step.dtype, along=True)
+    return find_algorithm(*dtypes, step.dtype, module.precision, along=True)
 
 
 def _reads_rows_once(step: Gemm, dtypes: tuple[str, str]) -> bool:

@@ -41,9 +41,19 @@ def verify_schedule(module: Module, after: str, *, full: bool = True) -> None:
 
     def find_fault(step: Stmt, facts: Facts) -> str | None:
         rule = rules.get(type(step))
-        return None if rule is None else rule(step, facts)
+        fault = None if rule is None else rule(step, facts)
+        return fault or _find_precision_fault(step, module)
 
     verify_module(module, after, find_fault, full=full)
+
+
+def _find_precision_fault(step: Stmt, module: Module) -> str | None:
+    """Tensor cores multiply floats with fewer bits than they have."""
+    if not isinstance(step, (TiledGemm, ImplicitGemm)) or step.algorithm != "tensor" or module.precision == "tf32":
+        return None
+    if any(module.buffers[name].dtype == "float32" for name in step.operand_buffers()):
+        return f"float32 is multiplied on tensor cores, and the module's precision is {module.precision}"
+    return None
 
 
 def _check_tiled_gemm(step: TiledGemm, facts: Facts) -> str | None:

@@ -69,15 +69,15 @@ template <class T_, int ROWS_, int TERMS_, int EACH, bool ACROSS_, int THREADS> 
     static constexpr int ROWS = ROWS_, TERMS = TERMS_, BYTES = ROWS * TERMS * (int)sizeof(T);
     static constexpr bool ACROSS = ACROSS_;
     static constexpr int LINES = ACROSS ? TERMS : ROWS, LENGTH = ACROSS ? ROWS : TERMS, LINE = LENGTH * (int)sizeof(T);
-    static constexpr int EVERY = LENGTH / EACH, COPIES = LINES * EVERY;
+    static constexpr int EVERY = LENGTH / EACH, COPIES = LINES * EVERY, TIMES = (COPIES + THREADS - 1) / THREADS;
     const T *from;
     int64_t row_step, term_step;
     int rows;
 
     inline void copy(char *to, int64_t first, int64_t last) const
     {
-#pragma unroll
-        for (int i = 0; i < (COPIES + THREADS - 1) / THREADS; ++i) {
+#pragma unroll(TIMES > 16 ? 8 : TIMES) /* more would need more registers than there are */
+        for (int i = 0; i < TIMES; ++i) {
             const int at = i * THREADS + (int)threadIdx.x;
             if (COPIES % THREADS != 0 && at >= COPIES) break;
             const int line = at / EVERY, place = at % EVERY * EACH;
@@ -196,19 +196,24 @@ static inline void ig_run_pipeline(Sums &sums, const A &a, const B &b, int64_t f
     __syncthreads();
 }
 
-struct ig_multiply_bf16 {
+/* `round`: what becomes of a register of a fragment before it is multiplied. */
+struct ig_multiply_exactly {
+    static inline uint32_t round(uint32_t bits) { return bits; }
+};
+struct ig_multiply_bf16 : ig_multiply_exactly {
     using Sum = float;
     static inline void add(float *d, const uint32_t *a, const uint32_t *b) { ig_mma_bf16(d, a, b); }
 };
-struct ig_multiply_f16 {
+struct ig_multiply_f16 : ig_multiply_exactly {
     using Sum = float;
     static inline void add(float *d, const uint32_t *a, const uint32_t *b) { ig_mma_f16(d, a, b); }
 };
 struct ig_multiply_tf32 {
     using Sum = float;
+    static inline uint32_t round(uint32_t bits) { return ig_round_tf32(bits); }
     static inline void add(float *d, const uint32_t *a, const uint32_t *b) { ig_mma_tf32(d, a, b); }
 };
-struct ig_multiply_s8 {
+struct ig_multiply_s8 : ig_multiply_exactly {
     using Sum = int;
     static inline void add(int *d, const uint32_t *a, const uint32_t *b) { ig_mma_s8(d, a, b); }
 };
@@ -246,6 +251,8 @@ template <class Multiply, class A, class B, int DOWN, int ALONG> struct ig_tenso
             } else {
                 ig_ldmatrix4(to[m], tile + ig_swizzle<A::LINE>(top + m * 16 + lane % 16, depth * 32 + lane / 16 * 16));
             }
+#pragma unroll
+            for (int i = 0; i < 4; ++i) to[m][i] = Multiply::round(to[m][i]);
         }
     }
     static inline void load_b(uint32_t (&to)[N][2], const char *tile, int depth)
@@ -261,8 +268,8 @@ template <class Multiply, class A, class B, int DOWN, int ALONG> struct ig_tenso
                 const int column = left + n * 8 + lane / 16 * 8 + lane % 8;
                 ig_ldmatrix4(pair, tile + ig_swizzle<B::LINE>(column, depth * 32 + lane / 8 % 2 * 16));
             }
-            to[n][0] = pair[0], to[n][1] = pair[1];
-            to[n + 1][0] = pair[2], to[n + 1][1] = pair[3];
+#pragma unroll
+            for (int i = 0; i < 4; ++i) to[n + i / 2][i % 2] = Multiply::round(pair[i]);
         }
     }
     inline void end(const char *a, const char *b)

@@ -82,6 +82,13 @@ IG_MMA(ig_mma_f16, "m16n8k16", "f32.f16.f16.f32", float, "f")
 IG_MMA(ig_mma_tf32, "m16n8k8", "f32.tf32.tf32.f32", float, "f")
 IG_MMA(ig_mma_s8, "m16n8k32", "s32.s8.s8.s32", int, "r")
 
+/* A float with 10 bits of fraction, the nearest one, of two the one away from zero. */
+static inline uint32_t ig_round_tf32(uint32_t bits)
+{
+    uint32_t made;
+    asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(made) : "f"(__uint_as_float(bits)));
+    return made;
+}
 /* Two floats as halves in one register, the first in the low bits. */
 static inline uint32_t ig_pack_bf16(float low, float high)
 {
@@ -148,6 +155,11 @@ static inline void ig_mma_tf32(float *d, const uint32_t *a, const uint32_t *b)
         std::memcpy(&value, &bits, 4);
         return value;
     });
+}
+static inline uint32_t ig_round_tf32(uint32_t bits)
+{
+    if ((bits & 0x7fffffff) > 0x7f800000) return 0x7fffffff;
+    return (bits + 0x1000u) & 0xffffe000u;
 }
 static inline void ig_mma_s8(int *d, const uint32_t *a, const uint32_t *b) { ig_mma<int, int8_t>(d, a, b, 32, [](int8_t v) { return (int)v; }); }
 static inline uint32_t ig_brain_bits(float value)

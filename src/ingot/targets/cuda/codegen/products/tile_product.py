@@ -29,7 +29,7 @@ _MULTIPLY = {
     "bfloat16": "ig_multiply_bf16",
     "float16": "ig_multiply_f16",
     "int8": "ig_multiply_s8",
-    "float32": "ig_multiply_tf32",  # of fewer bits: no pass chooses it unasked
+    "float32": "ig_multiply_tf32",  # of fewer bits: in modules of the precision "tf32" only
 }
 
 
