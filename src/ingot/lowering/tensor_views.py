@@ -156,7 +156,8 @@ LEAST_SCALE = 2.0**-126
 class Quantized:
     """(integers - zero) · scale. A TensorValue of scales or zeros has one element, or one for each place of `axis`, or,
     with `group`, one for each place of `axis` and each so many places of the other one of two dims, or, with `tokens`,
-    one for each row. `ends` are the least and the greatest of the integers, as they are said to be."""
+    one for each row. `ends` are the least and the greatest of the integers, as they are said to be. `dtype` is what the
+    numbers, which are computed in float32, are rounded to."""
 
     integers: TensorValue
     scale: float | TensorValue
@@ -165,6 +166,7 @@ class Quantized:
     group: int | None = None
     ends: tuple[int, int] | None = None
     tokens: bool = False
+    dtype: str = "float32"
 
     @property
     def in_order(self) -> bool:
@@ -188,14 +190,15 @@ class Quantized:
 
 
 def dequantize_view(quantized: Quantized) -> TensorValue:
-    """The float32 numbers that integers stand for."""
+    """The numbers that integers stand for."""
     whole = quantized.integers
 
     def load(ops: BodyBuilder, index: Index) -> int:
         value = ops.cast(whole.load(ops, index), "float32")
         if quantized.zero != 0:
             value = ops.call("sub", value, quantized.parameter(ops, quantized.zero, index, "float32"))
-        return ops.call("mul", value, quantized.parameter(ops, quantized.scale, index, "float32"))
+        value = ops.call("mul", value, quantized.parameter(ops, quantized.scale, index, "float32"))
+        return value if quantized.dtype == "float32" else ops.cast(value, quantized.dtype)
 
     margin = None
     if isinstance(whole.data, Deferred):
@@ -204,7 +207,7 @@ def dequantize_view(quantized: Quantized) -> TensorValue:
         order = _order(whole.data.strides)
     if margin is not None:
         margin = (dequantize_view(replace(quantized, integers=margin[0])), margin[1])
-    return TensorValue(whole.shape, "float32", Deferred(load, whole.cost + 1, order, margin, quantized))
+    return TensorValue(whole.shape, quantized.dtype, Deferred(load, whole.cost + 1, order, margin, quantized))
 
 
 def _order(strides: Sequence[Size]) -> tuple[int, ...] | None:
@@ -215,9 +218,11 @@ def _order(strides: Sequence[Size]) -> tuple[int, ...] | None:
     return tuple(sorted(range(len(steps)), key=lambda d: (-steps[d], d)))
 
 
-def find_quantized(tensor: TensorValue | None) -> Quantized | None:
-    """What a tensor was dequantized from, if it was and is not in memory yet."""
-    return tensor.data.quantized if isinstance(tensor, TensorValue) and isinstance(tensor.data, Deferred) else None
+def find_quantized(tensor: TensorValue | None, *, halves: bool = False) -> Quantized | None:
+    """What a tensor was dequantized from, if it was and is not in memory yet. With `halves`, numbers that are rounded
+    to float16 or bfloat16 count too."""
+    found = tensor.data.quantized if isinstance(tensor, TensorValue) and isinstance(tensor.data, Deferred) else None
+    return found if found is None or halves or found.dtype == "float32" else None
 
 
 P = ParamSpec("P")
@@ -234,7 +239,7 @@ def _follow_integers(
     def decorate(view: View[P]) -> View[P]:
         @wraps(view)
         def apply_view(tensor: TensorValue, /, *args: P.args, **kwargs: P.kwargs) -> TensorValue:
-            found = find_quantized(tensor)
+            found = find_quantized(tensor, halves=True)
             if found is None:
                 return view(tensor, *args, **kwargs)
             axis = None if found.axis is None else moved(found.axis, *args, **kwargs)

@@ -162,7 +162,7 @@ class EmulatedModel(InterpretedModel):
 
 def lower_for_cuda(program: Program, disabled: Collection[str] = (), precision: Precision = "float32") -> Module:
     """The program's loops as this target schedules them."""
-    return schedule(lower(program, CudaStrategy(), precision), disabled, verify=True)
+    return schedule(lower(program, CudaStrategy(disabled), precision), disabled, verify=True)
 
 
 def build_models(programs: Sequence[tuple[Program, Module]]) -> list[EmulatedModel]:

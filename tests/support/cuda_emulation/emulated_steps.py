@@ -37,7 +37,7 @@ class EmulatedSteps(ReferenceTarget):
         self.steps: list[tuple[Stmt, Module]] = []
 
     def strategy(self, disabled: Collection[str] = ()) -> CudaStrategy:
-        return CudaStrategy()
+        return CudaStrategy(disabled)
 
     def schedule(
         self,

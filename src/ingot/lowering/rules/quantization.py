@@ -97,7 +97,7 @@ def _dequantize(low: Lowering, x: TensorValue, found: Quantized) -> TensorValue:
         zeros = low.constant(found.zero)
         if zeros is not None and not zeros.any():
             found = replace(found, zero=0)
-    return dequantize_view(found)
+    return dequantize_view(replace(found, dtype=low.out_dtype))
 
 
 def _quantize(

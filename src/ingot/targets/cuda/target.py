@@ -26,8 +26,9 @@ from ingot.targets.cuda.build import nvrtc
 from ingot.targets.cuda.build.image_parts import FORMAT, pack_parts
 from ingot.targets.cuda.codegen.module_emitter import CudaSource, emit
 from ingot.targets.cuda.codegen.weight_packing import pack_weight
-from ingot.targets.cuda.kernel_selection.strategy import CudaStrategy
+from ingot.targets.cuda.kernel_selection.strategy import SELECTED_KERNELS, CudaStrategy
 from ingot.targets.cuda.schedule.pipeline import SCHEDULE, schedule
+from ingot.targets.cuda.schedule.quantized.layouts import CodeFragments, CodeRows, FragmentScales
 from ingot.targets.cuda.schedule.reference_semantics import REFERENCE_RULES
 from ingot.targets.cuda.schedule.weight_layouts import ReorderedLayout, SwizzledTiles
 from ingot_runtime.container.manifest import Spec
@@ -51,12 +52,12 @@ class CudaTarget(NativeTarget[CudaSource]):
     name = "cuda"
     precisions = ("float32", "tf32")
     peak_rates = (0.0, 0.0)  # not known: no row of a profile is compared with them
-    optional_passes = tuple(dict.fromkeys(name for name, _ in SCHEDULE))
-    layouts = (ReorderedLayout, SwizzledTiles)
+    optional_passes = (*SELECTED_KERNELS, *dict.fromkeys(name for name, _ in SCHEDULE))
+    layouts = (ReorderedLayout, SwizzledTiles, CodeFragments, FragmentScales, CodeRows)
     reference_rules = REFERENCE_RULES
 
     def strategy(self, disabled: Collection[str] = ()) -> CudaStrategy:
-        return CudaStrategy()
+        return CudaStrategy(disabled)
 
     def schedule(
         self,

@@ -14,10 +14,12 @@ from ingot.targets.cuda.codegen import (
     reductions,
     scan,
 )
+from ingot.targets.cuda.codegen.products import coded_product
 
 WRITERS = (
     attention,
     attention_backward,
+    coded_product,
     convolution,
     extern_kernels,
     gemm,

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from ingot.lowering.dtypes import wide
 from ingot.lowering.loop_ir import Stmt, StridedView
 from ingot.targets.base import Fault, ReferenceRule, StepRunner
+from ingot.targets.cuda.schedule.quantized.products import CodedGemm, run_coded_gemm
 from ingot.targets.cuda.schedule.statements import GemmTile, ImplicitGemm, TiledGemm
 from ingot.targets.cuda.schedule.weight_layouts import find_pieces
 
@@ -97,4 +98,5 @@ def _cut(run: StepRunner, view: StridedView, shape: tuple[int, ...], steps: list
 REFERENCE_RULES: Mapping[type[Stmt] | str, ReferenceRule] = {
     TiledGemm: _run_tiled_gemm,
     ImplicitGemm: _run_implicit_gemm,
+    CodedGemm: run_coded_gemm,
 }

@@ -16,6 +16,7 @@ from ingot.targets.cuda.schedule.bulk.gates import find_gate_fault
 from ingot.targets.cuda.schedule.bulk.products import rows_fit
 from ingot.targets.cuda.schedule.bulk.tiles import BULK_TERMS, find_bulk_fault
 from ingot.targets.cuda.schedule.bulk.windows import count_window_terms, find_window_fault
+from ingot.targets.cuda.schedule.quantized.products import CodedGemm, find_coded_fault
 from ingot.targets.cuda.schedule.statements import (
     GatedGemm,
     GemmTile,
@@ -185,4 +186,5 @@ _RULES: dict[type, Callable[[Any, Facts], str | None]] = {
     **_STRUCTURE,
     TiledGemm: _check_tiled_gemm,
     ImplicitGemm: _check_implicit_gemm,
+    CodedGemm: find_coded_fault,
 }

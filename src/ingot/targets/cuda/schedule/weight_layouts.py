@@ -9,6 +9,7 @@ import torch
 from ingot.lowering.index_expr import Size
 from ingot.lowering.loop_ir import Buffer
 from ingot.lowering.loop_module import PackedWeight, WeightLayout
+from ingot.targets.cuda.schedule.quantized.layouts import CodeFragments, CodeRows, FragmentScales
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +85,8 @@ def lay_out(weight: PackedWeight, buffer: Buffer, state: torch.Tensor) -> torch.
     layout = weight.layout
     if layout is None:
         return state
+    if isinstance(layout, (CodeFragments, FragmentScales, CodeRows)):
+        return layout.spread(state.contiguous().reshape(-1))
     flat = state.contiguous().reshape(-1).to(getattr(torch, buffer.dtype))
     if isinstance(layout, SwizzledTiles):
         return layout.spread(flat)
