@@ -11,6 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+import ingot
+
 WIDTH, LAYERS, HEADS, KEY_HEADS, HIDDEN, VOCABULARY = 2048, 16, 32, 8, 5632, 32000
 DEPTH = WIDTH // HEADS
 
@@ -188,4 +190,24 @@ ROWS = (
         for name, function in (("ALiBi", alibi), ("Plain", identity))
         for length in (1024, 4096, 16384)
     ),
+)
+
+
+@dataclass(frozen=True)
+class QuantizedRow:
+    """A model, and the recipe by which its weights become integers."""
+
+    name: str
+    build: Callable[[], nn.Module]
+    inputs: Callable[[], tuple[torch.Tensor, ...]]
+    recipe: Callable[[], ingot.quantize.Recipe]
+
+
+QUANTIZED_ROWS = tuple(
+    QuantizedRow(f"Llama 0.84B, one token, {name}", lambda: Llama(1024), _tokens(1, 700), recipe)
+    for name, recipe in (
+        ("int8", lambda: ingot.quantize.int8_weight_only(kinds=("linear",))),
+        ("int4 by 128", lambda: ingot.quantize.int4_weight_only(group_size=128)),
+        ("int4 by 32", lambda: ingot.quantize.int4_weight_only(group_size=32)),
+    )
 )

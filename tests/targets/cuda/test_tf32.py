@@ -21,6 +21,7 @@ from ingot.compiler import run_cpu_pipeline
 from ingot.errors import ScheduleError, UnsupportedPrecision
 from ingot.ir.program import Program
 from ingot.lowering.loop_ir import Stmt
+from ingot.lowering.loop_ir_printer import print_module
 from ingot.lowering.loop_module import Module, Precision
 from ingot.targets.cuda.schedule.statements import ImplicitGemm, SiblingGemms, TiledGemm
 from ingot.targets.cuda.schedule.tiles import TENSOR_TILES
@@ -160,7 +161,7 @@ def test_models(golden: Callable[[str, str], None]) -> None:
         assert error <= (2e-3 if on_tensor_cores else 2e-6), (model, error)
         unlike += on_tensor_cores and error > 2e-5
     assert unlike >= 10
-    golden("tf32_block", str(lowered[-1][1]))
+    golden("tf32_block", print_module(lowered[-1][1], locations=False))
 
 
 def test_compile_takes_it_for_this_target_alone(tmp_path: Path) -> None:

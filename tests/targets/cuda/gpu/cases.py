@@ -11,6 +11,7 @@ import sys
 import traceback
 import warnings
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -19,6 +20,7 @@ from torch import nn
 import ingot
 from benchmarks import cuda_models
 from ingot.lowering.loop_module import Precision
+from tests.support.weight_only_layers import Coded, quantized
 
 DTYPES = (torch.float32, torch.bfloat16)
 # Cases that are run in float32 with products in tf32, too.
@@ -80,6 +82,49 @@ class Projections(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         made = [part(x) for part in self.parts]
         return F.silu(made[0]) * made[1] if self.gated else torch.cat(made, -1)
+
+
+class CodedLinear(Coded):
+    """A layer with a weight of integers, whose numbers are of the dtype of its rows: in float64, exact ones."""
+
+    def _apply(self, *args: Any, **kwargs: Any) -> CodedLinear:
+        super()._apply(*args, **kwargs)
+        self.scales = self.scales.float()
+        return self
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if x.dtype is torch.float64:
+            groups = self.scales.reshape(self.codes.shape[0], -1).shape[1]
+            scales, zeros = (
+                one.double().reshape(-1, groups).repeat_interleave(self.codes.shape[1] // groups, 1)
+                for one in (self.scales, self.zeros)
+            )
+            return F.linear(x, (self.codes.double() - zeros) * scales, self.bias)
+        given = (self.codes, self.scales, self.zeros)
+        rounded = {} if x.dtype is torch.float32 else {"out_dtype": x.dtype}
+        if self.group is None:
+            weight = quantized.dequantize_per_channel(*given, 0, self.low, self.high, self.dtype, **rounded)
+        else:
+            ends = (self.low, self.high, self.dtype)
+            weight = quantized.dequantize_per_channel_group(*given, *ends, self.group, x.dtype)
+        return F.linear(x, weight, self.bias)
+
+
+def coded_cases() -> dict[str, tuple[nn.Module, tuple[torch.Tensor, ...]]]:
+    r = torch.randn
+    return {
+        "4 bits, one row": (CodedLinear(2048, 3072, 32), (r(1, 2048),)),
+        "4 bits, eight rows": (CodedLinear(5632, 2048, 128, zeros=True, bias=True), (r(8, 5632),)),
+        "4 bits, nine rows": (CodedLinear(2048, 2048, 64), (r(9, 2048),)),
+        "4 bits, odd": (CodedLinear(1029, 2053, 7, zeros=True), (r(3, 1029),)),
+        "4 bits, groups of three fragments": (CodedLinear(1536, 1024, 48, dtype=torch.uint8), (r(2, 1536),)),
+        "4 bits, many rows": (CodedLinear(2048, 2048, 32), (r(512, 2048),)),
+        "8 bits, one row": (CodedLinear(2048, 11264, None, bits=8), (r(1, 2048),)),
+        "8 bits, eight rows": (CodedLinear(2048, 2048, 32, bits=8, zeros=True), (r(8, 2048),)),
+        "8 bits, 32 rows": (CodedLinear(2048, 2048, None, bits=8, bias=True), (r(32, 2048),)),
+        "8 bits, primes": (CodedLinear(1031, 2053, None, bits=8, dtype=torch.uint8, zeros=True), (r(1, 1031),)),
+        "8 bits, many rows": (CodedLinear(2048, 2048, None, bits=8), (r(512, 2048),)),
+    }
 
 
 def cases() -> dict[str, tuple[nn.Module, tuple[torch.Tensor, ...]]]:
@@ -146,6 +191,7 @@ def cases() -> dict[str, tuple[nn.Module, tuple[torch.Tensor, ...]]]:
         "products of one input, unlike": (Projections(2048, 2048, 256, 256), (r(512, 2048),)),
         "a gate": (Projections(2048, 5632, 5632, gated=True), (r(512, 2048),)),
         "shared terms of 512 rows": (nn.Linear(5632, 2048), (r(512, 5632),)),
+        **coded_cases(),
         "ALiBi": (cuda_models.FlexAttention(cuda_models.alibi), (r(1, 4, 256, 64), r(1, 4, 256, 64), r(1, 4, 256, 64))),
     }
 

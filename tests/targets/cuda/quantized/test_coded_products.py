@@ -18,10 +18,12 @@ from torch import nn
 from torch.nn import functional as F
 
 import ingot
+import ingot_runtime
 from ingot.compiler import run_cpu_pipeline
 from ingot.errors import ScheduleError
 from ingot.ir.program import Program
 from ingot.lowering.loop_ir import Stmt
+from ingot.lowering.loop_ir_printer import print_module
 from ingot.lowering.loop_module import Module
 from ingot.targets.cuda.schedule.quantized.layouts import (
     CodeForm,
@@ -39,7 +41,7 @@ from ingot.targets.reference.interpreted_model import InterpretedModel
 from ingot.targets.reference.target import REFERENCE
 from tests.support.cuda_emulation.emulated_model import PackingTarget, build_models, lower_for_cuda
 from tests.support.cuda_emulation.kernels import check_cubin, write_kernels
-from tests.support.cuda_emulation.target import EMULATED
+from tests.support.cuda_emulation.target import EMULATED, open_driver
 from tests.support.cuda_emulation.toolkit import count, disassemble, needs_nvrtc
 from tests.support.weight_only_layers import Coded, Tied, quantized
 
@@ -211,7 +213,8 @@ def test_schedule(golden: Callable[[str, str], None]) -> None:
             return F.silu(self.layer(x)) + 1
 
     model = Gate(RoundedCoded(64, 48, 32, zeros=True, number=torch.bfloat16).requires_grad_(False))
-    texts = [str(lower_model(model, (torch.randn(rows, 64).bfloat16(),))[1]) for rows in (3, 100)]
+    lowered = [lower_model(model, (torch.randn(rows, 64).bfloat16(),))[1] for rows in (3, 100)]
+    texts = [print_module(module, locations=False) for module in lowered]
     golden("coded_products", "\n".join(texts))
 
 
@@ -260,8 +263,9 @@ def test_refused_steps() -> None:
 
 
 @pytest.mark.parametrize("number", [torch.float32, torch.bfloat16], ids=str)
-def test_recipes(number: torch.dtype, tmp_path: Path) -> None:
+def test_recipes(number: torch.dtype, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Models that ingot.quantize makes: the weights stay integers in the file, and results are eager's."""
+    monkeypatch.setenv("INGOT_CUDA_DRIVER", str(open_driver().path))
     torch.manual_seed(2)
     model = nn.Sequential(nn.Linear(256, 96), nn.GELU(), nn.Linear(96, 257)).to(number).eval()
     x = torch.randn(1, 256).to(number)
@@ -272,12 +276,13 @@ def test_recipes(number: torch.dtype, tmp_path: Path) -> None:
         compiled = ingot.compile(made, target=EMULATED)
         assert compiled.loop_ir.count("coded_gemm") == 2
         sizes.append(compiled.weight_bytes)
-        passed = run_cpu_pipeline(made, (), REFERENCE)
-        (run,) = build_models([(passed, lower_for_cuda(passed))])
         with torch.no_grad():
             expected = made(x).double()
-        error = float((run(x).double() - expected).abs().max() / expected.abs().max())
+        error = float((compiled(x).double() - expected).abs().max() / expected.abs().max())
         assert error <= (2e-2 if number is torch.bfloat16 else 2e-6), error
+        compiled.save(tmp_path / "m.ingot")
+        with ingot_runtime.load(tmp_path / "m.ingot") as model_:
+            assert model_.self_test() <= (2e-2 if number is torch.bfloat16 else 2e-6)
     weights = 256 * 96 + 96 * 257
     assert sizes[0] < 1.15 * weights and sizes[1] < 0.85 * weights  # of which a fifth are scales of float32
 

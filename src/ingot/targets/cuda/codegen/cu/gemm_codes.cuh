@@ -9,6 +9,13 @@
 
 #ifndef IG_EMULATED
 static inline uint32_t ig_pick_bytes(uint32_t a, uint32_t b, uint32_t places) { return __byte_perm(a, b, places); }
+/* (a & mask) | more, in one instruction. */
+static inline uint32_t ig_mask_and_add(uint32_t a, uint32_t mask, uint32_t more)
+{
+    uint32_t made;
+    asm("lop3.b32 %0, %1, %2, %3, 0xEA;" : "=r"(made) : "r"(a), "r"(mask), "r"(more));
+    return made;
+}
 /* a - b of two halves each. */
 static inline uint32_t ig_subtract_bf16(uint32_t a, uint32_t b)
 {
@@ -17,6 +24,7 @@ static inline uint32_t ig_subtract_bf16(uint32_t a, uint32_t b)
     return made;
 }
 #else
+static inline uint32_t ig_mask_and_add(uint32_t a, uint32_t mask, uint32_t more) { return (a & mask) | more; }
 static inline uint32_t ig_pick_bytes(uint32_t a, uint32_t b, uint32_t places)
 {
     const uint64_t bytes = (uint64_t)b << 32 | a;
@@ -49,20 +57,26 @@ template <class T, int GROUP, int PADDED, int PIECES, bool VECTORS, class Widen>
     int rows, terms;
     Widen widen;
 
-    /* Part `piece` of a number, of those that add up to it: 8 bits of its fraction each. */
+    /* Part `piece` of a number, of those that add up to it: 8 bits of its fraction each. Infinity is its first part. */
     static inline uint32_t take_piece(float value, int piece)
     {
-        if (value != value) return piece ? 0 : 0x7fc00000u;
         const uint32_t first = ig_bits_of(value) & 0xffff0000u;
-        if (piece == 0) return first;
-        const float rest = (first & 0x7f800000u) == 0x7f800000u ? 0 : value - ig_float_of(first);
+        const float rest = __builtin_fabsf(value) == INF_F32 ? 0 : value - ig_float_of(first);
         const uint32_t second = ig_bits_of(rest) & 0xffff0000u;
-        return piece == 1 ? second : ig_bits_of(rest - ig_float_of(second));
+        const uint32_t third = ig_bits_of(rest - ig_float_of(second));
+        return piece == 0 ? first : piece == 1 ? second : third;
     }
     /* N neighbours from `place` on, as halves, of column row · PIECES + piece. */
     template <int N> inline void read(uint32_t (&to)[N / 2], int column, int place) const
     {
         const int row = column / PIECES, piece = column % PIECES;
+        if constexpr (VECTORS && PIECES == 1) {
+            ig_vector<uint32_t, N / 2> pairs = {};
+            if (row < rows && place < terms) pairs = ig_load<N / 2>((const uint32_t *)(from + (row * row_step + place)));
+#pragma unroll
+            for (int i = 0; i < N / 2; ++i) to[i] = pairs.at[i];
+            return;
+        }
         ig_vector<T, N> found = {};
         if (VECTORS) {
             if (row < rows && place < terms) found = ig_load<N>(from + (row * row_step + place));
@@ -97,7 +111,7 @@ template <> struct ig_code_words<4> {
     static inline void widen(uint32_t (&to)[4], const uint32_t (&words)[4], int fragment, const uint32_t (&less)[2])
     {
 #pragma unroll
-        for (int i = 0; i < 4; ++i) to[i] = ig_subtract_bf16((words[fragment] >> 4 * i & 0x000f000fu) | 0x43004300u, less[i & 1]);
+        for (int i = 0; i < 4; ++i) to[i] = ig_subtract_bf16(ig_mask_and_add(words[fragment] >> 4 * i, 0x000f000fu, 0x43004300u), less[i & 1]);
     }
 };
 template <> struct ig_code_words<8> {
@@ -135,16 +149,14 @@ static inline void ig_multiply_codes(const uint32_t *codes, const float *scales,
     constexpr int AHEAD = Form::AHEAD, WARPS = Form::WARPS, RUNS = Form::RUNS, PASSES = Form::PASSES;
     constexpr bool GROUPED = Form::GROUP > 0 && SCALES, ZEROED = Form::GROUP > 0 && ZEROS;
     const int lane = ig_lane(), warp = ig_warp(), g = lane / 4, t = lane % 4;
-    ig_vector<uint32_t, 4> ahead[AHEAD];
-    ig_vector<float, 2> scales_ahead[AHEAD][RUNS], zeros_ahead[AHEAD][RUNS];
+    ig_vector<uint32_t, 4> ahead[AHEAD] = {};
+    ig_vector<float, 2> scales_ahead[AHEAD][RUNS] = {}, zeros_ahead[AHEAD][RUNS] = {};
     const auto ask = [&](int slot, int chunk) {
-        ahead[slot] = {};
         if (chunk < chunks) ahead[slot] = ig_load<4>(codes + ((int64_t)chunk * 32 + lane) * 4);
         if constexpr (GROUPED || ZEROED) {
 #pragma unroll
             for (int r = 0; r < RUNS; ++r) {
                 const int group = (chunk * Form::FRAGMENTS + r * Form::RUN) / Form::GROUP;
-                scales_ahead[slot][r] = {}, zeros_ahead[slot][r] = {};
                 if (group < groups) {
                     if (GROUPED) scales_ahead[slot][r] = ig_load<2>(scales + (group * 8 + g) * 2);
                     if (ZEROED) zeros_ahead[slot][r] = ig_load<2>(zeros + (group * 8 + g) * 2);
