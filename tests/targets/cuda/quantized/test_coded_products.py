@@ -22,6 +22,7 @@ import ingot_runtime
 from ingot.compiler import run_cpu_pipeline
 from ingot.errors import ScheduleError
 from ingot.ir.program import Program
+from ingot.lowering.dependence import all_steps
 from ingot.lowering.loop_ir import Stmt
 from ingot.lowering.loop_ir_printer import print_module
 from ingot.lowering.loop_module import Module
@@ -76,7 +77,7 @@ def lower_model(
 
 
 def find_coded(steps: Sequence[Stmt]) -> list[CodedGemm]:
-    return [step for step in steps if isinstance(step, CodedGemm)]
+    return [step for step in all_steps(steps) if isinstance(step, CodedGemm)]
 
 
 def judge(layer: Coded, x: torch.Tensor, ours: torch.Tensor, *, is_exact: bool = True) -> None:

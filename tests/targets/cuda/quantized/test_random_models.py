@@ -1,4 +1,5 @@
-"""Random networks with weights of 4 and 8 bits, with the integers packed and not: as near to float64 as eager is."""
+"""Random networks with weights of 4 and 8 bits, with the integers packed and not, with gates in their kernels
+and not: as near to float64 as eager is."""
 
 from __future__ import annotations
 
@@ -10,10 +11,12 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from ingot.targets.cuda.schedule.quantized.gates import GatedCodes
 from tests.support.cuda_emulation.emulated_model import build_models
 from tests.targets.cuda.quantized.test_coded_products import RoundedCoded, find_coded, lower_model
 
 SEEDS = 24
+SWITCHES = ((), ("packed_codes",), ("coded_gates",))
 
 
 class RandomLayer(RoundedCoded):
@@ -85,14 +88,16 @@ def in_double(model: nn.Module) -> Any:
 
 def test_random_models() -> None:
     cases = [make_case(seed) for seed in range(SEEDS)]
-    lowered = [lower_model(model, (x,), off) for model, x in cases for off in ((), ("packed_codes",))]
+    lowered = [lower_model(model, (x,), off) for model, x in cases for off in SWITCHES]
     found = [len(find_coded(module.steps)) for _, module in lowered]
-    assert sum(count > 0 for count in found[::2]) >= SEEDS // 2 and not any(found[1::2])
+    gates = [any(isinstance(step, GatedCodes) for step in module.steps) for _, module in lowered]
+    assert sum(count > 0 for count in found[::3]) >= SEEDS // 2 and not any(found[1::3])
+    assert sum(gates[::3]) >= 2 and not any(gates[2::3])
     runs = build_models(lowered)
     for number, (model, x) in enumerate(cases):
         with torch.no_grad():
             exact, eager = in_double(model)(x.double()), model(x)
-            for run in runs[2 * number : 2 * number + 2]:
+            for run in runs[3 * number : 3 * number + 3]:
                 for mine, theirs, expected in zip(run(x), eager, exact, strict=True):
                     error, usual = (float((one.double() - expected).abs().max()) for one in (mine, theirs))
                     rest = (2e-6 if x.dtype is torch.float32 else 1e-3) * float(expected.abs().max())

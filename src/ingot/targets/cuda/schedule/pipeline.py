@@ -14,6 +14,7 @@ from ingot.targets.cuda.schedule.bulk.products import pack_products
 from ingot.targets.cuda.schedule.bulk.windows import pack_windows
 from ingot.targets.cuda.schedule.limits import FUSION_LIMITS
 from ingot.targets.cuda.schedule.map_groups import group_maps
+from ingot.targets.cuda.schedule.quantized.gates import fold_coded_gates
 from ingot.targets.cuda.schedule.siblings import join_siblings
 from ingot.targets.cuda.schedule.streamed_groups import fold_gates, fold_rows
 from ingot.targets.cuda.schedule.streams import stream_weights
@@ -29,6 +30,7 @@ SCHEDULE: tuple[SchedulePass, ...] = (
     ("siblings", join_siblings),
     ("bulk_products", pack_products),
     ("bulk_gates", fold_bulk_gates),
+    ("coded_gates", fold_coded_gates),
     ("streams", stream_weights),
     ("gates", fold_gates),
     ("row_prologues", fold_rows),

@@ -16,6 +16,7 @@ from ingot.targets.cuda.schedule.bulk.gates import find_gate_fault
 from ingot.targets.cuda.schedule.bulk.products import rows_fit
 from ingot.targets.cuda.schedule.bulk.tiles import BULK_TERMS, find_bulk_fault
 from ingot.targets.cuda.schedule.bulk.windows import count_window_terms, find_window_fault
+from ingot.targets.cuda.schedule.quantized.gates import GatedCodes, find_coded_gate_fault
 from ingot.targets.cuda.schedule.quantized.products import CodedGemm, find_coded_fault
 from ingot.targets.cuda.schedule.statements import (
     GatedGemm,
@@ -181,6 +182,7 @@ _STRUCTURE: dict[type, Callable[[Any, Facts], str | None]] = {
     MapGroup: _check_map_group,
     StreamedGemm: _check_streamed,
     GatedGemm: _check_gated,
+    GatedCodes: lambda group, facts: find_coded_gate_fault(group),
 }
 _RULES: dict[type, Callable[[Any, Facts], str | None]] = {
     **_STRUCTURE,

@@ -139,9 +139,10 @@ template <int BITS_, int UNIT_, int GROUP_, int ROWS_, int PIECES_, int WARPS_, 
     static constexpr int EACH = UNIT / 4;
 };
 
-/* One tile. `scales` and `zeros` are its own, or null, where all groups have `scale` and `zero`. finish(row, line, sum) is
-   called for every row and line of the tile. Weights are read before the kernel before this one has ended. */
-template <class Form, bool SCALES, bool ZEROS, class Rows, class Finish>
+/* One tile. `scales` and `zeros` are its own, or null, where all groups have `scale` and `zero`. finish(row, line, sums) is
+   called for every row and line of the tile or, with PAIRS, for lines 0 to 7, with the sums of lines `line` and line + 8.
+   Weights are read before the kernel before this one has ended. */
+template <class Form, bool SCALES, bool ZEROS, bool PAIRS, class Rows, class Finish>
 static inline void ig_multiply_codes(const uint32_t *codes, const float *scales, const float *zeros, float scale, float zero,
     int chunks, int groups, const Rows &x, Finish finish)
 {
@@ -224,14 +225,20 @@ static inline void ig_multiply_codes(const uint32_t *codes, const float *scales,
             ig_store<2>(shared + (warp * 16 + half * 8 + g) * Form::COLUMNS + p * 8 + t * 2, pair);
         }
     __syncthreads();
-    for (int at = (int)threadIdx.x; at < 16 * Form::ROWS; at += 32 * WARPS) {
-        const int line = at % 16, row = at / 16;
-        float sum = 0;
+    constexpr int EACH = PAIRS ? 2 : 1, LINES = 16 / EACH;
+    for (int at = (int)threadIdx.x; at < LINES * Form::ROWS; at += 32 * WARPS) {
+        const int first = at % LINES, row = at / LINES;
+        float found[EACH];
 #pragma unroll
-        for (int piece = Form::PIECES - 1; piece >= 0; --piece)
+        for (int i = 0; i < EACH; ++i) {
+            const int line = first + 8 * i;
+            float sum = 0;
 #pragma unroll
-            for (int w = 0; w < WARPS; ++w) sum += shared[(w * 16 + line) * Form::COLUMNS + row * Form::PIECES + piece];
-        if (!GROUPED) sum *= SCALES ? scales[line % 8 * 2 + line / 8] : scale;
-        finish(row, line, sum);
+            for (int piece = Form::PIECES - 1; piece >= 0; --piece)
+#pragma unroll
+                for (int w = 0; w < WARPS; ++w) sum += shared[(w * 16 + line) * Form::COLUMNS + row * Form::PIECES + piece];
+            found[i] = GROUPED ? sum : sum * (SCALES ? scales[line % 8 * 2 + line / 8] : scale);
+        }
+        finish(row, first, found);
     }
 }

@@ -11,6 +11,7 @@ from ingot.targets.cuda.codegen.kernel_rules import KERNELS
 from ingot.targets.cuda.codegen.kernel_writer import CudaKernelWriter
 from ingot.targets.cuda.codegen.products.epilogue import index_type, write_finish
 from ingot.targets.cuda.codegen.products.tile_product import use_headers, widen
+from ingot.targets.cuda.schedule.quantized.gates import GatedCodes, join_coded_gate
 from ingot.targets.cuda.schedule.quantized.layouts import TILE
 from ingot.targets.cuda.schedule.quantized.products import PIECES, CodedGemm, count_columns
 from ingot.targets.cuda.schedule.tiles import PROCESSORS
@@ -25,20 +26,31 @@ _AHEAD = 4
 
 @KERNELS.register(CodedGemm)
 def write_coded_gemm(out: CudaKernelWriter, step: CodedGemm) -> CudaKernel:
+    assert not step.pairs, "a product with pairs of columns has a Map behind it"
+    return _write_product(out, step, step)
+
+
+@KERNELS.register(GatedCodes)
+def write_gated_codes(out: CudaKernelWriter, group: GatedCodes) -> CudaKernel:
+    return _write_product(out, group.steps[0], join_coded_gate(group, out.buffers))
+
+
+def _write_product(out: CudaKernelWriter, step: CodedGemm, finished: CodedGemm) -> CudaKernel:
+    """The kernel of a product. `finished` has its epilogue and, where that is of pairs, half its columns."""
     use_headers(out)
     out.library.use("gemm_codes.cuh")
     form, dtype, view = step.form, out.buffers[step.a.buffer].dtype, step.a
-    type_ = index_type(out, step)
+    type_ = index_type(out, finished)
     tiles, chunks, groups = -(-step.n // TILE), form.count_chunks(step.k), step.k // form.group
     warps = _count_warps(tiles, chunks)
     fragments = form.padded // TILE if groups > 1 else 0
     runs = form.chunk // TILE // math.gcd(form.chunk // TILE, fragments)  # of a chunk, with scales of their own
     ahead = min(_AHEAD if runs <= 2 else _AHEAD // 2, -(-chunks // warps))
     out.line("ig_start_next();")
-    out.line(f"const {type_} first = ({type_})blockIdx.x * {TILE};")
-    write_finish(out, step, type_, 1, row="line", column="first + place")
-    out.open("const auto give = [&](int line, int place, float sum)")
-    out.line(f"if (first + place < {step.n}) finish(line, place, &sum, fetch(line, place));")
+    out.line(f"const {type_} first = ({type_})blockIdx.x * {TILE // 2 if step.pairs else TILE};")
+    write_finish(out, finished, type_, 1, row="line", column="first + place")
+    out.open("const auto give = [&](int line, int place, const float *sums)")
+    out.line(f"if (first + place < {finished.n}) finish(line, place, sums, fetch(line, place));")
     out.depth -= 1
     out.line("};")
     stored = STORED[dtype]
@@ -52,7 +64,8 @@ def write_coded_gemm(out: CudaKernelWriter, step: CodedGemm) -> CudaKernel:
     out.line(f"const ig_code_rows<{shape}> x = {{{start}, {places}, {step.m}, {step.k}, widen}};")
     numbers = [form.bits, form.unit, fragments, step.m, PIECES[dtype], warps, ahead]
     given = [_point(out, one, f"blockIdx.x * {groups * TILE}") for one in (step.scales, step.zeros)]
-    flags = ", ".join("true" if isinstance(one, str) else "false" for one in (step.scales, step.zeros))
+    has = (isinstance(step.scales, str), isinstance(step.zeros, str), step.pairs)
+    flags = ", ".join("true" if one else "false" for one in has)
     constants = ", ".join(_number(one) for one in (step.scales, step.zeros))
     codes = f"{out.pointer(step.codes)} + (int64_t)blockIdx.x * {chunks * 128}"
     out.line(

@@ -63,7 +63,7 @@ class CodeForm:
 @dataclass(frozen=True, slots=True)
 class CodeFragments(WeightLayout):
     """A matrix of integers, each less `base`, in fragments. Line i's term t is element offset + i · line_step + t ·
-    term_step of the tensor."""
+    term_step of the tensor. With `pairs`, runs of 8 lines of the first half and of the second one lie in turn."""
 
     form: CodeForm
     offset: int
@@ -72,6 +72,7 @@ class CodeFragments(WeightLayout):
     line_step: int
     term_step: int
     base: int
+    pairs: bool = False
 
     def stored_shape(self) -> tuple[int, ...]:
         return self.form.codes_shape(self.n, self.k)
@@ -82,6 +83,7 @@ class CodeFragments(WeightLayout):
         tiles, chunks, *_ = self.stored_shape()
         groups, unit = self.k // form.group, form.unit
         codes = _read_codes(flat, (self.n, self.k), (self.line_step, self.term_step), self.offset, self.base)
+        codes = _pair_lines(codes) if self.pairs else codes
         padded = torch.zeros(tiles * TILE, chunks * form.chunk, dtype=torch.uint8)
         within = padded[: self.n, : groups * form.padded].view(self.n, groups, form.padded)
         within[..., : form.group] = codes.view(self.n, groups, form.group)
@@ -106,6 +108,7 @@ class FragmentScales(WeightLayout):
     line_step: int
     group_step: int
     minus: int = 0
+    pairs: bool = False
 
     def stored_shape(self) -> tuple[int, ...]:
         return -(-self.n // TILE), self.groups, 8, 2
@@ -114,7 +117,7 @@ class FragmentScales(WeightLayout):
         tiles, groups, *_ = self.stored_shape()
         given = torch.as_strided(flat, (self.n, groups), (self.line_step, self.group_step), self.offset)
         padded = torch.zeros(tiles * TILE, groups, dtype=torch.float32)
-        padded[: self.n] = given.float() - self.minus
+        padded[: self.n] = (_pair_lines(given) if self.pairs else given).float() - self.minus
         return padded.view(tiles, 2, 8, groups).permute(0, 3, 2, 1).contiguous()
 
 
@@ -138,6 +141,12 @@ class CodeRows(WeightLayout):
         strides = (self.line_step, self.term_step)
         padded[:, : self.k] = _read_codes(flat, (self.n, self.k), strides, self.offset, self.base)
         return _join_codes(padded.view(lines, words, ROW_CODES), 4)
+
+
+def _pair_lines(matrix: torch.Tensor) -> torch.Tensor:
+    """Runs of 8 lines of the first half and of the second one, in turn."""
+    n, k = matrix.shape
+    return matrix.reshape(2, n // TILE, 8, k).transpose(0, 1).reshape(n, k)
 
 
 def _read_codes(

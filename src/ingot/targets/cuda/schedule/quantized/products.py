@@ -17,9 +17,9 @@ from ingot.lowering.index_expr import Size
 from ingot.lowering.loop_ir import Map, MatrixView, SourceLocation, WithEpilogue
 from ingot.lowering.verification.access_rules import Facts
 from ingot.targets.base import StepRunner
-from ingot.targets.cuda.schedule.quantized.layouts import CodeForm, read_fragments, read_scales
+from ingot.targets.cuda.schedule.quantized.layouts import TILE, CodeForm, read_fragments, read_scales
 
-_NOWHERE = SourceLocation()
+NOWHERE = SourceLocation()
 # Parts that are exact in bfloat16 and add up to a number of a dtype.
 PIECES = {"bfloat16": 1, "float16": 2, "float32": 3}
 # Rows of the product's left side at most, each counted as often as it has pieces.
@@ -29,7 +29,8 @@ MOST_COLUMNS = 32
 @dataclass(frozen=True, slots=True)
 class CodedGemm(WithEpilogue):
     """A product of `m` rows with `n` lines of `k` integers that lie as `form` says. `scales` and `zeros` are buffers or
-    one number for all; zeros are integers, less what the codes are less."""
+    one number for all; zeros are integers, less what the codes are less. With `pairs`, in members of GatedCodes, runs
+    of 8 lines of the first half of all and of the second one lie in turn."""
 
     m: int
     n: int
@@ -41,7 +42,8 @@ class CodedGemm(WithEpilogue):
     form: CodeForm
     dtype: str
     epilogue: Map
-    origin: SourceLocation = _NOWHERE
+    origin: SourceLocation = NOWHERE
+    pairs: bool = False
 
     def sums_shape(self) -> tuple[Size, Size]:
         return self.m, self.n
@@ -63,6 +65,8 @@ def find_coded_fault(step: CodedGemm, facts: Facts) -> str | None:
     form, dtype = step.form, facts.buffers[step.a.buffer].dtype
     if form.bits not in (4, 8) or form.group < 1 or step.n < 1 or step.k < 1 or step.k % form.group:
         return f"{step.k} terms are not groups of {form.group} integers of 4 or 8 bits"
+    if step.pairs and step.n % TILE:
+        return f"halves of {step.n} lines are not whole runs of 8"
     if dtype not in PIECES or step.dtype != "float32":
         return f"rows of {dtype} are not multiplied with integers into sums of {step.dtype}"
     if not 0 < count_columns(dtype, step.m) <= MOST_COLUMNS:
@@ -95,5 +99,8 @@ def run_coded_gemm(run: StepRunner, step: CodedGemm) -> None:
     )
     (left,) = run.matrices(step.a, (), step.m, k)
     with np.errstate(all="ignore"):
-        sums = left.astype(np.float64) @ ((codes - zeros) * scales).T
+        weight = (codes - zeros) * scales
+        if step.pairs:
+            weight = weight.reshape(n // TILE, 2, 8, k).swapaxes(0, 1).reshape(n, k)
+        sums = left.astype(np.float64) @ weight.T
     run.run_epilogue(step.epilogue, sums.astype(wide(step.dtype))[None])
