@@ -1,11 +1,10 @@
 """Models in bfloat16 on a GPU: Ingot beside torch.compile.
 
     python benchmarks/cuda.py [--only NAME …] [--without torch.compile] [--json results/cuda.json]
-    python benchmarks/cuda.py --quantized [--json results/cuda_quantized.json]
 
 Of each: one call with a synchronization behind it, the time between calls that follow one another, the time that the
 host takes to queue one of these, compile time with empty caches, and the error against float64 beside eager's. Peers
-take turns; medians. With `--quantized`: one token of Llama with weights of 8 and 4 bits, beside bfloat16.
+take turns; medians.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ from torch import nn
 
 import ingot
 from benchmarks import report
-from benchmarks.cuda_models import QUANTIZED_ROWS, ROWS, QuantizedRow, Row
+from benchmarks.cuda_models import ROWS, Row
 
 # What this GPU does at most, measured by copies and by large products: bytes and operations a second.
 BANDWIDTH, RATE = 4.3e12, 790e12
@@ -42,22 +41,19 @@ def main() -> None:
     parser.add_argument("--without", nargs="*", default=[], help="peers to leave out: torch.compile, or its modes")
     parser.add_argument("--repeat", type=int, default=50)
     parser.add_argument("--json", type=Path)
-    parser.add_argument("--quantized", action="store_true", help="rows with weights of 8 and 4 bits, and no others")
     given = parser.parse_args()
     warnings.simplefilter("ignore")
-    known = QUANTIZED_ROWS if given.quantized else ROWS
-    rows = [row for row in known if not given.only or any(part in row.name for part in given.only)]
+    rows = [row for row in ROWS if not given.only or any(part in row.name for part in given.only)]
     results = {}
     for row in rows:
         try:
-            results[row.name] = (measure_quantized if given.quantized else measure)(row, given.without, given.repeat)
+            results[row.name] = measure(row, given.without, given.repeat)
         except Exception as failure:  # the other rows are still worth having
             results[row.name] = {"failed": f"{type(failure).__name__}: {failure}"[:2000]}
         print(json.dumps({row.name: results[row.name]}, indent=1), flush=True)
         if given.json:
             properties = torch.cuda.get_device_properties(0)
-            name = "cuda_quantized" if given.quantized else "cuda"
-            report.write(name, {"device": properties.name, "rows": results}, given.json)
+            report.write("cuda", {"device": properties.name, "rows": results}, given.json)
 
 
 def measure(row: Row, without: list[str], repeat: int) -> dict[str, Any]:
@@ -89,31 +85,6 @@ def measure(row: Row, without: list[str], repeat: int) -> dict[str, Any]:
         floor = max(weights / BANDWIDTH, row.flops / RATE)
         found["floor, ms"], found["share of roofline"] = floor * 1e3, floor * 1e3 / found["Ingot"]["back-to-back, ms"]
         del folder
-    return found
-
-
-def measure_quantized(row: QuantizedRow, without: list[str], repeat: int) -> dict[str, Any]:
-    """A model with integers for weights, beside the same one in bfloat16, and what torch computes of the integers."""
-    torch.manual_seed(0)
-    model = row.build().eval().to("cuda", torch.bfloat16)
-    args = tuple(arg.to("cuda") for arg in row.inputs())
-    found: dict[str, Any] = {}
-    with torch.no_grad():
-        plain = ingot.compile(model, args, target="cuda", cache=False)
-        program = ingot.quantize.convert(ingot.quantize.prepare(ingot.capture(model, args), row.recipe()))
-        began = time.perf_counter()
-        compiled = ingot.compile(program, target="cuda", cache=False)
-        found["compile"] = {"Ingot": time.perf_counter() - began}
-        found["launches"], found["weight bytes"] = compiled.launches, compiled.weight_bytes
-        calls: dict[str, Callable[..., Any]] = {"Ingot": compiled, "Ingot, bfloat16": plain}
-        if "torch.compile" not in without:
-            calls["reduce-overhead, bfloat16"] = torch.compile(model, mode="reduce-overhead", fullgraph=True)
-        got, exact = compiled(*args).double(), program(*args).double()
-        found["difference from eager"] = float((got - exact).abs().max() / exact.abs().max())
-        for name, times in time_calls(calls, args, repeat).items():
-            found[name] = times
-        floor = compiled.weight_bytes / BANDWIDTH
-        found["floor, ms"], found["share of roofline"] = floor * 1e3, floor * 1e3 / found["Ingot"]["back-to-back, ms"]
     return found
 
 
