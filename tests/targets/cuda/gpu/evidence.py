@@ -48,13 +48,14 @@ def main() -> int:
         print(write_report(given.journal, {one.what: len(one.units()) for one in make_sweeps(given)}))
         return 0
     if given.emulated:
-        from tests.support.cuda_emulation.target import build_driver
-
-        os.environ["INGOT_CUDA_DRIVER"] = str(build_driver())
+        use_emulated_driver()
     begin = time.time()
     folder = given.journal[0]
     sweeps = make_sweeps(given)
-    journals = {one.what: Journal(folder / f"{one.what}.jsonl", _stamp(given)) for one in sweeps}
+    journals = {
+        one.what: Journal(folder / f"{one.what}.jsonl", stamp_of(given.commit, given.build_only, given.emulated))
+        for one in sweeps
+    }
     end = begin + max(1.0, 60 * given.minutes - MARGIN)
     collect(sweeps, journals, given, end)
     return summarize(journals, time.time() - begin)
@@ -78,14 +79,27 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
-def make_sweeps(given: argparse.Namespace) -> list[Sweep]:
-    """What is asked for. Imports torch, and all that a process needs later."""
+def import_torch() -> None:
+    """Makes torch what processes that share a GPU need it to be: of one thread, and without a GPU of its own."""
     import torch
 
     torch.set_num_threads(1)
+    # torch's own tests ask for GPUs when they are imported. A process that has asked the driver cannot fork any more.
+    vars(torch.cuda).update(is_available=lambda: False, device_count=lambda: 0)
     from tests.targets.cuda.gpu.sweeps import use_memory_for_files
 
     use_memory_for_files()
+
+
+def use_emulated_driver() -> None:
+    from tests.support.cuda_emulation.target import build_driver
+
+    os.environ["INGOT_CUDA_DRIVER"] = str(build_driver())
+
+
+def make_sweeps(given: argparse.Namespace) -> list[Sweep]:
+    """What is asked for. Imports torch, and all that a process needs later."""
+    import_torch()
     made: list[Sweep] = []
     if "zoo" in given.what:
         from tests.targets.cuda.gpu.zoo_sweep import ZooSweep
@@ -104,7 +118,9 @@ def make_sweeps(given: argparse.Namespace) -> list[Sweep]:
 
 def collect(sweeps: Sequence[Sweep], journals: dict[str, Journal], given: argparse.Namespace, end: float) -> None:
     """Judges what the journals do not have, until the time is over."""
-    target = _target(given.emulated)
+    target = target_of(given.emulated)
+    if not given.build_only:
+        check_device(target)
     units = {one.what: one.units() for one in sweeps}
     before = -1
     for _ in range(ROUNDS):
@@ -148,6 +164,29 @@ def collect(sweeps: Sequence[Sweep], journals: dict[str, Journal], given: argpar
         run_workers(len(left), given.jobs, work, lost)
 
 
+def check_device(target: CudaTarget) -> None:
+    """Ends this process where a child cannot run a model on the GPU: all that follows would be noted as crashed."""
+
+    def work(take: Take, note: Note) -> None:
+        import torch
+
+        import ingot
+
+        class Doubled(torch.nn.Module):
+            def forward(self, x: torch.Tensor) -> torch.Tensor:
+                return x + x
+
+        x = torch.arange(8.0)
+        compiled = ingot.compile(Doubled(), (x,), target=target, isa="sm_90a", cache=False)
+        assert torch.equal(compiled(x), x + x)
+        take()
+
+    lost: list[str] = []
+    run_workers(1, 1, work, lambda _, how: lost.append(how))
+    if lost:
+        sys.exit(f"a model cannot be run on the GPU: {lost[0]}")
+
+
 def interleave(lists: dict[str, list[str]]) -> list[tuple[str, str]]:
     """All units; a part from the beginning has the same share of each list."""
     placed = [
@@ -178,10 +217,11 @@ def summarize(journals: dict[str, Journal], seconds: float) -> int:
     return int(bad > 0)
 
 
-def _stamp(given: argparse.Namespace) -> dict[str, Any]:
-    made = stamp(given.commit, _gpu())
-    if given.build_only or given.emulated:  # which is no evidence of a GPU
-        made |= {"code": f"{'built' if given.build_only else 'emulated'}-{made['code']}", "gpu": "none"}
+def stamp_of(commit: str, build_only: bool = False, emulated: bool = False) -> dict[str, Any]:
+    """What rows of this run name."""
+    made = stamp(commit, _gpu())
+    if build_only or emulated:  # which is no evidence of a GPU
+        made |= {"code": f"{'built' if build_only else 'emulated'}-{made['code']}", "gpu": "none"}
     return made
 
 
@@ -195,7 +235,7 @@ def _gpu() -> str:
     return done.stdout.strip().splitlines()[0] if done.returncode == 0 and done.stdout.strip() else "unknown"
 
 
-def _target(emulated: bool) -> CudaTarget:
+def target_of(emulated: bool) -> CudaTarget:
     if emulated:
         from tests.support.cuda_emulation.target import EMULATED
 

@@ -4,6 +4,7 @@ their files in a process without torch."""
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import tempfile
 import time
@@ -26,6 +27,8 @@ from tests.targets.cuda.gpu.workers import AGAIN, Note
 PATIENCE, BUILDING = 120, 300
 # Of how many programs one is compiled by `ingot.compile`, as users do, with an image of its own.
 PUBLIC = 10
+# Bytes of memory that must be free for temporary files to lie there.
+LEAST_MEMORY = 8 << 30
 
 # Judges a model, leaves its file and calls where told if it is right: the outcome, and why it is none.
 Judge = Callable[[CompiledModel, Path], tuple[str, str]]
@@ -177,6 +180,6 @@ def _how(one: SweptProgram) -> dict[str, bool]:
 def use_memory_for_files() -> None:
     """Temporary files lie in memory where there is such a folder: thousands of small ones are written, each synced."""
     folder = Path("/dev/shm")
-    if folder.is_dir() and os.access(folder, os.W_OK):
+    if folder.is_dir() and os.access(folder, os.W_OK) and shutil.disk_usage(folder).free > LEAST_MEMORY:
         os.environ["TMPDIR"] = str(folder)
         tempfile.tempdir = str(folder)
