@@ -16,8 +16,8 @@ from typing import Any
 MODES = ("reduce-overhead", "max-autotune")
 # Where kernels that were compiled beforehand lie, in the folder of `prepare`.
 KERNELS = "triton"
-# Cores that may be busy for a machine to count as quiet, and seconds to wait for it.
-BUSY, PATIENCE = 0.5, 20.0
+# Cores that may be busy for a machine to count as quiet, and seconds to wait for it: others may use the machine, too.
+BUSY, PATIENCE = 0.5, 6.0
 
 
 @contextlib.contextmanager
@@ -25,7 +25,8 @@ def empty_caches(folder: Path, kernels: Path | None = None) -> Iterator[None]:
     """Inductor with caches of its own in `folder`, where they stay; `kernels` takes the place of Triton's."""
     from torch._inductor import utils
 
-    with utils.fresh_cache(dir=str(folder), delete=False):
+    fresh_cache = getattr(utils, "fresh_cache", None) or utils.fresh_inductor_cache  # its name before torch 2.8
+    with fresh_cache(dir=str(folder), delete=False):
         if kernels is not None:
             os.environ["TRITON_CACHE_DIR"] = str(kernels)  # which leaving the context takes back
         yield
@@ -33,9 +34,9 @@ def empty_caches(folder: Path, kernels: Path | None = None) -> Iterator[None]:
 
 def start_workers() -> None:
     """Starts the processes that compile kernels, as a second compilation finds them."""
-    pool = _workers().AsyncCompile
-    pool.warm_pool()
-    if hasattr(pool, "wait_pool_ready"):
+    with contextlib.suppress(Exception):  # then the first compilation starts them
+        pool = _workers().AsyncCompile
+        pool.warm_pool()
         pool.wait_pool_ready()
 
 
@@ -54,11 +55,11 @@ def _workers() -> Any:
 
 
 def settle(patience: float = PATIENCE, step: float = 0.5) -> float:
-    """Waits until this machine's cores are idle. Returns how many were busy at last."""
+    """Waits until this machine's cores are idle, or no fewer are busy than a moment ago. Returns how many are."""
     end = time.monotonic() + patience
-    busy = _busy_cores(step)
-    while busy > BUSY and time.monotonic() < end:
-        busy = _busy_cores(step)
+    before, busy = float("inf"), _busy_cores(step)
+    while busy > BUSY and busy < before - BUSY and time.monotonic() < end:
+        before, busy = busy, _busy_cores(step)
     return busy
 
 
@@ -87,16 +88,16 @@ def prepare(script: Path, names: Sequence[str], folder: Path, minutes: float) ->
     environment = {
         **os.environ,
         "TRITON_CACHE_DIR": str(folder / KERNELS),
-        "TORCHINDUCTOR_COMPILE_THREADS": str(max(2, 2 * cores // max(1, len(names)))),
+        "TORCHINDUCTOR_COMPILE_THREADS": str(max(2, cores // 2)),
         "OMP_NUM_THREADS": "1",
     }
     end = time.monotonic() + 60 * minutes
     running = {}
     for number, name in enumerate(names):
         own = environment | {"TORCHINDUCTOR_CACHE_DIR": str(folder / f"inductor-{number}")}
-        log = (folder / f"{number}.log").open("w")
         command = [sys.executable, str(script), "--fill", str(folder), "--only", name]
-        running[name] = number, subprocess.Popen(command, env=own, stdout=log, stderr=subprocess.STDOUT)
+        with (folder / f"{number}.log").open("w") as log:
+            running[name] = number, subprocess.Popen(command, env=own, stdout=log, stderr=subprocess.STDOUT)
     outcomes = {}
     for name, (number, process) in running.items():
         began = time.monotonic()

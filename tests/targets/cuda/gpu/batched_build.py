@@ -28,6 +28,7 @@ from ingot.targets.cuda.build import nvrtc
 from ingot.targets.cuda.codegen.device_library import DeviceLibrary
 from ingot.targets.cuda.codegen.module_emitter import CudaModuleEmitter, CudaSource
 from ingot.targets.cuda.target import CudaTarget, baseline
+from tests.targets.cuda.gpu.stages import Stages
 
 ARCHITECTURE = "sm_90a"
 _LOOKUP = '"k%d"'
@@ -58,18 +59,22 @@ def lower(
     return LoweredProgram(made, module, source, emitter.library, tuple(emitter.texts))
 
 
-def build(lowered: Sequence[LoweredProgram], target: CudaTarget) -> list[CompiledModel | Exception]:
+def build(
+    lowered: Sequence[LoweredProgram], target: CudaTarget, spent: Stages | None = None
+) -> list[CompiledModel | Exception]:
     """A model of each program. Halves tell which one's text NVRTC does not take."""
     if not lowered:
         return []
+    spent = spent or Stages()
     try:
         texts, prefixes = join_kernels(lowered)
-        image = compile_device(texts, target)
+        with spent("NVRTC"):
+            image = compile_device(texts, target)
     except Exception as error:
         if len(lowered) == 1:
             return [error]
         middle = len(lowered) // 2
-        return [*build(lowered[:middle], target), *build(lowered[middle:], target)]
+        return [*build(lowered[:middle], target, spent), *build(lowered[middle:], target, spent)]
     libraries: dict[str, bytes] = {}  # of each host text: programs that differ in their numbers alone share it
     made: list[CompiledModel | Exception] = []
     with tempfile.TemporaryDirectory(prefix="ingot-hosts-") as folder:

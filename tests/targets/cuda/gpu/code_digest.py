@@ -34,7 +34,7 @@ def digest_code(root: Path = ROOT) -> str:
     files = [
         path for name in COVERED for path in ((root / name).rglob("*") if (root / name).is_dir() else [root / name])
     ]
-    files = [path for path in files if path.suffix in SUFFIXES and not path.name.startswith("test_")]
+    files = [path for path in files if path.is_file() and path.suffix in SUFFIXES and not path.name.startswith("test_")]
     for path in sorted(path for path in files if not any(map(path.is_relative_to, apart))):
         digest.update(str(path.relative_to(root)).encode() + b"\0" + path.read_bytes() + b"\0")
     return digest.hexdigest()[:16]

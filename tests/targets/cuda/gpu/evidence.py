@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tests.targets.cuda.gpu.journals import Journal, read_rows, stamp
+from tests.targets.cuda.gpu.stages import Stages, add_up
 from tests.targets.cuda.gpu.workers import Note, Take, run_workers
 
 if TYPE_CHECKING:
@@ -35,7 +36,9 @@ WHAT = ("zoo", "samples", "programs")
 # How often the units that a dying process has left are given out again, and how often a program may end a process.
 ROUNDS, CRASHES = 3, 2
 # Seconds before the time is over in which what was begun is judged.
-MARGIN = 25.0
+MARGIN = 40.0
+# Where processes say what they spent their time on.
+STAGES = "stages.log"
 
 
 def main() -> int:
@@ -58,6 +61,7 @@ def main() -> int:
     }
     end = begin + max(1.0, 60 * given.minutes - MARGIN)
     collect(sweeps, journals, given, end)
+    print(add_up(folder / STAGES, begin))
     return summarize(journals, time.time() - begin)
 
 
@@ -141,19 +145,24 @@ def collect(sweeps: Sequence[Sweep], journals: dict[str, Journal], given: argpar
         ) -> None:
             from tests.targets.cuda.gpu.sweeps import Place
 
+            spent = Stages()
+
             def place_of(what: str) -> Place:
                 def note_program(name: str) -> None:
                     note(f"{what}\t{name}" if name else "")
 
-                return Place(target, journals[what], note_program, end, given.build_only)
+                return Place(target, journals[what], note_program, end, given.build_only, spent)
 
             places = {one.what: place_of(one.what) for one in sweeps}
             by_name = {one.what: one for one in sweeps}
             while time.time() < end and (number := take()) is not None:
                 what, unit = left[number]
                 by_name[what].run(unit, places[what], known[what])
-            for one in sweeps:
-                one.finish(places[one.what])
+            try:
+                for one in sweeps:
+                    one.finish(places[one.what])
+            finally:
+                spent.write(given.journal[0] / STAGES)
 
         def lost(noted: str, how: str) -> None:
             what, _, name = noted.partition("\t")

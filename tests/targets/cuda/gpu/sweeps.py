@@ -11,7 +11,7 @@ import time
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
@@ -21,6 +21,7 @@ from ingot.targets.cuda.target import CudaTarget
 from tests.targets.cuda.gpu.batched_build import LoweredProgram, build
 from tests.targets.cuda.gpu.journals import DONE, Journal
 from tests.targets.cuda.gpu.saved_calls import repeat_without_torch
+from tests.targets.cuda.gpu.stages import Stages
 from tests.targets.cuda.gpu.workers import AGAIN, Note
 
 # Seconds that one program may take to be compiled or judged, and a batch of them to be built.
@@ -57,6 +58,7 @@ class Place:
     note: Note
     end: float = float("inf")
     build_only: bool = False
+    spent: Stages = field(default_factory=Stages)
 
     @property
     def is_late(self) -> bool:
@@ -95,7 +97,8 @@ class BatchedSweep(Sweep):
         """The programs of a unit, as far as they can be lowered; others have their rows already."""
 
     def run(self, unit: str, place: Place, known: set[str]) -> None:
-        self._waiting += self.prepare(unit, place, known)
+        with place.spent("prepare"):
+            self._waiting += self.prepare(unit, place, known)
         self._units.append(unit)
         if len(self._waiting) >= self.batch or place.is_late:
             self.finish(place)
@@ -113,10 +116,9 @@ def judge_all(waiting: Sequence[SweptProgram], place: Place) -> None:
         return
     place.note("")
     signal.alarm(BUILDING)
-    joined = [one for one in waiting if one.lowered is not None]
-    built = dict(
-        zip((one.name for one in joined), build([c.lowered for c in joined if c.lowered], place.target), strict=True)
-    )
+    joined = {one.name: one.lowered for one in waiting if one.lowered is not None}
+    with place.spent("build"):
+        built = dict(zip(joined, build(list(joined.values()), place.target, place.spent), strict=True))
     signal.alarm(0)
     with tempfile.TemporaryDirectory(prefix="ingot-gpu-") as folder:
         saved: dict[str, SweptProgram] = {}
@@ -127,7 +129,8 @@ def judge_all(waiting: Sequence[SweptProgram], place: Place) -> None:
                 place.journal.write(one.name, "crashed", f"building: {type(model).__name__}: {model}")
                 continue
             file = Path(folder) / f"{number:04}.ingot"
-            outcome, reason, lost = _judge(one, model, file, place)
+            with place.spent("judge"):
+                outcome, reason, lost = _judge(one, model, file, place)
             if outcome == "right" and file.exists():
                 saved[file.stem] = one
             else:
@@ -164,7 +167,8 @@ def _judge(one: SweptProgram, model: CompiledModel, file: Path, place: Place) ->
 def _run_files(saved: dict[str, SweptProgram], folder: Path, place: Place) -> None:
     if not saved:
         return
-    differs = repeat_without_torch(folder)
+    with place.spent("without torch"):
+        differs = repeat_without_torch(folder)
     for stem, one in saved.items():
         problem = differs.get(stem) or differs.get("")
         if problem:

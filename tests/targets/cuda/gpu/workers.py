@@ -15,6 +15,7 @@ import signal
 import struct
 import sys
 import traceback
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -75,7 +76,9 @@ def _fork(work: Callable[[Take, Note], None], take: Take) -> Worker:
 
     sys.stdout.flush()
     sys.stderr.flush()
-    pid = os.fork()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # of threads, of which this process has none that matter
+        pid = os.fork()
     if pid:
         return Worker(pid, noted)
     code = 1

@@ -18,6 +18,7 @@ from tests.support.oracle import Verdict, judge, quick_compiler, verdict_on, wit
 from tests.targets.cuda.gpu.batched_build import ARCHITECTURE
 from tests.targets.cuda.gpu.journals import DONE
 from tests.targets.cuda.gpu.sweeps import Place, Sweep
+from tests.targets.cuda.gpu.workers import AGAIN
 
 # Seconds for one model, and models whose files one process without torch runs.
 PATIENCE, BATCH = 240, 4
@@ -38,13 +39,14 @@ class ZooSweep(Sweep):
         return [name for first in range(_STRIDE) for name in names[first::_STRIDE]]
 
     def run(self, unit: str, place: Place, known: set[str]) -> None:
-        if unit in known:
+        if unit in known:  # it has ended its process twice
+            place.journal.write(unit, DONE)
             return
         if self._folder is None:
             self._folder = tempfile.TemporaryDirectory(prefix="ingot-zoo-")
         place.note(unit)
         signal.alarm(PATIENCE)
-        with warnings.catch_warnings(), quick_compiler("-O0"), _optimize_nothing():
+        with warnings.catch_warnings(), quick_compiler("-O0"), _optimize_nothing(), place.spent("zoo"):
             warnings.simplefilter("ignore")
             check = functools.partial(
                 judge,
@@ -56,10 +58,15 @@ class ZooSweep(Sweep):
             verdict = verdict_on(unit, check)
         signal.alarm(0)
         place.note("")
+        if verdict.outcome == "failed":  # the GPU's context may be lost, and all that follows
+            place.journal.write(unit, "crashed", verdict.detail)
+            self.finish(place)
+            raise SystemExit(AGAIN)
         if verdict.outcome == "right" and not place.build_only:
             self._waiting.append(verdict)
         else:
-            place.journal.write(unit, _outcome(verdict), verdict.detail)
+            built = place.build_only and verdict.outcome == "right"
+            place.journal.write(unit, "built" if built else verdict.outcome, verdict.detail)
             place.journal.write(unit, DONE)
         if len(self._waiting) >= BATCH or place.is_late:
             self.finish(place)
@@ -68,7 +75,7 @@ class ZooSweep(Sweep):
         waiting, folder, self._waiting, self._folder = self._waiting, self._folder, [], None
         if folder is None:
             return
-        with folder:
+        with folder, place.spent("zoo without torch"):
             wrong = without_torch(Path(folder.name)) if waiting else []
         stems = {f"{one.kind}-{one.name}": one for one in waiting}
         strange = [line for line in wrong if not any(line.startswith(stem) for stem in stems)]
@@ -80,10 +87,6 @@ class ZooSweep(Sweep):
             else:
                 place.journal.write(name, "right", "", from_file=bool(one.sizes), ratio=one.ratio, sizes=one.sizes)
             place.journal.write(name, DONE)
-
-
-def _outcome(verdict: Verdict) -> str:
-    return {"failed": "crashed"}.get(verdict.outcome, verdict.outcome)
 
 
 @contextlib.contextmanager
