@@ -23,7 +23,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tests.targets.cuda.gpu.journals import Journal, read_rows, stamp
+from tests.targets.cuda.gpu.journals import Journal, fault_of, read_rows, stamp
 from tests.targets.cuda.gpu.stages import Stages, add_up
 from tests.targets.cuda.gpu.workers import Note, Take, run_workers
 
@@ -126,13 +126,14 @@ def collect(sweeps: Sequence[Sweep], journals: dict[str, Journal], given: argpar
     if not given.build_only:
         check_device(target)
     units = {one.what: one.units() for one in sweeps}
-    before = -1
+    before: tuple[int, ...] = ()
     for _ in range(ROUNDS):
         known = {what: known_programs(journal) for what, journal in journals.items()}
         left = interleave({w: [u for u in units[w] if u not in journals[w].done()] for w in units})
-        if not left or time.time() > end or len(left) == before:
+        now = (len(left), *(len(journal.rows()) + len(journal.crashes()) for journal in journals.values()))
+        if not left or time.time() > end or now == before:
             return
-        before = len(left)
+        before = now
         print(f"{len(left)} units of {sum(map(len, units.values()))} are left", flush=True)
         gc.collect()
         gc.freeze()
@@ -216,9 +217,9 @@ def summarize(journals: dict[str, Journal], seconds: float) -> int:
     for what, journal in journals.items():
         rows = read_rows([journal.path], journal.stamp["code"])
         for row in rows.values():
-            if row["outcome"] in ("wrong", "crashed"):
+            if fault := fault_of(row):
                 bad += 1
-                print(f"{what} {row['name']}: {row['outcome']}: {row['reason'][:700]}\n")
+                print(f"{what} {row['name']}: {fault[:700]}\n")
         count = Counter(row["outcome"] for row in rows.values())
         files = sum(bool(row.get("from_file")) for row in rows.values())
         print(f"{what}: {dict(count)}, {files} also from their file; {len(journal.done())} units done")

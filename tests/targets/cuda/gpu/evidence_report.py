@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from benchmarks.support import marked_text
-from tests.targets.cuda.gpu.journals import OUTCOMES, Row, codes_of, read_rows
+from tests.targets.cuda.gpu.journals import OUTCOMES, Row, codes_of, fault_of, read_rows
 
 ROOT = Path(__file__).resolve().parents[4]
 REPORT = ROOT / "docs" / "reports" / "cuda.md"
@@ -87,7 +87,7 @@ def _line(title: str, code: str, rows: Sequence[Row]) -> str:
 def _faults(what: str, code: str, rows: Mapping[str, Row]) -> list[str]:
     lines = []
     for name, row in sorted(rows.items()):
-        if row["outcome"] in ("wrong", "crashed"):
-            first = " ".join(str(row["reason"]).split("\n", 1)[0].split())[:200]
-            lines.append(f"- {what} `{name}`, code `{code}`: {row['outcome']}: {first}")
+        if fault := fault_of(row):
+            first = " ".join(fault.split("\n", 1)[0].split())[:220]
+            lines.append(f"- {what} `{name}`, code `{code}`: {first}")
     return lines

@@ -64,12 +64,26 @@ class Journal:
 
 
 def read_rows(paths: Iterable[Path], code: str) -> dict[str, Row]:
-    """The last row of each program that this code made, by name."""
+    """The last row of each program that this code made, by name. One that crashed before has the reason under "before":
+    a fault that does not come again is a fault."""
     rows: dict[str, Row] = {}
     for row in _lines(paths):
-        if row["code"] == code and row["outcome"] != DONE:
-            rows[row["name"]] = row
+        if row["code"] != code or row["outcome"] == DONE:
+            continue
+        known = rows.get(row["name"])
+        if known is not None and known["outcome"] == "crashed" and row["outcome"] != "crashed":
+            row["before"] = known["reason"] or "it ended its process"
+        elif known is not None and "before" in known:
+            row["before"] = known["before"]
+        rows[row["name"]] = row
     return rows
+
+
+def fault_of(row: Row) -> str:
+    """What is wrong with a program, or was: nothing where it never was."""
+    if row["outcome"] in ("wrong", "crashed"):
+        return f"{row['outcome']}: {row['reason']}"
+    return f"{row['outcome']}, but it crashed before: {row['before']}" if "before" in row else ""
 
 
 def codes_of(paths: Iterable[Path]) -> list[str]:

@@ -18,7 +18,7 @@ from tests.support.cuda_emulation.target import EMULATED, build_driver
 from tests.targets.cuda.gpu import batched_build, evidence, sanitize
 from tests.targets.cuda.gpu.code_digest import digest_code
 from tests.targets.cuda.gpu.evidence_report import BEGIN, END, table, write_report
-from tests.targets.cuda.gpu.journals import DONE, Journal, codes_of, read_rows, stamp
+from tests.targets.cuda.gpu.journals import DONE, Journal, codes_of, fault_of, read_rows, stamp
 from tests.targets.cuda.gpu.stages import Stages, add_up
 from tests.targets.cuda.gpu.workers import AGAIN, Note, Take, run_workers
 
@@ -40,6 +40,17 @@ def test_the_last_row_of_the_same_code_counts(tmp_path: Path) -> None:
     assert new.rows()["a"]["from_file"] and new.done() == {"unit"} and old.done() == set()
     assert codes_of([path]) == ["new", "old"]
     assert read_rows([tmp_path / "none.jsonl"], "new") == {}
+
+
+def test_a_fault_that_does_not_come_again_is_told(tmp_path: Path) -> None:
+    journal = journal_at(tmp_path / "programs.jsonl")
+    journal.write("a", "crashed", "an illegal address\nmore")
+    journal.write("a", "right", from_file=True)
+    journal.write("a", "right", from_file=True)
+    journal.write("b", "right")
+    assert fault_of(journal.rows()["a"]) == "right, but it crashed before: an illegal address\nmore"
+    assert fault_of(journal.rows()["b"]) == ""
+    assert "- programs `a`, code `one`: right, but it crashed before: an illegal address" in table([tmp_path], {})
 
 
 def test_a_program_that_ends_its_process_is_tried_twice(tmp_path: Path) -> None:
