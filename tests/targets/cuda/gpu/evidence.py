@@ -123,6 +123,7 @@ def make_sweeps(given: argparse.Namespace) -> list[Sweep]:
 def collect(sweeps: Sequence[Sweep], journals: dict[str, Journal], given: argparse.Namespace, end: float) -> None:
     """Judges what the journals do not have, until the time is over."""
     target = target_of(given.emulated)
+    import_early(target, given.what)
     if not given.build_only:
         check_device(target)
     units = {one.what: one.units() for one in sweeps}
@@ -172,6 +173,19 @@ def collect(sweeps: Sequence[Sweep], journals: dict[str, Journal], given: argpar
             print(f"lost {noted or 'a process'}: {how}", flush=True)
 
         run_workers(len(left), given.jobs, work, lost)
+
+
+def import_early(target: CudaTarget, what: Sequence[str]) -> None:
+    """Whatever is imported by the first capture, and with the first model of the zoo: here once, not in every child."""
+    import torch
+
+    import ingot
+    from tests.targets.cuda.gpu.batched_build import lower
+
+    with torch.no_grad():
+        lower(ingot.capture(torch.nn.Linear(4, 4).eval(), (torch.zeros(2, 4),)), target)
+    if "zoo" in what:
+        import transformers.modeling_utils  # noqa: F401
 
 
 def check_device(target: CudaTarget) -> None:
