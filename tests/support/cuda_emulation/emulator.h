@@ -242,6 +242,11 @@ template <class... A> static const size_t *ig_sizes_of(void (*)(A...)) { return 
 #define IG_KERNEL_ENTRY(kernel) IG_ENTRY(kernel, 1)
 /* The same for a kernel whose blocks are clusters of so many. */
 #define IG_CLUSTER_ENTRY(kernel, blocks) IG_ENTRY(kernel, blocks)
+/* The same for a kernel whose blocks wait for each other: they run together, as one cluster would. Variables that it
+ * declares as shared have the same value in all blocks. */
+#define IG_GRID_ENTRY(kernel) \
+    extern "C" __attribute__((visibility("default"))) void kernel##__together() {} \
+    IG_ENTRY(kernel, grid[0])
 #define IG_ENTRY(kernel, blocks) \
     extern "C" __attribute__((visibility("default"))) const size_t *kernel##__sizes() { return ig_sizes_of(kernel); } \
     extern "C" __attribute__((visibility("default"))) void kernel##__entry( \

@@ -1,15 +1,19 @@
 /* Products in which one side, x, has a few rows, and the other, the lines, are weights, which go through shared memory.
  *
  * A block has neighbouring lines, 8 of them at a time; where lines are in pairs, 4, and 4 that lie HALF lines further, in
- * each group of 2 · HALF lines (HALF is 0 where they are not, and all numbers of lines are of the first ones). One warp, the last, asks for TERMS terms of all 8, a copy for each line, into one of SLOTS slots of a ring; 8 others multiply what has
- * come by all rows of x, which lie in shared memory, and give the slot back. Weights are written by no kernel: the first
- * slots are asked for before the kernel before this one has ended. On GPUs without such copies, warps read the lines.
+ * each group of 2 · HALF lines (HALF is 0 where they are not, and all numbers of lines are of the first ones). One warp,
+ * the last, asks for TERMS terms of all 8, a copy for each line, into one of SLOTS slots of a ring; 8 others multiply what
+ * has come by all rows of x, which lie in shared memory, and give the slot back. Weights are written by no kernel: the
+ * first slots are asked for before the kernel before this one has ended. On GPUs without such copies, warps read the lines.
+ *
+ * Several products may share a ring, one after another: the first slots of a product are asked for while the one before it
+ * ends. A product has a number of blocks; where the grid has fewer, a block takes several of them in turn.
  *
  * Sums are those of tensor cores, x being the left operand, of 16 rows of which ROWS are there. Lane 4 g + t has 8
  * neighbouring terms of line g and of row g, from 8 t on, and takes them for those of two products: what matters is that
  * both sides' terms are in the same order.
  *
- * Shared memory: the slots, their barriers, the rows of x, and the sums of each warp.
+ * Shared memory: the slots and their barriers (the ring's BYTES), the rows of x, and the sums of each warp.
  */
 enum { IG_STREAM_LINES = 8, IG_STREAM_WARPS = 8, IG_STREAM_THREADS = 32 * (IG_STREAM_WARPS + 1) };
 
@@ -23,34 +27,24 @@ template <int HALF> static inline int ig_find_line(int pair)
     return pair / EACH * 2 * EACH + pair % EACH;
 }
 
-template <int ROWS, int SLOTS, int TERMS, int HALF> struct ig_line_stream {
-    static constexpr int PITCH = ig_stream_pitch<TERMS>(), SLOT = IG_STREAM_LINES * PITCH;
-    static constexpr bool PAIRS = HALF > 0;
-    static constexpr int EACH = PAIRS ? IG_STREAM_LINES / 2 : IG_STREAM_LINES;
-
-    const uint16_t *lines;
-    int64_t step; /* elements from line to line */
-    int first, count, terms;
-    int group, term; /* what is asked for next */
-    int at;          /* the slot that is filled, or used, next, and the parity of its phase */
+/* The slots. Each thread knows which one is filled, or used, next, and the parity of its phase. */
+template <int SLOTS, int TERMS> struct ig_stream_ring {
+    static constexpr int PITCH = ig_stream_pitch<TERMS>(), SLOT = IG_STREAM_LINES * PITCH, COUNT = SLOTS, LENGTH = TERMS;
+#ifdef IG_HOPPER
+    static constexpr int BYTES = (SLOTS * (SLOT + 16) + 127) / 128 * 128;
+#else
+    static constexpr int BYTES = 0;
+#endif
+    int at;
     unsigned phase;
 
-    inline ig_line_stream(const uint16_t *all, int64_t line_step, int begin, int line_count, int term_count)
-        : lines(all), step(line_step), first(begin), count(line_count), terms(term_count), group(0), term(0), at(0), phase(0)
-    {
-    }
-    /* Line number `line` of the group that begins at `from`; whether it is there. */
-    inline const uint16_t *find(int from, int line) const
-    {
-        const int number = first + from + line % EACH;
-        return lines + (PAIRS ? ig_find_line<HALF>(number) + line / EACH * HALF : number) * step;
-    }
-    inline bool has(int from, int line) const { return line < IG_STREAM_LINES && from + line % EACH < count; }
+    inline ig_stream_ring() : at(0), phase(0) {}
     inline void advance()
     {
         if (++at == SLOTS) at = 0, phase ^= 1;
     }
 #ifdef IG_HOPPER
+    inline char *slot() const { return ig_shared() + at * SLOT; }
     inline ig_place full() const { return ig_place_of(ig_shared() + SLOTS * SLOT + 8 * at); }
     inline ig_place empty() const { return ig_place_of(ig_shared() + SLOTS * SLOT + 8 * (SLOTS + at)); }
 #endif
@@ -68,6 +62,38 @@ template <int ROWS, int SLOTS, int TERMS, int HALF> struct ig_line_stream {
         __syncthreads();
 #endif
     }
+};
+
+template <int ROWS, int HALF, class Ring> struct ig_line_stream {
+    static constexpr int TERMS = Ring::LENGTH;
+    static constexpr bool PAIRS = HALF > 0;
+    static constexpr int EACH = PAIRS ? IG_STREAM_LINES / 2 : IG_STREAM_LINES;
+
+    Ring &ring;
+    const uint16_t *lines;
+    int64_t step; /* elements from line to line */
+    int terms;
+    int first, count; /* the block's lines */
+    int group, term;  /* what is asked for next */
+
+    inline ig_line_stream(Ring &slots, const uint16_t *all, int64_t line_step, int term_count)
+        : ring(slots), lines(all), step(line_step), terms(term_count), first(0), count(0), group(0), term(0)
+    {
+    }
+    /* The lines of one of so many blocks that share `all`; behind the last block there are none. */
+    inline void take(int block, int blocks, int all)
+    {
+        first = (int)((int64_t)ig_min(block, blocks) * all / blocks);
+        count = (int)((int64_t)ig_min(block + 1, blocks) * all / blocks - first);
+        group = term = 0;
+    }
+    /* Line number `line` of the group that begins at `from`; whether it is there. */
+    inline const uint16_t *find(int from, int line) const
+    {
+        const int number = first + from + line % EACH;
+        return lines + (PAIRS ? ig_find_line<HALF>(number) + line / EACH * HALF : number) * step;
+    }
+    inline bool has(int from, int line) const { return line < IG_STREAM_LINES && from + line % EACH < count; }
     /* Asks for what comes next, `most` slots of it. By the last warp. */
     inline void ask(int most)
     {
@@ -75,14 +101,12 @@ template <int ROWS, int SLOTS, int TERMS, int HALF> struct ig_line_stream {
         const int lane = ig_lane();
         for (int s = 0; s < most && group < count; ++s) {
             const int length = (int)ig_min(TERMS, terms - term), there = (int)ig_min(EACH, count - group) * (PAIRS ? 2 : 1);
-            ig_wait_at_barrier(empty(), phase ^ 1);
-            if (lane == 0) ig_arrive_expecting(full(), (unsigned)(length * there * 2));
+            ig_wait_at_barrier(ring.empty(), ring.phase ^ 1);
+            if (lane == 0) ig_arrive_expecting(ring.full(), (unsigned)(length * there * 2));
             ig_syncwarp();
-            if (has(group, lane)) {
-                const ig_place to = ig_place_of(ig_shared() + at * SLOT + lane * PITCH);
-                ig_copy_once(to, find(group, lane) + term, (unsigned)length * 2, full());
-            }
-            advance();
+            if (has(group, lane))
+                ig_copy_once(ig_place_of(ring.slot() + lane * Ring::PITCH), find(group, lane) + term, (unsigned)length * 2, ring.full());
+            ring.advance();
             term += TERMS;
             if (term >= terms) term = 0, group += EACH;
         }
@@ -99,8 +123,8 @@ template <int ROWS, int SLOTS, int TERMS, int HALF> struct ig_line_stream {
                 const int length = (int)ig_min(TERMS, terms - begin);
                 const char *const row = x + g * x_pitch + begin * 2 + t * 16;
 #ifdef IG_HOPPER
-                ig_wait_at_barrier(full(), phase);
-                const char *const line = ig_shared() + at * SLOT + g * PITCH + t * 16;
+                ig_wait_at_barrier(ring.full(), ring.phase);
+                const char *const line = ring.slot() + g * Ring::PITCH + t * 16;
 #else
                 const bool there = has(from, g);
                 const char *const line = (const char *)(find(from, there ? g : 0) + begin) + t * 16;
@@ -132,8 +156,8 @@ template <int ROWS, int SLOTS, int TERMS, int HALF> struct ig_line_stream {
                 }
 #ifdef IG_HOPPER
                 ig_syncwarp();
-                if (lane == 0) ig_arrive(empty());
-                advance();
+                if (lane == 0) ig_arrive(ring.empty());
+                ring.advance();
 #endif
             }
             if (g < ROWS) {

@@ -7,6 +7,7 @@
  */
 #ifndef IG_EMULATED
 #define IG_KERNEL_ENTRY(kernel)
+#define IG_GRID_ENTRY(kernel)
 #define IG_ALL 0xffffffffu
 /* Blocks that a multiprocessor is to have registers for: older ones have no shared memory for as many. */
 #if __CUDA_ARCH__ >= 900
@@ -123,6 +124,21 @@ static inline void ig_start_next()
     asm volatile("griddepcontrol.launch_dependents;");
 #endif
 }
+/* Waits until all blocks of the grid, which run at the same time, are here; what they wrote before is there then. `word`
+ * is 0 at first: its last 31 bits are 0 again, and its first one has changed, when all have come. */
+static inline void ig_wait_for_grid(unsigned *word)
+{
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        const unsigned more = blockIdx.x ? 1 : 0x80000000u - (gridDim.x - 1);
+        unsigned before, now;
+        asm volatile("fence.acq_rel.gpu;\n\tatom.relaxed.gpu.global.add.u32 %0, [%1], %2;" : "=r"(before) : "l"(word), "r"(more) : "memory");
+        do asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(now) : "l"(word) : "memory");
+        while (!((before ^ now) & 0x80000000u));
+        asm volatile("fence.acq_rel.gpu;" ::: "memory");
+    }
+    __syncthreads();
+}
 static inline void ig_fail(const ig_context &context, unsigned status)
 {
     atomicCAS(context.status, 0u, status | (unsigned)context.site << 8);
@@ -171,6 +187,11 @@ static inline float ig_max_nan(float a, float b) { return (a > b) | (a != a) ? a
 static inline void ig_wait_for_previous() {}
 static inline void ig_prefetch(const void *) {}
 static inline void ig_start_next() {}
+static inline void ig_wait_for_grid(unsigned *) /* whose blocks are one cluster here */
+{
+    ig_arrive_at_cluster();
+    ig_wait_for_cluster();
+}
 static inline void ig_fail(const ig_context &context, unsigned status)
 {
     if (!*context.status) *context.status = status | (unsigned)context.site << 8;

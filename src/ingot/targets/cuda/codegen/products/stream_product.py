@@ -1,12 +1,14 @@
 """Products of few rows whose weights are copied ahead through shared memory (cu/gemm_stream.cuh).
 
 With a row before it, each block computes that into shared memory while its first weights are on their way; with Maps of
-pairs of columns behind it, a block has both columns of a pair, and `finish` gets their sums.
+pairs of columns behind it, a block has both columns of a pair, and `finish` gets their sums. Of several products in one
+kernel, each begins when all blocks have ended the one before; its first weights are asked for earlier.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 from ingot.codegen.c_expressions import STORED
 from ingot.lowering.dependence import reads_and_writes
@@ -22,48 +24,118 @@ from ingot.targets.cuda.codegen.products.epilogue import index_type, write_finis
 from ingot.targets.cuda.codegen.products.tile_product import use_headers
 from ingot.targets.cuda.schedule.column_pairs import ColumnPairs, PairMap, find_pairs, is_own_column
 from ingot.targets.cuda.schedule.statements import StreamedGemm, TiledGemm
-from ingot.targets.cuda.schedule.streams import THREADS, WARPS, StreamPlan, plan_stream
+from ingot.targets.cuda.schedule.streamed_groups import plan_group
+from ingot.targets.cuda.schedule.streams import THREADS, WARPS, RingPlan, StreamPlan, plan_ring
+from ingot.targets.cuda.schedule.tiles import PROCESSORS
 
 _MULTIPLY = {"bfloat16": "ig_mma_bf16", "float16": "ig_mma_f16"}
 # Blocks of a multiprocessor that there are registers for: of this kernel, and of the next one.
 _RESIDENT = 2
 # Bytes of a buffer that is fetched for the row's computation.
 _MOST_FETCHED = 1 << 16
+# What a kernel takes for the word at which its blocks wait for each other: it is 0 when no kernel runs.
+BARRIER = "barrier:"
 
 
-def write_stream(out: CudaKernelWriter, group: StreamedGemm) -> CudaKernel:
+@dataclass(frozen=True, slots=True)
+class _Product:
+    """One product of a kernel: its number, how it is shared out, and its pairs of columns."""
+
+    number: int
+    group: StreamedGemm
+    plan: StreamPlan
+    pairs: ColumnPairs | None
+    type_: str
+
+    @property
+    def step(self) -> TiledGemm:
+        return self.group.product
+
+    @property
+    def stream(self) -> str:
+        return f"stream{self.number}"
+
+    @property
+    def lines(self) -> int:
+        """What blocks share: lines, or the first ones of pairs."""
+        assert isinstance(self.step.n, int)
+        return self.step.n // 2 if self.pairs is not None else self.step.n
+
+    def take(self, block: str) -> str:
+        return f"{self.stream}.take({block}, {self.plan.blocks}, {self.lines});"
+
+
+def write_streams(out: CudaKernelWriter, groups: Sequence[StreamedGemm]) -> CudaKernel:
+    """A kernel of one product, or of several one after another."""
     use_headers(out)
     out.library.use("async_copies.cuh")
     out.library.use("gemm_stream.cuh")
-    step = group.product
-    assert isinstance(step.m, int) and isinstance(step.n, int) and isinstance(step.k, int)
-    pairs = find_pairs(group.gate_maps, step) if group.gate_maps else None
-    assert not isinstance(pairs, str), pairs
-    half = 0 if pairs is None else pairs.half
-    plan = plan_stream(step.m, step.n, step.k, pairs=pairs is not None)
-    type_ = _find_type(out, group)
-    _declare_stream(out, step, plan, type_, half)
-    out.line("stream.set_up();")
+    products = [_plan_product(out, number, group) for number, group in enumerate(groups)]
+    ring = plan_ring([product.plan for product in products])
+    out.line(f"typedef ig_stream_ring<{ring.slots}, {ring.terms}> ring_type;")
+    out.line("ring_type ring;")
+    out.line("char *const x = ig_shared() + ring_type::BYTES;")
+    out.line(f"float *const sums_of = (float *)(x + {ring.sums});")
+    for product in products:
+        _declare_stream(out, product)
+    out.line("ring.set_up();")
     out.line("ig_start_next();")
-    out.line(f"if (ig_warp() == {WARPS}) stream.ask({plan.slots});")
-    if group.row is not None:
-        _fetch_row(out, group.row, weights=True)
-    out.line("ig_wait_for_previous();")
+    out.line(f"if (ig_warp() == {WARPS}) {products[0].stream}.ask({ring.slots});")
+    together = len(products) > 1
+    barrier = out.scratch_pointer(BARRIER, "unsigned", written=True) if together else ""
+    for product, later in zip(products, [*products[1:], None], strict=True):
+        if product.group.row is not None:
+            _fetch_row(out, product.group.row, weights=True)
+        out.line(f"ig_wait_for_grid({barrier});" if product.number else "ig_wait_for_previous();")
+        out.open("")
+        _write_product(out, product, later, ring, in_turns=together)
+        out.close()
+    if not together:
+        made = out.finish(Grid(products[0].plan.blocks), THREADS, ring.shared, waits=True)
+        return replace(made, resident=_RESIDENT, plain_shared=ring.plain_shared)
+    blocks = min(max(product.plan.blocks for product in products), PROCESSORS)
+    made = out.finish(Grid(blocks), THREADS, ring.shared, waits=True)
+    return replace(made, plain_shared=ring.plain_shared, together=True)
+
+
+def _plan_product(out: CudaKernelWriter, number: int, group: StreamedGemm) -> _Product:
+    pairs = find_pairs(group.gate_maps, group.product) if group.gate_maps else None
+    assert not isinstance(pairs, str), pairs
+    return _Product(number, group, plan_group(group), pairs, _find_type(out, group))
+
+
+def _write_product(
+    out: CudaKernelWriter, product: _Product, later: _Product | None, ring: RingPlan, *, in_turns: bool
+) -> None:
+    """All of a product that this block has; `later` is asked for at its end. `in_turns`: the grid may have fewer blocks
+    than the product."""
+    group, step, plan = product.group, product.step, product.plan
     if group.row is None:
         row = f"{_start(out, step.a)}, {out.size(step.a.rows)}, {step.k}"
         out.line(f"ig_keep_rows<{step.m}>(x, {plan.pitch}, {row});")
     else:
         _fetch_row(out, group.row, weights=False)
         _write_row(out, group.row, step.a.buffer)
-    if pairs is None:
-        write_finish(out, step, type_, 1, row="line", column="first + place", ahead=True)
+    if in_turns:
+        out.open("for (int block = (int)blockIdx.x;;)")
+        out.line(f"const bool is_last = block + (int)gridDim.x >= {plan.blocks};")
+    out.line(f"const int first = {product.stream}.first, count = {product.stream}.count;")
+    if product.pairs is None:
+        write_finish(out, step, product.type_, 1, row="line", column="first + place", ahead=True)
     else:
-        _write_pairs(out, step, pairs, type_)
-    _write_sums(out, step, plan, 1 if pairs is None else 2)
-    out.locals.clear()
+        _write_pairs(out, step, product.pairs, product.type_)
+    next_slots = "" if later is None else f"if (is_last) {later.stream}.ask({ring.slots});"
+    _write_sums(out, product, next_slots)
     if group.row is not None and step.a.buffer not in group.local:
+        out.locals.clear()
         _keep_row(out, step)
-    return replace(out.finish(Grid(plan.blocks), THREADS, plan.shared, waits=True), resident=_RESIDENT)
+    if in_turns:
+        out.line("if (is_last) break;")
+        out.line("block += (int)gridDim.x;")
+        out.line(product.take("block"))
+        out.line("__syncthreads();")
+        out.close()
+    out.locals.clear()
 
 
 def _find_type(out: CudaKernelWriter, group: StreamedGemm) -> str:
@@ -74,32 +146,34 @@ def _find_type(out: CudaKernelWriter, group: StreamedGemm) -> str:
     return "int64_t" if "int64_t" in types else "int"
 
 
-def _declare_stream(out: CudaKernelWriter, step: TiledGemm, plan: StreamPlan, type_: str, half: int) -> None:
-    """The lines of a block, or the first ones of its pairs, and its shared memory."""
-    assert isinstance(step.n, int)
-    lines = step.n // 2 if half else step.n
-    out.line(f"const int first = (int)((int64_t)blockIdx.x * {lines} / {plan.blocks});")
-    out.line(f"const int count = (int)((int64_t)(blockIdx.x + 1) * {lines} / {plan.blocks} - first);")
-    line = out.size(step.b.columns)
-    shape = f"{step.m}, {plan.slots}, {plan.terms}, {half}"
-    out.line(f"ig_line_stream<{shape}> stream({_start(out, step.b)}, {line}, first, count, {step.k});")
-    out.line(f"char *const x = ig_shared() + {plan.x};")
-    out.line(f"float *const sums_of = (float *)(ig_shared() + {plan.sums});")
+def _declare_stream(out: CudaKernelWriter, product: _Product) -> None:
+    """A product's weights, and the lines of this block."""
+    step = product.step
+    half = 0 if product.pairs is None else product.pairs.half
+    weights = f"{_start(out, step.b)}, {out.size(step.b.columns)}, {step.k}"
+    out.line(f"ig_line_stream<{step.m}, {half}, ring_type> {product.stream}(ring, {weights});")
+    out.line(product.take("(int)blockIdx.x"))
 
 
-def _write_sums(out: CudaKernelWriter, step: TiledGemm, plan: StreamPlan, each: int) -> None:
-    """The sums, one or `each` pair given to `finish`. What that reads is asked for before they are there."""
+def _write_sums(out: CudaKernelWriter, product: _Product, next_slots: str) -> None:
+    """The sums, one or a pair given to `finish`. What that reads is asked for before they are there."""
+    step, stream = product.step, product.stream
     out.line(f"const int own = (int)threadIdx.x, total = {step.m} * count;")
     out.line("loaded given;")
     out.line("if (own < total) given = fetch(own / count, own % count);")
     out.line("__syncthreads();")
     multiply = _MULTIPLY[out.buffers[step.a.buffer].dtype]
-    out.line(f"if (ig_warp() == {WARPS}) stream.ask(1 << 30);")
-    out.line(f"else stream.use<{multiply}>(x, {plan.pitch}, sums_of);")
+    out.open(f"if (ig_warp() == {WARPS})")
+    out.line(f"{stream}.ask(1 << 30);")
+    if next_slots:
+        out.line(next_slots)
+    out.close()
+    out.line(f"else {stream}.use<{multiply}>(x, {product.plan.pitch}, sums_of);")
     out.line("__syncthreads();")
     out.open(f"for (int i = own; i < total; i += {THREADS})")
     out.line("const int line = i / count, place = i % count;")
-    found = [f"stream.find_sum(sums_of, line, place, {other})" for other in ("false", "true")[:each]]
+    each = 1 if product.pairs is None else 2
+    found = [f"{stream}.find_sum(sums_of, line, place, {other})" for other in ("false", "true")[:each]]
     out.line(f"const float sums[] = {{{', '.join(found)}}};")
     out.line("finish(line, place, sums, i == own ? given : fetch(line, place));")
     out.close()
