@@ -382,6 +382,18 @@ static void ig_wait_for_cluster()
 {
     ig_wait_until([](const ig_fiber &fiber) { return ig_cluster_phase != fiber.phase; }, nullptr, ig_current->phase);
 }
+/* The first threads of a block, or of all blocks that run together, wait for each other. */
+static void ig_wait_for_threads(int threads, int blocks)
+{
+    static std::vector<std::pair<int, unsigned>> barriers; /* of each block, and one of all: who is there, and its phase */
+    if (ig_current->thread.x >= (unsigned)threads) ig_stop("a thread waits that does not take part");
+    const size_t place = blocks > 1 ? 0 : 1 + (size_t)ig_current->rank;
+    if (barriers.size() <= place) barriers.resize(place + 1);
+    const unsigned phase = barriers[place].second;
+    if (++barriers[place].first == threads * blocks) barriers[place] = {0, phase + 1};
+    ig_current->where = (const void *)place;
+    ig_wait_until([](const ig_fiber &fiber) { return barriers[(size_t)fiber.where].second != fiber.phase; }, (const void *)place, phase);
+}
 static ig_place ig_place_in(ig_place place, unsigned rank) { return place + ((int64_t)rank - ig_current->rank) * (int64_t)ig_dynamic_pitch; }
 
 struct ig_barrier {

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -19,13 +21,16 @@ from ingot.targets.cuda.schedule.statements import StreamedChain, StreamedGemm, 
 from ingot.targets.cuda.schedule.streams import plan_ring, plan_stream
 from ingot.targets.cuda.schedule.verifier import verify_schedule
 from tests.support.cuda_emulation.emulated_model import EmulatedModel
-from tests.support.cuda_emulation.kernels import check_cubin, write_kernels
+from tests.support.cuda_emulation.kernels import build_text, check_cubin, write_kernels
 from tests.support.cuda_emulation.toolkit import count, disassemble, needs_nvrtc
-from tests.targets.cuda.streams.test_streamed_groups import Gated, Norm, check, schedule
+from tests.targets.cuda.streams import test_streamed_groups as groups
+from tests.targets.cuda.streams.test_streamed_groups import Gated, Norm
 from tests.targets.cuda.test_gemm_epilogues import compare, randn
 from tests.targets.cuda.test_schedule import print_pass
 
 Golden = Callable[[str, str], None]
+check = partial(groups.check, disabled=())
+schedule = partial(groups.schedule, disabled=())
 
 
 @pytest.fixture(autouse=True)
@@ -51,7 +56,7 @@ class Plain(nn.Module):
 
     def __init__(self, *widths: int) -> None:
         super().__init__()
-        self.parts = nn.ModuleList(nn.Linear(a, b) for a, b in zip(widths[:-1], widths[1:], strict=True))
+        self.parts = nn.ModuleList(nn.Linear(a, b) for a, b in pairwise(widths))
         self.last = nn.Linear(widths[-1], widths[0], bias=False)
 
     def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -75,7 +80,7 @@ def test_layers_are_one_kernel(dtype: torch.dtype, golden: Golden) -> None:
     assert len(module.steps) == 1
     if dtype == torch.bfloat16:
         golden("streamed_chains", print_pass(schedule(Layers(40, 72, 1).to(dtype).eval(), (x,))[1], "chains"))
-    assert not find_chains(check(model, x, ("chains",)))
+    assert not find_chains(groups.check(model, x))
 
 
 @pytest.mark.parametrize("rows", [1, 3, 8])
@@ -98,8 +103,6 @@ def test_fewer_blocks_than_a_product_has(monkeypatch: pytest.MonkeyPatch) -> Non
         (name, kernel) = written[0].kernels[0]
         assert kernel.together and kernel.grid.x == 33
         fewer = replace(written[0], kernels=((name, replace(kernel, grid=replace(kernel.grid, x=blocks))),))
-        from tests.support.cuda_emulation.kernels import build_text
-
         compare(model, (x,), EmulatedModel(program, module, build_text(text), [fewer]))
     monkeypatch.setattr(streams, "_SUM_BYTES", 1 << 9)
     module = check(Plain(40, 1064, 72).bfloat16().eval(), randn(8, 40))
@@ -127,7 +130,8 @@ def test_a_row_that_a_later_product_reads() -> None:
 
 
 def test_plans_of_chains() -> None:
-    """Of a decoder's layer: five slots of 2,048 terms, and room for a small block beside them."""
+    """Of a decoder's layer: eleven slots of 1,024 terms, three of them on their way, and room for a small block beside
+    them."""
     plans = [
         plan_stream(1, 2048, 2048),
         plan_stream(1, 11264, 2048, pairs=True),
@@ -135,7 +139,8 @@ def test_plans_of_chains() -> None:
         plan_stream(1, 3072, 2048, pairs=True),
     ]
     ring = plan_ring(plans)
-    assert (ring.slots, ring.terms) == (5, 2048) and ring.shared <= 200 << 10 and ring.plain_shared <= 20 << 10
+    assert (ring.slots, ring.terms, ring.flight) == (11, 1024, 3)
+    assert ring.shared <= 200 << 10 and ring.plain_shared <= 20 << 10
 
 
 def test_refused_chains() -> None:

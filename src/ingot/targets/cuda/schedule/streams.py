@@ -23,15 +23,19 @@ from ingot.targets.cuda.schedule.tiling import lies_along
 # Lines of a slot, warps that multiply, and the threads of a block: one warp copies.
 LINES = 8
 WARPS = 8
-THREADS = 32 * (WARPS + 1)
+CONSUMERS = 32 * WARPS
+THREADS = CONSUMERS + 32
 # Terms of a slot at most, the multiple that they are, and bytes of all slots: blocks of two kernels fit into one
 # multiprocessor, so that the next one's slots are filled while this one ends.
 MOST_TERMS = 2048
 _TERMS = 32 * WARPS
 _RING_BYTES = 66 << 10
 # The same of a kernel of several products, which fills the slots of its next product itself. Beside one of its blocks a
-# multiprocessor has room for a small block of the kernel before it, or behind it.
+# multiprocessor has room for a small block of the kernel before it, or behind it. What its warps read and write between
+# two products waits behind the slots that are on their way: so many bytes keep memory busy, and more only take time.
+_CHAIN_TERMS = 1024
 _CHAIN_BYTES = 200 << 10
+_CHAIN_FLIGHT = 53 << 10
 # Bytes of the sums of a block, and of all its shared memory: a GPU of sm_80 has so much.
 _SUM_BYTES = 32 << 10
 MOST_SHARED = 160 << 10
@@ -55,11 +59,13 @@ class StreamPlan:
 
 @dataclass(frozen=True, slots=True)
 class RingPlan:
-    """The shared memory of a kernel of streamed products: `slots` of `terms` terms, then the rows, then the sums, which
-    are `sums` bytes behind the rows. `plain_shared` is what a GPU needs that reads lines without slots."""
+    """The shared memory of a kernel of streamed products: `slots` of `terms` terms, at most `flight` of which are on
+    their way, then the rows, then the sums, which are `sums` bytes behind the rows. `plain_shared` is what a GPU needs
+    that reads lines without slots."""
 
     slots: int
     terms: int
+    flight: int
     sums: int
     shared: int
     plain_shared: int
@@ -81,13 +87,15 @@ def plan_stream(rows: int, n: int, k: int, *, pairs: bool = False) -> StreamPlan
 
 def plan_ring(products: Sequence[StreamPlan]) -> RingPlan:
     """What products that share a kernel, or the only one, have in common."""
-    terms = max(plan.terms for plan in products)
-    slot = LINES * (2 * terms + 64)
+    alone = len(products) == 1
+    terms = max(plan.terms for plan in products) if alone else min(_CHAIN_TERMS, max(plan.terms for plan in products))
+    slot = LINES * (2 * terms + 64) + 16
     sums = _round_up(max(plan.row_bytes for plan in products), 16)
     plain = sums + max(plan.sum_bytes for plan in products)
-    most = _RING_BYTES if len(products) == 1 else _CHAIN_BYTES - plain
-    slots = max(2, min(most // (slot + 16), sum(plan.fills for plan in products)))
-    return RingPlan(slots, terms, sums, _round_up(slots * (slot + 16), 128) + plain, plain)
+    fills = sum(plan.fills for plan in products)
+    slots = max(2, min((_RING_BYTES if alone else _CHAIN_BYTES - plain) // slot, fills))
+    flight = slots if alone else max(1, min(slots, _CHAIN_FLIGHT // slot))
+    return RingPlan(slots, terms, flight, sums, _round_up(slots * slot + 16, 128) + plain, plain)
 
 
 def _sum_bytes(rows: int, count: int, blocks: int, each: int) -> int:

@@ -25,7 +25,7 @@ from ingot.targets.cuda.codegen.products.tile_product import use_headers
 from ingot.targets.cuda.schedule.column_pairs import ColumnPairs, PairMap, find_pairs, is_own_column
 from ingot.targets.cuda.schedule.statements import StreamedGemm, TiledGemm
 from ingot.targets.cuda.schedule.streamed_groups import plan_group
-from ingot.targets.cuda.schedule.streams import THREADS, WARPS, RingPlan, StreamPlan, plan_ring
+from ingot.targets.cuda.schedule.streams import CONSUMERS, THREADS, WARPS, RingPlan, StreamPlan, plan_ring
 from ingot.targets.cuda.schedule.tiles import PROCESSORS
 
 _MULTIPLY = {"bfloat16": "ig_mma_bf16", "float16": "ig_mma_f16"}
@@ -33,6 +33,10 @@ _MULTIPLY = {"bfloat16": "ig_mma_bf16", "float16": "ig_mma_f16"}
 _RESIDENT = 2
 # Bytes of a buffer that is fetched for the row's computation.
 _MOST_FETCHED = 1 << 16
+# Slots that may be on their way while the kernel before this one runs, and while blocks wait for each other: more of
+# them were slower on an H200, since all that other warps read waits behind them.
+_EARLY_FLIGHT = 1
+_BARRIER_FLIGHT = 1
 # What a kernel takes for the word at which its blocks wait for each other: it is 0 when no kernel runs.
 BARRIER = "barrier:"
 
@@ -61,9 +65,6 @@ class _Product:
         assert isinstance(self.step.n, int)
         return self.step.n // 2 if self.pairs is not None else self.step.n
 
-    def take(self, block: str) -> str:
-        return f"{self.stream}.take({block}, {self.plan.blocks}, {self.lines});"
-
 
 def write_streams(out: CudaKernelWriter, groups: Sequence[StreamedGemm]) -> CudaKernel:
     """A kernel of one product, or of several one after another."""
@@ -72,30 +73,38 @@ def write_streams(out: CudaKernelWriter, groups: Sequence[StreamedGemm]) -> Cuda
     out.library.use("gemm_stream.cuh")
     products = [_plan_product(out, number, group) for number, group in enumerate(groups)]
     ring = plan_ring([product.plan for product in products])
-    out.line(f"typedef ig_stream_ring<{ring.slots}, {ring.terms}> ring_type;")
+    out.line(f"typedef ig_stream_ring<{ring.slots}, {ring.terms}, {ring.flight}> ring_type;")
     out.line("ring_type ring;")
     out.line("char *const x = ig_shared() + ring_type::BYTES;")
     out.line(f"float *const sums_of = (float *)(x + {ring.sums});")
     for product in products:
         _declare_stream(out, product)
-    out.line("ring.set_up();")
-    out.line("ig_start_next();")
-    out.line(f"if (ig_warp() == {WARPS}) {products[0].stream}.ask({ring.slots});")
     together = len(products) > 1
+    out.line(f"ring.set_up({_EARLY_FLIGHT if together else ring.flight});")
+    out.line("ig_start_next();")
+    out.open(f"if (ig_warp() == {WARPS})")
+    for product in products:
+        _open_blocks(out, product)
+        out.line(f"{product.stream}.ask();")
+        out.close()
+    out.line("return;")
+    out.close()
+    out.wait_for_block = f"ig_wait_for_first<{CONSUMERS}>();"
     barrier = out.scratch_pointer(BARRIER, "unsigned", written=True) if together else ""
-    for product, later in zip(products, [*products[1:], None], strict=True):
+    for product in products:
         if product.group.row is not None:
             _fetch_row(out, product.group.row, weights=True)
-        out.line(f"ig_wait_for_grid({barrier});" if product.number else "ig_wait_for_previous();")
+        if product.number:
+            out.line(f"ring.allow({_BARRIER_FLIGHT});")
+            out.line(f"ig_wait_for_grid<{CONSUMERS}>({barrier});")
+        else:
+            out.line("ig_wait_for_previous();")
         out.open("")
-        _write_product(out, product, later, ring, in_turns=together)
+        _write_product(out, product, ring)
         out.close()
-    if not together:
-        made = out.finish(Grid(products[0].plan.blocks), THREADS, ring.shared, waits=True)
-        return replace(made, resident=_RESIDENT, plain_shared=ring.plain_shared)
-    blocks = min(max(product.plan.blocks for product in products), PROCESSORS)
-    made = out.finish(Grid(blocks), THREADS, ring.shared, waits=True)
-    return replace(made, plain_shared=ring.plain_shared, together=True)
+    blocks = max(product.plan.blocks for product in products)
+    made = out.finish(Grid(min(blocks, PROCESSORS) if together else blocks), THREADS, ring.shared, waits=True)
+    return replace(made, resident=1 if together else _RESIDENT, plain_shared=ring.plain_shared, together=together)
 
 
 def _plan_product(out: CudaKernelWriter, number: int, group: StreamedGemm) -> _Product:
@@ -104,38 +113,27 @@ def _plan_product(out: CudaKernelWriter, number: int, group: StreamedGemm) -> _P
     return _Product(number, group, plan_group(group), pairs, _find_type(out, group))
 
 
-def _write_product(
-    out: CudaKernelWriter, product: _Product, later: _Product | None, ring: RingPlan, *, in_turns: bool
-) -> None:
-    """All of a product that this block has; `later` is asked for at its end. `in_turns`: the grid may have fewer blocks
-    than the product."""
-    group, step, plan = product.group, product.step, product.plan
+def _write_product(out: CudaKernelWriter, product: _Product, ring: RingPlan) -> None:
+    """All of a product that this block has, by the threads that do not copy."""
+    group, step = product.group, product.step
     if group.row is None:
         row = f"{_start(out, step.a)}, {out.size(step.a.rows)}, {step.k}"
-        out.line(f"ig_keep_rows<{step.m}>(x, {plan.pitch}, {row});")
+        out.line(f"ig_keep_rows<{step.m}>(x, {product.plan.pitch}, {row});")
     else:
         _fetch_row(out, group.row, weights=False)
         _write_row(out, group.row, step.a.buffer)
-    if in_turns:
-        out.open("for (int block = (int)blockIdx.x;;)")
-        out.line(f"const bool is_last = block + (int)gridDim.x >= {plan.blocks};")
+    out.line(f"ring.allow({ring.flight});")
+    _open_blocks(out, product)
     out.line(f"const int first = {product.stream}.first, count = {product.stream}.count;")
     if product.pairs is None:
         write_finish(out, step, product.type_, 1, row="line", column="first + place", ahead=True)
     else:
         _write_pairs(out, step, product.pairs, product.type_)
-    next_slots = "" if later is None else f"if (is_last) {later.stream}.ask({ring.slots});"
-    _write_sums(out, product, next_slots)
-    if group.row is not None and step.a.buffer not in group.local:
-        out.locals.clear()
-        _keep_row(out, step)
-    if in_turns:
-        out.line("if (is_last) break;")
-        out.line("block += (int)gridDim.x;")
-        out.line(product.take("block"))
-        out.line("__syncthreads();")
-        out.close()
+    _write_sums(out, product)
+    out.close()
     out.locals.clear()
+    if group.row is not None and step.a.buffer not in group.local:
+        _keep_row(out, step)
 
 
 def _find_type(out: CudaKernelWriter, group: StreamedGemm) -> str:
@@ -147,30 +145,31 @@ def _find_type(out: CudaKernelWriter, group: StreamedGemm) -> str:
 
 
 def _declare_stream(out: CudaKernelWriter, product: _Product) -> None:
-    """A product's weights, and the lines of this block."""
+    """A product's weights."""
     step = product.step
     half = 0 if product.pairs is None else product.pairs.half
-    weights = f"{_start(out, step.b)}, {out.size(step.b.columns)}, {step.k}"
-    out.line(f"ig_line_stream<{step.m}, {half}, ring_type> {product.stream}(ring, {weights});")
-    out.line(product.take("(int)blockIdx.x"))
+    weights = f"{_start(out, step.b)}, {out.size(step.b.columns)}"
+    out.line(f"ig_line_stream<{step.m}, {half}, {step.k}, ring_type> {product.stream}(ring, {weights});")
 
 
-def _write_sums(out: CudaKernelWriter, product: _Product, next_slots: str) -> None:
+def _open_blocks(out: CudaKernelWriter, product: _Product) -> None:
+    """A loop over those of the product's blocks that this block is for."""
+    blocks = product.plan.blocks
+    out.open(f"for (int block = (int)blockIdx.x; block < {blocks}; block += (int)gridDim.x)")
+    out.line(f"{product.stream}.take(block, {blocks}, {product.lines});")
+
+
+def _write_sums(out: CudaKernelWriter, product: _Product) -> None:
     """The sums, one or a pair given to `finish`. What that reads is asked for before they are there."""
     step, stream = product.step, product.stream
     out.line(f"const int own = (int)threadIdx.x, total = {step.m} * count;")
     out.line("loaded given;")
     out.line("if (own < total) given = fetch(own / count, own % count);")
-    out.line("__syncthreads();")
+    out.line(out.wait_for_block)
     multiply = _MULTIPLY[out.buffers[step.a.buffer].dtype]
-    out.open(f"if (ig_warp() == {WARPS})")
-    out.line(f"{stream}.ask(1 << 30);")
-    if next_slots:
-        out.line(next_slots)
-    out.close()
-    out.line(f"else {stream}.use<{multiply}>(x, {product.plan.pitch}, sums_of);")
-    out.line("__syncthreads();")
-    out.open(f"for (int i = own; i < total; i += {THREADS})")
+    out.line(f"{stream}.use<{multiply}>(x, {product.plan.pitch}, sums_of);")
+    out.line(out.wait_for_block)
+    out.open(f"for (int i = own; i < total; i += {CONSUMERS})")
     out.line("const int line = i / count, place = i % count;")
     each = 1 if product.pairs is None else 2
     found = [f"{stream}.find_sum(sums_of, line, place, {other})" for other in ("false", "true")[:each]]
@@ -188,7 +187,7 @@ def _write_row(out: CudaKernelWriter, row: LoopNest, buffer: str) -> None:
     out.line(f"{stored} *const own_row = ({stored} *)x;")
     out.locals[buffer] = ("own_row", True)
     out.open("")
-    write_row(out, row, THREADS)
+    write_row(out, row, CONSUMERS)
     out.close()
     out.written -= {buffer, *row.local}
 
@@ -207,7 +206,7 @@ def _keep_row(out: CudaKernelWriter, step: TiledGemm) -> None:
     out.written.add(step.a.buffer)
     to = out.pointer(step.a.buffer)
     out.open("if (blockIdx.x == 0)")
-    out.open(f"for (int at = 8 * own; at < {out.size(step.k)}; at += {8 * THREADS})")
+    out.open(f"for (int at = 8 * (int)threadIdx.x; at < {out.size(step.k)}; at += {8 * CONSUMERS})")
     out.line(f"ig_store<8>({to} + at, ig_load<8>((const uint16_t *)x + at));")
     out.close()
     out.close()
