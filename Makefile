@@ -48,7 +48,7 @@ test: setup  ## run the tests, without the slow suites
 
 test-cuda:  ## on a machine with an NVIDIA GPU, a torch for it and NVRTC: kernels and models on the GPU
 	@$(CUDA_PYTHON) -m pytest -q tests/targets/cuda
-	@compute-sanitizer --tool memcheck --error-exitcode 1 $(CUDA_PYTHON) -m tests.targets.cuda.gpu.cases
+	@$(CUDA_PYTHON) -m tests.targets.cuda.gpu.sanitize
 
 check: setup  ## run what CI runs: format, lint, types, import layers, names, file sizes, tests
 	@echo "check: ruff format" && $(BIN)/ruff format --quiet --check .
@@ -99,7 +99,9 @@ bench-cpu: setup  ## compare with eager, torch.compile, ONNX Runtime and OpenVIN
 	@$(BIN)/python -m tests.evidence run --force bench-cpu
 
 bench-cuda:  ## on a machine with an NVIDIA GPU: compare with torch.compile, to benchmarks/results/cuda.json
-	@$(CUDA_PYTHON) benchmarks/cuda.py --json benchmarks/results/cuda.json
+	@$(CUDA_PYTHON) benchmarks/cuda.py --prepare build/inductor
+	@$(CUDA_PYTHON) benchmarks/cuda.py --prepared build/inductor --json benchmarks/results/cuda.json
+	@$(CUDA_PYTHON) benchmarks/cuda_start.py
 
 bench-bfloat16: setup  ## compare precision="bfloat16" with float32, to benchmarks/results/bfloat16.json
 	@$(BIN)/python -m tests.evidence run --force bench-bfloat16

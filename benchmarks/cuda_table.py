@@ -8,14 +8,19 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
+sys.path[0] = str(ROOT)
+
+from benchmarks.support import marked_text
+from benchmarks.support.inductor import MODES
+
 RESULTS = ROOT / "benchmarks" / "results" / "cuda.json"
 REPORT = ROOT / "docs" / "reports" / "cuda.md"
 BEGIN, END = "<!-- tables of cuda.json: begin -->", "<!-- tables of cuda.json: end -->"
-MODES = ("reduce-overhead", "max-autotune")
 # Milliseconds of a call that a row is to take at most, and how many times as fast as torch.compile it is to be.
 GOALS = {
     "BERT-base b1 s128": (0.40, 2.0),
@@ -38,22 +43,28 @@ def tables(results: dict[str, Any]) -> str:
         f"{results['device']}, {results['machine']['cpu']}, torch {results['machine']['torch']}, commit"
         f" `{str(results['commit'])[:9]}`{state}.",
         "",
-        "| | call (goal), ms | back-to-back | host | launches | torch.compile: call | back-to-back | SDPA: call |"
-        " back-to-back | ratio: call (goal) | back-to-back | share of roofline |",
-        "|---|---|---|---|---|---|---|---|---|---|---|---|",
+        "| | call (goal), ms | back-to-back | host | launches | torch.compile: mode | call | back-to-back |"
+        " SDPA: call | back-to-back | ratio: call (goal) | back-to-back | share of roofline |",
+        "|---|---|---|---|---|---|---|---|---|---|---|---|---|",
     ]
     for name, row in rows.items():
-        ours, peer, sdpa = row["Ingot"], _best(row), row.get("SDPA")
+        mode = better_mode(row)
+        ours, peer, sdpa = row["Ingot"], row.get(mode), row.get("SDPA")
         goal, ratio = GOALS.get(name, (None, None))
         lines.append(
             f"| {name} | {_time(ours, 'call')}{_goal(goal)} | {_time(ours, 'back-to-back')} | {_time(ours, 'host')} |"
-            f" {row['launches']} | {_time(peer, 'call')} | {_time(peer, 'back-to-back')} | {_time(sdpa, 'call')} |"
+            f" {row['launches']} | {_name_mode(row, mode)} | {_time(peer, 'call')} | {_time(peer, 'back-to-back')} |"
+            f" {_time(sdpa, 'call')} |"
             f" {_time(sdpa, 'back-to-back')} | {_ratio(peer, ours, 'call')}{_goal(ratio)} |"
             f" {_ratio(peer, ours, 'back-to-back')} | {row['share of roofline']:.0%} |"
         )
+    counts = sorted({row["errors"].get("inputs", 1) for row in rows.values()})
+    several = f"; mean of {' or '.join(map(str, counts))} inputs" if counts != [1] else ""
     lines += [
         "",
-        "| error, of the largest value | largest: Ingot | eager | mean: Ingot | eager |",
+        "torch.compile's better mode is the one with the shorter call, of both where a row has no †.",
+        "",
+        f"| error, of the largest value{several} | largest: Ingot | eager | mean: Ingot | eager |",
         "|---|---|---|---|---|",
     ]
     for name, row in rows.items():
@@ -70,10 +81,14 @@ def tables(results: dict[str, Any]) -> str:
     return "\n".join([*lines, *(["", "Failed:", "", *failed] if failed else [])])
 
 
-def _best(row: dict[str, Any]) -> dict[str, float] | None:
-    """The times of torch.compile's better mode."""
-    found = [row[mode] for mode in MODES if mode in row]
-    return min(found, key=lambda times: float(times["call, ms"]), default=None)
+def better_mode(row: dict[str, Any]) -> str:
+    """torch.compile's mode with the shorter call in the same run; nothing where it was left out."""
+    found = [mode for mode in MODES if mode in row]
+    return min(found, key=lambda mode: float(row[mode]["call, ms"]), default="")
+
+
+def _name_mode(row: dict[str, Any], mode: str) -> str:
+    return f"{mode}{'' if all(other in row for other in MODES) else ' †'}" if mode else "–"
 
 
 def _time(times: dict[str, float] | None, kind: str) -> str:
@@ -95,8 +110,7 @@ def main() -> None:
     if not parser.parse_args().write:
         print(made)
         return
-    before, _, rest = REPORT.read_text(encoding="utf-8").partition(BEGIN)
-    REPORT.write_text(f"{before}{BEGIN}\n{made}\n{END}{rest.partition(END)[2]}", encoding="utf-8")
+    marked_text.replace(REPORT, BEGIN, END, made)
 
 
 if __name__ == "__main__":

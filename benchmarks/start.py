@@ -70,7 +70,7 @@ def main() -> None:
             given = [Path(folder) / f"{number}.npy" for number in range(len(inputs))]
             for file, x in zip(given, inputs, strict=True):
                 np.save(file, x.numpy())
-            _install_runtime(site)
+            install_runtime(site)
             commands = {
                 "Ingot": [sys.executable, "-c", WITHOUT_TORCH, compiled, *given],
                 "Ingot from C": _from_c(compiled, [x.numpy() for x in inputs], Path(folder)),
@@ -85,7 +85,8 @@ def main() -> None:
     print(report.write("start", {"rows": rows}))
 
 
-def _install_runtime(site: Path) -> None:
+def install_runtime(site: Path) -> None:
+    """Puts the runtime into a folder as pip would, with its bytecode."""
     package = Path(ingot_runtime.__file__).parent
     shutil.copytree(package, site / package.name, ignore=shutil.ignore_patterns("__pycache__"))
     compileall.compile_dir(site, quiet=1)

@@ -260,3 +260,75 @@ def test_a_decomposition_that_writes_through_views(monkeypatch: pytest.MonkeyPat
     x = torch.rand(2, 3, 4)
     program = ingot.transform(ingot.capture(Circular([1, 1]), (x,)), [passes.functionalize])
     assert torch.equal(ingot.transform(program, [passes.decompose])(x), Circular([1, 1])(x))
+
+
+class CopiedForConvolution(nn.Module):
+    """Copies that are views where a dim is 1: a convolution of eager's strides rounds otherwise than one of others."""
+
+    def __init__(self, copies: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        super().__init__()
+        self.copies = copies
+        self.conv = nn.Conv1d(20, 24, 5, stride=2, padding=2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.conv(self.copies(x.transpose(1, 2)))
+        y[:, :3] += 1
+        return y
+
+
+def strides_seen(program: ingot.Program, x: torch.Tensor) -> tuple[tuple[int, ...], torch.Tensor]:
+    """The strides that the convolution of a program is given, and what the program returns."""
+    seen: list[tuple[int, ...]] = []
+
+    class Watch(torch.overrides.TorchFunctionMode):
+        def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            if getattr(function, "__name__", "").startswith("conv1d"):
+                seen.append(args[0].stride())
+            return function(*args, **(kwargs or {}))
+
+    with Watch(), torch.no_grad():
+        result = program(x)
+    (found,) = seen
+    return found, result
+
+
+@pytest.mark.parametrize(
+    "copies",
+    [
+        pytest.param(lambda x: x.contiguous(), id="contiguous"),
+        pytest.param(lambda x: x.reshape(x.shape[0], 20, -1), id="reshape"),
+        pytest.param(lambda x: x.reshape_as(x), id="reshape_as"),
+        pytest.param(lambda x: x.flatten(0, 1).view(x.shape), id="flatten"),
+    ],
+)
+def test_a_copy_that_a_size_of_one_makes_needless_keeps_its_strides(
+    copies: Callable[[torch.Tensor], torch.Tensor],
+) -> None:
+    torch.manual_seed(0)
+    model = CopiedForConvolution(copies).eval()
+    program = ingot.capture(model, (torch.randn(3, 9, 20),), dynamic_shapes={"x": {0: "batch", 1: "frames"}})
+    functional = ingot.transform(program, [passes.functionalize], check="numerics")
+    ingot.transform(program, passes.DEFAULT_PIPELINE, check="numerics")
+    for shape in ((3, 9, 20), (1, 1, 20), (4, 1, 20), (1, 6, 20)):
+        x = torch.randn(shape)
+        strides, expected = strides_seen(program, x)
+        found, got = strides_seen(functional, x)
+        assert found == strides
+        assert torch.equal(got, expected) and torch.equal(got, model(x))
+
+
+def test_as_strided_of_a_copy_reads_the_copy() -> None:
+    """At size 1 what is copied elsewhere lies in the argument's memory, where a view of it begins at another place."""
+
+    class Model(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y = x[1:].transpose(1, 2).contiguous()
+            y[:, :1] *= 2.0
+            return y + y[:, 1:].as_strided((2,), (1,), 1).sum()
+
+    program = ingot.capture(Model(), (torch.randn(4, 3, 5),), dynamic_shapes={"x": {0: "batch", 1: "frames"}})
+    functional = ingot.transform(program, [passes.functionalize], check=None)
+    assert not any(node.target is aten.contiguous.default for node in functional.graph.nodes)
+    for shape in ((4, 3, 5), (2, 3, 5), (5, 2, 5)):
+        x = torch.randn(shape)
+        torch.testing.assert_close(functional(x), Model()(x.clone()))

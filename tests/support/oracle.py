@@ -31,6 +31,7 @@ from ingot.artifacts.compiled_model import CompiledModel
 from ingot.codegen.build import toolchain
 from ingot.errors import IngotError, InputError
 from ingot.ir import pytree
+from ingot.targets.base import NativeTarget
 from tests.support.zoo import Entry, entry
 
 ALLOWED = 4.0
@@ -228,8 +229,16 @@ def quick_compiler(level: str = "-O1") -> Iterator[None]:
         toolchain.FLAGS = before
 
 
-def judge(item: Entry, kind: str, folder: Path, target: str = "cpu") -> Verdict:
-    """Compiles an entry of the zoo, "static" or "dynamic", and judges it; leaves a file and its calls in `folder`."""
+def judge(
+    item: Entry,
+    kind: str,
+    folder: Path,
+    target: str | NativeTarget[Any] = "cpu",
+    isa: str | None = None,
+    run_model: bool = True,
+) -> Verdict:
+    """Compiles an entry of the zoo, "static" or "dynamic", and judges it; leaves a file and its calls in `folder`.
+    Without `run_model`, where there is no machine for it, only whether it is compiled."""
     model, inputs = item.build(), item.inputs(item.sizes)
     run(model, inputs)  # some keep what they make at the first call
     begin = time.perf_counter()
@@ -240,10 +249,14 @@ def judge(item: Entry, kind: str, folder: Path, target: str = "cpu") -> Verdict:
             copy.deepcopy(inputs),
             dynamic_shapes=item.dynamic if kind == "dynamic" else None,
             target=target,
+            isa=isa,
         )
     except IngotError as error:
         return Verdict(item.name, kind, "refused", f"{type(error).__name__}: {error}", time.perf_counter() - begin)
     seconds = time.perf_counter() - begin
+    if not run_model:
+        compiled.close()
+        return Verdict(item.name, kind, "right", "", seconds)
     try:
         ratio, count = _compare(item, model, compiled, kind, folder)
     except Wrong as error:

@@ -11,6 +11,7 @@ it counts if the operator fails there, or returns another shape than the graph s
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import random
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -23,6 +24,7 @@ import torch
 
 from ingot import torch_internals as internals
 from ingot.errors import DynamicShapeError, format_error
+from ingot.frontend.condition_simplification import resolve_extremes, simplify_condition
 from ingot.frontend.dynamic_shapes import DynamicShapeSpec, RootDim
 from ingot.frontend.operator_sizes import OperatorCall, OperatorSizes, holds
 from ingot.frontend.small_sizes import spares_sizes_from_two
@@ -268,6 +270,7 @@ class ConstraintSolver:
             condition = condition.xreplace({s: self._env.replace(s) for s in condition.free_symbols if self.is_tied(s)})
             if condition in (sympy.true, sympy.false):
                 return
+        condition = self._simplify(condition)
         if self._is_proved(condition, 2 if question.by_operator else 0):
             return
         symbols = sorted(condition.free_symbols, key=lambda s: s.name)
@@ -296,6 +299,10 @@ class ConstraintSolver:
             if self._env.replace(condition) != sympy.true and self._env.simplify(condition) != sympy.true:
                 self._constrain(condition, question)
             return
+        if (needs := self._find_sufficient_bounds(condition)) is not None:
+            for need in needs:
+                self.add_guard(dataclasses.replace(question, condition=need))
+            return
         names = " and ".join(dims_.name_of(s) for s in symbols)
         tie = next((s for s in symbols if self.is_tied(s)), None)
         if tie is not None:
@@ -316,6 +323,15 @@ class ConstraintSolver:
                 fix=fix,
             ),
         )
+
+    def _find_sufficient_bounds(self, condition: sympy.Basic) -> tuple[sympy.Basic, ...] | None:
+        """Inequalities from which the condition follows: those by which its min and max are what they are in the trace.
+
+        A condition such as min(63, n)**2 % n == 0 holds for n <= 63, and beyond for a few sizes, by chance.
+        """
+        ranges = self._value_ranges(0)
+        resolved, needs = resolve_extremes(condition, {s: root.hint for s, root in self.roots.items()}, ranges)
+        return needs if needs and simplify_condition(resolved, ranges) == sympy.true else None
 
     def _report_frozen(self, symbol: sympy.Symbol, value: int, place: str) -> None:
         root = self.roots[symbol]
@@ -365,16 +381,23 @@ class ConstraintSolver:
     def _constrain(self, condition: sympy.Basic, question: Guard) -> None:
         self.constraints.setdefault(condition, Constraint(condition, str(question.source or "")))
 
+    def _simplify(self, condition: sympy.Basic) -> sympy.Basic:
+        """The condition in a form that speaks of fewer dims, if there is one."""
+        simpler = simplify_condition(condition, self._value_ranges(0))
+        return simpler if len(simpler.free_symbols) < len(condition.free_symbols) else condition
+
     def _is_proved(self, condition: sympy.Basic, at_least: int) -> bool:
-        ranges = {
+        bound = internals.bound_sympy(condition, self._value_ranges(at_least))
+        return bool(bound.is_singleton() and bound.lower == sympy.true)
+
+    def _value_ranges(self, at_least: int) -> dict[sympy.Symbol, Any]:
+        return {
             s: internals.ValueRanges(
                 max(low, at_least if high is None or high >= at_least else low),
                 internals.int_oo if high is None else high,
             )
             for s, (low, high) in self.ranges.items()
         }
-        bound = internals.bound_sympy(condition, ranges)
-        return bool(bound.is_singleton() and bound.lower == sympy.true)
 
     def _find_feasible_interval(
         self, condition: sympy.Basic, symbol: sympy.Symbol, hint: int

@@ -134,7 +134,8 @@ class _ModuleWalk:
                 self.epilogue_step(step, given)
             case StepGroup():
                 self.fail(step, self.more(step, self.facts))  # a group that is not one has members that make no sense
-                self.own(step, step.local_buffers())
+                inner = {name for one in step.members() if isinstance(one, StepGroup) for name in one.local_buffers()}
+                self.own(step, [name for name in step.local_buffers() if name not in inner])
                 self.steps(step.members(), step.given_values())
             case ClassifyMaskBlocks():
                 self.loops(step, step.batch)

@@ -90,6 +90,7 @@ from ingot.torch_internals.operators import (
     all_decompositions,
     below_autograd,
     computes_new_tensor,
+    copies_by_strides,
     declares_aliases,
     enter_autocast,
     exit_autocast,

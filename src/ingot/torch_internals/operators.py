@@ -73,6 +73,21 @@ def may_change_layout(func: Any) -> bool:
     return func in _LAID_OUT_ANEW
 
 
+_BY_STRIDES = frozenset(
+    (
+        torch.ops.aten.contiguous.default,
+        torch.ops.aten.reshape.default,
+        torch.ops.aten.reshape_as.default,
+        torch.ops.aten.flatten.using_ints,
+    )
+)
+
+
+def copies_by_strides(func: Any) -> bool:
+    """Whether the strides of an operator's argument, at the sizes of a call, tell if it returns a view or a copy."""
+    return func in _BY_STRIDES
+
+
 # Composite operators that always compute a new tensor.
 _NEW = frozenset(
     getattr(torch.ops.aten, name).default

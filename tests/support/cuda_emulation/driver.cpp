@@ -16,6 +16,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
@@ -54,6 +55,7 @@ struct Function {
     void (*entry)(void **, const unsigned *, unsigned, size_t);
     const size_t *sizes;
     int dynamic_shared = 48 << 10;
+    bool together = false; /* its blocks wait for each other */
 };
 struct Stream {
     int number;
@@ -65,6 +67,7 @@ struct Node {
     Function *function;
     unsigned grid[3], block, shared;
     std::vector<std::vector<char>> arguments;
+    bool cooperative = false;
 };
 struct Graph {
     std::vector<std::unique_ptr<Node>> nodes;
@@ -137,8 +140,10 @@ void check_guards(const char *when)
                 stop(std::string("memory next to a buffer was written: ") + when);
 }
 
-void run(const Function *function, const unsigned *grid, unsigned block, unsigned shared, void **arguments)
+void run(const Function *function, const unsigned *grid, unsigned block, unsigned shared, void **arguments, bool cooperative)
 {
+    if (function->together != cooperative) stop("blocks that wait for each other, in a launch that may begin some of them later");
+    if (cooperative && (int)(grid[0] * grid[1] * grid[2]) > setting("INGOT_EMULATED_PROCESSORS", 132)) stop("more blocks than run at the same time");
     if (!grid[0] || !grid[1] || !grid[2]) stop("a launch of an empty grid");
     if (grid[1] > 65535 || grid[2] > 65535) stop("a grid that is too large");
     if (block < 1 || block > 1024) stop("a block of " + std::to_string(block) + " threads");
@@ -200,7 +205,7 @@ EXPORT int cuDeviceGetName(char *name, int size, int) { return snprintf(name, (s
 EXPORT int cuDeviceGetAttribute(int *value, int attribute, int)
 {
     const int cc = setting("INGOT_EMULATED_CC", 90);
-    *value = attribute == 75 ? cc / 10 : attribute == 76 ? cc % 10 : attribute == 97 ? 227 << 10 : attribute == 16 ? 132 : 0;
+    *value = attribute == 75 ? cc / 10 : attribute == 76 ? cc % 10 : attribute == 97 ? 227 << 10 : attribute == 16 ? setting("INGOT_EMULATED_PROCESSORS", 132) : 0;
     return SUCCESS;
 }
 EXPORT int cuDeviceTotalMem_v2(size_t *bytes, int) { return *bytes = (size_t)1 << 37, SUCCESS; }
@@ -277,6 +282,7 @@ EXPORT int cuModuleGetFunction(Function **function, Module *module, const char *
     auto *const made = new Function;
     made->entry = (void (*)(void **, const unsigned *, unsigned, size_t))entry;
     made->sizes = ((const size_t *(*)())sizes)();
+    made->together = dlsym(module->library, (text + "__together").c_str()) != nullptr;
     module->functions[text] = *function = made;
     alive.insert(made);
     return SUCCESS;
@@ -347,6 +353,13 @@ EXPORT int cuMemcpyDtoHAsync_v2(void *to, uintptr_t from, size_t size, Stream *)
     BEGIN_IN_CONTEXT(cuMemcpyDtoHAsync_v2);
     check_range(from, size, "a copy from the device");
     memcpy(to, (const void *)from, size);
+    return SUCCESS;
+}
+EXPORT int cuMemsetD32Async(uintptr_t to, unsigned value, size_t count, Stream *)
+{
+    BEGIN_IN_CONTEXT(cuMemsetD32Async);
+    check_range(to, 4 * count, "a fill");
+    std::fill_n((unsigned *)to, count, value);
     return SUCCESS;
 }
 EXPORT int cuMemcpyDtoDAsync_v2(uintptr_t to, uintptr_t from, size_t size, Stream *)
@@ -430,7 +443,17 @@ EXPORT int cuLaunchKernel(Function *function, unsigned x, unsigned y, unsigned z
     check_alive(function, "cuLaunchKernel");
     if (by != 1 || bz != 1) return INVALID_VALUE;
     const unsigned grid[] = {x, y, z};
-    run(function, grid, bx, shared, arguments);
+    run(function, grid, bx, shared, arguments, false);
+    return SUCCESS;
+}
+EXPORT int cuLaunchCooperativeKernel(Function *function, unsigned x, unsigned y, unsigned z, unsigned bx, unsigned by, unsigned bz,
+                                     unsigned shared, Stream *, void **arguments)
+{
+    BEGIN_IN_CONTEXT(cuLaunchCooperativeKernel);
+    check_alive(function, "cuLaunchCooperativeKernel");
+    if (by != 1 || bz != 1) return INVALID_VALUE;
+    const unsigned grid[] = {x, y, z};
+    run(function, grid, bx, shared, arguments, true);
     return SUCCESS;
 }
 /* The map is what was asked for, as the emulator reads it. */
@@ -480,6 +503,13 @@ EXPORT int cuGraphAddKernelNode(Node **node, Graph *graph, Node *const *after, s
     *node = graph->nodes.back().get();
     return SUCCESS;
 }
+EXPORT int cuGraphKernelNodeSetAttribute(Node *node, int attribute, const int *value)
+{
+    BEGIN_IN_CONTEXT(cuGraphKernelNodeSetAttribute);
+    if (attribute != 2) return INVALID_VALUE;
+    node->cooperative = *value != 0;
+    return SUCCESS;
+}
 EXPORT int cuGraphAddDependencies_v2(Graph *graph, Node *const *from, Node *const *to, const Edge *edge, size_t count)
 {
     BEGIN_IN_CONTEXT(cuGraphAddDependencies_v2);
@@ -505,7 +535,9 @@ EXPORT int cuGraphExecKernelNodeSetParams(Exec *exec, Node *node, const NodePara
     check_alive(exec, "cuGraphExecKernelNodeSetParams");
     const auto found = exec->nodes.find(node);
     if (found == exec->nodes.end()) stop("a node is not of the graph");
+    const bool cooperative = found->second.cooperative;
     found->second = node_of(given);
+    found->second.cooperative = cooperative;
     return SUCCESS;
 }
 EXPORT int cuGraphExecDestroy(Exec *exec)
@@ -523,7 +555,7 @@ EXPORT int cuGraphLaunch(Exec *exec, Stream *)
         Node &node = exec->nodes.at(key);
         std::vector<void *> arguments;
         for (auto &bytes : node.arguments) arguments.push_back(bytes.data());
-        run(node.function, node.grid, node.block, node.shared, arguments.data());
+        run(node.function, node.grid, node.block, node.shared, arguments.data(), node.cooperative);
     }
     return SUCCESS;
 }

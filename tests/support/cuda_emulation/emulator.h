@@ -242,6 +242,11 @@ template <class... A> static const size_t *ig_sizes_of(void (*)(A...)) { return 
 #define IG_KERNEL_ENTRY(kernel) IG_ENTRY(kernel, 1)
 /* The same for a kernel whose blocks are clusters of so many. */
 #define IG_CLUSTER_ENTRY(kernel, blocks) IG_ENTRY(kernel, blocks)
+/* The same for a kernel whose blocks wait for each other: they run together, as one cluster would. Variables that it
+ * declares as shared have the same value in all blocks. */
+#define IG_GRID_ENTRY(kernel) \
+    extern "C" __attribute__((visibility("default"))) void kernel##__together() {} \
+    IG_ENTRY(kernel, grid[0])
 #define IG_ENTRY(kernel, blocks) \
     extern "C" __attribute__((visibility("default"))) const size_t *kernel##__sizes() { return ig_sizes_of(kernel); } \
     extern "C" __attribute__((visibility("default"))) void kernel##__entry( \
@@ -376,6 +381,18 @@ static void ig_arrive_at_cluster()
 static void ig_wait_for_cluster()
 {
     ig_wait_until([](const ig_fiber &fiber) { return ig_cluster_phase != fiber.phase; }, nullptr, ig_current->phase);
+}
+/* The first threads of a block, or of all blocks that run together, wait for each other. */
+static void ig_wait_for_threads(int threads, int blocks)
+{
+    static std::vector<std::pair<int, unsigned>> barriers; /* of each block, and one of all: who is there, and its phase */
+    if (ig_current->thread.x >= (unsigned)threads) ig_stop("a thread waits that does not take part");
+    const size_t place = blocks > 1 ? 0 : 1 + (size_t)ig_current->rank;
+    if (barriers.size() <= place) barriers.resize(place + 1);
+    const unsigned phase = barriers[place].second;
+    if (++barriers[place].first == threads * blocks) barriers[place] = {0, phase + 1};
+    ig_current->where = (const void *)place;
+    ig_wait_until([](const ig_fiber &fiber) { return barriers[(size_t)fiber.where].second != fiber.phase; }, (const void *)place, phase);
 }
 static ig_place ig_place_in(ig_place place, unsigned rank) { return place + ((int64_t)rank - ig_current->rank) * (int64_t)ig_dynamic_pitch; }
 

@@ -31,6 +31,7 @@ from ingot.targets.cuda.codegen.kernel import MAP_WORDS, CudaKernel, map_words
 from ingot.targets.cuda.codegen.kernel_rules import KERNELS
 from ingot.targets.cuda.codegen.kernel_writer import CudaKernelWriter, StepScratch
 from ingot.targets.cuda.codegen.module_emitter import kernel_text
+from ingot.targets.cuda.codegen.products.stream_product import BARRIER
 
 _HEADER = Path(__file__).with_name("emulator.h")
 _FLAGS = ("-std=c++17", "-O1", "-DIG_EMULATED", "-shared", "-fPIC", "-fvisibility=hidden", "-w", "-ffp-contract=off")
@@ -167,12 +168,15 @@ def run_step(
     context: KernelContext,
 ) -> None:
     scratch = GuardedMemory(evaluate(written.scratch.size, known))
+    barrier = GuardedMemory(4)
     for name, kernel in written.kernels:
         grid = [evaluate(one, known) for one in (kernel.grid.x, kernel.grid.y, kernel.grid.z)]
         if not all(grid):
             continue
 
         def find(buffer: str, inside: StepScratch = written.scratch, own: GuardedMemory = scratch) -> int:
+            if buffer == BARRIER:
+                return barrier.address
             offset = inside.offsets.get(buffer)
             return memory[buffer].address if offset is None else own.address + evaluate(offset, known)
 

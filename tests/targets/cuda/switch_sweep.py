@@ -23,7 +23,7 @@ from torch import nn
 import ingot
 from tests.support.cuda_emulation.target import EMULATED, open_driver
 
-SWITCHES = ("bulk_windows", "bulk_products", "bulk_gates", "streams", "gates", "row_prologues", "siblings")
+SWITCHES = ("bulk_windows", "bulk_products", "bulk_gates", "streams", "gates", "row_prologues", "chains", "siblings")
 ROWS = (1, 1, 1, 2, 5, 8, 9, 61, 64, 128, 130)
 
 

@@ -36,6 +36,7 @@ class ReplayRecorder(GraphTracer):
         self.source: fx.Node | None = None
         self.decompositions = decompositions
         self.functional = decompositions is not None
+        self.keeps_layouts = False  # whether values are to have the strides of eager, at every size
         self.aliases = AliasTracker(self)
         self._below = False  # whether calls come from below autograd and autocast
         self._physical = PhysicalMode(self._record_below)
@@ -140,12 +141,21 @@ class ReplayRecorder(GraphTracer):
             return False  # item(): to try it would bind the symbol that the recorded call is to bind
         if func is torch.ops.aten.dropout.default:
             return False  # kept, so that it can be switched on again; as a view it is its argument
-        if internals.aliased_positions(func):
+        if internals.aliased_positions(func) and not self._may_skip_copy(func, args):
             return True
         with self.pause(), internals.ignore_fresh_symbols(self.env):
             out = self.run(func, args, kwargs)
         tensors = metadata.tensors_in([*args, *kwargs.values()])
         return any(find_shared(t, tensors) is not None for t in metadata.tensors_in(out))
+
+    def _may_skip_copy(self, func: Any, args: tuple[Any, ...]) -> bool:
+        """Whether an operator that copies here returns a view at other sizes: a dim of size 1 is contiguous anyhow.
+
+        The two differ in the strides of such dims, by which kernels choose how to compute, and how to round.
+        """
+        return (
+            self.keeps_layouts and internals.copies_by_strides(func) and any(map(internals.is_symbolic, args[0].shape))
+        )
 
     def _portable(self, func: Any, args: tuple[Any, ...]) -> tuple[Any, tuple[Any, ...]]:
         """The same call on a value whose strides are not those of its fake."""

@@ -143,6 +143,10 @@ def cases() -> dict[str, tuple[nn.Module, tuple[torch.Tensor, ...]]]:
         "linear, streamed, odd": (nn.Linear(2056, 2053), (r(3, 2056),)),
         "linear, streamed, eight rows": (nn.Linear(5632, 2048), (r(8, 5632),)),
         "gated layer, streamed": (GatedLayer(2048, 5632), (r(1, 2048),)),
+        "gated layers, in one kernel": (
+            nn.Sequential(GatedLayer(2048, 5632), GatedLayer(2048, 1000), GatedLayer(2048, 5632)),
+            (r(1, 2048),),
+        ),
         "gated layer, four rows": (GatedLayer(768, 1016), (r(4, 768),)),
         "rotated heads, streamed": (RotatedHeads(2048, 32, 64), (r(1, 2048), r(1, 64), r(1, 64))),
         "linear, deep": (nn.Linear(4096, 64), (r(32, 4096),)),

@@ -1,22 +1,14 @@
-"""Runs torch's operator samples on the GPU of this machine and says what became of them.
+"""torch's operator samples on the GPU.
 
-    python -m tests.targets.cuda.gpu.sample_sweep RESULTS.jsonl --dtype float32 bfloat16 --most 2 --jobs 14 --minutes 5
-
-Samples are judged as native code is: an error of at most 4 times eager's own on the CPU. Each is then saved, and a
-process without torch must get the same bits from the file. Several processes share the operators. One whose GPU context
-is lost, or that hangs, ends; its sample counts as crashed, and the next process goes on behind it.
+A sample is judged as native code is: an error of at most 4 times eager's own on the CPU. A unit of work is an operator
+in a dtype.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
 import signal
-import sys
-import time
 import traceback
 import warnings
-from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -24,8 +16,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 import ingot
-from tests.support.operator_samples.batched_compile import Outcome
-from tests.support.operator_samples.sample_report import read
+from ingot.artifacts.compiled_model import CompiledModel
 from tests.support.operator_samples.samples import (
     KINDS,
     Case,
@@ -36,86 +27,92 @@ from tests.support.operator_samples.samples import (
     judge,
     operators,
 )  # fmt: skip
+from tests.targets.cuda.gpu.batched_build import ARCHITECTURE, lower
 from tests.targets.cuda.gpu.saved_calls import save_calls
-from tests.targets.cuda.gpu.shares import AGAIN, Journal, run_shares
+from tests.targets.cuda.gpu.sweeps import PATIENCE, PUBLIC, BatchedSweep, ContextLost, Place, SweptProgram
 
-# Seconds that one sample may take to compile and run.
-PATIENCE = 120
+# A stride through the sorted operators that no number of them has as a divisor: neighbours are alike.
+_STRIDE = 211
 
 
-def run_share(path: Path, names: Sequence[str], dtypes: Sequence[str], most: int, end: float) -> int:
-    """Judges the samples of these operators that the journal does not have. Returns what the process ends with."""
-    known = {(row["op"], row["number"], row["dtype"], row["kind"]) for row in read([path])}
-    journal = Journal(path)
-    for dtype in dtypes:
-        for case in cases(names, [getattr(torch, dtype)], KINDS, most):
-            if (case.op, case.number, dtype, case.kind) in known:
+class SampleSweep(BatchedSweep):
+    what = "samples"
+
+    def __init__(self, dtypes: Sequence[str], most: int, only: Sequence[str] = ()) -> None:
+        super().__init__()
+        self._dtypes, self._most, self._only = dtypes, most, only
+
+    def units(self) -> list[str]:
+        names = [name for name in sorted(operators()) if not self._only or name in self._only]
+        names = [names[number * _STRIDE % len(names)] for number in range(len(names))]
+        assert len(set(names)) == len(names)
+        return [
+            f"{name} {dtype} most {self._most}"
+            for name in names
+            for dtype in self._dtypes
+            if getattr(torch, dtype) in operators()[name].supported_dtypes("cpu")
+        ]
+
+    def prepare(self, unit: str, place: Place, known: set[str]) -> list[SweptProgram]:
+        name, dtype, _, most = unit.rsplit(" ", 3)
+        found = []
+        place.note(unit)
+        signal.alarm(PATIENCE)
+        drawn = list(cases([name], [getattr(torch, dtype)], KINDS, int(most)))
+        for number, case in enumerate(drawn):
+            if case.name in known:
                 continue
-            if time.time() > end:
-                break
-            expected = expectation(case)
-            if expected is None:
-                continue
-            row = {"op": case.op, "number": case.number, "dtype": dtype, "kind": case.kind}
-            file = journal.begin(row)
+            place.note(case.name)
             signal.alarm(PATIENCE)
-            outcome = run_sample(case, expected, file)
-            signal.alarm(0)
-            journal.end(row, file, outcome.kind, outcome.reason)
-            if outcome.kind == "crashed":
-                journal.run_files()
-                return AGAIN
-    journal.run_files()
-    return 0
+            made = _prepare(case, place, is_public=(hash_of(unit) + number) % PUBLIC == 0)
+            if made is not None:
+                found.append(made)
+        signal.alarm(0)
+        return found
 
 
-def run_sample(case: Case, expected: Expectation, file: Path) -> Outcome:
-    """Compiles a sample for the GPU and judges it; where it passed, leaves its file and call."""
+def hash_of(text: str) -> int:
+    """A number that is the same in every process."""
+    return sum(map(ord, text))
+
+
+def _prepare(case: Case, place: Place, is_public: bool) -> SweptProgram | None:
+    """The sample, lowered or compiled; None where eager refuses it or its row is written."""
+    expected = expectation(case)
+    if expected is None:
+        return None
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
-            compiled = ingot.compile(case.module, fresh(case), target="cuda", isa="sm_90a", cache=False)
+            if is_public:
+                compiled = ingot.compile(case.module, fresh(case), target=place.target, isa=ARCHITECTURE, cache=False)
+                return SweptProgram(case.name, SampleJudge(case, expected), compiled=compiled)
+            program = ingot.capture(case.module, fresh(case))
+            return SweptProgram(case.name, SampleJudge(case, expected), lower(program, place.target))
         except ingot.IngotError as error:
-            return Outcome("refused", f"{type(error).__name__}: {error}")
+            place.journal.write(case.name, "refused", f"{type(error).__name__}: {error}")
         except Exception as error:
-            return Outcome("crashed", f"compiling: {type(error).__name__}: {error}\n{traceback.format_exc(limit=-6)}")
+            where = traceback.format_exc(limit=-6)
+            place.journal.write(case.name, "crashed", f"compiling: {type(error).__name__}: {error}\n{where}")
+    return None
+
+
+class SampleJudge:
+    def __init__(self, case: Case, expected: Expectation) -> None:
+        self._case, self._expected = case, expected
+
+    def __call__(self, compiled: CompiledModel, file: Path) -> tuple[str, str]:
+        case, expected = self._case, self._expected
+        if compiled.draws:  # its own random numbers, not torch's: only their type can be compared
+            expected = Expectation(expected.own, expected.exact, True)
         try:
-            if compiled.draws:  # its own random numbers, not torch's: only their type can be compared
-                expected = Expectation(expected.own, expected.exact, True)
             results = [x.cpu() for x in pytree.tree_leaves(compiled(*fresh(case)))]
-            complaint = judge(case, expected, results)
-            if not complaint and not compiled.draws:
-                save_calls(compiled, file, [(fresh(case), results)])
         except Exception as error:
-            return Outcome("crashed", f"running: {type(error).__name__}: {error}\n{traceback.format_exc(limit=-4)}")
-    return Outcome("wrong", complaint) if complaint else Outcome("passed")
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("results", type=Path)
-    parser.add_argument("--dtype", nargs="*", default=["float32", "bfloat16"])
-    parser.add_argument("--most", type=int, default=2, help="samples of an operator, spread over all of them")
-    parser.add_argument("--jobs", type=int, default=4)
-    parser.add_argument("--minutes", type=float, default=1e6, help="begin no sample after this time")
-    parser.add_argument("--share", type=int, help=argparse.SUPPRESS)
-    parser.add_argument("--end", type=float, help=argparse.SUPPRESS)
-    given = parser.parse_args()
-    if given.share is None:
-        asked = [f"--most={given.most}", "--dtype", *given.dtype]
-        rows = read(run_shares(__spec__.name, given.results, given.jobs, given.minutes, asked))
-        given.results.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-        for row in rows:
-            if row["outcome"] in ("wrong", "crashed"):
-                print(
-                    f"{row['outcome']}: {row['op']} {row['number']} {row['dtype']} {row['kind']}: {row['reason'][:600]}"
-                )
-        print(dict(Counter((row["dtype"], row["outcome"]) for row in rows)))
-        print(f"{sum('from_file' in row for row in rows)} of them also from their file, without torch")
-        return
-    names = sorted(operators())[given.share :: given.jobs]
-    sys.exit(run_share(given.results, names, given.dtype, given.most, given.end))
-
-
-if __name__ == "__main__":
-    main()
+            where = traceback.format_exc(limit=-4)
+            raise ContextLost(f"running: {type(error).__name__}: {error}\n{where}") from error
+        complaint = judge(case, expected, results)
+        if complaint:
+            return "wrong", complaint
+        if not compiled.draws:
+            save_calls(compiled, file, [(fresh(case), results)])
+        return "right", ""

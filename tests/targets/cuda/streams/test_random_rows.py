@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from ingot.targets.cuda.schedule import streams
-from ingot.targets.cuda.schedule.statements import StreamedGemm
+from ingot.targets.cuda.schedule.statements import StreamedChain, StreamedGemm
 from tests.support.cuda_emulation.emulated_model import build_models
 from tests.targets.cuda.streams.test_streamed_groups import Norm, schedule
 from tests.targets.cuda.test_gemm_epilogues import randn
@@ -78,17 +78,19 @@ class RandomRows(nn.Module):
         return tuple(values[n] for n in self.results)
 
 
-def test_random_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("disabled", [(), ("chains",)], ids=["all", "without chains"])
+def test_random_rows(monkeypatch: pytest.MonkeyPatch, disabled: tuple[str, ...]) -> None:
     monkeypatch.setattr(streams, "_LEAST_ELEMENTS", 1)
     models, lowered = [], []
     for seed in range(24):
         torch.manual_seed(seed)
         model = RandomRows(seed).bfloat16().eval()
         args = randn(model.rows, model.widths[0], seed=seed), randn(81, seed=seed + 1)
-        program, _, module = schedule(model, args)
+        program, _, module = schedule(model, args, disabled)
         models.append((model, args))
         lowered.append((program, module))
-    assert sum(isinstance(step, StreamedGemm) for _, module in lowered for step in module.steps) >= 3
+    wanted = StreamedGemm if disabled else StreamedChain
+    assert sum(isinstance(step, wanted) for _, module in lowered for step in module.steps) >= 3
     for seed, ((model, args), run) in enumerate(zip(models, build_models(lowered), strict=True)):
         with torch.no_grad():
             exact, eager = copy.deepcopy(model).double()(*(arg.double() for arg in args)), model(*args)

@@ -13,7 +13,7 @@ from ingot.errors import ScheduleError
 from ingot.lowering.loop_module import Module
 from ingot.targets.cuda.codegen import gemm as _gemm  # registers its writers
 from ingot.targets.cuda.schedule.statements import TiledGemm
-from ingot.targets.cuda.schedule.streams import plan_stream, stream_weights
+from ingot.targets.cuda.schedule.streams import plan_ring, plan_stream, stream_weights
 from ingot.targets.cuda.schedule.verifier import verify_schedule
 from tests.support.cuda_emulation import kernels
 from tests.support.cuda_emulation.kernels import check_cubin, write_kernels
@@ -83,11 +83,13 @@ def test_plans() -> None:
     """Two kernels' blocks fit into a multiprocessor, and a vocabulary's sums into a block."""
     for n, k in ((3072, 2048), (2048, 2048), (11264, 2048), (2048, 5632), (32000, 2048)):
         plan = plan_stream(1, n, k)
-        assert plan.blocks == 132 and plan.slots == 2 and plan.shared * 2 <= 227 << 10
+        ring = plan_ring([plan])
+        assert plan.blocks == 132 and ring.slots == 2 and ring.shared * 2 <= 227 << 10
     large = plan_stream(8, 128256, 2048)
-    assert large.shared <= 160 << 10 and large.blocks % 132 == 0 and large.blocks * large.lines >= 128256
-    assert plan_stream(1, 3072, 768).slots == 3  # as many as its lines need
-    assert plan_stream(1, 11264, 768).slots == 5
+    assert plan_ring([large]).shared <= 160 << 10
+    assert large.blocks % 132 == 0 and large.blocks * large.lines >= 128256
+    assert plan_ring([plan_stream(1, 3072, 768)]).slots == 3  # as many as its lines need
+    assert plan_ring([plan_stream(1, 11264, 768)]).slots == 5
 
 
 def test_refused_streams() -> None:

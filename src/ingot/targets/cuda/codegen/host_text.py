@@ -26,6 +26,7 @@ from ingot.targets.cuda.codegen.device_library import DeviceLibrary
 from ingot.targets.cuda.codegen.device_parts import split_kernels
 from ingot.targets.cuda.codegen.kernel import CudaKernel, Grid, map_words
 from ingot.targets.cuda.codegen.kernel_writer import CudaKernelWriter, StepScratch
+from ingot.targets.cuda.codegen.products.stream_product import BARRIER
 
 HEADERS = HeaderSet(("ingot.codegen", "ingot.targets.cuda.codegen"))
 # What a kernel takes for the address of the value that it computes for the host.
@@ -35,13 +36,14 @@ RESULT = "result:"
 @dataclass
 class KernelTable:
     """The kernels so far: what each is, the dynamic shared memory that it needs, -1 where sizes tell, and that of its
-    text for older GPUs, -1 where it is the same; whether it waits for the kernel before it, and how many maps of
-    tensors it takes."""
+    text for older GPUs, -1 where it is the same; whether it waits for the kernel before it, whether its blocks
+    wait for each other, and how many maps of tensors it takes."""
 
     numbers: dict[tuple[str, tuple[str, ...], int, int], int] = field(default_factory=dict)
     shared: list[int] = field(default_factory=list)
     plain_shared: list[int] = field(default_factory=list)
     waits: list[int] = field(default_factory=list)
+    together: list[int] = field(default_factory=list)
     maps: list[int] = field(default_factory=list)
     lengths: list[int] = field(default_factory=list)  # of their texts
     words: int = 0  # arguments that a kernel has at most, without maps
@@ -59,6 +61,7 @@ class KernelTable:
         self.plain_shared.append(-1 if kernel.plain_shared is None else kernel.plain_shared)
         self.maps.append(len(kernel.maps))
         self.waits.append(int(kernel.waits))
+        self.together.append(int(kernel.together))
         self.lengths.append(len(kernel.text))
         self._need(number, kernel.shared)
         self.words = max(self.words, len(kernel.buffers) + len(kernel.sizes))
@@ -108,6 +111,7 @@ class HostText(RunText):
             "int ig_kernel_shared": [*self.table.shared, 0],
             "int ig_plain_shared": [*self.table.plain_shared, 0],
             "unsigned char ig_kernel_waits": [*self.table.waits, 0],
+            "unsigned char ig_kernel_together": [*self.table.together, 0],
             "unsigned char ig_kernel_maps": [*self.table.maps, 0],
             "unsigned char ig_kernel_parts": [*(part_of[kernel] for kernel in sorted(part_of)), 0],
         }
@@ -117,6 +121,7 @@ class HostText(RunText):
             "MOST_WORDS": self.table.words,
             "MOST_MAPS": max(self.table.maps, default=0),
             "AT_ONCE": int(waits(self.module)),
+            "TOGETHER": int(any(self.table.together)),
         }
         text = "".join(f"#define IG_{name} {value}\n" for name, value in macros.items())
         return text + "".join(
@@ -253,6 +258,8 @@ class HostText(RunText):
     def _address(self, buffer: str, scratch: StepScratch) -> str:
         if buffer == RESULT:
             return "run->value_address"
+        if buffer == BARRIER:
+            return "run->barrier"
         if buffer in scratch.offsets:
             return f"run->scratch + (uint64_t)({run_size(scratch.offsets[buffer])})"
         return buffer

@@ -84,6 +84,9 @@ class CudaKernel:
     `maps` are what it takes for the parameters `map0`, `map1`, …, which stand before all others, and `cluster` how many
     blocks along x are a cluster; GPUs that have no such things run a text that does without, whose dynamic shared
     memory is `plain_shared`. The text tells which by IG_HOPPER of cu/async_copies.cuh.
+
+    With `together`, blocks wait for each other: all of them run at the same time. The grid has no more blocks along x
+    than the GPU has multiprocessors, and the text serves any number of them.
     """
 
     text: str
@@ -99,3 +102,4 @@ class CudaKernel:
     cluster: int = 1
     maps: tuple[TensorMap, ...] = ()
     plain_shared: int | None = None
+    together: bool = False

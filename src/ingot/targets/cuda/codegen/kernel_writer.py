@@ -42,6 +42,7 @@ class CudaKernelWriter(KernelText[DeviceLibrary]):
     types: dict[str, str] = field(default_factory=dict)  # of scratch, by its name
     maps: list[TensorMap] = field(default_factory=list)
     wait_at: int = 0  # the line before which a small kernel waits for the one before it
+    wait_for_block: str = "__syncthreads();"  # by which the threads that share the work wait for each other
 
     def next_kernel(self) -> CudaKernelWriter:
         """A writer for another kernel of the same step."""

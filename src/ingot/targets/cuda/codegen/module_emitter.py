@@ -63,6 +63,8 @@ def kernel_text(name: str, kernel: CudaKernel, origin: SourceLocation | None = N
     cluster, entry = "", f"IG_KERNEL_ENTRY({name})"
     if kernel.cluster > 1:
         cluster, entry = f"IG_CLUSTER({kernel.cluster}) ", f"IG_CLUSTER_ENTRY({name}, {kernel.cluster})"
+    if kernel.together:
+        entry = f"IG_GRID_ENTRY({name})"
     return (
         f'{comment}extern "C" __global__ void {cluster}__launch_bounds__({bounds}) {name}({parameters})\n'
         f"{{\n{kernel.text}\n}}\n{entry}\n"

@@ -16,6 +16,7 @@ from ingot.targets.cuda.schedule.limits import FUSION_LIMITS
 from ingot.targets.cuda.schedule.map_groups import group_maps
 from ingot.targets.cuda.schedule.quantized.gates import fold_coded_gates
 from ingot.targets.cuda.schedule.siblings import join_siblings
+from ingot.targets.cuda.schedule.streamed_chains import chain_products
 from ingot.targets.cuda.schedule.streamed_groups import fold_gates, fold_rows
 from ingot.targets.cuda.schedule.streams import stream_weights
 from ingot.targets.cuda.schedule.tiling import choose_tiles
@@ -34,6 +35,7 @@ SCHEDULE: tuple[SchedulePass, ...] = (
     ("streams", stream_weights),
     ("gates", fold_gates),
     ("row_prologues", fold_rows),
+    ("chains", chain_products),
 )
 
 

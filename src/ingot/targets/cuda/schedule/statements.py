@@ -5,6 +5,7 @@
     SiblingGemms(steps, in_turn)                 products that one kernel computes
     MapGroup(steps)                              Maps that do not depend on each other, as one kernel
     StreamedGemm(steps, local)                   a streamed product with its row before it, or Maps of pairs behind
+    StreamedChain(steps)                         such products one after another, as one kernel
     GatedGemm(steps, local)                      a product by tiles of a weight with a Map of pairs behind it
 
 The loop IR's printer prints them by their fields; verifier.py has their rules.
@@ -138,6 +139,21 @@ class StreamedGemm(StepGroup):
     def gate_maps(self) -> tuple[Map, ...]:
         gate = self.gate
         return gate.steps if isinstance(gate, MapGroup) else () if gate is None else (gate,)
+
+
+@dataclass(frozen=True, slots=True)
+class StreamedChain(StepGroup):
+    """Streamed products one after another in one kernel, whose blocks wait for each other between them. A product may
+    use what those before it have written."""
+
+    steps: tuple[TiledGemm | StreamedGemm, ...]
+    origin: SourceLocation = _NOWHERE
+
+    def members(self) -> tuple[Stmt, ...]:
+        return self.steps
+
+    def local_buffers(self) -> tuple[str, ...]:
+        return tuple(name for step in self.steps if isinstance(step, StreamedGemm) for name in step.local)
 
 
 @dataclass(frozen=True, slots=True)

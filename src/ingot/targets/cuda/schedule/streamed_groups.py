@@ -20,7 +20,7 @@ from ingot.lowering.loop_ir import Buffer, LoopNest, Map, Stmt
 from ingot.lowering.loop_module import Module
 from ingot.targets.cuda.schedule.column_pairs import find_pairs
 from ingot.targets.cuda.schedule.statements import MapGroup, StreamedGemm, TiledGemm
-from ingot.targets.cuda.schedule.streams import MOST_SHARED, plan_stream
+from ingot.targets.cuda.schedule.streams import MOST_SHARED, StreamPlan, plan_ring, plan_stream
 
 # Terms of a row that every block computes: more of them take longer than a launch.
 MOST_ROW_TERMS = 8192
@@ -47,7 +47,7 @@ def _find_product(gate: Map | MapGroup, done: Sequence[Stmt], module: Module) ->
     """The product whose one result a Map, or a group of them, alone reads, and what the two become."""
     read = reads_and_writes(gate)[0]
     for place in range(len(done) - 1, max(len(done) - 2 - REACH, -1), -1):
-        group = _as_group(done[place])
+        group = as_group(done[place])
         if group is None or group.gate is not None or not can_join(gate, done[place + 1 :]):
             continue
         buffer = group.product.epilogue.stores[0].buffer
@@ -62,7 +62,7 @@ def fold_rows(module: Module) -> Module:
     """Puts the computation of a streamed product's one row into its kernel; computes the same."""
     done: list[Stmt] = []
     for number, step in enumerate(module.steps):
-        group = _as_group(step)
+        group = as_group(step)
         found = None if group is None else _find_row(group, done, module.steps[number + 1 :], module)
         if found is None:
             done.append(step)
@@ -92,7 +92,14 @@ def _find_row(
     return None
 
 
-def _as_group(step: Stmt) -> StreamedGemm | None:
+def plan_group(group: StreamedGemm) -> StreamPlan:
+    """How blocks share a group's product."""
+    product = group.product
+    assert isinstance(product.m, int) and isinstance(product.n, int) and isinstance(product.k, int)
+    return plan_stream(product.m, product.n, product.k, pairs=group.gate is not None)
+
+
+def as_group(step: Stmt) -> StreamedGemm | None:
     """A streamed product as a group, which others may join."""
     if isinstance(step, StreamedGemm):
         return step
@@ -131,8 +138,7 @@ def find_group_fault(group: StreamedGemm, buffers: Mapping[str, Buffer]) -> str 
     if fault is None and gate is not None:
         found = find_pairs(group.gate_maps, product)
         fault = found if isinstance(found, str) else None
-        assert isinstance(product.m, int) and isinstance(product.n, int) and isinstance(product.k, int)
-        if fault is None and plan_stream(product.m, product.n, product.k, pairs=True).shared > MOST_SHARED:
+        if fault is None and plan_ring([plan_group(group)]).shared > MOST_SHARED:
             fault = "its rows and sums lie in shared memory"
     return fault or _find_conflict(group)
 

@@ -9,7 +9,7 @@ the kernel before has ended, and a few of them always are on their way.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from ingot.lowering.dependence import map_steps
@@ -23,12 +23,19 @@ from ingot.targets.cuda.schedule.tiling import lies_along
 # Lines of a slot, warps that multiply, and the threads of a block: one warp copies.
 LINES = 8
 WARPS = 8
-THREADS = 32 * (WARPS + 1)
+CONSUMERS = 32 * WARPS
+THREADS = CONSUMERS + 32
 # Terms of a slot at most, the multiple that they are, and bytes of all slots: blocks of two kernels fit into one
 # multiprocessor, so that the next one's slots are filled while this one ends.
 MOST_TERMS = 2048
 _TERMS = 32 * WARPS
 _RING_BYTES = 66 << 10
+# The same of a kernel of several products, which fills the slots of its next product itself. Beside one of its blocks a
+# multiprocessor has room for a small block of the kernel before it, or behind it. What its warps read and write between
+# two products waits behind the slots that are on their way: so many bytes keep memory busy, and more only take time.
+_CHAIN_TERMS = 1024
+_CHAIN_BYTES = 200 << 10
+_CHAIN_FLIGHT = 53 << 10
 # Bytes of the sums of a block, and of all its shared memory: a GPU of sm_80 has so much.
 _SUM_BYTES = 32 << 10
 MOST_SHARED = 160 << 10
@@ -38,17 +45,30 @@ _LEAST_ELEMENTS = 1 << 19
 
 @dataclass(frozen=True, slots=True)
 class StreamPlan:
-    """How blocks share a streamed product. `lines` are those of a block at most, of pairs the first ones. Shared memory
-    has the slots, their barriers, the rows from `x` on, `pitch` bytes apart, and sums from `sums` on."""
+    """How blocks share a streamed product. `lines` are those of a block at most, of pairs the first ones; `fills` says
+    how often it fills a slot of `terms` terms. Shared memory has its rows, `pitch` bytes apart, and its sums."""
 
     blocks: int
     lines: int
-    slots: int
+    fills: int
     terms: int
     pitch: int
-    x: int
+    row_bytes: int
+    sum_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class RingPlan:
+    """The shared memory of a kernel of streamed products: `slots` of `terms` terms, at most `flight` of which are on
+    their way, then the rows, then the sums, which are `sums` bytes behind the rows. `plain_shared` is what a GPU needs
+    that reads lines without slots."""
+
+    slots: int
+    terms: int
+    flight: int
     sums: int
     shared: int
+    plain_shared: int
 
 
 def plan_stream(rows: int, n: int, k: int, *, pairs: bool = False) -> StreamPlan:
@@ -60,15 +80,22 @@ def plan_stream(rows: int, n: int, k: int, *, pairs: bool = False) -> StreamPlan
         blocks = turns * PROCESSORS
     lines = -(-count // blocks)
     terms = min(MOST_TERMS, _round_up(k, _TERMS))
-    slot = LINES * (2 * terms + 64)
     fills = -(-lines // each) * -(-k // terms)
-    slots = max(2, min(_RING_BYTES // slot, fills))
-    x = _round_up(slots * (slot + 16), 128)
     pitch = _round_up(2 * k, 128) + 64
-    sums = x + rows * pitch
-    return StreamPlan(
-        blocks, lines, slots, terms, pitch, x, sums, sums + _sum_bytes(rows, count, blocks, each)
-    )  # fmt: skip
+    return StreamPlan(blocks, lines, fills, terms, pitch, rows * pitch, _sum_bytes(rows, count, blocks, each))
+
+
+def plan_ring(products: Sequence[StreamPlan]) -> RingPlan:
+    """What products that share a kernel, or the only one, have in common."""
+    alone = len(products) == 1
+    terms = max(plan.terms for plan in products) if alone else min(_CHAIN_TERMS, max(plan.terms for plan in products))
+    slot = LINES * (2 * terms + 64) + 16
+    sums = _round_up(max(plan.row_bytes for plan in products), 16)
+    plain = sums + max(plan.sum_bytes for plan in products)
+    fills = sum(plan.fills for plan in products)
+    slots = max(2, min((_RING_BYTES if alone else _CHAIN_BYTES - plain) // slot, fills))
+    flight = slots if alone else max(1, min(slots, _CHAIN_FLIGHT // slot))
+    return RingPlan(slots, terms, flight, sums, _round_up(slots * slot + 16, 128) + plain, plain)
 
 
 def _sum_bytes(rows: int, count: int, blocks: int, each: int) -> int:
@@ -96,7 +123,7 @@ def find_stream_fault(step: TiledGemm, buffers: Mapping[str, Buffer]) -> str | N
     along = lies_along(step.a, m, k, 8, rows_first=True) and lies_along(step.b, n, k, 8, rows_first=False)
     if not along or not isinstance(step.b.offset, int):
         return "a streamed product's operands lie along the terms, aligned to 16 bytes"
-    if plan_stream(m, n, k).shared > MOST_SHARED:
+    if plan_ring([plan_stream(m, n, k)]).shared > MOST_SHARED:
         return "a streamed product's rows and sums lie in shared memory"
     return None
 

@@ -24,9 +24,11 @@ from ingot.targets.cuda.schedule.statements import (
     ImplicitGemm,
     MapGroup,
     SiblingGemms,
+    StreamedChain,
     StreamedGemm,
     TiledGemm,
 )
+from ingot.targets.cuda.schedule.streamed_chains import find_chain_fault
 from ingot.targets.cuda.schedule.streamed_groups import find_group_fault
 from ingot.targets.cuda.schedule.streams import find_stream_fault
 from ingot.targets.cuda.schedule.tiles import count_threads, is_warpgroup_tile
@@ -147,6 +149,10 @@ def _check_streamed(group: StreamedGemm, facts: Facts) -> str | None:
     return find_group_fault(group, facts.buffers)
 
 
+def _check_chain(chain: StreamedChain, facts: Facts) -> str | None:
+    return find_chain_fault(chain)
+
+
 def _check_gated(group: GatedGemm, facts: Facts) -> str | None:
     return find_gate_fault(group)
 
@@ -181,6 +187,7 @@ _STRUCTURE: dict[type, Callable[[Any, Facts], str | None]] = {
     SiblingGemms: _check_siblings,
     MapGroup: _check_map_group,
     StreamedGemm: _check_streamed,
+    StreamedChain: _check_chain,
     GatedGemm: _check_gated,
     GatedCodes: lambda group, facts: find_coded_gate_fault(group),
 }

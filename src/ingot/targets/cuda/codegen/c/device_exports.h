@@ -25,6 +25,7 @@ static int ig_open_in_context(ingot_model *model, const void *weights, const ing
     /* Code for older architectures has no instruction that waits. */
     model->is_hopper = !strcmp(image->architecture, "sm_90a");
     model->overlaps = ig_driver.cuGraphAddDependencies_v2 && ig_architecture_number(image->architecture) >= 90;
+    IG_CALL(cuDeviceGetAttribute, &model->processors, IG_ATTRIBUTE_PROCESSORS, device);
     status = ig_find_kernels(model, device, message, size);
     if (status) return status;
     IG_CALL(cuEventCreate, &model->done.event, IG_EVENT_WITHOUT_TIME);

@@ -102,8 +102,8 @@ static void ig_free_run(ig_run *run)
     if (run->done.was_used) ig_driver.cuEventSynchronize(ig_event_of(&run->done));
     for (int g = 0; g < IG_GRAPHS; ++g) ig_free_graph(&run->graphs[g]);
     ig_free_list(&run->list);
-    const ig_address memories[] = {run->arena, run->scratch, run->staging};
-    for (int m = 0; m < 3; ++m)
+    const ig_address memories[] = {run->arena, run->scratch, run->staging, run->barrier};
+    for (int m = 0; m < 4; ++m)
         if (memories[m]) ig_driver.cuMemFree_v2(memories[m]);
     if (run->status_word) ig_driver.cuMemFreeHost((void *)run->status_word);
     const ig_cu_event events[] = {run->done.event, run->begin, run->end};
@@ -126,6 +126,11 @@ static int ig_prepare_run(ig_run *run, char *message, size_t size)
     run->value = (volatile int64_t *)((char *)pinned + 64);
     IG_CALL(cuMemHostGetDevicePointer_v2, &run->status_address, pinned, 0);
     run->value_address = run->status_address + 64;
+    if (IG_TOGETHER) {
+        IG_CALL(cuMemAlloc_v2, &run->barrier, 256);
+        IG_CALL(cuMemsetD32Async, run->barrier, 0, 64, run->own);
+        IG_CALL(cuStreamSynchronize, run->own);
+    }
     return INGOT_OK;
 }
 

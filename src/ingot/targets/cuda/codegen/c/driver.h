@@ -21,9 +21,15 @@ typedef struct { /* how a node depends on the one before: from when on it may be
     unsigned char from_port, to_port, type, reserved[5];
 } ig_edge;
 
+typedef union { /* of a node or launch */
+    char bytes[64];
+    int is_cooperative;
+} ig_attribute_value;
+
+enum { IG_ATTRIBUTE_COOPERATIVE = 2 };
 enum { IG_PORT_PROGRAMMATIC = 1, IG_EDGE_PROGRAMMATIC = 1 };
 enum { IG_CUDA_OUT_OF_MEMORY = 2, IG_CUDA_NO_DEVICE = 100, IG_CUDA_INVALID_IMAGE = 200, IG_CUDA_NOT_READY = 600 };
-enum { IG_ATTRIBUTE_SHARED_LIMIT = 97, IG_ATTRIBUTE_MAJOR = 75, IG_ATTRIBUTE_MINOR = 76 };
+enum { IG_ATTRIBUTE_PROCESSORS = 16, IG_ATTRIBUTE_SHARED_LIMIT = 97, IG_ATTRIBUTE_MAJOR = 75, IG_ATTRIBUTE_MINOR = 76 };
 enum { IG_FUNCTION_STATIC_SHARED = 1, IG_FUNCTION_DYNAMIC_SHARED = 8 };
 enum { IG_STREAM_NON_BLOCKING = 1, IG_EVENT_WITHOUT_TIME = 2, IG_HOST_MAPPED = 2 };
 
@@ -52,6 +58,7 @@ enum { IG_STREAM_NON_BLOCKING = 1, IG_EVENT_WITHOUT_TIME = 2, IG_HOST_MAPPED = 2
     F(cuMemHostAlloc, (void **, size_t, unsigned)) \
     F(cuMemHostGetDevicePointer_v2, (ig_address *, void *, unsigned)) \
     F(cuMemFreeHost, (void *)) \
+    F(cuMemsetD32Async, (ig_address, unsigned, size_t, ig_cu_stream)) \
     F(cuMemcpyHtoDAsync_v2, (ig_address, const void *, size_t, ig_cu_stream)) \
     F(cuMemcpyDtoHAsync_v2, (void *, ig_address, size_t, ig_cu_stream)) \
     F(cuMemcpyDtoDAsync_v2, (ig_address, ig_address, size_t, ig_cu_stream)) \
@@ -67,9 +74,12 @@ enum { IG_STREAM_NON_BLOCKING = 1, IG_EVENT_WITHOUT_TIME = 2, IG_HOST_MAPPED = 2
     F(cuEventElapsedTime, (float *, ig_cu_event, ig_cu_event)) \
     F(cuLaunchKernel, (ig_cu_function, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, \
                        ig_cu_stream, void **, void **)) \
+    F(cuLaunchCooperativeKernel, (ig_cu_function, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, \
+                                  ig_cu_stream, void **)) \
     F(cuGraphCreate, (ig_cu_graph *, unsigned)) \
     F(cuGraphDestroy, (ig_cu_graph)) \
     F(cuGraphAddKernelNode, (ig_cu_node *, ig_cu_graph, const ig_cu_node *, size_t, const ig_node_parameters *)) \
+    F(cuGraphKernelNodeSetAttribute, (ig_cu_node, int, const ig_attribute_value *)) \
     F(cuGraphInstantiateWithFlags, (ig_cu_graph_exec *, ig_cu_graph, unsigned long long)) \
     F(cuGraphExecKernelNodeSetParams, (ig_cu_graph_exec, ig_cu_node, const ig_node_parameters *)) \
     F(cuGraphExecDestroy, (ig_cu_graph_exec)) \

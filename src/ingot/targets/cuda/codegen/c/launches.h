@@ -59,6 +59,7 @@ typedef struct ig_run {
     volatile int64_t *value;
     ig_address status_address, value_address;
     ig_address arena, scratch, staging;
+    ig_address barrier; /* a word at which blocks of a kernel wait for each other */
     int64_t arena_size, scratch_size, staging_size;
     ig_block *blocks; /* what was allocated on the way */
     ig_address inputs[IG_INPUTS + 1], outputs[IG_OUTPUTS + 1];
@@ -78,6 +79,7 @@ typedef struct ingot_model {
     ig_cu_module modules[IG_IMAGE_PARTS];
     ig_cu_function functions[IG_KERNELS + 1];
     int device, run_count;
+    int processors; /* blocks of a kernel that surely run at the same time */
     int overlaps; /* whether a kernel that waits for the one before it may begin earlier */
     int is_hopper; /* whether kernels have the text that uses maps of tensors and clusters */
     ig_address weights;
@@ -159,8 +161,12 @@ static void ig_launch_now(ig_run *run, const ig_launch_list *list, const ig_laun
         return;
     }
     if (run->seconds) IG_TRY(run, cuEventRecord, run->begin, run->stream);
-    IG_TRY(run, cuLaunchKernel, run->model->functions[launch->kernel], launch->grid[0], launch->grid[1], launch->grid[2],
-           launch->block, 1, 1, launch->shared, run->stream, made.parameters, 0);
+    const ig_cu_function function = run->model->functions[launch->kernel];
+    const unsigned *const grid = launch->grid;
+    if (ig_kernel_together[launch->kernel])
+        IG_TRY(run, cuLaunchCooperativeKernel, function, grid[0], grid[1], grid[2], launch->block, 1, 1, launch->shared, run->stream, made.parameters);
+    else
+        IG_TRY(run, cuLaunchKernel, function, grid[0], grid[1], grid[2], launch->block, 1, 1, launch->shared, run->stream, made.parameters, 0);
     if (run->seconds && !run->status) {
         float milliseconds = 0;
         IG_TRY(run, cuEventRecord, run->end, run->stream);
@@ -193,7 +199,8 @@ __attribute__((noinline, unused)) static void ig_add_launch(
     }
     ig_launch *const launch = &launches[list->count++];
     memset(launch, 0, sizeof *launch); /* lists are compared as bytes */
-    *launch = (ig_launch){kernel, number, {(unsigned)grid[0], (unsigned)grid[1], (unsigned)grid[2]}, (unsigned)block,
+    const int64_t along = ig_kernel_together[kernel] && grid[0] > run->model->processors ? run->model->processors : grid[0];
+    *launch = (ig_launch){kernel, number, {(unsigned)along, (unsigned)grid[1], (unsigned)grid[2]}, (unsigned)block,
                           (unsigned)shared, list->word_count, count + IG_CONTEXT_WORDS};
     uint64_t *const to = all + list->word_count;
     memcpy(to, words, (size_t)count * sizeof *to);
@@ -249,6 +256,8 @@ static int ig_build_graph(ig_run *run, ig_graph *graph)
         ig_cu_node *const before = l ? &graph->nodes[l - 1] : 0, *const now = &graph->nodes[l];
         const int overlaps = before && run->model->overlaps && ig_kernel_waits[list->launches[l].kernel];
         if (ig_driver.cuGraphAddKernelNode(now, graph->graph, overlaps ? 0 : before, before && !overlaps, &node)) return 0;
+        static const ig_attribute_value together = {.is_cooperative = 1};
+        if (ig_kernel_together[list->launches[l].kernel] && ig_driver.cuGraphKernelNodeSetAttribute(*now, IG_ATTRIBUTE_COOPERATIVE, &together)) return 0;
         if (overlaps && ig_driver.cuGraphAddDependencies_v2(graph->graph, before, now, &overlapped, 1)) return 0;
     }
     if (ig_driver.cuGraphInstantiateWithFlags(&graph->exec, graph->graph, 0)) return 0;

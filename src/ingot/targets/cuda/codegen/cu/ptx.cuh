@@ -7,6 +7,7 @@
  */
 #ifndef IG_EMULATED
 #define IG_KERNEL_ENTRY(kernel)
+#define IG_GRID_ENTRY(kernel)
 #define IG_ALL 0xffffffffu
 /* Blocks that a multiprocessor is to have registers for: older ones have no shared memory for as many. */
 #if __CUDA_ARCH__ >= 900
@@ -130,6 +131,22 @@ static inline void ig_start_next()
     asm volatile("griddepcontrol.launch_dependents;");
 #endif
 }
+/* The first N threads of the block wait for each other. */
+template <int N> static inline void ig_wait_for_first() { asm volatile("bar.sync 1, %0;" ::"n"(N) : "memory"); }
+/* They wait until those of all blocks of the grid, which run at the same time, are here; what these wrote before is there
+ * then. `word` is 0 at first: its last 31 bits are 0 again, and its first one has changed, when all have come. */
+template <int N> static inline void ig_wait_for_grid(unsigned *word)
+{
+    ig_wait_for_first<N>();
+    if (threadIdx.x == 0) {
+        const unsigned more = blockIdx.x ? 1 : 0x80000000u - (gridDim.x - 1);
+        unsigned before, now;
+        asm volatile("atom.release.gpu.global.add.u32 %0, [%1], %2;" : "=r"(before) : "l"(word), "r"(more) : "memory");
+        do asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(now) : "l"(word) : "memory");
+        while (!((before ^ now) & 0x80000000u));
+    }
+    ig_wait_for_first<N>();
+}
 static inline void ig_fail(const ig_context &context, unsigned status)
 {
     atomicCAS(context.status, 0u, status | (unsigned)context.site << 8);
@@ -183,6 +200,8 @@ static inline float ig_max_nan(float a, float b) { return (a > b) | (a != a) ? a
 static inline void ig_wait_for_previous() {}
 static inline void ig_prefetch(const void *) {}
 static inline void ig_start_next() {}
+template <int N> static inline void ig_wait_for_first() { ig_wait_for_threads(N, 1); }
+template <int N> static inline void ig_wait_for_grid(unsigned *) { ig_wait_for_threads(N, (int)gridDim.x); } /* whose blocks run together */
 static inline void ig_fail(const ig_context &context, unsigned status)
 {
     if (!*context.status) *context.status = status | (unsigned)context.site << 8;

@@ -180,7 +180,7 @@ def merge_block(out: CudaKernelWriter, accumulators: Sequence[Accumulator], thre
         for type_, name, _ in one.variables():
             out.line(f"__shared__ {type_} {memory[name]}[{warps}];")
             out.line(f"if (ig_lane() == 0) {memory[name]}[ig_warp()] = {name};")
-    out.line("__syncthreads();")
+    out.line(out.wait_for_block)
     for one in accumulators:
         for _, name, start in one.variables():
             out.line(f"{name} = {start};")
@@ -199,7 +199,7 @@ def merge_rows(out: CudaKernelWriter, accumulators: Sequence[Accumulator], colum
         for type_, name, _ in one.variables():
             out.line(f"__shared__ {type_} rows_{name}[{rows * columns}];")
             out.line(f"rows_{name}[threadIdx.x] = {name};")
-    out.line("__syncthreads();")
+    out.line(out.wait_for_block)
     out.open(f"for (int r = 1; r < {rows}; ++r)")
     for one in accumulators:
         for line in one.merge(lambda name: f"rows_{name}[r * {columns} + stack]"):

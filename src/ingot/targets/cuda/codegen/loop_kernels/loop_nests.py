@@ -83,7 +83,7 @@ class _Nest:
         return "ig_lane()" if self.threads == WARP else "(int)threadIdx.x"
 
     def wait(self) -> None:
-        self.out.line("ig_syncwarp();" if self.threads == WARP else "__syncthreads();")
+        self.out.line("ig_syncwarp();" if self.threads == WARP else self.out.wait_for_block)
         self.read.clear()
         self.written.clear()
 
@@ -133,9 +133,13 @@ def write_nest(out: CudaKernelWriter, step: LoopNest) -> CudaKernel:
 def write_row(out: CudaKernelWriter, step: LoopNest, threads: int) -> None:
     """A nest without outer loops, as a part of a kernel: every block of so many threads computes it. Its own buffers
     have one element each."""
-    made = _Nest(out, step, threads, _find_type(out, step))
+    rows = find_row_registers(out, step, threads)
+    made = _Nest(out, step, threads, _find_type(out, step), rows=rows)
     out.line(f"const int rank = {made.rank};")
     _declare_locals(made, 1, 1)
+    if rows is not None:
+        declare_row_registers(out, rows, made.type_)
+        made.common = find_common_values(out, rows, step)
     _write_steps(made)
 
 

@@ -72,8 +72,9 @@ def row_loops(nest: LoopNest) -> Iterator[tuple[int, Map | Reduce, Loop]]:
             yield number, step, loop
 
 
-def find_row_registers(out: CudaKernelWriter, nest: LoopNest) -> RowRegisters | None:
-    """None unless all steps go over the same row in vectors, or have one point."""
+def find_row_registers(out: CudaKernelWriter, nest: LoopNest, threads: int = 0) -> RowRegisters | None:
+    """None unless all steps go over the same row in vectors, or have one point. `threads` are those of a row, where
+    that is given."""
     steps = list(_row_steps(nest))
     extents = {loop.extent for _, loop in steps if loop is not None}
     if len(extents) != 1 or any(step is None for step, _ in steps):
@@ -90,7 +91,7 @@ def find_row_registers(out: CudaKernelWriter, nest: LoopNest) -> RowRegisters | 
     for outer in nest.outer:
         points *= out.hint(outer.extent)
     units = extent // width
-    threads = choose_row_threads(points, units)
+    threads = threads or choose_row_threads(points, units)
     count = -(-units // threads)
     if count * width > RUN:
         return None

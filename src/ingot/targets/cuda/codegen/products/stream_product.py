@@ -1,12 +1,14 @@
 """Products of few rows whose weights are copied ahead through shared memory (cu/gemm_stream.cuh).
 
 With a row before it, each block computes that into shared memory while its first weights are on their way; with Maps of
-pairs of columns behind it, a block has both columns of a pair, and `finish` gets their sums.
+pairs of columns behind it, a block has both columns of a pair, and `finish` gets their sums. Of several products in one
+kernel, each begins when all blocks have ended the one before; its first weights are asked for earlier.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 from ingot.codegen.c_expressions import STORED
 from ingot.lowering.dependence import reads_and_writes
@@ -22,48 +24,116 @@ from ingot.targets.cuda.codegen.products.epilogue import index_type, write_finis
 from ingot.targets.cuda.codegen.products.tile_product import use_headers
 from ingot.targets.cuda.schedule.column_pairs import ColumnPairs, PairMap, find_pairs, is_own_column
 from ingot.targets.cuda.schedule.statements import StreamedGemm, TiledGemm
-from ingot.targets.cuda.schedule.streams import THREADS, WARPS, StreamPlan, plan_stream
+from ingot.targets.cuda.schedule.streamed_groups import plan_group
+from ingot.targets.cuda.schedule.streams import CONSUMERS, THREADS, WARPS, RingPlan, StreamPlan, plan_ring
+from ingot.targets.cuda.schedule.tiles import PROCESSORS
 
 _MULTIPLY = {"bfloat16": "ig_mma_bf16", "float16": "ig_mma_f16"}
 # Blocks of a multiprocessor that there are registers for: of this kernel, and of the next one.
 _RESIDENT = 2
 # Bytes of a buffer that is fetched for the row's computation.
 _MOST_FETCHED = 1 << 16
+# Slots that may be on their way while the kernel before this one runs, and while blocks wait for each other: more of
+# them were slower on an H200, since all that other warps read waits behind them.
+_EARLY_FLIGHT = 1
+_BARRIER_FLIGHT = 1
+# What a kernel takes for the word at which its blocks wait for each other: it is 0 when no kernel runs.
+BARRIER = "barrier:"
 
 
-def write_stream(out: CudaKernelWriter, group: StreamedGemm) -> CudaKernel:
+@dataclass(frozen=True, slots=True)
+class _Product:
+    """One product of a kernel: its number, how it is shared out, and its pairs of columns."""
+
+    number: int
+    group: StreamedGemm
+    plan: StreamPlan
+    pairs: ColumnPairs | None
+    type_: str
+
+    @property
+    def step(self) -> TiledGemm:
+        return self.group.product
+
+    @property
+    def stream(self) -> str:
+        return f"stream{self.number}"
+
+    @property
+    def lines(self) -> int:
+        """What blocks share: lines, or the first ones of pairs."""
+        assert isinstance(self.step.n, int)
+        return self.step.n // 2 if self.pairs is not None else self.step.n
+
+
+def write_streams(out: CudaKernelWriter, groups: Sequence[StreamedGemm]) -> CudaKernel:
+    """A kernel of one product, or of several one after another."""
     use_headers(out)
     out.library.use("async_copies.cuh")
     out.library.use("gemm_stream.cuh")
-    step = group.product
-    assert isinstance(step.m, int) and isinstance(step.n, int) and isinstance(step.k, int)
-    pairs = find_pairs(group.gate_maps, step) if group.gate_maps else None
-    assert not isinstance(pairs, str), pairs
-    half = 0 if pairs is None else pairs.half
-    plan = plan_stream(step.m, step.n, step.k, pairs=pairs is not None)
-    type_ = _find_type(out, group)
-    _declare_stream(out, step, plan, type_, half)
-    out.line("stream.set_up();")
+    products = [_plan_product(out, number, group) for number, group in enumerate(groups)]
+    ring = plan_ring([product.plan for product in products])
+    out.line(f"typedef ig_stream_ring<{ring.slots}, {ring.terms}, {ring.flight}> ring_type;")
+    out.line("ring_type ring;")
+    out.line("char *const x = ig_shared() + ring_type::BYTES;")
+    out.line(f"float *const sums_of = (float *)(x + {ring.sums});")
+    for product in products:
+        _declare_stream(out, product)
+    together = len(products) > 1
+    out.line(f"ring.set_up({_EARLY_FLIGHT if together else ring.flight});")
     out.line("ig_start_next();")
-    out.line(f"if (ig_warp() == {WARPS}) stream.ask({plan.slots});")
-    if group.row is not None:
-        _fetch_row(out, group.row, weights=True)
-    out.line("ig_wait_for_previous();")
+    out.open(f"if (ig_warp() == {WARPS})")
+    for product in products:
+        _open_blocks(out, product)
+        out.line(f"{product.stream}.ask();")
+        out.close()
+    out.line("return;")
+    out.close()
+    out.wait_for_block = f"ig_wait_for_first<{CONSUMERS}>();"
+    barrier = out.scratch_pointer(BARRIER, "unsigned", written=True) if together else ""
+    for product in products:
+        if product.group.row is not None:
+            _fetch_row(out, product.group.row, weights=True)
+        if product.number:
+            out.line(f"ring.allow({_BARRIER_FLIGHT});")
+            out.line(f"ig_wait_for_grid<{CONSUMERS}>({barrier});")
+        else:
+            out.line("ig_wait_for_previous();")
+        out.open("")
+        _write_product(out, product, ring)
+        out.close()
+    blocks = max(product.plan.blocks for product in products)
+    made = out.finish(Grid(min(blocks, PROCESSORS) if together else blocks), THREADS, ring.shared, waits=True)
+    return replace(made, resident=1 if together else _RESIDENT, plain_shared=ring.plain_shared, together=together)
+
+
+def _plan_product(out: CudaKernelWriter, number: int, group: StreamedGemm) -> _Product:
+    pairs = find_pairs(group.gate_maps, group.product) if group.gate_maps else None
+    assert not isinstance(pairs, str), pairs
+    return _Product(number, group, plan_group(group), pairs, _find_type(out, group))
+
+
+def _write_product(out: CudaKernelWriter, product: _Product, ring: RingPlan) -> None:
+    """All of a product that this block has, by the threads that do not copy."""
+    group, step = product.group, product.step
     if group.row is None:
         row = f"{_start(out, step.a)}, {out.size(step.a.rows)}, {step.k}"
-        out.line(f"ig_keep_rows<{step.m}>(x, {plan.pitch}, {row});")
+        out.line(f"ig_keep_rows<{step.m}>(x, {product.plan.pitch}, {row});")
     else:
         _fetch_row(out, group.row, weights=False)
         _write_row(out, group.row, step.a.buffer)
-    if pairs is None:
-        write_finish(out, step, type_, 1, row="line", column="first + place", ahead=True)
+    out.line(f"ring.allow({ring.flight});")
+    _open_blocks(out, product)
+    out.line(f"const int first = {product.stream}.first, count = {product.stream}.count;")
+    if product.pairs is None:
+        write_finish(out, step, product.type_, 1, row="line", column="first + place", ahead=True)
     else:
-        _write_pairs(out, step, pairs, type_)
-    _write_sums(out, step, plan, 1 if pairs is None else 2)
+        _write_pairs(out, step, product.pairs, product.type_)
+    _write_sums(out, product)
+    out.close()
     out.locals.clear()
     if group.row is not None and step.a.buffer not in group.local:
         _keep_row(out, step)
-    return replace(out.finish(Grid(plan.blocks), THREADS, plan.shared, waits=True), resident=_RESIDENT)
 
 
 def _find_type(out: CudaKernelWriter, group: StreamedGemm) -> str:
@@ -74,32 +144,35 @@ def _find_type(out: CudaKernelWriter, group: StreamedGemm) -> str:
     return "int64_t" if "int64_t" in types else "int"
 
 
-def _declare_stream(out: CudaKernelWriter, step: TiledGemm, plan: StreamPlan, type_: str, half: int) -> None:
-    """The lines of a block, or the first ones of its pairs, and its shared memory."""
-    assert isinstance(step.n, int)
-    lines = step.n // 2 if half else step.n
-    out.line(f"const int first = (int)((int64_t)blockIdx.x * {lines} / {plan.blocks});")
-    out.line(f"const int count = (int)((int64_t)(blockIdx.x + 1) * {lines} / {plan.blocks} - first);")
-    line = out.size(step.b.columns)
-    shape = f"{step.m}, {plan.slots}, {plan.terms}, {half}"
-    out.line(f"ig_line_stream<{shape}> stream({_start(out, step.b)}, {line}, first, count, {step.k});")
-    out.line(f"char *const x = ig_shared() + {plan.x};")
-    out.line(f"float *const sums_of = (float *)(ig_shared() + {plan.sums});")
+def _declare_stream(out: CudaKernelWriter, product: _Product) -> None:
+    """A product's weights."""
+    step = product.step
+    half = 0 if product.pairs is None else product.pairs.half
+    weights = f"{_start(out, step.b)}, {out.size(step.b.columns)}"
+    out.line(f"ig_line_stream<{step.m}, {half}, {step.k}, ring_type> {product.stream}(ring, {weights});")
 
 
-def _write_sums(out: CudaKernelWriter, step: TiledGemm, plan: StreamPlan, each: int) -> None:
-    """The sums, one or `each` pair given to `finish`. What that reads is asked for before they are there."""
+def _open_blocks(out: CudaKernelWriter, product: _Product) -> None:
+    """A loop over those of the product's blocks that this block is for."""
+    blocks = product.plan.blocks
+    out.open(f"for (int block = (int)blockIdx.x; block < {blocks}; block += (int)gridDim.x)")
+    out.line(f"{product.stream}.take(block, {blocks}, {product.lines});")
+
+
+def _write_sums(out: CudaKernelWriter, product: _Product) -> None:
+    """The sums, one or a pair given to `finish`. What that reads is asked for before they are there."""
+    step, stream = product.step, product.stream
     out.line(f"const int own = (int)threadIdx.x, total = {step.m} * count;")
     out.line("loaded given;")
     out.line("if (own < total) given = fetch(own / count, own % count);")
-    out.line("__syncthreads();")
+    out.line(out.wait_for_block)
     multiply = _MULTIPLY[out.buffers[step.a.buffer].dtype]
-    out.line(f"if (ig_warp() == {WARPS}) stream.ask(1 << 30);")
-    out.line(f"else stream.use<{multiply}>(x, {plan.pitch}, sums_of);")
-    out.line("__syncthreads();")
-    out.open(f"for (int i = own; i < total; i += {THREADS})")
+    out.line(f"{stream}.use<{multiply}>(x, {product.plan.pitch}, sums_of);")
+    out.line(out.wait_for_block)
+    out.open(f"for (int i = own; i < total; i += {CONSUMERS})")
     out.line("const int line = i / count, place = i % count;")
-    found = [f"stream.find_sum(sums_of, line, place, {other})" for other in ("false", "true")[:each]]
+    each = 1 if product.pairs is None else 2
+    found = [f"{stream}.find_sum(sums_of, line, place, {other})" for other in ("false", "true")[:each]]
     out.line(f"const float sums[] = {{{', '.join(found)}}};")
     out.line("finish(line, place, sums, i == own ? given : fetch(line, place));")
     out.close()
@@ -114,7 +187,7 @@ def _write_row(out: CudaKernelWriter, row: LoopNest, buffer: str) -> None:
     out.line(f"{stored} *const own_row = ({stored} *)x;")
     out.locals[buffer] = ("own_row", True)
     out.open("")
-    write_row(out, row, THREADS)
+    write_row(out, row, CONSUMERS)
     out.close()
     out.written -= {buffer, *row.local}
 
@@ -133,7 +206,7 @@ def _keep_row(out: CudaKernelWriter, step: TiledGemm) -> None:
     out.written.add(step.a.buffer)
     to = out.pointer(step.a.buffer)
     out.open("if (blockIdx.x == 0)")
-    out.open(f"for (int at = 8 * own; at < {out.size(step.k)}; at += {8 * THREADS})")
+    out.open(f"for (int at = 8 * (int)threadIdx.x; at < {out.size(step.k)}; at += {8 * CONSUMERS})")
     out.line(f"ig_store<8>({to} + at, ig_load<8>((const uint16_t *)x + at));")
     out.close()
     out.close()

@@ -1,20 +1,17 @@
 """One token of Llama with weights of 8 and 4 bits on a GPU, beside the same model in bfloat16.
 
-    python benchmarks/cuda.py --quantized [--only NAME …] [--without torch.compile] [--json results/cuda_quantized.json]
+python benchmarks/cuda.py --quantized [--only NAME …] [--without torch.compile] [--json results/cuda_quantized.json]
 """
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
 
 import ingot
-from benchmarks import report
 from benchmarks.cuda_models import QUANTIZED_ROWS, QuantizedRow
 
 # The function of cuda.py that times calls: of each, by its name, times in milliseconds.
@@ -22,19 +19,16 @@ Timer = Callable[[dict[str, Callable[..., Any]], tuple[torch.Tensor, ...], int],
 
 
 def measure_rows(
-    only: list[str], without: list[str], repeat: int, to: Path | None, timer: Timer, bandwidth: float
-) -> None:
-    """Prints each row, and writes all to a file."""
-    results = {}
+    only: list[str], without: list[str], repeat: int, timer: Timer, bandwidth: float,
+    record: Callable[[str, dict[str, Any]], None]
+) -> None:  # fmt: skip
+    """Each row, given to `record` by its name."""
     for row in (row for row in QUANTIZED_ROWS if not only or any(part in row.name for part in only)):
         try:
-            results[row.name] = measure(row, without, repeat, timer, bandwidth)
+            result = measure(row, without, repeat, timer, bandwidth)
         except Exception as failure:  # the other rows are still worth having
-            results[row.name] = {"failed": f"{type(failure).__name__}: {failure}"[:2000]}
-        print(json.dumps({row.name: results[row.name]}, indent=1), flush=True)
-        if to is not None:
-            device = torch.cuda.get_device_properties(0).name
-            report.write("cuda_quantized", {"device": device, "rows": results}, to)
+            result = {"failed": f"{type(failure).__name__}: {failure}"[:2000]}
+        record(row.name, result)
 
 
 def measure(row: QuantizedRow, without: list[str], repeat: int, timer: Timer, bandwidth: float) -> dict[str, Any]:

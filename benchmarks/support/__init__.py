@@ -1,0 +1,1 @@
+"""What several benchmarks share, besides the models and the report."""

@@ -1,0 +1,273 @@
+"""Evidence from a GPU, collected over sessions: samples, random networks and the zoo, on all cores of this machine.
+
+    python -m tests.targets.cuda.gpu.evidence --what zoo samples programs --minutes 9 --journal DIR --commit HASH
+    python -m tests.targets.cuda.gpu.evidence --journal DIR [DIR …] --report          the table of docs/reports/cuda.md
+    python -m tests.targets.cuda.gpu.evidence --build-only --count 20 --what programs   without a GPU: build and save
+    python -m tests.targets.cuda.gpu.evidence --emulated --count 4 --what programs      without a GPU: run, on the CPU
+
+A journal in DIR has a line for each program (`journals.py`). What this code has judged is not judged again: a call that
+was cut off is gone on with by the next one, also on another machine, where DIR is brought along. Kinds of programs take
+turns, so that a call that is cut off has a part of each. A program that ends its process is tried twice.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import os
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tests.targets.cuda.gpu.journals import Journal, fault_of, read_rows, stamp
+from tests.targets.cuda.gpu.stages import Stages, add_up
+from tests.targets.cuda.gpu.workers import Note, Take, run_workers
+
+if TYPE_CHECKING:
+    from ingot.targets.cuda.target import CudaTarget
+    from tests.targets.cuda.gpu.sweeps import Sweep
+
+ROOT = Path(__file__).resolve().parents[4]
+WHAT = ("zoo", "samples", "programs")
+# How often the units that a dying process has left are given out again, and how often a program may end a process.
+ROUNDS, CRASHES = 3, 2
+# Seconds before the time is over in which what was begun is judged.
+MARGIN = 40.0
+# Where processes say what they spent their time on.
+STAGES = "stages.log"
+
+
+def main() -> int:
+    given = parse(sys.argv[1:])
+    # One thread for each process: sixteen processes with sixteen threads each wait for one another.
+    os.environ |= {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
+    if given.report:
+        from tests.targets.cuda.gpu.evidence_report import write_report
+
+        print(write_report(given.journal, {one.what: len(one.units()) for one in make_sweeps(given)}))
+        return 0
+    if given.emulated:
+        use_emulated_driver()
+    begin = time.time()
+    folder = given.journal[0]
+    sweeps = make_sweeps(given)
+    journals = {
+        one.what: Journal(folder / f"{one.what}.jsonl", stamp_of(given.commit, given.build_only, given.emulated))
+        for one in sweeps
+    }
+    end = begin + max(1.0, 60 * given.minutes - MARGIN)
+    collect(sweeps, journals, given, end)
+    print(add_up(folder / STAGES, begin))
+    return summarize(journals, time.time() - begin)
+
+
+def parse(arguments: Sequence[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--what", nargs="+", choices=WHAT, default=list(WHAT))
+    parser.add_argument("--journal", type=Path, nargs="+", default=[ROOT / "build" / "evidence" / "cuda"])
+    parser.add_argument("--minutes", type=float, default=1e6, help="end after this time")
+    parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)))
+    parser.add_argument("--commit", default="", help="the commit of this tree, which rows name")
+    parser.add_argument("--only", nargs="*", default=[], help="operators, or models of the zoo (static:bert)")
+    parser.add_argument("--dtype", nargs="*", default=["float32", "bfloat16"], help="of samples")
+    parser.add_argument("--most", type=int, default=1, help="samples of an operator, spread over all of them")
+    parser.add_argument("--first", type=int, default=0, help="the first seed of programs")
+    parser.add_argument("--count", type=int, default=2000, help="how many programs")
+    parser.add_argument("--build-only", action="store_true", help="compile and save, and call nothing")
+    parser.add_argument("--emulated", action="store_true", help="kernels run on the CPU, by an emulated driver")
+    parser.add_argument("--report", action="store_true", help="write the table into docs/reports/cuda.md")
+    return parser.parse_args(arguments)
+
+
+def import_torch() -> None:
+    """Makes torch what processes that share a GPU need it to be: of one thread, and without a GPU of its own."""
+    import torch
+
+    torch.set_num_threads(1)
+    # torch's own tests ask for GPUs when they are imported. A process that has asked the driver cannot fork any more.
+    vars(torch.cuda).update(is_available=lambda: False, device_count=lambda: 0)
+    from tests.targets.cuda.gpu.sweeps import use_memory_for_files
+
+    use_memory_for_files()
+
+
+def use_emulated_driver() -> None:
+    from tests.support.cuda_emulation.target import build_driver
+
+    os.environ["INGOT_CUDA_DRIVER"] = str(build_driver())
+
+
+def make_sweeps(given: argparse.Namespace) -> list[Sweep]:
+    """What is asked for. Imports torch, and all that a process needs later."""
+    import_torch()
+    made: list[Sweep] = []
+    if "zoo" in given.what:
+        from tests.targets.cuda.gpu.zoo_sweep import ZooSweep
+
+        made.append(ZooSweep(given.only))
+    if "samples" in given.what:
+        from tests.targets.cuda.gpu.sample_sweep import SampleSweep
+
+        made.append(SampleSweep(given.dtype, given.most, given.only))
+    if "programs" in given.what:
+        from tests.targets.cuda.gpu.program_sweep import ProgramSweep
+
+        made.append(ProgramSweep(given.first, given.count))
+    return made
+
+
+def collect(sweeps: Sequence[Sweep], journals: dict[str, Journal], given: argparse.Namespace, end: float) -> None:
+    """Judges what the journals do not have, until the time is over."""
+    target = target_of(given.emulated)
+    import_early(target, given.what)
+    if not given.build_only:
+        check_device(target)
+    units = {one.what: one.units() for one in sweeps}
+    before: tuple[int, ...] = ()
+    for _ in range(ROUNDS):
+        known = {what: known_programs(journal) for what, journal in journals.items()}
+        left = interleave({w: [u for u in units[w] if u not in journals[w].done()] for w in units})
+        now = (len(left), *(len(journal.rows()) + len(journal.crashes()) for journal in journals.values()))
+        if not left or time.time() > end or now == before:
+            return
+        before = now
+        print(f"{len(left)} units of {sum(map(len, units.values()))} are left", flush=True)
+        gc.collect()
+        gc.freeze()
+
+        def work(
+            take: Take,
+            note: Note,
+            left: list[tuple[str, str]] = left,
+            known: dict[str, set[str]] = known,
+        ) -> None:
+            from tests.targets.cuda.gpu.sweeps import Place
+
+            spent = Stages()
+
+            def place_of(what: str) -> Place:
+                def note_program(name: str) -> None:
+                    note(f"{what}\t{name}" if name else "")
+
+                return Place(target, journals[what], note_program, end, given.build_only, spent)
+
+            places = {one.what: place_of(one.what) for one in sweeps}
+            by_name = {one.what: one for one in sweeps}
+            while time.time() < end and (number := take()) is not None:
+                what, unit = left[number]
+                by_name[what].run(unit, places[what], known[what])
+            try:
+                for one in sweeps:
+                    one.finish(places[one.what])
+            finally:
+                spent.write(given.journal[0] / STAGES)
+
+        def lost(noted: str, how: str) -> None:
+            what, _, name = noted.partition("\t")
+            if name:
+                journals[what].write(name, "crashed", how)
+            print(f"lost {noted or 'a process'}: {how}", flush=True)
+
+        run_workers(len(left), given.jobs, work, lost)
+
+
+def import_early(target: CudaTarget, what: Sequence[str]) -> None:
+    """Whatever is imported by the first capture, and with the first model of the zoo: here once, not in every child."""
+    import torch
+
+    import ingot
+    from tests.targets.cuda.gpu.batched_build import lower
+
+    with torch.no_grad():
+        lower(ingot.capture(torch.nn.Linear(4, 4).eval(), (torch.zeros(2, 4),)), target)
+    if "zoo" in what:
+        import transformers.modeling_utils  # noqa: F401
+
+
+def check_device(target: CudaTarget) -> None:
+    """Ends this process where a child cannot run a model on the GPU: all that follows would be noted as crashed."""
+
+    def work(take: Take, note: Note) -> None:
+        import torch
+
+        import ingot
+
+        class Doubled(torch.nn.Module):
+            def forward(self, x: torch.Tensor) -> torch.Tensor:
+                return x + x
+
+        x = torch.arange(8.0)
+        compiled = ingot.compile(Doubled(), (x,), target=target, isa="sm_90a", cache=False)
+        assert torch.equal(compiled(x), x + x)
+        take()
+
+    lost: list[str] = []
+    run_workers(1, 1, work, lambda _, how: lost.append(how))
+    if lost:
+        sys.exit(f"a model cannot be run on the GPU: {lost[0]}")
+
+
+def interleave(lists: dict[str, list[str]]) -> list[tuple[str, str]]:
+    """All units; a part from the beginning has the same share of each list."""
+    placed = [
+        ((number + 0.5) / len(units), what, unit) for what, units in lists.items() for number, unit in enumerate(units)
+    ]
+    return [(what, unit) for _, what, unit in sorted(placed, key=lambda one: one[0])]
+
+
+def known_programs(journal: Journal) -> set[str]:
+    """Programs that are not judged again: those that ended their process only once are."""
+    crashes: Counter[str] = Counter(journal.crashes())
+    return {name for name, row in journal.rows().items() if row["outcome"] != "crashed" or crashes[name] >= CRASHES}
+
+
+def summarize(journals: dict[str, Journal], seconds: float) -> int:
+    """Prints what is known now. Returns whether anything is wrong."""
+    bad = 0
+    for what, journal in journals.items():
+        rows = read_rows([journal.path], journal.stamp["code"])
+        for row in rows.values():
+            if fault := fault_of(row):
+                bad += 1
+                print(f"{what} {row['name']}: {fault[:700]}\n")
+        count = Counter(row["outcome"] for row in rows.values())
+        files = sum(bool(row.get("from_file")) for row in rows.values())
+        print(f"{what}: {dict(count)}, {files} also from their file; {len(journal.done())} units done")
+    print(f"{seconds:.0f} s")
+    return int(bad > 0)
+
+
+def stamp_of(commit: str, build_only: bool = False, emulated: bool = False) -> dict[str, Any]:
+    """What rows of this run name."""
+    made = stamp(commit, _gpu())
+    if build_only or emulated:  # which is no evidence of a GPU
+        made |= {"code": f"{'built' if build_only else 'emulated'}-{made['code']}", "gpu": "none"}
+    return made
+
+
+def _gpu() -> str:
+    """The GPU's name, of a process of its own: this one must not touch it before it forks."""
+    try:
+        asked = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"]
+        done = subprocess.run(asked, capture_output=True, text=True, timeout=60)
+    except OSError:
+        return "unknown"
+    return done.stdout.strip().splitlines()[0] if done.returncode == 0 and done.stdout.strip() else "unknown"
+
+
+def target_of(emulated: bool) -> CudaTarget:
+    if emulated:
+        from tests.support.cuda_emulation.target import EMULATED
+
+        return EMULATED
+    from ingot.targets.cuda.target import CUDA
+
+    return CUDA
+
+
+if __name__ == "__main__":
+    sys.exit(main())
