@@ -11,6 +11,7 @@ from ingot.scheduling.state_updates import update_state_in_place
 from ingot.targets.base import ScheduleObserver, ignore_pass
 from ingot.targets.cuda.schedule.bulk.gates import fold_bulk_gates
 from ingot.targets.cuda.schedule.bulk.products import pack_products
+from ingot.targets.cuda.schedule.bulk.rotations import fold_rotations
 from ingot.targets.cuda.schedule.bulk.windows import pack_windows
 from ingot.targets.cuda.schedule.limits import FUSION_LIMITS
 from ingot.targets.cuda.schedule.map_groups import group_maps
@@ -29,6 +30,7 @@ SCHEDULE: tuple[SchedulePass, ...] = (
     ("siblings", join_siblings),
     ("bulk_products", pack_products),
     ("bulk_gates", fold_bulk_gates),
+    ("bulk_rotations", fold_rotations),
     ("streams", stream_weights),
     ("gates", fold_gates),
     ("row_prologues", fold_rows),
