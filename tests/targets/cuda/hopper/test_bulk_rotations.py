@@ -291,9 +291,8 @@ def test_rules() -> None:
 @needs_nvrtc
 def test_forms_compile(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """For every architecture, and on Hopper no registers that are spilled to memory. Runs are stored whole."""
-    in_turn = next(tile for tile in BULK_TILES if tile.turns > 1 and tile.columns == 128)
-    narrow, wide = (next(tile for tile in BULK_TILES if tile.columns == columns) for columns in (96, 176))
-    for tile, parts in ((narrow, 1), (wide, 1), (BULK_TILES[0], 1), (in_turn, 1), (BULK_TILES[-1], 2)):
+    narrow, wide, widest = (next(tile for tile in BULK_TILES if tile.columns == columns) for columns in (96, 176, 192))
+    for tile, parts in ((narrow, 1), (wide, 1), (widest, 1), (BULK_TILES[-1], 2)):
         use_tile(monkeypatch, tile, parts)
         _, module = lower_model(*make(Parts, (512, 1024), (32, 8, 8), 64))
         text, _ = write_kernels(replace(module, steps=tuple(find_groups(module))))

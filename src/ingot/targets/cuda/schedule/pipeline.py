@@ -15,7 +15,9 @@ from ingot.targets.cuda.schedule.bulk.rotations import fold_rotations
 from ingot.targets.cuda.schedule.bulk.windows import pack_windows
 from ingot.targets.cuda.schedule.limits import FUSION_LIMITS
 from ingot.targets.cuda.schedule.map_groups import group_maps
+from ingot.targets.cuda.schedule.narrow_buffers import narrow_buffers
 from ingot.targets.cuda.schedule.siblings import join_siblings
+from ingot.targets.cuda.schedule.stored_values import read_stored_values
 from ingot.targets.cuda.schedule.streamed_groups import fold_gates, fold_rows
 from ingot.targets.cuda.schedule.streams import stream_weights
 from ingot.targets.cuda.schedule.tiling import choose_tiles
@@ -24,6 +26,8 @@ from ingot.targets.cuda.schedule.verifier import verify_schedule
 SCHEDULE: tuple[SchedulePass, ...] = (
     ("state_updates", update_state_in_place),
     *fusion_passes(FUSION_LIMITS),
+    ("narrow_buffers", narrow_buffers),
+    ("stored_values", read_stored_values),
     ("map_groups", group_maps),
     ("tiles", choose_tiles),
     ("bulk_windows", pack_windows),

@@ -207,7 +207,7 @@ static inline void ig_run_bulk(const Rows &source, const T *, int64_t, int, int 
     constexpr bool TURNS = Form::TURNS;
     /* Registers that an epilogue has for what it reads, beside the sums and what it computes. */
     constexpr int SUMS = HIGH * COLUMNS / 2;
-    constexpr int ROOM = (SUMS > 96 ? 160 : Form::COPIERS == 4 ? 184 : 144) - SUMS;
+    constexpr int ROOM = (SUMS > 96 ? 160 : Form::COPIERS == 4 ? 184 : 144) - SUMS - (Form::EACH - 1) * 40;
     const ig_place received = ig_place_of(ig_shared()) + STAGES * Form::STAGE, full = received + Form::RECEIVED;
     const ig_place empty = full + 8 * STAGES, added = empty + 8 * STAGES, turn = added + 8;
     const int part = PARTS > 1 ? (int)ig_cluster_rank() : 0;

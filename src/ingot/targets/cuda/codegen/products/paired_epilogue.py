@@ -90,7 +90,7 @@ def _write_part(out: CudaKernelWriter, part: PairedEpilogue, type_: str, each: i
             unflatten(out, "at", type_, rows)
         *outer, column = columns
         if outer:
-            out.line(f"const {type_} begin = own % {column.extent}, head = own / {column.extent};")
+            out.line(f"const {type_} begin = own % {column.extent}u, head = own / {column.extent}u;")
             unflatten(out, "head", type_, outer)
         else:
             out.line(f"const {type_} begin = own;")
@@ -109,7 +109,9 @@ def _write_part(out: CudaKernelWriter, part: PairedEpilogue, type_: str, each: i
 def _take_text(out: CudaKernelWriter, write: Callable[[], None]) -> str:
     """The lines that a function writes, which are not a part of the kernel yet."""
     begin = len(out.lines)
+    out.depth += 2
     write()
+    out.depth -= 2
     text = "\n".join(out.lines[begin:])
     del out.lines[begin:]
     return text
@@ -121,9 +123,9 @@ def _write_text(out: CudaKernelWriter, text: str) -> None:
 
 def _write_ranges(out: CudaKernelWriter, one: _Alike, text: str, whole: bool) -> None:
     """A text, for the pairs of its ranges; of the `whole` product it needs no test."""
-    tests = [f"place >= {part.first} && place < {part.first + part.count}" for part in one.ranges]
+    tests = [f"(unsigned)(place - {part.first}) < {part.count}u" for part in one.ranges]
     if not whole:
-        out.open(f"if ({' || '.join(f'({test})' for test in tests) if len(tests) > 1 else tests[0]})")
+        out.open(f"if ({' || '.join(tests)})")
     *others, last = range(len(tests))
     used = sorted(set(re.findall(r"\bq(\d+)\b", text)), key=int)
     for number in map(int, used):
@@ -131,7 +133,7 @@ def _write_ranges(out: CudaKernelWriter, one: _Alike, text: str, whole: bool) ->
         same = len({names[number] for names in one.pointers}) == 1
         out.line(f"const auto q{number} = {'' if same else choice}{one.pointers[last][number]};")
     first = "".join(f"{tests[at]} ? {one.ranges[at].first} : " for at in others)
-    out.line(f"const int own = place - ({first}{one.ranges[last].first});")
+    out.line(f"const unsigned own = place - ({first}{one.ranges[last].first});")
     _write_text(out, text)
     if not whole:
         out.close()

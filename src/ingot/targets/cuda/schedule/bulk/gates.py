@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import ClassVar
 
 from ingot.lowering.dependence import reads_and_writes
 from ingot.lowering.index_expr import estimate
@@ -44,6 +45,9 @@ def fold_bulk_gates(module: Module) -> Module:
 class PairFolding(TiledWeights):
     """A module's weights, with those whose columns a pass lays out in pairs."""
 
+    # Sums of a thread at most that leave registers to the epilogues.
+    most_sums: ClassVar[int] = 256
+
     def pack(self, group: GatedGemm) -> GatedGemm | None:
         """The group with a tile for it, and the weight's columns in pairs."""
         step, gate = group.steps
@@ -53,7 +57,8 @@ class PairFolding(TiledWeights):
         assert isinstance(step.n, int) and isinstance(step.k, int) and isinstance(weight.layout, SwizzledTiles)
         kinds = [find_epilogue_kind(part.step, self.buffers) for part in joined]
         slowest = next((kind for kind in ("functions", "reads") if kind in kinds), "plain")
-        choice = choose_bulk_tile(estimate(step.m, self.module.hints), [step.n], step.k, slowest, in_turn=False)
+        rows = estimate(step.m, self.module.hints)
+        choice = choose_bulk_tile(rows, [step.n], step.k, slowest, in_turn=False, most_sums=self.most_sums)
         if choice is None:
             return None
         layout = replace(weight.layout, columns=choice.tile.columns, pairs=step.pairs)

@@ -10,7 +10,7 @@ and Map are rounded as memory would hold them.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from ingot.lowering.dependence import reads_and_writes
@@ -153,6 +153,7 @@ def _write_values(
 def find_columns(one: Map, step: TiledGemm, half: int) -> ColumnMap | str:
     """Which columns of a product a Map goes over, in whole groups of 2 · half."""
     (store,) = step.epilogue.stores
+    assert isinstance(step.n, int)
     for load in reads(one.body):
         found = _split_loops(one, load.index, step) if load.buffer == store.buffer else None
         if found is None or found.first % (2 * half) or found.first + found.count > step.n:
@@ -301,7 +302,7 @@ def _negate(known: bool | None) -> bool | None:
 
 
 # Comparisons, by the bounds of how much the left side is more than the right one.
-_SIGNS = {
+_SIGNS: Mapping[str, Callable[[int | None, int | None], bool | None]] = {
     "lt": _is_less,
     "gt": _is_more,
     "ge": lambda low, high: _negate(_is_less(low, high)),

@@ -36,6 +36,8 @@ def fold_rotations(module: Module) -> Module:
 
 
 class _RotationFolding(PairFolding):
+    most_sums = 96
+
     def fold(self) -> Module:
         steps: list[Stmt | None] = list(self.module.steps)
         users: dict[str, list[int]] = {}
@@ -165,8 +167,8 @@ def _narrow(step: Attention, buffer: str, n: int, first: int, end: int, to: str)
             return view
         return MatrixView(to, row * (end - first) + column - first, view.rows // n * (end - first), 1)
 
-    views = {"q": (step.q, step.depth), "k": (step.k, step.depth), "v": (step.v, step.values)}
-    made = replace(step, **{name: move(*view) for name, view in views.items()})
+    q, k, v = (move(view, width) for view, width in ((step.q, step.depth), (step.k, step.depth), (step.v, step.values)))
+    made = replace(step, q=q, k=k, v=v)
     return None if buffer in reads_and_writes(made)[0] else made
 
 
