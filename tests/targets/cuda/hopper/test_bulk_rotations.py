@@ -181,17 +181,18 @@ def test_rounding_is_that_of_two_kernels() -> None:
         assert all(map(torch.equal, *found))
 
 
-def test_rows_that_the_run_tells(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("kind", [Parts, Heads])
+def test_rows_that_the_run_tells(monkeypatch: pytest.MonkeyPatch, kind: type[Heads]) -> None:
     use_tile(monkeypatch, SMALL)
     torch.manual_seed(2)
-    model = Parts(64, (2, 1, 1), 32).bfloat16().eval()
-    rows = torch.export.Dim("rows", min=0, max=512)
-    shapes = ({0: rows}, {0: rows}, {0: rows})
-    program, module = lower_model(model, make_args((90, 64), 32), dynamic_shapes=shapes)
+    model = kind(64, (2, 1, 1), 32).bfloat16().eval()
+    rows = torch.export.Dim("rows", min=1, max=512)
+    shapes = ({1: rows}, {0: rows}, {0: rows})
+    program, module = lower_model(model, make_args((2, 90, 64), 32), dynamic_shapes=shapes)
     assert len(find_groups(module)) == 1
     (run,) = build_models([(program, module)])
     for m in (90, 64, 130, 3, 2, 1):
-        compare(model, make_args((m, 64), 32), run)
+        compare(model, make_args((2, m, 64), 32), run)
 
 
 def test_some_heads_are_rotated() -> None:
