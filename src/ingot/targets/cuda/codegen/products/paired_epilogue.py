@@ -25,7 +25,7 @@ _SEPARATOR = "\f"
 
 
 @dataclass
-class _Part:
+class _RangeText:
     """The text of a range in tokens, its pointers called q0, q1, …"""
 
     pairs: PairedEpilogue
@@ -35,7 +35,7 @@ class _Part:
 
 
 @dataclass
-class _Alike:
+class _AlikeRanges:
     """Ranges that one text is for, with what differs between them by its name in the text."""
 
     ranges: list[PairedEpilogue]
@@ -77,7 +77,7 @@ def _find_type(out: CudaKernelWriter, part: PairedEpilogue) -> str:
     return loop_type(out, sorted(read | written), part.step.loops, [part.step.body])
 
 
-def _write_part(out: CudaKernelWriter, part: PairedEpilogue, type_: str, each: int) -> _Part:
+def _write_part(out: CudaKernelWriter, part: PairedEpilogue, type_: str, each: int) -> _RangeText:
     """The text of one range, of the pair `own` in it: how it loads, and what it stores."""
     runs = EpilogueRuns(out, part.step, each)
     code = runs.write_statements()
@@ -109,16 +109,16 @@ def _write_part(out: CudaKernelWriter, part: PairedEpilogue, type_: str, each: i
     for number, name in reversed(list(enumerate(types))):
         text = re.sub(rf"\b(found|given)\.in{number}\b", rf"\1.{_name_load(number, name)}", text)
     text, pointers = number_pointers(text)
-    return _Part(part, _TOKEN.findall(text), pointers, types)
+    return _RangeText(part, _TOKEN.findall(text), pointers, types)
 
 
 def _name_load(number: int, type_: str) -> str:
     return f"{type_}_{number}"
 
 
-def _group_parts(parts: Sequence[_Part]) -> list[list[_Part]]:
+def _group_parts(parts: Sequence[_RangeText]) -> list[list[_RangeText]]:
     """Ranges whose texts have the same tokens, but for numbers."""
-    groups: list[list[_Part]] = []
+    groups: list[list[_RangeText]] = []
     for part in parts:
         for group in groups:
             first = group[0].tokens
@@ -133,7 +133,7 @@ def _group_parts(parts: Sequence[_Part]) -> list[list[_Part]]:
     return groups
 
 
-def _join_parts(group: Sequence[_Part]) -> _Alike:
+def _join_parts(group: Sequence[_RangeText]) -> _AlikeRanges:
     names = {f"q{number}": found for number, found in enumerate(zip(*(part.pointers for part in group), strict=True))}
     numbers: dict[tuple[str, ...], str] = {}
     text: list[str] = []
@@ -144,7 +144,7 @@ def _join_parts(group: Sequence[_Part]) -> _Alike:
             text.append(numbers.setdefault(tokens, f"number{len(numbers)}"))
     loads, results = "".join(text).split(_SEPARATOR)
     names |= {name: tokens for tokens, name in numbers.items()}
-    return _Alike([part.pairs for part in group], loads, results, names)
+    return _AlikeRanges([part.pairs for part in group], loads, results, names)
 
 
 def _take_text(out: CudaKernelWriter, write: Callable[[], None]) -> str:
@@ -162,7 +162,7 @@ def _write_text(out: CudaKernelWriter, text: str) -> None:
     out.lines += text.split("\n") if text else []
 
 
-def _write_ranges(out: CudaKernelWriter, one: _Alike, text: str, whole: bool, type_: str) -> None:
+def _write_ranges(out: CudaKernelWriter, one: _AlikeRanges, text: str, whole: bool, type_: str) -> None:
     """A text, for the pairs of its ranges; of the `whole` product it needs no test."""
     tests = [f"(unsigned)(place - {part.first}) < {part.count}u" for part in one.ranges]
     if not whole:
