@@ -211,6 +211,20 @@ def test_some_heads_are_rotated() -> None:
     compare(model, args, EmulatedModel(program, module))
 
 
+def test_some_heads_are_not_read() -> None:
+    """One Map, of columns in the middle: others are stored nowhere."""
+
+    class Keys(Parts):
+        def finish(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Any:
+            return k + 0
+
+    model, args = make(Keys, (70, 64), (2, 2, 1), 32)
+    program, _, module = schedule(model, args)
+    (group,) = find_groups(module)
+    assert isinstance(group.steps[1], Map)
+    compare(model, args, EmulatedModel(program, module))
+
+
 def test_what_stays_apart() -> None:
     """Pairs that are neighbours, or of a part of the depth; halves that are not runs of 8; a result that is given back;
     a pass that is off."""

@@ -125,8 +125,9 @@ def _write_places(out: CudaKernelWriter, steps: Sequence[TiledGemm], in_turn: bo
 def _write_pairs(out: CudaKernelWriter, step: TiledGemm, pairs: Sequence[PairedEpilogue]) -> None:
     """`finish_tile` of pairs of columns, which are half as many."""
     out.open("const auto finish_tile = [&](const ig_bulk_tile &, auto visit)")
-    write_paired_finish(out, pairs, step.dtype, _RUN)
-    out.line(f"visit((int)({out.size(step.m)}), {out.size(step.n // 2)}, fetch, finish);")
+    assert isinstance(step.n, int)
+    write_paired_finish(out, pairs, step.n // 2, step.dtype, _RUN)
+    out.line(f"visit((int)({out.size(step.m)}), {step.n // 2}, fetch, finish);")
     out.depth -= 1
     out.line("};")
 

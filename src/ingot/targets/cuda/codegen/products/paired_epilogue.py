@@ -44,12 +44,15 @@ class _AlikeRanges:
     names: dict[str, tuple[str, ...]]
 
 
-def write_paired_finish(out: CudaKernelWriter, pairs: Sequence[PairedEpilogue], dtype: str, each: int) -> None:
-    """Declares `fetch` and `finish` of `each` pairs: sums of their second columns follow those of the first."""
+def write_paired_finish(
+    out: CudaKernelWriter, pairs: Sequence[PairedEpilogue], count: int, dtype: str, each: int
+) -> None:
+    """Declares `fetch` and `finish` of `each` of `count` pairs: sums of their second columns follow those of the
+    first."""
     type_ = "int64_t" if any(_find_type(out, part) == "int64_t" for part in pairs) else "int"
     parts = [_write_part(out, part, type_, each) for part in pairs]
     alike = [_join_parts(group) for group in _group_parts(parts)]
-    whole = len(pairs) == 1
+    whole = pairs[0].count == count
     out.open("struct loaded")
     for number, types in enumerate(itertools.zip_longest(*(part.loads for part in parts))):
         for name in dict.fromkeys(type_ for type_ in types if type_ is not None):
