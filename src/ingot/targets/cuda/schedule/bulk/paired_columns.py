@@ -167,7 +167,7 @@ def find_columns(one: Map, step: TiledGemm, half: int) -> ColumnMap | str:
 def _split_loops(one: Map, index: Size, step: TiledGemm) -> ColumnMap | None:
     """A Map's loops as rows and columns of what it reads of a product's result."""
     assert isinstance(step.n, int)
-    index = substitute(index, _find_single(one))
+    index = substitute(index, _name_variables(one))
     rows: list[Loop] = []
     columns: list[Loop] = []
     for loop in one.loops:
@@ -189,9 +189,9 @@ def _split_loops(one: Map, index: Size, step: TiledGemm) -> ColumnMap | None:
     return ColumnMap(one, tuple(rows), tuple(columns), first, count)
 
 
-def _find_single(one: Map) -> dict[str, Size]:
-    """The variables that are always 0."""
-    return {loop.variable: 0 for loop in one.loops if loop.extent == 1}
+def _name_variables(one: Map) -> dict[str, Size]:
+    """The loops' variables, with the ranges that the loops have now; 0 where that is all."""
+    return {loop.variable: 0 if loop.extent == 1 else symbol(loop.variable, below=loop.extent) for loop in one.loops}
 
 
 def _join_columns(found: ColumnMap, step: TiledGemm, buffers: Mapping[str, Buffer]) -> PairedEpilogue | str:
@@ -205,7 +205,7 @@ def _join_columns(found: ColumnMap, step: TiledGemm, buffers: Mapping[str, Buffe
     column: Size = symbol(last.variable, below=half)
     for loop in more:
         column = column + symbol(loop.variable, below=groups) * (2 * half)
-    points: list[dict[str, Size]] = [{**_find_single(one), last.variable: column + further} for further in (0, half)]
+    points: list[dict[str, Size]] = [{**_name_variables(one), last.variable: column + further} for further in (0, half)]
     rows = _match_rows(found.rows, step.epilogue.loops[:-1])
     if rows is None:
         return "a Map behind its product has other rows"

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from ingot.lowering.dependence import can_hoist_over, reads_and_writes
-from ingot.lowering.index_expr import Expr, Size, as_expr, bounds, symbol
+from ingot.lowering.index_expr import Expr, Size, as_expr, bounds, substitute, symbol
 from ingot.lowering.loop_body import BodyBuilder, reads
 from ingot.lowering.loop_ir import Attention, Buffer, Loop, Map, MatrixView, Stmt, Store
 from ingot.lowering.loop_module import Module
@@ -155,10 +155,12 @@ def _copy_columns(step: TiledGemm, source: Buffer, first: int, end: int, to: str
 def _narrow(step: Attention, buffer: str, n: int, first: int, end: int, to: str) -> Attention | None:
     """Attention that reads columns of a matrix of n, which are now all that there are of another one."""
 
+    names: dict[str, Size] = {loop.variable: symbol(loop.variable, below=loop.extent) for loop in step.batch}
+
     def move(view: MatrixView, width: int) -> MatrixView:
         if view.buffer != buffer:
             return view
-        found = _split_offset(view.offset, n)
+        found = _split_offset(substitute(view.offset, names), n)
         if found is None or view.columns != 1 or not is_multiple(view.rows, n):
             return view
         row, column = found
