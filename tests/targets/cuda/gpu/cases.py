@@ -108,7 +108,7 @@ def cases() -> dict[str, tuple[nn.Module, tuple[torch.Tensor, ...]]]:
         "rotated heads, streamed": (RotatedHeads(2048, 32, 64), (r(1, 2048), r(1, 64), r(1, 64))),
         "rotated heads, many rows": (RotatedRows(2048, (32, 8, 8), 64), (r(512, 2048), r(512, 64), r(512, 64))),
         "rotated heads, odd rows": (RotatedRows(768, (6, 2, 2), 128), (r(301, 768), r(301, 128), r(301, 128))),
-        "rotated heads, 4096 rows": (RotatedRows(1024, (16, 4, 4), 64), (r(4096, 1024), r(4096, 64), r(4096, 64))),
+        "rotated heads, 2048 rows": (RotatedRows(2048, (32, 8, 8), 64), (r(2048, 2048), r(2048, 64), r(2048, 64))),
         "linear, deep": (nn.Linear(4096, 64), (r(32, 4096),)),
         "conv": (nn.Conv2d(64, 64, 3, padding=1), (r(2, 64, 28, 28),)),
         "conv by two": (nn.Conv2d(64, 128, 3, stride=2, padding=1), (r(3, 64, 29, 28),)),

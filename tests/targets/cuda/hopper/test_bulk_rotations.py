@@ -16,6 +16,7 @@ from torch.nn import functional as F
 from ingot.errors import ScheduleError
 from ingot.lowering.loop_ir import Attention, Map
 from ingot.lowering.loop_module import Module
+from ingot.targets.cuda.schedule.bulk import rotations
 from ingot.targets.cuda.schedule.bulk.tiles import BULK_TILES
 from ingot.targets.cuda.schedule.statements import GatedGemm, GemmTile, MapGroup
 from ingot.targets.cuda.schedule.tiles import trim_stages
@@ -31,6 +32,12 @@ from tests.targets.cuda.test_gemm_epilogues import compare, lower_model, randn
 from tests.targets.cuda.test_schedule import print_pass
 
 Golden = Callable[[str, str], None]
+
+
+@pytest.fixture(autouse=True)
+def fold_always(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where two kernels would be faster."""
+    monkeypatch.setattr(rotations, "_LAUNCH_TIME", 1e6)
 
 
 def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
@@ -247,6 +254,13 @@ def test_what_stays_apart() -> None:
     model, args = make(Heads, (1, 70, 64), (2, 1, 1), 32)
     for disabled in ("bulk_rotations", "bulk_products"):
         assert not find_groups(schedule(model, args, (disabled,))[2])
+
+
+def test_what_is_slower_stays_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, args = make(Parts, (512, 1024), (16, 4, 4), 64)
+    for time, folds in ((2.0, True), (-100.0, False)):
+        monkeypatch.setattr(rotations, "_LAUNCH_TIME", time)
+        assert len(find_groups(lower_model(model, args)[1])) == folds
 
 
 def test_text_for_other_gpus(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,18 +16,24 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from ingot.lowering.dependence import can_hoist_over, reads_and_writes
-from ingot.lowering.index_expr import Expr, Size, as_expr, bounds, substitute, symbol
+from ingot.lowering.index_expr import Expr, Size, as_expr, bounds, estimate, substitute, symbol
 from ingot.lowering.loop_body import BodyBuilder, reads
 from ingot.lowering.loop_ir import Attention, Buffer, Loop, Map, MatrixView, Stmt, Store
 from ingot.lowering.loop_module import Module
 from ingot.targets.cuda.schedule.alignment import is_multiple
 from ingot.targets.cuda.schedule.bulk.gates import PairFolding
 from ingot.targets.cuda.schedule.bulk.paired_columns import RUN, ColumnMap, find_columns, find_gate_fault
+from ingot.targets.cuda.schedule.bulk.tiles import BulkChoice, choose_bulk_tile, estimate_bulk_time
 from ingot.targets.cuda.schedule.column_pairs import flatten_loops
 from ingot.targets.cuda.schedule.statements import GatedGemm, MapGroup, TiledGemm
 
 # Steps between a product and a Map that joins it, at most.
 _REACH = 8
+# Microseconds that a kernel of Maps takes beside its bytes, and bytes that it reads and writes in one.
+_LAUNCH_TIME = 2.0
+_MAP_RATE = 3.5e6
+# Bytes of an element.
+_ELEMENT = 2
 
 
 def fold_rotations(module: Module) -> Module:
@@ -92,7 +98,19 @@ class _RotationFolding(PairFolding):
         joined = MapGroup(gate, gate[0].origin) if len(gate) > 1 else gate[0]
         group = GatedGemm((step, joined), (buffer,), step.origin)
         packed = self.pack(group) if find_gate_fault(group, self.buffers) is None else None
-        return {} if packed is None else {**changed, **moved, place: packed}
+        return {**changed, **moved, place: packed} if packed is not None and self.is_faster(packed, found) else {}
+
+    def is_faster(self, packed: GatedGemm, found: Sequence[ColumnMap]) -> bool:
+        """Whether the kernel takes less time than two: an epilogue that reads and computes more has smaller tiles."""
+        step = packed.steps[0]
+        assert isinstance(step.n, int) and isinstance(step.k, int)
+        m = estimate(step.m, self.module.hints)
+        alone = choose_bulk_tile(m, [step.n], step.k, "plain", in_turn=False)
+        if alone is None:
+            return True
+        apart = estimate_bulk_time(alone, m, step.n, step.k, "plain") + _LAUNCH_TIME
+        apart += m * sum(one.count for one in found) * 2 * _ELEMENT / _MAP_RATE
+        return estimate_bulk_time(BulkChoice(step.tile, step.split_k), m, step.n, step.k, "reads") <= apart
 
     def keep(
         self, step: TiledGemm, buffer: str, found: Sequence[ColumnMap], readers: dict[int, Attention]

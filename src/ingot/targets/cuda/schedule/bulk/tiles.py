@@ -138,6 +138,12 @@ def choose_bulk_tile(
     return chosen
 
 
+def estimate_bulk_time(choice: BulkChoice, m: int, n: int, k: int, epilogue: str) -> float:
+    """Microseconds of a product's kernel, by the model."""
+    steps = k // BULK_TERMS // choice.parts
+    return _estimate(choice.tile, choice.parts, m, [n], steps, epilogue) or 0.0
+
+
 def _trim_stages(tile: GemmTile, parts: int, steps: int) -> GemmTile:
     """The tile with as many stages as there are steps, and as shared memory has room for."""
     stages = max(2, min(tile.stages, steps))
