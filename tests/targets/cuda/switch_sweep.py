@@ -23,7 +23,10 @@ from torch import nn
 import ingot
 from tests.support.cuda_emulation.target import EMULATED, open_driver
 
-SWITCHES = ("bulk_windows", "bulk_products", "bulk_gates", "streams", "gates", "row_prologues", "chains", "siblings")
+SWITCHES = (
+    "bulk_windows", "bulk_products", "bulk_gates", "bulk_rotations", "streams", "gates", "row_prologues", "chains",
+    "siblings", "map_groups", "narrow_buffers", "stored_values",
+)  # fmt: skip
 ROWS = (1, 1, 1, 2, 5, 8, 9, 61, 64, 128, 130)
 
 
@@ -49,10 +52,46 @@ class Feed(nn.Module):
         return self.down(F.gelu(self.up(x)))
 
 
+def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, kind: str) -> torch.Tensor:
+    """Heads [head, row, depth], of which columns i and i + depth / 2, or 2 · i and 2 · i + 1, are pairs."""
+    if kind == "whole":
+        first, second = x.chunk(2, -1)
+        return x * torch.cat((cos, cos), -1) + torch.cat((-second, first), -1) * torch.cat((sin, sin), -1)
+    first, second = x.chunk(2, -1) if kind == "halves" else (x[..., 0::2], x[..., 1::2])
+    made = (first * cos - second * sin, second * cos + first * sin)
+    return torch.cat(made, -1) if kind == "halves" else torch.stack(made, -1).flatten(-2)
+
+
+class Heads(nn.Module):
+    """Heads behind one product, of which some are rotated, and attention of them."""
+
+    angles: torch.Tensor
+
+    def __init__(self, draw: random.Random, width: int, rows: int, *, bias: bool) -> None:
+        super().__init__()
+        self.depth, keys = draw.choice((16, 32, 64, 64, 128)), draw.choice((1, 2, 3))
+        self.heads = (keys * draw.choice((1, 2, 4)), keys, keys)
+        self.kind = draw.choice(("whole", "whole", "halves", "neighbours"))
+        self.rotates = draw.choice(((True, True, False), (True, True, False), (True, False, False), (True, True, True)))
+        self.keeps_keys, self.is_causal = draw.random() < 0.2, draw.random() < 0.6
+        self.qkv = nn.Linear(width, sum(self.heads) * self.depth, bias=bias)
+        self.out = nn.Linear(self.heads[0] * self.depth, width, bias=bias)
+        self.register_buffer("angles", torch.randn(rows, self.depth // 2))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        cos, sin = self.angles.cos(), self.angles.sin()
+        parts = self.qkv(x).view(len(x), -1, self.depth).transpose(0, 1).split(self.heads, 0)
+        parts = [rotate(one, cos, sin, self.kind) if on else one for one, on in zip(parts, self.rotates, strict=True)]
+        q, k, v = (part[None] for part in parts)
+        y = F.scaled_dot_product_attention(q, k, v, is_causal=self.is_causal, enable_gqa=True)
+        y = self.out(y[0].transpose(0, 1).flatten(1))
+        return y + k.sum() if self.keeps_keys else y
+
+
 class Network(nn.Module):
     """Blocks with a norm before and a residual behind, the last one with a product of its own behind it."""
 
-    def __init__(self, draw: random.Random) -> None:
+    def __init__(self, draw: random.Random, rows: int) -> None:
         super().__init__()
         width = draw.choice((256, 512, 1024))
         inner = draw.choice((512, 768, 1000, 1024))
@@ -60,9 +99,10 @@ class Network(nn.Module):
         self.norms = nn.ModuleList()
         for _ in range(draw.randint(1, 2)):
             bias = draw.random() < 0.5
-            is_gate = draw.random() < 0.6
+            is_gate = draw.random() < 0.5
             gate = Gate(width, inner, joined=draw.random() < 0.6, bias=bias)
-            self.blocks.append(gate if is_gate else Feed(width, inner, bias=bias))
+            other = Heads(draw, width, rows, bias=bias) if draw.random() < 0.6 else Feed(width, inner, bias=bias)
+            self.blocks.append(gate if is_gate else other)
             self.norms.append(nn.RMSNorm(width) if draw.random() < 0.7 else nn.LayerNorm(width))
         self.keeps_norm = draw.random() < 0.3
         self.head = nn.Linear(width, draw.choice((7, 64, 520, 1031)))
@@ -81,8 +121,9 @@ def check(seed: int, changed: collections.Counter[str]) -> list[str]:
     draw = random.Random(seed)
     torch.manual_seed(seed)
     dtype = draw.choice((torch.bfloat16, torch.float16))
-    model = Network(draw).eval().to(dtype)
-    x = torch.randn(draw.choice(ROWS), model.width).to(dtype)
+    rows = draw.choice(ROWS)
+    model = Network(draw, rows).eval().to(dtype)
+    x = torch.randn(rows, model.width).to(dtype)
     exact = copy.deepcopy(model).double()(x.double())
     eager = model(x)
     wrong, texts = [], {}

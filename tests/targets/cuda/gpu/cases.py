@@ -63,6 +63,19 @@ class RotatedHeads(nn.Module):
         return cuda_models.rotate(self.q(self.norm(x)).view(1, self.heads, -1), cos, sin)
 
 
+class RotatedRows(nn.Module):
+    """Of many rows: queries and keys that are rotated in the kernel of the product, which copies the values."""
+
+    def __init__(self, width: int, heads: tuple[int, int, int], depth: int) -> None:
+        super().__init__()
+        self.heads, self.depth, self.qkv = heads, depth, nn.Linear(width, sum(heads) * depth, bias=False)
+
+    def forward(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+        q, k, v = self.qkv(x).view(1, len(x), -1, self.depth).transpose(1, 2).split(self.heads, 1)
+        q, k = cuda_models.rotate(q, cos, sin), cuda_models.rotate(k, cos, sin)
+        return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True).transpose(1, 2) + 0
+
+
 def attend_in_groups(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
     return F.scaled_dot_product_attention(q, k, v, enable_gqa=True)
 
@@ -149,6 +162,9 @@ def cases() -> dict[str, tuple[nn.Module, tuple[torch.Tensor, ...]]]:
         ),
         "gated layer, four rows": (GatedLayer(768, 1016), (r(4, 768),)),
         "rotated heads, streamed": (RotatedHeads(2048, 32, 64), (r(1, 2048), r(1, 64), r(1, 64))),
+        "rotated heads, many rows": (RotatedRows(2048, (32, 8, 8), 64), (r(512, 2048), r(512, 64), r(512, 64))),
+        "rotated heads, odd rows": (RotatedRows(768, (6, 2, 2), 128), (r(301, 768), r(301, 128), r(301, 128))),
+        "rotated heads, 2048 rows": (RotatedRows(2048, (32, 8, 8), 64), (r(2048, 2048), r(2048, 64), r(2048, 64))),
         "linear, deep": (nn.Linear(4096, 64), (r(32, 4096),)),
         "conv": (nn.Conv2d(64, 64, 3, padding=1), (r(2, 64, 28, 28),)),
         "conv by two": (nn.Conv2d(64, 128, 3, stride=2, padding=1), (r(3, 64, 29, 28),)),

@@ -196,7 +196,7 @@ def test_text_for_other_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_layout() -> None:
     """Runs of 8 columns of both halves in turn."""
-    layout = SwizzledTiles(0, 48, 64, 64, 1, 32, pairs=True)
+    layout = SwizzledTiles(0, 48, 64, 64, 1, 32, pairs=24)
     tiles = layout.spread(torch.arange(48 * 64).float())
     assert tiles.shape == layout.stored_shape() == (2, 1, 32, 64)
     for place, column in ((0, 0), (7, 7), (8, 24), (16, 8), (24 + 3, 32 + 3), (32, 16), (47, 47)):
@@ -220,7 +220,7 @@ def test_rules() -> None:
     verify_schedule(module, "bulk_gates")
     turned: Any = (gate, step)
     refuse("a Map behind it", replace(group, steps=turned))
-    refuse("hold pairs of columns", change(pairs=False))
+    refuse("hold pairs of columns", change(pairs=0))
     refuse("hold pairs of columns", change(algorithm="tensor"))
     refuse("is in memory", replace(group, local=()))
     refuse("does not read the result", replace(group, steps=(step, replace(gate, body=step.epilogue.body))))

@@ -127,12 +127,16 @@ class _AttentionWriter:
         bodies = (("IG_FREE_SCORE", step.score), ("IG_FREE_MASK", step.mask))
         self.free = frozenset(name for name, body in bodies if is_free(out, body))
         self.slope = find_slope(out, step) if "IG_FREE_SCORE" in self.free else None
-        grid = self._open_block(tile.rows, tile.keys, split=bulk is None)
+        # A body may read memory where it is declared; without one, the block waits where it begins to copy.
+        waits_later = bulk is not None and step.score is None and step.mask is None
+        grid = self._open_block(tile.rows, tile.keys, split=bulk is None, waits=not waits_later)
         names = [self.functions.declare_matrix(name, matrix) for name, matrix, _ in matrices]
         functions = self._declare_functions(pairs=True)
         scales = ", ".join(self._scales())
         if bulk is not None:
             self._call_bulk(*bulk, half, functions, scales)
+            if waits_later:
+                out.line("ig_wait_for_previous();")
         out.line(f"using shape = {shape_text(tile, half, step.depth, self.columns, modes)};")
         out.line(f"ig_attend<shape, {self._flags()}>({', '.join(names)}, {self._range()}, {scales},")
         out.line(f"    {', '.join(functions)});")
@@ -259,14 +263,15 @@ class _AttentionWriter:
 
     # ------------------------------------------------------------------ their parts
 
-    def _open_block(self, rows: int, keys: int, *, split: bool = True) -> Grid:
+    def _open_block(self, rows: int, keys: int, *, split: bool = True, waits: bool = True) -> Grid:
         """Declares a block's queries, `first` on, and keys, `begin` to `end`, and its point of the batch, `o`."""
         step, out, type_ = self.step, self.out, self.type_
         if split:
             sizes = out.hint(self.points * self.chunks), out.hint(step.queries)
             self.splits = choose_split(*sizes, rows, out.hint(step.keys))
         blocks = (step.queries + rows - 1) // rows
-        out.line("ig_wait_for_previous();")
+        if waits:
+            out.line("ig_wait_for_previous();")
         out.line(f"const {type_} blocks = {out.size(blocks)}, task = ({type_})blockIdx.x / blocks / {self.chunks};")
         if self.chunks > 1:
             out.line(f"const {type_} base = ({type_})blockIdx.x / blocks % {self.chunks} * {self.columns};")

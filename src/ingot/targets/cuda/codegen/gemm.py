@@ -25,7 +25,7 @@ from ingot.targets.cuda.codegen.products.tile_product import (
     write_product,
 )
 from ingot.targets.cuda.schedule.alignment import MOST_BYTES, count_neighbours
-from ingot.targets.cuda.schedule.bulk.gates import join_gate
+from ingot.targets.cuda.schedule.bulk.paired_columns import join_pairs
 from ingot.targets.cuda.schedule.statements import (
     PLAIN_TILE,
     GatedGemm,
@@ -73,7 +73,9 @@ def write_streamed_chain(out: CudaKernelWriter, chain: StreamedChain) -> CudaKer
 
 @KERNELS.register(GatedGemm)
 def write_gated_gemm(out: CudaKernelWriter, group: GatedGemm) -> CudaKernel:
-    return write_bulk_product(out, (group.steps[0],), finished=(join_gate(group, out.buffers),))
+    joined = join_pairs(group, out.buffers)
+    assert not isinstance(joined, str), joined
+    return write_bulk_product(out, (group.steps[0],), pairs=joined)
 
 
 @BLOCKS.register(TiledGemm)

@@ -97,7 +97,7 @@ def _find_column_pairs(maps: Sequence[Map], step: TiledGemm, buffer: str) -> Col
     found, distances = [], set()
     for one in maps:
         count = product([loop.extent for loop in one.loops])
-        places = [load.index - _flatten(one.loops) for load in _list_loads(one, buffer)]
+        places = [load.index - flatten_loops(one.loops) for load in _list_loads(one, buffer)]
         own = {place for load, place in zip(_list_loads(one, buffer), places, strict=True) if load.mask is None}
         if step.m != 1 or not isinstance(count, int) or len(own) != 1:
             return "a Map behind its product does not read the column that it is at"
@@ -129,7 +129,7 @@ def _flat_place(step: TiledGemm) -> Size:
     return column if step.m == 1 else symbol("row") * step.n + column
 
 
-def _flatten(loops: Sequence[Loop]) -> Size:
+def flatten_loops(loops: Sequence[Loop]) -> Size:
     """A point's number in row-major order."""
     at: Size = 0
     for loop in loops:
@@ -153,12 +153,12 @@ def is_own_column(pair: PairMap, step: TiledGemm, index: Size) -> bool:
     the first one."""
     if pair.points == 1:
         return place_of(pair.step, index) == _flat_place(step)
-    return index - _flatten(pair.step.loops) == pair.first
+    return index - flatten_loops(pair.step.loops) == pair.first
 
 
 def _stays_inside(pair: PairMap, load: Load, half: int) -> bool:
     """Whether a load, where it happens, is of the point's own column or of the other one of its pair."""
-    distance = load.index - _flatten(pair.step.loops) - pair.first
+    distance = load.index - flatten_loops(pair.step.loops) - pair.first
     if distance == 0:
         return True
     extents = [loop.extent for loop in pair.step.loops if isinstance(loop.extent, int)]

@@ -11,11 +11,14 @@ from ingot.scheduling.state_updates import update_state_in_place
 from ingot.targets.base import ScheduleObserver, ignore_pass
 from ingot.targets.cuda.schedule.bulk.gates import fold_bulk_gates
 from ingot.targets.cuda.schedule.bulk.products import pack_products
+from ingot.targets.cuda.schedule.bulk.rotations import fold_rotations
 from ingot.targets.cuda.schedule.bulk.windows import pack_windows
 from ingot.targets.cuda.schedule.limits import FUSION_LIMITS
 from ingot.targets.cuda.schedule.map_groups import group_maps
+from ingot.targets.cuda.schedule.narrow_buffers import narrow_buffers
 from ingot.targets.cuda.schedule.quantized.gates import fold_coded_gates
 from ingot.targets.cuda.schedule.siblings import join_siblings
+from ingot.targets.cuda.schedule.stored_values import read_stored_values
 from ingot.targets.cuda.schedule.streamed_chains import chain_products
 from ingot.targets.cuda.schedule.streamed_groups import fold_gates, fold_rows
 from ingot.targets.cuda.schedule.streams import stream_weights
@@ -25,6 +28,8 @@ from ingot.targets.cuda.schedule.verifier import verify_schedule
 SCHEDULE: tuple[SchedulePass, ...] = (
     ("state_updates", update_state_in_place),
     *fusion_passes(FUSION_LIMITS),
+    ("narrow_buffers", narrow_buffers),
+    ("stored_values", read_stored_values),
     ("map_groups", group_maps),
     ("tiles", choose_tiles),
     ("bulk_windows", pack_windows),
@@ -32,6 +37,7 @@ SCHEDULE: tuple[SchedulePass, ...] = (
     ("bulk_products", pack_products),
     ("bulk_gates", fold_bulk_gates),
     ("coded_gates", fold_coded_gates),
+    ("bulk_rotations", fold_rotations),
     ("streams", stream_weights),
     ("gates", fold_gates),
     ("row_prologues", fold_rows),

@@ -37,7 +37,9 @@ def _run_tiled_gemm(run: StepRunner, step: TiledGemm) -> None:
 def _read_columns(run: StepRunner, step: TiledGemm, n: int, k: int) -> Array:
     """A product's weight that lies in tiles, its columns in their own order."""
     matrix = _read_tiles(run, step.b.buffer, n, k, step.tile)
-    return matrix.reshape(n // 16, 2, 8, k).swapaxes(0, 1).reshape(n, k) if step.pairs else matrix
+    if not step.pairs:
+        return matrix
+    return matrix.reshape(-1, step.pairs // 8, 2, 8, k).swapaxes(1, 2).reshape(n, k)
 
 
 def _read_tiles(run: StepRunner, buffer: str, n: int, k: int, tile: GemmTile) -> Array:

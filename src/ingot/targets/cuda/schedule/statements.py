@@ -6,7 +6,7 @@
     MapGroup(steps)                              Maps that do not depend on each other, as one kernel
     StreamedGemm(steps, local)                   a streamed product with its row before it, or Maps of pairs behind
     StreamedChain(steps)                         such products one after another, as one kernel
-    GatedGemm(steps, local)                      a product by tiles of a weight with a Map of pairs behind it
+    GatedGemm(steps, local)                      a product by tiles of a weight with Maps of pairs behind it
 
 The loop IR's printer prints them by their fields; verifier.py has their rules.
 """
@@ -56,12 +56,12 @@ PLAIN_TILE = GemmTile(64, 64, 64, 2, 4, 4)
 class TiledGemm(Gemm):
     """A Gemm with its algorithm. With `split_k`, so many blocks share the terms of a tile; their sums are added in
     order. With "bulk", these are a cluster, and `b` names a weight in tiles, which no steps describe; with `pairs`, its
-    layout has `pairs` too, and the product is a member of a GatedGemm."""
+    layout has the same `pairs`, and the product is a member of a GatedGemm."""
 
     algorithm: GemmAlgorithm = "simt"
     tile: GemmTile = PLAIN_TILE
     split_k: int = 1
-    pairs: bool = False
+    pairs: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,10 +158,11 @@ class StreamedChain(StepGroup):
 
 @dataclass(frozen=True, slots=True)
 class GatedGemm(StepGroup):
-    """A product by "bulk" in one kernel with the Map behind it that alone reads its result, at columns i and i + n / 2:
-    one thread has both. The product's result is `local`: it is not in memory."""
+    """A product by "bulk" in one kernel with the Maps behind it that alone read its result, at columns i and i + half
+    of each group of 2 · half: one thread has both. A gate is one Map, of which half is n / 2. The product's result is
+    `local`: it is not in memory."""
 
-    steps: tuple[TiledGemm, Map]
+    steps: tuple[TiledGemm, Map | MapGroup]
     local: tuple[str, ...]
     origin: SourceLocation = _NOWHERE
 
@@ -170,3 +171,8 @@ class GatedGemm(StepGroup):
 
     def local_buffers(self) -> tuple[str, ...]:
         return self.local
+
+    @property
+    def gate_maps(self) -> tuple[Map, ...]:
+        gate = self.steps[1]
+        return gate.steps if isinstance(gate, MapGroup) else (gate,)

@@ -12,7 +12,7 @@ from ingot.lowering.loop_ir_verifier import verify_module
 from ingot.lowering.loop_module import Module
 from ingot.lowering.verification.access_rules import Facts
 from ingot.lowering.verification.step_rules import extents
-from ingot.targets.cuda.schedule.bulk.gates import find_gate_fault
+from ingot.targets.cuda.schedule.bulk.paired_columns import find_gate_fault
 from ingot.targets.cuda.schedule.bulk.products import rows_fit
 from ingot.targets.cuda.schedule.bulk.tiles import BULK_TERMS, find_bulk_fault
 from ingot.targets.cuda.schedule.bulk.windows import count_window_terms, find_window_fault
@@ -84,8 +84,8 @@ def _check_bulk(step: TiledGemm, facts: Facts) -> str | None:
         return "a product by tiles of a weight is one, of known columns and terms, with rows that are aligned"
     if step.n % 8 or not step.k or step.k % (BULK_TERMS * step.split_k):
         return f"{step.n} columns of {step.k} terms are not whole runs of 8 and stages of {BULK_TERMS} for each part"
-    if step.pairs and step.n % 16:
-        return f"halves of {step.n} columns are not whole runs of 8"
+    if step.pairs and (step.pairs % 8 or step.n % (2 * step.pairs)):
+        return f"halves of {step.pairs} of {step.n} columns are not whole runs of 8, of whole groups"
     columns = -(-step.n // step.tile.columns) * step.tile.columns
     return facts.find_size_fault(step.b.buffer, (columns, step.k))
 
@@ -154,7 +154,7 @@ def _check_chain(chain: StreamedChain, facts: Facts) -> str | None:
 
 
 def _check_gated(group: GatedGemm, facts: Facts) -> str | None:
-    return find_gate_fault(group)
+    return find_gate_fault(group, facts.buffers)
 
 
 def _check_apart(steps: Sequence[Stmt]) -> str | None:

@@ -46,8 +46,8 @@ class SwizzledTiles(WeightLayout):
     """A matrix in tiles as shared memory has them: [n / columns][k / 64][columns][8 pieces][8 terms], the piece of 8
     terms at place p being number p ^ column % 8. The matrix is `n` columns of `k` terms; column c's term t is element
     offset + c · column_step + t · term_step of the tensor or, with `source`, of the tensor in that layout. Columns that
-    are missing in the last tile are zeros. With `pairs`, runs of 8 columns of the first half and of the second one lie
-    in turn."""
+    are missing in the last tile are zeros. With `pairs`, runs of 8 columns of the halves of each group of 2 · pairs
+    columns lie in turn."""
 
     offset: int
     n: int
@@ -56,7 +56,7 @@ class SwizzledTiles(WeightLayout):
     term_step: int
     columns: int
     source: ReorderedLayout | None = None
-    pairs: bool = False
+    pairs: int = 0
 
     def stored_shape(self) -> tuple[int, ...]:
         return -(-self.n // self.columns), self.k // 64, self.columns, 64
@@ -67,7 +67,8 @@ class SwizzledTiles(WeightLayout):
             flat = self.source.arrange(flat).reshape(-1)
         matrix = torch.as_strided(flat, (self.n, self.k), (self.column_step, self.term_step), self.offset)
         if self.pairs:
-            matrix = matrix.reshape(2, self.n // 16, 8, self.k).transpose(0, 1).reshape(self.n, self.k)
+            runs = matrix.reshape(-1, 2, self.pairs // 8, 8, self.k)
+            matrix = runs.transpose(1, 2).reshape(self.n, self.k)
         across, down = -(-self.n // self.columns), self.k // 64
         padded = torch.zeros(across * self.columns, self.k, dtype=flat.dtype)
         padded[: self.n] = matrix

@@ -261,7 +261,9 @@ static inline void ig_attend_bulk(
         }
         ig_show_barriers();
     }
+    ig_start_next();
     __syncthreads();
+    ig_wait_for_previous();
     if (group == GROUPS) {
         ig_leave_registers<S::fewer>();
         if (threadIdx.x == GROUPS * 128) {
@@ -387,7 +389,6 @@ static inline void ig_attend_bulk(
             }
         }
         if (S::turns && group == 0) ig_sync_turn(1, 256); /* the last group's last turn */
-        ig_start_next();
         IG_UNROLL
         for (int half = 0; half < 2; ++half) {
             float whole = soft.total[half];

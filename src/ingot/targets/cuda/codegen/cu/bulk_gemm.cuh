@@ -51,7 +51,10 @@ template <int COUNT, int EACH, int ROOM, class Fetch, class Finish, class Await>
 static inline void ig_finish_blocks(const float *sums, int row, int column, int rows, int columns, Fetch fetch, Finish finish, Await await)
 {
     typedef decltype(fetch(0, 0)) Loaded;
-    constexpr int RUNS = COUNT / EACH, WHOLE = RUNS / 4, REST = RUNS % 4, FIT = ROOM / (2 * ((int)(sizeof(Loaded) + 3) / 4)), AHEAD = FIT < WHOLE ? FIT : WHOLE;
+    constexpr int RUNS = COUNT / EACH, WHOLE = RUNS / 4, REST = RUNS % 4, WORDS = (int)(sizeof(Loaded) + 3) / 4, FIT = ROOM / (2 * WORDS), AHEAD = FIT < WHOLE ? FIT : WHOLE;
+    /* The last runs: both rows at once where they are few, else one row after the other, with lanes that have none. */
+    constexpr int TIMES = REST == 3 ? 2 : REST ? 1 : 0, LANES = TIMES == 1 ? 2 : 4;
+    constexpr bool REST_AHEAD = TIMES == 1 && AHEAD == WHOLE && ROOM - 2 * WORDS * WHOLE >= WORDS;
     const int lane = ig_lane() & 3;
     const auto is_there = [&](int line, int place) { return line < rows && place < columns; };
     Loaded given[AHEAD > 0 ? AHEAD : 1][2];
@@ -63,6 +66,9 @@ static inline void ig_finish_blocks(const float *sums, int row, int column, int 
     };
 #pragma unroll
     for (int group = 0; group < AHEAD; ++group) read(given[group], group);
+    Loaded rest;
+    const int rest_place = column + 32 * WHOLE + 8 * (lane % LANES);
+    if (REST_AHEAD && lane % LANES < REST && is_there(row + 8 * (lane / LANES), rest_place)) rest = fetch(row + 8 * (lane / LANES), rest_place);
     await();
 #pragma unroll
     for (int group = 0; group < WHOLE; ++group) {
@@ -83,11 +89,9 @@ static inline void ig_finish_blocks(const float *sums, int row, int column, int 
         }
         if (AHEAD > 0 && group + AHEAD < WHOLE) read(given[slot], group + AHEAD);
     }
-    /* The last runs: both rows at once where they are few, else one row after the other, with lanes that have none. */
-    constexpr int TIMES = REST == 3 ? 2 : REST ? 1 : 0, LANES = TIMES == 1 ? 2 : 4;
 #pragma unroll
     for (int time = 0; time < TIMES; ++time) {
-        const int lower = LANES == 2 ? lane / LANES : time, line = row + 8 * lower, place = column + 32 * WHOLE + 8 * (lane % LANES);
+        const int lower = LANES == 2 ? lane / LANES : time, line = row + 8 * lower;
         float pairs[EACH][4][2];
 #pragma unroll
         for (int of = 0; of < EACH; ++of) {
@@ -100,7 +104,10 @@ static inline void ig_finish_blocks(const float *sums, int row, int column, int 
                 }
             ig_turn_quad(pairs[of]);
         }
-        if (lane % LANES < REST && is_there(line, place)) finish(line, place, &pairs[0][0][0], fetch(line, place));
+        if (lane % LANES < REST && is_there(line, rest_place)) {
+            if (!REST_AHEAD) rest = fetch(line, rest_place);
+            finish(line, rest_place, &pairs[0][0][0], rest);
+        }
     }
 }
 
@@ -207,7 +214,7 @@ static inline void ig_run_bulk(const Rows &source, const T *, int64_t, int, int 
     constexpr bool TURNS = Form::TURNS;
     /* Registers that an epilogue has for what it reads, beside the sums and what it computes. */
     constexpr int SUMS = HIGH * COLUMNS / 2;
-    constexpr int ROOM = (SUMS > 96 ? 160 : Form::COPIERS == 4 ? 184 : 144) - SUMS;
+    constexpr int ROOM = (SUMS > 96 ? 160 : Form::COPIERS == 4 ? 184 : 144) - SUMS - (Form::EACH - 1) * 40;
     const ig_place received = ig_place_of(ig_shared()) + STAGES * Form::STAGE, full = received + Form::RECEIVED;
     const ig_place empty = full + 8 * STAGES, added = empty + 8 * STAGES, turn = added + 8;
     const int part = PARTS > 1 ? (int)ig_cluster_rank() : 0;
@@ -246,7 +253,7 @@ static inline void ig_run_bulk(const Rows &source, const T *, int64_t, int, int 
             unsigned parity = before / STAGES & 1;
             /* In turn: a parity says what a stage holds only to those that saw it filled the time before. */
             if (TURNS && number) ig_wait_at_barrier(turn + 8 * group, (unsigned)((number - 2 + group) / 2 & 1));
-            for (int step = 0; step < own_steps; ++step) {
+            const auto multiply = [&](int step) {
                 ig_wait_at_barrier(full + 8 * stage, parity);
                 const uint64_t left = ig_move_tile(lines_a, stage * Form::STAGE), right = ig_move_tile(lines_b, stage * Form::STAGE);
                 ig_begin_products();
@@ -260,25 +267,35 @@ static inline void ig_run_bulk(const Rows &source, const T *, int64_t, int, int 
                 if (step && lane == 0) ig_arrive(empty + 8 * last);
                 last = stage;
                 if (++stage == STAGES) stage = 0, parity ^= 1;
-            }
-            if (TURNS) {
-                ig_syncwarp();
-                if (lane == 0) ig_arrive(turn + 8 * (1 - group));
-            }
-            ig_wait_for_products<0>();
-            if (lane == 0) ig_arrive(empty + 8 * last);
+            };
+            for (int step = 0; step + 1 < own_steps; ++step) multiply(step);
+            /* What the epilogue reads is asked for before the last step. */
+            const auto end_products = [&] {
+                multiply(own_steps - 1);
+                if (TURNS) {
+                    ig_syncwarp();
+                    if (lane == 0) ig_arrive(turn + 8 * (1 - group));
+                }
+                ig_wait_for_products<0>();
+                if (lane == 0) ig_arrive(empty + 8 * last);
+            };
             ig_bulk_tile tile = place(unit * together + one);
             const int top = ig_value_after(tile.row) + inside + (ig_warp() & 3) * 16 + (lane >> 2), left = ig_value_after(tile.column) / Form::EACH;
             if constexpr (PARTS == 1) {
                 finish(tile, [&](int rows, int columns, auto fetch, auto finish_run) {
 #pragma unroll
                     for (int high = 0; high < HIGH; ++high)
-                        ig_finish_blocks<COLUMNS / 8, Form::EACH, ROOM>(sums[high], top + high * 64, left, rows, columns, fetch, finish_run, [] {});
+                        ig_finish_blocks<COLUMNS / 8, Form::EACH, ROOM>(sums[high], top + high * 64, left, rows, columns, fetch, finish_run, [&] {
+                            if (high == 0) end_products();
+                        });
                 });
             } else {
                 float own[4 * OWN];
                 const int at = part * OWN, first_row = top + at / Form::BLOCKS * 64, first_column = left + at % Form::BLOCKS * 8 / Form::EACH;
-                const auto share = [&] { ig_share_sums<Form>(sums, own, received, added, part); };
+                const auto share = [&] {
+                    end_products();
+                    ig_share_sums<Form>(sums, own, received, added, part);
+                };
                 finish(tile, [&](int rows, int columns, auto fetch, auto finish_run) {
                     ig_finish_blocks<OWN, Form::EACH, ROOM>(own, first_row, first_column, rows, columns, fetch, finish_run, share);
                 });

@@ -5,15 +5,16 @@ one after another.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import replace
 
 from ingot.lowering.index_expr import Size, smallest
 from ingot.targets.cuda.codegen.kernel import CudaKernel, Grid, TensorMap
 from ingot.targets.cuda.codegen.kernel_writer import CudaKernelWriter
-from ingot.targets.cuda.codegen.products.epilogue import index_type, write_finish
+from ingot.targets.cuda.codegen.products.epilogue import index_type, number_pointers, write_finish
+from ingot.targets.cuda.codegen.products.paired_epilogue import write_paired_finish
 from ingot.targets.cuda.codegen.products.tile_product import use_headers
+from ingot.targets.cuda.schedule.bulk.paired_columns import PairedEpilogue
 from ingot.targets.cuda.schedule.bulk.tiles import (
     BULK_TERMS,
     count_bulk_bytes,
@@ -28,7 +29,6 @@ from ingot.targets.cuda.schedule.tiles import PROCESSORS
 _RUN = 8
 # Stages of the text for other GPUs.
 PLAIN_STAGES = 2
-_POINTER = re.compile(r"\bp\d+\b")
 MULTIPLY = {"bfloat16": ("ig_multiply_bf16", "bf16"), "float16": ("ig_multiply_f16", "f16")}
 
 
@@ -37,12 +37,12 @@ def write_bulk_product(
     steps: Sequence[TiledGemm],
     *,
     in_turn: bool = False,
-    finished: Sequence[TiledGemm] | None = None,
+    pairs: Sequence[PairedEpilogue] = (),
 ) -> CudaKernel:
-    """The kernel of a product, or of several that read the same rows. `finished` are the products with the epilogues
-    that are computed: where columns lie in pairs, those of both sums of a pair."""
+    """The kernel of a product, or of several that read the same rows. Where a product's columns lie in pairs, the
+    epilogues of these are computed instead of its own."""
     first = steps[0]
-    assert all(step.pairs == (finished is not None) for step in steps), "columns in pairs have a gate behind them"
+    assert all(bool(step.pairs) == bool(pairs) for step in steps), "columns in pairs have a gate behind them"
     tile, parts, buffer = first.tile, first.split_k, out.buffers[first.a.buffer]
     use_bulk_headers(out, tile, buffer.dtype)
     assert isinstance(first.k, int)
@@ -53,7 +53,10 @@ def write_bulk_product(
     name = out.tensor_map(rows)
     out.line("ig_start_next();")
     units = _write_places(out, steps, in_turn)
-    _write_epilogues(out, finished or steps)
+    if pairs:
+        _write_pairs(out, first, pairs)
+    else:
+        _write_epilogues(out, steps)
     start = f"{out.pointer(first.a.buffer)} + ({out.size(first.a.offset)})"
     together = len(steps) if in_turn else 1
     sizes = f"{out.size(row_step)}, (int)({out.size(first.m)}), (int)({out.size(units)}), {together}"
@@ -119,6 +122,16 @@ def _write_places(out: CudaKernelWriter, steps: Sequence[TiledGemm], in_turn: bo
     return down * across
 
 
+def _write_pairs(out: CudaKernelWriter, step: TiledGemm, pairs: Sequence[PairedEpilogue]) -> None:
+    """`finish_tile` of pairs of columns, which are half as many."""
+    out.open("const auto finish_tile = [&](const ig_bulk_tile &, auto visit)")
+    assert isinstance(step.n, int)
+    write_paired_finish(out, pairs, step.n // 2, step.dtype, _RUN)
+    out.line(f"visit((int)({out.size(step.m)}), {step.n // 2}, fetch, finish);")
+    out.depth -= 1
+    out.line("};")
+
+
 def _write_epilogues(out: CudaKernelWriter, steps: Sequence[TiledGemm]) -> None:
     """Declares `finish_tile`, which gives `visit` the epilogue of a tile's product. Epilogues that differ by their
     buffers only are written once."""
@@ -130,9 +143,7 @@ def _write_epilogues(out: CudaKernelWriter, steps: Sequence[TiledGemm]) -> None:
         out.line(f"visit((int)({out.size(step.m)}), {out.size(step.n)}, fetch, finish);")
         text = "\n".join(out.lines[begin:])
         del out.lines[begin:]
-        names = list(dict.fromkeys(_POINTER.findall(text)))
-        for place, name in enumerate(names):
-            text = re.sub(rf"\b{name}\b", f"q{place}", text)
+        text, names = number_pointers(text)
         alike.setdefault(text, []).append((product, names))
     for text, products in alike.items():
         if len(alike) > 1:

@@ -15,7 +15,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from ingot.codegen.c_expressions import STORED
+from ingot.codegen.c_expressions import STORED, CBodyEmitter
 from ingot.lowering.dependence import reads_and_writes
 from ingot.lowering.dtypes import BYTES, HALVES
 from ingot.lowering.index_expr import BodyValue, Expr, Size, coefficient_of, substitute
@@ -31,6 +31,7 @@ MOST_RUN_BYTES = 32
 # What stores a run of floats as halves.
 _ERF = re.compile(r"const float v(?P<number>\d+) = ig_erf_f32\(\w+\);")
 _SIGMOID = re.compile(r"const float v(?P<number>\d+) = ig_sigmoid_f32\(\w+\);")
+_POINTER = re.compile(r"\bp\d+\b")
 _STORES = {"bfloat16": "ig_store_bf16", "float16": "ig_store_f16"}
 
 
@@ -57,7 +58,7 @@ def runs_down(epilogue: Map, lead: int) -> bool:
 
 
 @dataclass
-class _Runs:
+class EpilogueRuns:
     """Runs of columns that a body reads and writes as vectors, by buffer and index."""
 
     out: CudaKernelWriter
@@ -89,6 +90,56 @@ class _Runs:
         """The place of a run's first column."""
         return self.out.size(substitute(index, {self.column: 0}))
 
+    # ------------------------------------------------------------------ text
+
+    def write_statements(self) -> CBodyEmitter:
+        """The body at one column; afterwards it is known what a run loads."""
+        body, each = _show_unrounded(self.out, self.epilogue), self.each
+        return self.out.statements(body, [self.column], "sums[w]", beside=f"sums[w + {each}]", place=self.place)
+
+    def declare_loads(self) -> None:
+        for (buffer, _), name in self.loads.items():
+            self.out.line(f"ig_vector<{STORED[self.out.buffers[buffer].dtype]}, {self.each}> {name};")
+
+    def write_loads(self) -> None:
+        """Fills `found`. The rows' variables and `begin` have values."""
+        for (buffer, index), name in self.loads.items():
+            place = f"{self.out.pointer(buffer)} + begin + ({self.begin(index)})"
+            self.out.line(f"found.{name} = ig_load<{self.each}>({place});")
+
+    def write_results(self, code: CBodyEmitter, type_: str) -> None:
+        """The body at each column of a run, and its stores."""
+        out, epilogue, each = self.out, self.epilogue, self.each
+        vectors = _find_vector_stores(epilogue, self)
+        out.declare_flags(code)
+        for line in code.before:
+            out.line(line)
+        for number, store in vectors.items():
+            dtype = out.buffers[store.buffer].dtype
+            out.line(f"ig_vector<{'float' if dtype in HALVES else STORED[dtype]}, {each}> out{number};")
+        if each > 1:
+            out.line("#pragma unroll")
+        out.open(f"for (int w = 0; w < {each}; ++w)")
+        out.line(f"const {type_} {self.column} = begin + w;")
+        for line in _shorten_functions(out, epilogue.body, code.inside):
+            out.line(line)
+        for number, store in enumerate(epilogue.stores):
+            value = code.results[store.result]
+            if number in vectors:
+                dtype = out.buffers[store.buffer].dtype
+                halves = code.results[len(epilogue.body.results) + store.result]
+                out.line(f"out{number}.at[w] = {halves if dtype in HALVES else out.stored_value(dtype, value)};")
+                continue
+            given = code.empty_dims(store.index)
+            guard = f"if ({' && '.join(given)}) " if given else ""
+            out.line(f"{guard}{out.store(store, value)}")
+        out.close()
+        for number, store in vectors.items():
+            out.written.add(store.buffer)
+            name = _STORES.get(out.buffers[store.buffer].dtype, "ig_store")
+            out.line(f"{name}<{each}>({out.pointer(store.buffer)} + begin + ({self.begin(store.index)}), out{number});")
+        out.report_flags(code)
+
 
 def write_finish(
     out: CudaKernelWriter,
@@ -103,45 +154,25 @@ def write_finish(
     """Declares `fetch` and `finish`. `row` and `column` are the place of a run's first sum, over `line` and `place`.
     The batch's variables have values already. With `ahead`, `fetch` reads what it can where runs are one column too."""
     epilogue, lead = step.epilogue, len(step.batch_loops())
-    rows, last = epilogue.loops[lead:-1], epilogue.loops[-1].variable
-    runs = _Runs(out, epilogue, each, ahead)
-    vectors = _find_vector_stores(epilogue, runs)
-    code = out.statements(
-        _show_unrounded(out, epilogue), [last], "sums[w]", beside=f"sums[w + {each}]", place=runs.place
-    )
-    inside = _shorten_functions(out, epilogue.body, code.inside)
-    _write_fetch(out, runs, rows, type_, row, column)
+    rows = epilogue.loops[lead:-1]
+    runs = EpilogueRuns(out, epilogue, each, ahead)
+    statements = runs.write_statements()
+    out.open("struct loaded")
+    runs.declare_loads()
+    out.depth -= 1
+    out.line("};")
+    out.open("const auto fetch = [&](const int line, const int place)")
+    out.line("loaded found;")
+    if runs.loads:
+        _write_place(out, rows, type_, row, column)
+    runs.write_loads()
+    out.line("return found;")
+    out.depth -= 1
+    out.line("};")
     sums = f"const {STORED[step.dtype]} *sums"
     out.open(f"const auto finish = [&](const int line, const int place, {sums}, const loaded &given)")
     _write_place(out, rows, type_, row, column)
-    out.declare_flags(code)
-    for line in code.before:
-        out.line(line)
-    for number, store in vectors.items():
-        dtype = out.buffers[store.buffer].dtype
-        out.line(f"ig_vector<{'float' if dtype in HALVES else STORED[dtype]}, {each}> out{number};")
-    if each > 1:
-        out.line("#pragma unroll")
-    out.open(f"for (int w = 0; w < {each}; ++w)")
-    out.line(f"const {type_} {last} = begin + w;")
-    for line in inside:
-        out.line(line)
-    for number, store in enumerate(epilogue.stores):
-        value = code.results[store.result]
-        if number in vectors:
-            dtype = out.buffers[store.buffer].dtype
-            halves = code.results[len(epilogue.body.results) + store.result]
-            out.line(f"out{number}.at[w] = {halves if dtype in HALVES else out.stored_value(dtype, value)};")
-            continue
-        given = code.empty_dims(store.index)
-        guard = f"if ({' && '.join(given)}) " if given else ""
-        out.line(f"{guard}{out.store(store, value)}")
-    out.close()
-    for number, store in vectors.items():
-        out.written.add(store.buffer)
-        name = _STORES.get(out.buffers[store.buffer].dtype, "ig_store")
-        out.line(f"{name}<{each}>({out.pointer(store.buffer)} + begin + ({runs.begin(store.index)}), out{number});")
-    out.report_flags(code)
+    runs.write_results(statements, type_)
     out.depth -= 1
     out.line("};")
 
@@ -152,25 +183,6 @@ def _write_place(out: CudaKernelWriter, rows: Sequence[Loop], type_: str, row: s
         out.line(f"const {type_} at = ({type_})({row});")
         unflatten(out, "at", type_, rows)
     out.line(f"const {type_} begin = ({type_})({column});")
-
-
-def _write_fetch(out: CudaKernelWriter, runs: _Runs, rows: Sequence[Loop], type_: str, row: str, column: str) -> None:
-    """Declares `loaded`, the vectors that a run reads, and `fetch`, which reads them."""
-    out.open("struct loaded")
-    for (buffer, _), name in runs.loads.items():
-        out.line(f"ig_vector<{STORED[out.buffers[buffer].dtype]}, {runs.each}> {name};")
-    out.depth -= 1
-    out.line("};")
-    out.open("const auto fetch = [&](const int line, const int place)")
-    out.line("loaded found;")
-    if runs.loads:
-        _write_place(out, rows, type_, row, column)
-    for (buffer, index), name in runs.loads.items():
-        place = f"{out.pointer(buffer)} + begin + ({runs.begin(index)})"
-        out.line(f"found.{name} = ig_load<{runs.each}>({place});")
-    out.line("return found;")
-    out.depth -= 1
-    out.line("};")
 
 
 def _show_unrounded(out: CudaKernelWriter, epilogue: Map) -> Body:
@@ -216,13 +228,29 @@ def _is_rounded(body: Body, number: int) -> bool:
     return not exact & set(body.results)
 
 
-def _find_vector_stores(epilogue: Map, runs: _Runs) -> dict[int, Store]:
-    """Stores of whole runs, by their number. Where a buffer is written twice, the order of columns matters."""
-    names = [store.buffer for store in epilogue.stores]
+def _find_vector_stores(epilogue: Map, runs: EpilogueRuns) -> dict[int, Store]:
+    """Stores of whole runs, by their number. Where runs of a buffer meet, the order of columns matters."""
     if runs.each == 1:
         return {}
+    stores = epilogue.stores
     return {
         number: store
-        for number, store in enumerate(epilogue.stores)
-        if store.mode == "set" and names.count(store.buffer) == 1 and runs.is_run(store.buffer, store.index)
+        for number, store in enumerate(stores)
+        if store.mode == "set"
+        and runs.is_run(store.buffer, store.index)
+        and all(_are_apart(store, other, runs.each) for place, other in enumerate(stores) if place != number)
     }
+
+
+def _are_apart(store: Store, other: Store, each: int) -> bool:
+    """Whether runs of two stores never meet."""
+    distance = store.index - other.index
+    return store.buffer != other.buffer or (isinstance(distance, int) and abs(distance) >= each)
+
+
+def number_pointers(text: str) -> tuple[str, list[str]]:
+    """A text whose pointers are called by numbers of its own, and which ones they are."""
+    names = list(dict.fromkeys(_POINTER.findall(text)))
+    for place, name in enumerate(names):
+        text = re.sub(rf"\b{name}\b", f"q{place}", text)
+    return text, names

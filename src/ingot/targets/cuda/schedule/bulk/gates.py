@@ -10,18 +10,19 @@ and half as many columns are stored.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
+from typing import ClassVar
 
 from ingot.lowering.dependence import reads_and_writes
-from ingot.lowering.index_expr import Size, estimate, symbol
-from ingot.lowering.loop_body import BodyBuilder, rewrite
-from ingot.lowering.loop_ir import Buffer, Load, Map, MatrixView, Op, Stmt
+from ingot.lowering.index_expr import estimate
+from ingot.lowering.loop_ir import Map, MatrixView, Stmt
 from ingot.lowering.loop_module import Module
+from ingot.targets.cuda.schedule.bulk.paired_columns import find_gate_fault, join_pairs
 from ingot.targets.cuda.schedule.bulk.products import find_epilogue_kind
 from ingot.targets.cuda.schedule.bulk.tiled_weights import TiledWeights
 from ingot.targets.cuda.schedule.bulk.tiles import choose_bulk_tile
-from ingot.targets.cuda.schedule.column_pairs import ColumnPairs, PairMap, find_pairs, is_own_column
+from ingot.targets.cuda.schedule.column_pairs import find_pairs
 from ingot.targets.cuda.schedule.statements import GatedGemm, TiledGemm
 from ingot.targets.cuda.schedule.streamed_groups import REACH, can_join, count_users
 from ingot.targets.cuda.schedule.weight_layouts import SwizzledTiles
@@ -41,7 +42,31 @@ def fold_bulk_gates(module: Module) -> Module:
     return folding.finish(done)
 
 
-class _GateFolding(TiledWeights):
+class PairFolding(TiledWeights):
+    """A module's weights, with those whose columns a pass lays out in pairs."""
+
+    # Sums of a thread at most that leave registers to the epilogues.
+    most_sums: ClassVar[int] = 256
+
+    def pack(self, group: GatedGemm) -> GatedGemm | None:
+        """The group with a tile for it, and the weight's columns in pairs."""
+        step, gate = group.steps
+        weight = self.weights[step.b.buffer]
+        joined = join_pairs(group, self.buffers)
+        assert not isinstance(joined, str), joined
+        assert isinstance(step.n, int) and isinstance(step.k, int) and isinstance(weight.layout, SwizzledTiles)
+        kinds = [find_epilogue_kind(part.step, self.buffers) for part in joined]
+        slowest = next((kind for kind in ("functions", "reads") if kind in kinds), "plain")
+        rows = estimate(step.m, self.module.hints)
+        choice = choose_bulk_tile(rows, [step.n], step.k, slowest, in_turn=False, most_sums=self.most_sums)
+        if choice is None:
+            return None
+        layout = replace(weight.layout, columns=choice.tile.columns, pairs=step.pairs)
+        view = MatrixView(self.add(step.b.buffer, layout, "pairs"), 0, 1, step.k)
+        return replace(group, steps=(replace(step, b=view, tile=choice.tile, split_k=choice.parts), gate))
+
+
+class _GateFolding(PairFolding):
     def find_product(self, gate: Map, done: Sequence[Stmt]) -> tuple[int, GatedGemm] | None:
         """The product whose one result a Map alone reads, and what the two become."""
         read = reads_and_writes(gate)[0]
@@ -53,74 +78,12 @@ class _GateFolding(TiledWeights):
             if buffer not in read:
                 continue
             alone = self.buffers[buffer].kind == "temporary" and count_users(self.module, buffer) == 2
-            made = GatedGemm((replace(product, pairs=True), gate), (buffer,), product.origin)
-            if not alone or not can_join(gate, done[place + 1 :]) or find_gate_fault(made) is not None:
+            pairs = find_pairs((gate,), product)
+            if not alone or isinstance(pairs, str) or pairs.maps[0].points != 1:
+                return None
+            made = GatedGemm((replace(product, pairs=pairs.half), gate), (buffer,), product.origin)
+            if not can_join(gate, done[place + 1 :]) or find_gate_fault(made, self.buffers) is not None:
                 return None
             packed = self.pack(made)
             return None if packed is None else (place, packed)
         return None
-
-    def pack(self, group: GatedGemm) -> GatedGemm | None:
-        """The group with a tile for it, and the weight's halves in pairs."""
-        step, gate = group.steps
-        weight = self.weights[step.b.buffer]
-        joined = join_gate(group, self.buffers)
-        assert isinstance(step.n, int) and isinstance(step.k, int) and isinstance(weight.layout, SwizzledTiles)
-        kind = find_epilogue_kind(joined.epilogue, self.buffers)
-        choice = choose_bulk_tile(estimate(step.m, self.module.hints), [step.n], step.k, kind, in_turn=False)
-        if choice is None:
-            return None
-        layout = replace(weight.layout, columns=choice.tile.columns, pairs=True)
-        view = MatrixView(self.add(step.b.buffer, layout, "pairs"), 0, 1, step.k)
-        return replace(group, steps=(replace(step, b=view, tile=choice.tile, split_k=choice.parts), gate))
-
-
-def find_gate_fault(group: GatedGemm) -> str | None:
-    """Why a product and a Map cannot be one kernel; None where they can."""
-    if [type(step) for step in group.steps] != [TiledGemm, Map]:
-        return "it is a product with a Map behind it"
-    step, gate = group.steps
-    if step.algorithm != "bulk" or not step.pairs or step.batch:
-        return "its product is not one by tiles of a weight that hold pairs of columns"
-    pairs = find_pairs((gate,), step)
-    if isinstance(pairs, str):
-        return pairs
-    if pairs.maps[0].points != 1 or len(step.epilogue.loops) != 2 or len(gate.loops) != 2 or pairs.half % 8:
-        return "its Map does not go over rows and the halves of its columns, of whole runs of 8"
-    if {store.buffer for store in step.epilogue.stores} != set(group.local):
-        return "its product's result is in memory"
-    if reads_and_writes(step)[0] & reads_and_writes(gate)[1]:
-        return "its Map writes what its product reads, in other blocks too"
-    return None
-
-
-def join_gate(group: GatedGemm, buffers: Mapping[str, Buffer]) -> TiledGemm:
-    """The product with one epilogue of half the columns: of the sum of the column, the accumulator, and of the sum of
-    the column of the other half, which is beside it. Values between are rounded as memory would hold them."""
-    step, gate = group.steps
-    pairs = find_pairs((gate,), step)
-    assert isinstance(pairs, ColumnPairs)
-    (store,) = step.epilogue.stores
-    dtype, ops = buffers[store.buffer].dtype, BodyBuilder()
-    own = [symbol(loop.variable, below=loop.extent) for loop in gate.loops]
-    values: list[int] = []
-    for sums, further in (("accumulator", 0), ("beside", pairs.half)):
-        places = (own[0], own[1] + further)
-        loops = step.epilogue.loops
-        names: dict[str, Size] = {loop.variable: place for loop, place in zip(loops, places, strict=True)}
-
-        def take_sum(op: Op, _: tuple[int, ...], into: BodyBuilder, sums: str = sums) -> int | None:
-            return into.emit(sums, (), op.dtype) if op.name == "accumulator" else None
-
-        _, results = rewrite(step.epilogue.body, symbols=names, into=ops, replace=take_sum)
-        values.append(ops.cast(results[store.result], dtype))
-
-    pair = PairMap(gate, 1)
-
-    def take_value(op: Op, _: tuple[int, ...], into: BodyBuilder) -> int | None:
-        if not isinstance(op.attribute, Load) or op.attribute.buffer != store.buffer:
-            return None
-        return values[0 if is_own_column(pair, step, op.attribute.index) else 1]
-
-    _, results = rewrite(gate.body, into=ops, replace=take_value)
-    return replace(step, n=pairs.half, epilogue=replace(gate, body=ops.finish(results)))

@@ -110,15 +110,18 @@ def find_bulk_fault(tile: GemmTile, parts: int) -> str | None:
 
 
 def choose_bulk_tile(
-    m: int, widths: list[int], k: int, epilogue: str, *, in_turn: bool, by_turns: bool = True
+    m: int, widths: list[int], k: int, epilogue: str, *, in_turn: bool, by_turns: bool = True, most_sums: int = 256
 ) -> BulkChoice | None:
     """The fastest tile for m rows by weights of so many columns each, which one kernel computes: side by side or, in
-    turn, at the same places. `by_turns`: groups of warps may take tiles in turn. None where none fits."""
+    turn, at the same places. `by_turns`: groups of warps may take tiles in turn. `most_sums`: of a thread. None where
+    none fits."""
     steps = k // BULK_TERMS
     best: tuple[float, int] | None = None
     chosen: BulkChoice | None = None
     for number, tile in enumerate(BULK_TILES):
         if any(-(-n // tile.columns) * tile.columns > (1 + _PADDING) * n for n in widths):
+            continue
+        if _count_sums(tile) > most_sums:
             continue
         is_simple = epilogue == "plain" and len(set(widths)) == 1
         if tile.turns > 1 and (in_turn or not by_turns or (not is_simple and _count_sums(tile) > _MOST_SUMS)):
@@ -133,6 +136,12 @@ def choose_bulk_tile(
             if time is not None and (best is None or (round(time, 2), number) < best):
                 best, chosen = (round(time, 2), number), BulkChoice(trimmed, parts)
     return chosen
+
+
+def estimate_bulk_time(choice: BulkChoice, m: int, n: int, k: int, epilogue: str) -> float:
+    """Microseconds of a product's kernel, by the model."""
+    steps = k // BULK_TERMS // choice.parts
+    return _estimate(choice.tile, choice.parts, m, [n], steps, epilogue) or 0.0
 
 
 def _trim_stages(tile: GemmTile, parts: int, steps: int) -> GemmTile:
