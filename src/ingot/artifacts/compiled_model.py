@@ -28,7 +28,7 @@ from ingot.codegen.weight_blob import WeightBlob
 from ingot.ir.clone import copy_written_state
 from ingot.ir.execution import check_call
 from ingot.ir.program import Program
-from ingot.ir.pytree import flatten, unflatten
+from ingot.ir.pytree import LEAF, flatten, unflatten
 from ingot.ir.signature import InputKind, OutputKind
 from ingot.lowering.index_expr import Expr, Size, substitute
 from ingot.lowering.loop_ir_printer import print_module
@@ -74,6 +74,9 @@ class CompiledModel(Uncopied):
         self.threads = threads or cores()
         self.model = self._open(threads)
         self._device_calls = DeviceCalls.create(self.model)
+        returned = program.signature
+        # Whether a call returns one result, and nothing around it.
+        self._is_single = returned.out_tree == LEAF and returned.user_outputs[0].kind is OutputKind.RESULT
 
     def __deepcopy__(self, memo: Any) -> CompiledModel:
         """A model of its own, with threads and memory of its own; library, weights and program never change and are
@@ -117,12 +120,19 @@ class CompiledModel(Uncopied):
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Calls the model. Returns torch tensors, or NumPy arrays if the arguments hold arrays and no tensor."""
+        if self._device_calls is not None and not kwargs:
+            plain = self._device_calls.run(args)
+            if plain is not None:
+                return plain[0] if self._is_single else self._nest(plain)
         if wants_arrays(args, kwargs):
             return self.model.call(args, kwargs)
-        plain = self._device_calls.run(args) if self._device_calls is not None and not kwargs else None
-        results = iter(plain if plain is not None else run_model(self.model, self._leaves(args, kwargs)))
+        return self._nest(run_model(self.model, self._leaves(args, kwargs)))
+
+    def _nest(self, results: Sequence[Any]) -> Any:
+        """What the model returns: these results among its literals, nested as they are there."""
+        values = iter(results)
         outputs = self.program.signature.user_outputs
-        leaves = [o.value if o.kind is OutputKind.LITERAL else next(results) for o in outputs]
+        leaves = [o.value if o.kind is OutputKind.LITERAL else next(values) for o in outputs]
         return unflatten(leaves, self.program.signature.out_tree)
 
     def _leaves(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:

@@ -48,6 +48,7 @@ from ingot.torch_internals.modes import (
     Functionalization,
     RecordingMode,
     autocasts_in_force,
+    current_cuda_device,
     grad_mode,
     is_inside_transform,
     own_draws,
@@ -56,6 +57,7 @@ from ingot.torch_internals.modes import (
     real_tensors,
     restore_modes,
     run_isolated,
+    short_empty_strided,
 )
 from ingot.torch_internals.monkeypatches import (
     TORCH_FOLDER,

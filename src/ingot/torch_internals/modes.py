@@ -259,3 +259,16 @@ def raw_cuda_stream(device: int) -> int:
     """The driver's handle of torch's current stream on a CUDA device."""
     found: int = torch._C._cuda_getCurrentRawStream(device)
     return found
+
+
+def current_cuda_device() -> int:
+    """The number of the CUDA device that is current in this thread."""
+    found: int = torch._C._cuda_getDevice()
+    return found
+
+
+def short_empty_strided(device: str) -> Callable[[tuple[int, ...], tuple[int, ...], torch.dtype], torch.Tensor] | None:
+    """torch.empty_strided(sizes, steps, dtype) on the current device of this type, without the way through torch's
+    dispatcher, as the code of torch.compile allocates; None in a release of torch that does not have it."""
+    found: Any = getattr(torch._C._dynamo.guards, f"_empty_strided_{device}", None)
+    return found
