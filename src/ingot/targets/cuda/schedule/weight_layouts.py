@@ -68,10 +68,14 @@ class SwizzledTiles(WeightLayout):
         if self.pairs:
             matrix = matrix.reshape(2, self.n // 16, 8, self.k).transpose(0, 1).reshape(self.n, self.k)
         across, down = -(-self.n // self.columns), self.k // 64
-        padded = torch.zeros(across * self.columns, self.k, dtype=flat.dtype)
-        padded[: self.n] = matrix
-        tiles = padded.view(across, self.columns, down, 8, 8).permute(0, 2, 1, 3, 4)
-        return tiles[:, :, torch.arange(self.columns)[:, None], find_pieces(self.columns)].reshape(self.stored_shape())
+        if across * self.columns > self.n:
+            padded = matrix.new_zeros(across * self.columns, self.k)
+            padded[: self.n] = matrix
+            matrix = padded
+        # A piece is moved as a whole: its 16 bytes are one number, or two of them for wider terms.
+        pieces = matrix.contiguous().view(torch.complex128).view(across, self.columns, down, 8, -1)
+        tiles = pieces.permute(0, 2, 1, 3, 4)[:, :, torch.arange(self.columns)[:, None], find_pieces(self.columns)]
+        return tiles.view(flat.dtype).reshape(self.stored_shape())
 
 
 def find_pieces(columns: int) -> torch.Tensor:
