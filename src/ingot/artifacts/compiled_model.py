@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import copy
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -48,7 +48,8 @@ class CompiledModel(Uncopied):
     """A model as native code. Any number of threads may call it at once.
 
     Attributes: `program` (as it was lowered), `isa` (the instruction set that runs here), `libraries` (bytes by
-    instruction set, and by architecture of a GPU), `threads`.
+    instruction set, and by architecture of a GPU; of a model on a GPU only the one for that GPU, until it is saved),
+    `threads`.
     """
 
     def __init__(
@@ -61,10 +62,12 @@ class CompiledModel(Uncopied):
         target: NativeTarget[Any],
         threads: int | None = None,
         isa: str | None = None,
+        complete: Callable[[Mapping[str, bytes]], Mapping[str, bytes]] | None = None,
     ) -> None:
-        """Use `ingot.compile`."""
+        """Use `ingot.compile`. `complete` adds to the libraries what a file has besides."""
         self.program = copy_written_state(program)  # a call of the one that was compiled would change what is saved
         self.libraries = dict(libraries)
+        self._complete = complete
         self.isa = isa or target.host_library()
         self._target = target
         self._source = source
@@ -184,6 +187,8 @@ class CompiledModel(Uncopied):
         Raises SaveError if a file cannot describe the model, StorageError if the file cannot be written.
         """
         members, fields = pack(self.program) if program else ({}, {})
+        if self._complete is not None:
+            self.libraries = dict(self._complete(self.libraries))
         try:
             write_native(
                 path,
@@ -220,7 +225,9 @@ class CompiledModel(Uncopied):
         }
         spec = read_spec(manifest, {_LIBRARY, _WEIGHTS, *images}, "<memory>")
         library = NativeLibrary(memoryview(self.libraries[self.isa]), path="<memory>", member=_LIBRARY)
-        return self._target.open_model(spec, library, self._blob.memory, images, threads, _device_of(self.program))
+        return self._target.open_model(
+            spec, library, self._blob.memory, images, threads, find_device(self.program) or 0
+        )
 
     def _sample(self) -> SampleCall | None:
         """The example call, with torch's result."""
@@ -249,10 +256,10 @@ class CompiledModel(Uncopied):
         return draws_numbers(self._source)
 
 
-def _device_of(program: Program) -> int:
-    """The number of the GPU that the program's tensors lie on; 0 where they lie on none."""
+def find_device(program: Program) -> int | None:
+    """The number of the GPU that the program's tensors lie on; None where they lie on none."""
     values = [*program.state_dict.values(), *program.constants.values(), *flatten(program.example_inputs)[0]]
-    return next((x.get_device() for x in values if isinstance(x, torch.Tensor) and x.is_cuda), 0)
+    return next((x.get_device() for x in values if isinstance(x, torch.Tensor) and x.is_cuda), None)
 
 
 def _tolerance(manifest: Mapping[str, Any], precision: str) -> float:
