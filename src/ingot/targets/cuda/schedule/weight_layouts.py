@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
+from ingot.codegen.weight_blob import view_elements
 from ingot.lowering.index_expr import Size
 from ingot.lowering.loop_ir import Buffer
 from ingot.lowering.loop_module import PackedWeight, WeightLayout
@@ -31,8 +32,8 @@ class ReorderedLayout(WeightLayout):
 
     def arrange(self, flat: torch.Tensor) -> torch.Tensor:
         """The tensor's elements in this order."""
-        made = torch.zeros(self.padded, dtype=flat.dtype)
-        made[tuple(slice(size) for size in self.shape)] = torch.as_strided(flat, self.shape, self.strides, self.offset)
+        made = flat.new_zeros(self.padded)
+        made[tuple(slice(size) for size in self.shape)] = view_elements(flat, self.shape, self.strides, self.offset)
         if self.folded == 1:
             return made
         outer, lines, taps, channels = self.padded
@@ -64,7 +65,7 @@ class SwizzledTiles(WeightLayout):
         """The tensor's elements in tiles."""
         if self.source is not None:
             flat = self.source.arrange(flat).reshape(-1)
-        matrix = torch.as_strided(flat, (self.n, self.k), (self.column_step, self.term_step), self.offset)
+        matrix = view_elements(flat, (self.n, self.k), (self.column_step, self.term_step), self.offset)
         if self.pairs:
             matrix = matrix.reshape(2, self.n // 16, 8, self.k).transpose(0, 1).reshape(self.n, self.k)
         across, down = -(-self.n // self.columns), self.k // 64
@@ -73,9 +74,12 @@ class SwizzledTiles(WeightLayout):
             padded[: self.n] = matrix
             matrix = padded
         # A piece is moved as a whole: its 16 bytes are one number, or two of them for wider terms.
-        pieces = matrix.contiguous().view(torch.complex128).view(across, self.columns, down, 8, -1)
-        tiles = pieces.permute(0, 2, 1, 3, 4)[:, :, torch.arange(self.columns)[:, None], find_pieces(self.columns)]
-        return tiles.view(flat.dtype).reshape(self.stored_shape())
+        matrix = matrix.contiguous()
+        if matrix.data_ptr() % 16 or matrix.storage_offset() * matrix.element_size() % 16:
+            matrix = matrix.clone()
+        pieces = matrix.view(torch.complex128).view(across, self.columns, down, 8, -1)
+        places = torch.arange(self.columns)[:, None].to(flat.device), find_pieces(self.columns).to(flat.device)
+        return pieces.permute(0, 2, 1, 3, 4)[:, :, *places].view(flat.dtype).reshape(self.stored_shape())
 
 
 def find_pieces(columns: int) -> torch.Tensor:
