@@ -45,8 +45,9 @@ ARCHITECTURES = ("sm_90a", "sm_80")
 # What PTX is written for: GPUs that came later compile it when a model is opened.
 PTX = "compute_80"
 _ARCHITECTURE = re.compile(r"sm_\d{2,3}a?")
-# The host's part only launches: to optimize it takes time and gives none.
-_HOST_FLAGS = ("-O1",)
+# The host's part only launches: to optimize it takes longer than to compile the kernels of a small model, and saves
+# 0.3 µs of a call.
+_HOST_FLAGS = ("-O0",)
 _BASELINES = {"x86_64": "x86-64", "aarch64": "aarch64"}
 
 
