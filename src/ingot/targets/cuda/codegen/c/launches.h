@@ -341,8 +341,8 @@ static ig_graph *ig_find_graph(ig_run *run)
     return 0;
 }
 
-/* Keeps the one launch of this call in the place of what was used longest ago: to make its maps takes the driver longer
-   than the launch. Returns 0 where there is no memory, or where the driver makes no map of it: the run has failed then. */
+/* Keeps the one launch of this call, with its maps, in the place of what was used longest ago: a call like it need not
+   make them again. Returns 0 where there is no memory, or where the driver makes no map of it: the run has failed then. */
 static ig_graph *ig_keep_single(ig_run *run)
 {
     ig_graph *oldest = &run->graphs[0];
