@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import Any, Literal, TypeAlias, overload
 
 import torch
@@ -14,7 +15,7 @@ from torch import nn
 from ingot import _gc, pipelines
 from ingot import torch_internals as internals
 from ingot.api import capture
-from ingot.artifacts.compiled_model import CompiledModel
+from ingot.artifacts.compiled_model import CompiledModel, find_device
 from ingot.artifacts.loaded_model import LoadedModel
 from ingot.autograd.compiled_autograd import TrainableModel
 from ingot.codegen.build.page_prefault import Pages
@@ -125,8 +126,9 @@ def compile(
 
     `target` "cuda" compiles for NVIDIA's GPUs, and needs none: without one the model can be saved, and a call raises
     DeviceUnavailable. `isa` then names architectures of GPUs ("sm_90a", "sm_80") in place of the default ones, and
-    "ptx" adds text that those to come compile for themselves. Tensors may lie on the GPU or on the host.
-    `precision="tf32"` multiplies float32 on tensor cores, operands rounded to 10 bits of fraction, with sums in
+    "ptx" adds text that those to come compile for themselves. Without `isa`, a model whose tensors lie on a GPU is
+    compiled for that GPU, and for the other default architectures when it is saved. Arguments may lie on the GPU or on
+    the host. `precision="tf32"` multiplies float32 on tensor cores, operands rounded to 10 bits of fraction, with sums in
     float32; without it float32 stays float32, whatever torch.backends says.
 
     `target` "reference" interprets the model's loops with NumPy, slowly: the result is an InterpretedModel, which is
@@ -246,10 +248,13 @@ def _compile_program(
     program, module = _lower_program(target, program, precision, disabled, check, on_stage)
     with on_stage("emit"):
         source = target.emit(module, title=title)
+    # A model that lies on a GPU is compiled for that one; what a file has for others, `save` compiles.
+    machines = isa or target.choose_machines(find_device(program))
     with on_stage("cc"), ThreadPoolExecutor(1) as aside:  # the C compiler works while the weights are packed
-        libraries = aside.submit(target.build, source, isa, cache=cache)
+        libraries = aside.submit(target.build, source, machines, cache=cache)
         blob = target.pack_weights(program, module, source, pages)
-    return CompiledModel(program, module, source, blob, libraries.result(), target, threads)
+    complete = None if isa else partial(target.build_rest, source, cache=cache)
+    return CompiledModel(program, module, source, blob, libraries.result(), target, threads, complete=complete)
 
 
 def _state_bytes(model: nn.Module | Callable[..., Any] | Program) -> int:

@@ -97,18 +97,16 @@ class BoundCall:
         self._idle: list[_CallFrame] = []  # frames that no call uses
         self.shapes, self.dtypes = shapes, dtypes
 
-    def __call__(self, inputs: Sequence[int], outputs: Sequence[int], stream: int) -> None:
-        """Queues the call: with addresses on the device that are multiples of their elements' sizes."""
+    def __call__(self, addresses: Sequence[int], stream: int) -> None:
+        """Queues the call: with addresses on the device, of inputs and behind them of outputs, that are multiples of
+        their elements' sizes."""
         try:
             frame = self._idle.pop()
         except IndexError:
             frame = _CallFrame(self._tensors, self._count)
         words = frame.words
         at = 0
-        for address in inputs:
-            words[at] = address
-            at += _TENSOR_WORDS
-        for address in outputs:
+        for address in addresses:
             words[at] = address
             at += _TENSOR_WORDS
         self._native.queue(frame, stream)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import copy
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -28,7 +28,7 @@ from ingot.codegen.weight_blob import WeightBlob
 from ingot.ir.clone import copy_written_state
 from ingot.ir.execution import check_call
 from ingot.ir.program import Program
-from ingot.ir.pytree import flatten, unflatten
+from ingot.ir.pytree import LEAF, flatten, unflatten
 from ingot.ir.signature import InputKind, OutputKind
 from ingot.lowering.index_expr import Expr, Size, substitute
 from ingot.lowering.loop_ir_printer import print_module
@@ -48,7 +48,8 @@ class CompiledModel(Uncopied):
     """A model as native code. Any number of threads may call it at once.
 
     Attributes: `program` (as it was lowered), `isa` (the instruction set that runs here), `libraries` (bytes by
-    instruction set, and by architecture of a GPU), `threads`.
+    instruction set, and by architecture of a GPU; of a model on a GPU only the one for that GPU, until it is saved),
+    `threads`.
     """
 
     def __init__(
@@ -61,10 +62,12 @@ class CompiledModel(Uncopied):
         target: NativeTarget[Any],
         threads: int | None = None,
         isa: str | None = None,
+        complete: Callable[[Mapping[str, bytes]], Mapping[str, bytes]] | None = None,
     ) -> None:
-        """Use `ingot.compile`."""
+        """Use `ingot.compile`. `complete` adds to the libraries what a file has besides."""
         self.program = copy_written_state(program)  # a call of the one that was compiled would change what is saved
         self.libraries = dict(libraries)
+        self._complete = complete
         self.isa = isa or target.host_library()
         self._target = target
         self._source = source
@@ -74,6 +77,9 @@ class CompiledModel(Uncopied):
         self.threads = threads or cores()
         self.model = self._open(threads)
         self._device_calls = DeviceCalls.create(self.model)
+        returned = program.signature
+        # Whether a call returns one result, and nothing around it.
+        self._is_single = returned.out_tree == LEAF and returned.user_outputs[0].kind is OutputKind.RESULT
 
     def __deepcopy__(self, memo: Any) -> CompiledModel:
         """A model of its own, with threads and memory of its own; library, weights and program never change and are
@@ -117,12 +123,19 @@ class CompiledModel(Uncopied):
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Calls the model. Returns torch tensors, or NumPy arrays if the arguments hold arrays and no tensor."""
+        if self._device_calls is not None and not kwargs:
+            plain = self._device_calls.run(args)
+            if plain is not None:
+                return plain[0] if self._is_single else self._nest(plain)
         if wants_arrays(args, kwargs):
             return self.model.call(args, kwargs)
-        plain = self._device_calls.run(args) if self._device_calls is not None and not kwargs else None
-        results = iter(plain if plain is not None else run_model(self.model, self._leaves(args, kwargs)))
+        return self._nest(run_model(self.model, self._leaves(args, kwargs)))
+
+    def _nest(self, results: Sequence[Any]) -> Any:
+        """What the model returns: these results among its literals, nested as they are there."""
+        values = iter(results)
         outputs = self.program.signature.user_outputs
-        leaves = [o.value if o.kind is OutputKind.LITERAL else next(results) for o in outputs]
+        leaves = [o.value if o.kind is OutputKind.LITERAL else next(values) for o in outputs]
         return unflatten(leaves, self.program.signature.out_tree)
 
     def _leaves(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
@@ -174,6 +187,8 @@ class CompiledModel(Uncopied):
         Raises SaveError if a file cannot describe the model, StorageError if the file cannot be written.
         """
         members, fields = pack(self.program) if program else ({}, {})
+        if self._complete is not None:
+            self.libraries = dict(self._complete(self.libraries))
         try:
             write_native(
                 path,
@@ -210,7 +225,9 @@ class CompiledModel(Uncopied):
         }
         spec = read_spec(manifest, {_LIBRARY, _WEIGHTS, *images}, "<memory>")
         library = NativeLibrary(memoryview(self.libraries[self.isa]), path="<memory>", member=_LIBRARY)
-        return self._target.open_model(spec, library, self._blob.memory, images, threads, _device_of(self.program))
+        return self._target.open_model(
+            spec, library, self._blob.memory, images, threads, find_device(self.program) or 0
+        )
 
     def _sample(self) -> SampleCall | None:
         """The example call, with torch's result."""
@@ -239,10 +256,10 @@ class CompiledModel(Uncopied):
         return draws_numbers(self._source)
 
 
-def _device_of(program: Program) -> int:
-    """The number of the GPU that the program's tensors lie on; 0 where they lie on none."""
+def find_device(program: Program) -> int | None:
+    """The number of the GPU that the program's tensors lie on; None where they lie on none."""
     values = [*program.state_dict.values(), *program.constants.values(), *flatten(program.example_inputs)[0]]
-    return next((x.get_device() for x in values if isinstance(x, torch.Tensor) and x.is_cuda), 0)
+    return next((x.get_device() for x in values if isinstance(x, torch.Tensor) and x.is_cuda), None)
 
 
 def _tolerance(manifest: Mapping[str, Any], precision: str) -> float:

@@ -27,7 +27,9 @@ class DeviceCalls:
 
     def __init__(self, model: DeviceModel) -> None:
         self._model = model
+        self._number = model.device
         self._device = torch.device("cuda", model.device)
+        self._allocate = internals.short_empty_strided("cuda")
         self._dtypes = tuple(getattr(torch, asked.dtype.name) for asked in model.spec.inputs)
         self._bound: dict[Any, tuple[BoundCall, list[_Made]] | None] = {}
 
@@ -48,13 +50,16 @@ class DeviceCalls:
         """The results, queued on torch's current stream; None where the call is not a plain one."""
         if len(args) != len(self._dtypes):
             return None
-        number = self._model.device
+        number = self._number
+        shapes, addresses = [], []
         for arg, dtype in zip(args, self._dtypes, strict=True):
             if type(arg) not in _PLAIN or arg.dtype is not dtype or arg.get_device() != number:
                 return None
             if not arg.is_contiguous() or arg.is_neg():  # none is conjugated: no dtype is complex
                 return None
-        key = tuple([arg.shape for arg in args])
+            shapes.append(arg.shape)
+            addresses.append(arg.data_ptr())
+        key = tuple(shapes)
         found = self._bound.get(key)
         if found is None:
             if key in self._bound:
@@ -63,10 +68,14 @@ class DeviceCalls:
             if found is None:
                 return None
         bound, made = found
-        device = self._device
-        results = [torch.empty_strided(shape, steps, dtype=dtype, device=device) for shape, steps, dtype in made]
-        stream = internals.raw_cuda_stream(number)
-        bound([arg.data_ptr() for arg in args], [result.data_ptr() for result in results], stream)
+        if self._allocate is not None and internals.current_cuda_device() == number:
+            results = [self._allocate(*one) for one in made]
+        else:
+            device = self._device
+            results = [torch.empty_strided(shape, steps, dtype=dtype, device=device) for shape, steps, dtype in made]
+        for result in results:
+            addresses.append(result.data_ptr())
+        bound(addresses, internals.raw_cuda_stream(number))
         return results
 
     def _bind(self, key: Any) -> tuple[BoundCall, list[_Made]] | None:

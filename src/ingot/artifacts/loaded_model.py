@@ -30,11 +30,12 @@ class LoadedModel(Uncopied):
         Results are nested as the original's; a class is returned as a Record, with access by key and by attribute.
         Raises CallError if the model was not compiled for these arguments, and what the model itself raises.
         """
+        if self._device_calls is not None and not kwargs:
+            plain = self._device_calls.run(args)
+            if plain is not None:
+                return pytree.unflatten(self.model.spec.result, {"input": args, "output": plain})
         if wants_arrays(args, kwargs):
             return self.model.call(args, kwargs)
-        plain = self._device_calls.run(args) if self._device_calls is not None and not kwargs else None
-        if plain is not None:
-            return pytree.unflatten(self.model.spec.result, {"input": args, "output": plain})
         leaves = [native_of(leaf) for leaf in self.model.leaves(args, kwargs)]
         results = run_model(self.model, leaves)
         return pytree.unflatten(self.model.spec.result, {"input": leaves, "output": results})

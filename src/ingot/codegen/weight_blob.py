@@ -78,9 +78,16 @@ def find_state(program: Program, weight: PackedWeight) -> torch.Tensor:
     return program.constants[weight.source] if state is None else state
 
 
+def view_elements(flat: torch.Tensor, shape: tuple[int, ...], strides: tuple[int, ...], offset: int) -> torch.Tensor:
+    """A strided view of a flat tensor from one of its elements on: its own, wherever it begins in its memory."""
+    return torch.as_strided(flat, shape, strides, flat.storage_offset() + offset)
+
+
 def assign(target: torch.Tensor, source: torch.Tensor) -> None:
     """A copy on this thread alone: torch's own would share it out over cores on which the C compiler is at work."""
-    if target.dtype is source.dtype and target.dtype is not torch.bfloat16:
-        np.copyto(target.numpy(), source.numpy())
-    else:
+    if target.dtype is not source.dtype:
         target.copy_(source)
+    elif target.dtype is torch.bfloat16:  # which numpy does not have
+        np.copyto(target.view(torch.int16).numpy(), source.view(torch.int16).numpy())
+    else:
+        np.copyto(target.numpy(), source.numpy())

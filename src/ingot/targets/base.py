@@ -151,6 +151,15 @@ class NativeTarget(Target[N]):
     def pack_weights(self, program: Program, module: Module, source: N, pages: Pages | None = None) -> WeightBlob:
         """The program's state as the module's kernels read it."""
 
+    def choose_machines(self, device: int | None) -> tuple[str, ...]:
+        """What to build for where nobody names machines, for a model that runs in this process on the GPU of that
+        number: names for `build`, none for all that it builds by default."""
+        return ()
+
+    def build_rest(self, source: N, libraries: Mapping[str, bytes], *, cache: bool = True) -> Mapping[str, bytes]:
+        """All that `build` gives by default, of which some is there."""
+        return libraries
+
     @abstractmethod
     def host_library(self) -> str:
         """The name of the library, among those that `build` gives, that this process loads."""

@@ -48,7 +48,10 @@ from ingot.torch_internals.modes import (
     Functionalization,
     RecordingMode,
     autocasts_in_force,
+    current_cuda_device,
+    fake_alias,
     grad_mode,
+    is_fixed,
     is_inside_transform,
     own_draws,
     pause_recording,
@@ -56,6 +59,8 @@ from ingot.torch_internals.modes import (
     real_tensors,
     restore_modes,
     run_isolated,
+    same_fixed_type,
+    short_empty_strided,
 )
 from ingot.torch_internals.monkeypatches import (
     TORCH_FOLDER,

@@ -10,7 +10,6 @@ from typing import Any
 import torch
 from torch import fx
 from torch._functorch import config as functorch_config
-from torch._functorch._aot_autograd import graph_compile
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch._subclasses.functional_tensor import disable_functional_mode
 from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing, make_fx
@@ -52,6 +51,9 @@ def _write(region: Region, made: Callable[..., Any], inputs: Sequence[Any]) -> A
     """The first call, which writes the graphs. Nodes of both halves have the traces of those that they come from, and
     no backward overwrites what the forward has saved: else it could not run twice. torch looks at each backward whether
     the list of what may be overwritten is empty, but only where it was told to make one."""
+    # Here, because much of torch's own compiler comes with it, which only models that train need.
+    from torch._functorch._aot_autograd import graph_compile
+
     region.enter(fx.traceback.preserve_node_meta())
     region.enter(functorch_config.patch(donated_buffer=True))
     region.enter(

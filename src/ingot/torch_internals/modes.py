@@ -8,9 +8,7 @@ from typing import Any, TypeVar
 
 import torch
 from torch import _ops
-from torch._subclasses.fake_tensor import (
-    unset_fake_temporarily,
-)
+from torch._subclasses.fake_tensor import FakeTensor, in_kernel_invocation_manager, unset_fake_temporarily
 from torch._subclasses.functional_tensor import FunctionalTensor, FunctionalTensorMode
 from torch.fx.experimental.proxy_tensor import ProxyTorchDispatchMode, disable_proxy_modes_tracing
 from torch.overrides import _get_current_function_mode_stack
@@ -245,6 +243,37 @@ class Functionalization:
         self._mode.__exit__(*exception)
 
 
+def fake_alias(fake: torch.Tensor) -> FakeTensor:
+    """Another fake over the memory of one, without its gradient."""
+    assert isinstance(fake, FakeTensor)
+    with in_kernel_invocation_manager(fake.fake_mode):
+        alias = torch.ops.aten.detach.default(fake)
+    return FakeTensor(fake.fake_mode, alias, fake.fake_device)
+
+
+def is_fixed(value: Any) -> bool:
+    """Whether a value is a plain fake tensor whose sizes and strides are numbers."""
+    return (
+        isinstance(value, FakeTensor)
+        and value.layout is torch.strided
+        and not value._has_symbolic_sizes_strides
+        and not value.is_neg()
+        and not value.is_conj()
+    )
+
+
+def same_fixed_type(one: Any, other: Any) -> bool:
+    """Whether two plain fakes have the same sizes, strides, dtype and device, all of them known."""
+    return (
+        is_fixed(one)
+        and is_fixed(other)
+        and one.dtype is other.dtype
+        and one.shape == other.shape
+        and one.stride() == other.stride()
+        and one.device == other.device
+    )
+
+
 def is_inside_transform() -> bool:
     """Whether a functorch transform (vmap, grad, jvp) is active."""
     return torch._C._functorch.maybe_current_level() is not None
@@ -258,4 +287,17 @@ def real_tensors() -> contextlib.AbstractContextManager[Any]:
 def raw_cuda_stream(device: int) -> int:
     """The driver's handle of torch's current stream on a CUDA device."""
     found: int = torch._C._cuda_getCurrentRawStream(device)
+    return found
+
+
+def current_cuda_device() -> int:
+    """The number of the CUDA device that is current in this thread."""
+    found: int = torch._C._cuda_getDevice()
+    return found
+
+
+def short_empty_strided(device: str) -> Callable[[tuple[int, ...], tuple[int, ...], torch.dtype], torch.Tensor] | None:
+    """torch.empty_strided(sizes, steps, dtype) on the current device of this type, without the way through torch's
+    dispatcher, as the code of torch.compile allocates; None in a release of torch that does not have it."""
+    found: Any = getattr(torch._C._dynamo.guards, f"_empty_strided_{device}", None)
     return found

@@ -91,8 +91,11 @@ def copies_by_strides(func: Any) -> bool:
 # Composite operators that always compute a new tensor.
 _NEW = frozenset(
     getattr(torch.ops.aten, name).default
-    for name in ("batch_norm", "conv1d", "conv2d", "conv3d", "linear", "layer_norm", "matmul", "group_norm")
-)
+    for name in (
+        "batch_norm", "conv1d", "conv2d", "conv3d", "linear", "layer_norm", "matmul", "group_norm",
+        "scaled_dot_product_attention",
+    )
+)  # fmt: skip
 _COMPUTED = frozenset(("aten::mm", "aten::bmm", "aten::addmm", "aten::convolution", "aten::mean", "aten::sum"))
 
 

@@ -171,6 +171,18 @@ def test_a_cache_that_is_disabled(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert files(tmp_path) == sorted([*before, "calls"])
 
 
+def test_without_a_cache_nothing_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor waited for until it is on a disk."""
+    monkeypatch.setattr("os.fsync", lambda descriptor: pytest.fail("nobody reads it after this process"))
+    compiler = counting(tmp_path)
+    kept = cache_module._private()
+    before = files(kept)
+    assert [Cache(None).read_library(SOURCE, HOST, compiler) for _ in range(2)] == [LIBRARY, LIBRARY]
+    assert calls(tmp_path) == 2 and files(kept) == before
+    images = iter((b"first", b"second"))
+    assert [Cache(None).read_image("text", ("nvrtc",), lambda: next(images)) for _ in range(2)] == [b"first", b"second"]
+
+
 def test_a_relative_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     library = Cache(Path("here")).library(SOURCE, HOST, fake(tmp_path))

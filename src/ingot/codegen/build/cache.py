@@ -101,7 +101,18 @@ class Cache:
 
         Raises what `Toolchain.compile_library` raises, and CacheError where no folder can hold the library.
         """
-        return self._entry(source, isa, toolchain, extra_flags, parts, timeout).data
+        if self.folder is not None:
+            return self._entry(source, isa, toolchain, extra_flags, parts, timeout).data
+        try:
+            with tempfile.TemporaryDirectory(dir=_private(), ignore_cleanup_errors=True) as work:
+                made = Path(work, "library.so")
+                toolchain.compile_library(
+                    source, isa, made, extra_flags=extra_flags, parts=parts, timeout=timeout,
+                    work=Path(work), is_lasting=False,
+                )  # fmt: skip
+                return made.read_bytes()
+        except OSError as error:
+            raise storage_error(error, None) from error
 
     def _entry(
         self, source: str, isa: Isa, toolchain: Toolchain, extra_flags: Sequence[str], parts: int, timeout: float
@@ -127,6 +138,8 @@ class Cache:
     ) -> bytes:
         """What `make` makes of a text, now or earlier. `made_by` tells all else that the bytes depend on: compiler,
         version, flags."""
+        if self.folder is None:
+            return make()
         name = hashlib.sha256(f"{json.dumps([_FORMAT, 'image', *made_by])}\n{text}".encode()).hexdigest()
 
         def compile_to(destination: Path, failed: Path | None) -> None:

@@ -67,8 +67,9 @@ def build(commands: Sequence[Sequence[str]], folder: Path, timeout: float) -> st
     return "".join(said)
 
 
-def publish(file: Path, destination: Path) -> None:
-    """Puts a copy of `file` at `destination`, which is whole at every moment, whatever happens; else OSError."""
+def publish(file: Path, destination: Path, *, is_lasting: bool = True) -> None:
+    """Puts a copy of `file` at `destination`, which is whole at every moment, whatever happens; else OSError. With
+    `is_lasting` it is on the disk then."""
     destination.parent.mkdir(parents=True, exist_ok=True)
     # In the same folder, since a rename is atomic within one file system only.
     descriptor, name = tempfile.mkstemp(prefix=".ingot-", suffix=".tmp", dir=destination.parent)
@@ -77,13 +78,15 @@ def publish(file: Path, destination: Path) -> None:
             shutil.copyfileobj(original, copy, 1 << 20)
             copy.flush()
             os.fchmod(copy.fileno(), file.stat().st_mode & 0o777)
-            os.fsync(copy.fileno())
+            if is_lasting:
+                os.fsync(copy.fileno())
         os.replace(name, destination)
     except BaseException:
         with contextlib.suppress(OSError):
             os.unlink(name)
         raise
-    sync_folder(destination.parent)
+    if is_lasting:
+        sync_folder(destination.parent)
 
 
 def sync_folder(folder: Path) -> None:

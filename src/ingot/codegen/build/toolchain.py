@@ -106,6 +106,7 @@ class Toolchain:
         timeout: float = SECONDS,
         work: Path | None = None,
         failed: Path | None = None,
+        is_lasting: bool = True,
     ) -> str:
         """Makes the shared library of `source` at `destination`; gives what the compiler said: warnings, or nothing.
 
@@ -114,7 +115,7 @@ class Toolchain:
         RUN_FLAGS, unless `extra_flags` say otherwise. Temporary files lie in a new
         folder in `work`, or in the system's folder for them, and are gone afterwards. Of a source that the compiler
         fails on, a copy is kept in `failed`, or in a new temporary folder; the exception names it. `timeout` holds for
-        compiling and linking alike.
+        compiling and linking alike. A library that is not `is_lasting` need not outlive a loss of power.
         """
         self._check_target(isa)
         flags, run_flags = self.flags(isa, extra_flags), self.flags(isa, (*RUN_FLAGS, *extra_flags))
@@ -126,7 +127,7 @@ class Toolchain:
                     said = self._build(folder, flags, run_flags, parts, timeout)
                 except CompilerFailed as error:
                     raise keep(error, source, failed) from None
-                publish(folder / "model.so", destination)
+                publish(folder / "model.so", destination, is_lasting=is_lasting)
         except OSError as error:
             raise storage_error(error, work) from error
         return said

@@ -33,7 +33,9 @@ _BRANCHING = frozenset(op for op in subgraphs.LAYOUTS if op not in _REGIONS)
 
 
 class Replay:
-    """One replay of one program."""
+    """One replay of one program. With `repeats`, operators that stay as they are need not run on fakes."""
+
+    repeats = True
 
     def __init__(self, program: Program, decompositions: Decompositions | None = None) -> None:
         self.program = program
@@ -74,8 +76,7 @@ class Replay:
             if node.op == "placeholder":
                 value = metadata.value_of(node)
                 if isinstance(value, torch.Tensor):
-                    with self.recorder.pause():
-                        value = self.recorder.run(torch.ops.aten.detach.default, (value,), {})
+                    value = internals.fake_alias(value)
                 made = self.recorder.frame.placeholder(node.name, value)
                 metadata.inherit_origin(made, node)
                 values.append(value)
@@ -132,6 +133,8 @@ class Replay:
                 return args[0]
             if node.target in _CUTS and not kwargs and _any_symbolic(args):
                 return _cut(len(metadata.value_of(node)), _CUTS[node.target], args)
+            if self._stays(node, values) and self.recorder.known.arguments(args, kwargs, node.target) is None:
+                return self.recorder.repeat(node.target, args, kwargs, metadata.value_of(node))
             # Torch's own decompositions of these ask for sizes.
             return COMPOSED.get(node.target, node.target)(*args, **kwargs)  # type: ignore[operator]
         except IngotError:
@@ -153,6 +156,20 @@ class Replay:
                     where=metadata.where(node),
                 )
             ) from failure
+
+    def _stays(self, node: fx.Node, values: Mapping[fx.Node, Any]) -> bool:
+        """Whether an operator is recorded as it is and returns a new tensor of the type that it has in the graph, since
+        its arguments have the types that they have there: to run it on fakes would tell nothing else."""
+        op, decompositions = node.target, self.recorder.decompositions
+        if decompositions is None or not self.repeats or not internals.computes_new_tensor(op):
+            return False
+        if op in COMPOSED or decompositions.get(op) is not None or internals.may_change_layout(op):
+            return False
+        if internals.autocasts_in_force() or torch.get_default_dtype() is not torch.float32:
+            return False
+        return internals.is_fixed(metadata.value_of(node)) and all(
+            internals.same_fixed_type(metadata.value_of(operand), values[operand]) for operand in node.all_input_nodes
+        )
 
     def _call_branching(self, node: fx.Node, args: Any, kwargs: Any) -> Any:
         """Control flow: each of its functions is made functional by itself."""

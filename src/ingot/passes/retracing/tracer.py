@@ -133,6 +133,16 @@ class ReplayRecorder(GraphTracer):
             out = rule(*args, **kwargs)
         return super().record(func, args, kwargs) if out is NotImplemented else out
 
+    def repeat(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], like: torch.Tensor) -> torch.Tensor:
+        """As `record`, of a call that is known to return a new tensor of this type, whose values are not: it is not run
+        on fakes."""
+        self.sync_grad_mode()
+        node_args = tuple([self.argument(arg) for arg in args])
+        node_kwargs = {key: self.argument(arg) for key, arg in kwargs.items()}
+        out = internals.fake_dense(self.mode, like, False)
+        self.append(func, node_args, node_kwargs, out)
+        return out
+
     def _is_hidden_view(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         """Whether a composite operator returns a view of its arguments; its parts tell of which."""
         if not internals.is_composite_implicit(func) or internals.returns_fresh_tensor(func):

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -15,13 +16,16 @@ from torch.nn import functional as F
 from ingot.errors import ScheduleError
 from ingot.lowering.loop_ir import Stmt
 from ingot.lowering.loop_module import Module
+from ingot.targets.cuda.codegen import weight_packing
 from ingot.targets.cuda.codegen.products import bulk_product
+from ingot.targets.cuda.schedule import weight_layouts
 from ingot.targets.cuda.schedule.bulk import products
 from ingot.targets.cuda.schedule.bulk.tiles import BULK_TILES, BulkChoice, choose_bulk_tile, count_bulk_bytes
 from ingot.targets.cuda.schedule.statements import GemmTile, SiblingGemms, TiledGemm
 from ingot.targets.cuda.schedule.tiles import SHARED_BYTES, trim_stages
 from ingot.targets.cuda.schedule.verifier import verify_schedule
-from ingot.targets.cuda.schedule.weight_layouts import SwizzledTiles
+from ingot.targets.cuda.schedule.weight_layouts import ReorderedLayout, SwizzledTiles
+from ingot.targets.cuda.target import CUDA
 from ingot.targets.reference.interpreted_model import InterpretedModel
 from tests.support.cuda_emulation.emulated_model import PackingTarget, build_models
 from tests.support.cuda_emulation.kernels import build_text, check_cubin, write_kernels
@@ -189,6 +193,46 @@ def test_layout() -> None:
         piece = (term % 64 // 8) ^ column % 8
         assert tiles[column // 16, term // 64, column % 16, piece * 8 + term % 8] == 3 + column + 20 * term
     assert (tiles[1, :, 4:] == 0).all()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("offset", [0, 3, 8])
+def test_layout_of_any_memory(dtype: torch.dtype, offset: int) -> None:
+    """Weights may be a part of other tensors' memory. Pieces are moved as numbers of 16 bytes: where elements do not
+    lie at multiples of that, they are copied first."""
+    numbers = torch.randn(40 + offset + 32 * 128).to(dtype)
+    for begin in (0, 1, 16):
+        flat = numbers[begin : begin + offset + 32 * 128]
+        tiles = SwizzledTiles(offset, 32, 128, 128, 1, 16).spread(flat)
+        matrix = flat[offset:].reshape(2, 16, 2, 8, 8).permute(0, 2, 1, 3, 4)
+        for column in range(16):
+            places = torch.arange(8) ^ column % 8
+            assert torch.equal(tiles[:, :, column].reshape(2, 2, 8, 8), matrix[:, :, column, places])
+        reordered = ReorderedLayout(offset, (30, 128), (128, 1), (32, 128)).arrange(flat)
+        assert torch.equal(reordered[:30], flat[offset:].view(32, 128)[:30]) and not reordered[30:].any()
+
+
+@pytest.mark.parametrize("is_full", [False, True])
+def test_weights_of_a_device_are_laid_out_there(monkeypatch: pytest.MonkeyPatch, is_full: bool) -> None:
+    """Unless it has no memory for that."""
+    laid: list[str] = []
+
+    def lay_out(weight: Any, buffer: Any, state: torch.Tensor) -> torch.Tensor:
+        laid.append(weight.buffer)
+        if is_full and laid.count(weight.buffer) == 1 and state.dtype is torch.bfloat16:
+            raise torch.OutOfMemoryError("full")
+        return weight_layouts.lay_out(weight, buffer, state)
+
+    monkeypatch.setattr(weight_packing, "lies_on_device", lambda tensor: True)
+    program, module = lower_model(*make_product(70, 64, 256))
+    source = CUDA.emit(module)
+    expected = CUDA.pack_weights(program, module, source).array.copy()
+    monkeypatch.setattr(weight_packing, "lies_on_device", lambda tensor: False)
+    assert np.array_equal(CUDA.pack_weights(program, module, source).array, expected)
+    monkeypatch.setattr(weight_packing, "lies_on_device", lambda tensor: True)
+    monkeypatch.setattr(weight_packing, "lay_out", lay_out)
+    assert np.array_equal(CUDA.pack_weights(program, module, source).array, expected)
+    assert len(laid) > len(set(laid)) if is_full else len(laid) == len(set(laid)) > 0
 
 
 def test_rules() -> None:

@@ -21,6 +21,7 @@ from tests.targets.cuda.host.models import Several, Writer
 def _host_as_device(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.Tensor, "get_device", lambda self: 0)
     monkeypatch.setattr(internals, "raw_cuda_stream", lambda device: 0)
+    monkeypatch.setattr(internals, "current_cuda_device", lambda: 0)
 
 
 def load(model: Any, args: tuple[Any, ...], folder: Path, **options: Any) -> DeviceModel:
@@ -34,6 +35,7 @@ def calls_of(model: DeviceModel) -> DeviceCalls:
     made = DeviceCalls.create(model)
     assert made is not None
     made._device = torch.device("cpu")
+    made._allocate = internals.short_empty_strided("cpu")
     return made
 
 
@@ -54,6 +56,28 @@ def test_plain_calls_take_the_short_way(driver: EmulatedDriver, tmp_path: Path) 
                 assert torch.equal(result, wanted)
         with pytest.raises(ingot_runtime.InputError):
             calls.run((torch.randn(10, 5), args[1]))
+
+
+@pytest.mark.usefixtures("_host_as_device")
+@pytest.mark.parametrize("current", [0, 1])
+def test_results_lie_on_the_device_of_the_model(
+    driver: EmulatedDriver, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, current: int
+) -> None:
+    """The short way of allocating knows the current device only; where another one is current, torch is told which."""
+    model, args = Several().eval(), (torch.randn(4, 5), torch.randn(3, 7))
+    monkeypatch.setattr(internals, "current_cuda_device", lambda: current)
+    with load(model, args, tmp_path) as loaded:
+        calls = calls_of(loaded)
+        made: list[torch.Tensor] = []
+        short = internals.short_empty_strided("cpu")
+        assert short is not None
+        calls._allocate = lambda *given: made.append(short(*given)) or made[-1]  # type: ignore[func-returns-value]
+        results = calls.run(args)
+        assert results is not None and len(made) == (0 if current else len(results))
+        for result, wanted in zip(results, model(*args), strict=True):
+            assert result.is_contiguous() and torch.equal(result, wanted) and result.dtype is wanted.dtype
+        again = calls.run(args)
+        assert again is not None and again[0].data_ptr() != results[0].data_ptr(), "results belong to the caller"
 
 
 @pytest.mark.usefixtures("_host_as_device")

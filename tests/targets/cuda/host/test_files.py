@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 
 import ingot
 import ingot_runtime
+from ingot import compiler
 from ingot.cli import app
 from ingot_runtime import DamagedFile, DeviceUnavailable
 from ingot_runtime.__main__ import main as run_runtime
@@ -29,6 +30,35 @@ def file(tmp_path: Path) -> Path:
     compiled = ingot.compile(Several().eval(), ARGS, target=EMULATED)
     compiled.save(tmp_path / "m.ingot")
     return tmp_path / "m.ingot"
+
+
+@pytest.mark.parametrize(
+    ("capability", "built"), [("90", ["sm_90a"]), ("86", ["sm_80"]), ("80", ["sm_80"]), ("100", ["sm_90a", "sm_80"])]
+)
+def test_a_model_on_a_gpu_is_compiled_for_it_and_saved_for_all(
+    driver: EmulatedDriver, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capability: str, built: list[str]
+) -> None:
+    """The file is the same as that of a machine without a GPU."""
+    model = Several().eval()
+    ingot.compile(model, ARGS, target=EMULATED).save(tmp_path / "anywhere.ingot")
+    monkeypatch.setenv("INGOT_EMULATED_CC", capability)
+    monkeypatch.setattr(compiler, "find_device", lambda program: 0)
+    compiled = ingot.compile(model, ARGS, target=EMULATED)
+    assert list(compiled.libraries) == ["x86-64", *built]
+    if capability != "100":
+        assert torch.equal(compiled(*ARGS)[0], model(*ARGS)[0])
+    compiled.save(tmp_path / "here.ingot")
+    assert list(compiled.libraries) == ["x86-64", "sm_90a", "sm_80"]
+    assert (tmp_path / "here.ingot").read_bytes() == (tmp_path / "anywhere.ingot").read_bytes()
+    compiled.close()
+    named = ingot.compile(model, ARGS, target=EMULATED, isa="sm_80")
+    named.save(tmp_path / "named.ingot")
+    assert list(named.libraries) == ["x86-64", "sm_80"]
+
+
+def test_a_gpu_that_is_not_found_is_left_to_the_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compiler, "find_device", lambda program: 7)
+    assert list(ingot.compile(Several().eval(), ARGS, target=EMULATED).libraries) == ["x86-64", "sm_90a", "sm_80"]
 
 
 WITHOUT_TORCH = """

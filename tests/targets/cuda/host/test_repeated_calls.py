@@ -10,15 +10,19 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 import ingot
 import ingot_runtime
 from ingot_runtime import ClosedModel
 from ingot_runtime.device_model import BoundCall, DeviceModel
+from ingot_runtime.native.device_array import DeviceArray
 from tests.support.cuda_emulation.target import EMULATED, EmulatedDriver
 from tests.targets.cuda.host.models import Counter, Gather, Several
 
 NAMES = (
+    "cuLaunchKernel",
+    "cuTensorMapEncodeTiled",
     "cuGraphLaunch",
     "cuGraphCreate",
     "cuGraphExecKernelNodeSetParams",
@@ -48,7 +52,14 @@ def results_of(bound: BoundCall) -> list[torch.Tensor]:
 
 
 def call(bound: BoundCall, args: Sequence[torch.Tensor], results: Sequence[torch.Tensor], stream: int = 0) -> None:
-    bound([arg.data_ptr() for arg in args], [result.data_ptr() for result in results], stream)
+    bound([tensor.data_ptr() for tensor in (*args, *results)], stream)
+
+
+def host_view(array: DeviceArray) -> torch.Tensor:
+    """A tensor over the memory of an emulated device, which is the host's."""
+    memory: Any = (ctypes.c_char * array.nbytes).from_address(array.address)
+    memory.owner = array
+    return torch.frombuffer(memory, dtype=getattr(torch, array.dtype)).view(array.shape)
 
 
 def count(driver: EmulatedDriver, act: Callable[[], None]) -> dict[str, int]:
@@ -115,6 +126,51 @@ def test_addresses_that_do_not_come_again_make_no_graphs(driver: EmulatedDriver,
         assert count(driver, call_all).get("cuGraphCreate", 0) <= 3  # as many as there are of one kind
         for results in kept:
             same(results, model, ARGS)
+
+
+def test_a_single_launch_is_kept_with_its_maps(driver: EmulatedDriver, tmp_path: Path) -> None:
+    """For the addresses of a few calls; what was used longest ago makes room."""
+    model = nn.Linear(128, 64).to(torch.bfloat16).eval()
+    example = torch.randn(70, 128).to(torch.bfloat16)
+    with load(model, (example,), tmp_path) as loaded:
+        bound = bind(loaded, example)
+        given = host_view(DeviceArray((70, 128), "bfloat16"))  # maps are of the device's memory
+        turns = [host_view(DeviceArray((70, 64), "bfloat16")) for _ in range(9)]
+
+        def call_all(number: int) -> None:
+            for result in turns[:number]:
+                call(bound, (given,), (result,))
+
+        def check(number: int) -> None:
+            for result in turns[:number]:
+                torch.testing.assert_close(result.float(), model(given).float(), rtol=2e-2, atol=2e-2)
+                result.zero_()
+
+        given.normal_()
+        made = count(driver, lambda: call_all(8))
+        assert set(made) == {"cuLaunchKernel", "cuTensorMapEncodeTiled"} and made["cuLaunchKernel"] == 8
+        check(8)
+        given.normal_()
+        assert count(driver, lambda: call_all(8)) == {"cuLaunchKernel": 8}
+        check(8)
+        for encoded in (1, 9, 9):  # one more than are kept: each takes the place of the one that is needed next
+            assert count(driver, lambda: call_all(9)) == {"cuLaunchKernel": 9, "cuTensorMapEncodeTiled": encoded}
+            check(9)
+
+
+def test_a_single_launch_of_other_sizes_at_the_same_addresses(driver: EmulatedDriver, tmp_path: Path) -> None:
+    def scale(x: torch.Tensor) -> torch.Tensor:
+        return x * 2 + 1
+
+    rows = torch.export.Dim("rows", min=2, max=500)
+    with load(scale, (torch.ones(4, 3),), tmp_path, dynamic_shapes=({0: rows},)) as loaded:
+        given, result = torch.randn(500, 3), torch.empty(500, 3)
+        for number in (4, 4, 7, 4, 500, 7, 7, 300, 500, 2, 3, 5, 6, 8, 9, 10, 4, 7):
+            result.zero_()
+            x, y = given[:number], result[:number]
+            call(bind(loaded, x), (x,), (y,))
+            same((y,), scale, (x,))
+            assert not result[number:].any()
 
 
 def test_sizes_that_differ_at_the_same_addresses(driver: EmulatedDriver, tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ingot.codegen.weight_blob import assign
+from ingot.codegen.weight_blob import assign, view_elements
 from ingot.lowering.index_expr import require_static
 from ingot.lowering.loop_ir import Buffer
 from ingot.lowering.loop_module import PackedWeight
@@ -65,7 +65,7 @@ def _copy(target: torch.Tensor, state: torch.Tensor, view: WeightView | PanelVie
     shape, strides = tuple(map(require_static, view.shape)), tuple(map(require_static, view.strides))
     flat = state.contiguous().reshape(-1)
     if not isinstance(view, PanelView):
-        assign(target.view(shape), torch.as_strided(flat, shape, strides, offset))
+        assign(target.view(shape), view_elements(flat, shape, strides, offset))
         return
     columns = view.columns
     groups, panels, *depth, width = shape
@@ -77,12 +77,12 @@ def _copy(target: torch.Tensor, state: torch.Tensor, view: WeightView | PanelVie
             made[0, panel].copy_(flat[offset + panel * panel_step :][: width * depth[0]].view(width, depth[0]).T)
     elif whole:
         full = (groups, whole, *depth, width)
-        assign(made[:, :whole], torch.as_strided(flat, full, (group_step, panel_step, *steps, column_step), offset))
+        assign(made[:, :whole], view_elements(flat, full, (group_step, panel_step, *steps, column_step), offset))
     if whole < panels:
         rest = columns - whole * width
         part = (groups, *depth, rest)
         made[:, whole].zero_()
-        source = torch.as_strided(flat, part, (group_step, *steps, column_step), offset + whole * panel_step)
+        source = view_elements(flat, part, (group_step, *steps, column_step), offset + whole * panel_step)
         assign(made[:, whole, ..., :rest], source)
 
 
@@ -101,7 +101,7 @@ def _interleave(target: torch.Tensor, state: torch.Tensor, layout: InterleavedPa
 def _sum(target: torch.Tensor, state: torch.Tensor, view: WeightView, times: int) -> None:
     """What all dims but the first add up to, in integers."""
     shape = tuple(map(require_static, view.shape))
-    parts = torch.as_strided(
+    parts = view_elements(
         state.contiguous().reshape(-1), shape, tuple(map(require_static, view.strides)), require_static(view.offset)
     )
     target.copy_(parts.reshape(shape[0], -1).sum(1, dtype=torch.int64) * times)

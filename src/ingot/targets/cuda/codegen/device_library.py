@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import cache
 from importlib.resources import files
@@ -27,6 +28,28 @@ class DeviceLibrary:
         self.headers.setdefault(header)
         if macro:
             self.macros.setdefault(header, {}).setdefault(macro)
+
+    def add(self, other: DeviceLibrary) -> None:
+        """Includes behind all else what another library holds."""
+        self.functions |= other.functions
+        for header in other.headers:
+            self.use(header)
+            for macro in other.macros.get(header, ()):
+                self.use(header, macro)
+
+    def select(self, used: Iterable[DeviceLibrary]) -> DeviceLibrary:
+        """What these libraries, which were added to this one, hold, in the order in which it stands here."""
+        wanted = DeviceLibrary()
+        for one in used:
+            wanted.add(one)
+        made = DeviceLibrary(wanted.functions)
+        for header in self.headers:
+            if header in wanted.headers:
+                made.use(header)
+                for macro in self.macros.get(header, ()):
+                    if macro in wanted.macros.get(header, ()):
+                        made.use(header, macro)
+        return made
 
     def text(self) -> str:
         renamed = [f"#define ig_{name} ig_portable_{name}" for name in CONVERSIONS]

@@ -22,7 +22,6 @@ from ingot.lowering.index_expr import Expr, Size, largest, size_number
 from ingot.lowering.loop_ir import Assert, BindSymbol, Body, For, If, Stmt, While
 from ingot.lowering.loop_module import Module
 from ingot.scheduling.buffer_planning import byte_size
-from ingot.targets.cuda.codegen.device_library import DeviceLibrary
 from ingot.targets.cuda.codegen.device_parts import split_kernels
 from ingot.targets.cuda.codegen.kernel import CudaKernel, Grid, map_words
 from ingot.targets.cuda.codegen.kernel_writer import CudaKernelWriter, StepScratch
@@ -82,12 +81,13 @@ def _key_of(kernel: CudaKernel) -> tuple[str, tuple[str, ...], int, int]:
 
 @dataclass
 class HostText(RunText):
-    """The host's text as it is written. `write_step` gives the kernels of a step, `add_kernel` enters one of them."""
+    """The host's text as it is written. `write_step` gives the kernels of a step, `add_kernel` enters one of them, and
+    `writer` makes what writes another one."""
 
     table: KernelTable
     write_step: Callable[[Stmt], tuple[Sequence[CudaKernel], StepScratch]]
     add_kernel: Callable[[CudaKernel, Stmt, bool], tuple[int, int]]
-    library: DeviceLibrary
+    writer: Callable[[], CudaKernelWriter]
     functions: set[str] = field(default_factory=set)  # of the math library, that the host calls
 
     def write(self, weights: Sequence[PlacedWeight], weights_size: int) -> str:
@@ -275,7 +275,7 @@ class HostText(RunText):
             self.line("if (run->status) return;")
             return
         # Nobody waits: the kernel reports.
-        out = self._writer()
+        out = self.writer()
         code = out.statements(step.body, ())
         self._write_statements(out, code)
         out.line(f"if (!({code.results[0]})) ig_fail(context, INGOT_ASSERTION);")
@@ -286,7 +286,7 @@ class HostText(RunText):
         self.line("{")
         self.depth += 1
         if body_reads(body):
-            out = self._writer()
+            out = self.writer()
             code = out.statements(body, ())
             self._write_statements(out, code)
             pointer = out.scratch_pointer(RESULT, "int64_t", written=True)
@@ -308,9 +308,6 @@ class HostText(RunText):
         if code.zero_checks:
             self.line(f"if (zero) ig_fail_run(run, INGOT_ZERO_DIVISION, {self._site(str(step.origin))});")
         return f"({code.results[0]})"
-
-    def _writer(self) -> CudaKernelWriter:
-        return CudaKernelWriter(self.module.buffers, self.library, self.module.hints)
 
     def _write_statements(self, out: CudaKernelWriter, code: CBodyEmitter) -> None:
         out.declare_flags(code)

@@ -76,26 +76,33 @@ class CudaModuleEmitter:
     module: Module
     plan: MemoryPlan
     title: str
-    library: DeviceLibrary = field(default_factory=DeviceLibrary)
+    library: DeviceLibrary = field(default_factory=DeviceLibrary)  # of all kernels
+    used: DeviceLibrary = field(default_factory=DeviceLibrary)  # by the kernels that are being written
     table: KernelTable = field(default_factory=KernelTable)
     texts: list[str] = field(default_factory=list)
+    libraries: list[DeviceLibrary] = field(default_factory=list)  # what each kernel uses
     launches: list[KernelLaunch] = field(default_factory=list)
 
     def emit(self) -> CudaSource:
         weights, size = place_weights(self.module)
-        text = HostText(self.module, self.plan, self.table, self._write_step, self._add_kernel, self.library)
+        text = HostText(self.module, self.plan, self.table, self._write_step, self._add_kernel, self.writer)
         host = text.write(weights, size)
         count = len(self.table.shared)
         banner = (
             f"/* {self.title}, compiled by Ingot: {{}}.\n\n   {len(self.module.inputs)} inputs, "
             f"{len(self.module.outputs)} outputs, {count} kernels. */\n"
         )
-        head = [banner.format("what runs on the GPU"), self.library.text()]
-        parts = tuple("\n".join([*head, *(self.texts[kernel] for kernel in part)]) for part in self.table.parts())
-        device = "\n".join([*head, *self.texts])
+        head = banner.format("what runs on the GPU")
+        device = "\n".join([head, self.library.text(), *self.texts])
+        parts = tuple(map(self._write_part, self.table.parts()))
         return CudaSource(
             device, banner.format("what runs on the host") + host, weights, size, tuple(self.launches), count, parts
         )
+
+    def _write_part(self, kernels: Sequence[int]) -> str:
+        """The text of some kernels, with as much of the library as they use."""
+        library = self.library.select(self.libraries[kernel] for kernel in kernels)
+        return "\n".join([library.text(), *(self.texts[kernel] for kernel in kernels)])
 
     def _write_step(self, step: Stmt) -> tuple[Sequence[CudaKernel], StepScratch]:
         write = KERNELS.get(type(step))
@@ -114,7 +121,9 @@ class CudaModuleEmitter:
         return kernels, writer.scratch
 
     def writer(self) -> CudaKernelWriter:
-        return CudaKernelWriter(self.module.buffers, self.library, self.module.hints)
+        """Writes kernels that are added before the next ones are written."""
+        self.used = DeviceLibrary()
+        return CudaKernelWriter(self.module.buffers, self.used, self.module.hints)
 
     def _add_kernel(self, kernel: CudaKernel, step: Stmt, is_first: bool) -> tuple[int, int]:
         """The number of the kernel, which is written once, and of this launch of it. A step's work counts for its
@@ -131,6 +140,8 @@ class CudaModuleEmitter:
         known = self.table.find(kernel)
         if known is None:
             known = self.table.add(kernel)
+            self.library.add(self.used)
+            self.libraries.append(self.used)
             self.texts.append(kernel_text(f"k{known}", kernel, step.origin))
         work = flops(step) if is_first else 0
         moved = bytes_moved(step, self.module.buffers) if is_first else 0

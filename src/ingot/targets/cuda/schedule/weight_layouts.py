@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
+from ingot.codegen.weight_blob import view_elements
 from ingot.lowering.index_expr import Size
 from ingot.lowering.loop_ir import Buffer
 from ingot.lowering.loop_module import PackedWeight, WeightLayout
@@ -32,8 +33,8 @@ class ReorderedLayout(WeightLayout):
 
     def arrange(self, flat: torch.Tensor) -> torch.Tensor:
         """The tensor's elements in this order."""
-        made = torch.zeros(self.padded, dtype=flat.dtype)
-        made[tuple(slice(size) for size in self.shape)] = torch.as_strided(flat, self.shape, self.strides, self.offset)
+        made = flat.new_zeros(self.padded)
+        made[tuple(slice(size) for size in self.shape)] = view_elements(flat, self.shape, self.strides, self.offset)
         if self.folded == 1:
             return made
         outer, lines, taps, channels = self.padded
@@ -65,15 +66,22 @@ class SwizzledTiles(WeightLayout):
         """The tensor's elements in tiles."""
         if self.source is not None:
             flat = self.source.arrange(flat).reshape(-1)
-        matrix = torch.as_strided(flat, (self.n, self.k), (self.column_step, self.term_step), self.offset)
+        matrix = view_elements(flat, (self.n, self.k), (self.column_step, self.term_step), self.offset)
         if self.pairs:
             runs = matrix.reshape(-1, 2, self.pairs // 8, 8, self.k)
             matrix = runs.transpose(1, 2).reshape(self.n, self.k)
         across, down = -(-self.n // self.columns), self.k // 64
-        padded = torch.zeros(across * self.columns, self.k, dtype=flat.dtype)
-        padded[: self.n] = matrix
-        tiles = padded.view(across, self.columns, down, 8, 8).permute(0, 2, 1, 3, 4)
-        return tiles[:, :, torch.arange(self.columns)[:, None], find_pieces(self.columns)].reshape(self.stored_shape())
+        if across * self.columns > self.n:
+            padded = matrix.new_zeros(across * self.columns, self.k)
+            padded[: self.n] = matrix
+            matrix = padded
+        # A piece is moved as a whole: its 16 bytes are one number, or two of them for wider terms.
+        matrix = matrix.contiguous()
+        if matrix.data_ptr() % 16 or matrix.storage_offset() * matrix.element_size() % 16:
+            matrix = matrix.clone()
+        pieces = matrix.view(torch.complex128).view(across, self.columns, down, 8, -1)
+        places = torch.arange(self.columns)[:, None].to(flat.device), find_pieces(self.columns).to(flat.device)
+        return pieces.permute(0, 2, 1, 3, 4)[:, :, *places].view(flat.dtype).reshape(self.stored_shape())
 
 
 def find_pieces(columns: int) -> torch.Tensor:

@@ -18,16 +18,6 @@ typedef struct {
     ig_address inputs[IG_INPUTS + 1], outputs[IG_OUTPUTS + 1], arena, scratch;
 } ig_call;
 
-typedef struct {
-    ig_launch_list list; /* as the graph has it now */
-    ig_call call; /* the call that it was made or updated for */
-    int is_known; /* whether that call tells all of it */
-    ig_cu_graph graph;
-    ig_cu_graph_exec exec;
-    ig_cu_node *nodes;
-    uint64_t used; /* when: the one that was used longest ago makes room */
-} ig_graph;
-
 enum { IG_GRAPHS = 8, IG_ALIKE = 4, IG_SEEN = 32, IG_GRAPH_LEAST = 2, IG_CONTEXT_WORDS = 4, IG_MAP_WORDS = 16 };
 
 /* What a launch's parameters point at besides its words: maps of tensors as the driver makes them. */
@@ -35,6 +25,18 @@ typedef struct {
     _Alignas(64) unsigned char maps[IG_MOST_MAPS + 1][128];
     void *parameters[IG_MOST_MAPS + IG_MOST_WORDS + 1];
 } ig_arguments;
+
+/* What a call launches, to be launched again: a graph, or a single launch with its arguments as the driver takes them. */
+typedef struct {
+    ig_launch_list list; /* as the graph has it now */
+    ig_call call; /* the call that it was made or updated for */
+    int is_known; /* whether that call tells all of it */
+    ig_cu_graph graph;
+    ig_cu_graph_exec exec;
+    ig_cu_node *nodes;
+    ig_arguments *single; /* which point into the list's words */
+    uint64_t used; /* when: the one that was used longest ago makes room */
+} ig_graph;
 
 typedef struct ig_block {
     struct ig_block *next;
@@ -152,6 +154,18 @@ static int ig_gather_arguments(const ig_run *run, const ig_launch_list *list, co
     return 0;
 }
 
+static void ig_launch_kernel(ig_run *run, const ig_launch *launch, ig_arguments *made)
+{
+    const ig_cu_function function = run->model->functions[launch->kernel];
+    const unsigned *const grid = launch->grid;
+    if (ig_kernel_together[launch->kernel])
+        IG_TRY(run, cuLaunchCooperativeKernel, function, grid[0], grid[1], grid[2], launch->block, 1, 1, launch->shared,
+               run->stream, made->parameters);
+    else
+        IG_TRY(run, cuLaunchKernel, function, grid[0], grid[1], grid[2], launch->block, 1, 1, launch->shared, run->stream,
+               made->parameters, 0);
+}
+
 static void ig_launch_now(ig_run *run, const ig_launch_list *list, const ig_launch *launch)
 {
     ig_arguments made;
@@ -161,12 +175,7 @@ static void ig_launch_now(ig_run *run, const ig_launch_list *list, const ig_laun
         return;
     }
     if (run->seconds) IG_TRY(run, cuEventRecord, run->begin, run->stream);
-    const ig_cu_function function = run->model->functions[launch->kernel];
-    const unsigned *const grid = launch->grid;
-    if (ig_kernel_together[launch->kernel])
-        IG_TRY(run, cuLaunchCooperativeKernel, function, grid[0], grid[1], grid[2], launch->block, 1, 1, launch->shared, run->stream, made.parameters);
-    else
-        IG_TRY(run, cuLaunchKernel, function, grid[0], grid[1], grid[2], launch->block, 1, 1, launch->shared, run->stream, made.parameters, 0);
+    ig_launch_kernel(run, launch, &made);
     if (run->seconds && !run->status) {
         float milliseconds = 0;
         IG_TRY(run, cuEventRecord, run->end, run->stream);
@@ -223,6 +232,7 @@ static void ig_free_graph(ig_graph *graph)
     if (graph->exec) ig_driver.cuGraphExecDestroy(graph->exec);
     if (graph->graph) ig_driver.cuGraphDestroy(graph->graph);
     free(graph->nodes);
+    free(graph->single);
     ig_free_list(&graph->list);
     memset(graph, 0, sizeof *graph);
 }
@@ -239,6 +249,16 @@ static int ig_make_node(const ig_run *run, const ig_launch_list *list, const ig_
     *node = (ig_node_parameters){run->model->functions[launch->kernel], {launch->grid[0], launch->grid[1], launch->grid[2]},
                                  {launch->block, 1, 1}, launch->shared, arguments->parameters, 0};
     return !ig_gather_arguments(run, list, launch, arguments);
+}
+
+static int ig_copy_list(const ig_launch_list *list, ig_launch_list *copy)
+{
+    *copy = (ig_launch_list){malloc((size_t)list->count * sizeof *list->launches), malloc((size_t)list->word_count * sizeof *list->words),
+                             list->count, list->count, list->word_count, list->word_count};
+    if (!copy->launches || !copy->words) return 0;
+    memcpy(copy->launches, list->launches, (size_t)list->count * sizeof *list->launches);
+    memcpy(copy->words, list->words, (size_t)list->word_count * sizeof *list->words);
+    return 1;
 }
 
 /* Builds a CUDA graph whose nodes are the launches of a run, in order. Returns 0 where the driver refuses. */
@@ -261,13 +281,7 @@ static int ig_build_graph(ig_run *run, ig_graph *graph)
         if (overlaps && ig_driver.cuGraphAddDependencies_v2(graph->graph, before, now, &overlapped, 1)) return 0;
     }
     if (ig_driver.cuGraphInstantiateWithFlags(&graph->exec, graph->graph, 0)) return 0;
-    graph->list = (ig_launch_list){malloc((size_t)list->count * sizeof *list->launches),
-                                   malloc((size_t)list->word_count * sizeof *list->words),
-                                   list->count, list->count, list->word_count, list->word_count};
-    if (!graph->list.launches || !graph->list.words) return 0;
-    memcpy(graph->list.launches, list->launches, (size_t)list->count * sizeof *list->launches);
-    memcpy(graph->list.words, list->words, (size_t)list->word_count * sizeof *list->words);
-    return 1;
+    return ig_copy_list(list, &graph->list);
 }
 
 /* Gives the graph this run's arguments: the nodes whose arguments differ get theirs. */
@@ -338,6 +352,31 @@ static ig_graph *ig_find_graph(ig_run *run)
     return 0;
 }
 
+/* Keeps the one launch of this call, with its maps, in the place of what was used longest ago: a call like it need not
+   make them again. Returns 0 where there is no memory, or where the driver makes no map of it: the run has failed then. */
+static ig_graph *ig_keep_single(ig_run *run)
+{
+    ig_graph *oldest = &run->graphs[0];
+    for (int g = 1; g < IG_GRAPHS; ++g)
+        if (run->graphs[g].used < oldest->used) oldest = &run->graphs[g];
+    ig_launch_list *const kept = &oldest->list;
+    if (oldest->single && ig_same_launches(kept, &run->list))
+        memcpy(kept->words, run->list.words, (size_t)kept->word_count * sizeof *kept->words);
+    else {
+        ig_free_graph(oldest);
+        oldest->single = aligned_alloc(64, (sizeof *oldest->single + 63) / 64 * 64);
+        if (!oldest->single || !ig_copy_list(&run->list, kept)) {
+            ig_free_graph(oldest);
+            return 0;
+        }
+    }
+    const int result = ig_gather_arguments(run, kept, kept->launches, oldest->single);
+    if (!result) return oldest;
+    ig_fail_driver(run, "cuTensorMapEncodeTiled", result);
+    ig_free_graph(oldest);
+    return 0;
+}
+
 /* Notes what this call's launches depend on. */
 static void ig_note_call(ig_run *run, const int64_t *n)
 {
@@ -360,7 +399,8 @@ static ig_graph *ig_known_graph(ig_run *run)
 static void ig_launch_graph(ig_run *run, ig_graph *graph)
 {
     graph->used = ++run->calls;
-    IG_TRY(run, cuGraphLaunch, graph->exec, run->stream);
+    if (graph->single) ig_launch_kernel(run, graph->list.launches, graph->single);
+    else IG_TRY(run, cuGraphLaunch, graph->exec, run->stream);
 }
 
 /* Sends what was recorded to the device. */
@@ -371,7 +411,9 @@ static void ig_launch_all(ig_run *run)
     ++run->calls;
     run->call.arena = run->arena; /* which may have grown */
     run->call.scratch = run->scratch;
-    ig_graph *const graph = list->count >= IG_GRAPH_LEAST && !run->seconds ? ig_find_graph(run) : 0;
+    ig_graph *graph = 0; /* none where each launch is timed */
+    if (!run->seconds && list->count >= IG_GRAPH_LEAST) graph = ig_find_graph(run);
+    if (!run->seconds && list->count == 1 && !IG_DRAWS && !run->blocks) graph = ig_keep_single(run);
     if (graph) {
         graph->call = run->call;
         graph->is_known = !run->blocks; /* which lie elsewhere next time */
