@@ -128,8 +128,8 @@ def compile(
     DeviceUnavailable. `isa` then names architectures of GPUs ("sm_90a", "sm_80") in place of the default ones, and
     "ptx" adds text that those to come compile for themselves. Without `isa`, a model whose tensors lie on a GPU is
     compiled for that GPU, and for the other default architectures when it is saved. Arguments may lie on the GPU or on
-    the host. `precision="tf32"` multiplies float32 on tensor cores, operands rounded to 10 bits of fraction, with sums in
-    float32; without it float32 stays float32, whatever torch.backends says.
+    the host. `precision="tf32"` multiplies float32 on tensor cores, operands rounded to 10 bits of fraction, with sums
+    in float32; without it float32 stays float32, whatever torch.backends says.
 
     `target` "reference" interprets the model's loops with NumPy, slowly: the result is an InterpretedModel, which is
     called in the same way and has no file. With `check` "numerics" the loops are interpreted on the example before and
