@@ -13,10 +13,11 @@ turns, so that a call that is cut off has a part of each. A program that ends it
 from __future__ import annotations
 
 import argparse
-import gc
+import json
 import os
 import subprocess
 import sys
+import tempfile
 import time
 from collections import Counter
 from collections.abc import Sequence
@@ -25,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 
 from tests.targets.cuda.gpu.journals import Journal, fault_of, read_rows, stamp
 from tests.targets.cuda.gpu.stages import Stages, add_up
-from tests.targets.cuda.gpu.workers import Note, Take, run_workers
+from tests.targets.cuda.gpu.workers import add_options, join, run_workers
 
 if TYPE_CHECKING:
     from ingot.targets.cuda.target import CudaTarget
@@ -50,19 +51,24 @@ def main() -> int:
 
         print(write_report(given.journal, {one.what: len(one.units()) for one in make_sweeps(given)}))
         return 0
+    if given.tokens is not None:
+        work(given)
+        return 0
     if given.emulated:
         use_emulated_driver()
     begin = time.time()
     folder = given.journal[0]
     sweeps = make_sweeps(given)
-    journals = {
-        one.what: Journal(folder / f"{one.what}.jsonl", stamp_of(given.commit, given.build_only, given.emulated))
-        for one in sweeps
-    }
+    journals = open_journals(given, sweeps)
     end = begin + max(1.0, 60 * given.minutes - MARGIN)
     collect(sweeps, journals, given, end)
     print(add_up(folder / STAGES, begin))
     return summarize(journals, time.time() - begin)
+
+
+def open_journals(given: argparse.Namespace, sweeps: Sequence[Sweep]) -> dict[str, Journal]:
+    stamped = stamp_of(given.commit, given.build_only, given.emulated)
+    return {one.what: Journal(given.journal[0] / f"{one.what}.jsonl", stamped) for one in sweeps}
 
 
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
@@ -80,6 +86,9 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--build-only", action="store_true", help="compile and save, and call nothing")
     parser.add_argument("--emulated", action="store_true", help="kernels run on the CPU, by an emulated driver")
     parser.add_argument("--report", action="store_true", help="write the table into docs/reports/cuda.md")
+    parser.add_argument("--units", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--end", type=float, help=argparse.SUPPRESS)
+    add_options(parser)
     return parser.parse_args(arguments)
 
 
@@ -88,7 +97,7 @@ def import_torch() -> None:
     import torch
 
     torch.set_num_threads(1)
-    # torch's own tests ask for GPUs when they are imported. A process that has asked the driver cannot fork any more.
+    # torch's own tests ask for GPUs when they are imported, and take memory of them.
     vars(torch.cuda).update(is_available=lambda: False, device_count=lambda: 0)
     from tests.targets.cuda.gpu.sweeps import use_memory_for_files
 
@@ -102,7 +111,7 @@ def use_emulated_driver() -> None:
 
 
 def make_sweeps(given: argparse.Namespace) -> list[Sweep]:
-    """What is asked for. Imports torch, and all that a process needs later."""
+    """What is asked for. Imports torch."""
     import_torch()
     made: list[Sweep] = []
     if "zoo" in given.what:
@@ -122,49 +131,15 @@ def make_sweeps(given: argparse.Namespace) -> list[Sweep]:
 
 def collect(sweeps: Sequence[Sweep], journals: dict[str, Journal], given: argparse.Namespace, end: float) -> None:
     """Judges what the journals do not have, until the time is over."""
-    target = target_of(given.emulated)
-    import_early(target, given.what)
-    if not given.build_only:
-        check_device(target)
     units = {one.what: one.units() for one in sweeps}
     before: tuple[int, ...] = ()
     for _ in range(ROUNDS):
-        known = {what: known_programs(journal) for what, journal in journals.items()}
         left = interleave({w: [u for u in units[w] if u not in journals[w].done()] for w in units})
         now = (len(left), *(len(journal.rows()) + len(journal.crashes()) for journal in journals.values()))
         if not left or time.time() > end or now == before:
             return
         before = now
         print(f"{len(left)} units of {sum(map(len, units.values()))} are left", flush=True)
-        gc.collect()
-        gc.freeze()
-
-        def work(
-            take: Take,
-            note: Note,
-            left: list[tuple[str, str]] = left,
-            known: dict[str, set[str]] = known,
-        ) -> None:
-            from tests.targets.cuda.gpu.sweeps import Place
-
-            spent = Stages()
-
-            def place_of(what: str) -> Place:
-                def note_program(name: str) -> None:
-                    note(f"{what}\t{name}" if name else "")
-
-                return Place(target, journals[what], note_program, end, given.build_only, spent)
-
-            places = {one.what: place_of(one.what) for one in sweeps}
-            by_name = {one.what: one for one in sweeps}
-            while time.time() < end and (number := take()) is not None:
-                what, unit = left[number]
-                by_name[what].run(unit, places[what], known[what])
-            try:
-                for one in sweeps:
-                    one.finish(places[one.what])
-            finally:
-                spent.write(given.journal[0] / STAGES)
 
         def lost(noted: str, how: str) -> None:
             what, _, name = noted.partition("\t")
@@ -172,43 +147,55 @@ def collect(sweeps: Sequence[Sweep], journals: dict[str, Journal], given: argpar
                 journals[what].write(name, "crashed", how)
             print(f"lost {noted or 'a process'}: {how}", flush=True)
 
-        run_workers(len(left), given.jobs, work, lost)
+        with tempfile.TemporaryDirectory() as folder:
+            listed = Path(folder, "units.json")
+            listed.write_text(json.dumps(left), encoding="utf-8")
+            command = [sys.executable, "-m", "tests.targets.cuda.gpu.evidence", *sys.argv[1:]]
+            run_workers(len(left), given.jobs, [*command, f"--units={listed}", f"--end={end}"], lost)
 
 
-def import_early(target: CudaTarget, what: Sequence[str]) -> None:
-    """Whatever is imported by the first capture, and with the first model of the zoo: here once, not in every child."""
-    import torch
+def work(given: argparse.Namespace) -> None:
+    """One of the processes that `collect` starts: units one after another, until none is left or the time is over."""
+    sweeps, target, (take, note) = make_sweeps(given), target_of(given.emulated), join(given)
+    from tests.targets.cuda.gpu.sweeps import Place
 
-    import ingot
-    from tests.targets.cuda.gpu.batched_build import lower
+    if not given.build_only:
+        check_device(target)
+    left, spent = json.loads(given.units.read_text(encoding="utf-8")), Stages()
+    journals = open_journals(given, sweeps)
+    known = {what: known_programs(journal) for what, journal in journals.items()}
 
-    with torch.no_grad():
-        lower(ingot.capture(torch.nn.Linear(4, 4).eval(), (torch.zeros(2, 4),)), target)
-    if "zoo" in what:
-        import transformers.modeling_utils  # noqa: F401
+    def place_of(what: str) -> Place:
+        def note_program(name: str) -> None:
+            note(f"{what}\t{name}" if name else "")
+
+        return Place(target, journals[what], note_program, given.end, given.build_only, spent)
+
+    places = {one.what: place_of(one.what) for one in sweeps}
+    by_name = {one.what: one for one in sweeps}
+    try:
+        while time.time() < given.end and (number := take()) is not None:
+            what, unit = left[number]
+            by_name[what].run(unit, places[what], known[what])
+        for one in sweeps:
+            one.finish(places[one.what])
+    finally:
+        spent.write(given.journal[0] / STAGES)
 
 
 def check_device(target: CudaTarget) -> None:
-    """Ends this process where a child cannot run a model on the GPU: all that follows would be noted as crashed."""
+    """Raises where no model can be run on the GPU: all that follows would be noted as crashed."""
+    import torch
 
-    def work(take: Take, note: Note) -> None:
-        import torch
+    import ingot
 
-        import ingot
+    class Doubled(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x + x
 
-        class Doubled(torch.nn.Module):
-            def forward(self, x: torch.Tensor) -> torch.Tensor:
-                return x + x
-
-        x = torch.arange(8.0)
-        compiled = ingot.compile(Doubled(), (x,), target=target, isa="sm_90a", cache=False)
-        assert torch.equal(compiled(x), x + x)
-        take()
-
-    lost: list[str] = []
-    run_workers(1, 1, work, lambda _, how: lost.append(how))
-    if lost:
-        sys.exit(f"a model cannot be run on the GPU: {lost[0]}")
+    x = torch.arange(8.0)
+    compiled = ingot.compile(Doubled(), (x,), target=target, isa="sm_90a", cache=False)
+    assert torch.equal(compiled(x), x + x)
 
 
 def interleave(lists: dict[str, list[str]]) -> list[tuple[str, str]]:
@@ -250,7 +237,7 @@ def stamp_of(commit: str, build_only: bool = False, emulated: bool = False) -> d
 
 
 def _gpu() -> str:
-    """The GPU's name, of a process of its own: this one must not touch it before it forks."""
+    """The GPU's name."""
     try:
         asked = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"]
         done = subprocess.run(asked, capture_output=True, text=True, timeout=60)

@@ -33,7 +33,7 @@ from typing import Any
 
 from tests.targets.cuda.gpu import evidence
 from tests.targets.cuda.gpu.journals import Journal
-from tests.targets.cuda.gpu.workers import Note, Take, run_workers
+from tests.targets.cuda.gpu.workers import add_options, join, run_workers
 
 TOOLS = ("memcheck", "racecheck", "synccheck", "initcheck")
 # Operators whose kernels no case has: sorts, scans, scatters, linear algebra, windows, gradients of attention.
@@ -60,26 +60,32 @@ class SanitizedFile:
 # ---------------------------------------------------------------------- the first step
 
 
-def compile_all(folder: Path, only: Sequence[str], jobs: int, emulated: bool) -> list[SanitizedFile]:
+def compile_all(folder: Path, given: argparse.Namespace) -> list[SanitizedFile]:
     """Compiles, calls and saves everything, in several processes. What cannot be is told and left out."""
-    target = evidence.target_of(emulated)
-    names = [name for name in list_names() if not only or any(part in name for part in only)]
-
-    def work(take: Take, note: Note) -> None:
-        while (number := take()) is not None:
-            note(names[number])
-            signal.alarm(COMPILING)
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")
-                try:
-                    _save(names[number], folder / f"{number:03}", target)
-                except Exception as error:
-                    print(f"not compiled: {names[number]}: {type(error).__name__}: {str(error)[:300]}", flush=True)
-            signal.alarm(0)
-
-    run_workers(len(names), jobs, work, lambda name, how: print(f"not compiled: {name}: {how}", flush=True))
+    names = choose_names(given.only)
+    command = [sys.executable, "-m", "tests.targets.cuda.gpu.sanitize", *sys.argv[1:], f"--folder={folder}"]
+    run_workers(len(names), given.jobs, command, lambda name, how: print(f"not compiled: {name}: {how}", flush=True))
     found = ((name, folder / f"{number:03}") for number, name in enumerate(names))
     return [SanitizedFile(name, own) for name, own in found if (own / "complete").exists()]
+
+
+def compile_share(given: argparse.Namespace) -> None:
+    """One of the processes that `compile_all` starts."""
+    target, names, (take, note) = evidence.target_of(given.emulated), choose_names(given.only), join(given)
+    while (number := take()) is not None:
+        note(names[number])
+        signal.alarm(COMPILING)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            try:
+                _save(names[number], given.folder / f"{number:03}", target)
+            except Exception as error:
+                print(f"not compiled: {names[number]}: {type(error).__name__}: {str(error)[:300]}", flush=True)
+        signal.alarm(0)
+
+
+def choose_names(only: Sequence[str]) -> list[str]:
+    return [name for name in list_names() if not only or any(part in name for part in only)]
 
 
 def list_names() -> list[str]:
@@ -202,7 +208,13 @@ def main() -> int:
     parser.add_argument("--commit", default="", help="the commit of this tree, which rows name")
     parser.add_argument("--sanitizer", help="the program, where it is not on the PATH")
     parser.add_argument("--emulated", action="store_true", help="to try this script: an emulated driver, on the CPU")
+    parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
+    add_options(parser)
     given = parser.parse_args()
+    if given.tokens is not None:
+        evidence.import_torch()
+        compile_share(given)
+        return 0
     sanitizer = find_sanitizer(given.sanitizer)
     end = time.time() + 60 * given.minutes
     os.environ |= {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
@@ -212,7 +224,7 @@ def main() -> int:
     journal = Journal(given.journal / "sanitizer.jsonl", evidence.stamp_of(given.commit, emulated=given.emulated))
     with tempfile.TemporaryDirectory(prefix="ingot-sanitize-") as folder:
         began = time.time()
-        files = compile_all(Path(folder), given.only, given.jobs, given.emulated)
+        files = compile_all(Path(folder), given)
         print(f"{len(files)} compiled and called without a tool in {time.time() - began:.0f} s", flush=True)
         clean = [run_tool(tool, files, journal, sanitizer, given.jobs, end) for tool in given.tool]
     return 0 if files and all(clean) else 1

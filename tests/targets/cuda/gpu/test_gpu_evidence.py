@@ -4,8 +4,7 @@ Nothing here needs a GPU: kernels are emulated."""
 from __future__ import annotations
 
 import json
-import os
-import signal
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -20,7 +19,7 @@ from tests.targets.cuda.gpu.code_digest import digest_code
 from tests.targets.cuda.gpu.evidence_report import BEGIN, END, table, write_report
 from tests.targets.cuda.gpu.journals import DONE, Journal, codes_of, fault_of, read_rows, stamp
 from tests.targets.cuda.gpu.stages import Stages, add_up
-from tests.targets.cuda.gpu.workers import AGAIN, Note, Take, run_workers
+from tests.targets.cuda.gpu.workers import run_workers
 
 
 def journal_at(path: Path, code: str = "one") -> Journal:
@@ -83,31 +82,38 @@ def test_the_digest_covers_sources_and_no_tests(tmp_path: Path) -> None:
     assert stamp("abc")["code"] == digest_code()
 
 
+WORKER = """
+import argparse, os, pathlib, signal, sys
+from tests.targets.cuda.gpu.workers import AGAIN, add_options, join
+
+parser = argparse.ArgumentParser()
+parser.add_argument("folder", type=pathlib.Path)
+add_options(parser)
+given = parser.parse_args()
+take, note = join(given)
+while (number := take()) is not None:
+    note(f"unit {number}")
+    if number == 3:
+        os.kill(os.getpid(), signal.SIGKILL)
+    (given.folder / str(number)).touch()
+    note("")
+    if number == 5:
+        sys.exit(AGAIN)
+"""
+
+
 def test_a_process_that_dies_loses_one_unit(tmp_path: Path) -> None:
     lost: list[tuple[str, str]] = []
-
-    def work(take: Take, note: Note) -> None:
-        while (number := take()) is not None:
-            note(f"unit {number}")
-            if number == 3:
-                os.kill(os.getpid(), signal.SIGKILL)
-            (tmp_path / str(number)).touch()
-            note("")
-            if number == 5:
-                raise SystemExit(AGAIN)
-
-    run_workers(12, 3, work, lambda name, how: lost.append((name, how)))
+    command = [sys.executable, "-c", WORKER, str(tmp_path)]
+    run_workers(12, 3, command, lambda name, how: lost.append((name, how)))
     assert lost == [("unit 3", "the process ended with -9")]
     assert sorted(int(file.name) for file in tmp_path.iterdir()) == [n for n in range(12) if n != 3]
 
 
 def test_processes_that_all_die_at_once_end_the_run() -> None:
     lost: list[str] = []
-
-    def work(take: Take, note: Note) -> None:
-        os._exit(7)
-
-    run_workers(100, 2, work, lambda name, how: lost.append(how))
+    command = [sys.executable, "-c", "import os; os._exit(7)"]
+    run_workers(100, 2, command, lambda name, how: lost.append(how))
     assert lost == ["the process ended with 7"] * len(lost) and len(lost) < 10
 
 

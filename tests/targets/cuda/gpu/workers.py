@@ -1,27 +1,28 @@
-"""Processes that share a list of work: forked from one that has imported all and has never touched a GPU.
+"""Processes that share a list of work.
 
-    run_workers(units, jobs, work)            work(take, note) in each process
+    run_workers(units, jobs, command, lost)       starts `command` with the options of `add_options` for each process
+    take, note = join(given)                      in such a process
 
 `take()` gives the number of the next unit, or None; `note(name)` says what is being worked on. Of a process that dies
-or hangs the name is told to `lost`, and another process takes its place. A fork costs milliseconds, where a new process
-would import torch for seconds.
+or hangs the name is told to `lost`, and another process takes its place. Processes are new ones, not forks: torch asks
+the GPU's driver for devices when parts of it are imported, and the driver does not work in a fork of such a process.
 """
 
 from __future__ import annotations
 
-import mmap
+import argparse
 import os
 import signal
 import struct
-import sys
-import traceback
-import warnings
-from collections.abc import Callable
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 # What a process ends with if another one is to go on: its context on the GPU is lost.
 AGAIN = 3
-_NAME = 512
 _TOKEN = struct.Struct("<i")
 
 Take = Callable[[], int | None]
@@ -30,66 +31,57 @@ Note = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Worker:
-    pid: int
-    noted: mmap.mmap
+    process: subprocess.Popen[bytes]
+    noted: Path
 
 
-def run_workers(count: int, jobs: int, work: Callable[[Take, Note], None], lost: Callable[[str, str], None]) -> None:
-    """Runs `work` in so many processes until all units are taken. `lost` is told what a process that died was working
-    on, and how it ended."""
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """What a process of `run_workers` is started with."""
+    parser.add_argument("--tokens", type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--noted", type=Path, help=argparse.SUPPRESS)
+
+
+def join(given: argparse.Namespace) -> tuple[Take, Note]:
+    """The two functions of a process that `run_workers` started."""
+
+    def take() -> int | None:
+        token = os.read(given.tokens, _TOKEN.size)
+        return _TOKEN.unpack(token)[0] if len(token) == _TOKEN.size else None
+
+    def note(name: str) -> None:
+        given.noted.write_text(name, encoding="utf-8")
+
+    return take, note
+
+
+def run_workers(count: int, jobs: int, command: Sequence[str], lost: Callable[[str, str], None]) -> None:
+    """Starts so many processes, and others for those that die, until all units are taken. `lost` is told what a process
+    that died was working on, and how it ended."""
     reader, writer = os.pipe()
     os.write(writer, b"".join(_TOKEN.pack(number) for number in range(count)))
     os.close(writer)
-
-    def take() -> int | None:
-        token = os.read(reader, _TOKEN.size)
-        return _TOKEN.unpack(token)[0] if len(token) == _TOKEN.size else None
-
     unexplained = 0
-    running = {worker.pid: worker for worker in (_fork(work, take) for _ in range(min(jobs, count)))}
-    while running:
-        pid, status = os.wait()
-        worker = running.pop(pid, None)
-        if worker is None:
-            continue
-        code = os.waitstatus_to_exitcode(status)
-        name = worker.noted[:_NAME].rstrip(b"\0").decode(errors="replace")
-        worker.noted.close()
-        if code == 0:
-            continue
-        if code != AGAIN:
-            how = "took too long" if code == -signal.SIGALRM else f"the process ended with {code}"
-            lost(name, how)
-            unexplained += not name
-        if unexplained > 2 * jobs:  # every process dies before it does anything
-            continue
-        again = _fork(work, take)
-        running[again.pid] = again
+    with tempfile.TemporaryDirectory() as folder:
+        noted = [Path(folder, str(number)) for number in range(min(jobs, count))]
+        running = [_start(command, reader, one) for one in noted]
+        while running:
+            time.sleep(0.05)
+            for worker in [one for one in running if one.process.poll() is not None]:
+                running.remove(worker)
+                code = worker.process.returncode
+                if code == 0:
+                    continue
+                if code != AGAIN:
+                    name = worker.noted.read_text(encoding="utf-8")
+                    how = "took too long" if code == -signal.SIGALRM else f"the process ended with {code}"
+                    lost(name, how)
+                    unexplained += not name
+                if unexplained <= 2 * jobs:  # else every process dies before it does anything
+                    running.append(_start(command, reader, worker.noted))
     os.close(reader)
 
 
-def _fork(work: Callable[[Take, Note], None], take: Take) -> Worker:
-    noted = mmap.mmap(-1, _NAME)
-
-    def note(name: str) -> None:
-        noted[:_NAME] = name.encode()[:_NAME].ljust(_NAME, b"\0")
-
-    sys.stdout.flush()
-    sys.stderr.flush()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # of threads, of which this process has none that matter
-        pid = os.fork()
-    if pid:
-        return Worker(pid, noted)
-    code = 1
-    try:
-        work(take, note)
-        code = 0
-    except SystemExit as ended:
-        code = ended.code if isinstance(ended.code, int) else 1
-    except BaseException:
-        traceback.print_exc()
-    finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(code)
+def _start(command: Sequence[str], reader: int, noted: Path) -> Worker:
+    noted.write_text("", encoding="utf-8")
+    options = [f"--tokens={reader}", f"--noted={noted}"]
+    return Worker(subprocess.Popen([*command, *options], pass_fds=(reader,)), noted)
