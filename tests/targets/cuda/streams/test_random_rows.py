@@ -17,7 +17,12 @@ from tests.targets.cuda.streams.test_streamed_groups import Norm, schedule
 from tests.targets.cuda.test_gemm_epilogues import randn
 
 # What follows what, more often than not.
-FOLLOWERS = {"norm": ["linear"] * 5 + ["add"], "linear": ["gate", "rotate"] * 3 + ["add", "norm", "tanh"]}
+FOLLOWERS = {
+    "norm": ["linear"] * 5 + ["add"],
+    "linear": ["gate", "rotate"] * 3 + ["add", "norm", "tanh", "linear"],
+    "gate": ["linear"] * 3 + ["norm", "add"],
+    "add": ["norm", "linear", "tanh"],
+}
 ANY = ["norm", "norm", "linear", "gate", "rotate", "add", "tanh"]
 
 
