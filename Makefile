@@ -56,6 +56,7 @@ check: setup  ## run what CI runs: format, lint, types, import layers, names, fi
 	@echo "check: mypy"        && $(BIN)/mypy --no-error-summary
 	@echo "check: imports"     && $(BIN)/lint-imports --no-logo
 	@echo "check: names"       && $(BIN)/python tools/check_names.py
+	@echo "check: wording"     && $(BIN)/python tools/check_wording.py
 	@echo "check: layout"      && $(BIN)/python tools/check_layout.py
 	@echo "check: tests"       && $(BIN)/python -m pytest -q -n 2 --dist worksteal -m "not slow"
 

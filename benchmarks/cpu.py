@@ -1,4 +1,4 @@
-"""Ingot beside eager, torch.compile, ONNX Runtime and OpenVINO: the same models, float32, two threads for everybody.
+"""Ingot compared with eager, torch.compile, ONNX Runtime and OpenVINO: the same models, float32, two threads each.
 
     python benchmarks/cpu.py                       # every model at batch 1 and 8; writes results/cpu.json
     python benchmarks/cpu.py bert resnet --batch 1 # some of them; writes nothing unless --json names a file

@@ -1,4 +1,4 @@
-"""Models in bfloat16 on a GPU: Ingot beside torch.compile.
+"""Models in bfloat16 on a GPU: Ingot compared with torch.compile.
 
     python benchmarks/cuda.py [--only NAME …] [--without torch.compile] [--json results/cuda.json] [--commit HASH]
     python benchmarks/cuda.py --prepare FOLDER [--only NAME …] [--minutes 5]     kernels of max-autotune, in parallel
@@ -6,7 +6,7 @@
     python benchmarks/cuda.py --quantized [--json results/cuda_quantized.json]   one token with weights of 8 and 4 bits
 
 Of each: one call with a synchronization behind it, the time between calls that follow one another, the time that the
-host takes to queue one of these, compile time with empty caches, and the error against float64 beside eager's, over
+host takes to queue one of these, compile time with empty caches, and the error against float64, with eager's, over
 several inputs. Peers take turns; medians. Processes that compile for torch are ended before anything is timed.
 
 Rows are merged into a file that names the same commit and the same code; rows of other code are dropped from it.

@@ -6,7 +6,7 @@
 Export: from the model in memory to the file on disk, imports included, each in a process of its own, in turn, both
 from bytecode as an installed package is. `torch.onnx.export` verifies nothing by default, so neither side's time has
 that in it; what Ingot's own verifying takes (onnx's checker, and ONNX Runtime against torch in float32 and float64) is
-told beside it. No weight is all zeros or all ones, as those of a model that was never trained: an exporter may leave
+reported with it. No weight is all zeros or all ones, as those of a model that was never trained: an exporter may leave
 such ones out, and the time would be that of another model. Run: both files in one process with two threads each,
 taking turns, the order changing from round to round. A turn begins with a pause, for threads of a session spin on a
 core for a while after their work is done, and with a call that is not counted. What the machine gives drifts by more

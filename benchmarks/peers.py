@@ -1,4 +1,4 @@
-"""What runs an ONNX file beside Ingot: with the same threads, one call at a time."""
+"""Peers that run an ONNX file: with the same threads, one call at a time."""
 
 from __future__ import annotations
 

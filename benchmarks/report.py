@@ -34,7 +34,7 @@ def machine() -> dict[str, Any]:
 
 def commit(given: str | None = None) -> dict[str, Any]:
     """The commit the tree stands at and whether the tree differs from it, results aside; None outside a repository.
-    One that is `given`, by somebody who sent a commit's tree to a machine without its repository, is taken as it is."""
+    One that is `given`, where a commit's tree was sent to a machine without its repository, is taken as it is."""
     if given:
         return {"commit": given, "dirty": False}
     head = _git("rev-parse", "HEAD")

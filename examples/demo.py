@@ -68,7 +68,7 @@ def milliseconds(calls: dict[str, Callable[[], object]], repeat: int) -> dict[st
 
 
 @contextmanager
-def told(what: str) -> Iterator[None]:
+def progress(what: str) -> Iterator[None]:
     """Says what is done, and then how long it took."""
     begin = time.perf_counter()
     yield
@@ -96,11 +96,11 @@ def show(name: str, model: nn.Module, inputs: Inputs, folder: Path, repeat: int)
         worst = max(worst, (have - want).abs().max().item())
     console.print(f"  equal to eager: largest difference {worst:.1e}")
 
-    with told(f"timing {repeat} calls beside eager"):
+    with progress(f"timing {repeat} calls, compared with eager"):
         times = milliseconds({"ingot": lambda: compiled(**inputs), "eager": lambda: model(**inputs)}, repeat)
 
     file = folder / f"{name}.ingot"
-    with told("saving"):
+    with progress("saving"):
         compiled.save(file)
     compiled.close()
     np.savez(folder / "inputs.npz", **{key: value.numpy() for key, value in inputs.items()})

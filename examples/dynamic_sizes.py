@@ -37,7 +37,7 @@ for shape in ((1, 5), (2, 12), (7, 100), (64, 33)):
         torch.testing.assert_close(compiled(tokens), model(tokens), rtol=1e-4, atol=1e-5)
     print(f"equal to eager at batch {shape[0]}, length {shape[1]}")
 
-# A size outside of the range is refused by name; nothing is computed.
+# A size outside the range is refused by name; nothing is computed.
 try:
     compiled(torch.zeros(1, 600, dtype=torch.long))
 except ingot.errors.InputError as error:

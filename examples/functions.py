@@ -1,4 +1,4 @@
-"""Your functions inside of kernels: attention with a score of your own, recurrences by scan, and both trained.
+"""Your functions inside kernels: attention with a score of your own, recurrences by scan, and both trained.
 
     python examples/functions.py
 

@@ -24,7 +24,7 @@ def test_it_measures_what_it_is_asked_for(monkeypatch: pytest.MonkeyPatch, tmp_p
     names = {figure.name.split(",")[0] for figure in found}
     assert {"forward", "compile", "ingot ÷ sdpa", "causal ÷ trivial at 1×8×32×64", "scan"} <= names
     assert all(figure.found > 0 for figure in found)
-    assert not list(tmp_path.iterdir())  # a part of it is no result
+    assert not list(tmp_path.iterdir())  # a part of it is not a result
 
 
 def test_a_figure_tells_whether_it_is_what_is_needed() -> None:

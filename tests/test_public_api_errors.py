@@ -1,4 +1,4 @@
-"""What is given at a public door by mistake: every one says what it takes, and how to come by it."""
+"""What is passed to a public entry point by mistake: every one says what it takes, and how to come by it."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -36,10 +36,12 @@ ENTRY_POINTS: dict[str, Callable[[Any, Path], object]] = {
 }
 
 
-@pytest.mark.parametrize("door", ENTRY_POINTS)
-def test_a_model_is_no_program(door: str, model: nn.Module, tmp_path: Path) -> None:
-    with pytest.raises(NotAProgram, match=rf"{door} takes a Program, not .*Linear\.\n.*ingot\.capture\(model, args\)"):
-        ENTRY_POINTS[door](model, tmp_path)
+@pytest.mark.parametrize("entry_point", ENTRY_POINTS)
+def test_model_in_place_of_a_program(entry_point: str, model: nn.Module, tmp_path: Path) -> None:
+    with pytest.raises(
+        NotAProgram, match=rf"{entry_point} takes a Program, not .*Linear\.\n.*ingot\.capture\(model, args\)"
+    ):
+        ENTRY_POINTS[entry_point](model, tmp_path)
     assert not list(tmp_path.iterdir())
 
 

@@ -45,3 +45,20 @@ def test_names_that_are_not_verbs() -> None:
     assert not any(map(names.is_participle, ("feed", "mutated_tensors", "searchsorted", "narrow")))
     assert all(map(names.is_prepositional, ("of", "in_blocks", "_without_dead")))
     assert not any(map(names.is_prepositional, ("from_numpy", "to_exported", "insert")))
+
+
+def test_private_words(tmp_path: Path) -> None:
+    wording = load("check_wording")
+    folder = tmp_path / "src" / "ingot"
+    folder.mkdir(parents=True)
+    (folder / "good.py").write_text("# There is no rule, and it is no longer used: inside the run's folder.\n")
+    assert list(wording.find(tmp_path)) == []
+    (folder / "bad.h").write_text("/* a size\n   that only the run knows, and which is no dim */\n")
+    (folder / "bad.py").write_text("told = 'It hangs on whole numbers'\n")
+    assert [line.partition(": write")[0] for line in wording.find(tmp_path)] == [
+        "src/ingot/bad.h:2: 'is no'",
+        "src/ingot/bad.h:2: 'only the run'",
+        "src/ingot/bad.py:1: 'hangs on'",
+        "src/ingot/bad.py:1: 'told'",
+        "src/ingot/bad.py:1: 'whole numbers'",
+    ]

@@ -82,7 +82,7 @@ def _busy_ticks() -> int:
 def prepare(script: Path, names: Sequence[str], folder: Path, minutes: float) -> dict[str, str]:
     """Compiles these rows in the mode `max-autotune`, each in a process, all at once: `script --fill FOLDER --only
     NAME`. They leave the kernels of all candidates in `folder`, so that a later process has only to choose among them,
-    which it does on a GPU that nobody else uses. Returns what became of each; those that take longer are ended."""
+    which it does on a GPU that no other process uses. Returns what became of each; those that take longer are ended."""
     folder.mkdir(parents=True, exist_ok=True)
     cores = len(os.sched_getaffinity(0))
     environment = {

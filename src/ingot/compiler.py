@@ -293,7 +293,7 @@ def _compile_training(
             compiled = _compile_program(
                 target, program, type(half).__name__, threads, cache, None, "float32", disabled, check, on_stage, pages
             )
-        compiled.program.example_inputs = None  # tensors as large as the model's own, that nobody reads
+        compiled.program.example_inputs = None  # tensors as large as the model's own, which are not read
         return compiled
 
     with on_stage("capture"):

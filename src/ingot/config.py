@@ -3,7 +3,7 @@
 INGOT_LOGS            what to log to stderr, names of LOGS with commas between them: "passes,guards", "all"; "+passes"
                       logs more of it, "-passes" errors only
 INGOT_CACHE_DIR       where compiled models are kept; the user's cache folder where it is not given. It must belong to
-                      the user, and nobody else may write to it
+                      the user, and no other user may write to it
 INGOT_DISABLE_CACHE   anything but "", "0", "false", "no" and "off" keeps Ingot from reading or writing it
 INGOT_DISABLE_PASSES  optional passes that compile leaves out, as names with commas between them: "pairs,strips"
 INGOT_CHECK           anything but "", "0", "false", "no" and "off" verifies dtypes, extents and accesses of the loop IR

@@ -173,20 +173,20 @@ def _placeholders(graph: fx.GraphModule) -> list[fx.Node]:
 def _roles(graph: fx.GraphModule, inputs: Sequence[Any]) -> list[Any]:
     """For each argument: "state" if it stays the same from call to call, "tensor", "unused", or what tells a size."""
     fakes = [node.meta.get("example_value") for node in _placeholders(graph)]
-    told: dict[sympy.Basic, tuple[int, int]] = {}
+    bound: dict[sympy.Basic, tuple[int, int]] = {}
     for place, fake in enumerate(fakes):
         if isinstance(fake, torch.Tensor):
             for dim, size in enumerate(fake.shape):
                 if isinstance(size, torch.SymInt):
-                    told.setdefault(internals.expr_of(size), (place, dim))
+                    bound.setdefault(internals.expr_of(size), (place, dim))
     roles: list[Any] = []
     for node, given, fake in zip(_placeholders(graph), inputs, fakes, strict=True):
         if isinstance(given, torch.Tensor):
             roles.append("state" if internals.is_static_input(given) else "tensor")
         elif not node.users:
             roles.append("unused")
-        elif isinstance(fake, torch.SymInt) and internals.expr_of(fake) in told:
-            roles.append(told[internals.expr_of(fake)])
+        elif isinstance(fake, torch.SymInt) and internals.expr_of(fake) in bound:
+            roles.append(bound[internals.expr_of(fake)])
         else:
             raise GraphNotSupported(
                 format_error(

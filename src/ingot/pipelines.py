@@ -11,7 +11,7 @@
 The pass manager runs all of them. A `Stage` with `when` is left out where its condition does not hold; an option that
 is a `PipelineArgument` gets its value when the pipeline is run.
 
-Tokens order effects for whoever moves nodes by dependence alone. The passes here keep effects in the graph's order, so
+Tokens order effects for passes that move nodes by dependence. The passes here keep effects in the graph's order, so
 pipelines insert tokens once, after the last retrace, or not at all.
 """
 

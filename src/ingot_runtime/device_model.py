@@ -5,7 +5,7 @@
     model(DeviceArray.from_numpy(ids))  tensors of the device in, through DLPack; DeviceArrays out, nothing is copied
     model.run(leaves, stream=s)         queued on that stream; returns at once where every tensor lies on the device
 
-A fault that the device finds in a call that nobody waited for, a bad index, is raised by a later call.
+A fault that the device finds in a call that was not waited for, a bad index, is raised by a later call.
 """
 
 import ctypes

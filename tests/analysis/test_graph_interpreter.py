@@ -78,9 +78,9 @@ def test_what_has_no_rule_is_told_before_the_walk() -> None:
     text = interpreter(lambda x: (x.cos(), x.double().relu(), x.relu()))
     with pytest.raises(ValueError) as caught:
         text.check_supported()
-    told = str(caught.value).split("; ")
-    assert told[0] == "aten.cos.default: no rule"
-    assert len(told) > 1 and all(reason.endswith(": float64") for reason in told[1:])
+    reasons = str(caught.value).split("; ")
+    assert reasons[0] == "aten.cos.default: no rule"
+    assert len(reasons) > 1 and all(reason.endswith(": float64") for reason in reasons[1:])
     interpreter(lambda x: x.relu()).check_supported()
 
 

@@ -1,4 +1,4 @@
-"""Type promotion, beside torch.result_type and eager."""
+"""Type promotion, compared with torch.result_type and eager."""
 
 from __future__ import annotations
 

@@ -55,8 +55,8 @@ def break_schedule(monkeypatch: pytest.MonkeyPatch, broken: str) -> None:
             step = made.steps[place]
             first = step.steps[0] if isinstance(step, GemmGroup) else step
             assert isinstance(first, PackedGemm)
-            mended = replace(first, epilogue=doubled(first.epilogue))
-            new = replace(step, steps=(mended, *step.steps[1:])) if isinstance(step, GemmGroup) else mended
+            replaced = replace(first, epilogue=doubled(first.epilogue))
+            new = replace(step, steps=(replaced, *step.steps[1:])) if isinstance(step, GemmGroup) else replaced
             return replace(made, steps=(*made.steps[:place], new, *made.steps[place + 1 :]))
 
         return wrong

@@ -82,7 +82,7 @@ SPECIAL += [2.2250738585072014e-308, 5e-324, numpy.pi / 2, numpy.pi, 1 - 2.0**-2
 
 
 def points_f32(stride: int) -> Array:
-    """Every stride-th of all floats, a fine grid around 0, whole numbers and special values."""
+    """Every stride-th of all floats, a fine grid around 0, integers and special values."""
     bits = numpy.arange(0, 2**32, stride, dtype=numpy.uint64).astype(numpy.uint32)
     with numpy.errstate(over="ignore", under="ignore"):
         special = numpy.array([*SPECIAL, numpy.inf, numpy.nan]).astype(numpy.float32)

@@ -1,4 +1,4 @@
-"""What must be exact: conversions, division with remainder, scaling, whole numbers."""
+"""What must be exact: conversions, division with remainder, scaling, integers."""
 
 from __future__ import annotations
 
@@ -209,7 +209,7 @@ class TestScaling:
 
 
 def expected(op: str, a: int, b: int) -> int:
-    """In Python's whole numbers, which never wrap."""
+    """In Python's integers, which never wrap."""
     if op == "floordiv":
         return a // b
     if op == "remainder":

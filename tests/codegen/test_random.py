@@ -76,7 +76,7 @@ def philox(library: ctypes.CDLL, key: int, number: int, i: int) -> list[int]:
 
 
 def reference(key: int, number: int, i: int) -> list[int]:
-    """The paper's definition, in whole numbers of any size."""
+    """The paper's definition, in integers of any size."""
     mask = 2**32 - 1
     x = [i & mask, i >> 32, number & mask, number >> 32]
     keys = [key & mask, key >> 32]

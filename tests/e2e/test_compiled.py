@@ -120,12 +120,12 @@ def test_bfloat16_comes_back_as_torch_has_it(tmp_path: Path) -> None:
 
 
 def test_stages_are_told_in_order() -> None:
-    told: list[str] = []
+    stages: list[str] = []
 
     @contextmanager
     def watch(stage: str) -> Any:
-        told.append(stage)
+        stages.append(stage)
         yield
 
     compiler.compile(nn.ReLU(), (torch.ones(3),), on_stage=watch)
-    assert told == ["capture", "passes", "lower", "emit", "cc"]
+    assert stages == ["capture", "passes", "lower", "emit", "cc"]

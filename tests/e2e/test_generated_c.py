@@ -41,7 +41,7 @@ def call(compiled: Any, name: str) -> Any:
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("other", ["clang", "zig"])
 def test_no_warnings_and_equal_results_across_compilers(name: str, other: str) -> None:
-    """`assemble` makes errors of warnings, under -Wall -Wextra."""
+    """`assemble` turns warnings into errors, under -Wall -Wextra."""
     case, tools = CASES[name], compiler(other)
     model = model_of(name)
     program, module = lowered(copy.deepcopy(model), case.args(), dynamic_shapes=case.dynamic_shapes)

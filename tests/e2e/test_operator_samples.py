@@ -103,7 +103,7 @@ def test_elements_are_judged_one_by_one() -> None:
 
 
 def test_a_sum_of_many_terms_is_judged_by_how_it_rounds() -> None:
-    """Terms that cancel leave their roundings behind; terms that do not are no excuse."""
+    """Terms that cancel leave their roundings behind; terms that do not do not excuse it."""
 
     class Sum(torch.nn.Module):
         def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -146,7 +146,7 @@ def test_a_sample_that_no_capture_takes_does_not_reach_core_aten() -> None:
     assert outside(_one("exp", 0), None) == ()
 
 
-def test_inputs_that_crash_torch_are_no_cases() -> None:
+def test_inputs_that_crash_torch_are_skipped() -> None:
     class Dies(torch.nn.Module):
         def forward(self, a: torch.Tensor) -> torch.Tensor:
             if a.numel() == 1:

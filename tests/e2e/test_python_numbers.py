@@ -34,7 +34,7 @@ def test_at_every_size(name: str, tmp_path: Path) -> None:
     ingot.export_onnx(program, tmp_path / "m.onnx")
 
 
-def test_a_larger_one_that_is_known_is_no_expression() -> None:
+def test_known_larger_size_is_not_an_expression() -> None:
     def function(x: torch.Tensor) -> torch.Tensor:
         return x.new_zeros(max(1, x.shape[0])) + min(x.shape[0], 10**6)
 

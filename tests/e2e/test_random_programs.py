@@ -1,7 +1,7 @@
 """Random programs, compiled and compared with eager in float64: a few hundred here, thousands in the slow run.
 
-Programs share a C file, so that a compiler is started once for many. A program that is refused by a named error is no
-failure, but there may be few of them.
+Programs share a C file, so that a compiler is started once for many. A program that is refused by a named error is not
+a failure, but there may be few of them.
 """
 
 from __future__ import annotations

@@ -29,9 +29,9 @@ NOT_COMPILED: dict[str, str] = {
     "llama4": "UnsupportedOperator",  # complex numbers
     "deepseek-v2": "UnsupportedOperator",  # complex numbers
     "siglip2-vision": "UnsupportedOperator",  # resampling with antialias
-    "idefics3": "UnsupportedOperator",  # a result whose size only the run tells
-    "smolvlm": "UnsupportedOperator",  # a result whose size only the run tells
-    "jetmoe": "PassError",  # splits by sizes that only the run tells
+    "idefics3": "UnsupportedOperator",  # a result of data-dependent size
+    "smolvlm": "UnsupportedOperator",  # a result of data-dependent size
+    "jetmoe": "PassError",  # splits by data-dependent sizes
 }
 
 

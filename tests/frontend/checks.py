@@ -74,7 +74,7 @@ def check_calls(model: nn.Module | Callable[..., Any], calls: Sequence[Call], **
 
 
 def copy_of(call: Call) -> Call:
-    """A deep copy that keeps aliases between arguments, and leaves that are no graph leaves as they are."""
+    """A deep copy that keeps aliases between arguments, and leaves that are not graph leaves as they are."""
     return copy.deepcopy(call)
 
 
@@ -109,7 +109,7 @@ def torch_state() -> dict[str, Any]:
         "cache": torch.is_autocast_cache_enabled(),
         "compiling": (torch.compiler.is_compiling(), torch.compiler.is_exporting()),
         "functions": (torch.compile, torch.tensor, torch._assert, cls.contiguous),
-        "0-d tensors are no sequences": float(torch.tensor([torch.tensor(1.0)])),
+        "0-d tensors are not sequences": float(torch.tensor([torch.tensor(1.0)])),
         "module": (nn.Module._apply, nn.Module.__setattr__, nn.Module.__call__),
         "memory": (cls.data_ptr, torch.UntypedStorage.data_ptr),
         "convolution": torch._C._select_conv_backend,

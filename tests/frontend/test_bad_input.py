@@ -283,7 +283,7 @@ def test_arguments_that_do_not_fit(args: Any, kwargs: Any, options: Any, says: s
         ingot.capture(f, args, kwargs, **options)
 
 
-def test_what_is_no_model() -> None:
+def test_argument_is_not_a_model() -> None:
     with pytest.raises(CaptureError, match="capture takes a module or a function, not int"):
         ingot.capture(3, (x(),))  # type: ignore[arg-type]
 

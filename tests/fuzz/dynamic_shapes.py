@@ -148,7 +148,7 @@ def judge(program: Program, part: Part) -> Verdict:
 def reads_all(
     program: Program, failure: Exception, results: Sequence[torch.Tensor], given: Sequence[torch.Tensor]
 ) -> bool:
-    """Whether results have elements that hang on what the failing statement computes."""
+    """Whether results have elements that depend on what the failing statement computes."""
     lines = [f.lineno for f in traceback.extract_tb(failure.__traceback__) if f.filename.startswith("<program ")]
     assert lines and lines[0] is not None
     number = lines[0] - len(HEAD.splitlines())

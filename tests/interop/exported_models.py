@@ -235,7 +235,7 @@ FORMS = ("strict", "non-strict", "decomposed")
 def exported(case: Case, model: nn.Module, form: str) -> ExportedProgram:
     args, kwargs = copy.deepcopy((case.args, case.kwargs))
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch warns of its own parts, and of tensors that are no buffers
+        warnings.simplefilter("ignore")  # torch warns of its own parts, and of tensors that are not buffers
         options = {"dynamic_shapes": case.dynamic, **(case.options or {})}
         ep = export(model, args, kwargs, strict=form == "strict", **options)
         return ep.run_decompositions() if form == "decomposed" else ep

@@ -183,7 +183,7 @@ def test_switches_in_all_nestings() -> None:
         assert [t.requires_grad for t in run(X)] == wanted
 
 
-def test_what_is_no_exported_program() -> None:
+def test_argument_is_not_an_exported_program() -> None:
     with pytest.raises(ConversionError, match="takes a torch"):
         from_exported(State())  # type: ignore[arg-type]
 

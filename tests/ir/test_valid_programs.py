@@ -154,7 +154,7 @@ def test_an_unknown_size_is_one_size() -> None:
 
 
 def test_symbol_bound_by_later_node() -> None:
-    """Where x[k:] is recorded nobody knows yet that k is at most 6; where it is checked the next line has told."""
+    """Where x[k:] is recorded nobody knows yet that k is at most 6; where it is checked the next line has shown it."""
 
     def function(x: torch.Tensor, n: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         k = n.item()

@@ -177,7 +177,7 @@ def placeholder_unknown(program: Program) -> None:
     metadata.set_value(extra, metadata.value_of(node(program, "x")))
 
 
-@breaks("inputs", "The signature names y, which is no placeholder of the graph")
+@breaks("inputs", "The signature names y, which is not a placeholder of the graph")
 def placeholder_missing(program: Program) -> None:
     set_inputs(program, lambda inputs: (*inputs, Input(InputKind.ARGUMENT, "y")))
 
@@ -357,7 +357,7 @@ def call_without_result(program: Program) -> None:
     program.module_calls += (_call((X,), ()),)
 
 
-@breaks("calls", "The result of the module call 'inner' names nobody, which is no node")
+@breaks("calls", "The result of the module call 'inner' names nobody, which is not a node")
 def call_names_nobody(program: Program) -> None:
     program.module_calls += (_call((Value("literal", literal=3),), (Value("tensor", "nobody"),)),)
 
@@ -372,12 +372,12 @@ def dim_empty(program: Program) -> None:
     program.dims = (Dim("batch", 5, 4),)
 
 
-@breaks("dims", "The constraint 2 <= seq  # f.py:3 is about seq, which is no dim")
+@breaks("dims", "The constraint 2 <= seq  # f.py:3 is about seq, which is not a dim")
 def constraint_of_no_dim(program: Program) -> None:
     program.constraints = (Constraint(sympy.Le(2, sympy.Symbol("s_seq", integer=True)), "f.py:3"),)
 
 
-@breaks("dims", "The input x has the size batch, which is no dim")
+@breaks("dims", "The input x has the size batch, which is not a dim")
 def size_of_no_dim(program: Program) -> None:
     program.dims = ()
 

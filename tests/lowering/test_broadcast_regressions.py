@@ -1,4 +1,4 @@
-"""Operands whose dims are equal to the result's, or 1, which only the run tells."""
+"""Operands whose dims are equal to the result's, or 1, known at run time only."""
 
 from __future__ import annotations
 

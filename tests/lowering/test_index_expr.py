@@ -180,7 +180,7 @@ def test_a_divisor_may_be_negative() -> None:
             assert (low is None or low <= number % divisor) and (high is None or number % divisor <= high)
 
 
-def test_an_expression_is_no_truth_value() -> None:
+def test_expression_has_no_truth_value() -> None:
     with pytest.raises(TypeError, match="whether n0 is 0 is not known"):
         bool(SIZES["n0"])
 

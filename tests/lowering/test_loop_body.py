@@ -91,7 +91,7 @@ def test_masks_nest_and_hide_what_lies_outside() -> None:
         assert run(body, MEMORY, {"i0": i}) == expected
 
 
-def test_whole_numbers_are_no_nan_and_unsigned_ones_not_negative() -> None:
+def test_integers_are_never_nan_and_unsigned_ones_never_negative() -> None:
     ops = BodyBuilder()
     whole, byte = ops.load("n", I, "int32"), ops.load("b", I, "uint8")
     zero = ops.const(0, "uint8")

@@ -14,7 +14,7 @@ SOURCE = Path(ingot.__file__).parent
 
 
 def find_words(text: str) -> list[str]:
-    """Lines with a word of the CPU, in names and comments too. A line break may be inside of one."""
+    """Lines with a word of the CPU, in names and comments too. A line break may be inside one."""
     joined = re.sub(r"\s+(#\s+)?", " ", text)
     return [joined[max(0, found.start() - 30) : found.end() + 30] for found in WORDS.finditer(joined)]
 

@@ -191,8 +191,8 @@ def report(rows: Sequence[Row], note: str = "") -> str:
         *(["", note] if note else []),
     ]
     drawn = sorted(f"{row['name']} ({row['kind']})" for row in rows if row["detail"] == DRAWN)
-    told = [f"Right by such draws, and not without: {', '.join(drawn) or 'none'}."]
-    return page("The zoo as ONNX files", about, rows, every(), done="Exported", maker="exporter", remarks=told)
+    remarks = [f"Right by such draws, and not without: {', '.join(drawn) or 'none'}."]
+    return page("The zoo as ONNX files", about, rows, every(), done="Exported", maker="exporter", remarks=remarks)
 
 
 def main() -> None:

@@ -42,7 +42,7 @@ class Outcome:
     name: str
     mode: str
     seconds: float
-    road_seconds: float = 0.0
+    pipeline_seconds: float = 0.0
     nodes_before: int = 0
     nodes_after: int = 0
     difference: float = 0.0
@@ -126,7 +126,7 @@ def try_entry(item: Entry, mode: str, limit: int) -> Outcome:
             program = capture_entry(item, mode == "dynamic")
             core = run_pipeline(program)
             outcome.nodes_before, outcome.nodes_after = len(program.graph.nodes), len(core.graph.nodes)
-            outcome.road_seconds = sum(step.seconds for step in core.history)
+            outcome.pipeline_seconds = sum(step.seconds for step in core.history)
             outcome.difference = relative_difference(program, core)
     except Exception as failure:  # whatever it is, it is a row of the report
         outcome.failure = f"{type(failure).__name__}: {failure}"

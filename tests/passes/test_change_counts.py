@@ -140,7 +140,7 @@ def test_the_number_of_changes(chosen: Any, first: list[Any], function: Callable
     text = str(program)
     once = ingot.transform(program, [chosen])
     assert once.history[-1].changes == count
-    assert (str(once).partition("\n")[2] == text.partition("\n")[2]) is (count == 0), "no change is no other program"
+    assert (str(once).partition("\n")[2] == text.partition("\n")[2]) is (count == 0), "no change means the same program"
     twice = ingot.transform(once, [chosen])
     assert twice.history[-1].changes == 0 and str(twice) == str(once)
 

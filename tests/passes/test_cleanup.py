@@ -43,12 +43,12 @@ class Model(nn.Module):
 
 
 def captured(
-    function: Callable[..., Any], road: Sequence[Any] = (*REGIONS, functionalize)
+    function: Callable[..., Any], pipeline: Sequence[Any] = (*REGIONS, functionalize)
 ) -> tuple[Any, ingot.Program]:
     torch.manual_seed(0)
     model = Model(function).eval()
     program = ingot.capture(copy.deepcopy(model), (torch.randn(3, 4),), dynamic_shapes={"x": {0: "n"}})
-    return model, ingot.transform(program, road)
+    return model, ingot.transform(program, pipeline)
 
 
 def checked(model: nn.Module, program: ingot.Program, run: Sequence[Any]) -> ingot.Program:

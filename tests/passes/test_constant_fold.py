@@ -26,11 +26,11 @@ def count(program: ingot.Program, *targets: Any) -> int:
 
 
 def folded(
-    model: nn.Module, x: torch.Tensor, road: Sequence[Any], tolerance: float = 0.0, **options: Any
+    model: nn.Module, x: torch.Tensor, pipeline: Sequence[Any], tolerance: float = 0.0, **options: Any
 ) -> ingot.Program:
     """The program after fold: verified, the same numbers as eager at several sizes, the model untouched, and stable."""
     state = {name: t.clone() for name, t in model.state_dict().items()}
-    program = ingot.transform(ingot.capture(model, (x,), dynamic_shapes={"x": {0: "n"}}), road)
+    program = ingot.transform(ingot.capture(model, (x,), dynamic_shapes={"x": {0: "n"}}), pipeline)
     after = ingot.transform(program, [(constant_fold, options)])
     after.verify()
     for size in (x.shape[0], 2, 5):
@@ -166,13 +166,13 @@ LAYERS: dict[str, tuple[Callable[[], nn.Module], Callable[[], nn.Module], tuple[
 NORMS = (aten.batch_norm.default, aten._native_batch_norm_legit_no_training.default)
 
 
-@pytest.mark.parametrize("road", [REGIONS, (*REGIONS, decompose)], ids=["composite", "core"])
+@pytest.mark.parametrize("pipeline", [REGIONS, (*REGIONS, decompose)], ids=["composite", "core"])
 @pytest.mark.parametrize("name", LAYERS)
-def test_batch_norm(name: str, road: Sequence[Any]) -> None:
+def test_batch_norm(name: str, pipeline: Sequence[Any]) -> None:
     torch.manual_seed(0)
     layer, norm, shape = LAYERS[name]
     model = nn.Sequential(layer(), randomized(norm()), nn.ReLU()).eval()
-    after = folded(Named(model), torch.randn(shape), road, 2e-5)
+    after = folded(Named(model), torch.randn(shape), pipeline, 2e-5)
     assert count(after, *NORMS) == 0
     assert set(after.state_dict) == {"net.0.folded_weight", "net.0.folded_bias", "net.1.num_batches_tracked"}
     assert [i.target for i in after.signature.inputs][:2] == ["net.0.folded_weight", "net.0.folded_bias"]

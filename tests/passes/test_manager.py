@@ -149,7 +149,7 @@ class Rows(nn.Module):
 
 @pytest.mark.parametrize(("most", "sizes"), [(100, [4, 1, 8]), (4, [4, 1])])
 def test_made_up_inputs_are_such_as_the_program_takes(most: int, sizes: list[int]) -> None:
-    """A number that is an index is no good if drawn: the example's own serves. A size that is refused is left out."""
+    """A number that is an index must not be drawn: the example's own serves. A size that is refused is left out."""
     x = torch.cat([torch.tensor([[2.0], [4.0], [1.0], [3.0]]), torch.randn(4, 3)], 1)
     program = ingot.capture(Rows(most), (x,), dynamic_shapes={"x": {0: "n"}})
     inputs = [leaves[0] for leaves in differential_check.Reference(program).inputs]

@@ -174,7 +174,7 @@ def x86(**words: Any) -> Any:
 
 
 def x86_matmul() -> Any:
-    """Its quantizer with what it leaves out unless told: products of two activations."""
+    """Its quantizer with what it leaves out unless asked: products of two activations."""
     made = x86()
     made.set_function_type_qconfig(torch.matmul, made.get_global_quantization_config())
     return made

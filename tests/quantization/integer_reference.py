@@ -1,4 +1,4 @@
-"""Products and convolutions of whole numbers in numpy, tap by tap, of any rank."""
+"""Products and convolutions of integers in numpy, tap by tap, of any rank."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""What a converted program means, in whole numbers: products are sums of int32, written in numpy.
+"""What a converted program means, in integers: products are sums of int32, written in numpy.
 
     results, numbers = reference.run(program, x)
 
-`results` are the program's results as numpy arrays; `numbers` maps each quantize node to its whole numbers. What stands
+`results` are the program's results as numpy arrays; `numbers` maps each quantize node to its integers. What stands
 between dequantize and quantize is computed from the integers themselves: a product as the sum of products of integers,
 then one multiplication in float64; what keeps values, on the integers. Everything else is torch's, in float64.
 """
@@ -150,7 +150,7 @@ def _product(target: Any, args: Any) -> torch.Tensor:
 
 
 def integers_of(program: ingot.Program, *args: Any) -> dict[str, np.ndarray]:
-    """The whole numbers that the program itself computes, by quantize node."""
+    """The integers that the program itself computes, by quantize node."""
     recorder = _Recorder(program.graph_module)
     leaves = [leaf for leaf in execution.check_call(program, args, {}) if isinstance(leaf, torch.Tensor)]
     with torch.no_grad():

@@ -1,4 +1,4 @@
-"""Converted programs against whole numbers in numpy, to the last bit, and native code against the same.
+"""Converted programs against integers in numpy, to the last bit, and native code against the same.
 
 Scales are powers of two, and weights and biases whole multiples of them, so that float32 is exact until a result is
 quantized: every operator must give numpy's very numbers. With scales as they come, one step is allowed.
@@ -34,7 +34,7 @@ class Dyadic(Observer):
 
 
 def dyadic(model: nn.Module) -> nn.Module:
-    """The model with weights that are whole numbers times a power of two, with a 127 in every channel."""
+    """The model with weights that are integers times a power of two, with a 127 in every channel."""
     generator = torch.Generator().manual_seed(0)
     for module in model.modules():
         weight = getattr(module, "weight", None)

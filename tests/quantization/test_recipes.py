@@ -1,4 +1,4 @@
-"""Recipes: dynamic, weights alone, four bits, overrides, and operators besides convolution and linear."""
+"""Recipes: dynamic, weight-only, four bits, overrides, and operators besides convolution and linear."""
 
 from __future__ import annotations
 
@@ -191,7 +191,7 @@ def test_a_tied_weight_is_stored_once() -> None:
 
 
 def test_inside_of_a_region() -> None:
-    """Under autocast values are bfloat16; quantize and dequantize are told."""
+    """Under autocast values are bfloat16; quantize and dequantize know it."""
 
     class Cast(nn.Module):
         def __init__(self) -> None:

@@ -1,6 +1,6 @@
 """torchao beside us: one model, one quantizer, the same data, both ways, and how far the results lie apart.
 
-torchao captures some 120 patterns anew for every model. They do not hang on the model, so `captures_kept` lets it
+torchao captures some 120 patterns anew for every model. They do not depend on the model, so `captures_kept` lets it
 capture each of them once; what it does with them is its own.
 """
 

@@ -39,11 +39,11 @@ def check(
     examples: tuple[Any, ...],
     count: int,
     where: Any = None,
-    road: tuple[Any, ...] = (),
+    pipeline: tuple[Any, ...] = (),
     **how: Any,
 ) -> ingot.Program:
     """So many matches, numbers as they were, the caller's program as it was, and a file that has it all."""
-    program = ingot.transform(ingot.capture(model, args, **how), list(road))
+    program = ingot.transform(ingot.capture(model, args, **how), list(pipeline))
     text = str(program)
     made, found = ingot.rewrite(program, before, after, examples, where, check="numerics")
     assert found == count and str(program) == text
@@ -272,13 +272,13 @@ def test_into_branches_and_regions() -> None:
             x = torch.sigmoid(x) * x
         return torch.cond(x.sum() > 0, lambda y: torch.sigmoid(y) * y, lambda y: y * 2, (x,))
 
-    for road in ((), (passes.autocast,), (passes.functionalize,)):
-        made = check(model, (MATRIX,), lambda x: torch.sigmoid(x) * x, F.silu, (MATRIX,), 2, road=road)
+    for pipeline in ((), (passes.autocast,), (passes.functionalize,)):
+        made = check(model, (MATRIX,), lambda x: torch.sigmoid(x) * x, F.silu, (MATRIX,), 2, pipeline=pipeline)
         assert "sigmoid.default" not in targets(made) and targets(made).count("silu.default") == 2
 
 
-@pytest.mark.parametrize("road", [(), (passes.functionalize,), (passes.functionalize, passes.decompose)])
-def test_in_every_dialect(road: tuple[Any, ...]) -> None:
+@pytest.mark.parametrize("pipeline", [(), (passes.functionalize,), (passes.functionalize, passes.decompose)])
+def test_in_every_dialect(pipeline: tuple[Any, ...]) -> None:
     def before(x: X, w: X, b: X) -> X:
         return F.gelu(F.linear(x, w, b))
 
@@ -288,7 +288,7 @@ def test_in_every_dialect(road: tuple[Any, ...]) -> None:
         return F.gelu(y)
 
     model = nn.Sequential(nn.Linear(4, 8), nn.GELU(), nn.Linear(8, 4), nn.GELU())
-    check(model, (MATRIX,), before, after, (MATRIX, MATRIX, VECTOR), 2, road=road)
+    check(model, (MATRIX,), before, after, (MATRIX, MATRIX, VECTOR), 2, pipeline=pipeline)
 
 
 def test_a_write_in_between_is_respected() -> None:
@@ -369,7 +369,7 @@ def refused(before: Any, after: Any, examples: Any, text: str, model: Any = torc
     assert str(program) == shown
 
 
-def test_what_is_no_pattern() -> None:
+def test_invalid_pattern() -> None:
     own = torch.randn(4, 4)
     relu = torch.relu
     refused(lambda x: x + own, relu, (MATRIX,), "owns the tensor")
@@ -382,7 +382,7 @@ def test_what_is_no_pattern() -> None:
     refused(lambda x: torch.cond(x.sum() > 0, torch.sin, torch.cos, (x,)), relu, (MATRIX,), "branches")
 
 
-def test_what_is_no_replacement() -> None:
+def test_invalid_replacement() -> None:
     relu = torch.relu
     own = torch.randn(4, 4)
     refused(relu, lambda x: (x, x), (MATRIX,), "returns 2 results")

@@ -164,7 +164,7 @@ class TestForgery:
         assert isinstance(error, UnsupportedSchema) and "older" in str(error)
 
     @pytest.mark.parametrize("schema", [0, -1, True, "1", 1.0, None])
-    def test_schemas_that_are_no_version(self, schema: object) -> None:
+    def test_schema_is_not_a_version(self, schema: object) -> None:
         assert isinstance(refusal(forged(canonical_json.encode(manifest_of({}, schema=schema)))), DamagedFile)
 
     @pytest.mark.parametrize(

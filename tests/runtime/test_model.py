@@ -158,7 +158,7 @@ class TestArguments:
             lambda x: x.view(np.uint32), lambda x: np.array(["a"]), lambda x: np.datetime64("2020-01-01"),
         ],
     )  # fmt: skip
-    def test_what_is_no_such_tensor(self, model: Model, change: Any) -> None:
+    def test_tensor_of_another_type_or_shape(self, model: Model, change: Any) -> None:
         refused(model, InputError, "x ", "compiled for", "what to do", x=change(np.zeros((3, 4), np.float32)))
 
     def test_messages_name_what_came_and_what_to_do(self, model: Model) -> None:
@@ -176,11 +176,11 @@ class TestArguments:
         np.testing.assert_array_equal(model(*args, **kwargs)["y"], expected(args[0], [])["y"])
 
     @pytest.mark.parametrize("count", [True, 2.0, 2**63, -(2**63) - 1, "2", np.int32(2), None, [2]])
-    def test_numbers_that_are_no_int(self, model: Model, count: Any) -> None:
+    def test_number_is_not_an_int(self, model: Model, count: Any) -> None:
         refused(model, InputError, "count", count=count)
 
     @pytest.mark.parametrize("scale", [True, 2**53 + 1, "2", 2j, np.float32(2)])
-    def test_numbers_that_are_no_float(self, model: Model, scale: Any) -> None:
+    def test_number_is_not_a_float(self, model: Model, scale: Any) -> None:
         refused(model, InputError, "options.scale", options={"scale": scale, "mode": "sum"})
 
 

@@ -140,7 +140,7 @@ PASSES: dict[str, tuple[Callable[..., Any], tuple[X, ...]]] = {
 
 
 def test_dead_steps_and_stores_as_text(golden: Callable[[str, str], None]) -> None:
-    """A step whose results nobody reads goes; one of which somebody reads a part keeps that part."""
+    """A step whose results are not read is removed; one of which a part is read keeps that part."""
 
     def write(*names: str) -> Map:
         ops, place = BodyBuilder(), symbol("i0", below=6)

@@ -18,6 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tools import check_wording
+
 ROOT = Path(__file__).parents[2]
 _FENCE = re.compile(r"^( *)```(\w*)[^\n]*\n(.*?)^\1```", re.MULTILINE | re.DOTALL)
 _LINK = re.compile(r"(?<!!)\[[^\]]*\]\(([^)\s]+)\)")
@@ -292,35 +294,13 @@ def missing_scripts(page: Page) -> list[str]:
 # ---------------------------------------------------------------------- wording
 
 
-# Words that VOCABULARY of the project replaces, and what to write instead.
-_PLAIN = {
-    r"\bhangs? on\b": "depends on",
-    r"\bwhole numbers?\b": "integers",
-    r"\b(of|by|in) the run\b|\bonly (a|the) run\b": "run-time, data-dependent",
-    r"\b(in|out)side of\b": "inside, outside",
-    r"\broads?\b": "pipeline",
-    r"\bdoors?\b": "entry point",
-    r"(?<![Tt]here\s)\b(is|are) no\b(?!\s+(longer|more|less))": "is not a",
-    r"\bbeside (torch|eager|Ingot)\b": "compared with",
-    r"\bFourier's\b|\bWinograd's\b": "FFT, Winograd",
-    r"\bweights alone\b": "weight-only",
-    r"\bone (rule|file|line) an? \w+": "one rule per operator",
-    r"\bmended\b": "fixed",
-    r"\bimages of bytes\b": "uint8 images",
-}
-
-
 def private_words(page: Page) -> list[str]:
     """Words that readers do not know from the documents of other compilers."""
     return [f"{page}: {problem}" for problem in _find_private_words(page.prose)]
 
 
 def _find_private_words(text: str) -> list[str]:
-    return [
-        f"{match[0]!r}: write {instead!r}"
-        for pattern, instead in _PLAIN.items()
-        for match in re.finditer(pattern, text)
-    ]
+    return [remark for _, remark in check_wording.find_in(text, check_wording.PLAIN)]
 
 
 # ---------------------------------------------------------------------- docstrings

@@ -353,7 +353,7 @@ def without_torch(folder: Path) -> list[str]:
 
 
 def verdict_on(name: str, judge: Callable[[Entry, str], Verdict]) -> Verdict:
-    """What `judge` says of "kind:model"; where it raises, the model has failed, and where in Ingot that was is told."""
+    """What `judge` says of "kind:model"; where it raises, the model has failed, and the place in Ingot is reported."""
     kind, _, model = name.partition(":")
     try:
         return judge(entry(model), kind)

@@ -20,7 +20,7 @@ from ingot.scheduling.buffer_planning import plan
 from ingot.targets.cpu.codegen.module_emitter import emit
 from ingot.targets.cpu.target import CPU
 
-# clang says of a loop that it did not vectorize it, which is no fault of the loop.
+# clang says of a loop that it did not vectorize it, which is not a fault of the loop.
 QUICK = ("-O1", "-Werror", *WARNINGS, "-Wno-pass-failed")
 
 

@@ -1,4 +1,4 @@
-"""Layers whose weights are whole numbers, as weight-only quantization leaves them."""
+"""Layers whose weights are integers, as weight-only quantization leaves them."""
 
 from __future__ import annotations
 

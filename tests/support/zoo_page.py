@@ -1,6 +1,6 @@
 """A sweep over the models of the zoo, whatever judges them: what it has written so far, and the tables of its page.
 
-A journal has one line a verdict. A sweep goes on where its journal ends; of several verdicts on a model the last
+A journal has one line per verdict. A sweep goes on where its journal ends; of several verdicts on a model the last
 counts.
 """
 

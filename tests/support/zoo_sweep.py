@@ -109,9 +109,11 @@ def report(rows: Sequence[Row], note: str = "") -> str:
     ]
     right = [row for row in rows if row["outcome"] == "right"]
     slowest = max(right, key=lambda row: float(row["seconds"]), default=None)
-    told = [f"Slowest to capture and compile: {slowest['name']} ({slowest['kind']})."] if slowest else []
+    remarks = [f"Slowest to capture and compile: {slowest['name']} ({slowest['kind']})."] if slowest else []
     file = ("from its file", lambda row: "the same bits" if row.get("from_file") else "not run")
-    return page("The zoo, compiled", about, rows, every(), done="Compiled", maker="compiler", remarks=told, column=file)
+    return page(
+        "The zoo, compiled", about, rows, every(), done="Compiled", maker="compiler", remarks=remarks, column=file
+    )
 
 
 def main() -> None:

@@ -202,14 +202,14 @@ class _Sizes:
             self.renamed[fresh[0]] = own[0]
             return True
         if a in self.bindings and any(map(internals.is_unbacked, b.free_symbols)):
-            return True  # another node asked the same, or told since what this one did not know: 6 - u0 instead of u1
+            return True  # another node asked the same, or has bound since what this one did not know
         return internals.surely_equal(self.env, a.xreplace(self.asserted), b.xreplace(self.asserted))
 
     def _is_fresh(self, symbol: sympy.Symbol) -> bool:
         return symbol not in self.known and internals.is_unbacked(symbol)
 
     def _is_unknown(self, expr: sympy.Basic) -> bool:
-        """Whether a claim may stand for a size that only running the node tells: a symbol, or what is known of it."""
+        """Whether a claim may stand for a size known only by running the node: a symbol, or what is known of it."""
         if isinstance(expr, sympy.Symbol):
             return internals.is_unbacked(expr)
         return any(internals.surely_equal(self.env, symbol, expr) for symbol in self.bindings)

@@ -127,7 +127,7 @@ def _chain(matrices: Sequence[Shape], *, out: Shape) -> int:
 
 @counts(aten.einsum.default)
 def _einsum(equation: str, operands: Sequence[Shape], *, path: Sequence[int] | None = None, out: Shape) -> int:
-    """Pair by pair, in the order that torch was told; a pair that sums over nothing is elementwise."""
+    """Pair by pair, in the order that torch was given; a pair that sums over nothing is elementwise."""
     inputs, arrow, result = equation.replace(" ", "").partition("->")
     pending = [_labels(term, len(shape)) for term, shape in zip(inputs.split(","), operands, strict=True)]
     size: dict[str, int] = {}

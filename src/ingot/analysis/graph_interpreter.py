@@ -1,7 +1,7 @@
 """The walk over a graph with one rule per operator, on which lowering and the ONNX exporter are built.
 
-A derived class says what a value is: `evaluate` makes that of a node, `symbolic` that of a symbolic number. A node that
-it cannot take raises one of `refusals`; the walk goes on with a stand-in, so that one error names all such nodes.
+A derived class says what a value is: `evaluate` returns that of a node, `symbolic` that of a symbolic number. A node
+that it cannot take raises one of `refusals`; the walk goes on with a stand-in, so that one error names all such nodes.
 """
 
 from __future__ import annotations

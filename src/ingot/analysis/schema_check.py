@@ -6,7 +6,7 @@
     aten.relu("x")           "self is 'x', and must be a Tensor"
 
 Types are as torch converts them when it calls an operator: a number is a Tensor, an int is a float, None an undefined
-Tensor. A node fits wherever a Tensor or a number does: whether it computes one is what the fake run tells.
+Tensor. A node fits wherever a Tensor or a number does: whether it computes one is what the fake run shows.
 """
 
 from __future__ import annotations

@@ -275,7 +275,7 @@ def _manifest(program: Program, module: Module) -> dict[str, Any]:
     symbols = {
         name: {"name": known.name, "min": known.low, "max": known.high} for name, known in module.symbols.items()
     }
-    told = {known.place: name for name, known in module.symbols.items() if known.dim < 0}
+    bound = {known.place: name for name, known in module.symbols.items() if known.dim < 0}
     inputs: list[dict[str, Any]] = []
     for number, (name, argument) in enumerate(zip(argument_names(program), module.inputs, strict=True)):
         item = {
@@ -284,8 +284,8 @@ def _manifest(program: Program, module: Module) -> dict[str, Any]:
             "shape": [_size(size) for size in argument.shape],
             "mutated": argument.mutated,
         }
-        if number in told:
-            item["symbol"] = told[number]
+        if number in bound:
+            item["symbol"] = bound[number]
         inputs.append(item)
     outputs: list[dict[str, Any]] = []
     for name, argument in zip(result_names(program), module.outputs, strict=True):

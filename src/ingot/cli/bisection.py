@@ -48,7 +48,7 @@ def bisect(
     threads: int | None = None,
     report: Callable[[str], None] = lambda line: None,
 ) -> BisectionResult:
-    """Compares the compiled program with eager, and finds the pass that makes them differ. `report` is told of each
+    """Compares the compiled program with eager, and finds the pass that makes them differ. `report` is called for each
     attempt. Raises PassError where there is nothing to compare: no example inputs, or random numbers."""
     if program.example_inputs is None:
         raise PassError(format_error("The program has no example inputs to compare results on."))

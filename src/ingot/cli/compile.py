@@ -155,7 +155,7 @@ def _program(reference: str) -> Any:
 
 
 def _difference(file: Path, threads: int | None) -> tuple[float | None, str]:
-    """How far the file's own sample is off on this machine; None and the reason where that cannot be told. Raises
+    """How far the file's own sample is off on this machine; None and the reason where that is not known. Raises
     SelfTestFailed."""
     import ingot_runtime
 

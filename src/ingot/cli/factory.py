@@ -198,7 +198,7 @@ def _find(module: ModuleType, attribute: str, reference: str) -> Callable[[], An
         raise FactoryMissing(
             format_error(f"{reference} cannot be called without arguments.", where=where, why=str(error), fix=_FORM)
         ) from error
-    except ValueError:  # a builtin without a signature: calling it will tell
+    except ValueError:  # a builtin without a signature: calling it shows what it takes
         pass
     return found  # type: ignore[no-any-return]
 

@@ -168,7 +168,7 @@ def _copies(node: fx.Node, sizes: SymbolValues) -> bool:
     try:
         made = node.target(*args, **kwargs)  # type: ignore[operator]
     except (RuntimeError, NotImplementedError):
-        # A meta tensor cannot move to another device; there the dtype tells.
+        # A meta tensor cannot move to another device; there the dtype decides.
         return any(tensor.dtype != inputs[0].dtype for tensor in metadata.tensors_in(metadata.value_of(node)))
     storages = {internals.storage_id(tensor) for tensor in inputs}
     return not all(internals.storage_id(tensor) in storages for tensor in metadata.tensors_in(made))

@@ -20,7 +20,7 @@ def run(
     as_json: AsJson = False,
     debug: Debug = False,
 ) -> Result:
-    """Sign a file, so that `load(…, trust=PUBLIC_KEY)` can tell that it is yours and whole."""
+    """Sign a file, so that `load(…, trust=PUBLIC_KEY)` can verify that it is yours and complete."""
     from ingot_runtime import sign_file
 
     sign_file(file, key, output)

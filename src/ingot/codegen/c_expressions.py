@@ -113,7 +113,7 @@ class CBodyEmitter:
 
     `place(buffer, index)` spells the element of a buffer; `accumulator`, `gradient` and `beside` are what the kernel
     hands in; `names` has symbols that this text calls otherwise; `library` collects the functions that it calls; `seed`
-    and `first_draw` are what random draws of the run follow from.
+    and `first_draw` are what the random draws of a call follow from.
     """
 
     def __init__(

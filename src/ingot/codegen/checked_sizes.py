@@ -3,7 +3,7 @@
     Limits().add(n0 * n0 * 4, MOST_BYTES, site)
     →  if (ig_checked_mul(ig_checked_mul(n[0], n[0], &over), 4, &over) > IG_MOST_BYTES || over) return site;
 
-Sizes that the inputs tell are checked by one function, `ig_sizes_fit`, when a call begins. Those that a step finds out
+Sizes that inputs bind are checked by one function, `ig_sizes_fit`, when a call begins. Those that a step finds out
 are checked where they are used. Static sizes are checked when the model is compiled.
 """
 

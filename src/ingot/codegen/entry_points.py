@@ -72,7 +72,7 @@ def export_tables(module: Module, sites: Sequence[str], weights_size: int) -> st
 
 
 def size_names(module: Module) -> set[str]:
-    """Every size that a run keeps: those that inputs tell, and those that steps do."""
+    """Every size that a call keeps: those that inputs bind, and those that steps bind."""
     found = set(module.symbols)
     sizes: list[Size] = [size for a in (*module.inputs, *module.outputs) for size in a.shape]
     sizes += [size for buffer in module.buffers.values() for size in buffer.shape]
@@ -104,8 +104,8 @@ def _bind(module: Module) -> str:
             if symbol.dim >= 0
             else f"*(const int64_t *)inputs[{symbol.place}].data"
         )
-        told = f"({place} - {symbol.offset})" if symbol.offset else place
-        lines.append(f"    n[{size_number(name)}] = {told}{f' / {symbol.slope}' if symbol.slope != 1 else ''};")
+        value = f"({place} - {symbol.offset})" if symbol.offset else place
+        lines.append(f"    n[{size_number(name)}] = {value}{f' / {symbol.slope}' if symbol.slope != 1 else ''};")
         high = "INT64_MAX" if symbol.high is None else symbol.high
         lines.append(
             f"    if (!ig_range({quote(symbol.name)}, n[{size_number(name)}], {symbol.low}, {high}, message, size)) "

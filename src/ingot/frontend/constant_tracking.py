@@ -137,7 +137,7 @@ class ConstantTracker:
         return self.run(func, call)
 
     def check_answers(self) -> None:
-        """State that Python was told the value of must not be state that the model writes."""
+        """State whose value Python has read must not be state that the model writes."""
         for state, place in self._answered.items():
             if state in self._mutated:
                 raise DataDependentError(

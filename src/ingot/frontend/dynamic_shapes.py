@@ -431,7 +431,7 @@ def blame_traced_sizes(declared: DynamicShapeSpec, error: CaptureError) -> Dynam
 
 
 def signature_parameters(call: Callable[..., Any]) -> list[inspect.Parameter]:
-    """The parameters of a forward, or none where Python cannot tell."""
+    """The parameters of a forward, or none where Python does not know them."""
     try:
         return list(inspect.signature(call).parameters.values())
     except (TypeError, ValueError):

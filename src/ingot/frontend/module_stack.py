@@ -172,7 +172,7 @@ class ModuleTracker:
     def _path_of(self, module: nn.Module) -> str | None:
         names = self._names.get(id(module))
         if names is None:
-            return None  # made inside forward: its nodes belong to whoever made it
+            return None  # made inside forward: its nodes belong to the module that created it
         if len(names) == 1:
             return names[0]
         reached = self._reached_by.get(id(module)) or [self._called_by.get(id(module), "")]

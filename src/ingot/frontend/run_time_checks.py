@@ -1,6 +1,6 @@
 """Run-time checks: conditions on values known only at run time become assertions in the graph.
 
-torch._check, an assert statement and operators all tell the shape environment what it may take for granted. The
+torch._check, an assert statement and operators all let the shape environment assume a condition. The
 environment reports each condition that is new to it, and a node is written at once: what the environment knows later
 implies the condition, and nothing would check it again.
 """

@@ -48,7 +48,7 @@ def user_place() -> str:
 
 
 def assertion_message(frame: Any) -> str:
-    """The message of the assert statement that a frame stands at, as far as its text tells; "" where there is none."""
+    """The message of the assert statement that a frame stands at, as far as its text shows; "" where there is none."""
     if frame is None:
         return ""
     file, line = frame.f_code.co_filename, frame.f_lineno

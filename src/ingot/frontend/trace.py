@@ -72,7 +72,7 @@ def trace(
             for larger_by_symbols, enlarged in ((True, False), (False, True), (True, True)):
                 with suppress(CaptureError):
                     return run(larger_by_symbols=larger_by_symbols, enlarged=enlarged)
-        # Some models take another path when they are told that they are exported, and some of those paths are broken.
+        # Some models take another path when they know that they are being exported, and some of those paths are broken.
         with suppress(CaptureError):
             return run(exporting=False)
         raise failure

@@ -47,7 +47,7 @@ class Source:
 
 @dataclass(frozen=True, slots=True)
 class ModuleFrame:
-    """One module call: `call` tells repeated calls apart ("fc@1"), `path` is the module's name, `type` its class."""
+    """One module call: `call` distinguishes repeated calls ("fc@1"), `path` is the module's name, `type` its class."""
 
     call: str
     path: str

@@ -34,7 +34,7 @@ def graph_modules(module: fx.GraphModule) -> Iterator[fx.GraphModule]:
 
 
 def name_apart(root: fx.GraphModule, nodes: Iterable[fx.Node]) -> None:
-    """Makes the names of these nodes theirs alone in all graphs, so that a name tells which node is meant.
+    """Makes the names of these nodes theirs alone in all graphs, so that a name identifies one node.
 
     It is nodes of inner graphs that get other names: signatures know those of the outermost one.
     """

@@ -7,7 +7,7 @@ A tree can be compared, printed, and written to a file. Classes are kept by name
 its classes among the modules already imported, and where a class is not there its value comes back as a `ResultRecord`.
 Nothing is ever imported because a file says so.
 
-None, numbers and strings are leaves like tensors are; telling literals from tensors is the signature's work.
+None, numbers and strings are leaves like tensors are; the signature distinguishes literals from tensors.
 """
 
 from __future__ import annotations

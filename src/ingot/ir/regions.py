@@ -113,7 +113,7 @@ def _is_in_force(settings: Settings, around: Sequence[Settings]) -> bool:
 def cut_grad_mode(module: fx.GraphModule) -> int:
     """Cuts the regions of a whole program's graph; returns how many switches it replaced."""
     switches = [n for n in module.graph.nodes if n.target is internals.set_grad_enabled]
-    # The trace writes a switch only where the mode changes, so the first one tells what it was before.
+    # The trace writes a switch only where the mode changes, so the first one shows what it was before.
     ambient = not switches[0].args[0] if switches else True
     count, _ = _cut_grad(module, ambient, ambient)
     return count

@@ -15,7 +15,7 @@
     dims        dims have names of their own and ranges that are not empty; nothing else sizes an argument
     fake-run    each node, run on fakes of its arguments' values, gives the dtype, device and shape that it claims
 
-They are checked in this order, and the first that does not hold is raised as a VerifyError. Strides are nobody's
+They are checked in this order, and the first that does not hold is raised as a VerifyError. Strides are not a
 claim: kernels choose them. Graphs inside graphs (branches, loops, regions) are held to the same.
 """
 
@@ -202,7 +202,7 @@ def _check_inputs(program: Program) -> Iterator[Problem]:
     if len(nodes) > len(expected):
         yield Problem(f"The signature does not know the placeholder {nodes[len(expected)].name}.", nodes[len(expected)])
     if len(nodes) < len(expected):
-        yield Problem(f"The signature names {expected[len(nodes)].name}, which is no placeholder of the graph.")
+        yield Problem(f"The signature names {expected[len(nodes)].name}, which is not a placeholder of the graph.")
     by_name = {node.name: node for node in nodes}
     last: Input | None = None
     for spec in (i for i in expected if i.kind in _INPUT_ORDER):
@@ -326,7 +326,7 @@ def _check_calls(program: Program) -> Iterator[Problem]:
     names = {node.name for node in _nodes(program)}
     for path, count in Counter(call.path for call in program.module_calls).items():
         if count > 1:
-            yield Problem(f"{count} module calls are called {path!r}.", why='repeated calls are told apart as "fc@1"')
+            yield Problem(f"{count} module calls are called {path!r}.", why='repeated calls are named as "fc@1"')
     for call in program.module_calls:
         signature = call.signature
         if signature is None:
@@ -342,7 +342,9 @@ def _check_calls(program: Program) -> Iterator[Problem]:
                 )
             for value in values:
                 if value.kind != "literal" and value.name not in names:
-                    yield Problem(f"The {what} of the module call {call.path!r} names {value.name}, which is no node.")
+                    yield Problem(
+                        f"The {what} of the module call {call.path!r} names {value.name}, which is not a node."
+                    )
 
 
 @checks("dims")
@@ -357,13 +359,15 @@ def _check_dims(program: Program) -> Iterator[Problem]:
     for constraint in program.constraints:
         for symbol in _sort_symbols(constraint.condition.free_symbols):
             if symbolic_dims.name_of(symbol) not in known:
-                yield Problem(f"The constraint {constraint} is about {symbolic_dims.name_of(symbol)}, which is no dim.")
+                yield Problem(
+                    f"The constraint {constraint} is about {symbolic_dims.name_of(symbol)}, which is not a dim."
+                )
     for node in program.graph.nodes:
         if node.op == "placeholder":
             for symbol in _sort_symbols(symbols_in(metadata.value_of(node))):
                 if symbolic_dims.name_of(symbol) not in known:
                     yield Problem(
-                        f"The input {node.name} has the size {symbolic_dims.name_of(symbol)}, which is no dim.", node
+                        f"The input {node.name} has the size {symbolic_dims.name_of(symbol)}, which is not a dim.", node
                     )
 
 

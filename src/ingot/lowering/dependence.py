@@ -136,7 +136,7 @@ _WITHOUT_EFFECTS = (WithEpilogue, ClassifyMaskBlocks, AttentionBackward, Scan)
 
 def count_readers(steps: Sequence[Stmt], outside: dict[str, int]) -> Counter[str]:
     """How many steps read each buffer. A step that reads one several times, or for several ends, counts once: what may
-    be dropped is never told by this number alone."""
+    be dropped is never decided by this number alone."""
     count: Counter[str] = Counter(outside)
     for step in steps:
         count.update(reads_and_writes(step)[0])

@@ -27,7 +27,7 @@ Size: TypeAlias = Union[int, "Expr"]
 Term: TypeAlias = tuple["Atom", ...]
 
 
-# What a size is taken for, where choices ask, that the example inputs do not tell.
+# The estimate of a size that the example inputs do not show, where a heuristic needs one.
 UNKNOWN = 8
 
 

@@ -75,7 +75,7 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class Op:
-    """One scalar operation. `attribute` is what is no operand: a Load, a constant, an index, a size."""
+    """One scalar operation. `attribute` is what is not an operand: a Load, a constant, an index, a size."""
 
     name: str
     operands: tuple[int, ...]
@@ -432,7 +432,7 @@ class ExternKernel:
 
 @dataclass(frozen=True, slots=True)
 class BindSymbol:
-    """A size that only the run tells: the symbol takes the body's value."""
+    """A data-dependent size: the symbol takes the body's value."""
 
     symbol: str
     body: Body

@@ -16,7 +16,7 @@ Those rules always run. A `full` verification has these besides (verification/):
     accesses   loads, stores and views lie inside their buffers
     steps      kinds of reductions, states of scans, tiles of masks, conditions
 
-Sizes may be unknown ahead of the run: what is certainly wrong for all inputs is rejected, what cannot be decided is
+Sizes may be unknown before run time: what is certainly wrong for all inputs is rejected, what cannot be decided is
 accepted. What a target's own steps must hold besides, the target verifies: `more` is called with each step, and says
 what is wrong with it, or nothing. One walk over the steps, linear in their number and in the length of their bodies.
 """

@@ -44,7 +44,7 @@ class Argument:
 
 @dataclass(frozen=True, slots=True)
 class SymbolSource:
-    """A size that inputs tell: the size of a dim, or the value of a number (dim -1), with its range and its name.
+    """A size that inputs bind: the size of a dim, or the value of a number (dim -1), with its range and its name.
 
     The dim, or the number, is slope · size + offset.
     """
@@ -60,7 +60,7 @@ class SymbolSource:
 
 @dataclass(frozen=True, slots=True)
 class Module:
-    """A whole program. `symbols` are the sizes that inputs tell, with the input and dim that tells each.
+    """A whole program. `symbols` are the sizes that inputs bind, with the input and dim that binds each.
 
     `draws` is how many draws of random numbers a run makes. `precision` is what float32 products multiply in.
     """

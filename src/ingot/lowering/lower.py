@@ -198,11 +198,11 @@ class Lowering(LoopBuilder, GraphInterpreter):
         value = value_of(node)
         for part in value if isinstance(value, (tuple, list)) else (value,):
             sizes = part.shape if isinstance(part, torch.Tensor) else (part,) if isinstance(part, torch.SymInt) else ()
-            told = all(self.is_bound(self.size(size)) for size in sizes)
+            is_known = all(self.is_bound(self.size(size)) for size in sizes)
             if isinstance(part, (torch.SymFloat, torch.SymBool)):
                 expr = internals.expr_to_check(part)
-                told = all(s in self.numbers or self._name(s) in self._told for s in expr.free_symbols)
-            if not told:
+                is_known = all(s in self.numbers or self._name(s) in self._bound for s in expr.free_symbols)
+            if not is_known:
                 what = f"of shape {[*part.shape]}" if isinstance(part, torch.Tensor) else str(part)
                 raise LoweringUnsupported(
                     f"its output {what} is data-dependent and its lowering rule does not bind the symbol"
@@ -215,7 +215,7 @@ class Lowering(LoopBuilder, GraphInterpreter):
             self.realize(tensor)
 
     def stand_in(self, value: Any) -> Any:
-        self._told |= self._graphs  # one complaint about a size is enough
+        self._bound |= self._graphs  # one complaint about a size is enough
         if not isinstance(value, torch.Tensor):
             return value
         try:
@@ -250,7 +250,7 @@ class Lowering(LoopBuilder, GraphInterpreter):
         }
         symbols = {s: symbolic_dims.name_of(s) for s in expr.free_symbols}
         if not all(name in ranges for name in symbols.values()):
-            return  # a size that only the run tells: the graph asserts what is asked of it
+            return  # a data-dependent size: the graph asserts what is asked of it
         need = place + 1 if place >= 0 else -place
         least = internals.bounds(internals.bound_sympy(expr, {s: ranges[name] for s, name in symbols.items()}))[0]
         if least >= need:

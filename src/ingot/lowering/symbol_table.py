@@ -36,7 +36,7 @@ class SymbolTable:
         self.hints: dict[str, int] = {}
         self.numbers: dict[sympy.Symbol, TensorValue] = {}  # data-dependent floats and bools
         self._names: dict[sympy.Symbol, str] = {}
-        self._told: set[str] = set()  # symbols that an input or a step gives a value
+        self._bound: set[str] = set()  # symbols that an input or a step gives a value
         self._signed: dict[sympy.Symbol, bool] = {}
         self._sizes: dict[sympy.Basic, Size] = {}
 
@@ -48,20 +48,20 @@ class SymbolTable:
     def symbol_of(self, s: sympy.Symbol, hint: int | None = None) -> str:
         """The name of a size that an input or a step binds."""
         name = self._name(s)
-        self._told.add(name)
+        self._bound.add(name)
         self.hints.setdefault(name, UNKNOWN if hint is None else hint)
         return name
 
     def is_bound(self, size: Size) -> bool:
         """Whether every symbol of a size of the graph has a value when the run comes here."""
-        return isinstance(size, int) or all(s.name in self._told or s.name not in self._graphs for s in size.symbols)
+        return isinstance(size, int) or all(s.name in self._bound or s.name not in self._graphs for s in size.symbols)
 
     def bind_symbol(self, size: Size) -> str:
         """The name of the symbol that a size of the graph is; the caller gives it a value, here."""
         names = {s.name for s in size.symbols} if isinstance(size, Expr) else set()
         for s, name in self._names.items():
             if {name} == names and size == self._symbol(s):
-                self._told.add(name)
+                self._bound.add(name)
                 self.hints.setdefault(name, UNKNOWN)
                 return name
         raise LoweringUnsupported(f"its size {size} is data-dependent and is not a size of its own")

@@ -189,10 +189,10 @@ def _compute_expected(program: Program, exported: convert.Exported, found: Mappi
 
 def _format_bound_sizes(program: Program, arguments: Mapping[str, Any]) -> str:
     """The dims of a call, for people: batch = 2, seq = 8"""
-    told: dict[str, int] = {}
+    bound: dict[str, int] = {}
     for node in program.graph.nodes:
         value = value_of(node) if node.op == "placeholder" and node.name in arguments else None
         for dim, size in enumerate(value.shape if isinstance(value, torch.Tensor) else ()):
             if isinstance(size, torch.SymInt):
-                told.setdefault(symbolic_dims.format_dim(size), int(arguments[node.name].shape[dim]))
-    return ", ".join(f"{name} = {size}" for name, size in told.items())
+                bound.setdefault(symbolic_dims.format_dim(size), int(arguments[node.name].shape[dim]))
+    return ", ".join(f"{name} = {size}" for name, size in bound.items())

@@ -298,7 +298,7 @@ class OnnxGraphBuilder:
     # ------------------------------------------------------------------ what nearly every rule needs
 
     def reshape(self, x: OnnxValue, sizes: Sequence[Size]) -> OnnxValue:
-        """The elements in another shape. One size that is not a number is left to ONNX to tell."""
+        """The elements in another shape. One size that is not a number is inferred by ONNX."""
         if x.shape is not None and tuple(sizes) == x.shape:
             return x
         unknown = [size for size in sizes if not isinstance(size, int)]
@@ -378,7 +378,7 @@ _MIXED = frozenset({"Loop", "Scan", "If"})
 
 
 def may_be_zero(program: Program, size: Size) -> bool:
-    """Whether a size may be zero, as far as the ranges of the program's dims tell."""
+    """Whether a size may be zero, as far as the ranges of the program's dims show."""
     if isinstance(size, int):
         return size == 0
     low = {dim.name: dim.low for dim in program.dims}

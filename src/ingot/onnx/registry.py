@@ -55,7 +55,7 @@ rule_of = RULES.find
 
 
 class OnnxUnsupported(Exception):
-    """Raised by a rule that cannot take its arguments; all of them are told at once."""
+    """Raised by a rule that cannot take its arguments; all of them are reported at once."""
 
 
 def unsupported_error(found: Sequence[tuple[fx.Node, str]]) -> UnsupportedByOnnx:

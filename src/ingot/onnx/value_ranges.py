@@ -1,4 +1,4 @@
-"""Between which numbers the elements of a tensor lie, as far as the nodes that make it tell.
+"""Between which numbers the elements of a tensor lie, as far as the nodes that compute it show.
 
     bounds(ex, mask)     # (0.0, 0.0): a mask that hides nothing, whatever its sizes turn out to be
 

@@ -1,7 +1,7 @@
 """What rules speak: tensors of the ONNX graph, and sizes.
 
 A Size is an int, or a sympy expression of the program's dims and of data-dependent sizes. Rules compute with
-sizes in Python; `Sizes` in symbolic_sizes.py makes nodes of them where a node needs one.
+sizes in Python; `Sizes` in symbolic_sizes.py converts them to nodes where a node needs one.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
     out = ingot.attention(q, k, v, score_mod=lambda s, b, h, i, j: s + bias[h, i - j + n], mask_mod=causal)
 
 It is compiled once for each function and each set of sizes; tensors that the functions close over are read at each
-call, and take part in autograd. Functions are told apart by what they do and close over, not by identity: a lambda that
+call, and take part in autograd. Functions are compared by what they do and close over, not by identity: a lambda that
 is written inside forward is compiled once.
 """
 

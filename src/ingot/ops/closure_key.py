@@ -5,7 +5,7 @@
     part.tensors                 what it closes over, in order
     part.rebuilt(others)         the same function, closed over other tensors
 
-A closed-over number, string or type is part of the key. Anything else that cannot be looked into is told apart by
+A closed-over number, string or type is part of the key. Anything else that cannot be inspected is distinguished by
 identity.
 """
 

@@ -53,7 +53,7 @@ _DIMS = frozenset(("dim", "dim0", "dim1", "dims", "start_dim", "end_dim"))
 
 @register(takes=CAPTURED)
 def canonicalize(program: Program) -> int:
-    """In every graph: dims from 0 up, arguments by position up to the last that is no default, literals second.
+    """In every graph: dims from 0 up, arguments by position up to the last that is not a default, literals second.
 
     In a functional graph sizes of inputs are asked for once, before everything else.
     """

@@ -1,4 +1,4 @@
-"""Computes ahead of time what does not hang on the arguments, and folds batch norm into what comes before it.
+"""Computes ahead of time what does not depend on the arguments, and folds batch norm into what comes before it.
 
 before                                                          after
 exp = aten.exp(c_table)                                         mul = aten.mul(x, c_folded)
@@ -307,7 +307,7 @@ class Folding:
         if not isinstance(target, internals.OpOverload) or has_side_effects(node) or metadata.bindings_of(node):
             return False
         if operator_of(target).startswith(("empty", "new_empty")):
-            return False  # what it holds is nobody's business, and must not get into a file
+            return False  # its contents may be private and must not get into a file
         if _is_dequantize(node) and _serves_products(node):
             return False  # integers are smaller, and are multiplied as they are
         value = metadata.value_of(node)

@@ -65,7 +65,7 @@ def _merge(module: fx.GraphModule, names: dict[str, str], fixed: frozenset[str])
 
 
 def _pure(node: fx.Node) -> bool:
-    """Whether the node's value hangs on nothing but its arguments. A size known only at run time has one node."""
+    """Whether the node's value depends on nothing but its arguments. A size known only at run time has one node."""
     if isinstance(node.target, internals.HigherOrderOperator) or metadata.bindings_of(node):
         return False
     tags = node.target.tags if isinstance(node.target, internals.OpOverload) else ()
@@ -78,7 +78,7 @@ def _both_leave(a: fx.Node, b: fx.Node, returned: set[fx.Node], escapes: set[fx.
 
 
 def key_of(argument: Any) -> Hashable:
-    """An argument as something to compare: literals are told apart by type, by the sign of zero, and nan is nan."""
+    """An argument as something to compare: literals differ by type, by the sign of zero, and nan is nan."""
     if isinstance(argument, list | tuple):
         return ("list", *(key_of(item) for item in argument))
     if isinstance(argument, dict):

@@ -1,4 +1,4 @@
-"""Removes what nobody uses: nodes, sub-GraphModules, operands and outputs of regions and branches.
+"""Removes what is not used: nodes, sub-GraphModules, operands and outputs of regions and branches.
 
 before                                                  after
 exp = aten.exp(x)                                       call = wrap_with_autocast(…, region, x)
@@ -33,7 +33,7 @@ _CHOICES = (*_REGIONS, hop.cond)
 
 @register(takes=CAPTURED)
 def dce(program: Program) -> int:
-    """Removes nodes whose value nobody uses and that do nothing else, in every graph; inputs of the program stay.
+    """Removes nodes whose value is not used and that have no side effects, in every graph; inputs of the program stay.
 
     A value that is an argument or a result of a preserved module call counts as used.
     """
@@ -46,7 +46,7 @@ def remove_unused(program: Program) -> int:
 
 
 def _clean(module: fx.GraphModule, named: set[str]) -> int:
-    """Cleans a graph from its end: whoever uses a node is settled when its turn comes."""
+    """Cleans a graph from its end: the users of a node are visited before it."""
     count = 0
     references = Counter(str(n.target) for n in module.graph.nodes if n.op == "get_attr")
     for node in reversed(module.graph.nodes):

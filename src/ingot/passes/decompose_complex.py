@@ -93,7 +93,7 @@ def _splits(program: Program, node: fx.Node, kinds: Collection[InputKind], kept:
         known = next(i for i in program.signature.placeholders if i.name == node.name)
         return known.kind in kinds and known.target not in written and node.name not in _names_of_calls(program)
     if node.op in ("placeholder", "output"):
-        return node.graph is not program.graph  # whoever calls the region is asked as well
+        return node.graph is not program.graph  # the caller of the region is checked as well
     if node.target is _GRAD_MODE:
         return True
     if RULES.has_tag(node.target, "transform") and (node.target in kept or not dft.fits(node)):

@@ -141,7 +141,7 @@ def fold_batch_norms(folding: Folding, level: Level) -> int:
 
 
 def fold_norm_into_layer(folding: Folding, level: Level, norm: fx.Node) -> Folded | None:
-    """The layer before a node, with that node folded into it; None if it is no batch norm, or one that may not be."""
+    """The layer before a node, with that node folded into it; None if it is not a batch norm, or cannot be folded."""
     args: Any = norm.args
     if norm.target is aten.batch_norm.default and not norm.kwargs and not args[5]:
         return _folded_into(folding, level, norm, norm, float(args[7]))

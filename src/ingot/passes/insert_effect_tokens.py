@@ -59,7 +59,7 @@ def declare_effect(op: Any) -> None:
 def _overloads_of(packet: Any) -> list[internals.OpOverload]:
     if not hasattr(packet, "overloads"):
         raise PassError(
-            format_error(f"{packet!r} is no operator.", fix="give torch.ops.namespace.name, or one overload of it")
+            format_error(f"{packet!r} is not an operator.", fix="give torch.ops.namespace.name, or one overload of it")
         )
     return [getattr(packet, name) for name in packet.overloads()]
 

@@ -21,7 +21,7 @@ def parse(text: str) -> list[PassLike]:
         if match is None:
             raise PassError(
                 format_error(
-                    f"{part.strip()!r} is no pass.", fix="write name or name{option=value}, separated by commas"
+                    f"{part.strip()!r} is not a pass.", fix="write name or name{option=value}, separated by commas"
                 )
             )
         name = match["name"]

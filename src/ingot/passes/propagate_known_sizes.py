@@ -65,7 +65,7 @@ def _substitute(arguments: Any, node: fx.Node, number: Any) -> Any:
 
 
 def _open_numbers(program: Program) -> Iterator[fx.Node]:
-    """Whole numbers that come out of a branch or a loop, or go into one, under a symbol of their own."""
+    """Integers that come out of a branch or a loop, or go into one, under a symbol of their own."""
     names = {dim.name for dim in program.dims}
     for module in graph_modules(program.graph_module):
         for node in module.graph.nodes:

@@ -43,9 +43,9 @@ shortens = _SHORTENS.register
 
 @register(takes=FUNCTIONAL)
 def remove_noops(program: Program) -> int:
-    """Removes no-ops in every graph, where nobody can tell: a copy that the user gets stays a copy.
+    """Removes no-ops in every graph, where it is not observable: a copy that the user gets stays a copy.
 
-    Detach goes only from a CORE program, which nobody differentiates.
+    Detach goes only from a CORE program, which is not differentiated.
     """
     names: dict[str, str] = {}
     named = named_values(program)

@@ -65,7 +65,7 @@ def _call_of(node: fx.Node) -> str:
     if not stack:
         raise VerifyError(
             format_error(
-                f"The marker {node.name} is in no module, so nobody can tell whose call it marks.",
+                f"The marker {node.name} is in no module, so it is not known whose call it marks.",
                 where=metadata.where(node),
                 why="its module stack is missing",
                 fix="keep nodes' metadata when moving markers, or run ingot.passes.tracepoints first",

@@ -190,10 +190,10 @@ def following(node: fx.Node) -> fx.Node:
 
 
 def _insert_weight(module: fx.GraphModule, user: fx.Node, norm: fx.Node | None, weight: QuantizedWeight) -> None:
-    """A quantizer between a weight and the operator that reads it; it is told of a batch norm behind."""
+    """A quantizer between a weight and the operator that reads it; it takes the batch norm behind it into account."""
     source: Any = user.args[weight.index]
-    told = norm is not None and weight.index == 1 and not weight.transposed
-    arguments = (source, norm.args[1], norm.args[4]) if norm is not None and told else (source,)
+    has_norm = norm is not None and weight.index == 1 and not weight.transposed
+    arguments = (source, norm.args[1], norm.args[4]) if norm is not None and has_norm else (source,)
     with module.graph.inserting_before(user):
         call = module.graph.create_node("call_module", f"{QUANTIZERS}.{weight.name}", arguments)
     metadata.copy_metadata(source, call)

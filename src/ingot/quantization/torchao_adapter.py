@@ -114,7 +114,7 @@ class _Reading:
         self.nodes: dict[str, fx.Node] = {node.name: node for node in level.module.graph.nodes}
         self.state = {name for name, node in self.nodes.items() if folding.state(level, node) is not None}
         self.specs: dict[Slot, Any] = {}
-        self.apart: set[fx.Node] = set()  # nodes that share nothing unless told to
+        self.apart: set[fx.Node] = set()  # nodes that share nothing unless asked to
         for node in view.graph.nodes:
             annotation = metadata.annotation_of(node)
             if annotation is None or node.name not in self.nodes:

@@ -116,7 +116,7 @@ def _static(module: Module, spans: dict[str, tuple[int, int]], names: Sequence[s
 
 def _dynamic(module: Module, spans: dict[str, tuple[int, int]], names: Sequence[str]) -> MemoryPlan:
     slots: list[list[str]] = []
-    sizes: list[int] = []  # of the largest buffer of each slot, as far as the example tells
+    sizes: list[int] = []  # of the largest buffer of each slot, as far as the example shows
     busy: list[tuple[int, int]] = []  # a heap: the last step of a slot's buffer, and the slot
     free: list[tuple[int, int]] = []  # size and slot, sorted
     for name in sorted(names, key=lambda n: (spans[n], n)):

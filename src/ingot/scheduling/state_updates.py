@@ -7,7 +7,7 @@
     s ← t
 
 A functional program computes the next value of a buffer of the model beside the old one, and writes it back at the end.
-Here the two share memory where nobody reads the old value once the new one is being written. Copies from temporary to
+Here the two share memory where the old value is not read once the new one is being written. Copies from temporary to
 temporary are left out by the same argument.
 
 All that is looked at is what steps read and write. A step with steps inside it counts as one place in the order.
@@ -148,7 +148,7 @@ def _reads_where_it_writes(step: Map, state: str, value: str) -> bool:
 
 
 def _is_known(index: Size) -> bool:
-    """Whether loops and sizes alone tell a place."""
+    """Whether an index depends on loops and sizes only."""
     return not isinstance(index, Expr) or not any(isinstance(s, BodyValue) for s in index.symbols)
 
 

@@ -4,8 +4,8 @@ A program is data, and calling it must not do more than compute. So operators ar
 one: allowed_operators.txt has those of torch, made by the rule of tests/serialization/operator_table.py. It has none
 that opens files, starts something, or takes memory by its address.
 
-Operators of other libraries exist only where this process has registered them. They are allowed unless whoever loads
-the file trusts nobody: a file chooses their arguments.
+Operators of other libraries exist only where this process has registered them. They are allowed unless the caller of
+`load` passes trust=False: a file chooses their arguments.
 """
 
 from __future__ import annotations

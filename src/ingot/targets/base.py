@@ -32,7 +32,7 @@ from ingot_runtime.native.native_library import Blob, NativeLibrary
 
 S = TypeVar("S")
 N = TypeVar("N", bound=NativeSource)
-# Told of each scheduling pass: its name, and the modules before and after it.
+# Called for each scheduling pass with its name, and the modules before and after it.
 ScheduleObserver: TypeAlias = Callable[[str, Module, Module], None]
 
 
@@ -152,7 +152,7 @@ class NativeTarget(Target[N]):
         """The program's state as the module's kernels read it."""
 
     def choose_machines(self, device: int | None) -> tuple[str, ...]:
-        """What to build for where nobody names machines, for a model that runs in this process on the GPU of that
+        """What to build for where no machine is named, for a model that runs in this process on the GPU of that
         number: names for `build`, none for all that it builds by default."""
         return ()
 

@@ -50,7 +50,7 @@ def compile_with_autograd(function: Callable[..., Any], forward: Compiler, backw
 def _write(region: Region, made: Callable[..., Any], inputs: Sequence[Any]) -> Any:
     """The first call, which writes the graphs. Nodes of both halves have the traces of those that they come from, and
     no backward overwrites what the forward has saved: else it could not run twice. torch looks at each backward whether
-    the list of what may be overwritten is empty, but only where it was told to make one."""
+    the list of what may be overwritten is empty, but only where one was requested."""
     # Here, because much of torch's own compiler comes with it, which only models that train need.
     from torch._functorch._aot_autograd import graph_compile
 

@@ -100,7 +100,7 @@ class _Slot:
 
     def hold(self, holder: Patches) -> None:
         found = self.read()
-        if not self.holders and found is not self.standing:  # else somebody saved it and put it back too late
+        if not self.holders and found is not self.standing:  # else other code saved it and restored it too late
             self.own, self.original = found, getattr(self.owner, self.name)
         first = not self.holders
         self.holders.add(holder)
@@ -410,7 +410,7 @@ def _unwind(state: _State, mark: int, depth: int, final: bool = False) -> None:
 
 
 def _lock_of_compilation() -> contextlib.AbstractContextManager[Any]:
-    """torch.compile's lock: it tells functions apart by identity, so it waits while some are replaced."""
+    """torch.compile's lock: it distinguishes functions by identity, so it waits while some are replaced."""
     frames = sys.modules.get("torch._dynamo.convert_frame")
     lock: contextlib.AbstractContextManager[Any] | None = getattr(frames, "compile_lock", None)
     return lock if lock is not None else contextlib.nullcontext()

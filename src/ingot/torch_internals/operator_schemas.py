@@ -1,6 +1,6 @@
 """What the schemas of operators say: names and defaults of arguments, which a call writes, and what results alias.
 
-Arguments are told by their position in the schema.
+Arguments are identified by their position in the schema.
 """
 
 from __future__ import annotations

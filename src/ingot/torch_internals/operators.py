@@ -84,7 +84,7 @@ _BY_STRIDES = frozenset(
 
 
 def copies_by_strides(func: Any) -> bool:
-    """Whether the strides of an operator's argument, at the sizes of a call, tell if it returns a view or a copy."""
+    """Whether the strides of an operator's argument, at the sizes of a call, decide if it returns a view or a copy."""
     return func in _BY_STRIDES
 
 

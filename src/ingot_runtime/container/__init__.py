@@ -9,7 +9,7 @@ The file is a plain ZIP archive (`unzip`, `zipfile` read it) with stored members
     ZIP directory     its comment holds the SHA-256 of manifest.json
 
 Every byte is thus determined: records and data by the manifest, the manifest by the comment. This finds damage, not
-forgery: whoever can write a file can write its hashes.
+forgery: an attacker who can write a file can write its hashes.
 
 A signed file has schema 4: every member has SHA-256, and one more member comes last, `signature.ed25519`, the
 signature of the bytes of manifest.json. The manifest has the size and the hash of every other member, so the signature

@@ -72,7 +72,7 @@ class Container:
 
     @property
     def signature(self) -> bytes | None:
-        """The signature of `signed`, which nobody has verified yet; None in a file that is not signed."""
+        """The signature of `signed`, which is not verified yet; None in a file that is not signed."""
         return self._contents.signature
 
     @property

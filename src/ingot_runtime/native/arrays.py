@@ -98,7 +98,7 @@ def address(array: NDArray[Any]) -> int:
 
 
 def overlap(a: NDArray[Any], b: NDArray[Any]) -> bool:
-    """Whether two arrays share an element; where that is hard to tell, whether their bounds do."""
+    """Whether two arrays share an element; where that is hard to decide, whether their bounds do."""
     if not np.may_share_memory(a, b):
         return False
     exact: Any = np.shares_memory  # its annotations know two limits only

@@ -104,7 +104,7 @@ class DeviceArray:
         return np.asarray(self.numpy(), dtype=dtype)
 
     def __dlpack__(self, *, stream: int | None = None, **_: Any) -> Any:
-        # Results are queued on the default stream: whoever reads them on another one finds them there.
+        # Results are queued on the default stream: a reader on another stream finds them there.
         if stream != -1:
             cuda_driver.find_driver().synchronize(self.device)
         return dlpack.export_device(self, self.address, self.dtype, self.shape, self.device)

@@ -174,7 +174,7 @@ def _forget(record: int) -> None:
 
 
 def _forget_unused(capsule: int) -> None:
-    """Of a capsule that nobody has taken the tensor out of."""
+    """Of a capsule whose tensor has not been taken out."""
     alive = ctypes.cast(capsule, ctypes.py_object)
     if _is_valid(alive, _CAPSULE):
         _exported.pop(_get_pointer(alive, _CAPSULE), None)

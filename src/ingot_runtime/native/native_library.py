@@ -4,8 +4,8 @@
     model = NativeModel(library, weights, threads=2)
     model.sizes(inputs), model.run(inputs, outputs), model.seed(7), model.close()
 
-The bytes of a library are run, its constructors by loading it already: whoever opens one trusts its file, and has
-checked it first. docs/security.md tells what that means.
+The bytes of a library are run, its constructors by loading it already: its caller trusts the file, and has
+checked it first. docs/security.md says what that means.
 """
 
 import ctypes
@@ -312,7 +312,7 @@ def load_bytes(data: memoryview) -> tuple[ctypes.CDLL, Callable[[], None]]:
             pass  # no memfd or no /proc here, or none that may hold code: a file then, whose error is the one to see
     import tempfile  # here, because what it imports costs more time than loading a library
 
-    with tempfile.TemporaryDirectory(prefix="ingot-") as folder:  # nobody else may enter it
+    with tempfile.TemporaryDirectory(prefix="ingot-") as folder:  # no other user may enter it
         path = os.path.join(folder, "model.so")
         with open(path, "wb") as file:
             file.write(data)

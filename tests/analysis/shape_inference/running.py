@@ -51,10 +51,10 @@ def run_checked(module: fx.GraphModule, inputs: Sequence[Any], types: Inferred, 
             else:
                 values[node] = node.target(*args, **kwargs)
         assert contains(types[node], values[node], by_symbol), (
-            f"{node.name} is {_told(values[node])}, not {types[node]}"
+            f"{node.name} is {_format(values[node])}, not {types[node]}"
         )
     raise AssertionError("a graph has an output")
 
 
-def _told(value: Any) -> str:
+def _format(value: Any) -> str:
     return f"{value.dtype}{list(value.shape)}" if isinstance(value, torch.Tensor) else repr(value)

@@ -33,8 +33,8 @@ The inferred type must contain the real result, its dtype, rank and dims, and al
 other tensors of the same types: other values, four other sizes of the unknown dim, four other ranks ({runs:,} real
 results in all; those that the operator refuses do not count).
 
-- *known*: dtype, rank and all dims are told, as numbers;
-- *as far as can be*: all is told but what was seen to differ between those real results, so that nobody can say more:
+- *known*: dtype, rank and all dims are known, as numbers;
+- *as far as can be*: all is known but what was seen to differ between those real results, so that nobody can say more:
   `relu(f32[?, 3])` is `f32[?, 3]`;
 - the rest leaves more open than that: some dims, the rank, or everything.
 

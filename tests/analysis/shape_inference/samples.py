@@ -36,7 +36,7 @@ NOT_MADE = "torch fails to make the operator's samples here"
 
 @dataclass
 class Tally:
-    """What became of one kind of question: "known" is a result whose dtype, rank and every dim were told."""
+    """What became of one kind of question: "known" is a result whose dtype, rank and every dim were known."""
 
     ours: Counter[str] = field(default_factory=Counter)
     theirs: Counter[str] = field(default_factory=Counter)
@@ -252,14 +252,14 @@ def _judge_one(
     question: Question,
     tally: Tally,
 ) -> None:
-    told = _listed(question.types)
+    listed = _listed(question.types)
     tally.runs += len(results)
     fitting: list[Any] = []
     try:
         said = answer(run, question.types, {})
     except InfeasibleTypes as refused:
         tally.ours["wrong"] += 1
-        tally.wrong.append(f"{name}({told}) refused: {str(refused).splitlines()[0]}")
+        tally.wrong.append(f"{name}({listed}) refused: {str(refused).splitlines()[0]}")
         return
     for place, (given, result) in enumerate(results):
         if _fits(said.type, result):
@@ -268,7 +268,7 @@ def _judge_one(
             tally.disputed.append(f"{name}({_listed(given)}) is {type_of(_plain(result))}")
         else:
             tally.ours["wrong"] += 1
-            tally.wrong.append(f"{name}({told}) is {type_of(_plain(result))}, not {said.type}")
+            tally.wrong.append(f"{name}({listed}) is {type_of(_plain(result))}, not {said.type}")
             return
     grade = _grade(said.type)
     if grade != "known" and _differ(said.type, list(map(_plain, [*fitting, *shadows]))):

@@ -1,4 +1,4 @@
-"""What a caller says of arguments: names, nesting, expressions, and what is refused at the door."""
+"""What a caller says of arguments: names, nesting, expressions, and what is refused at once."""
 
 from __future__ import annotations
 

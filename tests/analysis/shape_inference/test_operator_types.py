@@ -101,7 +101,7 @@ def test_what_no_sizes_can_do_is_refused(function: Any, args: tuple[Any, ...]) -
 
 
 def test_a_rank_that_was_not_shown_impossible_counts() -> None:
-    """Elements are counted over all dims: that no rank but 0 works cannot be told by one size at a time."""
+    """Elements are counted over all dims: that no rank but 0 works cannot be found by one size at a time."""
 
     def counted(x: torch.Tensor) -> torch.Tensor:
         torch._check(x.dim() == 0 or x.numel() == 77)
@@ -130,7 +130,7 @@ def test_how_many_values_there_are_hangs_on_a_size() -> None:
     assert all(contains(found, torch.zeros(size, 2).split(5)) for size in (3, 5, 7, 20))
 
 
-def test_an_operator_that_reads_values_is_no_refusal() -> None:
+def test_operator_that_reads_values_is_not_refused() -> None:
     places = TensorType(torch.int64, CPU, (3,))
     assert result_type(torch.tensor_split, (f32(5, 5, 5), places), {}) is UNKNOWN
 

@@ -1,4 +1,4 @@
-"""The cache runs what this user's Ingot compiled, and nothing that somebody else put there."""
+"""The cache runs what this user's Ingot compiled, and nothing that another user put there."""
 
 from __future__ import annotations
 

@@ -209,7 +209,7 @@ def test_a_compiler_that_prints_garbage_when_it_is_asked(tmp_path: Path) -> None
     cc = tmp_path / "cc"
     cc.write_text("#!/bin/sh\nhead -c 100000 /dev/urandom\n")
     cc.chmod(0o755)
-    found = find(named(str(cc)))  # who it is does not matter as long as it can be told again
+    found = find(named(str(cc)))  # who it is does not matter as long as it can be identified again
     assert len(found.identity) < 1000
     with pytest.raises(CompilerFailed):
         found.compile_library(SOURCE, isa.find_isa("plain"), tmp_path / "model.so")

@@ -55,7 +55,7 @@ def _loops(source: str) -> bool:
 
 
 @pytest.mark.parametrize(("model", "kernels"), ELEMENTS)
-def test_a_map_of_elements_is_no_loop(model: Any, kernels: int) -> None:
+def test_elementwise_map_is_not_a_loop(model: Any, kernels: int) -> None:
     given = _operands()
     compiled = build(model, given)
     assert not _loops(compiled.source) and compiled.kernels <= kernels

@@ -81,7 +81,7 @@ def test_products(rows: int, depth: int, columns: int, isa: Isa) -> None:
     ("shape", "options"),
     [
         ((3, 32, 7), {"stride": 2, "padding": 3}),  # few channels: lines of taps, an odd number of terms
-        ((32, 64, 3), {"padding": 1}),  # would be Winograd's in float32
+        ((32, 64, 3), {"padding": 1}),  # would be Winograd in float32
         ((17, 20, 3), {"padding": 1, "dilation": 2}),  # a tap's channels in pairs, and one left over
         ((64, 48, 3), {"padding": 1, "groups": 4}),
         ((16, 48, 1), {}),
@@ -103,7 +103,7 @@ def test_an_odd_number_of_terms_reads_nothing_of_the_next_row() -> None:
     assert ours[::2].isfinite().all() and ours[1::2].isnan().all()
 
 
-def test_what_is_no_number_stays_so() -> None:
+def test_nan_stays_nan() -> None:
     model, x = nn.Linear(8, 3), torch.zeros(3, 8)
     x[0, 3], x[1, 4] = torch.inf, torch.nan
     ours = narrow(model, x)(x)

@@ -1,4 +1,4 @@
-"""The ways a convolution is computed: windows, depthwise, Winograd's tiles; odd sizes, margins, strides, batches."""
+"""The ways a convolution is computed: windows, depthwise, Winograd tiles; odd sizes, margins, strides, batches."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ TIMES = 4
 
 
 def winograd_times(channels: int) -> float:
-    """The same of Winograd's way: 2 · sqrt(channels / 32).
+    """The same of the Winograd algorithm: 2 · sqrt(channels / 32).
 
     A tile's values are sums of four pixels and of nine weights, each rounded once; what they give is then a sum over
     the channels, one after another, whose error grows with their number, where eager adds blocks of channels, whose
@@ -116,7 +116,7 @@ def test_depthwise_with_channels_that_fill_no_vector_is_a_sum_over_taps() -> Non
 
 
 @pytest.mark.parametrize(("kernel", "dilation"), [(1, 1), (3, 1), (3, 2), (5, 1), ((1, 3), 1), ((3, 1), 1)])
-def test_one_channel_that_gives_one_is_no_vector_of_channels(kernel: int, dilation: int) -> None:
+def test_one_channel_to_one_channel_is_not_vectorized_over_channels(kernel: int, dilation: int) -> None:
     model = nn.Conv2d(1, 1, kernel, padding=1, dilation=dilation)
     assert judge(model, torch.randn(2, 1, 11, 13), TIMES) == {"windows"}
 

@@ -64,7 +64,7 @@ def test_what_is_read_at_another_place_comes_first(turned: Callable[[X], X]) -> 
     assert all(size <= 3 for size in check(model)), "whatever was joined, the bits are right"
 
 
-def test_a_product_of_a_product_is_no_sibling() -> None:
+def test_dependent_products_are_not_grouped() -> None:
     class Chain(nn.Module):
         def __init__(self) -> None:
             super().__init__()

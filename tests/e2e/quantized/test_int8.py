@@ -189,7 +189,7 @@ def test_rounding_is_half_to_even_and_clamps_as_torch_does() -> None:
 
 
 def test_parameters_that_the_run_chooses() -> None:
-    """Dynamic quantization: the scale hangs on the input, so floats are compared, to one step of the scale."""
+    """Dynamic quantization: the scale depends on the input, so floats are compared, to one step of the scale."""
 
     class Dynamic(Layer):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -207,7 +207,7 @@ def test_parameters_that_the_run_chooses() -> None:
         torch.testing.assert_close(native(given), layer(given), rtol=1e-5, atol=1e-3)
 
 
-def test_what_is_no_product_of_integers_is_one_of_floats() -> None:
+def test_other_quantized_products_are_computed_in_floats() -> None:
     class Mixed(Layer):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             zeros = self.zeros + 1
@@ -349,7 +349,7 @@ def test_what_no_byte_can_hold_is_written_as_the_nearest_one(isa: Isa) -> None:
 
 
 def test_no_zero_that_is_stored_has_a_sign() -> None:
-    """What is rounded to 0 stands for 0, also where it was negative: 1 over it is no number below all others."""
+    """What is rounded to 0 stands for 0, also where it was negative: 1 over it is not below all other numbers."""
     layer, (x,) = Layer(24, 64, out=(2.0**8, 0)).eval(), inputs((20, 24))
     program, module = lowered(layer, (x,))
     ours = assemble(program, module)(x)

@@ -1,4 +1,4 @@
-"""Products with weights that are whole numbers of 4 or 8 bits: how far they may be off, where they are used.
+"""Products with weights that are integers of 4 or 8 bits: how far they may be off, where they are used.
 
 The weight is (code - zero) · scale, and every result of a product with it is within (K + 4) · 2⁻²⁴ Σ|x||w| of the exact
 one, K its terms: for the weights are exact but for one rounding, and so is a group's sum of products times its scale.

@@ -1,4 +1,4 @@
-"""Scripts that compute with numbers, lists and text as the interpreter does, some of which only a run finds out."""
+"""Scripts that compute with numbers, lists and text as the interpreter does, some of which are data-dependent."""
 
 import math
 from typing import List

@@ -1,4 +1,4 @@
-"""Where scripts come from, what they need to be told, and what is refused."""
+"""Where scripts come from, what they need to know, and what is refused."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def test_a_script_with_defaults_needs_none() -> None:
     assert torch.equal(program(), torch.full((3,), 2.0))
 
 
-# ---------------------------------------------------------------------- state, told apart by identity
+# ---------------------------------------------------------------------- state, identified by identity
 
 
 def test_parameters_buffers_and_attributes() -> None:
@@ -197,12 +197,12 @@ def test_down_the_road_and_to_native_code(name: str, tmp_path: Path, monkeypatch
     monkeypatch.setenv("INGOT_CACHE_DIR", str(tmp_path))
     case = by_name(name)
     program = ingot.from_torchscript(case.script(), case.arguments()[0], dynamic_shapes=case.dynamic)
-    road = ingot.transform(program, ingot.passes.DEFAULT_PIPELINE)
+    lowered = ingot.transform(program, ingot.passes.DEFAULT_PIPELINE)
     compiled = ingot.compile(program)
     ingot.export_onnx(program, tmp_path / "m.onnx")  # compares the numbers itself
     for args in case.arguments():
         wanted = case.script()(*args)
-        torch.testing.assert_close(road(*args), wanted)
+        torch.testing.assert_close(lowered(*args), wanted)
         torch.testing.assert_close(compiled(*args), wanted)
 
 

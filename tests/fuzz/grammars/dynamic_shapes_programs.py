@@ -21,7 +21,7 @@ LARGEST = 3000  # elements of any value at the example's sizes
 
 @dataclass
 class Root:
-    """One independent size. `high` None is no bound; `low` and `high` are those that the declaration gives."""
+    """One independent size. `high` None means unbounded; `low` and `high` are those that the declaration gives."""
 
     name: str
     example: int
@@ -66,7 +66,7 @@ class Program:
         return "\n".join([f"def function({', '.join(self.inputs)}):", *lines, f"    return {', '.join(self.outputs)},"])
 
     def reads_values_of(self, number: int, empty: Collection[str] = ()) -> bool:
-        """Whether a result hangs on the elements of what the statement at this line of the function computes.
+        """Whether a result depends on the elements of what the statement at this line of the function computes.
 
         Sizes of it that others ask for do not count, nor does what reads it by way of names that have no elements.
         """

@@ -27,7 +27,7 @@ def say(x: torch.Tensor, what: str) -> None:
 
 @torch.library.custom_op("ingot_tests::count", mutates_args=())
 def count(x: torch.Tensor, what: str) -> torch.Tensor:
-    """Returns something; somebody has to say that it is an effect."""
+    """Returns something; the test declares that it is an effect."""
     SAID.append(what)
     return x + 1
 

@@ -96,8 +96,8 @@ def test_both_ways_change_nothing_the_second_time(cls: type[Base]) -> None:
 @every_model
 def test_the_road_keeps_effects(cls: type[Base]) -> None:
     model, x = made(cls)
-    road: list[Any] = [*TO_EFFECTS, insert_effect_tokens, functionalize, decompose, insert_effect_tokens]
-    program = ingot.transform(ingot.capture(copy.deepcopy(model), (x,)), road, check="numerics")
+    pipeline: list[Any] = [*TO_EFFECTS, insert_effect_tokens, functionalize, decompose, insert_effect_tokens]
+    program = ingot.transform(ingot.capture(copy.deepcopy(model), (x,)), pipeline, check="numerics")
     assert program.history[-1].changes == 0
     back = ingot.transform(program, [erase_effect_tokens], check="numerics")
     for one in (program, back):
@@ -240,7 +240,7 @@ def test_what_does_not_draw_gets_no_token() -> None:
     assert not insert_effect_tokens(program_of(model.eval(), x), random=True)
 
 
-def test_draws_are_no_effects_unless_asked_for() -> None:
+def test_random_draws_are_effects_only_on_request() -> None:
     model, x = made(Samples)
     program = ingot.transform(program_of(model, x), [insert_effect_tokens])
     assert torch.ops.aten.multinomial.default in targets(program)
@@ -288,7 +288,7 @@ def test_an_effect_that_has_no_order_is_refused() -> None:
 
 
 def test_only_operators_can_be_declared() -> None:
-    with pytest.raises(PassError, match="is no operator"):
+    with pytest.raises(PassError, match="is not an operator"):
         declare_effect(len)
 
 

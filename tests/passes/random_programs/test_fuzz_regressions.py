@@ -64,7 +64,7 @@ FOUND: dict[str, tuple[str, dict[str, bool]]] = {
         """,
         {"preserve": True},
     ),
-    "writes to values that nobody else sees": (
+    "writes to values that are not visible outside": (
         """
         v = x.float() * 2
         v += 1

@@ -77,15 +77,15 @@ def assert_alike(call: Call, got: Outcome, exact: bool, what: str) -> None:
 def check_road(captured: ingot.Program, calls: list[Call]) -> None:
     """The default pipeline, with numbers compared after each pass, and against eager where bits must be the same."""
     stages: dict[str, ingot.Program] = {}
-    road = ingot.transform(
+    lowered = ingot.transform(
         captured, passes.DEFAULT_PIPELINE, check="numerics", snapshots=lambda n, p: stages.update({n: p.copy()})
     )
-    back = ingot.transform(road, [passes.erase_effect_tokens])
+    back = ingot.transform(lowered, [passes.erase_effect_tokens])
     for call in calls:
         args, *_ = call
         assert_alike(call, running(stages["grad_mode"], args), True, "after grad_mode")
         assert_alike(call, running(stages["insert_effect_tokens"], args), False, "after insert_effect_tokens")
-        assert_alike(call, running(road, args), False, "after the pipeline")
+        assert_alike(call, running(lowered, args), False, "after the pipeline")
         assert_alike(call, running(back, args), False, "after erase_effect_tokens")
 
 

@@ -52,7 +52,7 @@ struct ig_fiber {
     ig_dim3 thread, block;
     int lane, warp, rank; /* rank: of its block in the cluster */
     ig_state state;
-    bool (*is_over)(const ig_fiber &); /* what it waits for, where that is no barrier of a warp or block */
+    bool (*is_over)(const ig_fiber &); /* what it waits for, where that is not a barrier of a warp or block */
     const void *where;
     unsigned phase;
     std::vector<std::vector<ig_copy>> copies; /* by group; the last is open */

@@ -128,7 +128,7 @@ class GuardedMemory:
 
     def check(self, name: str) -> None:
         before, after = self.bytes[: self.begin], self.bytes[self.begin + self.size :]
-        assert (before == 0xA5).all() and (after == 0xA5).all(), f"a kernel wrote outside of {name}"
+        assert (before == 0xA5).all() and (after == 0xA5).all(), f"a kernel wrote outside {name}"
 
 
 def run_module(

@@ -1,4 +1,4 @@
-"""Compiles and runs many small programs at once: they share one C file, and a crash is laid at the right door.
+"""Compiles and runs many small programs at once: they share one C file, and a crash is attributed to the right one.
 
     for case, outcome in run(cases(...)): ...
 

@@ -34,10 +34,10 @@ def outside(case: Case, captured: Program | None) -> tuple[str, ...]:
         if captured is None:
             return _outside_by_torch(case)
         try:
-            road = passes.transform(captured, passes.DEFAULT_PIPELINE, check=None)
+            lowered = passes.transform(captured, passes.DEFAULT_PIPELINE, check=None)
         except Exception:
             return _outside_by_torch(case)
-        return _foreign(node for module in graph_modules(road.graph_module) for node in module.graph.nodes)
+        return _foreign(node for module in graph_modules(lowered.graph_module) for node in module.graph.nodes)
 
 
 def _outside_by_torch(case: Case) -> tuple[str, ...]:

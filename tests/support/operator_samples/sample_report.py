@@ -1,6 +1,6 @@
 """A run over torch's operator samples, whatever runs them: its command line, its journal, and the tables of its page.
 
-A journal has one line a sample. A run that is given one goes on where it ended, so it may be ended at any time; of
+A journal has one line per sample. A run that is given one goes on where it ended, so it may be ended at any time; of
 several lines on one sample the last counts. Operators named on the command line are run again.
 """
 
@@ -38,7 +38,7 @@ def command(what: str, run: Runner, page: Callable[[Sequence[Row], int | None, s
     parser.add_argument("--kind", nargs="*", default=list(KINDS))
     parser.add_argument("--ops", nargs="*")
     parser.add_argument("--most", type=int, help="samples of an operator, spread over all of them")
-    parser.add_argument("--json", type=Path, help="the journal: one line a sample")
+    parser.add_argument("--json", type=Path, help="the journal: one line per sample")
     parser.add_argument("--read", nargs="*", type=Path, help="take outcomes from such files instead of running")
     parser.add_argument("--write", type=Path, help="the report as Markdown")
     parser.add_argument("--note", default="", help="a paragraph of the report on how it came")

@@ -198,8 +198,8 @@ def _runs(case: Case) -> bool:
         sizes = [tuple(part.shape) for part in said]
     except Exception:
         return True  # that it cannot be captured is for capture to say
-    told = all(isinstance(size, int) for shape in sizes for size in shape)
-    return not told or sizes == [tuple(part.shape) for part in made]
+    known = all(isinstance(size, int) for shape in sizes for size in shape)
+    return not known or sizes == [tuple(part.shape) for part in made]
 
 
 def _unchanged(result: Any) -> Any:
@@ -345,7 +345,7 @@ def _noise(case: Case, expected: Expectation, place: int) -> torch.Tensor | None
     A result with fewer elements than an argument is made of many terms, which may be far larger than it is and than
     the argument: exp(x) - t·log(x) in a mean, say. Each of them is rounded at least once, so no float32 code is nearer
     to the truth than float64 is to itself when every argument moves by half a unit in its last place. Eager may be
-    nearer by luck, since its error is one draw; luck is no bound for others.
+    nearer by luck, since its error is one draw; luck does not bound others.
 
     In float64 there is nothing more exact to hold eager against: there this, and the error that eager makes of the same
     numbers in float32, in units of float64, stand for its error.

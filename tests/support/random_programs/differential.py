@@ -148,7 +148,7 @@ def _reach(narrow: Sequence[torch.Tensor], wide: Sequence[torch.Tensor]) -> floa
 
 
 def compare(ours: torch.Tensor, eager: torch.Tensor, exact: torch.Tensor, reach: float) -> str:
-    """Why a result is wrong, or nothing: whole numbers equal, floats as near to float64 as eager is, four times."""
+    """Why a result is wrong, or nothing: integers equal, floats as near to float64 as eager is, four times."""
     if ours.dtype != eager.dtype or ours.shape != eager.shape:
         return f"{ours.dtype}{list(ours.shape)}, and eager {eager.dtype}{list(eager.shape)}"
     if not ours.is_floating_point():

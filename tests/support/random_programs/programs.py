@@ -2,7 +2,7 @@
 
     program = make([17, 4, 99], dynamic=False)
     program.run(program.inputs(0), eager=True)     what torch gives
-    str(program)                                   readable, one line a step
+    str(program)                                   readable, one line per step
 
 Every step is tried in torch first, at four sizes where sizes are dynamic; one that torch refuses is left out. A value
 is *exact* where every correct implementation gives the same bits; whatever would turn a rounding error into another

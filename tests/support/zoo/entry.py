@@ -47,7 +47,7 @@ class Draw:
 
 
 def integers(*shape: Dim, low: int = 3, high: int = 101, dtype: torch.dtype = torch.int64) -> Draw:
-    """Whole numbers in [low, high); the default avoids the ids 0, 1 and 2 kept for padding, start and end."""
+    """Integers in [low, high); the default avoids the ids 0, 1 and 2 kept for padding, start and end."""
     return Draw(shape, lambda dims, generator: torch.randint(low, high, dims, generator=generator, dtype=dtype))
 
 

@@ -179,7 +179,7 @@ def test_products_of_activations() -> None:
 
 
 def test_dynamic_sizes() -> None:
-    """Rows, columns and terms that only the run tells."""
+    """Dynamic rows, columns and terms."""
     rows = torch.export.Dim("rows", min=1, max=512)
     terms = torch.export.Dim("terms", min=1, max=512)
 

@@ -112,7 +112,7 @@ class KernelEvaluation:
         self.values = [self._symbolize(value) for value in self.values]
         tensors = any(isinstance(leaf, TensorType) for leaf in leaves_of(self.values))
         devices = any(isinstance(leaf, torch.device) for leaf in leaves_of(self.values))
-        # What makes tensors of its own makes them on a device of its own, and real ones at that.
+        # An operator that creates tensors creates real ones, on a device of its own choice.
         self.on_meta = self.on_meta and tensors and not devices
 
     def _symbolize(self, value: Any) -> Any:
@@ -309,25 +309,25 @@ class KernelEvaluation:
                 return InferredType(UNKNOWN, UnknownReason.NO_SIZES)
             raise InfeasibleTypes(str(self.refusal)) from self.refusal
         assert self._first is not None
-        told: list[Type] = []
+        observed: list[Type] = []
         ways: list[list[sympy.Basic]] = []
         sizes: Sizes | None = self._first
-        while sizes is not None and len(told) < _WAYS:
+        while sizes is not None and len(observed) < _WAYS:
             try:
                 result, asked = self._on_symbols(sizes)
-                told.append(result)
+                observed.append(result)
                 ways.append(asked)
             except _InfeasiblePath:
-                if not self.on_meta or not told or self._on_fakes_too(sizes):
+                if not self.on_meta or not observed or self._on_fakes_too(sizes):
                     raise
                 self._leave_meta()
             worked = self._find_feasible_samples(ways)
             sizes = next((s for s, _ in worked if not self._is_path_known(s, ways)), None)
-        found = agreed_type(worked, told, self.own)
+        found = agreed_type(worked, observed, self.own)
         if sizes is not None:
             return attach_reason(forget_dims(found), UnknownReason.MANY_WAYS)
         return attach_reason(
-            found, UnknownReason.RUNS_DIFFER if all(map(complete, told)) else UnknownReason.READS_VALUES
+            found, UnknownReason.RUNS_DIFFER if all(map(complete, observed)) else UnknownReason.READS_VALUES
         )
 
     def _on_fakes_too(self, sizes: Sizes) -> bool:

@@ -26,7 +26,7 @@ def join_samples(types: Iterable[Type]) -> Type:
     return found
 
 
-def agreed_type(worked: list[tuple[Sizes, Type]], told: list[Type], own: Mapping[str, sympy.Symbol]) -> Type:
+def agreed_type(worked: list[tuple[Sizes, Type]], observed: list[Type], own: Mapping[str, sympy.Symbol]) -> Type:
     """The type that is right at all sizes; dims inferred on symbols are kept where they hold on numbers."""
     sizes = [sizes for sizes, _ in worked]
 
@@ -48,41 +48,41 @@ def agreed_type(worked: list[tuple[Sizes, Type]], told: list[Type], own: Mapping
         bounded = (symbolic_dims.OPERATIONS[name].build(*pair) for pair in pairs for name in ("max", "min"))
         return next((c for c in bounded if right(c, values)), None)
 
-    def agree(found: list[Type], told: list[Type]) -> Type:
-        if (tensors := _all(TensorType, found, told)) is not None:
+    def agree(found: list[Type], observed: list[Type]) -> Type:
+        if (tensors := _all(TensorType, found, observed)) is not None:
             return agree_tensors(*tensors)
-        if (tuples := _all(TupleType, found, told)) is not None:
+        if (tuples := _all(TupleType, found, observed)) is not None:
             (mine, theirs), length = tuples, len(tuples[1][0].items)
             if any(len(t.items) != length for t in (*mine, *theirs)):
                 return UNKNOWN
             return TupleType(
                 tuple(agree([f.items[i] for f in mine], [t.items[i] for t in theirs]) for i in range(length))
             )
-        if (numbers := _all(NumberType, found, told)) is not None:
+        if (numbers := _all(NumberType, found, observed)) is not None:
             (got, said), kind = numbers, numbers[1][0].kind
             if any(n.kind is not kind for n in (*got, *said)):
                 return UNKNOWN
             return NumberType(kind, one([_plain(f.value) for f in got], [t.value for t in said]))
-        return told[0] if all(t == told[0] for t in (*found, *told)) else UNKNOWN
+        return observed[0] if all(t == observed[0] for t in (*found, *observed)) else UNKNOWN
 
-    def agree_tensors(found: list[TensorType], told: list[TensorType]) -> Type:
-        upper = join_samples(told)
+    def agree_tensors(found: list[TensorType], observed: list[TensorType]) -> Type:
+        upper = join_samples(observed)
         assert isinstance(upper, TensorType)
         dtype = upper.dtype if all(f.dtype is upper.dtype for f in found) else None
-        if len({t.rank for t in (*found, *told)}) > 1:
+        if len({t.rank for t in (*found, *observed)}) > 1:
             return TensorType(dtype, upper.device, None)
-        columns = zip(*(f.dims or () for f in found), strict=True), zip(*(t.dims or () for t in told), strict=True)
+        columns = zip(*(f.dims or () for f in found), strict=True), zip(*(t.dims or () for t in observed), strict=True)
         found_dims = [one([_plain(dim) for dim in mine], list(theirs)) for mine, theirs in zip(*columns, strict=True)]
         return TensorType(dtype, upper.device, tuple(found_dims))
 
-    return agree([result for _, result in worked], told)
+    return agree([result for _, result in worked], observed)
 
 
-def _all(kind: type[T], found: list[Type], told: list[Type]) -> tuple[list[T], list[T]] | None:
+def _all(kind: type[T], found: list[Type], observed: list[Type]) -> tuple[list[T], list[T]] | None:
     """Both lists, if everything in them is of this kind."""
     mine: list[T] = [t for t in found if isinstance(t, kind)]
-    theirs: list[T] = [t for t in told if isinstance(t, kind)]
-    return (mine, theirs) if len(mine) == len(found) and len(theirs) == len(told) else None
+    theirs: list[T] = [t for t in observed if isinstance(t, kind)]
+    return (mine, theirs) if len(mine) == len(found) and len(theirs) == len(observed) else None
 
 
 def _plain(value: Any) -> Any:

@@ -38,7 +38,7 @@ def _clamp(value: int, limits: Limits) -> int:
 def first_sizes(symbols: Mapping[str, Limits], numbers: Sequence[int]) -> Iterator[dict[str, int]]:
     """Sizes in which an operator may work: meaningless ones, and all alike, as those that other arguments have.
 
-    Kernels do not compare sizes of 1 with each other but with 1, which tells less.
+    Kernels do not compare sizes of 1 with each other but with 1, which shows less.
     """
     yield {name: _clamp(MEANINGLESS[i % len(MEANINGLESS)], symbols[name]) for i, name in enumerate(symbols)}
     for size in [MEANINGLESS[0], 1, *[k for k in numbers if 1 < k < HUGE][:MOST_USUAL]]:

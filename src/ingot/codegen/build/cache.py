@@ -63,7 +63,7 @@ class Cache:
     """A folder of compiled libraries, for any number of processes; without a folder nothing is kept between calls.
 
     `limit` is the size in bytes above which the libraries that were not used for the longest time are removed. One that
-    was handed out in the last `recent` seconds stays: whoever requested it may not have loaded it yet.
+    was handed out in the last `recent` seconds stays: the process that requested it may not have loaded it yet.
     """
 
     folder: Path | None
@@ -136,7 +136,7 @@ class Cache:
     def read_image(
         self, text: str, made_by: Sequence[str], make: Callable[[], bytes], timeout: float = SECONDS
     ) -> bytes:
-        """What `make` makes of a text, now or earlier. `made_by` tells all else that the bytes depend on: compiler,
+        """What `make` builds from a text, now or earlier. `made_by` names all else that the bytes depend on: compiler,
         version, flags."""
         if self.folder is None:
             return make()

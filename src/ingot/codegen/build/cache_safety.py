@@ -1,7 +1,7 @@
 """Safety of the cache: its folder belongs to this user, and its entries were written by this user's Ingot.
 
 Whoever can put a library into the cache has it run by the next compilation. So the folder and what lies in it must
-belong to this user and be writable by nobody else, and an entry's name has a code (HMAC-SHA256) of its bytes that takes
+belong to this user and be writable by no other, and an entry's name has a code (HMAC-SHA256) of its bytes that takes
 a secret to make. The secret is a file of the user's own, outside the cache: a cache that was copied from elsewhere,
 unpacked from an archive or shared with others holds nothing that is run.
 
@@ -30,7 +30,7 @@ class NotOurs(Exception):
 
 
 def check_folder(folder: Path, inner: tuple[str, ...]) -> None:
-    """Raises UnsafeCache unless `folder`, where it is there, belongs to this user and nobody else may write to it.
+    """Raises UnsafeCache unless `folder`, where it is there, belongs to this user and no other user may write to it.
 
     The folders `inner`, which Ingot made, are closed to others if they are not. OSError is left to the caller.
     """
@@ -63,7 +63,7 @@ def make_folder(folder: Path) -> None:
 
 
 def read_file(path: Path) -> bytes:
-    """The bytes of a file that belongs to this user and that nobody else may write to. Raises NotOurs, OSError."""
+    """The bytes of a file that belongs to this user and that no other user may write to. Raises NotOurs, OSError."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
     with open(descriptor, "rb") as file:
         status = os.fstat(descriptor)
@@ -94,7 +94,7 @@ def read_secret(path: Path) -> bytes:
 
 
 def code_of(secret: bytes, key: str, library: bytes) -> str:
-    """The code of an entry: nobody without the secret can make it for other bytes, or for another key."""
+    """The code of an entry, which cannot be computed for other bytes or another key without the secret."""
     code = hmac.new(secret, key.encode(), hashlib.sha256)
     code.update(library)
     return code.hexdigest()

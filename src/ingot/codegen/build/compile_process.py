@@ -220,15 +220,15 @@ def _failure(command: Sequence[str], code: int, text: str, folder: Path) -> Comp
     unwritten = _NO_SPACE.search(text)
     if unwritten or code == -signal.SIGXFSZ:
         return _storage(str(folder), unwritten[0] if unwritten else "File size limit exceeded")
-    told = _trim(text) or "it said nothing"
+    reason = _trim(text) or "it said nothing"
     if code < 0 or _KILLED.search(text):
         how = f"was killed by {_signal_name(-code)}" if code < 0 else "ran a program that was killed"
         return CompilerKilled(
             format_error(
                 f"the C compiler {how}",
                 where=shlex.join(command),
-                why=told,
-                fix="the machine may be out of memory: free some, or compile fewer models at once; `dmesg` tells more",
+                why=reason,
+                fix="the machine may be out of memory: free some, or compile fewer models at once; `dmesg` says more",
             ),
             command=command,
             output=text,
@@ -239,7 +239,7 @@ def _failure(command: Sequence[str], code: int, text: str, folder: Path) -> Comp
             "install the C library's headers: the package is called libc6-dev, glibc-devel, musl-dev or build-essential"
         )
     return CompilerFailed(
-        format_error(f"the C compiler exits with {code}", where=shlex.join(command), why=told, fix=fix),
+        format_error(f"the C compiler exits with {code}", where=shlex.join(command), why=reason, fix=fix),
         command=command,
         output=text,
     )

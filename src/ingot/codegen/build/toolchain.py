@@ -61,7 +61,7 @@ _MAGICS = (b"\x7fELF", b"\xcf\xfa\xed\xfe", b"\xca\xfe\xba\xbe", b"\xca\xfe\xba\
 class Toolchain:
     """A C compiler that answers when it is asked who it is.
 
-    `identity` tells of its version, target and arguments but not of where it lies: two with the same identity make the
+    `identity` covers its version, target and arguments but not its path: two with the same identity make the
     same library of the same source. `target` is the triple it makes code for.
     """
 
@@ -230,8 +230,8 @@ def _ask(name: str, command: tuple[str, ...]) -> Toolchain:
     if not _is_zig(command):
         return Toolchain(name, command, "; ".join((first, target, *command[1:])), target)
     # zig answers -dumpmachine with a default of clang's and not with what it makes code for.
-    told = [line.partition(":")[2].strip() for line in version.splitlines() if line.startswith("Target:")]
-    target = told[0] if told else target
+    named = [line.partition(":")[2].strip() for line in version.splitlines() if line.startswith("Target:")]
+    target = named[0] if named else target
     zig = _answer(name, command[:-1], "version")
     return Toolchain(name, command, f"zig {zig}; {first}; {target}", target, is_zig=True)
 

@@ -84,21 +84,21 @@ IG_FN float ig_rsqrt_f32(float x) { return 1.0f / __builtin_sqrtf(x); }
 IG_FN double ig_rsqrt_f64(double x) { return 1.0 / __builtin_sqrt(x); }
 
 /* ig_round_f32: needs nothing
-   To the nearest whole number, halves to the even one. */
+   To the nearest integer, ties to even. */
 IG_FN float ig_round_f32(float x)
 {
 #if IG_HAS_ROUND
     return __builtin_rintf(x);
 #else
     float size = __builtin_fabsf(x);
-    /* The sum is rounded to a whole number; volatile-free because nothing here may be reassociated. */
+    /* The sum is rounded to an integer; volatile-free because nothing here may be reassociated. */
     float whole = (size + 8388608.0f) - 8388608.0f;
     return __builtin_copysignf(size < 8388608.0f ? whole : size, x);
 #endif
 }
 
 /* ig_round_f64: needs nothing
-   To the nearest whole number, halves to the even one. */
+   To the nearest integer, ties to even. */
 IG_FN double ig_round_f64(double x)
 {
 #if IG_HAS_ROUND

@@ -128,7 +128,7 @@ IG_FN float ig_expm1_f32(float x)
     q = ig_fma_f32(q, r, 0.5f);
     /* end */
     float p = ig_fma_f32(r * r, q, r);
-    /* Half of 2^n: 2^128 is no float. */
+    /* Half of 2^n: 2^128 is not a float. */
     float half = ig_pow2_f32(n - 1);
     return whole == 0.0f ? (x == 0.0f ? x : p) : 2.0f * ig_fma_f32(half, p, half - 0.5f);
 }

@@ -1,4 +1,4 @@
-/* Math of generated code, 7 of 7: whole numbers.
+/* Math of generated code, 7 of 7: integers.
  *
  * A divisor of 0 sets *status to 5 (ZERO_DIVISION), which nothing here clears, and gives 0. The smallest number divided
  * by -1 wraps around, as sums do. No branch, no trap.

@@ -87,7 +87,7 @@ IG_FN int64_t ig_f32_to_i64(float x)
 }
 
 /* ig_nearest_f32: needs ig_bits_f32
-   The nearest whole number, the even one of two, of a number between -2^22 and 2^22. */
+   The nearest integer, ties to even, of a number between -2^22 and 2^22. */
 IG_FN int32_t ig_nearest_f32(float x) { return (int32_t)(ig_bits_f32(x + 0x1.8p23f) - 0x4b400000u); }
 
 /* ig_whole_f32: needs nothing
@@ -95,7 +95,7 @@ IG_FN int32_t ig_nearest_f32(float x) { return (int32_t)(ig_bits_f32(x + 0x1.8p2
 IG_FN float ig_whole_f32(float x) { return (x + 0x1.8p23f) - 0x1.8p23f; }
 
 /* ig_f32_to_u64: needs nothing
-   Towards zero, a negative whole number modulo 2^64; 2^63 for nan and what does not fit. */
+   Towards zero, a negative integer modulo 2^64; 2^63 for nan and what does not fit. */
 IG_FN uint64_t ig_f32_to_u64(float x)
 {
     int high = x >= 0x1p63f;
@@ -144,7 +144,7 @@ IG_FN int64_t ig_f64_to_i64(double x)
 }
 
 /* ig_f64_to_u64: needs nothing
-   Towards zero, a negative whole number modulo 2^64; 2^63 for nan and what does not fit. */
+   Towards zero, a negative integer modulo 2^64; 2^63 for nan and what does not fit. */
 IG_FN uint64_t ig_f64_to_u64(double x)
 {
     int high = x >= 0x1p63;
@@ -207,21 +207,21 @@ IG_FN uint16_t ig_f64_to_u16(double x) { return (uint16_t)ig_f64_to_i64(x); }
 IG_FN uint32_t ig_f64_to_u32(double x) { return (uint32_t)ig_f64_to_i64(x); }
 
 /* ig_scale_whole_f32: needs ig_ldexp_f32
-   whole·2^(exponent - 150) for a whole number below 2^24: a significand and the exponent of its spacing. */
+   whole·2^(exponent - 150) for an integer below 2^24: a significand and the exponent of its spacing. */
 IG_FN float ig_scale_whole_f32(uint64_t whole, int32_t exponent)
 {
     return ig_ldexp_f32((float)whole, exponent - 150);
 }
 
 /* ig_scale_whole_f64: needs ig_ldexp_f64
-   whole·2^(exponent - 1075) for a whole number below 2^53: a significand and the exponent of its spacing. */
+   whole·2^(exponent - 1075) for an integer below 2^53: a significand and the exponent of its spacing. */
 IG_FN double ig_scale_whole_f64(uint64_t whole, int32_t exponent)
 {
     return ig_ldexp_f64((double)whole, exponent - 1075);
 }
 
 /* ig_fmod_f32: needs ig_bits_f32, ig_scale_whole_f32
-   x - n·y exactly, n the quotient towards zero. Long division in whole numbers, 40 bits a step: a loop over it does
+   x - n·y exactly, n the quotient towards zero. Long division in integers, 40 bits a step: a loop over it does
    not vectorize. */
 IG_SCALAR float ig_fmod_f32(float x, float y)
 {
@@ -269,7 +269,7 @@ IG_SCALAR float ig_floor_divide_f32(float x, float y)
 }
 
 /* ig_fmod_f64: needs ig_bits_f64, ig_scale_whole_f64
-   x - n·y exactly, n the quotient towards zero. Long division in whole numbers, 11 bits a step: a loop over it does
+   x - n·y exactly, n the quotient towards zero. Long division in integers, 11 bits a step: a loop over it does
    not vectorize. */
 IG_SCALAR double ig_fmod_f64(double x, double y)
 {

@@ -322,7 +322,7 @@ IG_SCALAR double ig_lgamma_positive(double x)
 }
 
 /* ig_lgamma_f64: needs ig_lgamma_positive, ig_sin_f64, ig_log_f64, ig_round_f64
-   log |Γ(x)|. Near its zeros between the negative whole numbers the error is small beside 1, not beside the result.
+   log |Γ(x)|. Near its zeros between the negative integers the error is small beside 1, not beside the result.
    Branches. */
 IG_SCALAR double ig_lgamma_f64(double x)
 {
@@ -400,7 +400,7 @@ IG_SCALAR double ig_digamma_positive(double x)
 }
 
 /* ig_digamma_f64: needs ig_digamma_positive, ig_tan_f64, ig_round_f64, ig_trunc_f64
-   The derivative of log Γ; -inf at 0 and inf at -0, nan at the negative whole numbers, as torch has it. Near its zeros
+   The derivative of log Γ; -inf at 0 and inf at -0, nan at the negative integers, as torch has it. Near its zeros
    below 0 the error is small beside 1, not beside the result. Branches. */
 IG_SCALAR double ig_digamma_f64(double x)
 {

@@ -1,6 +1,6 @@
 /* Math of generated code, 4 of 7: circular functions and their inverses.
  *
- * A large argument is reduced in whole numbers: the bits of 2/π that make up whole turns of x are skipped, the next
+ * A large argument is reduced in integers: the bits of 2/π that make up whole turns of x are skipped, the next
  * ones times x's significand give x as a fraction of a turn, exact enough for the float nearest to a multiple of π/2.
  */
 

@@ -51,14 +51,14 @@ IG_FN ig_u32x4 ig_philox(uint64_t key, uint64_t draw, uint64_t i)
 }
 
 /* ig_uniform_f32: needs ig_philox
-   A multiple of 2^-24 in [0, 1). Through int32: an unsigned conversion is no instruction before AVX-512. */
+   A multiple of 2^-24 in [0, 1). Through int32: unsigned conversions are not instructions before AVX-512. */
 IG_FN float ig_uniform_f32(uint64_t key, uint64_t draw, uint64_t i)
 {
     return (float)(int32_t)(ig_philox(key, draw, i).a >> 8) * 0x1p-24f;
 }
 
 /* ig_unit_f64: needs nothing
-   53 bits as a whole number below 2^53, of two words. */
+   53 bits as an integer below 2^53, of two words. */
 IG_FN double ig_unit_f64(uint32_t high, uint32_t low)
 {
     return (double)(int32_t)(high >> 5) * 0x1p26 + (double)(int32_t)(low >> 6);
@@ -103,7 +103,7 @@ IG_FN uint64_t ig_high_u64(uint64_t x, uint64_t y)
 }
 
 /* ig_randint_i64: needs ig_philox, ig_high_u64
-   A whole number in [low, high), for low < high. All 128 bits are scaled to the range, so that no value is likelier
+   An integer in [low, high), for low < high. All 128 bits are scaled to the range, so that no value is likelier
    than another by more than one part in 2^64, and no draw has to be thrown away. */
 IG_FN int64_t ig_randint_i64(uint64_t key, uint64_t draw, uint64_t i, int64_t low, int64_t high)
 {

@@ -11,7 +11,7 @@ from ingot.torch_internals import torchscript as ts
 
 
 def examples_of(schema: Any, graph: ts.Graph, dynamic_shapes: Any, *, skip_self: bool) -> tuple[tuple[Any, ...], Any]:
-    """Arguments of the types that the graph itself tells, and which of their dims are open.
+    """Arguments of the types that the graph itself states, and which of their dims are open.
 
     A traced graph remembers the tensors that it was traced with; a scripted one says "Tensor" and no more, so it needs
     examples. A dim that the graph leaves open is dynamic.

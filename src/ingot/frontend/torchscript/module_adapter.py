@@ -1,7 +1,7 @@
 """A ScriptModule as a tree of nn.Modules: the same names, the same tensors, and methods that the interpreter runs.
 
 What is a parameter, what a buffer and what a plain attribute, the script itself says; which of them are one tensor is
-told by identity, never by value.
+identified by identity, never by value.
 """
 
 from __future__ import annotations

@@ -443,7 +443,7 @@ def _dialect(exported: ExportedProgram, module: fx.GraphModule) -> Dialect:
     """The strictest dialect that no node complains of.
 
     Before run_decompositions it is CAPTURED whatever the nodes say: there aten.batch_norm writes to its buffers, and
-    its schema does not tell.
+    its schema does not say.
     """
     if exported.dialect == "TRAINING":
         return CAPTURED

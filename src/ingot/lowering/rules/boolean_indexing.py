@@ -46,7 +46,7 @@ def count_of(low: Lowering, running: TensorValue, expected: Size | None) -> Size
 def places_of(low: Lowering, mask: TensorValue, expected: Size | None) -> tuple[Size, list[TensorValue]]:
     """How many places are not 0, and for each dim of the mask where they are, in row-major order."""
     total = mask.numel
-    if total == 0:  # no coordinate could be told from the others
+    if total == 0:  # coordinates could not be distinguished
         count = count_of(low, TensorValue((0,), "int64", Deferred(lambda ops, index: ops.const(0, "int64"))), expected)
         return count, [low.full((count,), 0, "int64")] * mask.rank
     truth = TensorValue(

@@ -74,7 +74,7 @@ def topk(
 
 
 def _row(low: Lowering, t: TensorValue, place: Any, dim: int, keep: bool) -> TensorValue:
-    """One element of each row: at a place known, or told by a tensor of the rows' shape."""
+    """One element of each row: at a known position, or at one given by a tensor of the rows' shape."""
     if isinstance(place, TensorValue):
         made = TensorValue(
             t.shape[:-1],

@@ -310,7 +310,7 @@ def strided_place(
     count: Size, size: Sequence[Size], stride: Sequence[Size], offset: Size
 ) -> Callable[[BodyBuilder, Index], Size]:
     """Where among `count` elements those of a strided view lie. Nothing that torch asks of fakes keeps a view inside
-    its tensor: it is asked here, or by the run where sizes are not known."""
+    its tensor: it is checked here, or at run time where sizes are not known."""
     numbers = [count, *size, *stride, offset]
     is_known = all(isinstance(number, int) for number in numbers)
     if is_known and 0 not in size:

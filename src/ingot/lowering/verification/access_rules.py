@@ -1,4 +1,4 @@
-"""Where steps read and write: inside their buffers, as far as that can be known ahead of the run.
+"""Where steps read and write: inside their buffers, as far as that can be known before run time.
 
 An access is wrong where one point of its loops is certainly outside, whatever the sizes are. What cannot be decided is
 accepted. A load with a mask is never wrong: it may read nothing at that point.

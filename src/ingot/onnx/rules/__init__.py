@@ -1,4 +1,4 @@
-"""Rules, one file a family; importing this package fills `ingot.onnx.registry.RULES`."""
+"""Rules, one file per family; importing this package fills `ingot.onnx.registry.RULES`."""
 
 from ingot.onnx.rules import (  # noqa: F401
     complex,

@@ -157,7 +157,7 @@ def _xlogy(x: Any, y: Any) -> torch.Tensor:
 
 @decomposes(aten.threshold.default)
 def _threshold(x: torch.Tensor, threshold: Any, value: Any) -> torch.Tensor:
-    """torch's computes integers in floats; the operator makes integers of both numbers first."""
+    """torch's computes integers in floats; the operator converts both numbers to integers first."""
     if x.dtype.is_floating_point:
         return decompositions()[aten.threshold.default](x, threshold, value)  # type: ignore[no-any-return]
     limit, other = (torch.scalar_tensor(int(v), dtype=torch.int64).to(x.dtype) for v in (threshold, value))

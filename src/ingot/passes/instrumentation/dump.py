@@ -29,7 +29,7 @@ SCHEMA = 1
 
 
 class Snapshots:
-    """Writes one file a stage, each whole or not at all. Files of an earlier run in the folder are removed."""
+    """Writes one file per stage, each whole or not at all. Files of an earlier run in the folder are removed."""
 
     def __init__(self, folder: str | PathLike[str]) -> None:
         self._folder = Path(folder)

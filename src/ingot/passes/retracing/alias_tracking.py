@@ -152,7 +152,7 @@ class AliasTracker:
         missing = [place for place, inverse in enumerate(inverses) if inverse is None]
         if missing:
             # From the topmost view without an inverse all the way down: which of its elements was written, only the
-            # views below it tell.
+            # views below it show.
             top = missing[-1]
             return position + top + 1, self._scatter(views[: top + 1], chain[position], value)
         inverse = inverses[0]

@@ -145,7 +145,7 @@ class Replay:
                 format_error(
                     f"{operator_name(node.target)} cannot be decomposed for every size {size}.",
                     where=metadata.where(node),
-                    why="what it is made of hangs on that number: one step for each, say",
+                    why="its decomposition depends on that number: one step for each, say",
                     fix=f"leave {size} out of dynamic_shapes",
                 )
             ) from failure
@@ -159,7 +159,7 @@ class Replay:
 
     def _stays(self, node: fx.Node, values: Mapping[fx.Node, Any]) -> bool:
         """Whether an operator is recorded as it is and returns a new tensor of the type that it has in the graph, since
-        its arguments have the types that they have there: to run it on fakes would tell nothing else."""
+        its arguments have the types that they have there: running it on fakes would show nothing new."""
         op, decompositions = node.target, self.recorder.decompositions
         if decompositions is None or not self.repeats or not internals.computes_new_tensor(op):
             return False

@@ -144,7 +144,7 @@ class ReplayRecorder(GraphTracer):
         return out
 
     def _is_hidden_view(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-        """Whether a composite operator returns a view of its arguments; its parts tell of which."""
+        """Whether a composite operator returns a view of its arguments; its parts show of which."""
         if not internals.is_composite_implicit(func) or internals.returns_fresh_tensor(func):
             return False
         if not any("Tensor" in str(result.type) for result in func._schema.returns):

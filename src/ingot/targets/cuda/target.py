@@ -102,7 +102,7 @@ class CudaTarget(NativeTarget[CudaSource]):
             return ()
         try:
             found = cuda_driver.find_driver().devices()[device].architecture
-        except (DeviceUnavailable, IndexError):  # whoever calls the model is told
+        except (DeviceUnavailable, IndexError):  # the call of the model raises it
             return ()
         return choose_architecture(found)
 

@@ -1,4 +1,4 @@
-"""The loop IR's meaning on NumPy arrays: the third one, beside torch and the C text, and the plainest.
+"""The loop IR's meaning on NumPy arrays: the third implementation, after torch and the C text, and the simplest.
 
     Interpreter(module, weights).run(inputs)      arrays in, arrays out, as they are stored
 
@@ -125,7 +125,7 @@ class Interpreter:
             rule(runner, step)
         except IngotError:
             raise
-        except (Fault, ValueError, IndexError) as fault:  # NumPy's own errors tell of sizes that do not fit
+        except (Fault, ValueError, IndexError) as fault:  # NumPy's own errors report sizes that do not fit
             raise InterpreterError(
                 format_error(f"A step cannot be interpreted: {type(step).__name__} ({step.origin}).", why=str(fault))
             ) from fault

@@ -67,7 +67,7 @@ def round_to_bfloat16(values: Array) -> Array:
 
 
 def poison(size: int, dtype: str) -> Array:
-    """Elements that nothing has written: nan, an integer that nobody uses, a byte that is not a bool."""
+    """Elements that nothing has written: nan, an unlikely integer, a byte that is not a bool."""
     if dtype == "bfloat16":
         return np.full(size, 0xFFFF, np.uint16)
     if dtype in FLOATS:

@@ -127,7 +127,7 @@ BAD: dict[str, tuple[tuple[Stmt, ...], str]] = {
     "codes that are not words": ((replace(CODED, b=GEMM.b),), "w holds float32, and its factors need uint32"),
     "weight that is computed": (
         (GEMM, replace(GEMM, b=PackedMatrix("t", 0, 16), epilogue=epilogue("u"))),
-        "t is packed ahead of the run, and is not a weight (temporary)",
+        "t is packed ahead of time, and is not a weight (temporary)",
     ),
     "weight with too few terms": (
         (replace(GEMM, b=PackedMatrix("narrow", 0, 16)),),

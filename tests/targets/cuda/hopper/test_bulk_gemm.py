@@ -129,7 +129,7 @@ def test_siblings(gated: bool, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_dynamic_rows_and_views(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rows that the run tells, from 0 on; rows inside a larger tensor; a weight that lies across its terms."""
+    """Dynamic rows, from 0 on; rows inside a larger tensor; a weight that lies across its terms."""
 
     class Model(nn.Module):
         def __init__(self) -> None:

@@ -63,7 +63,7 @@ def test_plain_calls_take_the_short_way(driver: EmulatedDriver, tmp_path: Path) 
 def test_results_lie_on_the_device_of_the_model(
     driver: EmulatedDriver, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, current: int
 ) -> None:
-    """The short way of allocating knows the current device only; where another one is current, torch is told which."""
+    """The short way of allocating knows the current device only; if another one is current, torch gets its number."""
     model, args = Several().eval(), (torch.randn(4, 5), torch.randn(3, 7))
     monkeypatch.setattr(internals, "current_cuda_device", lambda: current)
     with load(model, args, tmp_path) as loaded:

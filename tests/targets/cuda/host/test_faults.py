@@ -22,7 +22,7 @@ def compiled() -> CompiledModel:
 ARGS = (torch.randn(4, 5), torch.randn(3, 7))
 
 
-def test_there_is_no_driver(compiled: CompiledModel, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_driver_is_missing(compiled: CompiledModel, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("INGOT_CUDA_DRIVER", "/nowhere/libcuda.so.1")
     for _ in range(2):
         with pytest.raises(DeviceUnavailable, match=r"no CUDA driver.*\n.*/nowhere.*\n.*install the NVIDIA driver"):
@@ -104,7 +104,7 @@ def test_the_image_is_the_best_for_the_device(driver: EmulatedDriver, monkeypatc
         compiled.close()
 
 
-def test_there_is_no_such_device(compiled: CompiledModel, driver: EmulatedDriver) -> None:
+def test_device_is_missing(compiled: CompiledModel, driver: EmulatedDriver) -> None:
     compiled.model.device = 3  # type: ignore[attr-defined]
     with pytest.raises(DeviceUnavailable, match=r"no CUDA device 3.*\n.*this machine has 1"):
         compiled(*ARGS)

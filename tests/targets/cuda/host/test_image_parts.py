@@ -1,4 +1,4 @@
-"""Images of several modules: how kernels are shared out, how parts are packed, and what damage is told."""
+"""Images of several modules: how kernels are shared out, how parts are packed, and what damage is reported."""
 
 from __future__ import annotations
 

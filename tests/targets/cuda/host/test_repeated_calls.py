@@ -221,7 +221,7 @@ def test_another_stream_waits_for_what_the_default_one_has(driver: EmulatedDrive
         call(bound, ARGS[:1], results)
         assert "cuEventRecord" not in count(driver, lambda: call(bound, ARGS[:1], results))
         found = count(driver, lambda: call(bound, ARGS[:1], results, 8))
-        # Behind the default stream: of the run where it is used again, and of the state. Behind this one: both again.
+        # Behind the default stream: of the call where it is used again, and of the state. Behind this one: both again.
         assert found["cuStreamWaitEvent"] >= 1 and found["cuEventRecord"] >= 3
         found = count(driver, lambda: call(bound, ARGS[:1], results, 8))
         assert "cuStreamWaitEvent" not in found and found["cuEventRecord"] == 2

@@ -108,7 +108,7 @@ def _sum(target: torch.Tensor, state: torch.Tensor, view: WeightView, times: int
 
 
 def _words(target: torch.Tensor, codes: torch.Tensor, layout: CodeWordLayout) -> None:
-    """Whole numbers of a few bits in words; `target` is bytes. A word's bytes are terms, or pairs of them, in order."""
+    """Integers of a few bits in words; `target` is bytes. A word's bytes are terms, or pairs of them, in order."""
     *outer, terms, width = map(require_static, layout.view.shape)
     whole = torch.empty(*outer, terms, width, dtype=torch.int8)
     _copy(whole.view(-1), codes, layout.view)

@@ -1,6 +1,6 @@
 """Conversion of operands: what is multiplied with a weight, stored as the product reads it.
 
-That is a step of its own, in the loops of the step that computed the original, so that fusion makes one of the two.
+That is a step of its own, in the loops of the step that computed the original, so that fusion joins the two.
 Whatever else reads it still reads it as it was.
 """
 

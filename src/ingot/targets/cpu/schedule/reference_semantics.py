@@ -30,7 +30,7 @@ from ingot.targets.cpu.schedule.strip_mining import held_lines, window
 
 Array: TypeAlias = NDArray[Any]
 
-# Winograd's F(2×2, 3×3): what is done with the 4×4 pixels of a tile, and with the 16 sums of its products.
+# Winograd F(2×2, 3×3): what is done with the 4×4 pixels of a tile, and with the 16 sums of its products.
 _SPREAD = np.array([[1, 0, -1, 0], [0, 1, 1, 0], [0, -1, 1, 0], [0, 1, 0, -1]], np.float64)
 _GATHER = np.array([[1, 1, 1, 0], [0, 1, -1, -1]], np.float64)
 

@@ -41,7 +41,7 @@ class PackedMatrix:
 
 @dataclass(frozen=True, slots=True)
 class QuantizedLayout:
-    """What a packed weight's whole numbers of `bits` bits stand for: (code - zero) · scale, both those of the column
+    """What a packed weight's integers of `bits` bits stand for: (code - zero) · scale, both those of the column
     and of the `group` terms that the code is one of: buffers [panels][groups][width], or one number for all."""
 
     bits: int
@@ -58,7 +58,7 @@ class QuantizedLayout:
 class PackedGemm(WithEpilogue):
     """A Gemm whose right side is a packed weight.
 
-    `factors` says what is multiplied, and how b is packed. With `codes`, b is whole numbers, packed in words of 32
+    `factors` says what is multiplied, and how b is packed. With `codes`, b is integers, packed in words of 32
     bits: [groups][words of a group][columns].
     """
 
@@ -97,7 +97,7 @@ class TiledConvolution(WithEpilogue):
                    from there on, which may reach into the next pixels. weight: panels of `panel` output channels, each
                    within a group. `factors` as in PackedGemm, a tap's channels side by side.
         depthwise  every channel is a group of its own. x as above, weight [tap][channel]. Factors "int8": x is uint8,
-                   less `outside`; the weight is whole numbers in float32, in which the sums are exact.
+                   less `outside`; the weight is integers in float32, in which the sums are exact.
         winograd   x is what the routine of that name makes of the image: [16, tiles of 2×2 outputs, channels]. weight:
                    16 matrices of panels.
 

@@ -72,7 +72,7 @@ def _image(step: Stmt) -> str:
 
 
 def _follows(step: Stmt, before: Sequence[Tiled], counts: Counter[str], module: Module) -> bool:
-    """Whether a step reads as its image all that the last one before it writes, and nobody else does."""
+    """Whether a step reads as its image all that the last one before it writes, and no other step does."""
     assert isinstance(step, Tiled)
     last, name = before[-1], _image(step)
     buffer = module.buffers[name]

@@ -75,7 +75,7 @@ def _check_codes(step: PackedGemm, codes: QuantizedLayout, facts: Facts) -> str 
 def _check_weight(name: str, dtype: str, facts: Facts) -> str | None:
     weight = facts.buffers[name]
     if weight.kind != "weight":
-        return f"{name} is packed ahead of the run, and is not a weight ({weight.kind})"
+        return f"{name} is packed ahead of time, and is not a weight ({weight.kind})"
     return None if weight.dtype == dtype else f"{name} holds {weight.dtype}, and its factors need {dtype}"
 
 

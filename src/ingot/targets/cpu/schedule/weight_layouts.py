@@ -102,7 +102,7 @@ class InterleavedPanelLayout(WeightLayout):
 
 @dataclass(frozen=True, slots=True)
 class CodeWordLayout(WeightLayout):
-    """Whole numbers of `bits` bits, each less `minus`. Those of the dim before the last lie in words of 32 bits, the
+    """Integers of `bits` bits, each less `minus`. Those of the dim before the last lie in words of 32 bits, the
     first one lowest; each `group` of them begins with a word of its own: […, groups · words, width]."""
 
     view: WeightView | PanelView

@@ -34,7 +34,7 @@ RESULT = "result:"
 
 @dataclass
 class KernelTable:
-    """The kernels so far: what each is, the dynamic shared memory that it needs, -1 where sizes tell, and that of its
+    """The kernels so far: what each is, the dynamic shared memory that it needs, -1 where sizes decide, and that of its
     text for older GPUs, -1 where it is the same; whether it waits for the kernel before it, whether its blocks
     wait for each other, and how many maps of tensors it takes."""
 

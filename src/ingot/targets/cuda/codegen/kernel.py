@@ -39,7 +39,7 @@ class TensorMap:
     every: tuple[int, ...] = ()
 
 
-# Words of 8 bytes by which the host tells the driver of a map, as many as a map itself has.
+# Words of 8 bytes by which the host describes a map to the driver, as many as a map itself has.
 MAP_WORDS = 16
 # Dims that a map may have.
 MAP_RANK = 5
@@ -52,7 +52,7 @@ MAP_SPAN = 256
 
 
 def map_words(made: TensorMap) -> list[Size]:
-    """What the host tells the driver of a map, behind the tensor's address: format, sizes, steps in bytes, what a box
+    """What the host gives the driver for a map, after the tensor's address: format, sizes, steps in bytes, what a box
     spans."""
     rank, bytes_ = len(made.sizes), BYTES[made.dtype]
     assert 2 <= rank <= MAP_RANK and len(made.steps) == rank - 1 and made.box[0] * bytes_ == 128
@@ -83,7 +83,7 @@ class CudaKernel:
 
     `maps` are what it takes for the parameters `map0`, `map1`, …, which stand before all others, and `cluster` how many
     blocks along x are a cluster; GPUs that have no such things run a text that does without, whose dynamic shared
-    memory is `plain_shared`. The text tells which by IG_HOPPER of cu/async_copies.cuh.
+    memory is `plain_shared`. The text selects by IG_HOPPER of cu/async_copies.cuh.
 
     With `together`, blocks wait for each other: all of them run at the same time. The grid has no more blocks along x
     than the GPU has multiprocessors, and the text serves any number of them.

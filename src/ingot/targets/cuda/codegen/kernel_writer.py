@@ -106,7 +106,7 @@ class CudaKernelWriter(KernelText[DeviceLibrary]):
         )  # fmt: skip
 
     def _declare_pointer(self, buffer: str, overlaps: bool) -> str:
-        """A parameter. `__restrict__` promises that nobody writes the memory while the kernel runs, so that it may be
+        """A parameter. `__restrict__` promises that the memory is not written while the kernel runs, so that it may be
         read at any time. Where the kernel before this one may still be running, that is true of weights only: reads of
         other memory would move in front of the wait."""
         type_ = self.types[buffer] if buffer in self.types else STORED[self.buffers[buffer].dtype]

@@ -113,7 +113,7 @@ def _split_loops(out: CudaKernelWriter, step: Map) -> tuple[tuple[Loop, ...], bo
 
 def write_scatter_points(out: CudaKernelWriter, step: Map, thread: str) -> Size:
     """Points in row-major order, where several may write the same element. Those that never meet run beside each
-    other: points with different values of a loop that tells the places of all stores apart. So do all points where
+    other: points with different values of a loop that separates the addresses of all stores. So do all points where
     the order does not matter. Returns how many threads it takes; `thread` is the number of one, where there are
     several."""
     read, written = reads_and_writes(step)

@@ -159,7 +159,7 @@ def _list_cone(ops: BodyBuilder, result: int) -> set[int]:
 
 
 def _is_certain(op: Op) -> bool:
-    """Whether an operation, if it is a load, is of a place that the loops alone tell."""
+    """Whether an operation, if it is a load, has an index of loop variables only."""
     if not isinstance(op.attribute, Load):
         return True
     index = op.attribute.index
@@ -172,7 +172,7 @@ def _list_places(body: Body) -> set[tuple[str, Size]]:
 
 
 def _drop_unread(step: Stmt, readers: Counter[str], buffers: Mapping[str, Buffer]) -> Stmt:
-    """A product without stores to temporaries that nobody reads, where it has others."""
+    """A product without stores to temporaries that are never read, where it has others."""
     if not isinstance(step, WithEpilogue) or len(step.epilogue.stores) < 2:
         return step
     epilogue = step.epilogue

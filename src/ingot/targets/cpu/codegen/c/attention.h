@@ -4,7 +4,7 @@
    v[key] to the sums of some queries, `wide` values each, `step` from one key to the next. Both have one shape of tile for
    everything, for each shape takes the C compiler as long as a user's whole function. Rows that fill no tile are
    computed once more together with some before them. Sums of queries come by eight: there are 48 in any case, and what
-   those past the last gain from weights, which are numbers, nobody reads. */
+   those past the last gain from weights, which are numbers, are never read. */
 
 #define IG_MIX_ROWS(kind, real, vector, rows, vectors) \
     static inline __attribute__((always_inline)) void ig_mix_##kind##_##rows##_##vectors( \

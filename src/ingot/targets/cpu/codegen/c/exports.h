@@ -60,7 +60,7 @@ INGOT_EXPORT void ingot_seed(ingot_model *model, uint64_t seed)
     pthread_mutex_unlock(&model->lock);
 }
 
-/* The sizes of a call into `n`: those that its inputs tell. */
+/* The sizes of a call into `n`: those that its inputs bind. */
 static int ig_prepare(const ingot_tensor *inputs, int64_t *n, char *message, size_t size)
 {
     const int status = ig_bind(inputs, n, message, size);

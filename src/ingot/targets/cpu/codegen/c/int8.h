@@ -1,7 +1,7 @@
 /* The tiles of products.h for integers: rows of uint8, panels of int8, sums in int32, four terms at a time.
 
    Rows lie as they do there. Panels are packed as [fours of terms][width][4]: what one 32-bit lane holds are four terms
-   of one column, the earliest one in its low byte. Where the number of terms is no multiple of four the last weights are
+   of one column, the earliest one in its low byte. Where the number of terms is not a multiple of four the last weights are
    0, and the values behind the last are never read. Every sum is exact: nothing here saturates. */
 
 typedef int16_t ig_vector_i16 __attribute__((vector_size(IG_BYTES)));

@@ -14,7 +14,7 @@ typedef struct ig_run {
     int64_t launches; /* so far */
     _Atomic int status;
     int site;
-    double *seconds; /* of each launch, where somebody wants to know */
+    double *seconds; /* of each launch, when profiling */
 } ig_run;
 
 typedef struct ingot_model {
@@ -30,7 +30,7 @@ typedef struct {
     void *const *p;
     const int64_t *n;
     ig_run *run;
-    int64_t launch; /* which of the run's */
+    int64_t launch; /* its number in the call */
     int site;
 } ig_call;
 

@@ -6,7 +6,7 @@
 
    The caller writes the job, opens the gate, and works on it like everyone else. A worker that sees the gate open may
    come in (one more inside), takes chunks until none is left, and leaves. When the caller finds no chunk left it closes
-   the gate and waits until nobody is inside: a job ends with its last chunk, and a worker that was asleep or not
+   the gate and waits until no thread is inside: a job ends with its last chunk, and a worker that was asleep or not
    scheduled meanwhile is not waited for, but finds the gate closed. Every decision is taken on the gate's current value,
    so a job number that wraps around costs at most some help.
 
@@ -28,7 +28,7 @@
 #define IG_POOL_PORTABLE
 #endif
 
-/* One chunk, [begin, end). `worker` tells apart the tasks of one call that run at the same time; it says nothing about
+/* One chunk, [begin, end). `worker` distinguishes the tasks of one call that run at the same time; it says nothing about
    tasks of other calls, so scratch memory indexed by it must belong to the call. A task must not fork. */
 typedef void (*ig_task)(void *context, int64_t begin, int64_t end, int worker);
 
@@ -52,7 +52,7 @@ typedef struct {
 
 /* A worker (lane 0: the caller) and the block of chunks it begins with, in a cache line of its own. */
 typedef struct {
-    _Alignas(64) _Atomic int64_t next; /* chunk of the block that nobody has taken; `end` or more: none */
+    _Alignas(64) _Atomic int64_t next; /* next chunk of the block to take; `end` or more: none */
     int64_t end;
     struct ig_pool *pool;
     pthread_t thread;
@@ -65,7 +65,7 @@ typedef struct ig_pool {
     _Alignas(64) _Atomic uint32_t gate;
     _Alignas(64) _Atomic uint32_t asleep; /* how many workers sleep, or are about to, on the gate */
     _Atomic uint32_t left;                /* changes when the last worker leaves a caller that WAITS */
-    _Alignas(64) ig_job job; /* written by the owner while nobody is inside */
+    _Alignas(64) ig_job job; /* written by the owner while no thread is inside */
     ig_lane lanes[];
 } ig_pool;
 
@@ -108,7 +108,7 @@ static void ig_wake(_Atomic uint32_t *word, int count) {
 
 /* One turn of a spin, whose `since` starts as 0; false when it has lasted long enough. The limit is time, not turns: a
    pause takes anything from 10 to 140 cycles. To wake a thread, and a core that sleeps, takes as long as a small model:
-   a worker lingers after a call, but from then on lets whoever needs its core go first. */
+   a worker lingers after a call, but from then on yields its core. */
 static int ig_spin(const ig_pool *pool, int64_t *since) {
     struct timespec time;
     clock_gettime(CLOCK_MONOTONIC, &time);
@@ -173,7 +173,7 @@ static void *ig_worker(void *argument) {
     }
 }
 
-/* Closes the gate and waits until nobody is inside. */
+/* Closes the gate and waits until no thread is inside. */
 static void ig_join(ig_pool *pool) {
     int64_t since = 0;
     uint32_t gate = atomic_fetch_and(&pool->gate, ~(uint32_t)IG_OPEN);
@@ -258,7 +258,7 @@ static ig_pool *ig_pool_open(int threads) {
     return pool;
 }
 
-/* Ends the threads and frees the pool, which no call may be using. NULL is no pool, and fine. */
+/* Ends the threads and frees the pool, which no call may be using. NULL is allowed. */
 static void ig_pool_close(ig_pool *pool) {
     if (pool && atomic_load(&pool->owner) / 2 == atomic_load(&ig_forks)) { /* else it has no threads here */
         atomic_fetch_or(&pool->gate, IG_STOP);
@@ -292,7 +292,7 @@ static void ig_parallel(ig_pool *pool, ig_task task, void *context, int64_t tota
         first += chunks / job.lanes + (lane < chunks % job.lanes);
         pool->lanes[lane].end = first;
     }
-    uint32_t number = atomic_load(&pool->gate) / IG_JOB + 1; /* the gate is closed and nobody inside: ours to write */
+    uint32_t number = atomic_load(&pool->gate) / IG_JOB + 1; /* the gate is closed and no thread inside: ours to write */
     atomic_store(&pool->gate, number * IG_JOB | IG_OPEN);
     if (atomic_load(&pool->asleep)) ig_wake(&pool->gate, chunks <= pool->started ? (int)chunks - 1 : pool->started);
     ig_work(pool, 0);

@@ -1,4 +1,4 @@
-/* Products with weights that are whole numbers of 4 or 8 bits, each with the scale of its column and group of terms.
+/* Products with weights that are integers of 4 or 8 bits, each with the scale of its column and group of terms.
 
    A panel's codes lie as [groups][words of a group][width] words of 32 bits: a word has 8 or 4 terms of one column, the
    first one lowest, in two's complement; a group's last word is filled up with zeros. Scales, and zeros where there are

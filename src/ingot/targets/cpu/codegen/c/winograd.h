@@ -1,4 +1,4 @@
-/* Winograd's F(2×2, 3×3): four outputs of a 3×3 convolution from 16 products instead of 36.
+/* Winograd F(2×2, 3×3): four outputs of a 3×3 convolution from 16 products instead of 36.
 
    A tile is 2×2 outputs and the 4×4 pixels that they read. ig_spread_f32 turns a tile's pixels into 16 values, each a
    sum of four of them, which lie `step` apart: one for each of the 16 products. ig_gather_f32 turns 16 sums of

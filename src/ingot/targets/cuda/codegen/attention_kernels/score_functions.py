@@ -12,7 +12,7 @@ from ingot.lowering.index_expr import Expr, Size, bounds, substitute, symbol
 from ingot.lowering.loop_ir import Attention, Body, Op
 from ingot.targets.cuda.codegen.kernel_writer import CudaKernelWriter
 
-# Whole numbers below this are exact in float32.
+# Integers below this are exact in float32.
 _EXACT = 1 << 24
 # Queries, and keys, of a tile that may lie past the last one.
 _PAST = 1024

@@ -104,7 +104,7 @@ INGOT_EXPORT void ingot_seed(ingot_model *model, uint64_t seed)
 
 /* ---- running */
 
-/* The sizes of a call into `n`: those that its inputs tell. */
+/* The sizes of a call into `n`: those that its inputs bind. */
 static int ig_prepare(const ingot_tensor *inputs, int64_t *n, char *message, size_t size)
 {
     for (int s = 0; ig_size_inputs[s] >= 0; ++s)
@@ -201,7 +201,7 @@ static int ig_execute(ingot_model *model, const ingot_tensor *inputs, const ingo
     status = ig_take_run(model, own, stream, &run, message, size);
     if (!status) {
         run->seconds = seconds;
-        ig_read_status(run); /* of an earlier call, which nobody waited for */
+        ig_read_status(run); /* of an earlier call, which was not waited for */
         if (!run->status) {
             const int to_host = ig_run_once(model, run, inputs, outputs, n);
             if (own || to_host || run->status) IG_TRY(run, cuStreamSynchronize, run->stream);

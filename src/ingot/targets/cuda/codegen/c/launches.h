@@ -30,7 +30,7 @@ typedef struct {
 typedef struct {
     ig_launch_list list; /* as the graph has it now */
     ig_call call; /* the call that it was made or updated for */
-    int is_known; /* whether that call tells all of it */
+    int is_known; /* whether that call determines all of it */
     ig_cu_graph graph;
     ig_cu_graph_exec exec;
     ig_cu_node *nodes;
@@ -44,7 +44,7 @@ typedef struct ig_block {
 } ig_block;
 
 /* Where the last use of something ends: an event behind it on its stream. On the default stream, which is always there,
-   it is recorded when somebody asks: what came there later is then waited for as well. */
+   it is recorded on request: what came there later is then waited for as well. */
 typedef struct {
     ig_cu_event event;
     ig_cu_stream stream;
@@ -71,7 +71,7 @@ typedef struct ig_run {
     ig_graph graphs[IG_GRAPHS];
     uint64_t seen[IG_SEEN], called[IG_SEEN], calls;
     int status, site;
-    double *seconds; /* of each launch, where somebody wants to know */
+    double *seconds; /* of each launch, when profiling */
     char *message;
     size_t message_size;
 } ig_run;

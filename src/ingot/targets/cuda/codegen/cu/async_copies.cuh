@@ -1,4 +1,4 @@
-/* Copies that nobody waits for but through barriers in shared memory, and clusters of blocks: what Hopper has beside
+/* Asynchronous copies that complete on barriers in shared memory, and clusters of blocks: what Hopper has beside
  * ptx.cuh. The emulator has the same functions.
  *
  * A barrier is 8 bytes of shared memory. A phase of it ends when as many threads have arrived as it was set up for, and
@@ -78,7 +78,7 @@ static inline void ig_copy_bytes(ig_place to, const void *from, unsigned bytes, 
     asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to), "l"(from),
                  "r"(bytes), "r"(barrier) : "memory");
 }
-/* The same of what nobody reads again. */
+/* The same for data that is read only once. */
 static inline void ig_copy_once(ig_place to, const void *from, unsigned bytes, ig_place barrier)
 {
     uint64_t policy;

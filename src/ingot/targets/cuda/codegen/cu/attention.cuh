@@ -137,7 +137,7 @@ static inline void ig_attend(
         for (int stage = 0;; stage ^= 1) {
             ig_cp_async_wait<0>();
             S::show_copies();
-            __syncthreads(); /* the tile has come, and nobody reads the one before it any more */
+            __syncthreads(); /* the tile has come, and the one before it is no longer read */
             const I next = ig_next_tile<FLAGS, S::rows, S::keys>(at + S::keys, end, first, queries, kind);
             if (next < end) load(stage ^ 1, next);
             int shown = 1;

@@ -64,7 +64,7 @@ static inline void ig_differentiate(
         own[half] = row < rows ? row : rows - 1;
     }
     I at = ig_next_tile<FLAGS, S::rows, S::others>((I)0, others, first, rows, kind);
-    __syncthreads(); /* nobody reads tiles of the point before any more */
+    __syncthreads(); /* tiles of the point before are no longer read */
     if (at < others) load(0, at);
     for (int stage = 0; at < others; stage ^= 1) {
         ig_cp_async_wait<0>();

@@ -1,6 +1,6 @@
 /* Attention with a group of four warps that copies, by maps of tensors, and GROUPS that multiply, 64 queries each, on
  * Hopper's tensor cores. Queries, keys and values lie in shared memory in lines of 128 bytes, swizzled; wider rows are
- * several tiles, one behind another. Barriers tell when a tile of keys or of values has come, and when it was read.
+ * several tiles, one behind another. Barriers signal when a tile of keys or of values has come, and when it was read.
  *
  * OVERLAPS: the next tile's scores are multiplied while weights of this one are computed. TURNS: groups take turns at
  * the tensor cores, so that one computes weights while another multiplies. MORE and FEWER are the registers of threads

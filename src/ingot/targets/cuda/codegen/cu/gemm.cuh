@@ -150,7 +150,7 @@ template <class T_, class Index, int ROWS_, int TERMS_, int EACH, bool WHOLE, in
 
 /* Copies tiles ahead of the one that is multiplied, and of those whose products may still be under way (Sums::LAG).
    Sums that are computed while the threads go on begin before the next copies, others after them.
-   WEIGHTS are operands (1: a, 2: b) that no kernel of the run writes: their first tiles are copied before the kernel
+   WEIGHTS are operands (1: a, 2: b) that no kernel of the call writes: their first tiles are copied before the kernel
    before this one has ended. */
 template <int STAGES, int WEIGHTS, class Sums, class A, class B>
 static inline void ig_run_pipeline(Sums &sums, const A &a, const B &b, int64_t first, int64_t last)

@@ -1,4 +1,4 @@
-/* What every device text begins with. Functions without a word are device functions: NVRTC is told so. */
+/* What every device text begins with. Functions without a qualifier are device functions, by an option of NVRTC. */
 #include <stdint.h>
 
 /* A device has fused multiply-adds and rounds in one instruction: by these names the math library asks for it. */

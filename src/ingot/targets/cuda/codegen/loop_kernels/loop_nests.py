@@ -223,7 +223,7 @@ def _round_up(bytes_: Size) -> Size:
 
 
 def _is_uniform(nest: LoopNest, name: str) -> bool:
-    """Whether all threads may compute the one element of a buffer: nobody else is needed to, and who writes it does not
+    """Whether all threads may compute the one element of a buffer: that needs no other thread, and its writer does not
     overwrite what others still read."""
     depth = len(nest.outer)
     for step in nest.steps:

@@ -57,7 +57,7 @@ class TileProduct:
     """A product of m × `columns` sums of `depth` terms, at each point of a batch, or of each of `groups` of columns.
 
     `write_operands` makes its operands where `top`, `left`, `rows` and `columns` say which tile it is, and the batch's
-    variables, or `group`, have values; it is told the type of these.
+    variables, or `group`, have values; it takes the type of these.
     """
 
     step: WithEpilogue
