@@ -13,7 +13,7 @@ PIP    := $(BIN)/python -m pip install -qq --disable-pip-version-check
         fuzz-passes fuzz-shapes opinfo-native opinfo-onnx opinfo-shapes \
         report-onnx-zoo report-passes report-quantize report-torch test-torchao report-torchscript \
         bench-bfloat16 bench-capture bench-cpu bench-decoding bench-functions bench-growth bench-onnx bench-passes \
-        bench-preparing bench-quantize bench-start
+        bench-preparing bench-quantize bench-start bench-threads
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z0-9-]*\):.*## \(.*\)/  make \1 — \2/p' $(MAKEFILE_LIST)
@@ -103,6 +103,9 @@ bench-cuda:  ## on a machine with an NVIDIA GPU: compare with torch.compile, to 
 	@$(CUDA_PYTHON) benchmarks/cuda.py --prepare build/inductor
 	@$(CUDA_PYTHON) benchmarks/cuda.py --prepared build/inductor --json benchmarks/results/cuda.json
 	@$(CUDA_PYTHON) benchmarks/cuda_start.py
+
+bench-threads:  ## on a machine with many cores: compare at 1, 4, 8 and 16 threads, to benchmarks/results/threads.json
+	@$(CUDA_PYTHON) benchmarks/threads.py --json benchmarks/results/threads.json
 
 bench-bfloat16: setup  ## compare precision="bfloat16" with float32, to benchmarks/results/bfloat16.json
 	@$(BIN)/python -m tests.evidence run --force bench-bfloat16

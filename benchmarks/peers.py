@@ -10,12 +10,12 @@ import torch
 from benchmarks.models import THREADS
 
 
-def onnx_runtime(path: Path, inputs: tuple[torch.Tensor, ...]) -> Callable[[], torch.Tensor]:
+def onnx_runtime(path: Path, inputs: tuple[torch.Tensor, ...], threads: int = THREADS) -> Callable[[], torch.Tensor]:
     """A call of ONNX Runtime."""
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = THREADS
+    options.intra_op_num_threads = threads
     options.inter_op_num_threads = 1
     session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
     feed = {given.name: x.numpy() for given, x in zip(session.get_inputs(), inputs, strict=True)}
