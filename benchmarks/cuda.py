@@ -35,8 +35,8 @@ from torch import nn
 
 import ingot
 from benchmarks import report
-from benchmarks.cuda_models import ROWS, Row
 from benchmarks.support import cuda_quantized, inductor
+from benchmarks.support.cuda_models import ROWS, Row
 from tests.targets.cuda.gpu.code_digest import digest_code
 
 # What this GPU does at most, measured by copies and by large products: bytes and operations a second.

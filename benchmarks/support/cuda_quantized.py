@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 import ingot
-from benchmarks.cuda_models import QUANTIZED_ROWS, QuantizedRow
+from benchmarks.support.cuda_models import QUANTIZED_ROWS, QuantizedRow
 
 # The function of cuda.py that times calls: of each, by its name, times in milliseconds.
 Timer = Callable[[dict[str, Callable[..., Any]], tuple[torch.Tensor, ...], int], dict[str, dict[str, float]]]

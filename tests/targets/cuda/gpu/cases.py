@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import ingot
-from benchmarks import cuda_models
+from benchmarks.support import cuda_models
 from ingot.lowering.loop_module import Precision
 from tests.support.weight_only_layers import Coded, quantized
 

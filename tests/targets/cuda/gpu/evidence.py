@@ -231,7 +231,7 @@ def summarize(journals: dict[str, Journal], seconds: float) -> int:
 def stamp_of(commit: str, build_only: bool = False, emulated: bool = False) -> dict[str, Any]:
     """What rows of this run name."""
     made = stamp(commit, _gpu())
-    if build_only or emulated:  # which is no evidence of a GPU
+    if build_only or emulated:  # not evidence of a GPU
         made |= {"code": f"{'built' if build_only else 'emulated'}-{made['code']}", "gpu": "none"}
     return made
 

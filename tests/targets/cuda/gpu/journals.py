@@ -1,4 +1,4 @@
-"""Journals of what ran on a GPU: one line a program, which names the code, the commit and the machine.
+"""Journals of what ran on a GPU: a line per program, which names the code, the commit and the machine.
 
     journal = Journal(folder / "samples.jsonl", stamp())
     journal.write("add#0 float32 plain", "right")

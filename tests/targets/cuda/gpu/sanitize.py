@@ -61,7 +61,7 @@ class SanitizedFile:
 
 
 def compile_all(folder: Path, given: argparse.Namespace) -> list[SanitizedFile]:
-    """Compiles, calls and saves everything, in several processes. What cannot be is told and left out."""
+    """Compiles, calls and saves everything, in several processes. What cannot be is reported and left out."""
     names = choose_names(given.only)
     command = [sys.executable, "-m", "tests.targets.cuda.gpu.sanitize", *sys.argv[1:], f"--folder={folder}"]
     run_workers(len(names), given.jobs, command, lambda name, how: print(f"not compiled: {name}: {how}", flush=True))
@@ -149,9 +149,9 @@ def sanitize(file: SanitizedFile, tool: str, sanitizer: Sequence[str]) -> tuple[
         return "crashed", f"took more than {PATIENCE} s"
     said = done.stdout + done.stderr
     found = [int(count) for count in _SUMMARY.findall(said)]
-    told = "\n".join(line for line in said.splitlines() if line.startswith("====="))[:3000]
+    listed = "\n".join(line for line in said.splitlines() if line.startswith("====="))[:3000]
     if any(found) or done.returncode == _EXIT:
-        return "wrong", f"{sum(found)} findings\n{told}"
+        return "wrong", f"{sum(found)} findings\n{listed}"
     if done.returncode or not found:
         return "crashed", f"ended with {done.returncode}\n{said[-2000:]}"
     lines = [line for line in done.stdout.splitlines() if line.startswith("{")]

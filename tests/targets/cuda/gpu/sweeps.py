@@ -31,7 +31,7 @@ PUBLIC = 10
 # Bytes of memory that must be free for temporary files to lie there.
 LEAST_MEMORY = 8 << 30
 
-# Judges a model, leaves its file and calls where told if it is right: the outcome, and why it is none.
+# Judges a model, leaves its file and calls at the path given if it is right. Returns the outcome and the reason.
 Judge = Callable[[CompiledModel, Path], tuple[str, str]]
 
 

@@ -3,8 +3,8 @@
     run_workers(units, jobs, command, lost)       starts `command` with the options of `add_options` for each process
     take, note = join(given)                      in such a process
 
-`take()` gives the number of the next unit, or None; `note(name)` says what is being worked on. Of a process that dies
-or hangs the name is told to `lost`, and another process takes its place. Processes are new ones, not forks: torch asks
+`take()` gives the number of the next unit, or None; `note(name)` says what is being worked on. When a process dies or
+hangs, `lost` is called with the name, and another one takes its place. Processes are new ones, not forks: torch asks
 the GPU's driver for devices when parts of it are imported, and the driver does not work in a fork of such a process.
 """
 
@@ -55,8 +55,8 @@ def join(given: argparse.Namespace) -> tuple[Take, Note]:
 
 
 def run_workers(count: int, jobs: int, command: Sequence[str], lost: Callable[[str, str], None]) -> None:
-    """Starts so many processes, and others for those that die, until all units are taken. `lost` is told what a process
-    that died was working on, and how it ended."""
+    """Starts so many processes, and others for those that die, until all units are taken. For each that died, `lost` is
+    called with what it was working on, and how it ended."""
     reader, writer = os.pipe()
     os.write(writer, b"".join(_TOKEN.pack(number) for number in range(count)))
     os.close(writer)
