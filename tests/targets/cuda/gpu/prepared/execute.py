@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 
 import ingot_runtime
 from ingot_runtime import BFloat16Array, DeviceArray
+from ingot_runtime.native.cuda_driver import find_driver
 from tests.targets.cuda.gpu.evidence import gpu_name
 from tests.targets.cuda.gpu.prepared.bundles import Arrays, array_name, find_packs, select_arrays, unpack
 from tests.targets.cuda.gpu.prepared.results import ROWS, ResultRow, read_rows, save_arrays, write_results
@@ -56,6 +57,7 @@ def main(given: argparse.Namespace) -> int:
     if given.tokens is not None:
         work(given)
         return 0
+    find_driver().devices()  # raises DeviceUnavailable, which every program would
     begin = time.time()
     end = begin + max(1.0, 60 * given.minutes - MARGIN)
     use_memory_for_files()
