@@ -8,6 +8,8 @@
 A journal in DIR has a line for each program (`journals.py`). What this code has judged is not judged again: a call that
 was cut off is gone on with by the next one, also on another machine, where DIR is brought along. Kinds of programs take
 turns, so that a call that is cut off has a part of each. A program that ends its process is tried twice.
+
+Samples and networks can be compiled and judged on another machine: `prepared/` has files run here and nothing else.
 """
 
 from __future__ import annotations
@@ -20,17 +22,17 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tests.targets.cuda.gpu.journals import Journal, fault_of, read_rows, stamp
 from tests.targets.cuda.gpu.stages import Stages, add_up
-from tests.targets.cuda.gpu.workers import add_options, join, run_workers
+from tests.targets.cuda.gpu.workers import Note, add_options, join, run_workers, use_memory_for_files
 
 if TYPE_CHECKING:
     from ingot.targets.cuda.target import CudaTarget
-    from tests.targets.cuda.gpu.sweeps import Sweep
+    from tests.targets.cuda.gpu.sweeps import Place, Sweep
 
 ROOT = Path(__file__).resolve().parents[4]
 WHAT = ("zoo", "samples", "programs")
@@ -38,7 +40,8 @@ WHAT = ("zoo", "samples", "programs")
 ROUNDS, CRASHES = 3, 2
 # Seconds before the time is over in which what was begun is judged.
 MARGIN = 40.0
-# Where processes say what they spent their time on.
+# Where journals lie by default, and where in their folder processes say what they spent their time on.
+JOURNALS = ROOT / "build" / "evidence" / "cuda"
 STAGES = "stages.log"
 
 
@@ -52,7 +55,7 @@ def main() -> int:
         print(write_report(given.journal, {one.what: len(one.units()) for one in make_sweeps(given)}))
         return 0
     if given.tokens is not None:
-        work(given)
+        work_on_gpu(given)
         return 0
     if given.emulated:
         use_emulated_driver()
@@ -73,8 +76,16 @@ def open_journals(given: argparse.Namespace, sweeps: Sequence[Sweep]) -> dict[st
 
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--what", nargs="+", choices=WHAT, default=list(WHAT))
-    parser.add_argument("--journal", type=Path, nargs="+", default=[ROOT / "build" / "evidence" / "cuda"])
+    parser.add_argument("--journal", type=Path, nargs="+", default=[JOURNALS])
+    parser.add_argument("--build-only", action="store_true", help="compile and save, and call nothing")
+    parser.add_argument("--report", action="store_true", help="write the table into docs/reports/cuda.md")
+    add_selection(parser, WHAT)
+    return parser.parse_args(arguments)
+
+
+def add_selection(parser: argparse.ArgumentParser, what: Sequence[str]) -> None:
+    """Which programs are run or prepared, for how long, and in how many processes."""
+    parser.add_argument("--what", nargs="+", choices=what, default=list(what))
     parser.add_argument("--minutes", type=float, default=1e6, help="end after this time")
     parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--commit", default="", help="the commit of this tree, which rows name")
@@ -83,13 +94,10 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--most", type=int, default=1, help="samples of an operator, spread over all of them")
     parser.add_argument("--first", type=int, default=0, help="the first seed of programs")
     parser.add_argument("--count", type=int, default=2000, help="how many programs")
-    parser.add_argument("--build-only", action="store_true", help="compile and save, and call nothing")
     parser.add_argument("--emulated", action="store_true", help="kernels run on the CPU, by an emulated driver")
-    parser.add_argument("--report", action="store_true", help="write the table into docs/reports/cuda.md")
     parser.add_argument("--units", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--end", type=float, help=argparse.SUPPRESS)
     add_options(parser)
-    return parser.parse_args(arguments)
 
 
 def import_torch() -> None:
@@ -99,8 +107,6 @@ def import_torch() -> None:
     torch.set_num_threads(1)
     # torch's own tests ask for GPUs when they are imported, and take memory of them.
     vars(torch.cuda).update(is_available=lambda: False, device_count=lambda: 0)
-    from tests.targets.cuda.gpu.sweeps import use_memory_for_files
-
     use_memory_for_files()
 
 
@@ -129,8 +135,14 @@ def make_sweeps(given: argparse.Namespace) -> list[Sweep]:
     return made
 
 
-def collect(sweeps: Sequence[Sweep], journals: dict[str, Journal], given: argparse.Namespace, end: float) -> None:
-    """Judges what the journals do not have, until the time is over."""
+def collect(
+    sweeps: Sequence[Sweep],
+    journals: dict[str, Journal],
+    given: argparse.Namespace,
+    end: float,
+    module: str = "tests.targets.cuda.gpu.evidence",
+) -> None:
+    """Has processes of this module work on what the journals do not have, until the time is over."""
     units = {one.what: one.units() for one in sweeps}
     before: tuple[int, ...] = ()
     for _ in range(ROUNDS):
@@ -150,28 +162,40 @@ def collect(sweeps: Sequence[Sweep], journals: dict[str, Journal], given: argpar
         with tempfile.TemporaryDirectory() as folder:
             listed = Path(folder, "units.json")
             listed.write_text(json.dumps(left), encoding="utf-8")
-            command = [sys.executable, "-m", "tests.targets.cuda.gpu.evidence", *sys.argv[1:]]
+            command = [sys.executable, "-m", module, *sys.argv[1:]]
             run_workers(len(left), given.jobs, [*command, f"--units={listed}", f"--end={end}"], lost)
 
 
-def work(given: argparse.Namespace) -> None:
-    """One of the processes that `collect` starts: units one after another, until none is left or the time is over."""
-    sweeps, target, (take, note) = make_sweeps(given), target_of(given.emulated), join(given)
+def work_on_gpu(given: argparse.Namespace) -> None:
+    """One of the processes that `collect` starts."""
     from tests.targets.cuda.gpu.sweeps import Place
 
+    sweeps, target = make_sweeps(given), target_of(given.emulated)
     if not given.build_only:
         check_device(target)
-    left, spent = json.loads(given.units.read_text(encoding="utf-8")), Stages()
     journals = open_journals(given, sweeps)
+
+    def place_of(what: str, note: Note, spent: Stages) -> Place:
+        return Place(target, journals[what], note, given.end, given.build_only, spent)
+
+    work(given, sweeps, journals, place_of)
+
+
+def work(
+    given: argparse.Namespace,
+    sweeps: Sequence[Sweep],
+    journals: dict[str, Journal],
+    place_of: Callable[[str, Note, Stages], Place],
+) -> None:
+    """Takes units one after another, until none is left or the time is over."""
+    take, note = join(given)
+    left, spent = json.loads(given.units.read_text(encoding="utf-8")), Stages()
     known = {what: known_programs(journal) for what, journal in journals.items()}
 
-    def place_of(what: str) -> Place:
-        def note_program(name: str) -> None:
-            note(f"{what}\t{name}" if name else "")
+    def note_program(what: str) -> Note:
+        return lambda name: note(f"{what}\t{name}" if name else "")
 
-        return Place(target, journals[what], note_program, given.end, given.build_only, spent)
-
-    places = {one.what: place_of(one.what) for one in sweeps}
+    places = {one.what: place_of(one.what, note_program(one.what), spent) for one in sweeps}
     by_name = {one.what: one for one in sweeps}
     try:
         while time.time() < given.end and (number := take()) is not None:
@@ -180,7 +204,7 @@ def work(given: argparse.Namespace) -> None:
         for one in sweeps:
             one.finish(places[one.what])
     finally:
-        spent.write(given.journal[0] / STAGES)
+        spent.write(next(iter(journals.values())).path.with_name(STAGES))
 
 
 def check_device(target: CudaTarget) -> None:
@@ -230,13 +254,13 @@ def summarize(journals: dict[str, Journal], seconds: float) -> int:
 
 def stamp_of(commit: str, build_only: bool = False, emulated: bool = False) -> dict[str, Any]:
     """What rows of this run name."""
-    made = stamp(commit, _gpu())
+    made = stamp(commit, gpu_name())
     if build_only or emulated:  # not evidence of a GPU
         made |= {"code": f"{'built' if build_only else 'emulated'}-{made['code']}", "gpu": "none"}
     return made
 
 
-def _gpu() -> str:
+def gpu_name() -> str:
     """The GPU's name."""
     try:
         asked = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"]

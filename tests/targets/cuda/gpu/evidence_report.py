@@ -8,6 +8,7 @@ from pathlib import Path
 
 from benchmarks.support import marked_text
 from tests.targets.cuda.gpu.journals import OUTCOMES, Row, codes_of, fault_of, read_rows
+from tests.targets.cuda.gpu.prepared.verdicts import VERDICTS, read_verdicts
 
 ROOT = Path(__file__).resolve().parents[4]
 REPORT = ROOT / "docs" / "reports" / "cuda.md"
@@ -20,15 +21,18 @@ TITLES = {
 }
 
 
-def write_report(folders: Sequence[Path], units: Mapping[str, int] | None = None, report: Path = REPORT) -> str:
+def write_report(
+    folders: Sequence[Path], units: Mapping[str, int] | None = None, report: Path = REPORT, known: Path = VERDICTS
+) -> str:
     """Puts the table between the comments of the report. `units` are how many units of work there are of each kind."""
-    text = table(folders, units or {})
+    text = table(folders, units or {}, known)
     marked_text.replace(report, BEGIN, END, text)
     return text
 
 
-def table(folders: Sequence[Path], units: Mapping[str, int]) -> str:
-    """A row for each kind and code, the latest first; what is wrong is listed behind it."""
+def table(folders: Sequence[Path], units: Mapping[str, int], known: Path = VERDICTS) -> str:
+    """A row for each kind and code, the latest first, and one for the committed verdicts on texts; what is wrong is
+    listed behind it."""
     lines = [
         "| what ran on the GPU | code | commit | programs | right | also from their file | refused | wrong | crashed |",
         "|---|---|---|---|---|---|---|---|---|",
@@ -43,6 +47,9 @@ def table(folders: Sequence[Path], units: Mapping[str, int]) -> str:
             for part, own in _split(what, title, rows).items():
                 lines.append(_line(part, code, own))
             faults += _faults(what, code, rows)
+        verdicts = _committed(what, known)
+        lines += [_line(part, "by text", own) for part, own in _split(what, title, verdicts).items()]
+        faults += _faults(what, "by text", verdicts)
     if units:
         counts = ", ".join(f"{count:,} {_unit(what)}" for what, count in units.items())
         lines += ["", f"All there are: {counts}."]
@@ -56,6 +63,20 @@ def _split(what: str, title: str, rows: Mapping[str, Row]) -> dict[str, list[Row
         part = {"samples": _dtype, "zoo": _kind, "sanitizer": _tool}.get(what, lambda name: "")(name)
         found.setdefault(f"{title}{', ' if part else ''}{part}", []).append(row)
     return dict(sorted(found.items()))
+
+
+def _committed(what: str, known: Path) -> dict[str, Row]:
+    """The committed verdicts of a kind, as rows. Every one of them is of a file."""
+    return {
+        name: {
+            "outcome": one.outcome,
+            "commit": one.commit,
+            "from_file": one.outcome == "right",
+            "reason": f"text {one.text} at commit {one.commit}",
+        }
+        for name, one in read_verdicts(known).items()
+        if what == ("programs" if name.startswith("network ") else "samples")
+    }
 
 
 def _dtype(name: str) -> str:
@@ -76,7 +97,7 @@ def _unit(what: str) -> str:
 
 def _line(title: str, code: str, rows: Sequence[Row]) -> str:
     count = Counter(row["outcome"] for row in rows)
-    commits = sorted({str(row.get("commit", ""))[:9] for row in rows} - {""})
+    commits = sorted({str(row.get("ran_at") or row.get("commit", ""))[:9] for row in rows} - {""})
     files = sum(bool(row.get("from_file")) for row in rows)
     right, refused, wrong, crashed = (count[outcome] for outcome in OUTCOMES)
     cells = [title, f"`{code}`", ", ".join(commits) or "–"]
@@ -90,4 +111,6 @@ def _faults(what: str, code: str, rows: Mapping[str, Row]) -> list[str]:
         if fault := fault_of(row):
             first = " ".join(fault.split("\n", 1)[0].split())[:220]
             lines.append(f"- {what} `{name}`, code `{code}`: {first}")
+        if row.get("unsteady"):
+            lines.append(f"- {what} `{name}`, code `{code}`: {row['unsteady']}")
     return lines

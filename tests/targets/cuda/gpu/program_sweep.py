@@ -9,19 +9,17 @@ from __future__ import annotations
 import random
 import signal
 import warnings
-from pathlib import Path
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import nn
 
 import ingot
-from ingot.artifacts.compiled_model import CompiledModel
-from ingot.errors import IngotError
+from ingot.targets.cuda.target import CudaTarget
 from tests.fuzz import networks
 from tests.targets.cuda.gpu.batched_build import ARCHITECTURE, lower
-from tests.targets.cuda.gpu.saved_calls import save_calls
-from tests.targets.cuda.gpu.sweeps import PATIENCE, PUBLIC, BatchedSweep, ContextLost, Place, SweptProgram
+from tests.targets.cuda.gpu.sweeps import PATIENCE, PUBLIC, BatchedSweep, CallResults, Place, ProgramJudge, SweptProgram
 
 
 class ProgramSweep(BatchedSweep):
@@ -36,38 +34,54 @@ class ProgramSweep(BatchedSweep):
         return [f"seed {seed}" for seed in self._seeds]
 
     def prepare(self, unit: str, place: Place, known: set[str]) -> list[SweptProgram]:
-        name = f"network {unit}"
+        name = name_of(unit)
         if name in known:
             return []
         place.note(name)
         signal.alarm(PATIENCE)
         with warnings.catch_warnings(), torch.no_grad():
             warnings.simplefilter("ignore")
-            found = _prepare(name, networks.make(int(unit.split()[1])), place)
+            found = _prepare(unit, network_of(unit), place)
         signal.alarm(0)
         return [found] if found else []
 
+    def judges(self, unit: str, names: Collection[str], target: CudaTarget) -> Mapping[str, ProgramJudge]:
+        network = network_of(unit)
+        off = passes_off(network, target)
+        # Only a quantized program is compared with itself, run by eager.
+        model, program = networks.capture(network) if network.mode.startswith("int") else (network.model(), None)
+        return {name_of(unit): NetworkJudge(network, model, program, off)}
 
-def passes_off(network: networks.Network, place: Place) -> list[str]:
+
+def name_of(unit: str) -> str:
+    return f"network {unit}"
+
+
+def network_of(unit: str) -> networks.Network:
+    return networks.make(int(unit.split()[1]))
+
+
+def passes_off(network: networks.Network, target: CudaTarget) -> list[str]:
     """The passes that this network is compiled without."""
     draw = random.Random(network.seed)
-    return [name for name in place.target.optional_passes if draw.random() < 0.4] if draw.random() < 0.25 else []
+    return [name for name in target.optional_passes if draw.random() < 0.4] if draw.random() < 0.25 else []
 
 
-def _prepare(name: str, network: networks.Network, place: Place) -> SweptProgram | None:
+def _prepare(unit: str, network: networks.Network, place: Place) -> SweptProgram | None:
+    name = name_of(unit)
     precision: Any = "tf32" if network.mode == "products in bfloat16" else "float32"  # judged as the coarser one
-    off = passes_off(network, place)
+    off = passes_off(network, place.target)
     doing = "capturing"
     try:
         model, program = networks.capture(network)
         doing = f"compiling without {off}"
         check = NetworkJudge(network, model, program, off)
         if network.seed % PUBLIC:
-            return SweptProgram(name, check, lower(program, place.target, precision, off))
+            return SweptProgram(name, unit, check, lower(program, place.target, precision, off))
         compiled = ingot.compile(
             program, target=place.target, isa=ARCHITECTURE, precision=precision, cache=False, disable_passes=off
         )
-        return SweptProgram(name, check, compiled=compiled)
+        return SweptProgram(name, unit, check, compiled=compiled)
     except Exception as error:
         verdict = networks.failure(network, error, doing)
         place.journal.write(name, verdict.kind, verdict.reason)
@@ -75,27 +89,30 @@ def _prepare(name: str, network: networks.Network, place: Place) -> SweptProgram
 
 
 class NetworkJudge:
-    def __init__(self, network: networks.Network, model: nn.Module, program: ingot.Program, off: list[str]) -> None:
-        self._network, self._model, self._program, self._off = network, model, program, off
+    """A network at each of its sizes. `program` is needed only for a quantized network."""
 
-    def __call__(self, compiled: CompiledModel, file: Path) -> tuple[str, str]:
-        network, calls = self._network, []
-        wide = network.wide_model()
-        for number, sizes in enumerate(network.every_size):
-            args = network.arguments(sizes, number)
-            before = [arg.clone() for arg in args]
-            try:
-                got = [result.cpu() for result in compiled(*args)]
-            except Exception as error:
-                if isinstance(error, IngotError) and 0 in sizes.values():
-                    continue
-                text = f"running at {sizes}: {type(error).__name__}: {error}\nwithout {self._off}\n{network}"
-                raise ContextLost(text) from error
-            problem = networks.problem_at(sizes, self._model, wide, self._program, network.mode, before, got)
-            if not problem and any(not torch.equal(a, b) for a, b in zip(args, before, strict=True)):
-                problem = "an argument was written to"
-            if problem:
-                return "wrong", f"{problem}; at {sizes}, without {self._off}\n{network}"
-            calls.append((before, got))
-        save_calls(compiled, file, calls)
-        return "right", ""
+    def __init__(
+        self, network: networks.Network, model: nn.Module, program: ingot.Program | None, off: Sequence[str]
+    ) -> None:
+        self._network, self._model, self._program, self._off = network, model, program, off
+        self._wide: nn.Module | None = None
+
+    def count(self) -> int:
+        return len(self._network.every_size)
+
+    def arguments(self, number: int) -> tuple[torch.Tensor, ...]:
+        return self._network.arguments(self._network.every_size[number], number)
+
+    def may_refuse(self, number: int) -> bool:
+        return 0 in self._network.every_size[number].values()
+
+    def problem(self, number: int, results: CallResults) -> str:
+        self._wide = self._wide or self._network.wide_model()
+        mode, args, sizes = self._network.mode, self.arguments(number), self._network.every_size[number]
+        problem = networks.problem_at(sizes, self._model, self._wide, self._program, mode, args, results.tensors)
+        if not problem and results.is_written:
+            problem = "an argument was written to"
+        return f"{problem}; {self.describe(number)}" if problem else ""
+
+    def describe(self, number: int) -> str:
+        return f"at {self._network.every_size[number]}, without {self._off}\n{self._network}"

@@ -9,14 +9,12 @@ from __future__ import annotations
 import signal
 import traceback
 import warnings
-from collections.abc import Sequence
-from pathlib import Path
+from collections.abc import Collection, Mapping, Sequence
 
 import torch
-from torch.utils import _pytree as pytree
 
 import ingot
-from ingot.artifacts.compiled_model import CompiledModel
+from ingot.targets.cuda.target import CudaTarget
 from tests.support.operator_samples.samples import (
     KINDS,
     Case,
@@ -28,8 +26,7 @@ from tests.support.operator_samples.samples import (
     operators,
 )  # fmt: skip
 from tests.targets.cuda.gpu.batched_build import ARCHITECTURE, lower
-from tests.targets.cuda.gpu.saved_calls import save_calls
-from tests.targets.cuda.gpu.sweeps import PATIENCE, PUBLIC, BatchedSweep, ContextLost, Place, SweptProgram
+from tests.targets.cuda.gpu.sweeps import PATIENCE, PUBLIC, BatchedSweep, CallResults, Place, ProgramJudge, SweptProgram
 
 # A stride through the sorted operators that no number of them has as a divisor: neighbours are alike.
 _STRIDE = 211
@@ -54,21 +51,29 @@ class SampleSweep(BatchedSweep):
         ]
 
     def prepare(self, unit: str, place: Place, known: set[str]) -> list[SweptProgram]:
-        name, dtype, _, most = unit.rsplit(" ", 3)
         found = []
         place.note(unit)
         signal.alarm(PATIENCE)
-        drawn = list(cases([name], [getattr(torch, dtype)], KINDS, int(most)))
+        drawn = cases_of(unit)
         for number, case in enumerate(drawn):
             if case.name in known:
                 continue
             place.note(case.name)
             signal.alarm(PATIENCE)
-            made = _prepare(case, place, is_public=(hash_of(unit) + number) % PUBLIC == 0)
+            made = _prepare(unit, case, place, is_public=(hash_of(unit) + number) % PUBLIC == 0)
             if made is not None:
                 found.append(made)
         signal.alarm(0)
         return found
+
+    def judges(self, unit: str, names: Collection[str], target: CudaTarget) -> Mapping[str, ProgramJudge]:
+        drawn = [(case, expectation(case)) for case in cases_of(unit) if case.name in names]
+        return {case.name: SampleJudge(case, expected) for case, expected in drawn if expected is not None}
+
+
+def cases_of(unit: str) -> list[Case]:
+    name, dtype, _, most = unit.rsplit(" ", 3)
+    return list(cases([name], [getattr(torch, dtype)], KINDS, int(most)))
 
 
 def hash_of(text: str) -> int:
@@ -76,7 +81,7 @@ def hash_of(text: str) -> int:
     return sum(map(ord, text))
 
 
-def _prepare(case: Case, place: Place, is_public: bool) -> SweptProgram | None:
+def _prepare(unit: str, case: Case, place: Place, is_public: bool) -> SweptProgram | None:
     """The sample, lowered or compiled; None where eager refuses it or its row is written."""
     expected = expectation(case)
     if expected is None:
@@ -86,9 +91,9 @@ def _prepare(case: Case, place: Place, is_public: bool) -> SweptProgram | None:
         try:
             if is_public:
                 compiled = ingot.compile(case.module, fresh(case), target=place.target, isa=ARCHITECTURE, cache=False)
-                return SweptProgram(case.name, SampleJudge(case, expected), compiled=compiled)
+                return SweptProgram(case.name, unit, SampleJudge(case, expected), compiled=compiled)
             program = ingot.capture(case.module, fresh(case))
-            return SweptProgram(case.name, SampleJudge(case, expected), lower(program, place.target))
+            return SweptProgram(case.name, unit, SampleJudge(case, expected), lower(program, place.target))
         except ingot.IngotError as error:
             place.journal.write(case.name, "refused", f"{type(error).__name__}: {error}")
         except Exception as error:
@@ -98,21 +103,25 @@ def _prepare(case: Case, place: Place, is_public: bool) -> SweptProgram | None:
 
 
 class SampleJudge:
+    """A sample, which is called once."""
+
     def __init__(self, case: Case, expected: Expectation) -> None:
         self._case, self._expected = case, expected
 
-    def __call__(self, compiled: CompiledModel, file: Path) -> tuple[str, str]:
-        case, expected = self._case, self._expected
-        if compiled.draws:  # its own random numbers, not torch's: only their type can be compared
+    def count(self) -> int:
+        return 1
+
+    def arguments(self, number: int) -> tuple[torch.Tensor, ...]:
+        return fresh(self._case)
+
+    def may_refuse(self, number: int) -> bool:
+        return False
+
+    def problem(self, number: int, results: CallResults) -> str:
+        expected = self._expected
+        if results.draws:  # its own random numbers, not torch's: only their type can be compared
             expected = Expectation(expected.own, expected.exact, True)
-        try:
-            results = [x.cpu() for x in pytree.tree_leaves(compiled(*fresh(case)))]
-        except Exception as error:
-            where = traceback.format_exc(limit=-4)
-            raise ContextLost(f"running: {type(error).__name__}: {error}\n{where}") from error
-        complaint = judge(case, expected, results)
-        if complaint:
-            return "wrong", complaint
-        if not compiled.draws:
-            save_calls(compiled, file, [(fresh(case), results)])
-        return "right", ""
+        return judge(self._case, expected, results.tensors) or ""
+
+    def describe(self, number: int) -> str:
+        return str(self._case)

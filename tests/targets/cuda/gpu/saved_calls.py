@@ -30,16 +30,22 @@ def save_calls(compiled: CompiledModel, file: Path, calls: Sequence[tuple[Sequen
         arrays = {}
         for kind, values in (("in", pytree.tree_leaves(args)), ("out", pytree.tree_leaves(results))):
             tensors = (value for value in values if isinstance(value, torch.Tensor))
-            arrays |= dict(_array(f"{kind}.{place:04}", tensor) for place, tensor in enumerate(tensors))
+            arrays |= dict(name_array(f"{kind}.{place:04}", tensor) for place, tensor in enumerate(tensors))
         np.savez(file.with_name(f"{file.stem}.{number}.npz"), **arrays)
 
 
-def _array(name: str, tensor: torch.Tensor) -> tuple[str, np.ndarray]:
+def name_array(name: str, tensor: torch.Tensor) -> tuple[str, np.ndarray]:
     """A tensor by its name in a file of arrays. bfloat16 is kept as its bits, and the name says so."""
     tensor = tensor.detach().cpu()
     if tensor.dtype == torch.bfloat16:
         return f"{name}.bfloat16", tensor.contiguous().view(torch.uint16).numpy()
     return name, tensor.numpy()
+
+
+def tensor_of(name: str, array: np.ndarray) -> torch.Tensor:
+    """The tensor of an array with such a name."""
+    tensor = torch.from_numpy(array)
+    return tensor.view(torch.bfloat16) if name.endswith(".bfloat16") else tensor
 
 
 WITHOUT_TORCH = """

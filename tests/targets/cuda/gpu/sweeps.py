@@ -3,24 +3,26 @@ their files in a process without torch."""
 
 from __future__ import annotations
 
-import os
-import shutil
 import signal
 import tempfile
 import time
+import traceback
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Protocol, TypeAlias
 
 import torch
+from torch.utils import _pytree as pytree
 
 from ingot.artifacts.compiled_model import CompiledModel
+from ingot.errors import IngotError
 from ingot.targets.cuda.target import CudaTarget
 from tests.targets.cuda.gpu.batched_build import LoweredProgram, build
 from tests.targets.cuda.gpu.journals import DONE, Journal
-from tests.targets.cuda.gpu.saved_calls import repeat_without_torch
+from tests.targets.cuda.gpu.saved_calls import repeat_without_torch, save_calls
 from tests.targets.cuda.gpu.stages import Stages
 from tests.targets.cuda.gpu.workers import AGAIN, Note
 
@@ -28,11 +30,6 @@ from tests.targets.cuda.gpu.workers import AGAIN, Note
 PATIENCE, BUILDING = 120, 300
 # Of how many programs one is compiled by `ingot.compile`, as users do, with an image of its own.
 PUBLIC = 10
-# Bytes of memory that must be free for temporary files to lie there.
-LEAST_MEMORY = 8 << 30
-
-# Judges a model, leaves its file and calls at the path given if it is right. Returns the outcome and the reason.
-Judge = Callable[[CompiledModel, Path], tuple[str, str]]
 
 
 class ContextLost(Exception):
@@ -40,18 +37,48 @@ class ContextLost(Exception):
 
 
 @dataclass(frozen=True)
+class CallResults:
+    """What one call returned, whether it wrote to an argument, and whether the model draws random numbers."""
+
+    tensors: Sequence[torch.Tensor]
+    is_written: bool
+    draws: bool
+
+
+class ProgramJudge(Protocol):
+    """The calls of a program, and whether their results are right. Needs no GPU."""
+
+    def count(self) -> int:
+        """The number of calls."""
+
+    def arguments(self, number: int) -> tuple[torch.Tensor, ...]:
+        """The arguments of a call, as copies that may be written to."""
+
+    def may_refuse(self, number: int) -> bool:
+        """Whether the model may raise an IngotError for this call."""
+
+    def problem(self, number: int, results: CallResults) -> str:
+        """What is wrong with a call's results, or ""."""
+
+    def describe(self, number: int) -> str:
+        """The call, for a message."""
+
+
+@dataclass(frozen=True)
 class SweptProgram:
-    """A program on its way: built with others, or already by itself."""
+    """A program of a unit on its way: built with others, or already by itself."""
 
     name: str
-    judge: Judge
+    unit: str
+    judge: ProgramJudge
     lowered: LoweredProgram | None = None
     compiled: CompiledModel | None = None
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where a sweep runs: the target, the journal, and whether models are only built and saved, not called."""
+    """Where a sweep runs: the target, the journal, and whether models are only built and saved, not called. `handle`
+    takes each batch of programs, and `wants` says which programs are in one."""
 
     target: CudaTarget
     journal: Journal
@@ -59,10 +86,15 @@ class Place:
     end: float = float("inf")
     build_only: bool = False
     spent: Stages = field(default_factory=Stages)
+    handle: BatchHandler | None = None
+    wants: Callable[[SweptProgram], bool] = lambda one: True
 
     @property
     def is_late(self) -> bool:
         return time.time() > self.end
+
+
+BatchHandler: TypeAlias = Callable[[Sequence[SweptProgram], Place], None]
 
 
 class Sweep(ABC):
@@ -96,38 +128,30 @@ class BatchedSweep(Sweep):
     def prepare(self, unit: str, place: Place, known: set[str]) -> Sequence[SweptProgram]:
         """The programs of a unit, as far as they can be lowered; others have their rows already."""
 
+    @abstractmethod
+    def judges(self, unit: str, names: Collection[str], target: CudaTarget) -> Mapping[str, ProgramJudge]:
+        """The judges of these programs of a unit, without a compilation of them."""
+
     def run(self, unit: str, place: Place, known: set[str]) -> None:
         with place.spent("prepare"):
-            self._waiting += self.prepare(unit, place, known)
+            self._waiting += [one for one in self.prepare(unit, place, known) if place.wants(one)]
         self._units.append(unit)
         if len(self._waiting) >= self.batch or place.is_late:
             self.finish(place)
 
     def finish(self, place: Place) -> None:
         waiting, units, self._waiting, self._units = self._waiting, self._units, [], []
-        judge_all(waiting, place)
+        (place.handle or judge_all)(waiting, place)
         for unit in units:
             place.journal.write(unit, DONE)
 
 
 def judge_all(waiting: Sequence[SweptProgram], place: Place) -> None:
     """Builds and judges programs, and runs the files of those that are right in a process without torch."""
-    if not waiting:
-        return
-    place.note("")
-    signal.alarm(BUILDING)
-    joined = {one.name: one.lowered for one in waiting if one.lowered is not None}
-    with place.spent("build"):
-        built = dict(zip(joined, build(list(joined.values()), place.target, place.spent), strict=True))
-    signal.alarm(0)
     with tempfile.TemporaryDirectory(prefix="ingot-gpu-") as folder:
         saved: dict[str, SweptProgram] = {}
         lost = False
-        for number, one in enumerate(waiting):
-            model = one.compiled or built[one.name]
-            if isinstance(model, Exception):
-                place.journal.write(one.name, "crashed", f"building: {type(model).__name__}: {model}")
-                continue
+        for number, (one, model) in enumerate(build_all(waiting, place)):
             file = Path(folder) / f"{number:04}.ingot"
             with place.spent("judge"):
                 outcome, reason, lost = _judge(one, model, file, place)
@@ -142,6 +166,44 @@ def judge_all(waiting: Sequence[SweptProgram], place: Place) -> None:
         raise SystemExit(AGAIN)
 
 
+def build_all(waiting: Sequence[SweptProgram], place: Place) -> Iterator[tuple[SweptProgram, CompiledModel]]:
+    """Programs with their models. What cannot be built has its row, and is left out."""
+    place.note("")
+    signal.alarm(BUILDING)
+    joined = {one.name: one.lowered for one in waiting if one.lowered is not None}
+    with place.spent("build"):
+        built = dict(zip(joined, build(list(joined.values()), place.target, place.spent), strict=True))
+    signal.alarm(0)
+    for one in waiting:
+        model = one.compiled or built[one.name]
+        if isinstance(model, Exception):
+            place.journal.write(one.name, "crashed", f"building: {type(model).__name__}: {model}")
+        else:
+            yield one, model
+
+
+def judge_model(judge: ProgramJudge, model: CompiledModel, file: Path) -> tuple[str, str]:
+    """Calls a model; the outcome and the reason. If it is right, its file and its calls are left at `file`."""
+    calls = []
+    for number in range(judge.count()):
+        args, before = judge.arguments(number), judge.arguments(number)
+        try:
+            got = [result.cpu() for result in pytree.tree_leaves(model(*args))]
+        except Exception as error:
+            if isinstance(error, IngotError) and judge.may_refuse(number):
+                continue
+            where = traceback.format_exc(limit=-4)
+            text = f"running {judge.describe(number)}: {type(error).__name__}: {error}\n{where}"
+            raise ContextLost(text) from error
+        is_written = not all(map(torch.equal, args, before))
+        if problem := judge.problem(number, CallResults(got, is_written, model.draws)):
+            return "wrong", problem
+        calls.append((before, got))
+    if not model.draws:
+        save_calls(model, file, calls)
+    return "right", ""
+
+
 def _judge(one: SweptProgram, model: CompiledModel, file: Path, place: Place) -> tuple[str, str, bool]:
     """The outcome, why, and whether the GPU's context may be lost."""
     place.note(one.name)
@@ -152,7 +214,7 @@ def _judge(one: SweptProgram, model: CompiledModel, file: Path, place: Place) ->
             if place.build_only:
                 model.save(file)
                 return "built", "", False
-            outcome, reason = one.judge(model, file)
+            outcome, reason = judge_model(one.judge, model, file)
         return outcome, reason, False
     except ContextLost as error:
         return "crashed", str(error), True
@@ -179,11 +241,3 @@ def _run_files(saved: dict[str, SweptProgram], folder: Path, place: Place) -> No
 
 def _how(one: SweptProgram) -> dict[str, bool]:
     return {"public": True} if one.lowered is None else {}
-
-
-def use_memory_for_files() -> None:
-    """Temporary files lie in memory where there is such a folder: thousands of small ones are written, each synced."""
-    folder = Path("/dev/shm")
-    if folder.is_dir() and os.access(folder, os.W_OK) and shutil.disk_usage(folder).free > LEAST_MEMORY:
-        os.environ["TMPDIR"] = str(folder)
-        tempfile.tempdir = str(folder)

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import shutil
 import signal
 import struct
 import subprocess
@@ -23,6 +24,8 @@ from pathlib import Path
 
 # What a process ends with if another one is to go on: its context on the GPU is lost.
 AGAIN = 3
+# Bytes of memory that must be free for temporary files to lie there.
+LEAST_MEMORY = 8 << 30
 _TOKEN = struct.Struct("<i")
 
 Take = Callable[[], int | None]
@@ -85,3 +88,11 @@ def _start(command: Sequence[str], reader: int, noted: Path) -> Worker:
     noted.write_text("", encoding="utf-8")
     options = [f"--tokens={reader}", f"--noted={noted}"]
     return Worker(subprocess.Popen([*command, *options], pass_fds=(reader,)), noted)
+
+
+def use_memory_for_files() -> None:
+    """Temporary files lie in memory where there is such a folder: thousands of small ones are written, each synced."""
+    folder = Path("/dev/shm")
+    if folder.is_dir() and os.access(folder, os.W_OK) and shutil.disk_usage(folder).free > LEAST_MEMORY:
+        os.environ["TMPDIR"] = str(folder)
+        tempfile.tempdir = str(folder)
