@@ -19,12 +19,14 @@ import contextlib
 import copy
 import gc
 import json
+import os
 import statistics
+import subprocess
 import sys
 import tempfile
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +59,7 @@ def main() -> None:
     parser.add_argument("--prepare", type=Path, metavar="FOLDER", help="compile in max-autotune, and measure nothing")
     parser.add_argument("--prepared", type=Path, metavar="FOLDER", help="where that was done")
     parser.add_argument("--fill", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--compile-only", action="store_true", help="print compile times as JSON; needs no GPU")
     parser.add_argument("--quantized", action="store_true", help="rows with weights of 8 and 4 bits, and no others")
     parser.add_argument("--list", action="store_true", help="print the names of the rows, and measure nothing")
     given = parser.parse_args()
@@ -75,6 +78,9 @@ def main() -> None:
         for row in rows:
             fill(row)
         return
+    if given.compile_only:
+        print(json.dumps({row.name: time_compilation(row) for row in rows}))
+        return
 
     def record(name: str, result: dict[str, Any]) -> None:
         print(json.dumps({name: result}, indent=1), flush=True)
@@ -85,12 +91,15 @@ def main() -> None:
         cuda_quantized.measure_rows(given.only, given.without, given.repeat, time_calls, BANDWIDTH, record)
         return
     kernels = given.prepared / inductor.KERNELS if given.prepared else None
+    apart = compile_without_gpu(rows)
     for row in rows:
         if time.monotonic() > end:
             print(f"{row.name}: no time was left", flush=True)
             continue
         try:
             result = measure(row, given.without, given.repeat, given.inputs, kernels)
+            if row.name in apart:
+                result["compile"]["Ingot, no GPU"] = apart[row.name]
         except Exception as failure:  # the other rows are still worth having
             result = {"failed": f"{type(failure).__name__}: {failure}"[:2000]}
         record(row.name, result)
@@ -125,6 +134,28 @@ def fill(row: Row) -> None:
     with torch.no_grad():
         torch.compile(model, mode="max-autotune", fullgraph=True)(*args)
         torch.cuda.synchronize()
+
+
+def time_compilation(row: Row) -> float:
+    """Seconds to compile a row whose tensors are on the CPU, for every architecture that a file has by default."""
+    torch.manual_seed(0)
+    model, args = row.build().eval().to(torch.bfloat16), row.inputs()
+    with torch.no_grad():
+        began = time.perf_counter()
+        ingot.compile(model, args, target="cuda", cache=False)
+        return time.perf_counter() - began
+
+
+def compile_without_gpu(rows: Sequence[Row]) -> dict[str, float]:
+    """The same in a process that sees no GPU, by name; empty where that process fails."""
+    names = [row.name for row in rows]
+    command = [sys.executable, __file__, "--compile-only", "--only", *names]
+    done = subprocess.run(command, env={**os.environ, "CUDA_VISIBLE_DEVICES": ""}, capture_output=True, text=True)
+    if done.returncode:
+        print(f"without a GPU: {done.stderr[-1000:]}", flush=True)
+        return {}
+    found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
+    return {name: found[name] for name in names}
 
 
 def measure(
