@@ -125,7 +125,11 @@ class AliasTracker:
         recorder.append(recorder.portable_view(view.func, args[0]), args, kwargs, view.outputs)
 
     def store(self, tensor: torch.Tensor, new: torch.Tensor) -> None:
-        """Makes `new` what a tensor holds, and with it all that share its memory."""
+        """Makes `new` what a tensor holds, and with it all that share its memory.
+
+        A view whose new value has other strides is out of date as well: read through the view again, it has those of
+        eager, and kernels that add in the order of memory give the same bits.
+        """
         chain = [tensor]
         while (view := self._views.get(id(chain[-1]))) is not None:
             chain.append(view.parent)
@@ -141,8 +145,9 @@ class AliasTracker:
         for member in self._members.get(id(root), ()):
             self._outdated[id(member)] = member
         for known, held in now.values():
-            self._outdated.pop(id(known), None)
-            self._recorder.bind(known, held)
+            if known is root or internals.same_strides(known, held) or not self._is_repeatable(self._views[id(known)]):
+                self._outdated.pop(id(known), None)
+                self._recorder.bind(known, held)
 
     def _parent_value(self, chain: list[torch.Tensor], position: int, value: torch.Tensor) -> tuple[int, torch.Tensor]:
         """The place in the chain of the next tensor up that can be computed, and what it holds."""
@@ -187,12 +192,15 @@ class AliasTracker:
         return made
 
     def _check_repeatable(self, view: View) -> None:
+        if not self._is_repeatable(view):
+            self._refuse("as_strided of a tensor that is not contiguous, or is a view itself")
+
+    def _is_repeatable(self, view: View) -> bool:
         """An as_strided view speaks of memory, and repeats on values only where these lie as they did."""
         if view.func is not aten.as_strided.default:
-            return
+            return True
         parent = view.parent
-        if not parent.is_contiguous() or parent.storage_offset() != 0 or self.is_view(parent):
-            self._refuse("as_strided of a tensor that is not contiguous, or is a view itself")
+        return parent.is_contiguous() and parent.storage_offset() == 0 and not self.is_view(parent)
 
     def _refuse_overlap(self) -> None:
         self._refuse("several elements of the tensor that is written lie in one place of memory")
