@@ -31,7 +31,7 @@ from ingot.targets.cuda.codegen.kernel import MAP_WORDS, CudaKernel, map_words
 from ingot.targets.cuda.codegen.kernel_rules import KERNELS
 from ingot.targets.cuda.codegen.kernel_writer import CudaKernelWriter, StepScratch
 from ingot.targets.cuda.codegen.module_emitter import kernel_text
-from ingot.targets.cuda.codegen.products.stream_product import BARRIER
+from ingot.targets.cuda.codegen.products.stream_kernel import BARRIER
 
 _HEADER = Path(__file__).with_name("emulator.h")
 _FLAGS = ("-std=c++17", "-O1", "-DIG_EMULATED", "-shared", "-fPIC", "-fvisibility=hidden", "-w", "-ffp-contract=off")

@@ -25,7 +25,7 @@ from ingot.scheduling.buffer_planning import byte_size
 from ingot.targets.cuda.codegen.device_parts import split_kernels
 from ingot.targets.cuda.codegen.kernel import CudaKernel, Grid, map_words
 from ingot.targets.cuda.codegen.kernel_writer import CudaKernelWriter, StepScratch
-from ingot.targets.cuda.codegen.products.stream_product import BARRIER
+from ingot.targets.cuda.codegen.products.stream_kernel import BARRIER
 
 HEADERS = HeaderSet(("ingot.codegen", "ingot.targets.cuda.codegen"))
 # What a kernel takes for the address of the value that it computes for the host.

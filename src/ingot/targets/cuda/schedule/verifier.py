@@ -150,7 +150,7 @@ def _check_streamed(group: StreamedGemm, facts: Facts) -> str | None:
 
 
 def _check_chain(chain: StreamedChain, facts: Facts) -> str | None:
-    return find_chain_fault(chain)
+    return find_chain_fault(chain, facts.buffers)
 
 
 def _check_gated(group: GatedGemm, facts: Facts) -> str | None:

@@ -1,0 +1,1 @@
+"""What joins the kernels of a decoder's layer: attention and the products behind it."""
