@@ -26,10 +26,12 @@ from ingot.targets.cuda.codegen.products.tile_product import (
 )
 from ingot.targets.cuda.schedule.alignment import MOST_BYTES, count_neighbours
 from ingot.targets.cuda.schedule.bulk.paired_columns import join_pairs
+from ingot.targets.cuda.schedule.layers.layer_loops import match_layers
 from ingot.targets.cuda.schedule.statements import (
     PLAIN_TILE,
     GatedGemm,
     GemmTile,
+    LayerLoop,
     SiblingGemms,
     StreamedChain,
     StreamedGemm,
@@ -68,7 +70,12 @@ def write_streamed_gemm(out: CudaKernelWriter, group: StreamedGemm) -> CudaKerne
 
 @KERNELS.register(StreamedChain)
 def write_streamed_chain(out: CudaKernelWriter, chain: StreamedChain) -> CudaKernel:
-    return write_chain(out, chain)
+    return write_chain(out, chain, ())
+
+
+@KERNELS.register(LayerLoop)
+def write_layer_loop(out: CudaKernelWriter, loop: LayerLoop) -> CudaKernel:
+    return write_chain(out, loop.steps[0], match_layers(loop, out.buffers))
 
 
 @KERNELS.register(GatedGemm)

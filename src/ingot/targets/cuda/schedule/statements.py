@@ -6,6 +6,7 @@
     MapGroup(steps)                              Maps that do not depend on each other, as one kernel
     StreamedGemm(steps, local)                   a streamed product with its row before it, or Maps of pairs behind
     StreamedChain(steps)                         such products one after another, as one kernel; first may be attention
+    LayerLoop(steps)                             such chains one after another, which differ in buffers only
     GatedGemm(steps, local)                      a product by tiles of a weight with Maps of pairs behind it
 
 The loop IR's printer prints them by their fields; verifier.py has their rules.
@@ -165,6 +166,21 @@ class StreamedChain(StepGroup):
     @property
     def products(self) -> tuple[TiledGemm | StreamedGemm, ...]:
         return tuple(step for step in self.steps if not isinstance(step, Attention))
+
+
+@dataclass(frozen=True, slots=True)
+class LayerLoop(StepGroup):
+    """Chains that are the same but for their buffers, one after another in one kernel, which loops over them. Its
+    blocks wait for each other between two of them too."""
+
+    steps: tuple[StreamedChain, ...]
+    origin: SourceLocation = _NOWHERE
+
+    def members(self) -> tuple[Stmt, ...]:
+        return self.steps
+
+    def local_buffers(self) -> tuple[str, ...]:
+        return tuple(name for chain in self.steps for name in chain.local_buffers())
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,12 +1,13 @@
-"""Kernels of streamed products: one, or several in turn, with attention before them.
+"""Kernels of streamed products: one, several in turn, with attention before them, or in a loop over layers.
 
-    the warp that copies    asks for the weights of all products, as fast as slots become free
-    the others              attention's parts | row, product 0 | row, product 1 | …
+    the warp that copies      asks for the weights of all products of all layers, as fast as slots become free
+    the others, each layer    attention's parts | row, product 0 | row, product 1 | …
 
-A bar is a barrier of the grid. What that orders:
+A bar is a barrier of the grid, and so is the end of a layer. What that orders:
 
 - Whatever a phase reads besides weights, an earlier phase, or an earlier kernel, has written: caches, rows, parts.
   Weights are written by nobody, so that the warp that copies needs no barrier.
+- Attention's parts of a layer are read behind the first bar and written again behind the last one of that layer.
 - Each block's row and sums in shared memory are its own. A phase writes them behind a barrier that the block's threads
   passed after they had last read them, and `write_product` has one between the row and its use.
 - Blocks that run ahead wait at the next bar: between two of them nothing is written that others still read. The rules
@@ -15,7 +16,7 @@ A bar is a barrier of the grid. What that orders:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from ingot.lowering.loop_ir import Attention
@@ -48,28 +49,30 @@ BARRIER = "barrier:"
 
 def write_stream(out: CudaKernelWriter, group: StreamedGemm) -> CudaKernel:
     """A kernel of one product."""
-    writer = _StreamKernel(out, [group], None)
+    writer = _StreamKernel(out, [group], None, ())
     return writer.write(plan_ring([product.plan for product in writer.products]))
 
 
-def write_chain(out: CudaKernelWriter, chain: StreamedChain) -> CudaKernel:
-    """A kernel of a chain."""
-    return _StreamKernel(out, list_groups(chain.steps), chain.attention).write(plan_chain(chain))
+def write_chain(out: CudaKernelWriter, chain: StreamedChain, renamed: Sequence[Mapping[str, str]]) -> CudaKernel:
+    """A kernel of a chain, or of several in turn that are the same but for their buffers: what each of them calls those
+    of `chain`, the first one."""
+    return _StreamKernel(out, list_groups(chain.steps), chain.attention, renamed).write(plan_chain(chain))
 
 
 class _StreamKernel:
-    """A kernel being written."""
+    """A kernel being written. `renamed`: what the layers of a loop call the buffers; empty where there is no loop."""
 
     def __init__(
         self,
         out: CudaKernelWriter,
         groups: Sequence[StreamedGemm],
         attention: Attention | None,
+        renamed: Sequence[Mapping[str, str]],
     ) -> None:
         use_headers(out)
         out.library.use("async_copies.cuh")
         out.library.use("gemm_stream.cuh")
-        self.out = out
+        self.out, self.renamed = out, renamed
         self.products = [plan_product(out, number, group) for number, group in enumerate(groups)]
         self.together = len(groups) > 1
         self.phase = None if attention is None else TokenPhase(out, attention, CONSUMERS)
@@ -83,19 +86,25 @@ class _StreamKernel:
         out.line(f"ring.set_up({_EARLY_FLIGHT if self.together else ring.flight});")
         out.line("ig_start_next();")
         out.open(f"if (ig_warp() == {WARPS})")
+        copying = self._open_layer()
         for product in self.products:
             declare_stream(out, product)
             open_blocks(out, product)
             out.line(f"{product.stream}.ask();")
             out.close()
+        copied = list(out.pointers)
+        self._close_layer()
         out.line("return;")
         out.close()
         out.wait_for_block = f"ig_wait_for_first<{CONSUMERS}>();"
+        using = self._open_layer()
         self._write_phases(ring)
+        self._close_layer()
         blocks = max(product.plan.blocks for product in self.products)
         made = out.finish(Grid(min(blocks, PROCESSORS) if self.together else blocks), THREADS, ring.shared, waits=True)
         resident = 1 if self.together else _RESIDENT
-        return replace(made, resident=resident, plain_shared=ring.plain_shared, together=self.together)
+        made = replace(made, resident=resident, plain_shared=ring.plain_shared, together=self.together)
+        return self._pass_by_table(made, {copying: copied, using: list(out.pointers)}) if self.renamed else made
 
     def _write_phases(self, ring: RingPlan) -> None:
         out, phase = self.out, self.phase
@@ -120,8 +129,51 @@ class _StreamKernel:
     def _wait(self, barrier: str, *, is_first: bool) -> None:
         """Ahead of a phase: for all blocks, or, the first time, for the kernel before this one."""
         out = self.out
-        if is_first:
+        if is_first and not self.renamed:
             out.line("ig_wait_for_previous();")
             return
+        if is_first:
+            out.line("if (layer == 0) ig_wait_for_previous();")
+            out.open("else")
         out.line(f"ring.allow({_BARRIER_FLIGHT});")
         out.line(f"ig_wait_for_grid<{CONSUMERS}>({barrier});")
+        if is_first:
+            out.close()
+
+    # ------------------------------------------------------------------ the loop over layers
+
+    def _open_layer(self) -> int:
+        """Opens the loop over layers, where there is one; returns the line before which their buffers are declared."""
+        if self.renamed:
+            self.out.line("#pragma unroll 1")
+            self.out.open(f"for (int layer = 0; layer < {len(self.renamed)}; ++layer)")
+        return len(self.out.lines)
+
+    def _close_layer(self) -> None:
+        if self.renamed:
+            self.out.close()
+
+    def _pass_by_table(self, made: CudaKernel, used: Mapping[int, Sequence[str]]) -> CudaKernel:
+        """The kernel with a table of the buffers that differ from layer to layer; they are declared in front of these
+        lines, behind which they are used."""
+        differ = [name for name in made.buffers if any(names.get(name, name) != name for names in self.renamed)]
+        declared = dict(zip(made.buffers, made.signature, strict=False))
+        lines = list(self.out.lines)
+        for at, names in sorted(used.items(), reverse=True):
+            indent = lines[at][: len(lines[at]) - len(lines[at].lstrip())]
+            found = [name for name in names if name in differ]
+            lines[at:at] = [indent + _read_table(declared[name], differ.index(name)) for name in found]
+        kept = [name for name in made.buffers if name not in differ]
+        return replace(
+            made,
+            text="\n".join(lines),
+            signature=(*(declared[name] for name in kept), *made.signature[len(made.buffers) :]),
+            buffers=tuple(kept),
+            table=tuple(tuple(names.get(name, name) for name in differ) for names in self.renamed),
+        )
+
+
+def _read_table(declaration: str, column: int) -> str:
+    """A pointer, declared as a parameter would be, of this layer."""
+    type_ = declaration[: declaration.index("*") + 1]
+    return f"{declaration} = ({type_})layers.at[layer][{column}];"
