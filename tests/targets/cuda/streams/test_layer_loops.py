@@ -15,7 +15,7 @@ from ingot.lowering.loop_ir import Attention
 from ingot.lowering.loop_module import Module
 from ingot.targets.cuda.schedule import streams
 from ingot.targets.cuda.schedule.layers import layer_loops
-from ingot.targets.cuda.schedule.statements import LayerLoop, StreamedChain, StreamedGemm
+from ingot.targets.cuda.schedule.statements import LayerLoop, StreamedChain
 from ingot.targets.cuda.schedule.verifier import verify_schedule
 from ingot.targets.cuda.target import CUDA
 from ingot.targets.reference.interpreted_model import InterpretedModel
@@ -42,24 +42,21 @@ def find_loop(module: Module) -> LayerLoop:
 
 
 def test_layers_are_one_kernel(golden: Golden) -> None:
-    """All but the last, whose chain ends with the head. What is before them and behind them joins the kernel."""
+    """All but the last, whose chain ends with the head."""
     model = make_model(DecoderSizes())
-    whole = schedule(model)[1]
-    assert [type(end) for end in find_loop(whole).ends] == [StreamedGemm, StreamedChain]
-    assert not count_steps(whole)["StreamedChain"] and CUDA.schedule(whole, verify=True).steps == whole.steps
-    module = schedule(model, ("layer_ends",))[1]
+    module = schedule(model)[1]
     loop = find_loop(module)
     assert len(loop.steps) == 2 and all(isinstance(chain.steps[0], Attention) for chain in loop.steps)
     assert count_steps(module)["StreamedChain"] == 1 and not count_steps(module)["Attention"]
-    for name in ("persistent_layers", "layer_ends"):
-        golden(name, print_pass(lower(model, list_calls(model.sizes)[0])[1], name))
+    golden("layer_loops", print_pass(lower(model, list_calls(model.sizes)[0])[1], "persistent_layers"))
     chained = count_steps(schedule(model, ("persistent_layers",))[1])
     assert chained["StreamedChain"] == 3 and not chained["LayerLoop"]
     apart = count_steps(schedule(model, ("chained_attention",))[1])
     assert apart["StreamedChain"] == apart["Attention"] == 3 and not apart["LayerLoop"]
+    assert CUDA.schedule(module, verify=True).steps == module.steps
 
 
-@pytest.mark.parametrize("disabled", [(), ("layer_ends",), ("persistent_layers",)], ids=["whole", "loop", "off"])
+@pytest.mark.parametrize("disabled", [(), ("persistent_layers",)], ids=["on", "off"])
 def test_tokens(disabled: tuple[str, ...]) -> None:
     model = make_model(DecoderSizes())
     program, module = schedule(model, disabled)
@@ -82,13 +79,12 @@ def test_tokens_through_the_driver(monkeypatch: pytest.MonkeyPatch, capability: 
 def test_tables_of_many_layers(monkeypatch: pytest.MonkeyPatch) -> None:
     """Layers that do not fit into one table are several loops."""
     model = make_model(DecoderSizes(width=24, heads=1, key_heads=1, length=5, hidden=8, layers=6))
-    full = schedule(model)[1]
-    assert len(find_loop(full).layers) == 5
-    words = sum(map(len, write_kernels(full)[1][-1].kernels[0][1].table)) // 5
+    full = find_loop(schedule(model)[1])
+    assert len(full.steps) == 5
+    words = sum(map(len, write_kernels(schedule(model)[1])[1][-2].kernels[0][1].table)) // 5
     monkeypatch.setattr(layer_loops, "TABLE_BYTES", 8 * words * 3)
     program, module = schedule(model)
-    loops = [step for step in module.steps if isinstance(step, LayerLoop)]
-    assert [(loop.before, len(loop.layers), loop.behind) for loop in loops] == [(1, 3, 0), (0, 2, 1)]
+    assert [len(step.steps) for step in module.steps if isinstance(step, LayerLoop)] == [3, 2]
     check_tokens(model, EmulatedModel(program, module))
 
 
@@ -97,22 +93,22 @@ def test_loops_without_attention() -> None:
     model, x = Layers(24, 16, 16).bfloat16().eval(), randn(1, 1, 24)
     program, module = lower(model, (x,))
     module = CUDA.schedule(module, verify=True)
-    assert len(find_loop(module).layers) == 4 and len(module.steps) == 1
+    assert [len(step.steps) for step in module.steps if isinstance(step, LayerLoop)] == [2]
     compare(model, (x,), EmulatedModel(program, module))
 
 
 def test_layers_that_differ_are_apart() -> None:
     model = make_model(DecoderSizes(layers=5))
     model.layers[2].second = type(model.layers[2].second)(64, 56).bfloat16()
-    steps = schedule(model, ("layer_ends",))[1].steps
+    steps = schedule(model)[1].steps
     assert [len(step.steps) for step in steps if isinstance(step, LayerLoop)] == [2]
     assert sum(isinstance(step, StreamedChain) for step in steps) == 3
 
 
 def test_refused_loops(monkeypatch: pytest.MonkeyPatch) -> None:
-    module = schedule(make_model(DecoderSizes()), ("layer_ends",))[1]
+    module = schedule(make_model(DecoderSizes()))[1]
     loop = find_loop(module)
-    first, second = loop.layers
+    first, second = loop.steps
 
     def refuse(why: str, *chains: StreamedChain) -> None:
         steps = tuple(replace(loop, steps=chains) if step is loop else step for step in module.steps)
@@ -125,6 +121,5 @@ def test_refused_loops(monkeypatch: pytest.MonkeyPatch) -> None:
     refuse("more than their buffers", first, replace(second, steps=second.steps[:-1]))
     wider = replace(attention, scale=2 * attention.scale)
     refuse("more than their buffers", first, replace(second, steps=(wider, *second.steps[1:])))
-    refuse("is not a chain", first, first.products[0], second)
     monkeypatch.setattr(layer_loops, "TABLE_BYTES", 8)
     refuse("more than 8 bytes", first, second)

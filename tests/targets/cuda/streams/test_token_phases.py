@@ -103,7 +103,7 @@ def test_random_layers() -> None:
     models = [make_model(draw_sizes(seed), seed) for seed in range(10)]
     lowered = [schedule(model) for model in models]
     found = sum((count_steps(module) for _, module in lowered), Counter[str]())
-    assert found["LayerLoop"] >= 3 and not found["Attention"]
+    assert found["LayerLoop"] >= 3 and found["StreamedChain"] >= 7 and not found["Attention"]
     for model, run in zip(models, build_models(lowered), strict=True):
         check_tokens(model, run, 3)
 
@@ -122,7 +122,7 @@ def test_fewer_blocks_than_units(monkeypatch: pytest.MonkeyPatch) -> None:
                 for name, kernel in one.kernels
             )
             fewer.append(replace(one, kernels=kernels))
-        assert sum(kernel.together for one in fewer for _, kernel in one.kernels) == 1
+        assert sum(kernel.together for one in fewer for _, kernel in one.kernels) == 2
         check_tokens(model, EmulatedModel(program, module, build_text(text), fewer))
 
 
@@ -159,10 +159,9 @@ def test_kernels_of_a_large_decoder_spill_nothing(tmp_path: Path) -> None:
     model = model.to_empty(device="cpu")
     text, written = write_kernels(schedule(model)[1])
     together = {name for one in written for name, kernel in one.kernels if kernel.together}
-    assert len(together) == 1 and sum(bool(kernel.table) for one in written for _, kernel in one.kernels) == 1
+    assert len(together) == 2 and sum(bool(kernel.table) for one in written for _, kernel in one.kernels) == 1
     for architecture, cubin in check_cubin(text).items():
         for name, found in disassemble(cubin, tmp_path).items():
-            most = 0 if architecture == "sm_90a" else 32
-            assert count(found, "STL", "LDL") <= most, f"{name} spills registers on {architecture}"
+            assert count(found, "STL", "LDL") == 0, f"{name} spills registers on {architecture}"
             if name in together and architecture == "sm_90a":
                 assert count(found, "UBLKCP") >= 4 and count(found, "HMMA") >= 64

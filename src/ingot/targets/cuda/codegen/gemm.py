@@ -15,7 +15,7 @@ from ingot.targets.cuda.codegen.kernel_rules import KERNELS
 from ingot.targets.cuda.codegen.kernel_writer import CudaKernelWriter
 from ingot.targets.cuda.codegen.products.bulk_product import write_bulk_product
 from ingot.targets.cuda.codegen.products.row_product import write_row_blocks
-from ingot.targets.cuda.codegen.products.stream_kernel import write_chains, write_stream
+from ingot.targets.cuda.codegen.products.stream_kernel import write_chain, write_stream
 from ingot.targets.cuda.codegen.products.tile_product import (
     BlockWork,
     TileOperand,
@@ -37,7 +37,7 @@ from ingot.targets.cuda.schedule.statements import (
     StreamedGemm,
     TiledGemm,
 )
-from ingot.targets.cuda.schedule.streamed_chains import as_chain, list_groups
+from ingot.targets.cuda.schedule.streamed_chains import list_groups
 from ingot.targets.cuda.schedule.tiles import count_threads
 from ingot.targets.cuda.schedule.tiling import lies_along
 
@@ -70,14 +70,12 @@ def write_streamed_gemm(out: CudaKernelWriter, group: StreamedGemm) -> CudaKerne
 
 @KERNELS.register(StreamedChain)
 def write_streamed_chain(out: CudaKernelWriter, chain: StreamedChain) -> CudaKernel:
-    return write_chains(out, [chain])
+    return write_chain(out, chain, ())
 
 
 @KERNELS.register(LayerLoop)
 def write_layer_loop(out: CudaKernelWriter, loop: LayerLoop) -> CudaKernel:
-    first = loop.layers[0]
-    chains = [as_chain(step) for step in (*loop.steps[: loop.before], first, *loop.steps[-1:][: loop.behind])]
-    return write_chains(out, [chain for chain in chains if chain is not None], first, match_layers(loop, out.buffers))
+    return write_chain(out, loop.steps[0], match_layers(loop, out.buffers))
 
 
 @KERNELS.register(GatedGemm)

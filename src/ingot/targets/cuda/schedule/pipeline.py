@@ -13,7 +13,7 @@ from ingot.targets.cuda.schedule.bulk.gates import fold_bulk_gates
 from ingot.targets.cuda.schedule.bulk.products import pack_products
 from ingot.targets.cuda.schedule.bulk.rotations import fold_rotations
 from ingot.targets.cuda.schedule.bulk.windows import pack_windows
-from ingot.targets.cuda.schedule.layers.layer_loops import join_ends, loop_layers
+from ingot.targets.cuda.schedule.layers.layer_loops import loop_layers
 from ingot.targets.cuda.schedule.limits import FUSION_LIMITS
 from ingot.targets.cuda.schedule.map_groups import group_maps
 from ingot.targets.cuda.schedule.narrow_buffers import narrow_buffers
@@ -45,7 +45,6 @@ SCHEDULE: tuple[SchedulePass, ...] = (
     ("chains", chain_products),
     ("chained_attention", chain_attention),
     ("persistent_layers", loop_layers),
-    ("layer_ends", join_ends),
 )
 
 

@@ -6,7 +6,7 @@
     MapGroup(steps)                              Maps that do not depend on each other, as one kernel
     StreamedGemm(steps, local)                   a streamed product with its row before it, or Maps of pairs behind
     StreamedChain(steps)                         such products one after another, as one kernel; first may be attention
-    LayerLoop(steps, before, behind)             such chains one after another, most of which differ in buffers only
+    LayerLoop(steps)                             such chains one after another, which differ in buffers only
     GatedGemm(steps, local)                      a product by tiles of a weight with Maps of pairs behind it
 
 The loop IR's printer prints them by their fields; verifier.py has their rules.
@@ -171,31 +171,16 @@ class StreamedChain(StepGroup):
 @dataclass(frozen=True, slots=True)
 class LayerLoop(StepGroup):
     """Chains that are the same but for their buffers, one after another in one kernel, which loops over them. Its
-    blocks wait for each other between two of them too. The first `before` and the last `behind` steps are in the
-    kernel, but not in the loop: other chains, or single products."""
+    blocks wait for each other between two of them too."""
 
-    steps: tuple[StreamedChain | TiledGemm | StreamedGemm, ...]
-    before: int = 0
-    behind: int = 0
+    steps: tuple[StreamedChain, ...]
     origin: SourceLocation = _NOWHERE
 
     def members(self) -> tuple[Stmt, ...]:
         return self.steps
 
     def local_buffers(self) -> tuple[str, ...]:
-        groups = [step for step in self.steps if isinstance(step, StepGroup)]
-        return tuple(name for group in groups for name in group.local_buffers())
-
-    @property
-    def layers(self) -> tuple[StreamedChain, ...]:
-        """What the loop is over."""
-        inside = self.steps[self.before : len(self.steps) - self.behind]
-        return tuple(step for step in inside if isinstance(step, StreamedChain))
-
-    @property
-    def ends(self) -> tuple[StreamedChain | TiledGemm | StreamedGemm, ...]:
-        """What is before the loop, and behind it."""
-        return (*self.steps[: self.before], *self.steps[len(self.steps) - self.behind :])
+        return tuple(name for chain in self.steps for name in chain.local_buffers())
 
 
 @dataclass(frozen=True, slots=True)

@@ -46,7 +46,7 @@ def chain_products(module: Module) -> Module:
             done.append(step)
             continue
         assert isinstance(step, (TiledGemm, StreamedGemm))
-        if len(run) == MOST_PRODUCTS or not fit([StreamedChain((*run, step))]):
+        if len(run) == MOST_PRODUCTS or not _fit([*run, step]):
             end_run()
         run.append(step)
     end_run()
@@ -74,28 +74,17 @@ def list_groups(steps: Sequence[Stmt]) -> list[StreamedGemm]:
     return [group for group in groups if group is not None]
 
 
-def as_chain(step: Stmt) -> StreamedChain | None:
-    """A chain, or a streamed product as one."""
-    if isinstance(step, StreamedChain):
-        return step
-    if isinstance(step, (TiledGemm, StreamedGemm)) and as_group(step) is not None:
-        return StreamedChain((step,), step.origin)
-    return None
+def plan_chain(chain: StreamedChain) -> RingPlan:
+    """The shared memory of a chain's kernel."""
+    attention = chain.attention
+    tile = None if attention is None else plan_phase(attention)
+    beside = 0 if tile is None or attention is None else tile.memory_size(attention.depth)
+    return plan_ring([plan_group(group) for group in list_groups(chain.steps)], beside)
 
 
-def plan_chains(chains: Sequence[StreamedChain]) -> RingPlan:
-    """The shared memory of a kernel of chains one after another."""
-    beside = 0
-    for chain in chains:
-        tile = None if chain.attention is None else plan_phase(chain.attention)
-        if tile is not None and chain.attention is not None:
-            beside = max(beside, tile.memory_size(chain.attention.depth))
-    return plan_ring([plan_group(group) for chain in chains for group in list_groups(chain.steps)], beside)
-
-
-def fit(chains: Sequence[StreamedChain]) -> bool:
+def _fit(steps: Sequence[TiledGemm | StreamedGemm]) -> bool:
     """Whether slots have room beside the products' rows and sums."""
-    return plan_chains(chains).plain_shared <= MOST_SHARED // 2
+    return plan_chain(StreamedChain(tuple(steps))).plain_shared <= MOST_SHARED // 2
 
 
 def find_chain_fault(chain: StreamedChain, buffers: Mapping[str, Buffer]) -> str | None:
@@ -114,4 +103,5 @@ def find_chain_fault(chain: StreamedChain, buffers: Mapping[str, Buffer]) -> str
             fault = "a later product of the chain uses the row that its attention computes"
         if fault is not None:
             return fault
-    return None if fit([chain]) else "the rows and sums of its products fill the shared memory"
+    shared = plan_chain(chain).plain_shared
+    return None if shared <= MOST_SHARED // 2 else "the rows and sums of its products fill the shared memory"

@@ -16,15 +16,14 @@ A bar is a barrier of the grid, and so is the end of a layer. What that orders:
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
+from ingot.lowering.loop_ir import Attention
 from ingot.targets.cuda.codegen.attention_kernels.token_phase import TokenPhase
 from ingot.targets.cuda.codegen.kernel import CudaKernel, Grid
 from ingot.targets.cuda.codegen.kernel_writer import CudaKernelWriter
 from ingot.targets.cuda.codegen.products.stream_product import (
-    StreamProduct,
     declare_stream,
     fetch_row,
     open_blocks,
@@ -33,8 +32,8 @@ from ingot.targets.cuda.codegen.products.stream_product import (
 )
 from ingot.targets.cuda.codegen.products.tile_product import use_headers
 from ingot.targets.cuda.schedule.statements import StreamedChain, StreamedGemm
-from ingot.targets.cuda.schedule.streamed_chains import list_groups, plan_chains
-from ingot.targets.cuda.schedule.streams import CONSUMERS, THREADS, WARPS, RingPlan
+from ingot.targets.cuda.schedule.streamed_chains import list_groups, plan_chain
+from ingot.targets.cuda.schedule.streams import CONSUMERS, THREADS, WARPS, RingPlan, plan_ring
 from ingot.targets.cuda.schedule.tiles import PROCESSORS
 
 # Blocks of a multiprocessor that there are registers for: of this kernel, and of the next one.
@@ -50,142 +49,120 @@ BARRIER = "barrier:"
 
 def write_stream(out: CudaKernelWriter, group: StreamedGemm) -> CudaKernel:
     """A kernel of one product."""
-    return write_chains(out, [StreamedChain((group,), group.origin)])
+    writer = _StreamKernel(out, [group], None, ())
+    return writer.write(plan_ring([product.plan for product in writer.products]))
 
 
-def write_chains(
-    out: CudaKernelWriter,
-    chains: Sequence[StreamedChain],
-    layer: StreamedChain | None = None,
-    renamed: Sequence[Mapping[str, str]] = (),
-) -> CudaKernel:
-    """A kernel of chains one after another. `layer` is one of them, and stands for several in a loop, which are the
-    same but for their buffers: what each of them calls those of `layer`, the first one."""
-    use_headers(out)
-    out.library.use("async_copies.cuh")
-    out.library.use("gemm_stream.cuh")
-    segments: list[_Segment] = []
-    for chain in chains:
-        first = sum(len(one.products) for one in segments)
-        products = [plan_product(out, number, group) for number, group in enumerate(list_groups(chain.steps), first)]
-        phase = None if chain.attention is None else TokenPhase(out, chain.attention, CONSUMERS)
-        segments.append(_Segment(products, phase, chain is layer))
-    return _StreamKernel(out, segments, renamed).write(plan_chains(chains))
+def write_chain(out: CudaKernelWriter, chain: StreamedChain, renamed: Sequence[Mapping[str, str]]) -> CudaKernel:
+    """A kernel of a chain, or of several in turn that are the same but for their buffers: what each of them calls those
+    of `chain`, the first one."""
+    return _StreamKernel(out, list_groups(chain.steps), chain.attention, renamed).write(plan_chain(chain))
 
 
-@dataclass(frozen=True)
-class _Segment:
-    """A chain in a kernel: its products, and attention before them. One of them is in a loop over layers."""
-
-    products: Sequence[StreamProduct]
-    phase: TokenPhase | None
-    loops: bool
-
-
-@dataclass
 class _StreamKernel:
     """A kernel being written. `renamed`: what the layers of a loop call the buffers; empty where there is no loop."""
 
-    out: CudaKernelWriter
-    segments: Sequence[_Segment]
-    renamed: Sequence[Mapping[str, str]]
-    # Of the text: where a segment's lines begin and end.
-    places: list[tuple[int, int, _Segment]] = field(default_factory=list)
+    def __init__(
+        self,
+        out: CudaKernelWriter,
+        groups: Sequence[StreamedGemm],
+        attention: Attention | None,
+        renamed: Sequence[Mapping[str, str]],
+    ) -> None:
+        use_headers(out)
+        out.library.use("async_copies.cuh")
+        out.library.use("gemm_stream.cuh")
+        self.out, self.renamed = out, renamed
+        self.products = [plan_product(out, number, group) for number, group in enumerate(groups)]
+        self.together = len(groups) > 1
+        self.phase = None if attention is None else TokenPhase(out, attention, CONSUMERS)
 
     def write(self, ring: RingPlan) -> CudaKernel:
         out = self.out
-        products = [product for segment in self.segments for product in segment.products]
-        together = len(products) > 1
         out.line(f"typedef ig_stream_ring<{ring.slots}, {ring.terms}, {ring.flight}> ring_type;")
         out.line("ring_type ring;")
         out.line("char *const x = ig_shared() + ring_type::BYTES;")
         out.line(f"float *const sums_of = (float *)(x + {ring.sums});")
-        out.line(f"ring.set_up({_EARLY_FLIGHT if together else ring.flight});")
+        out.line(f"ring.set_up({_EARLY_FLIGHT if self.together else ring.flight});")
         out.line("ig_start_next();")
         out.open(f"if (ig_warp() == {WARPS})")
-        for segment in self.segments:
-            self._write_segment(segment, self._write_copies)
+        copying = self._open_layer()
+        for product in self.products:
+            declare_stream(out, product)
+            open_blocks(out, product)
+            out.line(f"{product.stream}.ask();")
+            out.close()
+        copied = list(out.pointers)
+        self._close_layer()
         out.line("return;")
         out.close()
         out.wait_for_block = f"ig_wait_for_first<{CONSUMERS}>();"
-        barrier = out.scratch_pointer(BARRIER, "unsigned", written=True) if together else ""
-        for segment in self.segments:
-            self._write_segment(segment, lambda one: self._write_phases(one, ring, barrier))
-        blocks = max(product.plan.blocks for product in products)
-        made = out.finish(Grid(min(blocks, PROCESSORS) if together else blocks), THREADS, ring.shared, waits=True)
-        resident = 1 if together else _RESIDENT
-        made = replace(made, resident=resident, plain_shared=ring.plain_shared, together=together)
-        return self._pass_by_table(made) if self.renamed else made
+        using = self._open_layer()
+        self._write_phases(ring)
+        self._close_layer()
+        blocks = max(product.plan.blocks for product in self.products)
+        made = out.finish(Grid(min(blocks, PROCESSORS) if self.together else blocks), THREADS, ring.shared, waits=True)
+        resident = 1 if self.together else _RESIDENT
+        made = replace(made, resident=resident, plain_shared=ring.plain_shared, together=self.together)
+        return self._pass_by_table(made, {copying: copied, using: list(out.pointers)}) if self.renamed else made
 
-    def _write_segment(self, segment: _Segment, write: Callable[[_Segment], None]) -> None:
-        out = self.out
-        if segment.loops:
-            out.line("#pragma unroll 1")
-            out.open(f"for (int layer = 0; layer < {len(self.renamed)}; ++layer)")
-        elif self.renamed:
-            out.open("")
-        begin = len(out.lines)
-        write(segment)
-        self.places.append((begin, len(out.lines), segment))
-        if self.renamed:
-            out.close()
-
-    def _write_copies(self, segment: _Segment) -> None:
-        for product in segment.products:
-            declare_stream(self.out, product)
-            open_blocks(self.out, product)
-            self.out.line(f"{product.stream}.ask();")
-            self.out.close()
-
-    def _write_phases(self, segment: _Segment, ring: RingPlan, barrier: str) -> None:
-        out, phase = self.out, segment.phase
-        for product in segment.products:
+    def _write_phases(self, ring: RingPlan) -> None:
+        out, phase = self.out, self.phase
+        barrier = out.scratch_pointer(BARRIER, "unsigned", written=True) if self.together else ""
+        for product in self.products:
             declare_stream(out, product)
         if phase is not None:
-            self._wait(segment, barrier, is_first=True)
+            self._wait(barrier, is_first=True)
             out.line(f"ring.allow({_ATTENTION_FLIGHT});")
             out.open("")
             phase.write_parts("x")
             out.close()
-        for place, product in enumerate(segment.products):
+        for product in self.products:
             if product.group.row is not None:
                 fetch_row(out, product.group.row, weights=True)
-            self._wait(segment, barrier, is_first=place == 0 and phase is None)
+            is_first = product.number == 0 and phase is None
+            self._wait(barrier, is_first=is_first)
             out.open("")
-            write_product(out, product, ring.flight, phase if place == 0 else None)
+            write_product(out, product, ring.flight, phase if product.number == 0 else None)
             out.close()
 
-    def _wait(self, segment: _Segment, barrier: str, *, is_first: bool) -> None:
-        """Ahead of a phase, the first one of its segment or another: for all blocks, or, the first time, for the kernel
-        before this one."""
+    def _wait(self, barrier: str, *, is_first: bool) -> None:
+        """Ahead of a phase: for all blocks, or, the first time, for the kernel before this one."""
         out = self.out
-        begins = is_first and segment is self.segments[0]
-        if begins and not segment.loops:
+        if is_first and not self.renamed:
             out.line("ig_wait_for_previous();")
             return
-        if begins:
+        if is_first:
             out.line("if (layer == 0) ig_wait_for_previous();")
             out.open("else")
         out.line(f"ring.allow({_BARRIER_FLIGHT});")
         out.line(f"ig_wait_for_grid<{CONSUMERS}>({barrier});")
-        if begins:
+        if is_first:
             out.close()
 
-    def _pass_by_table(self, made: CudaKernel) -> CudaKernel:
-        """The kernel with a table of the buffers that differ from layer to layer. Outside of the loop they have the
-        names of the first layer."""
+    # ------------------------------------------------------------------ the loop over layers
+
+    def _open_layer(self) -> int:
+        """Opens the loop over layers, where there is one; returns the line before which their buffers are declared."""
+        if self.renamed:
+            self.out.line("#pragma unroll 1")
+            self.out.open(f"for (int layer = 0; layer < {len(self.renamed)}; ++layer)")
+        return len(self.out.lines)
+
+    def _close_layer(self) -> None:
+        if self.renamed:
+            self.out.close()
+
+    def _pass_by_table(self, made: CudaKernel, used: Mapping[int, Sequence[str]]) -> CudaKernel:
+        """The kernel with a table of the buffers that differ from layer to layer; they are declared in front of these
+        lines, behind which they are used."""
         differ = [name for name in made.buffers if any(names.get(name, name) != name for names in self.renamed)]
         declared = dict(zip(made.buffers, made.signature, strict=False))
         lines = list(self.out.lines)
-        for begin, end, segment in reversed(self.places):
-            words = set(re.findall(r"\w+", "\n".join(lines[begin:end])))
-            indent = lines[begin][: len(lines[begin]) - len(lines[begin].lstrip())]
-            layer = "layer" if segment.loops else "0"
-            lines[begin:begin] = [
-                f"{indent}{_read_table(declared[name], layer, column)}"
-                for column, name in enumerate(differ)
-                if self.out.pointers[name] in words
-            ]
+        for at, names in sorted(used.items(), reverse=True):
+            indent = lines[at][: len(lines[at]) - len(lines[at].lstrip())]
+            found = [name for name in names if name in differ]
+            lines[at:at] = [indent + _read_table(declared[name], differ.index(name)) for name in found]
         kept = [name for name in made.buffers if name not in differ]
         return replace(
             made,
@@ -196,7 +173,7 @@ class _StreamKernel:
         )
 
 
-def _read_table(declaration: str, layer: str, column: int) -> str:
-    """A pointer, declared as a parameter would be, of a layer."""
+def _read_table(declaration: str, column: int) -> str:
+    """A pointer, declared as a parameter would be, of this layer."""
     type_ = declaration[: declaration.index("*") + 1]
-    return f"{declaration} = ({type_})layers.at[{layer}][{column}];"
+    return f"{declaration} = ({type_})layers.at[layer][{column}];"

@@ -6,7 +6,7 @@
 
 Between two kernels memory is idle: the next one's blocks have no shared memory before the ones of this one have ended,
 and then must ask for their first weights. In a loop the warps that copy never stop. The kernel takes a table of the
-buffers of each layer. For the same reason the products right before such layers, and right behind them, join it.
+buffers of each layer.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ingot.lowering.index_expr import Expr
 from ingot.lowering.loop_ir import Buffer, SourceLocation
 from ingot.lowering.loop_module import Module
 from ingot.targets.cuda.schedule.statements import LayerLoop, StreamedChain
-from ingot.targets.cuda.schedule.streamed_chains import as_chain, fit, list_groups
+from ingot.targets.cuda.schedule.streamed_chains import list_groups
 
 # Where steps name buffers.
 _BUFFER_FIELDS = ("buffer", "local")
@@ -34,7 +34,7 @@ def loop_layers(module: Module) -> Module:
     run: list[StreamedChain] = []
 
     def end_run() -> None:
-        done.extend([LayerLoop(tuple(run), origin=run[0].origin)] if len(run) > 1 else run)
+        done.extend([LayerLoop(tuple(run), run[0].origin)] if len(run) > 1 else run)
         run.clear()
 
     for step in module.steps:
@@ -49,50 +49,27 @@ def loop_layers(module: Module) -> Module:
     return replace(module, steps=tuple(done))
 
 
-def join_ends(module: Module) -> Module:
-    """Puts the products before a loop over layers, and those behind it, into its kernel; computes the same."""
-    done: list[Any] = []
-    step: Any
-    for step in module.steps:
-        last = done[-1] if done else None
-        made: LayerLoop | None = None
-        if isinstance(step, LayerLoop) and last is not None and as_chain(last) is not None:
-            made = replace(step, steps=(last, *step.steps), before=1, origin=last.origin)
-        elif isinstance(last, LayerLoop) and not last.behind and as_chain(step) is not None:
-            made = replace(last, steps=(*last.steps, step), behind=1)
-        if made is not None and find_loop_fault(made, module.buffers) is None:
-            done[-1] = made
-        else:
-            done.append(step)
-    return replace(module, steps=tuple(done))
-
-
 def match_layers(loop: LayerLoop, buffers: Mapping[str, Buffer]) -> list[Mapping[str, str]]:
     """What each layer calls the buffers of the first one."""
-    found = [_match_buffers(loop.layers[0], step, buffers) for step in loop.layers]
+    first = loop.steps[0]
+    found = [_match_buffers(first, step, buffers) for step in loop.steps]
     return [{} if names is None else names for names in found]
 
 
 def find_loop_fault(loop: LayerLoop, buffers: Mapping[str, Buffer]) -> str | None:
     """Why these chains cannot be one kernel; None where they can. The members have rules of their own."""
-    layers = loop.layers
-    if not (0 <= loop.before <= 1 and 0 <= loop.behind <= 1) or len(layers) < 2:
-        return "a loop is over two layers or more, with one step at most before them and one behind them"
-    if loop.before + len(layers) + loop.behind < len(loop.steps):
-        return "a layer of a loop is not a chain"
-    first = layers[0]
-    found = [names for step in layers if (names := _match_buffers(first, step, buffers)) is not None]
-    if len(found) < len(layers):
+    if len(loop.steps) < 2:
+        return "a loop is over two layers or more"
+    first = loop.steps[0]
+    found = [names for step in loop.steps if (names := _match_buffers(first, step, buffers)) is not None]
+    if len(found) < len(loop.steps):
         return "the layers of a loop differ in more than their buffers"
     rows = [group.row for group in list_groups(first.products) if group.row is not None]
     local = {*first.local_buffers(), *(name for row in rows for name in row.local)}
     differ = [name for name in found[0] if name not in local and any(names[name] != name for names in found)]
     if 8 * len(differ) * len(found) > TABLE_BYTES:
         return f"the table of its buffers has more than {TABLE_BYTES} bytes"
-    ends = [chain for chain in map(as_chain, loop.ends) if chain is not None]
-    if len(ends) < len(loop.ends):
-        return "what is before a loop or behind it is not streamed"
-    return None if fit([first, *ends]) else "the rows and sums of all its products fill the shared memory"
+    return None
 
 
 def _match_buffers(first: StreamedChain, other: StreamedChain, buffers: Mapping[str, Buffer]) -> dict[str, str] | None:
@@ -113,9 +90,7 @@ def _match(one: Any, other: Any, buffers: Mapping[str, Buffer], names: dict[str,
         return True
     if isinstance(one, str) and named:
         mine, theirs = buffers[one], buffers[other]
-        # Kernels care for weights only: these are read before earlier steps have ended.
-        are_weights = {mine.kind == "weight", theirs.kind == "weight"}
-        alike = (mine.dtype, mine.shape) == (theirs.dtype, theirs.shape) and len(are_weights) == 1
+        alike = (mine.dtype, mine.shape, mine.kind) == (theirs.dtype, theirs.shape, theirs.kind)
         return alike and names.setdefault(one, other) == other
     if isinstance(one, tuple):
         pairs = zip(one, other, strict=False)
