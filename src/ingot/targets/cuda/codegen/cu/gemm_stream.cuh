@@ -145,7 +145,8 @@ template <int ROWS, int HALF, int K, class Ring> struct ig_line_stream {
         typedef ig_vector<uint32_t, 4> piece;
         constexpr int SHARERS = IG_STREAM_WARPS / 2, PIECES = TERMS / 32 / SHARERS, FILLS = (K + TERMS - 1) / TERMS;
         constexpr bool KEEPS = FILLS <= 2 && PIECES <= 8; /* a warp has the same terms of every line: x is read once */
-        const int lane = ig_recompute(ig_lane()), g = lane >> 2, t = lane & 3, half = ig_warp() / SHARERS, place = ig_warp() % SHARERS * 32 + t * 8;
+        const int lane = ig_recompute(ig_lane()), warp = ig_recompute(ig_warp());
+        const int g = lane >> 2, t = lane & 3, half = warp / SHARERS, place = warp % SHARERS * 32 + t * 8;
         /* Terms of piece number i of those from `begin` on. */
         const auto find_term = [&](int begin, int i) { return begin + i * SHARERS * 32 + place; };
         const auto has_term = [&](int term) { return K % (SHARERS * 32) == 0 || term < K; };
@@ -194,7 +195,7 @@ template <int ROWS, int HALF, int K, class Ring> struct ig_line_stream {
             if (g < ROWS) {
 #pragma unroll
                 for (int n = 0; n < 2; ++n)
-                    sums[((first + 2 * t + n) * ROWS + g) * IG_STREAM_WARPS + ig_warp()] = (d[0][n] + d[1][n]) + (d[2][n] + d[3][n]);
+                    sums[((first + 2 * t + n) * ROWS + g) * IG_STREAM_WARPS + warp] = (d[0][n] + d[1][n]) + (d[2][n] + d[3][n]);
             }
         }
     }
