@@ -31,7 +31,7 @@ from ingot.targets.cuda.codegen.kernel import MAP_WORDS, CudaKernel, map_words
 from ingot.targets.cuda.codegen.kernel_rules import KERNELS
 from ingot.targets.cuda.codegen.kernel_writer import CudaKernelWriter, StepScratch
 from ingot.targets.cuda.codegen.module_emitter import kernel_text
-from ingot.targets.cuda.codegen.products.stream_product import BARRIER
+from ingot.targets.cuda.codegen.products.stream_kernel import BARRIER
 
 _HEADER = Path(__file__).with_name("emulator.h")
 _FLAGS = ("-std=c++17", "-O1", "-DIG_EMULATED", "-shared", "-fPIC", "-fvisibility=hidden", "-w", "-ffp-contract=off")
@@ -185,14 +185,17 @@ def run_step(
             begin = find(made.buffer) + evaluate(made.offset, known) * BYTES[made.dtype]
             words = [begin, *(evaluate(size, known) for size in map_words(made))]
             arguments.append((ctypes.c_uint64 * MAP_WORDS)(*words))
+        if kernel.table:
+            addresses = [find(buffer) for layer in kernel.table for buffer in layer]
+            arguments.append((ctypes.c_uint64 * len(addresses))(*addresses))
         arguments += [ctypes.c_void_p(find(buffer)) for buffer in kernel.buffers]
         arguments += [ctypes.c_int64(known[size]) for size in kernel.sizes]
         arguments.append(context)
-        addresses = (ctypes.c_void_p * len(arguments))(*[ctypes.addressof(one) for one in arguments])
+        pointers = (ctypes.c_void_p * len(arguments))(*[ctypes.addressof(one) for one in arguments])
         blocks = (ctypes.c_uint * 3)(*grid)
         shared = evaluate(kernel.shared, known)
         assert kernel.block <= 1024 and shared <= 227 << 10, f"{name}: {kernel.block} threads, {shared} bytes"
-        getattr(library, f"{name}__entry")(addresses, blocks, kernel.block, ctypes.c_size_t(shared))
+        getattr(library, f"{name}__entry")(pointers, blocks, kernel.block, ctypes.c_size_t(shared))
         scratch.check("the step's scratch")
 
 

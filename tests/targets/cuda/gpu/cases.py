@@ -21,6 +21,7 @@ import ingot
 from benchmarks.support import cuda_models
 from ingot.lowering.loop_module import Precision
 from tests.support.weight_only_layers import Coded, quantized
+from tests.targets.cuda.streams.decoder_layers import CachedLayer, DecoderSizes
 
 DTYPES = (torch.float32, torch.bfloat16)
 # Cases that are run in float32 with products in tf32, too.
@@ -74,6 +75,26 @@ class RotatedRows(nn.Module):
         q, k, v = self.qkv(x).view(1, len(x), -1, self.depth).transpose(1, 2).split(self.heads, 1)
         q, k = cuda_models.rotate(q, cos, sin), cuda_models.rotate(k, cos, sin)
         return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True).transpose(1, 2) + 0
+
+
+class TokenLayers(nn.Module):
+    """Of one token: layers whose products and attention are one kernel."""
+
+    at: torch.Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        sizes = DecoderSizes(width=1024, heads=16, key_heads=4, length=600, hidden=1024, layers=4)
+        self.layers = nn.ModuleList(CachedLayer(sizes) for _ in range(sizes.layers))
+        for name, cache in self.layers.named_buffers():
+            cache.copy_(torch.randn(cache.shape, generator=torch.Generator().manual_seed(len(name))))
+        self.register_buffer("at", torch.tensor([500]))
+
+    def forward(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+        mask = (torch.arange(600, device=x.device) <= self.at[:, None])[None, None]
+        for layer in self.layers:
+            x = layer(x, cos, sin, self.at, mask)
+        return x
 
 
 def attend_in_groups(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
@@ -161,6 +182,7 @@ def cases() -> dict[str, tuple[nn.Module, tuple[torch.Tensor, ...]]]:
             (r(1, 2048),),
         ),
         "gated layer, four rows": (GatedLayer(768, 1016), (r(4, 768),)),
+        "layers of a token": (TokenLayers(), (r(1, 1, 1024), r(1, 64), r(1, 64))),
         "rotated heads, streamed": (RotatedHeads(2048, 32, 64), (r(1, 2048), r(1, 64), r(1, 64))),
         "rotated heads, many rows": (RotatedRows(2048, (32, 8, 8), 64), (r(512, 2048), r(512, 64), r(512, 64))),
         "rotated heads, odd rows": (RotatedRows(768, (6, 2, 2), 128), (r(301, 768), r(301, 128), r(301, 128))),

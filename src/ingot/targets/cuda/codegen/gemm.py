@@ -15,7 +15,7 @@ from ingot.targets.cuda.codegen.kernel_rules import KERNELS
 from ingot.targets.cuda.codegen.kernel_writer import CudaKernelWriter
 from ingot.targets.cuda.codegen.products.bulk_product import write_bulk_product
 from ingot.targets.cuda.codegen.products.row_product import write_row_blocks
-from ingot.targets.cuda.codegen.products.stream_product import write_streams
+from ingot.targets.cuda.codegen.products.stream_kernel import write_chain, write_stream
 from ingot.targets.cuda.codegen.products.tile_product import (
     BlockWork,
     TileOperand,
@@ -26,10 +26,12 @@ from ingot.targets.cuda.codegen.products.tile_product import (
 )
 from ingot.targets.cuda.schedule.alignment import MOST_BYTES, count_neighbours
 from ingot.targets.cuda.schedule.bulk.paired_columns import join_pairs
+from ingot.targets.cuda.schedule.layers.layer_loops import match_layers
 from ingot.targets.cuda.schedule.statements import (
     PLAIN_TILE,
     GatedGemm,
     GemmTile,
+    LayerLoop,
     SiblingGemms,
     StreamedChain,
     StreamedGemm,
@@ -53,7 +55,7 @@ def write_tiled_gemm(out: CudaKernelWriter, step: TiledGemm) -> CudaKernel | Seq
     if step.algorithm == "bulk":
         return write_bulk_product(out, (step,))
     if step.algorithm == "stream":
-        return write_streams(out, list_groups((step,)))
+        return write_stream(out, *list_groups((step,)))
     if step.algorithm != "rows":
         return write_product(out, _plan_product(out, step, step.algorithm, step.tile, step.split_k))
     out.line("ig_start_next();")
@@ -63,12 +65,17 @@ def write_tiled_gemm(out: CudaKernelWriter, step: TiledGemm) -> CudaKernel | Seq
 
 @KERNELS.register(StreamedGemm)
 def write_streamed_gemm(out: CudaKernelWriter, group: StreamedGemm) -> CudaKernel:
-    return write_streams(out, (group,))
+    return write_stream(out, group)
 
 
 @KERNELS.register(StreamedChain)
 def write_streamed_chain(out: CudaKernelWriter, chain: StreamedChain) -> CudaKernel:
-    return write_streams(out, list_groups(chain.steps))
+    return write_chain(out, chain, ())
+
+
+@KERNELS.register(LayerLoop)
+def write_layer_loop(out: CudaKernelWriter, loop: LayerLoop) -> CudaKernel:
+    return write_chain(out, loop.steps[0], match_layers(loop, out.buffers))
 
 
 @KERNELS.register(GatedGemm)

@@ -25,7 +25,7 @@ from ingot.scheduling.buffer_planning import byte_size
 from ingot.targets.cuda.codegen.device_parts import split_kernels
 from ingot.targets.cuda.codegen.kernel import CudaKernel, Grid, map_words
 from ingot.targets.cuda.codegen.kernel_writer import CudaKernelWriter, StepScratch
-from ingot.targets.cuda.codegen.products.stream_product import BARRIER
+from ingot.targets.cuda.codegen.products.stream_kernel import BARRIER
 
 HEADERS = HeaderSet(("ingot.codegen", "ingot.targets.cuda.codegen"))
 # What a kernel takes for the address of the value that it computes for the host.
@@ -36,7 +36,7 @@ RESULT = "result:"
 class KernelTable:
     """The kernels so far: what each is, the dynamic shared memory that it needs, -1 where sizes decide, and that of its
     text for older GPUs, -1 where it is the same; whether it waits for the kernel before it, whether its blocks
-    wait for each other, and how many maps of tensors it takes."""
+    wait for each other, how many maps of tensors it takes, and how many words its table of layers has."""
 
     numbers: dict[tuple[str, tuple[str, ...], int, int], int] = field(default_factory=dict)
     shared: list[int] = field(default_factory=list)
@@ -44,8 +44,9 @@ class KernelTable:
     waits: list[int] = field(default_factory=list)
     together: list[int] = field(default_factory=list)
     maps: list[int] = field(default_factory=list)
+    tables: list[int] = field(default_factory=list)
     lengths: list[int] = field(default_factory=list)  # of their texts
-    words: int = 0  # arguments that a kernel has at most, without maps
+    words: int = 0  # arguments that a kernel has at most, a table as one, without maps
 
     def find(self, kernel: CudaKernel) -> int | None:
         """The number of a kernel with the same text; the table remembers what this one needs."""
@@ -59,11 +60,12 @@ class KernelTable:
         self.shared.append(0)
         self.plain_shared.append(-1 if kernel.plain_shared is None else kernel.plain_shared)
         self.maps.append(len(kernel.maps))
+        self.tables.append(kernel.table_words)
         self.waits.append(int(kernel.waits))
         self.together.append(int(kernel.together))
         self.lengths.append(len(kernel.text))
         self._need(number, kernel.shared)
-        self.words = max(self.words, len(kernel.buffers) + len(kernel.sizes))
+        self.words = max(self.words, len(kernel.buffers) + len(kernel.sizes) + bool(kernel.table))
         return number
 
     def parts(self) -> list[list[int]]:
@@ -113,6 +115,7 @@ class HostText(RunText):
             "unsigned char ig_kernel_waits": [*self.table.waits, 0],
             "unsigned char ig_kernel_together": [*self.table.together, 0],
             "unsigned char ig_kernel_maps": [*self.table.maps, 0],
+            "int ig_kernel_tables": [*self.table.tables, 0],
             "unsigned char ig_kernel_parts": [*(part_of[kernel] for kernel in sorted(part_of)), 0],
         }
         macros = {
@@ -250,6 +253,7 @@ class HostText(RunText):
             begin = f"{run_size(made.offset)} * {BYTES[made.dtype]}"
             words.append(f"{self._address(made.buffer, scratch)} + (uint64_t)({begin})")
             words += [f"(uint64_t)({run_size(size)})" for size in map_words(made)]
+        words += [self._address(buffer, scratch) for layer in kernel.table for buffer in layer]
         words += [self._address(buffer, scratch) for buffer in kernel.buffers]
         words += [f"(uint64_t)n[{size_number(name)}]" for name in kernel.sizes]
         arguments = ", ".join(map(str, [*head, run_size(kernel.shared), draws, *(words or ["0"])]))

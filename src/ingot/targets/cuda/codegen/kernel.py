@@ -85,6 +85,9 @@ class CudaKernel:
     blocks along x are a cluster; GPUs that have no such things run a text that does without, whose dynamic shared
     memory is `plain_shared`. The text selects by IG_HOPPER of cu/async_copies.cuh.
 
+    A kernel that loops over layers takes a `table` of buffers, a row for each layer, as one parameter `layers`, which
+    stands behind the maps.
+
     With `together`, blocks wait for each other: all of them run at the same time. The grid has no more blocks along x
     than the GPU has multiprocessors, and the text serves any number of them.
     """
@@ -103,3 +106,8 @@ class CudaKernel:
     maps: tuple[TensorMap, ...] = ()
     plain_shared: int | None = None
     together: bool = False
+    table: tuple[tuple[str, ...], ...] = ()
+
+    @property
+    def table_words(self) -> int:
+        return sum(map(len, self.table))

@@ -57,7 +57,9 @@ def emit(module: Module, plan: MemoryPlan, *, title: str = "model") -> CudaSourc
 def kernel_text(name: str, kernel: CudaKernel, origin: SourceLocation | None = None) -> str:
     """A kernel as the device text has it."""
     maps = [f"const __grid_constant__ ig_tensor_map map{number}" for number in range(len(kernel.maps))]
-    parameters = ", ".join([*maps, *kernel.signature, "ig_context context"])
+    shape = f"{len(kernel.table)}, {len(kernel.table[0])}" if kernel.table else ""
+    table = [f"const __grid_constant__ ig_layer_table<{shape}> layers"] if shape else []
+    parameters = ", ".join([*maps, *table, *kernel.signature, "ig_context context"])
     comment = f"/* {str(origin).replace('*/', '* /')} */\n" if origin is not None else ""
     bounds = f"{kernel.block}, IG_RESIDENT({kernel.resident})" if kernel.resident > 1 else f"{kernel.block}"
     cluster, entry = "", f"IG_KERNEL_ENTRY({name})"
@@ -128,7 +130,7 @@ class CudaModuleEmitter:
     def _add_kernel(self, kernel: CudaKernel, step: Stmt, is_first: bool) -> tuple[int, int]:
         """The number of the kernel, which is written once, and of this launch of it. A step's work counts for its
         first kernel."""
-        words = MAP_WORDS * len(kernel.maps) + len(kernel.buffers) + len(kernel.sizes)
+        words = MAP_WORDS * len(kernel.maps) + kernel.table_words + len(kernel.buffers) + len(kernel.sizes)
         if 8 * words + 32 > ARGUMENT_BYTES:
             raise UnsupportedOperator(
                 format_error(

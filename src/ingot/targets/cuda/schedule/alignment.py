@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from ingot.lowering.index_expr import Size, as_expr
+from ingot.lowering.loop_ir import MatrixView
 
 # Bytes that one instruction moves at most. Buffers, those of callers too, begin at a multiple of it.
 MOST_BYTES = 16
+# 16-bit elements of a piece that one instruction copies.
+PIECE = MOST_BYTES // 2
 
 
 def is_multiple(size: Size, of: int) -> bool:
@@ -21,3 +24,9 @@ def count_neighbours(sizes: Iterable[Size], most: int) -> int:
     while count > 1 and not all(is_multiple(size, count) for size in given):
         count //= 2
     return count
+
+
+def lies_in_pieces(matrix: MatrixView, width: int) -> bool:
+    """Whether rows of 16-bit elements are whole pieces of 16 bytes, each of which begins at a multiple."""
+    whole = width % PIECE == 0 and is_multiple(matrix.rows, PIECE) and is_multiple(matrix.offset, PIECE)
+    return whole and matrix.columns == 1

@@ -174,12 +174,13 @@ def choose_producer_tile(
 
 @dataclass(frozen=True, slots=True)
 class TokenTile:
-    """A cluster of blocks on a few queries that share their keys: each warp reads keys `rounds` times at once; `once`:
-    these are all of them."""
+    """So many parts of the keys of a few queries that share them, each for a block: each warp reads keys `rounds` times
+    at once; `once`: these are all of them."""
 
     queries: int
     rounds: int
     once: bool
+    parts: int = 8
 
     @property
     def threads(self) -> int:
@@ -194,16 +195,33 @@ class TokenTile:
 TOKEN_PARTS, TOKEN_WARPS, TOKEN_QUERIES = 8, 8, 8
 # The most keys that a lane reads at once, with so many queries at most; sums of more queries need registers as well.
 TOKEN_ROUNDS = ((4, 8), (TOKEN_QUERIES, 4))
+# The most parts where blocks leave them in memory: each block reads those of all heads.
+PHASE_PARTS = 8
 
 
 def find_token_tile(depth: int, points: int, queries: int, keys: int, *, is_static: bool = True) -> TokenTile | None:
     """The tile for few queries, where blocks that have all keys do not fill the GPU, and each part is worth a block."""
     if depth not in (64, 128) or not 1 <= queries <= TOKEN_QUERIES or points >= PROCESSORS or keys < 2 * PART_KEYS:
         return None
-    at_once = TOKEN_PARTS * TOKEN_WARPS * (8 * WARP // depth)
+    return _plan_token(depth, queries, keys, TOKEN_PARTS, is_static)
+
+
+def find_phase_tile(depth: int, points: int, queries: int, keys: int) -> TokenTile | None:
+    """The same inside a kernel whose blocks wait for each other, where it costs no kernel of its own: for any number of
+    keys. Units of work are no more than blocks, where they can be."""
+    if depth not in (64, 128) or not 1 <= queries <= TOKEN_QUERIES or points < 1 or keys < 1:
+        return None
+    parts = PHASE_PARTS
+    while parts > 1 and (points * parts > PROCESSORS or keys < parts * PART_KEYS):
+        parts //= 2
+    return _plan_token(depth, queries, keys, parts, is_static=True)
+
+
+def _plan_token(depth: int, queries: int, keys: int, parts: int, is_static: bool) -> TokenTile:
+    at_once = parts * TOKEN_WARPS * (8 * WARP // depth)
     most = next(rounds for limit, rounds in TOKEN_ROUNDS if queries <= limit)
     needed = -(-keys // at_once)
-    return TokenTile(queries, min(needed, most), is_static and needed <= most)
+    return TokenTile(queries, min(needed, most), is_static and needed <= most, parts)
 
 
 def choose_mma_tile(

@@ -13,13 +13,14 @@ from ingot.targets.cuda.schedule.bulk.gates import fold_bulk_gates
 from ingot.targets.cuda.schedule.bulk.products import pack_products
 from ingot.targets.cuda.schedule.bulk.rotations import fold_rotations
 from ingot.targets.cuda.schedule.bulk.windows import pack_windows
+from ingot.targets.cuda.schedule.layers.layer_loops import loop_layers
 from ingot.targets.cuda.schedule.limits import FUSION_LIMITS
 from ingot.targets.cuda.schedule.map_groups import group_maps
 from ingot.targets.cuda.schedule.narrow_buffers import narrow_buffers
 from ingot.targets.cuda.schedule.quantized.gates import fold_coded_gates
 from ingot.targets.cuda.schedule.siblings import join_siblings
 from ingot.targets.cuda.schedule.stored_values import read_stored_values
-from ingot.targets.cuda.schedule.streamed_chains import chain_products
+from ingot.targets.cuda.schedule.streamed_chains import chain_attention, chain_products
 from ingot.targets.cuda.schedule.streamed_groups import fold_gates, fold_rows
 from ingot.targets.cuda.schedule.streams import stream_weights
 from ingot.targets.cuda.schedule.tiling import choose_tiles
@@ -42,6 +43,8 @@ SCHEDULE: tuple[SchedulePass, ...] = (
     ("gates", fold_gates),
     ("row_prologues", fold_rows),
     ("chains", chain_products),
+    ("chained_attention", chain_attention),
+    ("persistent_layers", loop_layers),
 )
 
 

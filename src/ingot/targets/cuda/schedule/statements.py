@@ -5,7 +5,8 @@
     SiblingGemms(steps, in_turn)                 products that one kernel computes
     MapGroup(steps)                              Maps that do not depend on each other, as one kernel
     StreamedGemm(steps, local)                   a streamed product with its row before it, or Maps of pairs behind
-    StreamedChain(steps)                         such products one after another, as one kernel
+    StreamedChain(steps)                         such products one after another, as one kernel; first may be attention
+    LayerLoop(steps)                             such chains one after another, which differ in buffers only
     GatedGemm(steps, local)                      a product by tiles of a weight with Maps of pairs behind it
 
 The loop IR's printer prints them by their fields; verifier.py has their rules.
@@ -16,7 +17,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-from ingot.lowering.loop_ir import Convolution, Gemm, LoopNest, Map, SourceLocation, StepGroup, Stmt
+from ingot.lowering.loop_ir import Attention, Convolution, Gemm, LoopNest, Map, SourceLocation, StepGroup, Stmt
 
 # How sums are computed: on tensor cores, by warps or by groups of four of them (on a GPU that has these, else by
 # warps), by multiply-adds of threads with a block of sums each, or, where one side has a few rows only, by warps that
@@ -144,16 +145,42 @@ class StreamedGemm(StepGroup):
 @dataclass(frozen=True, slots=True)
 class StreamedChain(StepGroup):
     """Streamed products one after another in one kernel, whose blocks wait for each other between them. A product may
-    use what those before it have written."""
+    use what those before it have written. Before them there may be attention of one token, whose result is the row of
+    the first one: blocks share its heads and keys, and each combines what all have found; the row is not in memory."""
 
-    steps: tuple[TiledGemm | StreamedGemm, ...]
+    steps: tuple[Attention | TiledGemm | StreamedGemm, ...]
     origin: SourceLocation = _NOWHERE
 
     def members(self) -> tuple[Stmt, ...]:
         return self.steps
 
     def local_buffers(self) -> tuple[str, ...]:
-        return tuple(name for step in self.steps if isinstance(step, StreamedGemm) for name in step.local)
+        rows = () if self.attention is None else tuple(store.buffer for store in self.attention.epilogue.stores)
+        return (*rows, *(name for step in self.steps if isinstance(step, StreamedGemm) for name in step.local))
+
+    @property
+    def attention(self) -> Attention | None:
+        first = self.steps[0] if self.steps else None
+        return first if isinstance(first, Attention) else None
+
+    @property
+    def products(self) -> tuple[TiledGemm | StreamedGemm, ...]:
+        return tuple(step for step in self.steps if not isinstance(step, Attention))
+
+
+@dataclass(frozen=True, slots=True)
+class LayerLoop(StepGroup):
+    """Chains that are the same but for their buffers, one after another in one kernel, which loops over them. Its
+    blocks wait for each other between two of them too."""
+
+    steps: tuple[StreamedChain, ...]
+    origin: SourceLocation = _NOWHERE
+
+    def members(self) -> tuple[Stmt, ...]:
+        return self.steps
+
+    def local_buffers(self) -> tuple[str, ...]:
+        return tuple(name for chain in self.steps for name in chain.local_buffers())
 
 
 @dataclass(frozen=True, slots=True)

@@ -85,13 +85,14 @@ def plan_stream(rows: int, n: int, k: int, *, pairs: bool = False) -> StreamPlan
     return StreamPlan(blocks, lines, fills, terms, pitch, rows * pitch, _sum_bytes(rows, count, blocks, each))
 
 
-def plan_ring(products: Sequence[StreamPlan]) -> RingPlan:
-    """What products that share a kernel, or the only one, have in common."""
+def plan_ring(products: Sequence[StreamPlan], beside: int = 0) -> RingPlan:
+    """What products that share a kernel, or the only one, have in common. What else the kernel does before them needs
+    so many bytes beside the slots."""
     alone = len(products) == 1
     terms = max(plan.terms for plan in products) if alone else min(_CHAIN_TERMS, max(plan.terms for plan in products))
     slot = LINES * (2 * terms + 64) + 16
     sums = _round_up(max(plan.row_bytes for plan in products), 16)
-    plain = sums + max(plan.sum_bytes for plan in products)
+    plain = max(sums + max(plan.sum_bytes for plan in products), beside)
     fills = sum(plan.fills for plan in products)
     slots = max(2, min((_RING_BYTES if alone else _CHAIN_BYTES - plain) // slot, fills))
     flight = slots if alone else max(1, min(slots, _CHAIN_FLIGHT // slot))

@@ -16,12 +16,14 @@ from ingot.targets.cuda.schedule.bulk.paired_columns import find_gate_fault
 from ingot.targets.cuda.schedule.bulk.products import rows_fit
 from ingot.targets.cuda.schedule.bulk.tiles import BULK_TERMS, find_bulk_fault
 from ingot.targets.cuda.schedule.bulk.windows import count_window_terms, find_window_fault
+from ingot.targets.cuda.schedule.layers.layer_loops import find_loop_fault
 from ingot.targets.cuda.schedule.quantized.gates import GatedCodes, find_coded_gate_fault
 from ingot.targets.cuda.schedule.quantized.products import CodedGemm, find_coded_fault
 from ingot.targets.cuda.schedule.statements import (
     GatedGemm,
     GemmTile,
     ImplicitGemm,
+    LayerLoop,
     MapGroup,
     SiblingGemms,
     StreamedChain,
@@ -150,7 +152,11 @@ def _check_streamed(group: StreamedGemm, facts: Facts) -> str | None:
 
 
 def _check_chain(chain: StreamedChain, facts: Facts) -> str | None:
-    return find_chain_fault(chain)
+    return find_chain_fault(chain, facts.buffers)
+
+
+def _check_layers(loop: LayerLoop, facts: Facts) -> str | None:
+    return find_loop_fault(loop, facts.buffers)
 
 
 def _check_gated(group: GatedGemm, facts: Facts) -> str | None:
@@ -188,6 +194,7 @@ _STRUCTURE: dict[type, Callable[[Any, Facts], str | None]] = {
     MapGroup: _check_map_group,
     StreamedGemm: _check_streamed,
     StreamedChain: _check_chain,
+    LayerLoop: _check_layers,
     GatedGemm: _check_gated,
     GatedCodes: lambda group, facts: find_coded_gate_fault(group),
 }

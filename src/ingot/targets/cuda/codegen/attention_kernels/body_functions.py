@@ -10,10 +10,7 @@ from ingot.lowering.dtypes import HALVES
 from ingot.lowering.loop_ir import Attention, BlockMask, Body, MatrixView
 from ingot.targets.cuda.codegen.attention_kernels.score_functions import ScoreEmitter, Slope
 from ingot.targets.cuda.codegen.kernel_writer import CudaKernelWriter
-from ingot.targets.cuda.schedule.alignment import MOST_BYTES, is_multiple
-
-# 16-bit elements of a piece that one instruction copies.
-PIECE = MOST_BYTES // 2
+from ingot.targets.cuda.schedule.alignment import lies_in_pieces
 
 
 @dataclass
@@ -116,8 +113,7 @@ class BodyFunctions:
 
 def load_mode(matrix: MatrixView, width: int) -> str:
     """How a tile of a matrix of 16-bit elements is loaded: in pieces of 16 bytes, where all begin at a multiple."""
-    whole = width % PIECE == 0 and is_multiple(matrix.rows, PIECE) and is_multiple(matrix.offset, PIECE)
-    if matrix.columns == 1 and whole:
+    if lies_in_pieces(matrix, width):
         return "IG_PIECES"
     return "IG_ACROSS_ROWS" if matrix.rows == 1 and matrix.columns != 1 else "IG_ALONG_ROW"
 

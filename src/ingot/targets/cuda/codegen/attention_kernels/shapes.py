@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 from ingot.targets.cuda.schedule.attention_tiles import (
     GROUP_WARPS,
-    TOKEN_PARTS,
     TOKEN_WARPS,
     BulkTile,
     GroupTile,
@@ -32,9 +31,9 @@ def bulk_shape_text(tile: BulkTile, half: str, depth: int) -> str:
     return f"ig_bulk_shape<{_text(half == 'bfloat16')}, {numbers}, {tile.more}, {tile.fewer}>"
 
 
-def token_shape_text(tile: TokenTile, half: str, depth: int) -> str:
-    numbers = f"{depth}, {tile.queries}, {TOKEN_WARPS}, {TOKEN_PARTS}, {tile.rounds}, {_text(tile.once)}"
-    return f"ig_token_shape<{_text(half == 'bfloat16')}, {numbers}>"
+def token_shape_text(tile: TokenTile, half: str, depth: int, shape: str = "ig_token_shape") -> str:
+    numbers = f"{depth}, {tile.queries}, {TOKEN_WARPS}, {tile.parts}, {tile.rounds}, {_text(tile.once)}"
+    return f"{shape}<{_text(half == 'bfloat16')}, {numbers}>"
 
 
 def _text(value: bool) -> str:

@@ -3,7 +3,7 @@
 typedef struct {
     int kernel, number; /* number: which of the module's launches, for the profiler */
     unsigned grid[3], block, shared;
-    int first, count; /* its arguments: words of 8 bytes, those of maps before the others, the context's four behind */
+    int first, count; /* its arguments: words of 8 bytes, those of maps and of a table before the others, the context's four behind */
 } ig_launch;
 
 typedef struct {
@@ -143,14 +143,16 @@ IG_OPTIONAL int ig_encode_map(const uint64_t *words, void *map)
 /* The addresses of a launch's arguments, as the driver takes them. Returns what the driver said. */
 static int ig_gather_arguments(const ig_run *run, const ig_launch_list *list, const ig_launch *launch, ig_arguments *made)
 {
-    const int maps = ig_kernel_maps[launch->kernel], plain = launch->count - IG_CONTEXT_WORDS - maps * IG_MAP_WORDS;
+    const int maps = ig_kernel_maps[launch->kernel], table = ig_kernel_tables[launch->kernel], before = maps * IG_MAP_WORDS + table;
+    const int plain = launch->count - IG_CONTEXT_WORDS - before;
     uint64_t *const words = list->words + launch->first;
     for (int m = 0; m < maps; ++m) {
         const int result = run->model->is_hopper ? ig_encode_map(words + m * IG_MAP_WORDS, made->maps[m]) : 0;
         if (result) return result;
         made->parameters[m] = made->maps[m];
     }
-    for (int w = 0; w <= plain; ++w) made->parameters[maps + w] = &words[maps * IG_MAP_WORDS + w];
+    if (table) made->parameters[maps] = &words[maps * IG_MAP_WORDS];
+    for (int w = 0; w <= plain; ++w) made->parameters[maps + (table > 0) + w] = &words[before + w];
     return 0;
 }
 

@@ -3,7 +3,10 @@
  * the first block has all keys.
  *
  * A warp has 256 / DEPTH keys at a time, a lane 8 columns of one; what ROUNDS such times read is on its way at once. ONCE:
- * these are all keys. The functions of a step are those of attention.cuh; cell(i, column, sum) takes one sum. */
+ * these are all keys. The functions of a step are those of attention.cuh; cell(i, column, sum) takes one sum.
+ *
+ * In a kernel whose blocks wait for each other anyway, parts are for blocks that are not a cluster: they leave their sums in
+ * memory, and each block that needs the result combines them for itself. */
 #if defined(IG_HOPPER) && !defined(IG_EMULATED)
 static inline float ig_read_block(ig_place place)
 {
@@ -20,6 +23,8 @@ static inline float ig_read_block(ig_place place)
 }
 #endif
 
+#define IG_LN_2 0.693147181f /* exponents of 2, as exponents of e */
+
 template <bool BRAIN> static inline float ig_low_half(uint32_t two) { return BRAIN ? ig_bf16_to_f32((uint16_t)two) : ig_f16_to_f32((uint16_t)two); }
 template <bool BRAIN> static inline float ig_high_half(uint32_t two)
 {
@@ -28,31 +33,33 @@ template <bool BRAIN> static inline float ig_high_half(uint32_t two)
     return made.value;
 }
 
-template <bool BRAIN, int DEPTH, int QUERIES, int WARPS, int PARTS, int ROUNDS, bool ONCE> struct ig_token_shape {
-    static constexpr bool brain = BRAIN;
-    static constexpr int depth = DEPTH, queries = QUERIES, warps = WARPS, rounds = ROUNDS, threads = WARPS * 32;
+/* PARTS parts of the keys, each for a block of WARPS warps. */
+template <bool BRAIN, int DEPTH, int QUERIES, int WARPS, int PARTS, int ROUNDS, bool ONCE> struct ig_token_parts {
+    static constexpr bool brain = BRAIN, once = ONCE;
+    static constexpr int depth = DEPTH, queries = QUERIES, warps = WARPS, parts = PARTS, rounds = ROUNDS, threads = WARPS * 32;
     static constexpr int across = DEPTH / 8, at_once = 32 / across, line = DEPTH + 2; /* sums, their top and total */
-#ifdef IG_HOPPER
-    static constexpr int parts = PARTS;
-    static constexpr bool once = ONCE;
-#else
-    static constexpr int parts = 1;
-    static constexpr bool once = false;
-#endif
 };
+#ifdef IG_HOPPER
+template <bool BRAIN, int DEPTH, int QUERIES, int WARPS, int PARTS, int ROUNDS, bool ONCE>
+using ig_token_shape = ig_token_parts<BRAIN, DEPTH, QUERIES, WARPS, PARTS, ROUNDS, ONCE>;
+#else
+template <bool BRAIN, int DEPTH, int QUERIES, int WARPS, int PARTS, int ROUNDS, bool ONCE>
+using ig_token_shape = ig_token_parts<BRAIN, DEPTH, QUERIES, WARPS, 1, ROUNDS, false>;
+#endif
 
-/* Part `part` of the keys; its sums are in units of weights to its own top, which is an exponent of 2. */
-template <class S, int FLAGS, class I, class Score, class Mask, class Row, class Cell>
-static inline void ig_attend_token(
+/* Part `part` of the keys. keep(query, place, value) takes what the block has of it, each value by one thread: DEPTH sums
+ * in units of weights to their own top, then this top, an exponent of 2, and their total. `own` is shared memory for
+ * WARPS · QUERIES lines, and `meet` waits for the threads that share the work. */
+template <class S, int FLAGS, class I, class Score, class Mask, class Meet, class Keep>
+static inline void ig_attend_part(
     const ig_matrix16<I> &q, const ig_matrix16<I> &k, const ig_matrix16<I> &v, I keys, int part, float scale, float factor,
-    const Score &score, const Mask &mask, const Row &row, const Cell &cell)
+    const Score &score, const Mask &mask, float *own, const Meet &meet, const Keep &keep)
 {
     constexpr int DEPTH = S::depth, QUERIES = S::queries, WARPS = S::warps, PARTS = S::parts, ROUNDS = S::rounds, ACROSS = S::across;
     constexpr int AT_ONCE = S::at_once, LINE = S::line, THREADS = S::threads;
     constexpr bool BRAIN = S::brain;
     using four = ig_vector<uint32_t, 4>;
     const int column = ig_lane() % ACROSS * 8, place = (part * WARPS + ig_warp()) * AT_ONCE * ROUNDS + ig_lane() / ACROSS;
-    float *const own = (float *)ig_shared(), *const whole = own + WARPS * QUERIES * LINE;
     float tops[QUERIES], totals[QUERIES], sums[QUERIES][8];
     /* What the warp has of a query, to shared memory. */
     auto leave = [&](int g) {
@@ -131,7 +138,7 @@ static inline void ig_attend_token(
         IG_UNROLL
         for (int g = 0; g < QUERIES; ++g) leave(g);
     }
-    __syncthreads();
+    meet();
     for (int n = (int)threadIdx.x; n < QUERIES * LINE; n += THREADS) {
         const int g = n / LINE, c = n % LINE;
         const float *const parts = own + g * LINE;
@@ -144,9 +151,21 @@ static inline void ig_attend_token(
             const float *const one = parts + w * QUERIES * LINE;
             sum = __builtin_fmaf(ig_exp2_fast(one[DEPTH] - from), one[c], sum);
         }
-        whole[n] = c == DEPTH ? top : sum;
+        keep(g, c, c == DEPTH ? top : sum);
     }
-    const float unit = 0.693147181f; /* of exponents of 2, as exponents of e */
+}
+
+/* All parts of the keys, by a cluster of as many blocks. */
+template <class S, int FLAGS, class I, class Score, class Mask, class Row, class Cell>
+static inline void ig_attend_token(
+    const ig_matrix16<I> &q, const ig_matrix16<I> &k, const ig_matrix16<I> &v, I keys, int part, float scale, float factor,
+    const Score &score, const Mask &mask, const Row &row, const Cell &cell)
+{
+    constexpr int DEPTH = S::depth, QUERIES = S::queries, PARTS = S::parts, LINE = S::line, THREADS = S::threads;
+    float *const own = (float *)ig_shared(), *const whole = own + S::warps * QUERIES * LINE;
+    ig_attend_part<S, FLAGS>(q, k, v, keys, part, scale, factor, score, mask, own, [] { __syncthreads(); },
+                             [&](int g, int c, float value) { whole[g * LINE + c] = value; });
+    constexpr float unit = IG_LN_2;
 #ifdef IG_HOPPER
     ig_arrive_at_cluster();
     ig_wait_for_cluster();
@@ -179,3 +198,41 @@ static inline void ig_attend_token(
     }
 #endif
 }
+
+/* Where blocks that are not a cluster leave their parts: sums by point, part and query, and tops and totals by point, query
+ * and part. Another block reads them behind a barrier of the grid. */
+template <class S> struct ig_kept_parts {
+    float *sums, *numbers;
+
+    inline void keep(int point, int part, int g, int c, float value) const
+    {
+        constexpr int PARTS = S::parts, QUERIES = S::queries, DEPTH = S::depth;
+        if (c < DEPTH) sums[((point * PARTS + part) * QUERIES + g) * DEPTH + c] = value;
+        else numbers[((point * QUERIES + g) * PARTS + part) * 2 + c - DEPTH] = value;
+    }
+    /* Sums of N columns of a query, combined; `top` is an exponent of e. All that it reads is on its way at once. */
+    template <int N> inline void combine(int point, int g, int c, float *found, float &top, float &total) const
+    {
+        constexpr int PARTS = S::parts, QUERIES = S::queries, DEPTH = S::depth;
+        ig_vector<float, 2> own[PARTS];
+        ig_vector<float, N> each[PARTS];
+        IG_UNROLL
+        for (int p = 0; p < PARTS; ++p) own[p] = ig_load_vector<float, 2>(numbers + ((point * QUERIES + g) * PARTS + p) * 2);
+        IG_UNROLL
+        for (int p = 0; p < PARTS; ++p) each[p] = ig_load_vector<float, N>(sums + ((point * PARTS + p) * QUERIES + g) * DEPTH + c);
+        top = own[0].at[0], total = 0;
+        IG_UNROLL
+        for (int p = 1; p < PARTS; ++p) top = ig_max_nan(top, own[p].at[0]);
+        const float from = top == -INF_F32 ? 0.0f : top;
+        IG_UNROLL
+        for (int e = 0; e < N; ++e) found[e] = 0;
+        IG_UNROLL
+        for (int p = 0; p < PARTS; ++p) {
+            const float w = ig_exp2_fast(own[p].at[0] - from);
+            total = __builtin_fmaf(w, own[p].at[1], total);
+            IG_UNROLL
+            for (int e = 0; e < N; ++e) found[e] = __builtin_fmaf(w, each[p].at[e], found[e]);
+        }
+        top *= IG_LN_2;
+    }
+};

@@ -11,7 +11,8 @@
  * filled with what comes next. No more than FLIGHT slots are on their way at a time: that is enough to keep memory busy,
  * and what other warps read and write meanwhile would wait behind more of them. While blocks wait for each other and read
  * the next rows, and while the kernel before this one runs, fewer are. A product has a number of blocks; where the grid has
- * fewer, a block takes several of them in turn.
+ * fewer, a block takes several of them in turn. A kernel may do all of this for each of several layers: the ring is filled
+ * with the next layer's weights while this one's are used.
  *
  * Sums are those of tensor cores, x being the left operand, of 16 rows of which ROWS are there. Lane 4 g + t has 8
  * neighbouring terms of line g and of row g, from 8 t on, and takes them for those of two products: what matters is that
@@ -20,6 +21,11 @@
  * Shared memory: the slots and their barriers (the ring's BYTES), the rows of x, and the sums of each warp.
  */
 enum { IG_STREAM_LINES = 8, IG_STREAM_WARPS = 8, IG_STREAM_THREADS = 32 * IG_STREAM_WARPS };
+
+/* What a kernel that loops over layers takes for their buffers: a row of addresses for each. */
+template <int LAYERS, int BUFFERS> struct ig_layer_table {
+    uint64_t at[LAYERS][BUFFERS];
+};
 
 /* The bytes from one line to the next: 8 lines of a warp's pieces lie in different banks. */
 template <int TERMS> static inline constexpr int ig_stream_pitch() { return TERMS * 2 + 64; }
@@ -139,7 +145,8 @@ template <int ROWS, int HALF, int K, class Ring> struct ig_line_stream {
         typedef ig_vector<uint32_t, 4> piece;
         constexpr int SHARERS = IG_STREAM_WARPS / 2, PIECES = TERMS / 32 / SHARERS, FILLS = (K + TERMS - 1) / TERMS;
         constexpr bool KEEPS = FILLS <= 2 && PIECES <= 8; /* a warp has the same terms of every line: x is read once */
-        const int lane = ig_lane(), g = lane >> 2, t = lane & 3, half = ig_warp() / SHARERS, place = ig_warp() % SHARERS * 32 + t * 8;
+        const int lane = ig_recompute(ig_lane()), warp = ig_recompute(ig_warp());
+        const int g = lane >> 2, t = lane & 3, half = warp / SHARERS, place = warp % SHARERS * 32 + t * 8;
         /* Terms of piece number i of those from `begin` on. */
         const auto find_term = [&](int begin, int i) { return begin + i * SHARERS * 32 + place; };
         const auto has_term = [&](int term) { return K % (SHARERS * 32) == 0 || term < K; };
@@ -188,7 +195,7 @@ template <int ROWS, int HALF, int K, class Ring> struct ig_line_stream {
             if (g < ROWS) {
 #pragma unroll
                 for (int n = 0; n < 2; ++n)
-                    sums[((first + 2 * t + n) * ROWS + g) * IG_STREAM_WARPS + ig_warp()] = (d[0][n] + d[1][n]) + (d[2][n] + d[3][n]);
+                    sums[((first + 2 * t + n) * ROWS + g) * IG_STREAM_WARPS + warp] = (d[0][n] + d[1][n]) + (d[2][n] + d[3][n]);
             }
         }
     }

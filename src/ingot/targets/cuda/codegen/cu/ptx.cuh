@@ -131,6 +131,12 @@ static inline void ig_start_next()
     asm volatile("griddepcontrol.launch_dependents;");
 #endif
 }
+/* The same number, which the compiler computes again here: it is not kept in a register over the loops around. */
+static inline int ig_recompute(int value)
+{
+    asm volatile("" : "+r"(value));
+    return value;
+}
 /* The first N threads of the block wait for each other. */
 template <int N> static inline void ig_wait_for_first() { asm volatile("bar.sync 1, %0;" ::"n"(N) : "memory"); }
 /* They wait until those of all blocks of the grid, which run at the same time, are here; what these wrote before is there
@@ -200,6 +206,7 @@ static inline float ig_max_nan(float a, float b) { return (a > b) | (a != a) ? a
 static inline void ig_wait_for_previous() {}
 static inline void ig_prefetch(const void *) {}
 static inline void ig_start_next() {}
+static inline int ig_recompute(int value) { return value; }
 template <int N> static inline void ig_wait_for_first() { ig_wait_for_threads(N, 1); }
 template <int N> static inline void ig_wait_for_grid(unsigned *) { ig_wait_for_threads(N, (int)gridDim.x); } /* whose blocks run together */
 static inline void ig_fail(const ig_context &context, unsigned status)

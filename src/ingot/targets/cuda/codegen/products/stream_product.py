@@ -1,14 +1,13 @@
 """Products of few rows whose weights are copied ahead through shared memory (cu/gemm_stream.cuh).
 
 With a row before it, each block computes that into shared memory while its first weights are on their way; with Maps of
-pairs of columns behind it, a block has both columns of a pair, and `finish` gets their sums. Of several products in one
-kernel, each begins when all blocks have ended the one before; its first weights are asked for earlier.
+pairs of columns behind it, a block has both columns of a pair, and `finish` gets their sums. stream_kernel.py writes
+the kernel around them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from ingot.codegen.c_expressions import STORED
 from ingot.lowering.dependence import reads_and_writes
@@ -16,33 +15,23 @@ from ingot.lowering.dtypes import BYTES
 from ingot.lowering.index_expr import BodyValue, Expr, Size
 from ingot.lowering.loop_body import reads
 from ingot.lowering.loop_ir import LoopNest, MatrixView
-from ingot.targets.cuda.codegen.kernel import CudaKernel, Grid
+from ingot.targets.cuda.codegen.attention_kernels.token_phase import TokenPhase
 from ingot.targets.cuda.codegen.kernel_writer import CudaKernelWriter
 from ingot.targets.cuda.codegen.loop_kernels.loop_nests import write_row
 from ingot.targets.cuda.codegen.loop_kernels.loop_points import loop_type, store_results, unflatten
 from ingot.targets.cuda.codegen.products.epilogue import index_type, write_finish
-from ingot.targets.cuda.codegen.products.tile_product import use_headers
 from ingot.targets.cuda.schedule.column_pairs import ColumnPairs, PairMap, find_pairs, is_own_column
 from ingot.targets.cuda.schedule.statements import StreamedGemm, TiledGemm
 from ingot.targets.cuda.schedule.streamed_groups import plan_group
-from ingot.targets.cuda.schedule.streams import CONSUMERS, THREADS, WARPS, RingPlan, StreamPlan, plan_ring
-from ingot.targets.cuda.schedule.tiles import PROCESSORS
+from ingot.targets.cuda.schedule.streams import CONSUMERS, StreamPlan
 
 _MULTIPLY = {"bfloat16": "ig_mma_bf16", "float16": "ig_mma_f16"}
-# Blocks of a multiprocessor that there are registers for: of this kernel, and of the next one.
-_RESIDENT = 2
 # Bytes of a buffer that is fetched for the row's computation.
 _MOST_FETCHED = 1 << 16
-# Slots that may be on their way while the kernel before this one runs, and while blocks wait for each other: more of
-# them were slower on an H200, since all that other warps read waits behind them.
-_EARLY_FLIGHT = 1
-_BARRIER_FLIGHT = 1
-# What a kernel takes for the word at which its blocks wait for each other: it is 0 when no kernel runs.
-BARRIER = "barrier:"
 
 
 @dataclass(frozen=True, slots=True)
-class _Product:
+class StreamProduct:
     """One product of a kernel: its number, how it is shared out, and its pairs of columns."""
 
     number: int
@@ -66,64 +55,26 @@ class _Product:
         return self.step.n // 2 if self.pairs is not None else self.step.n
 
 
-def write_streams(out: CudaKernelWriter, groups: Sequence[StreamedGemm]) -> CudaKernel:
-    """A kernel of one product, or of several one after another."""
-    use_headers(out)
-    out.library.use("async_copies.cuh")
-    out.library.use("gemm_stream.cuh")
-    products = [_plan_product(out, number, group) for number, group in enumerate(groups)]
-    ring = plan_ring([product.plan for product in products])
-    out.line(f"typedef ig_stream_ring<{ring.slots}, {ring.terms}, {ring.flight}> ring_type;")
-    out.line("ring_type ring;")
-    out.line("char *const x = ig_shared() + ring_type::BYTES;")
-    out.line(f"float *const sums_of = (float *)(x + {ring.sums});")
-    for product in products:
-        _declare_stream(out, product)
-    together = len(products) > 1
-    out.line(f"ring.set_up({_EARLY_FLIGHT if together else ring.flight});")
-    out.line("ig_start_next();")
-    out.open(f"if (ig_warp() == {WARPS})")
-    for product in products:
-        _open_blocks(out, product)
-        out.line(f"{product.stream}.ask();")
-        out.close()
-    out.line("return;")
-    out.close()
-    out.wait_for_block = f"ig_wait_for_first<{CONSUMERS}>();"
-    barrier = out.scratch_pointer(BARRIER, "unsigned", written=True) if together else ""
-    for product in products:
-        if product.group.row is not None:
-            _fetch_row(out, product.group.row, weights=True)
-        if product.number:
-            out.line(f"ring.allow({_BARRIER_FLIGHT});")
-            out.line(f"ig_wait_for_grid<{CONSUMERS}>({barrier});")
-        else:
-            out.line("ig_wait_for_previous();")
-        out.open("")
-        _write_product(out, product, ring)
-        out.close()
-    blocks = max(product.plan.blocks for product in products)
-    made = out.finish(Grid(min(blocks, PROCESSORS) if together else blocks), THREADS, ring.shared, waits=True)
-    return replace(made, resident=1 if together else _RESIDENT, plain_shared=ring.plain_shared, together=together)
-
-
-def _plan_product(out: CudaKernelWriter, number: int, group: StreamedGemm) -> _Product:
+def plan_product(out: CudaKernelWriter, number: int, group: StreamedGemm) -> StreamProduct:
     pairs = find_pairs(group.gate_maps, group.product) if group.gate_maps else None
     assert not isinstance(pairs, str), pairs
-    return _Product(number, group, plan_group(group), pairs, _find_type(out, group))
+    return StreamProduct(number, group, plan_group(group), pairs, _find_type(out, group))
 
 
-def _write_product(out: CudaKernelWriter, product: _Product, ring: RingPlan) -> None:
-    """All of a product that this block has, by the threads that do not copy."""
+def write_product(out: CudaKernelWriter, product: StreamProduct, flight: int, phase: TokenPhase | None = None) -> None:
+    """All of a product that this block has, by the threads that do not copy; `flight` slots may be on their way behind
+    its row, which may be what attention has computed."""
     group, step = product.group, product.step
-    if group.row is None:
+    if phase is not None:
+        phase.write_row("x")
+    elif group.row is None:
         row = f"{_start(out, step.a)}, {out.size(step.a.rows)}, {step.k}"
         out.line(f"ig_keep_rows<{step.m}>(x, {product.plan.pitch}, {row});")
     else:
-        _fetch_row(out, group.row, weights=False)
+        fetch_row(out, group.row, weights=False)
         _write_row(out, group.row, step.a.buffer)
-    out.line(f"ring.allow({ring.flight});")
-    _open_blocks(out, product)
+    out.line(f"ring.allow({flight});")
+    open_blocks(out, product)
     out.line(f"const int first = {product.stream}.first, count = {product.stream}.count;")
     if product.pairs is None:
         write_finish(out, step, product.type_, 1, row="line", column="first + place", ahead=True)
@@ -144,7 +95,7 @@ def _find_type(out: CudaKernelWriter, group: StreamedGemm) -> str:
     return "int64_t" if "int64_t" in types else "int"
 
 
-def _declare_stream(out: CudaKernelWriter, product: _Product) -> None:
+def declare_stream(out: CudaKernelWriter, product: StreamProduct) -> None:
     """A product's weights."""
     step = product.step
     half = 0 if product.pairs is None else product.pairs.half
@@ -152,14 +103,14 @@ def _declare_stream(out: CudaKernelWriter, product: _Product) -> None:
     out.line(f"ig_line_stream<{step.m}, {half}, {step.k}, ring_type> {product.stream}(ring, {weights});")
 
 
-def _open_blocks(out: CudaKernelWriter, product: _Product) -> None:
+def open_blocks(out: CudaKernelWriter, product: StreamProduct) -> None:
     """A loop over those of the product's blocks that this block is for."""
     blocks = product.plan.blocks
     out.open(f"for (int block = (int)blockIdx.x; block < {blocks}; block += (int)gridDim.x)")
     out.line(f"{product.stream}.take(block, {blocks}, {product.lines});")
 
 
-def _write_sums(out: CudaKernelWriter, product: _Product) -> None:
+def _write_sums(out: CudaKernelWriter, product: StreamProduct) -> None:
     """The sums, one or a pair given to `finish`. What that reads is asked for before they are there."""
     step, stream = product.step, product.stream
     out.line(f"const int own = (int)threadIdx.x, total = {step.m} * count;")
@@ -192,7 +143,7 @@ def _write_row(out: CudaKernelWriter, row: LoopNest, buffer: str) -> None:
     out.written -= {buffer, *row.local}
 
 
-def _fetch_row(out: CudaKernelWriter, row: LoopNest, *, weights: bool) -> None:
+def fetch_row(out: CudaKernelWriter, row: LoopNest, *, weights: bool) -> None:
     """What the row is computed of: weights may come before the kernel before has ended, the rest at once behind it."""
     for name in sorted(reads_and_writes(row)[0] - set(row.local)):
         buffer = out.buffers[name]
