@@ -59,7 +59,8 @@ def test_the_ratio_is_to_the_better_mode() -> None:
 
 
 def test_prepared_kernels_say_nothing_of_a_cold_compilation() -> None:
-    row = result(**{"compile": {"Ingot": 1.0, "reduce-overhead": 5.0}, "compile, prepared": {"max-autotune": 2.0}})
+    spent = {"Ingot": 1.0, "Ingot, no GPU": 2.5, "reduce-overhead": 5.0}
+    row = result(**{"compile": spent, "compile, prepared": {"max-autotune": 2.0}})
     data = {
         "device": "GPU",
         "dirty": False,
@@ -67,7 +68,9 @@ def test_prepared_kernels_say_nothing_of_a_cold_compilation() -> None:
         "machine": {"cpu": "CPU", "torch": "2"},
         "rows": {FIRST: row},
     }
-    assert f"| {FIRST} | 1.0 | 5.0 | 5.0 |" in cuda_table.tables(data)
+    assert f"| {FIRST} | 1.0 | 5.0 | 5.0 (4) | 2.5 | 2.0 (4) |" in cuda_table.tables(data)
+    del spent["Ingot, no GPU"]
+    assert f"| {FIRST} | 1.0 | 5.0 | 5.0 (4) | – | – |" in cuda_table.tables(data)
 
 
 class Counting(nn.Module):

@@ -93,7 +93,7 @@ def test_loops_without_attention() -> None:
     model, x = Layers(24, 16, 16).bfloat16().eval(), randn(1, 1, 24)
     program, module = lower(model, (x,))
     module = CUDA.schedule(module, verify=True)
-    assert [len(step.steps) for step in module.steps if isinstance(step, LayerLoop)] == [2]
+    assert [len(step.steps) for step in module.steps if isinstance(step, LayerLoop)] == [4]
     compare(model, (x,), EmulatedModel(program, module))
 
 
