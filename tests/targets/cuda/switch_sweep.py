@@ -25,6 +25,7 @@ from tests.support.cuda_emulation.target import EMULATED, open_driver
 
 SWITCHES = (
     "bulk_windows", "bulk_products", "bulk_gates", "bulk_rotations", "streams", "gates", "row_prologues", "chains",
+    "chained_attention", "persistent_layers",
     "siblings", "map_groups", "narrow_buffers", "stored_values",
 )  # fmt: skip
 ROWS = (1, 1, 1, 2, 5, 8, 9, 61, 64, 128, 130)
