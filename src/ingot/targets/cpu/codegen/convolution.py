@@ -12,7 +12,7 @@ from ingot.lowering.dtypes import BYTES
 from ingot.lowering.index_expr import Size, require_static
 from ingot.targets.cpu.codegen.gemm import (
     Beside,
-    ahead,
+    declare_sums,
     factor_kind,
     right_end,
     rows_at_a_time,
@@ -32,6 +32,9 @@ DEPTHWISE_GRAIN = 1 << 17
 LINES = 28
 # Columns of taps and steps of depthwise convolutions that are unrolled.
 KNOWN_TAPS, KNOWN_STEPS = (3, 5, 7), (1, 2)
+# Terms of a run of taps, at most, where it is more than one tap: 512, or as many as take as much memory. Bytes of a
+# pointer.
+TERMS, POINTER = {"u8": 2048}, 8
 # Tiles of a task of a convolution by Winograd: enough to use a panel often, few enough that their sums stay in cache.
 TILES = 24
 
@@ -54,23 +57,21 @@ def windows_kernel(out: CKernelWriter, step: TiledConvolution, beside: Beside | 
         rows = whole_tiles(pixels, _panels(step), rows)
     blocks = (pixels + rows - 1) // rows
     weight = out.buffers[step.weight]
-    _window(out, step)
     out.open("for (int64_t task = begin; task < end; ++task)")
     block, panel = task(out, blocks, _panels(step), weight.size * BYTES[weight.dtype])
     out.line(f"const int64_t panel = {panel}, first = {block} * {rows};")
     out.line(f"const int64_t last = ig_min(first + {rows}, {out.size(pixels)});")
-    _tiles(out, step, beside)
+    _tiles(out, step, rows, beside)
     out.close()
     return out.finish(blocks * _panels(step), 1)
 
 
 def _windows_lines(out: CKernelWriter, step: TiledConvolution, first: str, last: str) -> None:
-    pixels = out.size(step.out_size[1])
-    _window(out, step)
+    pixels, rows = out.size(step.out_size[1]), rows_at_a_time(step)
     out.open(f"for (int64_t first = ({first}) * ({pixels}), last; first < ({last}) * ({pixels}); first = last)")
-    out.line(f"last = ig_min(first + {rows_at_a_time(step)}, ({last}) * ({pixels}));")
+    out.line(f"last = ig_min(first + {rows}, ({last}) * ({pixels}));")
     out.open(f"for (int64_t panel = 0; panel < {_panels(step)}; ++panel)")
-    _tiles(out, step)
+    _tiles(out, step, rows)
     out.close()
     out.close()
 
@@ -79,9 +80,9 @@ def _panels(step: TiledConvolution) -> int:
     return -(-(step.out_channels // step.groups) // step.panel) * step.groups
 
 
-def _tiles(out: CKernelWriter, step: TiledConvolution, beside: Beside | None = None) -> None:
-    """Pixels [first, last) of panel number `panel`."""
-    real, width = STORED[step.dtype], step.panel
+def _tiles(out: CKernelWriter, step: TiledConvolution, rows: int, beside: Beside | None = None) -> None:
+    """Pixels [first, last), at most so many, of panel number `panel`."""
+    width = step.panel
     each = step.out_channels // step.groups
     panels = -(-each // width)
     image = out.pointer(step.x)
@@ -92,37 +93,34 @@ def _tiles(out: CKernelWriter, step: TiledConvolution, beside: Beside | None = N
         out.line(f"const int64_t left = group * {each} + panel % {panels} * {width};")
         out.line(f"const int64_t right = {right_end(width, each, f'(group + 1) * {each}')};")
         image = f"{image} + group * {step.channels}"
-    out.line(f"const {STORED[out.buffers[step.x].dtype]} *rows[{_taps(step)} * IG_HIGHEST];")
-    out.open(f"for (int64_t row = first; row < last; row += IG_HIGH({real}, {width}))")
-    out.line(f"_Alignas(64) {real} tile[IG_HIGHEST * {width}];")
-    out.line(f"const int64_t high = ig_min(last - row, IG_HIGH({real}, {width}));")
-    _sums(out, step, image, "panel", "tile")
+    out.line("const int64_t row = first, high = last - first;")
+    _write_sums(out, step, rows, image, "panel", "tile")
     if beside is not None:
-        beside()
+        beside(rows)
     write_epilogue(out, step.epilogue, 0, width, step.groups)
-    out.close()
 
 
-def write_windows_beside(out: CKernelWriter, step: TiledConvolution) -> None:
+def write_windows_beside(out: CKernelWriter, step: TiledConvolution, rows: int) -> None:
     """The sums of pixels [row, row + high) by channels [left, right) of one group."""
-    out.line(f"_Alignas(64) {STORED[step.dtype]} beside[IG_HIGHEST * {step.panel}];")
-    out.open("")
-    _window(out, step)
-    out.line(f"const {STORED[out.buffers[step.x].dtype]} *rows[{_taps(step)} * IG_HIGHEST];")
-    _sums(out, step, out.pointer(step.x), f"(left / {step.panel})", "beside")
-    out.close()
+    _write_sums(out, step, rows, out.pointer(step.x), f"(left / {step.panel})", "beside")
 
 
-def _sums(out: CKernelWriter, step: TiledConvolution, image: str, panel: str, tile: str) -> None:
-    """The sums of the pixels [row, row + high) into an array."""
+def _write_sums(out: CKernelWriter, step: TiledConvolution, rows: int, image: str, panel: str, sums: str) -> None:
+    """Computes the sums of the pixels [row, row + high) into an array."""
     kind, width = factor_kind(step), step.panel
     terms = _taps(step) * require_static(whole_terms(step, step.channels))
+    run = min(_taps(step), max(TERMS.get(kind, 512) // step.channels, 1))
     out.library.share("window", kind, width)
     outside = out.library.padding_array(kind, step.outside, step.channels)
-    out.line(f"ig_windows_{kind}(rows, &window, {image}, {outside}, row, high);")
-    weight = f"{out.pointer(step.weight)} + {panel} * {terms * width}"
-    more = ahead(step, weight, str(terms), width)
-    out.line(f"ig_window_{kind}_{width}(rows, {_taps(step)}, {step.channels}, {weight}, {tile}, high{more});")
+    declare_sums(out, sums, step, rows, width)
+    out.open("")
+    _window(out, step)
+    out.own("rows", f"const {STORED[out.buffers[step.x].dtype]} *", run * rows * POINTER)
+    out.line(
+        f"ig_window_{kind}_{width}(rows, {rows}, &window, {image}, {outside}, {run}, {step.channels}, "
+        f"{out.pointer(step.weight)} + {panel} * {terms * width}, {sums}, row, high);"
+    )
+    out.close()
 
 
 def _taps(step: TiledConvolution) -> int:

@@ -11,11 +11,11 @@ from ingot.targets.cpu.schedule.statements import DualGemm, PackedGemm
 def pair_kernel(out: CKernelWriter, pair: DualGemm) -> Kernel:
     first, second = pair.steps
 
-    def write_second() -> None:
+    def write_second(rows: int) -> None:
         if isinstance(second, PackedGemm):
-            write_product_beside(out, second)
+            write_product_beside(out, second, rows)
         else:
-            write_windows_beside(out, second)
+            write_windows_beside(out, second, rows)
 
     if isinstance(first, PackedGemm):
         return product_kernel(out, first, write_second)

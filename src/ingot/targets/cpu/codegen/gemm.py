@@ -45,8 +45,8 @@ _KINDS: dict[OperandFormat, str] = {"bfloat16": "bf16", "int8": "u8"}
 
 # A product: with a weight that is packed, or with what is packed while it runs.
 AnyGemm: TypeAlias = Gemm | PackedGemm
-# Writes the sums that an epilogue finds beside its own, as the array of that name.
-Beside: TypeAlias = Callable[[], None]
+# Writes the sums of so many rows that an epilogue finds beside its own, as the array of that name.
+Beside: TypeAlias = Callable[[int], None]
 
 
 def product_kernel(out: CKernelWriter, step: AnyGemm, beside: Beside | None = None) -> Kernel:
@@ -75,7 +75,7 @@ def _products_kernel(out: CKernelWriter, steps: Sequence[AnyGemm], beside: Besid
         unflatten(out, "o", step.batch)
     for one in steps:
         out.open("")
-        _tiles(out, one, width, beside)
+        _tiles(out, one, rows, width, beside)
         out.close()
     out.close()
     return out.finish(total, 1)
@@ -108,13 +108,13 @@ def whole_tiles(rows: Size, panels: Size, most: int) -> int:
 
 def write_product_rows(out: CKernelWriter, step: PackedGemm, first: str, last: str) -> None:
     """Rows [first, last) of a product without a batch, all panels of a few of them before the next."""
-    width = step.b.width
+    width, rows = step.b.width, rows_at_a_time(step)
     n = out.size(step.n)
     out.open(f"for (int64_t first = {first}, last; first < {last}; first = last)")
-    out.line(f"last = ig_min(first + {rows_at_a_time(step)}, {last});")
+    out.line(f"last = ig_min(first + {rows}, {last});")
     out.open(f"for (int64_t left = 0; left < {n}; left += {width})")
     out.line(f"const int64_t right = {right_end(width, step.n, n)};")
-    _tiles(out, step, width)
+    _tiles(out, step, rows, width)
     out.close()
     out.close()
 
@@ -130,53 +130,45 @@ def whole_terms(step: Gemm | Tiled, terms: Size) -> Size:
     return (terms + each - 1) // each * each
 
 
-def _tiles(out: CKernelWriter, step: AnyGemm, width: int, beside: Beside | None = None) -> None:
-    """Rows [first, last) of the panel of columns [left, right)."""
+def _tiles(out: CKernelWriter, step: AnyGemm, rows: int, width: int, beside: Beside | None = None) -> None:
+    """Rows [first, last), at most so many, of the panel of columns [left, right)."""
+    declare_sums(out, "tile", step, rows, width)
+    out.line("const int64_t row = first, high = last - first;")
     if isinstance(step, PackedGemm) and step.codes is not None:
-        _coded_tiles(out, step, step.codes, width)
-        return
-    kind, real = factor_kind(step), STORED[step.dtype]
-    sums = _sums(out, step, kind, real, width)
-    out.open(f"for (int64_t row = first; row < last; row += IG_HIGH({real}, {width}))")
-    out.line(f"_Alignas(64) {real} tile[IG_HIGHEST * {width}];")
-    out.line(f"const int64_t high = ig_min(last - row, IG_HIGH({real}, {width}));")
-    out.line(sums("tile"))
+        _write_coded_sums(out, step, step.codes, width)
+    else:
+        _write_sums(out, step, width, "tile")
     if beside is not None:
-        beside()
+        beside(rows)
     write_epilogue(out, step.epilogue, len(step.batch), width)
-    out.close()
 
 
-def write_product_beside(out: CKernelWriter, step: PackedGemm) -> None:
+def declare_sums(out: CKernelWriter, name: str, step: AnyGemm | Tiled, rows: int, width: int) -> None:
+    out.line(f"_Alignas(64) {STORED[step.dtype]} {name}[{rows * width}];")
+
+
+def write_product_beside(out: CKernelWriter, step: PackedGemm, rows: int) -> None:
     """The sums of rows [row, row + high) by columns [left, right), from rows and a panel as they lie."""
-    kind, real, width = factor_kind(step), STORED[step.dtype], step.b.width
-    out.line(f"_Alignas(64) {real} beside[IG_HIGHEST * {width}];")
-    out.line(_sums(out, step, kind, real, width)("beside"))
+    declare_sums(out, "beside", step, rows, step.b.width)
+    _write_sums(out, step, step.b.width, "beside")
 
 
-def _sums(out: CKernelWriter, step: AnyGemm, kind: str, real: str, width: int) -> Callable[[str], str]:
-    """The call that computes the sums of a tile, for the name of the tile."""
+def _write_sums(out: CKernelWriter, step: AnyGemm, width: int, sums: str) -> None:
+    """Computes the sums of a task's rows by its columns into an array."""
+    kind = factor_kind(step)
     out.library.share("tile", kind, width)
-    panel = _panel(out, step, kind, real)
-    a_rows, a_step = _rows(out, step, kind, real)
-    more = ahead(step, panel, out.size(whole_terms(step, step.k)), width)
-    return lambda tile: f"ig_tile_{kind}_{width}({a_rows}, {a_step}, {panel}, {out.size(step.k)}, {tile}, high{more});"
+    panel = _panel(out, step, kind, STORED[step.dtype])
+    rows, distance = _rows(out, step, kind, STORED[step.dtype])
+    out.line(f"ig_tile_{kind}_{width}({rows}, {distance}, {panel}, {out.size(step.k)}, {sums}, high);")
 
 
-def ahead(step: Gemm | Tiled, panel: str, terms: str, width: int) -> str:
-    """One more argument of an integer tile: what it may prefetch."""
-    if factors_of(step) != "int8":
-        return ""
-    return f", IG_AHEAD({panel}, {terms}, {width}, (row - first) / IG_HIGH({STORED[step.dtype]}, {width}))"
-
-
-def _coded_tiles(out: CKernelWriter, step: PackedGemm, codes: QuantizedLayout, width: int) -> None:
+def _write_coded_sums(out: CKernelWriter, step: PackedGemm, codes: QuantizedLayout, width: int) -> None:
     """The same where the panel's weights are integers. For one tile they are widened in registers, for more rows
     once into memory."""
     kind = f"s{codes.bits}{'z' if codes.zeros else ''}"
     many = not isinstance(step.m, int) or step.m > LOWEST
     out.library.share("stream", kind, width)
-    a_rows, a_step = _rows(out, step, "f32", "float")
+    rows, distance = _rows(out, step, "f32", "float")
     groups, words = step.k // codes.group, -(-codes.group * codes.bits // 32)
     given = ", ".join(
         [
@@ -190,17 +182,12 @@ def _coded_tiles(out: CKernelWriter, step: PackedGemm, codes: QuantizedLayout, w
     if many:
         out.library.share("widen", kind, width)
         out.library.share("tile", "f32", width)
-        out.line(f"const int widened = last - first > IG_HIGH(float, {width});")
         out.own("panel", "float", step.k * width * 4)
-        out.line(f"if (widened) ig_widen_{kind}_{width}({given}, panel);")
-    out.open(f"for (int64_t row = first; row < last; row += IG_HIGH(float, {width}))")
-    out.line(f"_Alignas(64) float tile[IG_HIGHEST * {width}];")
-    out.line(f"const int64_t high = ig_min(last - row, IG_HIGH(float, {width}));")
-    if many:
-        out.line(f"if (widened) ig_tile_f32_{width}({a_rows}, {a_step}, panel, {out.size(step.k)}, tile, high);")
-    out.line(f"{'else ' if many else ''}ig_stream_{kind}_{width}({a_rows}, {a_step}, {given}, tile, high);")
-    write_epilogue(out, step.epilogue, len(step.batch), width)
-    out.close()
+        out.open(f"if (high > IG_HIGH(float, {width}))")
+        out.line(f"ig_widen_{kind}_{width}({given}, panel);")
+        out.line(f"ig_tile_f32_{width}({rows}, {distance}, panel, {out.size(step.k)}, tile, high);")
+        out.close()
+    out.line(f"{'else ' if many else ''}ig_stream_{kind}_{width}({rows}, {distance}, {given}, tile, high);")
 
 
 def _load_panel_value(out: CKernelWriter, name: str, value: str | float, groups: Size, width: int) -> str:

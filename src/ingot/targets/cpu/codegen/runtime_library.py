@@ -91,7 +91,7 @@ class RuntimeLibrary:
         tiled = {kind for name, kind, _ in shared if name in ("tile", "window")}
         parts += [resource(header) for kind, (_, header) in _SUMS.items() if kind in tiled]
         for kind in sorted({kind for name, kind, _ in shared if name == "window"}):
-            parts.append(f"IG_WINDOWS({kind}, {_REALS[kind]})")
+            parts.append(f"IG_WINDOWS({kind})")
         for (kind, value), channels in sorted(self._outside.items()):
             start = f" = {{[0 ... {channels - 1}] = {value}}}" if value else ""
             parts.append(f"static const {_REALS[kind]} ig_outside_{kind}_{value}[{channels}]{start};")
@@ -126,8 +126,8 @@ def _declare_and_define(name: Shared, kind: str, sizes: tuple[int, ...], group: 
         sums = _sum(name, kind)
         read = "IG_READ_U8" if kind == "u8" else "IG_READ_F"
         arguments = ", ".join([kind, sums, _REALS[sums], _REALS[kind], read, *map(str, sizes)])
-    elif kind in _SUMS:
-        macro, arguments = f"{macro}_{kind.upper()}", ", ".join(map(str, sizes))
+    elif name in ("tile", "window"):
+        arguments = ", ".join([kind, *map(str, sizes)])
     head = f"{macro}_HEAD({arguments})"
     if name == "attention":
         arguments += f", INF_{kind.upper()}, {_NARROW_EXP[kind]}"

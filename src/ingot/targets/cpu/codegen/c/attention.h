@@ -49,20 +49,23 @@
     IG_SHARED void ig_scores_##kind( \
         const real *rows, int64_t distance, const real *packed, int64_t depth, real *scores, int64_t high);
 #define IG_SCORES(kind, real) \
-    IG_TILE_ROWS(ig_scores_##kind##_1, kind, real, 48, 1) \
-    IG_TILE_ROWS(ig_scores_##kind##_all, kind, real, 48, IG_HIGH(real, 48)) \
+    IG_TILE_ROWS(ig_scores_##kind##_1, kind, 48, 1) \
+    IG_TILE_ROWS(ig_scores_##kind##_all, kind, 48, IG_HIGH(real, 48)) \
     void ig_scores_##kind( \
         const real *rows, int64_t distance, const real *packed, int64_t depth, real *scores, int64_t high) \
     { \
         enum { all = IG_HIGH(real, 48) }; \
-        if (high < all) { \
-            for (int64_t i = 0; i < high; ++i) \
-                ig_scores_##kind##_1(rows + i * distance, distance, packed, depth, scores + i * 48); \
-            return; \
-        } \
-        for (int64_t next = 0; next < high; next += all) { \
-            const int64_t i = ig_min(next, high - all); \
-            ig_scores_##kind##_all(rows + i * distance, distance, packed, depth, scores + i * 48); \
+        for (int64_t next = 0; next < high; next += high < all ? 1 : all) { \
+            const int64_t i = high < all ? next : ig_min(next, high - all); \
+            int64_t begin = 0, terms; \
+            do { \
+                const real *const from = rows + i * distance + begin, *const run = packed + begin * 48; \
+                terms = ig_min(depth - begin, IG_RUN_##kind); \
+                if (high < all) \
+                    ig_scores_##kind##_1(from, distance, run, terms, scores + i * 48, begin > 0, (const char *)run, 0); \
+                else \
+                    ig_scores_##kind##_all(from, distance, run, terms, scores + i * 48, begin > 0, (const char *)run, 0); \
+            } while ((begin += terms) < depth); \
         } \
     }
 

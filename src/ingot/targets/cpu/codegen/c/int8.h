@@ -60,114 +60,25 @@ static inline __attribute__((always_inline)) uint32_t ig_last_u8(const uint8_t *
     return four;
 }
 
-/* Each tile asks for a part of the panel behind its own, a line of memory a step, so that it is near when its turn comes:
-   panels are read from beginning to end, and processors do not look beyond a page. */
-#if IG_BYTES == 64
-#define IG_ASK(place) __builtin_prefetch((place), 0, 2)
-#else
-#define IG_ASK(place) ((void)(place))
-#endif
-#define IG_AHEAD(panel, terms, width, tile) \
-    ((panel) + (int64_t)(terms) * (width) + (tile) % ((width) / 16) * (16 * (int64_t)(terms)))
+typedef uint8_t ig_factor_u8;
+typedef int8_t ig_weight_u8;
+typedef int32_t ig_sum_u8;
+typedef ig_vector_i32 ig_sums_u8;
+enum { IG_SIDE_u8 = 4, IG_RUN_u8 = 2048 };
 
-/* Four terms for every row and every vector of columns; `value` is row i's. */
-#define IG_STEP_U8(panel, value, ahead) \
+/* Four terms for every row and every vector of columns. */
+#define IG_FOUR_U8(panel, k, width, value) \
     do { \
         ig_vector_u32 line[wide]; \
         IG_ASK(ahead); \
-        for (int j = 0; j < wide; ++j) memcpy(&line[j], (panel) + 4 * j * lanes, IG_BYTES); \
+        for (int j = 0; j < wide; ++j) memcpy(&line[j], (panel) + 4 * ((k) * width + j * lanes), IG_BYTES); \
         for (int i = 0; i < high; ++i) { \
             const ig_vector_u32 x = (ig_vector_u32){0} + (value); \
             for (int j = 0; j < wide; ++j) sum[i][j] = ig_dot_u8(sum[i][j], x, line[j]); \
         } \
     } while (0)
-
-#define IG_TILE_ROWS_U8(name, width, rows) \
-    static inline __attribute__((always_inline)) void name( \
-        const uint8_t *a, int64_t distance, const int8_t *b, int64_t depth, int32_t *tile, const int8_t *ahead) \
-    { \
-        enum { lanes = IG_LANES(int32_t), wide = IG_WIDE(int32_t, width), high = rows }; \
-        const int64_t last = (depth - 1) / 4, rest = depth % 4; \
-        for (int column = 0; column < width; column += lanes * wide) { \
-            ig_vector_i32 sum[high][wide]; \
-            for (int i = 0; i < high; ++i) \
-                for (int j = 0; j < wide; ++j) sum[i][j] = (ig_vector_i32){0}; \
-            for (int64_t k = 0; k < last; ++k) \
-                IG_STEP_U8(b + 4 * (k * width + column), ig_four_u8(a + i * distance + 4 * k), ahead + 64 * k); \
-            IG_STEP_U8( \
-                b + 4 * (last * width + column), ig_last_u8(a + i * distance + 4 * last, rest), ahead + 64 * last); \
-            IG_FLUSH(i32, int32_t, width, 0) \
-        } \
-    }
-
-#define IG_TILE_U8_HEAD(width) \
-    IG_SHARED void ig_tile_u8_##width( \
-        const uint8_t *a, int64_t distance, const int8_t *b, int64_t depth, int32_t *tile, int64_t high, \
-        const int8_t *ahead);
-#define IG_TILE_U8(width) \
-    IG_TILE_ROWS_U8(ig_tile_u8_##width##_1, width, 1) \
-    IG_TILE_ROWS_U8(ig_tile_u8_##width##_2, width, 2) \
-    IG_TILE_ROWS_U8(ig_tile_u8_##width##_4, width, 4) \
-    IG_TILE_ROWS_U8(ig_tile_u8_##width##_all, width, IG_HIGH(int32_t, width)) \
-    void ig_tile_u8_##width( \
-        const uint8_t *a, int64_t distance, const int8_t *b, int64_t depth, int32_t *tile, int64_t high, \
-        const int8_t *ahead) \
-    { \
-        enum { all = IG_HIGH(int32_t, width) }; \
-        int64_t i = 0; \
-        for (; i + all <= high; i += all) \
-            ig_tile_u8_##width##_all(a + i * distance, distance, b, depth, tile + i * width, ahead); \
-        for (; i + 4 <= high; i += 4) \
-            ig_tile_u8_##width##_4(a + i * distance, distance, b, depth, tile + i * width, ahead); \
-        for (; i + 2 <= high; i += 2) \
-            ig_tile_u8_##width##_2(a + i * distance, distance, b, depth, tile + i * width, ahead); \
-        for (; i < high; ++i) ig_tile_u8_##width##_1(a + i * distance, distance, b, depth, tile + i * width, ahead); \
-    }
-
-/* Over windows of an image with channels last. A tap's channels are in fours among themselves. */
-#define IG_WINDOW_ROWS_U8(name, width, count) \
-    static inline __attribute__((always_inline)) void name( \
-        const uint8_t *const *rows, int64_t taps, int64_t channels, const int8_t *b, int32_t *tile, \
-        const int8_t *ahead) \
-    { \
-        enum { lanes = IG_LANES(int32_t), wide = IG_WIDE(int32_t, width), high = count }; \
-        const int64_t last = (channels - 1) / 4, rest = channels % 4; \
-        for (int column = 0; column < width; column += lanes * wide) { \
-            ig_vector_i32 sum[high][wide]; \
-            for (int i = 0; i < high; ++i) \
-                for (int j = 0; j < wide; ++j) sum[i][j] = (ig_vector_i32){0}; \
-            int64_t tap = 0; \
-            do { /* the last four stand by themselves: what every turn writes to, compilers keep in registers */ \
-                const uint8_t *a[high]; \
-                const int8_t *const panel = b + 4 * (tap * (last + 1) * width + column); \
-                for (int i = 0; i < high; ++i) a[i] = rows[tap * IG_HIGHEST + i]; \
-                for (int64_t k = 0; k < last; ++k, ahead += 64) \
-                    IG_STEP_U8(panel + 4 * k * width, ig_four_u8(a[i] + 4 * k), ahead); \
-                IG_STEP_U8(panel + 4 * last * width, ig_last_u8(a[i] + 4 * last, rest), ahead); \
-                ahead += 64; \
-            } while (++tap < taps); \
-            IG_FLUSH(i32, int32_t, width, 0) \
-        } \
-    }
-
-#define IG_WINDOW_U8_HEAD(width) \
-    IG_SHARED void ig_window_u8_##width( \
-        const uint8_t *const *rows, int64_t taps, int64_t channels, const int8_t *b, int32_t *tile, int64_t high, \
-        const int8_t *ahead);
-#define IG_WINDOW_U8(width) \
-    IG_WINDOW_ROWS_U8(ig_window_u8_##width##_1, width, 1) \
-    IG_WINDOW_ROWS_U8(ig_window_u8_##width##_2, width, 2) \
-    IG_WINDOW_ROWS_U8(ig_window_u8_##width##_4, width, 4) \
-    IG_WINDOW_ROWS_U8(ig_window_u8_##width##_all, width, IG_HIGH(int32_t, width)) \
-    void ig_window_u8_##width( \
-        const uint8_t *const *rows, int64_t taps, int64_t channels, const int8_t *b, int32_t *tile, int64_t high, \
-        const int8_t *ahead) \
-    { \
-        enum { all = IG_HIGH(int32_t, width) }; \
-        int64_t i = 0; \
-        for (; i + all <= high; i += all) \
-            ig_window_u8_##width##_all(rows + i, taps, channels, b, tile + i * width, ahead); \
-        for (; i + 4 <= high; i += 4) ig_window_u8_##width##_4(rows + i, taps, channels, b, tile + i * width, ahead); \
-        for (; i + 2 <= high; i += 2) ig_window_u8_##width##_2(rows + i, taps, channels, b, tile + i * width, ahead); \
-        for (; i < high; ++i) ig_window_u8_##width##_1(rows + i, taps, channels, b, tile + i * width, ahead); \
-    }
+/* The last four stand by themselves: what every step writes to, compilers keep in registers. */
+#define IG_STEPS_u8(row, panel, terms, width) \
+    for (int64_t k = 0; k < ((terms) - 1) / 4; ++k, ahead += pace) \
+        IG_FOUR_U8(panel, k, width, ig_four_u8(row(i) + 4 * k)); \
+    IG_FOUR_U8(panel, ((terms) - 1) / 4, width, ig_last_u8(row(i) + ((terms) - 1) / 4 * 4, (terms) % 4));

@@ -90,7 +90,7 @@ static inline __attribute__((always_inline)) ig_vector_f32 ig_load_f32(const flo
                     (void)zero[j]; \
                 } \
                 for (const int64_t to = k + group; k < to;) { \
-                    const int64_t begin = k, end = ig_min(k + IG_RUN, to); \
+                    const int64_t begin = k, end = ig_min(k + IG_RUN_f32, to); \
                     ig_vector_f32 sum[high][wide]; \
                     ig_vector_u32 line[wide]; \
                     for (int i = 0; i < high; ++i) \
@@ -111,7 +111,7 @@ static inline __attribute__((always_inline)) ig_vector_f32 ig_load_f32(const flo
                     } \
                     for (int i = 0; i < high; ++i) \
                         for (int j = 0; j < wide; ++j) sum[i][j] *= scale[j]; \
-                    IG_FLUSH(f32, float, width, begin) \
+                    IG_FLUSH(f32, float, tile, width, begin) \
                 } \
             } \
         } \
