@@ -6,11 +6,13 @@ view of it, whatever the operator's schema declares. Views of one tensor form a 
     x ── x.view(4, 3) ── [0]        a write through [0] gives new values to [0], to the view, and to x (by inverse
       └─ x[1:]                      views), and x[1:] is out of date: it is computed from x when it is next read
 
-So the graph that is recorded holds no writes.
+So the graph that is recorded holds no writes. A conditional view is a copy at most sizes: what it and its parent hold
+after a write is selected by the sizes (`conditional_views`).
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable
 from typing import Any, Protocol
@@ -21,6 +23,7 @@ from torch import fx
 from ingot import torch_internals as internals
 from ingot.errors import PassError, format_error
 from ingot.ir import metadata
+from ingot.passes.retracing.conditional_views import find_condition
 from ingot.passes.retracing.view_inverses import View, find_inverse
 
 aten = torch.ops.aten
@@ -79,6 +82,8 @@ class AliasTracker:
             parent = find_shared(result, tensors)
             if parent is not None:
                 self._add(result, View(func, args, kwargs, parent, out, index if several else None))
+            elif internals.copies_by_strides(func) and (condition := find_condition(func, args, kwargs)) is not None:
+                self._add(result, View(func, args, kwargs, args[0], out, None, condition))
 
     def add_same(self, tensor: torch.Tensor, parent: torch.Tensor) -> None:
         """Notes that a tensor is the same view of the same memory as another one."""
@@ -114,11 +119,15 @@ class AliasTracker:
         """Computes a tensor that is out of date from the one that it is a view of."""
         del self._outdated[id(tensor)]
         view = self._views[id(tensor)]
+        recorder = self._recorder
         if view.func is None:
-            self._recorder.bind(tensor, view.parent)
+            recorder.bind(tensor, view.parent)
+            return
+        if view.condition is not None:
+            shown = self._emit(aten.reshape.default, view.parent, list(tensor.shape))
+            recorder.bind(tensor, self._select(view, shown, tensor))
             return
         self._check_repeatable(view)
-        recorder = self._recorder
         args, kwargs = recorder.argument(view.args), recorder.argument(view.kwargs)
         for output in metadata.tensors_in(view.outputs):
             self._outdated.pop(id(output), None)
@@ -145,15 +154,21 @@ class AliasTracker:
         for member in self._members.get(id(root), ()):
             self._outdated[id(member)] = member
         for known, held in now.values():
-            if known is root or internals.same_strides(known, held) or not self._is_repeatable(self._views[id(known)]):
+            if known is root or internals.same_strides(known, held) or self._holds_value(self._views[id(known)]):
                 self._outdated.pop(id(known), None)
                 self._recorder.bind(known, held)
 
     def _parent_value(self, chain: list[torch.Tensor], position: int, value: torch.Tensor) -> tuple[int, torch.Tensor]:
         """The place in the chain of the next tensor up that can be computed, and what it holds."""
-        last = len(chain) - 1
-        views = [self._views[id(tensor)] for tensor in chain[position:last]]
-        inverses = [find_inverse(v, t) for v, t in zip(views, chain[position:last], strict=True)]
+        first = self._views[id(chain[position])]
+        if first.condition is not None:
+            below = self._emit(aten.reshape.default, value, list(first.parent.shape))
+            return position + 1, self._select(first, below, first.parent)
+        above = itertools.takewhile(
+            lambda view: view.condition is None, (self._views[id(t)] for t in chain[position:-1])
+        )
+        views = list(above)
+        inverses = [find_inverse(view, chain[position + place]) for place, view in enumerate(views)]
         missing = [place for place, inverse in enumerate(inverses) if inverse is None]
         if missing:
             # From the topmost view without an inverse all the way down: which of its elements was written, only the
@@ -163,6 +178,12 @@ class AliasTracker:
         inverse = inverses[0]
         assert inverse is not None
         return position + 1, inverse(self._emit, views[0], value)
+
+    def _select(self, view: View, shared: torch.Tensor, apart: torch.Tensor) -> torch.Tensor:
+        """A value where a conditional view is a view, and another one where it is a copy."""
+        number = self._emit(aten.scalar_tensor.default, view.condition, dtype=torch.int64, device=apart.device)
+        is_view = self._emit(aten.eq.Scalar, number, 0)
+        return self._emit(aten.where.self, is_view, shared, apart)
 
     def _scatter(self, views: list[View], tensor: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
         """What the parent of the last view holds after a write to the first: elements are scattered by position."""
@@ -201,6 +222,10 @@ class AliasTracker:
             return True
         parent = view.parent
         return parent.is_contiguous() and parent.storage_offset() == 0 and not self.is_view(parent)
+
+    def _holds_value(self, view: View) -> bool:
+        """Whether what was written to a view is to be kept, since reading its parent would not give it again."""
+        return view.condition is not None or not self._is_repeatable(view)
 
     def _refuse_overlap(self) -> None:
         self._refuse("several elements of the tensor that is written lie in one place of memory")

@@ -27,6 +27,7 @@ class View(NamedTuple):
     """How a tensor was made from another one whose memory it shares. `func` None: it is the same view of it.
 
     `outputs` are all tensors that the call returned; `position` is this one's place, or None if there is one alone.
+    `condition`: it is a view only where this number is 0, and a copy elsewhere.
     """
 
     func: Any
@@ -35,6 +36,7 @@ class View(NamedTuple):
     parent: torch.Tensor
     outputs: Any
     position: int | None
+    condition: torch.SymInt | None = None
 
     def argument(self, name: str) -> Any:
         """An argument of the call by its name in the schema."""
