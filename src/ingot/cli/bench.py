@@ -15,7 +15,8 @@ from rich.table import Table
 from ingot.benchmarking import time_interleaved
 from ingot.cli.capture import Dynamic, add_ranges, parse_dynamic
 from ingot.cli.compile import DOING, Cached, Precise, Threads, open_model
-from ingot.cli.console import AsJson, Debug, Result, Stages, command
+from ingot.cli.console import AsJson, Debug, Result, command
+from ingot.cli.progress import Stages
 
 if TYPE_CHECKING:
     from ingot.artifacts.profiler import Profile

@@ -10,7 +10,8 @@ import typer
 from rich.syntax import Syntax
 from rich.table import Table
 
-from ingot.cli.console import AsJson, Debug, Result, Stages, command, human
+from ingot.cli.console import AsJson, Debug, Result, command, human
+from ingot.cli.progress import Stages
 
 if TYPE_CHECKING:
     from ingot.ir.program import Program
@@ -77,8 +78,9 @@ def run(
     stages = Stages()
     with stages("import", "importing torch"):
         from ingot import api
-        from ingot.cli import model_summary, torchscript_inputs
         from ingot.cli.factory import build
+        from ingot.cli.inputs import torchscript_inputs
+        from ingot.cli.inspection import model_summary
     if torchscript_inputs.is_script(reference):
         with stages("capture", "importing TorchScript"):
             shapes = add_ranges(dynamic_shapes)

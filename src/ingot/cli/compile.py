@@ -10,7 +10,8 @@ from rich.table import Table
 from rich.text import Text
 
 from ingot.cli.capture import Dynamic, add_ranges, parse_dynamic
-from ingot.cli.console import AsJson, Debug, Result, Stages, command, human
+from ingot.cli.console import AsJson, Debug, Result, command, human
+from ingot.cli.progress import Stages
 
 Threads = Annotated[
     int | None, typer.Option("--threads", min=1, max=1024, help="Threads to run with; one for each core.")

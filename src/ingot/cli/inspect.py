@@ -9,11 +9,12 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from ingot.cli.console import AsJson, Debug, Result, Stages, command, human
-from ingot.cli.shapes import list_types, parse_shapes, table
+from ingot.cli.console import AsJson, Debug, Result, command, human
+from ingot.cli.inspection.shapes import list_types, parse_shapes, table
+from ingot.cli.progress import Stages
 
 if TYPE_CHECKING:
-    from ingot.cli.model_summary import ModelSummary, SummaryRow
+    from ingot.cli.inspection.model_summary import ModelSummary, SummaryRow
     from ingot.ir.program import Program
 
 # Without --depth the table goes as deep as fits in about a screen.
@@ -61,7 +62,7 @@ def run(
     if compiled is not None:
         return compiled
     with stages("import", "importing torch"):
-        from ingot.cli import model_summary
+        from ingot.cli.inspection import model_summary
     program = open_program(reference, stages)
     if shapes or given:
         with stages("shapes", "inferring shapes"):

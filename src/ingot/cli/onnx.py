@@ -11,7 +11,8 @@ from rich.text import Text
 
 from ingot.cli.capture import Dynamic, add_ranges, parse_dynamic
 from ingot.cli.compile import open_model
-from ingot.cli.console import AsJson, Debug, Result, Stages, command, human
+from ingot.cli.console import AsJson, Debug, Result, command, human
+from ingot.cli.progress import Stages
 
 # What a person reads while each stage runs.
 DOING = {

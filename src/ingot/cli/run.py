@@ -9,7 +9,8 @@ import typer
 from rich.table import Table
 
 from ingot.cli.compile import Threads
-from ingot.cli.console import AsJson, Debug, Result, Stages, command
+from ingot.cli.console import AsJson, Debug, Result, command
+from ingot.cli.progress import Stages
 
 TrustKey = Annotated[
     list[Path] | None,

@@ -12,7 +12,8 @@ from rich.table import Table
 
 from ingot.cli.capture import Dynamic, Reference, add_ranges, parse_dynamic
 from ingot.cli.compile import Precise, open_model
-from ingot.cli.console import AsJson, Debug, Result, Stages, command
+from ingot.cli.console import AsJson, Debug, Result, command
+from ingot.cli.progress import Stages
 
 
 @command
