@@ -9,6 +9,7 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
+from ingot.cli.compile import open_program
 from ingot.cli.console import AsJson, Debug, Result, command, human
 from ingot.cli.inspection.shapes import list_types, parse_shapes, table
 from ingot.cli.progress import Stages
@@ -57,6 +58,8 @@ def run(
     """Show a program's parameters, FLOPs, bytes and operators, by module; or the shapes of its values."""
     chosen = parse_sizes(size or ())
     given = parse_shapes(shape or ())
+    if (shapes or given) and (chosen or depth is not None):
+        raise typer.BadParameter("--shapes shows values: --size and --depth are for the table of modules.")
     stages = Stages()
     compiled = None if shapes or given else _inspect_compiled(reference)
     if compiled is not None:
@@ -105,19 +108,6 @@ def _inspect_compiled(reference: str) -> Result | None:
         "dims": [str(symbol) for symbol in spec.symbols.values()],
     }
     return Result(data, (Text(describe(file)),))
-
-
-def open_program(reference: str, stages: Stages) -> Program:
-    """The program in a file, or the one that a factory's model is captured as."""
-    from ingot import api
-    from ingot.cli.compile import open_model
-    from ingot.ir.program import Program
-
-    model, args, kwargs = open_model(reference, stages)
-    if isinstance(model, Program):
-        return model
-    with stages("capture", "capturing"):
-        return api.capture(model, args, kwargs)
 
 
 def parse_sizes(texts: list[str] | tuple[str, ...]) -> dict[str, int]:

@@ -10,6 +10,7 @@ from rich.table import Table
 
 from ingot.cli.compile import Threads
 from ingot.cli.console import AsJson, Debug, Result, command
+from ingot.cli.inputs.paths import check_compiled, check_inputs, check_outputs
 from ingot.cli.progress import Stages
 
 TrustKey = Annotated[
@@ -37,7 +38,12 @@ def run(
     debug: Debug = False,
 ) -> Result:
     """Run a compiled model on arrays from files, without torch: native code of whoever made the file."""
-    stages = Stages()
+    check_compiled(file)
+    check_outputs({"-o": output})
+    given = [text.partition("=")[2] for text in inputs or ()]
+    check_inputs([Path(name) for name in given if name.endswith(".npy")])
+    check_inputs(trust_key or ())
+    stages = Stages(2 + (output is not None))
     with stages("import", "importing numpy"):
         from ingot_runtime.cli_run import run_file, write_results
     with stages("run", f"running {file}"):
