@@ -11,6 +11,7 @@ from rich.syntax import Syntax
 from rich.table import Table
 
 from ingot.cli.console import AsJson, Debug, Result, command, human
+from ingot.cli.inputs.completion import complete_passes, complete_reference
 from ingot.cli.inputs.paths import check_folder, check_ingot_output, check_outputs
 from ingot.cli.progress import Stages
 
@@ -33,6 +34,7 @@ Reference = Annotated[
     str,
     typer.Argument(
         metavar="MODULE:FACTORY",
+        autocompletion=complete_reference,
         help="pkg.module:factory or file.py:factory, a function without arguments that returns (model, args, kwargs); "
         "or a file of TorchScript or of torch.export.",
     ),
@@ -49,7 +51,12 @@ def run(
         typer.Option("--preserve", metavar="MODULE", help="A module that keeps its call signature. Repeatable."),
     ] = None,
     passes: Annotated[
-        str | None, typer.Option("--passes", help="Passes to run on it: a,b{option=1}. See ingot.passes.REGISTRY.")
+        str | None,
+        typer.Option(
+            "--passes",
+            autocompletion=complete_passes,
+            help="Passes to run on it: a,b{option=1}. See ingot.passes.REGISTRY.",
+        ),
     ] = None,
     snapshots: Annotated[
         Path | None, typer.Option("--snapshots", help="A folder for a JSON file of the program after each pass.")

@@ -11,6 +11,7 @@ from rich.text import Text
 
 from ingot.cli.capture import Dynamic, add_ranges, parse_dynamic
 from ingot.cli.console import AsJson, Debug, Result, command, human
+from ingot.cli.inputs.completion import choose_from, complete_reference
 from ingot.cli.inputs.paths import check_ingot_output, check_outputs
 from ingot.cli.progress import Stages
 
@@ -24,6 +25,7 @@ Source = Annotated[
     str,
     typer.Argument(
         metavar="MODULE:FACTORY|PROGRAM.ingot",
+        autocompletion=complete_reference,
         help="A factory, pkg.module:factory or file.py:factory, or a program that `ingot capture` saved.",
     ),
 ]
@@ -63,6 +65,7 @@ def run(
         typer.Option(
             "--isa",
             metavar="NAME",
+            autocompletion=choose_from((*ISAS, "sm_80", "sm_90a", "ptx")),
             help=f"Build for this instruction set, too: {', '.join(ISAS)}. With --target cuda, for this architecture: "
             "sm_80, sm_90a, …, or ptx. Repeatable.",
         ),

@@ -11,6 +11,7 @@ from rich.text import Text
 
 from ingot.cli.compile import open_program
 from ingot.cli.console import AsJson, Debug, Result, command, human
+from ingot.cli.inputs.completion import complete_reference, complete_sizes
 from ingot.cli.inspection.shapes import list_types, parse_shapes, table
 from ingot.cli.progress import Stages
 
@@ -32,14 +33,21 @@ def run(
     reference: Annotated[
         str,
         typer.Argument(
-            metavar="FILE.ingot|MODULE:FACTORY", help="A saved program, a compiled model, or a factory to capture."
+            metavar="FILE.ingot|MODULE:FACTORY",
+            autocompletion=complete_reference,
+            help="A saved program, a compiled model, or a factory to capture.",
         ),
     ],
     depth: Annotated[int | None, typer.Option("--depth", min=0, help="Levels of modules to show.")] = None,
     ops: Annotated[bool, typer.Option("--ops/--no-ops", help="Show the table of operators.")] = True,
     size: Annotated[
         list[str] | None,
-        typer.Option("--size", metavar="NAME=SIZE", help='Count with this size of a dynamic dim, e.g. "batch=8".'),
+        typer.Option(
+            "--size",
+            metavar="NAME=SIZE",
+            autocompletion=complete_sizes,
+            help='Count with this size of a dynamic dim, e.g. "batch=8".',
+        ),
     ] = None,
     shapes: Annotated[
         bool, typer.Option("--shapes", help="Show what is known of every value's dtype and shape instead.")

@@ -12,6 +12,7 @@ from rich.text import Text
 from ingot.cli.capture import Dynamic, parse_dynamic
 from ingot.cli.compile import Source, open_program
 from ingot.cli.console import AsJson, Debug, Result, command, human
+from ingot.cli.inputs.completion import choose_from
 from ingot.cli.inputs.paths import check_ingot_output, check_inputs, check_outputs
 from ingot.cli.progress import Stages
 
@@ -24,7 +25,13 @@ def run(
     reference: Source,
     output: Annotated[Path, typer.Option("-o", "--output", help="The .ingot file to write.")],
     recipe: Annotated[
-        str, typer.Option("--recipe", metavar="NAME", help=f"{', '.join(RECIPES[:-1])} or {RECIPES[-1]}.")
+        str,
+        typer.Option(
+            "--recipe",
+            metavar="NAME",
+            autocompletion=choose_from(RECIPES),
+            help=f"{', '.join(RECIPES[:-1])} or {RECIPES[-1]}.",
+        ),
     ] = "int8_static",
     data: Annotated[
         str | None,

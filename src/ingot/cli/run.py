@@ -10,6 +10,7 @@ from rich.table import Table
 
 from ingot.cli.compile import Threads
 from ingot.cli.console import AsJson, Debug, Result, command
+from ingot.cli.inputs.completion import complete_file, complete_inputs
 from ingot.cli.inputs.paths import check_compiled, check_inputs, check_outputs
 from ingot.cli.progress import Stages
 
@@ -25,10 +26,15 @@ TrustKey = Annotated[
 
 @command
 def run(
-    file: Annotated[Path, typer.Argument(metavar="FILE.ingot", help="A compiled model.")],
+    file: Annotated[Path, typer.Argument(metavar="FILE.ingot", autocompletion=complete_file, help="A compiled model.")],
     inputs: Annotated[
         list[str] | None,
-        typer.Option("--input", metavar="NAME=FILE.npy", help="An input; NAME=NUMBER for a scalar. Repeatable."),
+        typer.Option(
+            "--input",
+            metavar="NAME=FILE.npy",
+            autocompletion=complete_inputs,
+            help="An input; NAME=NUMBER for a scalar. Repeatable.",
+        ),
     ] = None,
     output: Annotated[Path | None, typer.Option("-o", "--output", help="Write the results to this .npz file.")] = None,
     seed: Annotated[int | None, typer.Option("--seed", min=0, help="Of random draws.")] = None,

@@ -13,6 +13,7 @@ from rich.table import Table
 from ingot.cli.capture import Dynamic, parse_dynamic
 from ingot.cli.compile import Precise, Source, open_program
 from ingot.cli.console import AsJson, Debug, Result, command
+from ingot.cli.inputs.completion import complete_passes
 from ingot.cli.inputs.paths import refuse_together
 from ingot.cli.progress import Stages
 
@@ -25,7 +26,10 @@ def run(
     reference: Source,
     dynamic: Dynamic = None,
     passes: Annotated[
-        str | None, typer.Option("--passes", help="Other passes than the default ones: a,b{option=1}.")
+        str | None,
+        typer.Option(
+            "--passes", autocompletion=complete_passes, help="Other passes than the default ones: a,b{option=1}."
+        ),
     ] = None,
     bisect: Annotated[
         bool, typer.Option("--bisect", help="Compile instead; if a result is wrong, find the pass that makes it so.")

@@ -19,7 +19,6 @@ from numpy.typing import NDArray
 from ingot import quantize
 from ingot.errors import IngotError, format_error
 from ingot.ir import metadata, pytree
-from ingot.ir.signature import InputKind
 
 if TYPE_CHECKING:
     from ingot.ir.program import Program
@@ -91,8 +90,12 @@ def from_file(path: str, program: Program) -> Batches:
     arrays = _read(path)
     inputs = program.signature.user_inputs
     values = {node.name: metadata.value_of(node) for node in program.graph.nodes if node.op == "placeholder"}
-    takes = {i.name: values[i.name] for i in inputs if i.kind is InputKind.ARGUMENT and i.name in values}
-    tensors = {name: value for name, value in takes.items() if isinstance(value, torch.Tensor)}
+    names = argument_names(program)
+    tensors = {
+        names[one.name]: values[one.name]
+        for one in inputs
+        if one.name in names and isinstance(values[one.name], torch.Tensor)
+    }
     missing = [name for name in tensors if name not in arrays]
     extra = [name for name in arrays if name not in tensors]
     if missing or extra:
@@ -102,7 +105,7 @@ def from_file(path: str, program: Program) -> Batches:
         raise CalibrationDataError(
             format_error(
                 f"The arrays of {path} are not the model's arguments: {problem}.",
-                fix=f"write it with numpy.savez({path!r}, {', '.join(f'{name}=…' for name in tensors)})",
+                fix=f"write it with numpy.savez({path!r}, **arrays), an array for each of {', '.join(tensors)}",
             )
         )
     lengths = {name: _count(path, name, arrays[name], tensors[name]) for name in tensors}
@@ -112,7 +115,7 @@ def from_file(path: str, program: Program) -> Batches:
             listed = ", ".join(f"{name}: {length}" for name, length in lengths.items())
             raise CalibrationDataError(format_error(f"The arrays of {path} hold unlike numbers of batches: {listed}."))
     example = None if program.example_inputs is None else pytree.flatten(program.example_inputs)[0]
-    others = [i.name for i in inputs if i.name not in tensors]
+    others = [one.name for one in inputs if names.get(one.name) not in tensors]
     if others and example is None:
         raise CalibrationDataError(
             format_error(
@@ -124,11 +127,22 @@ def from_file(path: str, program: Program) -> Batches:
     def make(number: int) -> Any:
         leaves = list(example or [None] * len(inputs))
         for place, one in enumerate(inputs):
-            if one.name in tensors:
-                leaves[place] = _batch(arrays[one.name], tensors[one.name], number)
+            name = names.get(one.name, "")
+            if name in tensors:
+                leaves[place] = _batch(arrays[name], tensors[name], number)
         return pytree.unflatten(leaves, program.signature.in_tree)
 
     return Batches([make(number) for number in range(count)], _call_with, count)
+
+
+def argument_names(program: Program) -> dict[str, str]:
+    """What the user calls each argument, by placeholder: "mask", "cache.0.1"."""
+    names = {}
+    for placeholder, (first, *rest) in program.signature.argument_paths().items():
+        known = isinstance(first, int) and first < len(program.parameter_names)
+        start = program.parameter_names[int(first)] if known else f"args.{first}" if isinstance(first, int) else first
+        names[placeholder] = ".".join(map(str, (start, *rest)))
+    return names
 
 
 def _call_with(model: Any, item: Any) -> Any:
