@@ -114,7 +114,9 @@ def join_words() -> Iterator[None]:
     if os.environ.get("_INGOT_COMPLETE") != "complete_bash":
         yield
         return
-    words = os.environ.get("COMP_WORDS", "").split(" ")
+    line = os.environ.get("COMP_WORDS", "")
+    between = "\n" if "\n" in line else " "
+    words = line.split(between)
     current = int(os.environ.get("COMP_CWORD", "0"))
     joined: list[str] = []
     place = current
@@ -126,7 +128,7 @@ def join_words() -> Iterator[None]:
             joined.append(word)
         if number == current:
             place = len(joined) - 1
-    os.environ["COMP_WORDS"], os.environ["COMP_CWORD"] = " ".join(joined), str(place)
+    os.environ["COMP_WORDS"], os.environ["COMP_CWORD"] = between.join(joined), str(place)
     typed = joined[place] if place < len(joined) else ""
     cut = max(typed.rfind(mark) for mark in _BREAKS) + 1
     caught = io.StringIO()
