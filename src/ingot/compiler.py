@@ -364,6 +364,10 @@ def _run_pipeline(
     on_pass: Callable[[str], object] | None = None,
 ) -> Program:
     made = program.copy()
-    told = None if on_pass is None else lambda name, _: on_pass(name)
+
+    def told(name: str, _: Program) -> None:
+        if on_pass is not None:
+            on_pass(name)
+
     run_pipeline(made, pipeline, arguments={pipelines.PRESERVED_OPS.name: target.preserved_ops}, snapshots=told)
     return made

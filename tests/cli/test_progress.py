@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from ingot.cli.progress import Stages
-from tests.support.progress import progress
+from tests import progress
 
 FACTORIES = Path(__file__).with_name("factories.py")
 NEEDS_TERMINAL = pytest.mark.skipif(not hasattr(os, "openpty"), reason="needs a pseudo-terminal")
@@ -43,7 +43,7 @@ def test_nothing_is_written_where_there_is_no_terminal(capfd: pytest.CaptureFixt
         step()
     with stages("two", "doing two", still=True) as step:
         step()
-    assert list(progress(range(3), "counting")) == [0, 1, 2]
+    progress.watch("sweep", "", Path("nothing"), lambda seconds: True)
     assert capfd.readouterr() == ("", "")
     assert stages.seconds.keys() == {"one", "two"}
 
@@ -80,13 +80,17 @@ def test_calibration_and_rounds_are_counted(tmp_path: Path) -> None:
 
 
 @NEEDS_TERMINAL
-def test_onnx_verification_and_sweeps() -> None:
+def test_onnx_verification_and_sweeps(tmp_path: Path) -> None:
+    journal = tmp_path / "journal"
+    journal.write_text("one\ntwo\n")
     code = (
+        "from pathlib import Path\n"
         "from ingot.cli.progress import Stages\n"
         "from ingot.cli.onnx import DOING\n"
-        "from tests.support.progress import progress\n"
+        "from tests import progress\n"
         "with Stages(8).hook(DOING)('run'): pass\n"
-        "for _ in progress(range(4), 'samples'): pass\n"
+        f"progress.watch('fuzz', 'sweep --count 4', Path({str(journal)!r}), lambda seconds: True)\n"
     )
     output, shown = run_on_terminal(sys.executable, "-c", code)
-    assert not output and "1/8 running it in ONNX Runtime" in shown and "samples" in shown and "4/4" in shown
+    assert not output and "1/8 running it in ONNX Runtime" in shown
+    assert "fuzz" in shown and "50%" in shown and "2 verdicts" in shown

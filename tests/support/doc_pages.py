@@ -249,21 +249,13 @@ def list_options(command: str) -> dict[str, set[str]]:
     """The options of each subcommand; those of the command itself under the empty name."""
     if command == "ingot":
         group = importlib.import_module("typer.main").get_command(importlib.import_module("ingot.cli").app)
-        members = {"": [group], **{name: _commands_of(command) for name, command in group.commands.items()}}
-        found = {
-            name: {o for c in commands for p in c.params for o in (*p.opts, *p.secondary_opts)}
-            for name, commands in members.items()
-        }
+        members = {"": group, **group.commands}
+        found = {name: {o for p in c.params for o in (*p.opts, *p.secondary_opts)} for name, c in members.items()}
     else:
         parser = importlib.import_module("ingot_runtime.__main__")._parser()
         members = {"": parser, **parser._subparsers._group_actions[0].choices}
         found = {name: set(p._option_string_actions) for name, p in members.items()}
     return {name: options | {"-h", "--help"} for name, options in found.items()}
-
-
-def _commands_of(command: Any) -> list[Any]:
-    """A command, or the commands of a group of them."""
-    return [command, *getattr(command, "commands", {}).values()]
 
 
 def unknown_commands(page: Page) -> list[str]:

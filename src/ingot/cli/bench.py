@@ -285,4 +285,4 @@ def _count(number: int, what: str) -> str:
 def _bar(share: float) -> str:
     """A share of the whole width, to an eighth of a character."""
     eighths = max(1, round(share * 8 * _BAR))
-    return "█" * (eighths // 8) + ("", *"▏▎▍▌▋▊▉")[eighths % 8]
+    return "█" * (eighths // 8) + "▏▎▍▌▋▊▉"[eighths % 8 - 1 : eighths % 8]

@@ -72,7 +72,7 @@ def _onnx_runtime(subject: Subject) -> Call:
 
 
 def _openvino(subject: Subject) -> Call:
-    import openvino
+    import openvino  # type: ignore[import-untyped]
 
     path, names = _export(subject)
     core = openvino.Core()

@@ -8,13 +8,14 @@ from __future__ import annotations
 import contextlib
 import io
 import json
-import os
 import sys
 import zipfile
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import typer
+
+from ingot.config import read_completed_line, replace_completed_line
 
 _BREAKS = (":", "=")
 
@@ -111,13 +112,13 @@ def join_words() -> Iterator[None]:
 
     Words are joined before they are completed, and of what is completed bash gets what stands behind the last break.
     """
-    if os.environ.get("_INGOT_COMPLETE") != "complete_bash":
+    asked = read_completed_line()
+    if asked is None:
         yield
         return
-    line = os.environ.get("COMP_WORDS", "")
+    line, current = asked
     between = "\n" if "\n" in line else " "
     words = line.split(between)
-    current = int(os.environ.get("COMP_CWORD", "0"))
     joined: list[str] = []
     place = current
     for number, word in enumerate(words):
@@ -128,7 +129,7 @@ def join_words() -> Iterator[None]:
             joined.append(word)
         if number == current:
             place = len(joined) - 1
-    os.environ["COMP_WORDS"], os.environ["COMP_CWORD"] = between.join(joined), str(place)
+    replace_completed_line(between.join(joined), place)
     typed = joined[place] if place < len(joined) else ""
     cut = max(typed.rfind(mark) for mark in _BREAKS) + 1
     caught = io.StringIO()
