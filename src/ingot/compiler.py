@@ -226,8 +226,8 @@ def _lower_program(
     on_stage: StageHook,
 ) -> tuple[Program, Module]:
     """The program after its passes, and its scheduled loops."""
-    with on_stage("passes") as told:
-        program = run_cpu_pipeline(program, disabled, target, on_pass=told if callable(told) else None)
+    with on_stage("passes") as step:
+        program = run_cpu_pipeline(program, disabled, target, on_pass=step if callable(step) else None)
     with on_stage("lower"):
         module = target.lower(program, precision, disabled)
         if check == "numerics":
@@ -353,7 +353,8 @@ def run_cpu_pipeline(
     on_pass: Callable[[str], object] | None = None,
 ) -> Program:
     """The program as lowering takes it: functional, core operators and those that the target keeps whole, effects in
-    order. Passes of `pipelines.OPTIONAL` that are `disabled` are left out. `on_pass` is told each pass that is done."""
+    order. Passes of `pipelines.OPTIONAL` that are `disabled` are left out. `on_pass` is called
+    with the name of each pass that is done."""
     return _run_pipeline(program, pipelines.omit_passes(pipelines.NATIVE, disabled), target, on_pass)
 
 
@@ -365,9 +366,9 @@ def _run_pipeline(
 ) -> Program:
     made = program.copy()
 
-    def told(name: str, _: Program) -> None:
+    def notify(name: str, _: Program) -> None:
         if on_pass is not None:
             on_pass(name)
 
-    run_pipeline(made, pipeline, arguments={pipelines.PRESERVED_OPS.name: target.preserved_ops}, snapshots=told)
+    run_pipeline(made, pipeline, arguments={pipelines.PRESERVED_OPS.name: target.preserved_ops}, snapshots=notify)
     return made

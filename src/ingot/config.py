@@ -68,7 +68,7 @@ def _names(text: str) -> tuple[str, ...]:
 
 
 def read_completed_line() -> tuple[str, int] | None:
-    """The words that bash asks the `ingot` command to complete, and the number of the last; None where it asks nothing."""
+    """The words that bash asks the `ingot` command to complete, and the number of the last one; or None."""
     if os.environ.get("_INGOT_COMPLETE") != "complete_bash":
         return None
     return os.environ.get("COMP_WORDS", ""), int(os.environ.get("COMP_CWORD", "0"))

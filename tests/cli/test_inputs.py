@@ -236,7 +236,7 @@ def test_arrays_by_name_become_batches(scaled: ingot.Program, tmp_path: Path) ->
     for number, (args, kwargs) in enumerate(batches.items):
         np.testing.assert_array_equal(args[0].numpy(), x[number])
         assert args[1].shape == (2,) and args[2] == 3 and kwargs == {}
-    limited = batches.limited(2)
+    limited = batches.take(2)
     assert limited.count == 2 and len(list(limited.items)) == 2
 
 

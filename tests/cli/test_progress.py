@@ -1,4 +1,4 @@
-"""Progress: bars on a terminal's stderr, nothing where stderr is no terminal, and stdout for the result alone."""
+"""Progress: bars on a terminal's stderr, nothing where stderr is a file or a pipe, and stdout for the result alone."""
 
 from __future__ import annotations
 

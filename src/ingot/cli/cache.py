@@ -26,7 +26,7 @@ _WORK_SECONDS = 6 * 3600.0
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class CachedFile:
     """A file or a folder of the cache: a library, what is left of a failure, or work."""
 
     path: Path
@@ -97,7 +97,7 @@ def clear(
     return Result(data | {"left": left}, (text,), exit_code=1 if left else 0)
 
 
-def _may_be_in_use(one: Entry) -> bool:
+def _may_be_in_use(one: CachedFile) -> bool:
     """Whether a process may be compiling there. Its library, once it is whole, is read at once and not again."""
     return one.inner == "work" and one.used > time.time() - _WORK_SECONDS
 
@@ -106,7 +106,7 @@ def _folder() -> Path:
     return Settings.from_environment().cache_dir.expanduser().absolute()
 
 
-def _entries(folder: Path) -> Iterator[Entry]:
+def _entries(folder: Path) -> Iterator[CachedFile]:
     """What lies in the folders of a cache; links are left alone, whatever they lead to."""
     for inner in _INNER:
         place = folder / inner
@@ -118,7 +118,7 @@ def _entries(folder: Path) -> Iterator[Entry]:
                 status = path.lstat()
                 if not stat.S_ISLNK(status.st_mode) and not path.parent.is_symlink():
                     size = _size(path) if stat.S_ISDIR(status.st_mode) else status.st_size
-                    yield Entry(path, inner, size, status.st_mtime)
+                    yield CachedFile(path, inner, size, status.st_mtime)
 
 
 def _size(folder: Path) -> int:

@@ -128,12 +128,12 @@ def run(
             for write in written:
                 write("before", program)
 
-            def after(name: str, changed: Program) -> None:
+            def write_stage(name: str, changed: Program) -> None:
                 step(name)
                 for write in written:
                     write(name, changed)
 
-            program = transform(program, chosen, check=None, snapshots=after)
+            program = transform(program, chosen, check=None, snapshots=write_stage)
     if verify:
         with stages("verify", "verifying"):
             program.verify()

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 Call = Callable[[], Any]
 
-# Each with the package that it needs beside torch.
+# Each with the package that it needs, if that is another than torch.
 PEERS = {"eager": None, "torch.compile": None, "onnxruntime": "onnxruntime", "openvino": "openvino"}
 
 

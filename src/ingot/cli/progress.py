@@ -30,7 +30,7 @@ class Stages:
     """The stages of a command, `count` of them where that is known.
 
     On a terminal a stage is a line on stderr: its number, what it does, a bar where it has parts that are counted, and
-    the time. The line goes when the stage ends. Where stderr is no terminal nothing is written.
+    the time. The line goes when the stage ends. Elsewhere nothing is written.
     """
 
     def __init__(self, count: int | None = None) -> None:
@@ -46,7 +46,7 @@ class Stages:
         """
         self._begun += 1
         begin = time.perf_counter()
-        with _line(self._numbered(doing), total, still) as step:
+        with _line(self._number(doing), total, still) as step:
             yield step
         self.seconds[name] = round(self.seconds.get(name, 0.0) + time.perf_counter() - begin, 4)
 
@@ -56,7 +56,7 @@ class Stages:
         """`on_stage` of ingot.compile and ingot.export_onnx: `doing` has what a person reads, by stage."""
         return lambda stage: self(stage, doing[stage], (totals or {}).get(stage))
 
-    def _numbered(self, doing: str) -> str:
+    def _number(self, doing: str) -> str:
         if self.count is None:
             return doing
         return f"{self._begun}/{max(self.count, self._begun)} {doing}"

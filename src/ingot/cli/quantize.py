@@ -79,13 +79,13 @@ def run(
         batches = calibration_data.from_file(data, program)
     else:
         batches = calibration_data.from_function(made, data)
-    batches = batches.limited(limit)
+    batches = batches.take(limit)
     if compares:
         batches = calibration_data.repeatable(batches)
     with stages("prepare", "preparing"):
         prepared = quantize.prepare(program, recipes.RECIPES[recipe](overrides=dict.fromkeys(in_float or ())))
     with stages("calibrate", "calibrating", batches.count) as step:
-        quantize.calibrate(prepared, batches.items, call=batches.watched(step), progress=False)
+        quantize.calibrate(prepared, batches.items, call=batches.watch(step), progress=False)
     with stages("convert", "converting"):
         made = quantize.convert(prepared)
     with stages("save", f"saving {output}"):

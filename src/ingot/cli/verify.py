@@ -100,11 +100,11 @@ def _check_schedule(reference: str, dynamic_shapes: Any, precision: Any, stages:
         program = run_cpu_pipeline(program)
         module = CPU.lower(program, precision)
     rows: list[dict[str, Any]] = []
-    with stages("schedule", "interpreting before and after every step", len(SCHEDULE)) as told:
+    with stages("schedule", "interpreting before and after every step", len(SCHEDULE)) as step:
 
         def observe(name: str, before: Module, after: Module) -> None:
             rows.append({"step": name, "steps_before": len(before.steps), "steps_after": len(after.steps)})
-            told(name)
+            step(name)
 
         scheduled = schedule_checked(CPU, program, module, observe=observe)
     rows.append({"step": "buffer_planning", "steps_before": len(scheduled.steps), "steps_after": len(scheduled.steps)})
@@ -119,11 +119,11 @@ def _bisect(reference: str, dynamic_shapes: Any, precision: Any, stages: Stages)
         from ingot.cli.bisection import bisect
     program = open_program(reference, stages, dynamic_shapes)
     tried: list[str] = []
-    with stages("bisect", "compiling and comparing with eager") as told:
+    with stages("bisect", "compiling and comparing with eager") as step:
 
         def report(line: str) -> None:
             tried.append(line)
-            told(f"{len(tried)} times, the last {'right' if line.endswith(': right') else 'wrong'}")
+            step(f"{len(tried)} times, the last {'right' if line.endswith(': right') else 'wrong'}")
 
         found = bisect(program, precision=precision, report=report)
     data = {

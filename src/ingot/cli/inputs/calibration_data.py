@@ -38,14 +38,14 @@ class Batches:
     call: Callable[[Any, Any], Any]
     count: int | None
 
-    def limited(self, limit: int | None) -> Batches:
+    def take(self, limit: int | None) -> Batches:
         """At most `limit` of them, and no more are made."""
         if limit is None:
             return self
         count = limit if self.count is None else min(limit, self.count)
         return Batches(islice(self.items, limit), self.call, count)
 
-    def watched(self, step: Callable[[], None]) -> Callable[[Any, Any], Any]:
+    def watch(self, step: Callable[[], None]) -> Callable[[Any, Any], Any]:
         """How to call a program with an item, `step` called after each."""
 
         def call(model: Any, item: Any) -> Any:

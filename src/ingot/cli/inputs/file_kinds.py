@@ -94,14 +94,14 @@ def _identify_zip(file: BinaryIO) -> Kind | None:
                 return Kind.PACKAGE
             pickled = [name for name in names if name.endswith("/data.pkl")]
             if pickled:
-                modules = set(_imported(archive.read(pickled[0])))
+                modules = set(_list_modules(archive.read(pickled[0])))
                 return Kind.STATE_DICT if modules <= set(_PLAIN) else Kind.PICKLED
             return Kind.NUMPY if names and all(name.endswith(".npy") for name in names) else None
     except (zipfile.BadZipFile, ValueError, NotImplementedError):
         return None
 
 
-def _imported(pickled: bytes) -> Iterator[str]:
+def _list_modules(pickled: bytes) -> Iterator[str]:
     """The modules whose names a pickle would import, read without unpickling it. Raises ValueError."""
     texts: list[str] = []
     for opcode, argument, _ in pickletools.genops(pickled):
@@ -178,7 +178,7 @@ def explain(path: Path, kind: Kind | None) -> str:
     if kind is None:
         return format_error(
             f"{path} is neither a factory nor a file of Ingot.",
-            why="what it holds is of no kind that is known here",
+            why="its content is not of any kind that Ingot knows",
             fix="write pkg.module:factory, path/to/file.py:factory, or the name of a .ingot file",
         )
     what = {Kind.PYTHON: f"{path} names a Python file, and not the function in it that makes the model."}
