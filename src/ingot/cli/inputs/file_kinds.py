@@ -1,7 +1,7 @@
 """What kind of file a command was given: found by what the file holds, not by its name. Nothing of it is run.
 
 identify(path)      Kind.ONNX, …; None where it is none of those that are known
-explain(path)       the error for a file that is no factory and no file of Ingot's: what it is, and what to do
+explain(path)       the error for a file that is neither a factory nor a file of Ingot's: what it is, and what to do
 """
 
 from __future__ import annotations
