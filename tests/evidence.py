@@ -23,6 +23,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from tests import progress
+
 ROOT = Path(__file__).resolve().parent.parent
 WORK = ROOT / "build" / "evidence"
 _STAMP = re.compile(r"^Evidence of commit ([0-9a-f]{40})( with uncommitted changes)?\.$", re.MULTILINE)
@@ -252,10 +254,11 @@ def make(entry: Entry, seconds: float) -> str:
     before = output.stat().st_mtime_ns if output.exists() else None
     if seconds <= 0:
         return "stopped"
-    text = entry.command.format(python=sys.executable, output=entry.output, journal=_journal(entry, digest))
+    journal = _journal(entry, digest)
+    text = entry.command.format(python=sys.executable, output=entry.output, journal=journal)
     process = subprocess.Popen(text, shell=True, cwd=ROOT, start_new_session=True)
     try:
-        code = process.wait(None if seconds == float("inf") else seconds)
+        code = _wait(process, entry.name, text, journal, time.monotonic() + seconds)
     except (subprocess.TimeoutExpired, KeyboardInterrupt):
         _stop(process)
         return "stopped"
@@ -265,6 +268,22 @@ def make(entry: Entry, seconds: float) -> str:
         state = State(state.commit, dirty=True)  # the code changed while it ran
     stamp(output, state)
     return "made"
+
+
+def _wait(process: subprocess.Popen[bytes], name: str, command: str, journal: Path, deadline: float) -> int:
+    """The exit code of a command, whose journal is shown as it grows. Raises TimeoutExpired at the deadline."""
+
+    def is_done(seconds: float) -> bool:
+        try:
+            process.wait(progress.wait_until(deadline, seconds))
+        except subprocess.TimeoutExpired:
+            if time.monotonic() >= deadline:
+                raise
+            return False
+        return True
+
+    progress.watch(name, command, journal, is_done)
+    return int(process.returncode)
 
 
 def _stop(process: subprocess.Popen[bytes]) -> None:

@@ -20,7 +20,11 @@ def describe_commands() -> str:
     return "\n\n".join(_describe(name, command) for name, command in commands.items())
 
 
-def _describe(name: str, command: Any) -> str:
+def _describe(name: str, command: Any, level: str = "##") -> str:
+    inner = getattr(command, "commands", None)
+    if inner is not None:
+        summary = f"{level} ingot {name}\n\n{' '.join(command.help.split())}"
+        return "\n\n".join([summary, *(_describe(f"{name} {one}", c, f"{level}#") for one, c in inner.items())])
     arguments = [p for p in command.params if p.param_type_name == "argument" and not p.hidden]
     options = [p for p in command.params if p.param_type_name == "option" and not p.hidden]
     usage = " ".join(["ingot", name, *(_placeholder(p) for p in arguments), "[OPTIONS]"])
@@ -31,7 +35,7 @@ def _describe(name: str, command: Any) -> str:
     summary = " ".join(command.help.split("\f")[0].split())
     return "\n".join(
         [
-            f"## ingot {name}",
+            f"{level} ingot {name}",
             "",
             summary,
             "",

@@ -37,7 +37,8 @@ from ingot_runtime.container import skip_nothing, skip_program
 from ingot_runtime.container.signing import check_trust
 from ingot_runtime.model import check_threads, model_of
 
-# Told the name of each stage; what it gives is entered while the stage runs.
+# Told the name of each stage; what it gives is entered while the stage runs. Where that is a function, it is called
+# with the name of each part of the stage that is done: of each pass.
 StageHook: TypeAlias = Callable[[str], AbstractContextManager[object]]
 
 
@@ -122,7 +123,8 @@ def compile(
     machine's own. `precision="bfloat16"` stores the weights of matrix products and convolutions in bfloat16 and
     multiplies in it; sums and all other values keep their dtype. `disable_passes` names optional passes to leave out,
     among `OPTIONAL_PASSES`, besides those in INGOT_DISABLE_PASSES; the result computes the same, more slowly.
-    `on_stage` is called with the name of each stage and returns a context manager that the stage runs in.
+    `on_stage` is called with the name of each stage and returns a context manager that the stage runs in; if that gives
+    a function, the function is called with the name of each pass that is done.
 
     `target` "cuda" compiles for NVIDIA's GPUs, and needs none: without one the model can be saved, and a call raises
     DeviceUnavailable. `isa` then names architectures of GPUs ("sm_90a", "sm_80") in place of the default ones, and
@@ -142,7 +144,7 @@ def compile(
     found = find_target(target)
     machine = found if isinstance(found, ReferenceTarget) and not training else _check_native(found)
     check_threads(threads)
-    _check_precision(precision, machine)
+    check_precision(precision, machine)
     _validate_check(check)
     disabled = resolve_disabled(disable_passes)
     if training:
@@ -200,7 +202,8 @@ def _check_native(target: Target[Any]) -> NativeTarget[Any]:
     return target
 
 
-def _check_precision(precision: str, target: Target[Any]) -> None:
+def check_precision(precision: str, target: Target[Any]) -> None:
+    """Raises UnsupportedPrecision, which names the target that has it, for one that this target does not have."""
     if precision in target.precisions:
         return
     others = [name for name in TARGETS if precision in find_target(name).precisions and name != "reference"]
@@ -223,8 +226,8 @@ def _lower_program(
     on_stage: StageHook,
 ) -> tuple[Program, Module]:
     """The program after its passes, and its scheduled loops."""
-    with on_stage("passes"):
-        program = run_cpu_pipeline(program, disabled, target)
+    with on_stage("passes") as step:
+        program = run_cpu_pipeline(program, disabled, target, on_pass=step if callable(step) else None)
     with on_stage("lower"):
         module = target.lower(program, precision, disabled)
         if check == "numerics":
@@ -342,13 +345,30 @@ def load(
         return program_file.read(container, custom_operators=trust is not False)
 
 
-def run_cpu_pipeline(program: Program, disabled: Collection[str] = (), target: Target[Any] = CPU) -> Program:
+def run_cpu_pipeline(
+    program: Program,
+    disabled: Collection[str] = (),
+    target: Target[Any] = CPU,
+    *,
+    on_pass: Callable[[str], object] | None = None,
+) -> Program:
     """The program as lowering takes it: functional, core operators and those that the target keeps whole, effects in
-    order. Passes of `pipelines.OPTIONAL` that are `disabled` are left out."""
-    return _run_pipeline(program, pipelines.omit_passes(pipelines.NATIVE, disabled), target)
+    order. Passes of `pipelines.OPTIONAL` that are `disabled` are left out. `on_pass` is called
+    with the name of each pass that is done."""
+    return _run_pipeline(program, pipelines.omit_passes(pipelines.NATIVE, disabled), target, on_pass)
 
 
-def _run_pipeline(program: Program, pipeline: pipelines.Pipeline, target: Target[Any]) -> Program:
+def _run_pipeline(
+    program: Program,
+    pipeline: pipelines.Pipeline,
+    target: Target[Any],
+    on_pass: Callable[[str], object] | None = None,
+) -> Program:
     made = program.copy()
-    run_pipeline(made, pipeline, arguments={pipelines.PRESERVED_OPS.name: target.preserved_ops})
+
+    def notify(name: str, _: Program) -> None:
+        if on_pass is not None:
+            on_pass(name)
+
+    run_pipeline(made, pipeline, arguments={pipelines.PRESERVED_OPS.name: target.preserved_ops}, snapshots=notify)
     return made

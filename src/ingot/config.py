@@ -67,6 +67,18 @@ def _names(text: str) -> tuple[str, ...]:
     return tuple(name for part in text.split(",") if (name := part.strip()))
 
 
+def read_completed_line() -> tuple[str, int] | None:
+    """The words that bash asks the `ingot` command to complete, and the number of the last one; or None."""
+    if os.environ.get("_INGOT_COMPLETE") != "complete_bash":
+        return None
+    return os.environ.get("COMP_WORDS", ""), int(os.environ.get("COMP_CWORD", "0"))
+
+
+def replace_completed_line(words: str, last: int) -> None:
+    """Changes what `read_completed_line` read, for what completes it."""
+    os.environ.update(COMP_WORDS=words, COMP_CWORD=str(last))
+
+
 def configure_logging(settings: Settings | None = None) -> None:
     """Lets the parts that INGOT_LOGS names write to stderr. Warns of a name that is not one of LOGS."""
     levels: dict[str, int] = {}

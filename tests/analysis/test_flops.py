@@ -12,7 +12,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from ingot import api
 from ingot.analysis import flops as counting
-from ingot.cli import model_summary
+from ingot.cli.inspection import model_summary
 from ingot.ir.program import Program
 
 aten = torch.ops.aten

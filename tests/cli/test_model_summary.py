@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 from ingot import api
-from ingot.cli import model_summary
-from ingot.cli.symbol_values import SizeError
+from ingot.cli.inspection import model_summary
+from ingot.cli.inspection.symbol_values import SizeError
 from ingot.ir.program import Program
 from ingot.ir.signature import InputKind
 from tests.cli import factories

@@ -15,9 +15,10 @@ import torch
 from click.testing import Result
 from typer.testing import CliRunner
 
+import ingot
 import ingot_runtime
 from ingot.benchmarking import time_interleaved
-from ingot.cli import app
+from ingot.cli import app, peers
 
 FACTORIES = Path(__file__).with_name("factories.py")
 
@@ -30,6 +31,11 @@ def run_json(*arguments: str) -> Any:
     result = run(*arguments, "--json")
     assert result.exit_code == 0, result.stderr
     return json.loads(result.stdout)
+
+
+def plain(text: str) -> str:
+    """A message without the frame and the line breaks that a terminal of 80 columns gives it."""
+    return " ".join(text.replace("│", " ").split())
 
 
 def factory(name: str) -> str:
@@ -130,7 +136,7 @@ def test_compile_errors(tmp_path: Path, compiled: Path) -> None:
     assert refused(factory("reads_data")).startswith("DataDependentError: ")
     assert "x86-64-v4" in refused(factory("pair"), "--isa", "z80")
     missing = refused(factory("pair"), "-o", str(tmp_path / "missing" / "m.ingot"))
-    assert missing.startswith("StorageError: ") and "the folder does not exist" in missing
+    assert missing.startswith("MissingFolder: ") and "missing does not exist" in missing
     assert "DIM=NAME" in refused(factory("pair"), "--dynamic", "input", code=2)
     refused(factory("pair"), "--threads", "0", code=2)
 
@@ -218,24 +224,56 @@ def test_run_of_a_program_says_that_it_is_not_compiled(tmp_path: Path) -> None:
 
 def test_bench() -> None:
     threads = torch.get_num_threads()
-    data = run_json("bench", factory("pair"), "--repeat", "3", "--threads", "1")
+    data = run_json("bench", factory("pair"), "--repeat", "3", "--threads", "1", "--peer", "eager")
     assert [row["name"] for row in data["rows"]] == ["ingot", "eager"]
     for row in data["rows"]:
         assert 0 < row["min_ms"] <= row["median_ms"] <= row["max_ms"]
     assert data["largest_difference"] < 1e-5 and data["threads"] == 1 and data["repeat"] == 3
     assert torch.get_num_threads() == threads
-    text = run("bench", factory("pair"), "--repeat", "1")
+    text = run("bench", factory("pair"), "--repeat", "1", "--peer", "eager")
     assert text.exit_code == 0 and "median ms" in text.stdout and "times as long" in text.stdout
+    assert "█" * 16 in text.stdout and "1 round" in text.stdout
+
+
+def test_bench_against_every_peer() -> None:
+    """Every peer that is installed has a row, or a reason why it has none; all have the same threads."""
+    data = run_json(
+        "bench", factory("pair"), "--repeat", "2", "--threads", "1", "--peer", "onnxruntime", "--peer", "openvino"
+    )
+    assert data["left_out"] == {}
+    assert [row["name"] for row in data["rows"]] == ["ingot", "eager", "onnxruntime", "openvino"]
+    assert data["left_out"] == {} and data["largest_difference"] < 1e-5
+
+
+def test_a_peer_that_cannot_take_a_model_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(subject: peers.Subject) -> Any:
+        raise RuntimeError("no kernel for this\nand more")
+
+    monkeypatch.setitem(peers._PREPARE, "torch.compile", fails)
+    data = run_json("bench", factory("pair"), "--repeat", "1", "--peer", "torch.compile")
+    assert [row["name"] for row in data["rows"]] == ["ingot", "eager"]
+    assert data["left_out"] == {"torch.compile": "RuntimeError: no kernel for this"}
+    monkeypatch.setattr(peers, "PEERS", {**peers.PEERS, "openvino": "no_such_package"})
+    assert not peers.is_installed("openvino") and peers.is_installed("eager")
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_torch_compile_is_a_peer() -> None:
+    model = torch.nn.Linear(4, 2).eval()
+    args = (torch.randn(3, 4),)
+    program = ingot.capture(model, args)
+    call = peers.prepare("torch.compile", peers.Subject(model, program, args, {}, 1, Path()))
+    torch.testing.assert_close(call(), model(*args))
 
 
 def test_bench_profile(tmp_path: Path) -> None:
     trace = tmp_path / "trace.json"
-    data = run_json("bench", factory("pair"), "--repeat", "2", "--profile", "--trace", str(trace))
+    data = run_json("bench", factory("pair"), "--repeat", "2", "--peer", "eager", "--profile", "--trace", str(trace))
     assert data["profile"] and all(row["seconds"] >= 0 and row["kernel"].startswith("k") for row in data["profile"])
     assert sum(row["flops"] for row in data["profile"]) > 0
     events = json.loads(trace.read_text())["traceEvents"]
     assert len(events) == len(data["profile"]) and all(event["dur"] >= 0 for event in events)
-    text = run("bench", factory("pair"), "--repeat", "1", "--profile")
+    text = run("bench", factory("pair"), "--repeat", "1", "--peer", "eager", "--profile")
     assert text.exit_code == 0 and "GFLOP/s" in text.stdout and "by module" in text.stdout
 
 
@@ -244,13 +282,19 @@ def test_bench_of_files(compiled: Path, tmp_path: Path) -> None:
     assert [row["name"] for row in data["rows"]] == ["ingot"] and data["largest_difference"] is None
     program = tmp_path / "p.ingot"
     run_json("capture", factory("pair"), "-o", str(program))
-    assert len(run_json("bench", str(program), "--repeat", "2")["rows"]) == 2
+    assert len(run_json("bench", str(program), "--repeat", "2", "--peer", "eager")["rows"]) == 2
+    for options in (["--profile"], ["--peer", "eager"], ["--precision", "bfloat16"], ["--dynamic", "x:0=batch"]):
+        refused = run("bench", str(compiled), *options)
+        assert refused.exit_code == 2 and "is compiled, and holds no model" in plain(refused.stderr)
 
 
 def test_kinds_take_turns() -> None:
     called: list[str] = []
     times = time_interleaved({"a": lambda: called.append("a"), "b": lambda: called.append("b")}, 2)
     assert called == list("aabbbbaa") and {name: len(taken) for name, taken in times.items()} == {"a": 2, "b": 2}
+    rounds: list[int] = []
+    time_interleaved({"a": lambda: None}, 3, on_round=lambda: rounds.append(1))
+    assert len(rounds) == 3
     assert len(time_interleaved({"a": lambda: None}, 1, least=1e-4)["a"]) > 1
 
 
@@ -265,13 +309,15 @@ def test_a_file_says_what_it_is_multiplied_in(tmp_path: Path, compiled: Path) ->
     assert run("compile", factory("pair"), "--precision", "int3").exit_code == 2
     refused = run("compile", factory("pair"), "--precision", "tf32")
     assert refused.exit_code and "which the target 'cuda' has" in refused.stderr
-    assert run("bench", factory("pair"), "--repeat", "1", "--precision", "bfloat16").exit_code == 0
+    assert run("bench", factory("pair"), "--repeat", "1", "--peer", "eager", "--precision", "bfloat16").exit_code == 0
 
 
 def test_bench_errors() -> None:
     result = run("bench", factory("not_compilable"))
     assert result.exit_code == 1 and result.stderr.startswith("UnsupportedOperator: ")
     assert run("bench", factory("pair"), "--repeat", "0").exit_code == 2
+    unknown = run("bench", factory("pair"), "--peer", "tvm")
+    assert unknown.exit_code == 2 and "torch.compile" in unknown.stderr
 
 
 # ---------------------------------------------------------------------- the command itself

@@ -10,6 +10,7 @@
     ingot verify pkg.module:factory                     every pass, with numbers compared after each
     ingot sign model.ingot --key key.pem                so that load(…, trust="key.pub.pem") knows that it is yours
     ingot keygen key.pem
+    ingot cache ls|clear                                libraries that compile keeps between runs
     ingot doctor
 
 Each command is one file with a `run`; torch is imported when a command needs it, so that `ingot --help` is fast.
@@ -22,7 +23,8 @@ from typing import Annotated
 import typer
 
 from ingot import __version__
-from ingot.cli import bench, capture, compile, doctor, inspect, onnx, quantize, run, sign, verify
+from ingot.cli import bench, cache, capture, compile, doctor, inspect, onnx, quantize, run, sign, verify
+from ingot.cli.inputs import completion
 
 app = typer.Typer(
     name="ingot",
@@ -42,6 +44,14 @@ app.command("verify")(verify.run)
 app.command("sign")(sign.run)
 app.command("keygen")(sign.keygen)
 app.command("doctor")(doctor.run)
+cache_app = typer.Typer(
+    help="Show or remove the libraries that compile keeps between runs.",
+    no_args_is_help=True,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+cache_app.command("ls")(cache.ls)
+cache_app.command("clear")(cache.clear)
+app.add_typer(cache_app, name="cache")
 
 
 def _print_version(asked: bool) -> None:
@@ -61,7 +71,8 @@ def _global_options(
 
 def main() -> None:
     """The entry point of the `ingot` script."""
-    app()
+    with completion.join_words():
+        app(prog_name="ingot")  # also of `python -m ingot.cli`: completion goes by it
 
 
 __all__ = ["app", "main"]

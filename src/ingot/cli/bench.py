@@ -1,9 +1,10 @@
-"""`ingot bench`: a model's native code compared with eager, interleaved, in one process."""
+"""`ingot bench`: a model's native code compared with eager and other compilers, interleaved, in one process."""
 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Iterator
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -11,18 +12,27 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.table import Table
+from rich.text import Text
 
 from ingot.benchmarking import time_interleaved
 from ingot.cli.capture import Dynamic, add_ranges, parse_dynamic
 from ingot.cli.compile import DOING, Cached, Precise, Threads, open_model
-from ingot.cli.console import AsJson, Debug, Result, Stages, command
+from ingot.cli.console import AsJson, Debug, Result, command
+from ingot.cli.inputs.completion import choose_from, complete_reference
+from ingot.cli.inputs.paths import check_outputs
+from ingot.cli.peers import PEERS, Subject, is_installed, prepare
+from ingot.cli.progress import Stages
 
 if TYPE_CHECKING:
+    from ingot.artifacts.compiled_model import CompiledModel
     from ingot.artifacts.profiler import Profile
     from ingot.lowering.loop_module import Precision
 
 Calls = dict[str, Callable[[], Any]]
 
+_BAR = 16
+# Seconds of nothing before each turn: threads of the kind before it may still wait for work.
+_PAUSE = 0.02
 _NOTE = (
     "Each timed call follows an untimed one of its own kind, and the kinds take turns. Numbers of this machine at this "
     "moment: for others to rely on, take them where nothing else runs."
@@ -33,10 +43,23 @@ _NOTE = (
 def run(
     reference: Annotated[
         str,
-        typer.Argument(metavar="MODULE:FACTORY|FILE.ingot", help="A factory, a saved program, or a compiled model."),
+        typer.Argument(
+            metavar="MODULE:FACTORY|FILE.ingot",
+            autocompletion=complete_reference,
+            help="A factory, a saved program, or a compiled model.",
+        ),
     ],
-    repeat: Annotated[int, typer.Option("--repeat", min=1, help="Timed calls of each kind.")] = 20,
+    repeat: Annotated[int, typer.Option("--repeat", min=1, help="Rounds: in each, every kind has a timed call.")] = 20,
     dynamic: Dynamic = None,
+    peer: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--peer",
+            metavar="NAME",
+            autocompletion=choose_from(list(PEERS)),
+            help=f"What to compare with: {', '.join(PEERS)}; all that are installed if not given. Repeatable.",
+        ),
+    ] = None,
     threads: Threads = None,
     precision: Precise = "float32",
     cache: Cached = True,
@@ -47,8 +70,10 @@ def run(
     as_json: AsJson = False,
     debug: Debug = False,
 ) -> Result:
-    """Time a model's native code and the same model in eager PyTorch."""
+    """Time a model's native code, the same model in eager PyTorch, and in other compilers that are installed."""
     dynamic_shapes = parse_dynamic(dynamic or ())
+    chosen = _choose_peers(peer or ())
+    check_outputs({"--trace": trace})
     stages = Stages()
     with stages("import", "importing torch"):
         import torch
@@ -57,21 +82,33 @@ def run(
         from ingot_runtime.container import open_container
 
     used = threads or torch.get_num_threads()
-    with torch.no_grad(), _torch_threads(used):
+    found, left_out = None, {}
+    with torch.no_grad(), _torch_threads(used), tempfile.TemporaryDirectory(prefix="ingot-bench-") as folder:
         file = named_file(reference)
         native = file is not None and "native" in _manifest(open_container, file)
-        profiled: Callable[[int], Profile] | None = None
         if native and file is not None:
+            given = {
+                "--dynamic": bool(dynamic),
+                "--peer": bool(peer),
+                "--precision": precision != "float32",
+                "--profile": profile,
+                "--trace": trace is not None,
+            }
+            _refuse_for_compiled(reference, [option for option, is_given in given.items() if is_given])
+            stages.count = 3
             calls = _prepare_file(file, used, stages)
         else:
-            calls, profiled = _prepare_model(reference, dynamic_shapes, used, precision, cache, stages)
-        with stages("time", "timing"):
-            times = time_interleaved(calls, repeat)
-            difference = _difference(*(call() for call in calls.values())) if len(calls) > 1 else None
-        found = None
-        if (profile or trace) and profiled is not None:
+            stages.count = 9 + len(chosen) + (profile or trace is not None)
+            subject = _open_subject(reference, dynamic_shapes, used, Path(folder), stages)
+            compiled = _compile_subject(subject, precision, cache, stages)
+            calls = {"ingot": lambda: compiled(*subject.args, **subject.kwargs)}
+            left_out = _add_peers(calls, chosen, subject, stages)
+        with stages("time", "timing", repeat, still=True) as step:
+            times = time_interleaved(calls, repeat, pause=_PAUSE if len(calls) > 2 else 0.0, on_round=step)
+        difference = _difference(calls["ingot"](), calls["eager"]()) if "eager" in calls else None
+        if profile or trace is not None:
             with stages("profile", "profiling"):
-                found = profiled(repeat)
+                found = compiled.profile(*subject.args, repeat=repeat, **subject.kwargs)
             if trace is not None:
                 found.chrome_trace(trace)
     rows = [
@@ -88,6 +125,7 @@ def run(
         "threads": used,
         "repeat": repeat,
         "rows": rows,
+        "left_out": left_out,
         "largest_difference": difference,
         "seconds": stages.seconds,
         "profile": [] if found is None else [asdict(row) for row in found.rows],
@@ -95,33 +133,68 @@ def run(
     return Result(data, (*_report(data), *(() if found is None else (str(found), _tabulate_modules(found)))))
 
 
-def _prepare_model(
-    reference: str, dynamic_shapes: Any, threads: int, precision: Precision, cache: bool, stages: Stages
-) -> tuple[Calls, Callable[[int], Profile]]:
-    """Native code of a factory's model or of a saved program, and the same through torch."""
-    from ingot import compiler
+def _choose_peers(named: Sequence[str]) -> list[str]:
+    """The peers that were named, or all that are installed; eager in any case. Raises typer.BadParameter."""
+    unknown = [name for name in named if name not in PEERS]
+    if unknown:
+        raise typer.BadParameter(f"there is no peer {unknown[0]!r}: give one of {', '.join(PEERS)}.")
+    missing = [name for name in named if not is_installed(name)]
+    if missing:
+        raise typer.BadParameter(f"--peer {missing[0]}: it is not installed (pip install {PEERS[missing[0]]}).")
+    return [name for name in PEERS if name == "eager" or (name in named if named else is_installed(name))]
+
+
+def _refuse_for_compiled(reference: str, options: list[str]) -> None:
+    if options:
+        raise typer.BadParameter(
+            f"{', '.join(options)}: {reference} is compiled, and holds no model: give MODULE:FACTORY instead."
+        )
+
+
+def _open_subject(reference: str, dynamic_shapes: Any, threads: int, folder: Path, stages: Stages) -> Subject:
+    """A factory's model, or a saved program with its own example."""
+    from ingot import api
     from ingot.errors import CallError, format_error
     from ingot.ir.program import Program
 
     model, args, kwargs = open_model(reference, stages, dynamic_shapes)
-    compiled = compiler.compile(
-        model,
-        args,
-        kwargs,
-        dynamic_shapes=add_ranges(dynamic_shapes),
-        threads=threads,
+    if not isinstance(model, Program):
+        with stages("capture", "capturing"):
+            program = api.capture(model, args, kwargs, dynamic_shapes=add_ranges(dynamic_shapes))
+        return Subject(model, program, args, kwargs, threads, folder)
+    if model.example_inputs is None:
+        raise CallError(
+            format_error(f"{reference} holds no example to call it with.", fix="give the factory: MODULE:FACTORY")
+        )
+    args, kwargs = model.example_inputs
+    return Subject(model, model, args, kwargs, threads, folder)
+
+
+def _compile_subject(subject: Subject, precision: Precision, cache: bool, stages: Stages) -> CompiledModel:
+    from ingot import compiler, pipelines
+
+    return compiler.compile(
+        subject.program,
+        threads=subject.threads,
         precision=precision,
         cache=cache,
-        on_stage=lambda stage: stages(stage, DOING[stage]),
+        on_stage=stages.hook({**DOING, "capture": "copying the program"}, {"passes": len(pipelines.NATIVE)}),
     )
-    if isinstance(model, Program):
-        if model.example_inputs is None:
-            raise CallError(
-                format_error(f"{reference} holds no example to call it with.", fix="give the factory: MODULE:FACTORY")
-            )
-        args, kwargs = model.example_inputs
-    calls: Calls = {"ingot": lambda: compiled(*args, **kwargs), "eager": lambda: model(*args, **kwargs)}
-    return calls, lambda repeat: compiled.profile(*args, repeat=repeat, **kwargs)
+
+
+def _add_peers(calls: Calls, peers: Sequence[str], subject: Subject, stages: Stages) -> dict[str, str]:
+    """Adds a call for each peer that takes the model; why the others are left out."""
+    left_out: dict[str, str] = {}
+    for name in peers:
+        with stages(name, f"preparing {name}"):
+            try:
+                calls[name] = prepare(name, subject)
+            except Exception as error:
+                if name == "eager":
+                    raise
+                first = str(error).strip().partition("\n")[0]
+                left_out[name] = f"{type(error).__name__}: {first}"
+    return left_out
 
 
 def _prepare_file(file: Path, threads: int, stages: Stages) -> Calls:
@@ -178,18 +251,38 @@ def _difference(mine: Any, theirs: Any) -> float:
 
 
 def _report(data: dict[str, Any]) -> tuple[Any, ...]:
-    table = Table("", title=f"{data['reference']}, {data['threads']} threads, {data['repeat']} calls each")
-    for column in ("median ms", "least ms", "greatest ms"):
+    """A table with a bar for each kind of call: as long as the call takes."""
+    table = Table(title=f"{data['reference']}, {_count(data['threads'], 'thread')}, {_count(data['repeat'], 'round')}")
+    table.add_column("")
+    for column in ("median ms", "least", "greatest", "× ingot"):
         table.add_column(column, justify="right")
+    table.add_column("", width=_BAR, no_wrap=True)
+    ours = data["rows"][0]["median_ms"]
+    longest = max(row["median_ms"] for row in data["rows"])
+    fastest = min(row["median_ms"] for row in data["rows"])
     for row in data["rows"]:
-        numbers = (row["median_ms"], row["min_ms"], row["max_ms"])
-        table.add_row(row["name"], *(f"{number:.3f}" for number in numbers))
+        numbers = (f"{row[name]:.3f}" for name in ("median_ms", "min_ms", "max_ms"))
+        color = "green" if row["median_ms"] == fastest else "cyan"
+        bar = Text(_bar(row["median_ms"] / longest), color)
+        table.add_row(row["name"], *numbers, f"{row['median_ms'] / ours:.2f}", bar)
     text: list[Any] = [table]
+    for name, why in data["left_out"].items():
+        text.append(f"{name} is left out: {why}")
     if data["largest_difference"] is not None:
-        ours, theirs = (row["median_ms"] for row in data["rows"])
+        eager = next(row["median_ms"] for row in data["rows"] if row["name"] == "eager")
         text.append(
-            f"Eager takes {theirs / ours:.2f} times as long. Largest difference {data['largest_difference']:.2g}."
+            f"Eager takes {eager / ours:.2f} times as long. Largest difference {data['largest_difference']:.2g}."
         )
     else:
         text.append("A compiled file holds no model to compare with; `ingot bench MODULE:FACTORY` compares.")
     return (*text, _NOTE)
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"
+
+
+def _bar(share: float) -> str:
+    """A share of the whole width, to an eighth of a character."""
+    eighths = max(1, round(share * 8 * _BAR))
+    return "█" * (eighths // 8) + "▏▎▍▌▋▊▉"[eighths % 8 - 1 : eighths % 8]

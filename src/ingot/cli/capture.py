@@ -10,7 +10,10 @@ import typer
 from rich.syntax import Syntax
 from rich.table import Table
 
-from ingot.cli.console import AsJson, Debug, Result, Stages, command, human
+from ingot.cli.console import AsJson, Debug, Result, command, human
+from ingot.cli.inputs.completion import complete_passes, complete_reference
+from ingot.cli.inputs.paths import check_folder, check_ingot_output, check_outputs
+from ingot.cli.progress import Stages
 
 if TYPE_CHECKING:
     from ingot.ir.program import Program
@@ -31,8 +34,9 @@ Reference = Annotated[
     str,
     typer.Argument(
         metavar="MODULE:FACTORY",
+        autocompletion=complete_reference,
         help="pkg.module:factory or file.py:factory, a function without arguments that returns (model, args, kwargs); "
-        "or a TorchScript file (.pt).",
+        "or a file of TorchScript or of torch.export.",
     ),
 ]
 
@@ -47,7 +51,12 @@ def run(
         typer.Option("--preserve", metavar="MODULE", help="A module that keeps its call signature. Repeatable."),
     ] = None,
     passes: Annotated[
-        str | None, typer.Option("--passes", help="Passes to run on it: a,b{option=1}. See ingot.passes.REGISTRY.")
+        str | None,
+        typer.Option(
+            "--passes",
+            autocompletion=complete_passes,
+            help="Passes to run on it: a,b{option=1}. See ingot.passes.REGISTRY.",
+        ),
     ] = None,
     snapshots: Annotated[
         Path | None, typer.Option("--snapshots", help="A folder for a JSON file of the program after each pass.")
@@ -74,15 +83,31 @@ def run(
     dynamic_shapes = parse_dynamic(dynamic or ())
     if snapshots is not None and passes is None:
         raise typer.BadParameter("--snapshots shows what --passes does; name some passes.")
-    stages = Stages()
+    check_ingot_output(output)
+    check_outputs({"-o": output})
+    check_folder(snapshots, "--snapshots")
+    from ingot.cli.factory import build, named_kind
+    from ingot.cli.inputs.file_kinds import Kind
+
+    kind = named_kind(reference)
+    if kind is not Kind.SCRIPT and (inputs or method != "forward" or unroll):
+        raise typer.BadParameter("--input, --method and --unroll are for a TorchScript file: leave them out.")
+    if kind is Kind.EXPORTED and (dynamic_shapes or preserve):
+        raise typer.BadParameter(f"{reference} has its dims and modules already: leave --dynamic and --preserve out.")
+    stages = Stages(5 + (passes is not None) + verify + (output is not None) - (kind is not None))
     with stages("import", "importing torch"):
         from ingot import api
-        from ingot.cli import model_summary, torchscript_inputs
-        from ingot.cli.factory import build
-    if torchscript_inputs.is_script(reference):
+        from ingot.cli.inputs import torchscript_inputs
+        from ingot.cli.inspection import model_summary
+        from ingot.passes.pipeline_parser import parse
+    chosen = [] if passes is None else parse(passes)
+    if kind is Kind.SCRIPT:
         with stages("capture", "importing TorchScript"):
             shapes = add_ranges(dynamic_shapes)
             program = torchscript_inputs.read(reference, inputs or (), shapes, method, unroll, tuple(preserve or ()))
+    elif kind is Kind.EXPORTED:
+        with stages("capture", "importing from torch.export"):
+            program = _read_exported(reference)
     else:
         with stages("build", f"building {reference}"):
             example = build(reference)
@@ -96,10 +121,19 @@ def run(
             )
     if passes is not None:
         from ingot.passes import transform
-        from ingot.passes.pipeline_parser import parse
+        from ingot.passes.instrumentation.dump import Snapshots
 
-        with stages("passes", "running passes"):
-            program = transform(program, parse(passes), check=None, snapshots=snapshots)
+        with stages("passes", "running passes", len(chosen)) as step:
+            written = [] if snapshots is None else [Snapshots(snapshots)]
+            for write in written:
+                write("before", program)
+
+            def write_stage(name: str, changed: Program) -> None:
+                step(name)
+                for write in written:
+                    write(name, changed)
+
+            program = transform(program, chosen, check=None, snapshots=write_stage)
     if verify:
         with stages("verify", "verifying"):
             program.verify()
@@ -130,6 +164,27 @@ def run(
     if code is not None:
         return Result(data, (Syntax(code, "python", theme="ansi_dark").highlight(code),))
     return Result(data, (_summary(data, program),))
+
+
+def _read_exported(path: str) -> Program:
+    import torch
+
+    from ingot.cli.factory import UnsuitableFile
+    from ingot.errors import format_error
+    from ingot.interop.torch_export import from_exported
+
+    try:
+        exported = torch.export.load(path)
+    except Exception as error:
+        first = str(error).strip().partition("\n")[0]
+        raise UnsuitableFile(
+            format_error(
+                f"torch.export.load cannot read {path}.",
+                why=f"{type(error).__name__}: {first}",
+                fix=f"export the model again with this torch, {torch.__version__}",
+            )
+        ) from error
+    return from_exported(exported)
 
 
 def _summary(data: dict[str, Any], program: Program) -> Table:

@@ -3,15 +3,32 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 from rich.table import Table
 from rich.text import Text
 
 from ingot.cli.capture import Dynamic, add_ranges, parse_dynamic
-from ingot.cli.console import AsJson, Debug, Result, Stages, command, human
+from ingot.cli.console import AsJson, Debug, Result, command, human
+from ingot.cli.inputs.completion import choose_from, complete_reference
+from ingot.cli.inputs.paths import check_ingot_output, check_outputs
+from ingot.cli.progress import Stages
 
+if TYPE_CHECKING:
+    from ingot.ir.program import Program
+
+# What --isa takes, for --help, which imports nothing that is slow; a test compares it with the code's own list.
+ISAS = ("x86-64-v4-bf16", "x86-64-v4", "x86-64-v3", "x86-64", "aarch64", "plain")
+
+Source = Annotated[
+    str,
+    typer.Argument(
+        metavar="MODULE:FACTORY|PROGRAM.ingot",
+        autocompletion=complete_reference,
+        help="A factory, pkg.module:factory or file.py:factory, or a program that `ingot capture` saved.",
+    ),
+]
 Threads = Annotated[
     int | None, typer.Option("--threads", min=1, max=1024, help="Threads to run with; one for each core.")
 ]
@@ -39,9 +56,7 @@ DOING = {
 
 @command
 def run(
-    reference: Annotated[
-        str, typer.Argument(metavar="MODULE:FACTORY|PROGRAM.ingot", help="A factory, or a program saved by capture.")
-    ],
+    reference: Source,
     output: Annotated[Path | None, typer.Option("-o", "--output", help="Save the compiled model to this file.")] = None,
     dynamic: Dynamic = None,
     target: Annotated[Literal["cpu", "cuda"], typer.Option("--target", help="The machine to compile for.")] = "cpu",
@@ -50,8 +65,9 @@ def run(
         typer.Option(
             "--isa",
             metavar="NAME",
-            help="Build for this instruction set as well as for ours; for CUDA: for this architecture (sm_90a, ptx). "
-            "Repeatable.",
+            autocompletion=choose_from((*ISAS, "sm_80", "sm_90a", "ptx")),
+            help=f"Build for this instruction set, too: {', '.join(ISAS)}. With --target cuda, for this architecture: "
+            "sm_80, sm_90a, …, or ptx. Repeatable.",
         ),
     ] = None,
     threads: Threads = None,
@@ -68,10 +84,18 @@ def run(
 ) -> Result:
     """Compile a model to native code, in one file that runs without torch."""
     dynamic_shapes = parse_dynamic(dynamic or ())
-    stages = Stages()
+    if program and output is None:
+        raise typer.BadParameter("--program saves the program in the file: give -o FILE.ingot.")
+    check_ingot_output(output)
+    check_outputs({"-o": output, "--source": source, "--loop-ir": loop_ir})
+    stages = Stages(7 + (0 if output is None else 1 + check))
     with stages("import", "importing torch"):
-        from ingot import compiler
+        from ingot import compiler, pipelines
+        from ingot.cli.inputs.machines import check_machines
+        from ingot.targets.registry import find_target
         from ingot_runtime.files import write_file
+    compiler.check_precision(precision, find_target(target))
+    check_machines(target, isa or ())
     model, args, kwargs = open_model(reference, stages, dynamic_shapes)
     compiled = compiler.compile(
         model,
@@ -83,7 +107,7 @@ def run(
         cache=cache,
         isa=isa,
         precision=precision,
-        on_stage=lambda stage: stages(stage, DOING[stage]),
+        on_stage=stages.hook(DOING, {"passes": len(pipelines.NATIVE)}),
     )
     if source is not None:
         write_file(source, compiled.source, "the C source")
@@ -120,7 +144,7 @@ def run(
 def open_model(
     reference: str, stages: Stages, dynamic_shapes: Any = None
 ) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
-    """What `pipeline.compile` takes: a factory's model with its arguments, or a saved program without any.
+    """What `ingot.compile` takes: a factory's model with its arguments, or a saved program without any.
 
     Raises FactoryError, a FileError, or AlreadyCompiled for a file that holds native code and no program.
     """
@@ -135,6 +159,18 @@ def open_model(
         raise typer.BadParameter("a saved program has its dynamic dims already: --dynamic is for a factory's model.")
     with stages("load", f"loading {reference}"):
         return _program(reference), (), {}
+
+
+def open_program(reference: str, stages: Stages, dynamic_shapes: Any = None) -> Program:
+    """The program in a file, or the one that a factory's model is captured as. Raises what `open_model` raises."""
+    from ingot import api
+    from ingot.ir.program import Program
+
+    model, args, kwargs = open_model(reference, stages, dynamic_shapes)
+    if isinstance(model, Program):
+        return model
+    with stages("capture", "capturing"):
+        return api.capture(model, args, kwargs, dynamic_shapes=add_ranges(dynamic_shapes))
 
 
 def _program(reference: str) -> Any:

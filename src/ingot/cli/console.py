@@ -11,9 +11,8 @@ import contextlib
 import functools
 import json
 import sys
-import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated, Any, ParamSpec
 
@@ -37,23 +36,6 @@ class Result:
     data: dict[str, Any]
     text: tuple[RenderableType, ...]
     exit_code: int = 0
-
-
-class Stages:
-    """The stages of a command: a spinner with the stage's name on a terminal, and the seconds that each took."""
-
-    def __init__(self) -> None:
-        self.seconds: dict[str, float] = {}
-
-    @contextlib.contextmanager
-    def __call__(self, name: str, doing: str) -> Iterator[None]:
-        """One stage: `name` is its key in `seconds`, `doing` what a person reads meanwhile."""
-        console = Console(stderr=True)
-        spinner = console.status(f"{doing} …") if console.is_terminal else contextlib.nullcontext()
-        begin = time.perf_counter()
-        with spinner:
-            yield
-        self.seconds[name] = round(time.perf_counter() - begin, 4)
 
 
 def command(work: Callable[P, Result]) -> Callable[P, None]:

@@ -13,7 +13,8 @@ from rich.text import Text
 
 from ingot import __version__
 from ingot.cli import system_info
-from ingot.cli.console import AsJson, Debug, Result, Stages, command
+from ingot.cli.console import AsJson, Debug, Result, command
+from ingot.cli.progress import Stages
 from ingot.config import Settings
 
 

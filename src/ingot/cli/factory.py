@@ -9,6 +9,7 @@ A factory takes no arguments and returns `(model, args, kwargs)` or `(model, arg
     ├── FactoryMissing            the module has no such attribute
     ├── FactoryFailed             the factory raised
     ├── FactoryResultError        it returned something else
+    ├── UnsuitableFile            a file of another kind: ONNX, weights, Python without the name of a function
     └── AlreadyCompiled           a file that holds native code, where a program is needed
 """
 
@@ -26,6 +27,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, ClassVar
 
+from ingot.cli.inputs.file_kinds import SUFFIXES, Kind, explain, identify
 from ingot.errors import IngotError, format_error
 
 _FORM = "factory() must return (model, args, kwargs) or (model, args)"
@@ -61,6 +63,10 @@ class FactoryResultError(FactoryError):
     """The factory returned something else than a model and its arguments."""
 
 
+class UnsuitableFile(FactoryError):
+    """A file is neither a factory nor of Ingot; the message says what it is, and what to do."""
+
+
 class AlreadyCompiled(FactoryError):
     """A file holds native code and no program."""
 
@@ -75,13 +81,31 @@ class Example:
 
 
 def named_file(reference: str) -> Path | None:
-    """The file that a reference names, None where it names a factory. Raises ReferenceMissing."""
+    """The file of Ingot that a reference names, None where it names a factory.
+
+    Raises ReferenceMissing, and UnsuitableFile for a file of another kind.
+    """
+    kind = named_kind(reference)
     path = Path(reference)
-    if not reference.endswith(".ingot") and (":" in reference or not path.is_file()):
-        return None
-    if not path.is_file():
+    if kind is Kind.INGOT or (reference.endswith(".ingot") and path.is_file() and kind is None):
+        return path  # or it says that it is Ingot's, and reading it tells what is wrong with it
+    if kind is not None or path.exists():
+        raise UnsuitableFile(explain(path, kind))
+    return None
+
+
+def named_kind(reference: str) -> Kind | None:
+    """The kind of file that a reference names; None for a factory and for a file of no kind that is known.
+
+    Raises ReferenceMissing for what is named like a file, where there is none.
+    """
+    path = Path(reference)
+    if path.exists():
+        return identify(path)
+    is_factory = ":" in reference and not reference.endswith(".ingot")
+    if not is_factory and path.suffix in SUFFIXES:
         raise ReferenceMissing(format_error(f"There is no file {reference}.", why=f"looked in {Path.cwd()}"))
-    return path
+    return None
 
 
 def build(reference: str) -> Example:
@@ -89,14 +113,16 @@ def build(reference: str) -> Example:
     return _check(call(reference), reference)
 
 
-def call(reference: str) -> Any:
+def call(reference: str, what: str = "factory") -> Any:
     """Imports the function behind a reference and returns its result. Raises FactoryError."""
     module_name, separator, attribute = reference.rpartition(":")
+    if not separator and (kind := named_kind(reference)) is not Kind.INGOT and Path(reference).exists():
+        raise UnsuitableFile(explain(Path(reference), kind))
     if not (module_name and separator and attribute):
         raise ReferenceSyntaxError(
             format_error(
-                f"{reference!r} does not name a factory.",
-                fix="write pkg.module:factory or path/to/file.py:factory",
+                f"{reference!r} does not name a {what}.",
+                fix=f"write pkg.module:{what} or path/to/file.py:{what}",
             )
         )
     folder = str(Path.cwd())
@@ -112,7 +138,7 @@ def call(reference: str) -> Any:
     except Exception as error:
         raise FactoryFailed(
             format_error(
-                f"The factory {reference} raised {_spell(error)}.",
+                f"The {what} {reference} raised {_spell(error)}.",
                 where=_place(error, getattr(module, "__file__", None)),
                 fix="call it in Python to debug it, or use --debug for the whole traceback",
             )

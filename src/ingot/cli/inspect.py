@@ -9,11 +9,14 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from ingot.cli.console import AsJson, Debug, Result, Stages, command, human
-from ingot.cli.shapes import list_types, parse_shapes, table
+from ingot.cli.compile import open_program
+from ingot.cli.console import AsJson, Debug, Result, command, human
+from ingot.cli.inputs.completion import complete_reference, complete_sizes
+from ingot.cli.inspection.shapes import list_types, parse_shapes, table
+from ingot.cli.progress import Stages
 
 if TYPE_CHECKING:
-    from ingot.cli.model_summary import ModelSummary, SummaryRow
+    from ingot.cli.inspection.model_summary import ModelSummary, SummaryRow
     from ingot.ir.program import Program
 
 # Without --depth the table goes as deep as fits in about a screen.
@@ -30,14 +33,21 @@ def run(
     reference: Annotated[
         str,
         typer.Argument(
-            metavar="FILE.ingot|MODULE:FACTORY", help="A saved program, a compiled model, or a factory to capture."
+            metavar="FILE.ingot|MODULE:FACTORY",
+            autocompletion=complete_reference,
+            help="A saved program, a compiled model, or a factory to capture.",
         ),
     ],
     depth: Annotated[int | None, typer.Option("--depth", min=0, help="Levels of modules to show.")] = None,
     ops: Annotated[bool, typer.Option("--ops/--no-ops", help="Show the table of operators.")] = True,
     size: Annotated[
         list[str] | None,
-        typer.Option("--size", metavar="NAME=SIZE", help='Count with this size of a dynamic dim, e.g. "batch=8".'),
+        typer.Option(
+            "--size",
+            metavar="NAME=SIZE",
+            autocompletion=complete_sizes,
+            help='Count with this size of a dynamic dim, e.g. "batch=8".',
+        ),
     ] = None,
     shapes: Annotated[
         bool, typer.Option("--shapes", help="Show what is known of every value's dtype and shape instead.")
@@ -56,12 +66,14 @@ def run(
     """Show a program's parameters, FLOPs, bytes and operators, by module; or the shapes of its values."""
     chosen = parse_sizes(size or ())
     given = parse_shapes(shape or ())
+    if (shapes or given) and (chosen or depth is not None):
+        raise typer.BadParameter("--shapes shows values: --size and --depth are for the table of modules.")
     stages = Stages()
     compiled = None if shapes or given else _inspect_compiled(reference)
     if compiled is not None:
         return compiled
     with stages("import", "importing torch"):
-        from ingot.cli import model_summary
+        from ingot.cli.inspection import model_summary
     program = open_program(reference, stages)
     if shapes or given:
         with stages("shapes", "inferring shapes"):
@@ -104,19 +116,6 @@ def _inspect_compiled(reference: str) -> Result | None:
         "dims": [str(symbol) for symbol in spec.symbols.values()],
     }
     return Result(data, (Text(describe(file)),))
-
-
-def open_program(reference: str, stages: Stages) -> Program:
-    """The program in a file, or the one that a factory's model is captured as."""
-    from ingot import api
-    from ingot.cli.compile import open_model
-    from ingot.ir.program import Program
-
-    model, args, kwargs = open_model(reference, stages)
-    if isinstance(model, Program):
-        return model
-    with stages("capture", "capturing"):
-        return api.capture(model, args, kwargs)
 
 
 def parse_sizes(texts: list[str] | tuple[str, ...]) -> dict[str, int]:

@@ -9,9 +9,11 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from ingot.cli.capture import Dynamic, add_ranges, parse_dynamic
-from ingot.cli.compile import open_model
-from ingot.cli.console import AsJson, Debug, Result, Stages, command, human
+from ingot.cli.capture import Dynamic, parse_dynamic
+from ingot.cli.compile import Source, open_program
+from ingot.cli.console import AsJson, Debug, Result, command, human
+from ingot.cli.inputs.paths import check_outputs
+from ingot.cli.progress import Stages
 
 # What a person reads while each stage runs.
 DOING = {
@@ -25,9 +27,7 @@ DOING = {
 
 @command
 def run(
-    reference: Annotated[
-        str, typer.Argument(metavar="MODULE:FACTORY|PROGRAM.ingot", help="A factory, or a program saved by capture.")
-    ],
+    reference: Source,
     output: Annotated[Path, typer.Option("-o", "--output", help="The ONNX file to write.")],
     dynamic: Dynamic = None,
     opset: Annotated[int | None, typer.Option("--opset", help="The opset to write; 20 if not given.")] = None,
@@ -40,23 +40,21 @@ def run(
 ) -> Result:
     """Export a model to an ONNX file, and compare it with torch at several sizes."""
     dynamic_shapes = parse_dynamic(dynamic or ())
-    stages = Stages()
+    check_outputs({"-o": output})
+    if output.suffix == ".ingot":
+        raise typer.BadParameter(f"-o {output}: this command writes an ONNX file. Give {output.stem}.onnx.")
+    stages = Stages(6 + 2 * verify)
     with stages("import", "importing torch"):
-        from ingot import api
-        from ingot.ir.program import Program
         from ingot.onnx.api import export_onnx
-    model, args, kwargs = open_model(reference, stages, dynamic_shapes)
-    program = model
-    if not isinstance(model, Program):
-        with stages("capture", "capturing"):
-            program = api.capture(model, args, kwargs, dynamic_shapes=add_ranges(dynamic_shapes))
+    _check_opset(opset)
+    program = open_program(reference, stages, dynamic_shapes)
     report = export_onnx(
         program,
         output,
         opset=opset,
         verify=verify,
         external_data=external_data,
-        on_stage=lambda stage: stages(stage, DOING[stage]),
+        on_stage=stages.hook(DOING),
     )
     data = {
         "reference": reference,
@@ -73,6 +71,22 @@ def run(
         "seconds": stages.seconds,
     }
     return Result(data, (_summary(data, [str(one) for one in report.differences]),))
+
+
+def _check_opset(opset: int | None) -> None:
+    """Before the model is captured. Raises OnnxUnavailable and OnnxError."""
+    from ingot.errors import OnnxUnavailable, format_error
+
+    try:
+        from ingot.onnx.convert import check_opset
+    except ModuleNotFoundError as missing:
+        raise OnnxUnavailable(
+            format_error(
+                f"The package {missing.name} is not installed; ONNX export needs it.",
+                fix="pip install 'ingot[onnx]'",
+            )
+        ) from missing
+    check_opset(opset)
 
 
 def _summary(data: dict[str, Any], differences: list[str]) -> Table:

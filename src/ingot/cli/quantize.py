@@ -9,25 +9,40 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from ingot.cli.capture import Dynamic, add_ranges, parse_dynamic
-from ingot.cli.compile import open_model
-from ingot.cli.console import AsJson, Debug, Result, Stages, command, human
+from ingot.cli.capture import Dynamic, parse_dynamic
+from ingot.cli.compile import Source, open_program
+from ingot.cli.console import AsJson, Debug, Result, command, human
+from ingot.cli.inputs.completion import choose_from
+from ingot.cli.inputs.paths import check_ingot_output, check_inputs, check_outputs
+from ingot.cli.progress import Stages
+
+# A test compares them with the recipes that there are: --help imports nothing that is slow.
+RECIPES = ("int8_static", "int8_dynamic", "int8_weight_only", "int4_weight_only")
 
 
 @command
 def run(
-    reference: Annotated[
-        str, typer.Argument(metavar="MODULE:FACTORY|PROGRAM.ingot", help="A factory, or a program saved by capture.")
-    ],
+    reference: Source,
     output: Annotated[Path, typer.Option("-o", "--output", help="The .ingot file to write.")],
     recipe: Annotated[
-        str, typer.Option("--recipe", help="int8_static, int8_dynamic, int8_weight_only or int4_weight_only.")
+        str,
+        typer.Option(
+            "--recipe",
+            metavar="NAME",
+            autocompletion=choose_from(RECIPES),
+            help=f"{', '.join(RECIPES[:-1])} or {RECIPES[-1]}.",
+        ),
     ] = "int8_static",
     data: Annotated[
         str | None,
-        typer.Option("--data", metavar="MODULE:FUNCTION", help="Returns batches to calibrate with; else the example."),
+        typer.Option(
+            "--data",
+            metavar="MODULE:FUNCTION|FILE.npz",
+            help="Batches to calibrate with, in place of the example: a function that returns them, or arrays by the "
+            "names of the arguments, several batches along a first axis.",
+        ),
     ] = None,
-    limit: Annotated[int | None, typer.Option("--limit", help="How many batches at most.")] = None,
+    limit: Annotated[int | None, typer.Option("--limit", min=1, help="How many batches at most.")] = None,
     in_float: Annotated[
         list[str] | None,
         typer.Option("--float", metavar="MODULE", help="A module that stays float; * matches. Repeatable."),
@@ -40,38 +55,45 @@ def run(
 ) -> Result:
     """Quantize a model: calibrate it, convert it, and save the program for `ingot compile`."""
     dynamic_shapes = parse_dynamic(dynamic or ())
-    stages = Stages()
-    with stages("import", "importing torch"):
-        from ingot import api, quantize
-        from ingot.cli.factory import call
-        from ingot.ir.program import Program
-        from ingot.quantization.prepare import plan_of
-        from ingot.quantization.recipes import RECIPES
     if recipe not in RECIPES:
         raise typer.BadParameter(f"there is no recipe {recipe!r}: give one of {', '.join(RECIPES)}.")
-    model, args, kwargs = open_model(reference, stages, dynamic_shapes)
-    program = model
-    if not isinstance(model, Program):
-        with stages("capture", "capturing"):
-            program = api.capture(model, args, kwargs, dynamic_shapes=add_ranges(dynamic_shapes))
-    if data is None and program.example_inputs is None:
-        raise typer.BadParameter(
-            "the program has no example inputs: name data to calibrate with, --data MODULE:FUNCTION."
-        )
+    check_ingot_output(output)
+    check_outputs({"-o": output, "--html": html})
+    compares = report or html is not None
+    stages = Stages(7 + compares)
+    with stages("import", "importing torch"):
+        from ingot import quantize
+        from ingot.cli.factory import call
+        from ingot.cli.inputs import calibration_data
+        from ingot.quantization import recipes
+        from ingot.quantization.prepare import plan_of
+    is_file = data is not None and calibration_data.is_file(data)
+    if data is not None and is_file:
+        check_inputs([Path(data)])
+    # A function runs before the capture: where it fails, nothing was waited for.
+    made = call(data, "function") if data is not None and not is_file else None
+    program = open_program(reference, stages, dynamic_shapes)
+    if data is None:
+        batches = calibration_data.from_example(program)
+    elif is_file:
+        batches = calibration_data.from_file(data, program)
+    else:
+        batches = calibration_data.from_function(made, data)
+    batches = batches.take(limit)
+    if compares:
+        batches = calibration_data.repeatable(batches)
     with stages("prepare", "preparing"):
-        prepared = quantize.prepare(program, RECIPES[recipe](overrides=dict.fromkeys(in_float or ())))
-    with stages("calibrate", "calibrating"):
-        batches: list[Any] = list(call(data)) if data is not None else [program.example_inputs]
-        how = quantize.feed if data is not None else _example
-        quantize.calibrate(prepared, batches, limit=limit, call=how, progress=False)
+        prepared = quantize.prepare(program, recipes.RECIPES[recipe](overrides=dict.fromkeys(in_float or ())))
+    with stages("calibrate", "calibrating", batches.count) as step:
+        quantize.calibrate(prepared, batches.items, call=batches.watch(step), progress=False)
     with stages("convert", "converting"):
         made = quantize.convert(prepared)
     with stages("save", f"saving {output}"):
         made.save(output)
     found = None
-    if report or html is not None:
+    if compares:
         with stages("report", "comparing layer by layer"):
-            found = quantize.report(program, made, batches, limit=limit, call=how, show=False, html=html)
+            found = quantize.report(program, made, batches.items, call=batches.call, show=False, html=html)
     table = plan_of(prepared).table
     facts = {
         "reference": reference,
@@ -86,11 +108,6 @@ def run(
         "seconds": stages.seconds,
     }
     return Result(facts, (_summary(facts), *((found,) if found is not None and report else ())))
-
-
-def _example(model: Any, item: Any) -> Any:
-    args, kwargs = item
-    return model(*args, **kwargs)
 
 
 def _bytes(program: Any) -> int:

@@ -9,7 +9,10 @@ import typer
 from rich.table import Table
 
 from ingot.cli.compile import Threads
-from ingot.cli.console import AsJson, Debug, Result, Stages, command
+from ingot.cli.console import AsJson, Debug, Result, command
+from ingot.cli.inputs.completion import complete_file, complete_inputs
+from ingot.cli.inputs.paths import check_compiled, check_inputs, check_outputs
+from ingot.cli.progress import Stages
 
 TrustKey = Annotated[
     list[Path] | None,
@@ -23,10 +26,15 @@ TrustKey = Annotated[
 
 @command
 def run(
-    file: Annotated[Path, typer.Argument(metavar="FILE.ingot", help="A compiled model.")],
+    file: Annotated[Path, typer.Argument(metavar="FILE.ingot", autocompletion=complete_file, help="A compiled model.")],
     inputs: Annotated[
         list[str] | None,
-        typer.Option("--input", metavar="NAME=FILE.npy", help="An input; NAME=NUMBER for a scalar. Repeatable."),
+        typer.Option(
+            "--input",
+            metavar="NAME=FILE.npy",
+            autocompletion=complete_inputs,
+            help="An input; NAME=NUMBER for a scalar. Repeatable.",
+        ),
     ] = None,
     output: Annotated[Path | None, typer.Option("-o", "--output", help="Write the results to this .npz file.")] = None,
     seed: Annotated[int | None, typer.Option("--seed", min=0, help="Of random draws.")] = None,
@@ -36,7 +44,12 @@ def run(
     debug: Debug = False,
 ) -> Result:
     """Run a compiled model on arrays from files, without torch: native code of whoever made the file."""
-    stages = Stages()
+    check_compiled(file)
+    check_outputs({"-o": output})
+    given = [text.partition("=")[2] for text in inputs or ()]
+    check_inputs([Path(name) for name in given if name.endswith(".npy")])
+    check_inputs(trust_key or ())
+    stages = Stages(2 + (output is not None))
     with stages("import", "importing numpy"):
         from ingot_runtime.cli_run import run_file, write_results
     with stages("run", f"running {file}"):

@@ -8,11 +8,17 @@ from typing import Annotated
 import typer
 
 from ingot.cli.console import AsJson, Debug, Result, command
+from ingot.cli.inputs.completion import complete_file
 
 
 @command
 def run(
-    file: Annotated[Path, typer.Argument(metavar="FILE.ingot", help="A compiled model, or a saved program.")],
+    file: Annotated[
+        Path,
+        typer.Argument(
+            metavar="FILE.ingot", autocompletion=complete_file, help="A compiled model, or a saved program."
+        ),
+    ],
     key: Annotated[Path, typer.Option("--key", metavar="KEY.pem", help="An Ed25519 private key, in PEM.")],
     output: Annotated[
         Path | None, typer.Option("-o", "--output", help="Write the signed file here, not over the file.")

@@ -5,22 +5,31 @@ With --bisect the compiled model is compared with eager, and where they differ t
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.table import Table
 
-from ingot.cli.capture import Dynamic, Reference, add_ranges, parse_dynamic
-from ingot.cli.compile import Precise, open_model
-from ingot.cli.console import AsJson, Debug, Result, Stages, command
+from ingot.cli.capture import Dynamic, parse_dynamic
+from ingot.cli.compile import Precise, Source, open_program
+from ingot.cli.console import AsJson, Debug, Result, command
+from ingot.cli.inputs.completion import complete_passes
+from ingot.cli.inputs.paths import refuse_together
+from ingot.cli.progress import Stages
+
+if TYPE_CHECKING:
+    from ingot.lowering.loop_module import Module
 
 
 @command
 def run(
-    reference: Reference,
+    reference: Source,
     dynamic: Dynamic = None,
     passes: Annotated[
-        str | None, typer.Option("--passes", help="Other passes than the default ones: a,b{option=1}.")
+        str | None,
+        typer.Option(
+            "--passes", autocompletion=complete_passes, help="Other passes than the default ones: a,b{option=1}."
+        ),
     ] = None,
     bisect: Annotated[
         bool, typer.Option("--bisect", help="Compile instead; if a result is wrong, find the pass that makes it so.")
@@ -34,27 +43,24 @@ def run(
 ) -> Result:
     """Run every pass on a model and compare results before and after, in its own dtype and in float64."""
     dynamic_shapes = parse_dynamic(dynamic or ())
-    stages = Stages()
-    if bisect and schedule:
-        raise typer.BadParameter("--bisect and --schedule are two ways to find a wrong pass: give one of them.")
+    refuse_together("--bisect", bisect, "--schedule", schedule, "they are two ways to find a wrong pass")
     if (bisect or schedule) and passes is not None:
         name = "--bisect" if bisect else "--schedule"
         raise typer.BadParameter(f"{name} compiles with the passes of compile: leave --passes out.")
+    if not (bisect or schedule) and precision != "float32":
+        raise typer.BadParameter("--precision is that of compiled code: give --bisect or --schedule with it.")
+    stages = Stages()
     if schedule:
         return _check_schedule(reference, dynamic_shapes, precision, stages)
     if bisect:
         return _bisect(reference, dynamic_shapes, precision, stages)
     with stages("import", "importing torch"):
-        from ingot import api
-        from ingot.cli.factory import build
         from ingot.passes import DEFAULT_PIPELINE, transform
         from ingot.passes.manager import info_of, stage_of
         from ingot.passes.pipeline_parser import parse
     chosen = parse(passes) if passes is not None else list(DEFAULT_PIPELINE)
-    with stages("build", f"building {reference}"):
-        example = build(reference)
-    with stages("capture", "capturing"):
-        program = api.capture(example.model, example.args, example.kwargs, dynamic_shapes=add_ranges(dynamic_shapes))
+    stages.count = 3 + len(chosen)
+    program = open_program(reference, stages, dynamic_shapes)
     rows: list[dict[str, Any]] = []
     for item in chosen:
         info = info_of(stage_of(item).function)
@@ -85,31 +91,22 @@ def run(
 
 def _check_schedule(reference: str, dynamic_shapes: Any, precision: Any, stages: Stages) -> Result:
     with stages("import", "importing torch"):
-        from ingot import api
         from ingot.compiler import run_cpu_pipeline
-        from ingot.ir.program import Program
+        from ingot.targets.cpu.schedule.pipeline import SCHEDULE
         from ingot.targets.cpu.target import CPU
         from ingot.targets.reference.schedule_check import schedule_checked
-    model, args, kwargs = open_model(reference, stages, dynamic_shapes)
-    with stages("capture", "capturing"):
-        program = (
-            model
-            if isinstance(model, Program)
-            else api.capture(model, args, kwargs, dynamic_shapes=add_ranges(dynamic_shapes))
-        )
+    program = open_program(reference, stages, dynamic_shapes)
     with stages("lower", "lowering"):
         program = run_cpu_pipeline(program)
         module = CPU.lower(program, precision)
     rows: list[dict[str, Any]] = []
-    with stages("schedule", "interpreting before and after every step"):
-        scheduled = schedule_checked(
-            CPU,
-            program,
-            module,
-            observe=lambda name, before, after: rows.append(
-                {"step": name, "steps_before": len(before.steps), "steps_after": len(after.steps)}
-            ),
-        )
+    with stages("schedule", "interpreting before and after every step", len(SCHEDULE)) as step:
+
+        def observe(name: str, before: Module, after: Module) -> None:
+            rows.append({"step": name, "steps_before": len(before.steps), "steps_after": len(after.steps)})
+            step(name)
+
+        scheduled = schedule_checked(CPU, program, module, observe=observe)
     rows.append({"step": "buffer_planning", "steps_before": len(scheduled.steps), "steps_after": len(scheduled.steps)})
     table = Table("scheduling step", "steps of the module", "numbers agree")
     for row in rows:
@@ -119,19 +116,16 @@ def _check_schedule(reference: str, dynamic_shapes: Any, precision: Any, stages:
 
 def _bisect(reference: str, dynamic_shapes: Any, precision: Any, stages: Stages) -> Result:
     with stages("import", "importing torch"):
-        from ingot import api
         from ingot.cli.bisection import bisect
-        from ingot.ir.program import Program
-    model, args, kwargs = open_model(reference, stages, dynamic_shapes)
-    with stages("capture", "capturing"):
-        program = (
-            model
-            if isinstance(model, Program)
-            else api.capture(model, args, kwargs, dynamic_shapes=add_ranges(dynamic_shapes))
-        )
+    program = open_program(reference, stages, dynamic_shapes)
     tried: list[str] = []
-    with stages("bisect", "compiling and comparing with eager"):
-        found = bisect(program, precision=precision, report=tried.append)
+    with stages("bisect", "compiling and comparing with eager") as step:
+
+        def report(line: str) -> None:
+            tried.append(line)
+            step(f"{len(tried)} times, the last {'right' if line.endswith(': right') else 'wrong'}")
+
+        found = bisect(program, precision=precision, report=report)
     data = {
         "reference": reference,
         "right": found.difference is None,

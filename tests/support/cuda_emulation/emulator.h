@@ -145,7 +145,7 @@ static void ig_run_cluster(int threads, int blocks, ig_dim3 first)
         fiber.lane = t % threads % 32;
         fiber.warp = t % threads / 32;
         fiber.state = IG_RUNS;
-        fiber.copies.assign(1, {});
+        if (fiber.copies.size() != 1 || !fiber.copies[0].empty()) fiber.copies.assign(1, {});
         void **top = (void **)(ig_stacks + (size_t)(t + 1) * IG_STACK) - 8;
         top[6] = (void *)ig_enter; /* behind six registers: where `ret` goes; the stack is aligned as after a call */
         fiber.stack_pointer = top;
@@ -348,13 +348,20 @@ template <class S, class E, class Read> static void ig_mma(S *d, const uint32_t 
 {
     auto &memory = ig_own_warp();
     const int lane = ig_current->lane, each = (int)(4 / sizeof(E));
-    for (int i = 0; i < 4; ++i) memory.words[lane][i] = a[i];
-    for (int i = 0; i < 2; ++i) memory.words[lane][4 + i] = b[i];
+    static_assert(sizeof(S) == 4, "24 of them are a thread's share of the warp's memory");
+    /* Each thread converts what it holds, and all read it: a conversion takes longer than a product. */
+    for (int word = 0; word < 6; ++word)
+        for (int part = 0; part < each; ++part) {
+            E found;
+            std::memcpy(&found, (const char *)(word < 4 ? &a[word] : &b[word - 4]) + part * (int)sizeof(E), sizeof(E));
+            const S value = read(found);
+            std::memcpy((S *)memory.words[lane] + word * each + part, &value, sizeof value);
+        }
     ig_syncwarp();
     auto element = [&](int from, int word, int part) {
-        E found;
-        std::memcpy(&found, (const char *)&memory.words[from][word] + part * (int)sizeof(E), sizeof(E));
-        return read(found);
+        S found;
+        std::memcpy(&found, (const S *)memory.words[from] + word * each + part, sizeof found);
+        return found;
     };
     const int half = k / 2;
     for (int i = 0; i < 4; ++i) {

@@ -8,7 +8,9 @@ with its host text, is tested through the emulated driver.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+import functools
 import hashlib
 import subprocess
 import tempfile
@@ -34,7 +36,7 @@ from ingot.targets.cuda.codegen.module_emitter import kernel_text
 from ingot.targets.cuda.codegen.products.stream_kernel import BARRIER
 
 _HEADER = Path(__file__).with_name("emulator.h")
-_FLAGS = ("-std=c++17", "-O1", "-DIG_EMULATED", "-shared", "-fPIC", "-fvisibility=hidden", "-w", "-ffp-contract=off")
+_FLAGS = ("-std=c++17", "-O1", "-DIG_EMULATED", "-fPIC", "-fvisibility=hidden", "-w", "-ffp-contract=off")
 _NUMPY = {"bfloat16": "uint16"}
 # Bytes around every buffer that no kernel may write.
 _GUARD = 64
@@ -94,7 +96,7 @@ def build_text(text: str, folder: Path | None = None) -> ctypes.CDLL:
 
 def build_library(text: str, folder: Path | None = None) -> Path:
     """The device text as a library for this machine."""
-    whole = f'#include "{_HEADER}"\n{text}'
+    whole = f'#include "{_HEADER.name}"\n{text}'
     name = hashlib.sha256(whole.encode() + _HEADER.read_bytes()).hexdigest()[:20]
     folder = folder or Path(tempfile.gettempdir()) / "ingot-cuda-emulation"
     folder.mkdir(exist_ok=True)
@@ -104,10 +106,34 @@ def build_library(text: str, folder: Path | None = None) -> Path:
             with tempfile.TemporaryDirectory(dir=folder) as own:  # other processes may write the same one
                 source, made = Path(own, "device.cpp"), Path(own, "device.so")
                 source.write_text(whole)
-                done = subprocess.run(["g++", *_FLAGS, "-o", made, source], capture_output=True, text=True)
-                assert done.returncode == 0, done.stderr[:4000]
+                _compile("-shared", f"-I{_precompile_header(folder)}", "-o", made, source)
                 made.rename(library)
     return library
+
+
+def _precompile_header(folder: Path) -> Path:
+    """A folder with the header as g++ has read it: half of the time of a small kernel is that of the header."""
+    name = hashlib.sha256(f"{_FLAGS} {_find_version()}".encode() + _HEADER.read_bytes()).hexdigest()[:20]
+    place = folder / f"header-{name}"
+    if not place.exists():
+        with tempfile.TemporaryDirectory(dir=folder) as own:
+            made = Path(own, "header")
+            made.mkdir()
+            (made / _HEADER.name).write_bytes(_HEADER.read_bytes())  # where a compiler has no use for the other file
+            _compile("-x", "c++-header", "-o", made / f"{_HEADER.name}.gch", made / _HEADER.name)
+            with contextlib.suppress(OSError):  # another process was faster
+                made.rename(place)
+    return place
+
+
+def _compile(*arguments: str | Path) -> None:
+    done = subprocess.run(["g++", *_FLAGS, *arguments], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[:4000]
+
+
+@functools.cache
+def _find_version() -> str:
+    return subprocess.run(["g++", "--version"], capture_output=True, text=True, check=True).stdout
 
 
 class GuardedMemory:

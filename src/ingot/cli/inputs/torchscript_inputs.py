@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -12,22 +11,14 @@ import typer
 if TYPE_CHECKING:
     from ingot.ir.program import Program
 
-SUFFIXES = (".pt", ".pth", ".ts", ".ptl")
 _TENSOR = re.compile(r"^(?P<dtype>[a-z]+\d*)\[(?P<sizes>[^\]]*)\]$")
 _SHORT = {"f": "float", "i": "int", "u": "uint", "bf": "bfloat"}
 
 
-def is_script(reference: str) -> bool:
-    """Whether a reference names a TorchScript file and no factory."""
-    return reference.endswith(SUFFIXES)
-
-
 def read(path: str, inputs: Sequence[str], dynamic_shapes: Any, method: str, unroll: bool, preserve: Any) -> Program:
-    """The script in a file as a Program. Raises FileNotFoundError, typer.BadParameter and CaptureError."""
+    """The script in a file as a Program. Raises typer.BadParameter and CaptureError."""
     from ingot import api
 
-    if not Path(path).is_file():
-        raise typer.BadParameter(f"there is no file {path}.")
     kwargs, shapes = parse_inputs(inputs)
     for name, dims in (dynamic_shapes or {}).items():
         shapes[name] = dims

@@ -16,7 +16,7 @@ from torch import fx
 
 from ingot import torch_internals as internals
 from ingot.analysis import flops
-from ingot.cli.symbol_values import SymbolValues, UnknownSize
+from ingot.cli.inspection.symbol_values import SymbolValues, UnknownSize
 from ingot.ir import metadata
 from ingot.ir.program import Program
 from ingot.ir.signature import InputKind
