@@ -40,6 +40,7 @@
     │   ├── OnnxUnavailable         a package that exports or verifies ONNX files is not installed
     │   ├── UnsupportedByOnnx       an operator has no rule, or ONNX cannot say it
     │   └── OnnxMismatch            the file does not check, does not run, or does not match torch
+    ├── ViewError                   a page cannot be shown: a part of it is missing, or of what it should show
     └── FileError                   a file cannot be used (ingot_runtime.errors draws that branch, and what a call of
         │                           a compiled model may raise)
         ├── MissingOperator         it uses an operator that is not registered in this process
@@ -252,6 +253,10 @@ class OnnxMismatch(OnnxError):
     """An ONNX model does not check, does not run, or does not match torch."""
 
 
+class ViewError(IngotError):
+    """There is nothing to show, or nothing to show it with."""
+
+
 __all__ = [
     "AssertionFailed",
     "CacheError",
@@ -307,5 +312,6 @@ __all__ = [
     "UntrustedFile",
     "UnwritableFile",
     "VerifyError",
+    "ViewError",
     "format_error",
 ]

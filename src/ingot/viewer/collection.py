@@ -27,10 +27,13 @@ from ingot.viewer.numeric_checks import SAME, NumericChecks
 from ingot.viewer.profile_data import describe_profile
 from ingot.viewer.program_stages import ProgramStages, describe_program
 from ingot.viewer.program_text import mask_sources
+from ingot.viewer.summary import name_of
 from ingot.viewer.view_data import NOWHERE, ViewData
 
 # Called with what is done next; what it gives is entered while that is done.
 Progress: TypeAlias = Callable[[str], AbstractContextManager[object]]
+
+_NO_EXAMPLE = "The program has no example inputs, so nothing was run: there are no numbers and no profile."
 
 
 def ignore_progress(doing: str) -> AbstractContextManager[object]:
@@ -51,18 +54,40 @@ class ViewOptions:
     progress: Progress = field(default=ignore_progress)
 
 
-def title_of(program: Program) -> str:
-    """The name of the class that was captured."""
-    root = next((call.type for call in program.module_calls if not call.module), "")
-    return root.replace(":", ".").rsplit(".", 1)[-1] or "Program"
-
-
 def collect_program(
     program: Program, options: ViewOptions, *, reference: str = "", origin: str = "program", title: str = ""
 ) -> ViewData:
     """A view of a program. What cannot be compiled is shown as far as it comes, with a note that says why."""
-    view = ViewData(title or title_of(program), reference, origin, options.target)
+    view = ViewData(title or name_of(program), reference, origin, options.target)
     return _Collector(view, program.copy(), options).collect()
+
+
+def collect_compiled_model(
+    compiled: CompiledModel, module: Module, source: NativeSource, *, profile: bool = False
+) -> ViewData:
+    """A view of a model that is compiled: what its code was made of, not how that came about."""
+    view = ViewData(name_of(compiled.program), "", "compiled", compiled.isa)
+    program = compiled.program.copy()
+    mask_sources(program.graph_module, view.files.hides)
+    graphs = ProgramStages(view)
+    describe_program(view, graphs, program)
+    graphs.add("lowered", "passes", program)
+    LoopStages(view).add("scheduled", "schedule", module)
+    add_code(view, source, module)
+    link_origins(view, graphs.listed)
+    view.memory = describe_memory(module, source.weights_size, _step_origins(view))
+    if profile and program.example_inputs is not None:
+        view.profile = describe_profile(view, compiled, source)
+    elif profile:
+        view.notes.append(_NO_EXAMPLE)
+    describe_facts(view, program)
+    return view
+
+
+def _step_origins(view: ViewData) -> list[int]:
+    """The origin of each step of the last loop IR stage."""
+    steps = view.steps_of(view.last_stage("loop_ir"))
+    return [step["origins"][0] if step["origins"] else NOWHERE for step in steps]
 
 
 class _Collector:
@@ -75,7 +100,7 @@ class _Collector:
         self.checks: NumericChecks | None = None
         mask_sources(program.graph_module, view.files.hides)
         if (options.numerics or options.profile) and program.example_inputs is None:
-            view.notes.append("The program has no example inputs, so nothing was run: no numbers and no profile.")
+            view.notes.append(_NO_EXAMPLE)
         elif options.numerics:
             self.checks = NumericChecks(view, program)
 
@@ -98,7 +123,9 @@ class _Collector:
     def _run_passes(self) -> None:
         program = self.program
         describe_program(self.view, self.graphs, program)
-        exact = {info_of(stage_of(item).function).name: info_of(stage_of(item).function).exact for item in pipelines.NATIVE}
+        exact = {
+            info_of(stage_of(item).function).name: info_of(stage_of(item).function).exact for item in pipelines.NATIVE
+        }
         self._add_program("captured" if program.dialect is CAPTURED else "program", "capture", True)
 
         def show(name: str, made: Program) -> None:
@@ -154,9 +181,7 @@ class _Collector:
         with self.options.progress("writing code"):
             source: NativeSource = self.target.emit(module, title=self.view.title)
         add_code(self.view, source, module, seconds=time.perf_counter() - begin)
-        steps = self.view.steps_of(self.view.last_stage("loop_ir"))
-        origins = [step["origins"][0] if step["origins"] else NOWHERE for step in steps]
-        self.view.memory = describe_memory(module, source.weights_size, origins)
+        self.view.memory = describe_memory(module, source.weights_size, _step_origins(self.view))
         return source
 
     def _run(self, module: Module, source: NativeSource) -> None:
@@ -183,7 +208,9 @@ def describe_facts(view: ViewData, program: Program) -> None:
     view.facts.append(("parameters", f"{count:,}, {size:,} bytes"))
     first = next((stage for stage in view.stages if stage["kind"] == "graph"), None)
     if first is not None:
-        view.facts.append(("nodes", f"{first['counts']['nodes']:,} captured, {view.last_stage('graph')['counts']['nodes']:,} lowered"))
+        view.facts.append(
+            ("nodes", f"{first['counts']['nodes']:,} captured, {view.last_stage('graph')['counts']['nodes']:,} lowered")
+        )
     if view.memory is not None:
         arena = "by the sizes of a call" if view.memory["dynamic"] else f"{view.memory['size']:,} bytes"
         view.facts += [("arena", arena), ("weights", f"{view.memory['weights']:,} bytes, packed")]

@@ -44,7 +44,7 @@ class LoopStages:
         head += [""] if module.steps else []
         shown = [self._show(step) for step in module.steps]
         text = [*head, *(line for one in shown for line in one.lines), "}"]
-        links = [*[NOWHERE] * len(head), *(link for one in shown for link in one.links), NOWHERE]
+        links = [*([NOWHERE] * len(head)), *(link for one in shown for link in one.links), NOWHERE]
         texts = [one.text for one in shown]
         known = self.view.last_stage("loop_ir") is not None
         delta = compare_steps(self._texts, texts) if known else None

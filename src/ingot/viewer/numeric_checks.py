@@ -1,4 +1,4 @@
-"""Whether each stage computes what the one before it does, and what values the nodes have: `ingot view --check numerics`.
+"""Whether each stage computes what the one before it does, and what values the nodes have.
 
 Every stage runs on the example inputs: graphs through torch, node by node; loops in the reference interpreter; the code
 as it is compiled. Nothing raises: what differs is shown at its stage, and what cannot run is a note.
@@ -207,7 +207,9 @@ def run_watched(program: Program, leaves: Sequence[Any], watch: Watch) -> dict[s
         torch.manual_seed(SEED)
         made = execution.run_leaves(running, given)
     out, tree = pytree.flatten(made)
-    found = {f"result {pytree.format_path(path)}": leaf for path, leaf in zip(pytree.leaf_paths(tree), out, strict=True)}
+    found = {
+        f"result {pytree.format_path(path)}": leaf for path, leaf in zip(pytree.leaf_paths(tree), out, strict=True)
+    }
     found |= {f"argument {number}": leaf for number, leaf in enumerate(given)}
     return found | {f"state {name}": tensor for name, tensor in running.state_dict.items()}
 

@@ -201,7 +201,9 @@ def describe_program(view: ViewData, stages: ProgramStages, program: Program) ->
     for spec, path in zip(signature.user_inputs, pytree.leaf_paths(signature.in_tree), strict=True):
         if spec.kind is InputKind.ARGUMENT:
             shape = stages.type_of(metadata.value_of(nodes[spec.name])) if spec.name in nodes else NOWHERE
-            view.inputs.append({"name": spec.name, "path": pytree.format_path(named_path(program, path)), "type": shape})
+            view.inputs.append(
+                {"name": spec.name, "path": pytree.format_path(named_path(program, path)), "type": shape}
+            )
     for output, path in zip(signature.user_outputs, pytree.leaf_paths(signature.out_tree), strict=True):
         if output.kind is OutputKind.RESULT:
             shape = stages.type_of(metadata.value_of(nodes[output.name])) if output.name in nodes else NOWHERE
