@@ -19,14 +19,14 @@ from ingot.lowering.loop_module import Module, Precision
 from ingot.passes.manager import info_of, run_pipeline, stage_of
 from ingot.targets.base import NativeTarget
 from ingot.targets.registry import find_target
-from ingot.viewer.code_stages import add_code
-from ingot.viewer.links import link_origins
-from ingot.viewer.loop_stages import LoopStages
-from ingot.viewer.memory_data import describe_memory
-from ingot.viewer.numeric_checks import SAME, NumericChecks
-from ingot.viewer.profile_data import describe_profile
-from ingot.viewer.program_stages import ProgramStages, describe_program
-from ingot.viewer.program_text import mask_sources
+from ingot.viewer.measured.memory_data import describe_memory
+from ingot.viewer.measured.numeric_checks import SAME, NumericChecks
+from ingot.viewer.measured.profile_data import describe_profile
+from ingot.viewer.stages.code_stages import add_code
+from ingot.viewer.stages.links import link_origins
+from ingot.viewer.stages.loop_stages import LoopStages
+from ingot.viewer.stages.program_stages import ProgramStages, describe_program
+from ingot.viewer.stages.program_text import mask_sources
 from ingot.viewer.summary import name_of
 from ingot.viewer.view_data import NOWHERE, ViewData
 
@@ -59,7 +59,7 @@ def collect_program(
 ) -> ViewData:
     """A view of a program. What cannot be compiled is shown as far as it comes, with a note that says why."""
     view = ViewData(title or name_of(program), reference, origin, options.target)
-    return _Collector(view, program.copy(), options).collect()
+    return _StageCollector(view, program.copy(), options).collect()
 
 
 def collect_compiled_model(
@@ -90,7 +90,7 @@ def _step_origins(view: ViewData) -> list[int]:
     return [step["origins"][0] if step["origins"] else NOWHERE for step in steps]
 
 
-class _Collector:
+class _StageCollector:
     def __init__(self, view: ViewData, program: Program, options: ViewOptions) -> None:
         found = find_target(options.target)
         assert isinstance(found, NativeTarget)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from ingot.lowering.loop_module import Module
 
 
-class View:
+class ModelView:
     """A page about a model. In a notebook it shows itself; elsewhere `show()` opens it in the browser.
 
     `data` is what the page shows, as plain data; `save(path)` writes the page as one HTML file that works offline.
@@ -61,14 +61,16 @@ class View:
         )
 
 
-def view_program(program: Program, *, check: str | None = None, profile: bool = False, **options: Any) -> View:
+def view_program(program: Program, *, check: str | None = None, profile: bool = False, **options: Any) -> ModelView:
     """A view of a program and of what `compile` would make of it. `check="numerics"` runs and compares every stage."""
-    return View(collect_program(program, ViewOptions(numerics=_numerics(check), profile=profile, **options)).to_json())
+    return ModelView(
+        collect_program(program, ViewOptions(numerics=_numerics(check), profile=profile, **options)).to_json()
+    )
 
 
-def view_compiled(compiled: CompiledModel, module: Module, source: NativeSource, *, profile: bool = False) -> View:
+def view_compiled(compiled: CompiledModel, module: Module, source: NativeSource, *, profile: bool = False) -> ModelView:
     """A view of a compiled model: the program as it was lowered, its loops, its code, and its profile."""
-    return View(collect_compiled_model(compiled, module, source, profile=profile).to_json())
+    return ModelView(collect_compiled_model(compiled, module, source, profile=profile).to_json())
 
 
 def _numerics(check: str | None) -> bool:

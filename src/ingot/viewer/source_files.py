@@ -57,7 +57,7 @@ class SourceFiles:
             text = [line.rstrip("\n") for line in linecache.getlines(path)] if self.is_readable(path) else []
             size = sum(map(len, text))
             whole = bool(text) and len(text) <= WHOLE_FILE and size <= left
-            some = None if whole or not text else _around(text, named)
+            some = None if whole or not text else _lines_near(text, named)
             left -= size if whole else sum(map(len, (some or {}).values()))
             made.append({"path": name, "name": short_path(name), "text": text if whole else None, "lines": some})
         return made
@@ -85,7 +85,7 @@ def shorten_paths(paths: Iterable[str]) -> list[str]:
             lengths[place] += 1
 
 
-def _around(text: list[str], named: set[int]) -> dict[str, str]:
+def _lines_near(text: list[str], named: set[int]) -> dict[str, str]:
     """The lines around those that are named."""
     shown = {near for line in named for near in range(line - _AROUND, line + _AROUND + 1)}
     return {str(line): text[line - 1] for line in sorted(shown) if 1 <= line <= len(text)}

@@ -10,7 +10,7 @@ from ingot.codegen.native_source import NativeSource
 from ingot.lowering.dependence import all_steps
 from ingot.lowering.loop_ir import Assert, BindSymbol, For, If, SourceLocation, Stmt, While
 from ingot.lowering.loop_module import Module
-from ingot.viewer.loop_stages import add_origin, origins_of
+from ingot.viewer.stages.loop_stages import add_origin, origins_of
 from ingot.viewer.view_data import NOWHERE, Json, ViewData
 
 _DEFINITION = re.compile(r"^(?![ /#]).*\bvoid\b.*?\b(?P<name>k\d+)\((?!.*;)")

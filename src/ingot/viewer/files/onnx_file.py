@@ -38,10 +38,10 @@ def collect_onnx(path: Path) -> ViewData:
         raise ViewError(
             format_error(f"{path} is not an ONNX file.", why=str(error) or type(error).__name__, fix="export it again")
         ) from None
-    return _Collector(path, model).collect()
+    return _OnnxCollector(path, model).collect()
 
 
-class _Collector:
+class _OnnxCollector:
     def __init__(self, path: Path, model: onnx.ModelProto) -> None:
         self.model = model
         self.view = ViewData(model.graph.name or path.stem, str(path), "onnx")

@@ -56,10 +56,10 @@ def _pair_by_name(old: Sequence[Listed], new: Sequence[Listed], places: Sequence
 
 def compare_steps(before: Sequence[str], after: Sequence[str]) -> dict[str, list[int]]:
     """The places of steps whose text is new, and of those whose text is gone."""
-    return {"added": _unmatched(after, Counter(before)), "removed": _unmatched(before, Counter(after))}
+    return {"added": _find_unmatched(after, Counter(before)), "removed": _find_unmatched(before, Counter(after))}
 
 
-def _unmatched(texts: Sequence[str], others: Counter[str]) -> list[int]:
+def _find_unmatched(texts: Sequence[str], others: Counter[str]) -> list[int]:
     left = others.copy()
     found: list[int] = []
     for place, text in enumerate(texts):

@@ -8,7 +8,7 @@ from ingot.artifacts.compiled_model import CompiledModel
 from ingot.codegen.native_source import NativeSource
 from ingot.ir.pytree import flatten, unflatten
 from ingot.passes.instrumentation.state_copies import clone_tensors
-from ingot.viewer.loop_stages import add_origin
+from ingot.viewer.stages.loop_stages import add_origin
 from ingot.viewer.view_data import NOWHERE, Json, ViewData
 
 REPEAT = 10

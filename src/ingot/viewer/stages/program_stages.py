@@ -16,9 +16,9 @@ from ingot.ir.execution import named_path
 from ingot.ir.printer import describe_value, operator_name
 from ingot.ir.program import Program
 from ingot.ir.signature import Input, InputKind, OutputKind
-from ingot.viewer.deltas import Listed, compare_stages
 from ingot.viewer.pools import encode_runs
-from ingot.viewer.program_text import find_lines, link_lines
+from ingot.viewer.stages.deltas import Listed, compare_stages
+from ingot.viewer.stages.program_text import find_lines, link_lines
 from ingot.viewer.view_data import NOWHERE, Call, Json, ViewData
 
 _STATE = {
@@ -30,7 +30,7 @@ _STATE = {
 
 
 @dataclass(frozen=True, slots=True)
-class Region:
+class ProgramGraph:
     """A graph of a program: its path, that of the graph around it, and the node that calls it there."""
 
     path: str
@@ -39,13 +39,13 @@ class Region:
     module: fx.GraphModule
 
 
-def regions_of(program: Program) -> list[Region]:
+def regions_of(program: Program) -> list[ProgramGraph]:
     """Every graph of a program, the outermost first."""
     return list(_regions(program.graph_module, "", None, None))
 
 
-def _regions(module: fx.GraphModule, path: str, parent: str | None, caller: str | None) -> Iterator[Region]:
-    yield Region(path, parent, caller, module)
+def _regions(module: fx.GraphModule, path: str, parent: str | None, caller: str | None) -> Iterator[ProgramGraph]:
+    yield ProgramGraph(path, parent, caller, module)
     for name, child in module.named_children():
         if isinstance(child, fx.GraphModule):
             yield from _regions(child, f"{path}.{name}" if path else name, path, _caller_of(module, name))
@@ -104,7 +104,7 @@ class ProgramStages:
             **facts,
         )
 
-    def _node(self, region: Region, node: fx.Node, line: str, state: Mapping[str, Input]) -> int:
+    def _node(self, region: ProgramGraph, node: fx.Node, line: str, state: Mapping[str, Input]) -> int:
         spec = state.get(node.name) if node.op == "placeholder" else None
         kind, regions = _kind_of(node, spec), _called_graphs(region, node)
         target = _target_of(node)
@@ -186,7 +186,7 @@ def _target_of(node: fx.Node) -> str:
     return operator_name(node.target) if node.op == "call_function" else str(node.target)
 
 
-def _called_graphs(region: Region, node: fx.Node) -> list[str]:
+def _called_graphs(region: ProgramGraph, node: fx.Node) -> list[str]:
     """The paths of the graphs that a node names or calls."""
     names = [str(node.target)] if node.op in ("get_attr", "call_module") else []
     names += [str(one.target) for one in node.all_input_nodes if one.op == "get_attr"]

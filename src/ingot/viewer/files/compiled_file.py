@@ -9,8 +9,8 @@ import re
 from pathlib import Path
 
 from ingot.lowering.loop_ir import SourceLocation
-from ingot.viewer.code_stages import add_texts, new_kernel
-from ingot.viewer.loop_stages import add_origin
+from ingot.viewer.stages.code_stages import add_texts, new_kernel
+from ingot.viewer.stages.loop_stages import add_origin
 from ingot.viewer.view_data import NOWHERE, Json, ViewData
 from ingot_runtime.container import Container
 from ingot_runtime.container.manifest import Spec, SymbolSpec, read_spec

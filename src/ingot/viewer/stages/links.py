@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from ingot.viewer.deltas import Listed
 from ingot.viewer.source_files import short_path
+from ingot.viewer.stages.deltas import Listed
 from ingot.viewer.view_data import NOWHERE, Json, ViewData
 
 # Operator, module path, and the line as loops have it.

@@ -11,8 +11,8 @@ from ingot.lowering.dependence import reads_and_writes
 from ingot.lowering.loop_ir import SourceLocation, Stmt
 from ingot.lowering.loop_ir_printer import print_module, print_steps
 from ingot.lowering.loop_module import Module
-from ingot.viewer.deltas import compare_steps
 from ingot.viewer.pools import encode_runs
+from ingot.viewer.stages.deltas import compare_steps
 from ingot.viewer.view_data import NOWHERE, Json, ViewData
 
 _INDENT = "  "
@@ -44,7 +44,7 @@ class LoopStages:
         head += [""] if module.steps else []
         shown = [self._show(step) for step in module.steps]
         text = [*head, *(line for one in shown for line in one.lines), "}"]
-        links = [*([NOWHERE] * len(head)), *(link for one in shown for link in one.links), NOWHERE]
+        links = [NOWHERE for _ in head] + [link for one in shown for link in one.links] + [NOWHERE]
         texts = [one.text for one in shown]
         known = self.view.last_stage("loop_ir") is not None
         delta = compare_steps(self._texts, texts) if known else None
@@ -70,7 +70,7 @@ class LoopStages:
             origins = {str(origin): add_origin(self.view, origin) for origin in origins_of(step)}
             lines = text.removesuffix("\n").split("\n")
             read, written = reads_and_writes(step)
-            item = {
+            item: dict[str, Any] = {
                 "lines": len(lines),
                 "origins": [number for number in dict.fromkeys(origins.values()) if number != NOWHERE],
                 "reads": sorted(read),
@@ -79,7 +79,8 @@ class LoopStages:
             number = self.view.steps.add((text, *item["origins"]), item)
             links = _link_lines(lines, origins, origins.get(str(step.origin), NOWHERE))
             shown = tuple(_INDENT + line if line else "" for line in lines)
-            known = self._shown[id(step)] = _ShownStep(step, text, shown, tuple(links), number)
+            known = _ShownStep(step, text, shown, tuple(links), number)
+            self._shown[id(step)] = known
         return known
 
 

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from ingot.errors import ViewError, format_error
-from ingot.viewer.deltas import Listed, compare_stages
 from ingot.viewer.pools import encode_runs
+from ingot.viewer.stages.deltas import Listed, compare_stages
 from ingot.viewer.view_data import NOWHERE, Call, Json, ViewData
 
 PATTERN = "[0-9][0-9]_*.json"
@@ -38,23 +38,23 @@ def collect_snapshots(folder: Path) -> ViewData:
         try:
             listed = _add(view, data, listed)
         except (KeyError, TypeError, AttributeError, ValueError) as error:
-            raise _damaged(path, f"{type(error).__name__}: {error}") from None
+            raise _damage_error(path, f"{type(error).__name__}: {error}") from None
     return view
 
 
 def _read(path: Path) -> Json:
     if path.stat().st_size > _MOST_BYTES:
-        raise _damaged(path, "it is too large")
+        raise _damage_error(path, "it is too large")
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:
-        raise _damaged(path, str(error)) from None
+        raise _damage_error(path, str(error)) from None
     if not isinstance(data, dict) or data.get("schema") != _SCHEMA:
-        raise _damaged(path, f"its schema is not {_SCHEMA}")
+        raise _damage_error(path, f"its schema is not {_SCHEMA}")
     return data
 
 
-def _damaged(path: Path, why: str) -> ViewError:
+def _damage_error(path: Path, why: str) -> ViewError:
     return ViewError(format_error(f"{path} is not a snapshot of a program.", why=why, fix="write the folder again"))
 
 
