@@ -56,6 +56,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import ClassVar
 
 from ingot_runtime.errors import (
     AssertionFailed,
@@ -255,6 +256,8 @@ class OnnxMismatch(OnnxError):
 
 class ViewError(IngotError):
     """There is nothing to show, or nothing to show it with."""
+
+    exit_code: ClassVar[int] = 2
 
 
 __all__ = [

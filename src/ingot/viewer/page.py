@@ -77,11 +77,12 @@ def embed_data(data: Json) -> str:
 
 
 def render_page(title: str, head: str, body: str) -> str:
+    shown = html.escape(title).encode(errors="replace").decode()  # a name may hold what UTF-8 cannot write
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         f"{head}"
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f'<meta name="referrer" content="no-referrer">\n<title>{html.escape(title)}</title>\n'
+        f'<meta name="referrer" content="no-referrer">\n<title>{shown}</title>\n'
         f'</head>\n<body>\n<div id="app"></div>\n{body}\n</body>\n</html>\n'
     )
 

@@ -117,12 +117,12 @@ class _RequestHandler(BaseHTTPRequestHandler):
     def _answer(self, body: bool) -> None:
         refusal = self._refusal()
         if refusal is not None:
-            self.send_error(HTTPStatus.FORBIDDEN, refusal)
+            self._refuse(HTTPStatus.FORBIDDEN, refusal)
             return
         name = self.path.partition("?")[0].partition("/")[2].partition("/")[2]
         found = self.server.served.get(name)
         if found is None or self.path.count("/") < 2:
-            self.send_error(HTTPStatus.NOT_FOUND, "this view has no such file")
+            self._refuse(HTTPStatus.NOT_FOUND, "this view has no such file")
             return
         packs = "gzip" in self.headers.get("Accept-Encoding", "")
         data = found.packed if found.packed is not None and packs else found.data
@@ -152,8 +152,12 @@ class _RequestHandler(BaseHTTPRequestHandler):
         return None
 
     def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
-        """A refusal as plain text, which repeats nothing of the request."""
-        data = f"{HTTPStatus(code).phrase}: {message or HTTPStatus(code).description}\n".encode()
+        """What the base class finds wrong with a request. Its message may repeat the request, and is not sent."""
+        self._refuse(HTTPStatus(code), HTTPStatus(code).description)
+
+    def _refuse(self, code: HTTPStatus, why: str) -> None:
+        """Answers in plain text."""
+        data = f"{code.phrase}: {why}\n".encode()
         self.send_response(code)
         self.send_header("Content-Type", "text/plain; charset=utf-8")
         self.send_header("Content-Length", str(len(data)))
@@ -167,7 +171,7 @@ class _RequestHandler(BaseHTTPRequestHandler):
         self.close_connection = True
 
     def _refuse_method(self) -> None:
-        self.send_error(HTTPStatus.METHOD_NOT_ALLOWED, "this server only shows files")
+        self._refuse(HTTPStatus.METHOD_NOT_ALLOWED, "this server only shows files")
 
     do_POST = do_PUT = do_PATCH = do_DELETE = do_OPTIONS = do_CONNECT = do_TRACE = _refuse_method
 

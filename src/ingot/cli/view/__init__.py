@@ -15,7 +15,7 @@ from rich.text import Text
 from ingot.cli.capture import Dynamic, parse_dynamic
 from ingot.cli.compile import PreciseForTarget, Threads
 from ingot.cli.console import AsJson, Debug, Result, Stages, command, human
-from ingot.cli.view.targets import check_reference, collect, compare_layers
+from ingot.cli.view.targets import check_folder, check_reference, collect, compare_layers
 
 
 @command
@@ -65,13 +65,16 @@ def run(
 ) -> Result:
     """Show every stage of a model in the browser: passes, loops, code, profile."""
     dynamic_shapes = parse_dynamic(dynamic or ())
-    check_reference(reference)
-    if against is not None:
-        check_reference(against)
+    for one in (reference, against, None if in_float is None else str(in_float)):
+        if one is not None:
+            check_reference(one)
+    if export is not None:
+        check_folder(export)
     stages = Stages()
     with stages("import", "importing torch"):
         from ingot.viewer.collection import ViewOptions
-        from ingot.viewer.page import write_page
+        from ingot.viewer.page import SCRIPT, read_asset, write_page
+    read_asset(SCRIPT)  # before anything slow is done: an installation may have no page
     options = ViewOptions(
         target=target,
         precision=precision,

@@ -62,22 +62,38 @@ def check_reference(reference: str) -> None:
         )
 
 
+def check_folder(page: Path) -> None:
+    """Raises ViewError where the folder of the page to write is missing."""
+    from ingot.errors import ViewError, format_error
+
+    if page.is_dir() or not page.absolute().parent.is_dir():
+        why = "it is a folder" if page.is_dir() else f"there is no folder {page.absolute().parent}"
+        raise ViewError(
+            format_error(f"{page} cannot be written.", why=why, fix="make the folder, or name another file")
+        )
+
+
 def collect(reference: str, options: ViewOptions, stages: Stages, dynamic_shapes: Any) -> ViewData:
     path = Path(reference)
     is_file = ":" not in reference or path.exists()
     if is_file and dynamic_shapes:
         raise typer.BadParameter("--dynamic is for a factory's model: a file has its dims already.")
+    view = None
     if is_file and path.is_dir():
         from ingot.viewer.files.snapshot_folder import collect_snapshots
 
         with stages("read", f"reading {reference}"):
-            return collect_snapshots(path)
-    if is_file and path.suffix.lower() == ".onnx":
+            view = collect_snapshots(path)
+    elif is_file and path.suffix.lower() == ".onnx":
         from ingot.viewer.files.onnx_file import collect_onnx
 
         with stages("read", f"reading {reference}"):
-            return collect_onnx(path)
-    return _collect_model(reference, options, stages, dynamic_shapes)
+            view = collect_onnx(path)
+    if view is None:
+        return _collect_model(reference, options, stages, dynamic_shapes)
+    if options.numerics or options.profile:
+        view.notes.append("Nothing was run: numbers and times need a program, and this holds graphs alone.")
+    return view
 
 
 def _collect_model(reference: str, options: ViewOptions, stages: Stages, dynamic_shapes: Any) -> ViewData:

@@ -35,10 +35,14 @@ def collect_onnx(path: Path) -> ViewData:
     except OSError:
         raise
     except Exception as error:  # protobuf's own, of which there are several
-        raise ViewError(
-            format_error(f"{path} is not an ONNX file.", why=str(error) or type(error).__name__, fix="export it again")
-        ) from None
+        raise _foreign(path, str(error) or type(error).__name__) from None
+    if not model.ir_version or not model.HasField("graph"):
+        raise _foreign(path, "it has no version and no graph")
     return _OnnxCollector(path, model).collect()
+
+
+def _foreign(path: Path, why: str) -> ViewError:
+    return ViewError(format_error(f"{path} is not an ONNX file.", why=why, fix="export the model again"))
 
 
 class _OnnxCollector:

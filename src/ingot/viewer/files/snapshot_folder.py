@@ -85,7 +85,7 @@ def _add(view: ViewData, data: Json, before: list[Listed]) -> list[Listed]:
         counts={
             "nodes": sum(node["op"] not in ("placeholder", "output") for g in data["graphs"] for node in g["nodes"])
         },
-        delta=compare_stages(before, listed, [item["place"] for item in view.nodes]) if before else None,
+        delta=compare_stages(before, listed, view.nodes.items) if before else None,
         graphs=graphs,
         texts=[{"name": str(data["stage"]), "language": "graph", "lines": view.lines.add(text, links)}],
     )

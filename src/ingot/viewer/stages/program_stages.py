@@ -89,7 +89,7 @@ class ProgramStages:
             graphs.append({"path": region.path, "parent": region.parent, "caller": region.caller, "nodes": runs})
         delta = None
         if self.view.last_stage("graph") is not None:
-            delta = compare_stages(self.listed, listed, [item["place"] for item in self.view.nodes])
+            delta = compare_stages(self.listed, listed, self.view.nodes.items)
         self.listed, self.indexes = listed, {(path, name): index for path, name, index in listed}
         links = link_lines(text, {lines[node]: number for node, number in numbers.items() if node in lines})
         return self.view.add_stage(
