@@ -22,7 +22,7 @@ from ingot_runtime.files import write_file
 
 SCRIPT, STYLE = "app.js", "app.css"
 # Data beyond this size is compressed in a page.
-PLAIN = 1_000_000
+PLAIN = 200_000
 # What could end the element that holds a script or a style sheet, or begin a comment in it.
 _ENDINGS = ("</script", "</style", "<!--")
 # What markup begins and ends with, what ends a line in a script, what UTF-8 cannot write: all stand in strings only.
