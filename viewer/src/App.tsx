@@ -136,7 +136,8 @@ function Header(): JSX.Element {
               ref={search}
               type="search"
               aria-label="Search by operator, module, line or shape"
-              placeholder="Search: op: module: line: shape:   (/)"
+              placeholder="Search ( / )"
+              title="Words, or op:linear, module:layer.0, line:model.py:12, shape:768, name:add"
               value={query}
               onInput={(event) => {
                 state.query.value = event.currentTarget.value;

@@ -49,6 +49,11 @@ export function percent(share: number): string {
   return `${share >= 0.0995 ? (share * 100).toFixed(0) : (share * 100).toFixed(1)}%`;
 }
 
+/** A share of the peak. Bytes from a cache may come faster than from memory: how much faster says nothing. */
+export function ofPeak(share: number): string {
+  return share > 2 ? "> 200%" : percent(share);
+}
+
 export function plural(count: number, word: string): string {
   return `${count} ${word}${count === 1 ? "" : "s"}`;
 }

@@ -1,7 +1,7 @@
 // The graph: boxes and nodes on a canvas, with the pointer and the keyboard. The outline lists the same for screen readers.
 
 import type { JSX, TargetedPointerEvent } from "preact";
-import { useEffect, useMemo, useRef, useState } from "preact/hooks";
+import { useEffect, useLayoutEffect, useMemo, useRef, useState } from "preact/hooks";
 import { useView } from "../context";
 import { LayoutClient } from "../layout/client";
 import { Pane } from "../panes/Pane";
@@ -23,6 +23,8 @@ export interface GraphProbe {
   camera: () => Camera;
   paints: number;
   inWorker: boolean;
+  /** Whether a layout is under way. */
+  isPending: () => boolean;
 }
 
 declare global {
@@ -66,6 +68,7 @@ export function GraphPane(): JSX.Element {
   const palette = useRef<Palette | null>(null);
   const scheduled = useRef(false);
   const request = useRef(0);
+  const done = useRef(0);
   const [announcement, announce] = useState("");
 
   const tree = state.tree.value;
@@ -166,7 +169,7 @@ export function GraphPane(): JSX.Element {
   };
 
   // A new scene for another stage, another set of open boxes or another filter.
-  useEffect(() => {
+  useLayoutEffect(() => {
     if (tree === null) return;
     const serial = ++request.current;
     const prepared = prepareScene(tree, state.isOpen, state.view.types, measure);
@@ -177,6 +180,7 @@ export function GraphPane(): JSX.Element {
       scene.current = next;
       if (before === null || untouched.current) fit();
       else keepInPlace(before, next, camera.current, canvas.current!);
+      done.current = serial;
       draw();
       const first = performance.getEntriesByName("ingot-first-graph").length === 0;
       requestAnimationFrame(() => performance.mark(first ? "ingot-first-graph" : "ingot-graph"));
@@ -212,6 +216,7 @@ export function GraphPane(): JSX.Element {
       camera: () => ({ ...camera.current }),
       paints: 0,
       inWorker: client.isInWorker,
+      isPending: () => done.current !== request.current,
     };
     const observer = new ResizeObserver(() => {
       if (untouched.current) fit();

@@ -121,7 +121,7 @@ class Builder {
       const { call, path: own, type } = modules[module];
       const short = parentPath !== "" && own.startsWith(`${parentPath}.`) ? own.slice(parentPath.length + 1) : own;
       const again = call.startsWith(own) ? call.slice(own.length) : "";
-      box = this.child(box, "module", `${path}|${module}`, short + again, type, module);
+      box = this.child(box, "module", `${path}|${module}`, short + again, type.slice(type.lastIndexOf(".") + 1), module);
       parentPath = own;
     }
     return box;
@@ -198,7 +198,8 @@ class Builder {
   }
 
   private group(box: Box): void {
-    const size = Math.max(GROUP, Math.ceil(box.children.length / GROUP));
+    const most = Math.max(GROUP, Math.ceil(box.children.length / GROUP));
+    const size = Math.ceil(box.children.length / Math.ceil(box.children.length / most));
     const groups: Box[] = [];
     for (let start = 0; start < box.children.length; start += size) {
       const children = box.children.slice(start, start + size);

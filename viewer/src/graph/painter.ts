@@ -86,13 +86,13 @@ export function paint(
       if (edge.left > right || edge.top > bottom || edge.right < camera.x || edge.bottom < camera.y) continue;
       drawn.edges++;
       if (emphasis.isEdgeSelected(edge)) chosen.push(edge);
-      else traceEdge(context, edge.path);
+      else traceEdge(context, edge);
     }
     context.stroke();
     context.strokeStyle = palette.accent;
     context.lineWidth = Math.max(1.8, 1.6 / camera.scale);
     context.beginPath();
-    for (const edge of chosen) traceEdge(context, edge.path);
+    for (const edge of chosen) traceEdge(context, edge);
     context.stroke();
   }
   for (const cell of scene.cells) {
@@ -103,7 +103,7 @@ export function paint(
   return drawn;
 }
 
-function traceEdge(context: CanvasRenderingContext2D, path: number[]): void {
+function traceEdge(context: CanvasRenderingContext2D, { path, head }: SceneEdge): void {
   context.moveTo(path[0], path[1]);
   for (let i = 2; i < path.length; i += 2) {
     const [fromX, fromY, toX, toY] = [path[i - 2], path[i - 1], path[i], path[i + 1]];
@@ -113,7 +113,7 @@ function traceEdge(context: CanvasRenderingContext2D, path: number[]): void {
       context.bezierCurveTo(fromX, middle, toX, middle, toX, toY);
     }
   }
-  // The head of an arrow.
+  if (!head) return;
   const [x, y] = [path[path.length - 2], path[path.length - 1]];
   const down = y >= path[path.length - 3] ? 1 : -1;
   context.moveTo(x - 3, y - 5 * down);

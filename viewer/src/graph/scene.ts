@@ -45,6 +45,8 @@ export interface SceneEdge {
   right: number;
   bottom: number;
   pairs: number[];
+  /** Whether it ends at a node or a closed box, and not at a border that it crosses. */
+  head: boolean;
   /** The key of the box that it lies in. */
   inside: string;
 }
@@ -85,7 +87,7 @@ export function leafSize(cell: Cell, label: Label, measure: (text: string, bold:
   const small = cell.kind === "leaf" && label.detail === "";
   const first = measure(label.title, true) + (label.note === "" ? 0 : 8 + measure(label.note, false));
   const width = Math.max(first, measure(label.detail, false));
-  return [Math.round(Math.min(MOST_WIDTH, Math.max(56, width + 20)) / 4) * 4, small ? SMALL_HEIGHT : LEAF_HEIGHT];
+  return [Math.round(Math.min(MOST_WIDTH, Math.max(56, width + (cell.kind === "leaf" ? 20 : 34))) / 4) * 4, small ? SMALL_HEIGHT : LEAF_HEIGHT];
 }
 
 /** The open boxes of a tree as a layout request. */
@@ -205,7 +207,9 @@ export function prepareScene(
     const place = (state: Opened, laidOut: BoxLayout, left: number, top: number, depth: number): void => {
       laidOut.paths.forEach((path, link) => {
         if (path.length === 0) return;
-        edges.push(placeEdge(path, left, top, state.pairs[link], state.box.key));
+        const [, , to, toPort] = state.spec.links[link];
+        const head = toPort < 0 && to < state.spec.sizes.length;
+        edges.push(placeEdge(path, left, top, state.pairs[link], head, state.box.key));
       });
       state.box.children.forEach((cell, i) => {
         const inner = state.inner.get(i);
@@ -234,9 +238,9 @@ export function prepareScene(
   return { spec: root.spec, build };
 }
 
-function placeEdge(path: number[], left: number, top: number, pairs: number[], inside: string): SceneEdge {
+function placeEdge(path: number[], left: number, top: number, pairs: number[], head: boolean, inside: string): SceneEdge {
   const placed = path.map((value, i) => value + (i % 2 === 0 ? left : top));
-  const edge: SceneEdge = { path: placed, left: Infinity, top: Infinity, right: -Infinity, bottom: -Infinity, pairs, inside };
+  const edge: SceneEdge = { path: placed, left: Infinity, top: Infinity, right: -Infinity, bottom: -Infinity, pairs, head, inside };
   for (let i = 0; i < placed.length; i += 2) {
     edge.left = Math.min(edge.left, placed[i]);
     edge.right = Math.max(edge.right, placed[i]);

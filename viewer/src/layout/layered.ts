@@ -1,5 +1,7 @@
-// Layered layout of one box: layers by longest path, orders by barycentre sweeps, positions by isotonic regression.
+// Layered layout of one box: layers by longest path, orders by barycentre sweeps, then positions.
 // A box holds at most some hundred items, because boxes are laid out one by one, from the inside out.
+
+import { placeAcross, type Segment } from "./coordinates";
 
 /** What is laid out: a size each. */
 export interface Item {
@@ -39,16 +41,6 @@ export interface Spacing {
 export const SPACING: Spacing = { layer: 26, item: 16, bend: 10, margin: 14 };
 
 const SWEEPS = 6;
-const SETTLE = 10;
-// How strongly the middle of an edge, an end of it, and a direct edge pull: long edges become straight first.
-const PULL = [1, 2, 8];
-
-interface Segment {
-  upper: number;
-  lower: number;
-  upperOffset: number;
-  lowerOffset: number;
-}
 
 /** The items and the bends of long links, with their layers, orders and neighbours. */
 class LayeredGraph {
@@ -206,80 +198,6 @@ function orderLayers(graph: LayeredGraph): void {
   graph.number();
 }
 
-/** The closest values to `wanted` that keep `gaps` between neighbours: isotonic regression, pooling violators. */
-export function placeInOrder(wanted: number[], weights: number[], gaps: number[]): number[] {
-  const sums: number[] = [];
-  const mass: number[] = [];
-  const counts: number[] = [];
-  const shift: number[] = [];
-  let total = 0;
-  for (let i = 0; i < wanted.length; i++) {
-    if (i > 0) total += gaps[i - 1];
-    shift.push(total);
-    sums.push((wanted[i] - total) * weights[i]);
-    mass.push(weights[i]);
-    counts.push(1);
-    let last = sums.length - 1;
-    while (last > 0 && sums[last - 1] / mass[last - 1] > sums[last] / mass[last]) {
-      sums[last - 1] += sums[last];
-      mass[last - 1] += mass[last];
-      counts[last - 1] += counts[last];
-      sums.pop();
-      mass.pop();
-      counts.pop();
-      last--;
-    }
-  }
-  const placed: number[] = [];
-  for (let block = 0; block < sums.length; block++) {
-    const value = sums[block] / mass[block];
-    for (let i = 0; i < counts[block]; i++) placed.push(value + shift[placed.length]);
-  }
-  return placed;
-}
-
-function settle(graph: LayeredGraph, spacing: Spacing): number[] {
-  const x = new Array<number>(graph.layerOf.length).fill(0);
-  const gap = (left: number, right: number): number =>
-    (graph.width[left] + graph.width[right]) / 2 +
-    (graph.isBend(left) && graph.isBend(right) ? spacing.bend : spacing.item);
-  const gaps = graph.layers.map((layer) => layer.slice(1).map((index, i) => gap(layer[i], index)));
-  graph.layers.forEach((layer, i) => {
-    let at = 0;
-    layer.forEach((index, place) => {
-      if (place > 0) at += gaps[i][place - 1];
-      x[index] = at;
-    });
-    const middle = at / 2;
-    for (const index of layer) x[index] -= middle;
-  });
-  const move = (i: number, up: boolean, down: boolean): void => {
-    const layer = graph.layers[i];
-    const weights: number[] = [];
-    const wanted = layer.map((index) => {
-      let sum = 0;
-      let weight = 0;
-      const visit = (own: number, other: number, end: number): void => {
-        const pull = PULL[Number(graph.isBend(index)) + Number(graph.isBend(end))];
-        sum += pull * (x[end] + other - own);
-        weight += pull;
-      };
-      if (up) for (const s of graph.above[index]) visit(s.lowerOffset, s.upperOffset, s.upper);
-      if (down) for (const s of graph.below[index]) visit(s.upperOffset, s.lowerOffset, s.lower);
-      weights.push(weight > 0 ? weight : 0.05);
-      return weight > 0 ? sum / weight : x[index];
-    });
-    placeInOrder(wanted, weights, gaps[i]).forEach((value, place) => (x[layer[place]] = value));
-  };
-  const last = graph.layers.length - 1;
-  for (let round = 0; round < SETTLE; round++) {
-    const both = round >= SETTLE - 4;
-    if (round % 2 === 0) for (let i = 0; i <= last; i++) move(i, true, both);
-    else for (let i = last; i >= 0; i--) move(i, both, true);
-  }
-  return x;
-}
-
 /** Lays out items from top to bottom along their links. The same input gives the same layout. */
 export function layered(items: readonly Item[], links: readonly Link[], spacing: Spacing = SPACING): Placement {
   const backward = findBackward(items.length, links);
@@ -323,7 +241,17 @@ export function layered(items: readonly Item[], links: readonly Link[], spacing:
     return chain;
   });
   orderLayers(graph);
-  const center = settle(graph, spacing);
+  const center = placeAcross({
+    layers: graph.layers,
+    position: graph.position,
+    above: graph.above,
+    below: graph.below,
+    isBend: (index) => graph.isBend(index),
+    distance: (left, right) => {
+      const room = graph.isBend(left) && graph.isBend(right) ? spacing.bend : spacing.item;
+      return (graph.width[left] + graph.width[right]) / 2 + room;
+    },
+  });
 
   const heights = graph.layers.map((row) => Math.max(0, ...row.map((i) => (graph.isBend(i) ? 0 : items[i].height))));
   const tops: number[] = [];

@@ -35,7 +35,7 @@ function Plan({ memory, origins, own, title }: { memory: Memory; origins: Origin
   const height = byOffset ? 380 : Math.min(500, Math.max(120, slots * 22 + BOTTOM + 20));
   const steps = Math.max(1, memory.steps);
   const x = linear(0, steps, LEFT, width - 10, 10);
-  const y = linear(0, top, height - BOTTOM, 10, 6);
+  const y = linear(0, top, height - BOTTOM, 10, 6, byOffset);
   const live = liveBytes(memory);
   const peak = Math.max(0, ...live);
   const describe = (buffer: BufferInfo): string =>

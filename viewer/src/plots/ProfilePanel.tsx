@@ -4,7 +4,7 @@ import type { JSX } from "preact";
 import { useState } from "preact/hooks";
 import { useView } from "../context";
 import type { Kernel, Origin, Profile } from "../data/contract";
-import { bytes, percent, scaled, seconds } from "../data/format";
+import { bytes, ofPeak, percent, scaled, seconds } from "../data/format";
 import { byKernel, byModule, byOperator, type Total } from "../data/profile_tables";
 import { Roofline } from "./Roofline";
 import { ThreadTimeline } from "./ThreadTimeline";
@@ -148,7 +148,7 @@ function TotalsTable({ measured }: { measured: Measured[] }): JSX.Element {
                       <td class="number">{scaled(a!.bytes / Math.max(a!.seconds, 1e-30))}</td>
                       <td class="share">
                         <Bar share={a!.peak} className="fill-peak" />
-                        {percent(Math.min(a!.peak, 9.99))}
+                        {ofPeak(a!.peak)}
                       </td>
                     </>
                   )}

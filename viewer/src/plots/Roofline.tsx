@@ -3,7 +3,7 @@
 import type { JSX } from "preact";
 import { useView } from "../context";
 import type { Launch } from "../data/contract";
-import { percent, scaled, seconds, significant } from "../data/format";
+import { ofPeak, scaled, seconds, significant } from "../data/format";
 import type { Measured } from "./ProfilePanel";
 import { logarithmic } from "./scales";
 import { useWidth } from "./width";
@@ -34,6 +34,7 @@ export function Roofline({ measured }: { measured: Measured[] }): JSX.Element {
   const x = logarithmic(Math.min(...across) / 1.5, Math.max(...across) * 1.5, LEFT, width - 12);
   const y = logarithmic(Math.min(...up) / 1.5, Math.max(...up) * 2, HEIGHT - BOTTOM, 12);
   const [lowX, highX] = [Math.min(...across) / 1.5, Math.max(...across) * 1.5];
+  const lowY = Math.min(...up) / 1.5;
   const longest = Math.max(1e-30, ...points.map(({ launch }) => launch.seconds));
   return (
     <section class="card" aria-label="Roofline">
@@ -77,7 +78,7 @@ export function Roofline({ measured }: { measured: Measured[] }): JSX.Element {
           <polyline
             class="roof"
             points={[
-              [x.at(lowX), y.at(lowX * limits.bytes)],
+              [x.at(Math.max(lowX, lowY / limits.bytes)), y.at(Math.max(lowX * limits.bytes, lowY))],
               [x.at(Math.min(ridge, highX)), y.at(Math.min(ridge, highX) * limits.bytes)],
               [x.at(highX), y.at(Math.min(limits.flops, highX * limits.bytes))],
             ]
@@ -97,7 +98,7 @@ export function Roofline({ measured }: { measured: Measured[] }): JSX.Element {
                 onClick={() => each.own && state.select({ kind: "origin", origin: launch.origin })}
               >
                 <title>
-                  {`${op} · ${each.kernels[launch.kernel]?.name ?? ""} · ${each.origins[launch.origin]?.module ?? ""}\n${seconds(launch.seconds)}, ${scaled(speed(launch))}FLOP/s, ${percent(Math.min(9.99, launch.peak))} of peak`}
+                  {`${op} · ${each.kernels[launch.kernel]?.name ?? ""} · ${each.origins[launch.origin]?.module ?? ""}\n${seconds(launch.seconds)}, ${scaled(speed(launch))}FLOP/s, ${ofPeak(launch.peak)} of peak`}
                 </title>
               </circle>
             );

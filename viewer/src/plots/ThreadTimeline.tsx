@@ -4,7 +4,7 @@ import type { JSX } from "preact";
 import { useEffect, useRef, useState } from "preact/hooks";
 import { useView } from "../context";
 import type { Launch } from "../data/contract";
-import { percent, scaled, seconds } from "../data/format";
+import { ofPeak, scaled, seconds } from "../data/format";
 import type { Measured } from "./ProfilePanel";
 import { linear } from "./scales";
 import { useWidth } from "./width";
@@ -120,7 +120,7 @@ export function ThreadTimeline({ measured, longest }: { measured: Measured; long
         <h3>Time line{measured.own ? "" : `: ${title}`}</h3>
         <span class="card-note">
           {hovered
-            ? `${name(hovered)} · ${seconds(hovered.seconds)} · ${scaled(hovered.flops / Math.max(hovered.seconds, 1e-30))}FLOP/s · ${percent(Math.min(9.99, hovered.peak))} of peak · ${origins[hovered.origin]?.module ?? ""}`
+            ? `${name(hovered)} · ${seconds(hovered.seconds)} · ${scaled(hovered.flops / Math.max(hovered.seconds, 1e-30))}FLOP/s · ${ofPeak(hovered.peak)} of peak · ${origins[hovered.origin]?.module ?? ""}`
             : threads === 0
               ? "busy time of each thread was not measured"
               : ""}

@@ -76,7 +76,9 @@ export function TextPane({ kind }: { kind: Kind }): JSX.Element {
     else next = { kind: "kernel", kernel: row.link };
     state.select(next);
   };
-  const scroll = firstLinked >= 0 ? firstLinked : isCurrent ? found.firstChange : -1;
+  const body = kind === "graph" || firstLinked >= 0 ? -1 : rows.findIndex((row) => row.link >= 0);
+  const change = isCurrent ? found.firstChange : -1;
+  const scroll = firstLinked >= 0 ? firstLinked : change >= 0 ? change : seed === null ? body : -1;
   const info = view.stages[stage];
   const controls = (
     <>

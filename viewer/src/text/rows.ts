@@ -60,6 +60,9 @@ export function rowsOf(program: ProgramView, stage: number, text: number, mode: 
   for (const { change, line } of rows) {
     if (change !== "folded") columns = Math.max(columns, program.lineText(line).length);
   }
-  const firstChange = rows.findIndex(({ change }) => change === "added" || change === "removed");
+  // Comments at the head change with everything: the first change of the program itself is what to look at.
+  const isChange = ({ change }: Row): boolean => change === "added" || change === "removed";
+  const inBody = rows.findIndex((row) => isChange(row) && row.link >= 0);
+  const firstChange = inBody >= 0 ? inBody : rows.findIndex(isChange);
   return { rows, columns, added, removed, firstChange, compared };
 }
