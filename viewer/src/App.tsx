@@ -300,6 +300,12 @@ export function App(): JSX.Element {
     if (theme === "system") delete document.documentElement.dataset.theme;
     else document.documentElement.dataset.theme = theme;
   }, [theme]);
+  const stage = state.stage.value;
+  useEffect(() => {
+    // Some browsers have no idle callbacks.
+    const later = window.requestIdleCallback ?? ((run: () => void) => setTimeout(run, 60));
+    later(() => state.warm());
+  }, [stage]);
   const besides: Partial<Record<Tab, () => VNode>> = {
     profile: () => <ProfilePanel />,
     memory: () => <MemoryPanel />,

@@ -5,6 +5,7 @@ import { ProgramView, type GraphStage, type Linked, type Seed } from "./data/pro
 import { searchStage } from "./data/search";
 import { buildBoxes, openAtFirst, type Box, type BoxTree } from "./graph/boxes";
 import type { View } from "./data/contract";
+import { rowsOf, type Mode } from "./text/rows";
 
 export type Tab = "program" | "profile" | "memory" | "quantization" | "dims" | "about";
 export type PaneName = "outline" | "details" | "graph" | "source" | "program" | "loop_ir" | "code";
@@ -72,7 +73,7 @@ export class ViewState {
       code: has("code") && !narrow,
     });
     this.graphStage = computed(() => this.program.graphStage(this.stage.value));
-    this.tree = computed(() => this.treeOf(this.graphStage.value));
+    this.tree = computed(() => this.treeOf(this.graphStage.value, this.view.stages[this.stage.value]?.kind === "graph"));
     this.linked = computed(() => {
       const seed = this.seed.value;
       return seed === null ? null : this.program.link(seed, this.graphStage.value);
@@ -92,12 +93,24 @@ export class ViewState {
     });
   }
 
-  private treeOf(stage: GraphStage | null): BoxTree | null {
+  /** Prepares the stages beside the shown one while the page has nothing else to do, so that a step finds them ready. */
+  warm(): void {
+    const current = this.stage.peek();
+    for (const next of [current + 1, current - 1]) {
+      if (next < 0 || next >= this.view.stages.length) continue;
+      const { kind } = this.view.stages[next];
+      if (kind === "code") continue;
+      if (kind === "graph") this.treeOf(this.program.graphStage(next), true);
+      rowsOf(this.program, next, 0, recall<Mode>(`mode.${kind}`, "diff"));
+    }
+  }
+
+  private treeOf(stage: GraphStage | null, isShown: boolean): BoxTree | null {
     if (stage === null) return null;
     const at = this.view.stages.indexOf(stage.info);
     const previous = this.program.previousOfKind(at);
     const few = stage.changes.removed.size <= MOST_REMOVED;
-    const before = this.showRemoved.value && few && previous >= 0 && this.stage.value === at ? previous : -1;
+    const before = this.showRemoved.value && few && previous >= 0 && isShown ? previous : -1;
     const key = `${at}/${this.showState.value}/${before}`;
     let tree = this.trees.get(key);
     if (!tree) {

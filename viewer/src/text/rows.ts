@@ -25,8 +25,23 @@ export interface TextRows {
   compared: boolean;
 }
 
-/** The rows of one text of a stage. Lines are compared with the text of the same place in the stage before. */
+const KEPT = 24;
+const kept = new Map<string, TextRows>();
+
+/** The rows of one text of a stage, kept for when they are shown again. */
 export function rowsOf(program: ProgramView, stage: number, text: number, mode: Mode): TextRows {
+  const key = `${stage}/${text}/${mode}`;
+  let found = kept.get(key);
+  if (!found) {
+    found = makeRows(program, stage, text, mode);
+    if (kept.size >= KEPT) kept.delete(kept.keys().next().value!);
+    kept.set(key, found);
+  }
+  return found;
+}
+
+/** Lines are compared with the text of the same place in the stage before. */
+export function makeRows(program: ProgramView, stage: number, text: number, mode: Mode): TextRows {
   const { view } = program;
   const info: StageInfo = view.stages[stage];
   const lines = decodeRuns(info.texts[text]?.lines ?? []);
