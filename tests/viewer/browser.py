@@ -118,7 +118,7 @@ class Browser:
         ActionChains(self.driver).send_keys(*keys).perform()
 
     def marks(self) -> dict[str, float]:
-        """When the page reached its own marks and when something was painted, in milliseconds since it was asked for."""
+        """When the page reached its marks and painted something, in milliseconds since it was asked for."""
         found = self.run(
             "return [...performance.getEntriesByType('mark'), ...performance.getEntriesByType('paint')]"
             ".map((entry) => [entry.name, entry.startTime])"

@@ -1,7 +1,7 @@
 """How fast and how large the pages of six models are: python -m tests.viewer.measured_pages [NAME ...] [--keep FOLDER]
 
 Exports each page, opens it in Chromium, and steps through all stages, forward and back. Prints the table of
-docs/reports/viewer.md. `--keep` keeps the pages; pages that are in the folder already are measured again, not made again.
+docs/reports/viewer.md. `--keep` keeps the pages; those in the folder already are measured again, not made again.
 """
 
 from __future__ import annotations
@@ -19,9 +19,7 @@ from ingot.viewer.page import export_page
 from tests.viewer.browser import Browser, chromium, missing
 from tests.viewer.page_models import PAGES
 
-HEAD = (
-    "| model | nodes | stages | page, MB | first paint, ms | graph, ms | step, median | step, 95% | work of a step, median | most |"
-)
+COLUMNS = ("model", "nodes", "stages", "page, MB", "first paint", "graph", "step", "95%", "its work", "most work")
 
 
 def make_page(name: str, page: Path) -> None:
@@ -71,7 +69,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         pages = arguments.keep or Path(folder)
         pages.mkdir(exist_ok=True)
-        print(HEAD, "|---" * HEAD.count(" |") + "|", sep="\n", flush=True)
+        print(f"| {' | '.join(COLUMNS)} |", "|---" * len(COLUMNS) + "|", sep="\n", flush=True)
         for name in arguments.names:
             page = pages / f"{PAGES[name][0].__name__}.html"
             if not page.exists():

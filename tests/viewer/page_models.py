@@ -1,5 +1,4 @@
-"""The models whose pages are measured: large, deep, with regions, and quantized. Python of their own, so that the pages show
-source of this file and of transformers."""
+"""The models whose pages are measured: large, deep, with regions, and quantized."""
 
 from __future__ import annotations
 

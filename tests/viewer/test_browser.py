@@ -156,7 +156,9 @@ def test_a_step_shows_what_it_changed(gate: Data, gate_page: Browser) -> None:
     assert added and any("autocast" in line for line in removed)
     signs = gate_page.texts(".outline-row .added-text")
     assert any(sign.startswith("+") for sign in signs)
-    gate_page.run("[...document.querySelectorAll('.pane-program button')].find((b) => b.textContent === 'Text').click()")
+    gate_page.run(
+        "[...document.querySelectorAll('.pane-program button')].find((b) => b.textContent === 'Text').click()"
+    )
     gate_page.wait(lambda: not gate_page.all(".pane-program .line.added"), "the plain text")
 
 
@@ -247,7 +249,9 @@ def test_a_selection_follows_the_stages(gate_page: Browser) -> None:
 def test_panes_are_hidden_shown_and_resized(gate_page: Browser) -> None:
     gate_page.one('[aria-label="Hide Source"]').click()
     gate_page.wait(lambda: not gate_page.all(".pane-source"), "a page without the source")
-    gate_page.run("[...document.querySelectorAll('.pane-switches button')].find((b) => b.textContent === 'Source').click()")
+    gate_page.run(
+        "[...document.querySelectorAll('.pane-switches button')].find((b) => b.textContent === 'Source').click()"
+    )
     gate_page.one(".pane-source")
     bar = gate_page.one('.split-row > [role=separator][aria-label="Resize side"]')
     before = int(bar.get_attribute("aria-valuenow"))
@@ -273,7 +277,9 @@ def test_profile_memory_and_dims_are_shown(gate: Data, gate_page: Browser) -> No
 
 
 def test_two_files_are_shown_beside_each_other(gate: Data, browser: Browser, tmp_path: Path) -> None:
-    other = copy.deepcopy({name: gate[name] for name in ("title", "reference", "kernels", "origins", "profile", "memory")})
+    other = copy.deepcopy(
+        {name: gate[name] for name in ("title", "reference", "kernels", "origins", "profile", "memory")}
+    )
     other |= {"title": "before", "facts": gate["facts"]}
     browser.open_file(export(gate | {"compare": other}, tmp_path))
     browser.one("[data-tab=profile]").click()
@@ -296,7 +302,9 @@ def test_quantization_and_constraints_are_shown(gate: Data, browser: Browser, tm
     browser.one("[data-tab=quantization]").click()
     browser.wait(lambda: browser.texts("table.data tbody th") == ["out", "fc"], "the layers")
     assert "exact" in browser.texts("table.data tbody td") and len(browser.all(".histogram rect")) == 3
-    browser.run("[...document.querySelectorAll('.card button')].find((b) => b.textContent === 'worst by itself').click()")
+    browser.run(
+        "[...document.querySelectorAll('.card button')].find((b) => b.textContent === 'worst by itself').click()"
+    )
     browser.wait(lambda: browser.texts("table.data tbody th") == ["fc", "out"], "the worst first")
     browser.one("[data-tab=dims]").click()
     browser.wait(lambda: "batch % 2 == 0" in browser.texts("table.data tbody th"), "the constraint")
@@ -327,24 +335,32 @@ def test_themes_follow_the_system_and_a_switch(gate_page: Browser) -> None:
     gate_page.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": []})
 
 
-# Everything that can be operated has a name; text stands out from what is behind it as WCAG asks for (4.5 to 1).
+# Everything that can be operated has a name.
 _UNNAMED = """
-const named = (e) => (e.getAttribute("aria-label") || e.textContent || e.title || "").trim() !== ""
-  || e.closest("label") !== null;
-return [...document.querySelectorAll("button, select, input, canvas, svg[role], [role=tree], [role=separator], [tabindex='0']")]
-  .filter((e) => !named(e)).map((e) => e.outerHTML.slice(0, 120));
+const named = (e) => e.closest("label") !== null
+  || (e.getAttribute("aria-label") || e.textContent || e.title || "").trim() !== "";
+const operated = "button, select, input, canvas, svg[role], [role=tree], [role=separator], [tabindex='0']";
+return [...document.querySelectorAll(operated)].filter((e) => !named(e)).map((e) => e.outerHTML.slice(0, 120));
 """
+# Text stands out from what is behind it as WCAG asks for: 4.5 to 1.
 _FAINT = """
 const parse = (color) => (color.match(/[\\d.]+/g) || []).map(Number);
-const light = ([r, g, b]) => [r, g, b].map((c) => c / 255).map((c) => c <= 0.03928 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4)
-  .reduce((sum, c, i) => sum + c * [0.2126, 0.7152, 0.0722][i], 0);
-const behind = (e) => { for (; e; e = e.parentElement) { const c = parse(getComputedStyle(e).backgroundColor);
-  if (c.length === 3 || c[3] > 0) return c; } return [255, 255, 255]; };
+const linear = (c) => c / 255 <= 0.03928 ? c / 255 / 12.92 : ((c / 255 + 0.055) / 1.055) ** 2.4;
+const light = ([r, g, b]) => 0.2126 * linear(r) + 0.7152 * linear(g) + 0.0722 * linear(b);
+const behind = (e) => {
+  for (; e; e = e.parentElement) {
+    const color = parse(getComputedStyle(e).backgroundColor);
+    if (color.length === 3 || color[3] > 0) return color;
+  }
+  return [255, 255, 255];
+};
+const hasText = (e) => [...e.childNodes].some((node) => node.nodeType === 3 && node.data.trim());
 const found = new Set();
 for (const e of document.querySelectorAll("body *")) {
-  if (e.closest("svg, :disabled, .removed .code") || ![...e.childNodes].some((n) => n.nodeType === 3 && n.data.trim())) continue;
+  if (e.closest("svg, :disabled, .removed .code") || !hasText(e)) continue;
   const [a, b] = [light(parse(getComputedStyle(e).color)), light(behind(e))].sort((x, y) => y - x);
-  if ((a + 0.05) / (b + 0.05) < 4.5) found.add(`${e.className || e.tagName}: ${((a + 0.05) / (b + 0.05)).toFixed(2)}`);
+  const contrast = (a + 0.05) / (b + 0.05);
+  if (contrast < 4.5) found.add(`${e.className || e.tagName}: ${contrast.toFixed(2)}`);
 }
 return [...found];
 """
@@ -370,7 +386,16 @@ def poison(value: Any, name: str = "") -> Any:
         return {key: poison(item, key) for key, item in value.items()}
     if isinstance(value, list):
         return [poison(item, name) for item in value]
-    if isinstance(value, str) and name not in ("kind", "group", "language", "origin", "inputs", "name", "path", "parent"):
+    if isinstance(value, str) and name not in (
+        "kind",
+        "group",
+        "language",
+        "origin",
+        "inputs",
+        "name",
+        "path",
+        "parent",
+    ):
         return value + HOSTILE[len(value) % len(HOSTILE)]
     return value
 
@@ -405,7 +430,9 @@ def test_hostile_names_are_text(gate: Data, browser: Browser, tmp_path: Path) ->
         browser.one(f"[data-tab={tab}]").click()
         browser.wait(lambda: browser.all(".panel"), tab)
     assert browser.run("return window.hacked") is None
-    assert browser.run("return document.querySelectorAll('img, iframe, #app script, [onerror], [onload], a').length") == 0
+    assert (
+        browser.run("return document.querySelectorAll('img, iframe, #app script, [onerror], [onload], a').length") == 0
+    )
 
 
 def test_broken_data_is_said(browser: Browser, tmp_path: Path, gate: Data) -> None:

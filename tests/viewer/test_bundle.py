@@ -29,7 +29,7 @@ def test_the_bundle_asks_for_nothing() -> None:
     style = (ASSETS / "app.css").read_text(encoding="utf-8")
     assert not re.search(r"</script|</style|<!--", script + style, re.IGNORECASE)
     assert not re.search(r"@import|url\((?!data:)", style)
-    # Names of XML languages are no addresses that are asked for.
+    # The names of XML languages look like addresses.
     addresses = {found for found in re.findall(r"https?://[\w./-]+", script) if "www.w3.org" not in found}
     assert addresses == set()
     assert not re.search(r"\beval\(|new Function\(|document\.write", script)
