@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Collection
 from contextlib import AbstractContextManager, nullcontext
@@ -22,6 +23,7 @@ from ingot.targets.registry import find_target
 from ingot.viewer.measured.memory_data import describe_memory
 from ingot.viewer.measured.numeric_checks import SAME, NumericChecks
 from ingot.viewer.measured.profile_data import describe_profile
+from ingot.viewer.measured.thread_times import add_timers
 from ingot.viewer.stages.code_stages import add_code
 from ingot.viewer.stages.links import link_origins
 from ingot.viewer.stages.loop_stages import LoopStages
@@ -186,18 +188,22 @@ class _StageCollector:
 
     def _run(self, module: Module, source: NativeSource) -> None:
         """Builds the model and runs it."""
-        with self.options.progress("compiling"), Pages(0) as pages:
+        with self.options.progress("compiling"), Pages(0) as pages, contextlib.ExitStack() as models:
             blob = self.target.pack_weights(self.program, module, source, pages)
-            libraries = self.target.build(source)
-            compiled = CompiledModel(self.program, module, source, blob, libraries, self.target, self.options.threads)
-        try:
+
+            def build(text: NativeSource) -> CompiledModel:
+                libraries = self.target.build(text)
+                made = CompiledModel(self.program, module, text, blob, libraries, self.target, self.options.threads)
+                models.callback(made.close)
+                return made
+
+            compiled = build(source)
             if self.checks is not None:
                 self.view.last_stage("code")["check"] = self.checks.check_call(compiled, self.program)
             if self.options.profile:
-                with self.options.progress("measuring"):
-                    self.view.profile = describe_profile(self.view, compiled, source)
-        finally:
-            compiled.close()
+                timers = add_timers(source, compiled.threads)
+                timed = build(timers) if timers is not None else None
+                self.view.profile = describe_profile(self.view, compiled, source, timed)
 
 
 def describe_facts(view: ViewData, program: Program) -> None:

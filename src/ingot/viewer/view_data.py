@@ -1,6 +1,6 @@
 """What a page shows, as plain data: pools of files, modules, places, types, nodes and lines, and stages that list them.
 
-`viewer/README.md` describes the JSON for those who write the page.
+docs/internals/viewer.md describes the JSON.
 """
 
 from __future__ import annotations
