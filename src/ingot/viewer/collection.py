@@ -111,12 +111,11 @@ class _StageCollector:
             self._run_passes()
             module = self._schedule(self._lower())
             source = self._emit(module)
-            link_origins(self.view, self.graphs.listed)
             if (self.options.profile or self.checks is not None) and self.program.example_inputs is not None:
                 self._run(module, source)
         except IngotError as error:
             self.view.notes.append(f"{type(error).__name__}: {error}")
-            link_origins(self.view, self.graphs.listed)
+        link_origins(self.view, self.graphs.listed)
         describe_facts(self.view, self.program)
         return self.view
 
