@@ -38,6 +38,7 @@ def _busy(browser: Browser) -> float:
 def measure(browser: Browser, name: str, page: Path) -> str:
     """A row of the table."""
     browser.open_file(page)
+    browser.wait(lambda: "first-contentful-paint" in browser.marks(), "the first paint")
     marks = browser.marks()
     browser.settle()
     stages = len(browser.all(".stage"))

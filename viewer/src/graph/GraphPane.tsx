@@ -3,6 +3,7 @@
 import type { JSX, TargetedPointerEvent } from "preact";
 import { useEffect, useLayoutEffect, useMemo, useRef, useState } from "preact/hooks";
 import { useView } from "../context";
+import { plural } from "../data/format";
 import { LayoutClient } from "../layout/client";
 import { Pane } from "../panes/Pane";
 import { labelOf, type Box, type Cell } from "./boxes";
@@ -407,7 +408,7 @@ export function GraphPane(): JSX.Element {
       </span>
     </>
   );
-  const name = stage ? `${stage.info.name} · ${stage.instances.length} nodes` : "";
+  const name = stage ? `${stage.info.name} · ${plural(stage.info.counts.nodes ?? stage.instances.length, "node")}` : "";
   return (
     <Pane name="graph" title="Graph" note={name} controls={controls}>
       <canvas

@@ -292,7 +292,7 @@ function isReached(stage: GraphStage, graph: number): boolean {
 export function shortTarget(info: NodeInfo): string {
   if (info.kind === "input" || info.kind === "output" || info.kind === "token") return info.kind;
   if (info.kind === "item") return "getitem";
-  const target = info.target.replace(/^(aten|prims|higher_order|ingot)[.:]+/, "");
+  const target = info.target.replace(/^(aten|prims|higher_order|ingot|quantized_decomposed)[.:]+/, "");
   return target === "" ? info.name : target;
 }
 

@@ -46,6 +46,8 @@ export interface Emphasis {
 
 const TEXT_FROM = 0.42;
 const EDGES_FROM = 0.06;
+// Below this scale a node is a patch of its colour.
+const PATCHES_BELOW = 0.2;
 const RADIUS = 4;
 export const FONT = "12px Inter, 'Segoe UI', system-ui, sans-serif";
 export const BOLD = "600 12px Inter, 'Segoe UI', system-ui, sans-serif";
@@ -192,6 +194,11 @@ function drawCell(
   const changed = isLeaf && emphasis.changed.has(cell.index);
   const selected = emphasis.selected.has(cell.key);
   const hit = emphasis.hits.has(cell.key);
+  if (isLeaf && camera.scale < PATCHES_BELOW && !selected && !hit) {
+    context.fillStyle = change === "" ? palette[changed ? "replaced" : categoryOf(cell.info)] : palette[change];
+    context.fillRect(x, y, width, height);
+    return;
+  }
   const tint = changed ? palette.replacedSoft : change === "" ? palette.node : palette[`${change}Soft`];
   if (selected || hit || emphasis.hovered === cell.key) {
     context.fillStyle = selected ? palette.accentSoft : hit ? palette.hit : palette.line;

@@ -66,7 +66,11 @@ export class LayoutCache {
     const placement = this.place(items, links);
     const first = spec.topPorts;
     const end = first + sizes.length;
-    const shift = (path: number[]): number[] => path.map((value, i) => (i % 2 === 1 ? value + spec.header : value));
+    // What comes in through a top port crosses the title as well: it goes on where the edge outside ends.
+    const shift = (path: number[], link: number): number[] => {
+      const moved = path.map((value, i) => (i % 2 === 1 ? value + spec.header : value));
+      return spec.links[link][0] < 0 ? [path[0], 0, ...moved] : moved;
+    };
     return {
       width: placement.width,
       height: placement.height + spec.header,
