@@ -64,6 +64,34 @@ class Deep(nn.Module):
         return x
 
 
+class Everything(nn.Module):
+    """Writes, assertions, loops, nested branches, regions, results that are nested."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(4)
+        self.layer = nn.Linear(4, 4)
+        self.register_buffer("count", torch.zeros(4))
+
+    def forward(self, x: torch.Tensor) -> Any:
+        self.count.add_(1)
+        x = x.clone()
+        x[0] = 2.0
+        x.relu_()
+        torch._assert_async((x > -1e9).all(), "too small")
+        with torch.no_grad():
+            y = self.norm(x)
+
+        def body(i: torch.Tensor, a: torch.Tensor) -> Any:
+            return i + 1, torch.cond(a.sum() > 0, lambda a: self.layer(a), lambda a: a * 2, (a,))
+
+        _, y = torch._higher_order_ops.while_loop(lambda i, a: i < 3, body, (torch.tensor(0), y))
+        values, _ = torch.sort(y, -1)
+        known = torch.nonzero(x[:, 0]).sum()
+        parts = torch.split(torch.dropout(y, 0.5, False), 2, 1)
+        return {"a": values, "b": [known, parts[0] + parts[1]], "size": x.shape[0] * 2}
+
+
 def gate() -> Any:
     return Gate().eval(), (torch.ones(5, 4),), {}
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 import ingot
 from ingot.ir.program import Program
@@ -96,13 +97,21 @@ def test_the_texts_are_what_is_printed() -> None:
     assert "\n".join(text for _, text in lines_of(data, data["stages"][-1]["texts"][0])) == compiled.source
 
 
-def test_every_printed_node_has_its_line(gate: dict[str, Any]) -> None:
-    for stage in graph_stages(gate):
-        linked = {link: text for link, text in lines_of(gate, stage["texts"][0]) if link >= 0}
+@pytest.mark.parametrize("model", [models.Gate, models.Everything])
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_every_printed_node_has_its_line(model: Callable[[], nn.Module], dynamic: bool) -> None:
+    data = collect_program(_capture((model().eval(), (torch.ones(5, 4),), {}), dynamic), ViewOptions()).to_json()
+    count = 0
+    for stage in graph_stages(data):
+        linked = {link: text for link, text in lines_of(data, stage["texts"][0]) if link >= 0}
         for index in nodes_of(stage):
-            node = gate["nodes"][index]
-            if node["kind"] in ("operator", "call", "item", "size"):
+            node = data["nodes"][index]
+            if node["kind"] in ("operator", "call", "item", "size", "region"):
                 assert linked[index].strip() == node["text"], stage["name"]
+                assert node["name"] in node["text"] or node["type"] < 0, stage["name"]
+                count += 1
+    assert count > 100
+    assert data["notes"] == [] and all(origin["nodes"] for origin in data["origins"])
 
 
 def test_a_selection_goes_from_the_line_to_the_kernel(gate: dict[str, Any]) -> None:

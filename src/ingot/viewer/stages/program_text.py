@@ -27,11 +27,12 @@ def find_lines(module: fx.GraphModule, text: Sequence[str]) -> dict[fx.Node, int
             heads.setdefault(head[0], []).append(number)
     found: dict[fx.Node, int] = {}
     first = next((number for number, line in enumerate(text) if line.startswith("def forward(")), 0)
+    body = next((number for number in range(first, len(text)) if text[number].endswith("):")), first) + 1
     at = first
-    for node in module.graph.nodes:
-        if node.op == "placeholder":
+    for node in module.graph.nodes:  # state has no line; that of a region may have its name
+        if node.op == "placeholder" and any(first <= line < body for line in heads.get(node.name, ())):
             at = _take(heads, (node.name,), at, node, found)
-    at = max(at, first + 1)
+    at = body
     for node in _printed_nodes(module):
         at = _take(heads, _heads_of(node), at, node, found)
     output = next((node for node in reversed(module.graph.nodes) if node.op == "output"), None)
