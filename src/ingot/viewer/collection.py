@@ -57,11 +57,20 @@ class ViewOptions:
 
 
 def collect_program(
-    program: Program, options: ViewOptions, *, reference: str = "", origin: str = "program", title: str = ""
+    program: Program,
+    options: ViewOptions,
+    *,
+    reference: str = "",
+    origin: str = "program",
+    title: str = "",
+    seconds: float | None = None,
 ) -> ViewData:
-    """A view of a program. What cannot be compiled is shown as far as it comes, with a note that says why."""
+    """A view of a program. What cannot be compiled is shown as far as it comes, with a note that says why. `seconds`:
+    how long the capture took."""
     view = ViewData(title or name_of(program), reference, origin, options.target)
-    return _StageCollector(view, program.copy(), options).collect()
+    made = _StageCollector(view, program.copy(), options).collect()
+    made.stages[0]["seconds"] = seconds
+    return made
 
 
 def collect_compiled_model(
