@@ -207,7 +207,7 @@ class _StageCollector:
 
             compiled = build(source)
             if self.checks is not None:
-                self.view.last_stage("code")["check"] = self.checks.check_call(compiled, self.program)
+                self.view.last_stage("code")["check"] = self.checks.check_call(compiled, self.program, module)
             if self.options.profile:
                 timers = add_timers(source, compiled.threads)
                 timed = build(timers) if timers is not None else None
