@@ -337,14 +337,14 @@ export function GraphPane(): JSX.Element {
       const { parent } = selected.cell;
       toggle(parent);
       state.revealBox(parent);
-    } else if (event.key === "ArrowDown" || event.key === "ArrowUp") neighbour(event.key === "ArrowDown" ? 1 : -1, selected?.cell);
+    } else if (event.key === "ArrowDown" || event.key === "ArrowUp") neighbor(event.key === "ArrowDown" ? 1 : -1, selected?.cell);
     else return;
     if ("wasd".includes(event.key)) untouched.current = false;
     event.preventDefault();
     event.stopPropagation();
     draw();
   };
-  const neighbour = (by: number, cell: Cell | undefined): void => {
+  const neighbor = (by: number, cell: Cell | undefined): void => {
     if (!stage) return;
     let next: number | undefined = stage.instances.find(({ id }) => tree?.cells.has(id))?.id;
     if (cell && (cell.kind === "leaf" || cell.instance >= 0)) {
