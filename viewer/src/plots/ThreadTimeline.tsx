@@ -70,13 +70,18 @@ export function ThreadTimeline({ measured, longest }: { measured: Measured; long
       const fill = color(`--${categoryOfOperator(origins[launch.origin]?.op ?? "")}`);
       const chosen = measured.own && (linked?.origins.has(launch.origin) ?? false);
       for (let lane = 0; lane < lanes; lane++) {
-        const time = lane === 0 ? launch.seconds : (launch.thread_seconds?.[lane - 1] ?? 0);
+        // Threads are timed in another run: where that one was slower, their bars end with the launch.
+        const busy = lane === 0 ? launch.seconds : (launch.thread_seconds?.[lane - 1] ?? 0);
+        const time = Math.min(busy, launch.seconds);
         const x = scale.at(launch.start);
         const size = Math.max(0.6, scale.at(launch.start + time) - x);
         if (time === 0 || x + size < LABEL || x > width) continue;
+        const wide = Math.max(0.6, size - (size > 4 ? 1 : 0));
+        context.fillStyle = color("--surface");
+        context.fillRect(x, lane * LANE + 2, wide, LANE - 4);
         context.fillStyle = fill;
-        context.globalAlpha = 0.5;
-        context.fillRect(x, lane * LANE + 2, Math.max(0.6, size - (size > 4 ? 1 : 0)), LANE - 4);
+        context.globalAlpha = lane === 0 ? 0.5 : 0.35;
+        context.fillRect(x, lane * LANE + 2, wide, LANE - 4);
         context.globalAlpha = 1;
         if (chosen) {
           context.strokeStyle = color("--accent");
@@ -84,7 +89,7 @@ export function ThreadTimeline({ measured, longest }: { measured: Measured; long
           context.strokeRect(x, lane * LANE + 2, size, LANE - 4);
           context.lineWidth = 1;
         }
-        if (size > 40) {
+        if (size > 40 && lane === 0) {
           context.save();
           context.beginPath();
           context.rect(x, lane * LANE, size - 3, LANE);
