@@ -312,7 +312,7 @@ def test_quantization_and_constraints_are_shown(gate: Data, browser: Browser, tm
 
 
 def test_themes_follow_the_system_and_a_switch(gate_page: Browser) -> None:
-    def colour() -> str:
+    def color() -> str:
         return str(gate_page.run("return getComputedStyle(document.body).backgroundColor"))
 
     def choose(theme: str) -> None:
@@ -323,15 +323,15 @@ def test_themes_follow_the_system_and_a_switch(gate_page: Browser) -> None:
         )
 
     choose("light")
-    light = colour()
+    light = color()
     choose("dark")
-    gate_page.wait(lambda: colour() != light, "dark colours")
-    dark = colour()
+    gate_page.wait(lambda: color() != light, "dark colors")
+    dark = color()
     choose("system")
     for scheme, expected in (("dark", dark), ("light", light)):
         features = [{"name": "prefers-color-scheme", "value": scheme}]
         gate_page.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": features})
-        gate_page.wait(lambda expected=expected: colour() == expected, f"the system's {scheme} colours")
+        gate_page.wait(lambda expected=expected: color() == expected, f"the system's {scheme} colors")
     gate_page.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": []})
 
 

@@ -11,6 +11,7 @@ import { DimsPanel } from "./plots/DimsPanel";
 import { MemoryPanel } from "./plots/MemoryPanel";
 import { ProfilePanel } from "./plots/ProfilePanel";
 import { QuantizationPanel } from "./plots/QuantizationPanel";
+import { titlesOf } from "./data/contract";
 import { remember, type PaneName, type Tab, type Theme } from "./state";
 import { SourcePane } from "./text/SourcePane";
 import { TextPane } from "./text/TextPane";
@@ -111,7 +112,7 @@ function Header(): JSX.Element {
     <header class="top">
       <h1 title={view.reference}>
         <span class="brand">Ingot</span> {view.title}
-        {view.compare && <span class="muted"> beside {view.compare.title}</span>}
+        {view.compare && <span class="muted"> beside {titlesOf(view)[1]}</span>}
       </h1>
       <div class="tabs" role="tablist" aria-label="Views" onKeyDown={onTabKey}>
         {tabs.map(([name, title]) => (
@@ -224,7 +225,6 @@ function AboutPanel(): JSX.Element {
           {(
             [
               ["from", view.reference],
-              ["target", view.target ?? "none"],
               ["Ingot", view.version],
               ...view.facts,
             ] as [string, string][]
@@ -270,7 +270,7 @@ function AboutPanel(): JSX.Element {
         </dl>
       </section>
       <section>
-        <h2>Colours</h2>
+        <h2>Colors</h2>
         <ul class="legend">
           {CATEGORIES.map(([name, text]) => (
             <li key={name}>

@@ -53,6 +53,8 @@ export class ViewState {
   readonly linked: ReadonlySignal<Linked | null>;
   readonly hits: ReadonlySignal<number[]>;
   readonly changedNodes: ReadonlySignal<Set<number>>;
+  /** Where the graph was looked at last, for when its pane comes back. */
+  readonly camera = { x: 0, y: 0, scale: 1, untouched: true };
   private serial = 0;
   private readonly trees = new Map<string, BoxTree>();
 

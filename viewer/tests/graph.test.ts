@@ -210,7 +210,7 @@ describe("scene", () => {
 });
 
 describe("text and plots", () => {
-  it("colours words without losing any", () => {
+  it("colors words without losing any", () => {
     for (const [language, line] of [
       ["python", '    y = f"a{b}" if x else None  # why'],
       ["c", 'for (int i = 0; i < n; ++i) { /* "a" */ x[i] = 1.5f; } // end'],

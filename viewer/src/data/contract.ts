@@ -36,6 +36,12 @@ export interface View {
   compare: Compared | null;
 }
 
+/** How the two files of a page are called: by their models, or by where they come from if the models are called alike. */
+export function titlesOf({ title, reference, compare }: View): [string, string] {
+  if (compare === null || compare.title !== title) return [title, compare?.title ?? ""];
+  return [reference === "" ? `${title} (1)` : reference, compare.reference === "" ? `${title} (2)` : compare.reference];
+}
+
 export interface Compared {
   title: string;
   reference: string;

@@ -3,6 +3,7 @@
 export function seconds(value: number | null): string {
   if (value === null) return "–";
   if (value === 0) return "0 s";
+  if (value < 1e-6) return `${significant(value * 1e9)} ns`;
   if (value < 1e-3) return `${significant(value * 1e6)} µs`;
   if (value < 1) return `${significant(value * 1e3)} ms`;
   return `${significant(value)} s`;

@@ -6,10 +6,10 @@ import { useView } from "../context";
 import { plural } from "../data/format";
 import { LayoutClient } from "../layout/client";
 import { Pane } from "../panes/Pane";
-import { labelOf, type Box, type Cell } from "./boxes";
+import { labelOf, type Box, type BoxTree, type Cell } from "./boxes";
 import { CATEGORIES } from "./categories";
 import { BOLD, cellAt, FONT, paint, type Camera, type Emphasis, type Palette } from "./painter";
-import { prepareScene, type Scene, type SceneEdge } from "./scene";
+import { prepareScene, type Scene, type SceneCell, type SceneEdge } from "./scene";
 
 const client = new LayoutClient();
 const LARGEST = 2.5;
@@ -63,8 +63,7 @@ export function GraphPane(): JSX.Element {
   const state = useView();
   const canvas = useRef<HTMLCanvasElement>(null);
   const scene = useRef<Scene | null>(null);
-  const camera = useRef<Camera>({ x: 0, y: 0, scale: 1 });
-  const untouched = useRef(true);
+  const camera = useRef(state.camera);
   const hovered = useRef<string | null>(null);
   const palette = useRef<Palette | null>(null);
   const scheduled = useRef(false);
@@ -140,19 +139,19 @@ export function GraphPane(): JSX.Element {
     const across = clientWidth / (shown.width + 16);
     const whole = Math.min(across, clientHeight / (shown.height + 16));
     // A tall graph is shown from its top at a size that can be read.
-    const scale = Math.min(1, whole >= 0.5 || !untouched.current ? whole : Math.min(across, 0.85));
-    camera.current = {
+    const scale = Math.min(1, whole >= 0.5 || !camera.current.untouched ? whole : Math.min(across, 0.85));
+    Object.assign(camera.current, {
       scale,
       x: shown.width / 2 - clientWidth / 2 / scale,
       y: shown.height * scale < clientHeight ? (shown.height - clientHeight / scale) / 2 : -8 / scale,
-    };
-    if (whole < 0.5 && untouched.current) camera.current.y = -8 / scale;
+    });
+    if (whole < 0.5 && camera.current.untouched) camera.current.y = -8 / scale;
     draw();
   }).current;
 
-  const centre = (key: string): void => {
+  const center = (key: string): void => {
     const element = canvas.current;
-    const cell = scene.current?.byKey.get(key);
+    const cell = findShown(scene.current, state.tree.peek(), key);
     if (!element || !cell) return;
     const { clientWidth, clientHeight } = element;
     const view = camera.current;
@@ -165,7 +164,7 @@ export function GraphPane(): JSX.Element {
       view.x = cell.x + cell.width / 2 - clientWidth / 2 / view.scale;
       view.y = cell.y + height / 2 - clientHeight / 2 / view.scale;
     }
-    untouched.current = false;
+    camera.current.untouched = false;
     draw();
   };
 
@@ -179,8 +178,8 @@ export function GraphPane(): JSX.Element {
       const before = scene.current;
       const next = prepared.build(layout);
       scene.current = next;
-      if (before === null || untouched.current) fit();
-      else keepInPlace(before, next, camera.current, canvas.current!);
+      if (camera.current.untouched) fit();
+      else if (before !== null) keepInPlace(before, next, camera.current, canvas.current!);
       done.current = serial;
       draw();
       const first = performance.getEntriesByName("ingot-first-graph").length === 0;
@@ -188,16 +187,17 @@ export function GraphPane(): JSX.Element {
       const wanted = state.reveal.peek();
       if (wanted && wanted.serial !== revealed.current) {
         revealed.current = wanted.serial;
-        centre(wanted.key);
+        center(wanted.key);
       }
     });
   }, [tree, version]);
 
   const revealed = useRef(0);
   useEffect(() => {
-    if (!reveal || reveal.serial === revealed.current || !scene.current?.byKey.has(reveal.key)) return;
+    // Boxes that are opened for it are laid out first.
+    if (!reveal || reveal.serial === revealed.current || done.current !== request.current) return;
     revealed.current = reveal.serial;
-    centre(reveal.key);
+    center(reveal.key);
   }, [reveal]);
 
   useEffect(draw, [emphasis]);
@@ -220,7 +220,7 @@ export function GraphPane(): JSX.Element {
       isPending: () => done.current !== request.current,
     };
     const observer = new ResizeObserver(() => {
-      if (untouched.current) fit();
+      if (camera.current.untouched) fit();
       draw();
     });
     observer.observe(element);
@@ -235,7 +235,7 @@ export function GraphPane(): JSX.Element {
     const onWheel = (event: WheelEvent): void => {
       event.preventDefault();
       const view = camera.current;
-      untouched.current = false;
+      camera.current.untouched = false;
       if (event.shiftKey || Math.abs(event.deltaX) > Math.abs(event.deltaY)) {
         view.x += (event.deltaX || event.deltaY) / view.scale;
       } else {
@@ -261,7 +261,7 @@ export function GraphPane(): JSX.Element {
     view.scale = scale;
   };
   const zoom = (factor: number): void => {
-    untouched.current = false;
+    camera.current.untouched = false;
     zoomAt(canvas.current!.clientWidth / 2, canvas.current!.clientHeight / 2, factor);
     draw();
   };
@@ -280,7 +280,7 @@ export function GraphPane(): JSX.Element {
     } else if (cell.module >= 0) state.select({ kind: "module", module: cell.module }, false);
   };
   const toggle = (box: Box): void => {
-    untouched.current = false;
+    camera.current.untouched = false;
     state.setOpen([box], !state.isOpen(box));
     announce(`${box.title} ${state.isOpen(box) ? "expanded" : "collapsed"}`);
   };
@@ -290,15 +290,15 @@ export function GraphPane(): JSX.Element {
     element.focus();
     element.setPointerCapture(event.pointerId);
     const start = { x: event.clientX, y: event.clientY };
-    const view = { ...camera.current };
+    const { x: startX, y: startY } = camera.current;
     let dragged = false;
     const onMove = (move: PointerEvent): void => {
       const [byX, byY] = [move.clientX - start.x, move.clientY - start.y];
       if (!dragged && Math.hypot(byX, byY) < 4) return;
       dragged = true;
-      untouched.current = false;
-      camera.current.x = view.x - byX / view.scale;
-      camera.current.y = view.y - byY / view.scale;
+      camera.current.untouched = false;
+      camera.current.x = startX - byX / camera.current.scale;
+      camera.current.y = startY - byY / camera.current.scale;
       draw();
     };
     const onUp = (up: PointerEvent): void => {
@@ -325,7 +325,7 @@ export function GraphPane(): JSX.Element {
     if (event.key === "+" || event.key === "=") zoom(1.25);
     else if (event.key === "-") zoom(0.8);
     else if (event.key === "0" || event.key === "f") {
-      untouched.current = false;
+      camera.current.untouched = false;
       fit();
     } else if (event.key === "w") camera.current.y -= pan;
     else if (event.key === "s") camera.current.y += pan;
@@ -337,14 +337,14 @@ export function GraphPane(): JSX.Element {
       const { parent } = selected.cell;
       toggle(parent);
       state.revealBox(parent);
-    } else if (event.key === "ArrowDown" || event.key === "ArrowUp") neighbour(event.key === "ArrowDown" ? 1 : -1, selected?.cell);
+    } else if (event.key === "ArrowDown" || event.key === "ArrowUp") neighbor(event.key === "ArrowDown" ? 1 : -1, selected?.cell);
     else return;
-    if ("wasd".includes(event.key)) untouched.current = false;
+    if ("wasd".includes(event.key)) camera.current.untouched = false;
     event.preventDefault();
     event.stopPropagation();
     draw();
   };
-  const neighbour = (by: number, cell: Cell | undefined): void => {
+  const neighbor = (by: number, cell: Cell | undefined): void => {
     if (!stage) return;
     let next: number | undefined = stage.instances.find(({ id }) => tree?.cells.has(id))?.id;
     if (cell && (cell.kind === "leaf" || cell.instance >= 0)) {
@@ -383,12 +383,24 @@ export function GraphPane(): JSX.Element {
         />
         Removed
       </label>
-      <button type="button" title="Collapse all boxes" onClick={() => state.setOpen(boxes(), false)}>
-        Collapse
-      </button>
-      <button type="button" title="Expand all boxes" onClick={() => state.setOpen(boxes(), true)}>
-        Expand
-      </button>
+      <span class="segmented" role="group" aria-label="Boxes">
+        <button
+          type="button"
+          aria-label="Collapse all boxes"
+          title="Collapse all boxes"
+          onClick={() => state.setOpen(boxes(), false)}
+        >
+          ⊟
+        </button>
+        <button
+          type="button"
+          aria-label="Expand all boxes"
+          title="Expand all boxes"
+          onClick={() => state.setOpen(boxes(), true)}
+        >
+          ⊞
+        </button>
+      </span>
       <span class="segmented" role="group" aria-label="Zoom">
         <button type="button" aria-label="Zoom out" onClick={() => zoom(0.8)}>
           −
@@ -396,7 +408,7 @@ export function GraphPane(): JSX.Element {
         <button
           type="button"
           onClick={() => {
-            untouched.current = false;
+            camera.current.untouched = false;
             fit();
           }}
         >
@@ -435,6 +447,18 @@ export function GraphPane(): JSX.Element {
       {tree === null && <p class="empty">This view has no graph.</p>}
     </Pane>
   );
+}
+
+/** The cell with a key, or the closed box around it. */
+function findShown(scene: Scene | null, tree: BoxTree | null, key: string): SceneCell | undefined {
+  const shown = scene?.byKey.get(key);
+  if (shown || !scene || !tree) return shown;
+  const cell = tree.boxes.get(key) ?? [...tree.cells.values()].find((other) => other.key === key);
+  for (let box = cell?.parent ?? null; box !== null; box = box.parent) {
+    const around = scene.byKey.get(box.key);
+    if (around && !around.open) return around;
+  }
+  return undefined;
 }
 
 /** Moves the camera so that what was in its middle stays there, if the next scene has it. */

@@ -1,4 +1,4 @@
-// Colours of nodes by what they do: a closed list, so that a legend can show it.
+// Colors of nodes by what they do: a closed list, so that a legend can show it.
 
 import type { NodeInfo } from "../data/contract";
 import { shortTarget } from "./boxes";
@@ -31,11 +31,15 @@ export function categoryOf(info: NodeInfo): Category {
   if (info.kind === "parameter" || info.kind === "buffer" || info.kind === "constant") return "state";
   if (info.kind === "call" || info.kind === "region") return "control";
   if (info.kind === "item" || info.kind === "size") return "other";
-  let category = known.get(info.target);
+  return categoryOfOperator(shortTarget(info));
+}
+
+/** What an operator does, by its name. */
+export function categoryOfOperator(name: string): Category {
+  let category = known.get(name);
   if (category === undefined) {
-    const target = shortTarget(info);
-    category = PATTERNS.find(([pattern]) => pattern.test(target))?.[1] ?? "pointwise";
-    known.set(info.target, category);
+    category = PATTERNS.find(([pattern]) => pattern.test(name))?.[1] ?? (/^(cond|while_loop|autocast)/.test(name) ? "control" : "pointwise");
+    known.set(name, category);
   }
   return category;
 }

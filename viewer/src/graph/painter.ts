@@ -46,7 +46,7 @@ export interface Emphasis {
 
 const TEXT_FROM = 0.42;
 const EDGES_FROM = 0.06;
-// Below this scale a node is a patch of its colour.
+// Below this scale a node is a patch of its color.
 const PATCHES_BELOW = 0.2;
 const RADIUS = 4;
 export const FONT = "12px Inter, 'Segoe UI', system-ui, sans-serif";
@@ -245,7 +245,7 @@ function drawCell(
   drawCounts(context, placed, palette);
 }
 
-/** What a step changed, as signs: colours alone do not say it. */
+/** What a step changed, as signs: colors alone do not say it. */
 function drawCounts(context: CanvasRenderingContext2D, placed: SceneCell, palette: Palette): void {
   const { cell, x, y, width } = placed;
   const entries: [string, string][] = [];

@@ -1,4 +1,4 @@
-// Horizontal positions after Brandes and Köpf: nodes are aligned with a median neighbour in blocks, blocks are packed, and four such
+// Horizontal positions after Brandes and Köpf: nodes are aligned with a median neighbor in blocks, blocks are packed, and four such
 // layouts are averaged. Blocks keep the ends of their edges in line, not the middles of the nodes, so that edges between ports are straight.
 
 export interface Segment {
@@ -15,7 +15,7 @@ export interface Layers {
   above: Segment[][];
   below: Segment[][];
   isBend: (index: number) => boolean;
-  /** The least distance between the middles of neighbours in a layer. */
+  /** The least distance between the middles of neighbors in a layer. */
   distance: (left: number, right: number) => number;
 }
 

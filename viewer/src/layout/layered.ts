@@ -42,7 +42,7 @@ export const SPACING: Spacing = { layer: 26, item: 16, bend: 10, margin: 14 };
 
 const SWEEPS = 6;
 
-/** The items and the bends of long links, with their layers, orders and neighbours. */
+/** The items and the bends of long links, with their layers, orders and neighbors. */
 class LayeredGraph {
   readonly layerOf: number[] = [];
   readonly width: number[] = [];

@@ -3,10 +3,10 @@
 import type { JSX } from "preact";
 import { useState } from "preact/hooks";
 import { useView } from "../context";
-import type { BufferInfo, Memory, Origin } from "../data/contract";
+import { titlesOf, type BufferInfo, type Memory, type Origin } from "../data/contract";
 import { bytes, plural } from "../data/format";
+import { categoryOfOperator } from "../graph/categories";
 import { linear } from "./scales";
-import { hueOf } from "./ThreadTimeline";
 import { useWidth } from "./width";
 
 const LEFT = 72;
@@ -67,7 +67,7 @@ function Plan({ memory, origins, own, title }: { memory: Memory; origins: Origin
       </dl>
       <div ref={frame}>
         <svg class="plot memory-plot" width={width} height={height} role="img" aria-label={`Buffers of the arena over ${memory.steps} steps; at most ${bytes(peak)} are live`}>
-          {x.ticks.map((tick) => (
+          {x.ticks.filter(Number.isInteger).map((tick) => (
             <g key={`x${tick}`}>
               <line class="grid" x1={x.at(tick)} x2={x.at(tick)} y1={10} y2={height - BOTTOM} />
               <text x={x.at(tick)} y={height - BOTTOM + 14} text-anchor="middle">
@@ -99,7 +99,7 @@ function Plan({ memory, origins, own, title }: { memory: Memory; origins: Origin
               <g
                 key={i}
                 class={chosen ? "buffer linked" : "buffer"}
-                style={{ "--hue": hueOf(origins[buffer.origin]?.op ?? buffer.name) }}
+                style={{ "--fill": `var(--${categoryOfOperator(origins[buffer.origin]?.op ?? "")})` }}
                 onPointerEnter={() => hover(buffer)}
                 onPointerLeave={() => hover(null)}
                 onClick={() => own && buffer.origin >= 0 && state.select({ kind: "origin", origin: buffer.origin })}
@@ -121,11 +121,12 @@ function Plan({ memory, origins, own, title }: { memory: Memory; origins: Origin
 
 export function MemoryPanel(): JSX.Element {
   const { view } = useView();
+  const [own, other] = titlesOf(view);
   const { memory, compare } = view;
   return (
     <div class={`panel memory${memory && compare?.memory ? " pair" : ""}`}>
-      {memory && <Plan memory={memory} origins={view.origins} own title={compare ? view.title : "Memory plan"} />}
-      {compare?.memory && <Plan memory={compare.memory} origins={compare.origins} own={false} title={compare.title} />}
+      {memory && <Plan memory={memory} origins={view.origins} own title={compare ? own : "Memory plan"} />}
+      {compare?.memory && <Plan memory={compare.memory} origins={compare.origins} own={false} title={other} />}
     </div>
   );
 }

@@ -3,7 +3,7 @@
 import type { JSX } from "preact";
 import { useState } from "preact/hooks";
 import { useView } from "../context";
-import type { Kernel, Origin, Profile } from "../data/contract";
+import { titlesOf, type Kernel, type Origin, type Profile } from "../data/contract";
 import { bytes, ofPeak, percent, scaled, seconds } from "../data/format";
 import { byKernel, byModule, byOperator, type Total } from "../data/profile_tables";
 import { Roofline } from "./Roofline";
@@ -23,10 +23,11 @@ type Grouping = "module" | "kernel" | "operator";
 export function useMeasured(): Measured[] {
   const { view } = useView();
   const found: Measured[] = [];
+  const [own, other] = titlesOf(view);
   const { profile, kernels, origins, compare } = view;
-  if (profile) found.push({ title: view.title, profile, kernels, origins, own: true });
+  if (profile) found.push({ title: own, profile, kernels, origins, own: true });
   if (compare?.profile) {
-    found.push({ title: compare.title, profile: compare.profile, kernels: compare.kernels, origins: compare.origins, own: false });
+    found.push({ title: other, profile: compare.profile, kernels: compare.kernels, origins: compare.origins, own: false });
   }
   return found;
 }

@@ -6,19 +6,13 @@ import { useView } from "../context";
 import type { Launch } from "../data/contract";
 import { ofPeak, scaled, seconds } from "../data/format";
 import type { Measured } from "./ProfilePanel";
+import { categoryOfOperator } from "../graph/categories";
 import { linear } from "./scales";
 import { useWidth } from "./width";
 
 const LANE = 22;
 const AXIS = 20;
 const LABEL = 70;
-
-/** A colour for an operator: the same one wherever it is drawn. */
-export function hueOf(text: string): number {
-  let hash = 7;
-  for (let i = 0; i < text.length; i++) hash = (hash * 31 + text.charCodeAt(i)) >>> 0;
-  return (hash * 47) % 360;
-}
 
 export function ThreadTimeline({ measured, longest }: { measured: Measured; longest: number }): JSX.Element {
   const state = useView();
@@ -48,7 +42,6 @@ export function ThreadTimeline({ measured, longest }: { measured: Measured; long
     const context = element.getContext("2d")!;
     const style = getComputedStyle(element);
     const color = (variable: string): string => style.getPropertyValue(variable).trim();
-    const isDark = style.getPropertyValue("color-scheme").includes("dark");
     context.scale(ratio, ratio);
     context.clearRect(0, 0, width, height);
     context.font = "11px Inter, 'Segoe UI', system-ui, sans-serif";
@@ -74,27 +67,34 @@ export function ThreadTimeline({ measured, longest }: { measured: Measured; long
     context.rect(LABEL, 0, inner, height);
     context.clip();
     for (const launch of profile.launches) {
-      const hue = hueOf(origins[launch.origin]?.op ?? "");
+      const fill = color(`--${categoryOfOperator(origins[launch.origin]?.op ?? "")}`);
       const chosen = measured.own && (linked?.origins.has(launch.origin) ?? false);
       for (let lane = 0; lane < lanes; lane++) {
-        const time = lane === 0 ? launch.seconds : (launch.thread_seconds?.[lane - 1] ?? 0);
+        // Threads are timed in another run: where that one was slower, their bars end with the launch.
+        const busy = lane === 0 ? launch.seconds : (launch.thread_seconds?.[lane - 1] ?? 0);
+        const time = Math.min(busy, launch.seconds);
         const x = scale.at(launch.start);
         const size = Math.max(0.6, scale.at(launch.start + time) - x);
         if (time === 0 || x + size < LABEL || x > width) continue;
-        context.fillStyle = `hsl(${hue} ${isDark ? "38% 46%" : "45% 70%"})`;
-        context.fillRect(x, lane * LANE + 2, Math.max(0.6, size - (size > 4 ? 1 : 0)), LANE - 4);
+        const wide = Math.max(0.6, size - (size > 4 ? 1 : 0));
+        context.fillStyle = color("--surface");
+        context.fillRect(x, lane * LANE + 2, wide, LANE - 4);
+        context.fillStyle = fill;
+        context.globalAlpha = lane === 0 ? 0.5 : 0.35;
+        context.fillRect(x, lane * LANE + 2, wide, LANE - 4);
+        context.globalAlpha = 1;
         if (chosen) {
           context.strokeStyle = color("--accent");
           context.lineWidth = 2;
           context.strokeRect(x, lane * LANE + 2, size, LANE - 4);
           context.lineWidth = 1;
         }
-        if (size > 40) {
+        if (size > 40 && lane === 0) {
           context.save();
           context.beginPath();
           context.rect(x, lane * LANE, size - 3, LANE);
           context.clip();
-          context.fillStyle = isDark ? "#f4f4f5" : "#18181b";
+          context.fillStyle = color("--text");
           context.fillText(name(launch), x + 4, lane * LANE + LANE / 2 + 0.5);
           context.restore();
         }

@@ -1,4 +1,4 @@
-// Splits a line of code into words to be coloured. What it does not know stays plain.
+// Splits a line of code into words to be colored. What it does not know stays plain.
 
 export type Language = "graph" | "loop_ir" | "c" | "cuda" | "python";
 
