@@ -3,13 +3,14 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.setup-done
 TORCHAO := $(VENV)/torchao
+NODE_MODULES := viewer/node_modules/.package-lock.json
 DOCS   := $(VENV)/.docs-done
 TORCH  := $(shell sed -n 's/^\(torch==[^ ]*\).*/\1/p' requirements-dev.txt)
 CUDA_PYTHON ?= python3
 PIP    := $(BIN)/python -m pip install -qq --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-cuda bench-cuda check test-slow docs docs-serve format clean evidence evidence-status \
+.PHONY: help setup demo viewer test test-cuda bench-cuda check test-slow docs docs-serve format clean evidence evidence-status \
         fuzz-passes fuzz-shapes opinfo-native opinfo-onnx opinfo-shapes \
         report-onnx-zoo report-passes report-quantize report-torch test-torchao report-torchscript \
         bench-bfloat16 bench-capture bench-cpu bench-decoding bench-functions bench-growth bench-onnx bench-passes \
@@ -42,6 +43,13 @@ $(TORCHAO): requirements-torchao.txt $(STAMP)
 
 demo: setup  ## compile ResNet-50 and BERT-base, compare them with eager, save them, and run them without torch
 	@$(BIN)/python examples/demo.py
+
+viewer: $(NODE_MODULES)  ## with Node.js: build the page of `ingot view` in src/ingot/viewer/assets and run its tests
+	@cd viewer && npm --silent run build && npm --silent test
+
+$(NODE_MODULES): viewer/package.json viewer/package-lock.json
+	@cd viewer && npm ci --silent --no-audit --no-fund
+	@touch $@
 
 test: setup  ## run the tests, without the slow suites
 	@$(BIN)/python -m pytest -q -n 2 --dist worksteal -m "not slow"

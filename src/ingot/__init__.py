@@ -8,6 +8,7 @@
     program.module()                # an nn.Module that trains
     program.unflatten()             # an nn.Module with the original hierarchy
     program.verify()                # raises VerifyError
+    program.view()                  # every stage from source line to C, as a page in the browser
     program.to_exported()           # torch.export's form, and ingot.from_exported(ep) back
     program = ingot.from_torchscript("m.pt", args)  # TorchScript, its loops and branches intact
     program = ingot.transform(program, [ingot.passes.autocast], check="numerics")

@@ -40,6 +40,7 @@
     │   ├── OnnxUnavailable         a package that exports or verifies ONNX files is not installed
     │   ├── UnsupportedByOnnx       an operator has no rule, or ONNX cannot say it
     │   └── OnnxMismatch            the file does not check, does not run, or does not match torch
+    ├── ViewError                   a page cannot be shown: a part of it is missing, or of what it should show
     └── FileError                   a file cannot be used (ingot_runtime.errors draws that branch, and what a call of
         │                           a compiled model may raise)
         ├── MissingOperator         it uses an operator that is not registered in this process
@@ -55,6 +56,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import ClassVar
 
 from ingot_runtime.errors import (
     AssertionFailed,
@@ -252,6 +254,12 @@ class OnnxMismatch(OnnxError):
     """An ONNX model does not check, does not run, or does not match torch."""
 
 
+class ViewError(IngotError):
+    """There is nothing to show, or nothing to show it with."""
+
+    exit_code: ClassVar[int] = 2
+
+
 __all__ = [
     "AssertionFailed",
     "CacheError",
@@ -307,5 +315,6 @@ __all__ = [
     "UntrustedFile",
     "UnwritableFile",
     "VerifyError",
+    "ViewError",
     "format_error",
 ]

@@ -12,11 +12,12 @@ from __future__ import annotations
 import copy
 import os
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
+from ingot._pages import call_viewer
 from ingot.artifacts.device_calls import DeviceCalls
 from ingot.artifacts.packaging import SampleCall, argument_names, call_of, result_names, write_native
 from ingot.artifacts.profiler import Profile, ProfileRow, medians
@@ -40,6 +41,9 @@ from ingot_runtime.cpu_features import cores
 from ingot_runtime.model import Model
 from ingot_runtime.native.copy_guard import Uncopied
 from ingot_runtime.native.native_library import NativeLibrary
+
+if TYPE_CHECKING:
+    from ingot.viewer.entry import ModelView
 
 _WEIGHTS, _LIBRARY = "weights", "library"
 
@@ -166,6 +170,20 @@ class CompiledModel(Uncopied):
         ]
         known = self._target.peak_rates
         return Profile(tuple(rows), measure_roofline(self.threads) if known is None else Roofline(*known))
+
+    def view(self, *, profile: bool = False) -> ModelView:
+        """The lowered program, its loops and its code as a page: shown by a notebook, opened by `.show()`, written by
+        `.save("page.html")`. `profile` measures the kernels on the example. `program.view()` shows every stage."""
+        made: ModelView = call_viewer("entry", "view_compiled", self, self._module, self._source, profile=profile)
+        return made
+
+    def __repr__(self) -> str:
+        text: str = call_viewer("summary", "describe_compiled", self)
+        return text
+
+    def _repr_html_(self) -> str:
+        text: str = call_viewer("summary", "compiled_html", self)
+        return text
 
     def _symbols(self, leaves: Sequence[Any]) -> dict[str, int]:
         def read_symbol(known: SymbolSource) -> int:

@@ -5,6 +5,7 @@
     ingot run model.ingot --input x=x.npy               of a compiled file; torch is not needed
     ingot bench pkg.module:factory                      compared with eager
     ingot inspect model.ingot
+    ingot view pkg.module:factory                       every stage, from source line to C, in the browser
     ingot onnx pkg.module:factory -o model.onnx         an ONNX file, run in ONNX Runtime against torch
     ingot quantize pkg.module:factory -o model.ingot --data pkg.module:batches      an integer program
     ingot verify pkg.module:factory                     every pass, with numbers compared after each
@@ -23,7 +24,7 @@ from typing import Annotated
 import typer
 
 from ingot import __version__
-from ingot.cli import bench, cache, capture, compile, doctor, inspect, onnx, quantize, run, sign, verify
+from ingot.cli import bench, cache, capture, compile, doctor, inspect, onnx, quantize, run, sign, verify, view
 from ingot.cli.inputs import completion
 
 app = typer.Typer(
@@ -38,6 +39,7 @@ app.command("compile")(compile.run)
 app.command("run")(run.run)
 app.command("bench")(bench.run)
 app.command("inspect")(inspect.run)
+app.command("view")(view.run)
 app.command("onnx")(onnx.run)
 app.command("quantize")(quantize.run)
 app.command("verify")(verify.run)

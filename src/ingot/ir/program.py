@@ -15,11 +15,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from os import PathLike
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import fx, nn
 
+from ingot._pages import call_viewer
 from ingot.errors import NotAProgram, StateDictError, format_error
 from ingot.ir.dialects import CAPTURED, Dialect
 from ingot.ir.signature import Input, InputKind, ModuleCall, Signature
@@ -27,6 +28,8 @@ from ingot.ir.symbolic_dims import Constraint, Dim
 
 if TYPE_CHECKING:
     from torch.export import ExportedProgram
+
+    from ingot.viewer.entry import ModelView
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,6 +190,18 @@ class Program:
     def parameters(self) -> dict[str, torch.Tensor]:
         """The parameters by name; a tied parameter is there under its first name."""
         return {str(i.target): self.state_of(i) for i in self.signature.inputs_of_kind(InputKind.PARAMETER)}
+
+    def view(
+        self, *, check: Literal["numerics"] | None = None, profile: bool = False, target: str = "cpu"
+    ) -> ModelView:
+        """Every stage from here to native code, as a page: shown by a notebook, opened by `.show()`, written by
+        `.save("page.html")`. `check="numerics"` runs and compares every stage, `profile` measures the kernels."""
+        made: ModelView = call_viewer("entry", "view_program", self, check=check, profile=profile, target=target)
+        return made
+
+    def _repr_html_(self) -> str:
+        text: str = call_viewer("summary", "program_html", self)
+        return text
 
     def __str__(self) -> str:
         from ingot.ir.printer import print_program

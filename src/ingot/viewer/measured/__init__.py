@@ -1,0 +1,1 @@
+"""What running a model shows: numbers, times, memory, and what quantization loses."""

@@ -1,0 +1,1 @@
+"""Programs, loops and code as stages of a view, and what links them."""

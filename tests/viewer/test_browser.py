@@ -1,0 +1,440 @@
+"""The page in a real browser: exported and served, with the pointer and with the keyboard."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import ingot
+from ingot.viewer.collection import ViewOptions, collect_program
+from ingot.viewer.page import export_page
+from ingot.viewer.server import PageServer, files_of
+from tests.viewer.browser import Browser, chromium, needs_browser
+from tests.viewer.models import Deep, Gate
+
+pytestmark = needs_browser
+
+Data = dict[str, Any]
+# What a name would do if a page took it for markup or for code.
+HOSTILE = (
+    "<img src=x onerror=window.hacked=1>",
+    "</script><script>window.hacked=2</script>",
+    "javascript:window.hacked=3",
+    "\"'><svg onload=window.hacked=4>",
+    "<!--<script>",
+    "__proto__",
+    "constructor",
+    "${window.hacked=5}",
+    "\u202egnirts",
+)
+ARROW_RIGHT, ARROW_LEFT, ARROW_DOWN, ENTER, ESCAPE = "\ue014", "\ue012", "\ue015", "\ue007", "\ue00c"
+
+
+@pytest.fixture(scope="module")
+def gate() -> Data:
+    program = ingot.capture(Gate().eval(), (torch.ones(5, 4),), dynamic_shapes={"x": {0: "batch"}})
+    return collect_program(program, ViewOptions(numerics=True, profile=True), reference="models.py:gate").to_json()
+
+
+@pytest.fixture(scope="module")
+def deep() -> Data:
+    return collect_program(ingot.capture(Deep(6).eval(), (torch.ones(4, 16),)), ViewOptions()).to_json()
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with chromium() as started:
+        yield started
+
+
+@pytest.fixture(autouse=True)
+def _quiet(browser: Browser) -> Iterator[None]:
+    """No test leaves an error in the console, or something that the content security policy stopped."""
+    browser.complaints()
+    yield
+    assert browser.complaints() == []
+
+
+def export(data: Data, folder: Path) -> Path:
+    page = folder / "page.html"
+    page.write_text(export_page(data), encoding="utf-8")
+    return page
+
+
+@pytest.fixture
+def gate_page(gate: Data, browser: Browser, tmp_path: Path) -> Browser:
+    browser.open_file(export(gate, tmp_path))
+    return browser
+
+
+def go_to(browser: Browser, name: str) -> None:
+    """Clicks the last stage with a name."""
+    found = [button for button in browser.all(".stage") if button.get_property("textContent").startswith(name)]
+    browser.run("arguments[0].click()", found[-1])
+    browser.settle()
+
+
+def search(browser: Browser, query: str) -> list[str]:
+    """The names of what is found."""
+    field = browser.one("input[type=search]")
+    field.clear()
+    field.send_keys(query)
+    browser.wait(lambda: browser.texts(".search-count") not in ([], [""]), "a count")
+    return browser.texts(".outline-row .outline-name")
+
+
+def linked_lines(browser: Browser, pane: str) -> list[str]:
+    return browser.texts(f".pane-{pane} .line.linked .code")
+
+
+def test_a_page_loads_from_a_file(gate: Data, gate_page: Browser) -> None:
+    assert gate_page.driver.title.startswith(gate["title"])
+    assert len(gate_page.all(".stage")) == len(gate["stages"])
+    assert gate_page.graph("inWorker"), "the layout is computed in a worker, from a file too"
+    assert gate_page.graph("drawn.cells") > 5
+    panes = gate_page.run("return [...document.querySelectorAll('.pane')].map((pane) => pane.dataset.pane)")
+    assert panes == ["outline", "details", "graph", "source", "program", "loop_ir", "code"]
+    assert gate_page.texts(".pane-program .line .code")[0].startswith("# Gate")
+
+
+def test_a_page_loads_from_the_server(gate: Data, browser: Browser) -> None:
+    with PageServer(files_of(gate)) as server:
+        server.start()
+        browser.open(server.url)
+        assert browser.graph("inWorker")
+        assert len(browser.all(".stage")) == len(gate["stages"])
+        asked = browser.run("return performance.getEntriesByType('resource').map((entry) => entry.name)")
+        assert {address.removeprefix(server.url) for address in asked if not address.startswith("blob:")} == {
+            "app.js",
+            "app.css",
+            "view.json",
+        }
+
+
+def test_a_page_works_in_the_frame_of_a_notebook(gate: Data, browser: Browser, tmp_path: Path) -> None:
+    """Its own origin is opaque there: no storage, and nothing of the page around it."""
+    import html
+
+    page = tmp_path / "notebook.html"
+    frame = f'<iframe srcdoc="{html.escape(export_page(gate))}" sandbox="allow-scripts" width="1200" height="800">'
+    page.write_text(f'<!doctype html><meta charset="utf-8">{frame}</iframe>', encoding="utf-8")
+    browser.driver.get(page.as_uri())
+    browser.driver.switch_to.frame(browser.one("iframe"))
+    try:
+        browser.wait(lambda: browser.run("return performance.getEntriesByName('ingot-first-graph').length > 0"))
+        assert browser.graph("drawn.cells") > 5
+    finally:
+        browser.driver.switch_to.default_content()
+
+
+def test_steps_through_all_stages(gate: Data, gate_page: Browser) -> None:
+    names = []
+    for place, stage in enumerate(gate["stages"]):
+        if place:
+            gate_page.step()
+        names.append(gate_page.texts(".fact-name dd")[0])
+        current = gate_page.texts(".stage[aria-current=step] .stage-name")
+        assert current == [stage["name"]]
+    assert names == [stage["name"] for stage in gate["stages"]]
+    assert not gate_page.one('[aria-label="Next stage"]').is_enabled()
+    gate_page.step("Previous stage")
+    assert gate_page.texts(".fact-name dd") == [names[-2]]
+
+
+def test_a_step_shows_what_it_changed(gate: Data, gate_page: Browser) -> None:
+    stage = next(stage for stage in gate["stages"] if stage["name"] == "autocast")
+    go_to(gate_page, "autocast")
+    facts = " ".join(gate_page.texts(".stage-facts > div"))
+    assert f"changes{stage['changes']}" in facts and "largest difference0, bit for bit" in facts
+    added = gate_page.texts(".pane-program .line.added .code")
+    removed = gate_page.texts(".pane-program .line.removed .code")
+    assert added and any("autocast" in line for line in removed)
+    signs = gate_page.texts(".outline-row .added-text")
+    assert any(sign.startswith("+") for sign in signs)
+    gate_page.run(
+        "[...document.querySelectorAll('.pane-program button')].find((b) => b.textContent === 'Text').click()"
+    )
+    gate_page.wait(lambda: not gate_page.all(".pane-program .line.added"), "the plain text")
+
+
+def test_arrow_keys_step_and_the_graph_has_keys_of_its_own(gate: Data, gate_page: Browser) -> None:
+    gate_page.one(".stage[aria-current=step]").click()
+    gate_page.keys(ARROW_RIGHT, ARROW_RIGHT, ARROW_LEFT)
+    gate_page.wait(lambda: gate_page.texts(".fact-name dd") == [gate["stages"][1]["name"]], "the second stage")
+    gate_page.run("document.querySelector('.graph-canvas').focus()")
+    before = gate_page.graph("camera().scale")
+    gate_page.keys("+")
+    assert gate_page.graph("camera().scale") > before
+    gate_page.keys(ARROW_DOWN)
+    first = gate_page.wait(lambda: gate_page.texts(".details-title"), "the first node")[0]
+    gate_page.keys(ARROW_DOWN)
+    gate_page.wait(lambda: gate_page.texts(".details-title") not in ([], [first]), "its user")
+    gate_page.keys(ESCAPE)
+    gate_page.wait(lambda: gate_page.texts(".pane-details h2") == ["About"], "no selection")
+
+
+def test_boxes_open_and_close(deep: Data, browser: Browser, tmp_path: Path) -> None:
+    browser.open_file(export(deep, tmp_path))
+    box = next(key for key in browser.graph("keys()") if key.startswith("|"))
+    browser.run("document.querySelector('.pane-graph .pane-controls button').click()")  # Collapse
+    browser.settle()
+    closed = browser.graph("keys()")
+    browser.click_graph(box, twice=True)
+    browser.settle()
+    opened = browser.graph("keys()")
+    assert len(opened) > len(closed) and set(closed) <= set(opened)
+    row = browser.one(f'.outline-row[data-key="{box}"]')
+    assert row.get_attribute("aria-expanded") == "true"
+    browser.run("arguments[0].querySelector('.twisty').click()", row)
+    browser.settle()
+    assert browser.graph("keys()") == closed
+    browser.run("document.querySelector('.outline').focus()")
+    row.click()
+    browser.keys(ARROW_RIGHT)
+    browser.wait(lambda: len(browser.graph("keys()")) > len(closed), "the open box")
+
+
+def test_search_finds_by_operator_module_line_and_shape(gate: Data, gate_page: Browser) -> None:
+    assert search(gate_page, "op:relu") == ["relu"]
+    assert search(gate_page, "module:fc") == ["linear"]
+    assert "softmax" in " ".join(search(gate_page, "shape:3] softmax"))
+    relu = next(node for node in gate["nodes"] if node["name"] == "relu")
+    line = gate["places"][relu["place"]][2]
+    assert {"linear", "relu"} <= set(search(gate_page, f"line:models.py:{line}"))
+    assert search(gate_page, "no such node") == []
+    search(gate_page, "op:relu")
+    gate_page.keys(ENTER)
+    gate_page.wait(lambda: gate_page.texts(".details-title") == ["relu operator"], "the node")
+
+
+def test_selecting_in_one_pane_selects_in_all(gate: Data, gate_page: Browser) -> None:
+    gate_page.click_graph("/relu")
+    gate_page.wait(lambda: linked_lines(gate_page, "program"), "the selection")
+    assert any("aten.relu" in line for line in linked_lines(gate_page, "program"))
+    assert any("self.fc(x).relu()" in line for line in linked_lines(gate_page, "source"))
+    assert linked_lines(gate_page, "loop_ir") and linked_lines(gate_page, "code")
+    details = " ".join(gate_page.texts(".pane-details .field"))
+    assert "f32[batch, 8]" in details and "models.py" in details and "kernel" in details and "linear" in details
+
+    # From the code back: the kernel, its loops, its nodes and lines.
+    gate_page.run("document.querySelector('.pane-code .line.linked').click()")
+    gate_page.wait(lambda: "kernel" in gate_page.texts(".details-title")[0], "the kernel")
+    assert any("self.fc(x).relu()" in line for line in linked_lines(gate_page, "source"))
+    assert linked_lines(gate_page, "program")
+
+    # From the loop IR, and from the source.
+    gate_page.run("document.querySelector('.pane-loop_ir .line.can-select').click()")
+    gate_page.wait(lambda: "loop" in gate_page.texts(".details-title")[0], "the loop")
+    assert linked_lines(gate_page, "program") and linked_lines(gate_page, "code")
+    gate_page.run("document.querySelector('.pane-source .line.has-nodes').click()")
+    gate_page.wait(lambda: "line" in gate_page.texts(".details-title")[0], "the line")
+    assert len(linked_lines(gate_page, "program")) >= 1
+
+
+def test_a_selection_follows_the_stages(gate_page: Browser) -> None:
+    search(gate_page, "op:relu")
+    gate_page.keys(ENTER)
+    gate_page.wait(lambda: gate_page.texts(".details-title") == ["relu operator"], "the node")
+    for name in ("autocast", "decompose", "lower", "model.c"):
+        go_to(gate_page, name)
+        assert any("relu" in line for line in linked_lines(gate_page, "program")), name
+        assert linked_lines(gate_page, "code"), name
+
+
+def test_panes_are_hidden_shown_and_resized(gate_page: Browser) -> None:
+    gate_page.one('[aria-label="Hide Source"]').click()
+    gate_page.wait(lambda: not gate_page.all(".pane-source"), "a page without the source")
+    gate_page.run(
+        "[...document.querySelectorAll('.pane-switches button')].find((b) => b.textContent === 'Source').click()"
+    )
+    gate_page.one(".pane-source")
+    bar = gate_page.one('.split-row > [role=separator][aria-label="Resize side"]')
+    before = int(bar.get_attribute("aria-valuenow"))
+    gate_page.run("arguments[0].focus()", bar)
+    gate_page.keys(ARROW_RIGHT)
+    gate_page.wait(lambda: int(bar.get_attribute("aria-valuenow")) > before, "a wider pane")
+    assert gate_page.texts(".fact-name dd") == ["captured"], "the same key does not step there"
+
+
+def test_profile_memory_and_dims_are_shown(gate: Data, gate_page: Browser) -> None:
+    gate_page.one("[data-tab=profile]").click()
+    rows = gate_page.wait(lambda: gate_page.texts("table.data tbody th"), "the table")
+    assert rows[0] == "whole call" and "fc" in rows
+    launches = [launch for launch in gate["profile"]["launches"] if launch["effort"] and launch["seconds"]]
+    assert len(gate_page.all("circle.launch")) == len(launches)
+    gate_page.run("document.querySelector('circle.launch').dispatchEvent(new MouseEvent('click', {bubbles: true}))")
+    gate_page.wait(lambda: gate_page.texts(".details-title"), "the loop behind a launch")
+    gate_page.one("[data-tab=memory]").click()
+    gate_page.wait(lambda: len(gate_page.all(".buffer")) == len(gate["memory"]["buffers"]), "the plan")
+    gate_page.one("[data-tab=dims]").click()
+    assert "batch" in gate_page.wait(lambda: gate_page.texts("table.data tbody th"), "the dims")[0]
+    assert not gate_page.all("[data-tab=quantization]"), "a panel is shown only where the data has it"
+
+
+def test_two_files_are_shown_beside_each_other(gate: Data, browser: Browser, tmp_path: Path) -> None:
+    other = copy.deepcopy(
+        {name: gate[name] for name in ("title", "reference", "kernels", "origins", "profile", "memory")}
+    )
+    other |= {"title": "before", "facts": gate["facts"]}
+    browser.open_file(export(gate | {"compare": other}, tmp_path))
+    browser.one("[data-tab=profile]").click()
+    browser.wait(lambda: len(browser.all(".time-canvas")) == 2, "two time lines")
+    assert "ratio" in browser.texts("table.data thead th")
+    assert "1.00×" in " ".join(browser.texts("table.data tbody td"))
+    browser.one("[data-tab=memory]").click()
+    browser.wait(lambda: len(browser.all(".memory-plot")) == 2, "two plans")
+
+
+def test_quantization_and_constraints_are_shown(gate: Data, browser: Browser, tmp_path: Path) -> None:
+    layer = {"node": 5, "name": "linear", "module": "fc", "operator": "linear", "own": 12.5, "total": 31.0}
+    layer |= {"range_use": 0.8, "clipped": 0.01, "worth_leaving": True}
+    layer |= {"histogram": {"low": -1.0, "high": 1.0, "counts": [1, 4, 2]}}
+    exact = layer | {"name": "out", "module": "out", "own": None, "total": None, "worth_leaving": False}
+    exact |= {"range_use": None, "clipped": None, "histogram": None}
+    report = {"result": 30.2, "text": "30.2 dB", "layers": [exact, layer]}
+    constraint = {"text": "batch % 2 == 0", "place": 0}
+    browser.open_file(export(gate | {"quantization": report, "constraints": [constraint]}, tmp_path))
+    browser.one("[data-tab=quantization]").click()
+    browser.wait(lambda: browser.texts("table.data tbody th") == ["out", "fc"], "the layers")
+    assert "exact" in browser.texts("table.data tbody td") and len(browser.all(".histogram rect")) == 3
+    browser.run(
+        "[...document.querySelectorAll('.card button')].find((b) => b.textContent === 'worst by itself').click()"
+    )
+    browser.wait(lambda: browser.texts("table.data tbody th") == ["fc", "out"], "the worst first")
+    browser.one("[data-tab=dims]").click()
+    browser.wait(lambda: "batch % 2 == 0" in browser.texts("table.data tbody th"), "the constraint")
+    assert browser.texts(".dims button.link"), "who asked for it"
+
+
+def test_themes_follow_the_system_and_a_switch(gate_page: Browser) -> None:
+    def color() -> str:
+        return str(gate_page.run("return getComputedStyle(document.body).backgroundColor"))
+
+    def choose(theme: str) -> None:
+        gate_page.run(
+            "const s = document.querySelector('select[aria-label=Theme]'); s.value = arguments[0];"
+            "s.dispatchEvent(new Event('change', {bubbles: true}))",
+            theme,
+        )
+
+    choose("light")
+    light = color()
+    choose("dark")
+    gate_page.wait(lambda: color() != light, "dark colors")
+    dark = color()
+    choose("system")
+    for scheme, expected in (("dark", dark), ("light", light)):
+        features = [{"name": "prefers-color-scheme", "value": scheme}]
+        gate_page.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": features})
+        gate_page.wait(lambda expected=expected: color() == expected, f"the system's {scheme} colors")
+    gate_page.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": []})
+
+
+# Everything that can be operated has a name.
+_UNNAMED = """
+const named = (e) => e.closest("label") !== null
+  || (e.getAttribute("aria-label") || e.textContent || e.title || "").trim() !== "";
+const operated = "button, select, input, canvas, svg[role], [role=tree], [role=separator], [tabindex='0']";
+return [...document.querySelectorAll(operated)].filter((e) => !named(e)).map((e) => e.outerHTML.slice(0, 120));
+"""
+# Text stands out from what is behind it as WCAG asks for: 4.5 to 1.
+_FAINT = """
+const parse = (color) => (color.match(/[\\d.]+/g) || []).map(Number);
+const linear = (c) => c / 255 <= 0.03928 ? c / 255 / 12.92 : ((c / 255 + 0.055) / 1.055) ** 2.4;
+const light = ([r, g, b]) => 0.2126 * linear(r) + 0.7152 * linear(g) + 0.0722 * linear(b);
+const behind = (e) => {
+  for (; e; e = e.parentElement) {
+    const color = parse(getComputedStyle(e).backgroundColor);
+    if (color.length === 3 || color[3] > 0) return color;
+  }
+  return [255, 255, 255];
+};
+const hasText = (e) => [...e.childNodes].some((node) => node.nodeType === 3 && node.data.trim());
+const found = new Set();
+for (const e of document.querySelectorAll("body *")) {
+  if (e.closest("svg, :disabled, .removed .code") || !hasText(e)) continue;
+  const [a, b] = [light(parse(getComputedStyle(e).color)), light(behind(e))].sort((x, y) => y - x);
+  const contrast = (a + 0.05) / (b + 0.05);
+  if (contrast < 4.5) found.add(`${e.className || e.tagName}: ${contrast.toFixed(2)}`);
+}
+return [...found];
+"""
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_everything_has_a_name_and_contrast(gate: Data, gate_page: Browser, theme: str) -> None:
+    gate_page.run("document.documentElement.dataset.theme = arguments[0]", theme)
+    gate_page.click_graph("/relu")
+    gate_page.wait(lambda: linked_lines(gate_page, "program"), "the selection")
+    for tab in ("program", "profile", "memory", "dims", "about"):
+        gate_page.one(f"[data-tab={tab}]").click()
+        if tab == "program":
+            go_to(gate_page, "autocast")
+        assert gate_page.run(_UNNAMED) == [], tab
+        assert gate_page.run(_FAINT) == [], tab
+    assert gate_page.run("return document.documentElement.lang") == "en"
+
+
+def poison(value: Any, name: str = "") -> Any:
+    """The same data with text of an attacker in every string that a model or a file can bring."""
+    if isinstance(value, dict):
+        return {key: poison(item, key) for key, item in value.items()}
+    if isinstance(value, list):
+        return [poison(item, name) for item in value]
+    if isinstance(value, str) and name not in (
+        "kind",
+        "group",
+        "language",
+        "origin",
+        "inputs",
+        "name",
+        "path",
+        "parent",
+    ):
+        return value + HOSTILE[len(value) % len(HOSTILE)]
+    return value
+
+
+def test_hostile_names_are_text(gate: Data, browser: Browser, tmp_path: Path) -> None:
+    data = poison({key: value for key, value in gate.items() if key not in ("kind", "schema")})
+    # Names are keys as well: changed everywhere alike.
+    renamed = {node["name"]: f"{node['name']}{HOSTILE[i % len(HOSTILE)]}" for i, node in enumerate(gate["nodes"])}
+    for node in data["nodes"]:
+        node["name"] = renamed[node["name"]]
+        node["inputs"] = [renamed[name] for name in node["inputs"]]
+    for stage in data["stages"]:
+        stage["name"] += HOSTILE[0]
+        for graph in stage["graphs"]:
+            graph["caller"] = renamed.get(graph["caller"])
+    for file in data["files"]:
+        file["name"] += HOSTILE[1]
+    for dim in data["dims"]:
+        dim["name"] = HOSTILE[0]
+    for kernel in data["kernels"]:
+        kernel["name"] += HOSTILE[3]
+    page = export({"schema": gate["schema"], "kind": gate["kind"], **data}, tmp_path)
+    browser.open_file(page)
+    shown = browser.run("return document.body.textContent")
+    assert HOSTILE[0] in shown
+    for _ in range(len(data["stages"]) - 1):
+        browser.step()
+    browser.run("document.querySelector('.outline-row').click()")
+    browser.run("document.querySelector('.pane-source .line.has-nodes').click()")
+    search(browser, "<img")
+    for tab in ("profile", "memory", "dims", "about"):
+        browser.one(f"[data-tab={tab}]").click()
+        browser.wait(lambda: browser.all(".panel"), tab)
+    assert browser.run("return window.hacked") is None
+    assert (
+        browser.run("return document.querySelectorAll('img, iframe, #app script, [onerror], [onload], a').length") == 0
+    )
+
+
+def test_broken_data_is_said(browser: Browser, tmp_path: Path, gate: Data) -> None:
+    browser.open_file(export(gate | {"schema": 99}, tmp_path))
+    assert "schema 99" in browser.texts(".failure")[0]

@@ -1,0 +1,61 @@
+// Search in a stage: words, and words with the field to look in.
+
+import type { NodeInfo, View } from "./contract";
+import type { GraphStage } from "./program_view";
+
+const FIELDS = { op: 0, module: 1, line: 2, shape: 3, name: 4, type: 3 } as const;
+type Field = keyof typeof FIELDS;
+
+interface Term {
+  field: Field | null;
+  text: string;
+}
+
+/** `op:linear module:layer.0 line:model.py:12 shape:768 word`: every term has to be found. */
+export function parseQuery(query: string): Term[] {
+  return query
+    .trim()
+    .toLowerCase()
+    .split(/\s+/)
+    .filter((word) => word !== "")
+    .map((word) => {
+      const colon = word.indexOf(":");
+      const field = colon > 0 ? word.slice(0, colon) : "";
+      if (Object.hasOwn(FIELDS, field)) return { field: field as Field, text: word.slice(colon + 1) };
+      return { field: null, text: word };
+    })
+    .filter((term) => term.text !== "");
+}
+
+function fieldsOf(view: View, info: NodeInfo): string[] {
+  const [module, file, line] = view.places[info.place] ?? [-1, -1, 0];
+  const call = view.modules[module];
+  return [
+    info.target,
+    call ? `${call.call} ${call.type}` : "",
+    file >= 0 ? `${view.files[file].name}:${line}` : "",
+    info.type >= 0 ? view.types[info.type].text : "",
+    info.name,
+  ].map((text) => text.toLowerCase());
+}
+
+function fits(term: Term, fields: string[]): boolean {
+  if (term.field === null) return fields.some((field) => field.includes(term.text));
+  const field = fields[FIELDS[term.field]];
+  // A line number is found as a whole: 12 is not 120.
+  if (term.field === "line" && /^\d+$/.test(term.text)) return field.endsWith(`:${term.text}`);
+  if (term.field === "line" && /:\d+$/.test(term.text)) return field.endsWith(term.text);
+  return field.includes(term.text);
+}
+
+/** The instances of a stage that fit a query, in the order of the program; none for an empty query. */
+export function searchStage(stage: GraphStage, query: string): number[] {
+  const terms = parseQuery(query);
+  if (terms.length === 0) return [];
+  const { view } = stage;
+  return stage.instances.flatMap(({ id, info }) => {
+    if (info.kind === "region") return [];
+    const fields = fieldsOf(view, info);
+    return terms.every((term) => fits(term, fields)) ? [id] : [];
+  });
+}

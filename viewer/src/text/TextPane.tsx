@@ -1,0 +1,144 @@
+// Text of the graph, the loop IR or the emitted code, with what is selected and what the step changed.
+
+import type { JSX } from "preact";
+import { useMemo, useState } from "preact/hooks";
+import { useView } from "../context";
+import { plural } from "../data/format";
+import type { Linked, Seed } from "../data/program_view";
+import { Pane } from "../panes/Pane";
+import { recall, remember, type PaneName } from "../state";
+import { rowsOf, type Mode, type Row } from "./rows";
+import { tokenize, type Language } from "./tokens";
+import { VirtualText } from "./VirtualText";
+
+type Kind = "graph" | "loop_ir" | "code";
+
+const TITLES: Record<Kind, string> = { graph: "Program", loop_ir: "Loop IR", code: "Code" };
+const PANES: Record<Kind, PaneName> = { graph: "program", loop_ir: "loop_ir", code: "code" };
+const MODES: [Mode, string][] = [
+  ["text", "Text"],
+  ["diff", "Diff"],
+  ["changes", "Changes"],
+];
+
+export function Code({ text, language }: { text: string; language: Language }): JSX.Element {
+  return (
+    <>
+      {tokenize(text, language).map(({ kind, text }, i) => (kind === "" ? text : <span key={i} class={`t-${kind}`}>{text}</span>))}
+    </>
+  );
+}
+
+function isLinked(kind: Kind, row: Row, linked: Linked | null): boolean {
+  if (linked === null || row.link < 0 || row.change === "removed") return false;
+  if (kind === "graph") return linked.nodes.has(row.link);
+  return kind === "loop_ir" ? linked.origins.has(row.link) : linked.kernels.has(row.link);
+}
+
+export function TextPane({ kind }: { kind: Kind }): JSX.Element {
+  const state = useView();
+  const { program, view } = state;
+  const current = state.stage.value;
+  const stage = program.stageOfKind(kind, current);
+  const [chosen, choose] = useState(0);
+  const [mode, setMode] = useState<Mode>(() => recall<Mode>(`mode.${kind}`, "diff"));
+  const texts = view.stages[stage]?.texts ?? [];
+  const text = Math.min(chosen, Math.max(0, texts.length - 1));
+  const isCurrent = stage === current;
+  const shownMode = isCurrent ? mode : "text";
+  const found = useMemo(
+    () => (stage < 0 ? null : rowsOf(program, stage, text, shownMode)),
+    [program, stage, text, shownMode],
+  );
+  const linked = state.linked.value;
+  const seed = state.seed.value;
+  const firstLinked = useMemo(
+    () => (found === null ? -1 : found.rows.findIndex((row) => isLinked(kind, row, linked))),
+    [found, linked],
+  );
+  if (found === null || stage < 0) {
+    return (
+      <Pane name={PANES[kind]} title={TITLES[kind]}>
+        <p class="empty">This view has no {TITLES[kind].toLowerCase()}.</p>
+      </Pane>
+    );
+  }
+  const { rows } = found;
+  const language = texts[text]?.language ?? "c";
+  const onClick = (row: Row) => (): void => {
+    const graph = state.graphStage.value;
+    let next: Seed;
+    if (kind === "graph") {
+      const id = graph?.byIndex.get(row.link)?.[0];
+      const path = id === undefined || !graph ? "" : graph.graphs[graph.instances[id].graph].path;
+      next = { kind: "node", index: row.link, graph: path };
+    } else if (kind === "loop_ir") next = { kind: "origin", origin: row.link };
+    else next = { kind: "kernel", kernel: row.link };
+    state.select(next);
+  };
+  const body = kind === "graph" || firstLinked >= 0 ? -1 : rows.findIndex((row) => row.link >= 0);
+  const change = isCurrent ? found.firstChange : -1;
+  const scroll = firstLinked >= 0 ? firstLinked : change >= 0 ? change : seed === null ? body : -1;
+  const info = view.stages[stage];
+  const controls = (
+    <>
+      {texts.length > 1 && (
+        <select aria-label="File" value={text} onChange={(event) => choose(Number(event.currentTarget.value))}>
+          {texts.map(({ name }, i) => (
+            <option key={i} value={i}>
+              {name}
+            </option>
+          ))}
+        </select>
+      )}
+      {found.added + found.removed > 0 && (
+        <span class="diff-counts" title="Lines that the step added and removed">
+          <span class="added-text">+{found.added}</span> <span class="removed-text">−{found.removed}</span>
+        </span>
+      )}
+      {kind !== "code" && (
+        <span class="segmented" role="group" aria-label="What the text shows">
+          {MODES.map(([name, title]) => (
+            <button
+              key={name}
+              type="button"
+              aria-pressed={mode === name}
+              disabled={!isCurrent || !(program.previousOfKind(stage) >= 0)}
+              onClick={() => {
+                setMode(name);
+                remember(`mode.${kind}`, name);
+              }}
+            >
+              {title}
+            </button>
+          ))}
+        </span>
+      )}
+    </>
+  );
+  const name = texts.length === 1 && kind === "code" ? texts[0].name : info.name;
+  return (
+    <Pane name={PANES[kind]} title={TITLES[kind]} note={`${name} · ${plural(rows.length, "line")}`} controls={controls}>
+      <VirtualText
+        label={`${TITLES[kind]}: ${name}`}
+        count={rows.length}
+        columns={found.columns}
+        gutterColumns={Math.max(3, String(rows.length).length) + 2}
+        scrollTo={{ line: scroll, serial: `${stage}/${text}/${shownMode}/${JSON.stringify(seed)}` }}
+        line={(i) => {
+          const row = rows[i];
+          if (row.change === "folded") {
+            return { className: "folded", gutter: "", content: `⋯ ${plural(row.line, "line")} the same`, onClick: null };
+          }
+          const sign = row.change === "added" ? "+" : row.change === "removed" ? "−" : " ";
+          return {
+            className: `${row.change}${isLinked(kind, row, linked) ? " linked" : ""}`,
+            gutter: `${row.number === 0 ? "" : row.number} ${sign}`,
+            content: <Code text={program.lineText(row.line)} language={language} />,
+            onClick: row.link >= 0 && row.change !== "removed" ? onClick(row) : null,
+          };
+        }}
+      />
+    </Pane>
+  );
+}
