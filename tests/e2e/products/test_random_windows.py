@@ -1,4 +1,4 @@
-"""Products and convolutions of random shapes with small whole numbers, where every order of a sum gives the same bits.
+"""Products and convolutions of random shapes with small integers, where every order of a sum gives the same bits.
 
 A tile of rows goes through a run of terms, and then through the next: shapes are drawn around the numbers of rows and
 terms at which a tile, a run, a task or a line of the image ends.
@@ -77,7 +77,6 @@ def test_whole_numbers_are_exact(kind: str, isa: Isa) -> None:
     dtype = torch.float64 if kind == "float64" else torch.float32
     model, given = drawn_layers(RUNNABLE.index(isa) * 10 + len(kind), dtype)
     program, module = lowered(model, tuple(given), precision="bfloat16" if kind == "bfloat16" else "float32")
-    # Winograd's halves and quarters are as exact, and have tests of their own: here are windows.
     native = assemble(program, module, isa=isa, threads=2)
     with torch.no_grad():
         expected = model.double()(*(x.double() for x in given))

@@ -72,19 +72,19 @@ def _subsets(symbols: list[sympy.Symbol]) -> Iterator[frozenset[sympy.Symbol]]:
 def _returns_view(func: Any, args: Any, kwargs: Any, numbers: Mapping[sympy.Symbol, int]) -> bool:
     """Whether the call returns a view at these sizes."""
     with internals.without_dispatch():
-        given, named = _at_sizes(args, numbers), _at_sizes(kwargs, numbers)
+        given, named = _concretize(args, numbers), _concretize(kwargs, numbers)
         made = func(*given, **named)
         return internals.storage_id(made) == internals.storage_id(given[0])
 
 
-def _at_sizes(value: Any, numbers: Mapping[sympy.Symbol, int]) -> Any:
+def _concretize(value: Any, numbers: Mapping[sympy.Symbol, int]) -> Any:
     if isinstance(value, torch.Tensor):
-        shape, strides = _at_sizes(list(value.shape), numbers), _at_sizes(list(value.stride()), numbers)
+        shape, strides = _concretize(list(value.shape), numbers), _concretize(list(value.stride()), numbers)
         return torch.empty_strided(shape, strides, dtype=value.dtype, device="meta")
     if isinstance(value, torch.SymInt):
         return int(internals.expr_of(value).xreplace(numbers))
     if isinstance(value, list | tuple):
-        return type(value)(_at_sizes(item, numbers) for item in value)
+        return type(value)(_concretize(item, numbers) for item in value)
     if isinstance(value, dict):
-        return {key: _at_sizes(item, numbers) for key, item in value.items()}
+        return {key: _concretize(item, numbers) for key, item in value.items()}
     return value
