@@ -133,14 +133,12 @@ def test_snapshots(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("reference", "what", "hint"),
     [
-        ("nothing.ingot", "There is no file nothing.ingot", "name a factory"),
-        ("nothing.onnx", "There is no file nothing.onnx", "name a factory"),
-        ("some/where", "There is no file some/where", "name a factory"),
-        ("m.py", "m.py cannot be shown", "model.py:factory"),
-        ("m.pt", "m.pt is TorchScript", "ingot capture m.pt -o model.ingot"),
-        ("m.pt2", "m.pt2 cannot be shown", "ingot.from_exported"),
-        ("m.safetensors", "m.safetensors cannot be shown", "name a factory"),
-        ("./m.txt", "./m.txt is of no kind", "name one of these"),
+        ("nothing.ingot", "There is no file nothing.ingot", "looked in"),
+        ("nothing.onnx", "There is no file nothing.onnx", "looked in"),
+        ("some/where", "does not name a factory", "pkg.module:factory"),
+        ("m.py", "m.py names a Python file", "m.py:make"),
+        ("m.safetensors", "is a file of tensors in safetensors", "write a factory"),
+        ("./m.txt", "neither a factory nor a file of Ingot", "write pkg.module:factory"),
         ("empty", "empty holds no snapshots", "ingot capture"),
         ("bad.ingot", "bad.ingot", ""),
         ("bad.onnx", "bad.onnx is not an ONNX file", "export the model again"),
@@ -151,7 +149,9 @@ def test_snapshots(tmp_path: Path) -> None:
 def test_wrong_targets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reference: str, what: str, hint: str) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "empty").mkdir()
-    for name in ("m.py", "m.pt", "m.pt2", "m.safetensors", "m.txt", "bad.ingot", "bad.onnx"):
+    (tmp_path / "m.py").write_text("def make():\n    return 1\n")
+    (tmp_path / "m.safetensors").write_bytes(b"\x02\0\0\0\0\0\0\0{}")
+    for name in ("m.txt", "bad.ingot", "bad.onnx"):
         (tmp_path / name).write_text("nothing of use")
     result = run(reference, "--export", "p.html")
     assert result.exit_code in (1, 2) and result.stdout == ""
@@ -165,7 +165,7 @@ def test_wrong_targets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, referenc
 def test_pages_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, export: str) -> None:
     monkeypatch.chdir(tmp_path)
     result = run("a.module:that_is_never_imported", "--export", export)
-    assert result.exit_code == 2 and "cannot be written" in result.stderr
+    assert result.exit_code == 1 and "cannot be written" in result.stderr
 
 
 def test_an_installation_without_the_page_says_so_first(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,8 +14,10 @@ from rich.text import Text
 
 from ingot.cli.capture import Dynamic, parse_dynamic
 from ingot.cli.compile import PreciseForTarget, Threads
-from ingot.cli.console import AsJson, Debug, Result, Stages, command, human
-from ingot.cli.view.targets import check_folder, check_reference, collect, compare_layers
+from ingot.cli.console import AsJson, Debug, Result, command, human
+from ingot.cli.inputs.paths import check_outputs
+from ingot.cli.progress import Stages
+from ingot.cli.view.targets import check_reference, collect, compare_layers
 
 
 @command
@@ -68,8 +70,7 @@ def run(
     for one in (reference, against, None if in_float is None else str(in_float)):
         if one is not None:
             check_reference(one)
-    if export is not None:
-        check_folder(export)
+    check_outputs({"--export": export})
     stages = Stages()
     with stages("import", "importing torch"):
         from ingot.viewer.collection import ViewOptions

@@ -10,58 +10,23 @@ import typer
 
 from ingot.cli.capture import add_ranges
 from ingot.cli.compile import open_model
-from ingot.cli.console import Stages
-from ingot.cli.torchscript_inputs import is_script
+from ingot.cli.factory import UnsuitableFile, named_kind
+from ingot.cli.inputs.file_kinds import Kind, explain
+from ingot.cli.progress import Stages
 from ingot.viewer.source_files import short_path
 
 if TYPE_CHECKING:
     from ingot.viewer.collection import ViewOptions
     from ingot.viewer.view_data import ViewData
 
-# Files that look like a model and are something else, with the way from there to one that can be shown.
-_OTHERS = {
-    ".pt2": "torch.export's file: ingot.from_exported(torch.export.load(path)).save('model.ingot')",
-    ".safetensors": "weights without a model: name a factory that builds the model and loads them",
-    ".bin": "weights without a model: name a factory that builds the model and loads them",
-    ".py": "Python source: name the factory in it, such as model.py:factory",
-    ".json": "one file: give the folder of snapshots that it lies in",
-    ".html": "a page already: open it in the browser",
-}
-
 
 def check_reference(reference: str) -> None:
-    """Raises ViewError, before anything slow is done, for a file that is missing or not of a kind that can be shown."""
-    from ingot.errors import ViewError, format_error
-
-    path = Path(reference)
-    suffix = path.suffix.lower()
-    names_file = ":" not in reference and (
-        suffix in (".ingot", ".onnx", *_OTHERS) or is_script(reference) or "/" in reference
-    )
-    if path.is_dir():
-        return
-    if names_file and not path.is_file():
-        raise ViewError(
-            format_error(
-                f"There is no file {reference}.",
-                why=f"looked in {Path.cwd()}",
-                fix="check the name, or name a factory: pkg.module:factory",
-            )
-        )
-    if names_file and is_script(reference):
-        fix = f"import it first: ingot capture {reference} -o model.ingot, and view that"
-        raise ViewError(format_error(f"{reference} is TorchScript, which has no program yet.", fix=fix))
-    if names_file and suffix in _OTHERS:
-        what, _, how = _OTHERS[suffix].partition(": ")
-        raise ViewError(format_error(f"{reference} cannot be shown.", why=f"it is {what}", fix=how))
-    if names_file and suffix not in (".ingot", ".onnx"):
-        raise ViewError(
-            format_error(
-                f"{reference} is of no kind that can be shown.",
-                why="shown are .ingot and .onnx files, folders of snapshots, and what a factory builds",
-                fix="name one of these",
-            )
-        )
+    """Raises FactoryError, before anything slow is done, for a file that is missing or of a kind that has no view."""
+    kind, path = named_kind(reference), Path(reference)
+    if kind in (Kind.INGOT, Kind.ONNX, Kind.FOLDER) or path.suffix in (".ingot", ".onnx"):
+        return  # or it says that it is one of these, and reading it tells what is wrong with it
+    if kind is not None or path.exists():
+        raise UnsuitableFile(explain(path, kind))
 
 
 def shorten(reference: str) -> str:
@@ -70,17 +35,6 @@ def shorten(reference: str) -> str:
     if not colon:
         path, name = reference, ""
     return short_path(path) + colon + name if os.path.isabs(path) else reference
-
-
-def check_folder(page: Path) -> None:
-    """Raises ViewError where the folder of the page to write is missing."""
-    from ingot.errors import ViewError, format_error
-
-    if page.is_dir() or not page.absolute().parent.is_dir():
-        why = "it is a folder" if page.is_dir() else f"there is no folder {page.absolute().parent}"
-        raise ViewError(
-            format_error(f"{page} cannot be written.", why=why, fix="make the folder, or name another file")
-        )
 
 
 def collect(reference: str, options: ViewOptions, stages: Stages, dynamic_shapes: Any) -> ViewData:
