@@ -22,6 +22,10 @@ class ClosedOver(Exception):
         self.tensor = tensor
 
 
+class NeedsProgram(Exception):
+    """The model computes with what autograd takes only from a Program: functions of operators, complex numbers."""
+
+
 class CallTracer(TorchFunctionMode):
     """Gives each operator the user's line, each tensor of the state its stand-in, and notes what has no gradient."""
 
@@ -38,6 +42,8 @@ class CallTracer(TorchFunctionMode):
         if source is not None:
             internals.set_trace_of_calls(trace_text(source.file, source.line, source.function))
         result = func(*self.replaced(args), **self.replaced(kwargs or {}))
+        if any(tensor.is_complex() for tensor in tensors_in(result)):
+            raise NeedsProgram  # else the forward half would hand complex numbers to the backward one
         if torch.is_grad_enabled():
             text = f"{source}" + (f": {source.text}" if source is not None and source.text else "")
             self._missing.note(tensors_in(result), f"aten.{name}", text)

@@ -70,7 +70,7 @@ class ProgramBody:
         return execution.finish(self.program, list(values), given, state.__getitem__)
 
     def _tensor(self, name: str) -> torch.Tensor:
-        found = _hanging(self._root, name)
+        found = self._hanging(name)
         return found if found is not None else self._own(name)[name]
 
     def _own(self, name: str) -> dict[str, torch.Tensor]:
@@ -79,15 +79,17 @@ class ProgramBody:
 
     def _constants(self) -> Iterator[tuple[str, dict[str, torch.Tensor]]]:
         for name in (str(i.target) for i in self.program.signature.state_inputs):
-            if _hanging(self._root, name) is None:
+            if self._hanging(name) is None:
                 yield name, self._own(name)
 
-
-def _hanging(root: nn.Module | None, name: str) -> torch.Tensor | None:
-    try:
-        return None if root is None else tensor_at(root, name)
-    except (AttributeError, AssertionError):
-        return None
+    def _hanging(self, name: str) -> torch.Tensor | None:
+        """The tensor that hangs in the module, unless a pass has made another one of it: real parts of a complex one."""
+        try:
+            found = None if self._root is None else tensor_at(self._root, name)
+        except (AttributeError, AssertionError):
+            return None
+        mine = self._own(name)[name]
+        return found if found is not None and (found.shape, found.dtype) == (mine.shape, mine.dtype) else None
 
 
 @dataclass(frozen=True)

@@ -29,7 +29,7 @@ from torch import fx, nn
 from ingot import torch_internals as internals
 from ingot.api import capture
 from ingot.artifacts.compiled_model import CompiledModel
-from ingot.autograd.call_tracer import ClosedOver
+from ingot.autograd.call_tracer import ClosedOver, NeedsProgram
 from ingot.autograd.compiled_graph import Build, CompiledGraph
 from ingot.autograd.gradient_rules import gradient_rules
 from ingot.autograd.model_state import ModelState, literal_key, types_of
@@ -55,10 +55,6 @@ _DEVICES = ("cpu", "cuda")
 _log = logging.getLogger("ingot.training")
 
 Functionalize = Callable[[Program], Program]
-
-
-class NeedsProgram(Exception):
-    """The model calls an operator that takes functions."""
 
 
 @dataclass(frozen=True)

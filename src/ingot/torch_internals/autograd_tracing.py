@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -47,6 +48,7 @@ def compile_with_autograd(
         partition_fn=default_partition,
         decompositions={**_default_rules(), **rules},
     )
+    _compile_both_at_once(made)
     written = False
 
     def run(*inputs: Any) -> Any:
@@ -59,6 +61,14 @@ def compile_with_autograd(
             written = True
 
     return run
+
+
+def _compile_both_at_once(made: Callable[..., Any]) -> None:
+    """The backward is compiled with the forward, not at the first gradient, so that what is wrong with it is said."""
+    cells = dict(zip(made.__code__.co_freevars, made.__closure__ or (), strict=False))
+    config = cells["aot_config"].cell_contents if "aot_config" in cells else None
+    if hasattr(config, "force_non_lazy_backward_lowering"):  # not in torch 2.11
+        cells["aot_config"].cell_contents = dataclasses.replace(config, force_non_lazy_backward_lowering=True)
 
 
 @cache
