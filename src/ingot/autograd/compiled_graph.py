@@ -29,6 +29,7 @@ class CompiledGraph:
     compiled: CompiledModel | None
     # Of each result: ("argument", place), ("view", (place, calls)), ("result", (place, strides)) or ("value", itself).
     sources: tuple[tuple[str, Any], ...]
+    taken: tuple[int, ...] = ()  # the arguments that it computes with
 
     @staticmethod
     def build(graph: fx.GraphModule, inputs: Sequence[Any], build: Build) -> CompiledGraph:
@@ -53,9 +54,13 @@ class CompiledGraph:
         graph.recompile()
         if not computed and not any(_is_effect(node) for node in graph.graph.nodes):
             return CompiledGraph(None, tuple(sources))
+        taken = tuple(place for node, place in places.items() if node.users)
+        for node in [node for node in places if not node.users]:
+            graph.graph.erase_node(node)
+        graph.recompile()
         with internals.detach_from_dynamo():
-            examples = [_example(value) for value in inputs]
-            return CompiledGraph(build(GraphAsModule(graph), examples), tuple(sources))
+            examples = [_example(inputs[place]) for place in taken]
+            return CompiledGraph(build(GraphAsModule(graph), examples), tuple(sources), taken)
 
     def __call__(self, arguments: list[Any]) -> list[Any]:
         """The results. autograd frees what it hands over in a list as soon as the list is emptied."""
@@ -75,7 +80,7 @@ class CompiledGraph:
             return ()
         if self.compiled.draws:  # torch's generator decides about our draws too, a new number for each call
             self.compiled.seed(int(torch.randint(0, 2**62, ())))
-        made: Sequence[torch.Tensor] = self.compiled(*(t.detach().contiguous() for t in given))
+        made: Sequence[torch.Tensor] = self.compiled(*(given[place].detach().contiguous() for place in self.taken))
         return made
 
     def close(self) -> None:

@@ -16,8 +16,9 @@ from ingot.autograd.model_state import ModelState, Place, Tracked
 from ingot.interop.module import tensor_at
 from ingot.ir import execution, pytree
 from ingot.ir.program import Program
-from ingot.ir.signature import InputKind
+from ingot.ir.signature import InputKind, OutputKind
 
+_WRITES = (OutputKind.BUFFER_MUTATION, OutputKind.PARAMETER_MUTATION, OutputKind.ARGUMENT_MUTATION)
 StandIns = Mapping[int, torch.Tensor]
 
 
@@ -66,7 +67,10 @@ class ProgramBody:
         for name in (str(i.target) for i in signature.state_inputs):
             tensor = self._tensor(name)
             state[name] = stand_ins.get(id(tensor), tensor)
-        values = self._graph.run(*state.values(), *given.values())
+        # What is written in the end may be what a gradient is made of: the graph computes with a copy of that.
+        written = {str(output.target) for output in signature.outputs if output.kind in _WRITES}
+        inputs = [value.clone() if name in written else value for name, value in (*state.items(), *given.items())]
+        values = self._graph.run(*inputs)
         return execution.finish(self.program, list(values), given, state.__getitem__)
 
     def _tensor(self, name: str) -> torch.Tensor:
