@@ -158,3 +158,83 @@ def weight_norm_backward(
     others = [d for d in range(v.dim()) if d != dim]
     along = (grad * v).sum(others, keepdim=True) if others else grad * v
     return g / norms * (grad - v * along / (norms * norms)), along / norms
+
+
+# ---------------------------------------------------------------------- pooling and interpolation
+
+
+@gradient(aten.avg_pool2d_backward.default)
+def average_pool_2d_backward(grad: torch.Tensor, x: torch.Tensor, *options: Any) -> torch.Tensor:
+    return _average_pool_backward(2, grad, x, *options)
+
+
+@gradient(aten.avg_pool3d_backward.default)
+def average_pool_3d_backward(grad: torch.Tensor, x: torch.Tensor, *options: Any) -> torch.Tensor:
+    return _average_pool_backward(3, grad, x, *options)
+
+
+def _average_pool_backward(
+    dims: int, grad: torch.Tensor, x: torch.Tensor, kernel: Sequence[int], stride: Sequence[int],
+    padding: Sequence[int], ceil_mode: bool, count_include_pad: bool, divisor: int | None,
+) -> torch.Tensor:  # fmt: skip
+    """Each window hands its gradient, divided by its size, to all that lie in it: a transposed convolution of ones."""
+    kernel, padding = _each(kernel, dims), _each(padding, dims)
+    stride = _each(stride, dims) if stride else kernel
+    sizes, outs = list(x.shape[-dims:]), list(grad.shape[-dims:])
+    for dim in range(dims):
+        count = _window_sizes(sizes[dim], outs[dim], kernel[dim], stride[dim], padding[dim], count_include_pad, grad)
+        if divisor is None:
+            grad = grad / count.view([-1] + [1] * (dims - 1 - dim))
+    grad = grad if divisor is None else grad / divisor
+    flat = grad.reshape(-1, 1, *outs)
+    ones, none = torch.ones([1, 1, *kernel], dtype=grad.dtype, device=grad.device), [0] * dims
+    made = aten.convolution.default(flat, ones, None, stride, none, [1] * dims, True, none, 1)
+    for dim in range(dims):
+        made = _window_of(made, dim + 2, padding[dim], sizes[dim])
+    return made.reshape(x.shape)
+
+
+def _window_sizes(
+    size: int, out: int, kernel: int, stride: int, padding: int, padded: bool, like: torch.Tensor
+) -> torch.Tensor:
+    """How many places each window of one dim covers."""
+    first = torch.arange(out, device=like.device) * stride - padding
+    last = (first + kernel).clamp(max=size + padding)
+    if not padded:
+        first, last = first.clamp(min=0), last.clamp(max=size)
+    return (last - first).to(like.dtype)
+
+
+def _window_of(x: torch.Tensor, dim: int, start: int, size: int) -> torch.Tensor:
+    """So many places of one dim from a start; zeros behind the end."""
+    x = x.narrow(dim, start, min(size, x.shape[dim] - start))
+    missing = size - x.shape[dim]
+    if missing:
+        x = aten.constant_pad_nd.default(x, [0, 0] * (x.dim() - 1 - dim) + [0, missing])
+    return x
+
+
+@gradient(aten._adaptive_avg_pool2d_backward.default)
+def adaptive_average_pool_2d_backward(grad: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    return _along_each_dim(grad, [_averages(x.shape[d], grad.shape[d], grad) for d in (-2, -1)])
+
+
+@gradient(aten._adaptive_avg_pool3d_backward.default)
+def adaptive_average_pool_3d_backward(grad: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    return _along_each_dim(grad, [_averages(x.shape[d], grad.shape[d], grad) for d in (-3, -2, -1)])
+
+
+def _averages(size: int, out: int, like: torch.Tensor) -> torch.Tensor:
+    """A matrix [size, out]: what each place adds to each average."""
+    number = torch.arange(out, device=like.device)
+    first, last = number * size // out, ((number + 1) * size + out - 1) // out
+    place = torch.arange(size, device=like.device)[:, None]
+    return ((place >= first) & (place < last)).to(like.dtype) / (last - first).to(like.dtype)
+
+
+def _along_each_dim(grad: torch.Tensor, matrices: Sequence[torch.Tensor]) -> torch.Tensor:
+    """The gradient times the matrix [size, out] of each of its last dims."""
+    for number, matrix in enumerate(matrices):
+        dim = number - len(matrices)
+        grad = (grad.transpose(dim, -1) @ matrix.T).transpose(dim, -1)
+    return grad
