@@ -137,7 +137,8 @@ def compile(
     not compute what torch does; "structure" runs every rule of the loop IR's verifier after every step.
 
     With `training`, forward and backward both become native code, and autograd goes through the call: gradients reach
-    the model's own parameters and the arguments. The sizes are then those of the example.
+    the model's own parameters and the arguments. The result is an nn.Module that shares the model's state. It takes no
+    `dynamic_shapes`: every other size, mode or dtype is compiled when it is first met, and the latest 32 are kept.
     """
     found = find_target(target)
     machine = found if isinstance(found, ReferenceTarget) and not training else _check_native(found)

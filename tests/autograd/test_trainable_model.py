@@ -267,9 +267,7 @@ def test_parametrizations() -> None:
     torch.manual_seed(0)
     layers = [nn.Linear(4, 4) for _ in range(3)]
     parametrize.register_parametrization(layers[0], "weight", Symmetric())
-    model = nn.Sequential(
-        layers[0], parametrizations.weight_norm(layers[1]), parametrizations.spectral_norm(layers[2])
-    )
+    model = nn.Sequential(layers[0], parametrizations.weight_norm(layers[1]), parametrizations.spectral_norm(layers[2]))
     x = torch.randn(3, 4)
     compare(model, (x,), (x,))
     with pytest.warns(FutureWarning, match="deprecated"):

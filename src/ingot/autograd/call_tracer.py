@@ -15,7 +15,7 @@ from ingot.ir.metadata import Source, tensors_in, trace_text
 
 
 class ClosedOver(Exception):
-    """The model computes with a tensor that is no argument of the trace. The trace begins anew, with that one."""
+    """The model computes with a tensor that the trace was not given. The trace begins anew, with that one."""
 
     def __init__(self, tensor: torch.Tensor) -> None:
         super().__init__("a tensor that is not an argument of the trace")
@@ -41,7 +41,7 @@ class CallTracer(TorchFunctionMode):
         source = _source()
         if source is not None:
             internals.set_trace_of_calls(trace_text(source.file, source.line, source.function))
-        result = func(*self.replaced(args), **self.replaced(kwargs or {}))
+        result = func(*self.substitute(args), **self.substitute(kwargs or {}))
         if any(tensor.is_complex() for tensor in tensors_in(result)):
             raise NeedsProgram  # else the forward half would hand complex numbers to the backward one
         if torch.is_grad_enabled():
@@ -49,7 +49,7 @@ class CallTracer(TorchFunctionMode):
             self._missing.note(tensors_in(result), f"aten.{name}", text)
         return result
 
-    def replaced(self, value: Any) -> Any:
+    def substitute(self, value: Any) -> Any:
         """The value with stand-ins. Raises ClosedOver for a tensor that has none."""
         if isinstance(value, torch.Tensor):
             stand_in = self._stand_ins.get(id(value))
@@ -59,9 +59,9 @@ class CallTracer(TorchFunctionMode):
                 raise ClosedOver(value)
             return value
         if type(value) in (list, tuple):
-            return type(value)(self.replaced(part) for part in value)
+            return type(value)(self.substitute(part) for part in value)
         if type(value) is dict:
-            return {key: self.replaced(part) for key, part in value.items()}
+            return {key: self.substitute(part) for key, part in value.items()}
         return value
 
 

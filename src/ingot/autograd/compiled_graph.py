@@ -69,8 +69,8 @@ class CompiledGraph:
         made = self._run(given)
         answers: Mapping[str, Callable[[Any], Any]] = {
             "argument": lambda place: given[place],
-            "view": lambda view: _viewed(given[view[0]], view[1]),
-            "result": lambda result: _laid_out(made[result[0]], result[1]),
+            "view": lambda view: _apply_views(given[view[0]], view[1]),
+            "result": lambda result: _lay_out(made[result[0]], result[1]),
             "value": lambda value: value,
         }
         return [answers[kind](place) for kind, place in self.sources]
@@ -109,7 +109,7 @@ def _origin(result: Any) -> tuple[Any, tuple[Any, ...]]:
     return node, tuple(reversed(calls))
 
 
-def _viewed(tensor: torch.Tensor, calls: Sequence[tuple[Any, Any]]) -> torch.Tensor:
+def _apply_views(tensor: torch.Tensor, calls: Sequence[tuple[Any, Any]]) -> torch.Tensor:
     for view, args in calls:
         tensor = view(tensor, *args)
     return tensor
@@ -121,7 +121,7 @@ def _strides(node: fx.Node) -> tuple[int, ...] | None:
     return None if not isinstance(value, torch.Tensor) or value.is_contiguous() else tuple(map(int, value.stride()))
 
 
-def _laid_out(result: torch.Tensor, strides: tuple[int, ...] | None) -> torch.Tensor:
+def _lay_out(result: torch.Tensor, strides: tuple[int, ...] | None) -> torch.Tensor:
     if strides is None:
         return result
     shape = result.shape

@@ -5,6 +5,7 @@ A rule takes what the operator takes, and returns what it returns; torch's trace
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -20,6 +21,8 @@ gradient = _RULES.register
 
 def gradient_rules() -> Mapping[Any, Rule]:
     """Every rule, by operator."""
+    from ingot.autograd import resampling_gradients  # noqa: F401  registers its rules here
+
     return _RULES
 
 
@@ -35,7 +38,7 @@ def convolution_backward(
     """The gradient of the input is the other kind of convolution with the same weights; that of the weights is a
     convolution over the batch, where the gradient (or for a transposed one the input) is the window that slides."""
     dims = x.dim() - 2
-    stride, padding, dilation = (_each(value, dims) for value in (stride, padding, dilation))
+    stride, padding, dilation = (each_of(value, dims) for value in (stride, padding, dilation))
     of_input = of_weight = of_bias = None
     if mask[0]:
         of_input = _input_gradient(grad, x, weight, stride, padding, dilation, transposed, groups)
@@ -47,7 +50,7 @@ def convolution_backward(
     return of_input, of_weight, of_bias
 
 
-def _each(value: Sequence[int], dims: int) -> list[int]:
+def each_of(value: Sequence[int], dims: int) -> list[int]:
     return list(value) * dims if len(value) == 1 else list(value)
 
 
@@ -67,7 +70,8 @@ def _input_gradient(
             sizes, grad.shape[2:], stride, padding, dilation, weight.shape[2:], strict=True
         )
     ]
-    return aten.convolution.default(grad, weight, None, stride, padding, dilation, True, left, groups)
+    made = aten.convolution.default(grad, weight, None, stride, padding, dilation, True, left, groups)
+    return _cut(made, sizes)
 
 
 def _weight_gradient(
@@ -103,7 +107,7 @@ def attention(
     assert dropout_p == 0.0, "torch takes another way where there is dropout"
     scores = _scores(q, k, is_causal, attn_mask, scale)
     total = scores.logsumexp(-1)
-    out = (_probabilities(scores, total) @ v.float() if v.dtype != torch.float64 else _probabilities(scores, total) @ v)
+    out = _probabilities(scores, total) @ v.float() if v.dtype != torch.float64 else _probabilities(scores, total) @ v
     # Its memory is in the order batch, length, heads, depth, as torch's own is.
     return out.to(q.dtype).transpose(1, 2).contiguous().transpose(1, 2), total
 
@@ -160,81 +164,24 @@ def weight_norm_backward(
     return g / norms * (grad - v * along / (norms * norms)), along / norms
 
 
-# ---------------------------------------------------------------------- pooling and interpolation
+@gradient(aten.hardshrink_backward.default, aten.softshrink_backward.default)
+def shrink_backward(grad: torch.Tensor, x: torch.Tensor, limit: float = 0.5) -> torch.Tensor:
+    return torch.where((x >= -limit) & (x <= limit), 0.0, grad)
 
 
-@gradient(aten.avg_pool2d_backward.default)
-def average_pool_2d_backward(grad: torch.Tensor, x: torch.Tensor, *options: Any) -> torch.Tensor:
-    return _average_pool_backward(2, grad, x, *options)
-
-
-@gradient(aten.avg_pool3d_backward.default)
-def average_pool_3d_backward(grad: torch.Tensor, x: torch.Tensor, *options: Any) -> torch.Tensor:
-    return _average_pool_backward(3, grad, x, *options)
-
-
-def _average_pool_backward(
-    dims: int, grad: torch.Tensor, x: torch.Tensor, kernel: Sequence[int], stride: Sequence[int],
-    padding: Sequence[int], ceil_mode: bool, count_include_pad: bool, divisor: int | None,
-) -> torch.Tensor:  # fmt: skip
-    """Each window hands its gradient, divided by its size, to all that lie in it: a transposed convolution of ones."""
-    kernel, padding = _each(kernel, dims), _each(padding, dims)
-    stride = _each(stride, dims) if stride else kernel
-    sizes, outs = list(x.shape[-dims:]), list(grad.shape[-dims:])
-    for dim in range(dims):
-        count = _window_sizes(sizes[dim], outs[dim], kernel[dim], stride[dim], padding[dim], count_include_pad, grad)
-        if divisor is None:
-            grad = grad / count.view([-1] + [1] * (dims - 1 - dim))
-    grad = grad if divisor is None else grad / divisor
-    flat = grad.reshape(-1, 1, *outs)
-    ones, none = torch.ones([1, 1, *kernel], dtype=grad.dtype, device=grad.device), [0] * dims
-    made = aten.convolution.default(flat, ones, None, stride, none, [1] * dims, True, none, 1)
-    for dim in range(dims):
-        made = _window_of(made, dim + 2, padding[dim], sizes[dim])
-    return made.reshape(x.shape)
-
-
-def _window_sizes(
-    size: int, out: int, kernel: int, stride: int, padding: int, padded: bool, like: torch.Tensor
+@gradient(aten.rrelu_with_noise_backward.default)
+def rrelu_backward(
+    grad: torch.Tensor, x: torch.Tensor, noise: torch.Tensor, lower: float, upper: float, training: bool, _: bool
 ) -> torch.Tensor:
-    """How many places each window of one dim covers."""
-    first = torch.arange(out, device=like.device) * stride - padding
-    last = (first + kernel).clamp(max=size + padding)
-    if not padded:
-        first, last = first.clamp(min=0), last.clamp(max=size)
-    return (last - first).to(like.dtype)
+    if training and upper - lower > 1e-6:
+        return grad * noise
+    return torch.where(x > 0, grad, grad * ((lower + upper) / 2))
 
 
-def _window_of(x: torch.Tensor, dim: int, start: int, size: int) -> torch.Tensor:
-    """So many places of one dim from a start; zeros behind the end."""
-    x = x.narrow(dim, start, min(size, x.shape[dim] - start))
-    missing = size - x.shape[dim]
-    if missing:
-        x = aten.constant_pad_nd.default(x, [0, 0] * (x.dim() - 1 - dim) + [0, missing])
-    return x
-
-
-@gradient(aten._adaptive_avg_pool2d_backward.default)
-def adaptive_average_pool_2d_backward(grad: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-    return _along_each_dim(grad, [_averages(x.shape[d], grad.shape[d], grad) for d in (-2, -1)])
-
-
-@gradient(aten._adaptive_avg_pool3d_backward.default)
-def adaptive_average_pool_3d_backward(grad: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-    return _along_each_dim(grad, [_averages(x.shape[d], grad.shape[d], grad) for d in (-3, -2, -1)])
-
-
-def _averages(size: int, out: int, like: torch.Tensor) -> torch.Tensor:
-    """A matrix [size, out]: what each place adds to each average."""
-    number = torch.arange(out, device=like.device)
-    first, last = number * size // out, ((number + 1) * size + out - 1) // out
-    place = torch.arange(size, device=like.device)[:, None]
-    return ((place >= first) & (place < last)).to(like.dtype) / (last - first).to(like.dtype)
-
-
-def _along_each_dim(grad: torch.Tensor, matrices: Sequence[torch.Tensor]) -> torch.Tensor:
-    """The gradient times the matrix [size, out] of each of its last dims."""
-    for number, matrix in enumerate(matrices):
-        dim = number - len(matrices)
-        grad = (grad.transpose(dim, -1) @ matrix.T).transpose(dim, -1)
-    return grad
+@gradient(aten.masked_scatter_backward.default)
+def masked_scatter_backward(grad: torch.Tensor, mask: torch.Tensor, sizes: Sequence[int]) -> torch.Tensor:
+    """The gradients under the mask, one after the other; what is not taken goes to a place of its own at the end."""
+    count = math.prod(sizes)
+    mask = mask.expand(grad.shape).flatten()
+    places = torch.where(mask, mask.cumsum(0) - 1, count).clamp(max=count)
+    return grad.new_zeros(count + 1).scatter_add(0, places, grad.flatten())[:count].reshape(sizes)

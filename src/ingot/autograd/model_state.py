@@ -83,7 +83,7 @@ class ModelState:
             self.places.append(place)
 
     def watch_tensor(self, tensor: torch.Tensor) -> None:
-        """A tensor that forward reads, which is no parameter or buffer: from now on it is read where it hangs."""
+        """A tensor that forward reads, which is neither a parameter nor a buffer: from now on it is read where it hangs."""
         for name, holder in holders(self.container):
             for key, value in _items(holder):
                 if value is tensor and not isinstance(holder, tuple | set):
@@ -190,7 +190,7 @@ class Tracked:
         return [change for change in found if not self._is_kept(change)]
 
     def _is_copy(self, old: Any, new: Any) -> bool:
-        """Tuples of state tensors are replaced by tuples of their stand-ins, equal atoms need not be the same object."""
+        """Tuples of state tensors become tuples of their stand-ins, and equal atoms need not be the same object."""
         return type(old) is type(new) and (type(old) is tuple or (type(old) in ATOMS and old == new))
 
     def _is_kept(self, change: Change) -> bool:

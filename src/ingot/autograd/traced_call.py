@@ -22,7 +22,7 @@ _WRITES = (OutputKind.BUFFER_MUTATION, OutputKind.PARAMETER_MUTATION, OutputKind
 StandIns = Mapping[int, torch.Tensor]
 
 
-class Body(Protocol):
+class TracedBody(Protocol):
     """What is traced. `stand_ins` has, by the id of a tensor of the state, the one to compute with."""
 
     def run(self, stand_ins: StandIns, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any: ...
@@ -40,7 +40,7 @@ class ModuleBody:
         with tracer:
             result = self._call(*args, **kwargs)
         leaves, tree = pytree.flatten(result)
-        leaves = [tracer.replaced(leaf) for leaf in leaves]
+        leaves = [tracer.substitute(leaf) for leaf in leaves]
         missing.check(leaf for leaf in leaves if isinstance(leaf, torch.Tensor))
         return pytree.unflatten(leaves, tree)
 
@@ -87,7 +87,7 @@ class ProgramBody:
                 yield name, self._own(name)
 
     def _hanging(self, name: str) -> torch.Tensor | None:
-        """The tensor that hangs in the module, unless a pass has made another one of it: real parts of a complex one."""
+        """The tensor that hangs in the module, unless a pass has made another one of it: parts of a complex one."""
         try:
             found = None if self._root is None else tensor_at(self._root, name)
         except (AttributeError, AssertionError):
@@ -97,23 +97,23 @@ class ProgramBody:
 
 
 @dataclass(frozen=True)
-class Layout:
+class ResultLayout:
     """What the tensors that a trace returns are: results by their place among the leaves, and what to put where."""
 
     tree: pytree.Tree
-    leaves: tuple[Any, ...]  # of a result that is a tensor: a Slot
+    leaves: tuple[Any, ...]  # of a result that is a tensor: a TensorSlot
     changes: tuple[tuple[Place, Any], ...]
 
     def finish(self, values: Sequence[Any]) -> Any:
         """Puts what forward changed where it belongs, and nests the results."""
         for place, value in self.changes:
-            place.write(values[value.number] if isinstance(value, Slot) else value)
-        leaves = [values[leaf.number] if isinstance(leaf, Slot) else leaf for leaf in self.leaves]
+            place.write(values[value.number] if isinstance(value, TensorSlot) else value)
+        leaves = [values[leaf.number] if isinstance(leaf, TensorSlot) else leaf for leaf in self.leaves]
         return pytree.unflatten(leaves, self.tree)
 
 
 @dataclass(frozen=True)
-class Slot:
+class TensorSlot:
     """The place of a tensor among those that a trace returns."""
 
     number: int
@@ -123,7 +123,12 @@ class TracedCall:
     """A function of the state's tensors and of the arguments that are tensors. It says what its results are."""
 
     def __init__(
-        self, body: Body, state: ModelState, tensors: Sequence[torch.Tensor], leaves: Sequence[Any], tree: pytree.Tree
+        self,
+        body: TracedBody,
+        state: ModelState,
+        tensors: Sequence[torch.Tensor],
+        leaves: Sequence[Any],
+        tree: pytree.Tree,
     ) -> None:
         self._body = body
         self._state = state
@@ -131,7 +136,7 @@ class TracedCall:
         self._leaves = [None if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
         self._places = [place for place, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
         self._tree = tree
-        self.layout: Layout | None = None
+        self.layout: ResultLayout | None = None
 
     def __call__(self, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
         count = len(self._tensors)
@@ -152,9 +157,9 @@ class TracedCall:
             if not isinstance(value, torch.Tensor):
                 return value
             values.append(value)
-            return Slot(len(values) - 1)
+            return TensorSlot(len(values) - 1)
 
-        self.layout = Layout(
+        self.layout = ResultLayout(
             tree, tuple(map(slot, results)), tuple((change.place, slot(change.value)) for change in changes)
         )
         return tuple(values)

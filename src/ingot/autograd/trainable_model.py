@@ -33,7 +33,7 @@ from ingot.autograd.call_tracer import ClosedOver, NeedsProgram
 from ingot.autograd.compiled_graph import Build, CompiledGraph
 from ingot.autograd.gradient_rules import gradient_rules
 from ingot.autograd.model_state import ModelState, literal_key, types_of
-from ingot.autograd.traced_call import Body, ModuleBody, ProgramBody, TracedCall
+from ingot.autograd.traced_call import TracedBody, ModuleBody, ProgramBody, TracedCall
 from ingot.errors import (
     CaptureError,
     CompileError,
@@ -137,7 +137,7 @@ class TrainableModel(Uncopied, nn.Module):
             try:  # capture may know what torch's tracer does not
                 body = self._program_body(leaves, tree)
             except IngotError:
-                raise _unwritten(error) from error
+                raise _explain(error) from error
             made = self._compile_body(body, leaves, tree)
         self._known[made.key] = made
         if len(self._known) > KEPT:
@@ -150,7 +150,7 @@ class TrainableModel(Uncopied, nn.Module):
             self._known.popitem(last=False)[1].close()
         return made
 
-    def _compile_body(self, body: Body, leaves: Sequence[Any], tree: pytree.Tree) -> _Specialization:
+    def _compile_body(self, body: TracedBody, leaves: Sequence[Any], tree: pytree.Tree) -> _Specialization:
         given = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
         while True:
             state, tensors = self._state.read()
@@ -165,7 +165,7 @@ class TrainableModel(Uncopied, nn.Module):
             except Exception as error:
                 if isinstance(body, ModuleBody):
                     raise
-                raise _unwritten(error) from error
+                raise _explain(error) from error
 
     def _program_body(self, leaves: Sequence[Any], tree: pytree.Tree) -> ProgramBody:
         """The model as a Program in its present mode, made functional."""
@@ -204,7 +204,7 @@ class TrainableModel(Uncopied, nn.Module):
 
     @property
     def training(self) -> bool:
-        return self._model.training
+        return bool(self._model.training)
 
     @training.setter
     def training(self, mode: bool) -> None:
@@ -236,9 +236,7 @@ class TrainableModel(Uncopied, nn.Module):
             return getattr(self._model, name)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if name in vars(self) or isinstance(getattr(type(self), name, None), property):
-            super().__setattr__(name, value)
-        elif "_state" not in vars(self):  # nn.Module's own attributes
+        if name in vars(self) or isinstance(getattr(type(self), name, None), property) or "_state" not in vars(self):
             super().__setattr__(name, value)
         else:
             setattr(self._model, name, value)
@@ -260,7 +258,7 @@ class _Specialization:
         self,
         model: TrainableModel,
         key: Hashable,
-        body: Body,
+        body: TracedBody,
         tensors: Sequence[torch.Tensor],
         leaves: Sequence[Any],
         tree: pytree.Tree,
@@ -272,7 +270,9 @@ class _Specialization:
         self._program = body.program if isinstance(body, ProgramBody) else None
         self._trace = TracedCall(body, model._state, tensors, leaves, tree)
         self._literals = list(leaves) if not all(isinstance(leaf, torch.Tensor) for leaf in leaves) else []
-        self._literals = [leaf for leaf in self._literals if not isinstance(leaf, torch.Tensor)]  # their ids are in the key
+        self._literals = [
+            leaf for leaf in self._literals if not isinstance(leaf, torch.Tensor)
+        ]  # their ids are in the key
         self._run = internals.compile_with_autograd(
             self._trace, self._half, self._gradient, gradient_rules(), self._prepare
         )
@@ -343,14 +343,16 @@ def _parts(
     if isinstance(model, nn.Module):
         return model, model, (model,)
     if not callable(model):
-        raise CaptureError(format_error(f"compile takes a module, a function or a Program, not {type(model).__name__}."))
+        raise CaptureError(
+            format_error(f"compile takes a module, a function or a Program, not {type(model).__name__}.")
+        )
     owner = getattr(model, "__self__", None)
     if isinstance(owner, nn.Module):
         return owner, model, (owner,)
-    return nn.Module(), model, tuple(_closed_over(model))
+    return nn.Module(), model, tuple(_find_modules(model))
 
 
-def _closed_over(function: Callable[..., Any]) -> list[nn.Module]:
+def _find_modules(function: Callable[..., Any]) -> list[nn.Module]:
     """The modules that a function closes over or names."""
     try:
         found = inspect.getclosurevars(function)
@@ -369,7 +371,7 @@ def _call_key(leaves: Sequence[Any], tree: pytree.Tree) -> Hashable:
                     format_error(
                         f"{pytree.format_path(path[1:])} is a {type(leaf).__name__} without memory of its own.",
                         why="compiled code reads memory: it runs inside no transform of torch.func and no other trace",
-                        fix="call the model outside of it, or transform the model before it is compiled",
+                        fix="call the model elsewhere, or transform the model before it is compiled",
                     )
                 )
             continue
@@ -404,7 +406,7 @@ def _refuse_function(cls: type) -> None:
     )
 
 
-def _unwritten(error: Exception) -> CompileError:
+def _explain(error: Exception) -> CompileError:
     return CompileError(
         format_error(
             "torch's autograd cannot write the gradient of this model.",

@@ -66,7 +66,7 @@ def compile_with_autograd(
 def _compile_both_at_once(made: Callable[..., Any]) -> None:
     """The backward is compiled with the forward, not at the first gradient, so that what is wrong with it is said."""
     cells = dict(zip(made.__code__.co_freevars, made.__closure__ or (), strict=False))
-    config = cells["aot_config"].cell_contents if "aot_config" in cells else None
+    config: Any = cells["aot_config"].cell_contents if "aot_config" in cells else None
     if hasattr(config, "force_non_lazy_backward_lowering"):  # not in torch 2.11
         cells["aot_config"].cell_contents = dataclasses.replace(config, force_non_lazy_backward_lowering=True)
 
@@ -127,7 +127,7 @@ def intercept_attention_functions(call: Callable[..., Any]) -> Patches:
 def intercept_autograd_functions(call: Callable[[type], None]) -> Patches:
     """Inside, `call(cls)` comes before each call of an autograd.Function."""
 
-    def before(original: Callable[..., Any]) -> Callable[..., Any]:
+    def wrap(original: Callable[..., Any]) -> Callable[..., Any]:
         def unwrap(args: Any) -> Any:
             # It is the first thing that apply() calls; which class it is, only its frame knows.
             cls = sys._getframe(2).f_locals.get("cls")
@@ -137,7 +137,7 @@ def intercept_autograd_functions(call: Callable[[type], None]) -> Patches:
 
         return unwrap
 
-    return Patches((torch._functorch.utils, "unwrap_dead_wrappers", before))
+    return Patches((torch._functorch.utils, "unwrap_dead_wrappers", wrap))
 
 
 def lacks_gradient(tensor: torch.Tensor) -> bool:

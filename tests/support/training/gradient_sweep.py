@@ -44,7 +44,11 @@ def main() -> None:
     parser.add_argument("--write", type=Path)
     given = parser.parse_args()
     known = [json.loads(line) for line in given.journal.open()] if given.journal and given.journal.exists() else []
-    done, end, names = {row["op"] for row in known}, time.monotonic() + 60 * given.minutes, given.ops or differentiable()
+    done, end, names = (
+        {row["op"] for row in known},
+        time.monotonic() + 60 * given.minutes,
+        given.ops or differentiable(),
+    )
     rows = list(known)
     for name in names:
         if name in done or time.monotonic() > end:
@@ -67,7 +71,7 @@ def differentiable() -> list[str]:
 
 
 def run(name: str, most: int | None) -> Iterator[Row]:
-    """Each sample of an operator with its outcome. Samples that eager refuses, or that need no gradient, are left out."""
+    """Each sample of an operator with its outcome, but for those that eager refuses or that need no gradient."""
     number = 0
     while True:
         reader, writer = os.pipe()
@@ -133,7 +137,9 @@ def _outcome(op: Any, sample: Any) -> Row | None:
         return {"outcome": "refused", "reason": f"{type(error).__name__}: {error}"}
     except Exception as error:
         return {"outcome": "crashed", "reason": f"{type(error).__name__}: {error}"}
-    if draws or not all(torch.equal(torch.nan_to_num(a), torch.nan_to_num(b)) for a, b in zip(own, again, strict=True)):  # it draws random numbers
+    if draws or not all(
+        torch.equal(torch.nan_to_num(a), torch.nan_to_num(b)) for a, b in zip(own, again, strict=True)
+    ):  # it draws random numbers
         same = [(f.shape, f.dtype) for f in found] == [(o.shape, o.dtype) for o in own]
         return {"outcome": "passed" if same else "wrong", "reason": "" if same else "another shape or dtype"}
     complaint = judge(given, own, exact, found)

@@ -210,7 +210,9 @@ def _resnet() -> nn.Module:
 def _convnext() -> nn.Module:
     from transformers import ConvNextConfig, ConvNextForImageClassification
 
-    config = ConvNextConfig(hidden_sizes=[8, 16], depths=[1, 1], num_stages=2, patch_size=2, num_labels=3, image_size=16)
+    config = ConvNextConfig(
+        hidden_sizes=[8, 16], depths=[1, 1], num_stages=2, patch_size=2, num_labels=3, image_size=16
+    )
     return Classifier(ConvNextForImageClassification(config))
 
 
