@@ -45,7 +45,7 @@ def test_running_statistics_are_written_back_and_eval_mode_uses_them() -> None:
     exact = copy.deepcopy(model)
     x = torch.randn(16, 6) * 3 + 5
     trained = ingot.compile(model, (x,), training=True, threads=1)
-    assert model[1].num_batches_tracked == 0, "compiling is no step"
+    assert model[1].num_batches_tracked == 0, "compiling takes no step"
     assert torch.equal(model[1].running_mean, torch.zeros(8))  # type: ignore[arg-type]
     steps = [(one, torch.optim.SGD(one.parameters(), 0.05)) for one in (trained, exact)]
     for _ in range(3):

@@ -105,9 +105,9 @@ def attention(
 ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
     """The result, and log Σ exp of each query's scores, from which the backward makes the probabilities again."""
     assert dropout_p == 0.0, "torch takes another way where there is dropout"
-    scores = _scores(q, k, is_causal, attn_mask, scale)
+    scores = _scores(q, _spread(k, q), is_causal, attn_mask, scale)
     total = scores.logsumexp(-1)
-    out = _probabilities(scores, total) @ v.float() if v.dtype != torch.float64 else _probabilities(scores, total) @ v
+    out = _probabilities(scores, total) @ _wide(_spread(v, q))
     # Its memory is in the order batch, length, heads, depth, as torch's own is.
     return out.to(q.dtype).transpose(1, 2).contiguous().transpose(1, 2), total
 
@@ -117,13 +117,26 @@ def attention_backward(
     grad: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor, total: torch.Tensor,
     dropout_p: float, is_causal: bool, *, attn_mask: torch.Tensor | None = None, scale: float | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:  # fmt: skip
-    p = _probabilities(_scores(q, k, is_causal, attn_mask, scale), total)
+    keys, values = _spread(k, q), _spread(v, q)
+    p = _probabilities(_scores(q, keys, is_causal, attn_mask, scale), total)
     grad, result = _wide(grad), _wide(out)
     of_v = p.transpose(-2, -1) @ grad
-    of_p = grad @ _wide(v).transpose(-2, -1)
+    of_p = grad @ _wide(values).transpose(-2, -1)
     of_scores = p * (of_p - (grad * result).sum(-1, keepdim=True)) * _scale(q, scale)
-    of_q, of_k = of_scores @ _wide(k), of_scores.transpose(-2, -1) @ _wide(q)
-    return of_q.to(q.dtype), of_k.to(k.dtype), of_v.to(v.dtype)
+    of_q, of_k = of_scores @ _wide(keys), of_scores.transpose(-2, -1) @ _wide(q)
+    return of_q.to(q.dtype), _gather(of_k, k), _gather(of_v, v)
+
+
+def _spread(x: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
+    """Keys or values, whose heads may be fewer: each for a group of the queries' heads."""
+    return x if x.shape[1] == q.shape[1] else x.repeat_interleave(q.shape[1] // x.shape[1], 1)
+
+
+def _gather(grad: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    """The gradient of what `_spread` spread."""
+    if grad.shape[1] != x.shape[1]:
+        grad = grad.reshape(x.shape[0], x.shape[1], -1, *x.shape[2:]).sum(2)
+    return grad.to(x.dtype)
 
 
 def _wide(x: torch.Tensor) -> torch.Tensor:

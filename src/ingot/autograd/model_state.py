@@ -83,7 +83,7 @@ class ModelState:
             self.places.append(place)
 
     def watch_tensor(self, tensor: torch.Tensor) -> None:
-        """A tensor that forward reads, which is neither a parameter nor a buffer: from now on it is read where it hangs."""
+        """A tensor that forward reads, neither a parameter nor a buffer: from now on it is read where it hangs."""
         for name, holder in holders(self.container):
             for key, value in _items(holder):
                 if value is tensor and not isinstance(holder, tuple | set):

@@ -178,10 +178,10 @@ def _as_picture(operator: Any, corners: bool) -> Any:
 
 
 def _pull_back(grad: torch.Tensor, sizes: Sequence[int], scales: Sequence[Scale], operator: Any) -> torch.Tensor:
-    dims = len(sizes) - 2
+    dims, dtype = len(sizes) - 2, torch.float64 if grad.dtype == torch.float64 else torch.float32
     matrices = []
     for dim, scale in zip(range(-dims, 0), [*scales, *[None] * dims], strict=False):
-        rows = torch.eye(sizes[dim], dtype=torch.float32, device=grad.device)[:, None]
+        rows = torch.eye(sizes[dim], dtype=dtype, device=grad.device)[:, None]
         matrices.append(operator(rows, [grad.shape[dim]], scale)[:, 0].to(grad.dtype))
     return _multiply_each_dim(grad, matrices)
 

@@ -33,7 +33,7 @@ from ingot.autograd.call_tracer import ClosedOver, NeedsProgram
 from ingot.autograd.compiled_graph import Build, CompiledGraph
 from ingot.autograd.gradient_rules import gradient_rules
 from ingot.autograd.model_state import ModelState, literal_key, types_of
-from ingot.autograd.traced_call import TracedBody, ModuleBody, ProgramBody, TracedCall
+from ingot.autograd.traced_call import ModuleBody, ProgramBody, TracedBody, TracedCall
 from ingot.errors import (
     CaptureError,
     CompileError,

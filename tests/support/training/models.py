@@ -254,9 +254,12 @@ def _images(size: int, draws: torch.Generator) -> Batch:
 
 
 def _graph(size: int, draws: torch.Generator) -> Batch:
-    x = torch.randn(size, 6, generator=draws)
-    edges = torch.randint(0, size, (2, 3 * size), generator=draws)
-    return x, edges, x[:, :3].argmax(1)
+    """Edges lie between nodes of the same label, of which there are three."""
+    labels = torch.arange(size) % 3
+    x = torch.randn(size, 6, generator=draws) + functional.one_hot(labels, 6)
+    starts = torch.randint(0, size, (3 * size,), generator=draws)
+    ends = (starts + 3 * torch.randint(1, size // 3, (3 * size,), generator=draws)) % size
+    return x, torch.stack([starts, ends]), labels
 
 
 def _codes(size: int, draws: torch.Generator) -> Batch:
@@ -276,7 +279,7 @@ MODELS = {
         Entry("vit", _vit, _pictures, (4, 3), 0.02),
         Entry("t5", _t5, _pairs, (6, 5), 0.005),
         Entry("u-net", UNet, _images, (8, 12), 0.02),
-        Entry("gcn", GraphConvolution, _graph, (12, 9)),
+        Entry("gcn", GraphConvolution, _graph, (12, 9), 0.01),
         Entry("vae", Variational, _codes, (16, 9)),
         Entry("autograd function", Quantized, _rows, (16, 9)),
     )
