@@ -11,8 +11,8 @@ PIP    := $(BIN)/python -m pip install -qq --disable-pip-version-check
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo viewer test test-cuda bench-cuda check test-slow docs docs-serve format clean evidence evidence-status \
-        fuzz-passes fuzz-shapes opinfo-native opinfo-onnx opinfo-shapes \
-        report-onnx-zoo report-passes report-quantize report-torch test-torchao report-torchscript \
+        fuzz-passes fuzz-shapes opinfo-gradients opinfo-native opinfo-onnx opinfo-shapes \
+        report-onnx-zoo report-passes report-quantize report-torch report-training test-torchao report-torchscript \
         bench-bfloat16 bench-capture bench-cpu bench-decoding bench-functions bench-growth bench-onnx bench-passes \
         bench-preparing bench-quantize bench-start bench-threads
 
@@ -88,6 +88,12 @@ fuzz-passes: setup  ## run the passes on 2,000 random programs
 
 opinfo-native: setup  ## compile and run every operator sample of torch, to docs/reports/operator_samples.md
 	@$(BIN)/python -m tests.evidence run --force operator_samples
+
+opinfo-gradients: setup  ## train on operator samples of torch, to docs/reports/gradient_samples.md
+	@$(BIN)/python -m tests.evidence run --force gradient_samples
+
+report-training: setup  ## train twelve models compiled and in eager, to docs/reports/training.md
+	@$(BIN)/python -m tests.evidence run --force training
 
 opinfo-onnx: setup  ## export every operator sample of torch to ONNX, to docs/reports/onnx_samples.md
 	@$(BIN)/python -m tests.evidence run --force onnx_samples

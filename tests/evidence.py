@@ -82,6 +82,7 @@ _BACK_END = (
     "src/ingot/artifacts",
 )
 _NATIVE = (*_PASSES, *_BACK_END, "src/ingot_runtime")
+_TRAINING = (*_NATIVE, "src/ingot/autograd", "tests/support/training")
 _ONNX = (*_PASSES, "src/ingot/onnx")
 _QUANTIZE = (*_NATIVE, "src/ingot/quantization")
 _TORCHAO = "PYTHONPATH=.venv/torchao "
@@ -116,6 +117,9 @@ ENTRIES = (
             " --json {journal} --write {output}", *_NATIVE, "tests/support"),
     _report("native_zoo", "{python} -m tests.support.zoo_sweep {journal} &&"
             " {python} -m tests.support.zoo_sweep {journal} --report {output}", *_NATIVE),
+    _report("training", "{python} -m tests.support.training.report --journal {journal} --write {output}", *_TRAINING),
+    _report("gradient_samples", "{python} -m tests.support.training.gradient_sweep --most 1 --journal {journal}"
+            " --write {output}", *_TRAINING, "tests/support/operator_samples"),
     _report("native_programs", "{python} -m pytest -q -m slow tests/e2e/test_random_programs.py", *_NATIVE),
     _report("reference_target", "{python} -m tests.support.reference_sweep zoo --journal {journal} &&"
             " {python} -m tests.support.reference_sweep networks --count 200 --journal {journal} &&"

@@ -17,7 +17,7 @@ from ingot import torch_internals as internals
 from ingot.api import capture
 from ingot.artifacts.compiled_model import CompiledModel, find_device
 from ingot.artifacts.loaded_model import LoadedModel
-from ingot.autograd.compiled_autograd import TrainableModel
+from ingot.autograd.trainable_model import TrainableModel
 from ingot.codegen.build.page_prefault import Pages
 from ingot.config import Settings
 from ingot.errors import MissingMember, PassError, UnknownTarget, UnsupportedPrecision, format_error
@@ -139,7 +139,8 @@ def compile(
     not compute what torch does; "structure" runs every rule of the loop IR's verifier after every step.
 
     With `training`, forward and backward both become native code, and autograd goes through the call: gradients reach
-    the model's own parameters and the arguments. The sizes are then those of the example.
+    the model's own parameters and the arguments. The result is an nn.Module that shares the model's state. It takes no
+    `dynamic_shapes`: every other size, mode or dtype is compiled when it is first met, and the latest 32 are kept.
     """
     found = find_target(target)
     machine = found if isinstance(found, ReferenceTarget) and not training else _check_native(found)
@@ -281,11 +282,12 @@ def _compile_training(
     check: Check,
     on_stage: StageHook,
 ) -> TrainableModel:
-    if dynamic_shapes is not None or (isinstance(model, Program) and model.dims):
+    if dynamic_shapes is not None:
         raise PassError(
             format_error(
-                "A model that trains is compiled for the sizes of its example only.",
-                fix="leave dynamic_shapes out, and compile once for each size",
+                "A model that trains takes no dynamic_shapes.",
+                why="it is compiled for the sizes of each call that has new ones",
+                fix="leave dynamic_shapes out, and call the model with any sizes",
             )
         )
 
@@ -299,11 +301,13 @@ def _compile_training(
         compiled.program.example_inputs = None  # tensors as large as the model's own, which are not read
         return compiled
 
-    with on_stage("capture"):
-        program = model if isinstance(model, Program) else capture(model, args, kwargs)
-    with on_stage("passes"):
-        program = _run_pipeline(program, pipelines.TRAINING, target)
-    return TrainableModel(program, build)
+    def functionalize(program: Program) -> Program:
+        with on_stage("passes"):
+            return _run_pipeline(program, pipelines.TRAINING, target)
+
+    with _gc.pause():
+        example = model.example_inputs if isinstance(model, Program) else (args, kwargs or {})
+        return TrainableModel(model, build, functionalize, example)
 
 
 def _draw(inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:

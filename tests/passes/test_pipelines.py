@@ -107,14 +107,24 @@ def test_onnx_runs_its_pipeline() -> None:
     assert again == steps([*pipelines.CAPTURE, *pipelines.ONNX], conditions=True), "complex numbers: legalized again"
 
 
-@pytest.mark.parametrize(("model", "shape", "conditions"), [(nn.Linear(2, 2), (3, 2), False), (Turned(), (3, 2), True)])
+class Branching(nn.Module):
+    """What takes functions is captured before autograd runs it."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        made: torch.Tensor = torch.cond(x.sum() > 0, lambda x: x.sin(), lambda x: x.cos(), (x,))
+        return made
+
+
+@pytest.mark.parametrize(("model", "shape", "conditions"), [(Branching(), (3, 2), False), (Turned(), (3, 2), True)])
 def test_training_runs_its_pipeline_and_both_halves_the_native_one(
     model: nn.Module, shape: tuple[int, ...], conditions: bool
 ) -> None:
     trained = ingot.compile(model, (torch.randn(shape, requires_grad=True),), training=True)
     with_training = [*pipelines.CAPTURE, *pipelines.TRAINING]
-    assert recorded(trained.program.history) == steps(with_training, conditions)
-    for half in (trained.forward, trained.backward):
+    (graph,) = trained.graphs
+    assert graph.program is not None
+    assert recorded(graph.program.history) == steps(with_training, conditions)
+    for half in (graph.forward, graph.backward):
         assert half is not None
         assert recorded(half.program.history) == steps([*pipelines.CAPTURE, *pipelines.NATIVE])
     trained.close()

@@ -9,15 +9,14 @@ What is left without a gradient is reported at its line, before autograd comes t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import fx
 
-from ingot import torch_internals as internals
 from ingot.autograd.associative_scan import is_ours, scan_differentiable
-from ingot.errors import UnsupportedOperator, format_error
+from ingot.autograd.missing_gradients import MissingGradients
 from ingot.ir import metadata
 from ingot.ir.clone import copy_graph_module
 from ingot.ir.outlining import graph_modules
@@ -35,50 +34,23 @@ class Differentiable(fx.Interpreter):
 
     def __init__(self, module: fx.GraphModule) -> None:
         super().__init__(_replace_operators(module))
-        self._without: dict[Any, fx.Node] = {}  # by autograd's node
+        self._missing = MissingGradients()
 
     def run(self, *args: Any, **options: Any) -> Any:
-        self._without.clear()
+        self._missing.clear()
         results = super().run(*args, **options)
-        node = self._find_needed(metadata.tensors_in(results))
-        if node is not None:
-            raise UnsupportedOperator(
-                format_error(
-                    f"torch has no gradient of {operator_name(node.target)}, and the gradient of this model needs one.",
-                    where=metadata.where(node),
-                    why="a result depends on it, and its argument requires a gradient",
-                    fix="use another operator there, or give it x.detach() if no gradient is to go through it",
-                )
-            )
+        self._missing.check(metadata.tensors_in(results))
         return results
 
     def run_node(self, n: fx.Node) -> Any:
         value = super().run_node(n)
-        for tensor in metadata.tensors_in(value):
-            if internals.lacks_gradient(tensor):
-                self._without[tensor.grad_fn] = n
+        self._missing.note(metadata.tensors_in(value), operator_name(n.target), metadata.where(n))
         return value
 
     def call_function(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if target is hop.associative_scan and is_ours(*args[1:]):
             return scan_differentiable(*args)
         return super().call_function(target, args, kwargs)
-
-    def _find_needed(self, results: Iterable[torch.Tensor]) -> fx.Node | None:
-        """A node without a gradient that a gradient of the results goes through."""
-        if not self._without:
-            return None
-        seen: set[Any] = set()
-        waiting: list[Any] = [tensor.grad_fn for tensor in results]
-        while waiting:
-            step = waiting.pop()
-            if step is None or step in seen:
-                continue
-            if step in self._without:
-                return self._without[step]
-            seen.add(step)
-            waiting.extend(following for following, _ in step.next_functions)
-        return None
 
 
 def _replace_operators(module: fx.GraphModule) -> fx.GraphModule:

@@ -155,14 +155,12 @@ class _Cache:
 def _compile(call: _AttentionCall, tensors: Sequence[torch.Tensor]) -> Callable[..., Any]:
     model, threads = _Attention(call, *tensors[:2]), torch.get_num_threads()
     target = compiler.choose_target(tensors)
-    made: Any
     if call.training:
-        made = compiler.compile(model, tensors, target=target, threads=threads, training=True)
-    else:
-        with torch.no_grad():
-            made = compiler.compile(model, [t.detach() for t in tensors], target=target, threads=threads)
+        return compiler.compile(model, tensors, target=target, threads=threads, training=True)
+    with torch.no_grad():
+        made = compiler.compile(model, [t.detach() for t in tensors], target=target, threads=threads)
     made.program.example_inputs = None  # the first call's tensors
-    return made  # type: ignore[no-any-return]
+    return made
 
 
 _CACHE = _Cache()

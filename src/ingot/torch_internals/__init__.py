@@ -22,7 +22,11 @@ from ingot.torch_internals.autograd_tracing import (
     TracesOfGradients,
     compile_with_autograd,
     graph_of,
+    intercept_attention_functions,
+    intercept_autograd_functions,
+    is_real,
     lacks_gradient,
+    set_trace_of_calls,
 )
 from ingot.torch_internals.export import export_verifier, export_violation, guards_of
 from ingot.torch_internals.fake_tensors import (

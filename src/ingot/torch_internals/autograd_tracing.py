@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
-from collections.abc import Callable, Sequence
-from functools import partial
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -19,12 +21,24 @@ from ingot.torch_internals.modes import run_isolated
 
 # Its package has an operator of the same name, which an import statement would give.
 _flex = importlib.import_module("torch._higher_order_ops.flex_attention")
+_flex_module = importlib.import_module("torch.nn.attention.flex_attention")
+_checkpoint = importlib.import_module("torch.utils.checkpoint")
 
 Compiler = Callable[[fx.GraphModule, Sequence[Any]], Any]
+Prepare = Callable[[Region], None]
 
 
-def compile_with_autograd(function: Callable[..., Any], forward: Compiler, backward: Compiler) -> Callable[..., Any]:
-    """The function on tensors, with autograd: at the first call each half becomes a graph, which its compiler takes."""
+def compile_with_autograd(
+    function: Callable[..., Any],
+    forward: Compiler,
+    backward: Compiler,
+    rules: Mapping[Any, Callable[..., Any]],
+    prepare: Prepare,
+) -> Callable[..., Any]:
+    """The function on tensors, with autograd: at the first call each half becomes a graph, which its compiler takes.
+
+    `rules` decompose operators, besides those that torch decomposes. `prepare` enters what the tracing runs in.
+    """
     from functorch.compile import aot_function, default_partition  # type: ignore[import-untyped]
 
     made: Callable[..., Any] = aot_function(
@@ -32,22 +46,37 @@ def compile_with_autograd(function: Callable[..., Any], forward: Compiler, backw
         fw_compiler=forward,
         bw_compiler=backward,
         partition_fn=default_partition,
-        decompositions=torch.export.default_decompositions(),
+        decompositions={**_default_rules(), **rules},
     )
+    _compile_both_at_once(made)
     written = False
 
     def run(*inputs: Any) -> Any:
         nonlocal written
         if written:
             return made(*inputs)
-        results = run_isolated(lambda region: _write(region, made, inputs))
-        written = True
-        return results
+        try:
+            return run_isolated(lambda region: _write(region, made, inputs, prepare))
+        finally:
+            written = True
 
     return run
 
 
-def _write(region: Region, made: Callable[..., Any], inputs: Sequence[Any]) -> Any:
+def _compile_both_at_once(made: Callable[..., Any]) -> None:
+    """The backward is compiled with the forward, not at the first gradient, so that what is wrong with it is said."""
+    cells = dict(zip(made.__code__.co_freevars, made.__closure__ or (), strict=False))
+    config: Any = cells["aot_config"].cell_contents if "aot_config" in cells else None
+    if hasattr(config, "force_non_lazy_backward_lowering"):  # not in torch 2.11
+        cells["aot_config"].cell_contents = dataclasses.replace(config, force_non_lazy_backward_lowering=True)
+
+
+@cache
+def _default_rules() -> dict[Any, Callable[..., Any]]:
+    return dict(torch.export.default_decompositions())
+
+
+def _write(region: Region, made: Callable[..., Any], inputs: Sequence[Any], prepare: Prepare) -> Any:
     """The first call, which writes the graphs. Nodes of both halves have the traces of those that they come from, and
     no backward overwrites what the forward has saved: else it could not run twice. torch looks at each backward whether
     the list of what may be overwritten is empty, but only where one was requested."""
@@ -60,9 +89,55 @@ def _write(region: Region, made: Callable[..., Any], inputs: Sequence[Any]) -> A
         Patches(
             (graph_compile, "collect_bw_donated_buffer_idxs", lambda _: lambda *_: []),
             (_flex, "create_fw_bw_graph", lambda original: partial(_score_and_gradient, original)),
+            # A recurrent layer is written out: the kernel of its own that it would be has no operators to compile.
+            (torch._C, "_get_mkldnn_enabled", lambda _: lambda: False),
+            (_checkpoint, "_checkpoint_without_reentrant_generator", lambda _: _run_plainly),
+            (_checkpoint.CheckpointFunction, "apply", lambda _: lambda function, _, *args: function(*args)),
         )
     )
+    prepare(region)
     return made(*inputs)
+
+
+def _run_plainly(*_: Any, **__: Any) -> Iterator[None]:
+    """A checkpoint that recomputes nothing: what each half computes is decided where the halves are cut apart."""
+    yield
+
+
+def set_trace_of_calls(text: str) -> None:
+    """What is written from now on comes from this line, until the next call."""
+    fx.traceback.set_stack_trace([text])
+
+
+def is_real(value: Any) -> bool:
+    """Whether a value is a plain tensor with memory, and no stand-in of a tracer or of a transform of torch.func."""
+    return (
+        type(value) in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
+        and not torch._is_functional_tensor(value)
+        and not torch._C._functorch.is_functorch_wrapped_tensor(value)
+        and value.device.type != "meta"
+    )
+
+
+def intercept_attention_functions(call: Callable[..., Any]) -> Patches:
+    """Inside, flex_attention is `call()` before anything else."""
+    return Patches((_flex_module, "_validate_device", lambda _: lambda *_: call()))
+
+
+def intercept_autograd_functions(call: Callable[[type], None]) -> Patches:
+    """Inside, `call(cls)` comes before each call of an autograd.Function."""
+
+    def wrap(original: Callable[..., Any]) -> Callable[..., Any]:
+        def unwrap(args: Any) -> Any:
+            # It is the first thing that apply() calls; which class it is, only its frame knows.
+            cls = sys._getframe(2).f_locals.get("cls")
+            if isinstance(cls, type):
+                call(cls)
+            return original(args)
+
+        return unwrap
+
+    return Patches((torch._functorch.utils, "unwrap_dead_wrappers", wrap))
 
 
 def lacks_gradient(tensor: torch.Tensor) -> bool:

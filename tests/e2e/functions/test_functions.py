@@ -109,8 +109,9 @@ def test_attention_trains(half: str, dtype: torch.dtype) -> None:
     models = [Attends(case, case.tables()) for case in cases]
     given = [t.requires_grad_() for t in operands(dtype, 67, 131)]
     trained = ingot.compile(Several(models), given, training=True)
-    assert trained.backward is not None
-    steps = [step for step in trained.backward._module.steps if isinstance(step, AttentionBackward)]
+    (graph,) = trained.graphs
+    assert graph.backward is not None
+    steps = [step for step in graph.backward._module.steps if isinstance(step, AttentionBackward)]
     assert len(steps) == 2 * len(cases)
     for name, model, (out, lse) in zip(HALVES[half], models, trained(*given), strict=True):
         case, tables = ATTENDING[name], [getattr(model, table) for table in model.names]
@@ -162,8 +163,9 @@ def test_scans_train(dim: int, dtype: torch.dtype) -> None:
     width = [size for d, size in enumerate(shape) if d != dim][-1]
     models = [Scans(case, dim, n % 2 == 1, width).to(dtype) for n, case in enumerate(COMBINING.values())]
     trained = ingot.compile(Several(models), xs, training=True)
-    assert trained.forward is not None and trained.backward is not None
-    for half in (trained.forward, trained.backward):
+    (graph,) = trained.graphs
+    assert graph.forward is not None and graph.backward is not None
+    for half in (graph.forward, graph.backward):
         assert sum(isinstance(step, Scan) for step in half._module.steps) == len(models)
     tolerance = TOLERANCE[dtype] if dtype == torch.float32 else 0.1  # each turn rounds
     for (name, case), model, ours in zip(COMBINING.items(), models, trained(*xs), strict=True):

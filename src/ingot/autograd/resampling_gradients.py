@@ -1,0 +1,201 @@
+"""Gradients of pooling, interpolation and padding.
+
+What averages or interpolates is linear, one dim at a time: its gradient is a product with a matrix for each dim, which
+is made of the operator itself, applied to the identity.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from ingot.autograd.gradient_rules import each_of, gradient
+
+aten = torch.ops.aten
+Scale = float | None
+
+
+@gradient(aten.avg_pool2d_backward.default)
+def average_pool_2d_backward(grad: torch.Tensor, x: torch.Tensor, *options: Any) -> torch.Tensor:
+    return _average_pool_backward(2, grad, x, *options)
+
+
+@gradient(aten.avg_pool3d_backward.default)
+def average_pool_3d_backward(grad: torch.Tensor, x: torch.Tensor, *options: Any) -> torch.Tensor:
+    return _average_pool_backward(3, grad, x, *options)
+
+
+def _average_pool_backward(
+    dims: int, grad: torch.Tensor, x: torch.Tensor, kernel: Sequence[int], stride: Sequence[int],
+    padding: Sequence[int], ceil_mode: bool, count_include_pad: bool, divisor: int | None,
+) -> torch.Tensor:  # fmt: skip
+    """Each window hands its gradient, divided by its size, to all that lie in it: a transposed convolution of ones."""
+    kernel, padding = each_of(kernel, dims), each_of(padding, dims)
+    stride = each_of(stride, dims) if stride else kernel
+    sizes, outs = list(x.shape[-dims:]), list(grad.shape[-dims:])
+    for dim in range(dims):
+        count = _window_sizes(sizes[dim], outs[dim], kernel[dim], stride[dim], padding[dim], count_include_pad, grad)
+        if divisor is None:
+            grad = grad / count.view([-1] + [1] * (dims - 1 - dim))
+    grad = grad if divisor is None else grad / divisor
+    flat = grad.reshape(-1, 1, *outs)
+    ones, none = torch.ones([1, 1, *kernel], dtype=grad.dtype, device=grad.device), [0] * dims
+    made: torch.Tensor = aten.convolution.default(flat, ones, None, stride, none, [1] * dims, True, none, 1)
+    for dim in range(dims):
+        made = _window_of(made, dim + 2, padding[dim], sizes[dim])
+    return made.reshape(x.shape)
+
+
+def _window_sizes(
+    size: int, out: int, kernel: int, stride: int, padding: int, padded: bool, like: torch.Tensor
+) -> torch.Tensor:
+    """How many places each window of one dim covers."""
+    first = torch.arange(out, device=like.device) * stride - padding
+    last = (first + kernel).clamp(max=size + padding)
+    if not padded:
+        first, last = first.clamp(min=0), last.clamp(max=size)
+    return (last - first).to(like.dtype)
+
+
+def _window_of(x: torch.Tensor, dim: int, start: int, size: int) -> torch.Tensor:
+    """So many places of one dim from a start; zeros behind the end."""
+    x = x.narrow(dim, start, min(size, x.shape[dim] - start))
+    missing = size - x.shape[dim]
+    if missing:
+        x = aten.constant_pad_nd.default(x, [0, 0] * (x.dim() - 1 - dim) + [0, missing])
+    return x
+
+
+@gradient(aten._adaptive_avg_pool2d_backward.default)
+def adaptive_average_pool_2d_backward(grad: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    return _multiply_each_dim(grad, [_averages(x.shape[d], grad.shape[d], grad) for d in (-2, -1)])
+
+
+@gradient(aten._adaptive_avg_pool3d_backward.default)
+def adaptive_average_pool_3d_backward(grad: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    return _multiply_each_dim(grad, [_averages(x.shape[d], grad.shape[d], grad) for d in (-3, -2, -1)])
+
+
+def _averages(size: int, out: int, like: torch.Tensor) -> torch.Tensor:
+    """A matrix [size, out]: what each place adds to each average."""
+    number = torch.arange(out, device=like.device)
+    first, last = number * size // out, ((number + 1) * size + out - 1) // out
+    place = torch.arange(size, device=like.device)[:, None]
+    return ((place >= first) & (place < last)).to(like.dtype) / (last - first).to(like.dtype)
+
+
+def _multiply_each_dim(grad: torch.Tensor, matrices: Sequence[torch.Tensor]) -> torch.Tensor:
+    """The gradient times the matrix [size, out] of each of its last dims."""
+    for number, matrix in enumerate(matrices):
+        dim = number - len(matrices)
+        grad = (grad.transpose(dim, -1) @ matrix.T).transpose(dim, -1)
+    return grad
+
+
+# ---------------------------------------------------------------------- the largest of each window
+
+
+@gradient(aten.adaptive_max_pool2d_backward.default)
+def adaptive_max_pool_2d_backward(grad: torch.Tensor, x: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
+    return _put_back(2, grad, x, places)
+
+
+@gradient(aten.adaptive_max_pool3d_backward.default)
+def adaptive_max_pool_3d_backward(grad: torch.Tensor, x: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
+    return _put_back(3, grad, x, places)
+
+
+@gradient(aten.max_pool3d_with_indices_backward.default)
+def max_pool_3d_backward(grad: torch.Tensor, x: torch.Tensor, *options: Any) -> torch.Tensor:
+    return _put_back(3, grad, x, options[-1])
+
+
+def _put_back(dims: int, grad: torch.Tensor, x: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
+    """Adds each gradient at the place in the last dims that its value came from."""
+    zeros = torch.zeros_like(x, memory_format=torch.contiguous_format).flatten(-dims)
+    return zeros.scatter_add(-1, places.flatten(-dims), grad.flatten(-dims)).reshape(x.shape)
+
+
+# ---------------------------------------------------------------------- interpolation
+
+
+@gradient(aten.upsample_nearest1d_backward.default)
+@gradient(aten.upsample_nearest2d_backward.default)
+@gradient(aten.upsample_nearest3d_backward.default)
+def nearest_backward(grad: torch.Tensor, outs: Sequence[int], sizes: Sequence[int], *scales: Scale) -> torch.Tensor:
+    return _pull_back(grad, sizes, scales, lambda x, out, scale: aten.upsample_nearest1d.default(x, out, scale))
+
+
+@gradient(aten._upsample_nearest_exact1d_backward.default)
+@gradient(aten._upsample_nearest_exact2d_backward.default)
+@gradient(aten._upsample_nearest_exact3d_backward.default)
+def nearest_exact_backward(
+    grad: torch.Tensor, outs: Sequence[int], sizes: Sequence[int], *scales: Scale
+) -> torch.Tensor:
+    return _pull_back(grad, sizes, scales, lambda x, out, scale: aten._upsample_nearest_exact1d.default(x, out, scale))
+
+
+@gradient(aten.upsample_linear1d_backward.default)
+@gradient(aten.upsample_bilinear2d_backward.default)
+@gradient(aten.upsample_trilinear3d_backward.default)
+def linear_backward(
+    grad: torch.Tensor, outs: Sequence[int], sizes: Sequence[int], corners: bool, *scales: Scale
+) -> torch.Tensor:
+    return _pull_back(grad, sizes, scales, lambda x, out, scale: aten.upsample_linear1d.default(x, out, corners, scale))
+
+
+@gradient(aten.upsample_bicubic2d_backward.default)
+def bicubic_backward(
+    grad: torch.Tensor, outs: Sequence[int], sizes: Sequence[int], corners: bool, *scales: Scale
+) -> torch.Tensor:
+    return _pull_back(grad, sizes, scales, _as_picture(aten.upsample_bicubic2d.default, corners))
+
+
+@gradient(aten._upsample_bilinear2d_aa_backward.default)
+def bilinear_antialiased_backward(
+    grad: torch.Tensor, outs: Sequence[int], sizes: Sequence[int], corners: bool, *scales: Scale
+) -> torch.Tensor:
+    return _pull_back(grad, sizes, scales, _as_picture(aten._upsample_bilinear2d_aa.default, corners))
+
+
+@gradient(aten._upsample_bicubic2d_aa_backward.default)
+def bicubic_antialiased_backward(
+    grad: torch.Tensor, outs: Sequence[int], sizes: Sequence[int], corners: bool, *scales: Scale
+) -> torch.Tensor:
+    return _pull_back(grad, sizes, scales, _as_picture(aten._upsample_bicubic2d_aa.default, corners))
+
+
+def _as_picture(operator: Any, corners: bool) -> Any:
+    """An operator on pictures as one on rows: pictures of one row, which stays as it is."""
+
+    def on_rows(x: torch.Tensor, out: Sequence[int], scale: Scale) -> torch.Tensor:
+        made: torch.Tensor = operator(x[:, :, None], [1, *out], corners, None, scale)
+        return made[:, :, 0]
+
+    return on_rows
+
+
+def _pull_back(grad: torch.Tensor, sizes: Sequence[int], scales: Sequence[Scale], operator: Any) -> torch.Tensor:
+    dims, dtype = len(sizes) - 2, torch.float64 if grad.dtype == torch.float64 else torch.float32
+    matrices = []
+    for dim, scale in zip(range(-dims, 0), [*scales, *[None] * dims], strict=False):
+        rows = torch.eye(sizes[dim], dtype=dtype, device=grad.device)[:, None]
+        matrices.append(operator(rows, [grad.shape[dim]], scale)[:, 0].to(grad.dtype))
+    return _multiply_each_dim(grad, matrices)
+
+
+# ---------------------------------------------------------------------- padding
+
+
+@gradient(aten.replication_pad1d_backward.default)
+@gradient(aten.replication_pad2d_backward.default)
+@gradient(aten.replication_pad3d_backward.default)
+def replication_pad_backward(grad: torch.Tensor, x: torch.Tensor, padding: Sequence[int]) -> torch.Tensor:
+    matrices = []
+    for number in reversed(range(len(padding) // 2)):
+        size, out = x.shape[-1 - number], grad.shape[-1 - number]
+        source = (torch.arange(out, device=grad.device) - padding[2 * number]).clamp(0, size - 1)
+        matrices.append((torch.arange(size, device=grad.device)[:, None] == source).to(grad.dtype))
+    return _multiply_each_dim(grad, matrices)

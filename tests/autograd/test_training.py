@@ -1,0 +1,374 @@
+"""ingot.compile(…, training=True): state, gradients and random numbers are those of eager."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any, ClassVar
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+import ingot
+from ingot.errors import InputError, StateError, UnsupportedOperator
+
+X = torch.Tensor
+
+
+def compare(model: Any, *calls: tuple[X, ...], tolerance: float = 1e-5) -> Any:
+    """Calls the compiled model and a copy in eager, with backward: results, gradients and buffers are the same."""
+    exact = copy.deepcopy(model)
+    trained = ingot.compile(model, calls[0], training=True, threads=1)
+    for given in calls:
+        ours, theirs = trained(*given), exact(*given)
+        torch.testing.assert_close(ours, theirs, rtol=tolerance, atol=tolerance)
+        if isinstance(ours, X) and ours.requires_grad:
+            weights = torch.rand_like(ours)
+            (ours * weights).sum().backward()
+            (theirs * weights).sum().backward()
+    for (name, mine), other in zip(model.named_parameters(), exact.parameters(), strict=True):
+        assert (mine.grad is None) == (other.grad is None), name
+        if mine.grad is not None:
+            torch.testing.assert_close(mine.grad, other.grad, rtol=tolerance, atol=tolerance)
+    for (name, mine), other in zip(model.named_buffers(), exact.named_buffers(), strict=True):
+        torch.testing.assert_close(mine, other[1], rtol=tolerance, atol=tolerance, msg=name)
+    return trained
+
+
+# ---------------------------------------------------------------------- buffers and other state
+
+
+def test_running_statistics_are_written_back_and_eval_mode_uses_them() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 1))
+    exact = copy.deepcopy(model)
+    x = torch.randn(16, 6) * 3 + 5
+    trained = ingot.compile(model, (x,), training=True, threads=1)
+    assert model[1].num_batches_tracked == 0, "compiling takes no step"
+    assert torch.equal(model[1].running_mean, torch.zeros(8))  # type: ignore[arg-type]
+    steps = [(one, torch.optim.SGD(one.parameters(), 0.05)) for one in (trained, exact)]
+    for _ in range(3):
+        for one, optimizer in steps:
+            optimizer.zero_grad()
+            one(x).square().mean().backward()
+            optimizer.step()
+    torch.testing.assert_close(model.state_dict(), exact.state_dict())
+    assert model[1].num_batches_tracked == 3
+    for mode in (False, True, False):
+        model.train(mode)
+        exact.train(mode)
+        torch.testing.assert_close(trained(x), exact(x))
+    torch.testing.assert_close(model.state_dict(), exact.state_dict())
+
+
+class Counting(nn.Module):
+    """Keeps state in a buffer that it replaces, in a tensor of its own, and in a number."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+        self.register_buffer("count", torch.zeros(()))
+        self.last: X | None = None
+        self.calls = 0
+
+    def forward(self, x: X) -> X:
+        self.count = self.count + 1
+        self.calls += 1
+        y: X = self.layer(x) * self.count
+        if self.last is not None:
+            y = y + self.last
+        self.last = x.detach() * self.calls
+        return y
+
+
+def test_what_forward_keeps_is_kept() -> None:
+    model, x = Counting(), torch.randn(3, 4)
+    trained = compare(model, (x,), (x,), (x + 1,), (x,))
+    assert model.count == 4 and model.calls == 4 and model.last is not None
+    torch.testing.assert_close(model.last, x * 4)
+    assert trained.calls == 4
+
+
+class Growing(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[X] = []
+
+    def forward(self, x: X) -> X:
+        self.seen.append(x * 2)
+        return x
+
+
+def test_a_list_that_grows_is_an_error_that_says_so() -> None:
+    model = Growing()
+    with pytest.raises(StateError, match="adds a tensor to seen"):
+        ingot.compile(model, (torch.rand(3, requires_grad=True),), training=True)
+    assert model.seen == []
+
+
+def test_a_hidden_state_with_gradients_between_calls() -> None:
+    class Recurrent(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.cell = nn.GRUCell(3, 4)
+            self.state = torch.zeros(2, 4)
+
+        def forward(self, x: X) -> X:
+            state: X = self.cell(x, self.state)
+            self.state = state
+            return state
+
+    model = Recurrent()
+    exact = copy.deepcopy(model)
+    trained = ingot.compile(model, (torch.randn(2, 3),), training=True, threads=1)
+    xs = torch.randn(3, 2, 3)
+    for one in (trained, exact):
+        sum(one(x).sum() for x in xs).backward()  # type: ignore[union-attr]
+    for mine, other in zip(model.parameters(), exact.parameters(), strict=True):
+        torch.testing.assert_close(mine.grad, other.grad)
+
+
+SCALE = nn.Parameter(torch.full((3,), 2.0))
+SHIFT = torch.ones(3)
+
+
+def test_tensors_that_a_function_closes_over_are_read_at_each_call() -> None:
+    weight = torch.rand(3, requires_grad=True)
+
+    def function(x: X) -> X:
+        return x * weight * SCALE + SHIFT
+
+    x = torch.rand(2, 3)
+    trained = ingot.compile(function, (x,), training=True, threads=1)
+    trained(x).sum().backward()
+    assert weight.grad is not None and SCALE.grad is not None
+    torch.testing.assert_close(weight.grad, (x * SCALE).sum(0))
+    with torch.no_grad():
+        weight.mul_(3)
+        SHIFT.add_(1)
+    torch.testing.assert_close(trained(x), function(x))
+    SCALE.grad = None
+
+
+# ---------------------------------------------------------------------- functions of the user's own
+
+
+class Sign(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: X) -> X:
+        ctx.save_for_backward(x)
+        return x.sign()
+
+    @staticmethod
+    def backward(ctx: Any, grad: X) -> X:  # type: ignore[override]
+        (x,) = ctx.saved_tensors
+        return grad * (x.abs() < 1)
+
+
+class Reverse(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: X, scale: float) -> X:
+        ctx.scale = scale
+        return x * 1
+
+    @staticmethod
+    def backward(ctx: Any, grad: X) -> tuple[X, None]:  # type: ignore[override]
+        return grad * -ctx.scale, None
+
+
+class Several(torch.autograd.Function):
+    """Several results, one without a gradient, and gradients that are computed only where they are needed."""
+
+    needed: ClassVar[list[tuple[bool, ...]]] = []
+
+    @staticmethod
+    def forward(ctx: Any, x: X, mode: str, y: X) -> tuple[X, X, X]:
+        ctx.save_for_backward(x, y)
+        ctx.mode = mode
+        places = x.argmax(-1)
+        ctx.mark_non_differentiable(places)
+        return x * y, x + y, places
+
+    @staticmethod
+    def backward(ctx: Any, first: X, second: X, _: X) -> tuple[X | None, None, X | None]:  # type: ignore[override]
+        x, y = ctx.saved_tensors
+        Several.needed.append(ctx.needs_input_grad)
+        assert ctx.mode == "times"
+        of_x = first * y * 7 + second if ctx.needs_input_grad[0] else None
+        of_y = first * x * 5 + second if ctx.needs_input_grad[2] else None
+        return of_x, None, of_y
+
+
+class Apart(torch.autograd.Function):
+    """The newer form: the context is set up after the call, and an argument is written to."""
+
+    @staticmethod
+    def forward(x: X) -> X:
+        return x.exp()
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[X], output: X) -> None:
+        ctx.save_for_backward(output)
+
+    @staticmethod
+    def backward(ctx: Any, grad: X) -> X:  # type: ignore[override]
+        return grad * ctx.saved_tensors[0] * 3
+
+
+class WithFunction(nn.Module):
+    def __init__(self, apply: Any) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(4, 2), nn.Linear(4, 2)
+        self.apply_function = apply
+
+    def forward(self, x: X) -> X:
+        made: X = self.apply_function(self.a(x), self.b(x))
+        return made
+
+
+FUNCTIONS = {
+    "saved": lambda a, b: a + Sign.apply(b),
+    "other arguments": lambda a, b: a + Reverse.apply(b, 0.5),
+    "several": lambda a, b: sum(Several.apply(a, "times", b)[:2]) * a,
+    "needs": lambda a, b: sum(Several.apply(a.detach(), "times", b)[:2]),
+    "not differentiable": lambda a, b: a * Several.apply(a, "times", b)[2][:, None] + b,
+    "set up apart": lambda a, b: a * Apart.apply(b),
+    "twice": lambda a, b: Reverse.apply(Sign.apply(a) + b, 2.0),
+    "without gradients": lambda a, b: a + Sign.apply(b).detach(),
+}
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_the_backward_of_an_autograd_function_is_its_own(name: str) -> None:
+    torch.manual_seed(1)
+    Several.needed.clear()
+    x = torch.randn(3, 4)
+    trained = compare(WithFunction(FUNCTIONS[name]), (x,), (x * 2,))
+    (graph,) = trained.graphs
+    assert graph.backward is not None and graph.program is None
+    if name == "needs":
+        assert set(Several.needed) == {(False, False, True)}
+
+
+def test_an_autograd_function_beside_an_operator_that_takes_functions_is_refused_by_name() -> None:
+    def model(x: X) -> X:
+        made: X = torch.cond(x.sum() > 0, lambda x: x.sin(), lambda x: x.cos(), (x,))
+        return Sign.apply(made) * x  # type: ignore[no-any-return,no-untyped-call]
+
+    with pytest.raises(ingot.IngotError, match=r"autograd\.Function Sign"):
+        ingot.compile(model, (torch.rand(3, requires_grad=True),), training=True)
+
+
+def test_an_autograd_function_that_reads_numbers_has_an_error_that_says_so() -> None:
+    class Reads(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: X) -> X:
+            return x * x.sum().item()
+
+        @staticmethod
+        def backward(ctx: Any, grad: X) -> X:  # type: ignore[override]
+            return grad
+
+    with pytest.raises(ingot.IngotError, match="cannot write the gradient"):
+        ingot.compile(lambda x: Reads.apply(x), (torch.rand(3, requires_grad=True),), training=True)
+
+
+def test_hooks_on_values_and_gradients_inside_the_model() -> None:
+    class Hooked(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(3, 3)
+
+        def forward(self, x: X) -> X:
+            x = x.detach().requires_grad_()
+            y = self.layer(x).tanh()
+            y.register_hook(lambda grad: grad * 3)
+            (slope,) = torch.autograd.grad(y.sum(), x, create_graph=True)
+            return y.sum(1) + slope.square().sum(1)
+
+    compare(Hooked(), (torch.randn(2, 3),))
+
+
+# ---------------------------------------------------------------------- modes and random numbers
+
+
+class Dropping(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 400)
+        self.drop = nn.Dropout(0.5)
+
+    def forward(self, x: X) -> X:
+        y: X = self.drop(self.layer(x))
+        return y
+
+
+def test_dropout_draws_anew_at_each_call_and_eval_mode_drops_nothing() -> None:
+    model, x = Dropping(), torch.ones(2, 4)
+    before = torch.get_rng_state()
+    trained = ingot.compile(model, (x,), training=True, threads=1)
+    assert torch.equal(before, torch.get_rng_state()), "compiling draws nothing"
+    torch.manual_seed(3)
+    first, second = trained(x), trained(x)
+    assert not torch.equal(first, second)
+    assert 0.4 < (first == 0).double().mean() < 0.6
+    torch.manual_seed(3)
+    assert torch.equal(trained(x), first) and torch.equal(trained(x), second)
+    model.eval()
+    torch.testing.assert_close(trained(x), model(x))
+    trained.train()
+    assert model.training and model.drop.training and (trained(x) == 0).any()
+    model.drop.p = 0.0
+    torch.testing.assert_close(trained(x), model(x))
+    model.drop.p = 1.0
+    assert (trained(x) == 0).all()
+
+
+@pytest.mark.parametrize("checkpoint", [None, False, True], ids=["plain", "checkpoint", "reentrant checkpoint"])
+def test_forward_and_backward_have_the_same_mask(checkpoint: bool | None) -> None:
+    from torch.utils.checkpoint import checkpoint as recompute
+
+    class Masked(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(4, 400)
+
+        def part(self, x: X) -> X:
+            return functional.dropout(self.layer(x), 0.25) * 1.0
+
+        def forward(self, x: X) -> X:
+            if checkpoint is None:
+                return self.part(x)
+            made: X = recompute(self.part, x, use_reentrant=checkpoint)
+            return made
+
+    model, x = Masked(), torch.ones(1, 4, requires_grad=True)
+    trained = ingot.compile(model, (x,), training=True, threads=1)
+    for _ in range(2):
+        model.zero_grad()
+        result = trained(x)
+        result.sum().backward()
+        kept = (result != 0).float()[0] / 0.75
+        torch.testing.assert_close(model.layer.bias.grad, kept)
+        assert 200 < int((kept > 0).sum()) < 380
+
+
+def test_an_operator_without_a_gradient_has_the_users_line() -> None:
+    def function(x: X) -> X:
+        y = x * 2
+        return torch.heaviside(y, torch.ones(3)) * x
+
+    with pytest.raises(UnsupportedOperator, match="heaviside") as failure:
+        ingot.compile(function, (torch.rand(3, requires_grad=True),), training=True)
+    assert f"{__file__}:{function.__code__.co_firstlineno + 2}" in str(failure.value)
+
+
+def test_what_is_no_tensor_and_no_number_is_refused_by_name() -> None:
+    trained = ingot.compile(lambda x, scale: x * scale, (torch.rand(3, requires_grad=True), 2.0), training=True)
+    x = torch.rand(3, requires_grad=True)
+    torch.testing.assert_close(trained(x, 4.0), x * 4)
+    with pytest.raises(InputError, match="object"):
+        trained(x, object())
+    with pytest.raises(InputError, match=r"torch\.func"):
+        torch.func.grad(lambda x: trained(x, 2.0).sum())(torch.rand(3))
