@@ -18,6 +18,15 @@ from torch.utils._sympy import functions as sympy_functions
 from torch.utils._sympy.numbers import int_oo
 from torch.utils._sympy.value_ranges import ValueRanges, bound_sympy
 
+from ingot.torch_internals.aot_autograd import (
+    argument_number,
+    compile_functional,
+    evaluate_expr,
+    fuse_supported,
+    hint_of,
+    increment_version,
+    is_for_dynamo,
+)
 from ingot.torch_internals.autograd_tracing import (
     TracesOfGradients,
     compile_with_autograd,

@@ -1,0 +1,204 @@
+"""The arguments of a functional graph: which are tensors, which tell a size, and how a capture declares them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import sympy
+import torch
+from torch import fx, nn
+
+from ingot import torch_internals as internals
+from ingot.frontend.source_locations import SourceLocationInterpreter
+from ingot.ir.metadata import value_of
+
+# What a dim of `ingot.capture` may be besides a symbol: a multiple of one, moved.
+_LINEAR = re.compile(r"^(\d+\*)?[A-Za-z_]\w*( [+-] \d+)?$")
+# The example of a size that is known only while the graph runs.
+UNBACKED_EXAMPLE = 5
+# Numbers that are passed as the size of a tensor without elements worth reading.
+_LARGEST_SIZE = 2**31
+
+Values = dict[sympy.Basic, int]
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a call tells the value of a symbol: an argument, or a dim of one."""
+
+    argument: int
+    dim: int | None = None
+
+    def read(self, args: Sequence[Any]) -> int:
+        value = args[self.argument]
+        return int(value if self.dim is None else value.shape[self.dim])
+
+
+class Arguments:
+    """What each argument of a functional graph is, by place."""
+
+    def __init__(self, graph: fx.GraphModule) -> None:
+        self.nodes = [node for node in graph.graph.nodes if node.op == "placeholder"]
+        self.fakes = [value_of(node) for node in self.nodes]
+        self.tensors = tuple(place for place, fake in enumerate(self.fakes) if isinstance(fake, torch.Tensor))
+        self.mutated = _mutated(graph, self.nodes)
+        self.symbols: dict[sympy.Basic, Place] = {}
+        for place, fake in enumerate(self.fakes):
+            if isinstance(fake, torch.SymInt):
+                self._bind(fake, Place(place))
+        for place in self.tensors:
+            for dim, size in enumerate(self.fakes[place].shape):
+                self._bind(size, Place(place, dim))
+        in_tensors = {symbol for place in self.tensors for symbol in _free(self.fakes[place].shape)}
+        # Numbers that no tensor tells, and that the graph reads.
+        read = {place for place, node in enumerate(self.nodes) if node.users}
+        self.sizes = tuple(
+            place
+            for place in sorted(read)
+            if isinstance(self.fakes[place], torch.SymInt) and not _free([self.fakes[place]]) <= in_tensors
+        )
+        # Any other value becomes a part of the code.
+        self.fixed = tuple(
+            place
+            for place in sorted(read)
+            if place not in self.tensors and not isinstance(self.fakes[place], torch.SymInt)
+        )
+        self.is_dynamic = bool(self.symbols)
+
+    def _bind(self, size: Any, place: Place) -> None:
+        if isinstance(size, torch.SymInt):
+            expr = internals.expr_of(size)
+            if expr.is_Symbol:
+                self.symbols.setdefault(expr, place)
+
+    def read_symbols(self, args: Sequence[Any]) -> tuple[int, ...]:
+        """The values of all symbols in a call, in their order."""
+        return tuple(place.read(args) for place in self.symbols.values())
+
+    def values(self, read: tuple[int, ...]) -> Values:
+        return dict(zip(self.symbols, read, strict=True))
+
+    def example_values(self) -> Values:
+        """What the symbols were when the graph was made."""
+        found: Values = {}
+        for symbol, place in self.symbols.items():
+            fake = self.fakes[place.argument]
+            hint = internals.hint_of(fake if place.dim is None else fake.shape[place.dim])
+            found[symbol] = UNBACKED_EXAMPLE if hint is None else hint
+        return found
+
+
+def evaluate(size: Any, values: Mapping[sympy.Basic, int]) -> int:
+    """A size as a number."""
+    if isinstance(size, int):
+        return size
+    return int(internals.evaluate_expr(internals.expr_of(size), values))
+
+
+def _free(sizes: Sequence[Any]) -> set[sympy.Basic]:
+    found: set[sympy.Basic] = set()
+    for size in sizes:
+        if isinstance(size, torch.SymInt):
+            found |= internals.expr_of(size).free_symbols
+    return found
+
+
+def _mutated(graph: fx.GraphModule, placeholders: Sequence[fx.Node]) -> frozenset[int]:
+    places = {node: place for place, node in enumerate(placeholders)}
+    written = set()
+    for node in graph.graph.nodes:
+        schema = getattr(node.target, "_schema", None)
+        if node.op == "call_function" and schema is not None and schema.is_mutable:
+            written |= {places[given] for given in node.all_input_nodes[:1] if given in places}
+    return frozenset(written)
+
+
+class GraphModel(nn.Module):
+    """A functional graph as a model to capture: its state are buffers, numbers come from sizes.
+
+    `given` are the places of the tensors that a call passes; after them come those that only tell a size.
+    """
+
+    def __init__(
+        self,
+        graph: fx.GraphModule,
+        arguments: Arguments,
+        state: Mapping[int, torch.Tensor],
+        fixed: Mapping[int, Any],
+        known: Values,
+    ) -> None:
+        super().__init__()
+        self.graph = graph
+        self.arguments = arguments
+        self.fixed = dict(fixed)
+        self.names = {place: f"input_{place}" for place in sorted(state)}
+        self.given = tuple(p for p in arguments.tensors if p not in state and arguments.nodes[p].users)
+        # Where the sizes are known, they become a part of the code.
+        self.known = dict(known)
+        self.sizes = () if known else arguments.sizes
+        for place, name in self.names.items():
+            self.register_buffer(name, state[place].detach())
+
+    def forward(self, *tensors: torch.Tensor) -> Any:
+        arguments = self.arguments
+        found: list[Any] = [self.fixed.get(place) for place in range(len(arguments.nodes))]
+        for place, tensor in zip((*self.given, *self.sizes), tensors, strict=True):
+            found[place] = tensor.shape[0] if place in self.sizes else tensor
+        for place, name in self.names.items():
+            found[place] = getattr(self, name)
+        told = None
+        for place, fake in enumerate(arguments.fakes):
+            if found[place] is None and isinstance(fake, torch.SymInt) and arguments.nodes[place].users:
+                told = self._told(found) if told is None else told
+                found[place] = internals.evaluate_expr(internals.expr_of(fake), told)
+        return SourceLocationInterpreter(self.graph).run(*found)
+
+    def _told(self, found: Sequence[Any]) -> dict[sympy.Basic, Any]:
+        """The symbols as the sizes of the tensors that are being traced."""
+        told: dict[sympy.Basic, Any] = dict(self.known)
+        for place in self.given:
+            for dim, size in enumerate(self.arguments.fakes[place].shape):
+                if isinstance(size, torch.SymInt) and internals.expr_of(size).is_Symbol:
+                    told.setdefault(internals.expr_of(size), found[place].shape[dim])
+        for place in self.sizes:
+            told.setdefault(internals.expr_of(self.arguments.fakes[place]), found[place])
+        return told
+
+    def examples(self, values: Values) -> tuple[torch.Tensor, ...]:
+        """Tensors like those of a call with these sizes. Their values are not read."""
+        fakes = self.arguments.fakes
+        tensors = [
+            torch.zeros([evaluate(s, values) for s in fakes[p].shape], dtype=fakes[p].dtype, device=fakes[p].device)
+            for p in self.given
+        ]
+        return (*tensors, *(size_carrier(evaluate(fakes[place], values)) for place in self.sizes))
+
+    def dims(self) -> list[dict[int, Any] | None]:
+        """The sizes that are open, as `ingot.capture` wants them declared."""
+        fakes = self.arguments.fakes
+        tensors = [_dims(fakes[place].shape, place) for place in self.given]
+        return [*tensors, *(_dims((fakes[place],), place) for place in self.sizes)]
+
+
+def size_carrier(size: int) -> torch.Tensor:
+    """A tensor that tells a number by its size; its memory is never touched. Raises ValueError where none can."""
+    if not 0 <= size < _LARGEST_SIZE:
+        raise ValueError(f"no tensor has the size {size}")
+    return torch.empty(size, dtype=torch.uint8)
+
+
+def _dims(sizes: Sequence[Any], place: int) -> dict[int, Any] | None:
+    found: dict[int, Any] = {}
+    for dim, size in enumerate(sizes):
+        if not isinstance(size, torch.SymInt):
+            continue
+        expr = internals.expr_of(size)
+        if expr.is_Symbol:
+            low, high = internals.range_of(size)
+            found[dim] = torch.export.Dim(str(expr), min=max(low, 0), max=high)
+        elif not expr.is_Integer:
+            found[dim] = str(expr) if _LINEAR.match(str(expr)) else f"size_{place}_{dim}"
+    return found or None

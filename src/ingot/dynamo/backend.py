@@ -1,0 +1,77 @@
+"""What torch.compile calls: from its graph to functional graphs, and each of those to native code."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import fx
+
+from ingot import compiler
+from ingot import torch_internals as internals
+from ingot.dynamo.native_graph import NativeGraph
+from ingot.dynamo.options import BackendOptions, read_options
+from ingot.dynamo.report import GraphReport, Half, log, publish
+from ingot.errors import IngotError
+
+Graph = Callable[..., Any]
+
+
+def compile_graph(graph: fx.GraphModule, inputs: Sequence[Any], *, options: Mapping[str, Any] | None = None) -> Graph:
+    """What torch.compile calls with each graph: native code for it, for its gradient too where it needs one.
+
+    What cannot be native code runs in eager. A graph of tensors on a GPU runs there, on torch's current stream.
+    `options` are those of BackendOptions.
+    """
+    chosen = read_options(options, compiler.choose_target(inputs))
+    needs_gradients = torch.is_grad_enabled() and any(isinstance(x, torch.Tensor) and x.requires_grad for x in inputs)
+    state = {place: x for place, x in enumerate(inputs) if isinstance(x, torch.Tensor) and internals.is_static_input(x)}
+    try:
+        return internals.compile_functional(
+            graph,
+            inputs,
+            inference=partial(_compile_half, "inference", state, chosen),
+            forward=partial(_compile_half, "forward", {}, chosen),
+            backward=partial(_compile_half, "backward", {}, chosen),
+            decompositions=internals.default_decompositions() if needs_gradients else {},
+        )
+    except Exception as error:
+        if internals.is_for_dynamo(error):
+            raise
+        log.warning("A graph of %d operations runs in eager. %s", _operations(graph), error)
+        return graph.forward
+
+
+def _operations(graph: fx.GraphModule) -> int:
+    return sum(node.op.startswith("call_") for node in graph.graph.nodes)
+
+
+def _compile_half(
+    half: Half, state: Mapping[int, torch.Tensor], options: BackendOptions, graph: fx.GraphModule, inputs: Sequence[Any]
+) -> Callable[[list[Any]], Sequence[Any]]:
+    places = {n: place for place, n in enumerate(node for node in graph.graph.nodes if node.op == "placeholder")}
+    numbers = {place: internals.argument_number(node) for node, place in places.items()}
+    kept = {place: state[number] for place, number in numbers.items() if number in state}
+    try:
+        made = NativeGraph(graph, kept, options)
+    except IngotError as error:
+        publish(GraphReport(half, _operations(graph), 0, 0, 0, (str(error),)), options.on_graph)
+        return _Interpreted(graph)
+    operations = _operations(graph)
+    publish(GraphReport(half, operations, operations, 1, made.kernels), options.on_graph)
+    return made
+
+
+class _Interpreted:
+    """A graph in eager, called with a list, which it empties."""
+
+    def __init__(self, graph: fx.GraphModule) -> None:
+        self._boxed_call = True
+        self._graph = graph
+
+    def __call__(self, arguments: list[Any]) -> list[Any]:
+        args = list(arguments)
+        arguments.clear()
+        return list(self._graph(*args))

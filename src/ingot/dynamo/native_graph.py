@@ -1,0 +1,188 @@
+"""A functional graph as native code, called as AOTAutograd calls it: with a list, which it empties."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+
+from ingot import api, compiler
+from ingot import torch_internals as internals
+from ingot.artifacts.compiled_model import CompiledModel
+from ingot.artifacts.tensor_exchange import native_of, run_model
+from ingot.dynamo.arguments import Arguments, GraphModel, Values, size_carrier
+from ingot.dynamo.options import BackendOptions
+from ingot.dynamo.report import log
+from ingot.dynamo.results import GraphNotSupported, Results, Step, finish
+from ingot.errors import CallError, CaptureError, IngotError, format_error
+
+# How often weights may change before a graph is left to eager: packing them takes longer than a call.
+REPACKS = 8
+# Of how many sizes code of their own is made, where one code cannot serve all of them.
+VARIANTS = 8
+
+Key = tuple[Any, ...]
+
+
+class NativeGraph:
+    """Native code for a functional graph.
+
+    `state` are arguments that stay the same from call to call: their values are packed into the code, and again where
+    they have changed. Where no code serves all sizes, there is one for each of the first few.
+    """
+
+    def __init__(self, graph: fx.GraphModule, state: Mapping[int, torch.Tensor], options: BackendOptions) -> None:
+        """Raises IngotError where the graph cannot be native code."""
+        self._boxed_call = True  # of this object: torch copies its attributes to a wrapper
+        self.graph = graph
+        self._options = options
+        self._arguments = Arguments(graph)
+        self._results = Results(graph, self._arguments.nodes)
+        self._state = {place: tensor for place, tensor in state.items() if place not in self._arguments.mutated}
+        self._steps: dict[Key, tuple[Step, ...]] = {}
+        self._codes: dict[Key, _Code] = {}
+        self._is_specialized = bool(self._arguments.fixed)
+        self._lock = threading.Lock()
+        self._repacks = 0
+        self._eager: Callable[..., Any] | None = None
+        self._has_said = False
+        self.kernels = 0
+        if self._results.computed and not self._is_specialized:
+            self._build_first()
+
+    def __call__(self, arguments: list[Any]) -> list[Any]:
+        args = list(arguments)
+        arguments.clear()
+        if self._eager is not None:
+            return self._run_eager(args)
+        read = self._arguments.read_symbols(args)
+        steps = self._steps.get(read)
+        if steps is None:
+            steps = self._steps[read] = self._results.steps(self._arguments.values(read))
+        if not self._results.computed and not self._arguments.mutated:
+            return finish(steps, args, ())
+        code = self._find_code(read, args)
+        if code is None:
+            return self._run_eager(args)
+        try:
+            made = code.run(args)
+        except CallError as error:  # nothing was written yet
+            self._say(error)
+            return self._run_eager(args)
+        return finish(steps, args, made)
+
+    def _run_eager(self, args: Sequence[Any]) -> list[Any]:
+        found = self.graph(*args)
+        return list(found) if isinstance(found, list | tuple) else [found]
+
+    def _say(self, error: Exception) -> None:
+        if not self._has_said:
+            operations = sum(node.op == "call_function" for node in self.graph.graph.nodes)
+            log.warning("A call of a graph of %d operations runs in eager. %s", operations, error)
+            self._has_said = True
+
+    # ------------------------------------------------------------------ code for a call
+
+    def _find_code(self, read: Key, args: Sequence[Any]) -> _Code | None:
+        """Code for these sizes with the state of this call; None where eager takes the call."""
+        key = (*read, *(args[place] for place in self._arguments.fixed)) if self._is_specialized else ()
+        code = self._codes.get(key)
+        if code is not None and code.is_current(args):
+            return code
+        with self._lock:
+            code = self._codes.get(key)
+            if code is not None and code.is_current(args):
+                return code
+            try:
+                return self._build_again(key, code, read, args)
+            except IngotError as error:
+                self._eager = self.graph
+                self._say(error)
+                return None
+
+    def _build_again(self, key: Key, code: _Code | None, read: Key, args: Sequence[Any]) -> _Code:
+        if code is not None:
+            self._repacks += 1
+            if self._repacks > REPACKS:
+                why = "its weights keep changing, and packing them takes longer than a call"
+                raise GraphNotSupported(format_error("The graph is left to eager.", why=why))
+        elif len(self._codes) >= VARIANTS:
+            why = f"each of its sizes needs code of its own, and {VARIANTS} have some"
+            raise GraphNotSupported(format_error("The graph is left to eager.", why=why))
+        state = {place: args[place] for place in self._state}
+        fixed = {place: args[place] for place in self._arguments.fixed}
+        self._codes[key] = made = self._build(self._arguments.values(read), state, fixed)
+        return made
+
+    def _build_first(self) -> None:
+        values = self._arguments.example_values()
+        try:
+            self._codes[()] = self._build(values, self._state, {})
+        except IngotError:
+            if not self._arguments.is_dynamic:
+                raise
+            # One code cannot serve all sizes, or none can: the code for those of the example tells.
+            self._is_specialized = True
+            self._codes[tuple(values.values())] = self._build(values, self._state, {})
+
+    def _build(self, values: Values, state: Mapping[int, torch.Tensor], fixed: Mapping[int, Any]) -> _Code:
+        copies: dict[fx.Node, fx.Node] = {}
+        graph = fx.Graph()
+        output = graph.graph_copy(self.graph.graph, copies)
+        graph.output(output)
+        module = fx.GraphModule(self.graph, graph)
+        self._results.rewrite(module, copies)
+        sizes = values if self._is_specialized else {}
+        with internals.detach_from_dynamo(), internals.ignore_warnings(".*train mode"):
+            model = GraphModel(module, self._arguments, state, fixed, sizes)
+            dims = None if self._is_specialized else model.dims()
+            try:
+                program = api.capture(
+                    model, model.examples(values), dynamic_shapes=dims if dims and any(dims) else None
+                )
+            except IngotError:
+                raise
+            except Exception as error:  # torch's own tracing may fail on what only its compiler writes
+                raise CaptureError(
+                    format_error("The graph cannot be captured.", why=f"{type(error).__name__}: {error}")
+                ) from error
+            target = compiler.choose_target(self._arguments.fakes)
+            compiled = compiler.compile(program, target=target, **self._options.for_compiler)
+        compiled.program.example_inputs = None  # would keep tensors as large as the model's own
+        self.kernels = max(self.kernels, compiled.kernels)
+        mutated = tuple(sorted(self._arguments.mutated))
+        return _Code(compiled, model.given, model.sizes, tuple(state), _versions(state.values()), mutated)
+
+
+@dataclass(frozen=True)
+class _Code:
+    """Native code, which arguments it takes, the state that was packed into it, and what it writes to."""
+
+    compiled: CompiledModel
+    given: tuple[int, ...]
+    sizes: tuple[int, ...]
+    state: tuple[int, ...]
+    versions: list[tuple[int, int]]
+    mutated: tuple[int, ...]
+
+    def is_current(self, args: Sequence[Any]) -> bool:
+        """Whether the state is what was packed. That is alive, so no other tensor has its address."""
+        return not self.state or self.versions == _versions([args[place] for place in self.state])
+
+    def run(self, args: Sequence[Any]) -> list[Any]:
+        if self.compiled.draws:  # torch.manual_seed decides about our draws too
+            self.compiled.seed(int(torch.randint(0, 2**62, ())))
+        leaves = [native_of(args[place]) for place in self.given]
+        leaves += [size_carrier(int(args[place])) for place in self.sizes]
+        made = run_model(self.compiled.model, leaves)
+        if self.mutated:
+            internals.increment_version([args[place] for place in self.mutated if not args[place].is_inference()])
+        return made
+
+
+def _versions(state: Any) -> list[tuple[int, int]]:
+    return [(t.data_ptr(), 0 if t.is_inference() else t._version) for t in state]

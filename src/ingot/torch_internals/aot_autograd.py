@@ -1,0 +1,109 @@
+"""AOTAutograd under torch.compile: a graph of torch.compile's becomes functional graphs, which our compilers take.
+
+torch solves outside of them what a functional graph cannot express: results that share memory, arguments that are
+written to, tensor subclasses, and autograd itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import sympy
+import torch
+from torch import fx
+from torch._functorch import config as functorch_config
+from torch.fx.passes.infra.partitioner import CapabilityBasedPartitioner
+from torch.fx.passes.operator_support import OperatorSupportBase
+from torch.utils._sympy.interp import sympy_interp
+from torch.utils._sympy.reference import PythonReferenceAnalysis
+
+# Takes a graph and its example arguments; what it returns takes the arguments in a list, which it empties.
+HalfCompiler = Callable[[fx.GraphModule, Sequence[Any]], Callable[[list[Any]], Sequence[Any]]]
+
+
+def compile_functional(
+    graph: fx.GraphModule,
+    inputs: Sequence[Any],
+    *,
+    inference: HalfCompiler,
+    forward: HalfCompiler,
+    backward: HalfCompiler,
+    decompositions: Mapping[Any, Callable[..., Any]],
+) -> Callable[..., Any]:
+    """The graph as a function with autograd. A graph without gradients goes to `inference`, any other in two halves, cut
+    so that the backward half computes cheap values again instead of keeping them.
+
+    Arguments are written to by the compiled graph where autograd does not need to know; a backward may run twice.
+    """
+    # Here, because torch's own compiler comes with them.
+    from functorch.compile import min_cut_rematerialization_partition  # type: ignore[import-untyped]
+    from torch._dynamo.backends.common import aot_autograd
+
+    backend = aot_autograd(
+        fw_compiler=forward,
+        bw_compiler=backward,
+        inference_compiler=inference,
+        partition_fn=min_cut_rematerialization_partition,
+        decompositions=dict(decompositions),
+        keep_inference_input_mutations=True,
+    )
+    # A donated buffer is one that a backward may overwrite: ours never does, and may then run twice.
+    with functorch_config.patch(donated_buffer=False):
+        made: Callable[..., Any] = backend(graph, inputs)
+    return made
+
+
+def is_for_dynamo(error: Exception) -> bool:
+    """Whether an exception is a message of torch.compile to itself, which a backend must let through."""
+    from torch._dynamo import exc
+
+    kinds = tuple(
+        getattr(exc, name)
+        for name in ("RestartAnalysis", "SkipFrame", "TensorifyScalarRestartAnalysis", "ResumePrologueTracingError")
+        if hasattr(exc, name)
+    )
+    return isinstance(error, kinds)
+
+
+def argument_number(placeholder: fx.Node) -> int | None:
+    """Which argument of torch.compile's graph a placeholder of AOTAutograd's graph is; None where it is none of them."""
+    from torch._functorch._aot_autograd.descriptors import PlainAOTInput
+
+    described = placeholder.meta.get("desc")
+    return described.idx if isinstance(described, PlainAOTInput) else None
+
+
+def evaluate_expr(expr: sympy.Basic, values: Mapping[sympy.Basic, Any]) -> Any:
+    """An expression of symbols with these values: ints, or SymInts of another environment."""
+    return sympy_interp(PythonReferenceAnalysis, dict(values), expr)
+
+
+class _Support(OperatorSupportBase):
+    def __init__(self, supports: Callable[[fx.Node], bool]) -> None:
+        self._supports = supports
+
+    def is_node_supported(self, submodules: Mapping[str, torch.nn.Module], node: fx.Node) -> bool:
+        return self._supports(node)
+
+
+def fuse_supported(graph: fx.GraphModule, supports: Callable[[fx.Node], bool]) -> list[str]:
+    """Moves supported nodes into submodules, as few and large as dependences allow; returns the submodules' names.
+
+    The graph must not write to values. What changes besides the submodules is nothing."""
+    partitioner = CapabilityBasedPartitioner(graph, _Support(supports), allows_single_node_partition=True)
+    before = {name for name, _ in graph.named_children()}
+    partitioner.fuse_partitions(partitioner.propose_partitions(), prefix="native_")
+    return [name for name, _ in graph.named_children() if name not in before]
+
+
+def increment_version(tensors: Sequence[torch.Tensor]) -> None:
+    """Tells autograd that tensors were written to."""
+    torch.autograd.graph.increment_version(tensors)
+
+
+def hint_of(size: Any) -> int | None:
+    """What a size was when a graph was traced; None where it is known only while the graph runs."""
+    if not isinstance(size, torch.SymInt):
+        return int(size)
+    return int(size.node.hint) if size.node.has_hint() else None
