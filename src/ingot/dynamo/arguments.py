@@ -11,9 +11,13 @@ import sympy
 import torch
 from torch import fx, nn
 
+from ingot import api
 from ingot import torch_internals as internals
+from ingot.dynamo.gradient_operators import write_gradients
+from ingot.errors import CaptureError, IngotError, format_error
 from ingot.frontend.source_locations import SourceLocationInterpreter
 from ingot.ir.metadata import value_of
+from ingot.ir.program import Program
 
 # What a dim of `ingot.capture` may be besides a symbol: a multiple of one, moved.
 _LINEAR = re.compile(r"^(\d+\*)?[A-Za-z_]\w*( [+-] \d+)?$")
@@ -117,7 +121,7 @@ def _mutated(graph: fx.GraphModule, placeholders: Sequence[fx.Node]) -> frozense
 
 
 class GraphModel(nn.Module):
-    """A functional graph as a model to capture: its state are buffers, numbers come from sizes.
+    """A functional graph, which becomes its own, as a model to capture: state are buffers, numbers come from sizes.
 
     `given` are the places of the tensors that a call passes; after them come those that only tell a size.
     """
@@ -131,6 +135,7 @@ class GraphModel(nn.Module):
         known: Values,
     ) -> None:
         super().__init__()
+        write_gradients(graph)
         self.graph = graph
         self.arguments = arguments
         self.fixed = dict(fixed)
@@ -181,6 +186,19 @@ class GraphModel(nn.Module):
         fakes = self.arguments.fakes
         tensors = [_dims(fakes[place].shape, place) for place in self.given]
         return [*tensors, *(_dims((fakes[place],), place) for place in self.sizes)]
+
+
+def capture_graph(model: GraphModel, values: Values) -> Program:
+    """A Program of the graph, for all sizes that it leaves open. Nothing of torch.compile's may be in force."""
+    dims = [] if model.known else model.dims()
+    try:
+        return api.capture(model, model.examples(values), dynamic_shapes=dims if any(dims) else None)
+    except IngotError:
+        raise
+    except Exception as error:  # torch's own tracing may fail on what only its compiler writes
+        raise CaptureError(
+            format_error("The graph cannot be captured.", why=f"{type(error).__name__}: {error}")
+        ) from error
 
 
 def size_carrier(size: int) -> torch.Tensor:

@@ -11,8 +11,10 @@ from torch import fx
 
 from ingot import compiler
 from ingot import torch_internals as internals
+from ingot.dynamo.gradient_operators import training_decompositions
 from ingot.dynamo.native_graph import NativeGraph
 from ingot.dynamo.options import BackendOptions, read_options
+from ingot.dynamo.pieces import SplitGraph
 from ingot.dynamo.report import GraphReport, Half, log, publish
 from ingot.errors import IngotError
 
@@ -35,7 +37,7 @@ def compile_graph(graph: fx.GraphModule, inputs: Sequence[Any], *, options: Mapp
             inference=partial(_compile_half, "inference", state, chosen),
             forward=partial(_compile_half, "forward", {}, chosen),
             backward=partial(_compile_half, "backward", {}, chosen),
-            decompositions=internals.default_decompositions() if needs_gradients else {},
+            decompositions=training_decompositions() if needs_gradients else {},
         )
     except Exception as error:
         if internals.is_for_dynamo(error):
@@ -54,24 +56,14 @@ def _compile_half(
     places = {n: place for place, n in enumerate(node for node in graph.graph.nodes if node.op == "placeholder")}
     numbers = {place: internals.argument_number(node) for node, place in places.items()}
     kept = {place: state[number] for place, number in numbers.items() if number in state}
+    operations = _operations(graph)
     try:
         made = NativeGraph(graph, kept, options)
     except IngotError as error:
-        publish(GraphReport(half, _operations(graph), 0, 0, 0, (str(error),)), options.on_graph)
-        return _Interpreted(graph)
-    operations = _operations(graph)
+        split = SplitGraph(graph, kept, options)
+        reasons = tuple(split.reasons) or (str(error),)
+        report = GraphReport(half, operations, split.native, split.native_pieces, split.kernels, reasons)
+        publish(report, options.on_graph)
+        return split
     publish(GraphReport(half, operations, operations, 1, made.kernels), options.on_graph)
     return made
-
-
-class _Interpreted:
-    """A graph in eager, called with a list, which it empties."""
-
-    def __init__(self, graph: fx.GraphModule) -> None:
-        self._boxed_call = True
-        self._graph = graph
-
-    def __call__(self, arguments: list[Any]) -> list[Any]:
-        args = list(arguments)
-        arguments.clear()
-        return list(self._graph(*args))

@@ -10,15 +10,15 @@ from typing import Any
 import torch
 from torch import fx
 
-from ingot import api, compiler
+from ingot import compiler
 from ingot import torch_internals as internals
 from ingot.artifacts.compiled_model import CompiledModel
 from ingot.artifacts.tensor_exchange import native_of, run_model
-from ingot.dynamo.arguments import Arguments, GraphModel, Values, size_carrier
+from ingot.dynamo.arguments import Arguments, GraphModel, Values, capture_graph, size_carrier
 from ingot.dynamo.options import BackendOptions
 from ingot.dynamo.report import log
 from ingot.dynamo.results import GraphNotSupported, Results, Step, finish
-from ingot.errors import CallError, CaptureError, IngotError, format_error
+from ingot.errors import CallError, IngotError, format_error
 
 # How often weights may change before a graph is left to eager: packing them takes longer than a call.
 REPACKS = 8
@@ -139,17 +139,7 @@ class NativeGraph:
         sizes = values if self._is_specialized else {}
         with internals.detach_from_dynamo(), internals.ignore_warnings(".*train mode"):
             model = GraphModel(module, self._arguments, state, fixed, sizes)
-            dims = None if self._is_specialized else model.dims()
-            try:
-                program = api.capture(
-                    model, model.examples(values), dynamic_shapes=dims if dims and any(dims) else None
-                )
-            except IngotError:
-                raise
-            except Exception as error:  # torch's own tracing may fail on what only its compiler writes
-                raise CaptureError(
-                    format_error("The graph cannot be captured.", why=f"{type(error).__name__}: {error}")
-                ) from error
+            program = capture_graph(model, values)
             target = compiler.choose_target(self._arguments.fakes)
             compiled = compiler.compile(program, target=target, **self._options.for_compiler)
         compiled.program.example_inputs = None  # would keep tensors as large as the model's own

@@ -22,7 +22,6 @@ from ingot.torch_internals.aot_autograd import (
     argument_number,
     compile_functional,
     evaluate_expr,
-    fuse_supported,
     hint_of,
     increment_version,
     is_for_dynamo,

@@ -13,8 +13,6 @@ import sympy
 import torch
 from torch import fx
 from torch._functorch import config as functorch_config
-from torch.fx.passes.infra.partitioner import CapabilityBasedPartitioner
-from torch.fx.passes.operator_support import OperatorSupportBase
 from torch.utils._sympy.interp import sympy_interp
 from torch.utils._sympy.reference import PythonReferenceAnalysis
 
@@ -77,24 +75,6 @@ def argument_number(placeholder: fx.Node) -> int | None:
 def evaluate_expr(expr: sympy.Basic, values: Mapping[sympy.Basic, Any]) -> Any:
     """An expression of symbols with these values: ints, or SymInts of another environment."""
     return sympy_interp(PythonReferenceAnalysis, dict(values), expr)
-
-
-class _Support(OperatorSupportBase):
-    def __init__(self, supports: Callable[[fx.Node], bool]) -> None:
-        self._supports = supports
-
-    def is_node_supported(self, submodules: Mapping[str, torch.nn.Module], node: fx.Node) -> bool:
-        return self._supports(node)
-
-
-def fuse_supported(graph: fx.GraphModule, supports: Callable[[fx.Node], bool]) -> list[str]:
-    """Moves supported nodes into submodules, as few and large as dependences allow; returns the submodules' names.
-
-    The graph must not write to values. What changes besides the submodules is nothing."""
-    partitioner = CapabilityBasedPartitioner(graph, _Support(supports), allows_single_node_partition=True)
-    before = {name for name, _ in graph.named_children()}
-    partitioner.fuse_partitions(partitioner.propose_partitions(), prefix="native_")
-    return [name for name, _ in graph.named_children() if name not in before]
 
 
 def increment_version(tensors: Sequence[torch.Tensor]) -> None:
