@@ -1,6 +1,7 @@
 """Operators that only AOTAutograd writes, in terms of those that native code has: gradients, and what they save.
 
     convolution_backward                           convolutions and matrix products
+    _weight_norm_interface_backward                sums of products
     _scaled_dot_product_flash_attention_for_cpu    attention as a whole, and the logarithm of its sums
     … _backward                                    matrix products; probabilities are computed again
 """
@@ -107,6 +108,19 @@ def _weight_gradient(
     rows = batch * math.prod(small.shape[2:])
     found = torch.bmm(parts.reshape(groups, outer, rows), windows.reshape(groups, rows, inner * math.prod(kernel)))
     return found.reshape(groups * outer, inner, *kernel)
+
+
+# ---------------------------------------------------------------------- norms of weights
+
+
+@writes(aten._weight_norm_interface_backward.default)
+def _weight_norm_backward(
+    gradient: torch.Tensor, direction: torch.Tensor, length: torch.Tensor, norms: torch.Tensor, dim: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    others = [other for other in range(direction.dim()) if other != dim % direction.dim()]
+    products = (gradient * direction).sum(others, keepdim=True)
+    of_direction = length / norms * (gradient - direction * (products / (norms * norms)))
+    return of_direction, products / norms
 
 
 # ---------------------------------------------------------------------- attention
