@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,9 +14,9 @@ from torch import fx, nn
 from ingot import api
 from ingot import torch_internals as internals
 from ingot.dynamo.gradient_operators import write_gradients
-from ingot.errors import CaptureError, IngotError, format_error
+from ingot.errors import CaptureError, IngotError, InputError, format_error
 from ingot.frontend.source_locations import SourceLocationInterpreter
-from ingot.ir.metadata import value_of
+from ingot.ir.metadata import tensors_in, value_of
 from ingot.ir.program import Program
 
 # What a dim of `ingot.capture` may be besides a symbol: a multiple of one, moved.
@@ -57,19 +57,16 @@ class Arguments:
             for dim, size in enumerate(self.fakes[place].shape):
                 self._bind(size, Place(place, dim))
         in_tensors = {symbol for place in self.tensors for symbol in _free(self.fakes[place].shape)}
-        # Numbers that no tensor tells, and that the graph reads.
-        read = {place for place, node in enumerate(self.nodes) if node.users}
-        self.sizes = tuple(
-            place
-            for place in sorted(read)
-            if isinstance(self.fakes[place], torch.SymInt) and not _free([self.fakes[place]]) <= in_tensors
+        read = [place for place, node in enumerate(self.nodes) if node.users and place not in self.tensors]
+        # Numbers that no tensor tells.
+        self.numbers = tuple(
+            place for place in read if _is_open(self.fakes[place]) and not _free([self.fakes[place]]) <= in_tensors
         )
+        shapes = [size for value in _tensors_inside(graph) for size in value.shape]
+        in_shapes = {symbol for symbol in _free(shapes)}
+        self.used_as_sizes = tuple(place for place in self.numbers if _free([self.fakes[place]]) & in_shapes)
         # Any other value becomes a part of the code.
-        self.fixed = tuple(
-            place
-            for place in sorted(read)
-            if place not in self.tensors and not isinstance(self.fakes[place], torch.SymInt)
-        )
+        self.fixed = tuple(place for place in read if not _is_open(self.fakes[place]))
         self.is_dynamic = bool(self.symbols)
 
     def _bind(self, size: Any, place: Place) -> None:
@@ -102,10 +99,19 @@ def evaluate(size: Any, values: Mapping[sympy.Basic, int]) -> int:
     return int(internals.evaluate_expr(internals.expr_of(size), values))
 
 
+def _is_open(fake: Any) -> bool:
+    """Whether a number may be another one in the next call."""
+    return isinstance(fake, torch.SymInt | torch.SymFloat)
+
+
+def _tensors_inside(graph: fx.GraphModule) -> list[torch.Tensor]:
+    return [tensor for node in graph.graph.nodes for tensor in tensors_in(value_of(node))]
+
+
 def _free(sizes: Sequence[Any]) -> set[sympy.Basic]:
     found: set[sympy.Basic] = set()
     for size in sizes:
-        if isinstance(size, torch.SymInt):
+        if _is_open(size):
             found |= internals.expr_of(size).free_symbols
     return found
 
@@ -123,7 +129,8 @@ def _mutated(graph: fx.GraphModule, placeholders: Sequence[fx.Node]) -> frozense
 class GraphModel(nn.Module):
     """A functional graph, which becomes its own, as a model to capture: state are buffers, numbers come from sizes.
 
-    `given` are the places of the tensors that a call passes; after them come those that only tell a size.
+    `given` are the places of the tensors that a call passes. After them come numbers: those of `sizes` as the size of a
+    tensor, those of `scalars` as a tensor without dims.
     """
 
     def __init__(
@@ -133,6 +140,7 @@ class GraphModel(nn.Module):
         state: Mapping[int, torch.Tensor],
         fixed: Mapping[int, Any],
         known: Values,
+        sizes: Collection[int] = (),
     ) -> None:
         super().__init__()
         write_gradients(graph)
@@ -143,15 +151,17 @@ class GraphModel(nn.Module):
         self.given = tuple(p for p in arguments.tensors if p not in state and arguments.nodes[p].users)
         # Where the sizes are known, they become a part of the code.
         self.known = dict(known)
-        self.sizes = () if known else arguments.sizes
+        self.sizes = tuple(place for place in arguments.numbers if place in sizes)
+        self.scalars = tuple(place for place in arguments.numbers if place not in (*sizes, *fixed))
         for place, name in self.names.items():
             self.register_buffer(name, state[place].detach())
 
     def forward(self, *tensors: torch.Tensor) -> Any:
         arguments = self.arguments
         found: list[Any] = [self.fixed.get(place) for place in range(len(arguments.nodes))]
-        for place, tensor in zip((*self.given, *self.sizes), tensors, strict=True):
-            found[place] = tensor.shape[0] if place in self.sizes else tensor
+        for place, tensor in zip((*self.given, *self.sizes, *self.scalars), tensors, strict=True):
+            is_number = place in self.scalars
+            found[place] = tensor.shape[0] if place in self.sizes else tensor.item() if is_number else tensor
         for place, name in self.names.items():
             found[place] = getattr(self, name)
         told = None
@@ -168,7 +178,7 @@ class GraphModel(nn.Module):
             for dim, size in enumerate(self.arguments.fakes[place].shape):
                 if isinstance(size, torch.SymInt) and internals.expr_of(size).is_Symbol:
                     told.setdefault(internals.expr_of(size), found[place].shape[dim])
-        for place in self.sizes:
+        for place in (*self.sizes, *self.scalars):
             told.setdefault(internals.expr_of(self.arguments.fakes[place]), found[place])
         return told
 
@@ -179,13 +189,14 @@ class GraphModel(nn.Module):
             torch.zeros([evaluate(s, values) for s in fakes[p].shape], dtype=fakes[p].dtype, device=fakes[p].device)
             for p in self.given
         ]
-        return (*tensors, *(size_carrier(evaluate(fakes[place], values)) for place in self.sizes))
+        sizes = [size_carrier(evaluate(fakes[place], values)) for place in self.sizes]
+        return (*tensors, *sizes, *(scalar_carrier(_example(fakes[place], values)) for place in self.scalars))
 
     def dims(self) -> list[dict[int, Any] | None]:
         """The sizes that are open, as `ingot.capture` wants them declared."""
         fakes = self.arguments.fakes
         tensors = [_dims(fakes[place].shape, place) for place in self.given]
-        return [*tensors, *(_dims((fakes[place],), place) for place in self.sizes)]
+        return [*tensors, *(_dims((fakes[place],), place) for place in self.sizes), *(None for _ in self.scalars)]
 
 
 def capture_graph(model: GraphModel, values: Values) -> Program:
@@ -202,10 +213,18 @@ def capture_graph(model: GraphModel, values: Values) -> Program:
 
 
 def size_carrier(size: int) -> torch.Tensor:
-    """A tensor that tells a number by its size; its memory is never touched. Raises ValueError where none can."""
+    """A tensor that tells a number by its size; its memory is never touched. Raises InputError where none can."""
     if not 0 <= size < _LARGEST_SIZE:
-        raise ValueError(f"no tensor has the size {size}")
+        raise InputError(f"A number is {size}, and the graph was compiled for numbers that are a size.")
     return torch.empty(size, dtype=torch.uint8)
+
+
+def scalar_carrier(number: float) -> torch.Tensor:
+    return torch.tensor(number, dtype=torch.float64 if isinstance(number, float) else torch.int64)
+
+
+def _example(fake: Any, values: Values) -> Any:
+    return internals.float_hint_of(fake) if isinstance(fake, torch.SymFloat) else evaluate(fake, values)
 
 
 def _dims(sizes: Sequence[Any], place: int) -> dict[int, Any] | None:

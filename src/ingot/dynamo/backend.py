@@ -16,6 +16,7 @@ from ingot.dynamo.native_graph import NativeGraph
 from ingot.dynamo.options import BackendOptions, read_options
 from ingot.dynamo.pieces import SplitGraph
 from ingot.dynamo.report import GraphReport, Half, log, publish
+from ingot.dynamo.support import check_draws
 from ingot.errors import IngotError
 
 Graph = Callable[..., Any]
@@ -58,6 +59,7 @@ def _compile_half(
     kept = {place: state[number] for place, number in numbers.items() if number in state}
     operations = _operations(graph)
     try:
+        check_draws(graph, options)
         made = NativeGraph(graph, kept, options)
     except IngotError as error:
         split = SplitGraph(graph, kept, options)

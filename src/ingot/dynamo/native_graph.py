@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +18,7 @@ from ingot.dynamo.arguments import Arguments, GraphModel, Values, capture_graph,
 from ingot.dynamo.options import BackendOptions
 from ingot.dynamo.report import log
 from ingot.dynamo.results import GraphNotSupported, Results, Step, finish
-from ingot.errors import CallError, IngotError, format_error
+from ingot.errors import AssertionFailed, CallError, IngotError, format_error
 
 # How often weights may change before a graph is left to eager: packing them takes longer than a call.
 REPACKS = 8
@@ -70,7 +70,7 @@ class NativeGraph:
             return self._run_eager(args)
         try:
             made = code.run(args)
-        except CallError as error:  # nothing was written yet
+        except (CallError, AssertionFailed) as error:  # nothing was written yet; eager's assertion is the one to see
             self._say(error)
             return self._run_eager(args)
         return finish(steps, args, made)
@@ -89,7 +89,8 @@ class NativeGraph:
 
     def _find_code(self, read: Key, args: Sequence[Any]) -> _Code | None:
         """Code for these sizes with the state of this call; None where eager takes the call."""
-        key = (*read, *(args[place] for place in self._arguments.fixed)) if self._is_specialized else ()
+        known = (*self._arguments.fixed, *self._arguments.numbers)
+        key = (*read, *(args[place] for place in known)) if self._is_specialized else ()
         code = self._codes.get(key)
         if code is not None and code.is_current(args):
             return code
@@ -114,38 +115,52 @@ class NativeGraph:
             why = f"each of its sizes needs code of its own, and {VARIANTS} have some"
             raise GraphNotSupported(format_error("The graph is left to eager.", why=why))
         state = {place: args[place] for place in self._state}
-        fixed = {place: args[place] for place in self._arguments.fixed}
+        fixed = {place: args[place] for place in (*self._arguments.fixed, *self._arguments.numbers)}
         self._codes[key] = made = self._build(self._arguments.values(read), state, fixed)
         return made
 
     def _build_first(self) -> None:
-        values = self._arguments.example_values()
-        try:
-            self._codes[()] = self._build(values, self._state, {})
-        except IngotError:
-            if not self._arguments.is_dynamic:
-                raise
-            # One code cannot serve all sizes, or none can: the code for those of the example tells.
-            self._is_specialized = True
+        """Code for all sizes and numbers; where there is none, code for those of the example tells whether there is
+        any."""
+        arguments = self._arguments
+        values = arguments.example_values()
+        for sizes in dict.fromkeys((arguments.used_as_sizes, (), arguments.numbers)):
+            try:
+                self._codes[()] = self._build(values, self._state, {}, sizes)
+                return
+            except IngotError as error:
+                failure = error
+            if not arguments.numbers:
+                break
+        if not arguments.is_dynamic:
+            raise failure
+        self._is_specialized = True
+        if not arguments.numbers:  # else the first call tells
             self._codes[tuple(values.values())] = self._build(values, self._state, {})
 
-    def _build(self, values: Values, state: Mapping[int, torch.Tensor], fixed: Mapping[int, Any]) -> _Code:
+    def _build(
+        self,
+        values: Values,
+        state: Mapping[int, torch.Tensor],
+        fixed: Mapping[int, Any],
+        sizes: Collection[int] = (),
+    ) -> _Code:
         copies: dict[fx.Node, fx.Node] = {}
         graph = fx.Graph()
         output = graph.graph_copy(self.graph.graph, copies)
         graph.output(output)
         module = fx.GraphModule(self.graph, graph)
         self._results.rewrite(module, copies)
-        sizes = values if self._is_specialized else {}
+        known = values if self._is_specialized else {}
         with internals.detach_from_dynamo(), internals.ignore_warnings(".*train mode"):
-            model = GraphModel(module, self._arguments, state, fixed, sizes)
+            model = GraphModel(module, self._arguments, state, fixed, known, sizes)
             program = capture_graph(model, values)
             target = compiler.choose_target(self._arguments.fakes)
             compiled = compiler.compile(program, target=target, **self._options.for_compiler)
         compiled.program.example_inputs = None  # would keep tensors as large as the model's own
         self.kernels = max(self.kernels, compiled.kernels)
         mutated = tuple(sorted(self._arguments.mutated))
-        return _Code(compiled, model.given, model.sizes, tuple(state), _versions(state.values()), mutated)
+        return _Code(compiled, model.given, model.sizes, model.scalars, tuple(state), _versions(state.values()), mutated)
 
 
 @dataclass(frozen=True)
@@ -155,6 +170,7 @@ class _Code:
     compiled: CompiledModel
     given: tuple[int, ...]
     sizes: tuple[int, ...]
+    scalars: tuple[int, ...]
     state: tuple[int, ...]
     versions: list[tuple[int, int]]
     mutated: tuple[int, ...]
@@ -168,6 +184,7 @@ class _Code:
             self.compiled.seed(int(torch.randint(0, 2**62, ())))
         leaves = [native_of(args[place]) for place in self.given]
         leaves += [size_carrier(int(args[place])) for place in self.sizes]
+        leaves += [args[place] for place in self.scalars]
         made = run_model(self.compiled.model, leaves)
         if self.mutated:
             internals.increment_version([args[place] for place in self.mutated if not args[place].is_inference()])

@@ -16,7 +16,7 @@ from torch import fx
 
 from ingot.dynamo.native_graph import NativeGraph
 from ingot.dynamo.options import BackendOptions
-from ingot.dynamo.support import Support, is_number
+from ingot.dynamo.support import Support, draws, is_number
 from ingot.errors import IngotError
 
 aten = torch.ops.aten
@@ -120,7 +120,7 @@ class SplitGraph:
                 continue
             self.reasons[reason] = None
             stages[node] = earliest + 1 - earliest % 2
-            if node.is_impure() or torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()):
+            if node.is_impure() or draws(node):
                 in_order = stages[node] = max(in_order, stages[node])
         return stages
 

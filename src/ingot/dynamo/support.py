@@ -12,7 +12,7 @@ from ingot import compiler
 from ingot import torch_internals as internals
 from ingot.dynamo.arguments import Arguments, GraphModel, capture_graph
 from ingot.dynamo.options import BackendOptions
-from ingot.errors import IngotError, format_error
+from ingot.errors import IngotError, UnsupportedOperator, format_error
 from ingot.ir.metadata import tensors_in, value_of, where
 from ingot.ir.printer import operator_name
 from ingot.targets.registry import find_target
@@ -34,9 +34,8 @@ class Support:
             return self.reason_against(given)
         if is_number(node):
             return None
-        tags = getattr(node.target, "tags", ())
-        if self._options.fallback_random and torch.Tag.nondeterministic_seeded in tags:
-            return format_error(f"{operator_name(node.target)} draws random numbers.", why="fallback_random is set")
+        if self._options.fallback_random and draws(node):
+            return _reason_of_draw(node)
         values = [*tensors_in(value_of(node)), *(t for n in node.all_input_nodes for t in tensors_in(value_of(n)))]
         if any(t.is_complex() or t.is_neg() or t.layout is not torch.strided for t in values):
             return _reason(node, "native code has neither complex nor sparse values")
@@ -50,6 +49,7 @@ class Support:
         arguments = Arguments(graph)
         values = arguments.example_values()
         fixed = {place: arguments.fakes[place] for place in arguments.fixed}
+        fixed |= {place: 1 for place in arguments.numbers}
         target = find_target(compiler.choose_target(arguments.fakes))
         with internals.detach_from_dynamo(), internals.ignore_warnings():
             try:
@@ -59,6 +59,22 @@ class Support:
             except IngotError as error:
                 return str(error)
         return None
+
+
+def draws(node: fx.Node) -> bool:
+    """Whether an operation draws random numbers."""
+    return torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
+
+
+def check_draws(graph: fx.GraphModule, options: BackendOptions) -> None:
+    """Raises UnsupportedOperator for a graph that draws random numbers, where eager is to draw them."""
+    for node in graph.graph.nodes:
+        if options.fallback_random and draws(node):
+            raise UnsupportedOperator(_reason_of_draw(node))
+
+
+def _reason_of_draw(node: fx.Node) -> str:
+    return format_error(f"{operator_name(node.target)} draws random numbers.", why="fallback_random is set")
 
 
 def is_number(node: fx.Node) -> bool:

@@ -22,6 +22,7 @@ from ingot.torch_internals.aot_autograd import (
     argument_number,
     compile_functional,
     evaluate_expr,
+    float_hint_of,
     hint_of,
     increment_version,
     is_for_dynamo,

@@ -87,3 +87,8 @@ def hint_of(size: Any) -> int | None:
     if not isinstance(size, torch.SymInt):
         return int(size)
     return int(size.node.hint) if size.node.has_hint() else None
+
+
+def float_hint_of(number: torch.SymFloat) -> float:
+    """What a number was when a graph was traced, or any."""
+    return float(number.node.hint) if number.node.has_hint() else 1.5
