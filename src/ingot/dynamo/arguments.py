@@ -13,7 +13,7 @@ from torch import fx, nn
 
 from ingot import api
 from ingot import torch_internals as internals
-from ingot.dynamo.gradient_operators import write_gradients
+from ingot.dynamo.operator_rules import replace_operators
 from ingot.errors import CaptureError, IngotError, InputError, format_error
 from ingot.frontend.source_locations import SourceLocationInterpreter
 from ingot.ir.metadata import tensors_in, value_of
@@ -143,7 +143,7 @@ class GraphModel(nn.Module):
         sizes: Collection[int] = (),
     ) -> None:
         super().__init__()
-        write_gradients(graph)
+        replace_operators(graph)
         self.graph = graph
         self.arguments = arguments
         self.fixed = dict(fixed)

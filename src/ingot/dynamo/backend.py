@@ -11,7 +11,7 @@ from torch import fx
 
 from ingot import compiler
 from ingot import torch_internals as internals
-from ingot.dynamo.gradient_operators import training_decompositions
+from ingot.dynamo.operator_rules import training_decompositions
 from ingot.dynamo.native_graph import NativeGraph
 from ingot.dynamo.options import BackendOptions, read_options
 from ingot.dynamo.pieces import SplitGraph

@@ -51,7 +51,8 @@ class NativeGraph:
         self._eager: Callable[..., Any] | None = None
         self._has_said = False
         self.kernels = 0
-        if self._results.computed and not self._is_specialized:
+        self._is_idle = not self._results.computed and not self._arguments.mutated
+        if not self._is_idle and not self._is_specialized:
             self._build_first()
 
     def __call__(self, arguments: list[Any]) -> list[Any]:
@@ -63,7 +64,7 @@ class NativeGraph:
         steps = self._steps.get(read)
         if steps is None:
             steps = self._steps[read] = self._results.steps(self._arguments.values(read))
-        if not self._results.computed and not self._arguments.mutated:
+        if self._is_idle:
             return finish(steps, args, ())
         code = self._find_code(read, args)
         if code is None:
@@ -152,7 +153,7 @@ class NativeGraph:
         module = fx.GraphModule(self.graph, graph)
         self._results.rewrite(module, copies)
         known = values if self._is_specialized else {}
-        with internals.detach_from_dynamo(), internals.ignore_warnings(".*train mode"):
+        with internals.outside_of_torch_compile(), internals.ignore_warnings(".*train mode"):
             model = GraphModel(module, self._arguments, state, fixed, known, sizes)
             program = capture_graph(model, values)
             target = compiler.choose_target(self._arguments.fakes)

@@ -26,6 +26,7 @@ from ingot.torch_internals.aot_autograd import (
     hint_of,
     increment_version,
     is_for_dynamo,
+    outside_of_torch_compile,
 )
 from ingot.torch_internals.autograd_tracing import (
     TracesOfGradients,

@@ -6,15 +6,19 @@ written to, tensor subclasses, and autograd itself.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import sympy
 import torch
 from torch import fx
 from torch._functorch import config as functorch_config
+from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._sympy.interp import sympy_interp
 from torch.utils._sympy.reference import PythonReferenceAnalysis
+
+from ingot.torch_internals.monkeypatches import detach_from_dynamo
 
 # Takes a graph and its example arguments; what it returns takes the arguments in a list, which it empties.
 HalfCompiler = Callable[[fx.GraphModule, Sequence[Any]], Callable[[list[Any]], Sequence[Any]]]
@@ -75,6 +79,13 @@ def argument_number(placeholder: fx.Node) -> int | None:
 def evaluate_expr(expr: sympy.Basic, values: Mapping[sympy.Basic, Any]) -> Any:
     """An expression of symbols with these values: ints, or SymInts of another environment."""
     return sympy_interp(PythonReferenceAnalysis, dict(values), expr)
+
+
+@contextlib.contextmanager
+def outside_of_torch_compile() -> Iterator[None]:
+    """Inside, nothing of torch.compile is in force: neither its fakes and symbols nor the modes that its calls run in."""
+    with detach_from_dynamo(), _disable_current_modes():
+        yield
 
 
 def increment_version(tensors: Sequence[torch.Tensor]) -> None:

@@ -1,5 +1,7 @@
-"""Operators that only AOTAutograd writes, in terms of those that native code has: gradients, and what they save.
+"""Operators that torch's compiler writes, in terms of those that native code has: gradients, and what they save.
 
+    _foreach_…                                     the operator on each tensor
+    prims.fma                                      a product and a sum
     convolution_backward                           convolutions and matrix products
     _weight_norm_interface_backward                sums of products
     _scaled_dot_product_flash_attention_for_cpu    attention as a whole, and the logarithm of its sums
@@ -16,11 +18,12 @@ import torch
 from torch import fx
 
 from ingot import torch_internals as internals
+from ingot.dynamo.foreach import foreach_form
 from ingot.registry import Registry
 
 aten = torch.ops.aten
 Rule = Callable[..., Any]
-_RULES: Registry[Any, Rule] = Registry("gradient in terms of other operators")
+_RULES: Registry[Any, Rule] = Registry("form of an operator of torch's compiler")
 writes = _RULES.register
 
 
@@ -33,12 +36,25 @@ def training_decompositions() -> dict[Any, Callable[..., Any]]:
     return {target: decompose for target, decompose in table.items() if _RULES.find(target) is None}
 
 
-def write_gradients(graph: fx.GraphModule) -> None:
+def replace_operators(graph: fx.GraphModule) -> None:
     """Replaces operators that have a rule here with calls of it, which a capture looks into."""
     for node in graph.graph.nodes:
         if node.op == "call_function":
-            node.target = _RULES.find(node.target) or node.target
+            node.target = _RULES.find(node.target) or _late_form(node.target) or foreach_form(node.target) or node.target
     graph.recompile()
+
+
+def _late_form(target: Any) -> Rule | None:
+    """The form of an operator that torch registers when its own compiler is imported."""
+    schema = getattr(target, "_schema", None)
+    return _LATE.get(schema.name) if schema is not None else None
+
+
+def _fma(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> torch.Tensor:
+    return a * b + c
+
+
+_LATE: dict[str, Rule] = {"prims::fma": _fma}
 
 
 # ---------------------------------------------------------------------- convolution
