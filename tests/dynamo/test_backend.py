@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import copy
-import logging
 import os
 import subprocess
 import sys
 import threading
 import tomllib
-from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 

@@ -91,7 +91,11 @@ def test_the_next_process_compiles_nothing(tmp_path: Path) -> None:
         "    torch.testing.assert_close(compiled(x), model(x))\n"
         "assert len(reports) == 3 and all(report.is_native for report in reports), reports\n"
     )
-    environment = {**os.environ, "INGOT_CACHE_DIR": str(tmp_path), "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    environment = {
+        **os.environ,
+        "INGOT_CACHE_DIR": str(tmp_path),
+        "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
+    }
     for number in range(2):
         logs = {**environment, "INGOT_LOGS": "cache"}
         done = subprocess.run((sys.executable, "-c", script), capture_output=True, text=True, env=logs, check=False)

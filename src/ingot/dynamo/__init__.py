@@ -12,7 +12,7 @@ torch finds this package by the entry point group "torch_dynamo_backends".
     native_graph    a functional graph as native code
     arguments       which arguments are tensors, state, and sizes
     results         strides of results, and results that share memory
-    options, report what users choose, and what they are told
+    options, report what users choose, and what they hear
 """
 
 from ingot.dynamo.backend import compile_graph

@@ -14,7 +14,7 @@ from torch import fx, nn
 from ingot import api
 from ingot import torch_internals as internals
 from ingot.dynamo.operator_rules import replace_operators
-from ingot.errors import CaptureError, IngotError, InputError, format_error
+from ingot.errors import CaptureError, CompileError, IngotError, InputError, format_error
 from ingot.frontend.source_locations import SourceLocationInterpreter
 from ingot.ir.metadata import tensors_in, value_of
 from ingot.ir.program import Program
@@ -31,14 +31,16 @@ Values = dict[sympy.Basic, int]
 
 @dataclass(frozen=True)
 class Place:
-    """Where a call tells the value of a symbol: an argument, or a dim of one."""
+    """Where a call tells a symbol: an argument, or a dim of one, is `scale` times the symbol plus `offset`."""
 
     argument: int
     dim: int | None = None
+    scale: int = 1
+    offset: int = 0
 
     def read(self, args: Sequence[Any]) -> int:
         value = args[self.argument]
-        return int(value if self.dim is None else value.shape[self.dim])
+        return (int(value if self.dim is None else value.shape[self.dim]) - self.offset) // self.scale
 
 
 class Arguments:
@@ -48,14 +50,9 @@ class Arguments:
         self.nodes = [node for node in graph.graph.nodes if node.op == "placeholder"]
         self.fakes = [value_of(node) for node in self.nodes]
         self.tensors = tuple(place for place, fake in enumerate(self.fakes) if isinstance(fake, torch.Tensor))
-        self.mutated = _mutated(graph, self.nodes)
+        self.mutated = find_mutated_arguments(graph, self.nodes)
         self.symbols: dict[sympy.Basic, Place] = {}
-        for place, fake in enumerate(self.fakes):
-            if isinstance(fake, torch.SymInt):
-                self._bind(fake, Place(place))
-        for place in self.tensors:
-            for dim, size in enumerate(self.fakes[place].shape):
-                self._bind(size, Place(place, dim))
+        self._bind_symbols()
         in_tensors = {symbol for place in self.tensors for symbol in _free(self.fakes[place].shape)}
         read = [place for place, node in enumerate(self.nodes) if node.users and place not in self.tensors]
         # Numbers that no tensor tells.
@@ -69,11 +66,29 @@ class Arguments:
         self.fixed = tuple(place for place in read if not _is_open(self.fakes[place]))
         self.is_dynamic = bool(self.symbols)
 
-    def _bind(self, size: Any, place: Place) -> None:
-        if isinstance(size, torch.SymInt):
-            expr = internals.expr_of(size)
+    def _bind_symbols(self) -> None:
+        found = [(fake, Place(number)) for number, fake in enumerate(self.fakes)]
+        for number in self.tensors:
+            found += [(size, Place(number, dim)) for dim, size in enumerate(self.fakes[number].shape)]
+        sizes = [(internals.expr_of(size), place) for size, place in found if isinstance(size, torch.SymInt)]
+        for expr, place in sizes:
             if expr.is_Symbol:
                 self.symbols.setdefault(expr, place)
+        for expr, place in sizes:  # a symbol that is bound by a multiple of it only
+            unknown = expr.free_symbols - self.symbols.keys()
+            if len(unknown) == 1:
+                (symbol,) = unknown
+                scale, offset = expr.coeff(symbol, 1), expr.subs(symbol, 0)
+                if scale.is_Integer and offset.is_Integer and expr == scale * symbol + offset:
+                    self.symbols[symbol] = Place(place.argument, place.dim, int(scale), int(offset))
+        for expr, place in sizes:
+            if expr.free_symbols - self.symbols.keys():
+                raise CompileError(
+                    format_error(
+                        f"A size of the argument {self.nodes[place.argument].name} is {expr}.",
+                        why="no argument tells the symbols in it",
+                    )
+                )
 
     def read_symbols(self, args: Sequence[Any]) -> tuple[int, ...]:
         """The values of all symbols in a call, in their order."""
@@ -88,7 +103,7 @@ class Arguments:
         for symbol, place in self.symbols.items():
             fake = self.fakes[place.argument]
             hint = internals.hint_of(fake if place.dim is None else fake.shape[place.dim])
-            found[symbol] = UNBACKED_EXAMPLE if hint is None else hint
+            found[symbol] = UNBACKED_EXAMPLE if hint is None else (hint - place.offset) // place.scale
         return found
 
 
@@ -116,7 +131,7 @@ def _free(sizes: Sequence[Any]) -> set[sympy.Basic]:
     return found
 
 
-def _mutated(graph: fx.GraphModule, placeholders: Sequence[fx.Node]) -> frozenset[int]:
+def find_mutated_arguments(graph: fx.GraphModule, placeholders: Sequence[fx.Node]) -> frozenset[int]:
     places = {node: place for place, node in enumerate(placeholders)}
     written = set()
     for node in graph.graph.nodes:
@@ -164,23 +179,23 @@ class GraphModel(nn.Module):
             found[place] = tensor.shape[0] if place in self.sizes else tensor.item() if is_number else tensor
         for place, name in self.names.items():
             found[place] = getattr(self, name)
-        told = None
+        bound = None
         for place, fake in enumerate(arguments.fakes):
             if found[place] is None and isinstance(fake, torch.SymInt) and arguments.nodes[place].users:
-                told = self._told(found) if told is None else told
-                found[place] = internals.evaluate_expr(internals.expr_of(fake), told)
+                bound = self._symbols_of(found) if bound is None else bound
+                found[place] = internals.evaluate_expr(internals.expr_of(fake), bound)
         return SourceLocationInterpreter(self.graph).run(*found)
 
-    def _told(self, found: Sequence[Any]) -> dict[sympy.Basic, Any]:
+    def _symbols_of(self, found: Sequence[Any]) -> dict[sympy.Basic, Any]:
         """The symbols as the sizes of the tensors that are being traced."""
-        told: dict[sympy.Basic, Any] = dict(self.known)
+        bound: dict[sympy.Basic, Any] = dict(self.known)
         for place in self.given:
             for dim, size in enumerate(self.arguments.fakes[place].shape):
                 if isinstance(size, torch.SymInt) and internals.expr_of(size).is_Symbol:
-                    told.setdefault(internals.expr_of(size), found[place].shape[dim])
+                    bound.setdefault(internals.expr_of(size), found[place].shape[dim])
         for place in (*self.sizes, *self.scalars):
-            told.setdefault(internals.expr_of(self.arguments.fakes[place]), found[place])
-        return told
+            bound.setdefault(internals.expr_of(self.arguments.fakes[place]), found[place])
+        return bound
 
     def examples(self, values: Values) -> tuple[torch.Tensor, ...]:
         """Tensors like those of a call with these sizes. Their values are not read."""

@@ -11,8 +11,8 @@ from torch import fx
 
 from ingot import compiler
 from ingot import torch_internals as internals
-from ingot.dynamo.operator_rules import training_decompositions
 from ingot.dynamo.native_graph import NativeGraph
+from ingot.dynamo.operator_rules import training_decompositions
 from ingot.dynamo.options import BackendOptions, read_options
 from ingot.dynamo.pieces import SplitGraph
 from ingot.dynamo.report import GraphReport, Half, log, publish
@@ -54,9 +54,11 @@ def _operations(graph: fx.GraphModule) -> int:
 def _compile_half(
     half: Half, state: Mapping[int, torch.Tensor], options: BackendOptions, graph: fx.GraphModule, inputs: Sequence[Any]
 ) -> Callable[[list[Any]], Sequence[Any]]:
-    places = {n: place for place, n in enumerate(node for node in graph.graph.nodes if node.op == "placeholder")}
-    numbers = {place: internals.argument_number(node) for node, place in places.items()}
-    kept = {place: state[number] for place, number in numbers.items() if number in state}
+    kept = {}
+    for place, node in enumerate(node for node in graph.graph.nodes if node.op == "placeholder"):
+        number = internals.argument_number(node)
+        if number is not None and number in state:
+            kept[place] = state[number]
     operations = _operations(graph)
     try:
         check_draws(graph, options)

@@ -25,7 +25,6 @@ def foreach_form(target: Any) -> Callable[..., list[torch.Tensor]] | None:
     if name not in ("norm", "powsum", *_SCALED) and not hasattr(aten, name):
         return None
 
-
     def apply(*args: Any, **kwargs: Any) -> list[torch.Tensor]:
         return _apply(name, target, *args, **kwargs)
 
@@ -43,8 +42,10 @@ def _apply(name: str, target: Any, *args: Any, **kwargs: Any) -> list[torch.Tens
     return [_one(name, {**rest, **{key: value[i] for key, value in lists.items()}}, [*given]) for i in range(count)]
 
 
-def _one(name: str, given: dict[str, Any], order: list[str]) -> torch.Tensor:
-    positional = [given[key] for key in order if key not in ("alpha", "dtype", "value", "ord", "scalars", "non_blocking")]
+def _one(name: str, given: dict[str, Any], order: list[str]) -> Any:
+    positional = [
+        given[key] for key in order if key not in ("alpha", "dtype", "value", "ord", "scalars", "non_blocking")
+    ]
     scalar = given.get("scalars", given.get("value", 1))
     if name in _SCALED:
         x, first, second = positional

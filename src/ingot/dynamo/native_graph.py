@@ -12,9 +12,8 @@ from torch import fx
 
 from ingot import compiler
 from ingot import torch_internals as internals
-from ingot.artifacts.compiled_model import CompiledModel
-from ingot.artifacts.tensor_exchange import native_of, run_model
-from ingot.dynamo.arguments import Arguments, GraphModel, Values, capture_graph, size_carrier
+from ingot.dynamo.arguments import Arguments, GraphModel, Values, capture_graph
+from ingot.dynamo.native_calls import NativeCalls
 from ingot.dynamo.options import BackendOptions
 from ingot.dynamo.report import log
 from ingot.dynamo.results import GraphNotSupported, Results, Step, finish
@@ -41,7 +40,7 @@ class NativeGraph:
         self.graph = graph
         self._options = options
         self._arguments = Arguments(graph)
-        self._results = Results(graph, self._arguments.nodes)
+        self._results = Results(graph, self._arguments.nodes, self._arguments.symbols)
         self._state = {place: tensor for place, tensor in state.items() if place not in self._arguments.mutated}
         self._steps: dict[Key, tuple[Step, ...]] = {}
         self._codes: dict[Key, _Code] = {}
@@ -70,7 +69,7 @@ class NativeGraph:
         if code is None:
             return self._run_eager(args)
         try:
-            made = code.run(args)
+            made = code.calls.run(args, read)
         except (CallError, AssertionFailed) as error:  # nothing was written yet; eager's assertion is the one to see
             self._say(error)
             return self._run_eager(args)
@@ -153,7 +152,7 @@ class NativeGraph:
         module = fx.GraphModule(self.graph, graph)
         self._results.rewrite(module, copies)
         known = values if self._is_specialized else {}
-        with internals.outside_of_torch_compile(), internals.ignore_warnings(".*train mode"):
+        with internals.leave_torch_compile(), internals.ignore_warnings(".*train mode"):
             model = GraphModel(module, self._arguments, state, fixed, known, sizes)
             program = capture_graph(model, values)
             target = compiler.choose_target(self._arguments.fakes)
@@ -161,35 +160,21 @@ class NativeGraph:
         compiled.program.example_inputs = None  # would keep tensors as large as the model's own
         self.kernels = max(self.kernels, compiled.kernels)
         mutated = tuple(sorted(self._arguments.mutated))
-        return _Code(compiled, model.given, model.sizes, model.scalars, tuple(state), _versions(state.values()), mutated)
+        calls = NativeCalls(compiled, model.given, model.sizes, model.scalars, mutated)
+        return _Code(calls, tuple(state), _versions(state.values()))
 
 
 @dataclass(frozen=True)
 class _Code:
-    """Native code, which arguments it takes, the state that was packed into it, and what it writes to."""
+    """Native code, and the state that was packed into it."""
 
-    compiled: CompiledModel
-    given: tuple[int, ...]
-    sizes: tuple[int, ...]
-    scalars: tuple[int, ...]
+    calls: NativeCalls
     state: tuple[int, ...]
     versions: list[tuple[int, int]]
-    mutated: tuple[int, ...]
 
     def is_current(self, args: Sequence[Any]) -> bool:
         """Whether the state is what was packed. That is alive, so no other tensor has its address."""
         return not self.state or self.versions == _versions([args[place] for place in self.state])
-
-    def run(self, args: Sequence[Any]) -> list[Any]:
-        if self.compiled.draws:  # torch.manual_seed decides about our draws too
-            self.compiled.seed(int(torch.randint(0, 2**62, ())))
-        leaves = [native_of(args[place]) for place in self.given]
-        leaves += [size_carrier(int(args[place])) for place in self.sizes]
-        leaves += [args[place] for place in self.scalars]
-        made = run_model(self.compiled.model, leaves)
-        if self.mutated:
-            internals.increment_version([args[place] for place in self.mutated if not args[place].is_inference()])
-        return made
 
 
 def _versions(state: Any) -> list[tuple[int, int]]:

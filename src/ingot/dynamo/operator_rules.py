@@ -1,11 +1,11 @@
 """Operators that torch's compiler writes, in terms of those that native code has: gradients, and what they save.
 
-    _foreach_…                                     the operator on each tensor
-    prims.fma                                      a product and a sum
-    convolution_backward                           convolutions and matrix products
-    _weight_norm_interface_backward                sums of products
-    _scaled_dot_product_flash_attention_for_cpu    attention as a whole, and the logarithm of its sums
-    … _backward                                    matrix products; probabilities are computed again
+_foreach_…                                     the operator on each tensor
+prims.fma                                      a product and a sum
+convolution_backward                           convolutions and matrix products
+_weight_norm_interface_backward                sums of products
+_scaled_dot_product_flash_attention_for_cpu    attention as a whole, and the logarithm of its sums
+… _backward                                    matrix products; probabilities are computed again
 """
 
 from __future__ import annotations
@@ -40,7 +40,9 @@ def replace_operators(graph: fx.GraphModule) -> None:
     """Replaces operators that have a rule here with calls of it, which a capture looks into."""
     for node in graph.graph.nodes:
         if node.op == "call_function":
-            node.target = _RULES.find(node.target) or _late_form(node.target) or foreach_form(node.target) or node.target
+            node.target = (
+                _RULES.find(node.target) or _late_form(node.target) or foreach_form(node.target) or node.target
+            )
     graph.recompile()
 
 
@@ -75,12 +77,16 @@ def _convolution_backward(
     output_mask: Sequence[bool],
 ) -> tuple[torch.Tensor | None, ...]:
     dims = x.dim() - 2
-    stride, padding, dilation = ([*given] * dims if len(given) == 1 else [*given] for given in (stride, padding, dilation))
+    stride, padding, dilation = (
+        [*given] * dims if len(given) == 1 else [*given] for given in (stride, padding, dilation)
+    )
     kernel = weight.shape[2:]
     of_x = of_weight = of_bias = None
     if output_mask[0]:
         if transposed:
-            of_x = aten.convolution.default(gradient, weight, None, stride, padding, dilation, False, [0] * dims, groups)
+            of_x = aten.convolution.default(
+                gradient, weight, None, stride, padding, dilation, False, [0] * dims, groups
+            )
             for dim in range(2, x.dim()):
                 of_x = of_x.narrow(dim, 0, x.shape[dim])
         else:

@@ -2,12 +2,12 @@
 
 Native results are contiguous. A result that eager would return with other strides is computed in the order of its
 memory, without its expanded dims, and gets its strides afterwards. Results that share memory with an argument, or with
-each other, are views of it, made outside of native code.
+each other, are views of it, made in eager.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -56,7 +56,7 @@ class Order:
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class ResultSource:
     """Where a result comes from: "value" itself, "argument" or native "result" by number, or a "number" to evaluate.
 
     With `fake`, it is a tensor of that shape, those strides and that offset in the memory of what it comes from.
@@ -75,7 +75,9 @@ Step = tuple[Any, ...]
 class Results:
     """What a graph returns. `computed` are the nodes that native code has to compute, each in its order."""
 
-    def __init__(self, graph: fx.GraphModule, arguments: Sequence[fx.Node]) -> None:
+    def __init__(self, graph: fx.GraphModule, arguments: Sequence[fx.Node], known: Collection[sympy.Basic]) -> None:
+        """`known` are the symbols whose values the arguments give."""
+        self._known = set(known)
         self.computed: list[tuple[fx.Node, Order | None]] = []
         self._numbers: dict[fx.Node, int] = {}
         self._places = {node: place for place, node in enumerate(arguments)}
@@ -90,28 +92,28 @@ class Results:
         self._owners = _owners(graph, outputs)
         self.sources = [self._source(node) for node in outputs]
 
-    def _source(self, node: Any) -> Source:
+    def _source(self, node: Any) -> ResultSource:
         if not isinstance(node, fx.Node):
-            return Source("value", node)
+            return ResultSource("value", node)
         if node in self._places:
-            return Source("argument", self._places[node])
+            return ResultSource("argument", self._places[node])
         fake = value_of(node)
-        if isinstance(fake, torch.SymInt) and not _is_made_inside(fake, self._places):
-            return Source("number", fake)
+        if isinstance(fake, torch.SymInt) and internals.expr_of(fake).free_symbols <= self._known:
+            return ResultSource("number", fake)
         if not isinstance(fake, torch.Tensor):
-            return Source("result", self._compute(node, None))
+            return ResultSource("result", self._compute(node, None))
         if fake.is_complex() or fake.is_neg() or fake.layout is not torch.strided:
             raise _refusal(node, "native code has neither complex nor sparse values")
         memory = internals.storage_id(fake)
         if memory in self._arguments:
-            return Source("argument", self._arguments[memory], fake)
+            return ResultSource("argument", self._arguments[memory], fake)
         owner = self._owners.get(memory, node)
         order = order_of(value_of(owner))
         if owner is not node:
             if order is None:
                 raise _refusal(owner, "several results share its memory, which has holes")
-            return Source("view", self._compute(owner, order), fake, order)
-        return Source("result", self._compute(node, order), fake, order)
+            return ResultSource("view", self._compute(owner, order), fake, order)
+        return ResultSource("result", self._compute(node, order), fake, order)
 
     def _compute(self, node: fx.Node, order: Order | None) -> int:
         if node not in self._numbers:
@@ -139,7 +141,7 @@ class Results:
         """How the results of a call with these sizes are finished."""
         return tuple(self._step(source, values) for source in self.sources)
 
-    def _step(self, source: Source, values: Mapping[sympy.Basic, int]) -> Step:
+    def _step(self, source: ResultSource, values: Mapping[sympy.Basic, int]) -> Step:
         fake = source.fake
         if source.kind == "number":
             return ("value", evaluate(source.of, values))
@@ -241,17 +243,6 @@ def _owners(graph: fx.GraphModule, outputs: Sequence[Any]) -> dict[int, fx.Node]
             if len(shared.get(memory, ())) > 1:
                 found.setdefault(memory, node)
     return found
-
-
-def _is_made_inside(size: torch.SymInt, places: Mapping[fx.Node, int]) -> bool:
-    """Whether a number depends on what only the graph itself computes."""
-    told: set[sympy.Basic] = set()
-    for node in places:
-        value = value_of(node)
-        for one in value.shape if isinstance(value, torch.Tensor) else [value]:
-            if isinstance(one, torch.SymInt) and internals.expr_of(one).is_Symbol:
-                told.add(internals.expr_of(one))
-    return not internals.expr_of(size).free_symbols <= told
 
 
 def _call(graph: fx.Graph, origin: fx.Node, target: Any, args: tuple[Any, ...]) -> fx.Node:

@@ -51,7 +51,7 @@ class Support:
         fixed = {place: arguments.fakes[place] for place in arguments.fixed}
         fixed |= {place: 1 for place in arguments.numbers}
         target = find_target(compiler.choose_target(arguments.fakes))
-        with internals.outside_of_torch_compile(), internals.ignore_warnings():
+        with internals.leave_torch_compile(), internals.ignore_warnings():
             try:
                 model = GraphModel(graph, arguments, {}, fixed, values)
                 program = compiler.run_cpu_pipeline(capture_graph(model, values), (), target)

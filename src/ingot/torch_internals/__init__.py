@@ -18,16 +18,6 @@ from torch.utils._sympy import functions as sympy_functions
 from torch.utils._sympy.numbers import int_oo
 from torch.utils._sympy.value_ranges import ValueRanges, bound_sympy
 
-from ingot.torch_internals.aot_autograd import (
-    argument_number,
-    compile_functional,
-    evaluate_expr,
-    float_hint_of,
-    hint_of,
-    increment_version,
-    is_for_dynamo,
-    outside_of_torch_compile,
-)
 from ingot.torch_internals.autograd_tracing import (
     TracesOfGradients,
     compile_with_autograd,
@@ -187,3 +177,11 @@ from ingot.torch_internals.symbols import (
     symbolic_value,
     symint,
 )
+from ingot.torch_internals.torch_compile.aot_autograd import (
+    argument_number,
+    compile_functional,
+    increment_version,
+    is_for_dynamo,
+    leave_torch_compile,
+)
+from ingot.torch_internals.torch_compile.symbolic_sizes import evaluate_expr, float_hint_of, hint_of

@@ -1,6 +1,6 @@
 """AOTAutograd under torch.compile: a graph of torch.compile's becomes functional graphs, which our compilers take.
 
-torch solves outside of them what a functional graph cannot express: results that share memory, arguments that are
+torch solves outside what a functional graph cannot express: results that share memory, arguments that are
 written to, tensor subclasses, and autograd itself.
 """
 
@@ -10,13 +10,10 @@ import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-import sympy
 import torch
 from torch import fx
 from torch._functorch import config as functorch_config
 from torch.utils._python_dispatch import _disable_current_modes
-from torch.utils._sympy.interp import sympy_interp
-from torch.utils._sympy.reference import PythonReferenceAnalysis
 
 from ingot.torch_internals.monkeypatches import detach_from_dynamo
 
@@ -33,8 +30,8 @@ def compile_functional(
     backward: HalfCompiler,
     decompositions: Mapping[Any, Callable[..., Any]],
 ) -> Callable[..., Any]:
-    """The graph as a function with autograd. A graph without gradients goes to `inference`, any other in two halves, cut
-    so that the backward half computes cheap values again instead of keeping them.
+    """The graph as a function with autograd. A graph without gradients goes to `inference`, any other in two halves,
+    cut so that the backward half computes cheap values again instead of keeping them.
 
     Arguments are written to by the compiled graph where autograd does not need to know; a backward may run twice.
     """
@@ -69,21 +66,16 @@ def is_for_dynamo(error: Exception) -> bool:
 
 
 def argument_number(placeholder: fx.Node) -> int | None:
-    """Which argument of torch.compile's graph a placeholder of AOTAutograd's graph is; None where it is none of them."""
+    """Which argument of torch.compile's graph a placeholder of AOTAutograd's graph is; None where it is another."""
     from torch._functorch._aot_autograd.descriptors import PlainAOTInput
 
     described = placeholder.meta.get("desc")
     return described.idx if isinstance(described, PlainAOTInput) else None
 
 
-def evaluate_expr(expr: sympy.Basic, values: Mapping[sympy.Basic, Any]) -> Any:
-    """An expression of symbols with these values: ints, or SymInts of another environment."""
-    return sympy_interp(PythonReferenceAnalysis, dict(values), expr)
-
-
 @contextlib.contextmanager
-def outside_of_torch_compile() -> Iterator[None]:
-    """Inside, nothing of torch.compile is in force: neither its fakes and symbols nor the modes that its calls run in."""
+def leave_torch_compile() -> Iterator[None]:
+    """Inside, nothing of torch.compile is in force: no fakes and symbols of it, no modes that its calls run in."""
     with detach_from_dynamo(), _disable_current_modes():
         yield
 
@@ -91,15 +83,3 @@ def outside_of_torch_compile() -> Iterator[None]:
 def increment_version(tensors: Sequence[torch.Tensor]) -> None:
     """Tells autograd that tensors were written to."""
     torch.autograd.graph.increment_version(tensors)
-
-
-def hint_of(size: Any) -> int | None:
-    """What a size was when a graph was traced; None where it is known only while the graph runs."""
-    if not isinstance(size, torch.SymInt):
-        return int(size)
-    return int(size.node.hint) if size.node.has_hint() else None
-
-
-def float_hint_of(number: torch.SymFloat) -> float:
-    """What a number was when a graph was traced, or any."""
-    return float(number.node.hint) if number.node.has_hint() else 1.5
