@@ -18,6 +18,7 @@ import torch
 from torch import fx
 
 from ingot import torch_internals as internals
+from ingot.dynamo import spread_gradients
 from ingot.dynamo.foreach import foreach_form
 from ingot.registry import Registry
 
@@ -25,6 +26,10 @@ aten = torch.ops.aten
 Rule = Callable[..., Any]
 _RULES: Registry[Any, Rule] = Registry("form of an operator of torch's compiler")
 writes = _RULES.register
+
+
+for _target, _rule in spread_gradients.RULES.items():
+    writes(_target)(_rule)
 
 
 def training_decompositions() -> dict[Any, Callable[..., Any]]:
