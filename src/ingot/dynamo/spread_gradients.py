@@ -22,7 +22,7 @@ def _spread(gradient: torch.Tensor, weights: Sequence[torch.Tensor]) -> torch.Te
     return gradient
 
 
-def _between(first: torch.Tensor, last: torch.Tensor, places: int) -> torch.Tensor:
+def _windows(first: torch.Tensor, last: torch.Tensor, places: int) -> torch.Tensor:
     """1 for the places from the first of each result up to its last, which does not count."""
     place = torch.arange(places, device=first.device)
     return (place >= first.unsqueeze(1)) & (place < last.unsqueeze(1))
@@ -51,7 +51,7 @@ def average_pool(
         results, places = gradient.shape[d - dims], x.shape[d - dims]
         first = torch.arange(results, device=x.device) * steps[d] - pads[d]
         last = (first + kernel[d]).clamp(max=places + pads[d])
-        inside = _between(first, last, places).to(gradient.dtype)
+        inside = _windows(first, last, places).to(gradient.dtype)
         if divisor_override is None:
             count = last - first if count_include_pad else last.clamp(max=places) - first.clamp(min=0)
             inside = inside / count.unsqueeze(1)
@@ -67,7 +67,7 @@ def adaptive_average_pool(gradient: torch.Tensor, x: torch.Tensor, *, dims: int)
         results, places = gradient.shape[d - dims], x.shape[d - dims]
         number = torch.arange(results, device=x.device)
         first, last = number * places // results, ((number + 1) * places + results - 1) // results
-        weights.append(_between(first, last, places).to(gradient.dtype) / (last - first).unsqueeze(1))
+        weights.append(_windows(first, last, places).to(gradient.dtype) / (last - first).unsqueeze(1))
     return _spread(gradient, weights)
 
 
@@ -76,7 +76,7 @@ def replication_pad(gradient: torch.Tensor, x: torch.Tensor, padding: Sequence[i
     for d in range(dims):
         results, places = gradient.shape[d - dims], x.shape[d - dims]
         source = (torch.arange(results, device=x.device) - padding[2 * (dims - 1 - d)]).clamp(0, places - 1)
-        weights.append(_between(source, source + 1, places))
+        weights.append(_windows(source, source + 1, places))
     return _spread(gradient, weights)
 
 
