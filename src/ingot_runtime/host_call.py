@@ -4,6 +4,7 @@ call = HostCall.bind(model, shapes)     once for inputs of these sizes
 call(addresses)                         inputs, and behind them outputs, which lie contiguous there
 """
 
+import array
 import ctypes
 from collections.abc import Sequence
 from typing import Any
@@ -73,9 +74,7 @@ class HostCall:
             frame = self._idle.pop()
         except IndexError:
             frame = _Frame(self._tensors, self._count)
-        words = frame.words
-        for at, address in enumerate(addresses):
-            words[at] = address
+        frame.words[:] = memoryview(array.array("Q", addresses))
         native = self._native
         native._enter()
         try:

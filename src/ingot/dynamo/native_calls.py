@@ -23,11 +23,22 @@ _LIMIT = 256
 # Where an argument lies of which only the size is read.
 _NOWHERE = torch.zeros(1)
 
+_is_contiguous, _data_ptr = torch.Tensor.is_contiguous, torch.Tensor.data_ptr
+
+
+def _empty_strided(shape: tuple[int, ...], steps: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    return torch.empty_strided(shape, steps, dtype=dtype)
+
+
+_allocate = internals.short_empty_strided("cpu") or _empty_strided
+
 
 @dataclass(frozen=True)
 class _CallPlan:
     call: HostCall
-    results: tuple[tuple[tuple[int, ...], torch.dtype, bool], ...]
+    # Of each result: its sizes, steps and dtype; and those that are large, by number.
+    results: tuple[tuple[tuple[int, ...], tuple[int, ...], torch.dtype], ...]
+    large: tuple[int, ...]
 
 
 @dataclass
@@ -42,10 +53,13 @@ class NativeCalls:
     mutated: tuple[int, ...]
     _plans: dict[Any, _CallPlan | None] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        self._draws = self.compiled.draws
+
     def run(self, args: Sequence[Any], key: Any) -> list[Any]:
         """What the code computes. Calls of the same key have the same sizes. Raises CallError before anything is
         written."""
-        if self.compiled.draws:  # torch.manual_seed decides about our draws too
+        if self._draws:  # torch.manual_seed decides about our draws too
             self.compiled.seed(int(torch.randint(0, 2**62, ())))
         if self.sizes:
             key = (key, *(args[place] for place in self.sizes))
@@ -63,36 +77,37 @@ class NativeCalls:
         plan = None
         call = None if self.scalars else HostCall.bind(model, shapes)
         if call is not None:
+            empty = [torch.empty(shape, device="meta") for shape in call.shapes]
             dtypes = [getattr(torch, output.dtype.name) for output in model.spec.outputs]
-            sizes = [torch.Size(shape) for shape in call.shapes]
-            large = [size.numel() * dtype.itemsize >= _LARGE for size, dtype in zip(sizes, dtypes, strict=True)]
-            plan = _CallPlan(call, tuple(zip(call.shapes, dtypes, large, strict=True)))
+            results = tuple((s, tuple(e.stride()), d) for s, e, d in zip(call.shapes, empty, dtypes, strict=True))
+            sizes = [tensor.numel() * dtype.itemsize for tensor, dtype in zip(empty, dtypes, strict=True)]
+            plan = _CallPlan(call, results, tuple(n for n, size in enumerate(sizes) if size >= _LARGE))
         if len(self._plans) >= _LIMIT:
             self._plans.clear()
         self._plans[key] = plan
         return plan
 
     def _run_planned(self, plan: _CallPlan, args: Sequence[Any]) -> list[Any]:
-        addresses: list[int] = []
-        copies: list[tuple[torch.Tensor, torch.Tensor]] = []
-        for place in self.given:
-            tensor = args[place]
-            if not tensor.is_contiguous():
-                dense = tensor.contiguous()
-                copies.append((tensor, dense))
-                tensor = dense
-            addresses.append(tensor.data_ptr())
-        for _ in self.sizes:
-            addresses.append(_NOWHERE.data_ptr())
-        made = []
-        for shape, dtype, is_large in plan.results:
-            result = self._allocate(shape, dtype) if is_large else torch.empty(shape, dtype=dtype)
-            made.append(result)
-            addresses.append(result.data_ptr())
+        given = [args[place] for place in self.given]
+        dense = given
+        if not all(map(_is_contiguous, given)):
+            dense = [tensor.contiguous() for tensor in given]
+        addresses = list(map(_data_ptr, dense))
+        if self.sizes:
+            addresses += [_NOWHERE.data_ptr()] * len(self.sizes)
+        if plan.large:
+            made = [
+                self._allocate(shape, dtype) if number in plan.large else _allocate(shape, steps, dtype)
+                for number, (shape, steps, dtype) in enumerate(plan.results)
+            ]
+        else:
+            made = [_allocate(*one) for one in plan.results]
+        addresses += map(_data_ptr, made)
         plan.call(addresses)
-        for tensor, dense in copies:
-            if any(args[place] is tensor for place in self.mutated):
-                tensor.detach().copy_(dense)
+        if dense is not given:
+            for place, tensor, copied in zip(self.given, given, dense, strict=True):
+                if place in self.mutated and copied is not tensor:
+                    tensor.detach().copy_(copied)
         return made
 
     def _allocate(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:

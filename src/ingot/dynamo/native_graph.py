@@ -24,6 +24,8 @@ REPACKS = 8
 # Of how many sizes code of their own is made, where one code cannot serve all of them.
 VARIANTS = 8
 
+_LIMIT = 256
+
 Key = tuple[Any, ...]
 
 
@@ -47,6 +49,7 @@ class NativeGraph:
         self._is_specialized = bool(self._arguments.fixed)
         self._lock = threading.Lock()
         self._repacks = 0
+        self._sizes: Collection[int] = ()  # numbers that are passed as sizes
         self._eager: Callable[..., Any] | None = None
         self._has_said = False
         self.kernels = 0
@@ -62,7 +65,12 @@ class NativeGraph:
         read = self._arguments.read_symbols(args)
         steps = self._steps.get(read)
         if steps is None:
-            steps = self._steps[read] = self._results.steps(self._arguments.values(read))
+            if len(self._steps) >= _LIMIT:
+                self._steps.clear()
+            steps = self._results.steps(self._arguments.values(read))
+            if [*steps] == [("result", number) for number in range(len(self._results.computed))]:
+                steps = ()  # what native code computes, as it is
+            self._steps[read] = steps
         if self._is_idle:
             return finish(steps, args, ())
         code = self._find_code(read, args)
@@ -73,16 +81,16 @@ class NativeGraph:
         except (CallError, AssertionFailed) as error:  # nothing was written yet; eager's assertion is the one to see
             self._say(error)
             return self._run_eager(args)
-        return finish(steps, args, made)
+        return finish(steps, args, made) if steps else made
 
     def _run_eager(self, args: Sequence[Any]) -> list[Any]:
         found = self.graph(*args)
         return list(found) if isinstance(found, list | tuple) else [found]
 
-    def _say(self, error: Exception) -> None:
+    def _say(self, why: Exception | str) -> None:
         if not self._has_said:
             operations = sum(node.op == "call_function" for node in self.graph.graph.nodes)
-            log.warning("A call of a graph of %d operations runs in eager. %s", operations, error)
+            log.warning("A call of a graph of %d operations runs in eager. %s", operations, why)
             self._has_said = True
 
     # ------------------------------------------------------------------ code for a call
@@ -98,26 +106,25 @@ class NativeGraph:
             code = self._codes.get(key)
             if code is not None and code.is_current(args):
                 return code
+            if code is None and len(self._codes) >= VARIANTS:
+                self._say(f"Each of its sizes needs code of its own, and {VARIANTS} have some.")
+                return None
             try:
-                return self._build_again(key, code, read, args)
+                self._codes[key] = made = self._build_again(code, read, args)
+                return made
             except IngotError as error:
                 self._eager = self.graph
                 self._say(error)
                 return None
 
-    def _build_again(self, key: Key, code: _Code | None, read: Key, args: Sequence[Any]) -> _Code:
-        if code is not None:
-            self._repacks += 1
-            if self._repacks > REPACKS:
-                why = "its weights keep changing, and packing them takes longer than a call"
-                raise GraphNotSupported(format_error("The graph is left to eager.", why=why))
-        elif len(self._codes) >= VARIANTS:
-            why = f"each of its sizes needs code of its own, and {VARIANTS} have some"
+    def _build_again(self, code: _Code | None, read: Key, args: Sequence[Any]) -> _Code:
+        self._repacks += code is not None
+        if self._repacks > REPACKS:
+            why = "its weights keep changing, and packing them takes longer than a call"
             raise GraphNotSupported(format_error("The graph is left to eager.", why=why))
         state = {place: args[place] for place in self._state}
         fixed = {place: args[place] for place in (*self._arguments.fixed, *self._arguments.numbers)}
-        self._codes[key] = made = self._build(self._arguments.values(read), state, fixed)
-        return made
+        return self._build(self._arguments.values(read), state, fixed if self._is_specialized else {}, self._sizes)
 
     def _build_first(self) -> None:
         """Code for all sizes and numbers; where there is none, code for those of the example tells whether there is
@@ -127,6 +134,7 @@ class NativeGraph:
         for sizes in dict.fromkeys((arguments.used_as_sizes, (), arguments.numbers)):
             try:
                 self._codes[()] = self._build(values, self._state, {}, sizes)
+                self._sizes = sizes
                 return
             except IngotError as error:
                 failure = error
@@ -161,7 +169,7 @@ class NativeGraph:
         self.kernels = max(self.kernels, compiled.kernels)
         mutated = tuple(sorted(self._arguments.mutated))
         calls = NativeCalls(compiled, model.given, model.sizes, model.scalars, mutated)
-        return _Code(calls, tuple(state), _versions(state.values()))
+        return _Code(calls, tuple(state), _versions(list(state.values())))
 
 
 @dataclass(frozen=True)
@@ -170,12 +178,19 @@ class _Code:
 
     calls: NativeCalls
     state: tuple[int, ...]
-    versions: list[tuple[int, int]]
+    versions: list[int]
 
     def is_current(self, args: Sequence[Any]) -> bool:
         """Whether the state is what was packed. That is alive, so no other tensor has its address."""
         return not self.state or self.versions == _versions([args[place] for place in self.state])
 
 
-def _versions(state: Any) -> list[tuple[int, int]]:
-    return [(t.data_ptr(), 0 if t.is_inference() else t._version) for t in state]
+_data_ptr: Callable[[torch.Tensor], int] = torch.Tensor.data_ptr
+_version: Callable[[torch.Tensor], int] = vars(torch._C.TensorBase)["_version"].__get__
+
+
+def _versions(state: Sequence[torch.Tensor]) -> list[int]:
+    try:
+        return [*map(_data_ptr, state), *map(_version, state)]
+    except RuntimeError:  # tensors of inference mode count no writes
+        return [*map(_data_ptr, state), *(0 if tensor.is_inference() else tensor._version for tensor in state)]
