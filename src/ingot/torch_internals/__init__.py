@@ -181,3 +181,11 @@ from ingot.torch_internals.symbols import (
     symbolic_value,
     symint,
 )
+from ingot.torch_internals.torch_compile.aot_autograd import (
+    argument_number,
+    compile_functional,
+    increment_version,
+    is_for_dynamo,
+    leave_torch_compile,
+)
+from ingot.torch_internals.torch_compile.symbolic_sizes import evaluate_expr, float_hint_of, hint_of

@@ -1,0 +1,73 @@
+"""What torch.compile calls: from its graph to functional graphs, and each of those to native code."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import fx
+
+from ingot import compiler
+from ingot import torch_internals as internals
+from ingot.dynamo.native_graph import NativeGraph
+from ingot.dynamo.operator_rules import training_decompositions
+from ingot.dynamo.options import BackendOptions, read_options
+from ingot.dynamo.pieces import SplitGraph
+from ingot.dynamo.report import GraphReport, Half, log, publish
+from ingot.dynamo.support import check_draws
+from ingot.errors import IngotError
+
+Graph = Callable[..., Any]
+
+
+def compile_graph(graph: fx.GraphModule, inputs: Sequence[Any], *, options: Mapping[str, Any] | None = None) -> Graph:
+    """What torch.compile calls with each graph: native code for it, for its gradient too where it needs one.
+
+    What cannot be native code runs in eager. A graph of tensors on a GPU runs there, on torch's current stream.
+    `options` are those of BackendOptions.
+    """
+    chosen = read_options(options, compiler.choose_target(inputs))
+    needs_gradients = torch.is_grad_enabled() and any(isinstance(x, torch.Tensor) and x.requires_grad for x in inputs)
+    state = {place: x for place, x in enumerate(inputs) if isinstance(x, torch.Tensor) and internals.is_static_input(x)}
+    try:
+        return internals.compile_functional(
+            graph,
+            inputs,
+            inference=partial(_compile_half, "inference", state, chosen),
+            forward=partial(_compile_half, "forward", {}, chosen),
+            backward=partial(_compile_half, "backward", {}, chosen),
+            decompositions=training_decompositions() if needs_gradients else {},
+        )
+    except Exception as error:
+        if internals.is_for_dynamo(error):
+            raise
+        log.warning("A graph of %d operations runs in eager. %s", _operations(graph), error)
+        return graph.forward
+
+
+def _operations(graph: fx.GraphModule) -> int:
+    return sum(node.op.startswith("call_") for node in graph.graph.nodes)
+
+
+def _compile_half(
+    half: Half, state: Mapping[int, torch.Tensor], options: BackendOptions, graph: fx.GraphModule, inputs: Sequence[Any]
+) -> Callable[[list[Any]], Sequence[Any]]:
+    kept = {}
+    for place, node in enumerate(node for node in graph.graph.nodes if node.op == "placeholder"):
+        number = internals.argument_number(node)
+        if number is not None and number in state:
+            kept[place] = state[number]
+    operations = _operations(graph)
+    try:
+        check_draws(graph, options)
+        made = NativeGraph(graph, kept, options)
+    except IngotError as error:
+        split = SplitGraph(graph, kept, options)
+        reasons = tuple(split.reasons) or (str(error),)
+        report = GraphReport(half, operations, split.native, split.native_pieces, split.kernels, reasons)
+        publish(report, options.on_graph)
+        return split
+    publish(GraphReport(half, operations, operations, 1, made.kernels), options.on_graph)
+    return made

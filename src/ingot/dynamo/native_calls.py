@@ -1,0 +1,121 @@
+"""Calls of native code with torch's tensors: what all calls of the same sizes share is worked out once.
+
+torch.compile and AOTAutograd have checked dtypes, sizes and devices, and that nothing that is written to overlaps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from ingot import torch_internals as internals
+from ingot.artifacts.compiled_model import CompiledModel
+from ingot.artifacts.tensor_exchange import native_of, run_model
+from ingot.dynamo.arguments import size_carrier
+from ingot_runtime.host_call import HostCall, allocate_large
+
+# Results of more bytes take memory that the model has used before: fresh memory costs more than a kernel.
+_LARGE = 1 << 20
+_LIMIT = 256
+# Where an argument lies of which only the size is read.
+_NOWHERE = torch.zeros(1)
+
+_is_contiguous, _data_ptr = torch.Tensor.is_contiguous, torch.Tensor.data_ptr
+
+
+def _empty_strided(shape: tuple[int, ...], steps: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    return torch.empty_strided(shape, steps, dtype=dtype)
+
+
+_allocate = internals.short_empty_strided("cpu") or _empty_strided
+
+
+@dataclass(frozen=True)
+class _CallPlan:
+    call: HostCall
+    # Of each result: its sizes, steps and dtype; and those that are large, by number.
+    results: tuple[tuple[tuple[int, ...], tuple[int, ...], torch.dtype], ...]
+    large: tuple[int, ...]
+
+
+@dataclass
+class NativeCalls:
+    """The calls of one compiled graph: which arguments it takes as tensors, as sizes and as scalars, and which of them
+    it writes to. Any number of threads may use it."""
+
+    compiled: CompiledModel
+    given: tuple[int, ...]
+    sizes: tuple[int, ...]
+    scalars: tuple[int, ...]
+    mutated: tuple[int, ...]
+    _plans: dict[Any, _CallPlan | None] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._draws = self.compiled.draws
+
+    def run(self, args: Sequence[Any], key: Any) -> list[Any]:
+        """What the code computes. Calls of the same key have the same sizes. Raises CallError before anything is
+        written."""
+        if self._draws:  # torch.manual_seed decides about our draws too
+            self.compiled.seed(int(torch.randint(0, 2**62, ())))
+        if self.sizes:
+            key = (key, *(args[place] for place in self.sizes))
+        plan = self._plans.get(key)
+        if plan is None and key not in self._plans:
+            plan = self._plan(args, key)
+        made = self._run_checked(args) if plan is None else self._run_planned(plan, args)
+        if self.mutated:
+            internals.increment_version([args[place] for place in self.mutated if not args[place].is_inference()])
+        return made
+
+    def _plan(self, args: Sequence[Any], key: Any) -> _CallPlan | None:
+        shapes = [tuple(args[place].shape) for place in self.given] + [(int(args[place]),) for place in self.sizes]
+        model = self.compiled.model
+        plan = None
+        call = None if self.scalars else HostCall.bind(model, shapes)
+        if call is not None:
+            empty = [torch.empty(shape, device="meta") for shape in call.shapes]
+            dtypes = [getattr(torch, output.dtype.name) for output in model.spec.outputs]
+            results = tuple((s, tuple(e.stride()), d) for s, e, d in zip(call.shapes, empty, dtypes, strict=True))
+            sizes = [tensor.numel() * dtype.itemsize for tensor, dtype in zip(empty, dtypes, strict=True)]
+            plan = _CallPlan(call, results, tuple(n for n, size in enumerate(sizes) if size >= _LARGE))
+        if len(self._plans) >= _LIMIT:
+            self._plans.clear()
+        self._plans[key] = plan
+        return plan
+
+    def _run_planned(self, plan: _CallPlan, args: Sequence[Any]) -> list[Any]:
+        given = [args[place] for place in self.given]
+        dense = given
+        if not all(map(_is_contiguous, given)):
+            dense = [tensor.contiguous() for tensor in given]
+        addresses = list(map(_data_ptr, dense))
+        if self.sizes:
+            addresses += [_NOWHERE.data_ptr()] * len(self.sizes)
+        if plan.large:
+            made = [
+                self._allocate(shape, dtype) if number in plan.large else _allocate(shape, steps, dtype)
+                for number, (shape, steps, dtype) in enumerate(plan.results)
+            ]
+        else:
+            made = [_allocate(*one) for one in plan.results]
+        addresses += map(_data_ptr, made)
+        plan.call(addresses)
+        if dense is not given:
+            for place, tensor, copied in zip(self.given, given, dense, strict=True):
+                if place in self.mutated and copied is not tensor:
+                    tensor.detach().copy_(copied)
+        return made
+
+    def _allocate(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        size = torch.Size(shape).numel() * dtype.itemsize
+        return torch.from_numpy(allocate_large(self.compiled.model, size)).view(dtype).view(shape)
+
+    def _run_checked(self, args: Sequence[Any]) -> list[Any]:
+        leaves = [native_of(args[place]) for place in self.given]
+        leaves += [size_carrier(int(args[place])) for place in self.sizes]
+        leaves += [args[place] for place in self.scalars]
+        return run_model(self.compiled.model, leaves)

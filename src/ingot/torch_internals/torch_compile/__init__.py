@@ -1,0 +1,1 @@
+"""What a backend of torch.compile needs of torch."""
