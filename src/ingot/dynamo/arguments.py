@@ -30,7 +30,7 @@ Values = dict[sympy.Basic, int]
 
 
 @dataclass(frozen=True)
-class SymbolSource:
+class SymbolArgument:
     """Where a call tells a symbol: an argument, or a dim of one, is `scale` times the symbol plus `offset`."""
 
     argument: int
@@ -51,7 +51,7 @@ class Arguments:
         self.fakes = [value_of(node) for node in self.nodes]
         self.tensors = tuple(place for place, fake in enumerate(self.fakes) if isinstance(fake, torch.Tensor))
         self.mutated = find_mutated_arguments(graph, self.nodes)
-        self.symbols: dict[sympy.Basic, SymbolSource] = {}
+        self.symbols: dict[sympy.Basic, SymbolArgument] = {}
         self._bind_symbols()
         in_tensors = {symbol for place in self.tensors for symbol in _free(self.fakes[place].shape)}
         read = [place for place, node in enumerate(self.nodes) if node.users and place not in self.tensors]
@@ -67,9 +67,9 @@ class Arguments:
         self.is_dynamic = bool(self.symbols)
 
     def _bind_symbols(self) -> None:
-        found = [(fake, SymbolSource(number)) for number, fake in enumerate(self.fakes)]
+        found = [(fake, SymbolArgument(number)) for number, fake in enumerate(self.fakes)]
         for number in self.tensors:
-            found += [(size, SymbolSource(number, dim)) for dim, size in enumerate(self.fakes[number].shape)]
+            found += [(size, SymbolArgument(number, dim)) for dim, size in enumerate(self.fakes[number].shape)]
         sizes = [(internals.expr_of(size), place) for size, place in found if isinstance(size, torch.SymInt)]
         for expr, place in sizes:
             if expr.is_Symbol:
@@ -80,7 +80,7 @@ class Arguments:
                 (symbol,) = unknown
                 scale, offset = expr.coeff(symbol, 1), expr.subs(symbol, 0)
                 if scale.is_Integer and offset.is_Integer and expr == scale * symbol + offset:
-                    self.symbols[symbol] = SymbolSource(place.argument, place.dim, int(scale), int(offset))
+                    self.symbols[symbol] = SymbolArgument(place.argument, place.dim, int(scale), int(offset))
         for expr, place in sizes:
             if expr.free_symbols - self.symbols.keys():
                 raise CompileError(
