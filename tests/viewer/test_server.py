@@ -96,6 +96,14 @@ def test_other_origins_are_refused(server: PageServer, origin: str) -> None:
 @pytest.mark.parametrize("site", ["cross-site", "same-site"])
 def test_other_sites_are_refused(server: PageServer, site: str) -> None:
     assert _ask(server, f"/{server.token}/view.json", headers={"Sec-Fetch-Site": site})[0].status == 403
+    framed = {"Sec-Fetch-Site": site, "Sec-Fetch-Mode": "navigate", "Sec-Fetch-Dest": "iframe"}
+    assert _ask(server, f"/{server.token}/", headers=framed)[0].status == 403
+
+
+def test_a_link_in_a_terminal_of_a_browser_is_followed(server: PageServer) -> None:
+    headers = {"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "navigate", "Sec-Fetch-Dest": "document"}
+    assert _ask(server, f"/{server.token}/", headers=headers)[0].status == 200
+    assert _ask(server, "/", headers=headers)[0].status == 403
 
 
 @pytest.mark.parametrize("method", ["POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE"])

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 import ingot
+from ingot.errors import UnknownTarget, UnsupportedPrecision
 from ingot.ir.program import Program
 from ingot.viewer.collection import ViewOptions, collect_program
 from tests.viewer import models
@@ -146,6 +147,32 @@ def test_constraints_name_the_line_that_asked() -> None:
     _, file, line = data["places"][constraint["place"]]
     assert "rows" in constraint["text"]
     assert "x[3:4].squeeze(0)" in data["files"][file]["text"][line - 1]
+
+
+def test_targets_and_precisions_that_there_are_not() -> None:
+    program = _capture(models.mlp())
+    with pytest.raises(UnknownTarget, match='give target="cpu"'):
+        program.view(target="reference")
+    with pytest.raises(UnsupportedPrecision, match="'float32' or 'bfloat16'"):
+        collect_program(program, ViewOptions(precision="tf32"))
+    with pytest.raises(ValueError, match="give None or 'numerics'"):
+        program.view(check="structure")  # type: ignore[arg-type]
+
+
+def test_passes_that_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("INGOT_DISABLE_PASSES", "cse,map_fusion")
+    names = [stage["name"] for stage in collect_program(_capture(models.mlp()), ViewOptions()).to_json()["stages"]]
+    assert "cse" not in names and "map_fusion" not in names and "dce" in names
+
+
+def test_a_view_for_a_gpu_needs_none() -> None:
+    data = collect_program(_capture(models.gate()), ViewOptions(target="cuda")).to_json()
+    last = data["stages"][-1]
+    assert [text["language"] for text in last["texts"]] == ["cuda", "c"] and data["notes"] == []
+    for number, kernel in enumerate(data["kernels"]):
+        assert kernel["file"] == "model.cu" and kernel["origins"]
+        lines = lines_of(data, last["texts"][0])[kernel["first"] : kernel["last"] + 1]
+        assert {link for link, _ in lines} == {number} and "__global__" in lines[1][1]
 
 
 def test_a_model_that_cannot_be_compiled_is_shown_as_far_as_it_comes(monkeypatch: pytest.MonkeyPatch) -> None:

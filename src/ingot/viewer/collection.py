@@ -9,11 +9,13 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
-from ingot import pipelines
+from ingot import _gc, pipelines
+from ingot import torch_internals as internals
 from ingot.artifacts.compiled_model import CompiledModel
 from ingot.codegen.build.page_prefault import Pages
 from ingot.codegen.native_source import NativeSource
-from ingot.errors import IngotError
+from ingot.compiler import resolve_disabled
+from ingot.errors import IngotError, UnknownTarget, UnsupportedPrecision, format_error
 from ingot.ir.dialects import CAPTURED
 from ingot.ir.program import Program
 from ingot.lowering.loop_module import Module, Precision
@@ -57,11 +59,21 @@ class ViewOptions:
 
 
 def collect_program(
-    program: Program, options: ViewOptions, *, reference: str = "", origin: str = "program", title: str = ""
+    program: Program,
+    options: ViewOptions,
+    *,
+    reference: str = "",
+    origin: str = "program",
+    title: str = "",
+    seconds: float | None = None,
 ) -> ViewData:
-    """A view of a program. What cannot be compiled is shown as far as it comes, with a note that says why."""
+    """A view of a program. What cannot be compiled is shown as far as it comes, with a note that says why. `seconds`:
+    how long the capture took."""
     view = ViewData(title or name_of(program), reference, origin, options.target)
-    return _StageCollector(view, program.copy(), options).collect()
+    with _gc.pause(), internals.real_tensors():  # as compile() has it
+        made = _StageCollector(view, program.copy(), options).collect()
+    made.stages[0]["seconds"] = seconds
+    return made
 
 
 def collect_compiled_model(
@@ -92,12 +104,25 @@ def _step_origins(view: ViewData) -> list[int]:
     return [step["origins"][0] if step["origins"] else NOWHERE for step in steps]
 
 
+def _find_machine(options: ViewOptions) -> NativeTarget[Any]:
+    """The target of the options. Raises UnknownTarget, UnsupportedPrecision."""
+    found = find_target(options.target)
+    if not isinstance(found, NativeTarget):
+        why = f"the target {found.name!r} has no code to show"
+        raise UnknownTarget(
+            format_error("This view cannot be made.", why=why, fix='give target="cpu" or target="cuda"')
+        )
+    if options.precision not in found.precisions:
+        known = " or ".join(map(repr, found.precisions))
+        raise UnsupportedPrecision(f"precision is {options.precision!r}: give {known} for the target {found.name!r}")
+    return found
+
+
 class _StageCollector:
     def __init__(self, view: ViewData, program: Program, options: ViewOptions) -> None:
-        found = find_target(options.target)
-        assert isinstance(found, NativeTarget)
         self.view, self.program, self.options = view, program, options
-        self.target: NativeTarget[Any] = found
+        self.target = _find_machine(options)
+        self.disabled = resolve_disabled(options.disabled)
         self.graphs, self.loops = ProgramStages(view), LoopStages(view)
         self.checks: NumericChecks | None = None
         mask_sources(program.graph_module, view.files.hides)
@@ -132,7 +157,7 @@ class _StageCollector:
         def show(name: str, made: Program) -> None:
             self._add_program(name, "passes", exact.get(name, False))
 
-        pipeline = pipelines.omit_passes(pipelines.NATIVE, self.options.disabled)
+        pipeline = pipelines.omit_passes(pipelines.NATIVE, self.disabled)
         arguments = {pipelines.PRESERVED_OPS.name: self.target.preserved_ops}
         with self.options.progress("running passes"):
             run_pipeline(program, pipeline, arguments=arguments, snapshots=show)
@@ -155,7 +180,7 @@ class _StageCollector:
     def _lower(self) -> Module:
         begin = time.perf_counter()
         with self.options.progress("lowering to loops"):
-            module = self.target.lower(self.program, self.options.precision, self.options.disabled)
+            module = self.target.lower(self.program, self.options.precision, self.disabled)
         self._add_module("lower", "lowering", module, time.perf_counter() - begin)
         return module
 
@@ -168,7 +193,7 @@ class _StageCollector:
             begin = time.perf_counter()
 
         with self.options.progress("scheduling loops"):
-            return self.target.schedule(module, self.options.disabled, observe=observe)
+            return self.target.schedule(module, self.disabled, observe=observe)
 
     def _add_module(self, name: str, group: str, module: Module, seconds: float) -> None:
         stage = self.loops.add(name, group, module, seconds=seconds)
@@ -198,7 +223,7 @@ class _StageCollector:
 
             compiled = build(source)
             if self.checks is not None:
-                self.view.last_stage("code")["check"] = self.checks.check_call(compiled, self.program)
+                self.view.last_stage("code")["check"] = self.checks.check_call(compiled, self.program, module)
             if self.options.profile:
                 timers = add_timers(source, compiled.threads)
                 timed = build(timers) if timers is not None else None

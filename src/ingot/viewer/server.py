@@ -144,7 +144,10 @@ class _RequestHandler(BaseHTTPRequestHandler):
         origins = self.headers.get_all("Origin", [])
         if any(origin.lower().removeprefix("http://") not in self.server.hosts for origin in origins):
             return "the request comes from another origin"
-        if self.headers.get("Sec-Fetch-Site", "none") not in ("none", "same-origin"):
+        follows_link = (
+            self.headers.get("Sec-Fetch-Mode") == "navigate" and self.headers.get("Sec-Fetch-Dest") == "document"
+        )
+        if self.headers.get("Sec-Fetch-Site", "none") not in ("none", "same-origin") and not follows_link:
             return "the request comes from another site"
         given = self.path.partition("?")[0].lstrip("/").partition("/")[0]
         if not hmac.compare_digest(given.encode(errors="replace"), self.server.token.encode()):

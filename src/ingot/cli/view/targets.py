@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +12,7 @@ from ingot.cli.capture import add_ranges
 from ingot.cli.compile import open_model
 from ingot.cli.console import Stages
 from ingot.cli.torchscript_inputs import is_script
+from ingot.viewer.source_files import short_path
 
 if TYPE_CHECKING:
     from ingot.viewer.collection import ViewOptions
@@ -62,6 +64,14 @@ def check_reference(reference: str) -> None:
         )
 
 
+def shorten(reference: str) -> str:
+    """A reference as a page has it: without the folders of this machine."""
+    path, colon, name = reference.rpartition(":")
+    if not colon:
+        path, name = reference, ""
+    return short_path(path) + colon + name if os.path.isabs(path) else reference
+
+
 def check_folder(page: Path) -> None:
     """Raises ViewError where the folder of the page to write is missing."""
     from ingot.errors import ViewError, format_error
@@ -109,25 +119,29 @@ def _collect_model(reference: str, options: ViewOptions, stages: Stages, dynamic
     with stages("capture", "capturing"):
         shapes = add_ranges(dynamic_shapes)
         program = api.capture(example.model, example.args, example.kwargs, dynamic_shapes=shapes)
-    return collect_program(program, options, reference=reference, origin="factory")
+    seconds = stages.seconds["capture"]
+    return collect_program(program, options, reference=shorten(reference), origin="factory", seconds=seconds)
 
 
 def _collect_ingot(file: Path, options: ViewOptions, stages: Stages) -> ViewData:
     from ingot import compiler
     from ingot.serialization.program_file import GRAPH
     from ingot.viewer.collection import collect_program
-    from ingot.viewer.files.compiled_file import collect_compiled
+    from ingot.viewer.files.compiled_file import collect_compiled, profile_compiled
     from ingot_runtime.container import open_container, skip_program
 
     with stages("load", f"loading {file}"):
         with open_container(file, skip=skip_program) as container:
             compiled = "native" in container.manifest
             if compiled and GRAPH not in container.names:
-                return collect_compiled(container, file)
+                view = collect_compiled(container, file)
+                if options.profile:
+                    profile_compiled(view, file, options.threads)
+                return view
         program: Any = compiler.load(file, native=False)
     title = file.stem if compiled else ""
     return collect_program(
-        program, options, reference=str(file), origin="compiled" if compiled else "program", title=title
+        program, options, reference=shorten(str(file)), origin="compiled" if compiled else "program", title=title
     )
 
 

@@ -1,4 +1,4 @@
-"""A compiled `.ingot` file as a view: its C or CUDA text, and what its manifest says. Nothing of the file runs.
+"""A compiled `.ingot` file as a view: its C or CUDA text, and what its manifest says. Its code runs for a profile only.
 
 Where the file holds the program that it was compiled from, the program is what is shown, compiled anew on the way.
 """
@@ -6,24 +6,30 @@ Where the file holds the program that it was compiled from, the program is what 
 from __future__ import annotations
 
 import re
+import statistics
 from pathlib import Path
 
+from ingot.artifacts.roofline import measure_roofline
 from ingot.lowering.loop_ir import SourceLocation
+from ingot.viewer.measured.profile_data import REPEAT
 from ingot.viewer.stages.code_stages import add_texts, new_kernel
 from ingot.viewer.stages.loop_stages import add_origin
 from ingot.viewer.view_data import NOWHERE, Json, ViewData
+from ingot_runtime import load
 from ingot_runtime.container import Container
 from ingot_runtime.container.manifest import Spec, SymbolSpec, read_spec
+from ingot_runtime.cpu_features import cores
 
 _FOLDER = "native/"
 _KERNEL = re.compile(r"^(?:IG_KERNEL|extern \"C\" __global__) void .*?\b(?P<name>k\d+)\(")
+_LAUNCH = re.compile(r"^\s+LAUNCH\((?P<number>\d+), (?P<name>k\d+), .*?/\* (?P<origin>.*) \*/$")
 _COMMENT = re.compile(r"^/\* (?P<origin>.*) \*/$")
 
 
 def collect_compiled(container: Container, path: Path) -> ViewData:
     """What a file without a program shows."""
     spec = read_spec(container.manifest, container.names, container.path)
-    view = ViewData(path.stem, str(path), "compiled", "cuda" if spec.images else "cpu")
+    view = ViewData(path.stem, path.name, "compiled", "cuda" if spec.images else "cpu")
     view.notes.append(
         "The file holds no program: what is shown is its code. Save it with the program to see every stage: "
         "compiled.save(path, program=True), or ingot compile --program."
@@ -38,6 +44,38 @@ def collect_compiled(container: Container, path: Path) -> ViewData:
     add_texts(view, dict(sorted(texts.items(), key=lambda item: not item[0].endswith(".cu"))))
     describe_spec(view, spec)
     return view
+
+
+def profile_compiled(view: ViewData, path: Path, threads: int | None) -> None:
+    """Runs the file's own code on the sample that it holds. Each launch is known by its line in the text."""
+    found = (_LAUNCH.match(text) for text in view.lines.text)
+    launches = {int(one["number"]): one for one in found if one is not None}
+    with load(path, threads) as model:
+        if not launches or sorted(launches) != list(range(len(launches))) or not model.has_sample:
+            view.notes.append("There is no profile: the file holds no sample call, or its launches are on a GPU.")
+            return
+        runs = [model.profile(model.example(), len(launches)) for _ in range(REPEAT + 1)][1:]
+    names = {kernel["name"]: number for number, kernel in enumerate(view.kernels)}
+    limits = measure_roofline(threads or cores())
+    made: list[Json] = []
+    at = 0.0
+    for number, times in enumerate(zip(*runs, strict=True)):
+        launch, seconds = launches[number], statistics.median(times)
+        kernel = names.get(launch["name"], NOWHERE)
+        origin = add_origin(view, parse_origin(launch["origin"]))
+        work = {"flops": 0, "effort": 0, "bytes": 0, "peak": 0.0, "thread_seconds": None}
+        made.append({"kernel": kernel, "origin": origin, "seconds": seconds, "start": at, **work})
+        if kernel != NOWHERE:
+            view.kernels[kernel]["launches"] += 1
+        at += seconds
+    view.profile = {
+        "threads": threads or cores(),
+        "repeat": REPEAT,
+        "seconds": at,
+        "limits": {"flops": limits.flops, "bytes": limits.bytes},
+        "launches": made,
+    }
+    view.notes.append("A compiled file does not say how much work its kernels do: the profile has times alone.")
 
 
 def _find_kernels(view: ViewData, text: str) -> None:

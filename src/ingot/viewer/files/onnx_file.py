@@ -48,7 +48,7 @@ def _foreign(path: Path, why: str) -> ViewError:
 class _OnnxCollector:
     def __init__(self, path: Path, model: onnx.ModelProto) -> None:
         self.model = model
-        self.view = ViewData(model.graph.name or path.stem, str(path), "onnx")
+        self.view = ViewData(model.graph.name or path.stem, path.name, "onnx")
         self.graphs: list[Json] = []
         self.lines: list[str] = []
         self.links: list[int] = []

@@ -22,7 +22,7 @@ _KINDS = {"placeholder": "input", "output": "output", "get_attr": "constant", "c
 
 def collect_snapshots(folder: Path) -> ViewData:
     """A view of the graphs in a folder. Raises ViewError where a file is not a snapshot."""
-    view = ViewData(folder.name or "snapshots", str(folder), "snapshots")
+    view = ViewData(folder.name or "snapshots", folder.name, "snapshots")
     listed: list[Listed] = []
     paths = sorted(folder.glob(PATTERN))
     if not paths:
