@@ -6,6 +6,7 @@ import gzip
 import http.client
 import json
 import socket
+import webbrowser
 from collections.abc import Iterator
 
 import pytest
@@ -125,9 +126,14 @@ def test_the_address_on_the_browsers_command_line_works_once(
     server: PageServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     opened: list[str] = []
-    monkeypatch.setattr("webbrowser.open", opened.append)
-    server.open()
-    server.open()
+
+    class Window:
+        def open(self, address: str) -> bool:
+            opened.append(address)
+            return True
+
+    monkeypatch.setattr("webbrowser.get", Window)
+    assert server.open() and server.open()
     for address in opened:
         assert server.token not in address
         path = address.removeprefix(f"http://127.0.0.1:{server.port}")
@@ -137,6 +143,16 @@ def test_the_address_on_the_browsers_command_line_works_once(
         assert (answer.status, answer.getheader("Location")) == (303, f"/{server.token}/") and b"net" not in body
         assert _ask(server, path)[0].status == 403
     assert len(set(opened)) == 2
+
+
+def test_a_browser_of_the_terminal_is_not_started(server: PageServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse() -> None:
+        raise webbrowser.Error("there is none")
+
+    monkeypatch.setattr("webbrowser.get", lambda: webbrowser.GenericBrowser("lynx"))
+    assert not server.open()
+    monkeypatch.setattr("webbrowser.get", refuse)
+    assert not server.open()
 
 
 def test_two_hosts_and_old_requests_are_refused(server: PageServer) -> None:

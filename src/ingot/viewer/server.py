@@ -67,9 +67,15 @@ class PageServer:
     def url(self) -> str:
         return f"http://{ADDRESS}:{self.port}/{self.token}/"
 
-    def open(self) -> None:
-        """Opens the page in the browser."""
-        webbrowser.open(f"http://{ADDRESS}:{self.port}/{self._server.add_ticket()}/")
+    def open(self) -> bool:
+        """Opens the page in the browser; False where there is none, or only one that would take over the terminal."""
+        try:
+            browser = webbrowser.get()
+        except webbrowser.Error:
+            return False
+        if type(browser) is webbrowser.GenericBrowser:
+            return False
+        return browser.open(f"http://{ADDRESS}:{self.port}/{self._server.add_ticket()}/")
 
     def serve_forever(self) -> None:
         """Serves in this thread, until Ctrl-C."""
