@@ -121,6 +121,24 @@ def test_there_are_no_other_files(server: PageServer, name: str) -> None:
     assert answer.status == 404 and b"no such file" in body and name.encode() not in body
 
 
+def test_the_address_on_the_browsers_command_line_works_once(
+    server: PageServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened: list[str] = []
+    monkeypatch.setattr("webbrowser.open", opened.append)
+    server.open()
+    server.open()
+    for address in opened:
+        assert server.token not in address
+        path = address.removeprefix(f"http://127.0.0.1:{server.port}")
+        refused, _ = _ask(server, path, headers={"Host": "evil.example"})
+        assert refused.status == 403
+        answer, body = _ask(server, path)
+        assert (answer.status, answer.getheader("Location")) == (303, f"/{server.token}/") and b"net" not in body
+        assert _ask(server, path)[0].status == 403
+    assert len(set(opened)) == 2
+
+
 def test_two_hosts_and_old_requests_are_refused(server: PageServer) -> None:
     own = f"127.0.0.1:{server.port}"
     for request in (
