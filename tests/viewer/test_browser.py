@@ -450,6 +450,9 @@ def test_views_of_a_part_are_shown(gate: Data, browser: Browser, tmp_path: Path,
     if kind == "code":
         browser.run("document.querySelector('.pane-code .line.can-select').click()")
         browser.wait(lambda: linked_lines(browser, "code"), "the kernel")
+        browser.run("document.querySelector('.pane-source .line.has-nodes').click()")
+        browser.wait(lambda: "line" in browser.texts(".details-title")[0], "the line")
+        assert linked_lines(browser, "code")
     browser.one(".notes-button").click()
     browser.wait(lambda: note in browser.texts(".notes li"), "the note")
 
