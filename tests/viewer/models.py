@@ -92,6 +92,11 @@ class Everything(nn.Module):
         return {"a": values, "b": [known, parts[0] + parts[1]], "size": x.shape[0] * 2}
 
 
+def batches() -> Any:
+    """Data for a layer of 16 features."""
+    return [torch.ones(8, 16) * number for number in range(3)]
+
+
 def gate() -> Any:
     return Gate().eval(), (torch.ones(5, 4),), {}
 

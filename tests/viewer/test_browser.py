@@ -435,6 +435,28 @@ def test_hostile_names_are_text(gate: Data, browser: Browser, tmp_path: Path) ->
     )
 
 
+@pytest.mark.parametrize("kind", ["graph", "loop_ir", "code", None])
+def test_views_of_a_part_are_shown(gate: Data, browser: Browser, tmp_path: Path, kind: str | None) -> None:
+    """A compiled file without its program has code only, an ONNX file graphs only; a note says why."""
+    stages = [stage for stage in gate["stages"] if stage["kind"] == kind]
+    note = "the file holds no program"
+    data = gate | {"stages": stages, "profile": None, "memory": None, "notes": [note]}
+    browser.open_file(export(data, tmp_path))
+    assert len(browser.all(".stage")) == len(stages)
+    for _ in stages[1:]:
+        browser.step()
+    panes = browser.run("return [...document.querySelectorAll('.pane')].map((pane) => pane.dataset.pane)")
+    assert ("graph" in panes) == (kind == "graph") and ("code" in panes) == (kind == "code")
+    if kind == "code":
+        browser.run("document.querySelector('.pane-code .line.can-select').click()")
+        browser.wait(lambda: linked_lines(browser, "code"), "the kernel")
+        browser.run("document.querySelector('.pane-source .line.has-nodes').click()")
+        browser.wait(lambda: "line" in browser.texts(".details-title")[0], "the line")
+        assert linked_lines(browser, "code")
+    browser.one(".notes-button").click()
+    browser.wait(lambda: note in browser.texts(".notes li"), "the note")
+
+
 def test_broken_data_is_said(browser: Browser, tmp_path: Path, gate: Data) -> None:
     browser.open_file(export(gate | {"schema": 99}, tmp_path))
     assert "schema 99" in browser.texts(".failure")[0]

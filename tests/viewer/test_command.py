@@ -114,11 +114,13 @@ def test_what_a_quantized_program_loses(tmp_path: Path) -> None:
     prepared = quantize.calibrate(quantize.prepare(program, quantize.int8_static()), [x], progress=False)
     quantize.convert(prepared).save(tmp_path / "int8.ingot")
     page_file = tmp_path / "p.html"
-    result = run(str(tmp_path / "int8.ingot"), "--float", str(tmp_path / "float.ingot"), "--export", str(page_file))
-    if result.exit_code == 0:
+    command = (str(tmp_path / "int8.ingot"), "--float", str(tmp_path / "float.ingot"), "--export", str(page_file))
+    for more in ((), ("--data", f"{MODELS}:batches")):
+        result = run(*command, *more)
+        assert result.exit_code == 0, result.stderr
         assert [layer["operator"] for layer in _data_of(page_file)["quantization"]["layers"]] == ["linear", "linear"]
-    else:  # a saved program may have no example inputs
-        assert "--data" in result.stderr
+    result = run(str(tmp_path / "int8.ingot"), "--float", str(tmp_path / "nothing.ingot"), "--export", str(page_file))
+    assert result.exit_code == 2 and "There is no file" in result.stderr
 
 
 def test_snapshots(tmp_path: Path) -> None:

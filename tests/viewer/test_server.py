@@ -6,6 +6,7 @@ import gzip
 import http.client
 import json
 import socket
+import webbrowser
 from collections.abc import Iterator
 
 import pytest
@@ -119,6 +120,39 @@ def test_other_methods_are_refused(server: PageServer, method: str) -> None:
 def test_there_are_no_other_files(server: PageServer, name: str) -> None:
     answer, body = _ask(server, f"/{server.token}/{name}")
     assert answer.status == 404 and b"no such file" in body and name.encode() not in body
+
+
+def test_the_address_on_the_browsers_command_line_works_once(
+    server: PageServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened: list[str] = []
+
+    class Window:
+        def open(self, address: str) -> bool:
+            opened.append(address)
+            return True
+
+    monkeypatch.setattr("webbrowser.get", Window)
+    assert server.open() and server.open()
+    for address in opened:
+        assert server.token not in address
+        path = address.removeprefix(f"http://127.0.0.1:{server.port}")
+        refused, _ = _ask(server, path, headers={"Host": "evil.example"})
+        assert refused.status == 403
+        answer, body = _ask(server, path)
+        assert (answer.status, answer.getheader("Location")) == (303, f"/{server.token}/") and b"net" not in body
+        assert _ask(server, path)[0].status == 403
+    assert len(set(opened)) == 2
+
+
+def test_a_browser_of_the_terminal_is_not_started(server: PageServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse() -> None:
+        raise webbrowser.Error("there is none")
+
+    monkeypatch.setattr("webbrowser.get", lambda: webbrowser.GenericBrowser("lynx"))
+    assert not server.open()
+    monkeypatch.setattr("webbrowser.get", refuse)
+    assert not server.open()
 
 
 def test_two_hosts_and_old_requests_are_refused(server: PageServer) -> None:

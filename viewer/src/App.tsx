@@ -12,6 +12,7 @@ import { MemoryPanel } from "./plots/MemoryPanel";
 import { ProfilePanel } from "./plots/ProfilePanel";
 import { QuantizationPanel } from "./plots/QuantizationPanel";
 import { titlesOf } from "./data/contract";
+import { plural } from "./data/format";
 import { remember, type PaneName, type Tab, type Theme } from "./state";
 import { SourcePane } from "./text/SourcePane";
 import { TextPane } from "./text/TextPane";
@@ -129,6 +130,11 @@ function Header(): JSX.Element {
           </button>
         ))}
       </div>
+      {view.notes.length > 0 && (
+        <button type="button" class="notes-button" title={view.notes.join("\n")} onClick={() => (state.tab.value = "about")}>
+          {plural(view.notes.length, "note")}
+        </button>
+      )}
       <span class="spacer" />
       {state.tab.value === "program" && (
         <>

@@ -66,7 +66,7 @@ export class ViewState {
     const narrow = typeof innerWidth === "number" && innerWidth < 1280;
     const has = (kind: string): boolean => view.stages.some((stage) => stage.kind === kind);
     this.panes = signal({
-      outline: true,
+      outline: has("graph"),
       details: true,
       graph: has("graph"),
       source: view.files.length > 0,

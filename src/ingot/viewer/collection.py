@@ -222,6 +222,7 @@ class _StageCollector:
                 return made
 
             compiled = build(source)
+            self.view.facts += [("instruction set", compiled.isa), ("threads", str(compiled.threads))]
             if self.checks is not None:
                 self.view.last_stage("code")["check"] = self.checks.check_call(compiled, self.program, module)
             if self.options.profile:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import html
-import webbrowser
 from os import PathLike
 from typing import TYPE_CHECKING, Any
 
@@ -36,7 +35,7 @@ class ModelView:
             self._server = PageServer(files_of(self.data))
             self._server.start()
         if browser:
-            webbrowser.open(self._server.url)
+            self._server.open()
         return self._server.url
 
     def save(self, path: str | PathLike[str]) -> None:

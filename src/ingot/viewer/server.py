@@ -2,6 +2,7 @@
 
 The address holds a random token: a page of another site, or another user of this machine, does not know it. A request
 under another host name, as a rebound DNS name would send, or from the scripts of another site is refused even with it.
+What a browser is started with can be read by other users: it gets an address that works once and leads to the page.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import gzip
 import hmac
 import secrets
 import threading
+import webbrowser
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from http import HTTPStatus
@@ -65,6 +67,16 @@ class PageServer:
     def url(self) -> str:
         return f"http://{ADDRESS}:{self.port}/{self.token}/"
 
+    def open(self) -> bool:
+        """Opens the page in the browser; False where there is none, or only one that would take over the terminal."""
+        try:
+            browser = webbrowser.get()
+        except webbrowser.Error:
+            return False
+        if type(browser) is webbrowser.GenericBrowser:
+            return False
+        return browser.open(f"http://{ADDRESS}:{self.port}/{self._server.add_ticket()}/")
+
     def serve_forever(self) -> None:
         """Serves in this thread, until Ctrl-C."""
         self._server.serve_forever(poll_interval=0.2)
@@ -98,6 +110,21 @@ class _LoopbackServer(ThreadingHTTPServer):
         super().__init__((ADDRESS, port), _RequestHandler)
         self.served, self.token = served, token
         self.hosts = {f"{name}:{self.server_address[1]}" for name in (ADDRESS, "localhost")}
+        self._tickets: set[str] = set()
+
+    def add_ticket(self) -> str:
+        """What may stand in place of the token once."""
+        ticket = secrets.token_urlsafe(24)
+        self._tickets.add(ticket)
+        return ticket
+
+    def take_ticket(self, given: str) -> bool:
+        """Whether this is one that was not used yet."""
+        try:
+            self._tickets.remove(given)  # at once: of two threads one finds it
+        except KeyError:
+            return False
+        return True
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """A browser that goes away in the middle of an answer is not an error."""
@@ -115,7 +142,13 @@ class _RequestHandler(BaseHTTPRequestHandler):
         self._answer(body=False)
 
     def _answer(self, body: bool) -> None:
-        refusal = self._refusal()
+        refusal = self._foreign_source()
+        given = self.path.partition("?")[0].lstrip("/").partition("/")[0]
+        if refusal is None and self.server.take_ticket(given):
+            self._refuse(HTTPStatus.SEE_OTHER, "the page is elsewhere", f"/{self.server.token}/")
+            return
+        if refusal is None and not hmac.compare_digest(given.encode(errors="replace"), self.server.token.encode()):
+            refusal = "the address lacks the token that `ingot view` printed"
         if refusal is not None:
             self._refuse(HTTPStatus.FORBIDDEN, refusal)
             return
@@ -136,8 +169,8 @@ class _RequestHandler(BaseHTTPRequestHandler):
         if body:
             self.wfile.write(data)
 
-    def _refusal(self) -> str | None:
-        """Why this request is not answered; None where it is."""
+    def _foreign_source(self) -> str | None:
+        """Which of the things that a request says about its source is not of this page; None where all are."""
         hosts = self.headers.get_all("Host", [])
         if len(hosts) != 1 or hosts[0].lower() not in self.server.hosts:
             return "the request names another host"
@@ -149,22 +182,21 @@ class _RequestHandler(BaseHTTPRequestHandler):
         )
         if self.headers.get("Sec-Fetch-Site", "none") not in ("none", "same-origin") and not follows_link:
             return "the request comes from another site"
-        given = self.path.partition("?")[0].lstrip("/").partition("/")[0]
-        if not hmac.compare_digest(given.encode(errors="replace"), self.server.token.encode()):
-            return "the address lacks the token that `ingot view` printed"
         return None
 
     def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
         """What the base class finds wrong with a request. Its message may repeat the request, and is not sent."""
         self._refuse(HTTPStatus(code), HTTPStatus(code).description)
 
-    def _refuse(self, code: HTTPStatus, why: str) -> None:
+    def _refuse(self, code: HTTPStatus, why: str, location: str | None = None) -> None:
         """Answers in plain text."""
         data = f"{code.phrase}: {why}\n".encode()
         self.send_response(code)
         self.send_header("Content-Type", "text/plain; charset=utf-8")
         self.send_header("Content-Length", str(len(data)))
         self.send_header("Connection", "close")
+        if location is not None:
+            self.send_header("Location", location)
         if code == HTTPStatus.METHOD_NOT_ALLOWED:
             self.send_header("Allow", "GET, HEAD")
         self._send_policy()

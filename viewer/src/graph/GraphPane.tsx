@@ -358,10 +358,12 @@ export function GraphPane(): JSX.Element {
   };
   const boxes = (): Box[] => (tree ? [...tree.boxes.values()].filter((box) => box.kind !== "root") : []);
   const hover = (event: MouseEvent): void => {
-    const key = at(event)?.cell.key ?? null;
+    const found = at(event);
+    const key = found?.cell.key ?? null;
     if (key === hovered.current) return;
     hovered.current = key;
-    canvas.current!.style.cursor = key === null ? "grab" : "pointer";
+    canvas.current!.style.cursor = found ? "pointer" : "grab";
+    canvas.current!.title = found ? describe(found.cell) : "";
     draw();
   };
 
@@ -447,6 +449,12 @@ export function GraphPane(): JSX.Element {
       {tree === null && <p class="empty">This view has no graph.</p>}
     </Pane>
   );
+}
+
+/** All of a cell's text, for where its box is too small for it. */
+function describe(cell: Cell): string {
+  if (cell.kind === "leaf") return cell.module === "" ? cell.info.text : `${cell.module}: ${cell.info.text}`;
+  return `${cell.title} ${cell.subtitle}, ${plural(cell.nodes, "node")}`;
 }
 
 /** The cell with a key, or the closed box around it. */

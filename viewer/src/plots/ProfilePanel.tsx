@@ -32,6 +32,10 @@ export function useMeasured(): Measured[] {
   return found;
 }
 
+function hasWork(measured: Measured[]): boolean {
+  return measured.some(({ profile }) => profile.launches.some(({ effort, bytes }) => effort > 0 && bytes > 0));
+}
+
 function Bar({ share, className }: { share: number; className: string }): JSX.Element {
   return (
     <span class="bar" aria-hidden="true">
@@ -198,7 +202,7 @@ export function ProfilePanel(): JSX.Element {
       {measured.map((each, i) => (
         <ThreadTimeline key={i} measured={each} longest={Math.max(...measured.map(({ profile }) => profile.seconds))} />
       ))}
-      <div class="side-by-side">
+      <div class={hasWork(measured) ? "side-by-side" : ""}>
         <Roofline measured={measured} />
         <TotalsTable measured={measured} />
       </div>

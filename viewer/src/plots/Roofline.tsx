@@ -13,7 +13,7 @@ const LEFT = 58;
 const BOTTOM = 36;
 const MOST = 1500;
 
-export function Roofline({ measured }: { measured: Measured[] }): JSX.Element {
+export function Roofline({ measured }: { measured: Measured[] }): JSX.Element | null {
   const state = useView();
   const [frame, width] = useWidth(520);
   const linked = state.linked.value;
@@ -35,6 +35,8 @@ export function Roofline({ measured }: { measured: Measured[] }): JSX.Element {
   const y = logarithmic(Math.min(...up) / 1.5, Math.max(...up) * 2, HEIGHT - BOTTOM, 12);
   const [lowX, highX] = [Math.min(...across) / 1.5, Math.max(...across) * 1.5];
   const lowY = Math.min(...up) / 1.5;
+  // Compiled files that hold no program do not say how much work a kernel is.
+  if (points.length === 0) return null;
   const longest = Math.max(1e-30, ...points.map(({ launch }) => launch.seconds));
   return (
     <section class="card" aria-label="Roofline">

@@ -34,8 +34,11 @@ export function SourcePane(): JSX.Element {
   const linked = state.linked.value;
   const used = useMemo(() => {
     const perFile = new Map<number, Map<number, number>>();
-    for (const { info } of state.program.graphStage(0)?.instances ?? []) {
-      const [, file, line] = view.places[info.place] ?? [-1, -1, 0];
+    const nodes = state.program.graphStage(0)?.instances.map(({ info }) => info.place) ?? [];
+    // A compiled file without its program has loops of kernels only.
+    const places = nodes.length > 0 ? nodes : view.origins.map(({ place }) => place);
+    for (const place of places) {
+      const [, file, line] = view.places[place] ?? [-1, -1, 0];
       if (file < 0) continue;
       const lines = perFile.get(file) ?? new Map<number, number>();
       lines.set(line, (lines.get(line) ?? 0) + 1);

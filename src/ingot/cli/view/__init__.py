@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import sys
-import webbrowser
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -134,6 +133,6 @@ def _serve(made: Any, port: int, browser: bool) -> None:
             console.print(_note(note), soft_wrap=True)
         console.print(Text(f"{server.url}  (Ctrl-C stops)"), soft_wrap=True)
         if browser:
-            webbrowser.open(server.url)
+            server.open()
         sys.stderr.flush()
         server.serve_forever()
