@@ -218,3 +218,18 @@ def test_a_branch_that_returns_a_tensor_from_outside() -> None:
 
     with pytest.raises(CaptureError, match=r"false branch of torch\.cond returns"):
         ingot.capture(Returning(), (X,))
+
+
+# ---------------------------------------------------------------------- names
+
+
+def test_an_argument_of_an_exported_program_is_named_like_a_builtin() -> None:
+    class Mean(nn.Module):
+        def forward(self, input: torch.Tensor) -> torch.Tensor:
+            return nn.functional.adaptive_avg_pool2d(input, 1).std()
+
+    x = torch.randn(1, 3, 8, 8)
+    program = ingot.from_exported(torch.export.export(Mean(), (x,)))
+    core = ingot.transform(program, ingot.passes.DEFAULT_PIPELINE)
+    assert [spec.name for spec in core.signature.user_inputs] == ["input"]
+    torch.testing.assert_close(ingot.compile(program, check="numerics")(x), Mean()(x))

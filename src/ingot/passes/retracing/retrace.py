@@ -78,6 +78,7 @@ class Replay:
                 if isinstance(value, torch.Tensor):
                     value = internals.fake_alias(value)
                 made = self.recorder.frame.placeholder(node.name, value)
+                made.name = made.target = node.name  # fx avoids names of builtins, as torch.export does not: input
                 metadata.inherit_origin(made, node)
                 values.append(value)
         return values
