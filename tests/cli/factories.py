@@ -113,6 +113,10 @@ def noisy() -> Any:
     return nn.Dropout(0.5).train(), (torch.ones(4, 4),)
 
 
+def embedding() -> Any:
+    return nn.Embedding(10, 4).eval(), (torch.tensor([[1, 2, 3]]),)
+
+
 def batches() -> Any:
     return [(torch.randn(5, 4), torch.randn(2, 4, 9, 9)) for _ in range(2)]
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import os
 import shutil
 import subprocess
@@ -13,7 +15,7 @@ import torch
 from typer.testing import CliRunner
 
 import ingot
-from ingot.cli import app, compile, quantize
+from ingot.cli import app, compile, main, quantize
 from ingot.cli.inputs import completion
 from ingot.codegen.build.isa import ISAS
 from ingot.quantization.recipes import RECIPES
@@ -39,9 +41,12 @@ def complete(shell: str, *words: str, incomplete: str) -> list[str]:
         given = {"_INGOT_COMPLETE": "complete_bash", "COMP_WORDS": " ".join(line), "COMP_CWORD": str(len(line) - 1)}
     else:
         given = {"_INGOT_COMPLETE": "complete_zsh", "_TYPER_COMPLETE_ARGS": " ".join(line)}
-    code = "import sys; sys.argv = ['ingot']; from ingot.cli import main; main()"
-    done = subprocess.run((sys.executable, "-c", code), env={**os.environ, **given}, capture_output=True, text=True)
-    return done.stdout.split()
+    shown = io.StringIO()
+    with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(shown), contextlib.suppress(SystemExit):
+        for name, value in given.items():
+            patch.setenv(name, value)
+        main()
+    return shown.getvalue().split()
 
 
 def test_references(folder: Path) -> None:

@@ -212,6 +212,15 @@ def test_run_errors(compiled: Path, tmp_path: Path, inputs: list[str], texts: li
     assert not (tmp_path / "out.npz").exists()
 
 
+def test_an_index_out_of_range_is_shown_with_its_place(tmp_path: Path) -> None:
+    file = tmp_path / "m.ingot"
+    run_json("compile", factory("embedding"), "-o", str(file))
+    np.save(tmp_path / "x.npy", np.array([[1, -3, 12]]))
+    result = run("run", str(file), "--input", f"input={tmp_path / 'x.npy'}")
+    assert result.exit_code == 1 and result.stderr.startswith("IndexOutOfRange: ")
+    assert "input holds int64 from -3 (at [0, 1]) to 12 (at [0, 2])" in result.stderr
+
+
 def test_run_of_a_program_says_that_it_is_not_compiled(tmp_path: Path) -> None:
     run_json("capture", factory("pair"), "-o", str(tmp_path / "p.ingot"))
     result = run("run", str(tmp_path / "p.ingot"))

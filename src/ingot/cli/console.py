@@ -82,7 +82,8 @@ def _print_text(parts: tuple[RenderableType, ...]) -> None:
         console = Console(width=_WIDTH_OF_A_PIPE)
     for part in parts:
         if isinstance(part, str | Text):
-            console.print(part, markup=False, highlight=False, soft_wrap=True)
+            # A terminal breaks lines between words; a file or a pipe gets them whole.
+            console.print(part, markup=False, highlight=False, soft_wrap=not console.is_terminal)
         else:
             console.print(part)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -51,9 +52,13 @@ def run(
     check_inputs(trust_key or ())
     stages = Stages(2 + (output is not None))
     with stages("import", "importing numpy"):
+        from ingot_runtime import IndexOutOfRange
         from ingot_runtime.cli_run import run_file, write_results
     with stages("run", f"running {file}"):
-        results = run_file(file, inputs or (), seed=seed, threads=threads, trust=trust_key or True)
+        try:
+            results = run_file(file, inputs or (), seed=seed, threads=threads, trust=trust_key or True)
+        except IndexOutOfRange as error:
+            raise IndexOutOfRange(f"{error}{_describe_integers(inputs or ())}") from error
     if output is not None:
         with stages("save", f"saving {output}"):
             write_results(output, results)
@@ -71,3 +76,24 @@ def run(
         "seconds": stages.seconds,
     }
     return Result(data, (table,))
+
+
+def _describe_integers(inputs: Sequence[str]) -> str:
+    """The values that the integer inputs hold: an index that is out of range is most often one of them."""
+    import numpy as np
+
+    lines = []
+    for text in inputs:
+        name, _, file = text.partition("=")
+        if not file.endswith(".npy"):
+            lines.append(f"{name} is {file}")
+            continue
+        array = np.load(file, mmap_mode="r")
+        if array.dtype.kind in "iu" and array.size:
+            least, greatest = array.argmin(), array.argmax()
+            places = [", ".join(map(str, np.unravel_index(at, array.shape))) for at in (least, greatest)]
+            lines.append(
+                f"{name} holds {array.dtype.name} from {array.flat[least]} (at [{places[0]}]) "
+                f"to {array.flat[greatest]} (at [{places[1]}])"
+            )
+    return f"\n  why: {'; '.join(lines)}" if lines else ""

@@ -1,7 +1,7 @@
 /* A GPU's blocks and threads on the CPU, so that the text of kernels runs where there is no GPU.
  *
  * A block's threads are fibers of one thread of the system. They run in turn, each until it must wait for others: at a
- * barrier of the block or of its warp. What a warp does together (shuffles, votes, ldmatrix, mma) goes through memory
+ * barrier of the block or of its warp; a warp runs until it must wait for other warps. What a warp does together (shuffles, votes, ldmatrix, mma) goes through memory
  * of the warp between two such barriers. Copies by cp.async happen as late as they may: where they are waited for. So do
  * copies that a barrier in shared memory counts, and what blocks of a cluster send each other: when no thread can run.
  *
@@ -130,6 +130,26 @@ static void ig_prepare_stacks(size_t count)
     ig_stack_count = count;
 }
 
+/* Runs a warp for as long as its threads wait for each other only. What other warps need a barrier to see or to be done
+ * with, they are sure to miss: they come later, or were there before. */
+static bool ig_run_warp(ig_fiber *begin, ig_fiber *end)
+{
+    for (bool ran = false;;) {
+        bool together = true;
+        for (ig_fiber *fiber = begin; fiber < end; ++fiber) {
+            if (fiber->state == IG_AT_CONDITION && fiber->is_over(*fiber)) fiber->state = IG_RUNS;
+            if (fiber->state == IG_RUNS) {
+                ran = true;
+                ig_current = fiber;
+                ig_switch(&ig_scheduler, fiber->stack_pointer);
+            }
+            together &= fiber->state == IG_AT_WARP;
+        }
+        if (!together) return ran;
+        for (ig_fiber *fiber = begin; fiber < end; ++fiber) fiber->state = IG_RUNS;
+    }
+}
+
 /* Runs the blocks of a cluster, of which there may be one, from block `first` on. */
 static void ig_run_cluster(int threads, int blocks, ig_dim3 first)
 {
@@ -151,33 +171,19 @@ static void ig_run_cluster(int threads, int blocks, ig_dim3 first)
         fiber.stack_pointer = top;
     }
     for (;;) {
-        bool ran = false;
-        for (ig_fiber &fiber : ig_fibers) {
-            if (fiber.state == IG_AT_CONDITION && fiber.is_over(fiber)) fiber.state = IG_RUNS;
-            if (fiber.state != IG_RUNS) continue;
-            ran = true;
-            ig_current = &fiber;
-            ig_switch(&ig_scheduler, fiber.stack_pointer);
-        }
         size_t done = 0;
-        bool released = false;
+        bool ran = false, released = false;
         for (int rank = 0; rank < blocks; ++rank) {
             ig_fiber *const begin = &ig_fibers[(size_t)(rank * threads)], *const end = begin + threads;
             int at_block = 0;
-            for (ig_fiber *fiber = begin; fiber < end; ++fiber) done += fiber->state == IG_DONE, at_block += fiber->state == IG_AT_BLOCK;
-            if (at_block == threads) {
-                released = true;
-                for (ig_fiber *fiber = begin; fiber < end; ++fiber) fiber->state = IG_RUNS;
-                continue;
-            }
             for (ig_fiber *warp = begin; warp < end; warp += 32) {
                 ig_fiber *const last = std::min(warp + 32, end);
-                bool together = true;
-                for (ig_fiber *fiber = warp; fiber < last; ++fiber) together &= fiber->state == IG_AT_WARP;
-                if (!together) continue;
-                released = true;
-                for (ig_fiber *fiber = warp; fiber < last; ++fiber) fiber->state = IG_RUNS;
+                ran |= ig_run_warp(warp, last);
+                for (ig_fiber *fiber = warp; fiber < last; ++fiber) done += fiber->state == IG_DONE, at_block += fiber->state == IG_AT_BLOCK;
             }
+            if (at_block != threads) continue;
+            released = true;
+            for (ig_fiber *fiber = begin; fiber < end; ++fiber) fiber->state = IG_RUNS;
         }
         if (ran || released) continue;
         if (!ig_sent.empty()) {
