@@ -1,8 +1,8 @@
 /* A GPU's blocks and threads on the CPU, so that the text of kernels runs where there is no GPU.
  *
  * A block's threads are fibers of one thread of the system. They run in turn, each until it must wait for others: at a
- * barrier of the block or of its warp; a warp runs until it must wait for other warps. What a warp does together (shuffles, votes, ldmatrix, mma) goes through memory
- * of the warp between two such barriers. Copies by cp.async happen as late as they may: where they are waited for. So do
+ * barrier of the block or of its warp; a warp runs until it must wait for other warps. What a warp does together (shuffles,
+ * votes, ldmatrix, mma) goes through memory of the warp between two such barriers. Copies by cp.async happen as late as they may: where they are waited for. So do
  * copies that a barrier in shared memory counts, and what blocks of a cluster send each other: when no thread can run.
  *
  * The blocks of a cluster run together; variables that a kernel declares as shared would be the same for all of them.
