@@ -389,7 +389,7 @@ def _call_key(leaves: Sequence[Any], tree: pytree.Tree) -> Hashable:
     modes = (torch.is_grad_enabled(), torch.is_inference_mode_enabled(), torch.get_default_dtype(), casts)
     same = tuple(map(id, tensors))
     again = tuple(same.index(number) for number in same)
-    return tuple(literals), str(tree), types_of(tensors), again, modes
+    return tuple(literals), repr(tree), types_of(tensors), again, modes
 
 
 def _need_program(*_: Any, **__: Any) -> Any:
