@@ -388,6 +388,8 @@ def test_what_is_no_tensor_and_no_number_is_refused_by_name() -> None:
     torch.testing.assert_close(trained(x, 4.0), x * 4)
     with pytest.raises(InputError, match="object"):
         trained(x, object())
+    with pytest.raises(InputError, match="to_dense"):
+        trained(torch.eye(3).to_sparse(), 2.0)
     with pytest.raises(InputError, match=r"torch\.func"):
         torch.func.grad(lambda x: trained(x, 2.0).sum())(torch.rand(3))
 

@@ -116,12 +116,12 @@ def types_of(tensors: Sequence[torch.Tensor]) -> Hashable:
     return tuple(
         (
             t.shape,
-            t.stride(),
+            t.stride() if t.layout is torch.strided else t.layout,
             t.dtype,
             t.device,
             t.requires_grad,
             t.requires_grad and t.is_leaf,
-            memory.setdefault(internals.storage_id(t), len(memory)),
+            memory.setdefault(internals.storage_id(t) if t.layout is torch.strided else id(t), len(memory)),
             type(t) if type(t) not in _TENSORS else None,
         )
         for t in tensors
