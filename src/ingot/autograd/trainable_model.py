@@ -51,7 +51,7 @@ from ingot_runtime.native.copy_guard import Uncopied
 # How many ways of calling a model are kept: sizes, modes, values of arguments that are not tensors.
 KEPT = 32
 _DEVICES = ("cpu", "cuda")
-_log = logging.getLogger("ingot.training")
+_log = logging.getLogger("ingot.autograd")
 
 Functionalize = Callable[[Program], Program]
 
@@ -203,6 +203,7 @@ class TrainableModel(Uncopied, nn.Module):
 
     @property
     def training(self) -> bool:
+        """Whether the model is in train mode: the model's own flag."""
         return bool(self._model.training)
 
     @training.setter
