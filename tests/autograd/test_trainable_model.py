@@ -294,7 +294,7 @@ def test_new_sizes_are_compiled_and_the_oldest_are_dropped(
     for rows in (4, 1):
         trained(torch.ones(rows, 2)).sum().backward()
     assert len(trained.graphs) == 3
-    assert [record.levelname for record in caplog.records if record.name == "ingot.training"] == ["WARNING"]
+    assert [record.levelname for record in caplog.records if record.name == "ingot.autograd"] == ["WARNING"]
     trained.close()
     assert trained.graphs == ()
     trained(torch.ones(1, 2))

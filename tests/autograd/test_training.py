@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
-from typing import Any, ClassVar
+import warnings
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, ClassVar, NamedTuple
 
 import pytest
 import torch
@@ -11,7 +13,7 @@ from torch import nn
 from torch.nn import functional
 
 import ingot
-from ingot.errors import InputError, StateError, UnsupportedOperator
+from ingot.errors import CaptureError, InputError, StateError, UnsupportedOperator
 
 X = torch.Tensor
 
@@ -105,6 +107,22 @@ def test_a_list_that_grows_is_an_error_that_says_so() -> None:
     with pytest.raises(StateError, match="adds a tensor to seen"):
         ingot.compile(model, (torch.rand(3, requires_grad=True),), training=True)
     assert model.seen == []
+
+
+def test_an_object_that_keeps_tensors_is_an_error_that_says_so() -> None:
+    class Cache:
+        def __init__(self, x: X) -> None:
+            self.held = {"x": x}
+
+    class Caching(nn.Module):
+        def forward(self, x: X) -> X:
+            self.cache = Cache(x * 2)
+            return x
+
+    model = Caching()
+    with pytest.raises(StateError, match="keeps tensors in cache"):
+        ingot.compile(model, (torch.rand(3, requires_grad=True),), training=True)
+    assert not hasattr(model, "cache")
 
 
 def test_a_hidden_state_with_gradients_between_calls() -> None:
@@ -370,5 +388,103 @@ def test_what_is_no_tensor_and_no_number_is_refused_by_name() -> None:
     torch.testing.assert_close(trained(x, 4.0), x * 4)
     with pytest.raises(InputError, match="object"):
         trained(x, object())
+    with pytest.raises(InputError, match="to_dense"):
+        trained(torch.eye(3).to_sparse(), 2.0)
     with pytest.raises(InputError, match=r"torch\.func"):
         torch.func.grad(lambda x: trained(x, 2.0).sum())(torch.rand(3))
+
+
+def test_what_is_not_a_model_is_refused_by_name() -> None:
+    x = torch.randn(2, 3)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        script = torch.jit.trace(nn.Linear(3, 3), x)
+    for model in (torch.export.export(nn.Linear(3, 3), (x,)), script):
+        with pytest.raises(CaptureError, match=r"ingot\.from_"):
+            ingot.compile(model, (x,), training=True)  # type: ignore[call-overload]
+    with pytest.raises(CaptureError, match="int"):
+        ingot.compile(3, (x,), training=True)  # type: ignore[call-overload]
+
+
+def test_arguments_that_forward_writes_to() -> None:
+    class Writing(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(3, 3)
+
+        def forward(self, x: X, counts: X) -> X:
+            counts.add_(1)
+            x.mul_(2)
+            y: X = self.layer(x)
+            return y * counts
+
+    model = Writing()
+    exact = copy.deepcopy(model)
+    first = torch.ones(2, 3), torch.zeros(3)
+    trained = ingot.compile(model, first, training=True, threads=1)
+    assert torch.equal(first[0], torch.ones(2, 3)) and not first[1].any(), "compiling writes nothing"
+    other = torch.ones(2, 3), torch.zeros(3)
+    for _ in range(2):
+        ours, theirs = trained(*first), exact(*other)
+        torch.testing.assert_close(ours, theirs)
+    ours.sum().backward()
+    theirs.sum().backward()
+    torch.testing.assert_close(first, other)
+    torch.testing.assert_close(model.layer.weight.grad, exact.layer.weight.grad)
+
+
+def test_results_that_share_memory_and_results_in_containers() -> None:
+    class Record(NamedTuple):
+        value: X
+        rest: dict[str, Any]
+
+    class Sharing(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(4, 6)
+
+        def forward(self, x: X) -> Record:
+            y = self.layer(x)
+            return Record(
+                y, {"view": y.view(-1, 3), "turned": y.T, "given": x, "part": x[0], "number": 3, "none": None}
+            )
+
+    model, x = Sharing(), torch.randn(2, 4)
+    exact = copy.deepcopy(model)
+    trained = ingot.compile(model, (x,), training=True, threads=1)
+    ours, theirs = trained(x), exact(x)
+    assert type(ours) is Record and ours.rest["number"] == 3 and ours.rest["none"] is None
+    torch.testing.assert_close(ours, theirs)
+    assert ours.rest["given"] is x and ours.rest["part"].data_ptr() == x.data_ptr()
+    assert ours.rest["turned"].stride() == theirs.rest["turned"].stride()
+    for record in (ours, theirs):
+        with torch.no_grad():
+            record.value.mul_(2)
+    torch.testing.assert_close(ours, theirs)
+    for record in (ours, theirs):
+        (record.rest["view"].sum() + record.rest["turned"].square().sum()).backward()
+    torch.testing.assert_close(model.layer.weight.grad, exact.layer.weight.grad)
+
+
+def test_the_same_tensor_as_two_arguments() -> None:
+    def function(a: X, b: X) -> X:
+        return a * 2 + b * b
+
+    x, y = torch.rand(3, requires_grad=True), torch.rand(3, requires_grad=True)
+    trained = ingot.compile(function, (x, x), training=True, threads=1)
+    for given in ((x, x), (x, y), (y, y)):
+        x.grad = y.grad = None
+        trained(*given).sum().backward()
+        ours = x.grad, y.grad
+        x.grad = y.grad = None
+        function(*given).sum().backward()
+        torch.testing.assert_close(ours, (x.grad, y.grad))
+
+
+def test_calls_from_several_threads() -> None:
+    model, xs = nn.Linear(3, 2), [torch.randn(n, 3) for n in (1, 2, 3, 1, 2, 3)]
+    trained = ingot.compile(model, (xs[0],), training=True, threads=1)
+    with ThreadPoolExecutor(3) as pool:
+        results = list(pool.map(trained, xs))
+    for result, x in zip(results, xs, strict=True):
+        torch.testing.assert_close(result, model(x))

@@ -29,7 +29,7 @@ from torch.nn import functional as F
 from torch.nn.attention import flex_attention as flex
 
 from ingot.api import capture
-from ingot.autograd.compiled_autograd import TrainableModel
+from ingot.autograd.trainable_model import TrainableModel
 from ingot.compiler import OPTIONAL_PASSES, _run_pipeline, run_cpu_pipeline
 from ingot.ir.metadata import value_of
 from ingot.ir.program import Program
@@ -231,7 +231,7 @@ def _trained(model: nn.Module, args: Sequence[torch.Tensor]) -> list[Program]:
         types = [value_of(result) for result in results]
         return lambda *_: [torch.zeros(tuple(t.shape), dtype=t.dtype) for t in types]
 
-    TrainableModel(_run_pipeline(capture(model, tuple(args)), TRAINING, CPU), build)
+    TrainableModel(model, build, lambda program: _run_pipeline(program, TRAINING, CPU), (args, {}))
     return found
 
 

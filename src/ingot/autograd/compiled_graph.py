@@ -78,7 +78,8 @@ class CompiledGraph:
     def _run(self, given: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
         if self.compiled is None:
             return ()
-        if self.compiled.draws:  # torch's generator decides about our draws too, a new number for each call
+        if isinstance(self.compiled, CompiledModel) and self.compiled.draws:
+            # torch's generator decides about our draws too: a new number for each call.
             self.compiled.seed(int(torch.randint(0, 2**62, ())))
         made: Sequence[torch.Tensor] = self.compiled(*(given[place].detach().contiguous() for place in self.taken))
         return made

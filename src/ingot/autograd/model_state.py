@@ -116,12 +116,12 @@ def types_of(tensors: Sequence[torch.Tensor]) -> Hashable:
     return tuple(
         (
             t.shape,
-            t.stride(),
+            t.stride() if t.layout is torch.strided else t.layout,
             t.dtype,
             t.device,
             t.requires_grad,
             t.requires_grad and t.is_leaf,
-            memory.setdefault(internals.storage_id(t), len(memory)),
+            memory.setdefault(internals.storage_id(t) if t.layout is torch.strided else id(t), len(memory)),
             type(t) if type(t) not in _TENSORS else None,
         )
         for t in tensors
@@ -223,11 +223,19 @@ class Tracked:
         )
 
 
-def _has_tensor(value: Any) -> bool:
+def _has_tensor(value: Any, seen: tuple[int, ...] = ()) -> bool:
+    """Whether a tensor can be reached from a value that is not a module or a function."""
     if isinstance(value, torch.Tensor):
         return True
-    parts = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple | set) else ()
-    return any(_has_tensor(part) for part in parts)
+    if id(value) in seen or isinstance(value, nn.Module | type) or callable(value):
+        return False
+    if isinstance(value, dict):
+        parts = list(value.values())
+    elif isinstance(value, list | tuple | set):
+        parts = list(value)
+    else:
+        parts = list(vars(value).values()) if hasattr(value, "__dict__") else []
+    return any(_has_tensor(part, (*seen, id(value))) for part in parts)
 
 
 def _items(holder: Any) -> list[tuple[Any, Any]]:

@@ -35,7 +35,6 @@ from ingot.autograd.gradient_rules import gradient_rules
 from ingot.autograd.model_state import ModelState, literal_key, types_of
 from ingot.autograd.traced_call import ModuleBody, ProgramBody, TracedBody, TracedCall
 from ingot.errors import (
-    CaptureError,
     CompileError,
     IngotError,
     InputError,
@@ -52,7 +51,7 @@ from ingot_runtime.native.copy_guard import Uncopied
 # How many ways of calling a model are kept: sizes, modes, values of arguments that are not tensors.
 KEPT = 32
 _DEVICES = ("cpu", "cuda")
-_log = logging.getLogger("ingot.training")
+_log = logging.getLogger("ingot.autograd")
 
 Functionalize = Callable[[Program], Program]
 
@@ -204,6 +203,7 @@ class TrainableModel(Uncopied, nn.Module):
 
     @property
     def training(self) -> bool:
+        """Whether the model is in train mode: the model's own flag."""
         return bool(self._model.training)
 
     @training.setter
@@ -340,12 +340,10 @@ def _parts(
     if isinstance(model, Program):
         module: nn.Module = model.module()
         return module, module, (module,)
+    if isinstance(model, torch.export.ExportedProgram | torch.jit.ScriptModule) or not callable(model):
+        capture(model)  # says what to call instead
     if isinstance(model, nn.Module):
         return model, model, (model,)
-    if not callable(model):
-        raise CaptureError(
-            format_error(f"compile takes a module, a function or a Program, not {type(model).__name__}.")
-        )
     owner = getattr(model, "__self__", None)
     if isinstance(owner, nn.Module):
         return owner, model, (owner,)
@@ -366,14 +364,7 @@ def _call_key(leaves: Sequence[Any], tree: pytree.Tree) -> Hashable:
     literals: list[Hashable] = []
     for leaf, path in zip(leaves, pytree.leaf_paths(tree), strict=True):
         if isinstance(leaf, torch.Tensor):
-            if not internals.is_real(leaf):
-                raise InputError(
-                    format_error(
-                        f"{pytree.format_path(path[1:])} is a {type(leaf).__name__} without memory of its own.",
-                        why="compiled code reads memory: it runs inside no transform of torch.func and no other trace",
-                        fix="call the model elsewhere, or transform the model before it is compiled",
-                    )
-                )
+            _check_tensor(leaf, path)
             continue
         key = literal_key(leaf)
         if key is None:
@@ -389,7 +380,25 @@ def _call_key(leaves: Sequence[Any], tree: pytree.Tree) -> Hashable:
     modes = (torch.is_grad_enabled(), torch.is_inference_mode_enabled(), torch.get_default_dtype(), casts)
     same = tuple(map(id, tensors))
     again = tuple(same.index(number) for number in same)
-    return tuple(literals), str(tree), types_of(tensors), again, modes
+    return tuple(literals), repr(tree), types_of(tensors), again, modes
+
+
+def _check_tensor(tensor: torch.Tensor, path: pytree.Path) -> None:
+    if not internals.is_real(tensor):
+        raise InputError(
+            format_error(
+                f"{pytree.format_path(path[1:])} is a {type(tensor).__name__} without memory of its own.",
+                why="compiled code reads memory: it runs inside no transform of torch.func and no other trace",
+                fix="call the model elsewhere, or transform the model before it is compiled",
+            )
+        )
+    if tensor.layout is not torch.strided:
+        raise InputError(
+            format_error(
+                f"{pytree.format_path(path[1:])} has the layout {tensor.layout}, which compiled code cannot take.",
+                fix="give a dense tensor: x.to_dense()",
+            )
+        )
 
 
 def _need_program(*_: Any, **__: Any) -> Any:

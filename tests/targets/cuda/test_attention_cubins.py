@@ -13,10 +13,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-import ingot
-import ingot.targets.cuda.codegen.attention
-import ingot.targets.cuda.codegen.attention_backward
-from ingot.autograd.compiled_autograd import TrainableModel
+from ingot.autograd.trainable_model import TrainableModel
 from ingot.compiler import _run_pipeline
 from ingot.lowering.loop_ir import Attention, AttentionBackward
 from ingot.lowering.loop_module import Module
@@ -132,7 +129,7 @@ def backward_module(name: str, dtype: torch.dtype, depth: int) -> Module:
 
     model = Trained(ATTENDING[name])
     given = [t.requires_grad_() for t in operands(dtype, 4, 64, 64, depth)]
-    TrainableModel(_run_pipeline(ingot.capture(model, tuple(given)), TRAINING, emulated), build)
+    TrainableModel(model, build, lambda program: _run_pipeline(program, TRAINING, emulated), (given, {}))
     return cut(found[1], AttentionBackward)
 
 

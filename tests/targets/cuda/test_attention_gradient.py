@@ -9,9 +9,7 @@ import torch
 from torch import nn
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
-import ingot
-import ingot.targets.cuda.codegen.attention_backward
-from ingot.autograd.compiled_autograd import TrainableModel
+from ingot.autograd.trainable_model import TrainableModel
 from ingot.compiler import _run_pipeline
 from ingot.lowering.loop_ir import AttentionBackward
 from ingot.pipelines import TRAINING
@@ -69,9 +67,9 @@ def test_gradients(name: str, dtype: torch.dtype, sizes: tuple[int, int, int, in
     shapes = ((2, HEADS, queries, depth), (2, heads, keys, depth), (2, heads, keys, values))
     given = [torch.randn(shape).to(dtype).requires_grad_() for shape in shapes]
     emulated = EmulatedSteps({AttentionBackward})
-    program = _run_pipeline(ingot.capture(model, tuple(given)), TRAINING, emulated)
-    program.example_inputs = None
-    trained = TrainableModel(program, emulated.build_half)
+    trained = TrainableModel(
+        model, emulated.build_half, lambda program: _run_pipeline(program, TRAINING, emulated), (given, {})
+    )
     out, lse = trained(*given)
     exact, exact_tables = copy_leaves(given), copy_leaves(model.tables)
     theirs = attend(ATTENDING[name], *exact, exact_tables)
