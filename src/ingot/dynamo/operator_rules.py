@@ -20,6 +20,7 @@ from torch import fx
 from ingot import torch_internals as internals
 from ingot.dynamo import spread_gradients
 from ingot.dynamo.foreach import foreach_form
+from ingot.ir.metadata import value_of
 from ingot.registry import Registry
 
 aten = torch.ops.aten
@@ -42,13 +43,38 @@ def training_decompositions() -> dict[Any, Callable[..., Any]]:
 
 
 def replace_operators(graph: fx.GraphModule) -> None:
-    """Replaces operators that have a rule here with calls of it, which a capture looks into."""
+    """Replaces operators that have a rule here with calls of it, which a capture looks into.
+
+    A view is a reshape then: what rules return has other strides than torch's operators, and native code has none.
+    """
+    reads_strides = any(node.target is aten.as_strided.default for node in graph.graph.nodes)
     for node in graph.graph.nodes:
-        if node.op == "call_function":
-            node.target = (
-                _RULES.find(node.target) or _late_form(node.target) or foreach_form(node.target) or node.target
-            )
+        if node.op != "call_function":
+            continue
+        rule = _RULES.find(node.target) or _late_form(node.target) or foreach_form(node.target)
+        if rule is not None:
+            node.target = _keep_strides(rule, value_of(node)) if reads_strides else rule
+        elif node.target is aten.view.default:
+            node.target = aten.reshape.default
     graph.recompile()
+
+
+def _keep_strides(rule: Rule, fakes: Any) -> Rule:
+    """The rule with results in the order of memory of those that torch's operator has."""
+
+    def restride(result: Any, fake: Any) -> Any:
+        if not isinstance(result, torch.Tensor) or not isinstance(fake, torch.Tensor):
+            return result
+        dims = sorted(range(fake.dim()), key=lambda dim: -fake.stride(dim))
+        return result.permute(dims).contiguous().permute([dims.index(dim) for dim in range(len(dims))])
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        results = rule(*args, **kwargs)
+        if isinstance(results, torch.Tensor):
+            return restride(results, fakes)
+        return [restride(result, fake) for result, fake in zip(results, fakes, strict=True)]
+
+    return run
 
 
 def _late_form(target: Any) -> Rule | None:
