@@ -65,7 +65,8 @@ def _keep_strides(rule: Rule, fakes: Any) -> Rule:
     def restride(result: Any, fake: Any) -> Any:
         if not isinstance(result, torch.Tensor) or not isinstance(fake, torch.Tensor):
             return result
-        dims = sorted(range(fake.dim()), key=lambda dim: -fake.stride(dim))
+        strides = fake.stride()
+        dims = sorted(range(len(strides)), key=lambda dim: -strides[dim])
         return result.permute(dims).contiguous().permute([dims.index(dim) for dim in range(len(dims))])
 
     def run(*args: Any, **kwargs: Any) -> Any:
