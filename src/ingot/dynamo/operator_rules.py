@@ -191,6 +191,7 @@ def _attention(
     attn_mask: torch.Tensor | None = None,
     scale: float | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
+    key, value = _repeat_heads(query, key), _repeat_heads(query, value)
     out = aten.scaled_dot_product_attention.default(query, key, value, attn_mask, 0.0, is_causal, scale=scale)
     return out, torch.logsumexp(_scores(query, key, attn_mask, is_causal, scale), -1)
 
@@ -209,6 +210,8 @@ def _attention_backward(
     attn_mask: torch.Tensor | None = None,
     scale: float | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    heads = key.shape[-3]
+    key, value = _repeat_heads(query, key), _repeat_heads(query, value)
     sums = logsumexp.unsqueeze(-1)
     sums = torch.where(sums == -math.inf, 0.0, sums)  # of a row that is masked as a whole
     probabilities = torch.exp(_scores(query, key, attn_mask, is_causal, scale) - sums)
@@ -219,7 +222,22 @@ def _attention_backward(
     of_scores = probabilities * (of_probabilities - correction) * _factor(query, scale)
     of_query = of_scores @ key.to(sums.dtype)
     of_key = of_scores.transpose(-2, -1) @ query.to(sums.dtype)
+    of_key, of_value = _add_heads(of_key, heads), _add_heads(of_value, heads)
     return of_query.to(query.dtype), of_key.to(key.dtype), of_value.to(value.dtype)
+
+
+def _repeat_heads(query: torch.Tensor, shared: torch.Tensor) -> torch.Tensor:
+    """Keys or values with a head for each head of the query, several of which may share one."""
+    times = query.shape[-3] // shared.shape[-3]
+    return shared if times == 1 else shared.repeat_interleave(times, dim=-3)
+
+
+def _add_heads(gradient: torch.Tensor, heads: int) -> torch.Tensor:
+    """The gradient of heads that were repeated."""
+    if gradient.shape[-3] == heads:
+        return gradient
+    parts: torch.Tensor = gradient.unflatten(-3, (heads, gradient.shape[-3] // heads))
+    return parts.sum(-3)
 
 
 def _scores(
