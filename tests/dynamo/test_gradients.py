@@ -37,6 +37,10 @@ CASES: dict[str, tuple[Callable[[torch.Tensor], Any], tuple[int, ...]]] = {
     "sorted": (lambda x: x.sort(-1)[0] * x.topk(5)[0], (4, 5)),
     "indexed": (lambda x: x[[0, 2, 0]] * x.gather(1, torch.tensor([[1, 1, 0, 4, 3]])).sum(), (4, 5)),
     "norms": (lambda x: F.group_norm(x, 2) + F.instance_norm(x) + F.layer_norm(x, (5,)), (2, 4, 5)),
+    "heads that share keys": (
+        lambda x: F.scaled_dot_product_attention(x, x[:, ::2] * 2, x[:, 1::2].cos(), is_causal=True, enable_gqa=True),
+        (2, 4, 5, 8),
+    ),
     "losses": (lambda x: F.cross_entropy(x, torch.tensor([1, 0, 4, 2])) + F.huber_loss(x, x.detach() + 1), (4, 5)),
 }
 

@@ -116,3 +116,34 @@ def test_gradients_have_the_strides_of_what_they_are_the_gradient_of(recording: 
     torch.compile(lambda x: (x.sin() * 2).sum(), backend=recording)(x).backward()
     assert x.grad is not None and x.grad.stride() == x.stride()
     assert recording.native == [True, True]
+
+
+READS_STRIDES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "an argument": lambda x: x.as_strided((3, 2), (2, 1)) * 2,
+    "a value": lambda x: (x * 2).as_strided((3, 2), (2, 1)),
+    "a transposed value": lambda x: (x.t() + 1).as_strided((3, 2), (2, 1)),
+}
+
+
+@pytest.mark.parametrize("name", READS_STRIDES)
+@torch.no_grad()
+def test_strides_that_the_model_reads(recording: Recording, name: str) -> None:
+    function = READS_STRIDES[name]
+    compiled = torch.compile(function, backend=recording)
+    for x in (torch.arange(12.0).view(3, 4), torch.arange(12.0).view(4, 3).t()):
+        close(compiled(x), function(x))
+
+
+def test_views_of_gradients(recording: Recording) -> None:
+    """Attention's gradient, whose strides are those of its arguments: the view of it is one in eager."""
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        q, k, v = (part.view(2, 5, 4, 8).transpose(1, 2) for part in x.split(32, dim=-1))
+        y = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        return y.transpose(1, 2).reshape(2, 5, 32)
+
+    x, other = (torch.linspace(-1, 1, 960).view(2, 5, 96).requires_grad_() for _ in range(2))
+    torch.compile(function, backend=recording)(x).square().sum().backward()
+    function(other).square().sum().backward()
+    close(x.grad, other.grad)
+    assert recording.native == [True, True], recording.reports

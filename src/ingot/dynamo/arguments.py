@@ -200,10 +200,7 @@ class GraphModel(nn.Module):
     def examples(self, values: Values) -> tuple[torch.Tensor, ...]:
         """Tensors like those of a call with these sizes. Their values are not read."""
         fakes = self.arguments.fakes
-        tensors = [
-            torch.zeros([evaluate(s, values) for s in fakes[p].shape], dtype=fakes[p].dtype, device=fakes[p].device)
-            for p in self.given
-        ]
+        tensors = [_zeros(fakes[place], values) for place in self.given]
         sizes = [size_carrier(evaluate(fakes[place], values)) for place in self.sizes]
         return (*tensors, *sizes, *(scalar_carrier(_example(fakes[place], values)) for place in self.scalars))
 
@@ -236,6 +233,12 @@ def size_carrier(size: int) -> torch.Tensor:
 
 def scalar_carrier(number: float) -> torch.Tensor:
     return torch.tensor(number, dtype=torch.float64 if isinstance(number, float) else torch.int64)
+
+
+def _zeros(fake: torch.Tensor, values: Values) -> torch.Tensor:
+    """With the strides that the graph relies on."""
+    shape, strides = ([evaluate(size, values) for size in sizes] for sizes in (fake.shape, fake.stride()))
+    return torch.empty_strided(shape, strides, dtype=fake.dtype, device=fake.device).zero_()
 
 
 def _example(fake: Any, values: Values) -> Any:

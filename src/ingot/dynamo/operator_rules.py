@@ -20,6 +20,7 @@ from torch import fx
 from ingot import torch_internals as internals
 from ingot.dynamo import spread_gradients
 from ingot.dynamo.foreach import foreach_form
+from ingot.ir.metadata import value_of
 from ingot.registry import Registry
 
 aten = torch.ops.aten
@@ -42,13 +43,39 @@ def training_decompositions() -> dict[Any, Callable[..., Any]]:
 
 
 def replace_operators(graph: fx.GraphModule) -> None:
-    """Replaces operators that have a rule here with calls of it, which a capture looks into."""
+    """Replaces operators that have a rule here with calls of it, which a capture looks into.
+
+    A view is a reshape then: what rules return has other strides than torch's operators, and native code has none.
+    """
+    reads_strides = any(node.target is aten.as_strided.default for node in graph.graph.nodes)
     for node in graph.graph.nodes:
-        if node.op == "call_function":
-            node.target = (
-                _RULES.find(node.target) or _late_form(node.target) or foreach_form(node.target) or node.target
-            )
+        if node.op != "call_function":
+            continue
+        rule = _RULES.find(node.target) or _late_form(node.target) or foreach_form(node.target)
+        if rule is not None:
+            node.target = _keep_strides(rule, value_of(node)) if reads_strides else rule
+        elif node.target is aten.view.default:
+            node.target = aten.reshape.default
     graph.recompile()
+
+
+def _keep_strides(rule: Rule, fakes: Any) -> Rule:
+    """The rule with results in the order of memory of those that torch's operator has."""
+
+    def restride(result: Any, fake: Any) -> Any:
+        if not isinstance(result, torch.Tensor) or not isinstance(fake, torch.Tensor):
+            return result
+        strides = fake.stride()
+        dims = sorted(range(len(strides)), key=lambda dim: -strides[dim])
+        return result.permute(dims).contiguous().permute([dims.index(dim) for dim in range(len(dims))])
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        results = rule(*args, **kwargs)
+        if isinstance(results, torch.Tensor):
+            return restride(results, fakes)
+        return [restride(result, fake) for result, fake in zip(results, fakes, strict=True)]
+
+    return run
 
 
 def _late_form(target: Any) -> Rule | None:
@@ -164,6 +191,7 @@ def _attention(
     attn_mask: torch.Tensor | None = None,
     scale: float | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
+    key, value = _repeat_heads(query, key), _repeat_heads(query, value)
     out = aten.scaled_dot_product_attention.default(query, key, value, attn_mask, 0.0, is_causal, scale=scale)
     return out, torch.logsumexp(_scores(query, key, attn_mask, is_causal, scale), -1)
 
@@ -182,6 +210,8 @@ def _attention_backward(
     attn_mask: torch.Tensor | None = None,
     scale: float | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    heads = key.shape[-3]
+    key, value = _repeat_heads(query, key), _repeat_heads(query, value)
     sums = logsumexp.unsqueeze(-1)
     sums = torch.where(sums == -math.inf, 0.0, sums)  # of a row that is masked as a whole
     probabilities = torch.exp(_scores(query, key, attn_mask, is_causal, scale) - sums)
@@ -192,7 +222,22 @@ def _attention_backward(
     of_scores = probabilities * (of_probabilities - correction) * _factor(query, scale)
     of_query = of_scores @ key.to(sums.dtype)
     of_key = of_scores.transpose(-2, -1) @ query.to(sums.dtype)
+    of_key, of_value = _add_heads(of_key, heads), _add_heads(of_value, heads)
     return of_query.to(query.dtype), of_key.to(key.dtype), of_value.to(value.dtype)
+
+
+def _repeat_heads(query: torch.Tensor, shared: torch.Tensor) -> torch.Tensor:
+    """Keys or values with a head for each head of the query, several of which may share one."""
+    times = query.shape[-3] // shared.shape[-3]
+    return shared if times == 1 else shared.repeat_interleave(times, dim=-3)
+
+
+def _add_heads(gradient: torch.Tensor, heads: int) -> torch.Tensor:
+    """The gradient of heads that were repeated."""
+    if gradient.shape[-3] == heads:
+        return gradient
+    parts: torch.Tensor = gradient.unflatten(-3, (heads, gradient.shape[-3] // heads))
+    return parts.sum(-3)
 
 
 def _scores(
