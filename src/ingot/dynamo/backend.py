@@ -15,7 +15,7 @@ from ingot.dynamo.native_graph import NativeGraph
 from ingot.dynamo.operator_rules import training_decompositions
 from ingot.dynamo.options import BackendOptions, read_options
 from ingot.dynamo.pieces import SplitGraph
-from ingot.dynamo.report import GraphReport, Half, log, publish
+from ingot.dynamo.report import GraphReport, Half, publish
 from ingot.dynamo.support import check_draws
 from ingot.errors import IngotError
 
@@ -43,7 +43,8 @@ def compile_graph(graph: fx.GraphModule, inputs: Sequence[Any], *, options: Mapp
     except Exception as error:
         if internals.is_for_dynamo(error):
             raise
-        log.warning("A graph of %d operations runs in eager. %s", _operations(graph), error)
+        why = f"{type(error).__name__}: {error}"
+        publish(GraphReport("inference", _operations(graph), 0, 0, 0, (why,)), chosen.on_graph)
         return graph.forward
 
 
