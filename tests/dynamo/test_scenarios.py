@@ -10,6 +10,7 @@ import torch
 from torch import nn
 from torch.nn.attention.flex_attention import flex_attention
 
+from ingot.dynamo import backend
 from tests.dynamo.recording import Recording, close
 
 
@@ -77,6 +78,22 @@ def test_sizes_that_are_products(recording: Recording) -> None:
         x, y = torch.randn(rows, columns), torch.randn(rows * columns)
         close(compiled(x, y), function(x, y))
     assert recording.native == [True]
+
+
+def test_a_half_that_fails_to_compile_runs_in_eager(recording: Recording, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever was raised: a bug of ours does not end the user's program."""
+    build = backend.NativeGraph
+
+    def fail_in_backward(graph: Any, *rest: Any) -> Any:
+        if any("tangents" in node.name for node in graph.graph.nodes):
+            raise RuntimeError("a bug")
+        return build(graph, *rest)
+
+    monkeypatch.setattr(backend, "NativeGraph", fail_in_backward)
+    x = torch.randn(3, requires_grad=True)
+    torch.compile(lambda x: x.sin().sum(), backend=recording)(x).backward()
+    close(x.grad, x.detach().cos())
+    assert recording.native == [True, False] and "RuntimeError: a bug" in recording.reports[1].reasons[0]
 
 
 @torch.no_grad()
