@@ -15,7 +15,7 @@ from ingot.dynamo.native_graph import NativeGraph
 from ingot.dynamo.operator_rules import training_decompositions
 from ingot.dynamo.options import BackendOptions, read_options
 from ingot.dynamo.pieces import SplitGraph
-from ingot.dynamo.report import GraphReport, Half, log, publish
+from ingot.dynamo.report import GraphReport, Half, publish
 from ingot.dynamo.support import check_draws
 from ingot.errors import IngotError
 
@@ -43,7 +43,8 @@ def compile_graph(graph: fx.GraphModule, inputs: Sequence[Any], *, options: Mapp
     except Exception as error:
         if internals.is_for_dynamo(error):
             raise
-        log.warning("A graph of %d operations runs in eager. %s", _operations(graph), error)
+        why = f"{type(error).__name__}: {error}"
+        publish(GraphReport("inference", _operations(graph), 0, 0, 0, (why,)), chosen.on_graph)
         return graph.forward
 
 
@@ -61,13 +62,43 @@ def _compile_half(
             kept[place] = state[number]
     operations = _operations(graph)
     try:
+        return _compile_native(half, kept, options, graph, operations)
+    except Exception as error:  # of one half only: the other one, and the user's program, go on
+        if internals.is_for_dynamo(error):
+            raise
+        why = f"{type(error).__name__}: {error}"
+        publish(GraphReport(half, operations, 0, 0, 0, (why,)), options.on_graph)
+        return Interpreted(graph)
+
+
+def _compile_native(
+    half: Half,
+    state: Mapping[int, torch.Tensor],
+    options: BackendOptions,
+    graph: fx.GraphModule,
+    operations: int,
+) -> Callable[[list[Any]], Sequence[Any]]:
+    try:
         check_draws(graph, options)
-        made = NativeGraph(graph, kept, options)
+        made = NativeGraph(graph, state, options)
     except IngotError as error:
-        split = SplitGraph(graph, kept, options)
+        split = SplitGraph(graph, state, options)
         reasons = tuple(split.reasons) or (str(error),)
         report = GraphReport(half, operations, split.native, split.native_pieces, split.kernels, reasons)
         publish(report, options.on_graph)
         return split
     publish(GraphReport(half, operations, operations, 1, made.kernels), options.on_graph)
     return made
+
+
+class Interpreted:
+    """A graph in eager, called with a list, which it empties."""
+
+    def __init__(self, graph: fx.GraphModule) -> None:
+        self._boxed_call = True  # of this object: torch copies its attributes to a wrapper
+        self._graph = graph
+
+    def __call__(self, arguments: list[Any]) -> list[Any]:
+        args = list(arguments)
+        arguments.clear()
+        return list(self._graph(*args))

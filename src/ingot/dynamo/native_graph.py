@@ -162,6 +162,7 @@ class NativeGraph:
         known = values if self._is_specialized else {}
         with internals.leave_torch_compile(), internals.ignore_warnings(".*train mode"):
             model = GraphModel(module, self._arguments, state, fixed, known, sizes)
+            packed = [tensor.detach() for tensor in state.values()]
             program = capture_graph(model, values)
             target = compiler.choose_target(self._arguments.fakes)
             compiled = compiler.compile(program, target=target, **self._options.for_compiler)
@@ -169,7 +170,7 @@ class NativeGraph:
         self.kernels = max(self.kernels, compiled.kernels)
         mutated = tuple(sorted(self._arguments.mutated))
         calls = NativeCalls(compiled, model.given, model.sizes, model.scalars, mutated)
-        return _Code(calls, tuple(state), _versions(list(state.values())))
+        return _Code(calls, tuple(state), packed, _versions(list(state.values())))
 
 
 @dataclass(frozen=True)
@@ -178,10 +179,11 @@ class _Code:
 
     calls: NativeCalls
     state: tuple[int, ...]
+    packed: list[torch.Tensor]  # alive, so that no other tensor has their addresses
     versions: list[int]
 
     def is_current(self, args: Sequence[Any]) -> bool:
-        """Whether the state is what was packed. That is alive, so no other tensor has its address."""
+        """Whether the state is what was packed."""
         return not self.state or self.versions == _versions([args[place] for place in self.state])
 
 
