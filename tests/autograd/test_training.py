@@ -7,6 +7,7 @@ import warnings
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, ClassVar, NamedTuple
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -167,6 +168,30 @@ def test_tensors_that_a_function_closes_over_are_read_at_each_call() -> None:
         SHIFT.add_(1)
     torch.testing.assert_close(trained(x), function(x))
     SCALE.grad = None
+
+
+def test_views_of_tensors_that_a_function_closes_over() -> None:
+    weight = torch.rand(3, 2, requires_grad=True)
+
+    def function(x: X) -> X:
+        return x @ weight.T + weight.shape[0]
+
+    x = torch.rand(4, 2)
+    trained = ingot.compile(function, (x,), training=True, threads=1)
+    for _ in range(2):
+        weight.grad = None
+        torch.testing.assert_close(trained(x), function(x))
+        trained(x).sum().backward()
+        torch.testing.assert_close(weight.grad, x.sum(0).expand(3, 2))
+
+
+def test_tensors_that_are_made_of_numpy_in_forward() -> None:
+    def function(x: X) -> X:
+        return x * torch.from_numpy(np.ones(3, np.float32)) + torch.tensor([1.0, 2.0, 3.0])
+
+    x = torch.rand(2, 3, requires_grad=True)
+    trained = ingot.compile(function, (x,), training=True, threads=1)
+    torch.testing.assert_close(trained(x), function(x))
 
 
 # ---------------------------------------------------------------------- functions of the user's own
