@@ -36,8 +36,8 @@ class CallTracer(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = getattr(func, "__name__", "")
-        if name == "__get__":  # x.shape and the like
-            return func(*args, **(kwargs or {}))
+        if name == "__get__":  # x.shape and the like; a view of the state, as weight.T is, is a view of its stand-in
+            return func(*self.substitute(args), **(kwargs or {}))
         source = _source()
         if source is not None:
             internals.set_trace_of_calls(trace_text(source.file, source.line, source.function))

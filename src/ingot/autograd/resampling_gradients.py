@@ -153,20 +153,6 @@ def bicubic_backward(
     return _pull_back(grad, sizes, scales, _as_picture(aten.upsample_bicubic2d.default, corners))
 
 
-@gradient(aten._upsample_bilinear2d_aa_backward.default)
-def bilinear_antialiased_backward(
-    grad: torch.Tensor, outs: Sequence[int], sizes: Sequence[int], corners: bool, *scales: Scale
-) -> torch.Tensor:
-    return _pull_back(grad, sizes, scales, _as_picture(aten._upsample_bilinear2d_aa.default, corners))
-
-
-@gradient(aten._upsample_bicubic2d_aa_backward.default)
-def bicubic_antialiased_backward(
-    grad: torch.Tensor, outs: Sequence[int], sizes: Sequence[int], corners: bool, *scales: Scale
-) -> torch.Tensor:
-    return _pull_back(grad, sizes, scales, _as_picture(aten._upsample_bicubic2d_aa.default, corners))
-
-
 def _as_picture(operator: Any, corners: bool) -> Any:
     """An operator on pictures as one on rows: pictures of one row, which stays as it is."""
 

@@ -50,6 +50,8 @@ from ingot_runtime.native.copy_guard import Uncopied
 
 # How many ways of calling a model are kept: sizes, modes, values of arguments that are not tensors.
 KEPT = 32
+# How many tensors a function may close over: a trace begins anew for each.
+RESTARTS = 50
 _DEVICES = ("cpu", "cuda")
 _log = logging.getLogger("ingot.autograd")
 
@@ -151,6 +153,7 @@ class TrainableModel(Uncopied, nn.Module):
 
     def _compile_body(self, body: TracedBody, leaves: Sequence[Any], tree: pytree.Tree) -> _Specialization:
         given = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+        known = len(self._state.places)
         while True:
             state, tensors = self._state.read()
             made = _Specialization(self, (state, _call_key(leaves, tree)), body, tensors, leaves, tree)
@@ -159,6 +162,9 @@ class TrainableModel(Uncopied, nn.Module):
                 return made
             except ClosedOver as found:
                 self._state.watch_tensor(found.tensor)
+                if len(self._state.places) > known + RESTARTS:  # it makes them anew in each trace
+                    del self._state.places[known:]
+                    raise RuntimeError("forward makes tensors where torch does not see it") from None
             except (IngotError, MemoryError, NeedsProgram):
                 raise
             except Exception as error:
