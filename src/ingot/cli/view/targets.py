@@ -10,8 +10,6 @@ import typer
 
 from ingot.cli.capture import add_ranges
 from ingot.cli.compile import open_model
-from ingot.cli.factory import UnsuitableFile, named_kind
-from ingot.cli.inputs.file_kinds import Kind, explain
 from ingot.cli.progress import Stages
 from ingot.viewer.source_files import short_path
 
@@ -22,6 +20,9 @@ if TYPE_CHECKING:
 
 def check_reference(reference: str) -> None:
     """Raises FactoryError, before anything slow is done, for a file that is missing or of a kind that has no view."""
+    from ingot.cli.factory import UnsuitableFile, named_kind
+    from ingot.cli.inputs.file_kinds import Kind, explain
+
     kind, path = named_kind(reference), Path(reference)
     if kind in (Kind.INGOT, Kind.ONNX, Kind.FOLDER) or path.suffix in (".ingot", ".onnx"):
         return  # or it says that it is one of these, and reading it tells what is wrong with it
