@@ -169,12 +169,3 @@ def test_no_operator_is_captured_that_eager_refuses(part: int) -> None:
                     continue
                 missed.append((op.name, [t.dtype for t in tensors]))
     assert not missed
-
-
-def test_a_division_of_no_elements_by_zero_is_about_no_dtype() -> None:
-    """As in torch's decomposition of triu_indices(0, 0)."""
-    none = torch.empty(0, dtype=torch.int64)
-    program = ingot.capture(lambda x: torch.floor_divide(x, 0), (none,))
-    assert torch.equal(program(none), none)
-    with pytest.raises(EagerError, match="ZeroDivisionError"):
-        ingot.capture(lambda x: torch.floor_divide(x, 0), (torch.tensor([1]),))

@@ -272,3 +272,13 @@ def test_results_that_are_numbers(tmp_path: Path) -> None:
     assert len(report.differences) == 3
     found = session(tmp_path / "m.onnx").run(None, {"x": np.zeros((5, 2), np.float32)})
     assert [int(value) for value in found[1:]] == [5, 15]
+
+
+def test_a_division_of_no_elements_by_zero(tmp_path: Path) -> None:
+    """torch's decomposition of triu_indices divides an empty tensor by the number of columns."""
+
+    class Indices(nn.Module):
+        def forward(self) -> torch.Tensor:
+            return torch.triu_indices(0, 0)
+
+    ingot.export_onnx(ingot.capture(Indices()), tmp_path / "m.onnx")
