@@ -130,3 +130,79 @@ def test_results_and_gradients_are_those_of_eager(name: str, gradients: list[tup
 def test_every_rule_is_of_an_operator_once() -> None:
     assert len(gradient_rules()) > 20
     assert all(operator.name().endswith("backward") or "attention" in operator.name() for operator in gradient_rules())
+
+
+aten: Any = torch.ops.aten
+THREE = [2, 2, 2]
+HEADS = (randn(2, 4, 5, 8), randn(2, 2, 7, 8), randn(2, 2, 7, 8))
+# The gradients that are pictures, or volumes: of the operator, sizes of the result and of the input, other arguments.
+PICTURES: dict[Any, tuple[tuple[int, ...], tuple[int, ...], Callable[[X, X], tuple[Any, ...]]]] = {
+    aten.avg_pool2d_backward.default: (
+        (2, 3, 4, 4), (2, 3, 8, 8), lambda g, x: (g, x, [2, 2], [2, 2], [0, 0], False, True, None),
+    ),
+    aten.avg_pool3d_backward.default: (
+        (2, 3, 4, 2, 3), (2, 3, 8, 4, 6), lambda g, x: (g, x, THREE, THREE, [0, 0, 0], False, True, None),
+    ),
+    aten._adaptive_avg_pool2d_backward.default: ((2, 3, 4, 4), (2, 3, 8, 8), lambda g, x: (g, x)),
+    aten._adaptive_avg_pool3d_backward.default: ((2, 3, 4, 2, 3), (2, 3, 8, 4, 6), lambda g, x: (g, x)),
+    aten.adaptive_max_pool2d_backward.default: (
+        (2, 3, 4, 4), (2, 3, 8, 8), lambda g, x: (g, x, torch.zeros_like(g, dtype=torch.long)),
+    ),
+    aten.max_pool3d_with_indices_backward.default: (
+        (2, 3, 4, 2, 3), (2, 3, 8, 4, 6),
+        lambda g, x: (g, x, THREE, THREE, [0, 0, 0], [1, 1, 1], False, torch.zeros_like(g, dtype=torch.long)),
+    ),
+    aten.upsample_bilinear2d_backward.default: (
+        (2, 3, 9, 9), (2, 3, 4, 5), lambda g, x: (g, [9, 9], [*x.shape], False),
+    ),
+    aten.replication_pad2d_backward.default: ((2, 3, 7, 8), (2, 3, 5, 6), lambda g, x: (g, x, [1, 1, 1, 1])),
+    aten.convolution_backward.default: (
+        (2, 3, 3, 4), (2, 3, 5, 6),
+        lambda g, x: (
+            g, x, torch.ones_like(g[:1, :, :, :3]).expand(3, 3, 3, 3).contiguous(), None,
+            [1, 1], [0, 0], [1, 1], False, [0, 0], 1, [True, True, False],
+        ),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("last", [False, True], ids=["row-major", "channels last"])
+@pytest.mark.parametrize("operator", PICTURES, ids=str)
+def test_gradients_lie_in_memory_as_torch_promises(operator: Any, last: bool) -> None:
+    result, given, arguments = PICTURES[operator]
+    order = torch.contiguous_format
+    if last:
+        order = torch.channels_last if len(given) == 4 else torch.channels_last_3d
+    like = [torch.empty(sizes, device="meta").to(memory_format=order) for sizes in (result, given)]
+    args = arguments(like[0], like[1])
+    assert _strides(gradient_rules()[operator](*args)) == _strides(operator(*args))
+
+
+@pytest.mark.parametrize("inside", [False, True], ids=["row-major", "heads inside"])
+def test_attention_lies_in_memory_as_torch_promises(inside: bool) -> None:
+    q, k, v = (x.transpose(1, 2).contiguous().transpose(1, 2) if inside else x for x in HEADS)
+    forward = aten._scaled_dot_product_flash_attention_for_cpu.default
+    backward = aten._scaled_dot_product_flash_attention_for_cpu_backward.default
+    made = forward(q, k, v)
+    assert _strides(gradient_rules()[forward](q, k, v)) == _strides(made)
+    args = (torch.ones_like(made[0]), q, k, v, *made, 0.0, False)
+    assert _strides(gradient_rules()[backward](*args)) == _strides(backward(*args))
+
+
+def _strides(made: Any) -> list[tuple[int, ...]]:
+    return [x.stride() for x in (made if isinstance(made, tuple) else (made,)) if x is not None]
+
+
+def test_a_gradient_without_end_stays_with_its_window() -> None:
+    """As overflows in half precision are, which are looked for in all gradients."""
+    rule = gradient_rules()[aten.avg_pool2d_backward.default]
+    grad = torch.ones(1, 1, 2, 2)
+    grad[0, 0, 0, 0] = torch.inf
+    found = rule(grad, torch.ones(1, 1, 4, 4), [2, 2], [2, 2], [0, 0], False, True, None)
+    assert torch.isinf(found).sum() == 4 and torch.isfinite(found).sum() == 12
+
+
+def test_the_norm_of_a_weight_of_one_dim() -> None:
+    rule = gradient_rules()[aten._weight_norm_interface_backward.default]
+    v, g, grad = randn(4), randn(4), randn(4)
+    torch.testing.assert_close(rule(grad, v, g, v.abs(), 0), (torch.zeros_like(v), grad * v.sign()))

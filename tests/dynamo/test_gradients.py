@@ -41,8 +41,19 @@ CASES: dict[str, tuple[Callable[[torch.Tensor], Any], tuple[int, ...]]] = {
         lambda x: F.scaled_dot_product_attention(x, x[:, ::2] * 2, x[:, 1::2].cos(), is_causal=True, enable_gqa=True),
         (2, 4, 5, 8),
     ),
+    "nearest, exact": (lambda x: F.interpolate(x, size=(9, 7), mode="nearest-exact"), (2, 3, 5, 4)),
+    "bicubic": (lambda x: F.interpolate(x, size=(9, 7), mode="bicubic", align_corners=True), (2, 3, 5, 4)),
+    "interpolated in 3-D": (lambda x: F.interpolate(x, size=(5, 7, 3), mode="trilinear"), (2, 3, 3, 4, 2)),
+    "shrunk": (lambda x: F.softshrink(x, 0.3) + F.hardshrink(x), (4, 5)),
+    "scattered under a mask": (lambda x: torch.zeros_like(x).masked_scatter(x > 0, x * 2), (4, 5)),
     "losses": (lambda x: F.cross_entropy(x, torch.tensor([1, 0, 4, 2])) + F.huber_loss(x, x.detach() + 1), (4, 5)),
 }
+
+# Those whose gradients are rules of ingot.autograd.
+OF_ANY_SIZE = (
+    "average of what is inside", "average with a divisor", "average in 3-D", "adaptive average", "maximum in 3-D",
+    "adaptive maximum", "replicated in 2-D", "bicubic", "shrunk", "scattered under a mask", "heads that share keys",
+)  # fmt: skip
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -55,3 +66,14 @@ def test_gradients_are_eager_s(recording: Recording, name: str) -> None:
     close(*found)
     assert found[0].stride() == found[1].stride()
     assert recording.native == [True, True], recording.reports
+
+
+@pytest.mark.parametrize("name", OF_ANY_SIZE)
+def test_gradients_for_all_sizes_are_eager_s(recording: Recording, name: str) -> None:
+    function, shape = CASES[name]
+    compiled = torch.compile(function, backend=recording, dynamic=True)
+    for more in (0, 2):
+        x = torch.randn([*shape[:-2], *(size + more for size in shape[-2:])], requires_grad=True)
+        weights = torch.randn(function(x).shape)
+        close(*(torch.autograd.grad((run(x) * weights).sum(), x)[0] for run in (compiled, function)))
+    assert all(recording.native), recording.reports

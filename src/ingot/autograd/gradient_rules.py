@@ -21,9 +21,29 @@ gradient = _RULES.register
 
 def gradient_rules() -> Mapping[Any, Rule]:
     """Every rule, by operator."""
-    from ingot.autograd import resampling_gradients  # noqa: F401  registers its rules here
+    from ingot.autograd import attention_gradients, resampling_gradients  # noqa: F401  register their rules here
 
     return _RULES
+
+
+def each_of(value: Sequence[int], dims: int) -> list[int]:
+    """A value for each dim, of a list that may have one for all."""
+    return list(value) * dims if len(value) == 1 else list(value)
+
+
+def lay_out(result: torch.Tensor, *like: torch.Tensor) -> torch.Tensor:
+    """The result with channels last in memory where one of `like` has them there, and row-major otherwise."""
+    last = {4: torch.channels_last, 5: torch.channels_last_3d}.get(result.dim())
+    if last is not None and any(not x.is_contiguous() and x.is_contiguous(memory_format=last) for x in like):
+        return result.contiguous(memory_format=last)
+    return result.contiguous()
+
+
+def order_as(result: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    """The result with its dims in memory in the order that those of `like` have, without holes."""
+    strides = like.stride()
+    dims = sorted(range(len(strides)), key=lambda dim: -strides[dim])
+    return result.permute(dims).contiguous().permute([dims.index(dim) for dim in range(len(dims))])
 
 
 # ---------------------------------------------------------------------- convolution
@@ -35,23 +55,20 @@ def convolution_backward(
     stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int], transposed: bool,
     output_padding: Sequence[int], groups: int, mask: Sequence[bool],
 ) -> tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]:  # fmt: skip
-    """The gradient of the input is the other kind of convolution with the same weights; that of the weights is a
-    convolution over the batch, where the gradient (or for a transposed one the input) is the window that slides."""
+    """The gradient of the input is the other kind of convolution with the same weights; that of the weights is the
+    product of the gradient with the windows of the input (for a transposed one the other way round)."""
     dims = x.dim() - 2
     stride, padding, dilation = (each_of(value, dims) for value in (stride, padding, dilation))
     of_input = of_weight = of_bias = None
     if mask[0]:
-        of_input = _input_gradient(grad, x, weight, stride, padding, dilation, transposed, groups)
+        of_input = lay_out(_input_gradient(grad, x, weight, stride, padding, dilation, transposed, groups), x, weight)
     if mask[1]:
-        window, slides = (x, grad) if transposed else (grad, x)
-        of_weight = _weight_gradient(slides, window, weight, stride, padding, dilation, groups)
+        large, small = (grad, x) if transposed else (x, grad)
+        of_weight = _weight_gradient(large, small, weight.shape[2:], stride, padding, dilation, groups)
+        of_weight = lay_out(of_weight.to(weight.dtype), x, weight)
     if mask[2]:
         of_bias = grad.sum([0, *range(2, grad.dim())])
     return of_input, of_weight, of_bias
-
-
-def each_of(value: Sequence[int], dims: int) -> list[int]:
-    return list(value) * dims if len(value) == 1 else list(value)
 
 
 def _input_gradient(
@@ -59,10 +76,13 @@ def _input_gradient(
     dilation: Sequence[int], transposed: bool, groups: int,
 ) -> torch.Tensor:  # fmt: skip
     sizes = x.shape[2:]
-    none = [0] * len(sizes)
+    made: torch.Tensor
     if transposed:
+        none = [0] * len(sizes)
         made = aten.convolution.default(grad, weight, None, stride, padding, dilation, False, none, groups)
-        return _cut(made, sizes)
+        for dim, size in enumerate(sizes, start=2):
+            made = made.narrow(dim, 0, size)
+        return made
     # What the last window does not reach has no gradient: the transposed convolution leaves so much out.
     left = [
         size - ((out - 1) * s - 2 * p + d * (k - 1) + 1)
@@ -71,98 +91,30 @@ def _input_gradient(
         )
     ]
     made = aten.convolution.default(grad, weight, None, stride, padding, dilation, True, left, groups)
-    return _cut(made, sizes)
+    return made
 
 
 def _weight_gradient(
-    slides: torch.Tensor, window: torch.Tensor, weight: torch.Tensor, stride: Sequence[int], padding: Sequence[int],
+    large: torch.Tensor, small: torch.Tensor, kernel: Sequence[int], stride: Sequence[int], padding: Sequence[int],
     dilation: Sequence[int], groups: int,
 ) -> torch.Tensor:  # fmt: skip
-    batch, spatial = slides.shape[0], list(slides.shape[2:])
-    inner, outer = slides.shape[1] // groups, window.shape[1]
-    # Channels of a group become the batch, and the batch of each group its channels.
-    data = slides.reshape(batch, groups, inner, *spatial).transpose(0, 2).reshape(inner, groups * batch, *spatial)
-    kernel = window.transpose(0, 1)  # [outer, batch, …], of which each group has outer / groups
-    none = [0] * len(spatial)
-    made = aten.convolution.default(data, kernel, None, dilation, padding, stride, False, none, groups)
-    return _cut(made, weight.shape[2:]).transpose(0, 1).reshape(outer, inner, *weight.shape[2:])
-
-
-def _cut(x: torch.Tensor, sizes: Sequence[int]) -> torch.Tensor:
-    for dim, size in enumerate(sizes):
-        if x.shape[dim + 2] != size:
-            x = x.narrow(dim + 2, 0, size)
-    return x
-
-
-# ---------------------------------------------------------------------- attention
-
-
-@gradient(aten._scaled_dot_product_flash_attention_for_cpu.default)
-def attention(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, dropout_p: float = 0.0, is_causal: bool = False, *,
-    attn_mask: torch.Tensor | None = None, scale: float | None = None,
-) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
-    """The result, and log Σ exp of each query's scores, from which the backward makes the probabilities again."""
-    assert dropout_p == 0.0, "torch takes another way where there is dropout"
-    scores = _scores(q, _spread(k, q), is_causal, attn_mask, scale)
-    total = scores.logsumexp(-1)
-    out = _probabilities(scores, total) @ _wide(_spread(v, q))
-    # Its memory is in the order batch, length, heads, depth, as torch's own is.
-    return out.to(q.dtype).transpose(1, 2).contiguous().transpose(1, 2), total
-
-
-@gradient(aten._scaled_dot_product_flash_attention_for_cpu_backward.default)
-def attention_backward(
-    grad: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor, total: torch.Tensor,
-    dropout_p: float, is_causal: bool, *, attn_mask: torch.Tensor | None = None, scale: float | None = None,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:  # fmt: skip
-    keys, values = _spread(k, q), _spread(v, q)
-    p = _probabilities(_scores(q, keys, is_causal, attn_mask, scale), total)
-    grad, result = _wide(grad), _wide(out)
-    of_v = p.transpose(-2, -1) @ grad
-    of_p = grad @ _wide(values).transpose(-2, -1)
-    of_scores = p * (of_p - (grad * result).sum(-1, keepdim=True)) * _scale(q, scale)
-    of_q, of_k = of_scores @ _wide(keys), of_scores.transpose(-2, -1) @ _wide(q)
-    return of_q.to(q.dtype), _gather(of_k, k), _gather(of_v, v)
-
-
-def _spread(x: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
-    """Keys or values, whose heads may be fewer: each for a group of the queries' heads."""
-    return x if x.shape[1] == q.shape[1] else x.repeat_interleave(q.shape[1] // x.shape[1], 1)
-
-
-def _gather(grad: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-    """The gradient of what `_spread` spread."""
-    if grad.shape[1] != x.shape[1]:
-        grad = grad.reshape(x.shape[0], x.shape[1], -1, *x.shape[2:]).sum(2)
-    return grad.to(x.dtype)
-
-
-def _wide(x: torch.Tensor) -> torch.Tensor:
-    return x if x.dtype == torch.float64 else x.float()
-
-
-def _scale(q: torch.Tensor, scale: float | None) -> float:
-    return float(q.shape[-1]) ** -0.5 if scale is None else scale
-
-
-def _scores(
-    q: torch.Tensor, k: torch.Tensor, is_causal: bool, mask: torch.Tensor | None, scale: float | None
-) -> torch.Tensor:
-    scores = _wide(q) @ _wide(k).transpose(-2, -1) * _scale(q, scale)
-    if is_causal:
-        rows, columns = (torch.arange(size, device=q.device) for size in scores.shape[-2:])
-        scores = scores.masked_fill(columns > rows[:, None], -torch.inf)
-    if mask is not None:
-        scores = scores.masked_fill(~mask, -torch.inf) if mask.dtype == torch.bool else scores + mask
-    return scores
-
-
-def _probabilities(scores: torch.Tensor, total: torch.Tensor) -> torch.Tensor:
-    """softmax, with zeros for a query that sees no key."""
-    total = total[..., None]
-    return torch.where(total == -torch.inf, 0.0, (scores - total).exp())
+    """The product of `small` with the windows of `large` that were multiplied with the same weights."""
+    dims = len(kernel)
+    if any(padding):
+        large = aten.constant_pad_nd.default(large, [p for p in reversed(padding) for _ in range(2)], 0)
+    for d in range(dims):
+        span = dilation[d] * (kernel[d] - 1) + 1
+        large = large.unfold(d + 2, span, stride[d]).narrow(d + 2, 0, small.shape[d + 2])
+        if dilation[d] > 1:
+            large = large[..., :: dilation[d]]
+    batch, inner, outer = large.shape[0], large.shape[1] // groups, small.shape[1] // groups
+    places = [*range(3, 3 + dims)]
+    windows = large.reshape(batch, groups, inner, *large.shape[2:])  # then places, then the kernel's dims
+    windows = windows.permute(1, 0, *places, 2, *range(3 + dims, 3 + 2 * dims))
+    parts = small.reshape(batch, groups, outer, *small.shape[2:]).permute(1, 2, 0, *places)
+    rows = batch * math.prod(small.shape[2:])
+    found = torch.bmm(parts.reshape(groups, outer, rows), windows.reshape(groups, rows, inner * math.prod(kernel)))
+    return found.reshape(groups * outer, inner, *kernel)
 
 
 # ---------------------------------------------------------------------- layers
@@ -172,9 +124,9 @@ def _probabilities(scores: torch.Tensor, total: torch.Tensor) -> torch.Tensor:
 def weight_norm_backward(
     grad: torch.Tensor, v: torch.Tensor, g: torch.Tensor, norms: torch.Tensor, dim: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    others = [d for d in range(v.dim()) if d != dim]
+    others = [d for d in range(v.dim()) if d != dim % v.dim()]
     along = (grad * v).sum(others, keepdim=True) if others else grad * v
-    return g / norms * (grad - v * along / (norms * norms)), along / norms
+    return g / norms * (grad - v * (along / (norms * norms))), along / norms
 
 
 @gradient(aten.hardshrink_backward.default, aten.softshrink_backward.default)

@@ -11,66 +11,56 @@ from typing import Any
 
 import torch
 
-from ingot.autograd.gradient_rules import each_of, gradient
+from ingot.autograd.gradient_rules import each_of, gradient, lay_out
 
 aten = torch.ops.aten
 Scale = float | None
 
 
+# ---------------------------------------------------------------------- averages
+
+
 @gradient(aten.avg_pool2d_backward.default)
 def average_pool_2d_backward(grad: torch.Tensor, x: torch.Tensor, *options: Any) -> torch.Tensor:
-    return _average_pool_backward(2, grad, x, *options)
+    return lay_out(_average_pool_backward(2, grad, x, *options), x)
 
 
 @gradient(aten.avg_pool3d_backward.default)
 def average_pool_3d_backward(grad: torch.Tensor, x: torch.Tensor, *options: Any) -> torch.Tensor:
-    return _average_pool_backward(3, grad, x, *options)
+    return _average_pool_backward(3, grad, x, *options).contiguous()
 
 
 def _average_pool_backward(
     dims: int, grad: torch.Tensor, x: torch.Tensor, kernel: Sequence[int], stride: Sequence[int],
     padding: Sequence[int], ceil_mode: bool, count_include_pad: bool, divisor: int | None,
 ) -> torch.Tensor:  # fmt: skip
-    """Each window hands its gradient, divided by its size, to all that lie in it: a transposed convolution of ones."""
+    """Each place adds up, one dim at a time, what the windows that it lies in have for each of their places."""
     kernel, padding = each_of(kernel, dims), each_of(padding, dims)
     stride = each_of(stride, dims) if stride else kernel
-    sizes, outs = list(x.shape[-dims:]), list(grad.shape[-dims:])
-    for dim in range(dims):
-        count = _window_sizes(sizes[dim], outs[dim], kernel[dim], stride[dim], padding[dim], count_include_pad, grad)
-        if divisor is None:
-            grad = grad / count.view([-1] + [1] * (dims - 1 - dim))
     grad = grad if divisor is None else grad / divisor
-    flat = grad.reshape(-1, 1, *outs)
-    ones, none = torch.ones([1, 1, *kernel], dtype=grad.dtype, device=grad.device), [0] * dims
-    made: torch.Tensor = aten.convolution.default(flat, ones, None, stride, none, [1] * dims, True, none, 1)
-    for dim in range(dims):
-        made = _window_of(made, dim + 2, padding[dim], sizes[dim])
-    return made.reshape(x.shape)
-
-
-def _window_sizes(
-    size: int, out: int, kernel: int, stride: int, padding: int, padded: bool, like: torch.Tensor
-) -> torch.Tensor:
-    """How many places each window of one dim covers."""
-    first = torch.arange(out, device=like.device) * stride - padding
-    last = (first + kernel).clamp(max=size + padding)
-    if not padded:
-        first, last = first.clamp(min=0), last.clamp(max=size)
-    return (last - first).to(like.dtype)
-
-
-def _window_of(x: torch.Tensor, dim: int, start: int, size: int) -> torch.Tensor:
-    """So many places of one dim from a start; zeros behind the end."""
-    x = x.narrow(dim, start, min(size, x.shape[dim] - start))
-    missing = size - x.shape[dim]
-    if missing:
-        x = aten.constant_pad_nd.default(x, [0, 0] * (x.dim() - 1 - dim) + [0, missing])
-    return x
+    for number in range(dims):
+        dim, k, step, pad = number - dims, kernel[number], stride[number], padding[number]
+        size, out = x.shape[dim], grad.shape[dim]
+        along = [-1] + [1] * (dims - 1 - number)
+        if divisor is None:
+            first = torch.arange(out, device=x.device) * step - pad
+            last = (first + k).clamp(max=size + pad)
+            count = last - first if count_include_pad else last.clamp(max=size) - first.clamp(min=0)
+            grad = grad / count.view(along)
+        place = torch.arange(size, device=x.device) + pad
+        parts = []
+        for back in range(-(-k // step)):
+            window = place // step - back
+            inside = (window >= 0) & (window < out) & (place < window * step + k)
+            part = grad.index_select(dim, window.clamp(min=0).clamp(max=out - 1))
+            parts.append(torch.where(inside.view(along), part, 0.0))
+        grad = sum(parts[1:], parts[0])
+    return grad
 
 
 @gradient(aten._adaptive_avg_pool2d_backward.default)
 def adaptive_average_pool_2d_backward(grad: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-    return _multiply_each_dim(grad, [_averages(x.shape[d], grad.shape[d], grad) for d in (-2, -1)])
+    return lay_out(_multiply_each_dim(grad, [_averages(x.shape[d], grad.shape[d], grad) for d in (-2, -1)]), x)
 
 
 @gradient(aten._adaptive_avg_pool3d_backward.default)
@@ -91,7 +81,7 @@ def _multiply_each_dim(grad: torch.Tensor, matrices: Sequence[torch.Tensor]) -> 
     for number, matrix in enumerate(matrices):
         dim = number - len(matrices)
         grad = (grad.transpose(dim, -1) @ matrix.T).transpose(dim, -1)
-    return grad
+    return grad.contiguous()
 
 
 # ---------------------------------------------------------------------- the largest of each window
@@ -99,7 +89,7 @@ def _multiply_each_dim(grad: torch.Tensor, matrices: Sequence[torch.Tensor]) -> 
 
 @gradient(aten.adaptive_max_pool2d_backward.default)
 def adaptive_max_pool_2d_backward(grad: torch.Tensor, x: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
-    return _put_back(2, grad, x, places)
+    return lay_out(_put_back(2, grad, x, places), x)
 
 
 @gradient(aten.adaptive_max_pool3d_backward.default)
@@ -109,7 +99,7 @@ def adaptive_max_pool_3d_backward(grad: torch.Tensor, x: torch.Tensor, places: t
 
 @gradient(aten.max_pool3d_with_indices_backward.default)
 def max_pool_3d_backward(grad: torch.Tensor, x: torch.Tensor, *options: Any) -> torch.Tensor:
-    return _put_back(3, grad, x, options[-1])
+    return lay_out(_put_back(3, grad, x, options[-1]), x)
 
 
 def _put_back(dims: int, grad: torch.Tensor, x: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
@@ -169,7 +159,7 @@ def _pull_back(grad: torch.Tensor, sizes: Sequence[int], scales: Sequence[Scale]
     for dim, scale in zip(range(-dims, 0), [*scales, *[None] * dims], strict=False):
         rows = torch.eye(sizes[dim], dtype=dtype, device=grad.device)[:, None]
         matrices.append(operator(rows, [grad.shape[dim]], scale)[:, 0].to(grad.dtype))
-    return _multiply_each_dim(grad, matrices)
+    return lay_out(_multiply_each_dim(grad, matrices), grad)
 
 
 # ---------------------------------------------------------------------- padding
