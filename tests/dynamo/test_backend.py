@@ -319,3 +319,14 @@ def test_torch_finds_the_backend_by_name(tmp_path: Path) -> None:
     done = subprocess.run((sys.executable, "-c", script), capture_output=True, text=True, env=environment, check=False)
     assert done.returncode == 0, done.stderr
     assert "is native code" in done.stderr and "eager" not in done.stderr
+
+
+@pytest.mark.parametrize("needs_gradient", [False, True])
+def test_sizes_that_are_rounded_down_products(needs_gradient: bool) -> None:
+    def enlarge(x: torch.Tensor) -> torch.Tensor:
+        return F.interpolate(x, scale_factor=1.7, mode="bilinear") * 2
+
+    compiled = torch.compile(enlarge, backend="ingot", dynamic=True)
+    for size in ((1, 3, 8, 9), (2, 3, 5, 7)):
+        x = torch.randn(size, requires_grad=needs_gradient)
+        torch.testing.assert_close(compiled(x), enlarge(x))

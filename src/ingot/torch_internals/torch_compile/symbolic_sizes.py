@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -11,9 +12,15 @@ from torch.utils._sympy.interp import sympy_interp
 from torch.utils._sympy.reference import PythonReferenceAnalysis
 
 
+class _NumberAnalysis(PythonReferenceAnalysis):
+    @staticmethod
+    def trunc_to_int(x: Any, dtype: torch.dtype) -> Any:  # torch's own gives a sympy number here
+        return math.trunc(x)
+
+
 def evaluate_expr(expr: sympy.Basic, values: Mapping[sympy.Basic, Any]) -> Any:
     """An expression of symbols with these values: ints, or SymInts of another environment."""
-    return sympy_interp(PythonReferenceAnalysis, dict(values), expr)
+    return sympy_interp(_NumberAnalysis, dict(values), expr)
 
 
 def hint_of(size: Any) -> int | None:
