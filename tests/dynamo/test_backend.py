@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 from torch import fx, nn
+from torch.nn import functional as F
 
 from ingot import dynamo
 from ingot.dynamo.native_graph import REPACKS
