@@ -97,7 +97,7 @@ def test_the_table() -> None:
     reports = {f"docs/reports/{path.name}" for path in (evidence.ROOT / "docs" / "reports").glob("*.md")}
     by_hand = {
         f"docs/reports/{name}.md"
-        for name in ("index", "cache", "cuda", "fuzz_before_fixes", "random_programs", "torch_versions")
+        for name in ("index", "cache", "cuda", "fuzz_before_fixes", "random_programs", "torch_versions", "viewer")
     }
     assert reports - by_hand <= {one.output for one in ENTRIES}
     results = {f"benchmarks/results/{path.name}" for path in (evidence.ROOT / "benchmarks/results").glob("*.json")}
