@@ -461,3 +461,17 @@ def test_a_negative_constant_negated(number: float) -> None:
             return torch.full_like(a, number).neg_() * a
 
     assert_right(Negates(), (x(4, 3),))
+
+
+@pytest.mark.parametrize("size", [3, 8])
+def test_orthogonal_factors_need_no_c_library_of_functions(size: int) -> None:
+    """A library is linked with nothing: `fmax` was left to the C library where it is not one instruction."""
+
+    class Factors(nn.Module):
+        def forward(self, a: torch.Tensor) -> torch.Tensor:
+            q, r = torch.linalg.qr(a)
+            return q @ r
+
+    a = torch.randn(size, size)
+    compiled = ingot.compile(Factors(), (a,), cache=False)
+    torch.testing.assert_close(compiled(a), a, rtol=1e-5, atol=1e-5)

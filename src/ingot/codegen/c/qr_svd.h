@@ -7,7 +7,10 @@ static inline void ig_qr(const double *a, double *r, double *tau, int64_t m, int
     memcpy(r, a, (size_t)(m * n) * sizeof *r);
     for (int64_t k = 0; k < ig_min(m, n); ++k) {
         double rest = 0, scale = 0;
-        for (int64_t i = k + 1; i < m; ++i) scale = __builtin_fmax(scale, __builtin_fabs(r[i * n + k]));
+        for (int64_t i = k + 1; i < m; ++i) {
+            const double size = __builtin_fabs(r[i * n + k]);
+            if (size > scale) scale = size;
+        }
         for (int64_t i = k + 1; scale > 0 && i < m; ++i) rest += (r[i * n + k] / scale) * (r[i * n + k] / scale);
         tau[k] = 0;
         if (rest == 0) continue; /* already a column of zeros below */
