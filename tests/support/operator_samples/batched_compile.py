@@ -167,7 +167,9 @@ def _compiled(parts: dict[int, Part], path: Path, flags: Sequence[str]) -> dict[
     source, library = path.with_suffix(".c"), path.with_suffix(".so")
     source.write_text(text)
     done = subprocess.run(
-        ["gcc", *host().flags, *flags, str(source), "-o", str(library), "-lpthread"], capture_output=True, text=True
+        ["gcc", *host().flags, *flags, str(source), "-o", str(library), "-lpthread", "-Wl,-z,defs"],
+        capture_output=True,
+        text=True,
     )
     if done.returncode == 0:
         return _run_forked(parts, library)
