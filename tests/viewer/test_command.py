@@ -184,7 +184,9 @@ def test_dims_are_for_factories(tmp_path: Path) -> None:
 
 
 _SERVE = """
+import signal
 import sys
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it
 from ingot.viewer import page, server
 read = lambda name: {"app.js": "run();", "app.css": ""}[name]
 page.read_asset = server.read_asset = read
