@@ -18,7 +18,7 @@ from ingot import torch_internals as internals
 from ingot.ir.pytree import flatten
 
 # Dims that may be 1 at the same time; of more, only so many are tried together.
-_MOST = 3
+_MOST = 6
 
 
 def find_condition(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.SymInt | None:
