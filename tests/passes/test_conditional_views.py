@@ -134,6 +134,19 @@ def test_two_dims_that_may_be_one() -> None:
     judge(model, program, [torch.randn(b, s, d) for b in (1, 2) for s in (1, 3) for d in (1, 4)])
 
 
+def test_four_dims_that_must_all_be_one() -> None:
+    def body(x: torch.Tensor) -> Any:
+        a = x * 2
+        y = a.permute(4, 0, 1, 2, 3).contiguous()
+        a.add_(1)
+        return a, y
+
+    model = Model(body)
+    shapes = {place: f"d{place}" for place in range(4)}
+    program = ingot.capture(model, (torch.randn(2, 3, 4, 5, 6),), dynamic_shapes=(shapes,))
+    judge(model, program, [torch.randn(1, 1, 1, 1, 6), torch.randn(2, 1, 1, 1, 6)])
+
+
 def test_sizes_that_cannot_be_one_need_no_selection() -> None:
     model = Model(_write_to_source)
     program = ingot.capture(model, (torch.randn(3, 4),), dynamic_shapes=({0: torch.export.Dim("rows", min=2)},))
