@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from ingot.ir.program import Program
 
 # What --isa takes, for --help, which imports nothing that is slow; a test compares it with the code's own list.
-ISAS = ("x86-64-v4-bf16", "x86-64-v4", "x86-64-v3", "x86-64", "aarch64", "plain")
+ISAS = ("x86-64-v4-bf16", "x86-64-v4", "x86-64-v3", "x86-64", "aarch64-bf16", "aarch64-dotprod", "aarch64", "plain")
 
 Source = Annotated[
     str,
