@@ -11,6 +11,7 @@
     │   ├── StructureError          other argument names or nesting
     │   ├── LiteralError            another value for an argument that was captured as a constant
     │   └── InputError              another dtype, rank, size or device
+    ├── DoubleBackwardError         a gradient of a gradient goes through a compiled model (also a RuntimeError)
     ├── AssertionFailed             an assertion of the model does not hold for what the Program was called with
     ├── NotAProgram                 something else was given where a Program is needed (also a TypeError)
     ├── VerifyError                 a Program breaks one of its invariants
@@ -110,6 +111,10 @@ class StateError(CaptureError):
 
 class DynamicShapeError(CaptureError):
     """A dim declared dynamic is frozen, related to another, or supported on less than its range."""
+
+
+class DoubleBackwardError(IngotError, RuntimeError):
+    """A gradient of a gradient was asked for, and goes through a compiled model."""
 
 
 class VerifyError(IngotError):
@@ -274,6 +279,7 @@ __all__ = [
     "DamagedFile",
     "DataDependentError",
     "DynamicShapeError",
+    "DoubleBackwardError",
     "EagerError",
     "FileError",
     "ForbiddenOperator",

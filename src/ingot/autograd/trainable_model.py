@@ -33,6 +33,7 @@ from ingot.autograd.call_tracer import ClosedOver, NeedsProgram
 from ingot.autograd.compiled_graph import Build, CompiledGraph
 from ingot.autograd.gradient_rules import gradient_rules
 from ingot.autograd.model_state import ModelState, literal_key, types_of
+from ingot.autograd.second_derivative import OnceDifferentiable
 from ingot.autograd.traced_call import ModuleBody, ProgramBody, TracedBody, TracedCall
 from ingot.errors import (
     CompileError,
@@ -314,9 +315,9 @@ class _Specialization:
         run._boxed_call = True  # type: ignore[attr-defined]  # arguments come in a list, which is emptied
         return run
 
-    def _gradient(self, graph: fx.GraphModule, inputs: Sequence[Any]) -> Callable[[list[Any]], list[Any]]:
+    def _gradient(self, graph: fx.GraphModule, inputs: Sequence[Any]) -> OnceDifferentiable:
         try:
-            return self._half(graph, inputs)
+            return OnceDifferentiable(self._half(graph, inputs))
         except UnsupportedOperator as error:  # its operators are autograd's, at the lines that they are the gradient of
             raise UnsupportedOperator(f"The gradient of this model has no native code. {error}") from error
 
