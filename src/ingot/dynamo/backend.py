@@ -35,9 +35,9 @@ def compile_graph(graph: fx.GraphModule, inputs: Sequence[Any], *, options: Mapp
         return internals.compile_functional(
             graph,
             inputs,
-            inference=partial(_compile_half, "inference", state, chosen),
-            forward=partial(_compile_half, "forward", {}, chosen),
-            backward=partial(_compile_half, "backward", {}, chosen),
+            inference=partial(compile_half, "inference", state, chosen),
+            forward=partial(compile_half, "forward", {}, chosen),
+            backward=partial(compile_half, "backward", {}, chosen),
             decompositions=training_decompositions() if needs_gradients else {},
         )
     except Exception as error:
@@ -52,7 +52,7 @@ def _operations(graph: fx.GraphModule) -> int:
     return sum(node.op.startswith("call_") for node in graph.graph.nodes)
 
 
-def _compile_half(
+def compile_half(
     half: Half, state: Mapping[int, torch.Tensor], options: BackendOptions, graph: fx.GraphModule, inputs: Sequence[Any]
 ) -> Callable[[list[Any]], Sequence[Any]]:
     kept = {}
