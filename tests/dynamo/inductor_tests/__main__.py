@@ -7,6 +7,12 @@ The files come from PyTorch's repository, at the tag of the installed release; w
 FILES, and some of the tests of the longest. A test that fails is run again with graphs in eager, and as AOTAutograd
 makes them: what fails there, too, asks about Inductor itself and is not comparable. What the journal has is not done
 again; `--again` names outcomes, tests or reasons whose tests are.
+
+    driver         runs tests in worker processes, and runs a test that fails again in eager
+    worker         one process: loads a test file, runs the tests that it is sent
+    substitution   what stands in the place of Inductor
+    outcome        what became of a test, and of each graph in it
+    page           the table of docs/reports
 """
 
 from __future__ import annotations

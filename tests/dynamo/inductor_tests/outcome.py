@@ -10,8 +10,8 @@ from typing import Any, Literal
 
 from ingot.dynamo import GraphReport
 
-# In the place of Inductor: this backend, graphs as they are, and AOTAutograd's graphs as they are.
-Mode = Literal["native", "eager", "aot_eager"]
+# In the place of Inductor: this backend, graphs as they are, AOTAutograd's graphs as they are, and those in float64.
+Mode = Literal["native", "eager", "aot_eager", "float64"]
 BASELINES: tuple[Mode, ...] = ("eager", "aot_eager")
 
 PASSED, SKIPPED, FAILED, WRONG = "passed", "skipped", "failed", "wrong"
@@ -78,7 +78,7 @@ def describe_graph(report: GraphReport) -> dict[str, Any]:
 def shorten_reason(reason: str) -> str:
     """The operator that a reason names, or the beginning of it."""
     first = reason.strip().splitlines()[0] if reason.strip() else "nothing"
-    found = _OPERATOR.search(first)
+    found = _OPERATOR.search(reason if "cannot be compiled" in first else first)
     return found.group() if found else first[:80]
 
 

@@ -1,10 +1,11 @@
 """One process that runs tests of a file: it is sent a line of JSON for each, and answers with one.
 
-    python -m tests.dynamo.inductor_tests.worker FILE ANSWERS     ANSWERS is the number of an open pipe
+python -m tests.dynamo.inductor_tests.worker FILE ANSWERS     ANSWERS is the number of an open pipe
 """
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import json
 import os
@@ -28,7 +29,7 @@ _LONGEST = 1500
 
 
 class TestTimeout(BaseException):
-    """A test took longer than allowed. No test catches it."""
+    """A test took longer than allowed: not an exception that tests expect."""
 
 
 def load(path: Path) -> Any:
@@ -56,7 +57,11 @@ def name_of(test: unittest.TestCase) -> str:
 
 
 def run(test: unittest.TestCase, mode: Mode, seconds: int, substitute: Substitute) -> Reply:
+    is_late = False
+
     def stop(*_: Any) -> None:
+        nonlocal is_late
+        is_late = True
         raise TestTimeout
 
     torch._dynamo.reset()
@@ -66,17 +71,16 @@ def run(test: unittest.TestCase, mode: Mode, seconds: int, substitute: Substitut
     previous = signal.signal(signal.SIGALRM, stop)
     begun = time.monotonic()
     signal.alarm(seconds)
-    outcome, said = PASSED, ""
-    try:
+    with contextlib.suppress(TestTimeout):
         type(test)(test._testMethodName).run(result)
-    except TestTimeout:
+    signal.alarm(0)
+    signal.signal(signal.SIGALRM, previous)
+    outcome, said = PASSED, ""
+    if is_late:
         outcome, said = TIMED_OUT, f"it took more than {seconds} s"
-    finally:
-        signal.alarm(0)
-        signal.signal(signal.SIGALRM, previous)
-    if outcome == PASSED and result.skipped:
+    elif result.skipped:
         outcome, said = SKIPPED, result.skipped[0][1]
-    elif outcome == PASSED and not result.wasSuccessful():
+    elif not result.wasSuccessful():
         texts = [text for _, text in (*result.failures, *result.errors)]
         outcome, said = FAILED, texts[0].strip()[-_LONGEST:] if texts else "it was expected to fail"
     graphs = tuple(map(describe_graph, substitute.reports))
