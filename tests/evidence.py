@@ -133,6 +133,10 @@ ENTRIES = (
     _report("onnx_zoo", "{python} -m tests.onnx.zoo_sweep {journal} &&"
             " {python} -m tests.onnx.zoo_sweep {journal} --report {output}", *_ONNX),
     _report("passes_zoo", "{python} -m tests.passes.pipeline_zoo --journal {journal} --report {output}", *_PASSES),
+    _report("random_programs", "{python} -m tests.passes.random_programs.sweep --journal {journal} --write {output}",
+            *_PASSES, "tests/passes/random_programs"),
+    _report("cache", "rm -rf build/cache_stress && {python} -m tests.codegen.build.cache_stress build/cache_stress"
+            " --kills 1000 --write {output}", "src/ingot/codegen/build", "tests/codegen/build/cache_stress.py"),
     _report("shapes", "{python} -m tests.analysis.shape_inference.sample_sweep --keep {journal} --write {output}",
             *_IR, "tests/analysis/shape_inference"),
     _report("torchscript", "{python} -m tests.frontend.torchscript.report --write {output}", *_CAPTURE),

@@ -11,6 +11,7 @@ from torch import fx
 
 from ingot import compiler
 from ingot import torch_internals as internals
+from ingot.autograd.second_derivative import OnceDifferentiable
 from ingot.dynamo.native_graph import NativeGraph
 from ingot.dynamo.operator_rules import training_decompositions
 from ingot.dynamo.options import BackendOptions, read_options
@@ -37,7 +38,7 @@ def compile_graph(graph: fx.GraphModule, inputs: Sequence[Any], *, options: Mapp
             inputs,
             inference=partial(compile_half, "inference", state, chosen),
             forward=partial(compile_half, "forward", {}, chosen),
-            backward=partial(compile_half, "backward", {}, chosen),
+            backward=partial(_compile_backward, chosen),
             decompositions=training_decompositions() if needs_gradients else {},
         )
     except Exception as error:
@@ -46,6 +47,10 @@ def compile_graph(graph: fx.GraphModule, inputs: Sequence[Any], *, options: Mapp
         why = f"{type(error).__name__}: {error}"
         publish(GraphReport("inference", _operations(graph), 0, 0, 0, (why,)), chosen.on_graph)
         return graph.forward
+
+
+def _compile_backward(options: BackendOptions, graph: fx.GraphModule, inputs: Sequence[Any]) -> OnceDifferentiable:
+    return OnceDifferentiable(compile_half("backward", {}, options, graph, inputs))
 
 
 def _operations(graph: fx.GraphModule) -> int:
