@@ -2,7 +2,7 @@
 
     declare(...)    dynamic_shapes, in any of its spellings → for each tensor a size for each dim: a number or a symbol
 
-`sizes.fake_arguments` makes fakes of it; what the trace then asks of the symbols is the work of `guards`.
+`sizes.fake_arguments` puts the symbols into fakes; what the trace then asks of the symbols is the work of `guards`.
 """
 
 from __future__ import annotations
