@@ -92,8 +92,8 @@ $(DOCS): requirements-docs.txt $(STAMP)
 test-slow: setup  ## run the slow suites
 	@$(BIN)/python -m pytest -q -m slow
 
-fuzz-passes: setup  ## run the passes on 2,000 random programs
-	@$(BIN)/python -m pytest -q -m slow tests/passes
+fuzz-passes: setup  ## run the passes on 2,000 random programs, to docs/reports/random_programs.md
+	@$(BIN)/python -m tests.evidence run --force random_programs
 
 opinfo-native: setup  ## compile and run every operator sample of torch, to docs/reports/operator_samples.md
 	@$(BIN)/python -m tests.evidence run --force operator_samples

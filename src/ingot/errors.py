@@ -11,6 +11,7 @@
     │   ├── StructureError          other argument names or nesting
     │   ├── LiteralError            another value for an argument that was captured as a constant
     │   └── InputError              another dtype, rank, size or device
+    ├── DoubleBackwardError         a gradient of a gradient goes through a compiled model (also a RuntimeError)
     ├── AssertionFailed             an assertion of the model does not hold for what the Program was called with
     ├── NotAProgram                 something else was given where a Program is needed (also a TypeError)
     ├── VerifyError                 a Program breaks one of its invariants
@@ -31,7 +32,7 @@
     │   ├── UnsupportedMachine      an instruction set that is not known, or that the compiler does not support
     │   ├── NoCompiler              there is no C compiler that works
     │   ├── CompilerFailed          the C compiler rejected the source, or built no library
-    │   │   ├── CompilerTimeout     it did not end in time
+    │   │   ├── CompilerTimeout     it did not finish in time
     │   │   └── CompilerKilled      a signal ended it: out of memory, most often
     │   └── StorageError            a disk is full, a folder is read-only or not there
     │       ├── CacheError          neither the cache nor a folder of temporary files can hold the library
@@ -110,6 +111,10 @@ class StateError(CaptureError):
 
 class DynamicShapeError(CaptureError):
     """A dim declared dynamic is frozen, related to another, or supported on less than its range."""
+
+
+class DoubleBackwardError(IngotError, RuntimeError):
+    """A gradient of a gradient was asked for, and goes through a compiled model."""
 
 
 class VerifyError(IngotError):
@@ -210,7 +215,7 @@ class CompilerFailed(CompileError):
 
 
 class CompilerTimeout(CompilerFailed):
-    """A C compiler did not end in time."""
+    """A C compiler did not finish in time."""
 
 
 class CompilerKilled(CompilerFailed):
@@ -273,6 +278,7 @@ __all__ = [
     "CopyError",
     "DamagedFile",
     "DataDependentError",
+    "DoubleBackwardError",
     "DynamicShapeError",
     "EagerError",
     "FileError",

@@ -14,7 +14,7 @@ from torch.nn.utils import parametrizations, parametrize
 
 import ingot
 from ingot.autograd.trainable_model import KEPT
-from ingot.errors import CopyError
+from ingot.errors import CopyError, DoubleBackwardError
 from tests.autograd.test_training import Counting, compare
 
 X = torch.Tensor
@@ -192,8 +192,29 @@ def test_a_second_derivative_is_an_error_that_says_so() -> None:
     model, x = mlp(), torch.randn(6, 4, requires_grad=True)
     trained = compiled(model, x)
     (slope,) = torch.autograd.grad(trained(x).sum(), x, create_graph=True)
-    with pytest.raises(RuntimeError, match="double backward"):
+    with pytest.raises(DoubleBackwardError, match="no second derivative"):
         slope.square().sum().backward()
+
+
+def test_a_gradient_that_forward_takes_is_differentiated() -> None:
+    """What the error of a double backward says to write instead."""
+
+    class Penalized(nn.Module):
+        def __init__(self, inner: nn.Module) -> None:
+            super().__init__()
+            self.inner = inner
+
+        def forward(self, x: X) -> X:
+            x = x.detach().requires_grad_()
+            (slope,) = torch.autograd.grad(self.inner(x).sum(), x, create_graph=True)
+            return slope.square().sum()
+
+    model = Penalized(nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 2)))
+    exact, x = copy.deepcopy(model), torch.randn(6, 4)
+    compiled(model, x)(x).backward()
+    exact(x).backward()
+    for ours, theirs in zip(model.parameters(), exact.parameters(), strict=True):
+        torch.testing.assert_close(ours.grad, theirs.grad)
 
 
 def test_copies_and_pickles() -> None:

@@ -33,6 +33,7 @@ from ingot.autograd.call_tracer import ClosedOver, NeedsProgram
 from ingot.autograd.compiled_graph import Build, CompiledGraph
 from ingot.autograd.gradient_rules import gradient_rules
 from ingot.autograd.model_state import ModelState, literal_key, types_of
+from ingot.autograd.second_derivative import OnceDifferentiable
 from ingot.autograd.traced_call import ModuleBody, ProgramBody, TracedBody, TracedCall
 from ingot.errors import (
     CompileError,
@@ -314,9 +315,9 @@ class _Specialization:
         run._boxed_call = True  # type: ignore[attr-defined]  # arguments come in a list, which is emptied
         return run
 
-    def _gradient(self, graph: fx.GraphModule, inputs: Sequence[Any]) -> Callable[[list[Any]], list[Any]]:
+    def _gradient(self, graph: fx.GraphModule, inputs: Sequence[Any]) -> OnceDifferentiable:
         try:
-            return self._half(graph, inputs)
+            return OnceDifferentiable(self._half(graph, inputs))
         except UnsupportedOperator as error:  # its operators are autograd's, at the lines that they are the gradient of
             raise UnsupportedOperator(f"The gradient of this model has no native code. {error}") from error
 
@@ -394,7 +395,7 @@ def _check_tensor(tensor: torch.Tensor, path: pytree.Path) -> None:
         raise InputError(
             format_error(
                 f"{pytree.format_path(path[1:])} is a {type(tensor).__name__} without memory of its own.",
-                why="compiled code reads memory: it runs inside no transform of torch.func and no other trace",
+                why="compiled code reads memory: it cannot run inside a transform of torch.func or another trace",
                 fix="call the model elsewhere, or transform the model before it is compiled",
             )
         )
@@ -416,7 +417,7 @@ def _refuse_function(cls: type) -> None:
         format_error(
             f"The autograd.Function {cls.__qualname__} is used in a model that has to be captured before it trains.",
             why="the model also calls an operator that takes functions, and a Program keeps no gradients of its own",
-            fix="compile the part with the function and the part with the operator apart",
+            fix="compile the part with the function and the part with the operator separately",
         )
     )
 

@@ -11,6 +11,7 @@ from torch import fx
 
 from ingot import compiler
 from ingot import torch_internals as internals
+from ingot.autograd.second_derivative import OnceDifferentiable
 from ingot.dynamo.native_graph import NativeGraph
 from ingot.dynamo.operator_rules import training_decompositions
 from ingot.dynamo.options import BackendOptions, read_options
@@ -35,9 +36,9 @@ def compile_graph(graph: fx.GraphModule, inputs: Sequence[Any], *, options: Mapp
         return internals.compile_functional(
             graph,
             inputs,
-            inference=partial(_compile_half, "inference", state, chosen),
-            forward=partial(_compile_half, "forward", {}, chosen),
-            backward=partial(_compile_half, "backward", {}, chosen),
+            inference=partial(compile_half, "inference", state, chosen),
+            forward=partial(compile_half, "forward", {}, chosen),
+            backward=partial(_compile_backward, chosen),
             decompositions=training_decompositions() if needs_gradients else {},
         )
     except Exception as error:
@@ -48,11 +49,15 @@ def compile_graph(graph: fx.GraphModule, inputs: Sequence[Any], *, options: Mapp
         return graph.forward
 
 
+def _compile_backward(options: BackendOptions, graph: fx.GraphModule, inputs: Sequence[Any]) -> OnceDifferentiable:
+    return OnceDifferentiable(compile_half("backward", {}, options, graph, inputs))
+
+
 def _operations(graph: fx.GraphModule) -> int:
     return sum(node.op.startswith("call_") for node in graph.graph.nodes)
 
 
-def _compile_half(
+def compile_half(
     half: Half, state: Mapping[int, torch.Tensor], options: BackendOptions, graph: fx.GraphModule, inputs: Sequence[Any]
 ) -> Callable[[list[Any]], Sequence[Any]]:
     kept = {}

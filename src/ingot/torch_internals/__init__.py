@@ -26,6 +26,7 @@ from ingot.torch_internals.autograd_tracing import (
     intercept_autograd_functions,
     is_real,
     lacks_gradient,
+    on_second_derivative,
     set_trace_of_calls,
 )
 from ingot.torch_internals.export import export_verifier, export_violation, guards_of

@@ -25,6 +25,8 @@ _flex_module = importlib.import_module("torch.nn.attention.flex_attention")
 _checkpoint = importlib.import_module("torch.utils.checkpoint")
 
 Compiler = Callable[[fx.GraphModule, Sequence[Any]], Any]
+# How far above a compiled backward torch's function that differentiates it is called.
+_FRAMES_OF_BACKWARD = 16
 Prepare = Callable[[Region], None]
 
 
@@ -164,6 +166,23 @@ def _score_and_gradient(write: Callable[..., Any], score: Any, *rest: Any) -> tu
     traced = TracesOfGradients(score).run if isinstance(score, fx.GraphModule) else score
     _, gradient = write(traced, *rest)
     return score, fx.Interpreter(gradient).run
+
+
+def on_second_derivative(call: Callable[[], None]) -> None:
+    """For the backward of a compiled graph: while it computes a gradient that is to have a gradient itself, this has
+    `call()` come when that second one is asked for, before torch's own error."""
+    # Where a graph is kept only for another backward through it, no such frame is found.
+    if not torch._C._autograd._get_current_graph_task_keep_graph():
+        return
+    frame = sys._getframe(1)
+    for _ in range(_FRAMES_OF_BACKWARD):
+        maker = frame.f_locals.get("double_ctx")
+        if isinstance(maker, torch.autograd.graph.Node):
+            maker.register_prehook(lambda *_: call())
+            return
+        if frame.f_back is None:
+            return
+        frame = frame.f_back
 
 
 def graph_of(function: Callable[..., Any], example: Sequence[torch.Tensor]) -> fx.GraphModule:
