@@ -120,6 +120,8 @@ ENTRIES = (
     _report("training", "{python} -m tests.support.training.report --journal {journal} --write {output}", *_TRAINING),
     _report("gradient_samples", "{python} -m tests.support.training.gradient_sweep --most 1 --journal {journal}"
             " --write {output}", *_TRAINING, "tests/support/operator_samples"),
+    replace(_report("pytorch_tests", "{python} -m tests.dynamo.inductor_tests --journal {journal} --write {output}",
+            *_TRAINING, "src/ingot/dynamo"), names_code=True),
     _report("native_programs", "{python} -m pytest -q -m slow tests/e2e/test_random_programs.py", *_NATIVE),
     _report("reference_target", "{python} -m tests.support.reference_sweep zoo --journal {journal} &&"
             " {python} -m tests.support.reference_sweep networks --count 200 --journal {journal} &&"

@@ -426,5 +426,5 @@ def test_dims_for_a_literal() -> None:
 
 
 def test_parts_that_the_argument_has_not() -> None:
-    with pytest.raises(DynamicShapeError, match="dynamic_shapes for a has a part y that the argument has not"):
+    with pytest.raises(DynamicShapeError, match="dynamic_shapes for a has a part y that the argument does not have"):
         ingot.capture(lambda a: a["x"], ({"x": x(3)},), dynamic_shapes={"a": {"y": {0: "n"}}})

@@ -205,7 +205,7 @@ def _match_part(part: Any, tree: Tree, start: int, at: Path, out: dict[int, Any]
     if unknown:
         raise DynamicShapeError(
             format_error(
-                f"dynamic_shapes for {format_path(at)} has a part {unknown[0]} that the argument has not.",
+                f"dynamic_shapes for {format_path(at)} has a part {unknown[0]} that the argument does not have.",
                 why=f"the argument is {tree}",
             )
         )

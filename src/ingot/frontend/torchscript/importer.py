@@ -129,7 +129,7 @@ def _entry(script: Any, method: str) -> tuple[Any, ts.Graph]:
             format_error(
                 f"The script has no method {method!r}.",
                 why=f"its methods are {', '.join(sorted(ts.method_names(script))) or 'none'}",
-                fix="say method=… ; a method that forward does not call needs @torch.jit.export",
+                fix="pass method=… ; a method that forward does not call needs @torch.jit.export",
             )
         )
     found = ts.method_of(script, method)
