@@ -3,7 +3,7 @@
     python benchmarks/amx.py                                 # all cores and one thread; writes results/amx.json
     python benchmarks/amx.py bert --threads 8 --rounds 3     # one model; writes nothing unless --json names a file
 
-First layers of whole numbers are computed, which must be exact, and Linux is asked whether the process has got its
+First layers of integers are computed, which must be exact, and Linux is asked whether the process has got its
 permission to use AMX by then. Every model is prepared in a process of its own, all at the same time; then one after
 another measures, its peers taking turns. Ingot's results come from a file that holds libraries with and without AMX, of
 which the runtime chooses. "Ingot without amx" is the same program with that pass switched off, which multiplies with
@@ -86,7 +86,7 @@ def main() -> None:
 
 
 def run_all(names: Sequence[str], given: argparse.Namespace) -> dict[str, Any]:
-    """Every step in a process of its own: all prepare at once, then each goes on when it is told to."""
+    """Every step in a process of its own: all prepare at once, then each waits for its turn."""
     end = time.monotonic() + 60 * given.minutes
     started: dict[str, subprocess.Popen[str]] = {}
     rows: dict[str, Any] = {}
@@ -125,11 +125,11 @@ def run_step(given: argparse.Namespace) -> None:
         print(json.dumps(prepared.measure(given)))
 
 
-# ---------------------------------------------------------------------- whole numbers
+# ---------------------------------------------------------------------- exact sums
 
 
 class Layers(nn.Module):
-    """Products and convolutions beside each other, with whole numbers, each with an input of its own."""
+    """Products and convolutions beside each other, with integers, each with an input of its own."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -160,7 +160,7 @@ def permitted() -> bool:
 
 
 def check_exact() -> dict[str, Any]:
-    """Whether sums of whole numbers are exact, the library that computed them, and the permission before and after."""
+    """Whether sums of integers are exact, the library that computed them, and the permission before and after."""
     torch.manual_seed(0)
     model = Layers().eval()
     for parameter in model.parameters():
