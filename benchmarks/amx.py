@@ -39,7 +39,7 @@ import ingot
 import ingot_runtime
 from benchmarks import report
 from benchmarks.models import SUBJECTS, Subject
-from benchmarks.peers import onnx_runtime
+from benchmarks.support.onnx_peers import onnx_runtime
 from ingot.artifacts.compiled_model import CompiledModel
 from ingot.benchmarking import time_interleaved
 from ingot_runtime.cpu_features import cores
