@@ -14,7 +14,7 @@ PIP    := $(BIN)/python -m pip install -qq --disable-pip-version-check
 .PHONY: help setup demo viewer test test-cuda bench-cuda check test-slow docs docs-serve format clean evidence evidence-status \
         fuzz-passes fuzz-shapes opinfo-gradients opinfo-native opinfo-onnx opinfo-shapes \
         report-onnx-zoo report-packages report-passes report-quantize report-torch report-training test-torchao report-torchscript \
-        bench-bfloat16 bench-capture bench-cpu bench-decoding bench-functions bench-growth bench-onnx bench-passes \
+        bench-amx bench-bfloat16 bench-capture bench-cpu bench-decoding bench-functions bench-growth bench-onnx bench-passes \
         bench-preparing bench-quantize bench-start bench-threads
 
 help:  ## list the targets
@@ -129,6 +129,9 @@ bench-cuda:  ## on a machine with an NVIDIA GPU: compare with torch.compile, to 
 
 bench-threads:  ## on a machine with many cores: compare at 1, 4, 8 and 16 threads, to benchmarks/results/threads.json
 	@$(CUDA_PYTHON) benchmarks/threads.py --json benchmarks/results/threads.json
+
+bench-amx:  ## on a machine with AMX: bfloat16 and int8 compared with torch, to benchmarks/results/amx.json
+	@$(CUDA_PYTHON) benchmarks/amx.py --json benchmarks/results/amx.json
 
 bench-bfloat16: setup  ## compare precision="bfloat16" with float32, to benchmarks/results/bfloat16.json
 	@$(BIN)/python -m tests.evidence run --force bench-bfloat16
