@@ -41,6 +41,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 def pytest_collection_finish() -> None:
     """What imports made, hundreds of thousands of objects, stays: the garbage collector need not visit it again."""
     import hypothesis  # noqa: F401  # before: it looks for what refers to its generators, and frozen objects do not show
+
     gc.collect()
     gc.freeze()
 
