@@ -141,7 +141,7 @@ def _end(process: subprocess.Popen[bytes], path: str) -> None:
 
 
 class EmulatedLibrary(NativeLibrary):
-    """Has what NativeLibrary has. `hwcaps` is what the emulated kernel says of the processor. Not for several threads."""
+    """Has what NativeLibrary has, for one thread. `hwcaps` is what the emulated kernel says of the processor."""
 
     def __init__(self, data: bytes | memoryview, cpu: str = "max", *, has_several: bool = False) -> None:
         self._data, self._cpu = bytes(data), cpu
