@@ -20,13 +20,15 @@ _X86_64_V2 = ("pni", "ssse3", "sse4_1", "sse4_2", "popcnt", "cx16", "lahf_lm")
 # xsave stands for what the psABI calls OSXSAVE: the kernel saves the wide registers, without which none may be used.
 _X86_64_V3 = ("avx", "avx2", "fma", "f16c", "bmi1", "bmi2", "abm", "movbe", "xsave")
 _X86_64_V4 = ("avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl")
+_X86_64_V4_BF16 = (*_X86_64, *_X86_64_V2, *_X86_64_V3, *_X86_64_V4, "avx512_vnni", "avx512_bf16")
 _AARCH64 = ("aarch64", "asimd")
 # Besides the products themselves, what compilers may use of Armv8.2, of which they are an option.
 _DOT_PRODUCTS = ("atomics", "asimdrdm", "asimddp")
 
 # Every instruction set that a library may be compiled for, the most able first: best() goes down this list.
 FEATURES: dict[str, tuple[str, ...]] = {
-    "x86-64-v4-bf16": (*_X86_64, *_X86_64_V2, *_X86_64_V3, *_X86_64_V4, "avx512_vnni", "avx512_bf16"),
+    "x86-64-v4-amx": (*_X86_64_V4_BF16, "amx_tile", "amx_int8", "amx_bf16"),
+    "x86-64-v4-bf16": _X86_64_V4_BF16,
     "x86-64-v4": (*_X86_64, *_X86_64_V2, *_X86_64_V3, *_X86_64_V4),
     "x86-64-v3": (*_X86_64, *_X86_64_V2, *_X86_64_V3),
     "x86-64": _X86_64,

@@ -35,6 +35,8 @@ def _cpuinfo(*cores: str, word: str = "flags") -> str:
         (_V4.replace("avx512vl", ""), "x86-64-v3"),
         (f"{_V4} avx512_vnni", "x86-64-v4"),
         (_BF16, "x86-64-v4-bf16"),
+        (f"{_BF16} amx_bf16 amx_tile amx_int8", "x86-64-v4-amx"),
+        (f"{_BF16} amx_tile amx_int8", "x86-64-v4-bf16"),
         (_BF16.replace("xsave", ""), "x86-64"),
     ],
 )
@@ -131,6 +133,12 @@ def test_an_unknown_name_lists_the_known_ones() -> None:
         isa.find_isa("x86-64-v5")
     message = str(caught.value)
     assert "'x86-64-v5'" in message and all(name in message for name in isa.ISAS) and isa.host().name in message
+
+
+def test_portable_names_several() -> None:
+    found = isa.find_isas(["portable", "x86-64-v3", "plain"])
+    assert [one.name for one in found] == [*isa.PORTABLE, "plain"]
+    assert found[0].has_amx and found[1].has_bf16 and found[2].has_masks and found[3].vector_bits == 256
 
 
 def test_the_two_tables_tell_of_the_same_sets() -> None:

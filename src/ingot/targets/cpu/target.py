@@ -9,7 +9,7 @@ from typing import get_args
 import torch
 
 from ingot.codegen.build.cache import Cache
-from ingot.codegen.build.isa import find_isa, host
+from ingot.codegen.build.isa import find_isas, host
 from ingot.codegen.build.page_prefault import Pages
 from ingot.codegen.build.toolchain import find_for
 from ingot.codegen.weight_blob import WeightBlob, fill
@@ -72,9 +72,9 @@ class CpuTarget(NativeTarget[CSource]):
     def build(
         self, source: CSource, machines: str | Sequence[str] | None = None, *, cache: bool = True
     ) -> dict[str, bytes]:
-        """A library for this machine, and for each instruction set named."""
+        """A library for this machine, and for each instruction set named; "portable" names several."""
         names = [machines] if isinstance(machines, str) else list(machines or ())
-        wanted = {host().name: host(), **{name: find_isa(name) for name in names}}
+        wanted = {host().name: host(), **{one.name: one for one in find_isas(names)}}
         parts = 1 + min(source.groups, cores(), PARTS)
         store = Cache.from_settings(Settings.from_environment()) if cache else Cache(None)
         return {

@@ -16,6 +16,7 @@ from ingot.targets.cpu.codegen.gemm import (
     factor_kind,
     right_end,
     rows_at_a_time,
+    share_product,
     task,
     whole_terms,
     whole_tiles,
@@ -110,14 +111,14 @@ def _write_sums(out: CKernelWriter, step: TiledConvolution, rows: int, image: st
     kind, width = factor_kind(step), step.panel
     terms = _taps(step) * require_static(whole_terms(step, step.channels))
     run = min(_taps(step), max(TERMS.get(kind, 512) // step.channels, 1))
-    out.library.share("window", kind, width)
+    function = share_product(out, "window", step, kind, width)
     outside = out.library.padding_array(kind, step.outside, step.channels)
     declare_sums(out, sums, step, rows, width)
     out.open("")
     _window(out, step)
     out.own("rows", f"const {STORED[out.buffers[step.x].dtype]} *", run * rows * POINTER)
     out.line(
-        f"ig_window_{kind}_{width}(rows, {rows}, &window, {image}, {outside}, {run}, {step.channels}, "
+        f"{function}(rows, {rows}, &window, {image}, {outside}, {run}, {step.channels}, "
         f"{out.pointer(step.weight)} + {panel} * {terms * width}, {sums}, row, high);"
     )
     out.close()
