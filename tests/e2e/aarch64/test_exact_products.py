@@ -1,4 +1,4 @@
-"""Products and convolutions for Arm processors, with whole numbers: every order of a sum gives the same bits."""
+"""Products and convolutions of integers for Arm processors: every order of a sum gives the same bits."""
 
 from __future__ import annotations
 
