@@ -13,7 +13,10 @@ from typing import Any
 
 import pytest
 
+from ingot.viewer.page import export_page
+
 SECONDS = 60  # how long a page may take before a test fails: far more than it needs, for busy machines
+Data = dict[str, Any]
 CHROMIUM = ("chromium", "chromium-browser", "google-chrome")
 
 # What a click on a stage takes until the graph of that stage is laid out and drawn, in milliseconds.
@@ -128,6 +131,20 @@ class Browser:
     def complaints(self) -> list[str]:
         """What the console says since the last call: errors, and violations of the content security policy."""
         return [entry["message"] for entry in self.driver.get_log("browser")]
+
+
+def export(data: Data, folder: Path) -> Path:
+    """Writes the page of a view."""
+    page = folder / "page.html"
+    page.write_text(export_page(data), encoding="utf-8")
+    return page
+
+
+def go_to(browser: Browser, name: str) -> None:
+    """Clicks the last stage with a name."""
+    found = [button for button in browser.all(".stage") if button.get_property("textContent").startswith(name)]
+    browser.run("arguments[0].click()", found[-1])
+    browser.settle()
 
 
 @contextmanager

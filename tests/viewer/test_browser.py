@@ -2,24 +2,17 @@
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
-import ingot
-from ingot.viewer.collection import ViewOptions, collect_program
 from ingot.viewer.page import export_page
 from ingot.viewer.server import PageServer, files_of
-from tests.viewer.browser import Browser, chromium, needs_browser
-from tests.viewer.models import Deep, Gate
+from tests.viewer.browser import Browser, Data, export, go_to, needs_browser
 
-pytestmark = needs_browser
+pytestmark = [needs_browser, pytest.mark.usefixtures("quiet")]
 
-Data = dict[str, Any]
 # What a name would do if a page took it for markup or for code.
 HOSTILE = (
     "<img src=x onerror=window.hacked=1>",
@@ -33,50 +26,6 @@ HOSTILE = (
     "\u202egnirts",
 )
 ARROW_RIGHT, ARROW_LEFT, ARROW_DOWN, ENTER, ESCAPE = "\ue014", "\ue012", "\ue015", "\ue007", "\ue00c"
-
-
-@pytest.fixture(scope="module")
-def gate() -> Data:
-    program = ingot.capture(Gate().eval(), (torch.ones(5, 4),), dynamic_shapes={"x": {0: "batch"}})
-    return collect_program(program, ViewOptions(numerics=True, profile=True), reference="models.py:gate").to_json()
-
-
-@pytest.fixture(scope="module")
-def deep() -> Data:
-    return collect_program(ingot.capture(Deep(6).eval(), (torch.ones(4, 16),)), ViewOptions()).to_json()
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with chromium() as started:
-        yield started
-
-
-@pytest.fixture(autouse=True)
-def _quiet(browser: Browser) -> Iterator[None]:
-    """No test leaves an error in the console, or something that the content security policy stopped."""
-    browser.complaints()
-    yield
-    assert browser.complaints() == []
-
-
-def export(data: Data, folder: Path) -> Path:
-    page = folder / "page.html"
-    page.write_text(export_page(data), encoding="utf-8")
-    return page
-
-
-@pytest.fixture
-def gate_page(gate: Data, browser: Browser, tmp_path: Path) -> Browser:
-    browser.open_file(export(gate, tmp_path))
-    return browser
-
-
-def go_to(browser: Browser, name: str) -> None:
-    """Clicks the last stage with a name."""
-    found = [button for button in browser.all(".stage") if button.get_property("textContent").startswith(name)]
-    browser.run("arguments[0].click()", found[-1])
-    browser.settle()
 
 
 def search(browser: Browser, query: str) -> list[str]:
@@ -244,71 +193,6 @@ def test_a_selection_follows_the_stages(gate_page: Browser) -> None:
         go_to(gate_page, name)
         assert any("relu" in line for line in linked_lines(gate_page, "program")), name
         assert linked_lines(gate_page, "code"), name
-
-
-def test_panes_are_hidden_shown_and_resized(gate_page: Browser) -> None:
-    gate_page.one('[aria-label="Hide Source"]').click()
-    gate_page.wait(lambda: not gate_page.all(".pane-source"), "a page without the source")
-    gate_page.run(
-        "[...document.querySelectorAll('.pane-switches button')].find((b) => b.textContent === 'Source').click()"
-    )
-    gate_page.one(".pane-source")
-    bar = gate_page.one('.split-row > [role=separator][aria-label="Resize side"]')
-    before = int(bar.get_attribute("aria-valuenow"))
-    gate_page.run("arguments[0].focus()", bar)
-    gate_page.keys(ARROW_RIGHT)
-    gate_page.wait(lambda: int(bar.get_attribute("aria-valuenow")) > before, "a wider pane")
-    assert gate_page.texts(".fact-name dd") == ["captured"], "the same key does not step there"
-
-
-def test_profile_memory_and_dims_are_shown(gate: Data, gate_page: Browser) -> None:
-    gate_page.one("[data-tab=profile]").click()
-    rows = gate_page.wait(lambda: gate_page.texts("table.data tbody th"), "the table")
-    assert rows[0] == "whole call" and "fc" in rows
-    launches = [launch for launch in gate["profile"]["launches"] if launch["effort"] and launch["seconds"]]
-    assert len(gate_page.all("circle.launch")) == len(launches)
-    gate_page.run("document.querySelector('circle.launch').dispatchEvent(new MouseEvent('click', {bubbles: true}))")
-    gate_page.wait(lambda: gate_page.texts(".details-title"), "the loop behind a launch")
-    gate_page.one("[data-tab=memory]").click()
-    gate_page.wait(lambda: len(gate_page.all(".buffer")) == len(gate["memory"]["buffers"]), "the plan")
-    gate_page.one("[data-tab=dims]").click()
-    assert "batch" in gate_page.wait(lambda: gate_page.texts("table.data tbody th"), "the dims")[0]
-    assert not gate_page.all("[data-tab=quantization]"), "a panel is shown only where the data has it"
-
-
-def test_two_files_are_shown_beside_each_other(gate: Data, browser: Browser, tmp_path: Path) -> None:
-    other = copy.deepcopy(
-        {name: gate[name] for name in ("title", "reference", "kernels", "origins", "profile", "memory")}
-    )
-    other |= {"title": "before", "facts": gate["facts"]}
-    browser.open_file(export(gate | {"compare": other}, tmp_path))
-    browser.one("[data-tab=profile]").click()
-    browser.wait(lambda: len(browser.all(".time-canvas")) == 2, "two time lines")
-    assert "ratio" in browser.texts("table.data thead th")
-    assert "1.00×" in " ".join(browser.texts("table.data tbody td"))
-    browser.one("[data-tab=memory]").click()
-    browser.wait(lambda: len(browser.all(".memory-plot")) == 2, "two plans")
-
-
-def test_quantization_and_constraints_are_shown(gate: Data, browser: Browser, tmp_path: Path) -> None:
-    layer = {"node": 5, "name": "linear", "module": "fc", "operator": "linear", "own": 12.5, "total": 31.0}
-    layer |= {"range_use": 0.8, "clipped": 0.01, "worth_leaving": True}
-    layer |= {"histogram": {"low": -1.0, "high": 1.0, "counts": [1, 4, 2]}}
-    exact = layer | {"name": "out", "module": "out", "own": None, "total": None, "worth_leaving": False}
-    exact |= {"range_use": None, "clipped": None, "histogram": None}
-    report = {"result": 30.2, "text": "30.2 dB", "layers": [exact, layer]}
-    constraint = {"text": "batch % 2 == 0", "place": 0}
-    browser.open_file(export(gate | {"quantization": report, "constraints": [constraint]}, tmp_path))
-    browser.one("[data-tab=quantization]").click()
-    browser.wait(lambda: browser.texts("table.data tbody th") == ["out", "fc"], "the layers")
-    assert "exact" in browser.texts("table.data tbody td") and len(browser.all(".histogram rect")) == 3
-    browser.run(
-        "[...document.querySelectorAll('.card button')].find((b) => b.textContent === 'worst by itself').click()"
-    )
-    browser.wait(lambda: browser.texts("table.data tbody th") == ["fc", "out"], "the worst first")
-    browser.one("[data-tab=dims]").click()
-    browser.wait(lambda: "batch % 2 == 0" in browser.texts("table.data tbody th"), "the constraint")
-    assert browser.texts(".dims button.link"), "who asked for it"
 
 
 def test_themes_follow_the_system_and_a_switch(gate_page: Browser) -> None:

@@ -13,7 +13,8 @@ import { ProfilePanel } from "./plots/ProfilePanel";
 import { QuantizationPanel } from "./plots/QuantizationPanel";
 import { titlesOf } from "./data/contract";
 import { plural } from "./data/format";
-import { remember, type PaneName, type Tab, type Theme } from "./state";
+import { type PaneName, type Tab } from "./state";
+import { choose, theme, type Theme } from "./theme";
 import { SourcePane } from "./text/SourcePane";
 import { TextPane } from "./text/TextPane";
 
@@ -184,11 +185,8 @@ function Header(): JSX.Element {
         <span class="sr-only">Theme</span>
         <select
           aria-label="Theme"
-          value={state.theme.value}
-          onChange={(event) => {
-            state.theme.value = event.currentTarget.value as Theme;
-            remember("theme", state.theme.value);
-          }}
+          value={theme.value}
+          onChange={(event) => choose(event.currentTarget.value as Theme)}
         >
           <option value="system">System</option>
           <option value="light">Light</option>
@@ -217,6 +215,7 @@ const KEYS: [string, string][] = [
   ["Enter, Backspace", "in the graph: open or close the box; close the box around"],
   ["+ − 0", "in the graph: zoom, fit"],
   ["W A S D", "in the graph: move"],
+  ["Ctrl+F", "in a text: find; Enter, Shift+Enter: next, previous; Esc: close"],
   ["Esc", "clear the selection and the search"],
 ];
 
@@ -301,11 +300,6 @@ function AboutPanel(): JSX.Element {
 export function App(): JSX.Element {
   const state = useView();
   const tab = state.tab.value;
-  const theme = state.theme.value;
-  useEffect(() => {
-    if (theme === "system") delete document.documentElement.dataset.theme;
-    else document.documentElement.dataset.theme = theme;
-  }, [theme]);
   const stage = state.stage.value;
   useEffect(() => {
     // Some browsers have no idle callbacks.

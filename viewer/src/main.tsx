@@ -4,6 +4,7 @@ import { App } from "./App";
 import { StateContext } from "./context";
 import { readView } from "./data/reading";
 import { ViewState } from "./state";
+import "./theme";
 
 const root = document.getElementById("app")!;
 

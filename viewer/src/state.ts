@@ -9,7 +9,6 @@ import { rowsOf, type Mode } from "./text/rows";
 
 export type Tab = "program" | "profile" | "memory" | "quantization" | "dims" | "about";
 export type PaneName = "outline" | "details" | "graph" | "source" | "program" | "loop_ir" | "code";
-export type Theme = "system" | "light" | "dark";
 
 const FIRST_BUDGET = 44;
 const MOST_REMOVED = 200;
@@ -39,7 +38,6 @@ export class ViewState {
   readonly tab: Signal<Tab>;
   readonly seed = signal<Seed | null>(null);
   readonly query = signal("");
-  readonly theme: Signal<Theme>;
   readonly panes: Signal<Record<PaneName, boolean>>;
   readonly showState = signal(false);
   readonly showRemoved = signal(true);
@@ -62,7 +60,6 @@ export class ViewState {
     this.program = new ProgramView(view);
     this.stage = signal(Math.max(0, this.program.graphStages[0] ?? 0));
     this.tab = signal(view.stages.length > 0 ? "program" : "about");
-    this.theme = signal(recall<Theme>("theme", "system"));
     const narrow = typeof innerWidth === "number" && innerWidth < 1280;
     const has = (kind: string): boolean => view.stages.some((stage) => stage.kind === kind);
     this.panes = signal({

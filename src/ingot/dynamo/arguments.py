@@ -90,7 +90,7 @@ class Arguments:
                 raise CompileError(
                     format_error(
                         f"A size of the argument {self.nodes[place.argument].name} is {expr}.",
-                        why="no argument tells the symbols in it",
+                        why="no argument binds the symbols in it",
                     )
                 )
 

@@ -36,8 +36,8 @@ def compile_graph(graph: fx.GraphModule, inputs: Sequence[Any], *, options: Mapp
         return internals.compile_functional(
             graph,
             inputs,
-            inference=partial(_compile_half, "inference", state, chosen),
-            forward=partial(_compile_half, "forward", {}, chosen),
+            inference=partial(compile_half, "inference", state, chosen),
+            forward=partial(compile_half, "forward", {}, chosen),
             backward=partial(_compile_backward, chosen),
             decompositions=training_decompositions() if needs_gradients else {},
         )
@@ -50,14 +50,14 @@ def compile_graph(graph: fx.GraphModule, inputs: Sequence[Any], *, options: Mapp
 
 
 def _compile_backward(options: BackendOptions, graph: fx.GraphModule, inputs: Sequence[Any]) -> OnceDifferentiable:
-    return OnceDifferentiable(_compile_half("backward", {}, options, graph, inputs))
+    return OnceDifferentiable(compile_half("backward", {}, options, graph, inputs))
 
 
 def _operations(graph: fx.GraphModule) -> int:
     return sum(node.op.startswith("call_") for node in graph.graph.nodes)
 
 
-def _compile_half(
+def compile_half(
     half: Half, state: Mapping[int, torch.Tensor], options: BackendOptions, graph: fx.GraphModule, inputs: Sequence[Any]
 ) -> Callable[[list[Any]], Sequence[Any]]:
     kept = {}

@@ -1,6 +1,7 @@
 """Processes killed at random moments while they compile through a cache that eight others use.
 
     python -m tests.codegen.build.cache_stress FOLDER --kills 1000 --compiler gcc     prints figures as JSON
+    python -m tests.codegen.build.cache_stress FOLDER --kills 1000 --write FILE       docs/reports/cache.md
 
 A victim asks for a library that nobody has made, and is killed (SIGKILL) after a random time of up to 1.3 compilations.
 Eight others never stop to ask for that library and for earlier ones, and check everything they get: with a script that
@@ -174,16 +175,45 @@ def _measure(cache: Cache, compiler: Toolchain) -> float:
     return sorted(times)[len(times) // 2]
 
 
+def run(folder: Path, kills: int, name: str) -> dict[str, float | int]:
+    """The figures for a compiler by its name, or for "fake": a script that takes 20 ms."""
+    folder.mkdir(parents=True, exist_ok=True)
+    real = name != "fake"
+    compiler = find(named(name)) if real else fake(folder, f"sleep 0.01; {WRITES}; sleep 0.01")
+    return storm(folder, kills, compiler, real=real)
+
+
+def write_report(figures: dict[str, dict[str, float | int]]) -> str:
+    kinds = [name for name in next(iter(figures.values())) if name != "seconds"]
+    lines = [
+        "# The cache under `kill -9`",
+        "",
+        "Written by `python -m tests.codegen.build.cache_stress`. Processes compile a library that is in no cache yet,",
+        "and are killed at a random moment. Eight other processes ask for the same library and for earlier ones all",
+        "the while, in a cache so small that entries are being removed, and check every library that they get.",
+        "",
+        f"| | {' | '.join(figures)} |",
+        f"|---|{'---|' * len(figures)}",
+        *(f"| {kind} | {' | '.join(f'{row[kind]:,}' for row in figures.values())} |" for kind in kinds),
+        "",
+        "`make test` does 30 of each, and kills one process before each call by which a compilation changes a file.",
+    ]
+    return "\n".join(lines) + "\n"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("folder", type=Path)
     parser.add_argument("--kills", type=int, default=30)
     parser.add_argument("--compiler", default="fake", help="a C compiler, or fake: a script that takes no time")
+    parser.add_argument("--write", type=Path, help="run both kinds of compiler and write a report")
     given = parser.parse_args()
-    given.folder.mkdir(parents=True, exist_ok=True)
-    real = given.compiler != "fake"
-    compiler = find(named(given.compiler)) if real else fake(given.folder, f"sleep 0.01; {WRITES}; sleep 0.01")
-    print(json.dumps(storm(given.folder, given.kills, compiler, real=real), indent=2))
+    if given.write:
+        shown = {"a script that takes 20 ms": "fake", "the C compiler": "cc"}
+        figures = {title: run(given.folder.resolve() / name, given.kills, name) for title, name in shown.items()}
+        given.write.write_text(write_report(figures), encoding="utf-8")
+    else:
+        print(json.dumps(run(given.folder.resolve(), given.kills, given.compiler), indent=2))
 
 
 if __name__ == "__main__":

@@ -13,10 +13,11 @@ import torch
 from torch import nn
 
 from ingot.codegen.build.isa import ISAS, Isa, missing_features
+from tests.support.emulated_amx import DENIED_AMX, EMULATED_AMX
 from tests.support.int8_layers import Layer, inputs
 from tests.support.pipeline_fixtures import assemble, lowered
 
-RUNNABLE = [isa for isa in ISAS.values() if isa.architecture and not missing_features(isa)]
+RUNNABLE = [*(isa for isa in ISAS.values() if isa.architecture and not missing_features(isa)), EMULATED_AMX, DENIED_AMX]
 LAYERS = 8
 TERMS = (1, 2, 3, 31, 170, 171, 257, 511, 512, 513, 700, 1025)
 ROWS = (1, 5, 6, 7, 8, 11, 12, 13, 24, 25, 63, 64, 65, 145)

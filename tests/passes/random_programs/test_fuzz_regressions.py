@@ -15,7 +15,7 @@ from ingot.errors import PassError
 from ingot.ir.outlining import graph_modules
 from ingot.passes.decompositions import aten
 from tests.passes.random_programs import programs
-from tests.passes.random_programs.test_random_programs import check, eager, running
+from tests.passes.random_programs.checks import check, eager, running
 
 FIRST = [(name, {}) for name in ("functionalize", "insert_effect_tokens", "cse", "dce", "remove_noops", "canonicalize")]
 

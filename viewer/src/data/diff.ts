@@ -11,87 +11,71 @@ export interface DiffLine {
 
 const EXACT = 250_000;
 
+/** A part of a text. */
+interface Range {
+  keys: readonly number[];
+  start: number;
+  end: number;
+}
+
 /** The lines of both texts in order. Texts are lists of keys; lines are equal where their keys are. */
 export function diffLines(before: readonly number[], after: readonly number[]): DiffLine[] {
   const lines: DiffLine[] = [];
-  compare(before, 0, before.length, after, 0, after.length, lines);
+  compare({ keys: before, start: 0, end: before.length }, { keys: after, start: 0, end: after.length }, lines);
   return lines;
 }
 
-function compare(
-  before: readonly number[],
-  beforeStart: number,
-  beforeEnd: number,
-  after: readonly number[],
-  afterStart: number,
-  afterEnd: number,
-  lines: DiffLine[],
-): void {
-  while (beforeStart < beforeEnd && afterStart < afterEnd && before[beforeStart] === after[afterStart]) {
-    lines.push({ change: "same", before: beforeStart++, after: afterStart++ });
-  }
+function compare(before: Range, after: Range, lines: DiffLine[]): void {
+  const shorter = Math.min(before.end - before.start, after.end - after.start);
+  const same = (i: number, k: number): boolean => before.keys[i] === after.keys[k];
+  let head = 0;
+  while (head < shorter && same(before.start + head, after.start + head)) head++;
   let tail = 0;
-  while (
-    beforeStart < beforeEnd - tail &&
-    afterStart < afterEnd - tail &&
-    before[beforeEnd - tail - 1] === after[afterEnd - tail - 1]
-  ) {
-    tail++;
-  }
-  const middle = gap(before, beforeStart, beforeEnd - tail, after, afterStart, afterEnd - tail);
-  for (const line of middle) lines.push(line);
-  for (let i = tail; i > 0; i--) lines.push({ change: "same", before: beforeEnd - i, after: afterEnd - i });
+  while (tail < shorter - head && same(before.end - tail - 1, after.end - tail - 1)) tail++;
+  const inside = (range: Range): Range => ({ ...range, start: range.start + head, end: range.end - tail });
+  addSame(before.start, after.start, head, lines);
+  compareInside(inside(before), inside(after), lines);
+  addSame(before.end - tail, after.end - tail, tail, lines);
 }
 
-function gap(
-  before: readonly number[],
-  beforeStart: number,
-  beforeEnd: number,
-  after: readonly number[],
-  afterStart: number,
-  afterEnd: number,
-): DiffLine[] {
-  const lines: DiffLine[] = [];
-  const anchors = findAnchors(before, beforeStart, beforeEnd, after, afterStart, afterEnd);
+function addSame(before: number, after: number, count: number, lines: DiffLine[]): void {
+  for (let i = 0; i < count; i++) lines.push({ change: "same", before: before + i, after: after + i });
+}
+
+/** Of ranges that neither begin nor end alike. */
+function compareInside(before: Range, after: Range, lines: DiffLine[]): void {
+  const anchors = findAnchors(before, after);
   if (anchors.length === 0) {
-    const rows = beforeEnd - beforeStart;
-    const columns = afterEnd - afterStart;
-    if (rows > 0 && columns > 0 && rows * columns <= EXACT) {
-      return exact(before, beforeStart, beforeEnd, after, afterStart, afterEnd);
+    if ((before.end - before.start) * (after.end - after.start) <= EXACT) compareExactly(before, after, lines);
+    else {
+      for (let i = before.start; i < before.end; i++) lines.push({ change: "removed", before: i, after: -1 });
+      for (let k = after.start; k < after.end; k++) lines.push({ change: "added", before: -1, after: k });
     }
-    for (let i = beforeStart; i < beforeEnd; i++) lines.push({ change: "removed", before: i, after: -1 });
-    for (let i = afterStart; i < afterEnd; i++) lines.push({ change: "added", before: -1, after: i });
-    return lines;
+    return;
   }
-  let fromBefore = beforeStart;
-  let fromAfter = afterStart;
+  let [i, k] = [before.start, after.start];
   for (const [inBefore, inAfter] of anchors) {
-    compare(before, fromBefore, inBefore, after, fromAfter, inAfter, lines);
-    lines.push({ change: "same", before: inBefore, after: inAfter });
-    fromBefore = inBefore + 1;
-    fromAfter = inAfter + 1;
+    compare({ ...before, start: i, end: inBefore }, { ...after, start: k, end: inAfter }, lines);
+    addSame(inBefore, inAfter, 1, lines);
+    [i, k] = [inBefore + 1, inAfter + 1];
   }
-  compare(before, fromBefore, beforeEnd, after, fromAfter, afterEnd, lines);
-  return lines;
+  compare({ ...before, start: i }, { ...after, start: k }, lines);
+}
+
+/** Where each key of a range is; -1 for keys that are there more than once. */
+function findPlaces({ keys, start, end }: Range): Map<number, number> {
+  const places = new Map<number, number>();
+  for (let i = start; i < end; i++) places.set(keys[i], places.has(keys[i]) ? -1 : i);
+  return places;
 }
 
 /** The longest increasing sequence of lines that are in both ranges exactly once. */
-function findAnchors(
-  before: readonly number[],
-  beforeStart: number,
-  beforeEnd: number,
-  after: readonly number[],
-  afterStart: number,
-  afterEnd: number,
-): [number, number][] {
-  const seenBefore = new Map<number, number>();
-  for (let i = beforeStart; i < beforeEnd; i++) seenBefore.set(before[i], seenBefore.has(before[i]) ? -1 : i);
-  const seenAfter = new Map<number, number>();
-  for (let i = afterStart; i < afterEnd; i++) seenAfter.set(after[i], seenAfter.has(after[i]) ? -1 : i);
+function findAnchors(before: Range, after: Range): [number, number][] {
+  const places = findPlaces(before);
   const pairs: [number, number][] = [];
-  for (const [key, inAfter] of seenAfter) {
-    const inBefore = seenBefore.get(key);
-    if (inAfter >= 0 && inBefore !== undefined && inBefore >= 0) pairs.push([inBefore, inAfter]);
+  for (const [key, inAfter] of findPlaces(after)) {
+    const inBefore = places.get(key) ?? -1;
+    if (inAfter >= 0 && inBefore >= 0) pairs.push([inBefore, inAfter]);
   }
   // Map keeps the order of `after`; a longest increasing subsequence of the places in `before` remains.
   const tails: number[] = [];
@@ -112,39 +96,31 @@ function findAnchors(
   return chosen.reverse();
 }
 
-function exact(
-  before: readonly number[],
-  beforeStart: number,
-  beforeEnd: number,
-  after: readonly number[],
-  afterStart: number,
-  afterEnd: number,
-): DiffLine[] {
-  const rows = beforeEnd - beforeStart;
-  const columns = afterEnd - afterStart;
+/** A longest common subsequence. */
+function compareExactly(before: Range, after: Range, lines: DiffLine[]): void {
+  const rows = before.end - before.start;
+  const columns = after.end - after.start;
   const width = columns + 1;
+  const same = (i: number, k: number): boolean => before.keys[before.start + i] === after.keys[after.start + k];
   const common = new Int32Array((rows + 1) * width);
   for (let i = rows - 1; i >= 0; i--) {
     for (let k = columns - 1; k >= 0; k--) {
-      common[i * width + k] =
-        before[beforeStart + i] === after[afterStart + k]
-          ? common[(i + 1) * width + k + 1] + 1
-          : Math.max(common[(i + 1) * width + k], common[i * width + k + 1]);
+      common[i * width + k] = same(i, k)
+        ? common[(i + 1) * width + k + 1] + 1
+        : Math.max(common[(i + 1) * width + k], common[i * width + k + 1]);
     }
   }
-  const lines: DiffLine[] = [];
   let i = 0;
   let k = 0;
   while (i < rows || k < columns) {
-    if (i < rows && k < columns && before[beforeStart + i] === after[afterStart + k]) {
-      lines.push({ change: "same", before: beforeStart + i++, after: afterStart + k++ });
+    if (i < rows && k < columns && same(i, k)) {
+      lines.push({ change: "same", before: before.start + i++, after: after.start + k++ });
     } else if (i < rows && (k === columns || common[(i + 1) * width + k] >= common[i * width + k + 1])) {
-      lines.push({ change: "removed", before: beforeStart + i++, after: -1 });
+      lines.push({ change: "removed", before: before.start + i++, after: -1 });
     } else {
-      lines.push({ change: "added", before: -1, after: afterStart + k++ });
+      lines.push({ change: "added", before: -1, after: after.start + k++ });
     }
   }
-  return lines;
 }
 
 /** A diff with runs of more than `2 * context` equal lines folded to their ends; a number stands for lines left out. */

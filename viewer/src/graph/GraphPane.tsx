@@ -228,8 +228,6 @@ export function GraphPane(): JSX.Element {
       palette.current = null;
       draw();
     };
-    const scheme = matchMedia("(prefers-color-scheme: dark)");
-    scheme.addEventListener("change", recolor);
     const attributes = new MutationObserver(recolor);
     attributes.observe(document.documentElement, { attributes: true, attributeFilter: ["data-theme"] });
     const onWheel = (event: WheelEvent): void => {
@@ -248,7 +246,6 @@ export function GraphPane(): JSX.Element {
     return () => {
       observer.disconnect();
       attributes.disconnect();
-      scheme.removeEventListener("change", recolor);
       element.removeEventListener("wheel", onWheel);
     };
   }, []);

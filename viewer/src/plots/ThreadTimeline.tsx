@@ -7,6 +7,7 @@ import type { Launch } from "../data/contract";
 import { ofPeak, scaled, seconds } from "../data/format";
 import type { Measured } from "./ProfilePanel";
 import { categoryOfOperator } from "../graph/categories";
+import { scheme } from "../theme";
 import { linear } from "./scales";
 import { useWidth } from "./width";
 
@@ -29,7 +30,7 @@ export function ThreadTimeline({ measured, longest }: { measured: Measured; long
   const inner = Math.max(50, width - LABEL - 8);
   const scale = linear(low, low + span, LABEL, LABEL + inner, 8);
   const linked = state.linked.value;
-  const theme = state.theme.value;
+  const colors = scheme.value;
   const name = (launch: Launch): string => {
     return `${origins[launch.origin]?.op ?? "?"} · ${kernels[launch.kernel]?.name ?? "?"}`;
   };
@@ -101,7 +102,7 @@ export function ThreadTimeline({ measured, longest }: { measured: Measured; long
       }
     }
     context.restore();
-  }, [width, height, range, profile, linked, theme]);
+  }, [width, height, range, profile, linked, colors]);
 
   const find = (event: MouseEvent): Launch | null => {
     const box = canvas.current!.getBoundingClientRect();

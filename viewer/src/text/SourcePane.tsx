@@ -5,7 +5,7 @@ import { useEffect, useMemo, useState } from "preact/hooks";
 import { useView } from "../context";
 import type { SourceFile } from "../data/contract";
 import { Pane } from "../panes/Pane";
-import { Code } from "./TextPane";
+import { Code } from "./Code";
 import { VirtualText } from "./VirtualText";
 
 interface SourceRow {
@@ -87,14 +87,16 @@ export function SourcePane(): JSX.Element {
           columns={columns}
           gutterColumns={Math.max(3, String(rows[rows.length - 1].number).length) + 2}
           scrollTo={{ line: firstLinked, serial: `${file}/${JSON.stringify(state.seed.value)}` }}
-          line={(i) => {
+          text={(i) => rows[i].text}
+          content={rows}
+          line={(i, matches, current) => {
             const { number, text } = rows[i];
             const nodes = used.get(file)?.get(number) ?? 0;
             const isLinked = linked?.lines.has(`${file}:${number}`) ?? false;
             return {
               className: `${isLinked ? "linked " : ""}${number === 0 ? "folded " : ""}${nodes > 0 ? "has-nodes" : ""}`,
               gutter: number === 0 ? "" : `${number} ${nodes > 0 ? "•" : " "}`,
-              content: number === 0 ? text : <Code text={text} language="python" />,
+              content: number === 0 ? text : <Code text={text} language="python" matches={matches} current={current} />,
               onClick: nodes > 0 ? () => state.select({ kind: "line", file, line: number }) : null,
             };
           }}

@@ -7,8 +7,8 @@ import { plural } from "../data/format";
 import type { Linked, Seed } from "../data/program_view";
 import { Pane } from "../panes/Pane";
 import { recall, remember, type PaneName } from "../state";
+import { Code } from "./Code";
 import { rowsOf, type Mode, type Row } from "./rows";
-import { tokenize, type Language } from "./tokens";
 import { VirtualText } from "./VirtualText";
 
 type Kind = "graph" | "loop_ir" | "code";
@@ -20,14 +20,6 @@ const MODES: [Mode, string][] = [
   ["diff", "Diff"],
   ["changes", "Changes"],
 ];
-
-export function Code({ text, language }: { text: string; language: Language }): JSX.Element {
-  return (
-    <>
-      {tokenize(text, language).map(({ kind, text }, i) => (kind === "" ? text : <span key={i} class={`t-${kind}`}>{text}</span>))}
-    </>
-  );
-}
 
 function isLinked(kind: Kind, row: Row, linked: Linked | null): boolean {
   if (linked === null || row.link < 0 || row.change === "removed") return false;
@@ -125,7 +117,9 @@ export function TextPane({ kind }: { kind: Kind }): JSX.Element {
         columns={found.columns}
         gutterColumns={Math.max(3, String(rows.length).length) + 2}
         scrollTo={{ line: scroll, serial: `${stage}/${text}/${shownMode}/${JSON.stringify(seed)}` }}
-        line={(i) => {
+        text={(i) => (rows[i].change === "folded" ? "" : program.lineText(rows[i].line))}
+        content={rows}
+        line={(i, matches, current) => {
           const row = rows[i];
           if (row.change === "folded") {
             return { className: "folded", gutter: "", content: `⋯ ${plural(row.line, "line")} the same`, onClick: null };
@@ -134,7 +128,7 @@ export function TextPane({ kind }: { kind: Kind }): JSX.Element {
           return {
             className: `${row.change}${isLinked(kind, row, linked) ? " linked" : ""}`,
             gutter: `${row.number === 0 ? "" : row.number} ${sign}`,
-            content: <Code text={program.lineText(row.line)} language={language} />,
+            content: <Code text={program.lineText(row.line)} language={language} matches={matches} current={current} />,
             onClick: row.link >= 0 && row.change !== "removed" ? onClick(row) : null,
           };
         }}
