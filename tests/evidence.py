@@ -120,6 +120,8 @@ ENTRIES = (
     _report("training", "{python} -m tests.support.training.report --journal {journal} --write {output}", *_TRAINING),
     _report("gradient_samples", "{python} -m tests.support.training.gradient_sweep --most 1 --journal {journal}"
             " --write {output}", *_TRAINING, "tests/support/operator_samples"),
+    replace(_report("pytorch_tests", "{python} -m tests.dynamo.inductor_tests --journal {journal} --write {output}",
+            *_TRAINING, "src/ingot/dynamo"), names_code=True),
     _report("native_programs", "{python} -m pytest -q -m slow tests/e2e/test_random_programs.py", *_NATIVE),
     _report("reference_target", "{python} -m tests.support.reference_sweep zoo --journal {journal} &&"
             " {python} -m tests.support.reference_sweep networks --count 200 --journal {journal} &&"
@@ -130,6 +132,9 @@ ENTRIES = (
             "tests/onnx"),
     _report("onnx_zoo", "{python} -m tests.onnx.zoo_sweep {journal} &&"
             " {python} -m tests.onnx.zoo_sweep {journal} --report {output}", *_ONNX),
+    _report("packages", "PYTHONPATH=src .venv/packages/bin/python -m tests.support.packages.sweep {journal} &&"
+            " PYTHONPATH=src .venv/packages/bin/python -m tests.support.packages.sweep {journal} --report {output}",
+            *_NATIVE, "src/ingot/onnx", "tests/support/packages"),
     _report("passes_zoo", "{python} -m tests.passes.pipeline_zoo --journal {journal} --report {output}", *_PASSES),
     _report("random_programs", "{python} -m tests.passes.random_programs.sweep --journal {journal} --write {output}",
             *_PASSES, "tests/passes/random_programs"),

@@ -25,6 +25,7 @@ def capture(
     dynamic_shapes: Any = None,
     preserve_module_call_signature: Sequence[str] = (),
     concrete_args: Mapping[str, Any] | None = None,
+    strict: bool = False,
 ) -> Program:
     """Captures a model or a function as a Program: what it does with these arguments, for all sizes of dynamic dims.
 
@@ -32,6 +33,7 @@ def capture(
     name, an expression of one ("2*seq"), "auto", or a torch.export.Dim. `preserve_module_call_signature` names the
     submodules whose calls are kept, so that unflatten() returns them as modules that can be swapped.
     `concrete_args` fixes arguments by name to values that every call must then repeat.
+    `strict` has no effect: it is there so that calls of torch.export.export need no change.
     """
     program = trace(
         model,

@@ -32,7 +32,7 @@
     │   ├── UnsupportedMachine      an instruction set that is not known, or that the compiler does not support
     │   ├── NoCompiler              there is no C compiler that works
     │   ├── CompilerFailed          the C compiler rejected the source, or built no library
-    │   │   ├── CompilerTimeout     it did not end in time
+    │   │   ├── CompilerTimeout     it did not finish in time
     │   │   └── CompilerKilled      a signal ended it: out of memory, most often
     │   └── StorageError            a disk is full, a folder is read-only or not there
     │       ├── CacheError          neither the cache nor a folder of temporary files can hold the library
@@ -215,7 +215,7 @@ class CompilerFailed(CompileError):
 
 
 class CompilerTimeout(CompilerFailed):
-    """A C compiler did not end in time."""
+    """A C compiler did not finish in time."""
 
 
 class CompilerKilled(CompilerFailed):

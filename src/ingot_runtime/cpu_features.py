@@ -13,24 +13,37 @@ import os
 import platform
 import re
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 _X86_64 = ("x86_64", "sse2")
 _X86_64_V2 = ("pni", "ssse3", "sse4_1", "sse4_2", "popcnt", "cx16", "lahf_lm")
 # xsave stands for what the psABI calls OSXSAVE: the kernel saves the wide registers, without which none may be used.
 _X86_64_V3 = ("avx", "avx2", "fma", "f16c", "bmi1", "bmi2", "abm", "movbe", "xsave")
 _X86_64_V4 = ("avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl")
+_X86_64_V4_BF16 = (*_X86_64, *_X86_64_V2, *_X86_64_V3, *_X86_64_V4, "avx512_vnni", "avx512_bf16")
+_AARCH64 = ("aarch64", "asimd")
+# Besides the products themselves, what compilers may use of Armv8.2, of which they are an option.
+_DOT_PRODUCTS = ("atomics", "asimdrdm", "asimddp")
 
 # Every instruction set that a library may be compiled for, the most able first: best() goes down this list.
 FEATURES: dict[str, tuple[str, ...]] = {
-    "x86-64-v4-bf16": (*_X86_64, *_X86_64_V2, *_X86_64_V3, *_X86_64_V4, "avx512_vnni", "avx512_bf16"),
+    "x86-64-v4-amx": (*_X86_64_V4_BF16, "amx_tile", "amx_int8", "amx_bf16"),
+    "x86-64-v4-bf16": _X86_64_V4_BF16,
     "x86-64-v4": (*_X86_64, *_X86_64_V2, *_X86_64_V3, *_X86_64_V4),
     "x86-64-v3": (*_X86_64, *_X86_64_V2, *_X86_64_V3),
     "x86-64": _X86_64,
-    "aarch64": ("aarch64", "asimd"),
+    "aarch64-bf16": (*_AARCH64, *_DOT_PRODUCTS, "i8mm", "bf16"),
+    "aarch64-dotprod": (*_AARCH64, *_DOT_PRODUCTS),
+    "aarch64": _AARCH64,
     "plain": (),
 }
 
+# Where Linux says of an Arm processor what all of its cores have: the entries of the auxiliary vector, and their bits.
+_HWCAPS = (16, 26)
+_HWCAP_BITS = {
+    (0, 0): "fp", (0, 1): "asimd", (0, 7): "crc32", (0, 8): "atomics", (0, 9): "fphp", (0, 10): "asimdhp",
+    (0, 12): "asimdrdm", (0, 20): "asimddp", (1, 13): "i8mm", (1, 14): "bf16",
+}  # fmt: skip
 _CPUINFO = "/proc/cpuinfo"
 _ARCHITECTURES = {"amd64": "x86_64", "x64": "x86_64", "arm64": "aarch64"}
 # What a 64-bit processor of the architecture always has, whether or not anything can be asked about it.
@@ -46,7 +59,14 @@ _DARWIN = {
     "avx512vnni": "avx512_vnni",
     "avx512bf16": "avx512_bf16",
 }
-_SECONDS = 20
+_DARWIN_X86 = ("machdep.cpu.features", "machdep.cpu.extfeatures", "machdep.cpu.leaf7_features")
+_DARWIN_ARM = {
+    "hw.optional.arm.FEAT_LSE": "atomics",
+    "hw.optional.arm.FEAT_RDM": "asimdrdm",
+    "hw.optional.arm.FEAT_DotProd": "asimddp",
+    "hw.optional.arm.FEAT_I8MM": "i8mm",
+    "hw.optional.arm.FEAT_BF16": "bf16",
+}
 
 
 def cores() -> int:
@@ -67,11 +87,18 @@ def architecture(machine: str | None = None) -> str:
 def features() -> frozenset[str]:
     """What this machine's processor has; of a machine that says nothing, what its architecture always has."""
     if sys.platform == "darwin":
-        return from_sysctl(_sysctl(), architecture())
+        return from_sysctl(_ask_darwin, architecture())
+    if architecture() == "aarch64" and (hwcaps := _hwcaps()) is not None:
+        return from_hwcaps(hwcaps)
     text = ""
     with contextlib.suppress(OSError), open(_CPUINFO, encoding="utf-8", errors="replace") as file:
         text = file.read()
     return from_cpuinfo(text, architecture())
+
+
+def from_hwcaps(hwcaps: Sequence[int]) -> frozenset[str]:
+    """The features of an Arm processor in AT_HWCAP and AT_HWCAP2, which tell of what all of its cores have."""
+    return _complete((name for (word, bit), name in _HWCAP_BITS.items() if hwcaps[word] >> bit & 1), "aarch64")
 
 
 def from_cpuinfo(text: str, architecture: str) -> frozenset[str]:
@@ -81,9 +108,12 @@ def from_cpuinfo(text: str, architecture: str) -> frozenset[str]:
     return _complete(common, architecture)
 
 
-def from_sysctl(text: str, architecture: str) -> frozenset[str]:
-    """The features in what `sysctl -n machdep.cpu.features …` prints on a Mac with an Intel processor."""
-    names = text.lower().split()
+def from_sysctl(ask: Callable[[str], bytes], architecture: str) -> frozenset[str]:
+    """The features of a Mac. `ask` gives the value that the system has under a name, or nothing where it has none."""
+    if architecture == "aarch64":
+        found = [feature for name, feature in _DARWIN_ARM.items() if any(ask(name))]
+        return _complete(found, architecture)
+    names = b" ".join(ask(name).rstrip(b"\0") for name in _DARWIN_X86).decode("ascii", "replace").lower().split()
     return _complete((_DARWIN.get(name, name) for name in names), architecture)
 
 
@@ -103,14 +133,23 @@ def _complete(found: Iterable[str], architecture: str) -> frozenset[str]:
     return frozenset({*found, *_ALWAYS.get(architecture, ()), architecture})
 
 
-def _sysctl() -> str:
-    """What Darwin says of an Intel processor; a Mac with another one does not know the names and says nothing."""
-    import subprocess  # here, because what it imports costs more time than asking Linux
+def _hwcaps() -> tuple[int, ...] | None:
+    """What the kernel handed this process; None where libc has no function for it."""
+    import ctypes  # here, because only these systems need it
 
-    keys = ("machdep.cpu.features", "machdep.cpu.extfeatures", "machdep.cpu.leaf7_features")
-    with contextlib.suppress(OSError, subprocess.SubprocessError):
-        asked = subprocess.run(
-            ("sysctl", "-n", *keys), capture_output=True, text=True, errors="replace", timeout=_SECONDS, check=False
-        )
-        return asked.stdout
-    return ""
+    with contextlib.suppress(OSError, AttributeError):
+        ask = ctypes.CDLL(None).getauxval
+        ask.restype, ask.argtypes = ctypes.c_ulong, (ctypes.c_ulong,)
+        return tuple(ask(entry) for entry in _HWCAPS)
+    return None
+
+
+def _ask_darwin(name: str) -> bytes:
+    import ctypes
+
+    value = ctypes.create_string_buffer(4096)
+    size = ctypes.c_size_t(len(value))
+    with contextlib.suppress(OSError, AttributeError):
+        if ctypes.CDLL(None).sysctlbyname(name.encode(), value, ctypes.byref(size), None, ctypes.c_size_t(0)) == 0:
+            return value.raw[: size.value]
+    return b""

@@ -8,7 +8,6 @@
 A fault that the device finds in a call that was not waited for, a bad index, is raised by a later call.
 """
 
-import ctypes
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -19,6 +18,7 @@ from .errors import CallError, InputError, OutputError, format_error
 from .model import Model, read_only_error
 from .native import arrays, dlpack, native_library
 from .native.bfloat16 import BFloat16Array
+from .native.bound_call import BoundCall
 from .native.device_array import DeviceArray, DeviceTensor, stream_number, view_device
 from .self_test import StoredSample
 
@@ -30,87 +30,6 @@ def allocate_array(shape: tuple[int, ...], dtype: str, device: int) -> tuple[Any
     """A result as an array of our own."""
     made = DeviceArray(shape, dtype, device)
     return made, made.address
-
-
-_MESSAGE_SIZE = 2048
-_TENSOR_SIZE = ctypes.sizeof(native_library.NativeTensor)
-_TENSOR_WORDS = _TENSOR_SIZE // 8  # the first of them is the address
-# ingot_enqueue with plain numbers: to convert arrays takes longer than the call.
-_Enqueue = ctypes.CFUNCTYPE(
-    ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t
-)
-
-
-class _NativeModel(native_library.NativeDeviceModel):
-    """A model on a GPU that takes a call's tensors by their addresses."""
-
-    def _open(self, library: native_library.NativeLibrary, *rest: Any) -> int:
-        status = super()._open(library, *rest)
-        if not status:
-            self._queue = _Enqueue(ctypes.cast(library.ingot_enqueue, ctypes.c_void_p).value or 0)
-        return status
-
-    def queue(self, frame: "_CallFrame", stream: int) -> None:
-        """As `enqueue`, with what the frame holds."""
-        self._enter()
-        try:
-            status = self._queue(self._handle, frame.inputs, frame.outputs, stream, frame.message_at, _MESSAGE_SIZE)
-        finally:
-            self._leave()
-        if status:
-            self._call(lambda *arguments: self._repeat(status, frame, *arguments))
-
-    def _repeat(self, status: int, frame: "_CallFrame", handle: Any, message: Any, size: int) -> int:
-        """The end of a call that has failed, for what raises its error."""
-        ctypes.memmove(message, frame.message, size)
-        return status
-
-
-class _CallFrame:
-    """What one call writes its addresses to: the tensors as words, and where they and its message lie."""
-
-    __slots__ = ("_tensors", "inputs", "message", "message_at", "outputs", "words")
-
-    def __init__(self, tensors: bytes, inputs: int) -> None:
-        self._tensors = ctypes.create_string_buffer(tensors, len(tensors))
-        self.inputs = ctypes.addressof(self._tensors)
-        self.outputs = self.inputs + inputs * _TENSOR_SIZE
-        self.words = memoryview(self._tensors).cast("B").cast("Q")
-        self.message = ctypes.create_string_buffer(_MESSAGE_SIZE)
-        self.message_at = ctypes.addressof(self.message)
-
-
-class BoundCall:
-    """A call of a model whose tensors lie on its device and have known sizes: only their addresses are left to give.
-    Any number of threads may use it."""
-
-    __slots__ = ("_count", "_idle", "_kept", "_native", "_tensors", "dtypes", "shapes")
-
-    def __init__(
-        self, native: _NativeModel, inputs: Any, outputs: Any, count: int,
-        shapes: Sequence[tuple[int, ...]], dtypes: Sequence[str]
-    ) -> None:  # fmt: skip
-        """Use `DeviceModel.bind`. `count`: of the inputs."""
-        self._native, self._count = native, count
-        self._tensors = bytes(inputs)[: count * _TENSOR_SIZE] + bytes(outputs)
-        self._kept = (inputs, outputs)  # the sizes that the tensors point to
-        self._idle: list[_CallFrame] = []  # frames that no call uses
-        self.shapes, self.dtypes = shapes, dtypes
-
-    def __call__(self, addresses: Sequence[int], stream: int) -> None:
-        """Queues the call: with addresses on the device, of inputs and behind them of outputs, that are multiples of
-        their elements' sizes."""
-        try:
-            frame = self._idle.pop()
-        except IndexError:
-            frame = _CallFrame(self._tensors, self._count)
-        words = frame.words
-        at = 0
-        for address in addresses:
-            words[at] = address
-            at += _TENSOR_WORDS
-        self._native.queue(frame, stream)
-        self._idle.append(frame)  # not where it failed: the frame has its message
 
 
 class DeviceModel(Model):
@@ -149,7 +68,7 @@ class DeviceModel(Model):
             self._opened = self._open_native()
 
     def _open_native(self) -> native_library.NativeDeviceModel:
-        return _NativeModel(self._library, self._weights, self._images, self.device)
+        return native_library.NativeDeviceModel(self._library, self._weights, self._images, self.device)
 
     @property
     def _native(self) -> native_library.NativeModel:
@@ -171,19 +90,18 @@ class DeviceModel(Model):
         spec = self.spec
         if self._mutated or self._symbols or any(output.is_scalar for output in spec.outputs):
             return None
-        native = self._native
-        assert isinstance(native, _NativeModel)
         given: Any = [
             DeviceTensor(0, asked.dtype.name, tuple(shape), self.device)
             for asked, shape in zip(spec.inputs, shapes, strict=True)
         ]
-        plan = self._plan(native, given)
+        plan = self._plan(self._native, given)
         inputs, outputs = (type(one).from_buffer_copy(one) for one in (plan.inputs, plan.outputs))
         for tensor in (*inputs, *outputs):
             tensor.device = self.device + 1
         inputs.kept, outputs.kept = plan.inputs.kept, plan.outputs.kept  # the sizes that they point to
         names = [output.dtype.name for output in spec.outputs]
-        return BoundCall(native, inputs, outputs, len(spec.inputs), plan.output_shapes, names)
+        counts = (len(spec.inputs), len(spec.outputs))
+        return BoundCall(self._native, inputs, outputs, counts, plan.output_shapes, names)
 
     def run(
         self,

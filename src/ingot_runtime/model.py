@@ -35,6 +35,7 @@ from .errors import (
 )
 from .native import arrays, native_library
 from .native.bfloat16 import BFloat16Array
+from .native.bound_call import BoundCall
 from .native.copy_guard import Uncopied
 from .native.output_pool import ResultMemory
 
@@ -186,6 +187,25 @@ class Model(Uncopied):
         `buffers` has one for each output, or None to allocate it.
         """
         return self._run(self._native, leaves, buffers)
+
+    def bind(self, shapes: Sequence[tuple[int, ...]]) -> BoundCall | None:
+        """What calls with contiguous inputs of these sizes share; None for a model that takes sizes as numbers or
+        returns numbers: such calls need more checks. Raises InputError."""
+        spec = self.spec
+        if self._symbols or any(output.is_scalar for output in spec.outputs):
+            return None
+        given = [
+            np.broadcast_to(np.empty((), asked.dtype.numpy), shape)
+            for asked, shape in zip(spec.inputs, shapes, strict=True)
+        ]
+        plan = self._plan(self._native, given)
+        names = [output.dtype.name for output in spec.outputs]
+        counts = (len(spec.inputs), len(spec.outputs))
+        return BoundCall(self._native, plan.inputs, plan.outputs, counts, plan.output_shapes, names)
+
+    def allocate(self, size: int) -> NDArray[np.uint8]:
+        """Memory for a result of so many bytes: that of an earlier one where it is free. Raises MemoryError."""
+        return self._memory.empty((size,), np.dtype(np.uint8))
 
     def profile(self, leaves: Sequence[Any], launches: int) -> list[float]:
         """Runs the model as `run` does; returns the seconds of each of its kernel launches."""

@@ -247,7 +247,7 @@ def test_arrays_by_name_become_batches(scaled: ingot.Program, tmp_path: Path) ->
         ({"x": (3, 4), "shift": (2,), "y": (1,)}, ["unexpected y"]),
         ({"x": (4,), "shift": (2,)}, ["x: float32[3, 4]", "it has 1 axes, [4]"]),
         ({"x": (2, 3, 5), "shift": (2,)}, ["axis 1 of a batch is 5, and the model takes 4"]),
-        ({"x": (2, 3, 4), "shift": (3, 2)}, ["unlike numbers of batches: x: 2, shift: 3"]),
+        ({"x": (2, 3, 4), "shift": (3, 2)}, ["different numbers of batches: x: 2, shift: 3"]),
     ],
 )
 def test_arrays_that_are_no_batches(

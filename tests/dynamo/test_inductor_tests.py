@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -9,9 +10,16 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent.parent
 
 FILE = """
+import os
+import signal
+import time
 import unittest
 import torch
 from torch._inductor.compile_fx import compile_fx
+
+
+def run_by_ingot():
+    return compile_fx.__self__.mode == "native"
 
 
 class CpuTests(unittest.TestCase):
@@ -32,19 +40,45 @@ class CpuTests(unittest.TestCase):
     def test_of_inductor(self):
         self.assertIn("inductor_only", str(torch.compile(torch.sin)(torch.ones(2))))
 
+    def test_wrong(self):
+        self.assertFalse(run_by_ingot(), "Scalars are not equal!")
+
+    def test_crash(self):
+        if run_by_ingot():
+            os.kill(os.getpid(), signal.SIGSEGV)
+
+    def test_sleep(self):
+        if run_by_ingot():
+            time.sleep(1000)
+
     def test_skipped(self):
         self.skipTest("no GPU")
 """
 
 
-def test_the_table(tmp_path: Path) -> None:
-    file = tmp_path / "test_like_inductor.py"
-    file.write_text(FILE)
-    command = (sys.executable, "-m", "tests.dynamo.inductor_tests", str(file), "-k", "CpuTests")
+def run(file: Path, *more: str) -> str:
+    command = (sys.executable, "-m", "tests.dynamo.inductor_tests", str(file), *more)
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
     assert done.returncode == 0, done.stderr
-    lines = done.stdout.splitlines()
-    assert "| native | 3 | 75.0% |" in lines and "| split | 1 | 25.0% |" in lines
-    assert "| passed | 3 |" in lines and "| skipped | 1 |" in lines and "| fails in eager, too | 1 |" in lines
-    assert any("linalg_eig" in line for line in lines)
-    assert "wrong" not in done.stdout and "failed" not in done.stdout
+    return done.stdout
+
+
+def test_the_page(tmp_path: Path) -> None:
+    file = tmp_path / "test_like_inductor.py"
+    file.write_text(FILE)
+    journal = tmp_path / "journal.jsonl"
+    page = run(file, "-k", "CpuTests", "--seconds", "20", "--journal", str(journal))
+    name = f"`{tmp_path.name}/test_like_inductor.py`"
+    assert f"| {name} | 8 | 1 | 1 | 6 | 3 | 1 | 0 | 1 | 1 |" in page
+    assert f"| {name} | 3 | 2 | 1 | 0 | 66.7 | 0 |" in page
+    assert "| `aten.linalg_eig` | 1 |" in page
+    assert "| `CpuTests.test_crash` | crashed | SIGSEGV |" in page
+    assert "| `CpuTests.test_sleep` | timed out | it took more than 20 s |" in page
+    outcomes = {line["test"]: line["outcome"] for line in map(json.loads, journal.read_text().splitlines())}
+    assert outcomes["CpuTests.test_of_inductor"] == "not comparable"
+    assert outcomes["CpuTests.test_wrong"] == "wrong"
+    assert len(journal.read_text().splitlines()) == 8
+    assert run(file, "-k", "CpuTests", "--journal", str(journal)) == page, "what the journal has is not done again"
+    assert len(journal.read_text().splitlines()) == 8
+    run(file, "--journal", str(journal), "--again", "linalg_eig", "skipped")
+    assert len(journal.read_text().splitlines()) == 10

@@ -40,7 +40,6 @@ from ingot_runtime.container.manifest import ABI, read_spec
 from ingot_runtime.cpu_features import cores
 from ingot_runtime.model import Model
 from ingot_runtime.native.copy_guard import Uncopied
-from ingot_runtime.native.native_library import NativeLibrary
 
 if TYPE_CHECKING:
     from ingot.viewer.entry import ModelView
@@ -252,7 +251,7 @@ class CompiledModel(Uncopied):
             }
         }
         spec = read_spec(manifest, {_LIBRARY, _WEIGHTS, *images}, "<memory>")
-        library = NativeLibrary(memoryview(self.libraries[self.isa]), path="<memory>", member=_LIBRARY)
+        library = self._target.load_library(self.libraries[self.isa], _LIBRARY)
         return self._target.open_model(
             spec, library, self._blob.memory, images, threads, find_device(self.program) or 0
         )

@@ -11,7 +11,8 @@ from typing import Any
 import torch
 
 from ingot import torch_internals as internals
-from ingot_runtime.device_model import BoundCall, DeviceModel
+from ingot_runtime.device_model import DeviceModel
+from ingot_runtime.native.bound_call import BoundCall
 from ingot_runtime.pytree import Branch, Leaf
 
 # What a result is made with: its sizes, steps and dtype.

@@ -28,7 +28,7 @@ def _refuse() -> None:
     raise DoubleBackwardError(
         format_error(
             "A double backward goes through a compiled model, which has no second derivative.",
-            why="its backward is native code, of which autograd knows no gradient (the gradient was made with "
+            why="its backward is native code, whose gradient autograd does not know (the gradient was made with "
             "create_graph=True)",
             fix="compute the part that is differentiated twice with the model as it was before it was compiled, or "
             "write the first gradient into the model that is compiled: torch.autograd.grad(..., create_graph=True) in "

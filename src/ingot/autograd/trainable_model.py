@@ -243,7 +243,8 @@ class TrainableModel(Uncopied, nn.Module):
             return getattr(self._model, name)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if name in vars(self) or isinstance(getattr(type(self), name, None), property) or "_state" not in vars(self):
+        is_own = name in vars(self) or isinstance(getattr(type(self), name, None), property) or name == "__class__"
+        if is_own or "_state" not in vars(self):
             super().__setattr__(name, value)
         else:
             setattr(self._model, name, value)
@@ -395,7 +396,7 @@ def _check_tensor(tensor: torch.Tensor, path: pytree.Path) -> None:
         raise InputError(
             format_error(
                 f"{pytree.format_path(path[1:])} is a {type(tensor).__name__} without memory of its own.",
-                why="compiled code reads memory: it runs inside no transform of torch.func and no other trace",
+                why="compiled code reads memory: it cannot run inside a transform of torch.func or another trace",
                 fix="call the model elsewhere, or transform the model before it is compiled",
             )
         )
@@ -417,7 +418,7 @@ def _refuse_function(cls: type) -> None:
         format_error(
             f"The autograd.Function {cls.__qualname__} is used in a model that has to be captured before it trains.",
             why="the model also calls an operator that takes functions, and a Program keeps no gradients of its own",
-            fix="compile the part with the function and the part with the operator apart",
+            fix="compile the part with the function and the part with the operator separately",
         )
     )
 

@@ -19,7 +19,18 @@ if TYPE_CHECKING:
     from ingot.ir.program import Program
 
 # What --isa takes, for --help, which imports nothing that is slow; a test compares it with the code's own list.
-ISAS = ("x86-64-v4-bf16", "x86-64-v4", "x86-64-v3", "x86-64", "aarch64", "plain")
+ISAS = (
+    "x86-64-v4-amx",
+    "x86-64-v4-bf16",
+    "x86-64-v4",
+    "x86-64-v3",
+    "x86-64",
+    "aarch64-bf16",
+    "aarch64-dotprod",
+    "aarch64",
+    "plain",
+    "portable",
+)
 
 Source = Annotated[
     str,
@@ -66,8 +77,8 @@ def run(
             "--isa",
             metavar="NAME",
             autocompletion=choose_from((*ISAS, "sm_80", "sm_90a", "ptx")),
-            help=f"Build for this instruction set, too: {', '.join(ISAS)}. With --target cuda, for this architecture: "
-            "sm_80, sm_90a, …, or ptx. Repeatable.",
+            help=f"Build for this instruction set, too: {', '.join(ISAS)} (the first four). With --target cuda, "
+            "for this architecture: sm_80, sm_90a, …, or ptx. Repeatable.",
         ),
     ] = None,
     threads: Threads = None,

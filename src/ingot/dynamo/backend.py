@@ -36,8 +36,8 @@ def compile_graph(graph: fx.GraphModule, inputs: Sequence[Any], *, options: Mapp
         return internals.compile_functional(
             graph,
             inputs,
-            inference=partial(_compile_half, "inference", state, chosen),
-            forward=partial(_compile_half, "forward", {}, chosen),
+            inference=partial(compile_half, "inference", state, chosen),
+            forward=partial(compile_half, "forward", {}, chosen),
             backward=partial(_compile_backward, chosen),
             decompositions=training_decompositions() if needs_gradients else {},
         )
@@ -50,14 +50,14 @@ def compile_graph(graph: fx.GraphModule, inputs: Sequence[Any], *, options: Mapp
 
 
 def _compile_backward(options: BackendOptions, graph: fx.GraphModule, inputs: Sequence[Any]) -> OnceDifferentiable:
-    return OnceDifferentiable(_compile_half("backward", {}, options, graph, inputs))
+    return OnceDifferentiable(compile_half("backward", {}, options, graph, inputs))
 
 
 def _operations(graph: fx.GraphModule) -> int:
     return sum(node.op.startswith("call_") for node in graph.graph.nodes)
 
 
-def _compile_half(
+def compile_half(
     half: Half, state: Mapping[int, torch.Tensor], options: BackendOptions, graph: fx.GraphModule, inputs: Sequence[Any]
 ) -> Callable[[list[Any]], Sequence[Any]]:
     kept = {}
@@ -88,8 +88,12 @@ def _compile_native(
         made = NativeGraph(graph, state, options)
     except IngotError as error:
         split = SplitGraph(graph, state, options)
-        reasons = tuple(split.reasons) or (str(error),)
-        report = GraphReport(half, operations, split.native, split.native_pieces, split.kernels, reasons)
+        operations -= split.writes
+        rest = operations - split.native - split.communications
+        reasons = tuple(split.reasons) or ((str(error),) if rest else ())
+        report = GraphReport(
+            half, operations, split.native, split.native_pieces, split.kernels, reasons, split.communications
+        )
         publish(report, options.on_graph)
         return split
     publish(GraphReport(half, operations, operations, 1, made.kernels), options.on_graph)

@@ -15,7 +15,8 @@ from ingot import torch_internals as internals
 from ingot.artifacts.compiled_model import CompiledModel
 from ingot.artifacts.tensor_exchange import native_of, run_model
 from ingot.dynamo.arguments import size_carrier
-from ingot_runtime.host_call import HostCall, allocate_large
+from ingot_runtime.device_model import DeviceModel
+from ingot_runtime.native.bound_call import BoundCall
 
 # Results of more bytes take memory that the model has used before: fresh memory costs more than a kernel.
 _LARGE = 1 << 20
@@ -35,7 +36,7 @@ _allocate = internals.short_empty_strided("cpu") or _empty_strided
 
 @dataclass(frozen=True)
 class _CallPlan:
-    call: HostCall
+    call: BoundCall
     # Of each result: its sizes, steps and dtype; and those that are large, by number.
     results: tuple[tuple[tuple[int, ...], tuple[int, ...], torch.dtype], ...]
     large: tuple[int, ...]
@@ -75,10 +76,10 @@ class NativeCalls:
         shapes = [tuple(args[place].shape) for place in self.given] + [(int(args[place]),) for place in self.sizes]
         model = self.compiled.model
         plan = None
-        call = None if self.scalars else HostCall.bind(model, shapes)
+        call = None if self.scalars or isinstance(model, DeviceModel) else model.bind(shapes)
         if call is not None:
             empty = [torch.empty(shape, device="meta") for shape in call.shapes]
-            dtypes = [getattr(torch, output.dtype.name) for output in model.spec.outputs]
+            dtypes = [getattr(torch, name) for name in call.dtypes]
             results = tuple((s, tuple(e.stride()), d) for s, e, d in zip(call.shapes, empty, dtypes, strict=True))
             sizes = [tensor.numel() * dtype.itemsize for tensor, dtype in zip(empty, dtypes, strict=True)]
             plan = _CallPlan(call, results, tuple(n for n, size in enumerate(sizes) if size >= _LARGE))
@@ -112,7 +113,7 @@ class NativeCalls:
 
     def _allocate(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         size = torch.Size(shape).numel() * dtype.itemsize
-        return torch.from_numpy(allocate_large(self.compiled.model, size)).view(dtype).view(shape)
+        return torch.from_numpy(self.compiled.model.allocate(size)).view(dtype).view(shape)
 
     def _run_checked(self, args: Sequence[Any]) -> list[Any]:
         leaves = [native_of(args[place]) for place in self.given]

@@ -164,7 +164,7 @@ class ModuleState:
                 raise StateError(
                     format_error(
                         f"forward writes {first} or {name}, which share memory.",
-                        why="a Program keeps each tensor of the state by itself, so one would not follow the other",
+                        why="a Program keeps tensors of the state apart, so a write to one would not reach the other",
                         fix=f"make {name} a view of {first} inside forward",
                     )
                 )

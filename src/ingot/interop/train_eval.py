@@ -65,7 +65,7 @@ def warn_of_train_mode(program: Program, stacklevel: int) -> None:
     message = format_error(
         "The model is in train mode: some of its layers drop values at random or normalize by the batch.",
         where=f"{metadata.where(found[0])}{more}",
-        why="it was captured as it is, and is now made for inference",
+        why="it was captured in that mode, and is now compiled for inference",
         fix="call model.eval() first, or compile with training=True to train it",
     )
     warnings.warn(message, TrainModeWarning, stacklevel=stacklevel)

@@ -80,7 +80,7 @@ def verify_module(module: Module, after: str, more: StepRule = lambda step, fact
             format_error(
                 f"The scheduling pass {after!r} made a module that is not valid.",
                 why=str(error),
-                fix=f"report this bug of Ingot, and compile with disable_passes={{{after!r}}} until then",
+                fix=f"report this bug in Ingot, and compile with disable_passes={{{after!r}}} until then",
             )
         ) from None
 
@@ -290,7 +290,7 @@ class _ModuleWalk:
             if isinstance(index, Expr):
                 self.index(step, index, around, place)
         if any(not 0 <= result < len(body.ops) for result in body.results):
-            raise _Invalid(f"{_spell(step)}: its body has a result that is none of its operations")
+            raise _Invalid(f"{_spell(step)}: its body has a result that is not one of its operations")
         if self.full:
             self.fail(step, find_op_fault(body, self.module.buffers, given or {}))
             if 0 not in around.values():

@@ -191,7 +191,7 @@ class Lowering(LoopBuilder, GraphInterpreter):
         if part.rank != len(expected) or any(
             isinstance(found, int) and isinstance(size, int) and found != size for found, size in pairs
         ):
-            raise LoweringUnsupported(f"its rule gives the shape {[*part.shape]}, where torch gives {[*expected]}")
+            raise LoweringUnsupported(f"its rule returns the shape {[*part.shape]}, where torch returns {[*expected]}")
 
     def _check_symbols_bound(self, node: fx.Node) -> None:
         """A size that the rule left without a value would be whatever lies in memory."""

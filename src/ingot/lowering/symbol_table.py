@@ -64,7 +64,7 @@ class SymbolTable:
                 self._bound.add(name)
                 self.hints.setdefault(name, UNKNOWN)
                 return name
-        raise LoweringUnsupported(f"its size {size} is data-dependent and is not a size of its own")
+        raise LoweringUnsupported(f"its size {size} is an expression of data-dependent sizes, not a symbol")
 
     @property
     def _graphs(self) -> set[str]:

@@ -56,7 +56,7 @@ def replace_writes(program: Program) -> int:
     replay = Replay(program)
     replay.left_out = written_dropouts(program)
     replay.recorder.functional = True
-    # as_strided speaks of memory, which has to be that of its argument alone.
+    # as_strided addresses memory, which must be that of its argument alone.
     targets = {node.target for module in modules for node in module.graph.nodes}
     replay.recorder.keeps_layouts = torch.ops.aten.as_strided.default not in targets
     old = program.signature

@@ -300,9 +300,9 @@ def _split_write(node: fx.Node) -> fx.Node:
     if found is None:
         raise PassError(
             format_error(
-                f"{node.name} writes what it draws, and {op} has no form that does not.",
+                f"{node.name} writes random numbers to its argument, and {op} has no functional form.",
                 where=metadata.where(node),
-                fix="run functionalize first, then effects with random=True",
+                fix="run functionalize first, then insert_effect_tokens with random=True",
             )
         )
     graph = node.graph

@@ -115,7 +115,7 @@ class GraphWriter:
     def _module(self, module: fx.GraphModule, node: fx.Node) -> Json:
         found = getattr(module, str(node.target), None)
         if not isinstance(found, fx.GraphModule):
-            raise _unwritable(node, f"an attribute that is a {type(found).__name__} and no graph")
+            raise _unwritable(node, f"an attribute that is a {type(found).__name__}, not a graph")
         return self.write(found)
 
     def _node(self, node: fx.Node) -> Json:

@@ -164,6 +164,10 @@ class NativeTarget(Target[N]):
     def host_library(self) -> str:
         """The name of the library, among those that `build` gives, that this process loads."""
 
+    def load_library(self, data: bytes, member: str) -> NativeLibrary:
+        """That library, loaded. `member` is its name in messages. Raises DamagedFile."""
+        return NativeLibrary(memoryview(data), path="<memory>", member=member)
+
     @abstractmethod
     def open_model(
         self,

@@ -256,4 +256,4 @@ def _get(item: Any, key: str, kind: type[T]) -> T:
 
 
 def _wrong(place: str, value: Any) -> NoReturn:
-    raise ValueError(f"{place} is {str(value)[:60]!r}, which it cannot be")
+    raise ValueError(f"{place} is {str(value)[:60]!r}, which is not allowed")

@@ -63,6 +63,25 @@ class NativeTensor(ctypes.Structure):
     )
 
 
+TENSOR_SIZE = ctypes.sizeof(NativeTensor)
+
+
+class CallFrame:
+    """What one call of known sizes writes its addresses to: the tensors, inputs first, and room for a message."""
+
+    __slots__ = ("_tensors", "addresses", "inputs", "message", "message_at", "outputs")
+
+    def __init__(self, tensors: bytes, inputs: int) -> None:
+        """`tensors`: of the call, without addresses; `inputs`: how many of them are inputs."""
+        self._tensors = ctypes.create_string_buffer(tensors, max(len(tensors), 1))
+        self.inputs = ctypes.addressof(self._tensors)
+        self.outputs = self.inputs + inputs * TENSOR_SIZE
+        words = memoryview(self._tensors).cast("B")[: len(tensors)].cast("Q")
+        self.addresses = words[:: TENSOR_SIZE // 8]  # the first word of each tensor
+        self.message = ctypes.create_string_buffer(_MESSAGE_SIZE)
+        self.message_at = ctypes.addressof(self.message)
+
+
 class _Info(ctypes.Structure):
     _fields_ = (
         ("abi", ctypes.c_int32),
@@ -114,6 +133,10 @@ _PROFILING: dict[str, tuple[Any, ...]] = {
         ctypes.c_size_t,
     ),
 }  # fmt: skip
+# ingot_run and ingot_enqueue with plain numbers: to convert arrays takes longer than many calls.
+_PLAIN = (ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p)
+_PlainRun = ctypes.CFUNCTYPE(*_PLAIN, ctypes.c_void_p, ctypes.c_size_t)
+_PlainEnqueue = ctypes.CFUNCTYPE(*_PLAIN, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
 
 
 class NativeImage(ctypes.Structure):
@@ -192,11 +215,10 @@ class NativeModel(Uncopied):
         message = ctypes.create_string_buffer(_MESSAGE_SIZE)
         status = self._open(library, weights, threads, handle, message)
         if status or not handle.value:
-            kind, sentence = _STATUS.get(status, (IngotError, f"the library returned the code {status}"))
-            said = message.value.decode("utf-8", "replace")
-            raise kind(said or format_error("The model could not be opened.", why=sentence))
+            raise _error_of(status, message, "The model could not be opened.")
         self._library = library
         self._handle = handle.value
+        self._plain_run = _PlainRun(_address(library.ingot_run))
         self._lock = threading.Lock()
         self._calls = 0
         self._is_closing = False
@@ -220,6 +242,16 @@ class NativeModel(Uncopied):
 
     def run(self, inputs: Any, outputs: Any) -> None:
         self._call(self._library.ingot_run, inputs, outputs)
+
+    def run_frame(self, frame: CallFrame, stream: int = 0) -> None:
+        """As `run`, with what the frame holds. Only a model on a GPU has streams."""
+        self._enter()
+        try:
+            status = self._plain_run(self._handle, frame.inputs, frame.outputs, frame.message_at, _MESSAGE_SIZE)
+        finally:
+            self._leave()
+        if status:
+            raise _error_of(status, frame.message)
 
     def profile(self, inputs: Any, outputs: Any, launches: int) -> list[float]:
         """As `run`; returns the seconds of each launch."""
@@ -260,8 +292,7 @@ class NativeModel(Uncopied):
         finally:
             self._leave()
         if status:
-            kind, sentence = _STATUS.get(status, (IngotError, f"the library returned the code {status}"))
-            raise kind(message.value.decode("utf-8", "replace") or format_error("The call failed.", why=sentence))
+            raise _error_of(status, message)
 
     def _enter(self) -> None:
         with self._lock:
@@ -288,6 +319,7 @@ class NativeDeviceModel(NativeModel):
         self._device = device
         super().__init__(library, weights)
         self._images = {}
+        self._plain_enqueue = _PlainEnqueue(_address(library.ingot_enqueue))
 
     def _open(
         self, library: NativeLibrary, weights: "Blob", threads: int, handle: ctypes.c_void_p, message: Any
@@ -306,6 +338,28 @@ class NativeDeviceModel(NativeModel):
     def enqueue(self, inputs: Any, outputs: Any, stream: int) -> None:
         """Queues a run on a stream of the driver's: its number, 0 for the default one."""
         self._call(self._library.ingot_enqueue, inputs, outputs, ctypes.c_void_p(stream))
+
+    def run_frame(self, frame: CallFrame, stream: int = 0) -> None:
+        """As `enqueue`, with what the frame holds."""
+        self._enter()
+        try:
+            status = self._plain_enqueue(
+                self._handle, frame.inputs, frame.outputs, stream, frame.message_at, _MESSAGE_SIZE
+            )
+        finally:
+            self._leave()
+        if status:
+            raise _error_of(status, frame.message)
+
+
+def _error_of(status: int, message: Any, what: str = "The call failed.") -> IngotError:
+    """The error for a status, with the library's own message where there is one."""
+    kind, sentence = _STATUS.get(status, (IngotError, f"the library returned the code {status}"))
+    return kind(message.value.decode("utf-8", "replace") or format_error(what, why=sentence))
+
+
+def _address(function: Any) -> int:
+    return ctypes.cast(function, ctypes.c_void_p).value or 0
 
 
 class Blob:

@@ -210,10 +210,10 @@ def main() -> None:
     given = parser.parse_args()
     if given.write:
         shown = {"a script that takes 20 ms": "fake", "the C compiler": "cc"}
-        figures = {title: run(given.folder / name, given.kills, name) for title, name in shown.items()}
+        figures = {title: run(given.folder.resolve() / name, given.kills, name) for title, name in shown.items()}
         given.write.write_text(write_report(figures), encoding="utf-8")
     else:
-        print(json.dumps(run(given.folder, given.kills, given.compiler), indent=2))
+        print(json.dumps(run(given.folder.resolve(), given.kills, given.compiler), indent=2))
 
 
 if __name__ == "__main__":

@@ -35,6 +35,8 @@ def _cpuinfo(*cores: str, word: str = "flags") -> str:
         (_V4.replace("avx512vl", ""), "x86-64-v3"),
         (f"{_V4} avx512_vnni", "x86-64-v4"),
         (_BF16, "x86-64-v4-bf16"),
+        (f"{_BF16} amx_bf16 amx_tile amx_int8", "x86-64-v4-amx"),
+        (f"{_BF16} amx_tile amx_int8", "x86-64-v4-bf16"),
         (_BF16.replace("xsave", ""), "x86-64"),
     ],
 )
@@ -49,10 +51,32 @@ def test_what_one_core_lacks_the_machine_lacks() -> None:
     assert cpu_features.missing("x86-64-v4", having) == ["avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"]
 
 
-def test_an_arm_machine() -> None:
-    having = cpu_features.from_cpuinfo(_cpuinfo("fp asimd evtstrm aes", word="Features"), "aarch64")
-    assert cpu_features.best(isa.ISAS, having) == "aarch64"
+@pytest.mark.parametrize(
+    ("flags", "name"),
+    [
+        ("fp asimd evtstrm aes", "aarch64"),
+        ("fp asimd atomics asimdrdm asimddp", "aarch64-dotprod"),
+        ("fp asimd asimddp", "aarch64"),
+        ("fp asimd atomics asimdrdm asimddp bf16", "aarch64-dotprod"),
+        ("fp asimd atomics asimdrdm asimddp i8mm bf16", "aarch64-bf16"),
+    ],
+)
+def test_the_best_of_an_arm_machine(flags: str, name: str) -> None:
+    having = cpu_features.from_cpuinfo(_cpuinfo(flags, word="Features"), "aarch64")
+    assert cpu_features.best(isa.ISAS, having) == name
     assert cpu_features.missing("x86-64", having) == ["x86_64", "sse2"]
+
+
+def test_what_linux_hands_a_process_on_an_arm_machine() -> None:
+    base = 1 << 0 | 1 << 1
+    dot = base | 1 << 8 | 1 << 12 | 1 << 20
+    found = [cpu_features.from_hwcaps(words) for words in ((base, 0), (dot, 0), (dot, 1 << 13), (dot, 3 << 13))]
+    assert [cpu_features.best(isa.ISAS, having) for having in found] == [
+        "aarch64",
+        "aarch64-dotprod",
+        "aarch64-dotprod",
+        "aarch64-bf16",
+    ]
 
 
 def test_a_machine_that_says_nothing_has_what_its_architecture_always_has() -> None:
@@ -62,14 +86,27 @@ def test_a_machine_that_says_nothing_has_what_its_architecture_always_has() -> N
     assert cpu_features.best(["x86-64", "no such"], cpu_features.from_cpuinfo("", "riscv64")) is None
 
 
-def test_macs() -> None:
-    said = (
-        "FPU VME SSE SSE2 SSE3 SSSE3 FMA CX16 SSE4.1 SSE4.2 MOVBE POPCNT XSAVE OSXSAVE AVX1.0 F16C\n"
-        "SYSCALL XD LAHF LZCNT EM64T\nBMI1 AVX2 BMI2 ERMS AVX512F AVX512DQ AVX512CD AVX512BW AVX512VL\n"
-    )
-    assert cpu_features.best(isa.ISAS, cpu_features.from_sysctl(said, "x86_64")) == "x86-64-v4"
-    assert cpu_features.best(isa.ISAS, cpu_features.from_sysctl(said.replace("LZCNT", ""), "x86_64")) == "x86-64"
-    assert cpu_features.best(isa.ISAS, cpu_features.from_sysctl("", cpu_features.architecture("arm64"))) == "aarch64"
+def test_macs_with_intel_processors() -> None:
+    said = {
+        "machdep.cpu.features": b"FPU VME SSE SSE2 SSE3 SSSE3 FMA CX16 SSE4.1 SSE4.2 MOVBE POPCNT XSAVE AVX1.0 F16C\0",
+        "machdep.cpu.extfeatures": b"SYSCALL XD LAHF LZCNT EM64T\0",
+        "machdep.cpu.leaf7_features": b"BMI1 AVX2 BMI2 ERMS AVX512F AVX512DQ AVX512CD AVX512BW AVX512VL\0",
+    }
+    assert cpu_features.best(isa.ISAS, cpu_features.from_sysctl(said.__getitem__, "x86_64")) == "x86-64-v4"
+    said["machdep.cpu.extfeatures"] = b"SYSCALL XD LAHF EM64T\0"
+    assert cpu_features.best(isa.ISAS, cpu_features.from_sysctl(said.__getitem__, "x86_64")) == "x86-64"
+
+
+def test_macs_with_arm_processors() -> None:
+    def machine(*features: str) -> str | None:
+        there = {f"hw.optional.arm.FEAT_{name}": (1).to_bytes(4, "little") for name in features}
+        there.setdefault("hw.optional.arm.FEAT_BF16", bytes(4))
+        having = cpu_features.from_sysctl(lambda name: there.get(name, b""), cpu_features.architecture("arm64"))
+        return cpu_features.best(isa.ISAS, having)
+
+    assert machine() == "aarch64"
+    assert machine("LSE", "RDM", "DotProd") == "aarch64-dotprod"
+    assert machine("LSE", "RDM", "DotProd", "I8MM", "BF16") == "aarch64-bf16"
 
 
 def test_architectures_have_one_name_each() -> None:
@@ -96,6 +133,12 @@ def test_an_unknown_name_lists_the_known_ones() -> None:
         isa.find_isa("x86-64-v5")
     message = str(caught.value)
     assert "'x86-64-v5'" in message and all(name in message for name in isa.ISAS) and isa.host().name in message
+
+
+def test_portable_names_several() -> None:
+    found = isa.find_isas(["portable", "x86-64-v3", "plain"])
+    assert [one.name for one in found] == [*isa.PORTABLE, "plain"]
+    assert found[0].has_amx and found[1].has_bf16 and found[2].has_masks and found[3].vector_bits == 256
 
 
 def test_the_two_tables_tell_of_the_same_sets() -> None:

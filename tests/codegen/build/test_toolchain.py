@@ -321,7 +321,7 @@ def test_a_compiler_that_hangs_is_ended_with_all_it_runs(tmp_path: Path) -> None
     pids = tmp_path / "pids"
     compiler = fake(tmp_path, f"sleep 1000 & echo $! >> {pids}; sleep 1000 & echo $! >> {pids}; wait")
     began = time.monotonic()
-    with pytest.raises(CompilerTimeout, match=r"did not end in 0\.5 s"):
+    with pytest.raises(CompilerTimeout, match=r"did not finish within 0\.5 s"):
         compiler.compile_library(SOURCE, HOST, tmp_path / "model.so", timeout=0.5, failed=tmp_path / "failed")
     assert time.monotonic() - began < 30
     wait_for(lambda: not any(_is_alive(int(pid)) for pid in pids.read_text().split()))

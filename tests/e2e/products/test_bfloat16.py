@@ -24,13 +24,14 @@ from ingot.artifacts.compiled_model import CompiledModel
 from ingot.codegen.build.isa import ISAS, Isa, missing_features
 from ingot.lowering.loop_ir import Stmt
 from ingot.targets.cpu.schedule.statements import GemmGroup, PackedGemm, StripMined, TiledConvolution
+from tests.support.emulated_amx import DENIED_AMX, EMULATED_AMX
 from tests.support.kernel_models import Block, ConvNet, Inverted
 from tests.support.pipeline_fixtures import assemble, lowered
 
 OPERANDS = 2 * 2**-8 + 2**-16
 SINGLE = 2**-24
 # Every way in which two bfloat16 numbers are multiplied, as far as this machine can run it.
-RUNNABLE = [isa for isa in ISAS.values() if isa.architecture and not missing_features(isa)]
+RUNNABLE = [*(isa for isa in ISAS.values() if isa.architecture and not missing_features(isa)), EMULATED_AMX, DENIED_AMX]
 
 
 def narrow(

@@ -46,6 +46,19 @@ FLAGS = ("-Og", "-fPIC", "-shared", "-fopenmp-simd", "-fno-math-errno", "-fno-tr
 # Seconds that one program may run.
 PATIENCE = 20
 
+
+class Machine:
+    """What runs the samples: this machine."""
+
+    compiler: Sequence[str] = ("gcc", *host().flags)
+
+    def load(self, library: Path) -> Any:
+        """Functions by their names, as ctypes calls them."""
+        return ctypes.CDLL(str(library))
+
+
+HERE = Machine()
+
 # What each model's own part calls its own; renamed so that many parts can stand in one file.
 _NAMES = re.compile(
     r"\b(k\d+|ingot_describe|ingot_open|ingot_close|ingot_seed|ingot_sizes|ingot_run|ingot_profile|ingot_trace|ig_explain_index|ig_execute|ig_prepare|ig_sizes_fit|ig_model_run|ig_bind|ig_shapes"
@@ -76,14 +89,19 @@ class Part:
 
 
 def run(
-    cases: Iterable[Case], *, size: int = BATCH, flags: Sequence[str] = FLAGS, classify: bool = False
+    cases: Iterable[Case],
+    *,
+    size: int = BATCH,
+    flags: Sequence[str] = FLAGS,
+    classify: bool = False,
+    machine: Machine = HERE,
 ) -> Iterator[tuple[Case, Outcome]]:
     """Each case with its outcome, in order. Cases that eager refuses are left out."""
     with tempfile.TemporaryDirectory() as folder:
         for number, group in enumerate(
             itertools.batched(cases, size) if hasattr(itertools, "batched") else _batched(cases, size)
         ):
-            yield from _run_batch(group, Path(folder) / f"batch{number}", flags, classify)
+            yield from _run_batch(group, Path(folder) / f"batch{number}", flags, classify, machine)
 
 
 def _batched(items: Iterable[Case], size: int) -> Iterator[tuple[Case, ...]]:
@@ -93,7 +111,7 @@ def _batched(items: Iterable[Case], size: int) -> Iterator[tuple[Case, ...]]:
 
 
 def _run_batch(
-    group: Sequence[Case], path: Path, flags: Sequence[str], classify: bool
+    group: Sequence[Case], path: Path, flags: Sequence[str], classify: bool, machine: Machine
 ) -> Iterator[tuple[Case, Outcome]]:
     outcomes: dict[int, Outcome] = {}
     parts: dict[int, Part] = {}
@@ -110,10 +128,11 @@ def _run_batch(
             outcomes[number] = made
         else:
             parts[number] = made
-    outcomes |= _compiled(parts, path, flags)
+    outcomes |= _compiled(parts, path, flags, machine)
     wrong = {number: part for number, part in parts.items() if outcomes[number].kind == "wrong"}
     if "-Og" in flags:
-        outcomes |= _compiled(wrong, path.with_name(f"{path.name}o"), ["-O3" if f == "-Og" else f for f in flags])
+        harder = ["-O3" if flag == "-Og" else flag for flag in flags]
+        outcomes |= _compiled(wrong, path.with_name(f"{path.name}o"), harder, machine)
     for number, case in enumerate(group):
         if number in outcomes:
             yield case, replace(outcomes[number], outside=foreign.get(number, ()))
@@ -149,7 +168,7 @@ def _failure(error: Exception) -> Outcome:
     return Outcome("crashed", f"compiling: {type(error).__name__}: {error}\n{traceback.format_exc(limit=-6)}")
 
 
-def _compiled(parts: dict[int, Part], path: Path, flags: Sequence[str]) -> dict[int, Outcome]:
+def _compiled(parts: dict[int, Part], path: Path, flags: Sequence[str], machine: Machine) -> dict[int, Outcome]:
     if not parts:
         return {}
     shared = RuntimeLibrary()
@@ -167,12 +186,12 @@ def _compiled(parts: dict[int, Part], path: Path, flags: Sequence[str]) -> dict[
     source, library = path.with_suffix(".c"), path.with_suffix(".so")
     source.write_text(text)
     done = subprocess.run(
-        ["gcc", *host().flags, *flags, str(source), "-o", str(library), "-lpthread", "-Wl,-z,defs"],
+        [*machine.compiler, *flags, str(source), "-o", str(library), "-lpthread", "-Wl,-z,defs"],
         capture_output=True,
         text=True,
     )
     if done.returncode == 0:
-        return _run_forked(parts, library)
+        return _run_forked(parts, library, machine)
     if len(parts) == 1:
         (number,) = parts
         return {number: Outcome("crashed", f"the C compiler: {done.stderr[:600]}")}
@@ -181,12 +200,12 @@ def _compiled(parts: dict[int, Part], path: Path, flags: Sequence[str]) -> dict[
     middle = len(items) // 2
     name = path.name
     return {
-        **_compiled(dict(items[:middle]), path.with_name(f"{name}a"), flags),
-        **_compiled(dict(items[middle:]), path.with_name(f"{name}b"), flags),
+        **_compiled(dict(items[:middle]), path.with_name(f"{name}a"), flags, machine),
+        **_compiled(dict(items[middle:]), path.with_name(f"{name}b"), flags, machine),
     }
 
 
-def _run_forked(parts: dict[int, Part], library: Path) -> dict[int, Outcome]:
+def _run_forked(parts: dict[int, Part], library: Path, machine: Machine) -> dict[int, Outcome]:
     """Runs the parts in a child, which says after each how it went; a child that dies took one part with it."""
     outcomes: dict[int, Outcome] = {}
     left = list(parts)
@@ -199,7 +218,7 @@ def _run_forked(parts: dict[int, Part], library: Path) -> dict[int, Outcome]:
             status = 1
             try:
                 with os.fdopen(writer, "wb") as out:
-                    loaded = ctypes.CDLL(str(library))
+                    loaded = machine.load(library)
                     for number in left:
                         signal.alarm(PATIENCE)
                         pickle.dump((number, _run_part(loaded, parts[number])), out)

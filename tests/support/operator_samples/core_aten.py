@@ -4,7 +4,7 @@
 
 Which samples a compiler for core ATen owes an answer is torch's to say: an operator is of the set if it carries
 `torch.Tag.core`, and what is none of it must be made of such operators by torch's table of decompositions. Where our
-own capture or passes fail, torch.export is asked, so that a fault of ours does not take a sample out of the count.
+own capture or passes fail, torch.export is asked, so that a bug of ours does not take a sample out of the count.
 """
 
 from __future__ import annotations

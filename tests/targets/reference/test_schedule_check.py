@@ -372,7 +372,7 @@ def test_a_wrong_lowering_is_not_laid_at_a_pass() -> None:
     wrong = replace(module, steps=(replace(step, body=Body(ops, step.body.results)),))
     with pytest.raises(ScheduleError, match="does not compute what its program does") as caught:
         schedule_checked(CPU, program, wrong)
-    assert "torch gives something else: mul" in str(caught.value)
+    assert "torch returns something else: mul" in str(caught.value)
 
 
 def test_without_example_inputs_there_is_nothing_to_check() -> None:

@@ -113,7 +113,9 @@ def from_file(path: str, program: Program) -> Batches:
     for name, length in lengths.items():
         if length not in (1, count) or not length:
             listed = ", ".join(f"{name}: {length}" for name, length in lengths.items())
-            raise CalibrationDataError(format_error(f"The arrays of {path} hold unlike numbers of batches: {listed}."))
+            raise CalibrationDataError(
+                format_error(f"The arrays of {path} hold different numbers of batches: {listed}.")
+            )
     example = None if program.example_inputs is None else pytree.flatten(program.example_inputs)[0]
     others = [one.name for one in inputs if names.get(one.name) not in tensors]
     if others and example is None:

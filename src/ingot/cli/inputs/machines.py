@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ingot.codegen.build.isa import find_isa
+from ingot.codegen.build.isa import find_isas
 
 
 def check_machines(target: str, names: Sequence[str]) -> None:
@@ -14,5 +14,4 @@ def check_machines(target: str, names: Sequence[str]) -> None:
 
         split_machines(names)
         return
-    for name in names:
-        find_isa(name)
+    find_isas(names)

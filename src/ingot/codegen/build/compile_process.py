@@ -248,7 +248,7 @@ def _failure(command: Sequence[str], code: int, text: str, folder: Path) -> Comp
 def _timeout(command: Sequence[str], timeout: float) -> CompilerTimeout:
     return CompilerTimeout(
         format_error(
-            f"the C compiler did not end in {timeout:g} s",
+            f"the C compiler did not finish within {timeout:g} s",
             where=shlex.join(command),
             fix="try again when the machine has less to do; if it hangs again, try another compiler, named in CC",
         ),

@@ -1,7 +1,7 @@
 """Instruction sets: what the C is generated and compiled for.
 
     isa.host()                     the best one of this machine
-    isa.by_name("x86-64-v3")       another one, for `--isa`
+    isa.find_isas(["portable"])    others, for `--isa`
     isa.missing_features(that)     what this machine lacks to run it
 
 Which processor features an instruction set needs is in ingot_runtime/cpu_features.py alone: the runtime asks the same
@@ -11,6 +11,7 @@ question before it loads a library, and cannot import this package.
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from ingot.errors import UnsupportedMachine, format_error
@@ -35,6 +36,7 @@ class Isa:
     has_masks: bool = False  # loads, stores and arithmetic under a mask
     has_vnni: bool = False  # int8 dot products into int32
     has_bf16: bool = False  # bfloat16 dot products into float32
+    has_amx: bool = False  # the same two for matrices of 16 rows by 64 bytes
 
     @property
     def features(self) -> tuple[str, ...]:
@@ -56,6 +58,20 @@ ISAS: dict[str, Isa] = {
     isa.name: isa
     for isa in (
         Isa(
+            "x86-64-v4-amx",
+            "x86_64",
+            (*_V4, "-mavx512vnni", "-mavx512bf16", "-mamx-tile", "-mamx-int8", "-mamx-bf16"),
+            "x86_64_v4+avx512vnni+avx512bf16+amx_tile+amx_int8+amx_bf16",
+            vector_bits=512,
+            registers=32,
+            has_fma=True,
+            has_half=True,
+            has_masks=True,
+            has_vnni=True,
+            has_bf16=True,
+            has_amx=True,
+        ),
+        Isa(
             "x86-64-v4-bf16",
             "x86_64",
             (*_V4, "-mavx512vnni", "-mavx512bf16"),
@@ -71,10 +87,36 @@ ISAS: dict[str, Isa] = {
         Isa("x86-64-v4", "x86_64", _V4, "x86_64_v4", 512, 32, has_fma=True, has_half=True, has_masks=True),
         Isa("x86-64-v3", "x86_64", ("-march=x86-64-v3",), "x86_64_v3", 256, 16, has_fma=True, has_half=True),
         Isa("x86-64", "x86_64", ("-march=x86-64",), "x86_64", 128, 16),
+        Isa(
+            "aarch64-bf16",
+            "aarch64",
+            ("-march=armv8.2-a+dotprod+bf16+i8mm",),
+            "generic+v8_2a+dotprod+bf16+i8mm",
+            128,
+            32,
+            has_fma=True,
+            has_half=True,
+            has_vnni=True,
+            has_bf16=True,
+        ),
+        Isa(
+            "aarch64-dotprod",
+            "aarch64",
+            ("-march=armv8.2-a+dotprod",),
+            "generic+v8_2a+dotprod",
+            128,
+            32,
+            has_fma=True,
+            has_half=True,
+            has_vnni=True,
+        ),
         Isa("aarch64", "aarch64", ("-march=armv8-a",), "generic", 128, 32, has_fma=True, has_half=True),
         Isa("plain", None, (), "baseline", vector_bits=0, registers=0),
     )
 }
+
+# What "portable" stands for: one file that is fast on every x86-64 processor since AVX2.
+PORTABLE = ("x86-64-v4-amx", "x86-64-v4-bf16", "x86-64-v4", "x86-64-v3")
 
 
 @functools.cache
@@ -90,10 +132,16 @@ def find_isa(name: str) -> Isa:
     raise UnsupportedMachine(
         format_error(
             f"there is no instruction set called {name!r}",
-            why="Ingot generates code for " + ", ".join(ISAS),
+            why="Ingot generates code for " + ", ".join(ISAS) + ", and portable: " + ", ".join(PORTABLE),
             fix=f"use one of those names; this machine's own is {host()}",
         )
     )
+
+
+def find_isas(names: Iterable[str]) -> list[Isa]:
+    """The instruction sets of these names, "portable" among them; raises what `find_isa` raises."""
+    found = (one for name in names for one in (PORTABLE if name == "portable" else (name,)))
+    return list({name: find_isa(name) for name in found}.values())
 
 
 def missing_features(isa: Isa) -> list[str]:

@@ -117,7 +117,7 @@ class Toolchain:
         fails on, a copy is kept in `failed`, or in a new temporary folder; the exception names it. `timeout` holds for
         compiling and linking alike. A library that is not `is_lasting` need not outlive a loss of power.
         """
-        self._check_target(isa)
+        self.check_target(isa)
         flags, run_flags = self.flags(isa, extra_flags), self.flags(isa, (*RUN_FLAGS, *extra_flags))
         try:
             with tempfile.TemporaryDirectory(prefix="ingot-cc-", dir=work, ignore_cleanup_errors=True) as name:
@@ -150,15 +150,20 @@ class Toolchain:
         self._check_library(folder / "model.so", said)
         return said
 
-    def _check_target(self, isa: Isa) -> None:
-        if isa.architecture in (None, self._architecture) or self.is_zig:
+    def supports(self, isa: Isa) -> bool:
+        """Whether it makes code for the architecture of `isa`."""
+        return isa.architecture in (None, self._architecture) or self.is_zig
+
+    def check_target(self, isa: Isa) -> None:
+        """Raises UnsupportedMachine where it does not make code for `isa`."""
+        if self.supports(isa):
             return
         raise UnsupportedMachine(
             format_error(
                 f"{self.name} does not support the target ISA {isa}",
                 why=f"its target is {self.target}, and {isa} is a set of {isa.architecture}",
-                fix="name a cross compiler in the environment variable CC, or `pip install ziglang` and set "
-                f'CC="{Path(sys.executable).name} -m ziglang cc"',
+                fix="`pip install ingot[cross]` brings ziglang, which makes code for all of them; or name a cross "
+                "compiler in the environment variable CC",
             )
         )
 
@@ -202,6 +207,31 @@ def find(settings: Settings | None = None) -> Toolchain:
     )
 
 
+def find_for(isa: Isa, settings: Settings | None = None) -> Toolchain:
+    """The compiler to make code of `isa` with: that of `find`, or where it makes code for another architecture only,
+    and CC does not name it, gcc under its name as a cross compiler, or the ziglang package.
+
+    Raises UnsupportedMachine where there is none.
+    """
+    settings = Settings.from_environment() if settings is None else settings
+    found = find(settings)
+    if not settings.compiler and not found.supports(isa):
+        for name, command in _cross_candidates(isa):
+            try:
+                return _ask(name, command)
+            except NoCompiler:
+                continue
+    found.check_target(isa)
+    return found
+
+
+def _cross_candidates(isa: Isa) -> Iterator[tuple[str, tuple[str, ...]]]:
+    name = f"{isa.architecture}-linux-gnu-gcc"
+    if sys.platform == "linux" and (path := shutil.which(name)) is not None:
+        yield name, (path,)
+    yield from _ziglang()
+
+
 def candidates(named: str = "") -> Iterator[tuple[str, tuple[str, ...]]]:
     """Names and commands of the compilers there may be, the preferred first: `named` alone, if it is given."""
     if named:
@@ -215,6 +245,10 @@ def candidates(named: str = "") -> Iterator[tuple[str, tuple[str, ...]]]:
         path = shutil.which(name)
         if path is not None:
             yield name, (path,)
+    yield from _ziglang()
+
+
+def _ziglang() -> Iterator[tuple[str, tuple[str, ...]]]:
     if importlib.util.find_spec("ziglang") is not None:
         yield "ziglang", (sys.executable, "-m", "ziglang", "cc")
 

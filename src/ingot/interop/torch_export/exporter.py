@@ -63,7 +63,7 @@ def to_exported(program: Program) -> ExportedProgram:
     """The program as torch.export has it: torch can run, save and decompose it.
 
     A dataclass among the arguments or results is registered with torch.export.register_dataclass, since torch takes
-    and returns registered classes alone. Constraints become torch's guards, which `ep.module()` checks. Of what torch
+    and returns only registered classes. Constraints become torch's guards, which `ep.module()` checks. Of what torch
     cannot express, this is left out: the signature of a preserved call whose values only exist inside a region, and
     the check that a tensor fixed by `concrete_args` has its value.
     """
@@ -289,7 +289,7 @@ def _unknown_class(tree: Tree, cls: type | None) -> ConversionError:
     return ConversionError(
         format_error(
             f"The program takes or returns a {name}, and torch's pytree does not know that class.",
-            why="torch.export takes and returns registered classes alone",
+            why="torch.export takes and returns only registered classes",
             fix=f"register it before capturing: torch.utils._pytree.register_pytree_node({cls.__qualname__}, …)",
         )
     )

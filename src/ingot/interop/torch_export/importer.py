@@ -155,7 +155,7 @@ def _output(spec: torch_signature.OutputSpec) -> Output:
     if kind is None:
         raise ConversionError(
             format_error(
-                f"The program returns gradients ({spec.kind.name} {spec.arg.name}); a Program holds a forward alone.",
+                f"The program returns gradients ({spec.kind.name} {spec.arg.name}); a Program holds only a forward.",
                 fix="export the model's forward without joint loss",
             )
         )
@@ -178,7 +178,7 @@ def _set_outputs(graph: fx.Graph, outputs: Sequence[Output]) -> None:
 def _custom_object(arg: Any) -> ConversionError:
     return ConversionError(
         format_error(
-            f"{arg.name} is a {type(arg).__name__}, and a Program takes tensors, ints and literals alone.",
+            f"{arg.name} is a {type(arg).__name__}, and a Program takes only tensors, ints and literals.",
             why=getattr(arg, "class_fqn", None),
             fix="pass the object's tensors themselves",
         )

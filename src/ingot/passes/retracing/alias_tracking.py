@@ -217,7 +217,7 @@ class AliasTracker:
             self._refuse("as_strided of a tensor that is not contiguous, or is a view itself")
 
     def _is_repeatable(self, view: View) -> bool:
-        """An as_strided view speaks of memory, and repeats on values only where these lie as they did."""
+        """An as_strided view addresses memory, and can be recomputed on values only where these lie as they did."""
         if view.func is not aten.as_strided.default:
             return True
         parent = view.parent

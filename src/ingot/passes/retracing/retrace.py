@@ -146,7 +146,7 @@ class Replay:
                 format_error(
                     f"{operator_name(node.target)} cannot be decomposed for every size {size}.",
                     where=metadata.where(node),
-                    why="its decomposition depends on that number: one step for each, say",
+                    why="its decomposition depends on that number, for example with one step for each",
                     fix=f"leave {size} out of dynamic_shapes",
                 )
             ) from failure

@@ -52,9 +52,9 @@ class ReplayRecorder(GraphTracer):
         if self.functional and isinstance(func, internals.OpOverload) and func._schema.is_mutable:
             raise PassError(
                 format_error(
-                    f"{func} writes to its argument, and would stay in a graph without writes.",
+                    f"{func} writes to its argument, and functionalize left it in the graph.",
                     where=self.user_place(),
-                    why="this is a fault of Ingot: every write is to become a new value",
+                    why="this is a bug in Ingot: every write must become a new value",
                     fix="report it with the operator's name",
                 )
             )
@@ -179,7 +179,7 @@ class ReplayRecorder(GraphTracer):
                 format_error(
                     "as_strided of a view of an argument cannot be expressed without views.",
                     where=self.user_place(),
-                    why="it speaks of memory, and where the argument lies in it is known at the call only",
+                    why="it addresses memory, and the offset of the argument is known only at run time",
                     fix="apply as_strided to the argument itself or to a clone",
                 )
             )
@@ -274,7 +274,7 @@ class ReplayRecorder(GraphTracer):
     def _refuse_resize(self) -> None:
         raise PassError(
             format_error(
-                "The model gives a tensor other memory or another size in place.",
+                "The model changes the memory or the size of a tensor in place.",
                 where=self.user_place(),
                 why="what shares its memory cannot follow",
                 fix="assign the new tensor to a name: x = x.reshape(...)",

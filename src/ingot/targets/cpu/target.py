@@ -9,9 +9,9 @@ from typing import get_args
 import torch
 
 from ingot.codegen.build.cache import Cache
-from ingot.codegen.build.isa import find_isa, host
+from ingot.codegen.build.isa import find_isas, host
 from ingot.codegen.build.page_prefault import Pages
-from ingot.codegen.build.toolchain import find
+from ingot.codegen.build.toolchain import find_for
 from ingot.codegen.weight_blob import WeightBlob, fill
 from ingot.config import Settings
 from ingot.ir.program import Program
@@ -72,14 +72,13 @@ class CpuTarget(NativeTarget[CSource]):
     def build(
         self, source: CSource, machines: str | Sequence[str] | None = None, *, cache: bool = True
     ) -> dict[str, bytes]:
-        """A library for this machine, and for each instruction set named."""
+        """A library for this machine, and for each instruction set named; "portable" names several."""
         names = [machines] if isinstance(machines, str) else list(machines or ())
-        wanted = {host().name: host(), **{name: find_isa(name) for name in names}}
-        tools = find()
+        wanted = {host().name: host(), **{one.name: one for one in find_isas(names)}}
         parts = 1 + min(source.groups, cores(), PARTS)
         store = Cache.from_settings(Settings.from_environment()) if cache else Cache(None)
         return {
-            name: store.read_library(source.text, one, tools, extra_flags=(f'-DIG_ISA="{name}"',), parts=parts)
+            name: store.read_library(source.text, one, find_for(one), extra_flags=(f'-DIG_ISA="{name}"',), parts=parts)
             for name, one in wanted.items()
         }
 

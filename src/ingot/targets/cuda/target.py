@@ -194,7 +194,7 @@ def split_machines(names: Sequence[str]) -> tuple[list[str], list[Isa]]:
             raise UnsupportedMachine(
                 format_error(
                     f"there is no architecture called {name!r}",
-                    why='a GPU\'s is called "sm_80", "sm_90a" and so on; "ptx" is text for those to come',
+                    why='a GPU\'s is called "sm_80", "sm_90a" and so on; "ptx" is text that future GPUs can compile',
                     fix=f"use such a name, or an instruction set of a host: {', '.join(ISAS)}",
                 )
             )

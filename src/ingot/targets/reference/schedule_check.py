@@ -122,7 +122,7 @@ class ScheduleCheck:
         return format_error(
             f"The scheduling step {name!r} changed what the module computes.",
             why=why,
-            fix=f"report this bug of Ingot{avoid if name in self.target.optional_passes else ''}",
+            fix=f"report this bug in Ingot{avoid if name in self.target.optional_passes else ''}",
         )
 
     def _values_of(self, module: Module) -> dict[str, Array]:
@@ -146,7 +146,7 @@ class ScheduleCheck:
         found = find_difference(module, theirs, mine, _tolerance(module, _AGAINST_TORCH))
         if found is not None:
             raise ScheduleError(
-                _explain_lowering(f"torch gives something else: {_locate(module, found, theirs, mine)}")
+                _explain_lowering(f"torch returns something else: {_locate(module, found, theirs, mine)}")
             )
         return True
 
@@ -250,4 +250,4 @@ def _locate(module: Module, found: Difference, old: Mapping[str, Array], new: Ma
 
 
 def _explain_lowering(why: str) -> str:
-    return format_error("A module does not compute what its program does.", why=why, fix="report this bug of Ingot")
+    return format_error("A module does not compute what its program does.", why=why, fix="report this bug in Ingot")

@@ -37,7 +37,7 @@ def collect_onnx(path: Path) -> ViewData:
     except Exception as error:  # protobuf's own, of which there are several
         raise _foreign(path, str(error) or type(error).__name__) from None
     if not model.ir_version or not model.HasField("graph"):
-        raise _foreign(path, "it has no version and no graph")
+        raise _foreign(path, "it has neither a version nor a graph")
     return _OnnxCollector(path, model).collect()
 
 

@@ -21,10 +21,12 @@ from ingot.targets.cpu.codegen.runtime_library import RuntimeLibrary
 from ingot_runtime.cpu_features import architecture
 
 X86 = architecture() == "x86_64"
-ISAS = ["x86-64", "x86-64-v3", "x86-64-v4"]
+ISAS = ["x86-64", "x86-64-v3", "x86-64-v4", "x86-64-v4-amx"]
 SHARED = {
     "tile": (("f32", "f64", "bf16", "u8"), ((16,), (48,))),
     "window": (("f32", "f64", "bf16", "u8"), ((16,), (64,))),
+    "tile_amx": (("bf16", "u8"), ((16,), (48,))),
+    "window_amx": (("bf16", "u8"), ((16,), (64,))),
     "depth": (("f32", "f64", "u8"), ((),)),
     "depths": (("f32", "f64", "u8"), ((3, 1), (5, 2))),
     "attention": (("f32", "f64"), ((),)),

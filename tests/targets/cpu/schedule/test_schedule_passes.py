@@ -11,6 +11,7 @@ from torch import nn
 
 from ingot.targets.cpu.schedule import strip_mining
 from ingot.targets.cpu.schedule.pipeline import SCHEDULE
+from tests.support.int8_layers import Layer
 from tests.support.pass_texts import print_pass
 from tests.support.pipeline_fixtures import lowered
 
@@ -49,6 +50,7 @@ MODELS: dict[str, tuple[Callable[[], Any], tuple[X, ...]]] = {
     "strips": (widen, (torch.zeros(1, 8, 12, 12),)),
     "pairs": (Meeting, (torch.zeros(9, 32), torch.zeros(9, 48))),
     "siblings": (Siblings, (torch.zeros(9, 24),)),
+    "amx": (lambda: Layer(24, 40, out=None), (torch.zeros(9, 24),)),
 }
 
 

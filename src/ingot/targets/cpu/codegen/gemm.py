@@ -8,7 +8,7 @@ time (an activation on the right, rows that are not contiguous) is packed by the
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TypeAlias
+from typing import Literal, TypeAlias
 
 from ingot.codegen.c_expressions import STORED, SUFFIX, CBodyEmitter, constant_text
 from ingot.lowering.dtypes import BYTES
@@ -156,10 +156,21 @@ def write_product_beside(out: CKernelWriter, step: PackedGemm, rows: int) -> Non
 def _write_sums(out: CKernelWriter, step: AnyGemm, width: int, sums: str) -> None:
     """Computes the sums of a task's rows by its columns into an array."""
     kind = factor_kind(step)
-    out.library.share("tile", kind, width)
+    function = share_product(out, "tile", step, kind, width)
     panel = _panel(out, step, kind, STORED[step.dtype])
     rows, distance = _rows(out, step, kind, STORED[step.dtype])
-    out.line(f"ig_tile_{kind}_{width}({rows}, {distance}, {panel}, {out.size(step.k)}, {sums}, high);")
+    out.line(f"{function}({rows}, {distance}, {panel}, {out.size(step.k)}, {sums}, high);")
+
+
+def share_product(
+    out: CKernelWriter, name: Literal["tile", "window"], step: AnyGemm | Tiled, kind: str, width: int
+) -> str:
+    """The name of the library's function that computes sums. What uses AMX calls the other one where there is none."""
+    out.library.share(name, kind, width)
+    if isinstance(step, Gemm) or not step.amx:
+        return f"ig_{name}_{kind}_{width}"
+    out.library.share("tile_amx" if name == "tile" else "window_amx", kind, width)
+    return f"ig_{name}_amx_{kind}_{width}"
 
 
 def _write_coded_sums(out: CKernelWriter, step: PackedGemm, codes: QuantizedLayout, width: int) -> None:

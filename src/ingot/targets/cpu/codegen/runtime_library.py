@@ -17,7 +17,7 @@ from ingot.codegen.math_library import source_of
 from ingot.targets.cpu.codegen.headers import resource
 
 Shared: TypeAlias = Literal[
-    "tile", "window", "depth", "depths", "attention", "scores", "winograd", "stream", "widen"
+    "tile", "window", "tile_amx", "window_amx", "depth", "depths", "attention", "scores", "winograd", "stream", "widen"
 ]  # fmt: skip
 
 # What every file begins with, and what stands between the library and the model's own part.
@@ -32,6 +32,8 @@ _READS = {"bfloat16": "ig_bf16_to_f32", "float16": "ig_f16_to_f32"}
 _HEADERS: dict[Shared, str] = {
     "depth": "depthwise.h", "scores": "attention.h", "winograd": "winograd.h", "stream": "weight_only_gemm.h"
 }  # fmt: skip
+# Products that are computed with AMX where the machine has it.
+_AMX = ("tile_amx", "window_amx")
 # What computes the weight of a score: an exp of a number from -80 to 0, or nan.
 _NARROW_EXP = {"f32": "ig_exp_narrow_f32", "f64": "ig_exp_f64"}
 
@@ -89,9 +91,11 @@ class RuntimeLibrary:
             parts += [resource("vectors.h"), resource("gemm.h")]
         parts += [resource("simd.h")] if self.by_lanes else []
         tiled = {kind for name, kind, _ in shared if name in ("tile", "window")}
+        parts += [resource("quarters.h")] if tiled.intersection(_SUMS) else []
         parts += [resource(header) for kind, (_, header) in _SUMS.items() if kind in tiled]
         for kind in sorted({kind for name, kind, _ in shared if name == "window"}):
             parts.append(f"IG_WINDOWS({kind})")
+        parts += _amx_parts({(kind, sizes[0]) for name, kind, sizes in shared if name in _AMX})
         for (kind, value), channels in sorted(self._outside.items()):
             start = f" = {{[0 ... {channels - 1}] = {value}}}" if value else ""
             parts.append(f"static const {_REALS[kind]} ig_outside_{kind}_{value}[{channels}]{start};")
@@ -113,6 +117,14 @@ class RuntimeLibrary:
         return "\n".join(parts)
 
 
+def _amx_parts(products: set[tuple[str, int]]) -> list[str]:
+    """What the shared functions of products on AMX have in common, for each kind and width."""
+    if not products:
+        return []
+    blocks = [f"IG_AMX_BLOCKS({kind})" for kind in sorted({kind for kind, _ in products})]
+    return [resource("amx.h"), *blocks, *(f"IG_AMX_RUN_OF({kind}, {width})" for kind, width in sorted(products))]
+
+
 def _sum(name: Shared, kind: str) -> str:
     """What a function sums in. One channel's integers are few: float32 holds their sums."""
     if kind in _CODED:
@@ -126,7 +138,7 @@ def _declare_and_define(name: Shared, kind: str, sizes: tuple[int, ...], group: 
         sums = _sum(name, kind)
         read = "IG_READ_U8" if kind == "u8" else "IG_READ_F"
         arguments = ", ".join([kind, sums, _REALS[sums], _REALS[kind], read, *map(str, sizes)])
-    elif name in ("tile", "window"):
+    elif name in ("tile", "window", *_AMX):
         arguments = ", ".join([kind, *map(str, sizes)])
     head = f"{macro}_HEAD({arguments})"
     if name == "attention":

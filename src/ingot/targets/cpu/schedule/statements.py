@@ -58,8 +58,8 @@ class QuantizedLayout:
 class PackedGemm(WithEpilogue):
     """A Gemm whose right side is a packed weight.
 
-    `factors` says what is multiplied, and how b is packed. With `codes`, b is integers, packed in words of 32
-    bits: [groups][words of a group][columns].
+    `factors` says what is multiplied, and how b is packed; `amx`, that a machine with AMX uses it. With `codes`, b is
+    integers, packed in words of 32 bits: [groups][words of a group][columns].
     """
 
     batch: tuple[Loop, ...]
@@ -73,6 +73,7 @@ class PackedGemm(WithEpilogue):
     origin: SourceLocation = _NOWHERE
     factors: OperandFormat = "same"
     codes: QuantizedLayout | None = None
+    amx: bool = False
 
     def sums_shape(self) -> tuple[Size, Size]:
         return self.m, self.n
@@ -95,7 +96,7 @@ class TiledConvolution(WithEpilogue):
 
         windows    x is dense with channels last: [images, size…, width of a pixel]. A tap reads `channels` neighbours
                    from there on, which may reach into the next pixels. weight: panels of `panel` output channels, each
-                   within a group. `factors` as in PackedGemm, a tap's channels side by side.
+                   within a group. `factors` as in PackedGemm, a tap's channels side by side; so `amx`.
         depthwise  every channel is a group of its own. x as above, weight [tap][channel]. Factors "int8": x is uint8,
                    less `outside`; the weight is integers in float32, in which the sums are exact.
         winograd   x is what the routine of that name makes of the image: [16, tiles of 2×2 outputs, channels]. weight:
@@ -124,6 +125,7 @@ class TiledConvolution(WithEpilogue):
     algorithm: ConvAlgorithm = "windows"
     factors: OperandFormat = "same"
     outside: int = 0
+    amx: bool = False
 
     def sums_shape(self) -> tuple[Size, Size]:
         return product((self.images, *self.out_size)), self.out_channels

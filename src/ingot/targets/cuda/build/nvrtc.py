@@ -72,7 +72,7 @@ def compile_text(text: str, architecture: str, *, name: str = "model.cu", ptx: b
                 format_error(
                     f"NVRTC cannot compile the device text for {architecture}.",
                     why=_read(nvrtc.nvrtcGetProgramLogSize, nvrtc.nvrtcGetProgramLog, program).decode(errors="replace"),
-                    fix="this is a fault of Ingot: please report it with the model",
+                    fix="this is a bug in Ingot: please report it with the model",
                 )
             )
         if ptx:
@@ -104,7 +104,7 @@ def library() -> Any:
             tried.append(str(failure))
     raise NoCompiler(
         format_error(
-            "There is no NVRTC, which compiles CUDA kernels.",
+            "NVRTC, which compiles CUDA kernels, is not installed.",
             why="; ".join(tried[:2]),
             fix='install it: pip install "ingot[cuda]"',
         )

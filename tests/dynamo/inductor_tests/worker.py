@@ -1,0 +1,110 @@
+"""One process that runs tests of a file: it is sent a line of JSON for each, and answers with one.
+
+python -m tests.dynamo.inductor_tests.worker FILE ANSWERS     ANSWERS is the number of an open pipe
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import json
+import os
+import resource
+import signal
+import sys
+import time
+import unittest
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tests.dynamo.inductor_tests.outcome import FAILED, PASSED, SKIPPED, TIMED_OUT, Mode, Reply, describe_graph
+from tests.dynamo.inductor_tests.substitution import Substitute, in_place_of_inductor
+
+_MEMORY = 10 << 30
+_LONGEST = 1500
+
+
+class TestTimeout(BaseException):
+    """A test took longer than allowed: not an exception that tests expect."""
+
+
+def load(path: Path) -> Any:
+    """The test file as a module. Its neighbours can be imported, too."""
+    for folder in (path.parent, path.parent.parent):
+        sys.path.insert(0, str(folder))
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[path.stem] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def tests_of(suite: unittest.TestSuite) -> Iterator[unittest.TestCase]:
+    for item in suite:
+        if isinstance(item, unittest.TestSuite):
+            yield from tests_of(item)
+        else:
+            yield item
+
+
+def name_of(test: unittest.TestCase) -> str:
+    return f"{type(test).__name__}.{test._testMethodName}"
+
+
+def run(test: unittest.TestCase, mode: Mode, seconds: int, substitute: Substitute) -> Reply:
+    is_late = False
+
+    def stop(*_: Any) -> None:
+        nonlocal is_late
+        is_late = True
+        raise TestTimeout
+
+    torch._dynamo.reset()
+    substitute.mode = mode
+    substitute.reports.clear()
+    result = unittest.TestResult()
+    previous = signal.signal(signal.SIGALRM, stop)
+    begun = time.monotonic()
+    signal.alarm(seconds)
+    with contextlib.suppress(TestTimeout):
+        type(test)(test._testMethodName).run(result)
+    signal.alarm(0)
+    signal.signal(signal.SIGALRM, previous)
+    outcome, said = PASSED, ""
+    if is_late:
+        outcome, said = TIMED_OUT, f"it took more than {seconds} s"
+    elif result.skipped:
+        outcome, said = SKIPPED, result.skipped[0][1]
+    elif not result.wasSuccessful():
+        texts = [text for _, text in (*result.failures, *result.errors)]
+        outcome, said = FAILED, texts[0].strip()[-_LONGEST:] if texts else "it was expected to fail"
+    graphs = tuple(map(describe_graph, substitute.reports))
+    return Reply(outcome, said, graphs, round(time.monotonic() - begun, 2))
+
+
+def main() -> None:
+    path, answers = Path(sys.argv[1]), int(sys.argv[2])
+    sys.argv[1:] = []  # test files read them
+    resource.setrlimit(resource.RLIMIT_AS, (_MEMORY, _MEMORY))
+    questions = os.fdopen(os.dup(0))  # tests may read standard input
+    substitute = Substitute()
+    with in_place_of_inductor(substitute, everywhere=path.parent.name == "functorch"), os.fdopen(answers, "w") as out:
+
+        def answer(what: Any) -> None:
+            out.write(json.dumps(what) + "\n")
+            out.flush()
+
+        tests = {name_of(test): test for test in tests_of(unittest.defaultTestLoader.loadTestsFromModule(load(path)))}
+        answer([*tests])
+        for line in questions:
+            asked = json.loads(line)
+            answer(asdict(run(tests[asked["test"]], asked["mode"], asked["seconds"], substitute)))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,92 @@
+"""AMX: what uses it, its switch, and the real instructions, which compile everywhere and run where they exist.
+
+Exact results by emulated instructions are in test_random_windows.py, errors of bfloat16 in test_bfloat16.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from ingot.codegen.build.isa import find_isa
+from ingot.codegen.build.toolchain import find
+from ingot.lowering.loop_ir import StepGroup, Stmt
+from ingot.scheduling.buffer_planning import plan
+from ingot.targets.cpu.codegen.module_emitter import emit
+from ingot.targets.cpu.schedule.statements import PackedGemm, TiledConvolution
+from ingot.targets.cpu.target import CPU
+from ingot_runtime.cpu_features import architecture
+from tests.support.emulated_amx import DENIED_AMX, EMULATED_AMX
+from tests.support.int8_layers import Layer, inputs
+from tests.support.pipeline_fixtures import QUICK, assemble, lowered
+
+AMX = find_isa("x86-64-v4-amx")
+
+
+class Both(nn.Module):
+    """Layers of floats and of bytes: products, a convolution, and one whose channels are groups."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.depth = nn.Conv2d(16, 40, 3, padding=1), nn.Conv2d(48, 48, 3, groups=48)
+        self.bytes, self.floats = Layer(64, 40, out=None), nn.Linear(64, 50)
+        self.wide = nn.Linear(64, 100, dtype=torch.float64)
+
+    def forward(self, image: torch.Tensor, other: torch.Tensor, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return self.conv(image), self.depth(other), self.bytes(x), self.floats(x).relu(), self.wide(x.double())
+
+
+def both() -> tuple[nn.Module, tuple[torch.Tensor, ...]]:
+    torch.manual_seed(0)
+    return Both().eval(), (torch.randn(2, 16, 9, 11), torch.randn(1, 48, 6, 7), *inputs((37, 64)))
+
+
+def products(steps: tuple[Stmt, ...]) -> Iterator[PackedGemm | TiledConvolution]:
+    for step in steps:
+        if isinstance(step, StepGroup):
+            yield from products(step.members())
+        elif isinstance(step, PackedGemm | TiledConvolution):
+            yield step
+
+
+def test_what_uses_it() -> None:
+    model, args = both()
+    module = lowered(model, args, precision="bfloat16")[1]
+    found = {(type(step).__name__, step.factors, step.dtype): step.amx for step in products(module.steps)}
+    assert found == {
+        ("TiledConvolution", "bfloat16", "float32"): True,
+        ("TiledConvolution", "same", "float32"): False,
+        ("PackedGemm", "int8", "int32"): True,
+        ("PackedGemm", "bfloat16", "float32"): True,
+        ("PackedGemm", "same", "float64"): False,
+    }
+
+
+def test_its_switch() -> None:
+    model, args = both()
+    program, module = lowered(model, args, precision="bfloat16")
+    off = CPU.schedule(CPU.lower(program, "bfloat16", {"amx"}), {"amx"})
+    assert not any(step.amx for step in products(off.steps))
+    assert "ig_amx" not in emit(off, plan(off)).text and "ig_tile_amx_u8" in emit(module, plan(module)).text
+    plain = assemble(program, off, threads=2)(*args)
+    for isa in (EMULATED_AMX, DENIED_AMX):
+        for ours, right in zip(assemble(program, module, isa=isa, threads=2)(*args), plain, strict=True):
+            torch.testing.assert_close(ours, right, rtol=2**-20, atol=2**-16)
+
+
+@pytest.mark.skipif(architecture() != "x86_64", reason="AMX is a part of x86-64")
+@pytest.mark.parametrize("parts", [1, 3])
+def test_the_instructions_compile(parts: int, tmp_path: Path) -> None:
+    model, args = both()
+    module = lowered(model, args, precision="bfloat16")[1]
+    library, flags = tmp_path / "model.so", QUICK if parts == 1 else ()
+    find().compile_library(emit(module, plan(module)).text, AMX, library, extra_flags=flags, parts=parts)
+    code = library.read_bytes()
+    opcodes = {"tdpbf16ps": (b"\xc4\xe2", b"\x5c"), "tdpbusd": (b"\xc4\xe2", b"\x5e")}
+    for name, (prefix, opcode) in opcodes.items():
+        places = (code.find(prefix, at) for at in range(len(code)) if code.startswith(prefix, at))
+        assert any(code[at + 3 : at + 4] == opcode for at in places), name
