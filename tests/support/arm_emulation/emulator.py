@@ -145,11 +145,7 @@ def _end(process: subprocess.Popen[bytes], path: str) -> None:
 
 
 class EmulatedLibrary(NativeLibrary):
-<<<<<<< HEAD
-    """Has what NativeLibrary has, for one thread. `hwcaps` is what the emulated kernel says of the processor."""
-=======
     """Has what NativeLibrary has. `hwcaps` is what the emulated kernel says of the processor. For one thread."""
->>>>>>> main
 
     def __init__(self, data: bytes | memoryview, cpu: str = "max", *, has_several: bool = False) -> None:
         self._data, self._cpu = bytes(data), cpu
