@@ -90,14 +90,14 @@ class Profile:
         """Writes a file that chrome://tracing and Perfetto show: when each thread worked on which kernel, and above
         them the launches. Without intervals, the launches follow one another."""
         names = {number: f"thread {number}" for number in range(self.threads if self.intervals else 0)}
-        lanes = {None: self.threads, **{number: number for number in names}}
+        lanes: dict[int | None, int] = {None: self.threads, **{number: number for number in names}}
         events: list[dict[str, Any]] = []
         for place, (lane, name) in enumerate([(lanes[None], "launches"), *names.items()]):
             events.append(_describe_lane(lane, "thread_name", {"name": name}))
             events.append(_describe_lane(lane, "thread_sort_index", {"sort_index": place}))
         for interval in self.intervals or follow_one_another(self.rows):
             row = self.rows[interval.row]
-            arguments = {"kernel": row.kernel, "module": row.module, "source": row.source}
+            arguments: dict[str, Any] = {"kernel": row.kernel, "module": row.module, "source": row.source}
             if interval.thread is None:
                 arguments |= {"GFLOP/s": row.gflops, "GB/s": row.gbytes, "of peak": self.peak_fraction(row)}
                 arguments |= {} if row.idle is None else {"idle": row.idle}
@@ -150,7 +150,7 @@ def follow_one_another(rows: Sequence[ProfileRow]) -> list[ThreadInterval]:
 
 
 def trace_model(model: Model, leaves: Sequence[Any], launches: int, threads: int) -> tuple[ThreadInterval, ...]:
-    """When each thread worked on which launch, of the run of median time among some."""
+    """When each thread worked on which launch, in one of several runs: that of median time."""
     runs = [model.trace(leaves, launches * (1 + threads)) for _ in range(_TRACED_RUNS)]
     found = sorted(runs, key=lambda run: max((interval.end for interval in run), default=0.0))[_TRACED_RUNS // 2]
     return tuple(

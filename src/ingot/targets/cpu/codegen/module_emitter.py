@@ -274,7 +274,7 @@ class ModuleEmitter(RunText):
             self.line(text)
         for text in (*code.before, *code.inside):
             self.line(text)
-        for text in index_reports(code, "run", self._site(str(origin)) if code.checks else ""):
+        for text in index_reports(code, "run", str(self._site(str(origin))) if code.checks else ""):
             self.line(text)
         if code.zero_checks:
             self.line(f"if (zero) ig_fail_run(run, INGOT_ZERO_DIVISION, {self._site(str(origin))});")
