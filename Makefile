@@ -15,7 +15,7 @@ PIP    := $(BIN)/python -m pip install -qq --disable-pip-version-check
         fuzz-passes fuzz-shapes opinfo-gradients opinfo-native opinfo-onnx opinfo-shapes \
         report-onnx-zoo report-packages report-passes report-quantize report-torch report-training test-torchao report-torchscript \
         bench-amx bench-bfloat16 bench-capture bench-cpu bench-decoding bench-functions bench-growth bench-onnx bench-passes \
-        bench-preparing bench-quantize bench-start bench-threads
+        bench-preparing bench-quantize bench-start bench-threads bench-training
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z0-9-]*\):.*## \(.*\)/  make \1 — \2/p' $(MAKEFILE_LIST)
@@ -129,6 +129,9 @@ bench-cuda:  ## on a machine with an NVIDIA GPU: compare with torch.compile, to 
 
 bench-threads:  ## on a machine with many cores: compare at 1, 4, 8 and 16 threads, to benchmarks/results/threads.json
 	@$(CUDA_PYTHON) benchmarks/threads.py --json benchmarks/results/threads.json
+
+bench-training: setup  ## compare training steps with eager and torch.compile, to benchmarks/results/training.json
+	@$(BIN)/python -m tests.evidence run --force bench-training
 
 bench-amx:  ## on a machine with AMX: bfloat16 and int8 compared with torch, to benchmarks/results/amx.json
 	@$(CUDA_PYTHON) benchmarks/amx.py --json benchmarks/results/amx.json
