@@ -3,6 +3,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.setup-done
 TORCHAO := $(VENV)/torchao
+PACKAGES := $(VENV)/packages
 NODE_MODULES := viewer/node_modules/.package-lock.json
 DOCS   := $(VENV)/.docs-done
 TORCH  := $(shell sed -n 's/^\(torch==[^ ]*\).*/\1/p' requirements-dev.txt)
@@ -12,8 +13,8 @@ PIP    := $(BIN)/python -m pip install -qq --disable-pip-version-check
 .DEFAULT_GOAL := help
 .PHONY: help setup demo viewer test test-cuda bench-cuda check test-slow docs docs-serve format clean evidence evidence-status \
         fuzz-passes fuzz-shapes opinfo-gradients opinfo-native opinfo-onnx opinfo-shapes \
-        report-onnx-zoo report-passes report-quantize report-torch report-training test-torchao report-torchscript \
-        bench-bfloat16 bench-capture bench-cpu bench-decoding bench-functions bench-growth bench-onnx bench-passes \
+        report-onnx-zoo report-packages report-passes report-quantize report-torch report-training test-torchao report-torchscript \
+        bench-amx bench-bfloat16 bench-capture bench-cpu bench-decoding bench-functions bench-growth bench-onnx bench-passes \
         bench-preparing bench-quantize bench-start bench-threads
 
 help:  ## list the targets
@@ -39,6 +40,14 @@ $(STAMP): requirements-dev.txt pyproject.toml runtime/pyproject.toml runtime/bui
 $(TORCHAO): requirements-torchao.txt $(STAMP)
 	@echo "setup: torchao, in a folder of its own"
 	@$(PIP) --no-deps --upgrade --target $@ -r requirements-torchao.txt
+	@touch $@
+
+# An environment of its own, in which nothing but the lines of its file is installed: packages name other releases.
+$(PACKAGES)/.done: tests/support/packages/requirements.txt requirements-dev.txt
+	@echo "setup: $(PACKAGES)"
+	@test -x $(PACKAGES)/bin/python || $(PYTHON) -m venv $(PACKAGES)
+	@$(PACKAGES)/bin/python -m pip install -qq --disable-pip-version-check $(TORCH)
+	@$(PACKAGES)/bin/python -m pip install -qq --disable-pip-version-check --no-deps -r $<
 	@touch $@
 
 demo: setup  ## compile ResNet-50 and BERT-base, compare them with eager, save them, and run them without torch
@@ -121,6 +130,9 @@ bench-cuda:  ## on a machine with an NVIDIA GPU: compare with torch.compile, to 
 bench-threads:  ## on a machine with many cores: compare at 1, 4, 8 and 16 threads, to benchmarks/results/threads.json
 	@$(CUDA_PYTHON) benchmarks/threads.py --json benchmarks/results/threads.json
 
+bench-amx:  ## on a machine with AMX: bfloat16 and int8 compared with torch, to benchmarks/results/amx.json
+	@$(CUDA_PYTHON) benchmarks/amx.py --json benchmarks/results/amx.json
+
 bench-bfloat16: setup  ## compare precision="bfloat16" with float32, to benchmarks/results/bfloat16.json
 	@$(BIN)/python -m tests.evidence run --force bench-bfloat16
 
@@ -151,6 +163,9 @@ fuzz-shapes: setup  ## infer the shapes of 600 random programs with loops and br
 test-torchao: setup $(TORCHAO)  ## compare quantization with torchao, to docs/reports/quantize_torchao.md
 	@PYTHONPATH=$(TORCHAO) $(BIN)/python -m pytest -q tests/quantization/test_torchao.py
 	@$(BIN)/python -m tests.evidence run --force quantize_torchao
+
+report-packages: setup $(PACKAGES)/.done  ## capture and compile models of many packages, to docs/reports/packages.md
+	@$(BIN)/python -m tests.evidence run --force packages
 
 report-quantize: setup  ## measure the accuracy of two quantized models, to docs/reports/quantize.md
 	@$(BIN)/python -m tests.evidence run --force quantize

@@ -1,6 +1,7 @@
 """Every run draws the same random numbers, whatever tests are chosen and however they are shared out: what fails here
 fails everywhere. Other numbers are the business of the long suites, which say which seeds they used."""
 
+import gc
 import os
 import random
 import zlib
@@ -35,6 +36,14 @@ def pytest_collectstart(collector: pytest.Collector) -> None:
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
     _seed(item.nodeid)
+
+
+def pytest_collection_finish() -> None:
+    """What imports made, hundreds of thousands of objects, stays: the garbage collector need not visit it again."""
+    import hypothesis  # noqa: F401  # before: it looks for what refers to its generators, and frozen objects do not show
+
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)

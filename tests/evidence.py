@@ -132,6 +132,9 @@ ENTRIES = (
             "tests/onnx"),
     _report("onnx_zoo", "{python} -m tests.onnx.zoo_sweep {journal} &&"
             " {python} -m tests.onnx.zoo_sweep {journal} --report {output}", *_ONNX),
+    _report("packages", "PYTHONPATH=src .venv/packages/bin/python -m tests.support.packages.sweep {journal} &&"
+            " PYTHONPATH=src .venv/packages/bin/python -m tests.support.packages.sweep {journal} --report {output}",
+            *_NATIVE, "src/ingot/onnx", "tests/support/packages"),
     _report("passes_zoo", "{python} -m tests.passes.pipeline_zoo --journal {journal} --report {output}", *_PASSES),
     _report("random_programs", "{python} -m tests.passes.random_programs.sweep --journal {journal} --write {output}",
             *_PASSES, "tests/passes/random_programs"),

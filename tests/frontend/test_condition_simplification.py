@@ -15,8 +15,8 @@ from torch.export import Dim
 import ingot
 from ingot import torch_internals as internals
 from ingot.errors import DynamicShapeError, InputError
-from ingot.frontend.condition_simplification import resolve_extremes, simplify_condition
-from ingot.frontend.operator_sizes import holds
+from ingot.frontend.sizes.condition_simplification import resolve_extremes, simplify_condition
+from ingot.frontend.sizes.operator_sizes import holds
 from ingot.ir.symbolic_dims import format_dim
 
 f = internals.sympy_functions

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -12,10 +13,12 @@ from torch import fx, nn
 
 from ingot import torch_internals as internals
 from ingot.errors import CaptureError, format_error
-from ingot.frontend import control_flow, guards
+from ingot.frontend import call_signature, control_flow, guards
 from ingot.frontend import dynamic_shapes as dynamic
 from ingot.frontend.module_stack import ModuleTracker
 from ingot.frontend.module_state import Entry, ModuleState
+from ingot.frontend.sizes.constraint_solver import derive_constraints
+from ingot.frontend.sizes.fake_arguments import make_fake
 from ingot.frontend.source_locations import user_frame
 from ingot.frontend.state_snapshot import keep_memories_clean
 from ingot.frontend.tracer import GraphTracer
@@ -46,7 +49,7 @@ class CaptureSession:
         preserve: Sequence[str],
         fixed: frozenset[int],
         exporting: bool,
-        static: frozenset[str] = frozenset(),
+        resolved: Mapping[str, dynamic.DimSpec | None] = MappingProxyType({}),
         enlarged: bool = False,
     ) -> None:
         self.model = model
@@ -58,11 +61,11 @@ class CaptureSession:
         self.call = model.forward if isinstance(model, nn.Module) else model
         self.args, self.kwargs = args, kwargs
         self.leaves, self.in_tree = pytree.flatten((args, kwargs))
-        parameters = dynamic.signature_parameters(self.call)
+        parameters = call_signature.signature_parameters(self.call)
         self.parameter_names = tuple(
             p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
         )
-        self.declared = dynamic.declare(dynamic_shapes, self.leaves, self.in_tree, parameters, static, enlarged)
+        self.declared = dynamic.declare(dynamic_shapes, self.leaves, self.in_tree, parameters, resolved, enlarged)
         self.watch = guards.GuardRecorder(lambda: self.recorder.operator_asks(), _user_source)
         self.mode = internals.fake_mode(self.watch.env)
         self.modules = ModuleTracker(self.root, preserve)
@@ -88,7 +91,7 @@ class CaptureSession:
             outputs, out_tree = internals.run_isolated(lambda region: self._trace(region, fake_args, fake_kwargs))
         except Exception as failure:
             raise Untranslated(failure) from failure
-        dims, constraints = guards.derive_constraints(self.declared, self.watch)
+        dims, constraints = derive_constraints(self.declared, self.watch)
         self.watch.env.seal(constraint.condition for constraint in constraints)
         self._check_preserved()
         returned = [output for output, _ in outputs if output.kind is not OutputKind.LITERAL]
@@ -128,7 +131,7 @@ class CaptureSession:
             name = self._name("", "_".join(str(step) for step in (position, *path[2:])))
             specs = self.declared.specs.get(index)
             if specs:
-                fake = dynamic.make_fake(leaf, specs, self.declared, self.mode, self.watch)
+                fake = make_fake(leaf, specs, self.declared, self.mode, self.watch)
             elif id(leaf) in seen:
                 fake = self.recorder.run(torch.ops.aten.detach.default, (seen[id(leaf)],), {})
             else:

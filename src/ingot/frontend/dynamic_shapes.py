@@ -1,28 +1,27 @@
 """Dynamic shapes: what the user declared, and the symbols that stand for it.
 
     declare(...)    dynamic_shapes, in any of its spellings → for each tensor a size for each dim: a number or a symbol
-    make_fake(...)  an example tensor → a fake with those symbols in its shape
 
-What the trace then asks of the symbols is the work of `questions`.
+`sizes.fake_arguments` puts the symbols into fakes; what the trace then asks of the symbols is the work of `guards`.
 """
 
 from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+import types
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import sympy
 import torch
 
-from ingot import torch_internals as internals
 from ingot.errors import CaptureError, DynamicShapeError, format_error
 from ingot.ir.pytree import LEAF, Path, Tree, format_path, leaf_paths
 
 if TYPE_CHECKING:
-    from ingot.frontend.guards import GuardRecorder
+    pass
 
 _EXPRESSION = re.compile(r"^\s*(?:(\d+)\s*\*\s*)?([A-Za-z_]\w*)\s*(?:([+-])\s*(\d+))?\s*$")
 _AUTO = "auto"
@@ -31,7 +30,10 @@ _ENLARGED = 5
 
 @dataclass(frozen=True, slots=True)
 class DimSpec:
-    """One dim as declared: `scale * name + offset`; bounds are None where the user gave none."""
+    """One dim as declared: `scale * name + offset`; bounds are None where the user gave none.
+
+    An automatic dim is whatever the trace makes of it: free, tied to another dim, or static unless it must vary.
+    """
 
     name: str
     scale: int = 1
@@ -39,6 +41,20 @@ class DimSpec:
     low: int | None = None
     high: int | None = None
     auto: bool = False
+    must_vary: bool = False
+    tied: bool = False  # declared automatic; the trace made it this function of another dim
+
+
+class AutomaticDimsResolved(DynamicShapeError):
+    """The trace does not hold for automatic dims as they were declared.
+
+    `resolved` says what they are instead: another dim's function, or static (None). The message is for users, where
+    nothing is resolved.
+    """
+
+    def __init__(self, message: str, resolved: Mapping[str, DimSpec | None]) -> None:
+        super().__init__(message)
+        self.resolved = dict(resolved)
 
 
 @dataclass(slots=True)
@@ -52,11 +68,13 @@ class RootDim:
     low: int | None = None
     high: int | None = None
     auto: bool = False
+    must_vary: bool = False
     symbol: sympy.Symbol | None = None
 
     @property
     def range(self) -> tuple[int, int | None]:
-        return (1 if self.low is None else self.low), self.high
+        default = 0 if self.auto and self.example == 0 else 1
+        return (default if self.low is None else self.low), self.high
 
 
 @dataclass(slots=True)
@@ -75,12 +93,12 @@ def declare(
     leaves: Sequence[Any],
     tree: Tree,
     parameters: Sequence[inspect.Parameter],
-    static: frozenset[str] = frozenset(),
+    resolved: Mapping[str, DimSpec | None] = types.MappingProxyType({}),
     enlarged: bool = False,
 ) -> DynamicShapeSpec:
     """Reads `dynamic_shapes` against the captured arguments, whose tree is that of `(args, kwargs)`.
 
-    Dims whose names are in `static` are left as they are in the example. `enlarged` traces with sizes that are a
+    `resolved` says what automatic dims are, where an earlier trace found out. `enlarged` traces with sizes that are a
     multiple of the example's.
     """
     declared = DynamicShapeSpec()
@@ -100,13 +118,29 @@ def declare(
                     fix="use None for arguments that are not tensors",
                 )
             )
-        specs = {dim: spec for dim, spec in _leaf_specs(raw, leaf, place).items() if spec.name not in static}
+        found = {dim: _resolve(spec, resolved) for dim, spec in _leaf_specs(raw, leaf, place).items()}
+        specs = {dim: spec for dim, spec in found.items() if spec is not None}
         if specs:
             declared.specs[index] = specs
     _gather_roots(declared, leaves, paths)
     if enlarged:
         _enlarge(declared.roots.values())
     return declared
+
+
+def _resolve(spec: DimSpec, resolved: Mapping[str, DimSpec | None]) -> DimSpec | None:
+    """A dim as declared, or what is known of it by now."""
+    while spec.name in resolved:
+        found = resolved[spec.name]
+        if found is None:
+            return None
+        spec = DimSpec(
+            found.name, spec.scale * found.scale, spec.scale * found.offset + spec.offset,
+            None if spec.low is None else -((found.offset - spec.low) // found.scale),
+            None if spec.high is None else (spec.high - found.offset) // found.scale,
+            must_vary=spec.must_vary, tied=True,
+        )  # fmt: skip
+    return spec
 
 
 def _name_path(path: Path, names: Sequence[str]) -> Path:
@@ -260,7 +294,7 @@ def _read(value: Any, default_name: str, place: str = "", example: int | None = 
                     )
                 )
             return None
-        return DimSpec(_slug(default_name), low=value.min, high=value.max, auto=True)
+        return DimSpec(_slug(default_name), 1, 0, value.min, value.max, auto=True, must_vary=hint == "DYNAMIC")
     root = getattr(value, "root", None)
     if root is not None:  # a derived torch.export dim, e.g. 2*seq + 1
         probe = [int(value.fn(x)) for x in (1, 2)]
@@ -299,38 +333,30 @@ def _slug(text: str) -> str:
 
 
 def _gather_roots(declared: DynamicShapeSpec, leaves: Sequence[Any], paths: Sequence[Path]) -> None:
-    for index, specs in declared.specs.items():
-        for dim, spec in specs.items():
-            size = int(leaves[index].shape[dim])
-            place = f"dim {dim} of {format_path(paths[index])}"
-            example, left = divmod(size - spec.offset, spec.scale)
-            if left or example < 0:
-                raise DynamicShapeError(
-                    format_error(
-                        f"{place} is declared {_format_spec(spec)}, but the example's {size} does not match it."
-                    )
+    dims = [(index, dim, spec) for index, specs in declared.specs.items() for dim, spec in specs.items()]
+    for index, dim, spec in sorted(dims, key=lambda item: item[2].tied):
+        size = int(leaves[index].shape[dim])
+        place = f"dim {dim} of {format_path(paths[index])}"
+        example, left = divmod(size - spec.offset, spec.scale)
+        if left or example < 0:
+            raise DynamicShapeError(
+                format_error(f"{place} is declared {_format_spec(spec)}, but the example's {size} does not match it.")
+            )
+        root = declared.roots.get(spec.name)
+        if root is None:
+            declared.roots[spec.name] = RootDim(
+                spec.name, example, example, place, spec.low, spec.high, spec.auto, spec.must_vary
+            )
+        elif root.example != example:
+            raise DynamicShapeError(
+                format_error(
+                    f"The dim {spec.name} has two sizes in the example: {root.example} at {root.where}, "
+                    f"{example} at {place}.",
+                    fix="give them two names, or an example in which they agree",
                 )
-            root = declared.roots.get(spec.name)
-            if root is None:
-                declared.roots[spec.name] = RootDim(spec.name, example, example, place, spec.low, spec.high, spec.auto)
-            elif root.example != example:
-                raise DynamicShapeError(
-                    format_error(
-                        f"The dim {spec.name} has two sizes in the example: {root.example} at {root.where}, "
-                        f"{example} at {place}.",
-                        fix="give them two names, or an example in which they agree",
-                    )
-                )
-            elif (root.low, root.high) == (None, None):
-                root.low, root.high = spec.low, spec.high
-            elif (spec.low, spec.high) not in ((None, None), (root.low, root.high)):
-                raise DynamicShapeError(
-                    format_error(
-                        f"The dim {spec.name} has two ranges: {_spell_range(root)} at {root.where}, "
-                        f"{_spell_range(spec)} at {place}.",
-                        fix="declare one Dim and use it for both, or give them two names",
-                    )
-                )
+            )
+        else:
+            _merge_range(root, spec, place)
     for root in declared.roots.values():
         low, high = root.range
         if root.example < low or (high is not None and root.example > high):
@@ -340,6 +366,30 @@ def _gather_roots(declared: DynamicShapeSpec, leaves: Sequence[Any], paths: Sequ
         # Sizes 0 and 1 behave unlike any other (they broadcast), so a dynamic dim is traced with a larger one.
         if root.hint < 2 and (high is None or high >= 2):
             root.hint = 3 if high is None or high >= 3 else 2
+
+
+def _merge_range(root: RootDim, spec: DimSpec, place: str) -> None:
+    """Gives a root the range of another dim that bears its name, or that turned out to depend on it."""
+    root.must_vary |= spec.must_vary
+    if (spec.low, spec.high) in ((None, None), (root.low, root.high)):
+        return
+    if spec.tied:
+        root.low = max((low for low in (root.low, spec.low) if low is not None), default=None)
+        root.high = min((high for high in (root.high, spec.high) if high is not None), default=None)
+        if root.high is not None and (root.low or 0) > root.high:
+            raise DynamicShapeError(
+                format_error(f"{place} depends on {root.name} ({root.where}), but no size is in both of their ranges.")
+            )
+    elif (root.low, root.high) == (None, None):
+        root.low, root.high = spec.low, spec.high
+    else:
+        raise DynamicShapeError(
+            format_error(
+                f"The dim {spec.name} has two ranges: {_spell_range(root)} at {root.where}, "
+                f"{_spell_range(spec)} at {place}.",
+                fix="declare one Dim and use it for both, or give them two names",
+            )
+        )
 
 
 def _enlarge(roots: Collection[RootDim]) -> None:
@@ -361,61 +411,15 @@ def _format_spec(spec: DimSpec) -> str:
     return text if not spec.offset else f"{text} {'+' if spec.offset > 0 else '-'} {abs(spec.offset)}"
 
 
-def make_fake(
-    tensor: torch.Tensor,
-    specs: Mapping[int, DimSpec],
-    declared: DynamicShapeSpec,
-    mode: internals.FakeTensorMode,
-    watch: GuardRecorder,
-) -> torch.Tensor:
-    """A fake like the example, with symbols where its dims are dynamic, and strides that follow."""
-    env = watch.env
-    sizes: list[sympy.Expr] = []
-    for dim, size in enumerate(tensor.shape):
-        spec = specs.get(dim)
-        if spec is None:
-            sizes.append(sympy.Integer(size))
-            continue
-        root = declared.roots[spec.name]
-        if root.symbol is None:
-            low, high = root.range
-            root.symbol = internals.new_symbol(env, root.name, root.hint, low, high)
-            watch.roots[root.symbol] = root
-        sizes.append(spec.scale * root.symbol + spec.offset)
-    strides = _follow_strides(tensor, sizes)
-    watch.paused = True  # what torch asks while it makes the fake says nothing about the model
-    try:
-        return internals.fake_sized(
-            mode, tensor, [internals.symint(env, s) for s in sizes], [internals.symint(env, s) for s in strides]
-        )
-    finally:
-        watch.paused = False
-
-
-def _follow_strides(tensor: torch.Tensor, sizes: Sequence[sympy.Expr]) -> list[sympy.Expr]:
-    """The strides of a dense tensor of these sizes in the example's order of dims; a stride of 0 stays."""
-    strides: list[sympy.Expr] = [sympy.S.Zero] * tensor.dim()
-    if tensor.numel() == 0 or tensor.is_contiguous():
-        order = list(reversed(range(tensor.dim())))
-    else:
-        order = sorted(range(tensor.dim()), key=lambda d: (tensor.stride(d), tensor.shape[d], -d))
-    step: sympy.Expr = sympy.S.One
-    for dim in order:
-        if tensor.stride(dim) == 0 and tensor.shape[dim] > 1:
-            continue
-        strides[dim] = step
-        step = step * sizes[dim]
-    return strides
-
-
 def blame_traced_sizes(declared: DynamicShapeSpec, error: CaptureError) -> DynamicShapeError | None:
     """What to say where a model runs on its example and fails on the larger sizes that it is traced with."""
     raised = [root for root in declared.roots.values() if root.hint != root.example]
     if not raised:
         return None
+    automatic = [root.name for root in raised if root.auto and not root.must_vary]
     names = ", ".join(f"{root.name} ({root.where}, {root.example})" for root in raised)
     what, *rest = str(error).splitlines()
-    return DynamicShapeError(
+    return AutomaticDimsResolved(
         "\n".join(
             [
                 f"The model runs with the example's sizes of {names}, and fails with {raised[0].hint}: {what}",
@@ -423,34 +427,6 @@ def blame_traced_sizes(declared: DynamicShapeSpec, error: CaptureError) -> Dynam
                 "  why: a size of 1 or 0 broadcasts, so a dynamic dim is traced with a larger one",
                 f"  what to do: give an example of two or more, or leave {raised[0].name} out of dynamic_shapes",
             ]
-        )
+        ),
+        dict.fromkeys(automatic),
     )
-
-
-# ---------------------------------------------------------------------- the model's own signature
-
-
-def signature_parameters(call: Callable[..., Any]) -> list[inspect.Parameter]:
-    """The parameters of a forward, or none where Python does not know them."""
-    try:
-        return list(inspect.signature(call).parameters.values())
-    except (TypeError, ValueError):
-        return []
-
-
-def bind_check(call: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-    """Raises CaptureError if `call` cannot take these arguments."""
-    try:
-        signature = inspect.signature(call)
-    except (TypeError, ValueError):
-        return
-    try:
-        signature.bind(*args, **kwargs)
-    except TypeError as failure:
-        raise CaptureError(
-            format_error(
-                f"The model cannot be called with these arguments: {failure}.",
-                why=f"its forward is {signature}",
-                fix="give capture the arguments that you would call the model with",
-            )
-        ) from None

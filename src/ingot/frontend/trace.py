@@ -13,10 +13,11 @@ from torch.export import ExportedProgram
 
 from ingot import torch_internals as internals
 from ingot.errors import CaptureError, DynamicShapeError, EagerError, LiteralError, format_error
+from ingot.frontend import call_signature, error_translation
 from ingot.frontend import dynamic_shapes as dynamic
-from ingot.frontend import error_translation, guards
 from ingot.frontend.capture_session import CaptureSession, Untranslated
 from ingot.frontend.dtype_checks import DtypesRefused
+from ingot.frontend.dynamic_shapes import AutomaticDimsResolved, DimSpec
 from ingot.ir import pytree
 from ingot.ir.program import Program
 
@@ -37,14 +38,14 @@ def trace(
         raise CaptureError(format_error("args is a tensor.", fix="give the positional arguments as a tuple: (x,)"))
     call = model.forward if isinstance(model, nn.Module) else model
     args, kwargs, fixed = _fix_arguments(call, tuple(args), dict(kwargs or {}), concrete_args)
-    dynamic.bind_check(call, args, kwargs)
+    call_signature.bind_check(call, args, kwargs)
 
     def run(*, exporting: bool = True, larger_by_symbols: bool = False, enlarged: bool = False) -> Program:
-        def attempt(static: frozenset[str]) -> Program:
+        def attempt(resolved: Mapping[str, DimSpec | None]) -> Program:
             def make() -> CaptureSession:
                 _check_open(model)
                 session = CaptureSession(
-                    model, args, kwargs, dynamic_shapes, preserve_module_call_signature, fixed, exporting, static,
+                    model, args, kwargs, dynamic_shapes, preserve_module_call_signature, fixed, exporting, resolved,
                     enlarged,
                 )  # fmt: skip
                 session.larger_by_symbols = larger_by_symbols
@@ -52,7 +53,7 @@ def trace(
 
             return run_session(make)
 
-        return freeze_automatic(attempt)
+        return resolve_automatic(attempt)
 
     try:
         return _choose_wider(run(), lambda: run(enlarged=True))
@@ -93,19 +94,20 @@ def _choose_wider(program: Program, again: Callable[[], Program]) -> Program:
     return program
 
 
-def freeze_automatic(attempt: Callable[[frozenset[str]], Program]) -> Program:
-    """A capture; automatic dims become static where the trace with other sizes does not hold for the example's own.
+def resolve_automatic(attempt: Callable[[Mapping[str, DimSpec | None]], Program]) -> Program:
+    """A capture; each automatic dim becomes static, or another dim's function, where the trace needs it.
 
-    `attempt` takes the names of the dims that are static.
+    `attempt` takes what automatic dims are as far as earlier attempts found out.
     """
-    static: frozenset[str] = frozenset()
+    resolved: dict[str, DimSpec | None] = {}
     while True:
         try:
-            return attempt(static)
-        except guards.ExampleExcluded as failure:
-            if not failure.automatic - static:
+            return attempt(resolved)
+        except AutomaticDimsResolved as failure:
+            found = {name: spec for name, spec in failure.resolved.items() if name not in resolved}
+            if not found:
                 raise
-            static |= failure.automatic
+            resolved.update(found)
 
 
 def run_session(make: Callable[[], CaptureSession]) -> Program:
@@ -163,7 +165,7 @@ def _fix_arguments(
     """
     if not concrete:
         return args, kwargs, frozenset()
-    names = [p.name for p in dynamic.signature_parameters(call)]
+    names = [p.name for p in call_signature.signature_parameters(call)]
     out = list(args)
     fixed: set[int] = set()
     for name, value in concrete.items():

@@ -11,12 +11,13 @@ import torch
 from torch import nn
 
 from ingot.errors import CaptureError, format_error
+from ingot.frontend import call_signature
 from ingot.frontend import dynamic_shapes as dynamic
 from ingot.frontend.capture_session import CaptureSession
 from ingot.frontend.torchscript import module_adapter
 from ingot.frontend.torchscript.example_inputs import examples_of
 from ingot.frontend.torchscript.interpreter import TorchScriptInterpreter
-from ingot.frontend.trace import freeze_automatic, run_session
+from ingot.frontend.trace import resolve_automatic, run_session
 from ingot.ir.program import Program
 from ingot.torch_internals import torchscript as ts
 
@@ -44,20 +45,20 @@ def import_script(
     given, named = tuple(args or ()), dict(kwargs or {})
     original = found if method == "forward" or not isinstance(found, nn.Module) else getattr(found, method)
 
-    def attempt(static: frozenset[str]) -> Program:
+    def attempt(resolved: Mapping[str, dynamic.DimSpec | None]) -> Program:
         def make() -> CaptureSession:
             machine = TorchScriptInterpreter(unroll=unroll)
             model = _model(found, schema, graph, machine, method)
-            dynamic.bind_check(model.forward if isinstance(model, nn.Module) else model, given, named)
+            call_signature.bind_check(model.forward if isinstance(model, nn.Module) else model, given, named)
             session = _ScriptCaptureSession(
-                model, original, given, named, dynamic_shapes, preserve_module_call_signature, static
+                model, original, given, named, dynamic_shapes, preserve_module_call_signature, resolved
             )
             machine.recorder = session.recorder
             return session
 
         return run_session(make)
 
-    return freeze_automatic(attempt)
+    return resolve_automatic(attempt)
 
 
 class _ScriptCaptureSession(CaptureSession):
@@ -71,9 +72,9 @@ class _ScriptCaptureSession(CaptureSession):
         kwargs: dict[str, Any],
         dynamic_shapes: Any,
         preserve: Sequence[str],
-        static: frozenset[str],
+        resolved: Mapping[str, dynamic.DimSpec | None],
     ) -> None:
-        super().__init__(model, args, kwargs, dynamic_shapes, preserve, frozenset(), True, static)
+        super().__init__(model, args, kwargs, dynamic_shapes, preserve, frozenset(), True, resolved)
         self._script = original
 
     @property
