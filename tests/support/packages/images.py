@@ -20,7 +20,7 @@ _ANY_SIZE = """
     cspresnet50 cs3darknet_s darknet17 gernet_s dpn48b inception_v3 inception_next_atto xception41p nfnet_f0
     nf_resnet26 selecsls42b vovnet39a ese_vovnet19b_dw starnet_s1 fasternet_t0 shvit_s1 rdnet_tiny
     botnet26t_256 halonet26t lambda_resnet26rpt_256 eca_halonext26ts gcresnet33ts
-""".split()
+"""
 
 # Transformers and mixers of one image size.
 _ONE_SIZE: dict[str, dict[str, Any]] = {
@@ -95,9 +95,9 @@ def timm() -> Iterator[Model]:
         return int(found.input_size[-1]) if found is not None else 224
 
     known = set(list_models())
-    missing = sorted({*_ANY_SIZE, *_ONE_SIZE} - known)
+    missing = sorted({*_ANY_SIZE.split(), *_ONE_SIZE} - known)
     assert not missing, missing
-    for name in _ANY_SIZE:
+    for name in _ANY_SIZE.split():
         yield model(name, {}, "32*height", "32*width", {"height": 3, "width": 2})
     for name, options in _ONE_SIZE.items():
         side = options.get("img_size") or _side(name)

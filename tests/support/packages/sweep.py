@@ -142,8 +142,10 @@ def main() -> None:
     parser.add_argument("--report", type=Path)
     given = parser.parse_args()
     if given.report:
+        from tests.support.packages import stand_ins
         from tests.support.packages.page import page
 
+        stand_ins.install()
         given.report.write_text(page(read(given.journal)), encoding="utf-8")
     else:
         sweep(given.journal, given.wanted, given.minutes, given.again)
