@@ -26,6 +26,8 @@ COMPARISONS = frozenset({"eq", "ne", "lt", "le", "gt", "ge", "and", "or", "not",
 # Operations whose result is one of their operands, or one with another sign: they round nothing.
 SELECTIONS = frozenset({"neg", "abs", "max", "min", "fmax", "fmin", "relu", "where", "copysign", "positive"})
 
+OUT_OF_ANY_RANGE = 2**63 - 1  # what `check_index` makes of a negative index that does not count from the end
+
 
 class Handler(Protocol, Generic[T]):
     """What a body is replayed on: one call per op, its operands already values of the handler."""
@@ -196,7 +198,7 @@ class BodyBuilder:
         """A value as an index into `size` places: if it `wraps`, negatives count from the end. Others fail the run."""
         value = self.cast(value, "int64")
         if not wraps:
-            outside = self.const(2**63 - 1, "int64")
+            outside = self.const(OUT_OF_ANY_RANGE, "int64")
             value = self.where(self.call("lt", value, self.const(0, "int64")), outside, value)
         operands = (value,) if self._mask is None else (value, self._mask)
         place = self.emit("check", operands, "int64", size)

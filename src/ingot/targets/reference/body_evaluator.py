@@ -127,5 +127,8 @@ class BodyEvaluator:
         bad = outside if mask is None else outside & mask
         if bad.any():
             value, _ = np.broadcast_arrays(value, bad)
-            raise IndexOutOfRange(f"The index {int(value[np.broadcast_to(bad, value.shape)][0])} is out of range.")
+            first = np.flatnonzero(np.broadcast_to(bad, value.shape))[0]
+            size = int(np.broadcast_to(limit, value.shape).flat[first])
+            range_ = f"a dim of {size} elements (valid: {-size} to {size - 1})" if size else "a dim without elements"
+            raise IndexOutOfRange(f"The index {int(value.flat[first])} is out of range for {range_}.")
         return np.where(outside, 0, wrapped)
