@@ -85,8 +85,8 @@ def run(
             "--isa",
             metavar="NAME",
             autocompletion=choose_from((*ISAS, "sm_80", "sm_90a", "ptx")),
-            help=f"Build for this instruction set, too: {', '.join(ISAS)} (portable: the first four). With --target cuda, "
-            "for this architecture: sm_80, sm_90a, …, or ptx. Repeatable.",
+            help=f"Build for this instruction set, too: {', '.join(ISAS)} (portable: the first four). With --target "
+            "cuda, for this architecture: sm_80, sm_90a, …, or ptx. Repeatable.",
         ),
     ] = None,
     threads: Threads = None,

@@ -169,7 +169,7 @@ class Toolchain:
         raise UnsupportedMachine(
             format_error(
                 f"{self.name} does not support the target ISA {isa}",
-                why=f"its target is {self.target}, and {isa} is for {isa.architecture or 'any processor'} and {isa.system}",
+                why=f"its target is {self.target}, and {isa} is for {isa.architecture or isa.name} and {isa.system}",
                 fix="`pip install ingot[cross]` brings ziglang, which makes code for all of them; or name a cross "
                 "compiler in the environment variable CC",
             )
