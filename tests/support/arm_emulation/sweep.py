@@ -88,16 +88,16 @@ def report(rows: Sequence[Row]) -> str:
     }
     asked = {"operators": len(plan_operators()), "models": len(every())}
     what = {
-        "operators": f"groups of at most {OPERATORS} operators, one sample of each operator and dtype, each group in one"
-        " instruction set",
+        "operators": f"groups of at most {OPERATORS} operators, one sample of each operator and dtype, each group in"
+        " one instruction set",
         "models": "models of the zoo, each in one instruction set",
     }
     lines = [
         "# Arm processors",
         "",
-        "Native code for Arm processors, cross-compiled by ziglang and run by qemu in user mode: torch's operator samples",
-        "(float32, bfloat16, int64) and models of the zoo, against torch in float64 as everywhere else: an error of at",
-        "most 4 times eager's own. Nothing here has run on such a processor, and no time is measured. qemu plays "
+        "Native code for Arm processors, cross-compiled by ziglang and run by qemu in user mode: torch's operator",
+        "samples (float32, bfloat16, int64) and models of the zoo, against torch in float64 as everywhere else: an error",
+        "of at most 4 times eager's own. Nothing here has run on such a processor, and no time is measured. qemu plays "
         + ", ".join(f"{cpu} for `{isa}`" for isa, cpu in PROCESSORS.items())
         + ". Written by `make test-arm`.",
     ]
