@@ -11,7 +11,7 @@ CUDA_PYTHON ?= python3
 PIP    := $(BIN)/python -m pip install -qq --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo viewer test test-cuda bench-cuda check test-slow docs docs-serve format clean evidence evidence-status \
+.PHONY: help setup demo viewer test test-arm test-cuda bench-cuda check test-slow docs docs-serve format clean evidence evidence-status \
         fuzz-passes fuzz-shapes opinfo-gradients opinfo-native opinfo-onnx opinfo-shapes \
         report-onnx-zoo report-packages report-passes report-quantize report-torch report-training test-torchao report-torchscript \
         bench-amx bench-bfloat16 bench-capture bench-cpu bench-decoding bench-functions bench-growth bench-onnx bench-passes \
@@ -62,6 +62,9 @@ $(NODE_MODULES): viewer/package.json viewer/package-lock.json
 
 test: setup  ## run the tests, without the slow suites
 	@$(BIN)/python -m pytest -q -n 2 --dist worksteal -m "not slow"
+
+test-arm: setup  ## with ziglang and qemu-user: operators and models on an emulated Arm processor, to docs/reports/aarch64.md
+	@$(BIN)/python -m tests.evidence run --force aarch64
 
 test-cuda:  ## on a machine with an NVIDIA GPU, a torch for it and NVRTC: kernels and models on the GPU
 	@$(CUDA_PYTHON) -m pytest -q tests/targets/cuda

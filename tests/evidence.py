@@ -117,6 +117,8 @@ ENTRIES = (
             " --json {journal} --write {output}", *_NATIVE, "tests/support"),
     _report("native_zoo", "{python} -m tests.support.zoo_sweep {journal} &&"
             " {python} -m tests.support.zoo_sweep {journal} --report {output}", *_NATIVE),
+    _report("aarch64", "{python} -m tests.support.arm_emulation.sweep {journal} --every 8 --write {output}",
+            *_NATIVE, "tests/support"),
     _report("training", "{python} -m tests.support.training.report --journal {journal} --write {output}", *_TRAINING),
     _report("gradient_samples", "{python} -m tests.support.training.gradient_sweep --most 1 --journal {journal}"
             " --write {output}", *_TRAINING, "tests/support/operator_samples"),

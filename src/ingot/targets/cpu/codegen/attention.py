@@ -18,7 +18,7 @@ from ingot.lowering.loop_body import BodyBuilder, rewrite
 from ingot.lowering.loop_ir import Attention, BlockMask, Body, ClassifyMaskBlocks, MatrixView
 from ingot.targets.cpu.codegen.gemm import write_columns
 from ingot.targets.cpu.codegen.kernel_writer import CKernelWriter, Kernel
-from ingot.targets.cpu.codegen.loop_nests import declare_flags, report_flags, simd, unflatten
+from ingot.targets.cpu.codegen.loop_nests import declare_flags, flag_clauses, report_flags, simd, unflatten
 from ingot.targets.cpu.schedule.tiles import ATTENTION_TILE
 
 QUERIES, KEYS = ATTENTION_TILE
@@ -169,7 +169,7 @@ def emit_over_block(
     declare_flags(out, code)
     for line in code.before:
         out.line(line)
-    simd(out, False, "reduction(|:bad)" if code.checks else "")
+    simd(out, False, flag_clauses(code))
     out.open(f"for (int64_t {lane} = {lanes[0]}; {lane} < {lanes[1]}; ++{lane})")
     for line in code.inside:
         out.line(line)
@@ -220,8 +220,7 @@ def tiles_kernel(out: CKernelWriter, step: ClassifyMaskBlocks) -> Kernel:
     out.line("int any = 0, none = 0;")
     for line in code.before:
         out.line(line)
-    clauses = "reduction(|:any, none" + (", bad)" if code.checks else ")")
-    simd(out, False, clauses)
+    simd(out, False, f"reduction(|:any, none) {flag_clauses(code)}")
     out.open("for (int64_t i = first; i < last; ++i)")
     for line in code.inside:
         out.line(line)

@@ -50,7 +50,7 @@ from ingot.targets.cpu.codegen.dual_gemm import pair_kernel
 from ingot.targets.cpu.codegen.gemm import product_kernel, siblings_kernel
 from ingot.targets.cpu.codegen.headers import resource
 from ingot.targets.cpu.codegen.kernel_writer import CKernelWriter, Kernel
-from ingot.targets.cpu.codegen.loop_nests import loop_kernel
+from ingot.targets.cpu.codegen.loop_nests import flag_declarations, index_reports, loop_kernel
 from ingot.targets.cpu.codegen.runtime_library import RuntimeLibrary
 from ingot.targets.cpu.codegen.scan import scan_kernel
 from ingot.targets.cpu.codegen.strip_mined import strips_kernel
@@ -265,17 +265,17 @@ class ModuleEmitter(RunText):
         for op in body.ops:
             if isinstance(op.attribute, Expr) and is_run_size(op.attribute):
                 self._limit(op.attribute, origin)
-        code = CBodyEmitter(body, self._element, self.module.buffers, self.library.functions, names=names)
+        code = CBodyEmitter(
+            body, self._element, self.module.buffers, self.library.functions, names=names, finds_indices=True
+        )
         self.line("{")
         self.depth += 1
-        if code.checks:
-            self.line("int bad = 0;")
-        if code.zero_checks:
-            self.line("int zero = 0;")
+        for text in flag_declarations(code):
+            self.line(text)
         for text in (*code.before, *code.inside):
             self.line(text)
-        if code.checks:
-            self.line(f"if (bad) ig_fail_run(run, INGOT_INDEX, {self._site(str(origin))});")
+        for text in index_reports(code, "run", str(self._site(str(origin))) if code.checks else ""):
+            self.line(text)
         if code.zero_checks:
             self.line(f"if (zero) ig_fail_run(run, INGOT_ZERO_DIVISION, {self._site(str(origin))});")
         return code.results[0]

@@ -91,6 +91,7 @@ class RuntimeLibrary:
             parts += [resource("vectors.h"), resource("gemm.h")]
         parts += [resource("simd.h")] if self.by_lanes else []
         tiled = {kind for name, kind, _ in shared if name in ("tile", "window")}
+        parts += [resource("quarters.h")] if tiled.intersection(_SUMS) else []
         parts += [resource(header) for kind, (_, header) in _SUMS.items() if kind in tiled]
         for kind in sorted({kind for name, kind, _ in shared if name == "window"}):
             parts.append(f"IG_WINDOWS({kind})")
@@ -121,7 +122,7 @@ def _amx_parts(products: set[tuple[str, int]]) -> list[str]:
     if not products:
         return []
     blocks = [f"IG_AMX_BLOCKS({kind})" for kind in sorted({kind for kind, _ in products})]
-    return [resource("amx.h"), *blocks, *(f"IG_AMX_RUN_OF({kind}, {width})" for kind, width in sorted(products))]
+    return [resource("amx.h"), *blocks, *(f"IG_AMX_BLOCK({kind}, {width})" for kind, width in sorted(products))]
 
 
 def _sum(name: Shared, kind: str) -> str:
