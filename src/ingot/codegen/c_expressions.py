@@ -102,6 +102,13 @@ def _single(value: float) -> str:
     return text if any(c in text for c in ".en") else f"{text}.0"
 
 
+_TO_BITS = {"float16": "f32_to_f16", "bfloat16": "f32_to_bf16", "float32": "bits_f32", "float64": "bits_f64"}
+_FROM_BITS = {
+    "float16": "f16_to_f32",
+    "bfloat16": "bf16_to_f32",
+    "float32": "from_bits_f32",
+    "float64": "from_bits_f64",
+}
 # Operations that C spells itself, for every dtype.
 _INFIX = {"add": "+", "sub": "-", "mul": "*", "bitand": "&", "bitor": "|", "bitxor": "^",
           "eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">=", "and": "&", "or": "|"}  # fmt: skip
@@ -221,6 +228,8 @@ class CBodyEmitter:
                 return f"state{attribute}"
             case "cast":
                 return self._cast(self.body.ops[op.operands[0]].dtype, attribute, operands[0])
+            case "bitcast":
+                return self._bitcast(*attribute, operands[0])
             case "check":
                 return self._check(op, operands, lines)
             case "fit":
@@ -260,6 +269,12 @@ class CBodyEmitter:
         if before in ("float32", "float64") and after in INTEGERS:
             return f"{self._library(f'{SUFFIX[before]}_to_{SUFFIX[after]}')}({value})"
         return f"({COMPUTED[after]}){value}"
+
+    def _bitcast(self, before: str, after: str, value: str) -> str:
+        bits = f"{self._library(_TO_BITS[before])}({value})" if before in FLOATS else f"({COMPUTED[before]}){value}"
+        if after in FLOATS:
+            return f"{self._library(_FROM_BITS[after])}({bits})"
+        return f"({COMPUTED[after]}){bits}"
 
     def _check(self, op: Op, operands: tuple[str, ...], lines: list[str]) -> str:
         limit, value = self._size(op.attribute), operands[0]

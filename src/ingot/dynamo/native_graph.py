@@ -19,6 +19,7 @@ from ingot.dynamo.report import log
 from ingot.dynamo.results import GraphNotSupported, Results, Step, finish
 from ingot.errors import AssertionFailed, CallError, IngotError, format_error
 from ingot.ir.metadata import where
+from ingot_runtime.errors import DivisionByZero
 
 # How often weights may change before a graph is left to eager: packing them takes longer than a call.
 REPACKS = 8
@@ -83,6 +84,8 @@ class NativeGraph:
         except (CallError, AssertionFailed) as error:  # nothing was written yet; eager's assertion is the one to see
             self._say(error)
             return self._run_eager(args)
+        except DivisionByZero as error:
+            raise RuntimeError("ZeroDivisionError") from error  # as torch's kernels do
         return finish(steps, args, made) if steps else made
 
     def _run_eager(self, args: Sequence[Any]) -> list[Any]:

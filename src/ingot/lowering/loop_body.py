@@ -15,7 +15,7 @@ from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Generic, Protocol, TypeVar
 
-from ingot.lowering.dtypes import FLOATS, HALVES, round_number, wide
+from ingot.lowering.dtypes import FLOATS, HALVES, INTEGERS, round_number, wide
 from ingot.lowering.index_expr import BodyValue, Expr, Size, substitute, value_name, value_symbol
 from ingot.lowering.loop_ir import Body, Load, Op
 
@@ -136,12 +136,31 @@ class BodyBuilder:
                 return self.cast(through, dtype) if dtype in HALVES else through
         return self.emit("cast", (value,), wide(dtype), dtype)
 
+    def bitcast(self, value: int, before: str, after: str) -> int:
+        """The bits of a value of a dtype as a value of another one of the same width."""
+        if before == "bool":
+            return self.bitcast(self.cast(value, "uint8"), "uint8", after)
+        if after == "bool":
+            return self.cast(self.bitcast(value, before, "uint8"), "bool")
+        source = self.ops[value]
+        if (
+            source.name == "bitcast" and source.attribute[1] == before
+        ):  # a half rounded to itself may lose bits of a nan
+            return self.bitcast(source.operands[0], source.attribute[0], after)
+        if before == after:
+            return value
+        if before in INTEGERS and after in INTEGERS:
+            return self.cast(value, after)
+        return self.emit("bitcast", (value,), wide(after), (before, after))
+
     def _is_rounded(self, value: int, dtype: str) -> bool:
         """Whether rounding the value to this half dtype is known to change nothing."""
         op = self.ops[value]
         if op.name == "const":
             number = float(op.attribute.value)
             return number != number or round_number(number, dtype) == number
+        if op.name == "bitcast":
+            return bool(op.attribute[1] == dtype)
         if op.name == "cast":
             return bool(op.attribute == dtype) or self.dtype(op.operands[0]) == "bool"
         if op.name in SELECTIONS:

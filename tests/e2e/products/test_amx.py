@@ -40,6 +40,17 @@ class Both(nn.Module):
         return self.conv(image), self.depth(other), self.bytes(x), self.floats(x).relu(), self.wide(x.double())
 
 
+class Beside(nn.Module):
+    """Layers, each with an input of its own."""
+
+    def __init__(self, layers: list[nn.Module]) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(layers)
+
+    def forward(self, *given: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return tuple(layer(x) for layer, x in zip(self.layers, given, strict=True))
+
+
 def both() -> tuple[nn.Module, tuple[torch.Tensor, ...]]:
     torch.manual_seed(0)
     return Both().eval(), (torch.randn(2, 16, 9, 11), torch.randn(1, 48, 6, 7), *inputs((37, 64)))
@@ -90,3 +101,37 @@ def test_the_instructions_compile(parts: int, tmp_path: Path) -> None:
     for name, (prefix, opcode) in opcodes.items():
         places = (code.find(prefix, at) for at in range(len(code)) if code.startswith(prefix, at))
         assert any(code[at + 3 : at + 4] == opcode for at in places), name
+
+
+# Channels of whole registers, of which rows are read where they lie; lines of images shorter and longer than a tile.
+WINDOWS = [
+    (64, 40, (3, 3), (1, 40, 9), {"padding": 1}),
+    (128, 64, (3, 3), (2, 9, 41), {"padding": 1}),
+    (64, 48, (5, 2), (1, 20, 19), {"stride": (1, 2), "dilation": (2, 1)}),
+    (192, 70, (1, 3), (3, 5, 17), {"groups": 3, "padding": (0, 1)}),
+    (1088, 16, (3, 1), (1, 7, 35), {"stride": 2}),
+]
+
+
+@pytest.mark.parametrize("kind", ["bfloat16", "int8"])
+def test_rows_of_windows_are_read_where_they_lie(kind: str) -> None:
+    draws = torch.Generator().manual_seed(3)
+    layers: list[nn.Module] = []
+    shapes = [(images, channels, *size) for channels, _, _, (images, *size), _ in WINDOWS]
+    for channels, outs, kernel, _, options in WINDOWS:
+        outs *= options.get("groups", 1)
+        if kind == "int8":
+            layers.append(Layer(channels, outs, kernel, zero=255, out=None, options=options))
+        else:
+            layers.append(nn.Conv2d(channels, outs, kernel, **options))
+            for parameter in layers[-1].parameters():
+                parameter.data = torch.randint(-4, 5, parameter.shape, generator=draws).float()
+    model = Beside(layers).eval()
+    given = inputs(*shapes) if kind == "int8" else tuple(
+        torch.randint(-4, 5, shape, generator=draws).float() for shape in shapes
+    )  # fmt: skip
+    native = assemble(*lowered(model, tuple(given), precision="bfloat16"), isa=EMULATED_AMX, threads=2)
+    with torch.no_grad():
+        expected = model(*given) if kind == "int8" else model.double()(*(x.double() for x in given))
+        for ours, right in zip(native(*given), expected, strict=True):
+            assert torch.equal(ours.to(right.dtype), right)

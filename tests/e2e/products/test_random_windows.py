@@ -20,8 +20,8 @@ from tests.support.pipeline_fixtures import assemble, lowered
 
 RUNNABLE = [*(isa for isa in ISAS.values() if isa.architecture and not missing_features(isa)), EMULATED_AMX, DENIED_AMX]
 LAYERS = 8
-TERMS = (1, 2, 3, 31, 170, 171, 257, 511, 512, 513, 700, 1025)
-ROWS = (1, 5, 6, 7, 8, 11, 12, 13, 24, 25, 63, 64, 65, 145)
+TERMS = (1, 2, 3, 31, 64, 170, 171, 257, 511, 512, 513, 700, 1025)
+ROWS = (1, 5, 6, 7, 8, 11, 12, 13, 16, 17, 24, 25, 33, 63, 64, 65, 145)
 COLUMNS = (5, 16, 31, 48, 50, 64, 65)
 
 

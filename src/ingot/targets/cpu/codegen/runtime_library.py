@@ -122,7 +122,7 @@ def _amx_parts(products: set[tuple[str, int]]) -> list[str]:
     if not products:
         return []
     blocks = [f"IG_AMX_BLOCKS({kind})" for kind in sorted({kind for kind, _ in products})]
-    return [resource("amx.h"), *blocks, *(f"IG_AMX_RUN_OF({kind}, {width})" for kind, width in sorted(products))]
+    return [resource("amx.h"), *blocks, *(f"IG_AMX_BLOCK({kind}, {width})" for kind, width in sorted(products))]
 
 
 def _sum(name: Shared, kind: str) -> str:
