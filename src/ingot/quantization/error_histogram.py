@@ -12,7 +12,7 @@ SHOWN = 32  # of the result
 
 
 @dataclass(frozen=True, slots=True)
-class Histogram:
+class ErrorHistogram:
     """How many values lie in each part of a range, all parts as wide."""
 
     low: float
@@ -55,7 +55,7 @@ class ErrorCounter:
                 self.counts[_BINS // 4 : -_BINS // 4] = pairs
         self.limit = wanted
 
-    def finish(self) -> Histogram | None:
+    def finish(self) -> ErrorHistogram | None:
         """The histogram on the least symmetric range of bins that holds all errors; None where there was none."""
         if self.limit == 0:
             return None
@@ -64,4 +64,4 @@ class ErrorCounter:
         if not counts[:outer].any() and not counts[-outer:].any():
             counts, limit = counts[outer:-outer], limit / 2
         shown = counts.reshape(SHOWN, -1).sum(1)
-        return Histogram(-limit, limit, tuple(int(count) for count in shown))
+        return ErrorHistogram(-limit, limit, tuple(int(count) for count in shown))

@@ -28,7 +28,7 @@ from ingot.errors import QuantizeError, format_error
 from ingot.ir import execution, metadata
 from ingot.ir.program import Program, check_program
 from ingot.quantization.calibration import bar, feed
-from ingot.quantization.error_histogram import ErrorCounter, Histogram
+from ingot.quantization.error_histogram import ErrorCounter, ErrorHistogram
 from ingot.quantization.prepare import prepare_for_evaluation
 from ingot.quantization.quantizable_ops import JOINING, PRODUCTS
 from ingot.quantization.quantization_plan import Edge, nodes_by_place
@@ -58,8 +58,8 @@ class LayerReport:
     total: float
     range_use: float | None
     clipped: float | None
-    own_errors: Histogram | None = None
-    total_errors: Histogram | None = None
+    own_errors: ErrorHistogram | None = None
+    total_errors: ErrorHistogram | None = None
 
 
 @dataclass(frozen=True, slots=True)

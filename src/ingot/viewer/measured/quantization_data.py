@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
-from ingot.quantization.error_histogram import Histogram
+from ingot.quantization.error_histogram import ErrorHistogram
 from ingot.quantization.report import LayerReport, Report
 from ingot.viewer.view_data import NOWHERE, Json, ViewData
 
@@ -47,7 +47,7 @@ def _describe_layer(view: ViewData, layer: LayerReport, indexes: Mapping[str, in
     }
 
 
-def _describe_histogram(histogram: Histogram | None) -> Json:
+def _describe_histogram(histogram: ErrorHistogram | None) -> Json:
     if histogram is None:
         return None
     return {"low": histogram.low, "high": histogram.high, "counts": list(histogram.counts)}
