@@ -62,8 +62,12 @@ class Arguments:
         shapes = [size for value in _tensors_inside(graph) for size in value.shape]
         in_shapes = {symbol for symbol in _free(shapes)}
         self.used_as_sizes = tuple(place for place in self.numbers if _free([self.fakes[place]]) & in_shapes)
-        # Any other value becomes a part of the code.
-        self.fixed = tuple(place for place in read if not _is_open(self.fakes[place]))
+        # Any other value becomes a part of the code, unless the graph only hands it through.
+        self.fixed = tuple(
+            place
+            for place in read
+            if not _is_open(self.fakes[place]) and any(user.op != "output" for user in self.nodes[place].users)
+        )
         self.is_dynamic = bool(self.symbols)
 
     def _bind_symbols(self) -> None:

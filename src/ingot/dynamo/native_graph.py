@@ -18,6 +18,8 @@ from ingot.dynamo.options import BackendOptions
 from ingot.dynamo.report import log
 from ingot.dynamo.results import GraphNotSupported, Results, Step, finish
 from ingot.errors import AssertionFailed, CallError, IngotError, format_error
+from ingot.ir.metadata import where
+from ingot_runtime.errors import DivisionByZero
 
 # How often weights may change before a graph is left to eager: packing them takes longer than a call.
 REPACKS = 8
@@ -54,7 +56,8 @@ class NativeGraph:
         self._has_said = False
         self.kernels = 0
         self._is_idle = not self._results.computed and not self._arguments.mutated
-        if not self._is_idle and not self._is_specialized:
+        if not self._is_idle:
+            self._check_fixed()
             self._build_first()
 
     def __call__(self, arguments: list[Any]) -> list[Any]:
@@ -81,6 +84,8 @@ class NativeGraph:
         except (CallError, AssertionFailed) as error:  # nothing was written yet; eager's assertion is the one to see
             self._say(error)
             return self._run_eager(args)
+        except DivisionByZero as error:
+            raise RuntimeError("ZeroDivisionError") from error  # as torch's kernels do
         return finish(steps, args, made) if steps else made
 
     def _run_eager(self, args: Sequence[Any]) -> list[Any]:
@@ -126,11 +131,24 @@ class NativeGraph:
         fixed = {place: args[place] for place in (*self._arguments.fixed, *self._arguments.numbers)}
         return self._build(self._arguments.values(read), state, fixed if self._is_specialized else {}, self._sizes)
 
+    def _check_fixed(self) -> None:
+        for place in self._arguments.fixed:
+            fake, node = self._arguments.fakes[place], self._arguments.nodes[place]
+            if not isinstance(fake, int | float | bool | str | torch.dtype | torch.device | None):
+                why = f"it is a {type(fake).__name__}, of which no code can be made"
+                raise GraphNotSupported(format_error(f"The argument {node.name} is used.", where=where(node), why=why))
+
     def _build_first(self) -> None:
         """Code for all sizes and numbers; where there is none, code for those of the example tells whether there is
         any."""
         arguments = self._arguments
         values = arguments.example_values()
+        if self._is_specialized:
+            if not arguments.numbers:  # else the first call tells
+                fixed = {place: arguments.fakes[place] for place in arguments.fixed}
+                key = (*values.values(), *fixed.values())
+                self._codes[key] = self._build(values, self._state, fixed)
+            return
         for sizes in dict.fromkeys((arguments.used_as_sizes, (), arguments.numbers)):
             try:
                 self._codes[()] = self._build(values, self._state, {}, sizes)

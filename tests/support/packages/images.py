@@ -210,6 +210,7 @@ def segmentation_models_pytorch() -> Iterator[Model]:
             module: nn.Module = getattr(smp, decoder)(encoder, encoder_weights=None, classes=2)
             return module
 
-        inputs = (normal("batch", 3, "32*height", "32*width"),)
-        sizes = {"batch": 2, "height": 3, "width": 2}
+        side: Size = 128
+        inputs = (normal("batch", 3, *((side, side) if decoder == "PAN" else ("32*height", "32*width"))),)
+        sizes = {"batch": 2} if decoder == "PAN" else {"batch": 2, "height": 3, "width": 2}
         yield Model("segmentation-models-pytorch", f"{decoder}-{encoder}", build, inputs, sizes)
