@@ -82,7 +82,9 @@ def cond(
     for name, branch in (("then", yes), ("else", no)):
         with ex.inner_scope():
             results = [as_tensor(ex, part) for part in export_inside(ex, branch, operands)]
-            graphs.append(close_graph(ex, [_cast_result(ex, p, o) for p, o in zip(results, outs, strict=True)], [], name))
+            graphs.append(
+                close_graph(ex, [_cast_result(ex, p, o) for p, o in zip(results, outs, strict=True)], [], name)
+            )
     return ex.plain("If", [test], [_dtype(out) for out in outs], then_branch=graphs[0], else_branch=graphs[1])
 
 
