@@ -73,7 +73,7 @@ def test_a_dim_without_elements() -> None:
 
 
 def test_a_dynamic_dim_is_not_static() -> None:
-    with pytest.raises(DynamicShapeError, match="x_1 .* works for size 3 only"):
+    with pytest.raises(DynamicShapeError, match=r"x_1 .* works for size 3 only"):
         ingot.capture(
             Projection(), (torch.randn(4, 3), torch.randn(4, 3)), dynamic_shapes=({1: Dim.DYNAMIC}, {1: Dim.AUTO})
         )
