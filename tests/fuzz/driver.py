@@ -30,6 +30,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from tests import progress
 from tests.evidence import GPU_ONLY
 from tests.fuzz.verdict import Verdict
 
@@ -205,7 +206,7 @@ def run(
     lock = threading.Lock()
     begin = time.monotonic()
 
-    with journal.open("a") as out:
+    with journal.open("a") as out, progress.open_bar(kind, len(missing)) as step:
 
         def work() -> None:
             while time.monotonic() - begin < minutes * 60:
@@ -218,6 +219,7 @@ def run(
                         counts[verdict.kind] += 1
                         out.write(json.dumps(asdict(Row(seed, verdict.kind, verdict.reason, code, where))) + "\n")
                         out.flush()
+                        step()
                     if verdict.kind in ("wrong", "crashed"):
                         print(f"{kind} {seed}: {verdict.kind}\n{verdict.reason[:3000]}\n", flush=True)
                 with lock:
