@@ -73,7 +73,7 @@ def _resize_form(node: fx.Node) -> Rule | None:
         flat = x.permute(before.dims).reshape(-1)
         missing = math.prod(shape) - flat.shape[0]
         if missing > 0:
-            flat = torch.cat([flat, torch.full((missing,), _undefined(x.dtype), dtype=x.dtype, device=x.device)])
+            flat = torch.cat([flat, torch.full((missing,), _fill_value(x.dtype), dtype=x.dtype, device=x.device)])
         return flat[: math.prod(shape)].reshape(shape).permute(after.inverse)
 
     return resize
@@ -109,7 +109,7 @@ def _is_static(*fakes: torch.Tensor) -> bool:
     return all(isinstance(size, int) for fake in fakes for size in (*fake.shape, *fake.stride(), fake.storage_offset()))
 
 
-def _undefined(dtype: torch.dtype) -> int | float | bool:
+def _fill_value(dtype: torch.dtype) -> int | float | bool:
     """What memory holds that nothing was written to: 0, or what torch fills it with where that is asked for."""
     fills = torch.are_deterministic_algorithms_enabled() and torch.utils.deterministic.fill_uninitialized_memory
     if not fills:
