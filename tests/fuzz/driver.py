@@ -34,7 +34,7 @@ from tests import progress
 from tests.evidence import GPU_ONLY
 from tests.fuzz.verdict import Verdict
 
-# By which children are told what programs run on.
+# The environment variable that gives children what programs run on.
 ISA = "INGOT_FUZZ_ISA"
 KINDS = ("networks", "operators", "aliasing", "dynamic_shapes")
 ROOT = Path(__file__).parents[2]
