@@ -3,18 +3,22 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.setup-done
 TORCHAO := $(VENV)/torchao
+PACKAGES := $(VENV)/packages
 NODE_MODULES := viewer/node_modules/.package-lock.json
 DOCS   := $(VENV)/.docs-done
+CROSS  := $(VENV)/.cross-done
 TORCH  := $(shell sed -n 's/^\(torch==[^ ]*\).*/\1/p' requirements-dev.txt)
 CUDA_PYTHON ?= python3
+# Threads of torch that have nothing to do sleep: spinning, they take the cores from other test processes.
+PYTEST := OMP_WAIT_POLICY=passive $(BIN)/python -m pytest -q
 PIP    := $(BIN)/python -m pip install -qq --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo viewer test test-cuda bench-cuda check test-slow docs docs-serve format clean evidence evidence-status \
+.PHONY: help setup demo viewer test test-arm test-cuda bench-cuda check test-slow docs docs-serve format clean evidence evidence-status \
         fuzz-passes fuzz-shapes opinfo-gradients opinfo-native opinfo-onnx opinfo-shapes \
-        report-onnx-zoo report-passes report-quantize report-torch report-training test-torchao report-torchscript \
-        bench-bfloat16 bench-capture bench-cpu bench-decoding bench-functions bench-growth bench-onnx bench-passes \
-        bench-preparing bench-quantize bench-start bench-threads
+        report-onnx-zoo report-packages report-passes report-quantize report-torch report-training test-torchao report-torchscript \
+        bench-amx bench-bfloat16 bench-capture bench-cpu bench-decoding bench-functions bench-growth bench-onnx bench-passes \
+        bench-preparing bench-quantize bench-start bench-threads bench-training
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z0-9-]*\):.*## \(.*\)/  make \1 — \2/p' $(MAKEFILE_LIST)
@@ -41,6 +45,14 @@ $(TORCHAO): requirements-torchao.txt $(STAMP)
 	@$(PIP) --no-deps --upgrade --target $@ -r requirements-torchao.txt
 	@touch $@
 
+# An environment of its own, in which nothing but the lines of its file is installed: packages name other releases.
+$(PACKAGES)/.done: tests/support/packages/requirements.txt requirements-dev.txt
+	@echo "setup: $(PACKAGES)"
+	@test -x $(PACKAGES)/bin/python || $(PYTHON) -m venv $(PACKAGES)
+	@$(PACKAGES)/bin/python -m pip install -qq --disable-pip-version-check $(TORCH)
+	@$(PACKAGES)/bin/python -m pip install -qq --disable-pip-version-check --no-deps -r $<
+	@touch $@
+
 demo: setup  ## compile ResNet-50 and BERT-base, compare them with eager, save them, and run them without torch
 	@$(BIN)/python examples/demo.py
 
@@ -52,7 +64,10 @@ $(NODE_MODULES): viewer/package.json viewer/package-lock.json
 	@touch $@
 
 test: setup  ## run the tests, without the slow suites
-	@$(BIN)/python -m pytest -q -n 2 --dist worksteal -m "not slow"
+	@$(PYTEST) -n 2 --dist worksteal -m "not slow"
+
+test-arm: $(CROSS)  ## with qemu-user: operators and models on an emulated Arm processor, to docs/reports/aarch64.md
+	@$(BIN)/python -m tests.evidence run --force aarch64
 
 test-cuda:  ## on a machine with an NVIDIA GPU, a torch for it and NVRTC: kernels and models on the GPU
 	@$(CUDA_PYTHON) -m pytest -q tests/targets/cuda
@@ -66,7 +81,7 @@ check: setup  ## run what CI runs: format, lint, types, import layers, names, fi
 	@echo "check: names"       && $(BIN)/python tools/check_names.py
 	@echo "check: wording"     && $(BIN)/python tools/check_wording.py
 	@echo "check: layout"      && $(BIN)/python tools/check_layout.py
-	@echo "check: tests"       && $(BIN)/python -m pytest -q -n 2 --dist worksteal -m "not slow"
+	@echo "check: tests"       && $(PYTEST) -n 2 --dist worksteal -m "not slow"
 
 docs: $(DOCS)  ## build the documentation site in build/site; warnings are errors
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet --strict
@@ -80,8 +95,13 @@ $(DOCS): requirements-docs.txt $(STAMP)
 	@$(PIP) -r requirements-docs.txt -c requirements-dev.txt
 	@touch $@
 
+$(CROSS): requirements-cross.txt $(STAMP)
+	@echo "setup: requirements-cross.txt"
+	@$(PIP) -r requirements-cross.txt
+	@touch $@
+
 test-slow: setup  ## run the slow suites
-	@$(BIN)/python -m pytest -q -m slow
+	@$(PYTEST) -m slow
 
 fuzz-passes: setup  ## run the passes on 2,000 random programs, to docs/reports/random_programs.md
 	@$(BIN)/python -m tests.evidence run --force random_programs
@@ -121,6 +141,12 @@ bench-cuda:  ## on a machine with an NVIDIA GPU: compare with torch.compile, to 
 bench-threads:  ## on a machine with many cores: compare at 1, 4, 8 and 16 threads, to benchmarks/results/threads.json
 	@$(CUDA_PYTHON) benchmarks/threads.py --json benchmarks/results/threads.json
 
+bench-training: setup  ## compare training steps with eager and torch.compile, to benchmarks/results/training.json
+	@$(BIN)/python -m tests.evidence run --force bench-training
+
+bench-amx:  ## on a machine with AMX: bfloat16 and int8 compared with torch, to benchmarks/results/amx.json
+	@$(CUDA_PYTHON) benchmarks/amx.py --json benchmarks/results/amx.json
+
 bench-bfloat16: setup  ## compare precision="bfloat16" with float32, to benchmarks/results/bfloat16.json
 	@$(BIN)/python -m tests.evidence run --force bench-bfloat16
 
@@ -151,6 +177,9 @@ fuzz-shapes: setup  ## infer the shapes of 600 random programs with loops and br
 test-torchao: setup $(TORCHAO)  ## compare quantization with torchao, to docs/reports/quantize_torchao.md
 	@PYTHONPATH=$(TORCHAO) $(BIN)/python -m pytest -q tests/quantization/test_torchao.py
 	@$(BIN)/python -m tests.evidence run --force quantize_torchao
+
+report-packages: setup $(PACKAGES)/.done  ## capture and compile models of many packages, to docs/reports/packages.md
+	@$(BIN)/python -m tests.evidence run --force packages
 
 report-quantize: setup  ## measure the accuracy of two quantized models, to docs/reports/quantize.md
 	@$(BIN)/python -m tests.evidence run --force quantize

@@ -38,7 +38,7 @@ from torch import nn
 import ingot
 from benchmarks import report
 from benchmarks.models import SUBJECTS, THREADS, Subject, gflop
-from benchmarks.peers import onnx_runtime, openvino
+from benchmarks.support.onnx_peers import onnx_runtime, openvino
 from ingot.artifacts.roofline import Roofline, measure_roofline
 from ingot.benchmarking import time_interleaved
 

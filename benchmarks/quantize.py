@@ -36,7 +36,7 @@ from torch import nn
 import ingot
 from benchmarks import decoding, preparing, report
 from benchmarks.models import SUBJECTS, THREADS, Subject
-from benchmarks.peers import onnx_runtime, openvino
+from benchmarks.support.onnx_peers import onnx_runtime, openvino
 from ingot.benchmarking import time_interleaved
 
 PAUSE = 0.3  # seconds before each turn

@@ -34,7 +34,7 @@ import torch
 import ingot
 from benchmarks import report
 from benchmarks.models import SUBJECTS, Subject
-from benchmarks.peers import onnx_runtime
+from benchmarks.support.onnx_peers import onnx_runtime
 from ingot.benchmarking import time_interleaved
 from ingot_runtime.cpu_features import cores
 

@@ -82,7 +82,7 @@ _BACK_END = (
     "src/ingot/artifacts",
 )
 _NATIVE = (*_PASSES, *_BACK_END, "src/ingot_runtime")
-_TRAINING = (*_NATIVE, "src/ingot/autograd", "tests/support/training")
+_TRAINING = (*_NATIVE, "src/ingot/autograd", "src/ingot/dynamo", "tests/support/training")
 _ONNX = (*_PASSES, "src/ingot/onnx")
 _QUANTIZE = (*_NATIVE, "src/ingot/quantization")
 _TORCHAO = "PYTHONPATH=.venv/torchao "
@@ -117,6 +117,8 @@ ENTRIES = (
             " --json {journal} --write {output}", *_NATIVE, "tests/support"),
     _report("native_zoo", "{python} -m tests.support.zoo_sweep {journal} &&"
             " {python} -m tests.support.zoo_sweep {journal} --report {output}", *_NATIVE),
+    _report("aarch64", "{python} -m tests.support.arm_emulation.sweep {journal} --every 8 --write {output}",
+            *_NATIVE, "tests/support"),
     _report("training", "{python} -m tests.support.training.report --journal {journal} --write {output}", *_TRAINING),
     _report("gradient_samples", "{python} -m tests.support.training.gradient_sweep --most 1 --journal {journal}"
             " --write {output}", *_TRAINING, "tests/support/operator_samples"),
@@ -132,6 +134,9 @@ ENTRIES = (
             "tests/onnx"),
     _report("onnx_zoo", "{python} -m tests.onnx.zoo_sweep {journal} &&"
             " {python} -m tests.onnx.zoo_sweep {journal} --report {output}", *_ONNX),
+    _report("packages", "PYTHONPATH=src .venv/packages/bin/python -m tests.support.packages.sweep {journal} &&"
+            " PYTHONPATH=src .venv/packages/bin/python -m tests.support.packages.sweep {journal} --report {output}",
+            *_NATIVE, "src/ingot/onnx", "tests/support/packages"),
     _report("passes_zoo", "{python} -m tests.passes.pipeline_zoo --journal {journal} --report {output}", *_PASSES),
     _report("random_programs", "{python} -m tests.passes.random_programs.sweep --journal {journal} --write {output}",
             *_PASSES, "tests/passes/random_programs"),
@@ -156,6 +161,8 @@ ENTRIES = (
     _benchmark("onnx", "{python} benchmarks/onnx.py --json {output}", *_ONNX),
     _benchmark("preparing", _TORCHAO + "{python} benchmarks/preparing.py --json {output}", *_QUANTIZE),
     _benchmark("quantize", _TORCHAO + "{python} benchmarks/quantize.py --json {output}", *_QUANTIZE),
+    _benchmark("training", "{python} benchmarks/training.py --json {output}", *_TRAINING,
+               "benchmarks/support/training_models.py"),
     _benchmark("start", "{python} benchmarks/start.py", *_NATIVE),
     replace(_benchmark("cuda", "{python} benchmarks/cuda.py --prepare build/inductor && {python} benchmarks/cuda.py"
                        " --prepared build/inductor --json {output} && {python} benchmarks/cuda_table.py --write",
@@ -266,7 +273,7 @@ def make(entry: Entry, seconds: float) -> str:
         return "stopped"
     journal = _journal(entry, digest)
     text = entry.command.format(python=sys.executable, output=entry.output, journal=journal)
-    process = subprocess.Popen(text, shell=True, cwd=ROOT, start_new_session=True)
+    process = subprocess.Popen(text, shell=True, cwd=ROOT, start_new_session=True, env=progress.environment_of_sweep())
     try:
         code = _wait(process, entry.name, text, journal, time.monotonic() + seconds)
     except (subprocess.TimeoutExpired, KeyboardInterrupt):

@@ -123,8 +123,8 @@ def compile(
     the C compiler even if this C text was compiled before. `isa` names instruction sets to build for besides this
     machine's own; "portable" stands for x86-64 with AVX2, AVX-512, bfloat16 and AMX. `precision="bfloat16"`
     stores the weights of matrix products and convolutions in bfloat16 and multiplies in it; sums and all other values
-    keep their dtype. `disable_passes` names optional passes to leave out, among `OPTIONAL_PASSES`, besides those in
-    INGOT_DISABLE_PASSES; the result computes the same, more slowly.
+    keep their dtype, and attention multiplies in bfloat16 on AMX alone. `disable_passes` names optional passes to leave
+    out, among `OPTIONAL_PASSES`, besides those in INGOT_DISABLE_PASSES; the result computes the same, more slowly.
     `on_stage` is called with the name of each stage and returns a context manager that the stage runs in; if that gives
     a function, the function is called with the name of each pass that is done.
 

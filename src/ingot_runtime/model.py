@@ -217,6 +217,24 @@ class Model(Uncopied):
         self._run(self._native, leaves, (), time_call)
         return seconds
 
+    def trace(self, leaves: Sequence[Any], room: int) -> list[native_library.Interval]:
+        """Runs the model as `run` does; returns when each thread worked on which launch. Where there are more than
+        `room` intervals it runs again. Nothing of a library that cannot say it, as of one for a GPU."""
+        if not self._native.can_trace:
+            return []
+        found: list[native_library.Interval] = []
+        count = 0
+
+        def trace_call(model: native_library.NativeModel, inputs: Any, outputs: Any) -> None:
+            nonlocal found, count
+            count, found = model.trace(inputs, outputs, room)
+
+        self._run(self._native, leaves, (), trace_call)
+        while len(found) < count:
+            room = count
+            self._run(self._native, leaves, (), trace_call)
+        return sorted(found, key=lambda interval: (interval.begin, interval.thread))
+
     def seed(self, value: int) -> None:
         """Where the model draws random numbers, the draws of later calls follow from this number alone."""
         if type(value) is not int or not 0 <= value < 2**64:

@@ -5,16 +5,19 @@ from __future__ import annotations
 import copy
 import io
 import pickle
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
+from torch.distributed.fsdp import fully_shard
 from torch.nn.utils import parametrizations, parametrize
 
 import ingot
 from ingot.autograd.trainable_model import KEPT
-from ingot.errors import CopyError, DoubleBackwardError
+from ingot.errors import CopyError, DoubleBackwardError, StateError
 from tests.autograd.test_training import Counting, compare
 
 X = torch.Tensor
@@ -368,3 +371,18 @@ def test_attributes_of_the_model_are_its_own() -> None:
     assert model.calls == 7 and trained.layer is model.layer
     trained(torch.ones(1, 4))
     assert model.calls == 8
+
+
+def test_a_model_that_is_distributed_already_is_refused_by_name(tmp_path: Path) -> None:
+    store = dist.FileStore(str(tmp_path / "store"), 1)
+    dist.init_process_group("gloo", store=store, rank=0, world_size=1)
+    try:
+        x = torch.randn(6, 4)
+        with pytest.raises(StateError, match="made by DistributedDataParallel"):
+            compiled(nn.parallel.DistributedDataParallel(mlp()), x)
+        with pytest.raises(StateError, match=r"0 exchanges .* fully_shard"):
+            model = mlp()
+            fully_shard(model[0])
+            compiled(model, x)
+    finally:
+        dist.destroy_process_group()

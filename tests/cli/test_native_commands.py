@@ -218,6 +218,7 @@ def test_an_index_out_of_range_is_shown_with_its_place(tmp_path: Path) -> None:
     np.save(tmp_path / "x.npy", np.array([[1, -3, 12]]))
     result = run("run", str(file), "--input", f"input={tmp_path / 'x.npy'}")
     assert result.exit_code == 1 and result.stderr.startswith("IndexOutOfRange: ")
+    assert "index -3 is out of range for a dim of 10 elements (valid: 0 to 9)" in result.stderr
     assert "input holds int64 from -3 (at [0, 1]) to 12 (at [0, 2])" in result.stderr
 
 

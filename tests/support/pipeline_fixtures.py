@@ -12,13 +12,13 @@ from torch import nn
 from ingot.api import capture
 from ingot.artifacts.compiled_model import CompiledModel
 from ingot.codegen.build.isa import Isa, host
-from ingot.codegen.build.toolchain import WARNINGS, Toolchain, find
+from ingot.codegen.build.toolchain import WARNINGS, Toolchain, find_for
 from ingot.compiler import run_cpu_pipeline
 from ingot.ir.program import Program
 from ingot.lowering.loop_module import Module, Precision
 from ingot.scheduling.buffer_planning import plan
 from ingot.targets.cpu.codegen.module_emitter import emit
-from ingot.targets.cpu.target import CPU
+from ingot.targets.cpu.target import CPU, CpuTarget
 
 # clang says of a loop that it did not vectorize it, which is not a fault of the loop.
 QUICK = ("-O1", "-Werror", *WARNINGS, "-Wno-pass-failed")
@@ -55,15 +55,18 @@ def assemble(
     tools: Toolchain | None = None,
     threads: int = 1,
     isa: Isa | None = None,
+    target: CpuTarget = CPU,
 ) -> CompiledModel:
-    """Native code of a lowered program. A warning of the compiler is an error."""
+    """Native code of a lowered program. A warning of the compiler is an error. `target` is what it runs on."""
     isa = isa or host()
     source = emit(module, plan(module), title="test")
     with tempfile.TemporaryDirectory() as folder:
         library = Path(folder) / "model.so"
-        (tools or find()).compile_library(source.text, isa, library, extra_flags=(f'-DIG_ISA="{isa.name}"', *flags))
+        (tools or find_for(isa)).compile_library(
+            source.text, isa, library, extra_flags=(f'-DIG_ISA="{isa.name}"', *flags)
+        )
         blob = CPU.pack_weights(program, module, source)
-        return CompiledModel(program, module, source, blob, {isa.name: library.read_bytes()}, CPU, threads, isa.name)
+        return CompiledModel(program, module, source, blob, {isa.name: library.read_bytes()}, target, threads, isa.name)
 
 
 def build(

@@ -6,6 +6,7 @@ import { byKernel, byModule } from "../src/data/profile_tables";
 import { readView } from "../src/data/reading";
 import { countRuns, decodeRuns } from "../src/data/runs";
 import { parseQuery, searchStage } from "../src/data/search";
+import { timeBars, type TimeBar } from "../src/data/time_bars";
 import { node, stage, twoStages, view } from "./views";
 
 describe("runs", () => {
@@ -175,7 +176,7 @@ describe("numbers", () => {
 describe("profile tables", () => {
   const origins = ["enc.0", "enc.1", ""].map((module) => ({ op: "linear", module, place: -1, text: "", nodes: [], inlined: [] }));
   const launch = (kernel: number, origin: number, time: number) => {
-    return { kernel, origin, seconds: time, start: 0, flops: 10, effort: 10, bytes: 4, peak: 0.5, thread_seconds: null };
+    return { kernel, origin, seconds: time, flops: 10, effort: 10, bytes: 4, peak: 0.5, idle: kernel === 0 ? 0.25 : 0.75 };
   };
   const profile = {
     threads: 1,
@@ -183,7 +184,32 @@ describe("profile tables", () => {
     seconds: 6,
     limits: { flops: 1, bytes: 1 },
     launches: [launch(0, 0, 1), launch(0, 1, 2), launch(1, 2, 3)],
+    intervals: [[0, -1, 0, 1e9], [0, 0, 0, 1e9], [1, -1, 1e9, 3e9], [1, 0, 1e9, 2e9], [2, -1, 4e9, 8e9], [2, 0, 4e9, 8e9]] as [
+      number,
+      number,
+      number,
+      number,
+    ][],
   };
+
+  it("show a call over time", () => {
+    const times = timeBars(profile, origins);
+    expect([times.moduleLanes, times.threadLanes, times.end]).toEqual([2, 1, 8]);
+    expect(times.idle).toBeCloseTo(0.25);
+    const shape = ({ lane, begin, end, launch, module }: TimeBar): string => `${lane}: ${begin}-${end} ${module || launch}`;
+    expect(times.bars.map(shape)).toEqual([
+      "2: 0-1 0",
+      "0: 0-3 enc",
+      "1: 0-1 enc.0",
+      "3: 0-1 0",
+      "2: 1-3 1",
+      "1: 1-3 enc.1",
+      "3: 1-2 1",
+      "2: 4-8 2",
+      "3: 4-8 2",
+    ]);
+    expect(timeBars({ ...profile, intervals: profile.intervals.filter(([, thread]) => thread < 0) }, origins).idle).toBeNull();
+  });
 
   it("add up the tree of modules", () => {
     const rows = byModule(profile, origins, 2);
@@ -194,6 +220,7 @@ describe("profile tables", () => {
       ["enc.1", 2],
     ]);
     expect(rows[0].peak).toBeCloseTo(0.5);
+    expect(rows.map(({ idle }) => idle)).toEqual([0.5, 0.25, 0.25, 0.25]);
   });
 
   it("add up kernels, the longest first", () => {

@@ -20,7 +20,7 @@ import torch
 from ingot._pages import call_viewer
 from ingot.artifacts.device_calls import DeviceCalls
 from ingot.artifacts.packaging import SampleCall, argument_names, call_of, result_names, write_native
-from ingot.artifacts.profiler import Profile, ProfileRow, medians
+from ingot.artifacts.profiler import Profile, ProfileRow, idle_shares, medians, trace_model
 from ingot.artifacts.roofline import Roofline, measure_roofline
 from ingot.artifacts.tensor_exchange import native_of, run_model, wants_arrays
 from ingot.codegen.build.compile_process import save_error
@@ -149,10 +149,15 @@ class CompiledModel(Uncopied):
         specs = self.program.signature.user_inputs
         return [native_of(leaf) for leaf, spec in zip(leaves, specs, strict=True) if spec.kind is InputKind.ARGUMENT]
 
-    def profile(self, *args: Any, repeat: int = 10, **kwargs: Any) -> Profile:
-        """Measures the time of each kernel in this call: medians over `repeat` runs after one warm-up run."""
+    def profile(
+        self, *args: Any, repeat: int = 10, trace: str | os.PathLike[str] | None = None, **kwargs: Any
+    ) -> Profile:
+        """Measures the time of each kernel in this call: medians over `repeat` runs after one warm-up run. In further
+        runs, when each thread works on which kernel; `trace` is a file to write that to, for chrome://tracing."""
         leaves = self._leaves(args, kwargs)
         runs = [self.model.profile(leaves, len(self._source.launches)) for _ in range(repeat + 1)][1:]
+        intervals = trace_model(self.model, leaves, len(self._source.launches), self.threads)
+        idle = idle_shares(intervals, len(self._source.launches), self.threads)
         sizes = self._symbols(leaves)
         rows = [
             ProfileRow(
@@ -164,11 +169,16 @@ class CompiledModel(Uncopied):
                 _evaluate_size(launch.flops, sizes),
                 _evaluate_size(launch.effort, sizes),
                 _evaluate_size(launch.bytes, sizes),
+                share,
             )
-            for launch, seconds in zip(self._source.launches, medians(runs), strict=True)
+            for launch, seconds, share in zip(self._source.launches, medians(runs), idle, strict=True)
         ]
         known = self._target.peak_rates
-        return Profile(tuple(rows), measure_roofline(self.threads) if known is None else Roofline(*known))
+        limits = measure_roofline(self.threads) if known is None else Roofline(*known)
+        made = Profile(tuple(rows), limits, self.threads, intervals)
+        if trace is not None:
+            made.chrome_trace(trace)
+        return made
 
     def view(self, *, profile: bool = False) -> ModelView:
         """The lowered program, its loops and its code as a page: shown by a notebook, opened by `.show()`, written by

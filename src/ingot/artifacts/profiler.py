@@ -7,16 +7,21 @@ import os
 import statistics
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from ingot.artifacts.roofline import Roofline
 from ingot_runtime.files import write_file
+from ingot_runtime.model import Model
+
+_TRACED_RUNS = 5
 
 
 @dataclass(frozen=True, slots=True)
 class ProfileRow:
     """One launch of a kernel: seconds (median of the runs), and the work it must do at least.
 
-    `effort` is `flops` as operations on float32, of which one takes as long as two on bfloat16 or four on bytes.
+    `effort` is `flops` as operations on float32, of which one takes as long as two on bfloat16 or four on bytes. `idle`
+    is the share of the threads' time in which they had nothing to do, None where it is not known.
     """
 
     kernel: str
@@ -27,6 +32,7 @@ class ProfileRow:
     flops: int
     effort: int
     bytes: int
+    idle: float | None = None
 
     @property
     def gflops(self) -> float:
@@ -38,11 +44,29 @@ class ProfileRow:
 
 
 @dataclass(frozen=True, slots=True)
+class ThreadInterval:
+    """When a thread worked on the launch of a row, in seconds from the start of the call. `thread` is None for the
+    launch itself: from when it was started until all threads were done."""
+
+    row: int
+    thread: int | None
+    begin: float
+    end: float
+
+    @property
+    def seconds(self) -> float:
+        return self.end - self.begin
+
+
+@dataclass(frozen=True, slots=True)
 class Profile:
-    """Kernel launches in the order they ran. `limits` is the measured peak of this machine."""
+    """Kernel launches in the order they ran. `limits` is the measured peak of this machine. `intervals` are of one run,
+    that of median time; of a GPU there are none."""
 
     rows: tuple[ProfileRow, ...]
     limits: Roofline
+    threads: int = 1
+    intervals: tuple[ThreadInterval, ...] = ()
 
     @property
     def seconds(self) -> float:
@@ -63,40 +87,86 @@ class Profile:
         return _group_rows(self.rows, lambda row: ".".join(row.module.split(".")[:depth]))
 
     def chrome_trace(self, path: str | os.PathLike[str]) -> None:
-        """Writes a file that chrome://tracing and Perfetto show."""
-        events, at = [], 0.0
-        for row in self.rows:
-            arguments = {"module": row.module, "source": row.source, "GFLOP/s": row.gflops, "GB/s": row.gbytes,
-                         "of peak": self.peak_fraction(row)}  # fmt: skip
+        """Writes a file that chrome://tracing and Perfetto show: when each thread worked on which kernel, and above
+        them the launches. Without intervals, the launches follow one another."""
+        names = {number: f"thread {number}" for number in range(self.threads if self.intervals else 0)}
+        lanes: dict[int | None, int] = {None: self.threads, **{number: number for number in names}}
+        events: list[dict[str, Any]] = []
+        for place, (lane, name) in enumerate([(lanes[None], "launches"), *names.items()]):
+            events.append(_describe_lane(lane, "thread_name", {"name": name}))
+            events.append(_describe_lane(lane, "thread_sort_index", {"sort_index": place}))
+        for interval in self.intervals or follow_one_another(self.rows):
+            row = self.rows[interval.row]
+            arguments: dict[str, Any] = {"kernel": row.kernel, "module": row.module, "source": row.source}
+            if interval.thread is None:
+                arguments |= {"GFLOP/s": row.gflops, "GB/s": row.gbytes, "of peak": self.peak_fraction(row)}
+                arguments |= {} if row.idle is None else {"idle": row.idle}
             events.append(
                 {
                     "name": f"{row.op} {row.kernel}",
                     "ph": "X",
                     "pid": 0,
-                    "tid": 0,
-                    "ts": at * 1e6,
-                    "dur": row.seconds * 1e6,
+                    "tid": lanes[interval.thread],
+                    "ts": interval.begin * 1e6,
+                    "dur": interval.seconds * 1e6,
                     "args": arguments,
                 }
             )
-            at += row.seconds
         write_file(path, json.dumps({"traceEvents": events}), "the trace")
 
     def __str__(self) -> str:
-        lines = [f"{'kernel':<8}{'ms':>9}{'share':>8}{'calls':>7}{'GFLOP/s':>10}{'GB/s':>8}{'of peak':>9}  op"]
+        shows_idle = any(row.idle is not None for row in self.rows)
+        idle_title = f"{'idle':>7}" if shows_idle else ""
+        lines = [
+            f"{'kernel':<8}{'ms':>9}{'share':>8}{'calls':>7}{'GFLOP/s':>10}{'GB/s':>8}{'of peak':>9}{idle_title}  op"
+        ]
         calls = {kernel: 0 for kernel in {row.kernel for row in self.rows}}
         for row in self.rows:
             calls[row.kernel] += 1
         for row in self.group_by_kernel():
             share = row.seconds / self.seconds if self.seconds else 0.0
+            idle = f"{row.idle or 0:>7.0%}" if shows_idle else ""
             lines.append(
                 f"{row.kernel:<8}{row.seconds * 1e3:>9.3f}{share:>8.1%}{calls[row.kernel]:>7}{row.gflops:>10.1f}"
-                f"{row.gbytes:>8.1f}{self.peak_fraction(row):>9.0%}  {row.op}  {row.module}"
+                f"{row.gbytes:>8.1f}{self.peak_fraction(row):>9.0%}{idle}  {row.op}  {row.module}"
             )
         peak = (
             f"peak: {self.limits.flops / 1e9:.0f} GFLOP/s of float32, {self.limits.bytes / 1e9:.0f} GB/s, measured here"
         )
         return "\n".join([*lines, f"{'all':<8}{self.seconds * 1e3:>9.3f}  {peak}"])
+
+
+def _describe_lane(lane: int, name: str, arguments: dict[str, Any]) -> dict[str, Any]:
+    return {"name": name, "ph": "M", "pid": 0, "tid": lane, "args": arguments}
+
+
+def follow_one_another(rows: Sequence[ProfileRow]) -> list[ThreadInterval]:
+    """Launches of which only their times are known, without anything between them."""
+    made: list[ThreadInterval] = []
+    for number, row in enumerate(rows):
+        begin = made[-1].end if made else 0.0
+        made.append(ThreadInterval(number, None, begin, begin + row.seconds))
+    return made
+
+
+def trace_model(model: Model, leaves: Sequence[Any], launches: int, threads: int) -> tuple[ThreadInterval, ...]:
+    """When each thread worked on which launch, in one of several runs: that of median time."""
+    runs = [model.trace(leaves, launches * (1 + threads)) for _ in range(_TRACED_RUNS)]
+    found = sorted(runs, key=lambda run: max((interval.end for interval in run), default=0.0))[_TRACED_RUNS // 2]
+    return tuple(
+        ThreadInterval(interval.launch, None if interval.thread < 0 else interval.thread, interval.begin, interval.end)
+        for interval in found
+    )
+
+
+def idle_shares(intervals: Sequence[ThreadInterval], launches: int, threads: int) -> list[float | None]:
+    """Of each launch, the share of its threads' time in which they did not work; None of one that did not run."""
+    spans, busy = [0.0] * launches, [0.0] * launches
+    for interval in intervals:
+        (spans if interval.thread is None else busy)[interval.row] += interval.seconds
+    return [
+        max(0.0, 1 - worked / (threads * span)) if span > 0 else None for span, worked in zip(spans, busy, strict=True)
+    ]
 
 
 def _group_rows(rows: Iterable[ProfileRow], key: Callable[[ProfileRow], str]) -> list[ProfileRow]:
@@ -113,10 +183,17 @@ def _group_rows(rows: Iterable[ProfileRow], key: Callable[[ProfileRow], str]) ->
             sum(row.flops for row in group),
             sum(row.effort for row in group),
             sum(row.bytes for row in group),
+            _mean_idle(group),
         )
         for group in groups.values()
     ]
     return sorted(made, key=lambda row: -row.seconds)
+
+
+def _mean_idle(rows: Sequence[ProfileRow]) -> float | None:
+    known = [row for row in rows if row.idle is not None]
+    seconds = sum(row.seconds for row in known)
+    return sum(row.idle * row.seconds for row in known if row.idle is not None) / seconds if seconds else None
 
 
 def medians(runs: Sequence[Sequence[float]]) -> list[float]:

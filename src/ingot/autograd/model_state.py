@@ -97,8 +97,19 @@ class ModelState:
         return SimpleNamespace(models=list(self.roots)) if len(self.roots) != 1 else self.roots[0]
 
     def check(self) -> None:
-        """Raises StateError where a parameter has no shape yet."""
+        """Raises StateError where a parameter has no shape yet, or is distributed by the model itself."""
         for root in self.roots:
+            for name, module in root.named_modules():
+                wrapper = internals.distributes(module)
+                if wrapper is not None:
+                    raise StateError(
+                        format_error(
+                            f"{name or 'The model'} exchanges parameters or gradients with other processes: it is made "
+                            f"by {wrapper}.",
+                            why="what it does besides computing would happen once, when the model is compiled",
+                            fix=f"give the compiled model to {wrapper}",
+                        )
+                    )
             for name, tensor in [*root.named_parameters(), *root.named_buffers()]:
                 if nn.parameter.is_lazy(tensor):
                     raise StateError(

@@ -243,7 +243,8 @@ class TrainableModel(Uncopied, nn.Module):
             return getattr(self._model, name)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if name in vars(self) or isinstance(getattr(type(self), name, None), property) or "_state" not in vars(self):
+        is_own = name in vars(self) or isinstance(getattr(type(self), name, None), property) or name == "__class__"
+        if is_own or "_state" not in vars(self):
             super().__setattr__(name, value)
         else:
             setattr(self._model, name, value)

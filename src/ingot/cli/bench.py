@@ -108,9 +108,7 @@ def run(
         difference = _difference(calls["ingot"](), calls["eager"]()) if "eager" in calls else None
         if profile or trace is not None:
             with stages("profile", "profiling"):
-                found = compiled.profile(*subject.args, repeat=repeat, **subject.kwargs)
-            if trace is not None:
-                found.chrome_trace(trace)
+                found = compiled.profile(*subject.args, repeat=repeat, trace=trace, **subject.kwargs)
     rows = [
         {
             "name": name,

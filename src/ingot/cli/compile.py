@@ -29,7 +29,15 @@ ISAS = (
     "aarch64-dotprod",
     "aarch64",
     "plain",
+    "x86-64-v4-macos",
+    "x86-64-v3-macos",
+    "x86-64-macos",
+    "aarch64-bf16-macos",
+    "aarch64-dotprod-macos",
+    "aarch64-macos",
     "portable",
+    "portable+aarch64",
+    "portable+aarch64+macos",
 )
 
 Source = Annotated[
@@ -77,8 +85,8 @@ def run(
             "--isa",
             metavar="NAME",
             autocompletion=choose_from((*ISAS, "sm_80", "sm_90a", "ptx")),
-            help=f"Build for this instruction set, too: {', '.join(ISAS)} (the first four). With --target cuda, "
-            "for this architecture: sm_80, sm_90a, …, or ptx. Repeatable.",
+            help=f"Build for this instruction set, too: {', '.join(ISAS)} (portable: the first four). With --target "
+            "cuda, for this architecture: sm_80, sm_90a, …, or ptx. Repeatable.",
         ),
     ] = None,
     threads: Threads = None,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from ingot.lowering.dtypes import FLOATS, INTEGERS
 from ingot.lowering.index_expr import (
@@ -19,7 +19,7 @@ from ingot.lowering.index_expr import (
     never_negative,
     substitute,
 )
-from ingot.lowering.loop_body import find_used, replay
+from ingot.lowering.loop_body import OUT_OF_ANY_RANGE, find_used, replay
 from ingot.lowering.loop_ir import Body, Buffer, Load, Op
 
 STORED = {
@@ -102,9 +102,33 @@ def _single(value: float) -> str:
     return text if any(c in text for c in ".en") else f"{text}.0"
 
 
+_TO_BITS = {"float16": "f32_to_f16", "bfloat16": "f32_to_bf16", "float32": "bits_f32", "float64": "bits_f64"}
+_FROM_BITS = {
+    "float16": "f16_to_f32",
+    "bfloat16": "bf16_to_f32",
+    "float32": "from_bits_f32",
+    "float64": "from_bits_f64",
+}
 # Operations that C spells itself, for every dtype.
 _INFIX = {"add": "+", "sub": "-", "mul": "*", "bitand": "&", "bitor": "|", "bitxor": "^",
           "eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">=", "and": "&", "or": "|"}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class IndexCheck:
+    """One check of an index, in the innermost loop or not.
+
+    Where the text finds out which index is wrong, `worst` is the variable with the greatest place of all, as an
+    unsigned number: a wrong index below 0 is greater than any size. Places are valid below `size`; if they `wrap`,
+    `size` was added to negative indices. Where `size` may be 0, or nothing can be found out, the text sets `bad`
+    (`has_flag`).
+    """
+
+    is_inside: bool
+    has_flag: bool
+    worst: str = ""
+    size: str = ""
+    wraps: bool = False
 
 
 class CBodyEmitter:
@@ -113,7 +137,8 @@ class CBodyEmitter:
 
     `place(buffer, index)` spells the element of a buffer; `accumulator`, `gradient` and `beside` are what the kernel
     hands in; `names` has symbols that this text calls otherwise; `library` collects the functions that it calls; `seed`
-    and `first_draw` are what the random draws of a call follow from.
+    and `first_draw` are what the random draws of a call follow from. With `finds_indices`, checks
+    say which index is wrong, where they can.
     """
 
     def __init__(
@@ -132,6 +157,7 @@ class CBodyEmitter:
         names: Mapping[str, str] | None = None,
         seed: str = "c->run->seed",
         first_draw: str = "c->run->draw",
+        finds_indices: bool = False,
     ) -> None:
         self.body = body
         self.place = place
@@ -144,7 +170,8 @@ class CBodyEmitter:
         self.before: list[str] = []
         self.between: list[str] = []
         self.inside: list[str] = []
-        self.checks = False
+        self.checks: list[IndexCheck] = []
+        self._finds_indices = finds_indices
         self.zero_checks = False
         self._levels: list[int] = []
         self._renamed = dict(names or {})
@@ -201,8 +228,10 @@ class CBodyEmitter:
                 return f"state{attribute}"
             case "cast":
                 return self._cast(self.body.ops[op.operands[0]].dtype, attribute, operands[0])
+            case "bitcast":
+                return self._bitcast(*attribute, operands[0])
             case "check":
-                return self._check(attribute, operands, lines)
+                return self._check(op, operands, lines)
             case "fit":
                 return f"({COMPUTED[op.dtype]}){operands[0]}"
             case "where":
@@ -241,15 +270,53 @@ class CBodyEmitter:
             return f"{self._library(f'{SUFFIX[before]}_to_{SUFFIX[after]}')}({value})"
         return f"({COMPUTED[after]}){value}"
 
-    def _check(self, size: Size, operands: tuple[str, ...], lines: list[str]) -> str:
-        self.checks = True
-        limit = self._size(size)
-        value = operands[0]
+    def _bitcast(self, before: str, after: str, value: str) -> str:
+        bits = f"{self._library(_TO_BITS[before])}({value})" if before in FLOATS else f"({COMPUTED[before]}){value}"
+        if after in FLOATS:
+            return f"{self._library(_FROM_BITS[after])}({bits})"
+        return f"({COMPUTED[after]}){bits}"
+
+    def _check(self, op: Op, operands: tuple[str, ...], lines: list[str]) -> str:
+        limit, value = self._size(op.attribute), operands[0]
+        check = self._describe_check(op, limit, lines is self.inside)
+        self.checks.append(check)
         wrapped = f"({value} < 0 ? {value} + ({limit}) : {value})"
+        if check.worst:
+            given, wraps = self._index_before_check(op, value)
+            place = f"{self.prefix}_{check.worst}"
+            lines.append(f"const uint64_t {place} = (uint64_t){wrapped if wraps else given};")
+            if wraps:
+                wrapped = f"(int64_t){place}"
+            seen = place if len(operands) == 1 else f"({operands[1]} ? {place} : 0)"
+            lines.append(f"{check.worst} = {seen} > {check.worst} ? {seen} : {check.worst};")
         outside = f"(uint64_t){wrapped} >= (uint64_t)({limit})"
         bad = f"(({outside}) & {operands[1]})" if len(operands) > 1 else f"({outside})"
-        lines.append(f"bad |= {bad};")
+        if check.has_flag:
+            lines.append(f"bad |= {bad};")
         return f"{outside} ? 0 : {wrapped}"
+
+    def _describe_check(self, op: Op, limit: str, is_inside: bool) -> IndexCheck:
+        """How the check says which index is wrong, where its size is known outside the loops."""
+        symbols = op.attribute.symbols if isinstance(op.attribute, Expr) else ()
+        is_outside = not any(isinstance(s, BodyValue) or self._depth.get(s.name, 0) for s in symbols)
+        if not self._finds_indices or not is_outside:
+            return IndexCheck(is_inside, True)
+        may_be_empty = (bounds(op.attribute)[0] or 0) < 1
+        return IndexCheck(
+            is_inside, may_be_empty, f"worst{len(self.checks)}", limit, self._index_before_check(op, "")[1]
+        )
+
+    def _index_before_check(self, op: Op, value: str) -> tuple[str, bool]:
+        """The index as the model has it, and whether a negative one counts from the end. `check_index` makes one that
+        does not so large that it is out of any range."""
+        made = self.body.ops[op.operands[0]]
+        if made.name == "where":
+            large, index = made.operands[1:]
+            source = self.body.ops[index]
+            is_large = self._is_number(large) and self.body.ops[large].attribute.value == OUT_OF_ANY_RANGE
+            if is_large and source.name not in ("const", "input", *self.given):
+                return f"{self.prefix}{index}", False
+        return value, True
 
     def _is_number(self, place: int) -> bool:
         op = self.body.ops[place]

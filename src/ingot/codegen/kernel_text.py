@@ -28,6 +28,7 @@ class KernelText(Generic[L]):
     # C expressions for the run's seed and for the index of its first random draw.
     seed: ClassVar[str] = "c->run->seed"
     first_draw: ClassVar[str] = "c->run->draw"
+    finds_indices: ClassVar[bool] = False
 
     buffers: Mapping[str, Buffer]
     library: L
@@ -88,6 +89,7 @@ class KernelText(Generic[L]):
         made = CBodyEmitter(
             body, place or self.place, self.buffers, self.library.functions, inner=inner, middle=middle, prefix=prefix,
             accumulator=accumulator, gradient=gradient, beside=beside, seed=self.seed, first_draw=self.first_draw,
+            finds_indices=self.finds_indices,
         )  # fmt: skip
         for op in body.ops:
             if isinstance(op.attribute, Expr):

@@ -88,8 +88,12 @@ def _compile_native(
         made = NativeGraph(graph, state, options)
     except IngotError as error:
         split = SplitGraph(graph, state, options)
-        reasons = tuple(split.reasons) or (str(error),)
-        report = GraphReport(half, operations, split.native, split.native_pieces, split.kernels, reasons)
+        operations -= split.writes
+        rest = operations - split.native - split.communications
+        reasons = tuple(split.reasons) or ((str(error),) if rest else ())
+        report = GraphReport(
+            half, operations, split.native, split.native_pieces, split.kernels, reasons, split.communications
+        )
         publish(report, options.on_graph)
         return split
     publish(GraphReport(half, operations, operations, 1, made.kernels), options.on_graph)

@@ -16,8 +16,10 @@ from ingot.dynamo.arguments import Arguments, GraphModel, Values, capture_graph
 from ingot.dynamo.native_calls import NativeCalls
 from ingot.dynamo.options import BackendOptions
 from ingot.dynamo.report import log
-from ingot.dynamo.results import GraphNotSupported, Results, Step, finish
+from ingot.dynamo.results import GraphNotSupported, Results, Step, finish, is_lazy
 from ingot.errors import AssertionFailed, CallError, IngotError, format_error
+from ingot.ir.metadata import where
+from ingot_runtime.errors import DivisionByZero
 
 # How often weights may change before a graph is left to eager: packing them takes longer than a call.
 REPACKS = 8
@@ -43,6 +45,12 @@ class NativeGraph:
         self._options = options
         self._arguments = Arguments(graph)
         self._results = Results(graph, self._arguments.nodes, self._arguments.symbols)
+        written = [place for place in self._arguments.mutated if is_lazy(self._arguments.fakes[place])]
+        if written:
+            name = self._arguments.nodes[written[0]].name
+            raise GraphNotSupported(
+                format_error(f"The argument {name} is written to.", why="it is negated or conjugated when it is read")
+            )
         self._state = {place: tensor for place, tensor in state.items() if place not in self._arguments.mutated}
         self._steps: dict[Key, tuple[Step, ...]] = {}
         self._codes: dict[Key, _Code] = {}
@@ -54,7 +62,8 @@ class NativeGraph:
         self._has_said = False
         self.kernels = 0
         self._is_idle = not self._results.computed and not self._arguments.mutated
-        if not self._is_idle and not self._is_specialized:
+        if not self._is_idle:
+            self._check_fixed()
             self._build_first()
 
     def __call__(self, arguments: list[Any]) -> list[Any]:
@@ -81,6 +90,8 @@ class NativeGraph:
         except (CallError, AssertionFailed) as error:  # nothing was written yet; eager's assertion is the one to see
             self._say(error)
             return self._run_eager(args)
+        except DivisionByZero as error:
+            raise RuntimeError("ZeroDivisionError") from error  # as torch's kernels do
         return finish(steps, args, made) if steps else made
 
     def _run_eager(self, args: Sequence[Any]) -> list[Any]:
@@ -126,11 +137,24 @@ class NativeGraph:
         fixed = {place: args[place] for place in (*self._arguments.fixed, *self._arguments.numbers)}
         return self._build(self._arguments.values(read), state, fixed if self._is_specialized else {}, self._sizes)
 
+    def _check_fixed(self) -> None:
+        for place in self._arguments.fixed:
+            fake, node = self._arguments.fakes[place], self._arguments.nodes[place]
+            if not isinstance(fake, int | float | bool | str | torch.dtype | torch.device | None):
+                why = f"it is a {type(fake).__name__}, of which no code can be made"
+                raise GraphNotSupported(format_error(f"The argument {node.name} is used.", where=where(node), why=why))
+
     def _build_first(self) -> None:
         """Code for all sizes and numbers; where there is none, code for those of the example tells whether there is
         any."""
         arguments = self._arguments
         values = arguments.example_values()
+        if self._is_specialized:
+            if not arguments.numbers:  # else the first call tells
+                fixed = {place: arguments.fakes[place] for place in arguments.fixed}
+                key = (*values.values(), *fixed.values())
+                self._codes[key] = self._build(values, self._state, fixed)
+            return
         for sizes in dict.fromkeys((arguments.used_as_sizes, (), arguments.numbers)):
             try:
                 self._codes[()] = self._build(values, self._state, {}, sizes)
@@ -168,8 +192,16 @@ class NativeGraph:
             compiled = compiler.compile(program, target=target, **self._options.for_compiler)
         compiled.program.example_inputs = None  # would keep tensors as large as the model's own
         self.kernels = max(self.kernels, compiled.kernels)
-        mutated = tuple(sorted(self._arguments.mutated))
-        calls = NativeCalls(compiled, model.given, model.sizes, model.scalars, mutated)
+        calls = NativeCalls(
+            compiled,
+            model.given,
+            model.sizes,
+            model.scalars,
+            mutated=tuple(sorted(self._arguments.mutated)),
+            complex_given=frozenset(p for p in model.given if self._arguments.fakes[p].is_complex()),
+            complex_made=frozenset(n for n, fake in enumerate(self._results.fakes) if fake.is_complex()),
+            lazy=tuple(p for p in model.given if is_lazy(self._arguments.fakes[p])),
+        )
         return _Code(calls, tuple(state), packed, _versions(list(state.values())))
 
 

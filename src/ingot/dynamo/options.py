@@ -20,13 +20,15 @@ from ingot_runtime.model import check_threads
 class BackendOptions:
     """`threads`, `precision`, `cache` and `disable_passes` are those of `ingot.compile`; threads are torch's own number
     by default. `fallback_random` leaves operators that draw random numbers to eager, so that they draw eager's numbers.
-    `on_graph` is called with a GraphReport for each graph."""
+    `overlap` computes while values of other processes are on their way. `on_graph` is called with a
+    GraphReport for each graph."""
 
     threads: int | None = None
     precision: Precision = "float32"
     cache: bool = True
     disable_passes: tuple[str, ...] = ()
     fallback_random: bool = False
+    overlap: bool = True
     on_graph: Observer | None = None
 
     @property

@@ -1,8 +1,6 @@
 """A graph that native code cannot do alone, in pieces: some are native, the others run in eager.
 
-Operations are given to stages. Those of an even stage are native code together, those of an odd one run in eager; an
-operation comes as early as what it needs allows. So the pieces are few and large, and stages in their order depend on
-earlier ones only. What the graph writes to its arguments is written after the last stage.
+Operations are given to stages, see `stages`. What the graph writes to its arguments is written after the last stage.
 """
 
 from __future__ import annotations
@@ -16,7 +14,8 @@ from torch import fx
 
 from ingot.dynamo.native_graph import NativeGraph
 from ingot.dynamo.options import BackendOptions
-from ingot.dynamo.support import Support, draws, is_number
+from ingot.dynamo.stages import choose_stages
+from ingot.dynamo.support import Support
 from ingot.errors import IngotError
 
 aten = torch.ops.aten
@@ -41,12 +40,14 @@ class SplitGraph:
         self.native = 0
         self.native_pieces = 0
         self.kernels = 0
+        self.communications = 0
         self._graph = graph
         self._options = options
         self._arguments = [node for node in graph.graph.nodes if node.op == "placeholder"]
         self._state = {self._arguments[place]: tensor for place, tensor in state.items()}
         self._outputs: Any = graph.graph.output_node().args[0]
         self._writes = _find_writes(graph, self._arguments)
+        self.writes = len(self._writes or ())
         self._pieces: list[_Piece] = []
         if self._writes is not None:
             self._cut()
@@ -67,7 +68,10 @@ class SplitGraph:
         return [values[item] if isinstance(item, fx.Node) else item for item in self._outputs]
 
     def _cut(self) -> None:
-        stages = self._choose_stages()
+        written = {node: None for node in self._graph.graph.nodes if _is_write(node)}
+        chosen = choose_stages(self._graph, Support(self._graph, self._options), written, self._options.overlap)
+        stages, self.communications = chosen.of, chosen.communications
+        self.reasons |= chosen.reasons
         order = {node: place for place, node in enumerate(self._graph.graph.nodes)}
         kept = {node for node in self._outputs if isinstance(node, fx.Node)}
         kept |= {node for write in self._writes or () for node in write}
@@ -103,26 +107,6 @@ class SplitGraph:
         self.native_pieces += 1
         self.kernels += made.kernels
         return made
-
-    def _choose_stages(self) -> dict[fx.Node, int]:
-        """The stage of each operation: even for native code, odd for eager."""
-        support = Support(self._graph, self._options)
-        stages: dict[fx.Node, int] = {}
-        written = {node for node in self._graph.graph.nodes if _is_write(node)}
-        in_order = 1  # draws of random numbers and other effects stay in their order
-        for node in self._graph.graph.nodes:
-            if node.op != "call_function" or node in written:
-                continue
-            earliest = max((stages.get(given, 0) for given in node.all_input_nodes), default=0)
-            reason = support.reason_against(node)
-            if reason is None:
-                stages[node] = earliest if is_number(node) else earliest + earliest % 2
-                continue
-            self.reasons[reason] = None
-            stages[node] = earliest + 1 - earliest % 2
-            if node.is_impure() or draws(node):
-                in_order = stages[node] = max(in_order, stages[node])
-        return stages
 
 
 def _run_eager(graph: fx.GraphModule) -> Callable[[list[Any]], Sequence[Any]]:

@@ -15,7 +15,8 @@ Half = Literal["inference", "forward", "backward"]
 
 @dataclass(frozen=True, slots=True)
 class GraphReport:
-    """One functional graph: how many operations it has, how many of them are native, and why the others are not."""
+    """One functional graph: how many operations it has, how many of them are native, and why the others are not.
+    `communications` are those that torch.distributed runs between pieces of native code."""
 
     half: Half
     operations: int
@@ -23,15 +24,17 @@ class GraphReport:
     pieces: int
     kernels: int
     reasons: tuple[str, ...] = ()
+    communications: int = 0
 
     @property
     def is_native(self) -> bool:
-        return self.native == self.operations
+        return self.native + self.communications == self.operations
 
     def __str__(self) -> str:
         what = "A graph" if self.half == "inference" else f"The {self.half} graph"
         if self.is_native:
-            return f"{what} of {self.operations} operations is native code, {self.kernels} kernels."
+            around = f" around {self.communications} operations of torch.distributed" if self.communications else ""
+            return f"{what} of {self.operations} operations is native code{around}, {self.kernels} kernels."
         where = "runs in eager"
         if self.native:
             where = f"is split: {self.native} are native code in {self.pieces} pieces, the others run in eager"

@@ -17,6 +17,9 @@ from ingot.ir.metadata import tensors_in, value_of, where
 from ingot.ir.printer import operator_name
 from ingot.targets.registry import find_target
 
+# Whose operators torch.distributed runs.
+_COMMUNICATING = ("_c10d_functional", "_c10d_functional_autograd", "c10d")
+
 
 class Support:
     """Answers for the operations of one graph, kept by what they depend on."""
@@ -28,6 +31,8 @@ class Support:
 
     def reason_against(self, node: fx.Node) -> str | None:
         """Why an operation cannot be native; None where it can."""
+        if communicates(node):
+            return _reason(node, "it exchanges values with other processes")
         if node.target is operator.getitem:
             given = node.args[0]
             assert isinstance(given, fx.Node)
@@ -37,8 +42,8 @@ class Support:
         if self._options.fallback_random and draws(node):
             return _reason_of_draw(node)
         values = [*tensors_in(value_of(node)), *(t for n in node.all_input_nodes for t in tensors_in(value_of(n)))]
-        if any(t.is_complex() or t.is_neg() or t.layout is not torch.strided for t in values):
-            return _reason(node, "native code has neither complex nor sparse values")
+        if any(t.layout is not torch.strided for t in values):
+            return _reason(node, "native code has no sparse values")
         key = _key(node)
         if key not in self._known:
             self._known[key] = self._try(node)
@@ -64,6 +69,18 @@ class Support:
 def draws(node: fx.Node) -> bool:
     """Whether an operation draws random numbers."""
     return torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
+
+
+def communicates(node: fx.Node) -> bool:
+    """Whether an operation exchanges values with other processes, or waits until they are there."""
+    if node.target is operator.getitem and isinstance(node.args[0], fx.Node):  # of a collective of several tensors
+        return communicates(node.args[0])
+    return isinstance(node.target, torch._ops.OpOverload) and node.target.namespace in _COMMUNICATING
+
+
+def waits(node: fx.Node) -> bool:
+    """Whether an operation waits for a collective."""
+    return communicates(node) and node.target is not operator.getitem and "wait_tensor" in operator_name(node.target)
 
 
 def check_draws(graph: fx.GraphModule, options: BackendOptions) -> None:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Generic, Protocol, TypeVar
 
-from ingot.lowering.dtypes import FLOATS, HALVES, round_number, wide
+from ingot.lowering.dtypes import FLOATS, HALVES, INTEGERS, round_number, wide
 from ingot.lowering.index_expr import BodyValue, Expr, Size, substitute, value_name, value_symbol
 from ingot.lowering.loop_ir import Body, Load, Op
 
@@ -25,6 +25,8 @@ C = TypeVar("C", bound=Hashable)
 COMPARISONS = frozenset({"eq", "ne", "lt", "le", "gt", "ge", "and", "or", "not", "isnan", "isinf"})
 # Operations whose result is one of their operands, or one with another sign: they round nothing.
 SELECTIONS = frozenset({"neg", "abs", "max", "min", "fmax", "fmin", "relu", "where", "copysign", "positive"})
+
+OUT_OF_ANY_RANGE = 2**63 - 1  # what `check_index` makes of a negative index that does not count from the end
 
 
 class Handler(Protocol, Generic[T]):
@@ -134,12 +136,31 @@ class BodyBuilder:
                 return self.cast(through, dtype) if dtype in HALVES else through
         return self.emit("cast", (value,), wide(dtype), dtype)
 
+    def bitcast(self, value: int, before: str, after: str) -> int:
+        """The bits of a value of a dtype as a value of another one of the same width."""
+        if before == "bool":
+            return self.bitcast(self.cast(value, "uint8"), "uint8", after)
+        if after == "bool":
+            return self.cast(self.bitcast(value, before, "uint8"), "bool")
+        source = self.ops[value]
+        if (
+            source.name == "bitcast" and source.attribute[1] == before
+        ):  # a half rounded to itself may lose bits of a nan
+            return self.bitcast(source.operands[0], source.attribute[0], after)
+        if before == after:
+            return value
+        if before in INTEGERS and after in INTEGERS:
+            return self.cast(value, after)
+        return self.emit("bitcast", (value,), wide(after), (before, after))
+
     def _is_rounded(self, value: int, dtype: str) -> bool:
         """Whether rounding the value to this half dtype is known to change nothing."""
         op = self.ops[value]
         if op.name == "const":
             number = float(op.attribute.value)
             return number != number or round_number(number, dtype) == number
+        if op.name == "bitcast":
+            return bool(op.attribute[1] == dtype)
         if op.name == "cast":
             return bool(op.attribute == dtype) or self.dtype(op.operands[0]) == "bool"
         if op.name in SELECTIONS:
@@ -177,7 +198,7 @@ class BodyBuilder:
         """A value as an index into `size` places: if it `wraps`, negatives count from the end. Others fail the run."""
         value = self.cast(value, "int64")
         if not wraps:
-            outside = self.const(2**63 - 1, "int64")
+            outside = self.const(OUT_OF_ANY_RANGE, "int64")
             value = self.where(self.call("lt", value, self.const(0, "int64")), outside, value)
         operands = (value,) if self._mask is None else (value, self._mask)
         place = self.emit("check", operands, "int64", size)

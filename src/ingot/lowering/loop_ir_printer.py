@@ -200,6 +200,8 @@ def _format_op(op: Op) -> str:
             pass
         case "cast", str() as dtype:
             parts[-1:] = [f"{parts[-1]} to {dtype}"] if parts and dtype != op.dtype else parts[-1:]
+        case "bitcast", (before, after):
+            parts[-1:] = [f"{parts[-1]} from {before} to {after}"]
         case "check", bound:
             parts.append(f"below {_format_value(bound)}")
         case _, attribute:

@@ -21,6 +21,7 @@ from torch.utils._sympy.value_ranges import ValueRanges, bound_sympy
 from ingot.torch_internals.autograd_tracing import (
     TracesOfGradients,
     compile_with_autograd,
+    distributes,
     graph_of,
     intercept_attention_functions,
     intercept_autograd_functions,

@@ -25,6 +25,7 @@ _flex_module = importlib.import_module("torch.nn.attention.flex_attention")
 _checkpoint = importlib.import_module("torch.utils.checkpoint")
 
 Compiler = Callable[[fx.GraphModule, Sequence[Any]], Any]
+_DISTRIBUTING = ("DistributedDataParallel", "FullyShardedDataParallel")
 # How far above a compiled backward torch's function that differentiates it is called.
 _FRAMES_OF_BACKWARD = 16
 Prepare = Callable[[Region], None]
@@ -140,6 +141,14 @@ def intercept_autograd_functions(call: Callable[[type], None]) -> Patches:
         return unwrap
 
     return Patches((torch._functorch.utils, "unwrap_dead_wrappers", wrap))
+
+
+def distributes(module: torch.nn.Module) -> str | None:
+    """What has made a module exchange its parameters or gradients with other processes at each call."""
+    for name, makes in (("FSDPModule", "fully_shard"), *((name, name) for name in _DISTRIBUTING)):
+        if any(cls.__name__ == name and cls.__module__.startswith("torch.") for cls in type(module).__mro__):
+            return makes
+    return None
 
 
 def lacks_gradient(tensor: torch.Tensor) -> bool:

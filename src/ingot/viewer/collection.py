@@ -25,7 +25,6 @@ from ingot.targets.registry import find_target
 from ingot.viewer.measured.memory_data import describe_memory
 from ingot.viewer.measured.numeric_checks import SAME, NumericChecks
 from ingot.viewer.measured.profile_data import describe_profile
-from ingot.viewer.measured.thread_times import add_timers
 from ingot.viewer.stages.code_stages import add_code
 from ingot.viewer.stages.links import link_origins
 from ingot.viewer.stages.loop_stages import LoopStages
@@ -215,20 +214,14 @@ class _StageCollector:
         with self.options.progress("compiling"), Pages(0) as pages, contextlib.ExitStack() as models:
             blob = self.target.pack_weights(self.program, module, source, pages)
 
-            def build(text: NativeSource) -> CompiledModel:
-                libraries = self.target.build(text)
-                made = CompiledModel(self.program, module, text, blob, libraries, self.target, self.options.threads)
-                models.callback(made.close)
-                return made
-
-            compiled = build(source)
+            libraries = self.target.build(source)
+            compiled = CompiledModel(self.program, module, source, blob, libraries, self.target, self.options.threads)
+            models.callback(compiled.close)
             self.view.facts += [("instruction set", compiled.isa), ("threads", str(compiled.threads))]
             if self.checks is not None:
                 self.view.last_stage("code")["check"] = self.checks.check_call(compiled, self.program, module)
             if self.options.profile:
-                timers = add_timers(source, compiled.threads)
-                timed = build(timers) if timers is not None else None
-                self.view.profile = describe_profile(self.view, compiled, source, timed)
+                self.view.profile = describe_profile(self.view, compiled, source)
 
 
 def describe_facts(view: ViewData, program: Program) -> None:

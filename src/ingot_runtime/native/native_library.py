@@ -31,7 +31,7 @@ from ..errors import (
     OutOfMemory,
     format_error,
 )
-from . import elf
+from . import elf, macho
 from .copy_guard import Uncopied
 
 ALIGNMENT = 64
@@ -46,6 +46,8 @@ _STATUS: dict[int, tuple[type[IngotError], str]] = {
     5: (DivisionByZero, "an integer was divided by zero"),
     6: (DeviceUnavailable, "there is no device that the model can run on"),
 }
+# Checks of a library's bytes before they are loaded, by system.
+_CHECKS = {"linux": elf.find_problem, "darwin": macho.find_problem}
 _RTLD_NOLOAD = 4  # glibc's and musl's; Python's os module does not always have it
 
 
@@ -107,12 +109,36 @@ _FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "ingot_close": (None, (ctypes.c_void_p,)),
 }
 
+
+class Interval(ctypes.Structure):
+    """`ig_interval`: when a thread worked on a launch, in seconds from the start of the call; thread -1 is of the
+    launch itself, until all threads were done."""
+
+    _fields_ = (
+        ("begin", ctypes.c_double),
+        ("end", ctypes.c_double),
+        ("launch", ctypes.c_int64),
+        ("thread", ctypes.c_int64),
+    )
+
+    begin: float
+    end: float
+    launch: int
+    thread: int
+
+
+# Not part of the header: only Ingot's own profiler uses them. Libraries of other versions may be without.
+_PROFILING: dict[str, tuple[Any, ...]] = {
+    "ingot_profile": (_Tensors, _Tensors, ctypes.POINTER(ctypes.c_double), ctypes.c_char_p, ctypes.c_size_t),
+    "ingot_trace": (
+        _Tensors, _Tensors, ctypes.POINTER(Interval), ctypes.c_int64, ctypes.POINTER(ctypes.c_int64), ctypes.c_char_p,
+        ctypes.c_size_t,
+    ),
+}  # fmt: skip
 # ingot_run and ingot_enqueue with plain numbers: to convert arrays takes longer than many calls.
 _PLAIN = (ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p)
 _PlainRun = ctypes.CFUNCTYPE(*_PLAIN, ctypes.c_void_p, ctypes.c_size_t)
 _PlainEnqueue = ctypes.CFUNCTYPE(*_PLAIN, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
-
-_PROFILE = (_Tensors, _Tensors, ctypes.POINTER(ctypes.c_double), ctypes.c_char_p, ctypes.c_size_t)
 
 
 class NativeImage(ctypes.Structure):
@@ -143,6 +169,7 @@ class NativeLibrary(Uncopied):
     ingot_seed: Any
     ingot_close: Any
     ingot_profile: Any
+    ingot_trace: Any
     ingot_open_device: Any
     ingot_enqueue: Any
     ingot_describe: Any
@@ -152,7 +179,8 @@ class NativeLibrary(Uncopied):
             fix = "compile the model again, on this kind of machine and system"
             return DamagedFile("the library cannot be loaded", why, fix, path=path, member=member)
 
-        if sys.platform == "linux" and (problem := elf.find_problem(data, _FUNCTIONS)) is not None:
+        find_problem = _CHECKS.get(sys.platform)
+        if find_problem is not None and (problem := find_problem(data, _FUNCTIONS)) is not None:
             raise damage_error(problem)
         try:
             library, unload = load_bytes(data)
@@ -166,11 +194,8 @@ class NativeLibrary(Uncopied):
                 raise damage_error(f"it has no function {name}") from None
             function.restype, function.argtypes = result, arguments
             setattr(self, name, function)
-        # Not part of the header: only Ingot's own profiler uses it, on libraries that it has just built.
-        self.ingot_profile = getattr(library, "ingot_profile", None)
-        if self.ingot_profile is not None:
-            self.ingot_profile.restype, self.ingot_profile.argtypes = ctypes.c_int, (ctypes.c_void_p, *_PROFILE)
-        for name, arguments in _DEVICE_FUNCTIONS.items():  # of libraries for a GPU only
+        profiling = {name: (ctypes.c_void_p, *arguments) for name, arguments in _PROFILING.items()}
+        for name, arguments in (profiling | _DEVICE_FUNCTIONS).items():
             function = getattr(library, name, None)
             if function is not None:
                 function.restype, function.argtypes = ctypes.c_int, arguments
@@ -236,6 +261,16 @@ class NativeModel(Uncopied):
         seconds = (ctypes.c_double * max(launches, 1))()
         self._call(self._library.ingot_profile, inputs, outputs, seconds)
         return seconds[:launches]
+
+    @property
+    def can_trace(self) -> bool:
+        return self._library.ingot_trace is not None
+
+    def trace(self, inputs: Any, outputs: Any, room: int) -> tuple[int, list[Interval]]:
+        """As `run`; returns how many intervals there were, and those for which there was room."""
+        intervals, count = (Interval * max(room, 1))(), ctypes.c_int64()
+        self._call(self._library.ingot_trace, inputs, outputs, intervals, room, ctypes.byref(count))
+        return count.value, intervals[: min(room, count.value)]
 
     def seed(self, value: int) -> None:
         self._enter()

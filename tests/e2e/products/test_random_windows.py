@@ -13,14 +13,15 @@ import torch
 from torch import nn
 
 from ingot.codegen.build.isa import ISAS, Isa, missing_features
+from ingot.targets.cpu.target import CPU, CpuTarget
 from tests.support.emulated_amx import DENIED_AMX, EMULATED_AMX
 from tests.support.int8_layers import Layer, inputs
 from tests.support.pipeline_fixtures import assemble, lowered
 
 RUNNABLE = [*(isa for isa in ISAS.values() if isa.architecture and not missing_features(isa)), EMULATED_AMX, DENIED_AMX]
 LAYERS = 8
-TERMS = (1, 2, 3, 31, 170, 171, 257, 511, 512, 513, 700, 1025)
-ROWS = (1, 5, 6, 7, 8, 11, 12, 13, 24, 25, 63, 64, 65, 145)
+TERMS = (1, 2, 3, 31, 64, 170, 171, 257, 511, 512, 513, 700, 1025)
+ROWS = (1, 5, 6, 7, 8, 11, 12, 13, 16, 17, 24, 25, 33, 63, 64, 65, 145)
 COLUMNS = (5, 16, 31, 48, 50, 64, 65)
 
 
@@ -75,10 +76,14 @@ def drawn_layers(seed: int, dtype: torch.dtype) -> tuple[Layers, list[torch.Tens
 @pytest.mark.parametrize("isa", RUNNABLE, ids=str)
 @pytest.mark.parametrize("kind", ["float32", "float64", "bfloat16"])
 def test_whole_numbers_are_exact(kind: str, isa: Isa) -> None:
+    check_whole_numbers(kind, isa, RUNNABLE.index(isa))
+
+
+def check_whole_numbers(kind: str, isa: Isa, seed: int, target: CpuTarget = CPU) -> None:
     dtype = torch.float64 if kind == "float64" else torch.float32
-    model, given = drawn_layers(RUNNABLE.index(isa) * 10 + len(kind), dtype)
+    model, given = drawn_layers(seed * 10 + len(kind), dtype)
     program, module = lowered(model, tuple(given), precision="bfloat16" if kind == "bfloat16" else "float32")
-    native = assemble(program, module, isa=isa, threads=2)
+    native = assemble(program, module, isa=isa, threads=2, target=target)
     with torch.no_grad():
         expected = model.double()(*(x.double() for x in given))
         for ours, right in zip(native(*given), expected, strict=True):
@@ -87,8 +92,12 @@ def test_whole_numbers_are_exact(kind: str, isa: Isa) -> None:
 
 @pytest.mark.parametrize("isa", RUNNABLE, ids=str)
 def test_bytes_are_exact(isa: Isa) -> None:
+    check_bytes(isa, RUNNABLE.index(isa))
+
+
+def check_bytes(isa: Isa, seed: int, target: CpuTarget = CPU) -> None:
     """Scales are powers of two: float32 eager computes the same layers without rounding."""
-    draws = random.Random(RUNNABLE.index(isa))
+    draws = random.Random(seed)
     layers, shapes = [], []
     for number in range(LAYERS):
         if number % 2:
@@ -100,7 +109,7 @@ def test_bytes_are_exact(isa: Isa) -> None:
             layers.append(Layer(channels, outs, kernel, zero=draws.choice((0, 7, 255)), out=None, options=options))
             shapes.append(shape)
     model, given = Layers(layers).eval(), inputs(*shapes)
-    native = assemble(*lowered(model, tuple(given)), isa=isa, threads=2)
+    native = assemble(*lowered(model, tuple(given)), isa=isa, threads=2, target=target)
     with torch.no_grad():
         for ours, right in zip(native(*given), model(*given), strict=True):
             assert torch.equal(ours, right)

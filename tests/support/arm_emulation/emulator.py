@@ -27,7 +27,7 @@ from typing import Any
 
 from ingot.codegen.build.isa import find_isa
 from ingot_runtime import dtypes
-from ingot_runtime.native.native_library import NativeLibrary
+from ingot_runtime.native.native_library import NativeLibrary, NativeTensor
 from tests.support.operator_samples.batched_compile import Machine
 
 ARCHITECTURE = "aarch64"
@@ -38,6 +38,10 @@ _SYSROOT = Path(f"/usr/{ARCHITECTURE}-linux-gnu")
 _DRIVER = Path(__file__).with_name("driver.c")
 _FOLDER = Path(tempfile.gettempdir()) / f"ingot-{ARCHITECTURE}-emulation"
 _NUMBER = struct.Struct("<q")
+_Run = ctypes.CFUNCTYPE(
+    ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t
+)
+_DIED = 99
 _BYTES = {dtype.code: dtype.numpy.itemsize for dtype in dtypes.BY_NAME.values()}
 
 
@@ -96,7 +100,10 @@ class _Process:
         with os.fdopen(handle, "wb") as file:
             file.write(library)
         command = [f"qemu-{ARCHITECTURE}", "-L", str(_SYSROOT), "-cpu", cpu, str(build_driver()), path]
-        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        given = {name: value for name, value in os.environ.items() if name != "LD_PRELOAD"}  # of this architecture
+        self._process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=given
+        )
         self._path = path
         weakref.finalize(self, _end, self._process, path)
 
@@ -141,12 +148,20 @@ def _end(process: subprocess.Popen[bytes], path: str) -> None:
 
 
 class EmulatedLibrary(NativeLibrary):
-    """Has what NativeLibrary has. `hwcaps` is what the emulated kernel says of the processor. Not for several threads."""
+    """Has what NativeLibrary has. `hwcaps` is what the emulated kernel says of the processor. For one thread."""
 
     def __init__(self, data: bytes | memoryview, cpu: str = "max", *, has_several: bool = False) -> None:
         self._data, self._cpu = bytes(data), cpu
         self._process = _Process(self._data, cpu)
         self._prefix = ""
+        itself = weakref.ref(self)
+
+        def run(model: int, inputs: int, outputs: int, message: int, room: int) -> int:
+            library = itself()
+            assert library is not None
+            return library._run(model, inputs, outputs, message, room)
+
+        self.ingot_run = _Run(run)  # whose address is taken
         if not has_several:
             self._describe()
 
@@ -185,17 +200,23 @@ class EmulatedLibrary(NativeLibrary):
         ctypes.memmove(sizes, found, len(found))
         return status
 
-    def ingot_run(self, model: Any, inputs: Any, outputs: Any, message: Any, room: Any) -> int:
-        given = [_pack(inputs[i], True) for i in range(self.inputs)]
-        made = [_head(outputs[i]) for i in range(self.outputs)]
-        self._request(b"r", _number(_value(model)), _number(self.inputs), _number(self.outputs), *given, *made)
-        status = self._answer(message)
-        for tensor in [*(inputs[i] for i in range(self.inputs)), *(outputs[i] for i in range(self.outputs))]:
-            size = _size(tensor)
-            data = self._process.read(size)
-            # What the model did not change may lie in memory that cannot be written.
-            if size and ctypes.string_at(tensor.data, size) != data:
-                ctypes.memmove(tensor.data, data, size)
+    def _run(self, model: int, inputs: int, outputs: int, message: int, room: int) -> int:
+        try:
+            given = (NativeTensor * self.inputs).from_address(inputs)
+            made = (NativeTensor * self.outputs).from_address(outputs)
+            packed = [*(_pack(tensor, True) for tensor in given), *map(_head, made)]
+            self._request(b"r", _number(model), _number(self.inputs), _number(self.outputs), *packed)
+            status, said = self._process.number(), self._process.text()
+            for tensor in (*given, *made):
+                size = _size(tensor)
+                data = self._process.read(size)
+                # What the model did not change may lie in memory that cannot be written.
+                if size and ctypes.string_at(tensor.data, size) != data:
+                    ctypes.memmove(tensor.data, data, size)
+        except Exception as error:  # which a function that is called from C cannot raise
+            status, said = _DIED, str(error).encode()
+        said = said[: room - 1]
+        ctypes.memmove(message, said + b"\0", len(said) + 1)
         return status
 
     def ingot_seed(self, model: Any, seed: Any) -> None:

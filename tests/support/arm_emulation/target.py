@@ -1,4 +1,4 @@
-"""The CPU target for an Arm processor, whose libraries run in an emulator: what it compiles is called like any model."""
+"""The CPU target for an Arm processor: libraries run in an emulator, and compiled models are called like any other."""
 
 from __future__ import annotations
 

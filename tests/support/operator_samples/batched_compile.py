@@ -61,7 +61,7 @@ HERE = Machine()
 
 # What each model's own part calls its own; renamed so that many parts can stand in one file.
 _NAMES = re.compile(
-    r"\b(k\d+|ingot_describe|ingot_open|ingot_close|ingot_seed|ingot_sizes|ingot_run|ingot_profile|ig_execute|ig_prepare|ig_sizes_fit|ig_model_run|ig_bind|ig_shapes"
+    r"\b(k\d+|ingot_describe|ingot_open|ingot_close|ingot_seed|ingot_sizes|ingot_run|ingot_profile|ingot_trace|ig_explain_index|ig_execute|ig_prepare|ig_sizes_fit|ig_model_run|ig_bind|ig_shapes"
     r"|ig_ranks|ig_dtypes|ig_states|ig_sites|IG_SIZES)\b"
 )
 

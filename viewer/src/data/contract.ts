@@ -211,12 +211,12 @@ export interface Launch {
   kernel: number;
   origin: number;
   seconds: number;
-  start: number;
   flops: number;
   effort: number;
   bytes: number;
   peak: number;
-  thread_seconds: number[] | null;
+  /** The share of the threads' time in which they had nothing to do. */
+  idle: number | null;
 }
 
 export interface Profile {
@@ -225,6 +225,8 @@ export interface Profile {
   seconds: number;
   limits: { flops: number; bytes: number };
   launches: Launch[];
+  /** Launch, thread (-1: the launch itself), nanoseconds of begin and end since the call began; by begin. */
+  intervals: [number, number, number, number][];
 }
 
 export interface BufferInfo {
@@ -258,7 +260,11 @@ export interface QuantizedLayer {
   range_use: number | null;
   clipped: number | null;
   worth_leaving: boolean;
-  histogram: Histogram | null;
+  /** Of the layer's result, where the numbers of the program were taken. */
+  values: Histogram | null;
+  /** Of the differences from the float program: of this layer alone, and with all that was lost before. */
+  own_errors: Histogram | null;
+  total_errors: Histogram | null;
 }
 
 export interface Quantization {

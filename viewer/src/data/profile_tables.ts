@@ -11,12 +11,14 @@ export interface Total {
   launches: number;
   /** The time that the work takes at the machine's limits, over the time it took. */
   peak: number;
+  /** The share of the threads' time in which they had nothing to do; null where it is not known. */
+  idle: number | null;
   /** Indexes of the launches. */
   members: number[];
 }
 
 function empty(key: string, depth: number): Total {
-  return { key, depth, seconds: 0, flops: 0, bytes: 0, launches: 0, peak: 0, members: [] };
+  return { key, depth, seconds: 0, flops: 0, bytes: 0, launches: 0, peak: 0, idle: null, members: [] };
 }
 
 function add(total: Total, launch: Launch, index: number): void {
@@ -24,12 +26,14 @@ function add(total: Total, launch: Launch, index: number): void {
   total.flops += launch.flops;
   total.bytes += launch.bytes;
   total.peak += launch.peak * launch.seconds;
+  if (launch.idle !== null) total.idle = (total.idle ?? 0) + launch.idle * launch.seconds;
   total.launches++;
   total.members.push(index);
 }
 
 function finish(total: Total): Total {
   total.peak = total.seconds > 0 ? total.peak / total.seconds : 0;
+  if (total.idle !== null) total.idle = total.seconds > 0 ? total.idle / total.seconds : 0;
   return total;
 }
 

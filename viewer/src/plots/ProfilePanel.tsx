@@ -1,11 +1,12 @@
 // Where the time of a call goes: a time line, the roofline, and tables. One file, or two beside each other.
 
 import type { JSX } from "preact";
-import { useState } from "preact/hooks";
+import { useMemo, useState } from "preact/hooks";
 import { useView } from "../context";
 import { titlesOf, type Kernel, type Origin, type Profile } from "../data/contract";
 import { bytes, ofPeak, percent, scaled, seconds } from "../data/format";
 import { byKernel, byModule, byOperator, type Total } from "../data/profile_tables";
+import { timeBars } from "../data/time_bars";
 import { Roofline } from "./Roofline";
 import { ThreadTimeline } from "./ThreadTimeline";
 
@@ -117,6 +118,9 @@ function TotalsTable({ measured }: { measured: Measured[] }): JSX.Element {
                     bytes/s
                   </th>
                   <th scope="col">of peak</th>
+                  <th scope="col" class="number" title="Share of the threads' time in which they had nothing to do">
+                    idle
+                  </th>
                 </>
               )}
             </tr>
@@ -155,6 +159,7 @@ function TotalsTable({ measured }: { measured: Measured[] }): JSX.Element {
                         <Bar share={a!.peak} className="fill-peak" />
                         {ofPeak(a!.peak)}
                       </td>
+                      <td class="number">{a!.idle === null ? "–" : percent(a!.idle)}</td>
                     </>
                   )}
                 </tr>
@@ -168,7 +173,10 @@ function TotalsTable({ measured }: { measured: Measured[] }): JSX.Element {
 }
 
 export function ProfilePanel(): JSX.Element {
+  const { view } = useView();
   const measured = useMeasured();
+  const times = useMemo(() => measured.map(({ profile, origins }) => timeBars(profile, origins)), [view]);
+  const longest = Math.max(...times.map(({ end }) => end));
   return (
     <div class="panel profile">
       <div class="summary-row">
@@ -186,6 +194,12 @@ export function ProfilePanel(): JSX.Element {
               <dt>threads</dt>
               <dd>{profile.threads}</dd>
             </div>
+            {times[i].idle !== null && (
+              <div title="Share of the threads' time, in the call that the time line shows, in which they had nothing to do">
+                <dt>idle</dt>
+                <dd>{percent(times[i].idle!)}</dd>
+              </div>
+            )}
             <div>
               <dt>runs</dt>
               <dd>{profile.repeat}</dd>
@@ -200,7 +214,7 @@ export function ProfilePanel(): JSX.Element {
         ))}
       </div>
       {measured.map((each, i) => (
-        <ThreadTimeline key={i} measured={each} longest={Math.max(...measured.map(({ profile }) => profile.seconds))} />
+        <ThreadTimeline key={i} measured={each} times={times[i]} longest={longest} />
       ))}
       <div class={hasWork(measured) ? "side-by-side" : ""}>
         <Roofline measured={measured} />

@@ -1,10 +1,11 @@
-// The launches of a call over time: one lane for the call, and one per thread where its busy time was measured.
+// A call over time: modules around one another, launches, and what each thread worked on where that was measured.
 
 import type { JSX } from "preact";
 import { useEffect, useRef, useState } from "preact/hooks";
 import { useView } from "../context";
 import type { Launch } from "../data/contract";
-import { ofPeak, scaled, seconds } from "../data/format";
+import { ofPeak, percent, plural, scaled, seconds } from "../data/format";
+import type { TimeBar, TimeBars } from "../data/time_bars";
 import type { Measured } from "./ProfilePanel";
 import { categoryOfOperator } from "../graph/categories";
 import { scheme } from "../theme";
@@ -15,15 +16,21 @@ const LANE = 22;
 const AXIS = 20;
 const LABEL = 70;
 
-export function ThreadTimeline({ measured, longest }: { measured: Measured; longest: number }): JSX.Element {
+interface Props {
+  measured: Measured;
+  times: TimeBars;
+  longest: number;
+}
+
+export function ThreadTimeline({ measured, times, longest }: Props): JSX.Element {
   const state = useView();
   const { profile, origins, kernels, title } = measured;
+  const { bars, moduleLanes, threadLanes } = times;
   const [frame, width] = useWidth(900);
   const canvas = useRef<HTMLCanvasElement>(null);
   const [range, setRange] = useState<[number, number]>([0, 1]);
-  const [hovered, hover] = useState<Launch | null>(null);
-  const threads = Math.max(0, ...profile.launches.map(({ thread_seconds }) => thread_seconds?.length ?? 0));
-  const lanes = 1 + threads;
+  const [hovered, hover] = useState<TimeBar | null>(null);
+  const lanes = moduleLanes + 1 + threadLanes;
   const height = lanes * LANE + AXIS;
   const span = longest * (range[1] - range[0]);
   const low = longest * range[0];
@@ -31,8 +38,24 @@ export function ThreadTimeline({ measured, longest }: { measured: Measured; long
   const scale = linear(low, low + span, LABEL, LABEL + inner, 8);
   const linked = state.linked.value;
   const colors = scheme.value;
-  const name = (launch: Launch): string => {
+  const launchOf = (bar: TimeBar): Launch | undefined => profile.launches[bar.launch];
+  const nameOf = (bar: TimeBar): string => {
+    const launch = launchOf(bar);
+    if (!launch) return bar.module.slice(bar.module.lastIndexOf(".") + 1);
     return `${origins[launch.origin]?.op ?? "?"} · ${kernels[launch.kernel]?.name ?? "?"}`;
+  };
+  const labelOf = (lane: number): string => {
+    if (lane < moduleLanes) return lane === 0 ? "modules" : "";
+    return lane === moduleLanes ? "launches" : `thread ${lane - moduleLanes - 1}`;
+  };
+  const describe = (bar: TimeBar): string => {
+    const launch = launchOf(bar);
+    const time = seconds(bar.end - bar.begin);
+    if (!launch) return `${bar.module} · ${time}`;
+    const thread = bar.lane > moduleLanes ? ` · ${labelOf(bar.lane)}` : "";
+    const idle = launch.idle === null ? "" : ` · idle ${percent(launch.idle)}`;
+    const rate = scaled(launch.flops / Math.max(launch.seconds, 1e-30));
+    return `${nameOf(bar)}${thread} · ${time} · ${rate}FLOP/s · ${ofPeak(launch.peak)} of peak${idle} · ${origins[launch.origin]?.module ?? ""}`;
   };
 
   useEffect(() => {
@@ -59,56 +82,49 @@ export function ThreadTimeline({ measured, longest }: { measured: Measured; long
       context.fillText(seconds(tick), x, lanes * LANE + 13);
     }
     context.textAlign = "left";
-    for (let lane = 0; lane < lanes; lane++) {
-      context.fillStyle = color("--muted");
-      context.fillText(lane === 0 ? "call" : `thread ${lane - 1}`, 4, lane * LANE + LANE / 2);
-    }
+    for (let lane = 0; lane < lanes; lane++) context.fillText(labelOf(lane), 4, lane * LANE + LANE / 2);
     context.save();
     context.beginPath();
     context.rect(LABEL, 0, inner, height);
     context.clip();
-    for (const launch of profile.launches) {
-      const fill = color(`--${categoryOfOperator(origins[launch.origin]?.op ?? "")}`);
-      const chosen = measured.own && (linked?.origins.has(launch.origin) ?? false);
-      for (let lane = 0; lane < lanes; lane++) {
-        // Threads are timed in another run: where that one was slower, their bars end with the launch.
-        const busy = lane === 0 ? launch.seconds : (launch.thread_seconds?.[lane - 1] ?? 0);
-        const time = Math.min(busy, launch.seconds);
-        const x = scale.at(launch.start);
-        const size = Math.max(0.6, scale.at(launch.start + time) - x);
-        if (time === 0 || x + size < LABEL || x > width) continue;
-        const wide = Math.max(0.6, size - (size > 4 ? 1 : 0));
-        context.fillStyle = color("--surface");
-        context.fillRect(x, lane * LANE + 2, wide, LANE - 4);
-        context.fillStyle = fill;
-        context.globalAlpha = lane === 0 ? 0.5 : 0.35;
-        context.fillRect(x, lane * LANE + 2, wide, LANE - 4);
-        context.globalAlpha = 1;
-        if (chosen) {
-          context.strokeStyle = color("--accent");
-          context.lineWidth = 2;
-          context.strokeRect(x, lane * LANE + 2, size, LANE - 4);
-          context.lineWidth = 1;
-        }
-        if (size > 40 && lane === 0) {
-          context.save();
-          context.beginPath();
-          context.rect(x, lane * LANE, size - 3, LANE);
-          context.clip();
-          context.fillStyle = color("--text");
-          context.fillText(name(launch), x + 4, lane * LANE + LANE / 2 + 0.5);
-          context.restore();
-        }
+    for (const bar of bars) {
+      const x = scale.at(bar.begin);
+      const size = Math.max(0.6, scale.at(bar.end) - x);
+      if (x + size < LABEL || x > width) continue;
+      const launch = launchOf(bar);
+      const y = bar.lane * LANE + 2;
+      const wide = Math.max(0.6, size - (size > 4 ? 1 : 0));
+      context.fillStyle = color("--surface");
+      context.fillRect(x, y, wide, LANE - 4);
+      context.fillStyle = launch ? color(`--${categoryOfOperator(origins[launch.origin]?.op ?? "")}`) : color("--raised");
+      context.globalAlpha = launch ? 0.5 : 1;
+      context.fillRect(x, y, wide, LANE - 4);
+      context.globalAlpha = 1;
+      if (launch && measured.own && linked?.origins.has(launch.origin)) {
+        context.strokeStyle = color("--accent");
+        context.lineWidth = 2;
+        context.strokeRect(x, y, size, LANE - 4);
+        context.lineWidth = 1;
+      }
+      if (size > 30 && bar.lane <= moduleLanes) {
+        const from = Math.max(x, LABEL);
+        context.save();
+        context.beginPath();
+        context.rect(from, bar.lane * LANE, x + size - from - 3, LANE);
+        context.clip();
+        context.fillStyle = color("--text");
+        context.fillText(nameOf(bar), from + 4, bar.lane * LANE + LANE / 2 + 0.5);
+        context.restore();
       }
     }
     context.restore();
-  }, [width, height, range, profile, linked, colors]);
+  }, [width, height, range, times, linked, colors]);
 
-  const find = (event: MouseEvent): Launch | null => {
+  const find = (event: MouseEvent): TimeBar | null => {
     const box = canvas.current!.getBoundingClientRect();
-    const share = (event.clientX - box.left - LABEL) / inner;
-    const time = low + share * span;
-    return profile.launches.find(({ start, seconds }) => time >= start && time <= start + seconds) ?? null;
+    const time = low + ((event.clientX - box.left - LABEL) / inner) * span;
+    const lane = Math.floor((event.clientY - box.top) / LANE);
+    return bars.find((bar) => bar.lane === lane && time >= bar.begin && time <= bar.end) ?? null;
   };
   const zoom = (factor: number, middle: number): void => {
     const size = Math.min(1, (range[1] - range[0]) * factor);
@@ -120,11 +136,7 @@ export function ThreadTimeline({ measured, longest }: { measured: Measured; long
       <header class="card-header">
         <h3>Time line{measured.own ? "" : `: ${title}`}</h3>
         <span class="card-note">
-          {hovered
-            ? `${name(hovered)} · ${seconds(hovered.seconds)} · ${scaled(hovered.flops / Math.max(hovered.seconds, 1e-30))}FLOP/s · ${ofPeak(hovered.peak)} of peak · ${origins[hovered.origin]?.module ?? ""}`
-            : threads === 0
-              ? "busy time of each thread was not measured"
-              : ""}
+          {hovered ? describe(hovered) : threadLanes === 0 ? "when each thread worked was not measured" : ""}
         </span>
         <span class="segmented" role="group" aria-label="Zoom of the time line">
           <button type="button" aria-label="Zoom out" onClick={() => zoom(2, (range[0] + range[1]) / 2)}>
@@ -144,13 +156,19 @@ export function ThreadTimeline({ measured, longest }: { measured: Measured; long
           class="time-canvas"
           style={{ width: `${width}px`, height: `${height}px` }}
           role="img"
-          aria-label={`${profile.launches.length} launches in ${seconds(profile.seconds)}; the table below has the times`}
+          aria-label={`${profile.launches.length} launches on ${plural(profile.threads, "thread")} in ${seconds(times.end)}; the table below has the times`}
+          data-bars={bars.length}
+          data-lanes={lanes}
           tabIndex={0}
           onPointerMove={(event) => hover(find(event))}
           onPointerLeave={() => hover(null)}
           onClick={(event) => {
-            const launch = find(event);
-            if (launch && measured.own) state.select({ kind: "origin", origin: launch.origin });
+            const bar = find(event);
+            if (!bar || !measured.own) return;
+            const launch = launchOf(bar);
+            const module = launch ? -1 : state.view.modules.findIndex(({ path }) => path === bar.module);
+            if (launch) state.select({ kind: "origin", origin: launch.origin });
+            else if (module >= 0) state.select({ kind: "module", module }, false);
           }}
           onKeyDown={(event) => {
             const size = range[1] - range[0];

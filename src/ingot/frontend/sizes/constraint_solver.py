@@ -183,6 +183,8 @@ class ConstraintSolver:
                 self.add_guard(dataclasses.replace(question, condition=need))
             return
         names = " and ".join(dims_.name_of(s) for s in symbols)
+        if names in self.problems:  # said once; a hint about the next condition takes long to find
+            return
         tie = next((s for s in symbols if self.is_tied(s)), None)
         if tie is not None:
             other = dims_.format_dim(self._env.replace(tie))
@@ -194,13 +196,10 @@ class ConstraintSolver:
             fix = f"make the line independent of the size, or leave {names} out of dynamic_shapes"
         else:
             fix = "declare one of them through the other, or leave it out of dynamic_shapes"
-        self.problems.setdefault(
-            names,
-            format_error(
-                f"The dynamic dims are not free: {names} must satisfy {dims_.format_dim(condition)}.",
-                where=place,
-                fix=fix,
-            ),
+        self.problems[names] = format_error(
+            f"The dynamic dims are not free: {names} must satisfy {dims_.format_dim(condition)}.",
+            where=place,
+            fix=fix,
         )
 
     def _find_sufficient_bounds(self, condition: sympy.Basic) -> tuple[sympy.Basic, ...] | None:
@@ -355,7 +354,7 @@ def _divisor(condition: sympy.Basic, symbol: sympy.Symbol) -> int | None:
     """The step of a condition such as seq % 8 == 0, whatever the other sizes in it."""
     others = [dict.fromkeys(condition.free_symbols - {symbol}, size) for size in (7, 11, 24)]
     for step in range(2, 257):
-        sizes = [{**other, symbol: size} for size in range(step, 6 * step) for other in others]
+        sizes = ({**other, symbol: size} for size in range(step, 6 * step) for other in others)
         if all(holds(condition, at) == (at[symbol] % step == 0) for at in sizes):
             return step
     return None

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TypeAlias
 
-from ingot.lowering.dtypes import FLOATS, INTEGERS, wide
+from ingot.lowering.dtypes import BYTES, FLOATS, INTEGERS, wide
 from ingot.lowering.loop_body import COMPARISONS
 from ingot.lowering.loop_ir import Body, Buffer, Load, Op
 
@@ -73,6 +73,15 @@ def _check_cast(op: Op, operands: Sequence[str]) -> str | None:
     return None if op.dtype == wide(str(op.attribute)) else f"and casts to {op.attribute}"
 
 
+def _check_bitcast(op: Op, operands: Sequence[str]) -> str | None:
+    before, after = op.attribute
+    if BYTES[before] != BYTES[after]:
+        return f"and {before} is not as wide as {after}"
+    if [wide(before)] != [*operands]:
+        return f"and takes {before}, not {', '.join(operands)}"
+    return None if op.dtype == wide(after) else f"and gives {after}"
+
+
 def _check_const(op: Op, operands: Sequence[str]) -> str | None:
     value = op.attribute.value
     kind = bool if op.dtype == "bool" else float if op.dtype in FLOATS else int
@@ -108,6 +117,7 @@ _RULES: dict[str, OpRule] = {
     **{name: _check_comparison for name in COMPARISONS},
     "where": _check_where,
     "cast": _check_cast,
+    "bitcast": _check_bitcast,
     "const": _check_const,
     "index": _check_index,
     "check": _check_check,

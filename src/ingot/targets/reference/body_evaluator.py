@@ -14,7 +14,7 @@ from ingot.targets.base import Fault
 from ingot.targets.reference.index_grid import LANE, IndexGrid, evaluate_index
 from ingot.targets.reference.memory import Array, Memory, check_range, computed_type, decode, poison
 from ingot.targets.reference.random_numbers import DRAWS
-from ingot.targets.reference.scalar_ops import SCALAR_OPS, cast, constant
+from ingot.targets.reference.scalar_ops import SCALAR_OPS, bitcast, cast, constant
 from ingot_runtime.errors import IndexOutOfRange
 
 # What a kernel hands in: sums, and the state of a scan.
@@ -82,6 +82,8 @@ class BodyEvaluator:
                 return self.given["input"][attribute]
             case "cast":
                 return cast(operands[0], attribute)
+            case "bitcast":
+                return bitcast(operands[0], *attribute)
             case "fit":
                 return operands[0].astype(computed_type(op.dtype))
             case "check":
@@ -125,5 +127,8 @@ class BodyEvaluator:
         bad = outside if mask is None else outside & mask
         if bad.any():
             value, _ = np.broadcast_arrays(value, bad)
-            raise IndexOutOfRange(f"The index {int(value[np.broadcast_to(bad, value.shape)][0])} is out of range.")
+            first = np.flatnonzero(np.broadcast_to(bad, value.shape))[0]
+            size = int(np.broadcast_to(limit, value.shape).flat[first])
+            range_ = f"a dim of {size} elements (valid: {-size} to {size - 1})" if size else "a dim without elements"
+            raise IndexOutOfRange(f"The index {int(value.flat[first])} is out of range for {range_}.")
         return np.where(outside, 0, wrapped)

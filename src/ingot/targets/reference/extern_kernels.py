@@ -8,12 +8,17 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ingot.lowering.loop_ir import ExternKernel
+from ingot.registry import Registry
 from ingot.targets.reference.memory import Array
 
 if TYPE_CHECKING:
     from ingot.targets.reference.interpreter import Interpreter
 
 
+KERNELS: Registry[str, Callable[[Any, Any], None]] = Registry("interpreted kernel")
+
+
+@KERNELS.register("sort")
 def _sort(run: Interpreter, step: ExternKernel) -> None:
     """values, places = sort(x): rows of n; stable; a nan is larger than anything."""
     rows, n = map(run.size, step.sizes)
@@ -27,6 +32,7 @@ def _sort(run: Interpreter, step: ExternKernel) -> None:
     run.write(step.writes[1], places.astype(np.int64))
 
 
+@KERNELS.register("mode")
 def _mode(run: Interpreter, step: ExternKernel) -> None:
     """value, place = mode(sorted, places): the longest run of equals, the first of such; the last of its places."""
     rows, n = map(run.size, step.sizes)
@@ -44,6 +50,7 @@ def _mode(run: Interpreter, step: ExternKernel) -> None:
         run.write(step.writes[1], place)
 
 
+@KERNELS.register("search")
 def _search(run: Interpreter, step: ExternKernel) -> None:
     """place = searchsorted(sequence, value): rows of n borders; `every` values share a row."""
     count, n, every = map(run.size, step.sizes)
@@ -72,6 +79,7 @@ def _bisect(borders: Array, values: Array, right: bool) -> Array:
     return first
 
 
+@KERNELS.register("scan")
 def _scan(run: Interpreter, step: ExternKernel) -> None:
     """y = scan(x) along the middle of (outer, n, inner): sum, prod or logsumexp; floats are carried in float64."""
     shape = tuple(map(run.size, step.sizes))
@@ -89,6 +97,7 @@ _SCANS: dict[str, Callable[[Array], Any]] = {
 }
 
 
+@KERNELS.register("scan_places")
 def _scan_places(run: Interpreter, step: ExternKernel) -> None:
     """y, place = scan(x): the extreme so far and where it was met last. A nan stays."""
     outer, n, inner = map(run.size, step.sizes)
@@ -108,6 +117,7 @@ def _scan_places(run: Interpreter, step: ExternKernel) -> None:
 # ---------------------------------------------------------------------- linear algebra, in float64
 
 
+@KERNELS.register("cholesky")
 def _cholesky(run: Interpreter, step: ExternKernel) -> None:
     count, n = map(run.size, step.sizes)
     a = run.values(step.reads[0]).reshape(count, n, n)
@@ -128,6 +138,7 @@ def _cholesky(run: Interpreter, step: ExternKernel) -> None:
     run.write(step.writes[1], info)
 
 
+@KERNELS.register("lu")
 def _lu(run: Interpreter, step: ExternKernel) -> None:
     count, m, n = map(run.size, step.sizes)
     work = run.values(step.reads[0]).reshape(count, m, n).copy()
@@ -148,6 +159,7 @@ def _lu(run: Interpreter, step: ExternKernel) -> None:
         run.write(name, made)
 
 
+@KERNELS.register("triangular")
 def _triangular(run: Interpreter, step: ExternKernel) -> None:
     count, n, columns = map(run.size, step.sizes)
     a, b = run.values(step.reads[0]).reshape(count, n, n), run.values(step.reads[1]).reshape(count, n, columns)
@@ -161,6 +173,7 @@ def _triangular(run: Interpreter, step: ExternKernel) -> None:
     run.write(step.writes[0], x)
 
 
+@KERNELS.register("permutation")
 def _permutation(run: Interpreter, step: ExternKernel) -> None:
     """Where each row comes from, given the swaps of an LU; or, inverted, where each row goes."""
     count, m, swaps = map(run.size, step.sizes)
@@ -173,6 +186,7 @@ def _permutation(run: Interpreter, step: ExternKernel) -> None:
     run.write(step.writes[0], np.argsort(made, axis=1) if dict(step.attributes)["inverse"] else made)
 
 
+@KERNELS.register("qr")
 def _qr(run: Interpreter, step: ExternKernel) -> None:
     """Reflections I - tau · v · vᵀ, v kept below the diagonal as LAPACK keeps it."""
     count, m, n = map(run.size, step.sizes)
@@ -196,6 +210,7 @@ def _qr(run: Interpreter, step: ExternKernel) -> None:
     run.write(step.writes[1], tau)
 
 
+@KERNELS.register("reflect")
 def _reflect(run: Interpreter, step: ExternKernel) -> None:
     """x = Q · c, or Qᵀ · c, for Q of so many reflections below the diagonal of v."""
     count, m, n, reflections, columns = map(run.size, step.sizes)
@@ -210,6 +225,7 @@ def _reflect(run: Interpreter, step: ExternKernel) -> None:
     run.write(step.writes[0], x)
 
 
+@KERNELS.register("svd")
 def _svd(run: Interpreter, step: ExternKernel) -> None:
     """A = U · diag(s) · Vᵀ with m >= n; U has so many columns. Signs, and bases of equal values, are anyone's."""
     count, m, n, columns = map(run.size, step.sizes)
@@ -217,19 +233,3 @@ def _svd(run: Interpreter, step: ExternKernel) -> None:
     u, s, vt = np.linalg.svd(a, full_matrices=columns > n)
     for name, made in zip(step.writes, (u[:, :, :columns], s, np.swapaxes(vt, 1, 2)), strict=True):
         run.write(name, np.ascontiguousarray(made))
-
-
-KERNELS: dict[str, Callable[[Any, Any], None]] = {
-    "sort": _sort,
-    "mode": _mode,
-    "search": _search,
-    "scan": _scan,
-    "scan_places": _scan_places,
-    "cholesky": _cholesky,
-    "lu": _lu,
-    "triangular": _triangular,
-    "permutation": _permutation,
-    "qr": _qr,
-    "reflect": _reflect,
-    "svd": _svd,
-}

@@ -47,6 +47,7 @@ from ingot.lowering.loop_ir import (
     WithEpilogue,
 )
 from ingot.lowering.loop_module import Module
+from ingot.registry import Registry
 from ingot.scheduling.buffer_planning import MemoryPlan
 from ingot.targets.base import Fault, ReferenceRule, StepRunner
 from ingot.targets.reference.attention import classify_mask_blocks, run_attention, run_attention_backward
@@ -114,7 +115,7 @@ class Interpreter:
             self.run_step(step)
 
     def run_step(self, step: Stmt) -> None:
-        rule = self.rules.get(type(step))
+        rule = next((self.rules[kind] for kind in type(step).__mro__ if kind in self.rules), None)
         if rule is None and isinstance(step, StepGroup):
             rule = _run_members
         try:
@@ -278,6 +279,10 @@ def _is_in_place(steps: Sequence[Map | Reduce], local: Sequence[str] = ()) -> bo
 # ---------------------------------------------------------------------- loops
 
 
+_RULES: Registry[type[Stmt], Callable[[Any, Any], None]] = Registry("rule of the interpreter")
+
+
+@_RULES.register(Map)
 def _run_map(run: Interpreter, step: Map) -> None:
     if not step.collides and _is_in_place((step,)):
         for half in halve(math.prod(run.extents(step.loops))):
@@ -286,6 +291,7 @@ def _run_map(run: Interpreter, step: Map) -> None:
     run.run_map(step, run.grid(step.loops))
 
 
+@_RULES.register(Reduce)
 def _run_reduce(run: Interpreter, step: Reduce) -> None:
     if _is_in_place((step,)):
         for half in halve(math.prod(run.extents(step.loops))):
@@ -294,6 +300,7 @@ def _run_reduce(run: Interpreter, step: Reduce) -> None:
     run.run_reduce(step, run.grid(step.loops))
 
 
+@_RULES.register(LoopNest)
 def _run_nest(run: Interpreter, nest: LoopNest) -> None:
     """Outer points together, as many as give grids of a known size; local buffers have a part for each of them."""
     count = math.prod(run.extents(nest.outer))
@@ -328,6 +335,7 @@ def _run_inner(run: Interpreter, step: Map | Reduce, grid: IndexGrid, outer: int
         raise Fault(f"{fault}, in {type(step).__name__} ({step.origin})") from fault
 
 
+@_RULES.register(Scan)
 def _run_scan(run: Interpreter, step: Scan) -> None:
     grid = run.grid(step.loops)
     if not grid.size:
@@ -352,6 +360,7 @@ def _run_members(run: Any, step: Any) -> None:
     run.run_steps(step.members())
 
 
+@_RULES.register(ExternKernel)
 def _run_extern(run: Interpreter, step: ExternKernel) -> None:
     kernel = run.rules.get(step.name)
     if kernel is None:
@@ -359,19 +368,23 @@ def _run_extern(run: Interpreter, step: ExternKernel) -> None:
     kernel(run, step)
 
 
+@_RULES.register(BindSymbol)
 def _bind_symbol(run: Interpreter, step: BindSymbol) -> None:
     run.sizes[step.symbol] = int(run.evaluate_number(step.body))
 
 
+@_RULES.register(Assert)
 def _run_assert(run: Interpreter, step: Assert) -> None:
     if not run.evaluate_number(step.body):
         raise (InputError if step.on_sizes else AssertionFailed)(step.message)
 
 
+@_RULES.register(If)
 def _run_if(run: Interpreter, step: If) -> None:
     run.run_steps(step.then if run.evaluate_number(step.condition) else step.otherwise)
 
 
+@_RULES.register(While)
 def _run_while(run: Interpreter, step: While) -> None:
     while True:
         run.run_steps(step.test)
@@ -380,26 +393,15 @@ def _run_while(run: Interpreter, step: While) -> None:
         run.run_steps(step.steps)
 
 
+@_RULES.register(For)
 def _run_for(run: Interpreter, step: For) -> None:
     for turn in range(run.size(step.loop.extent)):
         run.sizes[step.loop.variable] = turn
         run.run_steps(step.steps)
 
 
-_RULES: dict[type[Stmt], Callable[[Any, Any], None]] = {
-    Map: _run_map,
-    Reduce: _run_reduce,
-    LoopNest: _run_nest,
-    Scan: _run_scan,
-    Gemm: run_gemm,
-    Convolution: run_convolution,
-    Attention: run_attention,
-    AttentionBackward: run_attention_backward,
-    ClassifyMaskBlocks: classify_mask_blocks,
-    ExternKernel: _run_extern,
-    BindSymbol: _bind_symbol,
-    Assert: _run_assert,
-    If: _run_if,
-    While: _run_while,
-    For: _run_for,
-}
+_RULES.register(Gemm)(run_gemm)
+_RULES.register(Convolution)(run_convolution)
+_RULES.register(Attention)(run_attention)
+_RULES.register(AttentionBackward)(run_attention_backward)
+_RULES.register(ClassifyMaskBlocks)(classify_mask_blocks)

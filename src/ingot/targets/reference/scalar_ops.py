@@ -35,6 +35,17 @@ def cast(value: Array, dtype: str) -> Array:
     return value.astype(dtype)
 
 
+def bitcast(value: Array, before: str, after: str) -> Array:
+    """The bits of a value of a dtype as a value of another one; a half is computed in float32."""
+    if before == "bfloat16":
+        bits = (round_to_bfloat16(value).view(np.uint32) >> np.uint32(16)).astype(np.uint16)
+    else:
+        bits = value.astype(before, copy=False)
+    if after == "bfloat16":
+        return (bits.view(np.uint16).astype(np.uint32) << np.uint32(16)).view(np.float32)
+    return bits.view(after).astype(np.float32) if after == "float16" else bits.view(after)
+
+
 def _truncate(value: Array, dtype: str) -> Array:
     """Towards zero. What does not fit is the smallest number of the type, as on x86; narrow types then keep the lowest
     bits."""

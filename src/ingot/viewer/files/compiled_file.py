@@ -9,9 +9,10 @@ import re
 import statistics
 from pathlib import Path
 
+from ingot.artifacts.profiler import ProfileRow, follow_one_another, idle_shares, trace_model
 from ingot.artifacts.roofline import measure_roofline
 from ingot.lowering.loop_ir import SourceLocation
-from ingot.viewer.measured.profile_data import REPEAT
+from ingot.viewer.measured.profile_data import REPEAT, describe_intervals
 from ingot.viewer.stages.code_stages import add_texts, new_kernel
 from ingot.viewer.stages.loop_stages import add_origin
 from ingot.viewer.view_data import NOWHERE, Json, ViewData
@@ -55,25 +56,29 @@ def profile_compiled(view: ViewData, path: Path, threads: int | None) -> None:
             view.notes.append("There is no profile: the file holds no sample call, or its launches are on a GPU.")
             return
         runs = [model.profile(model.example(), len(launches)) for _ in range(REPEAT + 1)][1:]
+        count = threads or cores()
+        traced = trace_model(model, model.example(), len(launches), count)
     names = {kernel["name"]: number for number, kernel in enumerate(view.kernels)}
-    limits = measure_roofline(threads or cores())
+    limits = measure_roofline(count)
+    idle = idle_shares(traced, len(launches), count)
     made: list[Json] = []
-    at = 0.0
+    rows: list[ProfileRow] = []
     for number, times in enumerate(zip(*runs, strict=True)):
         launch, seconds = launches[number], statistics.median(times)
         kernel = names.get(launch["name"], NOWHERE)
         origin = add_origin(view, parse_origin(launch["origin"]))
-        work = {"flops": 0, "effort": 0, "bytes": 0, "peak": 0.0, "thread_seconds": None}
-        made.append({"kernel": kernel, "origin": origin, "seconds": seconds, "start": at, **work})
+        work = {"flops": 0, "effort": 0, "bytes": 0, "peak": 0.0, "idle": idle[number]}
+        made.append({"kernel": kernel, "origin": origin, "seconds": seconds, **work})
+        rows.append(ProfileRow(launch["name"], "", "", "", seconds, 0, 0, 0))
         if kernel != NOWHERE:
             view.kernels[kernel]["launches"] += 1
-        at += seconds
     view.profile = {
-        "threads": threads or cores(),
+        "threads": count,
         "repeat": REPEAT,
-        "seconds": at,
+        "seconds": sum(row.seconds for row in rows),
         "limits": {"flops": limits.flops, "bytes": limits.bytes},
         "launches": made,
+        "intervals": describe_intervals(traced or follow_one_another(rows)),
     }
     view.notes.append("A compiled file does not say how much work its kernels do: the profile has times alone.")
 

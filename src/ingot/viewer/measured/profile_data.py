@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from ingot.artifacts.compiled_model import CompiledModel
+from ingot.artifacts.profiler import ThreadInterval, follow_one_another
 from ingot.codegen.native_source import NativeSource
 from ingot.ir.pytree import flatten, unflatten
 from ingot.passes.instrumentation.state_copies import clone_tensors
-from ingot.viewer.measured.thread_times import measure_threads
 from ingot.viewer.stages.loop_stages import add_origin
 from ingot.viewer.view_data import NOWHERE, Json, ViewData
 
@@ -19,40 +20,42 @@ def describe_profile(
     view: ViewData,
     compiled: CompiledModel,
     source: NativeSource,
-    timed: CompiledModel | None = None,
     repeat: int = REPEAT,
 ) -> Json:
-    """Measures the model on its example inputs. `timed` is the same model with timers in its tasks."""
+    """Measures the model on its example inputs."""
     args, kwargs = _copy_example(compiled)
     measured = compiled.profile(*args, repeat=repeat, **kwargs)
-    threads: list[list[float]] = []
-    if timed is not None:
-        threads = measure_threads(timed, len(source.launches), *_copy_example(compiled), repeat)
     kernels = {kernel["name"]: number for number, kernel in enumerate(view.kernels)}
     launches: list[Json] = []
-    at = 0.0
-    for number, (launch, row) in enumerate(zip(source.launches, measured.rows, strict=True)):
+    for launch, row in zip(source.launches, measured.rows, strict=True):
         launches.append(
             {
                 "kernel": kernels.get(row.kernel, NOWHERE),
                 "origin": add_origin(view, launch.origin),
                 "seconds": row.seconds,
-                "start": at,
                 "flops": row.flops,
                 "effort": row.effort,
                 "bytes": row.bytes,
                 "peak": measured.peak_fraction(row),
-                "thread_seconds": threads[number] if threads else None,
+                "idle": row.idle,
             }
         )
-        at += row.seconds
     return {
         "threads": compiled.threads,
         "repeat": repeat,
         "seconds": measured.seconds,
         "limits": {"flops": measured.limits.flops, "bytes": measured.limits.bytes},
         "launches": launches,
+        "intervals": describe_intervals(measured.intervals or follow_one_another(measured.rows)),
     }
+
+
+def describe_intervals(intervals: Iterable[ThreadInterval]) -> list[Json]:
+    """Launch, thread (-1: the launch itself), and nanoseconds of begin and end since the call began."""
+    return [
+        [one.row, -1 if one.thread is None else one.thread, round(one.begin * 1e9), round(one.end * 1e9)]
+        for one in intervals
+    ]
 
 
 def _copy_example(compiled: CompiledModel) -> tuple[tuple[Any, ...], dict[str, Any]]:

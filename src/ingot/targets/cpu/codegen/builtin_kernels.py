@@ -11,6 +11,7 @@ from collections.abc import Callable
 from ingot.codegen.c_expressions import STORED, SUFFIX
 from ingot.lowering.index_expr import Size
 from ingot.lowering.loop_ir import ExternKernel
+from ingot.registry import Registry
 from ingot.targets.cpu.codegen.kernel_writer import CKernelWriter, Kernel
 
 Emitter = Callable[[CKernelWriter, ExternKernel], Size]
@@ -34,6 +35,10 @@ def _use(out: CKernelWriter, header: str, macro: str) -> None:
     out.library.routines.add((header, macro))
 
 
+_EMITTERS: Registry[str, Emitter] = Registry("C emitter of an extern kernel")
+
+
+@_EMITTERS.register("sort")
 def _sort(out: CKernelWriter, step: ExternKernel) -> Size:
     """values, places = sort(x): rows of n; stable; a nan is larger than anything."""
     rows, n = step.sizes
@@ -50,6 +55,7 @@ def _sort(out: CKernelWriter, step: ExternKernel) -> Size:
     return rows
 
 
+@_EMITTERS.register("mode")
 def _mode(out: CKernelWriter, step: ExternKernel) -> Size:
     """value, place = mode(sorted, places): the longest run of equals, the first of such; the last of its places."""
     rows, n = step.sizes
@@ -61,6 +67,7 @@ def _mode(out: CKernelWriter, step: ExternKernel) -> Size:
     return rows
 
 
+@_EMITTERS.register("search")
 def _search(out: CKernelWriter, step: ExternKernel) -> Size:
     """place = searchsorted(sequence, value): rows of n borders; `every` values share a row, or all of them the one."""
     values, n, every = step.sizes
@@ -79,6 +86,7 @@ def _search(out: CKernelWriter, step: ExternKernel) -> Size:
     return values
 
 
+@_EMITTERS.register("scan")
 def _scan(out: CKernelWriter, step: ExternKernel) -> Size:
     """y = scan(x) along the middle of (outer, n, inner): sum or prod."""
     outer, n, inner = step.sizes
@@ -98,6 +106,7 @@ def _scan(out: CKernelWriter, step: ExternKernel) -> Size:
     return outer * inner
 
 
+@_EMITTERS.register("scan_places")
 def _scan_places(out: CKernelWriter, step: ExternKernel) -> Size:
     """y, place = scan(x): the extreme so far and where it was met last."""
     outer, n, inner = step.sizes
@@ -116,6 +125,7 @@ def _scratch(out: CKernelWriter, name: str, type_: str, count: Size) -> None:
     out.own(name, type_, count * 8)
 
 
+@_EMITTERS.register("cholesky")
 def _cholesky(out: CKernelWriter, step: ExternKernel) -> Size:
     count, n = step.sizes
     a, found, info = (out.pointer(name) for name in (*step.reads, *step.writes))
@@ -128,6 +138,7 @@ def _cholesky(out: CKernelWriter, step: ExternKernel) -> Size:
     return count
 
 
+@_EMITTERS.register("lu")
 def _lu(out: CKernelWriter, step: ExternKernel) -> Size:
     count, m, n = step.sizes
     a, lu, pivots, info = (out.pointer(name) for name in (*step.reads, *step.writes))
@@ -143,6 +154,7 @@ def _lu(out: CKernelWriter, step: ExternKernel) -> Size:
     return count
 
 
+@_EMITTERS.register("triangular")
 def _triangular(out: CKernelWriter, step: ExternKernel) -> Size:
     count, n, columns = step.sizes
     a, b, x = (out.pointer(name) for name in (*step.reads, *step.writes))
@@ -157,6 +169,7 @@ def _triangular(out: CKernelWriter, step: ExternKernel) -> Size:
     return count
 
 
+@_EMITTERS.register("permutation")
 def _permutation(out: CKernelWriter, step: ExternKernel) -> Size:
     count, m, swaps = step.sizes
     pivots, places = (out.pointer(name) for name in (*step.reads, *step.writes))
@@ -168,6 +181,7 @@ def _permutation(out: CKernelWriter, step: ExternKernel) -> Size:
     return count
 
 
+@_EMITTERS.register("qr")
 def _qr(out: CKernelWriter, step: ExternKernel) -> Size:
     count, m, n = step.sizes
     a, r, tau = (out.pointer(name) for name in (*step.reads, *step.writes))
@@ -177,6 +191,7 @@ def _qr(out: CKernelWriter, step: ExternKernel) -> Size:
     return count
 
 
+@_EMITTERS.register("reflect")
 def _reflect(out: CKernelWriter, step: ExternKernel) -> Size:
     count, m, n, reflections, columns = step.sizes
     v, tau, matrix, x = (out.pointer(name) for name in (*step.reads, *step.writes))
@@ -189,6 +204,7 @@ def _reflect(out: CKernelWriter, step: ExternKernel) -> Size:
     return count
 
 
+@_EMITTERS.register("svd")
 def _svd(out: CKernelWriter, step: ExternKernel) -> Size:
     count, m, n, columns = step.sizes
     a, u, s, v = (out.pointer(name) for name in (*step.reads, *step.writes))
@@ -201,6 +217,7 @@ def _svd(out: CKernelWriter, step: ExternKernel) -> Size:
     return count
 
 
+@_EMITTERS.register("winograd")
 def _winograd(out: CKernelWriter, step: ExternKernel) -> Size:
     """The tiles of an image, one line of them at a time, each as 16 rows of channels."""
     images, _, high, wide, channels, down, across, padding_y, padding_x = step.sizes
@@ -217,20 +234,3 @@ def _winograd(out: CKernelWriter, step: ExternKernel) -> Size:
     )
     out.close()
     return images * down
-
-
-_EMITTERS: dict[str, Emitter] = {
-    "sort": _sort,
-    "mode": _mode,
-    "search": _search,
-    "scan": _scan,
-    "scan_places": _scan_places,
-    "cholesky": _cholesky,
-    "lu": _lu,
-    "triangular": _triangular,
-    "permutation": _permutation,
-    "qr": _qr,
-    "reflect": _reflect,
-    "svd": _svd,
-    "winograd": _winograd,
-}

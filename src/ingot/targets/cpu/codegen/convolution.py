@@ -10,6 +10,7 @@ from collections.abc import Callable
 from ingot.codegen.c_expressions import STORED, SUFFIX
 from ingot.lowering.dtypes import BYTES
 from ingot.lowering.index_expr import Size, require_static
+from ingot.registry import Registry
 from ingot.targets.cpu.codegen.gemm import (
     Beside,
     declare_sums,
@@ -50,6 +51,12 @@ def write_lines(out: CKernelWriter, step: TiledConvolution, first: str, last: st
     _LINES[step.algorithm](out, step, first, last)
 
 
+_KERNELS: Registry[ConvAlgorithm, Callable[[CKernelWriter, TiledConvolution], Kernel]] = Registry(
+    "writer of a convolution"
+)
+
+
+@_KERNELS.register("windows")
 def windows_kernel(out: CKernelWriter, step: TiledConvolution, beside: Beside | None = None) -> Kernel:
     """One task is a panel of output channels by a block of pixels, as in a product."""
     pixels = step.images * step.out_size[0] * step.out_size[1]
@@ -67,6 +74,12 @@ def windows_kernel(out: CKernelWriter, step: TiledConvolution, beside: Beside | 
     return out.finish(blocks * _panels(step), 1)
 
 
+_LINES: Registry[ConvAlgorithm, Callable[[CKernelWriter, TiledConvolution, str, str], None]] = Registry(
+    "writer of lines of a convolution"
+)
+
+
+@_LINES.register("windows")
 def _windows_lines(out: CKernelWriter, step: TiledConvolution, first: str, last: str) -> None:
     pixels, rows = out.size(step.out_size[1]), rows_at_a_time(step)
     out.open(f"for (int64_t first = ({first}) * ({pixels}), last; first < ({last}) * ({pixels}); first = last)")
@@ -133,6 +146,7 @@ def _window(out: CKernelWriter, step: TiledConvolution) -> None:
     out.line(f"const ig_window window = {{{', '.join(out.size(f) for f in fields)}}};")
 
 
+@_KERNELS.register("depthwise")
 def _depthwise_kernel(out: CKernelWriter, step: TiledConvolution) -> Kernel:
     """One task is a line of outputs, or a block of channels of one where there are too few lines for all threads."""
     width = _width(step.pixel)
@@ -156,6 +170,7 @@ def _width(channels: int) -> int:
     return max(width for width in range(LANES, CHANNELS + 1, LANES) if channels % width == 0)
 
 
+@_LINES.register("depthwise")
 def _depthwise_lines(out: CKernelWriter, step: TiledConvolution, first: str, last: str) -> None:
     _window(out, step)
     _depthwise_channels(out, step, first, last, "0", str(step.pixel))
@@ -197,6 +212,7 @@ def _depthwise_channels(
         out.close()
 
 
+@_KERNELS.register("winograd")
 def _winograd_kernel(out: CKernelWriter, step: TiledConvolution) -> Kernel:
     """One task is a panel of output channels by a block of tiles: 16 products, then four outputs of each tile."""
     kind, real = SUFFIX[step.dtype], STORED[step.dtype]
@@ -247,14 +263,3 @@ def _tiles_of_a_task(tiles: Size) -> int:
     blocks = (tiles + TILES - 1) // TILES
     each = (tiles + blocks - 1) // blocks
     return min(TILES, (each + 5) // 6 * 6)
-
-
-_KERNELS: dict[ConvAlgorithm, Callable[[CKernelWriter, TiledConvolution], Kernel]] = {
-    "windows": windows_kernel,
-    "depthwise": _depthwise_kernel,
-    "winograd": _winograd_kernel,
-}
-_LINES: dict[ConvAlgorithm, Callable[[CKernelWriter, TiledConvolution, str, str], None]] = {
-    "windows": _windows_lines,
-    "depthwise": _depthwise_lines,
-}

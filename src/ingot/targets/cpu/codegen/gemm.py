@@ -16,7 +16,7 @@ from ingot.lowering.index_expr import Size, product
 from ingot.lowering.loop_ir import Gemm, Map
 from ingot.targets.cpu.codegen.int8_vectors import LANES, VectorEmitter, has_bytes
 from ingot.targets.cpu.codegen.kernel_writer import CKernelWriter, Kernel
-from ingot.targets.cpu.codegen.loop_nests import declare_flags, report_flags, simd, unflatten
+from ingot.targets.cpu.codegen.loop_nests import declare_flags, flag_clauses, report_flags, simd, unflatten
 from ingot.targets.cpu.schedule.statements import (
     K_INTERLEAVE,
     GemmGroup,
@@ -333,7 +333,7 @@ def write_columns(out: CKernelWriter, epilogue: Map, code: CBodyEmitter, first: 
     declare_flags(out, code)
     for line in code.before:
         out.line(line)
-    simd(out, False, "reduction(|:bad)" if code.checks else "")
+    simd(out, False, flag_clauses(code))
     out.open(f"for (int64_t {variable} = {first}; {variable} < {last}; ++{variable})")
     for line in code.inside:
         out.line(line)

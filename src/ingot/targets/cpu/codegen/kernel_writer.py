@@ -26,6 +26,8 @@ class Kernel:
 class CKernelWriter(KernelText[RuntimeLibrary]):
     """One kernel being written. `scratch` is what a worker needs of memory of its own."""
 
+    finds_indices = True
+
     scratch: Size = 0
 
     def directive(self, text: str) -> None:

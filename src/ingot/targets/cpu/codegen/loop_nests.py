@@ -152,7 +152,7 @@ def _map(out: CKernelWriter, step: Map, loops: Sequence[Loop], begin: str, end: 
     limit = end if end is not None else out.size(inner.extent)
     if not step.collides:
         begin = _map_by_lanes(out, VectorEmitter(out, replace(step, loops=(inner,)), code), begin, limit)
-    simd(out, step.collides, "reduction(|:bad)" if code.checks else "")
+    simd(out, step.collides, flag_clauses(code))
     out.open(f"for (int64_t {inner.variable} = {begin}; {inner.variable} < {limit}; ++{inner.variable})")
     for line in code.inside:
         out.line(line)
@@ -189,15 +189,42 @@ def simd(out: CKernelWriter, serial: bool, clause: str = "") -> None:
 
 def declare_flags(out: CKernelWriter, code: CBodyEmitter) -> None:
     """What the statements set where an index or a divisor is bad; `report_flags` goes behind them."""
-    if code.checks:
-        out.line("int bad = 0;")
-    if code.zero_checks:
-        out.line("int zero = 0;")
+    for line in flag_declarations(code):
+        out.line(line)
+
+
+def flag_declarations(code: CBodyEmitter) -> list[str]:
+    lines = ["int bad = 0;"] if any(check.has_flag for check in code.checks) else []
+    lines += [f"uint64_t {check.worst} = 0;" for check in code.checks if check.worst]
+    return lines + (["int zero = 0;"] if code.zero_checks else [])
+
+
+def flag_clauses(code: CBodyEmitter) -> str:
+    """What a loop along vectors says of the flags that are set in it."""
+    inside = [check for check in code.checks if check.is_inside]
+    clauses = ["reduction(|:bad)"] if any(check.has_flag for check in inside) else []
+    worst = ", ".join(check.worst for check in inside if check.worst)
+    return " ".join([*clauses, f"reduction(max:{worst})"] if worst else clauses)
+
+
+def index_reports(code: CBodyEmitter, run: str, site: str) -> list[str]:
+    """The statements that fail the run where an index is wrong, and say which."""
+    lines = []
+    for check in code.checks:
+        if check.worst:
+            wrong = f"{check.worst} >= (uint64_t)({check.size})"
+            if check.has_flag:
+                wrong = f"bad && {wrong}"
+            arguments = f"{run}, {site}, {check.worst}, {check.size}, {int(check.wraps)}"
+            lines.append(f"if ({wrong}) ig_fail_index({arguments});")
+    if any(check.has_flag for check in code.checks):
+        lines.append(f"if (bad) ig_fail_run({run}, INGOT_INDEX, {site});")
+    return lines
 
 
 def report_flags(out: CKernelWriter, code: CBodyEmitter) -> None:
-    if code.checks:
-        out.line("if (bad) ig_fail(c, INGOT_INDEX);")
+    for line in index_reports(code, "c->run", "c->site"):
+        out.line(line)
     if code.zero_checks:
         out.line("if (zero) ig_fail(c, INGOT_ZERO_DIVISION);")
 
@@ -262,8 +289,7 @@ def _reduce_along(out: CKernelWriter, step: Reduce) -> None:
             out.line(f"int nan{number} = 0;")
             clauses.append(f"reduction(|:nan{number})")
         clauses.append(f"reduction({_OPERATORS[kind]}:acc{number})")
-    if code.checks:
-        clauses.append("reduction(|:bad)")
+    clauses.append(flag_clauses(code))
     for loop in step.over[:-1]:
         out.open(f"for (int64_t {loop.variable} = 0; {loop.variable} < {out.size(loop.extent)}; ++{loop.variable})")
     for line in code.before:
@@ -365,7 +391,7 @@ def _reduce_across(out: CKernelWriter, step: Reduce, loops: Sequence[Loop]) -> N
         out.line("IG_TURN();")
     for line in code.between:
         out.line(line)
-    simd(out, False, "reduction(|:bad)" if code.checks else "")
+    simd(out, False, flag_clauses(code))
     out.open(f"for (int64_t {inner.variable} = block; {inner.variable} < stop; ++{inner.variable})")
     for line in code.inside:
         out.line(line)

@@ -50,12 +50,19 @@ from ingot.targets.cpu.codegen.dual_gemm import pair_kernel
 from ingot.targets.cpu.codegen.gemm import product_kernel, siblings_kernel
 from ingot.targets.cpu.codegen.headers import resource
 from ingot.targets.cpu.codegen.kernel_writer import CKernelWriter, Kernel
-from ingot.targets.cpu.codegen.loop_nests import loop_kernel
+from ingot.targets.cpu.codegen.loop_nests import flag_declarations, index_reports, loop_kernel
 from ingot.targets.cpu.codegen.runtime_library import RuntimeLibrary
 from ingot.targets.cpu.codegen.scan import scan_kernel
 from ingot.targets.cpu.codegen.strip_mined import strips_kernel
 from ingot.targets.cpu.schedule.cost_model import flops, weighted_flops
-from ingot.targets.cpu.schedule.statements import DualGemm, GemmGroup, PackedGemm, StripMined, TiledConvolution
+from ingot.targets.cpu.schedule.statements import (
+    AmxAttention,
+    DualGemm,
+    GemmGroup,
+    PackedGemm,
+    StripMined,
+    TiledConvolution,
+)
 
 # The C compiler's work, counted in characters of kernels: how much is worth a group, and how many groups there may be;
 # what a function takes that kernels share.
@@ -265,17 +272,17 @@ class ModuleEmitter(RunText):
         for op in body.ops:
             if isinstance(op.attribute, Expr) and is_run_size(op.attribute):
                 self._limit(op.attribute, origin)
-        code = CBodyEmitter(body, self._element, self.module.buffers, self.library.functions, names=names)
+        code = CBodyEmitter(
+            body, self._element, self.module.buffers, self.library.functions, names=names, finds_indices=True
+        )
         self.line("{")
         self.depth += 1
-        if code.checks:
-            self.line("int bad = 0;")
-        if code.zero_checks:
-            self.line("int zero = 0;")
+        for text in flag_declarations(code):
+            self.line(text)
         for text in (*code.before, *code.inside):
             self.line(text)
-        if code.checks:
-            self.line(f"if (bad) ig_fail_run(run, INGOT_INDEX, {self._site(str(origin))});")
+        for text in index_reports(code, "run", str(self._site(str(origin))) if code.checks else ""):
+            self.line(text)
         if code.zero_checks:
             self.line(f"if (zero) ig_fail_run(run, INGOT_ZERO_DIVISION, {self._site(str(origin))});")
         return code.results[0]
@@ -323,7 +330,7 @@ _KERNELS.register(GemmGroup)(siblings_kernel)
 _KERNELS.register(DualGemm)(pair_kernel)
 _KERNELS.register(TiledConvolution)(convolution_kernel)
 _KERNELS.register(StripMined)(strips_kernel)
-_KERNELS.register(Attention)(attention_kernel)
+_KERNELS.register(Attention, AmxAttention)(attention_kernel)
 _KERNELS.register(ClassifyMaskBlocks)(tiles_kernel)
 _KERNELS.register(AttentionBackward)(gradient_kernel)
 _KERNELS.register(Scan)(scan_kernel)

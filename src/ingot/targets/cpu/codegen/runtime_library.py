@@ -47,6 +47,7 @@ class RuntimeLibrary:
     _packs: set[tuple[str, str]] = field(default_factory=set)
     _shared: set[tuple[Shared, str, tuple[int, ...]]] = field(default_factory=set)
     by_lanes: bool = False  # vectors by hand: simd.h
+    amx_attention: bool = False
     _outside: dict[tuple[str, int], int] = field(default_factory=dict)
 
     def pack(self, kind: str, dtype: str) -> str:
@@ -77,6 +78,7 @@ class RuntimeLibrary:
         self.functions |= other.functions
         self.routines |= other.routines
         self.by_lanes |= other.by_lanes
+        self.amx_attention |= other.amx_attention
         self._packs |= other._packs
         self._shared |= other._shared
         for (kind, value), channels in other._outside.items():
@@ -91,10 +93,12 @@ class RuntimeLibrary:
             parts += [resource("vectors.h"), resource("gemm.h")]
         parts += [resource("simd.h")] if self.by_lanes else []
         tiled = {kind for name, kind, _ in shared if name in ("tile", "window")}
+        parts += [resource("quarters.h")] if tiled.intersection(_SUMS) else []
         parts += [resource(header) for kind, (_, header) in _SUMS.items() if kind in tiled]
         for kind in sorted({kind for name, kind, _ in shared if name == "window"}):
             parts.append(f"IG_WINDOWS({kind})")
         parts += _amx_parts({(kind, sizes[0]) for name, kind, sizes in shared if name in _AMX})
+        parts += [resource("amx_attention.h")] if self.amx_attention else []
         for (kind, value), channels in sorted(self._outside.items()):
             start = f" = {{[0 ... {channels - 1}] = {value}}}" if value else ""
             parts.append(f"static const {_REALS[kind]} ig_outside_{kind}_{value}[{channels}]{start};")
@@ -121,7 +125,7 @@ def _amx_parts(products: set[tuple[str, int]]) -> list[str]:
     if not products:
         return []
     blocks = [f"IG_AMX_BLOCKS({kind})" for kind in sorted({kind for kind, _ in products})]
-    return [resource("amx.h"), *blocks, *(f"IG_AMX_RUN_OF({kind}, {width})" for kind, width in sorted(products))]
+    return [resource("amx.h"), *blocks, *(f"IG_AMX_BLOCK({kind}, {width})" for kind, width in sorted(products))]
 
 
 def _sum(name: Shared, kind: str) -> str:

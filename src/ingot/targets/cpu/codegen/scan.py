@@ -11,7 +11,7 @@ from ingot.codegen.c_expressions import COMPUTED
 from ingot.lowering.index_expr import product
 from ingot.lowering.loop_ir import Loop, Scan
 from ingot.targets.cpu.codegen.kernel_writer import CKernelWriter, Kernel
-from ingot.targets.cpu.codegen.loop_nests import GRAIN, declare_flags, report_flags, simd, unflatten
+from ingot.targets.cpu.codegen.loop_nests import GRAIN, declare_flags, flag_clauses, report_flags, simd, unflatten
 
 # Neighbouring points whose states are carried together: the more, the longer the pieces of memory that an iteration
 # reads and writes. But there must be work for several threads.
@@ -55,7 +55,7 @@ def _lanes(out: CKernelWriter, step: Scan, lane: str, *, start: bool) -> None:
     declare_flags(out, code)
     for line in code.before:
         out.line(line)
-    simd(out, False, "reduction(|:bad)" if code.checks else "")
+    simd(out, False, flag_clauses(code))
     out.open(f"for (int64_t {lane} = first; {lane} < last; ++{lane})")
     if not start:
         for number in range(count):

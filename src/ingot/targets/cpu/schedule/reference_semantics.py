@@ -7,7 +7,6 @@ it does not hold is poisoned, so that one which is too short shows.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -15,6 +14,7 @@ from numpy.typing import NDArray
 
 from ingot.lowering.dtypes import wide
 from ingot.lowering.loop_ir import ExternKernel, Stmt
+from ingot.registry import Registry
 from ingot.targets.base import Fault, ReferenceRule, StepRunner
 from ingot.targets.cpu.schedule.statements import (
     K_INTERLEAVE,
@@ -94,10 +94,15 @@ def _multiply(run: StepRunner, step: PackedGemm) -> Array:
     return _round(np.stack(sums) if sums else np.empty(0), step.dtype)
 
 
+REFERENCE_RULES: Registry[type[Stmt] | str, ReferenceRule] = Registry("reference rule")
+
+
+@REFERENCE_RULES.register(PackedGemm)
 def _run_packed_gemm(run: StepRunner, step: PackedGemm) -> None:
     run.run_epilogue(step.epilogue, _multiply(run, step))
 
 
+@REFERENCE_RULES.register(GemmGroup)
 def _run_group(run: StepRunner, group: GemmGroup) -> None:
     """At each place one product after another: some places of all products, then the others."""
     sums = [_multiply(run, step).reshape(-1) for step in group.steps]
@@ -108,6 +113,7 @@ def _run_group(run: StepRunner, group: GemmGroup) -> None:
             run.run_epilogue(step.epilogue, total[half], points=half)
 
 
+@REFERENCE_RULES.register(DualGemm)
 def _run_pair(run: StepRunner, pair: DualGemm) -> None:
     first, second = (_sum(run, step) for step in pair.steps)
     run.run_epilogue(pair.steps[0].epilogue, first, second)
@@ -120,6 +126,7 @@ def _sum(run: StepRunner, step: Tiled) -> Array:
 # ---------------------------------------------------------------------- convolutions
 
 
+@REFERENCE_RULES.register(TiledConvolution)
 def _run_convolution(run: StepRunner, step: TiledConvolution) -> None:
     run.run_epilogue(step.epilogue, _convolve(run, step))
 
@@ -191,6 +198,7 @@ def _convolve_tiles(run: StepRunner, step: TiledConvolution) -> Array:
     return _round(whole, step.dtype)
 
 
+@REFERENCE_RULES.register("winograd")
 def _spread_tiles(run: StepRunner, step: ExternKernel) -> None:
     """The 4×4 pixels of each tile of 2×2 outputs, as 16 rows of channels."""
     images, _, high, across, channels, down, wide_, padding_y, padding_x = map(run.size, step.sizes)
@@ -205,6 +213,7 @@ def _spread_tiles(run: StepRunner, step: ExternKernel) -> None:
 # ---------------------------------------------------------------------- strips
 
 
+@REFERENCE_RULES.register(StripMined)
 def _run_strips(run: StepRunner, step: StripMined) -> None:
     """A strip of lines at a time, each alone: its steps compute the lines that the next one reads."""
     lines = run.size(step.grids[-1][0])
@@ -245,13 +254,3 @@ def _run_lines(run: StepRunner, stage: Tiled, columns: int, first: int, last: in
     if points.size != sums.size:
         raise Fault(f"a strip has {points.size} places, and {sums.size} sums are computed for it")
     run.run_epilogue(stage.epilogue, sums.reshape(-1), points=points)
-
-
-REFERENCE_RULES: Mapping[type[Stmt] | str, ReferenceRule] = {
-    PackedGemm: _run_packed_gemm,
-    TiledConvolution: _run_convolution,
-    GemmGroup: _run_group,
-    DualGemm: _run_pair,
-    StripMined: _run_strips,
-    "winograd": _spread_tiles,
-}

@@ -11,6 +11,7 @@ from ingot.lowering.loop_ir_verifier import verify_module
 from ingot.lowering.loop_module import Module
 from ingot.lowering.verification.access_rules import Facts
 from ingot.lowering.verification.step_rules import extents
+from ingot.registry import Registry
 from ingot.targets.cpu.schedule.statements import (
     K_INTERLEAVE,
     LHS_STORAGE,
@@ -32,15 +33,19 @@ _WORD = 32
 
 def verify_schedule(module: Module, after: str, *, full: bool = True) -> None:
     """Raises ScheduleError, which names the scheduling pass `after`, where the module is not well formed."""
-    rules = _RULES if full else _STRUCTURE
 
     def find_fault(step: Stmt, facts: Facts) -> str | None:
-        rule = rules.get(type(step))
+        rule = _RULES.get(type(step)) if full or _RULES.has_tag(type(step), "structure") else None
         return None if rule is None else rule(step, facts)
 
     verify_module(module, after, find_fault, full=full)
 
 
+# Those with the tag "structure" look at the steps alone.
+_RULES: Registry[type, Callable[[Any, Facts], str | None]] = Registry("verifier rule")
+
+
+@_RULES.register(PackedGemm)
 def _check_packed_gemm(step: PackedGemm, facts: Facts) -> str | None:
     if step.factors != "same" and step.a.columns != 1:
         return f"rows of {step.factors} factors are not contiguous"
@@ -93,6 +98,7 @@ def _panels(columns: Size, width: int) -> Size:
     return (columns + width - 1) // width
 
 
+@_RULES.register(TiledConvolution)
 def _check_convolution(step: TiledConvolution, facts: Facts) -> str | None:
     if step.out_channels % step.groups:
         return f"{step.out_channels} output channels are not {step.groups} groups"
@@ -102,6 +108,10 @@ def _check_convolution(step: TiledConvolution, facts: Facts) -> str | None:
     return fault or _IMAGE_RULES[step.algorithm](step, facts)
 
 
+_IMAGE_RULES: Registry[str, Callable[[TiledConvolution, Facts], str | None]] = Registry("rule of a convolution")
+
+
+@_IMAGE_RULES.register("windows")
 def _check_windows(step: TiledConvolution, facts: Facts) -> str | None:
     taps, each = product(step.kernel), step.out_channels // step.groups
     panels = _panels(each, step.panel) * step.groups
@@ -109,6 +119,7 @@ def _check_windows(step: TiledConvolution, facts: Facts) -> str | None:
     return facts.find_size_fault(step.weight, weight) or _check_image(step, facts)
 
 
+@_IMAGE_RULES.register("depthwise")
 def _check_depthwise(step: TiledConvolution, facts: Facts) -> str | None:
     if step.groups != step.out_channels:
         return f"a depthwise convolution has {step.groups} groups for {step.out_channels} channels"
@@ -123,6 +134,7 @@ def _check_image(step: TiledConvolution, facts: Facts) -> str | None:
     return facts.find_size_fault(step.x, (step.images, *step.size, step.pixel))
 
 
+@_IMAGE_RULES.register("winograd")
 def _check_winograd(step: TiledConvolution, facts: Facts) -> str | None:
     down, across = ((size + 1) // 2 for size in step.out_size)
     fault = facts.find_size_fault(step.x, (16, step.images, down, across, step.channels))
@@ -130,6 +142,7 @@ def _check_winograd(step: TiledConvolution, facts: Facts) -> str | None:
     return fault or facts.find_size_fault(step.weight, weight)
 
 
+@_RULES.register(GemmGroup, tags=["structure"])
 def _check_gemm_group(step: GemmGroup, facts: Facts) -> str | None:
     kinds = {(one.a, one.batch, one.m, one.n, one.k, one.dtype, one.b.width, one.factors) for one in step.steps}
     if len(step.steps) < 2:
@@ -137,6 +150,7 @@ def _check_gemm_group(step: GemmGroup, facts: Facts) -> str | None:
     return None if len(kinds) == 1 else "products of a group differ in their rows or sizes"
 
 
+@_RULES.register(DualGemm, tags=["structure"])
 def _check_dual_gemm(step: DualGemm, facts: Facts) -> str | None:
     _, second = step.steps
     if second.epilogue.stores:
@@ -151,6 +165,7 @@ def _panel_width(step: Tiled) -> int:
     return step.panel if isinstance(step, TiledConvolution) else step.b.width
 
 
+@_RULES.register(StripMined, tags=["structure"])
 def _check_strip_mined(step: StripMined, facts: Facts) -> str | None:
     if not len(step.steps) == len(step.local) + 1 == len(step.grids):
         return f"{len(step.steps)} steps have {len(step.local)} buffers between them and {len(step.grids)} grids"
@@ -169,24 +184,6 @@ def _check_strip_mined(step: StripMined, facts: Facts) -> str | None:
     return None
 
 
+@_RULES.register(Convolution, tags=["structure"])
 def _refuse_convolution(step: Convolution, facts: Facts) -> str | None:
     return "it has no algorithm, which lowering with the CPU's strategy gives it"
-
-
-_IMAGE_RULES: dict[str, Callable[[TiledConvolution, Facts], str | None]] = {
-    "windows": _check_windows,
-    "depthwise": _check_depthwise,
-    "winograd": _check_winograd,
-}
-# Rules that look at the steps alone.
-_STRUCTURE: dict[type, Callable[[Any, Facts], str | None]] = {
-    GemmGroup: _check_gemm_group,
-    DualGemm: _check_dual_gemm,
-    StripMined: _check_strip_mined,
-    Convolution: _refuse_convolution,
-}
-_RULES: dict[type, Callable[[Any, Facts], str | None]] = {
-    **_STRUCTURE,
-    PackedGemm: _check_packed_gemm,
-    TiledConvolution: _check_convolution,
-}

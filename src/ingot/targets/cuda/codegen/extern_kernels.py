@@ -11,6 +11,7 @@ from collections.abc import Callable
 from ingot.codegen.c_expressions import STORED
 from ingot.lowering.index_expr import Size
 from ingot.lowering.loop_ir import ExternKernel
+from ingot.registry import Registry
 from ingot.targets.cuda.codegen.kernel import WARP, CudaKernel, Grid
 from ingot.targets.cuda.codegen.kernel_rules import KERNELS
 from ingot.targets.cuda.codegen.kernel_writer import CudaKernelWriter
@@ -115,6 +116,10 @@ def _pointers(out: CudaKernelWriter, step: ExternKernel) -> list[str]:
     return [out.pointer(name) for name in (*step.reads, *step.writes)]
 
 
+_EMITTERS: Registry[str, Emitter] = Registry("CUDA emitter of an extern kernel")
+
+
+@_EMITTERS.register("sort")
 def _sort(out: CudaKernelWriter, step: ExternKernel) -> Size:
     """values, places = sort(x): rows of n; stable; a nan is larger than anything."""
     rows, n = step.sizes
@@ -131,6 +136,7 @@ def _sort(out: CudaKernelWriter, step: ExternKernel) -> Size:
     return rows
 
 
+@_EMITTERS.register("mode")
 def _mode(out: CudaKernelWriter, step: ExternKernel) -> Size:
     """value, place = mode(sorted, places): the longest run of equals, the first of such; the last of its places."""
     rows, n = step.sizes
@@ -144,6 +150,7 @@ def _mode(out: CudaKernelWriter, step: ExternKernel) -> Size:
     return rows
 
 
+@_EMITTERS.register("search")
 def _search(out: CudaKernelWriter, step: ExternKernel) -> Size:
     """place = searchsorted(sequence, value): rows of n borders; `every` values share a row, or all of them the one."""
     values, n, every = step.sizes
@@ -166,6 +173,7 @@ def _line_start(out: CudaKernelWriter, step: ExternKernel) -> tuple[str, str, st
     return f"at / ({wide}) * ({length}) * ({wide}) + at % ({wide})", length, wide
 
 
+@_EMITTERS.register("scan")
 def _scan(out: CudaKernelWriter, step: ExternKernel) -> Size:
     """y = scan(x) along the middle of (outer, n, inner): sum, prod or logsumexp."""
     outer, _, inner = step.sizes
@@ -184,6 +192,7 @@ def _scan(out: CudaKernelWriter, step: ExternKernel) -> Size:
     return outer * inner
 
 
+@_EMITTERS.register("scan_places")
 def _scan_places(out: CudaKernelWriter, step: ExternKernel) -> Size:
     """y, place = scan(x): the extreme so far and where it was met last."""
     outer, _, inner = step.sizes
@@ -199,6 +208,7 @@ def _scan_places(out: CudaKernelWriter, step: ExternKernel) -> Size:
 # ---------------------------------------------------------------------- linear algebra
 
 
+@_EMITTERS.register("cholesky")
 def _cholesky(out: CudaKernelWriter, step: ExternKernel) -> Size:
     count, n = step.sizes
     a, found, info = _pointers(out, step)
@@ -208,6 +218,7 @@ def _cholesky(out: CudaKernelWriter, step: ExternKernel) -> Size:
     return count
 
 
+@_EMITTERS.register("lu")
 def _lu(out: CudaKernelWriter, step: ExternKernel) -> Size:
     count, m, n = step.sizes
     a, lu, pivots, info = _pointers(out, step)
@@ -222,6 +233,7 @@ def _lu(out: CudaKernelWriter, step: ExternKernel) -> Size:
     return count
 
 
+@_EMITTERS.register("triangular")
 def _triangular(out: CudaKernelWriter, step: ExternKernel) -> Size:
     count, n, columns = step.sizes
     a, b, x = _pointers(out, step)
@@ -235,6 +247,7 @@ def _triangular(out: CudaKernelWriter, step: ExternKernel) -> Size:
     return count
 
 
+@_EMITTERS.register("permutation")
 def _permutation(out: CudaKernelWriter, step: ExternKernel) -> Size:
     count, m, swaps = step.sizes
     pivots, places = _pointers(out, step)
@@ -246,6 +259,7 @@ def _permutation(out: CudaKernelWriter, step: ExternKernel) -> Size:
     return count
 
 
+@_EMITTERS.register("qr")
 def _qr(out: CudaKernelWriter, step: ExternKernel) -> Size:
     count, m, n = step.sizes
     a, r, tau = _pointers(out, step)
@@ -255,6 +269,7 @@ def _qr(out: CudaKernelWriter, step: ExternKernel) -> Size:
     return count
 
 
+@_EMITTERS.register("reflect")
 def _reflect(out: CudaKernelWriter, step: ExternKernel) -> Size:
     count, m, n, reflections, columns = step.sizes
     v, tau, matrix, x = _pointers(out, step)
@@ -267,6 +282,7 @@ def _reflect(out: CudaKernelWriter, step: ExternKernel) -> Size:
     return count
 
 
+@_EMITTERS.register("svd")
 def _svd(out: CudaKernelWriter, step: ExternKernel) -> Size:
     count, m, n, columns = step.sizes
     a, u, s, v = _pointers(out, step)
@@ -277,19 +293,3 @@ def _svd(out: CudaKernelWriter, step: ExternKernel) -> Size:
         f"{v} + at * ({out.size(n * n)}), work, {out.size(m)}, {out.size(n)}, {out.size(columns)});"
     )
     return count
-
-
-_EMITTERS: dict[str, Emitter] = {
-    "sort": _sort,
-    "mode": _mode,
-    "search": _search,
-    "scan": _scan,
-    "scan_places": _scan_places,
-    "cholesky": _cholesky,
-    "lu": _lu,
-    "triangular": _triangular,
-    "permutation": _permutation,
-    "qr": _qr,
-    "reflect": _reflect,
-    "svd": _svd,
-}

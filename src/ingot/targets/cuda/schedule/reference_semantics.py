@@ -5,7 +5,6 @@ Sums are computed in float64, or of integers in int64, and rounded once.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -13,6 +12,7 @@ from numpy.typing import NDArray
 
 from ingot.lowering.dtypes import wide
 from ingot.lowering.loop_ir import Stmt, StridedView
+from ingot.registry import Registry
 from ingot.targets.base import Fault, ReferenceRule, StepRunner
 from ingot.targets.cuda.schedule.quantized.products import CodedGemm, run_coded_gemm
 from ingot.targets.cuda.schedule.statements import GemmTile, ImplicitGemm, TiledGemm
@@ -21,6 +21,10 @@ from ingot.targets.cuda.schedule.weight_layouts import find_pieces
 Array: TypeAlias = NDArray[Any]
 
 
+REFERENCE_RULES: Registry[type[Stmt] | str, ReferenceRule] = Registry("reference rule")
+
+
+@REFERENCE_RULES.register(TiledGemm)
 def _run_tiled_gemm(run: StepRunner, step: TiledGemm) -> None:
     m, n, k = (run.size(size) for size in (step.m, step.n, step.k))
     if tuple(step.epilogue.loops[: len(step.batch)]) != step.batch:
@@ -51,6 +55,7 @@ def _read_tiles(run: StepRunner, buffer: str, n: int, k: int, tile: GemmTile) ->
     return lines.transpose(0, 2, 1, 3, 4).reshape(-1, k)[:n]
 
 
+@REFERENCE_RULES.register(ImplicitGemm)
 def _run_implicit_gemm(run: StepRunner, step: ImplicitGemm) -> None:
     """A product of matrices for each tap, of what its windows read."""
     images, size, out = run.size(step.images), list(map(run.size, step.size)), list(map(run.size, step.out_size))
@@ -97,8 +102,4 @@ def _cut(run: StepRunner, view: StridedView, shape: tuple[int, ...], steps: list
     return np.lib.stride_tricks.as_strided(flat[offset:], shape, strides, writeable=False)
 
 
-REFERENCE_RULES: Mapping[type[Stmt] | str, ReferenceRule] = {
-    TiledGemm: _run_tiled_gemm,
-    ImplicitGemm: _run_implicit_gemm,
-    CodedGemm: run_coded_gemm,
-}
+REFERENCE_RULES.register(CodedGemm)(run_coded_gemm)

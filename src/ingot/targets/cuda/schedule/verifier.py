@@ -12,6 +12,7 @@ from ingot.lowering.loop_ir_verifier import verify_module
 from ingot.lowering.loop_module import Module
 from ingot.lowering.verification.access_rules import Facts
 from ingot.lowering.verification.step_rules import extents
+from ingot.registry import Registry
 from ingot.targets.cuda.schedule.bulk.paired_columns import find_gate_fault
 from ingot.targets.cuda.schedule.bulk.products import rows_fit
 from ingot.targets.cuda.schedule.bulk.tiles import BULK_TERMS, find_bulk_fault
@@ -43,10 +44,9 @@ _MOST_THREADS = 1024
 
 def verify_schedule(module: Module, after: str, *, full: bool = True) -> None:
     """Raises ScheduleError, which names the scheduling pass `after`, where the module is not well formed."""
-    rules = _RULES if full else _STRUCTURE
 
     def find_fault(step: Stmt, facts: Facts) -> str | None:
-        rule = rules.get(type(step))
+        rule = _RULES.get(type(step)) if full or _RULES.has_tag(type(step), "structure") else None
         fault = None if rule is None else rule(step, facts)
         return fault or _find_precision_fault(step, module)
 
@@ -62,6 +62,11 @@ def _find_precision_fault(step: Stmt, module: Module) -> str | None:
     return None
 
 
+# Those with the tag "structure" look at the steps alone.
+_RULES: Registry[type, Callable[[Any, Facts], str | None]] = Registry("verifier rule")
+
+
+@_RULES.register(TiledGemm)
 def _check_tiled_gemm(step: TiledGemm, facts: Facts) -> str | None:
     around = extents(step.batch)
     if step.algorithm == "bulk":
@@ -92,6 +97,7 @@ def _check_bulk(step: TiledGemm, facts: Facts) -> str | None:
     return facts.find_size_fault(step.b.buffer, (columns, step.k))
 
 
+@_RULES.register(ImplicitGemm)
 def _check_implicit_gemm(step: ImplicitGemm, facts: Facts) -> str | None:
     if step.out_channels % step.groups:
         return f"{step.out_channels} output channels are not {step.groups} groups"
@@ -119,6 +125,7 @@ def _check_bulk_window(step: ImplicitGemm, facts: Facts) -> str | None:
     return facts.find_size_fault(step.weight.buffer, (columns, terms))
 
 
+@_RULES.register(SiblingGemms, tags=["structure"])
 def _check_siblings(group: SiblingGemms, facts: Facts) -> str | None:
     steps = group.steps
     is_bulk = any(step.algorithm == "bulk" for step in steps)
@@ -143,22 +150,27 @@ def _check_siblings(group: SiblingGemms, facts: Facts) -> str | None:
     return _check_apart(steps)
 
 
+@_RULES.register(MapGroup, tags=["structure"])
 def _check_map_group(group: MapGroup, facts: Facts) -> str | None:
     return _check_apart(group.steps) if len(group.steps) > 1 else "a group is two or more"
 
 
+@_RULES.register(StreamedGemm, tags=["structure"])
 def _check_streamed(group: StreamedGemm, facts: Facts) -> str | None:
     return find_group_fault(group, facts.buffers)
 
 
+@_RULES.register(StreamedChain, tags=["structure"])
 def _check_chain(chain: StreamedChain, facts: Facts) -> str | None:
     return find_chain_fault(chain, facts.buffers)
 
 
+@_RULES.register(LayerLoop, tags=["structure"])
 def _check_layers(loop: LayerLoop, facts: Facts) -> str | None:
     return find_loop_fault(loop, facts.buffers)
 
 
+@_RULES.register(GatedGemm, tags=["structure"])
 def _check_gated(group: GatedGemm, facts: Facts) -> str | None:
     return find_gate_fault(group, facts.buffers)
 
@@ -188,19 +200,5 @@ def _check_tile(algorithm: str, tile: GemmTile, parts: int) -> str | None:
     return None if threads % 32 == 0 and threads <= _MOST_THREADS else f"a tile of {tile} needs {threads} threads"
 
 
-# Rules that look at the steps alone.
-_STRUCTURE: dict[type, Callable[[Any, Facts], str | None]] = {
-    SiblingGemms: _check_siblings,
-    MapGroup: _check_map_group,
-    StreamedGemm: _check_streamed,
-    StreamedChain: _check_chain,
-    LayerLoop: _check_layers,
-    GatedGemm: _check_gated,
-    GatedCodes: lambda group, facts: find_coded_gate_fault(group),
-}
-_RULES: dict[type, Callable[[Any, Facts], str | None]] = {
-    **_STRUCTURE,
-    TiledGemm: _check_tiled_gemm,
-    ImplicitGemm: _check_implicit_gemm,
-    CodedGemm: find_coded_fault,
-}
+_RULES.register(GatedCodes, tags=["structure"])(lambda group, facts: find_coded_gate_fault(group))
+_RULES.register(CodedGemm)(find_coded_fault)

@@ -112,6 +112,8 @@ static inline void ig_taps(int64_t at, int64_t size, int64_t dilation, int64_t t
 #define IG_HOLD(vector) __asm__("" : "+v"(vector))
 #elif defined(__x86_64__)
 #define IG_HOLD(vector) __asm__("" : "+x"(vector))
+#elif defined(__aarch64__)
+#define IG_HOLD(vector) __asm__("" : "+w"(vector))
 #else
 #define IG_HOLD(vector) ((void)0)
 #endif
@@ -160,7 +162,7 @@ static inline void ig_taps(int64_t at, int64_t size, int64_t dilation, int64_t t
         const stored *x, const real *b, const ig_window *w, const ig_span *span, real *tile, int64_t width, \
         int64_t high, int64_t wide, real zero) \
     { \
-        enum { lanes = IG_LANES(real), most = IG_BYTES == 64 && taps == 3 ? 3 : 2 }; /* what registers hold */ \
+        enum { lanes = IG_LANES(real), most = IG_REGISTERS == 32 && taps == 3 ? 3 : 2 }; /* what registers hold */ \
         int64_t at = 0; \
         if (high < IG_SIDE || span->left || span->right < taps) { \
             ig_depth_##kind(x, b, w, span, tile, width, high, wide, zero); \

@@ -81,8 +81,18 @@ INGOT_EXPORT int ingot_sizes(ingot_model *model, const ingot_tensor *inputs, int
     return status;
 }
 
+static void ig_explain_index(const ig_index *index, const char *site, char *message, size_t size)
+{
+    char range[96] = "a dim without elements";
+    if (index->size > 0)
+        snprintf(range, sizeof range, "a dim of %lld elements (valid: %lld to %lld)", (long long)index->size,
+                 (long long)index->first, (long long)index->size - 1);
+    snprintf(message, size, "index %lld is out of range for %s: %s", (long long)index->value, range, site);
+}
+
 static int ig_execute(
-    ingot_model *model, const ingot_tensor *inputs, const ingot_tensor *outputs, double *seconds, char *message, size_t size)
+    ingot_model *model, const ingot_tensor *inputs, const ingot_tensor *outputs, double *seconds, ig_trace *trace, char *message,
+    size_t size)
 {
     int64_t n[IG_SYMBOLS + 1] = {0}, sizes[IG_SIZES] = {0};
     int status = ig_prepare(inputs, n, message, size);
@@ -111,7 +121,9 @@ static int ig_execute(
     run->seed = seed;
     run->draw = draw;
     run->status = 0;
+    run->index.is_known = 0;
     run->seconds = seconds;
+    run->trace = trace;
     ig_model_run(model, run, inputs, outputs, n);
     status = run->status;
     for (ig_block *block = run->blocks, *next; block; block = next) {
@@ -119,7 +131,9 @@ static int ig_execute(
         free(block);
     }
     run->blocks = 0;
-    if (status && message && size) {
+    if (status == INGOT_INDEX && run->index.is_known && message && size) {
+        ig_explain_index(&run->index, run->site < 0 ? "" : ig_sites[run->site], message, size);
+    } else if (status && message && size) {
         static const char *const why[] = {"", "", "", "an index is out of range: ", "out of memory: ", "division by zero: "};
         snprintf(message, size, "%s%s", why[status], run->site < 0 ? "" : ig_sites[run->site]);
     }
@@ -134,11 +148,27 @@ static int ig_execute(
 INGOT_EXPORT int ingot_run(
     ingot_model *model, const ingot_tensor *inputs, const ingot_tensor *outputs, char *message, size_t size)
 {
-    return ig_execute(model, inputs, outputs, 0, message, size);
+    return ig_execute(model, inputs, outputs, 0, 0, message, size);
 }
 
 INGOT_EXPORT int ingot_profile(
     ingot_model *model, const ingot_tensor *inputs, const ingot_tensor *outputs, double *seconds, char *message, size_t size)
 {
-    return ig_execute(model, inputs, outputs, seconds, message, size);
+    return ig_execute(model, inputs, outputs, seconds, 0, message, size);
+}
+
+/* As ingot_run; writes when each thread worked on what. `count` says how many intervals there were: those for which
+   there is no room are not written. */
+INGOT_EXPORT int ingot_trace(
+    ingot_model *model, const ingot_tensor *inputs, const ingot_tensor *outputs, void *intervals, int64_t room, int64_t *count,
+    char *message, size_t size)
+{
+    ig_worked *const workers = aligned_alloc(64, (size_t)ig_pool_threads(model->pool) * sizeof *workers);
+    if (!workers) return INGOT_MEMORY;
+    for (int worker = 0; worker < ig_pool_threads(model->pool); ++worker) workers[worker].call = 0;
+    ig_trace trace = {intervals, room, 0, ig_now(), workers};
+    const int status = ig_execute(model, inputs, outputs, 0, &trace, message, size);
+    *count = trace.count;
+    free(workers);
+    return status;
 }

@@ -8,7 +8,8 @@
 
    A kind says what the factors are: "f32" and "f64" here, "bf16" and "u8" in headers of their own. Each has types of a
    row's values, of weights, of sums and of vectors of sums, how many terms lie side by side in a panel (IG_SIDE), how
-   many make a run (IG_RUN), and IG_STEPS, which adds the products of a run. */
+   many make a run (IG_RUN), IG_STEPS, which adds the products of a run, and IG_SETTLE, which puts the sums of a tile in
+   order where IG_STEPS keeps them in another one. */
 
 typedef float ig_factor_f32, ig_weight_f32, ig_sum_f32;
 typedef double ig_factor_f64, ig_weight_f64, ig_sum_f64;
@@ -57,6 +58,7 @@ enum { IG_SIDE_f32 = 1, IG_SIDE_f64 = 1, IG_RUN_f32 = 512, IG_RUN_f64 = 512 };
             for (int i = 0; i < high; ++i) \
                 for (int j = 0; j < wide; ++j) sum[i][j] = (ig_sums_##kind){0}; \
             LOOP \
+            IG_SETTLE_##kind() \
             IG_FLUSH(kind, real, sums, width, begun) \
         } \
     }
@@ -92,6 +94,8 @@ enum { IG_SIDE_f32 = 1, IG_SIDE_f64 = 1, IG_RUN_f32 = 512, IG_RUN_f64 = 512 };
             for (int j = 0; j < wide; ++j) sum[i][j] = ig_fma_same_##kind(x, line[j], sum[i][j]); \
         } \
     }
+#define IG_SETTLE_f32()
+#define IG_SETTLE_f64()
 #define IG_STEPS_f32(row, panel, terms, width) IG_STEPS_SAME(f32, row, panel, terms, width)
 #define IG_STEPS_f64(row, panel, terms, width) IG_STEPS_SAME(f64, row, panel, terms, width)
 

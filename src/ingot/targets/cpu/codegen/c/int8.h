@@ -4,6 +4,9 @@
    of one column, the earliest one in its low byte. Where the number of terms is not a multiple of four the last weights are
    0, and the values behind the last are never read. Every sum is exact: nothing here saturates. */
 
+#if defined(__ARM_FEATURE_DOTPROD)
+#include <arm_neon.h>
+#endif
 typedef int16_t ig_vector_i16 __attribute__((vector_size(IG_BYTES)));
 
 #if defined(__AVX512VNNI__) && IG_BYTES == 64
@@ -13,6 +16,33 @@ static inline __attribute__((always_inline)) ig_vector_i32 ig_dot_u8(
     __asm__("vpdpbusd %2, %1, %0" : "+v"(sum) : "v"(x), "v"(line));
     return sum;
 }
+#elif defined(__ARM_FEATURE_MATMUL_INT8)
+static inline __attribute__((always_inline)) ig_vector_i32 ig_dot_u8(
+    ig_vector_i32 sum, ig_vector_u32 x, ig_vector_u32 line)
+{
+    return (ig_vector_i32)vusdotq_s32((int32x4_t)sum, (uint8x16_t)x, (int8x16_t)line);
+}
+#elif defined(__ARM_FEATURE_DOTPROD)
+/* Both factors without a sign: weights come as those of int8 and 128 more, which IG_LESS_U8 takes back. */
+static inline __attribute__((always_inline)) ig_vector_i32 ig_dot_u8(
+    ig_vector_i32 sum, ig_vector_u32 x, ig_vector_u32 line)
+{
+    return (ig_vector_i32)vdotq_u32((uint32x4_t)sum, (uint8x16_t)x, (uint8x16_t)(line ^ 0x80808080u));
+}
+static inline __attribute__((always_inline)) int32_t ig_add_u8(const uint8_t *row, int64_t terms)
+{
+    uint32x4_t sums = {0};
+    int64_t k = 0;
+    for (; k + 16 <= terms; k += 16) sums = vdotq_u32(sums, vld1q_u8(row + k), vdupq_n_u8(1));
+    uint32_t sum = vaddvq_u32(sums);
+    for (; k < terms; ++k) sum += row[k];
+    return (int32_t)(sum * 128);
+}
+#define IG_LESS_U8(row, terms) \
+    for (int i = 0; i < high; ++i) { \
+        const int32_t less = ig_add_u8(row(i), terms); \
+        for (int j = 0; j < wide; ++j) sum[i][j] -= less; \
+    }
 #elif defined(__SSE2__)
 /* Products of neighbours, added: the instruction that multiplies bytes would saturate at 16 bits. */
 static inline __attribute__((always_inline)) ig_vector_i32 ig_both_i16(ig_vector_i16 a, ig_vector_i16 b)
@@ -77,8 +107,36 @@ enum { IG_SIDE_u8 = 4, IG_RUN_u8 = 2048 };
             for (int j = 0; j < wide; ++j) sum[i][j] = ig_dot_u8(sum[i][j], x, line[j]); \
         } \
     } while (0)
+#ifndef IG_LESS_U8
+#define IG_LESS_U8(row, terms)
+#endif
 /* The last four stand by themselves: what every step writes to, compilers keep in registers. */
-#define IG_STEPS_u8(row, panel, terms, width) \
+#define IG_DOTS_U8(row, panel, terms, width) \
     for (int64_t k = 0; k < ((terms) - 1) / 4; ++k, ahead += pace) \
         IG_FOUR_U8(panel, k, width, ig_four_u8(row(i) + 4 * k)); \
-    IG_FOUR_U8(panel, ((terms) - 1) / 4, width, ig_last_u8(row(i) + ((terms) - 1) / 4 * 4, (terms) % 4));
+    IG_FOUR_U8(panel, ((terms) - 1) / 4, width, ig_last_u8(row(i) + ((terms) - 1) / 4 * 4, (terms) % 4)); \
+    IG_LESS_U8(row, terms)
+#if defined(__ARM_FEATURE_MATMUL_INT8)
+/* The last one to eight of a row, and zeros. */
+static inline __attribute__((always_inline)) uint64_t ig_rest_u8(const uint8_t *place, int64_t count)
+{
+    if (count <= 4) return ig_last_u8(place, count % 4);
+    return (uint64_t)ig_last_u8(place + 4, count % 4) << 32 | ig_four_u8(place);
+}
+#define IG_MULTIPLY_U8(sum, x, columns) \
+    (ig_vector_i32)vusmmlaq_s32((int32x4_t)(sum), (uint8x16_t)(x), (int8x16_t)(columns))
+#define IG_STEPS_u8(row, panel, terms, width) \
+    if (high % 2 == 0) { \
+        int64_t k = 0; \
+        for (; k + 8 < (terms); k += 8, ahead += 2 * pace) \
+            IG_QUARTERS(IG_MULTIPLY_U8, 4, panel, k, width, 1, ig_eight(row(i) + k), ig_eight(row(i + 1) + k)); \
+        IG_QUARTERS(IG_MULTIPLY_U8, 4, panel, k, width, k + 4 < (terms), ig_rest_u8(row(i) + k, (terms) - k), \
+            ig_rest_u8(row(i + 1) + k, (terms) - k)); \
+    } else { \
+        IG_DOTS_U8(row, panel, terms, width) \
+    }
+#define IG_SETTLE_u8() IG_SETTLE_QUARTERS(ig_vector_i32)
+#else
+#define IG_STEPS_u8(row, panel, terms, width) IG_DOTS_U8(row, panel, terms, width)
+#define IG_SETTLE_u8()
+#endif

@@ -35,7 +35,7 @@ class BodyFunctions:
             self.out.line("if (zero) ig_fail(context, INGOT_ZERO_DIVISION);")
 
     def note(self, code: CBodyEmitter) -> CBodyEmitter:
-        self.checks |= code.checks
+        self.checks |= bool(code.checks)
         self.zero_checks |= code.zero_checks
         return code
 
