@@ -45,7 +45,7 @@ Source = Annotated[
     typer.Argument(
         metavar="MODULE:FACTORY|PROGRAM.ingot|MODEL.pt2",
         autocompletion=complete_reference,
-        help="A factory, pkg.module:factory or file.py:factory, or a program that `ingot capture` or torch.export saved.",
+        help="A factory, pkg.module:factory or file.py:factory; a file of `ingot capture` or of torch.export.",
     ),
 ]
 Threads = Annotated[

@@ -1,6 +1,6 @@
 """The zoo with dynamic dims at size 1: which models run there, of those that eager runs.
 
-    python -m tests.frontend.size_one_sweep JOURNAL [--part 0/3] [--report FILE]
+    python -m tests.frontend.sizes.size_one_sweep JOURNAL [--part 0/3] [--report FILE]
 
 A model is captured once with its dynamic dims. Each dim is then 1 in turn, and all of them together. What JOURNAL has
 is left out, so that a run goes on where the last one stopped.
@@ -70,7 +70,7 @@ def report(rows: Sequence[Row]) -> str:
         "",
         "Every dynamic model of the zoo, captured once; then each dynamic dim is 1 in turn, and all of them together.",
         "A model that eager does not run at these sizes says nothing. Written by",
-        "`python -m tests.frontend.size_one_sweep`.",
+        "`python -m tests.frontend.sizes.size_one_sweep`.",
         "",
         f"{len({row['name'] for row in rows})} models.",
         "",
